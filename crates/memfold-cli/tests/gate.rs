@@ -398,9 +398,23 @@ fn killed_writer_leaves_the_offset_where_it_has_written_to() {
     assert_right("held", 24, &["killed", "killed:bare"]);
 }
 
+/// In whatever call it was.
 #[test]
 fn killed_child_of_vfork_leaves_no_lock_taken() {
     assert_right("held", 24, &["children"]);
+    assert_right("victims", 32, &VICTIMS);
+}
+
+const VICTIMS: [&str; 13] = [
+    "advice", "held", "locks", "files", "segments", "protects", "executes", "gives", "early",
+    "earlier", "traced", "copies", "robust",
+];
+
+#[test]
+#[ignore = "thousands of children for each call: make torture"]
+fn thousands_of_killed_children_of_vfork_leave_no_lock_taken() {
+    let long = VICTIMS.map(|each| format!("{each}:long"));
+    assert_right("victims", 32, &long.each_ref().map(String::as_str));
 }
 
 #[test]

@@ -81,6 +81,15 @@ fn what_a_program_serves_by_a_userfaultfd_of_its_own_stays_its_own() {
     assert_right("userfault", 16, &others);
 }
 
+/// The kernel has a fork, or a call that changes memory, wait until a thread of the program has read of
+/// it, which may need anything first.
+#[test]
+fn thread_that_reads_what_becomes_of_memory_waits_for_nobody() {
+    let kinds = ["forks", "changes", "mixed"];
+    assert_right("events", 32, &kinds);
+    assert_right_with(&["--paging", "protection", "--resident", "16M"], "events", 32, &kinds);
+}
+
 #[test]
 fn limits_that_a_program_sets_itself_are_its_own() {
     assert_right("rlimits", 40, &["as", "data", "nofile"]);

@@ -271,19 +271,24 @@ impl Keeper for Vanishing {
         made
     }
 
-    fn copy(&self, make: &mut dyn FnMut() -> isize) -> isize {
+    fn begin_copy(&self) {
         let mut state = STATE.lock();
         state.drop_overlapping(0, usize::MAX);
-        let made = make();
+        core::mem::forget(state);
+    }
+
+    fn end_copy(&self, made: isize) {
         if made == 0 {
-            state.is_taken = [false; HOLDS];
+            // SAFETY: this is the only thread, and it has the lock.
+            unsafe { STATE.peek_mut() }.is_taken = [false; HOLDS];
             let fd = UFFD.swap(-1, Relaxed);
             if fd >= 0 {
                 call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]);
                 open();
             }
         }
-        made
+        // SAFETY: the guard was forgotten by `begin_copy`.
+        unsafe { STATE.unlock() };
     }
 
     fn fault(&self, fault: Fault) -> bool {

@@ -1,5 +1,6 @@
 //! What the program does on each signal, as it believes.
 use crate::frame::{Action, Info};
+use core::mem::forget;
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use memfold_sys::sync::StaticMutex;
 
@@ -85,6 +86,21 @@ impl Actions {
     /// The process is a new one, for which nothing is kept.
     pub fn forget_sent(&self) {
         self.sent.store(0, SeqCst);
+    }
+
+    /// Nobody reads or changes them until [`Actions::resume`].
+    pub fn stop(&self) {
+        forget(self.table.lock());
+    }
+
+    /// Ends [`Actions::stop`].
+    ///
+    /// # Safety
+    /// - That was called, in this process or in the parent that it is a copy of, and this is called once
+    ///   for it.
+    pub unsafe fn resume(&self) {
+        // SAFETY: the guard was forgotten.
+        unsafe { self.table.unlock() };
     }
 
     /// Makes the lock free.

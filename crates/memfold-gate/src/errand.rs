@@ -5,12 +5,19 @@
 //!
 //! The errand is stored in the child's slot. The parent gives the slot back when no thread uses the
 //! errand any more. A child whose parent doesn't wait for it keeps its slot.
+//!
+//! A call that only the task itself can make, while the keeper's locks are held, is made in the middle
+//! of an errand ([`Errand::ask`]): the thread that serves has the locks, and ends with them though the
+//! task is gone, or waits for long.
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use memfold_sys::raw::system_call;
+use memfold_sys::thread::yield_now;
 
 const NONE: u32 = 0;
 const POSTED: u32 = 1;
 const TAKEN: u32 = 2;
+/// The task is to make its call.
+const ASKED: u32 = 3;
 
 /// An errand of one task.
 #[repr(C)]
@@ -34,28 +41,48 @@ impl Errand {
         self.state.store(NONE, SeqCst);
     }
 
-    /// Has it done by who serves them, whom `ring` tells of it; waits until it is. `what` is the address of
-    /// a `&mut dyn FnMut()`.
-    pub fn post(&self, what: usize, ring: fn()) {
+    /// Has it done by who serves them, whom `ring` tells of it; waits until it is, and does `make` when
+    /// it is asked to. `what` is the address of a `&mut dyn FnMut()`.
+    pub fn post(&self, what: usize, ring: fn(), make: &mut dyn FnMut()) {
         self.what.store(what, SeqCst);
         self.state.store(POSTED, SeqCst);
         ring();
-        self.wait();
+        loop {
+            match self.state.load(SeqCst) {
+                NONE => return,
+                ASKED => {
+                    make();
+                    self.answer();
+                }
+                state => futex(&self.state, libc::FUTEX_WAIT, state),
+            }
+        }
+    }
+
+    /// Called within the errand: has the task make its call, until it has, or `is_over`, or the task is
+    /// gone. Looks again and again, as nothing else can be waited for.
+    pub fn ask(&self, is_over: &dyn Fn() -> bool) {
+        self.state.store(ASKED, SeqCst);
+        futex(&self.state, libc::FUTEX_WAKE, u32::MAX >> 1);
+        while self.state.load(SeqCst) == ASKED && !is_over() {
+            yield_now();
+        }
+    }
+
+    /// Nobody waits for the task's call any more.
+    fn answer(&self) {
+        let _ = self.state.compare_exchange(ASKED, TAKEN, SeqCst, SeqCst);
     }
 
     /// The task is gone: none of its is under way any more.
     pub fn finish(&self) {
         let _ = self.state.compare_exchange(POSTED, NONE, SeqCst, SeqCst);
-        self.wait();
-    }
-
-    fn wait(&self) {
         loop {
-            let state = self.state.load(SeqCst);
-            if state == NONE {
-                return;
+            match self.state.load(SeqCst) {
+                NONE => return,
+                ASKED => self.answer(),
+                state => futex(&self.state, libc::FUTEX_WAIT, state),
             }
-            futex(&self.state, libc::FUTEX_WAIT, state);
         }
     }
 
@@ -69,5 +96,83 @@ impl Errand {
         unsafe { (*what)() };
         self.state.store(NONE, SeqCst);
         futex(&self.state, libc::FUTEX_WAKE, u32::MAX >> 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicBool;
+    use std::sync::mpsc::channel;
+    use std::thread::scope;
+
+    fn errand() -> Errand {
+        Errand { state: AtomicU32::new(NONE), what: AtomicUsize::new(0) }
+    }
+
+    /// Serves until one errand was done.
+    fn serve_one(errand: &Errand, done: &AtomicBool) {
+        while !done.load(SeqCst) {
+            errand.serve();
+            yield_now();
+        }
+    }
+
+    #[test]
+    fn task_makes_its_call_in_the_middle_of_its_errand() {
+        let (errand, done, made) = (errand(), AtomicBool::new(false), AtomicU32::new(0));
+        scope(|s| {
+            s.spawn(|| serve_one(&errand, &done));
+            let mut what = || {
+                assert_eq!(made.load(SeqCst), 0);
+                errand.ask(&|| false);
+                assert_eq!(made.swap(2, SeqCst), 1);
+                done.store(true, SeqCst);
+            };
+            let mut what: &mut dyn FnMut() = &mut what;
+            errand.post(&raw mut what as usize, || {}, &mut || made.store(1, SeqCst));
+        });
+        assert_eq!((made.load(SeqCst), errand.state.load(SeqCst)), (2, NONE));
+    }
+
+    /// `is_gone`: the task is given up by its parent; otherwise who serves waits no longer by itself.
+    fn goes_on_without_the_call(is_gone: bool) {
+        let (errand, done, begun) = (&errand(), &AtomicBool::new(false), &AtomicBool::new(false));
+        let (end, ends) = channel::<()>();
+        scope(|s| {
+            s.spawn(move || serve_one(errand, done));
+            s.spawn(move || {
+                let mut what = || {
+                    errand.ask(&|| !is_gone && begun.load(SeqCst));
+                    done.store(true, SeqCst);
+                };
+                let mut what: &mut dyn FnMut() = &mut what;
+                errand.post(&raw mut what as usize, || {}, &mut || {
+                    begun.store(true, SeqCst);
+                    ends.recv().unwrap();
+                });
+            });
+            while is_gone && !begun.load(SeqCst) {
+                yield_now();
+            }
+            if is_gone {
+                errand.finish();
+            }
+            while !done.load(SeqCst) {
+                yield_now();
+            }
+            end.send(()).unwrap();
+        });
+        assert_eq!(errand.state.load(SeqCst), NONE);
+    }
+
+    #[test]
+    fn errand_ends_though_its_task_is_gone_in_a_call() {
+        goes_on_without_the_call(true);
+    }
+
+    #[test]
+    fn errand_ends_though_its_task_still_waits_in_a_call() {
+        goes_on_without_the_call(false);
     }
 }

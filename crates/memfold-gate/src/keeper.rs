@@ -115,9 +115,25 @@ pub trait Keeper: Sync {
         make: &mut dyn FnMut(&[usize; 6]) -> isize,
     ) -> isize;
 
-    /// The process is copied: `make` does it, and returns 0 in the child, where the gate runs again
-    /// by then.
-    fn copy(&self, make: &mut dyn FnMut() -> isize) -> isize;
+    /// The process is about to be copied: until [`Keeper::end_copy`] what the keeper has stays as it
+    /// is.
+    fn begin_copy(&self);
+
+    /// It was copied; `made` is 0 in the child, where the gate runs again by then. Called by any thread
+    /// in the parent, and by the only one in the child.
+    fn end_copy(&self, made: isize);
+
+    /// Whether a copy may wait for a thread of the program, so that another thread has the locks
+    /// meanwhile.
+    fn waits_in_copy(&self) -> bool {
+        false
+    }
+
+    /// Whether the memory has been copied since [`Keeper::begin_copy`]. Asked by the thread of
+    /// [`Keeper::server`] while another makes the copy.
+    fn is_copied(&self) -> bool {
+        false
+    }
 
     /// Whether memory that is away may be mapped without access, so that a touch is a SIGSEGV
     /// (SEGV_ACCERR).
@@ -137,8 +153,17 @@ pub trait Keeper: Sync {
     /// The calling thread may have given up users, groups or capabilities.
     fn give_up_rights(&self) {}
 
-    /// The process is about to have a child that shares its memory: [`crate::is_child`] tells its calls.
+    /// The process is about to have a child that shares its memory: [`crate::child`] tells its calls.
     fn has_child(&self) {}
+
+    /// A child that shares the memory is gone, or executes another program: [`crate::child`] has told
+    /// this number. Called by its parent.
+    fn has_no_child(&self, _number: usize) {}
+
+    /// What tells a thread of the keeper's to call [`crate::serve_errands`]; `None`: there is none.
+    fn server(&self) -> Option<fn()> {
+        None
+    }
 
     /// Memory that must never be folded: stacks of threads, their TLS, robust lists, alternate
     /// stacks, as they become known.

@@ -27,7 +27,7 @@ mod late;
 
 pub use keeper::{BadAddress, Ending, Fault, Hold, Keeper, Names, NoRoom, Refused, Span};
 pub use late::start_late;
-pub use threads::{hand_over, is_child, serve_errands};
+pub use threads::{child, hand_over, serve_errands};
 pub use touch::{read_bytes, touch, write_bytes};
 
 use core::sync::atomic::Ordering::SeqCst;

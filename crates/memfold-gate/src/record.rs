@@ -66,8 +66,10 @@ pub struct Record {
     pub alternate: Cell<Stack>,
     /// What a filter of the program's has said of the last call that it has refused.
     pub refused: Cell<Option<Info>>,
-    /// It is traced by its own wish, and its calls don't pass the gate.
+    /// Everything is home for it, as its calls don't pass the gate.
     pub traced: Cell<bool>,
+    /// Nothing is evicted for it.
+    pub keeps_all: Cell<bool>,
     /// What it has done by another task.
     pub errand: Errand,
     /// What its call holds.
@@ -168,6 +170,7 @@ impl Record {
         self.alternate.set(Stack::NONE);
         self.refused.set(None);
         self.traced.set(false);
+        self.keeps_all.set(false);
         self.hold.set(None);
         self.robust.store(0, SeqCst);
         self.errand.clear();
@@ -334,9 +337,18 @@ impl<T: Copy> Place<T> {
 /// The owner of the memory.
 pub(crate) static KEEPER: Place<&'static dyn Keeper> = Place::new();
 
-/// Calls `with` while no thread makes room for slots, so that a copy of the process finds no lock
-/// of theirs held.
-pub fn with_growth_stopped<T>(with: impl FnOnce() -> T) -> T {
-    let _alone = GROWING.lock();
-    with()
+/// No thread makes room for slots until [`resume_growth`], so that a copy of the process finds that at
+/// rest.
+pub fn stop_growth() {
+    forget(GROWING.lock());
+}
+
+/// Ends [`stop_growth`].
+///
+/// # Safety
+/// - That was called, in this process or in the parent that it is a copy of, and this is called once for
+///   it.
+pub unsafe fn resume_growth() {
+    // SAFETY: the guard was forgotten.
+    unsafe { GROWING.unlock() };
 }

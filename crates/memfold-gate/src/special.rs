@@ -134,16 +134,15 @@ impl Call<'_> {
             return self.wait();
         }
         signals::block_all();
-        if !keeper.keep_home(true) {
+        if !threads::keep_home(keeper, record, true) {
             return -(libc::ENOMEM as isize);
         }
         let made = raw(self.nr, &self.args);
         if made < 0 {
-            keeper.keep_home(false);
+            threads::keep_home(keeper, record, false);
             return made;
         }
         keeper.tells(Refused::Traced);
-        record.traced.set(true);
         self.pass_by(true);
         made
     }
@@ -206,7 +205,7 @@ impl Call<'_> {
         }
         let is_alone = self.is_alone();
         signals::block_all();
-        if !keeper.keep_home(true) {
+        if !threads::keep_home(keeper, self.record, true) {
             return -(libc::ENOMEM as isize);
         }
         keeper.tells(Refused::Strict);
@@ -680,7 +679,10 @@ mod tests {
         ) -> isize {
             unreachable!()
         }
-        fn copy(&self, _: &mut dyn FnMut() -> isize) -> isize {
+        fn begin_copy(&self) {
+            unreachable!()
+        }
+        fn end_copy(&self, _: isize) {
             unreachable!()
         }
         fn fault(&self, _: Fault) -> bool {

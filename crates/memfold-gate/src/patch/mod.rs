@@ -95,10 +95,19 @@ pub fn note_trap(after: usize, nr: usize) {
     }
 }
 
-/// Calls `with` while no thread patches.
-pub fn with_patching_stopped<T>(with: impl FnOnce() -> T) -> T {
-    let _alone = SITES.lock();
-    with()
+/// No thread patches until [`resume`].
+pub fn stop() {
+    forget(SITES.lock());
+}
+
+/// Ends [`stop`].
+///
+/// # Safety
+/// - That was called, in this process or in the parent that it is a copy of, and this is called once for
+///   it.
+pub unsafe fn resume() {
+    // SAFETY: the guard was forgotten.
+    unsafe { SITES.unlock() };
 }
 
 impl Sites {

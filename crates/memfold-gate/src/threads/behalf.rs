@@ -1,4 +1,5 @@
 //! What a child of `vfork` has a thread of the keeper's do: see [`crate::errand`].
+use crate::keeper::Keeper;
 use crate::record::{Record, each_used};
 
 fn of_caller() -> Option<&'static Record> {
@@ -6,20 +7,60 @@ fn of_caller() -> Option<&'static Record> {
     Record::of_stack(&raw const here as usize)
 }
 
-/// Whether the calling task is another process than the keeper's, which shares the memory. It stands on
-/// its slot.
-pub fn is_child() -> bool {
-    of_caller().is_some_and(|record| !record.is_of_first_process())
+/// The number of the calling task, if that is another process than the keeper's, which shares the
+/// memory. It stands on its slot.
+pub fn child() -> Option<usize> {
+    of_caller().filter(|record| !record.is_of_first_process()).map(|record| record.number.get())
 }
 
-/// Has [`serve_errands`] do something, which `ring` tells it, and waits until it is done. It touches
-/// no memory of the program's.
+/// Has [`serve_errands`] do something, which `ring` tells it, and waits until it is done.
+///
+/// # Safety
+/// - Another thread may do it while the caller waits. It touches no memory of the program's.
 ///
 /// # Panics
 /// If the caller isn't in the gate.
-pub fn hand_over(mut what: &mut (dyn FnMut() + Send), ring: fn()) {
+pub unsafe fn hand_over(mut what: &mut dyn FnMut(), ring: fn()) {
     let record = of_caller().expect("it stands on its slot");
-    record.errand.post(&raw mut what as usize, ring);
+    record.errand.post(&raw mut what as usize, ring, &mut || {});
+}
+
+/// Does what takes locks of the gate's or the keeper's: by the thread that serves, if the caller is a
+/// child of `vfork`.
+///
+/// # Safety
+/// - As for [`hand_over`].
+pub(super) unsafe fn on_behalf(keeper: &dyn Keeper, what: &mut dyn FnMut()) {
+    match keeper.server().filter(|_| child().is_some()) {
+        // SAFETY: the caller's promise.
+        Some(ring) => unsafe { hand_over(what, ring) },
+        None => what(),
+    }
+}
+
+/// Has everything home for the caller (`true`: see [`Keeper::keep_home`]), or ends that. The parent of a
+/// child of `vfork` ends it with the child.
+pub fn keep_home(keeper: &dyn Keeper, record: &Record, keep: bool) -> bool {
+    let mut done = false;
+    // SAFETY: the record is the caller's, who waits.
+    unsafe {
+        on_behalf(keeper, &mut || {
+            done = keeper.keep_home(keep);
+            record.traced.set(done && keep);
+        });
+    }
+    done
+}
+
+/// Stops all eviction, or ends that, likewise.
+pub(super) fn keep_all(keeper: &dyn Keeper, record: &Record, keep: bool) {
+    // SAFETY: as above.
+    unsafe {
+        on_behalf(keeper, &mut || {
+            keeper.keep_all(keep);
+            record.keeps_all.set(keep);
+        });
+    }
 }
 
 /// Does what there is to do.

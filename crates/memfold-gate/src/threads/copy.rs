@@ -3,16 +3,21 @@ use crate::actions::PROTECTED;
 use crate::dispatch::arm;
 use crate::frame::Action;
 use crate::keeper::{Keeper, Refused};
-use crate::patch::with_patching_stopped;
-use crate::record::{KEEPER, Record, with_growth_stopped};
+use crate::patch;
+use crate::record::{KEEPER, Record, resume_growth, stop_growth};
 use crate::signals::{block_all, install_protected};
-use core::sync::atomic::Ordering::SeqCst;
+use crate::threads::behalf::child;
+use core::sync::atomic::{AtomicIsize, Ordering::SeqCst};
 use memfold_sys::raw::{set_signals_blocked, system_call};
 
 /// Handlers become default in the child.
 pub const CLEAR_SIGHAND: usize = 0x1_0000_0000;
 
 /// Makes the copy by the call `nr`, whose arguments name no stack.
+///
+/// The locks are held by the thread that serves where the caller may be killed meanwhile, or the kernel
+/// may have it wait until another thread of the program has done something: it tells a userfaultfd of
+/// the program's of the copy when that has been made. What is locked is free again by then.
 pub fn copy(
     keeper: &dyn Keeper,
     record: &'static Record,
@@ -21,29 +26,78 @@ pub fn copy(
     flags: usize,
 ) -> isize {
     block_all();
-    with_growth_stopped(|| {
-        with_patching_stopped(|| {
-            keeper.copy(&mut || {
-                // SAFETY: the child goes on here, on its copy of this stack.
-                let made = record.actions().with(|_| unsafe { system_call(nr as i64, *args) });
-                match made {
-                    Ok(0) => {
-                        record.pending.store(0, SeqCst);
-                        record.sent.set(0);
-                        record.actions().forget_sent();
-                        record.claim();
-                        record.robust.store(0, SeqCst);
-                        record.give_back_others();
-                        record.begin_as_copy();
-                        begin(record, flags);
-                        0
-                    }
-                    Ok(pid) => pid as isize,
-                    Err(e) => -(e.raw_os_error() as isize),
-                }
-            })
-        })
-    })
+    // Until it is known: it was made, by a task that is gone, or waits.
+    let made = AtomicIsize::new(1);
+    let make = || {
+        // SAFETY: the child goes on here, on its copy of this stack.
+        let result = unsafe { system_call(nr as i64, *args) };
+        let result = result.map_or_else(|e| -(e.raw_os_error() as isize), |pid| pid as isize);
+        made.store(result, SeqCst);
+    };
+    let server = keeper.server().filter(|_| child().is_some() || keeper.waits_in_copy());
+    let Some(ring) = server else {
+        stop(keeper, record);
+        make();
+        // SAFETY: stopped above.
+        unsafe { resume(keeper, record, made.load(SeqCst), flags) };
+        return made.load(SeqCst);
+    };
+    let mut held = || {
+        stop(keeper, record);
+        record.errand.ask(&|| keeper.is_copied());
+        // SAFETY: stopped above.
+        unsafe { resume(keeper, record, made.load(SeqCst), flags) };
+    };
+    let mut held: &mut dyn FnMut() = &mut held;
+    let mut called = false;
+    // A task whose calls pass the gate by may copy the memory in between.
+    while !called {
+        record.errand.post(&raw mut held as usize, ring, &mut || {
+            called = true;
+            make();
+            if made.load(SeqCst) == 0 {
+                // SAFETY: stopped in the parent.
+                unsafe { resume(keeper, record, 0, flags) };
+                // Who serves is the parent's.
+                record.errand.clear();
+            }
+        });
+    }
+    made.load(SeqCst)
+}
+
+/// Nothing of the gate's or the keeper's changes until [`resume`].
+fn stop(keeper: &dyn Keeper, record: &Record) {
+    stop_growth();
+    patch::stop();
+    keeper.begin_copy();
+    record.actions().stop();
+}
+
+/// Ends [`stop`] after the copy was made by the thread of `record`; `made` is 0 in the copy.
+///
+/// # Safety
+/// - `stop` has returned, in this process or in the parent that it is a copy of, and this is called once
+///   for it. In the copy it is called by the only thread.
+unsafe fn resume(keeper: &dyn Keeper, record: &'static Record, made: isize, flags: usize) {
+    // SAFETY: the caller's promise; likewise below.
+    unsafe { record.actions().resume() };
+    if made == 0 {
+        record.pending.store(0, SeqCst);
+        record.sent.set(0);
+        record.actions().forget_sent();
+        record.claim();
+        record.robust.store(0, SeqCst);
+        record.give_back_others();
+        record.begin_as_copy();
+        begin(record, flags);
+    }
+    keeper.end_copy(made);
+    // SAFETY: as above.
+    unsafe {
+        patch::resume();
+        resume_growth();
+    }
 }
 
 /// The first thing a task does, with all signals blocked that may be.

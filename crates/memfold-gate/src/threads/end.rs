@@ -2,6 +2,7 @@
 use crate::entry;
 use crate::keeper::{Ending, Keeper};
 use crate::record::Record;
+use crate::threads::behalf::keep_all;
 use crate::touch::{read, touch};
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use memfold_sys::raw::{set_signals_blocked, system_call};
@@ -42,7 +43,7 @@ pub fn keep_locks(keeper: &dyn Keeper, record: &Record) -> bool {
         let head = each.robust.load(SeqCst);
         if has_locks(head) {
             if !kept {
-                keeper.keep_all(true);
+                keep_all(keeper, record, true);
                 kept = true;
             }
             touch_locks(head);

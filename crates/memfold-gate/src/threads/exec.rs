@@ -5,6 +5,7 @@ use crate::frame::{Action, Context};
 use crate::keeper::{Ending, Keeper};
 use crate::record::Record;
 use crate::signals::{hand_over, ignore_really, install_protected};
+use crate::threads::behalf::keep_all;
 use crate::threads::end::keep_locks;
 use memfold_sys::raw::set_signals_blocked;
 
@@ -46,7 +47,7 @@ pub fn execute(
     }
     keeper.ends(Ending::ExecFailed);
     if kept {
-        keeper.keep_all(false);
+        keep_all(keeper, record, false);
     }
     failed
 }

@@ -10,7 +10,7 @@ mod end;
 mod exec;
 mod spawn;
 
-pub use behalf::{hand_over, is_child, serve_errands};
+pub use behalf::{child, hand_over, keep_home, serve_errands};
 pub use end::{exit, keep_locks, robust_list};
 pub use exec::execute;
 pub use spawn::clone;

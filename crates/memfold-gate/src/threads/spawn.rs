@@ -4,6 +4,7 @@ use crate::frame::{Context, Stack, fp_bytes_at};
 use crate::keeper::{Keeper, Span};
 use crate::record::Record;
 use crate::signals::{block_all, deliver_pending};
+use crate::threads::behalf::{keep_all, keep_home, on_behalf};
 use crate::threads::copy::{CLEAR_SIGHAND, begin, copy};
 use crate::touch::{read_bytes, touch};
 use memfold_sys::Errno;
@@ -173,9 +174,18 @@ fn spawn(
         keeper.has_child();
     }
     block_all();
-    let Some(child) = Record::take() else { return -(libc::EAGAIN as isize) };
+    let mut child = None;
+    // SAFETY: the record is the caller's, who waits; slots are the gate's.
+    unsafe {
+        on_behalf(keeper, &mut || {
+            child = Record::take();
+            // One of a caller that is killed is of no process that goes on.
+            let is_thread = wanted.flags & libc::CLONE_THREAD as usize != 0;
+            child.inspect(|child| child.join(is_thread.then_some(record)));
+        });
+    }
+    let Some(child) = child else { return -(libc::EAGAIN as isize) };
     child.blocked.set(record.blocked.get());
-    child.join((wanted.flags & libc::CLONE_THREAD as usize != 0).then_some(record));
     child.inherit_actions(record, wanted.flags & libc::CLONE_SIGHAND as usize != 0);
     if wanted.flags & (VFORK | SETTLS) == 0 {
         record.shares_fs.set(true);
@@ -200,7 +210,11 @@ fn spawn(
             keeper.release(hold);
         }
         if child.traced.get() {
-            keeper.keep_home(false);
+            keep_home(keeper, child, false);
+        }
+        keeper.has_no_child(child.number.get());
+        if child.keeps_all.get() {
+            keep_all(keeper, child, false);
         }
         child.give_back();
     }

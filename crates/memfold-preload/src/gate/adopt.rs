@@ -14,7 +14,7 @@ use memfold::config::OnFull;
 use memfold::delivery::background;
 use memfold::known::TOP;
 use memfold::stats::Stats;
-use memfold_gate::is_child;
+use memfold_gate::child;
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::{overlaps_own, unless_own};
 use memfold_sys::raw::populates;
@@ -235,7 +235,7 @@ impl Gated {
     pub fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
         let refused = make();
         let wants_one = [libc::EINVAL, libc::EUSERS].map(|e| -(e as isize)).contains(&refused);
-        if !wants_one || self.remote.is_some() || is_child() {
+        if !wants_one || self.remote.is_some() || child().is_some() {
             return refused;
         }
         // Locked by hand: the thread that begins again takes it that its starter holds the lock.
@@ -262,13 +262,13 @@ impl Gated {
         self.pager.stop_workers();
         bare::await_others_end(background::is_worker, yield_now);
         self.pager.stop();
-        threads::stop_serving();
+        threads::stop_serving(true);
     }
 
     /// All that were told to stop are about to be started again.
     fn resume_threads(&self) {
         self.pager.resume();
-        threads::resume_serving();
+        threads::stop_serving(false);
     }
 
     /// The calling thread has given up rights for good. So do the engine's threads: all but the first
@@ -336,6 +336,19 @@ impl Gated {
             self.adopt(&state, &(0..TOP));
         }
         true
+    }
+
+    /// A child of vfork is gone, with this number; it may have been killed in a call apart.
+    pub fn end_child(&self, child: usize) {
+        if self.apart_calls.load(SeqCst) == 0 {
+            return;
+        }
+        let state = &mut *self.state.lock();
+        if let Some(apart) = state.apart_of(child) {
+            // Nobody knows whether the call was made: what is there is seen.
+            let parts = self.leave_apart(state, apart).parts;
+            parts.iter().for_each(|part| self.adopt(state, part));
+        }
     }
 
     fn take_parts(&self, state: &State, all: Vec<Range<usize>>) {

@@ -1,17 +1,18 @@
 //! `madvise`: discards and marks.
 //!
 //! **Discards of what another call holds.** The kernel's own accesses must find pages there, so
-//! nothing is dropped: zeros are written in their place, which is what a call that goes on would
+//! nothing is dropped: zeros are written in their place afterwards, which is what a call that goes on would
 //! read or overwrite had the kernel dropped them. MADV_FREE may leave pages as they are, so it
 //! does. A guard ends the call, as the kernel would have it.
-use super::gated::{Gated, Mark};
+use super::gated::{Apart, Gated, Mark};
 use super::ranges::{Ranges, without};
 use alloc::vec::Vec;
 use core::iter::once;
-use core::ops::Range;
+use core::mem::ManuallyDrop;
+use core::ops::{Deref, Range};
 use memfold::address_space::calls::failed;
 use memfold::known::TOP;
-use memfold_gate::{touch, write_bytes};
+use memfold_gate::{child, read_bytes, touch, write_bytes};
 use memfold_sys::raw::system_call;
 use memfold_sys::units::PAGE_SIZE;
 
@@ -36,8 +37,41 @@ const CONCERNING: [i32; 13] = [
     libc::MADV_UNMERGEABLE,
 ];
 
+/// What gives up contents.
+const DISCARDS: [i32; 4] =
+    [libc::MADV_DONTNEED, MADV_DONTNEED_LOCKED, libc::MADV_REMOVE, libc::MADV_FREE];
+
+/// Something of the engine's heap, which is given back as [`Gated::on_behalf`] says.
+pub struct Lent<'a, T: Send> {
+    gated: &'a Gated,
+    what: ManuallyDrop<T>,
+}
+
+impl<T: Send> Lent<'_, T> {
+    /// `what`.
+    pub fn new(gated: &Gated, what: T) -> Lent<'_, T> {
+        Lent { gated, what: ManuallyDrop::new(what) }
+    }
+}
+
+impl<T: Send> Deref for Lent<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.what
+    }
+}
+
+impl<T: Send> Drop for Lent<'_, T> {
+    fn drop(&mut self) {
+        let what = &mut self.what;
+        // SAFETY: once, and nobody uses it afterwards.
+        self.gated.on_behalf(|| unsafe { ManuallyDrop::drop(what) });
+    }
+}
+
 /// A call, made with its own arguments.
-pub type Make<'a> = &'a mut dyn FnMut() -> isize;
+pub type Make<'a> = &'a mut (dyn FnMut() -> isize + Send);
 
 /// `madvise` by the engine.
 fn raw(range: &Range<usize>, advice: i32) -> isize {
@@ -67,15 +101,45 @@ impl Gated {
             return self.populate(&range, advice, make);
         }
         // The kernel removes nothing of private memory, and may wait for a file system.
-        let only_files = advice == libc::MADV_REMOVE && !self.pager.touches(&range);
-        if !CONCERNING.contains(&advice) || only_files {
+        let only_files =
+            || advice == libc::MADV_REMOVE && !self.on_behalf(|| self.pager.touches(&range));
+        if !CONCERNING.contains(&advice) || only_files() {
             return make();
         }
-        let mut state = self.state.lock();
-        if self.is_watched(&mut state, &range) {
-            return self.wait_apart(state, &range, make).1;
+        let child = child();
+        match self.on_behalf(|| self.advise_locked(range, advice, make, child)) {
+            Ok((result, held)) => {
+                if !held.is_empty() {
+                    Lent::new(self, held).iter().for_each(write_zeros);
+                }
+                result
+            }
+            Err(apart) => {
+                let result = make();
+                self.on_behalf(|| {
+                    let state = &mut *self.state.lock();
+                    let parts = self.leave_apart(state, apart).parts;
+                    parts.iter().for_each(|part| self.adopt(state, part));
+                });
+                result
+            }
         }
+    }
+
+    /// Makes it with the state locked, and gives what is to be overwritten with zeros; or makes all
+    /// ready for it to be made apart.
+    fn advise_locked(
+        &self,
+        range: Range<usize>,
+        advice: i32,
+        make: Make,
+        child: Option<usize>,
+    ) -> Result<(isize, Vec<Range<usize>>), Apart> {
+        let mut state = self.state.lock();
         let state = &mut *state;
+        if DISCARDS.contains(&advice) && self.is_watched(state, &range) {
+            return Err(self.begin_apart(state, child, [range, 0..0]));
+        }
         let mark = match advice {
             libc::MADV_DONTFORK | libc::MADV_DOFORK => Some(Mark::DontFork),
             libc::MADV_WIPEONFORK | libc::MADV_KEEPONFORK => Some(Mark::Wiped),
@@ -83,11 +147,8 @@ impl Gated {
             libc::MADV_MERGEABLE | libc::MADV_UNMERGEABLE => Some(Mark::Mergeable),
             _ => None,
         };
-        match advice {
-            libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED | libc::MADV_REMOVE => {
-                self.discard(&range, advice, make)
-            }
-            libc::MADV_FREE => self.discard(&range, advice, make),
+        let result = match advice {
+            _ if DISCARDS.contains(&advice) => return Ok(self.discard(&range, advice, make)),
             MADV_GUARD_INSTALL if self.paging.hides() => {
                 self.leave(&range);
                 make()
@@ -128,7 +189,8 @@ impl Gated {
                 result
             }
             _ => make(),
-        }
+        };
+        Ok((result, Vec::new()))
     }
 
     /// Gives advice on a range by `done`, which makes the call. The kernel takes one mapping after the
@@ -152,11 +214,53 @@ impl Gated {
         result
     }
 
-    /// Drops what is in a range.
-    fn discard(&self, range: &Range<usize>, advice: i32, make: Make) -> isize {
+    /// `process_madvise` on this process (Linux 6.13) is as `madvise`, range by range.
+    pub fn advise_process(
+        &self,
+        args: &[usize; 6],
+        make: &mut (dyn FnMut(&[usize; 6]) -> isize + Send),
+    ) -> isize {
+        let [process, ranges, count, advice, flags, _] = *args;
+        let advice = advice as i32;
+        let for_others =
+            [libc::MADV_COLD, libc::MADV_PAGEOUT, libc::MADV_WILLNEED, libc::MADV_COLLAPSE];
+        let none = [process, ranges, 0, advice as usize, flags, 0];
+        // What the kernel refuses to do to another process it says without any range, too.
+        // SAFETY: no range.
+        let refused = || unsafe { system_call(libc::SYS_process_madvise, none) }.is_err();
+        if for_others.contains(&advice) || count > libc::UIO_MAXIOV as usize || refused() {
+            return make(args);
+        }
+        let mut done = 0;
+        for n in 0..count {
+            let mut range = [0u8; 16];
+            if read_bytes(ranges + n * 16, &mut range).is_err() {
+                return if done > 0 { done } else { -(libc::EFAULT as isize) };
+            }
+            let word =
+                |at: usize| usize::from_ne_bytes(core::array::from_fn(|byte| range[at * 8 + byte]));
+            let (start, len) = (word(0), word(1));
+            let mut one = || {
+                let args = [start, len, advice as usize, 0, 0, 0];
+                // SAFETY: what the program has asked for.
+                unsafe { system_call(libc::SYS_madvise, args) }
+                    .map_or_else(|e| -(e.raw_os_error() as isize), |_| 0)
+            };
+            let result = self.advise(start, len, advice, &mut one);
+            if failed(result) {
+                return if done > 0 { done } else { result };
+            }
+            done += len as isize;
+        }
+        done
+    }
+
+    /// Drops what is in a range, and gives what is to be overwritten with zeros, as it is held. That
+    /// is done with no lock taken, and not by another task: a child of vfork may be killed meanwhile.
+    fn discard(&self, range: &Range<usize>, advice: i32, make: Make) -> (isize, Vec<Range<usize>>) {
         let managed = self.pager.managed_parts(range);
         if managed.is_empty() {
-            return make();
+            return (make(), Vec::new());
         }
         let leaving = self.pager.holds().leave(once(range.clone()));
         let mut held = Ranges::default();
@@ -185,13 +289,13 @@ impl Gated {
             self.pager.discard_with(core::slice::from_ref(part), make_part, is_gone)
         };
         if held.is_empty() {
-            return self.each_done(range, advice, make, drop_part);
+            return (self.each_done(range, advice, make, drop_part), Vec::new());
         }
-        let mut result = 0;
+        let (mut result, mut zeros) = (0, Vec::new());
         for part in pieces(range, &held) {
             if held.contains(&part) {
                 if !frees {
-                    write_zeros(&part);
+                    zeros.push(part);
                 }
                 continue;
             }
@@ -203,7 +307,7 @@ impl Gated {
                 break;
             }
         }
-        result
+        (result, zeros)
     }
 
     /// What is touched next there is new.
@@ -222,18 +326,23 @@ impl Gated {
     /// Brings in what is managed of a range, page by page within the limit. The kernel does the rest.
     fn populate(&self, range: &Range<usize>, advice: i32, make: Make) -> isize {
         // Unmanaged, all of it would be filled at once. The rest may wait for another thread.
-        self.expect(&mut self.state.lock(), range.len());
-        let managed = self.pager.managed_parts(range);
+        let (managed, parts) = self.on_behalf(|| {
+            self.expect(&mut self.state.lock(), range.len());
+            let managed = self.pager.managed_parts(range);
+            let parts = pieces(range, &managed);
+            (managed, parts)
+        });
+        let (managed, parts) = (Lent::new(self, managed), Lent::new(self, parts));
         if managed.is_empty() {
             return make();
         }
         let writes = advice == libc::MADV_POPULATE_WRITE;
-        for part in pieces(range, &managed) {
-            let is_managed = managed.contains(&part);
+        for part in parts.iter() {
+            let is_managed = managed.contains(part);
             // What can't be touched the kernel refuses, and says why.
             let refused = |page: &usize| !is_managed || touch(*page, writes).is_err();
             let step = if is_managed { PAGE_SIZE } else { part.len() };
-            for at in part.step_by(step).filter(refused) {
+            for at in part.clone().step_by(step).filter(refused) {
                 let result = raw(&(at..at + step), advice);
                 if failed(result) {
                     return result;

@@ -1,8 +1,7 @@
 //! The calls that change mappings, or give memory up.
 use super::adopt::PLAIN;
-use super::advice::whole;
-use super::gated::{Gated, Mark, State};
-use super::given::gives;
+use super::advice::{Lent, whole};
+use super::gated::{Apart, Before, Gated, Mark, State};
 use super::limits;
 use super::ranges::without;
 use crate::say::say_once;
@@ -11,13 +10,13 @@ use core::iter::once;
 use core::ops::Range;
 use memfold::address_space::calls::{Remap, failed};
 use memfold::known::TOP;
-use memfold_gate::read_bytes;
+use memfold_gate::child;
 use memfold_sys::memory::zone::{lock_again, overlaps_own, unlock_all};
 use memfold_sys::raw::{program_break, system_call};
 use memfold_sys::units::PAGE_SIZE;
 
 /// The raw call, with these arguments.
-type Make<'a> = &'a mut dyn FnMut(&[usize; 6]) -> isize;
+pub type Make<'a> = &'a mut (dyn FnMut(&[usize; 6]) -> isize + Send);
 
 /// What a program is told that has too many mappings.
 const NO_MEMORY: isize = -(libc::ENOMEM as isize);
@@ -25,6 +24,13 @@ const NO_MEMORY: isize = -(libc::ENOMEM as isize);
 const SYS_MSEAL: i64 = 462;
 const TYPE: i32 = 0x0f;
 const SHM_REMAP: usize = 0o40000;
+
+/// Flags of mappings that aren't managed.
+const UNUSUAL: i32 = libc::MAP_HUGETLB | libc::MAP_LOCKED | libc::MAP_STACK | libc::MAP_GROWSDOWN;
+
+fn is_private_anonymous(flags: i32) -> bool {
+    flags & TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0
+}
 
 fn end_of(start: usize, len: usize) -> usize {
     start.saturating_add(len).min(TOP).next_multiple_of(PAGE_SIZE)
@@ -58,6 +64,42 @@ fn fill(range: &Range<usize>, access: i32) {
     }
 }
 
+/// What an mmap replaces, if it succeeds.
+fn replaced(args: &[usize; 6]) -> Range<usize> {
+    let (at, len, flags) = (args[0], args[1], args[3] as i32);
+    if flags & libc::MAP_FIXED != 0 { at..end_of(at, len) } else { 0..0 }
+}
+
+/// What two ranges have in common; empty, at the start of the second one, if nothing.
+fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let (start, end) = (a.start.max(b.start), a.end.min(b.end));
+    if start < end { start..end } else { b.start..b.start }
+}
+
+/// What a brk gives up, if it succeeds.
+fn given_up(before: usize, wanted: usize) -> Range<usize> {
+    let page = |at: usize| at.next_multiple_of(PAGE_SIZE);
+    if wanted != 0 && wanted < before { page(wanted)..page(before) } else { 0..0 }
+}
+
+/// Whether a call of a child of vfork's changes nothing but memory: another task may make it, as it is
+/// that of both. Of the others the engine has nothing to do with its locks taken, or it does that
+/// before and after.
+fn is_of_memory(nr: usize, args: &[usize; 6]) -> bool {
+    match nr as i64 {
+        libc::SYS_mmap => args[3] as i32 & libc::MAP_ANONYMOUS != 0,
+        libc::SYS_munmap
+        | libc::SYS_mremap
+        | libc::SYS_brk
+        | libc::SYS_mprotect
+        | libc::SYS_pkey_mprotect
+        | libc::SYS_munlock
+        | libc::SYS_munlockall
+        | SYS_MSEAL => true,
+        _ => false,
+    }
+}
+
 impl Gated {
     /// Makes a call that changes mappings.
     pub fn change(&self, nr: usize, args: &[usize; 6], make: Make) -> isize {
@@ -70,12 +112,9 @@ impl Gated {
                 if let Some(refused) = self.refuse(len, third) {
                     return refused;
                 }
-                if gives(len) {
-                    self.give(&mut self.state.lock(), len, third);
-                }
+                self.give(len, third);
                 return make(args);
             }
-            libc::SYS_mmap => return self.map(args, make),
             libc::SYS_madvise => {
                 return self.advise(start, len, third as i32, &mut || make(args));
             }
@@ -83,25 +122,95 @@ impl Gated {
             libc::SYS_mlock | libc::SYS_mlock2 => return self.lock(args, make),
             libc::SYS_mlockall => return self.lock_all(args, make),
             libc::SYS_mremap => {
-                if let Some(parts) = self.moved_apart(args) {
-                    return self.remap_each(args, &parts, make);
+                let parts = Lent::new(self, self.on_behalf(|| self.moved_apart(args)));
+                if let Some(parts) = &*parts {
+                    return self.remap_each(args, parts, make);
                 }
+            }
+            libc::SYS_prctl if start as i32 == libc::PR_SET_MEMORY_MERGE => {
+                return self.merge(args, make);
+            }
+            // What is submitted is read and written at any time. Programs have another way, as
+            // containers often forbid these.
+            libc::SYS_io_uring_setup => {
+                say_once!("warning: io_uring is answered ENOSYS");
+                return -(libc::ENOSYS as isize);
+            }
+            libc::SYS_io_setup => {
+                say_once!("warning: AIO (io_setup) is answered ENOSYS");
+                return -(libc::ENOSYS as isize);
             }
             _ => {}
         }
-        let mut state = self.state.lock();
-        let range = start..end_of(start, len);
-        let reports = [libc::SYS_munmap, libc::SYS_mremap].contains(&(nr as i64));
-        if reports && self.is_watched(&mut state, &range) {
-            let result = self.wait_apart(state, &range, || make(args)).1;
-            if !failed(result) {
-                let to = (nr as i64 == libc::SYS_mremap).then_some(result as usize);
-                self.relocate_faults(&range, to);
-            }
-            return result;
+        let child = child();
+        let by_itself = child.is_some() && !is_of_memory(nr, args);
+        if by_itself && ![libc::SYS_mmap, libc::SYS_shmat].contains(&(nr as i64)) {
+            // Nothing that is managed comes or goes by it.
+            return make(args);
         }
+        let apart = match self.on_behalf(|| self.change_locked(nr, args, make, (child, by_itself)))
+        {
+            Ok(result) => return result,
+            Err(apart) => apart,
+        };
+        let result = make(args);
+        self.on_behalf(|| self.end_apart(nr, args, apart, result));
+        result
+    }
+
+    /// The ranges of a call that must be made with no lock held: the kernel may wait in it until another
+    /// thread of the program has done something; or it is made `by_itself` by a child that may be killed
+    /// meanwhile.
+    fn ranges_apart(
+        &self,
+        state: &mut State,
+        nr: usize,
+        args: &[usize; 6],
+        by_itself: bool,
+    ) -> Option<[Range<usize>; 2]> {
+        let [start, len, third, flags, to, _] = *args;
+        let (ranges, waits) = match nr as i64 {
+            libc::SYS_munmap => ([start..end_of(start, len), 0..0], false),
+            libc::SYS_mremap => {
+                let is_fixed = flags as i32 & libc::MREMAP_FIXED != 0;
+                let target = if is_fixed { to..end_of(to, third) } else { 0..0 };
+                ([start..end_of(start, len), target], false)
+            }
+            libc::SYS_brk if state.has_userfault => {
+                ([given_up(program_break(), start), 0..0], false)
+            }
+            libc::SYS_mmap => {
+                let flags = flags as i32;
+                let fills = flags & (libc::MAP_POPULATE | libc::MAP_LOCKED) != 0;
+                let fills_file = flags & libc::MAP_ANONYMOUS == 0 && (fills || state.locks_future);
+                ([replaced(args), 0..0], fills_file)
+            }
+            libc::SYS_shmat if third & SHM_REMAP != 0 => {
+                let at = len & !(PAGE_SIZE - 1);
+                ([at..end_of(at, segment_bytes(start)), 0..0], true)
+            }
+            _ => ([0..0, 0..0], false),
+        };
+        let waits = by_itself || waits || ranges.iter().any(|range| self.is_watched(state, range));
+        waits.then_some(ranges)
+    }
+
+    /// Makes a call with the state locked, or makes all ready for it to be made apart.
+    fn change_locked(
+        &self,
+        nr: usize,
+        args: &[usize; 6],
+        make: Make,
+        (child, by_itself): (Option<usize>, bool),
+    ) -> Result<isize, Apart> {
+        let [start, len, third, ..] = *args;
+        let mut state = self.state.lock();
         let state = &mut *state;
-        match nr as i64 {
+        if let Some(ranges) = self.ranges_apart(state, nr, args, by_itself) {
+            return Err(self.begin_apart(state, child, ranges));
+        }
+        Ok(match nr as i64 {
+            libc::SYS_mmap => self.map(state, args, make),
             libc::SYS_munmap => self.unmap(state, args, make),
             libc::SYS_mremap => self.remap(state, args, make),
             libc::SYS_brk => self.set_break(state, args, make),
@@ -112,7 +221,7 @@ impl Gated {
                     let is_plain = third as i32 == PLAIN && nr as i64 == libc::SYS_mprotect;
                     if is_plain && self.pager.managed_parts(&range) == [range.clone()] {
                         // As it is already.
-                        return 0;
+                        return Ok(0);
                     }
                     // Access is the program's again.
                     self.leave(&range);
@@ -139,47 +248,51 @@ impl Gated {
                 self.adopt(state, &(0..TOP));
                 result
             }
-            libc::SYS_prctl if start as i32 == libc::PR_SET_MEMORY_MERGE => {
-                let result = make(args);
-                if result == 0 {
-                    self.set_merging(state, len != 0);
-                }
-                result
-            }
-            libc::SYS_shmat => {
-                let result = make(args);
-                if third & SHM_REMAP != 0 && !failed(result) {
-                    let range = result as usize..end_of(result as usize, segment_bytes(start));
-                    state.forget(&range);
-                    self.pager.end_with(range, || 0);
-                }
-                result
-            }
-            // What is submitted is read and written at any time. Programs have another way, as
-            // containers often forbid these.
-            libc::SYS_io_uring_setup => {
-                say_once!("warning: io_uring is answered ENOSYS");
-                -(libc::ENOSYS as isize)
-            }
-            libc::SYS_io_setup => {
-                say_once!("warning: AIO (io_setup) is answered ENOSYS");
-                -(libc::ENOSYS as isize)
-            }
             _ => make(args),
+        })
+    }
+
+    /// A call was made apart.
+    fn end_apart(&self, nr: usize, args: &[usize; 6], apart: Apart, result: isize) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let before = self.leave_apart(state, apart);
+        let parts = &before.parts;
+        let is_failed = match nr as i64 {
+            libc::SYS_brk => result as usize != args[0],
+            _ => failed(result),
+        };
+        if is_failed {
+            return parts.iter().for_each(|part| self.adopt(state, part));
+        }
+        for part in parts {
+            // They are the program's faults no more, but where it moves them.
+            if nr as i64 != libc::SYS_mremap {
+                state.forget(part);
+                self.forget_faults(part);
+            }
+        }
+        match nr as i64 {
+            libc::SYS_mmap => {
+                self.note_mapped(state, args, result);
+                if is_private_anonymous(args[3] as i32) {
+                    self.adopt(state, &(result as usize..end_of(result as usize, args[1])));
+                }
+            }
+            libc::SYS_mremap => self.note_remapped(state, args, before, result),
+            _ => {}
         }
     }
 
-    fn map(&self, args: &[usize; 6], make: Make) -> isize {
-        let mut state = self.state.lock();
-        let (at, len) = (args[0], args[1]);
+    fn map(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+        let len = args[1];
         let (access, flags) = (args[2] as i32, args[3] as i32);
-        let is_private = flags & TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0;
-        let others = libc::MAP_HUGETLB | libc::MAP_LOCKED | libc::MAP_STACK | libc::MAP_GROWSDOWN;
-        let could = is_private && self.suits(access) && flags & others == 0 && state.takes();
+        let is_usual = is_private_anonymous(flags) && flags & UNUSUAL == 0;
+        let could = is_usual && self.suits(access) && state.takes();
         // What promises nothing to be used is mapped to be used in small part, unless the kernel is
         // to fill it at once.
         if could && flags & (libc::MAP_NORESERVE | libc::MAP_POPULATE) != libc::MAP_NORESERVE {
-            self.expect(&mut state, len);
+            self.expect(state, len);
         }
         let suits = could && self.is_managing();
         let mut args = *args;
@@ -187,41 +300,35 @@ impl Gated {
             // It would fill what is about to be folded, and promises nothing.
             args[3] &= !(libc::MAP_POPULATE as usize);
         }
-        // What it replaces, if it succeeds.
-        let ends = if flags & libc::MAP_FIXED != 0 { at..end_of(at, len) } else { 0..0 };
-        let fills = flags & (libc::MAP_POPULATE | libc::MAP_LOCKED) != 0 || state.locks_future;
-        let fills_file = flags & libc::MAP_ANONYMOUS == 0 && fills;
-        if fills_file {
-            self.leave(&ends);
+        let result = self.pager.end_with(replaced(&args), || make(&args));
+        self.note_mapped(state, &args, result);
+        if suits && !failed(result) {
+            self.take_new(state, &(result as usize..end_of(result as usize, len)));
         }
-        let result;
-        if fills_file || self.is_watched(&mut state, &ends) {
-            (state, result) = self.wait_apart(state, &ends, || make(&args));
-        } else {
-            result = self.pager.end_with(ends.clone(), || make(&args));
-        }
+        result
+    }
+
+    /// An mmap was made.
+    fn note_mapped(&self, state: &mut State, args: &[usize; 6], result: isize) {
         if failed(result) {
-            self.adopt(&state, &ends);
-            return result;
+            return self.adopt(state, &replaced(args));
         }
-        let range = result as usize..end_of(result as usize, len);
+        let range = result as usize..end_of(result as usize, args[1]);
+        let flags = args[3] as i32;
+        state.note_new(&range);
         state.forget(&range);
-        self.relocate_faults(&range, None);
+        self.forget_faults(&range);
         if self.pager.touches(&range) {
             // What was there has gone past the gate.
             self.pager.end_with(range.clone(), || 0);
         }
-        if is_private {
+        if is_private_anonymous(flags) {
             self.known.set(&range);
+            if flags & UNUSUAL != 0 {
+                let mark = if flags & libc::MAP_LOCKED != 0 { Mark::Locked } else { Mark::Own };
+                state.marked(mark).add(range);
+            }
         }
-        if is_private && flags & others != 0 {
-            let mark = if flags & libc::MAP_LOCKED != 0 { Mark::Locked } else { Mark::Own };
-            state.marked(mark).add(range.clone());
-        }
-        if suits {
-            self.take_new(&state, &range);
-        }
-        result
     }
 
     fn unmap(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
@@ -229,7 +336,7 @@ impl Gated {
         let result = self.pager.end_with(range.clone(), || make(args));
         if result == 0 {
             state.forget(&range);
-            self.relocate_faults(&range, None);
+            self.forget_faults(&range);
             state.mapped_since = state.mapped_since.saturating_sub(range.len());
         }
         result
@@ -311,23 +418,47 @@ impl Gated {
         if failed(result) {
             return result;
         }
+        let before = self.before(state, core::slice::from_ref(&from));
+        self.note_remapped(state, args, before, result);
+        result
+    }
+
+    /// An mremap was made. Marks, and faults that are the program's, go where it has taken the memory.
+    /// What it leaves behind, if it does, is locked no more.
+    fn note_remapped(&self, state: &mut State, args: &[usize; 6], before: Before, result: isize) {
+        let [start, old, new, flags, ..] = *args;
+        let (Some(from), Some(after)) = (whole(start, old), whole(start, new)) else { return };
+        let keeps_source = flags as i32 & libc::MREMAP_DONTUNMAP != 0;
         let at = result as usize;
         let here = at..at + after.len();
+        state.note_new(&here);
+        let taken = start..(start + old.min(new)).next_multiple_of(PAGE_SIZE);
+        let gone = match (at == start, keeps_source) {
+            (true, _) => after.end..from.end.max(after.end),
+            (false, true) => 0..0,
+            (false, false) => from.clone(),
+        };
         if at != start {
             state.forget(&here);
-            state.relocate(&(start..start + old.min(new)), at, remap.keeps_source);
-            self.relocate_faults(&here, None);
-            self.relocate_faults(&(start..start + old.min(new)), Some(at));
+            self.forget_faults(&here);
+            let there = |part: &Range<usize>| part.start - start + at..part.end - start + at;
+            for part in before.parts.iter().map(|part| common(part, &taken)) {
+                state.marked(Mark::Locked).remove(&part);
+                self.forget_faults(&part);
+            }
+            for (mark, part) in before.marks.iter().map(|(mark, part)| (mark, common(part, &taken)))
+            {
+                state.marked(*mark).add(there(&part));
+            }
+            let faults = before.faults.iter().map(|part| there(&common(part, &taken)));
+            faults.for_each(|part| self.faults_of_program.lock().add(part));
         }
+        before.parts.iter().for_each(|part| state.forget(&common(part, &gone)));
         if from.len() < after.len() {
             state.extend(&(at..at + from.len()), at + from.len()..here.end);
         }
-        if after.len() < from.len() || at != start && !remap.keeps_source {
-            state.forget(&(if at == start { after.end..from.end } else { from.clone() }));
-        }
         self.known.set(&here);
         self.adopt(state, &here);
-        result
     }
 
     /// Makes an mremap where memory is hidden: of one mapping, as the program believes it to be.
@@ -347,20 +478,20 @@ impl Gated {
     }
 
     fn set_break(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
-        let before = program_break();
-        let wanted = args[0];
-        let page = |at: usize| at.next_multiple_of(PAGE_SIZE);
-        if wanted != 0 && wanted < before && page(wanted) < page(before) {
+        let (before, wanted) = (program_break(), args[0]);
+        let ends = given_up(before, wanted);
+        if !ends.is_empty() {
             let mut result = 0;
-            self.pager.end_with(page(wanted)..page(before), || {
+            self.pager.end_with(ends.clone(), || {
                 result = make(args);
                 if result as usize == wanted { 0 } else { -1 }
             });
             if result as usize == wanted {
-                state.forget(&(page(wanted)..page(before)));
+                state.forget(&ends);
             }
             return result;
         }
+        let page = |at: usize| at.next_multiple_of(PAGE_SIZE);
         self.expect(state, wanted.saturating_sub(before));
         let result = make(args);
         let range = page(before)..page(result as usize);
@@ -391,72 +522,117 @@ impl Gated {
         if range.is_empty() {
             return make(args);
         }
-        let mut state = self.state.lock();
-        let locked = state.marked(Mark::Locked);
-        let added = without(&range, &locked.within(&range));
-        locked.add(range.clone());
-        self.leave(&range);
+        let added = self.on_behalf(|| self.note_locked(&mut self.state.lock(), &range));
         // The kernel fills it, and may wait for whoever is in charge of it.
-        drop(state);
         let result = make(args);
-        if failed(result) {
-            // The kernel may have locked the first of several mappings.
-            let lock = |part: &Range<usize>| {
-                // SAFETY: changes no byte.
-                unsafe { system_call(libc::SYS_mlock, [part.start, part.len(), 0, 0, 0, 0]) }
-                    .is_ok()
-            };
-            let parts = self.mappings(&range);
-            let count = parts.iter().take_while(|part| is_partial(result) && lock(part)).count();
-            let rest = parts.get(count).map_or(range.end, |part| part.start)..range.end;
-            let mut state = self.state.lock();
-            for part in added {
-                let part = part.start.max(rest.start)..part.end;
-                state.marked(Mark::Locked).remove(&part);
+        self.on_behalf(|| {
+            if failed(result) {
+                let rest = self.not_locked(&range, result);
+                self.note_unlocked(&mut self.state.lock(), &added, &rest);
             }
-            self.adopt(&state, &rest);
-        }
+            drop(added);
+        });
         result
+    }
+
+    /// A range leaves management, and is marked as locked; gives what wasn't yet.
+    fn note_locked(&self, state: &mut State, range: &Range<usize>) -> Vec<Range<usize>> {
+        let locked = state.marked(Mark::Locked);
+        let added = without(range, &locked.within(range));
+        locked.add(range.clone());
+        self.leave(range);
+        added
+    }
+
+    /// It could not be locked.
+    fn note_unlocked(&self, state: &mut State, added: &[Range<usize>], range: &Range<usize>) {
+        for part in added {
+            state.marked(Mark::Locked).remove(&(part.start.max(range.start)..part.end));
+        }
+        self.adopt(state, range);
+    }
+
+    /// What of a range `mlock` has not locked that has failed so: the kernel may have locked the first
+    /// of several mappings.
+    fn not_locked(&self, range: &Range<usize>, failure: isize) -> Range<usize> {
+        let lock = |part: &Range<usize>| {
+            // SAFETY: changes no byte.
+            unsafe { system_call(libc::SYS_mlock, [part.start, part.len(), 0, 0, 0, 0]) }.is_ok()
+        };
+        let parts = self.mappings(range);
+        let count = parts.iter().take_while(|part| is_partial(failure) && lock(part)).count();
+        parts.get(count).map_or(range.end, |part| part.start)..range.end
     }
 
     /// `mlockall`. What there is is locked as it comes (MCL_ONFAULT), as the kernel would fill the
     /// engine's own memory too, and is filled then.
     fn lock_all(&self, args: &[usize; 6], make: Make) -> isize {
         let flags = args[0] as i32;
-        let mut state = self.state.lock();
-        if flags & libc::MCL_CURRENT == 0 {
-            let result = make(args);
-            state.locks_future |= result == 0;
-            return result;
-        }
-        let mut marked = *args;
-        marked[0] |= libc::MCL_ONFAULT as usize;
-        let result = make(&marked);
-        if failed(result) {
-            return result;
-        }
-        unlock_all();
-        state.marked(Mark::Locked).add(0..TOP);
-        self.leave(&(0..TOP));
-        state.locks_future = flags & libc::MCL_FUTURE != 0;
-        if flags & libc::MCL_ONFAULT != 0 {
-            return result;
-        }
-        let mut all: Vec<(Range<usize>, i32)> = Vec::new();
-        let _ = self.maps.each(0, TOP, |found| {
-            if !overlaps_own(found.start, found.end) {
-                all.push((found.start..found.end, found.access));
-            }
+        let has = |flag: i32| flags & flag != 0;
+        let range = if has(libc::MCL_CURRENT) { 0..TOP } else { 0..0 };
+        let (before, added) = self.on_behalf(|| {
+            let mut state = self.state.lock();
+            let before = state.locks_future;
+            state.locks_future |= has(libc::MCL_FUTURE);
+            (before, self.note_locked(&mut state, &range))
         });
-        if state.locks_future {
+        let mut marked = *args;
+        if has(libc::MCL_CURRENT) {
+            marked[0] |= libc::MCL_ONFAULT as usize;
+        }
+        let result = make(&marked);
+        let fills = has(libc::MCL_CURRENT) && !has(libc::MCL_ONFAULT) && !failed(result);
+        let all = self.on_behalf(|| {
+            let mut state = self.state.lock();
+            if failed(result) {
+                state.locks_future = before;
+                self.note_unlocked(&mut state, &added, &range);
+            } else if has(libc::MCL_CURRENT) {
+                unlock_all();
+                state.locks_future = has(libc::MCL_FUTURE);
+            }
+            drop(added);
+            if fills { self.all_of_program() } else { Vec::new() }
+        });
+        let all = Lent::new(self, all);
+        if fills && has(libc::MCL_FUTURE) {
             let args = [libc::MCL_FUTURE as usize, 0, 0, 0, 0, 0];
             // SAFETY: changes no byte. What comes later is to be brought in at once after all.
             let _ = unsafe { system_call(libc::SYS_mlockall, args) };
         }
         // The kernel may wait for whoever is in charge of it. What can't be filled is passed over,
         // as by mlockall.
-        drop(state);
         all.iter().for_each(|(range, access)| fill(range, *access));
+        result
+    }
+
+    /// All that is mapped, and isn't the engine's, with its access.
+    fn all_of_program(&self) -> Vec<(Range<usize>, i32)> {
+        let mut all = Vec::new();
+        let _ = self.maps.each(0, TOP, |found| {
+            if !overlaps_own(found.start, found.end) {
+                all.push((found.start..found.end, found.access));
+            }
+        });
+        all
+    }
+
+    /// `prctl(PR_SET_MEMORY_MERGE)`.
+    fn merge(&self, args: &[usize; 6], make: Make) -> isize {
+        let merges = args[1] != 0;
+        let before = self.on_behalf(|| {
+            let mut state = self.state.lock();
+            let before = state.merges;
+            if merges && !before {
+                self.set_merging(&mut state, true);
+            }
+            before
+        });
+        let result = make(args);
+        let (now, then) = (merges || before, if result == 0 { merges } else { before });
+        if now != then {
+            self.on_behalf(|| self.set_merging(&mut self.state.lock(), then));
+        }
         result
     }
 
@@ -471,42 +647,5 @@ impl Gated {
             state.marked(Mark::Mergeable).clear();
             self.adopt(state, &(0..TOP));
         }
-    }
-
-    /// `process_madvise` on this process (Linux 6.13) is as `madvise`, range by range.
-    fn advise_process(&self, args: &[usize; 6], make: Make) -> isize {
-        let [process, ranges, count, advice, flags, _] = *args;
-        let advice = advice as i32;
-        let for_others =
-            [libc::MADV_COLD, libc::MADV_PAGEOUT, libc::MADV_WILLNEED, libc::MADV_COLLAPSE];
-        let none = [process, ranges, 0, advice as usize, flags, 0];
-        // What the kernel refuses to do to another process it says without any range, too.
-        // SAFETY: no range.
-        let refused = || unsafe { system_call(libc::SYS_process_madvise, none) }.is_err();
-        if for_others.contains(&advice) || count > libc::UIO_MAXIOV as usize || refused() {
-            return make(args);
-        }
-        let mut done = 0;
-        for n in 0..count {
-            let mut range = [0u8; 16];
-            if read_bytes(ranges + n * 16, &mut range).is_err() {
-                return if done > 0 { done } else { -(libc::EFAULT as isize) };
-            }
-            let word =
-                |at: usize| usize::from_ne_bytes(core::array::from_fn(|byte| range[at * 8 + byte]));
-            let (start, len) = (word(0), word(1));
-            let mut one = || {
-                let args = [start, len, advice as usize, 0, 0, 0];
-                // SAFETY: what the program has asked for.
-                unsafe { system_call(libc::SYS_madvise, args) }
-                    .map_or_else(|e| -(e.raw_os_error() as isize), |_| 0)
-            };
-            let result = self.advise(start, len, advice, &mut one);
-            if failed(result) {
-                return if done > 0 { done } else { result };
-            }
-            done += len as isize;
-        }
-        done
     }
 }

@@ -1,9 +1,14 @@
 //! A copy of the process: the child has a copy of the engine at rest, and of the page table, and
 //! opens a userfaultfd of its own before anything of the program runs in it.
 //!
-//! The thread that copies holds every lock that may be held by another, in the engine's order:
-//! `state`, the gates, the areas, the queue, the list of zones, the arena. Faults of other threads
-//! wait meanwhile, and calls that change mappings. Others go on; the child has none of them.
+//! The thread that copies, or one that does it for that, holds every lock that may be held by another,
+//! in the engine's order: `state`, the gates, the areas, the queue, the list of zones, the arena. Faults
+//! of other threads wait meanwhile, and calls that change mappings. Others go on; the child has none of
+//! them.
+//!
+//! The kernel tells a userfaultfd of the program's of the copy (UFFD_FEATURE_EVENT_FORK) before it has
+//! the child begin, and waits until a thread of the program has read that. So the locks are free again
+//! as soon as all memory is copied, which [`MARK`] shows.
 //!
 //! The kernel registers nothing of the child's, so what is missing would read as zeros until the
 //! child has registered it; it has one thread, which is here. What is shared with the parent can't
@@ -15,11 +20,12 @@
 //!
 //! With a swap file the child goes on to read its parent's, and what that has in a remote store,
 //! and writes to a file of its own (`memfold/swap/copied.rs`).
-use super::gated::{Gated, Mark, abandon};
+use super::gated::{Gated, MARK, Mark, abandon};
 use super::limits;
 use crate::say::unserved::unserved_later;
 use crate::{engine, proc, say, slots};
 use core::mem::forget;
+use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 use memfold::config::Size;
 use memfold::known::TOP;
@@ -43,8 +49,8 @@ fn may_be_swapped() -> bool {
 }
 
 impl Gated {
-    /// Copies the process by `make`.
-    pub fn copy(&self, make: &mut dyn FnMut() -> isize) -> isize {
+    /// The process is about to be copied.
+    pub fn begin_copy(&self) {
         forget(self.state.lock());
         let may_bring = |bytes| {
             let available = proc::available_bytes();
@@ -58,8 +64,23 @@ impl Gated {
         };
         self.pager.begin_copy(|| self.child_reaches_store(), may_bring);
         self.forbid_allocation();
-        let result = make();
-        // SAFETY: forbidden above; the copy is the child's own.
+        MARK.renew();
+    }
+
+    /// Whether all memory has been copied since [`Gated::begin_copy`]: the kernel shows no page while
+    /// it copies.
+    pub fn is_copied(&self) -> bool {
+        self.waits_in_copy() && MARK.is_copied(&self.pagemap)
+    }
+
+    /// Whether a userfaultfd of the program's is told of copies.
+    pub fn waits_in_copy(&self) -> bool {
+        self.tells_of_copies.load(SeqCst)
+    }
+
+    /// It was copied: `result` is 0 in the child. Called by any thread in the parent.
+    pub fn end_copy(&self, result: isize) {
+        // SAFETY: forbidden by `begin_copy`; the copy is the child's own.
         unsafe {
             self.allow_allocation();
             self.pager.allow_requests();
@@ -67,8 +88,8 @@ impl Gated {
         if result == 0 {
             limits::with_descriptors(|| self.begin_child());
         }
-        // SAFETY: begun above, and this is called once in each of the two. `state` was locked by
-        // this thread.
+        // SAFETY: begun by `begin_copy`, and this is called once in each of the two. `state` was locked
+        // there.
         unsafe {
             if result >= 0 {
                 self.state.peek_mut().level.sharing = true;
@@ -76,7 +97,6 @@ impl Gated {
             self.pager.end_copy(result == 0);
             self.state.unlock();
         }
-        result
     }
 
     /// Whether a child of the calling thread would reach the remote store's service: tried by a
@@ -101,6 +121,7 @@ impl Gated {
         }
         // SAFETY: this is the only thread, and it holds the lock.
         let state = unsafe { self.state.peek_mut() };
+        state.forget_apart();
         let ended = state.marked(Mark::DontFork).within(&(0..TOP));
         ended.iter().for_each(|range| state.forget(range));
         if state.traced > 0 {

@@ -23,6 +23,7 @@ use crate::say::unserved::unserved_later;
 use crate::slots;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use memfold_gate::child;
 use memfold_sys::memory::zone::counts_reservations;
 use memfold_sys::raw::program_break;
 use memfold_sys::sync::Mutex;
@@ -178,7 +179,12 @@ pub fn see(nr: usize, args: &[usize; 6]) {
             libc::SYS_ioctl if !gives(args[1]) => 0,
             _ => usize::MAX,
         };
-    if ROOM.load(Relaxed) > grows || takes(grows) {
+    if child().is_some() {
+        // It takes no lock, as it may be killed: its parent has an engine at its own next call, if that
+        // is needed.
+        let less = |room: usize| (room > 0).then(|| room.saturating_sub(grows).max(1));
+        let _ = ROOM.fetch_update(Relaxed, Relaxed, less);
+    } else if ROOM.load(Relaxed) > grows || takes(grows) {
         ROOM.fetch_sub(grows, Relaxed);
     } else {
         begin();

@@ -1,6 +1,7 @@
 //! The program under management by the gate: its engine, and how it begins.
 use super::paging::Paging;
 use super::ranges::{Ranges, without};
+use super::threads::ring;
 use crate::engine;
 use crate::heap::arena;
 use crate::proc;
@@ -15,20 +16,22 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow::Continue;
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::SeqCst};
 use memfold::config::Config;
 use memfold::delivery::background::Start;
 use memfold::known::Known;
 use memfold::pager::{Pager, Parts, StartError, StatsPlace, open_remote};
 use memfold::stats::Stats;
+use memfold_gate::{child, hand_over};
 use memfold_sys::Errno;
 use memfold_sys::disk::swapfile::{FileDisk, Options};
+use memfold_sys::maps::copied::CopyMark;
 use memfold_sys::maps::lookup::Maps;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::maps::{Smaps, each_area, flag};
 use memfold_sys::memory::zone::{freeze_list, overlaps_own, unfreeze_list};
 use memfold_sys::remote::socket::SocketRemote;
-use memfold_sys::sync::{Mutex, MutexGuard};
+use memfold_sys::sync::Mutex;
 use memfold_sys::thread::errands::{Errands, Handed};
 use memfold_sys::thread::{bare, cpus};
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -107,6 +110,8 @@ pub struct State {
     pub traced: u32,
     /// The program serves some of its memory by a userfaultfd of its own.
     pub has_userfault: bool,
+    /// Calls that are being made apart.
+    apart: Vec<Pending>,
     /// Engine threads that are still to be started, the next one last; `None` before the first try.
     pub pending: Option<Vec<Start>>,
     /// It was told that they can't be started.
@@ -127,6 +132,22 @@ impl State {
         &mut self.never[mark as usize]
     }
 
+    /// Something else is in a range: what a call that is made apart has found there is gone.
+    pub fn note_new(&mut self, range: &Range<usize>) {
+        self.apart.iter_mut().for_each(|pending| pending.new_since.add(range.clone()));
+    }
+
+    /// The call apart of a child.
+    pub fn apart_of(&self, child: usize) -> Option<Apart> {
+        let found = self.apart.iter().find(|pending| pending.child == Some(child))?;
+        Some(Apart(found.number))
+    }
+
+    /// Children that the process is a copy of had them.
+    pub fn forget_apart(&mut self) {
+        self.apart.clear();
+    }
+
     /// What of `parts` may be managed.
     pub fn unmarked(&self, parts: Vec<Range<usize>>) -> Vec<Range<usize>> {
         let never = MARKS.iter().filter(|mark| **mark != Mark::DontFork);
@@ -138,17 +159,10 @@ impl State {
         self.never.iter_mut().for_each(|never| never.remove(range));
     }
 
-    /// Marks go where mremap takes the memory. What it leaves behind, if it does, is locked no more.
-    pub fn relocate(&mut self, from: &Range<usize>, to: usize, leaves_source: bool) {
-        for mark in MARKS {
-            let marked = self.marked(mark);
-            for part in marked.within(from) {
-                if !leaves_source || mark == Mark::Locked {
-                    marked.remove(&part);
-                }
-                marked.add(part.start - from.start + to..part.end - from.start + to);
-            }
-        }
+    /// What has which mark in a range.
+    fn marks_in(&self, range: &Range<usize>) -> Vec<(Mark, Range<usize>)> {
+        let of = |mark: Mark| self.never[mark as usize].within(range).into_iter();
+        MARKS.into_iter().flat_map(|mark| of(mark).map(move |part| (mark, part))).collect()
     }
 
     /// What mremap adds to memory is marked as that is.
@@ -171,6 +185,33 @@ impl State {
     pub fn has_threads(&self) -> bool {
         self.pending.as_ref().is_some_and(Vec::is_empty)
     }
+}
+
+/// See `copy.rs`.
+pub static MARK: CopyMark = CopyMark::new();
+
+/// A call that is made with no lock held: see [`Gated::begin_apart`].
+pub struct Apart(u64);
+
+/// What is kept of it.
+struct Pending {
+    number: u64,
+    /// The number of the child that makes it.
+    child: Option<usize>,
+    /// Parts that have a mark for it.
+    added: Ranges,
+    before: Before,
+    /// What was mapped or registered since.
+    new_since: Ranges,
+}
+
+/// What a call finds in its ranges.
+pub struct Before {
+    /// Its ranges, or what of them is still as it was.
+    pub parts: Vec<Range<usize>>,
+    pub marks: Vec<(Mark, Range<usize>)>,
+    /// Where faults are the program's own to serve.
+    pub faults: Vec<Range<usize>>,
 }
 
 /// See the module.
@@ -196,6 +237,10 @@ pub struct Gated {
     pub managing: AtomicBool,
     /// A thread does what children of vfork must not do.
     pub serves_errands: AtomicBool,
+    /// So many calls were made apart.
+    pub apart_calls: AtomicU64,
+    /// A userfaultfd of the program's is told of copies of the process (UFFD_FEATURE_EVENT_FORK).
+    pub tells_of_copies: AtomicBool,
     /// No call of the program's last thread tells of its end: somebody has to look.
     pub ends_by_itself: AtomicBool,
     /// The first address past the main thread's stack.
@@ -353,6 +398,8 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         managing: AtomicBool::new(false),
         ends_by_itself: AtomicBool::new(false),
         serves_errands: AtomicBool::new(false),
+        tells_of_copies: AtomicBool::new(false),
+        apart_calls: AtomicU64::new(0),
         stack_end,
         file,
         remote,
@@ -362,6 +409,18 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
 }
 
 impl Gated {
+    /// Does `what` by a thread of the engine's, if the caller is a child of vfork, which may be killed
+    /// while it has a lock. It touches no memory of the program's.
+    pub fn on_behalf<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
+        if !self.serves_errands.load(SeqCst) || child().is_none() {
+            return what();
+        }
+        let (mut what, mut done) = (Some(what), None);
+        // SAFETY: it is `Send`, and the rest is said above.
+        unsafe { hand_over(&mut || done = what.take().map(|what| what()), ring) };
+        done.expect("it waits until it is done")
+    }
+
     /// Whether anything is managed, or about to be.
     pub fn is_managing(&self) -> bool {
         self.managing.load(SeqCst)
@@ -377,6 +436,13 @@ impl Gated {
                 }
             });
         }
+    }
+
+    /// A userfaultfd of the program's is to be told of copies of the process.
+    pub fn tell_of_copies(&self) {
+        MARK.lock();
+        self.start_serving();
+        self.tells_of_copies.store(true, SeqCst);
     }
 
     /// Whether a descriptor is the engine's.
@@ -443,24 +509,52 @@ impl Gated {
         });
     }
 
-    /// Makes a call that may wait until another thread of the program has done something, which may
-    /// change mappings first: of what it faults in, and what it reports, a userfaultfd or a file
-    /// system of the program's may be in charge. Meanwhile nothing of `range`, of which nothing is
-    /// managed, is adopted.
-    pub fn wait_apart<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        range: &Range<usize>,
-        make: impl FnOnce() -> isize,
-    ) -> (MutexGuard<'a, State>, isize) {
-        let marked = state.marked(Mark::Other);
-        let added = without(range, &marked.within(range));
-        added.iter().for_each(|part| marked.add(part.clone()));
-        drop(state);
-        let result = make();
-        let mut state = self.state.lock();
-        added.iter().for_each(|part| state.marked(Mark::Other).remove(part));
-        (state, result)
+    /// A call on `range` is about to be made with no lock held. It may wait until another thread of
+    /// the program has done something, which may change mappings first: of what it faults in, and what
+    /// it reports, a userfaultfd or a file system of the program's may be in charge. Or it is made by a
+    /// child that may be killed. Until [`Gated::leave_apart`] nothing of the range is managed.
+    /// `child`: the number of the caller, if it is a child.
+    pub fn begin_apart(
+        &self,
+        state: &mut State,
+        child: Option<usize>,
+        ranges: [Range<usize>; 2],
+    ) -> Apart {
+        let (before, mut added) = (self.before(state, &ranges), Ranges::default());
+        for range in &ranges {
+            let marked = state.marked(Mark::Other);
+            for part in without(range, &marked.within(range)) {
+                marked.add(part.clone());
+                added.add(part);
+            }
+            self.leave(range);
+        }
+        let number = self.apart_calls.fetch_add(1, SeqCst);
+        state.apart.push(Pending { number, child, added, before, new_since: Ranges::default() });
+        Apart(number)
+    }
+
+    /// What there is in some ranges.
+    pub fn before(&self, state: &State, ranges: &[Range<usize>]) -> Before {
+        let faults = self.faults_of_program.lock();
+        Before {
+            parts: ranges.to_vec(),
+            marks: ranges.iter().flat_map(|range| state.marks_in(range)).collect(),
+            faults: ranges.iter().flat_map(|range| faults.within(range)).collect(),
+        }
+    }
+
+    /// It was made. Gives what it has found. Its parts are those where nothing was mapped or registered
+    /// meanwhile.
+    pub fn leave_apart(&self, state: &mut State, apart: Apart) -> Before {
+        let at = state.apart.iter().position(|pending| pending.number == apart.0);
+        let at = at.expect("it is ended once, by who began it");
+        let Pending { mut before, added, new_since, .. } = state.apart.swap_remove(at);
+        before.parts = new_since.cut_out_of(before.parts);
+        for part in before.parts.iter().flat_map(|part| added.within(part)) {
+            state.marked(Mark::Other).remove(&part);
+        }
+        before
     }
 
     /// The kernel's mappings in a range, as far as they reach. What is managed and lies together is one,
@@ -483,11 +577,9 @@ impl Gated {
     }
 
     /// Whether the program may have what happens to a part of a range reported by a userfaultfd of its
-    /// own, and nothing of it is managed.
+    /// own.
     pub fn is_watched(&self, state: &mut State, range: &Range<usize>) -> bool {
-        state.has_userfault
-            && !state.marked(Mark::Other).within(range).is_empty()
-            && !self.pager.touches(range)
+        state.has_userfault && !state.marked(Mark::Other).within(range).is_empty()
     }
 
     /// Nobody allocates, and no zone comes or goes, until [`Gated::allow_allocation`].

@@ -11,6 +11,10 @@ use memfold::known::TOP;
 use memfold_gate::{read_bytes, write_bytes};
 use memfold_sys::units::PAGE_SIZE;
 
+const UFFDIO_API: usize = 0xc018_aa3f;
+/// Where it names the features that are asked for, and the one by which it is told of forks.
+const FEATURES_AT: usize = 8;
+const EVENT_FORK: usize = 1 << 1;
 const UFFDIO_REGISTER: usize = 0xc020_aa00;
 const UFFDIO_UNREGISTER: usize = 0x8010_aa01;
 /// To, from, length.
@@ -57,6 +61,7 @@ fn each_given(request: usize, arg: usize, mut each: impl FnMut(usize, usize)) ->
 /// Whether an `ioctl` is one of these.
 pub fn gives(request: usize) -> bool {
     let all = [
+        UFFDIO_API,
         UFFDIO_REGISTER,
         UFFDIO_UNREGISTER,
         UFFDIO_MOVE,
@@ -79,7 +84,7 @@ impl Gated {
         let has_source = [UFFDIO_COPY, UFFDIO_MOVE].contains(&request);
         let len_at = if has_source { arg + 16 } else { arg + 8 };
         let range = pages_of(word(arg)?, word(len_at)?);
-        if range.is_empty() || !self.pager.touches(&range) {
+        if range.is_empty() || !self.on_behalf(|| self.pager.touches(&range)) {
             return None;
         }
         // How far the kernel came, or its error, is the last word.
@@ -91,14 +96,23 @@ impl Gated {
         Some(REFUSED)
     }
 
-    /// An `ioctl` is about to be made.
-    pub fn give(&self, state: &mut State, request: usize, arg: usize) {
+    /// An `ioctl` is about to be made. Each range is noted by itself: what it names is read with no lock
+    /// held.
+    pub fn give(&self, request: usize, arg: usize) {
         let request = request & u32::MAX as usize;
-        state.has_userfault |= request == UFFDIO_REGISTER;
+        if !gives(request) {
+            return;
+        }
         match request {
             UFFDIO_REGISTER => say_once!(
                 "warning: memory that the program registers with a userfaultfd, as libmemfold does, is left to it"
             ),
+            UFFDIO_API => {
+                if word(arg + FEATURES_AT).is_some_and(|features| features & EVENT_FORK != 0) {
+                    self.tell_of_copies();
+                }
+                return;
+            }
             // What leaves the program's own is as any other from now on.
             UFFDIO_UNREGISTER | UFFDIO_MOVE => {}
             VFIO_IOMMU_MAP_DMA => {
@@ -111,31 +125,30 @@ impl Gated {
         }
         each_given(request, arg, |start, len| {
             let range = pages_of(start, len);
-            if range.is_empty() {
-                return;
+            if !range.is_empty() {
+                self.on_behalf(|| self.give_range(&mut self.state.lock(), request, range));
             }
-            match request {
-                UFFDIO_REGISTER => self.faults_of_program.lock().add(range.clone()),
-                UFFDIO_UNREGISTER => self.faults_of_program.lock().remove(&range),
-                _ => {}
-            }
-            if request != UFFDIO_UNREGISTER {
-                state.marked(Mark::Other).add(range.clone());
-            }
-            self.leave(&range);
         });
     }
 
-    /// What was in a range is gone, or somewhere else from now on: so are faults that the program
-    /// serves there.
-    pub fn relocate_faults(&self, range: &Range<usize>, to: Option<usize>) {
-        let mut faults = self.faults_of_program.lock();
-        for part in faults.within(range) {
-            faults.remove(&part);
-            if let Some(to) = to {
-                faults.add(part.start - range.start + to..part.end - range.start + to);
-            }
+    fn give_range(&self, state: &mut State, request: usize, range: Range<usize>) {
+        state.has_userfault |= request == UFFDIO_REGISTER;
+        state.note_new(&range);
+        match request {
+            UFFDIO_REGISTER => self.faults_of_program.lock().add(range.clone()),
+            UFFDIO_UNREGISTER => self.faults_of_program.lock().remove(&range),
+            _ => {}
         }
+        if request != UFFDIO_UNREGISTER {
+            state.marked(Mark::Other).add(range.clone());
+        }
+        self.leave(&range);
+    }
+
+    /// What was in a range is gone, or somewhere else from now on: no faults there are the program's to
+    /// serve.
+    pub fn forget_faults(&self, range: &Range<usize>) {
+        self.faults_of_program.lock().remove(range);
     }
 }
 

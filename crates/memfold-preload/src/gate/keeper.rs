@@ -8,8 +8,8 @@ use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
 use memfold::fault::{Fault, Served};
 use memfold::known::TOP;
+use memfold_gate::child;
 use memfold_gate::{BadAddress, Ending, Hold, Keeper, Names, NoRoom, Refused};
-use memfold_gate::{hand_over, is_child};
 use memfold_sys::Errno;
 use memfold_sys::raw::populates;
 use memfold_sys::thread::identity::Rights;
@@ -29,17 +29,14 @@ const BAD_MAX: usize = 8;
 /// The keeper.
 pub struct Owner;
 
-/// A call that another task may make, as it is about the memory that both have.
+/// A call that another task may make, if it is about the memory that both have.
 struct Shared<'a>(&'a mut dyn FnMut(&[usize; 6]) -> isize);
-// SAFETY: who lends it waits meanwhile, and what it makes touches nothing else.
+// SAFETY: who lends it waits meanwhile, and it is the call alone.
 unsafe impl Send for Shared<'_> {}
 
-/// Whether a change is one of memory alone, and touches none of the program's.
-fn can_be_handed_over(nr: usize, args: &[usize; 6]) -> bool {
-    match nr as i64 {
-        libc::SYS_mmap => args[3] as i32 & libc::MAP_ANONYMOUS != 0,
-        libc::SYS_munmap | libc::SYS_mremap | libc::SYS_mprotect | libc::SYS_brk => true,
-        _ => false,
+impl Shared<'_> {
+    fn make(&mut self, args: &[usize; 6]) -> isize {
+        (self.0)(args)
     }
 }
 
@@ -60,7 +57,7 @@ impl Gated {
         touch: fn(usize, bool) -> Result<(), BadAddress>,
     ) -> Result<Option<Hold>, NoRoom> {
         let holds = self.pager.holds();
-        let is_child = is_child();
+        let is_child = child().is_some();
         if is_child {
             let mut count = 0;
             names(&mut |_| count += 1);
@@ -88,17 +85,6 @@ impl Gated {
             holds.each(hold, |pages, write| self.touch_all(pages, write, touch));
         }
         Ok(Some(Hold(hold.0)))
-    }
-
-    /// Does `what` by a thread of the engine's, if the caller is a child of vfork, which may be killed
-    /// while it has a lock. It touches no memory of the program's.
-    fn on_behalf<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
-        if !self.serves_errands.load(SeqCst) || !is_child() {
-            return what();
-        }
-        let (mut what, mut done) = (Some(what), None);
-        hand_over(&mut || done = what.take().map(|what| what()), threads::ring);
-        done.expect("it waits until it is done")
     }
 
     fn touch_all(
@@ -215,7 +201,7 @@ impl Keeper for Owner {
 
     fn refused(&self, nr: usize, name: &str, words: &[usize]) {
         if let Some(gated) = get().filter(|gated| gated.is_managing()) {
-            gated.refused(nr, name, words);
+            gated.on_behalf(|| gated.refused(nr, name, words));
         }
     }
 
@@ -228,42 +214,55 @@ impl Keeper for Owner {
         if deferred::is_waiting() {
             deferred::see(nr, args);
         }
+        let mut make = Shared(make);
         match get() {
-            Some(gated) if is_child() && can_be_handed_over(nr, args) => {
-                let make = Shared(make);
-                gated.on_behalf(|| {
-                    let make = make;
-                    gated.change(nr, args, make.0)
-                })
-            }
-            Some(gated) => gated.change(nr, args, make),
-            None => make(args),
+            Some(gated) => gated.change(nr, args, &mut |args| make.make(args)),
+            None => make.make(args),
         }
     }
 
-    fn copy(&self, make: &mut dyn FnMut() -> isize) -> isize {
-        match get() {
-            Some(gated) => gated.copy(make),
-            None => {
-                let result = make();
-                if result == 0 && deferred::is_waiting() {
-                    deferred::begin_as_child();
-                }
-                result
-            }
+    fn begin_copy(&self) {
+        if let Some(gated) = get() {
+            gated.begin_copy();
         }
+    }
+
+    fn end_copy(&self, made: isize) {
+        match get() {
+            Some(gated) => gated.end_copy(made),
+            None if made == 0 && deferred::is_waiting() => deferred::begin_as_child(),
+            None => {}
+        }
+    }
+
+    fn waits_in_copy(&self) -> bool {
+        get().is_some_and(Gated::waits_in_copy)
+    }
+
+    fn is_copied(&self) -> bool {
+        get().is_some_and(Gated::is_copied)
     }
 
     fn last_chance(&self) {
-        if deferred::is_waiting() {
+        if deferred::is_waiting() && child().is_none() {
             deferred::begin();
         }
     }
 
     fn has_child(&self) {
-        if let Some(gated) = get().filter(|gated| gated.is_managing()) {
+        if let Some(gated) = get() {
             gated.start_serving();
         }
+    }
+
+    fn has_no_child(&self, number: usize) {
+        if let Some(gated) = get() {
+            gated.on_behalf(|| gated.end_child(number));
+        }
+    }
+
+    fn server(&self) -> Option<fn()> {
+        get().filter(|gated| gated.serves_errands.load(SeqCst)).map(|_| threads::ring as fn())
     }
 
     fn hides(&self) -> bool {
@@ -292,7 +291,7 @@ impl Keeper for Owner {
     }
 
     fn give_up_rights(&self) {
-        if is_child() || !slots::has_given_up() {
+        if child().is_some() || !slots::has_given_up() {
             return;
         }
         let done = match get() {
@@ -358,6 +357,10 @@ impl Keeper for Owner {
     }
 
     fn ends(&self, how: Ending) {
+        if child().is_some() {
+            // What it leaves behind is its parent's.
+            return;
+        }
         match how {
             Ending::Process | Ending::Exec => deferred::note_end(true),
             Ending::ExecFailed => deferred::note_end(false),

@@ -3,9 +3,9 @@
 //! program is told its own. The hard limit of these, and of RLIMIT_NOFILE, stays in the kernel as it
 //! was, so that more can be reserved, and descriptors with high numbers be opened in a child; the
 //! program gets the answers of its own. What it executes has its own.
-use super::gated::get;
+use super::gated::{Gated, get};
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use memfold_gate::is_child;
+use memfold_gate::child;
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::reserved_bytes;
 use memfold_sys::raw::system_call;
@@ -49,23 +49,32 @@ fn raised(soft: u64, counts: bool) -> u64 {
     if counts { soft.saturating_add(reserved_bytes() as u64 + MORE_BYTES) } else { soft }
 }
 
+/// What is set, for a child of vfork, which takes no lock.
+fn all_set(gated: &Gated) -> [Option<Set>; EMULATED.len()] {
+    gated.on_behalf(|| *SET.lock())
+}
+
 /// Asks for a limit of this process, as the program sees it, and sets it. Returns what it was.
 ///
 /// # Errors
 /// As `prlimit`.
 pub fn limit(resource: u32, new: Option<Limit>) -> Result<Limit, Errno> {
     let emulated = EMULATED.iter().position(|each| each.0 == resource);
-    let Some(at) = emulated.filter(|_| get().is_some()) else {
+    let (Some(at), Some(gated)) = (emulated, get()) else {
         return kernel(resource, new.as_ref());
     };
-    let mut all = SET.lock();
-    let before = kernel(resource, None)?;
-    let shown = all[at].filter(|set| set.kernel == before).map_or(before, |set| set.own);
-    let Some(new) = new else { return Ok(shown) };
-    if is_child() {
+    let shown = |set: Option<Set>| {
+        let before = kernel(resource, None)?;
+        Ok((before, set.filter(|set| set.kernel == before).map_or(before, |set| set.own)))
+    };
+    if child().is_some() {
         // A child of vfork, which executes something.
-        return kernel(resource, Some(&new)).map(|_| shown);
+        let (_, shown) = shown(all_set(gated)[at])?;
+        return new.map_or(Ok(shown), |new| kernel(resource, Some(&new)).map(|_| shown));
     }
+    let mut all = SET.lock();
+    let (before, shown) = shown(all[at])?;
+    let Some(new) = new else { return Ok(shown) };
     if new[0] > new[1] {
         return Err(Errno::INVAL);
     }
@@ -101,7 +110,7 @@ pub fn with_descriptors(work: impl FnOnce()) {
 
 /// Mappings are about to be made: what the engine has reserved since isn't the program's.
 pub fn renew() {
-    if are_set() && !is_child() {
+    if are_set() && child().is_none() {
         each_set(|resource, counts, set| {
             set.kernel[0] = raised(set.own[0], counts).min(set.kernel[1]);
             let _ = kernel(resource, Some(&set.kernel));
@@ -111,10 +120,8 @@ pub fn renew() {
 
 /// The program is about to execute another one, which has the program's limits.
 pub fn hand_on() {
-    // In a child of vfork it is another process's, which goes on.
-    let is_child = is_child();
     each_set(|resource, _, set| {
-        if kernel(resource, Some(&set.own)).is_ok() && !is_child {
+        if kernel(resource, Some(&set.own)).is_ok() {
             set.kernel = set.own;
         }
     });
@@ -133,12 +140,18 @@ pub fn take_back() {
 
 /// Calls `each` with what is set and is still so in the kernel.
 fn each_set(mut each: impl FnMut(u32, bool, &mut Set)) {
-    let mut all = SET.lock();
-    for ((resource, counts), set) in EMULATED.into_iter().zip(all.iter_mut()) {
-        if let Some(set) = set
-            && kernel(resource, None).is_ok_and(|now| now == set.kernel)
-        {
-            each(resource, counts, set);
+    let mut each_of = |all: &mut [Option<Set>]| {
+        for ((resource, counts), set) in EMULATED.into_iter().zip(all) {
+            if let Some(set) = set
+                && kernel(resource, None).is_ok_and(|now| now == set.kernel)
+            {
+                each(resource, counts, set);
+            }
         }
+    };
+    match get().filter(|_| child().is_some()) {
+        // It is another process, which has its own.
+        Some(gated) => each_of(&mut all_set(gated)),
+        None => each_of(&mut *SET.lock()),
     }
 }

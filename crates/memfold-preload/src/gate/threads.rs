@@ -59,18 +59,13 @@ pub fn ring() {
     let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
 }
 
-/// Whether it is to end.
-static ENDS: AtomicBool = AtomicBool::new(false);
+/// That thread is to end.
+static STOPS: AtomicBool = AtomicBool::new(false);
 
-/// Tells it to end, if it runs; it goes on when all are started again.
-pub fn stop_serving() {
-    ENDS.store(true, SeqCst);
+/// Has it end, or, before it is started again with all others, no more. No child is there.
+pub fn stop_serving(stops: bool) {
+    STOPS.store(stops, SeqCst);
     ring();
-}
-
-/// They are about to be.
-pub fn resume_serving() {
-    ENDS.store(false, SeqCst);
 }
 
 /// Starts it; the caller is the first engine thread.
@@ -84,7 +79,7 @@ pub fn start_serving() -> Result<(), Errno> {
 fn serve(_: usize) {
     loop {
         let bell = BELL.load(SeqCst);
-        if ENDS.load(SeqCst) {
+        if STOPS.load(SeqCst) {
             return;
         }
         memfold_gate::serve_errands();

@@ -5,6 +5,7 @@
 pub mod own;
 pub mod lookup;
 pub mod pagemap;
+pub mod copied;
 
 use crate::Errno;
 use core::ops::ControlFlow;

@@ -205,6 +205,13 @@ impl Pagemap {
         at - start
     }
 
+    /// Whether the page at an address is in memory, and another process has it too. Without /proc, none
+    /// is.
+    pub fn is_shared(&self, page: usize) -> bool {
+        let is = |word: u64| word & WORD_PRESENT != 0 && word & WORD_EXCLUSIVE == 0;
+        self.word(page).is_ok_and(is)
+    }
+
     /// Whether the page at an address is in memory and this process's alone, or in the kernel's swap:
     /// not the page of zeros that reading puts where there was none. Without /proc, none is.
     pub fn is_private(&self, page: usize) -> bool {

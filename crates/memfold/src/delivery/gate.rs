@@ -257,11 +257,13 @@ impl Keeper for Owner {
         if harms_region(nr as i64, args) { -(libc::EINVAL as isize) } else { make(args) }
     }
 
-    fn copy(&self, make: &mut dyn FnMut() -> isize) -> isize {
+    fn begin_copy(&self) {
         // The child maps stacks of threads.
         freeze_list();
-        let made = make();
-        // SAFETY: frozen above, here or in the parent.
+    }
+
+    fn end_copy(&self, made: isize) {
+        // SAFETY: frozen by `begin_copy`, here or in the parent.
         unsafe { unfreeze_list() };
         if made == 0 {
             if let Some(known) = known() {
@@ -270,7 +272,6 @@ impl Keeper for Owner {
             // SAFETY: the child has one thread, which holds nothing but by this call.
             unsafe { Holds::of_process(true).reset_in_child() };
         }
-        made
     }
 
     fn fault(&self, fault: memfold_gate::Fault) -> bool {

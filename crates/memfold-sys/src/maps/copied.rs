@@ -1,0 +1,75 @@
+//! Shows whether the memory of the process has been copied by a fork, before that has returned: a page
+//! that was this process's alone is another's, too. The kernel tells that of no page while it copies.
+use crate::maps::pagemap::Pagemap;
+use crate::raw::system_call;
+use crate::units::PAGE_SIZE;
+use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+/// The page; a static. It counts, so that no other page has its bytes, with which the kernel could merge
+/// it.
+#[repr(align(4096))]
+pub struct CopyMark {
+    count: AtomicU64,
+    _rest: [u8; PAGE_SIZE - 8],
+}
+
+impl CopyMark {
+    /// Shows nothing yet.
+    pub const fn new() -> CopyMark {
+        CopyMark { count: AtomicU64::new(u64::MAX / 3), _rest: [1; PAGE_SIZE - 8] }
+    }
+
+    fn address(&self) -> usize {
+        &raw const *self as usize
+    }
+
+    /// Keeps it in memory: swapped out, it would not show whose it is.
+    pub fn lock(&self) {
+        // SAFETY: changes no byte.
+        let _ = unsafe { system_call(libc::SYS_mlock, [self.address(), PAGE_SIZE, 0, 0, 0, 0]) };
+    }
+
+    /// From now on the page is this process's alone, until the memory is copied.
+    pub fn renew(&self) {
+        self.count.fetch_add(1, SeqCst);
+    }
+
+    /// Whether the memory has been copied since the last [`CopyMark::renew`]. Without /proc, it never
+    /// has.
+    pub fn is_copied(&self, pagemap: &Pagemap) -> bool {
+        pagemap.is_shared(self.address())
+    }
+}
+
+impl Default for CopyMark {
+    fn default() -> Self {
+        CopyMark::new()
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copy_is_seen_until_the_mark_is_renewed() {
+        static MARK: CopyMark = CopyMark::new();
+        let _forks = crate::FORKS.lock();
+        let pagemap = Pagemap::open().unwrap();
+        for _ in 0..3 {
+            MARK.renew();
+            assert!(!MARK.is_copied(&pagemap));
+            // SAFETY: the child makes system calls only.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: waits to be killed.
+                unsafe { libc::pause() };
+            }
+            assert!(MARK.is_copied(&pagemap));
+            // SAFETY: a child of this test.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            // SAFETY: waits for it.
+            unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) };
+        }
+    }
+}
