@@ -149,7 +149,9 @@ fn size_of(pid: u32) -> Option<u64> {
         return (len > 0).then_some(bytes);
     }
     let parent = stat(pid)?.0;
-    if statm(parent).is_some_and(|(other, _)| other == len) && have_one_memory(pid, parent) {
+    // Where the kernel doesn't tell, those of one length have.
+    let has_same_length = || statm(parent).is_some_and(|(other, _)| other == len);
+    if have_one_memory(pid, parent).unwrap_or_else(has_same_length) {
         return None;
     }
     let part = || {
@@ -181,14 +183,13 @@ fn statm(pid: u32) -> Option<(u64, u64)> {
     Some((len * page_bytes, resident.saturating_sub(shared) * page_bytes))
 }
 
-/// Whether two processes of the same size have one address space, as after vfork. Where the kernel
-/// doesn't tell, they do.
-fn have_one_memory(pid: u32, other: u32) -> bool {
+/// Whether two processes have one address space, as after vfork; `None`: the kernel doesn't tell.
+fn have_one_memory(pid: u32, other: u32) -> Option<bool> {
     const KCMP_VM: libc::c_long = 1;
     let (pid, other) = (libc::c_long::from(pid), libc::c_long::from(other));
     // SAFETY: only asks; the last two arguments are not used for this question.
     let answer = unsafe { libc::syscall(libc::SYS_kcmp, pid, other, KCMP_VM, 0, 0) };
-    answer <= 0
+    (answer >= 0).then_some(answer == 0)
 }
 
 #[cfg(test)]
