@@ -13,7 +13,7 @@
 //! the other.
 use crate::actions::{PROTECTED, bit};
 use crate::entry;
-use crate::frame::{Info, code_of_nudge};
+use crate::frame::{Info, code_of_nudge, code_to_show};
 use crate::record::Record;
 use crate::touch::{read, write};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -116,7 +116,8 @@ fn forward(record: &Record, thread: u32, info: &Info) -> bool {
 /// What `sigtimedwait` has said at `at` of a signal, which may have been sent on.
 pub fn tell_as_sent(at: usize) {
     let Ok(info) = read::<Info>(at) else { return };
-    if let Some(before) = info.before_forwarding() {
+    let before = info.before_forwarding().unwrap_or(info).shown();
+    if before.code != info.code {
         // SAFETY: the program has asked for it there.
         let _ = unsafe { write(at + core::mem::offset_of!(Info, code), &(before.code as u32)) };
     }
@@ -209,12 +210,16 @@ fn take_read(record: &Record, at: usize, bytes: usize) {
     const CODE_AT: usize = 8;
     for at in (at..at + bytes / INFO_BYTES * INFO_BYTES).step_by(INFO_BYTES) {
         let (Ok(signal), Ok(code)) = (read::<u32>(at), read::<u32>(at + CODE_AT)) else { return };
-        if SIGNALS.contains(&(signal as i32))
-            && let Some(code) = code_of_nudge(code as i32)
+        let (signal, mut shown) = (signal as i32, code as i32);
+        if SIGNALS.contains(&signal)
+            && let Some(code) = code_of_nudge(shown)
         {
-            record.actions().take_sent(bit(signal as i32));
+            shown = record.actions().take_sent(bit(signal)).map_or(code, |kept| kept.code);
+        }
+        shown = code_to_show(shown);
+        if shown != code as i32 {
             // SAFETY: the program has asked for it there.
-            let _ = unsafe { write(at + CODE_AT, &(code as u32)) };
+            let _ = unsafe { write(at + CODE_AT, &(shown as u32)) };
         }
     }
 }
@@ -276,6 +281,26 @@ fn put_back(record: &Record) -> bool {
     }
     set_signals_blocked(record.mask_before.get());
     true
+}
+
+/// `rt_sigqueueinfo`, `rt_tgsigqueueinfo` or `pidfd_send_signal` with the information at
+/// `args[information]`, of which `args[signal]` is the signal. Only a thread itself may be sent what
+/// says that it comes from the kernel: who is meant is asked of the kernel, by the same call with no
+/// signal. `None`: nothing of that kind is said.
+pub fn make_up(
+    args: &[usize; 6],
+    [signal, information]: [usize; 2],
+    mut make: impl FnMut(&[usize; 6]) -> isize,
+) -> Option<isize> {
+    let info = read::<Info>(args[information]).ok()?.of(args[signal] as i32);
+    let sent = info.made_up()?;
+    let mut make = |info: &Info| {
+        let mut args = *args;
+        (args[signal], args[information]) = (info.signal as usize, &raw const *info as usize);
+        make(&args)
+    };
+    let may = make(&info.of(0));
+    Some(if may == 0 { make(&sent) } else { may })
 }
 
 /// `kill` of the caller's process by one of these: the thread that takes it has it before the call

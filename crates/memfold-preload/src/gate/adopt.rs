@@ -43,8 +43,10 @@ impl Gated {
     /// Looks at the program's size; near the limit, takes what it has. Returns the time until the
     /// next look, nanoseconds.
     pub fn look(&self) -> i64 {
-        if self.ends_by_itself.load(SeqCst) {
-            proc::end_with_program();
+        // No call of the program's last thread may tell of its end.
+        let filtered = self.filtered.load(SeqCst);
+        if filtered || self.shut_in.load(SeqCst) {
+            proc::end_with_program(filtered && memfold_gate::first_has_exited());
         }
         let Some(mut state) = self.state.try_lock() else { return LOOK_SOON_NS };
         let state = &mut *state;
@@ -236,6 +238,10 @@ impl Gated {
         let refused = make();
         let wants_one = [libc::EINVAL, libc::EUSERS].map(|e| -(e as isize)).contains(&refused);
         if !wants_one || self.remote.is_some() || is_child() {
+            return refused;
+        }
+        // Once its children are to have another namespace than itself, it can start none again.
+        if let Err(Errno::INVAL) = bare::once(c"memfold-try", || ()) {
             return refused;
         }
         // Locked by hand: the thread that begins again takes it that its starter holds the lock.
