@@ -103,6 +103,8 @@ const CODES: u32 = 1 << 12;
 const FORWARDED: i32 = 1 << 16;
 const NUDGE: i32 = 1 << 20;
 const MADE_UP: i32 = 1 << 30;
+/// The same of one that was sent to a thread.
+const MADE_UP_FOR_THREAD: i32 = MADE_UP + MADE_UP_CODES;
 /// Codes that a program makes up are below this, or stay as they are.
 const MADE_UP_CODES: i32 = 1 << 29;
 
@@ -112,13 +114,15 @@ pub fn code_of_nudge(code: i32) -> Option<i32> {
     (code.unsigned_abs() < CODES).then_some(code)
 }
 
-fn is_made_up(code: i32) -> bool {
-    (1..MADE_UP_CODES).contains(&code.saturating_add(MADE_UP))
+/// The code that was made up; `None`: it wasn't.
+fn made_up(code: i32) -> Option<i32> {
+    let of = |mark: i32| code.checked_add(mark).filter(|code| (1..MADE_UP_CODES).contains(code));
+    of(MADE_UP).or_else(|| of(MADE_UP_FOR_THREAD))
 }
 
 /// The code of a signal as the program is to see it.
 pub fn code_to_show(code: i32) -> i32 {
-    if is_made_up(code) { code + MADE_UP } else { code }
+    made_up(code).unwrap_or(code)
 }
 
 /// The code of what the kernel does without a reason of its own, and its greatest for a fault.
@@ -157,7 +161,7 @@ impl Info {
     /// In a form in which one thread may send it to another one. The kernel lets no code from 0 on, and
     /// none of `tgkill`, be sent on.
     pub fn forwarded(&self) -> Info {
-        if is_made_up(self.code) {
+        if made_up(self.code).is_some() {
             return *self;
         }
         Info { code: self.code - FORWARDED, ..*self }
@@ -167,12 +171,13 @@ impl Info {
     /// the gate doesn't take it for one; `None`: it says nothing like that. Nor does the kernel: beside a
     /// SIGSYS it would deliver one that is blocked (`dequeue_synchronous_signal`). It drops what lies behind
     /// the part that it knows.
-    pub fn made_up(&self) -> Option<Info> {
+    pub fn made_up(&self, for_thread: bool) -> Option<Info> {
         const KNOWN_WORDS: usize = 2;
         let mut rest = self.rest;
         rest[KNOWN_WORDS..].fill(0);
         let is = (1..MADE_UP_CODES).contains(&self.code) && self.can_be_fault();
-        is.then(|| Info { code: self.code - MADE_UP, rest, ..*self })
+        let mark = if for_thread { MADE_UP_FOR_THREAD } else { MADE_UP };
+        is.then(|| Info { code: self.code - mark, rest, ..*self })
     }
 
     /// The same of another signal.
@@ -193,7 +198,7 @@ impl Info {
 
     /// One that has a thread look again at what is kept, as this is.
     pub fn nudge(&self) -> Info {
-        let code = if is_made_up(self.code) { 0 } else { self.code };
+        let code = if made_up(self.code).is_some() { 0 } else { self.code };
         Info { code: code - NUDGE, ..*self }
     }
 
@@ -205,7 +210,8 @@ impl Info {
     /// It was sent to a thread (`tgkill`), and not to a process.
     pub fn is_for_thread(&self) -> bool {
         const SI_TKILL: i32 = -6;
-        self.code == SI_TKILL
+        let of_thread = self.code.saturating_add(MADE_UP_FOR_THREAD);
+        self.code == SI_TKILL || (1..MADE_UP_CODES).contains(&of_thread)
     }
 
     /// The same of the instruction that ends at `address`.

@@ -27,7 +27,7 @@ mod late;
 
 pub use keeper::{BadAddress, Ending, Fault, Hold, Keeper, Names, NoRoom, Refused, Span};
 pub use late::start_late;
-pub use threads::{first_has_exited, hand_over, is_child, serve_errands};
+pub use threads::{all_are_gone, first_has_exited, hand_over, is_child, serve_errands};
 pub use touch::{read_bytes, touch, write_bytes};
 
 use core::sync::atomic::Ordering::SeqCst;

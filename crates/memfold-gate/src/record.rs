@@ -66,7 +66,8 @@ pub struct Record {
     pub alternate: Cell<Stack>,
     /// What a filter of the program's has said of the last call that it has refused.
     pub refused: Cell<Option<Info>>,
-    /// It is traced by its own wish, and its calls don't pass the gate.
+    /// A child of vfork whose calls don't pass the gate, for which all memory is home; or it is traced by
+    /// its own wish.
     pub traced: Cell<bool>,
     /// What it has done by another task.
     pub errand: Errand,

@@ -136,8 +136,8 @@ pub fn end_with_program(has_killed_last: bool) {
     let _ = unsafe { system_call(libc::SYS_exit_group, [code, 0, 0, 0, 0, 0]) };
 }
 
-/// Ends the process by a signal, which no other thread takes.
-fn end_by(signal: usize) {
+/// Ends the process, of which no thread of the program's is left, by a signal.
+pub fn end_by(signal: usize) {
     const BYTES: usize = 8;
     let (default, open) = ([0usize; 4], 1u64 << (signal - 1));
     let unblock = libc::SIG_UNBLOCK as usize;

@@ -72,6 +72,13 @@ static void kill_only(void) {
     deny(SYS_getppid, SECCOMP_RET_KILL_THREAD);
     asks(NULL);
 }
+/* Where there is no /proc. */
+static void kill_apart(void) {
+    push_out(memory, LEN);
+    if (!chroot("/sys/kernel")) NEED(!chdir("/"));
+    deny(SYS_getppid, SECCOMP_RET_KILL_THREAD);
+    asks(NULL);
+}
 static void kill_other(void) {
     pthread_t thread;
     deny(SYS_getppid, SECCOMP_RET_KILL_THREAD);
@@ -97,6 +104,7 @@ static void kill_first(void) {
 static void killed(void) {
     memory = map_folded(LEN, 1);
     NEED(in_child(kill_only) == SIGSYS);
+    NEED(in_child(kill_apart) == SIGSYS);
     NEED(in_child(kill_last) == SIGSYS);
     NEED(in_child(kill_first) == 5 << 8);
     NEED(in_child(kill_other) == 4 << 8);
@@ -140,6 +148,22 @@ static void beside_another(void) {
     _exit(7);
 }
 
+/* A child of vfork, whose parent is folded again when that has ended. */
+static void of_vfork(void) {
+    static const int some[] = {SYS_exit_group};
+    pid_t child = vfork();
+    if (!child) {
+        deny_all_but(some, 1, SECCOMP_RET_KILL_PROCESS);
+        memory[LEN - 1]++;
+        syscall(SYS_exit_group, 7);
+    }
+    NEED(wait_for(child) == 7 << 8);
+    memory[LEN - 1]--;
+    push_out(memory, LEN);
+    check(memory, LEN, 1);
+    _exit(7);
+}
+
 /* What a kernel refuses it takes no part in. */
 static void is_not_one(void) {
     push_out(memory, LEN);
@@ -159,6 +183,7 @@ static void refused(void) {
         NEED(in_child(i % 2 ? goes_on : goes_on_folded) == 7 << 8);
     }
     NEED(in_child(beside_another) == 7 << 8);
+    NEED(in_child(of_vfork) == 7 << 8);
     NEED(in_child(is_not_one) == 7 << 8);
     check(memory, LEN, 1);
 }

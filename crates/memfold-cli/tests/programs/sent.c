@@ -233,6 +233,24 @@ static void makes_up(int signal, int as, char *p, long (*send)(int, siginfo_t *)
     block(0);
     NEED(got == signal && code == as && fault_address == info.si_addr);
 }
+static void *takes_none(void *over) {
+    while (!*(volatile int *)over) sched_yield();
+    return NULL;
+}
+/* What is sent to a thread that has it blocked isn't another one's. */
+static void made_up_for_one(int signal) {
+    siginfo_t info = {.si_signo = signal, .si_code = 1};
+    pthread_t thread;
+    int over = 0;
+    sigset_t set = only(signal), pending;
+    NEED(!pthread_create(&thread, NULL, takes_none, &over));
+    block(signal);
+    got = 0;
+    NEED(!to_thread(signal, &info) && !sigpending(&pending) && sigismember(&pending, signal));
+    over = 1;
+    NEED(!pthread_join(thread, NULL) && !got && sigtimedwait(&set, &info, &(struct timespec){0, 0}) == signal);
+    block(0);
+}
 static void made_up(void) {
     char *p = map_folded(64 * MIB, 3);
     static const int signals[] = {SIGSEGV, SIGBUS, SIGSYS, SIGFPE, SIGILL, SIGTRAP}, codes[] = {1, 2, 5, 6, 0x80, 5000};
@@ -241,6 +259,7 @@ static void made_up(void) {
         makes_up(signals[i / 6], codes[i % 6], p, to_process);
         makes_up(signals[i / 6], codes[i % 6], p, by_descriptor);
     }
+    for (int i = 0; i < 6; i++) made_up_for_one(signals[i]);
     /* Nobody else may be told so. */
     siginfo_t info = {.si_signo = SIGSEGV, .si_code = SEGV_MAPERR};
     pid_t child = fork();

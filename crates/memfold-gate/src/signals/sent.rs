@@ -285,15 +285,16 @@ fn put_back(record: &Record) -> bool {
 
 /// `rt_sigqueueinfo`, `rt_tgsigqueueinfo` or `pidfd_send_signal` with the information at
 /// `args[information]`, of which `args[signal]` is the signal. Only a thread itself may be sent what
-/// says that it comes from the kernel: who is meant is asked of the kernel, by the same call with no
+/// says that it comes from the kernel, or its process: who is meant is asked of the kernel, by the same call with no
 /// signal. `None`: nothing of that kind is said.
 pub fn make_up(
     args: &[usize; 6],
     [signal, information]: [usize; 2],
+    for_thread: bool,
     mut make: impl FnMut(&[usize; 6]) -> isize,
 ) -> Option<isize> {
     let info = read::<Info>(args[information]).ok()?.of(args[signal] as i32);
-    let sent = info.made_up()?;
+    let sent = info.made_up(for_thread)?;
     let mut make = |info: &Info| {
         let mut args = *args;
         (args[signal], args[information]) = (info.signal as usize, &raw const *info as usize);

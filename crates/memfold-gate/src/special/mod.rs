@@ -176,9 +176,10 @@ impl Call<'_> {
     /// A signal with information, whose places among the arguments these are.
     fn queue(&mut self, places: [usize; 2]) -> isize {
         let (record, nr) = (self.record, self.nr);
+        let for_thread = nr as i64 == libc::SYS_rt_tgsigqueueinfo;
         // SAFETY: what the call names is the gate's own.
         let make = |args: &[usize; 6]| unsafe { signals::call(record, nr, args) };
-        signals::make_up(&self.args, places, make).unwrap_or_else(|| self.wait())
+        signals::make_up(&self.args, places, for_thread, make).unwrap_or_else(|| self.wait())
     }
 
     /// Whether the program has one thread, the caller.
@@ -254,7 +255,12 @@ impl Call<'_> {
         if !self.keeper.keep_home(true) {
             return -(libc::ENOMEM as isize);
         }
-        self.keeper.tells(how);
+        if self.record.is_of_first_process() {
+            self.keeper.tells(how);
+        } else {
+            // Its parent waits for it to execute or end, and is managed again then.
+            self.record.traced.set(true);
+        }
         self.pass_by(is_alone);
         entry::RESTART
     }

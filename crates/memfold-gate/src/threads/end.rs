@@ -1,7 +1,7 @@
 //! The end of a thread.
 use crate::entry;
 use crate::keeper::{Ending, Keeper};
-use crate::record::Record;
+use crate::record::{Record, each_used};
 use crate::touch::{read, touch};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use memfold_sys::Errno;
@@ -74,6 +74,15 @@ fn is_gone(record: &Record) -> bool {
     }
     let had_list = thread == process_id() && record.robust.load(SeqCst) != 0;
     had_list && list_of(thread) == Some(0) && last_decides()
+}
+
+/// Whether no thread of the program's is left in the process, though none has ended it: a filter has killed
+/// the last. Called by a thread of the keeper's. `false` where that can't be told: before Linux 6.0, or
+/// if the first thread has no list of locks.
+pub fn all_are_gone() -> bool {
+    let mut all = true;
+    each_used(|each| all = all && (!each.is_of_first_process() || is_gone(each)));
+    all
 }
 
 /// The process is about to end, or to execute something: what the kernel reads and writes at the

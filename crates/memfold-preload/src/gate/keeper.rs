@@ -269,7 +269,7 @@ impl Keeper for Owner {
     }
 
     fn filtered(&self) {
-        if let Some(gated) = get() {
+        if let Some(gated) = get().filter(|_| !is_child()) {
             gated.filtered.store(true, SeqCst);
         }
     }
