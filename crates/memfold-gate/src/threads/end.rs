@@ -80,9 +80,15 @@ fn is_gone(record: &Record) -> bool {
 /// the last. Called by a thread of the keeper's. `false` where that can't be told: before Linux 6.0, or
 /// if the first thread has no list of locks.
 pub fn all_are_gone() -> bool {
-    let mut all = true;
-    each_used(|each| all = all && (!each.is_of_first_process() || is_gone(each)));
-    all
+    // Of one that was killed, the record stays in use. Before the gate has begun there is none.
+    let (mut all, mut any) = (true, false);
+    each_used(|each| {
+        if all && each.is_of_first_process() {
+            all = is_gone(each);
+            any = true;
+        }
+    });
+    all && any
 }
 
 /// The process is about to end, or to execute something: what the kernel reads and writes at the

@@ -249,7 +249,7 @@ impl Gated {
             return refused;
         }
         // Once its children are to have another namespace than itself, it can start none again.
-        if let Err(Errno::INVAL) = bare::once(c"memfold-try", || ()) {
+        if !bare::may_be_started() {
             return refused;
         }
         // Locked by hand: the thread that begins again takes it that its starter holds the lock.
