@@ -33,6 +33,11 @@ fn a_write_to_what_was_only_read_before_a_fork_is_not_lost() {
 }
 
 #[test]
+fn clone3_with_a_longer_struct_is_as_plainly() {
+    assert_right("children", 48, &["later"]);
+}
+
+#[test]
 fn a_daemon_that_closes_every_descriptor_stays_managed() {
     assert_right("children", 48, &["daemon", "close"]);
 }

@@ -341,7 +341,7 @@ fn messages_and_appended_writes_are_made_by_one_call() {
 fn calls_hold_exactly_what_they_name() {
     let ways = ["threads", "thousands", "discarded", "gaps", "spread", "environment"];
     assert_right("held", 24, &ways);
-    assert_right("held", 24, &["gaps:bare", "spread:bare"]);
+    assert_right("held", 24, &["gaps:bare", "spread:bare", "closed", "closed:bare"]);
 }
 
 /// Two thousand threads of a runtime that wait; what is folded beside them is within the limit.
@@ -426,6 +426,31 @@ fn socket_that_waits_for_much_gives_it_by_one_call() {
 #[test]
 fn signals_of_the_gate_that_are_sent_arrive_as_any_other() {
     assert_right("sent", 32, &["sigwaits", "sigsuspends", "signalfds", "threads", "stay"]);
+}
+
+#[test]
+fn signal_that_a_thread_makes_up_for_itself_is_no_fault() {
+    assert_right("sent", 32, &["made_up"]);
+}
+
+#[test]
+fn process_ends_when_a_filter_has_killed_its_last_thread() {
+    assert_right("denied", 32, &["killed"]);
+}
+
+#[test]
+fn folded_memory_is_read_under_a_filter_that_refuses_nearly_all() {
+    assert_right("denied", 32, &["refused"]);
+}
+
+#[test]
+fn thread_without_the_processors_counter_is_served() {
+    assert_right("denied", 32, &["counter"]);
+}
+
+#[test]
+fn process_that_may_start_no_thread_is_served() {
+    assert_right("denied", 32, &["spaces"]);
 }
 
 #[test]

@@ -97,17 +97,36 @@ pub struct Info {
     rest: [u64; 12],
 }
 
-/// Absolute values of the kernel's signal codes are below `CODES`. The two others are subtracted from
-/// the code of a signal that is sent on, and of a nudge.
+/// Absolute values of the kernel's signal codes are below `CODES`. The three others are subtracted from
+/// the code of a signal that is sent on, of a nudge, and of a fault that the program has made up.
 const CODES: u32 = 1 << 12;
 const FORWARDED: i32 = 1 << 16;
 const NUDGE: i32 = 1 << 20;
+const MADE_UP: i32 = 1 << 30;
+/// The same of one that was sent to a thread.
+const MADE_UP_FOR_THREAD: i32 = MADE_UP + MADE_UP_CODES;
+/// Codes that a program makes up are below this, or stay as they are.
+const MADE_UP_CODES: i32 = 1 << 29;
 
 /// The code of what a nudge is about; `None`: it is the code of no nudge.
 pub fn code_of_nudge(code: i32) -> Option<i32> {
     let code = code.saturating_add(NUDGE);
     (code.unsigned_abs() < CODES).then_some(code)
 }
+
+/// The code that was made up; `None`: it wasn't.
+fn made_up(code: i32) -> Option<i32> {
+    let of = |mark: i32| code.checked_add(mark).filter(|code| (1..MADE_UP_CODES).contains(code));
+    of(MADE_UP).or_else(|| of(MADE_UP_FOR_THREAD))
+}
+
+/// The code of a signal as the program is to see it.
+pub fn code_to_show(code: i32) -> i32 {
+    made_up(code).unwrap_or(code)
+}
+
+/// The code of what the kernel does without a reason of its own, and its greatest for a fault.
+const SI_KERNEL: i32 = 0x80;
 
 impl Info {
     /// Zeros.
@@ -116,7 +135,6 @@ impl Info {
 
     /// One that the kernel makes up because it can't write a frame.
     pub fn forced(signal: i32) -> Info {
-        const SI_KERNEL: i32 = 0x80;
         Info { signal, code: SI_KERNEL, ..Info::NONE }
     }
 
@@ -143,7 +161,33 @@ impl Info {
     /// In a form in which one thread may send it to another one. The kernel lets no code from 0 on, and
     /// none of `tgkill`, be sent on.
     pub fn forwarded(&self) -> Info {
+        if made_up(self.code).is_some() {
+            return *self;
+        }
         Info { code: self.code - FORWARDED, ..*self }
+    }
+
+    /// A signal that a thread sends to itself, and that says of itself to be a fault, in a form in which
+    /// the gate doesn't take it for one; `None`: it says nothing like that. Nor does the kernel: beside a
+    /// SIGSYS it would deliver one that is blocked (`dequeue_synchronous_signal`). It drops what lies behind
+    /// the part that it knows.
+    pub fn made_up(&self, for_thread: bool) -> Option<Info> {
+        const KNOWN_WORDS: usize = 2;
+        let mut rest = self.rest;
+        rest[KNOWN_WORDS..].fill(0);
+        let is = (1..MADE_UP_CODES).contains(&self.code) && self.can_be_fault();
+        let mark = if for_thread { MADE_UP_FOR_THREAD } else { MADE_UP };
+        is.then(|| Info { code: self.code - mark, rest, ..*self })
+    }
+
+    /// The same of another signal.
+    pub fn of(&self, signal: i32) -> Info {
+        Info { signal, ..*self }
+    }
+
+    /// As the program is to see it.
+    pub fn shown(&self) -> Info {
+        Info { code: code_to_show(self.code), ..*self }
     }
 
     /// As it was before it was sent on; `None`: it wasn't.
@@ -154,7 +198,8 @@ impl Info {
 
     /// One that has a thread look again at what is kept, as this is.
     pub fn nudge(&self) -> Info {
-        Info { code: self.code - NUDGE, ..*self }
+        let code = if made_up(self.code).is_some() { 0 } else { self.code };
+        Info { code: code - NUDGE, ..*self }
     }
 
     /// It is one of these.
@@ -165,7 +210,8 @@ impl Info {
     /// It was sent to a thread (`tgkill`), and not to a process.
     pub fn is_for_thread(&self) -> bool {
         const SI_TKILL: i32 = -6;
-        self.code == SI_TKILL
+        let of_thread = self.code.saturating_add(MADE_UP_FOR_THREAD);
+        self.code == SI_TKILL || (1..MADE_UP_CODES).contains(&of_thread)
     }
 
     /// The same of the instruction that ends at `address`.
@@ -178,10 +224,22 @@ impl Info {
         self.address as u32
     }
 
-    /// It was caused by the instruction at which it arrived.
-    pub fn is_fault(&self) -> bool {
+    fn can_be_fault(&self) -> bool {
         let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
-        self.code > 0 && (faults.contains(&self.signal) || self.signal == libc::SIGSYS)
+        faults.contains(&self.signal) || self.signal == libc::SIGSYS
+    }
+
+    /// It was caused by the instruction at which it arrived. The kernel sends two others by itself: of
+    /// memory that is damaged, before anybody touches it, and of a counter that has run over.
+    pub fn is_fault(&self) -> bool {
+        const BUS_MCEERR_AO: i32 = 5;
+        const TRAP_PERF: i32 = 6;
+        let is_sent = match self.signal {
+            libc::SIGBUS => self.code == BUS_MCEERR_AO,
+            libc::SIGTRAP => self.code == TRAP_PERF,
+            _ => false,
+        };
+        (1..=SI_KERNEL).contains(&self.code) && self.can_be_fault() && !is_sent
     }
 }
 

@@ -71,6 +71,8 @@ pub enum Refused {
     /// A thread has asked for SECCOMP_MODE_STRICT: the process isn't managed from now on, and its last
     /// thread doesn't end it.
     Strict,
+    /// A thread has asked for a filter that refuses what the keeper needs: likewise.
+    Filter,
     /// A thread or a process whose dispatch the kernel, or a filter, refuses: it ends.
     Task(Errno),
 }
@@ -152,6 +154,15 @@ pub trait Keeper: Sync {
 
     /// The calling thread may have given up users, groups or capabilities.
     fn give_up_rights(&self) {}
+
+    /// The calling thread is about to set a filter of system calls, by which any thread may be killed: no
+    /// call tells of its end.
+    fn filtered(&self) {}
+
+    /// Calls that the keeper makes in threads of the program, with their second arguments.
+    fn calls(&self) -> &'static [(i64, usize)] {
+        &[]
+    }
 
     /// The process is about to have a child that shares its memory: [`crate::child`] tells its calls.
     fn has_child(&self) {}

@@ -27,12 +27,13 @@ mod late;
 
 pub use keeper::{BadAddress, Ending, Fault, Hold, Keeper, Names, NoRoom, Refused, Span};
 pub use late::start_late;
-pub use threads::{child, hand_over, serve_errands};
+pub use threads::{all_are_gone, child, first_has_exited, hand_over, serve_errands};
 pub use touch::{read_bytes, touch, write_bytes};
 
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::Errno;
 use memfold_sys::raw::{set_signals_blocked, system_call};
+use memfold_sys::thread::use_no_counter;
 
 /// Why a process can't be gated.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -69,6 +70,9 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
         return Err(WhyNot::NoRange);
     }
     let record = record::Record::take().ok_or(WhyNot::NoMemory)?;
+    if special::has_no_counter() {
+        use_no_counter();
+    }
     let before = set_signals_blocked(u64::MAX);
     // SAFETY: the caller's promise.
     unsafe { record::KEEPER.set(keeper) };

@@ -66,7 +66,8 @@ pub struct Record {
     pub alternate: Cell<Stack>,
     /// What a filter of the program's has said of the last call that it has refused.
     pub refused: Cell<Option<Info>>,
-    /// Everything is home for it, as its calls don't pass the gate.
+    /// A child of vfork whose calls don't pass the gate, for which all memory is home; or it is traced by
+    /// its own wish.
     pub traced: Cell<bool>,
     /// Nothing is evicted for it.
     pub keeps_all: Cell<bool>,
@@ -223,11 +224,11 @@ impl Record {
     }
 
     /// The thread is about to end. Returns whether no other thread of the first process of this memory
-    /// goes on. Of several that end at once, at least one is the last.
-    pub fn ends_last(&self) -> bool {
+    /// goes on: each has ended, or `is_gone`. Of several that end at once, at least one is the last.
+    pub fn ends_last(&self, is_gone: fn(&Record) -> bool) -> bool {
         self.ends.store(true, SeqCst);
         let mut is_last = self.process.load(SeqCst) == 0;
-        self.each_of_process(|each| is_last &= each.ends.load(SeqCst));
+        self.each_of_process(|each| is_last = is_last && (each.ends.load(SeqCst) || is_gone(each)));
         is_last
     }
 

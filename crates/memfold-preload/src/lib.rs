@@ -10,6 +10,7 @@ extern crate alloc;
 compile_error!("memfold run needs the gate, which is for x86-64");
 
 use core::ffi::{c_char, c_int};
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 // Bottom first: a module imports only from modules listed above it.
 mod bytes;
@@ -59,10 +60,12 @@ static DESTRUCTOR: extern "C" fn() = finish;
 
 /// Brings the figures up to date once more before the program ends.
 extern "C" fn finish() {
-    if let Some(pager) = gate::get().map(|gated| &gated.pager) {
+    // Who has a filter may make none of these calls.
+    if let Some(gated) = gate::get().filter(|gated| !gated.shut_in.load(SeqCst)) {
+        let pager = &gated.pager;
         pager.publish();
         slots::note_totals();
-        pager.stats().need_bytes.store(0, core::sync::atomic::Ordering::Relaxed);
+        pager.stats().need_bytes.store(0, Relaxed);
         slots::set_need(0);
     }
 }

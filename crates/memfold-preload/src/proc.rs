@@ -111,9 +111,9 @@ fn fields<const N: usize>(path: &core::ffi::CStr, names: [&str; N]) -> [u64; N] 
     })
 }
 
-/// Ends the process as its first thread has ended, if no thread of the program's is left: the engine's
-/// would go on.
-pub fn end_with_program() {
+/// Ends the process as its first thread has ended, or as a filter kills the last one if it has killed
+/// that, if no thread of the program's is left: the engine's would go on.
+pub fn end_with_program(has_killed_last: bool) {
     /// A directory has one link for itself, and one for its name.
     const OWN_LINKS: usize = 2;
     let links = rustix::fs::stat(c"/proc/self/task").map_or(0, |about| about.st_nlink as usize);
@@ -125,11 +125,29 @@ pub fn end_with_program() {
         return;
     }
     let status = field(52).and_then(|code| code.parse().ok()).unwrap_or(0usize);
-    let (signal, code) = (status & 0x7f, status >> 8 & 0xff);
-    let (nr, args) = match signal {
-        0 => (libc::SYS_exit_group, [code, 0, 0, 0, 0, 0]),
-        _ => (libc::SYS_kill, [process_id() as usize, signal, 0, 0, 0, 0]),
+    let (signal, code) = match has_killed_last {
+        true => (libc::SIGSYS as usize, 0),
+        false => (status & 0x7f, status >> 8 & 0xff),
     };
+    if signal != 0 {
+        end_by(signal);
+    }
     // SAFETY: no thread of the program's is left.
-    let _ = unsafe { system_call(nr, args) };
+    let _ = unsafe { system_call(libc::SYS_exit_group, [code, 0, 0, 0, 0, 0]) };
+}
+
+/// Ends the process, of which no thread of the program's is left, by a signal.
+pub fn end_by(signal: usize) {
+    const BYTES: usize = 8;
+    let (default, open) = ([0usize; 4], 1u64 << (signal - 1));
+    let unblock = libc::SIG_UNBLOCK as usize;
+    let calls = [
+        (libc::SYS_rt_sigaction, [signal, default.as_ptr() as usize, 0, BYTES, 0, 0]),
+        (libc::SYS_rt_sigprocmask, [unblock, &raw const open as usize, 0, BYTES, 0, 0]),
+        (libc::SYS_kill, [process_id() as usize, signal, 0, 0, 0, 0]),
+    ];
+    for (nr, args) in calls {
+        // SAFETY: no thread of the program's is left, and what is named is there.
+        let _ = unsafe { system_call(nr, args) };
+    }
 }

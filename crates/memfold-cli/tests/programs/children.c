@@ -362,6 +362,33 @@ static void grown(void) {
     check(memory + LEN, 3 * MIB, 2);
 }
 
+/* clone3 of a kernel to come: what this one doesn't know is zeros, or refused. */
+static void later(void) {
+    folded();
+    uint64_t *args = map(2 * MIB);
+    args[4] = SIGCHLD;
+    static const size_t sizes[] = {64, 88, 96, 256, 264, 1000, PAGE};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        pid_t pid = syscall(SYS_clone3, args, sizes[i]);
+        if (pid == 0) {
+            check(memory, LEN, 1);
+            _exit(5);
+        }
+        NEED(WEXITSTATUS(wait_for(pid)) == 5);
+    }
+    NEED(syscall(SYS_clone3, args, PAGE + 8) == -1 && errno == E2BIG);
+    NEED(syscall(SYS_clone3, args, 56ul) == -1 && errno == EINVAL);
+    for (size_t at = 88; at < PAGE; at += 88) {
+        ((char *)args)[at] = 1;
+        NEED(syscall(SYS_clone3, args, PAGE) == -1 && errno == E2BIG);
+        ((char *)args)[at] = 0;
+    }
+    char *end = (char *)args + MIB;
+    NEED(!mprotect(end, MIB, PROT_NONE));
+    memcpy(end - 512, args, 512);
+    NEED(syscall(SYS_clone3, end - 512, PAGE) == -1 && errno == EFAULT);
+}
+
 int main(int argc, char **argv) {
     NEED(argc == 2);
     if (is(argv[1], "spawn")) other_programs();
@@ -378,6 +405,7 @@ int main(int argc, char **argv) {
     else if (is(argv[1], "loop")) loop();
     else if (is(argv[1], "grown")) grown();
     else if (is(argv[1], "reread")) reread();
+    else if (is(argv[1], "later")) later();
     else return 2;
     puts("right");
     return 0;

@@ -338,6 +338,31 @@ static void children(void) {
     check(p, LEN, 10);
 }
 
+/* Parts of a call that the program has closed itself, or may not write to, while they are folded: EFAULT. */
+static void closed(void) {
+    lay_parts();
+    int pair[2];
+    char got[PARTS * 10];
+    NEED(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
+    struct msghdr all = {.msg_iov = part, .msg_iovlen = PARTS};
+    for (int access = PROT_NONE; access <= PROT_READ; access++) {
+        fold_parts();
+        for (int i = 0; i < PARTS; i += 3) NEED(!mprotect(base + i * STEP, PAGE, access));
+        if (access) {
+            NEED(send(pair[0], got, sizeof got, 0) == sizeof got);
+            NEED(recvmsg(pair[1], &all, MSG_DONTWAIT) == -1 && errno == EFAULT);
+        } else {
+            NEED(sendmsg(pair[0], &all, 0) == -1 && errno == EFAULT);
+            NEED(write(pair[0], base, 100) == -1 && errno == EFAULT);
+        }
+        for (int i = 0; i < PARTS; i += 3) NEED(!mprotect(base + i * STEP, PAGE, PROT_READ | PROT_WRITE));
+    }
+    for (int i = 0; i < PARTS; i++) memset(part[i].iov_base, 'a' + i % 26, 10);
+    fold_parts();
+    NEED(sendmsg(pair[0], &all, 0) == sizeof got && recv(pair[1], got, sizeof got, 0) == sizeof got);
+    check_parts(got);
+}
+
 static int sender;
 static void *send_all(void *arg) {
     (void)arg;
@@ -370,6 +395,7 @@ int main(int argc, char **argv) {
     static const struct test all[] = {
         {"threads", threads}, {"thousands", thousands}, {"discarded", discarded}, {"gaps", gaps}, {"spread", spread},
         {"environment", environment}, {"filled", filled}, {"killed", killed}, {"children", children}, {"low_water", low_water},
+        {"closed", closed},
     };
     return RUN_NAMED(argc, argv, all);
 }

@@ -229,6 +229,85 @@ static void stays(int signal) {
 }
 static void stay(void) { each(stays); }
 
+/* A thread sends to itself what says that it comes from the kernel: a fault, a refused call, a trapped one. */
+static void *fault_address;
+static void note_fault(int signal, siginfo_t *info, void *context) {
+    note(signal, info, context);
+    fault_address = info->si_addr;
+}
+static long to_thread(int signal, siginfo_t *info) { return syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), signal, info); }
+static long to_process(int signal, siginfo_t *info) { return syscall(SYS_rt_sigqueueinfo, getpid(), signal, info); }
+static long by_descriptor(int signal, siginfo_t *info) {
+    int fd = syscall(SYS_pidfd_open, getpid(), 0), sent = syscall(SYS_pidfd_send_signal, fd, signal, info, 0);
+    close(fd);
+    return sent;
+}
+static void makes_up(int signal, int as, char *p, long (*send)(int, siginfo_t *)) {
+    siginfo_t info = {.si_signo = signal, .si_code = as}, taken = {0};
+    info.si_addr = p + 3 * MIB;
+    struct sigaction action = {.sa_sigaction = note_fault, .sa_flags = SA_SIGINFO};
+    NEED(!sigaction(signal, &action, NULL));
+    got = 0;
+    NEED(!send(signal, &info) && got == signal && code == as && fault_address == info.si_addr);
+    block(signal);
+    sigset_t set = only(signal), pending;
+    struct timespec none = {0, 0};
+    got = 0;
+    NEED(!send(signal, &info) && !got && !sigpending(&pending) && sigismember(&pending, signal));
+    NEED(sigtimedwait(&set, &taken, &none) == signal && taken.si_code == as && taken.si_addr == info.si_addr);
+    int fd = signalfd(-1, &set, SFD_NONBLOCK);
+    struct signalfd_siginfo read_info;
+    NEED(!send(signal, &info) && read(fd, &read_info, sizeof read_info) == sizeof read_info);
+    NEED(read_info.ssi_signo == (unsigned)signal && read_info.ssi_code == as && !close(fd));
+    NEED(!send(signal, &info) && !got);
+    block(0);
+    NEED(got == signal && code == as && fault_address == info.si_addr);
+}
+static void *takes_none(void *over) {
+    while (!*(volatile int *)over) sched_yield();
+    return NULL;
+}
+/* What is sent to a thread that has it blocked isn't another one's. */
+static void made_up_for_one(int signal) {
+    siginfo_t info = {.si_signo = signal, .si_code = 1};
+    pthread_t thread;
+    int over = 0;
+    sigset_t set = only(signal), pending;
+    NEED(!pthread_create(&thread, NULL, takes_none, &over));
+    block(signal);
+    got = 0;
+    NEED(!to_thread(signal, &info) && !sigpending(&pending) && sigismember(&pending, signal));
+    over = 1;
+    NEED(!pthread_join(thread, NULL) && !got && sigtimedwait(&set, &info, &(struct timespec){0, 0}) == signal);
+    block(0);
+}
+static void made_up(void) {
+    char *p = map_folded(64 * MIB, 3);
+    static const int signals[] = {SIGSEGV, SIGBUS, SIGSYS, SIGFPE, SIGILL, SIGTRAP}, codes[] = {1, 2, 5, 6, 0x80, 5000};
+    for (int i = 0; i < 36; i++) {
+        makes_up(signals[i / 6], codes[i % 6], p, to_thread);
+        makes_up(signals[i / 6], codes[i % 6], p, to_process);
+        makes_up(signals[i / 6], codes[i % 6], p, by_descriptor);
+    }
+    for (int i = 0; i < 6; i++) made_up_for_one(signals[i]);
+    /* Nobody else may be told so. */
+    siginfo_t info = {.si_signo = SIGSEGV, .si_code = SEGV_MAPERR};
+    pid_t child = fork();
+    if (!child) pause();
+    NEED(syscall(SYS_rt_sigqueueinfo, child, SIGSEGV, &info) == -1 && errno == EPERM);
+    NEED(!kill(child, SIGKILL) && WIFSIGNALED(wait_for(child)));
+    /* One that has no handler ends the process, as a fault does. */
+    child = fork();
+    if (!child) {
+        signal(SIGBUS, SIG_DFL);
+        info.si_signo = SIGBUS, info.si_code = BUS_ADRERR;
+        to_thread(SIGBUS, &info);
+        _exit(3);
+    }
+    NEED((wait_for(child) & 0x7f) == SIGBUS);
+    check(p, 64 * MIB, 3);
+}
+
 /* SECCOMP_MODE_STRICT: the program goes on, and ends. */
 static void strict_with(int last) {
     char *p = map_folded(64 * MIB, 3);
@@ -254,7 +333,7 @@ int main(int argc, char **argv) {
     alarm(200);
     static const struct test all[] = {
         {"sigwaits", sigwaits}, {"sigsuspends", sigsuspends}, {"signalfds", signalfds},
-        {"threads", threads},   {"stay", stay},               {"strict", strict},
+        {"threads", threads},   {"stay", stay},               {"strict", strict},   {"made_up", made_up},
     };
     return RUN_NAMED(argc, argv, all);
 }

@@ -120,7 +120,7 @@ fn enter(
     if (enters || on) && !stack.holds(at) {
         return Err(BadAddress);
     }
-    let mut frame = Frame { returns_to: action.restorer, context: *context, info: *info };
+    let mut frame = Frame { returns_to: action.restorer, context: *context, info: info.shown() };
     frame.context.stack = stack;
     frame.context.mask = blocked;
     frame.context.regs.fp = if from == 0 { 0 } else { fp as u64 };

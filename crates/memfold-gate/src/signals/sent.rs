@@ -13,7 +13,7 @@
 //! the other.
 use crate::actions::{PROTECTED, bit};
 use crate::entry;
-use crate::frame::{Info, code_of_nudge};
+use crate::frame::{Info, code_of_nudge, code_to_show};
 use crate::record::Record;
 use crate::touch::{read, read_bytes, write, write_bytes};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -116,7 +116,8 @@ fn forward(record: &Record, thread: u32, info: &Info) -> bool {
 /// What `sigtimedwait` has said at `at` of a signal, which may have been sent on.
 pub fn tell_as_sent(at: usize) {
     let Ok(info) = read::<Info>(at) else { return };
-    if let Some(before) = info.before_forwarding() {
+    let before = info.before_forwarding().unwrap_or(info).shown();
+    if before.code != info.code {
         // SAFETY: the program has asked for it there.
         let _ = unsafe { write(at + core::mem::offset_of!(Info, code), &(before.code as u32)) };
     }
@@ -212,13 +213,18 @@ fn take_read(record: &Record, nr: usize, args: &[usize; 6], bytes: usize) {
     }
     for info in (0..bytes).step_by(INFO_BYTES) {
         let word = |at: usize| given(nr, args, info + at);
-        let Some(signal) = word(0).map(|signal| signal as i32) else { return };
+        let (Some(signal), Some(code)) = (word(0), word(CODE_AT)) else { return };
+        let (signal, code) = (signal as i32, code as i32);
+        let mut shown = code;
         if SIGNALS.contains(&signal)
-            && let Some(code) = word(CODE_AT).and_then(|code| code_of_nudge(code as i32))
+            && let Some(nudged) = code_of_nudge(code)
             && may_be_signalfd(args[0])
         {
-            record.actions().take_sent(bit(signal));
-            for (at, byte) in (info + CODE_AT..).zip(code.to_ne_bytes()) {
+            shown = record.actions().take_sent(bit(signal)).map_or(nudged, |kept| kept.code);
+        }
+        shown = code_to_show(shown);
+        if shown != code && may_be_signalfd(args[0]) {
+            for (at, byte) in (info + CODE_AT..).zip(shown.to_ne_bytes()) {
                 let place = place_in(nr, args, at);
                 // SAFETY: the program has asked for it there.
                 place.map(|place| unsafe { write_bytes(place, &[byte]) });
@@ -325,6 +331,27 @@ fn put_back(record: &Record) -> bool {
     }
     set_signals_blocked(record.mask_before.get());
     true
+}
+
+/// `rt_sigqueueinfo`, `rt_tgsigqueueinfo` or `pidfd_send_signal` with the information at
+/// `args[information]`, of which `args[signal]` is the signal. Only a thread itself may be sent what
+/// says that it comes from the kernel, or its process: who is meant is asked of the kernel, by the same call with no
+/// signal. `None`: nothing of that kind is said.
+pub fn make_up(
+    args: &[usize; 6],
+    [signal, information]: [usize; 2],
+    for_thread: bool,
+    mut make: impl FnMut(&[usize; 6]) -> isize,
+) -> Option<isize> {
+    let info = read::<Info>(args[information]).ok()?.of(args[signal] as i32);
+    let sent = info.made_up(for_thread)?;
+    let mut make = |info: &Info| {
+        let mut args = *args;
+        (args[signal], args[information]) = (info.signal as usize, &raw const *info as usize);
+        make(&args)
+    };
+    let may = make(&info.of(0));
+    Some(if may == 0 { make(&sent) } else { may })
 }
 
 /// `kill` of the caller's process by one of these: the thread that takes it has it before the call

@@ -1,18 +1,27 @@
 //! The end of a thread.
 use crate::entry;
 use crate::keeper::{Ending, Keeper};
-use crate::record::Record;
+use crate::record::{Record, each_used};
 use crate::threads::behalf::keep_all;
 use crate::touch::{read, touch};
-use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
+use memfold_sys::Errno;
 use memfold_sys::raw::{set_signals_blocked, system_call};
 use memfold_sys::thread::{process_id, thread_id};
 
 /// The kernel follows a list no further (`ROBUST_LIST_LIMIT`).
 const ENTRIES_MAX: usize = 2048;
 
-/// What the process's first thread has given to its `exit`: the process ends with that.
+/// What the process's first thread has given to its `exit`: before Linux 6.0 the process ends with that,
+/// and not with what its last thread has given.
 static CODE: AtomicUsize = AtomicUsize::new(0);
+/// The process whose first thread has called `exit`.
+static EXITED: AtomicU32 = AtomicU32::new(0);
+
+/// Whether the process's first thread has called `exit`.
+pub fn first_has_exited() -> bool {
+    EXITED.load(SeqCst) == process_id()
+}
 
 /// `exit`. The owner's threads would go on after the last of the program's, and the process with
 /// them: the last one ends it.
@@ -22,17 +31,65 @@ pub fn exit(keeper: &dyn Keeper, record: &Record, code: usize) -> ! {
     set_signals_blocked(u64::MAX);
     if thread_id() == process_id() {
         CODE.store(code, SeqCst);
+        EXITED.store(process_id(), SeqCst);
     }
-    if record.ends_last() {
+    if record.ends_last(is_gone) {
         keep_locks(keeper, record);
         keeper.ends(Ending::Process);
-        let args = [CODE.load(SeqCst), 0, 0, 0, 0, 0];
+        let code = if last_decides() { code } else { CODE.load(SeqCst) };
+        let args = [code, 0, 0, 0, 0, 0];
         // SAFETY: no thread of the program's is left.
         let _ = unsafe { system_call(libc::SYS_exit_group, args) };
     }
     record.fs.set(0);
     // SAFETY: all signals are blocked.
     unsafe { entry::exit(record.state(), code) }
+}
+
+/// Whether a process ends as its last thread does (Linux 6.0).
+fn last_decides() -> bool {
+    const FIRST: u32 = 6;
+    const FIELD_BYTES: usize = 65;
+    /// `struct utsname`: the release is the third field.
+    const RELEASE_AT: usize = 2 * FIELD_BYTES;
+    let mut names = [0u8; 6 * FIELD_BYTES];
+    // SAFETY: it has room for them.
+    let asked =
+        unsafe { system_call(libc::SYS_uname, [names.as_mut_ptr() as usize, 0, 0, 0, 0, 0]) };
+    let digits = names[RELEASE_AT..].iter().take_while(|byte| byte.is_ascii_digit());
+    let major = digits.fold(0, |value: u32, digit| value * 10 + u32::from(digit - b'0'));
+    asked.is_ok() && major >= FIRST
+}
+
+/// Whether a filter has killed a thread. Of the process's first the kernel knows to the end, but takes
+/// its list of locks away.
+fn is_gone(record: &Record) -> bool {
+    let thread = record.thread.load(SeqCst);
+    if thread == 0 {
+        return false;
+    }
+    let args = [process_id() as usize, thread as usize, 0, 0, 0, 0];
+    // SAFETY: no signal is sent: it asks whether there is such a thread.
+    if let Err(e) = unsafe { system_call(libc::SYS_tgkill, args) } {
+        return e == Errno::SRCH;
+    }
+    let had_list = thread == process_id() && record.robust.load(SeqCst) != 0;
+    had_list && list_of(thread) == Some(0) && last_decides()
+}
+
+/// Whether no thread of the program's is left in the process, though none has ended it: a filter has killed
+/// the last. Called by a thread of the keeper's. `false` where that can't be told: before Linux 6.0, or
+/// if the first thread has no list of locks.
+pub fn all_are_gone() -> bool {
+    // Of one that was killed, the record stays in use. Before the gate has begun there is none.
+    let (mut all, mut any) = (true, false);
+    each_used(|each| {
+        if all && each.is_of_first_process() {
+            all = is_gone(each);
+            any = true;
+        }
+    });
+    all && any
 }
 
 /// The process is about to end, or to execute something: what the kernel reads and writes at the
@@ -54,11 +111,15 @@ pub fn keep_locks(keeper: &dyn Keeper, record: &Record) -> bool {
 
 /// The head of the calling thread's list of locks; 0: it has none.
 pub fn robust_list() -> usize {
+    list_of(0).unwrap_or(0)
+}
+
+/// The same of a thread, 0 for the caller; `None`: the kernel doesn't say.
+fn list_of(thread: u32) -> Option<usize> {
     let (mut head, mut bytes) = (0usize, 0usize);
-    let args = [0, &raw mut head as usize, &raw mut bytes as usize, 0, 0, 0];
+    let args = [thread as usize, &raw mut head as usize, &raw mut bytes as usize, 0, 0, 0];
     // SAFETY: both have room.
-    let known = unsafe { system_call(libc::SYS_get_robust_list, args) };
-    known.map_or(0, |_| head)
+    unsafe { system_call(libc::SYS_get_robust_list, args) }.ok().map(|_| head)
 }
 
 /// `struct robust_list_head`: the first entry, from there to an entry's lock, and the entry of the

@@ -11,6 +11,6 @@ mod exec;
 mod spawn;
 
 pub use behalf::{child, hand_over, keep_home, serve_errands};
-pub use end::{exit, keep_locks, robust_list};
+pub use end::{all_are_gone, exit, first_has_exited, keep_locks, robust_list};
 pub use exec::execute;
 pub use spawn::clone;

@@ -9,13 +9,14 @@ use crate::threads::copy::{CLEAR_SIGHAND, begin, copy};
 use crate::touch::{read_bytes, touch};
 use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
+use memfold_sys::units::PAGE_SIZE;
 
 const VM: usize = libc::CLONE_VM as usize;
 const SETTLS: usize = libc::CLONE_SETTLS as usize;
 const VFORK: usize = libc::CLONE_VFORK as usize;
 const NAMESPACES: usize = (libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID) as usize;
 
-/// Words of `struct clone_args` that are understood; later ones are passed on.
+/// Words of `struct clone_args` that are passed on; later ones must be 0.
 const WORDS: usize = 32;
 const FLAGS: usize = 0;
 const PIDFD: usize = 1;
@@ -76,11 +77,22 @@ impl Wanted {
         if bytes < BYTES_MIN {
             return Err(Errno::INVAL);
         }
-        if bytes > size_of_val(&self.words) {
+        if bytes > PAGE_SIZE {
             return Err(Errno::TOOBIG);
         }
         let mut read = [0u8; WORDS * 8];
-        read_bytes(at, &mut read[..bytes]).map_err(|_| Errno::FAULT)?;
+        let known = bytes.min(read.len());
+        // What is unknown is asked for nothing, as the kernel takes it.
+        for from in (known..bytes).step_by(read.len()) {
+            let rest = &mut read[..(bytes - from).min(WORDS * 8)];
+            read_bytes(at + from, rest).map_err(|_| Errno::FAULT)?;
+            if rest.iter().any(|byte| *byte != 0) {
+                return Err(Errno::TOOBIG);
+            }
+        }
+        read.fill(0);
+        read_bytes(at, &mut read[..known]).map_err(|_| Errno::FAULT)?;
+        self.args[1] = known;
         for (word, bytes) in self.words.iter_mut().zip(read.chunks_exact(8)) {
             *word = usize::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|i: usize| bytes[i]));
         }

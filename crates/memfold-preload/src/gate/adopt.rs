@@ -14,7 +14,7 @@ use memfold::config::OnFull;
 use memfold::delivery::background;
 use memfold::known::TOP;
 use memfold::stats::Stats;
-use memfold_gate::child;
+use memfold_gate::{all_are_gone, child, first_has_exited};
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::{overlaps_own, unless_own};
 use memfold_sys::raw::populates;
@@ -43,9 +43,7 @@ impl Gated {
     /// Looks at the program's size; near the limit, takes what it has. Returns the time until the
     /// next look, nanoseconds.
     pub fn look(&self) -> i64 {
-        if self.ends_by_itself.load(SeqCst) {
-            proc::end_with_program();
-        }
+        self.end_with_program();
         let Some(mut state) = self.state.try_lock() else { return LOOK_SOON_NS };
         let state = &mut *state;
         let Some(seen) = self.scale.look(&self.pager, &mut state.level, self.is_managing()) else {
@@ -78,6 +76,18 @@ impl Gated {
         }
         self.adopt_late(state);
         next
+    }
+
+    /// Ends the process if the program's last thread has ended, and no call of it told of that.
+    fn end_with_program(&self) {
+        let (filtered, shut_in) = (self.filtered.load(SeqCst), self.shut_in.load(SeqCst));
+        // The gate knows all threads but those that come of one whose calls pass it by.
+        if filtered && !shut_in && all_are_gone() {
+            proc::end_by(libc::SIGSYS as usize);
+        }
+        if filtered || shut_in {
+            proc::end_with_program(filtered && first_has_exited());
+        }
     }
 
     /// The program is about to map `bytes` more. If that could bring it past the limit before anybody
@@ -236,6 +246,10 @@ impl Gated {
         let refused = make();
         let wants_one = [libc::EINVAL, libc::EUSERS].map(|e| -(e as isize)).contains(&refused);
         if !wants_one || self.remote.is_some() || child().is_some() {
+            return refused;
+        }
+        // Once its children are to have another namespace than itself, it can start none again.
+        if !bare::may_be_started() {
             return refused;
         }
         // Locked by hand: the thread that begins again takes it that its starter holds the lock.

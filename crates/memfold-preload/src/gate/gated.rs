@@ -241,8 +241,10 @@ pub struct Gated {
     pub apart_calls: AtomicU64,
     /// A userfaultfd of the program's is told of copies of the process (UFFD_FEATURE_EVENT_FORK).
     pub tells_of_copies: AtomicBool,
-    /// No call of the program's last thread tells of its end: somebody has to look.
-    pub ends_by_itself: AtomicBool,
+    /// A thread's calls don't pass the gate, and the kernel may refuse it what the engine would do.
+    pub shut_in: AtomicBool,
+    /// A thread has a filter, which may kill it.
+    pub filtered: AtomicBool,
     /// The first address past the main thread's stack.
     pub stack_end: usize,
     /// With a swap file: it, and the service of the remote store.
@@ -396,7 +398,8 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         state: Mutex::new(state),
         faults_of_program: Mutex::default(),
         managing: AtomicBool::new(false),
-        ends_by_itself: AtomicBool::new(false),
+        shut_in: AtomicBool::new(false),
+        filtered: AtomicBool::new(proc::is_filtered()),
         serves_errands: AtomicBool::new(false),
         tells_of_copies: AtomicBool::new(false),
         apart_calls: AtomicU64::new(0),

@@ -9,6 +9,7 @@ use core::sync::atomic::Ordering::SeqCst;
 use memfold::fault::{Fault, Served};
 use memfold::known::TOP;
 use memfold_gate::child;
+use memfold_gate::touch;
 use memfold_gate::{BadAddress, Ending, Hold, Keeper, Names, NoRoom, Refused};
 use memfold_sys::Errno;
 use memfold_sys::raw::populates;
@@ -147,6 +148,8 @@ impl Gated {
                 && self.known.is_set(&(page..page + PAGE_SIZE))
                 && self.pager.touches(&(page..page + PAGE_SIZE))
                 && !self.pagemap.is_populated(page)
+                // Where the program itself may not write, the kernel is right.
+                && touch(page, true).is_ok()
         };
         if let Some(word) = words.iter().find(is_missing) {
             memfold::stats::add(&self.pager.stats().calls_refused, 1);
@@ -164,6 +167,12 @@ impl Gated {
         if self.is_managing() && self.pager.touches(&range) {
             self.leave(&range);
         }
+    }
+}
+
+fn shut_in() {
+    if let Some(gated) = get() {
+        gated.shut_in.store(true, SeqCst);
     }
 }
 
@@ -249,6 +258,16 @@ impl Keeper for Owner {
         }
     }
 
+    fn filtered(&self) {
+        if let Some(gated) = get().filter(|_| child().is_none()) {
+            gated.filtered.store(true, SeqCst);
+        }
+    }
+
+    fn calls(&self) -> &'static [(i64, usize)] {
+        get().map_or(&[], |gated| gated.paging.calls())
+    }
+
     fn has_child(&self) {
         if let Some(gated) = get() {
             gated.start_serving();
@@ -326,9 +345,14 @@ impl Keeper for Owner {
             }
             Refused::Strict => {
                 slots::note_unmanaged(b"a thread in SECCOMP_MODE_STRICT");
-                if let Some(gated) = get() {
-                    gated.ends_by_itself.store(true, SeqCst);
-                }
+                shut_in();
+            }
+            Refused::Filter => {
+                say_once!(
+                    "warning: a filter of the program's refuses system calls that memfold makes in its threads: from now on \
+                     its memory isn't folded"
+                );
+                shut_in();
             }
             Refused::Task(e) => say::warn(format_args!(
                 "warning: a thread or process that the program has started ends with status 255: its filter of system calls \

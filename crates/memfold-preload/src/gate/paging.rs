@@ -7,12 +7,41 @@ use alloc::sync::Arc;
 use core::ops::Range;
 use memfold::config::Config;
 use memfold_sys::Errno;
-use memfold_sys::maps::pagemap::Pagemap;
+use memfold_sys::maps::pagemap::{PAGEMAP_SCAN, Pagemap};
 use memfold_sys::protection::{Protection, ProtectionSpace};
 use memfold_sys::uffd::space::{Space, UffdSpace};
-use memfold_sys::uffd::{Uffd, feature};
+use memfold_sys::uffd::{REQUESTS, Uffd, feature};
 use memfold_sys::units::PAGE_SIZE;
 use rustix::fd::OwnedFd;
+
+const WAIT: usize = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
+const WAKE: usize = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize;
+
+const BY_USERFAULT: [(i64, usize); 11] = [
+    (libc::SYS_futex, WAIT),
+    (libc::SYS_futex, WAKE),
+    (libc::SYS_sched_yield, 0),
+    (libc::SYS_clock_gettime, 0),
+    (libc::SYS_pread64, 0),
+    (libc::SYS_madvise, 0),
+    (libc::SYS_ioctl, REQUESTS[0] as usize),
+    (libc::SYS_ioctl, REQUESTS[1] as usize),
+    (libc::SYS_ioctl, REQUESTS[2] as usize),
+    (libc::SYS_ioctl, REQUESTS[3] as usize),
+    (libc::SYS_ioctl, PAGEMAP_SCAN as usize),
+];
+
+const BY_PROTECTION: [(i64, usize); 9] = [
+    (libc::SYS_futex, WAIT),
+    (libc::SYS_futex, WAKE),
+    (libc::SYS_sched_yield, 0),
+    (libc::SYS_clock_gettime, 0),
+    (libc::SYS_pread64, 0),
+    (libc::SYS_pwrite64, 0),
+    (libc::SYS_mprotect, 0),
+    (libc::SYS_madvise, 0),
+    (libc::SYS_ioctl, PAGEMAP_SCAN as usize),
+];
 
 /// See the module.
 pub enum Paging {
@@ -106,6 +135,14 @@ impl Paging {
         match self {
             Paging::Userfault(_) => Ok(()),
             Paging::Protection(protection) => protection.hide(range),
+        }
+    }
+
+    /// The system calls that are made in threads of the program, with their second arguments.
+    pub fn calls(&self) -> &'static [(i64, usize)] {
+        match self {
+            Paging::Userfault(_) => &BY_USERFAULT,
+            Paging::Protection(_) => &BY_PROTECTION,
         }
     }
 

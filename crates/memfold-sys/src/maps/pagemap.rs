@@ -15,7 +15,8 @@ use crate::units::PAGE_SIZE;
 use core::ops::Range;
 use rustix::fd::{AsRawFd, OwnedFd};
 
-const PAGEMAP_SCAN: u64 = 0xc060_6610;
+/// The request.
+pub const PAGEMAP_SCAN: u64 = 0xc060_6610;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 /// Of a word of the map: the page is this mapping's alone; it is in the kernel's swap; in memory.

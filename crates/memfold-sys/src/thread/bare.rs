@@ -13,7 +13,7 @@ use crate::memory::zone::{Zone, counts_reservations};
 use crate::raw::{self, system_call};
 use crate::sync::StaticMutex;
 use crate::thread::identity::Rights;
-use crate::thread::{process_id, sleep_ns, yield_now};
+use crate::thread::{process_id, sleep_ns, thread_id, yield_now};
 use crate::units::PAGE_SIZE;
 use core::ffi::CStr;
 use core::mem::{forget, size_of};
@@ -131,6 +131,20 @@ fn await_each(records: impl Iterator<Item = usize>, mut meanwhile: impl FnMut())
     // One is taken off the kernel's lists under a lock, which this call takes too: so the last one
     // is off all of them.
     let _ = rustix::process::getpriority_pgrp(None);
+}
+
+/// Whether the calling thread may start others: not when its children are to have another PID or time
+/// namespace than itself. Starts none: it asks for one with its own number, which isn't free.
+pub fn may_be_started() -> bool {
+    const FLAGS: i32 = libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
+    let number = thread_id();
+    // `struct clone_args` up to `set_tid_size`.
+    let args = [FLAGS as usize, 0, 0, 0, 0, 0, 0, 0, &raw const number as usize, 1];
+    let args = [args.as_ptr() as usize, size_of_val(&args), 0, 0, 0, 0];
+    // SAFETY: the struct is there, with one number of a thread that runs, so no other gets it: the call
+    // fails. Kernels that know of no such number refuse a struct that has one.
+    let asked = unsafe { system_call(libc::SYS_clone3, args) };
+    asked != Err(Errno::INVAL)
 }
 
 /// Reserves addresses for `count` threads that may be started later, so that they don't lie in

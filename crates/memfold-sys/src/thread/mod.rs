@@ -5,7 +5,7 @@ pub mod errands;
 pub mod owner;
 
 use crate::Errno;
-pub use crate::clock::{cpu_ns, now_ns, process_cpu_ns};
+pub use crate::clock::{cpu_ns, now_ns, process_cpu_ns, use_no_counter};
 use crate::text::Text;
 use core::ffi::CStr;
 

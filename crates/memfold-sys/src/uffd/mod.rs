@@ -39,6 +39,8 @@ const COPY: u64 = request(READ_WRITE, 0x03, size_of::<CopyArg>());
 const ZEROPAGE: u64 = request(READ_WRITE, 0x04, size_of::<ZeropageArg>());
 const MOVE: u64 = request(READ_WRITE, 0x05, size_of::<CopyArg>());
 const WRITEPROTECT: u64 = request(READ_WRITE, 0x06, size_of::<ProtectArg>());
+/// Requests that threads make which serve their own faults.
+pub const REQUESTS: [u64; 4] = [COPY, ZEROPAGE, MOVE, WRITEPROTECT];
 /// `USERFAULTFD_IOC_NEW` on /dev/userfaultfd.
 const DEVICE_NEW: u64 = 0xAA00;
 

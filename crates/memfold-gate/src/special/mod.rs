@@ -1,7 +1,11 @@
 //! Which call is what, and how it is made.
+mod filter;
+mod namespaces;
+
 use crate::actions::{PROTECTED, UNBLOCKABLE};
 use crate::calls::{self, Class, Entry, Piece};
 use crate::dispatch::{self, PR_SET_SYSCALL_USER_DISPATCH};
+use crate::entry;
 use crate::frame::Context;
 use crate::keeper::{Ending, Fault, Keeper, Names, Refused, Span};
 use crate::lent;
@@ -14,8 +18,23 @@ use crate::touch::{read, read_bytes, touch, write};
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
-use memfold_sys::thread::process_id;
+use memfold_sys::thread::{process_id, use_no_counter};
 use memfold_sys::units::PAGE_SIZE;
+
+/// `prctl`: whether the processor's counter is refused to the calling thread, by SIGSEGV.
+const PR_GET_TSC: usize = 25;
+const PR_SET_TSC: usize = 26;
+const PR_TSC_SIGSEGV: usize = 2;
+
+/// Whether the processor's counter is refused to the calling thread. It may have that of the program
+/// before it.
+pub fn has_no_counter() -> bool {
+    let mut state = 0u32;
+    let args = [PR_GET_TSC, &raw mut state as usize, 0, 0, 0, 0];
+    // SAFETY: there is room for the answer.
+    let asked = unsafe { system_call(libc::SYS_prctl, args) };
+    asked.is_ok() && state as usize == PR_TSC_SIGSEGV
+}
 
 /// The result of a call that has none: the context says all.
 pub struct Gone;
@@ -69,12 +88,15 @@ impl Call<'_> {
                 Some(made) => made,
                 None => self.wait(),
             },
+            libc::SYS_rt_sigqueueinfo => self.queue([1, 2]),
+            libc::SYS_rt_tgsigqueueinfo => self.queue([2, 3]),
+            libc::SYS_pidfd_send_signal => self.queue([1, 2]),
             libc::SYS_unshare | libc::SYS_setns if self.is_alone() => {
                 signals::block_all();
-                self.keeper.alone(&mut || raw(nr, &args))
+                namespaces::alone(self.keeper, nr, &args, raw)
             }
-            _ if wants_strict(nr, &args) => self.be_strict(),
-            libc::SYS_seccomp => self.filter(),
+            _ if filter::wants_strict(nr, &args) => self.be_strict(),
+            _ if filter::set_by(nr, &args).is_some() => self.filter(),
             libc::SYS_getrlimit | libc::SYS_setrlimit | libc::SYS_prlimit64 => self.limit(),
             libc::SYS_ptrace if is_wish_to_be_traced(nr, &args) => self.be_traced(),
             libc::SYS_exit => threads::exit(self.keeper, self.record, args[0]),
@@ -86,6 +108,10 @@ impl Call<'_> {
             libc::SYS_prctl if args[0] == PR_SET_SYSCALL_USER_DISPATCH => {
                 self.keeper.tells(Refused::Dispatch);
                 -(libc::EINVAL as isize)
+            }
+            libc::SYS_prctl if args[..2] == [PR_SET_TSC, PR_TSC_SIGSEGV] => {
+                use_no_counter();
+                self.wait()
             }
             libc::SYS_arch_prctl => {
                 // It may set `fs`.
@@ -147,6 +173,15 @@ impl Call<'_> {
         made
     }
 
+    /// A signal with information, whose places among the arguments these are.
+    fn queue(&mut self, places: [usize; 2]) -> isize {
+        let (record, nr) = (self.record, self.nr);
+        let for_thread = nr as i64 == libc::SYS_rt_tgsigqueueinfo;
+        // SAFETY: what the call names is the gate's own.
+        let make = |args: &[usize; 6]| unsafe { signals::call(record, nr, args) };
+        signals::make_up(&self.args, places, for_thread, make).unwrap_or_else(|| self.wait())
+    }
+
     /// Whether the program has one thread, the caller.
     fn is_alone(&self) -> bool {
         let mut is_alone = true;
@@ -154,17 +189,24 @@ impl Call<'_> {
         is_alone
     }
 
-    /// seccomp. A filter for all threads of a program that has one is the caller's alone: the
-    /// keeper's threads aren't the program's.
+    /// A seccomp filter. One for all threads of a program that has one is the caller's alone: the
+    /// keeper's threads aren't the program's. One that refuses a call of the keeper's is set when all
+    /// memory is home.
     fn filter(&mut self) -> isize {
         const ALL_THREADS: usize =
             (libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_TSYNC_ESRCH) as usize;
-        let [operation, flags, ..] = self.args;
-        let is_filter = operation == libc::SECCOMP_SET_MODE_FILTER as usize;
-        if is_filter && flags & ALL_THREADS != 0 && self.is_alone() {
+        let keeper = self.keeper;
+        let is_for_all = self.nr as i64 == libc::SYS_seccomp && self.args[1] & ALL_THREADS != 0;
+        if is_for_all && self.is_alone() {
             self.args[1] &= !ALL_THREADS;
+            self.context.regs.rsi = self.args[1] as u64;
         }
-        self.keeper.last_chance();
+        keeper.last_chance();
+        keeper.filtered();
+        let at = filter::set_by(self.nr, &self.args).expect("it sets a filter");
+        if filter::refuses_own(keeper, at) {
+            return self.shut_in(Refused::Filter);
+        }
         self.wait()
     }
 
@@ -194,23 +236,33 @@ impl Call<'_> {
     }
 
     /// SECCOMP_MODE_STRICT: from now on the kernel lets the caller read, write, return from handlers
-    /// and end, and kills it for all else that the gate would do. So its calls pass the gate by, and all
-    /// memory is home.
+    /// and end, and kills it for all else that the gate would do.
     fn be_strict(&mut self) -> isize {
-        let keeper = self.keeper;
         // Who has a filter is refused this.
         let has = [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0];
         if raw(libc::SYS_prctl as usize, &has) != 0 {
             return raw(self.nr, &self.args);
         }
+        self.shut_in(Refused::Strict)
+    }
+
+    /// The caller asks the kernel to refuse it what the gate would do. So all memory is brought home, and
+    /// the caller's calls pass the gate by: this one first, as it may not even return from a handler
+    /// after it.
+    fn shut_in(&mut self, how: Refused) -> isize {
         let is_alone = self.is_alone();
         signals::block_all();
-        if !threads::keep_home(keeper, self.record, true) {
+        if !threads::keep_home(self.keeper, self.record, true) {
             return -(libc::ENOMEM as isize);
         }
-        keeper.tells(Refused::Strict);
+        if self.record.is_of_first_process() {
+            self.keeper.tells(how);
+        } else {
+            // Its parent waits for it to execute or end, and is managed again then.
+            self.record.traced.set(true);
+        }
         self.pass_by(is_alone);
-        raw(self.nr, &self.args)
+        entry::RESTART
     }
 
     /// From here on the caller's calls pass the gate by, patched sites too; if it is the only thread,
@@ -221,6 +273,7 @@ impl Call<'_> {
         if is_alone {
             signals::give_back(self.record);
             self.context.mask |= self.record.blocked.get();
+            self.context.stack = self.record.alternate.get();
         }
     }
 
@@ -593,19 +646,6 @@ fn changes_identity(nr: usize) -> bool {
     )
 }
 
-/// Whether a call asks for SECCOMP_MODE_STRICT.
-fn wants_strict(nr: usize, args: &[usize; 6]) -> bool {
-    match nr as i64 {
-        libc::SYS_prctl => {
-            args[0] as i32 == libc::PR_SET_SECCOMP && args[1] == libc::SECCOMP_MODE_STRICT as usize
-        }
-        libc::SYS_seccomp => {
-            args[0] as u32 == libc::SECCOMP_SET_MODE_STRICT && args[1] as u32 == 0 && args[2] == 0
-        }
-        _ => false,
-    }
-}
-
 fn is_wish_to_be_traced(nr: usize, args: &[usize; 6]) -> bool {
     nr as i64 == libc::SYS_ptrace && args[0] == libc::PTRACE_TRACEME as usize
 }
@@ -619,6 +659,9 @@ pub fn is_plain(entry: &Entry, args: &[usize; 6]) -> bool {
             i64::from(entry.number),
             libc::SYS_exit_group
                 | libc::SYS_kill
+                | libc::SYS_rt_sigqueueinfo
+                | libc::SYS_rt_tgsigqueueinfo
+                | libc::SYS_pidfd_send_signal
                 | libc::SYS_set_tid_address
                 | libc::SYS_set_robust_list
                 | libc::SYS_rseq
