@@ -19,7 +19,7 @@ fn process_that_has_given_up_its_rights_spoils_nothing_for_others() {
 #[test]
 fn engine_gives_up_what_the_program_gives_up_for_good() {
     if can_make_worlds() {
-        assert_right("users", 32, &["threads", "while", "vfork", "processes"]);
+        assert_right("users", 32, &["threads", "while", "vfork", "processes", "differ", "keeps"]);
     }
 }
 

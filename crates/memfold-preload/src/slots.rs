@@ -138,9 +138,12 @@ fn identity() -> Option<&'static Identity> {
 }
 
 /// Whether the calling thread has given something up for good that this process has had since it
-/// found its table, or the engine's threads since they were started.
+/// found its table, or the engine's threads since they were started, and they can follow. Where threads
+/// of the program have different rights, the engine's may have those of another one.
 pub fn has_given_up() -> bool {
-    let given_up = |before| Identity::own().is_ok_and(|own| !own.can_become(before));
+    let given_up = |before: &Identity| {
+        Identity::own().is_ok_and(|own| !own.can_become(before) && before.can_become(&own))
+    };
     identity().is_some_and(given_up)
 }
 

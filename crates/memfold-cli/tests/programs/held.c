@@ -391,8 +391,34 @@ static void low_water(void) {
     _exit(puts("right") < 0 || fflush(stdout));
 }
 
+/* A call that names more than it writes changes no file that is mapped beside folded memory, and ends no sharing with it. */
+static void beside_a_file(void) {
+    enum { PAGES = 64 };
+    char name[] = "/tmp/memfold-held-XXXXXX", *page = malloc(PAGE);
+    int file = mkstemp(name), ends[2];
+    NEED(file >= 0 && unlink(name) == 0 && pipe(ends) == 0 && ftruncate(file, 2 * PAGES * PAGE) == 0);
+    memset(page, 'a', PAGE);
+    for (int n = 0; n < PAGES; n++) NEED(pwrite(file, page, PAGE, n * PAGE) == (ssize_t)PAGE);
+    char *p = map(LEN + 2 * PAGES * PAGE), *own = p + LEN, *holes = own + PAGES * PAGE;
+    NEED(mmap(own, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file, 0) == own);
+    NEED(mmap(holes, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, PAGES * PAGE) == holes);
+    fill(p, LEN, 9);
+    push_out(p, LEN);
+    struct stat before, after;
+    NEED(fstat(file, &before) == 0);
+    NEED(write(ends[1], "0123456789", 10) == 10);
+    NEED(read(ends[0], own - PAGE, (2 * PAGES + 1) * PAGE) == 10 && !memcmp(own - PAGE, "0123456789", 10));
+    NEED(fsync(file) == 0 && fstat(file, &after) == 0);
+    NEED(before.st_blocks == after.st_blocks);
+    memset(page, 'b', PAGE);
+    for (int n = 0; n < PAGES; n++) NEED(pwrite(file, page, PAGE, n * PAGE) == (ssize_t)PAGE);
+    for (int n = 0; n < PAGES; n++) NEED(own[n * PAGE] == 'b' && holes[n * PAGE] == 0);
+    check_from(p, LEN - PAGE, 9, 0);
+}
+
 int main(int argc, char **argv) {
     static const struct test all[] = {
+        {"beside", beside_a_file},
         {"threads", threads}, {"thousands", thousands}, {"discarded", discarded}, {"gaps", gaps}, {"spread", spread},
         {"environment", environment}, {"filled", filled}, {"killed", killed}, {"children", children}, {"low_water", low_water},
         {"closed", closed},

@@ -2,6 +2,7 @@
 #include "common.h"
 #include <dirent.h>
 #include <grp.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
 #define LEN (48 * MIB)
@@ -177,10 +178,47 @@ static void without_a_process_to_spare(void) {
     check(more, LEN, 1), check(memory, LEN, 1);
 }
 
+static void *becomes(void *user) {
+    long id = (long)user;
+    NEED(syscall(SYS_setresuid, id, id, id) == 0);
+    check(shared, MIB, 1);
+    return NULL;
+}
+
+/* Threads with different rights: the engine's can't have all of them. */
+static void threads_differ(void) {
+    pthread_t all[8];
+    shared = folded();
+    for (long n = 0; n < 8; n++) NEED(pthread_create(&all[n], NULL, becomes, (void *)(3000 + n)) == 0);
+    for (int n = 0; n < 8; n++) NEED(pthread_join(all[n], NULL) == 0);
+    char *more = folded();
+    check(shared, LEN, 1), check(more, LEN, 1);
+}
+
+static void set_capabilities(unsigned which) {
+    struct { unsigned version; int pid; } head = {0x20080522, 0};
+    unsigned words[6] = {which, which};
+    NEED(syscall(SYS_capset, &head, words) == 0);
+}
+
+/* Capabilities that a change of user leaves, and that are given up step by step. */
+static void keeps_capabilities(void) {
+    char *memory = folded();
+    NEED(prctl(PR_SET_KEEPCAPS, 1) == 0 && setgid(1000) == 0 && setuid(1000) == 0);
+    set_capabilities(1 << 6 | 1 << 7 | 1 << 21);
+    check(memory, LEN, 1);
+    NEED(setuid(1001) == 0);
+    set_capabilities(0);
+    seen(1001, 2, NULL);
+    check(memory, LEN, 1);
+}
+
 int main(int argc, char **argv) {
     static const struct test all[] = {
         {"spoils", spoils}, {"threads", while_others_read}, {"while", for_a_while}, {"vfork", in_a_child_of_vfork},
         {"processes", without_a_process_to_spare},
+        {"differ", threads_differ},
+        {"keeps", keeps_capabilities},
     };
     if (argc == 3 && !strcmp(argv[1], "spoil")) {
         /* It has an engine by then. */

@@ -292,6 +292,10 @@ impl Gated {
     /// EAGAIN: no more threads; as [`slots::change_user`].
     pub fn give_up_rights(&self, rights: &Rights) -> Result<(), Errno> {
         let _state = self.state.lock();
+        // Another thread may have been first.
+        if !slots::has_given_up() {
+            return Ok(());
+        }
         self.stop_threads();
         let mut done = Ok(());
         engine::have_done(|| {

@@ -94,14 +94,23 @@ impl Gated {
         write: bool,
         touch: fn(usize, bool) -> Result<(), BadAddress>,
     ) {
-        let mut bad = 0;
-        for page in pages.step_by(PAGE_SIZE).take_while(|page| *page < TOP) {
-            if self.known.is_set(&(page..page + 1)) {
-                bad += touch(page, write).is_err() as usize;
+        let (mut at, mut bad) = (pages.start, 0);
+        while at < pages.end.min(TOP) && bad < BAD_MAX {
+            if !self.known.is_set(&(at..at + 1)) {
+                at += PAGE_SIZE;
+                continue;
             }
-            if bad == BAD_MAX {
-                return;
+            let (is_managed, end) = self.on_behalf(|| self.pager.run_at(at));
+            let end = end.min(pages.end).min(TOP);
+            // Of other memory the kernel knows best: a write would change a file, or end a sharing. Only
+            // where memory is hidden, some of it may be, too.
+            if is_managed || self.paging.hides() {
+                let mut run = (at..end).step_by(PAGE_SIZE);
+                let touched = |page: usize| touch(page, write && is_managed);
+                bad +=
+                    run.by_ref().filter(|page| touched(*page).is_err()).take(BAD_MAX - bad).count();
             }
+            at = end;
         }
     }
 

@@ -79,11 +79,11 @@ impl Rights {
         }
     }
 
-    /// The calling thread has no more than these from now on. It is as a thread that has come to have
-    /// them was.
+    /// The calling thread has no more than these from now on. It can become that
+    /// ([`Identity::can_become`]).
     ///
     /// # Errors
-    /// EPERM: it was not.
+    /// EPERM: it can't.
     pub fn take(&self) -> Result<(), Errno> {
         let Identity { users, groups, permitted } = self.identity;
         let call = |number, args: [usize; 3]| {
@@ -94,9 +94,15 @@ impl Rights {
         let three = |ids: [u32; 3]| ids.map(|id| id as usize);
         // Who may not set them has those that it had.
         let _ = call(libc::SYS_setgroups, [self.groups.len(), self.groups.as_ptr() as usize, 0]);
+        // Else a change of user may take all capabilities, and what comes later couldn't be followed.
+        let keep = |keeps: usize| {
+            let _ = call(libc::SYS_prctl, [libc::PR_SET_KEEPCAPS as usize, keeps, 0]);
+        };
         call(libc::SYS_setresgid, three(groups))?;
+        keep(usize::from(permitted != 0));
         call(libc::SYS_setresuid, three(users))?;
-        // A change of user may have taken more of them.
+        keep(0);
+        // A change of user may have taken them all the same.
         let left = Identity::own()?.permitted & permitted;
         let (low, high) = (left as u32, (left >> 32) as u32);
         let (head, words) = ([VERSION, 0u32], [low, low, 0, high, high, 0]);

@@ -106,6 +106,13 @@ impl Pager {
         self.areas.read().touch(pages.start, pages.end)
     }
 
+    /// Whether what is at an address is managed, and up to where that stays so.
+    pub fn run_at(&self, at: usize) -> (bool, usize) {
+        let areas = self.areas.read();
+        let (is_managed, end) = areas.run_at(page_of(at));
+        (is_managed, (end as usize) << PAGE_SHIFT)
+    }
+
     /// The managed parts of a range of addresses.
     pub fn managed_parts(&self, range: &Range<usize>) -> Vec<Range<usize>> {
         let (areas, pages) = (self.areas.read(), pages(range));

@@ -77,6 +77,17 @@ impl Areas {
         self.last_before(end).is_some_and(|a| start < a.end)
     }
 
+    /// Whether a page is in an area, and up to which page that stays so.
+    pub fn run_at(&self, page: u64) -> (bool, u64) {
+        match self.last_before(page + 1).filter(|area| page < area.end) {
+            Some(area) => (true, area.end),
+            None => {
+                let next = self.by_addr.range(page + 1..).next();
+                (false, next.map_or(u64::MAX >> PAGE_SHIFT, |(start, _)| *start))
+            }
+        }
+    }
+
     /// The last area that begins before a page.
     fn last_before(&self, page: u64) -> Option<&Area> {
         self.by_addr.range(..page).next_back().map(|(_, area)| area)
