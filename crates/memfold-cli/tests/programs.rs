@@ -46,7 +46,9 @@ fn mremap_moves_grows_and_shrinks_folded_memory() {
 
 #[test]
 fn advice_on_folded_memory_does_what_the_kernel_says() {
-    assert_right("mappings", 40, &["dontneed", "free", "advice", "guards"]);
+    assert_right("mappings", 40, &["dontneed", "free", "advice", "guards", "guards_stay"]);
+    let by_protection = ["--resident", "16M", "--paging", "protection"];
+    assert_right_with(&by_protection, "mappings", 20, &["guards", "guards_stay"]);
 }
 
 /// Also what the kernel has dropped of it, and what was given up before it was managed, or by a

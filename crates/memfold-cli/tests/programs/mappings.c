@@ -1,5 +1,6 @@
 /* Changes of the address space under folded memory. */
 #include "bare.h"
+#include <setjmp.h>
 
 static const size_t LEN = 48 * MIB;
 
@@ -167,6 +168,36 @@ static void guards(void) {
     }
     check_from(p, cut, 15, 0);
     check_from(p + end, LEN - end, 15, end / PAGE);
+}
+
+static sigjmp_buf at_guard;
+static void meet(int signal) {
+    (void)signal;
+    siglongjmp(at_guard, 1);
+}
+
+/* Guards stay where they are whatever is done around them. */
+static void guards_stay(void) {
+    char *p = map_folded(LEN, 17);
+    size_t cut = 9 * MIB, end = 9 * MIB + 32 * PAGE;
+    if (madvise(p + cut, end - cut, MADV_GUARD_INSTALL) && errno == EINVAL) return;
+    struct sigaction action = {.sa_handler = meet};
+    NEED(sigaction(SIGSEGV, &action, NULL) == 0);
+    NEED(mprotect(p, LEN, PROT_READ | PROT_WRITE) == 0);
+    for (volatile int round = 0; round < 3; round++) {
+        NEED(madvise(p + cut - 4 * MIB, 8 * MIB, MADV_DONTNEED) == 0);
+        push_out(p + 24 * MIB, LEN - 24 * MIB);
+        for (volatile size_t n = 0; n < 32; n++)
+            if (!sigsetjmp(at_guard, 1)) {
+                p[cut + n * PAGE]++;
+                fail("a guard lets pass", __FILE__, __LINE__);
+            }
+        NEED(mprotect(p + MIB, LEN - MIB, PROT_READ | PROT_WRITE) == 0);
+    }
+    NEED(!madvise(p + cut, end - cut, MADV_GUARD_REMOVE));
+    check_zero(p + cut, end - cut);
+    check_from(p, cut - 4 * MIB, 17, 0);
+    check_from(p + 24 * MIB, LEN - 24 * MIB, 17, 24 * MIB / PAGE);
 }
 
 static void other_advice(void) {
@@ -346,6 +377,7 @@ int main(int argc, char **argv) {
         {"mremap_grow", mremap_grow},     {"mremap_shrink", mremap_shrink},   {"dontneed", dontneed},
         {"free", madv_free},              {"advice", other_advice},           {"read_only", read_only},
         {"guards", guards},
+        {"guards_stay", guards_stay},
         {"mremap_several", mremap_several},
         {"mremap_half", mremap_fails_half_way},
         {"advised", advised_in_part},

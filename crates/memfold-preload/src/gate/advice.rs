@@ -18,15 +18,17 @@ use memfold_sys::units::PAGE_SIZE;
 
 /// Linux 6.13, `include/uapi/asm-generic/mman-common.h`.
 const MADV_GUARD_INSTALL: i32 = 102;
+const MADV_GUARD_REMOVE: i32 = 103;
 const MADV_DONTNEED_LOCKED: i32 = 24;
 
 /// Discards, and marks; other advice changes nothing that the engine must know of.
-const CONCERNING: [i32; 13] = [
+const CONCERNING: [i32; 14] = [
     libc::MADV_DONTNEED,
     MADV_DONTNEED_LOCKED,
     libc::MADV_REMOVE,
     libc::MADV_FREE,
     MADV_GUARD_INSTALL,
+    MADV_GUARD_REMOVE,
     libc::MADV_DONTFORK,
     libc::MADV_DOFORK,
     libc::MADV_WIPEONFORK,
@@ -150,8 +152,18 @@ impl Gated {
         let result = match advice {
             _ if DISCARDS.contains(&advice) => return Ok(self.discard(&range, advice, make)),
             MADV_GUARD_INSTALL if self.paging.hides() => {
+                // What the kernel lets nobody fill is never hidden again.
+                state.marked(Mark::Other).add(range.clone());
                 self.leave(&range);
                 make()
+            }
+            MADV_GUARD_REMOVE if self.paging.hides() => {
+                let result = make();
+                if result == 0 {
+                    state.marked(Mark::Other).remove(&range);
+                    self.adopt(state, &range);
+                }
+                result
             }
             MADV_GUARD_INSTALL => {
                 let _leaving = self.pager.holds().leave(once(range.clone()));
