@@ -93,12 +93,14 @@ static void choose_parts(void) {
     for (int i = 0; i < PARTS; i++) part[i] = (struct iovec){base + i * STEP + turn * PAGE + 100, 10};
 }
 
+static char *page_of(int i) { return (char *)((uintptr_t)part[i].iov_base & -PAGE); }
+
 static void fold_parts(void) {
     for (int round = 0; round < 100; round++) {
         if (!filler) filler = map(48 * MIB);
         fill(filler, 48 * MIB, 777 + round);
         size_t there = 0;
-        for (int i = 0; i < PARTS; i++) there += present((char *)((uintptr_t)part[i].iov_base & -PAGE), PAGE);
+        for (int i = 0; i < PARTS; i++) there += present(page_of(i), PAGE);
         if (there < PARTS) return;
         usleep(5000);
     }
@@ -346,17 +348,19 @@ static void closed(void) {
     NEED(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
     struct msghdr all = {.msg_iov = part, .msg_iovlen = PARTS};
     for (int access = PROT_NONE; access <= PROT_READ; access++) {
+        choose_parts();
         fold_parts();
-        for (int i = 0; i < PARTS; i += 3) NEED(!mprotect(base + i * STEP, PAGE, access));
+        for (int i = 0; i < PARTS; i += 3) NEED(!mprotect(page_of(i), PAGE, access));
         if (access) {
             NEED(send(pair[0], got, sizeof got, 0) == sizeof got);
             NEED(recvmsg(pair[1], &all, MSG_DONTWAIT) == -1 && errno == EFAULT);
         } else {
             NEED(sendmsg(pair[0], &all, 0) == -1 && errno == EFAULT);
-            NEED(write(pair[0], base, 100) == -1 && errno == EFAULT);
+            NEED(write(pair[0], page_of(0), 100) == -1 && errno == EFAULT);
         }
-        for (int i = 0; i < PARTS; i += 3) NEED(!mprotect(base + i * STEP, PAGE, PROT_READ | PROT_WRITE));
+        for (int i = 0; i < PARTS; i += 3) NEED(!mprotect(page_of(i), PAGE, PROT_READ | PROT_WRITE));
     }
+    choose_parts();
     for (int i = 0; i < PARTS; i++) memset(part[i].iov_base, 'a' + i % 26, 10);
     fold_parts();
     NEED(sendmsg(pair[0], &all, 0) == sizeof got && recv(pair[1], got, sizeof got, 0) == sizeof got);
