@@ -375,7 +375,7 @@ impl Table {
     /// and its counters go on. `None` if there is none left, or no address space to map it.
     ///
     /// # Safety
-    /// - As for [`Owner::claim`]: the calling thread has no robust list that anybody needs.
+    /// - As for [`memfold_sys::thread::owner::Owner::claim`]: the calling thread has no robust list that anybody needs.
     pub unsafe fn claim(&self, pid: u32) -> Option<Process> {
         let used = self.head.used.load(Relaxed) as usize;
         let is_left =
