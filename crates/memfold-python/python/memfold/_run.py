@@ -26,8 +26,8 @@ def run_limit() -> int | None:
         return None
     settings = dict(part.partition("=")[::2] for part in order.split(";"))
     try:
-        with open(settings["stats"], "rb") as table:
-            version, limit = struct.unpack("<QQ", table.read(16))
+        with open(settings["bounds"], "rb") as bounds:
+            version, _, _, limit = struct.unpack("<QQQQ", bounds.read(32))
         if version == _memfold.LAYOUT_VERSION:
             return None if limit == _NO_LIMIT else int(limit)
     except (KeyError, OSError, struct.error):

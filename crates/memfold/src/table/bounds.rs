@@ -31,6 +31,7 @@ struct Part {
     has_largest: [AtomicU64; 2],
 }
 
+/// The Python package reads the first four words (`_run.py`).
 #[repr(C, align(4096))]
 struct Page {
     version: AtomicU64,
