@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 /// Different lines that are remembered, so that a program that never ends can not fill the memory;
-/// more are not said, which is said.
+/// further ones are not printed, and one warning reports that.
 const REMEMBERED: usize = 10_000;
 
 /// Where lines go, and what has been said.
@@ -66,7 +66,7 @@ impl Log {
         }
     }
 
-    /// Says what is left in one table as it comes, for ever.
+    /// Prints the lines of one table as its processes leave them, for ever.
     pub fn follow(&self, slots: &Slots, table: &Table, command: u32) {
         loop {
             let rung = table.mailbox().rung();
@@ -76,7 +76,7 @@ impl Log {
     }
 }
 
-/// Tells of lines that are not said, once.
+/// Reports once that lines are not printed.
 fn lost(said: &mut HashSet<String>, count: u32) -> Option<String> {
     let why = if count > 0 {
         "more warnings came at once than could be kept: some were lost"

@@ -276,7 +276,8 @@ fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
     };
     let failed = |e| Failure::own(format!("starting a thread: {}", program::plain(&e)));
     follow(run.slots.tables()[0]).map_err(failed)?;
-    // What the processes of a user leave that nobody follows is said with the next line, or at the end.
+    // If a thread for a further user can't be started, its lines are printed with the next line of
+    // another table, or at the end.
     let serve = move || for_door.slots.serve(|table| drop(follow(table)));
     start("memfold-door", Box::new(serve)).map_err(failed)?;
     start("memfold-look", Box::new(move || seatless::watch(&for_looks.slots))).map_err(failed)

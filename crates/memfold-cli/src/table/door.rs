@@ -97,8 +97,8 @@ impl Door {
         format!("{},{}{}", self.name, hex(&self.key.ask), hex(&self.key.answer))
     }
 
-    /// Answers who asks with the right key, for ever, with the files that there are for its user (the
-    /// real one, as the kernel tells it): table and bounds. Where there are none it is told so.
+    /// Answers each process that sends the right key, for ever. `files` gives the table and the bounds
+    /// for the process's real user, which the kernel reports; `None` is answered without files.
     pub fn serve<F: AsFd>(&self, mut files: impl FnMut(u32) -> Option<[F; 2]>) {
         // A message is taken before it can fail, and the kernel waits for the next: an error costs
         // its sender its answer.
@@ -205,7 +205,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn who_has_the_key_gets_its_users_files_and_its_number_and_nobody_else_does() {
+    fn process_with_the_key_gets_the_files_of_its_user() {
         let door = Arc::new(Door::open().unwrap());
         let files = ["/etc/passwd", "/etc/group"].map(|path| std::fs::File::open(path).unwrap());
         let (server, mut asked) = (door.clone(), 0);
@@ -249,7 +249,7 @@ mod tests {
                 std::fs::read_to_string(path).unwrap()
             );
         }
-        // There is nothing more for this user; and nobody.
+        // The second request gets no files, and the second name has no door.
         assert!(ask(name).is_err() && ask("memfold-nobody").is_err());
     }
 }

@@ -98,7 +98,7 @@ impl Slots {
         })
     }
 
-    /// What a process of the run is told, so that it finds the table of the user of this process.
+    /// The part of a process's order that leads to the table of this process's user, and to the bounds.
     pub fn order(&self) -> String {
         let path = |file: &OwnedFd| format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
         let (table, bounds) = (path(self.users()[0].file), path(self.bounds_file));
@@ -138,12 +138,11 @@ impl Slots {
         self.users().len() > 1
     }
 
-    /// Answers at the door, for ever. `begin` is told of each table that is made for another user.
+    /// Answers at the door, for ever. Calls `begin` with each table that it makes for another user.
     pub fn serve(&self, begin: impl Fn(&'static Table)) {
         self.door.serve(|uid| {
-            let known = self.users().iter().position(|user| user.uid == uid);
-            let user = match known {
-                Some(n) => self.users()[n],
+            let user = match self.users().into_iter().find(|user| user.uid == uid) {
+                Some(known) => known,
                 None => self.add(uid).inspect(|user| begin(user.table))?,
             };
             let borrowed =
