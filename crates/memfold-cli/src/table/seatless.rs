@@ -34,6 +34,9 @@ struct Seatless {
     strangers: HashSet<u32>,
     /// Those with a seat at the last look.
     seated: HashSet<u32>,
+    /// The real user and the anonymous memory of each member at the last look, if there are several
+    /// users.
+    sizes: HashMap<u32, (u32, u64)>,
 }
 
 /// Looks for as long as this process lives.
@@ -44,7 +47,7 @@ pub fn watch(slots: &Slots) {
         let begin = Instant::now();
         let (count, bytes) = seatless.look(slots);
         slots.bounds().set_seatless(count, bytes);
-        slots.deal(Some(seatless.measure(slots)));
+        slots.deal(Some(seatless.measured()));
         slots.note_totals();
         period = match bytes >= SMALL_BYTES {
             _ if slots.has_others() => PERIOD_USERS,
@@ -58,7 +61,13 @@ pub fn watch(slots: &Slots) {
 impl Seatless {
     /// That of the run of the process `own`.
     fn new(own: u32) -> Seatless {
-        Seatless { own, members: HashMap::new(), strangers: HashSet::new(), seated: HashSet::new() }
+        Seatless {
+            own,
+            members: HashMap::new(),
+            strangers: HashSet::new(),
+            seated: HashSet::new(),
+            sizes: HashMap::new(),
+        }
     }
 
     /// How many processes of the run have no seat, and their anonymous memory, bytes. One that had a
@@ -66,13 +75,18 @@ impl Seatless {
     fn look(&mut self, slots: &Slots) -> (u64, u64) {
         self.find();
         let has_others = slots.has_others();
-        let mut seated = HashSet::new();
-        for (pid, uid) in slots.seated() {
-            // A table can name what process it likes.
-            if !has_others || sizes_of(pid).is_some_and(|(its, _)| its == uid) {
-                seated.insert(pid);
-            }
-        }
+        let size = |pid: &u32| has_others.then(|| Some((*pid, sizes_of(*pid)?)))?;
+        self.sizes = self.members.keys().filter_map(size).collect();
+        // A table can name what process it likes.
+        let is_its = |pid: u32, uid: u32| {
+            !has_others || self.sizes.get(&pid).is_some_and(|size| size.0 == uid)
+        };
+        let seated: HashSet<u32> = slots
+            .seated()
+            .into_iter()
+            .filter(|(pid, uid)| is_its(*pid, *uid))
+            .map(|(pid, _)| pid)
+            .collect();
         let had_none = |pid: &&u32| !seated.contains(pid) && !self.seated.contains(pid);
         let sizes = self.members.keys().filter(had_none).map(|pid| size_of(*pid));
         let sum = sizes.flatten().fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes));
@@ -80,13 +94,11 @@ impl Seatless {
         sum
     }
 
-    /// What each user's processes have, if there are several users.
-    fn measure(&self, slots: &Slots) -> Measured {
+    /// What each user's processes had at the last look, if there are several users.
+    fn measured(&self) -> Measured {
         let mut measured = Measured::new();
-        if slots.has_others() {
-            for (uid, bytes) in self.members.keys().filter_map(|pid| sizes_of(*pid)) {
-                *measured.entry(uid).or_default() += bytes;
-            }
+        for (uid, bytes) in self.sizes.values() {
+            *measured.entry(*uid).or_default() += bytes;
         }
         measured
     }
