@@ -9,8 +9,8 @@ mod scan;
 mod source;
 mod tree;
 
-mod arrows;
 mod floors;
+mod order;
 mod sizes;
 mod symbols;
 mod text;
@@ -21,8 +21,7 @@ use std::process::ExitCode;
 use finding::Finding;
 
 const USAGE: &str = "\
-usage: cargo xtask tidy                 check floors, module order, circles, folders, lengths, no_std and leftovers
-       cargo xtask tidy --arrows CRATE  list which file of a crate uses what of which other, what leads up, and the circles
+usage: cargo xtask tidy                 check floors, module order, folders, lengths, no_std and leftovers
        cargo xtask symbols LIBRARY.so   check that the preload library needs no thread-local storage and no host malloc
        cargo xtask glibc FILE VERSION   check that a built file needs no glibc newer than that, such as 2.17";
 
@@ -31,7 +30,6 @@ fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let findings = match words[..] {
         ["tidy"] => tidy(),
-        ["tidy", "--arrows", name] => return list_arrows(name),
         ["symbols", library] => symbols::check(Path::new(library)),
         ["glibc", file, version] => symbols::check_glibc(Path::new(file), version),
         ["help" | "-h" | "--help"] => {
@@ -52,26 +50,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn list_arrows(name: &str) -> ExitCode {
-    match tree::root()
-        .and_then(|root| tree::Tree::read(&root))
-        .and_then(|tree| arrows::list(&tree, name))
-    {
-        Ok(text) => {
-            print!("{text}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("xtask: {error:#}");
-            ExitCode::from(2)
-        }
-    }
-}
-
 fn tidy() -> anyhow::Result<Vec<Finding>> {
     let tree = tree::Tree::read(&tree::root()?)?;
     let mut findings = floors::check(&tree);
-    findings.extend(arrows::check(&tree));
+    findings.extend(order::check(&tree));
     findings.extend(sizes::check(&tree));
     findings.extend(text::check(&tree));
     Ok(findings)

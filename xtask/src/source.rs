@@ -116,7 +116,7 @@ fn only_in_tests(condition: &str) -> bool {
 }
 
 /// Splits at the commas that are in no brackets.
-fn arguments(list: &str) -> Vec<&str> {
+pub fn arguments(list: &str) -> Vec<&str> {
     let (mut depth, mut start, mut parts) = (0, 0, Vec::new());
     for (at, byte) in list.bytes().enumerate() {
         match byte {

@@ -19,28 +19,7 @@ pub struct Crate {
     pub sources: Vec<Source>,
 }
 
-/// Crates whose files are layered: calls of methods lead down as paths do, within folders too, and
-/// no files form a circle.
-const LAYERED: &[&str] = &[
-    "memfold-sys",
-    "memfold-gate",
-    "memfold-store",
-    "memfold",
-    "memfold-preload",
-    "memfold-remote",
-    "memfold-block",
-    "memfold-cli",
-    "memfold-bench",
-    "memfold-testkit",
-    "xtask",
-];
-
 impl Crate {
-    /// Whether the rules for method calls and circles hold for the crate.
-    pub fn is_layered(&self) -> bool {
-        LAYERED.contains(&self.name.as_str())
-    }
-
     /// Directory of the crate from the root, with a slash at its end.
     pub fn directory(&self) -> &str {
         self.manifest_path.trim_end_matches("Cargo.toml")
