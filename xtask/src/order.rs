@@ -56,9 +56,10 @@ fn listed_in(source: &Source) -> Vec<String> {
 fn check_file(listed: &Listed, module: &str, source: &Source) -> Vec<Finding> {
     let from: Vec<String> =
         module.split("::").filter(|name| !name.is_empty()).map(str::to_owned).collect();
-    let paths = source.code.match_indices("crate::").filter(|(at, _)| {
-        !source.in_test(*at) && !source.code[..*at].ends_with(|c: char| c == '$' || c == '_')
-    });
+    let paths = source
+        .code
+        .match_indices("crate::")
+        .filter(|(at, _)| !source.in_test(*at) && !source.code[..*at].ends_with(['$', '_']));
     let wrong = paths.flat_map(|(at, start)| {
         let (from, to) = (&from, paths_at(&source.code[at + start.len()..]));
         to.into_iter().filter_map(move |to| Some((at, upward(listed, from, &to)?)))
@@ -107,7 +108,7 @@ fn upward(listed: &Listed, from: &[String], to: &[String]) -> Option<(String, St
     let (own, other) = (from.get(common)?, to.get(common)?);
     let beside = listed.get(&from[..common].join("::"))?;
     let place = |name: &String| beside.iter().position(|listed| listed == name);
-    let path = |name: &String| [&from[..common], &[name.clone()]].concat().join("::");
+    let path = |name: &String| [&from[..common], core::slice::from_ref(name)].concat().join("::");
     (place(other)? > place(own)?).then(|| (path(own), path(other)))
 }
 
