@@ -14,7 +14,7 @@ fn pager() -> Option<&'static Pager> {
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_unfold() -> c_int {
     let Some(pager) = pager() else { return -1 };
-    engine::have_done(|| pager.freeze());
+    engine::have_done(|| pager.fork().freeze());
     0
 }
 
@@ -22,6 +22,6 @@ pub extern "C" fn memfold_unfold() -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_fold() -> c_int {
     let Some(pager) = pager() else { return -1 };
-    pager.thaw();
+    pager.fork().thaw();
     0
 }

@@ -63,7 +63,7 @@ extern "C" fn finish() {
     // Who has a filter may make none of these calls.
     if let Some(gated) = gate::get().filter(|gated| !gated.shut_in.load(SeqCst)) {
         let pager = &gated.pager;
-        pager.publish();
+        pager.gauges().publish();
         slots::note_totals();
         pager.stats().need_bytes.store(0, Relaxed);
         slots::set_need(0);

@@ -81,36 +81,36 @@ impl Scale {
         // Until the first measurement all counts as shared. Most children end sooner, or execute
         // something.
         (level.sharing, level.measure_at_ns) = (true, now_ns() + MEASURE_NS);
-        level.others = level.anonymous.min(pager.bound_bytes());
-        level.inherited_away = pager.away_bytes();
+        level.others = level.anonymous.min(pager.limits().bound_bytes());
+        level.inherited_away = pager.gauges().away_bytes();
         self.reopen()
     }
 
     /// Measures, tells the others, and takes this process's share. `None` if nothing can be known.
     /// Before anything is managed nobody knows how much of it can be folded.
     pub fn look(&self, pager: &Pager, level: &mut Level, is_managing: bool) -> Option<Seen> {
-        let managed = pager.own_bytes() + pager.mapped_bytes();
+        let managed = pager.gauges().own_bytes() + pager.gauges().mapped_bytes();
         let anonymous = match self.statm.is_lost() {
             // What isn't managed is as it was at the fork then, as far as anybody knows.
-            true if pager.mapped_bytes() + pager.away_bytes() > 0 => {
-                managed + pager.unmanaged_bytes()
+            true if pager.gauges().mapped_bytes() + pager.gauges().away_bytes() > 0 => {
+                managed + pager.gauges().unmanaged_bytes()
             }
             true => proc::peak_bytes(),
             false => self.statm.anonymous_bytes()?,
         };
         let unmanaged = anonymous.saturating_sub(managed);
-        pager.set_unmanaged_bytes(unmanaged);
-        pager.publish();
+        pager.gauges().set_unmanaged_bytes(unmanaged);
+        pager.gauges().publish();
         let before = core::mem::replace(&mut level.anonymous, anonymous);
         measure_shared(pager, level);
         let need = anonymous.saturating_sub(level.others)
-            + pager.away_bytes().saturating_sub(level.inherited_away);
+            + pager.gauges().away_bytes().saturating_sub(level.inherited_away);
         pager.stats().need_bytes.store(need, Relaxed);
         pager.stats().shared_bytes.store(level.others, Relaxed);
         slots::set_need(need);
-        let stays = if is_managing { pager.least_resident_bytes() } else { 0 };
+        let stays = if is_managing { pager.gauges().least_resident_bytes() } else { 0 };
         let least = stays.saturating_sub(level.others);
-        slots::set_least(least, pager.stored_bytes());
+        slots::set_least(least, pager.limits().stored_bytes());
         slots::note_totals();
         self.take_share(pager, level, need);
         Some(Seen { before, unmanaged, slower: 1 + level.company / LOOK_OTHERS })
@@ -120,7 +120,7 @@ impl Scale {
     fn take_share(&self, pager: &Pager, level: &mut Level, need: u64) {
         let (limit, resident) = self.shares(level, need);
         let (most, processes) = (self.bounds(), level.company as u64 + 1);
-        pager.set_bounds(limit, resident, most.0.min(most.1) / processes);
+        pager.gauges().set_bounds(limit, resident, most.0.min(most.1) / processes);
     }
 
     /// The run's bounds (limit, resident), bytes; `u64::MAX` for none.
@@ -171,6 +171,6 @@ fn measure_shared(pager: &Pager, level: &mut Level) {
     level.others = if level.sharing { shared.others_bytes } else { 0 };
     level.measure_at_ns = now + MEASURE_NS.max((cpu_ns() - begin) * MEASURE_SHARE);
     if level.sharing {
-        pager.note_shared(shared.bytes, shared.bytes - shared.others_bytes);
+        pager.fork().note_shared(shared.bytes, shared.bytes - shared.others_bytes);
     }
 }

@@ -80,7 +80,7 @@ impl Program {
 
     fn serve(&self, fault: Fault) {
         for _ in 0..AGAIN_MAX {
-            match self.pager.fault(fault) {
+            match self.pager.faults().fault(fault) {
                 Served::Yes => return,
                 Served::Again => yield_now(),
                 Served::NotManaged => panic!("{:#x} is not managed", fault.addr),
@@ -166,7 +166,7 @@ impl Setup {
         };
         let pager = Arc::new(Pager::new(config, parts).expect("an engine"));
         let area = space.area();
-        pager.manage_empty(area.start, area.end);
+        pager.mappings().manage_empty(area.start, area.end);
         let program = Program::new(&pager, &space);
         Setup { space, troubles, pager, program }
     }

@@ -3,7 +3,9 @@
 //! The struct is plain atomics with a fixed layout, so it can live in memory that another process
 //! reads (`memfold run` keeps it in a memfd). A counter that counts successes is raised only after
 //! the fact (Z5).
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use alloc::boxed::Box;
+use core::ops::Deref;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::MAX_ORDER;
 
 /// Orders counted one by one: 0..=9.
@@ -214,6 +216,32 @@ impl Stats {
         match pairs.iter().find(|(_, total, orders)| total.load(Relaxed) != sum(orders)) {
             Some((name, ..)) => Err(name),
             None => Ok(()),
+        }
+    }
+}
+
+/// Figures of an engine: its own, or in memory that others read.
+pub enum StatsPlace {
+    /// The engine's own.
+    Own(Box<Stats>),
+    /// Shared with whoever made the place.
+    Shared(AtomicPtr<Stats>),
+}
+
+impl StatsPlace {
+    /// Figures that live in memory that others read.
+    pub fn shared(stats: &'static Stats) -> StatsPlace {
+        StatsPlace::Shared(AtomicPtr::new(stats as *const Stats as *mut Stats))
+    }
+}
+
+impl Deref for StatsPlace {
+    type Target = Stats;
+    fn deref(&self) -> &Stats {
+        match self {
+            StatsPlace::Own(stats) => stats,
+            // SAFETY: it comes from a `&'static`.
+            StatsPlace::Shared(stats) => unsafe { &*stats.load(Relaxed) },
         }
     }
 }

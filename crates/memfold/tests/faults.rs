@@ -64,13 +64,16 @@ fn steps(setup: &Setup, mut random: Random, shadow: &mut Shadow, count: usize) {
             38..74 => shadow.read(&program, number),
             // A stream through its own pages.
             74..84 => span.step_by(shadow.of).for_each(|n| shadow.read(&program, n)),
-            84..89 => drop(setup.pager.page_out_at(setup.addrs(span))),
-            89..92 => setup.pager.cool_at(setup.addrs(span)),
-            92..95 => setup.pager.need_at(setup.addrs(span.start..span.end.min(span.start + 64))),
-            95..97 => drop(setup.pager.reclaim_in_background()),
+            84..89 => drop(setup.pager.mappings().page_out_at(setup.addrs(span))),
+            89..92 => setup.pager.mappings().cool_at(setup.addrs(span)),
+            92..95 => setup
+                .pager
+                .mappings()
+                .need_at(setup.addrs(span.start..span.end.min(span.start + 64))),
+            95..97 => drop(setup.pager.background().reclaim_in_background()),
             97..99 => {
                 // SAFETY: the page is this program's own, and it isn't using it.
-                unsafe { setup.pager.discard_at(setup.addrs(number..number + 1)) };
+                unsafe { setup.pager.mappings().discard_at(setup.addrs(number..number + 1)) };
                 shadow.page(number).fill(0);
             }
             // Without moves the engine reads a page at its home, where the fake has poison for a
@@ -119,7 +122,7 @@ fn heavy(seed: u64, count: usize, change: impl FnOnce(&mut Config)) {
     setup.troubles.clear();
     faults.clear();
     shadows.iter_mut().for_each(|s| s.read_all(&setup.program));
-    setup.pager.page_out_at(setup.addrs(0..PAGES));
+    setup.pager.mappings().page_out_at(setup.addrs(0..PAGES));
     setup.assert_sound();
     shadows.iter_mut().for_each(|s| s.read_all(&setup.program));
     setup.assert_sound();

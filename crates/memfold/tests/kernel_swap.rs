@@ -47,7 +47,7 @@ impl Setup {
         let area = Zone::reserve(AREA_PAGES * PAGE_SIZE, MAX_BYTES).expect("address space");
         // SAFETY: a touch of a missing page is preceded by its fault.
         unsafe { uffd.register(area.start(), area.len(), false).unwrap() };
-        pager.manage_empty(area.start(), area.start() + area.len());
+        pager.mappings().manage_empty(area.start(), area.start() + area.len());
         Setup { pager, pagemap, area, rounds: vec![0; AREA_PAGES] }
     }
 
@@ -68,7 +68,7 @@ impl Setup {
     fn page(&self, number: usize) -> *mut u8 {
         let page = self.area.as_ptr().wrapping_add(number * PAGE_SIZE);
         while !self.pagemap.is_populated(page as usize) {
-            let _ = self.pager.fault(Fault { addr: page as usize, ..Fault::default() });
+            let _ = self.pager.faults().fault(Fault { addr: page as usize, ..Fault::default() });
         }
         page
     }
@@ -133,12 +133,12 @@ fn pages_that_the_kernel_has_swapped_out_are_folded_all_the_same() {
         // this is the work.
         let folded = || setup.pager.stats().folded_bytes.load(Relaxed);
         for _ in 0..AREA_PAGES {
-            setup.pager.page_out_at(home.clone());
-            setup.pager.publish();
+            setup.pager.mappings().page_out_at(home.clone());
+            setup.pager.gauges().publish();
             if folded() == home.len() as u64 {
                 break;
             }
-            setup.pager.reclaim_in_background();
+            setup.pager.background().reclaim_in_background();
         }
         assert_eq!(folded(), home.len() as u64, "shared: {shared}");
         setup.assert_kept();

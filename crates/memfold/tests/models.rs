@@ -76,7 +76,7 @@ fn get(counter: &AtomicU64) -> u64 {
 /// Fills pages `0..count` and folds them.
 fn folded(setup: &Setup, count: usize) {
     (0..count).for_each(|n| write(setup, n, 1));
-    setup.pager.page_out_at(setup.addrs(0..64));
+    setup.pager.mappings().page_out_at(setup.addrs(0..64));
     assert_eq!(setup.space.present_pages(), 0, "all is folded");
 }
 
@@ -91,7 +91,7 @@ fn c1_a_fault_and_an_eviction_keep_every_byte() {
         (0..4).for_each(|n| write(&setup, n, 1));
         let (evictor, writer, reader) = (setup.clone(), setup.clone(), setup.clone());
         join(vec![
-            thread::spawn(move || drop(evictor.pager.page_out_at(evictor.addrs(0..4)))),
+            thread::spawn(move || drop(evictor.pager.mappings().page_out_at(evictor.addrs(0..4)))),
             thread::spawn(move || {
                 write(&writer, 1, 2);
                 assert_holds(&writer, 1, 2);
@@ -149,7 +149,7 @@ fn c1_a_rescue_during_compression_keeps_the_folio() {
         (0..16).for_each(|n| write(&setup, n, 1));
         let (saver, toucher) = (setup.clone(), setup.clone());
         join(vec![
-            thread::spawn(move || drop(saver.pager.page_out_at(saver.addrs(0..16)))),
+            thread::spawn(move || drop(saver.pager.mappings().page_out_at(saver.addrs(0..16)))),
             thread::spawn(move || {
                 write(&toucher, 5, 2);
                 write(&toucher, 9, 2);
@@ -172,19 +172,21 @@ fn c1_background_saving_a_touch_and_changes_of_areas_keep_every_folio() {
         (0..16).for_each(|n| write(&setup, n, 1));
         (16..FLOOR_PAGES + 16).for_each(|n| setup.program.write(n, |page| page[0] = 1));
         // Less room than there are pages.
-        setup.pager.set_bounds(u64::MAX, 1, 1);
+        setup.pager.gauges().set_bounds(u64::MAX, 1, 1);
         let (saver, toucher, owner) = (setup.clone(), setup.clone(), setup.clone());
         join(vec![
-            thread::spawn(move || (0..3).for_each(|_| _ = saver.pager.reclaim_in_background())),
+            thread::spawn(move || {
+                (0..3).for_each(|_| _ = saver.pager.background().reclaim_in_background())
+            }),
             thread::spawn(move || {
                 write(&toucher, 5, 2);
                 assert_holds(&toucher, 9, 1);
             }),
             thread::spawn(move || {
                 let far = owner.addrs(0..1).end + (1 << 30);
-                owner.pager.manage_empty(far, far + 16 * PAGE_SIZE);
+                owner.pager.mappings().manage_empty(far, far + 16 * PAGE_SIZE);
                 // SAFETY: only this thread uses the pages.
-                unsafe { owner.pager.discard_at(owner.addrs(12..16)) };
+                unsafe { owner.pager.mappings().discard_at(owner.addrs(12..16)) };
             }),
         ]);
         SAVED.fetch_add(get(&setup.pager.stats().blocks_saved), Relaxed);
@@ -206,7 +208,7 @@ fn c1_a_refused_save_and_a_touch_keep_the_folio() {
         setup.pager.store().faults().strike_at(memfold_store::Fault::PoolFull, 2);
         let (saver, toucher) = (setup.clone(), setup.clone());
         join(vec![
-            thread::spawn(move || drop(saver.pager.page_out_at(saver.addrs(0..8)))),
+            thread::spawn(move || drop(saver.pager.mappings().page_out_at(saver.addrs(0..8)))),
             thread::spawn(move || write(&toucher, 5, 2)),
         ]);
         setup.assert_sound();
@@ -223,7 +225,7 @@ fn c3_a_discard_and_a_fault_of_its_neighbour_agree() {
         join(vec![
             thread::spawn(move || {
                 // SAFETY: only this thread uses the pages.
-                unsafe { owner.pager.discard_at(owner.addrs(2..6)) };
+                unsafe { owner.pager.mappings().discard_at(owner.addrs(2..6)) };
                 owner.program.read(3, |page| assert!(page.iter().all(|b| *b == 0)));
                 write(&owner, 2, 2);
             }),
@@ -280,7 +282,7 @@ fn c2_whoever_waits_is_woken_when_the_kernel_stops_half_way() {
         join(vec![
             thread::spawn(move || assert_holds(&a, 0, 1)),
             thread::spawn(move || write(&b, 3, 2)),
-            thread::spawn(move || drop(evictor.pager.page_out_at(evictor.addrs(0..4)))),
+            thread::spawn(move || drop(evictor.pager.mappings().page_out_at(evictor.addrs(0..4)))),
         ]);
         setup.assert_sound();
         (0..16).for_each(|n| assert_holds(&setup, n, if n == 3 { 2 } else { 1 }));
@@ -294,13 +296,13 @@ fn c1_two_evictors_and_a_writer_keep_every_byte() {
         (0..8).for_each(|n| write(&setup, n, 1));
         let threads = (0..2).map(|_| {
             let setup = setup.clone();
-            thread::spawn(move || drop(setup.pager.page_out_at(setup.addrs(0..8))))
+            thread::spawn(move || drop(setup.pager.mappings().page_out_at(setup.addrs(0..8))))
         });
         let mut threads: Vec<_> = threads.collect();
         let writer = setup.clone();
         threads.push(thread::spawn(move || {
             (2..5).for_each(|n| write(&writer, n, 2));
-            writer.pager.need_at(writer.addrs(0..8));
+            writer.pager.mappings().need_at(writer.addrs(0..8));
             (2..5).for_each(|n| assert_holds(&writer, n, 2));
         }));
         join(threads);
@@ -317,10 +319,10 @@ fn c1_a_slow_evictor_never_takes_another_folio_for_its_own() {
         assert_holds(&setup, 0, 1);
         let (slow, busy) = (setup.clone(), setup.clone());
         join(vec![
-            thread::spawn(move || drop(slow.pager.page_out_at(slow.addrs(0..4)))),
+            thread::spawn(move || drop(slow.pager.mappings().page_out_at(slow.addrs(0..4)))),
             thread::spawn(move || {
                 write(&busy, 0, 2);
-                busy.pager.page_out_at(busy.addrs(0..16));
+                busy.pager.mappings().page_out_at(busy.addrs(0..16));
                 // A stream that runs down merges folios; first touches take the records that became
                 // free.
                 assert_holds(&busy, 16, 1);
@@ -349,7 +351,7 @@ fn clean_folios_leave(delivery: Delivery, troubles: &[Trouble]) -> (u64, u64) {
     let (evictor, writer, reader) = (setup.clone(), setup.clone(), setup.clone());
     let (owner, discarder) = (setup.clone(), setup.clone());
     join(vec![
-        thread::spawn(move || drop(evictor.pager.page_out_at(evictor.addrs(0..32)))),
+        thread::spawn(move || drop(evictor.pager.mappings().page_out_at(evictor.addrs(0..32)))),
         thread::spawn(move || {
             write(&writer, 1, 2);
             assert_holds(&writer, 0, 1);
@@ -357,15 +359,15 @@ fn clean_folios_leave(delivery: Delivery, troubles: &[Trouble]) -> (u64, u64) {
         thread::spawn(move || assert_holds(&reader, 9, 1)),
         thread::spawn(move || {
             let page = owner.addrs(17..18);
-            owner.pager.pin_at(page.clone());
+            owner.pager.mappings().pin_at(page.clone());
             assert_holds(&owner, 17, 1);
             let kernel = owner.space.write(page.start, |b| b.copy_from_slice(&content(17, 2)));
             kernel.expect("a pinned page is there and writable");
-            owner.pager.unpin_at(page);
+            owner.pager.mappings().unpin_at(page);
         }),
         thread::spawn(move || {
             // SAFETY: only this thread uses the pages.
-            unsafe { discarder.pager.discard_at(discarder.addrs(24..26)) };
+            unsafe { discarder.pager.mappings().discard_at(discarder.addrs(24..26)) };
             discarder.program.read(24, |page| assert!(page.iter().all(|b| *b == 0)));
         }),
     ]);
@@ -413,7 +415,9 @@ fn c1_pages_of_a_block_that_is_here_in_part_keep_every_byte() {
         folded(&setup, 48);
         assert_holds(&setup, 9, 1);
         let threads: [fn(&Setup); 4] = [
-            |setup| (0..2).for_each(|_| drop(setup.pager.page_out_at(setup.addrs(8..12)))),
+            |setup| {
+                (0..2).for_each(|_| drop(setup.pager.mappings().page_out_at(setup.addrs(8..12))))
+            },
             |setup| {
                 write(setup, 8, 2);
                 assert_holds(setup, 8, 2);
@@ -425,7 +429,7 @@ fn c1_pages_of_a_block_that_is_here_in_part_keep_every_byte() {
             },
             |setup| {
                 // SAFETY: only this thread uses the page.
-                unsafe { setup.pager.discard_at(setup.addrs(11..12)) };
+                unsafe { setup.pager.mappings().discard_at(setup.addrs(11..12)) };
                 setup.program.read(11, |page| assert!(page.iter().all(|b| *b == 0)));
             },
         ];
@@ -438,7 +442,7 @@ fn c1_pages_of_a_block_that_is_here_in_part_keep_every_byte() {
         let versions = [(8, 2), (9, 1), (10, 3)];
         versions.into_iter().for_each(|(n, version)| assert_holds(&setup, n, version));
         setup.program.read(11, |page| assert!(page.iter().all(|b| *b == 0)));
-        setup.pager.page_out_at(setup.addrs(0..64));
+        setup.pager.mappings().page_out_at(setup.addrs(0..64));
         versions.into_iter().for_each(|(n, version)| assert_holds(&setup, n, version));
         setup.assert_sound();
         PARTS.fetch_add(get(&setup.pager.stats().part_loads), Relaxed);
@@ -457,7 +461,7 @@ fn c1_loads_that_drop_each_others_pages_lose_nothing() {
             thread::spawn(move || {
                 (0..3).for_each(|n| {
                     assert_holds(&setup, first + n * 16, 1);
-                    setup.pager.page_out_at(setup.addrs(0..64));
+                    setup.pager.mappings().page_out_at(setup.addrs(0..64));
                 });
                 write(&setup, first + 1, 2);
             })
@@ -544,7 +548,7 @@ fn c1_writeback_and_touches_keep_every_byte_and_slot() {
         disk.strike(memfold_sys::disk::Way::Write, 2, DiskTrouble::Failed);
         let threads = [0..4, 4..8].map(|pages| {
             let setup = setup.clone();
-            thread::spawn(move || drop(setup.pager.page_out_at(setup.addrs(pages))))
+            thread::spawn(move || drop(setup.pager.mappings().page_out_at(setup.addrs(pages))))
         });
         let mut threads = Vec::from(threads);
         let (writer, reader) = (setup.clone(), setup.clone());
@@ -569,15 +573,15 @@ fn c2_faults_that_are_passed_on_are_served() {
         let disk = MemoryDisk::default();
         let setup = Arc::new(Setup::with_disk(with_file(Delivery::Thread), 64, Some(&disk)));
         folded(&setup, 8);
-        setup.pager.expect_readers();
+        setup.pager.faults().expect_readers();
         setup.troubles.strike(Call::MoveIn, 1, Trouble::Partial(1));
         setup.troubles.strike(Call::MoveIn, 2, Trouble::Again);
         let (reader, a, b, evictor) = (setup.clone(), setup.clone(), setup.clone(), setup.clone());
-        let reader = thread::spawn(move || while reader.pager.read() {});
+        let reader = thread::spawn(move || while reader.pager.faults().read() {});
         join(vec![
             thread::spawn(move || assert_holds(&a, 1, 1)),
             thread::spawn(move || write(&b, 2, 2)),
-            thread::spawn(move || drop(evictor.pager.page_out_at(evictor.addrs(0..4)))),
+            thread::spawn(move || drop(evictor.pager.mappings().page_out_at(evictor.addrs(0..4)))),
         ]);
         (0..8).for_each(|n| assert_holds(&setup, n, if n == 2 { 2 } else { 1 }));
         setup.pager.stop();

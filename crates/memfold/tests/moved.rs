@@ -1,8 +1,8 @@
 //! Memory that mremap moves, as gate delivery does it, over real page tables. While it moves it isn't
 //! registered, and the kernel may put zeros where something is folded, as khugepaged does. Rows Z1,
 //! P5.
-use memfold::address_space::calls::{Remap, failed};
 use memfold::fault::Fault;
+use memfold::mappings::calls::{Remap, failed};
 use memfold::pager::Pager;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::uffd::space::UffdSpace;
@@ -55,6 +55,7 @@ impl Setup {
     fn folded(&self) -> usize {
         let at = map();
         self.pager
+            .mappings()
             .take_empty(at..at + LEN, || {
                 self.register(at..at + LEN);
                 Ok(())
@@ -67,14 +68,14 @@ impl Setup {
                 page.copy_from_nonoverlapping(partly_random(number as u64, 2).as_ptr(), PAGE_SIZE);
             }
         }
-        self.pager.page_out_at(at..at + UNUSED_FROM * PAGE_SIZE);
+        self.pager.mappings().page_out_at(at..at + UNUSED_FROM * PAGE_SIZE);
         at
     }
 
     fn page(&self, at: usize, number: usize, write: bool) -> *mut u8 {
         let addr = at + number * PAGE_SIZE;
         while !self.pagemap.is_populated(addr) {
-            let _ = self.pager.fault(Fault { addr, write, ..Fault::default() });
+            let _ = self.pager.faults().fault(Fault { addr, write, ..Fault::default() });
         }
         addr as *mut u8
     }
@@ -122,7 +123,7 @@ impl Setup {
         let unregister = |range: Range<usize>| {
             self.uffd.unregister(range.start, range.len()).unwrap();
         };
-        self.pager.remap_with(&remap, &self.pagemap, make, register, unregister)
+        self.pager.mappings().remap_with(&remap, &self.pagemap, make, register, unregister)
     }
 }
 
@@ -133,7 +134,7 @@ fn z1_zeros_that_come_by_themselves_while_memory_moves_replace_nothing() {
     assert_eq!(setup.remap(from, to), to as isize);
     setup.assert_kept(to);
     // What came to where nothing had been is folded like anything else.
-    setup.pager.page_out_at(to..to + LEN);
+    setup.pager.mappings().page_out_at(to..to + LEN);
     setup.assert_kept(to);
 }
 

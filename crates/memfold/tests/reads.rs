@@ -40,15 +40,15 @@ fn assert_holds(setup: &Setup, number: usize, version: u64) {
 fn folded(disk: &MemoryDisk, count: usize) -> (Arc<Setup>, JoinHandle<()>) {
     let setup = Arc::new(Setup::with_disk(small_config(), count, Some(disk)));
     (0..count).for_each(|n| write(&setup, n, 1));
-    setup.pager.page_out_at(setup.addrs(0..count));
+    setup.pager.mappings().page_out_at(setup.addrs(0..count));
     assert_eq!(setup.space.present_pages(), 0, "all is away");
     (setup.clone(), reader(&setup))
 }
 
 fn reader(setup: &Setup) -> JoinHandle<()> {
-    setup.pager.expect_readers();
+    setup.pager.faults().expect_readers();
     let pager = setup.pager.clone();
-    std::thread::spawn(move || while pager.read() {})
+    std::thread::spawn(move || while pager.faults().read() {})
 }
 
 /// One handler, which serves these pages in order; tells of each when it is done with it.
@@ -58,7 +58,7 @@ fn handler(setup: &Arc<Setup>, pages: Vec<usize>) -> Receiver<(usize, Served)> {
     std::thread::spawn(move || {
         for page in pages {
             let fault = Fault { addr: setup.program.page(page), ..Fault::default() };
-            let _ = tell.send((page, setup.pager.fault(fault)));
+            let _ = tell.send((page, setup.pager.faults().fault(fault)));
         }
     });
     told
@@ -103,7 +103,7 @@ fn a_window_of_the_pool_ends_where_the_file_begins() {
             pages
                 .clone()
                 .for_each(|n| setup.program.write(n, |page| page.copy_from_slice(&content(n))));
-            setup.pager.page_out_at(setup.addrs(pages));
+            setup.pager.mappings().page_out_at(setup.addrs(pages));
         }
     }
     let reader = reader(&setup);
@@ -175,12 +175,13 @@ fn every_byte_comes_back_beside_threads_that_read() {
                             let end = (n + 16).min(EACH);
                             let addrs = setup.addrs(page..thread * EACH + end);
                             // SAFETY: only this thread uses the pages.
-                            unsafe { setup.pager.discard_at(addrs) };
+                            unsafe { setup.pager.mappings().discard_at(addrs) };
                             shadow[n..end].fill(0);
                         }
                         3..6 => drop(
                             setup
                                 .pager
+                                .mappings()
                                 .page_out_at(setup.addrs(thread * EACH..(thread + 1) * EACH)),
                         ),
                         6..50 => {

@@ -43,7 +43,7 @@ impl Filled {
     }
 
     fn page_out(&self) -> u64 {
-        self.setup.pager.page_out_at(self.setup.addrs(0..4 * PAGES))
+        self.setup.pager.mappings().page_out_at(self.setup.addrs(0..4 * PAGES))
     }
 
     fn mapped(&self) -> usize {
@@ -114,16 +114,16 @@ fn of_what_many_share_one_block_is_refused() {
         let filled = Filled::new(|c| c.clean_percent = 100);
         filled.page_out();
         // Shared by many, their copies stay beside what comes back.
-        filled.setup.pager.note_shared(1 << 20, own);
+        filled.setup.pager.fork().note_shared(1 << 20, own);
         (0..PAGES)
             .for_each(|n| filled.setup.program.read(n, |page| assert!(*page == *filled.want[n])));
         assert_eq!(filled.mapped(), PAGES);
         filled.setup.troubles.strike(Call::MoveOut, 1, Trouble::Busy);
         filled.page_out();
-        filled.setup.pager.publish();
+        filled.setup.pager.gauges().publish();
         let refused = if own == 0 { block * PAGE_SIZE } else { 0 };
         assert_eq!(get(&filled.stats().refused_bytes) as usize, refused);
-        filled.setup.pager.note_shared(1 << 20, 1 << 20);
+        filled.setup.pager.fork().note_shared(1 << 20, 1 << 20);
         filled.assert_whole();
     }
 }
@@ -183,10 +183,10 @@ fn what_a_load_that_was_given_up_has_mapped_is_discarded_too() {
     filled.setup.troubles.strike(Call::CopyIn, 2, Trouble::Again);
     filled.setup.troubles.strike(Call::Populate, 1, Trouble::Again);
     let fault = Fault { addr: filled.setup.program.page(0), ..Fault::default() };
-    assert_eq!(filled.setup.pager.fault(fault), Served::Again);
+    assert_eq!(filled.setup.pager.faults().fault(fault), Served::Again);
     assert_eq!(filled.mapped(), others + 2, "of a folio that is stored");
     // SAFETY: nobody uses the pages.
-    unsafe { filled.setup.pager.discard_at(filled.setup.addrs(0..4)) };
+    unsafe { filled.setup.pager.mappings().discard_at(filled.setup.addrs(0..4)) };
     filled.want[..4].iter_mut().for_each(|page| page.fill(0));
     filled.assert_whole();
 }
@@ -233,7 +233,7 @@ fn a_page_that_is_moved_and_replaced_is_not_left_in_a_frame_that_counts_as_empty
     assert_eq!(filled.setup.troubles.struck(|_| true), 1);
     // Now the engine is told.
     // SAFETY: nobody uses the page.
-    unsafe { filled.setup.pager.discard_at(filled.setup.addrs(0..1)) };
+    unsafe { filled.setup.pager.mappings().discard_at(filled.setup.addrs(0..1)) };
     filled.want[0].fill(0);
     filled.assert_whole();
     (0..PAGES).for_each(|n| filled.write(n, 100 + n as u64));
@@ -275,7 +275,7 @@ fn no_memory_for_a_frame_is_tried_again() {
         // The free frames are given back, so that the next load needs fresh ones.
         let pages = filled.setup.addrs(0..PAGES);
         // SAFETY: nobody uses the pages; they are written before they are read.
-        unsafe { filled.setup.pager.discard_at(pages) };
+        unsafe { filled.setup.pager.mappings().discard_at(pages) };
         filled.setup.troubles.strike(Call::Populate, 1, trouble);
         (0..PAGES).for_each(|n| filled.write(n, 100 + n as u64));
         filled.setup.assert_sound();
@@ -293,10 +293,10 @@ fn a_discarded_part_of_a_block_that_the_store_refuses_by_page_comes_back_to_memo
     filled.setup.pager.store().faults().strike_at(StoreFault::PoolFull, 1);
     (1..4).for_each(|nth| filled.setup.troubles.strike(Call::Populate, nth, Trouble::Again));
     // SAFETY: nobody uses the page.
-    unsafe { filled.setup.pager.discard_at(filled.setup.addrs(1..2)) };
+    unsafe { filled.setup.pager.mappings().discard_at(filled.setup.addrs(1..2)) };
     filled.want[1].fill(0);
     assert_eq!(filled.setup.troubles.struck(|_| true), 3);
-    filled.setup.pager.page_out_at(filled.setup.addrs(0..4 * PAGES));
+    filled.setup.pager.mappings().page_out_at(filled.setup.addrs(0..4 * PAGES));
     filled.assert_whole();
 }
 

@@ -44,7 +44,7 @@ fn assert_holds(setup: &Setup, pages: Range<usize>) {
 }
 
 fn stats(setup: &Setup) -> &Stats {
-    setup.pager.publish();
+    setup.pager.gauges().publish();
     setup.pager.stats()
 }
 
@@ -77,13 +77,13 @@ fn z4_what_does_not_shrink_stays_under_a_limit_and_is_not_tried_again_at_each_fa
 
     // The program gives it up: the limit is kept again.
     // SAFETY: nobody uses the pages.
-    unsafe { setup.pager.discard_at(setup.addrs(DENSE)) };
+    unsafe { setup.pager.mappings().discard_at(setup.addrs(DENSE)) };
     assert_holds(&setup, SOFT);
     let s = stats(&setup);
     let past = get(&s.over_limit);
     assert_eq!(get(&s.refused_bytes), 0);
     (0..2).for_each(|_| assert_holds(&setup, SOFT));
-    while setup.pager.reclaim_in_background() {}
+    while setup.pager.background().reclaim_in_background() {}
     let s = stats(&setup);
     assert_eq!(get(&s.over_limit), past);
     let held = [&s.resident_bytes, &s.frame_bytes, &s.pool_bytes, &s.index_bytes]
@@ -98,11 +98,11 @@ fn z4_what_does_not_shrink_stays_under_a_limit_and_is_not_tried_again_at_each_fa
 #[test]
 fn z10_memory_outside_of_management_never_stops_folding() {
     let setup = setup(|c| c.limit_bytes = Some(16 << 20));
-    setup.pager.set_unmanaged_bytes(20 << 20);
+    setup.pager.gauges().set_unmanaged_bytes(20 << 20);
     write(&setup, SOFT);
-    while setup.pager.reclaim_in_background() {}
+    while setup.pager.background().reclaim_in_background() {}
     let s = stats(&setup);
-    let floor = setup.pager.room_bytes() + get(&s.resident_bytes) + get(&s.frame_bytes);
+    let floor = setup.pager.gauges().room_bytes() + get(&s.resident_bytes) + get(&s.frame_bytes);
     assert!(floor <= 5 << 20, "{floor} bytes stay uncompressed");
     assert!(
         get(&s.folded_bytes) + (5 << 20) >= (SOFT.len() as u64) << 12,
@@ -146,9 +146,9 @@ fn z4_what_was_refused_is_tried_again_when_nothing_is_refused_any_more() {
     // What was stored first leaves room in the pool.
     let (given_up, rest) = (SOFT.start..SOFT.start + 768, SOFT.start + 768..SOFT.end);
     // SAFETY: nobody uses the pages.
-    unsafe { setup.pager.discard_at(setup.addrs(given_up)) };
+    unsafe { setup.pager.mappings().discard_at(setup.addrs(given_up)) };
     std::thread::sleep(std::time::Duration::from_millis(60));
-    while setup.pager.reclaim_in_background() {}
+    while setup.pager.background().reclaim_in_background() {}
     let s = stats(&setup);
     let (after, held) = (get(&s.refused_bytes), get(&s.resident_bytes) + get(&s.frame_bytes));
     assert!(after < before, "{after} bytes refused, {before} before");

@@ -54,11 +54,11 @@ impl World {
     }
 
     fn move_all(&self) {
-        while self.setup.pager.move_out(false) {}
+        while self.setup.pager.writeback().move_out(false) {}
     }
 
     fn stats(&self) -> &Stats {
-        self.setup.pager.publish();
+        self.setup.pager.gauges().publish();
         self.setup.pager.stats()
     }
 
@@ -134,8 +134,8 @@ fn discarded_data_leaves_the_store() {
     let world = World::filled(config(), PAGES);
     assert!(world.remote.objects() > 20);
     // SAFETY: nobody uses the pages.
-    unsafe { world.setup.pager.discard_at(world.setup.addrs(0..PAGES)) };
-    world.setup.pager.write_pending(false);
+    unsafe { world.setup.pager.mappings().discard_at(world.setup.addrs(0..PAGES)) };
+    world.setup.pager.writeback().write_pending(false);
     world.move_all();
     assert_eq!(world.remote.objects(), 0);
     assert_eq!((get(&world.stats().remote_bytes), get(&world.stats().swap_bytes)), (0, 0));
@@ -160,8 +160,8 @@ fn a_put_that_fails_in_any_way_leaves_the_data_where_it_was() {
         world.setup.assert_sound();
         (0..COUNT).for_each(|n| world.assert_holds(n, 1, 0));
         // SAFETY: nobody uses the pages.
-        unsafe { world.setup.pager.discard_at(world.setup.addrs(0..PAGES)) };
-        world.setup.pager.write_pending(false);
+        unsafe { world.setup.pager.mappings().discard_at(world.setup.addrs(0..PAGES)) };
+        world.setup.pager.writeback().write_pending(false);
         world.move_all();
         assert_eq!(
             world.remote.objects(),
@@ -198,8 +198,8 @@ fn a_delete_that_fails_is_done_later() {
     let world = World::filled(config(), PAGES);
     world.remote.strike(Ask::Delete, 1, RemoteTrouble::Away);
     // SAFETY: nobody uses the pages.
-    unsafe { world.setup.pager.discard_at(world.setup.addrs(0..PAGES)) };
-    world.setup.pager.write_pending(false);
+    unsafe { world.setup.pager.mappings().discard_at(world.setup.addrs(0..PAGES)) };
+    world.setup.pager.writeback().write_pending(false);
     world.move_all();
     world.move_all();
     assert_eq!(world.remote.objects(), 0);
@@ -255,7 +255,7 @@ fn the_mover_works_while_the_program_does() {
     let pager = world.setup.pager.clone();
     let mut shadow = vec![(0, 0); PAGES];
     std::thread::scope(|scope| {
-        scope.spawn(|| while pager.move_out(true) {});
+        scope.spawn(|| while pager.writeback().move_out(true) {});
         let is_moved = || get(&world.stats().remote_out) > 0 && get(&world.stats().remote_in) > 0;
         // On a busy machine the mover comes late.
         for step in (0..500_000u64).take_while(|step| *step < 5_000 || !is_moved()) {
@@ -269,7 +269,7 @@ fn the_mover_works_while_the_program_does() {
             } else if random.per_mille(50) {
                 shadow[n].0 = 0;
                 // SAFETY: nobody uses the page.
-                unsafe { world.setup.pager.discard_at(world.setup.addrs(n..n + 1)) };
+                unsafe { world.setup.pager.mappings().discard_at(world.setup.addrs(n..n + 1)) };
             } else {
                 world.assert_holds(n, shadow[n].0, shadow[n].1);
             }

@@ -35,7 +35,7 @@ fn assert_holds(setup: &Setup, number: usize, version: u64, share: usize) {
 fn folded_raw(config: Config, disk: &MemoryDisk, count: usize) -> Setup {
     let setup = Setup::with_disk(config, count.max(64), Some(disk));
     (0..count).for_each(|n| write(&setup, n, 1, 0));
-    setup.pager.page_out_at(setup.addrs(0..count));
+    setup.pager.mappings().page_out_at(setup.addrs(0..count));
     setup
 }
 
@@ -61,7 +61,7 @@ fn z4_what_does_not_shrink_goes_whole_in_one_write_and_comes_back() {
         assert_eq!(get(&stats(&setup).pswpout), 64);
         assert_eq!(get(&stats(&setup).zswpout), 0);
         assert_eq!(get(&stats(&setup).swap_bytes), 0, "published on demand");
-        setup.pager.publish();
+        setup.pager.gauges().publish();
         assert_eq!(get(&stats(&setup).swap_bytes), 64 << 12);
         let on_disk = disk.bytes();
         let page = content(5, 1, 0);
@@ -81,15 +81,15 @@ fn c6_a_clean_copy_in_the_file_costs_no_second_write() {
     let setup = folded_raw(small_config(), &disk, 32);
     (0..32).for_each(|n| assert_holds(&setup, n, 1, 0));
     let before = disk.writes().len();
-    setup.pager.page_out_at(setup.addrs(0..32));
+    setup.pager.mappings().page_out_at(setup.addrs(0..32));
     assert_eq!(setup.space.present_pages(), 0);
     assert_eq!(disk.writes().len(), before);
     assert!(get(&stats(&setup).clean_evictions) > 0);
     // A changed one is written anew, and its old slots are free.
     write(&setup, 3, 2, 0);
-    setup.pager.page_out_at(setup.addrs(0..32));
+    setup.pager.mappings().page_out_at(setup.addrs(0..32));
     assert!(disk.writes().len() > before);
-    setup.pager.publish();
+    setup.pager.gauges().publish();
     assert_eq!(get(&stats(&setup).swap_bytes), 32 << 12);
     assert_holds(&setup, 3, 2, 0);
     assert_holds(&setup, 4, 1, 0);
@@ -137,13 +137,13 @@ fn m9_z10_a_full_pool_goes_on_compressed_and_comes_back_block_by_block() {
 fn a_discard_frees_slots_and_gives_their_space_back() {
     let disk = MemoryDisk::default();
     let setup = folded_raw(small_config(), &disk, 8192);
-    setup.pager.publish();
+    setup.pager.gauges().publish();
     assert!(get(&stats(&setup).swap_bytes) > 24 << 20);
     // SAFETY: nobody uses the pages.
-    unsafe { setup.pager.discard_at(setup.addrs(0..8192)) };
-    setup.pager.publish();
+    unsafe { setup.pager.mappings().discard_at(setup.addrs(0..8192)) };
+    setup.pager.gauges().publish();
     assert_eq!(get(&stats(&setup).swap_bytes), 0);
-    setup.pager.write_pending(false);
+    setup.pager.writeback().write_pending(false);
     assert!(disk.punched() >= 16 << 20, "{} given back", disk.punched());
     setup.assert_sound();
 }
@@ -195,7 +195,7 @@ fn s3_a_full_file_is_used_to_the_last_slot_and_then_memory_grows() {
     let mut config = small_config();
     config.swap_bytes = 4 << 20;
     let setup = folded_raw(config, &disk, 4096);
-    setup.pager.publish();
+    setup.pager.gauges().publish();
     let used = get(&stats(&setup).swap_bytes);
     assert!(used <= 4 << 20, "{used}");
     assert!(used >= (4 << 20) - (64 << 10), "only {used} of 4 MiB are used");
@@ -320,7 +320,8 @@ fn c1_a_folio_under_writeback_is_rescued_at_once() {
     (0..16).for_each(|n| write(&setup, n, 1, 0));
     disk.set_delay_us(2_000_000);
     let evictor = setup.clone();
-    let evictor = std::thread::spawn(move || evictor.pager.page_out_at(evictor.addrs(0..16)));
+    let evictor =
+        std::thread::spawn(move || evictor.pager.mappings().page_out_at(evictor.addrs(0..16)));
     while disk.begun() == 0 {
         std::thread::yield_now();
     }
@@ -346,7 +347,7 @@ fn c4_a_hot_set_survives_a_scan() {
     let hot = |n: usize| 8300 + n;
     (0..8192).for_each(|n| write(&setup, n, 1, 4));
     (0..640).for_each(|n| write(&setup, hot(n), 1, 4));
-    setup.pager.page_out_at(setup.addrs(0..9000));
+    setup.pager.mappings().page_out_at(setup.addrs(0..9000));
     let s = stats(&setup);
     let (mut refaults, mut touches) = (Vec::new(), 0);
     for round in 0..16 {
@@ -370,7 +371,7 @@ fn c6_reading_ahead_from_the_file_is_counted_and_used() {
     let setup = Arc::new(Setup::with_disk(small_config(), 20 * 512, Some(&disk)));
     let page = |region: usize, n: usize| region * 512 + n;
     (0..20).for_each(|region| (0..64).for_each(|n| write(&setup, page(region, n), 1, 0)));
-    setup.pager.page_out_at(setup.addrs(0..20 * 512));
+    setup.pager.mappings().page_out_at(setup.addrs(0..20 * 512));
     let background = setup.clone();
     let worker = std::thread::spawn(move || while background.pager.work() {});
     let s = stats(&setup);
@@ -396,13 +397,13 @@ fn a_discard_that_cuts_a_raw_block_takes_no_frame() {
     let disk = MemoryDisk::default();
     let setup = folded_raw(small_config(), &disk, 64);
     let frames = || {
-        setup.pager.publish();
+        setup.pager.gauges().publish();
         get(&stats(&setup).frame_bytes)
     };
     let before = frames();
     setup.troubles.strike_at_random(1000, 1);
     // SAFETY: nobody uses the pages.
-    unsafe { setup.pager.discard_at(setup.addrs(1..18)) };
+    unsafe { setup.pager.mappings().discard_at(setup.addrs(1..18)) };
     setup.troubles.clear();
     assert_eq!(frames(), before);
     assert_eq!(setup.space.present_pages(), 0);

@@ -50,7 +50,7 @@ fn b3_every_raw_write_can_fail_in_every_way_and_no_byte_is_lost() {
         let mut config = small_config();
         config.codec = "none".into();
         let setup = filled(config, &disk, FEW);
-        setup.pager.page_out_at(setup.addrs(0..FEW));
+        setup.pager.mappings().page_out_at(setup.addrs(0..FEW));
         assert_holds_all(&setup, FEW);
         (disk.writes().len() as u64, get(&stats(&setup).swap_write_failed))
     };
@@ -161,15 +161,15 @@ fn s5_pageout_and_cold_write_whole_folios_and_a_discarded_part_is_split_off() {
     config.codec = "none".into();
     let setup = filled(config, &disk, 256);
     let splits = get(&stats(&setup).splits);
-    setup.pager.cool_at(setup.addrs(0..256));
-    setup.pager.page_out_at(setup.addrs(0..256));
+    setup.pager.mappings().cool_at(setup.addrs(0..256));
+    setup.pager.mappings().page_out_at(setup.addrs(0..256));
     assert_eq!(setup.space.present_pages(), 0);
     assert_eq!(get(&stats(&setup).splits), splits, "nothing is split");
     let large = get(&stats(&setup).swpout_folio[4]);
     assert!(large * 16 >= 200, "{large} folios of 64 KiB");
     // A part that the program has dropped is split off, and the rest comes back.
     // SAFETY: nobody uses the pages.
-    unsafe { setup.pager.discard_at(setup.addrs(100..104)) };
+    unsafe { setup.pager.mappings().discard_at(setup.addrs(100..104)) };
     assert!(get(&stats(&setup).splits) > splits);
     (0..256).filter(|n| !(100..104).contains(n)).for_each(|n| {
         setup.program.read(n, |page| assert!(*page == *content(n), "page {n}"));

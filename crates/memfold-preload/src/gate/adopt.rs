@@ -55,9 +55,9 @@ impl Gated {
         }
         let Seen { before, unmanaged, slower } = seen;
         let anonymous = state.level.anonymous;
-        let max = self.pager.bound_bytes();
+        let max = self.pager.limits().bound_bytes();
         let next = match anonymous > max / 2 && anonymous > before {
-            _ if self.pager.excess_bytes() > 0 => LOOK_PAST_NS * slower,
+            _ if self.pager.gauges().excess_bytes() > 0 => LOOK_PAST_NS * slower,
             true => LOOK_SOON_NS,
             false => LOOK_NS * slower,
         };
@@ -68,9 +68,9 @@ impl Gated {
         if !self.is_managing() && anonymous >= begin && state.has_threads() {
             self.adopt_all(state);
         } else if self.is_managing() {
-            self.pager.judge_cost();
+            self.pager.gauges().judge_cost();
             if unmanaged > max {
-                self.pager.past_the_limit();
+                self.pager.gauges().past_the_limit();
             }
             self.judge_limit(state);
         }
@@ -99,7 +99,7 @@ impl Gated {
             return;
         }
         let is_large = bytes >= LARGE_BYTES;
-        let has_room = most <= self.pager.bound_bytes();
+        let has_room = most <= self.pager.limits().bound_bytes();
         if has_room && (!is_large || self.scale.has_room(&mut state.level, most)) {
             return;
         }
@@ -116,7 +116,7 @@ impl Gated {
     /// that can fold least. Or ends that process, as `--on-full` says. Notes the least limit that
     /// could be kept, as long as that rises.
     fn judge_limit(&self, state: &mut State) {
-        if !self.pager.take_past() {
+        if !self.pager.gauges().take_past() {
             return;
         }
         let Some(reach) = limit::reach(&self.pager) else { return };
@@ -320,8 +320,8 @@ impl Gated {
     }
 
     fn count_in(&self, stats: &'static Stats) {
-        self.pager.count_in(stats);
-        self.pager.set_process(slots::own());
+        self.pager.fork().count_in(stats);
+        self.pager.gauges().set_process(slots::own());
     }
 
     /// The part of the first engine thread after [`Gated::alone`].
@@ -344,7 +344,7 @@ impl Gated {
         let mut state = self.state.lock();
         if keep {
             let available = proc::available_bytes();
-            if available > 0 && self.pager.away_bytes() > available {
+            if available > 0 && self.pager.gauges().away_bytes() > available {
                 return false;
             }
             state.traced += 1;
@@ -373,7 +373,7 @@ impl Gated {
         if state.traced > 0 {
             return;
         }
-        let unmanaged = |range: &Range<usize>| self.pager.unmanaged_parts(range.start, range.end);
+        let unmanaged = |range: &Range<usize>| self.pager.mappings().unmanaged_parts(range.start, range.end);
         let parts = state.unmarked(all);
         for (start, end) in parts.iter().flat_map(unmanaged) {
             let range = start..end;
@@ -381,7 +381,7 @@ impl Gated {
                 self.known.set(&range);
                 // Where the kernel refuses it stays the kernel's.
                 let register = || unless_own(start, end, || self.register(&range));
-                let _ = self.pager.take(range.clone(), &self.pagemap, bring, register);
+                let _ = self.pager.mappings().take(range.clone(), &self.pagemap, bring, register);
             }
         }
     }
@@ -389,15 +389,15 @@ impl Gated {
     /// Whether a range is large enough, or continues what is managed.
     pub fn is_worth(&self, range: &Range<usize>) -> bool {
         range.len() >= SMALL_BYTES
-            || self.pager.manages(range.start - 1)
-            || self.pager.manages(range.end)
+            || self.pager.mappings().manages(range.start - 1)
+            || self.pager.mappings().manages(range.end)
     }
 
     /// Takes what the program has just mapped, readable and writable.
     pub fn take_new(&self, state: &State, range: &Range<usize>) {
         let is_wanted = self.is_managing() && state.takes() && range.end <= TOP;
         if is_wanted && self.is_worth(range) {
-            let _ = self.pager.take_empty(range.clone(), || self.register_new(range));
+            let _ = self.pager.mappings().take_empty(range.clone(), || self.register_new(range));
         }
     }
 
@@ -407,10 +407,10 @@ impl Gated {
         let state = unsafe { self.state.peek_mut() };
         let _ = self.scale.begin_as_child(&self.pager, &mut state.level);
         let _ = self.smaps.reopen();
-        self.pager.set_process(slots::own());
-        self.pager.begin_as_child(stats);
+        self.pager.gauges().set_process(slots::own());
+        self.pager.fork().begin_as_child(stats);
         // SAFETY: the thread that forked waits for this one, and ends the copy then.
-        unsafe { self.pager.connect_remote() };
+        unsafe { self.pager.fork().connect_remote() };
         slots::set_need(state.level.anonymous);
         // SAFETY: the caller is the first engine thread of a child of fork, and nobody else calls
         // this.

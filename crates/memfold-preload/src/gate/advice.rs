@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use core::iter::once;
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, Range};
-use memfold::address_space::calls::failed;
+use memfold::mappings::calls::failed;
 use memfold::known::TOP;
 use memfold_gate::{child, read_bytes, touch, write_bytes};
 use memfold_sys::raw::system_call;
@@ -104,7 +104,7 @@ impl Gated {
         }
         // The kernel removes nothing of private memory, and may wait for a file system.
         let only_files =
-            || advice == libc::MADV_REMOVE && !self.on_behalf(|| self.pager.touches(&range));
+            || advice == libc::MADV_REMOVE && !self.on_behalf(|| self.pager.mappings().touches(&range));
         if !CONCERNING.contains(&advice) || only_files() {
             return make();
         }
@@ -168,7 +168,7 @@ impl Gated {
             MADV_GUARD_INSTALL => {
                 let _leaving = self.pager.holds().leave(once(range.clone()));
                 let discard = |part: &Range<usize>, make: Make| {
-                    self.pager.discard_with(core::slice::from_ref(part), make, is_gone)
+                    self.pager.mappings().discard_with(core::slice::from_ref(part), make, is_gone)
                 };
                 self.each_done(&range, advice, make, discard)
             }
@@ -270,7 +270,7 @@ impl Gated {
     /// Drops what is in a range, and gives what is to be overwritten with zeros, as it is held. That
     /// is done with no lock taken, and not by another task: a child of vfork may be killed meanwhile.
     fn discard(&self, range: &Range<usize>, advice: i32, make: Make) -> (isize, Vec<Range<usize>>) {
-        let managed = self.pager.managed_parts(range);
+        let managed = self.pager.mappings().managed_parts(range);
         if managed.is_empty() {
             return (make(), Vec::new());
         }
@@ -298,7 +298,7 @@ impl Gated {
                 }
                 result
             };
-            self.pager.discard_with(core::slice::from_ref(part), make_part, is_gone)
+            self.pager.mappings().discard_with(core::slice::from_ref(part), make_part, is_gone)
         };
         if held.is_empty() {
             return (self.each_done(range, advice, make, drop_part), Vec::new());
@@ -340,7 +340,7 @@ impl Gated {
         // Unmanaged, all of it would be filled at once. The rest may wait for another thread.
         let (managed, parts) = self.on_behalf(|| {
             self.expect(&mut self.state.lock(), range.len());
-            let managed = self.pager.managed_parts(range);
+            let managed = self.pager.mappings().managed_parts(range);
             let parts = pieces(range, &managed);
             (managed, parts)
         });

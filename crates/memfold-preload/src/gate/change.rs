@@ -8,7 +8,7 @@ use crate::say::say_once;
 use alloc::vec::Vec;
 use core::iter::once;
 use core::ops::Range;
-use memfold::address_space::calls::{Remap, failed};
+use memfold::mappings::calls::{Remap, failed};
 use memfold::known::TOP;
 use memfold_gate::child;
 use memfold_sys::memory::zone::{lock_again, overlaps_own, unlock_all};
@@ -219,7 +219,7 @@ impl Gated {
                     && let Some(range) = whole(start, len)
                 {
                     let is_plain = third as i32 == PLAIN && nr as i64 == libc::SYS_mprotect;
-                    if is_plain && self.pager.managed_parts(&range) == [range.clone()] {
+                    if is_plain && self.pager.mappings().managed_parts(&range) == [range.clone()] {
                         // As it is already.
                         return Ok(0);
                     }
@@ -300,7 +300,7 @@ impl Gated {
             // It would fill what is about to be folded, and promises nothing.
             args[3] &= !(libc::MAP_POPULATE as usize);
         }
-        let result = self.pager.end_with(replaced(&args), || make(&args));
+        let result = self.pager.mappings().end_with(replaced(&args), || make(&args));
         self.note_mapped(state, &args, result);
         if suits && !failed(result) {
             self.take_new(state, &(result as usize..end_of(result as usize, len)));
@@ -318,9 +318,9 @@ impl Gated {
         state.note_new(&range);
         state.forget(&range);
         self.forget_faults(&range);
-        if self.pager.touches(&range) {
+        if self.pager.mappings().touches(&range) {
             // What was there has gone past the gate.
-            self.pager.end_with(range.clone(), || 0);
+            self.pager.mappings().end_with(range.clone(), || 0);
         }
         if is_private_anonymous(flags) {
             self.known.set(&range);
@@ -333,7 +333,7 @@ impl Gated {
 
     fn unmap(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
         let Some(range) = whole(args[0], args[1]) else { return make(args) };
-        let result = self.pager.end_with(range.clone(), || make(args));
+        let result = self.pager.mappings().end_with(range.clone(), || make(args));
         if result == 0 {
             state.forget(&range);
             self.forget_faults(&range);
@@ -351,7 +351,7 @@ impl Gated {
         if flags as i32 & FLAGS != FLAGS || from.len() != to.len() || overlaps {
             return None;
         }
-        if !self.pager.touches(&from) && !self.pager.touches(&to) {
+        if !self.pager.mappings().touches(&from) && !self.pager.mappings().touches(&to) {
             return None;
         }
         let parts = self.mappings(&from);
@@ -398,7 +398,7 @@ impl Gated {
             }
         };
         self.expect(state, after.len().saturating_sub(from.len()));
-        let is_hidden = self.paging.hides() && self.pager.touches(&from);
+        let is_hidden = self.paging.hides() && self.pager.mappings().touches(&from);
         // Hidden for a moment, it would be missing for the kernel in another call.
         let leaving = is_hidden.then(|| self.pager.holds().leave(once(from.clone())));
         if leaving.as_ref().is_some_and(|leaving| leaving.is_held(from.clone())) {
@@ -406,7 +406,7 @@ impl Gated {
         }
         let remake =
             || if is_hidden { self.remap_hidden(&from, || make(args)) } else { make(args) };
-        let result = self.pager.remap_with(&remap, &self.pagemap, remake, register, unregister);
+        let result = self.pager.mappings().remap_with(&remap, &self.pagemap, remake, register, unregister);
         if is_hidden {
             if failed(result) || remap.keeps_source {
                 self.show_unmanaged(&from);
@@ -472,7 +472,7 @@ impl Gated {
 
     /// Lets the program have what isn't managed of a range that was hidden.
     fn show_unmanaged(&self, range: &Range<usize>) {
-        for part in without(range, &self.pager.managed_parts(range)) {
+        for part in without(range, &self.pager.mappings().managed_parts(range)) {
             let _ = self.paging.unregister(&part);
         }
     }
@@ -482,7 +482,7 @@ impl Gated {
         let ends = given_up(before, wanted);
         if !ends.is_empty() {
             let mut result = 0;
-            self.pager.end_with(ends.clone(), || {
+            self.pager.mappings().end_with(ends.clone(), || {
                 result = make(args);
                 if result as usize == wanted { 0 } else { -1 }
             });

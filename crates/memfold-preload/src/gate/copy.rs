@@ -62,7 +62,7 @@ impl Gated {
                 ));
             }
         };
-        self.pager.begin_copy(|| self.child_reaches_store(), may_bring);
+        self.pager.fork().begin_copy(|| self.child_reaches_store(), may_bring);
         self.forbid_allocation();
         MARK.renew();
     }
@@ -83,7 +83,7 @@ impl Gated {
         // SAFETY: forbidden by `begin_copy`; the copy is the child's own.
         unsafe {
             self.allow_allocation();
-            self.pager.allow_requests();
+            self.pager.fork().allow_requests();
         }
         if result == 0 {
             limits::with_descriptors(|| self.begin_child());
@@ -94,7 +94,7 @@ impl Gated {
             if result >= 0 {
                 self.state.peek_mut().level.sharing = true;
             }
-            self.pager.end_copy(result == 0);
+            self.pager.fork().end_copy(result == 0);
             self.state.unlock();
         }
     }
@@ -117,7 +117,7 @@ impl Gated {
         if let Some(file) = &self.file {
             // SAFETY: this is the only thread, and nothing was transferred yet.
             unsafe { file.leave_rings() };
-            self.pager.set_alone(true);
+            self.pager.fork().set_alone(true);
         }
         // SAFETY: this is the only thread, and it holds the lock.
         let state = unsafe { self.state.peek_mut() };
@@ -130,7 +130,7 @@ impl Gated {
             state.late.add(0..TOP);
         }
         // SAFETY: as above.
-        unsafe { self.pager.end_in_child(&ended) };
+        unsafe { self.pager.fork().end_in_child(&ended) };
         // Before anything is read there.
         self.begin_file();
         let knows_pages = self.pagemap.reopen().is_ok();
@@ -146,7 +146,7 @@ impl Gated {
         let mut done: Result<(), Errno> = Ok(());
         // SAFETY: this is the only thread.
         unsafe {
-            self.pager.begin_in_child(&self.pagemap, |start, end| {
+            self.pager.fork().begin_in_child(&self.pagemap, |start, end| {
                 done = done.and_then(|()| {
                     self.paging.register_in_child(&(start..end), self.pager.protects())
                 });
@@ -155,7 +155,7 @@ impl Gated {
         if let Err(e) = done {
             say::die(format_args!("putting a child of fork under management failed: {e}"));
         }
-        self.pager.set_alone(false);
+        self.pager.fork().set_alone(false);
         // SAFETY: the process has just been copied, and this is its only thread.
         unsafe { engine::start_in_child() };
     }
@@ -163,7 +163,7 @@ impl Gated {
     /// In the child, where nothing is registered: puts what the engine keeps where the program looks
     /// for it.
     fn bring_home(&self, knows_pages: bool) {
-        let (away, available) = (self.pager.away_bytes(), proc::available_bytes());
+        let (away, available) = (self.pager.gauges().away_bytes(), proc::available_bytes());
         if away > available && available > 0 {
             say::die(format_args!(
                 "a child of fork needs all memory back in place: {} are folded, the machine has {} left; stopping before data is lost",
@@ -179,11 +179,11 @@ impl Gated {
         // SAFETY: this is the only thread, and the caller abandons the engine.
         unsafe {
             if self.paging.hides() {
-                self.pager.each_area_in_child(|start, end| {
+                self.pager.fork().each_area_in_child(|start, end| {
                     let _ = self.paging.unregister(&(start..end));
                 });
             }
-            self.pager.each_away(|page, bytes| {
+            self.pager.fork().each_away(|page, bytes| {
                 // What is there is newer. Nobody can tell that of what the kernel has swapped out.
                 let is_there =
                     if knows_pages { self.pagemap.is_populated(page) } else { is_resident(page) };
@@ -228,7 +228,7 @@ impl Gated {
         // SAFETY: likewise, for each.
         let begun = unsafe {
             let remote = self.remote.as_ref().map_or(Ok(()), |remote| remote.begin_in_child());
-            remote.and_then(|()| self.pager.begin_file_in_child(open))
+            remote.and_then(|()| self.pager.fork().begin_file_in_child(open))
         };
         if let Err(e) = begun {
             say::die(format_args!("in a child of fork: a key for the swap file: {e}"));

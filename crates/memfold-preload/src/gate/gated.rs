@@ -366,7 +366,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         Err(why @ StartError::AddressSpace(_)) => return Err(format!("{why}{Remedy}")),
         Err(why) => return Err(format!("{why}")),
     };
-    pager.set_process(slots::own());
+    pager.gauges().set_process(slots::own());
     let (start, len) = pager.frames_zone();
     paging.register_frames(start, len).map_err(|e| format!("registering frames: {e}"))?;
     let no_room = |e: Errno| format!("no address space: {e}");
@@ -505,7 +505,7 @@ impl Gated {
 
     /// Brings a range home, and gives it back to the kernel.
     pub fn leave(&self, range: &Range<usize>) {
-        self.pager.leave(range.clone(), |start, end| {
+        self.pager.mappings().leave(range.clone(), |start, end| {
             if let Err(e) = self.paging.unregister(&(start..end)) {
                 say::die(format_args!("memory can't leave management: {e}"));
             }
@@ -564,7 +564,7 @@ impl Gated {
     /// where it is hidden block by block.
     pub fn mappings(&self, range: &Range<usize>) -> Vec<Range<usize>> {
         let hidden = match self.paging.hides() {
-            true => self.pager.managed_parts(range),
+            true => self.pager.mappings().managed_parts(range),
             false => Vec::new(),
         };
         let is_one = |at: usize| hidden.iter().any(|part| part.start < at && at < part.end);

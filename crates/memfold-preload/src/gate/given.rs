@@ -84,7 +84,7 @@ impl Gated {
         let has_source = [UFFDIO_COPY, UFFDIO_MOVE].contains(&request);
         let len_at = if has_source { arg + 16 } else { arg + 8 };
         let range = pages_of(word(arg)?, word(len_at)?);
-        if range.is_empty() || !self.on_behalf(|| self.pager.touches(&range)) {
+        if range.is_empty() || !self.on_behalf(|| self.pager.mappings().touches(&range)) {
             return None;
         }
         // How far the kernel came, or its error, is the last word.

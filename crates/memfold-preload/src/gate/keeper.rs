@@ -82,7 +82,7 @@ impl Gated {
             holds.wait(hold);
         }
         if self.is_managing() {
-            self.pager.note_held();
+            self.pager.gauges().note_held();
             holds.each(hold, |pages, write| self.touch_all(pages, write, touch));
         }
         Ok(Some(Hold(hold.0)))
@@ -100,7 +100,7 @@ impl Gated {
                 at += PAGE_SIZE;
                 continue;
             }
-            let (is_managed, end) = self.on_behalf(|| self.pager.run_at(at));
+            let (is_managed, end) = self.on_behalf(|| self.pager.mappings().run_at(at));
             let end = end.min(pages.end).min(TOP);
             // Of other memory the kernel knows best: a write would change a file, or end a sharing. Only
             // where memory is hidden, some of it may be, too.
@@ -117,7 +117,7 @@ impl Gated {
     fn fault(&self, fault: memfold_gate::Fault) -> bool {
         let memfold_gate::Fault { address: addr, write, protected } = fault;
         loop {
-            match self.pager.fault(Fault { addr, write, protected }) {
+            match self.pager.faults().fault(Fault { addr, write, protected }) {
                 Served::Yes => return true,
                 Served::Again => yield_now(),
                 Served::NotManaged => return self.fault_elsewhere(addr),
@@ -146,7 +146,7 @@ impl Gated {
         }) {
             Ok(()) => may_be,
             // Without a map: what the kernel serves by now isn't the program's mistake.
-            Err(_) => populates(page, false) || self.pager.touches(&(page..page + PAGE_SIZE)),
+            Err(_) => populates(page, false) || self.pager.mappings().touches(&(page..page + PAGE_SIZE)),
         }
     }
 
@@ -155,7 +155,7 @@ impl Gated {
             let page = **word & !(PAGE_SIZE - 1);
             page < TOP
                 && self.known.is_set(&(page..page + PAGE_SIZE))
-                && self.pager.touches(&(page..page + PAGE_SIZE))
+                && self.pager.mappings().touches(&(page..page + PAGE_SIZE))
                 && !self.pagemap.is_populated(page)
                 // Where the program itself may not write, the kernel is right.
                 && touch(page, true).is_ok()
@@ -173,7 +173,7 @@ impl Gated {
         let range = range.start..range.end.next_multiple_of(PAGE_SIZE);
         let mut state = self.state.lock();
         state.marked(Mark::Own).add(range.clone());
-        if self.is_managing() && self.pager.touches(&range) {
+        if self.is_managing() && self.pager.mappings().touches(&range) {
             self.leave(&range);
         }
     }
@@ -210,7 +210,7 @@ impl Keeper for Owner {
         else {
             return usize::MAX;
         };
-        let bound = pager.bound_bytes();
+        let bound = pager.limits().bound_bytes();
         if pager.holds().held_bytes() > bound / HELD_SHARE {
             return PIECE_SMALL;
         }
@@ -400,7 +400,7 @@ impl Keeper for Owner {
             Ending::Thread => {}
         }
         if let (Some(gated), Ending::Process) = (get(), how) {
-            gated.pager.publish();
+            gated.pager.gauges().publish();
         }
     }
 }

@@ -6,7 +6,8 @@ use core::fmt::{self, Write};
 use core::ops::ControlFlow::Continue;
 use core::sync::atomic::Ordering::Relaxed;
 use memfold::config::Size;
-use memfold::pager::{Pager, stays};
+use memfold::limits::gauges::stays;
+use memfold::pager::Pager;
 use memfold::stats::Stats;
 use memfold::table::{Least, Process};
 use memfold_sys::maps::{Area, Details, Smaps, flag};
@@ -46,15 +47,15 @@ pub struct Reach {
 
 /// How far the run is past its limit. `None`: it can be kept, as others fold more.
 pub fn reach(pager: &Pager) -> Option<Reach> {
-    let reach = match slots::whole(pager.is_limited()) {
+    let reach = match slots::whole(pager.limits().is_limited()) {
         Some(((limit, resident), Least { bytes, seatless, largest, has_largest })) => {
-            let bound = if pager.is_limited() { limit } else { resident };
+            let bound = if pager.limits().is_limited() { limit } else { resident };
             let is_own = |largest: Process| slots::own().is_none_or(|own| own.is(&largest));
             let is_largest = has_largest && largest.is_none_or(is_own);
             Reach { bound, least: bytes, seatless, is_largest }
         }
         None => {
-            let (bound, least) = (pager.bound_bytes(), pager.least_limit_bytes());
+            let (bound, least) = (pager.limits().bound_bytes(), pager.gauges().least_limit_bytes());
             Reach { bound, least, seatless: 0, is_largest: true }
         }
     };
@@ -87,7 +88,7 @@ pub fn end(pager: &Pager, smaps: &Smaps, reach: &Reach) -> String {
 /// and in this one, which mostly is that with most of it; the least limit that can be kept now; and
 /// what else would do.
 fn why(pager: &Pager, smaps: &Smaps, reach: &Reach, text: &mut String, then: &str) -> fmt::Result {
-    let what = if pager.is_limited() { "limit" } else { "resident limit" };
+    let what = if pager.limits().is_limited() { "limit" } else { "resident limit" };
     write!(text, "The {what} of {} can't be kept, and {then}.", Size(reach.bound))?;
     let (_, processes) = slots::sum_of(pager.stats(), |_| 0);
     if processes > 1 {
@@ -134,7 +135,7 @@ fn causes(pager: &Pager, smaps: &Smaps) -> Vec<(u64, &'static str)> {
     let _ = smaps.each(|area, about| {
         if about.anonymous_bytes > 0
             && !overlaps_own(area.start, area.end)
-            && !pager.manages(area.start)
+            && !pager.mappings().manages(area.start)
         {
             sums[cause(area, about)] += about.anonymous_bytes as u64;
         }

@@ -1,9 +1,11 @@
 //! Background threads: load windows ahead of streams, save dirty folios, give memory back; compress
 //! cold blocks again; write and read the swap file, and move its cold end on.
 use crate::config::{Canned, Delivery};
+use crate::fault::load::Loads;
 use crate::pager::Pager;
-use crate::pager::background_requests::Request;
-use crate::pager::device_faults::READERS;
+use crate::reclaim::background::Background;
+use crate::requests::background::Request;
+use crate::requests::device_faults::READERS;
 use crate::stats;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -15,22 +17,22 @@ impl Pager {
     /// Waits for one request to the background threads and serves it. `false`: [`Pager::stop`] was
     /// called.
     pub fn work(&self) -> bool {
-        let request = self.queue.next();
-        let _open = self.gates.background();
+        let request = self.0.requests.next();
+        let _open = self.0.gates.background();
         let begin = cpu_ns();
         match request {
-            Request::Load(window) => self.load_ahead(window),
+            Request::Load(window) => Loads(&self.0).load_ahead(window),
             Request::Reclaim => {
-                if self.reclaim_in_background() {
-                    self.queue.go_on();
+                if Background(&self.0).reclaim_in_background() {
+                    self.0.requests.go_on();
                 }
-                if self.config.canned == Canned::On {
-                    self.store.canned_step();
+                if self.0.config.canned == Canned::On {
+                    self.0.backing.store().canned_step();
                 }
             }
             Request::Stop => return false,
         }
-        stats::add(&self.stats.background_ns, cpu_ns() - begin);
+        stats::add(&self.0.stats.background_ns, cpu_ns() - begin);
         true
     }
 }
@@ -73,16 +75,16 @@ pub fn is_worker(name: &CStr) -> bool {
 pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<Start> {
     let start = |name, main| Start { name, main, arg: Arc::into_raw(pager.clone()) as usize };
     let mut threads: Vec<Start> = (0..count).map(|_| start(WORKER, work)).collect();
-    if pager.recompress.is_some() {
+    if pager.0.recompress.is_some() {
         threads.push(start(RECOMPRESSES, recompress));
     }
-    if let Some(swap) = &pager.swap {
+    if let Some(swap) = pager.0.backing.swap() {
         swap.outbox.set_writer();
         threads.push(start(c"memfold-swap", write));
         let mut readers = |main| threads.extend((0..READERS).map(|_| start(c"memfold-read", main)));
-        match pager.config.delivery {
+        match pager.0.config.delivery {
             Delivery::Thread => {
-                pager.expect_readers();
+                pager.faults().expect_readers();
                 readers(read);
             }
             Delivery::Gate => readers(run_errands),
@@ -107,7 +109,7 @@ unsafe fn with_pager(arg: usize, work: impl FnOnce(&Pager)) {
     // gate delivery, the only one where that is done, it isn't dropped.
     let pager = unsafe { Arc::from_raw(arg as *const Pager) };
     work(&pager);
-    if pager.config.delivery == Delivery::Gate {
+    if pager.0.config.delivery == Delivery::Gate {
         core::mem::forget(pager);
     }
 }
@@ -120,22 +122,22 @@ fn work(arg: usize) {
 
 fn recompress(arg: usize) {
     // SAFETY: a `main` of `threads`.
-    unsafe { with_pager(arg, Pager::recompress_until_stopped) }
+    unsafe { with_pager(arg, |pager| pager.recompress().until_stopped()) }
 }
 
 fn write(arg: usize) {
     // SAFETY: a `main` of `threads`.
-    unsafe { with_pager(arg, |pager| while pager.write_pending(true) {}) }
+    unsafe { with_pager(arg, |pager| while pager.writeback().write_pending(true) {}) }
 }
 
 fn read(arg: usize) {
     // SAFETY: a `main` of `threads`.
-    unsafe { with_pager(arg, |pager| while pager.read() {}) }
+    unsafe { with_pager(arg, |pager| while pager.faults().read() {}) }
 }
 
 fn run_errands(arg: usize) {
     let serve = |pager: &Pager| {
-        let errands = pager.errands.as_ref().expect("in gate delivery there are");
+        let errands = pager.0.errands.as_ref().expect("in gate delivery there are");
         while errands.serve() {}
     };
     // SAFETY: a `main` of `threads`.
@@ -144,5 +146,5 @@ fn run_errands(arg: usize) {
 
 fn move_out(arg: usize) {
     // SAFETY: a `main` of `threads`.
-    unsafe { with_pager(arg, |pager| while pager.move_out(true) {}) }
+    unsafe { with_pager(arg, |pager| while pager.writeback().move_out(true) {}) }
 }

@@ -193,7 +193,9 @@ fn concerns(range: &Range<usize>) -> bool {
 fn meets_region(start: usize, len: usize) -> bool {
     let end = start.saturating_add(len).min(TOP).next_multiple_of(PAGE_SIZE);
     let range = start & !PAGE_MASK..end;
-    range.start < range.end && concerns(&range) && sigbus::any(|pager| pager.touches(&range))
+    range.start < range.end
+        && concerns(&range)
+        && sigbus::any(|pager| pager.mappings().touches(&range))
 }
 
 /// What the gate asks.
@@ -234,7 +236,8 @@ impl Keeper for Owner {
 
     fn refused(&self, _nr: usize, name: &str, words: &[usize]) {
         let lacks = |page: usize, pager: &Pager| {
-            pager.touches(&(page..page + PAGE_SIZE)) && !pager.space.is_populated(page)
+            pager.mappings().touches(&(page..page + PAGE_SIZE))
+                && !pager.0.mapper.space().is_populated(page)
         };
         for page in words.iter().map(|word| word & !PAGE_MASK) {
             // Those of signal delivery aren't known here, and are refused rightly.

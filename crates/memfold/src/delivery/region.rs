@@ -92,7 +92,7 @@ fn run(shared: usize) {
         }
         let fault = Fault { addr: address, protected, ..Fault::default() };
         loop {
-            match shared.pager.fault(fault) {
+            match shared.pager.faults().fault(fault) {
                 Served::Yes => break,
                 Served::Again => yield_now(),
                 Served::NotManaged => {

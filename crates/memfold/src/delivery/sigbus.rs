@@ -143,7 +143,7 @@ pub(crate) fn delist(pager: &Pager) {
 pub(crate) fn serve(fault: Fault) -> bool {
     let serve = |pager: &Pager| {
         loop {
-            match pager.fault(fault) {
+            match pager.faults().fault(fault) {
                 Served::Yes => return true,
                 Served::Again => yield_now(),
                 Served::NotManaged => return false,

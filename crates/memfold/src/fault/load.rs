@@ -1,13 +1,19 @@
 //! Load: from the store (or from nothing) into a frame.
 use crate::area::{Area, Areas};
-use crate::folio::frames::Frame;
-use crate::folio::index::{FolioId, ShardGuard};
-use crate::folio::{Slot, State, Touch};
-use crate::pager::Pager;
-use crate::pager::background_requests::Window;
-use crate::pager::codec_context::Context;
-use crate::pager::copy_in::Access;
+use crate::backing::Slot;
+use crate::backing::contexts::Context;
+use crate::fault::readahead::Readahead;
+use crate::folio::index::ShardGuard;
+use crate::folio::loading::LoadingFolio;
+use crate::folio::{State, Touch};
+use crate::limits::Limits;
+use crate::memory::frames::Frame;
+use crate::parts::walk;
 use crate::reclaim::NoFrame;
+use crate::reclaim::Reclaim;
+use crate::requests::background::Window;
+use crate::residency::Residency;
+use crate::residency::copy_in::Access;
 use crate::stats;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::Order;
@@ -40,7 +46,12 @@ pub(crate) enum Loaded {
     Again,
 }
 
-impl Pager {
+walk! {
+    /// Folios are loaded.
+    pub(crate) struct Loads
+}
+
+impl Loads<'_> {
     /// Loads the `Stored` folio that covers `key`, or as much of its neighbourhood as `want`
     /// allows, and maps it unless it is loaded ahead of use; or some pages of its block, or of the
     /// `Partial` folio that it is already. Takes the guard of the key's shard.
@@ -55,55 +66,55 @@ impl Pager {
         purpose: Purpose,
         from: Source,
     ) -> (Loaded, u64, u64) {
+        let residency = Residency(self.0);
         let forced = purpose != Purpose::Ahead && self.is_forced_small();
         let want = if forced { self.config.block_order } else { want };
-        let id = self.form_window(&mut guard, area, key, want, from);
-        let folio = self.folios.get(&guard, id);
+        let load = self.form_window(&mut guard, area, key, want, from);
         let copied = match purpose {
-            Purpose::Fault(access) => self.copied(folio, key, access, forced),
+            Purpose::Fault(access) => {
+                self.copied(self.table.get(&guard, load.id()), key, access, forced)
+            }
             Purpose::Ahead => None,
         };
-        let first = self.folios.slots(folio)[0].get().handle;
         drop(guard);
         // While a frame is made free.
-        self.store.prefetch(first);
-        if let (Purpose::Fault(access), Some(keys)) = (purpose, copied)
-            && let Some(all) = self.load_small(areas, area, id, keys.clone(), access)
-        {
-            let loaded = if all { Loaded::Done } else { Loaded::Again };
-            return (loaded, keys.start, keys.end);
-        }
-        let (frame, id) = match self.frame_for_loading(areas, area, id, key) {
+        self.backing.store().prefetch(load.first_slot().handle);
+        let load = match (purpose, copied) {
+            (Purpose::Fault(access), Some(keys)) => {
+                match self.load_small(areas, area, load, keys.clone(), access) {
+                    Ok(true) => return (Loaded::Done, keys.start, keys.end),
+                    Ok(false) => return (Loaded::Again, keys.start, keys.end),
+                    Err(load) => load,
+                }
+            }
+            _ => load,
+        };
+        let (frame, load) = match self.frame_for_loading(areas, area, load, key) {
             Ok(found) => found,
             Err(NoFrame::Again) => return (Loaded::Again, key, key + 1),
         };
-        let mut context = self.contexts.borrow(&self.store);
-        let (start, order) = {
-            let guard = self.shards.lock(key);
-            let folio = self.folios.get(&guard, id);
-            for (i, slot) in self.folios.slots(folio).iter().enumerate() {
-                let Slot { handle, fingerprint } = slot.get();
-                (context.handles[i], context.fingerprints[i]) = (handle, fingerprint);
-            }
-            (folio.key(), folio.order())
-        };
+        let (start, order) = (load.key(), load.order());
+        let mut context = self.backing.context();
+        self.note_slots(&mut context, &load);
         let from_file = self.decompress(&mut context, order, frame);
         drop(context);
-        self.count_load(order, from_file);
-        let mut guard = self.shards.lock(key);
+        residency.count_load(order, from_file);
+        let mut guard = self.table.lock(key);
         let pages = order.pages() as u64;
         match purpose {
             Purpose::Ahead => stats::add(&self.stats.swap_ra, if from_file { pages } else { 0 }),
-            Purpose::Fault(access) => self.note_refault(&guard, id, access.touch, from_file),
+            Purpose::Fault(access) => {
+                residency.note_refault(&guard, load.id(), access.touch, from_file)
+            }
         }
-        self.tally.load(pages);
-        let awaited = purpose == Purpose::Ahead && self.folios.is_wanted(id);
-        let done = self.finish(&mut guard, area, id, frame, purpose);
+        self.table.tally().load(pages);
+        let awaited = purpose == Purpose::Ahead && self.table.is_wanted(load.id());
+        let done = self.finish(&mut guard, area, load, frame, purpose);
         if awaited {
             // Somebody has caught up with the window: the stream goes on as if it had been there in
             // time.
             drop(guard);
-            self.went_on(area, start, start, start + pages, from_file);
+            Readahead(self.0).went_on(area, start, start, start + pages, from_file);
         }
         (
             if done > (key - start) as usize { Loaded::Done } else { Loaded::Again },
@@ -127,27 +138,25 @@ impl Pager {
         while order > Order::PAGE
             && (start < area.key
                 || start + order.pages() as u64 > area.key_end()
-                || !self.index.is_empty(&guard, start, order))
+                || !self.table.is_empty(&guard, start, order))
         {
             order = order.smaller().expect("above order 0");
             start = align(key, order);
         }
-        let id = self.folios.create(&guard, start, order, State::Loading);
-        self.index.insert(&guard, start, order, id);
+        let load = self.table.begin_fill(&guard, start, order);
         drop(guard);
-        let (frame, id) = match self.frame_for_loading(areas, area, id, key) {
+        let (frame, load) = match self.frame_for_loading(areas, area, load, key) {
             Ok(found) => found,
             Err(NoFrame::Again) => return (Loaded::Again, key, key + 1),
         };
-        let guard = self.shards.lock(key);
-        let folio = self.folios.get(&guard, id);
-        let (start, order) = (folio.key(), folio.order());
-        drop(guard);
+        let (start, order) = (load.key(), load.order());
         // SAFETY: the frame is full, of this order, and this thread's alone.
-        unsafe { core::ptr::write_bytes(self.frames.addr(frame) as *mut u8, 0, order.bytes()) };
-        let mut guard = self.shards.lock(key);
+        unsafe {
+            core::ptr::write_bytes(self.mapper.frames().addr(frame) as *mut u8, 0, order.bytes())
+        };
+        let mut guard = self.table.lock(key);
         let access = Access { touch: Touch::UNKNOWN, write: true };
-        let done = self.finish(&mut guard, area, id, frame, Purpose::Fault(access));
+        let done = self.finish(&mut guard, area, load, frame, Purpose::Fault(access));
         let reached = if done > (key - start) as usize { Loaded::Done } else { Loaded::Again };
         (reached, start, start + order.pages() as u64)
     }
@@ -157,20 +166,21 @@ impl Pager {
         &self,
         guard: &mut ShardGuard<'_>,
         area: &Area,
-        id: FolioId,
+        load: LoadingFolio,
         frame: Frame,
         purpose: Purpose,
     ) -> usize {
-        let folio = self.folios.get(guard, id);
+        let id = load.end();
+        let folio = self.table.get(guard, id);
         folio.frame.set(frame);
         if purpose == Purpose::Ahead && !folio.wanted.load(Relaxed) {
             folio.state.set(State::Cached);
             folio.untouched.set(folio.has_copy.get());
-            self.list_by_state(guard, id);
-            self.shards.notify(guard);
+            self.table.list_by_state(guard, id);
+            self.table.notify(guard);
             return folio.order().pages();
         }
-        self.map_in(guard, area.addr_of(folio.key()), id).pages
+        Residency(self.0).map_in(guard, area.addr_of(folio.key()), id).pages
     }
 
     /// Makes one `Loading` folio of the largest aligned window around `key`, at most `want`, in
@@ -183,13 +193,12 @@ impl Pager {
         key: u64,
         want: Order,
         from: Source,
-    ) -> FolioId {
-        let id = self.index.find(guard, key).expect("the caller found a folio here");
-        if self.folios.get(guard, id).state.get() == State::Partial {
-            self.begin_loading(guard, id);
-            return id;
+    ) -> LoadingFolio {
+        let id = self.table.find(guard, key).expect("the caller found a folio here");
+        if self.table.get(guard, id).state.get() == State::Partial {
+            return self.table.begin_load(guard, id);
         }
-        let own = self.folios.get(guard, id).order();
+        let own = self.table.get(guard, id).order();
         let least = own.min(self.config.block_order);
         let mut order = want.max(least);
         while order > own && !self.all_stored(guard, area, align(key, order), order) {
@@ -202,29 +211,28 @@ impl Pager {
             order = order.smaller().expect("above another order");
         }
         let id = if order <= own {
-            self.carve(guard, id, align(key, order), order)
+            self.table.carve(guard, id, align(key, order), order, &self.backing)
         } else {
-            self.merge(guard, key, order)
+            self.table.merge(guard, align(key, order), order, key)
         };
-        self.begin_loading(guard, id);
-        id
+        self.table.begin_load(guard, id)
     }
 
     /// Whether the swap file, or the remote store behind it, has a block of the `Stored` folios in
     /// the window at `start`.
     pub(crate) fn reaches_file(&self, guard: &ShardGuard<'_>, start: u64, order: Order) -> bool {
-        if self.swap.as_ref().is_none_or(|swap| swap.objects() == 0) {
+        if self.backing.swap().is_none_or(|swap| swap.objects() == 0) {
             return false;
         }
         let (mut at, end) = (start, start + order.pages() as u64);
         while at < end {
-            let Some(id) = self.index.find(guard, at) else { return false };
-            let folio = self.folios.get(guard, id);
-            let block = self.folios.block_order(folio.order()).pages() as u64;
+            let Some(id) = self.table.find(guard, at) else { return false };
+            let folio = self.table.get(guard, id);
+            let block = self.table.block_order(folio.order()).pages() as u64;
             let next = folio.end();
             let (first, last) =
                 ((at - folio.key()) / block, (end.min(next) - folio.key()).div_ceil(block));
-            let slots = &self.folios.slots(folio)[first as usize..last as usize];
+            let slots = &self.table.slots(folio)[first as usize..last as usize];
             if slots.iter().any(|slot| slot.get().handle.as_foreign().is_some()) {
                 return true;
             }
@@ -240,8 +248,8 @@ impl Pager {
         }
         let mut at = start;
         while at < end {
-            let Some(id) = self.index.find(guard, at) else { return false };
-            let folio = self.folios.get(guard, id);
+            let Some(id) = self.table.find(guard, at) else { return false };
+            let folio = self.table.get(guard, id);
             if folio.state.get() != State::Stored || folio.order() < self.config.block_order {
                 return false;
             }
@@ -250,137 +258,88 @@ impl Pager {
         true
     }
 
-    /// One folio in place of the `Stored` ones in the window of `order` around `key`.
-    fn merge(&self, guard: &mut ShardGuard<'_>, key: u64, order: Order) -> FolioId {
-        let start = align(key, order);
-        let whole = self.folios.create(guard, start, order, State::Stored);
-        let mut shadow = 0;
-        let mut at = start;
-        while at < start + order.pages() as u64 {
-            let id = self.index.find(guard, at).expect("the window was checked");
-            let part = self.folios.get(guard, id);
-            let first = (at - start) as usize / self.config.block_order.pages();
-            let slots = self.folios.slots(self.folios.get(guard, whole));
-            for (to, from) in slots[first..].iter().zip(self.folios.slots(part)) {
-                to.set(from.get());
-            }
-            if (at..part.end()).contains(&key) {
-                shadow = part.age.get();
-            }
-            self.index.erase(guard, at, part.order());
-            self.lru.detach(id);
-            at = part.end();
-            // Its objects belong to `whole` now. Who has isolated it will look it up again before
-            // using it.
-            self.folios.destroy(guard, id);
-        }
-        let merged = self.folios.get(guard, whole);
-        merged.has_copy.set(true);
-        merged.age.set(shadow);
-        self.index.insert(guard, start, order, whole);
-        stats::add(&self.stats.merges, 1);
-        whole
-    }
-
-    /// A frame for a `Loading` folio; makes the folio smaller around `key` where a large frame
-    /// can't be had.
+    /// Returns a frame for a load; makes the load smaller around `key` where a large frame can't be
+    /// had. Where there is none at all, the load is given up.
     fn frame_for_loading(
         &self,
         areas: &Areas,
         area: &Area,
-        mut id: FolioId,
+        mut load: LoadingFolio,
         key: u64,
-    ) -> Result<(Frame, FolioId), NoFrame> {
+    ) -> Result<(Frame, LoadingFolio), NoFrame> {
         loop {
-            let guard = self.shards.lock(key);
-            let order = self.folios.get(&guard, id).order();
-            drop(guard);
-            match self.frame_for(areas, order) {
-                Ok(Some(frame)) => return Ok((frame, id)),
+            let order = load.order();
+            match Reclaim(self.0).frame_for(areas, order) {
+                Ok(Some(frame)) => return Ok((frame, load)),
                 Ok(None) => {
                     stats::add(&self.stats.frame_alloc_failed, 1);
                     stats::add(&self.stats.swpout_fallback[order.get() as usize], 1);
-                    let smaller = Order::new(order.get() - 1).expect("below an order");
-                    id = self.shrink_loading(area, id, key, smaller);
+                    let smaller = order.smaller().expect("there always is a frame of one page");
+                    load = self.shrink(area, load, key, smaller);
                 }
                 Err(NoFrame::Again) => {
-                    self.undo_loading(area, id, key);
+                    self.undo(area, load);
                     return Err(NoFrame::Again);
                 }
             }
         }
     }
 
-    /// Keeps the part of a `Loading` folio around `key`; the others are as before.
-    fn shrink_loading(&self, area: &Area, id: FolioId, key: u64, order: Order) -> FolioId {
-        let mut guard = self.shards.lock(key);
-        let (start, end, wanted) = {
-            let folio = self.folios.get(&guard, id);
-            (folio.key(), folio.end(), folio.wanted.load(Relaxed))
-        };
-        let kept = self.carve(&mut guard, id, align(key, order), order);
-        let mut at = start;
-        while at < end {
-            let piece = self.index.find(&guard, at).expect("a split folio covers what it covered");
-            let folio = self.folios.get(&guard, piece);
-            at += folio.pages();
-            folio.wanted.store(false, Relaxed);
-            if piece != kept {
-                self.undo_locked(&mut guard, piece);
-            }
-        }
+    fn shrink(&self, area: &Area, load: LoadingFolio, key: u64, order: Order) -> LoadingFolio {
+        let keys = load.keys();
+        let mut guard = self.table.lock(key);
+        let wanted = self.table.is_wanted(load.id());
+        let load = self.table.shrink_load(&mut guard, load, key, order, &self.backing);
         if wanted {
-            // Whoever waits for the folio looks again; some may find their part no longer loading.
-            self.wake_waiters(&guard, area, start, end);
+            // Threads that wait for the folio look again; some may find their part no longer loading.
+            Residency(self.0).wake_waiters(&guard, area, keys.start, keys.end);
         }
-        kept
+        load
     }
 
-    fn undo_loading(&self, area: &Area, id: FolioId, key: u64) {
-        let mut guard = self.shards.lock(key);
-        let (start, end) = {
-            let folio = self.folios.get(&guard, id);
-            folio.wanted.store(false, Relaxed);
-            (folio.key(), folio.end())
+    fn undo(&self, area: &Area, load: LoadingFolio) {
+        let keys = load.keys();
+        let mut guard = self.table.lock(keys.start);
+        self.table.undo_load(&mut guard, load, &self.backing);
+        Residency(self.0).wake_waiters(&guard, area, keys.start, keys.end);
+    }
+
+    /// Notes in `context` where the blocks of a load are.
+    fn note_slots(&self, context: &mut Context, load: &LoadingFolio) {
+        let mut note = |i, Slot { handle, fingerprint }| {
+            (context.handles[i], context.fingerprints[i]) = (handle, fingerprint);
         };
-        self.undo_locked(&mut guard, id);
-        self.wake_waiters(&guard, area, start, end);
-    }
-
-    fn undo_locked(&self, guard: &mut ShardGuard<'_>, id: FolioId) {
-        let folio = self.folios.get(guard, id);
-        debug_assert!(folio.here.get() == 0, "its pages that are here would be forgotten");
-        if folio.has_copy.get() {
-            folio.state.set(State::Stored);
-            self.list_by_state(guard, id);
-        } else {
-            self.remove_folio(guard, id);
+        note(0, load.first_slot());
+        if self.table.block_count(load.order()) > 1 {
+            let guard = self.table.lock(load.key());
+            let slots = self.table.slots(self.table.get(&guard, load.id()));
+            slots.iter().enumerate().for_each(|(i, slot)| note(i, slot.get()));
         }
     }
 
     /// Decompresses or reads the blocks that `context.handles` names into a frame. Returns whether
     /// the swap file was needed.
     fn decompress(&self, context: &mut Context, order: Order, frame: Frame) -> bool {
-        let (block, count) = (self.folios.block_order(order), self.folios.block_count(order));
+        let (block, count) = (self.table.block_order(order), self.table.block_count(order));
         // SAFETY: the frame is full, of this order, and this thread's alone; the folio is
         // `Loading`, so its copy stays.
-        unsafe { self.fetch(context, block, count, self.frames.page(frame)) }
+        unsafe { self.backing.fetch(context, block, count, self.mapper.frames().page(frame)) }
     }
 
     /// Loads a window ahead of its use, if it still is stored.
     pub(crate) fn load_ahead(&self, window: Window) {
         let areas = self.areas.read();
         let Some(area) = areas.find_key(window.key).copied() else { return };
-        let guard = self.shards.lock(window.key);
-        let Some(id) = self.index.find(&guard, window.key) else { return };
-        let folio = self.folios.get(&guard, id);
+        let guard = self.table.lock(window.key);
+        let Some(id) = self.table.find(&guard, window.key) else { return };
+        let folio = self.table.get(&guard, id);
         // Single pages are mapped by the fault that meets them: `load_pages_after`.
         if folio.state.get() != State::Stored || folio.order() < self.config.block_order {
             return;
         }
         stats::add(&self.stats.readahead_windows, 1);
         self.load(&areas, &area, guard, window.key, window.order, Purpose::Ahead, Source::Any);
-        self.ask_past_target();
+        Limits(self.0).ask_past_target();
     }
 }
 

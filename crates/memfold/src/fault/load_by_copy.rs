@@ -9,15 +9,19 @@
 //! block, from which other touches take further pages, and when it is evicted clean nothing is
 //! compressed. Of a codec that can stop, only the start of the block is decoded, up to the page.
 //! Where a page was written to, the others are brought home when it is evicted
-//! ([`Pager::complete`]).
+//! ([`Residency::complete`]).
 use crate::area::lock::Hold;
 use crate::area::{Area, Areas};
-use crate::folio::frames::Kind;
-use crate::folio::index::FolioId;
+use crate::fault::load::Loads;
+use crate::folio::loading::LoadingFolio;
 use crate::folio::{Folio, Touch};
-use crate::pager::Pager;
-use crate::pager::copy_in::Access;
+use crate::limits::Limits;
+use crate::memory::frames::Kind;
 use crate::reclaim::Progress;
+use crate::reclaim::Reclaim;
+use crate::reclaim::block_size::BlockSize;
+use crate::residency::Residency;
+use crate::residency::copy_in::Access;
 use core::ops::Range;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::Order;
@@ -39,7 +43,7 @@ const COPIED_MAX: Order = match Order::new(2) {
     None => unreachable!(),
 };
 
-impl Pager {
+impl Loads<'_> {
     /// The keys of the pages of a one-block `Loading` folio that a fault loads by copy; those of
     /// them that are there already stay as they are. `None`: it is loaded into a frame, and moved.
     pub(crate) fn copied(
@@ -51,10 +55,10 @@ impl Pager {
     ) -> Option<Range<u64>> {
         let (whole, order) = (folio.key()..folio.end(), folio.order());
         // A block of which a part is in memory takes room twice.
-        let by_itself = self.drops_clean
-            && !self.stored_takes_more()
+        let by_itself = self.mapper.drops_clean()
+            && !Limits(self.0).stored_takes_more()
             && access.touch == Touch::RANDOM
-            && !self.is_used_together(folio.touch.get());
+            && !BlockSize(self.0).is_used_together(folio.touch.get());
         if folio.here.get() != 0 {
             return Some(if by_itself { key..key + 1 } else { whole });
         }
@@ -65,8 +69,8 @@ impl Pager {
             return None;
         }
         // What comes from the file is read there as a whole.
-        let handle = self.folios.slots(folio)[0].get().handle;
-        if handle.as_foreign().is_none() && self.loads_parts_of(order, handle) {
+        let handle = self.table.slots(folio)[0].get().handle;
+        if handle.as_foreign().is_none() && BlockSize(self.0).loads_parts_of(order, handle) {
             return Some(key..key + 1);
         }
         (order <= COPIED_MAX && !access.write).then_some(whole)
@@ -78,58 +82,59 @@ impl Pager {
         percent > 0 && self.stats.pgmajfault.load(Relaxed) % 100 < percent
     }
 
-    /// As [`Pager::copy_in`], which it makes room for.
+    /// As [`Residency::copy_in`], which it makes room for.
     pub(crate) fn load_small(
         &self,
         areas: &Areas,
         area: &Area,
-        id: FolioId,
+        load: LoadingFolio,
         keys: Range<u64>,
         access: Access,
-    ) -> Option<bool> {
-        let (order, is_partial) = {
-            let guard = self.shards.lock(keys.start);
-            let folio = self.folios.get(&guard, id);
-            (folio.order(), folio.here.get() != 0)
-        };
+    ) -> Result<bool, LoadingFolio> {
+        let (order, is_partial) = (load.order(), load.is_partial());
         if order > self.config.block_order {
-            return None;
+            return Err(load);
         }
-        let has_room = if order == Order::PAGE && !self.drops_clean {
+        let has_room = if order == Order::PAGE && !self.mapper.drops_clean() {
             self.make_room_for_page(areas)
         } else {
             self.make_room(areas, keys.end - keys.start)
         };
         if !has_room && !is_partial {
-            return None;
+            return Err(load);
         }
-        if !has_room && let Ok(Some(frame)) = self.frame_for(areas, Order::PAGE) {
+        if !has_room && let Ok(Some(frame)) = Reclaim(self.0).frame_for(areas, Order::PAGE) {
             // It has done what is done where there is no room, and is itself given back later.
-            self.frames.give(frame, Order::PAGE, Kind::Full);
+            self.mapper.frames().give(frame, Order::PAGE, Kind::Full);
         }
-        self.copy_in(areas, area, id, keys, access)
+        Residency(self.0).copy_in(areas, area, load, keys, access)
     }
 
     /// Makes room for one page that the kernel will allocate. What is evicted for it leaves a full
     /// frame; such frames are given back many at a time, as each time costs interrupts of all CPUs
     /// that the program runs on.
     fn make_room_for_page(&self, areas: &Areas) -> bool {
-        let target = self.target();
+        let limits = Limits(self.0);
+        let target = limits.target();
         let batch = BATCH_PAGES.min(target / BATCH_SHARE);
-        let free = self.frames.full_free();
-        let lacking = (self.physical() + batch).saturating_sub(target + free).min(CATCH_UP_PAGES);
-        if lacking > 0 && self.reclaim(Hold::Read(areas), free + lacking, 0) == Progress::Again {
+        let free = self.mapper.frames().full_free();
+        let lacking = (limits.physical() + batch).saturating_sub(target + free).min(CATCH_UP_PAGES);
+        if lacking > 0
+            && Reclaim(self.0).reclaim(Hold::Read(areas), free + lacking, 0) == Progress::Again
+        {
             return false;
         }
-        self.physical() < target || self.frames.trim_now(&*self.space, batch) > 0
+        limits.physical() < target || self.mapper.trim_now(batch) > 0
     }
 
     /// Makes room for pages that the kernel will allocate.
     fn make_room(&self, areas: &Areas, pages: u64) -> bool {
-        if self.may_hold(self.physical() + pages) {
+        let limits = Limits(self.0);
+        if limits.may_hold(limits.physical() + pages) {
             return true;
         }
-        let slack = if self.drops_clean { self.batch_pages() } else { BATCH_PAGES };
-        self.reclaim(Hold::Read(areas), 0, pages.max(slack)) == Progress::Freed
+        let slack =
+            if self.mapper.drops_clean() { Reclaim(self.0).batch_pages() } else { BATCH_PAGES };
+        Reclaim(self.0).reclaim(Hold::Read(areas), 0, pages.max(slack)) == Progress::Freed
     }
 }

@@ -5,12 +5,17 @@ pub(crate) mod load_by_copy;
 pub(crate) mod load;
 
 use crate::area::{Area, Areas};
+use crate::fault::load::Loads;
 use crate::fault::load::{Loaded, Purpose, Source, align};
+use crate::fault::readahead::Readahead;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::{State, Touch};
-use crate::pager::copy_in::Access;
-use crate::pager::{Pager, bytes};
+use crate::limits::Limits;
+use crate::parts::bytes;
+use crate::parts::walk;
 use crate::policy::stream_readahead::Advice;
+use crate::residency::Residency;
+use crate::residency::copy_in::Access;
 use crate::stats;
 use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
@@ -49,7 +54,12 @@ pub struct Fault {
     pub write: bool,
 }
 
-impl Pager {
+walk! {
+    /// Faults are served.
+    pub struct Faults
+}
+
+impl Faults<'_> {
     /// Serves one fault. In signal delivery the page is there on return; in thread delivery it may
     /// be another thread's task to map it.
     pub fn fault(&self, fault: Fault) -> Served {
@@ -74,7 +84,7 @@ impl Pager {
         )
     }
 
-    /// Says that threads call [`Pager::read`] from now on: faults that need a device are left to
+    /// Says that threads call [`Faults::read`] from now on: faults that need a device are left to
     /// them.
     pub fn expect_readers(&self) {
         self.reads.set_served();
@@ -90,7 +100,7 @@ impl Pager {
             let areas = self.areas.read();
             let Some(area) = areas.find(addr).copied() else {
                 // Its area has ended since: let the thread look again.
-                self.space.wake(addr, PAGE_SIZE);
+                self.mapper.space().wake(addr, PAGE_SIZE);
                 return true;
             };
             if self.serve(&areas, &area, fault, Source::Any) != Served::Again {
@@ -103,12 +113,12 @@ impl Pager {
 
     pub(crate) fn serve(&self, areas: &Areas, area: &Area, fault: Fault, from: Source) -> Served {
         let key = area.key_of(fault.addr);
-        let mut guard = self.shards.lock(key);
+        let mut guard = self.table.lock(key);
         loop {
-            let Some(id) = self.index.find(&guard, key) else {
+            let Some(id) = self.table.find(&guard, key) else {
                 return self.first_touch(areas, area, guard, key);
             };
-            let folio = self.folios.get(&guard, id);
+            let folio = self.table.get(&guard, id);
             match folio.state.get() {
                 State::Resident => return self.touch_resident(&guard, area, id, fault),
                 State::Partial if folio.is_here(key) => {
@@ -121,14 +131,14 @@ impl Pager {
                 State::Loading | State::Saving => {
                     folio.wanted.store(true, Relaxed);
                     stats::add(&self.stats.faults_waited, 1);
-                    if !self.is_signal() {
+                    if !self.is_inline() {
                         return Served::Yes;
                     }
-                    guard = self.shards.wait(guard);
+                    guard = self.table.wait(guard);
                 }
                 State::Leaving => {
                     stats::add(&self.stats.faults_waited, 1);
-                    guard = self.shards.wait(guard);
+                    guard = self.table.wait(guard);
                 }
             }
         }
@@ -144,8 +154,8 @@ impl Pager {
         fault: Fault,
     ) -> Served {
         let page = fault.addr & !(PAGE_SIZE - 1);
-        let folio = self.folios.get(guard, id);
-        let (was_clean, hides) = (self.is_clean(folio), self.space.hides());
+        let folio = self.table.get(guard, id);
+        let (was_clean, hides) = (self.table.is_clean(folio), self.mapper.space().hides());
         if fault.protected || fault.write && was_clean || hides {
             // The first write since it was loaded: from here on it isn't known to equal its copy.
             // Or the eviction that protected or hid it was given up, or has ended and the page has
@@ -157,11 +167,17 @@ impl Pager {
                 false => (page, PAGE_SIZE),
             };
             // If that fails, nobody has been woken.
-            return self.space.protect(start, len, false).map_or(Served::Again, |()| Served::Yes);
+            return self
+                .mapper
+                .space()
+                .protect(start, len, false)
+                .map_or(Served::Again, |()| Served::Yes);
         }
         // SAFETY: the shard is locked and the page's folio `Resident`, or the page `here`: if it is
         // missing, zeros are what it reads.
-        match unsafe { self.space.copy(page, self.frames.zeros(), PAGE_SIZE, true) } {
+        match unsafe {
+            self.mapper.space().copy(page, self.mapper.frames().zeros(), PAGE_SIZE, true)
+        } {
             Ok(()) => {
                 folio.clean_in.set(0);
                 stats::add(&self.stats.faults_zero, 1);
@@ -169,7 +185,7 @@ impl Pager {
             Err(partial) if partial.errno == Errno::AGAIN => return Served::Again,
             Err(_) => {
                 stats::add(&self.stats.faults_stale, 1);
-                self.space.wake(page, PAGE_SIZE);
+                self.mapper.space().wake(page, PAGE_SIZE);
             }
         }
         Served::Yes
@@ -177,17 +193,17 @@ impl Pager {
 
     /// Takes a folio back from the swap cache: a second chance.
     fn rescue(&self, guard: &mut ShardGuard<'_>, area: &Area, id: FolioId, key: u64) -> Served {
-        let folio = self.folios.get(guard, id);
+        let folio = self.table.get(guard, id);
         let (start, order, ahead) = (folio.key(), folio.order(), folio.untouched.get());
         folio.active.set(!ahead);
-        self.lru.detach(id);
-        let in_file = self.is_in_file(folio);
+        self.table.lists().detach(id);
+        let in_file = Readahead(self.0).is_in_file(folio);
         if !ahead {
             stats::add(&self.stats.rescues, 1);
         }
-        let done = self.map_in(guard, area.addr_of(start), id);
+        let done = Residency(self.0).map_in(guard, area.addr_of(start), id);
         if ahead {
-            self.went_on(area, key, start, start + order.pages() as u64, in_file);
+            Readahead(self.0).went_on(area, key, start, start + order.pages() as u64, in_file);
         }
         let loaded = if done.pages > (key - start) as usize { Loaded::Done } else { Loaded::Again };
         served(loaded)
@@ -195,9 +211,9 @@ impl Pager {
 
     fn first_touch(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64) -> Served {
         stats::add(&self.stats.faults_zero, 1);
-        let advice = self.advise(key);
-        let (loaded, start, end) = self.zero_fill(areas, area, guard, key, advice.order);
-        self.ask_past_target();
+        let advice = Readahead(self.0).advise(key);
+        let (loaded, start, end) = Loads(self.0).zero_fill(areas, area, guard, key, advice.order);
+        Limits(self.0).ask_past_target();
         self.streams.loaded(key, start, end);
         served(loaded)
     }
@@ -212,36 +228,42 @@ impl Pager {
         from: Source,
     ) -> Served {
         let mut from = from;
-        if from == Source::Pool && self.reaches_file(&guard, key, Order::PAGE) {
+        if from == Source::Pool && Loads(self.0).reaches_file(&guard, key, Order::PAGE) {
             if self.reads.ask(fault.addr, fault.protected) {
                 return Served::Yes;
             }
             from = Source::Any;
         }
         stats::add(&self.stats.pgmajfault, 1);
-        let advice = self.advise(key);
+        let advice = Readahead(self.0).advise(key);
         let in_file = self
-            .index
+            .table
             .find(&guard, key)
-            .is_some_and(|id| self.is_in_file(self.folios.get(&guard, id)));
+            .is_some_and(|id| Readahead(self.0).is_in_file(self.table.get(&guard, id)));
         if in_file
             && advice.order == self.config.block_order
             && let Some(beside) = self.swap_readahead.touched(key)
         {
-            self.ask_beside(area, beside);
+            Readahead(self.0).ask_beside(area, beside);
         }
         let start = align(key, advice.order);
-        self.ask_ahead(area, start, start + advice.order.pages() as u64, advice, in_file);
+        Readahead(self.0).ask_ahead(
+            area,
+            start,
+            start + advice.order.pages() as u64,
+            advice,
+            in_file,
+        );
         let access = Access { touch: advice.touch, write: fault.write };
         let (loaded, start, end) =
-            self.load(areas, area, guard, key, advice.order, Purpose::Fault(access), from);
+            Loads(self.0).load(areas, area, guard, key, advice.order, Purpose::Fault(access), from);
         let end = if loaded == Loaded::Done {
             self.load_pages_after(areas, area, end, advice, from)
         } else {
             end
         };
         self.streams.loaded(key, start, end);
-        self.ask_past_target();
+        Limits(self.0).ask_past_target();
         served(loaded)
     }
 
@@ -261,17 +283,17 @@ impl Pager {
         let last = (align(end, CUT_WINDOW) + CUT_WINDOW.pages() as u64).min(area.key_end());
         let mut at = end;
         while at < last {
-            let guard = self.shards.lock(at);
-            let Some(id) = self.index.find(&guard, at) else { break };
-            let folio = self.folios.get(&guard, id);
+            let guard = self.table.lock(at);
+            let Some(id) = self.table.find(&guard, at) else { break };
+            let folio = self.table.get(&guard, id);
             let (state, order) = (folio.state.get(), folio.order());
             if state != State::Stored
                 || order >= self.config.block_order
-                || from == Source::Pool && self.reaches_file(&guard, at, Order::PAGE)
+                || from == Source::Pool && Loads(self.0).reaches_file(&guard, at, Order::PAGE)
             {
                 break;
             }
-            let (loaded, _, after) = self.load(
+            let (loaded, _, after) = Loads(self.0).load(
                 areas,
                 area,
                 guard,

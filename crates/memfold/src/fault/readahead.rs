@@ -1,22 +1,28 @@
 //! What is loaded for a fault, and what is asked for ahead of the next ones.
 use crate::area::Area;
 use crate::folio::Folio;
-use crate::pager::Pager;
-use crate::pager::background_requests::Window;
+use crate::limits::Limits;
+use crate::parts::walk;
 use crate::policy::stream_readahead::Advice;
 use crate::policy::swap_readahead::Beside;
+use crate::requests::background::Window;
 use crate::stats;
 
 /// A window is at most one part in this many of the memory there is.
 const WINDOW_SHARE: u64 = 32;
 
-impl Pager {
+walk! {
+    /// How much is loaded, and what is asked for ahead.
+    pub(crate) struct Readahead
+}
+
+impl Readahead<'_> {
     /// What to load for a fault: as the streams say, but no window larger than a small part of the
     /// memory there is.
     pub(crate) fn advise(&self, key: u64) -> Advice {
         let mut advice = self.streams.advise(key);
         while advice.order > self.config.block_order
-            && advice.order.pages() as u64 > self.target() / WINDOW_SHARE
+            && advice.order.pages() as u64 > Limits(self.0).target() / WINDOW_SHARE
         {
             advice.order = advice.order.smaller().expect("above another order");
         }
@@ -37,14 +43,14 @@ impl Pager {
 
     /// Whether a folio's stored copy begins in the swap file.
     pub(crate) fn is_in_file(&self, folio: &Folio) -> bool {
-        self.swap.is_some()
+        self.backing.swap().is_some()
             && folio.has_copy.get()
-            && self.folios.slots(folio)[0].get().handle.as_foreign().is_some()
+            && self.table.slots(folio)[0].get().handle.as_foreign().is_some()
     }
 
     pub(crate) fn ask_beside(&self, area: &Area, beside: Beside) {
         if self.config.readahead && beside.key >= area.key && beside.key < area.key_end() {
-            self.queue.load(Window { key: beside.key, order: beside.order });
+            self.requests.load(Window { key: beside.key, order: beside.order });
         }
     }
 
@@ -63,12 +69,12 @@ impl Pager {
         }
         // In thread delivery a handler is at work too: a second window only takes CPUs from it (13%
         // slower on two), but while one is read from the file another can be decrypted.
-        let windows = if self.is_signal() || in_file { ahead } else { ahead.min(1) };
+        let windows = if self.is_inline() || in_file { ahead } else { ahead.min(1) };
         for n in 0..windows as u64 {
             let far = n * order.pages() as u64;
             let key = if backward { start.wrapping_sub(1 + far) } else { end + far };
             if key >= area.key && key < area.key_end() {
-                self.queue.load(Window { key, order });
+                self.requests.load(Window { key, order });
             }
         }
     }

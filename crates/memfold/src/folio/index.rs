@@ -30,6 +30,9 @@ const SHARDS: usize = 256;
 pub struct Shards {
     locks: [Shard; SHARDS],
     shift: u32,
+    /// Times that a shard was locked.
+    #[cfg(test)]
+    pub(crate) locked: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -61,6 +64,8 @@ impl Shards {
         Shards {
             locks: [const { Shard { lock: Mutex::new(()), changed: Condvar::new() } }; SHARDS],
             shift,
+            #[cfg(test)]
+            locked: AtomicUsize::new(0),
         }
     }
 
@@ -71,6 +76,8 @@ impl Shards {
     /// Locks the shard of `key`.
     pub fn lock(&self, key: u64) -> ShardGuard<'_> {
         let shard = self.number(key);
+        #[cfg(test)]
+        self.locked.fetch_add(1, Relaxed);
         self.held(self.locks[shard].lock.lock(), shard)
     }
 

@@ -48,16 +48,13 @@
 //! the rest the old one (`settle_pieces`). `Pager::check` verifies every folio, list and sum while
 //! nobody works; tests call it after each round.
 pub mod slab;
-#[cfg(target_arch = "x86_64")]
-mod polyval;
-pub mod fingerprint;
 pub mod index;
 pub mod lru;
-pub mod frames;
-#[cfg(test)]
-mod tests;
+pub mod tally;
+pub mod loading;
+pub mod table;
 
-use crate::folio::fingerprint::Fingerprint;
+use crate::backing::Slot;
 use crate::folio::index::{FolioId, Index, ShardGuard};
 use crate::folio::lru::List;
 use crate::folio::slab::Slab;
@@ -145,21 +142,6 @@ impl Touch {
             next => next,
         }
     }
-}
-
-/// One block in the store.
-#[derive(Copy, Clone, PartialEq, Eq)]
-#[repr(C)]
-pub struct Slot {
-    /// Its object.
-    pub handle: Handle,
-    /// Of the block's bytes when it was stored.
-    pub fingerprint: Fingerprint,
-}
-
-impl Slot {
-    /// Nothing stored.
-    pub const NONE: Slot = Slot { handle: Handle::NONE, fingerprint: Fingerprint::NONE };
 }
 
 /// What is known of a run of pages. Whoever has a reference has borrowed the guard of the shard of

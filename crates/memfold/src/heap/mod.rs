@@ -3,7 +3,7 @@ mod extents;
 pub(crate) mod vec;
 
 use self::extents::Extents;
-use crate::memory::{Error, Memory, Region};
+use crate::region::{Error, Memory, Region};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;

@@ -1,6 +1,6 @@
 //! A growable array in folded memory.
 use crate::heap::{GRANULE_BYTES, Heap};
-use crate::memory::Error;
+use crate::region::Error;
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
 use core::ptr::{NonNull, drop_in_place, slice_from_raw_parts_mut};

@@ -1,29 +1,28 @@
 //! Construction of a pager from settings and parts.
 use crate::area::lock::AreaLock;
+use crate::backing::Backing;
+use crate::backing::contexts::Contexts;
+use crate::backing::fingerprint::Fingerprints;
 use crate::config::{Canned, Config, Delivery};
-use crate::folio::Folios;
-use crate::folio::fingerprint::Fingerprints;
-use crate::folio::frames::Frames;
-use crate::folio::index::{Index, Shards};
-use crate::folio::lru::Lru;
+use crate::folio::table::FolioTable;
 use crate::holds::Holds;
-use crate::pager::background_requests::Queue;
-use crate::pager::codec_context::Contexts;
-use crate::pager::device_faults::{READERS, Reads};
-use crate::pager::quota::Quota;
-use crate::pager::tally::Tally;
+use crate::memory::budget::Budget;
+use crate::memory::frames::Frames;
+use crate::memory::mapper::Mapper;
+use crate::memory::unshare::ToUnshare;
 use crate::pager::{Pager, Parts};
+use crate::parts::EngineParts;
 use crate::policy::stream_readahead::Streams;
 use crate::policy::swap_readahead::SwapReadahead;
-use crate::policy::thrash::Thrash;
-use crate::quiesce::gate::Gates;
-use crate::quiesce::unshare::ToUnshare;
+use crate::requests::background::Queue;
+use crate::requests::device_faults::{READERS, Reads};
+use crate::requests::pause::Gates;
 use crate::swap::{Bounds, Swap};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::{String, ToString};
+use alloc::sync::Arc;
 use core::fmt::{Display, Formatter};
-use core::sync::atomic::AtomicPtr;
 use core::time::Duration;
 use memfold_store::{
     CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig, StoreError,
@@ -34,8 +33,7 @@ use memfold_sys::disk::swapfile::{FileDisk, Options};
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::remote::Remote;
 use memfold_sys::remote::socket::SocketRemote;
-use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use memfold_sys::thread::errands::Errands;
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
 /// Blocks that stay decompressed while single pages are asked for: see `address_space/fork.rs`.
@@ -48,6 +46,12 @@ pub enum StartError {
     AddressSpace(Errno),
     /// A setting is wrong, or what it needs can't be had; the text says which.
     Setting(String),
+}
+
+impl From<Errno> for StartError {
+    fn from(errno: Errno) -> StartError {
+        StartError::AddressSpace(errno)
+    }
 }
 
 impl From<String> for StartError {
@@ -119,82 +123,77 @@ impl Pager {
         let contexts = Contexts::new(count, config.block_order, codecs, config.batch);
         let recompress = config.recompress.as_deref().map(CodecSpec::parse).transpose();
         let recompress = recompress.map_err(|e| format!("--recompress: {e}"))?;
-        let mut pager = Pager {
-            store,
-            swap: None,
-            has_move: parts.has_move && config.use_move,
-            drops_clean: matches!(config.delivery, Delivery::Signal | Delivery::Gate)
-                && parts.space.can_drop(),
-            stops_early: codec.stops_early(),
-            space: parts.space,
+        let stats = Arc::new(parts.stats);
+        let fingerprints =
+            Fingerprints::new().map_err(|e| format!("no random bytes from the kernel: {e}"))?;
+        let mut backing = Backing::new(store, contexts, fingerprints, stats.clone());
+        if let Some(path) = &config.swap {
+            let disk = parts.disk.map_or_else(|| open_disk(path), Ok)?;
+            let remote = match parts.remote {
+                Some(remote) => Some(remote),
+                None => open_remote(&config)?.map(|remote| Box::new(remote) as Box<_>),
+            };
+            backing.set_swap(make_swap(&config, disk, remote, parts.errands.clone())?);
+        }
+        let drops_clean =
+            matches!(config.delivery, Delivery::Signal | Delivery::Gate) && parts.space.can_drop();
+        let frames = Frames::new(frame_bytes, 4)?;
+        Ok(Pager(EngineParts {
+            table: FolioTable::new(
+                config.block_order,
+                config.shard_bytes,
+                config.swap.is_some(),
+                stats.clone(),
+            )?,
+            mapper: Mapper::new(
+                parts.space,
+                frames,
+                parts.has_move && config.use_move,
+                drops_clean,
+                stats.clone(),
+            ),
+            backing,
+            budget: Budget::new(&config, parts.reports_limit),
             areas: AreaLock::new(),
-            shards: Shards::new(config.shard_bytes),
-            index: Index::new().map_err(StartError::AddressSpace)?,
-            folios: Folios::new(config.block_order).map_err(StartError::AddressSpace)?,
-            fingerprints: Fingerprints::new()
-                .map_err(|e| format!("no random bytes from the kernel: {e}"))?,
-            lru: Lru::new().map_err(StartError::AddressSpace)?,
-            frames: Frames::new(frame_bytes, 4).map_err(StartError::AddressSpace)?,
             streams: Streams::new(
                 config.block_order,
                 if config.readahead { config.folio_order } else { config.block_order },
             ),
             swap_readahead: SwapReadahead::new(config.block_order),
-            contexts,
-            recompress,
-            queue: Queue::new(),
+            requests: Queue::new(),
             reads: Reads::default(),
             errands: parts.errands,
-            tally: Tally::new(),
-            quota: Quota::new(&config),
-            process: AtomicPtr::default(),
-            thrash: Mutex::new(Thrash::default()),
-            kept_pages: AtomicU64::new(0),
-            refused_at: AtomicU64::new(0),
-            retries: AtomicU32::new(0),
-            generation: AtomicU32::new(1),
-            frozen: AtomicBool::new(false),
             gates: Gates::default(),
             to_unshare: ToUnshare::new(),
             holds: Holds::of_process(config.delivery == Delivery::Gate),
-            scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(StartError::AddressSpace)?,
-            stats: parts.stats,
-            reports_limit: parts.reports_limit,
-            is_past: AtomicBool::new(false),
+            scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE)?,
+            recompress,
             cpus: parts.cpus,
+            stats,
             config,
-        };
-        if let Some(path) = &pager.config.swap {
-            let disk = parts.disk.map_or_else(|| open_disk(path), Ok)?;
-            let remote = match parts.remote {
-                Some(remote) => Some(remote),
-                None => open_remote(&pager.config)?.map(|remote| Box::new(remote) as Box<_>),
-            };
-            pager.swap = Some(pager.make_swap(disk, remote)?);
-        }
-        Ok(pager)
-    }
-
-    fn make_swap(
-        &self,
-        disk: Box<dyn Disk>,
-        remote: Option<Box<dyn Remote>>,
-    ) -> Result<Swap, String> {
-        let bounds = Bounds {
-            size_bytes: self.config.swap_bytes,
-            keep_free_bytes: self.config.swap_keep_free_bytes,
-            remote_bytes: self.config.remote_bytes,
-            mark_percent: self.config.remote_percent as u64,
-            remote_expiry: Duration::from_secs(self.config.remote_expiry_s as u64),
-            limit_bytes: self.config.resident_max_bytes(),
-            folio: self.config.folio_order,
-        };
-        Swap::new(disk, remote, self.config.swap_encrypt, bounds)
-            .map(|swap| swap.with_errands(self.errands.clone()))
-            .map_err(|e| format!("no swap file: {e}"))
+        }))
     }
 }
 
+fn make_swap(
+    config: &Config,
+    disk: Box<dyn Disk>,
+    remote: Option<Box<dyn Remote>>,
+    errands: Option<Arc<Errands>>,
+) -> Result<Swap, String> {
+    let bounds = Bounds {
+        size_bytes: config.swap_bytes,
+        keep_free_bytes: config.swap_keep_free_bytes,
+        remote_bytes: config.remote_bytes,
+        mark_percent: config.remote_percent as u64,
+        remote_expiry: Duration::from_secs(config.remote_expiry_s as u64),
+        limit_bytes: config.resident_max_bytes(),
+        folio: config.folio_order,
+    };
+    Swap::new(disk, remote, config.swap_encrypt, bounds)
+        .map(|swap| swap.with_errands(errands))
+        .map_err(|e| format!("no swap file: {e}"))
+}
 fn open_disk(path: &str) -> Result<Box<dyn Disk>, String> {
     let disk = FileDisk::open(path, Options::default()).map_err(|e| format!("--swap: {e}"))?;
     Ok(Box::new(disk))

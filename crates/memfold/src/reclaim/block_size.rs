@@ -26,7 +26,8 @@ use crate::area::Areas;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::List;
 use crate::folio::{PARTIAL_MAX, State, Touch};
-use crate::pager::Pager;
+use crate::limits::Limits;
+use crate::parts::walk;
 use crate::policy::workingset;
 use crate::stats;
 use core::ops::Range;
@@ -42,7 +43,12 @@ const TOGETHER_SHARE: u64 = 16;
 /// is 5 us.
 const CLEAN_LOADS: u8 = 8;
 
-impl Pager {
+walk! {
+    /// Blocks are cut into pages, and pages joined.
+    pub(crate) struct BlockSize
+}
+
+impl BlockSize<'_> {
     /// Whether a folio that leaves memory is to be cut into pages first. `changed`: it must be
     /// compressed anyway.
     pub(crate) fn is_to_be_cut(&self, order: Order, touch: Touch, changed: bool) -> bool {
@@ -57,13 +63,15 @@ impl Pager {
     /// (`fault/load_by_copy.rs`): then one that never changes is best as it is. To decompress all of
     /// a block for each of its pages costs more than to cut it.
     pub(crate) fn loads_parts(&self, order: Order) -> bool {
-        self.drops_clean && order <= PARTIAL_MAX && self.stops_early
+        self.mapper.drops_clean() && order <= PARTIAL_MAX && self.backing.stops_early()
     }
 
     /// The same of a stored block, which may be put together faster than what the codec makes.
     pub(crate) fn loads_parts_of(&self, order: Order, handle: Handle) -> bool {
         self.loads_parts(order)
-            || self.drops_clean && order <= PARTIAL_MAX && self.store.is_in_planes(handle)
+            || self.mapper.drops_clean()
+                && order <= PARTIAL_MAX
+                && self.backing.store().is_in_planes(handle)
     }
 
     /// Whether a block was joined because its pages are asked for at about the same time, and nothing
@@ -75,26 +83,27 @@ impl Pager {
     /// Pages take more of the pool than blocks do, and more metadata: not where these leave little
     /// of the limit already, or where each would take mappings.
     fn has_room_for_pages(&self) -> bool {
-        if self.space.hides() || self.folios.is_crowded(&self.index) {
+        let limits = Limits(self.0);
+        if self.mapper.space().hides() || self.table.is_crowded() {
             return false;
         }
-        let held = self.counted_pool_bytes() + self.metadata_bytes();
-        self.limit_bytes().is_none_or(|limit| held <= limit / 2)
+        let held = limits.counted_pool_bytes() + limits.metadata_bytes();
+        limits.limit_bytes().is_none_or(|limit| held <= limit / 2)
     }
 
     /// Cuts a `Cached` folio of one block, which is on no list, into pages that are to be saved:
     /// what was stored of it is let go, and its frame is authoritative.
     pub(crate) fn cut_into_pages(&self, guard: &mut ShardGuard<'_>, id: FolioId) {
         stats::add(&self.stats.blocks_cut, 1);
-        let folio = self.folios.get(guard, id);
+        let folio = self.table.get(guard, id);
         for page in folio.key()..folio.end() {
-            let id = self.index.find(guard, page).expect("a split folio covers what it covered");
-            self.carve(guard, id, page, Order::PAGE);
+            let id = self.table.find(guard, page).expect("a split folio covers what it covered");
+            self.table.carve(guard, id, page, Order::PAGE, &self.backing);
         }
-        self.list_by_state(guard, id);
+        self.table.list_by_state(guard, id);
     }
 
-    /// Whether [`Pager::join_block`] would join the block that a `Resident` folio is a part of.
+    /// Whether [`BlockSize::join_block`] would join the block that a `Resident` folio is a part of.
     pub(crate) fn is_to_be_joined(
         &self,
         areas: &Areas,
@@ -113,7 +122,7 @@ impl Pager {
         id: FolioId,
     ) -> Option<(Range<u64>, Touch)> {
         let block = self.config.block_order;
-        let folio = self.folios.get(guard, id);
+        let folio = self.table.get(guard, id);
         if folio.order() >= block {
             return None;
         }
@@ -136,20 +145,19 @@ impl Pager {
         guard: &mut ShardGuard<'_>,
         id: FolioId,
     ) -> Option<(FolioId, u64)> {
-        let active = self.folios.get(guard, id).active.get();
+        let active = self.table.get(guard, id).active.get();
         let (keys, touch) = self.joined(areas, guard, id)?;
         let mut at = keys.start;
         while at < keys.end {
-            let id = self.index.find(guard, at).expect("as before");
-            at += self.folios.get(guard, id).pages();
-            self.remove_folio(guard, id);
+            let id = self.table.find(guard, at).expect("as before");
+            at += self.table.get(guard, id).pages();
+            self.table.remove(guard, id, &self.backing);
         }
         let (start, block) = (keys.start, self.config.block_order);
-        let whole = self.folios.create(guard, start, block, State::Resident);
-        let folio = self.folios.get(guard, whole);
+        let whole = self.table.add(guard, start, block, State::Resident);
+        let folio = self.table.get(guard, whole);
         folio.touch.set(touch);
         folio.active.set(active);
-        self.index.insert(guard, start, block, whole);
         stats::add(&self.stats.blocks_joined, 1);
         Some((whole, start))
     }
@@ -158,12 +166,12 @@ impl Pager {
     /// for in the same way: by a stream, or each by itself, but after they had left at about the
     /// same time.
     fn touch_of_block(&self, guard: &ShardGuard<'_>, keys: Range<u64>) -> Option<Touch> {
-        let (clock, mapped) = (self.tally.clock(), self.tally.mapped());
+        let (clock, mapped) = (self.table.tally().clock(), self.table.tally().mapped());
         let (mut streamed, mut first, mut last) = (true, u64::MAX, 0);
         let mut at = keys.start;
         while at < keys.end {
-            let id = self.index.find(guard, at)?;
-            let folio = self.folios.get(guard, id);
+            let id = self.table.find(guard, at)?;
+            let folio = self.table.get(guard, id);
             if folio.state.get() != State::Resident
                 || folio.refused.get() != List::None
                 || folio.touch.get() == Touch::UNKNOWN

@@ -4,7 +4,7 @@
 //! home **write-protected** (`fault/load_by_copy.rs`) and marked `clean`: it equals its stored
 //! copy, and nobody can change that unnoticed. The first write faults, and the thread that takes
 //! the fault clears the mark under the shard lock, and then the protection
-//! (`Pager::touch_resident`). So an eviction needs no frame, no fingerprint and no move: the oldest
+//! (`Faults::touch_resident`). So an eviction needs no frame, no fingerprint and no move: the oldest
 //! clean folios become `Leaving`, each under its shard lock; one `process_madvise` drops the pages
 //! of all; they become `Stored`. Whoever touches one of them meanwhile waits for that.
 //!
@@ -23,7 +23,7 @@
 //!   its bytes as they were, which are those that he asked for.
 //! - **Through another process.** A fork shares the page; who writes to it first has a copy made for
 //!   himself, and the other's bytes stay. Here it stays protected, and dropping it takes away this
-//!   process's part only; in the child nothing is protected, nor clean (`Pager::generation`).
+//!   process's part only; in the child nothing is protected, nor clean (`FolioTable::generation`).
 //!   `ptrace` and `/proc/PID/mem` write as system calls do.
 //! - **Discards** by the owner hold the areas for writing, so nothing is `Leaving` then. A hole that
 //!   the program makes by itself with `madvise` is not noticed: in regions of the library that is
@@ -41,8 +41,11 @@ use crate::folio::State;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::List;
 use crate::holds::Leaving;
-use crate::pager::{Pager, bytes};
+use crate::limits::Limits;
+use crate::parts::bytes;
 use crate::policy::workingset;
+use crate::reclaim::Reclaim;
+use crate::reclaim::block_size::BlockSize;
 use crate::stats;
 use memfold_sys::Errno;
 use memfold_sys::uffd::drop::{SPANS_MAX, Span};
@@ -84,7 +87,7 @@ impl Batch {
     }
 }
 
-impl Pager {
+impl Reclaim<'_> {
     /// Whether no more folios go into a batch.
     pub(crate) fn is_full(&self, batch: &Batch) -> bool {
         batch.count == SPANS_MAX || batch.pages >= self.batch_pages()
@@ -92,7 +95,7 @@ impl Pager {
 
     /// Pages that leave together.
     pub(crate) fn batch_pages(&self) -> u64 {
-        BATCH_PAGES.min(self.target() / BATCH_SHARE)
+        BATCH_PAGES.min(Limits(self.0).target() / BATCH_SHARE)
     }
 
     /// Takes an isolated folio, in memory and not pinned, into a batch that isn't full, if it is
@@ -104,17 +107,17 @@ impl Pager {
         id: FolioId,
         batch: &mut Batch,
     ) -> bool {
-        let folio = self.folios.get(guard, id);
-        if !self.is_clean(folio)
-            || self.is_to_be_cut(folio.order(), folio.touch.get(), false)
-            || self.is_to_be_joined(areas, guard, id)
+        let folio = self.table.get(guard, id);
+        if !self.table.is_clean(folio)
+            || BlockSize(self.0).is_to_be_cut(folio.order(), folio.touch.get(), false)
+            || BlockSize(self.0).is_to_be_joined(areas, guard, id)
         {
             return false;
         }
         debug_assert!(folio.has_copy.get());
         let key = folio.key();
         let area = areas.find_key(key).expect("a folio lies in an area");
-        self.lru.detach(id);
+        self.table.lists().detach(id);
         folio.state.set(State::Leaving);
         let len = bytes(folio.pages() as usize);
         batch.push(id, key, Span { start: area.addr_of(key), len }, folio.pages_here());
@@ -134,7 +137,8 @@ impl Pager {
         let (mut first, mut tries, mut gone) = (0, 0, 0);
         while first < batch.count {
             // SAFETY: the folios are `Leaving`: their bytes are in the store. They aren't held.
-            let result = unsafe { self.space.drop_spans(&batch.spans[first..batch.count]) };
+            let result =
+                unsafe { self.mapper.space().drop_spans(&batch.spans[first..batch.count]) };
             stats::add(&self.stats.drops, 1);
             let mut done = result.map_or_else(|partial| partial.done, |()| usize::MAX);
             tries = if done > 0 { 0 } else { tries + 1 };
@@ -166,8 +170,8 @@ impl Pager {
                 kept += 1;
                 continue;
             }
-            let guard = self.shards.lock(key);
-            let folio = self.folios.get(&guard, id);
+            let guard = self.table.lock(key);
+            let folio = self.table.get(&guard, id);
             folio.active.set(true);
             let here = match folio.here.get() {
                 0 => folio.bits(key..folio.end()),
@@ -184,18 +188,21 @@ impl Pager {
         let ((id, key), Span { start, len }) = (batch.folios[n], batch.spans[n]);
         let pages = (start..start + len).step_by(PAGE_SIZE).enumerate();
         let left = pages
-            .filter(|(_, page)| !is_gone && self.space.is_populated(*page))
+            .filter(|(_, page)| !is_gone && self.mapper.space().is_populated(*page))
             .fold(0, |left, (n, _)| left | 1u16 << n);
-        let guard = self.shards.lock(key);
-        let folio = self.folios.get(&guard, id);
+        let guard = self.table.lock(key);
+        let folio = self.table.get(&guard, id);
         let all = folio.bits(key..folio.end());
         let left = left & if folio.here.get() == 0 { all } else { folio.here.get() };
         let gone = folio.pages_here() - left.count_ones() as u64;
         folio.clean_in.set(0);
-        self.tally.unmap(gone);
-        let folded = self.tally.fold(gone);
+        self.table.tally().unmap(gone);
+        let folded = self.table.tally().fold(gone);
         if left == 0 {
-            folio.age.set(workingset::shadow(self.tally.evict(gone), folio.active.replace(false)));
+            folio.age.set(workingset::shadow(
+                self.table.tally().evict(gone),
+                folio.active.replace(false),
+            ));
             folio.refused.set(List::None);
             stats::raise(&self.stats.peak_folded_bytes, folded << PAGE_SHIFT);
             stats::add(&self.stats.blocks_clean, 1);
@@ -209,7 +216,7 @@ impl Pager {
 
     /// What was `Leaving` has left, but for the pages that are `here`.
     fn end_leaving(&self, guard: &ShardGuard<'_>, id: FolioId, here: u16) {
-        let folio = self.folios.get(guard, id);
+        let folio = self.table.get(guard, id);
         let all = folio.bits(folio.key()..folio.end());
         folio.here.set(if here == all { 0 } else { here });
         folio.state.set(match here {
@@ -217,7 +224,7 @@ impl Pager {
             here if here == all => State::Resident,
             _ => State::Partial,
         });
-        self.list_by_state(guard, id);
-        self.shards.notify(guard);
+        self.table.list_by_state(guard, id);
+        self.table.notify(guard);
     }
 }

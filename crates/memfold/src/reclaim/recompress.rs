@@ -4,10 +4,12 @@
 //! While a block is at it, its folio is `Loading`: a touch waits, as for a load, and then loads the
 //! block.
 use crate::area::{Area, Areas};
+use crate::backing::Slot;
+use crate::folio::State;
 use crate::folio::index::FolioId;
 use crate::folio::lru::List;
-use crate::folio::{Slot, State};
-use crate::pager::Pager;
+use crate::parts::walk;
+use crate::residency::Residency;
 use crate::stats;
 use memfold_store::{Cold, Handle, Worker};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
@@ -29,32 +31,40 @@ pub(crate) struct Claim {
     at: usize,
 }
 
-impl Pager {
+walk! {
+    /// Compresses cold blocks again.
+    pub struct Recompress
+}
+
+impl Recompress<'_> {
     /// What the background thread for recompression does, until the queue is stopped.
-    pub(crate) fn recompress_until_stopped(&self) {
+    pub(crate) fn until_stopped(&self) {
         let Some(spec) = self.recompress else { return };
-        let mut w = self.store.worker_for(spec);
+        let mut w = self.backing.store().worker_for(spec);
         let budget_ns = TURN_NS * self.config.recompress_cpu_percent as u64 / 100;
         let mut turn = 0;
-        while !self.queue.is_stopped() {
+        while !self.requests.is_stopped() {
             sleep_ns(TURN_NS);
             turn += 1;
             if turn % TURNS_A_TICK == 0 {
-                self.store.tick();
+                self.backing.store().tick();
             }
             let _open = self.gates.background();
-            self.recompress_some(&mut w, budget_ns);
+            self.some(&mut w, budget_ns);
         }
     }
 
     /// Works for about `budget_ns`, or until a look finds nothing. Returns blocks that became
     /// smaller.
-    pub fn recompress_some(&self, w: &mut Worker, budget_ns: u64) -> u64 {
+    pub fn some(&self, w: &mut Worker, budget_ns: u64) -> u64 {
         let (start, mut smaller) = (now_ns(), 0);
         let mut cold = [Cold::NONE; FEW];
         while now_ns() - start < budget_ns {
-            let found =
-                self.store.to_recompress(self.config.recompress_after_s as u16, SCAN, &mut cold);
+            let found = self.backing.store().to_recompress(
+                self.config.recompress_after_s as u16,
+                SCAN,
+                &mut cold,
+            );
             for cold in &cold[..found] {
                 smaller += self.recompress_block(&self.areas.read(), w, cold) as u64;
             }
@@ -71,7 +81,7 @@ impl Pager {
         let Some(area) = areas.find_key(cold.key) else { return false };
         let Some(claim) = self.claim(cold) else { return false };
         // SAFETY: the folio is `Loading` by this thread, so nobody else frees its blocks.
-        let new = unsafe { self.store.recompress(w, cold.handle, cold.order) };
+        let new = unsafe { self.backing.store().recompress(w, cold.handle, cold.order) };
         // A damaged block stays as it is: its load will say so.
         let new = new.ok().flatten();
         self.end_claim(area, claim, cold, new);
@@ -79,20 +89,20 @@ impl Pager {
     }
 
     /// Makes the folio of a block `Loading` if the object still is the block's;
-    /// [`Pager::end_claim`] must follow.
+    /// [`Recompress::end_claim`] must follow.
     pub(crate) fn claim(&self, cold: &Cold) -> Option<Claim> {
-        if self.frozen.load(Relaxed) {
+        if self.budget.is_frozen() {
             return None;
         }
-        let guard = self.shards.lock(cold.key);
-        let id = self.index.find(&guard, cold.key)?;
-        let folio = self.folios.get(&guard, id);
-        let order: Order = self.folios.block_order(folio.order());
+        let guard = self.table.lock(cold.key);
+        let id = self.table.find(&guard, cold.key)?;
+        let folio = self.table.get(&guard, id);
+        let order: Order = self.table.block_order(folio.order());
         let at = (cold.key - folio.key()) as usize / order.pages();
         if folio.state.get() != State::Stored
             || order != cold.order
-            || self.folios.slots(folio)[at].get().handle != cold.handle
-            || !self.store.is_still(cold)
+            || self.table.slots(folio)[at].get().handle != cold.handle
+            || !self.backing.store().is_still(cold)
         {
             return None;
         }
@@ -103,14 +113,14 @@ impl Pager {
     /// Puts `new`, if there is one, in the place of the claimed block's object, and makes the folio
     /// `Stored` again.
     pub(crate) fn end_claim(&self, area: &Area, claim: Claim, cold: &Cold, new: Option<Handle>) {
-        let guard = self.shards.lock(cold.key);
-        let folio = self.folios.get(&guard, claim.id);
+        let guard = self.table.lock(cold.key);
+        let folio = self.table.get(&guard, claim.id);
         if let Some(new) = new {
-            let before = self.store.payload_bytes(cold.handle);
-            let slot = &self.folios.slots(folio)[claim.at];
+            let before = self.backing.store().payload_bytes(cold.handle);
+            let slot = &self.table.slots(folio)[claim.at];
             slot.set(Slot { handle: new, ..slot.get() });
-            let gained = before.saturating_sub(self.store.payload_bytes(new));
-            self.store.free(cold.handle);
+            let gained = before.saturating_sub(self.backing.store().payload_bytes(new));
+            self.backing.store().free(cold.handle);
             stats::add(&self.stats.blocks_recompressed, 1);
             stats::add(&self.stats.recompress_gained_bytes, gained);
         }
@@ -118,10 +128,10 @@ impl Pager {
         folio.wanted.store(false, Relaxed);
         // Writeback takes a folio that it meets `Loading` off its list; and one whose old object it
         // is writing is on none.
-        if self.swap.is_some() && self.lru.is_on(claim.id, List::None) {
-            self.lru.push_tail(claim.id, folio.key(), folio.order().get(), List::Folded);
+        if self.backing.swap().is_some() && self.table.lists().is_on(claim.id, List::None) {
+            self.table.lists().push_tail(claim.id, folio.key(), folio.order().get(), List::Folded);
         }
         let (start, end) = (folio.key(), folio.end());
-        self.wake_waiters(&guard, area, start, end);
+        Residency(self.0).wake_waiters(&guard, area, start, end);
     }
 }

@@ -2,13 +2,19 @@
 //! made now; or it stays.
 use crate::area::Areas;
 use crate::area::lock::Hold;
-use crate::folio::frames::Frame;
+use crate::backing::Slot;
+use crate::backing::contexts::Context;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::List;
-use crate::folio::{Slot, State, Touch};
-use crate::pager::codec_context::Context;
-use crate::pager::{Pager, bytes};
+use crate::folio::{State, Touch};
+use crate::limits::Limits;
+use crate::memory::frames::Frame;
+use crate::parts::bytes;
+use crate::parts::walk;
+use crate::reclaim::block_size::BlockSize;
+use crate::reclaim::writeback::Writeback;
 use crate::reclaim::writeback::{Fate, Refused};
+use crate::residency::Residency;
 use crate::stats;
 use memfold_store::{BlockSet, SaveError, SaveReport};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
@@ -41,7 +47,12 @@ enum Next {
     Home(Home),
 }
 
-impl Pager {
+walk! {
+    /// Folios in the swap cache are stored.
+    pub(crate) struct Saver
+}
+
+impl Saver<'_> {
     /// Saves the oldest folio of a swap-cache list. Without `compress`, a folio that has changed
     /// goes to `Dirty` instead, and a background thread is asked to compress it. Returns whether
     /// there was a folio.
@@ -56,40 +67,43 @@ impl Pager {
     }
 
     fn save_oldest(&self, list: List, compress: bool) -> Next {
-        if self.frozen.load(Relaxed) {
+        let residency = Residency(self.0);
+        if self.budget.is_frozen() {
             return Next::None;
         }
-        let mut context = self.contexts.borrow(&self.store);
-        let Some((id, key)) = self.lru.isolate(list) else { return Next::None };
-        let mut guard = self.shards.lock(key);
-        if !self.is_still(&guard, id, key) {
+        let mut context = self.backing.context();
+        let Some((id, key)) = self.table.lists().isolate(list) else { return Next::None };
+        let mut guard = self.table.lock(key);
+        if !self.table.is_still(&guard, id, key) {
             return Next::Settled;
         }
-        let folio = self.folios.get(&guard, id);
-        self.lru.detach(id);
+        let folio = self.table.get(&guard, id);
+        self.table.lists().detach(id);
         if folio.state.get() != State::Cached {
-            self.list_by_state(&guard, id);
+            self.table.list_by_state(&guard, id);
             return Next::Settled;
         }
         if folio.untouched.get() {
-            self.let_go(&guard, id);
+            residency.let_go(&guard, id);
             return Next::Settled;
         }
         if !folio.has_copy.get() && !compress {
             let order = folio.order();
-            self.lru.push(id, folio.key(), order.get(), List::Dirty);
-            self.ask_to_save(order);
+            self.table.lists().push(id, folio.key(), order.get(), List::Dirty);
+            residency.ask_to_save(order);
             return Next::Settled;
         }
-        if !folio.has_copy.get() && self.is_to_be_cut(folio.order(), folio.touch.get(), true) {
-            self.cut_into_pages(&mut guard, id);
+        if !folio.has_copy.get()
+            && BlockSize(self.0).is_to_be_cut(folio.order(), folio.touch.get(), true)
+        {
+            BlockSize(self.0).cut_into_pages(&mut guard, id);
             return Next::Settled;
         }
         folio.state.set(State::Saving);
         let (order, frame, touch) = (folio.order(), folio.frame.get(), folio.touch.get());
         let work = Saving { id, key, order, frame, had_copy: folio.has_copy.get(), touch };
         if work.had_copy {
-            for (to, slot) in context.fingerprints.iter_mut().zip(self.folios.slots(folio)) {
+            for (to, slot) in context.fingerprints.iter_mut().zip(self.table.slots(folio)) {
                 *to = slot.get().fingerprint;
             }
         }
@@ -100,40 +114,43 @@ impl Pager {
     /// Compresses the blocks of a `Saving` folio whose fingerprint is not that of their stored
     /// copy.
     fn save(&self, context: &mut Context, work: &Saving, compress: bool) -> Next {
+        let residency = Residency(self.0);
         let Saving { id, key, order, had_copy, .. } = *work;
-        let frame = self.frames.addr(work.frame) as *const u8;
-        let count = self.folios.block_count(order);
+        let frame = self.mapper.frames().addr(work.frame) as *const u8;
+        let count = self.table.block_count(order);
         let changed = self.changed_blocks(context, work);
-        let wanted = || self.folios.is_wanted(id);
-        let cut = had_copy && self.is_to_be_cut(order, work.touch, !changed.is_empty());
+        let wanted = || self.table.is_wanted(id);
+        let cut =
+            had_copy && BlockSize(self.0).is_to_be_cut(order, work.touch, !changed.is_empty());
         let result = if changed.is_empty() && !cut {
             Ok(SaveReport::default())
         } else if !compress || cut {
             Err(SaveError::Cancelled)
         } else {
-            self.relieve_pool();
-            self.bound_pool();
+            Writeback(self.0).relieve_pool();
+            Limits(self.0).bound_pool();
             // SAFETY: the frame has the folio's size and holds its bytes, full and still, as long
             // as it is `Saving`.
             unsafe {
                 let out = &mut context.handles[..count];
                 let w = &mut context.worker;
                 match &mut context.offload {
-                    Some(queue) if changed.count() > 1 => {
-                        self.store.save_through(w, queue, frame, order, key, &changed, wanted, out)
-                    }
-                    _ => self.store.save(w, frame, order, key, &changed, wanted, out),
+                    Some(queue) if changed.count() > 1 => self
+                        .backing
+                        .store()
+                        .save_through(w, queue, frame, order, key, &changed, wanted, out),
+                    _ => self.backing.store().save(w, frame, order, key, &changed, wanted, out),
                 }
             }
         };
         if matches!(result, Err(SaveError::PoolFull | SaveError::Incompressible)) {
             let refused = Refused { id, key, order, frame };
-            if self.write_out(context, &refused) == Fate::Leaving {
+            if Writeback(self.0).write_out(context, &refused) == Fate::Leaving {
                 return Next::Settled;
             }
         }
-        let mut guard = self.shards.lock(key);
-        let folio = self.folios.get(&guard, id);
+        let mut guard = self.table.lock(key);
+        let folio = self.table.get(&guard, id);
         let goes_home = folio.wanted.load(Relaxed);
         match result {
             Ok(report) => {
@@ -141,7 +158,7 @@ impl Pager {
                 stats::add(&self.stats.payload_bytes, report.counted_bytes);
                 self.accept(context, &guard, id, &changed, had_copy);
                 if !goes_home {
-                    self.let_go(&guard, id);
+                    residency.let_go(&guard, id);
                     return Next::Settled;
                 }
             }
@@ -149,12 +166,12 @@ impl Pager {
             Err(SaveError::Cancelled) => {
                 folio.state.set(State::Cached);
                 if cut {
-                    self.cut_into_pages(&mut guard, id);
+                    BlockSize(self.0).cut_into_pages(&mut guard, id);
                 } else {
-                    self.lru.push(id, folio.key(), folio.order().get(), List::Dirty);
+                    self.table.lists().push(id, folio.key(), folio.order().get(), List::Dirty);
                 }
-                self.ask_to_save(order);
-                self.shards.notify(&guard);
+                residency.ask_to_save(order);
+                self.table.notify(&guard);
                 return Next::Settled;
             }
             Err(e) => {
@@ -169,36 +186,36 @@ impl Pager {
                     1,
                 );
                 folio.state.set(State::Cached);
-                self.drop_copy(&guard, id);
+                self.table.drop_copy(&guard, id, &self.backing);
                 folio.active.set(true);
                 let list = if e == SaveError::PoolFull { List::Full } else { List::Dense };
                 folio.refused.set(list);
-                self.note_refusal();
+                self.budget.note_refusal();
             }
         }
         // It rests in the swap cache until the caller has mapped it: whoever comes first may take
         // it from there.
         folio.state.set(State::Cached);
         folio.wanted.store(false, Relaxed);
-        self.list_by_state(&guard, id);
-        self.shards.notify(&guard);
+        self.table.list_by_state(&guard, id);
+        self.table.notify(&guard);
         Next::Home(Home { id, key, order })
     }
 
     /// The blocks whose bytes differ from their stored copy; `context.fingerprints` has the old
     /// ones before, the new after.
     fn changed_blocks(&self, context: &mut Context, work: &Saving) -> BlockSet {
-        let frame = self.frames.addr(work.frame) as *const u8;
-        let block_bytes = self.folios.block_order(work.order).bytes();
+        let frame = self.mapper.frames().addr(work.frame) as *const u8;
+        let block_bytes = self.table.block_order(work.order).bytes();
         let mut changed = BlockSet::EMPTY;
         for (i, old) in
-            context.fingerprints.iter_mut().enumerate().take(self.folios.block_count(work.order))
+            context.fingerprints.iter_mut().enumerate().take(self.table.block_count(work.order))
         {
             // SAFETY: block `i` lies in the frame, which is full, and nobody writes to it while the
             // folio is `Saving`.
             let block =
                 unsafe { core::slice::from_raw_parts(frame.add(i * block_bytes), block_bytes) };
-            let new = self.fingerprints.of(block);
+            let new = self.backing.fingerprint(block);
             if !work.had_copy || *old != new {
                 changed.insert(i);
             }
@@ -216,20 +233,20 @@ impl Pager {
         changed: &BlockSet,
         had_copy: bool,
     ) {
-        let folio = self.folios.get(guard, id);
+        let folio = self.table.get(guard, id);
         let (order, pages) = (folio.order(), folio.pages());
-        let slots = self.folios.slots(folio);
+        let slots = self.table.slots(folio);
         let (count, saved) = (slots.len(), changed.count());
         for i in changed.iter() {
             let new = Slot { handle: context.handles[i], fingerprint: context.fingerprints[i] };
             let old = slots[i].replace(new);
             if had_copy {
-                self.free_copy(old.handle);
+                self.backing.free(old.handle);
             }
         }
         folio.has_copy.set(true);
         if !had_copy {
-            self.tally.copy(pages);
+            self.table.tally().copy(pages);
         }
         let s = &self.stats;
         stats::add(&s.blocks_saved, saved as u64);
@@ -248,16 +265,16 @@ impl Pager {
         let &Home { id, key, order } = home;
         // An area that has ended has nobody who waits.
         let Some(area) = areas.find_key(key) else { return };
-        let mut guard = self.shards.lock(key);
+        let mut guard = self.table.lock(key);
         let mut mapped = 0;
-        if self.is_still(&guard, id, key)
-            && self.folios.get(&guard, id).state.get() == State::Cached
+        if self.table.is_still(&guard, id, key)
+            && self.table.get(&guard, id).state.get() == State::Cached
         {
-            mapped = self.map_in(&mut guard, area.addr_of(key), id).pages;
+            mapped = Residency(self.0).map_in(&mut guard, area.addr_of(key), id).pages;
         }
         if mapped < order.pages() {
             // Whoever waits for what could not be mapped faults again and asks for it.
-            self.space.wake(area.addr_of(key), bytes(order.pages()));
+            self.mapper.space().wake(area.addr_of(key), bytes(order.pages()));
         }
     }
 }

@@ -14,11 +14,14 @@
 //!
 //! The writer takes shard locks only. Whoever waits for it may hold `areas` for reading and a
 //! context, but no shard.
+use crate::backing::Slot;
+use crate::backing::contexts::Context;
+use crate::folio::State;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::List;
-use crate::folio::{Slot, State};
-use crate::pager::codec_context::Context;
-use crate::pager::{Pager, bytes};
+use crate::parts::bytes;
+use crate::parts::walk;
+use crate::residency::Residency;
 use crate::stats;
 use crate::swap::location::{Place, UNIT_BYTES};
 use crate::swap::write_queue::RawWrite;
@@ -98,13 +101,18 @@ enum Why {
     TooLong,
 }
 
-impl Pager {
+walk! {
+    /// What memory and pool can't keep goes to the swap file.
+    pub struct Writeback
+}
+
+impl Writeback<'_> {
     /// What the pool may hold, bytes: above it, its coldest blocks go to the swap file.
     fn pool_share(&self) -> u64 {
         let limit = self.config.limit_bytes.unwrap_or(u64::MAX);
-        let share = limit.saturating_sub(self.quota.outside_bytes()) / POOL_SHARE;
+        let share = limit.saturating_sub(self.budget.quota().outside_bytes()) / POOL_SHARE;
         // Below what the store takes at most: what it refuses goes uncompressed.
-        match self.store.pool_bytes_max() {
+        match self.backing.store().pool_bytes_max() {
             0 => share,
             most => share.min(most - most / HYSTERESIS),
         }
@@ -115,7 +123,7 @@ impl Pager {
     /// Writes a folio that the store has refused to the swap file. `context.fingerprints` has those
     /// of its blocks.
     pub(crate) fn write_out(&self, context: &Context, refused: &Refused) -> Fate {
-        let Some(swap) = self.swap.as_ref().filter(|swap| swap.accepts()) else {
+        let Some(swap) = self.backing.swap().filter(|swap| swap.accepts()) else {
             return Fate::Stays;
         };
         let &Refused { id, key, order, frame } = refused;
@@ -127,23 +135,23 @@ impl Pager {
         unsafe {
             let bytes = &mut swap.buffer(buffer)[..order.bytes()];
             core::ptr::copy_nonoverlapping(frame, bytes.as_mut_ptr(), order.bytes());
-            swap.seal_raw(slot, bytes, self.folios.block_order(order));
+            swap.seal_raw(slot, bytes, self.table.block_order(order));
         }
-        let guard = self.shards.lock(key);
-        let folio = self.folios.get(&guard, id);
+        let guard = self.table.lock(key);
+        let folio = self.table.get(&guard, id);
         if folio.wanted.load(Relaxed) {
             swap.put(slot, order.pages());
             swap.give_buffer(buffer);
             return Fate::Stays;
         }
-        self.drop_copy(&guard, id);
-        for (slot, &fingerprint) in self.folios.slots(folio).iter().zip(&context.fingerprints) {
+        self.table.drop_copy(&guard, id, &self.backing);
+        for (slot, &fingerprint) in self.table.slots(folio).iter().zip(&context.fingerprints) {
             slot.set(Slot { fingerprint, ..slot.get() });
         }
         let ticket = swap.outbox.ticket();
         folio.writing.set(ticket);
         folio.state.set(State::Cached);
-        self.shards.notify(&guard);
+        self.table.notify(&guard);
         drop(guard);
         if !swap.outbox.submit(RawWrite { id, key, order, ticket, buffer, slot }) {
             self.write_pending(false);
@@ -153,24 +161,24 @@ impl Pager {
 
     /// No run of this order can be had: two halves are tried later (S3).
     fn halve(&self, id: FolioId, key: u64, order: Order) -> Fate {
-        if let Some(swap) = &self.swap
+        if let Some(swap) = self.backing.swap()
             && (order == Order::PAGE || order <= swap.largest() && !swap.has_room())
         {
             swap.note_full();
             return Fate::Stays;
         }
-        let mut guard = self.shards.lock(key);
-        let folio = self.folios.get(&guard, id);
+        let mut guard = self.table.lock(key);
+        let folio = self.table.get(&guard, id);
         if folio.wanted.load(Relaxed) {
             return Fate::Stays;
         }
         stats::add(&self.stats.swpout_fallback[order.get() as usize], 1);
         folio.state.set(State::Cached);
-        self.drop_copy(&guard, id);
-        self.split_folio(&mut guard, id);
-        self.list_by_state(&guard, id);
-        self.shards.notify(&guard);
-        self.queue.reclaim();
+        self.table.drop_copy(&guard, id, &self.backing);
+        self.table.split(&mut guard, id, &self.backing);
+        self.table.list_by_state(&guard, id);
+        self.table.notify(&guard);
+        self.requests.reclaim();
         Fate::Leaving
     }
 
@@ -182,17 +190,17 @@ impl Pager {
             stats::add(&self.stats.swap_write_failed, 1);
             swap.note_failure(errno);
         }
-        let guard = self.shards.lock(key);
-        if self.index.find(&guard, key) == Some(id) {
-            let folio = self.folios.get(&guard, id);
+        let guard = self.table.lock(key);
+        if self.table.find(&guard, key) == Some(id) {
+            let folio = self.table.get(&guard, id);
             if folio.key() == key && folio.writing.get() == ticket {
                 folio.writing.set(0);
                 if result.is_ok() {
                     self.note_written(swap, &guard, id, slot);
-                    self.let_go(&guard, id);
+                    Residency(self.0).let_go(&guard, id);
                 } else {
                     folio.active.set(true);
-                    self.list_by_state(&guard, id);
+                    self.table.list_by_state(&guard, id);
                 }
             }
         }
@@ -202,10 +210,10 @@ impl Pager {
 
     /// Enters the blocks of a folio that was written whole to the run at `slot`.
     fn note_written(&self, swap: &Swap, guard: &ShardGuard<'_>, id: FolioId, slot: u64) {
-        let folio = self.folios.get(guard, id);
+        let folio = self.table.get(guard, id);
         debug_assert!(folio.state.get() == State::Cached && !folio.has_copy.get());
-        let block = self.folios.block_order(folio.order());
-        for (i, to) in self.folios.slots(folio).iter().enumerate() {
+        let block = self.table.block_order(folio.order());
+        for (i, to) in self.table.slots(folio).iter().enumerate() {
             let place = Place {
                 slot: slot + (i * block.pages()) as u64,
                 offset: 0,
@@ -216,7 +224,7 @@ impl Pager {
             to.set(Slot { handle: place.handle(), ..to.get() });
         }
         folio.has_copy.set(true);
-        self.tally.copy(folio.pages());
+        self.table.tally().copy(folio.pages());
         stats::add(&self.stats.swpout_folio[folio.order().get() as usize], 1);
         stats::add(&self.stats.pswpout, folio.pages());
     }
@@ -226,10 +234,10 @@ impl Pager {
     /// Asks for writeback if the pool holds more than its share, and waits for it where it holds
     /// far more.
     pub(crate) fn relieve_pool(&self) {
-        let Some(swap) = &self.swap else { return };
+        let Some(swap) = self.backing.swap() else { return };
         let share = self.pool_share();
         loop {
-            let held = self.store.pool_bytes();
+            let held = self.backing.store().pool_bytes();
             if held <= share || !swap.accepts() {
                 return;
             }
@@ -237,7 +245,7 @@ impl Pager {
             if !swap.outbox.press(is_far) {
                 self.write_pending(false);
             }
-            if !is_far || self.store.pool_bytes() >= held {
+            if !is_far || self.backing.store().pool_bytes() >= held {
                 return;
             }
         }
@@ -270,17 +278,20 @@ impl Pager {
     /// Lists again what is left of the folios of a round.
     fn list_left(&self, left: &[Left]) {
         for &Left { id, key, why } in left {
-            let guard = self.shards.lock(key);
-            if self.index.find(&guard, key) == Some(id)
-                && self.folios.get(&guard, id).state.get() == State::Stored
+            let guard = self.table.lock(key);
+            if self.table.find(&guard, key) == Some(id)
+                && self.table.get(&guard, id).state.get() == State::Stored
             {
-                let folio = self.folios.get(&guard, id);
+                let folio = self.table.get(&guard, id);
                 match why {
-                    Why::Full => {
-                        self.lru.push_tail(id, folio.key(), folio.order().get(), List::Folded)
-                    }
+                    Why::Full => self.table.lists().push_tail(
+                        id,
+                        folio.key(),
+                        folio.order().get(),
+                        List::Folded,
+                    ),
                     Why::TooLong => {
-                        self.lru.push(id, folio.key(), folio.order().get(), List::Folded)
+                        self.table.lists().push(id, folio.key(), folio.order().get(), List::Folded)
                     }
                 }
             }
@@ -331,17 +342,17 @@ impl Pager {
         let mut items = Vec::new();
         let mut used = 0;
         for _ in 0..PACK_TRIES {
-            let Some((id, key)) = self.lru.isolate(List::Folded) else { break };
-            let guard = self.shards.lock(key);
-            let is_still = self.index.find(&guard, key) == Some(id)
-                && self.folios.get(&guard, id).key() == key;
+            let Some((id, key)) = self.table.lists().isolate(List::Folded) else { break };
+            let guard = self.table.lock(key);
+            let is_still =
+                self.table.find(&guard, key) == Some(id) && self.table.get(&guard, id).key() == key;
             if !is_still {
                 continue;
             }
-            let folio = self.folios.get(&guard, id);
-            self.lru.detach(id);
+            let folio = self.table.get(&guard, id);
+            self.table.lists().detach(id);
             if folio.state.get() != State::Stored {
-                self.list_by_state(&guard, id);
+                self.table.list_by_state(&guard, id);
                 continue;
             }
             if let Err(why) = self.pack_folio(&guard, id, slot, room, &mut used, &mut items) {
@@ -364,11 +375,11 @@ impl Pager {
         used: &mut usize,
         items: &mut Vec<Item>,
     ) -> Result<(), Why> {
-        let folio = self.folios.get(guard, id);
-        let (key, order) = (folio.key(), self.folios.block_order(folio.order()));
+        let folio = self.table.get(guard, id);
+        let (key, order) = (folio.key(), self.table.block_order(folio.order()));
         let mut found = Ok(());
-        for (i, slot) in self.folios.slots(folio).iter().map(Cell::get).enumerate() {
-            let Some(payload) = self.store.payload(slot.handle) else { continue };
+        for (i, slot) in self.table.slots(folio).iter().map(Cell::get).enumerate() {
+            let Some(payload) = self.backing.store().payload(slot.handle) else { continue };
             let len = (HEAD_BYTES + payload.len).next_multiple_of(UNIT_BYTES);
             if *used + len > room.len() {
                 if *used > 0 {
@@ -378,7 +389,7 @@ impl Pager {
                 continue;
             }
             let to = &mut room[*used + HEAD_BYTES..*used + len];
-            let exported = self.store.export(slot.handle, to).unwrap_or_else(|e| {
+            let exported = self.backing.store().export(slot.handle, to).unwrap_or_else(|e| {
                 panic!("memfold: stored data is damaged, stopping before a wrong byte is written: {e:?}")
             });
             let place = Place {
@@ -410,26 +421,26 @@ impl Pager {
         }
         let mut freed = 0;
         for item in &run.items {
-            let guard = self.shards.lock(item.key);
-            let Some(id) = self.index.find(&guard, item.key) else { continue };
-            let folio = self.folios.get(&guard, id);
+            let guard = self.table.lock(item.key);
+            let Some(id) = self.table.find(&guard, item.key) else { continue };
+            let folio = self.table.get(&guard, id);
             if folio.state.get() != State::Stored {
                 continue;
             }
             if result.is_err() {
-                self.lru.push(id, folio.key(), folio.order().get(), List::Folded);
+                self.table.lists().push(id, folio.key(), folio.order().get(), List::Folded);
                 continue;
             }
             let number = (item.key - folio.key()) as usize / item.order.pages();
-            let is_block = self.folios.block_order(folio.order()) == item.order;
+            let is_block = self.table.block_order(folio.order()) == item.order;
             let Some(slot) =
-                self.folios.slots(folio).get(number).filter(|s| is_block && s.get() == item.slot)
+                self.table.slots(folio).get(number).filter(|s| is_block && s.get() == item.slot)
             else {
                 continue;
             };
             swap.enter(item.place);
             slot.set(Slot { handle: item.place.handle(), ..item.slot });
-            self.store.free(item.slot.handle);
+            self.backing.store().free(item.slot.handle);
             freed += item.len as u64;
             let pages = item.order.pages() as u64;
             stats::add(&self.stats.zswpwb, pages);
@@ -446,7 +457,7 @@ impl Pager {
     /// sleeps until there is something to do. `false`: nothing was done, or [`Pager::stop`] was
     /// called.
     pub fn write_pending(&self, wait: bool) -> bool {
-        let Some(swap) = &self.swap else { return false };
+        let Some(swap) = self.backing.swap() else { return false };
         if wait {
             swap.outbox.wait_for_work();
         }
@@ -477,17 +488,17 @@ impl Pager {
         let share = self.pool_share();
         let low = share - share / HYSTERESIS;
         let mut freed = 0;
-        while freed < COMPACT_BYTES && self.store.pool_bytes() > low && swap.accepts() {
+        while freed < COMPACT_BYTES && self.backing.store().pool_bytes() > low && swap.accepts() {
             match self.pack_round(swap) {
                 0 => break,
                 round => freed += round,
             }
         }
-        let above = self.store.pool_bytes().saturating_sub(low);
+        let above = self.backing.store().pool_bytes().saturating_sub(low);
         if above > 0 && freed > 0 {
             // What was freed lies between what stays.
-            self.store.compact(above);
-            if self.store.pool_bytes() > low {
+            self.backing.store().compact(above);
+            if self.backing.store().pool_bytes() > low {
                 swap.outbox.press(false);
             }
         }
@@ -498,15 +509,15 @@ impl Pager {
     /// `wait`, sleeps until there is something to do. `false`: nothing was done, or [`Pager::stop`]
     /// was called.
     pub fn move_out(&self, wait: bool) -> bool {
-        let Some(swap) = &self.swap else { return false };
+        let Some(swap) = self.backing.swap() else { return false };
         let goes_on = swap.move_out(wait);
-        self.note_remote();
+        self.backing.note_remote();
         goes_on
     }
 
     /// Sleeps until a write under way has ended. `false`: there is none.
     pub(crate) fn await_write(&self) -> bool {
-        self.swap.as_ref().is_some_and(|swap| swap.outbox.wait_for_write())
+        self.backing.swap().is_some_and(|swap| swap.outbox.wait_for_write())
     }
 
     /// Waits until no raw write is under way.

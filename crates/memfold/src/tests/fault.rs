@@ -2,8 +2,10 @@
 use crate::config::{Config, Delivery, WORKABLE_MIN_BYTES};
 use crate::fault::{Fault, Served};
 use crate::folio::Touch;
-use crate::folio::frames::Kind;
+use crate::memory::frames::Kind;
 use crate::pager::{Pager, Parts, StatsPlace};
+use crate::reclaim::Reclaim;
+use crate::reclaim::block_size::BlockSize;
 use core::ops::Range;
 use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
@@ -37,11 +39,15 @@ impl Engine {
 
     /// Whose folios grow to `largest` where they are touched in order.
     pub fn new(largest: Order) -> Engine {
+        Engine::with(Engine::settings(largest), 64)
+    }
+
+    fn settings(largest: Order) -> Config {
         let mut config = Config::new(1 << 30);
         (config.limit_bytes, config.delivery) = (Some(WORKABLE_MIN_BYTES), Delivery::Signal);
         (config.folio_order, config.pools, config.swap_keep_free_bytes) = (largest, 1, 0);
         config.swap = Some("memory".into());
-        Engine::with(config, 64)
+        config
     }
 
     /// With an area of so many pages.
@@ -59,7 +65,7 @@ impl Engine {
         };
         let pager = Pager::new(config, parts).unwrap();
         pager.prepare();
-        pager.manage_empty(space.area().start, space.area().end);
+        pager.mappings().manage_empty(space.area().start, space.area().end);
         Engine { space, pager, disk }
     }
 
@@ -79,24 +85,24 @@ impl Engine {
         let addr = self.page(number);
         while let Err(ticket) = self.space.write(addr, &write) {
             let fault = Fault { addr, write: true, protected: ticket.protected };
-            assert_eq!(self.pager.fault(fault), Served::Yes);
+            assert_eq!(self.pager.faults().fault(fault), Served::Yes);
             self.space.leave(ticket);
         }
     }
 
     pub fn page_out(&self, pages: Range<usize>) {
-        self.pager.page_out_at(self.page(pages.start)..self.page(pages.end));
+        self.pager.mappings().page_out_at(self.page(pages.start)..self.page(pages.end));
     }
 
     /// The orders of the folios that begin in a range of pages.
     pub fn orders(&self, pages: Range<usize>) -> Vec<u8> {
-        let areas = self.pager.areas.read();
+        let areas = self.pager.0.areas.read();
         let key = |number: usize| {
             areas.find(self.page(0)).expect("the area").key_of(self.page(0)) + number as u64
         };
         let mut orders = Vec::new();
-        self.pager.each_folio(key(pages.start)..key(pages.end), |guard, id| {
-            orders.push(self.pager.folios.get(guard, id).order().get());
+        self.pager.0.table.each(key(pages.start)..key(pages.end), |guard, id| {
+            orders.push(self.pager.0.table.get(guard, id).order().get());
         });
         orders
     }
@@ -114,12 +120,13 @@ impl Engine {
 
     /// Serves the fault of a touch.
     pub fn touch(&self, number: usize) -> Looked {
-        let nothing = || self.pager.index.looked[1].load(Relaxed);
+        let nothing = || self.pager.0.table.looked()[1];
         let (before, events, reads) =
-            (nothing(), self.pager.store.stats().events, self.disk.reads());
-        let served = self.pager.fault(Fault { addr: self.page(number), ..Fault::default() });
+            (nothing(), self.pager.0.backing.store().stats().events, self.disk.reads());
+        let served =
+            self.pager.faults().fault(Fault { addr: self.page(number), ..Fault::default() });
         assert!(served == Served::Yes && self.space.is_present(self.page(number)));
-        let now = self.pager.store.stats().events;
+        let now = self.pager.0.backing.store().stats().events;
         Looked {
             nothing: nothing() - before,
             blocks: now.loads.iter().sum::<u64>() - events.loads.iter().sum::<u64>(),
@@ -137,12 +144,12 @@ fn c5_a_fault_looks_nowhere_but_where_its_page_is() {
     assert_eq!(engine.touch(0), Looked { nothing: 1, blocks: 0, reads: 0 });
     engine.fill(0..4, 2);
     // In the swap cache: not looked for in the pool.
-    let areas = engine.pager.areas.read();
-    engine.pager.evict(&areas);
+    let areas = engine.pager.0.areas.read();
+    Reclaim(&engine.pager.0).evict(&areas);
     drop(areas);
     assert!(!engine.space.is_present(engine.page(0)));
     assert_eq!(engine.touch(0), looked(0, 0));
-    assert_eq!(get(&engine.pager.stats.rescues), 1);
+    assert_eq!(get(&engine.pager.0.stats.rescues), 1);
     // A page that the program has dropped in a folio that is there.
     assert!(engine.space.punch(engine.page(3)));
     assert_eq!(engine.touch(3), looked(0, 0));
@@ -152,20 +159,48 @@ fn c5_a_fault_looks_nowhere_but_where_its_page_is() {
     // In the file, as it doesn't shrink: one read, and no look into the pool.
     engine.fill(32..36, 0);
     engine.page_out(32..36);
-    assert!(get(&engine.pager.stats.pswpout) == 4 && !engine.space.is_present(engine.page(32)));
+    assert!(get(&engine.pager.0.stats.pswpout) == 4 && !engine.space.is_present(engine.page(32)));
     assert_eq!(engine.touch(33), looked(0, 1));
     // Outside all areas nothing is looked up at all.
-    let before = engine.pager.index.looked[0].load(Relaxed);
+    let before = engine.pager.0.table.looked()[0];
     assert_eq!(
-        engine.pager.fault(Fault { addr: PAGE_SIZE, ..Fault::default() }),
+        engine.pager.faults().fault(Fault { addr: PAGE_SIZE, ..Fault::default() }),
         Served::NotManaged
     );
-    assert_eq!(engine.pager.index.looked[0].load(Relaxed), before);
+    assert_eq!(engine.pager.0.table.looked()[0], before);
     // Every fault went one way.
-    let s = &engine.pager.stats;
+    let s = &engine.pager.0.stats;
     let ways =
         [&s.faults_zero, &s.faults_stale, &s.rescues, &s.pgmajfault, &s.faults_waited].map(get);
     assert_eq!(get(&s.faults), ways.iter().sum::<u64>(), "{ways:?}");
+    engine.pager.check().unwrap();
+}
+
+#[test]
+fn fault_of_one_page_locks_its_shard_twice() {
+    let mut config = Engine::settings(Order::new(2).unwrap());
+    config.limit_bytes = Some(64 << 20);
+    let engine = Engine::with(config, 1024);
+    let locks = |number| {
+        let before = engine.pager.0.table.locked();
+        engine.touch(number);
+        engine.pager.0.table.locked() - before
+    };
+    // A page of zeros; pages of blocks in the pool, with the block or by themselves; and a block that
+    // lies in the file, as it doesn't shrink.
+    assert_eq!(locks(0), 2);
+    for _ in 0..4 {
+        engine.fill(0..1024, 2);
+        engine.page_out(0..1024);
+        // Far from each other: a stream's fault looks at what follows too.
+        for number in (1..24).map(|n| n * 389 % 1024) {
+            assert_eq!(locks(number), 2, "page {number}");
+        }
+    }
+    assert!(engine.pager.stats().part_loads.load(Relaxed) > 0, "some were loaded by themselves");
+    engine.fill(512..516, 0);
+    engine.page_out(512..516);
+    assert_eq!(locks(513), 2);
     engine.pager.check().unwrap();
 }
 
@@ -175,21 +210,21 @@ fn m3_m7_pages_at_rest_come_from_one_decompression_of_their_block() {
     engine.fill(0..12, 2);
     engine.page_out(0..12);
     assert_eq!(engine.space.present_pages(), 0);
-    let before = engine.pager.store.stats().events;
+    let before = engine.pager.0.backing.store().stats().events;
     for number in [0, 1, 5, 2, 4, 3, 7, 6, 11] {
         // SAFETY: nobody else uses the engine.
-        let page = unsafe { engine.pager.page_at_rest(Some(engine.page(number))) };
+        let page = unsafe { engine.pager.fork().page_at_rest(Some(engine.page(number))) };
         // SAFETY: a page that stays until the next call.
         let bytes = unsafe { core::slice::from_raw_parts(page, PAGE_SIZE) };
         assert!(bytes == partly_random(number as u64, 2), "page {number}");
     }
-    let now = engine.pager.store.stats().events;
+    let now = engine.pager.0.backing.store().stats().events;
     assert_eq!(
         (now.recent_misses - before.recent_misses, now.recent_hits - before.recent_hits),
         (3, 6)
     );
-    assert_eq!(engine.pager.stats.partial_loads.load(Relaxed), 9);
-    assert_eq!(engine.pager.stats.recent_hits.load(Relaxed), 6);
+    assert_eq!(engine.pager.0.stats.partial_loads.load(Relaxed), 9);
+    assert_eq!(engine.pager.0.stats.recent_hits.load(Relaxed), 6);
     assert_eq!(engine.space.present_pages(), 0, "nothing changes at rest");
     engine.pager.check().unwrap();
 }
@@ -200,18 +235,20 @@ fn c1_what_a_load_takes_past_the_bound_is_asked_back_without_another_fault() {
     let (pager, block) = (&engine.pager, Order::new(2).unwrap());
     // Other loads have taken all there is.
     let mut taken = Vec::new();
-    while pager.physical() + block.pages() as u64 <= pager.target() {
-        let frame = pager.frames.take(block, Kind::Empty).unwrap();
-        pager.frames.populate(&engine.space, frame, block).unwrap();
+    while pager.limits().physical() + block.pages() as u64 <= pager.limits().target() {
+        let frame = pager.0.mapper.frames().take(block, Kind::Empty).unwrap();
+        pager.0.mapper.frames().populate(&engine.space, frame, block).unwrap();
         taken.push(frame);
     }
     engine.touch(0);
-    assert!(pager.physical() > pager.target() && pager.queue.is_reclaim_due());
+    assert!(
+        pager.limits().physical() > pager.limits().target() && pager.0.requests.is_reclaim_due()
+    );
     for frame in taken {
-        pager.frames.give(frame, block, Kind::Full);
+        pager.0.mapper.frames().give(frame, block, Kind::Full);
     }
     assert!(pager.work());
-    assert!(pager.physical() <= pager.target());
+    assert!(pager.limits().physical() <= pager.limits().target());
     pager.check().unwrap();
 }
 
@@ -219,10 +256,10 @@ fn c1_what_a_load_takes_past_the_bound_is_asked_back_without_another_fault() {
 fn blocks_are_cut_only_while_there_are_folios_left() {
     let engine = Engine::of_blocks();
     engine.fill(0..16, 3);
-    let block = engine.pager.config.block_order;
-    let is_cut = || engine.pager.is_to_be_cut(block, Touch::RANDOM, true);
+    let block = engine.pager.0.config.block_order;
+    let is_cut = || BlockSize(&engine.pager.0).is_to_be_cut(block, Touch::RANDOM, true);
     assert!(is_cut());
-    engine.pager.folios.crowd_at(engine.pager.folios.count() + 1);
+    engine.pager.0.table.crowd_at(engine.pager.0.table.count() + 1);
     assert!(is_cut());
     engine.fill(16..17, 3);
     assert!(!is_cut());
@@ -236,7 +273,7 @@ fn no_more_is_managed_where_nearly_all_folios_are_taken() {
     let take = |page: usize| {
         let mut is_asked = false;
         let start = page * PAGE_SIZE;
-        let taken = pager.take_empty(start..start + PAGE_SIZE, || {
+        let taken = pager.mappings().take_empty(start..start + PAGE_SIZE, || {
             is_asked = true;
             Ok(())
         });
@@ -244,9 +281,9 @@ fn no_more_is_managed_where_nearly_all_folios_are_taken() {
         taken
     };
     take(1 << 20).unwrap();
-    pager.folios.crowd_at(pager.folios.count());
+    pager.0.table.crowd_at(pager.0.table.count());
     assert_eq!(take(2 << 20), Err(Errno::NOMEM));
-    assert!(!pager.manages((2 << 20) * PAGE_SIZE));
+    assert!(!pager.mappings().manages((2 << 20) * PAGE_SIZE));
     // What is managed is served.
     engine.fill(16..32, 3);
     pager.check().unwrap();

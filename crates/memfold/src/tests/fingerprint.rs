@@ -42,10 +42,10 @@ fn a_write_that_keeps_a_pages_public_hash_is_not_lost() {
                 );
             }
         }
-        let clean = engine.pager.stats.clean_evictions.load(Relaxed);
+        let clean = engine.pager.0.stats.clean_evictions.load(Relaxed);
         engine.page_out(0..PAGES);
         assert!(
-            engine.pager.stats.clean_evictions.load(Relaxed) > clean,
+            engine.pager.0.stats.clean_evictions.load(Relaxed) > clean,
             "what is unchanged is still known as that"
         );
         engine.pager.check().unwrap();

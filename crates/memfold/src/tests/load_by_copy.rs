@@ -1,7 +1,7 @@
 //! Loads by copy, and the room that they make.
 use super::fault::Engine;
 use crate::config::{Config, Delivery};
-use crate::folio::frames::{Frame, Kind};
+use crate::memory::frames::{Frame, Kind};
 use memfold_sys::units::Order;
 use memfold_testkit::random::Random;
 
@@ -21,7 +21,7 @@ fn of_pages() -> Engine {
 fn most_free(engine: &Engine, random: &mut Random, touches: usize) -> u64 {
     let touch = |_| {
         engine.assert_holds(random.below(PAGES), 2);
-        engine.pager.frames.full_free()
+        engine.pager.0.mapper.frames().full_free()
     };
     (0..touches).map(touch).max().unwrap()
 }
@@ -35,7 +35,7 @@ fn a_batch_of_free_pages_comes_back_after_others_have_taken_it() {
     assert!(batch >= 30, "{batch} pages at once");
     // Somebody takes all that is free, again and again.
     for round in 0..20 {
-        let frames = &engine.pager.frames;
+        let frames = engine.pager.0.mapper.frames();
         let taken: Vec<Frame> =
             std::iter::from_fn(|| frames.take(Order::PAGE, Kind::Full)).collect();
         let most = most_free(&engine, &mut random, 400);

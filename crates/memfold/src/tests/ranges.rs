@@ -1,6 +1,7 @@
 //! What page out, cold and discard do to folios (S5).
 use super::fault::Engine;
 use crate::folio::lru::List;
+use crate::reclaim::Reclaim;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::Order;
 
@@ -13,7 +14,7 @@ fn three_folios() -> Engine {
     engine.fill(0..64, 2);
     let orders = |pages| engine.orders(pages);
     assert_eq!(orders(16..64), [4, 4, 4], "{:?}", orders(0..64));
-    assert_eq!(engine.pager.stats.splits.load(Relaxed), 0);
+    assert_eq!(engine.pager.0.stats.splits.load(Relaxed), 0);
     engine
 }
 
@@ -23,25 +24,25 @@ fn get(counter: &AtomicU64) -> u64 {
 
 /// Folios saved, by order.
 fn saved(engine: &Engine) -> [u64; 5] {
-    core::array::from_fn(|order| get(&engine.pager.stats.zswpout_folio[order]))
+    core::array::from_fn(|order| get(&engine.pager.0.stats.zswpout_folio[order]))
 }
 
 #[test]
 fn s5_page_out_and_cold_act_on_whole_folios_without_splitting() {
     let engine = three_folios();
     let addrs = engine.page(32)..engine.page(64);
-    engine.pager.cool_at(addrs.clone());
-    assert_eq!((engine.orders(32..64), get(&engine.pager.stats.splits)), (vec![4, 4], 0));
+    engine.pager.mappings().cool_at(addrs.clone());
+    assert_eq!((engine.orders(32..64), get(&engine.pager.0.stats.splits)), (vec![4, 4], 0));
     // The cold ones are the next to leave: neither is the oldest.
     for _ in 0..2 {
-        engine.pager.evict(&engine.pager.areas.read());
+        Reclaim(&engine.pager.0).evict(&engine.pager.0.areas.read());
     }
     assert!((0..32).all(|n| engine.space.is_present(engine.page(n))), "what was not named stays");
     assert!((32..64).all(|n| !engine.space.is_present(engine.page(n))), "the cold folios left");
     engine.page_out(16..64);
-    assert_eq!((saved(&engine), get(&engine.pager.stats.zswpout)), ([0, 0, 0, 0, 3], 48));
-    assert_eq!((engine.orders(16..64), get(&engine.pager.stats.splits)), (vec![4, 4, 4], 0));
-    assert_eq!(engine.pager.stats.check_sums(), Ok(()));
+    assert_eq!((saved(&engine), get(&engine.pager.0.stats.zswpout)), ([0, 0, 0, 0, 3], 48));
+    assert_eq!((engine.orders(16..64), get(&engine.pager.0.stats.splits)), (vec![4, 4, 4], 0));
+    assert_eq!(engine.pager.0.stats.check_sums(), Ok(()));
     engine.pager.check().unwrap();
 }
 
@@ -52,11 +53,11 @@ fn s5_only_a_folio_that_the_range_cuts_is_split_first() {
         // Pages 20..52: the first folio loses its first quarter, the last one all but its first.
         let addrs = engine.page(20)..engine.page(52);
         if cold {
-            engine.pager.cool_at(addrs);
-            assert_eq!(engine.pager.lru.pages(List::Cooling), 0);
+            engine.pager.mappings().cool_at(addrs);
+            assert_eq!(engine.pager.0.table.lists().pages(List::Cooling), 0);
         } else {
-            engine.pager.page_out_at(addrs);
-            assert_eq!((saved(&engine), get(&engine.pager.stats.zswpout)), ([0, 0, 2, 1, 1], 32));
+            engine.pager.mappings().page_out_at(addrs);
+            assert_eq!((saved(&engine), get(&engine.pager.0.stats.zswpout)), ([0, 0, 2, 1, 1], 32));
         }
         assert_eq!(
             engine.orders(16..64),
@@ -64,7 +65,7 @@ fn s5_only_a_folio_that_the_range_cuts_is_split_first() {
             "the folio in the middle stays whole"
         );
         assert_eq!(
-            get(&engine.pager.stats.splits),
+            get(&engine.pager.0.stats.splits),
             4,
             "16 pages into 8 and 8, one of them into 4 and 4, twice"
         );
@@ -83,13 +84,13 @@ fn s5_only_a_folio_that_the_range_cuts_is_split_first() {
 fn s5_a_partly_discarded_folio_is_split_and_its_rest_leaves_in_pieces() {
     let engine = three_folios();
     // SAFETY: nobody needs the bytes.
-    unsafe { engine.pager.discard_at(engine.page(36)..engine.page(40)) };
+    unsafe { engine.pager.mappings().discard_at(engine.page(36)..engine.page(40)) };
     assert_eq!(engine.orders(32..48), [2, 3], "nothing is left where it was discarded");
     assert_eq!((engine.orders(16..32), engine.orders(48..64)), (vec![4], vec![4]));
-    assert_eq!(get(&engine.pager.stats.splits), 2);
+    assert_eq!(get(&engine.pager.0.stats.splits), 2);
     engine.page_out(16..64);
-    assert_eq!((saved(&engine), get(&engine.pager.stats.zswpout)), ([0, 0, 1, 1, 2], 44));
-    assert_eq!(get(&engine.pager.stats.splits), 2, "the others were never split");
+    assert_eq!((saved(&engine), get(&engine.pager.0.stats.zswpout)), ([0, 0, 1, 1, 2], 44));
+    assert_eq!(get(&engine.pager.0.stats.splits), 2, "the others were never split");
     engine.pager.check().unwrap();
 }
 
@@ -98,9 +99,9 @@ fn m3_m5_a_discard_that_cuts_a_stored_block_is_counted_and_keeps_its_other_pages
     let engine = three_folios();
     engine.page_out(16..64);
     // SAFETY: nobody needs the bytes.
-    unsafe { engine.pager.discard_at(engine.page(33)..engine.page(35)) };
+    unsafe { engine.pager.mappings().discard_at(engine.page(33)..engine.page(35)) };
     // Pages 32 and 35 are left of their block: read once and stored again, page by page.
-    assert_eq!(get(&engine.pager.stats.partial_writes), 1);
+    assert_eq!(get(&engine.pager.0.stats.partial_writes), 1);
     assert_eq!(engine.orders(32..36), [0, 0]);
     for (number, share) in [(32, 2), (33, ZEROS), (34, ZEROS), (35, 2)] {
         engine.assert_holds(number, share);

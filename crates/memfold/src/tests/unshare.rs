@@ -18,11 +18,11 @@ fn what_is_folded_by_the_time_it_is_made_private_is_left_alone() {
     let engine = Engine::new(Order::new(2).unwrap());
     engine.fill(0..32, 2);
     let all = engine.page(0)..engine.page(64);
-    engine.pager.to_unshare.note(engine.page(0)..engine.page(32), all.clone());
+    engine.pager.0.to_unshare.note(engine.page(0)..engine.page(32), all.clone());
     engine.page_out(0..32);
     engine.space.seem_populated();
-    engine.pager.reclaim_in_background();
-    assert!(engine.pager.to_unshare.take().next().is_none(), "it was looked at");
+    engine.pager.background().reclaim_in_background();
+    assert!(engine.pager.0.to_unshare.take().next().is_none(), "it was looked at");
     (0..32).for_each(|number| engine.assert_holds(number, 2));
 }
 
@@ -32,14 +32,14 @@ fn what_no_store_would_take_stays_shared() {
     let engine = limited(64);
     engine.fill(0..32, 0);
     engine.fill(32..64, 2);
-    engine.pager.to_unshare.note(engine.page(8)..engine.page(64), engine.space.area());
-    engine.pager.publish();
-    engine.pager.reclaim_in_background();
-    engine.pager.publish();
+    engine.pager.0.to_unshare.note(engine.page(8)..engine.page(64), engine.space.area());
+    engine.pager.gauges().publish();
+    engine.pager.background().reclaim_in_background();
+    engine.pager.gauges().publish();
     let noted_and_dense = 32 * PAGE_SIZE as u64;
     assert_eq!(engine.pager.stats().refused_bytes.load(Relaxed), noted_and_dense);
     engine.page_out(32..64);
-    assert_eq!(engine.pager.away_bytes(), noted_and_dense, "the rest leaves");
+    assert_eq!(engine.pager.gauges().away_bytes(), noted_and_dense, "the rest leaves");
     (0..32).for_each(|number| engine.assert_holds(number, 0));
     (32..64).for_each(|number| engine.assert_holds(number, 2));
     engine.pager.check().unwrap();
@@ -53,8 +53,8 @@ fn copies_that_many_share_are_kept_of_what_comes_back_also_after_the_next_fork()
         let engine = limited(PAGES);
         engine.fill(0..PAGES, 2);
         engine.page_out(0..PAGES);
-        engine.pager.note_shared(1 << 20, own);
-        engine.pager.to_unshare.note_fork();
+        engine.pager.fork().note_shared(1 << 20, own);
+        engine.pager.0.to_unshare.note_fork();
         (0..PAGES).for_each(|number| engine.assert_holds(number, 2));
         let dropped = engine.pager.stats().clean_dropped.load(Relaxed);
         assert_eq!(dropped == 0, own == 0, "{dropped} copies were dropped");

@@ -1,6 +1,6 @@
 //! What is in the pool never falls off writeback's list, whoever else is at its folio.
 use super::fault::Engine;
-use crate::pager::bytes;
+use crate::parts::bytes;
 use memfold_store::{CodecSpec, Cold};
 use memfold_sys::units::Order;
 use memfold_testkit::fill::partly_random;
@@ -10,7 +10,7 @@ fn stored(share: usize) -> Engine {
     let engine = Engine::new(Order::new(2).unwrap());
     engine.fill(0..64, share);
     engine.page_out(0..64);
-    assert_eq!(engine.pager.store.stats().objects, 16);
+    assert_eq!(engine.pager.0.backing.store().stats().objects, 16);
     engine
 }
 
@@ -25,20 +25,22 @@ fn hex(number: usize) -> Vec<u8> {
 #[test]
 fn a_folio_that_is_recompressed_while_the_writer_looks_goes_to_the_file_later() {
     let engine = stored(2);
-    let (pager, swap) = (&engine.pager, engine.pager.swap.as_ref().unwrap());
+    let (pager, swap) = (&engine.pager, engine.pager.0.backing.swap().unwrap());
     let mut cold = [Cold::NONE; 16];
-    assert_eq!(pager.store.to_recompress(0, 1 << 16, &mut cold), 16);
-    let claims: Vec<_> =
-        cold.iter().map(|cold| pager.claim(cold).expect("nobody else is at it")).collect();
-    assert_eq!(pager.pack_round(swap), 0, "all are claimed");
-    let areas = pager.areas.read();
+    assert_eq!(pager.0.backing.store().to_recompress(0, 1 << 16, &mut cold), 16);
+    let claims: Vec<_> = cold
+        .iter()
+        .map(|cold| pager.recompress().claim(cold).expect("nobody else is at it"))
+        .collect();
+    assert_eq!(pager.writeback().pack_round(swap), 0, "all are claimed");
+    let areas = pager.0.areas.read();
     for (claim, cold) in claims.into_iter().zip(&cold) {
-        pager.end_claim(areas.find_key(cold.key).unwrap(), claim, cold, None);
+        pager.recompress().end_claim(areas.find_key(cold.key).unwrap(), claim, cold, None);
     }
     drop(areas);
     pager.check().unwrap();
-    while pager.pack_round(swap) > 0 {}
-    assert_eq!((pager.store.stats().objects, swap.objects()), (0, 16));
+    while pager.writeback().pack_round(swap) > 0 {}
+    assert_eq!((pager.0.backing.store().stats().objects, swap.objects()), (0, 16));
     (0..64).for_each(|n| engine.assert_holds(n, 2));
     pager.check().unwrap();
 }
@@ -46,26 +48,26 @@ fn a_folio_that_is_recompressed_while_the_writer_looks_goes_to_the_file_later() 
 #[test]
 fn a_block_that_is_recompressed_while_its_old_object_is_written_goes_to_the_file_later() {
     let mut engine = Engine::new(Order::new(2).unwrap());
-    engine.pager.config.recompress_after_s = 0;
+    engine.pager.0.config.recompress_after_s = 0;
     engine.fill(0..64, 2);
     (0..64).for_each(|n| {
         engine.space.write(engine.page(n), |bytes| bytes.copy_from_slice(&hex(n))).unwrap()
     });
     engine.page_out(0..64);
-    let (pager, swap) = (&engine.pager, engine.pager.swap.as_ref().unwrap());
-    let run = pager.pack_run(swap, &mut Vec::new()).unwrap();
+    let (pager, swap) = (&engine.pager, engine.pager.0.backing.swap().unwrap());
+    let run = pager.writeback().pack_run(swap, &mut Vec::new()).unwrap();
     let mut writes = [swap.write_of(run.buffer, run.slot, bytes(run.pages))];
     // SAFETY: buffer and run are this thread's.
     unsafe { swap.write(&mut writes) };
-    let mut worker = pager.store.worker_for(CodecSpec::parse("zstd:3").unwrap());
+    let mut worker = pager.0.backing.store().worker_for(CodecSpec::parse("zstd:3").unwrap());
     assert!(
-        pager.recompress_some(&mut worker, u64::MAX / 2) > 0,
+        pager.recompress().some(&mut worker, u64::MAX / 2) > 0,
         "zstd makes some smaller than lz4"
     );
-    pager.end_packed(swap, &run, writes[0].result);
+    pager.writeback().end_packed(swap, &run, writes[0].result);
     pager.check().unwrap();
-    while pager.pack_round(swap) > 0 {}
-    assert_eq!((pager.store.stats().objects, swap.objects()), (0, 16));
+    while pager.writeback().pack_round(swap) > 0 {}
+    assert_eq!((pager.0.backing.store().stats().objects, swap.objects()), (0, 16));
     for n in 0..64 {
         engine.touch(n);
         engine.space.read(engine.page(n), |bytes| assert!(*bytes == *hex(n), "page {n}")).unwrap();
@@ -76,17 +78,17 @@ fn a_block_that_is_recompressed_while_its_old_object_is_written_goes_to_the_file
 #[test]
 fn a_block_longer_than_any_free_run_goes_to_the_file_when_there_is_a_longer_one() {
     let engine = stored(1);
-    let (pager, swap) = (&engine.pager, engine.pager.swap.as_ref().unwrap());
+    let (pager, swap) = (&engine.pager, engine.pager.0.backing.swap().unwrap());
     let pair = Order::new(1).unwrap();
     // Every second pair of slots is free: nothing longer.
     let mut pairs: Vec<u64> = core::iter::from_fn(|| swap.take(pair)).collect();
     pairs.sort_unstable();
     pairs.iter().step_by(2).for_each(|slot| swap.put(*slot, pair.pages()));
-    assert_eq!(pager.pack_round(swap), 0, "no block is that short");
+    assert_eq!(pager.writeback().pack_round(swap), 0, "no block is that short");
     pager.check().unwrap();
     pairs.iter().skip(1).step_by(2).for_each(|slot| swap.put(*slot, pair.pages()));
-    while pager.pack_round(swap) > 0 {}
-    assert_eq!((pager.store.stats().objects, swap.objects()), (0, 16));
+    while pager.writeback().pack_round(swap) > 0 {}
+    assert_eq!((pager.0.backing.store().stats().objects, swap.objects()), (0, 16));
     (0..64).for_each(|n| engine.assert_holds(n, 1));
     pager.check().unwrap();
 }

@@ -6,7 +6,8 @@
 //! stays true.
 use crate::area::{Area, Areas, page_of};
 use crate::folio::State;
-use crate::pager::Pager;
+use crate::mappings::Mappings;
+use crate::mappings::ranges::Ranges;
 use crate::stats;
 use alloc::vec::Vec;
 use core::iter::once;
@@ -99,7 +100,7 @@ impl Present<'_> {
     }
 }
 
-impl Pager {
+impl Mappings<'_> {
     /// Whether any of a range of addresses is managed.
     pub fn touches(&self, range: &Range<usize>) -> bool {
         let pages = pages(range);
@@ -133,7 +134,7 @@ impl Pager {
         mut bring: impl FnMut(Range<usize>),
         register: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        self.room_for_more()?;
+        self.table.room_for_more()?;
         let leaving = self.holds.leave(once(range.clone()));
         leaving.each_held(range.clone(), &mut bring);
         let mut areas = self.areas.write();
@@ -148,7 +149,8 @@ impl Pager {
         areas.add(page_of(range.start), page_of(range.end));
         for run in runs {
             let area = areas.find(run.start).expect("just added");
-            self.note_resident(area.key_of(run.start), area.key_of(run.start) + page_of(run.len()));
+            Ranges(self.0)
+                .note_resident(area.key_of(run.start), area.key_of(run.start) + page_of(run.len()));
         }
         stats::add(&self.stats.adopted_bytes, range.len() as u64);
         Ok(())
@@ -163,7 +165,7 @@ impl Pager {
         range: Range<usize>,
         register: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        self.room_for_more()?;
+        self.table.room_for_more()?;
         register()?;
         self.manage_empty(range.start, range.end);
         stats::add(&self.stats.adopted_bytes, range.len() as u64);
@@ -179,7 +181,12 @@ impl Pager {
         let mut areas = self.areas.write();
         let result = make();
         if !failed(result) {
-            self.forget(&mut areas, range.start, range.end.next_multiple_of(PAGE_SIZE), false);
+            Ranges(self.0).forget(
+                &mut areas,
+                range.start,
+                range.end.next_multiple_of(PAGE_SIZE),
+                false,
+            );
         }
         result
     }
@@ -199,7 +206,7 @@ impl Pager {
         let result = make();
         if is_done(result) {
             for (area, keys) in ranges.iter().flat_map(|range| areas.parts(&pages(range))) {
-                self.discard_keys(&area, keys, false);
+                Ranges(self.0).discard_keys(&area, keys, false);
             }
         }
         result
@@ -213,7 +220,7 @@ impl Pager {
     /// place with which it has joined it by then (Linux 6.18, `mremap_userfaultfd_prep`): another
     /// thread would read zeros there. What isn't registered any more joins with nothing that is.
     /// Nobody else may touch the source while it moves, as the program itself couldn't tell where
-    /// it is; but the kernel itself may put pages there: see `Pager::drop_strays`.
+    /// it is; but the kernel itself may put pages there: see `Mappings::drop_strays`.
     pub fn remap_with(
         &self,
         remap: &Remap,
@@ -231,12 +238,12 @@ impl Pager {
         let (old, new) = (pages(&from), (len >> PAGE_SHIFT) as u64);
         let kept = (old.end - old.start).min(new);
         for edge in [old.start, old.start + kept, old.end] {
-            self.cut(&areas, edge, edge);
+            Ranges(self.0).cut(&areas, edge, edge);
         }
         if may_move {
             // With the registration goes the protection.
             for (_, keys) in areas.parts(&old) {
-                self.each_folio(keys, |guard, id| self.folios.get(guard, id).clean_in.set(0));
+                self.table.each(keys, |guard, id| self.table.get(guard, id).clean_in.set(0));
             }
             parts(&areas, &old).into_iter().for_each(unregister);
         }
@@ -250,13 +257,13 @@ impl Pager {
             return result;
         }
         if !target.is_empty() {
-            self.forget(&mut areas, target.start, target.end, false);
+            Ranges(self.0).forget(&mut areas, target.start, target.end, false);
         }
         let at = page_of(result as usize);
         let source = parts(&areas, &(old.start..old.start + kept));
         if old.start + kept < old.end {
             let cut_off = ((old.start + kept) as usize) << PAGE_SHIFT;
-            self.forget(&mut areas, cut_off, from.end, false);
+            Ranges(self.0).forget(&mut areas, cut_off, from.end, false);
         }
         if at != old.start {
             areas.relocate(old.start, at, kept);
@@ -279,16 +286,16 @@ impl Pager {
 
     /// Where memory is hidden, and all of a range has just been: lets the program have what is there.
     fn show_resident(&self, areas: &Areas, range: &Range<u64>) {
-        if !self.space.hides() {
+        if !self.mapper.space().hides() {
             return;
         }
         for (area, keys) in areas.parts(range) {
-            self.each_folio(keys.clone(), |guard, id| {
-                let folio = self.folios.get(guard, id);
+            self.table.each(keys.clone(), |guard, id| {
+                let folio = self.table.get(guard, id);
                 if folio.state.get() == State::Resident {
                     let own = folio.key().max(keys.start)..folio.end().min(keys.end);
                     let len = ((own.end - own.start) as usize) << PAGE_SHIFT;
-                    let shown = self.space.protect(area.addr_of(own.start), len, false);
+                    let shown = self.mapper.space().protect(area.addr_of(own.start), len, false);
                     shown.expect("memfold: showing what is there failed");
                 }
             });
@@ -303,7 +310,7 @@ impl Pager {
     /// # Panics
     /// If the kernel doesn't tell what is there.
     pub(crate) fn drop_strays(&self, areas: &Areas, range: &Range<u64>, pagemap: &Pagemap) {
-        if !self.drops_clean && self.config.fallback_percent > 0 {
+        if !self.mapper.drops_clean() && self.config.fallback_percent > 0 {
             // A load that is given up half-way leaves pages, which may have been written to.
             return;
         }
@@ -324,8 +331,8 @@ impl Pager {
     /// themselves where zeros belong: they have one from now on.
     fn drop_strays_among(&self, area: &Area, there: Range<u64>) {
         let (mut at, mut new) = (there.start, Vec::new());
-        self.each_folio(there.clone(), |guard, id| {
-            let folio = self.folios.get(guard, id);
+        self.table.each(there.clone(), |guard, id| {
+            let folio = self.table.get(guard, id);
             if at < folio.key() {
                 new.push(at..folio.key());
             }
@@ -336,14 +343,14 @@ impl Pager {
             let keys = folio.key().max(there.start)..folio.end().min(there.end);
             for key in keys.filter(|key| !folio.is_here(*key)) {
                 // SAFETY: the engine has the bytes, and nobody has written to what came by itself.
-                let dropped = unsafe { self.space.discard(area.addr_of(key), PAGE_SIZE) };
+                let dropped = unsafe { self.mapper.space().discard(area.addr_of(key), PAGE_SIZE) };
                 dropped.expect("memfold: dropping a page that came by itself failed");
             }
         });
         if at < there.end {
             new.push(at..there.end);
         }
-        new.into_iter().for_each(|keys| self.note_resident(keys.start, keys.end));
+        new.into_iter().for_each(|keys| Ranges(self.0).note_resident(keys.start, keys.end));
     }
 }
 

@@ -1,10 +1,11 @@
 //! Memory that leaves management for good: brought home, and then the kernel's alone.
-use crate::pager::Pager;
+use crate::mappings::Mappings;
+use crate::mappings::ranges::Ranges;
 use core::ops::Range;
 use memfold_sys::thread::yield_now;
 use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT, PAGE_SIZE};
 
-impl Pager {
+impl Mappings<'_> {
     /// Brings what is folded of a range of addresses home and ends its management; `unregister` is
     /// called for each part (addresses) at the moment when all its pages are in the page table and
     /// none is the engine's any more.
@@ -50,18 +51,18 @@ impl Pager {
             return false;
         };
         let keys = first - area.start + area.key..last - area.start + area.key;
-        self.unfold_across(keys.start);
-        self.unfold_across(keys.end);
-        if !self.is_home(keys.start, keys.end) {
+        Ranges(self.0).unfold_across(keys.start);
+        Ranges(self.0).unfold_across(keys.end);
+        if !Ranges(self.0).is_home(keys.start, keys.end) {
             return false;
         }
         let mut pages = 0;
-        self.each_folio(keys, |guard, id| {
-            pages += self.folios.get(guard, id).pages();
-            self.remove_folio(guard, id);
+        self.table.each(keys, |guard, id| {
+            pages += self.table.get(guard, id).pages();
+            self.table.remove(guard, id, &self.backing);
         });
-        self.tally.unmap(pages);
-        self.quota.add_outside(pages << PAGE_SHIFT);
+        self.table.tally().unmap(pages);
+        self.budget.quota().add_outside(pages << PAGE_SHIFT);
         areas.remove(first, last);
         unregister(part.start, part.end);
         true

@@ -8,8 +8,10 @@ use crate::delivery::background::{self, Start};
 use crate::delivery::gate;
 use crate::delivery::region::Handlers;
 use crate::delivery::sigbus;
-use crate::pager::{Pager, Parts, StartError, StatsPlace};
+use crate::mappings::ranges::Ranges;
+use crate::pager::{Pager, Parts, StartError};
 use crate::stats::Stats;
+use crate::stats::StatsPlace;
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -285,7 +287,7 @@ impl Memory {
                 Errno::NOMEM,
             ));
         }
-        self.engine.pager.room_for_more().map_err(|e| {
+        self.engine.pager.0.table.room_for_more().map_err(|e| {
             Error::System(
                 "another region: nearly all that the engine can describe is in use, so end some \
                  regions, or use larger blocks",
@@ -299,7 +301,7 @@ impl Memory {
         zone.show_in_dumps();
         let engine = self.engine.clone();
         let _unsignalled = Unsignalled::new();
-        let mut areas = engine.pager.areas.write();
+        let mut areas = engine.pager.0.areas.write();
         let protects = engine.pager.protects();
         if engine.pager.config().delivery == Delivery::Gate {
             gate::begins(&(zone.start()..zone.start() + len));
@@ -316,7 +318,7 @@ impl Memory {
     pub fn stats(&self) -> &Stats {
         if self.engine.is_here() {
             let _unsignalled = Unsignalled::new();
-            self.engine.pager.publish();
+            self.engine.pager.gauges().publish();
         }
         self.engine.pager.stats()
     }
@@ -324,7 +326,7 @@ impl Memory {
     /// Figures of the compressed store by itself, such as the waits for its locks.
     pub fn store_stats(&self) -> memfold_store::StoreStats {
         let _unsignalled = Unsignalled::new();
-        self.engine.pager.store.stats()
+        self.engine.pager.0.backing.store().stats()
     }
 
     /// How faults are delivered.
@@ -427,7 +429,7 @@ impl Region {
     /// If the range reaches past the region.
     pub fn pageout(&self, range: Range<usize>) -> u64 {
         let _unsignalled = Unsignalled::new();
-        self.addrs(&range).map_or(0, |addrs| self.engine.pager.page_out_at(addrs))
+        self.addrs(&range).map_or(0, |addrs| self.engine.pager.mappings().page_out_at(addrs))
     }
 
     /// Makes the pages of a byte range (rounded inwards) the first to be folded when memory is
@@ -438,7 +440,7 @@ impl Region {
     pub fn cold(&self, range: Range<usize>) {
         if let Some(addrs) = self.addrs(&range) {
             let _unsignalled = Unsignalled::new();
-            self.engine.pager.cool_at(addrs);
+            self.engine.pager.mappings().cool_at(addrs);
         }
     }
 
@@ -449,7 +451,7 @@ impl Region {
     pub fn willneed(&self, range: Range<usize>) {
         if let Some(addrs) = self.addrs(&range) {
             let _unsignalled = Unsignalled::new();
-            self.engine.pager.need_at(addrs);
+            self.engine.pager.mappings().need_at(addrs);
         }
     }
 
@@ -461,7 +463,7 @@ impl Region {
     pub fn pin(&self, range: Range<usize>) -> Pinned<'_> {
         let Some(addrs) = self.addrs(&range) else { return Pinned { region: self, addrs: 0..0 } };
         let unsignalled = Unsignalled::new();
-        self.engine.pager.pin_at(addrs.clone());
+        self.engine.pager.mappings().pin_at(addrs.clone());
         // What follows faults.
         drop(unsignalled);
         let at = range.start & !(PAGE_SIZE - 1);
@@ -475,15 +477,15 @@ impl Region {
     /// Keeps what is loaded of a range in memory until [`Region::unpin`], for a fork. Untouched pages
     /// stay untouched.
     pub(crate) fn hold(&self, range: Range<usize>) {
-        self.engine.pager.to_unshare.note_unseen_forks();
+        self.engine.pager.0.to_unshare.note_unseen_forks();
         let _unsignalled = Unsignalled::new();
-        self.engine.pager.pin_at(self.at(&range));
+        self.engine.pager.mappings().pin_at(self.at(&range));
     }
 
     /// Ends a pin whose guard was forgotten. The range is that of the pin.
     pub(crate) fn unpin(&self, range: Range<usize>) {
         let _unsignalled = Unsignalled::new();
-        self.engine.pager.unpin_at(self.at(&range));
+        self.engine.pager.mappings().unpin_at(self.at(&range));
     }
 
     fn at(&self, range: &Range<usize>) -> Range<usize> {
@@ -502,7 +504,7 @@ impl Region {
         if let Some(addrs) = self.addrs(&range) {
             let _unsignalled = Unsignalled::new();
             // SAFETY: as the caller says.
-            unsafe { self.engine.pager.discard_at(addrs) };
+            unsafe { self.engine.pager.mappings().discard_at(addrs) };
         }
     }
 
@@ -524,10 +526,15 @@ impl Drop for Region {
         }
         let pager = &self.engine.pager;
         let _unsignalled = Unsignalled::new();
-        let mut areas = pager.areas.write();
+        let mut areas = pager.0.areas.write();
         // Unregistered first: from now on nobody is sent here for a fault.
         let _ = self.engine.uffd.unregister(self.zone.start(), self.zone.len());
-        pager.forget(&mut areas, self.zone.start(), self.zone.start() + self.zone.len(), false);
+        Ranges(&pager.0).forget(
+            &mut areas,
+            self.zone.start(),
+            self.zone.start() + self.zone.len(),
+            false,
+        );
         drop(areas);
         if pager.config().delivery == Delivery::Gate {
             gate::ends(&(self.zone.start()..self.zone.start() + self.zone.len()));
@@ -541,7 +548,7 @@ impl Drop for Pinned<'_> {
     fn drop(&mut self) {
         if self.region.engine.is_here() {
             let _unsignalled = Unsignalled::new();
-            self.region.engine.pager.unpin_at(self.addrs.clone());
+            self.region.engine.pager.mappings().unpin_at(self.addrs.clone());
         }
     }
 }

@@ -4,20 +4,105 @@
 //! by itself, a raw one needs no decoding. What comes from the file must also have the fingerprint
 //! that was taken when it left memory, so that not even an older state of the same slot is
 //! believed.
-use crate::folio::Slot;
-use crate::pager::Pager;
-use crate::pager::codec_context::Context;
-use crate::stats;
+#[cfg(target_arch = "x86_64")]
+mod polyval;
+pub mod fingerprint;
+pub mod contexts;
+
+use crate::backing::contexts::{Borrowed, Context, Contexts};
+use crate::backing::fingerprint::{Fingerprint, Fingerprints};
+use crate::stats::{self, StatsPlace};
 use crate::swap::location::Place;
 use crate::swap::{ReadError, Swap};
-use memfold_store::Handle;
+use alloc::sync::Arc;
+use memfold_store::{Handle, Store};
 use memfold_sys::page::Page;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
-impl Pager {
+/// One block in the store.
+#[derive(Copy, Clone, PartialEq, Eq)]
+#[repr(C)]
+pub struct Slot {
+    /// Its object.
+    pub handle: Handle,
+    /// Of the block's bytes when it was stored.
+    pub fingerprint: Fingerprint,
+}
+
+impl Slot {
+    /// Nothing stored.
+    pub const NONE: Slot = Slot { handle: Handle::NONE, fingerprint: Fingerprint::NONE };
+}
+
+/// Where folded data is: the pool, and the swap file behind it; and what is needed to get it out.
+pub struct Backing {
+    store: Store,
+    /// `None` without `--swap`.
+    swap: Option<Swap>,
+    contexts: Contexts,
+    fingerprints: Fingerprints,
+    stats: Arc<StatsPlace>,
+}
+
+impl Backing {
+    /// A store without a swap file.
+    pub fn new(
+        store: Store,
+        contexts: Contexts,
+        fingerprints: Fingerprints,
+        stats: Arc<StatsPlace>,
+    ) -> Backing {
+        Backing { store, swap: None, contexts, fingerprints, stats }
+    }
+
+    /// Puts a swap file behind the store. To be called before anything is folded.
+    pub fn set_swap(&mut self, swap: Swap) {
+        self.swap = Some(swap);
+    }
+
+    /// The compressed store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// The swap file, if there is one.
+    pub fn swap(&self) -> Option<&Swap> {
+        self.swap.as_ref()
+    }
+
+    /// Makes the context that [`Backing::context_at_rest`] returns.
+    pub fn prepare(&self) {
+        self.contexts.prepare(&self.store);
+    }
+
+    /// Borrows codec state and buffers for one thread; waits for them if all are lent.
+    pub fn context(&self) -> Borrowed<'_> {
+        self.contexts.borrow(&self.store)
+    }
+
+    /// Returns a context for the thread that serves while the engine is at rest.
+    ///
+    /// # Safety
+    /// - As for [`Contexts::at_rest`].
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn context_at_rest(&self) -> &mut Context {
+        // SAFETY: by the caller's promise.
+        unsafe { self.contexts.at_rest() }
+    }
+
+    /// Returns whether the start of a block can be had without decompressing all of it.
+    pub fn stops_early(&self) -> bool {
+        self.store.codec().stops_early()
+    }
+
+    /// Returns the fingerprint of a block's bytes.
+    pub fn fingerprint(&self, bytes: &[u8]) -> Fingerprint {
+        self.fingerprints.of(bytes)
+    }
+
     /// Frees a stored block, wherever it lies.
-    pub(crate) fn free_copy(&self, handle: Handle) {
+    pub fn free(&self, handle: Handle) {
         match &self.swap {
             Some(swap) if handle.as_foreign().is_some() => swap.free(handle),
             _ => self.store.free(handle),
@@ -30,7 +115,7 @@ impl Pager {
     /// # Safety
     /// - `to` has room for a block of `order` that nobody else touches; the block is not freed
     ///   meanwhile.
-    pub(crate) unsafe fn fetch_one(
+    pub unsafe fn fetch_one(
         &self,
         context: &mut Context,
         slot: Slot,
@@ -55,7 +140,7 @@ impl Pager {
     ///
     /// # Safety
     /// - `to` has room for all of them that nobody else touches; none is freed meanwhile.
-    pub(crate) unsafe fn fetch(
+    pub unsafe fn fetch(
         &self,
         context: &mut Context,
         block: Order,
@@ -95,7 +180,7 @@ impl Pager {
     /// if it is damaged.
     ///
     /// # Safety
-    /// - As for [`Pager::fetch`].
+    /// - As for [`Backing::fetch`].
     unsafe fn fetch_start(
         &self,
         context: &mut Context,
@@ -113,7 +198,7 @@ impl Pager {
     }
 
     /// Counts what has gone to the remote store and come back.
-    pub(crate) fn note_remote(&self) {
+    pub fn note_remote(&self) {
         let Some(tier) = self.swap.as_ref().and_then(Swap::tier) else { return };
         let (from, to) = (&tier.counts, &self.stats);
         for (from, to) in [
@@ -131,7 +216,7 @@ impl Pager {
     /// Returns how many.
     ///
     /// # Safety
-    /// - As for [`Pager::fetch`]; `to` is where block `first` goes.
+    /// - As for [`Backing::fetch`]; `to` is where block `first` goes.
     #[allow(clippy::too_many_arguments)]
     unsafe fn fetch_run(
         &self,
@@ -185,7 +270,7 @@ impl Pager {
             let bytes = unsafe {
                 core::slice::from_raw_parts(to.add(i * block.pages()).cast(), block.bytes())
             };
-            if self.fingerprints.of(bytes) != context.fingerprints[first + i] {
+            if self.fingerprint(bytes) != context.fingerprints[first + i] {
                 return Err(
                     swap.damaged(Place::of(context.handles[first + i]).map_or(0, |p| p.slot))
                 );

@@ -1,25 +1,22 @@
-//! Map in, map out: a folio's pages between its frame and its home in the program's page table.
+//! The mapper: pages between the engine's frames and the program's page table.
 //!
-//! Both do as much as the kernel lets them and say how far they got; what they did not do is as it
-//! was. They are called under the shard lock, so nobody else moves these pages; the program may
-//! touch, discard or unmap them at any time.
-use crate::folio::State;
-use crate::folio::frames::{Frame, Kind};
-use crate::folio::index::{FolioId, ShardGuard};
-use crate::folio::lru::List;
-use crate::pager::Pager;
-use crate::policy::workingset;
-use crate::stats;
-use crate::swap::Swap;
+//! Each verb does as much as the kernel lets it and says how far it got; what it did not do is as it
+//! was. All are called under the lock of the folio's shard, so no other thread moves these pages; the
+//! program may touch, discard or unmap them at any time.
+use crate::folio::tally::Tally;
+use crate::memory::frames::{Frame, Frames, Kind};
+use crate::stats::{self, StatsPlace};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
 use memfold_store::BlockSet;
 use memfold_sys::Errno;
-use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::uffd::Partial;
+use memfold_sys::uffd::space::Space;
 use memfold_sys::units::{Order, PAGE_SHIFT, PAGE_SIZE};
 
 /// Why a mapping stopped before the end of the folio.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
+pub enum Stop {
     /// The kernel refuses for the moment.
     Again,
     /// A page can't leave: shared by fork, pinned, or its area isn't writable any more.
@@ -30,72 +27,146 @@ pub(crate) enum Stop {
 
 /// What a mapping did.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Done {
+pub struct Done {
     /// Pages from the start of the folio that are where they should be.
     pub pages: usize,
     /// Why not all.
     pub stop: Option<Stop>,
 }
 
-/// Clean copies may hold one part in this many of `--limit`.
-const CLEAN_SHARE: u128 = 8;
-/// Where the limit can't be kept, they may hold one part in this many of what is folded.
-const LEAST_CLEAN_SHARE: u128 = 64;
-
-/// Dirty single pages for which a background thread is woken, and that as one part in so many of
-/// the memory there is.
-const DIRTY_BATCH: u64 = 64;
-const WAIT_SHARE: u64 = 64;
-
 /// How much to ask for at once. ENOENT means that a page is missing, or, as EINVAL does, that the
 /// range reaches across the border of two of the kernel's areas, which no call fills or moves at once;
 /// only for a single page does it mean more.
-pub(super) struct Span(usize);
+pub struct Span(usize);
 
 impl Span {
-    pub(super) fn new(len: usize) -> Span {
+    pub fn new(len: usize) -> Span {
         Span(len)
     }
 
-    pub(super) fn limit(&self, left: usize) -> usize {
+    pub fn limit(&self, left: usize) -> usize {
         self.0.min(left)
     }
 
     /// Asks for less; `false` if `asked` was a single page.
-    pub(super) fn narrow(&mut self, asked: usize) -> bool {
+    pub fn narrow(&mut self, asked: usize) -> bool {
         self.0 = (asked / 2).next_multiple_of(PAGE_SIZE).max(PAGE_SIZE);
         asked > PAGE_SIZE
     }
 
-    pub(super) fn widen(&mut self) {
+    pub fn widen(&mut self) {
         self.0 = self.0.saturating_mul(2);
     }
 }
 
-impl Pager {
+/// The program's address space, and the frames through which folios leave and enter it.
+pub struct Mapper {
+    space: Box<dyn Space>,
+    frames: Frames,
+    has_move: bool,
+    drops_clean: bool,
+    stats: Arc<StatsPlace>,
+}
+
+impl Mapper {
+    /// Frames over an address space. `has_move`: it moves pages. `drops_clean`: see
+    /// [`Mapper::drops_clean`].
+    pub fn new(
+        space: Box<dyn Space>,
+        frames: Frames,
+        has_move: bool,
+        drops_clean: bool,
+        stats: Arc<StatsPlace>,
+    ) -> Mapper {
+        Mapper { space, frames, has_move, drops_clean, stats }
+    }
+
+    /// The program's address space.
+    pub fn space(&self) -> &dyn Space {
+        &*self.space
+    }
+
+    /// The engine's own pages.
+    pub fn frames(&self) -> &Frames {
+        &self.frames
+    }
+
+    /// Returns whether pages are moved, not copied.
+    pub fn has_move(&self) -> bool {
+        self.has_move
+    }
+
+    /// Returns whether what is loaded for a read is protected, and dropped while it is clean
+    /// (`reclaim/drop.rs`): where the thread that faults serves itself, and all discards are known.
+    pub fn drops_clean(&self) -> bool {
+        self.drops_clean
+    }
+
+    /// Returns whether areas are registered for write protection too.
+    pub fn protects(&self) -> bool {
+        !self.has_move || self.drops_clean
+    }
+
+    /// Takes an empty frame and fills it with zeros. `None`: there is no run of this order.
+    ///
+    /// # Errors
+    /// EAGAIN for the moment, ENOMEM.
+    pub fn populated(&self, order: Order) -> Result<Option<Frame>, Errno> {
+        let Some(frame) = self.frames.take(order, Kind::Empty) else { return Ok(None) };
+        self.frames.populate(&*self.space, frame, order).map(|()| Some(frame))
+    }
+
+    /// Makes one full frame out of smaller ones: see [`Frames::gather`]. `None` where pages aren't
+    /// moved.
+    ///
+    /// # Errors
+    /// EAGAIN for the moment.
+    pub fn gather(&self, order: Order) -> Result<Option<Frame>, Errno> {
+        if self.has_move { self.frames.gather(&*self.space, order) } else { Ok(None) }
+    }
+
+    /// Gives up to `pages` free full pages back to the kernel: see [`Frames::trim`]. Returns how many.
+    pub fn trim(&self, pages: u64) -> u64 {
+        self.frames.trim(&*self.space, pages)
+    }
+
+    /// As [`Mapper::trim`], without waiting for a handler of discards: see [`Frames::trim_now`].
+    pub fn trim_now(&self, pages: u64) -> u64 {
+        self.frames.trim_now(&*self.space, pages)
+    }
+
     /// Maps a frame's pages at `home` and gives the frame back, as far as it got. Wakes whoever
     /// waits for them.
-    fn carry_in(&self, home: usize, frame: Frame, order: Order) -> Done {
+    pub fn carry_in(&self, home: usize, frame: Frame, order: Order, tally: &Tally) -> Done {
         let (from, len) = (self.frames.addr(frame), order.bytes());
         if self.has_move {
             // SAFETY: the folio's shard is locked and its frame holds its bytes; `home` is its own
             // range.
             match unsafe { self.space.move_pages(home, from, len, true) } {
                 Ok(()) => {
-                    self.tally.map(order.pages() as u64);
+                    tally.map(order.pages() as u64);
                     self.frames.count_moved(-(order.pages() as i64));
                     self.frames.give(frame, order, Kind::Empty);
                     return Done { pages: order.pages(), stop: None };
                 }
-                Err(partial) => return self.carry_in_slowly(home, frame, order, partial.done),
+                Err(partial) => {
+                    return self.carry_in_slowly(home, frame, order, partial.done, tally);
+                }
             }
         }
-        self.carry_in_slowly(home, frame, order, 0)
+        self.carry_in_slowly(home, frame, order, 0, tally)
     }
 
-    /// The rest of [`Pager::carry_in`] after `done` bytes were moved: page runs one error at a
+    /// The rest of [`Mapper::carry_in`] after `done` bytes were moved: page runs one error at a
     /// time.
-    fn carry_in_slowly(&self, home: usize, frame: Frame, order: Order, mut done: usize) -> Done {
+    fn carry_in_slowly(
+        &self,
+        home: usize,
+        frame: Frame,
+        order: Order,
+        mut done: usize,
+        tally: &Tally,
+    ) -> Done {
         let (from, len) = (self.frames.addr(frame), order.bytes());
         let mut kept = BlockSet::EMPTY;
         let mut by_copy = !self.has_move;
@@ -146,7 +217,7 @@ impl Pager {
             }
         }
         let pages = done >> PAGE_SHIFT;
-        self.tally.map(mapped as u64);
+        tally.map(mapped as u64);
         self.frames.count_moved(-(moved as i64));
         if stop.is_none() && moved == 0 {
             self.frames.give(frame, order, Kind::Full);
@@ -182,173 +253,17 @@ impl Pager {
         result
     }
 
-    /// Maps a folio that is in the swap cache (`Cached`, or its caller's `Loading` or `Saving`): it
-    /// becomes `Resident`. If the kernel stops half-way, the folio is split: what is mapped is
-    /// `Resident`, the rest `Cached`.
-    pub(crate) fn map_in(&self, guard: &mut ShardGuard<'_>, home: usize, id: FolioId) -> Done {
-        let folio = self.folios.get(guard, id);
-        let (frame, order) = (folio.frame.get(), folio.order());
-        folio.wanted.store(false, Relaxed);
-        folio.state.set(State::Cached);
-        folio.writing.set(0);
-        let done = self.carry_in(home, frame, order);
-        if done.stop.is_none() {
-            folio.state.set(State::Resident);
-            folio.untouched.set(false);
-            self.list_by_state(guard, id);
-            self.keep_clean_budget(guard, id);
+    /// Moves a folio's pages from `home` to its frame, or copies them where pages can't be moved. Pages
+    /// that the program has discarded become zeros. The frame is empty; full where pages are copied.
+    pub fn carry_out(&self, home: usize, frame: Frame, order: Order, tally: &Tally) -> Done {
+        if self.has_move {
+            self.move_out(home, frame, order, tally)
         } else {
-            self.lru.detach(id);
-            self.split_at(guard, id, done.pages);
-            self.settle_pieces(guard, id, done.pages, order, State::Resident, State::Cached);
-            // Others may wait in the kernel for this folio: they fault again.
-            self.space.wake(home, order.bytes());
-        }
-        self.shards.notify(guard);
-        done
-    }
-
-    /// After a split at page `at`: pieces before it become `before`, the others `after`, each on
-    /// its list.
-    fn settle_pieces(
-        &self,
-        guard: &ShardGuard<'_>,
-        id: FolioId,
-        at: usize,
-        order: Order,
-        before: State,
-        after: State,
-    ) {
-        let start = self.folios.get(guard, id).key();
-        let mut key = start;
-        while key < start + order.pages() as u64 {
-            let piece = self.index.find(guard, key).expect("a split folio covers what it covered");
-            let folio = self.folios.get(guard, piece);
-            folio.state.set(if key < start + at as u64 { before } else { after });
-            folio.untouched.set(folio.untouched.get() && folio.state.get() == State::Cached);
-            if folio.state.get() != State::Resident {
-                folio.refused.set(List::None);
-            }
-            key += folio.pages();
-            self.list_by_state(guard, piece);
+            self.copy_out(home, frame, order, tally)
         }
     }
 
-    /// Drops the stored copy of a folio that was just mapped if clean copies take more than their
-    /// budget: a share of resident memory, and under `--limit` an eighth of it, unless many share
-    /// the copies too, which would go on holding them; or if all that is stored takes more than what
-    /// is folded would; or if folding costs more than it saves ([`Pager::kept_bytes`]); or if it takes
-    /// room in a swap file that is half full.
-    pub(crate) fn keep_clean_budget(&self, guard: &ShardGuard<'_>, id: FolioId) {
-        let (clean, folded) = (self.tally.clean(), self.tally.folded());
-        let budget = self.target() * self.config.clean_percent as u64 / 100;
-        // What clean copies hold of the pool, as if they compressed like the rest.
-        let held =
-            self.store.pool_bytes() as u128 * clean as u128 / (clean + folded).max(1) as u128;
-        let folio = self.folios.get(guard, id);
-        let is_crowded = folio.has_copy.get() && self.swap.as_ref().is_some_and(Swap::is_half_full);
-        let crowded = is_crowded && self.folios.handles(folio).any(|h| h.as_foreign().is_some());
-        let limit = self.limit_bytes().filter(|_| !self.to_unshare.is_shared_by_many());
-        // Copies beside what is in memory must not take more than folding saves.
-        let folded_bytes = folded << PAGE_SHIFT;
-        if crowded
-            || clean > budget
-            || self.stored_takes_more()
-            || self.kept_bytes() > 0
-            || limit.is_some_and(|limit| held > limit as u128 / CLEAN_SHARE)
-            || limit.is_some()
-                && self.swap.is_none()
-                && self.is_at_least()
-                && held > folded_bytes as u128 / LEAST_CLEAN_SHARE
-        {
-            stats::add(&self.stats.clean_dropped, 1);
-            self.drop_copy(guard, id);
-        }
-    }
-
-    /// Moves a `Resident` folio from its home into an empty frame: it becomes `Cached`. Pages that
-    /// the program had discarded become zeros. If the kernel stops half-way, the folio is split:
-    /// what moved is `Cached`, the rest `Resident` and protected. `frame` is given back if nothing
-    /// moved.
-    pub(crate) fn map_out(
-        &self,
-        guard: &mut ShardGuard<'_>,
-        home: usize,
-        id: FolioId,
-        frame: Frame,
-    ) -> Done {
-        let folio = self.folios.get(guard, id);
-        let order = folio.order();
-        folio.clean_in.set(0);
-        let done = if self.has_move {
-            self.carry_out(home, frame, order)
-        } else {
-            self.copy_out(home, frame, order)
-        };
-        folio
-            .age
-            .set(workingset::shadow(self.tally.evict(order.pages() as u64), folio.active.get()));
-        folio.frame.set(frame);
-        if done.stop.is_none() {
-            folio.state.set(State::Cached);
-            folio.active.set(false);
-            folio.refused.set(List::None);
-            let needs_saving = !folio.has_copy.get();
-            self.list_by_state(guard, id);
-            if needs_saving {
-                self.ask_to_save(order);
-            }
-            return done;
-        }
-        folio.active.set(true);
-        folio.refused.set(List::None);
-        let start = folio.key();
-        self.lru.detach(id);
-        self.split_at(guard, id, done.pages);
-        if done.stop == Some(Stop::Busy) {
-            self.refuse(guard, start + done.pages as u64);
-        }
-        self.settle_pieces(guard, id, done.pages, order, State::Cached, State::Resident);
-        for page in done.pages..order.pages() {
-            self.frames.give(
-                frame + page as u32,
-                Order::PAGE,
-                if self.has_move { Kind::Empty } else { Kind::Full },
-            );
-        }
-        done
-    }
-
-    /// The page at `key` can't leave. If that is for long, its folio is refused; so is what a fork
-    /// shares with many, but for the page's block only, as others of the folio may have been
-    /// written to since.
-    fn refuse(&self, guard: &mut ShardGuard<'_>, key: u64) {
-        let mut id = self.index.find(guard, key).expect("a folio covers what it covered");
-        let is_shared = self.to_unshare.is_shared_by_many();
-        if is_shared {
-            let order = self.folios.get(guard, id).order();
-            id = self.carve(guard, id, key, order.min(self.config.block_order));
-        } else if self.to_unshare.has_forked_lately() {
-            // Soon to be had.
-            return;
-        }
-        let list = if is_shared { List::Shared } else { List::Pinned };
-        self.folios.get(guard, id).refused.set(list);
-        self.note_refusal();
-    }
-
-    /// Asks a background thread to compress, now that a folio of this order has become dirty.
-    /// Single pages wait until there are some: a thread to wake for each costs more than
-    /// compressing it.
-    pub(crate) fn ask_to_save(&self, order: Order) {
-        let dirty = self.lru.pages(List::Dirty);
-        if order >= self.config.block_order || dirty >= DIRTY_BATCH.min(self.target() / WAIT_SHARE)
-        {
-            self.queue.reclaim();
-        }
-    }
-
-    fn carry_out(&self, home: usize, frame: Frame, order: Order) -> Done {
+    fn move_out(&self, home: usize, frame: Frame, order: Order, tally: &Tally) -> Done {
         let (to, len) = (self.frames.addr(frame), order.bytes());
         let (mut done, mut moved, mut stop) = (0usize, 0usize, None);
         let mut holes = 0usize;
@@ -417,7 +332,7 @@ impl Pager {
                 }
             }
         }
-        self.tally.unmap((moved + holes) as u64);
+        tally.unmap((moved + holes) as u64);
         self.frames.count_moved((moved + holes) as i64);
         Done { pages: done >> PAGE_SHIFT, stop }
     }
@@ -444,7 +359,7 @@ impl Pager {
     }
 
     /// Without UFFDIO_MOVE. The frame is full.
-    fn copy_out(&self, home: usize, frame: Frame, order: Order) -> Done {
+    fn copy_out(&self, home: usize, frame: Frame, order: Order, tally: &Tally) -> Done {
         let (to, len) = (self.frames.addr(frame) as *mut u8, order.bytes());
         // SAFETY: the folio is `Resident` and its shard locked, so nobody else maps its pages or
         // serves their faults, and areas don't change; its area is registered for protection
@@ -452,22 +367,7 @@ impl Pager {
         let gone = unsafe { self.space.take_by_copy(home, to, len) };
         self.space.wake(home, gone);
         let pages = gone >> PAGE_SHIFT;
-        self.tally.unmap(pages as u64);
+        tally.unmap(pages as u64);
         Done { pages, stop: (gone < len).then_some(Stop::Busy) }
-    }
-
-    /// What is evicted next: the oldest of the mapped folios; from time to time, one that could not
-    /// leave before.
-    pub(crate) fn isolate_mapped(&self) -> Option<(FolioId, u64)> {
-        if self.may_retry() {
-            // The lists take turns.
-            let first = self.retries.fetch_add(1, Relaxed) as usize;
-            let mut lists = (first..first + List::REFUSED.len()).map(|n| List::REFUSED[n % 4]);
-            if let Some(found) = lists.find_map(|list| self.lru.isolate(list)) {
-                return Some(found);
-            }
-        }
-        self.lru.rebalance();
-        self.lru.isolate(List::Inactive).or_else(|| self.lru.isolate(List::Active))
     }
 }

@@ -57,5 +57,11 @@
 //! program's heap, so they can start where it is folded, and to libc a program of one thread stays
 //! one. They share a table of descriptors that isn't the program's; what needs it is done by them
 //! (`engine.rs` `have_done` of memfold-preload).
-pub mod unshare;
-pub mod gate;
+mod copy;
+
+use crate::parts::walk;
+
+walk! {
+    /// The engine across a fork.
+    pub struct Fork
+}

@@ -10,7 +10,7 @@
 //! leave the process. XXH3 and its like have no such bound: pairs of blocks with equal hashes can
 //! be written down.
 #[cfg(target_arch = "x86_64")]
-use crate::folio::polyval::{Powers, STEP};
+use crate::backing::polyval::{Powers, STEP};
 use memfold_sys::Errno;
 use memfold_sys::disk::swapfile::random;
 use polyval::universal_hash::UniversalHash;

@@ -1,9 +1,11 @@
 //! Pages of a block brought home by copy: decompressed into a buffer, and mapped by UFFDIO_COPY.
 use crate::area::{Area, Areas};
 use crate::folio::index::{FolioId, ShardGuard};
+use crate::folio::loading::LoadingFolio;
 use crate::folio::{Folio, State, Touch};
-use crate::pager::map::Span;
-use crate::pager::{Pager, bytes};
+use crate::memory::mapper::Span;
+use crate::parts::bytes;
+use crate::residency::Residency;
 use crate::stats;
 use core::ops::Range;
 use memfold_sys::Errno;
@@ -32,13 +34,7 @@ struct Copied {
     all: bool,
 }
 
-impl Pager {
-    /// A `Stored` or `Partial` folio is the caller's, to load.
-    pub(crate) fn begin_loading(&self, guard: &ShardGuard<'_>, id: FolioId) {
-        self.lru.detach(id);
-        self.folios.get(guard, id).state.set(State::Loading);
-    }
-
+impl Residency<'_> {
     /// Brings home what is missing of a `Partial` folio, past the target if need be, so that it can
     /// be moved out; it has changed, or may have. Returns with its shard locked, which was not
     /// meanwhile.
@@ -49,65 +45,65 @@ impl Pager {
         guard: ShardGuard<'g>,
         id: FolioId,
     ) -> ShardGuard<'g> {
-        let folio = self.folios.get(&guard, id);
-        let keys = folio.key()..folio.end();
-        self.begin_loading(&guard, id);
+        let load = self.table.begin_load(&guard, id);
         drop(guard);
+        let keys = load.keys();
         let access = Access { touch: Touch::UNKNOWN, write: true };
-        self.copy_in(areas, area, id, keys.clone(), access);
-        self.shards.lock(keys.start)
+        let copied = self.copy_in(areas, area, load, keys.clone(), access);
+        assert!(copied.is_ok(), "what is partial stays so, or becomes whole");
+        self.table.lock(keys.start)
     }
 
     /// Loads the pages with `keys` of a one-block `Loading` folio by copy, for which there is room, and
-    /// ends the loading. Says whether all of them are there; `None`: it can't be done now, and the
-    /// folio still is `Loading`.
+    /// ends the load. Returns whether all of them are there.
+    ///
+    /// # Errors
+    /// The load: it can't be done now, and goes on.
     pub(crate) fn copy_in(
         &self,
         areas: &Areas,
         area: &Area,
-        id: FolioId,
+        load: LoadingFolio,
         keys: Range<u64>,
         access: Access,
-    ) -> Option<bool> {
-        let (start, order, slot) = {
-            let guard = self.shards.lock(keys.start);
-            let folio = self.folios.get(&guard, id);
-            (folio.key(), folio.order(), self.folios.slots(folio)[0].get())
-        };
-        let mut context = self.contexts.borrow(&self.store);
+    ) -> Result<bool, LoadingFolio> {
+        let (start, order, slot) = (load.key(), load.order(), load.first_slot());
+        let mut context = self.backing.context();
         let buffer = context.buffer.pages_mut();
         let wanted = (keys.end - start) as usize;
         // SAFETY: the buffer holds a block of the largest order that blocks have here, and is this
         // context's, which is lent to this thread; the folio is `Loading` by it, so that nobody
         // else frees its copy.
-        let from_file = unsafe { self.fetch_one(&mut context, slot, order, wanted, buffer) };
-        let guard = self.shards.lock(start);
-        let folio = self.folios.get(&guard, id);
+        let from_file =
+            unsafe { self.backing.fetch_one(&mut context, slot, order, wanted, buffer) };
+        let guard = self.table.lock(start);
+        let folio = self.table.get(&guard, load.id());
         let before = folio.here.get();
         let copied = self.copy_home(areas, area, folio, keys, buffer.cast(), access);
         let here = before | copied.bits;
-        if !(copied.all || self.drops_clean && here != 0) {
+        if !(copied.all || self.mapper.drops_clean() && here != 0) {
             // What was mapped is right, and the other path finds it there.
-            return None;
+            return Err(load);
         }
+        let id = load.end();
         if before == 0 {
             self.note_refault(&guard, id, access.touch, from_file);
         } else {
             folio.touch.set(folio.touch.get().then(access.touch));
         }
-        let clean = copied.clean && (before == 0 || self.is_clean(folio));
-        folio.clean_in.set(if clean { self.generation() } else { 0 });
-        self.tally.map(copied.pages);
-        self.tally.load(copied.pages);
+        let clean = copied.clean && (before == 0 || self.table.is_clean(folio));
+        folio.clean_in.set(if clean { self.table.generation() } else { 0 });
+        self.table.tally().map(copied.pages);
+        self.table.tally().load(copied.pages);
         let is_whole = here == folio.bits(start..folio.end());
         folio.here.set(if is_whole { 0 } else { here });
         folio.state.set(if is_whole { State::Resident } else { State::Partial });
         folio.wanted.store(false, Relaxed);
-        self.list_by_state(&guard, id);
+        self.table.list_by_state(&guard, id);
         if is_whole {
             self.keep_clean_budget(&guard, id);
         }
-        self.shards.notify(&guard);
+        self.table.notify(&guard);
         let in_part = before != 0 || !is_whole;
         stats::add(&self.stats.part_loads, in_part as u64);
         let is_fallback = order > Order::PAGE && !clean && !in_part;
@@ -117,7 +113,7 @@ impl Pager {
         } else {
             self.count_load(order, from_file);
         }
-        Some(copied.all)
+        Ok(copied.all)
     }
 
     /// Copies those pages with these keys home that are not there, under their shard's lock; `from`
@@ -131,7 +127,7 @@ impl Pager {
         from: *const u8,
         access: Access,
     ) -> Copied {
-        let protect = self.drops_clean
+        let protect = self.mapper.drops_clean()
             && !access.write
             && access.touch != Touch::STREAM
             && !areas.is_pinned(keys.start, keys.end);
@@ -148,9 +144,9 @@ impl Pager {
             let result = unsafe {
                 let from = from.add(bytes((first - folio.key()) as usize));
                 if protect {
-                    self.space.copy_protected(home, from, len)
+                    self.mapper.space().copy_protected(home, from, len)
                 } else {
-                    self.space.copy(home, from, len, true)
+                    self.mapper.space().copy(home, from, len, true)
                 }
             };
             let mut done = result.map_or_else(|partial| partial.done, |()| len) / PAGE_SIZE;
@@ -159,12 +155,12 @@ impl Pager {
                     // A page that is there is newer than ours, as in `carry_in`, and the folio must
                     // not be `Loading` any more when the lock is gone: the program may drop it.
                     stats::add(&self.stats.move_exists, 1);
-                    self.space.wake(home, len);
+                    self.mapper.space().wake(home, len);
                     (done, copied.clean) = (done + 1, false);
                 }
                 Err(Partial { errno: Errno::NOENT | Errno::INVAL, .. }) if span.narrow(len) => {}
                 Err(partial) if partial.errno != Errno::AGAIN || done == 0 => {
-                    self.space.wake(home, len);
+                    self.mapper.space().wake(home, len);
                     copied.bits |= folio.bits(first..first + done as u64);
                     copied.pages += done as u64;
                     return copied;

@@ -1,5 +1,5 @@
 //! Tests of frames below folios.
-use crate::folio::frames::{Frames, Kind};
+use crate::memory::frames::{Frames, Kind};
 use memfold_sys::Errno;
 use memfold_sys::thread::{each_cpu, pin};
 use memfold_sys::units::{MAX_BYTES, MAX_PAGES, Order};

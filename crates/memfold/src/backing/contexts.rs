@@ -1,6 +1,6 @@
 //! Contexts: what a thread needs to compress, decompress and compare, kept and lent out. No
 //! thread-local storage.
-use crate::folio::fingerprint::Fingerprint;
+use crate::backing::fingerprint::Fingerprint;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};

@@ -2,15 +2,21 @@
 //! kernel reports of it.
 use crate::area::lock::Hold;
 use crate::area::{Area, Areas};
+use crate::backing::Slot;
+use crate::fault::Faults;
 use crate::fault::load::Source;
 use crate::fault::{Fault, Served};
-use crate::folio::frames::Kind;
+use crate::folio::State;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::List;
-use crate::folio::{Slot, State};
-use crate::pager::{Pager, bytes};
+use crate::memory::frames::Kind;
+use crate::parts::bytes;
+use crate::parts::walk;
 use crate::reclaim::Progress;
+use crate::reclaim::Reclaim;
 use crate::reclaim::drop::Batch;
+use crate::reclaim::save::Saver;
+use crate::reclaim::writeback::Writeback;
 use crate::stats;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -19,41 +25,25 @@ use memfold_sys::Errno;
 use memfold_sys::page::Page;
 use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 
-impl Pager {
-    /// Calls `each` for every folio that covers a page with a key in the range, under its shard's
-    /// lock.
-    pub(crate) fn each_folio(
-        &self,
-        keys: Range<u64>,
-        mut each: impl FnMut(&mut ShardGuard<'_>, FolioId),
-    ) {
-        let mut key = keys.start;
-        while key < keys.end {
-            let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(keys.end);
-            let mut guard = self.shards.lock(key);
-            let Some((at, id)) = self.index.first(&guard, key, end) else {
-                key = end;
-                continue;
-            };
-            let folio = self.folios.get(&guard, id);
-            key = (at + 1).max(folio.end());
-            each(&mut guard, id);
-        }
-    }
+walk! {
+    /// Ranges of keys are evicted, discarded, loaded.
+    pub(crate) struct Ranges
+}
 
+impl Ranges<'_> {
     /// Splits the folio that reaches across `key`, if it is in memory, so that none does (S5).
     fn cut_at(&self, guard: &mut ShardGuard<'_>, key: u64) {
-        let Some(id) = self.index.find(guard, key) else { return };
-        let folio = self.folios.get(guard, id);
+        let Some(id) = self.table.find(guard, key) else { return };
+        let folio = self.table.get(guard, id);
         if matches!(folio.state.get(), State::Resident | State::Cached) {
-            self.split_at(guard, id, (key - folio.key()) as usize);
+            self.table.split_at(guard, id, (key - folio.key()) as usize, &self.backing);
         }
     }
 
     fn cut_edges(&self, keys: &Range<u64>) {
         for edge in [keys.start, keys.end] {
             if !edge.is_multiple_of(MAX_PAGES as u64) {
-                self.cut_at(&mut self.shards.lock(edge), edge);
+                self.cut_at(&mut self.table.lock(edge), edge);
             }
         }
     }
@@ -62,50 +52,51 @@ impl Pager {
     /// split first. Returns pages that left memory.
     pub(crate) fn page_out(&self, areas: &Areas, keys: Range<u64>) -> u64 {
         self.cut_edges(&keys);
-        let before = self.tally.folded();
+        let before = self.table.tally().folded();
         let mut batch = Batch::new();
         let mut key = keys.start;
         while key < keys.end {
-            let guard = self.shards.lock(key);
+            let guard = self.table.lock(key);
             let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(keys.end);
-            let Some((at, id)) = self.index.first(&guard, key, end) else {
+            let Some((at, id)) = self.table.first(&guard, key, end) else {
                 key = end;
                 continue;
             };
-            let folio = self.folios.get(&guard, id);
+            let folio = self.table.get(&guard, id);
             key = at.max(folio.end() - 1) + 1;
             let in_memory = matches!(folio.state.get(), State::Resident | State::Partial);
-            let evictable = in_memory && self.lru.isolate_this(id);
+            let evictable = in_memory && self.table.lists().isolate_this(id);
             let start = folio.key();
             drop(guard);
             if evictable
-                && self.evict_isolated(areas, id, start, Order::MAX, &mut batch) == Progress::Again
+                && Reclaim(self.0).evict_isolated(areas, id, start, Order::MAX, &mut batch)
+                    == Progress::Again
             {
                 break;
             }
             // Whoever touches what is in it waits.
-            if self.is_full(&batch) || key.is_multiple_of(MAX_PAGES as u64) {
-                self.drop_batch(&mut batch);
+            if Reclaim(self.0).is_full(&batch) || key.is_multiple_of(MAX_PAGES as u64) {
+                Reclaim(self.0).drop_batch(&mut batch);
             }
         }
-        self.drop_batch(&mut batch);
+        Reclaim(self.0).drop_batch(&mut batch);
         // What rests in the swap cache is saved oldest first, this range among it.
         for list in [List::Ahead, List::Cooling, List::Dirty] {
-            while self.save_next(Hold::Read(areas), list, true) {}
+            while Saver(self.0).save_next(Hold::Read(areas), list, true) {}
         }
-        self.drain_writes();
-        self.tally.folded().saturating_sub(before)
+        Writeback(self.0).drain_writes();
+        self.table.tally().folded().saturating_sub(before)
     }
 
     /// Makes the mapped folios of a range the next to leave.
     pub(crate) fn cool(&self, keys: Range<u64>) {
         self.cut_edges(&keys);
-        self.each_folio(keys, |guard, id| {
-            let folio = self.folios.get(guard, id);
+        self.table.each(keys, |guard, id| {
+            let folio = self.table.get(guard, id);
             if matches!(folio.state.get(), State::Resident | State::Partial) {
                 folio.active.set(false);
                 folio.refused.set(List::None);
-                self.lru.push_tail(id, folio.key(), folio.order().get(), List::Inactive);
+                self.table.lists().push_tail(id, folio.key(), folio.order().get(), List::Inactive);
             }
         });
     }
@@ -113,12 +104,13 @@ impl Pager {
     /// Makes the pages of a range that is pinned writable: who has pinned them may give them to the
     /// kernel to write to. The caller holds `areas` for writing.
     pub(crate) fn unprotect(&self, area: &Area, keys: Range<u64>) {
-        if !self.drops_clean {
+        if !self.mapper.drops_clean() {
             return;
         }
-        self.each_folio(keys.clone(), |guard, id| self.folios.get(guard, id).clean_in.set(0));
+        self.table.each(keys.clone(), |guard, id| self.table.get(guard, id).clean_in.set(0));
         let len = bytes((keys.end - keys.start) as usize);
-        while self.space.protect(area.addr_of(keys.start), len, false) == Err(Errno::AGAIN) {
+        while self.mapper.space().protect(area.addr_of(keys.start), len, false) == Err(Errno::AGAIN)
+        {
             memfold_sys::thread::yield_now();
         }
     }
@@ -140,31 +132,32 @@ impl Pager {
             // All of it: a load by the small-page path that was given up may have mapped pages of a
             // folio that is stored. SAFETY: the owner gives up the bytes.
             let done = unsafe {
-                self.space
+                self.mapper
+                    .space()
                     .discard(area.addr_of(keys.start), bytes((keys.end - keys.start) as usize))
             };
             done.expect("memfold: dropping managed pages failed");
         }
         let mut dropped = 0;
-        self.each_folio(keys.clone(), |guard, id| {
-            let folio = self.folios.get(guard, id);
+        self.table.each(keys.clone(), |guard, id| {
+            let folio = self.table.get(guard, id);
             let (start, order) = (folio.key(), folio.order());
             debug_assert!(start >= keys.start && start + order.pages() as u64 <= keys.end);
             match folio.state.get() {
-                State::Resident | State::Partial => self.tally.unmap(folio.pages_here()),
-                State::Cached => self.frames.give(folio.frame.get(), order, Kind::Full),
+                State::Resident | State::Partial => self.table.tally().unmap(folio.pages_here()),
+                State::Cached => self.mapper.frames().give(folio.frame.get(), order, Kind::Full),
                 State::Stored => {}
                 State::Loading | State::Saving | State::Leaving => {
                     unreachable!("somebody works while areas are written")
                 }
             }
             dropped += order.pages() as u64;
-            self.remove_folio(guard, id);
+            self.table.remove(guard, id, &self.backing);
         });
         stats::add(&self.stats.discarded_pages, dropped);
         if dropped > 0 {
             // What was freed may leave the pool sparse: a background thread compacts it.
-            self.queue.reclaim();
+            self.requests.reclaim();
         }
     }
 
@@ -174,20 +167,20 @@ impl Pager {
         if edge.is_multiple_of(MAX_PAGES as u64) {
             return;
         }
-        let mut guard = self.shards.lock(edge);
-        let Some(id) = self.index.find(&guard, edge) else { return };
-        let folio = self.folios.get(&guard, id);
+        let mut guard = self.table.lock(edge);
+        let Some(id) = self.table.find(&guard, edge) else { return };
+        let folio = self.table.get(&guard, id);
         if folio.key() == edge {
             return;
         }
         if !matches!(folio.state.get(), State::Stored | State::Partial) {
             let at = (edge - folio.key()) as usize;
-            self.split_at(&mut guard, id, at);
+            self.table.split_at(&mut guard, id, at, &self.backing);
             return;
         }
-        let block = self.folios.block_order(folio.order());
+        let block = self.table.block_order(folio.order());
         let start = crate::fault::load::align(edge, block);
-        let id = self.carve(&mut guard, id, start, block);
+        let id = self.table.carve(&mut guard, id, start, block, &self.backing);
         if start == edge {
             return;
         }
@@ -201,22 +194,22 @@ impl Pager {
     ///
     /// The caller holds `areas` for writing, so the scratch is its own.
     fn store_by_page(&self, guard: &mut ShardGuard<'_>, id: FolioId) -> bool {
-        let folio = self.folios.get(guard, id);
-        let (key, order, slot) = (folio.key(), folio.order(), self.folios.slots(folio)[0].get());
-        let mut context = self.contexts.borrow(&self.store);
+        let folio = self.table.get(guard, id);
+        let (key, order, slot) = (folio.key(), folio.order(), self.table.slots(folio)[0].get());
+        let mut context = self.backing.context();
         let context = &mut *context;
         // SAFETY: the scratch holds the largest block, and is this thread's alone while it holds
         // `areas` for writing; who frees a `Stored` folio's copy holds its shard, as we do.
         unsafe {
             let to = Page::at(self.scratch.as_ptr());
-            self.fetch_one(context, slot, order, order.pages(), to)
+            self.backing.fetch_one(context, slot, order, order.pages(), to)
         };
         let one = BlockSet::first(1);
         // A full pool, or that they don't shrink, is no reason to refuse: these pages take the
         // place of the block. Whoever saves a folio sets the switch anew, and nobody does while
         // `areas` is written.
-        let _past = self.store.past_limit();
-        self.store.set_refuse_incompressible(false);
+        let _past = self.backing.store().past_limit();
+        self.backing.store().set_refuse_incompressible(false);
         context.handles[..order.pages()].fill(Handle::NONE);
         let away: Vec<usize> =
             (0..order.pages()).filter(|page| !folio.is_here(key + *page as u64)).collect();
@@ -226,9 +219,9 @@ impl Pager {
             let saved = unsafe {
                 let from = self.scratch.as_ptr().add(page * PAGE_SIZE);
                 context.fingerprints[page] =
-                    self.fingerprints.of(core::slice::from_raw_parts(from, PAGE_SIZE));
+                    self.backing.fingerprint(core::slice::from_raw_parts(from, PAGE_SIZE));
                 let out = &mut context.handles[page..page + 1];
-                self.store.save(
+                self.backing.store().save(
                     &mut context.worker,
                     from,
                     Order::PAGE,
@@ -239,26 +232,25 @@ impl Pager {
                 )
             };
             if saved.is_err() {
-                self.store.free_many(&context.handles[..page]);
+                self.backing.store().free_many(&context.handles[..page]);
                 return false;
             }
         }
-        self.remove_folio(guard, id);
+        self.table.remove(guard, id, &self.backing);
         for page in 0..order.pages() {
             let at = key + page as u64;
-            let id = self.folios.create(guard, at, Order::PAGE, State::Resident);
-            let folio = self.folios.get(guard, id);
+            let id = self.table.add(guard, at, Order::PAGE, State::Resident);
+            let folio = self.table.get(guard, id);
             if away.contains(&page) {
                 let slot =
                     Slot { handle: context.handles[page], fingerprint: context.fingerprints[page] };
-                self.folios.slots(folio)[0].set(slot);
+                self.table.slots(folio)[0].set(slot);
                 folio.has_copy.set(true);
                 folio.state.set(State::Stored);
             }
-            self.index.insert(guard, at, Order::PAGE, id);
-            self.list_by_state(guard, id);
+            self.table.list_by_state(guard, id);
         }
-        self.tally.store(away.len() as u64);
+        self.table.tally().store(away.len() as u64);
         stats::add(&self.stats.partial_writes, 1);
         true
     }
@@ -266,51 +258,56 @@ impl Pager {
     /// A one-block `Stored` or `Partial` folio becomes `Cached`, but for pages that are here, and is
     /// split at `edge`. Takes memory past the target if it must: data comes first.
     fn unfold_block(&self, guard: &mut ShardGuard<'_>, id: FolioId, edge: u64) {
-        let folio = self.folios.get(guard, id);
+        let folio = self.table.get(guard, id);
         let (key, order) = (folio.key(), folio.order());
-        let slot = self.folios.slots(folio)[0].get();
-        let frame = self.frames.take(order, Kind::Full).or_else(|| self.gather(order).ok()?);
+        let slot = self.table.slots(folio)[0].get();
+        let frame = self
+            .mapper
+            .frames()
+            .take(order, Kind::Full)
+            .or_else(|| self.mapper.gather(order).ok()?);
         let frame = frame.unwrap_or_else(|| {
             loop {
                 let frame = self
-                    .frames
+                    .mapper
+                    .frames()
                     .take(order, Kind::Empty)
                     .expect("memfold: no address space for a frame");
                 // A frame that could not be made full has been given back.
-                match self.frames.populate(&*self.space, frame, order) {
+                match self.mapper.frames().populate(self.mapper.space(), frame, order) {
                     Ok(()) => break frame,
                     Err(_) => memfold_sys::thread::sleep_ns(100_000),
                 }
             }
         });
-        let mut context = self.contexts.borrow(&self.store);
+        let mut context = self.backing.context();
         // SAFETY: the frame is full, of the block's order, and ours; who frees the folio's copy
         // holds its shard, as we do.
         unsafe {
-            let to = self.frames.page(frame);
-            self.fetch_one(&mut context, slot, order, order.pages(), to)
+            let to = self.mapper.frames().page(frame);
+            self.backing.fetch_one(&mut context, slot, order, order.pages(), to)
         };
         drop(context);
-        self.tally.load(folio.pages() - folio.pages_here());
+        self.table.tally().load(folio.pages() - folio.pages_here());
         folio.frame.set(frame);
         let here: Vec<u64> = (key..folio.end()).filter(|key| folio.is_here(*key)).collect();
         folio.here.set(0);
         folio.state.set(State::Cached);
-        self.lru.detach(id);
-        self.list_by_state(guard, id);
+        self.table.lists().detach(id);
+        self.table.list_by_state(guard, id);
         for page in here {
-            let id = self.index.find(guard, page).expect("a split folio covers what it covered");
-            let id = self.carve(guard, id, page, Order::PAGE);
-            let folio = self.folios.get(guard, id);
+            let id = self.table.find(guard, page).expect("a split folio covers what it covered");
+            let id = self.table.carve(guard, id, page, Order::PAGE, &self.backing);
+            let folio = self.table.get(guard, id);
             // What is here is newer than what came into the frame.
-            self.frames.give(folio.frame.get(), Order::PAGE, Kind::Full);
+            self.mapper.frames().give(folio.frame.get(), Order::PAGE, Kind::Full);
             folio.state.set(State::Resident);
-            self.lru.detach(id);
-            self.list_by_state(guard, id);
+            self.table.lists().detach(id);
+            self.table.list_by_state(guard, id);
         }
-        if let Some(id) = self.index.find(guard, edge) {
-            let at = (edge - self.folios.get(guard, id).key()) as usize;
-            self.split_at(guard, id, at);
+        if let Some(id) = self.table.find(guard, edge) {
+            let at = (edge - self.table.get(guard, id).key()) as usize;
+            self.table.split_at(guard, id, at, &self.backing);
         }
     }
 
@@ -323,12 +320,12 @@ impl Pager {
         let (mut key, last) = (keys.start.max(area.key), keys.end.min(area.key_end()));
         while key < last {
             let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(last);
-            let guard = self.shards.lock(key);
-            let Some((at, id)) = self.index.first(&guard, key, end) else {
+            let guard = self.table.lock(key);
+            let Some((at, id)) = self.table.first(&guard, key, end) else {
                 key = end;
                 continue;
             };
-            let folio = self.folios.get(&guard, id);
+            let folio = self.table.get(&guard, id);
             let away = (at..folio.end().min(last)).find(|key| !folio.is_here(*key));
             key = away.unwrap_or(folio.end());
             if away.is_none() {
@@ -336,7 +333,7 @@ impl Pager {
             }
             drop(guard);
             let fault = Fault { addr: area.addr_of(key), ..Fault::default() };
-            if self.serve(areas, area, fault, Source::Any) == Served::Again {
+            if Faults(self.0).serve(areas, area, fault, Source::Any) == Served::Again {
                 return Err(fault.addr);
             }
             // In thread delivery another thread may still be loading it; look again.
@@ -354,6 +351,38 @@ impl Pager {
             self.discard_keys(&area, keys, zap);
         }
         areas.remove(first, last);
+    }
+
+    /// No folio reaches across either end of `[start, end)` (page numbers).
+    pub(crate) fn cut(&self, areas: &Areas, start: u64, end: u64) {
+        for page in [start, end] {
+            if let Some(area) = areas.iter().find(|a| a.start < page && page < a.end) {
+                self.unfold_across(page - area.start + area.key);
+            }
+        }
+    }
+
+    pub(crate) fn note_resident(&self, mut key: u64, end: u64) {
+        while key < end {
+            let order = largest_aligned(key, end, self.config.folio_order);
+            let guard = self.table.lock(key);
+            let id = self.table.add(&guard, key, order, State::Resident);
+            self.table.tally().map(order.pages() as u64);
+            // It was counted as unmanaged until now.
+            self.budget.quota().sub_outside(order.bytes() as u64);
+            self.table.list_by_state(&guard, id);
+            drop(guard);
+            key += order.pages() as u64;
+        }
+    }
+
+    /// Whether every folio of a range of keys is in the page table.
+    pub(crate) fn is_home(&self, start: u64, end: u64) -> bool {
+        let mut home = true;
+        self.table.each(start..end, |guard, id| {
+            home &= self.table.get(guard, id).state.get() == State::Resident;
+        });
+        home
     }
 }
 

@@ -3,7 +3,8 @@ use crate::area::Area;
 use crate::folio::index::FolioId;
 use crate::folio::lru::List;
 use crate::folio::{Folio, State};
-use crate::pager::Pager;
+use crate::parts::walk;
+use crate::reclaim::writeback::Writeback;
 use crate::swap::Swap;
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -24,17 +25,22 @@ struct Found {
     in_file: u64,
 }
 
-impl Pager {
+walk! {
+    /// The engine is verified.
+    pub(crate) struct Invariants
+}
+
+impl Invariants<'_> {
     /// Verifies what must hold while nobody works: store, frames, and every folio of every area.
     ///
     /// # Errors
     /// What is wrong.
     pub fn check(&self) -> Result<(), String> {
-        self.drain_writes();
+        Writeback(self.0).drain_writes();
         let areas = self.areas.write();
-        self.store.check()?;
-        self.frames.check(&*self.space).map_err(|e| e.to_string())?;
-        self.swap.as_ref().map_or(Ok(()), Swap::check)?;
+        self.backing.store().check()?;
+        self.mapper.frames().check(self.mapper.space()).map_err(|e| e.to_string())?;
+        self.backing.swap().map_or(Ok(()), Swap::check)?;
         let mut found = Found::default();
         for area in areas.iter() {
             self.check_area(area, &mut found)?;
@@ -46,12 +52,12 @@ impl Pager {
         let mut key = area.key;
         while key < area.key_end() {
             let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(area.key_end());
-            let guard = self.shards.lock(key);
-            let Some((at, id)) = self.index.first(&guard, key, end) else {
+            let guard = self.table.lock(key);
+            let Some((at, id)) = self.table.first(&guard, key, end) else {
                 key = end;
                 continue;
             };
-            let folio = self.folios.get(&guard, id);
+            let folio = self.table.get(&guard, id);
             if folio.key() != at || at + folio.pages() > area.key_end() {
                 let key = folio.key();
                 return Err(format!(
@@ -75,7 +81,7 @@ impl Pager {
             }
             State::Partial => {
                 let here = folio.pages_here();
-                if here == 0 || here == pages || self.folios.slots(folio).len() != 1 {
+                if here == 0 || here == pages || self.table.slots(folio).len() != 1 {
                     return Err(format!("folio {id} is partial with {here} pages of {pages}"));
                 }
                 found.mapped += here;
@@ -103,17 +109,17 @@ impl Pager {
             State::Partial => folio.pages_here(),
             _ => pages,
         };
-        let handles = || self.folios.handles(folio);
+        let handles = || self.table.handles(folio);
         if handles().any(|h| h.is_none()) {
             return Err(format!("folio {id} lacks a block of its copy"));
         }
         let foreign = handles().filter(|h| h.as_foreign().is_some()).count();
         let zeros = handles().filter(|h| h.is_zero()).count();
-        found.objects += (self.folios.slots(folio).len() - zeros - foreign) as u64;
+        found.objects += (self.table.slots(folio).len() - zeros - foreign) as u64;
         found.in_file += foreign as u64;
         // What is on no list never leaves the pool.
-        let in_pool = stored && handles().any(|h| self.store.payload(h).is_some());
-        if in_pool && self.swap.is_some() && !self.lru.is_on(id, List::Folded) {
+        let in_pool = stored && handles().any(|h| self.backing.store().payload(h).is_some());
+        if in_pool && self.backing.swap().is_some() && !self.table.lists().is_on(id, List::Folded) {
             return Err(format!("folio {id} is in the pool, and writeback doesn't know it"));
         }
         Ok(())
@@ -121,24 +127,26 @@ impl Pager {
 
     /// What is clean is in memory, and equals its stored copy.
     fn check_clean(&self, area: &Area, id: FolioId, folio: &Folio) -> Result<(), String> {
-        if !self.is_clean(folio) {
+        if !self.table.is_clean(folio) {
             return Ok(());
         }
-        let (order, slots) = (folio.order(), self.folios.slots(folio));
+        let (order, slots) = (folio.order(), self.table.slots(folio));
         let in_memory = matches!(folio.state.get(), State::Resident | State::Partial);
         if !in_memory || !folio.has_copy.get() || slots.len() != 1 {
             return Err(format!("folio {id} is clean, and not one block in memory with a copy"));
         }
         let home = area.addr_of(folio.key());
         let here: Vec<u64> = (folio.key()..folio.end()).filter(|key| folio.is_here(*key)).collect();
-        if !here.iter().all(|key| self.space.is_populated(area.addr_of(*key))) {
+        if !here.iter().all(|key| self.mapper.space().is_populated(area.addr_of(*key))) {
             return Err(format!("folio {id} is clean, and lacks a page"));
         }
-        let mut context = self.contexts.borrow(&self.store);
+        let mut context = self.backing.context();
         let buffer = context.buffer.pages_mut();
         // SAFETY: the buffer holds a block, and is this context's, which is lent to this thread;
         // nobody works, so nobody frees the copy.
-        unsafe { self.fetch_one(&mut context, slots[0].get(), order, order.pages(), buffer) };
+        unsafe {
+            self.backing.fetch_one(&mut context, slots[0].get(), order, order.pages(), buffer)
+        };
         let bytes = |from: *const u8| {
             // SAFETY: both are of the folio's size; the pages at home that are asked for are there,
             // so that nothing is faulted in. They may be written to, hence no reference.
@@ -156,19 +164,24 @@ impl Pager {
     }
 
     fn check_sums(&self, found: &Found) -> Result<(), String> {
-        let listed = |lists: &[List]| lists.iter().map(|list| self.lru.pages(*list)).sum::<u64>();
+        let listed =
+            |lists: &[List]| lists.iter().map(|list| self.table.lists().pages(*list)).sum::<u64>();
         let mapped = listed(&[List::Active, List::Inactive]) + listed(&List::REFUSED);
         let cached = listed(&[List::Cooling, List::Ahead, List::Dirty]);
-        let in_file = self.swap.as_ref().map_or(0, Swap::objects);
+        let in_file = self.backing.swap().map_or(0, Swap::objects);
         let sums = [
-            ("mapped pages", found.mapped, self.tally.mapped()),
+            ("mapped pages", found.mapped, self.table.tally().mapped()),
             ("pages of mapped folios on lists", found.listed, mapped),
             ("cached pages on lists", found.cached, cached),
-            ("full frames", found.cached + self.frames.full_free(), self.frames.populated()),
-            ("clean pages", found.clean, self.tally.clean()),
-            ("folded pages", found.folded, self.tally.folded()),
-            ("folios", found.folios, self.folios.count() as u64),
-            ("stored objects", found.objects, self.store.stats().objects),
+            (
+                "full frames",
+                found.cached + self.mapper.frames().full_free(),
+                self.mapper.frames().populated(),
+            ),
+            ("clean pages", found.clean, self.table.tally().clean()),
+            ("folded pages", found.folded, self.table.tally().folded()),
+            ("folios", found.folios, self.table.count() as u64),
+            ("stored objects", found.objects, self.backing.store().stats().objects),
             ("objects in the swap file", found.in_file, in_file),
         ];
         match sums.iter().find(|sum| sum.1 != sum.2) {

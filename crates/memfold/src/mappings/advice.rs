@@ -1,6 +1,7 @@
 //! What the owner of managed memory may ask of the pager, by address. Locks `areas` and turns
 //! addresses into keys.
-use crate::pager::Pager;
+use crate::mappings::Mappings;
+use crate::mappings::ranges::Ranges;
 use core::ops::Range;
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 
@@ -15,7 +16,7 @@ fn pages(addrs: &Range<usize>, outwards: bool) -> Range<u64> {
     start as u64..end.max(start) as u64
 }
 
-impl Pager {
+impl Mappings<'_> {
     /// Takes `[start, end)` under management, which touches no area, is registered already, and
     /// holds no page.
     ///
@@ -36,7 +37,7 @@ impl Pager {
         areas
             .parts(&pages(&addrs, false))
             .into_iter()
-            .map(|(_, keys)| self.page_out(&areas, keys))
+            .map(|(_, keys)| Ranges(self.0).page_out(&areas, keys))
             .sum()
     }
 
@@ -44,7 +45,10 @@ impl Pager {
     /// needed.
     pub fn cool_at(&self, addrs: Range<usize>) {
         let areas = self.areas.read();
-        areas.parts(&pages(&addrs, false)).into_iter().for_each(|(_, keys)| self.cool(keys));
+        areas
+            .parts(&pages(&addrs, false))
+            .into_iter()
+            .for_each(|(_, keys)| Ranges(self.0).cool(keys));
     }
 
     /// Loads and maps the folded pages that a range of addresses touches.
@@ -54,7 +58,7 @@ impl Pager {
             areas
                 .parts(&pages(addrs, true))
                 .into_iter()
-                .try_for_each(|(area, keys)| self.need(&areas, &area, keys))
+                .try_for_each(|(area, keys)| Ranges(self.0).need(&areas, &area, keys))
         };
         while let Err(at) = need(&addrs) {
             addrs.start = at;
@@ -71,16 +75,16 @@ impl Pager {
         areas
             .parts(&pages(&addrs, false))
             .into_iter()
-            .for_each(|(area, keys)| self.discard_keys(&area, keys, true));
+            .for_each(|(area, keys)| Ranges(self.0).discard_keys(&area, keys, true));
     }
 
     /// Keeps the pages that a range of addresses touches mapped from their next touch until
-    /// [`Pager::unpin_at`] with the same range, and writable, also for the kernel. Pins nest.
+    /// [`Mappings::unpin_at`] with the same range, and writable, also for the kernel. Pins nest.
     pub fn pin_at(&self, addrs: Range<usize>) {
         let mut areas = self.areas.write();
         for (area, keys) in areas.parts(&pages(&addrs, true)) {
             areas.pin(keys.start, keys.end);
-            self.unprotect(&area, keys);
+            Ranges(self.0).unprotect(&area, keys);
         }
     }
 

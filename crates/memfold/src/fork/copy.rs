@@ -1,11 +1,17 @@
 //! The engine across a fork: brought to rest in the parent, and put to use again in the child,
 //! which has a copy-on-write copy of all that it keeps: pool, index and frames.
 use crate::area::{Area, Areas, page_of};
+use crate::backing::Slot;
 use crate::fault::Fault;
+use crate::fault::Faults;
 use crate::fault::load::Source;
-use crate::folio::{Slot, State};
+use crate::folio::State;
+use crate::fork::Fork;
 use crate::known::TOP;
-use crate::pager::{Pager, StatsPlace};
+use crate::mappings::Mappings;
+use crate::mappings::ranges::Ranges;
+use crate::reclaim::writeback::Writeback;
+use crate::stats::StatsPlace;
 use crate::stats::{self, Stats};
 use crate::swap::{Place, Swap};
 use alloc::vec::Vec;
@@ -19,9 +25,9 @@ use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::yield_now;
 use memfold_sys::units::{MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
 
-impl Pager {
+impl Fork<'_> {
     /// In gate delivery: waits until nobody works, and keeps all as it is until
-    /// [`Pager::end_copy`]: no fault is served, nothing is asked of background threads, and nothing
+    /// [`Fork::end_copy`]: no fault is served, nothing is asked of background threads, and nothing
     /// is written. Called by the thread that makes the copy, which meets no fault until then; no
     /// mapping is being changed. `reaches`: whether a child would reach the remote store; asked if
     /// it needs it. `may_bring` is told what must be brought home first, bytes, if anything must,
@@ -31,15 +37,15 @@ impl Pager {
             may_bring(self.bytes_in_file());
             self.empty_file(swap);
         };
-        if let Some(swap) = self.swap.as_ref().filter(|swap| !swap.can_lend()) {
+        if let Some(swap) = self.backing.swap().filter(|swap| !swap.can_lend()) {
             bring(swap);
         }
         loop {
             self.gates.close();
             self.areas.close();
-            let Some(swap) = &self.swap else { break };
+            let Some(swap) = self.backing.swap() else { break };
             // Nobody waits for the thread that writes any more, and it gets nothing new.
-            self.drain_writes();
+            Writeback(self.0).drain_writes();
             self.gates.close_writing();
             if swap.begin_copy(&reaches) {
                 break;
@@ -53,7 +59,7 @@ impl Pager {
             bring(swap);
         }
         // After that: who serves a fault asks.
-        self.queue.freeze();
+        self.requests.freeze();
         if let Some(errands) = &self.errands {
             errands.freeze();
         }
@@ -63,9 +69,9 @@ impl Pager {
     fn bytes_in_file(&self) -> u64 {
         let mut sum = 0;
         for area in self.areas.read().iter() {
-            self.each_folio(area.key..area.key_end(), |guard, id| {
-                let folio = self.folios.get(guard, id);
-                let slots = self.folios.slots(folio).iter();
+            self.table.each(area.key..area.key_end(), |guard, id| {
+                let folio = self.table.get(guard, id);
+                let slots = self.table.slots(folio).iter();
                 let lens = slots.filter_map(|slot| Some(Place::of(slot.get().handle)?.len as u64));
                 let is_away = matches!(folio.state.get(), State::Stored | State::Partial);
                 sum += if is_away { lens.sum() } else { 0 };
@@ -78,7 +84,7 @@ impl Pager {
     fn empty_file(&self, swap: &Swap) {
         swap.shut(true);
         while swap.objects() > 0 {
-            self.drain_writes();
+            Writeback(self.0).drain_writes();
             let areas = self.areas.read();
             areas.iter().for_each(|area| self.bring_from_file(&areas, area));
             drop(areas);
@@ -90,54 +96,54 @@ impl Pager {
         let mut key = area.key;
         while key < area.key_end() {
             let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(area.key_end());
-            let guard = self.shards.lock(key);
-            let Some((at, id)) = self.index.first(&guard, key, end) else {
+            let guard = self.table.lock(key);
+            let Some((at, id)) = self.table.first(&guard, key, end) else {
                 key = end;
                 continue;
             };
-            let folio = self.folios.get(&guard, id);
-            let slots = self.folios.slots(folio);
+            let folio = self.table.get(&guard, id);
+            let slots = self.table.slots(folio);
             let in_file = |slot: &Cell<Slot>| slot.get().handle.as_foreign().is_some();
             let Some(first) = slots.iter().position(in_file) else {
                 key = folio.end().max(at + 1);
                 continue;
             };
             if matches!(folio.state.get(), State::Resident | State::Cached) {
-                self.drop_copy(&guard, id);
-                self.list_by_state(&guard, id);
+                self.table.drop_copy(&guard, id, &self.backing);
+                self.table.list_by_state(&guard, id);
                 continue;
             }
-            let block = self.folios.block_order(folio.order());
+            let block = self.table.block_order(folio.order());
             let at = (folio.key() + (first * block.pages()) as u64).max(area.key);
             // A touch of a page that is here would load nothing.
             let at = (at..folio.end()).find(|key| !folio.is_here(*key)).unwrap_or(at);
             drop(guard);
             // It is there then, or somebody else works on it: it is looked at again.
             let fault = Fault { addr: area.addr_of(at), ..Fault::default() };
-            self.serve(areas, area, fault, Source::Any);
+            Faults(self.0).serve(areas, area, fault, Source::Any);
         }
     }
 
-    /// In a child, after [`Pager::begin_copy`] in its parent, and before [`Pager::end_copy`]: no
+    /// In a child, after [`Fork::begin_copy`] in its parent, and before [`Fork::end_copy`]: no
     /// hold of other threads came along, and requests may be made. `register` is called for the
     /// frames and for each managed part: nothing of it is registered. Nothing may have come there
-    /// by itself meanwhile (`Pager::drop_strays`).
+    /// by itself meanwhile (`Mappings::drop_strays`).
     ///
     /// # Safety
     /// - The caller is the only thread.
     pub unsafe fn begin_in_child(&self, pagemap: &Pagemap, mut register: impl FnMut(usize, usize)) {
         // SAFETY: by the caller's promise.
         unsafe { self.holds.reset_in_child() };
-        self.begin_generation();
-        let (start, len) = self.frames_zone();
+        self.table.begin_generation();
+        let (start, len) = (self.mapper.frames().zone().start(), self.mapper.frames().zone().len());
         register(start, start + len);
         // SAFETY: by the caller's promise.
         unsafe { self.each_area_in_child(register) };
         // SAFETY: nobody changes areas.
-        self.drop_strays(unsafe { self.areas.peek() }, &(0..page_of(TOP)), pagemap);
+        Mappings(self.0).drop_strays(unsafe { self.areas.peek() }, &(0..page_of(TOP)), pagemap);
     }
 
-    /// In a child, between [`Pager::begin_copy`] in its parent and [`Pager::end_copy`]: calls `each`
+    /// In a child, between [`Fork::begin_copy`] in its parent and [`Fork::end_copy`]: calls `each`
     /// with the first address and the end of all that is managed.
     ///
     /// # Safety
@@ -149,7 +155,7 @@ impl Pager {
         }
     }
 
-    /// In a child, after [`Pager::begin_copy`] in its parent, before anything else: these ranges of
+    /// In a child, after [`Fork::begin_copy`] in its parent, before anything else: these ranges of
     /// addresses are not for children, so nothing is mapped there.
     ///
     /// # Safety
@@ -158,12 +164,12 @@ impl Pager {
         // SAFETY: closed by the parent, and nobody waits for it.
         unsafe { self.areas.open() };
         for range in ranges {
-            self.end_with(range.clone(), || 0);
+            Mappings(self.0).end_with(range.clone(), || 0);
         }
         self.areas.close();
     }
 
-    /// In a child that can have no engine, after [`Pager::begin_copy`] in its parent: calls `put`
+    /// In a child that can have no engine, after [`Fork::begin_copy`] in its parent: calls `put`
     /// with the address and the bytes of every page that the program has and the engine keeps.
     ///
     /// # Safety
@@ -173,11 +179,11 @@ impl Pager {
         for area in unsafe { self.areas.peek() }.iter() {
             let keys = area.key..area.key + (area.end - area.start);
             let mut away: Vec<(u64, Slot, Order)> = Vec::new();
-            self.each_folio(keys.clone(), |guard, id| {
-                let folio = self.folios.get(guard, id);
+            self.table.each(keys.clone(), |guard, id| {
+                let folio = self.table.get(guard, id);
                 if folio.state.get() != State::Resident {
                     let (block, slots) =
-                        (self.folios.block_order(folio.order()), self.folios.slots(folio));
+                        (self.table.block_order(folio.order()), self.table.slots(folio));
                     let slot = |key| slots[(key - folio.key()) as usize / block.pages()].get();
                     let own = folio.key().max(keys.start)..folio.end().min(keys.end);
                     let gone = own.filter(|key| !folio.is_here(*key));
@@ -195,9 +201,9 @@ impl Pager {
                         continue;
                     }
                     if read != slot.handle {
-                        let context = self.contexts.at_rest();
+                        let context = self.backing.context_at_rest();
                         let to = Page::at(self.scratch.as_ptr());
-                        self.fetch_one(context, slot, block, block.pages(), to);
+                        self.backing.fetch_one(context, slot, block, block.pages(), to);
                         read = slot.handle;
                     }
                     put(addr, self.scratch.as_ptr().add(page * PAGE_SIZE));
@@ -212,8 +218,8 @@ impl Pager {
         self.errands.iter().for_each(|errands| errands.set_alone(alone));
     }
 
-    /// In a child, after [`Pager::begin_copy`] in its parent: the swap file's part of
-    /// [`Pager::begin_in_child`]. `open` opens an own file, for what lies from this byte on: see
+    /// In a child, after [`Fork::begin_copy`] in its parent: the swap file's part of
+    /// [`Fork::begin_in_child`]. `open` opens an own file, for what lies from this byte on: see
     /// `FileDisk::begin_in_child`.
     ///
     /// # Errors
@@ -222,13 +228,13 @@ impl Pager {
     /// # Safety
     /// - The caller is the only thread.
     pub unsafe fn begin_file_in_child(&self, open: impl FnOnce(u64)) -> Result<(), Errno> {
-        let Some(swap) = &self.swap else { return Ok(()) };
+        let Some(swap) = self.backing.swap() else { return Ok(()) };
         open(swap.base());
         // SAFETY: by the caller's promise.
         unsafe { swap.begin_in_child() }
     }
 
-    /// In a child, between [`Pager::begin_file_in_child`] and [`Pager::end_copy`], by an engine
+    /// In a child, between [`Fork::begin_file_in_child`] and [`Fork::end_copy`], by an engine
     /// thread: connects to the remote store, if it reads there. It may be in a root directory later
     /// where it couldn't.
     ///
@@ -236,10 +242,14 @@ impl Pager {
     /// - `end_copy` is not called meanwhile.
     pub unsafe fn connect_remote(&self) {
         // SAFETY: by the caller's promise the tier is frozen.
-        self.swap.iter().filter_map(Swap::tier).for_each(|tier| unsafe { tier.connect() });
+        self.backing
+            .swap()
+            .into_iter()
+            .filter_map(Swap::tier)
+            .for_each(|tier| unsafe { tier.connect() });
     }
 
-    /// Ends [`Pager::begin_copy`], in each of the two processes, after [`Pager::allow_requests`].
+    /// Ends [`Fork::begin_copy`], in each of the two processes, after [`Fork::allow_requests`].
     ///
     /// # Safety
     /// - `begin_copy` has returned, in this process or in the parent that it is a copy of, and this
@@ -248,7 +258,7 @@ impl Pager {
         self.to_unshare.note_fork();
         // SAFETY: by the caller's promise.
         unsafe {
-            if let Some(swap) = &self.swap {
+            if let Some(swap) = self.backing.swap() {
                 swap.end_copy(in_child);
                 self.gates.open_writing();
             }
@@ -261,12 +271,12 @@ impl Pager {
     /// page that is folded is made private first. That brings its part, and takes a compressed
     /// copy: if that is more, and at least three share, it is left where it is.
     pub fn note_shared(&self, bytes: u64, own: u64) {
-        let data = (self.tally.folded() + self.tally.clean()) << PAGE_SHIFT;
-        let pool = self.store.pool_bytes().min(data / 2);
+        let data = (self.table.tally().folded() + self.table.tally().clean()) << PAGE_SHIFT;
+        let pool = self.backing.store().pool_bytes().min(data / 2);
         self.to_unshare.note_shared((own as u128) * (data as u128) < bytes as u128 * pool as u128);
     }
 
-    /// The first part of the end of [`Pager::begin_copy`]: there may be requests to background threads
+    /// The first part of the end of [`Fork::begin_copy`]: there may be requests to background threads
     /// again, which wait for the gates.
     ///
     /// # Safety
@@ -277,15 +287,15 @@ impl Pager {
         unsafe {
             if let Some(errands) = &self.errands {
                 errands.unfreeze();
-                self.swap.iter().for_each(|swap| swap.outbox.unfreeze());
+                self.backing.swap().into_iter().for_each(|swap| swap.outbox.unfreeze());
             }
-            self.queue.unfreeze();
+            self.requests.unfreeze();
         }
     }
 
     /// Counts in `stats` from now on.
     pub fn count_in(&self, stats: &'static Stats) {
-        if let StatsPlace::Shared(place) = &self.stats {
+        if let StatsPlace::Shared(place) = &*self.stats {
             place.store(stats as *const Stats as *mut Stats, Relaxed);
         }
     }
@@ -294,11 +304,11 @@ impl Pager {
     /// parent's and not the child's is let go. Counts in `stats` from now on.
     pub fn begin_as_child(&self, stats: &'static Stats) {
         self.count_in(stats);
-        self.forget_cost();
+        self.budget.forget_cost();
         // SAFETY: this is the only engine thread, and the parent was at rest.
-        unsafe { self.store.reset_in_child() };
+        unsafe { self.backing.store().reset_in_child() };
         // The parent's pages; written to, each would be copied.
-        self.frames.trim(&*self.space, u64::MAX);
+        self.mapper.trim(u64::MAX);
     }
 
     /// The bytes of the page at `addr`, as the index says; they stay until the next call.
@@ -312,31 +322,34 @@ impl Pager {
         let areas = unsafe { self.areas.peek() };
         let Some((addr, area)) = addr.and_then(|addr| areas.find(addr).map(|area| (addr, area)))
         else {
-            return self.zeros();
+            return self.mapper.frames().zeros();
         };
         let key = area.key_of(addr);
-        // SAFETY: nor the index.
-        let Some(id) = (unsafe { self.index.peek(key) }) else { return self.zeros() };
-        // SAFETY: nor a folio.
-        let folio = unsafe { self.folios.at_rest(id) };
+        // SAFETY: nor does the table.
+        let Some(folio) = (unsafe { self.table.at_rest(key) }) else {
+            return self.mapper.frames().zeros();
+        };
         let page = (key - folio.key()) as usize;
         match folio.state.get() {
-            State::Resident => self.zeros(),
-            State::Partial if folio.is_here(key) => self.zeros(),
-            State::Cached => (self.frames.addr(folio.frame.get()) + page * PAGE_SIZE) as *const u8,
+            State::Resident => self.mapper.frames().zeros(),
+            State::Partial if folio.is_here(key) => self.mapper.frames().zeros(),
+            State::Cached => {
+                (self.mapper.frames().addr(folio.frame.get()) + page * PAGE_SIZE) as *const u8
+            }
             State::Stored | State::Partial => {
-                let block = self.folios.block_order(folio.order());
+                let block = self.table.block_order(folio.order());
                 let (handle, page) = (
-                    self.folios.slots(folio)[page / block.pages()].get().handle,
+                    self.table.slots(folio)[page / block.pages()].get().handle,
                     page % block.pages(),
                 );
                 // SAFETY: nobody borrows a context at rest, and the caller is alone.
-                let (context, to) = (unsafe { self.contexts.at_rest() }, self.scratch.as_ptr());
+                let (context, to) =
+                    (unsafe { self.backing.context_at_rest() }, self.scratch.as_ptr());
                 // Single pages are what is asked for at rest: the recent blocks save decompressing
                 // one for each (M7). SAFETY: the scratch holds a page, and nobody else uses it at
                 // rest; nothing is freed there.
                 match unsafe {
-                    self.store.load_pages(&mut context.worker, handle, block, page, 1, to)
+                    self.backing.store().load_pages(&mut context.worker, handle, block, page, 1, to)
                 } {
                     Ok(recent) => stats::add(&self.stats.recent_hits, recent as u64),
                     Err(e) => panic!(
@@ -350,5 +363,32 @@ impl Pager {
                 unreachable!("somebody works at rest")
             }
         }
+    }
+
+    /// Brings every folded page back and keeps all in place until [`Fork::thaw`]: for a fork,
+    /// whose child gets copies of the page table and no engine. Goes past the limit if it must.
+    ///
+    /// Called by a thread of the program, whose handlers still run; for a fork, no area may be
+    /// added until `thaw`. No lock is held on return, so other threads of the program go on
+    /// faulting: what they can get is first touches only.
+    pub fn freeze(&self) {
+        self.budget.set_frozen(true);
+        loop {
+            Mappings(self.0).need_at(0..usize::MAX);
+            // Written: whoever was evicting or saving when the freeze began has ended.
+            let areas = self.areas.write();
+            if areas.iter().all(|a| Ranges(self.0).is_home(a.key, a.key_end())) {
+                return;
+            }
+            drop(areas);
+            yield_now();
+        }
+    }
+
+    /// Ends [`Fork::freeze`].
+    pub fn thaw(&self) {
+        self.to_unshare.note_fork();
+        self.budget.set_frozen(false);
+        self.requests.reclaim();
     }
 }

@@ -1,0 +1,456 @@
+//! The table of all folios: found by key, locked by shard, listed by age, counted by where their bytes
+//! are; and the transitions that need nothing else: a folio is added, split, merged, listed, removed.
+use crate::backing::{Backing, Slot};
+use crate::folio::index::{FolioId, Index, ShardGuard, Shards};
+use crate::folio::loading::LoadingFolio;
+use crate::folio::lru::{List, Lru};
+use crate::folio::tally::Tally;
+use crate::folio::{Folio, Folios, State};
+use crate::stats::{self, StatsPlace};
+use alloc::sync::Arc;
+use core::cell::Cell;
+use core::ops::Range;
+use memfold_store::Handle;
+use memfold_sys::Errno;
+use memfold_sys::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use memfold_sys::units::{MAX_PAGES, Order};
+
+/// All folios. Every method that reaches a folio is given the guard of its key's shard.
+///
+/// Equations, while nobody works: every `Cached` folio is on `Cooling`, `Ahead` or `Dirty`, every
+/// `Resident` or `Partial` one on `Active`, `Inactive` or a list of [`List::REFUSED`], every other one
+/// on no list, or on `Folded` where there is a swap file; the [`Tally`] is the sum over the folios.
+pub struct FolioTable {
+    shards: Shards,
+    index: Index,
+    folios: Folios,
+    lists: Lru,
+    tally: Tally,
+    /// Whether `Stored` folios are listed too, as a swap file takes the oldest.
+    lists_stored: bool,
+    /// See [`FolioTable::generation`].
+    generation: AtomicU32,
+    stats: Arc<StatsPlace>,
+}
+
+impl FolioTable {
+    /// An empty table for folios made of blocks of order `block`, with shards of `shard_bytes`.
+    ///
+    /// # Errors
+    /// What reserving address space says.
+    pub fn new(
+        block: Order,
+        shard_bytes: u64,
+        lists_stored: bool,
+        stats: Arc<StatsPlace>,
+    ) -> Result<FolioTable, Errno> {
+        Ok(FolioTable {
+            shards: Shards::new(shard_bytes),
+            index: Index::new()?,
+            folios: Folios::new(block)?,
+            lists: Lru::new()?,
+            tally: Tally::new(),
+            lists_stored,
+            generation: AtomicU32::new(1),
+            stats,
+        })
+    }
+
+    /// Locks the shard of `key`. A thread holds one shard at most.
+    pub fn lock(&self, key: u64) -> ShardGuard<'_> {
+        self.shards.lock(key)
+    }
+
+    /// Sleeps until a folio of the shard changes its state; the lock is free meanwhile.
+    pub fn wait<'a>(&'a self, guard: ShardGuard<'a>) -> ShardGuard<'a> {
+        self.shards.wait(guard)
+    }
+
+    /// Wakes every thread of the engine that waits for a folio of the shard.
+    pub fn notify(&self, guard: &ShardGuard<'_>) {
+        self.shards.notify(guard);
+    }
+
+    /// Returns the folio that covers `key`.
+    pub fn find(&self, guard: &ShardGuard<'_>, key: u64) -> Option<FolioId> {
+        self.index.find(guard, key)
+    }
+
+    /// Returns the first key in `[key, end)`, all in one chunk, that a folio covers, and that folio.
+    pub fn first(&self, guard: &ShardGuard<'_>, key: u64, end: u64) -> Option<(u64, FolioId)> {
+        self.index.first(guard, key, end)
+    }
+
+    /// Returns whether `2^order` pages from `key` hold no folio.
+    pub fn is_empty(&self, guard: &ShardGuard<'_>, key: u64, order: Order) -> bool {
+        self.index.is_empty(guard, key, order)
+    }
+
+    /// Returns the folio that covers `key` while the engine is at rest, without a lock.
+    ///
+    /// # Safety
+    /// - No thread changes the table while the reference lives.
+    pub unsafe fn at_rest(&self, key: u64) -> Option<&Folio> {
+        // SAFETY: by the caller's promise neither the index nor the folio changes.
+        unsafe { self.index.peek(key).map(|id| self.folios.at_rest(id)) }
+    }
+
+    /// Returns the folio behind an id. See [`Folios::get`] for what must hold.
+    ///
+    /// # Panics
+    /// If it has ended.
+    pub fn get<'g>(&'g self, guard: &'g ShardGuard<'_>, id: FolioId) -> &'g Folio {
+        self.folios.get(guard, id)
+    }
+
+    /// Returns whether a thread waits for a folio; needs no lock.
+    pub fn is_wanted(&self, id: FolioId) -> bool {
+        self.folios.is_wanted(id)
+    }
+
+    /// Returns the order of the blocks of a folio of this order.
+    pub fn block_order(&self, order: Order) -> Order {
+        self.folios.block_order(order)
+    }
+
+    /// Returns how many blocks a folio of this order has.
+    pub fn block_count(&self, order: Order) -> usize {
+        self.folios.block_count(order)
+    }
+
+    /// Returns the slots of a folio, one for each block.
+    pub fn slots<'g>(&self, folio: &'g Folio) -> &'g [Cell<Slot>] {
+        self.folios.slots(folio)
+    }
+
+    /// Returns the objects of a folio's blocks.
+    pub fn handles<'g>(
+        &self,
+        folio: &'g Folio,
+    ) -> impl DoubleEndedIterator<Item = Handle> + use<'g> {
+        self.folios.handles(folio)
+    }
+
+    /// The lists by age.
+    pub fn lists(&self) -> &Lru {
+        &self.lists
+    }
+
+    /// The counts of pages.
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// Returns how many folios there are.
+    pub fn count(&self) -> usize {
+        self.folios.count()
+    }
+
+    /// Returns the bytes that index, folios, slots and lists take.
+    pub fn used_bytes(&self) -> usize {
+        self.index.used_bytes() + self.folios.used_bytes() + self.folios.count() * 16
+    }
+
+    /// Returns whether nearly all that can be described is: see [`Folios::is_crowded`].
+    pub fn is_crowded(&self) -> bool {
+        self.folios.is_crowded(&self.index)
+    }
+
+    /// As if so few folios could be described.
+    #[cfg(test)]
+    pub fn crowd_at(&self, count: usize) {
+        self.folios.crowd_at(count);
+    }
+
+    /// Look-ups by one key, and those of them that found nothing.
+    #[cfg(test)]
+    pub fn looked(&self) -> [usize; 2] {
+        self.index.looked.each_ref().map(|count| count.load(Relaxed))
+    }
+
+    /// Times that a shard was locked.
+    #[cfg(test)]
+    pub fn locked(&self) -> usize {
+        self.shards.locked.load(Relaxed)
+    }
+
+    /// Calls `each` for every folio that covers a page with a key in the range, under its shard's
+    /// lock.
+    pub fn each(&self, keys: Range<u64>, mut each: impl FnMut(&mut ShardGuard<'_>, FolioId)) {
+        let mut key = keys.start;
+        while key < keys.end {
+            let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(keys.end);
+            let mut guard = self.lock(key);
+            let Some((at, id)) = self.first(&guard, key, end) else {
+                key = end;
+                continue;
+            };
+            let folio = self.get(&guard, id);
+            key = (at + 1).max(folio.end());
+            each(&mut guard, id);
+        }
+    }
+
+    /// Adds a folio of `2^order` pages from `key`, which no folio covers, on no list and without a
+    /// stored copy.
+    pub fn add(&self, guard: &ShardGuard<'_>, key: u64, order: Order, state: State) -> FolioId {
+        let id = self.folios.create(guard, key, order, state);
+        self.index.insert(guard, key, order, id);
+        id
+    }
+
+    /// Puts one folio in the place of the `Stored` ones that make up `2^order` pages from `start`; its
+    /// shadow is that of the folio that covers `key`.
+    pub fn merge(&self, guard: &mut ShardGuard<'_>, start: u64, order: Order, key: u64) -> FolioId {
+        let whole = self.folios.create(guard, start, order, State::Stored);
+        let block_pages = self.block_order(order).pages();
+        let mut shadow = 0;
+        let mut at = start;
+        while at < start + order.pages() as u64 {
+            let id = self.find(guard, at).expect("the caller has looked at all of them");
+            let part = self.get(guard, id);
+            let first = (at - start) as usize / block_pages;
+            let slots = self.slots(self.get(guard, whole));
+            for (to, from) in slots[first..].iter().zip(self.slots(part)) {
+                to.set(from.get());
+            }
+            if (at..part.end()).contains(&key) {
+                shadow = part.age.get();
+            }
+            self.index.erase(guard, at, part.order());
+            self.lists.detach(id);
+            at = part.end();
+            // Its objects belong to `whole` now. Who has isolated it will look it up again before
+            // using it.
+            self.folios.destroy(guard, id);
+        }
+        let merged = self.get(guard, whole);
+        merged.has_copy.set(true);
+        merged.age.set(shadow);
+        self.index.insert(guard, start, order, whole);
+        stats::add(&self.stats.merges, 1);
+        whole
+    }
+
+    /// Makes a `Stored` or `Partial` folio the caller's, to load.
+    ///
+    /// # Panics
+    /// If it is neither.
+    pub fn begin_load(&self, guard: &ShardGuard<'_>, id: FolioId) -> LoadingFolio {
+        let folio = self.get(guard, id);
+        assert!(
+            matches!(folio.state.get(), State::Stored | State::Partial),
+            "only what is stored is loaded"
+        );
+        self.lists.detach(id);
+        folio.state.set(State::Loading);
+        self.loading(folio, id)
+    }
+
+    /// Adds a folio of `2^order` pages from `key`, which no folio covers, for the caller to fill.
+    pub fn begin_fill(&self, guard: &ShardGuard<'_>, key: u64, order: Order) -> LoadingFolio {
+        let id = self.add(guard, key, order, State::Loading);
+        self.loading(self.get(guard, id), id)
+    }
+
+    fn loading(&self, folio: &Folio, id: FolioId) -> LoadingFolio {
+        let first = if folio.has_copy.get() { self.slots(folio)[0].get() } else { Slot::NONE };
+        LoadingFolio::new(id, folio.key(), folio.order(), first, folio.here.get())
+    }
+
+    /// Goes on loading only the `2^order` pages around `key`; the others are as they were before.
+    pub fn shrink_load(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        load: LoadingFolio,
+        key: u64,
+        order: Order,
+        backing: &Backing,
+    ) -> LoadingFolio {
+        let (keys, start) = (load.keys(), key & !(order.pages() as u64 - 1));
+        let kept = self.carve(guard, load.end(), start, order, backing);
+        let mut at = keys.start;
+        while at < keys.end {
+            let piece = self.find(guard, at).expect("a split folio covers what it covered");
+            let folio = self.get(guard, piece);
+            at = folio.end();
+            if piece != kept {
+                self.end_unloaded(guard, piece, backing);
+            }
+        }
+        let folio = self.get(guard, kept);
+        folio.wanted.store(false, Relaxed);
+        self.loading(folio, kept)
+    }
+
+    /// Gives a load up: the folio is as it was before.
+    pub fn undo_load(&self, guard: &mut ShardGuard<'_>, load: LoadingFolio, backing: &Backing) {
+        self.end_unloaded(guard, load.end(), backing);
+    }
+
+    fn end_unloaded(&self, guard: &mut ShardGuard<'_>, id: FolioId, backing: &Backing) {
+        let folio = self.get(guard, id);
+        debug_assert!(folio.here.get() == 0, "its pages that are here would be forgotten");
+        folio.wanted.store(false, Relaxed);
+        if folio.has_copy.get() {
+            folio.state.set(State::Stored);
+            self.list_by_state(guard, id);
+        } else {
+            self.remove(guard, id, backing);
+        }
+    }
+
+    /// Whether the folio that was isolated with this key is alive: it may have been settled,
+    /// listed, merged and its record used again before its shard was locked.
+    pub fn is_still(&self, guard: &ShardGuard<'_>, id: FolioId, key: u64) -> bool {
+        self.index.find(guard, key) == Some(id) && self.folios.get(guard, id).key() == key
+    }
+
+    /// More memory may be managed.
+    ///
+    /// # Errors
+    /// ENOMEM: nearly all that can be described is.
+    pub fn room_for_more(&self) -> Result<(), Errno> {
+        if self.folios.is_crowded(&self.index) { Err(Errno::NOMEM) } else { Ok(()) }
+    }
+
+    /// The generation of this process: one more than its parent's, in a child of fork.
+    pub fn generation(&self) -> u32 {
+        self.generation.load(Relaxed)
+    }
+
+    /// In a child of fork, before its memory is registered.
+    pub fn begin_generation(&self) {
+        let before = self.generation.fetch_add(1, Relaxed);
+        assert!(before < u32::MAX, "a generation is never used twice");
+    }
+
+    /// Whether the pages of a folio that are in the program's page table are known to equal their
+    /// stored copy: all of them are write-protected. The kernel protects nothing in the copy that a child of fork gets, so what
+    /// was clean in the parent's generation isn't in the child's.
+    pub fn is_clean(&self, folio: &Folio) -> bool {
+        folio.clean_in.get() == self.generation()
+    }
+
+    /// Ends a folio: no index entry, no stored copy, no list. Its frame must have been given back.
+    pub fn remove(&self, guard: &mut ShardGuard<'_>, id: FolioId, backing: &Backing) {
+        self.drop_copy(guard, id, backing);
+        let folio = self.folios.get(guard, id);
+        self.index.erase(guard, folio.key(), folio.order());
+        // Who has isolated it will look it up again before using it.
+        self.lists.detach(id);
+        self.folios.destroy(guard, id);
+    }
+
+    /// Lets go of the stored copy of a folio. The bytes must be authoritative elsewhere (so it isn't
+    /// `Partial`), or needed no longer.
+    pub fn drop_copy(&self, guard: &ShardGuard<'_>, id: FolioId, backing: &Backing) {
+        let folio = self.folios.get(guard, id);
+        if !folio.has_copy.replace(false) {
+            return;
+        }
+        folio.untouched.set(false);
+        folio.clean_in.set(0);
+        let folded = match folio.state.get() {
+            State::Stored | State::Loading | State::Partial => folio.pages() - folio.pages_here(),
+            _ => 0,
+        };
+        self.tally.drop_copy(folded, true);
+        self.tally.drop_copy(folio.pages() - folded, false);
+        for slot in self.folios.slots(folio) {
+            let Slot { handle, fingerprint } = slot.get();
+            if !handle.is_none() {
+                backing.free(handle);
+            }
+            slot.set(Slot { handle: Handle::NONE, fingerprint });
+        }
+    }
+
+    /// Splits a folio in two halves; returns the second. A block that would be cut in two loses its
+    /// stored copy, so a `Stored` folio may only be split between blocks.
+    pub fn split(&self, guard: &mut ShardGuard<'_>, id: FolioId, backing: &Backing) -> FolioId {
+        let left = self.folios.get(guard, id);
+        left.clean_in.set(0);
+        assert!(left.state.get() != State::Partial && left.here.get() == 0, "a block is in parts");
+        let half = left.order().smaller().expect("a page can't be split");
+        let cuts_block = half < self.folios.block_order(Order::MAX);
+        let is_folded = matches!(left.state.get(), State::Stored | State::Loading);
+        assert!(!cuts_block || !is_folded, "a stored block can't be split");
+        let right_id =
+            self.folios.create(guard, left.key() + half.pages() as u64, half, left.state.get());
+        let right = self.folios.get(guard, right_id);
+        right.frame.set(left.frame.get() + half.pages() as u32);
+        right.age.set(left.age.get());
+        right.active.set(left.active.get());
+        right.untouched.set(left.untouched.get());
+        right.touch.set(left.touch.get());
+        right.refused.set(left.refused.get());
+        self.index.erase(guard, left.key(), left.order());
+        if cuts_block && left.has_copy.get() {
+            self.tally.drop_copy(left.pages(), false);
+        }
+        let cut = self.folios.split(guard, id, right_id);
+        let (left, right) = (self.folios.get(guard, id), self.folios.get(guard, right_id));
+        if !cut.is_none() {
+            backing.free(cut);
+            left.untouched.set(false);
+            right.untouched.set(false);
+        }
+        self.index.insert(guard, left.key(), half, id);
+        self.index.insert(guard, right.key(), half, right_id);
+        self.lists.resize(id, half.get());
+        if left.writing.replace(0) != 0 {
+            self.list_by_state(guard, id);
+        }
+        self.list_by_state(guard, right_id);
+        stats::add(&self.stats.splits, 1);
+        right_id
+    }
+
+    /// Puts a folio on the list that its state asks for.
+    pub fn list_by_state(&self, guard: &ShardGuard<'_>, id: FolioId) {
+        let folio = self.folios.get(guard, id);
+        let list = match folio.state.get() {
+            State::Resident | State::Partial => match folio.refused.get() {
+                List::None if folio.active.get() => List::Active,
+                List::None => List::Inactive,
+                refused => refused,
+            },
+            State::Cached if folio.untouched.get() => List::Ahead,
+            State::Cached if folio.has_copy.get() => List::Cooling,
+            State::Cached => List::Dirty,
+            State::Stored if self.lists_stored => List::Folded,
+            State::Saving | State::Loading | State::Leaving | State::Stored => return,
+        };
+        self.lists.push(id, folio.key(), folio.order().get(), list);
+    }
+
+    /// Splits until one folio is exactly `[key, key + order)`; returns it.
+    pub fn carve(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        mut id: FolioId,
+        key: u64,
+        order: Order,
+        backing: &Backing,
+    ) -> FolioId {
+        while self.folios.get(guard, id).order() > order {
+            let right = self.split(guard, id, backing);
+            if key >= self.folios.get(guard, right).key() {
+                id = right;
+            }
+        }
+        id
+    }
+
+    /// Splits a folio so that no piece reaches across its page `at`.
+    pub fn split_at(&self, guard: &mut ShardGuard<'_>, id: FolioId, at: usize, backing: &Backing) {
+        let pages = self.folios.get(guard, id).order().pages();
+        if at == 0 || at >= pages {
+            return;
+        }
+        let right = self.split(guard, id, backing);
+        self.split_at(guard, id, at.min(pages / 2), backing);
+        self.split_at(guard, right, at.saturating_sub(pages / 2), backing);
+    }
+}

@@ -1,2 +1,0 @@
-//! Tests of parts of this folder that have no public door.
-mod frames;

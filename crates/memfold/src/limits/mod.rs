@@ -1,0 +1,230 @@
+//! Limits: how much memory may be held now, and how much is.
+pub mod gauges;
+
+use crate::config::{OnFull, WORKABLE_MIN_BYTES};
+use crate::folio::lru::List;
+use crate::parts::walk;
+use crate::swap::Swap;
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::units::{Order, PAGE_SHIFT};
+
+/// Resident memory has a floor, bytes: half of an even part of the limit, or one part in
+/// [`FLOOR_DATA_SHARE`] of the data, whichever is less; but no more than [`FLOOR_BYTES`] or one part
+/// in [`FLOOR_SHARE`] of what can't be lowered, whichever is more, and no less than the least.
+/// Without room to work in, the program would fault for each access.
+const FLOOR_BYTES: u64 = WORKABLE_MIN_BYTES / 2;
+const FLOOR_LEAST_BYTES: u64 = 512 << 10;
+const FLOOR_SHARE: u64 = 32;
+const FLOOR_DATA_SHARE: u64 = 16;
+/// A folio that leaves memory is at most one part in this many of the bounds.
+const LEAVING_SHARE: u64 = 64;
+/// With a swap file the pool leaves one part in this many of the limit to resident memory: what it
+/// refuses goes to the file.
+const RESERVE_SHARE: u64 = 8;
+/// Folios that could not leave are tried again when none was refused for this long, nanoseconds.
+const REST_NS: u64 = 50_000_000;
+walk! {
+    /// What the bounds come to beside what is held now.
+    pub struct Limits
+}
+
+impl Limits<'_> {
+    /// Uncompressed memory that the pager holds, in pages.
+    pub(crate) fn physical(&self) -> u64 {
+        self.table.tally().mapped() + self.mapper.frames().populated()
+    }
+
+    /// Uncompressed memory that the pager may hold now, in pages: what the bounds leave, but never
+    /// less than what can't be folded and the floor. So a smaller limit never folds less.
+    pub(crate) fn target(&self) -> u64 {
+        if self.budget.is_frozen() {
+            return u64::MAX >> PAGE_SHIFT;
+        }
+        let stored = self.stored_bytes();
+        self.bound_beside(stored).max(self.least_beside(stored))
+    }
+
+    /// What pools that count and the index take, bytes.
+    pub fn stored_bytes(&self) -> u64 {
+        self.counted_pool_bytes() + self.metadata_bytes()
+    }
+
+    /// Uncompressed memory that stays whatever the bounds are, in pages. Where the program ends at
+    /// once by `--on-full stop`, it does before what can't be folded counts in.
+    fn least_beside(&self, stored: u64) -> u64 {
+        let refused = match self.config.on_full {
+            OnFull::Stop if !self.budget.reports_limit() => 0,
+            _ => self.refused(),
+        };
+        let floor = self.floor_beside(stored) >> PAGE_SHIFT;
+        refused + floor.max(self.budget.kept_pages())
+    }
+
+    /// Whether the bounds leave less than what stays whatever they are.
+    pub(crate) fn is_at_least(&self) -> bool {
+        let stored = self.stored_bytes();
+        self.bound_beside(stored) < self.least_beside(stored)
+    }
+
+    /// The largest folio that leaves memory at once. Until it is stored it counts twice, so it is a
+    /// small part of the bounds; never less than a block.
+    pub(crate) fn leaving_order(&self) -> Order {
+        let pages = (self.budget.quota().least_bytes() / LEAVING_SHARE) >> PAGE_SHIFT;
+        let order = Order::new(pages.max(1).ilog2() as u8).unwrap_or(Order::MAX);
+        order.max(self.config.block_order)
+    }
+
+    /// Asks the background for what is past the target, or for a denser pool where it takes more than
+    /// is saved. After each load too: two at once may each have found the last room, and no later
+    /// fault might come.
+    pub(crate) fn ask_past_target(&self) {
+        if self.excess() > 0 || self.stored_takes_more() {
+            self.requests.reclaim();
+        }
+    }
+
+    /// As [`Limits::bound_beside`], but never less than there always is.
+    pub(crate) fn bound_or_floor(&self) -> u64 {
+        let stored = self.stored_bytes();
+        self.bound_beside(stored).max(self.floor_beside(stored) >> PAGE_SHIFT)
+    }
+
+    /// Uncompressed memory with which the bounds are kept, in pages: the smaller of `resident`, and
+    /// of `limit` less what pool, index and unmanaged memory take.
+    fn bound_beside(&self, stored: u64) -> u64 {
+        let outside = self.budget.quota().outside_bytes();
+        let mut bytes = u64::MAX;
+        if let Some(limit) = self.limit_bytes() {
+            bytes = limit.saturating_sub(stored + outside);
+        }
+        if let Some(resident) = self.budget.quota().resident_bytes() {
+            bytes = bytes.min(resident.saturating_sub(outside));
+        }
+        bytes >> PAGE_SHIFT
+    }
+
+    pub(super) fn floor_beside(&self, stored: u64) -> u64 {
+        let most = FLOOR_BYTES.max((stored + self.budget.quota().outside_bytes()) / FLOOR_SHARE);
+        let data = (self.table.tally().mapped() + self.table.tally().folded()) << PAGE_SHIFT;
+        let room = (self.budget.quota().even_bytes() / 2).min(data / FLOOR_DATA_SHARE);
+        room.clamp(FLOOR_LEAST_BYTES, most)
+    }
+
+    /// Tells the store what it may hold now. A page that shrinks saves memory whatever the limit is,
+    /// so the limit doesn't bound the pool, unless a swap file takes what the pool refuses. Where
+    /// the pool counts against the limit, it takes nothing that doesn't shrink.
+    pub(crate) fn bound_pool(&self) {
+        let limit = self.limit_bytes().filter(|_| self.config.pool_counts);
+        let has_swap = self.backing.swap().is_some_and(Swap::accepts);
+        let mut most = self.config.max_pool_bytes.unwrap_or(u64::MAX);
+        if let Some(limit) = limit.filter(|_| has_swap) {
+            let floor = self.floor_beside(self.stored_bytes());
+            let reserve = floor.max(self.budget.quota().least_bytes() / RESERVE_SHARE);
+            let others = self.metadata_bytes() + self.budget.quota().outside_bytes() + reserve;
+            most = most.min(limit.saturating_sub(others));
+        }
+        self.backing.store().set_pool_bytes_max(if most == u64::MAX { 0 } else { most.max(1) });
+        self.backing.store().set_refuse_incompressible(has_swap || limit.is_some());
+    }
+
+    /// Whether there is reason to try folios again that could not leave: the bounds are not kept,
+    /// and none was refused for a while.
+    pub(crate) fn is_retry_due(&self) -> bool {
+        self.physical() > self.bound_or_floor() && self.may_retry()
+    }
+
+    /// Whether folios that could not leave may be tried again.
+    pub(crate) fn may_retry(&self) -> bool {
+        self.refused() > 0 && self.budget.since_refusal_ns() > REST_NS
+    }
+
+    /// What may be used now of `--limit`; `None` without one.
+    pub(crate) fn limit_bytes(&self) -> Option<u64> {
+        self.budget.quota().limit_bytes()
+    }
+
+    /// What counts of `pages` of uncompressed memory against the bound of the run, with what the
+    /// process holds besides, bytes.
+    pub(super) fn charge_for(&self, pages: u64) -> u64 {
+        let stored = if self.is_limited() { self.stored_bytes() } else { 0 };
+        let held = (pages << PAGE_SHIFT) + stored + self.budget.quota().outside_bytes();
+        held.saturating_sub(self.stats.shared_bytes.load(Relaxed))
+    }
+
+    /// Whether uncompressed memory may grow to `pages`: to the target, as long as the run has room.
+    /// Where other processes have taken that before this one's share was computed anew, its bound is
+    /// what it holds, until then: it folds as much as it takes.
+    pub(crate) fn may_hold(&self, pages: u64) -> bool {
+        let target = self.target();
+        if pages > target {
+            return false;
+        }
+        let Some(process) = self.budget.process() else { return true };
+        if process.charge(self.charge_for(pages), self.is_limited()) || self.budget.is_frozen() {
+            return true;
+        }
+        let stored = self.stored_bytes();
+        if pages <= self.least_beside(stored) {
+            return true;
+        }
+        let stored = if self.is_limited() { stored } else { 0 };
+        self.budget
+            .quota()
+            .lower((self.physical() << PAGE_SHIFT) + stored + self.budget.quota().outside_bytes());
+        self.requests.reclaim();
+        false
+    }
+
+    /// Whether copies beside what is in memory are to go, as store and index take more than folding
+    /// has freed. Where a limit is kept, that bounds the sum; copies in a swap file take no memory, and
+    /// what many share goes nowhere.
+    pub(crate) fn stored_takes_more(&self) -> bool {
+        let is_bounded = self.limit_bytes().is_some() && !self.is_at_least();
+        !is_bounded
+            && self.backing.swap().is_none()
+            && self.saves_nothing()
+            && !self.to_unshare.is_shared_by_many()
+    }
+
+    fn saves_nothing(&self) -> bool {
+        self.backing.store().pool_bytes() + self.metadata_bytes()
+            > self.table.tally().folded() << PAGE_SHIFT
+    }
+
+    /// Bytes of the pools that count against the limit.
+    pub(crate) fn counted_pool_bytes(&self) -> u64 {
+        if self.config.pool_counts { self.backing.store().pool_bytes() } else { 0 }
+    }
+
+    /// Bytes that index, folios, frames and lists take.
+    pub(crate) fn metadata_bytes(&self) -> u64 {
+        let bytes = self.table.used_bytes();
+        let swap = self.backing.swap().map_or(0, Swap::memory_bytes);
+        (bytes + self.mapper.frames().metadata_bytes()) as u64 + swap
+    }
+
+    /// Whether all memory is bounded, not only what is uncompressed.
+    pub fn is_limited(&self) -> bool {
+        self.limit_bytes().is_some()
+    }
+
+    /// Mapped pages that nothing took when they were last to leave.
+    pub(crate) fn refused(&self) -> u64 {
+        List::REFUSED.iter().map(|list| self.table.lists().pages(*list)).sum()
+    }
+
+    /// Uncompressed memory that stays although the bounds can't be kept, bytes: [`Gauges::judge_cost`].
+    pub fn kept_bytes(&self) -> u64 {
+        self.budget.kept_pages() << PAGE_SHIFT
+    }
+
+    /// As [`Gauges::excess_bytes`], in pages.
+    pub(crate) fn excess(&self) -> u64 {
+        self.physical().saturating_sub(self.target())
+    }
+
+    /// The smaller of the bounds that hold now, bytes.
+    pub fn bound_bytes(&self) -> u64 {
+        self.budget.quota().least_bytes()
+    }
+}

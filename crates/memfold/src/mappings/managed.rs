@@ -1,0 +1,33 @@
+//! What is managed: folios of memory that is adopted, parts that aren't managed, and all of it brought
+//! home.
+use crate::mappings::Mappings;
+use alloc::vec::Vec;
+use memfold_sys::units::PAGE_SHIFT;
+
+impl Mappings<'_> {
+    /// Whether an address is under management.
+    pub fn manages(&self, addr: usize) -> bool {
+        self.areas.read().find(addr).is_some()
+    }
+
+    /// The parts of `[start, end)` that are not under management.
+    pub fn unmanaged_parts(&self, start: usize, end: usize) -> Vec<(usize, usize)> {
+        let areas = self.areas.read();
+        let mut parts = Vec::new();
+        let mut at = start;
+        for area in areas.iter() {
+            let (s, e) = ((area.start as usize) << PAGE_SHIFT, (area.end as usize) << PAGE_SHIFT);
+            if e <= at || s >= end {
+                continue;
+            }
+            if s > at {
+                parts.push((at, s));
+            }
+            at = e;
+        }
+        if at < end {
+            parts.push((at, end));
+        }
+        parts
+    }
+}

@@ -1,0 +1,275 @@
+//! Residency: how a folio comes to be in the program's page table, and how it leaves.
+pub mod copy_in;
+
+use crate::area::Area;
+use crate::folio::index::{FolioId, ShardGuard};
+use crate::folio::lru::List;
+use crate::folio::{State, Touch};
+use crate::limits::Limits;
+use crate::memory::frames::{Frame, Kind};
+use crate::memory::mapper::{Done, Stop};
+use crate::parts::{bytes, walk};
+use crate::policy::workingset;
+use crate::stats;
+use crate::swap::Swap;
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::units::{Order, PAGE_SHIFT};
+
+/// Clean copies may hold one part in this many of `--limit`.
+const CLEAN_SHARE: u128 = 8;
+/// Where the limit can't be kept, they may hold one part in this many of what is folded.
+const LEAST_CLEAN_SHARE: u128 = 64;
+
+/// Dirty single pages for which a background thread is woken, and that as one part in so many of
+/// the memory there is.
+const DIRTY_BATCH: u64 = 64;
+const WAIT_SHARE: u64 = 64;
+
+walk! {
+    /// Folios enter and leave the program's page table.
+    pub(crate) struct Residency
+}
+
+impl Residency<'_> {
+    /// Maps a folio that is in the swap cache (`Cached`, or its caller's `Loading` or `Saving`): it
+    /// becomes `Resident`. If the kernel stops half-way, the folio is split: what is mapped is
+    /// `Resident`, the rest `Cached`.
+    pub(crate) fn map_in(&self, guard: &mut ShardGuard<'_>, home: usize, id: FolioId) -> Done {
+        let folio = self.table.get(guard, id);
+        let (frame, order) = (folio.frame.get(), folio.order());
+        folio.wanted.store(false, Relaxed);
+        folio.state.set(State::Cached);
+        folio.writing.set(0);
+        let done = self.mapper.carry_in(home, frame, order, self.table.tally());
+        if done.stop.is_none() {
+            folio.state.set(State::Resident);
+            folio.untouched.set(false);
+            self.table.list_by_state(guard, id);
+            self.keep_clean_budget(guard, id);
+        } else {
+            self.table.lists().detach(id);
+            self.table.split_at(guard, id, done.pages, &self.backing);
+            self.settle_pieces(guard, id, done.pages, order, State::Resident, State::Cached);
+            // Others may wait in the kernel for this folio: they fault again.
+            self.mapper.space().wake(home, order.bytes());
+        }
+        self.table.notify(guard);
+        done
+    }
+
+    /// After a split at page `at`: pieces before it become `before`, the others `after`, each on
+    /// its list.
+    fn settle_pieces(
+        &self,
+        guard: &ShardGuard<'_>,
+        id: FolioId,
+        at: usize,
+        order: Order,
+        before: State,
+        after: State,
+    ) {
+        let start = self.table.get(guard, id).key();
+        let mut key = start;
+        while key < start + order.pages() as u64 {
+            let piece = self.table.find(guard, key).expect("a split folio covers what it covered");
+            let folio = self.table.get(guard, piece);
+            folio.state.set(if key < start + at as u64 { before } else { after });
+            folio.untouched.set(folio.untouched.get() && folio.state.get() == State::Cached);
+            if folio.state.get() != State::Resident {
+                folio.refused.set(List::None);
+            }
+            key += folio.pages();
+            self.table.list_by_state(guard, piece);
+        }
+    }
+
+    /// Drops the stored copy of a folio that was just mapped if clean copies take more than their
+    /// budget: a share of resident memory, and under `--limit` an eighth of it, unless many share
+    /// the copies too, which would go on holding them; or if all that is stored takes more than what
+    /// is folded would; or if folding costs more than it saves ([`Limits::kept_bytes`]); or if it takes
+    /// room in a swap file that is half full.
+    pub(crate) fn keep_clean_budget(&self, guard: &ShardGuard<'_>, id: FolioId) {
+        let limits = Limits(self.0);
+        let (clean, folded) = (self.table.tally().clean(), self.table.tally().folded());
+        let budget = limits.target() * self.config.clean_percent as u64 / 100;
+        // What clean copies hold of the pool, as if they compressed like the rest.
+        let held = self.backing.store().pool_bytes() as u128 * clean as u128
+            / (clean + folded).max(1) as u128;
+        let folio = self.table.get(guard, id);
+        let is_crowded =
+            folio.has_copy.get() && self.backing.swap().is_some_and(Swap::is_half_full);
+        let crowded = is_crowded && self.table.handles(folio).any(|h| h.as_foreign().is_some());
+        let limit = limits.limit_bytes().filter(|_| !self.to_unshare.is_shared_by_many());
+        // Copies beside what is in memory must not take more than folding saves.
+        let folded_bytes = folded << PAGE_SHIFT;
+        if crowded
+            || clean > budget
+            || limits.stored_takes_more()
+            || limits.kept_bytes() > 0
+            || limit.is_some_and(|limit| held > limit as u128 / CLEAN_SHARE)
+            || limit.is_some()
+                && self.backing.swap().is_none()
+                && limits.is_at_least()
+                && held > folded_bytes as u128 / LEAST_CLEAN_SHARE
+        {
+            stats::add(&self.stats.clean_dropped, 1);
+            self.table.drop_copy(guard, id, &self.backing);
+        }
+    }
+
+    /// Moves a `Resident` folio from its home into an empty frame: it becomes `Cached`. Pages that
+    /// the program had discarded become zeros. If the kernel stops half-way, the folio is split:
+    /// what moved is `Cached`, the rest `Resident` and protected. `frame` is given back if nothing
+    /// moved.
+    pub(crate) fn map_out(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        home: usize,
+        id: FolioId,
+        frame: Frame,
+    ) -> Done {
+        let folio = self.table.get(guard, id);
+        let order = folio.order();
+        folio.clean_in.set(0);
+        let done = self.mapper.carry_out(home, frame, order, self.table.tally());
+        folio.age.set(workingset::shadow(
+            self.table.tally().evict(order.pages() as u64),
+            folio.active.get(),
+        ));
+        folio.frame.set(frame);
+        if done.stop.is_none() {
+            folio.state.set(State::Cached);
+            folio.active.set(false);
+            folio.refused.set(List::None);
+            let needs_saving = !folio.has_copy.get();
+            self.table.list_by_state(guard, id);
+            if needs_saving {
+                self.ask_to_save(order);
+            }
+            return done;
+        }
+        folio.active.set(true);
+        folio.refused.set(List::None);
+        let start = folio.key();
+        self.table.lists().detach(id);
+        self.table.split_at(guard, id, done.pages, &self.backing);
+        if done.stop == Some(Stop::Busy) {
+            self.refuse(guard, start + done.pages as u64);
+        }
+        self.settle_pieces(guard, id, done.pages, order, State::Cached, State::Resident);
+        for page in done.pages..order.pages() {
+            self.mapper.frames().give(
+                frame + page as u32,
+                Order::PAGE,
+                if self.mapper.has_move() { Kind::Empty } else { Kind::Full },
+            );
+        }
+        done
+    }
+
+    /// The page at `key` can't leave. If that is for long, its folio is refused; so is what a fork
+    /// shares with many, but for the page's block only, as others of the folio may have been
+    /// written to since.
+    fn refuse(&self, guard: &mut ShardGuard<'_>, key: u64) {
+        let mut id = self.table.find(guard, key).expect("a folio covers what it covered");
+        let is_shared = self.to_unshare.is_shared_by_many();
+        if is_shared {
+            let order = self.table.get(guard, id).order();
+            id =
+                self.table.carve(guard, id, key, order.min(self.config.block_order), &self.backing);
+        } else if self.to_unshare.has_forked_lately() {
+            // Soon to be had.
+            return;
+        }
+        let list = if is_shared { List::Shared } else { List::Pinned };
+        self.table.get(guard, id).refused.set(list);
+        self.budget.note_refusal();
+    }
+
+    /// Asks a background thread to compress, now that a folio of this order has become dirty.
+    /// Single pages wait until there are some: a thread to wake for each costs more than
+    /// compressing it.
+    pub(crate) fn ask_to_save(&self, order: Order) {
+        let dirty = self.table.lists().pages(List::Dirty);
+        if order >= self.config.block_order
+            || dirty >= DIRTY_BATCH.min(Limits(self.0).target() / WAIT_SHARE)
+        {
+            self.requests.reclaim();
+        }
+    }
+
+    /// What is evicted next: the oldest of the mapped folios; from time to time, one that could not
+    /// leave before.
+    pub(crate) fn isolate_mapped(&self) -> Option<(FolioId, u64)> {
+        if Limits(self.0).may_retry() {
+            // The lists take turns.
+            let first = self.budget.next_retry() as usize;
+            let mut lists = (first..first + List::REFUSED.len()).map(|n| List::REFUSED[n % 4]);
+            if let Some(found) = lists.find_map(|list| self.table.lists().isolate(list)) {
+                return Some(found);
+            }
+        }
+        self.table.lists().rebalance();
+        self.table
+            .lists()
+            .isolate(List::Inactive)
+            .or_else(|| self.table.lists().isolate(List::Active))
+    }
+
+    /// A folio in the swap cache whose stored copy is true leaves memory: it becomes `Stored`, its
+    /// frame is free.
+    pub(crate) fn let_go(&self, guard: &ShardGuard<'_>, id: FolioId) {
+        let folio = self.table.get(guard, id);
+        assert!(folio.has_copy.get(), "a folio without a copy can't leave memory");
+        let pages = folio.pages();
+        folio.state.set(State::Stored);
+        folio.untouched.set(false);
+        let folded = self.table.tally().fold(pages);
+        stats::raise(&self.stats.peak_folded_bytes, folded << PAGE_SHIFT);
+        self.mapper.frames().give(folio.frame.get(), folio.order(), Kind::Full);
+        self.table.list_by_state(guard, id);
+        self.table.notify(guard);
+    }
+
+    /// Tells from the shadow of a folio that comes back whether it belongs to the working set (C4),
+    /// and notes how it was asked for.
+    pub(crate) fn note_refault(
+        &self,
+        guard: &ShardGuard<'_>,
+        id: FolioId,
+        touch: Touch,
+        from_file: bool,
+    ) {
+        let folio = self.table.get(guard, id);
+        folio.touch.set(folio.touch.get().then(if from_file { Touch::UNKNOWN } else { touch }));
+        let pages = folio.pages();
+        let distance = workingset::distance(self.table.tally().clock(), folio.age.get());
+        stats::add(&self.stats.workingset_refault, pages);
+        let is_workingset =
+            workingset::is_workingset(distance, self.table.tally().mapped(), folio.order());
+        folio.active.set(self.config.workingset && is_workingset);
+        if folio.active.get() {
+            stats::add(&self.stats.workingset_activate, pages);
+            stats::add(
+                &self.stats.workingset_restore,
+                if workingset::was_active(folio.age.get()) { pages } else { 0 },
+            );
+        }
+    }
+
+    /// Counts a load; one that needed the swap file, for a part at least, counts as from there.
+    pub(crate) fn count_load(&self, order: Order, from_file: bool) {
+        let s = &self.stats;
+        let (folios, pages) =
+            if from_file { (&s.swpin_folio, &s.pswpin) } else { (&s.zswpin_folio, &s.zswpin) };
+        stats::add(&folios[order.get() as usize], 1);
+        stats::add(pages, order.pages() as u64);
+    }
+
+    /// Makes everybody who waits for pages with keys `[start, end)` look again, in the kernel and
+    /// in the engine.
+    pub(crate) fn wake_waiters(&self, guard: &ShardGuard<'_>, area: &Area, start: u64, end: u64) {
+        self.table.notify(guard);
+        self.mapper.space().wake(area.addr_of(start), bytes((end - start) as usize));
+    }
+}
