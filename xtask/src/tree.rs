@@ -25,6 +25,7 @@ const LAYERED: &[&str] = &[
     "memfold-sys",
     "memfold-gate",
     "memfold-store",
+    "memfold-swap",
     "memfold",
     "memfold-preload",
     "memfold-remote",

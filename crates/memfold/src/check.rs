@@ -4,10 +4,10 @@ use crate::folio::index::FolioId;
 use crate::folio::lru::List;
 use crate::folio::{Folio, State};
 use crate::pager::Pager;
-use crate::swap::Swap;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
+use memfold_swap::Swap;
 use memfold_sys::units::{MAX_PAGES, PAGE_SIZE};
 
 /// What the folios of all areas come to.

@@ -24,7 +24,6 @@ mod folio;
 mod area;
 pub mod policy;
 pub mod table;
-pub mod swap;
 mod quiesce;
 pub mod holds;
 pub mod known;

@@ -18,7 +18,6 @@ use crate::policy::swap_readahead::SwapReadahead;
 use crate::policy::thrash::Thrash;
 use crate::quiesce::gate::Gates;
 use crate::quiesce::unshare::ToUnshare;
-use crate::swap::{Bounds, Swap};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -28,12 +27,13 @@ use core::time::Duration;
 use memfold_store::{
     CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig, StoreError,
 };
+use memfold_swap::disk::Disk;
+use memfold_swap::disk::file_disk::{FileDisk, Options};
+use memfold_swap::remote::Remote;
+use memfold_swap::remote::socket::SocketRemote;
+use memfold_swap::{Bounds, Swap};
 use memfold_sys::Errno;
-use memfold_sys::disk::Disk;
-use memfold_sys::disk::swapfile::{FileDisk, Options};
 use memfold_sys::memory::zone::Zone;
-use memfold_sys::remote::Remote;
-use memfold_sys::remote::socket::SocketRemote;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
