@@ -9,7 +9,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 use memfold::config::keys::KEYS;
 use memfold::config::{Config, Size};
-use memfold_sys::disk::swapfile::{FileDisk, Options};
+use memfold_swap::disk::file_disk::{FileDisk, Options};
 use memfold_sys::probe::{self, CALLS};
 use memfold_sys::uffd::{Uffd, Way, feature};
 use rustix::io::Errno;

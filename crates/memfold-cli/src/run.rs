@@ -15,7 +15,7 @@ use memfold::config::keys::{Audience, COUNTED, KEYS, Key};
 use memfold::config::{Config, Size};
 use memfold::table::{ORDER, Table, order_in};
 use memfold_store::{CODECS, Codec, CodecSpec};
-use memfold_sys::disk::swapfile::{FileDisk, Options};
+use memfold_swap::disk::file_disk::{FileDisk, Options};
 use std::ffi::{CStr, CString, NulError, OsString, c_char};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;

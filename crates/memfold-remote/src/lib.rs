@@ -1,7 +1,7 @@
 //! The service between memfold's engines and a remote store that speaks the Redis protocol.
 //!
 //! Engines have no `std`, so they can't have a client of such servers. They send sealed bytes over
-//! a Unix socket (`memfold_sys::remote`), and this service passes them on. `memfold run` keeps one
+//! a Unix socket (`memfold_swap::remote`), and this service passes them on. `memfold run` keeps one
 //! for its run; who uses the library starts one: [`Service::start`], and gives its socket to
 //! `memfold::Builder::remote_socket`.
 //!

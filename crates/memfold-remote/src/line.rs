@@ -1,12 +1,12 @@
 //! One connection of an engine: requests in, answers out, several at a time.
 use crate::process::Process;
 use crate::store::{Store, Trouble};
-use memfold_sys::memory::witness::Witness;
-use memfold_sys::remote::socket::receive_with_witness;
-use memfold_sys::remote::{
+use memfold_swap::remote::socket::receive_with_witness;
+use memfold_swap::remote::{
     Answer, BYTES_MAX, DELETE, DONE, ENTRIES_MAX, Entry, FAILED, GET, HELLO, KEEP, LEND, LOST, PUT,
     Request,
 };
+use memfold_sys::memory::witness::Witness;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;

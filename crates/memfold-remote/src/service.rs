@@ -36,8 +36,7 @@ impl Service {
         // Twice is no harm: somebody has installed one before.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut run = [0; 16];
-        memfold_sys::disk::swapfile::random(&mut run)
-            .map_err(|e| format!("no random bytes: {e}"))?;
+        memfold_sys::random::fill(&mut run).map_err(|e| format!("no random bytes: {e}"))?;
         let run: String = run.iter().map(|byte| format!("{byte:02x}")).collect();
         let store = Store::new(settings, run);
         let name = &store.settings.name;

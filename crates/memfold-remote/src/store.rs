@@ -5,7 +5,7 @@ use crate::link::{Link, Node};
 use crate::links::{Lent, Links, Work};
 use crate::process::Process;
 use crate::settings::Settings;
-use memfold_sys::remote::Entry;
+use memfold_swap::remote::Entry;
 use redis::{Cmd, RedisError, Value};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Mutex, RwLock};

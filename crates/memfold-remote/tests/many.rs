@@ -2,8 +2,8 @@
 mod common;
 use common::{Scratch, remote};
 use memfold_remote::{Service, Settings};
-use memfold_sys::remote::socket::SocketRemote;
-use memfold_sys::remote::{Fetch, Object, Remote};
+use memfold_swap::remote::socket::SocketRemote;
+use memfold_swap::remote::{Fetch, Object, Remote};
 use memfold_testkit::fill::partly_random;
 use memfold_testkit::redis::{Server, is_there};
 use std::fs::File;

@@ -16,14 +16,14 @@ mod clock;
 pub mod vectors;
 pub mod sync;
 pub mod file;
+pub mod random;
 pub mod memory;
 pub mod maps;
 pub mod thread;
 pub mod uffd;
 pub mod protection;
-pub mod disk;
+pub mod transfer;
 pub mod probe;
-pub mod remote;
 pub mod run;
 
 pub use rustix::io::Errno;

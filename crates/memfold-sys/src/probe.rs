@@ -1,12 +1,12 @@
 //! What works here: each thing is tried, on memory and descriptors made for it, and the kernel's
 //! answer is given as it is.
 use crate::Errno;
-use crate::disk::swapfile::has_uring;
 use crate::maps::lookup;
 use crate::maps::pagemap::Pagemap;
 use crate::memory::zone::Zone;
 use crate::protection::{Protection, ProtectionSpace};
 use crate::raw::{self, is_resident, system_call};
+use crate::transfer::uring::has_uring;
 use crate::uffd::space::Space;
 use crate::uffd::{OpenError, Uffd, feature};
 use crate::units::PAGE_SIZE;

@@ -159,10 +159,10 @@ impl Setup {
             reports_limit: false,
             stats: memfold::pager::StatsPlace::Own(Box::new(memfold::Stats::new())),
             cpus: 1,
-            disk: disk.map(|disk| Box::new(disk.clone()) as Box<dyn memfold_sys::disk::Disk>),
+            disk: disk.map(|disk| Box::new(disk.clone()) as Box<dyn memfold_swap::disk::Disk>),
             errands: None,
             remote: remote
-                .map(|remote| Box::new(remote.clone()) as Box<dyn memfold_sys::remote::Remote>),
+                .map(|remote| Box::new(remote.clone()) as Box<dyn memfold_swap::remote::Remote>),
         };
         let pager = Arc::new(Pager::new(config, parts).expect("an engine"));
         let area = space.area();

@@ -7,8 +7,8 @@
 //! - being away for any time ([`MemoryRemote::set_away`]);
 //! - [`MemoryRemote::lose`], [`MemoryRemote::damage`], [`MemoryRemote::exchange`]: objects that are
 //!   gone or not what was put: found, never believed.
+use memfold_swap::remote::{BYTES_MAX, ENTRIES_MAX, Failure, Fetch, Object, Remote};
 use memfold_sys::memory::witness::Witness;
-use memfold_sys::remote::{BYTES_MAX, ENTRIES_MAX, Failure, Fetch, Object, Remote};
 use memfold_sys::sync::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -5,10 +5,10 @@ use crate::folio::lru::List;
 use crate::folio::{Folio, State};
 use crate::parts::walk;
 use crate::reclaim::writeback::Writeback;
-use crate::swap::Swap;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
+use memfold_swap::Swap;
 use memfold_sys::units::{MAX_PAGES, PAGE_SIZE};
 
 /// What the folios of all areas come to.

@@ -21,7 +21,6 @@ extern crate alloc;
 pub mod config;
 pub mod stats;
 pub mod table;
-pub mod swap;
 mod backing;
 mod folio;
 mod area;

@@ -472,58 +472,6 @@ fn c1_loads_that_drop_each_others_pages_lose_nothing() {
     });
 }
 
-/// Slots and counts stay exact while CPUs take, hold, let go and discard at once (S6). No run is
-/// given out twice.
-#[test]
-fn s6_racing_allocators_keep_the_counts_exact() {
-    use memfold::swap::cluster::{CLUSTER_SLOTS, Clusters, Reach};
-    explore(|_| {
-        let clusters = Arc::new(Clusters::new());
-        clusters.grow(2);
-        let owned: Arc<Vec<AtomicU64>> =
-            Arc::new((0..2 * CLUSTER_SLOTS).map(|_| AtomicU64::new(0)).collect());
-        let allocator = |cpu: usize, orders: [u8; 3]| {
-            let (clusters, owned) = (clusters.clone(), owned.clone());
-            thread::spawn(move || {
-                let mut mine = Vec::new();
-                for order in orders.map(|o| Order::new(o).unwrap()) {
-                    if let Some(first) = clusters.take(order, cpu, Reach::All) {
-                        for slot in first..first + order.pages() as u64 {
-                            assert_eq!(
-                                owned[slot as usize].swap(1, Relaxed),
-                                0,
-                                "slot {slot} has two owners"
-                            );
-                        }
-                        assert!(clusters.used() >= order.pages() as u64);
-                        mine.push((first, order.pages()));
-                    }
-                }
-                let (first, count) = mine.pop().expect("there is room for one");
-                clusters.hold(first, count);
-                assert_eq!(clusters.put(first, count), 0, "another holder is left");
-                (first..first + count as u64)
-                    .for_each(|slot| owned[slot as usize].store(0, Relaxed));
-                assert_eq!(clusters.put(first, count), count);
-                mine.iter().map(|run| run.1 as u64).sum::<u64>()
-            })
-        };
-        let threads = [allocator(0, [9, 4, 0]), allocator(1, [4, 4, 9]), allocator(2, [0, 9, 6])];
-        let discarder = clusters.clone();
-        let discarder = thread::spawn(move || {
-            let mut ranges = [const { 0..0 }; 2];
-            for _ in 0..2 {
-                let found = discarder.begin_discard(&mut ranges);
-                ranges[..found].iter().for_each(|range| discarder.discarded(range));
-            }
-        });
-        let held: u64 = threads.into_iter().map(|t| t.join().unwrap()).sum();
-        discarder.join().unwrap();
-        assert_eq!(clusters.used(), held);
-        assert_eq!(clusters.check(), Ok(()));
-    });
-}
-
 /// What goes to the file as it is, in folios of 64 KiB at most.
 fn with_file(delivery: Delivery) -> Config {
     let mut config = Config::new(1 << 30);
@@ -545,7 +493,7 @@ fn c1_writeback_and_touches_keep_every_byte_and_slot() {
         let disk = MemoryDisk::default();
         let setup = Arc::new(Setup::with_disk(with_file(delivery), 64, Some(&disk)));
         (0..8).for_each(|n| write(&setup, n, 1));
-        disk.strike(memfold_sys::disk::Way::Write, 2, DiskTrouble::Failed);
+        disk.strike(memfold_sys::transfer::Way::Write, 2, DiskTrouble::Failed);
         let threads = [0..4, 4..8].map(|pages| {
             let setup = setup.clone();
             thread::spawn(move || drop(setup.pager.mappings().page_out_at(setup.addrs(pages))))

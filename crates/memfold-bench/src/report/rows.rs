@@ -364,14 +364,14 @@ pub const REQUIREMENTS: &[Requirement] = &[
     Requirement {
         name: "S1",
         what: "the slot allocator: every order aligned in one cluster",
-        shown: &[Test("crates/memfold/src/swap/tests/cluster.rs", "s1_agrees_with_a_bitmap")],
+        shown: &[Test("crates/memfold-swap/src/tests/cluster.rs", "s1_agrees_with_a_bitmap")],
         lacks: "",
     },
     Requirement {
         name: "S2",
         what: "order 0 takes every free slot",
         shown: &[Test(
-            "crates/memfold/src/swap/tests/cluster.rs",
+            "crates/memfold-swap/src/tests/cluster.rs",
             "s2_order_0_takes_every_free_slot_from_every_cluster",
         )],
         lacks: "",
@@ -389,7 +389,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         name: "S4",
         what: "contiguous slots are freed in one operation",
         shown: &[Test(
-            "crates/memfold/src/swap/tests/cluster.rs",
+            "crates/memfold-swap/src/tests/cluster.rs",
             "s4_an_emptied_cluster_is_discarded_once_and_joined_with_its_neighbour",
         )],
         lacks: "",
@@ -417,7 +417,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         name: "S6",
         what: "counts stay exact under racing allocators",
         shown: &[Test(
-            "crates/memfold/tests/models.rs",
+            "crates/memfold-swap/tests/models.rs",
             "s6_racing_allocators_keep_the_counts_exact",
         )],
         lacks: "",
@@ -427,7 +427,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "usemem on the swap file by folio size; ageing without fallback",
         shown: &[
             Test(
-                "crates/memfold/src/swap/tests/cluster.rs",
+                "crates/memfold-swap/src/tests/cluster.rs",
                 "s_ageing_has_no_fallback_while_there_is_space",
             ),
             Figures("swap", "raw to the file, folios of"),
@@ -573,7 +573,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
                 "b3_data_that_does_not_shrink_goes_to_the_file_and_every_byte_comes_back",
             ),
             Test(
-                "crates/memfold/src/swap/seal.rs",
+                "crates/memfold-swap/src/seal.rs",
                 "sealed_bytes_come_back_and_every_change_is_refused",
             ),
             Test(

@@ -1,9 +1,9 @@
 //! The file for what does not fit in memory: its space, its figures, and who writes it
 //! (`writeback.rs` says how).
 use super::holder::Holder;
-use memfold::swap::{Bounds, Place, Swap};
 use memfold_store::{Cold, Handle};
-use memfold_sys::disk::swapfile::{FileDisk, Options};
+use memfold_swap::disk::file_disk::{FileDisk, Options};
+use memfold_swap::{Bounds, Place, Swap};
 use memfold_sys::sync::Mutex;
 use memfold_sys::units::Order;
 use std::sync::Arc;

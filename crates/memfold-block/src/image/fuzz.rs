@@ -3,8 +3,8 @@
 use super::format::{self, GroupHash, RECORD_BYTES, Record, SUM_BYTES, Sums, What};
 use super::{Entry, Image};
 use crate::device::{Backing, Device, IoError, Piece, Settings, Zeros};
+use memfold_swap::disk::files::{File, Identity};
 use memfold_sys::Errno;
-use memfold_sys::disk::files::{File, Identity};
 use memfold_sys::units::Order;
 use std::sync::Arc;
 

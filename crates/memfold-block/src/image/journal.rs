@@ -18,8 +18,8 @@ use super::place::Place;
 use super::read::Image;
 use super::writer::{Content, Failed, Writer};
 use crate::device::{Device, Which};
+use memfold_swap::disk::files::{Access, File};
 use memfold_sys::Errno;
-use memfold_sys::disk::files::{Access, File};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 

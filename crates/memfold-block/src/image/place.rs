@@ -1,9 +1,9 @@
 //! Where an image lies, and how a new one takes its place.
 use super::format::ImageError;
 use crate::plain::plain;
+use memfold_swap::disk::files::{Access, Directory, File, Folder};
 use memfold_sys::Errno;
-use memfold_sys::disk::files::{Access, Directory, File, Folder};
-use memfold_sys::disk::swapfile::random;
+use memfold_sys::random;
 use std::fmt::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -126,7 +126,7 @@ impl Place {
     /// A name that is free, whatever earlier processes have left behind.
     fn hidden_name(&self) -> Result<Vec<u8>, ImageError> {
         let mut number = [0; 8];
-        random(&mut number)?;
+        random::fill(&mut number)?;
         let mut end = String::from(".");
         for byte in number {
             write!(end, "{byte:02x}").expect("into a string");

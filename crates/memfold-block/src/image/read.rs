@@ -5,7 +5,7 @@ use super::format::{
 };
 use super::place::Place;
 use crate::device::{Device, Io, IoError};
-use memfold_sys::disk::files::{Access, File};
+use memfold_swap::disk::files::{Access, File};
 use memfold_sys::page::PageBuffer;
 use memfold_sys::units::Order;
 use std::sync::Arc;

@@ -3,9 +3,9 @@ use super::format::{
     self, Entry, GROUP_UNIT, GroupHash, ImageError, Record, SUM_BYTES, Sums, UNIT,
 };
 use crate::device::{Device, IoError, Piece, Which, Zeros};
+use memfold_swap::disk::files::File;
 use memfold_sys::Errno;
-use memfold_sys::disk::files::File;
-use memfold_sys::disk::swapfile::random;
+use memfold_sys::random;
 use std::sync::Arc;
 
 /// Records are gathered up to so many bytes, and then written.
@@ -95,7 +95,7 @@ impl Writer {
         content: Content,
     ) -> Result<Writer, Failed> {
         let mut number = [0; SUM_BYTES];
-        random(&mut number)?;
+        random::fill(&mut number)?;
         let mut writer = Writer::new(file, Sums { random: Some(number) }, 0, devices);
         writer.gathered.extend(format::head(entries, number));
         writer.write()?;

@@ -30,9 +30,9 @@ use core::time::Duration;
 use memfold::config::Size;
 use memfold::known::TOP;
 use memfold_gate::{touch, write_bytes};
+use memfold_swap::remote::Remote;
 use memfold_sys::Errno;
 use memfold_sys::raw::{is_resident, system_call};
-use memfold_sys::remote::Remote;
 use memfold_sys::thread::bare;
 use memfold_sys::units::PAGE_SIZE;
 

@@ -1,6 +1,6 @@
 //! What the tests share.
 #![allow(unused_imports)] // Each test file uses a part of this.
-use memfold_sys::remote::socket::SocketRemote;
+use memfold_swap::remote::socket::SocketRemote;
 pub use memfold_testkit::scratch::Scratch;
 use std::path::Path;
 use std::time::Duration;

@@ -136,8 +136,7 @@ impl Errands {
     }
 }
 
-/// What is used by way of [`Errands`]: see `disk::Disk` and `remote::Remote`, which it is where
-/// `T` is.
+/// What is used by way of [`Errands`]: a disk or a remote store, where `T` is one.
 pub struct Handed<T: ?Sized> {
     to: Arc<T>,
     errands: Arc<Errands>,

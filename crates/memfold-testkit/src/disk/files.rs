@@ -8,8 +8,8 @@
 //!   is short; a sync after whose failure what was written never reaches the disk, although the
 //!   next sync says that it did.
 use crate::random::Random;
+use memfold_swap::disk::files::{Access, File, Folder, Identity};
 use memfold_sys::Errno;
-use memfold_sys::disk::files::{Access, File, Folder, Identity};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 

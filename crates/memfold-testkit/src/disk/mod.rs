@@ -14,9 +14,10 @@
 pub mod files;
 
 use crate::random::Random;
+use memfold_swap::disk::Disk;
 use memfold_sys::Errno;
-use memfold_sys::disk::{Disk, Transfer, Way};
 use memfold_sys::sync::{Condvar, Mutex};
+use memfold_sys::transfer::{Transfer, Way};
 use std::sync::Arc;
 
 /// What can go wrong with a transfer.

@@ -12,7 +12,7 @@
 #[cfg(target_arch = "x86_64")]
 use crate::backing::polyval::{Powers, STEP};
 use memfold_sys::Errno;
-use memfold_sys::disk::swapfile::random;
+use memfold_sys::random;
 use polyval::universal_hash::UniversalHash;
 use polyval::{Key, Polyval};
 
@@ -40,7 +40,7 @@ impl Fingerprints {
     /// The kernel gives no random bytes.
     pub fn new() -> Result<Fingerprints, Errno> {
         let mut key = [0; 16];
-        random(&mut key)?;
+        random::fill(&mut key)?;
         Ok(Fingerprints::with(key))
     }
 

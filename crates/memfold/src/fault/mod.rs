@@ -1,8 +1,8 @@
 //! The fault path: `fault` -> index look-up -> swap cache (take, or wait) -> load -> map in. What
 //! must be read from a device is passed on to threads that may sleep (`pager/device_faults.rs`).
 pub(crate) mod readahead;
-pub(crate) mod load_by_copy;
 pub(crate) mod load;
+pub(crate) mod load_by_copy;
 
 use crate::area::{Area, Areas};
 use crate::fault::load::Loads;

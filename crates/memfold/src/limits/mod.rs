@@ -4,7 +4,7 @@ pub mod gauges;
 use crate::config::{OnFull, WORKABLE_MIN_BYTES};
 use crate::folio::lru::List;
 use crate::parts::walk;
-use crate::swap::Swap;
+use memfold_swap::Swap;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SHIFT};
 

@@ -17,13 +17,13 @@ use crate::reclaim::recompress::Recompress;
 use crate::reclaim::writeback::Writeback;
 use crate::stats::Stats;
 pub use crate::stats::StatsPlace;
-use crate::swap::remote::Tier;
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
 use memfold_store::Store;
-use memfold_sys::disk::Disk;
-use memfold_sys::remote::Remote;
+use memfold_swap::disk::Disk;
+use memfold_swap::remote::Remote;
+use memfold_swap::tier::Tier;
 use memfold_sys::thread::errands::Errands;
 use memfold_sys::uffd::space::Space;
 

@@ -17,7 +17,6 @@ use crate::policy::swap_readahead::SwapReadahead;
 use crate::requests::background::Queue;
 use crate::requests::device_faults::{READERS, Reads};
 use crate::requests::pause::Gates;
-use crate::swap::{Bounds, Swap};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -27,12 +26,13 @@ use core::time::Duration;
 use memfold_store::{
     CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig, StoreError,
 };
+use memfold_swap::disk::Disk;
+use memfold_swap::disk::file_disk::{FileDisk, Options};
+use memfold_swap::remote::Remote;
+use memfold_swap::remote::socket::SocketRemote;
+use memfold_swap::{Bounds, Swap};
 use memfold_sys::Errno;
-use memfold_sys::disk::Disk;
-use memfold_sys::disk::swapfile::{FileDisk, Options};
 use memfold_sys::memory::zone::Zone;
-use memfold_sys::remote::Remote;
-use memfold_sys::remote::socket::SocketRemote;
 use memfold_sys::thread::errands::Errands;
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 

@@ -7,8 +7,8 @@ use crate::parts::walk;
 use crate::reclaim::save::Saver;
 use crate::reclaim::{Progress, Reclaim};
 use crate::stats;
-use crate::swap::Swap;
 use memfold_store::looks_dense;
+use memfold_swap::Swap;
 use memfold_sys::raw::read_if_there;
 use memfold_sys::units::PAGE_SIZE;
 

@@ -23,14 +23,14 @@ use crate::parts::bytes;
 use crate::parts::walk;
 use crate::residency::Residency;
 use crate::stats;
-use crate::swap::location::{Place, UNIT_BYTES};
-use crate::swap::write_queue::RawWrite;
-use crate::swap::{HEAD_BYTES, Swap};
 use alloc::vec::Vec;
 use core::cell::Cell;
+use memfold_swap::location::{Place, UNIT_BYTES};
+use memfold_swap::write_queue::RawWrite;
+use memfold_swap::{HEAD_BYTES, Swap};
 use memfold_sys::Errno;
-use memfold_sys::disk::Transfer;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::transfer::Transfer;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
 /// The pool may hold one part in this many of the limit before its coldest blocks go to the file.

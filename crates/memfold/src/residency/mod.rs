@@ -11,7 +11,7 @@ use crate::memory::mapper::{Done, Stop};
 use crate::parts::{bytes, walk};
 use crate::policy::workingset;
 use crate::stats;
-use crate::swap::Swap;
+use memfold_swap::Swap;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SHIFT};
 

@@ -1,5 +1,5 @@
 //! Tests of the slot allocator: against a naive bitmap, and aged.
-use crate::swap::cluster::{CLUSTER_SLOTS, Clusters, Held, Reach};
+use crate::cluster::{CLUSTER_SLOTS, Clusters, Held, Reach};
 use memfold_sys::units::Order;
 use memfold_testkit::random::{Random, seed};
 use proptest::prelude::*;

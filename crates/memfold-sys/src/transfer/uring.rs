@@ -1,7 +1,7 @@
 //! A small io_uring: a batch of reads and writes of one file, submitted and awaited with one system
 //! call.
 use crate::Errno;
-use crate::disk::{Transfer, Way};
+use crate::transfer::{Transfer, Way};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -115,7 +115,7 @@ impl Ring {
     /// If there are more than [`BATCH`]; if the kernel fails to end what it has begun.
     ///
     /// # Safety
-    /// - As for [`crate::disk::Disk::transfer`].
+    /// - As for [`Transfer::finish`], for each of them; they are all on `file`.
     pub unsafe fn run(
         &mut self,
         file: BorrowedFd<'_>,
@@ -205,4 +205,12 @@ impl Ring {
         self.rings.word(cq.head).store(head, Release);
         taken
     }
+}
+
+/// Whether an io_uring can be had; without, each transfer is a system call.
+///
+/// # Errors
+/// ENOSYS or EPERM: the kernel has none, or not for us; EOPNOTSUPP: too old a kernel.
+pub fn has_uring() -> Result<(), Errno> {
+    Ring::new().map(drop)
 }

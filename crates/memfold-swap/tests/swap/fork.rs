@@ -1,9 +1,6 @@
 //! Tests of what a child of fork reads in the remote store. Row B3.
-use super::swap::{bounds, read_raw, write_raw};
-use crate::swap::lent::OLDER_MAX;
-use crate::swap::location::Place;
-use crate::swap::remote::slot_group::Groups;
-use crate::swap::{Bounds, Swap};
+use super::objects::{bounds, read_raw, write_raw};
+use memfold_swap::{Bounds, OLDER_MAX, Place, Swap};
 use memfold_sys::thread::errands::Errands;
 use memfold_sys::units::PAGE_SIZE;
 use memfold_testkit::disk::MemoryDisk;
@@ -137,19 +134,4 @@ fn where_a_child_couldnt_read_nothing_is_lent() {
     assert!(!swap.begin_copy(|| true), "the service wouldn't keep it");
     assert_holds(&swap, &all);
     assert_holds(&swap, &more);
-}
-
-#[test]
-fn a_move_under_way_when_the_process_is_copied_comes_to_nothing() {
-    let mut groups = Groups::new(64).unwrap();
-    let group = groups.group(1);
-    (group.backed, group.written) = (0xff, 0xff);
-    let first = groups.leave(1, 0xff).unwrap();
-    groups.begin_copy();
-    assert_eq!(groups.publish(&first, 0xff), 0);
-    let group = groups.group(1);
-    assert_eq!((group.remote, group.leaving, group.backed), (0, 0, 0xff));
-    assert_eq!(groups.dead, [first.number], "it has been stored for nothing");
-    let second = groups.leave(1, 0xff).unwrap();
-    assert_eq!(groups.publish(&second, 0xff), 8);
 }

@@ -11,15 +11,15 @@
 //! The number and the place of an object are authenticated with it, so bytes from another place, of
 //! another time or under another key are refused. An older state of the very same place under its
 //! own number would pass here; the fingerprint of the block, which stays in memory, then tells
-//! ([`crate::folio::Slot::fingerprint`]).
+//! (the engine keeps it beside the handle).
 //!
 //! Without encryption the tag is an XXH3-128 of the same: it finds damage before it is decoded.
 //! That nobody's bytes are taken for others is left to the fingerprint.
 use alloc::vec::Vec;
 use memfold_store::xxh3_128;
 use memfold_sys::Errno;
-use memfold_sys::disk::swapfile::random;
 use memfold_sys::memory::secret::{Secret, wipe_bytes};
+use memfold_sys::random;
 use memfold_sys::sync::Steady;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
@@ -64,7 +64,7 @@ impl Seal {
     /// # Errors
     /// The kernel gives no random bytes, or no page for the key.
     pub fn new(encrypt: bool) -> Result<Seal, Errno> {
-        Seal::with_key(encrypt.then_some(random))
+        Seal::with_key(encrypt.then_some(random::fill))
     }
 
     fn with_key(make: Option<MakeKey>) -> Result<Seal, Errno> {
@@ -97,7 +97,7 @@ impl Seal {
         if ciphers.is_empty() {
             return Ok(());
         }
-        let own = (self.next.load(Relaxed), cipher_of(random)?);
+        let own = (self.next.load(Relaxed), cipher_of(random::fill)?);
         match reads {
             true => ciphers.iter().for_each(|(_, cipher)| cipher.lock_again()),
             false => ciphers.clear(),

@@ -1,44 +1,10 @@
 //! The swap device as the engine sees it: the seam where tests put a faulty one.
-mod uring;
 pub mod files;
-pub mod swapfile;
+pub mod file_disk;
 
-use crate::Errno;
-use crate::page::Page;
-use crate::thread::errands::Handed;
-
-/// Which way bytes go.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// From the device to memory.
-    Read,
-    /// From memory to the device.
-    Write,
-}
-
-/// One read or write. Offset and length are multiples of the page size.
-#[derive(Copy, Clone, Debug)]
-pub struct Transfer {
-    /// Which way.
-    pub way: Way,
-    /// Where on the device, bytes.
-    pub offset: u64,
-    /// Where in memory.
-    pub at: *mut Page,
-    /// How much, bytes.
-    pub len: usize,
-    /// Bytes done so far; for implementations.
-    pub done: usize,
-    /// How it ended.
-    pub result: Result<(), Errno>,
-}
-
-impl Transfer {
-    /// A transfer to be done.
-    pub fn new(way: Way, offset: u64, at: *mut Page, len: usize) -> Transfer {
-        Transfer { way, offset, at, len, done: 0, result: Ok(()) }
-    }
-}
+use memfold_sys::Errno;
+use memfold_sys::thread::errands::Handed;
+use memfold_sys::transfer::Transfer;
 
 /// Where cold data goes when memory is full.
 ///

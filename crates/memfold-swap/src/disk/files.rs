@@ -1,9 +1,9 @@
 //! Files that must survive a power cut, and the directory they lie in: the seam where tests put
 //! a disk that forgets, tears and fails.
-use crate::Errno;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::Arc;
+use memfold_sys::Errno;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 

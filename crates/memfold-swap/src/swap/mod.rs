@@ -41,24 +41,16 @@
 //! - **The writer** (thread `memfold-swap`) takes shard locks only. Whoever waits for it (for a
 //!   buffer, for the pool to shrink, for a write to end) may hold `areas` for reading and a
 //!   context, but no shard. Readers have buffers of their own.
-pub mod cluster;
-pub(crate) mod seal;
-pub(crate) mod location;
-pub(crate) mod write_queue;
-pub(crate) mod lent;
-pub(crate) mod remote;
-mod copied;
-#[cfg(test)]
-mod tests;
+mod fork;
 
-pub use crate::swap::location::{Place, UNIT_BYTES};
-
-use crate::swap::cluster::{CLUSTER_SLOTS, Clusters, Reach};
-use crate::swap::lent::{Lent, OLDER_MAX};
-use crate::swap::location::SLOTS_MAX;
-use crate::swap::remote::{Tier, TierBounds, Why};
-use crate::swap::seal::{Bound, Seal, TAG_BYTES};
-use crate::swap::write_queue::{Outbox, WRITES_MAX};
+use crate::cluster::{CLUSTER_SLOTS, Clusters, Reach};
+use crate::disk::Disk;
+use crate::lent::{Lent, OLDER_MAX};
+use crate::location::{Place, SLOTS_MAX, UNIT_BYTES};
+use crate::remote::Remote;
+use crate::seal::{Bound, Seal, TAG_BYTES};
+use crate::tier::{Tier, TierBounds, Why};
+use crate::write_queue::{Outbox, WRITES_MAX};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -66,16 +58,15 @@ use core::ops::Range;
 use core::time::Duration;
 use memfold_store::Handle;
 use memfold_sys::Errno;
-use memfold_sys::disk::{Disk, Transfer, Way};
 use memfold_sys::memory::zone::{Edge, NoPromise, Zone};
 use memfold_sys::page::Page;
-use memfold_sys::remote::Remote;
 use memfold_sys::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::thread::errands::Errands;
+use memfold_sys::transfer::{Transfer, Way};
 use memfold_sys::units::{Order, PAGE_SIZE};
 
 /// Bytes before the payload of a packed object.

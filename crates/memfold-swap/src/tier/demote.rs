@@ -1,16 +1,17 @@
 //! The mover: takes the coldest groups of the swap file to the remote store, and deletes there what
-//! nobody needs any more. What holds meanwhile is told in [`crate::swap::remote`].
-use crate::swap::cluster::Clusters;
-use crate::swap::lent::Lent;
-use crate::swap::remote::slot_group::{GROUP_SLOTS, Leaving, ones, rank, runs};
-use crate::swap::remote::{GROUP_BYTES, Tier, first_own};
+//! nobody needs any more. What holds meanwhile is told in [`crate::tier`].
+use crate::cluster::Clusters;
+use crate::disk::Disk;
+use crate::lent::Lent;
+use crate::remote::{ENTRIES_MAX, Failure, Fetch, Object};
+use crate::tier::slot_group::{GROUP_SLOTS, Leaving, ones, rank, runs};
+use crate::tier::{GROUP_BYTES, Tier, first_own};
 use alloc::vec::Vec;
 use core::ops::Range;
-use memfold_sys::disk::{Disk, Transfer, Way};
 use memfold_sys::page::Page;
-use memfold_sys::remote::{ENTRIES_MAX, Failure, Fetch, Object};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::sleep_ns;
+use memfold_sys::transfer::{Transfer, Way};
 use memfold_sys::units::PAGE_SIZE;
 
 /// Groups that are looked at with the lock held.

@@ -1,7 +1,7 @@
 //! Slots that children of fork read: what was used when a copy was made stays as it is until the
 //! child has ended, and all that were copied from it. The kernel tells when
 //! (`memfold_sys::memory::witness`).
-use crate::swap::cluster::{Clusters, Held};
+use crate::cluster::{Clusters, Held};
 use alloc::vec::Vec;
 use core::mem::forget;
 use memfold_sys::Errno;
@@ -9,7 +9,7 @@ use memfold_sys::memory::witness::Witness;
 use memfold_sys::sync::Mutex;
 
 /// Files of ancestors that a process reads, at most.
-pub(crate) const OLDER_MAX: u64 = 4;
+pub const OLDER_MAX: u64 = 4;
 /// So many sets are told apart; with more children at the same time, they share the last one. A
 /// slot has one holder for each, besides at most 86 objects: it can count them.
 const SETS_MAX: usize = 16;

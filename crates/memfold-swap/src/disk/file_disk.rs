@@ -1,12 +1,14 @@
 //! The real swap device: a file without a name.
-use crate::Errno;
-use crate::disk::uring::{BATCH, Ring};
-use crate::disk::{Disk, Transfer, Way};
-use crate::page::Page;
-use crate::raw::renumber;
-use crate::sync::{Mutex, Steady};
+use crate::disk::Disk;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
+use memfold_sys::Errno;
+use memfold_sys::page::Page;
+use memfold_sys::random;
+use memfold_sys::raw::renumber;
+use memfold_sys::sync::{Mutex, Steady};
+use memfold_sys::transfer::uring::{BATCH, Ring};
+use memfold_sys::transfer::{Transfer, Way};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{self, FallocateFlags, Mode, OFlags};
 
@@ -133,14 +135,17 @@ impl File {
 
     /// Writes and reads a page: some file systems accept O_DIRECT and fail with it.
     fn probe(&self) -> Result<(), Errno> {
-        let zone = crate::memory::zone::Zone::reserve(PROBE_BYTES, crate::units::PAGE_SIZE)?;
+        let zone =
+            memfold_sys::memory::zone::Zone::reserve(PROBE_BYTES, memfold_sys::units::PAGE_SIZE)?;
         let (at, first) = (zone.as_ptr(), self.first);
         // SAFETY: the zone is ours and a page long.
         unsafe {
             at.write_bytes(0xA5, PROBE_BYTES);
-            self.plain(&mut Transfer::new(Way::Write, first, Page::at(at), PROBE_BYTES))?;
+            Transfer::new(Way::Write, first, Page::at(at), PROBE_BYTES)
+                .finish(self.file.as_fd(), first)?;
             at.write_bytes(0, PROBE_BYTES);
-            self.plain(&mut Transfer::new(Way::Read, first, Page::at(at), PROBE_BYTES))?;
+            Transfer::new(Way::Read, first, Page::at(at), PROBE_BYTES)
+                .finish(self.file.as_fd(), first)?;
             if core::slice::from_raw_parts(at, PROBE_BYTES).iter().any(|b| *b != 0xA5) {
                 return Err(Errno::IO);
             }
@@ -150,43 +155,6 @@ impl File {
 
     fn is_itself(&self) -> bool {
         fs::fstat(&self.file).is_ok_and(|s| (s.st_dev, s.st_ino) == self.identity)
-    }
-
-    /// Does what is left of a transfer by plain system calls.
-    ///
-    /// # Safety
-    /// - As for [`Disk::transfer`].
-    unsafe fn plain(&self, transfer: &mut Transfer) -> Result<(), Errno> {
-        while transfer.done < transfer.len {
-            let (offset, left) =
-                (transfer.offset + transfer.done as u64 - self.first, transfer.len - transfer.done);
-            // SAFETY: `done` is less than the length of the memory that the caller vouches for.
-            // What is read into is nobody else's during the call; what is written from may be read
-            // by others, and is not changed.
-            let step = unsafe {
-                let at = transfer.at.cast::<u8>().add(transfer.done);
-                match transfer.way {
-                    Way::Read => rustix::io::pread(
-                        &self.file,
-                        core::slice::from_raw_parts_mut(at, left),
-                        offset,
-                    ),
-                    Way::Write => rustix::io::pwrite(
-                        &self.file,
-                        core::slice::from_raw_parts(at, left),
-                        offset,
-                    ),
-                }
-            };
-            match step {
-                // The end of a file that must be longer: somebody has cut it.
-                Ok(0) => return Err(Errno::IO),
-                Ok(n) => transfer.done += n,
-                Err(Errno::INTR) => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(())
     }
 }
 
@@ -342,18 +310,10 @@ impl FileDisk {
             }
             for transfer in batch.iter_mut().filter(|t| t.result.is_ok() && t.done < t.len) {
                 // SAFETY: as the caller says.
-                transfer.result = unsafe { file.plain(transfer) };
+                transfer.result = unsafe { transfer.finish(file.file.as_fd(), file.first) };
             }
         }
     }
-}
-
-/// Whether an io_uring can be had; without, each transfer is a system call.
-///
-/// # Errors
-/// ENOSYS or EPERM: the kernel has none, or not for us; EOPNOTSUPP: too old a kernel.
-pub fn has_uring() -> Result<(), Errno> {
-    Ring::new().map(drop)
 }
 
 /// The directory in which `path` names something.
@@ -374,7 +334,7 @@ fn nameless(dir: &str) -> Result<OwnedFd, Errno> {
     }
     let mut last = Errno::EXIST;
     for _ in 0..NAME_TRIES {
-        match named(&alloc::format!("{dir}/.memfold-swap-{:016x}", random_word()?)) {
+        match named(&alloc::format!("{dir}/.memfold-swap-{:016x}", random::word()?)) {
             Err(e @ Errno::EXIST) => last = e,
             other => return other,
         }
@@ -391,28 +351,6 @@ fn named(path: &str) -> Result<OwnedFd, Errno> {
     )?;
     fs::unlink(path)?;
     Ok(file)
-}
-
-fn random_word() -> Result<u64, Errno> {
-    let mut bytes = [0; 8];
-    random(&mut bytes)?;
-    Ok(u64::from_ne_bytes(bytes))
-}
-
-/// Fills `bytes` from the kernel's random generator.
-///
-/// # Errors
-/// ENOSYS: no such system call.
-pub fn random(bytes: &mut [u8]) -> Result<(), Errno> {
-    let mut done = 0;
-    while done < bytes.len() {
-        match rustix::rand::getrandom(&mut bytes[done..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(n) => done += n,
-            Err(Errno::INTR) => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(())
 }
 
 impl Disk for FileDisk {
@@ -489,8 +427,8 @@ impl Disk for FileDisk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::zone::Zone;
-    use crate::units::{MAX_BYTES, PAGE_SIZE};
+    use memfold_sys::memory::zone::Zone;
+    use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
     /// Directories to try: a disk's, and one in memory.
     fn dirs() -> Vec<String> {
@@ -515,7 +453,7 @@ mod tests {
             unsafe {
                 disk.register(zone.as_ptr(), 3 * MAX_BYTES);
                 let source = core::slice::from_raw_parts_mut(zone.as_ptr(), 2 * MAX_BYTES);
-                random(source).unwrap();
+                random::fill(source).unwrap();
                 let piece = 2 * MAX_BYTES / 64;
                 let part = |way, to: usize, n: usize| {
                     Transfer::new(

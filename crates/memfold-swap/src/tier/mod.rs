@@ -61,25 +61,26 @@
 //!   (`swap/copied.rs`). It refreshes their expiry four times in it, by a clock that counts the
 //!   machine's sleep, and warns if it could not for half of it (`kept.rs`). If it is silent itself,
 //!   the engine's mover warns, which asks eight times in that time (`expiry.rs`).
-pub mod slot_group;
-pub mod expiry;
-pub mod demote;
+pub(crate) mod slot_group;
+pub(crate) mod expiry;
+mod demote;
 
-use crate::swap::cluster::Clusters;
-use crate::swap::lent::OLDER_MAX;
-use crate::swap::remote::expiry::Watched;
-use crate::swap::remote::slot_group::{GROUP_SLOTS, Group, Groups, each_group, ones, rank};
+use crate::cluster::Clusters;
+use crate::disk::Disk;
+use crate::lent::OLDER_MAX;
+use crate::remote::{ENTRIES_MAX, Failure, Fetch, Remote};
+use crate::tier::expiry::Watched;
+use crate::tier::slot_group::{GROUP_SLOTS, Group, Groups, each_group, ones, rank};
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::time::Duration;
 use memfold_sys::Errno;
-use memfold_sys::disk::{Disk, Transfer, Way};
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::page::Page;
-use memfold_sys::remote::{ENTRIES_MAX, Failure, Fetch, Remote};
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex, MutexGuard};
+use memfold_sys::transfer::{Transfer, Way};
 use memfold_sys::units::PAGE_SIZE;
 
 /// Bytes of a group.

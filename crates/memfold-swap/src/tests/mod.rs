@@ -1,5 +1,4 @@
 //! Tests of parts of this folder that have no public door.
 mod cluster;
 mod expiry;
-mod lent;
-mod swap;
+mod groups;

@@ -17,10 +17,10 @@
 //! lent ([`LEND`]).
 pub mod socket;
 
-use crate::memory::witness::Witness;
-use crate::thread::errands::Handed;
 use alloc::string::String;
 use core::time::Duration;
+use memfold_sys::memory::witness::Witness;
+use memfold_sys::thread::errands::Handed;
 
 /// The first message of a connection: one entry with the engine that it is of. It has no answer.
 pub const HELLO: u32 = 1;

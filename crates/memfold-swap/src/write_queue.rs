@@ -1,5 +1,4 @@
 //! What the thread that writes to the swap file is to do, and who waits for it.
-use crate::folio::index::FolioId;
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::units::Order;
 
@@ -10,7 +9,7 @@ pub const WRITES_MAX: usize = 3;
 #[derive(Copy, Clone, Debug)]
 pub struct RawWrite {
     /// The folio, as long as its ticket is this one.
-    pub id: FolioId,
+    pub id: u32,
     /// Its key.
     pub key: u64,
     /// Its order.

@@ -1,15 +1,14 @@
 //! Tests of the swap file's objects, below folios.
-use crate::swap::lent::OLDER_MAX;
-use crate::swap::location::{Place, SLOTS_MAX};
-use crate::swap::{Bounds, ReadError, Swap};
 use memfold_store::Handle;
+use memfold_swap::location::SLOTS_MAX;
+use memfold_swap::{Bounds, OLDER_MAX, Place, ReadError, Swap};
 use memfold_sys::page::PageBuffer;
 use memfold_sys::thread::errands::Errands;
 use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_testkit::disk::MemoryDisk;
 use std::sync::Arc;
 
-pub(super) fn bounds() -> Bounds {
+pub fn bounds() -> Bounds {
     Bounds {
         size_bytes: 64 << 20,
         keep_free_bytes: 0,
@@ -40,7 +39,7 @@ fn every_place_comes_back_from_its_handle() {
 }
 
 /// Writes a raw block and reads it back.
-pub(super) fn write_raw(swap: &Swap, fill: u8) -> Place {
+pub fn write_raw(swap: &Swap, fill: u8) -> Place {
     let block = Order::new(2).unwrap();
     let slot = swap.take(block).unwrap();
     let buffer = swap.write_buffer(true).unwrap();
@@ -60,7 +59,7 @@ pub(super) fn write_raw(swap: &Swap, fill: u8) -> Place {
     place
 }
 
-pub(super) fn read_raw(swap: &Swap, place: Place) -> Result<Vec<u8>, ReadError> {
+pub fn read_raw(swap: &Swap, place: Place) -> Result<Vec<u8>, ReadError> {
     let order = Order::new(2).unwrap();
     let mut pages = PageBuffer::new(order);
     // SAFETY: four pages, ours.

@@ -3,20 +3,21 @@
 //! One connection carries the requests of all threads, so that a process takes one descriptor in
 //! the service. There is no thread that receives: of those that wait for answers one reads the next
 //! answer's head, and leaves what follows to the thread that has asked for it.
-use crate::Errno;
-use crate::memory::witness::Witness;
-use crate::raw::receive_with_file;
 use crate::remote::{
     Answer, DELETE, DONE, ENTRIES_MAX, Entry, Failure, Fetch, GET, HELLO, KEEP, LEND, LOST, Object,
     PUT, Remote, Request,
 };
-use crate::sync::{Condvar, Mutex, Steady};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem::MaybeUninit;
 use core::time::Duration;
+use memfold_sys::Errno;
+use memfold_sys::memory::witness::Witness;
+use memfold_sys::random;
+use memfold_sys::raw::receive_with_file;
+use memfold_sys::sync::{Condvar, Mutex, Steady};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::IoSlice;
 use rustix::net::{
@@ -51,7 +52,7 @@ impl SocketRemote {
         Ok(SocketRemote {
             path: path.to_string(),
             name: name.to_string(),
-            engines: Steady::new(alloc::vec![random_number()?]),
+            engines: Steady::new(alloc::vec![random::word()?]),
             patience: timeout + GRACE,
             line: Mutex::new(None),
         })
@@ -72,7 +73,7 @@ impl SocketRemote {
             self.line.reset();
             core::mem::forget(self.line.peek_mut().take());
             let engines = self.engines.change();
-            engines.push(random_number()?);
+            engines.push(random::word()?);
             engines.drain(..engines.len().saturating_sub(OLDER_MAX + 1));
         }
         Ok(())
@@ -151,12 +152,6 @@ impl SocketRemote {
             }
         }
     }
-}
-
-fn random_number() -> Result<u64, Errno> {
-    let mut bytes = [0; 8];
-    crate::disk::swapfile::random(&mut bytes)?;
-    Ok(u64::from_ne_bytes(bytes))
 }
 
 /// The connection was closed at the other end.

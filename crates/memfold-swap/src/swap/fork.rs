@@ -24,9 +24,9 @@
 //! parent is in another root directory by now, or another user), what is in file and store is
 //! brought home before the copy (`address_space/fork.rs`); the child then begins with nothing in
 //! its file.
+use crate::lent::OLDER_MAX;
 use crate::swap::Swap;
-use crate::swap::lent::OLDER_MAX;
-use crate::swap::remote::Tier;
+use crate::tier::Tier;
 use memfold_sys::Errno;
 use memfold_sys::memory::witness::Witness;
 use memfold_sys::sync::atomic::Ordering::{Relaxed, SeqCst};

@@ -1,9 +1,9 @@
 //! Data in the remote store expires unless the service refreshes it. The service says if it can't;
 //! that the service is silent, stopped perhaps, only the engine can see.
+use crate::remote::Remote;
 use alloc::format;
 use alloc::string::String;
 use core::time::Duration;
-use memfold_sys::remote::Remote;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use memfold_sys::thread::now_ns;
 

@@ -1,0 +1,86 @@
+//! The service that is silent.
+use crate::remote::{Failure, Fetch, Object, Remote};
+use crate::tier::expiry::Watched;
+use core::time::Duration;
+use memfold_sys::memory::witness::Witness;
+use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// A store that is asked nothing else.
+#[derive(Default)]
+struct Keeper {
+    is_silent: AtomicBool,
+}
+
+impl Keeper {
+    fn set_silent(&self, silent: bool) {
+        self.is_silent.store(silent, Relaxed);
+    }
+}
+
+impl Remote for Keeper {
+    fn put(&self, _: &[Object<'_>]) -> Result<(), Failure> {
+        unreachable!()
+    }
+
+    fn get(&self, _: &mut [Fetch<'_>]) -> Result<(), Failure> {
+        unreachable!()
+    }
+
+    fn delete(&self, _: &[u64]) -> Result<(), Failure> {
+        unreachable!()
+    }
+
+    fn keep(&self, _: Duration) -> Result<(), Failure> {
+        match self.is_silent.load(Relaxed) {
+            true => Err(Failure { is_lost: false, is_cut: true, why: "nobody answers".into() }),
+            false => Ok(()),
+        }
+    }
+
+    fn lend(&self, _: &Witness) -> Result<(), Failure> {
+        unreachable!()
+    }
+
+    fn name(&self) -> &str {
+        "keeper"
+    }
+}
+
+/// Asks until there is a warning.
+fn warning(watched: &Watched, remote: &Keeper) -> String {
+    loop {
+        if let Some(why) = watched.ask(remote, true) {
+            return why;
+        }
+    }
+}
+
+#[test]
+fn a_service_that_is_silent_is_told_of_once_and_anew_when_it_has_answered() {
+    let remote = Keeper::default();
+    let watched = Watched::new(Duration::from_millis(40));
+    remote.set_silent(true);
+    for _ in 0..2 {
+        let why = warning(&watched, &remote);
+        assert!(
+            why.contains("nobody answers")
+                && why.contains("kill -CONT")
+                && why.contains("--remote-expiry"),
+            "{why}"
+        );
+        (0..100).for_each(|_| assert_eq!(watched.ask(&remote, true), None));
+        remote.set_silent(false);
+        assert_eq!(watched.ask(&remote, true), None);
+        remote.set_silent(true);
+    }
+}
+
+#[test]
+fn nothing_is_said_while_nothing_lies_in_the_store() {
+    let remote = Keeper::default();
+    remote.set_silent(true);
+    let watched = Watched::new(Duration::ZERO);
+    (0..100).for_each(|_| assert_eq!(watched.ask(&remote, false), None));
+    assert_eq!(watched.left_ns(), 0);
+    assert!(Watched::new(Duration::from_secs(86400)).left_ns() > 0);
+}

@@ -1,0 +1,77 @@
+//! Reads and writes of files, from and to memory that the caller vouches for: one by one by plain
+//! system calls, or many at once by io_uring ([`uring::Ring`]).
+pub mod uring;
+
+use crate::Errno;
+use crate::page::Page;
+use rustix::fd::BorrowedFd;
+
+/// Which way bytes go.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From the device to memory.
+    Read,
+    /// From memory to the device.
+    Write,
+}
+
+/// One read or write. Offset and length are multiples of the page size.
+#[derive(Copy, Clone, Debug)]
+pub struct Transfer {
+    /// Which way.
+    pub way: Way,
+    /// Where on the device, bytes.
+    pub offset: u64,
+    /// Where in memory.
+    pub at: *mut Page,
+    /// How much, bytes.
+    pub len: usize,
+    /// Bytes done so far; for implementations.
+    pub done: usize,
+    /// How it ended.
+    pub result: Result<(), Errno>,
+}
+
+impl Transfer {
+    /// A transfer to be done.
+    pub fn new(way: Way, offset: u64, at: *mut Page, len: usize) -> Transfer {
+        Transfer { way, offset, at, len, done: 0, result: Ok(()) }
+    }
+
+    /// Does what is left of it by plain system calls on `file`, whose first byte is byte `first` of
+    /// the device.
+    ///
+    /// # Errors
+    /// What the kernel says; EIO where the file ends too early.
+    ///
+    /// # Safety
+    /// - Memory that is read into is nobody else's until the return; memory that is written from is
+    ///   not changed until then.
+    pub unsafe fn finish(&mut self, file: BorrowedFd<'_>, first: u64) -> Result<(), Errno> {
+        while self.done < self.len {
+            let (offset, left) = (self.offset + self.done as u64 - first, self.len - self.done);
+            // SAFETY: `done` is less than the length of the memory that the caller vouches for.
+            // What is read into is nobody else's during the call; what is written from may be read
+            // by others, and is not changed.
+            let step = unsafe {
+                let at = self.at.cast::<u8>().add(self.done);
+                match self.way {
+                    Way::Read => {
+                        rustix::io::pread(file, core::slice::from_raw_parts_mut(at, left), offset)
+                    }
+                    Way::Write => {
+                        rustix::io::pwrite(file, core::slice::from_raw_parts(at, left), offset)
+                    }
+                }
+            };
+            match step {
+                // The end of a file that must be longer: somebody has cut it.
+                Ok(0) => return Err(Errno::IO),
+                Ok(n) => self.done += n,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+}
