@@ -13,6 +13,8 @@ const FLOORS: &[(&str, u8)] = &[
     ("memfold-sys", 0),
     ("memfold-gate", 1),
     ("memfold-store", 1),
+    ("memfold-stats", 1),
+    ("memfold-run", 2),
     ("memfold", 2),
     ("memfold-preload", 3),
     ("memfold-ffi", 3),

@@ -25,6 +25,8 @@ const LAYERED: &[&str] = &[
     "memfold-sys",
     "memfold-gate",
     "memfold-store",
+    "memfold-stats",
+    "memfold-run",
     "memfold",
     "memfold-preload",
     "memfold-remote",

@@ -1,14 +1,15 @@
 //! The first engine thread: makes the engine, then looks at the program's size, and does what needs
 //! the engine's own descriptors for threads of the program.
 use crate::order::Order;
+use crate::say;
 use crate::say::unserved::unserved;
-use crate::{say, slots};
 use alloc::string::String;
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::SeqCst;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
 use memfold::config::Config;
 use memfold::stats::Stats;
+use memfold_run::slots;
 use memfold_sys::Errno;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::bare;

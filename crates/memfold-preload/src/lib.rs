@@ -11,10 +11,10 @@ compile_error!("memfold run needs the gate, which is for x86-64");
 
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use memfold_run::slots;
 
 // Bottom first: a module imports only from modules listed above it.
 mod bytes;
-mod slots;
 mod say;
 mod heap;
 mod order;

@@ -2,11 +2,11 @@
 use crate::say;
 use crate::say::addresses::{self, Remedy};
 use crate::say::unserved::unserved;
-use crate::slots::{self, Way};
 use alloc::string::String;
 use core::ffi::CStr;
 use memfold::config::Config;
-use memfold_sys::run::door::Key;
+use memfold_run::door::Key;
+use memfold_run::slots::{self, Way};
 
 /// The variable; its value is the lines of `Config::encode`, `stats=PATH`, `bounds=PATH` and
 /// `door=NAME,KEY`, joined by semicolons.

@@ -1,10 +1,10 @@
 //! How large this process is, and its share of what the whole run may use.
 use crate::proc::{self, Statm};
-use crate::slots;
 use core::sync::atomic::Ordering::Relaxed;
 use memfold::config::Config;
-use memfold::pager::Pager;
-use memfold::policy::fair_share::{Claim, share};
+use memfold::pager::{Pager, SharedLimit};
+use memfold_run::fair_share::{Claim, share};
+use memfold_run::slots;
 use memfold_sys::Errno;
 use memfold_sys::thread::{cpu_ns, now_ns};
 
@@ -17,6 +17,21 @@ const SHARED_LEAST_BYTES: u64 = 1 << 20;
 /// CPU.
 const MEASURE_NS: u64 = 10_000_000;
 const MEASURE_SHARE: u64 = 10;
+
+/// What this process is charged with, in its slot; nothing while it has none.
+pub struct OwnCharge;
+
+impl SharedLimit for OwnCharge {
+    fn charge(&self, bytes: u64, limit: bool) -> bool {
+        slots::own().is_none_or(|own| own.charge(bytes, limit))
+    }
+
+    fn settle(&self, bytes: u64) {
+        if let Some(own) = slots::own() {
+            own.settle(bytes);
+        }
+    }
+}
 
 /// What was seen last.
 #[derive(Default)]

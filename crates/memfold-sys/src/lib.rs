@@ -24,7 +24,6 @@ pub mod protection;
 pub mod disk;
 pub mod probe;
 pub mod remote;
-pub mod run;
 
 pub use rustix::io::Errno;
 

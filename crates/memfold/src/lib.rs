@@ -19,11 +19,9 @@
 extern crate alloc;
 
 pub mod config;
-pub mod stats;
 mod folio;
 mod area;
 pub mod policy;
-pub mod table;
 pub mod swap;
 mod quiesce;
 pub mod holds;
@@ -42,6 +40,7 @@ mod tests;
 pub use config::{Config, Delivery, OnFull};
 pub use heap::vec::FoldedVec;
 pub use heap::{GRANULE_BYTES, Heap, Hint};
+pub use memfold_stats as stats;
 pub use memfold_sys::thread::memory_bytes;
 pub use memfold_sys::uffd::OpenError;
 pub use memory::{Builder, Error, Memory, Pinned, Region};

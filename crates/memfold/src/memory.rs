@@ -197,6 +197,7 @@ impl Memory {
             disk: None,
             remote: None,
             errands: None,
+            shared_limit: None,
         };
         let workers = config.worker_count(parts.cpus);
         let pager = Arc::new(Pager::new(config, parts)?);

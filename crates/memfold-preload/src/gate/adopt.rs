@@ -3,7 +3,6 @@ use super::gated::{FLAGS, Gated, Mark, State};
 use super::threads::{self, START_SHARE, start_pending};
 use crate::say::limit;
 use crate::share::Seen;
-use crate::slots;
 use crate::{engine, proc, say};
 use alloc::vec::Vec;
 use core::mem::forget;
@@ -15,6 +14,7 @@ use memfold::delivery::background;
 use memfold::known::TOP;
 use memfold::stats::Stats;
 use memfold_gate::{all_are_gone, child, first_has_exited};
+use memfold_run::slots;
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::{overlaps_own, unless_own};
 use memfold_sys::raw::populates;
@@ -312,23 +312,18 @@ impl Gated {
                 .and_then(|()| slots::change_user())
                 .map(|changed| {
                     if changed {
-                        self.count_in(slots::claim());
+                        self.pager.count_in(slots::claim());
                     }
                 });
         });
         done
     }
 
-    fn count_in(&self, stats: &'static Stats) {
-        self.pager.count_in(stats);
-        self.pager.set_process(slots::own());
-    }
-
     /// The part of the first engine thread after [`Gated::alone`].
     pub fn go_on(&self, stats: &'static Stats) {
         let _ = self.scale.reopen();
         let _ = self.smaps.reopen();
-        self.count_in(stats);
+        self.pager.count_in(stats);
         if let Some(file) = &self.file {
             file.make_rings();
         }
@@ -407,7 +402,6 @@ impl Gated {
         let state = unsafe { self.state.peek_mut() };
         let _ = self.scale.begin_as_child(&self.pager, &mut state.level);
         let _ = self.smaps.reopen();
-        self.pager.set_process(slots::own());
         self.pager.begin_as_child(stats);
         // SAFETY: the thread that forked waits for this one, and ends the copy then.
         unsafe { self.pager.connect_remote() };

@@ -23,13 +23,14 @@
 use super::gated::{Gated, MARK, Mark, abandon};
 use super::limits;
 use crate::say::unserved::unserved_later;
-use crate::{engine, proc, say, slots};
+use crate::{engine, proc, say};
 use core::mem::forget;
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 use memfold::config::Size;
 use memfold::known::TOP;
 use memfold_gate::{touch, write_bytes};
+use memfold_run::slots;
 use memfold_sys::Errno;
 use memfold_sys::raw::{is_resident, system_call};
 use memfold_sys::remote::Remote;

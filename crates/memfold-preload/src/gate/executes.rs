@@ -9,11 +9,11 @@
 //! without one (`no_new_privs`), nothing is called but what the dynamic linker of the new program will
 //! call anyway: open, look at, read, close.
 use super::{environment, limits};
-use crate::slots;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use memfold::table::UNMANAGED_BYTES_MAX;
 use memfold_gate::read_bytes;
+use memfold_run::slots;
+use memfold_run::table::UNMANAGED_BYTES_MAX;
 use memfold_sys::text::path_of;
 use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
 use rustix::fs::{CWD, FileType, Mode, OFlags, StatVfsMountFlags};

@@ -7,8 +7,7 @@ use crate::heap::arena;
 use crate::proc;
 use crate::say;
 use crate::say::addresses::Remedy;
-use crate::share::{Level, Scale};
-use crate::slots;
+use crate::share::{self, Level, Scale};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -360,13 +359,13 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         disk,
         remote: store,
         errands: Some(errands),
+        shared_limit: Some(&share::OwnCharge),
     };
     let pager = match Pager::new(config.clone(), parts) {
         Ok(pager) => Arc::new(pager),
         Err(why @ StartError::AddressSpace(_)) => return Err(format!("{why}{Remedy}")),
         Err(why) => return Err(format!("{why}")),
     };
-    pager.set_process(slots::own());
     let (start, len) = pager.frames_zone();
     paging.register_frames(start, len).map_err(|e| format!("registering frames: {e}"))?;
     let no_room = |e: Errno| format!("no address space: {e}");

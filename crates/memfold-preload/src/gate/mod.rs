@@ -43,8 +43,8 @@ mod keeper;
 use crate::engine;
 use crate::order::Order;
 use crate::say::unserved::unserved;
-use crate::slots;
 use core::ffi::c_char;
+use memfold_run::slots;
 use memfold_sys::probe::dispatches;
 
 use gated::Lacking;

@@ -1,5 +1,4 @@
 //! Why the limit can't be kept: what takes the memory, by causes.
-use crate::slots;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
@@ -8,7 +7,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use memfold::config::Size;
 use memfold::pager::{Pager, stays};
 use memfold::stats::Stats;
-use memfold::table::{Least, Process};
+use memfold_run::slots;
+use memfold_run::table::{Least, Process};
 use memfold_sys::maps::{Area, Details, Smaps, flag};
 use memfold_sys::memory::zone::overlaps_own;
 

@@ -8,10 +8,10 @@ pub mod limit;
 mod panic;
 pub mod unserved;
 
-use crate::slots;
 use core::fmt;
+use memfold_run::mailbox::LINE_BYTES_MAX;
+use memfold_run::slots;
 use memfold_sys::raw::{set_ender, set_warner, system_call, write_stderr};
-use memfold_sys::run::mailbox::LINE_BYTES_MAX;
 use memfold_sys::text::Text;
 
 const PREFIX: &str = "memfold: ";

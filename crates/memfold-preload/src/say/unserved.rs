@@ -1,6 +1,7 @@
 //! What becomes of a process that can't be served.
-use crate::{say, slots};
+use crate::say;
 use core::fmt::Arguments;
+use memfold_run::slots;
 
 /// Ends the program that `memfold run` was given, with a message, as it has not begun yet. A
 /// process that this has started is no worse off than without memfold: it runs on unmanaged, after

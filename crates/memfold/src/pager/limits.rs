@@ -6,7 +6,6 @@ use crate::pager::Pager;
 use crate::policy::thrash::{Cost, Gain, Thrash};
 use crate::stats::{self, Stats};
 use crate::swap::Swap;
-use crate::table::Process;
 use alloc::format;
 use core::fmt;
 use core::sync::atomic::AtomicU64;
@@ -204,19 +203,6 @@ impl Pager {
         self.ask_past_target();
     }
 
-    /// From now on this engine is that of a process of a run: what it takes is charged there, before
-    /// it is taken.
-    pub fn set_process(&self, process: Option<&'static Process>) {
-        let place =
-            process.map_or(core::ptr::null_mut(), |process| (&raw const *process).cast_mut());
-        self.process.store(place, Relaxed);
-    }
-
-    fn process(&self) -> Option<&'static Process> {
-        // SAFETY: the pointer is null or comes from a `&'static`.
-        unsafe { self.process.load(Relaxed).as_ref() }
-    }
-
     /// What counts of `pages` of uncompressed memory against the bound of the run, with what the
     /// process holds besides, bytes.
     fn charge_for(&self, pages: u64) -> u64 {
@@ -233,8 +219,8 @@ impl Pager {
         if pages > target {
             return false;
         }
-        let Some(process) = self.process() else { return true };
-        if process.charge(self.charge_for(pages), self.is_limited()) || self.frozen.load(Relaxed) {
+        let Some(shared) = self.shared_limit else { return true };
+        if shared.charge(self.charge_for(pages), self.is_limited()) || self.frozen.load(Relaxed) {
             return true;
         }
         let stored = self.stored_bytes();
@@ -249,8 +235,8 @@ impl Pager {
 
     /// Tells the run what this process holds, and what it can't fold.
     fn settle_charge(&self) {
-        if let Some(process) = self.process() {
-            process.settle(self.charge_for(self.physical()));
+        if let Some(shared) = self.shared_limit {
+            shared.settle(self.charge_for(self.physical()));
         }
     }
 

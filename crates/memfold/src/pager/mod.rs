@@ -12,6 +12,7 @@ pub(crate) mod map;
 pub(crate) mod copy_in;
 
 pub use limits::stays;
+pub use quota::SharedLimit;
 pub use start::{StartError, open_remote};
 
 use crate::area::lock::AreaLock;
@@ -35,7 +36,6 @@ use crate::quiesce::unshare::ToUnshare;
 use crate::stats::Stats;
 use crate::swap::Swap;
 use crate::swap::remote::Tier;
-use crate::table::Process;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::ops::Deref;
@@ -116,8 +116,7 @@ pub struct Pager {
     pub(crate) errands: Option<Arc<Errands>>,
     pub(crate) tally: Tally,
     pub(crate) quota: Quota,
-    /// The seat of the engine's process in the table of a run; null without.
-    process: AtomicPtr<Process>,
+    shared_limit: Option<&'static dyn SharedLimit>,
     thrash: Mutex<Thrash>,
     /// What that says must stay uncompressed, pages.
     kept_pages: AtomicU64,
@@ -160,6 +159,8 @@ pub struct Parts {
     /// By whom disk and store are used, where threads of the program can't use them: the given ones
     /// do so themselves ([`memfold_sys::thread::errands::Handed`]).
     pub errands: Option<Arc<Errands>>,
+    /// What the engine takes is charged there, before it is taken; `None` if its bounds are its own.
+    pub shared_limit: Option<&'static dyn SharedLimit>,
 }
 
 impl Pager {

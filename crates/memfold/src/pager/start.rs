@@ -23,7 +23,6 @@ use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::{String, ToString};
 use core::fmt::{Display, Formatter};
-use core::sync::atomic::AtomicPtr;
 use core::time::Duration;
 use memfold_store::{
     CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig, StoreError,
@@ -147,7 +146,7 @@ impl Pager {
             errands: parts.errands,
             tally: Tally::new(),
             quota: Quota::new(&config),
-            process: AtomicPtr::default(),
+            shared_limit: parts.shared_limit,
             thrash: Mutex::new(Thrash::default()),
             kept_pages: AtomicU64::new(0),
             refused_at: AtomicU64::new(0),

@@ -3,13 +3,13 @@
 //! A line is left by one who has taken a free place for it (`TAKEN`), and is read when it is whole
 //! (`WHOLE`). A process that is killed while it leaves one costs its place, and no line of anybody
 //! else.
-use crate::Errno;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::sync::atomic::{
     AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
 };
 use core::sync::atomic::{Ordering::Release, Ordering::SeqCst};
+use memfold_sys::Errno;
 use rustix::thread::futex;
 
 /// Lines that may wait to be read.

@@ -15,8 +15,8 @@ use self::bounds::{Asked, Bounds, Portion};
 pub use self::seat::Process;
 use self::seat::{Charges, GROUP, Group, Seat};
 use self::totals::{Sum, Totals};
-use crate::policy::fair_share::Claim;
-use crate::stats::Stats;
+use crate::fair_share::Claim;
+use crate::mailbox::Mailbox;
 use alloc::vec::Vec;
 use core::ffi::c_void;
 use core::mem::size_of;
@@ -24,8 +24,8 @@ use core::sync::atomic::{AtomicU8, AtomicU64};
 use core::sync::atomic::{
     Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
+use memfold_stats::Stats;
 use memfold_sys::memory::shared;
-use memfold_sys::run::mailbox::Mailbox;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::now_ns;
 use memfold_sys::thread::owner::Ownership;
@@ -482,7 +482,7 @@ unsafe fn groups_at(at: *mut c_void, count: usize) -> &'static [Group] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memfold_sys::run::door::{HALF, Key};
+    use crate::door::{HALF, Key};
     use std::boxed::Box;
     use std::collections::HashSet;
     use std::sync::Barrier;
@@ -670,7 +670,7 @@ mod tests {
      {
         let table = table(32768);
         for pid in 0..1000 {
-            crate::stats::add(&claim_and_end(table, pid).stats().faults, 1);
+            memfold_stats::add(&claim_and_end(table, pid).stats().faults, 1);
         }
         let faults = table.processes().map(|p| p.stats().faults.load(Relaxed)).sum::<u64>();
         assert_eq!((table.processes().count(), faults), (APART, 1000));

@@ -1,7 +1,7 @@
 //! What processes hold at one moment, and the most that this ever was. It lies in the table that they
 //! share.
-use crate::stats::{Stats, raise};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use memfold_stats::{Stats, raise};
 
 /// Names of the figures of which the run has a peak of its own, in the order of [`Sum`].
 pub const PEAKS: [&str; 5] = [

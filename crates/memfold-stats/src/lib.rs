@@ -3,6 +3,8 @@
 //! The struct is plain atomics with a fixed layout, so it can live in memory that another process
 //! reads (`memfold run` keeps it in a memfd). A counter that counts successes is raised only after
 //! the fact (Z5).
+#![cfg_attr(not(test), no_std)]
+
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::MAX_ORDER;
 

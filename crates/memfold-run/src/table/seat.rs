@@ -1,8 +1,8 @@
 //! The seat of a process in the table of its user, and what it is charged with.
 use super::bounds::Portion;
-use crate::policy::fair_share::Claim;
-use crate::stats::Stats;
+use crate::fair_share::Claim;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
+use memfold_stats::Stats;
 use memfold_sys::Errno;
 use memfold_sys::thread::owner::{Owner, Ownership, Will};
 

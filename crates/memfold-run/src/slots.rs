@@ -1,17 +1,17 @@
 //! This process's seat in the table that `memfold run` keeps for its user, the run's bounds, and how
 //! the table is found. A process that can't become again what it was gives up the table that it had:
 //! it has that of another user then, or none.
+use crate::door::{self, Key};
+use crate::fair_share::Claim;
+use crate::mailbox::Mailbox;
+use crate::table::bounds::Bounds;
+use crate::table::{Least, Process, Table};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
-use memfold::policy::fair_share::Claim;
-use memfold::stats::Stats;
-use memfold::table::bounds::Bounds;
-use memfold::table::{Least, Process, Table};
+use memfold_stats::Stats;
 use memfold_sys::Errno;
-use memfold_sys::run::door::{self, Key};
-use memfold_sys::run::mailbox::Mailbox;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::identity::Identity;
 use rustix::fs::{CWD, Mode, OFlags};

@@ -5,9 +5,9 @@
 //! the first half of a key that only processes of the run have; the answer is the second half, the
 //! process's number as it is outside, and the descriptors: of the table of the process's user, and
 //! of the bounds of the run. One message each, so nobody can keep the other end busy.
-use crate::Errno;
-use crate::raw::receive_with_files;
 use core::time::Duration;
+use memfold_sys::Errno;
+use memfold_sys::raw::receive_with_files;
 use rustix::fd::OwnedFd;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{

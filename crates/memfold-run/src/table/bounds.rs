@@ -5,13 +5,13 @@
 //! far as the kernel lets them trace one another. What the tables of other users say is not
 //! believed: `memfold run` adds up each of them, bounds what it says by what the kernel says, and
 //! shares the run's bounds between the users as they share their parts between their processes.
-use crate::policy::fair_share::{Claim, share};
+use crate::door::{HALF, Key};
+use crate::fair_share::{Claim, share};
 use core::ffi::c_void;
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::Errno;
 use memfold_sys::memory::shared;
-use memfold_sys::run::door::{HALF, Key};
 use memfold_sys::thread::owner::{Owner, Ownership, Will};
 use rustix::fd::{AsFd, OwnedFd};
 
@@ -140,7 +140,7 @@ impl Bounds {
     pub fn set_seatless(&self, count: u64, bytes: u64) {
         self.page.seatless.store(count, Relaxed);
         self.page.seatless_bytes.store(bytes, Relaxed);
-        crate::stats::raise(&self.page.peak_seatless_bytes, bytes);
+        memfold_stats::raise(&self.page.peak_seatless_bytes, bytes);
     }
 
     /// Processes of the run without a seat, and their anonymous memory, bytes.
