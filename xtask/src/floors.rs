@@ -16,19 +16,20 @@ const FLOORS: &[(&str, u8)] = &[
     ("memfold-stats", 1),
     ("memfold-run", 2),
     ("memfold", 2),
-    ("memfold-preload", 3),
+    ("memfold-process", 3),
+    ("memfold-preload", 4),
     ("memfold-ffi", 3),
     ("memfold-python", 3),
     ("memfold-block", 3),
     ("memfold-remote", 3),
-    ("memfold-cli", 4),
+    ("memfold-cli", 5),
     ("memfold-testkit", BESIDE),
     ("memfold-bench", BESIDE),
     ("xtask", BESIDE),
     ("fuzz", BESIDE),
 ];
 const BESIDE: u8 = u8::MAX;
-const ROOF: u8 = 4;
+const ROOF: u8 = 5;
 
 /// Checks all manifests.
 pub fn check(tree: &Tree) -> Vec<Finding> {

@@ -28,6 +28,7 @@ const LAYERED: &[&str] = &[
     "memfold-stats",
     "memfold-run",
     "memfold",
+    "memfold-process",
     "memfold-preload",
     "memfold-remote",
     "memfold-block",

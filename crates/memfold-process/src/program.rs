@@ -1,13 +1,13 @@
 //! The program under management by the gate: its engine, and how it begins.
-use super::paging::Paging;
-use super::ranges::{Ranges, without};
-use super::threads::ring;
+use crate::diagnostics as say;
+use crate::diagnostics::addresses::Remedy;
 use crate::engine;
 use crate::heap::arena;
-use crate::proc;
-use crate::say;
-use crate::say::addresses::Remedy;
+use crate::paging::Paging;
+use crate::process_size as proc;
+use crate::ranges::{Ranges, without};
 use crate::share::{self, Level, Scale};
+use crate::threads::ring;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -392,7 +392,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         smaps,
         scale,
         config,
-        nice: super::threads::own_nice(),
+        nice: crate::threads::own_nice(),
         known: Known::default(),
         state: Mutex::new(state),
         faults_of_program: Mutex::default(),
@@ -433,7 +433,7 @@ impl Gated {
         if !self.serves_errands.load(SeqCst) {
             engine::have_done(|| {
                 if !self.serves_errands.load(SeqCst) {
-                    let started = super::threads::start_serving();
+                    let started = crate::threads::start_serving();
                     self.serves_errands.store(started.is_ok(), SeqCst);
                 }
             });

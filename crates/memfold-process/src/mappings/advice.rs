@@ -4,8 +4,8 @@
 //! nothing is dropped: zeros are written in their place afterwards, which is what a call that goes on would
 //! read or overwrite had the kernel dropped them. MADV_FREE may leave pages as they are, so it
 //! does. A guard ends the call, as the kernel would have it.
-use super::gated::{Apart, Gated, Mark};
-use super::ranges::{Ranges, without};
+use crate::program::{Apart, Gated, Mark};
+use crate::ranges::{Ranges, without};
 use alloc::vec::Vec;
 use core::iter::once;
 use core::mem::ManuallyDrop;

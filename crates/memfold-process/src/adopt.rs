@@ -1,9 +1,9 @@
 //! What comes under management, and when.
-use super::gated::{FLAGS, Gated, Mark, State};
-use super::threads::{self, START_SHARE, start_pending};
-use crate::say::limit;
+use crate::diagnostics::limit;
+use crate::program::{FLAGS, Gated, Mark, State};
 use crate::share::Seen;
-use crate::{engine, proc, say};
+use crate::threads::{self, START_SHARE, start_pending};
+use crate::{diagnostics as say, engine, process_size as proc};
 use alloc::vec::Vec;
 use core::mem::forget;
 use core::ops::ControlFlow::Continue;

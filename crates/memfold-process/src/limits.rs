@@ -3,7 +3,7 @@
 //! program is told its own. The hard limit of these, and of RLIMIT_NOFILE, stays in the kernel as it
 //! was, so that more can be reserved, and descriptors with high numbers be opened in a child; the
 //! program gets the answers of its own. What it executes has its own.
-use super::gated::{Gated, get};
+use crate::program::{Gated, get};
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use memfold_gate::child;
 use memfold_sys::Errno;

@@ -5,7 +5,6 @@
 //! ends is said on its own standard error, as nobody else would.
 pub mod addresses;
 pub mod limit;
-mod panic;
 pub mod unserved;
 
 use core::fmt;
@@ -36,7 +35,7 @@ macro_rules! say_once {
     ($text:literal) => {{
         static SAID: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
         if !SAID.swap(true, core::sync::atomic::Ordering::Relaxed) {
-            $crate::say::warn(format_args!($text));
+            $crate::diagnostics::warn(format_args!($text));
         }
     }};
 }

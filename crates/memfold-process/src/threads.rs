@@ -1,5 +1,5 @@
 //! When the engine's threads start, and before whom they run.
-use crate::say::unserved::unserved_later;
+use crate::diagnostics::unserved::unserved_later;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use memfold::delivery::background::Start;

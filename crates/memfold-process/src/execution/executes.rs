@@ -8,7 +8,8 @@
 //! A filter of system calls may end whoever makes one that it doesn't know. So where it can't be
 //! without one (`no_new_privs`), nothing is called but what the dynamic linker of the new program will
 //! call anyway: open, look at, read, close.
-use super::{environment, limits};
+use crate::execution::environment;
+use crate::limits;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_gate::read_bytes;

@@ -15,11 +15,11 @@
 //!   [`RUN_SHARE`] is: the others share what is left of the limit. It is given back at the end of the
 //!   process, but not if a signal ends it: then others have an engine sooner, and the limit is lower
 //!   by as much, at most by [`RUN_SHARE`].
-use super::gated::{self, Lacking, get, open};
-use super::given::gives;
+use crate::diagnostics::unserved::unserved_later;
 use crate::engine::{self, Life};
+use crate::mappings::given::gives;
 use crate::order::Order;
-use crate::say::unserved::unserved_later;
+use crate::program::{self as gated, Lacking, get, open};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold_gate::child;
@@ -44,7 +44,7 @@ pub const LIFE: Life = Life {
     exists: || get().is_some(),
     begin_as_child: |stats| gated::existing().begin_as_child(stats),
     go_on: |stats| gated::existing().go_on(stats),
-    prepare: super::threads::raise,
+    prepare: crate::threads::raise,
     look: || gated::existing().look(),
 };
 

@@ -1,8 +1,8 @@
 //! A panic in the engine ends the process with a message: a program whose faults nobody serves
 //! would hang for ever.
-use crate::say::{die, last_words};
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use memfold_process::diagnostics::{die, last_words};
 use memfold_sys::thread::{sleep_ns, thread_id};
 
 /// The thread that has panicked first; 0 if none has.

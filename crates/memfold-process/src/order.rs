@@ -1,7 +1,7 @@
 //! What `memfold run` wants of this process: the environment variable that it sets.
-use crate::say;
-use crate::say::addresses::{self, Remedy};
-use crate::say::unserved::unserved;
+use crate::diagnostics as say;
+use crate::diagnostics::addresses::{self, Remedy};
+use crate::diagnostics::unserved::unserved;
 use alloc::string::String;
 use core::ffi::CStr;
 use memfold::config::Config;

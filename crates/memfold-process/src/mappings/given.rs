@@ -4,8 +4,8 @@
 //!
 //! The kernel lets a userfaultfd of the program's change what is registered with the engine's. What
 //! would do so is answered as if it were registered with none.
-use super::gated::{Gated, Mark, State};
-use crate::say::say_once;
+use crate::diagnostics::say_once;
+use crate::program::{Gated, Mark, State};
 use core::ops::Range;
 use memfold::known::TOP;
 use memfold_gate::{read_bytes, write_bytes};

@@ -6,7 +6,7 @@
 //!   is over** (`memfold/holds.rs`). That begins before anything is managed: calls that are under
 //!   way at the adoption have published what they name, and what of it is missing is brought in
 //!   before it is registered, as the kernel's own faults find nobody from then on.
-//! - **Areas change with the call** (`change.rs`, `memfold/address_space/calls.rs`): all calls that
+//! - **Areas change with the call** (`mappings/change.rs`, `memfold/address_space/calls.rs`): all calls that
 //!   change mappings take `Gated::state`, so one at a time, and make the call with the engine's
 //!   areas locked. So what the engine believes is never older or newer than the kernel's map.
 //! - **Where something may be managed, now or later, is known** (`memfold/known.rs`): for the rest a call
@@ -25,37 +25,104 @@
 //! What was there when the library was loaded; stacks (MAP_STACK, and what the gate reports); what
 //! is locked, kept from dumps, zeros for children, open to merging; what is smaller than 64 KiB and
 //! continues nothing.
+#![cfg_attr(not(test), no_std)]
+extern crate alloc;
+
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!("memfold run needs the gate, which is for x86-64");
+
+// Bottom first: a module imports only from modules listed above it.
+pub mod diagnostics;
+mod heap;
+mod order;
+mod process_size;
+mod share;
 mod ranges;
 mod paging;
+mod engine;
 mod threads;
-mod gated;
+mod program;
 mod adopt;
-mod advice;
-mod given;
 mod limits;
-mod change;
-mod copy;
+mod mappings;
+mod fork;
+mod execution;
 mod deferred;
-mod environment;
-mod executes;
 mod keeper;
 
-use crate::engine;
+use crate::diagnostics::unserved::unserved;
+use crate::execution::{environment, executes};
 use crate::order::Order;
-use crate::say::unserved::unserved;
+use crate::program::{self as gated, Lacking, get};
 use core::ffi::c_char;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold_run::slots;
-use memfold_sys::probe::dispatches;
+use memfold_sys::memory::arena::Arena;
+use memfold_sys::probe::{RING, dispatches, killing_calls};
 
-use gated::Lacking;
-pub use gated::get;
-
-/// Starts the gate, and the engine, unless that can wait. Where it can't be had, the program does not
-/// begin, or runs unmanaged: see `unserved`. Called by the constructor, with the arguments of `main`.
+/// Begins in a program that is about to begin: reads the order that it was given, if any, and starts
+/// what that asks for. Called by the constructor, with the arguments of `main`, and the arena behind
+/// the global allocator.
 ///
 /// # Safety
 /// - `arguments` is the array that the kernel left, with `count` of them, and there is one thread.
-pub unsafe fn start(order: Order, count: usize, arguments: *mut *mut c_char) {
+pub unsafe fn begin(count: usize, arguments: *mut *mut c_char, arena: &'static Arena) {
+    heap::note(arena);
+    match order::read() {
+        Ok(None) => {}
+        Ok(Some(order)) => {
+            if let Some(call) = killing_call(&order) {
+                let why = "a seccomp filter kills the process that calls";
+                return unserved(format_args!("{why} {call}"));
+            }
+            // SAFETY: the caller's promise.
+            unsafe { start(order, count, arguments) }
+        }
+        Err(why) => diagnostics::die(format_args!("MEMFOLD_RUN: {why}")),
+    }
+}
+
+/// The first call that a seccomp filter would kill this process for, and that the engine makes.
+fn killing_call(order: &Order) -> Option<&'static str> {
+    if !process_size::is_filtered() {
+        return None;
+    }
+    // SAFETY: the constructor is called before the program has threads.
+    let mut calls = unsafe { killing_calls() }.into_iter();
+    calls.find(|call| *call != RING || order.config.swap.is_some())
+}
+
+/// Brings the figures up to date once more before the program ends.
+pub fn finish() {
+    // Who has a filter may make none of these calls.
+    if let Some(gated) = get().filter(|gated| !gated.shut_in.load(SeqCst)) {
+        let pager = &gated.pager;
+        pager.publish();
+        slots::note_totals();
+        pager.stats().need_bytes.store(0, Relaxed);
+        slots::set_need(0);
+    }
+}
+
+/// Brings everything folded back, past the limit if need be, and keeps it in memory until [`fold`] or
+/// the next fork of a program of several threads. `false`: this process is not managed.
+pub fn unfold() -> bool {
+    let Some(gated) = get() else { return false };
+    engine::have_done(|| gated.pager.freeze());
+    true
+}
+
+/// Ends [`unfold`]: memory is folded as before. `false`: this process is not managed.
+pub fn fold() -> bool {
+    get().map(|gated| gated.pager.thaw()).is_some()
+}
+
+/// Starts the gate, and the engine, unless that can wait. Where it can't be had, the program does not
+/// begin, or runs unmanaged: see `unserved`.
+///
+/// # Safety
+/// - As for [`begin`].
+unsafe fn start(order: Order, count: usize, arguments: *mut *mut c_char) {
     let room = deferred::room(&order);
     if let Err(Lacking(why)) = prepare(&order, room > 0) {
         return unserved(format_args!("{why}"));

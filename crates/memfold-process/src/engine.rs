@@ -1,8 +1,8 @@
 //! The first engine thread: makes the engine, then looks at the program's size, and does what needs
 //! the engine's own descriptors for threads of the program.
+use crate::diagnostics as say;
+use crate::diagnostics::unserved::unserved;
 use crate::order::Order;
-use crate::say;
-use crate::say::unserved::unserved;
 use alloc::string::String;
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::SeqCst;

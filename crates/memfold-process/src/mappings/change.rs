@@ -1,10 +1,10 @@
 //! The calls that change mappings, or give memory up.
-use super::adopt::PLAIN;
-use super::advice::{Lent, whole};
-use super::gated::{Apart, Before, Gated, Mark, State};
-use super::limits;
-use super::ranges::without;
-use crate::say::say_once;
+use crate::adopt::PLAIN;
+use crate::diagnostics::say_once;
+use crate::limits;
+use crate::mappings::advice::{Lent, whole};
+use crate::program::{Apart, Before, Gated, Mark, State};
+use crate::ranges::without;
 use alloc::vec::Vec;
 use core::iter::once;
 use core::ops::Range;
@@ -389,7 +389,9 @@ impl Gated {
         };
         let register = |range: Range<usize>| {
             if let Err(e) = self.register_again(&range) {
-                crate::say::die(format_args!("memory that mremap has moved can't be served: {e}"));
+                crate::diagnostics::die(format_args!(
+                    "memory that mremap has moved can't be served: {e}"
+                ));
             }
         };
         let unregister = |range: Range<usize>| {

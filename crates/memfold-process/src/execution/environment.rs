@@ -14,7 +14,7 @@
 //! A child may be given any environment. The gate gives the kernel another array, on the gate's
 //! own stack: a child of vfork shares its memory with its parent, and no allocation of it may
 //! outlive the call, which doesn't return.
-use crate::say::say_once;
+use crate::diagnostics::say_once;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::{CStr, c_char};

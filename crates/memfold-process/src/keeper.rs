@@ -1,8 +1,8 @@
 //! What the gate asks.
-use super::gated::{Gated, Mark, get};
-use super::{deferred, executes, limits, threads};
-use crate::say;
-use crate::say::say_once;
+use crate::diagnostics as say;
+use crate::diagnostics::say_once;
+use crate::program::{Gated, Mark, get};
+use crate::{deferred, execution::executes, limits, threads};
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
 use memfold::fault::{Fault, Served};

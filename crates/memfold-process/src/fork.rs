@@ -20,10 +20,10 @@
 //!
 //! With a swap file the child goes on to read its parent's, and what that has in a remote store,
 //! and writes to a file of its own (`memfold/swap/copied.rs`).
-use super::gated::{Gated, MARK, Mark, abandon};
-use super::limits;
-use crate::say::unserved::unserved_later;
-use crate::{engine, proc, say};
+use crate::diagnostics::unserved::unserved_later;
+use crate::limits;
+use crate::program::{Gated, MARK, Mark, abandon};
+use crate::{diagnostics as say, engine, process_size as proc};
 use core::mem::forget;
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;

@@ -1,5 +1,5 @@
 //! What becomes of a process that can't be served.
-use crate::say;
+use crate::diagnostics as say;
 use core::fmt::Arguments;
 use memfold_run::slots;
 

@@ -1,5 +1,5 @@
 //! How large this process is, and its share of what the whole run may use.
-use crate::proc::{self, Statm};
+use crate::process_size::{self as proc, Statm};
 use core::sync::atomic::Ordering::Relaxed;
 use memfold::config::Config;
 use memfold::pager::{Pager, SharedLimit};
