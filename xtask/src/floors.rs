@@ -13,21 +13,24 @@ const FLOORS: &[(&str, u8)] = &[
     ("memfold-sys", 0),
     ("memfold-gate", 1),
     ("memfold-store", 1),
+    ("memfold-stats", 1),
     ("memfold-swap", 2),
+    ("memfold-run", 2),
     ("memfold", 3),
-    ("memfold-preload", 4),
+    ("memfold-remote", 4),
+    ("memfold-block", 3),
+    ("memfold-process", 4),
     ("memfold-ffi", 4),
     ("memfold-python", 4),
-    ("memfold-block", 4),
-    ("memfold-remote", 4),
-    ("memfold-cli", 5),
+    ("memfold-preload", 5),
+    ("memfold-cli", 6),
     ("memfold-testkit", BESIDE),
     ("memfold-bench", BESIDE),
     ("xtask", BESIDE),
     ("fuzz", BESIDE),
 ];
 const BESIDE: u8 = u8::MAX;
-const ROOF: u8 = 5;
+const ROOF: u8 = 6;
 
 /// Checks all manifests.
 pub fn check(tree: &Tree) -> Vec<Finding> {

@@ -7,8 +7,17 @@ use crate::tree::{Crate, Tree};
 
 /// Crates that run inside the program: no std (it brings thread-local storage, the host's malloc
 /// and locks) and no printing.
-const ENGINE: &[&str] =
-    &["memfold-sys", "memfold-gate", "memfold-store", "memfold-swap", "memfold", "memfold-preload"];
+const ENGINE: &[&str] = &[
+    "memfold-sys",
+    "memfold-gate",
+    "memfold-store",
+    "memfold-swap",
+    "memfold-stats",
+    "memfold-run",
+    "memfold",
+    "memfold-process",
+    "memfold-preload",
+];
 const PRINTING: &[&str] = &["print", "println", "eprint", "eprintln", "dbg"];
 const UNFINISHED: &[&str] = &["todo", "unimplemented"];
 const LEFTOVERS: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];

@@ -7,7 +7,7 @@ use crate::report::json::of_process;
 use crate::sockets;
 use crate::table::slots::Slots;
 use memfold::config::Config;
-use memfold::table::Process;
+use memfold_run::table::Process;
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::fs;

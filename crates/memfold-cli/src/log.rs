@@ -4,8 +4,8 @@
 use crate::failure::Failure;
 use crate::program::plain;
 use crate::table::slots::Slots;
-use memfold::table::Table;
-use memfold_sys::run::mailbox::Letter;
+use memfold_run::mailbox::Letter;
+use memfold_run::table::Table;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Write};

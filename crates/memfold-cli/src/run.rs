@@ -13,7 +13,7 @@ use crate::{delivery, dict, machine, program, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memfold::config::keys::{Audience, COUNTED, KEYS, Key};
 use memfold::config::{Config, Size};
-use memfold::table::{ORDER, Table, order_in};
+use memfold_run::table::{ORDER, Table, order_in};
 use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_swap::disk::file_disk::{FileDisk, Options};
 use std::ffi::{CStr, CString, NulError, OsString, c_char};

@@ -2,8 +2,8 @@
 use crate::error::exception;
 use memfold::delivery::gate;
 use memfold::stats::FIGURES;
-use memfold::table::{ORDER, order_in};
 use memfold::{Delivery, Heap, Hint, Memory};
+use memfold_run::table::{ORDER, order_in};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

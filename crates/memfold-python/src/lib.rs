@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = true)]
 fn _memfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add("LAYOUT_VERSION", memfold::table::LAYOUT_VERSION)?;
+    module.add("LAYOUT_VERSION", memfold_run::table::LAYOUT_VERSION)?;
     module.add_class::<engine::Engine>()?;
     module.add_function(wrap_pyfunction!(engine::is_folded, module)?)?;
     module.add_function(wrap_pyfunction!(engine::figures, module)?)?;

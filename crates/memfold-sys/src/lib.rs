@@ -24,7 +24,6 @@ pub mod uffd;
 pub mod protection;
 pub mod transfer;
 pub mod probe;
-pub mod run;
 
 pub use rustix::io::Errno;
 

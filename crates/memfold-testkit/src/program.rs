@@ -161,6 +161,7 @@ impl Setup {
             cpus: 1,
             disk: disk.map(|disk| Box::new(disk.clone()) as Box<dyn memfold_swap::disk::Disk>),
             errands: None,
+            shared_limit: None,
             remote: remote
                 .map(|remote| Box::new(remote.clone()) as Box<dyn memfold_swap::remote::Remote>),
         };

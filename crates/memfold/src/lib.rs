@@ -19,8 +19,7 @@
 extern crate alloc;
 
 pub mod config;
-pub mod stats;
-pub mod table;
+mod stats_place;
 mod backing;
 mod folio;
 mod area;
@@ -47,6 +46,7 @@ mod tests;
 pub use config::{Config, Delivery, OnFull};
 pub use heap::vec::FoldedVec;
 pub use heap::{GRANULE_BYTES, Heap, Hint};
+pub use memfold_stats as stats;
 pub use memfold_sys::thread::memory_bytes;
 pub use memfold_sys::uffd::OpenError;
 pub use region::{Builder, Error, Memory, Pinned, Region};

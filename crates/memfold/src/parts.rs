@@ -16,7 +16,7 @@ use crate::policy::swap_readahead::SwapReadahead;
 use crate::requests::background::Queue;
 use crate::requests::device_faults::Reads;
 use crate::requests::pause::Gates;
-use crate::stats::StatsPlace;
+use crate::stats_place::StatsPlace;
 use alloc::sync::Arc;
 use memfold_store::CodecSpec;
 use memfold_sys::memory::zone::Zone;

@@ -11,7 +11,7 @@ use crate::delivery::sigbus;
 use crate::mappings::ranges::Ranges;
 use crate::pager::{Pager, Parts, StartError};
 use crate::stats::Stats;
-use crate::stats::StatsPlace;
+use crate::stats_place::StatsPlace;
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -199,6 +199,7 @@ impl Memory {
             disk: None,
             remote: None,
             errands: None,
+            shared_limit: None,
         };
         let workers = config.worker_count(parts.cpus);
         let pager = Arc::new(Pager::new(config, parts)?);

@@ -88,7 +88,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         name: "Z5",
         what: "counters on success only, per order, and their sums",
         shown: &[
-            Test("crates/memfold/src/stats.rs", "sums_are_checked_against_orders"),
+            Test("crates/memfold-stats/src/lib.rs", "sums_are_checked_against_orders"),
             Test(
                 "crates/memfold/tests/refusals.rs",
                 "z3_z5_a_codec_failure_leaves_the_folio_resident_and_nothing_in_the_store",
@@ -243,7 +243,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         name: "M5",
         what: "counters of block reads, writes, failures, parts",
         shown: &[
-            Test("crates/memfold/src/stats.rs", "names_are_unique_and_helped"),
+            Test("crates/memfold-stats/src/lib.rs", "names_are_unique_and_helped"),
             Test(
                 "crates/memfold/src/tests/ranges.rs",
                 "m3_m5_a_discard_that_cuts_a_stored_block_is_counted_and_keeps_its_other_pages",

@@ -1,7 +1,7 @@
 //! The figures of a run: sums over its processes, its own peaks, and how well its data compressed.
 use crate::table::slots::Slots;
 use memfold::stats::{FIGURES, ORDER_FIGURES, ORDERS, Stats, size_suffix};
-use memfold::table::totals::PEAKS;
+use memfold_run::table::totals::PEAKS;
 
 /// Figures of one process, or sums over several.
 #[derive(Clone)]

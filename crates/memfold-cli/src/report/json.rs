@@ -2,7 +2,7 @@
 use crate::report::figures::Figures;
 use crate::table::slots::Slots;
 use memfold::config::Config;
-use memfold::table::Process;
+use memfold_run::table::Process;
 use serde_json::{Map, Value, json};
 use std::ffi::OsString;
 

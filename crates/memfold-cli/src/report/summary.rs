@@ -2,7 +2,7 @@
 use crate::report::figures::Figures;
 use crate::table::slots::Slots;
 use memfold::config::{Config, Size};
-use memfold::table::APART;
+use memfold_run::table::APART;
 
 /// Memory of processes without an engine that is worth a word, bytes: all are small below.
 const SMALL_BYTES: u64 = 8 << 20;

@@ -1,6 +1,6 @@
 //! The door of a run: a socket at which its processes get the table of their user and the bounds of
-//! the run ([`memfold_sys::run::door`]).
-use memfold_sys::run::door::{ANSWER_BYTES, HALF, Key};
+//! the run ([`memfold_run::door`]).
+use memfold_run::door::{ANSWER_BYTES, HALF, Key};
 use std::io;
 use std::mem::{offset_of, zeroed};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -238,7 +238,7 @@ mod tests {
             )
         };
         assert_eq!((sent, stranger.0.sun_family as i32), (17, libc::AF_UNIX));
-        let ask = |name: &str| memfold_sys::run::door::ask(name.as_bytes(), &key);
+        let ask = |name: &str| memfold_run::door::ask(name.as_bytes(), &key);
         let answer = ask(name).unwrap();
         assert_eq!(answer.number, std::process::id());
         for (fd, path) in [(answer.table, "/etc/passwd"), (answer.bounds, "/etc/group")] {

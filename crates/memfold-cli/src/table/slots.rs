@@ -1,13 +1,13 @@
 //! The tables that the processes of a run share with memfold, one for each user
-//! ([`memfold::table`]), the bounds of the run, and how processes get at them: by a path in /proc,
+//! ([`memfold_run::table`]), the bounds of the run, and how processes get at them: by a path in /proc,
 //! or, where that leads nowhere (in a PID namespace, as another user), at a door.
 use crate::failure::Failure;
 use crate::program::plain;
 use crate::table::door::Door;
 use memfold::config::Config;
-use memfold::table::bounds::{Asked, Bounds, USERS};
-use memfold::table::totals::{PEAKS, Sum, Totals};
-use memfold::table::{Process, Table, order_in};
+use memfold_run::table::bounds::{Asked, Bounds, USERS};
+use memfold_run::table::totals::{PEAKS, Sum, Totals};
+use memfold_run::table::{Process, Table, order_in};
 use rustix::fd::IntoRawFd;
 use std::collections::HashMap;
 use std::fs;
@@ -304,7 +304,7 @@ pub mod tests {
         let order = slots.order();
         let of = |name: &str| order.split(';').find_map(|line| line.strip_prefix(name)).unwrap();
         let key = of("door=").split_once(',').unwrap().1;
-        let key = memfold_sys::run::door::Key::parse(key).unwrap();
+        let key = memfold_run::door::Key::parse(key).unwrap();
         let open = |path, flags| rustix::fs::open(path, flags, rustix::fs::Mode::empty()).unwrap();
         let bounds = Bounds::open(open(of("bounds="), rustix::fs::OFlags::RDONLY), &key).unwrap();
         let other = Table::open(open(of("stats="), rustix::fs::OFlags::RDWR), bounds).unwrap();

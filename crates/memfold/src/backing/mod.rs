@@ -11,7 +11,8 @@ pub mod contexts;
 
 use crate::backing::contexts::{Borrowed, Context, Contexts};
 use crate::backing::fingerprint::{Fingerprint, Fingerprints};
-use crate::stats::{self, StatsPlace};
+use crate::stats;
+use crate::stats_place::StatsPlace;
 use alloc::sync::Arc;
 use memfold_store::{Handle, Store};
 use memfold_swap::location::Place;

@@ -44,7 +44,7 @@
 //! half of a key, and gets the other half, its number outside, and the descriptor. `memfold run`
 //! holds a word of its own: when it is marked, nobody reads lines any more.
 //!
-//! **What a process says** goes to the table (`mailbox.rs`, `memfold-preload/src/say/mod.rs`);
+//! **What a process says** goes to the table (`mailbox.rs`, `memfold-process/src/diagnostics/mod.rs`);
 //! `memfold run` says each thing once (`log.rs`), where numbers don't make another thing of it; why
 //! a process ends, of each.
 //!

@@ -6,7 +6,6 @@ use crate::limits::Limits;
 use crate::parts::walk;
 use crate::policy::thrash::{Cost, Gain};
 use crate::stats::{self, Stats};
-use crate::table::Process;
 use alloc::format;
 use core::fmt;
 use core::sync::atomic::AtomicU64;
@@ -75,16 +74,10 @@ impl Gauges<'_> {
         self.limits().ask_past_target();
     }
 
-    /// Makes this engine that of a process of a run: what it takes is charged there from now on, before
-    /// it is taken.
-    pub fn set_process(&self, process: Option<&'static Process>) {
-        self.budget.set_process(process);
-    }
-
     /// Tells the run what this process holds, and what it can't fold.
     fn settle_charge(&self) {
-        if let Some(process) = self.budget.process() {
-            process.settle(self.limits().charge_for(self.limits().physical()));
+        if let Some(shared) = self.budget.shared_limit() {
+            shared.settle(self.limits().charge_for(self.limits().physical()));
         }
     }
 

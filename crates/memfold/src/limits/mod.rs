@@ -159,8 +159,8 @@ impl Limits<'_> {
         if pages > target {
             return false;
         }
-        let Some(process) = self.budget.process() else { return true };
-        if process.charge(self.charge_for(pages), self.is_limited()) || self.budget.is_frozen() {
+        let Some(shared) = self.budget.shared_limit() else { return true };
+        if shared.charge(self.charge_for(pages), self.is_limited()) || self.budget.is_frozen() {
             return true;
         }
         let stored = self.stored_bytes();

@@ -1,11 +1,8 @@
 //! The budget: the bounds of this process, where it is charged, and what is known of how well they are
 //! kept. What they come to beside what is held now: `limits/`.
 use crate::config::Config;
-use crate::memory::quota::Quota;
+use crate::memory::quota::{Quota, SharedLimit};
 use crate::policy::thrash::{Cost, Gain, Thrash};
-use crate::table::Process;
-use core::ptr::null_mut;
-use core::sync::atomic::AtomicPtr;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst,
@@ -16,8 +13,7 @@ use memfold_sys::units::PAGE_SHIFT;
 /// See the module.
 pub struct Budget {
     quota: Quota,
-    /// The seat of the engine's process in the table of a run; null without.
-    process: AtomicPtr<Process>,
+    shared_limit: Option<&'static dyn SharedLimit>,
     thrash: Mutex<Thrash>,
     /// What that says must stay uncompressed, pages.
     kept_pages: AtomicU64,
@@ -35,10 +31,14 @@ pub struct Budget {
 impl Budget {
     /// The bounds of the settings. `reports_limit`: the owner asks [`Budget::take_past`] and reports
     /// that the bounds can't be kept, or ends the program.
-    pub fn new(config: &Config, reports_limit: bool) -> Budget {
+    pub fn new(
+        config: &Config,
+        shared_limit: Option<&'static dyn SharedLimit>,
+        reports_limit: bool,
+    ) -> Budget {
         Budget {
             quota: Quota::new(config),
-            process: AtomicPtr::default(),
+            shared_limit,
             thrash: Mutex::new(Thrash::default()),
             kept_pages: AtomicU64::new(0),
             retries: AtomicU32::new(0),
@@ -54,16 +54,9 @@ impl Budget {
         &self.quota
     }
 
-    /// Charges what the engine takes to a process of a run from now on, before it is taken.
-    pub fn set_process(&self, process: Option<&'static Process>) {
-        let place = process.map_or(null_mut(), |process| (&raw const *process).cast_mut());
-        self.process.store(place, Relaxed);
-    }
-
-    /// The process that is charged.
-    pub fn process(&self) -> Option<&'static Process> {
-        // SAFETY: the pointer is null or comes from a `&'static`.
-        unsafe { self.process.load(Relaxed).as_ref() }
+    /// What the engine takes is charged there, before it is taken.
+    pub fn shared_limit(&self) -> Option<&'static dyn SharedLimit> {
+        self.shared_limit
     }
 
     /// Uncompressed memory that stays although the bounds can't be kept, pages, as folding it would

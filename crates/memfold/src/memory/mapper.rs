@@ -5,7 +5,8 @@
 //! program may touch, discard or unmap them at any time.
 use crate::folio::tally::Tally;
 use crate::memory::frames::{Frame, Frames, Kind};
-use crate::stats::{self, StatsPlace};
+use crate::stats;
+use crate::stats_place::StatsPlace;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use memfold_store::BlockSet;

@@ -2,6 +2,17 @@
 use crate::config::Config;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+/// A limit that the engine shares with engines of other processes.
+pub trait SharedLimit: Sync {
+    /// Charges this process with `bytes` in all, before it takes them, unless it is charged with so
+    /// much already. `limit`: they count against the limit, else against the bound of resident
+    /// memory. `false`: all processes together would be past that, and nothing was charged.
+    fn charge(&self, bytes: u64, limit: bool) -> bool;
+
+    /// Charges this process with what it holds, bytes: no more and no less.
+    fn settle(&self, bytes: u64);
+}
+
 /// Bounds in bytes; `u64::MAX` for none. They change while the engine runs.
 pub(crate) struct Quota {
     limit_bytes: AtomicU64,

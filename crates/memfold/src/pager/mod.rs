@@ -1,6 +1,7 @@
 //! The pager: one engine, and the doors to it.
 mod start;
 
+pub use crate::memory::quota::SharedLimit;
 pub use start::{StartError, open_remote};
 
 use crate::config::Config;
@@ -16,7 +17,7 @@ use crate::reclaim::background::Background;
 use crate::reclaim::recompress::Recompress;
 use crate::reclaim::writeback::Writeback;
 use crate::stats::Stats;
-pub use crate::stats::StatsPlace;
+pub use crate::stats_place::StatsPlace;
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -50,6 +51,8 @@ pub struct Parts {
     /// By whom disk and store are used, where threads of the program can't use them: the given ones
     /// do so themselves ([`memfold_sys::thread::errands::Handed`]).
     pub errands: Option<Arc<Errands>>,
+    /// What the engine takes is charged there, before it is taken; `None` if its bounds are its own.
+    pub shared_limit: Option<&'static dyn SharedLimit>,
 }
 
 /// The doors: each returns a walk over the engine's parts.

@@ -153,7 +153,7 @@ impl Pager {
                 stats.clone(),
             ),
             backing,
-            budget: Budget::new(&config, parts.reports_limit),
+            budget: Budget::new(&config, parts.shared_limit, parts.reports_limit),
             areas: AreaLock::new(),
             streams: Streams::new(
                 config.block_order,

@@ -1,6 +1,4 @@
-//! Policy: how much to load, what to keep, and who gets what share. It does no I/O and knows no
-//! `Pager`.
-pub mod fair_share;
+//! Policy: how much to load, and what to keep. It does no I/O and knows no `Pager`.
 pub mod workingset;
 pub mod thrash;
 pub mod stream_readahead;

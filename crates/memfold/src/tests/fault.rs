@@ -62,6 +62,7 @@ impl Engine {
             disk: Some(Box::new(disk.clone())),
             remote: None,
             errands: None,
+            shared_limit: None,
         };
         let pager = Pager::new(config, parts).unwrap();
         pager.prepare();

@@ -1,0 +1,429 @@
+//! What comes under management, and when.
+use crate::diagnostics::limit;
+use crate::program::{FLAGS, Gated, Mark, State};
+use crate::share::Seen;
+use crate::threads::{self, START_SHARE, start_pending};
+use crate::{diagnostics as say, engine, process_size as proc};
+use alloc::vec::Vec;
+use core::mem::forget;
+use core::ops::ControlFlow::Continue;
+use core::ops::Range;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use memfold::config::OnFull;
+use memfold::delivery::background;
+use memfold::known::TOP;
+use memfold::stats::Stats;
+use memfold_gate::{all_are_gone, child, first_has_exited};
+use memfold_run::slots;
+use memfold_sys::Errno;
+use memfold_sys::memory::zone::{overlaps_own, unless_own};
+use memfold_sys::raw::populates;
+use memfold_sys::thread::identity::Rights;
+use memfold_sys::thread::{bare, yield_now};
+use memfold_sys::units::PAGE_SIZE;
+
+/// How most memory may be accessed.
+pub const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;
+/// Time between looks at the program's size, nanoseconds.
+const LOOK_NS: i64 = 5_000_000;
+/// The same while the program grows and isn't far from its bounds.
+const LOOK_SOON_NS: i64 = 1_000_000;
+/// The same while it is past them.
+const LOOK_PAST_NS: i64 = 250_000;
+/// Areas smaller than this are left alone unless they continue a managed one.
+const SMALL_BYTES: usize = 64 << 10;
+/// Of a mapping of this size the other processes of the run are told at once.
+const LARGE_BYTES: usize = 1 << 20;
+/// Looks at which the limit could not be kept before a process reports it for a larger one.
+const LOOKS_OF_LARGEST: u32 = 64;
+/// So much may wait to be taken.
+const LATE_BYTES: usize = 1 << 20;
+
+impl Gated {
+    /// Looks at the program's size; near the limit, takes what it has. Returns the time until the
+    /// next look, nanoseconds.
+    pub fn look(&self) -> i64 {
+        self.end_with_program();
+        let Some(mut state) = self.state.try_lock() else { return LOOK_SOON_NS };
+        let state = &mut *state;
+        let Some(seen) = self.scale.look(&self.pager, &mut state.level, self.is_managing()) else {
+            return LOOK_NS;
+        };
+        state.mapped_since = 0;
+        if state.traced > 0 {
+            return LOOK_NS;
+        }
+        let Seen { before, unmanaged, slower } = seen;
+        let anonymous = state.level.anonymous;
+        let max = self.pager.limits().bound_bytes();
+        let next = match anonymous > max / 2 && anonymous > before {
+            _ if self.pager.gauges().excess_bytes() > 0 => LOOK_PAST_NS * slower,
+            true => LOOK_SOON_NS,
+            false => LOOK_NS * slower,
+        };
+        let begin = max / 100 * self.config.adopt_percent as u64;
+        if !state.has_threads() && anonymous >= begin / START_SHARE {
+            self.start_threads(state, anonymous > max);
+        }
+        if !self.is_managing() && anonymous >= begin && state.has_threads() {
+            self.adopt_all(state);
+        } else if self.is_managing() {
+            self.pager.gauges().judge_cost();
+            if unmanaged > max {
+                self.pager.gauges().past_the_limit();
+            }
+            self.judge_limit(state);
+        }
+        self.adopt_late(state);
+        next
+    }
+
+    /// Ends the process if the program's last thread has ended, and no call of it told of that.
+    fn end_with_program(&self) {
+        let (filtered, shut_in) = (self.filtered.load(SeqCst), self.shut_in.load(SeqCst));
+        // The gate knows all threads but those that come of one whose calls pass it by.
+        if filtered && !shut_in && all_are_gone() {
+            proc::end_by(libc::SIGSYS as usize);
+        }
+        if filtered || shut_in {
+            proc::end_with_program(filtered && first_has_exited());
+        }
+    }
+
+    /// The program is about to map `bytes` more. If that could bring it past the limit before anybody
+    /// looks at its size, what it has is taken now: the rest will be with the call.
+    pub fn expect(&self, state: &mut State, bytes: usize) {
+        state.mapped_since = state.mapped_since.saturating_add(bytes);
+        let most = state.level.anonymous.saturating_add(state.mapped_since as u64);
+        if self.is_managing() {
+            return;
+        }
+        let is_large = bytes >= LARGE_BYTES;
+        let has_room = most <= self.pager.limits().bound_bytes();
+        if has_room && (!is_large || self.scale.has_room(&mut state.level, most)) {
+            return;
+        }
+        state.mapped_since = 0;
+        engine::have_done(|| {
+            self.start_threads(state, true);
+            if state.has_threads() {
+                self.adopt_all(state);
+            }
+        });
+    }
+
+    /// Reports that the run's limit can't be kept, with the causes: once in a run, by the process
+    /// that can fold least. Or ends that process, as `--on-full` says. Notes the least limit that
+    /// could be kept, as long as that rises.
+    fn judge_limit(&self, state: &mut State) {
+        if !self.pager.gauges().take_past() {
+            return;
+        }
+        let Some(reach) = limit::reach(&self.pager) else { return };
+        self.pager.stats().over_limit.fetch_add(1, Relaxed);
+        reach.note();
+        if self.config.on_full == OnFull::Stop {
+            if reach.is_largest {
+                say::die(format_args!("{}", limit::end(&self.pager, &self.smaps, &reach)));
+            }
+            return;
+        }
+        state.past_looks = state.past_looks.saturating_add(1);
+        // The largest may be unable to look.
+        if state.told_limit || !reach.is_largest && state.past_looks < LOOKS_OF_LARGEST {
+            return;
+        }
+        state.told_limit = true;
+        if state.merges {
+            say::warn(format_args!("{}", proc::MERGES));
+        }
+        if slots::report_limit() {
+            say::warn(format_args!("{}", limit::report(&self.pager, &self.smaps, &reach)));
+        }
+    }
+
+    /// Starts all engine threads but the first, which calls this. Those that can't be had now are
+    /// tried again at the next look.
+    fn start_threads(&self, state: &mut State, is_past: bool) {
+        let pending = state.pending.get_or_insert_with(|| {
+            self.pager.prepare();
+            let workers = self.config.worker_count(self.pager.cpus());
+            let mut all = background::threads(&self.pager, workers);
+            all.reverse();
+            all
+        });
+        start_pending(pending, self.nice, is_past, &mut state.told);
+    }
+
+    /// Takes everything that suits, in one step: meanwhile no mapping changes.
+    fn adopt_all(&self, state: &mut State) {
+        let mut all: Vec<Range<usize>> = Vec::new();
+        let dump = if self.config.fold_dont_dump { Some(Mark::DontDump) } else { None };
+        let done = self.smaps.each(|area, about| {
+            let range = area.start..area.end;
+            if !area.is_private_anonymous() || area.end > TOP || overlaps_own(area.start, area.end)
+            {
+                return Continue(());
+            }
+            self.known.set(&range);
+            for (flags, mark) in FLAGS {
+                if about.has(flags) && Some(mark) != dump {
+                    state.marked(mark).add(range.clone());
+                }
+            }
+            let suits = self.suits(area.access()) && !area.is_stack();
+            match all.last_mut() {
+                _ if !suits => {}
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => all.push(range),
+            }
+            Continue(())
+        });
+        if done.is_err() && !self.scale.is_blind() {
+            return;
+        }
+        if done.is_err() {
+            say::warn(format_args!(
+                "warning: what a child of fork that has no /proc had from its parent isn't folded"
+            ));
+        }
+        // Before the first is registered: who makes a call from now on touches what it names, and
+        // who made one before is found by what it holds.
+        self.managing.store(true, SeqCst);
+        self.take_parts(state, all);
+    }
+
+    /// As [`Gated::adopt`], but a small range waits until there are some, or until the next look. The
+    /// heap and the arenas of libc grow by such: taken one by one, each would be filled by faults of
+    /// its own, and end the folios before and after it.
+    pub fn adopt_later(&self, state: &mut State, range: &Range<usize>) {
+        if self.is_managing() {
+            state.late.add(range.clone());
+            if state.late.bytes() >= LATE_BYTES {
+                self.adopt_late(state);
+            }
+        }
+    }
+
+    fn adopt_late(&self, state: &mut State) {
+        for range in state.late.take() {
+            self.adopt(state, &range);
+        }
+    }
+
+    /// Takes what suits of the mappings in a range, as far as they reach, and isn't managed.
+    pub fn adopt(&self, state: &State, range: &Range<usize>) {
+        if !self.is_managing() || !state.takes() {
+            return;
+        }
+        let mut all: Vec<Range<usize>> = Vec::new();
+        let done = self.maps.each(range.start, range.end.min(TOP), |found| {
+            let part = found.start..found.end;
+            let suits = found.anonymous && self.suits(found.access) && found.end <= TOP;
+            match all.last_mut() {
+                _ if !suits || found.end == self.stack_end => {}
+                _ if overlaps_own(found.start, found.end) => {}
+                Some(last) if last.end == part.start => last.end = part.end,
+                _ => all.push(part),
+            }
+        });
+        if done.is_ok() {
+            self.take_parts(state, all);
+        }
+    }
+
+    /// Whether memory with this access is taken: what may be read and written. What may be executed,
+    /// too, unless memory is hidden: there it is shown with the access that most has.
+    pub fn suits(&self, access: i32) -> bool {
+        let asked = if self.paging.hides() { PLAIN | libc::PROT_EXEC } else { PLAIN };
+        access & asked == PLAIN
+    }
+
+    /// Makes a call that the kernel refuses (EINVAL, EUSERS) to a process of several threads. The
+    /// caller is the only one of the program's. The engine's end meanwhile, but not where a connection
+    /// to a remote store would end with them.
+    pub fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
+        let refused = make();
+        let wants_one = [libc::EINVAL, libc::EUSERS].map(|e| -(e as isize)).contains(&refused);
+        if !wants_one || self.remote.is_some() || child().is_some() {
+            return refused;
+        }
+        // Once its children are to have another namespace than itself, it can start none again.
+        if !bare::may_be_started() {
+            return refused;
+        }
+        // Locked by hand: the thread that begins again takes it that its starter holds the lock.
+        forget(self.state.lock());
+        self.stop_threads();
+        engine::stop();
+        if let Some(file) = &self.file {
+            // SAFETY: only threads of the engine's use it.
+            unsafe { file.leave_rings() };
+        }
+        self.resume_threads();
+        let made = make();
+        // SAFETY: all have ended.
+        if let Err(e) = unsafe { engine::start_again() } {
+            say::die(format_args!("starting the engine again: {e}"));
+        }
+        // SAFETY: locked above.
+        unsafe { self.state.unlock() };
+        made
+    }
+
+    /// Tells all to end, the workers first: one may wait for the others.
+    fn stop_threads(&self) {
+        self.pager.stop_workers();
+        bare::await_others_end(background::is_worker, yield_now);
+        self.pager.stop();
+        threads::stop_serving(true);
+    }
+
+    /// All that were told to stop are about to be started again.
+    fn resume_threads(&self) {
+        self.pager.resume();
+        threads::stop_serving(false);
+    }
+
+    /// The calling thread has given up rights for good. So do the engine's threads: all but the first
+    /// are started again. The table of the run is another user's, if the user has changed.
+    ///
+    /// # Errors
+    /// EAGAIN: no more threads; as [`slots::change_user`].
+    pub fn give_up_rights(&self, rights: &Rights) -> Result<(), Errno> {
+        let _state = self.state.lock();
+        // Another thread may have been first.
+        if !slots::has_given_up() {
+            return Ok(());
+        }
+        self.stop_threads();
+        let mut done = Ok(());
+        engine::have_done(|| {
+            bare::await_others_end(
+                |_| true,
+                || {
+                    self.pager.serve_waiting();
+                    yield_now();
+                },
+            );
+            self.resume_threads();
+            // SAFETY: the caller is the first engine thread, and the others have ended.
+            done = unsafe { bare::restart_others_with(rights) }
+                .and_then(|()| slots::change_user())
+                .map(|changed| {
+                    if changed {
+                        self.pager.fork().count_in(slots::claim());
+                    }
+                });
+        });
+        done
+    }
+
+    /// The part of the first engine thread after [`Gated::alone`].
+    pub fn go_on(&self, stats: &'static Stats) {
+        let _ = self.scale.reopen();
+        let _ = self.smaps.reopen();
+        self.pager.fork().count_in(stats);
+        if let Some(file) = &self.file {
+            file.make_rings();
+        }
+        // SAFETY: the caller is the first engine thread, which was started again.
+        if let Err(e) = unsafe { bare::restart_others() } {
+            say::die(format_args!("starting engine threads again: {e}"));
+        }
+    }
+
+    /// Brings everything home, where it stays, for a task that is about to be traced; or ends that.
+    /// `false`: the machine has no room for it.
+    pub fn keep_home(&self, keep: bool) -> bool {
+        let mut state = self.state.lock();
+        if keep {
+            let available = proc::available_bytes();
+            if available > 0 && self.pager.gauges().away_bytes() > available {
+                return false;
+            }
+            state.traced += 1;
+            self.leave(&(0..TOP));
+        } else {
+            state.traced -= 1;
+            self.adopt(&state, &(0..TOP));
+        }
+        true
+    }
+
+    /// A child of vfork is gone, with this number; it may have been killed in a call apart.
+    pub fn end_child(&self, child: usize) {
+        if self.apart_calls.load(SeqCst) == 0 {
+            return;
+        }
+        let state = &mut *self.state.lock();
+        if let Some(apart) = state.apart_of(child) {
+            // Nobody knows whether the call was made: what is there is seen.
+            let parts = self.leave_apart(state, apart).parts;
+            parts.iter().for_each(|part| self.adopt(state, part));
+        }
+    }
+
+    fn take_parts(&self, state: &State, all: Vec<Range<usize>>) {
+        if state.traced > 0 {
+            return;
+        }
+        let unmanaged =
+            |range: &Range<usize>| self.pager.mappings().unmanaged_parts(range.start, range.end);
+        let parts = state.unmarked(all);
+        for (start, end) in parts.iter().flat_map(unmanaged) {
+            let range = start..end;
+            if self.is_worth(&range) {
+                self.known.set(&range);
+                // Where the kernel refuses it stays the kernel's.
+                let register = || unless_own(start, end, || self.register(&range));
+                let _ = self.pager.mappings().take(range.clone(), &self.pagemap, bring, register);
+            }
+        }
+    }
+
+    /// Whether a range is large enough, or continues what is managed.
+    pub fn is_worth(&self, range: &Range<usize>) -> bool {
+        range.len() >= SMALL_BYTES
+            || self.pager.mappings().manages(range.start - 1)
+            || self.pager.mappings().manages(range.end)
+    }
+
+    /// Takes what the program has just mapped, readable and writable.
+    pub fn take_new(&self, state: &State, range: &Range<usize>) {
+        let is_wanted = self.is_managing() && state.takes() && range.end <= TOP;
+        if is_wanted && self.is_worth(range) {
+            let _ = self.pager.mappings().take_empty(range.clone(), || self.register_new(range));
+        }
+    }
+
+    /// In a child of fork: the part of the first engine thread.
+    pub fn begin_as_child(&self, stats: &'static Stats) {
+        // SAFETY: the thread that forked holds the lock, and waits for this one.
+        let state = unsafe { self.state.peek_mut() };
+        let _ = self.scale.begin_as_child(&self.pager, &mut state.level);
+        let _ = self.smaps.reopen();
+        self.pager.fork().begin_as_child(stats);
+        // SAFETY: the thread that forked waits for this one, and ends the copy then.
+        unsafe { self.pager.fork().connect_remote() };
+        slots::set_need(state.level.anonymous);
+        // SAFETY: the caller is the first engine thread of a child of fork, and nobody else calls
+        // this.
+        if let Err(e) = unsafe { bare::restart_others() } {
+            say::die(format_args!("starting engine threads in a child of fork: {e}"));
+        }
+        // Nobody could tell later what has been mapped by then.
+        if self.scale.is_blind() && !self.is_managing() {
+            self.start_threads(state, false);
+            self.adopt_all(state);
+        }
+    }
+}
+
+/// Makes the pages of a range present that a call under way is about to use. What isn't mapped stays
+/// as it is; what isn't writable is made present for reading.
+fn bring(range: Range<usize>) {
+    for page in range.step_by(PAGE_SIZE) {
+        let _ = populates(page, true) || populates(page, false);
+    }
+}

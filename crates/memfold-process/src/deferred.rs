@@ -1,0 +1,211 @@
+//! A process begins without an engine: most of a script's or a build's stay small and end soon, and
+//! making one takes more than all that they do. Their calls pass the gate all the same, which is how
+//! it is seen that one grows, and the engine is made before it has grown past [`SMALL_BYTES`], and
+//! before all processes without one have [`RUN_SHARE`] of the limit beyond that: programs that go on
+//! only while they have one thread (a browser's zygote) mostly have less.
+//!
+//! - **Nothing is missed**: what was there by then is never folded, which is little, as all growth
+//!   is counted here. No call is under way that has not said what it names, because the process has
+//!   one thread: it gets its engine before it gets a second one. A child of `vfork` makes none: it
+//!   is another process in the same memory.
+//! - **It can still be made** then: before a call that gives up rights (`chroot`, `setuid`, a filter)
+//!   it is made at once.
+//! - **What isn't counted**: such a process has no seat in the run's table, so that what it has, less
+//!   than [`SMALL_BYTES`] beside its stack, is not part of the run's sum. What it has taken of
+//!   [`RUN_SHARE`] is: the others share what is left of the limit. It is given back at the end of the
+//!   process, but not if a signal ends it: then others have an engine sooner, and the limit is lower
+//!   by as much, at most by [`RUN_SHARE`].
+use crate::diagnostics::unserved::unserved_later;
+use crate::engine::{self, Life};
+use crate::mappings::given::gives;
+use crate::order::Order;
+use crate::program::{self as gated, Lacking, get, open};
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use memfold_gate::child;
+use memfold_run::slots;
+use memfold_sys::memory::zone::counts_reservations;
+use memfold_sys::raw::program_break;
+use memfold_sys::sync::Mutex;
+use memfold_sys::thread::process_id;
+use rustix::process::{Resource, getrlimit};
+
+/// It gets an engine when it has mapped so much, bytes; or one part in [`SHARE`] of its limit.
+const SMALL_BYTES: usize = 4 << 20;
+const SHARE: u64 = 16;
+/// All processes without an engine may have mapped one part in this many of the limit beyond that;
+/// each takes it in steps.
+const RUN_SHARE: u64 = 16;
+const STEP_BYTES: usize = 1 << 20;
+
+/// What its first thread does.
+pub const LIFE: Life = Life {
+    create: gated::create,
+    exists: || get().is_some(),
+    begin_as_child: |stats| gated::existing().begin_as_child(stats),
+    go_on: |stats| gated::existing().go_on(stats),
+    prepare: crate::threads::raise,
+    look: || gated::existing().look(),
+};
+
+/// What it is to be run with, and the process that waits.
+static WAITING: Mutex<Option<(Order, u32)>> = Mutex::new(None);
+/// How much more it may map, bytes. 0: nothing is asked any more.
+static ROOM: AtomicUsize = AtomicUsize::new(0);
+/// What this process has taken of [`RUN_SHARE`], bytes.
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
+/// The end of its heap.
+static BREAK: AtomicUsize = AtomicUsize::new(0);
+
+/// How much this process may map without an engine, bytes; 0: it is to have one from its start. So
+/// where making one may fail, or where it has files to make: that is told before the program begins.
+pub fn room(order: &Order) -> usize {
+    let is_free = |what| getrlimit(what).current.is_none();
+    let may_wait = order.config.swap.is_none()
+        && is_free(Resource::As)
+        && is_free(Resource::Data)
+        && !counts_reservations();
+    if !may_wait {
+        return 0;
+    }
+    let bound = bound(order);
+    SMALL_BYTES.min((bound / SHARE) as usize).saturating_sub(static_bytes())
+}
+
+/// What the run may have, bytes.
+fn bound(order: &Order) -> u64 {
+    let bounds = [order.config.limit_bytes, order.config.resident_bytes];
+    bounds.into_iter().flatten().min().unwrap_or(u64::MAX)
+}
+
+/// Data of the program and of its libraries that can be written, bytes.
+fn static_bytes() -> usize {
+    unsafe extern "C" fn add(
+        about: *mut libc::dl_phdr_info,
+        _: libc::size_t,
+        sum: *mut c_void,
+    ) -> c_int {
+        // SAFETY: libc's, of an object that is loaded; the sum is the caller's.
+        let (about, sum) = unsafe { (&*about, &mut *sum.cast::<usize>()) };
+        // SAFETY: so many headers are there.
+        let headers =
+            unsafe { core::slice::from_raw_parts(about.dlpi_phdr, about.dlpi_phnum.into()) };
+        let is_data = |each: &&libc::Elf64_Phdr| {
+            each.p_type == libc::PT_LOAD && each.p_flags & libc::PF_W != 0
+        };
+        *sum += headers.iter().filter(is_data).map(|each| each.p_memsz as usize).sum::<usize>();
+        0
+    }
+    let mut sum = 0usize;
+    // SAFETY: the function is of this type, and keeps nothing.
+    unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut sum).cast()) };
+    sum
+}
+
+/// From now on this process waits, until it has mapped so much. Called by the constructor.
+pub fn wait(order: Order, room: usize) {
+    BREAK.store(program_break(), Relaxed);
+    ROOM.store(room, Relaxed);
+    *WAITING.lock() = Some((order, process_id()));
+}
+
+/// Whether this process has no engine, and may get one.
+pub fn is_waiting() -> bool {
+    ROOM.load(Relaxed) > 0
+}
+
+/// A process that waits has been copied, and this is the child.
+pub fn begin_as_child() {
+    slots::begin_as_child();
+    // SAFETY: this is the only thread, and its parent had no other.
+    if let Some((_, process)) = unsafe { WAITING.peek_mut() } {
+        *process = process_id();
+    }
+    // What its parent has taken is its parent's.
+    if !slots::take_waiting(TAKEN.load(Relaxed) as u64, run_bytes()) {
+        TAKEN.store(0, Relaxed);
+        ROOM.store(1, Relaxed);
+    }
+}
+
+/// A process that waits is about to end, or to execute another program, or it isn't after all.
+pub fn note_end(ends: bool) {
+    let taken = TAKEN.load(Relaxed) as u64;
+    if taken == 0 || WAITING.lock().as_ref().is_none_or(|(_, process)| *process != process_id()) {
+        return;
+    }
+    match ends {
+        true => slots::give_back_waiting(taken),
+        false => _ = slots::take_waiting(taken, u64::MAX),
+    }
+}
+
+/// [`RUN_SHARE`] of what the run may have now, bytes; 0 where there is no bound.
+fn run_bytes() -> u64 {
+    match slots::bounds().map_or(u64::MAX, |(limit, resident)| limit.min(resident)) {
+        u64::MAX => 0,
+        bound => bound / RUN_SHARE,
+    }
+}
+
+/// Whether this process may map so much more, past its room, without an engine.
+fn takes(grows: usize) -> bool {
+    let Some(wanted) = grows.checked_next_multiple_of(STEP_BYTES) else { return false };
+    let has = slots::take_waiting(wanted as u64, run_bytes());
+    if has {
+        TAKEN.fetch_add(wanted, Relaxed);
+        ROOM.fetch_add(wanted, Relaxed);
+    }
+    has
+}
+
+/// A process that waits is about to make a call that changes mappings: makes the engine first if
+/// it grows too much by it, or if only an engine can do the call.
+pub fn see(nr: usize, args: &[usize; 6]) {
+    let grows =
+        match nr as i64 {
+            libc::SYS_mmap => match (args[3] as i32, args[2] as i32 & libc::PROT_WRITE != 0) {
+                (flags, _) if flags & libc::MAP_PRIVATE == 0 => 0,
+                (flags, false) if flags & libc::MAP_ANONYMOUS == 0 => 0,
+                _ => args[1],
+            },
+            libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
+                if args[2] as i32 & libc::PROT_WRITE != 0 { args[1] } else { 0 }
+            }
+            libc::SYS_mremap => args[2].saturating_sub(args[1]),
+            libc::SYS_brk if args[0] == 0 => 0,
+            libc::SYS_brk => args[0].saturating_sub(BREAK.swap(args[0], Relaxed)),
+            libc::SYS_munmap | libc::SYS_madvise | libc::SYS_shmat => 0,
+            libc::SYS_ioctl if !gives(args[1]) => 0,
+            _ => usize::MAX,
+        };
+    if child().is_some() {
+        // It takes no lock, as it may be killed: its parent has an engine at its own next call, if that
+        // is needed.
+        let less = |room: usize| (room > 0).then(|| room.saturating_sub(grows).max(1));
+        let _ = ROOM.fetch_update(Relaxed, Relaxed, less);
+    } else if ROOM.load(Relaxed) > grows || takes(grows) {
+        ROOM.fetch_sub(grows, Relaxed);
+    } else {
+        begin();
+    }
+}
+
+/// Makes the engine, if this process waits for one.
+pub fn begin() {
+    let order = {
+        let mut waiting = WAITING.lock();
+        if waiting.as_ref().is_none_or(|(_, process)| *process != process_id()) {
+            return;
+        }
+        ROOM.store(0, Relaxed);
+        slots::give_back_waiting(TAKEN.swap(0, Relaxed) as u64);
+        waiting.take()
+    };
+    let Some((order, _)) = order else { return };
+    slots::note_begun();
+    match open(&order.config) {
+        Ok(()) => engine::start(order, &LIFE),
+        Err(Lacking(why)) => unserved_later(format_args!("{why}")),
+    }
+}

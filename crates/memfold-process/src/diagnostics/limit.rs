@@ -1,0 +1,155 @@
+//! Why the limit can't be kept: what takes the memory, by causes.
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt::{self, Write};
+use core::ops::ControlFlow::Continue;
+use core::sync::atomic::Ordering::Relaxed;
+use memfold::config::Size;
+use memfold::limits::gauges::stays;
+use memfold::pager::Pager;
+use memfold::stats::Stats;
+use memfold_run::slots;
+use memfold_run::table::{Least, Process};
+use memfold_sys::maps::{Area, Details, Smaps, flag};
+use memfold_sys::memory::zone::overlaps_own;
+
+/// A cause of less isn't named.
+const TOLD_BYTES: u64 = 256 << 10;
+
+/// Why memory isn't managed, as it is said after the number of bytes.
+const CAUSES: [(u32, &str); 6] = [
+    (flag::LOCKED, "is locked in memory"),
+    (flag::DONT_DUMP, "is kept out of core dumps (--dont-dump fold folds it)"),
+    (flag::WIPE_ON_FORK | flag::DONT_FORK, "is kept from children of fork"),
+    (flag::MERGEABLE, "is open to merging by the kernel"),
+    (flag::UFFD_MISSING | flag::UFFD_PROTECT, "is served by a userfaultfd of the program"),
+    (flag::HUGETLB | flag::IO | flag::PFN | flag::MIXED | flag::SEALED, "is of a special kind"),
+];
+/// The same of what no flag tells.
+const FILE: usize = CAUSES.len();
+const EXECUTABLE: usize = FILE + 1;
+const OTHER: usize = FILE + 2;
+const NAMES: [&str; 3] = [
+    "are written pages of private file mappings",
+    "is executable",
+    "was there before the engine, is a stack, or came lately",
+];
+
+/// What the run was given, the least that it can keep now, and what processes without an engine
+/// have of that, bytes.
+pub struct Reach {
+    bound: u64,
+    least: u64,
+    seatless: u64,
+    /// No other process can't fold more than this one.
+    pub is_largest: bool,
+}
+
+/// How far the run is past its limit. `None`: it can be kept, as others fold more.
+pub fn reach(pager: &Pager) -> Option<Reach> {
+    let reach = match slots::whole(pager.limits().is_limited()) {
+        Some(((limit, resident), Least { bytes, seatless, largest, has_largest })) => {
+            let bound = if pager.limits().is_limited() { limit } else { resident };
+            let is_own = |largest: Process| slots::own().is_none_or(|own| own.is(&largest));
+            let is_largest = has_largest && largest.is_none_or(is_own);
+            Reach { bound, least: bytes, seatless, is_largest }
+        }
+        None => {
+            let (bound, least) = (pager.limits().bound_bytes(), pager.gauges().least_limit_bytes());
+            Reach { bound, least, seatless: 0, is_largest: true }
+        }
+    };
+    (reach.least > reach.bound).then_some(reach)
+}
+
+impl Reach {
+    /// For the summary: a program may go on to grow after the warning.
+    pub fn note(&self) {
+        slots::note_least(self.least);
+    }
+}
+
+/// The warning that the run's limit can't be kept.
+pub fn report(pager: &Pager, smaps: &Smaps, reach: &Reach) -> String {
+    let mut text = String::from("warning: ");
+    let _ = why(pager, smaps, reach, &mut text, "is exceeded, so that no data is lost");
+    text.push_str(" --on-full stop ends a process instead.");
+    text
+}
+
+/// Why this process is ended.
+pub fn end(pager: &Pager, smaps: &Smaps, reach: &Reach) -> String {
+    let mut text = String::new();
+    let _ = why(pager, smaps, reach, &mut text, "this process is ended (--on-full stop)");
+    text
+}
+
+/// Which limit can't be kept and what is done about it; each cause with its bytes, in all processes
+/// and in this one, which mostly is that with most of it; the least limit that can be kept now; and
+/// what else would do.
+fn why(pager: &Pager, smaps: &Smaps, reach: &Reach, text: &mut String, then: &str) -> fmt::Result {
+    let what = if pager.limits().is_limited() { "limit" } else { "resident limit" };
+    write!(text, "The {what} of {} can't be kept, and {then}.", Size(reach.bound))?;
+    let (_, processes) = slots::sum_of(pager.stats(), |_| 0);
+    if processes > 1 {
+        let names = stays(pager.stats()).map(|(_, name)| name);
+        let sum = |n: usize| slots::sum_of(pager.stats(), |stats| stays(stats)[n].0).0;
+        let outside = slots::sum_of(pager.stats(), |stats| stats.unmanaged_bytes.load(Relaxed)).0;
+        let outside = [(outside, "can't be managed")].into_iter();
+        let all = outside.chain(names.into_iter().enumerate().map(|(n, name)| (sum(n), name)));
+        list(text, format_args!("In all {processes} processes"), all)?;
+    }
+    list(text, format_args!("In process {}", slots::number()), causes(pager, smaps).into_iter())?;
+    list(
+        text,
+        format_args!("Besides"),
+        [(reach.seatless, "is in processes without an engine")].into_iter(),
+    )?;
+    let of = |stats: &Stats| stats.pool_bytes.load(Relaxed) + stats.index_bytes.load(Relaxed);
+    let stored = slots::sum_of(pager.stats(), of).0;
+    write!(text, " What is folded takes {}.", Size(stored))?;
+    write!(text, " The least limit that can be kept now is {}", Size(reach.least))?;
+    text.write_str("; --summary gives the least of the whole run.")?;
+    match pager.has_swap() {
+        false => text.write_str(" With --swap DIR, what doesn't shrink or fit goes to a file."),
+        true => Ok(()),
+    }
+}
+
+/// A sentence with the causes that are worth it.
+fn list(
+    text: &mut String,
+    place: fmt::Arguments<'_>,
+    causes: impl Iterator<Item = (u64, &'static str)>,
+) -> fmt::Result {
+    let mut causes = causes.filter(|(bytes, _)| *bytes >= TOLD_BYTES);
+    let Some((bytes, name)) = causes.next() else { return Ok(()) };
+    write!(text, " {place}, {} {name}", Size(bytes))?;
+    causes.try_for_each(|(bytes, name)| write!(text, ", {} {name}", Size(bytes)))?;
+    text.write_str(".")
+}
+
+/// What of this process stays in memory, bytes, and why.
+fn causes(pager: &Pager, smaps: &Smaps) -> Vec<(u64, &'static str)> {
+    let mut sums = [0u64; CAUSES.len() + NAMES.len()];
+    let _ = smaps.each(|area, about| {
+        if about.anonymous_bytes > 0
+            && !overlaps_own(area.start, area.end)
+            && !pager.mappings().manages(area.start)
+        {
+            sums[cause(area, about)] += about.anonymous_bytes as u64;
+        }
+        Continue(())
+    });
+    let flagged = CAUSES.iter().map(|(_, name)| *name).chain(NAMES);
+    stays(pager.stats()).into_iter().chain(sums.into_iter().zip(flagged)).collect()
+}
+
+fn cause(area: &Area, about: &Details) -> usize {
+    match CAUSES.iter().position(|(flags, _)| about.has(*flags)) {
+        Some(n) => n,
+        None if area.inode != 0 => FILE,
+        None if area.executable => EXECUTABLE,
+        None => OTHER,
+    }
+}

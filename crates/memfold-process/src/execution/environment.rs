@@ -1,0 +1,285 @@
+//! The two variables by which a program is managed: hidden from the program, and passed on to
+//! each program that it executes.
+//!
+//! They are the last two entries of the environment that the kernel was given, `LD_PRELOAD` first.
+//! The dynamic linker goes by the last `LD_PRELOAD`, so an entry of the program's own stays as it is.
+//!
+//! # Hiding
+//! The array that the kernel leaves on the stack ends in a null word, and the auxiliary vector
+//! follows. The null word moves down by two, to the place of `LD_PRELOAD`. The two words up to the
+//! vector become an entry of that: AT_IGNORE, 0. So whoever walks from the arguments to the vector
+//! finds it. The strings stay where they are, and so does what `/proc/PID/environ` shows.
+//!
+//! # Passing on
+//! A child may be given any environment. The gate gives the kernel another array, on the gate's
+//! own stack: a child of vfork shares its memory with its parent, and no allocation of it may
+//! outlive the call, which doesn't return.
+use crate::diagnostics::say_once;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::ffi::{CStr, c_char};
+use core::sync::atomic::{AtomicPtr, Ordering::SeqCst};
+use memfold_gate::read_bytes;
+
+const ORDER: &[u8] = b"MEMFOLD_RUN=";
+const LOAD: &[u8] = b"LD_PRELOAD=";
+const DISABLE: &[u8] = b"MEMFOLD_DISABLE=1";
+/// The library's name in its directory.
+const LIBRARY: &[u8] = b"libmemfold_preload.so";
+
+/// Most environments have fewer entries than this.
+const FEW: usize = 510;
+/// An environment of more entries is passed on as it is, with a line.
+const MANY: usize = 16_000;
+/// Bytes for a `LD_PRELOAD` that is made: longer ones are left as they are, with a line.
+const TEXT_BYTES: usize = 8 << 10;
+
+/// What is passed on. Never freed.
+struct Kept {
+    /// The path of the library.
+    library: Box<[u8]>,
+    /// The whole entry of the order, with its end.
+    order: Box<[u8]>,
+}
+
+static KEPT: AtomicPtr<Kept> = AtomicPtr::new(core::ptr::null_mut());
+
+fn kept() -> Option<&'static Kept> {
+    // SAFETY: the pointer is null or a leaked box.
+    unsafe { KEPT.load(SeqCst).as_ref() }
+}
+
+/// The path of the library, if children are given it.
+pub fn library() -> Option<&'static [u8]> {
+    kept().map(|kept| &*kept.library)
+}
+
+/// What a value of `LD_PRELOAD` names.
+fn paths(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+    value.split(|byte| matches!(byte, b':' | b' ')).filter(|path| !path.is_empty())
+}
+
+/// The library's own entry in a value of `LD_PRELOAD`.
+fn library_in(value: &[u8]) -> Option<&[u8]> {
+    paths(value).find(|path| path.rsplit(|byte| *byte == b'/').next() == Some(LIBRARY))
+}
+
+unsafe extern "C" {
+    static mut environ: *mut *mut c_char;
+}
+
+/// Keeps what children are to be given, and hides it from the program. Called by the constructor,
+/// with the arguments of `main`, once the gate passes on what is hidden.
+///
+/// # Safety
+/// - `arguments` is the array that the kernel left, with `count` of them, and there is one thread.
+pub unsafe fn take(count: usize, arguments: *mut *mut c_char) {
+    // SAFETY: the environment follows the arguments and their null word.
+    let all = unsafe { arguments.add(count + 1) };
+    // SAFETY: the array ends in a null word, and each entry is a string.
+    let texts: Vec<&'static [u8]> = unsafe {
+        let words = (0..).map(|n| *all.add(n)).take_while(|word| !word.is_null());
+        words.map(|word| CStr::from_ptr(word).to_bytes_with_nul()).collect()
+    };
+    let value_of = |text: &'static [u8]| text.strip_prefix(LOAD).map(|v| &v[..v.len() - 1]);
+    let order = texts.iter().rposition(|text| text.starts_with(ORDER));
+    let load = texts.iter().rposition(|text| value_of(text).and_then(library_in).is_some());
+    let (Some(order), Some(load)) = (order, load) else { return };
+    let Some(value) = value_of(texts[load]) else { return };
+    let Some(library) = library_in(value) else { return };
+    let kept = Kept { library: library.into(), order: texts[order].into() };
+    KEPT.store(Box::into_raw(Box::new(kept)), SeqCst);
+    // What the program would see without memfold must be there as an entry of its own.
+    let others = &value[value.len().min(library.len() + 1)..];
+    let own = texts[..load].iter().rev().find_map(|text| value_of(text)).unwrap_or_default();
+    if value.starts_with(library) && paths(own).eq(paths(others)) {
+        // SAFETY: two entries of this array, and nobody else looks at it.
+        unsafe { hide(all, texts.len(), [load, order]) };
+    }
+}
+
+/// # Safety
+/// - `all` is the kernel's array of `count` entries, with the auxiliary vector behind it, and there
+///   is one thread.
+unsafe fn hide(all: *mut *mut c_char, count: usize, hidden: [usize; 2]) {
+    /// A word of the auxiliary vector (`include/uapi/linux/auxvec.h`).
+    const AT_IGNORE: usize = 1;
+    // SAFETY: the caller's promise: `count + 1` words are ours. libc's own array is another one if a
+    // constructor of another library has changed it; it ends in a null word too.
+    unsafe {
+        let gone = hidden.map(|n| *all.add(n));
+        let shift = |all: *mut *mut c_char| {
+            let mut to = 0;
+            for from in 0.. {
+                let word = *all.add(from);
+                if word.is_null() {
+                    return to;
+                }
+                if !gone.contains(&word) {
+                    *all.add(to) = word;
+                    to += 1;
+                }
+            }
+            to
+        };
+        let theirs = environ;
+        let left = shift(all);
+        if left + 2 == count {
+            *all.add(left) = core::ptr::null_mut();
+            *all.add(left + 1) = AT_IGNORE as *mut c_char;
+            *all.add(count) = core::ptr::null_mut();
+        }
+        if theirs != all && !theirs.is_null() {
+            let left = shift(theirs);
+            *theirs.add(left) = core::ptr::null_mut();
+        }
+    }
+}
+
+fn word_at(at: usize) -> Option<usize> {
+    let mut word = [0u8; 8];
+    read_bytes(at, &mut word).ok()?;
+    Some(usize::from_ne_bytes(word))
+}
+
+/// What kind of entry a string is.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Entry {
+    Order,
+    Load,
+    Disable,
+    Other,
+}
+
+fn kind_of(at: usize) -> Entry {
+    let mut begins = [0u8; 18];
+    // Bytes that can't be read stay zeros.
+    let _ = read_bytes(at, &mut begins);
+    match begins {
+        _ if begins.starts_with(ORDER) => Entry::Order,
+        _ if begins.starts_with(LOAD) => Entry::Load,
+        _ if begins.starts_with(DISABLE) && begins[DISABLE.len()] == 0 => Entry::Disable,
+        _ => Entry::Other,
+    }
+}
+
+/// Makes a call of `execve` by `make`, which is given the environment to pass: that at `environment`
+/// with the two variables, or without them where memfold can't be in what is executed.
+pub fn with(environment: usize, adds: bool, make: &mut dyn FnMut(usize) -> isize) -> isize {
+    let Some(kept) = kept() else { return make(environment) };
+    let (mut count, mut has_own) = (0, false);
+    if environment != 0 {
+        loop {
+            match word_at(environment + count * 8) {
+                // The kernel will find the same.
+                None => return make(environment),
+                Some(0) => break,
+                Some(at) => match kind_of(at) {
+                    Entry::Disable => return make(environment),
+                    kind => has_own |= kind == Entry::Order,
+                },
+            }
+            count += 1;
+            if count > MANY {
+                say_unmanaged();
+                return make(environment);
+            }
+        }
+    }
+    if !adds && !has_own {
+        return make(environment);
+    }
+    match count {
+        0..=FEW => replaced::<{ FEW + 3 }>(kept, environment, count, adds, make),
+        _ => replaced::<{ MANY + 3 }>(kept, environment, count, adds, make),
+    }
+}
+
+fn say_unmanaged() {
+    say_once!(
+        "warning: what was executed with more than 16000 environment variables, or with an LD_PRELOAD of nearly \
+         8 KiB, runs unmanaged: there is no room to pass memfold on"
+    );
+}
+
+/// A string that is made for a `LD_PRELOAD`.
+struct Text {
+    bytes: [u8; TEXT_BYTES],
+    len: usize,
+}
+
+impl Text {
+    const fn new() -> Text {
+        Text { bytes: [0; TEXT_BYTES], len: 0 }
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+    }
+}
+
+/// The value of the `LD_PRELOAD` at `at`, in `buffer`; `None` if it is too long.
+fn value_at(at: usize, buffer: &mut [u8; TEXT_BYTES]) -> Option<&[u8]> {
+    let _ = read_bytes(at + LOAD.len(), buffer);
+    let end = buffer.iter().position(|byte| *byte == 0)?;
+    Some(&buffer[..end])
+}
+
+#[inline(never)]
+fn replaced<const N: usize>(
+    kept: &Kept,
+    environment: usize,
+    count: usize,
+    adds: bool,
+    make: &mut dyn FnMut(usize) -> isize,
+) -> isize {
+    let (mut words, mut len) = ([0usize; N], 0);
+    let (mut value, mut visible, mut load) = ([0u8; TEXT_BYTES], Text::new(), Text::new());
+    let mut last_load = None;
+    for n in 0..count {
+        let Some(at) = word_at(environment + n * 8) else { return make(environment) };
+        match kind_of(at) {
+            Entry::Order => continue,
+            Entry::Load => last_load = Some(len),
+            _ => {}
+        }
+        words[len] = at;
+        len += 1;
+    }
+    load.add(LOAD);
+    load.add(&kept.library);
+    if let Some(place) = last_load {
+        let room = TEXT_BYTES.saturating_sub(load.len + LOAD.len() + 2);
+        let value = value_at(words[place], &mut value).filter(|value| value.len() <= room);
+        let Some(value) = value else {
+            say_unmanaged();
+            return make(environment);
+        };
+        visible.add(LOAD);
+        for other in paths(value).filter(|path| **path != *kept.library) {
+            load.add(b":");
+            load.add(other);
+            if visible.len > LOAD.len() {
+                visible.add(b":");
+            }
+            visible.add(other);
+        }
+        // It has come from a program that saw memfold's own, which isn't the program's.
+        if paths(value).any(|path| *path == *kept.library) {
+            if visible.len > LOAD.len() {
+                words[place] = visible.bytes.as_ptr() as usize;
+            } else {
+                words.copy_within(place + 1..len, place);
+                len -= 1;
+            }
+        }
+    }
+    words[len] = 0;
+    if adds {
+        words[len] = load.bytes.as_ptr() as usize;
+        words[len + 1] = kept.order.as_ptr() as usize;
+        words[len + 2] = 0;
+    }
+    make(words.as_ptr() as usize)
+}

@@ -1,0 +1,341 @@
+//! What the program is about to execute. It is given the variables by which memfold is in it
+//! (`environment.rs`). Where memfold can't be in it, it runs as without memfold, and is counted in the
+//! run's table. A program that the run is given is refused in that case (`memfold-cli/src/program`).
+//!
+//! A static program keeps the variables: nothing in it reads them, and the programs that it executes
+//! are managed by them.
+//!
+//! A filter of system calls may end whoever makes one that it doesn't know. So where it can't be
+//! without one (`no_new_privs`), nothing is called but what the dynamic linker of the new program will
+//! call anyway: open, look at, read, close.
+use crate::execution::environment;
+use crate::limits;
+use core::ffi::{CStr, c_char};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use memfold_gate::read_bytes;
+use memfold_run::slots;
+use memfold_run::table::UNMANAGED_BYTES_MAX;
+use memfold_sys::text::path_of;
+use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
+use rustix::fs::{CWD, FileType, Mode, OFlags, StatVfsMountFlags};
+use rustix::fs::{fgetxattr, fstat, fstatvfs, openat, stat};
+use rustix::io::pread;
+use rustix::process::{getgid, getuid};
+use rustix::thread::no_new_privs;
+
+const PATH_BYTES: usize = 4096;
+/// The first line of a script that the kernel reads; scripts that name scripts.
+const LINE_BYTES: usize = 256;
+const SCRIPTS_MAX: usize = 5;
+const HEADER_BYTES: usize = 64;
+const ENTRY_BYTES: usize = 56;
+const PT_INTERP: u32 = 3;
+const X86_64: u16 = 62;
+const STATIC: &str = "it is statically linked";
+/// The dynamic linker that loads the library.
+const LINKER: &[u8] = b"ld-linux-x86-64.so.2";
+
+/// Makes `execve` or `execveat` by `make`, which is given the arguments to pass.
+pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -> isize) -> isize {
+    if environment::library().is_none() {
+        return make(args);
+    }
+    let by_fd = nr as i64 == libc::SYS_execveat;
+    let (path, place) = if by_fd { (args[1], 3) } else { (args[0], 2) };
+    let mut name = [0u8; PATH_BYTES];
+    let Some(len) = read_name(path, &mut name) else { return make(args) };
+    let from = if by_fd { args[0] as RawFd } else { libc::AT_FDCWD };
+    if len == 0 {
+        // What it is executed by isn't a name.
+        replace(&mut name, path_of(from).as_bytes());
+    }
+    let from = if len == 0 { libc::AT_FDCWD } else { from };
+    let is_limited = limits::are_set() && may_execute(from, &name);
+    if is_limited {
+        limits::hand_on();
+    }
+    let why = unserved(from, &mut name);
+    let noted = why.map(|why| slots::note_unmanaged(&about(&name, why)));
+    let adds = why.is_none_or(|why| why == STATIC);
+    let mut with = |environment: usize| {
+        let mut args = *args;
+        args[place] = environment;
+        make(&args)
+    };
+    let mut failed = environment::with(args[place], adds, &mut with);
+    if adds && failed == -(libc::E2BIG as isize) {
+        // There may be room for what the program has alone.
+        failed = make(args);
+    }
+    if let Some(noted) = noted {
+        slots::forget_unmanaged(noted);
+    }
+    if is_limited {
+        limits::take_back();
+    }
+    failed
+}
+
+/// What is told of a program that isn't managed: its name, and why.
+fn about(name: &[u8; PATH_BYTES], why: &str) -> [u8; UNMANAGED_BYTES_MAX] {
+    let mut text = [0u8; UNMANAGED_BYTES_MAX];
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    let parts = name.iter().chain(b": ").chain(why.as_bytes());
+    // Longer names are cut off at the front, as the end tells more.
+    let skipped = (name.len() + 2 + why.len()).saturating_sub(text.len());
+    text.iter_mut().zip(parts.skip(skipped)).for_each(|(to, from)| *to = *from);
+    text
+}
+
+fn read_name(at: usize, to: &mut [u8; PATH_BYTES]) -> Option<usize> {
+    // What can't be read stays zeros: the kernel will refuse the same.
+    let _ = read_bytes(at, to);
+    to.iter().position(|byte| *byte == 0)
+}
+
+/// Makes `to` the name: nothing of the one before stays behind it.
+fn replace(name: &mut [u8; PATH_BYTES], to: &[u8]) {
+    name.fill(0);
+    name[..to.len()].copy_from_slice(to);
+}
+
+fn may_execute(from: RawFd, name: &[u8; PATH_BYTES]) -> bool {
+    CStr::from_bytes_until_nul(name).is_ok_and(|name| open(from, name).is_some())
+}
+
+/// Why memfold can't be in what is executed by this name. A script's is replaced by that of its
+/// interpreter.
+fn unserved(from: RawFd, name: &mut [u8; PATH_BYTES]) -> Option<&'static str> {
+    let mut from = from;
+    for _ in 0..=SCRIPTS_MAX {
+        let file = open(from, CStr::from_bytes_until_nul(name).ok()?)?;
+        let mut start = [0u8; LINE_BYTES];
+        let len = pread(&file, &mut start, 0).ok()?;
+        let Some(line) = start[..len].strip_prefix(b"#!") else {
+            let unsuited = || unsuitable(&file, &start, len, name).or_else(lacks_library);
+            return gains_privileges(&file).or_else(unsuited);
+        };
+        let line = line.split(|byte| *byte == b'\n').next()?;
+        let mut words = line.split(|byte| matches!(byte, b' ' | b'\t' | 0));
+        let word = words.find(|word| !word.is_empty())?;
+        replace(name, word);
+        from = libc::AT_FDCWD;
+    }
+    None
+}
+
+/// The file, if somebody can execute it.
+fn open(from: RawFd, name: &CStr) -> Option<OwnedFd> {
+    let from = match from {
+        libc::AT_FDCWD => CWD,
+        // SAFETY: borrowed for this call, as the program names it in its own.
+        0.. => unsafe { BorrowedFd::borrow_raw(from) },
+        _ => return None,
+    };
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = openat(from, name, flags, Mode::empty()).ok()?;
+    let mode = fstat(&file).ok()?.st_mode;
+    let is_file = FileType::from_raw_mode(mode) == FileType::RegularFile;
+    (is_file && mode & (libc::S_IXUSR | libc::S_IXGRP | libc::S_IXOTH) != 0).then_some(file)
+}
+
+/// The linker ignores the library then.
+fn gains_privileges(file: &OwnedFd) -> Option<&'static str> {
+    if no_new_privs().unwrap_or(false)
+        || fstatvfs(file).ok()?.f_flag.contains(StatVfsMountFlags::NOSUID)
+    {
+        return None;
+    }
+    let about = fstat(file).ok()?;
+    let has = |bits: u32| about.st_mode & bits == bits;
+    if has(libc::S_ISUID) && about.st_uid != getuid().as_raw() {
+        return Some("it is a set-user-ID program");
+    }
+    if has(libc::S_ISGID | libc::S_IXGRP) && about.st_gid != getgid().as_raw() {
+        return Some("it is a set-group-ID program");
+    }
+    let capable = fgetxattr(file, c"security.capability", &mut [0u8; 64]).is_ok_and(|len| len > 0);
+    (capable && !getuid().is_root()).then_some("it has file capabilities")
+}
+
+fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    core::array::from_fn(|n| bytes[at + n])
+}
+
+/// What an ELF file says of itself; what isn't one is somebody else's to execute.
+fn unsuitable(
+    file: &OwnedFd,
+    start: &[u8; LINE_BYTES],
+    len: usize,
+    name: &[u8],
+) -> Option<&'static str> {
+    if len < HEADER_BYTES || !start.starts_with(b"\x7fELF") {
+        return None;
+    }
+    let is_ours = start[4] == 2 && start[5] == 1 && u16::from_le_bytes(word(start, 18)) == X86_64;
+    if !is_ours {
+        return Some("it is a program for another machine");
+    }
+    let offset = u64::from_le_bytes(word(start, 32));
+    let count = u64::from(u16::from_le_bytes(word(start, 56)));
+    for n in 0..count {
+        let mut entry = [0u8; ENTRY_BYTES];
+        let at = offset.checked_add(n * ENTRY_BYTES as u64)?;
+        if pread(file, &mut entry, at).ok()? < ENTRY_BYTES {
+            return None;
+        }
+        if u32::from_le_bytes(word(&entry, 0)) == PT_INTERP {
+            let mut linker = [0u8; LINE_BYTES];
+            pread(file, &mut linker, u64::from_le_bytes(word(&entry, 8))).ok()?;
+            if !is_linker(&linker) {
+                return Some("it uses another C library");
+            }
+            return is_too_old(&linker).then_some("its C library is too old");
+        }
+    }
+    // The linker itself, which is told what to execute, loads the library.
+    (!is_linker(name)).then_some(STATIC)
+}
+
+/// Whether a path ends in the name of the linker.
+fn is_linker(path: &[u8]) -> bool {
+    let path = path.split(|byte| *byte == 0).next().unwrap_or_default();
+    path.rsplit(|byte| *byte == b'/').next() == Some(LINKER)
+}
+
+/// The file of this process's dynamic linker: device and number.
+static OWN_LINKER: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// Notes which file that is. Called by the constructor: later the same path may lead to another.
+pub fn note_linker() {
+    let found = own_linker().and_then(|path| stat(path).ok());
+    if let Some(found) = found {
+        OWN_LINKER[0].store(found.st_dev, Relaxed);
+        OWN_LINKER[1].store(found.st_ino, Relaxed);
+    }
+}
+
+/// What the kernel's auxiliary vector says of the program's headers.
+fn own_linker() -> Option<&'static CStr> {
+    // SAFETY: asking has no conditions.
+    let of = |kind| unsafe { libc::getauxval(kind) } as usize;
+    let (start, count) = (of(libc::AT_PHDR), of(libc::AT_PHNUM));
+    if start == 0 {
+        return None;
+    }
+    // SAFETY: the program's headers are mapped, and stay.
+    let headers = unsafe { core::slice::from_raw_parts(start as *const libc::Elf64_Phdr, count) };
+    let at = |kind| headers.iter().find(|each| each.p_type == kind).map(|each| each.p_vaddr);
+    let base = start.wrapping_sub(at(libc::PT_PHDR)? as usize);
+    let path = base.wrapping_add(at(libc::PT_INTERP)? as usize) as *const c_char;
+    // SAFETY: the segment is a string, which is mapped with the program.
+    Some(unsafe { CStr::from_ptr(path) })
+}
+
+/// Whether the C library beside a dynamic linker lacks versions that the library needs.
+fn is_too_old(linker: &[u8; LINE_BYTES]) -> bool {
+    let Some(file) = CStr::from_bytes_until_nul(linker).ok().and_then(|p| open(libc::AT_FDCWD, p))
+    else {
+        // Nor does the kernel find it.
+        return false;
+    };
+    let is_own = fstat(&file).is_ok_and(|found| {
+        [found.st_dev, found.st_ino] == [0, 1].map(|n: usize| OWN_LINKER[n].load(Relaxed))
+    });
+    !is_own && release_of(&file).unwrap_or(0) < needed_release()
+}
+
+/// The release of glibc that a dynamic linker is of, 36 for 2.36, by the text that it prints for
+/// `--version`; `None`: older ones have none.
+fn release_of(file: &OwnedFd) -> Option<u32> {
+    const BEFORE: &[u8] = b"release version 2.";
+    let (mut text, mut at, mut kept) = ([0u8; PATH_BYTES], 0, 0);
+    loop {
+        let len = pread(file, &mut text[kept..], at).ok().filter(|len| *len > 0)?;
+        let seen = &text[..kept + len];
+        let found = seen.windows(BEFORE.len() + 4).find(|part| part.starts_with(BEFORE));
+        if let Some(found) = found {
+            let digits = found[BEFORE.len()..].iter().take_while(|byte| byte.is_ascii_digit());
+            return Some(digits.fold(0, |sum, digit| sum * 10 + u32::from(digit - b'0')));
+        }
+        at += len as u64;
+        kept = seen.len().min(BEFORE.len() + 4);
+        let from = seen.len() - kept;
+        text.copy_within(from..from + kept, 0);
+    }
+}
+
+/// The dynamic linker would only complain: another root directory may not have it.
+fn lacks_library() -> Option<&'static str> {
+    let mut path = [0u8; PATH_BYTES];
+    let library = environment::library().filter(|library| library.len() < path.len())?;
+    path[..library.len()].copy_from_slice(library);
+    let path = CStr::from_bytes_until_nul(&path).ok()?;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let is_there = openat(CWD, path, flags, Mode::empty()).is_ok();
+    (!is_there).then_some("memfold's library isn't there in its root directory")
+}
+
+/// The release of glibc that this library needs, 34 for 2.34: the newest version among those that
+/// its own dynamic section asks for.
+fn needed_release() -> u32 {
+    const PT_DYNAMIC: u32 = 2;
+    const DT_STRTAB: u64 = 5;
+    const DT_VERNEED: u64 = 0x6fff_fffe;
+    const BEFORE: &[u8] = b"GLIBC_2.";
+    unsafe extern "C" {
+        /// The linker's: the object's own header.
+        static __ehdr_start: libc::Elf64_Ehdr;
+    }
+    let base = &raw const __ehdr_start as usize;
+    // SAFETY: the first segment has the header and the program headers; the dynamic section is
+    // mapped, ends in a null entry, and glibc has made its addresses absolute.
+    unsafe {
+        let header = &*(base as *const libc::Elf64_Ehdr);
+        let first = (base + header.e_phoff as usize) as *const libc::Elf64_Phdr;
+        let programs = core::slice::from_raw_parts(first, header.e_phnum.into());
+        let Some(dynamic) = programs.iter().find(|each| each.p_type == PT_DYNAMIC) else {
+            return u32::MAX;
+        };
+        let entries = (base + dynamic.p_vaddr as usize) as *const [u64; 2];
+        let all = (0..).map(|n| *entries.add(n)).take_while(|entry| entry[0] != 0);
+        let (mut strings, mut needs) = (0, 0);
+        for [kind, value] in all {
+            match kind {
+                DT_STRTAB => strings = value as usize,
+                DT_VERNEED => needs = value as usize,
+                _ => {}
+            }
+        }
+        let absolute = |at: usize| if at < base { base + at } else { at };
+        newest(absolute(strings), absolute(needs), BEFORE)
+    }
+}
+
+/// # Safety
+/// - They are an object's table of strings, and its list of versions that it needs.
+unsafe fn newest(strings: usize, needs: usize, before: &[u8]) -> u32 {
+    let mut newest = 0;
+    let mut file = needs;
+    loop {
+        // `Elf64_Verneed`: version, count, file, to the first, to the next.
+        // SAFETY: the caller's promise; likewise below.
+        let [count, _, first, next] = unsafe { *(file as *const [u32; 4]) }.map(|w| w as usize);
+        let mut at = file + first;
+        for _ in 0..count >> 16 {
+            // `Elf64_Vernaux`: hash, flags and number, name, to the next.
+            // SAFETY: as above.
+            let [_, _, name, to_next] = unsafe { *(at as *const [u32; 4]) }.map(|w| w as usize);
+            // SAFETY: as above.
+            let name = unsafe { CStr::from_ptr((strings + name) as *const c_char) }.to_bytes();
+            let digits = name.strip_prefix(before).unwrap_or_default().iter();
+            let digits = digits.take_while(|byte| byte.is_ascii_digit());
+            newest = newest.max(digits.fold(0, |sum, digit| sum * 10 + u32::from(digit - b'0')));
+            at += to_next;
+        }
+        if next == 0 {
+            return newest;
+        }
+        file += next;
+    }
+}

@@ -1,0 +1,238 @@
+//! A copy of the process: the child has a copy of the engine at rest, and of the page table, and
+//! opens a userfaultfd of its own before anything of the program runs in it.
+//!
+//! The thread that copies, or one that does it for that, holds every lock that may be held by another,
+//! in the engine's order: `state`, the gates, the areas, the queue, the list of zones, the arena. Faults
+//! of other threads wait meanwhile, and calls that change mappings. Others go on; the child has none of
+//! them.
+//!
+//! The kernel tells a userfaultfd of the program's of the copy (UFFD_FEATURE_EVENT_FORK) before it has
+//! the child begin, and waits until a thread of the program has read that. So the locks are free again
+//! as soon as all memory is copied, which [`MARK`] shows.
+//!
+//! The kernel registers nothing of the child's, so what is missing would read as zeros until the
+//! child has registered it; it has one thread, which is here. What is shared with the parent can't
+//! be moved until it is private again (`quiesce/unshare.rs`).
+//!
+//! A child may see no /proc of its own (not dumpable, in an empty root): it goes on without
+//! (`Pagemap`, `Maps`, `Scale`). One that gets no userfaultfd (a sandbox forbids it by now) has
+//! everything brought home, and no engine.
+//!
+//! With a swap file the child goes on to read its parent's, and what that has in a remote store,
+//! and writes to a file of its own (`memfold/swap/copied.rs`).
+use crate::diagnostics::unserved::unserved_later;
+use crate::limits;
+use crate::program::{Gated, MARK, Mark, abandon};
+use crate::{diagnostics as say, engine, process_size as proc};
+use core::mem::forget;
+use core::sync::atomic::Ordering::SeqCst;
+use core::time::Duration;
+use memfold::config::Size;
+use memfold::known::TOP;
+use memfold_gate::{touch, write_bytes};
+use memfold_run::slots;
+use memfold_swap::remote::Remote;
+use memfold_sys::Errno;
+use memfold_sys::raw::{is_resident, system_call};
+use memfold_sys::thread::bare;
+use memfold_sys::units::PAGE_SIZE;
+
+/// The remote store's service may be stopped: so long it is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Whether the kernel may have swapped something out.
+fn may_be_swapped() -> bool {
+    // SAFETY: zeros are a value of the type.
+    let mut about: libc::sysinfo = unsafe { core::mem::zeroed() };
+    // SAFETY: `about` has room for what is written.
+    let asked = unsafe { system_call(libc::SYS_sysinfo, [&raw mut about as usize, 0, 0, 0, 0, 0]) };
+    asked.is_err() || about.totalswap > 0
+}
+
+impl Gated {
+    /// The process is about to be copied.
+    pub fn begin_copy(&self) {
+        forget(self.state.lock());
+        let may_bring = |bytes| {
+            let available = proc::available_bytes();
+            if bytes > available && available > 0 {
+                say::die(format_args!(
+                    "fork() needs what is in swap file and remote store back in place: {}, the machine has {} left; stopping before data is lost",
+                    Size(bytes),
+                    Size(available)
+                ));
+            }
+        };
+        self.pager.fork().begin_copy(|| self.child_reaches_store(), may_bring);
+        self.forbid_allocation();
+        MARK.renew();
+    }
+
+    /// Whether all memory has been copied since [`Gated::begin_copy`]: the kernel shows no page while
+    /// it copies.
+    pub fn is_copied(&self) -> bool {
+        self.waits_in_copy() && MARK.is_copied(&self.pagemap)
+    }
+
+    /// Whether a userfaultfd of the program's is told of copies.
+    pub fn waits_in_copy(&self) -> bool {
+        self.tells_of_copies.load(SeqCst)
+    }
+
+    /// It was copied: `result` is 0 in the child. Called by any thread in the parent.
+    pub fn end_copy(&self, result: isize) {
+        // SAFETY: forbidden by `begin_copy`; the copy is the child's own.
+        unsafe {
+            self.allow_allocation();
+            self.pager.fork().allow_requests();
+        }
+        if result == 0 {
+            limits::with_descriptors(|| self.begin_child());
+        }
+        // SAFETY: begun by `begin_copy`, and this is called once in each of the two. `state` was locked
+        // there.
+        unsafe {
+            if result >= 0 {
+                self.state.peek_mut().level.sharing = true;
+            }
+            self.pager.fork().end_copy(result == 0);
+            self.state.unlock();
+        }
+    }
+
+    /// Whether a child of the calling thread would reach the remote store's service: tried by a
+    /// thread that may do what the child may.
+    fn child_reaches_store(&self) -> bool {
+        let tried = self.remote.as_ref().map(|remote| {
+            bare::once(
+                c"memfold-try",
+                || !matches!(remote.keep(PATIENCE), Err(failure) if failure.is_cut),
+            )
+        });
+        tried.is_some_and(|tried| tried == Ok(true))
+    }
+
+    /// In the child.
+    fn begin_child(&self) {
+        slots::begin_as_child();
+        if let Some(file) = &self.file {
+            // SAFETY: this is the only thread, and nothing was transferred yet.
+            unsafe { file.leave_rings() };
+            self.pager.fork().set_alone(true);
+        }
+        // SAFETY: this is the only thread, and it holds the lock.
+        let state = unsafe { self.state.peek_mut() };
+        state.forget_apart();
+        let ended = state.marked(Mark::DontFork).within(&(0..TOP));
+        ended.iter().for_each(|range| state.forget(range));
+        if state.traced > 0 {
+            // It was another task that is traced.
+            state.traced = 0;
+            state.late.add(0..TOP);
+        }
+        // SAFETY: as above.
+        unsafe { self.pager.fork().end_in_child(&ended) };
+        // Before anything is read there.
+        self.begin_file();
+        let knows_pages = self.pagemap.reopen().is_ok();
+        // SAFETY: this is the only thread.
+        let _ = unsafe { self.maps.reopen() };
+        if let Err(e) = self.paging.reopen() {
+            self.bring_home(knows_pages);
+            self.remote.iter().for_each(|remote| remote.close());
+            abandon();
+            return unserved_later(format_args!("in a child of fork: {e}"));
+        }
+        self.keep_descriptors();
+        let mut done: Result<(), Errno> = Ok(());
+        // SAFETY: this is the only thread.
+        unsafe {
+            self.pager.fork().begin_in_child(&self.pagemap, |start, end| {
+                done = done.and_then(|()| {
+                    self.paging.register_in_child(&(start..end), self.pager.protects())
+                });
+            });
+        }
+        if let Err(e) = done {
+            say::die(format_args!("putting a child of fork under management failed: {e}"));
+        }
+        self.pager.fork().set_alone(false);
+        // SAFETY: the process has just been copied, and this is its only thread.
+        unsafe { engine::start_in_child() };
+    }
+
+    /// In the child, where nothing is registered: puts what the engine keeps where the program looks
+    /// for it.
+    fn bring_home(&self, knows_pages: bool) {
+        let (away, available) = (self.pager.gauges().away_bytes(), proc::available_bytes());
+        if away > available && available > 0 {
+            say::die(format_args!(
+                "a child of fork needs all memory back in place: {} are folded, the machine has {} left; stopping before data is lost",
+                Size(away),
+                Size(available)
+            ));
+        }
+        if away > 0 && !knows_pages && may_be_swapped() {
+            say::die(format_args!(
+                "a child of fork that gets neither a userfaultfd nor its page map can't tell what the kernel has swapped out; stopping before data is lost"
+            ));
+        }
+        // SAFETY: this is the only thread, and the caller abandons the engine.
+        unsafe {
+            if self.paging.hides() {
+                self.pager.fork().each_area_in_child(|start, end| {
+                    let _ = self.paging.unregister(&(start..end));
+                });
+            }
+            self.pager.fork().each_away(|page, bytes| {
+                // What is there is newer. Nobody can tell that of what the kernel has swapped out.
+                let is_there =
+                    if knows_pages { self.pagemap.is_populated(page) } else { is_resident(page) };
+                if !is_there {
+                    self.put(page, core::slice::from_raw_parts(bytes, PAGE_SIZE));
+                }
+            });
+        }
+    }
+
+    fn put(&self, page: usize, bytes: &[u8]) {
+        // SAFETY: they are what the program expects there.
+        if unsafe { write_bytes(page, bytes) }.is_ok() {
+            return;
+        }
+        let mut access = if touch(page, false).is_ok() { libc::PROT_READ } else { libc::PROT_NONE };
+        let _ = self.maps.each(page, page + 1, |found| access = found.access);
+        let protect = |access: i32| {
+            // SAFETY: nobody runs meanwhile.
+            unsafe { system_call(libc::SYS_mprotect, [page, PAGE_SIZE, access as usize, 0, 0, 0]) }
+        };
+        let opened = protect(libc::PROT_READ | libc::PROT_WRITE);
+        // SAFETY: as above.
+        let put = opened.is_ok() && unsafe { write_bytes(page, bytes) }.is_ok();
+        if !put || protect(access).is_err() {
+            say::die(format_args!("in a child of fork: memory can't be brought back"));
+        }
+    }
+
+    /// The swap file's part, and the remote store's.
+    fn begin_file(&self) {
+        let Some(file) = &self.file else { return };
+        let open = |base| {
+            // SAFETY: this is the only thread, the rings were left, and what lies before `base` is
+            // left alone by the parent.
+            if let Err(why) = unsafe { file.begin_in_child(base) } {
+                say::warn(format_args!(
+                    "warning: in a child of fork: --swap: {why}; what doesn't shrink stays in memory"
+                ));
+            }
+        };
+        // SAFETY: likewise, for each.
+        let begun = unsafe {
+            let remote = self.remote.as_ref().map_or(Ok(()), |remote| remote.begin_in_child());
+            remote.and_then(|()| self.pager.fork().begin_file_in_child(open))
+        };
+        if let Err(e) = begun {
+            say::die(format_args!("in a child of fork: a key for the swap file: {e}"));
+        }
+    }
+}

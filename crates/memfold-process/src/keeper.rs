@@ -1,0 +1,408 @@
+//! What the gate asks.
+use crate::diagnostics as say;
+use crate::diagnostics::say_once;
+use crate::program::{Gated, Mark, get};
+use crate::{deferred, execution::executes, limits, threads};
+use core::ops::Range;
+use core::sync::atomic::Ordering::SeqCst;
+use memfold::fault::{Fault, Served};
+use memfold::known::TOP;
+use memfold_gate::child;
+use memfold_gate::touch;
+use memfold_gate::{BadAddress, Ending, Hold, Keeper, Names, NoRoom, Refused};
+use memfold_run::slots;
+use memfold_sys::Errno;
+use memfold_sys::raw::populates;
+use memfold_sys::thread::identity::Rights;
+use memfold_sys::thread::{bare, yield_now};
+use memfold_sys::units::PAGE_SIZE;
+
+/// One part in this many of the limit may be held by a piece of a call; and the least and the most.
+const PIECE_SHARE: u64 = 64;
+const PIECE_LEAST: u64 = 128 << 10;
+const PIECE_MOST: u64 = 4 << 20;
+/// When so large a part of it is held, pieces are as small as they may be.
+const HELD_SHARE: u64 = 8;
+const PIECE_SMALL: usize = 64 << 10;
+/// So many pages of a range that can't be touched end its touching: the kernel gets no further in it.
+const BAD_MAX: usize = 8;
+
+/// The keeper.
+pub struct Owner;
+
+/// A call that another task may make, if it is about the memory that both have.
+struct Shared<'a>(&'a mut dyn FnMut(&[usize; 6]) -> isize);
+// SAFETY: who lends it waits meanwhile, and it is the call alone.
+unsafe impl Send for Shared<'_> {}
+
+impl Shared<'_> {
+    fn make(&mut self, args: &[usize; 6]) -> isize {
+        (self.0)(args)
+    }
+}
+
+/// There is one.
+pub static KEEPER: Owner = Owner;
+
+impl Gated {
+    /// Whether a call that names a range must hold it.
+    fn concerns(&self, range: &Range<usize>) -> bool {
+        // Before the adoption anything may be what is adopted.
+        range.start < TOP && (!self.is_managing() || self.known.is_set(range))
+    }
+
+    fn hold(
+        &self,
+        names: Names,
+        thread: usize,
+        touch: fn(usize, bool) -> Result<(), BadAddress>,
+    ) -> Result<Option<Hold>, NoRoom> {
+        let holds = self.pager.holds();
+        let is_child = child().is_some();
+        if is_child {
+            let mut count = 0;
+            names(&mut |_| count += 1);
+            if !holds.has_room(thread, count, false) {
+                self.on_behalf(|| {
+                    holds.has_room(thread, count, true);
+                });
+            }
+        }
+        let mut holding = holds.begin(thread);
+        names(&mut |span| {
+            let range = span.start..span.start + span.len;
+            if self.concerns(&range) {
+                holding.push(range, span.write);
+            }
+        });
+        let Some(hold) = holding.publish().map_err(|_| NoRoom)? else { return Ok(None) };
+        if is_child {
+            holds.wait_by_looking(hold);
+        } else {
+            holds.wait(hold);
+        }
+        if self.is_managing() {
+            self.pager.gauges().note_held();
+            holds.each(hold, |pages, write| self.touch_all(pages, write, touch));
+        }
+        Ok(Some(Hold(hold.0)))
+    }
+
+    fn touch_all(
+        &self,
+        pages: Range<usize>,
+        write: bool,
+        touch: fn(usize, bool) -> Result<(), BadAddress>,
+    ) {
+        let (mut at, mut bad) = (pages.start, 0);
+        while at < pages.end.min(TOP) && bad < BAD_MAX {
+            if !self.known.is_set(&(at..at + 1)) {
+                at += PAGE_SIZE;
+                continue;
+            }
+            let (is_managed, end) = self.on_behalf(|| self.pager.mappings().run_at(at));
+            let end = end.min(pages.end).min(TOP);
+            // Of other memory the kernel knows best: a write would change a file, or end a sharing. Only
+            // where memory is hidden, some of it may be, too.
+            if is_managed || self.paging.hides() {
+                let mut run = (at..end).step_by(PAGE_SIZE);
+                let touched = |page: usize| touch(page, write && is_managed);
+                bad +=
+                    run.by_ref().filter(|page| touched(*page).is_err()).take(BAD_MAX - bad).count();
+            }
+            at = end;
+        }
+    }
+
+    fn fault(&self, fault: memfold_gate::Fault) -> bool {
+        let memfold_gate::Fault { address: addr, write, protected } = fault;
+        loop {
+            match self.pager.faults().fault(Fault { addr, write, protected }) {
+                Served::Yes => return true,
+                Served::Again => yield_now(),
+                Served::NotManaged => return self.fault_elsewhere(addr),
+            }
+        }
+    }
+
+    /// A fault where nothing is managed: it has left management since, and the access is to be made
+    /// again; or the fault is the program's own.
+    fn fault_elsewhere(&self, addr: usize) -> bool {
+        let page = addr & !(PAGE_SIZE - 1);
+        if !self.known.is_set(&(page..page + PAGE_SIZE)) {
+            return false;
+        }
+        if !self.faults_of_program.lock().within(&(page..page + PAGE_SIZE)).is_empty() {
+            return false;
+        }
+        if self.paging.fills(page) {
+            return true;
+        }
+        let mut may_be = false;
+        // Where memory is hidden, the program's own mistakes raise the same signal.
+        let hides = self.paging.hides();
+        match self.maps.each(page, page + 1, |found| {
+            may_be |= found.anonymous && (!hides || self.suits(found.access));
+        }) {
+            Ok(()) => may_be,
+            // Without a map: what the kernel serves by now isn't the program's mistake.
+            Err(_) => {
+                populates(page, false) || self.pager.mappings().touches(&(page..page + PAGE_SIZE))
+            }
+        }
+    }
+
+    fn refused(&self, nr: usize, name: &str, words: &[usize]) {
+        let is_missing = |word: &&usize| {
+            let page = **word & !(PAGE_SIZE - 1);
+            page < TOP
+                && self.known.is_set(&(page..page + PAGE_SIZE))
+                && self.pager.mappings().touches(&(page..page + PAGE_SIZE))
+                && !self.pagemap.is_populated(page)
+                // Where the program itself may not write, the kernel is right.
+                && touch(page, true).is_ok()
+        };
+        if let Some(word) = words.iter().find(is_missing) {
+            memfold::stats::add(&self.pager.stats().calls_refused, 1);
+            say::warn(format_args!(
+                "warning: call {nr} ({name}) met folded memory at {word:#x} and failed, which is a bug of memfold"
+            ));
+        }
+    }
+
+    fn never_fold(&self, start: usize, len: usize) {
+        let range = start & !(PAGE_SIZE - 1)..start.saturating_add(len).min(TOP);
+        let range = range.start..range.end.next_multiple_of(PAGE_SIZE);
+        let mut state = self.state.lock();
+        state.marked(Mark::Own).add(range.clone());
+        if self.is_managing() && self.pager.mappings().touches(&range) {
+            self.leave(&range);
+        }
+    }
+}
+
+fn shut_in() {
+    if let Some(gated) = get() {
+        gated.shut_in.store(true, SeqCst);
+    }
+}
+
+impl Keeper for Owner {
+    fn concerns(&self, start: usize, len: usize) -> bool {
+        get().is_some_and(|gated| len > 0 && gated.concerns(&(start..start.saturating_add(len))))
+    }
+
+    fn hold(
+        &self,
+        names: Names,
+        thread: usize,
+        touch: fn(usize, bool) -> Result<(), BadAddress>,
+    ) -> Result<Option<Hold>, NoRoom> {
+        get().map_or(Ok(None), |gated| gated.hold(names, thread, touch))
+    }
+
+    fn release(&self, hold: Hold) {
+        if let Some(gated) = get() {
+            gated.pager.holds().release(memfold::holds::Hold(hold.0));
+        }
+    }
+
+    fn piece_bytes(&self) -> usize {
+        let Some(pager) = get().filter(|gated| gated.is_managing()).map(|gated| &gated.pager)
+        else {
+            return usize::MAX;
+        };
+        let bound = pager.limits().bound_bytes();
+        if pager.holds().held_bytes() > bound / HELD_SHARE {
+            return PIECE_SMALL;
+        }
+        (bound / PIECE_SHARE).clamp(PIECE_LEAST, PIECE_MOST) as usize
+    }
+
+    fn refused(&self, nr: usize, name: &str, words: &[usize]) {
+        if let Some(gated) = get().filter(|gated| gated.is_managing()) {
+            gated.on_behalf(|| gated.refused(nr, name, words));
+        }
+    }
+
+    fn change(
+        &self,
+        nr: usize,
+        args: &[usize; 6],
+        make: &mut dyn FnMut(&[usize; 6]) -> isize,
+    ) -> isize {
+        if deferred::is_waiting() {
+            deferred::see(nr, args);
+        }
+        let mut make = Shared(make);
+        match get() {
+            Some(gated) => gated.change(nr, args, &mut |args| make.make(args)),
+            None => make.make(args),
+        }
+    }
+
+    fn begin_copy(&self) {
+        if let Some(gated) = get() {
+            gated.begin_copy();
+        }
+    }
+
+    fn end_copy(&self, made: isize) {
+        match get() {
+            Some(gated) => gated.end_copy(made),
+            None if made == 0 && deferred::is_waiting() => deferred::begin_as_child(),
+            None => {}
+        }
+    }
+
+    fn waits_in_copy(&self) -> bool {
+        get().is_some_and(Gated::waits_in_copy)
+    }
+
+    fn is_copied(&self) -> bool {
+        get().is_some_and(Gated::is_copied)
+    }
+
+    fn last_chance(&self) {
+        if deferred::is_waiting() && child().is_none() {
+            deferred::begin();
+        }
+    }
+
+    fn filtered(&self) {
+        if let Some(gated) = get().filter(|_| child().is_none()) {
+            gated.filtered.store(true, SeqCst);
+        }
+    }
+
+    fn calls(&self) -> &'static [(i64, usize)] {
+        get().map_or(&[], |gated| gated.paging.calls())
+    }
+
+    fn has_child(&self) {
+        if let Some(gated) = get() {
+            gated.start_serving();
+        }
+    }
+
+    fn has_no_child(&self, number: usize) {
+        if let Some(gated) = get() {
+            gated.on_behalf(|| gated.end_child(number));
+        }
+    }
+
+    fn server(&self) -> Option<fn()> {
+        get().filter(|gated| gated.serves_errands.load(SeqCst)).map(|_| threads::ring as fn())
+    }
+
+    fn hides(&self) -> bool {
+        get().is_some_and(|gated| gated.paging.hides())
+    }
+
+    fn fault(&self, fault: memfold_gate::Fault) -> bool {
+        get().is_some_and(|gated| gated.on_behalf(|| gated.fault(fault)))
+    }
+
+    fn never_fold(&self, start: usize, len: usize) {
+        if let Some(gated) = get().filter(|_| len > 0) {
+            gated.on_behalf(|| gated.never_fold(start, len));
+        }
+    }
+
+    fn owns_descriptor(&self, fd: i32) -> bool {
+        get().is_some_and(|gated| gated.owns(fd))
+    }
+
+    fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
+        match get() {
+            Some(gated) => gated.alone(make),
+            None => make(),
+        }
+    }
+
+    fn give_up_rights(&self) {
+        if child().is_some() || !slots::has_given_up() {
+            return;
+        }
+        let done = match get() {
+            Some(gated) => Rights::own().and_then(|rights| gated.give_up_rights(&rights)),
+            None => slots::change_user().map(drop),
+        };
+        if let Err(e) = done {
+            say::die(format_args!("giving up what the program has given up: {e}"));
+        }
+    }
+
+    fn limit(&self, resource: u32, new: Option<[u64; 2]>) -> Result<[u64; 2], Errno> {
+        limits::limit(resource, new)
+    }
+
+    fn threads(&self) -> usize {
+        bare::count()
+    }
+
+    fn owns_thread(&self, number: u32) -> bool {
+        bare::has(number)
+    }
+
+    fn tells(&self, what: Refused) {
+        match what {
+            Refused::Int80 => say_once!("warning: system calls by `int 0x80` are answered ENOSYS"),
+            Refused::Dispatch => {
+                say_once!("warning: Syscall User Dispatch of the program's own is answered EINVAL")
+            }
+            Refused::Traced => {
+                slots::note_unmanaged(b"traced by its parent (PTRACE_TRACEME)");
+            }
+            Refused::Strict => {
+                slots::note_unmanaged(b"a thread in SECCOMP_MODE_STRICT");
+                shut_in();
+            }
+            Refused::Filter => {
+                say_once!(
+                    "warning: a filter of the program's refuses system calls that memfold makes in its threads: from now on \
+                     its memory isn't folded"
+                );
+                shut_in();
+            }
+            Refused::Task(e) => say::warn(format_args!(
+                "warning: a thread or process that the program has started ends with status 255: its filter of system calls \
+                 refuses it prctl(PR_SET_SYSCALL_USER_DISPATCH): {e}"
+            )),
+        }
+    }
+
+    fn execute(
+        &self,
+        nr: usize,
+        args: &[usize; 6],
+        make: &mut dyn FnMut(&[usize; 6]) -> isize,
+    ) -> isize {
+        executes::execute(nr, args, make)
+    }
+
+    fn keep_all(&self, keep: bool) {
+        if let Some(holds) = get().map(|gated| gated.pager.holds()) {
+            if keep { holds.stop_eviction() } else { holds.allow_eviction() }
+        }
+    }
+
+    fn keep_home(&self, keep: bool) -> bool {
+        get().is_none_or(|gated| gated.keep_home(keep))
+    }
+
+    fn ends(&self, how: Ending) {
+        if child().is_some() {
+            // What it leaves behind is its parent's.
+            return;
+        }
+        match how {
+            Ending::Process | Ending::Exec => deferred::note_end(true),
+            Ending::ExecFailed => deferred::note_end(false),
+            Ending::Thread => {}
+        }
+        if let (Some(gated), Ending::Process) = (get(), how) {
+            gated.pager.gauges().publish();
+        }
+    }
+}

@@ -1,0 +1,654 @@
+//! The calls that change mappings, or give memory up.
+use crate::adopt::PLAIN;
+use crate::diagnostics::say_once;
+use crate::limits;
+use crate::mappings::advice::{Lent, whole};
+use crate::program::{Apart, Before, Gated, Mark, State};
+use crate::ranges::without;
+use alloc::vec::Vec;
+use core::iter::once;
+use core::ops::Range;
+use memfold::known::TOP;
+use memfold::mappings::calls::{Remap, failed};
+use memfold_gate::child;
+use memfold_sys::memory::zone::{lock_again, overlaps_own, unlock_all};
+use memfold_sys::raw::{program_break, system_call};
+use memfold_sys::units::PAGE_SIZE;
+
+/// The raw call, with these arguments.
+pub type Make<'a> = &'a mut (dyn FnMut(&[usize; 6]) -> isize + Send);
+
+/// What a program is told that has too many mappings.
+const NO_MEMORY: isize = -(libc::ENOMEM as isize);
+/// Linux 6.10.
+const SYS_MSEAL: i64 = 462;
+const TYPE: i32 = 0x0f;
+const SHM_REMAP: usize = 0o40000;
+
+/// Flags of mappings that aren't managed.
+const UNUSUAL: i32 = libc::MAP_HUGETLB | libc::MAP_LOCKED | libc::MAP_STACK | libc::MAP_GROWSDOWN;
+
+fn is_private_anonymous(flags: i32) -> bool {
+    flags & TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0
+}
+
+fn end_of(start: usize, len: usize) -> usize {
+    start.saturating_add(len).min(TOP).next_multiple_of(PAGE_SIZE)
+}
+
+/// The length of a segment of shared memory that has just been attached.
+fn segment_bytes(id: usize) -> usize {
+    // SAFETY: zeros are a value of the type.
+    let mut about: libc::shmid_ds = unsafe { core::mem::zeroed() };
+    let args = [id, libc::IPC_STAT as usize, &raw mut about as usize, 0, 0, 0];
+    // SAFETY: `about` has room for what is written.
+    let asked = unsafe { system_call(libc::SYS_shmctl, args) };
+    asked.map_or(0, |_| about.shm_segsz)
+}
+
+/// Whether `mlock` that has said so may have locked something: it met what isn't mapped, or can't be
+/// filled.
+fn is_partial(result: isize) -> bool {
+    [libc::ENOMEM, libc::EAGAIN].map(|e| -(e as isize)).contains(&result)
+}
+
+/// Has the kernel fill memory as it does when that is locked: private writable memory for writing.
+fn fill(range: &Range<usize>, access: i32) {
+    let args = |advice: i32| [range.start, range.len(), advice as usize, 0, 0, 0];
+    let advice = |advice: i32| {
+        // SAFETY: changes no byte.
+        unsafe { system_call(libc::SYS_madvise, args(advice)) }
+    };
+    if access & libc::PROT_WRITE == 0 || advice(libc::MADV_POPULATE_WRITE).is_err() {
+        let _ = advice(libc::MADV_POPULATE_READ);
+    }
+}
+
+/// What an mmap replaces, if it succeeds.
+fn replaced(args: &[usize; 6]) -> Range<usize> {
+    let (at, len, flags) = (args[0], args[1], args[3] as i32);
+    if flags & libc::MAP_FIXED != 0 { at..end_of(at, len) } else { 0..0 }
+}
+
+/// What two ranges have in common; empty, at the start of the second one, if nothing.
+fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let (start, end) = (a.start.max(b.start), a.end.min(b.end));
+    if start < end { start..end } else { b.start..b.start }
+}
+
+/// What a brk gives up, if it succeeds.
+fn given_up(before: usize, wanted: usize) -> Range<usize> {
+    let page = |at: usize| at.next_multiple_of(PAGE_SIZE);
+    if wanted != 0 && wanted < before { page(wanted)..page(before) } else { 0..0 }
+}
+
+/// Whether a call of a child of vfork's changes nothing but memory: another task may make it, as it is
+/// that of both. Of the others the engine has nothing to do with its locks taken, or it does that
+/// before and after.
+fn is_of_memory(nr: usize, args: &[usize; 6]) -> bool {
+    match nr as i64 {
+        libc::SYS_mmap => args[3] as i32 & libc::MAP_ANONYMOUS != 0,
+        libc::SYS_munmap
+        | libc::SYS_mremap
+        | libc::SYS_brk
+        | libc::SYS_mprotect
+        | libc::SYS_pkey_mprotect
+        | libc::SYS_munlock
+        | libc::SYS_munlockall
+        | SYS_MSEAL => true,
+        _ => false,
+    }
+}
+
+impl Gated {
+    /// Makes a call that changes mappings.
+    pub fn change(&self, nr: usize, args: &[usize; 6], make: Make) -> isize {
+        let [start, len, third, ..] = *args;
+        if [libc::SYS_mmap, libc::SYS_mremap, libc::SYS_brk].contains(&(nr as i64)) {
+            limits::renew();
+        }
+        match nr as i64 {
+            libc::SYS_ioctl => {
+                if let Some(refused) = self.refuse(len, third) {
+                    return refused;
+                }
+                self.give(len, third);
+                return make(args);
+            }
+            libc::SYS_madvise => {
+                return self.advise(start, len, third as i32, &mut || make(args));
+            }
+            libc::SYS_process_madvise => return self.advise_process(args, make),
+            libc::SYS_mlock | libc::SYS_mlock2 => return self.lock(args, make),
+            libc::SYS_mlockall => return self.lock_all(args, make),
+            libc::SYS_mremap => {
+                let parts = Lent::new(self, self.on_behalf(|| self.moved_apart(args)));
+                if let Some(parts) = &*parts {
+                    return self.remap_each(args, parts, make);
+                }
+            }
+            libc::SYS_prctl if start as i32 == libc::PR_SET_MEMORY_MERGE => {
+                return self.merge(args, make);
+            }
+            // What is submitted is read and written at any time. Programs have another way, as
+            // containers often forbid these.
+            libc::SYS_io_uring_setup => {
+                say_once!("warning: io_uring is answered ENOSYS");
+                return -(libc::ENOSYS as isize);
+            }
+            libc::SYS_io_setup => {
+                say_once!("warning: AIO (io_setup) is answered ENOSYS");
+                return -(libc::ENOSYS as isize);
+            }
+            _ => {}
+        }
+        let child = child();
+        let by_itself = child.is_some() && !is_of_memory(nr, args);
+        if by_itself && ![libc::SYS_mmap, libc::SYS_shmat].contains(&(nr as i64)) {
+            // Nothing that is managed comes or goes by it.
+            return make(args);
+        }
+        let apart = match self.on_behalf(|| self.change_locked(nr, args, make, (child, by_itself)))
+        {
+            Ok(result) => return result,
+            Err(apart) => apart,
+        };
+        let result = make(args);
+        self.on_behalf(|| self.end_apart(nr, args, apart, result));
+        result
+    }
+
+    /// The ranges of a call that must be made with no lock held: the kernel may wait in it until another
+    /// thread of the program has done something; or it is made `by_itself` by a child that may be killed
+    /// meanwhile.
+    fn ranges_apart(
+        &self,
+        state: &mut State,
+        nr: usize,
+        args: &[usize; 6],
+        by_itself: bool,
+    ) -> Option<[Range<usize>; 2]> {
+        let [start, len, third, flags, to, _] = *args;
+        let (ranges, waits) = match nr as i64 {
+            libc::SYS_munmap => ([start..end_of(start, len), 0..0], false),
+            libc::SYS_mremap => {
+                let is_fixed = flags as i32 & libc::MREMAP_FIXED != 0;
+                let target = if is_fixed { to..end_of(to, third) } else { 0..0 };
+                ([start..end_of(start, len), target], false)
+            }
+            libc::SYS_brk if state.has_userfault => {
+                ([given_up(program_break(), start), 0..0], false)
+            }
+            libc::SYS_mmap => {
+                let flags = flags as i32;
+                let fills = flags & (libc::MAP_POPULATE | libc::MAP_LOCKED) != 0;
+                let fills_file = flags & libc::MAP_ANONYMOUS == 0 && (fills || state.locks_future);
+                ([replaced(args), 0..0], fills_file)
+            }
+            libc::SYS_shmat if third & SHM_REMAP != 0 => {
+                let at = len & !(PAGE_SIZE - 1);
+                ([at..end_of(at, segment_bytes(start)), 0..0], true)
+            }
+            _ => ([0..0, 0..0], false),
+        };
+        let waits = by_itself || waits || ranges.iter().any(|range| self.is_watched(state, range));
+        waits.then_some(ranges)
+    }
+
+    /// Makes a call with the state locked, or makes all ready for it to be made apart.
+    fn change_locked(
+        &self,
+        nr: usize,
+        args: &[usize; 6],
+        make: Make,
+        (child, by_itself): (Option<usize>, bool),
+    ) -> Result<isize, Apart> {
+        let [start, len, third, ..] = *args;
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if let Some(ranges) = self.ranges_apart(state, nr, args, by_itself) {
+            return Err(self.begin_apart(state, child, ranges));
+        }
+        Ok(match nr as i64 {
+            libc::SYS_mmap => self.map(state, args, make),
+            libc::SYS_munmap => self.unmap(state, args, make),
+            libc::SYS_mremap => self.remap(state, args, make),
+            libc::SYS_brk => self.set_break(state, args, make),
+            libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
+                if self.paging.hides()
+                    && let Some(range) = whole(start, len)
+                {
+                    let is_plain = third as i32 == PLAIN && nr as i64 == libc::SYS_mprotect;
+                    if is_plain && self.pager.mappings().managed_parts(&range) == [range.clone()] {
+                        // As it is already.
+                        return Ok(0);
+                    }
+                    // Access is the program's again.
+                    self.leave(&range);
+                }
+                let result = make(args);
+                if result == 0 && self.suits(third as i32) {
+                    self.adopt_later(state, &(start..end_of(start, len)));
+                }
+                result
+            }
+            SYS_MSEAL if self.paging.hides() && third == 0 => self.seal(state, args, make),
+            libc::SYS_munlock => {
+                let result = make(args);
+                let range = start & !(PAGE_SIZE - 1)..end_of(start, len);
+                state.marked(Mark::Locked).remove(&range);
+                self.adopt(state, &range);
+                result
+            }
+            libc::SYS_munlockall => {
+                let result = make(args);
+                lock_again();
+                state.locks_future = false;
+                state.marked(Mark::Locked).clear();
+                self.adopt(state, &(0..TOP));
+                result
+            }
+            _ => make(args),
+        })
+    }
+
+    /// A call was made apart.
+    fn end_apart(&self, nr: usize, args: &[usize; 6], apart: Apart, result: isize) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let before = self.leave_apart(state, apart);
+        let parts = &before.parts;
+        let is_failed = match nr as i64 {
+            libc::SYS_brk => result as usize != args[0],
+            _ => failed(result),
+        };
+        if is_failed {
+            return parts.iter().for_each(|part| self.adopt(state, part));
+        }
+        for part in parts {
+            // They are the program's faults no more, but where it moves them.
+            if nr as i64 != libc::SYS_mremap {
+                state.forget(part);
+                self.forget_faults(part);
+            }
+        }
+        match nr as i64 {
+            libc::SYS_mmap => {
+                self.note_mapped(state, args, result);
+                if is_private_anonymous(args[3] as i32) {
+                    self.adopt(state, &(result as usize..end_of(result as usize, args[1])));
+                }
+            }
+            libc::SYS_mremap => self.note_remapped(state, args, before, result),
+            _ => {}
+        }
+    }
+
+    fn map(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+        let len = args[1];
+        let (access, flags) = (args[2] as i32, args[3] as i32);
+        let is_usual = is_private_anonymous(flags) && flags & UNUSUAL == 0;
+        let could = is_usual && self.suits(access) && state.takes();
+        // What promises nothing to be used is mapped to be used in small part, unless the kernel is
+        // to fill it at once.
+        if could && flags & (libc::MAP_NORESERVE | libc::MAP_POPULATE) != libc::MAP_NORESERVE {
+            self.expect(state, len);
+        }
+        let suits = could && self.is_managing();
+        let mut args = *args;
+        if suits {
+            // It would fill what is about to be folded, and promises nothing.
+            args[3] &= !(libc::MAP_POPULATE as usize);
+        }
+        let result = self.pager.mappings().end_with(replaced(&args), || make(&args));
+        self.note_mapped(state, &args, result);
+        if suits && !failed(result) {
+            self.take_new(state, &(result as usize..end_of(result as usize, len)));
+        }
+        result
+    }
+
+    /// An mmap was made.
+    fn note_mapped(&self, state: &mut State, args: &[usize; 6], result: isize) {
+        if failed(result) {
+            return self.adopt(state, &replaced(args));
+        }
+        let range = result as usize..end_of(result as usize, args[1]);
+        let flags = args[3] as i32;
+        state.note_new(&range);
+        state.forget(&range);
+        self.forget_faults(&range);
+        if self.pager.mappings().touches(&range) {
+            // What was there has gone past the gate.
+            self.pager.mappings().end_with(range.clone(), || 0);
+        }
+        if is_private_anonymous(flags) {
+            self.known.set(&range);
+            if flags & UNUSUAL != 0 {
+                let mark = if flags & libc::MAP_LOCKED != 0 { Mark::Locked } else { Mark::Own };
+                state.marked(mark).add(range);
+            }
+        }
+    }
+
+    fn unmap(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+        let Some(range) = whole(args[0], args[1]) else { return make(args) };
+        let result = self.pager.mappings().end_with(range.clone(), || make(args));
+        if result == 0 {
+            state.forget(&range);
+            self.forget_faults(&range);
+            state.mapped_since = state.mapped_since.saturating_sub(range.len());
+        }
+        result
+    }
+
+    /// The mappings that an mremap moves, if it names more than one, or a gap, and memfold is concerned.
+    fn moved_apart(&self, args: &[usize; 6]) -> Option<Vec<Range<usize>>> {
+        const FLAGS: i32 = libc::MREMAP_FIXED | libc::MREMAP_MAYMOVE;
+        let [start, old, new, flags, to, _] = *args;
+        let (from, to) = (whole(start, old)?, whole(to, new)?);
+        let overlaps = from.start < to.end && to.start < from.end;
+        if flags as i32 & FLAGS != FLAGS || from.len() != to.len() || overlaps {
+            return None;
+        }
+        if !self.pager.mappings().touches(&from) && !self.pager.mappings().touches(&to) {
+            return None;
+        }
+        let parts = self.mappings(&from);
+        let begins = parts.first().is_some_and(|first| first.start == from.start);
+        (begins && parts[0] != from).then_some(parts)
+    }
+
+    /// Moves several mappings to one place (Linux 6.17), one by one in their order, as the kernel does
+    /// it: gaps between them leave what is at the new place, and one that can't be moved leaves those
+    /// before it moved.
+    fn remap_each(&self, args: &[usize; 6], parts: &[Range<usize>], make: Make) -> isize {
+        let [start, _, _, flags, to, _] = *args;
+        for part in parts {
+            let its = [part.start, part.len(), part.len(), flags, to + (part.start - start), 0];
+            let result = self.change(libc::SYS_mremap as usize, &its, make);
+            if failed(result) {
+                return result;
+            }
+        }
+        to as isize
+    }
+
+    fn remap(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+        let [start, old, new, flags, to, _] = *args;
+        let (Some(from), Some(after)) = (whole(start, old), whole(start, new)) else {
+            return make(args);
+        };
+        let has = |flag: i32| flags as i32 & flag != 0;
+        let remap = Remap {
+            from: from.clone(),
+            len: after.len(),
+            to: has(libc::MREMAP_FIXED).then_some(to),
+            may_move: has(libc::MREMAP_MAYMOVE),
+            keeps_source: has(libc::MREMAP_DONTUNMAP),
+        };
+        let register = |range: Range<usize>| {
+            if let Err(e) = self.register_again(&range) {
+                crate::diagnostics::die(format_args!(
+                    "memory that mremap has moved can't be served: {e}"
+                ));
+            }
+        };
+        let unregister = |range: Range<usize>| {
+            if !self.paging.hides() {
+                let _ = self.paging.unregister(&range);
+            }
+        };
+        self.expect(state, after.len().saturating_sub(from.len()));
+        let is_hidden = self.paging.hides() && self.pager.mappings().touches(&from);
+        // Hidden for a moment, it would be missing for the kernel in another call.
+        let leaving = is_hidden.then(|| self.pager.holds().leave(once(from.clone())));
+        if leaving.as_ref().is_some_and(|leaving| leaving.is_held(from.clone())) {
+            return NO_MEMORY;
+        }
+        let remake =
+            || if is_hidden { self.remap_hidden(&from, || make(args)) } else { make(args) };
+        let result =
+            self.pager.mappings().remap_with(&remap, &self.pagemap, remake, register, unregister);
+        if is_hidden {
+            if failed(result) || remap.keeps_source {
+                self.show_unmanaged(&from);
+            }
+            if !failed(result) {
+                self.show_unmanaged(&(result as usize..result as usize + after.len()));
+            }
+        }
+        if failed(result) {
+            return result;
+        }
+        let before = self.before(state, core::slice::from_ref(&from));
+        self.note_remapped(state, args, before, result);
+        result
+    }
+
+    /// An mremap was made. Marks, and faults that are the program's, go where it has taken the memory.
+    /// What it leaves behind, if it does, is locked no more.
+    fn note_remapped(&self, state: &mut State, args: &[usize; 6], before: Before, result: isize) {
+        let [start, old, new, flags, ..] = *args;
+        let (Some(from), Some(after)) = (whole(start, old), whole(start, new)) else { return };
+        let keeps_source = flags as i32 & libc::MREMAP_DONTUNMAP != 0;
+        let at = result as usize;
+        let here = at..at + after.len();
+        state.note_new(&here);
+        let taken = start..(start + old.min(new)).next_multiple_of(PAGE_SIZE);
+        let gone = match (at == start, keeps_source) {
+            (true, _) => after.end..from.end.max(after.end),
+            (false, true) => 0..0,
+            (false, false) => from.clone(),
+        };
+        if at != start {
+            state.forget(&here);
+            self.forget_faults(&here);
+            let there = |part: &Range<usize>| part.start - start + at..part.end - start + at;
+            for part in before.parts.iter().map(|part| common(part, &taken)) {
+                state.marked(Mark::Locked).remove(&part);
+                self.forget_faults(&part);
+            }
+            for (mark, part) in before.marks.iter().map(|(mark, part)| (mark, common(part, &taken)))
+            {
+                state.marked(*mark).add(there(&part));
+            }
+            let faults = before.faults.iter().map(|part| there(&common(part, &taken)));
+            faults.for_each(|part| self.faults_of_program.lock().add(part));
+        }
+        before.parts.iter().for_each(|part| state.forget(&common(part, &gone)));
+        if from.len() < after.len() {
+            state.extend(&(at..at + from.len()), at + from.len()..here.end);
+        }
+        self.known.set(&here);
+        self.adopt(state, &here);
+    }
+
+    /// Makes an mremap where memory is hidden: of one mapping, as the program believes it to be.
+    fn remap_hidden(&self, from: &Range<usize>, make: impl FnOnce() -> isize) -> isize {
+        if self.paging.hide(from).is_err() {
+            return NO_MEMORY;
+        }
+        // In a child of fork its parts may be several for good.
+        Some(make()).filter(|result| *result != -(libc::EFAULT as isize)).unwrap_or(NO_MEMORY)
+    }
+
+    /// Lets the program have what isn't managed of a range that was hidden.
+    fn show_unmanaged(&self, range: &Range<usize>) {
+        for part in without(range, &self.pager.mappings().managed_parts(range)) {
+            let _ = self.paging.unregister(&part);
+        }
+    }
+
+    fn set_break(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+        let (before, wanted) = (program_break(), args[0]);
+        let ends = given_up(before, wanted);
+        if !ends.is_empty() {
+            let mut result = 0;
+            self.pager.mappings().end_with(ends.clone(), || {
+                result = make(args);
+                if result as usize == wanted { 0 } else { -1 }
+            });
+            if result as usize == wanted {
+                state.forget(&ends);
+            }
+            return result;
+        }
+        let page = |at: usize| at.next_multiple_of(PAGE_SIZE);
+        self.expect(state, wanted.saturating_sub(before));
+        let result = make(args);
+        let range = page(before)..page(result as usize);
+        if !failed(result) && !range.is_empty() {
+            state.forget(&range);
+            self.known.set(&range);
+            self.adopt_later(state, &range);
+        }
+        result
+    }
+
+    /// `mseal`: what can't change any more can't be hidden.
+    fn seal(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+        let Some(range) = whole(args[0], args[1]) else { return make(args) };
+        state.marked(Mark::Other).add(range.clone());
+        self.leave(&range);
+        let result = make(args);
+        if failed(result) {
+            state.marked(Mark::Other).remove(&range);
+            self.adopt(state, &range);
+        }
+        result
+    }
+
+    /// `mlock`: it would meet folded pages, and fail.
+    fn lock(&self, args: &[usize; 6], make: Make) -> isize {
+        let range = args[0] & !(PAGE_SIZE - 1)..end_of(args[0], args[1]);
+        if range.is_empty() {
+            return make(args);
+        }
+        let added = self.on_behalf(|| self.note_locked(&mut self.state.lock(), &range));
+        // The kernel fills it, and may wait for whoever is in charge of it.
+        let result = make(args);
+        self.on_behalf(|| {
+            if failed(result) {
+                let rest = self.not_locked(&range, result);
+                self.note_unlocked(&mut self.state.lock(), &added, &rest);
+            }
+            drop(added);
+        });
+        result
+    }
+
+    /// A range leaves management, and is marked as locked; gives what wasn't yet.
+    fn note_locked(&self, state: &mut State, range: &Range<usize>) -> Vec<Range<usize>> {
+        let locked = state.marked(Mark::Locked);
+        let added = without(range, &locked.within(range));
+        locked.add(range.clone());
+        self.leave(range);
+        added
+    }
+
+    /// It could not be locked.
+    fn note_unlocked(&self, state: &mut State, added: &[Range<usize>], range: &Range<usize>) {
+        for part in added {
+            state.marked(Mark::Locked).remove(&(part.start.max(range.start)..part.end));
+        }
+        self.adopt(state, range);
+    }
+
+    /// What of a range `mlock` has not locked that has failed so: the kernel may have locked the first
+    /// of several mappings.
+    fn not_locked(&self, range: &Range<usize>, failure: isize) -> Range<usize> {
+        let lock = |part: &Range<usize>| {
+            // SAFETY: changes no byte.
+            unsafe { system_call(libc::SYS_mlock, [part.start, part.len(), 0, 0, 0, 0]) }.is_ok()
+        };
+        let parts = self.mappings(range);
+        let count = parts.iter().take_while(|part| is_partial(failure) && lock(part)).count();
+        parts.get(count).map_or(range.end, |part| part.start)..range.end
+    }
+
+    /// `mlockall`. What there is is locked as it comes (MCL_ONFAULT), as the kernel would fill the
+    /// engine's own memory too, and is filled then.
+    fn lock_all(&self, args: &[usize; 6], make: Make) -> isize {
+        let flags = args[0] as i32;
+        let has = |flag: i32| flags & flag != 0;
+        let range = if has(libc::MCL_CURRENT) { 0..TOP } else { 0..0 };
+        let (before, added) = self.on_behalf(|| {
+            let mut state = self.state.lock();
+            let before = state.locks_future;
+            state.locks_future |= has(libc::MCL_FUTURE);
+            (before, self.note_locked(&mut state, &range))
+        });
+        let mut marked = *args;
+        if has(libc::MCL_CURRENT) {
+            marked[0] |= libc::MCL_ONFAULT as usize;
+        }
+        let result = make(&marked);
+        let fills = has(libc::MCL_CURRENT) && !has(libc::MCL_ONFAULT) && !failed(result);
+        let all = self.on_behalf(|| {
+            let mut state = self.state.lock();
+            if failed(result) {
+                state.locks_future = before;
+                self.note_unlocked(&mut state, &added, &range);
+            } else if has(libc::MCL_CURRENT) {
+                unlock_all();
+                state.locks_future = has(libc::MCL_FUTURE);
+            }
+            drop(added);
+            if fills { self.all_of_program() } else { Vec::new() }
+        });
+        let all = Lent::new(self, all);
+        if fills && has(libc::MCL_FUTURE) {
+            let args = [libc::MCL_FUTURE as usize, 0, 0, 0, 0, 0];
+            // SAFETY: changes no byte. What comes later is to be brought in at once after all.
+            let _ = unsafe { system_call(libc::SYS_mlockall, args) };
+        }
+        // The kernel may wait for whoever is in charge of it. What can't be filled is passed over,
+        // as by mlockall.
+        all.iter().for_each(|(range, access)| fill(range, *access));
+        result
+    }
+
+    /// All that is mapped, and isn't the engine's, with its access.
+    fn all_of_program(&self) -> Vec<(Range<usize>, i32)> {
+        let mut all = Vec::new();
+        let _ = self.maps.each(0, TOP, |found| {
+            if !overlaps_own(found.start, found.end) {
+                all.push((found.start..found.end, found.access));
+            }
+        });
+        all
+    }
+
+    /// `prctl(PR_SET_MEMORY_MERGE)`.
+    fn merge(&self, args: &[usize; 6], make: Make) -> isize {
+        let merges = args[1] != 0;
+        let before = self.on_behalf(|| {
+            let mut state = self.state.lock();
+            let before = state.merges;
+            if merges && !before {
+                self.set_merging(&mut state, true);
+            }
+            before
+        });
+        let result = make(args);
+        let (now, then) = (merges || before, if result == 0 { merges } else { before });
+        if now != then {
+            self.on_behalf(|| self.set_merging(&mut self.state.lock(), then));
+        }
+        result
+    }
+
+    /// The kernel may merge equal pages of all memory from now on, or of none any more: what it has
+    /// merged can't be moved.
+    fn set_merging(&self, state: &mut State, merges: bool) {
+        state.merges = merges;
+        if merges {
+            state.marked(Mark::Mergeable).add(0..TOP);
+            self.leave(&(0..TOP));
+        } else {
+            state.marked(Mark::Mergeable).clear();
+            self.adopt(state, &(0..TOP));
+        }
+    }
+}

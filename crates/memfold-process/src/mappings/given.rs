@@ -1,0 +1,158 @@
+//! `ioctl`s that give ranges of the program's memory to somebody who uses them by means of his own,
+//! and at any time: a userfaultfd of the program's, a virtual machine, a device. They leave
+//! management first.
+//!
+//! The kernel lets a userfaultfd of the program's change what is registered with the engine's. What
+//! would do so is answered as if it were registered with none.
+use crate::diagnostics::say_once;
+use crate::program::{Gated, Mark, State};
+use core::ops::Range;
+use memfold::known::TOP;
+use memfold_gate::{read_bytes, write_bytes};
+use memfold_sys::units::PAGE_SIZE;
+
+const UFFDIO_API: usize = 0xc018_aa3f;
+/// Where it names the features that are asked for, and the one by which it is told of forks.
+const FEATURES_AT: usize = 8;
+const EVENT_FORK: usize = 1 << 1;
+const UFFDIO_REGISTER: usize = 0xc020_aa00;
+const UFFDIO_UNREGISTER: usize = 0x8010_aa01;
+/// To, from, length.
+const UFFDIO_MOVE: usize = 0xc028_aa05;
+/// COPY, ZEROPAGE, WRITEPROTECT, CONTINUE, POISON: all that put something where it is registered. The
+/// length is the second word, but of COPY and MOVE.
+const UFFDIO_PUTS: [usize; 6] =
+    [UFFDIO_COPY, UFFDIO_MOVE, 0xc020_aa04, UFFDIO_WRITEPROTECT, 0xc020_aa07, 0xc020_aa08];
+const UFFDIO_COPY: usize = 0xc028_aa03;
+const UFFDIO_WRITEPROTECT: usize = 0xc018_aa06;
+const KVM_SET_USER_MEMORY_REGION: usize = 0x4020_ae46;
+const KVM_SET_USER_MEMORY_REGION2: usize = 0x40a0_ae49;
+const VFIO_IOMMU_MAP_DMA: usize = 0x3b71;
+const VHOST_SET_MEM_TABLE: usize = 0x4008_af03;
+/// Ranges of one VHOST_SET_MEM_TABLE, at most (`vhost.max_mem_regions`).
+const RANGES_MAX: usize = 509;
+
+fn word(at: usize) -> Option<usize> {
+    let mut bytes = [0u8; 8];
+    read_bytes(at, &mut bytes).ok().map(|()| usize::from_ne_bytes(bytes))
+}
+
+/// Calls `each` with the start and the length of each range that is given.
+fn each_given(request: usize, arg: usize, mut each: impl FnMut(usize, usize)) -> Option<()> {
+    let mut pair = |start: usize, len: usize| {
+        each(word(start)?, word(len)?);
+        Some(())
+    };
+    match request {
+        UFFDIO_REGISTER | UFFDIO_UNREGISTER => pair(arg, arg + 8),
+        UFFDIO_MOVE => pair(arg + 8, arg + 16),
+        KVM_SET_USER_MEMORY_REGION | KVM_SET_USER_MEMORY_REGION2 => pair(arg + 24, arg + 16),
+        VFIO_IOMMU_MAP_DMA => pair(arg + 8, arg + 24),
+        VHOST_SET_MEM_TABLE => {
+            let count = word(arg)? & u32::MAX as usize;
+            (0..count.min(RANGES_MAX))
+                .map(|n| arg + 8 + n * 32)
+                .try_for_each(|range| pair(range + 16, range + 8))
+        }
+        _ => Some(()),
+    }
+}
+
+/// Whether an `ioctl` is one of these.
+pub fn gives(request: usize) -> bool {
+    let all = [
+        UFFDIO_API,
+        UFFDIO_REGISTER,
+        UFFDIO_UNREGISTER,
+        UFFDIO_MOVE,
+        KVM_SET_USER_MEMORY_REGION,
+        KVM_SET_USER_MEMORY_REGION2,
+        VFIO_IOMMU_MAP_DMA,
+        VHOST_SET_MEM_TABLE,
+    ];
+    all.contains(&(request & u32::MAX as usize))
+}
+
+impl Gated {
+    /// The answer to an `ioctl` of a userfaultfd of the program's that would change managed memory.
+    pub fn refuse(&self, request: usize, arg: usize) -> Option<isize> {
+        const REFUSED: isize = -(libc::ENOENT as isize);
+        let request = request & u32::MAX as usize;
+        if !UFFDIO_PUTS.contains(&request) {
+            return None;
+        }
+        let has_source = [UFFDIO_COPY, UFFDIO_MOVE].contains(&request);
+        let len_at = if has_source { arg + 16 } else { arg + 8 };
+        let range = pages_of(word(arg)?, word(len_at)?);
+        if range.is_empty() || !self.on_behalf(|| self.pager.mappings().touches(&range)) {
+            return None;
+        }
+        // How far the kernel came, or its error, is the last word.
+        if request != UFFDIO_WRITEPROTECT {
+            let last = if has_source { arg + 32 } else { arg + 24 };
+            // SAFETY: the program expects it there.
+            let _ = unsafe { write_bytes(last, &REFUSED.to_ne_bytes()) };
+        }
+        Some(REFUSED)
+    }
+
+    /// An `ioctl` is about to be made. Each range is noted by itself: what it names is read with no lock
+    /// held.
+    pub fn give(&self, request: usize, arg: usize) {
+        let request = request & u32::MAX as usize;
+        if !gives(request) {
+            return;
+        }
+        match request {
+            UFFDIO_REGISTER => say_once!(
+                "warning: memory that the program registers with a userfaultfd, as libmemfold does, is left to it"
+            ),
+            UFFDIO_API => {
+                if word(arg + FEATURES_AT).is_some_and(|features| features & EVENT_FORK != 0) {
+                    self.tell_of_copies();
+                }
+                return;
+            }
+            // What leaves the program's own is as any other from now on.
+            UFFDIO_UNREGISTER | UFFDIO_MOVE => {}
+            VFIO_IOMMU_MAP_DMA => {
+                say_once!("warning: memory that the program gives to a device (VFIO) isn't folded")
+            }
+            VHOST_SET_MEM_TABLE => {
+                say_once!("warning: memory that the program gives to vhost isn't folded")
+            }
+            _ => say_once!("warning: memory that the program gives to KVM isn't folded"),
+        }
+        each_given(request, arg, |start, len| {
+            let range = pages_of(start, len);
+            if !range.is_empty() {
+                self.on_behalf(|| self.give_range(&mut self.state.lock(), request, range));
+            }
+        });
+    }
+
+    fn give_range(&self, state: &mut State, request: usize, range: Range<usize>) {
+        state.has_userfault |= request == UFFDIO_REGISTER;
+        state.note_new(&range);
+        match request {
+            UFFDIO_REGISTER => self.faults_of_program.lock().add(range.clone()),
+            UFFDIO_UNREGISTER => self.faults_of_program.lock().remove(&range),
+            _ => {}
+        }
+        if request != UFFDIO_UNREGISTER {
+            state.marked(Mark::Other).add(range.clone());
+        }
+        self.leave(&range);
+    }
+
+    /// What was in a range is gone, or somewhere else from now on: no faults there are the program's to
+    /// serve.
+    pub fn forget_faults(&self, range: &Range<usize>) {
+        self.faults_of_program.lock().remove(range);
+    }
+}
+
+fn pages_of(start: usize, len: usize) -> Range<usize> {
+    let end = start.saturating_add(len).min(TOP);
+    start & !(PAGE_SIZE - 1)..end.next_multiple_of(PAGE_SIZE)
+}

@@ -1,0 +1,4 @@
+//! What the calls mean that change mappings, discard, or give memory away.
+pub mod advice;
+pub mod given;
+pub mod change;

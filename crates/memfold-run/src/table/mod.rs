@@ -1,0 +1,705 @@
+//! The table that the processes of one user of a run share with `memfold run`: a seat for each
+//! process with what it needs and its figures, and the lines that processes leave to be said.
+//!
+//! It has a seat for each process that the system can have, takes memory for those that were used,
+//! and is mapped as far. A seat belongs to a process as long as that lives
+//! ([`memfold_sys::thread::owner`]); the counters of those that have ended stay in the sums. The
+//! first [`APART`] processes have seats of their own for good, so that each is told of; later ones
+//! go on with the seats of ended ones.
+pub mod bounds;
+mod seat;
+pub mod totals;
+
+pub use self::bounds::LAYOUT_VERSION;
+use self::bounds::{Asked, Bounds, Portion};
+pub use self::seat::Process;
+use self::seat::{Charges, GROUP, Group, Seat};
+use self::totals::{Sum, Totals};
+use crate::fair_share::Claim;
+use crate::mailbox::Mailbox;
+use alloc::vec::Vec;
+use core::ffi::c_void;
+use core::mem::size_of;
+use core::sync::atomic::{AtomicU8, AtomicU64};
+use core::sync::atomic::{
+    Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+use memfold_stats::Stats;
+use memfold_sys::memory::shared;
+use memfold_sys::sync::Mutex;
+use memfold_sys::thread::now_ns;
+use memfold_sys::thread::owner::Ownership;
+use memfold_sys::{Errno, units::PAGE_SIZE};
+use rustix::fd::{AsFd, OwnedFd};
+
+/// Seats that are not given again.
+pub const APART: usize = 64;
+
+/// Bytes of what is told of a program that isn't managed; the rest is cut off.
+pub const UNMANAGED_BYTES_MAX: usize = 240;
+
+/// Programs that can't be managed. All zeros are none.
+#[repr(C)]
+struct Unmanaged {
+    count: AtomicU64,
+    /// Of the text about the first: 1 while it is written, 2 once it is whole.
+    state: AtomicU64,
+    first: [AtomicU8; UNMANAGED_BYTES_MAX],
+}
+
+/// What stands in front.
+#[repr(C, align(4096))]
+struct Head {
+    version: AtomicU64,
+    /// Which user of the run it belongs to.
+    user: AtomicU64,
+    /// Seats from the first to the last that was ever used.
+    used: AtomicU64,
+    /// 1 once a process of the run has begun, which may do without a seat; 2 once one has seen that
+    /// an engine can be had for the gate.
+    begun: AtomicU64,
+    /// Tells this table from that of any other run.
+    key: [AtomicU64; 2],
+    unmanaged: Unmanaged,
+    charges: Charges,
+    totals: Totals,
+    /// 1 once a process has reported that the limit can't be kept.
+    reported: AtomicU64,
+    /// The largest of the least limits that could be kept at a moment, bytes; 0: the given one could.
+    least_bytes: AtomicU64,
+    mailbox: Mailbox,
+}
+
+/// The environment variable by which `memfold run` gives each process of a run its order.
+pub const ORDER: &str = "MEMFOLD_RUN";
+
+/// The order in an environment as `/proc/PID/environ` has it: memfold's library hides it from the
+/// program's own. `None`: the process is of no run.
+pub fn order_in(environment: &[u8]) -> Option<&str> {
+    let value = environment.split(|byte| *byte == 0).find_map(|entry| {
+        let value = entry.strip_prefix(ORDER.as_bytes())?.strip_prefix(b"=")?;
+        Some(value).filter(|value| !value.is_empty())
+    })?;
+    core::str::from_utf8(value).ok()
+}
+
+const _: () =
+    assert!(size_of::<Head>().is_multiple_of(PAGE_SIZE) && align_of::<Group>() <= PAGE_SIZE);
+
+/// A table is mapped so often at most: each time twice as far.
+const MAPPINGS: usize = usize::BITS as usize;
+
+/// Where a table is mapped. A longer mapping takes the place of a shorter one, which stays for those
+/// who use it.
+struct Mapped {
+    groups: &'static [Group],
+    /// Address and length of each mapping.
+    all: [(usize, usize); MAPPINGS],
+    count: usize,
+}
+
+impl Mapped {
+    fn add(&mut self, at: *mut c_void, len: usize, groups: &'static [Group]) {
+        self.all[self.count] = (at as usize, len);
+        self.count += 1;
+        self.groups = groups;
+    }
+}
+
+/// The table, mapped for as long as this process lives.
+pub struct Table {
+    head: &'static Head,
+    portion: Portion,
+    /// Seats at most.
+    seats: usize,
+    mapped: Mutex<Mapped>,
+}
+
+/// What a run holds at least, bytes.
+pub struct Least {
+    /// All of its processes.
+    pub bytes: u64,
+    /// Of that, those without a seat.
+    pub seatless: u64,
+    /// Who holds most of it, if that is known to be a process of this user's.
+    pub largest: Option<Process>,
+    /// No process of another user's holds more of it.
+    pub has_largest: bool,
+}
+
+/// Length of the file of a table with `seats` seats, bytes.
+fn len_of(seats: usize) -> usize {
+    size_of::<Head>() + seats.div_ceil(GROUP) * size_of::<Group>()
+}
+
+impl Table {
+    /// A new one of one user of a run, with room for `seats` processes, in a file of at most
+    /// `bytes_max`; and the file.
+    ///
+    /// # Errors
+    /// What making or mapping the file says; EFBIG: it may not even be long enough for a few.
+    ///
+    /// # Panics
+    /// If a run can't have so many users.
+    pub fn create(
+        seats: usize,
+        bytes_max: u64,
+        bounds: Bounds,
+        user: usize,
+    ) -> Result<(Table, OwnedFd), Errno> {
+        let most = bytes_max.saturating_sub(size_of::<Head>() as u64) / size_of::<Group>() as u64;
+        let seats = seats.min((most as usize).saturating_mul(GROUP));
+        if seats == 0 {
+            return Err(Errno::FBIG);
+        }
+        let file = shared::create(c"memfold-stats", len_of(seats) as u64)?;
+        let table = Table::map(&file, |_| Ok(bounds.portion(user)))?;
+        for (to, from) in table.head.key.iter().zip(bounds.key()) {
+            to.store(from, Relaxed);
+        }
+        table.head.user.store(user as u64, Relaxed);
+        table.head.version.store(LAYOUT_VERSION, Relaxed);
+        Ok((table, file))
+    }
+
+    /// That of a user of the run with these bounds, from its file.
+    ///
+    /// # Errors
+    /// EINVAL: it is another file, another run's, or of another version; what mapping it says.
+    pub fn open(file: impl AsFd, bounds: Bounds) -> Result<Table, Errno> {
+        Table::map(file, |head| {
+            let its = [0, 1].map(|n| head.key[n].load(Relaxed));
+            let user = head.user.load(Relaxed) as usize;
+            let is_right = head.version.load(Relaxed) == LAYOUT_VERSION && its == bounds.key();
+            if is_right && user < bounds::USERS {
+                Ok(bounds.portion(user))
+            } else {
+                Err(Errno::INVAL)
+            }
+        })
+    }
+
+    fn map(
+        file: impl AsFd,
+        portion: impl FnOnce(&Head) -> Result<Portion, Errno>,
+    ) -> Result<Table, Errno> {
+        let len = len_of(1);
+        let (at, file_len) = shared::map(file, len)?;
+        let seats = (file_len as usize - size_of::<Head>()) / size_of::<Group>() * GROUP;
+        // SAFETY: the mapping is page-aligned, long enough for both, and stays; what is in it is
+        // atomics only, for which every bit pattern is valid and which other processes may change
+        // at any time.
+        let (head, groups) = unsafe { (&*at.cast::<Head>(), groups_at(at, 1)) };
+        let mut mapped = Mapped { groups: &[], all: [(0, 0); MAPPINGS], count: 0 };
+        mapped.add(at, len, groups);
+        Ok(Table { head, portion: portion(head)?, seats, mapped: Mutex::new(mapped) })
+    }
+
+    /// Gives the table up for good: from now on nothing that this process writes there, by whatever
+    /// pointer, comes to anybody else. It must have no seat.
+    ///
+    /// # Errors
+    /// ENOMEM, in part done: the kernel has no room to note it.
+    pub fn give_up(&self) -> Result<(), Errno> {
+        let mapped = self.mapped.lock();
+        // SAFETY: these are its mappings, in which are atomics only.
+        let replace =
+            |(at, len): (usize, usize)| unsafe { shared::replace_by_zeros(at as *mut c_void, len) };
+        mapped.all[..mapped.count].iter().copied().try_for_each(replace)
+    }
+
+    /// What the run and this table's user may use.
+    pub fn portion(&self) -> &Portion {
+        &self.portion
+    }
+
+    /// What the user's processes with a seat may use: what those without use, or have taken and may
+    /// use before anybody looks, is taken off.
+    pub fn bounds_left(&self) -> (u64, u64) {
+        self.portion.left(self.head.charges.waiting_bytes.load(Relaxed))
+    }
+
+    /// What processes without a seat hold, or have taken and may use before anybody looks, bytes.
+    fn seatless_bytes(&self) -> u64 {
+        self.portion.bounds().seatless().1.max(self.head.charges.waiting_bytes.load(Relaxed))
+    }
+
+    /// Raises the peaks to what processes hold now, if that is due.
+    pub fn note_totals(&self) {
+        let used = (self.head.used.load(Relaxed) as usize).min(self.seats);
+        if !self.head.totals.is_due(used, now_ns()) {
+            return;
+        }
+        let mut sum = Sum::default();
+        self.add_to(&mut sum);
+        self.head.totals.note(sum, self.portion.bounds().seatless().1);
+    }
+
+    /// Adds what processes with a seat hold now.
+    pub fn add_to(&self, sum: &mut Sum) {
+        self.alive().for_each(|process| sum.add(process.stats()));
+    }
+
+    /// What all processes of the run hold at least, bytes, however much is folded; of it, what
+    /// processes without a seat hold. And the process that holds most of it, if it is one of this
+    /// user's.
+    pub fn least(&self, limit: bool) -> Least {
+        let seatless = self.seatless_bytes();
+        let (others, has_largest) = self.portion.others(limit);
+        let least = |process: &Process| process.claim(limit).least;
+        let own = self.asked(limit).claim.least;
+        let largest = self.alive().max_by_key(|process| (least(process), process.number));
+        let bytes = own.saturating_add(seatless).saturating_add(others);
+        Least { bytes, seatless, largest: largest.filter(|_| has_largest), has_largest }
+    }
+
+    /// What its processes ask of a bound together.
+    pub fn asked(&self, limit: bool) -> Asked {
+        self.alive().fold(Asked::default(), |all, process| {
+            let Claim { need, least } = process.claim(limit);
+            let claim = Claim {
+                need: all.claim.need.saturating_add(need),
+                least: all.claim.least.saturating_add(least),
+            };
+            Asked { claim, largest: all.largest.max(least) }
+        })
+    }
+
+    /// The sum of a figure over the processes that are alive, and how many there are.
+    pub fn sum_of(&self, of: impl Fn(&Stats) -> u64) -> (u64, usize) {
+        self.alive().fold((0, 0), |(sum, count), process| {
+            (u64::saturating_add(sum, of(process.stats())), count + 1)
+        })
+    }
+
+    fn alive(&self) -> impl Iterator<Item = Process> + '_ {
+        self.processes().filter(Process::is_alive)
+    }
+
+    /// At this moment no limit below `bytes` could be kept.
+    pub fn note_least(&self, bytes: u64) {
+        self.head.least_bytes.fetch_max(bytes, Relaxed);
+    }
+
+    /// The least limit that could have been kept all the time, bytes; 0: the given one was.
+    pub fn least_bytes(&self) -> u64 {
+        self.head.least_bytes.load(Relaxed)
+    }
+
+    /// The limit can't be kept. `true`: no process of the run has reported it yet.
+    pub fn report_limit(&self) -> bool {
+        self.head.reported.swap(1, Relaxed) == 0
+    }
+
+    /// What its processes held at most.
+    pub fn totals(&self) -> &'static Totals {
+        &self.head.totals
+    }
+
+    /// Where lines are left.
+    pub fn mailbox(&self) -> &'static Mailbox {
+        &self.head.mailbox
+    }
+
+    /// Whether `memfold run` is gone, so that nobody reads a line.
+    pub fn is_left_alone(&self) -> bool {
+        self.portion.bounds().is_left_alone()
+    }
+
+    /// A process of the run begins. `true`: no other has yet.
+    pub fn note_process(&self) -> bool {
+        self.head.begun.fetch_max(1, Relaxed) == 0
+    }
+
+    /// Whether any has.
+    pub fn has_begun(&self) -> bool {
+        self.head.begun.load(Relaxed) > 0
+    }
+
+    /// Processes of the run can have an engine for the gate.
+    pub fn note_gate(&self) {
+        self.head.begun.fetch_max(2, Relaxed);
+    }
+
+    /// Whether one has said so.
+    pub fn has_gate(&self) -> bool {
+        self.head.begun.load(Relaxed) > 1
+    }
+
+    /// A process without an engine is about to map `bytes` more. `false`: all of them together would
+    /// have more than `most`. What a process has that is killed counts for good: then others have an
+    /// engine sooner.
+    pub fn take_waiting(&self, bytes: u64, most: u64) -> bool {
+        let more = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= most);
+        self.head.charges.waiting_bytes.fetch_update(AcqRel, Relaxed, more).is_ok()
+    }
+
+    /// It has them no more, or has an engine.
+    pub fn give_back_waiting(&self, bytes: u64) {
+        self.head.charges.waiting_bytes.fetch_sub(bytes, AcqRel);
+    }
+
+    /// A process is about to execute a program that can't be managed; `about`: its name, and why.
+    /// Returns whether it is the first, about which the text is kept.
+    pub fn note_unmanaged(&self, about: &[u8]) -> bool {
+        let unmanaged = &self.head.unmanaged;
+        unmanaged.count.fetch_add(1, Relaxed);
+        let is_first = unmanaged.state.compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
+        if is_first {
+            let all = about.iter().copied().chain(core::iter::repeat(0));
+            unmanaged.first.iter().zip(all).for_each(|(to, from)| to.store(from, Relaxed));
+            unmanaged.state.store(2, Release);
+        }
+        is_first
+    }
+
+    /// It could not be executed.
+    pub fn forget_unmanaged(&self, is_first: bool) {
+        self.head.unmanaged.count.fetch_sub(1, Relaxed);
+        if is_first {
+            self.head.unmanaged.state.store(0, Release);
+        }
+    }
+
+    /// How often programs were executed that can't be managed, and what is known about the first.
+    pub fn unmanaged(&self) -> (u64, Vec<u8>) {
+        let unmanaged = &self.head.unmanaged;
+        let is_known = unmanaged.state.load(Acquire) == 2;
+        let text = unmanaged.first.iter().map(|byte| byte.load(Relaxed));
+        let text = text.take_while(|byte| is_known && *byte != 0).collect();
+        (unmanaged.count.load(Relaxed), text)
+    }
+
+    /// A seat for the calling thread's process, `pid` as `memfold run` sees it: until the thread
+    /// ends or the process executes another program. One that has executed another keeps its seat,
+    /// and its counters go on. `None` if there is none left, or no address space to map it.
+    ///
+    /// # Safety
+    /// - As for [`memfold_sys::thread::owner::Owner::claim`]: the calling thread has no robust list that anybody needs.
+    pub unsafe fn claim(&self, pid: u32) -> Option<Process> {
+        let used = self.head.used.load(Relaxed) as usize;
+        let is_left =
+            |n: &usize| self.seat(*n).is_some_and(|s| s.owner.state() == Ownership::Ended);
+        let is_kept =
+            |n: &usize| is_left(n) && self.seat(*n).is_some_and(|s| s.pid.load(Relaxed) == pid);
+        // SAFETY: the caller's promise.
+        let take = |n: usize| unsafe { self.take(n, pid) };
+        if let Some(kept) = (0..used).find(is_kept).and_then(take) {
+            return Some(kept);
+        }
+        if used >= APART
+            && let Some(left) = (0..used).filter(is_left).find_map(take)
+        {
+            return Some(left);
+        }
+        let next = self.head.used.fetch_add(1, AcqRel) as usize;
+        if next >= self.seats {
+            self.head.used.fetch_sub(1, AcqRel);
+            return None;
+        }
+        take(next)
+    }
+
+    /// # Safety
+    /// - As for [`Table::claim`].
+    unsafe fn take(&self, n: usize, pid: u32) -> Option<Process> {
+        let process = self.process(n)?;
+        // SAFETY: the caller's promise; the table is never unmapped, and each seat has a will of
+        // its own.
+        let taken = unsafe { process.seat.owner.claim(&process.place.will) };
+        if taken != Ok(true) {
+            return None;
+        }
+        process.seat.pid.store(pid, Relaxed);
+        self.head.charges.forget(process.seat);
+        process.set_need(0);
+        process.set_least(0, 0);
+        process.place.stats.clear_gauges();
+        Some(process)
+    }
+
+    /// Every process that has had a seat, in the order of the seats.
+    pub fn processes(&self) -> impl Iterator<Item = Process> + '_ {
+        let used = self.head.used.load(Relaxed) as usize;
+        (0..used.min(self.seats))
+            .map_while(|n| self.process(n))
+            .filter(|p| p.seat.owner.state() != Ownership::Free)
+    }
+
+    /// What the other processes of the run ask of its limit, or of its bound of resident memory: of
+    /// those that live and need any. What ended ones held is free.
+    pub fn claims_of_others(&self, own: Option<Process>, limit: bool) -> Vec<Claim> {
+        let used = (self.head.used.load(Relaxed) as usize).min(self.seats);
+        let own = own.map(|own| own.number);
+        let seats = self.mapped(used).iter().flat_map(|group| &group.seats).take(used).enumerate();
+        let others = seats.filter(|(n, _)| Some(*n) != own);
+        let claim = |seat: &Seat| match seat.owner.state() {
+            Ownership::Held => Some(seat.claim(limit)).filter(|claim| claim.need > 0),
+            _ => {
+                self.head.charges.forget(seat);
+                None
+            }
+        };
+        others.filter_map(|(_, seat)| claim(seat)).collect()
+    }
+
+    fn seat(&self, n: usize) -> Option<&'static Seat> {
+        self.process(n).map(|process| process.seat)
+    }
+
+    fn process(&self, n: usize) -> Option<Process> {
+        let group = self.mapped(n + 1).get(n / GROUP)?;
+        let (seat, place) = (&group.seats[n % GROUP], &group.places[n % GROUP]);
+        Some(Process { number: n, charges: &self.head.charges, portion: self.portion, seat, place })
+    }
+
+    /// The groups of the first `seats` seats, or as many as can be mapped.
+    fn mapped(&self, seats: usize) -> &'static [Group] {
+        let mut mapped = self.mapped.lock();
+        let count = seats.div_ceil(GROUP);
+        if count > mapped.groups.len() {
+            // Twice as much each time: all of them together are less than four times the last.
+            let wanted = count.next_power_of_two().min(self.seats / GROUP);
+            let at = self.head as *const Head as *mut c_void;
+            // SAFETY: the table is mapped from there, and its file has that many seats.
+            if let Ok(at) = unsafe { shared::map_again(at, len_of(wanted * GROUP)) } {
+                // SAFETY: as in `map_any`.
+                let groups = unsafe { groups_at(at, wanted) };
+                mapped.add(at, len_of(wanted * GROUP), groups);
+            }
+        }
+        &mapped.groups[..count.min(mapped.groups.len())]
+    }
+}
+
+/// # Safety
+/// - At `at` a table with so many groups is mapped, and stays.
+unsafe fn groups_at(at: *mut c_void, count: usize) -> &'static [Group] {
+    // SAFETY: by the caller's promise; atomics only, as in `map_any`.
+    unsafe { core::slice::from_raw_parts(at.cast::<Head>().add(1).cast::<Group>(), count) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::door::{HALF, Key};
+    use std::boxed::Box;
+    use std::collections::HashSet;
+    use std::sync::Barrier;
+
+    const KEY: Key = Key { ask: [1; HALF], answer: [2; HALF] };
+
+    fn table(seats: usize) -> &'static Table {
+        let (bounds, _) = Bounds::create(u64::MAX, &KEY).unwrap();
+        Box::leak(Box::new(Table::create(seats, u64::MAX, bounds, 0).unwrap().0))
+    }
+
+    fn set_bounds(table: &Table, limit: u64, resident: u64) {
+        let bounds = table.portion().bounds();
+        bounds.set_given(limit, resident);
+        bounds.deal(&[[table.asked(true), table.asked(false)]]);
+    }
+
+    fn claim(table: &Table, pid: u32) -> Option<Process> {
+        // SAFETY: threads of these tests use no robust mutex.
+        unsafe { table.claim(pid) }
+    }
+
+    /// Claims a seat in a thread that ends, and waits until that has been noted.
+    fn claim_and_end(table: &'static Table, pid: u32) -> Process {
+        let process = std::thread::spawn(move || claim(table, pid).unwrap()).join().unwrap();
+        while process.is_alive() {
+            std::thread::yield_now();
+        }
+        process
+    }
+
+    #[test]
+    fn order_is_found_in_an_environment() {
+        let order = |text: &'static str| order_in(text.as_bytes());
+        assert_eq!(order("A=1\0MEMFOLD_RUN=limit=5;x\0B=2\0"), Some("limit=5;x"));
+        let none = ["", "A=1\0MEMFOLD_RUN=\0", "XMEMFOLD_RUN=1\0MEMFOLD_RUNS=2\0"];
+        assert_eq!(none.map(order), [None; 3]);
+    }
+
+    #[test]
+    fn another_opener_has_the_same_table_and_only_with_its_key() {
+        let (bounds, shown) = Bounds::create(u64::MAX, &KEY).unwrap();
+        let (table, file) = Table::create(1000, u64::MAX, bounds, 3).unwrap();
+        set_bounds(&table, 5, 6);
+        let other = Table::open(&file, Bounds::open(&shown, &KEY).unwrap()).unwrap();
+        assert_eq!((other.portion().bounds().given(), other.note_process()), ((5, 6), true));
+        claim(&table, 77).unwrap().stats().faults.store(3, Relaxed);
+        let seen: Vec<_> =
+            other.processes().map(|p| (p.pid(), p.stats().faults.load(Relaxed))).collect();
+        assert_eq!((seen, table.note_process()), (std::vec![(77, 3)], false));
+        assert!(table.has_begun() && !table.has_gate());
+        table.note_gate();
+        assert!(!other.note_process() && other.has_gate());
+        let stranger = Bounds::create(u64::MAX, &Key { answer: [3; HALF], ..KEY }).unwrap().0;
+        assert!(Table::open(&file, stranger).is_err());
+        let other =
+            rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())
+                .unwrap();
+        assert!(Table::open(other, bounds).is_err());
+        assert!(rustix::fs::ftruncate(&file, 0).is_err());
+    }
+
+    #[test]
+    fn processes_without_an_engine_have_a_bound_in_common() {
+        let table = table(64);
+        assert!(table.take_waiting(60, 100) && !table.take_waiting(41, 100));
+        assert!(table.take_waiting(40, 100) && !table.take_waiting(u64::MAX, u64::MAX));
+        table.give_back_waiting(60);
+        assert!(table.take_waiting(60, 100) && !table.take_waiting(1, 100));
+    }
+
+    #[test]
+    fn processes_are_charged_together_up_to_the_bound_and_an_ended_one_holds_nothing() {
+        const MIB: u64 = 1 << 20;
+        let table = table(64);
+        set_bounds(table, 4 * MIB, 2 * MIB);
+        let first = claim(table, 1).unwrap();
+        let second = claim_and_end(table, 2);
+        assert!(first.charge(MIB, true) && second.charge(3 * MIB - 4096, true));
+        assert!(second.charge(3 * MIB, true), "it was charged with a whole step");
+        assert!(!first.charge(MIB + 1, true) && !first.charge(MIB + 1, false));
+        second.settle(2 * MIB);
+        assert!(first.charge(2 * MIB, true) && !first.charge(2 * MIB + 1, true));
+        table.claims_of_others(Some(first), true);
+        assert!(first.charge(4 * MIB, true), "the other has ended");
+        first.settle(MIB);
+        assert_eq!(table.head.charges.charged_bytes.load(Relaxed), MIB);
+    }
+
+    #[test]
+    fn a_program_that_is_not_executed_after_all_is_not_counted_as_unmanaged() {
+        let table = table(64);
+        assert_eq!(table.unmanaged(), (0, std::vec![]));
+        let first = table.note_unmanaged(b"/no: static");
+        table.forget_unmanaged(first);
+        assert_eq!(table.unmanaged(), (0, std::vec![]));
+        assert!(table.note_unmanaged(b"/a: static"));
+        let second = table.note_unmanaged(b"/b: static");
+        assert!(!second && table.unmanaged() == (2, b"/a: static".to_vec()));
+        table.forget_unmanaged(second);
+        assert_eq!(table.unmanaged(), (1, b"/a: static".to_vec()));
+    }
+
+    /// More than were ever mapped at first, all at the same time.
+    #[test]
+    fn each_of_many_processes_has_a_seat_of_its_own_and_sees_what_all_others_need() {
+        const COUNT: usize = 300;
+        let (table, barrier) = (table(32768), Barrier::new(COUNT));
+        let seats: Vec<_> = std::thread::scope(|scope| {
+            let begin = |pid| {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    let own = claim(table, pid as u32).unwrap();
+                    own.set_need(1 + pid as u64);
+                    barrier.wait();
+                    let others = table.claims_of_others(Some(own), true);
+                    let others = others.iter().map(|claim| claim.need).sum::<u64>();
+                    barrier.wait();
+                    assert_eq!(others, (COUNT * (COUNT + 1) / 2 - pid - 1) as u64);
+                    own.number
+                })
+            };
+            let threads: Vec<_> = (0..COUNT).map(begin).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(seats.iter().collect::<HashSet<_>>().len(), COUNT);
+        assert_eq!(table.processes().map(|p| p.pid()).collect::<HashSet<_>>().len(), COUNT);
+        while table.processes().any(|p| p.is_alive()) {
+            std::thread::yield_now();
+        }
+        assert!(table.claims_of_others(None, true).is_empty());
+    }
+
+    #[test]
+    fn a_process_that_executes_another_program_keeps_its_seat_and_counters() {
+        let table = table(100);
+        let first = claim_and_end(table, 5);
+        first.stats().faults.store(9, Relaxed);
+        first.stats().pool_bytes.store(8, Relaxed);
+        claim_and_end(table, 6);
+        let again = claim_and_end(table, 5);
+        assert_eq!(first.number, again.number);
+        assert_eq!(
+            (again.stats().faults.load(Relaxed), again.stats().pool_bytes.load(Relaxed)),
+            (9, 0)
+        );
+        assert_eq!(table.processes().count(), 2);
+    }
+
+    /// Two that live one after the other never held their sum; two at once did.
+    #[test]
+    fn peaks_of_a_run_are_those_of_processes_that_lived_at_once() {
+        let table = table(100);
+        let hold = |pid, bytes| {
+            let stats = claim(table, pid).unwrap().stats();
+            stats.resident_bytes.store(bytes, Relaxed);
+            stats.folded_bytes.store(2 * bytes, Relaxed);
+        };
+        let live = |pid| {
+            std::thread::spawn(move || (hold(pid, 100), table.note_totals())).join().unwrap();
+            while table.processes().any(|p| p.is_alive()) {
+                std::thread::yield_now();
+            }
+        };
+        (1..4).for_each(live);
+        assert_eq!(table.totals().peaks(), [100, 100, 0, 0, 200]);
+        for pid in 4..6 {
+            hold(pid, 70);
+        }
+        table.portion().bounds().set_seatless(3, 5);
+        while table.totals().peaks()[0] == 100 {
+            table.note_totals();
+        }
+        assert_eq!(table.totals().peaks(), [145, 145, 0, 0, 280]);
+        for ((limit, resident), left) in
+            [((50, u64::MAX), (45, u64::MAX)), ((u64::MAX, 7), (u64::MAX, 2)), ((3, 5), (1, 1))]
+        {
+            set_bounds(table, limit, resident);
+            assert_eq!(table.bounds_left(), left);
+        }
+    }
+
+    #[test]
+    fn a_run_of_many_short_processes_takes_no_more_seats_than_live_at_once_and_keeps_their_counters()
+     {
+        let table = table(32768);
+        for pid in 0..1000 {
+            memfold_stats::add(&claim_and_end(table, pid).stats().faults, 1);
+        }
+        let faults = table.processes().map(|p| p.stats().faults.load(Relaxed)).sum::<u64>();
+        assert_eq!((table.processes().count(), faults), (APART, 1000));
+    }
+
+    #[test]
+    fn what_is_given_up_is_the_others_no_more_and_stays_readable() {
+        let (bounds, _) = Bounds::create(u64::MAX, &KEY).unwrap();
+        let (theirs, file) = Table::create(1000, u64::MAX, bounds, 0).unwrap();
+        let ours = Table::open(&file, bounds).unwrap();
+        (0..100).for_each(|pid| {
+            drop(std::thread::scope(|s| s.spawn(|| claim(&theirs, pid).is_some()).join()))
+        });
+        let seen: Vec<Process> = ours.processes().collect();
+        ours.give_up().unwrap();
+        seen.iter().for_each(|process| process.stats().faults.store(7, Relaxed));
+        ours.note_unmanaged(b"/x: static");
+        assert_eq!((ours.processes().count(), theirs.processes().count() >= APART), (0, true));
+        assert_eq!(theirs.unmanaged().0, 0);
+        assert!(theirs.processes().all(|process| process.stats().faults.load(Relaxed) == 0));
+    }
+
+    #[test]
+    fn a_table_with_no_seat_left_says_so() {
+        let table = table(64);
+        let held: Vec<_> = (0..64).map(|pid| claim(table, pid)).collect();
+        assert!(held.iter().all(Option::is_some) && claim(table, 64).is_none());
+        assert_eq!(table.processes().count(), 64);
+        let bounds = *table.portion();
+        assert!(Table::create(1, 4096, bounds.bounds(), 0).is_err());
+    }
+}

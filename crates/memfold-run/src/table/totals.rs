@@ -1,0 +1,77 @@
+//! What processes hold at one moment, and the most that this ever was. It lies in the table that they
+//! share.
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use memfold_stats::{Stats, raise};
+
+/// Names of the figures of which the run has a peak of its own, in the order of [`Sum`].
+pub const PEAKS: [&str; 5] = [
+    "peak_bytes",
+    "peak_resident_bytes",
+    "peak_pool_bytes",
+    "peak_index_bytes",
+    "peak_folded_bytes",
+];
+/// Seats up to which every look sums.
+const SEATS_FEW: usize = 4;
+/// Time between two sums for each seat beyond, nanoseconds: some hundred times what it costs.
+const SEAT_NS: u64 = 20_000;
+
+/// Bytes that several processes hold, in the order of [`PEAKS`].
+#[derive(Copy, Clone, Default)]
+pub struct Sum([u64; PEAKS.len()]);
+
+impl Sum {
+    /// Adds what one process holds now. Memory that it shares with others after a fork counts in
+    /// each with its part.
+    pub fn add(&mut self, stats: &Stats) {
+        let of = |gauge: &AtomicU64| gauge.load(Relaxed);
+        let (pool, index) = (of(&stats.pool_bytes), of(&stats.index_bytes));
+        let resident = of(&stats.resident_bytes)
+            .saturating_add(of(&stats.frame_bytes))
+            .saturating_add(of(&stats.unmanaged_bytes))
+            .saturating_sub(of(&stats.shared_bytes));
+        let all = resident.saturating_add(pool).saturating_add(index);
+        let one = [all, resident, pool, index, of(&stats.folded_bytes)];
+        for (to, from) in self.0.iter_mut().zip(one) {
+            *to = to.saturating_add(from);
+        }
+    }
+
+    /// Adds memory that no engine manages.
+    pub fn add_unmanaged(&mut self, bytes: u64) {
+        for to in &mut self.0[..2] {
+            *to = to.saturating_add(bytes);
+        }
+    }
+}
+
+/// The peaks. All zeros are none.
+#[repr(C)]
+#[derive(Default)]
+pub struct Totals {
+    summed_at_ns: AtomicU64,
+    peaks: [AtomicU64; PEAKS.len()],
+}
+
+impl Totals {
+    /// Whether a sum over so many seats is due. `true` is for the caller alone, who sums then.
+    pub fn is_due(&self, seats: usize, now_ns: u64) -> bool {
+        let last = self.summed_at_ns.load(Relaxed);
+        // Processes in other time namespaces have other clocks.
+        let due = seats <= SEATS_FEW || now_ns.abs_diff(last) >= seats as u64 * SEAT_NS;
+        due && self.summed_at_ns.compare_exchange(last, now_ns, Relaxed, Relaxed).is_ok()
+    }
+
+    /// Raises the peaks to what processes with a seat hold now, and those without.
+    pub fn note(&self, mut sum: Sum, seatless_bytes: u64) {
+        sum.add_unmanaged(seatless_bytes);
+        for (peak, now) in self.peaks.iter().zip(sum.0) {
+            raise(peak, now);
+        }
+    }
+
+    /// The most that the run ever held, in the order of [`PEAKS`].
+    pub fn peaks(&self) -> [u64; PEAKS.len()] {
+        self.peaks.each_ref().map(|peak| peak.load(Relaxed))
+    }
+}
