@@ -11,7 +11,7 @@ use memfold::config::keys::KEYS;
 use memfold::config::{Config, Size};
 use memfold_swap::disk::file_disk::{FileDisk, Options};
 use memfold_sys::probe::{self, CALLS};
-use memfold_sys::uffd::{Uffd, Way, feature};
+use memfold_sys::uffd::{Uffd, UffdSource, feature};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::ffi::OsString;
@@ -333,7 +333,7 @@ fn hides(_: &ArgMatches) -> Answer {
     }
 }
 
-fn by_way(way: Way) -> Answer {
+fn by_way(way: UffdSource) -> Answer {
     match (Uffd::can_open(way, false), Uffd::can_open(way, true)) {
         (Ok(()), _) => Good("yes, all faults".to_string()),
         (Err(e), Ok(())) => Less(format!("user-mode faults only ({})", named(e))),
@@ -342,11 +342,11 @@ fn by_way(way: Way) -> Answer {
 }
 
 fn by_call(_: &ArgMatches) -> Answer {
-    by_way(Way::Call)
+    by_way(UffdSource::Call)
 }
 
 fn by_device(_: &ArgMatches) -> Answer {
-    by_way(Way::Device)
+    by_way(UffdSource::Device)
 }
 
 fn features(_: &ArgMatches) -> Answer {

@@ -2,7 +2,7 @@
 use crate::failure::Failure;
 use crate::program;
 use clap::{Arg, ArgMatches, Command, value_parser};
-use memfold::config::Canned;
+use memfold::config::DictionarySource;
 use memfold_store::{
     CodecSpec, Comparison, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryKind, Trial,
     raw_dictionaries, trained_dictionaries,
@@ -134,13 +134,13 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
 /// # Errors
 /// A codec without dictionaries; a file that can't be read, is damaged, or is no dictionary for the
 /// codec.
-pub fn check(canned: &mut Canned, codec: CodecSpec) -> Result<(), Failure> {
-    if *canned != Canned::Off && !codec.takes_dictionaries() {
+pub fn check(canned: &mut DictionarySource, codec: CodecSpec) -> Result<(), Failure> {
+    if *canned != DictionarySource::Off && !codec.takes_dictionaries() {
         return Err(Failure::own(format!(
             "--canned: codec {codec} takes no dictionaries; use lz4 or zstd"
         )));
     }
-    let Canned::File(path) = canned else { return Ok(()) };
+    let DictionarySource::File(path) = canned else { return Ok(()) };
     let fail = |e: &dyn std::fmt::Display| Failure::own(format!("--canned: {path}: {e}"));
     let whole = fs::canonicalize(&*path).map_err(|e| fail(&program::plain(&e)))?;
     let mut bytes = Vec::new();

@@ -11,7 +11,7 @@ use crate::table::seatless;
 use crate::table::slots::Slots;
 use crate::{delivery, dict, machine, program, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use memfold::config::keys::{Audience, COUNTED, KEYS, Key};
+use memfold::config::keys::{Audience, COUNTED, KEYS, SettingKey};
 use memfold::config::{Config, Size};
 use memfold_run::table::{ORDER, Table, order_in};
 use memfold_store::{CODECS, Codec, CodecSpec};
@@ -62,7 +62,7 @@ failed, 126 if CMD can't be executed, 127 if CMD was not found.";
 const HELP_COLUMNS: usize = 60;
 
 /// The keys of [`KEYS`] that are flags of `run`.
-fn flags() -> impl Iterator<Item = &'static Key> {
+fn flags() -> impl Iterator<Item = &'static SettingKey> {
     KEYS.iter().filter(|key| key.audience != Audience::Libraries)
 }
 

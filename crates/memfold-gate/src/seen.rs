@@ -12,7 +12,7 @@ use core::ffi::CStr;
 use core::mem::zeroed;
 use core::ops::Range;
 use memfold_sys::raw::system_call;
-use memfold_sys::text::{Text, path_of};
+use memfold_sys::text::{TextBuffer, path_of};
 use memfold_sys::thread::process_id;
 use memfold_sys::units::PAGE_SIZE;
 
@@ -183,7 +183,7 @@ fn shorten(fd: usize, at: usize, told: usize, threads: usize) -> Option<usize> {
     if value(count.clone())? as usize <= threads {
         return None;
     }
-    let digits: Text<16> = Text::of(format_args!("{threads}"));
+    let digits: TextBuffer<16> = TextBuffer::of(format_args!("{threads}"));
     let digits = digits.as_bytes();
     let end = count.start + digits.len();
     // SAFETY: the program has asked for the text there, and what follows the number moves within it.
@@ -220,9 +220,9 @@ fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option
         let limit = keeper.limit(resource, None).ok()?;
         for (column, value) in COLUMNS.into_iter().zip(limit) {
             let place = text.get_mut(line + column..line + column + WIDTH)?;
-            let word: Text<WIDTH_AND_END> = match value {
-                u64::MAX => Text::of(format_args!("unlimited")),
-                value => Text::of(format_args!("{value}")),
+            let word: TextBuffer<WIDTH_AND_END> = match value {
+                u64::MAX => TextBuffer::of(format_args!("unlimited")),
+                value => TextBuffer::of(format_args!("{value}")),
             };
             place.fill(b' ');
             place[..word.as_bytes().len()].copy_from_slice(word.as_bytes());
@@ -240,7 +240,7 @@ fn is_of_this_process(fd: usize) -> bool {
     let args = [path.as_ptr() as usize, to.as_mut_ptr() as usize, to.len(), 0, 0, 0];
     // SAFETY: both are there.
     let Ok(len) = (unsafe { system_call(libc::SYS_readlink, args) }) else { return false };
-    let own: Text<32> = Text::of(format_args!("/proc/{}/", process_id()));
+    let own: TextBuffer<32> = TextBuffer::of(format_args!("/proc/{}/", process_id()));
     to[..len as usize].starts_with(own.as_bytes())
 }
 

@@ -18,7 +18,7 @@ use memfold_run::slots;
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::{overlaps_own, unless_own};
 use memfold_sys::raw::populates;
-use memfold_sys::thread::identity::Rights;
+use memfold_sys::thread::identity::ThreadRights;
 use memfold_sys::thread::{bare, yield_now};
 use memfold_sys::units::PAGE_SIZE;
 
@@ -290,7 +290,7 @@ impl Gated {
     ///
     /// # Errors
     /// EAGAIN: no more threads; as [`slots::change_user`].
-    pub fn give_up_rights(&self, rights: &Rights) -> Result<(), Errno> {
+    pub fn give_up_rights(&self, rights: &ThreadRights) -> Result<(), Errno> {
         let _state = self.state.lock();
         // Another thread may have been first.
         if !slots::has_given_up() {

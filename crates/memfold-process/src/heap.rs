@@ -1,16 +1,16 @@
 //! The heap of this library, which whoever links it allocates from.
 use core::sync::atomic::{AtomicPtr, Ordering::SeqCst};
-use memfold_sys::memory::arena::Arena;
+use memfold_sys::memory::arena::ZoneAllocator;
 
-static ARENA: AtomicPtr<Arena> = AtomicPtr::new(core::ptr::null_mut());
+static ARENA: AtomicPtr<ZoneAllocator> = AtomicPtr::new(core::ptr::null_mut());
 
 /// From now on this is known as the arena behind the global allocator. Called by the constructor.
-pub fn note(arena: &'static Arena) {
+pub fn note(arena: &'static ZoneAllocator) {
     ARENA.store((&raw const *arena).cast_mut(), SeqCst);
 }
 
 /// The arena.
-pub fn arena() -> &'static Arena {
+pub fn arena() -> &'static ZoneAllocator {
     // SAFETY: the pointer is null or comes from a `&'static`.
     unsafe { ARENA.load(SeqCst).as_ref() }.expect("noted by the constructor")
 }

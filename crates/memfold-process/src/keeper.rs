@@ -5,7 +5,7 @@ use crate::program::{Gated, Mark, get};
 use crate::{deferred, execution::executes, limits, threads};
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
-use memfold::fault::{Fault, Served};
+use memfold::fault::{FaultOutcome, PageFault};
 use memfold::known::TOP;
 use memfold_gate::child;
 use memfold_gate::touch;
@@ -13,7 +13,7 @@ use memfold_gate::{BadAddress, Ending, Hold, Keeper, Names, NoRoom, Refused};
 use memfold_run::slots;
 use memfold_sys::Errno;
 use memfold_sys::raw::populates;
-use memfold_sys::thread::identity::Rights;
+use memfold_sys::thread::identity::ThreadRights;
 use memfold_sys::thread::{bare, yield_now};
 use memfold_sys::units::PAGE_SIZE;
 
@@ -117,10 +117,10 @@ impl Gated {
     fn fault(&self, fault: memfold_gate::Fault) -> bool {
         let memfold_gate::Fault { address: addr, write, protected } = fault;
         loop {
-            match self.pager.faults().fault(Fault { addr, write, protected }) {
-                Served::Yes => return true,
-                Served::Again => yield_now(),
-                Served::NotManaged => return self.fault_elsewhere(addr),
+            match self.pager.faults().fault(PageFault { addr, write, protected }) {
+                FaultOutcome::Yes => return true,
+                FaultOutcome::Again => yield_now(),
+                FaultOutcome::NotManaged => return self.fault_elsewhere(addr),
             }
         }
     }
@@ -203,7 +203,7 @@ impl Keeper for Owner {
 
     fn release(&self, hold: Hold) {
         if let Some(gated) = get() {
-            gated.pager.holds().release(memfold::holds::Hold(hold.0));
+            gated.pager.holds().release(memfold::holds::HoldId(hold.0));
         }
     }
 
@@ -325,7 +325,7 @@ impl Keeper for Owner {
             return;
         }
         let done = match get() {
-            Some(gated) => Rights::own().and_then(|rights| gated.give_up_rights(&rights)),
+            Some(gated) => ThreadRights::own().and_then(|rights| gated.give_up_rights(&rights)),
             None => slots::change_user().map(drop),
         };
         if let Err(e) = done {

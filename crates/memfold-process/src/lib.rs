@@ -57,7 +57,7 @@ use crate::program::{self as gated, Lacking, get};
 use core::ffi::c_char;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold_run::slots;
-use memfold_sys::memory::arena::Arena;
+use memfold_sys::memory::arena::ZoneAllocator;
 use memfold_sys::probe::{RING, dispatches, killing_calls};
 
 /// Begins in a program that is about to begin: reads the order that it was given, if any, and starts
@@ -66,7 +66,7 @@ use memfold_sys::probe::{RING, dispatches, killing_calls};
 ///
 /// # Safety
 /// - `arguments` is the array that the kernel left, with `count` of them, and there is one thread.
-pub unsafe fn begin(count: usize, arguments: *mut *mut c_char, arena: &'static Arena) {
+pub unsafe fn begin(count: usize, arguments: *mut *mut c_char, arena: &'static ZoneAllocator) {
     heap::note(arena);
     match order::read() {
         Ok(None) => {}

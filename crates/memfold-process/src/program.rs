@@ -17,9 +17,9 @@ use core::ops::ControlFlow::Continue;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::SeqCst};
 use memfold::config::Config;
-use memfold::delivery::background::Start;
-use memfold::known::Known;
-use memfold::pager::{Pager, Parts, StartError, StatsPlace, open_remote};
+use memfold::delivery::background::EngineThread;
+use memfold::known::FoldableMap;
+use memfold::pager::{Pager, PagerParts, StartError, StatsPlace, open_remote};
 use memfold::stats::Stats;
 use memfold_gate::{child, hand_over};
 use memfold_swap::disk::file_disk::{FileDisk, Options};
@@ -31,7 +31,7 @@ use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::maps::{Smaps, each_area, flag};
 use memfold_sys::memory::zone::{freeze_list, overlaps_own, unfreeze_list};
 use memfold_sys::sync::Mutex;
-use memfold_sys::thread::errands::{Errands, Handed};
+use memfold_sys::thread::errands::{DelegateQueue, Delegated};
 use memfold_sys::thread::{bare, cpus};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
@@ -112,7 +112,7 @@ pub struct State {
     /// Calls that are being made apart.
     apart: Vec<Pending>,
     /// Engine threads that are still to be started, the next one last; `None` before the first try.
-    pub pending: Option<Vec<Start>>,
+    pub pending: Option<Vec<EngineThread>>,
     /// It was told that they can't be started.
     pub told: bool,
     /// Looks at which the limit could not be kept.
@@ -226,7 +226,7 @@ pub struct Gated {
     pub config: Config,
     /// Of the first engine thread before it raised itself: of all the others.
     pub nice: i32,
-    pub known: Known,
+    pub known: FoldableMap,
     /// Held by who changes mappings, adopts, or copies the process.
     pub state: Mutex<State>,
     /// Where faults are the program's own to serve: registered with a userfaultfd of its own. Taken
@@ -344,13 +344,14 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
     let Opened { paging, pagemap, maps, file } = opened;
     let pagemap = Arc::new(pagemap);
     let remote = open_remote(&config)?.map(Arc::new);
-    let errands = Arc::new(Errands::new(bare::is_current));
+    let errands = Arc::new(DelegateQueue::new(bare::is_current));
     if let Some(file) = &file {
         file.make_rings();
     }
-    let disk = file.clone().map(|file| Box::new(Handed::new(file, errands.clone())) as Box<_>);
-    let store = remote.clone().map(|store| Box::new(Handed::new(store, errands.clone())) as Box<_>);
-    let parts = Parts {
+    let disk = file.clone().map(|file| Box::new(Delegated::new(file, errands.clone())) as Box<_>);
+    let store =
+        remote.clone().map(|store| Box::new(Delegated::new(store, errands.clone())) as Box<_>);
+    let parts = PagerParts {
         space: paging.space(&pagemap),
         has_move: config.use_move && !paging.hides(),
         reports_limit: true,
@@ -393,7 +394,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         scale,
         config,
         nice: crate::threads::own_nice(),
-        known: Known::default(),
+        known: FoldableMap::default(),
         state: Mutex::new(state),
         faults_of_program: Mutex::default(),
         managing: AtomicBool::new(false),

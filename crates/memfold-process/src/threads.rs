@@ -2,7 +2,7 @@
 use crate::diagnostics::unserved::unserved_later;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-use memfold::delivery::background::Start;
+use memfold::delivery::background::EngineThread;
 use memfold_sys::Errno;
 use memfold_sys::thread::bare;
 use rustix::process::{getpriority_process, setpriority_process};
@@ -34,7 +34,7 @@ pub fn raise() {
 /// Starts engine threads, the last one first, at the program's `nice`; the caller is the first of
 /// them. Those that can't be had stay in `pending`, which is told once, if the program is past its
 /// limit by then.
-pub fn start_pending(pending: &mut Vec<Start>, nice: i32, is_past: bool, told: &mut bool) {
+pub fn start_pending(pending: &mut Vec<EngineThread>, nice: i32, is_past: bool, told: &mut bool) {
     set_own_nice(nice);
     let mut result = Ok(());
     while let (Ok(()), Some(next)) = (result, pending.last()) {

@@ -1,6 +1,6 @@
 //! Which keys the run has in the store: what is to be refreshed, and deleted at its end.
 use crate::process::Process;
-use memfold_sys::memory::witness::Witness;
+use memfold_sys::memory::witness::DescendantWatch;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
 
@@ -12,7 +12,7 @@ struct Engine {
     /// Connections that it has open.
     lines: usize,
     /// Of copies of its process, which read its objects.
-    copies: Vec<Witness>,
+    copies: Vec<DescendantWatch>,
     numbers: BTreeSet<u64>,
 }
 
@@ -58,7 +58,7 @@ impl Keys {
     }
 
     /// An engine's objects are kept as long as this witness isn't over, too.
-    pub fn lend(&self, engine: u64, copies: Witness) {
+    pub fn lend(&self, engine: u64, copies: DescendantWatch) {
         let mut engines = self.engines();
         let engine = engines.entry(engine).or_default();
         engine.copies.retain(|copies| !copies.is_over());
@@ -99,7 +99,7 @@ impl Keys {
         let is_over = |engine: &Engine| {
             engine.lines == 0
                 && engine.process.as_ref().is_some_and(&has_ended)
-                && engine.copies.iter().all(Witness::is_over)
+                && engine.copies.iter().all(DescendantWatch::is_over)
         };
         engines.retain(|_, engine| !(engine.numbers.is_empty() && is_over(engine)));
         let over = engines.iter().filter(|(_, engine)| is_over(engine));

@@ -6,7 +6,7 @@ use memfold_swap::remote::{
     Answer, BYTES_MAX, DELETE, DONE, ENTRIES_MAX, Entry, FAILED, GET, HELLO, KEEP, LEND, LOST, PUT,
     Request,
 };
-use memfold_sys::memory::witness::Witness;
+use memfold_sys::memory::witness::DescendantWatch;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
@@ -42,7 +42,7 @@ struct Job {
     request: Request,
     entries: Vec<Entry>,
     bytes: Vec<u8>,
-    copies: Option<Witness>,
+    copies: Option<DescendantWatch>,
 }
 
 /// Starts a thread with a name.

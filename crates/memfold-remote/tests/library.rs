@@ -6,7 +6,7 @@ use memfold::{Memory, Region};
 use memfold_remote::{Service, Settings};
 use memfold_swap::remote::socket::SocketRemote;
 use memfold_swap::remote::{Fetch, Object, Remote};
-use memfold_sys::memory::witness::Witness;
+use memfold_sys::memory::witness::DescendantWatch;
 use memfold_testkit::fill::partly_random;
 use memfold_testkit::redis::{Server, is_there};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -191,7 +191,7 @@ fn what_is_lent_to_a_copy_of_a_process_is_kept_until_that_has_ended_too() {
     let pair = || UnixStream::pair().unwrap();
     let ((go, stop), (told, tell)) = (pair(), pair());
     put_and_end(&socket, |remote| {
-        let copies = Witness::new().unwrap();
+        let copies = DescendantWatch::new().unwrap();
         copies.begin_copy().unwrap();
         child(|| {
             // An engine's child has no copy of its connections.

@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32};
 use memfold_stats::Stats;
 use memfold_sys::Errno;
 use memfold_sys::sync::Mutex;
-use memfold_sys::thread::identity::Identity;
+use memfold_sys::thread::identity::ThreadIdentity;
 use rustix::fs::{CWD, Mode, OFlags};
 
 /// How to get at the table.
@@ -41,8 +41,8 @@ static FIRST: AtomicU32 = AtomicU32::new(0);
 static BY_DOOR: AtomicU32 = AtomicU32::new(0);
 /// Whose the table is, and the engine's threads: of the thread that started them. A leaked box, or
 /// the first, which is [`FIRST_IDENTITY`]; null while it isn't known.
-static IDENTITY: AtomicPtr<Identity> = AtomicPtr::new(core::ptr::null_mut());
-static FIRST_IDENTITY: Mutex<Option<Identity>> = Mutex::new(None);
+static IDENTITY: AtomicPtr<ThreadIdentity> = AtomicPtr::new(core::ptr::null_mut());
+static FIRST_IDENTITY: Mutex<Option<ThreadIdentity>> = Mutex::new(None);
 
 fn table() -> Option<&'static Table> {
     // SAFETY: the pointer is null or leads into a static that is set once, before it.
@@ -98,7 +98,7 @@ pub fn number() -> u32 {
 /// once.
 pub fn open(way: Way) {
     *WAY.lock() = Some(way);
-    if let Ok(own) = Identity::own() {
+    if let Ok(own) = ThreadIdentity::own() {
         // SAFETY: as below.
         IDENTITY.store(unsafe { FIRST_IDENTITY.peek_mut() }.insert(own), SeqCst);
     }
@@ -131,7 +131,7 @@ fn at_door(way: &Way) -> Result<Table, Errno> {
     Ok(table)
 }
 
-fn identity() -> Option<&'static Identity> {
+fn identity() -> Option<&'static ThreadIdentity> {
     // SAFETY: the pointer is null, or leads into a static that is set once, before it, or is a
     // leaked box.
     unsafe { IDENTITY.load(SeqCst).as_ref() }
@@ -141,8 +141,8 @@ fn identity() -> Option<&'static Identity> {
 /// found its table, or the engine's threads since they were started, and they can follow. Where threads
 /// of the program have different rights, the engine's may have those of another one.
 pub fn has_given_up() -> bool {
-    let given_up = |before: &Identity| {
-        Identity::own().is_ok_and(|own| !own.can_become(before) && before.can_become(&own))
+    let given_up = |before: &ThreadIdentity| {
+        ThreadIdentity::own().is_ok_and(|own| !own.can_become(before) && before.can_become(&own))
     };
     identity().is_some_and(given_up)
 }
@@ -154,8 +154,8 @@ pub fn has_given_up() -> bool {
 /// The kernel has no room to note it: this process could go on to write to the other user's table.
 pub fn change_user() -> Result<bool, Errno> {
     let Some(way) = *WAY.lock() else { return Ok(false) };
-    let now = Identity::own()?;
-    let before = identity().map(Identity::user);
+    let now = ThreadIdentity::own()?;
+    let before = identity().map(ThreadIdentity::user);
     IDENTITY.store(Box::into_raw(Box::new(now)), SeqCst);
     if before == Some(now.user()) {
         return Ok(false);

@@ -13,7 +13,7 @@ pub const ORDERS: usize = MAX_ORDER as usize + 1;
 
 /// Whether a figure only grows or goes up and down.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FigureKind {
     /// Only grows.
     Counter,
     /// The present value.
@@ -25,7 +25,7 @@ pub struct Figure {
     /// Name.
     pub name: &'static str,
     /// Counter or gauge.
-    pub kind: Kind,
+    pub kind: FigureKind,
     /// One line of help; states the unit.
     pub help: &'static str,
 }
@@ -40,10 +40,10 @@ macro_rules! stats {
         }
 
         /// Every plain figure, in the order of the struct.
-        pub const FIGURES: &[Figure] = &[$(Figure { name: stringify!($name), kind: Kind::$kind, help: $help },)*];
+        pub const FIGURES: &[Figure] = &[$(Figure { name: stringify!($name), kind: FigureKind::$kind, help: $help },)*];
         /// Every figure that is counted per order; reports append the folio size, as in
         /// `zswpout_64K`.
-        pub const ORDER_FIGURES: &[Figure] = &[$(Figure { name: stringify!($oname), kind: Kind::Counter, help: $ohelp },)*];
+        pub const ORDER_FIGURES: &[Figure] = &[$(Figure { name: stringify!($oname), kind: FigureKind::Counter, help: $ohelp },)*];
 
         impl Stats {
             /// All zero.
@@ -62,7 +62,7 @@ macro_rules! stats {
             /// The present values of a program that begins are zero; counters and peaks go on.
             pub fn clear_gauges(&self) {
                 for (figure, value) in FIGURES.iter().zip([$(&self.$name,)*]) {
-                    if figure.kind == Kind::Gauge && !figure.name.starts_with("peak_") {
+                    if figure.kind == FigureKind::Gauge && !figure.name.starts_with("peak_") {
                         value.store(0, Relaxed);
                     }
                 }

@@ -5,7 +5,7 @@ use crate::cluster::{Clusters, Held};
 use alloc::vec::Vec;
 use core::mem::forget;
 use memfold_sys::Errno;
-use memfold_sys::memory::witness::Witness;
+use memfold_sys::memory::witness::DescendantWatch;
 use memfold_sys::sync::Mutex;
 
 /// Files of ancestors that a process reads, at most.
@@ -15,7 +15,7 @@ pub const OLDER_MAX: u64 = 4;
 const SETS_MAX: usize = 16;
 
 struct Set {
-    witness: Witness,
+    witness: DescendantWatch,
     held: Held,
     /// Others know the witness.
     is_told: bool,
@@ -35,12 +35,16 @@ impl Lent {
     pub fn begin_copy(
         &self,
         clusters: &Clusters,
-        tell: Option<impl FnOnce(&Witness) -> Result<(), Errno>>,
+        tell: Option<impl FnOnce(&DescendantWatch) -> Result<(), Errno>>,
     ) -> Result<(), Errno> {
         self.collect(clusters);
         let mut sets = self.0.lock();
         if sets.len() < SETS_MAX {
-            sets.push(Set { witness: Witness::new()?, held: Held::default(), is_told: false });
+            sets.push(Set {
+                witness: DescendantWatch::new()?,
+                held: Held::default(),
+                is_told: false,
+            });
         }
         let last = sets.last_mut().expect("just looked");
         let begun = last.witness.begin_copy().and_then(|()| match tell {

@@ -20,7 +20,7 @@ use memfold_store::xxh3_128;
 use memfold_sys::Errno;
 use memfold_sys::memory::secret::{Secret, wipe_bytes};
 use memfold_sys::random;
-use memfold_sys::sync::Steady;
+use memfold_sys::sync::ForkCell;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
 
@@ -43,7 +43,7 @@ type MakeKey = fn(&mut [u8]) -> Result<(), Errno>;
 /// Seals and opens objects.
 pub struct Seal {
     /// Each for numbers from its first on, up to the next one's; none: checksums only.
-    ciphers: Steady<Vec<(u64, Secret<LessSafeKey>)>>,
+    ciphers: ForkCell<Vec<(u64, Secret<LessSafeKey>)>>,
     next: AtomicU64,
 }
 
@@ -70,7 +70,7 @@ impl Seal {
     fn with_key(make: Option<MakeKey>) -> Result<Seal, Errno> {
         let cipher = make.map(cipher_of).transpose()?;
         let ciphers = cipher.map(|cipher| (1, cipher)).into_iter().collect();
-        Ok(Seal { ciphers: Steady::new(ciphers), next: AtomicU64::new(1) })
+        Ok(Seal { ciphers: ForkCell::new(ciphers), next: AtomicU64::new(1) })
     }
 
     /// Has a child of fork get the keys, until [`Seal::end_copy`].

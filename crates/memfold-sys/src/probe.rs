@@ -140,7 +140,7 @@ pub fn rings() -> Result<(), Errno> {
 }
 
 /// A system call that is asked for nothing.
-pub struct Call {
+pub struct ProbeCall {
     /// Its name.
     pub name: &'static str,
     number: i64,
@@ -152,28 +152,36 @@ const NONE: usize = usize::MAX;
 
 /// The calls that sandboxes refuse and that memfold makes, with arguments by which each fails, or
 /// does nothing, if it gets as far as the kernel.
-pub const CALLS: &[Call] = &[
+pub const CALLS: &[ProbeCall] = &[
     // Flags that don't exist, beside those for which nobody asks for a privilege.
-    Call { name: "userfaultfd", number: libc::SYS_userfaultfd, args: [0x4000_0001, 0, 0, 0, 0, 0] },
-    Call {
+    ProbeCall {
+        name: "userfaultfd",
+        number: libc::SYS_userfaultfd,
+        args: [0x4000_0001, 0, 0, 0, 0, 0],
+    },
+    ProbeCall {
         name: "process_madvise",
         number: libc::SYS_process_madvise,
         args: [NONE, 0, 0, 0, 0, 0],
     },
-    Call { name: "pidfd_open", number: libc::SYS_pidfd_open, args: [0, 0x4000_0000, 0, 0, 0, 0] },
-    Call { name: "pidfd_getfd", number: libc::SYS_pidfd_getfd, args: [NONE, 0, 0, 0, 0, 0] },
-    Call { name: "membarrier", number: libc::SYS_membarrier, args: [0; 6] },
-    Call {
+    ProbeCall {
+        name: "pidfd_open",
+        number: libc::SYS_pidfd_open,
+        args: [0, 0x4000_0000, 0, 0, 0, 0],
+    },
+    ProbeCall { name: "pidfd_getfd", number: libc::SYS_pidfd_getfd, args: [NONE, 0, 0, 0, 0, 0] },
+    ProbeCall { name: "membarrier", number: libc::SYS_membarrier, args: [0; 6] },
+    ProbeCall {
         name: "prctl",
         number: libc::SYS_prctl,
         args: [libc::PR_GET_DUMPABLE as usize, 0, 0, 0, 0, 0],
     },
-    Call { name: "ioctl", number: libc::SYS_ioctl, args: [NONE, 0, 0, 0, 0, 0] },
-    Call { name: "memfd_create", number: libc::SYS_memfd_create, args: [0; 6] },
-    Call { name: "io_uring_setup", number: libc::SYS_io_uring_setup, args: [0; 6] },
+    ProbeCall { name: "ioctl", number: libc::SYS_ioctl, args: [NONE, 0, 0, 0, 0, 0] },
+    ProbeCall { name: "memfd_create", number: libc::SYS_memfd_create, args: [0; 6] },
+    ProbeCall { name: "io_uring_setup", number: libc::SYS_io_uring_setup, args: [0; 6] },
 ];
 
-impl Call {
+impl ProbeCall {
     /// The error with which a sandbox, or a kernel that lacks it, keeps the call from us.
     pub fn refusal(&self) -> Option<Errno> {
         // SAFETY: no argument is the address of anything.

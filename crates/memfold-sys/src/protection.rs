@@ -23,7 +23,7 @@ use crate::memory::zone::Zone;
 use crate::raw::{populates, system_call};
 use crate::uffd::Partial;
 use crate::uffd::copy_out::drop_unused;
-use crate::uffd::drop::Span;
+use crate::uffd::drop::AddressSpan;
 use crate::uffd::space::Space;
 use crate::units::PAGE_SIZE;
 use alloc::sync::Arc;
@@ -475,7 +475,7 @@ impl Space for ProtectionSpace {
         true
     }
 
-    unsafe fn drop_spans(&self, _spans: &[Span]) -> Result<(), Partial> {
+    unsafe fn drop_spans(&self, _spans: &[AddressSpan]) -> Result<(), Partial> {
         Err(Partial { done: 0, errno: Errno::OPNOTSUPP })
     }
 

@@ -211,21 +211,21 @@ const SYNCHRONOUS: u64 =
 /// No signal but SIGSYS, SIGBUS and SIGSEGV reaches the calling thread until this is dropped, by the
 /// same thread: a handler of the program's could touch memory whose fault waits for a lock that the
 /// thread holds.
-pub struct Unsignalled {
+pub struct SignalsBlocked {
     before: u64,
     /// It stays in its thread.
     _thread: PhantomData<*const ()>,
 }
 
-impl Unsignalled {
+impl SignalsBlocked {
     /// From now on.
     #[allow(clippy::new_without_default)]
-    pub fn new() -> Unsignalled {
-        Unsignalled { before: change_mask(libc::SIG_BLOCK, !SYNCHRONOUS), _thread: PhantomData }
+    pub fn new() -> SignalsBlocked {
+        SignalsBlocked { before: change_mask(libc::SIG_BLOCK, !SYNCHRONOUS), _thread: PhantomData }
     }
 }
 
-impl Drop for Unsignalled {
+impl Drop for SignalsBlocked {
     fn drop(&mut self) {
         set_signals_blocked(self.before);
     }

@@ -4,16 +4,16 @@ use core::fmt::{Arguments, Error, Result, Write};
 
 /// Up to `N - 1` bytes of text, with place for one byte behind it, which is zero. What doesn't fit is
 /// cut off.
-pub struct Text<const N: usize> {
+pub struct TextBuffer<const N: usize> {
     bytes: [u8; N],
     len: usize,
     is_cut: bool,
 }
 
-impl<const N: usize> Text<N> {
+impl<const N: usize> TextBuffer<N> {
     /// What `text` says, as far as it fits.
-    pub fn of(text: Arguments<'_>) -> Text<N> {
-        let mut all = Text { bytes: [0; N], len: 0, is_cut: false };
+    pub fn of(text: Arguments<'_>) -> TextBuffer<N> {
+        let mut all = TextBuffer { bytes: [0; N], len: 0, is_cut: false };
         let _ = all.write_fmt(text);
         all
     }
@@ -42,7 +42,7 @@ impl<const N: usize> Text<N> {
     }
 }
 
-impl<const N: usize> Write for Text<N> {
+impl<const N: usize> Write for TextBuffer<N> {
     fn write_str(&mut self, part: &str) -> Result {
         let taken = &part.as_bytes()[..part.len().min(N - 1 - self.len)];
         self.bytes[self.len..self.len + taken.len()].copy_from_slice(taken);
@@ -53,8 +53,8 @@ impl<const N: usize> Write for Text<N> {
 }
 
 /// The path of this process's open file.
-pub fn path_of(number: i32) -> Text<32> {
-    Text::of(format_args!("/proc/self/fd/{number}"))
+pub fn path_of(number: i32) -> TextBuffer<32> {
+    TextBuffer::of(format_args!("/proc/self/fd/{number}"))
 }
 
 #[cfg(test)]
@@ -65,7 +65,8 @@ mod tests {
     fn what_does_not_fit_is_cut_off_and_is_no_name() {
         for len in 0..12 {
             let all = "0123456789ab";
-            let mut text = Text::<8>::of(format_args!("{}{}", &all[..len / 2], &all[len / 2..len]));
+            let mut text =
+                TextBuffer::<8>::of(format_args!("{}{}", &all[..len / 2], &all[len / 2..len]));
             let kept = &all[..len.min(7)];
             assert_eq!(text.as_bytes(), kept.as_bytes());
             assert_eq!(

@@ -10,7 +10,7 @@ use memfold_sys::Errno;
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::uffd::Partial;
-use memfold_sys::uffd::drop::Span;
+use memfold_sys::uffd::drop::AddressSpan;
 use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
 use std::collections::HashMap;
@@ -374,7 +374,7 @@ impl Space for FakeSpace {
         true
     }
 
-    unsafe fn drop_spans(&self, spans: &[Span]) -> Result<(), Partial> {
+    unsafe fn drop_spans(&self, spans: &[AddressSpan]) -> Result<(), Partial> {
         let mut table = self.inner.table.lock();
         for page in spans.iter().flat_map(|s| (s.start..s.start + s.len).step_by(PAGE_SIZE)) {
             if table.is_present(page) {

@@ -1,7 +1,7 @@
 //! A program over a fake address space: it touches its memory, takes faults, and waits as a real
 //! thread would.
 use crate::fake::FakeSpace;
-use memfold::fault::{Fault, Served};
+use memfold::fault::{FaultOutcome, PageFault};
 use memfold::pager::Pager;
 use memfold_sys::thread::yield_now;
 use memfold_sys::units::PAGE_SIZE;
@@ -64,7 +64,7 @@ impl Program {
                 Ok(result) => return result,
                 Err(ticket) => ticket,
             };
-            self.serve(Fault {
+            self.serve(PageFault {
                 addr: page,
                 protected: ticket.protected,
                 // A handler isn't told.
@@ -78,12 +78,12 @@ impl Program {
         }
     }
 
-    fn serve(&self, fault: Fault) {
+    fn serve(&self, fault: PageFault) {
         for _ in 0..AGAIN_MAX {
             match self.pager.faults().fault(fault) {
-                Served::Yes => return,
-                Served::Again => yield_now(),
-                Served::NotManaged => panic!("{:#x} is not managed", fault.addr),
+                FaultOutcome::Yes => return,
+                FaultOutcome::Again => yield_now(),
+                FaultOutcome::NotManaged => panic!("{:#x} is not managed", fault.addr),
             }
         }
         panic!("a fault at {:#x} was not served in {AGAIN_MAX} tries", fault.addr);
@@ -153,7 +153,7 @@ impl Setup {
         }
         let space = FakeSpace::new(pages);
         let troubles = crate::trouble::Troubled::new(&space);
-        let parts = memfold::pager::Parts {
+        let parts = memfold::pager::PagerParts {
             space: Box::new(troubles.clone()),
             has_move: true,
             reports_limit: false,

@@ -8,7 +8,7 @@
 //! - [`MemoryRemote::lose`], [`MemoryRemote::damage`], [`MemoryRemote::exchange`]: objects that are
 //!   gone or not what was put: found, never believed.
 use memfold_swap::remote::{BYTES_MAX, ENTRIES_MAX, Failure, Fetch, Object, Remote};
-use memfold_sys::memory::witness::Witness;
+use memfold_sys::memory::witness::DescendantWatch;
 use memfold_sys::sync::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -201,7 +201,7 @@ impl Remote for MemoryRemote {
         }
     }
 
-    fn lend(&self, _copies: &Witness) -> Result<(), Failure> {
+    fn lend(&self, _copies: &DescendantWatch) -> Result<(), Failure> {
         let mut inner = self.inner.lock();
         inner.due(Ask::Lend, 1).1
     }

@@ -26,7 +26,7 @@ use crate::random::Random;
 use memfold_sys::Errno;
 use memfold_sys::sync::Mutex;
 use memfold_sys::uffd::Partial;
-use memfold_sys::uffd::drop::Span;
+use memfold_sys::uffd::drop::AddressSpan;
 use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
 use std::sync::Arc;
@@ -308,8 +308,8 @@ impl Space for Troubled {
         self.space.can_drop()
     }
 
-    unsafe fn drop_spans(&self, spans: &[Span]) -> Result<(), Partial> {
-        let pages = |span: &Span| (span.start..span.start + span.len).step_by(PAGE_SIZE);
+    unsafe fn drop_spans(&self, spans: &[AddressSpan]) -> Result<(), Partial> {
+        let pages = |span: &AddressSpan| (span.start..span.start + span.len).step_by(PAGE_SIZE);
         for page in spans.iter().filter(|span| self.is_home(span.start)).flat_map(pages) {
             let is_safe = !self.space.is_present(page) || self.space.is_protected(page);
             assert!(is_safe, "page {page:#x} is dropped while it may be written to");
@@ -327,7 +327,7 @@ impl Space for Troubled {
             }
             Trouble::Torn => {
                 // SAFETY: as above.
-                unsafe { self.space.drop_spans(&[Span { len: PAGE_SIZE, ..spans[0] }])? };
+                unsafe { self.space.drop_spans(&[AddressSpan { len: PAGE_SIZE, ..spans[0] }])? };
                 Errno::INVAL
             }
             Trouble::Refused => Errno::NOMEM,

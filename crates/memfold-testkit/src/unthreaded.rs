@@ -1,7 +1,7 @@
 //! An engine without threads over the process's real memory: the test precedes each touch by its
 //! fault, and makes what the threads would.
 use memfold::config::{Config, WORKABLE_MIN_BYTES};
-use memfold::pager::{Pager, Parts, StatsPlace};
+use memfold::pager::{Pager, PagerParts, StatsPlace};
 use memfold::{Delivery, Stats};
 use memfold_sys::uffd::Uffd;
 use memfold_sys::uffd::space::UffdSpace;
@@ -12,7 +12,7 @@ use memfold_sys::uffd::space::UffdSpace;
 /// # Panics
 /// If it can't be had.
 pub fn engine(uffd: &Uffd, space: UffdSpace) -> Pager {
-    let parts = Parts {
+    let parts = PagerParts {
         space: Box::new(space),
         has_move: true,
         reports_limit: false,

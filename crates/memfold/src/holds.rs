@@ -6,8 +6,8 @@
 //!
 //! | the holder | the evictor |
 //! |---|---|
-//! | writes its ranges into a slot ([`Holding::publish`]) | marks the pages as leaving ([`Holds::leave`]) |
-//! | looks whether any of them is leaving, and waits for that to end ([`Holds::wait`]) | looks at all slots ([`Leaving::may_evict`]), and passes over what is held |
+//! | writes its ranges into a slot ([`HoldBuilder::publish`]) | marks the pages as leaving ([`Holds::leave`]) |
+//! | looks whether any of them is leaving, and waits for that to end ([`Holds::wait`]) | looks at all slots ([`LeavingPages::may_evict`]), and passes over what is held |
 //! | touches every page, and makes the call | takes the rest out of the page table, and ends the mark |
 //!
 //! Writes before looks on both sides, all sequentially consistent: one of the two sees the other. If
@@ -69,7 +69,7 @@ const WRITE: usize = 1;
 
 /// Ranges held by one call, or some of them.
 #[repr(C, align(64))]
-struct Slot {
+struct HoldSlot {
     /// [`FREE`], or [`TAKEN`] and the number of ranges that count.
     state: AtomicU32,
     /// The slot with further ranges of the same hold; only its holder looks.
@@ -80,10 +80,10 @@ struct Slot {
 }
 
 #[cfg(not(shuttle))]
-const _: () = assert!(size_of::<Slot>() == 128);
+const _: () = assert!(size_of::<HoldSlot>() == 128);
 
 #[derive(Default)]
-struct Cell {
+struct HoldCell {
     /// Evictors at work on chunks of this class.
     leaving: AtomicU32,
     /// Holders that wait for the end of that.
@@ -95,9 +95,9 @@ struct Cell {
 /// All holds of a process.
 pub struct Holds {
     /// Null: not there yet. What is there stays.
-    chunks: [AtomicPtr<Slot>; CHUNKS],
+    chunks: [AtomicPtr<HoldSlot>; CHUNKS],
     /// Empty where nobody ever holds.
-    cells: Box<[Cell]>,
+    cells: Box<[HoldCell]>,
     /// Slots from here on are free.
     used: AtomicUsize,
     /// Who wants that nothing is evicted: see [`Holds::stop_eviction`].
@@ -112,14 +112,14 @@ static UNUSED: AtomicPtr<Holds> = AtomicPtr::new(null_mut());
 
 /// A hold, until [`Holds::release`]: its first slot.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Hold(pub u32);
+pub struct HoldId(pub u32);
 
 /// There is no memory, or no address space, for another slot.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct NoRoom;
+pub struct NoHoldSlot;
 
 /// A hold in the making: dropped, it holds nothing.
-pub struct Holding<'a> {
+pub struct HoldBuilder<'a> {
     holds: &'a Holds,
     near: usize,
     /// First and last slot.
@@ -132,10 +132,10 @@ pub struct Holding<'a> {
 
 /// Puts `count` free slots at `place`, for good, if there are none yet; `false`: there is no memory.
 #[cfg(not(shuttle))]
-fn put_slots(place: &AtomicPtr<Slot>, count: usize) -> bool {
-    const { assert!(FREE == 0 && (FIRST * size_of::<Slot>()).is_multiple_of(PAGE_SIZE)) };
+fn put_slots(place: &AtomicPtr<HoldSlot>, count: usize) -> bool {
+    const { assert!(FREE == 0 && (FIRST * size_of::<HoldSlot>()).is_multiple_of(PAGE_SIZE)) };
     // Zeros are a free slot, and a part that was never used has no page.
-    let Ok(zone) = Zone::reserve(count * size_of::<Slot>(), PAGE_SIZE) else { return false };
+    let Ok(zone) = Zone::reserve(count * size_of::<HoldSlot>(), PAGE_SIZE) else { return false };
     let slots = zone.as_ptr().cast();
     if place.compare_exchange(null_mut(), slots, SeqCst, SeqCst).is_ok() {
         core::mem::forget(zone);
@@ -145,14 +145,14 @@ fn put_slots(place: &AtomicPtr<Slot>, count: usize) -> bool {
 
 /// As above; a model's atomics are no plain numbers.
 #[cfg(shuttle)]
-fn put_slots(place: &AtomicPtr<Slot>, count: usize) -> bool {
-    let slot = |_| Slot {
+fn put_slots(place: &AtomicPtr<HoldSlot>, count: usize) -> bool {
+    let slot = |_| HoldSlot {
         state: AtomicU32::new(FREE),
         next: AtomicU32::new(LAST),
         bytes: AtomicUsize::new(0),
         ranges: core::array::from_fn(|_| (AtomicUsize::new(0), AtomicUsize::new(0))),
     };
-    let slots: Box<[Slot]> = (0..count).map(slot).collect();
+    let slots: Box<[HoldSlot]> = (0..count).map(slot).collect();
     let slots = Box::leak(slots).as_mut_ptr();
     // The loser's stay, too: a model is short.
     let _ = place.compare_exchange(null_mut(), slots, SeqCst, SeqCst);
@@ -160,7 +160,7 @@ fn put_slots(place: &AtomicPtr<Slot>, count: usize) -> bool {
 }
 
 /// Pages that are marked as leaving, until it is dropped.
-pub struct Leaving<'a> {
+pub struct LeavingPages<'a> {
     holds: &'a Holds,
     cells: [u64; CELLS / 64],
 }
@@ -185,7 +185,7 @@ impl Holds {
     pub fn new(used: bool) -> Holds {
         Holds {
             chunks: core::array::from_fn(|_| AtomicPtr::new(null_mut())),
-            cells: (0..if used { CELLS } else { 0 }).map(|_| Cell::default()).collect(),
+            cells: (0..if used { CELLS } else { 0 }).map(|_| HoldCell::default()).collect(),
             used: AtomicUsize::new(0),
             stops: AtomicU32::new(0),
             bytes: AtomicUsize::new(0),
@@ -225,23 +225,23 @@ impl Holds {
     }
 
     /// Begins a hold. `near` is the number of the calling thread, which no other has.
-    pub fn begin(&self, near: usize) -> Holding<'_> {
-        Holding { holds: self, near, ends: None, count: 0, bytes: 0, lacks_room: false }
+    pub fn begin(&self, near: usize) -> HoldBuilder<'_> {
+        HoldBuilder { holds: self, near, ends: None, count: 0, bytes: 0, lacks_room: false }
     }
 
     /// Holds one range: publishes it, and waits. The caller then touches every page.
     ///
     /// # Errors
     /// There is no memory for a slot.
-    pub fn hold(&self, near: usize, range: Range<usize>) -> Result<Hold, NoRoom> {
+    pub fn hold(&self, near: usize, range: Range<usize>) -> Result<HoldId, NoHoldSlot> {
         let mut holding = self.begin(near);
         holding.push(range, false);
-        let hold = holding.publish()?.ok_or(NoRoom)?;
+        let hold = holding.publish()?.ok_or(NoHoldSlot)?;
         self.wait(hold);
         Ok(hold)
     }
 
-    fn slot(&self, at: usize) -> Option<&Slot> {
+    fn slot(&self, at: usize) -> Option<&HoldSlot> {
         let (chunk, place) = place_of(at);
         let slots = self.chunks.get(chunk)?.load(SeqCst);
         // SAFETY: the chunk has `FIRST << chunk` slots, of which `place` is one, and stays.
@@ -249,12 +249,12 @@ impl Holds {
     }
 
     /// A slot that somebody has, or has had.
-    fn known(&self, at: u32) -> &Slot {
+    fn known(&self, at: u32) -> &HoldSlot {
         self.slot(at as usize).expect("a chunk stays")
     }
 
     /// Calls `each` with all slots that may be in use.
-    fn each_slot(&self, mut each: impl FnMut(usize, &Slot)) {
+    fn each_slot(&self, mut each: impl FnMut(usize, &HoldSlot)) {
         let (used, mut first) = (self.used.load(SeqCst), 0);
         for (chunk, slots) in self.chunks.iter().enumerate() {
             if first >= used {
@@ -326,7 +326,7 @@ impl Holds {
     /// For a process that is about to end, and has memory that the kernel reads then.
     pub fn stop_eviction(&self) {
         self.stops.fetch_add(1, SeqCst);
-        self.cells.iter().for_each(Cell::wait);
+        self.cells.iter().for_each(HoldCell::wait);
     }
 
     /// Ends [`Holds::stop_eviction`].
@@ -336,14 +336,14 @@ impl Holds {
         let _ = self.stops.fetch_update(SeqCst, SeqCst, less);
     }
 
-    /// The second step, after [`Holding::publish`]: waits until no page of the hold is leaving that
+    /// The second step, after [`HoldBuilder::publish`]: waits until no page of the hold is leaving that
     /// an evictor has found free.
-    pub fn wait(&self, hold: Hold) {
+    pub fn wait(&self, hold: HoldId) {
         self.each(hold, |range, _| each_class(&range, |class| self.cells[class].wait()));
     }
 
     /// As [`Holds::wait`], by looking only: no lock is left taken if the caller is killed.
-    pub fn wait_by_looking(&self, hold: Hold) {
+    pub fn wait_by_looking(&self, hold: HoldId) {
         self.each(hold, |range, _| {
             each_class(&range, |class| {
                 while self.cells[class].leaving.load(SeqCst) != 0 {
@@ -362,7 +362,7 @@ impl Holds {
     }
 
     /// Calls `each` with the ranges of a hold, in whole pages, and whether the kernel writes there.
-    pub fn each(&self, hold: Hold, mut each: impl FnMut(Range<usize>, bool)) {
+    pub fn each(&self, hold: HoldId, mut each: impl FnMut(Range<usize>, bool)) {
         let mut at = hold.0;
         while at != LAST {
             let slot = self.known(at);
@@ -375,7 +375,7 @@ impl Holds {
     }
 
     /// Ends a hold.
-    pub fn release(&self, hold: Hold) {
+    pub fn release(&self, hold: HoldId) {
         let mut at = hold.0;
         while at != LAST {
             let slot = self.known(at);
@@ -392,8 +392,8 @@ impl Holds {
     }
 
     /// Marks the pages of some ranges as leaving.
-    pub fn leave(&self, ranges: impl Iterator<Item = Range<usize>>) -> Leaving<'_> {
-        let mut leaving = Leaving { holds: self, cells: [0; CELLS / 64] };
+    pub fn leave(&self, ranges: impl Iterator<Item = Range<usize>>) -> LeavingPages<'_> {
+        let mut leaving = LeavingPages { holds: self, cells: [0; CELLS / 64] };
         if !self.are_used() {
             return leaving;
         }
@@ -457,14 +457,14 @@ impl Holds {
     }
 }
 
-impl Slot {
+impl HoldSlot {
     /// Ranges that count.
     fn count(&self) -> usize {
         self.state.load(SeqCst).saturating_sub(TAKEN) as usize
     }
 }
 
-impl Holding<'_> {
+impl HoldBuilder<'_> {
     /// Adds a range of bytes, to which the kernel writes or not. One of the same pages as the last
     /// one is passed over: mostly the strings of an environment.
     pub fn push(&mut self, range: Range<usize>, write: bool) {
@@ -490,7 +490,7 @@ impl Holding<'_> {
     }
 
     /// The last slot, and a free place for a range there.
-    fn place(&mut self) -> Option<(&Slot, usize)> {
+    fn place(&mut self) -> Option<(&HoldSlot, usize)> {
         let holds = self.holds;
         let (first, last) = match self.ends {
             Some((first, last)) if self.count < RANGES => (first, last),
@@ -515,9 +515,9 @@ impl Holding<'_> {
     ///
     /// # Errors
     /// There was no memory for a slot; nothing is held.
-    pub fn publish(mut self) -> Result<Option<Hold>, NoRoom> {
+    pub fn publish(mut self) -> Result<Option<HoldId>, NoHoldSlot> {
         if self.lacks_room {
-            return Err(NoRoom);
+            return Err(NoHoldSlot);
         }
         let Some((first, last)) = self.ends.take() else { return Ok(None) };
         if self.bytes >= LARGE {
@@ -525,19 +525,19 @@ impl Holding<'_> {
             self.holds.bytes.fetch_add(self.bytes, Relaxed);
         }
         self.holds.known(last).state.store(TAKEN + self.count as u32, SeqCst);
-        Ok(Some(Hold(first)))
+        Ok(Some(HoldId(first)))
     }
 }
 
-impl Drop for Holding<'_> {
+impl Drop for HoldBuilder<'_> {
     fn drop(&mut self) {
         if let Some((first, _)) = self.ends {
-            self.holds.release(Hold(first));
+            self.holds.release(HoldId(first));
         }
     }
 }
 
-impl Cell {
+impl HoldCell {
     fn wait(&self) {
         if self.leaving.load(SeqCst) == 0 {
             return;
@@ -560,7 +560,7 @@ impl Cell {
     }
 }
 
-impl Leaving<'_> {
+impl LeavingPages<'_> {
     /// Whether any page of a range, which was marked, is held.
     pub fn is_held(&self, range: Range<usize>) -> bool {
         let mut held = false;
@@ -601,7 +601,7 @@ impl Leaving<'_> {
     }
 }
 
-impl Drop for Leaving<'_> {
+impl Drop for LeavingPages<'_> {
     fn drop(&mut self) {
         for class in (0..CELLS).filter(|class| self.cells[class / 64] >> (class % 64) & 1 != 0) {
             self.holds.cells[class].end();
@@ -674,7 +674,7 @@ mod tests {
         (1..100).for_each(|n| holding.push(n << 20..(n << 20) + 1, false));
         drop(holding);
         assert_eq!(held_of(&holds, 0..1 << 40), []);
-        assert_eq!(holds.hold(0, 0x1000..0x2000), Ok(Hold(0)));
+        assert_eq!(holds.hold(0, 0x1000..0x2000), Ok(HoldId(0)));
     }
 
     #[test]

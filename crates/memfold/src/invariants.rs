@@ -1,8 +1,8 @@
 //! The engine against its equations (see [`Pager`]): what tests and fuzzers ask after each round.
 use crate::area::Area;
 use crate::folio::index::FolioId;
-use crate::folio::lru::List;
-use crate::folio::{Folio, State};
+use crate::folio::lru::LruList;
+use crate::folio::{Folio, FolioState};
 use crate::parts::walk;
 use crate::reclaim::writeback::Writeback;
 use alloc::format;
@@ -13,7 +13,7 @@ use memfold_sys::units::{MAX_PAGES, PAGE_SIZE};
 
 /// What the folios of all areas come to.
 #[derive(Default)]
-struct Found {
+struct FolioSums {
     mapped: u64,
     /// Pages of the folios that mapped ones belong to.
     listed: u64,
@@ -41,14 +41,14 @@ impl Invariants<'_> {
         self.backing.store().check()?;
         self.mapper.frames().check(self.mapper.space()).map_err(|e| e.to_string())?;
         self.backing.swap().map_or(Ok(()), Swap::check)?;
-        let mut found = Found::default();
+        let mut found = FolioSums::default();
         for area in areas.iter() {
             self.check_area(area, &mut found)?;
         }
         self.check_sums(&found)
     }
 
-    fn check_area(&self, area: &Area, found: &mut Found) -> Result<(), String> {
+    fn check_area(&self, area: &Area, found: &mut FolioSums) -> Result<(), String> {
         let mut key = area.key;
         while key < area.key_end() {
             let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(area.key_end());
@@ -71,15 +71,15 @@ impl Invariants<'_> {
         Ok(())
     }
 
-    fn check_folio(&self, id: FolioId, folio: &Folio, found: &mut Found) -> Result<(), String> {
-        let (pages, stored) = (folio.pages(), folio.state.get() == State::Stored);
+    fn check_folio(&self, id: FolioId, folio: &Folio, found: &mut FolioSums) -> Result<(), String> {
+        let (pages, stored) = (folio.pages(), folio.state.get() == FolioState::Stored);
         found.folios += 1;
         match folio.state.get() {
-            State::Resident => {
+            FolioState::Resident => {
                 found.mapped += pages;
                 found.listed += pages;
             }
-            State::Partial => {
+            FolioState::Partial => {
                 let here = folio.pages_here();
                 if here == 0 || here == pages || self.table.slots(folio).len() != 1 {
                     return Err(format!("folio {id} is partial with {here} pages of {pages}"));
@@ -88,25 +88,25 @@ impl Invariants<'_> {
                 found.listed += pages;
                 found.folded += pages - here;
             }
-            State::Cached => found.cached += pages,
-            State::Stored => found.folded += pages,
-            state @ (State::Loading | State::Saving | State::Leaving) => {
+            FolioState::Cached => found.cached += pages,
+            FolioState::Stored => found.folded += pages,
+            state @ (FolioState::Loading | FolioState::Saving | FolioState::Leaving) => {
                 return Err(format!("folio {id} is {state:?} at rest"));
             }
         }
-        if folio.state.get() != State::Partial && folio.here.get() != 0 {
+        if folio.state.get() != FolioState::Partial && folio.here.get() != 0 {
             return Err(format!("folio {id} is not partial, and some of its pages are here"));
         }
         if !folio.has_copy.get() {
-            return if stored || folio.state.get() == State::Partial {
+            return if stored || folio.state.get() == FolioState::Partial {
                 Err(format!("folio {id} is stored without a copy"))
             } else {
                 Ok(())
             };
         }
         found.clean += match folio.state.get() {
-            State::Stored => 0,
-            State::Partial => folio.pages_here(),
+            FolioState::Stored => 0,
+            FolioState::Partial => folio.pages_here(),
             _ => pages,
         };
         let handles = || self.table.handles(folio);
@@ -119,7 +119,10 @@ impl Invariants<'_> {
         found.in_file += foreign as u64;
         // What is on no list never leaves the pool.
         let in_pool = stored && handles().any(|h| self.backing.store().payload(h).is_some());
-        if in_pool && self.backing.swap().is_some() && !self.table.lists().is_on(id, List::Folded) {
+        if in_pool
+            && self.backing.swap().is_some()
+            && !self.table.lists().is_on(id, LruList::Folded)
+        {
             return Err(format!("folio {id} is in the pool, and writeback doesn't know it"));
         }
         Ok(())
@@ -131,7 +134,7 @@ impl Invariants<'_> {
             return Ok(());
         }
         let (order, slots) = (folio.order(), self.table.slots(folio));
-        let in_memory = matches!(folio.state.get(), State::Resident | State::Partial);
+        let in_memory = matches!(folio.state.get(), FolioState::Resident | FolioState::Partial);
         if !in_memory || !folio.has_copy.get() || slots.len() != 1 {
             return Err(format!("folio {id} is clean, and not one block in memory with a copy"));
         }
@@ -163,11 +166,12 @@ impl Invariants<'_> {
         }
     }
 
-    fn check_sums(&self, found: &Found) -> Result<(), String> {
-        let listed =
-            |lists: &[List]| lists.iter().map(|list| self.table.lists().pages(*list)).sum::<u64>();
-        let mapped = listed(&[List::Active, List::Inactive]) + listed(&List::REFUSED);
-        let cached = listed(&[List::Cooling, List::Ahead, List::Dirty]);
+    fn check_sums(&self, found: &FolioSums) -> Result<(), String> {
+        let listed = |lists: &[LruList]| {
+            lists.iter().map(|list| self.table.lists().pages(*list)).sum::<u64>()
+        };
+        let mapped = listed(&[LruList::Active, LruList::Inactive]) + listed(&LruList::REFUSED);
+        let cached = listed(&[LruList::Cooling, LruList::Ahead, LruList::Dirty]);
         let in_file = self.backing.swap().map_or(0, Swap::objects);
         let sums = [
             ("mapped pages", found.mapped, self.table.tally().mapped()),

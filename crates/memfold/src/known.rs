@@ -21,7 +21,7 @@ const WORDS: usize = (1 << (TABLE_SHIFT - CHUNK_SHIFT)) / WORD_BITS;
 type Table = [AtomicU64; WORDS];
 
 /// See the module.
-pub struct Known([AtomicPtr<Table>; TABLES]);
+pub struct FoldableMap([AtomicPtr<Table>; TABLES]);
 
 /// Words in all tables, counted through, that hold the bits of a range.
 fn words(range: &Range<usize>) -> Range<usize> {
@@ -42,14 +42,14 @@ fn mask(word: usize, chunks: &Range<usize>) -> u64 {
     u64::MAX << from & u64::MAX >> (WORD_BITS - to)
 }
 
-impl Default for Known {
+impl Default for FoldableMap {
     /// Nothing is known.
-    fn default() -> Known {
-        Known(from_fn(|_| AtomicPtr::new(null_mut())))
+    fn default() -> FoldableMap {
+        FoldableMap(from_fn(|_| AtomicPtr::new(null_mut())))
     }
 }
 
-impl Known {
+impl FoldableMap {
     fn table(&self, word: usize) -> Option<&Table> {
         // SAFETY: null, or a box that was leaked.
         unsafe { self.0[word / WORDS].load(SeqCst).as_ref() }
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn what_has_ended_is_known_no_more_and_what_is_beside_it_is() {
         const CHUNK: usize = 1 << CHUNK_SHIFT;
-        let known = Known::default();
+        let known = FoldableMap::default();
         let at = (1 << TABLE_SHIFT) - 3 * CHUNK;
         known.set(&(at - CHUNK..at));
         // Across two tables, its last chunk in part.

@@ -49,5 +49,5 @@ pub use heap::{GRANULE_BYTES, Heap, Hint};
 pub use memfold_stats as stats;
 pub use memfold_sys::thread::memory_bytes;
 pub use memfold_sys::uffd::OpenError;
-pub use region::{Builder, Error, Memory, Pinned, Region};
+pub use region::{Builder, Error, Memory, PinnedRange, Region};
 pub use stats::Stats;

@@ -13,14 +13,14 @@ use crate::memory::mapper::Mapper;
 use crate::memory::unshare::ToUnshare;
 use crate::policy::stream_readahead::Streams;
 use crate::policy::swap_readahead::SwapReadahead;
-use crate::requests::background::Queue;
-use crate::requests::device_faults::Reads;
-use crate::requests::pause::Gates;
+use crate::requests::background::RequestQueue;
+use crate::requests::device_faults::DeviceFaults;
+use crate::requests::pause::PauseGates;
 use crate::stats_place::StatsPlace;
 use alloc::sync::Arc;
 use memfold_store::CodecSpec;
 use memfold_sys::memory::zone::Zone;
-use memfold_sys::thread::errands::Errands;
+use memfold_sys::thread::errands::DelegateQueue;
 use memfold_sys::units::PAGE_SIZE;
 
 /// What an engine consists of.
@@ -42,13 +42,13 @@ pub struct EngineParts {
     pub(crate) streams: Streams,
     pub(crate) swap_readahead: SwapReadahead,
     /// What background threads are asked for.
-    pub(crate) requests: Queue,
+    pub(crate) requests: RequestQueue,
     /// Faults that need the swap file or the remote store.
-    pub(crate) reads: Reads,
+    pub(crate) reads: DeviceFaults,
     /// In gate delivery: what threads of the program have the engine's do with file and store.
-    pub(crate) errands: Option<Arc<Errands>>,
+    pub(crate) errands: Option<Arc<DelegateQueue>>,
     /// Where a fork stops the engine's threads.
-    pub(crate) gates: Gates,
+    pub(crate) gates: PauseGates,
     pub(crate) to_unshare: ToUnshare,
     pub(crate) holds: &'static Holds,
     /// Room for the largest block, of who has the areas to itself.

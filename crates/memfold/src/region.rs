@@ -4,12 +4,12 @@
 //! userfaultfd acts on the parent's memory and whose threads and locks are the parent's: there
 //! every call does nothing, and what is dropped is left as it is.
 use crate::config::{Config, ConfigError, Delivery};
-use crate::delivery::background::{self, Start};
+use crate::delivery::background::{self, EngineThread};
 use crate::delivery::gate;
-use crate::delivery::region::Handlers;
+use crate::delivery::region::FaultHandlers;
 use crate::delivery::sigbus;
-use crate::mappings::ranges::Ranges;
-use crate::pager::{Pager, Parts, StartError};
+use crate::mappings::ranges::KeyRanges;
+use crate::pager::{Pager, PagerParts, StartError};
 use crate::stats::Stats;
 use crate::stats_place::StatsPlace;
 use alloc::boxed::Box;
@@ -20,9 +20,9 @@ use core::mem::{ManuallyDrop, forget, take};
 use core::ops::Range;
 use memfold_sys::Errno;
 use memfold_sys::maps::pagemap::Pagemap;
-use memfold_sys::memory::birthplace::Birthplace;
+use memfold_sys::memory::birthplace::ProcessTag;
 use memfold_sys::memory::zone::{self, Zone};
-use memfold_sys::raw::Unsignalled;
+use memfold_sys::raw::SignalsBlocked;
 use memfold_sys::thread::{Thread, cpus, memory_bytes};
 use memfold_sys::uffd::space::UffdSpace;
 use memfold_sys::uffd::{OpenError, Uffd, feature};
@@ -135,19 +135,19 @@ impl Builder {
 /// it and builds its own.
 #[derive(Clone)]
 pub struct Memory {
-    engine: Arc<Engine>,
+    engine: Arc<RegionEngine>,
 }
 
-struct Engine {
-    birthplace: Birthplace,
+struct RegionEngine {
+    birthplace: ProcessTag,
     pager: Arc<Pager>,
     uffd: Arc<Uffd>,
-    handlers: Option<Handlers>,
+    handlers: Option<FaultHandlers>,
     workers: Vec<Thread>,
     /// Those that a child of `vfork` needs.
     descriptors: [i32; 2],
     /// Dropped last, when there are no threads.
-    _counted: gate::Engines,
+    _counted: gate::EngineCount,
 }
 
 type Opened = (Arc<Uffd>, Option<Arc<Pagemap>>, bool);
@@ -181,16 +181,16 @@ impl Memory {
                 Errno::NOMEM,
             ));
         }
-        let counted = gate::Engines::one_more();
+        let counted = gate::EngineCount::one_more();
         // Before the first thread is started.
         gate::apart(|| Memory::start_apart(config, counted))
     }
 
-    fn start_apart(config: Config, counted: gate::Engines) -> Result<Memory, Error> {
+    fn start_apart(config: Config, counted: gate::EngineCount) -> Result<Memory, Error> {
         let is_signal = config.delivery != Delivery::Thread;
         let (uffd, pagemap, has_move) = Memory::open(is_signal, config.use_move)?;
         let pagemap_number = pagemap.as_ref().map_or(0, |pagemap| pagemap.fd().as_raw_fd());
-        let parts = Parts {
+        let parts = PagerParts {
             space: Box::new(UffdSpace::new(uffd.clone(), pagemap)),
             has_move,
             reports_limit: false,
@@ -208,13 +208,13 @@ impl Memory {
         unsafe { uffd.register(start, len, !has_move) }
             .map_err(|e| Error::System("registering frames", e))?;
         let birthplace =
-            Birthplace::new().map_err(|e| Error::System("a page that children don't get", e))?;
+            ProcessTag::new().map_err(|e| Error::System("a page that children don't get", e))?;
         let threads = |e| Error::System("starting engine threads", e);
         let descriptors = match gate::is_armed() {
             true => [uffd.fd().as_raw_fd(), pagemap_number],
             false => [0; 2],
         };
-        let mut engine = Engine {
+        let mut engine = RegionEngine {
             birthplace,
             pager,
             uffd,
@@ -231,7 +231,7 @@ impl Memory {
         }
         let starts = background::threads(&engine.pager, workers);
         engine.workers =
-            starts.iter().map(Start::by_libc).collect::<Result<_, _>>().map_err(threads)?;
+            starts.iter().map(EngineThread::by_libc).collect::<Result<_, _>>().map_err(threads)?;
         if is_signal {
             // The gate's handler asks the same list.
             if !sigbus::enlist(&engine.pager, !gate::is_armed())
@@ -243,7 +243,8 @@ impl Memory {
                 )));
             }
         } else {
-            engine.handlers = Some(Handlers::start(&engine.pager, &engine.uffd).map_err(threads)?);
+            engine.handlers =
+                Some(FaultHandlers::start(&engine.pager, &engine.uffd).map_err(threads)?);
         }
         Ok(Memory { engine: Arc::new(engine) })
     }
@@ -301,7 +302,7 @@ impl Memory {
         zone.keep_from_merging();
         zone.show_in_dumps();
         let engine = self.engine.clone();
-        let _unsignalled = Unsignalled::new();
+        let _unsignalled = SignalsBlocked::new();
         let mut areas = engine.pager.0.areas.write();
         let protects = engine.pager.protects();
         if engine.pager.config().delivery == Delivery::Gate {
@@ -318,7 +319,7 @@ impl Memory {
     /// Figures, brought up to date; in a child of fork those that there were last.
     pub fn stats(&self) -> &Stats {
         if self.engine.is_here() {
-            let _unsignalled = Unsignalled::new();
+            let _unsignalled = SignalsBlocked::new();
             self.engine.pager.gauges().publish();
         }
         self.engine.pager.stats()
@@ -326,7 +327,7 @@ impl Memory {
 
     /// Figures of the compressed store by itself, such as the waits for its locks.
     pub fn store_stats(&self) -> memfold_store::StoreStats {
-        let _unsignalled = Unsignalled::new();
+        let _unsignalled = SignalsBlocked::new();
         self.engine.pager.0.backing.store().stats()
     }
 
@@ -344,19 +345,19 @@ impl Memory {
         if !self.engine.is_here() {
             return Err(String::from(INHERITED));
         }
-        let _unsignalled = Unsignalled::new();
+        let _unsignalled = SignalsBlocked::new();
         self.engine.pager.check()
     }
 }
 
-impl Engine {
+impl RegionEngine {
     /// Whether the caller is in the process that made it. Elsewhere nothing of it may be used.
     fn is_here(&self) -> bool {
         self.birthplace.is_here()
     }
 }
 
-impl Drop for Engine {
+impl Drop for RegionEngine {
     fn drop(&mut self) {
         if !self.is_here() {
             // A copy. Its threads aren't here, its descriptors act on the parent, and its locks may
@@ -367,7 +368,7 @@ impl Drop for Engine {
         self.handlers = None;
         self.pager.stop();
         self.workers.drain(..).for_each(Thread::join);
-        let _unsignalled = Unsignalled::new();
+        let _unsignalled = SignalsBlocked::new();
         sigbus::delist(&self.pager);
         self.descriptors.into_iter().filter(|fd| *fd != 0).for_each(gate::disown);
     }
@@ -389,11 +390,11 @@ impl Drop for Engine {
 pub struct Region {
     /// Dropped by `drop`, but not in a child, which may have something else at its addresses.
     zone: ManuallyDrop<Zone>,
-    engine: Arc<Engine>,
+    engine: Arc<RegionEngine>,
 }
 
 /// Keeps a part of a region in memory until dropped.
-pub struct Pinned<'a> {
+pub struct PinnedRange<'a> {
     region: &'a Region,
     addrs: Range<usize>,
 }
@@ -429,7 +430,7 @@ impl Region {
     /// # Panics
     /// If the range reaches past the region.
     pub fn pageout(&self, range: Range<usize>) -> u64 {
-        let _unsignalled = Unsignalled::new();
+        let _unsignalled = SignalsBlocked::new();
         self.addrs(&range).map_or(0, |addrs| self.engine.pager.mappings().page_out_at(addrs))
     }
 
@@ -440,7 +441,7 @@ impl Region {
     /// If the range reaches past the region.
     pub fn cold(&self, range: Range<usize>) {
         if let Some(addrs) = self.addrs(&range) {
-            let _unsignalled = Unsignalled::new();
+            let _unsignalled = SignalsBlocked::new();
             self.engine.pager.mappings().cool_at(addrs);
         }
     }
@@ -451,7 +452,7 @@ impl Region {
     /// If the range reaches past the region.
     pub fn willneed(&self, range: Range<usize>) {
         if let Some(addrs) = self.addrs(&range) {
-            let _unsignalled = Unsignalled::new();
+            let _unsignalled = SignalsBlocked::new();
             self.engine.pager.mappings().need_at(addrs);
         }
     }
@@ -461,9 +462,11 @@ impl Region {
     ///
     /// # Panics
     /// If the range reaches past the region.
-    pub fn pin(&self, range: Range<usize>) -> Pinned<'_> {
-        let Some(addrs) = self.addrs(&range) else { return Pinned { region: self, addrs: 0..0 } };
-        let unsignalled = Unsignalled::new();
+    pub fn pin(&self, range: Range<usize>) -> PinnedRange<'_> {
+        let Some(addrs) = self.addrs(&range) else {
+            return PinnedRange { region: self, addrs: 0..0 };
+        };
+        let unsignalled = SignalsBlocked::new();
         self.engine.pager.mappings().pin_at(addrs.clone());
         // What follows faults.
         drop(unsignalled);
@@ -472,20 +475,20 @@ impl Region {
             // SAFETY: inside the region. A read makes the page present; pinned, it stays.
             unsafe { self.zone.as_ptr().add(page).read_volatile() };
         }
-        Pinned { region: self, addrs }
+        PinnedRange { region: self, addrs }
     }
 
     /// Keeps what is loaded of a range in memory until [`Region::unpin`], for a fork. Untouched pages
     /// stay untouched.
     pub(crate) fn hold(&self, range: Range<usize>) {
         self.engine.pager.0.to_unshare.note_unseen_forks();
-        let _unsignalled = Unsignalled::new();
+        let _unsignalled = SignalsBlocked::new();
         self.engine.pager.mappings().pin_at(self.at(&range));
     }
 
     /// Ends a pin whose guard was forgotten. The range is that of the pin.
     pub(crate) fn unpin(&self, range: Range<usize>) {
-        let _unsignalled = Unsignalled::new();
+        let _unsignalled = SignalsBlocked::new();
         self.engine.pager.mappings().unpin_at(self.at(&range));
     }
 
@@ -503,7 +506,7 @@ impl Region {
     /// If the range reaches past the region.
     pub unsafe fn discard(&self, range: Range<usize>) {
         if let Some(addrs) = self.addrs(&range) {
-            let _unsignalled = Unsignalled::new();
+            let _unsignalled = SignalsBlocked::new();
             // SAFETY: as the caller says.
             unsafe { self.engine.pager.mappings().discard_at(addrs) };
         }
@@ -526,11 +529,11 @@ impl Drop for Region {
             return;
         }
         let pager = &self.engine.pager;
-        let _unsignalled = Unsignalled::new();
+        let _unsignalled = SignalsBlocked::new();
         let mut areas = pager.0.areas.write();
         // Unregistered first: from now on nobody is sent here for a fault.
         let _ = self.engine.uffd.unregister(self.zone.start(), self.zone.len());
-        Ranges(&pager.0).forget(
+        KeyRanges(&pager.0).forget(
             &mut areas,
             self.zone.start(),
             self.zone.start() + self.zone.len(),
@@ -545,10 +548,10 @@ impl Drop for Region {
     }
 }
 
-impl Drop for Pinned<'_> {
+impl Drop for PinnedRange<'_> {
     fn drop(&mut self) {
         if self.region.engine.is_here() {
-            let _unsignalled = Unsignalled::new();
+            let _unsignalled = SignalsBlocked::new();
             self.region.engine.pager.mappings().unpin_at(self.addrs.clone());
         }
     }

@@ -1,7 +1,7 @@
 //! The documents say what the code says: its tables, the files that there are; and they are short
 //! enough to be read.
 use memfold::config::keys::{Audience, COUNTED, KEYS};
-use memfold::stats::{FIGURES, Figure, Kind, ORDER_FIGURES};
+use memfold::stats::{FIGURES, Figure, FigureKind, ORDER_FIGURES};
 use std::path::{Path, PathBuf};
 
 /// A document, by its path from the root.
@@ -97,8 +97,9 @@ fn usage_shows_the_example_that_the_crate_runs() {
 fn counters_lists_every_counter_with_its_help() {
     let one =
         |figure: &Figure, kind: &str| row(&[&format!("`{}`", figure.name), kind, figure.help]);
-    let plain =
-        FIGURES.iter().map(|f| one(f, if f.kind == Kind::Gauge { "gauge" } else { "counter" }));
+    let plain = FIGURES
+        .iter()
+        .map(|f| one(f, if f.kind == FigureKind::Gauge { "gauge" } else { "counter" }));
     let per_order = ORDER_FIGURES.iter().map(|f| one(f, "counter, per order"));
     assert_same(
         "docs/counters.md",

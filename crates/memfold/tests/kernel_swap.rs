@@ -1,6 +1,6 @@
 //! The kernel swaps out what the engine has: frames, and the program's own pages. A page in the
 //! kernel's swap is there. Needs root (see `memfold_testkit::kernel_swap`). Rows Z1, B1, B2.
-use memfold::fault::Fault;
+use memfold::fault::PageFault;
 use memfold::pager::Pager;
 use memfold::{Delivery, Memory};
 use memfold_sys::maps::pagemap::Pagemap;
@@ -68,7 +68,10 @@ impl Setup {
     fn page(&self, number: usize) -> *mut u8 {
         let page = self.area.as_ptr().wrapping_add(number * PAGE_SIZE);
         while !self.pagemap.is_populated(page as usize) {
-            let _ = self.pager.faults().fault(Fault { addr: page as usize, ..Fault::default() });
+            let _ = self
+                .pager
+                .faults()
+                .fault(PageFault { addr: page as usize, ..PageFault::default() });
         }
         page
     }

@@ -1,8 +1,8 @@
 //! Memory that mremap moves, as gate delivery does it, over real page tables. While it moves it isn't
 //! registered, and the kernel may put zeros where something is folded, as khugepaged does. Rows Z1,
 //! P5.
-use memfold::fault::Fault;
-use memfold::mappings::calls::{Remap, failed};
+use memfold::fault::PageFault;
+use memfold::mappings::calls::{RemapCall, failed};
 use memfold::pager::Pager;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::uffd::space::UffdSpace;
@@ -75,7 +75,7 @@ impl Setup {
     fn page(&self, at: usize, number: usize, write: bool) -> *mut u8 {
         let addr = at + number * PAGE_SIZE;
         while !self.pagemap.is_populated(addr) {
-            let _ = self.pager.faults().fault(Fault { addr, write, ..Fault::default() });
+            let _ = self.pager.faults().fault(PageFault { addr, write, ..PageFault::default() });
         }
         addr as *mut u8
     }
@@ -98,7 +98,7 @@ impl Setup {
     /// mremap of all to `to`. Meanwhile zeros come to every fifth page.
     fn remap(&self, from: usize, to: usize) -> isize {
         let all = from..from + LEN;
-        let remap = Remap {
+        let remap = RemapCall {
             from: all.clone(),
             len: LEN,
             to: Some(to),

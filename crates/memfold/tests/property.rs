@@ -4,7 +4,7 @@
 //!
 //! A failure prints its seed; `MEMFOLD_SEED=N cargo test -p memfold --test property` runs it again.
 //! `hunt` (ignored) goes on with new seeds for `MEMFOLD_SECONDS`.
-use memfold::{Delivery, Memory, Pinned, Region};
+use memfold::{Delivery, Memory, PinnedRange, Region};
 use memfold_sys::units::PAGE_SIZE;
 use memfold_testkit::fill::fill;
 use memfold_testkit::random::{Random, seed};
@@ -88,7 +88,7 @@ struct Owner<'a> {
     me: usize,
     random: Random,
     shadow: Vec<u8>,
-    pins: Vec<Pinned<'a>>,
+    pins: Vec<PinnedRange<'a>>,
 }
 
 impl<'a> Owner<'a> {

@@ -1,5 +1,5 @@
 //! Faults that need the device are passed on: what is in the pool is served meanwhile. Rows C2, C6.
-use memfold::fault::{Fault, Served};
+use memfold::fault::{FaultOutcome, PageFault};
 use memfold::stats::Stats;
 use memfold_testkit::disk::MemoryDisk;
 use memfold_testkit::fill::partly_random;
@@ -52,12 +52,12 @@ fn reader(setup: &Setup) -> JoinHandle<()> {
 }
 
 /// One handler, which serves these pages in order; tells of each when it is done with it.
-fn handler(setup: &Arc<Setup>, pages: Vec<usize>) -> Receiver<(usize, Served)> {
+fn handler(setup: &Arc<Setup>, pages: Vec<usize>) -> Receiver<(usize, FaultOutcome)> {
     let (tell, told) = channel();
     let setup = setup.clone();
     std::thread::spawn(move || {
         for page in pages {
-            let fault = Fault { addr: setup.program.page(page), ..Fault::default() };
+            let fault = PageFault { addr: setup.program.page(page), ..PageFault::default() };
             let _ = tell.send((page, setup.pager.faults().fault(fault)));
         }
     });
@@ -73,8 +73,8 @@ fn a_fault_on_pool_memory_is_served_while_a_read_of_the_device_is_held() {
     let told = handler(&setup, vec![3, 40]);
     // Unless it is passed on, the handler sleeps here until the read ends, which it doesn't.
     let first = told.recv_timeout(LONG).expect("the handler waits for the device");
-    assert_eq!(first, (3, Served::Yes));
-    assert_eq!(told.recv_timeout(LONG), Ok((40, Served::Yes)));
+    assert_eq!(first, (3, FaultOutcome::Yes));
+    assert_eq!(told.recv_timeout(LONG), Ok((40, FaultOutcome::Yes)));
     assert_eq!(setup.space.present_pages() % 4, 0);
     assert!(setup.space.present_pages() >= 4, "the page from the pool is there");
     assert_holds(&setup, 40, 1);
@@ -112,7 +112,7 @@ fn a_window_of_the_pool_ends_where_the_file_begins() {
     let pages: Vec<usize> = (0..PAGES).step_by(4).filter(|n| n % 16 >= 4).collect();
     let told = handler(&setup, pages.clone());
     for page in pages {
-        assert_eq!(told.recv_timeout(LONG), Ok((page, Served::Yes)));
+        assert_eq!(told.recv_timeout(LONG), Ok((page, FaultOutcome::Yes)));
         setup.program.read(page, |bytes| assert!(*bytes == *content(page), "page {page}"));
     }
     assert_eq!(setup.space.present_pages(), PAGES / 4 * 3);

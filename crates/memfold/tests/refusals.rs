@@ -1,6 +1,6 @@
 //! One fault at a time: what each refusal of the kernel or the store leads to, and that nothing is
 //! lost by it.
-use memfold::fault::{Fault, Served};
+use memfold::fault::{FaultOutcome, PageFault};
 use memfold::{Config, Stats};
 use memfold_store::Fault as StoreFault;
 use memfold_sys::units::{Order, PAGE_SIZE};
@@ -182,8 +182,8 @@ fn what_a_load_that_was_given_up_has_mapped_is_discarded_too() {
     filled.setup.troubles.strike(Call::CopyIn, 1, Trouble::Partial(2));
     filled.setup.troubles.strike(Call::CopyIn, 2, Trouble::Again);
     filled.setup.troubles.strike(Call::Populate, 1, Trouble::Again);
-    let fault = Fault { addr: filled.setup.program.page(0), ..Fault::default() };
-    assert_eq!(filled.setup.pager.faults().fault(fault), Served::Again);
+    let fault = PageFault { addr: filled.setup.program.page(0), ..PageFault::default() };
+    assert_eq!(filled.setup.pager.faults().fault(fault), FaultOutcome::Again);
     assert_eq!(filled.mapped(), others + 2, "of a folio that is stored");
     // SAFETY: nobody uses the pages.
     unsafe { filled.setup.pager.mappings().discard_at(filled.setup.addrs(0..4)) };

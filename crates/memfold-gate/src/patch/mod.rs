@@ -20,7 +20,7 @@ use crate::patch::padding::JUMP_BYTES;
 use core::mem::forget;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use memfold_sys::maps::{Area, each_area};
+use memfold_sys::maps::{Vma, each_area};
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::raw::{LINE_BYTES, system_call};
 use memfold_sys::sync::StaticMutex;
@@ -259,7 +259,7 @@ fn sets_number(site: usize, nr: usize) -> bool {
         && !may_go_on(before)
 }
 
-fn is_libc(area: &Area) -> bool {
+fn is_libc(area: &Vma) -> bool {
     let file = area.name().rsplit(|byte| *byte == b'/').next().unwrap_or(&[]);
     area.name().contains(&b'/')
         && (file == b"libc.so.6" || file == b"libpthread.so.0" || file.starts_with(b"ld-linux"))

@@ -2,12 +2,12 @@
 //! `malloc`.
 mod c_heap;
 
-use memfold_sys::memory::arena::Arena;
+use memfold_sys::memory::arena::ZoneAllocator;
 
 #[global_allocator]
-static HEAP: Arena = Arena::new();
+static HEAP: ZoneAllocator = ZoneAllocator::new();
 
 /// The arena.
-pub fn arena() -> &'static Arena {
+pub fn arena() -> &'static ZoneAllocator {
     &HEAP
 }

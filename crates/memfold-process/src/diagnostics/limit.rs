@@ -10,7 +10,7 @@ use memfold::pager::Pager;
 use memfold::stats::Stats;
 use memfold_run::slots;
 use memfold_run::table::{Least, Process};
-use memfold_sys::maps::{Area, Details, Smaps, flag};
+use memfold_sys::maps::{Smaps, SmapsDetails, Vma, flag};
 use memfold_sys::memory::zone::overlaps_own;
 
 /// A cause of less isn't named.
@@ -145,7 +145,7 @@ fn causes(pager: &Pager, smaps: &Smaps) -> Vec<(u64, &'static str)> {
     stays(pager.stats()).into_iter().chain(sums.into_iter().zip(flagged)).collect()
 }
 
-fn cause(area: &Area, about: &Details) -> usize {
+fn cause(area: &Vma, about: &SmapsDetails) -> usize {
     match CAUSES.iter().position(|(flags, _)| about.has(*flags)) {
         Some(n) => n,
         None if area.inode != 0 => FILE,

@@ -11,10 +11,10 @@ use core::fmt;
 use memfold_run::mailbox::LINE_BYTES_MAX;
 use memfold_run::slots;
 use memfold_sys::raw::{set_ender, set_warner, system_call, write_stderr};
-use memfold_sys::text::Text;
+use memfold_sys::text::TextBuffer;
 
 const PREFIX: &str = "memfold: ";
-type Line = Text<{ PREFIX.len() + LINE_BYTES_MAX + 1 }>;
+type Line = TextBuffer<{ PREFIX.len() + LINE_BYTES_MAX + 1 }>;
 
 /// From now on what the engine warns of goes the same way.
 pub fn listen() {

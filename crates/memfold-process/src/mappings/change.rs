@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::iter::once;
 use core::ops::Range;
 use memfold::known::TOP;
-use memfold::mappings::calls::{Remap, failed};
+use memfold::mappings::calls::{RemapCall, failed};
 use memfold_gate::child;
 use memfold_sys::memory::zone::{lock_again, overlaps_own, unlock_all};
 use memfold_sys::raw::{program_break, system_call};
@@ -380,7 +380,7 @@ impl Gated {
             return make(args);
         };
         let has = |flag: i32| flags as i32 & flag != 0;
-        let remap = Remap {
+        let remap = RemapCall {
             from: from.clone(),
             len: after.len(),
             to: has(libc::MREMAP_FIXED).then_some(to),

@@ -12,7 +12,7 @@ use core::mem::size_of;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::Errno;
 use memfold_sys::memory::shared;
-use memfold_sys::thread::owner::{Owner, Ownership, Will};
+use memfold_sys::thread::owner::{OwnerState, RobustList, RobustOwner};
 use rustix::fd::{AsFd, OwnedFd};
 
 /// Version of the layout of bounds and tables; another is refused.
@@ -44,8 +44,8 @@ struct Page {
     seatless_bytes: AtomicU64,
     peak_seatless_bytes: AtomicU64,
     /// `memfold run`.
-    runner: Owner,
-    will: Will,
+    runner: RobustOwner,
+    will: RobustList,
     parts: [Part; USERS],
 }
 
@@ -156,7 +156,7 @@ impl Bounds {
     /// The calling thread is that of `memfold run`, which reads lines while it lives.
     ///
     /// # Errors
-    /// As [`Owner::claim`].
+    /// As [`RobustOwner::claim`].
     ///
     /// # Safety
     /// - The calling thread uses no robust mutex.
@@ -167,7 +167,7 @@ impl Bounds {
 
     /// Whether `memfold run` is gone, so that nobody reads a line.
     pub fn is_left_alone(&self) -> bool {
-        self.page.runner.state() == Ownership::Ended
+        self.page.runner.state() == OwnerState::Ended
     }
 
     /// Shares the bounds, without what processes without a seat have, between users who ask for so

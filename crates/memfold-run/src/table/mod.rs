@@ -28,7 +28,7 @@ use memfold_stats::Stats;
 use memfold_sys::memory::shared;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::now_ns;
-use memfold_sys::thread::owner::Ownership;
+use memfold_sys::thread::owner::OwnerState;
 use memfold_sys::{Errno, units::PAGE_SIZE};
 use rustix::fd::{AsFd, OwnedFd};
 
@@ -375,11 +375,11 @@ impl Table {
     /// and its counters go on. `None` if there is none left, or no address space to map it.
     ///
     /// # Safety
-    /// - As for [`memfold_sys::thread::owner::Owner::claim`]: the calling thread has no robust list that anybody needs.
+    /// - As for [`memfold_sys::thread::owner::RobustOwner::claim`]: the calling thread has no robust list that anybody needs.
     pub unsafe fn claim(&self, pid: u32) -> Option<Process> {
         let used = self.head.used.load(Relaxed) as usize;
         let is_left =
-            |n: &usize| self.seat(*n).is_some_and(|s| s.owner.state() == Ownership::Ended);
+            |n: &usize| self.seat(*n).is_some_and(|s| s.owner.state() == OwnerState::Ended);
         let is_kept =
             |n: &usize| is_left(n) && self.seat(*n).is_some_and(|s| s.pid.load(Relaxed) == pid);
         // SAFETY: the caller's promise.
@@ -423,7 +423,7 @@ impl Table {
         let used = self.head.used.load(Relaxed) as usize;
         (0..used.min(self.seats))
             .map_while(|n| self.process(n))
-            .filter(|p| p.seat.owner.state() != Ownership::Free)
+            .filter(|p| p.seat.owner.state() != OwnerState::Free)
     }
 
     /// What the other processes of the run ask of its limit, or of its bound of resident memory: of
@@ -434,7 +434,7 @@ impl Table {
         let seats = self.mapped(used).iter().flat_map(|group| &group.seats).take(used).enumerate();
         let others = seats.filter(|(n, _)| Some(*n) != own);
         let claim = |seat: &Seat| match seat.owner.state() {
-            Ownership::Held => Some(seat.claim(limit)).filter(|claim| claim.need > 0),
+            OwnerState::Held => Some(seat.claim(limit)).filter(|claim| claim.need > 0),
             _ => {
                 self.head.charges.forget(seat);
                 None

@@ -4,7 +4,7 @@ use crate::fair_share::Claim;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
 use memfold_stats::Stats;
 use memfold_sys::Errno;
-use memfold_sys::thread::owner::{Owner, Ownership, Will};
+use memfold_sys::thread::owner::{OwnerState, RobustList, RobustOwner};
 
 /// Seats that lie together.
 pub(super) const GROUP: usize = 64;
@@ -33,7 +33,7 @@ impl Charges {
 /// What all processes look at all the time.
 #[repr(C)]
 pub(super) struct Seat {
-    pub(super) owner: Owner,
+    pub(super) owner: RobustOwner,
     /// The process, by its number as `memfold run` sees it.
     pub(super) pid: AtomicU32,
     need_bytes: AtomicU64,
@@ -57,7 +57,7 @@ impl Seat {
 
 #[repr(C, align(64))]
 pub(super) struct Place {
-    pub(super) will: Will,
+    pub(super) will: RobustList,
     pub(super) stats: Stats,
 }
 
@@ -86,13 +86,13 @@ impl Process {
 
     /// Whether it is still there, and its program is the one that has the seat.
     pub fn is_alive(&self) -> bool {
-        self.seat.owner.state() == Ownership::Held
+        self.seat.owner.state() == OwnerState::Held
     }
 
     /// Gives the seat up: by the thread that has claimed it.
     ///
     /// # Errors
-    /// As [`Owner::leave`].
+    /// As [`RobustOwner::leave`].
     pub fn leave(&self) -> Result<(), Errno> {
         self.seat.owner.leave()
     }

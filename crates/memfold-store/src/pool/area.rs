@@ -1,7 +1,7 @@
 //! Areas: parts of a shared zone, and tables of plain records in them.
 use alloc::sync::Arc;
 use core::marker::PhantomData;
-use memfold_sys::memory::zone::{Edge, Zone};
+use memfold_sys::memory::zone::{Zone, ZoneEdge};
 use memfold_sys::units::PAGE_SIZE;
 
 /// A part of a zone, which stays mapped as long as one of its areas lives.
@@ -9,7 +9,7 @@ pub(crate) struct Area {
     zone: Arc<Zone>,
     offset: usize,
     len: usize,
-    edge: Edge,
+    edge: ZoneEdge,
 }
 
 impl Area {
@@ -18,7 +18,7 @@ impl Area {
     pub fn new(zone: &Arc<Zone>, offset: usize, len: usize) -> Area {
         assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE));
         assert!(offset.checked_add(len).is_some_and(|end| end <= zone.len()));
-        Area { zone: zone.clone(), offset, len, edge: Edge::new() }
+        Area { zone: zone.clone(), offset, len, edge: ZoneEdge::new() }
     }
 
     pub fn len(&self) -> usize {

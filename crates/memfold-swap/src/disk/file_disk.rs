@@ -6,9 +6,9 @@ use memfold_sys::Errno;
 use memfold_sys::page::Page;
 use memfold_sys::random;
 use memfold_sys::raw::renumber;
-use memfold_sys::sync::{Mutex, Steady};
-use memfold_sys::transfer::uring::{BATCH, Ring};
-use memfold_sys::transfer::{Transfer, Way};
+use memfold_sys::sync::{ForkCell, Mutex};
+use memfold_sys::transfer::uring::{BATCH, IoRing};
+use memfold_sys::transfer::{Direction, Transfer};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{self, FallocateFlags, Mode, OFlags};
 
@@ -41,9 +41,9 @@ const NAME_TRIES: usize = 16;
 /// A child of fork may go on to read what its parent had written, and the parent's own: files of
 /// which it changes nothing. What lies behind that is in a file of its own.
 pub struct FileDisk {
-    files: Steady<Files>,
+    files: ForkCell<Files>,
     name: String,
-    rings: [Mutex<Option<Ring>>; RINGS],
+    rings: [Mutex<Option<IoRing>>; RINGS],
     options: Options,
 }
 
@@ -141,10 +141,10 @@ impl File {
         // SAFETY: the zone is ours and a page long.
         unsafe {
             at.write_bytes(0xA5, PROBE_BYTES);
-            Transfer::new(Way::Write, first, Page::at(at), PROBE_BYTES)
+            Transfer::new(Direction::Write, first, Page::at(at), PROBE_BYTES)
                 .finish(self.file.as_fd(), first)?;
             at.write_bytes(0, PROBE_BYTES);
-            Transfer::new(Way::Read, first, Page::at(at), PROBE_BYTES)
+            Transfer::new(Direction::Read, first, Page::at(at), PROBE_BYTES)
                 .finish(self.file.as_fd(), first)?;
             if core::slice::from_raw_parts(at, PROBE_BYTES).iter().any(|b| *b != 0xA5) {
                 return Err(Errno::IO);
@@ -167,7 +167,7 @@ impl FileDisk {
     pub fn open(path: &str, options: Options) -> Result<FileDisk, String> {
         let own = File::open(path, options, 0, None)?;
         let disk = FileDisk {
-            files: Steady::new(Files { older: Vec::new(), own: Some(own), base: 0 }),
+            files: ForkCell::new(Files { older: Vec::new(), own: Some(own), base: 0 }),
             name: path.to_string(),
             rings: [const { Mutex::new(None) }; RINGS],
             options,
@@ -182,7 +182,7 @@ impl FileDisk {
     /// and of who transfers from now on.
     pub fn make_rings(&self) {
         for place in &self.rings {
-            let Ok(ring) = Ring::new() else { break };
+            let Ok(ring) = IoRing::new() else { break };
             *place.lock() = Some(ring);
         }
     }
@@ -463,12 +463,13 @@ mod tests {
                         piece,
                     )
                 };
-                let mut writes: Vec<Transfer> = (0..64).map(|n| part(Way::Write, 0, n)).collect();
+                let mut writes: Vec<Transfer> =
+                    (0..64).map(|n| part(Direction::Write, 0, n)).collect();
                 disk.transfer(&mut writes);
                 assert!(writes.iter().all(|t| t.result == Ok(())));
                 // Half of it into registered memory, half of it not.
                 let mut reads: Vec<Transfer> =
-                    (0..64).map(|n| part(Way::Read, 2 * MAX_BYTES, n)).collect();
+                    (0..64).map(|n| part(Direction::Read, 2 * MAX_BYTES, n)).collect();
                 disk.transfer(&mut reads);
                 assert!(reads.iter().all(|t| t.result == Ok(())));
                 let read =
@@ -513,10 +514,15 @@ mod tests {
         // SAFETY: the zone has two pages, and outlives the transfers.
         unsafe {
             zone.as_ptr().write_bytes(0x5A, PAGE_SIZE);
-            let mut write = [Transfer::new(Way::Write, 4096, Page::at(zone.as_ptr()), PAGE_SIZE)];
+            let mut write =
+                [Transfer::new(Direction::Write, 4096, Page::at(zone.as_ptr()), PAGE_SIZE)];
             disk.transfer(&mut write);
-            let mut read =
-                [Transfer::new(Way::Read, 4096, Page::at(zone.as_ptr().add(PAGE_SIZE)), PAGE_SIZE)];
+            let mut read = [Transfer::new(
+                Direction::Read,
+                4096,
+                Page::at(zone.as_ptr().add(PAGE_SIZE)),
+                PAGE_SIZE,
+            )];
             disk.transfer(&mut read);
             assert_eq!((write[0].result, read[0].result), (Ok(()), Ok(())));
             assert!(
@@ -567,7 +573,7 @@ mod tests {
     }
 
     /// A page of `byte`s, written to a byte of the disk, or read from there.
-    fn moved(disk: &FileDisk, way: Way, offset: u64, byte: u8) -> Result<u8, Errno> {
+    fn moved(disk: &FileDisk, way: Direction, offset: u64, byte: u8) -> Result<u8, Errno> {
         let zone = Zone::reserve(PAGE_SIZE, PAGE_SIZE).unwrap();
         let mut all = [Transfer::new(way, offset, Page::at(zone.as_ptr()), PAGE_SIZE)];
         // SAFETY: the zone has a page.
@@ -592,19 +598,22 @@ mod tests {
         every_way(|disk| {
             for n in 0..4u64 {
                 disk.grow((n + 1) * BASE).unwrap();
-                assert_eq!(moved(&disk, Way::Write, n * BASE + 8192, n as u8 + 1), Ok(n as u8 + 1));
+                assert_eq!(
+                    moved(&disk, Direction::Write, n * BASE + 8192, n as u8 + 1),
+                    Ok(n as u8 + 1)
+                );
                 for n in 0..=n {
-                    assert_eq!(moved(&disk, Way::Read, n * BASE + 8192, 0), Ok(n as u8 + 1));
+                    assert_eq!(moved(&disk, Direction::Read, n * BASE + 8192, 0), Ok(n as u8 + 1));
                 }
                 assert_eq!(disk.older() as u64, n);
                 let own = &disk.own().unwrap().file;
                 assert_eq!(fs::fstat(own).unwrap().st_size as u64, BASE, "no more than its own");
                 begin_in_child(&disk, (n + 1) * BASE).unwrap();
             }
-            assert_eq!(moved(&disk, Way::Write, 4 * BASE, 5), Ok(5));
+            assert_eq!(moved(&disk, Direction::Write, 4 * BASE, 5), Ok(5));
             let zone = Zone::reserve(2 * PAGE_SIZE, PAGE_SIZE).unwrap();
             let at = Page::at(zone.as_ptr());
-            let mut across = Transfer::new(Way::Read, 4 * BASE - 4096, at, 8192);
+            let mut across = Transfer::new(Direction::Read, 4 * BASE - 4096, at, 8192);
             // SAFETY: the zone has two pages.
             let read = unsafe {
                 disk.transfer(core::slice::from_mut(&mut across));
@@ -617,7 +626,7 @@ mod tests {
             begin_in_child(&disk, 0).unwrap();
             assert_eq!(disk.older(), 0);
             disk.grow(BASE).unwrap();
-            assert_eq!(moved(&disk, Way::Write, 0, 9), Ok(9));
+            assert_eq!(moved(&disk, Direction::Write, 0, 9), Ok(9));
         });
     }
 
@@ -627,14 +636,14 @@ mod tests {
         std::fs::create_dir(&dir).unwrap();
         let disk = FileDisk::open(dir.to_str().unwrap(), Options::default()).unwrap();
         disk.grow(8192).unwrap();
-        assert_eq!(moved(&disk, Way::Write, 4096, 7), Ok(7));
+        assert_eq!(moved(&disk, Direction::Write, 4096, 7), Ok(7));
         std::fs::remove_dir(&dir).unwrap();
         std::fs::write(&dir, "in the way").unwrap();
         assert!(begin_in_child(&disk, 8192).is_err());
         std::fs::remove_file(&dir).unwrap();
-        assert_eq!(moved(&disk, Way::Read, 4096, 0), Ok(7));
+        assert_eq!(moved(&disk, Direction::Read, 4096, 0), Ok(7));
         assert!(disk.grow(16384).is_err() && disk.free_bytes().is_err());
-        assert!(moved(&disk, Way::Write, 8192, 1).is_err());
+        assert!(moved(&disk, Direction::Write, 8192, 1).is_err());
     }
 
     #[test]
@@ -642,7 +651,8 @@ mod tests {
         every_way(|disk| {
             disk.grow(PAGE_SIZE as u64).unwrap();
             let zone = Zone::reserve(2 * PAGE_SIZE, PAGE_SIZE).unwrap();
-            let mut read = [Transfer::new(Way::Read, 0, Page::at(zone.as_ptr()), 2 * PAGE_SIZE)];
+            let mut read =
+                [Transfer::new(Direction::Read, 0, Page::at(zone.as_ptr()), 2 * PAGE_SIZE)];
             // SAFETY: the zone has two pages.
             unsafe { disk.transfer(&mut read) };
             assert_eq!(read[0].result, Err(Errno::IO));

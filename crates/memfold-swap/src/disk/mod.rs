@@ -3,7 +3,7 @@ pub mod files;
 pub mod file_disk;
 
 use memfold_sys::Errno;
-use memfold_sys::thread::errands::Handed;
+use memfold_sys::thread::errands::Delegated;
 use memfold_sys::transfer::Transfer;
 
 /// Where cold data goes when memory is full.
@@ -64,7 +64,7 @@ struct Sent<'a>(&'a mut [Transfer]);
 // until the return.
 unsafe impl Send for Sent<'_> {}
 
-impl<D: Disk + ?Sized> Disk for Handed<D> {
+impl<D: Disk + ?Sized> Disk for Delegated<D> {
     unsafe fn transfer(&self, transfers: &mut [Transfer]) {
         let sent = Sent(transfers);
         self.with(|disk| {

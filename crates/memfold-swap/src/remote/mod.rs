@@ -19,8 +19,8 @@ pub mod socket;
 
 use alloc::string::String;
 use core::time::Duration;
-use memfold_sys::memory::witness::Witness;
-use memfold_sys::thread::errands::Handed;
+use memfold_sys::memory::witness::DescendantWatch;
+use memfold_sys::thread::errands::Delegated;
 
 /// The first message of a connection: one entry with the engine that it is of. It has no answer.
 pub const HELLO: u32 = 1;
@@ -230,13 +230,13 @@ pub trait Remote: Send + Sync {
     ///
     /// # Errors
     /// They may be gone when the process has ended.
-    fn lend(&self, copies: &Witness) -> Result<(), Failure>;
+    fn lend(&self, copies: &DescendantWatch) -> Result<(), Failure>;
 
     /// What to call the store in messages.
     fn name(&self) -> &str;
 }
 
-impl<R: Remote + ?Sized> Remote for Handed<R> {
+impl<R: Remote + ?Sized> Remote for Delegated<R> {
     fn put(&self, objects: &[Object<'_>]) -> Result<(), Failure> {
         self.with(|remote| remote.put(objects))
     }
@@ -253,7 +253,7 @@ impl<R: Remote + ?Sized> Remote for Handed<R> {
         self.with(|remote| remote.keep(patience))
     }
 
-    fn lend(&self, copies: &Witness) -> Result<(), Failure> {
+    fn lend(&self, copies: &DescendantWatch) -> Result<(), Failure> {
         self.with(|remote| remote.lend(copies))
     }
 

@@ -14,10 +14,10 @@ use alloc::vec::Vec;
 use core::mem::MaybeUninit;
 use core::time::Duration;
 use memfold_sys::Errno;
-use memfold_sys::memory::witness::Witness;
+use memfold_sys::memory::witness::DescendantWatch;
 use memfold_sys::random;
 use memfold_sys::raw::receive_with_file;
-use memfold_sys::sync::{Condvar, Mutex, Steady};
+use memfold_sys::sync::{Condvar, ForkCell, Mutex};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::IoSlice;
 use rustix::net::{
@@ -37,7 +37,7 @@ pub struct SocketRemote {
     path: String,
     name: String,
     /// Of ancestors, and the own one last.
-    engines: Steady<Vec<u64>>,
+    engines: ForkCell<Vec<u64>>,
     patience: Duration,
     line: Mutex<Option<Arc<Line>>>,
 }
@@ -52,7 +52,7 @@ impl SocketRemote {
         Ok(SocketRemote {
             path: path.to_string(),
             name: name.to_string(),
-            engines: Steady::new(alloc::vec![random::word()?]),
+            engines: ForkCell::new(alloc::vec![random::word()?]),
             patience: timeout + GRACE,
             line: Mutex::new(None),
         })
@@ -194,7 +194,7 @@ impl Remote for SocketRemote {
         self.failure(asked)
     }
 
-    fn lend(&self, copies: &Witness) -> Result<(), Failure> {
+    fn lend(&self, copies: &DescendantWatch) -> Result<(), Failure> {
         let lend = Message { file: Some(copies.file()), ..message(LEND) };
         self.ask(&lend, |_| true, &mut |_| Ok(()))
     }
@@ -373,7 +373,7 @@ fn send_with_file(socket: &OwnedFd, bytes: &[u8], file: BorrowedFd<'_>) -> Resul
 pub unsafe fn receive_with_witness(
     socket: i32,
     bytes: &mut [u8],
-) -> Result<(bool, Option<Witness>), Errno> {
+) -> Result<(bool, Option<DescendantWatch>), Errno> {
     // SAFETY: by the caller's promise.
     let socket = unsafe { BorrowedFd::borrow_raw(socket) };
     let (mut done, mut file) = (0, None);
@@ -386,7 +386,7 @@ pub unsafe fn receive_with_witness(
             Err(e) => return Err(e),
         }
     }
-    Ok((true, file.map(Witness::of)))
+    Ok((true, file.map(DescendantWatch::of)))
 }
 
 fn write(socket: &OwnedFd, mut bytes: &[u8]) -> Result<(), Errno> {

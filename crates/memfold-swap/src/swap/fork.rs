@@ -28,7 +28,7 @@ use crate::lent::OLDER_MAX;
 use crate::swap::Swap;
 use crate::tier::Tier;
 use memfold_sys::Errno;
-use memfold_sys::memory::witness::Witness;
+use memfold_sys::memory::witness::DescendantWatch;
 use memfold_sys::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold_sys::units::PAGE_SIZE;
 
@@ -68,7 +68,7 @@ impl Swap {
             return false;
         }
         let tell = tier.map(|tier| {
-            move |copies: &Witness| tier.remote.lend(copies).map_err(|_| Errno::REMOTEIO)
+            move |copies: &DescendantWatch| tier.remote.lend(copies).map_err(|_| Errno::REMOTEIO)
         });
         let lend = || self.lent.begin_copy(&self.clusters, tell);
         self.errands.as_ref().is_some_and(|errands| errands.run(lend).is_ok())

@@ -58,15 +58,15 @@ use core::ops::Range;
 use core::time::Duration;
 use memfold_store::Handle;
 use memfold_sys::Errno;
-use memfold_sys::memory::zone::{Edge, NoPromise, Zone};
+use memfold_sys::memory::zone::{NoPromise, Zone, ZoneEdge};
 use memfold_sys::page::Page;
 use memfold_sys::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 use memfold_sys::sync::{Condvar, Mutex};
-use memfold_sys::thread::errands::Errands;
-use memfold_sys::transfer::{Transfer, Way};
+use memfold_sys::thread::errands::DelegateQueue;
+use memfold_sys::transfer::{Direction, Transfer};
 use memfold_sys::units::{Order, PAGE_SIZE};
 
 /// Bytes before the payload of a packed object.
@@ -153,7 +153,7 @@ pub struct Swap {
     clusters: Clusters,
     tier: Option<Tier>,
     marks: Zone,
-    edge: Edge,
+    edge: ZoneEdge,
     buffers: Zone,
     buffer_bytes: usize,
     free: Mutex<[bool; BUFFERS]>,
@@ -173,7 +173,7 @@ pub struct Swap {
     /// Files of ancestors that are read here.
     copies: AtomicU64,
     /// In gate delivery: who has the engine's descriptors.
-    errands: Option<Arc<Errands>>,
+    errands: Option<Arc<DelegateQueue>>,
     /// What the writer is to do.
     pub outbox: Outbox,
 }
@@ -217,7 +217,7 @@ impl Swap {
                     .next_multiple_of(PAGE_SIZE),
                 PAGE_SIZE,
             )?,
-            edge: Edge::new(),
+            edge: ZoneEdge::new(),
             buffers,
             buffer_bytes,
             free: Mutex::new([true; BUFFERS]),
@@ -238,7 +238,7 @@ impl Swap {
     }
 
     /// Has what needs a descriptor of the engine's done by errands.
-    pub fn with_errands(self, errands: Option<Arc<Errands>>) -> Swap {
+    pub fn with_errands(self, errands: Option<Arc<DelegateQueue>>) -> Swap {
         Swap { errands, ..self }
     }
 
@@ -515,7 +515,7 @@ impl Swap {
         debug_assert!(len <= self.buffer_bytes && buffer < WRITE_BUFFERS);
         // SAFETY: the buffer lies in the zone.
         let at = unsafe { self.buffers.as_ptr().add(buffer * self.buffer_bytes) };
-        Transfer::new(Way::Write, slot * PAGE_SIZE as u64, Page::at(at), len)
+        Transfer::new(Direction::Write, slot * PAGE_SIZE as u64, Page::at(at), len)
     }
 
     /// Does writes that [`Swap::write_of`] made.
@@ -639,7 +639,7 @@ impl Swap {
                 }
             });
         }
-        let mut read = [Transfer::new(Way::Read, slot * PAGE_SIZE as u64, to, len)];
+        let mut read = [Transfer::new(Direction::Read, slot * PAGE_SIZE as u64, to, len)];
         // SAFETY: as the caller says. Whoever reads holds a handle, so no write goes to these
         // slots.
         unsafe { self.disk.transfer(&mut read) };

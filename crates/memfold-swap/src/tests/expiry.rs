@@ -2,7 +2,7 @@
 use crate::remote::{Failure, Fetch, Object, Remote};
 use crate::tier::expiry::Watched;
 use core::time::Duration;
-use memfold_sys::memory::witness::Witness;
+use memfold_sys::memory::witness::DescendantWatch;
 use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// A store that is asked nothing else.
@@ -37,7 +37,7 @@ impl Remote for Keeper {
         }
     }
 
-    fn lend(&self, _: &Witness) -> Result<(), Failure> {
+    fn lend(&self, _: &DescendantWatch) -> Result<(), Failure> {
         unreachable!()
     }
 

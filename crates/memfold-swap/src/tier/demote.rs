@@ -11,7 +11,7 @@ use core::ops::Range;
 use memfold_sys::page::Page;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::sleep_ns;
-use memfold_sys::transfer::{Transfer, Way};
+use memfold_sys::transfer::{Direction, Transfer};
 use memfold_sys::units::PAGE_SIZE;
 
 /// Groups that are looked at with the lock held.
@@ -267,7 +267,7 @@ impl Tier {
                 if leaving.local & bit != 0 {
                     let offset = leaving.group * GROUP_BYTES as u64 + at * PAGE_SIZE as u64;
                     reads.push(Transfer::new(
-                        Way::Read,
+                        Direction::Read,
                         offset,
                         Page::at(to.as_mut_ptr()),
                         PAGE_SIZE,

@@ -80,7 +80,7 @@ use memfold_sys::memory::zone::Zone;
 use memfold_sys::page::Page;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex, MutexGuard};
-use memfold_sys::transfer::{Transfer, Way};
+use memfold_sys::transfer::{Direction, Transfer};
 use memfold_sys::units::PAGE_SIZE;
 
 /// Bytes of a group.
@@ -491,7 +491,12 @@ impl Tier {
         let near = parts.iter().filter(|p| p.object.is_none());
         let mut reads: Vec<Transfer> = near
             .map(|p| {
-                Transfer::new(Way::Read, p.slot * PAGE_SIZE as u64, place(p), p.count * PAGE_SIZE)
+                Transfer::new(
+                    Direction::Read,
+                    p.slot * PAGE_SIZE as u64,
+                    place(p),
+                    p.count * PAGE_SIZE,
+                )
             })
             .collect();
         // SAFETY: as the caller says.

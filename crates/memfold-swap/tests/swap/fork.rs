@@ -1,7 +1,7 @@
 //! Tests of what a child of fork reads in the remote store. Row B3.
 use super::objects::{bounds, read_raw, write_raw};
 use memfold_swap::{Bounds, OLDER_MAX, Place, Swap};
-use memfold_sys::thread::errands::Errands;
+use memfold_sys::thread::errands::DelegateQueue;
 use memfold_sys::units::PAGE_SIZE;
 use memfold_testkit::disk::MemoryDisk;
 use memfold_testkit::remote::{Ask, MemoryRemote, RemoteTrouble};
@@ -20,7 +20,7 @@ fn tiers() -> (Swap, MemoryDisk, MemoryRemote) {
         ..bounds()
     };
     let swap = Swap::new(Box::new(disk.clone()), Some(Box::new(remote.clone())), true, of).unwrap();
-    (swap.with_errands(Some(Arc::new(Errands::new(|| true)))), disk, remote)
+    (swap.with_errands(Some(Arc::new(DelegateQueue::new(|| true)))), disk, remote)
 }
 
 /// Objects of 16 KiB, which move on as they fill the file.

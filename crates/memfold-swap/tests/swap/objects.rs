@@ -3,7 +3,7 @@ use memfold_store::Handle;
 use memfold_swap::location::SLOTS_MAX;
 use memfold_swap::{Bounds, OLDER_MAX, Place, ReadError, Swap};
 use memfold_sys::page::PageBuffer;
-use memfold_sys::thread::errands::Errands;
+use memfold_sys::thread::errands::DelegateQueue;
 use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_testkit::disk::MemoryDisk;
 use std::sync::Arc;
@@ -119,7 +119,7 @@ fn the_size_is_kept() {
 fn a_child_reads_its_parents_objects_and_writes_behind_them() {
     for encrypt in [true, false] {
         let disk = MemoryDisk::default();
-        let errands = Errands::new(|| true);
+        let errands = DelegateQueue::new(|| true);
         let swap = swap(&disk, encrypt).with_errands(Some(Arc::new(errands)));
         let mut all = Vec::new();
         for generation in 0..=OLDER_MAX {

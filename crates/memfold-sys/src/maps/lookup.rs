@@ -2,7 +2,7 @@
 //! `include/uapi/linux/fs.h`); before that, by reading the whole map.
 use crate::Errno;
 use crate::maps::own::OwnFile;
-use crate::maps::{Area, each_area_in};
+use crate::maps::{Vma, each_area_in};
 use crate::raw::ioctl;
 use crate::sync::Mutex;
 use core::ops::ControlFlow;
@@ -21,7 +21,7 @@ const SHARED: u64 = 0x08;
 
 #[repr(C)]
 #[derive(Default)]
-struct Query {
+struct MapsQuery {
     size: u64,
     flags: u64,
     addr: u64,
@@ -47,7 +47,7 @@ pub struct Maps {
 
 /// An area, as far as [`Maps`] tells.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundVma {
     /// First byte.
     pub start: usize,
     /// First byte past it.
@@ -98,7 +98,12 @@ impl Maps {
     ///
     /// # Errors
     /// What the kernel says; NOENT in a child of fork that could not open its own.
-    pub fn each(&self, start: usize, end: usize, mut each: impl FnMut(Found)) -> Result<(), Errno> {
+    pub fn each(
+        &self,
+        start: usize,
+        end: usize,
+        mut each: impl FnMut(FoundVma),
+    ) -> Result<(), Errno> {
         let file = self.file.get().ok_or(Errno::NOENT)?;
         let mut at = start;
         while at < end {
@@ -110,7 +115,7 @@ impl Maps {
             };
             at = area.area_end as usize;
             let access = area.area_flags & (READABLE | WRITABLE | EXECUTABLE);
-            each(Found {
+            each(FoundVma {
                 start: area.area_start as usize,
                 end: at,
                 anonymous: area.area_flags & SHARED == 0 && area.inode == 0,
@@ -127,7 +132,7 @@ impl Maps {
         file: &OwnedFd,
         start: usize,
         end: usize,
-        mut each: impl FnMut(Found),
+        mut each: impl FnMut(FoundVma),
     ) -> Result<(), Errno> {
         let _alone = self.reading.lock();
         rustix::fs::seek(file, SeekFrom::Start(0))?;
@@ -143,9 +148,14 @@ impl Maps {
     }
 }
 
-fn found(area: &Area) -> Found {
+fn found(area: &Vma) -> FoundVma {
     let access = area.access();
-    Found { start: area.start, end: area.end, anonymous: area.private && area.inode == 0, access }
+    FoundVma {
+        start: area.start,
+        end: area.end,
+        anonymous: area.private && area.inode == 0,
+        access,
+    }
 }
 
 /// Whether the kernel answers such questions.
@@ -159,12 +169,12 @@ pub fn probe() -> Result<(), Errno> {
 }
 
 /// The area at an address, or the next after it.
-fn next(file: &OwnedFd, at: usize) -> Result<Query, Errno> {
-    let mut query = Query {
-        size: size_of::<Query>() as u64,
+fn next(file: &OwnedFd, at: usize) -> Result<MapsQuery, Errno> {
+    let mut query = MapsQuery {
+        size: size_of::<MapsQuery>() as u64,
         flags: COVERING_OR_NEXT,
         addr: at as u64,
-        ..Query::default()
+        ..MapsQuery::default()
     };
     // SAFETY: `query` is local, outlives the call, and states its size; it names no buffers.
     unsafe { ioctl(file.as_raw_fd(), PROCMAP_QUERY, (&raw mut query).cast())? };

@@ -80,7 +80,7 @@ pub const NAME_LEN_MAX: usize = 64;
 
 /// One area (VMA).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Area {
+pub struct Vma {
     /// First byte.
     pub start: usize,
     /// First byte past it.
@@ -99,7 +99,7 @@ pub struct Area {
     name_len: u8,
 }
 
-impl Area {
+impl Vma {
     /// Length in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
@@ -135,15 +135,15 @@ impl Area {
     }
 
     /// From a line such as `7f0-7f8 rw-p 00000000 00:00 0    [heap]`; `None` if it isn't one.
-    fn parse(line: &[u8]) -> Option<Area> {
-        let mut fields = Fields { rest: line };
+    fn parse(line: &[u8]) -> Option<Vma> {
+        let mut fields = SplitWords { rest: line };
         let range = fields.next()?;
         let dash = range.iter().position(|&b| b == b'-')?;
         let (start, end) = (hex(&range[..dash])?, hex(&range[dash + 1..])?);
         let &[r, w, x, p] = fields.next()? else { return None };
         let inode = decimal(fields.nth(2)?)?;
         let path = fields.rest.trim_ascii_start();
-        let mut area = Area {
+        let mut area = Vma {
             start: start as usize,
             end: end as usize,
             readable: r == b'r',
@@ -160,9 +160,9 @@ impl Area {
     }
 }
 
-/// What smaps says of an area beyond [`Area`].
+/// What smaps says of an area beyond [`Vma`].
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Details {
+pub struct SmapsDetails {
     /// Memory that is mapped, bytes.
     pub resident_bytes: usize,
     /// Of it, pages that belong to no file: also written ones of private file mappings, bytes.
@@ -173,14 +173,14 @@ pub struct Details {
     pub flags: u32,
 }
 
-impl Details {
+impl SmapsDetails {
     /// Whether any of `flags` is set.
     pub fn has(&self, flags: u32) -> bool {
         self.flags & flags != 0
     }
 
     fn add(&mut self, line: &[u8]) {
-        let mut fields = Fields { rest: line };
+        let mut fields = SplitWords { rest: line };
         let kib = |value: Option<&[u8]>| value.and_then(decimal).map_or(0, |n| n as usize * 1024);
         match fields.next() {
             Some(b"Rss:") => self.resident_bytes = kib(fields.next()),
@@ -202,16 +202,16 @@ impl Details {
 ///
 /// # Errors
 /// What opening or reading says: ENOENT without /proc.
-pub fn each_area(each: impl FnMut(&Area) -> ControlFlow<()>) -> Result<(), Errno> {
+pub fn each_area(each: impl FnMut(&Vma) -> ControlFlow<()>) -> Result<(), Errno> {
     each_area_in(&open(c"/proc/self/maps")?, each)
 }
 
 /// The same of an open map, from where it stands on.
 fn each_area_in(
     file: &OwnedFd,
-    mut each: impl FnMut(&Area) -> ControlFlow<()>,
+    mut each: impl FnMut(&Vma) -> ControlFlow<()>,
 ) -> Result<(), Errno> {
-    each_line(file, |line| match Area::parse(line) {
+    each_line(file, |line| match Vma::parse(line) {
         Some(area) => each(&area),
         None => ControlFlow::Continue(()),
     })
@@ -235,7 +235,9 @@ pub fn private_anonymous_at(addr: usize) -> Option<(usize, usize)> {
 ///
 /// # Errors
 /// As [`each_area`].
-pub fn each_detailed(each: impl FnMut(&Area, &Details) -> ControlFlow<()>) -> Result<(), Errno> {
+pub fn each_detailed(
+    each: impl FnMut(&Vma, &SmapsDetails) -> ControlFlow<()>,
+) -> Result<(), Errno> {
     each_detailed_of(&open(c"/proc/self/smaps")?, each)
 }
 
@@ -263,7 +265,10 @@ impl Smaps {
     ///
     /// # Errors
     /// What reading says; ENOENT where there is none.
-    pub fn each(&self, each: impl FnMut(&Area, &Details) -> ControlFlow<()>) -> Result<(), Errno> {
+    pub fn each(
+        &self,
+        each: impl FnMut(&Vma, &SmapsDetails) -> ControlFlow<()>,
+    ) -> Result<(), Errno> {
         let file = self.0.get().ok_or(Errno::NOENT)?;
         rustix::fs::seek(file, SeekFrom::Start(0))?;
         each_detailed_of(file, each)
@@ -272,17 +277,17 @@ impl Smaps {
 
 fn each_detailed_of(
     file: &OwnedFd,
-    mut each: impl FnMut(&Area, &Details) -> ControlFlow<()>,
+    mut each: impl FnMut(&Vma, &SmapsDetails) -> ControlFlow<()>,
 ) -> Result<(), Errno> {
-    let mut current: Option<(Area, Details)> = None;
+    let mut current: Option<(Vma, SmapsDetails)> = None;
     each_line(file, |line| {
-        let Some(area) = Area::parse(line) else {
+        let Some(area) = Vma::parse(line) else {
             if let Some((_, details)) = &mut current {
                 details.add(line);
             }
             return ControlFlow::Continue(());
         };
-        match current.replace((area, Details::default())) {
+        match current.replace((area, SmapsDetails::default())) {
             Some((area, details)) => {
                 let flow = each(&area, &details);
                 if flow.is_break() {
@@ -333,11 +338,11 @@ fn each_line(file: &OwnedFd, mut each: impl FnMut(&[u8]) -> ControlFlow<()>) -> 
 }
 
 /// Words separated by spaces.
-struct Fields<'a> {
+struct SplitWords<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Iterator for Fields<'a> {
+impl<'a> Iterator for SplitWords<'a> {
     type Item = &'a [u8];
     fn next(&mut self) -> Option<&'a [u8]> {
         let text = self.rest.trim_ascii_start();
@@ -372,7 +377,7 @@ mod tests {
 
     #[test]
     fn lines_are_read_as_the_kernel_writes_them() {
-        let heap = Area::parse(
+        let heap = Vma::parse(
             b"55d0c1a2e000-55d0c1a4f000 rw-p 00000000 00:00 0                          [heap]",
         );
         let heap = heap.unwrap();
@@ -381,19 +386,19 @@ mod tests {
             (0x55d0c1a2e000, 0x21000, b"[heap]".as_slice())
         );
         assert!(heap.readable && heap.writable && !heap.executable && heap.is_private_anonymous());
-        let file = Area::parse(b"7f1-7f2 r-xs 00001000 fe:01 1234    /tmp/a b (deleted)").unwrap();
+        let file = Vma::parse(b"7f1-7f2 r-xs 00001000 fe:01 1234    /tmp/a b (deleted)").unwrap();
         assert_eq!((file.name(), file.inode), (b"/tmp/a b (deleted)".as_slice(), 1234));
         assert!(file.executable && !file.private && !file.is_private_anonymous());
-        let plain = Area::parse(b"7f1-7f2 rw-p 00000000 00:00 0 ").unwrap();
+        let plain = Vma::parse(b"7f1-7f2 rw-p 00000000 00:00 0 ").unwrap();
         assert!(plain.name().is_empty() && plain.is_private_anonymous());
-        let named = Area::parse(b"7f1-7f2 rw-p 00000000 00:00 0    [anon:glibc: malloc]").unwrap();
+        let named = Vma::parse(b"7f1-7f2 rw-p 00000000 00:00 0    [anon:glibc: malloc]").unwrap();
         assert!(named.is_private_anonymous());
-        let vvar = Area::parse(b"7f1-7f2 r--p 00000000 00:00 0    [vvar]").unwrap();
+        let vvar = Vma::parse(b"7f1-7f2 r--p 00000000 00:00 0    [vvar]").unwrap();
         assert!(!vvar.is_private_anonymous());
         for bad in
             [b"Rss:  4 kB".as_slice(), b"", b"7f1-7f2", b"x-y rw-p 0 0 0", b"1-2 rw 0 00:00 0"]
         {
-            assert_eq!(Area::parse(bad), None);
+            assert_eq!(Vma::parse(bad), None);
         }
     }
 
@@ -446,7 +451,7 @@ mod tests {
         assert!(!find(&raw const here as usize).unwrap().1.has(flag::LOCKED | flag::IO));
     }
 
-    fn find(address: usize) -> Option<(Area, Details)> {
+    fn find(address: usize) -> Option<(Vma, SmapsDetails)> {
         let mut found = None;
         each_detailed(|area, details| {
             if (area.start..area.end).contains(&address) {

@@ -6,7 +6,7 @@
 //! are merged with their neighbours and their pages given back. Everything is under one lock, so
 //! this is not for hot paths.
 use crate::Errno;
-use crate::memory::zone::{Edge, NoPromise, Zone};
+use crate::memory::zone::{NoPromise, Zone, ZoneEdge};
 use crate::sync::Mutex;
 use crate::units::PAGE_SIZE;
 use core::alloc::{GlobalAlloc, Layout};
@@ -30,32 +30,32 @@ const CHUNK_BYTES: usize = 32 << 10;
 const CLEAR_BYTES_MAX: usize = 64 << 10;
 
 const _: () = assert!(CHUNK_BYTES.is_multiple_of(PAGE_SIZE) && CHUNK_BYTES >= SMALL_BYTES_MAX);
-const _: () = assert!(size_of::<Run>() <= PAGE_SIZE && size_of::<*mut u8>() <= SMALL_BYTES_MIN);
+const _: () = assert!(size_of::<FreeRun>() <= PAGE_SIZE && size_of::<*mut u8>() <= SMALL_BYTES_MIN);
 
 /// An allocator of its own, usable as `#[global_allocator]`. Reserves address space at the first
 /// allocation.
 ///
-/// What holds ([`Arena::check`] verifies it): free runs are in ascending order, don't touch one
+/// What holds ([`ZoneAllocator::check`] verifies it): free runs are in ascending order, don't touch one
 /// another nor the top, and are all zeros but for their headers; everything from the top on is
 /// untouched; used + free bytes = top.
-pub struct Arena {
-    inner: Mutex<Inner>,
+pub struct ZoneAllocator {
+    inner: Mutex<AllocatorState>,
 }
 
-struct Inner {
+struct AllocatorState {
     zone: Option<Zone>,
-    edge: Edge,
+    edge: ZoneEdge,
     /// Offset of the first page that was never given out, or has come back.
     top: usize,
     /// The free run with the lowest address.
-    runs: *mut Run,
+    runs: *mut FreeRun,
     free_bytes: usize,
-    classes: [Class; CLASSES],
+    classes: [FreeObjects; CLASSES],
 }
 
 /// The free objects of a size class.
 #[derive(Copy, Clone)]
-struct Class {
+struct FreeObjects {
     /// Those that have come back, linked through their first word.
     back: *mut u8,
     /// The next that was never given out, of the chunk that the class took last, and how many there
@@ -64,37 +64,37 @@ struct Class {
     count: usize,
 }
 
-impl Class {
-    const NONE: Class = Class { back: null_mut(), fresh: null_mut(), count: 0 };
+impl FreeObjects {
+    const NONE: FreeObjects = FreeObjects { back: null_mut(), fresh: null_mut(), count: 0 };
 }
 
 /// Header of a free run, in its first bytes.
-struct Run {
-    next: *mut Run,
+struct FreeRun {
+    next: *mut FreeRun,
     len: usize,
 }
 
 // SAFETY: the pointers lead only into the zone, which `Inner` owns.
-unsafe impl Send for Inner {}
+unsafe impl Send for AllocatorState {}
 
-impl Default for Arena {
+impl Default for ZoneAllocator {
     fn default() -> Self {
-        Arena::new()
+        ZoneAllocator::new()
     }
 }
 
-impl Arena {
+impl ZoneAllocator {
     /// An arena that has reserved nothing yet.
-    pub const fn new() -> Arena {
-        let inner = Inner {
+    pub const fn new() -> ZoneAllocator {
+        let inner = AllocatorState {
             zone: None,
-            edge: Edge::new(),
+            edge: ZoneEdge::new(),
             top: 0,
             runs: null_mut(),
             free_bytes: 0,
-            classes: [Class::NONE; CLASSES],
+            classes: [FreeObjects::NONE; CLASSES],
         };
-        Arena { inner: Mutex::new(inner) }
+        ZoneAllocator { inner: Mutex::new(inner) }
     }
 
     /// Bytes of whole pages that are given out, be it to callers or to size classes.
@@ -103,16 +103,16 @@ impl Arena {
         inner.top - inner.free_bytes
     }
 
-    /// Nobody allocates or frees until [`Arena::unfreeze`]. For a fork, whose child must not get an
+    /// Nobody allocates or frees until [`ZoneAllocator::unfreeze`]. For a fork, whose child must not get an
     /// arena that some other thread is changing.
     pub fn freeze(&self) {
         core::mem::forget(self.inner.lock());
     }
 
-    /// Ends [`Arena::freeze`].
+    /// Ends [`ZoneAllocator::freeze`].
     ///
     /// # Safety
-    /// - [`Arena::freeze`] has returned, in this process or in the parent that it is a copy of, and
+    /// - [`ZoneAllocator::freeze`] has returned, in this process or in the parent that it is a copy of, and
     ///   this is called once for it.
     pub unsafe fn unfreeze(&self) {
         // SAFETY: the guard was forgotten.
@@ -146,7 +146,7 @@ impl Arena {
             }
             // SAFETY: a free run is `len` readable bytes that nobody else uses.
             let bytes = unsafe { core::slice::from_raw_parts(at.cast::<u8>(), len) };
-            if bytes[size_of::<Run>()..].iter().any(|&b| b != 0) {
+            if bytes[size_of::<FreeRun>()..].iter().any(|&b| b != 0) {
                 return Err("a free run is not all zeros");
             }
             (at, end, free) = (next, start + len, free + len);
@@ -198,7 +198,7 @@ fn run_bytes(layout: &Layout) -> Option<usize> {
 // SAFETY: memory handed out comes from a zone that lives as long as the arena, is aligned as asked,
 // and belongs to one caller until it is given back: the lock keeps the lists consistent, and sizes
 // are derived from the layout alone, which the caller must pass again.
-unsafe impl GlobalAlloc for Arena {
+unsafe impl GlobalAlloc for ZoneAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let mut inner = self.inner.lock();
         match class_for(&layout) {
@@ -253,7 +253,7 @@ unsafe impl GlobalAlloc for Arena {
     }
 }
 
-impl Inner {
+impl AllocatorState {
     /// An object of a class; null if there is no room.
     fn take_object(&mut self, class: usize) -> *mut u8 {
         let size = class_bytes(class);
@@ -315,21 +315,21 @@ impl Inner {
     ///
     /// # Safety
     /// - `link` is a link of the list to a run that contains the range.
-    unsafe fn cut(&mut self, link: *mut *mut Run, at: usize, len: usize) -> *mut u8 {
+    unsafe fn cut(&mut self, link: *mut *mut FreeRun, at: usize, len: usize) -> *mut u8 {
         // SAFETY: the caller vouches for `link`; the headers written lie in parts of the run that
         // stay free.
         unsafe {
             let run = *link;
             let (start, end, mut next) = (run as usize, run as usize + (*run).len, (*run).next);
             let (head, tail) = (at - start, end - (at + len));
-            run.write(Run { next: null_mut(), len: 0 });
+            run.write(FreeRun { next: null_mut(), len: 0 });
             if tail > 0 {
-                let rest = (at + len) as *mut Run;
-                rest.write(Run { next, len: tail });
+                let rest = (at + len) as *mut FreeRun;
+                rest.write(FreeRun { next, len: tail });
                 next = rest;
             }
             if head > 0 {
-                run.write(Run { next, len: head });
+                run.write(FreeRun { next, len: head });
                 next = run;
             }
             *link = next;
@@ -386,25 +386,25 @@ impl Inner {
     /// - `at` is `len` zeroed bytes of whole pages in the zone, on no list, used by nobody.
     unsafe fn insert(&mut self, at: *mut u8, len: usize) {
         self.free_bytes += len;
-        let (mut before, mut next) = (null_mut::<Run>(), self.runs);
+        let (mut before, mut next) = (null_mut::<FreeRun>(), self.runs);
         // SAFETY: every pointer in the list leads to a header of a free run; the lock is held. The
         // headers written lie in free memory, and a header that a merge swallows is cleared.
         unsafe {
             while !next.is_null() && (next as usize) < at as usize {
                 (before, next) = (next, (*next).next);
             }
-            let run = at.cast::<Run>();
-            run.write(Run { next, len });
+            let run = at.cast::<FreeRun>();
+            run.write(FreeRun { next, len });
             if !next.is_null() && at as usize + len == next as usize {
-                let swallowed = next.replace(Run { next: null_mut(), len: 0 });
-                run.write(Run { next: swallowed.next, len: len + swallowed.len });
+                let swallowed = next.replace(FreeRun { next: null_mut(), len: 0 });
+                run.write(FreeRun { next: swallowed.next, len: len + swallowed.len });
             }
             let mut last = run;
             if before.is_null() {
                 self.runs = run;
             } else if before as usize + (*before).len == at as usize {
-                let swallowed = run.replace(Run { next: null_mut(), len: 0 });
-                before.write(Run { next: swallowed.next, len: (*before).len + swallowed.len });
+                let swallowed = run.replace(FreeRun { next: null_mut(), len: 0 });
+                before.write(FreeRun { next: swallowed.next, len: (*before).len + swallowed.len });
                 last = before;
             } else {
                 (*before).next = run;
@@ -417,7 +417,7 @@ impl Inner {
     ///
     /// # Safety
     /// - `run` is on the list.
-    unsafe fn lower_top(&mut self, run: *mut Run) {
+    unsafe fn lower_top(&mut self, run: *mut FreeRun) {
         let Some(zone) = &self.zone else { return };
         // SAFETY: the caller vouches for `run`, and the list's links lead to headers; the lock is
         // held.
@@ -430,7 +430,7 @@ impl Inner {
                 link = &raw mut (**link).next;
             }
             *link = null_mut();
-            let taken = run.replace(Run { next: null_mut(), len: 0 });
+            let taken = run.replace(FreeRun { next: null_mut(), len: 0 });
             self.free_bytes -= taken.len;
             self.top -= taken.len;
         }
@@ -468,7 +468,7 @@ mod tests {
     /// Every block is filled with bytes of its own; none may change while others come and go.
     #[test]
     fn blocks_never_overlap_are_aligned_and_come_zeroed_when_asked() {
-        let arena = Arena::new();
+        let arena = ZoneAllocator::new();
         let mut random = 1u64;
         let mut next = move |below: usize| {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -513,7 +513,7 @@ mod tests {
 
     #[test]
     fn runs_come_back_whole() {
-        let arena = Arena::new();
+        let arena = ZoneAllocator::new();
         let layout = Layout::from_size_align(100 << 10, 8).unwrap();
         // SAFETY: plain use of the allocator, each block given back once.
         unsafe {
@@ -534,7 +534,7 @@ mod tests {
 
     #[test]
     fn a_block_keeps_its_bytes_when_it_grows_and_shrinks() {
-        let arena = Arena::new();
+        let arena = ZoneAllocator::new();
         let mut layout = Layout::from_size_align(10, 1).unwrap();
         // SAFETY: plain use of the allocator; every access lies within the block's present size.
         unsafe {
@@ -551,7 +551,7 @@ mod tests {
 
     #[test]
     fn too_much_is_refused_not_fatal() {
-        let arena = Arena::new();
+        let arena = ZoneAllocator::new();
         let layout = Layout::from_size_align(RESERVE_BYTES * 2, 8).unwrap();
         // SAFETY: the layout has a size.
         assert!(unsafe { arena.alloc(layout) }.is_null());

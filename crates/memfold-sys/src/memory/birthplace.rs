@@ -10,19 +10,19 @@ use crate::units::PAGE_SIZE;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// See the module.
-pub struct Birthplace {
+pub struct ProcessTag {
     page: Zone,
 }
 
-impl Birthplace {
+impl ProcessTag {
     /// This process.
     ///
     /// # Errors
     /// What reserving a page says; EINVAL before Linux 4.14.
-    pub fn new() -> Result<Birthplace, Errno> {
+    pub fn new() -> Result<ProcessTag, Errno> {
         let page = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
         page.wipe_in_children()?;
-        let place = Birthplace { page };
+        let place = ProcessTag { page };
         place.word().store(1, Relaxed);
         Ok(place)
     }
@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn a_child_is_another_place_and_its_parent_is_not() {
         let _alone = crate::FORKS.lock();
-        let place = Birthplace::new().unwrap();
+        let place = ProcessTag::new().unwrap();
         assert!(place.is_here());
         // SAFETY: the child reads memory and ends.
         match unsafe { libc::fork() } {

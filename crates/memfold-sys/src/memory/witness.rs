@@ -15,27 +15,27 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
 
 /// See the module.
-pub struct Witness {
+pub struct DescendantWatch {
     file: OwnedFd,
     /// This process's own mapping; 0 if there is none.
     at: AtomicUsize,
 }
 
-impl Witness {
+impl DescendantWatch {
     /// Nobody is seen yet. It has a descriptor in the caller's table.
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn new() -> Result<Witness, Errno> {
+    pub fn new() -> Result<DescendantWatch, Errno> {
         let file =
             memfd_create(c"memfold-witness", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, PAGE_SIZE as u64)?;
-        Ok(Witness { file, at: AtomicUsize::new(0) })
+        Ok(DescendantWatch { file, at: AtomicUsize::new(0) })
     }
 
     /// One that another process has made, by the descriptor that it has sent.
-    pub fn of(file: OwnedFd) -> Witness {
-        Witness { file, at: AtomicUsize::new(0) }
+    pub fn of(file: OwnedFd) -> DescendantWatch {
+        DescendantWatch { file, at: AtomicUsize::new(0) }
     }
 
     /// The descriptor, to be sent.
@@ -43,11 +43,11 @@ impl Witness {
         self.file.as_fd()
     }
 
-    /// Whoever is copied from now on, until [`Witness::end_copy`], is seen. Called by a thread that
+    /// Whoever is copied from now on, until [`DescendantWatch::end_copy`], is seen. Called by a thread that
     /// has the descriptor.
     ///
     /// # Errors
-    /// What mmap says; EPERM also where [`Witness::is_over`] was true.
+    /// What mmap says; EPERM also where [`DescendantWatch::is_over`] was true.
     pub fn begin_copy(&self) -> Result<(), Errno> {
         // One that isn't writable is allowed of a sealed file too, and isn't counted there.
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn a_copy_is_seen_until_it_and_its_own_copies_have_ended() {
         let _forks = crate::FORKS.lock();
-        let witness = Witness::new().unwrap();
+        let witness = DescendantWatch::new().unwrap();
         witness.begin_copy().unwrap();
         let pair = || UnixStream::pair().unwrap();
         let ((go, stop), (told, tell)) = (pair(), pair());
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn what_a_copy_executes_is_another_program() {
         let _forks = crate::FORKS.lock();
-        let witness = Witness::new().unwrap();
+        let witness = DescendantWatch::new().unwrap();
         witness.begin_copy().unwrap();
         let sleeper = child(|| {
             // SAFETY: the strings end with zeros, and the list with a null pointer.

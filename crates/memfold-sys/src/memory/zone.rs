@@ -4,7 +4,7 @@
 //! listed, so that `memfold run` can tell its own memory from the program's and never adopts it.
 use crate::Errno;
 use crate::sync::StaticMutex;
-use crate::text::Text;
+use crate::text::TextBuffer;
 use crate::units::PAGE_SIZE;
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use rustix::mm::{
@@ -24,12 +24,12 @@ pub struct Zone {
 
 /// How far a part of a zone may be written, bytes from the start of the part: see [`Zone::need`].
 #[derive(Default)]
-pub struct Edge(AtomicUsize);
+pub struct ZoneEdge(AtomicUsize);
 
-impl Edge {
+impl ZoneEdge {
     /// Nothing may be written yet.
-    pub const fn new() -> Edge {
-        Edge(AtomicUsize::new(0))
+    pub const fn new() -> ZoneEdge {
+        ZoneEdge(AtomicUsize::new(0))
     }
 }
 
@@ -44,10 +44,10 @@ unsafe impl Sync for Zone {}
 
 /// Zones that a process can have.
 pub const ZONES_MAX: usize = 4096;
-static LIST: StaticMutex<List<ZONES_MAX>> = StaticMutex::new(List::new());
+static LIST: StaticMutex<ZoneList<ZONES_MAX>> = StaticMutex::new(ZoneList::new());
 
 /// All live zones: first byte and first past it.
-struct List<const MAX: usize> {
+struct ZoneList<const MAX: usize> {
     zones: [(usize, usize); MAX],
     /// The engine has locked it in memory.
     locked: [bool; MAX],
@@ -56,9 +56,9 @@ struct List<const MAX: usize> {
     count: usize,
 }
 
-impl<const MAX: usize> List<MAX> {
+impl<const MAX: usize> ZoneList<MAX> {
     const fn new() -> Self {
-        List { zones: [(0, 0); MAX], locked: [false; MAX], used: 0, count: 0 }
+        ZoneList { zones: [(0, 0); MAX], locked: [false; MAX], used: 0, count: 0 }
     }
 
     fn free_place(&self) -> Option<usize> {
@@ -171,7 +171,13 @@ impl Zone {
     /// # Panics
     /// If the part is not page-aligned or reaches past the zone, or `end` past the part.
     #[inline]
-    pub fn need(&self, edge: &Edge, offset: usize, len: usize, end: usize) -> Result<(), Errno> {
+    pub fn need(
+        &self,
+        edge: &ZoneEdge,
+        offset: usize,
+        len: usize,
+        end: usize,
+    ) -> Result<(), Errno> {
         if self.is_counted && end > edge.0.load(Relaxed) {
             self.grow(edge, offset, len, end)
         } else {
@@ -180,7 +186,7 @@ impl Zone {
     }
 
     #[cold]
-    fn grow(&self, edge: &Edge, offset: usize, len: usize, end: usize) -> Result<(), Errno> {
+    fn grow(&self, edge: &ZoneEdge, offset: usize, len: usize, end: usize) -> Result<(), Errno> {
         assert!(offset.is_multiple_of(PAGE_SIZE) && offset + len <= self.len && end <= len);
         let to = end.next_multiple_of(STEP_BYTES).min(len.next_multiple_of(PAGE_SIZE));
         let from = edge.0.load(Relaxed);
@@ -319,7 +325,7 @@ impl core::fmt::Display for NoPromise {
 impl NoPromise {
     /// Ends the process, as one of the engine's tables can't grow: with one line, made without memory.
     pub fn end(what: &str) -> ! {
-        let text: Text<256> = Text::of(format_args!(
+        let text: TextBuffer<256> = TextBuffer::of(format_args!(
             "{what} can't grow: {NoPromise}. Raise vm.overcommit_ratio, or add swap"
         ));
         crate::raw::end(core::str::from_utf8(text.as_bytes()).unwrap_or(what))
@@ -508,7 +514,7 @@ mod tests {
     #[test]
     fn where_reservations_count_only_what_was_asked_for_may_be_written_and_all_can_be_read() {
         let zone = Zone::reserve_as(8 << 20, 2 << 20, true).unwrap();
-        let (first, second) = (Edge::new(), Edge::new());
+        let (first, second) = (ZoneEdge::new(), ZoneEdge::new());
         // SAFETY: offsets lie inside the zone, and nothing else uses it; what is written was asked
         // for.
         unsafe {
@@ -539,7 +545,7 @@ mod tests {
 
     #[test]
     fn list_is_crowded_from_seven_eighths_on_and_has_room_to_the_last_place() {
-        let mut list = List::<16>::new();
+        let mut list = ZoneList::<16>::new();
         for n in 1..=16 {
             assert_eq!(list.is_crowded(), n > 14, "{n}");
             let place = list.free_place().unwrap();

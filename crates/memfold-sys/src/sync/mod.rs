@@ -15,7 +15,7 @@ mod steady;
 /// The lock for statics: a futex lock also under the model checker, whose own locks live for one
 /// run only. No other lock is taken, and nothing waits, while it is held.
 pub use futex::Mutex as StaticMutex;
-pub use steady::Steady;
+pub use steady::ForkCell;
 
 #[cfg(not(shuttle))]
 pub use futex::{Condvar, Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard};

@@ -1,19 +1,19 @@
-//! [`Steady`]: what changes in a child of fork only.
+//! [`ForkCell`]: what changes in a child of fork only.
 use core::cell::UnsafeCell;
 use core::ops::Deref;
 
 /// A value that all threads read, and that is changed only while there is one thread: in a child of
 /// fork, which takes over what its parent had.
-pub struct Steady<T>(UnsafeCell<T>);
+pub struct ForkCell<T>(UnsafeCell<T>);
 
 // SAFETY: it is shared by `&T`; who changes it is alone, by the contract of `change`, and so is
 // where what it puts there is dropped.
-unsafe impl<T: Send + Sync> Sync for Steady<T> {}
+unsafe impl<T: Send + Sync> Sync for ForkCell<T> {}
 
-impl<T> Steady<T> {
+impl<T> ForkCell<T> {
     /// With this value.
-    pub const fn new(value: T) -> Steady<T> {
-        Steady(UnsafeCell::new(value))
+    pub const fn new(value: T) -> ForkCell<T> {
+        ForkCell(UnsafeCell::new(value))
     }
 
     /// The value for changing.
@@ -27,7 +27,7 @@ impl<T> Steady<T> {
     }
 }
 
-impl<T> Deref for Steady<T> {
+impl<T> Deref for ForkCell<T> {
     type Target = T;
     fn deref(&self) -> &T {
         // SAFETY: nobody changes it while another reference lives.

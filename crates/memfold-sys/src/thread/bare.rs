@@ -12,7 +12,7 @@ use crate::Errno;
 use crate::memory::zone::{Zone, counts_reservations};
 use crate::raw::{self, system_call};
 use crate::sync::StaticMutex;
-use crate::thread::identity::Rights;
+use crate::thread::identity::ThreadRights;
 use crate::thread::{process_id, sleep_ns, thread_id, yield_now};
 use crate::units::PAGE_SIZE;
 use core::ffi::CStr;
@@ -42,7 +42,7 @@ const THREAD_BYTES: usize = PAGE_SIZE + STACK_BYTES + TLS_BYTES + 2 * PAGE_SIZE;
 static SPARE: StaticMutex<(usize, usize)> = StaticMutex::new((0, 0));
 
 /// What a thread is and where it lives; in its own zone, so that a child of fork finds it.
-struct Record {
+struct ThreadRecord {
     name: &'static CStr,
     main: fn(usize),
     arg: usize,
@@ -56,7 +56,7 @@ struct Record {
     number: AtomicU32,
 }
 
-impl Record {
+impl ThreadRecord {
     fn is_brief(&self) -> bool {
         self.runs.load(SeqCst) != 0
     }
@@ -67,7 +67,7 @@ impl Record {
 static RECORDS: [AtomicUsize; THREADS_MAX] = [const { AtomicUsize::new(0) }; THREADS_MAX];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-const _: () = assert!(size_of::<Record>() <= PAGE_SIZE);
+const _: () = assert!(size_of::<ThreadRecord>() <= PAGE_SIZE);
 
 /// The program's descriptors that bare threads keep, under the same numbers: ascending, then zeros.
 static KEPT: [AtomicU32; KEPT_MAX] = [const { AtomicU32::new(0) }; KEPT_MAX];
@@ -99,7 +99,8 @@ fn records() -> impl Iterator<Item = usize> {
 /// Whether a thread of this process with this number is a bare one.
 pub fn has(number: u32) -> bool {
     // SAFETY: records stay.
-    let number_of = |record: usize| unsafe { (*(record as *const Record)).number.load(SeqCst) };
+    let number_of =
+        |record: usize| unsafe { (*(record as *const ThreadRecord)).number.load(SeqCst) };
     count() > 0 && records().any(|record| number_of(record) == number)
 }
 
@@ -113,14 +114,14 @@ pub fn await_end() {
 /// again.
 pub fn await_others_end(which: impl Fn(&CStr) -> bool, meanwhile: impl FnMut()) {
     // SAFETY: records stay.
-    let is_one = |record: &usize| unsafe { which((*(*record as *const Record)).name) };
+    let is_one = |record: &usize| unsafe { which((*(*record as *const ThreadRecord)).name) };
     await_each(records().skip(1).filter(is_one), meanwhile);
 }
 
 fn await_each(records: impl Iterator<Item = usize>, mut meanwhile: impl FnMut()) {
     for record in records {
         // SAFETY: records stay.
-        let number = unsafe { &(*(record as *const Record)).number };
+        let number = unsafe { &(*(record as *const ThreadRecord)).number };
         let args = [process_id() as usize, number.load(SeqCst) as usize, 0, 0, 0, 0];
         // SAFETY: no signal is sent: it asks whether there is such a thread.
         while args[1] != 0 && unsafe { system_call(libc::SYS_tgkill, args) }.is_ok() {
@@ -209,7 +210,7 @@ pub fn once<R: Send>(name: &'static CStr, work: impl FnOnce() -> R + Send) -> Re
     let record = place(zone.start(), name, call, &raw mut main as usize, true)?;
     // SAFETY: the record was just written, and its thread does not run. It lives in the zone, which
     // is dropped when the thread has ended.
-    let runs = unsafe { &(*(record as *const Record)).runs };
+    let runs = unsafe { &(*(record as *const ThreadRecord)).runs };
     runs.store(1, SeqCst);
     // SAFETY: as above.
     unsafe { run(record)? };
@@ -276,12 +277,13 @@ fn place(
     // SAFETY: the lowest page of a zone that nobody uses yet: the end of the stack.
     unsafe { mprotect(start as *mut _, PAGE_SIZE, MprotectFlags::empty())? };
     let (runs, number) = (AtomicU32::new(0), AtomicU32::new(0));
-    let record = Record { name, main, arg, own_files, stack_top, thread_pointer, runs, number };
+    let record =
+        ThreadRecord { name, main, arg, own_files, stack_top, thread_pointer, runs, number };
     // SAFETY: the zone's last page, which nobody uses yet, is large enough; the page before it is
     // the thread block, whose first word leads to itself (x86-64's ABI) and whose third does so in
     // glibc's.
     unsafe {
-        (record_at as *mut Record).write(record);
+        (record_at as *mut ThreadRecord).write(record);
         (thread_pointer as *mut usize).write(thread_pointer);
         (thread_pointer as *mut usize).add(2).write(thread_pointer);
     }
@@ -359,7 +361,7 @@ pub unsafe fn restart_others() -> Result<(), Errno> {
 }
 
 /// What threads that are started take on first, if it isn't null, and how many have.
-static RIGHTS: AtomicPtr<Rights> = AtomicPtr::new(core::ptr::null_mut());
+static RIGHTS: AtomicPtr<ThreadRights> = AtomicPtr::new(core::ptr::null_mut());
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
 /// As [`restart_others`], and all of them, also the caller, have no more than `rights` when this
@@ -373,7 +375,7 @@ static TAKEN: AtomicUsize = AtomicUsize::new(0);
 ///
 /// # Safety
 /// - The caller is the first bare thread, and [`await_others_end`] has returned.
-pub unsafe fn restart_others_with(rights: &Rights) -> Result<(), Errno> {
+pub unsafe fn restart_others_with(rights: &ThreadRights) -> Result<(), Errno> {
     TAKEN.store(0, SeqCst);
     RIGHTS.store((&raw const *rights).cast_mut(), SeqCst);
     // SAFETY: the others have ended, by the caller's promise.
@@ -386,7 +388,7 @@ pub unsafe fn restart_others_with(rights: &Rights) -> Result<(), Errno> {
     Ok(())
 }
 
-fn take(rights: &Rights) {
+fn take(rights: &ThreadRights) {
     rights.take().expect("the kernel takes a right that the program has given up");
 }
 
@@ -411,7 +413,7 @@ unsafe fn run_again(record: usize) -> Result<(), Errno> {
 /// - `record` is the address of a record whose thread does not run.
 unsafe fn run(record: usize) -> Result<(), Errno> {
     // SAFETY: by the caller's promise.
-    let about = unsafe { &*(record as *const Record) };
+    let about = unsafe { &*(record as *const ThreadRecord) };
     // Not CLONE_SYSVSEM: it would give the process a list of semaphores to undo (SEM_UNDO).
     let flags = libc::CLONE_VM
         | libc::CLONE_FS
@@ -443,7 +445,7 @@ unsafe fn clone_onto(
     let ret: i64;
     // SAFETY: by the caller's promise; where the kernel is not told to, it leaves `runs` alone.
     let (runs, number) = unsafe {
-        let record = record as *const Record;
+        let record = record as *const ThreadRecord;
         (&raw const (*record).runs, &raw const (*record).number)
     };
     // SAFETY: the new thread touches its own stack only and never returns from `entry`; in the
@@ -482,7 +484,7 @@ unsafe fn clone_onto(
     let ret: i64;
     // SAFETY: by the caller's promise; where the kernel is not told to, it leaves `runs` alone.
     let (runs, number) = unsafe {
-        let record = record as *const Record;
+        let record = record as *const ThreadRecord;
         (&raw const (*record).runs, &raw const (*record).number)
     };
     // SAFETY: the new thread touches its own stack only and never returns from `entry`.
@@ -509,7 +511,7 @@ unsafe fn clone_onto(
 // `extern "C"`: a panic can't leave this function; it ends the process with a message.
 extern "C" fn entry(record: usize) -> ! {
     // SAFETY: `run` was given a record, which lives as long as the process.
-    let about = unsafe { &*(record as *const Record) };
+    let about = unsafe { &*(record as *const ThreadRecord) };
     if about.own_files {
         close_everything();
     }

@@ -10,27 +10,27 @@ use crate::sync::{Condvar, Mutex};
 use alloc::sync::Arc;
 
 /// One errand, on the stack of who waits for it.
-struct Errand<'a> {
+struct DelegatedCall<'a> {
     work: *mut (dyn FnMut() + Send + 'a),
-    next: *mut Errand<'a>,
+    next: *mut DelegatedCall<'a>,
     done: bool,
 }
 
 /// First in, first out; null where there is none.
-struct Line {
-    first: *mut Errand<'static>,
-    last: *mut Errand<'static>,
+struct CallList {
+    first: *mut DelegatedCall<'static>,
+    last: *mut DelegatedCall<'static>,
     /// Who serves is to end.
     stop: bool,
 }
 
 // SAFETY: the pointers lead to errands of threads that wait until they are done, whose work may be
 // done by another thread; all else of them is used with the lock held.
-unsafe impl Send for Line {}
+unsafe impl Send for CallList {}
 
 /// Where errands are handed over.
-pub struct Errands {
-    line: Mutex<Line>,
+pub struct DelegateQueue {
+    line: Mutex<CallList>,
     asked: Condvar,
     done: Condvar,
     /// Whether the calling thread has what errands need.
@@ -39,24 +39,32 @@ pub struct Errands {
     is_alone: AtomicBool,
 }
 
-impl Errands {
+impl DelegateQueue {
     /// No errands. `is_own`: whether the calling thread does its own, as an engine thread does.
-    pub fn new(is_own: fn() -> bool) -> Errands {
-        let line = Line { first: core::ptr::null_mut(), last: core::ptr::null_mut(), stop: false };
+    pub fn new(is_own: fn() -> bool) -> DelegateQueue {
+        let line =
+            CallList { first: core::ptr::null_mut(), last: core::ptr::null_mut(), stop: false };
         let (asked, done) = (Condvar::new(), Condvar::new());
-        Errands { line: Mutex::new(line), asked, done, is_own, is_alone: AtomicBool::new(false) }
+        DelegateQueue {
+            line: Mutex::new(line),
+            asked,
+            done,
+            is_own,
+            is_alone: AtomicBool::new(false),
+        }
     }
 
-    /// Does `work`: here, or by a thread that calls [`Errands::serve`], and waits until it is done.
+    /// Does `work`: here, or by a thread that calls [`DelegateQueue::serve`], and waits until it is done.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         if (self.is_own)() || self.is_alone.load(Relaxed) {
             return work();
         }
         let (mut work, mut result) = (Some(work), None);
         let mut once = || result = work.take().map(|work| work());
-        let mut errand = Errand { work: &raw mut once, next: core::ptr::null_mut(), done: false };
+        let mut errand =
+            DelegatedCall { work: &raw mut once, next: core::ptr::null_mut(), done: false };
         // The line names no lifetime: nothing of the errand is used once this has returned.
-        let own = (&raw mut errand).cast::<Errand<'static>>();
+        let own = (&raw mut errand).cast::<DelegatedCall<'static>>();
         let mut line = self.line.lock();
         match line.last.is_null() {
             true => line.first = own,
@@ -74,7 +82,7 @@ impl Errands {
         result.expect("it was done")
     }
 
-    /// Waits for one errand and does it. `false`: there is none, and [`Errands::stop`] was called.
+    /// Waits for one errand and does it. `false`: there is none, and [`DelegateQueue::stop`] was called.
     pub fn serve(&self) -> bool {
         let mut line = self.line.lock();
         while line.first.is_null() {
@@ -109,7 +117,7 @@ impl Errands {
         self.asked.notify_all();
     }
 
-    /// Takes back [`Errands::stop`]: they are about to be started again.
+    /// Takes back [`DelegateQueue::stop`]: they are about to be started again.
     pub fn resume(&self) {
         self.line.lock().stop = false;
     }
@@ -120,12 +128,12 @@ impl Errands {
         self.is_alone.store(alone, Relaxed);
     }
 
-    /// Nobody hands anything over until [`Errands::unfreeze`]: for a fork. Nothing is under way.
+    /// Nobody hands anything over until [`DelegateQueue::unfreeze`]: for a fork. Nothing is under way.
     pub fn freeze(&self) {
         core::mem::forget(self.line.lock());
     }
 
-    /// Ends [`Errands::freeze`].
+    /// Ends [`DelegateQueue::freeze`].
     ///
     /// # Safety
     /// - `freeze` has returned, in this process or in the parent that it is a copy of, and this is
@@ -136,16 +144,16 @@ impl Errands {
     }
 }
 
-/// What is used by way of [`Errands`]: a disk or a remote store, where `T` is one.
-pub struct Handed<T: ?Sized> {
+/// What is used by way of [`DelegateQueue`]: a disk or a remote store, where `T` is one.
+pub struct Delegated<T: ?Sized> {
     to: Arc<T>,
-    errands: Arc<Errands>,
+    errands: Arc<DelegateQueue>,
 }
 
-impl<T: ?Sized> Handed<T> {
+impl<T: ?Sized> Delegated<T> {
     /// `to`, used by errands.
-    pub fn new(to: Arc<T>, errands: Arc<Errands>) -> Handed<T> {
-        Handed { to, errands }
+    pub fn new(to: Arc<T>, errands: Arc<DelegateQueue>) -> Delegated<T> {
+        Delegated { to, errands }
     }
 
     /// The thing itself, for what needs no descriptor.
@@ -173,7 +181,7 @@ mod tests {
         fn is_server() -> bool {
             current().name() == Some("server")
         }
-        let errands = Arc::new(Errands::new(is_server));
+        let errands = Arc::new(DelegateQueue::new(is_server));
         for _ in 0..3 {
             let errands = errands.clone();
             let serve = move || {
@@ -210,8 +218,8 @@ mod tests {
     #[test]
     fn who_has_what_is_needed_does_it_itself() {
         let here = current().id();
-        assert_eq!(Errands::new(|| true).run(|| current().id()), here);
-        let errands = Errands::new(|| false);
+        assert_eq!(DelegateQueue::new(|| true).run(|| current().id()), here);
+        let errands = DelegateQueue::new(|| false);
         errands.set_alone(true);
         assert_eq!(errands.run(|| current().id()), here);
     }

@@ -12,19 +12,19 @@ const CAP_SETUID: u64 = 1 << 7;
 
 /// The users and groups of a thread (real, effective, saved), and its permitted capabilities.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Identity {
+pub struct ThreadIdentity {
     users: [u32; 3],
     groups: [u32; 3],
     permitted: u64,
 }
 
-impl Identity {
+impl ThreadIdentity {
     /// The calling thread's.
     ///
     /// # Errors
     /// Only where a filter of system calls of the program's refuses to tell.
-    pub fn own() -> Result<Identity, Errno> {
-        let mut own = Identity::default();
+    pub fn own() -> Result<ThreadIdentity, Errno> {
+        let mut own = ThreadIdentity::default();
         three(libc::SYS_getresuid, &mut own.users)?;
         three(libc::SYS_getresgid, &mut own.groups)?;
         let (mut head, mut words) = ([VERSION, 0], [0u32; 6]);
@@ -42,7 +42,7 @@ impl Identity {
     }
 
     /// Whether a thread that is this can become `other` by itself.
-    pub fn can_become(&self, other: &Identity) -> bool {
+    pub fn can_become(&self, other: &ThreadIdentity) -> bool {
         let has = |own: &[u32], its: &[u32], by| {
             self.permitted & by != 0 || its.iter().all(|id| own.contains(id))
         };
@@ -53,18 +53,18 @@ impl Identity {
 }
 
 /// What a thread may do, to be taken on by others.
-pub struct Rights {
-    identity: Identity,
+pub struct ThreadRights {
+    identity: ThreadIdentity,
     /// Supplementary groups.
     groups: Vec<u32>,
 }
 
-impl Rights {
+impl ThreadRights {
     /// The calling thread's.
     ///
     /// # Errors
-    /// As [`Identity::own`].
-    pub fn own() -> Result<Rights, Errno> {
+    /// As [`ThreadIdentity::own`].
+    pub fn own() -> Result<ThreadRights, Errno> {
         let mut groups = Vec::new();
         loop {
             let (at, len) = (groups.as_mut_ptr() as usize, groups.len());
@@ -73,19 +73,19 @@ impl Rights {
                 unsafe { system_call(libc::SYS_getgroups, [len, at, 0, 0, 0, 0]) }? as usize;
             if len > 0 || count == 0 {
                 groups.truncate(count);
-                return Ok(Rights { identity: Identity::own()?, groups });
+                return Ok(ThreadRights { identity: ThreadIdentity::own()?, groups });
             }
             groups.resize(count, 0);
         }
     }
 
     /// The calling thread has no more than these from now on. It can become that
-    /// ([`Identity::can_become`]).
+    /// ([`ThreadIdentity::can_become`]).
     ///
     /// # Errors
     /// EPERM: it can't.
     pub fn take(&self) -> Result<(), Errno> {
-        let Identity { users, groups, permitted } = self.identity;
+        let ThreadIdentity { users, groups, permitted } = self.identity;
         let call = |number, args: [usize; 3]| {
             // SAFETY: changes what the kernel lets the calling thread do, by numbers and by lists that
             // are as long as is said.
@@ -103,7 +103,7 @@ impl Rights {
         call(libc::SYS_setresuid, three(users))?;
         keep(0);
         // A change of user may have taken them all the same.
-        let left = Identity::own()?.permitted & permitted;
+        let left = ThreadIdentity::own()?.permitted & permitted;
         let (low, high) = (left as u32, (left >> 32) as u32);
         let (head, words) = ([VERSION, 0u32], [low, low, 0, high, high, 0]);
         call(libc::SYS_capset, [&raw const head as usize, &raw const words as usize, 0])
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn the_calling_threads_is_what_the_kernel_says_and_can_become_itself() {
-        let own = Identity::own().unwrap();
+        let own = ThreadIdentity::own().unwrap();
         // SAFETY: only ask.
         let ids = unsafe { (libc::getuid(), libc::getgid()) };
         assert_eq!((own.user(), own.groups[0]), ids);
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn what_another_thread_may_do_is_taken_and_no_more() {
         let nobody = || {
-            if Identity::own().unwrap().permitted & CAP_SETUID == 0 {
+            if ThreadIdentity::own().unwrap().permitted & CAP_SETUID == 0 {
                 std::eprintln!("skipped: needs CAP_SETUID");
                 return None;
             }
@@ -149,32 +149,33 @@ mod tests {
                 system_call(libc::SYS_setresgid, args).unwrap();
                 system_call(libc::SYS_setresuid, args).unwrap();
             }
-            Some(Rights::own().unwrap())
+            Some(ThreadRights::own().unwrap())
         };
         let Some(rights) = std::thread::spawn(nobody).join().unwrap() else { return };
         let took = std::thread::spawn(move || {
             rights.take().unwrap();
-            let now = Rights::own().unwrap();
+            let now = ThreadRights::own().unwrap();
             (now.identity == rights.identity, now.groups.len(), rights.take())
         });
         assert_eq!(took.join().unwrap(), (true, 0, Ok(())));
-        let own = Rights::own().unwrap();
-        let same = std::thread::spawn(move || (own.take(), Identity::own() == Ok(own.identity)));
+        let own = ThreadRights::own().unwrap();
+        let same =
+            std::thread::spawn(move || (own.take(), ThreadIdentity::own() == Ok(own.identity)));
         assert_eq!(same.join().unwrap(), (Ok(()), true));
     }
 
     #[test]
     fn who_has_given_something_up_for_good_cant_become_what_it_was() {
-        let root = Identity { permitted: !0, ..Identity::default() };
-        let nobody = Identity { users: [9; 3], groups: [9; 3], permitted: 0 };
-        let only_group = Identity { groups: [9; 3], ..root };
-        let for_now = Identity { users: [0, 9, 0], ..root };
-        let keeps = Identity { users: [9; 3], permitted: CAP_SETUID | CAP_SETGID, ..root };
+        let root = ThreadIdentity { permitted: !0, ..ThreadIdentity::default() };
+        let nobody = ThreadIdentity { users: [9; 3], groups: [9; 3], permitted: 0 };
+        let only_group = ThreadIdentity { groups: [9; 3], ..root };
+        let for_now = ThreadIdentity { users: [0, 9, 0], ..root };
+        let keeps = ThreadIdentity { users: [9; 3], permitted: CAP_SETUID | CAP_SETGID, ..root };
         assert!(root.can_become(&nobody) && !nobody.can_become(&root));
         assert!(only_group.can_become(&root) && for_now.can_become(&root));
         assert!(!keeps.can_become(&root) && keeps.can_become(&nobody));
-        let two = Identity { users: [5, 6, 6], ..nobody };
-        assert!(!Identity { users: [5, 5, 5], ..two }.can_become(&two));
-        assert!(two.can_become(&Identity { users: [6, 5, 5], ..two }));
+        let two = ThreadIdentity { users: [5, 6, 6], ..nobody };
+        assert!(!ThreadIdentity { users: [5, 5, 5], ..two }.can_become(&two));
+        assert!(two.can_become(&ThreadIdentity { users: [6, 5, 5], ..two }));
     }
 }

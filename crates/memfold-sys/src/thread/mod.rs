@@ -6,7 +6,7 @@ pub mod owner;
 
 use crate::Errno;
 pub use crate::clock::{cpu_ns, now_ns, process_cpu_ns, use_no_counter};
-use crate::text::Text;
+use crate::text::TextBuffer;
 use core::ffi::CStr;
 
 /// A running engine thread. Dropping it lets it run on.
@@ -14,7 +14,7 @@ pub struct Thread {
     id: libc::pthread_t,
 }
 
-struct Start {
+struct ThreadStart {
     main: fn(usize),
     arg: usize,
 }
@@ -29,7 +29,7 @@ impl Thread {
     /// # Errors
     /// EAGAIN: no more threads.
     pub fn start(name: &CStr, main: fn(usize), arg: usize) -> Result<Thread, Errno> {
-        let start = alloc::boxed::Box::into_raw(alloc::boxed::Box::new(Start { main, arg }));
+        let start = alloc::boxed::Box::into_raw(alloc::boxed::Box::new(ThreadStart { main, arg }));
         let mut id: libc::pthread_t = 0;
         // SAFETY: the signal sets are local; the new thread takes over `start`, which nobody else
         // touches, unless creation fails, and then it is taken back. All signals are blocked around
@@ -62,7 +62,8 @@ impl Thread {
 // `extern "C"`: a panic can't leave this function; it ends the process with a message.
 extern "C" fn entry(start: *mut libc::c_void) -> *mut libc::c_void {
     // SAFETY: `start` is the box that `Thread::start` gave to this thread alone.
-    let Start { main, arg } = *unsafe { alloc::boxed::Box::from_raw(start.cast::<Start>()) };
+    let ThreadStart { main, arg } =
+        *unsafe { alloc::boxed::Box::from_raw(start.cast::<ThreadStart>()) };
     main(arg);
     core::ptr::null_mut()
 }
@@ -94,7 +95,7 @@ pub fn process_id() -> u32 {
 }
 
 fn open_stat(thread: u32) -> Option<rustix::fd::OwnedFd> {
-    let path: Text<48> = Text::of(format_args!("/proc/self/task/{thread}/stat"));
+    let path: TextBuffer<48> = TextBuffer::of(format_args!("/proc/self/task/{thread}/stat"));
     rustix::fs::open(
         path.as_c_str().ok()?,
         rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
@@ -208,16 +209,16 @@ impl SigbusInfo {
 }
 
 /// The SIGBUS action that was in force before.
-pub struct Previous(libc::sigaction);
+pub struct PreviousAction(libc::sigaction);
 
 // SAFETY: a sigaction is plain data.
-unsafe impl Send for Previous {}
+unsafe impl Send for PreviousAction {}
 
 static ON_SIGBUS: core::sync::atomic::AtomicUsize = core::sync::atomic::AtomicUsize::new(0);
 
 /// Makes `handler` answer every SIGBUS of the process, with all signals blocked while it runs.
 /// `note` is given the action that was in force, before it ends; not if that is this one already.
-pub fn set_sigbus(handler: fn(&SigbusInfo), note: impl FnOnce(Previous)) {
+pub fn set_sigbus(handler: fn(&SigbusInfo), note: impl FnOnce(PreviousAction)) {
     ON_SIGBUS.store(handler as usize, core::sync::atomic::Ordering::SeqCst);
     // SAFETY: both structs are local, and zeros are a valid one; the new action names a handler of
     // the SA_SIGINFO form.
@@ -231,7 +232,7 @@ pub fn set_sigbus(handler: fn(&SigbusInfo), note: impl FnOnce(Previous)) {
         new.sa_flags = libc::SA_SIGINFO;
         libc::sigfillset(&mut new.sa_mask);
         if old.sa_sigaction != new.sa_sigaction {
-            note(Previous(old));
+            note(PreviousAction(old));
             libc::sigaction(libc::SIGBUS, &new, core::ptr::null_mut());
         }
     }
@@ -244,7 +245,7 @@ extern "C" fn trampoline(signal: i32, info: *mut libc::siginfo_t, context: *mut 
     handler(&SigbusInfo { signal, info, context });
 }
 
-impl Previous {
+impl PreviousAction {
     /// Does what the action before would have done. With the default action in force, the handler
     /// is taken out and the fault happens again, which ends the process.
     pub fn call(&self, info: &SigbusInfo) {

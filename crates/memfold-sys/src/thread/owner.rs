@@ -23,14 +23,14 @@ const ENDED: u32 = 0x4000_0000;
 /// Whose a thing is.
 #[repr(transparent)]
 #[derive(Default)]
-pub struct Owner(AtomicU32);
+pub struct RobustOwner(AtomicU32);
 
 /// What the kernel reads when the owner ends: a list with one entry (`struct robust_list_head`,
 /// then the entry). It lies in the shared memory too, where an OOM killer takes nothing away before
 /// it is read. Its addresses are those of the owner's mapping.
 #[repr(C)]
 #[derive(Default)]
-pub struct Will {
+pub struct RobustList {
     first: AtomicU64,
     /// From the entry to the word, bytes.
     offset: AtomicU64,
@@ -38,9 +38,9 @@ pub struct Will {
     entry: AtomicU64,
 }
 
-/// What an [`Owner`] may be.
+/// What an [`RobustOwner`] may be.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Ownership {
+pub enum OwnerState {
     /// Nobody has ever had it.
     Free,
     /// Somebody has it.
@@ -49,13 +49,13 @@ pub enum Ownership {
     Ended,
 }
 
-impl Owner {
+impl RobustOwner {
     /// Whose it is now.
-    pub fn state(&self) -> Ownership {
+    pub fn state(&self) -> OwnerState {
         match self.0.load(Acquire) {
-            0 => Ownership::Free,
-            word if word & THREAD != 0 => Ownership::Held,
-            _ => Ownership::Ended,
+            0 => OwnerState::Free,
+            word if word & THREAD != 0 => OwnerState::Held,
+            _ => OwnerState::Ended,
         }
     }
 
@@ -70,14 +70,14 @@ impl Owner {
     ///   no robust mutex.
     /// - `self` and `will` stay mapped where they are as long as the thread lives, and `will` is no
     ///   other owner's.
-    pub unsafe fn claim(&self, will: &Will) -> Result<bool, Errno> {
+    pub unsafe fn claim(&self, will: &RobustList) -> Result<bool, Errno> {
         let before = self.0.load(Acquire);
         let is_free = before & THREAD == 0;
         if !is_free || self.0.compare_exchange(before, thread_id(), AcqRel, Relaxed).is_err() {
             return Ok(false);
         }
-        let (head, entry) = (will as *const Will as usize, &raw const will.entry as usize);
-        let word = self as *const Owner as usize;
+        let (head, entry) = (will as *const RobustList as usize, &raw const will.entry as usize);
+        let word = self as *const RobustOwner as usize;
         will.first.store(entry as u64, Relaxed);
         will.offset.store(word.wrapping_sub(entry) as u64, Relaxed);
         will.pending.store(0, Relaxed);
@@ -96,7 +96,7 @@ impl Owner {
     /// Gives it up before the calling thread ends, which has claimed it.
     ///
     /// # Errors
-    /// As [`Owner::claim`].
+    /// As [`RobustOwner::claim`].
     pub fn leave(&self) -> Result<(), Errno> {
         let args = [0, 3 * size_of::<u64>(), 0, 0, 0, 0];
         // SAFETY: the thread has no list from now on.
@@ -113,8 +113,9 @@ mod tests {
 
     #[test]
     fn a_thing_is_held_until_its_owners_thread_ends_and_can_be_taken_again() {
-        let (owner, will): (&Owner, &Will) = (Box::leak(Box::default()), Box::leak(Box::default()));
-        assert_eq!(owner.state(), Ownership::Free);
+        let (owner, will): (&RobustOwner, &RobustList) =
+            (Box::leak(Box::default()), Box::leak(Box::default()));
+        assert_eq!(owner.state(), OwnerState::Free);
         for leaves in [false, true, false] {
             let take = move || {
                 // SAFETY: both are leaked, and the thread uses no robust mutex.
@@ -123,17 +124,17 @@ mod tests {
                 let state = (owner.state(), unsafe { owner.claim(Box::leak(Box::default())) });
                 if leaves {
                     owner.leave().unwrap();
-                    assert_eq!(owner.state(), Ownership::Ended);
+                    assert_eq!(owner.state(), OwnerState::Ended);
                 }
                 (taken, state.0, state.1)
             };
             let done = std::thread::spawn(take).join().unwrap();
-            assert_eq!(done, (Ok(true), Ownership::Held, Ok(false)));
+            assert_eq!(done, (Ok(true), OwnerState::Held, Ok(false)));
             // The kernel marks it as the thread ends, which may be just after it was joined.
-            while owner.state() == Ownership::Held {
+            while owner.state() == OwnerState::Held {
                 std::thread::yield_now();
             }
-            assert_eq!(owner.state(), Ownership::Ended);
+            assert_eq!(owner.state(), OwnerState::Ended);
         }
     }
 }

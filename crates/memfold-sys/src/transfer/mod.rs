@@ -1,5 +1,5 @@
 //! Reads and writes of files, from and to memory that the caller vouches for: one by one by plain
-//! system calls, or many at once by io_uring ([`uring::Ring`]).
+//! system calls, or many at once by io_uring ([`uring::IoRing`]).
 pub mod uring;
 
 use crate::Errno;
@@ -8,7 +8,7 @@ use rustix::fd::BorrowedFd;
 
 /// Which way bytes go.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From the device to memory.
     Read,
     /// From memory to the device.
@@ -19,7 +19,7 @@ pub enum Way {
 #[derive(Copy, Clone, Debug)]
 pub struct Transfer {
     /// Which way.
-    pub way: Way,
+    pub way: Direction,
     /// Where on the device, bytes.
     pub offset: u64,
     /// Where in memory.
@@ -34,7 +34,7 @@ pub struct Transfer {
 
 impl Transfer {
     /// A transfer to be done.
-    pub fn new(way: Way, offset: u64, at: *mut Page, len: usize) -> Transfer {
+    pub fn new(way: Direction, offset: u64, at: *mut Page, len: usize) -> Transfer {
         Transfer { way, offset, at, len, done: 0, result: Ok(()) }
     }
 
@@ -56,10 +56,10 @@ impl Transfer {
             let step = unsafe {
                 let at = self.at.cast::<u8>().add(self.done);
                 match self.way {
-                    Way::Read => {
+                    Direction::Read => {
                         rustix::io::pread(file, core::slice::from_raw_parts_mut(at, left), offset)
                     }
-                    Way::Write => {
+                    Direction::Write => {
                         rustix::io::pwrite(file, core::slice::from_raw_parts(at, left), offset)
                     }
                 }

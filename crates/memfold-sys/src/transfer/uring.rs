@@ -1,7 +1,7 @@
 //! A small io_uring: a batch of reads and writes of one file, submitted and awaited with one system
 //! call.
 use crate::Errno;
-use crate::transfer::{Transfer, Way};
+use crate::transfer::{Direction, Transfer};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,31 +18,31 @@ pub const BATCH: usize = 32;
 const LEN_MAX: usize = 1 << 30;
 
 /// A submission and a completion queue. Used by one thread at a time (`&mut`).
-pub struct Ring {
+pub struct IoRing {
     fd: OwnedFd,
-    rings: Mapping,
-    entries: Mapping,
+    rings: RingMapping,
+    entries: RingMapping,
     params: io_uring_params,
     /// Memory that is registered: start and length.
     registered: (usize, usize),
 }
 
-struct Mapping {
+struct RingMapping {
     at: *mut u8,
     len: usize,
 }
 
 // SAFETY: the mappings belong to the ring, which is used through `&mut` only.
-unsafe impl Send for Ring {}
+unsafe impl Send for IoRing {}
 
-impl Mapping {
-    fn new(fd: BorrowedFd<'_>, len: usize, offset: u64) -> Result<Mapping, Errno> {
+impl RingMapping {
+    fn new(fd: BorrowedFd<'_>, len: usize, offset: u64) -> Result<RingMapping, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
         let at = unsafe {
             mmap(null_mut(), len, prot, MapFlags::SHARED | MapFlags::POPULATE, fd, offset)?
         };
-        Ok(Mapping { at: at.cast(), len })
+        Ok(RingMapping { at: at.cast(), len })
     }
 
     /// A word that the kernel also reads or writes.
@@ -54,19 +54,19 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for RingMapping {
     fn drop(&mut self) {
         // SAFETY: the mapping belongs to this struct and nothing refers into it any more.
         let _ = unsafe { munmap(self.at.cast(), self.len) };
     }
 }
 
-impl Ring {
+impl IoRing {
     /// A ring of [`BATCH`] entries.
     ///
     /// # Errors
     /// ENOSYS or EPERM: the kernel has none, or not for us; EOPNOTSUPP: too old a kernel; ENOMEM.
-    pub fn new() -> Result<Ring, Errno> {
+    pub fn new() -> Result<IoRing, Errno> {
         let mut params = io_uring_params::default();
         // SAFETY: no memory is handed to the kernel here.
         let fd = unsafe { io_uring_setup(BATCH as u32, &mut params)? };
@@ -76,10 +76,10 @@ impl Ring {
         let sq_len = params.sq_off.array as usize + params.sq_entries as usize * 4;
         let cq_len =
             params.cq_off.cqes as usize + params.cq_entries as usize * size_of::<io_uring_cqe>();
-        let rings = Mapping::new(fd.as_fd(), sq_len.max(cq_len), IORING_OFF_SQ_RING)?;
+        let rings = RingMapping::new(fd.as_fd(), sq_len.max(cq_len), IORING_OFF_SQ_RING)?;
         let entries_len = params.sq_entries as usize * size_of::<io_uring_sqe>();
-        let entries = Mapping::new(fd.as_fd(), entries_len, IORING_OFF_SQES)?;
-        Ok(Ring { fd, rings, entries, params, registered: (0, 0) })
+        let entries = RingMapping::new(fd.as_fd(), entries_len, IORING_OFF_SQES)?;
+        Ok(IoRing { fd, rings, entries, params, registered: (0, 0) })
     }
 
     /// Registers memory, so that the kernel needn't look up its pages for each transfer. It takes
@@ -164,10 +164,10 @@ impl Ring {
         let fixed =
             at >= self.registered.0 && at + transfer.len <= self.registered.0 + self.registered.1;
         let opcode = match (transfer.way, fixed) {
-            (Way::Read, false) => IoringOp::Read,
-            (Way::Read, true) => IoringOp::ReadFixed,
-            (Way::Write, false) => IoringOp::Write,
-            (Way::Write, true) => IoringOp::WriteFixed,
+            (Direction::Read, false) => IoringOp::Read,
+            (Direction::Read, true) => IoringOp::ReadFixed,
+            (Direction::Write, false) => IoringOp::Write,
+            (Direction::Write, true) => IoringOp::WriteFixed,
         };
         let user_data = io_uring_user_data::from_u64(number);
         let mut entry =
@@ -212,5 +212,5 @@ impl Ring {
 /// # Errors
 /// ENOSYS or EPERM: the kernel has none, or not for us; EOPNOTSUPP: too old a kernel.
 pub fn has_uring() -> Result<(), Errno> {
-    Ring::new().map(drop)
+    IoRing::new().map(drop)
 }

@@ -20,16 +20,16 @@ const SELF: isize = -10001;
 /// A range of addresses, as the kernel's `iovec` has it. Whole pages.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Default)]
 #[repr(C)]
-pub struct Span {
+pub struct AddressSpan {
     /// First address.
     pub start: usize,
     /// Bytes.
     pub len: usize,
 }
 
-impl From<&Range<usize>> for Span {
-    fn from(range: &Range<usize>) -> Span {
-        Span { start: range.start, len: range.len() }
+impl From<&Range<usize>> for AddressSpan {
+    fn from(range: &Range<usize>) -> AddressSpan {
+        AddressSpan { start: range.start, len: range.len() }
     }
 }
 
@@ -40,7 +40,7 @@ pub fn is_offered() -> bool {
     // SAFETY: the page is the zone's, which is this function's alone.
     unsafe {
         page.write_volatile(1);
-        drop_spans(&[Span { start: page as usize, len: PAGE_SIZE }]).is_ok()
+        drop_spans(&[AddressSpan { start: page as usize, len: PAGE_SIZE }]).is_ok()
             && page.read_volatile() == 0
     }
 }
@@ -54,7 +54,7 @@ pub fn is_offered() -> bool {
 ///
 /// # Safety
 /// - The bytes there are needed no longer.
-pub unsafe fn drop_spans(spans: &[Span]) -> Result<(), Partial> {
+pub unsafe fn drop_spans(spans: &[AddressSpan]) -> Result<(), Partial> {
     debug_assert!(spans.len() <= SPANS_MAX);
     let len: usize = spans.iter().map(|span| span.len).sum();
     let advice = libc::MADV_DONTNEED as usize;
@@ -80,7 +80,7 @@ mod tests {
         }
         let zone = Zone::reserve(16 * PAGE_SIZE, PAGE_SIZE).unwrap();
         let at = |page: usize| zone.start() + page * PAGE_SIZE;
-        let spans = [0, 2, 4, 6].map(|page| Span { start: at(page), len: PAGE_SIZE });
+        let spans = [0, 2, 4, 6].map(|page| AddressSpan { start: at(page), len: PAGE_SIZE });
         let first = |page: usize| {
             // SAFETY: inside the zone.
             unsafe { (at(page) as *const u8).read_volatile() }

@@ -133,7 +133,7 @@ impl core::fmt::Display for OpenError {
 
 /// A fault that a userfaultfd reports: a thread waits for a page.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct FaultReport {
     /// The address that was touched.
     pub address: usize,
     /// The page is there, but write-protected.
@@ -142,7 +142,7 @@ pub struct Report {
 
 /// How a userfaultfd is asked for.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum UffdSource {
     /// By the system call, which needs CAP_SYS_PTRACE or the sysctl for faults inside system calls.
     Call,
     /// By /dev/userfaultfd, which needs its permissions alone.
@@ -204,22 +204,22 @@ impl Uffd {
     /// sysctl, and a sandbox that refuses the call (EPERM in Docker's profile, ENOSYS in others)
     /// may let the device through.
     fn open_raw(user_only: bool) -> Result<Uffd, OpenError> {
-        let refused = match Uffd::open_by(Way::Call, user_only) {
+        let refused = match Uffd::open_by(UffdSource::Call, user_only) {
             Ok(uffd) => return Ok(uffd),
             Err(e @ (Errno::PERM | Errno::ACCESS | Errno::NOSYS)) => e,
             Err(e) => return Err(OpenError::Other(e)),
         };
-        Uffd::open_by(Way::Device, user_only).map_err(|e| match (refused, e) {
+        Uffd::open_by(UffdSource::Device, user_only).map_err(|e| match (refused, e) {
             (Errno::NOSYS, Errno::NOENT | Errno::NODEV | Errno::NXIO) => OpenError::Missing,
             _ => OpenError::Forbidden,
         })
     }
 
-    fn open_by(way: Way, user_only: bool) -> Result<Uffd, Errno> {
+    fn open_by(way: UffdSource, user_only: bool) -> Result<Uffd, Errno> {
         use rustix::fs::{Mode, OFlags, open};
         let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
         let flags = if user_only { flags | UserfaultfdFlags::from_bits_retain(1) } else { flags };
-        if way == Way::Call {
+        if way == UffdSource::Call {
             // SAFETY: opening a descriptor touches no memory; what it may do later is each call's
             // own proof.
             let fd = unsafe { rustix::mm::userfaultfd(flags)? };
@@ -236,7 +236,7 @@ impl Uffd {
     ///
     /// # Errors
     /// What the kernel says: EPERM (sysctl, or a sandbox), ENOSYS, ENOENT and EACCES of the device.
-    pub fn can_open(way: Way, user_only: bool) -> Result<(), Errno> {
+    pub fn can_open(way: UffdSource, user_only: bool) -> Result<(), Errno> {
         Uffd::open_by(way, user_only).map(drop)
     }
 
@@ -410,15 +410,18 @@ impl Uffd {
     ///
     /// # Errors
     /// EAGAIN when there is none, EINTR.
-    pub fn read(&self) -> Result<Report, Errno> {
-        let mut message = Message::default();
+    pub fn read(&self) -> Result<FaultReport, Errno> {
+        let mut message = UffdMessage::default();
         // SAFETY: `Message` is plain integers without padding, so its bytes may be overwritten with
         // any values.
         let bytes = unsafe {
-            core::slice::from_raw_parts_mut((&raw mut message).cast::<u8>(), size_of::<Message>())
+            core::slice::from_raw_parts_mut(
+                (&raw mut message).cast::<u8>(),
+                size_of::<UffdMessage>(),
+            )
         };
         let n = rustix::io::read(&self.fd, bytes)?;
-        if n != size_of::<Message>() {
+        if n != size_of::<UffdMessage>() {
             return Err(Errno::AGAIN);
         }
         message.decode().ok_or(Errno::AGAIN)
@@ -431,20 +434,20 @@ fn partial(ret: Result<i64, Errno>, done: i64) -> Result<(), Partial> {
 
 #[repr(C)]
 #[derive(Default)]
-struct Message {
+struct UffdMessage {
     event: u8,
     reserved: [u8; 7],
     arg: [u64; 3],
 }
-const _: () = assert!(size_of::<Message>() == 32);
+const _: () = assert!(size_of::<UffdMessage>() == 32);
 
-impl Message {
-    fn decode(&self) -> Option<Report> {
+impl UffdMessage {
+    fn decode(&self) -> Option<FaultReport> {
         const FAULT: u8 = 0x12;
         const PROTECTED: u64 = 2;
         let [flags, address, _] = self.arg;
         (self.event == FAULT)
-            .then_some(Report { address: address as usize, protected: flags & PROTECTED != 0 })
+            .then_some(FaultReport { address: address as usize, protected: flags & PROTECTED != 0 })
     }
 }
 
@@ -508,11 +511,11 @@ mod tests {
 
     #[test]
     fn the_device_is_tried_when_a_sandbox_refuses_the_call_in_either_way() {
-        let by_device = Uffd::can_open(Way::Device, true);
+        let by_device = Uffd::can_open(UffdSource::Device, true);
         for errno in [Errno::PERM, Errno::NOSYS] {
             let in_sandbox = move || {
                 refuse(libc::SYS_userfaultfd, errno);
-                (Uffd::can_open(Way::Call, true), Uffd::probe())
+                (Uffd::can_open(UffdSource::Call, true), Uffd::probe())
             };
             let (call, probed) = std::thread::spawn(in_sandbox).join().unwrap();
             assert_eq!(call, Err(errno));

@@ -3,7 +3,7 @@ use crate::Errno;
 use crate::maps::pagemap::Pagemap;
 use crate::raw::{is_resident, write_if_there};
 use crate::uffd::copy_out::take;
-use crate::uffd::drop::{SPANS_MAX, Span, drop_spans, is_offered};
+use crate::uffd::drop::{AddressSpan, SPANS_MAX, drop_spans, is_offered};
 use crate::uffd::{Partial, Uffd, feature};
 use crate::units::PAGE_SIZE;
 use alloc::sync::Arc;
@@ -112,7 +112,7 @@ pub trait Space: Send + Sync {
     ///
     /// # Safety
     /// - As [`Space::discard`].
-    unsafe fn drop_spans(&self, spans: &[Span]) -> Result<(), Partial>;
+    unsafe fn drop_spans(&self, spans: &[AddressSpan]) -> Result<(), Partial>;
 
     /// Makes every page of a range private to this process again, after a fork had shared it.
     ///
@@ -155,7 +155,7 @@ unsafe fn discard_each<S: Space + ?Sized>(space: &S, ranges: &[Range<usize>]) ->
 unsafe fn discard_at_once(ranges: &[Range<usize>]) -> usize {
     let mut gone = 0;
     for part in ranges.chunks(SPANS_MAX) {
-        let mut spans = [Span::default(); SPANS_MAX];
+        let mut spans = [AddressSpan::default(); SPANS_MAX];
         spans.iter_mut().zip(part).for_each(|(span, range)| *span = range.into());
         // SAFETY: by the caller's promise.
         match unsafe { drop_spans(&spans[..part.len()]) } {
@@ -261,7 +261,7 @@ impl Space for UffdSpace {
         self.can_drop
     }
 
-    unsafe fn drop_spans(&self, spans: &[Span]) -> Result<(), Partial> {
+    unsafe fn drop_spans(&self, spans: &[AddressSpan]) -> Result<(), Partial> {
         // SAFETY: the caller's promise is the callee's condition.
         unsafe { drop_spans(spans) }
     }

@@ -17,7 +17,7 @@ use crate::random::Random;
 use memfold_swap::disk::Disk;
 use memfold_sys::Errno;
 use memfold_sys::sync::{Condvar, Mutex};
-use memfold_sys::transfer::{Transfer, Way};
+use memfold_sys::transfer::{Direction, Transfer};
 use std::sync::Arc;
 
 /// What can go wrong with a transfer.
@@ -42,7 +42,7 @@ struct Inner {
     bytes: Vec<u8>,
     size_max: u64,
     file_system: u64,
-    script: Vec<(Way, u64, DiskTrouble)>,
+    script: Vec<(Direction, u64, DiskTrouble)>,
     growths: u64,
     failing_growth: u64,
     write_odds: u32,
@@ -86,7 +86,7 @@ impl MemoryDisk {
     }
 
     /// Lets the `nth` transfer of a kind from now (1: the next) meet a trouble.
-    pub fn strike(&self, way: Way, nth: u64, trouble: DiskTrouble) {
+    pub fn strike(&self, way: Direction, nth: u64, trouble: DiskTrouble) {
         self.inner.lock().script.push((way, nth, trouble));
     }
 
@@ -176,7 +176,7 @@ impl MemoryDisk {
 }
 
 impl Inner {
-    fn due(&mut self, way: Way) -> Option<DiskTrouble> {
+    fn due(&mut self, way: Direction) -> Option<DiskTrouble> {
         let mut due = None;
         for (of, nth, trouble) in self.script.iter_mut().filter(|s| s.0 == way && s.1 > 0) {
             debug_assert_eq!(*of, way);
@@ -184,7 +184,7 @@ impl Inner {
             due = if *nth == 0 { Some(*trouble) } else { due };
         }
         let odds = self.write_odds;
-        if due.is_none() && way == Way::Write && self.random.per_mille(odds) {
+        if due.is_none() && way == Direction::Write && self.random.per_mille(odds) {
             due = Some(self.random.pick(&[
                 DiskTrouble::Full,
                 DiskTrouble::Failed,
@@ -212,13 +212,15 @@ impl Inner {
         unsafe {
             let device = self.bytes.as_mut_ptr().add(start);
             match transfer.way {
-                Way::Read => core::ptr::copy_nonoverlapping(device, transfer.at.cast(), part),
-                Way::Write => core::ptr::copy_nonoverlapping(transfer.at.cast(), device, part),
+                Direction::Read => core::ptr::copy_nonoverlapping(device, transfer.at.cast(), part),
+                Direction::Write => {
+                    core::ptr::copy_nonoverlapping(transfer.at.cast(), device, part)
+                }
             }
         }
         match transfer.way {
-            Way::Read => self.reads += 1,
-            Way::Write => self.write_bytes.push(transfer.len),
+            Direction::Read => self.reads += 1,
+            Direction::Write => self.write_bytes.push(transfer.len),
         }
         if part < transfer.len { Err(Errno::IO) } else { Ok(()) }
     }
@@ -229,7 +231,7 @@ impl Disk for MemoryDisk {
         let delay = {
             let mut inner = self.inner.lock();
             inner.begun += transfers.len() as u64;
-            while inner.held && transfers.iter().any(|t| t.way == Way::Read) {
+            while inner.held && transfers.iter().any(|t| t.way == Direction::Read) {
                 inner = self.released.wait(inner);
             }
             inner.delay_us

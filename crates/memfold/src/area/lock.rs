@@ -21,24 +21,24 @@ pub(crate) struct AreaLock {
 }
 
 /// The areas alone, for changes of any kind: no folio of any area is `Loading` or `Saving`.
-pub(crate) struct Alone<'a> {
+pub(crate) struct ExclusiveAreas<'a> {
     areas: WriteGuard<'a, Areas>,
     _work: WriteGuard<'a, ()>,
 }
 
 /// Saves folios in the background: see [`AreaLock::work`].
-pub(crate) struct Work<'a> {
+pub(crate) struct BackgroundAccess<'a> {
     lands: &'a AreaLock,
     _work: ReadGuard<'a, ()>,
 }
 
 /// How a thread that makes room holds the areas.
 #[derive(Copy, Clone)]
-pub(crate) enum Hold<'a> {
+pub(crate) enum AreasAccess<'a> {
     /// For all of its work.
     Read(&'a Areas),
     /// For moments.
-    Work(&'a Work<'a>),
+    Work(&'a BackgroundAccess<'a>),
 }
 
 impl AreaLock {
@@ -63,9 +63,9 @@ impl AreaLock {
     }
 
     /// For whoever changes areas, or what can't be changed while somebody works on a folio.
-    pub fn write(&self) -> Alone<'_> {
+    pub fn write(&self) -> ExclusiveAreas<'_> {
         let work = self.work.write();
-        Alone { areas: self.areas.write(), _work: work }
+        ExclusiveAreas { areas: self.areas.write(), _work: work }
     }
 
     /// Waits as [`AreaLock::write`], and keeps them until [`AreaLock::open`].
@@ -95,29 +95,29 @@ impl AreaLock {
     /// For a background thread that saves folios. With it, it may read the areas for a moment,
     /// while it holds no shard, no context, and no folio that is `Saving`: somebody who has them
     /// read may be waiting for one of these.
-    pub fn work(&self) -> Work<'_> {
-        Work { lands: self, _work: self.work.read() }
+    pub fn work(&self) -> BackgroundAccess<'_> {
+        BackgroundAccess { lands: self, _work: self.work.read() }
     }
 }
 
-impl Hold<'_> {
+impl AreasAccess<'_> {
     /// Reads the areas, for a moment if they aren't held. The conditions of [`AreaLock::work`].
     pub fn with<R>(self, read: impl FnOnce(&Areas) -> R) -> R {
         match self {
-            Hold::Read(areas) => read(areas),
-            Hold::Work(work) => read(&work.lands.areas.read()),
+            AreasAccess::Read(areas) => read(areas),
+            AreasAccess::Work(work) => read(&work.lands.areas.read()),
         }
     }
 }
 
-impl Deref for Alone<'_> {
+impl Deref for ExclusiveAreas<'_> {
     type Target = Areas;
     fn deref(&self) -> &Areas {
         &self.areas
     }
 }
 
-impl DerefMut for Alone<'_> {
+impl DerefMut for ExclusiveAreas<'_> {
     fn deref_mut(&mut self) -> &mut Areas {
         &mut self.areas
     }

@@ -13,7 +13,7 @@ use memfold_sys::units::{MAX_PAGES, Order};
 const OFFLOAD_TIMEOUT_NS: u64 = 1_000_000_000;
 
 /// One thread's working set.
-pub struct Context {
+pub struct CodecContext {
     /// Codec state.
     pub worker: Worker,
     /// Other cores that compress blocks of a folio, if batches are on.
@@ -27,9 +27,9 @@ pub struct Context {
 }
 
 /// All contexts of an engine, each made when it is first borrowed, the first also by
-/// [`Contexts::prepare`]: most processes of a run are small, and short.
-pub struct Contexts {
-    all: Vec<Mutex<Option<Box<Context>>>>,
+/// [`ContextPool::prepare`]: most processes of a run are small, and short.
+pub struct ContextPool {
+    all: Vec<Mutex<Option<Box<CodecContext>>>>,
     /// Dropped after those that use it.
     codecs: Option<SoftwarePool>,
     batch: usize,
@@ -37,39 +37,44 @@ pub struct Contexts {
 }
 
 /// A context that is borrowed.
-pub struct Borrowed<'a>(MutexGuard<'a, Option<Box<Context>>>);
+pub struct BorrowedContext<'a>(MutexGuard<'a, Option<Box<CodecContext>>>);
 
-impl Deref for Borrowed<'_> {
-    type Target = Context;
-    fn deref(&self) -> &Context {
+impl Deref for BorrowedContext<'_> {
+    type Target = CodecContext;
+    fn deref(&self) -> &CodecContext {
         self.0.as_ref().expect("made before it was lent")
     }
 }
 
-impl DerefMut for Borrowed<'_> {
-    fn deref_mut(&mut self) -> &mut Context {
+impl DerefMut for BorrowedContext<'_> {
+    fn deref_mut(&mut self) -> &mut CodecContext {
         self.0.as_mut().expect("made before it was lent")
     }
 }
 
-impl Contexts {
+impl ContextPool {
     /// Up to `count` contexts (at least 1) for blocks of up to `block`, with batches of `batch`
     /// blocks if there are `codecs`: threads that compress for them.
-    pub fn new(count: usize, block: Order, codecs: Option<SoftwarePool>, batch: usize) -> Contexts {
+    pub fn new(
+        count: usize,
+        block: Order,
+        codecs: Option<SoftwarePool>,
+        batch: usize,
+    ) -> ContextPool {
         let all = (0..count.max(1)).map(|_| Mutex::new(None)).collect();
-        Contexts { all, codecs, batch, block }
+        ContextPool { all, codecs, batch, block }
     }
 
-    /// Makes the one that [`Contexts::at_rest`] gives, if there is none.
+    /// Makes the one that [`ContextPool::at_rest`] gives, if there is none.
     pub fn prepare(&self, store: &Store) {
         self.all[0].lock().get_or_insert_with(|| self.make(store));
     }
 
-    fn make(&self, store: &Store) -> Box<Context> {
+    fn make(&self, store: &Store) -> Box<CodecContext> {
         let offload = |codecs: &SoftwarePool| {
             Offload::new(Box::new(codecs.queue()), self.batch, self.block, OFFLOAD_TIMEOUT_NS)
         };
-        Box::new(Context {
+        Box::new(CodecContext {
             worker: store.worker(),
             offload: self.codecs.as_ref().map(offload),
             handles: [Handle::NONE; MAX_PAGES],
@@ -84,21 +89,21 @@ impl Contexts {
     /// - Nobody borrows a context, or calls this, while the reference lives.
     ///
     /// # Panics
-    /// If nobody has called [`Contexts::prepare`].
+    /// If nobody has called [`ContextPool::prepare`].
     #[allow(clippy::mut_from_ref)]
-    pub unsafe fn at_rest(&self) -> &mut Context {
+    pub unsafe fn at_rest(&self) -> &mut CodecContext {
         // SAFETY: by the caller's promise.
         unsafe { self.all[0].peek_mut() }.as_mut().expect("made before the rest")
     }
 
     /// A free context, the one last used on this CPU if it is; waits for one if all are taken.
-    /// `store` is that of [`Contexts::new`].
-    pub fn borrow(&self, store: &Store) -> Borrowed<'_> {
+    /// `store` is that of [`ContextPool::new`].
+    pub fn borrow(&self, store: &Store) -> BorrowedContext<'_> {
         let first = memfold_sys::thread::current_cpu();
         let n = self.all.len();
         let free = (0..n).find_map(|i| self.all[(first + i) % n].try_lock());
         let mut context = free.unwrap_or_else(|| self.all[first % n].lock());
         context.get_or_insert_with(|| self.make(store));
-        Borrowed(context)
+        BorrowedContext(context)
     }
 }

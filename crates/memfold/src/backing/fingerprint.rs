@@ -10,7 +10,7 @@
 //! leave the process. XXH3 and its like have no such bound: pairs of blocks with equal hashes can
 //! be written down.
 #[cfg(target_arch = "x86_64")]
-use crate::backing::polyval::{Powers, STEP};
+use crate::backing::polyval::{STEP, SecretPowers};
 use memfold_sys::Errno;
 use memfold_sys::random;
 use polyval::universal_hash::UniversalHash;
@@ -30,7 +30,7 @@ impl Fingerprint {
 pub struct Fingerprints {
     hash: Polyval,
     #[cfg(target_arch = "x86_64")]
-    powers: Option<Powers>,
+    powers: Option<SecretPowers>,
 }
 
 impl Fingerprints {
@@ -48,7 +48,7 @@ impl Fingerprints {
         Fingerprints {
             hash: Polyval::new(&Key::from(key)),
             #[cfg(target_arch = "x86_64")]
-            powers: Powers::of(&key),
+            powers: SecretPowers::of(&key),
         }
     }
 
@@ -101,7 +101,7 @@ mod tests {
             let block: Vec<u8> = (0..len).map(|_| random.word() as u8).collect();
             assert!(fingerprints.of(&block) == fingerprints.plain(&block), "{len} bytes");
             #[cfg(target_arch = "x86_64")]
-            if let Some(powers) = fingerprints.powers.as_ref().map(Powers::without_four)
+            if let Some(powers) = fingerprints.powers.as_ref().map(SecretPowers::without_four)
                 && len.is_multiple_of(STEP)
             {
                 assert_eq!(powers.hash(&block), fingerprints.plain(&block).0, "{len} bytes by two");

@@ -9,7 +9,7 @@ mod polyval;
 pub mod fingerprint;
 pub mod contexts;
 
-use crate::backing::contexts::{Borrowed, Context, Contexts};
+use crate::backing::contexts::{BorrowedContext, CodecContext, ContextPool};
 use crate::backing::fingerprint::{Fingerprint, Fingerprints};
 use crate::stats;
 use crate::stats_place::StatsPlace;
@@ -24,16 +24,16 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 /// One block in the store.
 #[derive(Copy, Clone, PartialEq, Eq)]
 #[repr(C)]
-pub struct Slot {
+pub struct BlockSlot {
     /// Its object.
     pub handle: Handle,
     /// Of the block's bytes when it was stored.
     pub fingerprint: Fingerprint,
 }
 
-impl Slot {
+impl BlockSlot {
     /// Nothing stored.
-    pub const NONE: Slot = Slot { handle: Handle::NONE, fingerprint: Fingerprint::NONE };
+    pub const NONE: BlockSlot = BlockSlot { handle: Handle::NONE, fingerprint: Fingerprint::NONE };
 }
 
 /// Where folded data is: the pool, and the swap file behind it; and what is needed to get it out.
@@ -41,7 +41,7 @@ pub struct Backing {
     store: Store,
     /// `None` without `--swap`.
     swap: Option<Swap>,
-    contexts: Contexts,
+    contexts: ContextPool,
     fingerprints: Fingerprints,
     stats: Arc<StatsPlace>,
 }
@@ -50,7 +50,7 @@ impl Backing {
     /// A store without a swap file.
     pub fn new(
         store: Store,
-        contexts: Contexts,
+        contexts: ContextPool,
         fingerprints: Fingerprints,
         stats: Arc<StatsPlace>,
     ) -> Backing {
@@ -78,16 +78,16 @@ impl Backing {
     }
 
     /// Borrows codec state and buffers for one thread; waits for them if all are lent.
-    pub fn context(&self) -> Borrowed<'_> {
+    pub fn context(&self) -> BorrowedContext<'_> {
         self.contexts.borrow(&self.store)
     }
 
     /// Returns a context for the thread that serves while the engine is at rest.
     ///
     /// # Safety
-    /// - As for [`Contexts::at_rest`].
+    /// - As for [`ContextPool::at_rest`].
     #[allow(clippy::mut_from_ref)]
-    pub unsafe fn context_at_rest(&self) -> &mut Context {
+    pub unsafe fn context_at_rest(&self) -> &mut CodecContext {
         // SAFETY: by the caller's promise.
         unsafe { self.contexts.at_rest() }
     }
@@ -118,8 +118,8 @@ impl Backing {
     ///   meanwhile.
     pub unsafe fn fetch_one(
         &self,
-        context: &mut Context,
-        slot: Slot,
+        context: &mut CodecContext,
+        slot: BlockSlot,
         order: Order,
         pages: usize,
         to: *mut Page,
@@ -143,7 +143,7 @@ impl Backing {
     /// - `to` has room for all of them that nobody else touches; none is freed meanwhile.
     pub unsafe fn fetch(
         &self,
-        context: &mut Context,
+        context: &mut CodecContext,
         block: Order,
         count: usize,
         to: *mut Page,
@@ -184,7 +184,7 @@ impl Backing {
     /// - As for [`Backing::fetch`].
     unsafe fn fetch_start(
         &self,
-        context: &mut Context,
+        context: &mut CodecContext,
         handle: Handle,
         order: Order,
         pages: usize,
@@ -222,7 +222,7 @@ impl Backing {
     unsafe fn fetch_run(
         &self,
         swap: &Swap,
-        context: &mut Context,
+        context: &mut CodecContext,
         first: usize,
         count: usize,
         place: Place,
@@ -246,7 +246,7 @@ impl Backing {
             // SAFETY: as the caller says.
             unsafe { swap.read_raw(place, run, block, to)? };
         } else {
-            let Context { worker, handles, .. } = context;
+            let CodecContext { worker, handles, .. } = context;
             swap.read_packed(place, last, |packed| {
                 for i in 0..run {
                     let place = Place::of(handles[first + i]).expect("it was one above");

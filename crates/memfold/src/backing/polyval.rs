@@ -16,7 +16,7 @@ pub const STEP: usize = 16 * WORDS;
 
 /// The secret's powers, the highest first.
 #[derive(Clone)]
-pub struct Powers {
+pub struct SecretPowers {
     whole: [[u64; 2]; WORDS],
     /// The sum of the halves of each, twice.
     folded: [[u64; 2]; WORDS],
@@ -24,9 +24,9 @@ pub struct Powers {
     by_four: bool,
 }
 
-impl Powers {
+impl SecretPowers {
     /// Those of a secret; `None` where the processor or the system lacks what is needed.
-    pub fn of(secret: &[u8; 16]) -> Option<Powers> {
+    pub fn of(secret: &[u8; 16]) -> Option<SecretPowers> {
         // SAFETY: the processor and the system have all that is asked for.
         have_vpclmulqdq().then(|| unsafe { powers(secret, have_avx512()) })
     }
@@ -43,16 +43,16 @@ impl Powers {
 
     /// The same, which does two words by one instruction.
     #[cfg(test)]
-    pub fn without_four(&self) -> Powers {
-        Powers { by_four: false, ..self.clone() }
+    pub fn without_four(&self) -> SecretPowers {
+        SecretPowers { by_four: false, ..self.clone() }
     }
 }
 
 #[target_feature(enable = "avx2,pclmulqdq,vpclmulqdq")]
-fn powers(secret: &[u8; 16], by_four: bool) -> Powers {
+fn powers(secret: &[u8; 16], by_four: bool) -> SecretPowers {
     let half = |at: usize| u64::from_le_bytes(secret[at..at + 8].try_into().expect("8 bytes"));
     let one = _mm_set_epi64x(half(8) as i64, half(0) as i64);
-    let mut powers = Powers { whole: [[0; 2]; WORDS], folded: [[0; 2]; WORDS], by_four };
+    let mut powers = SecretPowers { whole: [[0; 2]; WORDS], folded: [[0; 2]; WORDS], by_four };
     let mut power = one;
     for (whole, folded) in powers.whole.iter_mut().zip(&mut powers.folded).rev() {
         *whole = numbers(power);
@@ -69,7 +69,7 @@ fn powers(secret: &[u8; 16], by_four: bool) -> Powers {
 }
 
 #[target_feature(enable = "avx2,pclmulqdq,vpclmulqdq")]
-fn hash_by_two(powers: &Powers, bytes: &[u8]) -> [u64; 2] {
+fn hash_by_two(powers: &SecretPowers, bytes: &[u8]) -> [u64; 2] {
     let mut hash = _mm_setzero_si128();
     for step in bytes.chunks_exact(STEP) {
         let zero = _mm256_setzero_si256();
@@ -101,7 +101,7 @@ fn hash_by_two(powers: &Powers, bytes: &[u8]) -> [u64; 2] {
 
 /// As [`hash_by_two`].
 #[target_feature(enable = "avx2,avx512f,pclmulqdq,vpclmulqdq")]
-fn hash_by_four(powers: &Powers, bytes: &[u8]) -> [u64; 2] {
+fn hash_by_four(powers: &SecretPowers, bytes: &[u8]) -> [u64; 2] {
     let mut hash = _mm_setzero_si128();
     let joined = |four| {
         let halves = (_mm512_castsi512_si256(four), _mm512_extracti64x4_epi64::<1>(four));

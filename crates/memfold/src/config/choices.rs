@@ -28,7 +28,7 @@ pub enum OnFull {
 
 /// Where dictionaries come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Canned {
+pub enum DictionarySource {
     /// Nothing is compressed against a dictionary.
     Off,
     /// From the pages that are folded, in the background, where they win.

@@ -1,13 +1,13 @@
 //! The one table of settings: the fields of [`Config`], their defaults, flags, help, what is passed
 //! on to other processes and the table of the documents all follow it. A new setting is one entry
 //! here.
-use crate::config::choices::{Canned, Delivery, OnFull};
-use crate::config::kind::{self, Kind};
+use crate::config::choices::{Delivery, DictionarySource, OnFull};
+use crate::config::kind::{self, ValueKind};
 use alloc::string::{String, ToString};
 use memfold_sys::units::Order;
 
 /// One setting, as flags and help show it.
-pub struct Key {
+pub struct SettingKey {
     /// Name, as in `--name`.
     pub name: &'static str,
     /// What a value looks like.
@@ -58,19 +58,19 @@ macro_rules! keys {
         }
 
         /// Every setting there is.
-        pub const KEYS: &[Key] = &[$(Key {
+        pub const KEYS: &[SettingKey] = &[$(SettingKey {
             name: $name,
             value: $value,
             default: $text,
             help: $help,
             audience: Audience::$audience,
             set: |config, text| {
-                const KIND: Kind<$type> = $kind;
+                const KIND: ValueKind<$type> = $kind;
                 config.$field = (KIND.parse)(text, config.memory_bytes)?;
                 Ok(())
             },
             get: |config| {
-                const KIND: Kind<$type> = $kind;
+                const KIND: ValueKind<$type> = $kind;
                 (KIND.show)(&config.$field)
             },
         },)*];
@@ -97,7 +97,7 @@ keys! {
     Users "codec" "NAME[:LEVEL]" "lz4" "compression: lz4, lz4hc, zstd, deflate or none, with a level if wanted; with +shuffle for numbers";
 
     /// Dictionaries (Z8).
-    canned: Canned = Canned::Off, kind::CANNED;
+    canned: DictionarySource = DictionarySource::Off, kind::CANNED;
     Users "canned" "on|off|FILE" "off" "compress lz4 or zstd against a dictionary: made from folded pages where it wins, or read from FILE";
 
     /// Largest folio.

@@ -1,5 +1,5 @@
 //! Kinds of settings: how a value is read from text, and shown.
-use crate::config::choices::{Canned, Delivery, OnFull};
+use crate::config::choices::{Delivery, DictionarySource, OnFull};
 use crate::config::parse::{
     choice, number as read_number, on_off, parse_order, parse_shard, parse_size, path,
 };
@@ -10,7 +10,7 @@ use memfold_sys::units::Order;
 pub(super) const COUNT_MAX: u32 = 64;
 
 /// How values of one kind are read and shown.
-pub(super) struct Kind<T> {
+pub(super) struct ValueKind<T> {
     /// From text; the number is what a percentage refers to, bytes. Errors say what would be right.
     pub parse: fn(&str, u64) -> Result<T, String>,
     /// As text that `parse` takes; `None` for what is not set.
@@ -26,32 +26,33 @@ fn word<T: Copy + PartialEq>(value: T, all: &[(&str, T)]) -> Option<String> {
 }
 
 /// Bytes.
-pub(super) const SIZE: Kind<u64> = Kind { parse: parse_size, show: shown };
+pub(super) const SIZE: ValueKind<u64> = ValueKind { parse: parse_size, show: shown };
 
 /// Bytes, or `none`.
-pub(super) const SIZE_OR_NONE: Kind<Option<u64>> = Kind {
+pub(super) const SIZE_OR_NONE: ValueKind<Option<u64>> = ValueKind {
     parse: |text, whole| if text == "none" { Ok(None) } else { parse_size(text, whole).map(Some) },
     show: |bytes| bytes.as_ref().and_then(shown),
 };
 
 /// The size of a folio or block.
-pub(super) const ORDER: Kind<Order> =
-    Kind { parse: |text, _| parse_order(text), show: |order| shown(&order.bytes()) };
+pub(super) const ORDER: ValueKind<Order> =
+    ValueKind { parse: |text, _| parse_order(text), show: |order| shown(&order.bytes()) };
 
 /// The span of one lock of the index, bytes.
-pub(super) const SHARD: Kind<u64> = Kind { parse: |text, _| parse_shard(text), show: shown };
+pub(super) const SHARD: ValueKind<u64> =
+    ValueKind { parse: |text, _| parse_shard(text), show: shown };
 
 /// A share of something, with or without `%`.
-pub(super) const PERCENT: Kind<u32> =
-    Kind { parse: |text, _| read_number(text.trim_end_matches('%'), 100), show: shown };
+pub(super) const PERCENT: ValueKind<u32> =
+    ValueKind { parse: |text, _| read_number(text.trim_end_matches('%'), 100), show: shown };
 
 /// A number up to `MAX`.
-pub(super) const fn number<const MAX: u32>() -> Kind<u32> {
-    Kind { parse: |text, _| read_number(text, MAX), show: shown }
+pub(super) const fn number<const MAX: u32>() -> ValueKind<u32> {
+    ValueKind { parse: |text, _| read_number(text, MAX), show: shown }
 }
 
 /// How long something lives elsewhere, seconds: up to a year.
-pub(super) const EXPIRY: Kind<u32> = Kind {
+pub(super) const EXPIRY: ValueKind<u32> = ValueKind {
     parse: |text, _| match read_number(text, 365 * 24 * 60 * 60)? {
         0 | 1 => Err(alloc::format!("{text:?}: give 2 seconds at least, and better a day")),
         seconds => Ok(seconds),
@@ -60,11 +61,11 @@ pub(super) const EXPIRY: Kind<u32> = Kind {
 };
 
 /// How many threads or pools.
-pub(super) const COUNT: Kind<usize> =
-    Kind { parse: |text, _| read_number(text, COUNT_MAX).map(|n| n as usize), show: shown };
+pub(super) const COUNT: ValueKind<usize> =
+    ValueKind { parse: |text, _| read_number(text, COUNT_MAX).map(|n| n as usize), show: shown };
 
 /// Blocks that are compressed at once.
-pub(super) const BATCH: Kind<usize> = Kind {
+pub(super) const BATCH: ValueKind<usize> = ValueKind {
     parse: |text, _| match read_number(text, 64)? {
         0 => Err("\"0\": a batch is 1 to 64 blocks".to_string()),
         n => Ok(n as usize),
@@ -73,21 +74,24 @@ pub(super) const BATCH: Kind<usize> = Kind {
 };
 
 /// `on` or `off`.
-pub(super) const SWITCH: Kind<bool> =
-    Kind { parse: |text, _| on_off(text), show: |on| word(*on, &[("on", true), ("off", false)]) };
+pub(super) const SWITCH: ValueKind<bool> = ValueKind {
+    parse: |text, _| on_off(text),
+    show: |on| word(*on, &[("on", true), ("off", false)]),
+};
 
 /// Text that others judge.
-pub(super) const TEXT: Kind<String> = Kind { parse: |text, _| Ok(text.to_string()), show: shown };
+pub(super) const TEXT: ValueKind<String> =
+    ValueKind { parse: |text, _| Ok(text.to_string()), show: shown };
 
 /// Likewise, or `off`.
-pub(super) const TEXT_OR_OFF: Kind<Option<String>> = Kind {
+pub(super) const TEXT_OR_OFF: ValueKind<Option<String>> = ValueKind {
     parse: |text, _| Ok((text != "off").then(|| text.to_string())),
     show: |text| Some(text.clone().unwrap_or_else(|| "off".to_string())),
 };
 
 /// A path, if there is one.
-pub(super) const PATH: Kind<Option<String>> =
-    Kind { parse: |text, _| path(text).map(Some), show: Clone::clone };
+pub(super) const PATH: ValueKind<Option<String>> =
+    ValueKind { parse: |text, _| path(text).map(Some), show: Clone::clone };
 
 const DELIVERIES: &[(&str, Delivery)] =
     &[("thread", Delivery::Thread), ("signal", Delivery::Signal), ("gate", Delivery::Gate)];
@@ -96,41 +100,41 @@ const PAGINGS: &[(&str, bool)] = &[("userfaultfd", false), ("protection", true)]
 const DONT_DUMPS: &[(&str, bool)] = &[("leave", false), ("fold", true)];
 
 /// How faults arrive.
-pub(super) const DELIVERY: Kind<Delivery> = Kind {
+pub(super) const DELIVERY: ValueKind<Delivery> = ValueKind {
     parse: |text, _| choice(text, DELIVERIES),
     show: |delivery| word(*delivery, DELIVERIES),
 };
 
 /// What happens at the limit.
-pub(super) const ON_FULL: Kind<OnFull> =
-    Kind { parse: |text, _| choice(text, ON_FULLS), show: |on_full| word(*on_full, ON_FULLS) };
+pub(super) const ON_FULL: ValueKind<OnFull> =
+    ValueKind { parse: |text, _| choice(text, ON_FULLS), show: |on_full| word(*on_full, ON_FULLS) };
 
 /// What tells of a touch of folded memory.
-pub(super) const PAGING: Kind<bool> = Kind {
+pub(super) const PAGING: ValueKind<bool> = ValueKind {
     parse: |text, _| choice(text, PAGINGS),
     show: |by_protection| word(*by_protection, PAGINGS),
 };
 
 /// What becomes of memory that is kept out of core dumps.
-pub(super) const DONT_DUMP: Kind<bool> =
-    Kind { parse: |text, _| choice(text, DONT_DUMPS), show: |fold| word(*fold, DONT_DUMPS) };
+pub(super) const DONT_DUMP: ValueKind<bool> =
+    ValueKind { parse: |text, _| choice(text, DONT_DUMPS), show: |fold| word(*fold, DONT_DUMPS) };
 
 /// Where dictionaries come from.
-pub(super) const CANNED: Kind<Canned> = Kind {
+pub(super) const CANNED: ValueKind<DictionarySource> = ValueKind {
     parse: |text, _| match text {
-        "off" => Ok(Canned::Off),
-        "on" => Ok(Canned::On),
+        "off" => Ok(DictionarySource::Off),
+        "on" => Ok(DictionarySource::On),
         // Settings are passed on as lines, joined by semicolons. A bare word is more likely a
         // mistake than a file.
         path if path.contains(['\n', ';']) => {
             Err(alloc::format!("{text:?}: no line breaks and semicolons, please"))
         }
-        path if path.contains(['/', '.']) => Ok(Canned::File(path.to_string())),
+        path if path.contains(['/', '.']) => Ok(DictionarySource::File(path.to_string())),
         _ => Err(alloc::format!("{text:?} is neither on nor off; write a file's name as ./{text}")),
     },
     show: |canned| match canned {
-        Canned::Off => Some("off".to_string()),
-        Canned::On => Some("on".to_string()),
-        Canned::File(path) => Some(path.clone()),
+        DictionarySource::Off => Some("off".to_string()),
+        DictionarySource::On => Some("on".to_string()),
+        DictionarySource::File(path) => Some(path.clone()),
     },
 };

@@ -4,9 +4,9 @@ mod parse;
 mod kind;
 pub mod keys;
 
-pub use crate::config::choices::{Canned, Delivery, OnFull};
+pub use crate::config::choices::{Delivery, DictionarySource, OnFull};
 use crate::config::keys::KEYS;
-pub use crate::config::keys::{Config, Key};
+pub use crate::config::keys::{Config, SettingKey};
 use crate::config::kind::COUNT_MAX;
 use crate::config::parse::path;
 pub use crate::config::parse::{Size, parse_size};

@@ -1,10 +1,10 @@
 //! Background threads: load windows ahead of streams, save dirty folios, give memory back; compress
 //! cold blocks again; write and read the swap file, and move its cold end on.
-use crate::config::{Canned, Delivery};
+use crate::config::{Delivery, DictionarySource};
 use crate::fault::load::Loads;
 use crate::pager::Pager;
 use crate::reclaim::background::Background;
-use crate::requests::background::Request;
+use crate::requests::background::BackgroundRequest;
 use crate::requests::device_faults::READERS;
 use crate::stats;
 use alloc::sync::Arc;
@@ -21,16 +21,16 @@ impl Pager {
         let _open = self.0.gates.background();
         let begin = cpu_ns();
         match request {
-            Request::Load(window) => Loads(&self.0).load_ahead(window),
-            Request::Reclaim => {
+            BackgroundRequest::Load(window) => Loads(&self.0).load_ahead(window),
+            BackgroundRequest::Reclaim => {
                 if Background(&self.0).reclaim_in_background() {
                     self.0.requests.go_on();
                 }
-                if self.0.config.canned == Canned::On {
+                if self.0.config.canned == DictionarySource::On {
                     self.0.backing.store().canned_step();
                 }
             }
-            Request::Stop => return false,
+            BackgroundRequest::Stop => return false,
         }
         stats::add(&self.0.stats.background_ns, cpu_ns() - begin);
         true
@@ -38,7 +38,7 @@ impl Pager {
 }
 
 /// An engine thread that is to be started: by libc's means or past it.
-pub struct Start {
+pub struct EngineThread {
     /// Its name.
     pub name: &'static CStr,
     /// What it runs, and with what: to be called once; in gate delivery once more where the thread
@@ -48,7 +48,7 @@ pub struct Start {
     pub arg: usize,
 }
 
-impl Start {
+impl EngineThread {
     /// Starts it as a thread that libc knows of.
     ///
     /// # Errors
@@ -72,9 +72,10 @@ pub fn is_worker(name: &CStr) -> bool {
 /// that moves its cold end to the remote store if there is one. They run until [`Pager::stop`]. Each
 /// holds a reference of the pager, also while it isn't started; in gate delivery for ever, as it may
 /// be started again.
-pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<Start> {
-    let start = |name, main| Start { name, main, arg: Arc::into_raw(pager.clone()) as usize };
-    let mut threads: Vec<Start> = (0..count).map(|_| start(WORKER, work)).collect();
+pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<EngineThread> {
+    let start =
+        |name, main| EngineThread { name, main, arg: Arc::into_raw(pager.clone()) as usize };
+    let mut threads: Vec<EngineThread> = (0..count).map(|_| start(WORKER, work)).collect();
     if pager.0.recompress.is_some() {
         threads.push(start(RECOMPRESSES, recompress));
     }
@@ -101,7 +102,7 @@ pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<Start> {
 /// Does a thread's work with its reference of the pager.
 ///
 /// # Safety
-/// - `arg` is that of a [`Start`] of [`threads`], whose `main` calls this, once while the thread
+/// - `arg` is that of a [`EngineThread`] of [`threads`], whose `main` calls this, once while the thread
 ///   lives.
 unsafe fn with_pager(arg: usize, work: impl FnOnce(&Pager)) {
     // SAFETY: `threads` made it by `into_raw` for this one thread. One that is started in its place,

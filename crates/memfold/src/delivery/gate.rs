@@ -22,9 +22,9 @@
 //! is there work while it is: [`crate::Region::pin`] it for them. Another process reads nothing that
 //! is folded.
 use crate::delivery::sigbus;
-use crate::fault::Fault;
+use crate::fault::PageFault;
 use crate::holds::Holds;
-use crate::known::{Known, TOP};
+use crate::known::{FoldableMap, TOP};
 use crate::pager::Pager;
 use alloc::boxed::Box;
 use alloc::format;
@@ -46,7 +46,7 @@ const BAD_MAX: usize = 8;
 const PAGE_MASK: usize = PAGE_SIZE - 1;
 
 static ARMED: AtomicBool = AtomicBool::new(false);
-static KNOWN: AtomicPtr<Known> = AtomicPtr::new(core::ptr::null_mut());
+static KNOWN: AtomicPtr<FoldableMap> = AtomicPtr::new(core::ptr::null_mut());
 static ENGINES: AtomicUsize = AtomicUsize::new(0);
 /// Descriptors of engines; 0: none.
 static DESCRIPTORS: [AtomicI32; 2 * sigbus::ENGINES_MAX] =
@@ -56,20 +56,20 @@ static DESCRIPTORS: [AtomicI32; 2 * sigbus::ENGINES_MAX] =
 static ARMING: AtomicU32 = AtomicU32::new(0);
 
 /// Counts an engine, from before its first thread is started until after its last one has ended.
-pub(crate) struct Engines(());
+pub(crate) struct EngineCount(());
 
-impl Engines {
-    pub fn one_more() -> Engines {
+impl EngineCount {
+    pub fn one_more() -> EngineCount {
         ENGINES.fetch_add(1, SeqCst);
         // A copy of the process made meanwhile isn't armed by anybody.
         while ARMING.load(SeqCst) == process_id() {
             yield_now();
         }
-        Engines(())
+        EngineCount(())
     }
 }
 
-impl Drop for Engines {
+impl Drop for EngineCount {
     fn drop(&mut self) {
         ENGINES.fetch_sub(1, SeqCst);
     }
@@ -110,11 +110,11 @@ unsafe fn arm_alone() -> Result<(), String> {
         return Err(String::from("there are engines with other deliveries already"));
     }
     if KNOWN.load(SeqCst).is_null() {
-        KNOWN.store(Box::into_raw(Box::new(Known::default())), SeqCst);
+        KNOWN.store(Box::into_raw(Box::new(FoldableMap::default())), SeqCst);
     }
     Holds::of_process(true);
     // SAFETY: the caller's promise; there is no engine, and so no region.
-    match unsafe { memfold_gate::start_late(&Owner) } {
+    match unsafe { memfold_gate::start_late(&RegionKeeper) } {
         Ok(()) => {
             ARMED.store(true, SeqCst);
             Ok(())
@@ -165,7 +165,7 @@ pub(crate) fn disown(fd: i32) {
     DESCRIPTORS.iter().find(|place| place.compare_exchange(fd, 0, SeqCst, SeqCst).is_ok());
 }
 
-fn known() -> Option<&'static Known> {
+fn known() -> Option<&'static FoldableMap> {
     // SAFETY: null, or a leaked box.
     unsafe { KNOWN.load(SeqCst).as_ref() }
 }
@@ -199,9 +199,9 @@ fn meets_region(start: usize, len: usize) -> bool {
 }
 
 /// What the gate asks.
-struct Owner;
+struct RegionKeeper;
 
-impl Keeper for Owner {
+impl Keeper for RegionKeeper {
     fn concerns(&self, start: usize, len: usize) -> bool {
         len > 0 && concerns(&(start..start.saturating_add(len)))
     }
@@ -227,7 +227,7 @@ impl Keeper for Owner {
     }
 
     fn release(&self, hold: Hold) {
-        Holds::of_process(true).release(crate::holds::Hold(hold.0));
+        Holds::of_process(true).release(crate::holds::HoldId(hold.0));
     }
 
     fn piece_bytes(&self) -> usize {
@@ -279,7 +279,7 @@ impl Keeper for Owner {
 
     fn fault(&self, fault: memfold_gate::Fault) -> bool {
         let memfold_gate::Fault { address: addr, write, protected } = fault;
-        sigbus::serve(Fault { addr, write, protected })
+        sigbus::serve(PageFault { addr, write, protected })
     }
 
     fn never_fold(&self, _start: usize, _len: usize) {}

@@ -18,11 +18,11 @@ pub fn is_armed() -> bool {
     false
 }
 
-pub(crate) struct Engines;
+pub(crate) struct EngineCount;
 
-impl Engines {
-    pub fn one_more() -> Engines {
-        Engines
+impl EngineCount {
+    pub fn one_more() -> EngineCount {
+        EngineCount
     }
 }
 

@@ -1,5 +1,5 @@
 //! Thread delivery: handler threads, of which one at a time waits for a fault.
-use crate::fault::{Fault, Served};
+use crate::fault::{FaultOutcome, PageFault};
 use crate::pager::Pager;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -8,7 +8,7 @@ use memfold_sys::memory::zone::Zone;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use memfold_sys::thread::{Thread, cpus, wait_readable, yield_now};
-use memfold_sys::uffd::{Report, Uffd};
+use memfold_sys::uffd::{FaultReport, Uffd};
 use memfold_sys::units::PAGE_SIZE;
 
 /// Handlers at most.
@@ -20,12 +20,12 @@ pub(crate) fn handler_count() -> usize {
 }
 
 /// Running handlers. They end when this is dropped.
-pub(crate) struct Handlers {
-    shared: Arc<Shared>,
+pub(crate) struct FaultHandlers {
+    shared: Arc<HandlerState>,
     threads: Vec<Thread>,
 }
 
-struct Shared {
+struct HandlerState {
     pager: Arc<Pager>,
     uffd: Arc<Uffd>,
     /// Held by the handler that waits: a fault wakes every thread that waits for the descriptor.
@@ -36,20 +36,20 @@ struct Shared {
     bells: Zone,
 }
 
-impl Handlers {
+impl FaultHandlers {
     /// Starts the handlers.
     ///
     /// # Errors
     /// EAGAIN: no more threads; what registering the bells says.
-    pub fn start(pager: &Arc<Pager>, uffd: &Arc<Uffd>) -> Result<Handlers, Errno> {
+    pub fn start(pager: &Arc<Pager>, uffd: &Arc<Uffd>) -> Result<FaultHandlers, Errno> {
         let count = handler_count();
         let bells = Zone::reserve(count * PAGE_SIZE, PAGE_SIZE)?;
         // SAFETY: the handlers started below serve it; only `drop` touches it.
         unsafe { uffd.register(bells.start(), bells.len(), false)? };
         let (pager, uffd) = (pager.clone(), uffd.clone());
         let (turn, ended) = (Mutex::new(()), AtomicBool::new(false));
-        let shared = Arc::new(Shared { pager, uffd, turn, ended, bells });
-        let mut handlers = Handlers { shared, threads: Vec::new() };
+        let shared = Arc::new(HandlerState { pager, uffd, turn, ended, bells });
+        let mut handlers = FaultHandlers { shared, threads: Vec::new() };
         for _ in 0..count {
             let arg = Arc::into_raw(handlers.shared.clone()) as usize;
             handlers.threads.push(Thread::start(c"memfold-fault", run, arg)?);
@@ -58,7 +58,7 @@ impl Handlers {
     }
 }
 
-impl Drop for Handlers {
+impl Drop for FaultHandlers {
     fn drop(&mut self) {
         self.shared.ended.store(true, SeqCst);
         for bell in 0..self.threads.len() {
@@ -70,7 +70,7 @@ impl Drop for Handlers {
     }
 }
 
-fn next(shared: &Shared) -> Result<Report, Errno> {
+fn next(shared: &HandlerState) -> Result<FaultReport, Errno> {
     let _turn = shared.turn.lock();
     wait_readable(shared.uffd.fd(), None);
     shared.uffd.read()
@@ -78,9 +78,9 @@ fn next(shared: &Shared) -> Result<Report, Errno> {
 
 fn run(shared: usize) {
     // SAFETY: `start` gave this thread one reference of the Arc.
-    let shared = unsafe { Arc::from_raw(shared as *const Shared) };
+    let shared = unsafe { Arc::from_raw(shared as *const HandlerState) };
     loop {
-        let Ok(Report { address, protected }) = next(&shared) else { continue };
+        let Ok(FaultReport { address, protected }) = next(&shared) else { continue };
         if shared.bells.contains(address) {
             let page = address & !(PAGE_SIZE - 1);
             // SAFETY: the bell is the engine's own page; zeros are as good as anything.
@@ -90,12 +90,12 @@ fn run(shared: usize) {
             }
             continue;
         }
-        let fault = Fault { addr: address, protected, ..Fault::default() };
+        let fault = PageFault { addr: address, protected, ..PageFault::default() };
         loop {
             match shared.pager.faults().fault(fault) {
-                Served::Yes => break,
-                Served::Again => yield_now(),
-                Served::NotManaged => {
+                FaultOutcome::Yes => break,
+                FaultOutcome::Again => yield_now(),
+                FaultOutcome::NotManaged => {
                     // Its area has ended since: let the thread look again.
                     shared.uffd.wake(address & !(PAGE_SIZE - 1), PAGE_SIZE);
                     break;

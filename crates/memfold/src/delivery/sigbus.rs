@@ -5,7 +5,7 @@
 //!
 //! A child of fork has the handler, but none of its parent's engines: the list of them is empty
 //! there.
-use crate::fault::{Fault, Served};
+use crate::fault::{FaultOutcome, PageFault};
 use crate::pager::Pager;
 use alloc::boxed::Box;
 use core::mem::forget;
@@ -14,55 +14,55 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::SeqCst};
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::sync::StaticMutex;
-use memfold_sys::thread::{Previous, SigbusInfo, set_sigbus, yield_now};
+use memfold_sys::thread::{PreviousAction, SigbusInfo, set_sigbus, yield_now};
 use memfold_sys::units::PAGE_SIZE;
 
 /// Engines with signal delivery in one process, at most.
 pub const ENGINES_MAX: usize = 64;
 
 /// In a page that fork wipes, once there is one.
-static LIST: AtomicPtr<List> = AtomicPtr::new(null_mut());
+static LIST: AtomicPtr<RegistryState> = AtomicPtr::new(null_mut());
 /// What the handler has replaced. Noted before it is installed, and installed before that is noted:
 /// who looks at both at any time, as a child of fork does, knows what is left to do.
-static PREVIOUS: AtomicPtr<Previous> = AtomicPtr::new(null_mut());
+static PREVIOUS: AtomicPtr<PreviousAction> = AtomicPtr::new(null_mut());
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
 /// All that a child of fork must find as new. Zeros are an empty list that nobody holds.
-struct List {
-    engines: Engines<Pager>,
+struct RegistryState {
+    engines: EngineRegistry<Pager>,
     installing: StaticMutex<()>,
 }
 
-const _: () = assert!(size_of::<List>() <= PAGE_SIZE);
+const _: () = assert!(size_of::<RegistryState>() <= PAGE_SIZE);
 
-impl List {
-    fn get() -> Option<&'static List> {
+impl RegistryState {
+    fn get() -> Option<&'static RegistryState> {
         // SAFETY: null, or an aligned page that is large enough, holds nothing else, and is never
         // given back. It began as zeros, as it does in children of fork, and these are a list.
         unsafe { LIST.load(SeqCst).as_ref() }
     }
 
-    fn get_or_make() -> Result<&'static List, Errno> {
-        if let Some(list) = List::get() {
+    fn get_or_make() -> Result<&'static RegistryState, Errno> {
+        if let Some(list) = RegistryState::get() {
             return Ok(list);
         }
         let page = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
         page.wipe_in_children()?;
-        let list = page.as_ptr().cast::<List>();
+        let list = page.as_ptr().cast::<RegistryState>();
         if LIST.compare_exchange(null_mut(), list, SeqCst, SeqCst).is_ok() {
             forget(page);
         }
-        Ok(List::get().expect("there is one by now"))
+        Ok(RegistryState::get().expect("there is one by now"))
     }
 }
 
 /// Engines that any thread may look through at any time, also from a signal handler, while others
 /// come and go.
-struct Engines<T> {
-    places: [Place<T>; ENGINES_MAX],
+struct EngineRegistry<T> {
+    places: [RegistryPlace<T>; ENGINES_MAX],
 }
 
-struct Place<T> {
+struct RegistryPlace<T> {
     engine: AtomicPtr<T>,
     /// Threads that look at `engine`. Who looks counts itself before it reads the pointer, and who
     /// empties the place reads the count after that: one of the two sees the other, as all four
@@ -71,13 +71,13 @@ struct Place<T> {
 }
 
 #[cfg(test)]
-impl<T> Place<T> {
-    const fn empty() -> Place<T> {
-        Place { engine: AtomicPtr::new(null_mut()), visitors: AtomicU32::new(0) }
+impl<T> RegistryPlace<T> {
+    const fn empty() -> RegistryPlace<T> {
+        RegistryPlace { engine: AtomicPtr::new(null_mut()), visitors: AtomicU32::new(0) }
     }
 }
 
-impl<T> Engines<T> {
+impl<T> EngineRegistry<T> {
     /// Lists an engine. `false` if there are too many.
     fn enlist(&self, engine: *const T) -> bool {
         self.places.iter().any(|p| {
@@ -121,7 +121,7 @@ impl<T> Engines<T> {
 /// # Errors
 /// No page for the list.
 pub(crate) fn enlist(pager: &Pager, handles: bool) -> Result<bool, Errno> {
-    let list = List::get_or_make()?;
+    let list = RegistryState::get_or_make()?;
     let installing = list.installing.lock();
     if handles && !INSTALLED.load(SeqCst) {
         set_sigbus(on_sigbus, |previous| PREVIOUS.store(Box::into_raw(Box::new(previous)), SeqCst));
@@ -134,19 +134,19 @@ pub(crate) fn enlist(pager: &Pager, handles: bool) -> Result<bool, Errno> {
 /// Takes an engine off the list. No thread may be touching its memory. Threads that touch that of
 /// others may be looking at the engine to see whether a fault is its own: they are waited for.
 pub(crate) fn delist(pager: &Pager) {
-    if let Some(list) = List::get() {
+    if let Some(list) = RegistryState::get() {
         list.engines.delist(pager);
     }
 }
 
 /// Serves a fault, if it lies in a region of any engine on the list.
-pub(crate) fn serve(fault: Fault) -> bool {
+pub(crate) fn serve(fault: PageFault) -> bool {
     let serve = |pager: &Pager| {
         loop {
             match pager.faults().fault(fault) {
-                Served::Yes => return true,
-                Served::Again => yield_now(),
-                Served::NotManaged => return false,
+                FaultOutcome::Yes => return true,
+                FaultOutcome::Again => yield_now(),
+                FaultOutcome::NotManaged => return false,
             }
         }
     };
@@ -155,12 +155,12 @@ pub(crate) fn serve(fault: Fault) -> bool {
 
 /// Shows the engines on the list to `visit` until that says `true`. Whether it did.
 pub(crate) fn any(visit: impl FnMut(&Pager) -> bool) -> bool {
-    List::get().is_some_and(|list| list.engines.any(visit))
+    RegistryState::get().is_some_and(|list| list.engines.any(visit))
 }
 
 fn on_sigbus(info: &SigbusInfo) {
     let (write, protected) = info.access();
-    if serve(Fault { addr: info.addr(), protected, write }) {
+    if serve(PageFault { addr: info.addr(), protected, write }) {
         return;
     }
     // Not ours: do what the program had asked for.
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn a_list_of_zeros_is_an_empty_one() {
         // SAFETY: pointers, numbers and a lock of numbers, for all of which zeros are a value.
-        let list: List = unsafe { core::mem::zeroed() };
+        let list: RegistryState = unsafe { core::mem::zeroed() };
         assert!(!list.engines.any(|_| true));
         drop(list.installing.lock());
         assert!(list.engines.places.iter().all(|place| place.visitors.load(SeqCst) == 0));
@@ -188,7 +188,8 @@ mod tests {
 
     #[test]
     fn an_engine_is_not_gone_while_a_thread_looks_at_it() {
-        let engines: Engines<u32> = Engines { places: [const { Place::empty() }; ENGINES_MAX] };
+        let engines: EngineRegistry<u32> =
+            EngineRegistry { places: [const { RegistryPlace::empty() }; ENGINES_MAX] };
         let (one, two) = (Box::new(1), Box::new(2));
         assert!(engines.enlist(&*one) && engines.enlist(&*two));
         let (looks, is_looking) = mpsc::channel();

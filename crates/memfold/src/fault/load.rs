@@ -1,35 +1,35 @@
 //! Load: from the store (or from nothing) into a frame.
 use crate::area::{Area, Areas};
-use crate::backing::Slot;
-use crate::backing::contexts::Context;
+use crate::backing::BlockSlot;
+use crate::backing::contexts::CodecContext;
 use crate::fault::readahead::Readahead;
 use crate::folio::index::ShardGuard;
 use crate::folio::loading::LoadingFolio;
-use crate::folio::{State, Touch};
+use crate::folio::{FolioState, TouchKind};
 use crate::limits::Limits;
 use crate::memory::frames::Frame;
 use crate::parts::walk;
 use crate::reclaim::NoFrame;
 use crate::reclaim::Reclaim;
-use crate::requests::background::Window;
+use crate::requests::background::LoadWindow;
 use crate::residency::Residency;
-use crate::residency::copy_in::Access;
+use crate::residency::copy_in::FaultAccess;
 use crate::stats;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::Order;
 
 /// What a load is for.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub(crate) enum LoadPurpose {
     /// A fault: what is loaded is mapped, and how it was asked for is noted.
-    Fault(Access),
+    Fault(FaultAccess),
     /// To be there when it is needed: it goes to the swap cache, unless somebody wants it by then.
     Ahead,
 }
 
 /// Where a load may take blocks from.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum BlockSource {
     /// From wherever they are: the caller may sleep.
     Any,
     /// From the pool. The block that is asked for is there; a window ends before the first that
@@ -39,7 +39,7 @@ pub(crate) enum Source {
 
 /// How a load ended.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Loaded {
+pub(crate) enum LoadOutcome {
     /// The page that was asked for is mapped (or, ahead of use, in the swap cache).
     Done,
     /// The kernel refuses for the moment; the folio is as it was, or waits in the swap cache.
@@ -63,27 +63,27 @@ impl Loads<'_> {
         mut guard: ShardGuard<'_>,
         key: u64,
         want: Order,
-        purpose: Purpose,
-        from: Source,
-    ) -> (Loaded, u64, u64) {
+        purpose: LoadPurpose,
+        from: BlockSource,
+    ) -> (LoadOutcome, u64, u64) {
         let residency = Residency(self.0);
-        let forced = purpose != Purpose::Ahead && self.is_forced_small();
+        let forced = purpose != LoadPurpose::Ahead && self.is_forced_small();
         let want = if forced { self.config.block_order } else { want };
         let load = self.form_window(&mut guard, area, key, want, from);
         let copied = match purpose {
-            Purpose::Fault(access) => {
+            LoadPurpose::Fault(access) => {
                 self.copied(self.table.get(&guard, load.id()), key, access, forced)
             }
-            Purpose::Ahead => None,
+            LoadPurpose::Ahead => None,
         };
         drop(guard);
         // While a frame is made free.
         self.backing.store().prefetch(load.first_slot().handle);
         let load = match (purpose, copied) {
-            (Purpose::Fault(access), Some(keys)) => {
+            (LoadPurpose::Fault(access), Some(keys)) => {
                 match self.load_small(areas, area, load, keys.clone(), access) {
-                    Ok(true) => return (Loaded::Done, keys.start, keys.end),
-                    Ok(false) => return (Loaded::Again, keys.start, keys.end),
+                    Ok(true) => return (LoadOutcome::Done, keys.start, keys.end),
+                    Ok(false) => return (LoadOutcome::Again, keys.start, keys.end),
                     Err(load) => load,
                 }
             }
@@ -91,7 +91,7 @@ impl Loads<'_> {
         };
         let (frame, load) = match self.frame_for_loading(areas, area, load, key) {
             Ok(found) => found,
-            Err(NoFrame::Again) => return (Loaded::Again, key, key + 1),
+            Err(NoFrame::Again) => return (LoadOutcome::Again, key, key + 1),
         };
         let (start, order) = (load.key(), load.order());
         let mut context = self.backing.context();
@@ -102,13 +102,15 @@ impl Loads<'_> {
         let mut guard = self.table.lock(key);
         let pages = order.pages() as u64;
         match purpose {
-            Purpose::Ahead => stats::add(&self.stats.swap_ra, if from_file { pages } else { 0 }),
-            Purpose::Fault(access) => {
+            LoadPurpose::Ahead => {
+                stats::add(&self.stats.swap_ra, if from_file { pages } else { 0 })
+            }
+            LoadPurpose::Fault(access) => {
                 residency.note_refault(&guard, load.id(), access.touch, from_file)
             }
         }
         self.table.tally().load(pages);
-        let awaited = purpose == Purpose::Ahead && self.table.is_wanted(load.id());
+        let awaited = purpose == LoadPurpose::Ahead && self.table.is_wanted(load.id());
         let done = self.finish(&mut guard, area, load, frame, purpose);
         if awaited {
             // Somebody has caught up with the window: the stream goes on as if it had been there in
@@ -117,7 +119,7 @@ impl Loads<'_> {
             Readahead(self.0).went_on(area, start, start, start + pages, from_file);
         }
         (
-            if done > (key - start) as usize { Loaded::Done } else { Loaded::Again },
+            if done > (key - start) as usize { LoadOutcome::Done } else { LoadOutcome::Again },
             start,
             start + pages,
         )
@@ -132,7 +134,7 @@ impl Loads<'_> {
         guard: ShardGuard<'_>,
         key: u64,
         want: Order,
-    ) -> (Loaded, u64, u64) {
+    ) -> (LoadOutcome, u64, u64) {
         let mut order = want;
         let mut start = align(key, order);
         while order > Order::PAGE
@@ -147,7 +149,7 @@ impl Loads<'_> {
         drop(guard);
         let (frame, load) = match self.frame_for_loading(areas, area, load, key) {
             Ok(found) => found,
-            Err(NoFrame::Again) => return (Loaded::Again, key, key + 1),
+            Err(NoFrame::Again) => return (LoadOutcome::Again, key, key + 1),
         };
         let (start, order) = (load.key(), load.order());
         // SAFETY: the frame is full, of this order, and this thread's alone.
@@ -155,9 +157,10 @@ impl Loads<'_> {
             core::ptr::write_bytes(self.mapper.frames().addr(frame) as *mut u8, 0, order.bytes())
         };
         let mut guard = self.table.lock(key);
-        let access = Access { touch: Touch::UNKNOWN, write: true };
-        let done = self.finish(&mut guard, area, load, frame, Purpose::Fault(access));
-        let reached = if done > (key - start) as usize { Loaded::Done } else { Loaded::Again };
+        let access = FaultAccess { touch: TouchKind::UNKNOWN, write: true };
+        let done = self.finish(&mut guard, area, load, frame, LoadPurpose::Fault(access));
+        let reached =
+            if done > (key - start) as usize { LoadOutcome::Done } else { LoadOutcome::Again };
         (reached, start, start + order.pages() as u64)
     }
 
@@ -168,13 +171,13 @@ impl Loads<'_> {
         area: &Area,
         load: LoadingFolio,
         frame: Frame,
-        purpose: Purpose,
+        purpose: LoadPurpose,
     ) -> usize {
         let id = load.end();
         let folio = self.table.get(guard, id);
         folio.frame.set(frame);
-        if purpose == Purpose::Ahead && !folio.wanted.load(Relaxed) {
-            folio.state.set(State::Cached);
+        if purpose == LoadPurpose::Ahead && !folio.wanted.load(Relaxed) {
+            folio.state.set(FolioState::Cached);
             folio.untouched.set(folio.has_copy.get());
             self.table.list_by_state(guard, id);
             self.table.notify(guard);
@@ -192,10 +195,10 @@ impl Loads<'_> {
         area: &Area,
         key: u64,
         want: Order,
-        from: Source,
+        from: BlockSource,
     ) -> LoadingFolio {
         let id = self.table.find(guard, key).expect("the caller found a folio here");
-        if self.table.get(guard, id).state.get() == State::Partial {
+        if self.table.get(guard, id).state.get() == FolioState::Partial {
             return self.table.begin_load(guard, id);
         }
         let own = self.table.get(guard, id).order();
@@ -205,7 +208,7 @@ impl Loads<'_> {
             order = order.smaller().expect("above another order");
         }
         while order > least
-            && from == Source::Pool
+            && from == BlockSource::Pool
             && self.reaches_file(guard, align(key, order), order)
         {
             order = order.smaller().expect("above another order");
@@ -250,7 +253,7 @@ impl Loads<'_> {
         while at < end {
             let Some(id) = self.table.find(guard, at) else { return false };
             let folio = self.table.get(guard, id);
-            if folio.state.get() != State::Stored || folio.order() < self.config.block_order {
+            if folio.state.get() != FolioState::Stored || folio.order() < self.config.block_order {
                 return false;
             }
             at = folio.end();
@@ -305,8 +308,8 @@ impl Loads<'_> {
     }
 
     /// Notes in `context` where the blocks of a load are.
-    fn note_slots(&self, context: &mut Context, load: &LoadingFolio) {
-        let mut note = |i, Slot { handle, fingerprint }| {
+    fn note_slots(&self, context: &mut CodecContext, load: &LoadingFolio) {
+        let mut note = |i, BlockSlot { handle, fingerprint }| {
             (context.handles[i], context.fingerprints[i]) = (handle, fingerprint);
         };
         note(0, load.first_slot());
@@ -319,7 +322,7 @@ impl Loads<'_> {
 
     /// Decompresses or reads the blocks that `context.handles` names into a frame. Returns whether
     /// the swap file was needed.
-    fn decompress(&self, context: &mut Context, order: Order, frame: Frame) -> bool {
+    fn decompress(&self, context: &mut CodecContext, order: Order, frame: Frame) -> bool {
         let (block, count) = (self.table.block_order(order), self.table.block_count(order));
         // SAFETY: the frame is full, of this order, and this thread's alone; the folio is
         // `Loading`, so its copy stays.
@@ -327,18 +330,26 @@ impl Loads<'_> {
     }
 
     /// Loads a window ahead of its use, if it still is stored.
-    pub(crate) fn load_ahead(&self, window: Window) {
+    pub(crate) fn load_ahead(&self, window: LoadWindow) {
         let areas = self.areas.read();
         let Some(area) = areas.find_key(window.key).copied() else { return };
         let guard = self.table.lock(window.key);
         let Some(id) = self.table.find(&guard, window.key) else { return };
         let folio = self.table.get(&guard, id);
         // Single pages are mapped by the fault that meets them: `load_pages_after`.
-        if folio.state.get() != State::Stored || folio.order() < self.config.block_order {
+        if folio.state.get() != FolioState::Stored || folio.order() < self.config.block_order {
             return;
         }
         stats::add(&self.stats.readahead_windows, 1);
-        self.load(&areas, &area, guard, window.key, window.order, Purpose::Ahead, Source::Any);
+        self.load(
+            &areas,
+            &area,
+            guard,
+            window.key,
+            window.order,
+            LoadPurpose::Ahead,
+            BlockSource::Any,
+        );
         Limits(self.0).ask_past_target();
     }
 }

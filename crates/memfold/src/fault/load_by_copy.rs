@@ -10,18 +10,18 @@
 //! compressed. Of a codec that can stop, only the start of the block is decoded, up to the page.
 //! Where a page was written to, the others are brought home when it is evicted
 //! ([`Residency::complete`]).
-use crate::area::lock::Hold;
+use crate::area::lock::AreasAccess;
 use crate::area::{Area, Areas};
 use crate::fault::load::Loads;
 use crate::folio::loading::LoadingFolio;
-use crate::folio::{Folio, Touch};
+use crate::folio::{Folio, TouchKind};
 use crate::limits::Limits;
-use crate::memory::frames::Kind;
-use crate::reclaim::Progress;
+use crate::memory::frames::FrameKind;
 use crate::reclaim::Reclaim;
+use crate::reclaim::ReclaimProgress;
 use crate::reclaim::block_size::BlockSize;
 use crate::residency::Residency;
-use crate::residency::copy_in::Access;
+use crate::residency::copy_in::FaultAccess;
 use core::ops::Range;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::Order;
@@ -50,14 +50,14 @@ impl Loads<'_> {
         &self,
         folio: &Folio,
         key: u64,
-        access: Access,
+        access: FaultAccess,
         forced: bool,
     ) -> Option<Range<u64>> {
         let (whole, order) = (folio.key()..folio.end(), folio.order());
         // A block of which a part is in memory takes room twice.
         let by_itself = self.mapper.drops_clean()
             && !Limits(self.0).stored_takes_more()
-            && access.touch == Touch::RANDOM
+            && access.touch == TouchKind::RANDOM
             && !BlockSize(self.0).is_used_together(folio.touch.get());
         if folio.here.get() != 0 {
             return Some(if by_itself { key..key + 1 } else { whole });
@@ -89,7 +89,7 @@ impl Loads<'_> {
         area: &Area,
         load: LoadingFolio,
         keys: Range<u64>,
-        access: Access,
+        access: FaultAccess,
     ) -> Result<bool, LoadingFolio> {
         let (order, is_partial) = (load.order(), load.is_partial());
         if order > self.config.block_order {
@@ -105,7 +105,7 @@ impl Loads<'_> {
         }
         if !has_room && let Ok(Some(frame)) = Reclaim(self.0).frame_for(areas, Order::PAGE) {
             // It has done what is done where there is no room, and is itself given back later.
-            self.mapper.frames().give(frame, Order::PAGE, Kind::Full);
+            self.mapper.frames().give(frame, Order::PAGE, FrameKind::Full);
         }
         Residency(self.0).copy_in(areas, area, load, keys, access)
     }
@@ -120,7 +120,8 @@ impl Loads<'_> {
         let free = self.mapper.frames().full_free();
         let lacking = (limits.physical() + batch).saturating_sub(target + free).min(CATCH_UP_PAGES);
         if lacking > 0
-            && Reclaim(self.0).reclaim(Hold::Read(areas), free + lacking, 0) == Progress::Again
+            && Reclaim(self.0).reclaim(AreasAccess::Read(areas), free + lacking, 0)
+                == ReclaimProgress::Again
         {
             return false;
         }
@@ -135,6 +136,7 @@ impl Loads<'_> {
         }
         let slack =
             if self.mapper.drops_clean() { Reclaim(self.0).batch_pages() } else { BATCH_PAGES };
-        Reclaim(self.0).reclaim(Hold::Read(areas), 0, pages.max(slack)) == Progress::Freed
+        Reclaim(self.0).reclaim(AreasAccess::Read(areas), 0, pages.max(slack))
+            == ReclaimProgress::Freed
     }
 }

@@ -6,16 +6,16 @@ pub(crate) mod load_by_copy;
 
 use crate::area::{Area, Areas};
 use crate::fault::load::Loads;
-use crate::fault::load::{Loaded, Purpose, Source, align};
+use crate::fault::load::{BlockSource, LoadOutcome, LoadPurpose, align};
 use crate::fault::readahead::Readahead;
 use crate::folio::index::{FolioId, ShardGuard};
-use crate::folio::{State, Touch};
+use crate::folio::{FolioState, TouchKind};
 use crate::limits::Limits;
 use crate::parts::bytes;
 use crate::parts::walk;
-use crate::policy::stream_readahead::Advice;
+use crate::policy::stream_readahead::WindowAdvice;
 use crate::residency::Residency;
-use crate::residency::copy_in::Access;
+use crate::residency::copy_in::FaultAccess;
 use crate::stats;
 use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
@@ -33,7 +33,7 @@ const TIMED: u64 = 16;
 
 /// How a fault was answered.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Served {
+pub enum FaultOutcome {
     /// The page is there, or will be when another thread's work on its folio ends, which wakes
     /// whoever waits for it.
     Yes,
@@ -45,7 +45,7 @@ pub enum Served {
 
 /// What the kernel said of a fault.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Default)]
-pub struct Fault {
+pub struct PageFault {
     /// The address that was touched.
     pub addr: usize,
     /// The page is there but write-protected.
@@ -62,7 +62,7 @@ walk! {
 impl Faults<'_> {
     /// Serves one fault. In signal delivery the page is there on return; in thread delivery it may
     /// be another thread's task to map it.
-    pub fn fault(&self, fault: Fault) -> Served {
+    pub fn fault(&self, fault: PageFault) -> FaultOutcome {
         if !self.stats.faults.load(Relaxed).is_multiple_of(TIMED) {
             return self.serve_at(fault);
         }
@@ -72,15 +72,15 @@ impl Faults<'_> {
         served
     }
 
-    fn serve_at(&self, fault: Fault) -> Served {
+    fn serve_at(&self, fault: PageFault) -> FaultOutcome {
         let areas = self.areas.read();
-        let Some(area) = areas.find(fault.addr).copied() else { return Served::NotManaged };
+        let Some(area) = areas.find(fault.addr).copied() else { return FaultOutcome::NotManaged };
         stats::add(&self.stats.faults, 1);
         self.serve(
             &areas,
             &area,
             fault,
-            if self.reads.is_served() { Source::Pool } else { Source::Any },
+            if self.reads.is_served() { BlockSource::Pool } else { BlockSource::Any },
         )
     }
 
@@ -90,11 +90,11 @@ impl Faults<'_> {
         self.reads.set_served();
     }
 
-    /// Waits for one fault that a handler has passed on, and serves it. `false`: [`Pager::stop`]
+    /// Waits for one fault that a handler has passed on, and serves it. `false`: [`crate::pager::Pager::stop`]
     /// was called.
     pub fn read(&self) -> bool {
         let Some((addr, protected)) = self.reads.next() else { return false };
-        let fault = Fault { addr, protected, ..Fault::default() };
+        let fault = PageFault { addr, protected, ..PageFault::default() };
         loop {
             let _open = self.gates.background();
             let areas = self.areas.read();
@@ -103,7 +103,7 @@ impl Faults<'_> {
                 self.mapper.space().wake(addr, PAGE_SIZE);
                 return true;
             };
-            if self.serve(&areas, &area, fault, Source::Any) != Served::Again {
+            if self.serve(&areas, &area, fault, BlockSource::Any) != FaultOutcome::Again {
                 return true;
             }
             drop((areas, _open));
@@ -111,7 +111,13 @@ impl Faults<'_> {
         }
     }
 
-    pub(crate) fn serve(&self, areas: &Areas, area: &Area, fault: Fault, from: Source) -> Served {
+    pub(crate) fn serve(
+        &self,
+        areas: &Areas,
+        area: &Area,
+        fault: PageFault,
+        from: BlockSource,
+    ) -> FaultOutcome {
         let key = area.key_of(fault.addr);
         let mut guard = self.table.lock(key);
         loop {
@@ -120,23 +126,23 @@ impl Faults<'_> {
             };
             let folio = self.table.get(&guard, id);
             match folio.state.get() {
-                State::Resident => return self.touch_resident(&guard, area, id, fault),
-                State::Partial if folio.is_here(key) => {
+                FolioState::Resident => return self.touch_resident(&guard, area, id, fault),
+                FolioState::Partial if folio.is_here(key) => {
                     return self.touch_resident(&guard, area, id, fault);
                 }
-                State::Cached => return self.rescue(&mut guard, area, id, key),
-                State::Stored | State::Partial => {
+                FolioState::Cached => return self.rescue(&mut guard, area, id, key),
+                FolioState::Stored | FolioState::Partial => {
                     return self.major(areas, area, guard, key, fault, from);
                 }
-                State::Loading | State::Saving => {
+                FolioState::Loading | FolioState::Saving => {
                     folio.wanted.store(true, Relaxed);
                     stats::add(&self.stats.faults_waited, 1);
                     if !self.is_inline() {
-                        return Served::Yes;
+                        return FaultOutcome::Yes;
                     }
                     guard = self.table.wait(guard);
                 }
-                State::Leaving => {
+                FolioState::Leaving => {
                     stats::add(&self.stats.faults_waited, 1);
                     guard = self.table.wait(guard);
                 }
@@ -151,8 +157,8 @@ impl Faults<'_> {
         guard: &ShardGuard<'_>,
         area: &Area,
         id: FolioId,
-        fault: Fault,
-    ) -> Served {
+        fault: PageFault,
+    ) -> FaultOutcome {
         let page = fault.addr & !(PAGE_SIZE - 1);
         let folio = self.table.get(guard, id);
         let (was_clean, hides) = (self.table.is_clean(folio), self.mapper.space().hides());
@@ -171,7 +177,7 @@ impl Faults<'_> {
                 .mapper
                 .space()
                 .protect(start, len, false)
-                .map_or(Served::Again, |()| Served::Yes);
+                .map_or(FaultOutcome::Again, |()| FaultOutcome::Yes);
         }
         // SAFETY: the shard is locked and the page's folio `Resident`, or the page `here`: if it is
         // missing, zeros are what it reads.
@@ -182,17 +188,23 @@ impl Faults<'_> {
                 folio.clean_in.set(0);
                 stats::add(&self.stats.faults_zero, 1);
             }
-            Err(partial) if partial.errno == Errno::AGAIN => return Served::Again,
+            Err(partial) if partial.errno == Errno::AGAIN => return FaultOutcome::Again,
             Err(_) => {
                 stats::add(&self.stats.faults_stale, 1);
                 self.mapper.space().wake(page, PAGE_SIZE);
             }
         }
-        Served::Yes
+        FaultOutcome::Yes
     }
 
     /// Takes a folio back from the swap cache: a second chance.
-    fn rescue(&self, guard: &mut ShardGuard<'_>, area: &Area, id: FolioId, key: u64) -> Served {
+    fn rescue(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        area: &Area,
+        id: FolioId,
+        key: u64,
+    ) -> FaultOutcome {
         let folio = self.table.get(guard, id);
         let (start, order, ahead) = (folio.key(), folio.order(), folio.untouched.get());
         folio.active.set(!ahead);
@@ -205,11 +217,21 @@ impl Faults<'_> {
         if ahead {
             Readahead(self.0).went_on(area, key, start, start + order.pages() as u64, in_file);
         }
-        let loaded = if done.pages > (key - start) as usize { Loaded::Done } else { Loaded::Again };
+        let loaded = if done.pages > (key - start) as usize {
+            LoadOutcome::Done
+        } else {
+            LoadOutcome::Again
+        };
         served(loaded)
     }
 
-    fn first_touch(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64) -> Served {
+    fn first_touch(
+        &self,
+        areas: &Areas,
+        area: &Area,
+        guard: ShardGuard<'_>,
+        key: u64,
+    ) -> FaultOutcome {
         stats::add(&self.stats.faults_zero, 1);
         let advice = Readahead(self.0).advise(key);
         let (loaded, start, end) = Loads(self.0).zero_fill(areas, area, guard, key, advice.order);
@@ -224,15 +246,15 @@ impl Faults<'_> {
         area: &Area,
         guard: ShardGuard<'_>,
         key: u64,
-        fault: Fault,
-        from: Source,
-    ) -> Served {
+        fault: PageFault,
+        from: BlockSource,
+    ) -> FaultOutcome {
         let mut from = from;
-        if from == Source::Pool && Loads(self.0).reaches_file(&guard, key, Order::PAGE) {
+        if from == BlockSource::Pool && Loads(self.0).reaches_file(&guard, key, Order::PAGE) {
             if self.reads.ask(fault.addr, fault.protected) {
-                return Served::Yes;
+                return FaultOutcome::Yes;
             }
-            from = Source::Any;
+            from = BlockSource::Any;
         }
         stats::add(&self.stats.pgmajfault, 1);
         let advice = Readahead(self.0).advise(key);
@@ -254,10 +276,17 @@ impl Faults<'_> {
             advice,
             in_file,
         );
-        let access = Access { touch: advice.touch, write: fault.write };
-        let (loaded, start, end) =
-            Loads(self.0).load(areas, area, guard, key, advice.order, Purpose::Fault(access), from);
-        let end = if loaded == Loaded::Done {
+        let access = FaultAccess { touch: advice.touch, write: fault.write };
+        let (loaded, start, end) = Loads(self.0).load(
+            areas,
+            area,
+            guard,
+            key,
+            advice.order,
+            LoadPurpose::Fault(access),
+            from,
+        );
+        let end = if loaded == LoadOutcome::Done {
             self.load_pages_after(areas, area, end, advice, from)
         } else {
             end
@@ -274,10 +303,10 @@ impl Faults<'_> {
         areas: &Areas,
         area: &Area,
         end: u64,
-        advice: Advice,
-        from: Source,
+        advice: WindowAdvice,
+        from: BlockSource,
     ) -> u64 {
-        if advice.touch != Touch::STREAM || advice.backward {
+        if advice.touch != TouchKind::STREAM || advice.backward {
             return end;
         }
         let last = (align(end, CUT_WINDOW) + CUT_WINDOW.pages() as u64).min(area.key_end());
@@ -287,9 +316,9 @@ impl Faults<'_> {
             let Some(id) = self.table.find(&guard, at) else { break };
             let folio = self.table.get(&guard, id);
             let (state, order) = (folio.state.get(), folio.order());
-            if state != State::Stored
+            if state != FolioState::Stored
                 || order >= self.config.block_order
-                || from == Source::Pool && Loads(self.0).reaches_file(&guard, at, Order::PAGE)
+                || from == BlockSource::Pool && Loads(self.0).reaches_file(&guard, at, Order::PAGE)
             {
                 break;
             }
@@ -299,10 +328,10 @@ impl Faults<'_> {
                 guard,
                 at,
                 advice.order,
-                Purpose::Fault(Access { touch: advice.touch, write: false }),
+                LoadPurpose::Fault(FaultAccess { touch: advice.touch, write: false }),
                 from,
             );
-            if loaded != Loaded::Done {
+            if loaded != LoadOutcome::Done {
                 break;
             }
             at = after;
@@ -312,9 +341,9 @@ impl Faults<'_> {
 }
 
 /// The answer, after a load.
-fn served(loaded: Loaded) -> Served {
+fn served(loaded: LoadOutcome) -> FaultOutcome {
     match loaded {
-        Loaded::Again => Served::Again,
-        Loaded::Done => Served::Yes,
+        LoadOutcome::Again => FaultOutcome::Again,
+        LoadOutcome::Done => FaultOutcome::Yes,
     }
 }

@@ -3,9 +3,9 @@ use crate::area::Area;
 use crate::folio::Folio;
 use crate::limits::Limits;
 use crate::parts::walk;
-use crate::policy::stream_readahead::Advice;
-use crate::policy::swap_readahead::Beside;
-use crate::requests::background::Window;
+use crate::policy::stream_readahead::WindowAdvice;
+use crate::policy::swap_readahead::NeighbourWindow;
+use crate::requests::background::LoadWindow;
 use crate::stats;
 
 /// A window is at most one part in this many of the memory there is.
@@ -19,7 +19,7 @@ walk! {
 impl Readahead<'_> {
     /// What to load for a fault: as the streams say, but no window larger than a small part of the
     /// memory there is.
-    pub(crate) fn advise(&self, key: u64) -> Advice {
+    pub(crate) fn advise(&self, key: u64) -> WindowAdvice {
         let mut advice = self.streams.advise(key);
         while advice.order > self.config.block_order
             && advice.order.pages() as u64 > Limits(self.0).target() / WINDOW_SHARE
@@ -48,9 +48,9 @@ impl Readahead<'_> {
             && self.table.slots(folio)[0].get().handle.as_foreign().is_some()
     }
 
-    pub(crate) fn ask_beside(&self, area: &Area, beside: Beside) {
+    pub(crate) fn ask_beside(&self, area: &Area, beside: NeighbourWindow) {
         if self.config.readahead && beside.key >= area.key && beside.key < area.key_end() {
-            self.requests.load(Window { key: beside.key, order: beside.order });
+            self.requests.load(LoadWindow { key: beside.key, order: beside.order });
         }
     }
 
@@ -60,10 +60,10 @@ impl Readahead<'_> {
         area: &Area,
         start: u64,
         end: u64,
-        advice: Advice,
+        advice: WindowAdvice,
         in_file: bool,
     ) {
-        let Advice { order, backward, ahead, .. } = advice;
+        let WindowAdvice { order, backward, ahead, .. } = advice;
         if !self.config.readahead || order <= self.config.block_order {
             return;
         }
@@ -74,7 +74,7 @@ impl Readahead<'_> {
             let far = n * order.pages() as u64;
             let key = if backward { start.wrapping_sub(1 + far) } else { end + far };
             if key >= area.key && key < area.key_end() {
-                self.requests.load(Window { key, order });
+                self.requests.load(LoadWindow { key, order });
             }
         }
     }

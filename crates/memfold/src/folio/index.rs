@@ -7,7 +7,7 @@
 use crate::folio::slab::Slab;
 use core::marker::PhantomData;
 use memfold_sys::Errno;
-use memfold_sys::memory::zone::{Edge, NoPromise, Zone};
+use memfold_sys::memory::zone::{NoPromise, Zone, ZoneEdge};
 use memfold_sys::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex, MutexGuard};
 use memfold_sys::units::{MAX_ORDER, MAX_PAGES, Order, PAGE_SIZE};
@@ -98,9 +98,9 @@ impl Shards {
 }
 
 /// From key to folio. Every method is given the guard of the key's shard.
-pub struct Index {
+pub struct FolioIndex {
     chunks: Zone,
-    edge: Edge,
+    edge: ZoneEdge,
     nodes: Slab<[u32; NODE_WORDS]>,
     leaves: Slab<[u32; LEAF_WORDS]>,
     chunks_used: AtomicUsize,
@@ -109,15 +109,15 @@ pub struct Index {
     pub(crate) looked: [AtomicUsize; 2],
 }
 
-impl Index {
+impl FolioIndex {
     /// An empty index.
     ///
     /// # Errors
     /// What reserving address space says.
-    pub fn new() -> Result<Index, Errno> {
-        Ok(Index {
+    pub fn new() -> Result<FolioIndex, Errno> {
+        Ok(FolioIndex {
             chunks: Zone::reserve_growing(CHUNKS * 4, PAGE_SIZE)?,
-            edge: Edge::default(),
+            edge: ZoneEdge::default(),
             nodes: Slab::new(1 << 24, 1)?,
             leaves: Slab::new(1 << 26, 1)?,
             chunks_used: AtomicUsize::new(0),
@@ -159,7 +159,7 @@ impl Index {
         unsafe { self.peek(key) }
     }
 
-    /// As [`Index::find`], without the lock.
+    /// As [`FolioIndex::find`], without the lock.
     ///
     /// # Safety
     /// - Nobody writes to the index meanwhile.
@@ -312,7 +312,7 @@ mod tests {
         /// Random inserts and erases of all orders against a map from page to folio.
         #[test]
         fn agrees_with_a_map(ops in prop::collection::vec((0u8..=9, 0u64..1536, any::<bool>()), 1..200)) {
-            let (index, shards) = (Index::new().unwrap(), Shards::new(2 << 20));
+            let (index, shards) = (FolioIndex::new().unwrap(), Shards::new(2 << 20));
             let mut naive: BTreeMap<u64, (u64, u8, u32)> = BTreeMap::new();
             for (n, (order, at, insert)) in ops.into_iter().enumerate() {
                 let (order, id) = (Order::new(order).unwrap(), n as u32 + 1);
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn one_entry_serves_a_large_folio() {
-        let (index, shards) = (Index::new().unwrap(), Shards::new(2 << 20));
+        let (index, shards) = (FolioIndex::new().unwrap(), Shards::new(2 << 20));
         for chunk in 0..64u64 {
             let guard = shards.lock(chunk << 9);
             index.insert(&guard, chunk << 9, Order::MAX, chunk as u32 + 1);

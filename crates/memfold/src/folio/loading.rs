@@ -1,5 +1,5 @@
 //! The token of a load.
-use crate::backing::Slot;
+use crate::backing::BlockSlot;
 use crate::folio::index::FolioId;
 use core::ops::Range;
 use memfold_sys::units::Order;
@@ -14,13 +14,19 @@ pub struct LoadingFolio {
     id: FolioId,
     key: u64,
     order: Order,
-    first: Slot,
+    first: BlockSlot,
     here: u16,
 }
 
 impl LoadingFolio {
     /// The token of a folio that has just become `Loading`.
-    pub(super) fn new(id: FolioId, key: u64, order: Order, first: Slot, here: u16) -> LoadingFolio {
+    pub(super) fn new(
+        id: FolioId,
+        key: u64,
+        order: Order,
+        first: BlockSlot,
+        here: u16,
+    ) -> LoadingFolio {
         LoadingFolio { id, key, order, first, here }
     }
 
@@ -45,7 +51,7 @@ impl LoadingFolio {
     }
 
     /// The slot of its first block.
-    pub fn first_slot(&self) -> Slot {
+    pub fn first_slot(&self) -> BlockSlot {
         self.first
     }
 

@@ -5,7 +5,7 @@
 //! mapped out rests on `Cooling`, where a touch takes it back cheaply, before it is saved.
 use crate::folio::index::FolioId;
 use memfold_sys::Errno;
-use memfold_sys::memory::zone::{Edge, NoPromise, Zone};
+use memfold_sys::memory::zone::{NoPromise, Zone, ZoneEdge};
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::PAGE_SIZE;
@@ -13,7 +13,7 @@ use memfold_sys::units::PAGE_SIZE;
 /// A list, or why a folio is on none.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum List {
+pub enum LruList {
     /// On no list.
     None,
     /// Mapped; the tail is mapped out next.
@@ -40,23 +40,24 @@ pub enum List {
     /// Taken off by somebody who is about to work on it.
     Isolated,
 }
-const LISTS: usize = List::Isolated as usize;
+const LISTS: usize = LruList::Isolated as usize;
 
-impl List {
+impl LruList {
     /// Those of folios that could not leave.
-    pub const REFUSED: [List; 4] = [List::Dense, List::Full, List::Pinned, List::Shared];
+    pub const REFUSED: [LruList; 4] =
+        [LruList::Dense, LruList::Full, LruList::Pinned, LruList::Shared];
 }
 
 #[repr(C)]
 #[derive(Copy, Clone)]
-struct Link {
+struct FolioLink {
     prev: u32,
     next: u32,
     /// Key in the low 36 bits, order in the next 8, list in the top 8.
     what: u64,
 }
 
-impl Link {
+impl FolioLink {
     fn key(&self) -> u64 {
         self.what & ((1 << 36) - 1)
     }
@@ -66,7 +67,7 @@ impl Link {
     fn list(&self) -> u8 {
         (self.what >> 56) as u8
     }
-    fn set_list(&mut self, list: List) {
+    fn set_list(&mut self, list: LruList) {
         self.what = self.what & !(0xff << 56) | (list as u64) << 56;
     }
 }
@@ -74,13 +75,13 @@ impl Link {
 /// All lists.
 pub struct Lru {
     links: Zone,
-    edge: Edge,
-    ends: Mutex<[Ends; LISTS]>,
+    edge: ZoneEdge,
+    ends: Mutex<[ListEnds; LISTS]>,
     pages: [AtomicU64; LISTS],
 }
 
 #[derive(Copy, Clone, Default)]
-struct Ends {
+struct ListEnds {
     head: FolioId,
     tail: FolioId,
 }
@@ -93,34 +94,38 @@ impl Lru {
     /// # Errors
     /// What reserving address space says.
     pub fn new() -> Result<Lru, Errno> {
-        let len = (size_of::<Link>() * (LIMIT + 1)).next_multiple_of(PAGE_SIZE);
+        let len = (size_of::<FolioLink>() * (LIMIT + 1)).next_multiple_of(PAGE_SIZE);
         Ok(Lru {
             links: Zone::reserve_growing(len, PAGE_SIZE)?,
-            edge: Edge::default(),
-            ends: Mutex::new([Ends::default(); LISTS]),
+            edge: ZoneEdge::default(),
+            ends: Mutex::new([ListEnds::default(); LISTS]),
             pages: [const { AtomicU64::new(0) }; LISTS],
         })
     }
 
-    fn link(&self, id: FolioId) -> *mut Link {
+    fn link(&self, id: FolioId) -> *mut FolioLink {
         debug_assert!(id != 0 && id as usize <= LIMIT);
-        let done =
-            self.links.need(&self.edge, 0, self.links.len(), size_of::<Link>() * (id as usize + 1));
+        let done = self.links.need(
+            &self.edge,
+            0,
+            self.links.len(),
+            size_of::<FolioLink>() * (id as usize + 1),
+        );
         if done.is_err() {
             NoPromise::end("the list of folios");
         }
         // SAFETY: ids are at most LIMIT, and the zone has a link for each.
-        unsafe { self.links.as_ptr().cast::<Link>().add(id as usize) }
+        unsafe { self.links.as_ptr().cast::<FolioLink>().add(id as usize) }
     }
 
     /// Pages on a list.
-    pub fn pages(&self, list: List) -> u64 {
+    pub fn pages(&self, list: LruList) -> u64 {
         self.pages[list as usize].load(Relaxed)
     }
 
     /// Puts a folio at the head of `list`, taking it off the list it was on. Under its shard lock.
-    pub fn push(&self, id: FolioId, key: u64, order: u8, list: List) {
-        debug_assert!(!matches!(list, List::None | List::Isolated));
+    pub fn push(&self, id: FolioId, key: u64, order: u8, list: LruList) {
+        debug_assert!(!matches!(list, LruList::None | LruList::Isolated));
         let mut ends = self.ends.lock();
         // SAFETY: links are read and written under the lock of the ends only; `unlink` and `enter`
         // keep them whole.
@@ -135,7 +140,7 @@ impl Lru {
     /// `push` or `settle`. Its key tells which shard to lock. Until then others may settle it, list
     /// it again or end it: under the lock, the index tells whether the folio at that key still is
     /// this one.
-    pub fn isolate(&self, list: List) -> Option<(FolioId, u64)> {
+    pub fn isolate(&self, list: LruList) -> Option<(FolioId, u64)> {
         let mut ends = self.ends.lock();
         let id = ends[list as usize].tail;
         if id == 0 {
@@ -144,7 +149,7 @@ impl Lru {
         // SAFETY: as in `push`.
         unsafe {
             self.unlink(&mut ends, id);
-            (*self.link(id)).set_list(List::Isolated);
+            (*self.link(id)).set_list(LruList::Isolated);
             Some((id, (*self.link(id)).key()))
         }
     }
@@ -155,11 +160,11 @@ impl Lru {
         // SAFETY: as in `push`.
         unsafe {
             let list = (*self.link(id)).list() as usize;
-            if list == List::None as usize || list >= LISTS {
+            if list == LruList::None as usize || list >= LISTS {
                 return false;
             }
             self.unlink(&mut ends, id);
-            (*self.link(id)).set_list(List::Isolated);
+            (*self.link(id)).set_list(LruList::Isolated);
         }
         true
     }
@@ -170,13 +175,13 @@ impl Lru {
         // SAFETY: as in `push`.
         unsafe {
             self.unlink(&mut ends, id);
-            (*self.link(id)).set_list(List::None);
+            (*self.link(id)).set_list(LruList::None);
         }
     }
 
     /// Whether a folio is on `list`. Under its shard lock, which keeps everybody but
     /// [`Lru::isolate`] from changing that.
-    pub fn is_on(&self, id: FolioId, list: List) -> bool {
+    pub fn is_on(&self, id: FolioId, list: LruList) -> bool {
         let _ends = self.ends.lock();
         // SAFETY: as in `push`.
         unsafe { (*self.link(id)).list() == list as u8 }
@@ -189,14 +194,14 @@ impl Lru {
         let link = unsafe { &mut *self.link(id) };
         let (list, before) = (link.list() as usize, link.pages());
         link.what = link.what & !(0xff << 36) | (order as u64) << 36;
-        if list != List::None as usize && list < LISTS {
+        if list != LruList::None as usize && list < LISTS {
             self.pages[list].fetch_sub(before - link.pages(), Relaxed);
         }
         let _ = &mut ends;
     }
 
     /// Puts a folio at the tail of `list`: next in line. Under its shard lock.
-    pub fn push_tail(&self, id: FolioId, key: u64, order: u8, list: List) {
+    pub fn push_tail(&self, id: FolioId, key: u64, order: u8, list: LruList) {
         self.push(id, key, order, list);
         let mut ends = self.ends.lock();
         // SAFETY: as in `push`.
@@ -219,29 +224,29 @@ impl Lru {
 
     /// Moves the tail of `Active` to the head of `Inactive` while `Active` is the larger one.
     pub fn rebalance(&self) {
-        while self.pages(List::Active) > self.pages(List::Inactive) {
+        while self.pages(LruList::Active) > self.pages(LruList::Inactive) {
             let mut ends = self.ends.lock();
-            let id = ends[List::Active as usize].tail;
+            let id = ends[LruList::Active as usize].tail;
             if id == 0 {
                 return;
             }
             // SAFETY: as in `push`.
             unsafe {
                 self.unlink(&mut ends, id);
-                self.enter(&mut ends, id, List::Inactive);
+                self.enter(&mut ends, id, LruList::Inactive);
             }
         }
     }
 
     /// # Safety
     /// - Under the lock of the ends.
-    unsafe fn unlink(&self, ends: &mut [Ends; LISTS], id: FolioId) {
+    unsafe fn unlink(&self, ends: &mut [ListEnds; LISTS], id: FolioId) {
         // SAFETY: neighbours of a listed folio are listed ones, so their links exist; the lock
         // excludes others.
         unsafe {
             let link = *self.link(id);
             let list = link.list() as usize;
-            if list == List::None as usize || list >= LISTS {
+            if list == LruList::None as usize || list >= LISTS {
                 return;
             }
             match link.prev {
@@ -258,7 +263,7 @@ impl Lru {
 
     /// # Safety
     /// - Under the lock of the ends, and the folio is on no list.
-    unsafe fn enter(&self, ends: &mut [Ends; LISTS], id: FolioId, list: List) {
+    unsafe fn enter(&self, ends: &mut [ListEnds; LISTS], id: FolioId, list: LruList) {
         // SAFETY: as in `unlink`.
         unsafe {
             let head = ends[list as usize].head;
@@ -284,23 +289,23 @@ mod tests {
     fn lists_are_first_in_first_out_and_counted_in_pages() {
         let lru = Lru::new().unwrap();
         for id in 1..=3 {
-            lru.push(id, id as u64 * 16, 2, List::Inactive);
+            lru.push(id, id as u64 * 16, 2, LruList::Inactive);
         }
-        assert_eq!(lru.pages(List::Inactive), 12);
-        assert_eq!(lru.isolate(List::Inactive), Some((1, 16)));
+        assert_eq!(lru.pages(LruList::Inactive), 12);
+        assert_eq!(lru.isolate(LruList::Inactive), Some((1, 16)));
         lru.detach(2);
-        assert_eq!(lru.pages(List::Inactive), 4);
+        assert_eq!(lru.pages(LruList::Inactive), 4);
         assert!(!lru.isolate_this(1), "it is isolated already");
         assert!(lru.isolate_this(3));
-        assert_eq!(lru.isolate(List::Inactive), None);
+        assert_eq!(lru.isolate(LruList::Inactive), None);
     }
 
     #[test]
     fn active_ages_into_inactive() {
         let lru = Lru::new().unwrap();
-        (1..=4).for_each(|id| lru.push(id, id as u64 * 4, 0, List::Active));
+        (1..=4).for_each(|id| lru.push(id, id as u64 * 4, 0, LruList::Active));
         lru.rebalance();
-        assert_eq!((lru.pages(List::Active), lru.pages(List::Inactive)), (2, 2));
-        assert_eq!(lru.isolate(List::Inactive).unwrap().0, 1, "the oldest comes out first");
+        assert_eq!((lru.pages(LruList::Active), lru.pages(LruList::Inactive)), (2, 2));
+        assert_eq!(lru.isolate(LruList::Inactive).unwrap().0, 1, "the oldest comes out first");
     }
 }

@@ -54,9 +54,9 @@ pub mod tally;
 pub mod loading;
 pub mod table;
 
-use crate::backing::Slot;
-use crate::folio::index::{FolioId, Index, ShardGuard};
-use crate::folio::lru::List;
+use crate::backing::BlockSlot;
+use crate::folio::index::{FolioId, FolioIndex, ShardGuard};
+use crate::folio::lru::LruList;
 use crate::folio::slab::Slab;
 use core::cell::Cell;
 use core::ops::Range;
@@ -82,7 +82,7 @@ use memfold_sys::units::{MAX_ORDER, Order};
 /// ```
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum State {
+pub enum FolioState {
     /// In the program's page table. A page that is missing there was discarded by the program and
     /// is zeros. A stored copy may be kept; it is only believed after its fingerprint matched.
     Resident,
@@ -107,38 +107,40 @@ pub enum State {
 /// How a folio was asked for when it was last loaded from the pool, which decides the size of its
 /// blocks (`reclaim/block_size.rs`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Touch(u8);
+pub struct TouchKind(u8);
 
-impl Touch {
+impl TouchKind {
     /// Not loaded yet, or from the swap file.
-    pub const UNKNOWN: Touch = Touch(0);
+    pub const UNKNOWN: TouchKind = TouchKind(0);
     /// As a part of a stream.
-    pub const STREAM: Touch = Touch(1);
+    pub const STREAM: TouchKind = TouchKind(1);
     /// By itself.
-    pub const RANDOM: Touch = Touch(2);
+    pub const RANDOM: TouchKind = TouchKind(2);
     /// Page by page, but all at about the same time, so that its block was joined. Counts from
     /// there if it is asked for by itself.
-    pub const JOINED: Touch = Touch(128);
+    pub const JOINED: TouchKind = TouchKind(128);
 
     /// How often it was asked for by itself since it last was in another way, at most 127.
     pub fn random_count(self) -> u8 {
-        (self.0 & !Touch::JOINED.0).saturating_sub(!self.is_joined() as u8)
+        (self.0 & !TouchKind::JOINED.0).saturating_sub(!self.is_joined() as u8)
     }
 
     /// Whether its block was joined since it last was part of a stream.
     pub fn is_joined(self) -> bool {
-        self.0 >= Touch::JOINED.0
+        self.0 >= TouchKind::JOINED.0
     }
 
     /// What is known of the folio after one more access of the kind `next`. Random accesses are
     /// counted up to 126 times, any other kind replaces what was known, and `UNKNOWN` changes
     /// nothing.
     #[must_use]
-    pub fn then(self, next: Touch) -> Touch {
+    pub fn then(self, next: TouchKind) -> TouchKind {
         match next {
-            Touch::UNKNOWN => self,
-            Touch::RANDOM if self.random_count() < 126 => Touch(self.0.max(Touch::STREAM.0) + 1),
-            Touch::RANDOM => self,
+            TouchKind::UNKNOWN => self,
+            TouchKind::RANDOM if self.random_count() < 126 => {
+                TouchKind(self.0.max(TouchKind::STREAM.0) + 1)
+            }
+            TouchKind::RANDOM => self,
             next => next,
         }
     }
@@ -158,7 +160,7 @@ pub struct Folio {
     /// One more than its key, the first page in the index's key space; 0 for no folio.
     number: AtomicU64,
     /// The block, if the folio is one; otherwise `array` names the slots.
-    slot: Cell<Slot>,
+    slot: Cell<BlockSlot>,
     /// The shadow of its last eviction (`policy/workingset.rs`).
     pub age: Cell<u32>,
     /// The raw write that is under way of a `Cached` folio, which is on no list meanwhile; 0 for
@@ -174,8 +176,8 @@ pub struct Folio {
     /// Pages: `2^order`. `array` has the slots of a folio of this order, so nobody else may change
     /// it.
     order: Cell<Order>,
-    /// See [`State`].
-    pub state: Cell<State>,
+    /// See [`FolioState`].
+    pub state: Cell<FolioState>,
     /// Every block has a stored copy.
     pub has_copy: Cell<bool>,
     /// The frame is known to equal the stored copy: loaded ahead, and never mapped since.
@@ -183,10 +185,10 @@ pub struct Folio {
     /// Touched again soon after it was evicted: protect it.
     pub active: Cell<bool>,
     /// How it was last asked for.
-    pub touch: Cell<Touch>,
+    pub touch: Cell<TouchKind>,
     /// `Resident`, or on its way there: the list of [`List::REFUSED`] for it if nothing took it when it
     /// was last to leave, else `None`.
-    pub refused: Cell<List>,
+    pub refused: Cell<LruList>,
     /// Somebody waits for it: whoever loads or saves it maps it when done. Set under the shard
     /// lock, polled without.
     pub wanted: AtomicBool,
@@ -220,8 +222,10 @@ impl Folio {
     pub fn is_here(&self, key: u64) -> bool {
         debug_assert!((self.key()..self.end()).contains(&key));
         match self.state.get() {
-            State::Resident => true,
-            State::Partial | State::Loading => self.here.get() & self.bits(key..key + 1) != 0,
+            FolioState::Resident => true,
+            FolioState::Partial | FolioState::Loading => {
+                self.here.get() & self.bits(key..key + 1) != 0
+            }
             _ => false,
         }
     }
@@ -229,7 +233,7 @@ impl Folio {
     /// How many of its pages are in the program's page table, as it is counted.
     pub fn pages_here(&self) -> u64 {
         match (self.state.get(), self.here.get()) {
-            (State::Resident, _) | (State::Leaving, 0) => self.pages(),
+            (FolioState::Resident, _) | (FolioState::Leaving, 0) => self.pages(),
             (_, here) => here.count_ones() as u64,
         }
     }
@@ -255,7 +259,7 @@ const _: () =
 /// All folios and their block slots.
 pub struct Folios {
     folios: Slab<Folio>,
-    arrays: [Slab<Slot>; MAX_ORDER as usize + 1],
+    arrays: [Slab<BlockSlot>; MAX_ORDER as usize + 1],
     block: Order,
     /// From so many folios on the engine makes no more of them than it must.
     crowded: AtomicUsize,
@@ -286,14 +290,20 @@ impl Folios {
     }
 
     /// A new folio without a stored copy. The guard is that of the shard of `key`.
-    pub fn create(&self, guard: &ShardGuard<'_>, key: u64, order: Order, state: State) -> FolioId {
+    pub fn create(
+        &self,
+        guard: &ShardGuard<'_>,
+        key: u64,
+        order: Order,
+        state: FolioState,
+    ) -> FolioId {
         assert!(guard.covers(key), "a folio is made under the lock of its shard");
         debug_assert!(key.is_multiple_of(order.pages() as u64));
         let id = self.folios.take();
         let folio = self.record(id);
         folio.array.set(0);
         folio.frame.set(0);
-        folio.slot.set(Slot::NONE);
+        folio.slot.set(BlockSlot::NONE);
         folio.age.set(0);
         folio.writing.set(0);
         folio.order.set(order);
@@ -303,8 +313,8 @@ impl Folios {
         folio.clean_in.set(0);
         folio.here.set(0);
         folio.active.set(false);
-        folio.touch.set(Touch::UNKNOWN);
-        folio.refused.set(List::None);
+        folio.touch.set(TouchKind::UNKNOWN);
+        folio.refused.set(LruList::None);
         folio.wanted.store(false, Relaxed);
         // Last: until now it was no folio to whoever has kept the id of an ended one.
         folio.number.store(key + 1, Relaxed);
@@ -373,7 +383,7 @@ impl Folios {
     }
 
     /// The slots of a folio, one for each block.
-    pub fn slots<'g>(&self, folio: &'g Folio) -> &'g [Cell<Slot>] {
+    pub fn slots<'g>(&self, folio: &'g Folio) -> &'g [Cell<BlockSlot>] {
         let count = self.block_count(folio.order());
         if count == 1 {
             return core::slice::from_ref(&folio.slot);
@@ -383,7 +393,7 @@ impl Folios {
             folio.array.set(slab.take());
             for i in 0..count {
                 // SAFETY: the array was just taken for this folio and has `count` slots.
-                unsafe { slab.place(folio.array.get()).add(i).write(Slot::NONE) };
+                unsafe { slab.place(folio.array.get()).add(i).write(BlockSlot::NONE) };
             }
         }
         // SAFETY: the array has `count` slots, all written, and belongs to this folio alone, whose
@@ -412,7 +422,7 @@ impl Folios {
         let (count, whole, had_copy) =
             (self.block_count(left.order()), left.slot.get(), left.has_copy.get());
         let array = left.array.replace(0);
-        left.slot.set(Slot::NONE);
+        left.slot.set(BlockSlot::NONE);
         left.order.set(right.order());
         left.has_copy.set(had_copy && count > 1);
         right.has_copy.set(had_copy && count > 1);
@@ -448,7 +458,7 @@ impl Folios {
     /// Whether nearly all folios that can be described are there, or blocks, or entries of the index
     /// that finds them: what the engine can do without is refused then, as it would need the last
     /// ones. Reports it the first time.
-    pub fn is_crowded(&self, index: &Index) -> bool {
+    pub fn is_crowded(&self, index: &FolioIndex) -> bool {
         let is_crowded = self.count() >= self.crowded.load(Relaxed)
             || self.arrays.iter().any(Slab::is_crowded)
             || index.is_crowded();

@@ -3,7 +3,7 @@ use core::marker::PhantomData;
 use core::mem::size_of;
 use core::ptr::NonNull;
 use memfold_sys::Errno;
-use memfold_sys::memory::zone::{Edge, NoPromise, Zone};
+use memfold_sys::memory::zone::{NoPromise, Zone, ZoneEdge};
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{
     AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -14,7 +14,7 @@ use memfold_sys::units::PAGE_SIZE;
 /// first.
 pub struct Slab<T> {
     zone: Zone,
-    edge: Edge,
+    edge: ZoneEdge,
     stride: usize,
     limit: u32,
     /// The first free record; 0 for none. Each holds the id of the next.
@@ -41,7 +41,7 @@ impl<T> Slab<T> {
         let len = (stride * (limit as usize + 1)).next_multiple_of(PAGE_SIZE);
         Ok(Slab {
             zone: Zone::reserve_growing(len, PAGE_SIZE)?,
-            edge: Edge::default(),
+            edge: ZoneEdge::default(),
             stride,
             limit,
             free: Mutex::new(0),

@@ -1,11 +1,11 @@
 //! The table of all folios: found by key, locked by shard, listed by age, counted by where their bytes
 //! are; and the transitions that need nothing else: a folio is added, split, merged, listed, removed.
-use crate::backing::{Backing, Slot};
-use crate::folio::index::{FolioId, Index, ShardGuard, Shards};
+use crate::backing::{Backing, BlockSlot};
+use crate::folio::index::{FolioId, FolioIndex, ShardGuard, Shards};
 use crate::folio::loading::LoadingFolio;
-use crate::folio::lru::{List, Lru};
-use crate::folio::tally::Tally;
-use crate::folio::{Folio, Folios, State};
+use crate::folio::lru::{Lru, LruList};
+use crate::folio::tally::PageTally;
+use crate::folio::{Folio, FolioState, Folios};
 use crate::stats;
 use crate::stats_place::StatsPlace;
 use alloc::sync::Arc;
@@ -20,13 +20,13 @@ use memfold_sys::units::{MAX_PAGES, Order};
 ///
 /// Equations, while nobody works: every `Cached` folio is on `Cooling`, `Ahead` or `Dirty`, every
 /// `Resident` or `Partial` one on `Active`, `Inactive` or a list of [`List::REFUSED`], every other one
-/// on no list, or on `Folded` where there is a swap file; the [`Tally`] is the sum over the folios.
+/// on no list, or on `Folded` where there is a swap file; the [`PageTally`] is the sum over the folios.
 pub struct FolioTable {
     shards: Shards,
-    index: Index,
+    index: FolioIndex,
     folios: Folios,
     lists: Lru,
-    tally: Tally,
+    tally: PageTally,
     /// Whether `Stored` folios are listed too, as a swap file takes the oldest.
     lists_stored: bool,
     /// See [`FolioTable::generation`].
@@ -47,10 +47,10 @@ impl FolioTable {
     ) -> Result<FolioTable, Errno> {
         Ok(FolioTable {
             shards: Shards::new(shard_bytes),
-            index: Index::new()?,
+            index: FolioIndex::new()?,
             folios: Folios::new(block)?,
             lists: Lru::new()?,
-            tally: Tally::new(),
+            tally: PageTally::new(),
             lists_stored,
             generation: AtomicU32::new(1),
             stats,
@@ -120,7 +120,7 @@ impl FolioTable {
     }
 
     /// Returns the slots of a folio, one for each block.
-    pub fn slots<'g>(&self, folio: &'g Folio) -> &'g [Cell<Slot>] {
+    pub fn slots<'g>(&self, folio: &'g Folio) -> &'g [Cell<BlockSlot>] {
         self.folios.slots(folio)
     }
 
@@ -138,7 +138,7 @@ impl FolioTable {
     }
 
     /// The counts of pages.
-    pub fn tally(&self) -> &Tally {
+    pub fn tally(&self) -> &PageTally {
         &self.tally
     }
 
@@ -194,7 +194,13 @@ impl FolioTable {
 
     /// Adds a folio of `2^order` pages from `key`, which no folio covers, on no list and without a
     /// stored copy.
-    pub fn add(&self, guard: &ShardGuard<'_>, key: u64, order: Order, state: State) -> FolioId {
+    pub fn add(
+        &self,
+        guard: &ShardGuard<'_>,
+        key: u64,
+        order: Order,
+        state: FolioState,
+    ) -> FolioId {
         let id = self.folios.create(guard, key, order, state);
         self.index.insert(guard, key, order, id);
         id
@@ -203,7 +209,7 @@ impl FolioTable {
     /// Puts one folio in the place of the `Stored` ones that make up `2^order` pages from `start`; its
     /// shadow is that of the folio that covers `key`.
     pub fn merge(&self, guard: &mut ShardGuard<'_>, start: u64, order: Order, key: u64) -> FolioId {
-        let whole = self.folios.create(guard, start, order, State::Stored);
+        let whole = self.folios.create(guard, start, order, FolioState::Stored);
         let block_pages = self.block_order(order).pages();
         let mut shadow = 0;
         let mut at = start;
@@ -240,22 +246,22 @@ impl FolioTable {
     pub fn begin_load(&self, guard: &ShardGuard<'_>, id: FolioId) -> LoadingFolio {
         let folio = self.get(guard, id);
         assert!(
-            matches!(folio.state.get(), State::Stored | State::Partial),
+            matches!(folio.state.get(), FolioState::Stored | FolioState::Partial),
             "only what is stored is loaded"
         );
         self.lists.detach(id);
-        folio.state.set(State::Loading);
+        folio.state.set(FolioState::Loading);
         self.loading(folio, id)
     }
 
     /// Adds a folio of `2^order` pages from `key`, which no folio covers, for the caller to fill.
     pub fn begin_fill(&self, guard: &ShardGuard<'_>, key: u64, order: Order) -> LoadingFolio {
-        let id = self.add(guard, key, order, State::Loading);
+        let id = self.add(guard, key, order, FolioState::Loading);
         self.loading(self.get(guard, id), id)
     }
 
     fn loading(&self, folio: &Folio, id: FolioId) -> LoadingFolio {
-        let first = if folio.has_copy.get() { self.slots(folio)[0].get() } else { Slot::NONE };
+        let first = if folio.has_copy.get() { self.slots(folio)[0].get() } else { BlockSlot::NONE };
         LoadingFolio::new(id, folio.key(), folio.order(), first, folio.here.get())
     }
 
@@ -294,7 +300,7 @@ impl FolioTable {
         debug_assert!(folio.here.get() == 0, "its pages that are here would be forgotten");
         folio.wanted.store(false, Relaxed);
         if folio.has_copy.get() {
-            folio.state.set(State::Stored);
+            folio.state.set(FolioState::Stored);
             self.list_by_state(guard, id);
         } else {
             self.remove(guard, id, backing);
@@ -353,17 +359,19 @@ impl FolioTable {
         folio.untouched.set(false);
         folio.clean_in.set(0);
         let folded = match folio.state.get() {
-            State::Stored | State::Loading | State::Partial => folio.pages() - folio.pages_here(),
+            FolioState::Stored | FolioState::Loading | FolioState::Partial => {
+                folio.pages() - folio.pages_here()
+            }
             _ => 0,
         };
         self.tally.drop_copy(folded, true);
         self.tally.drop_copy(folio.pages() - folded, false);
         for slot in self.folios.slots(folio) {
-            let Slot { handle, fingerprint } = slot.get();
+            let BlockSlot { handle, fingerprint } = slot.get();
             if !handle.is_none() {
                 backing.free(handle);
             }
-            slot.set(Slot { handle: Handle::NONE, fingerprint });
+            slot.set(BlockSlot { handle: Handle::NONE, fingerprint });
         }
     }
 
@@ -372,10 +380,13 @@ impl FolioTable {
     pub fn split(&self, guard: &mut ShardGuard<'_>, id: FolioId, backing: &Backing) -> FolioId {
         let left = self.folios.get(guard, id);
         left.clean_in.set(0);
-        assert!(left.state.get() != State::Partial && left.here.get() == 0, "a block is in parts");
+        assert!(
+            left.state.get() != FolioState::Partial && left.here.get() == 0,
+            "a block is in parts"
+        );
         let half = left.order().smaller().expect("a page can't be split");
         let cuts_block = half < self.folios.block_order(Order::MAX);
-        let is_folded = matches!(left.state.get(), State::Stored | State::Loading);
+        let is_folded = matches!(left.state.get(), FolioState::Stored | FolioState::Loading);
         assert!(!cuts_block || !is_folded, "a stored block can't be split");
         let right_id =
             self.folios.create(guard, left.key() + half.pages() as u64, half, left.state.get());
@@ -412,16 +423,18 @@ impl FolioTable {
     pub fn list_by_state(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let folio = self.folios.get(guard, id);
         let list = match folio.state.get() {
-            State::Resident | State::Partial => match folio.refused.get() {
-                List::None if folio.active.get() => List::Active,
-                List::None => List::Inactive,
+            FolioState::Resident | FolioState::Partial => match folio.refused.get() {
+                LruList::None if folio.active.get() => LruList::Active,
+                LruList::None => LruList::Inactive,
                 refused => refused,
             },
-            State::Cached if folio.untouched.get() => List::Ahead,
-            State::Cached if folio.has_copy.get() => List::Cooling,
-            State::Cached => List::Dirty,
-            State::Stored if self.lists_stored => List::Folded,
-            State::Saving | State::Loading | State::Leaving | State::Stored => return,
+            FolioState::Cached if folio.untouched.get() => LruList::Ahead,
+            FolioState::Cached if folio.has_copy.get() => LruList::Cooling,
+            FolioState::Cached => LruList::Dirty,
+            FolioState::Stored if self.lists_stored => LruList::Folded,
+            FolioState::Saving | FolioState::Loading | FolioState::Leaving | FolioState::Stored => {
+                return;
+            }
         };
         self.lists.push(id, folio.key(), folio.order().get(), list);
     }

@@ -4,7 +4,7 @@ use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Counts of pages. `check.rs` holds them against the folios: mapped pages are those of `Resident`
 /// folios; clean ones have a stored copy beside what is in memory; folded ones are in the store
 /// alone.
-pub(crate) struct Tally {
+pub(crate) struct PageTally {
     mapped: AtomicU64,
     clean: AtomicU64,
     folded: AtomicU64,
@@ -12,10 +12,10 @@ pub(crate) struct Tally {
     evicted: AtomicU64,
 }
 
-impl Tally {
+impl PageTally {
     /// Nothing yet.
-    pub fn new() -> Tally {
-        Tally {
+    pub fn new() -> PageTally {
+        PageTally {
             mapped: AtomicU64::new(0),
             clean: AtomicU64::new(0),
             folded: AtomicU64::new(0),

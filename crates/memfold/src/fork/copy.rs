@@ -1,15 +1,15 @@
 //! The engine across a fork: brought to rest in the parent, and put to use again in the child,
 //! which has a copy-on-write copy of all that it keeps: pool, index and frames.
 use crate::area::{Area, Areas, page_of};
-use crate::backing::Slot;
-use crate::fault::Fault;
+use crate::backing::BlockSlot;
 use crate::fault::Faults;
-use crate::fault::load::Source;
-use crate::folio::State;
+use crate::fault::PageFault;
+use crate::fault::load::BlockSource;
+use crate::folio::FolioState;
 use crate::fork::Fork;
 use crate::known::TOP;
 use crate::mappings::Mappings;
-use crate::mappings::ranges::Ranges;
+use crate::mappings::ranges::KeyRanges;
 use crate::reclaim::writeback::Writeback;
 use crate::stats::{self, Stats};
 use crate::stats_place::StatsPlace;
@@ -73,7 +73,7 @@ impl Fork<'_> {
                 let folio = self.table.get(guard, id);
                 let slots = self.table.slots(folio).iter();
                 let lens = slots.filter_map(|slot| Some(Place::of(slot.get().handle)?.len as u64));
-                let is_away = matches!(folio.state.get(), State::Stored | State::Partial);
+                let is_away = matches!(folio.state.get(), FolioState::Stored | FolioState::Partial);
                 sum += if is_away { lens.sum() } else { 0 };
             });
         }
@@ -103,12 +103,12 @@ impl Fork<'_> {
             };
             let folio = self.table.get(&guard, id);
             let slots = self.table.slots(folio);
-            let in_file = |slot: &Cell<Slot>| slot.get().handle.as_foreign().is_some();
+            let in_file = |slot: &Cell<BlockSlot>| slot.get().handle.as_foreign().is_some();
             let Some(first) = slots.iter().position(in_file) else {
                 key = folio.end().max(at + 1);
                 continue;
             };
-            if matches!(folio.state.get(), State::Resident | State::Cached) {
+            if matches!(folio.state.get(), FolioState::Resident | FolioState::Cached) {
                 self.table.drop_copy(&guard, id, &self.backing);
                 self.table.list_by_state(&guard, id);
                 continue;
@@ -119,8 +119,8 @@ impl Fork<'_> {
             let at = (at..folio.end()).find(|key| !folio.is_here(*key)).unwrap_or(at);
             drop(guard);
             // It is there then, or somebody else works on it: it is looked at again.
-            let fault = Fault { addr: area.addr_of(at), ..Fault::default() };
-            Faults(self.0).serve(areas, area, fault, Source::Any);
+            let fault = PageFault { addr: area.addr_of(at), ..PageFault::default() };
+            Faults(self.0).serve(areas, area, fault, BlockSource::Any);
         }
     }
 
@@ -178,10 +178,10 @@ impl Fork<'_> {
         // SAFETY: nobody changes areas.
         for area in unsafe { self.areas.peek() }.iter() {
             let keys = area.key..area.key + (area.end - area.start);
-            let mut away: Vec<(u64, Slot, Order)> = Vec::new();
+            let mut away: Vec<(u64, BlockSlot, Order)> = Vec::new();
             self.table.each(keys.clone(), |guard, id| {
                 let folio = self.table.get(guard, id);
-                if folio.state.get() != State::Resident {
+                if folio.state.get() != FolioState::Resident {
                     let (block, slots) =
                         (self.table.block_order(folio.order()), self.table.slots(folio));
                     let slot = |key| slots[(key - folio.key()) as usize / block.pages()].get();
@@ -331,12 +331,12 @@ impl Fork<'_> {
         };
         let page = (key - folio.key()) as usize;
         match folio.state.get() {
-            State::Resident => self.mapper.frames().zeros(),
-            State::Partial if folio.is_here(key) => self.mapper.frames().zeros(),
-            State::Cached => {
+            FolioState::Resident => self.mapper.frames().zeros(),
+            FolioState::Partial if folio.is_here(key) => self.mapper.frames().zeros(),
+            FolioState::Cached => {
                 (self.mapper.frames().addr(folio.frame.get()) + page * PAGE_SIZE) as *const u8
             }
-            State::Stored | State::Partial => {
+            FolioState::Stored | FolioState::Partial => {
                 let block = self.table.block_order(folio.order());
                 let (handle, page) = (
                     self.table.slots(folio)[page / block.pages()].get().handle,
@@ -359,7 +359,7 @@ impl Fork<'_> {
                 stats::add(&self.stats.partial_loads, 1);
                 to
             }
-            State::Loading | State::Saving | State::Leaving => {
+            FolioState::Loading | FolioState::Saving | FolioState::Leaving => {
                 unreachable!("somebody works at rest")
             }
         }
@@ -377,7 +377,7 @@ impl Fork<'_> {
             Mappings(self.0).need_at(0..usize::MAX);
             // Written: whoever was evicting or saving when the freeze began has ended.
             let areas = self.areas.write();
-            if areas.iter().all(|a| Ranges(self.0).is_home(a.key, a.key_end())) {
+            if areas.iter().all(|a| KeyRanges(self.0).is_home(a.key, a.key_end())) {
                 return;
             }
             drop(areas);

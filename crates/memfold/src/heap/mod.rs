@@ -51,21 +51,21 @@ const SPANS_MAX: usize = 256;
 /// ```
 #[derive(Clone)]
 pub struct Heap {
-    inner: Arc<Inner>,
+    inner: Arc<HeapShared>,
 }
 
-struct Inner {
+struct HeapShared {
     memory: Memory,
     process: u32,
-    state: Mutex<State>,
+    state: Mutex<HeapState>,
     /// First address and end of each region; zeros where there is none. Read without the lock: a
     /// child of fork may have got a copy of it locked.
     bounds: [[AtomicUsize; 2]; SPANS_MAX],
 }
 
 #[derive(Default)]
-struct State {
-    parts: Vec<Part>,
+struct HeapState {
+    parts: Vec<HeapRegion>,
     /// Pinned ranges of addresses, which end with their piece.
     pins: Vec<Range<usize>>,
     /// Pieces that are lent to a child of fork to be, which are pinned, and end likewise.
@@ -73,18 +73,18 @@ struct State {
 }
 
 /// A region, and what of it is given out.
-struct Part {
-    span: Arc<Span>,
+struct HeapRegion {
+    span: Arc<FreeSpan>,
     extents: Extents,
-    /// Its place in [`Inner::bounds`].
+    /// Its place in [`HeapShared::bounds`].
     place: usize,
 }
 
-struct Span {
+struct FreeSpan {
     region: Region,
 }
 
-impl Span {
+impl FreeSpan {
     fn start(&self) -> usize {
         self.region.as_ptr() as usize
     }
@@ -117,7 +117,7 @@ impl Heap {
     /// An empty heap.
     pub fn new(memory: &Memory) -> Heap {
         let bounds = [const { [const { AtomicUsize::new(0) }; 2] }; SPANS_MAX];
-        let inner = Inner {
+        let inner = HeapShared {
             memory: memory.clone(),
             process: process_id(),
             state: Mutex::default(),
@@ -257,7 +257,7 @@ impl Heap {
         Some(base + start..base + start + len)
     }
 
-    fn span_of(&self, addrs: &Range<usize>) -> Result<Arc<Span>, Error> {
+    fn span_of(&self, addrs: &Range<usize>) -> Result<Arc<FreeSpan>, Error> {
         self.at_home()?;
         let piece =
             self.piece(addrs.start).filter(|p| addrs.start <= addrs.end && addrs.end <= p.end);
@@ -336,10 +336,10 @@ impl Heap {
         self.at_home()?;
         let mut state = self.inner.state.lock();
         let mut pieces = Vec::new();
-        for Part { span, extents, .. } in &state.parts {
+        for HeapRegion { span, extents, .. } in &state.parts {
             pieces.extend(extents.used().map(|(start, len)| (span.clone(), start..start + len)));
         }
-        let addrs = |(span, range): &(Arc<Span>, Range<usize>)| {
+        let addrs = |(span, range): &(Arc<FreeSpan>, Range<usize>)| {
             span.start() + range.start..span.start() + range.end
         };
         // With the lock held: a piece that is freed from now on is no longer lent.
@@ -372,10 +372,11 @@ impl Heap {
     }
 }
 
-impl State {
+impl HeapState {
     fn take(&mut self, len: usize) -> Option<usize> {
         let align = if len >= LARGE_BYTES { MAX_BYTES } else { GRANULE_BYTES };
-        let taken = |part: &mut Part| Some(part.span.start() + part.extents.take(len, align)?);
+        let taken =
+            |part: &mut HeapRegion| Some(part.span.start() + part.extents.take(len, align)?);
         self.parts.iter_mut().find_map(taken)
     }
 
@@ -395,7 +396,7 @@ impl State {
         let addrs = start..start + region.len();
         huge::allow(addrs.clone());
         let extents = Extents::new(region.len());
-        self.parts.push(Part { span: Arc::new(Span { region }), extents, place });
+        self.parts.push(HeapRegion { span: Arc::new(FreeSpan { region }), extents, place });
         Ok((addrs, place))
     }
 
@@ -408,7 +409,8 @@ impl State {
 
     /// The span that holds `addr`, by number, and the offset there.
     fn locate(&self, addr: usize) -> Option<(usize, usize)> {
-        let inside = |part: &Part| addr.wrapping_sub(part.span.start()) < part.span.region.len();
+        let inside =
+            |part: &HeapRegion| addr.wrapping_sub(part.span.start()) < part.span.region.len();
         let i = self.parts.iter().position(inside)?;
         Some((i, addr - self.parts[i].span.start()))
     }

@@ -1,10 +1,10 @@
 //! Gauges: what is held, published and reported, also that the bounds can't be kept; and the bounds as
 //! the owner sets them.
 use crate::config::{OnFull, Size};
-use crate::folio::lru::List;
+use crate::folio::lru::LruList;
 use crate::limits::Limits;
 use crate::parts::walk;
-use crate::policy::thrash::{Cost, Gain};
+use crate::policy::thrash::{FoldingCost, FoldingGain};
 use crate::stats::{self, Stats};
 use alloc::format;
 use core::fmt;
@@ -56,14 +56,14 @@ impl Gauges<'_> {
         let own_ns = process_cpu_ns().saturating_sub(others_ns);
         let folded = self.table.tally().folded() << PAGE_SHIFT;
         let resident = self.limits().physical() << PAGE_SHIFT;
-        let gain = Gain {
+        let gain = FoldingGain {
             plain: folded + resident + self.budget.quota().outside_bytes(),
             folded,
             stored: folded + (self.table.tally().clean() << PAGE_SHIFT),
             takes: self.backing.store().pool_bytes() + self.limits().metadata_bytes(),
             resident,
         };
-        let kept = self.budget.judge(Cost { fault_ns, own_ns }, &gain);
+        let kept = self.budget.judge(FoldingCost { fault_ns, own_ns }, &gain);
         s.kept_bytes.store(kept, Relaxed);
     }
 
@@ -95,7 +95,7 @@ impl Gauges<'_> {
         s.index_bytes.store(index, Relaxed);
         s.refused_bytes.store(self.refused_bytes(), Relaxed);
         let [dense, full, pinned, shared] =
-            List::REFUSED.map(|list| self.table.lists().pages(list) << PAGE_SHIFT);
+            LruList::REFUSED.map(|list| self.table.lists().pages(list) << PAGE_SHIFT);
         s.refused_dense_bytes.store(dense, Relaxed);
         s.refused_full_bytes.store(full, Relaxed);
         s.refused_pinned_bytes.store(pinned, Relaxed);
@@ -232,7 +232,7 @@ impl Gauges<'_> {
         self.table.tally().mapped() << PAGE_SHIFT
     }
 
-    /// Bytes that [`Fork::freeze`] would have to bring back.
+    /// Bytes that [`crate::fork::Fork::freeze`] would have to bring back.
     pub fn away_bytes(&self) -> u64 {
         self.table.tally().folded() << PAGE_SHIFT
     }

@@ -2,7 +2,7 @@
 pub mod gauges;
 
 use crate::config::{OnFull, WORKABLE_MIN_BYTES};
-use crate::folio::lru::List;
+use crate::folio::lru::LruList;
 use crate::parts::walk;
 use memfold_swap::Swap;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
@@ -210,10 +210,10 @@ impl Limits<'_> {
 
     /// Mapped pages that nothing took when they were last to leave.
     pub(crate) fn refused(&self) -> u64 {
-        List::REFUSED.iter().map(|list| self.table.lists().pages(*list)).sum()
+        LruList::REFUSED.iter().map(|list| self.table.lists().pages(*list)).sum()
     }
 
-    /// Uncompressed memory that stays although the bounds can't be kept, bytes: [`Gauges::judge_cost`].
+    /// Uncompressed memory that stays although the bounds can't be kept, bytes: [`gauges::Gauges::judge_cost`].
     pub fn kept_bytes(&self) -> u64 {
         self.budget.kept_pages() << PAGE_SHIFT
     }

@@ -1,7 +1,7 @@
 //! What the owner of managed memory may ask of the pager, by address. Locks `areas` and turns
 //! addresses into keys.
 use crate::mappings::Mappings;
-use crate::mappings::ranges::Ranges;
+use crate::mappings::ranges::KeyRanges;
 use core::ops::Range;
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 
@@ -37,7 +37,7 @@ impl Mappings<'_> {
         areas
             .parts(&pages(&addrs, false))
             .into_iter()
-            .map(|(_, keys)| Ranges(self.0).page_out(&areas, keys))
+            .map(|(_, keys)| KeyRanges(self.0).page_out(&areas, keys))
             .sum()
     }
 
@@ -48,7 +48,7 @@ impl Mappings<'_> {
         areas
             .parts(&pages(&addrs, false))
             .into_iter()
-            .for_each(|(_, keys)| Ranges(self.0).cool(keys));
+            .for_each(|(_, keys)| KeyRanges(self.0).cool(keys));
     }
 
     /// Loads and maps the folded pages that a range of addresses touches.
@@ -58,7 +58,7 @@ impl Mappings<'_> {
             areas
                 .parts(&pages(addrs, true))
                 .into_iter()
-                .try_for_each(|(area, keys)| Ranges(self.0).need(&areas, &area, keys))
+                .try_for_each(|(area, keys)| KeyRanges(self.0).need(&areas, &area, keys))
         };
         while let Err(at) = need(&addrs) {
             addrs.start = at;
@@ -75,7 +75,7 @@ impl Mappings<'_> {
         areas
             .parts(&pages(&addrs, false))
             .into_iter()
-            .for_each(|(area, keys)| Ranges(self.0).discard_keys(&area, keys, true));
+            .for_each(|(area, keys)| KeyRanges(self.0).discard_keys(&area, keys, true));
     }
 
     /// Keeps the pages that a range of addresses touches mapped from their next touch until
@@ -84,7 +84,7 @@ impl Mappings<'_> {
         let mut areas = self.areas.write();
         for (area, keys) in areas.parts(&pages(&addrs, true)) {
             areas.pin(keys.start, keys.end);
-            Ranges(self.0).unprotect(&area, keys);
+            KeyRanges(self.0).unprotect(&area, keys);
         }
     }
 

@@ -5,9 +5,9 @@
 //! The caller (the preload library) lets one thread at a time in, so what it has asked about areas
 //! stays true.
 use crate::area::{Area, Areas, page_of};
-use crate::folio::State;
+use crate::folio::FolioState;
 use crate::mappings::Mappings;
-use crate::mappings::ranges::Ranges;
+use crate::mappings::ranges::KeyRanges;
 use crate::stats;
 use alloc::vec::Vec;
 use core::iter::once;
@@ -27,7 +27,7 @@ fn pages(range: &Range<usize>) -> Range<u64> {
 
 /// An mremap of the program's, addresses and lengths in whole pages.
 #[derive(Clone, Debug)]
-pub struct Remap {
+pub struct RemapCall {
     /// What is to be moved, or to become longer or shorter.
     pub from: Range<usize>,
     /// Its new length.
@@ -45,15 +45,15 @@ pub struct Remap {
 const SPARSE: usize = 2;
 
 /// What is there of a range, in runs that end where blocks do.
-struct Present<'a> {
+struct PresentRuns<'a> {
     range: &'a Range<usize>,
     block: usize,
     runs: Vec<Range<usize>>,
 }
 
-impl Present<'_> {
-    fn new(range: &Range<usize>, block: usize) -> Present<'_> {
-        Present { range, block, runs: Vec::new() }
+impl PresentRuns<'_> {
+    fn new(range: &Range<usize>, block: usize) -> PresentRuns<'_> {
+        PresentRuns { range, block, runs: Vec::new() }
     }
 
     fn block_of(&self, at: usize) -> Range<usize> {
@@ -139,7 +139,7 @@ impl Mappings<'_> {
         leaving.each_held(range.clone(), &mut bring);
         let mut areas = self.areas.write();
         register()?;
-        let mut present = Present::new(&range, self.config.block_order.bytes());
+        let mut present = PresentRuns::new(&range, self.config.block_order.bytes());
         pagemap.for_each_populated(range.start, range.end, |s, e| present.add(s..e))?;
         let runs = match self.config.by_protection {
             // Blocks are hidden whole.
@@ -149,7 +149,7 @@ impl Mappings<'_> {
         areas.add(page_of(range.start), page_of(range.end));
         for run in runs {
             let area = areas.find(run.start).expect("just added");
-            Ranges(self.0)
+            KeyRanges(self.0)
                 .note_resident(area.key_of(run.start), area.key_of(run.start) + page_of(run.len()));
         }
         stats::add(&self.stats.adopted_bytes, range.len() as u64);
@@ -181,7 +181,7 @@ impl Mappings<'_> {
         let mut areas = self.areas.write();
         let result = make();
         if !failed(result) {
-            Ranges(self.0).forget(
+            KeyRanges(self.0).forget(
                 &mut areas,
                 range.start,
                 range.end.next_multiple_of(PAGE_SIZE),
@@ -206,7 +206,7 @@ impl Mappings<'_> {
         let result = make();
         if is_done(result) {
             for (area, keys) in ranges.iter().flat_map(|range| areas.parts(&pages(range))) {
-                Ranges(self.0).discard_keys(&area, keys, false);
+                KeyRanges(self.0).discard_keys(&area, keys, false);
             }
         }
         result
@@ -223,13 +223,13 @@ impl Mappings<'_> {
     /// it is; but the kernel itself may put pages there: see `Mappings::drop_strays`.
     pub fn remap_with(
         &self,
-        remap: &Remap,
+        remap: &RemapCall,
         pagemap: &Pagemap,
         make: impl FnOnce() -> isize,
         mut register: impl FnMut(Range<usize>),
         unregister: impl FnMut(Range<usize>),
     ) -> isize {
-        let Remap { from, len, to, may_move, keeps_source } = remap.clone();
+        let RemapCall { from, len, to, may_move, keeps_source } = remap.clone();
         let target = to.map_or(0..0, |to| to..to + len);
         if !self.touches(&from) && (target.is_empty() || !self.touches(&target)) {
             return make();
@@ -238,7 +238,7 @@ impl Mappings<'_> {
         let (old, new) = (pages(&from), (len >> PAGE_SHIFT) as u64);
         let kept = (old.end - old.start).min(new);
         for edge in [old.start, old.start + kept, old.end] {
-            Ranges(self.0).cut(&areas, edge, edge);
+            KeyRanges(self.0).cut(&areas, edge, edge);
         }
         if may_move {
             // With the registration goes the protection.
@@ -257,13 +257,13 @@ impl Mappings<'_> {
             return result;
         }
         if !target.is_empty() {
-            Ranges(self.0).forget(&mut areas, target.start, target.end, false);
+            KeyRanges(self.0).forget(&mut areas, target.start, target.end, false);
         }
         let at = page_of(result as usize);
         let source = parts(&areas, &(old.start..old.start + kept));
         if old.start + kept < old.end {
             let cut_off = ((old.start + kept) as usize) << PAGE_SHIFT;
-            Ranges(self.0).forget(&mut areas, cut_off, from.end, false);
+            KeyRanges(self.0).forget(&mut areas, cut_off, from.end, false);
         }
         if at != old.start {
             areas.relocate(old.start, at, kept);
@@ -292,7 +292,7 @@ impl Mappings<'_> {
         for (area, keys) in areas.parts(range) {
             self.table.each(keys.clone(), |guard, id| {
                 let folio = self.table.get(guard, id);
-                if folio.state.get() == State::Resident {
+                if folio.state.get() == FolioState::Resident {
                     let own = folio.key().max(keys.start)..folio.end().min(keys.end);
                     let len = ((own.end - own.start) as usize) << PAGE_SHIFT;
                     let shown = self.mapper.space().protect(area.addr_of(own.start), len, false);
@@ -337,7 +337,7 @@ impl Mappings<'_> {
                 new.push(at..folio.key());
             }
             at = folio.end();
-            if folio.state.get() == State::Resident {
+            if folio.state.get() == FolioState::Resident {
                 return;
             }
             let keys = folio.key().max(there.start)..folio.end().min(there.end);
@@ -350,7 +350,7 @@ impl Mappings<'_> {
         if at < there.end {
             new.push(at..there.end);
         }
-        new.into_iter().for_each(|keys| Ranges(self.0).note_resident(keys.start, keys.end));
+        new.into_iter().for_each(|keys| KeyRanges(self.0).note_resident(keys.start, keys.end));
     }
 }
 
@@ -398,7 +398,7 @@ mod tests {
                 })
                 .collect();
             for least in [SPARSE, 1 << 20] {
-                let mut present = Present::new(&range, 16 * PAGE_SIZE);
+                let mut present = PresentRuns::new(&range, 16 * PAGE_SIZE);
                 let mut at = 0;
                 for run in there.chunk_by(|a, b| a == b) {
                     let run_start = range.start + at * PAGE_SIZE;

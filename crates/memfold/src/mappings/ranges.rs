@@ -1,20 +1,20 @@
 //! What the owner of memory may ask for: page out, cold, will need, pin, discard; and what the
 //! kernel reports of it.
-use crate::area::lock::Hold;
+use crate::area::lock::AreasAccess;
 use crate::area::{Area, Areas};
-use crate::backing::Slot;
+use crate::backing::BlockSlot;
 use crate::fault::Faults;
-use crate::fault::load::Source;
-use crate::fault::{Fault, Served};
-use crate::folio::State;
+use crate::fault::load::BlockSource;
+use crate::fault::{FaultOutcome, PageFault};
+use crate::folio::FolioState;
 use crate::folio::index::{FolioId, ShardGuard};
-use crate::folio::lru::List;
-use crate::memory::frames::Kind;
+use crate::folio::lru::LruList;
+use crate::memory::frames::FrameKind;
 use crate::parts::bytes;
 use crate::parts::walk;
-use crate::reclaim::Progress;
 use crate::reclaim::Reclaim;
-use crate::reclaim::drop::Batch;
+use crate::reclaim::ReclaimProgress;
+use crate::reclaim::drop::DropBatch;
 use crate::reclaim::save::Saver;
 use crate::reclaim::writeback::Writeback;
 use crate::stats;
@@ -27,15 +27,15 @@ use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 
 walk! {
     /// Ranges of keys are evicted, discarded, loaded.
-    pub(crate) struct Ranges
+    pub(crate) struct KeyRanges
 }
 
-impl Ranges<'_> {
+impl KeyRanges<'_> {
     /// Splits the folio that reaches across `key`, if it is in memory, so that none does (S5).
     fn cut_at(&self, guard: &mut ShardGuard<'_>, key: u64) {
         let Some(id) = self.table.find(guard, key) else { return };
         let folio = self.table.get(guard, id);
-        if matches!(folio.state.get(), State::Resident | State::Cached) {
+        if matches!(folio.state.get(), FolioState::Resident | FolioState::Cached) {
             self.table.split_at(guard, id, (key - folio.key()) as usize, &self.backing);
         }
     }
@@ -53,7 +53,7 @@ impl Ranges<'_> {
     pub(crate) fn page_out(&self, areas: &Areas, keys: Range<u64>) -> u64 {
         self.cut_edges(&keys);
         let before = self.table.tally().folded();
-        let mut batch = Batch::new();
+        let mut batch = DropBatch::new();
         let mut key = keys.start;
         while key < keys.end {
             let guard = self.table.lock(key);
@@ -64,13 +64,13 @@ impl Ranges<'_> {
             };
             let folio = self.table.get(&guard, id);
             key = at.max(folio.end() - 1) + 1;
-            let in_memory = matches!(folio.state.get(), State::Resident | State::Partial);
+            let in_memory = matches!(folio.state.get(), FolioState::Resident | FolioState::Partial);
             let evictable = in_memory && self.table.lists().isolate_this(id);
             let start = folio.key();
             drop(guard);
             if evictable
                 && Reclaim(self.0).evict_isolated(areas, id, start, Order::MAX, &mut batch)
-                    == Progress::Again
+                    == ReclaimProgress::Again
             {
                 break;
             }
@@ -81,8 +81,8 @@ impl Ranges<'_> {
         }
         Reclaim(self.0).drop_batch(&mut batch);
         // What rests in the swap cache is saved oldest first, this range among it.
-        for list in [List::Ahead, List::Cooling, List::Dirty] {
-            while Saver(self.0).save_next(Hold::Read(areas), list, true) {}
+        for list in [LruList::Ahead, LruList::Cooling, LruList::Dirty] {
+            while Saver(self.0).save_next(AreasAccess::Read(areas), list, true) {}
         }
         Writeback(self.0).drain_writes();
         self.table.tally().folded().saturating_sub(before)
@@ -93,10 +93,15 @@ impl Ranges<'_> {
         self.cut_edges(&keys);
         self.table.each(keys, |guard, id| {
             let folio = self.table.get(guard, id);
-            if matches!(folio.state.get(), State::Resident | State::Partial) {
+            if matches!(folio.state.get(), FolioState::Resident | FolioState::Partial) {
                 folio.active.set(false);
-                folio.refused.set(List::None);
-                self.table.lists().push_tail(id, folio.key(), folio.order().get(), List::Inactive);
+                folio.refused.set(LruList::None);
+                self.table.lists().push_tail(
+                    id,
+                    folio.key(),
+                    folio.order().get(),
+                    LruList::Inactive,
+                );
             }
         });
     }
@@ -144,10 +149,14 @@ impl Ranges<'_> {
             let (start, order) = (folio.key(), folio.order());
             debug_assert!(start >= keys.start && start + order.pages() as u64 <= keys.end);
             match folio.state.get() {
-                State::Resident | State::Partial => self.table.tally().unmap(folio.pages_here()),
-                State::Cached => self.mapper.frames().give(folio.frame.get(), order, Kind::Full),
-                State::Stored => {}
-                State::Loading | State::Saving | State::Leaving => {
+                FolioState::Resident | FolioState::Partial => {
+                    self.table.tally().unmap(folio.pages_here())
+                }
+                FolioState::Cached => {
+                    self.mapper.frames().give(folio.frame.get(), order, FrameKind::Full)
+                }
+                FolioState::Stored => {}
+                FolioState::Loading | FolioState::Saving | FolioState::Leaving => {
                     unreachable!("somebody works while areas are written")
                 }
             }
@@ -173,7 +182,7 @@ impl Ranges<'_> {
         if folio.key() == edge {
             return;
         }
-        if !matches!(folio.state.get(), State::Stored | State::Partial) {
+        if !matches!(folio.state.get(), FolioState::Stored | FolioState::Partial) {
             let at = (edge - folio.key()) as usize;
             self.table.split_at(&mut guard, id, at, &self.backing);
             return;
@@ -239,14 +248,16 @@ impl Ranges<'_> {
         self.table.remove(guard, id, &self.backing);
         for page in 0..order.pages() {
             let at = key + page as u64;
-            let id = self.table.add(guard, at, Order::PAGE, State::Resident);
+            let id = self.table.add(guard, at, Order::PAGE, FolioState::Resident);
             let folio = self.table.get(guard, id);
             if away.contains(&page) {
-                let slot =
-                    Slot { handle: context.handles[page], fingerprint: context.fingerprints[page] };
+                let slot = BlockSlot {
+                    handle: context.handles[page],
+                    fingerprint: context.fingerprints[page],
+                };
                 self.table.slots(folio)[0].set(slot);
                 folio.has_copy.set(true);
-                folio.state.set(State::Stored);
+                folio.state.set(FolioState::Stored);
             }
             self.table.list_by_state(guard, id);
         }
@@ -264,14 +275,14 @@ impl Ranges<'_> {
         let frame = self
             .mapper
             .frames()
-            .take(order, Kind::Full)
+            .take(order, FrameKind::Full)
             .or_else(|| self.mapper.gather(order).ok()?);
         let frame = frame.unwrap_or_else(|| {
             loop {
                 let frame = self
                     .mapper
                     .frames()
-                    .take(order, Kind::Empty)
+                    .take(order, FrameKind::Empty)
                     .expect("memfold: no address space for a frame");
                 // A frame that could not be made full has been given back.
                 match self.mapper.frames().populate(self.mapper.space(), frame, order) {
@@ -292,7 +303,7 @@ impl Ranges<'_> {
         folio.frame.set(frame);
         let here: Vec<u64> = (key..folio.end()).filter(|key| folio.is_here(*key)).collect();
         folio.here.set(0);
-        folio.state.set(State::Cached);
+        folio.state.set(FolioState::Cached);
         self.table.lists().detach(id);
         self.table.list_by_state(guard, id);
         for page in here {
@@ -300,8 +311,8 @@ impl Ranges<'_> {
             let id = self.table.carve(guard, id, page, Order::PAGE, &self.backing);
             let folio = self.table.get(guard, id);
             // What is here is newer than what came into the frame.
-            self.mapper.frames().give(folio.frame.get(), Order::PAGE, Kind::Full);
-            folio.state.set(State::Resident);
+            self.mapper.frames().give(folio.frame.get(), Order::PAGE, FrameKind::Full);
+            folio.state.set(FolioState::Resident);
             self.table.lists().detach(id);
             self.table.list_by_state(guard, id);
         }
@@ -332,8 +343,8 @@ impl Ranges<'_> {
                 continue;
             }
             drop(guard);
-            let fault = Fault { addr: area.addr_of(key), ..Fault::default() };
-            if Faults(self.0).serve(areas, area, fault, Source::Any) == Served::Again {
+            let fault = PageFault { addr: area.addr_of(key), ..PageFault::default() };
+            if Faults(self.0).serve(areas, area, fault, BlockSource::Any) == FaultOutcome::Again {
                 return Err(fault.addr);
             }
             // In thread delivery another thread may still be loading it; look again.
@@ -366,7 +377,7 @@ impl Ranges<'_> {
         while key < end {
             let order = largest_aligned(key, end, self.config.folio_order);
             let guard = self.table.lock(key);
-            let id = self.table.add(&guard, key, order, State::Resident);
+            let id = self.table.add(&guard, key, order, FolioState::Resident);
             self.table.tally().map(order.pages() as u64);
             // It was counted as unmanaged until now.
             self.budget.quota().sub_outside(order.bytes() as u64);
@@ -380,7 +391,7 @@ impl Ranges<'_> {
     pub(crate) fn is_home(&self, start: u64, end: u64) -> bool {
         let mut home = true;
         self.table.each(start..end, |guard, id| {
-            home &= self.table.get(guard, id).state.get() == State::Resident;
+            home &= self.table.get(guard, id).state.get() == FolioState::Resident;
         });
         home
     }

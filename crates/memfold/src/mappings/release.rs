@@ -1,6 +1,6 @@
 //! Memory that leaves management for good: brought home, and then the kernel's alone.
 use crate::mappings::Mappings;
-use crate::mappings::ranges::Ranges;
+use crate::mappings::ranges::KeyRanges;
 use core::ops::Range;
 use memfold_sys::thread::yield_now;
 use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT, PAGE_SIZE};
@@ -51,9 +51,9 @@ impl Mappings<'_> {
             return false;
         };
         let keys = first - area.start + area.key..last - area.start + area.key;
-        Ranges(self.0).unfold_across(keys.start);
-        Ranges(self.0).unfold_across(keys.end);
-        if !Ranges(self.0).is_home(keys.start, keys.end) {
+        KeyRanges(self.0).unfold_across(keys.start);
+        KeyRanges(self.0).unfold_across(keys.end);
+        if !KeyRanges(self.0).is_home(keys.start, keys.end) {
             return false;
         }
         let mut pages = 0;

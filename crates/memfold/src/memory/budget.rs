@@ -2,7 +2,7 @@
 //! kept. What they come to beside what is held now: `limits/`.
 use crate::config::Config;
 use crate::memory::quota::{Quota, SharedLimit};
-use crate::policy::thrash::{Cost, Gain, Thrash};
+use crate::policy::thrash::{FoldingCost, FoldingGain, ThrashJudge};
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst,
@@ -14,7 +14,7 @@ use memfold_sys::units::PAGE_SHIFT;
 pub struct Budget {
     quota: Quota,
     shared_limit: Option<&'static dyn SharedLimit>,
-    thrash: Mutex<Thrash>,
+    thrash: Mutex<ThrashJudge>,
     /// What that says must stay uncompressed, pages.
     kept_pages: AtomicU64,
     /// Times that a folio which had been refused was tried again.
@@ -39,7 +39,7 @@ impl Budget {
         Budget {
             quota: Quota::new(config),
             shared_limit,
-            thrash: Mutex::new(Thrash::default()),
+            thrash: Mutex::new(ThrashJudge::default()),
             kept_pages: AtomicU64::new(0),
             retries: AtomicU32::new(0),
             refused_at: AtomicU64::new(0),
@@ -66,7 +66,7 @@ impl Budget {
     }
 
     /// Judges anew what is to stay; returns it, bytes.
-    pub fn judge(&self, cost: Cost, gain: &Gain) -> u64 {
+    pub fn judge(&self, cost: FoldingCost, gain: &FoldingGain) -> u64 {
         let kept = self.thrash.lock().judge(cost, gain);
         self.kept_pages.store(kept >> PAGE_SHIFT, Relaxed);
         kept
@@ -74,7 +74,7 @@ impl Budget {
 
     /// Forgets the costs so far: in a child of fork.
     pub fn forget_cost(&self) {
-        *self.thrash.lock() = Thrash::default();
+        *self.thrash.lock() = ThrashJudge::default();
         self.kept_pages.store(0, Relaxed);
     }
 

@@ -28,7 +28,7 @@
 //! page is gone (`Space::keep`). Four empty 2 MiB runs are kept for large folios (M8).
 use core::ops::Range;
 use memfold_sys::Errno;
-use memfold_sys::memory::zone::{Edge, Zone};
+use memfold_sys::memory::zone::{Zone, ZoneEdge};
 use memfold_sys::page::Page;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -42,7 +42,7 @@ pub type Frame = u32;
 /// Whether free frames hold memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// Holds memory.
     Full = 0,
     /// A hole.
@@ -56,7 +56,7 @@ const BYTES_MAX: usize = (u32::MAX as usize + 1 - MAX_PAGES) << PAGE_SHIFT;
 
 #[repr(C)]
 #[derive(Copy, Clone)]
-struct Run {
+struct FrameRun {
     prev: u32,
     next: u32,
     /// 0: not the head of a free run; otherwise 1 + kind * 16 + order.
@@ -69,14 +69,14 @@ pub struct Frames {
     zeros: Zone,
     runs: Zone,
     /// Of the zone and of `runs`.
-    edges: [Edge; 2],
+    edges: [ZoneEdge; 2],
     pages: u32,
-    free: Mutex<Free>,
+    free: Mutex<FreeLists>,
     populated: AtomicU64,
     full_free: AtomicU64,
 }
 
-struct Free {
+struct FreeLists {
     heads: [[u32; ORDERS]; 2],
     /// Free runs of the largest order that are kept for large folios (M8).
     reserve: u32,
@@ -107,14 +107,14 @@ impl Frames {
         let bytes = bytes.min(BYTES_MAX).next_multiple_of(MAX_BYTES);
         let zone = Zone::reserve_growing(bytes, MAX_BYTES)?;
         let pages = (zone.len() >> PAGE_SHIFT) as u32;
-        let runs_len = (pages as usize * size_of::<Run>()).next_multiple_of(PAGE_SIZE);
+        let runs_len = (pages as usize * size_of::<FrameRun>()).next_multiple_of(PAGE_SIZE);
         Ok(Frames {
             // Never written.
             zeros: Zone::reserve_growing(MAX_BYTES, PAGE_SIZE)?,
             runs: Zone::reserve_growing(runs_len, PAGE_SIZE)?,
             edges: Default::default(),
             pages,
-            free: Mutex::new(Free {
+            free: Mutex::new(FreeLists {
                 heads: [[NONE; ORDERS]; 2],
                 reserve,
                 whole: [0; 2],
@@ -165,62 +165,62 @@ impl Frames {
     /// Bytes of metadata in use: one record for each page that ever was in a frame is bounded by
     /// this.
     pub fn metadata_bytes(&self) -> usize {
-        self.populated() as usize * size_of::<Run>()
+        self.populated() as usize * size_of::<FrameRun>()
     }
 
     /// Takes a free frame.
-    pub fn take(&self, order: Order, kind: Kind) -> Option<Frame> {
+    pub fn take(&self, order: Order, kind: FrameKind) -> Option<Frame> {
         let mut free = self.free.lock();
-        if kind == Kind::Empty && order == Order::PAGE {
+        if kind == FrameKind::Empty && order == Order::PAGE {
             return self.take_single(&mut free);
         }
         self.take_run(&mut free, order, kind)
     }
 
     /// Takes an empty page: the next of this CPU's strip.
-    fn take_single(&self, free: &mut Free) -> Option<Frame> {
+    fn take_single(&self, free: &mut FreeLists) -> Option<Frame> {
         let cpu = current_cpu() % STRIPS;
         if free.strips[cpu].is_empty()
             && self.empty_whole(free) > free.reserve
-            && let Some(run) = self.take_run(free, Order::MAX, Kind::Empty)
+            && let Some(run) = self.take_run(free, Order::MAX, FrameKind::Empty)
         {
             free.strips[cpu] = run..run + MAX_PAGES as u32;
         }
         let own = free.strips[cpu].next();
-        own.or_else(|| self.take_run(free, Order::PAGE, Kind::Empty))
+        own.or_else(|| self.take_run(free, Order::PAGE, FrameKind::Empty))
             .or_else(|| free.strips.iter_mut().find_map(Iterator::next))
     }
 
     /// Empty runs of the largest order.
-    fn empty_whole(&self, free: &Free) -> u32 {
-        free.whole[Kind::Empty as usize] + (self.pages - free.fresh) / MAX_PAGES as u32
+    fn empty_whole(&self, free: &FreeLists) -> u32 {
+        free.whole[FrameKind::Empty as usize] + (self.pages - free.fresh) / MAX_PAGES as u32
     }
 
     /// Asks for what a run that was never taken needs; `false` if it can't be had.
     fn need_run(&self, run: u32) -> bool {
         let pages = run as usize + MAX_PAGES;
-        let need = |zone: &Zone, edge: &Edge, end: usize| {
+        let need = |zone: &Zone, edge: &ZoneEdge, end: usize| {
             zone.need(edge, 0, zone.len(), end.min(zone.len()))
         };
-        let runs = need(&self.runs, &self.edges[1], pages * size_of::<Run>());
+        let runs = need(&self.runs, &self.edges[1], pages * size_of::<FrameRun>());
         runs.and_then(|()| need(&self.zone, &self.edges[0], pages << PAGE_SHIFT)).is_ok()
     }
 
-    fn take_run(&self, free: &mut Free, order: Order, kind: Kind) -> Option<Frame> {
-        if free.heads[Kind::Empty as usize][MAX_ORDER as usize] == NONE
+    fn take_run(&self, free: &mut FreeLists, order: Order, kind: FrameKind) -> Option<Frame> {
+        if free.heads[FrameKind::Empty as usize][MAX_ORDER as usize] == NONE
             && free.fresh < self.pages
             && self.need_run(free.fresh)
         {
             let run = free.fresh;
             free.fresh += MAX_PAGES as u32;
-            self.enter(free, run, MAX_ORDER, Kind::Empty);
+            self.enter(free, run, MAX_ORDER, FrameKind::Empty);
         }
         let whole = self.empty_whole(free);
         let from = (order.get()..=MAX_ORDER).find(|&o| {
             free.heads[kind as usize][o as usize] != NONE
                 && (o < MAX_ORDER
                     || order == Order::MAX
-                    || kind == Kind::Full
+                    || kind == FrameKind::Full
                     || whole > free.reserve)
         })?;
         let run = free.heads[kind as usize][from as usize];
@@ -229,16 +229,16 @@ impl Frames {
             self.enter(free, run + (1 << half), half, kind);
         }
         // Under the lock: who reads the count must find what it promises.
-        if kind == Kind::Full {
+        if kind == FrameKind::Full {
             self.full_free.fetch_sub(order.pages() as u64, Relaxed);
         }
         Some(run)
     }
 
     /// Gives a frame back as `kind`.
-    pub fn give(&self, frame: Frame, order: Order, kind: Kind) {
+    pub fn give(&self, frame: Frame, order: Order, kind: FrameKind) {
         let mut free = self.free.lock();
-        if kind == Kind::Full {
+        if kind == FrameKind::Full {
             self.full_free.fetch_add(order.pages() as u64, Relaxed);
         }
         let (mut run, mut order) = (frame, order.get());
@@ -281,7 +281,11 @@ impl Frames {
     /// Gives a frame back page by page; `full(i)` tells which of its pages hold memory.
     pub fn give_mixed(&self, frame: Frame, order: Order, full: impl Fn(u32) -> bool) {
         for page in 0..order.pages() as u32 {
-            self.give(frame + page, Order::PAGE, if full(page) { Kind::Full } else { Kind::Empty });
+            self.give(
+                frame + page,
+                Order::PAGE,
+                if full(page) { FrameKind::Full } else { FrameKind::Empty },
+            );
         }
     }
 
@@ -291,14 +295,14 @@ impl Frames {
     /// # Errors
     /// What a move that failed says: EAGAIN for the moment. Nothing is lost.
     pub fn gather(&self, space: &dyn Space, order: Order) -> Result<Option<Frame>, Errno> {
-        let Some(run) = self.take(order, Kind::Empty) else { return Ok(None) };
+        let Some(run) = self.take(order, FrameKind::Empty) else { return Ok(None) };
         let (mut done, mut result) = (0u32, Ok(()));
         while result.is_ok() && (done as usize) < order.pages() {
             let piece = (0..order.get())
                 .rev()
                 .filter_map(Order::new)
                 .filter(|o| done as usize + o.pages() <= order.pages())
-                .find_map(|o| self.take(o, Kind::Full).map(|piece| (piece, o)));
+                .find_map(|o| self.take(o, FrameKind::Full).map(|piece| (piece, o)));
             let Some((piece, size)) = piece else { break };
             let pages;
             (pages, result) = self.move_free(space, run + done, piece, size);
@@ -355,7 +359,7 @@ impl Frames {
     /// After the first `moved` pages of a full piece went away.
     fn give_mixed_run(&self, piece: Frame, order: Order, moved: u32) {
         if moved as usize == order.pages() {
-            self.give(piece, order, Kind::Empty);
+            self.give(piece, order, FrameKind::Empty);
         } else {
             self.give_mixed(piece, order, |page| page >= moved);
         }
@@ -427,7 +431,7 @@ impl Frames {
             let largest = (63 - left.leading_zeros()).min(MAX_ORDER as u32) as u8;
             let found = (0..=largest).rev().find_map(|o| {
                 let order = Order::new(o)?;
-                self.take(order, Kind::Full).map(|run| (run, order))
+                self.take(order, FrameKind::Full).map(|run| (run, order))
             });
             let Some((run, order)) = found else { break };
             runs[count] = (run, order);
@@ -438,26 +442,26 @@ impl Frames {
     }
 
     #[allow(clippy::mut_from_ref)]
-    fn run(&self, page: u32) -> &mut Run {
+    fn run(&self, page: u32) -> &mut FrameRun {
         assert!(page < self.pages);
         // SAFETY: the zone has a record for each page, zeros being valid; the caller holds the lock
         // of the free lists, and drops the reference before it asks for the next one.
-        unsafe { &mut *self.runs.as_ptr().cast::<Run>().add(page as usize) }
+        unsafe { &mut *self.runs.as_ptr().cast::<FrameRun>().add(page as usize) }
     }
 
-    fn enter(&self, free: &mut Free, run: u32, order: u8, kind: Kind) {
+    fn enter(&self, free: &mut FreeLists, run: u32, order: u8, kind: FrameKind) {
         let head = &mut free.heads[kind as usize][order as usize];
         let next = *head;
         *head = run;
-        *self.run(run) = Run { prev: NONE, next, mark: mark(kind, order) };
+        *self.run(run) = FrameRun { prev: NONE, next, mark: mark(kind, order) };
         if next != NONE {
             self.run(next).prev = run;
         }
         free.whole[kind as usize] += (order == MAX_ORDER) as u32;
     }
 
-    fn remove(&self, free: &mut Free, run: u32, order: u8, kind: Kind) {
-        let Run { prev, next, mark: found } = *self.run(run);
+    fn remove(&self, free: &mut FreeLists, run: u32, order: u8, kind: FrameKind) {
+        let FrameRun { prev, next, mark: found } = *self.run(run);
         debug_assert_eq!(found, mark(kind, order));
         match prev {
             NONE => free.heads[kind as usize][order as usize] = next,
@@ -479,7 +483,7 @@ impl Frames {
         let free = self.free.lock();
         let mut full = 0u64;
         let mut listed = 0u64;
-        for kind in [Kind::Full, Kind::Empty] {
+        for kind in [FrameKind::Full, FrameKind::Empty] {
             for order in 0..=MAX_ORDER {
                 let (mut run, mut before) = (free.heads[kind as usize][order as usize], NONE);
                 while run != NONE {
@@ -491,14 +495,14 @@ impl Frames {
                         return Err("a free run is mislinked");
                     }
                     let has_memory =
-                        |page| space.is_populated(self.addr(page)) == (kind == Kind::Full);
+                        |page| space.is_populated(self.addr(page)) == (kind == FrameKind::Full);
                     if !(run..run + (1 << order)).all(has_memory) {
                         return Err(
                             "a free page has memory and should have none, or the other way round",
                         );
                     }
                     listed += 1 << order;
-                    full += if kind == Kind::Full { 1 << order } else { 0 };
+                    full += if kind == FrameKind::Full { 1 << order } else { 0 };
                     (before, run) = (run, record.next);
                     if listed > self.pages as u64 {
                         return Err("free runs overlap");
@@ -516,6 +520,6 @@ impl Frames {
     }
 }
 
-fn mark(kind: Kind, order: u8) -> u8 {
+fn mark(kind: FrameKind, order: u8) -> u8 {
     1 + kind as u8 * 16 + order
 }

@@ -3,8 +3,8 @@
 //! Each verb does as much as the kernel lets it and says how far it got; what it did not do is as it
 //! was. All are called under the lock of the folio's shard, so no other thread moves these pages; the
 //! program may touch, discard or unmap them at any time.
-use crate::folio::tally::Tally;
-use crate::memory::frames::{Frame, Frames, Kind};
+use crate::folio::tally::PageTally;
+use crate::memory::frames::{Frame, FrameKind, Frames};
 use crate::stats;
 use crate::stats_place::StatsPlace;
 use alloc::boxed::Box;
@@ -17,7 +17,7 @@ use memfold_sys::units::{Order, PAGE_SHIFT, PAGE_SIZE};
 
 /// Why a mapping stopped before the end of the folio.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum MapStop {
     /// The kernel refuses for the moment.
     Again,
     /// A page can't leave: shared by fork, pinned, or its area isn't writable any more.
@@ -28,21 +28,21 @@ pub enum Stop {
 
 /// What a mapping did.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Done {
+pub struct MapProgress {
     /// Pages from the start of the folio that are where they should be.
     pub pages: usize,
     /// Why not all.
-    pub stop: Option<Stop>,
+    pub stop: Option<MapStop>,
 }
 
 /// How much to ask for at once. ENOENT means that a page is missing, or, as EINVAL does, that the
 /// range reaches across the border of two of the kernel's areas, which no call fills or moves at once;
 /// only for a single page does it mean more.
-pub struct Span(usize);
+pub struct StepSize(usize);
 
-impl Span {
-    pub fn new(len: usize) -> Span {
-        Span(len)
+impl StepSize {
+    pub fn new(len: usize) -> StepSize {
+        StepSize(len)
     }
 
     pub fn limit(&self, left: usize) -> usize {
@@ -113,7 +113,7 @@ impl Mapper {
     /// # Errors
     /// EAGAIN for the moment, ENOMEM.
     pub fn populated(&self, order: Order) -> Result<Option<Frame>, Errno> {
-        let Some(frame) = self.frames.take(order, Kind::Empty) else { return Ok(None) };
+        let Some(frame) = self.frames.take(order, FrameKind::Empty) else { return Ok(None) };
         self.frames.populate(&*self.space, frame, order).map(|()| Some(frame))
     }
 
@@ -138,7 +138,13 @@ impl Mapper {
 
     /// Maps a frame's pages at `home` and gives the frame back, as far as it got. Wakes whoever
     /// waits for them.
-    pub fn carry_in(&self, home: usize, frame: Frame, order: Order, tally: &Tally) -> Done {
+    pub fn carry_in(
+        &self,
+        home: usize,
+        frame: Frame,
+        order: Order,
+        tally: &PageTally,
+    ) -> MapProgress {
         let (from, len) = (self.frames.addr(frame), order.bytes());
         if self.has_move {
             // SAFETY: the folio's shard is locked and its frame holds its bytes; `home` is its own
@@ -147,8 +153,8 @@ impl Mapper {
                 Ok(()) => {
                     tally.map(order.pages() as u64);
                     self.frames.count_moved(-(order.pages() as i64));
-                    self.frames.give(frame, order, Kind::Empty);
-                    return Done { pages: order.pages(), stop: None };
+                    self.frames.give(frame, order, FrameKind::Empty);
+                    return MapProgress { pages: order.pages(), stop: None };
                 }
                 Err(partial) => {
                     return self.carry_in_slowly(home, frame, order, partial.done, tally);
@@ -166,8 +172,8 @@ impl Mapper {
         frame: Frame,
         order: Order,
         mut done: usize,
-        tally: &Tally,
-    ) -> Done {
+        tally: &PageTally,
+    ) -> MapProgress {
         let (from, len) = (self.frames.addr(frame), order.bytes());
         let mut kept = BlockSet::EMPTY;
         let mut by_copy = !self.has_move;
@@ -177,7 +183,7 @@ impl Mapper {
         if done > 0 {
             stats::add(&self.stats.move_partial, 1);
         }
-        let mut span = Span::new(len);
+        let mut span = StepSize::new(len);
         while done < len && stop.is_none() {
             let (at, src, most) = (home + done, from + done, span.limit(len - done));
             let result = self.install(at, src, most, by_copy);
@@ -209,26 +215,26 @@ impl Mapper {
                     mapped += 1;
                     done += PAGE_SIZE;
                 }
-                Errno::AGAIN | Errno::NOMEM => stop = Some(Stop::Again),
+                Errno::AGAIN | Errno::NOMEM => stop = Some(MapStop::Again),
                 Errno::NOENT | Errno::INVAL if span.narrow(most) => {}
                 // The frame is pinned for a moment, or the home isn't writable: copying works all
                 // the same.
                 Errno::BUSY | Errno::INVAL if !by_copy => by_copy = true,
-                _ => stop = Some(Stop::Gone),
+                _ => stop = Some(MapStop::Gone),
             }
         }
         let pages = done >> PAGE_SHIFT;
         tally.map(mapped as u64);
         self.frames.count_moved(-(moved as i64));
         if stop.is_none() && moved == 0 {
-            self.frames.give(frame, order, Kind::Full);
+            self.frames.give(frame, order, FrameKind::Full);
         } else {
             for page in 0..pages {
-                let kind = if kept.contains(page) { Kind::Full } else { Kind::Empty };
+                let kind = if kept.contains(page) { FrameKind::Full } else { FrameKind::Empty };
                 self.frames.give(frame + page as u32, Order::PAGE, kind);
             }
         }
-        Done { pages, stop }
+        MapProgress { pages, stop }
     }
 
     fn install(&self, home: usize, from: usize, len: usize, by_copy: bool) -> Result<(), Partial> {
@@ -256,7 +262,13 @@ impl Mapper {
 
     /// Moves a folio's pages from `home` to its frame, or copies them where pages can't be moved. Pages
     /// that the program has discarded become zeros. The frame is empty; full where pages are copied.
-    pub fn carry_out(&self, home: usize, frame: Frame, order: Order, tally: &Tally) -> Done {
+    pub fn carry_out(
+        &self,
+        home: usize,
+        frame: Frame,
+        order: Order,
+        tally: &PageTally,
+    ) -> MapProgress {
         if self.has_move {
             self.move_out(home, frame, order, tally)
         } else {
@@ -264,11 +276,11 @@ impl Mapper {
         }
     }
 
-    fn move_out(&self, home: usize, frame: Frame, order: Order, tally: &Tally) -> Done {
+    fn move_out(&self, home: usize, frame: Frame, order: Order, tally: &PageTally) -> MapProgress {
         let (to, len) = (self.frames.addr(frame), order.bytes());
         let (mut done, mut moved, mut stop) = (0usize, 0usize, None);
         let mut holes = 0usize;
-        let mut span = Span::new(len);
+        let mut span = StepSize::new(len);
         while done < len && stop.is_none() {
             let most = span.limit(len - done);
             // SAFETY: the shard is locked, the folio is `Resident`, and its new frame is empty from
@@ -308,19 +320,19 @@ impl Mapper {
                             holes += 1;
                             done += PAGE_SIZE;
                         }
-                        Err(_) => stop = Some(Stop::Again),
+                        Err(_) => stop = Some(MapStop::Again),
                     }
                 }
                 Errno::AGAIN | Errno::NOMEM => {
                     stats::add(&self.stats.move_again, 1);
-                    stop = Some(Stop::Again);
+                    stop = Some(MapStop::Again);
                 }
                 // Memory that may be executed, or not be written, is never moved to a frame.
                 Errno::INVAL if self.protects() => {
                     let gone = self.copy_out_rest(home + done, to + done, len - done);
                     holes += gone >> PAGE_SHIFT;
                     done += gone;
-                    stop = (done < len).then_some(Stop::Busy);
+                    stop = (done < len).then_some(MapStop::Busy);
                 }
                 Errno::EXIST => panic!(
                     "memfold: page {} of frame {frame} should be empty and isn't (order {}, {moved} moved, {holes} holes)",
@@ -329,13 +341,13 @@ impl Mapper {
                 ),
                 _ => {
                     stats::add(&self.stats.move_busy, 1);
-                    stop = Some(Stop::Busy);
+                    stop = Some(MapStop::Busy);
                 }
             }
         }
         tally.unmap((moved + holes) as u64);
         self.frames.count_moved((moved + holes) as i64);
-        Done { pages: done >> PAGE_SHIFT, stop }
+        MapProgress { pages: done >> PAGE_SHIFT, stop }
     }
 
     /// Copies the last `len` bytes of a folio out to those of its frame, which are empty. Returns how
@@ -360,7 +372,7 @@ impl Mapper {
     }
 
     /// Without UFFDIO_MOVE. The frame is full.
-    fn copy_out(&self, home: usize, frame: Frame, order: Order, tally: &Tally) -> Done {
+    fn copy_out(&self, home: usize, frame: Frame, order: Order, tally: &PageTally) -> MapProgress {
         let (to, len) = (self.frames.addr(frame) as *mut u8, order.bytes());
         // SAFETY: the folio is `Resident` and its shard locked, so nobody else maps its pages or
         // serves their faults, and areas don't change; its area is registered for protection
@@ -369,6 +381,6 @@ impl Mapper {
         self.space.wake(home, gone);
         let pages = gone >> PAGE_SHIFT;
         tally.unmap(pages as u64);
-        Done { pages, stop: (gone < len).then_some(Stop::Busy) }
+        MapProgress { pages, stop: (gone < len).then_some(MapStop::Busy) }
     }
 }

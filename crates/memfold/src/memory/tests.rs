@@ -1,5 +1,5 @@
 //! Tests of frames below folios.
-use crate::memory::frames::{Frames, Kind};
+use crate::memory::frames::{FrameKind, Frames};
 use memfold_sys::Errno;
 use memfold_sys::thread::{each_cpu, pin};
 use memfold_sys::units::{MAX_BYTES, MAX_PAGES, Order};
@@ -14,7 +14,7 @@ fn m8_a_reserve_of_large_frames_is_left_to_large_folios() {
     // Single pages, and folios of every size below the largest, get all but the reserve.
     let orders = (0..9).rev().cycle().map(|order| Order::new(order).unwrap());
     for order in orders {
-        match frames.take(order, Kind::Empty) {
+        match frames.take(order, FrameKind::Empty) {
             Some(frame) => small.push((frame, order)),
             None if order == Order::PAGE => break,
             None => {}
@@ -22,17 +22,17 @@ fn m8_a_reserve_of_large_frames_is_left_to_large_folios() {
     }
     let taken: usize = small.iter().map(|(_, order)| order.pages()).sum();
     assert_eq!(taken, (runs - reserve) * MAX_PAGES, "the rest is used to the last page");
-    let large: Vec<_> = std::iter::from_fn(|| frames.take(Order::MAX, Kind::Empty)).collect();
+    let large: Vec<_> = std::iter::from_fn(|| frames.take(Order::MAX, FrameKind::Empty)).collect();
     assert_eq!(large.len(), reserve, "the largest folios find all of the reserve");
     assert!(small.iter().all(|(frame, _)| {
         !large.iter().any(|run| frame / MAX_PAGES as u32 == run / MAX_PAGES as u32)
     }));
     frames.check(&FakeSpace::new(1)).unwrap();
     // What comes back fills the reserve first.
-    large.into_iter().for_each(|run| frames.give(run, Order::MAX, Kind::Empty));
-    assert_eq!(frames.take(Order::PAGE, Kind::Empty), None);
-    small.into_iter().for_each(|(frame, order)| frames.give(frame, order, Kind::Empty));
-    assert!(frames.take(Order::PAGE, Kind::Empty).is_some());
+    large.into_iter().for_each(|run| frames.give(run, Order::MAX, FrameKind::Empty));
+    assert_eq!(frames.take(Order::PAGE, FrameKind::Empty), None);
+    small.into_iter().for_each(|(frame, order)| frames.give(frame, order, FrameKind::Empty));
+    assert!(frames.take(Order::PAGE, FrameKind::Empty).is_some());
     frames.check(&FakeSpace::new(1)).unwrap();
 }
 
@@ -46,8 +46,8 @@ fn frames_that_nobody_has_taken_cost_no_memory() {
     };
     let before = faults();
     let frames = Frames::new(64 << 30, 4).unwrap();
-    let first = frames.take(Order::PAGE, Kind::Empty).unwrap();
-    frames.give(first, Order::PAGE, Kind::Empty);
+    let first = frames.take(Order::PAGE, FrameKind::Empty).unwrap();
+    frames.give(first, Order::PAGE, FrameKind::Empty);
     let pages = faults() - before;
     assert!(pages < 100, "{pages} pages for 64 GiB of address space");
     frames.check(&FakeSpace::new(1)).unwrap();
@@ -59,8 +59,8 @@ fn frames_are_as_many_as_can_be_named_where_more_are_asked_for() {
     for bytes in [16usize << 40, 20 << 40] {
         let frames = Frames::new(bytes, 4).unwrap();
         assert_eq!(frames.zone().len(), (16 << 40) - MAX_BYTES);
-        let first = frames.take(Order::PAGE, Kind::Empty).unwrap();
-        frames.give(first, Order::PAGE, Kind::Empty);
+        let first = frames.take(Order::PAGE, FrameKind::Empty).unwrap();
+        frames.give(first, Order::PAGE, FrameKind::Empty);
     }
 }
 
@@ -70,7 +70,7 @@ fn free_pages_that_a_fork_shares_are_put_together_all_the_same() {
     // Two full pages that are no neighbours: a frame of two must be made of them.
     let scattered = |space: &Troubled| {
         let frames = Frames::new(2 * MAX_BYTES, 0).unwrap();
-        let run = frames.take(Order::new(2).unwrap(), Kind::Empty).unwrap();
+        let run = frames.take(Order::new(2).unwrap(), FrameKind::Empty).unwrap();
         frames.populate(space, run, Order::PAGE).unwrap();
         frames.populate(space, run + 2, Order::PAGE).unwrap();
         frames.give_mixed(run, Order::new(2).unwrap(), |page| page % 2 == 0);
@@ -102,7 +102,7 @@ fn free_pages_that_a_fork_shares_are_put_together_all_the_same() {
 fn filled(space: &Troubled, pages: usize) -> (Frames, Vec<u32>) {
     let frames = Frames::new(8 * MAX_BYTES, 1).unwrap();
     let singles: Vec<u32> =
-        (0..pages).map(|_| frames.take(Order::PAGE, Kind::Empty).unwrap()).collect();
+        (0..pages).map(|_| frames.take(Order::PAGE, FrameKind::Empty).unwrap()).collect();
     singles.iter().for_each(|&page| frames.populate(space, page, Order::PAGE).unwrap());
     (frames, singles)
 }
@@ -126,7 +126,7 @@ fn single_pages_are_evicted_side_by_side_and_given_back_in_one_call() {
         assert!(singles.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{singles:?}");
         // They become free in some order, so that runs of several sizes lie in the lists.
         singles.swap(3, 60);
-        singles[1..].iter().for_each(|&page| frames.give(page, Order::PAGE, Kind::Full));
+        singles[1..].iter().for_each(|&page| frames.give(page, Order::PAGE, FrameKind::Full));
         space.strike(Call::DiscardFrame, 2, Trouble::Refused);
         assert_eq!(frames.trim_now(&space, 63), 63);
         assert_eq!(space.struck(|_| true), 0, "there was a second call");
@@ -143,7 +143,7 @@ fn what_the_kernel_does_not_take_back_stays_full() {
             let (frames, singles) = filled(&space, 12);
             // Three ranges: pages 0 to 2, 4 to 7 and 9 to 11.
             let free = singles.iter().filter(|page| !matches!(*page - singles[0], 3 | 8));
-            free.for_each(|&page| frames.give(page, Order::PAGE, Kind::Full));
+            free.for_each(|&page| frames.give(page, Order::PAGE, FrameKind::Full));
             space.strike(Call::DiscardFrame, nth, Trouble::Refused);
             assert_eq!(frames.trim_now(&space, 64), gone, "at range {nth}");
             assert_eq!((frames.populated(), frames.full_free()), (12 - gone, 10 - gone));

@@ -25,14 +25,14 @@ use memfold_store::Store;
 use memfold_swap::disk::Disk;
 use memfold_swap::remote::Remote;
 use memfold_swap::tier::Tier;
-use memfold_sys::thread::errands::Errands;
+use memfold_sys::thread::errands::DelegateQueue;
 use memfold_sys::uffd::space::Space;
 
 /// One engine.
 pub struct Pager(pub(crate) EngineParts);
 
 /// What an engine is made of, besides its settings.
-pub struct Parts {
+pub struct PagerParts {
     /// The address space.
     pub space: Box<dyn Space>,
     /// It can move pages.
@@ -49,8 +49,8 @@ pub struct Parts {
     /// socket they name.
     pub remote: Option<Box<dyn Remote>>,
     /// By whom disk and store are used, where threads of the program can't use them: the given ones
-    /// do so themselves ([`memfold_sys::thread::errands::Handed`]).
-    pub errands: Option<Arc<Errands>>,
+    /// do so themselves ([`memfold_sys::thread::errands::Delegated`]).
+    pub errands: Option<Arc<DelegateQueue>>,
     /// What the engine takes is charged there, before it is taken; `None` if its bounds are its own.
     pub shared_limit: Option<&'static dyn SharedLimit>,
 }

@@ -1,22 +1,22 @@
 //! Construction of a pager from settings and parts.
 use crate::area::lock::AreaLock;
 use crate::backing::Backing;
-use crate::backing::contexts::Contexts;
+use crate::backing::contexts::ContextPool;
 use crate::backing::fingerprint::Fingerprints;
-use crate::config::{Canned, Config, Delivery};
+use crate::config::{Config, Delivery, DictionarySource};
 use crate::folio::table::FolioTable;
 use crate::holds::Holds;
 use crate::memory::budget::Budget;
 use crate::memory::frames::Frames;
 use crate::memory::mapper::Mapper;
 use crate::memory::unshare::ToUnshare;
-use crate::pager::{Pager, Parts};
+use crate::pager::{Pager, PagerParts};
 use crate::parts::EngineParts;
 use crate::policy::stream_readahead::Streams;
 use crate::policy::swap_readahead::SwapReadahead;
-use crate::requests::background::Queue;
-use crate::requests::device_faults::{READERS, Reads};
-use crate::requests::pause::Gates;
+use crate::requests::background::RequestQueue;
+use crate::requests::device_faults::{DeviceFaults, READERS};
+use crate::requests::pause::PauseGates;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -33,7 +33,7 @@ use memfold_swap::remote::socket::SocketRemote;
 use memfold_swap::{Bounds, Swap};
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::Zone;
-use memfold_sys::thread::errands::Errands;
+use memfold_sys::thread::errands::DelegateQueue;
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
 /// Blocks that stay decompressed while single pages are asked for: see `address_space/fork.rs`.
@@ -113,14 +113,14 @@ impl Pager {
     ///
     /// # Errors
     /// Settings that don't fit together, an unknown codec, or no address space.
-    pub fn new(config: Config, parts: Parts) -> Result<Pager, StartError> {
+    pub fn new(config: Config, parts: PagerParts) -> Result<Pager, StartError> {
         config.check().map_err(|e| e.to_string())?;
         let (store, codec) = make_store(&config, parts.cpus)?;
         let frame_bytes = 2 * config.resident_max_bytes() as usize + (64 << 20);
         let readers = if config.swap.is_some() { READERS } else { 0 };
         let count = config.worker_count(parts.cpus) + 2 * parts.cpus + readers + 4;
         let codecs = make_codecs(&config, codec, parts.cpus)?;
-        let contexts = Contexts::new(count, config.block_order, codecs, config.batch);
+        let contexts = ContextPool::new(count, config.block_order, codecs, config.batch);
         let recompress = config.recompress.as_deref().map(CodecSpec::parse).transpose();
         let recompress = recompress.map_err(|e| format!("--recompress: {e}"))?;
         let stats = Arc::new(parts.stats);
@@ -160,10 +160,10 @@ impl Pager {
                 if config.readahead { config.folio_order } else { config.block_order },
             ),
             swap_readahead: SwapReadahead::new(config.block_order),
-            requests: Queue::new(),
-            reads: Reads::default(),
+            requests: RequestQueue::new(),
+            reads: DeviceFaults::default(),
             errands: parts.errands,
-            gates: Gates::default(),
+            gates: PauseGates::default(),
             to_unshare: ToUnshare::new(),
             holds: Holds::of_process(config.delivery == Delivery::Gate),
             scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE)?,
@@ -179,7 +179,7 @@ fn make_swap(
     config: &Config,
     disk: Box<dyn Disk>,
     remote: Option<Box<dyn Remote>>,
-    errands: Option<Arc<Errands>>,
+    errands: Option<Arc<DelegateQueue>>,
 ) -> Result<Swap, String> {
     let bounds = Bounds {
         size_bytes: config.swap_bytes,
@@ -214,15 +214,15 @@ pub fn open_remote(config: &Config) -> Result<Option<SocketRemote>, String> {
 }
 
 /// Lets the store make dictionaries, or gives it the one of a file.
-fn set_up_dictionaries(store: &Store, canned: &Canned) -> Result<(), String> {
-    if *canned == Canned::Off {
+fn set_up_dictionaries(store: &Store, canned: &DictionarySource) -> Result<(), String> {
+    if *canned == DictionarySource::Off {
         return Ok(());
     }
     let codec = store.codec();
     if !codec.takes_dictionaries() {
         return Err(format!("--canned: codec {codec} takes no dictionaries; use lz4 or zstd"));
     }
-    let Canned::File(path) = canned else {
+    let DictionarySource::File(path) = canned else {
         store.set_canned(true);
         return Ok(());
     };

@@ -1,12 +1,12 @@
 //! Streams: from the last faults, whether this one goes on where an earlier one ended, and how much
 //! to load for it.
-use crate::folio::Touch;
+use crate::folio::TouchKind;
 use memfold_sys::sync::Mutex;
 use memfold_sys::units::Order;
 
 /// What to load for a fault.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Advice {
+pub struct WindowAdvice {
     /// Order of the window to load now, at most; the block's order for a random touch.
     pub order: Order,
     /// It goes on downwards.
@@ -14,7 +14,7 @@ pub struct Advice {
     /// It is a stream: so many windows after this one are to be loaded ahead.
     pub ahead: u8,
     /// What to note of the folio that is loaded.
-    pub touch: Touch,
+    pub touch: TouchKind,
 }
 
 const STREAMS: usize = 16;
@@ -26,7 +26,7 @@ const SURE: u8 = 2;
 const SURER: u8 = 6;
 
 #[derive(Copy, Clone, Default)]
-struct Stream {
+struct AccessStream {
     /// The window last loaded, `[start, end)` in keys.
     start: u64,
     end: u64,
@@ -37,13 +37,13 @@ struct Stream {
 
 /// The streams seen lately.
 pub struct Streams {
-    table: Mutex<Table>,
+    table: Mutex<StreamTable>,
     block: Order,
     largest: Order,
 }
 
-struct Table {
-    streams: [Stream; STREAMS],
+struct StreamTable {
+    streams: [AccessStream; STREAMS],
     clock: u64,
 }
 
@@ -51,7 +51,10 @@ impl Streams {
     /// No streams yet; windows from one block to `largest`.
     pub fn new(block: Order, largest: Order) -> Streams {
         Streams {
-            table: Mutex::new(Table { streams: [Stream::default(); STREAMS], clock: 0 }),
+            table: Mutex::new(StreamTable {
+                streams: [AccessStream::default(); STREAMS],
+                clock: 0,
+            }),
             block,
             largest,
         }
@@ -59,7 +62,7 @@ impl Streams {
 
     /// Says what to load for a fault at page `key`. A stream may skip up to a window, so that a few
     /// pages that were there already don't end it.
-    pub fn advise(&self, key: u64) -> Advice {
+    pub fn advise(&self, key: u64) -> WindowAdvice {
         let block = 1u64 << self.block.get();
         let mut table = self.table.lock();
         table.clock += 1;
@@ -77,8 +80,8 @@ impl Streams {
             s.used = clock;
             let order = Order::new(s.order).unwrap_or(self.block);
             // One page after another may be one object.
-            let touch = if s.hits >= SURE { Touch::STREAM } else { Touch::UNKNOWN };
-            return Advice {
+            let touch = if s.hits >= SURE { TouchKind::STREAM } else { TouchKind::UNKNOWN };
+            return WindowAdvice {
                 order,
                 backward,
                 ahead: (s.hits >= SURE) as u8 + (s.hits >= SURER) as u8,
@@ -88,15 +91,20 @@ impl Streams {
         let oldest =
             table.streams.iter_mut().min_by_key(|s| s.used).expect("the table is not empty");
         let start = key / block * block;
-        *oldest =
-            Stream { start, end: start + block, order: self.block.get(), hits: 0, used: clock };
-        Advice { order: self.block, backward: false, ahead: 0, touch: Touch::RANDOM }
+        *oldest = AccessStream {
+            start,
+            end: start + block,
+            order: self.block.get(),
+            hits: 0,
+            used: clock,
+        };
+        WindowAdvice { order: self.block, backward: false, ahead: 0, touch: TouchKind::RANDOM }
     }
 
     /// Tells what was loaded for the fault at `key`: pages `[start, end)`.
     pub fn loaded(&self, key: u64, start: u64, end: u64) {
         let mut table = self.table.lock();
-        let near = |s: &&mut Stream| {
+        let near = |s: &&mut AccessStream| {
             let slack = (s.end - s.start).max(1 << self.block.get());
             s.used != 0 && key + slack >= s.start && key < s.end + slack
         };
@@ -117,14 +125,15 @@ mod tests {
     #[test]
     fn a_stream_grows_and_a_random_touch_does_not() {
         let streams = Streams::new(order(2), Order::MAX);
-        let random = Advice { order: order(2), backward: false, ahead: 0, touch: Touch::RANDOM };
+        let random =
+            WindowAdvice { order: order(2), backward: false, ahead: 0, touch: TouchKind::RANDOM };
         assert_eq!(streams.advise(1000), random);
         streams.loaded(1000, 1000, 1004);
         let advice = streams.advise(1004);
-        assert_eq!((advice.order, advice.touch), (order(4), Touch::UNKNOWN));
+        assert_eq!((advice.order, advice.touch), (order(4), TouchKind::UNKNOWN));
         streams.loaded(1004, 1004, 1020);
         let advice = streams.advise(1020);
-        assert_eq!((advice.order, advice.ahead, advice.touch), (order(6), 1, Touch::STREAM));
+        assert_eq!((advice.order, advice.ahead, advice.touch), (order(6), 1, TouchKind::STREAM));
         let mut at = 1020;
         for _ in 0..SURER {
             streams.loaded(at, at, at + 64);

@@ -15,7 +15,7 @@ const LARGEST: u8 = 4;
 const RETRY: u8 = 8;
 
 #[derive(Copy, Clone, Default)]
-struct Region {
+struct TouchedRegion {
     /// Number of the region + 1; 0 for none.
     name: u64,
     last: u64,
@@ -27,7 +27,7 @@ struct Region {
 
 /// What to read beside a touch.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Beside {
+pub struct NeighbourWindow {
     /// A page of it.
     pub key: u64,
     /// Its size.
@@ -36,27 +36,27 @@ pub struct Beside {
 
 /// The windows of the regions touched lately.
 pub struct SwapReadahead {
-    regions: Mutex<[Region; REGIONS]>,
+    regions: Mutex<[TouchedRegion; REGIONS]>,
     block: Order,
 }
 
 impl SwapReadahead {
     /// No windows yet.
     pub fn new(block: Order) -> SwapReadahead {
-        SwapReadahead { regions: Mutex::new([Region::default(); REGIONS]), block }
+        SwapReadahead { regions: Mutex::new([TouchedRegion::default(); REGIONS]), block }
     }
 
-    fn region(regions: &mut [Region; REGIONS], key: u64) -> &mut Region {
+    fn region(regions: &mut [TouchedRegion; REGIONS], key: u64) -> &mut TouchedRegion {
         let name = (key >> MAX_ORDER) + 1;
         let region = &mut regions[name as usize % REGIONS];
         if region.name != name {
-            *region = Region { name, last: key, window: 1, hits: 0, missed: 0 };
+            *region = TouchedRegion { name, last: key, window: 1, hits: 0, missed: 0 };
         }
         region
     }
 
     /// A block in the file is touched at `key`: what to read beside it, if anything.
-    pub fn touched(&self, key: u64) -> Option<Beside> {
+    pub fn touched(&self, key: u64) -> Option<NeighbourWindow> {
         let mut regions = self.regions.lock();
         let region = Self::region(&mut regions, key);
         let is_backward = key < region.last;
@@ -77,7 +77,7 @@ impl SwapReadahead {
         let start = key & !(self.block.pages() as u64 - 1);
         let key =
             if is_backward { start.checked_sub(1)? } else { start + self.block.pages() as u64 };
-        Some(Beside { key, order })
+        Some(NeighbourWindow { key, order })
     }
 
     /// Something that was read ahead is used.
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn the_window_grows_by_hits_and_closes_without() {
         let around = SwapReadahead::new(order(2));
-        assert_eq!(around.touched(100), Some(Beside { key: 104, order: order(2) }));
+        assert_eq!(around.touched(100), Some(NeighbourWindow { key: 104, order: order(2) }));
         for grown in 3..=6 {
             around.hit(100);
             assert_eq!(around.touched(200).unwrap().order, order(grown));

@@ -25,7 +25,7 @@ const STEP: u64 = 4;
 
 /// What the engine has seen of a process since it began.
 #[derive(Copy, Clone, Debug, Default)]
-pub struct Cost {
+pub struct FoldingCost {
     /// CPU time in faults, nanoseconds.
     pub fault_ns: u64,
     /// CPU time of the program itself, without faults and engine threads, nanoseconds.
@@ -34,7 +34,7 @@ pub struct Cost {
 
 /// What folding has brought by now, bytes.
 #[derive(Copy, Clone, Debug)]
-pub struct Gain {
+pub struct FoldingGain {
     /// All memory of the process as it would be without folding.
     pub plain: u64,
     /// What of it is only in the store.
@@ -47,7 +47,7 @@ pub struct Gain {
     pub resident: u64,
 }
 
-impl Gain {
+impl FoldingGain {
     /// The part of all memory that folding saves.
     fn share(&self) -> f64 {
         self.folded.saturating_sub(self.takes) as f64 / self.plain.max(1) as f64
@@ -61,24 +61,24 @@ impl Gain {
 
 /// The judgement of one process.
 #[derive(Debug, Default)]
-pub struct Thrash {
-    last: Cost,
+pub struct ThrashJudge {
+    last: FoldingCost,
     floor: u64,
 }
 
-impl Thrash {
+impl ThrashJudge {
     /// Judges anew; returns how much uncompressed memory stays, bytes: 0 if the bounds alone decide.
-    pub fn judge(&mut self, now: Cost, gain: &Gain) -> u64 {
+    pub fn judge(&mut self, now: FoldingCost, gain: &FoldingGain) -> u64 {
         if now.fault_ns + now.own_ns < self.last.fault_ns + self.last.own_ns + APART_NS {
             return self.floor;
         }
         let before = core::mem::replace(&mut self.last, now);
-        let lately = Cost {
+        let lately = FoldingCost {
             fault_ns: now.fault_ns.saturating_sub(before.fault_ns),
             own_ns: now.own_ns.saturating_sub(before.own_ns),
         };
         let most = SLOWDOWN_LEAST.max(SLOWDOWN_FOR_ALL * gain.share());
-        let is_past = |cost: Cost| cost.fault_ns as f64 > cost.own_ns as f64 * most;
+        let is_past = |cost: FoldingCost| cost.fault_ns as f64 > cost.own_ns as f64 * most;
         if now.fault_ns > LEAST_NS && is_past(now) && is_past(lately) && !gain.shrinks_well() {
             self.floor = self.floor.max(gain.resident + gain.resident / STEP);
         }
@@ -91,37 +91,38 @@ mod tests {
     use super::*;
 
     const MS: u64 = 1_000_000;
-    const POOR: Gain = Gain { plain: 81, folded: 60, stored: 70, takes: 48, resident: 20 };
+    const POOR: FoldingGain =
+        FoldingGain { plain: 81, folded: 60, stored: 70, takes: 48, resident: 20 };
 
-    fn cost(fault_ms: u64, own_ms: u64) -> Cost {
-        Cost { fault_ns: fault_ms * MS, own_ns: own_ms * MS }
+    fn cost(fault_ms: u64, own_ms: u64) -> FoldingCost {
+        FoldingCost { fault_ns: fault_ms * MS, own_ns: own_ms * MS }
     }
 
     #[test]
     fn data_that_hardly_shrinks_stays_where_faults_cost_more_than_they_save() {
-        let mut thrash = Thrash::default();
+        let mut thrash = ThrashJudge::default();
         assert_eq!(thrash.judge(cost(50, 1), &POOR), 0, "too early to tell");
         assert_eq!(thrash.judge(cost(200, 30), &POOR), 0, "7 times the own time");
         assert_eq!(thrash.judge(cost(900, 35), &POOR), 25);
         assert_eq!(
-            thrash.judge(cost(901, 60), &Gain { resident: 25, ..POOR }),
+            thrash.judge(cost(901, 60), &FoldingGain { resident: 25, ..POOR }),
             25,
             "it has helped"
         );
-        assert_eq!(thrash.judge(cost(1500, 61), &Gain { resident: 25, ..POOR }), 31);
+        assert_eq!(thrash.judge(cost(1500, 61), &FoldingGain { resident: 25, ..POOR }), 31);
     }
 
     #[test]
     fn data_that_shrinks_well_is_folded_at_any_cost() {
-        let mut thrash = Thrash::default();
-        let well = Gain { takes: 41, ..POOR };
+        let mut thrash = ThrashJudge::default();
+        let well = FoldingGain { takes: 41, ..POOR };
         assert_eq!(thrash.judge(cost(100_000, 1), &well), 0);
     }
 
     #[test]
     fn the_more_is_saved_the_more_it_may_cost() {
         let judge = |folded, fault_ms| {
-            Thrash::default().judge(cost(fault_ms, 10), &Gain { folded, ..POOR })
+            ThrashJudge::default().judge(cost(fault_ms, 10), &FoldingGain { folded, ..POOR })
         };
         assert_eq!((judge(64, 190), judge(64, 210)), (0, 25));
         assert_eq!((judge(68, 240), judge(68, 260)), (0, 25));

@@ -1,11 +1,11 @@
 //! What background threads reclaim, beside what the program's own threads do.
-use crate::area::lock::Hold;
-use crate::folio::lru::List;
+use crate::area::lock::AreasAccess;
+use crate::folio::lru::LruList;
 use crate::limits::Limits;
 use crate::limits::gauges::Gauges;
 use crate::parts::walk;
 use crate::reclaim::save::Saver;
-use crate::reclaim::{Progress, Reclaim};
+use crate::reclaim::{Reclaim, ReclaimProgress};
 use crate::stats;
 use memfold_store::looks_dense;
 use memfold_swap::Swap;
@@ -23,7 +23,8 @@ impl Background<'_> {
     pub fn reclaim_in_background(&self) -> bool {
         let limits = Limits(self.0);
         self.unshare();
-        let saved = Saver(self.0).save_next(Hold::Work(&self.areas.work()), List::Dirty, true);
+        let saved =
+            Saver(self.0).save_next(AreasAccess::Work(&self.areas.work()), LruList::Dirty, true);
         let over = limits.excess();
         // Where the bounds can't be kept, or folding saves nothing, a denser pool is worth the time.
         let dense = if limits.is_at_least() || limits.stored_takes_more() {
@@ -34,14 +35,15 @@ impl Background<'_> {
         if over > 0 && self.trim(over) == 0 {
             let (frames, slack) =
                 if self.mapper.drops_clean() { (0, 1) } else { (over.min(512), 0) };
-            let progress = Reclaim(self.0).reclaim(Hold::Work(&self.areas.work()), frames, slack);
+            let progress =
+                Reclaim(self.0).reclaim(AreasAccess::Work(&self.areas.work()), frames, slack);
             if self.mapper.drops_clean() {
-                return progress == Progress::Freed || saved;
+                return progress == ReclaimProgress::Freed || saved;
             }
-            return (progress == Progress::Freed && self.trim(over) > 0) || saved;
+            return (progress == ReclaimProgress::Freed && self.trim(over) > 0) || saved;
         }
         if over == 0 && limits.is_retry_due() {
-            return Reclaim(self.0).evict(&self.areas.read()) == Progress::Freed || saved;
+            return Reclaim(self.0).evict(&self.areas.read()) == ReclaimProgress::Freed || saved;
         }
         // With nothing else to do, one step of compaction at a time: whoever needs a window gets it
         // in between.
@@ -82,7 +84,7 @@ impl Background<'_> {
         if self.is_private_in_vain(page) {
             let order = self.table.get(&guard, id).order().min(self.config.block_order);
             let id = self.table.carve(&mut guard, id, key, order, &self.backing);
-            self.table.get(&guard, id).refused.set(List::Shared);
+            self.table.get(&guard, id).refused.set(LruList::Shared);
             self.table.list_by_state(&guard, id);
             self.budget.note_refusal();
         } else {

@@ -24,8 +24,8 @@
 //! thread to wake for each costs more than compressing it.
 use crate::area::Areas;
 use crate::folio::index::{FolioId, ShardGuard};
-use crate::folio::lru::List;
-use crate::folio::{PARTIAL_MAX, State, Touch};
+use crate::folio::lru::LruList;
+use crate::folio::{FolioState, PARTIAL_MAX, TouchKind};
 use crate::limits::Limits;
 use crate::parts::walk;
 use crate::policy::workingset;
@@ -51,7 +51,7 @@ walk! {
 impl BlockSize<'_> {
     /// Whether a folio that leaves memory is to be cut into pages first. `changed`: it must be
     /// compressed anyway.
-    pub(crate) fn is_to_be_cut(&self, order: Order, touch: Touch, changed: bool) -> bool {
+    pub(crate) fn is_to_be_cut(&self, order: Order, touch: TouchKind, changed: bool) -> bool {
         order == self.config.block_order
             && order > Order::PAGE
             && (changed || !self.loads_parts(order))
@@ -76,7 +76,7 @@ impl BlockSize<'_> {
 
     /// Whether a block was joined because its pages are asked for at about the same time, and nothing
     /// has said otherwise since.
-    pub(crate) fn is_used_together(&self, touch: Touch) -> bool {
+    pub(crate) fn is_used_together(&self, touch: TouchKind) -> bool {
         touch.is_joined() && touch.random_count() < CLEAN_LOADS
     }
 
@@ -120,7 +120,7 @@ impl BlockSize<'_> {
         areas: &Areas,
         guard: &ShardGuard<'_>,
         id: FolioId,
-    ) -> Option<(Range<u64>, Touch)> {
+    ) -> Option<(Range<u64>, TouchKind)> {
         let block = self.config.block_order;
         let folio = self.table.get(guard, id);
         if folio.order() >= block {
@@ -154,7 +154,7 @@ impl BlockSize<'_> {
             self.table.remove(guard, id, &self.backing);
         }
         let (start, block) = (keys.start, self.config.block_order);
-        let whole = self.table.add(guard, start, block, State::Resident);
+        let whole = self.table.add(guard, start, block, FolioState::Resident);
         let folio = self.table.get(guard, whole);
         folio.touch.set(touch);
         folio.active.set(active);
@@ -165,27 +165,27 @@ impl BlockSize<'_> {
     /// How the block with these keys was asked for, if all its parts are in memory and were asked
     /// for in the same way: by a stream, or each by itself, but after they had left at about the
     /// same time.
-    fn touch_of_block(&self, guard: &ShardGuard<'_>, keys: Range<u64>) -> Option<Touch> {
+    fn touch_of_block(&self, guard: &ShardGuard<'_>, keys: Range<u64>) -> Option<TouchKind> {
         let (clock, mapped) = (self.table.tally().clock(), self.table.tally().mapped());
         let (mut streamed, mut first, mut last) = (true, u64::MAX, 0);
         let mut at = keys.start;
         while at < keys.end {
             let id = self.table.find(guard, at)?;
             let folio = self.table.get(guard, id);
-            if folio.state.get() != State::Resident
-                || folio.refused.get() != List::None
-                || folio.touch.get() == Touch::UNKNOWN
+            if folio.state.get() != FolioState::Resident
+                || folio.refused.get() != LruList::None
+                || folio.touch.get() == TouchKind::UNKNOWN
             {
                 return None;
             }
-            streamed &= folio.touch.get() == Touch::STREAM;
+            streamed &= folio.touch.get() == TouchKind::STREAM;
             let distance = workingset::distance(clock, folio.age.get());
             (first, last) = (first.min(distance), last.max(distance));
             at += folio.pages();
         }
         if streamed {
-            return Some(Touch::STREAM);
+            return Some(TouchKind::STREAM);
         }
-        (last - first <= mapped / TOGETHER_SHARE).then_some(Touch::JOINED)
+        (last - first <= mapped / TOGETHER_SHARE).then_some(TouchKind::JOINED)
     }
 }

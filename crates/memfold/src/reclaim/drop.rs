@@ -37,10 +37,10 @@
 //! If a page of a larger folio has gone by then, the folio is `Partial`: the pages that are left are
 //! here, and the others in the store.
 use crate::area::Areas;
-use crate::folio::State;
+use crate::folio::FolioState;
 use crate::folio::index::{FolioId, ShardGuard};
-use crate::folio::lru::List;
-use crate::holds::Leaving;
+use crate::folio::lru::LruList;
+use crate::holds::LeavingPages;
 use crate::limits::Limits;
 use crate::parts::bytes;
 use crate::policy::workingset;
@@ -48,7 +48,7 @@ use crate::reclaim::Reclaim;
 use crate::reclaim::block_size::BlockSize;
 use crate::stats;
 use memfold_sys::Errno;
-use memfold_sys::uffd::drop::{SPANS_MAX, Span};
+use memfold_sys::uffd::drop::{AddressSpan, SPANS_MAX};
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 
 /// Pages that leave together, at most, unless one folio is larger. The fault that drops them waits:
@@ -61,17 +61,17 @@ const BATCH_SHARE: u64 = 64;
 const TRIES: usize = 4;
 
 /// Folios that are `Leaving`, for whoever has put them here.
-pub(crate) struct Batch {
+pub(crate) struct DropBatch {
     folios: [(FolioId, u64); SPANS_MAX],
-    spans: [Span; SPANS_MAX],
+    spans: [AddressSpan; SPANS_MAX],
     count: usize,
     pages: u64,
 }
 
-impl Batch {
-    pub const fn new() -> Batch {
-        let none = Span { start: 0, len: 0 };
-        Batch { folios: [(0, 0); SPANS_MAX], spans: [none; SPANS_MAX], count: 0, pages: 0 }
+impl DropBatch {
+    pub const fn new() -> DropBatch {
+        let none = AddressSpan { start: 0, len: 0 };
+        DropBatch { folios: [(0, 0); SPANS_MAX], spans: [none; SPANS_MAX], count: 0, pages: 0 }
     }
 
     /// Folios in it.
@@ -79,7 +79,7 @@ impl Batch {
         self.count
     }
 
-    fn push(&mut self, id: FolioId, key: u64, span: Span, pages: u64) {
+    fn push(&mut self, id: FolioId, key: u64, span: AddressSpan, pages: u64) {
         self.folios[self.count] = (id, key);
         self.spans[self.count] = span;
         self.count += 1;
@@ -89,7 +89,7 @@ impl Batch {
 
 impl Reclaim<'_> {
     /// Whether no more folios go into a batch.
-    pub(crate) fn is_full(&self, batch: &Batch) -> bool {
+    pub(crate) fn is_full(&self, batch: &DropBatch) -> bool {
         batch.count == SPANS_MAX || batch.pages >= self.batch_pages()
     }
 
@@ -105,7 +105,7 @@ impl Reclaim<'_> {
         areas: &Areas,
         guard: &ShardGuard<'_>,
         id: FolioId,
-        batch: &mut Batch,
+        batch: &mut DropBatch,
     ) -> bool {
         let folio = self.table.get(guard, id);
         if !self.table.is_clean(folio)
@@ -118,14 +118,14 @@ impl Reclaim<'_> {
         let key = folio.key();
         let area = areas.find_key(key).expect("a folio lies in an area");
         self.table.lists().detach(id);
-        folio.state.set(State::Leaving);
+        folio.state.set(FolioState::Leaving);
         let len = bytes(folio.pages() as usize);
-        batch.push(id, key, Span { start: area.addr_of(key), len }, folio.pages_here());
+        batch.push(id, key, AddressSpan { start: area.addr_of(key), len }, folio.pages_here());
         true
     }
 
     /// Drops the folios of a batch, which is empty then. Returns the pages that are gone.
-    pub(crate) fn drop_batch(&self, batch: &mut Batch) -> u64 {
+    pub(crate) fn drop_batch(&self, batch: &mut DropBatch) -> u64 {
         if batch.count == 0 {
             return 0;
         }
@@ -161,7 +161,7 @@ impl Reclaim<'_> {
     }
 
     /// Takes what a system call holds out of a batch: it stays as it is.
-    fn keep_held(&self, batch: &mut Batch, leaving: &Leaving<'_>) {
+    fn keep_held(&self, batch: &mut DropBatch, leaving: &LeavingPages<'_>) {
         let mut kept = 0;
         for n in 0..batch.count {
             let ((id, key), span) = (batch.folios[n], batch.spans[n]);
@@ -184,8 +184,8 @@ impl Reclaim<'_> {
 
     /// Ends the leaving of folio `n` of a batch, whose pages are gone if the kernel says so. Returns
     /// how many pages have left.
-    fn settle(&self, batch: &Batch, n: usize, is_gone: bool) -> u64 {
-        let ((id, key), Span { start, len }) = (batch.folios[n], batch.spans[n]);
+    fn settle(&self, batch: &DropBatch, n: usize, is_gone: bool) -> u64 {
+        let ((id, key), AddressSpan { start, len }) = (batch.folios[n], batch.spans[n]);
         let pages = (start..start + len).step_by(PAGE_SIZE).enumerate();
         let left = pages
             .filter(|(_, page)| !is_gone && self.mapper.space().is_populated(*page))
@@ -203,7 +203,7 @@ impl Reclaim<'_> {
                 self.table.tally().evict(gone),
                 folio.active.replace(false),
             ));
-            folio.refused.set(List::None);
+            folio.refused.set(LruList::None);
             stats::raise(&self.stats.peak_folded_bytes, folded << PAGE_SHIFT);
             stats::add(&self.stats.blocks_clean, 1);
             stats::add(&self.stats.clean_evictions, 1);
@@ -220,9 +220,9 @@ impl Reclaim<'_> {
         let all = folio.bits(folio.key()..folio.end());
         folio.here.set(if here == all { 0 } else { here });
         folio.state.set(match here {
-            0 => State::Stored,
-            here if here == all => State::Resident,
-            _ => State::Partial,
+            0 => FolioState::Stored,
+            here if here == all => FolioState::Resident,
+            _ => FolioState::Partial,
         });
         self.table.list_by_state(guard, id);
         self.table.notify(guard);

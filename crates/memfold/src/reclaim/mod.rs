@@ -7,19 +7,19 @@ pub(crate) mod drop;
 pub(crate) mod background;
 
 use crate::area::Areas;
-use crate::area::lock::Hold;
+use crate::area::lock::AreasAccess;
 use crate::config::{OnFull, Size};
-use crate::folio::State;
+use crate::folio::FolioState;
 use crate::folio::index::{FolioId, ShardGuard};
-use crate::folio::lru::List;
+use crate::folio::lru::LruList;
 use crate::limits::Limits;
 use crate::limits::gauges::Gauges;
-use crate::memory::frames::{Frame, Kind};
-use crate::memory::mapper::Stop;
+use crate::memory::frames::{Frame, FrameKind};
+use crate::memory::mapper::MapStop;
 use crate::parts::bytes;
 use crate::parts::walk;
 use crate::reclaim::block_size::BlockSize;
-use crate::reclaim::drop::Batch;
+use crate::reclaim::drop::DropBatch;
 use crate::reclaim::save::Saver;
 use crate::reclaim::writeback::Writeback;
 use crate::residency::Residency;
@@ -39,7 +39,7 @@ pub(crate) enum NoFrame {
 
 /// What a round of reclaim brought.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum ReclaimProgress {
     /// Free full frames, or memory given up.
     Freed,
     /// Nothing is left that could be folded.
@@ -96,7 +96,7 @@ impl Reclaim<'_> {
             // A move takes as much memory away from the frames as it maps; only copies need room of
             // their own.
             let room = copies == 0 || limits.physical() + copies <= limits.target();
-            if room && let Some(frame) = self.mapper.frames().take(order, Kind::Full) {
+            if room && let Some(frame) = self.mapper.frames().take(order, FrameKind::Full) {
                 return Ok(Some(frame));
             }
             // Read once: other threads take and give memory meanwhile.
@@ -120,13 +120,13 @@ impl Reclaim<'_> {
                 }
             }
             stats::add(&self.stats.direct_reclaims, 1);
-            match self.reclaim(Hold::Read(areas), pages, copies) {
-                Progress::Freed => {}
-                Progress::Again => return Err(NoFrame::Again),
+            match self.reclaim(AreasAccess::Read(areas), pages, copies) {
+                ReclaimProgress::Freed => {}
+                ReclaimProgress::Again => return Err(NoFrame::Again),
                 // What the two processes share can't leave until a background thread has made it
                 // private: worth a moment's wait, but not more, as that thread may itself be
                 // waiting for a fault to be served.
-                Progress::Nothing
+                ReclaimProgress::Nothing
                     if !large
                         && self.to_unshare.met() != met
                         && self.to_unshare.has_forked_lately() =>
@@ -135,11 +135,12 @@ impl Reclaim<'_> {
                     memfold_sys::thread::sleep_ns(SHARED_WAIT_NS);
                 }
                 // What is left may still leave: the program is not ended before all was tried.
-                Progress::Nothing if self.config.on_full == OnFull::Stop && self.may_evict() => {}
-                Progress::Nothing => break,
+                ReclaimProgress::Nothing
+                    if self.config.on_full == OnFull::Stop && self.may_evict() => {}
+                ReclaimProgress::Nothing => break,
             }
         }
-        if let Some(frame) = self.mapper.frames().take(order, Kind::Full) {
+        if let Some(frame) = self.mapper.frames().take(order, FrameKind::Full) {
             return Ok(Some(frame));
         }
         if large {
@@ -171,13 +172,13 @@ impl Reclaim<'_> {
         let saved = stored.saturating_sub(Limits(self.0).counted_pool_bytes()).max(1);
         let times = (WORK_OFF_TIMES * stored / saved).clamp(WORK_OFF_TIMES, WORK_OFF_MOST);
         let goal = Limits(self.0).physical().saturating_sub(times * pages);
-        self.reclaim_until(Hold::Read(areas), 0, 1, |limits| {
+        self.reclaim_until(AreasAccess::Read(areas), 0, 1, |limits| {
             limits.excess() == 0 || limits.physical() <= goal
         });
     }
 
     /// Makes `pages` full frames free, or brings memory `slack` pages under the target.
-    pub(crate) fn reclaim(&self, hold: Hold<'_>, pages: u64, slack: u64) -> Progress {
+    pub(crate) fn reclaim(&self, hold: AreasAccess<'_>, pages: u64, slack: u64) -> ReclaimProgress {
         // What is dropped leaves no frame, but room for a fresh one.
         let enough = |limits: Limits<'_>| {
             let has_room = |pages| limits.physical() + pages <= limits.target();
@@ -190,15 +191,15 @@ impl Reclaim<'_> {
     /// [`Reclaim::reclaim`] until the caller has enough.
     fn reclaim_until(
         &self,
-        hold: Hold<'_>,
+        hold: AreasAccess<'_>,
         pages: u64,
         slack: u64,
         enough: impl Fn(Limits<'_>) -> bool,
-    ) -> Progress {
+    ) -> ReclaimProgress {
         let limits = Limits(self.0);
         for tried in 0..TRIES + pages as usize {
             if enough(limits) {
-                return Progress::Freed;
+                return ReclaimProgress::Freed;
             }
             // Small dirty folios are not left to the background for ever: the round must end with a
             // free frame.
@@ -212,37 +213,39 @@ impl Reclaim<'_> {
                 continue;
             }
             // What was read ahead is about to be used: it goes last, but for what nobody came for.
-            let ahead = self.table.lists().pages(List::Ahead);
+            let ahead = self.table.lists().pages(LruList::Ahead);
             if ahead > Limits(self.0).target() / AHEAD_SHARE || ahead > 0 && urgent {
-                Saver(self.0).save_next(hold, List::Ahead, false);
+                Saver(self.0).save_next(hold, LruList::Ahead, false);
                 continue;
             }
-            let dirty = self.table.lists().pages(List::Dirty);
-            if self.table.lists().pages(List::Cooling) > 0 {
+            let dirty = self.table.lists().pages(LruList::Dirty);
+            if self.table.lists().pages(LruList::Cooling) > 0 {
                 let compress = urgent || dirty > Limits(self.0).target() / DIRTY_SHARE;
-                Saver(self.0).save_next(hold, List::Cooling, compress);
+                Saver(self.0).save_next(hold, LruList::Cooling, compress);
                 continue;
             }
             if dirty > 0 && (urgent || dirty > Limits(self.0).target() / DIRTY_SHARE) {
-                Saver(self.0).save_next(hold, List::Dirty, true);
+                Saver(self.0).save_next(hold, LruList::Dirty, true);
                 continue;
             }
             match hold.with(|areas| self.evict(areas)) {
-                Progress::Freed => {}
-                Progress::Nothing if slack > 0 && self.mapper.frames().full_free() > pages => {
+                ReclaimProgress::Freed => {}
+                ReclaimProgress::Nothing
+                    if slack > 0 && self.mapper.frames().full_free() > pages =>
+                {
                     self.shrink_frames(slack);
                 }
-                Progress::Nothing if dirty > 0 => {
-                    Saver(self.0).save_next(hold, List::Dirty, true);
+                ReclaimProgress::Nothing if dirty > 0 => {
+                    Saver(self.0).save_next(hold, LruList::Dirty, true);
                 }
-                Progress::Nothing if ahead > 0 => {
-                    Saver(self.0).save_next(hold, List::Ahead, false);
+                ReclaimProgress::Nothing if ahead > 0 => {
+                    Saver(self.0).save_next(hold, LruList::Ahead, false);
                 }
-                Progress::Nothing if Writeback(self.0).await_write() => {}
+                ReclaimProgress::Nothing if Writeback(self.0).await_write() => {}
                 other => return other,
             }
         }
-        if enough(limits) { Progress::Freed } else { Progress::Nothing }
+        if enough(limits) { ReclaimProgress::Freed } else { ReclaimProgress::Nothing }
     }
 
     /// Gives free full frames back to the kernel.
@@ -256,32 +259,32 @@ impl Reclaim<'_> {
 
     /// Whether folios are left that were not refused.
     fn may_evict(&self) -> bool {
-        [List::Inactive, List::Active, List::Cooling, List::Ahead, List::Dirty]
+        [LruList::Inactive, LruList::Active, LruList::Cooling, LruList::Ahead, LruList::Dirty]
             .iter()
             .any(|list| self.table.lists().pages(*list) > 0)
     }
 
     /// Maps the oldest evictable folio out into the swap cache. Of the clean ones, many are dropped
     /// at once, and what is met between them is mapped out.
-    pub(crate) fn evict(&self, areas: &Areas) -> Progress {
+    pub(crate) fn evict(&self, areas: &Areas) -> ReclaimProgress {
         if self.budget.is_frozen() {
-            return Progress::Nothing;
+            return ReclaimProgress::Nothing;
         }
-        let (mut batch, mut moved, mut last) = (Batch::new(), 0, Progress::Nothing);
+        let (mut batch, mut moved, mut last) = (DropBatch::new(), 0, ReclaimProgress::Nothing);
         let most = Limits(self.0).leaving_order();
         for _ in 0..EVICT_TRIES + SPANS_MAX {
             let Some((id, key)) = Residency(self.0).isolate_mapped() else { break };
             let before = batch.count();
             last = self.evict_isolated(areas, id, key, most, &mut batch);
-            moved += (last == Progress::Freed && batch.count() == before) as usize;
-            if last == Progress::Again
+            moved += (last == ReclaimProgress::Freed && batch.count() == before) as usize;
+            if last == ReclaimProgress::Again
                 || moved > 0 && (batch.count() == 0 || moved == MOVES_MAX)
                 || batch.count() > 0 && self.is_full(&batch)
             {
                 break;
             }
         }
-        if self.drop_batch(&mut batch) > 0 || moved > 0 { Progress::Freed } else { last }
+        if self.drop_batch(&mut batch) > 0 || moved > 0 { ReclaimProgress::Freed } else { last }
     }
 
     /// Maps one isolated folio out, or its first part where it is of an order above `most`; or takes it
@@ -293,34 +296,34 @@ impl Reclaim<'_> {
         id: FolioId,
         key: u64,
         most: Order,
-        batch: &mut Batch,
-    ) -> Progress {
+        batch: &mut DropBatch,
+    ) -> ReclaimProgress {
         let residency = Residency(self.0);
         let mut guard = self.table.lock(key);
         if !self.table.is_still(&guard, id, key) {
-            return Progress::Nothing;
+            return ReclaimProgress::Nothing;
         }
         let folio = self.table.get(&guard, id);
         let area = areas.find_key(key).expect("a folio lies in an area");
-        let in_memory = matches!(folio.state.get(), State::Resident | State::Partial);
+        let in_memory = matches!(folio.state.get(), FolioState::Resident | FolioState::Partial);
         if !in_memory || areas.is_pinned(key, key + folio.pages()) {
             folio.active.set(folio.active.get() | in_memory);
             self.table.lists().detach(id);
             self.table.list_by_state(&guard, id);
-            return Progress::Nothing;
+            return ReclaimProgress::Nothing;
         }
         if self.may_leave(areas, &guard, id, batch) {
-            return Progress::Freed;
+            return ReclaimProgress::Freed;
         }
-        if folio.state.get() == State::Partial {
+        if folio.state.get() == FolioState::Partial {
             guard = residency.complete(areas, area, guard, id);
             if !self.table.is_still(&guard, id, key)
-                || self.table.get(&guard, id).state.get() != State::Resident
+                || self.table.get(&guard, id).state.get() != FolioState::Resident
             {
-                return Progress::Nothing;
+                return ReclaimProgress::Nothing;
             }
         }
-        let kind = if self.mapper.has_move() { Kind::Empty } else { Kind::Full };
+        let kind = if self.mapper.has_move() { FrameKind::Empty } else { FrameKind::Full };
         let (id, key) = BlockSize(self.0).join_block(areas, &mut guard, id).unwrap_or((id, key));
         let mut id = self.split_leaving(&mut guard, id, key, most);
         let frame = loop {
@@ -328,7 +331,7 @@ impl Reclaim<'_> {
             if let Some(frame) = self.mapper.frames().take(order, kind) {
                 break frame;
             }
-            if kind == Kind::Full
+            if kind == FrameKind::Full
                 && let Ok(Some(frame)) = self.mapper.populated(order)
             {
                 break frame;
@@ -336,7 +339,7 @@ impl Reclaim<'_> {
             if order == Order::PAGE {
                 self.table.lists().detach(id);
                 self.table.list_by_state(&guard, id);
-                return Progress::Nothing;
+                return ReclaimProgress::Nothing;
             }
             stats::add(&self.stats.swpout_fallback[order.get() as usize], 1);
             self.table.lists().detach(id);
@@ -355,20 +358,20 @@ impl Reclaim<'_> {
             self.mapper.frames().give(frame, order, kind);
             self.table.get(&guard, id).active.set(true);
             self.table.list_by_state(&guard, id);
-            return Progress::Nothing;
+            return ReclaimProgress::Nothing;
         }
         let done = residency.map_out(&mut guard, home, id, frame);
         drop(leaving);
         match done.stop {
-            None => Progress::Freed,
-            Some(Stop::Again) => Progress::Again,
+            None => ReclaimProgress::Freed,
+            Some(MapStop::Again) => ReclaimProgress::Again,
             Some(_) => {
                 if !self.to_unshare.is_shared_by_many() {
                     let (start, end) = (area.addr_of(area.key), area.addr_of(area.key_end()));
                     self.to_unshare.note(home + bytes(done.pages)..home + bytes(pages), start..end);
                     self.requests.reclaim();
                 }
-                if done.pages > 0 { Progress::Freed } else { Progress::Nothing }
+                if done.pages > 0 { ReclaimProgress::Freed } else { ReclaimProgress::Nothing }
             }
         }
     }
@@ -394,8 +397,8 @@ impl Reclaim<'_> {
                 self.table.find(guard, at - 1).expect("a split folio covers what it covered");
             let folio = self.table.get(guard, part);
             at = folio.key();
-            if self.table.lists().is_on(part, List::Inactive) {
-                self.table.lists().push_tail(part, at, folio.order().get(), List::Inactive);
+            if self.table.lists().is_on(part, LruList::Inactive) {
+                self.table.lists().push_tail(part, at, folio.order().get(), LruList::Inactive);
             }
         }
         id

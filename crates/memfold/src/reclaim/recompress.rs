@@ -4,10 +4,10 @@
 //! While a block is at it, its folio is `Loading`: a touch waits, as for a load, and then loads the
 //! block.
 use crate::area::{Area, Areas};
-use crate::backing::Slot;
-use crate::folio::State;
+use crate::backing::BlockSlot;
+use crate::folio::FolioState;
 use crate::folio::index::FolioId;
-use crate::folio::lru::List;
+use crate::folio::lru::LruList;
 use crate::parts::walk;
 use crate::residency::Residency;
 use crate::stats;
@@ -25,7 +25,7 @@ const SCAN: usize = 512;
 const FEW: usize = 8;
 
 /// A block at which recompression is.
-pub(crate) struct Claim {
+pub(crate) struct BlockClaim {
     id: FolioId,
     /// Which block of its folio.
     at: usize,
@@ -90,7 +90,7 @@ impl Recompress<'_> {
 
     /// Makes the folio of a block `Loading` if the object still is the block's;
     /// [`Recompress::end_claim`] must follow.
-    pub(crate) fn claim(&self, cold: &Cold) -> Option<Claim> {
+    pub(crate) fn claim(&self, cold: &Cold) -> Option<BlockClaim> {
         if self.budget.is_frozen() {
             return None;
         }
@@ -99,37 +99,48 @@ impl Recompress<'_> {
         let folio = self.table.get(&guard, id);
         let order: Order = self.table.block_order(folio.order());
         let at = (cold.key - folio.key()) as usize / order.pages();
-        if folio.state.get() != State::Stored
+        if folio.state.get() != FolioState::Stored
             || order != cold.order
             || self.table.slots(folio)[at].get().handle != cold.handle
             || !self.backing.store().is_still(cold)
         {
             return None;
         }
-        folio.state.set(State::Loading);
-        Some(Claim { id, at })
+        folio.state.set(FolioState::Loading);
+        Some(BlockClaim { id, at })
     }
 
     /// Puts `new`, if there is one, in the place of the claimed block's object, and makes the folio
     /// `Stored` again.
-    pub(crate) fn end_claim(&self, area: &Area, claim: Claim, cold: &Cold, new: Option<Handle>) {
+    pub(crate) fn end_claim(
+        &self,
+        area: &Area,
+        claim: BlockClaim,
+        cold: &Cold,
+        new: Option<Handle>,
+    ) {
         let guard = self.table.lock(cold.key);
         let folio = self.table.get(&guard, claim.id);
         if let Some(new) = new {
             let before = self.backing.store().payload_bytes(cold.handle);
             let slot = &self.table.slots(folio)[claim.at];
-            slot.set(Slot { handle: new, ..slot.get() });
+            slot.set(BlockSlot { handle: new, ..slot.get() });
             let gained = before.saturating_sub(self.backing.store().payload_bytes(new));
             self.backing.store().free(cold.handle);
             stats::add(&self.stats.blocks_recompressed, 1);
             stats::add(&self.stats.recompress_gained_bytes, gained);
         }
-        folio.state.set(State::Stored);
+        folio.state.set(FolioState::Stored);
         folio.wanted.store(false, Relaxed);
         // Writeback takes a folio that it meets `Loading` off its list; and one whose old object it
         // is writing is on none.
-        if self.backing.swap().is_some() && self.table.lists().is_on(claim.id, List::None) {
-            self.table.lists().push_tail(claim.id, folio.key(), folio.order().get(), List::Folded);
+        if self.backing.swap().is_some() && self.table.lists().is_on(claim.id, LruList::None) {
+            self.table.lists().push_tail(
+                claim.id,
+                folio.key(),
+                folio.order().get(),
+                LruList::Folded,
+            );
         }
         let (start, end) = (folio.key(), folio.end());
         Residency(self.0).wake_waiters(&guard, area, start, end);

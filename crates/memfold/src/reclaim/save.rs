@@ -1,19 +1,19 @@
 //! Saving: what becomes of a folio in the swap cache. It leaves memory, as its copy is true or is
 //! made now; or it stays.
 use crate::area::Areas;
-use crate::area::lock::Hold;
-use crate::backing::Slot;
-use crate::backing::contexts::Context;
+use crate::area::lock::AreasAccess;
+use crate::backing::BlockSlot;
+use crate::backing::contexts::CodecContext;
 use crate::folio::index::{FolioId, ShardGuard};
-use crate::folio::lru::List;
-use crate::folio::{State, Touch};
+use crate::folio::lru::LruList;
+use crate::folio::{FolioState, TouchKind};
 use crate::limits::Limits;
 use crate::memory::frames::Frame;
 use crate::parts::bytes;
 use crate::parts::walk;
 use crate::reclaim::block_size::BlockSize;
 use crate::reclaim::writeback::Writeback;
-use crate::reclaim::writeback::{Fate, Refused};
+use crate::reclaim::writeback::{RefusedFolio, WriteOutcome};
 use crate::residency::Residency;
 use crate::stats;
 use memfold_store::{BlockSet, SaveError, SaveReport};
@@ -21,30 +21,30 @@ use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::Order;
 
 /// A folio that its caller is saving.
-struct Saving {
+struct SavingFolio {
     id: FolioId,
     key: u64,
     order: Order,
     frame: Frame,
     had_copy: bool,
-    touch: Touch,
+    touch: TouchKind,
 }
 
 /// A folio that is to go home from the swap cache.
-struct Home {
+struct ReturningFolio {
     id: FolioId,
     key: u64,
     order: Order,
 }
 
 /// What became of the oldest folio of a list.
-enum Next {
+enum SaveOutcome {
     /// The list is empty.
     None,
     /// It has left memory, or waits on another list.
     Settled,
     /// It is `Cached`, and the caller takes it home.
-    Home(Home),
+    Home(ReturningFolio),
 }
 
 walk! {
@@ -56,52 +56,52 @@ impl Saver<'_> {
     /// Saves the oldest folio of a swap-cache list. Without `compress`, a folio that has changed
     /// goes to `Dirty` instead, and a background thread is asked to compress it. Returns whether
     /// there was a folio.
-    pub(crate) fn save_next(&self, hold: Hold<'_>, list: List, compress: bool) -> bool {
+    pub(crate) fn save_next(&self, hold: AreasAccess<'_>, list: LruList, compress: bool) -> bool {
         match self.save_oldest(list, compress) {
-            Next::None => return false,
-            Next::Settled => {}
+            SaveOutcome::None => return false,
+            SaveOutcome::Settled => {}
             // No lock is held and nothing is `Saving` here, as `hold` wants.
-            Next::Home(home) => hold.with(|areas| self.take_back(areas, &home)),
+            SaveOutcome::Home(home) => hold.with(|areas| self.take_back(areas, &home)),
         }
         true
     }
 
-    fn save_oldest(&self, list: List, compress: bool) -> Next {
+    fn save_oldest(&self, list: LruList, compress: bool) -> SaveOutcome {
         let residency = Residency(self.0);
         if self.budget.is_frozen() {
-            return Next::None;
+            return SaveOutcome::None;
         }
         let mut context = self.backing.context();
-        let Some((id, key)) = self.table.lists().isolate(list) else { return Next::None };
+        let Some((id, key)) = self.table.lists().isolate(list) else { return SaveOutcome::None };
         let mut guard = self.table.lock(key);
         if !self.table.is_still(&guard, id, key) {
-            return Next::Settled;
+            return SaveOutcome::Settled;
         }
         let folio = self.table.get(&guard, id);
         self.table.lists().detach(id);
-        if folio.state.get() != State::Cached {
+        if folio.state.get() != FolioState::Cached {
             self.table.list_by_state(&guard, id);
-            return Next::Settled;
+            return SaveOutcome::Settled;
         }
         if folio.untouched.get() {
             residency.let_go(&guard, id);
-            return Next::Settled;
+            return SaveOutcome::Settled;
         }
         if !folio.has_copy.get() && !compress {
             let order = folio.order();
-            self.table.lists().push(id, folio.key(), order.get(), List::Dirty);
+            self.table.lists().push(id, folio.key(), order.get(), LruList::Dirty);
             residency.ask_to_save(order);
-            return Next::Settled;
+            return SaveOutcome::Settled;
         }
         if !folio.has_copy.get()
             && BlockSize(self.0).is_to_be_cut(folio.order(), folio.touch.get(), true)
         {
             BlockSize(self.0).cut_into_pages(&mut guard, id);
-            return Next::Settled;
+            return SaveOutcome::Settled;
         }
-        folio.state.set(State::Saving);
+        folio.state.set(FolioState::Saving);
         let (order, frame, touch) = (folio.order(), folio.frame.get(), folio.touch.get());
-        let work = Saving { id, key, order, frame, had_copy: folio.has_copy.get(), touch };
+        let work = SavingFolio { id, key, order, frame, had_copy: folio.has_copy.get(), touch };
         if work.had_copy {
             for (to, slot) in context.fingerprints.iter_mut().zip(self.table.slots(folio)) {
                 *to = slot.get().fingerprint;
@@ -113,9 +113,9 @@ impl Saver<'_> {
 
     /// Compresses the blocks of a `Saving` folio whose fingerprint is not that of their stored
     /// copy.
-    fn save(&self, context: &mut Context, work: &Saving, compress: bool) -> Next {
+    fn save(&self, context: &mut CodecContext, work: &SavingFolio, compress: bool) -> SaveOutcome {
         let residency = Residency(self.0);
-        let Saving { id, key, order, had_copy, .. } = *work;
+        let SavingFolio { id, key, order, had_copy, .. } = *work;
         let frame = self.mapper.frames().addr(work.frame) as *const u8;
         let count = self.table.block_count(order);
         let changed = self.changed_blocks(context, work);
@@ -144,9 +144,9 @@ impl Saver<'_> {
             }
         };
         if matches!(result, Err(SaveError::PoolFull | SaveError::Incompressible)) {
-            let refused = Refused { id, key, order, frame };
-            if Writeback(self.0).write_out(context, &refused) == Fate::Leaving {
-                return Next::Settled;
+            let refused = RefusedFolio { id, key, order, frame };
+            if Writeback(self.0).write_out(context, &refused) == WriteOutcome::Leaving {
+                return SaveOutcome::Settled;
             }
         }
         let mut guard = self.table.lock(key);
@@ -159,20 +159,20 @@ impl Saver<'_> {
                 self.accept(context, &guard, id, &changed, had_copy);
                 if !goes_home {
                     residency.let_go(&guard, id);
-                    return Next::Settled;
+                    return SaveOutcome::Settled;
                 }
             }
             Err(SaveError::Cancelled) if goes_home => {}
             Err(SaveError::Cancelled) => {
-                folio.state.set(State::Cached);
+                folio.state.set(FolioState::Cached);
                 if cut {
                     BlockSize(self.0).cut_into_pages(&mut guard, id);
                 } else {
-                    self.table.lists().push(id, folio.key(), folio.order().get(), List::Dirty);
+                    self.table.lists().push(id, folio.key(), folio.order().get(), LruList::Dirty);
                 }
                 residency.ask_to_save(order);
                 self.table.notify(&guard);
-                return Next::Settled;
+                return SaveOutcome::Settled;
             }
             Err(e) => {
                 // The store keeps nothing of it; the folio's old copy is invalid at every offset
@@ -185,26 +185,26 @@ impl Saver<'_> {
                     },
                     1,
                 );
-                folio.state.set(State::Cached);
+                folio.state.set(FolioState::Cached);
                 self.table.drop_copy(&guard, id, &self.backing);
                 folio.active.set(true);
-                let list = if e == SaveError::PoolFull { List::Full } else { List::Dense };
+                let list = if e == SaveError::PoolFull { LruList::Full } else { LruList::Dense };
                 folio.refused.set(list);
                 self.budget.note_refusal();
             }
         }
         // It rests in the swap cache until the caller has mapped it: whoever comes first may take
         // it from there.
-        folio.state.set(State::Cached);
+        folio.state.set(FolioState::Cached);
         folio.wanted.store(false, Relaxed);
         self.table.list_by_state(&guard, id);
         self.table.notify(&guard);
-        Next::Home(Home { id, key, order })
+        SaveOutcome::Home(ReturningFolio { id, key, order })
     }
 
     /// The blocks whose bytes differ from their stored copy; `context.fingerprints` has the old
     /// ones before, the new after.
-    fn changed_blocks(&self, context: &mut Context, work: &Saving) -> BlockSet {
+    fn changed_blocks(&self, context: &mut CodecContext, work: &SavingFolio) -> BlockSet {
         let frame = self.mapper.frames().addr(work.frame) as *const u8;
         let block_bytes = self.table.block_order(work.order).bytes();
         let mut changed = BlockSet::EMPTY;
@@ -227,7 +227,7 @@ impl Saver<'_> {
     /// Notes the new objects of a folio whose save succeeded.
     fn accept(
         &self,
-        context: &Context,
+        context: &CodecContext,
         guard: &ShardGuard<'_>,
         id: FolioId,
         changed: &BlockSet,
@@ -238,7 +238,8 @@ impl Saver<'_> {
         let slots = self.table.slots(folio);
         let (count, saved) = (slots.len(), changed.count());
         for i in changed.iter() {
-            let new = Slot { handle: context.handles[i], fingerprint: context.fingerprints[i] };
+            let new =
+                BlockSlot { handle: context.handles[i], fingerprint: context.fingerprints[i] };
             let old = slots[i].replace(new);
             if had_copy {
                 self.backing.free(old.handle);
@@ -261,14 +262,14 @@ impl Saver<'_> {
 
     /// Somebody wants a folio that was being saved, or the store refused it: it goes home, if
     /// nobody has taken it meanwhile.
-    fn take_back(&self, areas: &Areas, home: &Home) {
-        let &Home { id, key, order } = home;
+    fn take_back(&self, areas: &Areas, home: &ReturningFolio) {
+        let &ReturningFolio { id, key, order } = home;
         // An area that has ended has nobody who waits.
         let Some(area) = areas.find_key(key) else { return };
         let mut guard = self.table.lock(key);
         let mut mapped = 0;
         if self.table.is_still(&guard, id, key)
-            && self.table.get(&guard, id).state.get() == State::Cached
+            && self.table.get(&guard, id).state.get() == FolioState::Cached
         {
             mapped = Residency(self.0).map_in(&mut guard, area.addr_of(key), id).pages;
         }

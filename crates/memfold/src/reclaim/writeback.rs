@@ -14,11 +14,11 @@
 //!
 //! The writer takes shard locks only. Whoever waits for it may hold `areas` for reading and a
 //! context, but no shard.
-use crate::backing::Slot;
-use crate::backing::contexts::Context;
-use crate::folio::State;
+use crate::backing::BlockSlot;
+use crate::backing::contexts::CodecContext;
+use crate::folio::FolioState;
 use crate::folio::index::{FolioId, ShardGuard};
-use crate::folio::lru::List;
+use crate::folio::lru::LruList;
 use crate::parts::bytes;
 use crate::parts::walk;
 use crate::residency::Residency;
@@ -47,7 +47,7 @@ const PACK_TRIES: usize = 4096;
 const COMPACT_BYTES: u64 = 1 << 20;
 
 /// A folio that its caller is saving, whose bytes the store has refused.
-pub(crate) struct Refused {
+pub(crate) struct RefusedFolio {
     pub id: FolioId,
     pub key: u64,
     pub order: Order,
@@ -57,7 +57,7 @@ pub(crate) struct Refused {
 
 /// What became of a refused folio.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum WriteOutcome {
     /// It is being written, or its pieces wait to be.
     Leaving,
     /// Somebody wants it, or it can't be written: the caller takes it back. It still is `Saving`.
@@ -65,11 +65,11 @@ pub(crate) enum Fate {
 }
 
 /// One packed object on its way.
-struct Item {
+struct PackedItem {
     /// First page of the block.
     key: u64,
     /// Its copy in the pool.
-    slot: Slot,
+    slot: BlockSlot,
     order: Order,
     place: Place,
     fields: u32,
@@ -77,23 +77,23 @@ struct Item {
 }
 
 /// One run of packed objects on its way.
-pub(crate) struct Run {
+pub(crate) struct PackedRun {
     pub buffer: usize,
     pub slot: u64,
     pub pages: usize,
-    items: Vec<Item>,
+    items: Vec<PackedItem>,
 }
 
 /// A folio of which not all went into a run.
-pub(crate) struct Left {
+pub(crate) struct UnpackedFolio {
     id: FolioId,
     key: u64,
-    why: Why,
+    why: LeftReason,
 }
 
 /// Why it didn't.
 #[derive(Copy, Clone, PartialEq, Eq)]
-enum Why {
+enum LeftReason {
     /// The run is full: the next one begins with what is left.
     Full,
     /// No run that could be had is as long as one of its blocks: its turn comes again after all
@@ -122,11 +122,11 @@ impl Writeback<'_> {
 
     /// Writes a folio that the store has refused to the swap file. `context.fingerprints` has those
     /// of its blocks.
-    pub(crate) fn write_out(&self, context: &Context, refused: &Refused) -> Fate {
+    pub(crate) fn write_out(&self, context: &CodecContext, refused: &RefusedFolio) -> WriteOutcome {
         let Some(swap) = self.backing.swap().filter(|swap| swap.accepts()) else {
-            return Fate::Stays;
+            return WriteOutcome::Stays;
         };
-        let &Refused { id, key, order, frame } = refused;
+        let &RefusedFolio { id, key, order, frame } = refused;
         let slot = if order <= swap.largest() { swap.take(order) } else { None };
         let Some(slot) = slot else { return self.halve(id, key, order) };
         let buffer = swap.write_buffer(true).expect("it waits");
@@ -142,44 +142,44 @@ impl Writeback<'_> {
         if folio.wanted.load(Relaxed) {
             swap.put(slot, order.pages());
             swap.give_buffer(buffer);
-            return Fate::Stays;
+            return WriteOutcome::Stays;
         }
         self.table.drop_copy(&guard, id, &self.backing);
         for (slot, &fingerprint) in self.table.slots(folio).iter().zip(&context.fingerprints) {
-            slot.set(Slot { fingerprint, ..slot.get() });
+            slot.set(BlockSlot { fingerprint, ..slot.get() });
         }
         let ticket = swap.outbox.ticket();
         folio.writing.set(ticket);
-        folio.state.set(State::Cached);
+        folio.state.set(FolioState::Cached);
         self.table.notify(&guard);
         drop(guard);
         if !swap.outbox.submit(RawWrite { id, key, order, ticket, buffer, slot }) {
             self.write_pending(false);
         }
-        Fate::Leaving
+        WriteOutcome::Leaving
     }
 
     /// No run of this order can be had: two halves are tried later (S3).
-    fn halve(&self, id: FolioId, key: u64, order: Order) -> Fate {
+    fn halve(&self, id: FolioId, key: u64, order: Order) -> WriteOutcome {
         if let Some(swap) = self.backing.swap()
             && (order == Order::PAGE || order <= swap.largest() && !swap.has_room())
         {
             swap.note_full();
-            return Fate::Stays;
+            return WriteOutcome::Stays;
         }
         let mut guard = self.table.lock(key);
         let folio = self.table.get(&guard, id);
         if folio.wanted.load(Relaxed) {
-            return Fate::Stays;
+            return WriteOutcome::Stays;
         }
         stats::add(&self.stats.swpout_fallback[order.get() as usize], 1);
-        folio.state.set(State::Cached);
+        folio.state.set(FolioState::Cached);
         self.table.drop_copy(&guard, id, &self.backing);
         self.table.split(&mut guard, id, &self.backing);
         self.table.list_by_state(&guard, id);
         self.table.notify(&guard);
         self.requests.reclaim();
-        Fate::Leaving
+        WriteOutcome::Leaving
     }
 
     /// Ends a raw write: the folio leaves memory if it was not touched meanwhile.
@@ -211,7 +211,7 @@ impl Writeback<'_> {
     /// Enters the blocks of a folio that was written whole to the run at `slot`.
     fn note_written(&self, swap: &Swap, guard: &ShardGuard<'_>, id: FolioId, slot: u64) {
         let folio = self.table.get(guard, id);
-        debug_assert!(folio.state.get() == State::Cached && !folio.has_copy.get());
+        debug_assert!(folio.state.get() == FolioState::Cached && !folio.has_copy.get());
         let block = self.table.block_order(folio.order());
         for (i, to) in self.table.slots(folio).iter().enumerate() {
             let place = Place {
@@ -221,7 +221,7 @@ impl Writeback<'_> {
                 raw: true,
             };
             swap.enter(place);
-            to.set(Slot { handle: place.handle(), ..to.get() });
+            to.set(BlockSlot { handle: place.handle(), ..to.get() });
         }
         folio.has_copy.set(true);
         self.table.tally().copy(folio.pages());
@@ -254,7 +254,7 @@ impl Writeback<'_> {
     /// Copies, seals and writes the coldest blocks of the pool, one round. Returns pool bytes that
     /// became free, as payload.
     pub(crate) fn pack_round(&self, swap: &Swap) -> u64 {
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<PackedRun> = Vec::new();
         let mut left = Vec::new();
         while runs.len() < PACK_RUNS
             && let Some(run) = self.pack_run(swap, &mut left)
@@ -276,30 +276,33 @@ impl Writeback<'_> {
     }
 
     /// Lists again what is left of the folios of a round.
-    fn list_left(&self, left: &[Left]) {
-        for &Left { id, key, why } in left {
+    fn list_left(&self, left: &[UnpackedFolio]) {
+        for &UnpackedFolio { id, key, why } in left {
             let guard = self.table.lock(key);
             if self.table.find(&guard, key) == Some(id)
-                && self.table.get(&guard, id).state.get() == State::Stored
+                && self.table.get(&guard, id).state.get() == FolioState::Stored
             {
                 let folio = self.table.get(&guard, id);
                 match why {
-                    Why::Full => self.table.lists().push_tail(
+                    LeftReason::Full => self.table.lists().push_tail(
                         id,
                         folio.key(),
                         folio.order().get(),
-                        List::Folded,
+                        LruList::Folded,
                     ),
-                    Why::TooLong => {
-                        self.table.lists().push(id, folio.key(), folio.order().get(), List::Folded)
-                    }
+                    LeftReason::TooLong => self.table.lists().push(
+                        id,
+                        folio.key(),
+                        folio.order().get(),
+                        LruList::Folded,
+                    ),
                 }
             }
         }
     }
 
     /// Fills one buffer with packed objects. `None`: no buffer, no slots, or nothing to write.
-    pub(crate) fn pack_run(&self, swap: &Swap, left: &mut Vec<Left>) -> Option<Run> {
+    pub(crate) fn pack_run(&self, swap: &Swap, left: &mut Vec<UnpackedFolio>) -> Option<PackedRun> {
         let buffer = swap.write_buffer(false)?;
         let orders = PACK_ORDERS.rev().filter_map(Order::new).filter(|o| *o <= swap.largest());
         let Some((order, slot)) = orders.filter_map(|o| swap.take(o).map(|slot| (o, slot))).next()
@@ -333,16 +336,21 @@ impl Writeback<'_> {
         if pages < order.pages() {
             swap.put(slot + pages as u64, order.pages() - pages);
         }
-        Some(Run { buffer, slot, pages, items })
+        Some(PackedRun { buffer, slot, pages, items })
     }
 
     /// Copies the payloads of the coldest folios to `room`, which goes to the run at `slot`. Folios
     /// whose blocks have not all found room are added to `left`.
-    fn pack_items(&self, slot: u64, room: &mut [u8], left: &mut Vec<Left>) -> Vec<Item> {
+    fn pack_items(
+        &self,
+        slot: u64,
+        room: &mut [u8],
+        left: &mut Vec<UnpackedFolio>,
+    ) -> Vec<PackedItem> {
         let mut items = Vec::new();
         let mut used = 0;
         for _ in 0..PACK_TRIES {
-            let Some((id, key)) = self.table.lists().isolate(List::Folded) else { break };
+            let Some((id, key)) = self.table.lists().isolate(LruList::Folded) else { break };
             let guard = self.table.lock(key);
             let is_still =
                 self.table.find(&guard, key) == Some(id) && self.table.get(&guard, id).key() == key;
@@ -351,13 +359,13 @@ impl Writeback<'_> {
             }
             let folio = self.table.get(&guard, id);
             self.table.lists().detach(id);
-            if folio.state.get() != State::Stored {
+            if folio.state.get() != FolioState::Stored {
                 self.table.list_by_state(&guard, id);
                 continue;
             }
             if let Err(why) = self.pack_folio(&guard, id, slot, room, &mut used, &mut items) {
-                left.push(Left { id, key, why });
-                if why == Why::Full {
+                left.push(UnpackedFolio { id, key, why });
+                if why == LeftReason::Full {
                     break;
                 }
             }
@@ -373,8 +381,8 @@ impl Writeback<'_> {
         run: u64,
         room: &mut [u8],
         used: &mut usize,
-        items: &mut Vec<Item>,
-    ) -> Result<(), Why> {
+        items: &mut Vec<PackedItem>,
+    ) -> Result<(), LeftReason> {
         let folio = self.table.get(guard, id);
         let (key, order) = (folio.key(), self.table.block_order(folio.order()));
         let mut found = Ok(());
@@ -383,9 +391,9 @@ impl Writeback<'_> {
             let len = (HEAD_BYTES + payload.len).next_multiple_of(UNIT_BYTES);
             if *used + len > room.len() {
                 if *used > 0 {
-                    return Err(Why::Full);
+                    return Err(LeftReason::Full);
                 }
-                found = Err(Why::TooLong);
+                found = Err(LeftReason::TooLong);
                 continue;
             }
             let to = &mut room[*used + HEAD_BYTES..*used + len];
@@ -399,7 +407,7 @@ impl Writeback<'_> {
                 raw: false,
             };
             let key = key + (i * order.pages()) as u64;
-            items.push(Item {
+            items.push(PackedItem {
                 key,
                 slot,
                 order,
@@ -413,7 +421,12 @@ impl Writeback<'_> {
     }
 
     /// Ends the write of a run: blocks that are still what was copied are in the file from now on.
-    pub(crate) fn end_packed(&self, swap: &Swap, run: &Run, result: Result<(), Errno>) -> u64 {
+    pub(crate) fn end_packed(
+        &self,
+        swap: &Swap,
+        run: &PackedRun,
+        result: Result<(), Errno>,
+    ) -> u64 {
         swap.give_buffer(run.buffer);
         if let Err(errno) = result {
             stats::add(&self.stats.swap_write_failed, 1);
@@ -424,11 +437,11 @@ impl Writeback<'_> {
             let guard = self.table.lock(item.key);
             let Some(id) = self.table.find(&guard, item.key) else { continue };
             let folio = self.table.get(&guard, id);
-            if folio.state.get() != State::Stored {
+            if folio.state.get() != FolioState::Stored {
                 continue;
             }
             if result.is_err() {
-                self.table.lists().push(id, folio.key(), folio.order().get(), List::Folded);
+                self.table.lists().push(id, folio.key(), folio.order().get(), LruList::Folded);
                 continue;
             }
             let number = (item.key - folio.key()) as usize / item.order.pages();
@@ -439,7 +452,7 @@ impl Writeback<'_> {
                 continue;
             };
             swap.enter(item.place);
-            slot.set(Slot { handle: item.place.handle(), ..item.slot });
+            slot.set(BlockSlot { handle: item.place.handle(), ..item.slot });
             self.backing.store().free(item.slot.handle);
             freed += item.len as u64;
             let pages = item.order.pages() as u64;

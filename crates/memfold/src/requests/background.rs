@@ -6,7 +6,7 @@ const WINDOWS: usize = 16;
 
 /// A window to load ahead.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct LoadWindow {
     /// A page of it, as a key.
     pub key: u64,
     /// Its order, at most.
@@ -15,14 +15,14 @@ pub struct Window {
 
 /// Requests to the background threads.
 #[derive(Default)]
-pub struct Queue {
-    inner: Mutex<Inner>,
+pub struct RequestQueue {
+    inner: Mutex<QueueState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Inner {
-    windows: [Option<Window>; WINDOWS],
+struct QueueState {
+    windows: [Option<LoadWindow>; WINDOWS],
     head: usize,
     count: usize,
     save: bool,
@@ -31,23 +31,23 @@ struct Inner {
 
 /// One request.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Request {
+pub enum BackgroundRequest {
     /// Load this window into the swap cache.
-    Load(Window),
+    Load(LoadWindow),
     /// Dirty folios or memory past the target: reclaim until neither is there.
     Reclaim,
     /// End the thread.
     Stop,
 }
 
-impl Queue {
+impl RequestQueue {
     /// No requests.
-    pub fn new() -> Queue {
-        Queue::default()
+    pub fn new() -> RequestQueue {
+        RequestQueue::default()
     }
 
     /// Asks for a window. Dropped if too many wait: read-ahead is never owed.
-    pub fn load(&self, window: Window) {
+    pub fn load(&self, window: LoadWindow) {
         let mut inner = self.inner.lock();
         let waiting =
             (0..inner.count).any(|i| inner.windows[(inner.head + i) % WINDOWS] == Some(window));
@@ -68,18 +68,18 @@ impl Queue {
         }
     }
 
-    /// Asks for reclaim on behalf of a background thread that calls [`Queue::next`] at once: nobody
+    /// Asks for reclaim on behalf of a background thread that calls [`RequestQueue::next`] at once: nobody
     /// else is woken for it.
     pub fn go_on(&self) {
         self.inner.lock().save = true;
     }
 
-    /// Nobody asks or is answered until [`Queue::unfreeze`]: for a fork.
+    /// Nobody asks or is answered until [`RequestQueue::unfreeze`]: for a fork.
     pub fn freeze(&self) {
         core::mem::forget(self.inner.lock());
     }
 
-    /// Ends [`Queue::freeze`].
+    /// Ends [`RequestQueue::freeze`].
     ///
     /// # Safety
     /// - `freeze` has returned, in this process or in the parent that it is a copy of, and this is
@@ -95,7 +95,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Takes back [`Queue::stop`]: they are about to be started again.
+    /// Takes back [`RequestQueue::stop`]: they are about to be started again.
     pub fn resume(&self) {
         self.inner.lock().stop = false;
     }
@@ -111,7 +111,7 @@ impl Queue {
         self.inner.lock().save
     }
 
-    fn pop(inner: &mut Inner) -> Option<Window> {
+    fn pop(inner: &mut QueueState) -> Option<LoadWindow> {
         if inner.count == 0 {
             return None;
         }
@@ -122,18 +122,18 @@ impl Queue {
     }
 
     /// Sleeps until there is a request. Windows come first: somebody is about to need them.
-    pub fn next(&self) -> Request {
+    pub fn next(&self) -> BackgroundRequest {
         let mut inner = self.inner.lock();
         loop {
             if inner.stop {
-                return Request::Stop;
+                return BackgroundRequest::Stop;
             }
             if let Some(window) = Self::pop(&mut inner) {
-                return Request::Load(window);
+                return BackgroundRequest::Load(window);
             }
             if inner.save {
                 inner.save = false;
-                return Request::Reclaim;
+                return BackgroundRequest::Reclaim;
             }
             inner = self.changed.wait(inner);
         }
@@ -146,16 +146,16 @@ mod tests {
 
     #[test]
     fn windows_come_before_reclaim_and_are_not_doubled() {
-        let queue = Queue::new();
-        let window = Window { key: 512, order: Order::MAX };
+        let queue = RequestQueue::new();
+        let window = LoadWindow { key: 512, order: Order::MAX };
         queue.reclaim();
         queue.load(window);
         queue.load(window);
-        assert_eq!(queue.next(), Request::Load(window));
-        assert_eq!(queue.next(), Request::Reclaim);
+        assert_eq!(queue.next(), BackgroundRequest::Load(window));
+        assert_eq!(queue.next(), BackgroundRequest::Reclaim);
         queue.go_on();
-        assert_eq!(queue.next(), Request::Reclaim);
+        assert_eq!(queue.next(), BackgroundRequest::Reclaim);
         queue.stop();
-        assert_eq!(queue.next(), Request::Stop);
+        assert_eq!(queue.next(), BackgroundRequest::Stop);
     }
 }

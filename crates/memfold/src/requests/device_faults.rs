@@ -19,28 +19,28 @@ pub type Asked = (usize, bool);
 
 /// Faults to be served by who may sleep.
 #[derive(Default)]
-pub struct Reads {
+pub struct DeviceFaults {
     /// There are threads that read. Set before any fault.
     served: AtomicBool,
-    inner: Mutex<Inner>,
+    inner: Mutex<WaitingFaults>,
     changed: Condvar,
 }
 
-struct Inner {
+struct WaitingFaults {
     faults: [Asked; WAITING],
     head: usize,
     count: usize,
     stop: bool,
 }
 
-impl Default for Inner {
-    fn default() -> Inner {
-        Inner { faults: [(0, false); WAITING], head: 0, count: 0, stop: false }
+impl Default for WaitingFaults {
+    fn default() -> WaitingFaults {
+        WaitingFaults { faults: [(0, false); WAITING], head: 0, count: 0, stop: false }
     }
 }
 
-impl Reads {
-    /// Says that threads call [`Reads::next`].
+impl DeviceFaults {
+    /// Says that threads call [`DeviceFaults::next`].
     pub fn set_served(&self) {
         self.served.store(true, Relaxed);
     }
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_page_is_asked_for_once_and_nothing_is_dropped() {
-        let reads = Reads::default();
+        let reads = DeviceFaults::default();
         assert!(!reads.ask(4096, false), "nobody reads");
         reads.set_served();
         assert!((0..WAITING).all(|n| reads.ask(n * PAGE_SIZE + 5, false)));

@@ -3,18 +3,18 @@
 use memfold_sys::sync::{ReadGuard, RwLock};
 
 /// See the module.
-pub struct Gates {
+pub struct PauseGates {
     background: RwLock<()>,
     writing: RwLock<()>,
 }
 
-impl Default for Gates {
-    fn default() -> Gates {
-        Gates { background: RwLock::new(()), writing: RwLock::new(()) }
+impl Default for PauseGates {
+    fn default() -> PauseGates {
+        PauseGates { background: RwLock::new(()), writing: RwLock::new(()) }
     }
 }
 
-impl Gates {
+impl PauseGates {
     /// Permission to do background work; waits while the gate is closed.
     pub fn background(&self) -> ReadGuard<'_, ()> {
         self.background.read()
@@ -26,13 +26,13 @@ impl Gates {
         self.writing.read()
     }
 
-    /// Waits until nobody writes, and keeps it so until [`Gates::open_writing`]. After
-    /// [`Gates::close`], and when no fault is served either: nobody waits for a write any more.
+    /// Waits until nobody writes, and keeps it so until [`PauseGates::open_writing`]. After
+    /// [`PauseGates::close`], and when no fault is served either: nobody waits for a write any more.
     pub fn close_writing(&self) {
         core::mem::forget(self.writing.write());
     }
 
-    /// Ends [`Gates::close_writing`].
+    /// Ends [`PauseGates::close_writing`].
     ///
     /// # Safety
     /// - `close_writing` has returned, in this process or in the parent that it is a copy of, and
@@ -42,13 +42,13 @@ impl Gates {
         unsafe { self.writing.unlock_write() };
     }
 
-    /// Waits until nobody works in the background, and keeps it so until [`Gates::open`]. The caller is no engine
+    /// Waits until nobody works in the background, and keeps it so until [`PauseGates::open`]. The caller is no engine
     /// thread, and must not touch anything that is folded.
     pub fn close(&self) {
         core::mem::forget(self.background.write());
     }
 
-    /// Ends [`Gates::close`].
+    /// Ends [`PauseGates::close`].
     ///
     /// # Safety
     /// - `close` has returned, in this process or in the parent that it is a copy of, and this is

@@ -2,8 +2,8 @@
 use crate::area::{Area, Areas};
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::loading::LoadingFolio;
-use crate::folio::{Folio, State, Touch};
-use crate::memory::mapper::Span;
+use crate::folio::{Folio, FolioState, TouchKind};
+use crate::memory::mapper::StepSize;
 use crate::parts::bytes;
 use crate::residency::Residency;
 use crate::stats;
@@ -15,15 +15,15 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 
 /// What a load knows of the fault that it is for.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Access {
+pub(crate) struct FaultAccess {
     /// How it was asked for.
-    pub touch: Touch,
+    pub touch: TouchKind,
     /// It was a write.
     pub write: bool,
 }
 
 /// How far a copy got.
-struct Copied {
+struct CopyProgress {
     /// Pages that are there now and were not before.
     pages: u64,
     /// Which (`Folio::here`).
@@ -48,7 +48,7 @@ impl Residency<'_> {
         let load = self.table.begin_load(&guard, id);
         drop(guard);
         let keys = load.keys();
-        let access = Access { touch: Touch::UNKNOWN, write: true };
+        let access = FaultAccess { touch: TouchKind::UNKNOWN, write: true };
         let copied = self.copy_in(areas, area, load, keys.clone(), access);
         assert!(copied.is_ok(), "what is partial stays so, or becomes whole");
         self.table.lock(keys.start)
@@ -65,7 +65,7 @@ impl Residency<'_> {
         area: &Area,
         load: LoadingFolio,
         keys: Range<u64>,
-        access: Access,
+        access: FaultAccess,
     ) -> Result<bool, LoadingFolio> {
         let (start, order, slot) = (load.key(), load.order(), load.first_slot());
         let mut context = self.backing.context();
@@ -97,7 +97,7 @@ impl Residency<'_> {
         self.table.tally().load(copied.pages);
         let is_whole = here == folio.bits(start..folio.end());
         folio.here.set(if is_whole { 0 } else { here });
-        folio.state.set(if is_whole { State::Resident } else { State::Partial });
+        folio.state.set(if is_whole { FolioState::Resident } else { FolioState::Partial });
         folio.wanted.store(false, Relaxed);
         self.table.list_by_state(&guard, id);
         if is_whole {
@@ -125,15 +125,15 @@ impl Residency<'_> {
         folio: &Folio,
         keys: Range<u64>,
         from: *const u8,
-        access: Access,
-    ) -> Copied {
+        access: FaultAccess,
+    ) -> CopyProgress {
         let protect = self.mapper.drops_clean()
             && !access.write
-            && access.touch != Touch::STREAM
+            && access.touch != TouchKind::STREAM
             && !areas.is_pinned(keys.start, keys.end);
-        let mut copied = Copied { pages: 0, bits: 0, clean: protect, all: false };
+        let mut copied = CopyProgress { pages: 0, bits: 0, clean: protect, all: false };
         let mut at = keys.start;
-        let mut span = Span::new(bytes((keys.end - at) as usize));
+        let mut span = StepSize::new(bytes((keys.end - at) as usize));
         while at < keys.end {
             let away = |key: &u64| folio.here.get() & folio.bits(*key..key + 1) == 0;
             let Some(first) = (at..keys.end).find(away) else { break };

@@ -3,11 +3,11 @@ pub mod copy_in;
 
 use crate::area::Area;
 use crate::folio::index::{FolioId, ShardGuard};
-use crate::folio::lru::List;
-use crate::folio::{State, Touch};
+use crate::folio::lru::LruList;
+use crate::folio::{FolioState, TouchKind};
 use crate::limits::Limits;
-use crate::memory::frames::{Frame, Kind};
-use crate::memory::mapper::{Done, Stop};
+use crate::memory::frames::{Frame, FrameKind};
+use crate::memory::mapper::{MapProgress, MapStop};
 use crate::parts::{bytes, walk};
 use crate::policy::workingset;
 use crate::stats;
@@ -34,22 +34,34 @@ impl Residency<'_> {
     /// Maps a folio that is in the swap cache (`Cached`, or its caller's `Loading` or `Saving`): it
     /// becomes `Resident`. If the kernel stops half-way, the folio is split: what is mapped is
     /// `Resident`, the rest `Cached`.
-    pub(crate) fn map_in(&self, guard: &mut ShardGuard<'_>, home: usize, id: FolioId) -> Done {
+    pub(crate) fn map_in(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        home: usize,
+        id: FolioId,
+    ) -> MapProgress {
         let folio = self.table.get(guard, id);
         let (frame, order) = (folio.frame.get(), folio.order());
         folio.wanted.store(false, Relaxed);
-        folio.state.set(State::Cached);
+        folio.state.set(FolioState::Cached);
         folio.writing.set(0);
         let done = self.mapper.carry_in(home, frame, order, self.table.tally());
         if done.stop.is_none() {
-            folio.state.set(State::Resident);
+            folio.state.set(FolioState::Resident);
             folio.untouched.set(false);
             self.table.list_by_state(guard, id);
             self.keep_clean_budget(guard, id);
         } else {
             self.table.lists().detach(id);
             self.table.split_at(guard, id, done.pages, &self.backing);
-            self.settle_pieces(guard, id, done.pages, order, State::Resident, State::Cached);
+            self.settle_pieces(
+                guard,
+                id,
+                done.pages,
+                order,
+                FolioState::Resident,
+                FolioState::Cached,
+            );
             // Others may wait in the kernel for this folio: they fault again.
             self.mapper.space().wake(home, order.bytes());
         }
@@ -65,8 +77,8 @@ impl Residency<'_> {
         id: FolioId,
         at: usize,
         order: Order,
-        before: State,
-        after: State,
+        before: FolioState,
+        after: FolioState,
     ) {
         let start = self.table.get(guard, id).key();
         let mut key = start;
@@ -74,9 +86,9 @@ impl Residency<'_> {
             let piece = self.table.find(guard, key).expect("a split folio covers what it covered");
             let folio = self.table.get(guard, piece);
             folio.state.set(if key < start + at as u64 { before } else { after });
-            folio.untouched.set(folio.untouched.get() && folio.state.get() == State::Cached);
-            if folio.state.get() != State::Resident {
-                folio.refused.set(List::None);
+            folio.untouched.set(folio.untouched.get() && folio.state.get() == FolioState::Cached);
+            if folio.state.get() != FolioState::Resident {
+                folio.refused.set(LruList::None);
             }
             key += folio.pages();
             self.table.list_by_state(guard, piece);
@@ -127,7 +139,7 @@ impl Residency<'_> {
         home: usize,
         id: FolioId,
         frame: Frame,
-    ) -> Done {
+    ) -> MapProgress {
         let folio = self.table.get(guard, id);
         let order = folio.order();
         folio.clean_in.set(0);
@@ -138,9 +150,9 @@ impl Residency<'_> {
         ));
         folio.frame.set(frame);
         if done.stop.is_none() {
-            folio.state.set(State::Cached);
+            folio.state.set(FolioState::Cached);
             folio.active.set(false);
-            folio.refused.set(List::None);
+            folio.refused.set(LruList::None);
             let needs_saving = !folio.has_copy.get();
             self.table.list_by_state(guard, id);
             if needs_saving {
@@ -149,19 +161,19 @@ impl Residency<'_> {
             return done;
         }
         folio.active.set(true);
-        folio.refused.set(List::None);
+        folio.refused.set(LruList::None);
         let start = folio.key();
         self.table.lists().detach(id);
         self.table.split_at(guard, id, done.pages, &self.backing);
-        if done.stop == Some(Stop::Busy) {
+        if done.stop == Some(MapStop::Busy) {
             self.refuse(guard, start + done.pages as u64);
         }
-        self.settle_pieces(guard, id, done.pages, order, State::Cached, State::Resident);
+        self.settle_pieces(guard, id, done.pages, order, FolioState::Cached, FolioState::Resident);
         for page in done.pages..order.pages() {
             self.mapper.frames().give(
                 frame + page as u32,
                 Order::PAGE,
-                if self.mapper.has_move() { Kind::Empty } else { Kind::Full },
+                if self.mapper.has_move() { FrameKind::Empty } else { FrameKind::Full },
             );
         }
         done
@@ -181,7 +193,7 @@ impl Residency<'_> {
             // Soon to be had.
             return;
         }
-        let list = if is_shared { List::Shared } else { List::Pinned };
+        let list = if is_shared { LruList::Shared } else { LruList::Pinned };
         self.table.get(guard, id).refused.set(list);
         self.budget.note_refusal();
     }
@@ -190,7 +202,7 @@ impl Residency<'_> {
     /// Single pages wait until there are some: a thread to wake for each costs more than
     /// compressing it.
     pub(crate) fn ask_to_save(&self, order: Order) {
-        let dirty = self.table.lists().pages(List::Dirty);
+        let dirty = self.table.lists().pages(LruList::Dirty);
         if order >= self.config.block_order
             || dirty >= DIRTY_BATCH.min(Limits(self.0).target() / WAIT_SHARE)
         {
@@ -204,7 +216,8 @@ impl Residency<'_> {
         if Limits(self.0).may_retry() {
             // The lists take turns.
             let first = self.budget.next_retry() as usize;
-            let mut lists = (first..first + List::REFUSED.len()).map(|n| List::REFUSED[n % 4]);
+            let mut lists =
+                (first..first + LruList::REFUSED.len()).map(|n| LruList::REFUSED[n % 4]);
             if let Some(found) = lists.find_map(|list| self.table.lists().isolate(list)) {
                 return Some(found);
             }
@@ -212,8 +225,8 @@ impl Residency<'_> {
         self.table.lists().rebalance();
         self.table
             .lists()
-            .isolate(List::Inactive)
-            .or_else(|| self.table.lists().isolate(List::Active))
+            .isolate(LruList::Inactive)
+            .or_else(|| self.table.lists().isolate(LruList::Active))
     }
 
     /// A folio in the swap cache whose stored copy is true leaves memory: it becomes `Stored`, its
@@ -222,11 +235,11 @@ impl Residency<'_> {
         let folio = self.table.get(guard, id);
         assert!(folio.has_copy.get(), "a folio without a copy can't leave memory");
         let pages = folio.pages();
-        folio.state.set(State::Stored);
+        folio.state.set(FolioState::Stored);
         folio.untouched.set(false);
         let folded = self.table.tally().fold(pages);
         stats::raise(&self.stats.peak_folded_bytes, folded << PAGE_SHIFT);
-        self.mapper.frames().give(folio.frame.get(), folio.order(), Kind::Full);
+        self.mapper.frames().give(folio.frame.get(), folio.order(), FrameKind::Full);
         self.table.list_by_state(guard, id);
         self.table.notify(guard);
     }
@@ -237,11 +250,11 @@ impl Residency<'_> {
         &self,
         guard: &ShardGuard<'_>,
         id: FolioId,
-        touch: Touch,
+        touch: TouchKind,
         from_file: bool,
     ) {
         let folio = self.table.get(guard, id);
-        folio.touch.set(folio.touch.get().then(if from_file { Touch::UNKNOWN } else { touch }));
+        folio.touch.set(folio.touch.get().then(if from_file { TouchKind::UNKNOWN } else { touch }));
         let pages = folio.pages();
         let distance = workingset::distance(self.table.tally().clock(), folio.age.get());
         stats::add(&self.stats.workingset_refault, pages);

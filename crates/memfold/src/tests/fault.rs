@@ -1,9 +1,9 @@
 //! Where a fault looks, and where a page comes from while the engine is at rest.
 use crate::config::{Config, Delivery, WORKABLE_MIN_BYTES};
-use crate::fault::{Fault, Served};
-use crate::folio::Touch;
-use crate::memory::frames::Kind;
-use crate::pager::{Pager, Parts, StatsPlace};
+use crate::fault::{FaultOutcome, PageFault};
+use crate::folio::TouchKind;
+use crate::memory::frames::FrameKind;
+use crate::pager::{Pager, PagerParts, StatsPlace};
 use crate::reclaim::Reclaim;
 use crate::reclaim::block_size::BlockSize;
 use core::ops::Range;
@@ -53,7 +53,7 @@ impl Engine {
     /// With an area of so many pages.
     pub fn with(config: Config, pages: usize) -> Engine {
         let (space, disk) = (FakeSpace::new(pages), MemoryDisk::default());
-        let parts = Parts {
+        let parts = PagerParts {
             space: Box::new(space.clone()),
             has_move: true,
             reports_limit: false,
@@ -85,8 +85,8 @@ impl Engine {
     pub fn write(&self, number: usize, write: impl Fn(&mut [u8])) {
         let addr = self.page(number);
         while let Err(ticket) = self.space.write(addr, &write) {
-            let fault = Fault { addr, write: true, protected: ticket.protected };
-            assert_eq!(self.pager.faults().fault(fault), Served::Yes);
+            let fault = PageFault { addr, write: true, protected: ticket.protected };
+            assert_eq!(self.pager.faults().fault(fault), FaultOutcome::Yes);
             self.space.leave(ticket);
         }
     }
@@ -124,9 +124,11 @@ impl Engine {
         let nothing = || self.pager.0.table.looked()[1];
         let (before, events, reads) =
             (nothing(), self.pager.0.backing.store().stats().events, self.disk.reads());
-        let served =
-            self.pager.faults().fault(Fault { addr: self.page(number), ..Fault::default() });
-        assert!(served == Served::Yes && self.space.is_present(self.page(number)));
+        let served = self
+            .pager
+            .faults()
+            .fault(PageFault { addr: self.page(number), ..PageFault::default() });
+        assert!(served == FaultOutcome::Yes && self.space.is_present(self.page(number)));
         let now = self.pager.0.backing.store().stats().events;
         Looked {
             nothing: nothing() - before,
@@ -165,8 +167,8 @@ fn c5_a_fault_looks_nowhere_but_where_its_page_is() {
     // Outside all areas nothing is looked up at all.
     let before = engine.pager.0.table.looked()[0];
     assert_eq!(
-        engine.pager.faults().fault(Fault { addr: PAGE_SIZE, ..Fault::default() }),
-        Served::NotManaged
+        engine.pager.faults().fault(PageFault { addr: PAGE_SIZE, ..PageFault::default() }),
+        FaultOutcome::NotManaged
     );
     assert_eq!(engine.pager.0.table.looked()[0], before);
     // Every fault went one way.
@@ -237,7 +239,7 @@ fn c1_what_a_load_takes_past_the_bound_is_asked_back_without_another_fault() {
     // Other loads have taken all there is.
     let mut taken = Vec::new();
     while pager.limits().physical() + block.pages() as u64 <= pager.limits().target() {
-        let frame = pager.0.mapper.frames().take(block, Kind::Empty).unwrap();
+        let frame = pager.0.mapper.frames().take(block, FrameKind::Empty).unwrap();
         pager.0.mapper.frames().populate(&engine.space, frame, block).unwrap();
         taken.push(frame);
     }
@@ -246,7 +248,7 @@ fn c1_what_a_load_takes_past_the_bound_is_asked_back_without_another_fault() {
         pager.limits().physical() > pager.limits().target() && pager.0.requests.is_reclaim_due()
     );
     for frame in taken {
-        pager.0.mapper.frames().give(frame, block, Kind::Full);
+        pager.0.mapper.frames().give(frame, block, FrameKind::Full);
     }
     assert!(pager.work());
     assert!(pager.limits().physical() <= pager.limits().target());
@@ -258,7 +260,7 @@ fn blocks_are_cut_only_while_there_are_folios_left() {
     let engine = Engine::of_blocks();
     engine.fill(0..16, 3);
     let block = engine.pager.0.config.block_order;
-    let is_cut = || BlockSize(&engine.pager.0).is_to_be_cut(block, Touch::RANDOM, true);
+    let is_cut = || BlockSize(&engine.pager.0).is_to_be_cut(block, TouchKind::RANDOM, true);
     assert!(is_cut());
     engine.pager.0.table.crowd_at(engine.pager.0.table.count() + 1);
     assert!(is_cut());

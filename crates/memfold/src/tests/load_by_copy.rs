@@ -1,7 +1,7 @@
 //! Loads by copy, and the room that they make.
 use super::fault::Engine;
 use crate::config::{Config, Delivery};
-use crate::memory::frames::{Frame, Kind};
+use crate::memory::frames::{Frame, FrameKind};
 use memfold_sys::units::Order;
 use memfold_testkit::random::Random;
 
@@ -37,10 +37,10 @@ fn a_batch_of_free_pages_comes_back_after_others_have_taken_it() {
     for round in 0..20 {
         let frames = engine.pager.0.mapper.frames();
         let taken: Vec<Frame> =
-            std::iter::from_fn(|| frames.take(Order::PAGE, Kind::Full)).collect();
+            std::iter::from_fn(|| frames.take(Order::PAGE, FrameKind::Full)).collect();
         let most = most_free(&engine, &mut random, 400);
         assert!(most >= batch / 2, "round {round}: {most} pages at once, {batch} before");
-        taken.into_iter().for_each(|page| frames.give(page, Order::PAGE, Kind::Full));
+        taken.into_iter().for_each(|page| frames.give(page, Order::PAGE, FrameKind::Full));
     }
     engine.pager.check().unwrap();
 }

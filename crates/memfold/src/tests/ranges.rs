@@ -1,6 +1,6 @@
 //! What page out, cold and discard do to folios (S5).
 use super::fault::Engine;
-use crate::folio::lru::List;
+use crate::folio::lru::LruList;
 use crate::reclaim::Reclaim;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::Order;
@@ -54,7 +54,7 @@ fn s5_only_a_folio_that_the_range_cuts_is_split_first() {
         let addrs = engine.page(20)..engine.page(52);
         if cold {
             engine.pager.mappings().cool_at(addrs);
-            assert_eq!(engine.pager.0.table.lists().pages(List::Cooling), 0);
+            assert_eq!(engine.pager.0.table.lists().pages(LruList::Cooling), 0);
         } else {
             engine.pager.mappings().page_out_at(addrs);
             assert_eq!((saved(&engine), get(&engine.pager.0.stats.zswpout)), ([0, 0, 2, 1, 1], 32));
