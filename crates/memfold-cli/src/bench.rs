@@ -18,9 +18,9 @@ pub fn command() -> Command {
         .trailing_var_arg(true)
         .allow_hyphen_values(true)
         .value_parser(value_parser!(OsString))
-        .help("which, and its flags; `memfold bench --help` lists them");
+        .help("The benchmark and its flags; `memfold bench --help` lists them");
     Command::new("bench")
-        .about("Measures memfold against the kernel's own compressed swap")
+        .about("Compares memfold with the kernel's compressed swap")
         .disable_help_flag(true)
         .arg(rest)
 }
@@ -48,7 +48,7 @@ fn become_benchmarks(arguments: impl Iterator<Item = OsString>) -> Failure {
     let error = std::process::Command::new(&program).arg0("memfold bench").args(arguments).exec();
     let text = match error.kind() {
         ErrorKind::NotFound => {
-            "not built, or neither beside memfold nor in PATH: cargo build --release -p memfold-bench".to_string()
+            "it is neither beside memfold nor in PATH. Build it: cargo build --release -p memfold-bench".to_string()
         }
         _ => program::plain(&error).to_string(),
     };

@@ -38,13 +38,13 @@ impl Run {
 
     fn answer(&self, request: &str) -> Value {
         let Ok(request) = serde_json::from_str::<Value>(request) else {
-            return json!({"error": "no JSON"});
+            return json!({"error": "The request is not JSON."});
         };
         match request["do"].as_str() {
             Some("stat") => self.stat(),
             Some("set") => self.set(&request).unwrap_or_else(|why| json!({ "error": why })),
             _ => {
-                json!({"error": "this run is of another version of memfold, and does not know the request"})
+                json!({"error": "This run was started by another version of memfold, which does not know the request."})
             }
         }
     }
@@ -164,7 +164,7 @@ mod tests {
             (r#"{"do":"set","limit":"32M","resident":"x"}"#, "--resident"),
             (r#"{"do":"set","limit":"none"}"#, "give --limit"),
             (r#"{"do":"stop"}"#, "another version"),
-            ("nonsense", "no JSON"),
+            ("nonsense", "not JSON"),
         ] {
             let answer = run.answer(request);
             assert!(

@@ -22,14 +22,14 @@ const HELD_OUT: usize = 4;
 /// The command line of `dict`.
 pub fn command() -> Command {
     let train = Command::new("train")
-        .about("Makes a dictionary from files and writes it if it wins on a part of them that it wasn't made from")
+        .about("Makes a dictionary from a part of the files, and writes it if it compresses the rest better")
         .arg(
             Arg::new("out")
                 .long("out")
                 .value_name("FILE")
                 .required(true)
                 .value_parser(value_parser!(PathBuf))
-                .help("where to write the dictionary"),
+                .help("File to write the dictionary to"),
         )
         .arg(
             Arg::new("codec")
@@ -37,7 +37,7 @@ pub fn command() -> Command {
                 .value_name("NAME[:LEVEL]")
                 .default_value("zstd")
                 .value_parser(|text: &str| CodecSpec::parse(text))
-                .help("codec that it is for: lz4 or zstd"),
+                .help("Codec of the dictionary: lz4 or zstd"),
         )
         .arg(
             Arg::new("block")
@@ -45,7 +45,7 @@ pub fn command() -> Command {
                 .value_name("SIZE")
                 .default_value("4K")
                 .value_parser(block_order)
-                .help("unit of compression, 4K to 2M"),
+                .help("Unit of compression, 4K to 2M"),
         )
         .arg(
             Arg::new("input")
@@ -53,10 +53,10 @@ pub fn command() -> Command {
                 .required(true)
                 .num_args(1..)
                 .value_parser(value_parser!(PathBuf))
-                .help("files like the memory that is to be folded"),
+                .help("Files with data like that of the memory to be folded"),
         );
     Command::new("dict")
-        .about("Makes dictionaries for canned mode")
+        .about("Makes dictionaries for memfold run --canned FILE")
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(train)
@@ -76,7 +76,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let order: Order = *matches.get_one("block").expect("has a default");
     if !spec.takes_dictionaries() {
         return Err(Failure::own(format!(
-            "--codec: {spec} takes no dictionaries; give lz4 or zstd"
+            "--codec: {spec} has no dictionaries. Give lz4 or zstd."
         )));
     }
     let inputs: Vec<&PathBuf> = matches.get_many("input").expect("required").collect();
@@ -120,7 +120,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
         }
         None => {
             println!(
-                "not written: no dictionary wins by {}%",
+                "not written: no dictionary saves {}% or more",
                 memfold_store::CANNED_MARGIN_PERCENT
             );
             Ok(1)
@@ -137,7 +137,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
 pub fn check(canned: &mut Canned, codec: CodecSpec) -> Result<(), Failure> {
     if *canned != Canned::Off && !codec.takes_dictionaries() {
         return Err(Failure::own(format!(
-            "--canned: codec {codec} takes no dictionaries; use lz4 or zstd"
+            "--canned: codec {codec} has no dictionaries. Give --codec lz4 or zstd, or leave --canned out."
         )));
     }
     let Canned::File(path) = canned else { return Ok(()) };
@@ -150,11 +150,17 @@ pub fn check(canned: &mut Canned, codec: CodecSpec) -> Result<(), Failure> {
         .map_err(|e| fail(&program::plain(&e)))?;
     let dictionary = Dictionary::from_file(&bytes).map_err(|e| fail(&e))?;
     if codec.name() == "lz4" && dictionary.kind() != DictionaryKind::Raw {
-        return Err(fail(&"made by zstd's trainer; train one with --codec lz4"));
+        return Err(fail(
+            &"this dictionary is for zstd. Make one with `memfold dict train --codec lz4`.",
+        ));
     }
     match whole.to_str() {
         Some(text) if !text.contains([';', '\n']) => *path = text.to_string(),
-        _ => return Err(fail(&"can't be passed on under this name; rename it")),
+        _ => {
+            return Err(fail(
+                &"its path has a semicolon or a line break, or is not valid UTF-8. Rename it.",
+            ));
+        }
     }
     Ok(())
 }
@@ -185,7 +191,7 @@ fn sample(inputs: &[&PathBuf], block: usize) -> Result<Vec<u8>, Failure> {
     let found = blocks.len() / block;
     if found < BLOCKS_MIN {
         return Err(Failure::own(format!(
-            "only {found} blocks of {block} bytes in the inputs; give at least {} of data",
+            "The inputs have only {found} blocks of {block} bytes. Give files with at least {} of data.",
             memfold::config::Size((BLOCKS_MIN * block) as u64)
         )));
     }

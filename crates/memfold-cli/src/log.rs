@@ -79,9 +79,9 @@ impl Log {
 /// Reports once that lines are not printed.
 fn lost(said: &mut HashSet<String>, count: u32) -> Option<String> {
     let why = if count > 0 {
-        "more warnings came at once than could be kept: some were lost"
+        "Some warnings were lost, because processes reported them faster than memfold printed them"
     } else if said.len() >= REMEMBERED {
-        "so many different warnings have been printed that further ones are not"
+        "Further warnings are not printed, because 10000 different ones have been printed already"
     } else {
         return None;
     };
@@ -117,12 +117,12 @@ mod tests {
     fn lines_that_are_not_said_are_told_of_once() {
         let mut said = HashSet::new();
         assert_eq!(lost(&mut said, 0), None);
-        assert!(lost(&mut said, 3).is_some_and(|line| line.contains("some were lost")));
+        assert!(lost(&mut said, 3).is_some_and(|line| line.contains("were lost")));
         assert_eq!(lost(&mut said, 3), None);
         said.extend((said.len()..REMEMBERED).map(|n| n.to_string()));
         let letter = Letter { process: 1, last: false, text: "another one".to_string() };
         assert_eq!(line(&mut said, &letter, 7), None);
-        assert!(lost(&mut said, 0).is_some_and(|line| line.contains("further ones are not")));
+        assert!(lost(&mut said, 0).is_some_and(|line| line.contains("are not printed")));
         assert_eq!(lost(&mut said, 0), None);
     }
 
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_is_said_once_whatever_its_numbers_and_the_end_of_each_process_is_said() {
+    fn warning_prints_once_and_each_process_end_prints() {
         let mut said = HashSet::new();
         let mut of = |process, last, text: &str| {
             line(&mut said, &Letter { process, last, text: text.to_string() }, 7)

@@ -38,7 +38,7 @@ Examples:
   memfold bench walk --help
   memfold dict train --out app.dict core.bin
 
-`memfold run --help` lists every setting and the exit statuses.";
+`memfold run --help` lists the settings and the exit statuses.";
 
 fn main() -> ExitCode {
     let result = bench::help().map_or_else(dispatch, Err);

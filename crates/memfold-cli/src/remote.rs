@@ -61,7 +61,9 @@ pub fn start(config: &mut Config, log: &Arc<Log>) -> Result<Option<Remote>, Fail
             [("remote-auth", &config.remote_auth), ("remote-ca", &config.remote_ca)]
         {
             if given.is_some() {
-                return Err(Failure::own(format!("--{flag}: give --remote URL too")));
+                return Err(Failure::own(format!(
+                    "--{flag}: this flag needs a remote store. Give --remote URL too."
+                )));
             }
         }
         return Ok(None);
@@ -76,10 +78,21 @@ pub fn start(config: &mut Config, log: &Arc<Log>) -> Result<Option<Remote>, Fail
     if let Some(path) = &config.remote_ca {
         settings.set_ca(Path::new(path)).map_err(|why| of("remote-ca", why))?;
     }
-    let path = sockets::path(SUFFIX)
-        .map_err(|e| of("remote", format!("no place for a socket: {}", plain(&e))))?;
-    let text =
-        path.to_str().ok_or_else(|| of("remote", format!("{}: not in UTF-8", path.display())))?;
+    let path = sockets::path(SUFFIX).map_err(|e| {
+        of(
+            "remote",
+            format!("its service needs a socket, and no directory can hold one: {}", plain(&e)),
+        )
+    })?;
+    let text = path.to_str().ok_or_else(|| {
+        of(
+            "remote",
+            format!(
+                "{}: the path of its socket is not valid UTF-8. Set XDG_RUNTIME_DIR.",
+                path.display()
+            ),
+        )
+    })?;
     config.remote_socket = Some(text.to_string());
     let remote = Remote::start(settings, path, config.remote_expiry_s, log)
         .map_err(|why| of("remote", why))?;
@@ -95,7 +108,7 @@ impl Remote {
         expiry_s: u32,
         log: &Arc<Log>,
     ) -> Result<Remote, String> {
-        let starting = |e: io::Error| format!("starting its service: {}", plain(&e));
+        let starting = |e: io::Error| format!("starting its service failed: {}", plain(&e));
         let (line, its) = UnixStream::pair().map_err(starting)?;
         // SAFETY: this process has one thread, so the child may do whatever it could.
         let pid = match unsafe { libc::fork() } {
@@ -118,7 +131,7 @@ impl Remote {
         BufReader::new(&mut remote.line).read_line(&mut said).map_err(starting)?;
         match said.as_str() {
             DONE => Ok(remote),
-            "" => Err("its service has ended at once".to_string()),
+            "" => Err("its service ended as soon as it was started".to_string()),
             why => Err(why.trim_end().to_string()),
         }
     }
@@ -130,7 +143,7 @@ impl Remote {
     pub fn end(&mut self) -> Result<(), String> {
         let gone = |why: &str| {
             format!(
-                "the service {why}; what it has left in the store expires within {} s of its last refresh",
+                "the service {why}. Objects that are left in the store expire {} s after their last refresh.",
                 self.expiry_s
             )
         };
@@ -150,7 +163,7 @@ impl Remote {
             Err(_) => {
                 // SAFETY: as above.
                 unsafe { libc::kill(self.pid, libc::SIGKILL) };
-                Err(gone("does not end"))
+                Err(gone("did not end in time"))
             }
         };
         // SAFETY: only waits; nobody else waits for this child.

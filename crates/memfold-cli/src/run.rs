@@ -42,22 +42,23 @@ pub const CHECK: &str = "check";
 const EXAMPLES: &str = "\
 Examples:
   memfold run --limit 1G -- python3 train.py
-      all its processes in 1 GiB of physical memory
+      All processes of the program share 1 GiB of physical memory.
   memfold run --limit 25% --codec zstd:1 -- ./app
-      a quarter of the memory there is, stronger compression
+      A quarter of the machine's memory, with stronger compression.
   memfold run --resident 512M --summary -- ./app
-      512 MiB uncompressed and as much compressed as it takes, with a summary
+      512 MiB of uncompressed memory, compressed memory without a limit, and a summary at the end.
   memfold run --limit 1G --stats-file run.json -- sort big.txt
 
-Sizes are bytes, or K, M, G, T (powers of 1024), or a percentage of the memory
-of this machine or cgroup. A program that stays under its limit runs untouched.
-MEMFOLD_DISABLE=1 in the environment switches memfold off.
+A size is a number of bytes, a number with K, M, G or T (powers of 1024), or a
+percentage of the memory of this machine or cgroup. memfold folds nothing while
+the program stays well under its limit. MEMFOLD_DISABLE=1 in the environment
+switches memfold off.
 
-INT, TERM, HUP, QUIT, USR1, USR2, CONT and TSTP are passed on to CMD. If memfold
-itself is killed (SIGKILL), so is CMD.
+memfold passes INT, TERM, HUP, QUIT, USR1, USR2, CONT and TSTP on to CMD. If
+memfold is killed by SIGKILL, the kernel kills CMD too.
 
-Exit status: CMD's own; 128+n if signal n ended CMD; 125 if memfold itself
-failed, 126 if CMD can't be executed, 127 if CMD was not found.";
+Exit status: that of CMD; 128+n if signal n ended CMD; 125 if memfold failed or
+refused; 126 if CMD can't be executed; 127 if CMD was not found.";
 /// Columns of a flag's help; clap indents it by the width of the flags.
 const HELP_COLUMNS: usize = 60;
 
@@ -78,47 +79,63 @@ pub fn command() -> Command {
         arg.hide_short_help(key.audience == Audience::Measuring)
     });
     Command::new("run")
-        .about("Runs a program with its memory folded: compressed where it is cold, within a limit")
+        .about("Runs a program within a memory limit and keeps its cold memory compressed")
         .override_usage("memfold run --limit SIZE [OPTIONS] [--] CMD [ARGS]...")
         .args(keys)
         .arg(Arg::new(DELIVERY).long(DELIVERY).num_args(0..=1).hide(true))
         .disable_help_flag(true)
-        .arg(Arg::new("help").short('h').long("help").action(ArgAction::HelpShort).help("print help"))
+        .arg(
+            Arg::new("help")
+                .short('h')
+                .long("help")
+                .action(ArgAction::HelpShort)
+                .help("Print help"),
+        )
         .arg(
             Arg::new("help-all")
                 .long("help-all")
                 .action(ArgAction::HelpLong)
-                .help("print help, with the settings for measuring"),
+                .help("Print help, including the settings for measurements"),
         )
-        .arg(Arg::new(SUMMARY).long(SUMMARY).action(ArgAction::SetTrue).help("print what the run came to on stderr"))
+        .arg(
+            Arg::new(SUMMARY)
+                .long(SUMMARY)
+                .action(ArgAction::SetTrue)
+                .help("Print a summary to stderr at the end"),
+        )
         .arg(
             Arg::new(STATS_FILE)
                 .long(STATS_FILE)
                 .value_name("FILE")
                 .value_parser(value_parser!(PathBuf))
-                .help("write every figure to FILE as JSON at the end"),
+                .help("Write every counter to FILE as JSON at the end"),
         )
         .arg(
             Arg::new(LOG)
                 .long(LOG)
                 .value_name("FILE")
                 .value_parser(value_parser!(PathBuf))
-                .help(wrapped("append what memfold says while CMD runs, and the summary, to FILE in place of stderr")),
+                .help(wrapped("Append warnings and the summary to FILE instead of stderr")),
         )
         .arg(
-            Arg::new(CHECK)
-                .long(CHECK)
-                .action(ArgAction::SetTrue)
-                .help("say what of this works here, and why the rest doesn't"),
+            Arg::new(CHECK).long(CHECK).action(ArgAction::SetTrue).help(
+                "Check whether this run would work here, and print what does not work and why",
+            ),
         )
-        .arg(Arg::new(LIST).long(LIST).action(ArgAction::SetTrue).exclusive(true).help("list the runs of this user"))
+        .arg(
+            Arg::new(LIST)
+                .long(LIST)
+                .action(ArgAction::SetTrue)
+                .exclusive(true)
+                .help("List the runs of this user"),
+        )
         .arg(
             Arg::new(COMMAND)
                 .value_name("CMD")
                 .num_args(0..)
                 .trailing_var_arg(true)
                 .value_parser(value_parser!(OsString))
-                .help("the program and its arguments"),
+                .help("The program and its arguments"),
         )
         .after_help(format!("{}\n{}\n\n{EXAMPLES}", codecs(), wrapped_at(COUNTED, 78)))
 }
@@ -137,7 +154,7 @@ fn codecs() -> String {
             wrapped(codec.help).replace('\n', "\n      ")
         )
     };
-    format!("Codecs, with their levels:\n{}", CODECS.iter().map(line).collect::<String>())
+    format!("Codecs and their levels:\n{}", CODECS.iter().map(line).collect::<String>())
 }
 
 fn wrapped(text: &str) -> String {
@@ -170,14 +187,16 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let arguments: Vec<OsString> =
         matches.get_many(COMMAND).map(|all| all.cloned().collect()).unwrap_or_default();
     let Some(name) = arguments.first() else {
-        return Err(Failure::own("no command given: memfold run --limit SIZE -- CMD [ARGS]..."));
+        return Err(Failure::own(
+            "No command given. Write memfold run --limit SIZE -- CMD [ARGS]...",
+        ));
     };
     // First: to see whether the swap file can be had is one of the calls.
     delivery::survives(matches.get_one::<String>("swap").is_some())?;
     let mut config = config(matches)?;
     if is_inside_a_run() {
         return Err(Failure::own(
-            "this is already running under memfold run, which can't be nested",
+            "memfold run can't be nested: this process already runs under memfold run. Run CMD without it.",
         ));
     }
     let path = program::find(name, env::var_os("PATH").as_deref())?;
@@ -206,7 +225,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     tend(&run, &log, child.number())?;
     let control = control.and_then(|(control, listener)| control.serve(listener, run.clone()));
     if let Err(e) = &control {
-        let why = "memfold run --list, stat and set don't find this run";
+        let why = "memfold run --list, stat and set can't find this run, because its socket could not be made";
         log.say(&format!("memfold: warning: {why}: {}\n", program::plain(e)));
     }
     let end = child.wait()?;
@@ -254,8 +273,8 @@ fn warn_of_dump(slots: &Slots, log: &Log, pid: u32) {
     let folded = process.map_or(0, |process| process.stats().folded_bytes.load(Relaxed));
     if folded > 0 {
         log.say(&format!(
-            "memfold: the core dump has zeros in place of {} that were folded; to have them, stop the program in gdb, \
-             `call ((int(*)(void))memfold_unfold)()` and use gcore\n",
+            "memfold: The core dump has zeros in place of {} of folded memory, which the kernel can't read. For a whole \
+             dump, stop the program in gdb, `call ((int(*)(void))memfold_unfold)()` and use gcore.\n",
             Size(folded)
         ));
     }
@@ -274,7 +293,7 @@ fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
         let (run, log) = (follow_run.clone(), follow_log.clone());
         start("memfold-log", Box::new(move || log.follow(&run.slots, table, command)))
     };
-    let failed = |e| Failure::own(format!("starting a thread: {}", program::plain(&e)));
+    let failed = |e| Failure::own(format!("Starting a thread failed: {}", program::plain(&e)));
     follow(run.slots.tables()[0]).map_err(failed)?;
     // If a thread for a further user can't be started, its lines are printed with the next line of
     // another table, or at the end.
@@ -292,7 +311,7 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     let mut config = Config::new(machine::memory_bytes());
     if matches.contains_id(DELIVERY) {
         return Err(Failure::own(
-            "--delivery: run has no such flag any more, as the gate serves every program; leave it out",
+            "--delivery: memfold run has no such flag any more, because the gate serves every program. Leave it out.",
         ));
     }
     for key in flags() {
@@ -312,7 +331,11 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
             .map_err(|e| Failure::own(format!("--swap: {path}: {}", program::plain(&e))))?;
         let whole = whole
             .to_str()
-            .ok_or_else(|| Failure::own(format!("--swap: {path}: not in UTF-8")))?
+            .ok_or_else(|| {
+                Failure::own(format!(
+                    "--swap: {path}: the path is not valid UTF-8. Give another path."
+                ))
+            })?
             .to_string();
         config.set("swap", &whole).map_err(Failure::own)?;
         // A file made and gone again: what is wrong with it is better said before the program
@@ -329,7 +352,8 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     }
     if config.batch > 1 {
         return Err(Failure::own(
-            "--batch: run needs 1: its threads are not there in children of fork",
+            "--batch: memfold run supports only 1, because a child of fork does not inherit the threads of a batch. \
+             Leave the flag out.",
         ));
     }
     Ok(config)
@@ -347,7 +371,7 @@ fn is_inside_a_run() -> bool {
 /// It isn't there, or where LD_PRELOAD can't name it: status 125.
 pub fn library() -> Result<PathBuf, Failure> {
     let own = env::current_exe()
-        .map_err(|e| Failure::own(format!("finding {LIBRARY}: {}", program::plain(&e))))?;
+        .map_err(|e| Failure::own(format!("Finding {LIBRARY} failed: {}", program::plain(&e))))?;
     let beside = own.with_file_name(LIBRARY);
     let installed = own
         .parent()
@@ -356,12 +380,12 @@ pub fn library() -> Result<PathBuf, Failure> {
     let found = [Some(beside.clone()), installed].into_iter().flatten().find(|path| path.is_file());
     let Some(path) = found else {
         return Err(Failure::own(format!(
-            "{} is missing (also from ../lib/memfold)",
+            "{} is missing, also from ../lib/memfold. Keep it beside memfold, or install it there.",
             beside.display()
         )));
     };
     if path.as_os_str().as_encoded_bytes().iter().any(|b| matches!(b, b' ' | b':')) {
-        let why = "LD_PRELOAD can't name a file with a space or colon in its path; move it";
+        let why = "LD_PRELOAD can't name a file with a space or a colon in its path. Move memfold and its library.";
         return Err(Failure::own(format!("{}: {why}", path.display())));
     }
     Ok(path)
@@ -372,8 +396,11 @@ fn environment(config: &Config, slots: &Slots, library: PathBuf) -> Result<Vec<C
     let settings = config.encode().trim_end().replace('\n', ";");
     let order = format!("{VARIABLE}={settings};{}", slots.order());
     let library = library.into_os_string().into_vec();
-    environment_with(given(), order.into_bytes(), &library)
-        .map_err(|_| Failure::own("a setting has a zero byte in it"))
+    environment_with(given(), order.into_bytes(), &library).map_err(|_| {
+        Failure::own(
+            "A setting contains a zero byte, which the environment can't pass on. Remove it.",
+        )
+    })
 }
 
 /// `entries`, and behind them a LD_PRELOAD with the library in front of what the last of them loads,

@@ -75,7 +75,7 @@ fn make(directory: &Path) -> io::Result<()> {
         _ => {}
     }
     if !is_own(directory) {
-        let why = "it is there, but no directory of this user alone (mode 700); move it away, or set XDG_RUNTIME_DIR";
+        let why = "this directory must belong to this user, with mode 700. Move it away, or set XDG_RUNTIME_DIR.";
         return Err(io::Error::new(ErrorKind::PermissionDenied, why));
     }
     Ok(())
@@ -163,7 +163,10 @@ pub fn answer(mut stream: UnixStream, answer: impl FnOnce(&str) -> String) -> io
 pub fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> io::Result<Option<Value>> {
     let Some(mut stream) = connect(path)? else { return Ok(None) };
     if peer_user(&stream)? != own_user() {
-        return Err(io::Error::new(ErrorKind::PermissionDenied, "its socket is of another user"));
+        return Err(io::Error::new(
+            ErrorKind::PermissionDenied,
+            "its socket belongs to another user",
+        ));
     }
     stream.set_read_timeout(patience)?;
     stream.set_write_timeout(patience)?;
@@ -178,7 +181,7 @@ pub fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> io::Resu
         Ok(_) => serde_json::from_str(&answer).map(Some).map_err(io::Error::other),
         Err(e) if e.kind() == ErrorKind::WouldBlock => {
             let seconds = patience.unwrap_or_default().as_secs();
-            Err(io::Error::other(format!("no answer for {seconds} s; is it stopped?")))
+            Err(io::Error::other(format!("no answer for {seconds} s. Is the process stopped?")))
         }
         // It ended while it was asked.
         Err(e) if matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {
@@ -194,7 +197,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn a_directory_that_others_may_enter_or_that_is_a_link_is_not_used() {
+    fn directory_open_to_others_or_linked_is_not_used() {
         let base = env::temp_dir().join(format!("memfold-sockets-{}", std::process::id()));
         let (own, open, link) = (base.join("own"), base.join("open"), base.join("link"));
         fs::create_dir_all(&open).unwrap();

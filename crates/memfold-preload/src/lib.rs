@@ -7,7 +7,7 @@
 extern crate alloc;
 
 #[cfg(not(target_arch = "x86_64"))]
-compile_error!("memfold run needs the gate, which is for x86-64");
+compile_error!("memfold run needs the gate, which supports only x86-64");
 
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -34,7 +34,7 @@ extern "C" fn construct(count: c_int, arguments: *mut *mut c_char) {
         Ok(None) => {}
         Ok(Some(order)) => {
             if let Some(call) = killing_call(&order) {
-                let why = "a seccomp filter kills the process that calls";
+                let why = "A seccomp filter kills any process that calls";
                 return say::unserved::unserved(format_args!("{why} {call}"));
             }
             // SAFETY: glibc's own, of the constructor, which runs before there are threads.

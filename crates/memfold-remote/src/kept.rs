@@ -94,8 +94,8 @@ impl Kept {
         let age = now.saturating_sub(state.whole);
         if let Err(why) = done {
             let text = format!(
-                "its keys could not be refreshed for {} and expire in {}; make it reachable before, or the program ends when it \
-                 needs them: {why}",
+                "the keys could not be refreshed for {} and expire in {}. Make the store reachable before then, or the program \
+                 ends when it needs them. Reason: {why}",
                 span(age),
                 span(self.expiry.saturating_sub(age))
             );
@@ -113,11 +113,12 @@ impl Kept {
             has_warned: false,
         };
         if age > self.expiry && !is_empty {
-            return self
-                .late(age)
-                .map(|text| Text { text: format!("data may be lost: {text}"), is_calm: false });
+            return self.late(age).map(|text| Text {
+                text: format!("data may be lost, because {text}"),
+                is_calm: false,
+            });
         }
-        has_warned.then(|| Text { text: "its keys are refreshed again".to_string(), is_calm: true })
+        has_warned.then(|| Text { text: "the keys are refreshed again".to_string(), is_calm: true })
     }
 
     /// Whether all keys were refreshed lately.
@@ -130,7 +131,7 @@ impl Kept {
         if age < self.expiry / LATE {
             return Ok(());
         }
-        let why = state.why.as_deref().unwrap_or("a pass takes so long");
+        let why = state.why.as_deref().unwrap_or("a pass takes too long");
         Err(format!("the keys were not refreshed for {}: {why}", span(age)))
     }
 
@@ -143,7 +144,7 @@ impl Kept {
     fn late(&self, age: Duration) -> Option<String> {
         let text = || {
             format!(
-                "the keys were not refreshed for {}, and live for {}",
+                "the keys were not refreshed for {}, but expire after {}",
                 span(age),
                 span(self.expiry)
             )
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_begins_at_a_quarter_of_the_lifetime_and_goes_on_where_it_failed() {
+    fn pass_begins_at_a_quarter_of_the_lifetime_and_resumes() {
         let (kept, at) = kept();
         assert!(!kept.begin(at(5)));
         assert!(kept.begin(at(6)));
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_comes_once_at_half_the_lifetime_with_the_time_that_is_left() {
+    fn warning_comes_once_at_half_the_lifetime_with_time_left() {
         let (kept, at) = kept();
         assert_eq!(fails(&kept, at(11)), None);
         let text = fails(&kept, at(13)).unwrap();
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_stopped_for_longer_than_keys_live_says_that_data_may_be_lost() {
+    fn stop_longer_than_the_lifetime_warns_of_data_loss() {
         let (kept, at) = kept();
         assert!(kept.begin(at(30)));
         let text = kept.judge(at(30), Ok(()), false).unwrap();

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_walked_in_steps_and_only_ended_processes_leave_orphans() {
+    fn keys_are_walked_in_steps_and_ended_processes_orphan() {
         let keys = Keys::new("r".to_string());
         let process = |pid| Process { pid, begun: 5 };
         keys.enter(7, Some(process(100)));

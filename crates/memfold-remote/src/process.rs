@@ -45,7 +45,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn a_process_has_ended_when_it_is_dead_though_nobody_has_waited_or_its_number_is_anothers() {
+    fn dead_or_renumbered_process_counts_as_ended() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let process = Process::of(child.id() as i32).unwrap();
         assert!(!process.has_ended());

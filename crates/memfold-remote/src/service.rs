@@ -37,7 +37,7 @@ impl Service {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut run = [0; 16];
         memfold_sys::disk::swapfile::random(&mut run)
-            .map_err(|e| format!("no random bytes: {e}"))?;
+            .map_err(|e| format!("reading random bytes failed: {e}"))?;
         let run: String = run.iter().map(|byte| format!("{byte:02x}")).collect();
         let store = Store::new(settings, run);
         let name = &store.settings.name;
@@ -50,7 +50,7 @@ impl Service {
             warn(&[
                 "memfold: warning: ",
                 name,
-                ": the password goes there in clear; where others may listen, use rediss://\n",
+                ": The password crosses the network unencrypted. Where others may listen, use rediss://.\n",
             ]);
         }
         let (listener, process) = (Mutex::new(Some(listener)), std::process::id());
@@ -84,7 +84,7 @@ impl Service {
     /// As both.
     pub fn start(settings: Settings, path: &Path) -> Result<Service, String> {
         let service = Service::open(settings, path)?;
-        service.serve().map_err(|e| format!("starting a thread: {e}"))?;
+        service.serve().map_err(|e| format!("starting a thread failed: {e}"))?;
         Ok(service)
     }
 

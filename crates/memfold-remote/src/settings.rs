@@ -39,33 +39,37 @@ impl Settings {
     pub fn parse(url: &str, timeout: Duration) -> Result<Settings, String> {
         let wrong = |why: &str| Err(format!("{url:?}: {why}"));
         let Some((scheme, rest)) = url.split_once("://") else {
-            return wrong("not a URL; write for example redis://10.0.0.5:6379");
+            return wrong("not a URL. Write for example redis://10.0.0.5:6379.");
         };
         let (is_tls, mut is_cluster) = match scheme {
             "redis" => (false, false),
             "rediss" => (true, false),
             "redis-cluster" => (false, true),
             "rediss-cluster" => (true, true),
-            _ => return wrong("write redis://, rediss://, redis-cluster:// or rediss-cluster://"),
+            _ => {
+                return wrong(
+                    "unknown scheme. Write redis://, rediss://, redis-cluster:// or rediss-cluster://.",
+                );
+            }
         };
         if rest.contains('@') {
             return Err(
-                "a password in the URL can be seen by others; put it in a file for --remote-auth"
+                "Other users can see a password in the URL. Put it in a file and give --remote-auth FILE."
                     .to_string(),
             );
         }
         let (hosts, database) = rest.split_once('/').unwrap_or((rest, ""));
         let Ok(database) = (if database.is_empty() { Ok(0) } else { database.parse::<u16>() })
         else {
-            return wrong("after the / is the number of the database, or nothing");
+            return wrong("the part after / is not the number of a database");
         };
         let nodes = hosts.split(',').map(node).collect::<Option<Vec<_>>>();
         let Some(nodes) = nodes else {
-            return wrong("a host is HOST, HOST:PORT or [ADDRESS]:PORT");
+            return wrong("a host is wrong. Write HOST, HOST:PORT or [ADDRESS]:PORT.");
         };
         is_cluster |= nodes.len() > 1;
         if is_cluster && database != 0 {
-            return wrong("a cluster has database 0 only");
+            return wrong("a cluster has only database 0. Leave the number out.");
         }
         Ok(Settings {
             name: url.to_string(),
@@ -91,10 +95,14 @@ impl Settings {
         if meta.mode() & 0o077 != 0 {
             return Err(named(
                 path,
-                format!("others may read it (mode {:o}); chmod 600 it", meta.mode() & 0o777),
+                format!(
+                    "other users may read the file (mode {:o}). Run chmod 600 on it.",
+                    meta.mode() & 0o777
+                ),
             ));
         }
-        let text = String::from_utf8(text).map_err(|_| named(path, "not in UTF-8"))?;
+        let text =
+            String::from_utf8(text).map_err(|_| named(path, "the file is not valid UTF-8"))?;
         let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
         (self.user, self.password) = match lines[..] {
             [password] => (None, Some(password.to_string())),
@@ -102,7 +110,7 @@ impl Settings {
             _ => {
                 return Err(named(
                     path,
-                    "it must have the password, or user and password on a line each",
+                    "the file must have the password, or user and password on a line each",
                 ));
             }
         };
@@ -128,11 +136,11 @@ impl Settings {
     /// It can't be read or has no certificate; or the URL is one without TLS.
     pub fn set_ca(&mut self, path: &Path) -> Result<(), String> {
         if !self.is_tls {
-            return Err("only rediss:// and rediss-cluster:// use certificates".to_string());
+            return Err("certificates are used only with rediss:// and rediss-cluster://. Leave the flag out, or change the URL.".to_string());
         }
         let (_, text) = read(path)?;
         if !text.windows(27).any(|w| w == b"-----BEGIN CERTIFICATE-----") {
-            return Err(named(path, "there is no certificate in it (PEM)"));
+            return Err(named(path, "the file has no certificate in PEM format"));
         }
         self.ca = Some(text);
         Ok(())

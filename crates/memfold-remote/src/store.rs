@@ -88,7 +88,10 @@ impl Store {
     /// waits for the answer.
     fn lend(&self, work: Work, deadline: Instant) -> Result<Lent<'_>, Trouble> {
         let busy = || {
-            Trouble::Failed(format!("too many requests for {} s", self.settings.timeout.as_secs()))
+            Trouble::Failed(format!(
+                "all connections were busy for {} s",
+                self.settings.timeout.as_secs()
+            ))
         };
         self.links.lend(work, deadline.max(Instant::now() + self.settings.timeout)).ok_or_else(busy)
     }
@@ -167,13 +170,14 @@ impl Store {
         let values = self.attempt(&mut lent, &commands, patience).map_err(|e| {
             let text = short(&e);
             if text.to_lowercase().contains("moved") {
-                return "it is one of a cluster: write redis-cluster://".to_string();
+                return "the server belongs to a cluster. Write redis-cluster:// in the URL."
+                    .to_string();
             }
             text
         })?;
         if values.get(1) != Some(&Value::BulkString(b"fold".to_vec())) {
             return Err(format!(
-                "it does not give back what it was given, but {:?}",
+                "the server returned other data than was stored: {:?}",
                 values.get(1)
             ));
         }
@@ -185,11 +189,13 @@ impl Store {
             Err(e) => return Err(short(&e)),
         };
         if !self.settings.is_cluster && about.contains("cluster_enabled:1") {
-            return Err("it is one of a cluster: write redis-cluster://".to_string());
+            return Err(
+                "the server belongs to a cluster. Write redis-cluster:// in the URL.".to_string()
+            );
         }
         match dropping_policy(&about) {
             Some(policy) => Err(format!(
-                "its maxmemory-policy is {policy}: it may drop data that is needed; set it to noeviction"
+                "the server may drop data, because its maxmemory-policy is {policy}. Set it to noeviction."
             )),
             None => Ok(()),
         }
@@ -235,7 +241,7 @@ impl Store {
             }
             Ok(false) => {
                 lent.link = Some(link);
-                Err(Trouble::Failed("no replica has acknowledged it".to_string()))
+                Err(Trouble::Failed("no replica acknowledged an object".to_string()))
             }
             Err(e) => Err(Trouble::Failed(short(&e))),
         }
@@ -263,7 +269,7 @@ impl Store {
             };
             if bytes.len() != entry.len as usize {
                 let late = self.kept.lateness().map_or(String::new(), |late| format!(" ({late})"));
-                let what = "is not there, or shorter than it was: the store has lost data";
+                let what = "is missing or too short, so the store has lost data";
                 return Err(Trouble::Lost(format!("key {} {what}{late}", key())));
             }
             parts.push(bytes);
@@ -303,7 +309,7 @@ impl Store {
             self.delete(&some, deadline).map_err(|trouble| {
                 let (name, why, expiry) =
                     (&self.settings.name, trouble.text(), self.settings.expiry.as_secs());
-                format!("{name}: some keys are left, and expire within {expiry} s: {why}")
+                format!("{name}: some keys could not be deleted. They expire within {expiry} s. Reason: {why}")
             })?;
         }
     }

@@ -81,7 +81,7 @@ fn wait_for(what: &str, mut wanted: impl FnMut() -> bool) {
 }
 
 #[test]
-fn b3_a_region_goes_on_to_a_real_server_and_every_byte_comes_back() {
+fn b3_region_moves_to_a_real_server_and_back_intact() {
     if !is_there() {
         return;
     }
@@ -107,7 +107,7 @@ fn b3_a_region_goes_on_to_a_real_server_and_every_byte_comes_back() {
 
 /// A child that ends by `main`'s end, or by an exec that fails, drops what it has a copy of.
 #[test]
-fn a_service_dropped_in_a_child_of_fork_leaves_the_parents_data_alone() {
+fn service_dropped_in_a_forked_child_keeps_parent_data() {
     if !is_there() {
         return;
     }
@@ -180,7 +180,7 @@ fn put_and_end(socket: &Path, then: impl FnOnce(&SocketRemote)) {
 }
 
 #[test]
-fn what_is_lent_to_a_copy_of_a_process_is_kept_until_that_has_ended_too() {
+fn data_lent_to_a_forked_child_is_kept_until_it_ends() {
     if !is_there() {
         return;
     }
@@ -258,7 +258,7 @@ fn what_is_being_stored_when_the_run_ends_is_deleted_too() {
 }
 
 #[test]
-fn c2_a_fault_on_pool_memory_is_served_while_the_store_does_not_answer() {
+fn c2_pool_fault_is_handled_while_the_store_hangs() {
     if !is_there() {
         return;
     }
@@ -326,7 +326,7 @@ fn a_program_that_is_killed() {
 }
 
 #[test]
-fn b3_keys_outlive_their_expiry_while_the_run_lives_and_not_when_it_is_killed() {
+fn b3_keys_outlive_expiry_only_while_the_run_lives() {
     if !is_there() {
         return;
     }

@@ -143,7 +143,7 @@ fn put_and_get(remote: &SocketRemote, engine: u64) -> bool {
 }
 
 #[test]
-fn an_engine_takes_one_descriptor_and_all_share_the_connections_to_the_store() {
+fn engine_takes_one_descriptor_and_shares_store_connections() {
     if !is_there() {
         return;
     }

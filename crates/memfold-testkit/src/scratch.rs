@@ -80,7 +80,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     #[test]
-    fn what_was_just_written_is_executed_while_others_start_programs() {
+    fn fresh_program_runs_while_others_start_programs() {
         let (scratch, done) = (Scratch::new(), AtomicBool::new(false));
         let start = |program: &str| Command::new(program).status().map(|status| status.success());
         std::thread::scope(|threads| {

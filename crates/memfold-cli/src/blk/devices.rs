@@ -94,7 +94,11 @@ fn check_place(path: &Path) -> Result<(), Failure> {
     let directory =
         path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !directory.is_dir() {
-        return Err(at("save", Some(path), "its directory does not exist"));
+        return Err(at(
+            "save",
+            Some(path),
+            "the directory of the image does not exist. Make it first.",
+        ));
     }
     match Place::open(path).and_then(|place| Image::check_head(&place)) {
         Ok(()) => Ok(()),
@@ -102,7 +106,7 @@ fn check_place(path: &Path) -> Result<(), Failure> {
         Err(ImageError::NoImage) => Err(at(
             "save",
             Some(path),
-            "exists and is no image of memfold blk; it is left as it is",
+            "the file exists and is no image of memfold blk, so it is left unchanged. Give another path.",
         )),
         Err(_) => Ok(()),
     }
@@ -120,7 +124,7 @@ fn find_image(settings: &Settings) -> Result<(Option<Found>, Vec<Wanted>), Failu
         return Err(at(
             "load",
             Some(load),
-            "the image of --persist is there already: leave --load out",
+            "the image of --persist exists already. Leave --load out.",
         ));
     }
     let found = match (own, &settings.load) {
@@ -136,7 +140,7 @@ fn find_image(settings: &Settings) -> Result<(Option<Found>, Vec<Wanted>), Failu
             return Err(at(
                 "persist",
                 settings.persist.as_deref(),
-                "there is no such image yet: give --size SIZE",
+                "the image does not exist yet. Give --size SIZE.",
             ));
         }
         return Ok((None, with_read_only(settings, settings.exports.clone())));
@@ -155,14 +159,14 @@ fn look(path: &Path) -> Result<Option<(Place, Image)>, ImageError> {
 /// An image that is only read.
 fn load(path: &Path) -> Result<Image, ImageError> {
     let found = Image::open(&Place::open(path)?)?;
-    found.ok_or(ImageError::System("there is no such file".to_string()))
+    found.ok_or(ImageError::System("no such file".to_string()))
 }
 
 /// The devices of an image, which must be those that were asked for, if any were.
 fn wanted(settings: &Settings, entries: &[Entry]) -> Result<Vec<Wanted>, String> {
     if settings.exports.is_empty() {
         if entries.iter().any(|entry| entry.name.len() > NAME_BYTES_MAX) {
-            return Err("a name in it is too long".to_string());
+            return Err("the image has a device with a name that is too long".to_string());
         }
         let all =
             entries.iter().map(|e| Wanted { name: e.name.clone(), size: e.size, read_only: false });
@@ -176,7 +180,7 @@ fn wanted(settings: &Settings, entries: &[Entry]) -> Result<Vec<Wanted>, String>
     let holds: Vec<String> =
         entries.iter().map(|e| format!("{:?} of {} bytes", e.name, e.size)).collect();
     Err(format!(
-        "holds {}, which is not what --size and --export ask for: leave them out",
+        "the image holds {}, which differs from --size and --export. Leave these out.",
         holds.join(", ")
     ))
 }

@@ -87,11 +87,11 @@ pub fn unix(path: &Path) -> Result<(UnixListener, SocketName), String> {
         Err(e) if e.kind() == ErrorKind::AddrInUse => {
             let meta = fs::symlink_metadata(path).map_err(|e| plain(&e))?;
             if !meta.file_type().is_socket() {
-                return Err("exists and is no socket; give another path".to_string());
+                return Err("the file exists and is not a socket. Give another path.".to_string());
             }
             if !matches!(sockets::connect(path), Ok(None)) {
                 return Err(
-                    "another server listens there; give another path, or end it first".to_string()
+                    "another server uses this socket. Give another path, or stop that server first.".to_string()
                 );
             }
             UnixListener::bind(path)
@@ -105,10 +105,10 @@ pub fn unix(path: &Path) -> Result<(UnixListener, SocketName), String> {
 fn tcp(address: &str) -> Result<TcpListener, String> {
     let all: Vec<_> = address
         .to_socket_addrs()
-        .map_err(|e| format!("{}; write ADDRESS:PORT", plain(&e)))?
+        .map_err(|e| format!("{}. Write ADDRESS:PORT.", plain(&e)))?
         .collect();
     TcpListener::bind(&all[..]).map_err(|e| match e.kind() {
-        ErrorKind::AddrInUse => "the port is in use; give another one".to_string(),
+        ErrorKind::AddrInUse => "the port is in use. Give another one.".to_string(),
         _ => plain(&e),
     })
 }
@@ -124,7 +124,7 @@ fn given() -> Result<Vec<Named>, Failure> {
         .map(|fd| {
             listener_of(fd).map_err(|e| {
                 Failure::own(format!(
-                    "LISTEN_FDS: descriptor {fd} is no listening stream socket: {}",
+                    "LISTEN_FDS: descriptor {fd} is not a listening stream socket: {}",
                     plain(&e)
                 ))
             })

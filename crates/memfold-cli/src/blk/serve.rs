@@ -34,7 +34,9 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let (listeners, names) = listeners::open(&settings)?;
     if listeners.is_empty() && settings.vhost.is_empty() {
         let flags = "--unix PATH, --tcp ADDRESS:PORT or --vhost PATH";
-        return Err(Failure::own(format!("nobody could reach the device: give {flags}")));
+        return Err(Failure::own(format!(
+            "No socket given, so no client could reach the device. Give {flags}."
+        )));
     }
     if settings.swap_safe {
         swap_safe::enter()?;
@@ -53,7 +55,8 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let tender = thread::Builder::new()
         .name("memfold-tend".to_string())
         .spawn(move || backing.tend(TIDY_PERIOD));
-    let tender = tender.map_err(|e| Failure::own(format!("no thread: {}", plain(&e))))?;
+    let tender =
+        tender.map_err(|e| Failure::own(format!("Starting a thread failed: {}", plain(&e))))?;
     tell_ready(&uris);
     wait_for_end(&signals);
     server.end();
@@ -87,7 +90,7 @@ fn control(settings: &Settings, devices: &Devices) -> Result<Option<SocketName>,
     let control = Arc::new(Control::new(&devices.backing, &devices.exports, settings.recompress));
     let serve = move || serve_control(&listener, &control);
     let started = thread::Builder::new().name("memfold-control".to_string()).spawn(serve);
-    started.map_err(|e| Failure::own(format!("no thread: {}", plain(&e))))?;
+    started.map_err(|e| Failure::own(format!("Starting a thread failed: {}", plain(&e))))?;
     Ok(Some(name))
 }
 

@@ -21,15 +21,15 @@ pub fn enter() -> Result<(), Failure> {
     if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } != 0 {
         let why = plain(&io::Error::last_os_error());
         return Err(Failure::own(format!(
-            "--swap-safe: mlockall: {why}; run it as root, or with CAP_IPC_LOCK"
+            "--swap-safe: locking memory (mlockall) failed: {why}. Run it as root, or with CAP_IPC_LOCK."
         )));
     }
     // SAFETY: as above.
     if unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } != 0 {
         let why = plain(&io::Error::last_os_error());
         eprintln!(
-            "memfold: warning: --swap-safe: PR_SET_IO_FLUSHER: {why} (it needs CAP_SYS_RESOURCE): \
-             no swap for this very machine"
+            "memfold: warning: --swap-safe: PR_SET_IO_FLUSHER failed: {why}. It needs CAP_SYS_RESOURCE. Without \
+             it, don't use the device as swap of this machine; another machine can."
         );
     }
     // Not fatal where it is refused: then a limit of memory must be chosen so that it is not

@@ -27,7 +27,7 @@ impl Machines {
             let at = |why: &str| Failure::own(format!("--vhost: {}: {why}", place.path.display()));
             let export = find(place, exports).ok_or_else(|| {
                 let name = place.export.as_deref().unwrap_or_default();
-                at(&format!("there is no device {name:?}: give its name as in --export, or none for the first"))
+                at(&format!("there is no device {name:?}. Give its name as in --export, or no name for the first device."))
             })?;
             let (listener, name) = listeners::unix(&place.path).map_err(|why| at(&why))?;
             machines._names.push(name);
@@ -36,7 +36,7 @@ impl Machines {
                 Server::new(listener, export.clone(), threads).map_err(|e| at(&plain(&e)))?;
             machines
                 .run(Arc::new(server), &place.path)
-                .map_err(|e| at(&format!("no thread: {}", plain(&e))))?;
+                .map_err(|e| at(&format!("starting a thread failed: {}", plain(&e))))?;
         }
         Ok(machines)
     }

@@ -117,7 +117,7 @@ impl Child {
                     let error = io::Error::last_os_error();
                     if error.kind() != ErrorKind::Interrupted {
                         return Err(Failure::own(format!(
-                            "waiting for the program: {}",
+                            "Waiting for the program failed: {}",
                             plain(&error)
                         )));
                     }

@@ -31,7 +31,7 @@ fn unmanaged(slots: &Slots) -> String {
     match slots.unmanaged() {
         (0, _) => String::new(),
         (count, first) => format!(
-            "memfold: programs that can't be managed were executed {count} times, the first {}\n",
+            "memfold: programs that memfold can't manage were executed {count} times; the first was {}\n",
             first.escape_ascii()
         ),
     }
@@ -41,7 +41,7 @@ fn unmanaged(slots: &Slots) -> String {
 fn bound(config: &Config) -> String {
     match (config.limit_bytes, config.resident_bytes) {
         (Some(limit), _) if config.pool_counts => format!("limit {}", Size(limit)),
-        (Some(limit), _) => format!("limit {} without the pools", Size(limit)),
+        (Some(limit), _) => format!("limit {} without the compressed pools", Size(limit)),
         (None, Some(resident)) => format!("resident limit {}", Size(resident)),
         (None, None) => "no limit".to_string(),
     }
@@ -67,22 +67,27 @@ fn unfolded(config: &Config, slots: &Slots, sum: &Figures, ended: &Ended) -> Str
     let has_engines = slots.processes().next().is_some();
     if slots.has_begun() && ended.status == 0 && is_far && unmanaged <= SMALL_BYTES {
         return match has_engines {
-            true => format!("{bound} never came near, nothing was folded ({})", processes(slots)),
-            false => format!("{bound} never came near, all processes were small"),
+            true => format!(
+                "nothing was folded, because memory use stayed far below the {bound} ({})",
+                processes(slots)
+            ),
+            false => format!(
+                "nothing was folded, because memory use stayed far below the {bound} and all processes were small"
+            ),
         };
     }
     let what = match (slots.has_begun(), has_engines) {
-        (false, _) => "the engine started in no process".to_string(),
-        (true, false) => "nothing was folded, no process had an engine".to_string(),
+        (false, _) => "nothing was folded, because the engine started in no process".to_string(),
+        (true, false) => "nothing was folded, because no process had an engine".to_string(),
         (true, true) => format!("nothing was folded ({})", processes(slots)),
     };
     let of_it = match unmanaged {
         0..=SMALL_BYTES => String::new(),
-        _ => format!(", of it at most {} in processes without an engine", Size(unmanaged)),
+        _ => format!(", of which at most {} in processes without an engine", Size(unmanaged)),
     };
     let largest = match ended.largest_bytes {
         bytes if bytes > peak => {
-            format!("; the largest process had {} with its files", Size(bytes))
+            format!("; the largest process had {} including its pages of files", Size(bytes))
         }
         _ => String::new(),
     };
@@ -105,7 +110,7 @@ fn folded(config: &Config, slots: &Slots, sum: &Figures) -> Vec<String> {
             sum.ratio().map_or("-".to_string(), |r| format!("{r:.2}")),
         ),
         format!(
-            "{} faults, {} of them major; {} rescues; {}",
+            "{} faults, {} of them major; {} folios mapped back before they were stored; {}",
             sum.get("faults"),
             sum.get("pgmajfault"),
             sum.get("rescues"),
@@ -114,16 +119,16 @@ fn folded(config: &Config, slots: &Slots, sum: &Figures) -> Vec<String> {
     ];
     let unmanaged = slots.bounds().peak_seatless_bytes();
     if unmanaged > SMALL_BYTES {
-        lines.push(format!("processes without an engine took at most {}", Size(unmanaged)));
+        lines.push(format!("processes without an engine used at most {}", Size(unmanaged)));
     }
     match sum.get("over_limit") {
         0 => {}
         over => {
             let least = match slots.least_bytes() {
                 0 => String::new(),
-                least => format!("; {} would have been the least", Size(least)),
+                least => format!("; the least limit that would have held is {}", Size(least)),
             };
-            lines.push(format!("the limit could not be kept {over} times{least}"));
+            lines.push(format!("the limit was exceeded {over} times{least}"));
         }
     }
     lines

@@ -30,7 +30,7 @@ use core::ops::RangeInclusive;
 pub static CODECS: &[Codec] = &[
     Codec {
         name: "none",
-        help: "store blocks as they are",
+        help: "No compression",
         format: format::NONE,
         levels: 0..=0,
         level_default: 0,
@@ -39,7 +39,7 @@ pub static CODECS: &[Codec] = &[
     },
     Codec {
         name: "lz4",
-        help: "lz4; the level is its acceleration, larger is faster and weaker",
+        help: "LZ4. The level is its acceleration: a higher level is faster and compresses less",
         format: format::LZ4,
         levels: 1..=65537,
         level_default: 1,
@@ -49,7 +49,7 @@ pub static CODECS: &[Codec] = &[
     // Levels above 9 would allocate while they compress, with C's malloc.
     Codec {
         name: "lz4hc",
-        help: "lz4's format, compressed slower and stronger; read as fast",
+        help: "LZ4 HC. It compresses more than lz4 and is slower at that; decompression is as fast",
         format: format::LZ4,
         levels: 2..=9,
         level_default: 9,
@@ -58,7 +58,7 @@ pub static CODECS: &[Codec] = &[
     },
     Codec {
         name: "zstd",
-        help: "zstd; negative levels are faster, higher levels stronger",
+        help: "Zstandard. A higher level compresses more; negative levels are the fastest",
         format: format::ZSTD,
         levels: -7..=19,
         level_default: 1,
@@ -67,7 +67,7 @@ pub static CODECS: &[Codec] = &[
     },
     Codec {
         name: "deflate",
-        help: "deflate, as hardware speaks it; higher levels are stronger; 1 takes 199 KiB a thread, 2 to 9 take 653 KiB, 10 to 12 8.6 MiB",
+        help: "Deflate, the format of hardware accelerators. A higher level compresses more. Level 1 takes 199 KiB a thread, 2 to 9 take 653 KiB, 10 to 12 8.6 MiB",
         format: format::DEFLATE,
         levels: 1..=12,
         level_default: 1,

@@ -135,18 +135,18 @@ impl fmt::Display for SpecError {
             let (low, high) = (codec.levels.start(), codec.levels.end());
             return write!(
                 f,
-                "codec `{}`: {} takes a level from {low} to {high}",
+                "codec `{}`: {} has levels from {low} to {high}",
                 self.given, codec.name
             );
         }
-        write!(f, "unknown codec `{}`; valid are", self.given)?;
+        write!(f, "unknown codec `{}`. Valid are", self.given)?;
         for (i, codec) in CODECS.iter().enumerate() {
             write!(f, "{} {}", if i == 0 { "" } else { "," }, codec.name)?;
             if codec.levels.start() != codec.levels.end() {
                 write!(f, "[:{}..{}]", codec.levels.start(), codec.levels.end())?;
             }
         }
-        write!(f, ", each with {SHUFFLE} behind it for numbers")
+        write!(f, ", each also with {SHUFFLE} for arrays of numbers")
     }
 }
 
@@ -183,10 +183,10 @@ mod tests {
         let text = CodecSpec::parse("lzma").unwrap_err().to_string();
         assert_eq!(
             text,
-            "unknown codec `lzma`; valid are none, lz4[:1..65537], lz4hc[:2..9], zstd[:-7..19], deflate[:1..12], each with +shuffle behind it for numbers"
+            "unknown codec `lzma`. Valid are none, lz4[:1..65537], lz4hc[:2..9], zstd[:-7..19], deflate[:1..12], each also with +shuffle for arrays of numbers"
         );
         let text = CodecSpec::parse("zstd:20").unwrap_err().to_string();
-        assert_eq!(text, "codec `zstd:20`: zstd takes a level from -7 to 19");
+        assert_eq!(text, "codec `zstd:20`: zstd has levels from -7 to 19");
         for bad in [
             "",
             ":",

@@ -159,22 +159,29 @@ impl fmt::Display for DictionaryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DictionaryError::Magic => {
-                write!(f, "not a dictionary of memfold's (make one with `memfold dict train`)")
+                write!(f, "not a dictionary of memfold. Make one with `memfold dict train`.")
             }
             DictionaryError::Version(found) => {
-                write!(f, "a dictionary of version {found}, and only version {VERSION} can be read")
+                write!(
+                    f,
+                    "the dictionary has version {found}, but this memfold reads only version {VERSION}. Make a new one."
+                )
             }
-            DictionaryError::Kind => write!(f, "a dictionary of an unknown kind"),
+            DictionaryError::Kind => {
+                write!(f, "the dictionary is of an unknown kind. Make a new one.")
+            }
             DictionaryError::Length { expected, found } => {
-                write!(f, "damaged: it should have {expected} bytes and has {found}")
+                write!(f, "the dictionary is damaged: it has {found} bytes instead of {expected}")
             }
             DictionaryError::Size(bytes) => {
                 write!(
                     f,
-                    "a dictionary of {bytes} bytes: must be {DICTIONARY_BYTES_MIN} to {DICTIONARY_BYTES_MAX}"
+                    "a dictionary of {bytes} bytes: {DICTIONARY_BYTES_MIN} to {DICTIONARY_BYTES_MAX} are allowed"
                 )
             }
-            DictionaryError::Checksum => write!(f, "damaged: its checksum does not fit"),
+            DictionaryError::Checksum => {
+                write!(f, "the dictionary is damaged: its checksum is wrong")
+            }
         }
     }
 }
@@ -192,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_comes_back_and_every_flipped_bit_and_length_is_refused() {
+    fn dictionary_file_round_trips_and_damage_is_refused() {
         let file = sample();
         let dictionary = Dictionary::from_file(&file).unwrap();
         assert_eq!((dictionary.kind(), dictionary.content().len()), (DictionaryKind::Raw, 1000));

@@ -18,7 +18,7 @@ fn filled(store: &Store, w: &mut Worker, count: usize) -> Vec<(Vec<Handle>, Page
 }
 
 #[test]
-fn z10_after_a_refusal_saves_are_taken_again_only_below_the_threshold() {
+fn z10_full_pool_accepts_saves_again_below_the_threshold() {
     let max = 2u64 << 20;
     let store = store_with(|c| {
         c.pool_bytes_max = max;

@@ -30,7 +30,7 @@ fn each_object(mut test: impl FnMut(&Store, &mut Worker, Handle, &Pages)) {
 }
 
 #[test]
-fn every_flipped_bit_of_entry_header_owner_and_payload_is_an_error() {
+fn every_flipped_bit_of_an_object_is_an_error() {
     each_object(|store, w, handle, folio| {
         let name = handle.object().unwrap();
         let pool = &store.pools[name.pool as usize];

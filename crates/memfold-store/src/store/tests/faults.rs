@@ -71,7 +71,7 @@ fn z3_a_fault_in_any_block_leaves_nothing() {
 }
 
 #[test]
-fn z3_a_full_pool_leaves_nothing_and_takes_saves_again_after_frees() {
+fn z3_full_pool_keeps_no_part_and_saves_again_after_frees() {
     let store = store_with(|c| {
         c.pool_bytes_max = 1 << 20;
         c.accept_percent = 100;
@@ -145,7 +145,7 @@ fn a_bit_flipped_in_the_store_is_an_error_at_load() {
 }
 
 #[test]
-fn without_verify_mode_a_codec_fault_goes_unseen_which_is_why_it_exists() {
+fn codec_fault_goes_unseen_without_verify_mode() {
     let store = store_with(|c| c.codec = CodecSpec::parse("none").unwrap());
     store.faults().strike_every(Fault::Compressed, 1);
     // Nothing is compressed, so there is no chance for the fault.

@@ -135,7 +135,7 @@ fn is_filled(folio: &Pages, page: usize) -> bool {
 }
 
 #[test]
-fn z9_a_failing_or_hanging_device_falls_back_and_nothing_is_lost() {
+fn z9_failing_or_hanging_device_falls_back_without_loss() {
     let troubles = [
         Trouble::FailsEvery(1),
         Trouble::FailsEvery(3),

@@ -12,7 +12,7 @@ fn mixed_folio(o: Order, random: &mut Random) -> Pages {
 }
 
 #[test]
-fn z1_z8_every_folio_order_block_order_and_codec_gives_its_bytes_back() {
+fn z1_z8_all_orders_and_codecs_return_their_bytes() {
     let mut random = Random::new(1);
     for spec in ["none", "lz4", "lz4:9", "lz4hc:2", "zstd", "zstd:-7", "zstd:3", "deflate"] {
         for block in 0..=9 {
@@ -290,7 +290,7 @@ fn m2_compaction_empties_sparse_spans_and_keeps_every_byte() {
 }
 
 #[test]
-fn m2_tidying_in_bounded_steps_packs_a_sparse_pool_and_then_rests() {
+fn m2_bounded_tidying_packs_a_sparse_pool_and_stops() {
     let (store, saved, _) = sparse_store(16);
     let mut w = store.worker();
     let sparse = store.stats();
