@@ -47,7 +47,7 @@ fn status(device: &Device) -> Vec<(u64, Status)> {
     runs
 }
 
-/// A few changes of any kind; of the bytes that are expected, too.
+/// Makes a few changes of any kind, also to the expected bytes.
 fn change(device: &Device, wanted: &mut [u8], random: &mut Random) {
     let mut io = device.io();
     for _ in 0..6 {
@@ -71,7 +71,7 @@ fn change(device: &Device, wanted: &mut [u8], random: &mut Random) {
     }
 }
 
-/// The image's devices, in new memory of blocks of `order`.
+/// Opens the image's devices in new memory, with blocks of `order`.
 fn open(path: &Path, order: u8) -> Result<(Vec<Arc<Device>>, Journal), ImageError> {
     let place = Place::open(path)?;
     let image = Journal::look(&place)?.expect("it is there");
@@ -91,7 +91,7 @@ fn load(path: &Path) -> Image {
 }
 
 #[test]
-fn an_image_brings_back_every_byte_and_every_hole_also_of_what_was_written_back() {
+fn image_restores_bytes_and_holes_also_after_writeback() {
     let mut random = Random::new(seed(50));
     for order in [0, 2, 5] {
         let (scratch, all) = (Scratch::new(), devices(order, 0));
@@ -122,7 +122,7 @@ fn an_image_brings_back_every_byte_and_every_hole_also_of_what_was_written_back(
 }
 
 #[test]
-fn whatever_is_cut_off_after_a_flush_all_that_was_flushed_comes_back() {
+fn image_cut_after_a_flush_restores_all_flushed_data() {
     let mut random = Random::new(seed(51));
     let (scratch, all) = (Scratch::new(), devices(2, 0));
     let path = scratch.0.join("image");
@@ -171,7 +171,7 @@ fn whatever_is_cut_off_after_a_flush_all_that_was_flushed_comes_back() {
 }
 
 #[test]
-fn what_was_flushed_and_is_damaged_is_refused_and_never_taken_for_less() {
+fn damaged_flushed_data_is_refused_not_truncated() {
     let mut random = Random::new(seed(52));
     let (scratch, all) = (Scratch::new(), devices(2, 0));
     let path = scratch.0.join("image");
@@ -341,7 +341,7 @@ fn threads_that_write_and_flush_at_once_find_all_they_flushed() {
 }
 
 #[test]
-fn an_image_that_has_grown_far_is_written_anew_and_holds_the_same() {
+fn image_grown_far_is_rewritten_with_equal_content() {
     let (scratch, all) = (Scratch::new(), devices(2, 0));
     let path = scratch.0.join("image");
     let journal = create(&path, &all);

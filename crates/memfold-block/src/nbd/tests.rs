@@ -69,7 +69,7 @@ impl Drop for Served {
     }
 }
 
-/// Whether the server has ended the connection.
+/// Returns whether the server has ended the connection.
 fn is_gone(client: &mut Client<UnixStream>) -> bool {
     matches!(client.link.read(&mut [0]), Ok(0) | Err(_))
 }
@@ -188,7 +188,7 @@ fn options_are_answered_as_the_protocol_says() {
 }
 
 #[test]
-fn the_oldest_way_to_choose_an_export_works_and_replies_are_simple_then() {
+fn oldest_export_option_works_with_simple_replies() {
     let served = Served::new(&exports(2, 8 << 20), 4);
     let mut client = served.connect();
     client.send_option(option::EXPORT_NAME, b"").unwrap();
@@ -402,7 +402,7 @@ fn the_longest_payloads_come_through_with_blocks_of_every_size() {
 }
 
 #[test]
-fn clients_at_once_lose_no_byte_of_each_other_also_when_one_is_killed_in_a_write() {
+fn concurrent_clients_lose_no_byte_when_one_dies_in_a_write() {
     let exports = exports(2, 16 << 20);
     let served = Served::new(&exports, 8);
     thread::scope(|scope| {

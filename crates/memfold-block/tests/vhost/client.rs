@@ -14,7 +14,7 @@ pub const SLOT: usize = 1 << 20;
 pub const SLOTS: usize = 4;
 pub const QUEUE_SIZE: u16 = 64;
 
-/// Memory that a VMM shares.
+/// Makes memory that a VMM shares.
 pub fn shared(bytes: usize) -> (File, MmapRegion) {
     let name = CString::new("guest").unwrap();
     // SAFETY: the name ends with a zero, and is read by the call alone.
@@ -115,18 +115,20 @@ impl Line {
         self.sent();
     }
 
-    /// Likewise, to write them.
+    /// Sends a request to write the first `len` bytes of a slot.
     pub fn send_write(&mut self, at: u64, slot: usize, len: usize) {
         assert!(len <= SLOT);
         let from = self.at(slot);
-        // SAFETY: as for reading.
+        // SAFETY: the slot is shared memory without references, and is mapped as long as the line
+        // lives.
         unsafe { self.queue.write_raw(at, from, len, slot) }.unwrap();
         self.sent();
     }
 
     fn sent(&mut self) {
         self.under_way += 1;
-        // Only if the server wants it: were it wrong in that, this would wait for ever.
+        // The kick is sent only if the server wants it. If the server were wrong in that, this
+        // would wait forever.
         if self.queue.avail_notif_needed() {
             self.kick.notify().unwrap();
         }

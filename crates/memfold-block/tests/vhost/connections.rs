@@ -16,7 +16,7 @@ fn what_one_vmm_has_written_the_next_one_reads() {
 }
 
 #[test]
-fn a_vmm_that_is_gone_amid_its_requests_leaves_the_disk_in_order() {
+fn vmm_that_dies_amid_requests_leaves_the_disk_intact() {
     let served = Served::new();
     for round in 0..20 {
         let mut client = Client::new(&served, 1);

@@ -1,5 +1,4 @@
-//! A VMM's side of the protocol, each step by itself, and a queue of which every byte can be
-//! chosen.
+//! A VMM's side of the protocol, step by step, and a queue whose every byte can be chosen.
 use crate::client::shared;
 use crate::served::Served;
 use std::fs::File;
@@ -82,7 +81,7 @@ impl Memory {
         self.region.as_volatile_slice().store(index, at, Release).unwrap();
     }
 
-    /// How many requests of a queue have their answer.
+    /// Returns how many requests of a queue have their answer.
     pub fn used(&self, queue: u64) -> u16 {
         self.region.as_volatile_slice().load((queue * QUEUE + USED + 2) as usize, Acquire).unwrap()
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 const PAGE: u64 = PAGE_SIZE as u64;
 
 #[test]
-fn random_requests_read_as_a_vector_of_bytes_does_while_objects_leave_for_the_file() {
+fn random_requests_match_a_byte_vector_during_writeback() {
     let mut random = Random::new(seed(30));
     for order in [0, 2, 4] {
         let mut pair =
@@ -78,7 +78,7 @@ fn object_of_the_same_handle_with_other_bytes_is_not_replaced() {
 }
 
 #[test]
-fn a_device_larger_than_its_limit_takes_every_write_as_long_as_the_file_has_room() {
+fn device_above_its_limit_takes_writes_while_the_file_has_room() {
     let limit = 8 << 20;
     let mut pair = Pair::new(&spilling(2, limit, spill_settings(1 << 30, None)), 40 << 20);
     for at in (0..40).map(|n| n << 20) {
@@ -93,7 +93,7 @@ fn a_device_larger_than_its_limit_takes_every_write_as_long_as_the_file_has_room
 }
 
 #[test]
-fn threads_that_write_past_the_limit_at_once_with_one_that_tends_lose_no_byte() {
+fn threads_past_the_limit_beside_tidying_lose_no_byte() {
     let backing = spilling(2, 8 << 20, spill_settings(1 << 30, None));
     let device = Device::new(&backing, 32 << 20).unwrap();
     thread::scope(|scope| {
@@ -133,7 +133,7 @@ fn threads_that_write_past_the_limit_at_once_with_one_that_tends_lose_no_byte() 
 }
 
 #[test]
-fn a_full_file_or_a_used_up_limit_is_no_room_and_every_byte_stays() {
+fn full_file_or_spent_writeback_limit_keeps_every_byte() {
     for spill in [spill_settings(4 << 20, None), spill_settings(1 << 30, Some(3 << 20))] {
         let limited = spill.limit_bytes.is_some();
         let mut pair = Pair::new(&spilling(2, 8 << 20, spill), 24 << 20);
@@ -162,7 +162,7 @@ fn a_full_file_or_a_used_up_limit_is_no_room_and_every_byte_stays() {
 }
 
 #[test]
-fn a_file_system_without_room_is_no_room_and_memory_keeps_its_limit() {
+fn full_file_system_fails_writes_and_limit_holds() {
     let limit = 8 << 20;
     let spill = SpillSettings { keep_free_bytes: u64::MAX, ..spill_settings(1 << 30, None) };
     let mut pair = Pair::new(&spilling(2, limit, spill), 24 << 20);

@@ -26,7 +26,7 @@ pub(crate) fn spill_settings(size_bytes: u64, limit_bytes: Option<u64>) -> Spill
     SpillSettings { path, size_bytes, keep_free_bytes: 0, encrypt: true, limit_bytes }
 }
 
-/// With lz4 and two pools, and a file.
+/// Makes a backing with lz4, two pools and a file.
 pub(crate) fn spilling(order: u8, limit_bytes: u64, spill: SpillSettings) -> Arc<Backing> {
     let settings = Settings {
         limit_bytes,
@@ -103,7 +103,7 @@ impl Pair {
         assert_eq!(wrong.map(|at| offset + at as u64), None, "a wrong byte");
     }
 
-    /// Every byte, the table, the store, and what the status says.
+    /// Compares every byte, and verifies the table, the store, and the status.
     #[track_caller]
     pub fn check(&mut self) {
         self.compare(0, self.bytes.len());
@@ -155,7 +155,7 @@ impl Pair {
 }
 
 #[test]
-fn m10_random_requests_of_any_alignment_read_as_a_vector_of_bytes_does() {
+fn m10_random_unaligned_requests_match_a_byte_vector() {
     let mut random = Random::new(seed(20));
     for (order, codec) in
         [(0, "lz4"), (1, "zstd:1"), (2, "lz4"), (4, "lz4"), (9, "lz4"), (2, "none")]
@@ -203,7 +203,7 @@ fn a_device_refused_memory_at_random_has_no_wrong_byte() {
 }
 
 #[test]
-fn threads_that_share_blocks_and_pages_lose_no_byte_of_each_other() {
+fn threads_sharing_blocks_and_pages_lose_no_byte() {
     const THREADS: u64 = 4;
     let first = seed(22);
     for stripe in [700, 1536, 5 * PAGE + 512] {
@@ -292,7 +292,7 @@ fn overlapping_writes_of_a_block_leave_one_of_them_whole() {
 }
 
 #[test]
-fn m3_a_block_written_whole_is_not_read_and_a_part_is_changed_in_its_page() {
+fn m3_whole_block_write_reads_nothing_and_part_changes_its_page() {
     let mut pair = Pair::new(&backing(2, 0, "lz4"), 1 << 20);
     pair.write(16384, &noise(1, 16384)).unwrap();
     let stats = pair.device.stats();
@@ -348,7 +348,7 @@ fn m4_a_blocks_object_goes_with_its_last_page() {
 }
 
 #[test]
-fn a_block_written_anew_page_by_page_does_not_keep_its_old_object_for_the_last_of_them() {
+fn block_rewritten_by_pages_drops_its_old_object_early() {
     let mut pair = Pair::new(&backing(4, 0, "lz4"), 1 << 20);
     pair.write(0, &noise(1, 65536)).unwrap();
     for page in 0..8 {
@@ -415,7 +415,7 @@ fn zeros_that_were_written_hold_no_memory_and_are_no_hole() {
 }
 
 #[test]
-fn a_full_device_says_so_keeps_its_limit_and_every_byte_and_takes_writes_again_when_it_has_room() {
+fn full_device_fails_writes_keeps_data_and_recovers_with_room() {
     let limit = 8 << 20;
     let mut pair = Pair::new(&backing(2, limit, "lz4"), 64 << 20);
     let mut at = 0;
@@ -434,7 +434,7 @@ fn a_full_device_says_so_keeps_its_limit_and_every_byte_and_takes_writes_again_w
 }
 
 #[test]
-fn a_damaged_block_is_an_error_and_never_bytes_and_can_be_written_anew() {
+fn damaged_block_is_an_error_until_it_is_rewritten() {
     let mut pair = Pair::new(&backing(2, 0, "lz4"), 1 << 20);
     pair.device.backing.store.faults().strike_at(Fault::Stored, 1);
     pair.write(0, &noise(1, 16384)).unwrap();
