@@ -162,7 +162,7 @@ mod tests {
             (r#"{"do":"set","limit":"1"}"#, "too small"),
             (r#"{"do":"set","limit":"2G"}"#, "more than the memory"),
             (r#"{"do":"set","limit":"32M","resident":"x"}"#, "--resident"),
-            (r#"{"do":"set","limit":"none"}"#, "give --limit"),
+            (r#"{"do":"set","limit":"none"}"#, "Give --limit"),
             (r#"{"do":"stop"}"#, "another version"),
             ("nonsense", "not JSON"),
         ] {

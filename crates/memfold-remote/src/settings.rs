@@ -1,4 +1,4 @@
-//! Where the store is, and how to be let in.
+//! The address of the store, and its credentials.
 use std::fmt::Display;
 use std::fs::File;
 use std::io::Read;
@@ -7,16 +7,16 @@ use std::path::Path;
 use std::time::Duration;
 
 const PORT: u16 = 6379;
-/// Keys expire after this, so that a run that was killed leaves nothing for ever.
+/// Keys expire after this time, so that a run that was killed leaves nothing forever.
 const EXPIRY: Duration = Duration::from_secs(24 * 60 * 60);
-/// Longer files are none of ours.
+/// Longer files are refused.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// A store that speaks the Redis protocol. Displays nothing secret.
+/// A store that speaks the Redis protocol. Its display has no secrets.
 pub struct Settings {
     /// The URL, for messages.
     pub(crate) name: String,
-    /// Hosts and ports; the first that answers tells of the others in a cluster.
+    /// Hosts and ports. In a cluster the first one that answers names the others.
     pub(crate) nodes: Vec<(String, u16)>,
     pub(crate) is_cluster: bool,
     pub(crate) is_tls: bool,
@@ -30,9 +30,9 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Settings from a URL: `redis://HOST[:PORT][/DATABASE]`; `rediss://` with TLS;
+    /// Parses settings from a URL: `redis://HOST[:PORT][/DATABASE]`; `rediss://` with TLS;
     /// `redis-cluster://`, `rediss-cluster://`, or several hosts with commas between them for a
-    /// cluster. A read is tried for `timeout`.
+    /// cluster. A read is repeated for `timeout`.
     ///
     /// # Errors
     /// It is no such URL: one line that says what would be right.
@@ -85,7 +85,7 @@ impl Settings {
         })
     }
 
-    /// Takes the password from a file, or user and password from a line each.
+    /// Reads the password from a file, or user and password from a line each.
     ///
     /// # Errors
     /// It can't be read, others may read it, or it has no or more lines.
@@ -117,20 +117,20 @@ impl Settings {
         Ok(())
     }
 
-    /// Whether a password goes over the network as it is.
+    /// Returns whether a password crosses the network unencrypted.
     pub(crate) fn shows_password(&self) -> bool {
         self.password.is_some() && !self.is_tls
     }
 
-    /// Has keys expire after this in place of 24 hours, in whole seconds, at least 2. They are
-    /// refreshed four times as often. While the store can't be reached for so long, or this process
-    /// is stopped, or the machine sleeps, data is lost; the service warns at half of it. Give the
-    /// engine the same (`remote-expiry`): it warns if the service is silent.
+    /// Sets the lifetime of keys, 24 hours by default, in whole seconds, at least 2. Keys are
+    /// refreshed four times in that time. Data is lost if the store is unreachable, this process
+    /// stopped, or the machine asleep for so long. The service warns at half of it. Give the engine
+    /// the same (`remote-expiry`): it warns if the service is silent.
     pub fn set_expiry(&mut self, expiry: Duration) {
         self.expiry = Duration::from_secs(expiry.as_secs().max(2));
     }
 
-    /// Takes the certificates to trust from a file, in place of those of the system.
+    /// Reads the certificates to trust from a file, instead of those of the system.
     ///
     /// # Errors
     /// It can't be read or has no certificate; or the URL is one without TLS.

@@ -56,8 +56,8 @@ fn processes(slots: &Slots) -> String {
     }
 }
 
-/// The line of a run in which nothing was folded. It says that the limit was never near only if the
-/// run ended with status 0 and no process was large.
+/// The line of a run in which nothing was folded. It claims that the limit was far only if
+/// the run ended with status 0 and no process was large.
 fn unfolded(config: &Config, slots: &Slots, sum: &Figures, ended: &Ended) -> String {
     let least =
         config.limit_bytes.unwrap_or(u64::MAX).min(config.resident_bytes.unwrap_or(u64::MAX));
@@ -68,11 +68,11 @@ fn unfolded(config: &Config, slots: &Slots, sum: &Figures, ended: &Ended) -> Str
     if slots.has_begun() && ended.status == 0 && is_far && unmanaged <= SMALL_BYTES {
         return match has_engines {
             true => format!(
-                "nothing was folded, because memory use stayed far below the {bound} ({})",
+                "nothing was folded, because memory use stayed far below its limit ({bound}; {})",
                 processes(slots)
             ),
             false => format!(
-                "nothing was folded, because memory use stayed far below the {bound} and all processes were small"
+                "nothing was folded, because memory use stayed far below its limit ({bound}; all processes were small)"
             ),
         };
     }
@@ -155,7 +155,7 @@ mod tests {
         assert!(text().contains("started in no process"));
         assert!(slots.tables()[0].note_process() && text().contains("all processes were small"));
         let slot = claim(&slots, 5).stats();
-        assert!(text().contains("limit 64.0 MiB never came near"), "{}", text());
+        assert!(text().contains("far below its limit (limit 64.0 MiB;"), "{}", text());
         slot.adopted_bytes.store(1 << 28, Relaxed);
         slot.peak_bytes.store(60 << 20, Relaxed);
         slot.faults.store(9, Relaxed);
@@ -170,10 +170,10 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_was_never_near_only_where_that_is_known() {
+    fn summary_claims_distance_only_where_it_is_known() {
         let config = limited("64M");
         let cases: &[(u8, u64, u64, u64, &str)] = &[
-            (0, 0, 0, 0, "never came near"),
+            (0, 0, 0, 0, "far below its limit"),
             (139, 0, 0, 0, "ended with status 139"),
             (0, 40 << 20, 0, 0, "nothing was folded"),
             (0, 0, 60 << 20, 0, "peak 60.0 MiB"),
@@ -186,7 +186,7 @@ mod tests {
             slots.bounds().set_seatless(1, unmanaged);
             let text = summary(&config, &slots, &Ended { status, largest_bytes });
             assert!(text.contains(words), "{words}: {text}");
-            assert_eq!(text.contains("never"), words.contains("never"), "{text}");
+            assert_eq!(text.contains("far below"), words.contains("far below"), "{text}");
         }
     }
 }
