@@ -166,7 +166,7 @@ mod tests {
         );
         assert!(lines.lines().all(|l| l.starts_with("memfold: ")) && !lines.contains("can't be"));
         slots.tables()[0].note_unmanaged(b"/bin/busybox: it is statically linked");
-        assert!(text().ends_with("1 times, the first /bin/busybox: it is statically linked\n"));
+        assert!(text().ends_with("1 times; the first was /bin/busybox: it is statically linked\n"));
     }
 
     #[test]

@@ -1,16 +1,16 @@
-//! A codec by itself, without pool, handles or checksums.
+//! A codec without pool, handles or checksums.
 use super::coder::{CodecError, Decoder, Encoder, Input, Output};
 use super::spec::CodecSpec;
 use alloc::boxed::Box;
 
-/// One codec's encoder and decoder. Allocates only when it is made.
+/// One codec's encoder and decoder. Allocates only at its creation.
 pub struct BareCodec {
     encoder: Box<dyn Encoder>,
     decoder: Box<dyn Decoder>,
 }
 
 impl BareCodec {
-    /// A codec for blocks of at most `block_bytes_max` bytes.
+    /// Makes a codec for blocks of at most `block_bytes_max` bytes.
     pub fn new(spec: CodecSpec, block_bytes_max: usize) -> BareCodec {
         let format = spec.format() as usize;
         let decoder =
@@ -18,8 +18,8 @@ impl BareCodec {
         BareCodec { encoder: spec.encoder(block_bytes_max), decoder }
     }
 
-    /// Compresses `len` bytes at `src` to at most `room` bytes at `dst`. `Ok(None)`: they do not
-    /// fit.
+    /// Compresses `len` bytes at `src` to at most `room` bytes at `dst`. Returns `Ok(None)` if they
+    /// don't fit.
     ///
     /// # Errors
     /// The codec's own failure.

@@ -46,7 +46,7 @@ pub static CODECS: &[Codec] = &[
         encoder: lz4::encoder,
         decoder: lz4::decoder,
     },
-    // Levels above 9 would allocate while they compress, with C's malloc.
+    // Levels above 9 would allocate with malloc while they compress.
     Codec {
         name: "lz4hc",
         help: "LZ4 HC. It compresses more than lz4 and is slower at that; decompression is as fast",
@@ -78,9 +78,9 @@ pub static CODECS: &[Codec] = &[
 
 /// One line of the table [`CODECS`].
 pub struct Codec {
-    /// What a user writes.
+    /// The name that users write.
     pub name: &'static str,
-    /// One line about it.
+    /// One sentence about it.
     pub help: &'static str,
     /// Levels that may follow the name after a colon.
     pub levels: RangeInclusive<i32>,
@@ -91,7 +91,7 @@ pub struct Codec {
     pub(crate) decoder: fn() -> Box<dyn Decoder>,
 }
 
-/// One decoder for each stored format, dictionaries apart.
+/// Makes one decoder for each stored format, without dictionaries.
 pub(crate) fn decoders() -> [Box<dyn Decoder>; format::DECODERS] {
     core::array::from_fn(|format| {
         let codec = CODECS.iter().find(|c| c.format as usize == format);

@@ -1,7 +1,7 @@
 //! Canned mode (Z8): dictionaries in every codec that takes them, their versions, and the gate.
 use super::*;
 
-/// Records that share words but whose order and numbers differ: what a dictionary is for.
+/// Returns records that share words but differ in order and numbers: the use case of a dictionary.
 fn records(seed: u64, page: &mut [u8]) {
     let mut random = Random::new(seed);
     let mut text = Vec::new();
@@ -93,7 +93,7 @@ fn dictionary_shrinks_small_blocks_and_keeps_others_readable() {
     }
 }
 
-/// Pages of records and of the other test data in turn, `records` of four of them records.
+/// Returns pages of records and of other test data in turn; `records` of four are records.
 fn mixed(seed: u64, records_of_4: usize) -> Pages {
     let mut folio = Pages::new(16);
     for page in 0..16 {
@@ -209,7 +209,7 @@ fn until_judged(
         save(store, w, &pages, order(4), seed).unwrap();
         match store.canned_step() {
             CannedStep::Nothing => {}
-            // It wins, but so little is held yet that it would not save its own memory.
+            // It wins, but so little is held that it would not save its own memory.
             CannedStep::Off(comparison) if comparison.wins() => {}
             step => return step,
         }

@@ -12,7 +12,7 @@ fn folio() -> Pages {
     folio
 }
 
-/// Saves with a failing block and checks that nothing happened but `error`.
+/// Saves with a failing block and checks that `error` is the only effect.
 fn assert_nothing_stays(
     store: &Store,
     w: &mut Worker,
@@ -110,7 +110,7 @@ fn a_full_pool_compacts_itself_before_it_refuses() {
     while let Ok(saved) = save(&store, &mut w, &folio, order(6), 1) {
         handles.extend(saved);
     }
-    // Every second object goes: no whole folio is free, but half of the bytes are.
+    // Every second object is freed: no whole folio is free, but half of the bytes are.
     let mut index = 0;
     handles.retain(|h| {
         index += 1;

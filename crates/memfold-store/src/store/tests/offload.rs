@@ -2,7 +2,7 @@
 use super::*;
 use std::time::{Duration, Instant};
 
-/// An accelerator that takes `latency` for a batch however large it is, and misbehaves as told.
+/// An accelerator that takes `latency` for a batch of any size, and misbehaves as configured.
 struct FakeDevice {
     codec: BareCodec,
     spec: CodecSpec,
@@ -63,7 +63,7 @@ impl Compressor for FakeDevice {
         }
         self.under_way.remove(0);
         self.jobs += 1;
-        // SAFETY: whoever submitted the job vouched for its memory until now.
+        // SAFETY: the caller of `submit` vouched for the job's memory until now.
         let result = unsafe { self.codec.compress(job.src, job.len, job.dst, job.room) };
         done[0] = Done { tag: job.tag, result };
         match self.trouble {
@@ -72,7 +72,8 @@ impl Compressor for FakeDevice {
             }
             Trouble::WrongTags => done[0].tag += 1000,
             Trouble::WrongSizes => done[0].result = Ok(Some(job.room + 1)),
-            // SAFETY: the buffer has at least a byte, and is ours until the result is returned.
+            // SAFETY: the buffer has at least a byte, and belongs to the device until the result is
+            // returned.
             Trouble::WrongBytes => unsafe { *job.dst.add(3) ^= 0x40 },
             _ => {}
         }
