@@ -5,8 +5,8 @@ use crate::scan;
 use crate::source::Source;
 use crate::tree::{Crate, Tree};
 
-/// Crates that run inside the program: no std (it brings thread-local storage, the host's malloc
-/// and locks) and no printing.
+/// Crates that run inside the program. They may not use std (it brings thread-local storage, the
+/// host's malloc and locks) and may not print.
 const ENGINE: &[&str] =
     &["memfold-sys", "memfold-gate", "memfold-store", "memfold", "memfold-preload"];
 const PRINTING: &[&str] = &["print", "println", "eprint", "eprintln", "dbg"];
@@ -80,7 +80,7 @@ fn unfinished(source: &Source) -> Vec<Finding> {
         .collect()
 }
 
-/// Notes to oneself, wherever they stand in `text`.
+/// Finds notes to oneself in `text`.
 fn leftovers(path: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -94,7 +94,7 @@ fn leftovers(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// The calls of these macros, by offset and name.
+/// Returns the calls of these macros, by offset and name.
 fn macros<'a>(code: &'a str, names: &'a [&'a str]) -> impl Iterator<Item = (usize, &'a str)> {
     names.iter().flat_map(move |name| {
         scan::words(code, name)

@@ -1,4 +1,4 @@
-"""What can't be is refused with a sentence that says what to do."""
+"""Impossible requests are refused with a message that says what to do."""
 
 import pickle
 
@@ -10,7 +10,7 @@ import pytest
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"limit": "1MiB"}, ValueError, "limit: .* too small to work in; give at least 8"),
+        ({"limit": "1MiB"}, ValueError, "limit: .* too small to work with. Give at least 8"),
         ({"limit": 0}, ValueError, "too small"),
         ({"limit": -5}, ValueError, "can't be negative"),
         ({"limit": "900T"}, ValueError, "more than the memory of this machine"),
