@@ -99,7 +99,7 @@ pub unsafe extern "C" fn memfold_map(memory: u64, len: usize, address: *mut *mut
 /// Unmaps what `memfold_map` or `memfold_resize` returned. It may not be used any more.
 ///
 /// # Safety
-/// - Nobody uses what is mapped there any more. Any address may be given.
+/// - The mapping there is not used any more. Any address may be given.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memfold_unmap(memory: u64, address: *mut c_void) -> Status {
     // SAFETY: as the caller says.
@@ -110,8 +110,8 @@ pub unsafe extern "C" fn memfold_unmap(memory: u64, address: *mut c_void) -> Sta
 /// which may be another one. Contents that fit are kept. On failure nothing changes.
 ///
 /// # Safety
-/// - Nobody else uses what is mapped there meanwhile, nor, if it moves, its old address any more.
-///   `moved` points to where the result may be written, or is null, which is refused.
+/// - No other thread uses what is mapped there meanwhile, nor, if it moves, its old address any
+///   more. `moved` points to where the result may be written, or is null, which is refused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memfold_resize(
     memory: u64,

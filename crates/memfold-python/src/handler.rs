@@ -113,7 +113,7 @@ impl Folding {
     /// Changes the length of an allocation of the heap.
     ///
     /// # Safety
-    /// - Nobody else uses it.
+    /// - No other thread uses it.
     pub unsafe fn realloc(&self, at: *mut c_void, bytes: usize) -> *mut c_void {
         // SAFETY: as the caller says.
         let done = unsafe { self.shared.heap.resize(at as usize, bytes.max(1)) };
@@ -123,7 +123,7 @@ impl Folding {
     /// Moves memory of the C library into the heap, if its new length is large.
     ///
     /// # Safety
-    /// - It is the C library's `malloc`'s, and nobody else uses it.
+    /// - It is the C library's `malloc`'s, and nothing else uses it.
     pub unsafe fn take_over(&self, at: *mut c_void, bytes: usize) -> Option<*mut c_void> {
         if at.is_null() {
             return None;
@@ -148,7 +148,7 @@ impl Folding {
     /// Frees memory of the heap. A child of fork does not have it, so it does nothing there.
     ///
     /// # Safety
-    /// - Nobody uses it any more.
+    /// - It is not used any more.
     pub unsafe fn free(&self, at: *mut c_void) {
         // SAFETY: as the caller says.
         let _ = unsafe { self.shared.heap.free(at as usize) };

@@ -30,7 +30,7 @@ impl Service {
     /// network unencrypted.
     ///
     /// # Errors
-    /// The store can't be reached, lets nobody in, or may drop keys by itself; the socket can't be
+    /// The store can't be reached, refuses the credentials, or may drop keys; the socket can't be
     /// made. One line.
     pub fn open(settings: Settings, path: &Path) -> Result<Service, String> {
         // A failure means that a provider is installed already.

@@ -84,8 +84,8 @@ impl Store {
         self.requests.fetch_add(1, SeqCst)
     }
 
-    /// Lends a connection for some requests. Waits as long as a read may take, because nobody waits
-    /// longer for the answer.
+    /// Lends a connection for some requests. Waits as long as a read may take, because no caller
+    /// waits longer for the answer.
     fn lend(&self, work: Work, deadline: Instant) -> Result<Lent<'_>, Trouble> {
         let busy = || {
             Trouble::Failed(format!(

@@ -197,7 +197,7 @@ fn data_lent_to_a_forked_child_is_kept_until_it_ends() {
         child(|| {
             // A child of an engine has no copy of its connections.
             remote.close();
-            // SAFETY: nobody else uses this copy of it.
+            // SAFETY: nothing else uses this copy of it.
             unsafe { remote.begin_in_child().unwrap() };
             remote.get(&mut []).unwrap();
             hear(&go);

@@ -261,7 +261,7 @@ impl Table {
     /// Removes a page.
     ///
     /// # Safety
-    /// - The page is there, and nobody needs its bytes.
+    /// - The page is there, and its bytes are not needed.
     unsafe fn remove(&mut self, page: usize) {
         // SAFETY: a present page is mapped, and the caller gives up its bytes.
         unsafe { std::ptr::write_bytes(page as *mut u8, POISON, PAGE_SIZE) };

@@ -6,7 +6,7 @@
 //! - [`RemoteTrouble::Half`]: only some of the objects of a call;
 //! - being away for any time ([`MemoryRemote::set_away`]);
 //! - [`MemoryRemote::lose`], [`MemoryRemote::damage`], [`MemoryRemote::exchange`]: objects that are
-//!   gone or not what was put: found, never believed.
+//!   gone or not what was put: detected, never accepted.
 use memfold_sys::memory::witness::Witness;
 use memfold_sys::remote::{BYTES_MAX, ENTRIES_MAX, Failure, Fetch, Object, Remote};
 use memfold_sys::sync::Mutex;

@@ -26,7 +26,7 @@ impl Sharer {
 
 impl Drop for Sharer {
     fn drop(&mut self) {
-        // SAFETY: the child of `fork`, which nobody else waits for.
+        // SAFETY: the child of `fork`, which nothing else waits for.
         unsafe {
             (libc::kill(self.0, libc::SIGKILL), libc::waitpid(self.0, std::ptr::null_mut(), 0))
         };

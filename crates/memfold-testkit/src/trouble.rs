@@ -13,7 +13,7 @@
 //!   EEXIST;
 //! - [`Trouble::Replaced`]: as short with none, and by then something else was mapped at the
 //!   source, and touched;
-//! - [`Trouble::Exists`]: EEXIST on what goes into the area: somebody else has put the same page
+//! - [`Trouble::Exists`]: EEXIST on what goes into the area: another thread has put the same page
 //!   there just before;
 //! - [`Trouble::Gone`]: ENOENT on what goes into the area, once: its mapping is being changed;
 //! - [`Trouble::Refused`]: a discard fails, nothing done;

@@ -9,8 +9,7 @@ use memfold_sys::uffd::space::UffdSpace;
 /// Makes an engine with signal delivery and the least resident memory, whose frames are registered
 /// with `uffd`. It manages nothing yet. `space` is that of the process, with the same descriptor.
 ///
-/// # Panics
-/// If it can't be had.
+/// # Panics If it is unavailable.
 pub fn engine(uffd: &Uffd, space: UffdSpace) -> Pager {
     let parts = Parts {
         space: Box::new(space),

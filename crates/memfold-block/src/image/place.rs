@@ -91,7 +91,7 @@ impl Place {
     /// power cut it counts once [`Place::settle`] has returned.
     ///
     /// # Errors
-    /// The system's: what was there is there still.
+    /// The system's; the former file is still there.
     pub(super) fn put(&self, file: &dyn File, draft: Draft) -> Result<(), ImageError> {
         let hidden = match draft.0 {
             Some(hidden) => hidden,

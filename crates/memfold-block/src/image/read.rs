@@ -226,7 +226,7 @@ impl<'a> Records<'a> {
 /// Verifies an image, and returns how much counts: up to the end of the last complete group.
 ///
 /// # Errors
-/// A byte before that is not what was written: a group that was acknowledged can't be read.
+/// A byte before that is damaged: a group that was acknowledged can't be read.
 fn scan(file: &dyn File, head: &Head) -> Result<Extent, ImageError> {
     let (start, sums) = (head.start, &head.sums);
     let mut extent = Extent {

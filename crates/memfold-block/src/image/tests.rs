@@ -1,5 +1,4 @@
-//! Images: what was acknowledged comes back, whatever was cut off or damaged, and nothing else is
-//! taken for it.
+//! Images: acknowledged data is restored, whatever is cut off or damaged, and nothing else counts.
 use super::format::{self, RECORD_BYTES, Record, Sums, What};
 use super::*;
 use crate::device::tests::{spill_settings, spilling};

@@ -113,7 +113,7 @@ impl Request {
     /// Reads the header.
     ///
     /// # Errors
-    /// There is none, or it asks for what isn't known.
+    /// There is none, or its operation is unknown.
     pub fn header(&mut self, memory: &Memory) -> Result<Header, Status> {
         let mut bytes = [0; HEADER_BYTES];
         self.readable.read(memory, &mut bytes)?;

@@ -20,7 +20,7 @@ pub fn shared(bytes: usize) -> (File, MmapRegion) {
     // SAFETY: the name ends with a zero, and is read by the call alone.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0);
-    // SAFETY: the call has just opened it, for nobody else.
+    // SAFETY: the call has just opened it, and nothing else has it.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(bytes as u64).unwrap();
     let region =

@@ -97,7 +97,7 @@ fn a_vmm_that_connects_again_has_its_unanswered_requests_served() {
     memory.offer(0, 0, &[0, 3]);
     kick.write(1).unwrap();
     wait(&memory, 0, &call, 2);
-    // Nobody is there to hear of three more.
+    // No driver is there to receive three more answers.
     drop(first);
     memory.offer(0, 2, &[6, 9, 12]);
     let mut vmm = Vmm::new(&second, &memory);

@@ -97,7 +97,7 @@ impl Vmm {
         let mut frontend = Frontend::connect(served.path(), 64).unwrap();
         frontend.set_owner().unwrap();
         let features = frontend.get_features().unwrap();
-        // No event indices: every answer is told of.
+        // No event indices: every answer sends an event.
         frontend.set_features(features & !(1 << 29)).unwrap();
         let features = frontend.get_protocol_features().unwrap();
         frontend.set_protocol_features(features & !VhostUserProtocolFeatures::REPLY_ACK).unwrap();

@@ -57,8 +57,8 @@ pub trait Compressor: Send {
     ///
     /// # Safety
     /// Until a job's result was returned by `complete`, or `cancel` has returned:
-    /// - `src` is readable for `len` bytes, and nobody writes there.
-    /// - `dst` is writable for `room` bytes, overlaps no other memory in use, and nobody else
+    /// - `src` is readable for `len` bytes, and no thread writes there.
+    /// - `dst` is writable for `room` bytes, overlaps no other memory in use, and no other thread
     ///   touches it.
     unsafe fn submit(&mut self, jobs: &[Job]) -> usize;
 

@@ -167,8 +167,8 @@ impl Decoders {
     /// of them; `len` is not 0. After an error the bytes at `dst` are undefined.
     ///
     /// # Safety
-    /// - `src` is readable, and nobody writes there meanwhile.
-    /// - `dst` is writable, whole pages, does not overlap `src`, and nobody else touches it
+    /// - `src` is readable, and no thread writes there meanwhile.
+    /// - `dst` is writable, whole pages, does not overlap `src`, and no other thread touches it
     ///   meanwhile.
     pub unsafe fn decode(
         &mut self,

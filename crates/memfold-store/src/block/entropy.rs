@@ -40,8 +40,8 @@ pub fn looks_dense(page: &[u8; PAGE_SIZE]) -> bool {
 /// about 1 µs for 4 KiB.
 ///
 /// # Safety
-/// - `src` is readable for `len` bytes, a multiple of the page size and not 0; nobody writes there
-///   meanwhile.
+/// - `src` is readable for `len` bytes, a multiple of the page size and not 0; no thread writes
+///   there meanwhile.
 pub(crate) unsafe fn is_dense(src: *const u8, len: usize) -> bool {
     debug_assert!(len > 0 && len.is_multiple_of(PAGE_SIZE));
     // SAFETY: as the caller says.

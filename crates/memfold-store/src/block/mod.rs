@@ -163,8 +163,8 @@ impl Scratch {
 /// Compresses the block of `order` at `src`.
 ///
 /// # Safety
-/// - `src` points to a block of `order`, page-aligned and readable; nobody writes there while the
-///   result is in use.
+/// - `src` points to a block of `order`, page-aligned and readable; no thread writes there while
+///   the result is in use.
 /// - `scratch` and the packer's encoder were made for blocks of at least that size.
 pub(crate) unsafe fn encode(
     scratch: &mut Scratch,
@@ -240,7 +240,7 @@ unsafe fn encode_mixed(
 /// enough, or look so. A dictionary is used only if that is smaller than without.
 ///
 /// # Safety
-/// - `src` is readable, outside the scratch or in its `gathered`, and nobody writes there.
+/// - `src` is readable, outside the scratch or in its `gathered`, and no thread writes there.
 /// - `scratch` and the packer's encoder were made for at least as many bytes, which are whole pages
 ///   and not 0.
 unsafe fn compress(
@@ -365,8 +365,8 @@ unsafe fn compress_canned(
 /// `pages` is not 0. After an error the bytes at `dst` are undefined.
 ///
 /// # Safety
-/// - `payload` is readable for `header.len` bytes, and nobody writes there meanwhile.
-/// - `dst` is writable for a block of `order`, page-aligned; nobody else touches it meanwhile.
+/// - `payload` is readable for `header.len` bytes, and no thread writes there meanwhile.
+/// - `dst` is writable for a block of `order`, page-aligned; no other thread touches it meanwhile.
 pub(crate) unsafe fn decode(
     decoders: &mut Decoders,
     header: Header,
@@ -390,7 +390,7 @@ pub(crate) unsafe fn decode(
         // SAFETY: as the caller says.
         return unsafe { decoders.decode(header.format, from, to, pages * PAGE_SIZE) };
     }
-    // SAFETY: the payload is `len` readable bytes that nobody writes.
+    // SAFETY: the payload is `len` readable bytes that no thread writes.
     let bytes = unsafe { core::slice::from_raw_parts(payload, len) };
     let head = Head::read(bytes, order.pages()).ok_or(DecodeError::Layout)?;
     let others = order.pages() - head.same.count();

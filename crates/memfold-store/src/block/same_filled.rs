@@ -11,7 +11,7 @@ const STRIDE: usize = 64;
 /// Three loads rule out most pages: the first, the last and a middle word.
 ///
 /// # Safety
-/// - `page` points to a readable page, aligned to 8 bytes, that nobody writes during the call.
+/// - `page` points to a readable page, aligned to 8 bytes, that no thread writes during the call.
 #[inline]
 pub(crate) unsafe fn pattern_of(page: *const u8) -> Option<u64> {
     debug_assert!((page as usize).is_multiple_of(8));
@@ -47,7 +47,7 @@ unsafe fn all_equal(words: *const u64, value: u64) -> bool {
 /// Fills `len` bytes at `dst` with `pattern`.
 ///
 /// # Safety
-/// - `dst` is writable for `len` bytes and aligned to 8; `len` is a multiple of 8; nobody else
+/// - `dst` is writable for `len` bytes and aligned to 8; `len` is a multiple of 8; no other thread
 ///   touches it meanwhile.
 pub(crate) unsafe fn fill(dst: *mut u8, len: usize, pattern: u64) {
     debug_assert!((dst as usize).is_multiple_of(8) && len.is_multiple_of(8));

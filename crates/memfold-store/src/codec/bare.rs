@@ -25,9 +25,9 @@ impl BareCodec {
     /// The codec's own failure.
     ///
     /// # Safety
-    /// - `src` is readable for `len` bytes, at most the `block_bytes_max` of the codec; nobody
+    /// - `src` is readable for `len` bytes, at most the `block_bytes_max` of the codec; no thread
     ///   writes there meanwhile.
-    /// - `dst` is writable for `room` bytes, does not overlap `src`, and nobody else touches it
+    /// - `dst` is writable for `room` bytes, does not overlap `src`, and no other thread touches it
     ///   meanwhile.
     pub unsafe fn compress(
         &mut self,
@@ -46,9 +46,9 @@ impl BareCodec {
     /// Bytes that are not this codec's, or another length.
     ///
     /// # Safety
-    /// - `src` is readable for `len` bytes, and nobody writes there meanwhile.
-    /// - `dst` is writable for `raw_len` bytes, does not overlap `src`, and nobody else touches it
-    ///   meanwhile.
+    /// - `src` is readable for `len` bytes, and no thread writes there meanwhile.
+    /// - `dst` is writable for `raw_len` bytes, does not overlap `src`, and no other thread touches
+    ///   it meanwhile.
     pub unsafe fn decompress(
         &mut self,
         src: *const u8,

@@ -38,8 +38,8 @@ pub(crate) trait Encoder: Send {
     /// never gets one.
     ///
     /// # Safety
-    /// - `src` is readable, and nobody writes there during the call.
-    /// - `dst` is writable, does not overlap `src`, and nobody else touches it during the call.
+    /// - `src` is readable, and no thread writes there during the call.
+    /// - `dst` is writable, does not overlap `src`, and no other thread touches it during the call.
     /// - `src.len` is not above the `block_bytes_max` that the encoder was made with.
     unsafe fn encode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> EncodeResult;
 
@@ -58,8 +58,8 @@ pub(crate) trait Decoder: Send {
     /// worst the result is an error or wrong bytes within `dst`.
     ///
     /// # Safety
-    /// - `src` is readable, and nobody writes there during the call.
-    /// - `dst` is writable, does not overlap `src`, and nobody else touches it during the call.
+    /// - `src` is readable, and no thread writes there during the call.
+    /// - `dst` is writable, does not overlap `src`, and no other thread touches it during the call.
     unsafe fn decode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> DecodeResult;
 
     /// Decompresses at least the first `len` bytes of `dst`: at least one and not all. Bytes after

@@ -59,7 +59,7 @@ impl Sampler {
     /// Offers a block that is being saved.
     ///
     /// # Safety
-    /// - `block` is readable for `order.bytes()` bytes, and nobody writes there meanwhile.
+    /// - `block` is readable for `order.bytes()` bytes, and no thread writes there meanwhile.
     #[inline]
     pub unsafe fn offer(&self, block: *const u8, order: Order) {
         let left = self.left.load(Relaxed);

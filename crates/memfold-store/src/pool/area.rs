@@ -52,7 +52,7 @@ impl Area {
     /// Returns the pages of a part to the kernel.
     ///
     /// # Safety
-    /// - The bytes there are no longer needed, and nobody accesses them meanwhile.
+    /// - The bytes there are no longer needed, and no thread accesses them meanwhile.
     pub unsafe fn release(&self, offset: usize, len: usize) {
         assert!(offset + len <= self.len);
         // SAFETY: the range lies in this area of the zone, and the caller gives up its bytes.

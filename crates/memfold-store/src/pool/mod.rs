@@ -142,7 +142,7 @@ impl Pool {
     /// [`Full`]; nothing is changed then.
     ///
     /// # Safety
-    /// - Both parts of the payload are readable, and nobody writes there meanwhile.
+    /// - Both parts of the payload are readable, and no thread writes there meanwhile.
     pub unsafe fn store(&self, payload: &Payload) -> Result<ObjectName, Full> {
         let len = payload.len;
         let slot = self.allocate(len, payload.order)?;
@@ -441,7 +441,7 @@ impl Pinned<'_> {
     /// Returns whether the header's checksum matches the payload.
     #[inline]
     pub fn verify(&self) -> Result<(), Damage> {
-        // SAFETY: the pinned payload is `len` readable bytes that nobody writes.
+        // SAFETY: the pinned payload is `len` readable bytes that no thread writes.
         let hash = unsafe { hash(self.payload, self.header.len as usize) };
         let found = entry::checksum(self.header.fields(), self.index, hash);
         let expected = self.header.checksum;
@@ -497,7 +497,7 @@ unsafe fn set_owner(span: &Span, class: &Class, slot: *mut u8, index: u32) {
 }
 
 /// # Safety
-/// - `len` bytes at `payload` are readable, and nobody writes there during the call.
+/// - `len` bytes at `payload` are readable, and no thread writes there during the call.
 #[inline]
 unsafe fn hash(payload: *const u8, len: usize) -> u64 {
     // SAFETY: as the caller says.

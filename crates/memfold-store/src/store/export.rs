@@ -55,7 +55,8 @@ impl Store {
     /// If no page begins at `dst`.
     ///
     /// # Safety
-    /// - `dst` points to `order.bytes()` writable bytes that nobody else accesses during the call.
+    /// - `dst` points to `order.bytes()` writable bytes that no other thread accesses during the
+    ///   call.
     pub unsafe fn import(
         &self,
         w: &mut Worker,

@@ -230,7 +230,7 @@ impl Store {
 
     /// # Safety
     /// - Buffer `at` holds `size` compressed bytes of the block at `src`, or with `None` that block
-    ///   does not shrink; it is readable, and nobody writes there.
+    ///   does not shrink; it is readable, and no thread writes there.
     unsafe fn store_offloaded(
         &self,
         w: &mut Worker,
@@ -280,8 +280,8 @@ impl Offload {
     /// Submits the blocks without same-filled pages, as many as the device takes.
     ///
     /// # Safety
-    /// - The blocks are readable, and nobody writes there until they are back or cancelled. Nothing
-    ///   is under way.
+    /// - The blocks are readable, and no thread writes there until they are back or cancelled.
+    ///   Nothing is under way.
     unsafe fn submit(
         &mut self,
         batch: &[(usize, usize)],

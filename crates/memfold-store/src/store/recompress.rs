@@ -63,7 +63,8 @@ impl Store {
         }
         let payload =
             Payload { head, head_len, bytes: body, len, order: order.get(), format, mixed };
-        // SAFETY: the payload lies in the worker's scratch and spare buffer, which nobody writes.
+        // SAFETY: the payload lies in the worker's scratch and spare buffer, which no thread
+        // writes.
         let Ok(new) = (unsafe { pool.store(&payload) }) else { return Ok(None) };
         let new = Handle::of_object(new);
         if self.verify.load(Relaxed) && !self.reads_back(w, new, order) {

@@ -58,7 +58,7 @@ impl Store {
     ///
     /// # Safety
     /// - `folio` points to `order.bytes()` readable bytes.
-    /// - Nobody writes to the blocks in `which` during the call.
+    /// - No thread writes to the blocks in `which` during the call.
     #[allow(clippy::too_many_arguments)]
     pub unsafe fn save(
         &self,
@@ -183,7 +183,7 @@ impl Store {
     /// Stores the payload of the block at `src`, and verifies it if requested.
     ///
     /// # Safety
-    /// - As for [`Pool::store`], and `src` is a readable block of `order` that nobody writes.
+    /// - As for [`Pool::store`], and `src` is a readable block of `order` that no thread writes.
     pub(crate) unsafe fn store_verified(
         &self,
         w: &mut Worker,
@@ -228,7 +228,7 @@ impl Store {
     /// Loads the block and compares it; frees it if it differs.
     ///
     /// # Safety
-    /// - `src` is a readable block of `order` that nobody writes.
+    /// - `src` is a readable block of `order` that no thread writes.
     unsafe fn verify_block(
         &self,
         w: &mut Worker,

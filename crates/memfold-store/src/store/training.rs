@@ -105,8 +105,8 @@ impl Trial {
 
     fn size(&mut self, block: &[u8], canned: Option<&Canned>) -> u64 {
         assert!(block.len() == self.order.bytes());
-        // SAFETY: the buffer has room for a block of the order; then it is a whole block that
-        // nobody writes, and scratch and encoder were made for it.
+        // SAFETY: the buffer has room for a block of the order; then it is a whole block that no
+        // thread writes, and scratch and encoder were made for it.
         let encoded = unsafe {
             core::ptr::copy_nonoverlapping(block.as_ptr(), self.buffer.as_mut_ptr(), block.len());
             let canned = canned.map(|canned| (format::CANNED, canned));

@@ -1,7 +1,7 @@
 //! A directory on a disk that forgets, tears and fails.
 //!
 //! Faults that the system must survive:
-//! - a power cut at any moment: of what was written since the last sync any sectors are on disk, in
+//! - a power cut at any moment: of the data written since the last sync any sectors are on disk, in
 //!   any order, one of them in part, or as zeros where a file grew; of the names any changes;
 //! - a process that is killed: all that it wrote is there, but nothing more is on disk;
 //! - any call that fails, once or from then on, without effect or with a part of it; a write that

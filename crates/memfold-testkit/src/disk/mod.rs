@@ -7,7 +7,7 @@
 //! - [`DiskTrouble::Short`]: a first part is done, then EIO;
 //! - slow transfers, reads that don't end before [`MemoryDisk::release_reads`], and any order of
 //!   ending;
-//! - [`MemoryDisk::damage`]: bytes that are not what was written: found, never believed.
+//! - [`MemoryDisk::damage`]: bytes that are not what was written: detected, never accepted.
 //!
 //! It need not survive a device that returns `Ok` for a write that it dropped; that would be found
 //! like damage.

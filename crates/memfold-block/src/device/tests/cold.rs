@@ -1,5 +1,5 @@
-//! What leaves memory for a file, or is compressed again: no byte changes, and what is full is
-//! said.
+//! Writeback and recompression: no byte changes, and a full file or limit fails only the writes
+//! that need room.
 use super::*;
 use super::{Pair, noise};
 use crate::device::holder::Holder;
@@ -53,7 +53,7 @@ fn random_requests_match_a_byte_vector_during_writeback() {
     }
 }
 
-/// A slow writer comes back with an object that has left long ago, and whose handle is another's.
+/// A slow writer ends its write after the object was freed and its handle reused.
 #[test]
 fn object_of_the_same_handle_with_other_bytes_is_not_replaced() {
     let mut pair = Pair::new(&spilling(0, 0, spill_settings(1 << 30, None)), 1 << 20);

@@ -56,7 +56,7 @@ impl Pair {
         Pair { io: device.io(), device, bytes: vec![0; size as usize] }
     }
 
-    /// Writes; what is refused has left each page of each byte range as it was, or changed it.
+    /// Writes. A refused write has left each page of each byte range unchanged, or changed it.
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), IoError> {
         let to = offset as usize..offset as usize + from.len();
         let done = self.device.write(&mut self.io, offset, from);
@@ -462,7 +462,7 @@ fn devices_of_one_backing_share_its_limit_and_no_byte() {
     b.read(&mut io, 0, &mut found).unwrap();
     assert!(found.iter().all(|byte| *byte == 0));
     assert_eq!(b.write(&mut io, 0, &noise(2, 4 << 20)), Err(IoError::NoSpace));
-    // What ends gives its memory back.
+    // A device that ends frees its memory.
     (a, b) = (b, Device::new(&backing, 16 << 20).unwrap());
     a.write(&mut io, 0, &noise(2, 4 << 20)).unwrap();
     drop((a, b));

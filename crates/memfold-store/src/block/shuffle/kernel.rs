@@ -77,7 +77,7 @@ pub(super) fn folded<const W: usize>(difference: u64) -> u64 {
 ///
 /// # Safety
 /// - Each of the first `width` planes is readable for `count` bytes; `to` is writable for `count`
-///   words, overlaps none of them, and nobody else touches either.
+///   words, overlaps none of them, and no other thread touches either.
 pub(super) unsafe fn join(
     planes: &[Plane; WIDTH_MAX],
     width: usize,

@@ -39,7 +39,7 @@ const PAIRS_CODED: u32 = (SAMPLE * SAMPLE / 2) as u32 / 45;
 /// Returns how to split a block, if that looks as if it made it smaller.
 ///
 /// # Safety
-/// - `src` is readable, at least a page, and nobody writes there meanwhile.
+/// - `src` is readable, at least a page, and no thread writes there meanwhile.
 pub(super) unsafe fn plan(src: Input) -> Option<Plan> {
     // SAFETY: as the caller says.
     look::look(unsafe { core::slice::from_raw_parts(src.at, src.len) })
@@ -49,7 +49,7 @@ pub(super) unsafe fn plan(src: Input) -> Option<Plan> {
 /// was wrong. Uses the encoder only if it `codes`.
 ///
 /// # Safety
-/// - `src` is readable, whole pages, and nobody writes there meanwhile.
+/// - `src` is readable, whole pages, and no thread writes there meanwhile.
 /// - `planes` and the encoder were made for blocks of that size.
 pub(super) unsafe fn encode(
     encoder: &mut dyn Encoder,
@@ -189,7 +189,7 @@ fn pairs(plane: &[u8]) -> u32 {
 /// Decodes a block from its payload. After an error the bytes at `dst` are undefined.
 ///
 /// # Safety
-/// - `dst` is writable, whole pages, does not overlap `payload` or `buffer`, and nobody else
+/// - `dst` is writable, whole pages, does not overlap `payload` or `buffer`, and no other thread
 ///   touches it meanwhile.
 pub(super) unsafe fn decode(
     decoder: &mut dyn Decoder,

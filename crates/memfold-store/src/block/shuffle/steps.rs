@@ -18,7 +18,7 @@ pub(super) fn only_plane(planes: &[Plane; WIDTH_MAX]) -> Option<*const u8> {
 ///
 /// # Safety
 /// - `plane` is readable for `count` bytes, a multiple of [`STEP`]; `to` is writable for `count`
-///   words, doesn't overlap it, and nobody else touches either.
+///   words, doesn't overlap it, and no other thread touches either.
 /// - The processor has AVX2.
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn join(plane: *const u8, count: usize, first: u64, to: *mut u8) {

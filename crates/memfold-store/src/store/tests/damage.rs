@@ -46,7 +46,7 @@ fn every_flipped_bit_of_an_object_is_an_error() {
         let mut random = Random::new(2);
         let some = (0..len * 8).filter(|bit| len < 200 || *bit < 256 || random.below(len / 8) == 0);
         for bit in some.chain(len * 8 - 64..len * 8) {
-            // SAFETY: the byte lies in the object, which nobody else uses.
+            // SAFETY: the byte lies in the object, which nothing else uses.
             let flip = || unsafe { *start.add(bit / 8) ^= 1 << (bit % 8) };
             flip();
             assert!(load(store, w, handle, order(2)).is_err(), "bit {bit} of the object");
@@ -62,7 +62,7 @@ fn every_flipped_bit_of_an_object_is_an_error() {
         let failed = store.stats().events.failed_loads;
         for round in 1..=100 {
             let (at, count) = (random.below(len), 1 + random.below(64));
-            // SAFETY: the bytes lie in the object, which nobody else uses.
+            // SAFETY: the bytes lie in the object, which nothing else uses.
             let bytes =
                 unsafe { std::slice::from_raw_parts_mut(start.add(at), count.min(len - at)) };
             let before = bytes.to_vec();

@@ -1,4 +1,4 @@
-//! Z9: batches hide the latency of a device, and its failures cost nothing but time.
+//! Z9: batches hide the latency of a device, and its failures cost only time.
 use super::*;
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ enum Trouble {
     None,
     /// Every nth job fails.
     FailsEvery(u64),
-    /// Nothing comes back after this many jobs.
+    /// It returns no result after this many jobs.
     HangsAfter(u64),
     /// It takes this many jobs at a time and refuses the rest.
     TakesFew(usize),
