@@ -87,7 +87,7 @@ impl Memory {
     }
 }
 
-/// A connection that has got as far as sharing memory.
+/// A connection that has shared its memory.
 pub struct Vmm {
     pub frontend: Frontend,
 }
@@ -105,8 +105,7 @@ impl Vmm {
         Vmm { frontend }
     }
 
-    /// Starts a queue, which goes on at `base`. Its events: that it is to be looked at, and that
-    /// there is an answer.
+    /// Starts a queue, which continues at `base`. Returns its events: for requests and for answers.
     pub fn start(&mut self, memory: &Memory, queue: u64, base: u16, kick: &EventFd) -> EventFd {
         let (index, call) = (queue as usize, event());
         let at = memory.region.as_ptr() as u64 + queue * QUEUE;
@@ -133,7 +132,7 @@ pub fn event() -> EventFd {
     EventFd::new(EFD_CLOEXEC).unwrap()
 }
 
-/// Waits until so many requests of a queue have their answer.
+/// Waits until this many requests of a queue have their answer.
 pub fn wait(memory: &Memory, queue: u64, call: &EventFd, count: u16) {
     while memory.used(queue) != count {
         call.read().unwrap();

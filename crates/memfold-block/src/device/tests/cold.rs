@@ -42,7 +42,7 @@ fn random_requests_match_a_byte_vector_during_writeback() {
                 && spill.failed_reads + spill.failed_writes == 0,
             "{spill:?}"
         );
-        // What is dropped holds nothing, in memory or in the file.
+        // A dropped device holds nothing, in memory or in the file.
         let backing = pair.device.backing.clone();
         drop(pair);
         let (stats, spill) = (backing.stats(), backing.stats().spill.unwrap());
@@ -83,7 +83,7 @@ fn device_above_its_limit_takes_writes_while_the_file_has_room() {
     let mut pair = Pair::new(&spilling(2, limit, spill_settings(1 << 30, None)), 40 << 20);
     for at in (0..40).map(|n| n << 20) {
         pair.write(at, &noise(at, 1 << 20)).unwrap();
-        // In single pages too.
+        // This holds for single pages too.
         pair.write(at + PAGE, &noise(at, 8192)).unwrap();
     }
     let stats = pair.device.backing.stats();
@@ -149,7 +149,7 @@ fn full_file_or_spent_writeback_limit_keeps_every_byte() {
         let error = pair.device.backing.stats().spill.unwrap().error.unwrap();
         assert!(error.contains(if limited { "limit" } else { "full" }), "{error}");
         pair.check();
-        // There is room again where something is given up, or where the limit is raised.
+        // There is room again after a discard, or after the limit is raised.
         if limited {
             assert!(pair.device.backing.set_writeback_limit(None));
             pair.write(20 << 20, &noise(9, 4 << 20)).unwrap();

@@ -1,4 +1,4 @@
-//! The device against a vector of bytes, and its promises one by one.
+//! Compares the device with a vector of bytes, and checks its promises one by one.
 mod cold;
 
 use super::table::Table;
@@ -43,7 +43,7 @@ pub(super) fn noise(seed: u64, len: usize) -> Vec<u8> {
     Random::new(seed).noise(len)
 }
 
-/// A device and what each byte of it must be.
+/// A device and the expected value of each of its bytes.
 pub(super) struct Pair {
     pub device: Arc<Device>,
     io: Io,
@@ -131,7 +131,7 @@ impl Pair {
 
     pub fn any_request(&mut self, random: &mut Random, around: Range<u64>) {
         let block = self.device.block_bytes() as u64;
-        // Large blocks are written whole now and then only: filling them is most of the time.
+        // Large blocks are rarely written whole, because filling them takes most of the time.
         let most =
             if random.per_mille(200) { 3 * block } else { random.pick(&[700, 2 * PAGE, 60_000]) };
         let unit = random.pick(&[1, 1, 512, PAGE, if most > block { block } else { PAGE }]);
@@ -183,8 +183,7 @@ fn a_device_refused_memory_at_random_has_no_wrong_byte() {
         let mut pair = Pair::new(&backing(2, 0, "lz4"), (1 << 20) + 512);
         let end = pair.device.size();
         for _ in 0..2000 {
-            // Zeroing the edge of a page must not be refused by the limit; a fault strikes it all
-            // the same.
+            // The limit must not refuse zeroing the edge of a page, but a fault may strike it.
             let faulty = random.below(2) == 0;
             if faulty {
                 pair.device.backing.store.faults().strike_every(kind, every);
@@ -266,7 +265,7 @@ fn overlapping_writes_of_a_block_leave_one_of_them_whole() {
                 scope.spawn(move || {
                     let (mut io, mut random) = (device.io(), Random::new(n.into()));
                     for _ in 0..3000 {
-                        // Not aligned in memory, and over two blocks.
+                        // Unaligned in memory, and across two blocks.
                         let from = vec![n; 2 * 16384 + 1];
                         device.write(&mut io, random.below(3) as u64 * 16384, &from[1..]).unwrap();
                     }
@@ -319,8 +318,7 @@ fn m3_whole_block_write_reads_nothing_and_part_changes_its_page() {
     pair.compare(16384, 16384);
     pair.compare(2 * 16384, 16384);
     pair.compare(16384 + 4096, 100);
-    // A whole block is one decompression; of one in two kinds the part in the block's object is
-    // one.
+    // A whole block is one decompression. In a mixed block, the part in the block's object is one.
     let stats = pair.device.stats();
     assert_eq!((stats.block_reads, stats.partial_reads), (0, 3));
     pair.write(0, &noise(3, 16384)).unwrap();
@@ -359,7 +357,7 @@ fn block_rewritten_by_pages_drops_its_old_object_early() {
     assert_eq!((pair.device.stats().blocks_cut, store.stats().objects), (1, 16));
     assert_eq!(store.stats().stored_bytes, 65536, "the old object is still there");
     pair.check();
-    // Where it can't be cut, all stays as it is.
+    // If the block can't be split, nothing changes.
     pair.write(65536, &noise(2, 65536)).unwrap();
     for page in 16..24 {
         let faults = pair.device.backing.store.faults();
@@ -427,7 +425,7 @@ fn full_device_fails_writes_keeps_data_and_recovers_with_room() {
     let held = pair.device.backing.held_bytes();
     assert!(held <= limit + (64 << 10), "{held} bytes held");
     pair.check();
-    // A discard is never refused, also not of parts of pages.
+    // A discard is never refused, even of parts of pages.
     pair.zero(1000, (2 << 20) - 999, Zeros::Hole);
     pair.write(40 << 20, &noise(9, 1 << 20)).unwrap();
     pair.check();
@@ -444,7 +442,7 @@ fn damaged_block_is_an_error_until_it_is_rewritten() {
         let read = pair.device.read(&mut pair.io, 0, &mut found[..len]);
         assert!(matches!(read, Err(IoError::Damaged(_))), "{read:?}");
     }
-    // Changing a part needs the rest.
+    // A change of a part needs the rest.
     assert!(matches!(pair.device.write(&mut pair.io, 10, b"x"), Err(IoError::Damaged(_))));
     assert_eq!((pair.device.stats().failed_reads, pair.device.stats().failed_writes), (2, 1));
     pair.write(0, &noise(2, 16384)).unwrap();
