@@ -1,4 +1,4 @@
-//! `memfold bench`: becomes `memfold-bench`, which is built apart: the command itself needs nothing
+//! `memfold bench`: executes `memfold-bench`, a separate program, so that the command needs nothing
 //! of the benchmarks.
 use crate::failure::Failure;
 use crate::program;
@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 
 const PROGRAM: &str = "memfold-bench";
 
-/// The command line of `bench`: whatever follows is for the benchmarks to read, `--help` too.
+/// Returns the command line of `bench`. The benchmarks parse the rest, also `--help`.
 pub fn command() -> Command {
     let rest = Arg::new("rest")
         .value_name("BENCHMARK")
@@ -25,7 +25,7 @@ pub fn command() -> Command {
         .arg(rest)
 }
 
-/// Becomes the program with the benchmarks; returns only if that can't be.
+/// Executes the program with the benchmarks. Returns only if that fails.
 ///
 /// # Errors
 /// It is not there or can't be executed: status 125.
@@ -33,15 +33,15 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     Err(become_benchmarks(matches.get_many("rest").into_iter().flatten().cloned()))
 }
 
-/// Answers `memfold help bench …`, of which clap knows nothing here; returns if that isn't asked,
-/// or can't be.
+/// Executes `memfold help bench ...`, which clap can't answer here. Returns if that is not the
+/// command, or if it fails.
 pub fn help() -> Option<Failure> {
     let mut words = env::args_os().skip(1);
     let asked = words.next()? == "help" && words.next()? == "bench";
     asked.then(|| become_benchmarks(std::iter::once("help".into()).chain(words)))
 }
 
-/// The program beside this one, else that of PATH, under the name that the user knows it by.
+/// Executes the program beside this one, else that of PATH, under the name that the user knows.
 fn become_benchmarks(arguments: impl Iterator<Item = OsString>) -> Failure {
     let beside = env::current_exe().ok().map(|own| own.with_file_name(PROGRAM));
     let program = beside.filter(|path| path.is_file()).unwrap_or_else(|| PROGRAM.into());

@@ -1,8 +1,7 @@
-//! `memfold check`, and `memfold run --check`: what works here, and what doesn't, why, and what
-//! to do.
+//! `memfold check`, and `memfold run --check`: what works here, what does not, why, and what to do.
 //!
-//! Each line is something tried (`memfold_sys::probe`) or read, and the last one is a program that
-//! is run as `memfold run` would run it: so a reason that no line knows of is found too.
+//! Each line is something tried (`memfold_sys::probe`) or read. The last line runs a program as
+//! `memfold run` would, so it also finds reasons that no other line knows.
 use crate::failure::Failure;
 use crate::{delivery, machine, program, run};
 use clap::parser::ValueSource;
@@ -19,13 +18,13 @@ use std::fmt::Write as _;
 use std::fs;
 use std::process::Stdio;
 
-/// What is said of a thing.
+/// The result of a check.
 enum Answer {
-    /// It works, or is a plain fact.
+    /// It works, or is only information.
     Good(String),
-    /// It doesn't, and `run` does without.
+    /// It does not work, and `run` works without it.
     Less(String),
-    /// It doesn't, and `run` can't do without.
+    /// It does not work, and `run` needs it.
     Bad(String),
 }
 use Answer::{Bad, Good, Less};
@@ -33,12 +32,12 @@ use Answer::{Bad, Good, Less};
 struct Check {
     name: &'static str,
     probe: fn(&ArgMatches) -> Answer,
-    /// What lacks where it doesn't work, and the fix.
+    /// What is missing where it does not work, and the fix.
     why: &'static str,
     fix: &'static str,
 }
 
-/// What is looked at, in the order of the screen.
+/// The checks, in the order of the output.
 const CHECKS: &[Check] = &[
     Check {
         name: "kernel",
@@ -178,7 +177,7 @@ const CHECKS: &[Check] = &[
     },
 ];
 
-/// The command line of `check`: that of `run`.
+/// Returns the command line of `check`: that of `run`.
 pub fn command() -> Command {
     run::command()
         .name("check")
@@ -187,7 +186,7 @@ pub fn command() -> Command {
         .after_help("Exit status: 0 if memfold run with these settings would work here, 1 if not, 125 if the check failed.")
 }
 
-/// Prints the screen; 0 if a run would work, else 1.
+/// Prints the results. Returns 0 if a run would work, else 1.
 ///
 /// # Errors
 /// The screen can't be written.
@@ -196,7 +195,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let (mut text, mut bad) = (String::new(), Vec::new());
     let killing = delivery::killing_calls();
     if !killing.is_empty() {
-        // To try the rest would be the end.
+        // The filter would kill this process in the other checks.
         let (kills, allow) = (delivery::KILLS, delivery::ALLOW);
         let _ = writeln!(text, "{:<17}NO  {kills} {}", "sandbox", killing.join(", "));
         let _ = writeln!(text, "{:<21}fix: {allow}", "");
@@ -228,7 +227,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     Ok(!bad.is_empty() as u8)
 }
 
-/// What a probe of the kernel's says, where `run` can do without or not.
+/// Returns the result of a probe of the kernel.
 fn of<E: std::fmt::Display>(
     result: Result<(), E>,
     good: &str,
@@ -240,7 +239,7 @@ fn of<E: std::fmt::Display>(
     }
 }
 
-/// An error as it is named in manuals, where a sandbox is known by it.
+/// Returns an error by its name in manuals, which identifies a sandbox.
 fn named(e: Errno) -> String {
     match e {
         Errno::PERM => "EPERM".to_string(),
@@ -251,7 +250,7 @@ fn named(e: Errno) -> String {
     }
 }
 
-/// The number in a file of /proc/sys.
+/// Returns the number in a file of /proc/sys.
 fn system_number(name: &str) -> Option<u64> {
     fs::read_to_string(format!("/proc/sys/{name}")).ok()?.trim().parse().ok()
 }
@@ -260,14 +259,14 @@ fn kernel(_: &ArgMatches) -> Answer {
     let names = rustix::system::uname();
     let release = names.release().to_string_lossy().into_owned();
     let text = format!("Linux {release}, {}", names.machine().to_string_lossy());
-    // Some are older by their number, and have what newer ones have.
+    // Some kernels have an old number, but the features of newer ones.
     match newer_than(&release) {
         lacking if lacking.is_empty() || delivery::can_have_gate().is_ok() => Good(text),
         lacking => Bad(format!("{text}; missing: {}", lacking.join(", "))),
     }
 }
 
-/// What the gate needs and kernels have only after this release.
+/// Returns the needs of the gate that kernels have only after this release.
 fn newer_than(release: &str) -> Vec<String> {
     let mut numbers =
         release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse::<u32>().unwrap_or(0));
@@ -276,7 +275,7 @@ fn newer_than(release: &str) -> Vec<String> {
     newer.map(|need| format!("{} (Linux {}.{})", need.what, need.linux.0, need.linux.1)).collect()
 }
 
-/// A line of /proc/self/status.
+/// Returns a line of /proc/self/status.
 fn status(name: &str) -> Option<String> {
     let text = fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -323,7 +322,8 @@ fn userfaultfd(_: &ArgMatches) -> Answer {
     }
 }
 
-/// What lacks of userfaultfd matters only where memory can't be paged without.
+/// Returns the answer about a missing feature of userfaultfd, which matters only where page
+/// protection does not work either.
 fn lacks(text: String) -> Answer {
     if delivery::can_hide().is_ok() { Less(text) } else { Bad(text) }
 }
@@ -408,7 +408,7 @@ fn dispatches(_: &ArgMatches) -> Answer {
     if probe::dispatches() { Good("yes".to_string()) } else { Bad("no".to_string()) }
 }
 
-/// Who serves the faults of a run with these settings.
+/// Returns how the faults of a run with these settings are handled.
 fn served(matches: &ArgMatches) -> Answer {
     let Ok(mut config) = config(&given(matches)) else {
         return Less("unknown, because the settings are wrong (see below)".to_string());
@@ -445,7 +445,7 @@ fn shown(limit: Option<u64>) -> String {
 fn addresses(_: &ArgMatches) -> Answer {
     let (space, data) = (getrlimit(Resource::As).current, getrlimit(Resource::Data).current);
     let text = format!("ulimit -v {}, -d {}", shown(space), shown(data));
-    // Whether they do is what the program that is tried shows.
+    // The trial run shows whether they suffice.
     if space.or(data).is_none() { Good(text) } else { Less(text) }
 }
 
@@ -484,7 +484,7 @@ fn library(_: &ArgMatches) -> Answer {
     }
 }
 
-/// The settings as they were given, for another `memfold run`; with a limit if none is.
+/// Returns the given settings, for another `memfold run`, with a limit if none is given.
 fn given(matches: &ArgMatches) -> Vec<OsString> {
     let is_given = |name: &str| matches.value_source(name) == Some(ValueSource::CommandLine);
     let mut flags: Vec<OsString> = Vec::new();
@@ -498,7 +498,7 @@ fn given(matches: &ArgMatches) -> Vec<OsString> {
     flags
 }
 
-/// What `memfold run` would make of these flags.
+/// Returns the settings that `memfold run` would use with these flags.
 fn config(flags: &[OsString]) -> Result<Config, String> {
     let line = [OsString::from("run")].into_iter().chain(flags.iter().cloned());
     let read = run::command().try_get_matches_from(line).map_err(|e| e.to_string());
@@ -526,8 +526,8 @@ fn command_given(matches: &ArgMatches) -> Answer {
     }
 }
 
-/// A program that does nothing is run; what it, or memfold, says is the answer. It is memfold
-/// itself, which has the C library of its preload library; `true` may be static.
+/// Runs a program that does nothing, and returns its message or memfold's. The program is memfold
+/// itself, which uses the C library of its preload library; `true` may be static.
 fn trial(matches: &ArgMatches) -> Answer {
     let own = match std::env::current_exe() {
         Ok(own) => own,
@@ -553,7 +553,7 @@ fn trial(matches: &ArgMatches) -> Answer {
                 .unwrap_or("it printed no message")
                 .trim_start_matches("memfold: ");
             let answer = format!("{said} ({})", output.status);
-            // A warning, of a run that went well.
+            // A warning of a successful run.
             if output.status.success() { Less(answer) } else { Bad(answer) }
         }
         Err(e) => Bad(program::plain(&e)),

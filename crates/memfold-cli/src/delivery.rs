@@ -1,5 +1,5 @@
-//! What tells the gate of a touch of folded memory: a userfaultfd, or the protection of memory. Where
-//! the gate is unavailable, `run` refuses.
+//! How the gate detects a touch of folded memory: with userfaultfd or page protection. Where the
+//! gate is unavailable, `run` refuses.
 use crate::failure::Failure;
 use memfold::config::{Config, Delivery};
 use memfold_sys::maps::lookup::Maps;
@@ -7,22 +7,22 @@ use memfold_sys::probe;
 use memfold_sys::uffd::{Uffd, feature};
 use memfold_sys::units::Order;
 
-/// The least block where memory is paged by its protection: each border between what is folded and
-/// what isn't is one of 65,530 that a process has.
+/// The least block with page protection: each border between folded and resident memory uses one of
+/// a process's 65,530 mappings.
 const HIDDEN_LEAST: Order = match Order::new(4) {
     Some(order) => order,
     None => unreachable!(),
 };
 
-/// Pages the memory of a run by its protection.
+/// Sets a run to page protection.
 fn hide(config: &mut Config) {
     config.by_protection = true;
     config.block_order = config.block_order.max(HIDDEN_LEAST);
     config.folio_order = config.folio_order.max(HIDDEN_LEAST);
 }
 
-/// Chooses how memory is paged: by a userfaultfd, or by its protection where none can be had. Returns
-/// the line that says so and why.
+/// Chooses how memory is paged: with userfaultfd, or page protection where that is unavailable.
+/// Returns the warning about that.
 ///
 /// # Errors
 /// The gate is unavailable: status 125, with the reason and what to do.
@@ -66,14 +66,14 @@ fn forces_none() -> bool {
 /// Printed where paging by page protection is slower still.
 pub const FORCES_NONE: &str = "The kernel does not let /proc/self/mem write to protected memory, which is slower. Boot with proc_mem.force_override=always to change that.";
 
-/// One thing that the gate needs of the kernel, tried in this process: the program will be alike.
-/// Refusals, `memfold check` and `docs/limits.md` all come from [`NEEDS`].
+/// One thing that the gate needs of the kernel. It is tried in this process, whose result holds for
+/// the program too. Refusals, `memfold check` and `docs/limits.md` all come from [`NEEDS`].
 pub struct Need {
-    /// What it is.
+    /// Its name.
     pub what: &'static str,
-    /// The first Linux that has it; 0.0: all that memfold can run on.
+    /// The first Linux that has it; 0.0: every Linux that memfold runs on.
     pub linux: (u32, u32),
-    /// Whether it is needed with a userfaultfd, and where memory is paged by its protection.
+    /// Whether it is needed with userfaultfd, and with page protection.
     with_uffd: bool,
     with_protection: bool,
     /// # Errors
@@ -81,7 +81,7 @@ pub struct Need {
     probe: fn() -> Result<(), String>,
 }
 
-/// All that the gate needs, in the order in which it is tried.
+/// Everything that the gate needs, in the order in which it is tried.
 pub const NEEDS: &[Need] = &[
     Need {
         what: "x86-64",
@@ -147,8 +147,8 @@ fn or_else(holds: bool, why: &str) -> Result<(), String> {
     if holds { Ok(()) } else { Err(why.to_string()) }
 }
 
-/// The system calls that a seccomp filter kills this process for, by name. Nothing that makes one of
-/// them may be tried then.
+/// Returns the system calls for which a seccomp filter kills this process, by name. No probe that
+/// makes one of them may run then.
 pub fn killing_calls() -> Vec<&'static str> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     if !status.lines().any(|line| line.split_ascii_whitespace().eq(["Seccomp:", "2"])) {
@@ -158,7 +158,7 @@ pub fn killing_calls() -> Vec<&'static str> {
     unsafe { probe::killing_calls() }
 }
 
-/// Refuses what a seccomp filter would kill without a word; `swaps`: the run has a swap file.
+/// Refuses a run that a seccomp filter would kill; `swaps`: the run has a swap file.
 ///
 /// # Errors
 /// It kills for a call that this run makes: status 125.
@@ -173,10 +173,10 @@ pub fn survives(swaps: bool) -> Result<(), Failure> {
 
 /// Message about a filter that kills, before the names of the calls; [`ALLOW`] follows them.
 pub const KILLS: &str = "A seccomp filter kills any process that calls";
-/// See [`KILLS`].
+/// What to do about it, after [`KILLS`] and the names.
 pub const ALLOW: &str = "Let the filter allow these calls, or refuse them with EPERM";
 
-/// Whether a program can be served by the gate. Returns whether pages can be moved there.
+/// Checks that a program can be managed by the gate. Returns whether pages can be moved there.
 ///
 /// # Errors
 /// What is lacking.
@@ -185,7 +185,7 @@ pub fn can_have_gate() -> Result<bool, String> {
     Ok(probe::moves().is_ok())
 }
 
-/// Whether a program can be served by the gate without a userfaultfd.
+/// Checks that a program can be managed by the gate without userfaultfd.
 ///
 /// # Errors
 /// What is lacking.

@@ -12,14 +12,14 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The most bytes of samples; blocks are taken evenly from all inputs to stay below.
+/// Most bytes of samples; blocks are taken evenly from all inputs to stay below.
 const SAMPLE_BYTES_MAX: usize = 32 << 20;
-/// With fewer blocks there is nothing to judge by.
+/// With fewer blocks no judgement is possible.
 const BLOCKS_MIN: usize = 32;
-/// One block in so many is not learnt from, but judged by.
+/// One block in this many is used for judging, not for training.
 const HELD_OUT: usize = 4;
 
-/// The command line of `dict`.
+/// Returns the command line of `dict`.
 pub fn command() -> Command {
     let train = Command::new("train")
         .about("Makes a dictionary from a part of the files, and writes it if it compresses the rest better")
@@ -62,7 +62,7 @@ pub fn command() -> Command {
         .subcommand(train)
 }
 
-/// Runs `dict`; the status to exit with: 0, or 1 if no dictionary wins.
+/// Runs `dict`. Returns the exit status: 0, or 1 if no dictionary wins.
 ///
 /// # Errors
 /// A file that can't be read or written, a codec that takes no dictionaries, too little input:
@@ -128,7 +128,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     }
 }
 
-/// Judges `--canned` before a program is started with it, and makes its path absolute, as the
+/// Checks `--canned` before a program is started with it, and makes its path absolute, because the
 /// program may run elsewhere.
 ///
 /// # Errors
@@ -176,7 +176,7 @@ fn block_order(text: &str) -> Result<Order, String> {
         .ok_or_else(|| format!("{text:?} is not a power of two from 4K to 2M"))
 }
 
-/// Whole blocks from all inputs. Blocks of zeros are left out: they are never compressed.
+/// Returns whole blocks from all inputs, without blocks of zeros, which are never compressed.
 fn sample(inputs: &[&PathBuf], block: usize) -> Result<Vec<u8>, Failure> {
     let mut blocks = Vec::new();
     let share = (SAMPLE_BYTES_MAX / inputs.len()).max(block);
@@ -207,7 +207,7 @@ fn read(input: &Path, bytes: &mut Vec<u8>) -> std::io::Result<()> {
     file.take(256 << 20).read_to_end(bytes).map(drop)
 }
 
-/// Blocks to learn from, blocks to judge by.
+/// Returns blocks for training, and blocks for judging.
 fn split(blocks: &[u8], block: usize) -> (Vec<u8>, Vec<u8>) {
     let (mut teach, mut judge) = (Vec::new(), Vec::new());
     for (nth, bytes) in blocks.chunks_exact(block).enumerate() {

@@ -1,7 +1,7 @@
 //! `memfold jupyter`: a kernelspec whose kernel runs under `memfold run`.
 //!
-//! A kernelspec is a directory with a `kernel.json`, which names the command to start. Ours puts
-//! `memfold run --limit SIZE --` in front of another's, and leaves the rest as it is.
+//! A kernelspec is a directory with a `kernel.json`, which names the command to start. This one
+//! puts `memfold run --limit SIZE --` in front of another command, and leaves the rest unchanged.
 use crate::failure::Failure;
 use crate::{program, run};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -12,10 +12,10 @@ use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// Name of the directory that is made where none is given.
+/// Name of the directory, if none is given.
 const NAME: &str = "memfold-python3";
 
-/// The command line of `jupyter`.
+/// Returns the command line of `jupyter`.
 pub fn command() -> Command {
     let path = |name: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name("PATH").value_parser(value_parser!(PathBuf)).help(help)
@@ -38,7 +38,7 @@ pub fn command() -> Command {
         )
 }
 
-/// Writes the kernelspec, and says where.
+/// Writes the kernelspec, and prints its path.
 ///
 /// # Errors
 /// A setting that run would refuse, no Python, a file that is there or can't be written: 125.
@@ -71,7 +71,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// A kernel that can't start says so to nobody: better now.
+/// Checks the flags now, because Jupyter does not show why a kernel can't start.
 fn check_flags(flags: &[String]) -> Result<(), Failure> {
     let line = ["run"].into_iter().chain(flags.iter().map(String::as_str)).chain(["--", "true"]);
     let read = run::command().try_get_matches_from(line).map_err(|e| {
@@ -88,12 +88,12 @@ fn read(path: &Path) -> Result<Value, Failure> {
     if spec.is_object() { Ok(spec) } else { Err(fail("not a JSON object".to_string())) }
 }
 
-/// The kernelspec that ipykernel itself installs.
+/// Returns the kernelspec that ipykernel itself installs.
 fn ipykernel(python: Option<&Path>) -> Result<Value, Failure> {
     let python = python.map_or(OsStr::new("python3"), Path::as_os_str);
     let found = program::find(python, env::var_os("PATH").as_deref())?;
     program::check(&found, &[])?;
-    // Whole, but not followed: the link in a virtual environment is what makes it one.
+    // Absolute, but with links: the link in a virtual environment is what makes it one.
     let found = std::path::absolute(found).map_err(|e| Failure::own(program::plain(&e)))?;
     Ok(json!({
         "argv": [text(&found)?, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
@@ -113,7 +113,7 @@ fn text(path: &Path) -> Result<String, Failure> {
     path.to_str().map(str::to_string).ok_or_else(not)
 }
 
-/// Where Jupyter looks for a user's own.
+/// Returns where Jupyter looks for a user's own kernelspecs.
 fn directory() -> Result<PathBuf, Failure> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let data = set("JUPYTER_DATA_DIR")

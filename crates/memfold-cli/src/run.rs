@@ -1,4 +1,4 @@
-//! `memfold run`: a program in less memory.
+//! `memfold run`: runs a program in less memory.
 use crate::child::Child;
 use crate::control::{Control, Run};
 use crate::failure::Failure;
@@ -25,18 +25,18 @@ use std::thread;
 use std::time::Instant;
 use std::{env, fs};
 
-/// The environment variable that tells the preload library what to do.
+/// The environment variable with the preload library's settings.
 pub const VARIABLE: &str = ORDER;
 const LIBRARY: &str = "libmemfold_preload.so";
 const SUMMARY: &str = "summary";
 const STATS_FILE: &str = "stats-file";
 const LOG: &str = "log";
-/// A flag that `run` had.
+/// A former flag of `run`.
 const DELIVERY: &str = "delivery";
-/// Where the program and its arguments are.
+/// Name of the argument with the program and its arguments.
 pub const COMMAND: &str = "command";
 const LIST: &str = "list";
-/// The flag by which `run` only says whether it would work.
+/// The flag with which `run` only checks whether it would work.
 pub const CHECK: &str = "check";
 
 const EXAMPLES: &str = "\
@@ -62,16 +62,16 @@ refused; 126 if CMD can't be executed; 127 if CMD was not found.";
 /// Columns of a flag's help; clap indents it by the width of the flags.
 const HELP_COLUMNS: usize = 60;
 
-/// The keys of [`KEYS`] that are flags of `run`.
+/// Returns the keys of [`KEYS`] that are flags of `run`.
 fn flags() -> impl Iterator<Item = &'static Key> {
     KEYS.iter().filter(|key| key.audience != Audience::Libraries)
 }
 
-/// The command line of `run`: a flag for every key that is one, and those for reports.
+/// Returns the command line of `run`: a flag for every such key, and those for reports.
 pub fn command() -> Command {
     let keys = flags().map(|key| {
         let help = match key.default {
-            // Its default depends.
+            // Its default depends on the machine.
             "none" => key.help.to_string(),
             default => format!("{} [default: {default}]", key.help),
         };
@@ -140,7 +140,7 @@ pub fn command() -> Command {
         .after_help(format!("{}\n{}\n\n{EXAMPLES}", codecs(), wrapped_at(COUNTED, 78)))
 }
 
-/// The codecs that `--codec` takes, from the registry.
+/// Returns the codecs of `--codec`, from the registry.
 fn codecs() -> String {
     let line = |codec: &Codec| {
         let (low, high) = (codec.levels.start(), codec.levels.end());
@@ -175,7 +175,7 @@ fn wrapped_at(text: &str, columns: usize) -> String {
     out
 }
 
-/// Runs the program; the status to exit with.
+/// Runs the program. Returns the exit status.
 ///
 /// # Errors
 /// 125, 126, 127, as the help says, before the program is started; 125 also if the stats file can't
@@ -191,7 +191,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
             "No command given. Write memfold run --limit SIZE -- CMD [ARGS]...",
         ));
     };
-    // First: to see whether the swap file can be had is one of the calls.
+    // This comes first, because the swap file's check makes one of these calls.
     delivery::survives(matches.get_one::<String>("swap").is_some())?;
     let mut config = config(matches)?;
     if is_inside_a_run() {
@@ -211,17 +211,17 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     }
     let slots = Slots::new()?;
     slots.set_bounds(&config);
-    // SAFETY: no thread of memfold uses a robust mutex. Without, processes of the run may leave
-    // lines that nobody reads.
+    // SAFETY: no thread of memfold uses a robust mutex. If this fails, lines of processes may stay
+    // unread.
     let _ = unsafe { slots.bounds().run_here() };
     let mut remote = crate::remote::start(&mut config, &log)?;
 
     let environment = environment(&config, &slots, library)?;
-    // Whoever knows of the program finds its run.
+    // Whoever sees the program can find its run, so the socket comes first.
     let control = Control::listen();
     let child = Child::start(&path, &arguments, environment)?;
     let run = Arc::new(Run { slots, config: Mutex::new(config), arguments, start: Instant::now() });
-    // Threads come after the child: signals are blocked by now.
+    // Threads are started after the child, because signals are blocked by then.
     tend(&run, &log, child.number())?;
     let control = control.and_then(|(control, listener)| control.serve(listener, run.clone()));
     if let Err(e) = &control {
@@ -250,7 +250,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     Ok(end.status)
 }
 
-/// The largest resident size of a process that was waited for, bytes.
+/// Returns the largest resident size of a process that was waited for, bytes.
 fn largest_bytes() -> u64 {
     // SAFETY: zeros are a value of the type, which the kernel fills.
     let usage = unsafe {
@@ -267,7 +267,7 @@ fn write_stats(file: StatsFile, run: &Run, status: u8, seconds: f64) -> Result<(
     file.write(&json::json(&about, &Figures::sum(&run.slots), &run.slots))
 }
 
-/// The kernel asks nobody for what is folded when it writes a core dump.
+/// Warns of a core dump, in which the kernel writes zeros for folded memory.
 fn warn_of_dump(slots: &Slots, log: &Log, pid: u32) {
     let process = slots.processes().find(|process| process.pid() == pid);
     let folded = process.map_or(0, |process| process.stats().folded_bytes.load(Relaxed));
@@ -302,8 +302,8 @@ fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
     start("memfold-look", Box::new(move || seatless::watch(&for_looks.slots))).map_err(failed)
 }
 
-/// The settings that the command line asks for; they can be kept here as far as that is known
-/// without starting anything.
+/// Returns the settings of the command line, checked as far as that is possible without starting
+/// anything.
 ///
 /// # Errors
 /// One is no setting, or can't be kept: status 125.
@@ -323,7 +323,8 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
         && config.resident_bytes.is_none()
         && let Some(bytes) = machine::cgroup_bytes()
     {
-        // The rest is for the page cache, the kernel's own and what isn't looked at every moment.
+        // The rest is for the page cache, kernel memory, and memory that is not sampled all the
+        // time.
         config.limit_bytes = Some(bytes - bytes / 8);
     }
     if let Some(path) = &config.swap {
@@ -338,8 +339,7 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
             })?
             .to_string();
         config.set("swap", &whole).map_err(Failure::own)?;
-        // A file made and gone again: what is wrong with it is better said before the program
-        // starts.
+        // This makes a file and removes it, so that errors are reported before the program starts.
         FileDisk::open(&whole, Options::default())
             .map_err(|e| Failure::own(format!("--swap: {e}")))?;
     }
@@ -359,13 +359,13 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     Ok(config)
 }
 
-/// Whether this process was given an order.
+/// Returns whether this process runs under `memfold run`.
 fn is_inside_a_run() -> bool {
     let all = fs::read("/proc/self/environ").unwrap_or_default();
     env::var_os(VARIABLE).is_some_and(|own| !own.is_empty()) || order_in(&all).is_some()
 }
 
-/// The preload library: beside this executable, or installed as `../lib/memfold`.
+/// Returns the preload library: beside this executable, or installed as `../lib/memfold`.
 ///
 /// # Errors
 /// It isn't there, or where LD_PRELOAD can't name it: status 125.
@@ -391,7 +391,8 @@ pub fn library() -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// The environment that memfold was given, in its order, with what the preload library needs.
+/// Returns the environment that memfold was given, in its order, with the preload library's
+/// variables.
 fn environment(config: &Config, slots: &Slots, library: PathBuf) -> Result<Vec<CString>, Failure> {
     let settings = config.encode().trim_end().replace('\n', ";");
     let order = format!("{VARIABLE}={settings};{}", slots.order());
@@ -403,8 +404,9 @@ fn environment(config: &Config, slots: &Slots, library: PathBuf) -> Result<Vec<C
     })
 }
 
-/// `entries`, and behind them a LD_PRELOAD with the library in front of what the last of them loads,
-/// and the order: the dynamic linker goes by the last, and the library hides these two.
+/// Returns `entries`, and after them an LD_PRELOAD with the library before the libraries of the
+/// last LD_PRELOAD, and the order. The dynamic linker uses the last one, and the library hides
+/// these two.
 fn environment_with(
     entries: Vec<CString>,
     order: Vec<u8>,
@@ -424,13 +426,14 @@ fn environment_with(
     Ok(all)
 }
 
-/// The entries of this process's environment as they are, also those without a name, or twice.
+/// Returns the entries of this process's environment unchanged, also those without a name, or
+/// twice.
 fn given() -> Vec<CString> {
     unsafe extern "C" {
         static environ: *const *const c_char;
     }
     let mut all = Vec::new();
-    // SAFETY: there is one thread and nobody changes the environment; it is null or a
+    // SAFETY: there is one thread, and nothing changes the environment; it is null or a
     // null-terminated array of C strings.
     unsafe {
         let mut at = environ;

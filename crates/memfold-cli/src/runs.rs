@@ -11,12 +11,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// A run that does not answer for so long is stopped, or busy beyond use.
+/// A run that does not answer in this time is stopped, or too busy.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Columns that a command may take in the list.
+/// Most columns of a command in the list.
 const COMMAND_LEN_MAX: usize = 60;
 
-/// The command line of `stat`.
+/// Returns the command line of `stat`.
 pub fn stat_command() -> Command {
     let json = Arg::new("json")
         .long("json")
@@ -29,7 +29,7 @@ pub fn stat_command() -> Command {
         .after_help("Exit status: 0; 125 if no run of this user has this process.")
 }
 
-/// The command line of `set`.
+/// Returns the command line of `set`.
 pub fn set_command() -> Command {
     let bound = |name: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name("SIZE").help(help)
@@ -54,7 +54,7 @@ fn pid() -> Arg {
         .help("Process ID of memfold run, or of any process of the run")
 }
 
-/// `memfold run --list`.
+/// Runs `memfold run --list`.
 pub fn list() -> u8 {
     let sized =
         |value: &Value| value.as_u64().map_or("none".to_string(), |bytes| Size(bytes).to_string());
@@ -86,7 +86,7 @@ pub fn list() -> u8 {
     0
 }
 
-/// `memfold stat PID`.
+/// Runs `memfold stat PID`.
 ///
 /// # Errors
 /// 125: no such run, or it does not answer.
@@ -142,7 +142,7 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// `memfold set PID`.
+/// Runs `memfold set PID`.
 ///
 /// # Errors
 /// 125: no such run, it does not answer, or it refuses the bounds.
@@ -169,7 +169,7 @@ pub fn set(matches: &ArgMatches) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// The run that has a process with the number that was given, and what it says of itself.
+/// Returns the run with the given process, and its answer to `stat`.
 fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), Failure> {
     let pid = *matches.get_one::<u32>("pid").expect("clap requires it");
     let its = run_of(pid);
@@ -199,7 +199,7 @@ fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), Failure> {
     Err(Failure::own(format!("Process {pid}: {why}")))
 }
 
-/// Asks a run; `None` if it has ended.
+/// Sends a request to a run; `None` if it has ended.
 fn ask(path: &Path, request: &Value) -> io::Result<Option<Value>> {
     sockets::ask(path, request, Some(PATIENCE))
 }
@@ -223,7 +223,7 @@ fn bounds(about: &Value) -> String {
     format!("limit {}, resident limit {}", size("limit_bytes"), size("resident_limit_bytes"))
 }
 
-/// The command as one line; control characters would make it several.
+/// Returns the command as one line; control characters would make it several.
 fn command_of(about: &Value) -> String {
     let words: Vec<&str> =
         about["command"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();

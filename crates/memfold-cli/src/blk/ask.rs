@@ -1,4 +1,4 @@
-//! Asking a server of devices: `memfold blk stat`, `set`, `idle`, `recompress`, `writeback`,
+//! Requests to a server of devices: `memfold blk stat`, `set`, `idle`, `recompress`, `writeback`,
 //! `compact`, `flush`.
 use crate::failure::Failure;
 use crate::program::plain;
@@ -11,10 +11,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A server that does not answer a short request for so long is stopped, or busy beyond use.
+/// A server that does not answer a short request in this time is stopped, or too busy.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A subcommand: its name, what it does, and its own flags.
+/// A subcommand: its name, its description, and its flags.
 struct Ask {
     name: &'static str,
     about: &'static str,
@@ -90,7 +90,7 @@ const ASKS: &[Ask] = &[
     },
 ];
 
-/// The command lines of all.
+/// Returns the command lines of all subcommands.
 pub fn commands() -> impl Iterator<Item = Command> {
     ASKS.iter().map(|ask| {
         let flags = ask.flags.iter().map(|(name, value, help)| {
@@ -117,7 +117,7 @@ pub fn commands() -> impl Iterator<Item = Command> {
     })
 }
 
-/// Asks, and prints the answer.
+/// Sends a request and prints the answer.
 ///
 /// # Errors
 /// 125: no such server, or it refuses.
@@ -181,7 +181,7 @@ fn request(name: &str, matches: &ArgMatches) -> Result<Value, Failure> {
     Ok(request)
 }
 
-/// The control socket that is meant.
+/// Returns the control socket that the flags select.
 fn find(matches: &ArgMatches) -> Result<PathBuf, Failure> {
     if let Some(path) = matches.get_one::<OsString>("control") {
         return Ok(path.into());
@@ -222,7 +222,7 @@ fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> Result<Value
     }
 }
 
-/// Prints a line; nobody may read it.
+/// Prints a line; a closed stdout is no error.
 fn say(line: &str) {
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }
@@ -281,7 +281,7 @@ fn block_state(path: &Path, matches: &ArgMatches) -> Result<u8, Failure> {
         )?;
         for object in answer["objects"].as_array().into_iter().flatten() {
             let flags = object[3].as_str().unwrap_or("");
-            // Whoever reads it may have seen enough.
+            // A closed stdout means that the reader has seen enough.
             if writeln!(out, "{:>14} {:>8} {:>8} {flags}", object[0], object[1], object[2]).is_err()
             {
                 return Ok(0);

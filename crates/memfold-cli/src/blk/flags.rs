@@ -1,4 +1,4 @@
-//! The flags of `memfold blk`, one table, and the settings that they make.
+//! The table of the flags of `memfold blk`, and the settings from them.
 use crate::failure::Failure;
 use crate::machine;
 use clap::{Arg, ArgAction, ArgMatches};
@@ -132,7 +132,7 @@ pub const FLAGS: &[Flag] = &[
     ),
 ];
 
-/// A device that is to be served.
+/// A device to serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// The export's name; empty for the default one.
@@ -148,12 +148,12 @@ pub struct Wanted {
 pub struct Place {
     /// The export's name; `None` for the first one.
     pub export: Option<String>,
-    /// Of the socket.
+    /// Path of the socket.
     pub path: PathBuf,
 }
 
 impl Place {
-    /// `[NAME=]PATH`.
+    /// Parses `[NAME=]PATH`.
     ///
     /// # Errors
     /// The path is empty.
@@ -168,7 +168,7 @@ impl Place {
         Ok(Place { export, path: PathBuf::from(path) })
     }
 
-    /// As it is told on stdout.
+    /// Returns its URI for stdout.
     pub fn uri(&self) -> String {
         format!("vhost-user-blk:{}", self.path.display())
     }
@@ -177,15 +177,15 @@ impl Place {
 /// Files for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The server's certificate, with those up to its authority.
+    /// The server's certificate chain.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// Who must have signed the certificates of clients.
+    /// The authorities that may sign certificates of clients.
     pub client_ca: Option<PathBuf>,
 }
 
-/// What `memfold blk` is to do.
+/// The settings of `memfold blk`.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Devices, the default one first; none for those of an image.
@@ -220,10 +220,10 @@ pub struct Settings {
     pub control: Option<PathBuf>,
 }
 
-/// What stays free on the file system of the writeback file, bytes.
+/// Space that stays free on the file system of the writeback file, bytes.
 const KEEP_FREE_BYTES: u64 = 1 << 30;
 
-/// The table as clap's arguments.
+/// Returns the table as clap's arguments.
 pub fn arguments() -> impl Iterator<Item = Arg> {
     FLAGS.iter().map(|flag| {
         let arg = Arg::new(flag.name).long(flag.name);
@@ -239,7 +239,7 @@ pub fn arguments() -> impl Iterator<Item = Arg> {
     })
 }
 
-/// Flags that were given, with messages that name them.
+/// The given flags, with messages that name them.
 struct Given<'a>(&'a ArgMatches);
 
 impl Given<'_> {
@@ -259,7 +259,7 @@ impl Given<'_> {
             .ok_or_else(|| Given::fail(flag, format!("{value:?} is not valid UTF-8")))
     }
 
-    /// A value, judged by `parse`.
+    /// Returns a value parsed by `parse`, if the flag was given.
     fn parsed<T>(
         &self,
         flag: &str,
@@ -268,7 +268,7 @@ impl Given<'_> {
         self.text(flag)?.map(|text| parse(text).map_err(|why| Given::fail(flag, why))).transpose()
     }
 
-    /// The same, or else the default that the table says.
+    /// Returns a value parsed by `parse`, or the table's default.
     fn value<T>(
         &self,
         flag: &str,
@@ -279,13 +279,13 @@ impl Given<'_> {
         parse(self.text(flag)?.unwrap_or(default)).map_err(|why| Given::fail(flag, why))
     }
 
-    /// Whether a flag was given a value.
+    /// Returns whether a flag was given a value.
     fn has(&self, flag: &str) -> bool {
         self.0.get_one::<OsString>(flag).is_some()
     }
 }
 
-/// The settings that the flags ask for.
+/// Returns the settings of the flags.
 ///
 /// # Errors
 /// 125, with one line: a value that makes no sense, or flags that don't fit each other.
@@ -374,7 +374,7 @@ fn exports(given: &Given) -> Result<Vec<Wanted>, Failure> {
     Ok(all)
 }
 
-/// `NAME=SIZE[,ro]`.
+/// Parses `NAME=SIZE[,ro]`.
 fn export(text: &str) -> Result<Wanted, String> {
     let (rest, read_only) = match text.strip_suffix(",ro") {
         Some(rest) => (rest, true),
@@ -479,7 +479,7 @@ fn order(text: &str) -> Result<Order, String> {
 mod tests {
     use super::*;
 
-    /// A row; a bar within a cell would end it.
+    /// Returns a row; a bar within a cell would end it.
     fn row(flag: &Flag) -> String {
         let name = format!("`--{} {}", flag.name, flag.value);
         let cells = [format!("{}`", name.trim()), flag.default.to_string(), flag.help.to_string()];

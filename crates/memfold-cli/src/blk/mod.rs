@@ -26,7 +26,7 @@ too.
 
 Exit status: 0 after INT or TERM; 125 if the device can't be served.";
 
-/// The command line of `blk`.
+/// Returns the command line of `blk`.
 pub fn command() -> Command {
     Command::new("blk")
         .about("Serves compressed block devices in memory")
@@ -37,7 +37,7 @@ pub fn command() -> Command {
         .after_help(EXAMPLES)
 }
 
-/// Runs `blk` or one of its subcommands; the status to exit with.
+/// Runs `blk` or one of its subcommands. Returns the exit status.
 ///
 /// # Errors
 /// 125, as the help says.

@@ -1,4 +1,4 @@
-//! Serving devices: from settings to sockets, and to the end.
+//! Serves devices: from settings to sockets, and to the end.
 use super::devices::Devices;
 use super::flags::{self, Place, Settings};
 use super::listeners::{self, Named, SocketName};
@@ -19,10 +19,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// How often memory is tidied where nothing asks for it.
+/// Time between tidyings of memory without requests.
 const TIDY_PERIOD: Duration = Duration::from_secs(1);
 
-/// `memfold blk` without a subcommand.
+/// Runs `memfold blk` without a subcommand.
 ///
 /// # Errors
 /// 125: the settings make no sense, what they name can't be had, or an image can't be written at
@@ -74,8 +74,8 @@ fn tls(settings: &Settings) -> Result<Option<Tls>, Failure> {
     loaded.map(Some).map_err(|why| Failure::own(format!("TLS: {why}")))
 }
 
-/// Answers `memfold blk stat` and its siblings, from a thread for each. `None` where no socket can
-/// be made and none was asked for: devices are served without.
+/// Answers `memfold blk stat`, `set` and the others, from a thread for each request. Returns `None`
+/// where no socket can be made and none was requested: the devices are then served without one.
 fn control(settings: &Settings, devices: &Devices) -> Result<Option<SocketName>, Failure> {
     let (listener, name) = match &settings.control {
         Some(path) => listeners::unix(path)
@@ -97,18 +97,18 @@ fn control(settings: &Settings, devices: &Devices) -> Result<Option<SocketName>,
 fn serve_control(listener: &UnixListener, control: &Arc<Control>) {
     each_connection(listener, |stream| {
         let control = control.clone();
-        // Some requests take long, and others must not wait for them. One that breaks off harms
-        // only itself.
+        // Some requests take long, and others must not wait for them. A broken connection affects
+        // no other.
         let serve =
             move || drop(sockets::answer(stream, |request| control.answer(request).to_string()));
         let _ = thread::Builder::new().name("memfold-answer".to_string()).spawn(serve);
     });
 }
 
-/// A line for each socket on stdout, and a word to systemd, if it waits for one.
+/// Prints a line for each socket on stdout, and notifies systemd, if it waits.
 fn tell_ready(uris: &[String]) {
     let mut out = std::io::stdout().lock();
-    // Whoever does not read it does not want it.
+    // A closed stdout is no error.
     let _ = uris.iter().try_for_each(|uri| writeln!(out, "{uri}")).and_then(|()| out.flush());
     let Some(path) = env::var_os("NOTIFY_SOCKET") else { return };
     let _ = UnixDatagram::unbound().and_then(|socket| socket.send_to(b"READY=1", path));
@@ -118,7 +118,7 @@ fn wait_for_end(signals: &Signals) {
     loop {
         match signals.next(None).map(|caught| caught.number) {
             Some(libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT) => return,
-            // As it would without us: the signal itself is blocked.
+            // The signal is blocked, so this does what its default action would do.
             // SAFETY: stops this process, and touches no memory.
             Some(libc::SIGTSTP) => drop(unsafe { libc::raise(libc::SIGSTOP) }),
             _ => {}

@@ -1,10 +1,10 @@
-//! The few lines that `--summary` prints.
+//! The lines of `--summary`.
 use crate::report::figures::Figures;
 use crate::table::slots::Slots;
 use memfold::config::{Config, Size};
 use memfold::table::APART;
 
-/// Memory of processes without an engine that is worth a word, bytes: all are small below.
+/// Memory of processes without an engine that is worth a line, bytes: all are small below.
 const SMALL_BYTES: u64 = 8 << 20;
 
 /// How the run ended.
@@ -15,7 +15,7 @@ pub struct Ended {
     pub largest_bytes: u64,
 }
 
-/// What the run came to, a few lines of text, each with `memfold: ` in front.
+/// Returns the summary: a few lines of text, each with `memfold: ` in front.
 pub fn summary(config: &Config, slots: &Slots, ended: &Ended) -> String {
     let sum = Figures::sum(slots);
     let lines = match sum.get("adopted_bytes") {
@@ -26,7 +26,7 @@ pub fn summary(config: &Config, slots: &Slots, ended: &Ended) -> String {
     lines.collect::<String>() + &unmanaged(slots)
 }
 
-/// Programs that memfold could not be in.
+/// Returns a line about programs that memfold could not manage.
 fn unmanaged(slots: &Slots) -> String {
     match slots.unmanaged() {
         (0, _) => String::new(),
@@ -37,7 +37,7 @@ fn unmanaged(slots: &Slots) -> String {
     }
 }
 
-/// The bound of the run as it was given.
+/// Returns the bound of the run as it was given.
 fn bound(config: &Config) -> String {
     match (config.limit_bytes, config.resident_bytes) {
         (Some(limit), _) if config.pool_counts => format!("limit {}", Size(limit)),
@@ -47,7 +47,7 @@ fn bound(config: &Config) -> String {
     }
 }
 
-/// Later processes go on with the seats of ended ones.
+/// Returns the number of processes. Later ones reuse the seats of ended ones.
 fn processes(slots: &Slots) -> String {
     match slots.processes().count() {
         1 => "1 process".to_string(),
@@ -56,7 +56,7 @@ fn processes(slots: &Slots) -> String {
     }
 }
 
-/// The line of a run in which nothing was folded. It claims that the limit was far only if
+/// Returns the line of a run in which nothing was folded. It claims that the limit was far only if
 /// the run ended with status 0 and no process was large.
 fn unfolded(config: &Config, slots: &Slots, sum: &Figures, ended: &Ended) -> String {
     let least =
@@ -98,7 +98,7 @@ fn unfolded(config: &Config, slots: &Slots, sum: &Figures, ended: &Ended) -> Str
     format!("{what}; peak {} ({bound}){of_it}{largest}{status}", Size(peak))
 }
 
-/// The lines of a run in which something was under management.
+/// Returns the lines of a run in which memory was managed.
 fn folded(config: &Config, slots: &Slots, sum: &Figures) -> Vec<String> {
     let size = |name: &str| Size(sum.get(name));
     let mut lines = vec![
