@@ -8,16 +8,16 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 help:
-	@echo "make build             the memfold command, its preload library and the benchmarks, in $(TARGET)/release (debug information in *.debug)"
-	@echo "make portable          the command for glibc 2.28 and the library for 2.17, in $(TARGET)/portable/bin (needs cargo-zigbuild and zig: pip install ziglang cargo-zigbuild)"
-	@echo "make portable-test     the same, run in a root directory of Debian 11, which it fetches (needs root)"
-	@echo "make wheel             the Python package in one wheel, with the command in it, in $(TARGET)/wheel"
-	@echo "make install           the command, the C library, its header and memfold.pc, to PREFIX=/usr/local (and DESTDIR=)"
-	@echo "make test              everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
-	@echo "make torture           what depends on luck or hours: new random cases (MEMFOLD_SECONDS=600 each), bounds that a busy machine breaks, all of stress-ng, run on Linux 6.1 in a virtual machine, and suites with and without privilege or a userfaultfd that CI runs in one way"
-	@echo "make bench-quick       the short form of each benchmark; fails if one breaks off or finds a wrong byte, not for a figure"
-	@echo "make demo              a 1 GiB SQLite job, plain and in a quarter of its memory (SIZE=... in MiB, OPTIONS=... for memfold run)"
-	@echo "make setup             install what is missing for all of these, and the programs that tests and bench apps run"
+	@echo "make build             build the memfold command, its preload library and the benchmarks in $(TARGET)/release (debug information in *.debug)"
+	@echo "make portable          build the command for glibc 2.28 and the library for 2.17 in $(TARGET)/portable/bin (needs cargo-zigbuild and zig: pip install ziglang cargo-zigbuild)"
+	@echo "make portable-test     run the portable build in a root directory of Debian 11, which it downloads (needs root)"
+	@echo "make wheel             build the Python package with the command as one wheel in $(TARGET)/wheel"
+	@echo "make install           install the command, the C library, its header and memfold.pc to PREFIX=/usr/local (DESTDIR= is supported)"
+	@echo "make test              run everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
+	@echo "make torture           run tests that take hours or a quiet machine: new random cases (MEMFOLD_SECONDS=600 each), bounds on time, all of stress-ng, memfold run on Linux 6.1 in a virtual machine, and suites in other modes than CI (without privilege, without userfaultfd)"
+	@echo "make bench-quick       run the short form of each benchmark; fails if one stops or finds a wrong byte, but not for a slow figure"
+	@echo "make demo              run a 1 GiB SQLite job without memfold and in a quarter of its memory (SIZE=... in MiB, OPTIONS=... for memfold run)"
+	@echo "make setup             install missing packages for all of these, and the programs that tests and bench apps run"
 	@echo "make clean             remove build output"
 
 setup:
@@ -30,7 +30,7 @@ build: setup-build
 	cargo build --release -p memfold-cli -p memfold-preload -p memfold-bench
 	@scripts/split-symbols $(TARGET)/release/memfold $(TARGET)/release/libmemfold_preload.so
 
-# Each is checked to need no newer symbol. The command has std, which wants more of glibc than the library does.
+# xtask checks that each needs no newer symbol. The command uses std, which needs a newer glibc than the library.
 PORTABLE := $(TARGET)/portable
 portable:
 	cargo zigbuild --release --target-dir $(PORTABLE) --target x86_64-unknown-linux-gnu.2.17 -p memfold-preload
@@ -47,7 +47,7 @@ portable-test: portable
 wheel: setup-build
 	@scripts/wheel
 
-# It builds what is missing, but installs no packages: it may be run by a packager, without a network.
+# It builds what is missing, but installs no packages, because packagers run it without a network.
 install:
 	cargo build --release -p memfold-cli -p memfold-preload
 	@scripts/split-symbols $(TARGET)/release/memfold $(TARGET)/release/libmemfold_preload.so

@@ -17,9 +17,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 MIB = 1 << 20
-# What --limit does not cover: the program's code, libraries and stacks, and memory from before memfold started.
+# Memory that --limit does not cover: the program's code, libraries and stacks, and memory from before memfold started.
 UNMANAGED_BYTES = 32 * MIB
-# The job's one line of output names these; anything else on stdout is an error.
+# The keys of the job's only line of output; anything else on stdout is an error.
 REPORT_KEYS = {"digest", "steps", "peak_bytes"}
 
 
@@ -40,7 +40,7 @@ def parse_arguments():
     parser.add_argument("--size", type=int, default=1024, metavar="MIB", help="data of the job (default 1024)")
     parser.add_argument("--share", type=float, default=0.25, help="limit as a share of the plain peak (default 0.25)")
     parser.add_argument("--memfold", type=Path, default=HERE.parent / "target/release/memfold", metavar="PATH")
-    # A quarter of the memory holds everything, the compressed pool too, so the data must shrink well below that.
+    # A quarter of the memory holds everything, also the compressed pool, so the data must compress well below that.
     parser.add_argument("options", nargs="*", help="options for memfold run, after -- (default -- --codec zstd:1 --block 64K)")
     arguments = parser.parse_args()
     arguments.options = arguments.options or ["--codec", "zstd:1", "--block", "64K"]
@@ -52,7 +52,7 @@ def parse_arguments():
 
 
 def demo(arguments):
-    """Both runs and the table; returns the exit status."""
+    """Runs the job twice and prints the table. Returns the exit status."""
     if not os.access(arguments.memfold, os.X_OK):
         raise Failure(f"{arguments.memfold} is not there: run `make build` first")
     job = [sys.executable, str(HERE / "job.py"), str(arguments.size)]
@@ -74,11 +74,11 @@ def demo(arguments):
 
 
 class Failure(Exception):
-    """A run that did not end well."""
+    """A run that failed."""
 
 
 class Outcome:
-    """What one run of the job gave, and what it cost."""
+    """The result and the cost of one run of the job."""
 
     def __init__(self, report, seconds, peak_bytes):
         self.report = report
@@ -87,9 +87,9 @@ class Outcome:
 
 
 def run(command):
-    """Runs the job to its end; its stderr passes through. The peak counts memfold's own memory too."""
+    """Runs the job to its end; its stderr passes through. The peak includes memfold's own memory."""
     start = time.monotonic()
-    # Held back while the child starts: an interrupt inside Popen would leave a child that nobody knows.
+    # Signals are blocked while the child starts: an interrupt inside Popen would leave an unknown child.
     held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     heed = lambda: signal.pthread_sigmask(signal.SIG_SETMASK, held)
     child = None
@@ -123,7 +123,7 @@ def read_report(output):
 
 
 def stop(child):
-    """Ends the child: first as Ctrl-C does, then, after three seconds, for certain."""
+    """Ends the child: first as Ctrl-C does, after three seconds with SIGKILL."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         if child.returncode is None and child.poll() is None:
             child.send_signal(number)
@@ -138,7 +138,7 @@ def ended(code):
 
 
 def read_stats(path):
-    """memfold's counters; without the file the table does without them."""
+    """Returns memfold's counters; without the file the table has none."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -147,7 +147,7 @@ def read_stats(path):
 
 
 def counter(stats, *names):
-    """The first of these counters that is there, at any depth; None if none is."""
+    """Returns the first of these counters that exists, at any depth; else None."""
     for name in names:
         level = [stats]
         while level:
@@ -159,7 +159,7 @@ def counter(stats, *names):
 
 
 def compare(plain, folded, limit_bytes):
-    """Everything that is not as it should be, one line each; empty when all is well."""
+    """Returns every problem as one line; empty if there is none."""
     problems = []
     if plain.report["digest"] != folded.report["digest"]:
         problems.append(f"results differ: {plain.report['digest']} plain, {folded.report['digest']} folded")
@@ -189,7 +189,7 @@ def table(plain, folded, limit_bytes, stats):
 
 
 def engine_rows(stats):
-    """What memfold itself reports: its own peak, the bytes folded and how well they compressed."""
+    """Returns memfold's own report: its peak, the bytes folded and the compression ratio."""
     stored, pool = counter(stats, "stored_bytes"), counter(stats, "pool_bytes")
     ratio = counter(stats, "ratio") or (stored / pool if stored and pool else None)
     peak = counter(stats, "peak_bytes")
@@ -221,7 +221,7 @@ def say(text):
 
 
 def complain(text):
-    """Prints one line of error; returns the exit status for a failed run."""
+    """Prints an error in one line. Returns the exit status of a failed run."""
     print(f"demo: {text}", file=sys.stderr, flush=True)
     return 2
 

@@ -74,7 +74,7 @@ def run(size_mib):
 
 
 def library_lines():
-    """Lines of Python's own library, each with its file and number: what tracebacks and log messages are made of."""
+    """Returns lines of Python's library, each with its file and number, for tracebacks and log messages."""
     library = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"test", "tests", "site-packages", "dist-packages", "idlelib", "encodings", "__pycache__"}
     lines, total = [], 0
@@ -110,7 +110,7 @@ def fill(database, lines, rows, progress):
 
 
 def make_pods(chance):
-    """The machines of a made-up shop: number, service, name, node, and what each of its log records repeats."""
+    """Returns the machines of a fictional shop: number, service, name, node, and the constant part of its log records."""
     pods = []
     for number in range(PODS):
         service = SERVICES[number % len(SERVICES)]
@@ -129,7 +129,7 @@ def make_pods(chance):
 
 
 def make_events(chance, pods, lines, rows, progress):
-    """Log records in the order of time, several for each request; now and then an incident with its tracebacks."""
+    """Yields log records in order of time, several for each request; sometimes an incident with its tracebacks."""
     uniform = chance.random
     templates = [chance.choice(lines)[2][:80] for _ in range(600)]
     traces = [traceback(chance, lines) for _ in range(200)]
@@ -163,7 +163,7 @@ def make_events(chance, pods, lines, rows, progress):
 
 
 def traceback(chance, lines):
-    """A traceback through real lines of the library, as a JSON string."""
+    """Returns a traceback through real lines of the library, as a JSON string."""
     frames = (chance.choice(lines) for _ in range(4 + chance.randrange(12)))
     text = "".join(f'  File "/usr/lib/python3/{name}", line {number}\n    {line}\n' for name, number, line in frames)
     return json.dumps("Traceback (most recent call last):\n" + text)
@@ -175,7 +175,7 @@ def index(database):
 
 
 def read_all(database, progress):
-    """Every byte of every row, in order, as one SHA-256."""
+    """Returns one SHA-256 of every byte of every row, in order."""
     digest = hashlib.sha256()
     for row in database.execute("SELECT * FROM event ORDER BY id"):
         digest.update(repr(row).encode())
@@ -208,7 +208,7 @@ def aggregate(database):
 
 
 def look_up(database, rows, lookups, progress):
-    """Single requests by their number, through the index: half of them anywhere, half among the newest tenth."""
+    """Looks up single requests by number, through the index: half of them anywhere, half among the newest tenth."""
     chance, digest = random.Random(SEED + 1), hashlib.sha256()
     for number in range(lookups):
         wanted = int(chance.random() * rows) if number % 2 else rows - 1 - int(chance.random() * rows / 10)
@@ -233,7 +233,7 @@ def update(database):
 
 
 class Report:
-    """Times the steps, shows them on stderr, and gathers the results."""
+    """Times the steps, shows them on stderr, and collects the results."""
 
     def __init__(self):
         self.steps = {}
@@ -288,7 +288,7 @@ class Step:
 
 
 def peak_bytes():
-    """The most memory that this process ever had resident."""
+    """Returns the peak of this process's resident memory."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

@@ -68,14 +68,14 @@ class Report(unittest.TestCase):
 
 
 class Runs(unittest.TestCase):
-    """Whole runs, with a script in the place of memfold."""
+    """Whole runs, with a script instead of memfold."""
 
     def run_demo(self, script):
         with tempfile.TemporaryDirectory() as directory:
             memfold = Path(directory) / "memfold"
             memfold.write_text(f"#!{sys.executable}\n" + textwrap.dedent(script))
             memfold.chmod(0o755)
-            # A share of 1 because this memfold only passes the job on.
+            # A share of 1, because this memfold only runs the job.
             command = [sys.executable, HERE / "demo.py", "--size", str(SIZE_MIB), "--share", "1", "--memfold", memfold]
             command += ["--", "--codec", "zstd:1"]
             return subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -125,7 +125,7 @@ class Runs(unittest.TestCase):
 
 
 def only_child(pid):
-    """The process that `pid` started, the very moment it has: it may not run its program yet."""
+    """Returns the process that `pid` started, as soon as it exists: it may not run its program yet."""
     end = time.monotonic() + 10
     while time.monotonic() < end:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

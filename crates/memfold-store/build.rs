@@ -1,8 +1,8 @@
 //! Links the libdeflate that the crate libdeflate-sys built.
 //!
-//! That crate's Rust part needs std, which the preload library can't have: it has its own panic
-//! handler. So no code names the crate, its bindings are in `codec/deflate.rs`, and only the C
-//! library is taken from where its build script put it.
+//! That crate's Rust part needs std, which the preload library can't have, because it has its own
+//! panic handler. So no code names the crate. Its bindings are in `codec/deflate.rs`, and only the
+//! C library is taken from the output of its build script.
 
 fn main() {
     let root = std::env::var("DEP_LIBDEFLATE_ROOT")

@@ -1,5 +1,5 @@
-# What the scripts that start a virtual machine share: its kernel, its files, the server of its disk. To be sourced, with
-# `set -euo pipefail`, in the repository's top directory.
+# Functions for the scripts that start a virtual machine: its kernel, its files, the server of its disk. Source it with
+# `set -euo pipefail` in the repository's top directory.
 
 GUEST=${CARGO_TARGET_DIR:-target}/guest
 MEMFOLD=${MEMFOLD:-${CARGO_TARGET_DIR:-target}/release/memfold}
@@ -20,12 +20,12 @@ need() {
     done
 }
 
-# Sets KERNEL and MODULES: Debian's kernel for clouds, which has drivers for virtio, as apt has it now. Nothing is installed.
+# Sets KERNEL and MODULES to Debian's cloud kernel, which has virtio drivers, in apt's present version. Installs nothing.
 fetch_kernel() {
     [ "$(uname -m)" = x86_64 ] || complain "only for x86_64 machines"
     if [ ! -d "$GUEST/kernel" ]; then
         mkdir -p "$GUEST"
-        # The package lists may be missing, or too old for what the archive has.
+        # The package lists may be missing, or older than the archive.
         unpack_kernel || { apt-get -qq update && unpack_kernel; } || complain "apt has no kernel: is there a network?"
         mv "$WORK/kernel" "$GUEST/kernel"
     fi
@@ -40,7 +40,7 @@ unpack_kernel() {
         dpkg-deb -x "$WORK"/*.deb "$WORK/kernel" && rm "$WORK"/*.deb
 }
 
-# The guest's files, as an initramfs: busybox, some of the kernel's modules, programs with their libraries, and `init`.
+# Makes the guest's files, as an initramfs: busybox, some kernel modules, programs with their libraries, and `init`.
 #
 #   make_initramfs INIT "MODULE..." PROGRAM...
 make_initramfs() {
@@ -50,7 +50,7 @@ make_initramfs() {
     mkdir -p "$root"/{bin,programs,dev,etc,lib,lib64,mnt,proc,sys,tmp} "$root/lib/modules/$version"
     for program in busybox "$@"; do
         program=$(PATH="$PATH:/usr/sbin:/sbin" command -v "$program")
-        # Beside busybox, which has lesser ones of the same names.
+        # Besides busybox, which has simpler ones with these names.
         cp "$program" "$root/programs/"
         for library in $(ldd "$program" 2>/dev/null | grep -o '/[^ ]*'); do
             mkdir -p "$root${library%/*}"
@@ -87,7 +87,7 @@ stop_server() {
     SERVER=
 }
 
-# Starts a guest, with the disk as its first if one is served, and prints what it says, until it halts.
+# Starts a guest, with the served disk as its first one, and prints its output until it halts.
 #
 #   boot MEMORY "KERNEL ARGUMENTS" QEMU-OPTION...
 boot() {

@@ -1,9 +1,9 @@
-//! What a check found, and how it is told.
+//! A finding of a check, and its output.
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// One thing that is not as it should be.
+/// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
     /// Path from the root of the workspace.
@@ -17,12 +17,12 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// A finding that fails the check.
+    /// Makes a finding that fails the check.
     pub fn error(path: &str, line: usize, message: impl Into<String>) -> Self {
         Finding { path: path.to_owned(), line, warning: false, message: message.into() }
     }
 
-    /// A finding that is only told.
+    /// Makes a finding that is only a warning.
     pub fn warning(path: &str, line: usize, message: impl Into<String>) -> Self {
         Finding { warning: true, ..Self::error(path, line, message) }
     }

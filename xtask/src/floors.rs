@@ -1,9 +1,8 @@
 //! Floors: a crate depends only on crates of lower floors.
 //!
-//! Pseudocode: for every dependency of a crate on another crate of this workspace, ordinary and
-//! build dependencies: the other's floor is below this one's; dev-dependencies: likewise, or the
-//! other is beside the floors. Crates beside the floors (`testkit`, `bench`, `xtask`, `fuzz`) are
-//! ordinary dependencies only of each other.
+//! Every ordinary and build dependency of a crate on another crate of this workspace must be on a
+//! lower floor. A dev-dependency must be on a lower floor or beside the floors. Only crates beside
+//! the floors (`testkit`, `bench`, `xtask`, `fuzz`) have ordinary dependencies on each other.
 
 use crate::finding::Finding;
 use crate::tree::Tree;
@@ -54,7 +53,7 @@ fn check_manifest(name: &str, path: &str, manifest: &str) -> Vec<Finding> {
         .collect()
 }
 
-/// What is wrong with a dependency, if anything.
+/// Returns what is wrong with a dependency, if anything.
 fn wrong(name: &str, own: u8, dependency: &Dependency) -> Option<String> {
     let other = &dependency.name;
     let Some(theirs) = floor(other) else {
@@ -81,8 +80,8 @@ struct Dependency {
     dev: bool,
 }
 
-/// The dependencies in a manifest, under all their tables, `[dependencies.x]` and `package = "x"`
-/// included.
+/// Returns the dependencies in a manifest, under all their tables, with `[dependencies.x]` and
+/// `package = "x"`.
 fn dependencies(manifest: &str) -> Vec<Dependency> {
     let mut found = Vec::new();
     let mut table = Vec::new();
@@ -114,14 +113,14 @@ fn is_dependencies(key: &str) -> bool {
     matches!(key, "dependencies" | "dev-dependencies" | "build-dependencies")
 }
 
-/// The real name in `{ package = "name" }`.
+/// Returns the real name in `{ package = "name" }`.
 fn renamed(value: &str) -> Option<String> {
     let (_, rest) = value.split_once("package")?;
     let (_, rest) = rest.split_once('"')?;
     rest.split_once('"').map(|(name, _)| name.to_owned())
 }
 
-/// Splits a dotted key at the dots that are in no quotes, and unquotes its parts.
+/// Splits a dotted key at the dots outside quotes, and unquotes its parts.
 fn keys(dotted: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut quote = None;

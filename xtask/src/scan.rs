@@ -1,12 +1,12 @@
 //! Splits Rust text into code and comments, byte for byte, without parsing it.
 
-/// The same text twice: once with comments and the contents of literals blanked, once with all but
-/// comments blanked. Both have the length and the line breaks of the original, so an offset means
-/// the same place in all three.
+/// The text twice: once with comments and the contents of literals blanked, once with only comments
+/// left. Both have the length and line breaks of the original, so an offset is the same place in
+/// all three.
 pub struct Split {
-    /// Code alone; the contents of strings and characters are spaces.
+    /// Only code; the contents of strings and characters are spaces.
     pub code: String,
-    /// Comments alone, with their slashes.
+    /// Only comments, with their slashes.
     pub comments: String,
 }
 
@@ -28,12 +28,12 @@ pub fn split(text: &str) -> Split {
     Split { code: into_string(code), comments: into_string(comments) }
 }
 
-/// Whether `byte` can be part of an identifier.
+/// Returns whether `byte` can be part of an identifier.
 pub fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80
 }
 
-/// The offsets at which `word` stands in `code` as a whole word.
+/// Returns the offsets at which `word` stands in `code` as a whole word.
 pub fn words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let bytes = code.as_bytes();
     code.match_indices(word).map(|(at, _)| at).filter(move |&at| {
@@ -49,7 +49,7 @@ enum Kind {
     Literal,
 }
 
-/// The piece that starts at `at`, and its end. Code comes one byte or one word at a time.
+/// Returns the piece that starts at `at`, and its end. Code comes one byte or one word at a time.
 fn next(bytes: &[u8], at: usize) -> (Kind, usize) {
     let rest = &bytes[at..];
     match rest[0] {
@@ -62,8 +62,8 @@ fn next(bytes: &[u8], at: usize) -> (Kind, usize) {
     }
 }
 
-/// A word; `r"`, `br#"` and their kind begin a literal instead, and so do `b"`, `c"` and `b'` after
-/// their letter.
+/// Returns the end of a word. `r"`, `br#"` and similar prefixes begin a literal instead, and so do
+/// `b"`, `c"` and `b'` after their letter.
 fn word(bytes: &[u8], at: usize) -> (Kind, usize) {
     let length = bytes[at..].iter().take_while(|&&byte| is_word(byte)).count();
     let end = at + length;
@@ -79,7 +79,7 @@ fn word(bytes: &[u8], at: usize) -> (Kind, usize) {
     (Kind::Code, end)
 }
 
-/// A character literal, or the quote of a lifetime.
+/// Returns the end of a character literal, or of the quote of a lifetime.
 fn character(bytes: &[u8], at: usize) -> (Kind, usize) {
     let rest = &bytes[at + 1..];
     let escaped = rest.first() == Some(&b'\\');
@@ -95,7 +95,7 @@ fn character(bytes: &[u8], at: usize) -> (Kind, usize) {
     (Kind::Code, at + 1)
 }
 
-/// Length of a literal that starts with a quote, with its escapes and both quotes.
+/// Returns the length of a literal that starts with a quote, with its escapes and both quotes.
 fn quoted(rest: &[u8], quote: u8) -> usize {
     let mut at = 1;
     while at < rest.len() {

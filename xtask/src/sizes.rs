@@ -1,4 +1,4 @@
-//! How long files and functions are, and how many files lie in a folder.
+//! Bounds on the length of files and functions, and on the number of files in a folder.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use crate::finding::Finding;
 use crate::source::Source;
 use crate::tree::{Crate, Tree};
 
-/// Longer files are told about.
+/// Longer files give a warning.
 const FILE_LINES_WARN: usize = 600;
 /// Longer files fail.
 const FILE_LINES_MAX: usize = 800;
-/// Longer functions are told about, from their name to their closing brace.
+/// Longer functions give a warning; from their name to their closing brace.
 const FUNCTION_LINES_WARN: usize = 60;
 /// More files in one folder of `src` fail.
 const FOLDER_FILES_MAX: usize = 15;
@@ -40,7 +40,7 @@ fn length(source: &Source) -> Option<Finding> {
     }
 }
 
-/// Folders of `src` with too many files.
+/// Finds folders of `src` with too many files.
 fn folders(krate: &Crate) -> Vec<Finding> {
     let mut files: BTreeMap<&str, usize> = BTreeMap::new();
     let root = format!("{}src/", krate.directory());
@@ -54,7 +54,8 @@ fn folders(krate: &Crate) -> Vec<Finding> {
     files.into_iter().map(|(folder, count)| Finding::error(folder, 0, message(count))).collect()
 }
 
-/// Long functions, but for tests. A file that can't be parsed has none; others tell of it.
+/// Finds long functions outside tests. A file that can't be parsed has none; other checks report
+/// it.
 fn functions(source: &Source) -> Vec<Finding> {
     let mut reader = Functions { source, found: Vec::new() };
     if let Ok(file) = syn::parse_file(&source.text) {

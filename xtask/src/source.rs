@@ -1,16 +1,16 @@
-//! A source file by lines, with code, comments and tests told apart.
+//! A source file by lines, with code, comments and tests separated.
 
 use crate::scan;
 
-/// A Rust file and what the checks want to know of it.
+/// A Rust file as the checks need it.
 pub struct Source {
     /// Path from the root of the workspace.
     pub path: String,
-    /// The whole text, as it is.
+    /// The complete text.
     pub text: String,
     /// The text with comments and the contents of literals blanked.
     pub code: String,
-    /// The text with all but comments blanked.
+    /// The text with everything but comments blanked.
     pub comments: String,
     /// Offsets of the lines' first bytes.
     starts: Vec<usize>,
@@ -19,7 +19,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Takes a file apart. `all_test` says that the whole of it is a test.
+    /// Splits a file. `all_test` says that all of it is a test.
     pub fn new(path: &str, text: &str, all_test: bool) -> Self {
         let split = scan::split(text);
         let starts =
@@ -35,28 +35,28 @@ impl Source {
         }
     }
 
-    /// The line of a byte, counted from 1.
+    /// Returns the line of a byte, counted from 1.
     pub fn line(&self, offset: usize) -> usize {
         self.starts.partition_point(|&start| start <= offset)
     }
 
-    /// Number of lines.
+    /// Returns the number of lines.
     pub fn lines(&self) -> usize {
         self.text.lines().count()
     }
 
-    /// Whether the byte is in an item that exists only in tests or models.
+    /// Returns whether the byte is in an item that exists only in tests or models.
     pub fn in_test(&self, offset: usize) -> bool {
         self.tests.iter().any(|&(start, end)| (start..end).contains(&offset))
     }
 
-    /// Takes the whole file for a test.
+    /// Marks the whole file as a test.
     pub fn mark_test(&mut self) {
         self.tests = vec![(0, self.text.len())];
     }
 
-    /// The modules in files of their own that this file declares for tests or models only: the
-    /// paths of their files, without `.rs`.
+    /// Returns the modules in their own files that this file declares only for tests or models, as
+    /// paths without `.rs`.
     pub fn test_modules(&self) -> Vec<String> {
         let own = self.path.trim_end_matches(".rs");
         let root = ["lib", "main", "mod"]
@@ -73,8 +73,8 @@ impl Source {
     }
 }
 
-/// The items under `#[test]` or a `#[cfg]` that only tests or models meet, from the attribute to
-/// the item's end.
+/// Finds the items under `#[test]` or a `#[cfg]` that holds only in tests or models, from the
+/// attribute to the item's end.
 fn test_items(text: &str, code: &str) -> Vec<(usize, usize)> {
     let mut items = Vec::new();
     for (at, _) in code.match_indices("#[").chain(code.match_indices("#![")) {
@@ -96,7 +96,7 @@ fn test_items(text: &str, code: &str) -> Vec<(usize, usize)> {
     items
 }
 
-/// Whether a `cfg` condition can hold only in tests or shuttle models.
+/// Returns whether a `cfg` condition can hold only in tests or shuttle models.
 fn only_in_tests(condition: &str) -> bool {
     let condition = condition.trim();
     let inside = |name: &str| {
@@ -115,7 +115,7 @@ fn only_in_tests(condition: &str) -> bool {
     matches!(condition, "test" | "shuttle")
 }
 
-/// Splits at the commas that are in no brackets.
+/// Splits at the commas outside brackets.
 pub fn arguments(list: &str) -> Vec<&str> {
     let (mut depth, mut start, mut parts) = (0, 0, Vec::new());
     for (at, byte) in list.bytes().enumerate() {
@@ -134,8 +134,8 @@ pub fn arguments(list: &str) -> Vec<&str> {
     parts
 }
 
-/// The end of the item that begins after its attribute: its closing brace, or its semicolon or
-/// comma.
+/// Returns the end of the item that begins after its attribute: its closing brace, or its semicolon
+/// or comma.
 fn item_end(code: &str, from: usize) -> usize {
     let bytes = code.as_bytes();
     let mut at = from;
@@ -152,7 +152,8 @@ fn item_end(code: &str, from: usize) -> usize {
     bytes.len()
 }
 
-/// The offset of the bracket that closes the one at `open`; the end of the text if there is none.
+/// Returns the offset of the bracket that closes the one at `open`; the end of the text if there is
+/// none.
 pub fn matching(code: &str, open: usize) -> usize {
     let mut depth = 0;
     for (at, byte) in code.bytes().enumerate().skip(open) {

@@ -1,12 +1,11 @@
-//! The preload library needs no thread-local storage and none of the host's allocator (DESIGN trap
-//! 7).
+//! Checks that the preload library needs no thread-local storage and no allocator of the host.
 //!
-//! The fault path runs while the program's own memory is out: a thread-local block or a heap page
-//! that is folded would make the engine wait for itself.
+//! The fault path runs while the program's own memory may be folded. A folded thread-local block or
+//! heap page would make the engine wait for itself.
 //!
-//! Nor does it define a symbol that the program may look up, but for those a debugger calls. The
-//! gate sees the program's system calls; a function that stood before libc's would miss most of
-//! them, and meet itself in programs that have one of their own.
+//! The library also defines no symbol that the program may look up, except those for debuggers. The
+//! gate sees the program's system calls. A function in front of libc's would miss most of them, and
+//! conflict with programs that define their own.
 
 use std::path::Path;
 use std::process::Command;
@@ -17,8 +16,8 @@ use crate::finding::Finding;
 
 const OWN_BYTES: &str = "the program's may be a sanitizer's: use those of bytes.rs";
 
-/// Symbols that the library must not take from the host, and why. `true`: an error, `false`: a
-/// warning.
+/// Symbols that the library must not take from the host, with the reason. `true`: an error,
+/// `false`: a warning.
 const UNWANTED: &[(&str, bool, &str)] = &[
     ("__tls_get_addr", true, "thread-local storage is allocated by the host's malloc"),
     ("malloc", true, "the host's heap may be folded: use memfold_sys's allocator"),
@@ -38,7 +37,7 @@ const UNWANTED: &[(&str, bool, &str)] = &[
     ),
 ];
 
-/// What the names of symbols that the library defines for others begin with.
+/// The prefix of symbols that the library defines for others.
 const OWN: &str = "memfold_";
 
 /// Checks a built library with `nm` and `readelf`.
@@ -69,7 +68,7 @@ fn version(text: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// What `nm` lists of a newer glibc. A weak symbol may be missing.
+/// Returns what `nm` lists of a newer glibc. A weak symbol may be missing.
 fn newer(path: &str, listing: &str, most: (u32, u32)) -> Vec<Finding> {
     let wanted = listing.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -96,7 +95,7 @@ fn output(program: &str, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
-/// The names in what `nm` prints, without their versions.
+/// Returns the names in the output of `nm`, without their versions.
 fn names(listing: &str) -> impl Iterator<Item = &str> {
     listing
         .lines()
@@ -104,7 +103,7 @@ fn names(listing: &str) -> impl Iterator<Item = &str> {
         .map(|name| name.split('@').next().unwrap_or(name))
 }
 
-/// Names that stand before those of others.
+/// Returns names that stand in front of those of other libraries.
 fn defined(path: &str, listing: &str) -> Vec<Finding> {
     let others = names(listing).filter(|name| !name.starts_with(OWN));
     others
@@ -115,7 +114,7 @@ fn defined(path: &str, listing: &str) -> Vec<Finding> {
         .collect()
 }
 
-/// The unwanted names of what the library needs.
+/// Returns the forbidden names among those that the library needs.
 fn undefined(path: &str, listing: &str) -> Vec<Finding> {
     names(listing)
         .filter_map(|name| UNWANTED.iter().find(|(unwanted, ..)| *unwanted == name))

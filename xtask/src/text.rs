@@ -89,7 +89,7 @@ fn unfinished(source: &Source) -> Vec<Finding> {
         .collect()
 }
 
-/// Notes to oneself, wherever they stand in `text`.
+/// Finds notes to oneself in `text`.
 fn leftovers(path: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -103,7 +103,7 @@ fn leftovers(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// The calls of these macros, by offset and name.
+/// Returns the calls of these macros, by offset and name.
 fn macros<'a>(code: &'a str, names: &'a [&'a str]) -> impl Iterator<Item = (usize, &'a str)> {
     names.iter().flat_map(move |name| {
         scan::words(code, name)

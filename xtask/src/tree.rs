@@ -9,7 +9,7 @@ use crate::source::Source;
 
 /// One crate of the workspace.
 pub struct Crate {
-    /// The package's name, from its directory (the workspace names them alike).
+    /// The package's name, taken from its directory, which has the same name.
     pub name: String,
     /// Path of its Cargo.toml from the root.
     pub manifest_path: String,
@@ -20,13 +20,13 @@ pub struct Crate {
 }
 
 impl Crate {
-    /// Directory of the crate from the root, with a slash at its end.
+    /// Returns the directory of the crate from the root, with a slash at its end.
     pub fn directory(&self) -> &str {
         self.manifest_path.trim_end_matches("Cargo.toml")
     }
 }
 
-/// All that the checks read.
+/// Everything that the checks read.
 pub struct Tree {
     /// The crates of the workspace.
     pub crates: Vec<Crate>,
@@ -53,14 +53,14 @@ impl Tree {
     }
 }
 
-/// The root of this workspace: the directory above xtask.
+/// Returns the root of this workspace: the directory above xtask.
 pub fn root() -> Result<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     Ok(here.parent().context("xtask has no directory above it")?.to_owned())
 }
 
-/// Whether a file of a crate is a test, a bench or a fuzz target as a whole, by its path in the
-/// crate.
+/// Returns whether a file of a crate is entirely a test, a bench or a fuzz target, by its path in
+/// the crate.
 pub fn is_test_path(path: &str) -> bool {
     let directories = ["tests/", "benches/", "examples/", "fuzz_targets/"];
     directories.iter().any(|directory| path.starts_with(directory))
@@ -99,7 +99,7 @@ fn read_crate(root: &Path, manifest: &Path) -> Result<Crate> {
     Ok(Crate { name, manifest_path: relative(root, manifest), manifest: text, sources })
 }
 
-/// Marks the files of modules that another file declares for tests only, and all files below those.
+/// Marks the files of modules that another file declares only for tests, and all files below those.
 fn mark_tests(sources: &mut [Source]) {
     let modules: Vec<String> = sources.iter().flat_map(Source::test_modules).collect();
     for source in sources {
@@ -115,7 +115,7 @@ fn mark_tests(sources: &mut [Source]) {
     }
 }
 
-/// All files at and below `path`, in order, without build output.
+/// Returns all files at and below `path`, in order, without build output.
 fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if path.is_file() {
         return Ok(vec![path.to_owned()]);

@@ -1,69 +1,68 @@
-//! Devices under names, as clients get them.
+//! Devices with names, as clients see them.
 use crate::device::{Device, IoError};
 use crate::image::Journal;
 use std::sync::Arc;
 
-/// The longest name of an export, bytes: what the NBD protocol allows.
+/// The longest name of an export, bytes: the bound of the NBD protocol.
 pub const NAME_BYTES_MAX: usize = 4096;
 
-/// A device under a name. What serves it (NBD, vhost-user) adds nothing of its own to what this
-/// says.
+/// A device with a name. The servers (NBD, vhost-user) only pass on what it does.
 pub struct Export {
     name: String,
     device: Arc<Device>,
     /// Writes, discards and zeroing are refused.
     read_only: bool,
-    /// The logical sector size that clients are told, bytes: 512 or 4096. Requests of any alignment
-    /// are served all the same.
+    /// The logical sector size that the device reports, bytes: 512 or 4096. Unaligned requests work
+    /// too.
     sector_bytes: u32,
-    /// What makes it durable.
+    /// The image that makes it durable.
     journal: Option<Arc<Journal>>,
 }
 
 impl Export {
-    /// An export of a device.
+    /// Makes an export of a device.
     pub fn new(name: &str, device: Arc<Device>, read_only: bool, sector_bytes: u32) -> Export {
         Export { name: name.to_string(), device, read_only, sector_bytes, journal: None }
     }
 
-    /// The same, with an image that follows its device.
+    /// Adds an image that follows the device.
     pub fn with_journal(mut self, journal: Arc<Journal>) -> Export {
         self.journal = Some(journal);
         self
     }
 
-    /// Its name; the default export's is empty.
+    /// Returns its name; that of the default export is empty.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its device.
+    /// Returns its device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Whether clients may only read.
+    /// Returns whether clients may only read.
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// The logical sector size that clients are told, bytes.
+    /// Returns the logical sector size that the device reports, bytes.
     pub fn sector_bytes(&self) -> u32 {
         self.sector_bytes
     }
 
-    /// The image that follows its device.
+    /// Returns the image that follows the device.
     pub fn journal(&self) -> Option<&Arc<Journal>> {
         self.journal.as_ref()
     }
 
-    /// What is read and written best, bytes: a whole block.
+    /// Returns the best size for reads and writes, bytes: a whole block.
     pub fn preferred_bytes(&self) -> u32 {
         (self.device.block_bytes() as u32).max(self.sector_bytes)
     }
 
-    /// Returns when everything that was written before is as safe as it can be: on disk, for a
-    /// device with an image that follows it.
+    /// Waits until everything that was written before is as safe as possible: on disk, if an image
+    /// follows the device.
     ///
     /// # Errors
     /// [`IoError::NotDurable`]

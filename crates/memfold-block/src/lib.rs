@@ -18,7 +18,7 @@
 //! # }
 //! ```
 //!
-//! The device lives in memory and ends with its process: nothing of it is on a disk.
+//! The device is in memory and ends with its process. Nothing of it is on a disk.
 
 mod plain;
 mod device;

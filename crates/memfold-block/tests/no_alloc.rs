@@ -1,5 +1,5 @@
-//! Nothing allocates while requests are served: the device may hold the swap of the machine that it
-//! runs on.
+//! Requests are served without allocations, because the device may hold the swap of its own
+//! machine.
 use memfold_block::nbd::{Listener, Server};
 use memfold_block::{Backing, Device, Export, Settings};
 use memfold_testkit::counting::{Counting, calls, wait_until_others_sleep};
@@ -13,7 +13,7 @@ static ALLOCATOR: Counting = Counting;
 
 const SIZE: usize = 8 << 20;
 
-/// A request as a client sends it.
+/// Returns a request as a client sends it.
 fn request(to: &mut [u8; 28], command: u16, flags: u16, offset: u64, len: u32) {
     to[..4].copy_from_slice(&0x2560_9513u32.to_be_bytes());
     to[4..6].copy_from_slice(&flags.to_be_bytes());
@@ -23,7 +23,7 @@ fn request(to: &mut [u8; 28], command: u16, flags: u16, offset: u64, len: u32) {
     to[24..].copy_from_slice(&len.to_be_bytes());
 }
 
-/// The old way to choose an export, whose replies are simple: the client here must not allocate
+/// Chooses an export in the old way, with simple replies, because the client here must not allocate
 /// either.
 fn connect(address: &SocketAddr) -> UnixStream {
     let mut link = UnixStream::connect_addr(address).unwrap();
@@ -52,7 +52,7 @@ fn work(link: &mut UnixStream, from: &[u8], to: &mut [u8]) {
             assert!(to[..len] == *payload);
         }
     }
-    // Discard, zeros, flush, a hint, and some that make no sense.
+    // Discard, zeros, flush, a hint, and some invalid requests.
     for (command, flags, offset, len) in
         [(4, 0, 100, 50_000), (6, 2, 0, 4096), (3, 0, 0, 0), (5, 0, 0, 4096), (0, 0, 1 << 40, 1)]
     {
@@ -63,7 +63,7 @@ fn work(link: &mut UnixStream, from: &[u8], to: &mut [u8]) {
 }
 
 #[test]
-fn requests_are_served_without_an_allocation_once_the_tables_are_there() {
+fn requests_allocate_nothing_once_tables_exist() {
     let backing =
         Backing::new(&Settings { limit_bytes: 64 << 20, pools: 2, ..Settings::default() }).unwrap();
     let device = Device::new(&backing, SIZE as u64).unwrap();
@@ -76,7 +76,7 @@ fn requests_are_served_without_an_allocation_once_the_tables_are_there() {
     let from: Vec<u8> = (0..SIZE as u32).map(|i| (i.wrapping_mul(i) >> 11) as u8).collect();
     let mut to = vec![0; 1 << 20];
     let mut link = connect(&address);
-    // What is first used, such as a thread's name for a message, may allocate once.
+    // A first use may allocate once, for example a thread's name for a message.
     request_once(&mut link);
     wait_until_others_sleep();
     let before = calls();

@@ -1,4 +1,5 @@
-//! Nothing allocates while a guest's requests are served, as in `no_alloc.rs`.
+//! A guest's requests are served without allocations, because the device may hold the swap of its
+//! own machine.
 use memfold_testkit::counting::{Counting, calls, wait_until_others_sleep};
 
 #[allow(dead_code)]
@@ -15,7 +16,7 @@ mod served;
 static ALLOCATOR: Counting = Counting;
 
 #[test]
-fn requests_are_served_without_an_allocation_once_the_tables_are_there() {
+fn requests_allocate_nothing_once_tables_exist() {
     let served = served::Served::with(false, 1);
     served.device.preallocate().unwrap();
     let memory = frontend::Memory::new();
@@ -29,7 +30,7 @@ fn requests_are_served_without_an_allocation_once_the_tables_are_there() {
         frontend::wait(&memory, 0, &call, n + 1);
         assert_eq!(memory.status(0, n % 4), 0);
     };
-    // What a thread needs once, it has afterwards.
+    // A thread allocates what it needs once with its first request.
     write(0);
     wait_until_others_sleep();
     let before = calls();

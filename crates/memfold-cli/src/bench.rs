@@ -1,4 +1,4 @@
-//! `memfold bench`: becomes `memfold-bench`, which is built apart: the command itself needs nothing
+//! `memfold bench`: executes `memfold-bench`, a separate program, so that the command needs nothing
 //! of the benchmarks.
 use crate::failure::Failure;
 use crate::program;
@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 
 const PROGRAM: &str = "memfold-bench";
 
-/// The command line of `bench`: whatever follows is for the benchmarks to read, `--help` too.
+/// Returns the command line of `bench`. The benchmarks parse the rest, also `--help`.
 pub fn command() -> Command {
     let rest = Arg::new("rest")
         .value_name("BENCHMARK")
@@ -18,14 +18,14 @@ pub fn command() -> Command {
         .trailing_var_arg(true)
         .allow_hyphen_values(true)
         .value_parser(value_parser!(OsString))
-        .help("which, and its flags; `memfold bench --help` lists them");
+        .help("The benchmark and its flags; `memfold bench --help` lists them");
     Command::new("bench")
-        .about("Measures memfold against the kernel's own compressed swap")
+        .about("Compares memfold with the kernel's compressed swap")
         .disable_help_flag(true)
         .arg(rest)
 }
 
-/// Becomes the program with the benchmarks; returns only if that can't be.
+/// Executes the program with the benchmarks. Returns only if that fails.
 ///
 /// # Errors
 /// It is not there or can't be executed: status 125.
@@ -33,22 +33,22 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     Err(become_benchmarks(matches.get_many("rest").into_iter().flatten().cloned()))
 }
 
-/// Answers `memfold help bench …`, of which clap knows nothing here; returns if that isn't asked,
-/// or can't be.
+/// Executes `memfold help bench ...`, which clap can't answer here. Returns if that is not the
+/// command, or if it fails.
 pub fn help() -> Option<Failure> {
     let mut words = env::args_os().skip(1);
     let asked = words.next()? == "help" && words.next()? == "bench";
     asked.then(|| become_benchmarks(std::iter::once("help".into()).chain(words)))
 }
 
-/// The program beside this one, else that of PATH, under the name that the user knows it by.
+/// Executes the program beside this one, else that of PATH, under the name that the user knows.
 fn become_benchmarks(arguments: impl Iterator<Item = OsString>) -> Failure {
     let beside = env::current_exe().ok().map(|own| own.with_file_name(PROGRAM));
     let program = beside.filter(|path| path.is_file()).unwrap_or_else(|| PROGRAM.into());
     let error = std::process::Command::new(&program).arg0("memfold bench").args(arguments).exec();
     let text = match error.kind() {
         ErrorKind::NotFound => {
-            "not built, or neither beside memfold nor in PATH: cargo build --release -p memfold-bench".to_string()
+            "it is neither beside memfold nor in PATH. Build it: cargo build --release -p memfold-bench".to_string()
         }
         _ => program::plain(&error).to_string(),
     };

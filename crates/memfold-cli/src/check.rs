@@ -1,8 +1,7 @@
-//! `memfold check`, and `memfold run --check`: what works here, and what doesn't, why, and what
-//! to do.
+//! `memfold check`, and `memfold run --check`: what works here, what does not, why, and what to do.
 //!
-//! Each line is something tried (`memfold_sys::probe`) or read, and the last one is a program that
-//! is run as `memfold run` would run it: so a reason that no line knows of is found too.
+//! Each line is something tried (`memfold_sys::probe`) or read. The last line runs a program as
+//! `memfold run` would, so it also finds reasons that no other line knows.
 use crate::failure::Failure;
 use crate::{delivery, machine, program, run};
 use clap::parser::ValueSource;
@@ -19,13 +18,13 @@ use std::fmt::Write as _;
 use std::fs;
 use std::process::Stdio;
 
-/// What is said of a thing.
+/// The result of a check.
 enum Answer {
-    /// It works, or is a plain fact.
+    /// It works, or is only information.
     Good(String),
-    /// It doesn't, and `run` does without.
+    /// It does not work, and `run` works without it.
     Less(String),
-    /// It doesn't, and `run` can't do without.
+    /// It does not work, and `run` needs it.
     Bad(String),
 }
 use Answer::{Bad, Good, Less};
@@ -33,161 +32,161 @@ use Answer::{Bad, Good, Less};
 struct Check {
     name: &'static str,
     probe: fn(&ArgMatches) -> Answer,
-    /// What lacks where it doesn't work, and the fix.
+    /// What is missing where it does not work, and the fix.
     why: &'static str,
     fix: &'static str,
 }
 
-/// What is looked at, in the order of the screen.
+/// The checks, in the order of the output.
 const CHECKS: &[Check] = &[
     Check {
         name: "kernel",
         probe: kernel,
-        why: "run needs what that Linux has; docs/limits.md lists it",
-        fix: "a newer kernel",
+        why: "memfold run needs these features; docs/limits.md lists them",
+        fix: "use a newer kernel",
     },
     Check { name: "user", probe: user, why: "", fix: "" },
     Check {
         name: "sandbox",
         probe: sandbox,
-        why: "a seccomp filter refuses these calls, or the kernel lacks them",
-        fix: "only what is marked NO below stops a run; docs/containers.md says which profile allows what",
+        why: "a seccomp filter refuses these calls, or the kernel does not have them",
+        fix: "only lines marked NO stop a run; docs/containers.md lists what each profile allows",
     },
     Check {
         name: "userfaultfd",
         probe: userfaultfd,
-        why: "without it memory is paged by its protection, which is slower",
-        fix: "in a container `--device /dev/userfaultfd`; else as root `sysctl vm.unprivileged_userfaultfd=1`, or \
-              contrib/90-memfold-userfaultfd.rules for the device, or CAP_SYS_PTRACE",
+        why: "without it memory is paged by page protection, which is slower",
+        fix: "in a container, `--device /dev/userfaultfd`; elsewhere, as root, `sysctl vm.unprivileged_userfaultfd=1`, or \
+              install contrib/90-memfold-userfaultfd.rules for the device, or grant CAP_SYS_PTRACE",
     },
     Check {
         name: "  by system call",
         probe: by_call,
         why: "",
-        fix: "not needed where the device is open",
+        fix: "not needed where the device can be opened",
     },
     Check {
         name: "  by device",
         probe: by_device,
         why: "",
-        fix: "not needed where the system call is open",
+        fix: "not needed where the system call is allowed",
     },
-    Check { name: "  features", probe: features, why: "", fix: "a newer kernel" },
+    Check { name: "  features", probe: features, why: "", fix: "use a newer kernel" },
     Check {
         name: "UFFDIO_MOVE",
         probe: moves,
         why: "without it pages are copied, which is slower",
-        fix: "Linux 6.8 or newer, with userfaultfd open",
+        fix: "use Linux 6.8 or newer, and allow userfaultfd",
     },
     Check {
         name: "protection",
         probe: hides,
-        why: "memory can't be paged by its protection where there is no userfaultfd",
-        fix: "/proc, and proc_mem.force_override=always on the kernel's command line",
+        why: "memory can't be paged by page protection where userfaultfd is unavailable",
+        fix: "mount /proc, and boot with proc_mem.force_override=always on the kernel command line",
     },
     Check {
         name: "PAGEMAP_SCAN",
         probe: scans,
-        why: "without it the page map is read",
-        fix: "Linux 6.7 or newer, with /proc",
+        why: "without it memfold reads the whole page map, which is slower",
+        fix: "use Linux 6.7 or newer, with /proc",
     },
     Check {
         name: "PROCMAP_QUERY",
         probe: queries,
-        why: "without it the whole map is read for each question",
-        fix: "Linux 6.11 or newer",
+        why: "without it memfold reads all of /proc/self/maps for each look-up",
+        fix: "use Linux 6.11 or newer",
     },
     Check {
         name: "process_madvise",
         probe: drops,
-        why: "without it pages can't be given up many at a time; they are moved out one run at a time",
-        fix: "Linux 6.13 or newer; in a container --cap-add SYS_PTRACE or a profile that allows it",
+        why: "without it pages are evicted one range at a time instead of in batches",
+        fix: "use Linux 6.13 or newer; in a container, `--cap-add SYS_PTRACE` or a profile that allows the call",
     },
     Check {
         name: "dispatch",
         probe: dispatches,
-        why: "without Syscall User Dispatch there is no gate, and so no run",
-        fix: "Linux 5.11 or newer on x86-64; a sandbox like gVisor has none",
+        why: "the gate needs Syscall User Dispatch, and memfold run needs the gate",
+        fix: "use Linux 5.11 or newer on x86-64; a sandbox such as gVisor does not have it",
     },
     Check {
         name: "faults",
         probe: served,
-        why: "nothing can be run: the thread that has a fault serves it, by the gate",
-        fix: "what is marked above",
+        why: "memfold run handles page faults in the faulting thread, and one of its needs is missing",
+        fix: "fix what is marked above",
     },
     Check {
         name: "io_uring",
         probe: rings,
-        why: "without it each transfer of the swap file is a system call",
-        fix: "kernel.io_uring_disabled=0; in a container a profile that allows io_uring_setup, _enter and _register",
+        why: "without it each transfer to or from the swap file costs a system call",
+        fix: "set kernel.io_uring_disabled=0; in a container, use a profile that allows io_uring_setup, _enter and _register",
     },
     Check {
         name: "swap file",
         probe: swap,
-        why: "its pages pass through the page cache, which no limit of memfold's counts",
-        fix: "a directory on a disk with ext4, xfs or btrfs, not tmpfs or overlayfs",
+        why: "without O_DIRECT its pages also fill the page cache, which memfold does not limit",
+        fix: "give a directory on ext4, xfs or btrfs, not on tmpfs or overlayfs",
     },
     Check {
         name: "addresses",
         probe: addresses,
-        why: "the engine reserves addresses that it never uses",
-        fix: "`ulimit -v unlimited -d unlimited`",
+        why: "the engine reserves far more addresses than it uses memory",
+        fix: "run `ulimit -v unlimited -d unlimited`",
     },
     Check {
         name: "descriptors",
         probe: descriptors,
-        why: "a process of a run has about ten of memfold's",
-        fix: "`ulimit -n 1024`",
+        why: "memfold uses about ten descriptors in each process",
+        fix: "run `ulimit -n 1024`",
     },
     Check { name: "memory", probe: memory, why: "", fix: "" },
     Check {
         name: "overcommit",
         probe: overcommit,
-        why: "the system counts what may be written: pools and tables may be refused memory",
-        fix: "`sysctl vm.overcommit_memory=0`, or more swap",
+        why: "the kernel counts reserved memory and may refuse memory for pools and tables",
+        fix: "as root, `sysctl vm.overcommit_memory=0`, or add swap",
     },
     Check {
         name: "mappings",
         probe: mappings,
-        why: "folding splits no mapping, but a program with many may run out",
-        fix: "`sysctl vm.max_map_count=65530` or more",
+        why: "a program with many mappings may reach this limit",
+        fix: "as root, `sysctl vm.max_map_count=65530` or more",
     },
     Check {
         name: "preload library",
         probe: library,
-        why: "it is what works inside the program",
+        why: "this library is the part of memfold that works inside the program",
         fix: "keep libmemfold_preload.so beside memfold, or in ../lib/memfold",
     },
     Check {
         name: "settings",
         probe: settings,
-        why: "run refuses them",
-        fix: "`memfold run --help`",
+        why: "memfold run refuses these settings",
+        fix: "see `memfold run --help`",
     },
     Check {
         name: "command",
         probe: command_given,
-        why: "run refuses it",
-        fix: "a dynamically linked program of this machine and C library",
+        why: "memfold run refuses this command",
+        fix: "give a dynamically linked program for this machine and C library",
     },
     Check {
         name: "a program",
         probe: trial,
-        why: "run as `memfold run` would run it",
-        fix: "what is marked NO above, or as it says",
+        why: "a trial run of `memfold --version` under memfold run failed or warned",
+        fix: "fix what is marked NO above, or follow the message",
     },
 ];
 
-/// The command line of `check`: that of `run`.
+/// Returns the command line of `check`: that of `run`.
 pub fn command() -> Command {
     run::command()
         .name("check")
-        .about("Says whether `memfold run` works here, what doesn't and why, and what to do")
+        .about("Checks whether memfold run works here, and prints what does not work, why, and what to do")
         .override_usage("memfold check [OPTIONS of run] [--] [CMD]")
-        .after_help("Exit status: 0 if `memfold run` with these settings would work here, 1 if not; 125 for no answer.")
+        .after_help("Exit status: 0 if memfold run with these settings would work here, 1 if not, 125 if the check failed.")
 }
 
-/// Prints the screen; 0 if a run would work, else 1.
+/// Prints the results. Returns 0 if a run would work, else 1.
 ///
 /// # Errors
 /// The screen can't be written.
@@ -196,7 +195,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let (mut text, mut bad) = (String::new(), Vec::new());
     let killing = delivery::killing_calls();
     if !killing.is_empty() {
-        // To try the rest would be the end.
+        // The filter would kill this process in the other checks.
         let (kills, allow) = (delivery::KILLS, delivery::ALLOW);
         let _ = writeln!(text, "{:<17}NO  {kills} {}", "sandbox", killing.join(", "));
         let _ = writeln!(text, "{:<21}fix: {allow}", "");
@@ -224,11 +223,11 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     };
     std::io::stdout()
         .write_all(text.as_bytes())
-        .map_err(|e| Failure::own(format!("stdout: {}", program::plain(&e))))?;
+        .map_err(|e| Failure::own(format!("Writing to stdout failed: {}", program::plain(&e))))?;
     Ok(!bad.is_empty() as u8)
 }
 
-/// What a probe of the kernel's says, where `run` can do without or not.
+/// Returns the result of a probe of the kernel.
 fn of<E: std::fmt::Display>(
     result: Result<(), E>,
     good: &str,
@@ -240,7 +239,7 @@ fn of<E: std::fmt::Display>(
     }
 }
 
-/// An error as it is named in manuals, where a sandbox is known by it.
+/// Returns an error by its name in manuals, which identifies a sandbox.
 fn named(e: Errno) -> String {
     match e {
         Errno::PERM => "EPERM".to_string(),
@@ -251,7 +250,7 @@ fn named(e: Errno) -> String {
     }
 }
 
-/// The number in a file of /proc/sys.
+/// Returns the number in a file of /proc/sys.
 fn system_number(name: &str) -> Option<u64> {
     fs::read_to_string(format!("/proc/sys/{name}")).ok()?.trim().parse().ok()
 }
@@ -260,14 +259,14 @@ fn kernel(_: &ArgMatches) -> Answer {
     let names = rustix::system::uname();
     let release = names.release().to_string_lossy().into_owned();
     let text = format!("Linux {release}, {}", names.machine().to_string_lossy());
-    // Some are older by their number, and have what newer ones have.
+    // Some kernels have an old number, but the features of newer ones.
     match newer_than(&release) {
         lacking if lacking.is_empty() || delivery::can_have_gate().is_ok() => Good(text),
-        lacking => Bad(format!("{text}: lacks {}", lacking.join(", "))),
+        lacking => Bad(format!("{text}; missing: {}", lacking.join(", "))),
     }
 }
 
-/// What the gate needs and kernels have only after this release.
+/// Returns the needs of the gate that kernels have only after this release.
 fn newer_than(release: &str) -> Vec<String> {
     let mut numbers =
         release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse::<u32>().unwrap_or(0));
@@ -276,7 +275,7 @@ fn newer_than(release: &str) -> Vec<String> {
     newer.map(|need| format!("{} (Linux {}.{})", need.what, need.linux.0, need.linux.1)).collect()
 }
 
-/// A line of /proc/self/status.
+/// Returns a line of /proc/self/status.
 fn status(name: &str) -> Option<String> {
     let text = fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -303,7 +302,7 @@ fn sandbox(_: &ArgMatches) -> Answer {
         .filter_map(|call| Some(format!("{} {}", call.name, named(call.refusal()?))))
         .collect();
     match refused.is_empty() {
-        true => Good(format!("{mode}; refuses none of memfold's calls")),
+        true => Good(format!("{mode}; no call of memfold is refused")),
         false => Less(format!("{mode}; refused: {}", refused.join(", "))),
     }
 }
@@ -313,15 +312,18 @@ fn userfaultfd(_: &ArgMatches) -> Answer {
         .map_or("unknown".to_string(), |number| number.to_string());
     let sysctl = format!("vm.unprivileged_userfaultfd={sysctl}");
     match (Uffd::open(0, false), Uffd::probe()) {
-        (Ok(_), _) => Good(format!("for faults inside system calls too ({sysctl})")),
-        (Err(_), Ok(_)) => {
-            Good(format!("for faults outside system calls: the gate needs no more ({sysctl})"))
+        (Ok(_), _) => {
+            Good(format!("available, also for page faults inside system calls ({sysctl})"))
         }
+        (Err(_), Ok(_)) => Good(format!(
+            "available for page faults of user code, which is all that the gate needs ({sysctl})"
+        )),
         (Err(_), Err(_)) => lacks(format!("refused ({sysctl})")),
     }
 }
 
-/// What lacks of userfaultfd matters only where memory can't be paged without.
+/// Returns the answer about a missing feature of userfaultfd, which matters only where page
+/// protection does not work either.
 fn lacks(text: String) -> Answer {
     if delivery::can_hide().is_ok() { Less(text) } else { Bad(text) }
 }
@@ -329,14 +331,18 @@ fn lacks(text: String) -> Answer {
 fn hides(_: &ArgMatches) -> Answer {
     match probe::hides() {
         Ok(false) => Less(delivery::FORCES_NONE.to_string()),
-        tried => of(tried.map(drop).map_err(named), "a hidden page was filled and shown", Less),
+        tried => of(
+            tried.map(drop).map_err(named),
+            "a protected page was filled and made accessible",
+            Less,
+        ),
     }
 }
 
 fn by_way(way: UffdSource) -> Answer {
     match (Uffd::can_open(way, false), Uffd::can_open(way, true)) {
-        (Ok(()), _) => Good("yes, all faults".to_string()),
-        (Err(e), Ok(())) => Less(format!("user-mode faults only ({})", named(e))),
+        (Ok(()), _) => Good("yes, for all page faults".to_string()),
+        (Err(e), Ok(())) => Less(format!("only for page faults of user code ({})", named(e))),
         (Err(e), Err(_)) => Less(format!("no ({})", named(e))),
     }
 }
@@ -356,17 +362,19 @@ fn features(_: &ArgMatches) -> Answer {
         (feature::WP_UNPOPULATED, "WP_UNPOPULATED"),
         (feature::SIGBUS, "SIGBUS"),
     ];
-    let Ok(found) = Uffd::probe() else { return lacks("unknown: no userfaultfd".to_string()) };
+    let Ok(found) = Uffd::probe() else {
+        return lacks("unknown, because userfaultfd is unavailable".to_string());
+    };
     let of = |there: bool| -> Vec<&str> {
         NAMES.iter().filter(|(bit, _)| (found & bit != 0) == there).map(|(_, name)| *name).collect()
     };
     let (has, lacks) = (of(true).join(" "), of(false).join(" "));
     if found & feature::GATE != feature::GATE {
-        self::lacks(format!("lacks {lacks}"))
+        self::lacks(format!("missing: {lacks}"))
     } else if lacks.is_empty() {
         Good(has)
     } else {
-        Less(format!("{has}; lacks {lacks}"))
+        Less(format!("{has}; missing: {lacks}"))
     }
 }
 
@@ -389,23 +397,27 @@ fn queries(_: &ArgMatches) -> Answer {
 }
 
 fn drops(_: &ArgMatches) -> Answer {
-    of(probe::drops_batches().map_err(named), "pages of two ranges were given up at once", Less)
+    of(
+        probe::drops_batches().map_err(named),
+        "pages of two ranges were evicted with one call",
+        Less,
+    )
 }
 
 fn dispatches(_: &ArgMatches) -> Answer {
     if probe::dispatches() { Good("yes".to_string()) } else { Bad("no".to_string()) }
 }
 
-/// Who serves the faults of a run with these settings.
+/// Returns how the faults of a run with these settings are handled.
 fn served(matches: &ArgMatches) -> Answer {
     let Ok(mut config) = config(&given(matches)) else {
-        return Less("unknown: see settings".to_string());
+        return Less("unknown, because the settings are wrong (see below)".to_string());
     };
     match delivery::settle(&mut config) {
         Ok(None) if config.by_protection => {
-            Good("by the thread that has them (gate), told of by protection".to_string())
+            Good("handled in the faulting thread (gate), by page protection".to_string())
         }
-        Ok(None) => Good("by the thread that has them (gate)".to_string()),
+        Ok(None) => Good("handled in the faulting thread (gate)".to_string()),
         Ok(Some(line)) => Less(line),
         Err(e) => Bad(e.text),
     }
@@ -417,7 +429,7 @@ fn rings(_: &ArgMatches) -> Answer {
 
 fn swap(matches: &ArgMatches) -> Answer {
     let Some(path) = matches.get_one::<String>("swap") else {
-        return Good("not asked for (--swap DIR)".to_string());
+        return Good("not used (--swap DIR)".to_string());
     };
     match FileDisk::open(path, Options::default()) {
         Ok(disk) if disk.is_direct() => Good(format!("{path}: O_DIRECT")),
@@ -433,7 +445,7 @@ fn shown(limit: Option<u64>) -> String {
 fn addresses(_: &ArgMatches) -> Answer {
     let (space, data) = (getrlimit(Resource::As).current, getrlimit(Resource::Data).current);
     let text = format!("ulimit -v {}, -d {}", shown(space), shown(data));
-    // Whether they do is what the program that is tried shows.
+    // The trial run shows whether they suffice.
     if space.or(data).is_none() { Good(text) } else { Less(text) }
 }
 
@@ -472,7 +484,7 @@ fn library(_: &ArgMatches) -> Answer {
     }
 }
 
-/// The settings as they were given, for another `memfold run`; with a limit if none is.
+/// Returns the given settings, for another `memfold run`, with a limit if none is given.
 fn given(matches: &ArgMatches) -> Vec<OsString> {
     let is_given = |name: &str| matches.value_source(name) == Some(ValueSource::CommandLine);
     let mut flags: Vec<OsString> = Vec::new();
@@ -486,7 +498,7 @@ fn given(matches: &ArgMatches) -> Vec<OsString> {
     flags
 }
 
-/// What `memfold run` would make of these flags.
+/// Returns the settings that `memfold run` would use with these flags.
 fn config(flags: &[OsString]) -> Result<Config, String> {
     let line = [OsString::from("run")].into_iter().chain(flags.iter().cloned());
     let read = run::command().try_get_matches_from(line).map_err(|e| e.to_string());
@@ -514,8 +526,8 @@ fn command_given(matches: &ArgMatches) -> Answer {
     }
 }
 
-/// A program that does nothing is run; what it, or memfold, says is the answer. It is memfold
-/// itself, which has the C library of its preload library; `true` may be static.
+/// Runs a program that does nothing, and returns its message or memfold's. The program is memfold
+/// itself, which uses the C library of its preload library; `true` may be static.
 fn trial(matches: &ArgMatches) -> Answer {
     let own = match std::env::current_exe() {
         Ok(own) => own,
@@ -531,14 +543,17 @@ fn trial(matches: &ArgMatches) -> Answer {
         .stdin(Stdio::null());
     match command.output() {
         Ok(output) if output.status.success() && output.stderr.is_empty() => {
-            Good("`memfold --version` ran, managed".to_string())
+            Good("`memfold --version` ran under memfold run".to_string())
         }
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr);
-            let said =
-                said.lines().next().unwrap_or("it said nothing").trim_start_matches("memfold: ");
+            let said = said
+                .lines()
+                .next()
+                .unwrap_or("it printed no message")
+                .trim_start_matches("memfold: ");
             let answer = format!("{said} ({})", output.status);
-            // A warning, of a run that went well.
+            // A warning of a successful run.
             if output.status.success() { Less(answer) } else { Bad(answer) }
         }
         Err(e) => Bad(program::plain(&e)),
@@ -550,7 +565,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_are_new_enough_from_the_one_that_the_documents_promise() {
+    fn kernels_from_the_documented_version_on_are_accepted() {
         for release in ["5.14.0-427.el9.x86_64", "5.15.0", "6.1.0-18-amd64", "6.18.5", "7.0-rc1"] {
             assert!(newer_than(release).is_empty(), "{release}");
         }

@@ -1,8 +1,8 @@
 //! The control socket of a run: answers `memfold stat`, `memfold set` and `memfold run --list`.
 //!
-//! One request a connection, a line of JSON; the answer is one too. `{"do": "stat"}` is answered by
-//! an object about the run; `{"do": "set", "limit": "512M"}` by the bounds that hold now; what
-//! can't be done by `{"error": "why"}`.
+//! A connection has one request, a line of JSON, and one answer. `{"do": "stat"}` is answered by an
+//! object about the run; `{"do": "set", "limit": "512M"}` by the present bounds; a failed request
+//! by `{"error": "why"}`.
 use crate::report::json::of_process;
 use crate::sockets;
 use crate::table::slots::Slots;
@@ -18,33 +18,33 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
-/// What there is to know and to change of a run.
+/// A run, as its control socket sees it.
 pub struct Run {
-    /// The figures of its processes, and its bounds.
+    /// The counters of its processes, and its bounds.
     pub slots: Slots,
-    /// Its settings, with the bounds that hold now.
+    /// Its settings, with the present bounds.
     pub config: Mutex<Config>,
     /// The program and its arguments.
     pub arguments: Vec<OsString>,
-    /// When it was started.
+    /// Its start.
     pub start: Instant,
 }
 
 impl Run {
-    /// The settings as they are now.
+    /// Returns the present settings.
     pub fn config(&self) -> Config {
         self.config.lock().expect("nobody panics with the lock").clone()
     }
 
     fn answer(&self, request: &str) -> Value {
         let Ok(request) = serde_json::from_str::<Value>(request) else {
-            return json!({"error": "no JSON"});
+            return json!({"error": "The request is not JSON."});
         };
         match request["do"].as_str() {
             Some("stat") => self.stat(),
             Some("set") => self.set(&request).unwrap_or_else(|why| json!({ "error": why })),
             _ => {
-                json!({"error": "this run is of another version of memfold, and does not know the request"})
+                json!({"error": "This run was started by another version of memfold, which does not know the request."})
             }
         }
     }
@@ -73,7 +73,7 @@ impl Run {
         })
     }
 
-    /// All or nothing: bounds that make no sense change none.
+    /// Sets the bounds: invalid bounds change none of them.
     fn set(&self, request: &Value) -> Result<Value, String> {
         let mut config = self.config.lock().expect("nobody panics with the lock");
         let mut new = config.clone();
@@ -96,8 +96,8 @@ impl Run {
     }
 }
 
-/// Resident memory of a process that the limit doesn't count, by name, bytes: pages of files, and
-/// shared memory.
+/// Returns the resident memory of a process that the limit does not count, by name, bytes: pages of
+/// files, and shared memory.
 fn uncounted(pid: u32) -> impl Iterator<Item = (&'static str, u64)> {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     [("file_bytes", "RssFile:"), ("shmem_bytes", "RssShmem:")].into_iter().map(
@@ -109,13 +109,13 @@ fn uncounted(pid: u32) -> impl Iterator<Item = (&'static str, u64)> {
     )
 }
 
-/// A socket that is served; it goes away when this is dropped.
+/// The path of the socket; the drop removes it.
 pub struct Control {
     path: PathBuf,
 }
 
 impl Control {
-    /// Makes the socket: who asks from now on waits until it is served.
+    /// Makes the socket. Clients that connect from now on wait until it is served.
     ///
     /// # Errors
     /// No socket can be made, and where: a program runs without.
@@ -124,13 +124,13 @@ impl Control {
         Ok((Control { path }, listener))
     }
 
-    /// Serves a run from a thread of its own, which gets no signal that the caller has blocked.
+    /// Serves a run from its own thread, which gets no signal that the caller has blocked.
     ///
     /// # Errors
     /// There is no thread to be had.
     pub fn serve(self, listener: UnixListener, run: Arc<Run>) -> io::Result<Control> {
         let serve = move || {
-            // One that breaks off harms only itself.
+            // A broken connection affects no other.
             memfold_remote::each_connection(&listener, |stream| {
                 let _ = sockets::answer(stream, |request| run.answer(request).to_string());
             });
@@ -162,9 +162,9 @@ mod tests {
             (r#"{"do":"set","limit":"1"}"#, "too small"),
             (r#"{"do":"set","limit":"2G"}"#, "more than the memory"),
             (r#"{"do":"set","limit":"32M","resident":"x"}"#, "--resident"),
-            (r#"{"do":"set","limit":"none"}"#, "give --limit"),
+            (r#"{"do":"set","limit":"none"}"#, "Give --limit"),
             (r#"{"do":"stop"}"#, "another version"),
-            ("nonsense", "no JSON"),
+            ("nonsense", "not JSON"),
         ] {
             let answer = run.answer(request);
             assert!(

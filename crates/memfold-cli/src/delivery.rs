@@ -1,5 +1,5 @@
-//! What tells the gate of a touch of folded memory: a userfaultfd, or the protection of memory. Where
-//! the gate is unavailable, `run` refuses.
+//! How the gate detects a touch of folded memory: with userfaultfd or page protection. Where the
+//! gate is unavailable, `run` refuses.
 use crate::failure::Failure;
 use memfold::config::{Config, Delivery};
 use memfold_sys::maps::lookup::Maps;
@@ -7,22 +7,22 @@ use memfold_sys::probe;
 use memfold_sys::uffd::{Uffd, feature};
 use memfold_sys::units::Order;
 
-/// The least block where memory is paged by its protection: each border between what is folded and
-/// what isn't is one of 65,530 that a process has.
+/// The least block with page protection: each border between folded and resident memory uses one of
+/// a process's 65,530 mappings.
 const HIDDEN_LEAST: Order = match Order::new(4) {
     Some(order) => order,
     None => unreachable!(),
 };
 
-/// Pages the memory of a run by its protection.
+/// Sets a run to page protection.
 fn hide(config: &mut Config) {
     config.by_protection = true;
     config.block_order = config.block_order.max(HIDDEN_LEAST);
     config.folio_order = config.folio_order.max(HIDDEN_LEAST);
 }
 
-/// Chooses how memory is paged: by a userfaultfd, or by its protection where none can be had. Returns
-/// the line that says so and why.
+/// Chooses how memory is paged: with userfaultfd, or page protection where that is unavailable.
+/// Returns the warning about that.
 ///
 /// # Errors
 /// The gate is unavailable: status 125, with the reason and what to do.
@@ -45,14 +45,16 @@ pub fn settle(config: &mut Config) -> Result<Option<String>, Failure> {
         Ok(()) => {
             hide(config);
             Ok(Some(format!(
-                "warning: memory is paged by its protection (--paging protection), which is slower and folds at least \
-                 64K at once, as no userfaultfd can be had here: {why}{}",
-                if forces_none() { format!("; {FORCES_NONE}") } else { String::new() }
+                "warning: userfaultfd is unavailable, so memory is paged by page protection (--paging protection). This is \
+                 slower and folds at least 64K at once. Reason: {why}.{}",
+                if forces_none() { format!(" {FORCES_NONE}") } else { String::new() }
             )))
         }
-        Err(e) if e == why => Err(Failure::own(format!("no program can be managed here: {why}"))),
+        Err(e) if e == why => {
+            Err(Failure::own(format!("memfold can manage no program here: {why}")))
+        }
         Err(e) => Err(Failure::own(format!(
-            "no program can be managed here: {why}; nor can memory be paged by its protection: {e}"
+            "memfold can manage no program here: {why}. Paging by page protection is unavailable too: {e}"
         ))),
     }
 }
@@ -61,17 +63,17 @@ fn forces_none() -> bool {
     probe::hides() == Ok(false)
 }
 
-/// Said where paging by protection is slower yet.
-pub const FORCES_NONE: &str = "the kernel forces no access to hidden memory (proc_mem.force_override=always would), which is slower";
+/// Printed where paging by page protection is slower still.
+pub const FORCES_NONE: &str = "The kernel does not let /proc/self/mem write to protected memory, which is slower. Boot with proc_mem.force_override=always to change that.";
 
-/// One thing that the gate needs of the kernel, tried in this process: the program will be alike.
-/// Refusals, `memfold check` and `docs/limits.md` all come from [`NEEDS`].
+/// One thing that the gate needs of the kernel. It is tried in this process, whose result holds for
+/// the program too. Refusals, `memfold check` and `docs/limits.md` all come from [`NEEDS`].
 pub struct Need {
-    /// What it is.
+    /// Its name.
     pub what: &'static str,
-    /// The first Linux that has it; 0.0: all that memfold can run on.
+    /// The first Linux that has it; 0.0: every Linux that memfold runs on.
     pub linux: (u32, u32),
-    /// Whether it is needed with a userfaultfd, and where memory is paged by its protection.
+    /// Whether it is needed with userfaultfd, and with page protection.
     with_uffd: bool,
     with_protection: bool,
     /// # Errors
@@ -79,14 +81,14 @@ pub struct Need {
     probe: fn() -> Result<(), String>,
 }
 
-/// All that the gate needs, in the order in which it is tried.
+/// Everything that the gate needs, in the order in which it is tried.
 pub const NEEDS: &[Need] = &[
     Need {
         what: "x86-64",
         linux: (0, 0),
         with_uffd: true,
         with_protection: true,
-        probe: || or_else(cfg!(target_arch = "x86_64"), "it is for x86-64"),
+        probe: || or_else(cfg!(target_arch = "x86_64"), "it needs x86-64"),
     },
     Need {
         what: "Syscall User Dispatch",
@@ -94,13 +96,12 @@ pub const NEEDS: &[Need] = &[
         with_uffd: true,
         with_protection: true,
         probe: || {
-            let why =
-                "no Syscall User Dispatch (Linux 5.11), or a sandbox hides it (gVisor has none)";
+            let why = "Syscall User Dispatch (Linux 5.11) is missing, or a sandbox such as gVisor hides it";
             or_else(probe::dispatches(), why)
         },
     },
     Need {
-        what: "a userfaultfd for faults of user code",
+        what: "userfaultfd for page faults of user code",
         linux: (5, 11),
         with_uffd: true,
         with_protection: false,
@@ -111,26 +112,25 @@ pub const NEEDS: &[Need] = &[
         linux: (5, 14),
         with_uffd: true,
         with_protection: true,
-        probe: || or_else(probe::populates(), "no MADV_POPULATE_WRITE (Linux 5.14)"),
+        probe: || or_else(probe::populates(), "MADV_POPULATE_WRITE (Linux 5.14) is missing"),
     },
     Need {
-        what: "UFFDIO_MOVE (Linux 6.8), or process_vm_readv of its own memory",
+        what: "UFFDIO_MOVE (Linux 6.8), or process_vm_readv on its own memory",
         linux: (0, 0),
         with_uffd: true,
         with_protection: false,
         probe: || {
-            let lacks =
-                "no UFFDIO_MOVE (Linux 6.8), and what is in its place needs process_vm_readv";
+            let lacks = "UFFDIO_MOVE (Linux 6.8) is missing, and copying pages instead needs process_vm_readv";
             probe::moves().or_else(|_| probe::reads_itself()).map_err(|e| format!("{lacks}: {e}"))
         },
     },
     Need {
-        what: "access to its own protected memory by /proc/self/mem",
+        what: "access to its own protected memory through /proc/self/mem",
         linux: (0, 0),
         with_uffd: false,
         with_protection: true,
         probe: || {
-            let lacks = "/proc/self/mem gives no access to hidden memory";
+            let lacks = "/proc/self/mem gives no access to protected memory";
             probe::hides().map(drop).map_err(|e| format!("{lacks}: {e}"))
         },
     },
@@ -147,8 +147,8 @@ fn or_else(holds: bool, why: &str) -> Result<(), String> {
     if holds { Ok(()) } else { Err(why.to_string()) }
 }
 
-/// The system calls that a seccomp filter kills this process for, by name. Nothing that makes one of
-/// them may be tried then.
+/// Returns the system calls for which a seccomp filter kills this process, by name. No probe that
+/// makes one of them may run then.
 pub fn killing_calls() -> Vec<&'static str> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     if !status.lines().any(|line| line.split_ascii_whitespace().eq(["Seccomp:", "2"])) {
@@ -158,7 +158,7 @@ pub fn killing_calls() -> Vec<&'static str> {
     unsafe { probe::killing_calls() }
 }
 
-/// Refuses what a seccomp filter would kill without a word; `swaps`: the run has a swap file.
+/// Refuses a run that a seccomp filter would kill; `swaps`: the run has a swap file.
 ///
 /// # Errors
 /// It kills for a call that this run makes: status 125.
@@ -167,16 +167,16 @@ pub fn survives(swaps: bool) -> Result<(), Failure> {
     killing.retain(|call| *call != probe::RING || swaps);
     match killing.is_empty() {
         true => Ok(()),
-        false => Err(Failure::own(format!("{KILLS} {}; {ALLOW}", killing.join(", ")))),
+        false => Err(Failure::own(format!("{KILLS} {}. {ALLOW}.", killing.join(", ")))),
     }
 }
 
 /// Message about a filter that kills, before the names of the calls; [`ALLOW`] follows them.
-pub const KILLS: &str = "a seccomp filter kills the process that calls";
-/// See [`KILLS`].
-pub const ALLOW: &str = "have the filter allow it, or fail with EPERM";
+pub const KILLS: &str = "A seccomp filter kills any process that calls";
+/// What to do about it, after [`KILLS`] and the names.
+pub const ALLOW: &str = "Let the filter allow these calls, or refuse them with EPERM";
 
-/// Whether a program can be served by the gate. Returns whether pages can be moved there.
+/// Checks that a program can be managed by the gate. Returns whether pages can be moved there.
 ///
 /// # Errors
 /// What is lacking.
@@ -185,7 +185,7 @@ pub fn can_have_gate() -> Result<bool, String> {
     Ok(probe::moves().is_ok())
 }
 
-/// Whether a program can be served by the gate without a userfaultfd.
+/// Checks that a program can be managed by the gate without userfaultfd.
 ///
 /// # Errors
 /// What is lacking.
@@ -209,7 +209,7 @@ mod tests {
             let (uffd, hidden) = (yes(need.with_uffd), yes(need.with_protection));
             format!("| {} | {linux} | {uffd} | {hidden} |\n", need.what)
         });
-        let table = "| what the gate needs | from Linux | with a userfaultfd | by protection |\n|---|---|---|---|\n";
+        let table = "| what the gate needs | since Linux | with userfaultfd | with page protection |\n|---|---|---|---|\n";
         let wanted = table.to_string() + &rows.collect::<String>();
         assert!(text.contains(&wanted), "docs/limits.md lacks\n{wanted}");
         let (major, minor) = NEEDS.iter().map(|need| need.linux).max().unwrap();

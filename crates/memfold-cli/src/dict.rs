@@ -12,24 +12,24 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The most bytes of samples; blocks are taken evenly from all inputs to stay below.
+/// Most bytes of samples; blocks are taken evenly from all inputs to stay below.
 const SAMPLE_BYTES_MAX: usize = 32 << 20;
-/// With fewer blocks there is nothing to judge by.
+/// With fewer blocks no judgement is possible.
 const BLOCKS_MIN: usize = 32;
-/// One block in so many is not learnt from, but judged by.
+/// One block in this many is used for judging, not for training.
 const HELD_OUT: usize = 4;
 
-/// The command line of `dict`.
+/// Returns the command line of `dict`.
 pub fn command() -> Command {
     let train = Command::new("train")
-        .about("Makes a dictionary from files and writes it if it wins on a part of them that it wasn't made from")
+        .about("Makes a dictionary from a part of the files, and writes it if it compresses the rest better")
         .arg(
             Arg::new("out")
                 .long("out")
                 .value_name("FILE")
                 .required(true)
                 .value_parser(value_parser!(PathBuf))
-                .help("where to write the dictionary"),
+                .help("File to write the dictionary to"),
         )
         .arg(
             Arg::new("codec")
@@ -37,7 +37,7 @@ pub fn command() -> Command {
                 .value_name("NAME[:LEVEL]")
                 .default_value("zstd")
                 .value_parser(|text: &str| CodecSpec::parse(text))
-                .help("codec that it is for: lz4 or zstd"),
+                .help("Codec of the dictionary: lz4 or zstd"),
         )
         .arg(
             Arg::new("block")
@@ -45,7 +45,7 @@ pub fn command() -> Command {
                 .value_name("SIZE")
                 .default_value("4K")
                 .value_parser(block_order)
-                .help("unit of compression, 4K to 2M"),
+                .help("Unit of compression, 4K to 2M"),
         )
         .arg(
             Arg::new("input")
@@ -53,16 +53,16 @@ pub fn command() -> Command {
                 .required(true)
                 .num_args(1..)
                 .value_parser(value_parser!(PathBuf))
-                .help("files like the memory that is to be folded"),
+                .help("Files with data like that of the memory to be folded"),
         );
     Command::new("dict")
-        .about("Makes dictionaries for canned mode")
+        .about("Makes dictionaries for memfold run --canned FILE")
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(train)
 }
 
-/// Runs `dict`; the status to exit with: 0, or 1 if no dictionary wins.
+/// Runs `dict`. Returns the exit status: 0, or 1 if no dictionary wins.
 ///
 /// # Errors
 /// A file that can't be read or written, a codec that takes no dictionaries, too little input:
@@ -76,7 +76,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let order: Order = *matches.get_one("block").expect("has a default");
     if !spec.takes_dictionaries() {
         return Err(Failure::own(format!(
-            "--codec: {spec} takes no dictionaries; give lz4 or zstd"
+            "--codec: {spec} has no dictionaries. Give lz4 or zstd."
         )));
     }
     let inputs: Vec<&PathBuf> = matches.get_many("input").expect("required").collect();
@@ -120,7 +120,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
         }
         None => {
             println!(
-                "not written: no dictionary wins by {}%",
+                "not written: no dictionary saves {}% or more",
                 memfold_store::CANNED_MARGIN_PERCENT
             );
             Ok(1)
@@ -128,7 +128,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     }
 }
 
-/// Judges `--canned` before a program is started with it, and makes its path absolute, as the
+/// Checks `--canned` before a program is started with it, and makes its path absolute, because the
 /// program may run elsewhere.
 ///
 /// # Errors
@@ -137,7 +137,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
 pub fn check(canned: &mut DictionarySource, codec: CodecSpec) -> Result<(), Failure> {
     if *canned != DictionarySource::Off && !codec.takes_dictionaries() {
         return Err(Failure::own(format!(
-            "--canned: codec {codec} takes no dictionaries; use lz4 or zstd"
+            "--canned: codec {codec} has no dictionaries. Give --codec lz4 or zstd, or leave --canned out."
         )));
     }
     let DictionarySource::File(path) = canned else { return Ok(()) };
@@ -150,11 +150,17 @@ pub fn check(canned: &mut DictionarySource, codec: CodecSpec) -> Result<(), Fail
         .map_err(|e| fail(&program::plain(&e)))?;
     let dictionary = Dictionary::from_file(&bytes).map_err(|e| fail(&e))?;
     if codec.name() == "lz4" && dictionary.kind() != DictionaryKind::Raw {
-        return Err(fail(&"made by zstd's trainer; train one with --codec lz4"));
+        return Err(fail(
+            &"this dictionary is for zstd. Make one with `memfold dict train --codec lz4`.",
+        ));
     }
     match whole.to_str() {
         Some(text) if !text.contains([';', '\n']) => *path = text.to_string(),
-        _ => return Err(fail(&"can't be passed on under this name; rename it")),
+        _ => {
+            return Err(fail(
+                &"its path has a semicolon or a line break, or is not valid UTF-8. Rename it.",
+            ));
+        }
     }
     Ok(())
 }
@@ -170,7 +176,7 @@ fn block_order(text: &str) -> Result<Order, String> {
         .ok_or_else(|| format!("{text:?} is not a power of two from 4K to 2M"))
 }
 
-/// Whole blocks from all inputs. Blocks of zeros are left out: they are never compressed.
+/// Returns whole blocks from all inputs, without blocks of zeros, which are never compressed.
 fn sample(inputs: &[&PathBuf], block: usize) -> Result<Vec<u8>, Failure> {
     let mut blocks = Vec::new();
     let share = (SAMPLE_BYTES_MAX / inputs.len()).max(block);
@@ -185,7 +191,7 @@ fn sample(inputs: &[&PathBuf], block: usize) -> Result<Vec<u8>, Failure> {
     let found = blocks.len() / block;
     if found < BLOCKS_MIN {
         return Err(Failure::own(format!(
-            "only {found} blocks of {block} bytes in the inputs; give at least {} of data",
+            "The inputs have only {found} blocks of {block} bytes. Give files with at least {} of data.",
             memfold::config::Size((BLOCKS_MIN * block) as u64)
         )));
     }
@@ -201,7 +207,7 @@ fn read(input: &Path, bytes: &mut Vec<u8>) -> std::io::Result<()> {
     file.take(256 << 20).read_to_end(bytes).map(drop)
 }
 
-/// Blocks to learn from, blocks to judge by.
+/// Returns blocks for training, and blocks for judging.
 fn split(blocks: &[u8], block: usize) -> (Vec<u8>, Vec<u8>) {
     let (mut teach, mut judge) = (Vec::new(), Vec::new());
     for (nth, bytes) in blocks.chunks_exact(block).enumerate() {

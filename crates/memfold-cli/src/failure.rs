@@ -18,17 +18,17 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure of memfold itself, or of how it was called: status 125.
+    /// Makes a failure of memfold itself, or of its arguments: status 125.
     pub fn own(text: impl fmt::Display) -> Failure {
         Failure { status: OWN, text: text.to_string() }
     }
 
-    /// The command is there but can't be executed: status 126.
+    /// Makes a failure of a command that exists but can't be executed: status 126.
     pub fn not_executable(text: impl fmt::Display) -> Failure {
         Failure { status: NOT_EXECUTABLE, text: text.to_string() }
     }
 
-    /// There is no such command: status 127.
+    /// Makes a failure of a command that does not exist: status 127.
     pub fn not_found(text: impl fmt::Display) -> Failure {
         Failure { status: NOT_FOUND, text: text.to_string() }
     }

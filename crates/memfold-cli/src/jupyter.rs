@@ -1,7 +1,7 @@
 //! `memfold jupyter`: a kernelspec whose kernel runs under `memfold run`.
 //!
-//! A kernelspec is a directory with a `kernel.json`, which names the command to start. Ours puts
-//! `memfold run --limit SIZE --` in front of another's, and leaves the rest as it is.
+//! A kernelspec is a directory with a `kernel.json`, which names the command to start. This one
+//! puts `memfold run --limit SIZE --` in front of another command, and leaves the rest unchanged.
 use crate::failure::Failure;
 use crate::{program, run};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -12,33 +12,33 @@ use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// Name of the directory that is made where none is given.
+/// Name of the directory, if none is given.
 const NAME: &str = "memfold-python3";
 
-/// The command line of `jupyter`.
+/// Returns the command line of `jupyter`.
 pub fn command() -> Command {
     let path = |name: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name("PATH").value_parser(value_parser!(PathBuf)).help(help)
     };
     Command::new("jupyter")
-        .about("Writes a Jupyter kernelspec whose kernel runs under `memfold run`")
+        .about("Writes a Jupyter kernelspec whose kernel runs under memfold run")
         .override_usage("memfold jupyter --limit SIZE [OPTIONS] [-- FLAGS of memfold run]")
-        .arg(Arg::new("limit").long("limit").value_name("SIZE").required(true).help("as of `memfold run`"))
-        .arg(path("dir", "directory of the kernelspec [default: kernels/memfold-python3 where Jupyter looks for this user's]"))
-        .arg(path("from", "kernel.json to put memfold in front of [default: ipykernel in --python]"))
-        .arg(path("python", "the kernel's Python [default: python3 in PATH]"))
-        .arg(Arg::new("force").long("force").action(ArgAction::SetTrue).help("write over a kernel.json that is there"))
+        .arg(Arg::new("limit").long("limit").value_name("SIZE").required(true).help("Limit of the kernel, as in memfold run"))
+        .arg(path("dir", "Directory of the kernelspec [default: kernels/memfold-python3 in this user's Jupyter data directory]"))
+        .arg(path("from", "kernel.json whose command is to run under memfold [default: ipykernel of --python]"))
+        .arg(path("python", "Python interpreter of the kernel [default: python3 in PATH]"))
+        .arg(Arg::new("force").long("force").action(ArgAction::SetTrue).help("Replace an existing kernel.json"))
         .arg(
             Arg::new("flags")
                 .value_name("FLAGS")
                 .num_args(0..)
                 .last(true)
                 .allow_hyphen_values(true)
-                .help("more flags of `memfold run`"),
+                .help("Further flags of memfold run"),
         )
 }
 
-/// Writes the kernelspec, and says where.
+/// Writes the kernelspec, and prints its path.
 ///
 /// # Errors
 /// A setting that run would refuse, no Python, a file that is there or can't be written: 125.
@@ -55,7 +55,9 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let before = [vec![own, "run".into()], flags, vec!["--".into()]].concat();
     let argv = spec["argv"].as_array().cloned().unwrap_or_default();
     if argv.is_empty() || argv.iter().any(|word| !word.is_string()) {
-        return Err(Failure::own("--from: no argv in it, so it names no command"));
+        return Err(Failure::own(
+            "--from: the file has no argv, so it names no command. Give another kernel.json.",
+        ));
     }
     spec["argv"] = before.into_iter().map(Value::from).chain(argv).collect();
     let name = spec["display_name"].as_str().unwrap_or("kernel").to_string();
@@ -69,7 +71,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// A kernel that can't start says so to nobody: better now.
+/// Checks the flags now, because Jupyter does not show why a kernel can't start.
 fn check_flags(flags: &[String]) -> Result<(), Failure> {
     let line = ["run"].into_iter().chain(flags.iter().map(String::as_str)).chain(["--", "true"]);
     let read = run::command().try_get_matches_from(line).map_err(|e| {
@@ -83,15 +85,15 @@ fn read(path: &Path) -> Result<Value, Failure> {
     let fail = |why: String| Failure::own(format!("--from: {}: {why}", path.display()));
     let text = fs::read_to_string(path).map_err(|e| fail(program::plain(&e)))?;
     let spec: Value = serde_json::from_str(&text).map_err(|e| fail(e.to_string()))?;
-    if spec.is_object() { Ok(spec) } else { Err(fail("not an object".to_string())) }
+    if spec.is_object() { Ok(spec) } else { Err(fail("not a JSON object".to_string())) }
 }
 
-/// The kernelspec that ipykernel itself installs.
+/// Returns the kernelspec that ipykernel itself installs.
 fn ipykernel(python: Option<&Path>) -> Result<Value, Failure> {
     let python = python.map_or(OsStr::new("python3"), Path::as_os_str);
     let found = program::find(python, env::var_os("PATH").as_deref())?;
     program::check(&found, &[])?;
-    // Whole, but not followed: the link in a virtual environment is what makes it one.
+    // Absolute, but with links: the link in a virtual environment is what makes it one.
     let found = std::path::absolute(found).map_err(|e| Failure::own(program::plain(&e)))?;
     Ok(json!({
         "argv": [text(&found)?, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
@@ -102,26 +104,32 @@ fn ipykernel(python: Option<&Path>) -> Result<Value, Failure> {
 }
 
 fn text(path: &Path) -> Result<String, Failure> {
-    let not = || Failure::own(format!("{}: not in UTF-8", path.display()));
+    let not = || {
+        Failure::own(format!(
+            "{}: the path is not valid UTF-8. A kernel.json can't name it.",
+            path.display()
+        ))
+    };
     path.to_str().map(str::to_string).ok_or_else(not)
 }
 
-/// Where Jupyter looks for a user's own.
+/// Returns where Jupyter looks for a user's own kernelspecs.
 fn directory() -> Result<PathBuf, Failure> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let data = set("JUPYTER_DATA_DIR")
         .or_else(|| set("XDG_DATA_HOME").map(|path| path.join("jupyter")))
         .or_else(|| set("HOME").map(|path| path.join(".local/share/jupyter")))
-        .ok_or_else(|| Failure::own("--dir: none given, and HOME is not set"))?;
+        .ok_or_else(|| Failure::own("--dir: give it, because HOME is not set"))?;
     Ok(data.join("kernels").join(NAME))
 }
 
 fn write(directory: &Path, spec: &Value, force: bool) -> Result<PathBuf, Failure> {
     let path = directory.join("kernel.json");
     let fail = |e: std::io::Error| match e.kind() {
-        ErrorKind::AlreadyExists => {
-            Failure::own(format!("{}: is there already; --force writes over it", path.display()))
-        }
+        ErrorKind::AlreadyExists => Failure::own(format!(
+            "{}: the file exists already. Give --force to replace it.",
+            path.display()
+        )),
         _ => Failure::own(format!("{}: {}", path.display(), program::plain(&e))),
     };
     fs::create_dir_all(directory).map_err(fail)?;

@@ -1,6 +1,6 @@
-//! What a run has to say while and after its program runs: on standard error, or in the file that
-//! `--log` names. Its processes leave their lines in the table that they share; each thing is said
-//! once, however many of them say it.
+//! The messages of a run while and after its program runs: on standard error, or in the file of
+//! `--log`. Its processes leave their lines in the table that they share. Each message is printed
+//! once, however many processes leave it.
 use crate::failure::Failure;
 use crate::program::plain;
 use crate::table::slots::Slots;
@@ -12,11 +12,11 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Mutex;
 
-/// Different lines that are remembered, so that a program that never ends can not fill the memory;
-/// further ones are not printed, and one warning reports that.
+/// Different lines that are remembered, so that a program that never ends can't fill the memory.
+/// Further ones are not printed, and one warning reports that.
 const REMEMBERED: usize = 10_000;
 
-/// Where lines go, and what has been said.
+/// The destination of lines, and the lines printed so far.
 pub struct Log {
     inner: Mutex<Inner>,
 }
@@ -27,7 +27,7 @@ struct Inner {
 }
 
 impl Log {
-    /// On standard error, or at the end of a file.
+    /// Opens standard error, or a file for appending.
     ///
     /// # Errors
     /// 125: the file can't be written.
@@ -44,14 +44,14 @@ impl Log {
         Ok(Log { inner: Mutex::new(Inner { out, said: HashSet::new() }) })
     }
 
-    /// Says a line, or several, each with `memfold: ` in front.
+    /// Prints a line, or several, each with `memfold: ` in front.
     pub fn say(&self, text: &str) {
         let mut inner = self.inner.lock().expect("nobody panics with the lock");
-        // Who closes it doesn't want to know.
+        // A closed destination is no error.
         let _ = inner.out.write_all(text.as_bytes());
     }
 
-    /// Says what processes have left. `command` is the number of the program itself.
+    /// Prints the lines that processes have left. `command` is the number of the program itself.
     pub fn say_left(&self, slots: &Slots, command: u32) {
         let mut inner = self.inner.lock().expect("nobody panics with the lock");
         let tables = slots.tables();
@@ -66,7 +66,7 @@ impl Log {
         }
     }
 
-    /// Prints the lines of one table as its processes leave them, for ever.
+    /// Prints the lines of one table as its processes leave them, forever.
     pub fn follow(&self, slots: &Slots, table: &Table, command: u32) {
         loop {
             let rung = table.mailbox().rung();
@@ -79,17 +79,17 @@ impl Log {
 /// Reports once that lines are not printed.
 fn lost(said: &mut HashSet<String>, count: u32) -> Option<String> {
     let why = if count > 0 {
-        "more warnings came at once than could be kept: some were lost"
+        "Some warnings were lost, because processes reported them faster than memfold printed them"
     } else if said.len() >= REMEMBERED {
-        "so many different warnings have been printed that further ones are not"
+        "Further warnings are not printed, because 10000 different ones have been printed already"
     } else {
         return None;
     };
     said.insert(why.to_string()).then(|| format!("memfold: warning: {why}\n"))
 }
 
-/// How a line is said; `None` if it has been said. Why a process ends is said of each. Numbers make
-/// no other thing of it.
+/// Returns a line for output; `None` if it has been printed. The reason why a process ends is
+/// printed for each process. Lines that differ only in numbers count as one.
 fn line(said: &mut HashSet<String>, letter: &Letter, command: u32) -> Option<String> {
     let thing = || letter.text.chars().filter(|c| !c.is_ascii_digit()).collect();
     if !letter.last && (said.len() >= REMEMBERED || !said.insert(thing())) {
@@ -102,8 +102,8 @@ fn line(said: &mut HashSet<String>, letter: &Letter, command: u32) -> Option<Str
     })
 }
 
-/// A text with its control characters escaped: a process may leave any bytes, and a terminal would
-/// obey them.
+/// Returns a text with its control characters escaped: a process may leave any bytes, and a
+/// terminal would obey them.
 fn printable(text: &str) -> String {
     let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
     text.chars().map(escaped).collect()
@@ -117,12 +117,12 @@ mod tests {
     fn lines_that_are_not_said_are_told_of_once() {
         let mut said = HashSet::new();
         assert_eq!(lost(&mut said, 0), None);
-        assert!(lost(&mut said, 3).is_some_and(|line| line.contains("some were lost")));
+        assert!(lost(&mut said, 3).is_some_and(|line| line.contains("were lost")));
         assert_eq!(lost(&mut said, 3), None);
         said.extend((said.len()..REMEMBERED).map(|n| n.to_string()));
         let letter = Letter { process: 1, last: false, text: "another one".to_string() };
         assert_eq!(line(&mut said, &letter, 7), None);
-        assert!(lost(&mut said, 0).is_some_and(|line| line.contains("further ones are not")));
+        assert!(lost(&mut said, 0).is_some_and(|line| line.contains("are not printed")));
         assert_eq!(lost(&mut said, 0), None);
     }
 
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_is_said_once_whatever_its_numbers_and_the_end_of_each_process_is_said() {
+    fn warning_prints_once_and_each_process_end_prints() {
         let mut said = HashSet::new();
         let mut of = |process, last, text: &str| {
             line(&mut said, &Letter { process, last, text: text.to_string() }, 7)

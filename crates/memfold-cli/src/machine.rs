@@ -1,24 +1,24 @@
-//! How much memory there is: the machine's, or less if a cgroup says so.
+//! The memory of the machine, or of a cgroup if that has less.
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Bytes of memory that this process may use: MemTotal, or what the kernel says where that can't be
-/// read, lowered to the memory limit of its cgroup (v1 or v2) and of that cgroup's ancestors.
-/// Percentages of a size refer to it.
+/// Returns the bytes of memory that this process may use: MemTotal (or the kernel's own figure
+/// where that can't be read), lowered to the memory limit of its cgroup (v1 or v2) and of that
+/// cgroup's ancestors. Percentages of a size refer to it.
 pub fn memory_bytes() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = mem_total(&text).unwrap_or_else(memfold::memory_bytes);
-    // Without /proc/self/cgroup there is no limit to find: the machine's memory it is.
+    // Without /proc/self/cgroup no limit can be found, so the machine's memory counts.
     cgroup_bytes().unwrap_or(u64::MAX).min(total)
 }
 
-/// The memory limit of this process's cgroup (v1 or v2), or of an ancestor if that is lower; `None`
-/// if there is none.
+/// Returns the memory limit of this process's cgroup (v1 or v2), or of an ancestor if that is
+/// lower; `None` if there is none.
 pub fn cgroup_bytes() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let limits = limit_files(&groups, &mounts).into_iter().filter_map(|file| read_limit(&file));
-    // Version 1 says a number near the largest for no limit.
+    // Version 1 reports a number near the largest for no limit.
     limits.min().filter(|bytes| *bytes < 1 << 60)
 }
 
@@ -27,13 +27,13 @@ fn mem_total(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// A limit file's number of bytes; `None` for `max` and for a file that isn't there.
+/// Returns a limit file's number of bytes; `None` for `max` and for a missing file.
 fn read_limit(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// The limit files of the cgroup that `/proc/self/cgroup` names, and of every ancestor that is
-/// mounted here.
+/// Returns the limit files of the cgroup that `/proc/self/cgroup` names, and of every ancestor that
+/// is mounted here.
 fn limit_files(groups: &str, mounts: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for mount in mounts.lines().filter_map(Mount::parse) {
@@ -59,7 +59,7 @@ struct Mount {
 }
 
 impl Mount {
-    /// From a line of mountinfo: `id parent dev ROOT POINT options [fields] - TYPE source SUPER`.
+    /// Parses a line of mountinfo: `id parent dev ROOT POINT options [fields] - TYPE source SUPER`.
     fn parse(line: &str) -> Option<Mount> {
         let (mount, file_system) = line.split_once(" - ")?;
         let mut fields = mount.split(' ').skip(3);
@@ -71,7 +71,7 @@ impl Mount {
         (v2 || memory).then_some(Mount { root, point, v2 })
     }
 
-    /// The path in a line `id:controllers:PATH` of /proc/self/cgroup, if it speaks of this
+    /// Returns the path in a line `id:controllers:PATH` of /proc/self/cgroup, if it is about this
     /// hierarchy.
     fn group_of(&self, line: &str) -> Option<PathBuf> {
         let mut fields = line.splitn(3, ':').skip(1);

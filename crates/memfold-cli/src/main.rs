@@ -1,4 +1,5 @@
-//! The `memfold` command. The roof of the project: only this crate reads arguments and environment.
+//! The `memfold` command. It is the top of the project: only this crate reads arguments and
+//! environment.
 
 // Bottom first: a module imports only from modules listed above it.
 mod failure;
@@ -38,7 +39,7 @@ Examples:
   memfold bench walk --help
   memfold dict train --out app.dict core.bin
 
-`memfold run --help` lists every setting and the exit statuses.";
+`memfold run --help` lists the settings and the exit statuses.";
 
 fn main() -> ExitCode {
     let result = bench::help().map_or_else(dispatch, Err);
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
     }))
 }
 
-/// Does what the command line asks for; the status to exit with.
+/// Runs the subcommand. Returns the exit status.
 fn dispatch() -> Result<u8, Failure> {
     match command().try_get_matches() {
         Ok(matches) => match matches.subcommand() {
@@ -84,7 +85,7 @@ fn command() -> Command {
         .after_help(EXAMPLES)
 }
 
-/// Help and version are printed as asked for; anything else is a failure of one line.
+/// Prints help and version; anything else is a failure of one line.
 fn usage(error: clap::Error) -> Result<u8, Failure> {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         let _ = error.print();
@@ -94,7 +95,7 @@ fn usage(error: clap::Error) -> Result<u8, Failure> {
         let _ = error.print();
         return Ok(failure::OWN);
     }
-    // clap gives a first line, then for some errors a list, then advice after an empty line.
+    // clap prints a first line, then for some errors a list, then advice after an empty line.
     let text = error.render().to_string();
     let lines: Vec<&str> =
         text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();

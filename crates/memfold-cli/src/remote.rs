@@ -1,9 +1,8 @@
-//! The service of `memfold run --remote`: what its flags ask for, where its socket is, and its
-//! process.
+//! The service of `memfold run --remote`: its flags, its socket, and its process.
 //!
-//! It has a process of its own, in a session of its own: so it goes on to refresh what lies in the
-//! store while `memfold run` is stopped, be it with all of its terminal's job; and its limits are
-//! not those that CMD inherits.
+//! The service has its own process in its own session. So it keeps refreshing the keys in the store
+//! while `memfold run`, or all of its terminal's job, is stopped. Its limits are not those that CMD
+//! inherits.
 use crate::failure::Failure;
 use crate::log::Log;
 use crate::program::plain;
@@ -20,11 +19,11 @@ use std::time::Duration;
 
 /// The suffix of the socket's name.
 const SUFFIX: &str = ".remote";
-/// What the service says when it is ready, and when all has been deleted.
+/// The service sends this when it is ready, and when all keys have been deleted.
 const DONE: &str = "done\n";
-/// The end is waited for no longer than this. Deleting gives up before.
+/// Longest wait for its end. Deleting gives up earlier.
 const END: Duration = Duration::from_secs(20);
-/// What doesn't reach the service: signals to all processes of a unit or of this name are for the
+/// Signals that the service ignores: signals to all processes of a unit or of this name are for the
 /// program, which needs its data to end well. The service ends when `memfold run` does.
 const IGNORED: [i32; 9] = [
     libc::SIGINT,
@@ -38,20 +37,20 @@ const IGNORED: [i32; 9] = [
     libc::SIGTTOU,
 ];
 
-/// A service in a process of its own. It ends, and deletes what is left in the store, when this is
-/// dropped, and when this process ends in any other way.
+/// A service in its own process. It ends, and deletes its keys in the store, when this is dropped,
+/// and when this process ends in any other way.
 pub struct Remote {
     pid: libc::pid_t,
-    /// Closed to have it end; it says what came of that.
+    /// Closing it ends the service, which then reports the result.
     line: UnixStream,
     expiry_s: u32,
 }
 
-/// Where the service says what it has to say, in its own process.
+/// The log of the service, in its own process.
 static LOG: OnceLock<Arc<Log>> = OnceLock::new();
 
-/// Starts a service that has reached its store, if the settings ask for one; they get its socket.
-/// It says what it has to say into the log. To be called while this process has one thread.
+/// Starts a service that has reached its store, if the settings have one, and puts its socket into
+/// the settings. It reports into the log. This process must have one thread.
 ///
 /// # Errors
 /// 125: the flags make no sense, the store can't be used, or there is no place for the socket.
@@ -61,7 +60,9 @@ pub fn start(config: &mut Config, log: &Arc<Log>) -> Result<Option<Remote>, Fail
             [("remote-auth", &config.remote_auth), ("remote-ca", &config.remote_ca)]
         {
             if given.is_some() {
-                return Err(Failure::own(format!("--{flag}: give --remote URL too")));
+                return Err(Failure::own(format!(
+                    "--{flag}: this flag needs a remote store. Give --remote URL too."
+                )));
             }
         }
         return Ok(None);
@@ -76,14 +77,25 @@ pub fn start(config: &mut Config, log: &Arc<Log>) -> Result<Option<Remote>, Fail
     if let Some(path) = &config.remote_ca {
         settings.set_ca(Path::new(path)).map_err(|why| of("remote-ca", why))?;
     }
-    let path = sockets::path(SUFFIX)
-        .map_err(|e| of("remote", format!("no place for a socket: {}", plain(&e))))?;
-    let text =
-        path.to_str().ok_or_else(|| of("remote", format!("{}: not in UTF-8", path.display())))?;
+    let path = sockets::path(SUFFIX).map_err(|e| {
+        of(
+            "remote",
+            format!("its service needs a socket, and no directory can hold one: {}", plain(&e)),
+        )
+    })?;
+    let text = path.to_str().ok_or_else(|| {
+        of(
+            "remote",
+            format!(
+                "{}: the path of its socket is not valid UTF-8. Set XDG_RUNTIME_DIR.",
+                path.display()
+            ),
+        )
+    })?;
     config.remote_socket = Some(text.to_string());
     let remote = Remote::start(settings, path, config.remote_expiry_s, log)
         .map_err(|why| of("remote", why))?;
-    // They are nobody's business in the environment of the program.
+    // The program must not see them in its environment.
     (config.remote_auth, config.remote_ca) = (None, None);
     Ok(Some(remote))
 }
@@ -95,9 +107,9 @@ impl Remote {
         expiry_s: u32,
         log: &Arc<Log>,
     ) -> Result<Remote, String> {
-        let starting = |e: io::Error| format!("starting its service: {}", plain(&e));
+        let starting = |e: io::Error| format!("starting its service failed: {}", plain(&e));
         let (line, its) = UnixStream::pair().map_err(starting)?;
-        // SAFETY: this process has one thread, so the child may do whatever it could.
+        // SAFETY: this process has one thread, so the child may call anything.
         let pid = match unsafe { libc::fork() } {
             -1 => return Err(starting(io::Error::last_os_error())),
             0 => {
@@ -118,19 +130,19 @@ impl Remote {
         BufReader::new(&mut remote.line).read_line(&mut said).map_err(starting)?;
         match said.as_str() {
             DONE => Ok(remote),
-            "" => Err("its service has ended at once".to_string()),
+            "" => Err("its service ended as soon as it was started".to_string()),
             why => Err(why.trim_end().to_string()),
         }
     }
 
-    /// Has it delete what is left in the store, and end.
+    /// Makes it delete its keys in the store, and end.
     ///
     /// # Errors
     /// Something is left: one line.
     pub fn end(&mut self) -> Result<(), String> {
         let gone = |why: &str| {
             format!(
-                "the service {why}; what it has left in the store expires within {} s of its last refresh",
+                "the service {why}. Objects that are left in the store expire {} s after their last refresh.",
                 self.expiry_s
             )
         };
@@ -148,12 +160,12 @@ impl Remote {
             Ok("") => Err(gone("was killed")),
             Ok(why) => Err(why.trim_end().to_string()),
             Err(_) => {
-                // SAFETY: as above.
+                // SAFETY: it is a child that was not waited for, so the number is its own.
                 unsafe { libc::kill(self.pid, libc::SIGKILL) };
-                Err(gone("does not end"))
+                Err(gone("did not end in time"))
             }
         };
-        // SAFETY: only waits; nobody else waits for this child.
+        // SAFETY: this call only waits; nothing else waits for this child.
         unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), 0) };
         self.pid = 0;
         result
@@ -166,8 +178,8 @@ impl Drop for Remote {
     }
 }
 
-/// The child: tells whether the service could be started, serves until the other end of `line` is
-/// closed, and tells what came of the end.
+/// Runs in the child: reports whether the service was started, serves until the other end of `line`
+/// is closed, and reports the result of the end.
 fn serve(settings: Settings, path: &Path, mut line: UnixStream) -> ! {
     set_apart();
     let said = match Service::start(settings, path) {
@@ -183,7 +195,7 @@ fn serve(settings: Settings, path: &Path, mut line: UnixStream) -> ! {
     std::process::exit(0)
 }
 
-/// Makes the process one that its parent's troubles don't touch, with as many descriptors as it may
+/// Separates the process from its parent's signals, and gives it as many descriptors as it may
 /// have.
 fn set_apart() {
     // SAFETY: these change this process alone. The dispositions run no handler; the name is a C
@@ -191,7 +203,7 @@ fn set_apart() {
     unsafe {
         libc::setsid();
         libc::prctl(libc::PR_SET_NAME, c"memfold-remote".as_ptr());
-        // Stopped, it would not see that its parent is gone.
+        // A stopped service would not see the end of its parent.
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT);
         for signal in IGNORED {
             libc::signal(signal, libc::SIG_IGN);

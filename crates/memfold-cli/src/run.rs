@@ -1,4 +1,4 @@
-//! `memfold run`: a program in less memory.
+//! `memfold run`: runs a program in less memory.
 use crate::child::Child;
 use crate::control::{Control, Run};
 use crate::failure::Failure;
@@ -25,52 +25,53 @@ use std::thread;
 use std::time::Instant;
 use std::{env, fs};
 
-/// The environment variable that tells the preload library what to do.
+/// The environment variable with the preload library's settings.
 pub const VARIABLE: &str = ORDER;
 const LIBRARY: &str = "libmemfold_preload.so";
 const SUMMARY: &str = "summary";
 const STATS_FILE: &str = "stats-file";
 const LOG: &str = "log";
-/// A flag that `run` had.
+/// A former flag of `run`.
 const DELIVERY: &str = "delivery";
-/// Where the program and its arguments are.
+/// Name of the argument with the program and its arguments.
 pub const COMMAND: &str = "command";
 const LIST: &str = "list";
-/// The flag by which `run` only says whether it would work.
+/// The flag with which `run` only checks whether it would work.
 pub const CHECK: &str = "check";
 
 const EXAMPLES: &str = "\
 Examples:
   memfold run --limit 1G -- python3 train.py
-      all its processes in 1 GiB of physical memory
+      All processes of the program share 1 GiB of physical memory.
   memfold run --limit 25% --codec zstd:1 -- ./app
-      a quarter of the memory there is, stronger compression
+      A quarter of the machine's memory, with stronger compression.
   memfold run --resident 512M --summary -- ./app
-      512 MiB uncompressed and as much compressed as it takes, with a summary
+      512 MiB of uncompressed memory, compressed memory without a limit, and a summary at the end.
   memfold run --limit 1G --stats-file run.json -- sort big.txt
 
-Sizes are bytes, or K, M, G, T (powers of 1024), or a percentage of the memory
-of this machine or cgroup. A program that stays under its limit runs untouched.
-MEMFOLD_DISABLE=1 in the environment switches memfold off.
+A size is a number of bytes, a number with K, M, G or T (powers of 1024), or a
+percentage of the memory of this machine or cgroup. memfold folds nothing while
+the program stays well under its limit. MEMFOLD_DISABLE=1 in the environment
+switches memfold off.
 
-INT, TERM, HUP, QUIT, USR1, USR2, CONT and TSTP are passed on to CMD. If memfold
-itself is killed (SIGKILL), so is CMD.
+memfold passes INT, TERM, HUP, QUIT, USR1, USR2, CONT and TSTP on to CMD. If
+memfold is killed by SIGKILL, the kernel kills CMD too.
 
-Exit status: CMD's own; 128+n if signal n ended CMD; 125 if memfold itself
-failed, 126 if CMD can't be executed, 127 if CMD was not found.";
+Exit status: that of CMD; 128+n if signal n ended CMD; 125 if memfold failed or
+refused; 126 if CMD can't be executed; 127 if CMD was not found.";
 /// Columns of a flag's help; clap indents it by the width of the flags.
 const HELP_COLUMNS: usize = 60;
 
-/// The keys of [`KEYS`] that are flags of `run`.
+/// Returns the keys of [`KEYS`] that are flags of `run`.
 fn flags() -> impl Iterator<Item = &'static SettingKey> {
     KEYS.iter().filter(|key| key.audience != Audience::Libraries)
 }
 
-/// The command line of `run`: a flag for every key that is one, and those for reports.
+/// Returns the command line of `run`: a flag for every such key, and those for reports.
 pub fn command() -> Command {
     let keys = flags().map(|key| {
         let help = match key.default {
-            // Its default depends.
+            // Its default depends on the machine.
             "none" => key.help.to_string(),
             default => format!("{} [default: {default}]", key.help),
         };
@@ -78,52 +79,68 @@ pub fn command() -> Command {
         arg.hide_short_help(key.audience == Audience::Measuring)
     });
     Command::new("run")
-        .about("Runs a program with its memory folded: compressed where it is cold, within a limit")
+        .about("Runs a program within a memory limit and keeps its cold memory compressed")
         .override_usage("memfold run --limit SIZE [OPTIONS] [--] CMD [ARGS]...")
         .args(keys)
         .arg(Arg::new(DELIVERY).long(DELIVERY).num_args(0..=1).hide(true))
         .disable_help_flag(true)
-        .arg(Arg::new("help").short('h').long("help").action(ArgAction::HelpShort).help("print help"))
+        .arg(
+            Arg::new("help")
+                .short('h')
+                .long("help")
+                .action(ArgAction::HelpShort)
+                .help("Print help"),
+        )
         .arg(
             Arg::new("help-all")
                 .long("help-all")
                 .action(ArgAction::HelpLong)
-                .help("print help, with the settings for measuring"),
+                .help("Print help, including the settings for measurements"),
         )
-        .arg(Arg::new(SUMMARY).long(SUMMARY).action(ArgAction::SetTrue).help("print what the run came to on stderr"))
+        .arg(
+            Arg::new(SUMMARY)
+                .long(SUMMARY)
+                .action(ArgAction::SetTrue)
+                .help("Print a summary to stderr at the end"),
+        )
         .arg(
             Arg::new(STATS_FILE)
                 .long(STATS_FILE)
                 .value_name("FILE")
                 .value_parser(value_parser!(PathBuf))
-                .help("write every figure to FILE as JSON at the end"),
+                .help("Write every counter to FILE as JSON at the end"),
         )
         .arg(
             Arg::new(LOG)
                 .long(LOG)
                 .value_name("FILE")
                 .value_parser(value_parser!(PathBuf))
-                .help(wrapped("append what memfold says while CMD runs, and the summary, to FILE in place of stderr")),
+                .help(wrapped("Append warnings and the summary to FILE instead of stderr")),
         )
         .arg(
-            Arg::new(CHECK)
-                .long(CHECK)
-                .action(ArgAction::SetTrue)
-                .help("say what of this works here, and why the rest doesn't"),
+            Arg::new(CHECK).long(CHECK).action(ArgAction::SetTrue).help(
+                "Check whether this run would work here, and print what does not work and why",
+            ),
         )
-        .arg(Arg::new(LIST).long(LIST).action(ArgAction::SetTrue).exclusive(true).help("list the runs of this user"))
+        .arg(
+            Arg::new(LIST)
+                .long(LIST)
+                .action(ArgAction::SetTrue)
+                .exclusive(true)
+                .help("List the runs of this user"),
+        )
         .arg(
             Arg::new(COMMAND)
                 .value_name("CMD")
                 .num_args(0..)
                 .trailing_var_arg(true)
                 .value_parser(value_parser!(OsString))
-                .help("the program and its arguments"),
+                .help("The program and its arguments"),
         )
         .after_help(format!("{}\n{}\n\n{EXAMPLES}", codecs(), wrapped_at(COUNTED, 78)))
 }
 
-/// The codecs that `--codec` takes, from the registry.
+/// Returns the codecs of `--codec`, from the registry.
 fn codecs() -> String {
     let line = |codec: &Codec| {
         let (low, high) = (codec.levels.start(), codec.levels.end());
@@ -137,7 +154,7 @@ fn codecs() -> String {
             wrapped(codec.help).replace('\n', "\n      ")
         )
     };
-    format!("Codecs, with their levels:\n{}", CODECS.iter().map(line).collect::<String>())
+    format!("Codecs and their levels:\n{}", CODECS.iter().map(line).collect::<String>())
 }
 
 fn wrapped(text: &str) -> String {
@@ -158,7 +175,7 @@ fn wrapped_at(text: &str, columns: usize) -> String {
     out
 }
 
-/// Runs the program; the status to exit with.
+/// Runs the program. Returns the exit status.
 ///
 /// # Errors
 /// 125, 126, 127, as the help says, before the program is started; 125 also if the stats file can't
@@ -170,14 +187,16 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let arguments: Vec<OsString> =
         matches.get_many(COMMAND).map(|all| all.cloned().collect()).unwrap_or_default();
     let Some(name) = arguments.first() else {
-        return Err(Failure::own("no command given: memfold run --limit SIZE -- CMD [ARGS]..."));
+        return Err(Failure::own(
+            "No command given. Write memfold run --limit SIZE -- CMD [ARGS]...",
+        ));
     };
-    // First: to see whether the swap file can be had is one of the calls.
+    // This comes first, because the swap file's check makes one of these calls.
     delivery::survives(matches.get_one::<String>("swap").is_some())?;
     let mut config = config(matches)?;
     if is_inside_a_run() {
         return Err(Failure::own(
-            "this is already running under memfold run, which can't be nested",
+            "memfold run can't be nested: this process already runs under memfold run. Run CMD without it.",
         ));
     }
     let path = program::find(name, env::var_os("PATH").as_deref())?;
@@ -192,21 +211,21 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     }
     let slots = Slots::new()?;
     slots.set_bounds(&config);
-    // SAFETY: no thread of memfold uses a robust mutex. Without, processes of the run may leave
-    // lines that nobody reads.
+    // SAFETY: no thread of memfold uses a robust mutex. If this fails, lines of processes may stay
+    // unread.
     let _ = unsafe { slots.bounds().run_here() };
     let mut remote = crate::remote::start(&mut config, &log)?;
 
     let environment = environment(&config, &slots, library)?;
-    // Whoever knows of the program finds its run.
+    // Whoever sees the program can find its run, so the socket comes first.
     let control = Control::listen();
     let child = Child::start(&path, &arguments, environment)?;
     let run = Arc::new(Run { slots, config: Mutex::new(config), arguments, start: Instant::now() });
-    // Threads come after the child: signals are blocked by now.
+    // Threads are started after the child, because signals are blocked by then.
     tend(&run, &log, child.number())?;
     let control = control.and_then(|(control, listener)| control.serve(listener, run.clone()));
     if let Err(e) = &control {
-        let why = "memfold run --list, stat and set don't find this run";
+        let why = "memfold run --list, stat and set can't find this run, because its socket could not be made";
         log.say(&format!("memfold: warning: {why}: {}\n", program::plain(e)));
     }
     let end = child.wait()?;
@@ -231,7 +250,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     Ok(end.status)
 }
 
-/// The largest resident size of a process that was waited for, bytes.
+/// Returns the largest resident size of a process that was waited for, bytes.
 fn largest_bytes() -> u64 {
     // SAFETY: zeros are a value of the type, which the kernel fills.
     let usage = unsafe {
@@ -248,14 +267,14 @@ fn write_stats(file: StatsFile, run: &Run, status: u8, seconds: f64) -> Result<(
     file.write(&json::json(&about, &Figures::sum(&run.slots), &run.slots))
 }
 
-/// The kernel asks nobody for what is folded when it writes a core dump.
+/// Warns of a core dump, in which the kernel writes zeros for folded memory.
 fn warn_of_dump(slots: &Slots, log: &Log, pid: u32) {
     let process = slots.processes().find(|process| process.pid() == pid);
     let folded = process.map_or(0, |process| process.stats().folded_bytes.load(Relaxed));
     if folded > 0 {
         log.say(&format!(
-            "memfold: the core dump has zeros in place of {} that were folded; to have them, stop the program in gdb, \
-             `call ((int(*)(void))memfold_unfold)()` and use gcore\n",
+            "memfold: The core dump has zeros in place of {} of folded memory, which the kernel can't read. For a whole \
+             dump, stop the program in gdb, `call ((int(*)(void))memfold_unfold)()` and use gcore.\n",
             Size(folded)
         ));
     }
@@ -274,7 +293,7 @@ fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
         let (run, log) = (follow_run.clone(), follow_log.clone());
         start("memfold-log", Box::new(move || log.follow(&run.slots, table, command)))
     };
-    let failed = |e| Failure::own(format!("starting a thread: {}", program::plain(&e)));
+    let failed = |e| Failure::own(format!("Starting a thread failed: {}", program::plain(&e)));
     follow(run.slots.tables()[0]).map_err(failed)?;
     // If a thread for a further user can't be started, its lines are printed with the next line of
     // another table, or at the end.
@@ -283,8 +302,8 @@ fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
     start("memfold-look", Box::new(move || seatless::watch(&for_looks.slots))).map_err(failed)
 }
 
-/// The settings that the command line asks for; they can be kept here as far as that is known
-/// without starting anything.
+/// Returns the settings of the command line, checked as far as that is possible without starting
+/// anything.
 ///
 /// # Errors
 /// One is no setting, or can't be kept: status 125.
@@ -292,7 +311,7 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     let mut config = Config::new(machine::memory_bytes());
     if matches.contains_id(DELIVERY) {
         return Err(Failure::own(
-            "--delivery: run has no such flag any more, as the gate serves every program; leave it out",
+            "--delivery: memfold run has no such flag any more, because the gate serves every program. Leave it out.",
         ));
     }
     for key in flags() {
@@ -304,7 +323,8 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
         && config.resident_bytes.is_none()
         && let Some(bytes) = machine::cgroup_bytes()
     {
-        // The rest is for the page cache, the kernel's own and what isn't looked at every moment.
+        // The rest is for the page cache, kernel memory, and memory that is not sampled all the
+        // time.
         config.limit_bytes = Some(bytes - bytes / 8);
     }
     if let Some(path) = &config.swap {
@@ -312,11 +332,14 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
             .map_err(|e| Failure::own(format!("--swap: {path}: {}", program::plain(&e))))?;
         let whole = whole
             .to_str()
-            .ok_or_else(|| Failure::own(format!("--swap: {path}: not in UTF-8")))?
+            .ok_or_else(|| {
+                Failure::own(format!(
+                    "--swap: {path}: the path is not valid UTF-8. Give another path."
+                ))
+            })?
             .to_string();
         config.set("swap", &whole).map_err(Failure::own)?;
-        // A file made and gone again: what is wrong with it is better said before the program
-        // starts.
+        // This makes a file and removes it, so that errors are reported before the program starts.
         FileDisk::open(&whole, Options::default())
             .map_err(|e| Failure::own(format!("--swap: {e}")))?;
     }
@@ -329,25 +352,26 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     }
     if config.batch > 1 {
         return Err(Failure::own(
-            "--batch: run needs 1: its threads are not there in children of fork",
+            "--batch: memfold run supports only 1, because a child of fork does not inherit the threads of a batch. \
+             Leave the flag out.",
         ));
     }
     Ok(config)
 }
 
-/// Whether this process was given an order.
+/// Returns whether this process runs under `memfold run`.
 fn is_inside_a_run() -> bool {
     let all = fs::read("/proc/self/environ").unwrap_or_default();
     env::var_os(VARIABLE).is_some_and(|own| !own.is_empty()) || order_in(&all).is_some()
 }
 
-/// The preload library: beside this executable, or installed as `../lib/memfold`.
+/// Returns the preload library: beside this executable, or installed as `../lib/memfold`.
 ///
 /// # Errors
 /// It isn't there, or where LD_PRELOAD can't name it: status 125.
 pub fn library() -> Result<PathBuf, Failure> {
     let own = env::current_exe()
-        .map_err(|e| Failure::own(format!("finding {LIBRARY}: {}", program::plain(&e))))?;
+        .map_err(|e| Failure::own(format!("Finding {LIBRARY} failed: {}", program::plain(&e))))?;
     let beside = own.with_file_name(LIBRARY);
     let installed = own
         .parent()
@@ -356,28 +380,33 @@ pub fn library() -> Result<PathBuf, Failure> {
     let found = [Some(beside.clone()), installed].into_iter().flatten().find(|path| path.is_file());
     let Some(path) = found else {
         return Err(Failure::own(format!(
-            "{} is missing (also from ../lib/memfold)",
+            "{} is missing, also from ../lib/memfold. Keep it beside memfold, or install it there.",
             beside.display()
         )));
     };
     if path.as_os_str().as_encoded_bytes().iter().any(|b| matches!(b, b' ' | b':')) {
-        let why = "LD_PRELOAD can't name a file with a space or colon in its path; move it";
+        let why = "LD_PRELOAD can't name a file with a space or a colon in its path. Move memfold and its library.";
         return Err(Failure::own(format!("{}: {why}", path.display())));
     }
     Ok(path)
 }
 
-/// The environment that memfold was given, in its order, with what the preload library needs.
+/// Returns the environment that memfold was given, in its order, with the preload library's
+/// variables.
 fn environment(config: &Config, slots: &Slots, library: PathBuf) -> Result<Vec<CString>, Failure> {
     let settings = config.encode().trim_end().replace('\n', ";");
     let order = format!("{VARIABLE}={settings};{}", slots.order());
     let library = library.into_os_string().into_vec();
-    environment_with(given(), order.into_bytes(), &library)
-        .map_err(|_| Failure::own("a setting has a zero byte in it"))
+    environment_with(given(), order.into_bytes(), &library).map_err(|_| {
+        Failure::own(
+            "A setting contains a zero byte, which the environment can't pass on. Remove it.",
+        )
+    })
 }
 
-/// `entries`, and behind them a LD_PRELOAD with the library in front of what the last of them loads,
-/// and the order: the dynamic linker goes by the last, and the library hides these two.
+/// Returns `entries`, and after them an LD_PRELOAD with the library before the libraries of the
+/// last LD_PRELOAD, and the order. The dynamic linker uses the last one, and the library hides
+/// these two.
 fn environment_with(
     entries: Vec<CString>,
     order: Vec<u8>,
@@ -397,13 +426,14 @@ fn environment_with(
     Ok(all)
 }
 
-/// The entries of this process's environment as they are, also those without a name, or twice.
+/// Returns the entries of this process's environment unchanged, also those without a name, or
+/// twice.
 fn given() -> Vec<CString> {
     unsafe extern "C" {
         static environ: *const *const c_char;
     }
     let mut all = Vec::new();
-    // SAFETY: there is one thread and nobody changes the environment; it is null or a
+    // SAFETY: there is one thread, and nothing changes the environment; it is null or a
     // null-terminated array of C strings.
     unsafe {
         let mut at = environ;

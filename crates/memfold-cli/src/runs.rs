@@ -11,36 +11,38 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// A run that does not answer for so long is stopped, or busy beyond use.
+/// A run that does not answer in this time is stopped, or too busy.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Columns that a command may take in the list.
+/// Most columns of a command in the list.
 const COMMAND_LEN_MAX: usize = 60;
 
-/// The command line of `stat`.
+/// Returns the command line of `stat`.
 pub fn stat_command() -> Command {
-    let json =
-        Arg::new("json").long("json").action(ArgAction::SetTrue).help("print every figure as JSON");
+    let json = Arg::new("json")
+        .long("json")
+        .action(ArgAction::SetTrue)
+        .help("Print every counter as JSON");
     Command::new("stat")
-        .about("Prints what a program under memfold run holds now")
+        .about("Prints the memory use and counters of a program under memfold run")
         .arg(pid())
         .arg(json)
-        .after_help("Exit status: 0; 125 if no run of this user has such a process.")
+        .after_help("Exit status: 0; 125 if no run of this user has this process.")
 }
 
-/// The command line of `set`.
+/// Returns the command line of `set`.
 pub fn set_command() -> Command {
     let bound = |name: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name("SIZE").help(help)
     };
     Command::new("set")
-        .about("Changes the limit of a program under memfold run while it runs")
+        .about("Changes the limit of a running program under memfold run")
         .override_usage("memfold set PID [--limit SIZE] [--resident SIZE]")
         .arg(pid())
-        .arg(bound("limit", "physical memory of the whole run, as in memfold run; none lifts it"))
-        .arg(bound("resident", "uncompressed memory, as in memfold run; none lifts it"))
+        .arg(bound("limit", "Physical memory of the whole run, as in memfold run; none removes the limit"))
+        .arg(bound("resident", "Uncompressed memory, as in memfold run; none removes the limit"))
         .after_help(
-            "The limit is that of the whole run, whichever of its processes PID names. One of the two must remain.\n\
-             \nExit status: 0; 125 if no run of this user has such a process, or the size makes no sense.",
+            "The limit applies to the whole run, whichever of its processes PID names. One of the two limits must remain.\n\
+             \nExit status: 0; 125 if no run of this user has this process, or if memfold refuses the size.",
         )
 }
 
@@ -49,10 +51,10 @@ fn pid() -> Arg {
         .value_name("PID")
         .required(true)
         .value_parser(value_parser!(u32).range(1..))
-        .help("memfold run itself, or any process of the run")
+        .help("Process ID of memfold run, or of any process of the run")
 }
 
-/// `memfold run --list`.
+/// Runs `memfold run --list`.
 pub fn list() -> u8 {
     let sized =
         |value: &Value| value.as_u64().map_or("none".to_string(), |bytes| Size(bytes).to_string());
@@ -84,7 +86,7 @@ pub fn list() -> u8 {
     0
 }
 
-/// `memfold stat PID`.
+/// Runs `memfold stat PID`.
 ///
 /// # Errors
 /// 125: no such run, or it does not answer.
@@ -140,7 +142,7 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// `memfold set PID`.
+/// Runs `memfold set PID`.
 ///
 /// # Errors
 /// 125: no such run, it does not answer, or it refuses the bounds.
@@ -152,13 +154,13 @@ pub fn set(matches: &ArgMatches) -> Result<u8, Failure> {
         }
     }
     if request.as_object().is_some_and(|request| request.len() == 1) {
-        return Err(Failure::own("set: give --limit SIZE or --resident SIZE"));
+        return Err(Failure::own("No limit given. Give --limit SIZE or --resident SIZE"));
     }
     let (path, about) = find(matches)?;
     let run = &about["run"];
-    let answer = ask(&path, &request).map_err(|e| Failure::own(format!("run {run}: {e}")))?;
+    let answer = ask(&path, &request).map_err(|e| Failure::own(format!("Run {run}: {e}")))?;
     let Some(answer) = answer else {
-        return Err(Failure::own(format!("run {run} has just ended")));
+        return Err(Failure::own(format!("Run {run} has just ended.")));
     };
     if let Some(why) = answer["error"].as_str() {
         return Err(Failure::own(why));
@@ -167,7 +169,7 @@ pub fn set(matches: &ArgMatches) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// The run that has a process with the number that was given, and what it says of itself.
+/// Returns the run with the given process, and its answer to `stat`.
 fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), Failure> {
     let pid = *matches.get_one::<u32>("pid").expect("clap requires it");
     let its = run_of(pid);
@@ -180,21 +182,24 @@ fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), Failure> {
             {
                 return Ok((path, about));
             }
-            Err(e) if run == pid => return Err(Failure::own(format!("run {pid}: {e}"))),
+            Err(e) if run == pid => return Err(Failure::own(format!("Run {pid}: {e}"))),
             _ => {}
         }
     }
     let why = match fs::metadata(format!("/proc/{pid}")) {
-        Err(_) => "there is no such process".to_string(),
+        Err(_) => "no such process".to_string(),
         Ok(about) if about.uid() != sockets::own_user() => {
-            format!("it is of another user ({}); only that user can ask its run", about.uid())
+            format!(
+                "it belongs to another user ({}). Only that user can query its run.",
+                about.uid()
+            )
         }
-        Ok(_) => "it is of no run of yours; memfold run --list shows them".to_string(),
+        Ok(_) => "it belongs to no run of yours. `memfold run --list` shows your runs.".to_string(),
     };
-    Err(Failure::own(format!("process {pid}: {why}")))
+    Err(Failure::own(format!("Process {pid}: {why}")))
 }
 
-/// Asks a run; `None` if it has ended.
+/// Sends a request to a run; `None` if it has ended.
 fn ask(path: &Path, request: &Value) -> io::Result<Option<Value>> {
     sockets::ask(path, request, Some(PATIENCE))
 }
@@ -218,7 +223,7 @@ fn bounds(about: &Value) -> String {
     format!("limit {}, resident limit {}", size("limit_bytes"), size("resident_limit_bytes"))
 }
 
-/// The command as one line; control characters would make it several.
+/// Returns the command as one line; control characters would make it several.
 fn command_of(about: &Value) -> String {
     let words: Vec<&str> =
         about["command"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();

@@ -1,4 +1,4 @@
-//! Where the runs of a user are found: a directory that is this user's alone, with a socket for
+//! The sockets of a user's runs: in a directory that only this user can enter, with one socket for
 //! each run.
 use crate::program::plain;
 use serde_json::Value;
@@ -12,23 +12,23 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The suffix of the socket's name of a run; in front is the number of the process `memfold run`.
+/// The suffix of a run's socket; the number of the process `memfold run` is in front.
 pub const RUN: &str = ".sock";
-/// That of a server of block devices.
+/// The suffix of the socket of a server of block devices.
 pub const BLK: &str = ".blk";
-/// Whoever connects and says nothing for so long is not waited for.
+/// Longest wait for the request of a client.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Longer requests are refused.
 const REQUEST_LEN_MAX: u64 = 4096;
 
-/// The user that this process acts as.
+/// Returns the user that this process acts as.
 pub fn own_user() -> u32 {
-    // SAFETY: only asks.
+    // SAFETY: this call only asks.
     unsafe { libc::geteuid() }
 }
 
-/// Directories where a run may have its socket, the preferred first: `$XDG_RUNTIME_DIR/memfold`,
-/// `/tmp/memfold-UID`.
+/// Returns the directories where a run may have its socket, the preferred first:
+/// `$XDG_RUNTIME_DIR/memfold`, `/tmp/memfold-UID`.
 pub fn directories() -> Vec<PathBuf> {
     let runtime =
         env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
@@ -36,14 +36,14 @@ pub fn directories() -> Vec<PathBuf> {
     runtime.map(|path| path.join("memfold")).into_iter().chain([shared]).collect()
 }
 
-/// Whether a directory is this user's, and closed to all others: what is in it comes from nobody
-/// else.
+/// Returns whether a directory belongs to this user and is closed to all others, so that only this
+/// user can put files there.
 pub fn is_own(directory: &Path) -> bool {
     fs::symlink_metadata(directory)
         .is_ok_and(|m| m.is_dir() && m.uid() == own_user() && m.mode() & 0o077 == 0)
 }
 
-/// The user at the other end of a connection.
+/// Returns the user at the other end of a connection.
 pub fn peer_user(stream: &UnixStream) -> io::Result<u32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -55,9 +55,8 @@ pub fn peer_user(stream: &UnixStream) -> io::Result<u32> {
     if done == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
 }
 
-/// A socket of this process, in the first directory that can be used. It appears under its name
-/// when it can be connected to: whoever finds one that can't may take it for that of a process that
-/// has been killed.
+/// Makes a socket of this process, in the first usable directory. It appears under its name only
+/// when it accepts connections: one that does not would look like that of a killed process.
 pub fn listen(suffix: &str) -> io::Result<(UnixListener, PathBuf)> {
     let mut failure = io::Error::from(ErrorKind::NotFound);
     for directory in directories() {
@@ -75,13 +74,13 @@ fn make(directory: &Path) -> io::Result<()> {
         _ => {}
     }
     if !is_own(directory) {
-        let why = "it is there, but no directory of this user alone (mode 700); move it away, or set XDG_RUNTIME_DIR";
+        let why = "this directory must belong to this user, with mode 700. Move it away, or set XDG_RUNTIME_DIR.";
         return Err(io::Error::new(ErrorKind::PermissionDenied, why));
     }
     Ok(())
 }
 
-/// An error that says where it was.
+/// Returns an error with its path.
 fn named(directory: &Path, e: &io::Error) -> io::Error {
     io::Error::new(e.kind(), format!("{}: {}", directory.display(), plain(e)))
 }
@@ -97,7 +96,7 @@ fn listen_in(directory: &Path, suffix: &str) -> io::Result<(UnixListener, PathBu
     Ok((listener, path))
 }
 
-/// A path in such a directory for another socket of this process. Nothing is there.
+/// Returns a free path in such a directory for another socket of this process.
 pub fn path(suffix: &str) -> io::Result<PathBuf> {
     let mut failure = io::Error::from(ErrorKind::NotFound);
     for directory in directories() {
@@ -113,8 +112,8 @@ pub fn path(suffix: &str) -> io::Result<PathBuf> {
     Err(failure)
 }
 
-/// The sockets of this user with this suffix: the number of the process that serves it, and the
-/// path.
+/// Returns the sockets of this user with this suffix: the number of the process that serves each,
+/// and its path.
 pub fn all(suffix: &str) -> Vec<(u32, PathBuf)> {
     let mut found = Vec::new();
     for directory in directories().into_iter().filter(|directory| is_own(directory)) {
@@ -132,7 +131,7 @@ pub fn all(suffix: &str) -> Vec<(u32, PathBuf)> {
     found
 }
 
-/// A connection to a run; `None` if it has ended without taking its socket away, which is done now.
+/// Connects to a run. Returns `None` if it has ended without removing its socket, and removes it.
 pub fn connect(path: &Path) -> io::Result<Option<UnixStream>> {
     match UnixStream::connect(path) {
         Ok(stream) => Ok(Some(stream)),
@@ -145,9 +144,9 @@ pub fn connect(path: &Path) -> io::Result<Option<UnixStream>> {
     }
 }
 
-/// Serves one request of a connection: one of this user's processes sends a text, and gets one.
+/// Serves one request of a connection: a process of this user sends a text, and gets one.
 pub fn answer(mut stream: UnixStream, answer: impl FnOnce(&str) -> String) -> io::Result<()> {
-    // The directory keeps others out; this holds even if somebody has opened it.
+    // The directory keeps others out. This check holds even if the directory was opened to others.
     if peer_user(&stream)? != own_user() {
         return Err(ErrorKind::PermissionDenied.into());
     }
@@ -158,12 +157,15 @@ pub fn answer(mut stream: UnixStream, answer: impl FnOnce(&str) -> String) -> io
     stream.write_all(answer(&request).as_bytes())
 }
 
-/// Asks the server of a socket, and waits `patience` for each part of its answer, for ever without;
-/// `None` if it has ended.
+/// Sends a request to the server of a socket. Waits `patience` for each part of the answer, or
+/// forever without; `None` if the server has ended.
 pub fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> io::Result<Option<Value>> {
     let Some(mut stream) = connect(path)? else { return Ok(None) };
     if peer_user(&stream)? != own_user() {
-        return Err(io::Error::new(ErrorKind::PermissionDenied, "its socket is of another user"));
+        return Err(io::Error::new(
+            ErrorKind::PermissionDenied,
+            "its socket belongs to another user",
+        ));
     }
     stream.set_read_timeout(patience)?;
     stream.set_write_timeout(patience)?;
@@ -178,7 +180,7 @@ pub fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> io::Resu
         Ok(_) => serde_json::from_str(&answer).map(Some).map_err(io::Error::other),
         Err(e) if e.kind() == ErrorKind::WouldBlock => {
             let seconds = patience.unwrap_or_default().as_secs();
-            Err(io::Error::other(format!("no answer for {seconds} s; is it stopped?")))
+            Err(io::Error::other(format!("no answer for {seconds} s. Is the process stopped?")))
         }
         // It ended while it was asked.
         Err(e) if matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {
@@ -194,7 +196,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn a_directory_that_others_may_enter_or_that_is_a_link_is_not_used() {
+    fn directory_open_to_others_or_linked_is_not_used() {
         let base = env::temp_dir().join(format!("memfold-sockets-{}", std::process::id()));
         let (own, open, link) = (base.join("own"), base.join("open"), base.join("link"));
         fs::create_dir_all(&open).unwrap();

@@ -72,7 +72,7 @@ fn what_makes_no_sense_is_one_line() {
 }
 
 #[test]
-fn help_is_that_of_the_benchmarks_under_the_name_that_was_called() {
+fn help_shows_benchmarks_under_the_called_name() {
     let Some(bin) = benchmarks() else { return };
     let said = |arguments: &[&str]| {
         let output = memfold(&bin, arguments).output().unwrap();

@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 #[test]
-fn real_files_copied_in_over_several_connections_come_out_as_they_were() {
+fn files_copied_over_several_connections_come_out_equal() {
     if !have(&["nbdcopy", "nbdinfo", "cmp"]) {
         return;
     }
@@ -175,7 +175,7 @@ fn a_client_killed_while_it_writes_leaves_a_server_that_goes_on() {
 }
 
 #[test]
-fn what_was_flushed_survives_a_kill_and_what_was_written_survives_the_end() {
+fn flushed_data_survives_a_kill_and_all_data_a_clean_end() {
     if !have(&["qemu-io", "nbdcopy"]) {
         return;
     }

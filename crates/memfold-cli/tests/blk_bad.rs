@@ -20,7 +20,7 @@ fn refused(arguments: &[&str], words: &[&str]) {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_in_one_line_and_nothing_is_overwritten() {
+fn bad_settings_are_refused_and_overwrite_nothing() {
     let scratch = Scratch::new();
     let sock = scratch.path("sock");
     let unix = ["--unix", sock.as_str()];
@@ -32,7 +32,7 @@ fn what_makes_no_sense_is_refused_in_one_line_and_nothing_is_overwritten() {
     with(&["--size", "x"], &["--size", "\"x\""]);
     with(&["--size", "1M", "--limit", "1M"], &["--limit", "at least 8M"]);
     with(&["--size", "1M", "--limit", "900T"], &["--limit", "more than the memory"]);
-    with(&["--size", "60T", "--limit", "8M"], &["--size", "raise the limit"]);
+    with(&["--size", "60T", "--limit", "8M"], &["--size", "Raise the limit"]);
     with(&["--size", "1M", "--block", "5K"], &["--block", "\"5K\""]);
     with(&["--size", "1M", "--codec", "lzma"], &["--codec", "lzma"]);
     with(&["--size", "1M", "--recompress", "lzma"], &["--recompress", "lzma"]);
@@ -47,7 +47,7 @@ fn what_makes_no_sense_is_refused_in_one_line_and_nothing_is_overwritten() {
     with(&["--size", "1M", "--what"], &["--what"]);
     refused(&["--size", "1M"], &["--unix PATH, --tcp"]);
     refused(&["--size", "1M", "--tcp", "nonsense"], &["--tcp", "nonsense"]);
-    refused(&["--size", "1M", "--tcp", "0.0.0.0:0"], &["TLS is needed"]);
+    refused(&["--size", "1M", "--tcp", "0.0.0.0:0"], &["TLS is required"]);
     refused(&["--size", "1M", "--unix", "/nowhere/sock"], &["--unix", "/nowhere/sock"]);
     refused(&["--size", "1M", "--unix", &"x".repeat(200)], &["--unix"]);
     let busy = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -56,7 +56,7 @@ fn what_makes_no_sense_is_refused_in_one_line_and_nothing_is_overwritten() {
         &["--tcp", "in use"],
     );
     let file = scratch.file("file", "precious", 0o644);
-    refused(&["--size", "1M", "--unix", &file], &["--unix", "no socket"]);
+    refused(&["--size", "1M", "--unix", &file], &["--unix", "not a socket"]);
     with(&["--size", "1M", "--save", &file], &["--save", "no image"]);
     with(&["--size", "1M", "--save", "/nowhere/image"], &["--save", "directory"]);
     with(&["--size", "1M", "--persist", &file], &["--persist", "no image"]);
@@ -73,7 +73,7 @@ fn another_servers_socket_and_image_are_left_alone() {
     let image = scratch.path("image");
     let blk = Blk::start(&["--size", "1M", "--persist", &image]);
     let sock = blk.scratch.path("sock");
-    refused(&["--size", "1M", "--unix", &sock], &["--unix", "another server listens"]);
+    refused(&["--size", "1M", "--unix", &sock], &["--unix", "another server uses this socket"]);
     let other = scratch.path("other");
     refused(&["--persist", &image, "--unix", &other], &["--persist", "another memfold blk"]);
     blk.stop();
@@ -81,10 +81,10 @@ fn another_servers_socket_and_image_are_left_alone() {
     let with = |flags: &[&str], words: &[&str]| refused(&[flags, &unix].concat(), words);
     with(&["--size", "2M", "--persist", &image], &["--persist", "1048576"]);
     with(&["--size", "2M", "--load", &image], &["--load", "1048576"]);
-    with(&["--persist", &image, "--load", &image], &["--load", "leave --load out"]);
+    with(&["--persist", &image, "--load", &image], &["--load", "Leave --load out"]);
     let good = fs::read(&image).unwrap();
     for (name, at, words) in
-        [("version", 16, "of version"), ("damaged", 21, "damaged"), ("record", 4100, "image")]
+        [("version", 16, "newer memfold"), ("damaged", 21, "damaged"), ("record", 4100, "image")]
     {
         let mut bytes = good.clone();
         bytes[at] ^= 0x40;
@@ -144,7 +144,7 @@ fn tls_lets_in_whom_it_should_and_nobody_else() {
     };
     refused_with(
         &["--tls-cert", &cert, "--tls-key", &at(&other, "server-key.pem")],
-        &["TLS", "does not fit"],
+        &["TLS", "does not match"],
     );
     refused_with(&["--tls-cert", &key, "--tls-key", &key], &["TLS", "no certificate"]);
     refused_with(&["--tls-cert", &cert, "--tls-key", &cert], &["TLS", "no private key"]);

@@ -69,7 +69,7 @@ fn a_vmm_that_makes_no_sense_costs_a_line_and_no_disk() {
 }
 
 #[test]
-fn sockets_that_can_not_be_are_refused_and_nothing_is_overwritten() {
+fn unusable_sockets_are_refused_and_overwrite_nothing() {
     let scratch = Scratch::new();
     let file = scratch.file("file", "precious", 0o644);
     let socket = scratch.path("sock");
@@ -82,7 +82,7 @@ fn sockets_that_can_not_be_are_refused_and_nothing_is_overwritten() {
     with(&["--vhost", ""], &["--vhost", "no path"]);
     with(&["--vhost", "a="], &["--vhost", "no path"]);
     with(&["--vhost", "/nowhere/sock"], &["--vhost", "/nowhere/sock"]);
-    with(&["--vhost", &file], &["--vhost", "no socket"]);
+    with(&["--vhost", &file], &["--vhost", "not a socket"]);
     with(&["--vhost", &socket, "--vhost", &socket], &["--vhost", "another server"]);
     assert_eq!(fs::read(&file).unwrap(), b"precious");
 }

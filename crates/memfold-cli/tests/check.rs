@@ -56,7 +56,7 @@ fn where_run_works_it_says_so_and_each_thing_has_its_line() {
 
 /// It ended memfold without a word.
 #[test]
-fn a_filter_that_kills_is_named_and_a_child_under_it_runs_unmanaged() {
+fn killing_filter_is_named_and_its_child_runs_unmanaged() {
     let Some(bin) = binaries() else { return };
     let (killing, own) = (compile("killing"), bin.join("memfold"));
     let own = own.to_str().unwrap();
@@ -71,7 +71,7 @@ fn a_filter_that_kills_is_named_and_a_child_under_it_runs_unmanaged() {
         (libc::SYS_process_vm_readv, "process_vm_readv"),
     ] {
         let refused = filtered(call, &["run", "--limit", "64M", "--", "true"]);
-        assert_refused(&refused, 125, &["a seccomp filter kills", name]);
+        assert_refused(&refused, 125, &["A seccomp filter kills", name]);
         let text = screen(&filtered(call, &["check", "--limit", "64M"]), 1);
         let (mark, said) = line(&text, "sandbox");
         assert!(mark == "NO" && said.contains(name), "{text}");
@@ -87,7 +87,7 @@ fn a_filter_that_kills_is_named_and_a_child_under_it_runs_unmanaged() {
     let output = filtered(ring, &["run", "--limit", "64M", "--", "echo", "ran"]);
     assert_eq!(output.stdout, b"ran\n", "{output:?}");
     let swapped = filtered(ring, &["run", "--limit", "64M", "--swap", "/tmp", "--", "true"]);
-    assert_refused(&swapped, 125, &["a seccomp filter kills", "io_uring_setup"]);
+    assert_refused(&swapped, 125, &["A seccomp filter kills", "io_uring_setup"]);
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn folds_right() -> String {
 }
 
 #[test]
-fn in_a_container_that_is_given_the_device_run_works_and_check_says_what_is_refused() {
+fn container_with_device_runs_and_check_lists_refused_calls() {
     let Some(sandbox) = sandbox() else { return };
     for (device, user) in [("600", "0"), ("666", "65534")] {
         for (errno, name) in [("1", "EPERM"), ("38", "ENOSYS")] {
@@ -271,7 +271,7 @@ fn in_a_container_that_is_given_the_device_run_works_and_check_says_what_is_refu
 }
 
 #[test]
-fn in_a_container_without_the_device_memory_is_paged_by_its_protection_and_check_names_the_fix() {
+fn container_without_device_pages_by_protection_and_check_helps() {
     let Some(sandbox) = sandbox() else { return };
     for (device, user) in [("", "0"), ("600", "65534")] {
         for errno in ["1", "38"] {

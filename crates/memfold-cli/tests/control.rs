@@ -148,14 +148,14 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     for (arguments, words) in [
         (&["set", &pid, "--limit", "1M"][..], &["--limit", "too small"][..]),
         (&["set", &pid, "--limit", "lots"], &["\"lots\" is not a size"]),
-        (&["set", &pid, "--limit", "none"], &["give --limit SIZE or --resident SIZE"]),
-        (&["set", &pid], &["give --limit SIZE or --resident SIZE"]),
+        (&["set", &pid, "--limit", "none"], &["Give --limit SIZE or --resident SIZE"]),
+        (&["set", &pid], &["Give --limit SIZE or --resident SIZE"]),
         (&["set", "--limit", "64M"], &["PID"]),
         (&["stat", "0"], &["PID"]),
         (&["stat", "x"], &["PID"]),
-        (&["stat", "4000000000"], &["process 4000000000", "no such process"]),
-        (&["stat", &own], &["of no run of yours", "memfold run --list"]),
-        (&["set", &own, "--limit", "64M"], &["of no run of yours"]),
+        (&["stat", "4000000000"], &["Process 4000000000", "no such process"]),
+        (&["stat", &own], &["to no run of yours", "memfold run --list"]),
+        (&["set", &own, "--limit", "64M"], &["to no run of yours"]),
         (&["run", "--list", "--limit", "64M"], &["--list"]),
     ] {
         let output = ask(&bin, &scratch, arguments);
@@ -199,8 +199,8 @@ fn another_user_finds_and_changes_nothing() {
         sudo.env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap()
     };
     let pid = holder.pid.to_string();
-    assert_refused(&as_nobody(&["stat", &pid]), 125, &["of another user (0)"]);
-    assert_refused(&as_nobody(&["set", &pid, "--limit", "32M"]), 125, &["of another user (0)"]);
+    assert_refused(&as_nobody(&["stat", &pid]), 125, &["another user (0)"]);
+    assert_refused(&as_nobody(&["set", &pid, "--limit", "32M"]), 125, &["another user (0)"]);
     assert_eq!(text(&as_nobody(&["run", "--list"])).lines().count(), 1);
     // With the directory open to all, the run itself asks who is there, and the client whose
     // directory it is.

@@ -16,7 +16,7 @@ fn assert_right(more: &[&str], promises: &[&str]) {
 }
 
 #[test]
-fn parent_and_children_each_find_what_they_wrote_and_what_was_before() {
+fn parent_and_children_read_own_and_inherited_data() {
     assert_right(&[], &["both", "parts", "many", "busy"]);
     assert_right(&["--swap-encrypt", "off"], &["both"]);
 }
@@ -39,7 +39,7 @@ fn a_child_outlives_its_parent() {
 }
 
 #[test]
-fn whoever_closes_all_descriptors_keeps_the_file_and_a_child_without_a_directory_reads_on() {
+fn swap_file_survives_closed_descriptors_and_lost_directory() {
     assert_right(&[], &["closed"]);
     if can_make_worlds() {
         assert_right(&[], &["barred"]);
@@ -92,7 +92,7 @@ fn packed_blocks_are_read_across_forks_of_all_kinds() {
 }
 
 #[test]
-fn a_full_file_system_costs_memory_and_no_data_in_a_child_either() {
+fn full_file_system_loses_no_data_in_parent_or_child() {
     let scratch = Scratch::new();
     let dir = scratch.path("small");
     let Some(_mounted) = Mounted::tmpfs(&dir, "50M") else { return };
@@ -114,7 +114,7 @@ fn assert_right_with_remote(promises: &[&str]) {
 }
 
 #[test]
-fn with_a_remote_store_children_read_there_what_was_there_before() {
+fn children_read_inherited_data_from_the_remote_store() {
     assert_right_with_remote(&["both", "generations", "orphan", "execs"]);
 }
 
@@ -159,9 +159,8 @@ fn a_fork_that_lacks_the_memory_to_bring_all_home_is_refused() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{text}");
     assert!(
-        output.stdout.is_empty()
-            && text.contains("fork() needs what is in swap file and remote store"),
+        output.stdout.is_empty() && text.contains("from the swap file and the remote store"),
         "{text}"
     );
-    assert!(text.contains("the machine has 1.0 MiB left"), "{text}");
+    assert!(text.contains("only 1.0 MiB of memory are free"), "{text}");
 }

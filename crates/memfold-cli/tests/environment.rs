@@ -112,7 +112,7 @@ fn exec_that_fails_is_not_reported() {
     let output = run(&bin, &["--summary"], &["sh", "-c", script]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && output.stdout == b"ran\n", "{said}");
-    assert!(!said.contains("warning") && !said.contains("can't be managed"), "{said}");
+    assert!(!said.contains("warning") && !said.contains("memfold can't manage"), "{said}");
 }
 
 /// Asserts that what `sh` executes by `script` is counted as not managed once, for this reason, and
@@ -122,7 +122,7 @@ fn assert_counted(output: &Output, program: &str, why: &str) {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && !said.contains("warning"), "{program}: {said}");
     let line = format!(
-        "memfold: programs that can't be managed were executed 1 times, the first {program}: {why}"
+        "memfold: programs that memfold can't manage were executed 1 times; the first was {program}: {why}"
     );
     assert!(said.lines().any(|each| each == line), "{program}: {said}");
 }
@@ -158,7 +158,10 @@ fn child_of_another_c_library_runs_with_its_own_environment() {
     let maps = format!("env -i A=1 {program} at /bin/cat /proc/self/environ; exit $?");
     let output = run(&bin, &["--summary"], &["sh", "-c", &script(&program)]);
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
-    assert!(!String::from_utf8_lossy(&output.stderr).contains("can't be managed"), "{output:?}");
+    assert!(
+        !String::from_utf8_lossy(&output.stderr).contains("memfold can't manage"),
+        "{output:?}"
+    );
     let output = run(&bin, &[], &["sh", "-c", &maps]);
     assert!(output.stdout.starts_with(b"LD_PRELOAD="), "it is managed: {output:?}");
     bytes[at + text.len()..][..2].copy_from_slice(b"17");

@@ -13,7 +13,7 @@ fn a_copy_made_past_the_fork_handlers_never_reads_zeros() {
 }
 
 #[test]
-fn a_parent_that_shares_its_pages_with_a_child_neither_spins_nor_goes_wrong() {
+fn parent_sharing_pages_with_a_child_neither_spins_nor_fails() {
     assert_right("children", 48, &["long"]);
 }
 
@@ -50,12 +50,12 @@ fn without_privileges_copies_are_as_right() {
 }
 
 #[test]
-fn a_fork_while_other_threads_change_mappings_gives_the_child_right_bytes() {
+fn fork_amid_mapping_changes_gives_the_child_right_bytes() {
     assert_right("forks", 48, &["libc", "raw", "elsewhere", "spawn", "daemon"]);
 }
 
 #[test]
-fn a_fork_of_several_threads_brings_nothing_home_and_its_child_is_managed() {
+fn fork_with_threads_loads_nothing_and_child_is_managed() {
     assert_right("forks", 48, &["kept"]);
 }
 

@@ -131,7 +131,7 @@ fn assert_same(resident: &str, least_mib: u64, command: &[&str]) {
 }
 
 #[test]
-fn without_any_privilege_real_programs_print_what_they_print_without() {
+fn unprivileged_programs_print_the_same_as_without_memfold() {
     if !can_make_worlds() {
         return;
     }
@@ -156,7 +156,7 @@ fn lacking(what: &str, program: &Program) -> String {
 
 /// Linux 5.14 to 6.7: pages are copied, and the map and the page map are read.
 #[test]
-fn on_what_seems_an_older_kernel_everything_is_as_right_and_unprivileged_too() {
+fn simulated_older_kernel_runs_right_and_unprivileged() {
     if !can_make_worlds() {
         return;
     }
@@ -184,7 +184,7 @@ fn on_what_seems_an_older_kernel_everything_is_as_right_and_unprivileged_too() {
 /// No userfaultfd at all, as in Docker's default profile without the device: what is away is told of
 /// by its protection.
 #[test]
-fn without_a_userfaultfd_everything_is_as_right_and_unprivileged_too() {
+fn run_without_userfaultfd_is_right_and_unprivileged() {
     if !can_make_worlds() {
         return;
     }
@@ -252,7 +252,7 @@ fn a_child_without_the_gate_runs_unmanaged_with_one_line() {
 /// A child of fork needs no /proc, no privilege and no free descriptor; without a userfaultfd it has
 /// everything back.
 #[test]
-fn processes_that_have_shut_themselves_in_fork_with_every_byte_right() {
+fn sandboxed_processes_fork_with_every_byte_right() {
     if !can_make_worlds() {
         return;
     }
@@ -292,13 +292,13 @@ fn what_is_hard_to_get_right_below_a_program_is_right() {
 }
 
 #[test]
-fn signals_of_every_kind_arrive_on_folded_memory_and_leave_nothing_held() {
+fn signals_arrive_on_folded_memory_and_leave_no_holds() {
     assert_right("kinds", 32, &["stacks", "blocked", "leave", "cancel", "faults"]);
 }
 
 #[test]
 #[ignore = "some hundred signals, at moments of luck"]
-fn every_signal_of_every_kind_is_handled_on_stacks_of_coroutines() {
+fn every_signal_is_handled_on_coroutine_stacks() {
     assert_right("kinds", 32, &["coroutines"]);
 }
 
@@ -314,7 +314,7 @@ fn large(promise: &str) -> Option<serde_json::Value> {
 
 /// Calls that may be made in pieces give what one call gives, and little is in memory meanwhile.
 #[test]
-fn calls_on_buffers_far_larger_than_the_limit_are_as_one_call_within_it() {
+fn calls_on_huge_buffers_act_as_one_call_within_the_limit() {
     for promise in ["files", "offset", "pipes", "sockets", "signals", "readers"] {
         let Some(stats) = large(promise) else { return };
         let [held, resident] = ["peak_held_bytes", "peak_resident_bytes"]
@@ -356,7 +356,7 @@ fn assert_threads_leave_room(limit: &str, command: &[&str]) {
 }
 
 #[test]
-fn two_thousand_waiting_threads_of_python_leave_room_for_eviction() {
+fn two_thousand_waiting_threads_leave_room_for_eviction() {
     let Some(python) = common::real::python("threading") else { return };
     let script = "
 import os, threading

@@ -76,7 +76,7 @@ fn a_program_inherits_exactly_what_env_would_give_it() {
 
 /// A shell can't block signals, nor have the same variable twice.
 #[test]
-fn blocked_signals_and_the_environments_order_arrive_as_they_are() {
+fn blocked_signals_and_environment_order_are_inherited() {
     let Some(bin) = binaries() else { return };
     let program = compile("inherited");
     let file = program.scratch.path("record");
@@ -141,7 +141,7 @@ fn who_ignores_broken_pipes_goes_on_ignoring_them() {
 }
 
 #[test]
-fn a_script_without_a_first_line_for_the_kernel_runs_under_sh_as_with_env() {
+fn script_without_interpreter_line_runs_under_sh() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let text = "printf '%s|' \"$0\" \"$@\"; cat /proc/$$/comm\nexit 7\n";

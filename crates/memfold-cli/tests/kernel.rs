@@ -79,7 +79,7 @@ fn memory_kept_from_children_is_theirs_as_the_kernel_says() {
 }
 
 #[test]
-fn memory_kept_from_core_dumps_is_folded_when_asked_for_and_told_of_when_not() {
+fn undumpable_memory_is_folded_on_request_and_else_reported() {
     assert_right_with(&["--resident", "16M", "--dont-dump", "fold"], "marks", 32, &["dump_folded"]);
     let program = compile("marks");
     let Some(output) = managed("16M", &[&program.path, "dump_large"]) else { return };
@@ -172,7 +172,7 @@ fn a_core_dump_without_the_folded_data_says_so() {
         // The kernel's core_pattern may be such that there is none.
         let dumped = std::fs::read_dir(&scratch.0).unwrap().count() > 0;
         assert!(dumps || !dumped);
-        assert!(text.contains("the core dump has zeros in place of") == dumped, "{limit}: {text}");
+        assert!(text.contains("The core dump has zeros in place of") == dumped, "{limit}: {text}");
         println!("{limit}: dumped: {dumped}: {}", text.trim());
     }
 }

@@ -280,7 +280,7 @@ fn written_pages_of_private_file_mappings_count() {
 
 /// It is static, and has 48 MiB of the 96.
 #[test]
-fn memory_of_a_process_that_cant_be_managed_is_taken_off_the_limit_of_the_others() {
+fn unmanaged_process_reduces_the_limit_of_the_others() {
     let Some(bin) = binaries() else { return };
     let (program, scratch) = (compile("holder"), Scratch::new());
     let source = r#"

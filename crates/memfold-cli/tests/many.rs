@@ -69,7 +69,7 @@ fn a_limit_of_which_each_process_gets_5_mib_is_kept() {
 
 /// They see neither `memfold run` in their /proc nor one another from outside.
 #[test]
-fn processes_in_a_pid_namespace_share_the_limit_and_are_told_of_by_their_numbers_outside() {
+fn pid_namespace_processes_share_limit_and_show_outer_numbers() {
     if !can_make_worlds() {
         return;
     }
@@ -134,7 +134,7 @@ fn cost(path: &str) -> (u64, u64, u64) {
 /// It was 0.5 MiB and 6 threads beside what they share, which is the library's code. 24 KiB of it are
 /// pointers in the gate's table of system calls, which the loader writes to.
 #[test]
-fn a_process_that_does_nothing_costs_at_most_400_kib_and_one_thread_once_it_has_mapped_memory() {
+fn idle_process_costs_at_most_400_kib_and_one_thread() {
     // More than all processes without an engine may have together.
     for (mapped, threads, most) in [("0", 0, 250), ("40", 1, 400)] {
         costs(mapped, threads, most);

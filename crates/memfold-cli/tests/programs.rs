@@ -34,7 +34,7 @@ fn a_write_that_keeps_a_pages_public_hash_is_not_lost() {
 }
 
 #[test]
-fn unmapped_and_replaced_parts_of_folded_memory_end_and_the_rest_stays() {
+fn unmapped_or_replaced_parts_vanish_and_the_rest_stays() {
     assert_right("mappings", 40, &["munmap_middle", "map_fixed_over"]);
 }
 
@@ -62,7 +62,7 @@ fn calls_on_several_mappings_do_what_the_kernel_does_of_them() {
 }
 
 #[test]
-fn memory_given_up_with_madv_free_is_as_it_was_or_zeros_and_stays_written() {
+fn madv_free_memory_is_intact_or_zero_and_keeps_writes() {
     assert_right("freed", 24, &["before", "past_libc", "by_libc", "by_number", "by_process"]);
 }
 
@@ -77,7 +77,7 @@ fn memory_that_becomes_read_only_or_inaccessible_comes_back() {
 }
 
 #[test]
-fn what_a_program_serves_by_a_userfaultfd_of_its_own_stays_its_own() {
+fn memory_of_the_programs_own_userfaultfd_stays_its_own() {
     assert_right("userfault", 16, &["before", "after", "by_number", "before:bare", "after:bare"]);
     let others = ["signals", "protects", "sources", "misplaced", "signals:bare", "sources:bare"];
     assert_right("userfault", 16, &others);
@@ -132,7 +132,7 @@ fn memory_with_borders_in_the_middle_of_blocks_is_loaded() {
 
 /// Nothing of libc's is interposed: the gate sees the calls, and disabled means that it doesn't.
 #[test]
-fn program_with_functions_of_libc_of_its_own_runs_managed_and_disabled() {
+fn program_with_own_libc_functions_runs_managed_and_disabled() {
     assert_right("own_calls", 32, &["folded"]);
     let Some(bin) = binaries() else { return };
     let program = compile("own_calls");
@@ -144,7 +144,7 @@ fn program_with_functions_of_libc_of_its_own_runs_managed_and_disabled() {
 }
 
 #[test]
-fn threads_that_discard_unmap_and_remap_at_once_find_their_own_bytes() {
+fn concurrent_discard_unmap_and_remap_keep_own_bytes() {
     assert_right("threads", 16, &["slots"]);
 }
 

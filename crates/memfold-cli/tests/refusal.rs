@@ -40,8 +40,8 @@ fn bad_flags_and_settings_are_one_line_each() {
         ),
         (&["--limit", "64M", "--folio", "3K"], &["--folio", "4K"]),
         (&["--limit", "64M", "--folio", "4K", "--block", "16K"], &["--block"]),
-        (&["--limit", "64M", "--delivery", "thread"], &["--delivery", "leave it out"]),
-        (&["--limit", "64M", "--delivery=gate"], &["--delivery", "leave it out"]),
+        (&["--limit", "64M", "--delivery", "thread"], &["--delivery", "Leave it out"]),
+        (&["--limit", "64M", "--delivery=gate"], &["--delivery", "Leave it out"]),
         (&["--limit", "64M", "--pools", "65"], &["--pools", "64"]),
         (&[], &["--limit"]),
     ];
@@ -56,7 +56,7 @@ fn bad_flags_and_settings_are_one_line_each() {
 fn a_missing_command_is_said_so() {
     let Some(bin) = binaries() else { return };
     for arguments in [&["run", "--limit", "64M"][..], &["run", "--limit", "64M", "--"]] {
-        assert_refused(&memfold(&bin, arguments).output().unwrap(), 125, &["no command"]);
+        assert_refused(&memfold(&bin, arguments).output().unwrap(), 125, &["No command"]);
     }
     assert_refused(&memfold(&bin, &["walk"]).output().unwrap(), 125, &["walk"]);
 }
@@ -210,7 +210,7 @@ fn a_stats_file_that_cant_be_written_stops_it_before_the_start() {
 
 /// The shell's own limits: the engine reserves addresses that it never uses.
 #[test]
-fn too_few_addresses_are_refused_by_the_name_of_their_limit_and_fewer_than_usual_will_do() {
+fn too_few_addresses_are_refused_with_the_limits_name() {
     let Some(bin) = binaries() else { return };
     let run = |limit: &str| {
         let script = format!("ulimit {limit} && exec \"$@\"");
@@ -269,7 +269,7 @@ fn assert_ran_unmanaged(
 
 /// The shell is served, and begins what isn't; also as its own process.
 #[test]
-fn what_a_program_starts_and_can_not_be_served_runs_unmanaged_with_one_line() {
+fn unmanageable_children_run_unmanaged_with_one_warning() {
     let Some(bin) = binaries() else { return };
     for limit in ["-v 60000", "-v 2000000"] {
         let script = format!("ulimit {limit}; /bin/echo ran; exit $?");

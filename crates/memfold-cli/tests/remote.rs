@@ -187,7 +187,7 @@ fn signal(pid: i32, number: i32) {
 
 /// As Ctrl-Z does in a terminal, or an operator's `kill -STOP`.
 #[test]
-fn data_in_the_store_outlives_its_expiry_while_the_whole_job_is_stopped() {
+fn stored_data_outlives_expiry_while_the_job_is_stopped() {
     let Some(bin) = tools() else { return };
     let (server, program) = (Server::start(&[]), compile("keeper"));
     let flags = ["--remote", &server.url(), "--remote-expiry", "4"];
@@ -213,7 +213,7 @@ fn data_in_the_store_outlives_its_expiry_while_the_whole_job_is_stopped() {
 }
 
 #[test]
-fn a_service_that_is_stopped_is_told_of_while_the_data_is_still_there() {
+fn stopped_service_is_reported_before_data_is_lost() {
     let Some(bin) = tools() else { return };
     let (server, program) = (Server::start(&[]), compile("keeper"));
     let mut keeper =
@@ -234,7 +234,7 @@ fn a_service_that_is_stopped_is_told_of_while_the_data_is_still_there() {
 }
 
 #[test]
-fn a_store_that_cant_be_reached_for_half_of_the_expiry_is_told_of_while_the_data_is_still_there() {
+fn unreachable_store_is_reported_at_half_of_the_expiry() {
     let Some(bin) = tools() else { return };
     let (mut server, program) = (Server::start(DURABLE), compile("keeper"));
     let mut keeper =
@@ -340,7 +340,7 @@ fn more_processes_than_descriptors_share_a_store() {
 }
 
 #[test]
-fn a_server_that_is_killed_leaves_writes_local_and_comes_back_with_its_data() {
+fn killed_server_leaves_writes_local_and_returns_with_data() {
     let Some(bin) = tools() else { return };
     let (mut server, program) = (Server::start(DURABLE), compile("keeper"));
     let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url()]);
@@ -376,7 +376,7 @@ fn a_server_is_restarted_while_data_is_read_and_written() {
 }
 
 #[test]
-fn a_server_that_has_lost_its_data_ends_the_program_with_the_key() {
+fn lost_data_ends_the_program_with_the_key() {
     let Some(bin) = tools() else { return };
     let (mut server, program) = (Server::start(&[]), compile("keeper"));
     let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url()]);
@@ -389,7 +389,7 @@ fn a_server_that_has_lost_its_data_ends_the_program_with_the_key() {
 }
 
 #[test]
-fn a_server_that_stays_away_ends_the_program_when_its_time_is_up() {
+fn absent_server_ends_the_program_after_the_timeout() {
     let Some(bin) = tools() else { return };
     let (mut server, program) = (Server::start(&[]), compile("keeper"));
     let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url()]);
@@ -418,7 +418,7 @@ fn a_flipped_bit_in_a_value_is_never_believed() {
 
 /// Redis's default puts writes off while the disk is busy (CI lost a key by that).
 #[test]
-fn a_durable_server_that_is_killed_has_all_it_acknowledged_on_a_slow_disk_too() {
+fn killed_durable_server_keeps_acknowledged_data_on_slow_disk() {
     let Some(_) = tools() else { return };
     let source = "#define _GNU_SOURCE
         #include <unistd.h>
@@ -437,7 +437,7 @@ fn a_durable_server_that_is_killed_has_all_it_acknowledged_on_a_slow_disk_too() 
 }
 
 #[test]
-fn a_cluster_of_three_shares_the_keys_and_one_of_them_is_restarted() {
+fn cluster_of_three_shares_keys_across_a_restart() {
     let Some(bin) = tools() else { return };
     let flags = [DURABLE, &["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]].concat();
     let mut servers = [Server::start(&flags), Server::start(&flags), Server::start(&flags)];
@@ -553,7 +553,7 @@ fn two_runs_at_once_keep_apart() {
 }
 
 #[test]
-fn what_a_process_that_has_ended_left_is_deleted_while_the_run_goes_on() {
+fn data_of_ended_processes_is_deleted_during_the_run() {
     let Some(bin) = tools() else { return };
     let (server, program) = (Server::start(&[]), compile("keeper"));
     let scratch = Scratch::new();
@@ -629,7 +629,7 @@ fn a_password_is_needed_and_comes_from_a_file() {
         keeper.does("check");
         let errors = keeper.errors();
         assert!(errors.contains(&url) && errors.contains("rediss://"), "{errors}");
-        assert_eq!(errors.matches("in clear").count(), 1, "{errors}");
+        assert_eq!(errors.matches("unencrypted").count(), 1, "{errors}");
         keeper.end();
         assert_eq!(server.cli(&["dbsize"]), "0");
     }
@@ -639,7 +639,7 @@ fn a_password_is_needed_and_comes_from_a_file() {
     keeper.does("fill 8");
     let said = std::fs::read_to_string(&log).unwrap();
     assert!(
-        said.contains("in clear") && !keeper.errors().contains("in clear"),
+        said.contains("unencrypted") && !keeper.errors().contains("unencrypted"),
         "{said} {}",
         keeper.errors()
     );
@@ -709,7 +709,7 @@ fn tls_with_a_ca_of_ones_own() {
 }
 
 #[test]
-fn a_store_that_cant_be_used_is_refused_before_the_program_starts() {
+fn unusable_store_is_refused_before_the_program_starts() {
     let Some(bin) = tools() else { return };
     let nobody = format!("redis://127.0.0.1:{}", port());
     assert_refused(&refused(&bin, &["--remote", &nobody]), 125, &["--remote", &nobody, "refused"]);

@@ -140,7 +140,7 @@ fn processes_that_follow_one_another_have_the_peak_of_one() {
 }
 
 #[test]
-fn the_limit_was_never_near_is_not_said_of_what_died_or_was_unmanaged() {
+fn summary_claims_no_distance_for_dead_or_unmanaged_runs() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let filled = scratch.compile("filled", FILLED, &["-O1"]);

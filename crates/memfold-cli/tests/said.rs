@@ -33,7 +33,7 @@ fn said(output: &Output) -> Vec<String> {
 }
 
 #[test]
-fn a_warning_is_said_once_by_a_run_and_never_into_a_stream_of_its_programs() {
+fn warning_prints_once_and_never_to_program_streams() {
     let Some(bin) = binaries() else { return };
     let arguments =
         ["run", "--limit", "24M", "--adopt-at", "1", "--", "python3", "-c", PARENT, RANDOM];
@@ -50,7 +50,7 @@ fn a_warning_is_said_once_by_a_run_and_never_into_a_stream_of_its_programs() {
 }
 
 #[test]
-fn why_a_process_ends_is_not_lost_however_fast_it_ends_and_names_it() {
+fn reason_of_a_fast_end_is_printed_with_the_process() {
     let Some(bin) = binaries() else { return };
     // The program itself, and two that it starts.
     let output = run(&bin, &["--on-full", "stop"], &["python3", RANDOM, "150"]);
@@ -70,7 +70,7 @@ fn why_a_process_ends_is_not_lost_however_fast_it_ends_and_names_it() {
 }
 
 #[test]
-fn with_log_a_run_says_everything_in_a_file_and_adds_to_what_is_there() {
+fn log_flag_appends_all_messages_to_the_file() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let log = scratch.file("log", "before\n", 0o644);
@@ -92,8 +92,7 @@ fn with_log_a_run_says_everything_in_a_file_and_adds_to_what_is_there() {
 
 /// On a machine or of a user that has as many threads as it may have. Root would have more.
 #[test]
-fn engine_threads_that_cant_be_had_are_tried_again_and_a_program_past_its_limit_meanwhile_is_told_of_once()
- {
+fn failed_engine_threads_are_retried_and_warned_of_once() {
     if !can_make_worlds() {
         return;
     }
@@ -122,7 +121,7 @@ print(all(it == page(n) for n, it in enumerate(pages)))
 
 /// A daemon outlives `memfold run`: nobody is there to say what it leaves.
 #[test]
-fn a_process_that_outlives_memfold_run_is_served_and_says_why_it_ends_by_itself() {
+fn process_outliving_run_is_managed_and_prints_its_own_end() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let (out, done) = (scratch.path("out"), scratch.path("done"));
@@ -159,7 +158,7 @@ fn an_occupied_directory_of_sockets_is_named() {
 
 /// Such memory can't be folded, all of it.
 #[test]
-fn a_program_that_lets_the_kernel_merge_its_memory_is_told_that_it_is_not_folded() {
+fn program_with_kernel_merging_gets_a_warning() {
     let Some(bin) = binaries() else { return };
     let script = r#"
 import ctypes
@@ -211,7 +210,7 @@ fn what_is_refused_or_never_folded_is_said_once() {
     let Some(bin) = binaries() else { return };
     let program = compile("unserved");
     for (what, word) in [
-        ("io_uring", "io_uring is answered ENOSYS"),
+        ("io_uring", "io_uring_setup fails with ENOSYS"),
         ("aio", "io_setup"),
         ("dispatch", "Syscall User Dispatch"),
         ("kvm", "KVM"),
@@ -288,7 +287,7 @@ except PermissionError: pass
 }
 
 #[test]
-fn program_whose_environment_has_no_room_for_memfold_runs_unmanaged_with_a_line() {
+fn program_with_full_environment_runs_unmanaged_with_warning() {
     let Some(bin) = binaries() else { return };
     let script = r#"
 import os, subprocess

@@ -6,7 +6,7 @@ use common::{binaries, json, managed_in, open_scratch, unprivileged};
 use std::process::{Command, Output};
 
 /// Those that are not run, and why.
-const LEFT_OUT: &[(&str, &str)] = &[("aiol", "io_setup is answered ENOSYS: docs/limits.md")];
+const LEFT_OUT: &[(&str, &str)] = &[("aiol", "io_setup fails with ENOSYS: docs/limits.md")];
 
 /// Run without any privilege, as some of them can end a machine that runs them as root.
 fn stressor(name: &str, directory: &str) -> Vec<String> {
@@ -30,7 +30,7 @@ fn wrong_managed(stress: &str, arguments: &[String]) -> Option<String> {
     let flags = ["--limit", "8M", "--stats-file", &figures];
     let output = managed_in(unprivileged(), &flags, &command)?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    if !output.status.success() || said.contains("met folded memory") {
+    if !output.status.success() || said.contains("because of folded memory") {
         return Some(format!("{}: {said}", output.status));
     }
     let refused = json(&figures)["calls_refused"].as_u64();

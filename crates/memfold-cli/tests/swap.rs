@@ -23,7 +23,7 @@ fn names_in(dir: &Path) -> usize {
 }
 
 #[test]
-fn b3_data_that_does_not_shrink_goes_to_the_file_and_every_byte_comes_back() {
+fn b3_incompressible_data_survives_the_swap_file() {
     let Some(bin) = binaries() else { return };
     for encrypt in ["on", "off"] {
         let scratch = Scratch::new();
@@ -99,7 +99,7 @@ fn free_bytes(dir: &str) -> u64 {
 }
 
 #[test]
-fn a_run_killed_while_it_writes_leaves_no_file_and_all_space_free() {
+fn run_killed_while_writing_frees_its_swap_space() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let dir = scratch.path("swap");
@@ -149,7 +149,7 @@ fn processes_that_start_together_with_one_swap_file_never_fail() {
 }
 
 #[test]
-fn a_place_where_no_file_can_be_made_is_refused_before_the_program_starts() {
+fn unusable_swap_directory_is_refused_before_the_start() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let file = scratch.file("precious", "data", 0o644);

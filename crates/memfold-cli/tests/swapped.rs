@@ -102,7 +102,7 @@ fn assert_right_swapped(name: &str, least_mib: u64, promises: &[&str]) {
 }
 
 #[test]
-fn threads_that_discard_unmap_and_remap_what_the_kernel_swaps_out_find_their_own_bytes() {
+fn concurrent_discards_of_kernel_swapped_pages_keep_bytes() {
     assert_right_swapped("threads", 16, &["slots", "shared"]);
 }
 

@@ -71,7 +71,7 @@ fn strace_shows_the_gates_signals_if_asked_to() {
 
 /// By a clock: a virtual machine may have no counters.
 #[test]
-fn perf_records_a_folded_program_that_prints_what_it_prints_alone() {
+fn perf_records_a_folded_program_with_unchanged_output() {
     let Some(traces) = traced("perf", &["record", "-q", "-e", "cpu-clock"]) else { return };
     for trace in traces {
         assert!(trace.starts_with(b"PERFILE2"), "something was recorded");
@@ -116,7 +116,7 @@ fn debugger_as_the_program_runs_another_program_to_its_end() {
 /// A child traces the program, and sends the signal of each round one instruction later in a patched
 /// call than that of the round before. One instruction is a push that faults.
 #[test]
-fn signal_in_each_instruction_of_a_call_is_handled_and_leaves_none_blocked() {
+fn signal_at_each_instruction_of_a_call_leaves_none_blocked() {
     assert_right_with(&FLAGS, "stepped", 16, &["64"]);
 }
 

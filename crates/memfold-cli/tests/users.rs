@@ -4,7 +4,7 @@ use common::{Scratch, assert_right, assert_right_with, can_make_worlds, compile,
 
 /// One that wrote a smaller limit ended its parent.
 #[test]
-fn process_that_has_given_up_its_rights_spoils_nothing_for_others() {
+fn process_without_its_old_rights_harms_no_other() {
     if !can_make_worlds() {
         return;
     }

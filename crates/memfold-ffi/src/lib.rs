@@ -1,8 +1,7 @@
-//! memfold for C and C++: what `include/memfold.h` declares, which is made of this file
-//! (`tests/header.rs`).
+//! memfold for C and C++. `tests/header.rs` generates `include/memfold.h` from this file.
 //!
-//! A `memfold_t` is a number that is never given twice, and memory is known to the heap by its
-//! address: so what was destroyed or unmapped before is refused by a status, not by a crash.
+//! A `memfold_t` is a number that is never reused, and the heap knows memory by its address. So a
+//! call on something that was destroyed or unmapped returns a status instead of crashing.
 
 // Bottom first: a module imports only from modules listed above it.
 mod status;
@@ -13,39 +12,38 @@ use memories::{add, remove, with};
 use status::{Failure, Status, answer};
 use std::ffi::{CStr, c_char, c_void};
 
-/// What a memory holds and has done: bytes, and counts since it was created.
+/// Memory use of a memory in bytes, and counts since it was created.
 #[repr(C)]
 #[derive(Copy, Clone, Default)]
 pub struct Stats {
-    /// What it uses: resident, frames, pool and index.
+    /// All physical memory: resident, frames, pool and index.
     pub physical_bytes: u64,
-    /// Of what is mapped, uncompressed in memory.
+    /// Mapped memory that is resident, uncompressed.
     pub resident_bytes: u64,
-    /// Uncompressed, on its way in or out.
+    /// Uncompressed pages that are being evicted or loaded.
     pub frame_bytes: u64,
-    /// What the compressed data takes.
+    /// Memory of compressed data.
     pub pool_bytes: u64,
-    /// What knowing where everything is takes.
+    /// Memory of the index and other metadata.
     pub index_bytes: u64,
-    /// Of what is mapped, only compressed (or in the swap file), before compression.
+    /// Mapped memory that is only compressed (or in the swap file), before compression.
     pub folded_bytes: u64,
-    /// In the swap file.
+    /// Space used in the swap file.
     pub swap_bytes: u64,
-    /// Address space of what is mapped.
+    /// Address space of mapped memory.
     pub mapped_bytes: u64,
-    /// Touches of memory that was not there.
+    /// Page faults: touches of memory that was not resident.
     pub faults: u64,
-    /// Of these, touches of what was folded.
+    /// Page faults that loaded folded memory.
     pub loads: u64,
-    /// Times the limit could not be kept, as nothing more could be folded.
+    /// Times that the limit was exceeded, because nothing more could be folded.
     pub over_limit: u64,
 }
 
 /// Creates a memory with its threads. `settings` are flags of `memfold run` with their values,
-/// separated by spaces or line ends: "limit=2G codec=zstd swap=/var/tmp". Give at least a limit, or
-/// resident. With delivery=signal no permission is needed, but memory may be given to system calls
-/// only while it is pinned. delivery=gate can't be had from here: it serves programs under
-/// `memfold run` and Python.
+/// separated by spaces or line ends: "limit=2G codec=zstd swap=/var/tmp". Give at least limit or
+/// resident. delivery=signal needs no permission, but system calls may use the memory only while it
+/// is pinned. delivery=gate is unavailable here; it is for `memfold run` and Python.
 ///
 /// # Safety
 /// - `settings` is a string; `memory` points to where the result may be written. Either may be
@@ -75,13 +73,13 @@ pub unsafe extern "C" fn memfold_create(settings: *const c_char, memory: *mut u6
     })
 }
 
-/// Ends a memory, and all that is mapped in it.
+/// Destroys a memory, and everything that is mapped in it.
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_destroy(memory: u64) -> Status {
     answer(|| remove(memory))
 }
 
-/// Maps `len` bytes of zeros, which take no memory until they are touched, at a multiple of 64 KiB.
+/// Maps `len` bytes of zeros at a multiple of 64 KiB. They take no memory until they are touched.
 ///
 /// # Safety
 /// - `address` points to where the result may be written, or is null, which is refused.
@@ -98,22 +96,22 @@ pub unsafe extern "C" fn memfold_map(memory: u64, len: usize, address: *mut *mut
     })
 }
 
-/// Unmaps what `memfold_map` or `memfold_resize` gave at `address`. Nobody may use it any more.
+/// Unmaps what `memfold_map` or `memfold_resize` returned. It may not be used any more.
 ///
 /// # Safety
-/// - Nobody uses what is mapped there any more. Any address may be given.
+/// - The mapping there is not used any more. Any address may be given.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memfold_unmap(memory: u64, address: *mut c_void) -> Status {
     // SAFETY: as the caller says.
     answer(|| with(memory, |heap| unsafe { heap.free(address as usize) }))
 }
 
-/// Makes what is mapped at `address` hold `len` bytes, there or elsewhere: `moved` is where. What
-/// fits is kept. On failure it is as before.
+/// Changes the length of the mapping at `address` to `len` bytes. `moved` receives its address,
+/// which may be another one. Contents that fit are kept. On failure nothing changes.
 ///
 /// # Safety
-/// - Nobody else uses what is mapped there meanwhile, nor, if it moves, its old address any more.
-///   `moved` points to where the result may be written, or is null, which is refused.
+/// - No other thread uses what is mapped there meanwhile, nor, if it moves, its old address any
+///   more. `moved` points to where the result may be written, or is null, which is refused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memfold_resize(
     memory: u64,
@@ -145,13 +143,13 @@ pub extern "C" fn memfold_cold(memory: u64, address: *const c_void, len: usize) 
     hint(memory, address, len, Hint::Cold)
 }
 
-/// Loads what is folded of a range.
+/// Loads the folded pages of a range.
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_prefetch(memory: u64, address: *const c_void, len: usize) -> Status {
     hint(memory, address, len, Hint::Prefetch)
 }
 
-/// Loads a range and keeps it in memory until `memfold_unpin` with the same range, or until it is
+/// Loads a range and keeps it resident until `memfold_unpin` with the same range, or until it is
 /// unmapped. Pins nest.
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_pin(memory: u64, address: *const c_void, len: usize) -> Status {
@@ -176,8 +174,8 @@ pub unsafe extern "C" fn memfold_discard(memory: u64, address: *mut c_void, len:
     answer(|| range(address, len).and_then(|range| with(memory, |heap| discard(heap, range))))
 }
 
-/// What a memory holds and has done. `size` is sizeof *stats: a later version of the struct has
-/// more fields at its end, which an older library sets to 0.
+/// Writes the counters of a memory. `size` is sizeof *stats: a later version of the struct has more
+/// fields at its end, which an older library sets to 0.
 ///
 /// # Safety
 /// - `stats` points to `size` bytes that may be written, or is null, which is refused.
@@ -199,14 +197,14 @@ pub unsafe extern "C" fn memfold_stats(memory: u64, stats: *mut Stats, size: usi
     })
 }
 
-/// Why the calling thread's last call failed, in a sentence; empty after one that didn't. Good
+/// Returns why the calling thread's last call failed, as a sentence; empty after a success. Valid
 /// until the thread's next call.
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_last_error() -> *const c_char {
     status::last_error()
 }
 
-/// The version, as "0.1.0".
+/// Returns the version, such as "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_version() -> *const c_char {
     const VERSION: &CStr =

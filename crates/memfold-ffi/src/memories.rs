@@ -1,11 +1,11 @@
-//! The memories there are, by number.
+//! The list of memories, by number.
 use crate::status::Failure;
 use memfold::{Error, Heap, Memory};
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 
-/// By number; numbers only grow. A child of fork reads them as they were, but a lock that another
-/// thread held in that moment stays held.
+/// Memories by number; numbers only grow. A child of fork reads them as they were, but a lock that
+/// another thread held at the fork stays held.
 struct Memories {
     by_number: BTreeMap<u64, Heap>,
     next: u64,
@@ -13,7 +13,7 @@ struct Memories {
 
 static MEMORIES: RwLock<Memories> = RwLock::new(Memories { by_number: BTreeMap::new(), next: 1 });
 
-/// Lists a memory; its number.
+/// Adds a memory. Returns its number.
 pub fn add(memory: &Memory) -> u64 {
     let mut memories = MEMORIES.write().unwrap_or_else(PoisonError::into_inner);
     let number = memories.next;
@@ -31,7 +31,7 @@ fn find(number: u64) -> Result<Heap, Failure> {
     memories.by_number.get(&number).cloned().ok_or_else(unknown)
 }
 
-/// Calls `what` with a memory, which stays there meanwhile.
+/// Calls `what` with a memory, which stays alive meanwhile.
 pub fn with<T>(number: u64, what: impl FnOnce(&Heap) -> Result<T, Error>) -> Result<T, Failure> {
     Ok(what(&find(number)?)?)
 }

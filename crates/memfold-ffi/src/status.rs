@@ -1,21 +1,21 @@
-//! What a call answers, and the sentence that goes with a failure.
+//! The status of a call, and the sentence of a failure.
 use memfold::Error;
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 
-/// What a call answers. `memfold_last_error` has the sentence.
+/// Status of a call. `memfold_last_error` has the sentence.
 #[repr(C)]
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It is done.
+    /// The call succeeded.
     Ok = 0,
-    /// An argument is wrong, or a setting: also what was unmapped or destroyed before.
+    /// An argument or a setting is wrong; or the memory was unmapped or destroyed before.
     Invalid = 1,
-    /// No memory or address space.
+    /// No memory or address space is left.
     NoMemory = 2,
-    /// The system gives this user no userfaultfd.
+    /// The system does not let this user have a userfaultfd.
     NoPermission = 3,
-    /// This is a child of fork: what is mapped stays with its parent.
+    /// This is a child of fork; mapped memory stays with its parent.
     Forked = 4,
     /// The system refused something else.
     System = 5,
@@ -66,19 +66,19 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Makes a status of a result, and keeps its sentence for the calling thread.
+/// Converts a result to a status, and keeps its sentence for the calling thread.
 pub fn answer(call: impl FnOnce() -> Result<(), Failure>) -> Status {
     let (status, text) = match call() {
         Ok(()) => (Status::Ok, String::new()),
         Err(failure) => (failure.status, failure.text),
     };
     let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
-    // A thread that is ending has no place for it any more.
+    // A thread that is ending can't keep it any more.
     let _ = LAST.try_with(|last| last.replace(text));
     status
 }
 
-/// The calling thread's last sentence.
+/// Returns the calling thread's last sentence.
 pub fn last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }

@@ -1,8 +1,8 @@
-//! `include/memfold.h` is what the source says. MEMFOLD_WRITE_HEADER=1 writes it anew.
+//! `include/memfold.h` matches the source. MEMFOLD_WRITE_HEADER=1 writes it anew.
 use std::path::Path;
 
-/// The header, as cbindgen makes it of the source. What it says to Rust's callers under `# Safety`
-/// is left out: a C caller reads it in the sentences before.
+/// Returns the header that cbindgen generates from the source, without the `# Safety` sections,
+/// which are for callers in Rust. A C caller reads the sentences before them.
 fn header() -> String {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut out = Vec::new();
@@ -41,7 +41,7 @@ fn the_header_is_made_of_the_source() {
     );
 }
 
-/// Every function is exported under its version, and nothing else is.
+/// Checks that every function is exported under its version, and that nothing else is.
 #[test]
 fn the_version_script_names_every_function() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"));

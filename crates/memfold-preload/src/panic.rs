@@ -17,7 +17,7 @@ const PACE_NS: u64 = 1_000_000;
 fn panic(info: &PanicInfo<'_>) -> ! {
     match FIRST.compare_exchange(0, thread_id(), SeqCst, SeqCst) {
         Ok(_) => {
-            last_words(format_args!("engine panic: {info}"));
+            last_words(format_args!("Engine panic: {info}"));
             SAID.store(true, SeqCst);
         }
         // The message itself panics.
@@ -33,7 +33,7 @@ fn panic(info: &PanicInfo<'_>) -> ! {
             }
         }
     }
-    die(format_args!("the program is stopped, because its memory can't be served any more"))
+    die(format_args!("The process is ended, because its folded memory can't be loaded any more"))
 }
 
 // `core` and `alloc` come compiled for unwinding and name these two, though nothing here unwinds.

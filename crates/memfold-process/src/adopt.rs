@@ -184,7 +184,7 @@ impl Gated {
         }
         if done.is_err() {
             say::warn(format_args!(
-                "warning: what a child of fork that has no /proc had from its parent isn't folded"
+                "warning: A child of fork has no /proc, so memory that it inherited stays uncompressed"
             ));
         }
         // Before the first is registered: who makes a call from now on touches what it names, and
@@ -264,7 +264,7 @@ impl Gated {
         let made = make();
         // SAFETY: all have ended.
         if let Err(e) = unsafe { engine::start_again() } {
-            say::die(format_args!("starting the engine again: {e}"));
+            say::die(format_args!("Starting the engine again failed: {e}"));
         }
         // SAFETY: locked above.
         unsafe { self.state.unlock() };
@@ -329,7 +329,7 @@ impl Gated {
         }
         // SAFETY: the caller is the first engine thread, which was started again.
         if let Err(e) = unsafe { bare::restart_others() } {
-            say::die(format_args!("starting engine threads again: {e}"));
+            say::die(format_args!("Starting engine threads again failed: {e}"));
         }
     }
 
@@ -410,7 +410,7 @@ impl Gated {
         // SAFETY: the caller is the first engine thread of a child of fork, and nobody else calls
         // this.
         if let Err(e) = unsafe { bare::restart_others() } {
-            say::die(format_args!("starting engine threads in a child of fork: {e}"));
+            say::die(format_args!("Starting engine threads in a child of fork failed: {e}"));
         }
         // Nobody could tell later what has been mapped by then.
         if self.scale.is_blind() && !self.is_managing() {

@@ -59,7 +59,7 @@ pub fn start(order: Order, life: &'static Life) {
     let seen = DONE.load(SeqCst);
     match bare::start_first(c"memfold-adopt", run, 0) {
         Ok(()) => wait_past(&DONE, seen),
-        Err(e) => unserved(format_args!("starting the engine: {e}")),
+        Err(e) => unserved(format_args!("Starting the engine failed: {e}")),
     }
 }
 
@@ -75,7 +75,7 @@ pub unsafe fn start_in_child() {
     let seen = DONE.load(SeqCst);
     // SAFETY: the caller's promise.
     if let Err(e) = unsafe { bare::restart_first() } {
-        say::die(format_args!("starting the engine in a child of fork: {e}"));
+        say::die(format_args!("Starting the engine in a child of fork failed: {e}"));
     }
     wait_past(&DONE, seen);
 }

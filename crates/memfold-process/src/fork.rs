@@ -57,7 +57,7 @@ impl Gated {
             let available = proc::available_bytes();
             if bytes > available && available > 0 {
                 say::die(format_args!(
-                    "fork() needs what is in swap file and remote store back in place: {}, the machine has {} left; stopping before data is lost",
+                    "This fork must load {} from the swap file and the remote store, but only {} of memory are free. The process is ended before data is lost",
                     Size(bytes),
                     Size(available)
                 ));
@@ -154,7 +154,7 @@ impl Gated {
             });
         }
         if let Err(e) = done {
-            say::die(format_args!("putting a child of fork under management failed: {e}"));
+            say::die(format_args!("Managing a child of fork failed: {e}"));
         }
         self.pager.fork().set_alone(false);
         // SAFETY: the process has just been copied, and this is its only thread.
@@ -167,14 +167,14 @@ impl Gated {
         let (away, available) = (self.pager.gauges().away_bytes(), proc::available_bytes());
         if away > available && available > 0 {
             say::die(format_args!(
-                "a child of fork needs all memory back in place: {} are folded, the machine has {} left; stopping before data is lost",
+                "A child of fork must load all of its memory: {} are folded, but only {} of memory are free. The process is ended before data is lost",
                 Size(away),
                 Size(available)
             ));
         }
         if away > 0 && !knows_pages && may_be_swapped() {
             say::die(format_args!(
-                "a child of fork that gets neither a userfaultfd nor its page map can't tell what the kernel has swapped out; stopping before data is lost"
+                "A child of fork has neither a userfaultfd nor its page map, so it can't know which pages the kernel has swapped out. It is ended before data is lost"
             ));
         }
         // SAFETY: this is the only thread, and the caller abandons the engine.
@@ -210,7 +210,9 @@ impl Gated {
         // SAFETY: as above.
         let put = opened.is_ok() && unsafe { write_bytes(page, bytes) }.is_ok();
         if !put || protect(access).is_err() {
-            say::die(format_args!("in a child of fork: memory can't be brought back"));
+            say::die(format_args!(
+                "A child of fork can't load its folded memory. It is ended before data is lost"
+            ));
         }
     }
 
@@ -222,7 +224,7 @@ impl Gated {
             // left alone by the parent.
             if let Err(why) = unsafe { file.begin_in_child(base) } {
                 say::warn(format_args!(
-                    "warning: in a child of fork: --swap: {why}; what doesn't shrink stays in memory"
+                    "warning: --swap: a child of fork can't make its swap file: {why}. Data that does not compress stays in memory"
                 ));
             }
         };
@@ -232,7 +234,7 @@ impl Gated {
             remote.and_then(|()| self.pager.fork().begin_file_in_child(open))
         };
         if let Err(e) = begun {
-            say::die(format_args!("in a child of fork: a key for the swap file: {e}"));
+            say::die(format_args!("A child of fork can't make a key for its swap file: {e}"));
         }
     }
 }

@@ -165,7 +165,7 @@ impl Gated {
         if let Some(word) = words.iter().find(is_missing) {
             memfold::stats::add(&self.pager.stats().calls_refused, 1);
             say::warn(format_args!(
-                "warning: call {nr} ({name}) met folded memory at {word:#x} and failed, which is a bug of memfold"
+                "warning: System call {nr} ({name}) failed because of folded memory at {word:#x}. This is a bug of memfold; please report it"
             ));
         }
     }
@@ -329,7 +329,7 @@ impl Keeper for Owner {
             None => slots::change_user().map(drop),
         };
         if let Err(e) = done {
-            say::die(format_args!("giving up what the program has given up: {e}"));
+            say::die(format_args!("Discarding memory that the program discarded failed: {e}"));
         }
     }
 
@@ -347,9 +347,13 @@ impl Keeper for Owner {
 
     fn tells(&self, what: Refused) {
         match what {
-            Refused::Int80 => say_once!("warning: system calls by `int 0x80` are answered ENOSYS"),
+            Refused::Int80 => say_once!(
+                "warning: System calls by `int 0x80` fail with ENOSYS, because memfold does not support them"
+            ),
             Refused::Dispatch => {
-                say_once!("warning: Syscall User Dispatch of the program's own is answered EINVAL")
+                say_once!(
+                    "warning: Syscall User Dispatch in the program fails with EINVAL, because memfold uses it itself"
+                )
             }
             Refused::Traced => {
                 slots::note_unmanaged(b"traced by its parent (PTRACE_TRACEME)");
@@ -360,14 +364,14 @@ impl Keeper for Owner {
             }
             Refused::Filter => {
                 say_once!(
-                    "warning: a filter of the program's refuses system calls that memfold makes in its threads: from now on \
-                     its memory isn't folded"
+                    "warning: A seccomp filter of the program refuses system calls that memfold makes in its threads. From now \
+                     on its memory is not folded"
                 );
                 shut_in();
             }
             Refused::Task(e) => say::warn(format_args!(
-                "warning: a thread or process that the program has started ends with status 255: its filter of system calls \
-                 refuses it prctl(PR_SET_SYSCALL_USER_DISPATCH): {e}"
+                "warning: A thread or process that the program started ends with status 255, because its seccomp filter refuses \
+                 prctl(PR_SET_SYSCALL_USER_DISPATCH): {e}. Allow this call"
             )),
         }
     }

@@ -145,7 +145,7 @@ unsafe fn start(order: Order, count: usize, arguments: *mut *mut c_char) {
             // SAFETY: the caller's promise.
             unsafe { environment::take(count, arguments) };
         }
-        Err(why) => unserved(format_args!("the gate can't be had: {why:?}")),
+        Err(why) => unserved(format_args!("The gate is unavailable: {why:?}")),
     }
 }
 
@@ -153,7 +153,7 @@ unsafe fn start(order: Order, count: usize, arguments: *mut *mut c_char) {
 /// tried, until it has been once in the run.
 fn prepare(order: &Order, may_wait: bool) -> Result<(), Lacking> {
     if !dispatches() {
-        let why = "the kernel has no Syscall User Dispatch (Linux 5.11), or a sandbox hides it";
+        let why = "Syscall User Dispatch (Linux 5.11) is missing, or a sandbox hides it";
         return Err(Lacking(why.into()));
     }
     if !may_wait {

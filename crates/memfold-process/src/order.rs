@@ -46,7 +46,7 @@ pub fn read() -> Result<Option<Order>, String> {
         say::listen();
     }
     if addresses::are_too_few() {
-        unserved(format_args!("no address space for the engine{Remedy}"));
+        unserved(format_args!("Reserving address space for the engine failed{Remedy}"));
         return Ok(None);
     }
     let mut settings = String::new();

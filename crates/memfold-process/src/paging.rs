@@ -57,7 +57,7 @@ impl Paging {
     /// # Errors
     /// Why it can't be had.
     pub fn open(config: &Config, least: i32) -> Result<Paging, String> {
-        let number = |e: Errno| format!("a number for a descriptor: {e}");
+        let number = |e: Errno| format!("Numbering a descriptor failed: {e}");
         if config.by_protection {
             let protection = Protection::open().map_err(|e| format!("/proc/self/mem: {e}"))?;
             return Ok(Paging::Protection(Arc::new(protection.at_least(least).map_err(number)?)));

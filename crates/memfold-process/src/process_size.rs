@@ -63,8 +63,8 @@ pub fn is_filtered() -> bool {
 }
 
 /// What is to be said where [`merges`].
-pub const MERGES: &str = "warning: the program has the kernel merge equal pages of its memory \
-    (PR_SET_MEMORY_MERGE), and such memory can't be folded";
+pub const MERGES: &str = "warning: The program lets the kernel merge equal pages of its memory \
+    (PR_SET_MEMORY_MERGE). memfold can't fold such memory";
 
 /// Whether the kernel may merge equal pages of all memory of this process.
 pub fn merges() -> bool {

@@ -303,7 +303,7 @@ pub fn try_open(config: &Config) -> Result<(), Lacking> {
 fn opened(config: &Config) -> Result<Opened, Lacking> {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let least = NUMBERS_FROM.min(most.saturating_sub(NUMBERS)) as i32;
-    let number = |e: Errno| format!("a number for a descriptor: {e}");
+    let number = |e: Errno| format!("Numbering a descriptor failed: {e}");
     let paging = Paging::open(config, least)?;
     let pagemap = Pagemap::open().map_err(|e| format!("/proc/self/pagemap: {e}"))?;
     let pagemap = pagemap.at_least(least).map_err(number)?;
@@ -368,10 +368,11 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         Err(why) => return Err(format!("{why}")),
     };
     let (start, len) = pager.frames_zone();
-    paging.register_frames(start, len).map_err(|e| format!("registering frames: {e}"))?;
-    let no_room = |e: Errno| format!("no address space: {e}");
+    paging.register_frames(start, len).map_err(|e| format!("Registering frames failed: {e}"))?;
+    let no_room = |e: Errno| format!("Reserving address space failed: {e}");
     bare::reserve(config.worker_count(pager.cpus()) + MORE_THREADS).map_err(no_room)?;
-    let scale = Scale::open(config.clone()).map_err(|e| format!("starting the engine: {e}"))?;
+    let scale =
+        Scale::open(config.clone()).map_err(|e| format!("Starting the engine failed: {e}"))?;
     let smaps = Smaps::open().map_err(|e| format!("/proc/self/smaps: {e}"))?;
     // A process inherits it, also over exec.
     let (mut state, mut stack_end) = (State { merges: proc::merges(), ..State::default() }, 0);
@@ -507,7 +508,7 @@ impl Gated {
     pub fn leave(&self, range: &Range<usize>) {
         self.pager.mappings().leave(range.clone(), |start, end| {
             if let Err(e) = self.paging.unregister(&(start..end)) {
-                say::die(format_args!("memory can't leave management: {e}"));
+                say::die(format_args!("Memory can't be unregistered: {e}"));
             }
         });
     }

@@ -46,7 +46,7 @@ pub fn start_pending(pending: &mut Vec<EngineThread>, nice: i32, is_past: bool, 
     set_own_nice(NICE);
     if let (Err(e), true, false) = (result, is_past, *told) {
         *told = true;
-        unserved_later(format_args!("starting engine threads: {e}; it is tried again"));
+        unserved_later(format_args!("starting engine threads failed: {e}. memfold tries again"));
     }
 }
 

@@ -57,11 +57,11 @@ ROWS = [
 
 
 class Failure(Exception):
-    """A measurement broke off."""
+    """A measurement failed."""
 
 
 def run_child(row: Row, peer: str, mib: int) -> dict:
-    """One run of one peer."""
+    """Runs one peer once."""
     limit_mib = mib // row.share
     arguments = [row.work, "numpy" if peer == ZRAM else peer, str(mib), str(limit_mib)]
     with contextlib.ExitStack() as around:
@@ -83,14 +83,14 @@ def run_child(row: Row, peer: str, mib: int) -> dict:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two results are equal: sums of floats are added up in another order by each peer."""
+    """Returns whether two results are equal: each peer adds floats in another order."""
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-3)
     return one == other
 
 
 def measure(row: Row, mib: int, runs: int) -> tuple[float, float, float]:
-    """Medians of memfold's and the peer's seconds, and of their ratios, run by run."""
+    """Returns medians of the seconds of memfold and the peer, and of their ratios, run by run."""
     pairs = []
     for _ in range(runs):
         ours, theirs = run_child(row, "memfold", mib), run_child(row, row.peer, mib)
@@ -105,7 +105,7 @@ def measure(row: Row, mib: int, runs: int) -> tuple[float, float, float]:
 
 
 def import_ms(runs: int) -> float:
-    """How much longer it takes to import memfold too."""
+    """Returns how much longer it takes to import memfold too."""
 
     def once(code: str) -> float:
         start = time.perf_counter()

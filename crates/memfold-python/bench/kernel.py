@@ -1,4 +1,4 @@
-"""The kernel's side of the benchmark: zram swap, and a memory cgroup. All of it is put back, also after Ctrl-C."""
+"""The kernel's side of the benchmark: zram swap, and a memory cgroup. All of it is restored, also after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write(path: str | pathlib.Path, value: object) -> None:
 
 
 def obstacle() -> str | None:
-    """Why the kernel's rows can't be measured here, if so."""
+    """Returns why the kernel's rows can't be measured here, if so."""
     if os.geteuid() != 0:
         return "zram and cgroups need root"
     if not os.path.exists("/sys/class/zram-control/hot_add"):
@@ -34,7 +34,7 @@ def obstacle() -> str | None:
 
 
 def _cgroup_root() -> tuple[pathlib.Path, bool]:
-    """Where memory cgroups are, and whether they are of version 2."""
+    """Returns where memory cgroups are, and whether they are version 2."""
     for line in read("/proc/self/mounts").splitlines():
         _, root, kind, options, *_ = line.split()
         if kind == "cgroup" and "memory" in options.split(","):
@@ -110,7 +110,7 @@ def _is_unused(number: int) -> bool:
 
 
 def end_on_signals() -> None:
-    """SIGTERM and SIGHUP end the benchmark as Ctrl-C does: by an exception, which puts everything back."""
+    """Makes SIGTERM and SIGHUP end the benchmark as Ctrl-C does: by an exception, which restores everything."""
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)

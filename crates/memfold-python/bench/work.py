@@ -1,4 +1,4 @@
-"""One measurement, in a process of its own: work.py ROW PEER MIB LIMIT_MIB. Prints {"seconds": ..., "check": ...}."""
+"""One measurement in its own process: work.py ROW PEER MIB LIMIT_MIB. Prints {"seconds": ..., "check": ...}."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DATA: dict[str, Callable[[int], np.ndarray]] = {"indexes": indexes, "embeddings"
 
 
 def made(peer: str, data: np.ndarray, limit: int) -> Any:
-    """The data as a peer keeps it."""
+    """Returns the data as a peer stores it."""
     if peer == MEMFOLD:
         import memfold
 
@@ -58,7 +58,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def random_reads(peer: str, nbytes: int, limit: int) -> tuple[float, Any]:
-    """Seconds for one element from anywhere."""
+    """Returns the seconds for one random element."""
     array = made(peer, indexes(nbytes), limit)
     picks = np.random.default_rng(3).integers(0, nbytes // 8, 4000).tolist()
     seconds, total = timed(lambda: sum(int(array[pick]) for pick in picks))
@@ -68,7 +68,7 @@ def random_reads(peer: str, nbytes: int, limit: int) -> tuple[float, Any]:
 def sequential(kind: str) -> Callable[[str, int, int], tuple[float, Any]]:
     def work(peer: str, nbytes: int, limit: int) -> tuple[float, Any]:
         array = made(peer, DATA[kind](nbytes), limit)
-        # blosc2 by whichever of its two ways is faster: its own reduction, or its chunks one by one.
+        # blosc2 uses the faster of its two ways: its own reduction, or its chunks one by one.
         kind_of_sum = "int64" if kind == "indexes" else "float64"
         ways = [lambda: array.sum(dtype=kind_of_sum)]
         if peer == BLOSC2:
@@ -139,7 +139,7 @@ def pandas_job(peer: str, nbytes: int, limit: int) -> tuple[float, Any]:
 
 
 def resident(what: str) -> Callable[[str, int, int], tuple[float, Any]]:
-    """Seconds of an operation on arrays that are all in memory, memfold's pinned: the best of several."""
+    """Returns the seconds of an operation on resident arrays (pinned with memfold): the best of several."""
 
     def work(peer: str, nbytes: int, _: int) -> tuple[float, Any]:
         count = nbytes // 16 // 8

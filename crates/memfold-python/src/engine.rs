@@ -10,11 +10,11 @@ use pyo3::types::PyDict;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
-/// A heap that Python's objects and numpy's arrays share. In a child of fork it is never dropped:
-/// its threads are not there.
+/// A heap that Python's objects and numpy's arrays share. In a child of fork it is never dropped,
+/// because its threads are not there.
 pub struct Shared {
     pub heap: Heap,
-    /// What the next child of fork is to have copies of.
+    /// Memory that the next child of fork is to copy.
     pub lent: Mutex<Vec<Range<usize>>>,
 }
 
@@ -26,18 +26,18 @@ impl Drop for Shared {
     }
 }
 
-/// All heaps of the process. Locked only by threads that are attached to Python, so never by
-/// another thread while one forks.
+/// All heaps of the process. Locked only by threads that are attached to Python, so no other thread
+/// holds the lock while one forks.
 static HEAPS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
-/// The heaps that are alive.
+/// Returns the heaps that are alive.
 pub fn heaps() -> Vec<Arc<Shared>> {
     let mut heaps = HEAPS.lock().unwrap_or_else(|e| e.into_inner());
     heaps.retain(|heap| heap.strong_count() > 0);
     heaps.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// The order that `memfold run` gave this process; None outside of a run.
+/// Returns the order that `memfold run` gave this process; None outside of a run.
 #[pyfunction]
 pub fn run_order() -> Option<String> {
     let given = std::fs::read("/proc/self/environ").unwrap_or_default();
@@ -45,18 +45,18 @@ pub fn run_order() -> Option<String> {
     own.or_else(|| order_in(&given).map(str::to_string))
 }
 
-/// Arms the process. Called by a thread that is attached to Python, so no other one copies the
-/// process by Python's means meanwhile.
+/// Arms the process. The caller is attached to Python, so no other thread forks through Python
+/// meanwhile.
 fn arm() -> Result<(), String> {
     let is = |name: &str, value: &str| std::env::var(name).is_ok_and(|is| is == value);
     if !gate::is_armed() && run_order().is_some() {
-        // There is an engine of another kind, whose threads and signals are its own.
+        // There is an engine of another kind, with its own threads and signals.
         if !is("MEMFOLD_DISABLE", "1") {
             return Err("this process is under memfold run".into());
         }
     }
-    // SAFETY: this is a shared library of its own, in which only the engine makes system calls by
-    // its own instructions: what else is linked in, calls libc's.
+    // SAFETY: in this shared library only the engine makes system calls with its own instructions;
+    // other code in it calls libc.
     unsafe { gate::arm() }
 }
 
@@ -68,12 +68,12 @@ pub struct Engine {
 
 #[pymethods]
 impl Engine {
-    /// Starts an engine with settings by name, as text. Without the setting `delivery` that is the
-    /// gate where it can be had, else by threads.
+    /// Starts an engine with settings by name, as text. Without the setting `delivery` it uses the
+    /// gate where that is available, else threads.
     #[new]
     fn new(py: Python<'_>, settings: Vec<(String, String)>) -> PyResult<Engine> {
         let mut builder = Memory::builder();
-        // What is in files or elsewhere is fetched by the engine's threads.
+        // The engine's threads load data from files and the remote store.
         let stores_elsewhere = settings.iter().any(|(name, _)| name == "swap" || name == "remote");
         let delivery = settings.iter().find(|(name, _)| name == "delivery");
         match delivery.map(|(_, value)| value.as_str()) {
@@ -94,7 +94,7 @@ impl Engine {
         Ok(Engine { shared })
     }
 
-    /// How faults are delivered: "gate", "thread" or "signal".
+    /// Returns how page faults are handled: "gate", "thread" or "signal".
     fn delivery(&self) -> &'static str {
         match self.shared.heap.memory().delivery() {
             Delivery::Gate => "gate",
@@ -103,17 +103,17 @@ impl Engine {
         }
     }
 
-    /// Whether this is the process that started it.
+    /// Returns whether this is the process that started it.
     fn is_at_home(&self) -> bool {
         self.shared.heap.is_at_home()
     }
 
-    /// Whether an address lies in its memory.
+    /// Returns whether an address lies in its memory.
     fn owns(&self, address: usize) -> bool {
         self.shared.heap.owns(address)
     }
 
-    /// Folds the pages wholly inside a range of bytes now. Returns pages that left memory.
+    /// Folds the pages wholly inside a range of bytes now. Returns the pages that were evicted.
     fn fold(&self, py: Python<'_>, address: usize, nbytes: usize) -> PyResult<u64> {
         self.hint(py, address, nbytes, Hint::Fold)
     }
@@ -128,17 +128,17 @@ impl Engine {
         self.hint(py, address, nbytes, Hint::Prefetch)
     }
 
-    /// Loads a range of bytes and keeps it in memory until `unpin`.
+    /// Loads a range of bytes and keeps it resident until `unpin`.
     fn pin(&self, py: Python<'_>, address: usize, nbytes: usize) -> PyResult<()> {
         py.detach(|| self.shared.heap.pin(address..address + nbytes)).map_err(exception)
     }
 
-    /// Ends one pin of just this range.
+    /// Ends one pin of exactly this range.
     fn unpin(&self, py: Python<'_>, address: usize, nbytes: usize) -> PyResult<()> {
         py.detach(|| self.shared.heap.unpin(address..address + nbytes)).map_err(exception)
     }
 
-    /// Every figure of the engine, and the bytes that arrays take in address space.
+    /// Returns every counter of the engine, and the address space of arrays in bytes.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         let heap = &self.shared.heap;
@@ -150,15 +150,15 @@ impl Engine {
         Ok(dict)
     }
 
-    /// Brings all that is folded back to memory, past the limit if need be, so that the next child
-    /// of fork gets copies.
+    /// Loads all folded memory, past the limit if need be, so that the next child of fork gets
+    /// copies.
     fn lend(&self, py: Python<'_>) -> PyResult<()> {
         let lent = py.detach(|| self.shared.heap.lend()).map_err(exception)?;
         self.shared.lent.lock().unwrap_or_else(|e| e.into_inner()).extend(lent);
         Ok(())
     }
 
-    /// After the fork, in the parent: what was lent may be folded again.
+    /// Lets the parent fold that memory again, after the fork.
     fn take_back(&self) {
         let lent = std::mem::take(&mut *self.shared.lent.lock().unwrap_or_else(|e| e.into_inner()));
         self.shared.heap.take_back(lent);
@@ -176,19 +176,20 @@ impl Engine {
     }
 }
 
-/// Whether an address lies in folded memory of this process.
+/// Returns whether an address lies in folded memory of this process.
 #[pyfunction]
 pub fn is_folded(address: usize) -> bool {
     heaps().iter().any(|shared| shared.heap.owns(address))
 }
 
-/// Names of the figures of `Engine.stats`, with a line about each.
+/// Returns the names of the counters of `Engine.stats`, with a sentence about each.
 #[pyfunction]
 pub fn figures() -> Vec<(&'static str, &'static str)> {
     FIGURES.iter().map(|figure| (figure.name, figure.help)).collect()
 }
 
-/// Bytes of a size as people write it: "2GiB", "512M", or "25%" of the machine's memory.
+/// Returns the bytes of a size as people write it: "2GiB", "512M", or "25%" of the machine's
+/// memory.
 #[pyfunction]
 pub fn parse_size(text: &str) -> PyResult<u64> {
     let of_memory = memfold::memory_bytes();

@@ -1,4 +1,4 @@
-//! The engine's errors as Python's.
+//! Converts the engine's errors to Python's.
 use memfold::Error;
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyPermissionError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -7,7 +7,7 @@ const ECHILD: i32 = 10;
 const EINVAL: i32 = 22;
 const ENOMEM: i32 = 12;
 
-/// The exception for an error; its text says what is wrong and what to do.
+/// Returns the exception for an error. Its text says what is wrong and what to do.
 pub fn exception(error: Error) -> PyErr {
     let text = error.to_string();
     match error {
@@ -30,7 +30,7 @@ pub fn exception(error: Error) -> PyErr {
     }
 }
 
-/// `--swap-size` as `swap_size`.
+/// Writes `--swap-size` as `swap_size`.
 fn as_keywords(text: &str) -> String {
     let word = |word: &str| match word.strip_prefix("--") {
         Some(flag) => flag.replace('-', "_"),

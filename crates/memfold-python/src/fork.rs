@@ -1,6 +1,6 @@
-//! A child of fork doesn't have the folded arrays of its parent (but for those that were lent to
-//! it). A touch of one ends it: here with a sentence that says why, before the signal does what it
-//! did before.
+//! A child of fork does not have the folded arrays of its parent (except copies that were asked
+//! for). A touch of one ends the child. The handler here prints the reason before the signal takes
+//! its former effect.
 use crate::engine::heaps;
 use libc::{c_int, c_void, sigaction, siginfo_t};
 use pyo3::prelude::*;
@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 const SENTENCE: &[u8] = b"memfold: this process was forked, and touched a folded array of its parent, which it doesn't have: \
 start workers by multiprocessing.get_context(\"spawn\") or pass arrays as arguments, or make the Memory with fork=\"copy\"\n";
 
-/// Where the parent's arrays were, and what was to be done on SIGSEGV.
+/// Addresses of the parent's arrays, and the former action of SIGSEGV.
 struct Guard {
     ranges: Vec<Range<usize>>,
     previous: sigaction,
@@ -22,24 +22,24 @@ static GUARD: OnceLock<Guard> = OnceLock::new();
 
 extern "C" fn on_segv(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
     let Some(guard) = GUARD.get() else { return };
-    // SAFETY: the kernel gives the handler a whole siginfo of a fault; `write` and `sigaction` may
-    // be called in a handler, with bytes that live for ever and an action that was in force.
+    // SAFETY: the kernel gives the handler the complete siginfo of a fault. `write` and `sigaction`
+    // may be called in a handler, with bytes that live forever and an action that was in force.
     unsafe {
         let address = (*info).si_addr() as usize;
         if guard.ranges.iter().any(|range| range.contains(&address)) {
             libc::write(2, SENTENCE.as_ptr().cast(), SENTENCE.len());
         }
-        // The thread faults once more, as nothing was served.
+        // The thread faults once more, because nothing was loaded.
         libc::sigaction(libc::SIGSEGV, &guard.previous, null_mut());
     }
 }
 
-/// Keeps addresses of the parent's that are free here from being given out again: what lies there
-/// would be taken for the parent's.
+/// Reserves free addresses of the parent's arrays in the child: memory mapped there would look like
+/// the parent's.
 fn keep_free(addrs: Range<usize>) {
     let flags =
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: a mapping that replaces none, and that nobody can touch.
+    // SAFETY: the mapping replaces none and is inaccessible.
     unsafe {
         libc::mmap(
             addrs.start as *mut c_void,
@@ -52,8 +52,8 @@ fn keep_free(addrs: Range<usize>) {
     };
 }
 
-/// In a child of fork, before it goes on: its parent's addresses stay the parent's, and what a
-/// touch of them is to say.
+/// Prepares a child of fork before it continues: reserves its parent's addresses, and sets the
+/// message for a touch of them.
 #[pyfunction]
 pub fn after_fork_in_child() {
     let inherited: Vec<_> =
@@ -74,8 +74,8 @@ pub fn after_fork_in_child() {
     if ranges.is_empty() || GUARD.get().is_some() {
         return;
     }
-    // SAFETY: zeros are an action; both calls are given whole ones, and the handler does only what
-    // a handler may do.
+    // SAFETY: zeros are a valid action; both calls get complete ones, and the handler does only
+    // what a handler may do.
     unsafe {
         let mut previous = MaybeUninit::uninit();
         if libc::sigaction(libc::SIGSEGV, null(), previous.as_mut_ptr()) != 0 {

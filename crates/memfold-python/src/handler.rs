@@ -1,5 +1,5 @@
-//! numpy's memory handlers (NEP 49): where an array's bytes come from. The handler in force is a
-//! context variable; each array keeps the one that made it, and gives its bytes back through it.
+//! numpy's memory handlers (NEP 49), which allocate the bytes of arrays. The handler in force is a
+//! context variable. Each array keeps the handler that made it, and frees its bytes through it.
 use crate::engine::{Engine, Shared};
 use libc::{c_char, c_void};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -27,7 +27,7 @@ pub struct Handler {
     pub allocator: Allocator,
 }
 
-/// The name of a capsule that holds one.
+/// The name of a capsule with a handler.
 const CAPSULE: *const c_char = c"mem_handler".as_ptr();
 /// Slots of numpy's table of functions, and the version that first had these three (1.22).
 const GET_VERSION: usize = 211;
@@ -40,7 +40,7 @@ const VERSION_MIN: u32 = 0xf;
 pub struct Api(*const *const c_void);
 
 impl Api {
-    /// That of the numpy that is installed, which is imported if need be.
+    /// Returns the table of the installed numpy, and imports numpy if needed.
     pub fn get(py: Python<'_>) -> PyResult<Api> {
         let numpy = py.import("numpy")?;
         let too_old = |cause: Option<PyErr>| {
@@ -57,7 +57,8 @@ impl Api {
             .or_else(|_| py.import("numpy.core._multiarray_umath"))
             .and_then(|module| module.getattr("_ARRAY_API"))
             .map_err(|cause| too_old(Some(cause)))?;
-        // SAFETY: a capsule; for anything else an exception is set and the result is null.
+        // SAFETY: the object is a capsule; for anything else an exception is set and the result is
+        // null.
         let table = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), null()) };
         if table.is_null() {
             return Err(PyErr::fetch(py));
@@ -73,10 +74,10 @@ impl Api {
         Ok(api)
     }
 
-    /// numpy's own handler, which is in force where no other was set.
+    /// Returns numpy's own handler, which is in force where no other was set.
     pub fn default_handler(self) -> *mut Handler {
-        // SAFETY: from 1.22 on this slot is a pointer to a variable that holds the capsule of
-        // numpy's own handler, which lives as long as numpy, which is never unloaded.
+        // SAFETY: from 1.22 on this slot is a pointer to a variable with the capsule of numpy's own
+        // handler. It lives as long as numpy, which is never unloaded.
         unsafe {
             ffi::PyCapsule_GetPointer(
                 **self.0.add(DEFAULT_HANDLER).cast::<*const *mut ffi::PyObject>(),
@@ -87,8 +88,9 @@ impl Api {
     }
 }
 
-/// Memory of at least `threshold` bytes lies in a heap; smaller, and what the heap refuses, where
-/// it did without this. With a threshold of 0 what it refuses is not to be had.
+/// Allocations of at least `threshold` bytes come from a heap. Smaller ones, and those that the
+/// heap refuses, come from the former allocator. With a threshold of 0, an allocation that the heap
+/// refuses fails.
 pub struct Folding {
     pub shared: Arc<Shared>,
     pub threshold: usize,
@@ -99,35 +101,35 @@ impl Folding {
         if bytes < self.threshold {
             return None;
         }
-        // Not in a child of fork, nor past the end of the address space.
+        // The heap refuses in a child of fork, and past the end of the address space.
         self.shared.heap.alloc(bytes.max(1)).ok().map(|at| at.as_ptr().cast())
     }
 
-    /// Whether what the heap refuses may lie elsewhere.
+    /// Returns whether an allocation that the heap refuses may come from elsewhere.
     fn may_pass_on(&self) -> bool {
         self.threshold > 0
     }
 
-    /// Memory of the heap, made longer or shorter.
+    /// Changes the length of an allocation of the heap.
     ///
     /// # Safety
-    /// - Nobody else uses it.
+    /// - No other thread uses it.
     pub unsafe fn realloc(&self, at: *mut c_void, bytes: usize) -> *mut c_void {
         // SAFETY: as the caller says.
         let done = unsafe { self.shared.heap.resize(at as usize, bytes.max(1)) };
         done.map_or(null_mut(), |at| at.as_ptr().cast())
     }
 
-    /// Takes memory of the C library over into the heap, if it is now to be large.
+    /// Moves memory of the C library into the heap, if its new length is large.
     ///
     /// # Safety
-    /// - It is the C library's `malloc`'s, and nobody else uses it.
+    /// - It is the C library's `malloc`'s, and nothing else uses it.
     pub unsafe fn take_over(&self, at: *mut c_void, bytes: usize) -> Option<*mut c_void> {
         if at.is_null() {
             return None;
         }
         let new = self.malloc(bytes)?;
-        // SAFETY: as the caller says; both have so many bytes.
+        // SAFETY: the caller promises both; both have this many bytes.
         unsafe {
             copy_nonoverlapping(
                 at.cast::<u8>(),
@@ -143,24 +145,25 @@ impl Folding {
         self.shared.heap.owns(at as usize)
     }
 
-    /// Frees memory of the heap. A child of fork doesn't have it, so it does nothing there.
+    /// Frees memory of the heap. A child of fork does not have it, so it does nothing there.
     ///
     /// # Safety
-    /// - Nobody uses it any more.
+    /// - It is not used any more.
     pub unsafe fn free(&self, at: *mut c_void) {
         // SAFETY: as the caller says.
         let _ = unsafe { self.shared.heap.free(at as usize) };
     }
 }
 
-/// A handler of our own, in a capsule.
+/// A handler of this package, in a capsule.
 #[repr(C)]
 struct Own {
-    /// What numpy reads: first, as the capsule's pointer is a handler's for numpy.
+    /// The part that numpy reads. It comes first, because the capsule's pointer is that of a
+    /// handler to numpy.
     handler: Handler,
     folding: Folding,
-    /// numpy's own, for what isn't folded. Its functions may change (see `install`), but it stays
-    /// in place.
+    /// numpy's own handler, for allocations that are not folded. Its functions may change (see
+    /// `install`), but it stays in place.
     others: *const Handler,
 }
 
@@ -175,7 +178,7 @@ impl Own {
     /// - `ctx` is that of a handler of [`make_handler`], whose capsule is alive: the array that is
     ///   being made or freed keeps it.
     unsafe fn of<'a>(ctx: *mut c_void) -> &'a Own {
-        // SAFETY: as the caller says; it is only read.
+        // SAFETY: the caller promises a handler's `ctx`, which is only read.
         unsafe { &*ctx.cast() }
     }
 }
@@ -193,20 +196,21 @@ unsafe extern "C" fn malloc(ctx: *mut c_void, bytes: usize) -> *mut c_void {
 }
 
 unsafe extern "C" fn calloc(ctx: *mut c_void, count: usize, size: usize) -> *mut c_void {
-    // SAFETY: as in `malloc`.
+    // SAFETY: numpy calls it with its own `ctx`.
     let own = unsafe { Own::of(ctx) };
     let others = own.others();
     match count.checked_mul(size).and_then(|bytes| own.folding.malloc(bytes)) {
         Some(at) => at,
-        // SAFETY: as in `malloc`.
+        // SAFETY: numpy calls it with its own `ctx`.
         None if own.folding.may_pass_on() => unsafe { (others.calloc)(others.ctx, count, size) },
         None => null_mut(),
     }
 }
 
 unsafe extern "C" fn realloc(ctx: *mut c_void, at: *mut c_void, bytes: usize) -> *mut c_void {
-    // SAFETY: as in `malloc`; numpy calls it for memory of this handler that the caller owns. What
-    // neither heap has, is of numpy's own handler, which takes it from the C library.
+    // SAFETY: numpy calls it with its own `ctx`, for memory of this handler that the caller owns.
+    // Memory that is not in the heap belongs to numpy's own handler, which allocates it with the C
+    // library.
     unsafe {
         let own = Own::of(ctx);
         let others = own.others();
@@ -219,9 +223,10 @@ unsafe extern "C" fn realloc(ctx: *mut c_void, at: *mut c_void, bytes: usize) ->
     }
 }
 
-/// The size isn't looked at: of an empty array numpy gives another than it asked for.
+/// Frees memory. The size is ignored: for an empty array numpy passes another one than it
+/// allocated.
 unsafe extern "C" fn free(ctx: *mut c_void, at: *mut c_void, bytes: usize) {
-    // SAFETY: as in `realloc`; numpy gives it up.
+    // SAFETY: numpy calls it with its own `ctx`, for memory of this handler that it gives up.
     unsafe {
         let own = Own::of(ctx);
         let others = own.others();
@@ -238,8 +243,8 @@ unsafe extern "C" fn drop_own(capsule: *mut ffi::PyObject) {
     unsafe { drop(Box::from_raw(ffi::PyCapsule_GetPointer(capsule, CAPSULE).cast::<Own>())) };
 }
 
-/// A handler, in a capsule, that gives numpy memory of an engine for what has at least `threshold`
-/// bytes.
+/// Makes a handler, in a capsule, that gives numpy memory of an engine for allocations of at least
+/// `threshold` bytes.
 #[pyfunction]
 pub fn make_handler(py: Python<'_>, engine: &Engine, threshold: usize) -> PyResult<Py<PyAny>> {
     let others = Api::get(py)?.default_handler();
@@ -255,7 +260,7 @@ pub fn make_handler(py: Python<'_>, engine: &Engine, threshold: usize) -> PyResu
         folding,
         others,
     }));
-    // SAFETY: just made, and nobody else has it yet.
+    // SAFETY: it was just made, and nothing else has it yet.
     let capsule = unsafe {
         (*own).handler.allocator.ctx = own.cast();
         ffi::PyCapsule_New(own.cast(), CAPSULE, Some(drop_own))
@@ -264,8 +269,7 @@ pub fn make_handler(py: Python<'_>, engine: &Engine, threshold: usize) -> PyResu
     unsafe { Bound::from_owned_ptr_or_err(py, capsule) }.map(Bound::unbind)
 }
 
-/// Makes numpy take memory by a handler, in this context, from now on. Returns the one that was in
-/// force.
+/// Makes numpy allocate by a handler, in this context, from now on. Returns the former handler.
 #[pyfunction]
 pub fn set_handler(py: Python<'_>, handler: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
     // SAFETY: any object may be asked.

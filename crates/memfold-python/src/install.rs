@@ -1,9 +1,9 @@
-//! All of numpy's large arrays, in every thread, in folded memory.
+//! Puts all of numpy's large arrays, in every thread, in folded memory.
 //!
-//! A handler that is set counts in one context only, and a new thread begins with an empty one:
-//! numpy's own handler serves it. So the functions of numpy's own handler are replaced where they
-//! stand. Arrays that exist already come back to these functions too, which tell by the address
-//! what is whose.
+//! A handler that is set applies to one context only. A new thread begins with an empty context,
+//! and uses numpy's own handler. So this module replaces the functions of numpy's own handler in
+//! place. Existing arrays are freed through the new functions too, which identify the owner by the
+//! address.
 use crate::engine::Engine;
 use crate::handler::{Allocator, Api, Folding};
 use libc::c_void;
@@ -13,29 +13,29 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicPtr};
 
-/// One installation. None is ever freed: arrays of it may live until the process ends.
+/// One installation. None is ever freed, because its arrays may live until the process ends.
 struct Installed {
     folding: Folding,
     active: AtomicBool,
     /// numpy's own functions.
     original: Allocator,
-    /// The one before it, whose arrays may still be there.
+    /// The installation before it, whose arrays may still exist.
     older: *const Installed,
 }
 
 static NEWEST: AtomicPtr<Installed> = AtomicPtr::new(null_mut());
 
 fn newest() -> &'static Installed {
-    // SAFETY: the functions below are in numpy's handler only since one was stored, which is never
+    // SAFETY: the functions below are in numpy's handler only after one was stored, which is never
     // freed.
     unsafe { &*NEWEST.load(Acquire) }
 }
 
-/// The installation whose heap has an address.
+/// Returns the installation whose heap has an address.
 fn owner(at: *mut c_void) -> Option<&'static Installed> {
     let mut next: *const Installed = newest();
     while !next.is_null() {
-        // SAFETY: never freed.
+        // SAFETY: installations are never freed.
         let this = unsafe { &*next };
         if this.folding.owns(at) {
             return Some(this);
@@ -57,13 +57,13 @@ unsafe extern "C" fn malloc(ctx: *mut c_void, bytes: usize) -> *mut c_void {
 
 unsafe extern "C" fn calloc(ctx: *mut c_void, count: usize, size: usize) -> *mut c_void {
     let folded = count.checked_mul(size).and_then(folded);
-    // SAFETY: as in `malloc`.
+    // SAFETY: these are numpy's own functions, with their own `ctx`.
     folded.unwrap_or_else(|| unsafe { (newest().original.calloc)(ctx, count, size) })
 }
 
 unsafe extern "C" fn realloc(ctx: *mut c_void, at: *mut c_void, bytes: usize) -> *mut c_void {
     // SAFETY: numpy calls it for memory of its handler that the caller owns: of one of the heaps,
-    // or of the C library, as numpy's own functions give it.
+    // or of the C library, which numpy's own functions use.
     unsafe {
         if let Some(owner) = owner(at) {
             return owner.folding.realloc(at, bytes);
@@ -76,7 +76,8 @@ unsafe extern "C" fn realloc(ctx: *mut c_void, at: *mut c_void, bytes: usize) ->
 }
 
 unsafe extern "C" fn free(ctx: *mut c_void, at: *mut c_void, bytes: usize) {
-    // SAFETY: as in `realloc`; numpy gives it up.
+    // SAFETY: numpy calls it for memory of its handler that it gives up: of one of the heaps, or of
+    // the C library.
     unsafe {
         match owner(at) {
             Some(owner) => owner.folding.free(at),
@@ -85,8 +86,8 @@ unsafe extern "C" fn free(ctx: *mut c_void, at: *mut c_void, bytes: usize) {
     }
 }
 
-/// From now on numpy takes memory of at least `threshold` bytes from an engine, in every thread
-/// without a handler of its own.
+/// Makes numpy allocate at least `threshold` bytes from an engine from now on, in every thread
+/// without its own handler.
 #[pyfunction]
 pub fn install(py: Python<'_>, engine: &Engine, threshold: usize) -> PyResult<()> {
     let handler = Api::get(py)?.default_handler();
@@ -94,7 +95,7 @@ pub fn install(py: Python<'_>, engine: &Engine, threshold: usize) -> PyResult<()
         return Err(PyErr::fetch(py));
     }
     let older = NEWEST.load(Acquire);
-    // SAFETY: what was installed is never freed.
+    // SAFETY: installations are never freed.
     let before = unsafe { older.as_ref() };
     if before.is_some_and(|before| before.active.load(Relaxed)) {
         return Err(PyRuntimeError::new_err(
@@ -108,9 +109,9 @@ pub fn install(py: Python<'_>, engine: &Engine, threshold: usize) -> PyResult<()
     let new = Installed { folding, active: AtomicBool::new(true), original, older };
     NEWEST.store(Box::into_raw(Box::new(new)), Release);
     if before.is_none() {
-        // What frees comes before what allocates, so that nothing of a heap ever meets numpy's own
-        // `free`. SAFETY: numpy's own handler is a variable of its module, which it writes to no
-        // more; its users hold the GIL, as we do.
+        // The freeing functions come before the allocating ones, so that memory of a heap never
+        // reaches numpy's own `free`. SAFETY: numpy's own handler is a variable of its module,
+        // which does not write to it any more; its users hold the GIL, and so does this thread.
         unsafe {
             (&raw mut (*handler).allocator.free).write_volatile(free);
             (&raw mut (*handler).allocator.realloc).write_volatile(realloc);
@@ -121,10 +122,10 @@ pub fn install(py: Python<'_>, engine: &Engine, threshold: usize) -> PyResult<()
     Ok(())
 }
 
-/// Ends it for new arrays; those that exist stay as they are. Whether there was anything to end.
+/// Ends it for new arrays; existing ones stay folded. Returns whether there was anything to end.
 #[pyfunction]
 pub fn uninstall() -> bool {
-    // SAFETY: what was installed is never freed.
+    // SAFETY: installations are never freed.
     let newest = unsafe { NEWEST.load(Acquire).as_ref() };
     newest.is_some_and(|newest| newest.active.swap(false, Relaxed))
 }

@@ -1,8 +1,8 @@
-//! `memfold._memfold`: what the Python package memfold needs of the engine. Its public face, with
-//! documentation and checks of arguments, is in `python/memfold`.
+//! `memfold._memfold`: the part of the Python package memfold that uses the engine. The public
+//! interface, with documentation and argument checks, is in `python/memfold`.
 //!
-//! Arrays in folded memory are ordinary numpy arrays whose bytes numpy has asked for, and gives
-//! back, through a handler of NEP 49: see `handler.rs`.
+//! Arrays in folded memory are ordinary numpy arrays. numpy allocates and frees their bytes through
+//! a handler of NEP 49 (`handler.rs`).
 
 // Bottom first: a module imports only from modules listed above it.
 mod error;
@@ -13,8 +13,8 @@ mod fork;
 
 use pyo3::prelude::*;
 
-// `install.rs` and the list of heaps count on Python's global lock. Without `gil_used` a
-// free-threaded Python, built for from source, would run without it.
+// `install.rs` and the list of heaps rely on Python's global lock. Without `gil_used` a
+// free-threaded Python that builds this from source would run without the lock.
 #[pymodule(gil_used = true)]
 fn _memfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

@@ -44,14 +44,14 @@ def test_a_block_ends_when_its_body_fails(mem):
     assert not memfold.is_folded(np.zeros(LARGE))
 
 
-def test_a_block_counts_for_its_own_thread_and_those_that_inherit_its_context(mem):
+def test_context_applies_to_its_thread_and_inheritors(mem):
     # From 3.14 on Python may hand the context on to a thread that is started inside.
     inherits = bool(getattr(sys.flags, "thread_inherit_context", 0))
     with memfold.numpy_allocator(mem), ThreadPoolExecutor(1) as pool:
         assert pool.submit(lambda: memfold.is_folded(np.zeros(LARGE))).result() == inherits
 
 
-def test_a_block_entered_by_two_threads_at_once_ends_in_each_as_it_was(mem):
+def test_context_of_two_threads_restores_each(mem):
     outer, shared = memfold.Memory(limit="16MiB"), memfold.numpy_allocator(mem)
     step = threading.Barrier(2, timeout=60)
 
@@ -78,7 +78,7 @@ def test_a_block_entered_by_two_threads_at_once_ends_in_each_as_it_was(mem):
         assert [result.result() for result in results] == [(True, True), (True, True)]
 
 
-def test_a_block_entered_by_two_tasks_at_once_ends_in_each_as_it_was(mem):
+def test_context_of_two_tasks_restores_each(mem):
     outer, shared = memfold.Memory(limit="16MiB"), memfold.numpy_allocator(mem)
 
     async def both():
@@ -157,7 +157,7 @@ def test_installed_more_than_the_limit_is_right(installed):
     assert sorted_[0] == 0 and (np.diff(sorted_) >= 0).all()
 
 
-def test_arrays_from_before_and_after_are_freed_where_they_belong():
+def test_arrays_are_freed_by_their_own_allocator():
     before = np.zeros(LARGE)
     first = memfold.install("16MiB")
     during = np.ones(LARGE)

@@ -13,7 +13,7 @@ if os.geteuid() == 0:
 """
 
 
-def test_an_ordinary_user_may_have_folded_memory_and_give_it_to_system_calls(run_script):
+def test_ordinary_user_passes_folded_memory_to_system_calls(run_script):
     run_script(
         ORDINARY
         + """
@@ -143,7 +143,7 @@ if sys.argv[1] == "gate":
     )
 
 
-def test_children_that_close_all_descriptors_start_from_folded_memory(run_script):
+def test_children_closing_descriptors_start_from_folded_memory(run_script):
     # What execve is given lies in it, and is read after everything above 2 was closed.
     run_script("""
 import ctypes, os

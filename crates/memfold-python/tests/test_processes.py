@@ -25,7 +25,7 @@ def test_workers_get_arrays_as_arguments(run_script, method):
     run_script(POOL, method)
 
 
-def test_a_fork_that_touches_its_parents_array_ends_with_a_sentence(run_script):
+def test_fork_touching_its_parents_array_ends_with_a_message(run_script):
     done = run_script("""
 import os, signal
 import memfold

@@ -1,4 +1,4 @@
-"""What can't be is refused with a sentence that says what to do."""
+"""Impossible requests are refused with a message that says what to do."""
 
 import pickle
 
@@ -10,18 +10,18 @@ import pytest
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"limit": "1MiB"}, ValueError, "limit: .* too small to work in; give at least 8"),
+        ({"limit": "1MiB"}, ValueError, "limit: .* too small to work with. Give at least 8"),
         ({"limit": 0}, ValueError, "too small"),
         ({"limit": -5}, ValueError, "can't be negative"),
-        ({"limit": "900T"}, ValueError, "more than the memory there is"),
+        ({"limit": "900T"}, ValueError, "more than the memory of this machine"),
         ({"limit": 1 << 80}, ValueError, "size"),
-        ({"limit": "many"}, ValueError, "not a size; write for example"),
+        ({"limit": "many"}, ValueError, "not a size. Write for example"),
         ({"limit": 2.5}, TypeError, "number of bytes or text"),
         ({"limit": True}, TypeError, "number of bytes or text"),
         ({"limit": "32M", "codec": "zip"}, ValueError, "unknown codec.*zstd"),
         ({"limit": "32M", "codec": "zstd:99"}, ValueError, "zstd"),
         ({"limit": "32M", "codec": "zstd+shuffel"}, ValueError, r"\+shuffle"),
-        ({"limit": "32M", "color": "red"}, ValueError, "no setting called"),
+        ({"limit": "32M", "color": "red"}, ValueError, "not a setting"),
         ({"limit": "32M", "delivery": "pigeon"}, ValueError, "delivery"),
         ({"limit": "32M", "fork": "maybe"}, ValueError, "refuse"),
         ({"limit": "32M", "swap": "/no/such/directory"}, ValueError, "/no/such/directory: .* there is no such directory"),
@@ -221,7 +221,7 @@ except ValueError as error:
     assert "can't be kept" in done.stderr and len(done.stderr.splitlines()) <= 3, done.stderr
 
 
-def test_a_limit_that_may_not_be_passed_ends_the_process_with_a_sentence(run_script):
+def test_hard_limit_ends_the_process_with_a_message(run_script):
     done = run_script(
         """
 import memfold, numpy as np

@@ -1,4 +1,4 @@
-//! A program whose data is larger than its memory and its swap file: the rest lies in a Redis
+//! A program whose data is larger than its memory and its swap file. The rest goes to a Redis
 //! server.
 //!
 //!     redis-server --port 7000 --save "" &
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [url, swap] = &args[..] else {
         return Err("give the store's URL and a directory for the swap file".into());
     };
-    // Nobody else may reach the socket: a directory that only we enter.
+    // Only this user may reach the socket, so its directory is closed to others.
     let dir = std::env::temp_dir().join(format!("memfold-library-{}", std::process::id()));
     fs::DirBuilder::new().mode(0o700).create(&dir)?;
     let result = run(url, swap, &dir.join("socket"));
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn run(url: &str, swap: &str, socket: &Path) -> Result<(), Box<dyn Error>> {
     let settings = Settings::parse(url, Duration::from_secs(10))?;
-    // First, so that it is dropped last: then it deletes what is left in the store.
+    // The service is made first, so that it is dropped last: then it deletes its keys in the store.
     let _service = Service::start(settings, socket)?;
     let memory = Memory::builder()
         .limit_bytes(LIMIT)

@@ -1,4 +1,4 @@
-//! Accepting connections where there may be no more descriptors.
+//! Accepts connections, also while the process is out of descriptors.
 use std::io::ErrorKind;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
@@ -8,9 +8,9 @@ use std::time::Duration;
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Gives `each` every connection, for ever. While the kernel has no descriptor or memory for one,
-/// it sleeps, and who connects waits: without that the same connection would be refused again and
-/// again, as fast as the processor can.
+/// Gives `each` every connection, forever. While the kernel has no descriptor or memory for one, it
+/// sleeps, and clients wait. Without the pause it would retry the same connection as fast as the
+/// processor can.
 pub fn each_connection(listener: &UnixListener, mut each: impl FnMut(UnixStream)) {
     let mut pause = PAUSE_MIN;
     loop {

@@ -1,14 +1,14 @@
-//! Whether the keys of a run are kept from expiring, and what to say if not.
+//! Whether the keys of a run are refreshed in time, and the warnings if not.
 use memfold_sys::raw::warn;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Passes over all keys begin so often in their lifetime.
+/// Passes over all keys that begin in one lifetime.
 const PASSES: u32 = 4;
-/// The user is told when this part of it is over without a pass.
+/// Part of the lifetime without a complete pass after which the user is warned.
 const LATE: u32 = 2;
 
-/// How far passes over the keys have come.
+/// The progress of the passes over the keys.
 pub struct Kept {
     expiry: Duration,
     state: Mutex<State>,
@@ -16,27 +16,28 @@ pub struct Kept {
 
 /// Times are those of [`since_boot`].
 struct State {
-    /// When the last whole pass began: each key lives for the whole time from then on, or longer.
+    /// When the last complete pass began: each key lives for the whole time from then on, or
+    /// longer.
     whole: Duration,
-    /// When the pass under way began.
+    /// When the pass in progress began.
     begun: Option<Duration>,
     /// The last key that it has reached.
     last: Option<(u64, u64)>,
-    /// Why it doesn't get on.
+    /// Why it makes no progress.
     why: Option<String>,
     has_warned: bool,
 }
 
-/// Time that also passes while the machine sleeps, as it does for the store.
+/// Returns a time that also advances while the machine sleeps, as in the store.
 fn since_boot() -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is local; every kernel that memfold runs on has this clock.
+    // SAFETY: `now` is local. Every kernel that memfold runs on has this clock.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 impl Kept {
-    /// No key is there yet. Keys live for `expiry`.
+    /// Makes the state of a run without keys. Keys live for `expiry`.
     pub fn new(expiry: Duration) -> Kept {
         let state =
             State { whole: since_boot(), begun: None, last: None, why: None, has_warned: false };
@@ -47,7 +48,7 @@ impl Kept {
         self.state.lock().expect("nobody panics with the lock")
     }
 
-    /// Whether a pass is to be begun, or gone on with. Begins it.
+    /// Returns whether a pass must begin or continue. Begins it.
     pub fn is_due(&self) -> bool {
         self.begin(since_boot())
     }
@@ -63,18 +64,18 @@ impl Kept {
         is_due
     }
 
-    /// The key after which the pass goes on.
+    /// Returns the key after which the pass continues.
     pub fn at(&self) -> Option<(u64, u64)> {
         self.state().last
     }
 
-    /// All keys up to this one have been refreshed.
+    /// Notes that all keys up to this one have been refreshed.
     pub fn reach(&self, last: (u64, u64)) {
         self.state().last = Some(last);
     }
 
-    /// Takes what has become of the pass: done, or why it does not get on. Warns, once, while there
-    /// is time to do something; and when there was none. `is_empty`: there are no keys.
+    /// Notes the result of the pass: complete, or why it makes no progress. Warns once while there
+    /// is time to act, and again if there was none. `is_empty`: there are no keys.
     pub fn note(&self, store: &str, done: Result<(), String>, is_empty: bool) {
         if let Some(text) = self.judge(since_boot(), done, is_empty) {
             warn(&[
@@ -94,8 +95,8 @@ impl Kept {
         let age = now.saturating_sub(state.whole);
         if let Err(why) = done {
             let text = format!(
-                "its keys could not be refreshed for {} and expire in {}; make it reachable before, or the program ends when it \
-                 needs them: {why}",
+                "the keys could not be refreshed for {} and expire in {}. Make the store reachable before then, or the program \
+                 ends when it needs them. Reason: {why}",
                 span(age),
                 span(self.expiry.saturating_sub(age))
             );
@@ -113,14 +114,15 @@ impl Kept {
             has_warned: false,
         };
         if age > self.expiry && !is_empty {
-            return self
-                .late(age)
-                .map(|text| Text { text: format!("data may be lost: {text}"), is_calm: false });
+            return self.late(age).map(|text| Text {
+                text: format!("data may be lost, because {text}"),
+                is_calm: false,
+            });
         }
-        has_warned.then(|| Text { text: "its keys are refreshed again".to_string(), is_calm: true })
+        has_warned.then(|| Text { text: "the keys are refreshed again".to_string(), is_calm: true })
     }
 
-    /// Whether all keys were refreshed lately.
+    /// Checks that all keys were refreshed lately.
     ///
     /// # Errors
     /// Why not.
@@ -130,11 +132,11 @@ impl Kept {
         if age < self.expiry / LATE {
             return Ok(());
         }
-        let why = state.why.as_deref().unwrap_or("a pass takes so long");
+        let why = state.why.as_deref().unwrap_or("a pass takes too long");
         Err(format!("the keys were not refreshed for {}: {why}", span(age)))
     }
 
-    /// That keys were not refreshed for longer than they live, if so.
+    /// Returns a text if keys were not refreshed for longer than their lifetime.
     pub fn lateness(&self) -> Option<String> {
         let age = since_boot().saturating_sub(self.state().whole);
         self.late(age)
@@ -143,7 +145,7 @@ impl Kept {
     fn late(&self, age: Duration) -> Option<String> {
         let text = || {
             format!(
-                "the keys were not refreshed for {}, and live for {}",
+                "the keys were not refreshed for {}, but expire after {}",
                 span(age),
                 span(self.expiry)
             )
@@ -152,14 +154,14 @@ impl Kept {
     }
 }
 
-/// What to say.
+/// A message.
 struct Text {
     text: String,
-    /// It is no warning.
+    /// It is not a warning.
     is_calm: bool,
 }
 
-/// A time as people say it, rounded down.
+/// Returns a time as text, rounded down.
 fn span(time: Duration) -> String {
     match time.as_secs() {
         s @ ..120 => format!("{s} s"),
@@ -187,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_begins_at_a_quarter_of_the_lifetime_and_goes_on_where_it_failed() {
+    fn pass_begins_at_a_quarter_of_the_lifetime_and_resumes() {
         let (kept, at) = kept();
         assert!(!kept.begin(at(5)));
         assert!(kept.begin(at(6)));
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_comes_once_at_half_the_lifetime_with_the_time_that_is_left() {
+    fn warning_comes_once_at_half_the_lifetime_with_time_left() {
         let (kept, at) = kept();
         assert_eq!(fails(&kept, at(11)), None);
         let text = fails(&kept, at(13)).unwrap();
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_stopped_for_longer_than_keys_live_says_that_data_may_be_lost() {
+    fn stop_longer_than_the_lifetime_warns_of_data_loss() {
         let (kept, at) = kept();
         assert!(kept.begin(at(30)));
         let text = kept.judge(at(30), Ok(()), false).unwrap();

@@ -1,4 +1,4 @@
-//! Which keys the run has in the store: what is to be refreshed, and deleted at its end.
+//! The keys of the run in the store: which ones to refresh, and to delete at its end.
 use crate::process::Process;
 use memfold_sys::memory::witness::DescendantWatch;
 use std::collections::{BTreeSet, HashMap};
@@ -7,11 +7,11 @@ use std::sync::Mutex;
 /// One engine's keys.
 #[derive(Default)]
 struct Engine {
-    /// Its process; `None` if that can't be seen from here.
+    /// Its process; `None` if it is invisible from here.
     process: Option<Process>,
-    /// Connections that it has open.
+    /// Its open connections.
     lines: usize,
-    /// Of copies of its process, which read its objects.
+    /// Witnesses of copies of its process, which read its objects.
     copies: Vec<DescendantWatch>,
     numbers: BTreeSet<u64>,
 }
@@ -23,12 +23,13 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// None yet. `run` must be nobody else's.
+    /// Makes an empty set. No other run may have the name `run`.
     pub fn new(run: String) -> Keys {
         Keys { run, engines: Mutex::default() }
     }
 
-    /// The key of an object. No braces: the keys of a run spread over the servers of a cluster.
+    /// Returns the key of an object. It has no braces, so that the keys of a run spread over the
+    /// servers of a cluster.
     pub fn name(&self, engine: u64, number: u64) -> String {
         format!("memfold:{}:{engine:016x}:{number:x}", self.run)
     }
@@ -37,12 +38,12 @@ impl Keys {
         self.engines.lock().expect("nobody panics with the lock")
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.engines().values().all(|engine| engine.numbers.is_empty())
     }
 
-    /// An engine has connected.
+    /// Notes that an engine has connected.
     pub fn enter(&self, engine: u64, process: Option<Process>) {
         let mut engines = self.engines();
         let engine = engines.entry(engine).or_default();
@@ -50,14 +51,14 @@ impl Keys {
         engine.lines += 1;
     }
 
-    /// One of its connections has ended.
+    /// Notes that one of its connections has ended.
     pub fn leave(&self, engine: u64) {
         if let Some(engine) = self.engines().get_mut(&engine) {
             engine.lines -= 1;
         }
     }
 
-    /// An engine's objects are kept as long as this witness isn't over, too.
+    /// Keeps an engine's objects until this witness has ended, too.
     pub fn lend(&self, engine: u64, copies: DescendantWatch) {
         let mut engines = self.engines();
         let engine = engines.entry(engine).or_default();
@@ -65,12 +66,12 @@ impl Keys {
         engine.copies.push(copies);
     }
 
-    /// Objects that may be in the store from now on.
+    /// Adds objects that may be in the store from now on.
     pub fn add(&self, engine: u64, numbers: impl Iterator<Item = u64>) {
         self.engines().entry(engine).or_default().numbers.extend(numbers);
     }
 
-    /// Objects that are not there any more.
+    /// Removes objects that are no longer there.
     pub fn remove(&self, engine: u64, numbers: impl Iterator<Item = u64>) {
         if let Some(engine) = self.engines().get_mut(&engine) {
             numbers.for_each(|number| {
@@ -79,7 +80,7 @@ impl Keys {
         }
     }
 
-    /// Up to `count` objects above one, in order. `None` is below the first.
+    /// Returns up to `count` objects after one, in order. `None` is before the first.
     pub fn after(&self, last: Option<(u64, u64)>, count: usize) -> Vec<(u64, u64)> {
         let engines = self.engines();
         let mut ids: Vec<u64> =
@@ -92,8 +93,8 @@ impl Keys {
         ids.into_iter().flat_map(of).take(count).collect()
     }
 
-    /// Up to `count` objects of engines whose process has ended, and all copies of it that read
-    /// them; `has_ended` tells of a process. Engines without objects are forgotten.
+    /// Returns up to `count` objects of engines whose process and all its reading copies have
+    /// ended, as `has_ended` says. Forgets engines without objects.
     pub fn orphans(&self, count: usize, has_ended: impl Fn(&Process) -> bool) -> Vec<(u64, u64)> {
         let mut engines = self.engines();
         let is_over = |engine: &Engine| {
@@ -112,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_walked_in_steps_and_only_ended_processes_leave_orphans() {
+    fn keys_are_walked_in_steps_and_ended_processes_orphan() {
         let keys = Keys::new("r".to_string());
         let process = |pid| Process { pid, begun: 5 };
         keys.enter(7, Some(process(100)));

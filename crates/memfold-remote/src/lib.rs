@@ -1,13 +1,13 @@
 //! The service between memfold's engines and a remote store that speaks the Redis protocol.
 //!
-//! Engines have no `std`, so they can't have a client of such servers. They send sealed bytes over
-//! a Unix socket (`memfold_swap::remote`), and this service passes them on. `memfold run` keeps one
-//! for its run; who uses the library starts one: [`Service::start`], and gives its socket to
-//! `memfold::Builder::remote_socket`.
+//! Engines have no `std`, so they can't contain a client of such servers. They send sealed bytes
+//! over a Unix socket (`memfold_swap::remote`), and this service passes them on. `memfold run`
+//! starts one for its run. A program that uses the library starts one with [`Service::start`], and
+//! gives its socket to `memfold::Builder::remote_socket`.
 //!
-//! A program that uses the library needs a swap file, the URL in both places, and a path for the
-//! socket in a directory of its own. The service must outlive the memory: what lies in the store is
-//! deleted when it is dropped.
+//! Such a program needs a swap file, the URL in both places, and a path for the socket in its own
+//! directory. The service must outlive the memory, because its drop deletes everything in the
+//! store.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -32,13 +32,13 @@
 //! ```
 //! `examples/library.rs` is such a program.
 //!
-//! What it promises: `Ok` of a put is said only when the servers have acknowledged it; a read is
-//! tried again, with connections made anew and longer pauses, until its time is up; on a connection
-//! that has failed in any way nothing is read any more, so that no answer is taken for another;
-//! keys are this run's alone, deleted at its end, and expire by themselves if it was killed; until
-//! then they are refreshed, and there is a warning if that fails for half of their time. It holds
-//! no object longer than a request takes. An engine takes one descriptor, and all together take up
-//! to 16 connections to each server.
+//! Promises. A put returns `Ok` only when the servers have acknowledged it. A read is repeated,
+//! with new connections and longer pauses, until its time is up. After any failure a connection is
+//! not read again, so no answer is mistaken for another. Keys belong to this run only, are deleted
+//! at its end, and expire if it was killed. Until then they are refreshed, and a warning is printed
+//! if that fails for half of their lifetime. The service keeps no object longer than a request
+//! takes. An engine takes one descriptor, and all engines share up to 16 connections to each
+//! server.
 
 mod accept;
 mod settings;

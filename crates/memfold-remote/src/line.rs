@@ -1,4 +1,4 @@
-//! One connection of an engine: requests in, answers out, several at a time.
+//! One connection of an engine: requests and answers, several at a time.
 use crate::process::Process;
 use crate::store::{Store, Trouble};
 use memfold_swap::remote::socket::receive_with_witness;
@@ -16,28 +16,28 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
-/// Requests of one engine that are done at a time: those of its reading threads, and one that moves
-/// data out.
+/// Requests of one engine that are processed at a time: those of its reading threads, and one that
+/// moves data out.
 const THREADS_MAX: usize = 4;
 
-/// A connection of an engine. Its threads take turns to read a request, which each does and answers
-/// by itself; so an engine that does not read its answers holds up nobody else.
+/// A connection of an engine. Its threads take turns to read a request, and each answers its own.
+/// So an engine that does not read its answers blocks no other engine.
 pub struct Line {
     store: Arc<Store>,
     stream: UnixStream,
     engine: u64,
-    /// Held while a request is read; whether none comes any more.
+    /// Held while a request is read; whether no more will come.
     reading: Mutex<bool>,
     /// Held while an answer is written.
     writing: Mutex<()>,
     threads: AtomicUsize,
-    /// Threads that do no request.
+    /// Threads without a request.
     idle: AtomicUsize,
     /// Order of lines by their last request.
     used: AtomicU64,
 }
 
-/// A request, and what came with it.
+/// A request with its data.
 struct Job {
     request: Request,
     entries: Vec<Entry>,
@@ -54,13 +54,13 @@ pub fn named(name: &str, main: impl FnOnce() + Send + 'static) -> io::Result<()>
 }
 
 impl Line {
-    /// Learns who is at the other end: an engine of this user.
+    /// Identifies the peer: an engine of this user.
     ///
     /// # Errors
     /// It isn't, or the connection has broken off.
     pub fn open(store: Arc<Store>, stream: UnixStream) -> io::Result<Arc<Line>> {
         let peer = peer(&stream)?;
-        // SAFETY: only asks.
+        // SAFETY: this call only asks.
         if peer.uid != unsafe { libc::geteuid() } {
             return Err(ErrorKind::PermissionDenied.into());
         }
@@ -84,8 +84,8 @@ impl Line {
         }))
     }
 
-    /// Serves it with the calling thread, and with more when they are needed, until it ends or says
-    /// what makes no sense.
+    /// Serves it in the calling thread, and in more threads as needed, until it ends or sends an
+    /// invalid request.
     pub fn serve(self: &Arc<Line>) {
         while let Some(job) = self.next() {
             if self.idle.fetch_sub(1, SeqCst) == 1 {
@@ -101,7 +101,8 @@ impl Line {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
-    /// The number of its last request among those of all lines; `None` while it has one to do.
+    /// Returns the number of its last request among those of all lines; `None` while one is in
+    /// progress.
     pub fn last_use(&self) -> Option<u64> {
         (self.idle.load(SeqCst) == self.threads.load(SeqCst)).then(|| self.used.load(SeqCst))
     }
@@ -120,7 +121,7 @@ impl Line {
             }
             self.idle.fetch_sub(1, SeqCst);
         }
-        // There are enough, or no more to be had: it goes with those there are.
+        // There are enough threads, or no more can be started; the existing ones go on.
         self.threads.fetch_sub(1, SeqCst);
     }
 
@@ -173,7 +174,7 @@ impl Drop for Line {
     }
 }
 
-/// Who is at the other end; process 0 is one that can't be seen from here.
+/// Returns the peer; process 0 is one that is invisible from here.
 fn peer(stream: &UnixStream) -> io::Result<libc::ucred> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -185,7 +186,7 @@ fn peer(stream: &UnixStream) -> io::Result<libc::ucred> {
     if done == 0 { Ok(peer) } else { Err(io::Error::last_os_error()) }
 }
 
-/// One message; `None` at the end of the connection.
+/// Reads one message; `None` at the end of the connection.
 fn receive(mut stream: &UnixStream) -> io::Result<Option<Job>> {
     let mut head = [0; Request::BYTES];
     // SAFETY: the stream is borrowed, so its descriptor stays open.

@@ -14,7 +14,7 @@ const REDIRECTS: u32 = 4;
 /// Host and port of a server.
 pub type Node = (String, u16);
 
-/// A connection. After an error it may not be used again: answers may be under way on it.
+/// A connection. After an error it may not be used again, because answers may be pending on it.
 pub enum Link {
     /// To one server.
     One(Box<Connection>),
@@ -23,8 +23,8 @@ pub enum Link {
 }
 
 impl Link {
-    /// Connects and authenticates. Each answer may take `patience`. To a cluster by any of the servers
-    /// that the settings name, or that are `known` by now.
+    /// Connects and authenticates. Each answer may take `patience`. Reaches a cluster by any server
+    /// that the settings name, or that is in `known`.
     pub fn open(settings: &Settings, known: &[Node], patience: Duration) -> RedisResult<Link> {
         let mut redis =
             RedisConnectionInfo::default().set_db(settings.database).set_skip_set_lib_name();
@@ -71,7 +71,7 @@ impl Link {
         Ok(Link::One(Box::new(connection)))
     }
 
-    /// Does all commands in one pipeline.
+    /// Sends all commands in one pipeline.
     pub fn all(&mut self, commands: impl IntoIterator<Item = Cmd>) -> RedisResult<Vec<Value>> {
         match self {
             Link::One(connection) => {
@@ -91,15 +91,15 @@ impl Link {
         }
     }
 
-    /// The servers of a cluster. None for a server alone.
+    /// Returns the servers of a cluster; none for a single server.
     pub fn nodes(&mut self) -> RedisResult<Vec<Node>> {
         let Link::Many(connection) = self else { return Ok(Vec::new()) };
         let text: String = redis::cmd("CLUSTER").arg("NODES").query(connection)?;
         Ok(text.lines().filter_map(node_of).collect())
     }
 
-    /// Whether what was stored by this connection has reached a replica of each server that has one.
-    /// Waits for that as long as `patience`. A server that may not be asked is taken to have none.
+    /// Returns whether data stored by this connection has reached a replica of each server that has
+    /// one. Waits up to `patience`. A server that may not be asked counts as one without replicas.
     pub fn is_replicated(&mut self, patience: Duration) -> RedisResult<bool> {
         let mut ask = redis::cmd("INFO");
         ask.arg("replication");
@@ -142,7 +142,7 @@ impl Link {
         }
     }
 
-    /// What the servers say about themselves, all in one text.
+    /// Returns what the servers report about themselves, in one text.
     pub fn info(&mut self, section: &str) -> RedisResult<String> {
         let mut command = redis::cmd("INFO");
         command.arg(section);
@@ -162,7 +162,7 @@ fn host_and_port(text: &str) -> Option<Node> {
     (!host.is_empty()).then(|| (host.trim_matches(['[', ']']).to_string(), port))
 }
 
-/// That of a line of CLUSTER NODES: `ID HOST:PORT@PORT[,NAME] FLAGS ...`.
+/// Returns the server of a line of CLUSTER NODES: `ID HOST:PORT@PORT[,NAME] FLAGS ...`.
 fn node_of(line: &str) -> Option<Node> {
     let mut words = line.split(' ').skip(1);
     let (address, flags) = (words.next()?, words.next()?);

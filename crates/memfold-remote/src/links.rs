@@ -3,13 +3,13 @@ use crate::link::Link;
 use std::sync::{Condvar, Mutex};
 use std::time::Instant;
 
-/// Connections at most. The store does one command after the other, so more would only wait there.
+/// Most connections. The store runs one command at a time, so more connections would only wait
+/// there.
 const LINKS_MAX: usize = 16;
-/// Those of them that may store or delete at a time. The rest is for reads, for which programs
-/// wait.
+/// Connections that may store or delete at a time. The rest is for reads, for which programs wait.
 const MOVES_MAX: usize = 8;
 
-/// What a connection is wanted for.
+/// What a connection is needed for.
 #[derive(Copy, Clone, PartialEq, Eq)]
 pub enum Work {
     /// A program waits for it.
@@ -33,16 +33,16 @@ struct Inner {
     moving: usize,
 }
 
-/// The right to one connection. It goes back when this is dropped, with what `link` holds then.
+/// The right to one connection. The drop returns it, with the connection in `link`.
 pub struct Lent<'a> {
     links: &'a Links,
     work: Work,
-    /// `None`: to be made.
+    /// `None`: it must be made.
     pub link: Option<Link>,
 }
 
 impl Links {
-    /// A connection, or the right to make one; waits for it until `deadline`.
+    /// Returns a connection, or the right to make one. Waits for it until `deadline`.
     pub fn lend(&self, work: Work, deadline: Instant) -> Option<Lent<'_>> {
         let mut inner = self.inner();
         while inner.lent == LINKS_MAX || work == Work::Move && inner.moving == MOVES_MAX {
@@ -56,7 +56,7 @@ impl Links {
         Some(Lent { links: self, work, link })
     }
 
-    /// Closes those that nobody uses: when one has failed, they are likely to be gone too.
+    /// Closes unused connections: when one has failed, they have probably failed too.
     pub fn forget_free(&self) {
         let free = std::mem::take(&mut self.inner().free);
         drop(free);

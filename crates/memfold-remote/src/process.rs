@@ -1,38 +1,37 @@
-//! Which process an engine is in, such that another one that gets its number later isn't taken for
-//! it.
+//! The identity of an engine's process, which a later process with the same number does not share.
 use memfold_sys::thread::stat_field;
 use std::fs;
 
-/// A process, as it is seen from here: in another PID namespace it may have another number.
+/// A process as seen from here: in another PID namespace it may have another number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     /// Its number.
     pub pid: i32,
-    /// When it began, clock ticks after boot: two processes that have the same number one after the
-    /// other differ in it.
+    /// Its start, in clock ticks after boot. Two processes that have one number in turn differ in
+    /// it.
     pub begun: u64,
 }
 
 impl Process {
-    /// The process that has a number now; `None` if there is none that can be seen from here. Who
-    /// has asked for a peer's number gets 0 for one in a namespace that can't be seen.
+    /// Returns the process that has a number now; `None` if none is visible from here. A peer in an
+    /// invisible namespace has number 0.
     pub fn of(pid: i32) -> Option<Process> {
         let (_, begun) = state(pid)?;
         Some(Process { pid, begun })
     }
 
-    /// Whether it runs no more. `false` if nobody can tell.
+    /// Returns whether it has ended; `false` if that is unknown.
     pub fn has_ended(&self) -> bool {
         match state(self.pid) {
-            // Nobody has waited for it yet, which may last as long as its parent lives.
+            // A zombie counts as ended, because it may last as long as its parent.
             Some((state, begun)) => begun != self.begun || matches!(state, 'Z' | 'X'),
-            // Without /proc nobody can tell; this process is always there.
+            // Without /proc it is unknown. This process always exists.
             None => state(std::process::id() as i32).is_some(),
         }
     }
 }
 
-/// Fields 3 and 22 of proc_pid_stat(5): the state, and when it began.
+/// Returns fields 3 and 22 of proc_pid_stat(5): the state, and the start.
 fn state(pid: i32) -> Option<(char, u64)> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     let state = stat_field(&stat, 3)?.chars().next()?;
@@ -45,13 +44,13 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn a_process_has_ended_when_it_is_dead_though_nobody_has_waited_or_its_number_is_anothers() {
+    fn dead_or_renumbered_process_counts_as_ended() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let process = Process::of(child.id() as i32).unwrap();
         assert!(!process.has_ended());
         let successor = Process { begun: process.begun + 1, ..process.clone() };
         assert!(successor.has_ended(), "the number is another's");
-        // It ends, and is not waited for.
+        // It ends and becomes a zombie.
         drop(child.stdin.take());
         while !process.has_ended() {
             std::thread::yield_now();

@@ -11,12 +11,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 
-/// Of this process's descriptors, one in so many may be an engine's connection. The rest is for the
-/// store, and its own.
+/// Divisor of this process's descriptors: that part is for connections of engines. The rest is for
+/// the store, and its own.
 const LINES_SHARE: u64 = 2;
 
-/// A service for the engines of one run. It is of use in the process that has opened it alone: in a
-/// child of fork it does nothing, and nothing to its parent's keys.
+/// A service for the engines of one run. It works only in the process that opened it. In a child of
+/// fork it does nothing, and leaves the parent's keys alone.
 pub struct Service {
     store: Arc<Store>,
     listener: Mutex<Option<UnixListener>>,
@@ -25,22 +25,24 @@ pub struct Service {
 }
 
 impl Service {
-    /// Connects to the store, tries it, and makes the socket at `path`, where no file may be. No
-    /// thread is started yet: [`Service::serve`] does. Warns on standard error if a password goes
-    /// to the store in clear.
+    /// Connects to the store, tests it, and makes the socket at `path`, where no file may exist. It
+    /// starts no thread; [`Service::serve`] does. Warns on standard error if a password crosses the
+    /// network unencrypted.
     ///
     /// # Errors
-    /// The store can't be reached, lets nobody in, or may drop keys by itself; the socket can't be
+    /// The store can't be reached, refuses the credentials, or may drop keys; the socket can't be
     /// made. One line.
     pub fn open(settings: Settings, path: &Path) -> Result<Service, String> {
-        // Twice is no harm: somebody has installed one before.
+        // A failure means that a provider is installed already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut run = [0; 16];
-        memfold_sys::random::fill(&mut run).map_err(|e| format!("no random bytes: {e}"))?;
+        memfold_sys::random::fill(&mut run)
+            .map_err(|e| format!("reading random bytes failed: {e}"))?;
         let run: String = run.iter().map(|byte| format!("{byte:02x}")).collect();
         let store = Store::new(settings, run);
         let name = &store.settings.name;
-        // Twice: a call that a signal has interrupted says nothing about the store.
+        // The second try is for a call that a signal interrupted, which says nothing about the
+        // store.
         store.try_store().or_else(|_| store.try_store()).map_err(|why| format!("{name}: {why}"))?;
         let socket = |e: io::Error| format!("{}: {e}", path.display());
         let listener = UnixListener::bind(path).map_err(socket)?;
@@ -49,14 +51,14 @@ impl Service {
             warn(&[
                 "memfold: warning: ",
                 name,
-                ": the password goes there in clear; where others may listen, use rediss://\n",
+                ": The password crosses the network unencrypted. Where others may listen, use rediss://.\n",
             ]);
         }
         let (listener, process) = (Mutex::new(Some(listener)), std::process::id());
         Ok(Service { store: Arc::new(store), listener, path: path.to_path_buf(), process })
     }
 
-    /// Starts the threads, which get no signal that the caller has blocked.
+    /// Starts the threads. They get no signal that the caller has blocked.
     ///
     /// # Errors
     /// No more threads, or another process than the one that has opened it.
@@ -77,17 +79,17 @@ impl Service {
         named("memfold-keys", move || store.keep_keys())
     }
 
-    /// [`Service::open`] and [`Service::serve`].
+    /// Calls [`Service::open`] and [`Service::serve`].
     ///
     /// # Errors
     /// As both.
     pub fn start(settings: Settings, path: &Path) -> Result<Service, String> {
         let service = Service::open(settings, path)?;
-        service.serve().map_err(|e| format!("starting a thread: {e}"))?;
+        service.serve().map_err(|e| format!("starting a thread failed: {e}"))?;
         Ok(service)
     }
 
-    /// Deletes the keys of the run, as its end does. In a child of fork it leaves them to the
+    /// Deletes the keys of the run, as the drop does. In a child of fork it leaves them to the
     /// parent.
     ///
     /// # Errors
@@ -113,15 +115,15 @@ impl Drop for Service {
     }
 }
 
-/// The connections of engines that are open.
+/// The open connections of engines.
 #[derive(Default)]
 struct Lines {
     open: Arc<Mutex<Vec<Weak<Line>>>>,
 }
 
 impl Lines {
-    /// Serves another one in a thread of its own. If there are more than descriptors for them, the
-    /// one that nobody has used for longest is closed.
+    /// Serves one more in its own thread. If there are more connections than descriptors for them,
+    /// it closes the one that was unused for longest.
     fn begin(&mut self, store: &Arc<Store>, stream: UnixStream) {
         let mut open = self.open();
         open.retain(|line| line.strong_count() > 0);
@@ -136,7 +138,7 @@ impl Lines {
         }
         drop(open);
         let (store, open) = (store.clone(), self.open.clone());
-        // One that breaks off harms only itself.
+        // A connection that breaks affects no other.
         let _ = named("memfold-line", move || {
             let Ok(line) = Line::open(store, stream) else { return };
             open.lock().expect("nobody panics with the lock").push(Arc::downgrade(&line));
@@ -149,7 +151,7 @@ impl Lines {
     }
 }
 
-/// Descriptors that this process may have.
+/// Returns the descriptors that this process may have.
 fn descriptors() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is local.

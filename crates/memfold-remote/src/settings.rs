@@ -1,4 +1,4 @@
-//! Where the store is, and how to be let in.
+//! The address of the store, and its credentials.
 use std::fmt::Display;
 use std::fs::File;
 use std::io::Read;
@@ -7,16 +7,16 @@ use std::path::Path;
 use std::time::Duration;
 
 const PORT: u16 = 6379;
-/// Keys expire after this, so that a run that was killed leaves nothing for ever.
+/// Keys expire after this time, so that a run that was killed leaves nothing forever.
 const EXPIRY: Duration = Duration::from_secs(24 * 60 * 60);
-/// Longer files are none of ours.
+/// Longer files are refused.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// A store that speaks the Redis protocol. Displays nothing secret.
+/// A store that speaks the Redis protocol. Its display has no secrets.
 pub struct Settings {
     /// The URL, for messages.
     pub(crate) name: String,
-    /// Hosts and ports; the first that answers tells of the others in a cluster.
+    /// Hosts and ports. In a cluster the first one that answers names the others.
     pub(crate) nodes: Vec<(String, u16)>,
     pub(crate) is_cluster: bool,
     pub(crate) is_tls: bool,
@@ -30,42 +30,46 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Settings from a URL: `redis://HOST[:PORT][/DATABASE]`; `rediss://` with TLS;
+    /// Parses settings from a URL: `redis://HOST[:PORT][/DATABASE]`; `rediss://` with TLS;
     /// `redis-cluster://`, `rediss-cluster://`, or several hosts with commas between them for a
-    /// cluster. A read is tried for `timeout`.
+    /// cluster. A read is repeated for `timeout`.
     ///
     /// # Errors
     /// It is no such URL: one line that says what would be right.
     pub fn parse(url: &str, timeout: Duration) -> Result<Settings, String> {
         let wrong = |why: &str| Err(format!("{url:?}: {why}"));
         let Some((scheme, rest)) = url.split_once("://") else {
-            return wrong("not a URL; write for example redis://10.0.0.5:6379");
+            return wrong("not a URL. Write for example redis://10.0.0.5:6379.");
         };
         let (is_tls, mut is_cluster) = match scheme {
             "redis" => (false, false),
             "rediss" => (true, false),
             "redis-cluster" => (false, true),
             "rediss-cluster" => (true, true),
-            _ => return wrong("write redis://, rediss://, redis-cluster:// or rediss-cluster://"),
+            _ => {
+                return wrong(
+                    "unknown scheme. Write redis://, rediss://, redis-cluster:// or rediss-cluster://.",
+                );
+            }
         };
         if rest.contains('@') {
             return Err(
-                "a password in the URL can be seen by others; put it in a file for --remote-auth"
+                "Other users can see a password in the URL. Put it in a file and give --remote-auth FILE."
                     .to_string(),
             );
         }
         let (hosts, database) = rest.split_once('/').unwrap_or((rest, ""));
         let Ok(database) = (if database.is_empty() { Ok(0) } else { database.parse::<u16>() })
         else {
-            return wrong("after the / is the number of the database, or nothing");
+            return wrong("the part after / is not the number of a database");
         };
         let nodes = hosts.split(',').map(node).collect::<Option<Vec<_>>>();
         let Some(nodes) = nodes else {
-            return wrong("a host is HOST, HOST:PORT or [ADDRESS]:PORT");
+            return wrong("a host is wrong. Write HOST, HOST:PORT or [ADDRESS]:PORT.");
         };
         is_cluster |= nodes.len() > 1;
         if is_cluster && database != 0 {
-            return wrong("a cluster has database 0 only");
+            return wrong("a cluster has only database 0. Leave the number out.");
         }
         Ok(Settings {
             name: url.to_string(),
@@ -81,7 +85,7 @@ impl Settings {
         })
     }
 
-    /// Takes the password from a file, or user and password from a line each.
+    /// Reads the password from a file, or user and password from a line each.
     ///
     /// # Errors
     /// It can't be read, others may read it, or it has no or more lines.
@@ -91,10 +95,14 @@ impl Settings {
         if meta.mode() & 0o077 != 0 {
             return Err(named(
                 path,
-                format!("others may read it (mode {:o}); chmod 600 it", meta.mode() & 0o777),
+                format!(
+                    "other users may read the file (mode {:o}). Run chmod 600 on it.",
+                    meta.mode() & 0o777
+                ),
             ));
         }
-        let text = String::from_utf8(text).map_err(|_| named(path, "not in UTF-8"))?;
+        let text =
+            String::from_utf8(text).map_err(|_| named(path, "the file is not valid UTF-8"))?;
         let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
         (self.user, self.password) = match lines[..] {
             [password] => (None, Some(password.to_string())),
@@ -102,37 +110,37 @@ impl Settings {
             _ => {
                 return Err(named(
                     path,
-                    "it must have the password, or user and password on a line each",
+                    "the file must have the password, or user and password on a line each",
                 ));
             }
         };
         Ok(())
     }
 
-    /// Whether a password goes over the network as it is.
+    /// Returns whether a password crosses the network unencrypted.
     pub(crate) fn shows_password(&self) -> bool {
         self.password.is_some() && !self.is_tls
     }
 
-    /// Has keys expire after this in place of 24 hours, in whole seconds, at least 2. They are
-    /// refreshed four times as often. While the store can't be reached for so long, or this process
-    /// is stopped, or the machine sleeps, data is lost; the service warns at half of it. Give the
-    /// engine the same (`remote-expiry`): it warns if the service is silent.
+    /// Sets the lifetime of keys, 24 hours by default, in whole seconds, at least 2. Keys are
+    /// refreshed four times in that time. Data is lost if the store is unreachable, this process
+    /// stopped, or the machine asleep for so long. The service warns at half of it. Give the engine
+    /// the same (`remote-expiry`): it warns if the service is silent.
     pub fn set_expiry(&mut self, expiry: Duration) {
         self.expiry = Duration::from_secs(expiry.as_secs().max(2));
     }
 
-    /// Takes the certificates to trust from a file, in place of those of the system.
+    /// Reads the certificates to trust from a file, instead of those of the system.
     ///
     /// # Errors
     /// It can't be read or has no certificate; or the URL is one without TLS.
     pub fn set_ca(&mut self, path: &Path) -> Result<(), String> {
         if !self.is_tls {
-            return Err("only rediss:// and rediss-cluster:// use certificates".to_string());
+            return Err("certificates are used only with rediss:// and rediss-cluster://. Leave the flag out, or change the URL.".to_string());
         }
         let (_, text) = read(path)?;
         if !text.windows(27).any(|w| w == b"-----BEGIN CERTIFICATE-----") {
-            return Err(named(path, "there is no certificate in it (PEM)"));
+            return Err(named(path, "the file has no certificate in PEM format"));
         }
         self.ca = Some(text);
         Ok(())

@@ -12,41 +12,41 @@ use std::sync::{Mutex, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Keys that are refreshed or deleted at once.
+/// Keys that are refreshed or deleted in one call.
 const BATCH: usize = 512;
-/// How often is looked for processes that have ended, and whether keys are to be refreshed.
+/// Pause between looks for ended processes and for keys to refresh.
 const LOOK: Duration = Duration::from_secs(1);
 /// Pauses between tries of a read.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// An answer of the store may take this long, if the time of a whole read is no shorter.
+/// Longest time for one answer of the store, if a whole read may take that long.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// What the end of a run may take for deleting keys while the store does not answer.
+/// Time for deleting keys at the end of a run while the store does not answer.
 const END: Duration = Duration::from_secs(5);
-/// Characters of what is passed on of an error.
+/// Characters of an error that are passed on.
 const TEXT_CHARS: usize = 160;
 
 /// The store, as one run uses it.
 pub struct Store {
-    /// Where it is.
+    /// Its address and credentials.
     pub settings: Settings,
-    /// What the run has there.
+    /// The keys of the run.
     pub keys: Keys,
     links: Links,
-    /// The servers of a cluster, as far as they are known.
+    /// The known servers of a cluster.
     nodes: Mutex<Vec<Node>>,
     kept: Kept,
     requests: AtomicU64,
-    /// Nothing is to be kept any more. Read-locked while objects are being stored, so that none
-    /// comes after the last was deleted.
+    /// The run has ended. Read-locked while objects are being stored, so that none comes after the
+    /// last was deleted.
     ended: RwLock<bool>,
 }
 
-/// Why a request was not done.
+/// Why a request failed.
 pub enum Trouble {
-    /// It can't be had any more.
+    /// The data is lost.
     Lost(String),
-    /// Perhaps later.
+    /// A later try may succeed.
     Failed(String),
 }
 
@@ -59,7 +59,7 @@ impl Trouble {
 }
 
 impl Store {
-    /// None of its keys is there yet. `run` must be nobody else's.
+    /// Makes a store without keys. No other run may have the name `run`.
     pub fn new(settings: Settings, run: String) -> Store {
         let kept = Kept::new(settings.expiry);
         let (keys, links) = (Keys::new(run), Links::default());
@@ -74,27 +74,30 @@ impl Store {
         }
     }
 
-    /// Whether [`Store::delete_all`] has begun.
+    /// Returns whether [`Store::delete_all`] has begun.
     pub fn has_ended(&self) -> bool {
         *self.ended.read().expect("nobody panics with the lock")
     }
 
-    /// The number of a request, larger than those of all before.
+    /// Returns the number of a request, larger than those of all before.
     pub fn tick(&self) -> u64 {
         self.requests.fetch_add(1, SeqCst)
     }
 
-    /// A connection for some requests. They are waited for as long as for a read: longer, nobody
-    /// waits for the answer.
+    /// Lends a connection for some requests. Waits as long as a read may take, because no caller
+    /// waits longer for the answer.
     fn lend(&self, work: Work, deadline: Instant) -> Result<Lent<'_>, Trouble> {
         let busy = || {
-            Trouble::Failed(format!("too many requests for {} s", self.settings.timeout.as_secs()))
+            Trouble::Failed(format!(
+                "all connections were busy for {} s",
+                self.settings.timeout.as_secs()
+            ))
         };
         self.links.lend(work, deadline.max(Instant::now() + self.settings.timeout)).ok_or_else(busy)
     }
 
-    /// A new connection. What servers a cluster has is asked each time: those that the settings name
-    /// may be gone when one is needed next.
+    /// Makes a connection. It asks each time for the servers of the cluster, because those in the
+    /// settings may be gone by the next time.
     fn open(&self, patience: Duration) -> Result<Link, RedisError> {
         let known = self.nodes.lock().expect("nobody panics with the lock").clone();
         let mut link = Link::open(&self.settings, &known, patience)?;
@@ -104,12 +107,13 @@ impl Store {
                 Ok(link)
             }
             Ok(_) => Ok(link),
-            // Not allowed to ask: those of the settings must do. The connection may not be used again.
+            // The server may not be asked, so the servers in the settings must do. This connection
+            // may not be used again.
             Err(_) => Link::open(&self.settings, &known, patience),
         }
     }
 
-    /// One try at some commands. After an error the connection is given up.
+    /// Tries some commands once. After an error the connection is dropped.
     fn attempt(
         &self,
         lent: &mut Lent<'_>,
@@ -127,9 +131,9 @@ impl Store {
         Ok(values)
     }
 
-    /// Tries commands until they succeed or the time is up, but twice at least: the first try may
-    /// only find that the connection is gone. The connection with which they did is still the
-    /// caller's.
+    /// Tries commands until they succeed or the time is up, but at least twice, because the first
+    /// try may only find that the connection is gone. The caller keeps the connection that
+    /// succeeded.
     fn insist(
         &self,
         work: Work,
@@ -155,7 +159,7 @@ impl Store {
         unreachable!("it returns after some tries")
     }
 
-    /// Whether the store does what it is needed for, and keeps what it is given.
+    /// Checks that the store works, and keeps what it is given.
     ///
     /// # Errors
     /// What it doesn't do, and what would be right.
@@ -167,36 +171,39 @@ impl Store {
         let values = self.attempt(&mut lent, &commands, patience).map_err(|e| {
             let text = short(&e);
             if text.to_lowercase().contains("moved") {
-                return "it is one of a cluster: write redis-cluster://".to_string();
+                return "the server belongs to a cluster. Write redis-cluster:// in the URL."
+                    .to_string();
             }
             text
         })?;
         if values.get(1) != Some(&Value::BulkString(b"fold".to_vec())) {
             return Err(format!(
-                "it does not give back what it was given, but {:?}",
+                "the server returned other data than was stored: {:?}",
                 values.get(1)
             ));
         }
         let link = lent.link.as_mut().expect("it has just been used");
         let about = match link.info("default") {
             Ok(about) => about,
-            // Not allowed to ask: taken on trust, a key that is missed ends the program.
+            // The server may not be asked, so it is trusted. A missing key ends the program.
             Err(e) if e.to_string().to_lowercase().contains("permission") => String::new(),
             Err(e) => return Err(short(&e)),
         };
         if !self.settings.is_cluster && about.contains("cluster_enabled:1") {
-            return Err("it is one of a cluster: write redis-cluster://".to_string());
+            return Err(
+                "the server belongs to a cluster. Write redis-cluster:// in the URL.".to_string()
+            );
         }
         match dropping_policy(&about) {
             Some(policy) => Err(format!(
-                "its maxmemory-policy is {policy}: it may drop data that is needed; set it to noeviction"
+                "the server may drop data, because its maxmemory-policy is {policy}. Set it to noeviction."
             )),
             None => Ok(()),
         }
     }
 
-    /// Stores objects of an engine. They are local no more then: a server that has a replica has
-    /// handed them on, so that they survive its end.
+    /// Stores objects of an engine. They are then not kept locally: a server with a replica has
+    /// passed them on, so they survive its end.
     ///
     /// # Errors
     /// Any of them may be there or not.
@@ -212,7 +219,7 @@ impl Store {
         if *ended {
             return Err(Trouble::Failed("the run has ended".to_string()));
         }
-        // Before they are sent: whatever becomes of them, they are deleted in the end.
+        // The keys are noted before they are sent, so that they are deleted in any case.
         self.keys.add(engine, entries.iter().map(|e| e.number));
         let (values, mut lent) = self.insist(Work::Move, &commands, Instant::now())?;
         match values.iter().find(|value| **value != Value::Okay) {
@@ -235,14 +242,14 @@ impl Store {
             }
             Ok(false) => {
                 lent.link = Some(link);
-                Err(Trouble::Failed("no replica has acknowledged it".to_string()))
+                Err(Trouble::Failed("no replica acknowledged an object".to_string()))
             }
             Err(e) => Err(Trouble::Failed(short(&e))),
         }
     }
 
-    /// The parts of objects that entries name, each as long as was asked for. The store isn't asked
-    /// for none.
+    /// Returns the parts of objects that entries name, each as long as requested. With no entries
+    /// it does not ask the store.
     ///
     /// # Errors
     /// One is not there, or the time is up.
@@ -263,7 +270,7 @@ impl Store {
             };
             if bytes.len() != entry.len as usize {
                 let late = self.kept.lateness().map_or(String::new(), |late| format!(" ({late})"));
-                let what = "is not there, or shorter than it was: the store has lost data";
+                let what = "is missing or too short, so the store has lost data";
                 return Err(Trouble::Lost(format!("key {} {what}{late}", key())));
             }
             parts.push(bytes);
@@ -287,8 +294,8 @@ impl Store {
         Ok(())
     }
 
-    /// Deletes all that the run has there, when what is being stored at this moment is there.
-    /// Nothing is stored or refreshed any more.
+    /// Deletes all objects of the run, after stores in progress have ended. Nothing is stored or
+    /// refreshed after that.
     ///
     /// # Errors
     /// Some are left: one line.
@@ -303,12 +310,12 @@ impl Store {
             self.delete(&some, deadline).map_err(|trouble| {
                 let (name, why, expiry) =
                     (&self.settings.name, trouble.text(), self.settings.expiry.as_secs());
-                format!("{name}: some keys are left, and expire within {expiry} s: {why}")
+                format!("{name}: some keys could not be deleted. They expire within {expiry} s. Reason: {why}")
             })?;
         }
     }
 
-    /// Whether all keys have been refreshed lately.
+    /// Checks that all keys were refreshed lately.
     ///
     /// # Errors
     /// Why not.
@@ -316,8 +323,7 @@ impl Store {
         self.kept.check().map_err(Trouble::Failed)
     }
 
-    /// Deletes what processes that have ended have left, and keeps the rest from expiring, until
-    /// the end.
+    /// Deletes objects of ended processes, and refreshes the others, until the end.
     pub fn keep_keys(&self) {
         while !self.has_ended() {
             thread::sleep(LOOK.min(self.settings.expiry / 16));
@@ -332,7 +338,7 @@ impl Store {
         }
     }
 
-    /// Goes on with a pass over all keys, each of which then lives for the whole time again.
+    /// Continues a pass over all keys, each of which then lives for the whole time again.
     fn refresh(&self) -> Result<(), String> {
         loop {
             let some = self.keys.after(self.kept.at(), BATCH);
@@ -360,7 +366,7 @@ impl Store {
     }
 }
 
-/// What went wrong, in one line that isn't long: a pipeline tells of each of its commands.
+/// Returns an error in one short line, because a pipeline reports each of its commands.
 fn short(e: &RedisError) -> String {
     let text = e.to_string().replace('\n', " ");
     match text.char_indices().nth(TEXT_CHARS) {
@@ -369,7 +375,7 @@ fn short(e: &RedisError) -> String {
     }
 }
 
-/// The policy of a server that may drop keys when its memory is full.
+/// Returns the policy of a server that may drop keys when its memory is full.
 fn dropping_policy(about: &str) -> Option<&str> {
     let mut limited = false;
     for line in about.lines() {

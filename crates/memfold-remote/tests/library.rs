@@ -19,10 +19,11 @@ use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
-/// Longer than anything takes that waits for no server.
+/// Longer than any operation takes that waits for no server.
 const LONG: Duration = Duration::from_secs(600);
 
-/// 16 MiB of memory, 16 MiB of file, the rest in the store. What is first in it is dropped last.
+/// An engine with 16 MiB of memory and 16 MiB of file; the rest goes to the store. The first field
+/// is dropped last.
 struct World {
     region: Region,
     memory: Memory,
@@ -81,7 +82,7 @@ fn wait_for(what: &str, mut wanted: impl FnMut() -> bool) {
 }
 
 #[test]
-fn b3_a_region_goes_on_to_a_real_server_and_every_byte_comes_back() {
+fn b3_region_moves_to_a_real_server_and_back_intact() {
     if !is_there() {
         return;
     }
@@ -98,16 +99,16 @@ fn b3_a_region_goes_on_to_a_real_server_and_every_byte_comes_back() {
     assert!((0..pages).all(|n| world.is_right(n, 0)));
     assert!(world.count(|s| &s.remote_out) > 4096 && world.count(|s| &s.remote_in) > 4096);
     world.memory.check().unwrap();
-    // As the docs say, memory first.
+    // The memory is dropped first, as the documentation says.
     let World { region, memory, service, _dir } = world;
     drop((region, memory));
     drop(service);
     assert_eq!(server.cli(&["dbsize"]), "0", "no key is left");
 }
 
-/// A child that ends by `main`'s end, or by an exec that fails, drops what it has a copy of.
+/// Ends a child at the end of `main`, or by an exec that fails. It drops its copies.
 #[test]
-fn a_service_dropped_in_a_child_of_fork_leaves_the_parents_data_alone() {
+fn service_dropped_in_a_forked_child_keeps_parent_data() {
     if !is_there() {
         return;
     }
@@ -116,8 +117,8 @@ fn a_service_dropped_in_a_child_of_fork_leaves_the_parents_data_alone() {
     let mut world = World::new(&server.url(), pages, None);
     world.fill(0..pages, 0);
     wait_for("data in the store", || world.count(|s| &s.remote_out) > 2048);
-    // SAFETY: the child drops the service, for which it needs no lock but malloc's, which fork
-    // leaves free; and ends.
+    // SAFETY: the child drops the service, for which it needs only malloc's lock, which fork leaves
+    // free; and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let World { service, region, memory, _dir } = world;
@@ -133,7 +134,7 @@ fn a_service_dropped_in_a_child_of_fork_leaves_the_parents_data_alone() {
     assert_eq!(libc::WEXITSTATUS(status), 7, "{status:#x}");
     assert!((0..pages).all(|n| world.is_right(n, 0)), "no key was deleted");
     assert!(!server.keys().is_empty());
-    // Nor was the socket: an engine that comes now is served.
+    // The socket was not removed: a new engine is served.
     let remote = common::remote(&world._dir.0.join("socket"));
     remote.keep(LONG).unwrap();
     let World { region, memory, service, _dir } = world;
@@ -150,9 +151,9 @@ fn hear(mut from: &UnixStream) {
     from.read_exact(&mut [0]).unwrap();
 }
 
-/// A child of fork, which does `work` and ends.
+/// Runs `work` in a child of fork, which then ends.
 fn child(work: impl FnOnce()) -> i32 {
-    // SAFETY: the child needs no lock but malloc's, which fork leaves free; and ends.
+    // SAFETY: the child needs only malloc's lock, which fork leaves free; and ends.
     match unsafe { libc::fork() } {
         0 => {
             let failed = catch_unwind(AssertUnwindSafe(work)).is_err();
@@ -170,7 +171,7 @@ fn wait(pid: i32) {
     assert_eq!(status, 0);
 }
 
-/// An engine that puts an object, in a process that ends at once.
+/// Puts an object from an engine in a process that ends at once.
 fn put_and_end(socket: &Path, then: impl FnOnce(&SocketRemote)) {
     wait(child(|| {
         let remote = common::remote(socket);
@@ -180,7 +181,7 @@ fn put_and_end(socket: &Path, then: impl FnOnce(&SocketRemote)) {
 }
 
 #[test]
-fn what_is_lent_to_a_copy_of_a_process_is_kept_until_that_has_ended_too() {
+fn data_lent_to_a_forked_child_is_kept_until_it_ends() {
     if !is_there() {
         return;
     }
@@ -194,9 +195,9 @@ fn what_is_lent_to_a_copy_of_a_process_is_kept_until_that_has_ended_too() {
         let copies = DescendantWatch::new().unwrap();
         copies.begin_copy().unwrap();
         child(|| {
-            // An engine's child has no copy of its connections.
+            // A child of an engine has no copy of its connections.
             remote.close();
-            // SAFETY: nobody else uses this copy of it.
+            // SAFETY: nothing else uses this copy of it.
             unsafe { remote.begin_in_child().unwrap() };
             remote.get(&mut []).unwrap();
             hear(&go);
@@ -208,11 +209,11 @@ fn what_is_lent_to_a_copy_of_a_process_is_kept_until_that_has_ended_too() {
         });
         remote.lend(&copies).unwrap();
     });
-    // Whoever ends says so.
+    // A process that ends reports it.
     drop(tell);
     let lent = server.keys();
     assert_eq!(lent.len(), 1);
-    // What isn't lent goes; so whoever looks for what may go has looked.
+    // Objects that are not lent are deleted, so the service has looked by then.
     for _ in 0..2 {
         put_and_end(&socket, |_| ());
         wait_for("what another process has left to go", || server.keys() == lent);
@@ -223,7 +224,7 @@ fn what_is_lent_to_a_copy_of_a_process_is_kept_until_that_has_ended_too() {
     wait_for("what was lent to go", || server.keys().is_empty());
 }
 
-/// A run that is killed ends its service while its engines still store.
+/// Runs a service that is killed while its engines still store.
 #[test]
 fn what_is_being_stored_when_the_run_ends_is_deleted_too() {
     if !is_there() {
@@ -241,7 +242,7 @@ fn what_is_being_stored_when_the_run_ends_is_deleted_too() {
                 scope.spawn(|| {
                     let (remote, bytes) = (common::remote(&socket), vec![7; 100_000]);
                     while !over.load(Relaxed) {
-                        // Refused, once the run has ended.
+                        // Puts are refused after the end of the run.
                         let number = stored.fetch_add(1, Relaxed) as u64;
                         let _ = remote.put(&[Object { number, bytes: &bytes }]);
                     }
@@ -258,7 +259,7 @@ fn what_is_being_stored_when_the_run_ends_is_deleted_too() {
 }
 
 #[test]
-fn c2_a_fault_on_pool_memory_is_served_while_the_store_does_not_answer() {
+fn c2_pool_fault_is_handled_while_the_store_hangs() {
     if !is_there() {
         return;
     }
@@ -310,7 +311,7 @@ fn c2_a_fault_on_pool_memory_is_served_while_the_store_does_not_answer() {
 const EXPIRY: Duration = Duration::from_secs(3);
 const URL: &str = "MEMFOLD_LIBRARY_TEST_URL";
 
-/// Not a test by itself: what the test below runs in a process of its own, and kills.
+/// Not a test: the next test runs this in its own process, and kills it.
 #[test]
 fn a_program_that_is_killed() {
     let Ok(url) = std::env::var(URL) else { return };
@@ -321,17 +322,17 @@ fn a_program_that_is_killed() {
     for _ in std::io::stdin().lines() {
         println!("\n{}", if (0..pages).all(|n| world.is_right(n, 0)) { "right" } else { "wrong" });
     }
-    // Whoever has started this is gone.
+    // The process that started this one is gone.
     std::process::exit(0);
 }
 
 #[test]
-fn b3_keys_outlive_their_expiry_while_the_run_lives_and_not_when_it_is_killed() {
+fn b3_keys_outlive_expiry_only_while_the_run_lives() {
     if !is_there() {
         return;
     }
     let server = Server::start(&[]);
-    // What it leaves behind is removed too.
+    // Its remains are removed too.
     let dir = Scratch::new();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command

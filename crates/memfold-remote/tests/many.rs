@@ -16,7 +16,7 @@ use std::time::Duration;
 const PLACE: &str = "MEMFOLD_MANY_TEST_PLACE";
 const ENGINES: u64 = 200;
 
-/// Not a test by itself: a service in a process of its own, which does what it is told by lines.
+/// Not a test: a service in its own process, which takes commands by lines.
 #[test]
 fn a_service_by_itself() {
     let Ok(place) = std::env::var(PLACE) else { return };
@@ -42,7 +42,7 @@ fn a_service_by_itself() {
     std::process::exit(0);
 }
 
-/// Such a process. It ends with this value.
+/// A process with a service. It ends with this value.
 struct World {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -81,11 +81,11 @@ impl World {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
 
-    /// Processor time that the process has taken.
+    /// Returns the processor time of the process.
     fn cpu(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-        // SAFETY: only asks.
+        // SAFETY: this call only asks.
         let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as u64;
         Duration::from_millis(
             (fields[11..13].iter().map(|f| f.parse::<u64>().unwrap()).sum::<u64>()) * 1000 / ticks,
@@ -100,7 +100,7 @@ impl Drop for World {
     }
 }
 
-/// An object of an engine, unlike all others.
+/// Returns an object of an engine, different from all others.
 fn object(engine: u64, number: u64) -> Vec<u8> {
     partly_random(engine << 32 | number, 0)
 }
@@ -112,7 +112,7 @@ fn puts(remote: &SocketRemote, engine: u64) {
     remote.put(&objects).unwrap();
 }
 
-/// Whether three threads get what was put, each several times.
+/// Returns whether three threads read what was put, each several times.
 fn gets(remote: &SocketRemote, engine: u64) -> bool {
     let get = |number: u64| {
         let mut to = vec![0; 4096];
@@ -126,7 +126,7 @@ fn gets(remote: &SocketRemote, engine: u64) -> bool {
     })
 }
 
-/// All engines at once.
+/// Makes all engines at once.
 fn each(remotes: &[SocketRemote], does: impl Fn(&SocketRemote, u64) -> bool + Sync) -> bool {
     let does = &does;
     std::thread::scope(|scope| {
@@ -143,7 +143,7 @@ fn put_and_get(remote: &SocketRemote, engine: u64) -> bool {
 }
 
 #[test]
-fn an_engine_takes_one_descriptor_and_all_share_the_connections_to_the_store() {
+fn engine_takes_one_descriptor_and_shares_store_connections() {
     if !is_there() {
         return;
     }
@@ -173,8 +173,8 @@ fn more_engines_than_descriptors_are_served_all_the_same() {
     assert!(world.descriptors() <= 64);
 }
 
-/// So that no load of the machine matters, the measure is a thread that takes all the time that it
-/// is given.
+/// The measure is a thread that takes all the time that it gets, so the load of the machine does
+/// not matter.
 #[test]
 fn a_service_without_descriptors_sleeps_until_there_are_some() {
     if !is_there() {

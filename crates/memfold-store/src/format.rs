@@ -1,4 +1,4 @@
-//! Formats of stored payloads: what an object's header says about how its bytes are to be read.
+//! Formats of stored payloads: how to read an object's bytes, from its header.
 //!
 //! Two codecs that write the same format share its id (lz4 and lz4hc). An id is never given to
 //! another format.
@@ -13,13 +13,13 @@ pub const ZSTD: u8 = 2;
 pub const DEFLATE: u8 = 3;
 /// One past the last id of a decoder.
 pub const DECODERS: usize = 4;
-/// The first of [`CANNED_SLOTS`] formats of objects compressed with a dictionary, one for each that
-/// is in use.
+/// The first of [`CANNED_SLOTS`] formats of objects compressed with a dictionary, one for each
+/// dictionary in use.
 pub const CANNED: u8 = 8;
 /// Dictionaries that can be in use at once.
 pub const CANNED_SLOTS: usize = 8;
-/// The first of [`DECODERS`] formats of shuffled blocks (`block/shuffle/`), one for each format that
-/// their planes are compressed to.
+/// The first of [`DECODERS`] formats of shuffled blocks (`block/shuffle/`), one for each format of
+/// their compressed planes.
 pub const SHUFFLED: u8 = 16;
 /// A block that is one 8-byte pattern.
 pub const SAME: u8 = 30;
@@ -30,13 +30,13 @@ const _: () = assert!(DECODERS <= CANNED as usize);
 const _: () = assert!(CANNED as usize + CANNED_SLOTS <= SHUFFLED as usize);
 const _: () = assert!(SHUFFLED as usize + DECODERS <= SAME as usize);
 
-/// The slot of the dictionary of a format, if it has one.
+/// Returns the slot of the dictionary of a format, if it has one.
 pub fn dictionary_slot(format: u8) -> Option<usize> {
     let slot = format.checked_sub(CANNED)? as usize;
     (slot < CANNED_SLOTS).then_some(slot)
 }
 
-/// The format of a shuffled block's planes.
+/// Returns the format of a shuffled block's planes.
 pub fn shuffled(format: u8) -> Option<u8> {
     let planes = format.checked_sub(SHUFFLED)?;
     ((planes as usize) < DECODERS).then_some(planes)

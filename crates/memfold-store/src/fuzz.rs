@@ -1,7 +1,7 @@
-//! What fuzzers call: each function takes any bytes and panics if a promise is broken. Built for
-//! tests and for fuzzers only.
+//! Fuzz targets: each function takes any bytes and panics if a promise is broken. Built only for
+//! tests and fuzzers.
 //!
-//! `fuzz/` at the root feeds them from libFuzzer; `store/tests/fuzz.rs` feeds them a few thousand
+//! `fuzz/` in the root runs them with libFuzzer. `store/tests/fuzz.rs` runs them on a few thousand
 //! mutations in every test run.
 use crate::block::dictionaries::{Cans, Decoders};
 use crate::block::{self, Encoded, Packer, Scratch};
@@ -21,10 +21,10 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 const ORDER_MAX: u8 = 4;
 const CANARY: u8 = 0xa7;
 
-/// Bytes of a stored object, of any format, to a block: an error or a block, never a byte beside
-/// it.
+/// Decodes bytes of a stored object of any format: the result is an error or a block, and no byte
+/// beside it is written.
 ///
-/// The first byte is the format, the second the block's order and whether same-filled pages are
+/// The first byte is the format. The second is the block's order and whether same-filled pages are
 /// listed.
 pub fn decode(data: &[u8]) {
     let [format, shape, payload @ ..] = data else { return };
@@ -40,12 +40,12 @@ pub fn decode(data: &[u8]) {
     decode_guarded(&mut decoders, header, payload, order);
 }
 
-/// Whole pages through every part of the save path and back: the same bytes.
+/// Encodes and decodes whole pages through every part of the save path: the result is the same
+/// bytes.
 ///
 /// The first byte is the codec, the second its level, the third the block's order and whether it is
-/// shuffled; the rest is
-/// repeated to fill the block, but for pages whose bit in the fourth byte is set, which are filled
-/// with one word.
+/// shuffled. The rest is repeated to fill the block. Pages whose bit in the fourth byte is set are
+/// filled with one word.
 pub fn round_trip(data: &[u8]) {
     let [codec, level, shape, same, rest @ ..] = data else { return };
     let codec = &CODECS[*codec as usize % CODECS.len()];
@@ -60,7 +60,7 @@ pub fn round_trip(data: &[u8]) {
     let spec = CodecSpec::parse(&spec).expect("a name and a level of the table");
     let order = order(shape % 128 % (ORDER_MAX + 1));
     let mut block = PageBuffer::new(order);
-    // SAFETY: the buffer is ours.
+    // SAFETY: this function owns the buffer.
     let bytes = unsafe { core::slice::from_raw_parts_mut(block.as_mut_ptr(), order.bytes()) };
     if !rest.is_empty() {
         bytes.iter_mut().zip(rest.iter().cycle()).for_each(|(to, from)| *to = *from);
@@ -101,7 +101,7 @@ pub fn round_trip(data: &[u8]) {
     assert!(back == bytes, "{spec}, {order:?}");
 }
 
-/// Text as a codec's name: refused, or read and printed as itself.
+/// Parses text as a codec's name: it is refused, or prints as itself.
 pub fn spec(data: &[u8]) {
     let Ok(text) = core::str::from_utf8(data) else { return };
     match CodecSpec::parse(text) {
@@ -110,7 +110,7 @@ pub fn spec(data: &[u8]) {
     }
 }
 
-/// Bytes as a dictionary file: refused, or a dictionary that codecs can be given.
+/// Parses bytes as a dictionary file: they are refused, or a dictionary that codecs accept.
 pub fn dictionary(data: &[u8]) {
     let Ok(dictionary) = Dictionary::from_file(data) else { return };
     assert!(dictionary.to_file() == data);
@@ -135,7 +135,7 @@ pub fn dictionary(data: &[u8]) {
     }
 }
 
-/// Decoders of a worker whose store has a dictionary for lz4 and one for zstd.
+/// Makes the decoders of a worker whose store has a dictionary for lz4 and one for zstd.
 fn decoders() -> Decoders {
     let cans = Cans::new(alloc::sync::Arc::new(Budget::new(0, 100)));
     let content: Vec<u8> = (0..2000u32).map(|i| ((i * i) >> 3) as u8).collect();
@@ -152,7 +152,7 @@ fn order(n: u8) -> Order {
     Order::new(n).expect("at most ORDER_MAX")
 }
 
-/// Decodes into the middle of a buffer and looks at what lies around.
+/// Decodes into the middle of a buffer and checks the bytes around it.
 fn decode_guarded(
     decoders: &mut Decoders,
     header: Header,
@@ -164,10 +164,10 @@ fn decode_guarded(
     }
     let mut buffer =
         PageBuffer::new(Order::covering(order.bytes() + 2 * PAGE_SIZE).expect("small"));
-    // SAFETY: the buffer is ours.
+    // SAFETY: this function owns the buffer.
     let bytes = unsafe { core::slice::from_raw_parts_mut(buffer.as_mut_ptr(), buffer.len()) };
     bytes.fill(CANARY);
-    // A payload in a box of its own length, so that a sanitizer sees a read past it.
+    // The payload has a box of its own length, so that a sanitizer detects a read past it.
     let payload: Box<[u8]> = payload.into();
     // SAFETY: the payload is as long as the header says; the block fits behind the first page of
     // the buffer.
@@ -184,8 +184,7 @@ fn decode_guarded(
     done.ok().map(|()| block.to_vec())
 }
 
-/// Payloads that make sense, for a fuzzer to start from: `decode`'s input for every codec and
-/// shape.
+/// Returns valid payloads as seeds: `decode`'s input for every codec and shape.
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     let specs = CODECS
@@ -202,7 +201,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
                 .enumerate()
                 .for_each(|(i, word)| *word = (i as u64 % 97) << (i % shift));
             let mut buffer = PageBuffer::new(order);
-            // SAFETY: the buffer is ours and as long as the block.
+            // SAFETY: this function owns the buffer, which is as long as the block.
             unsafe {
                 core::ptr::copy_nonoverlapping(
                     block.as_ptr().cast(),

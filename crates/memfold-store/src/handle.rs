@@ -1,13 +1,13 @@
-//! Handles: what the store gives back for a saved block.
+//! Handles: the store's names of saved blocks.
 use core::fmt;
 
 /// Bits of an entry's index within its pool.
 pub(crate) const INDEX_BITS: u32 = 28;
-/// Bits of the generation that tells a reused entry from its predecessor.
+/// Bits of the generation that distinguishes a reused entry from its predecessor.
 pub(crate) const GENERATION_BITS: u32 = 14;
 /// Bits of the pool's number.
 pub(crate) const POOL_BITS: u32 = 6;
-/// The most pools that a store can have.
+/// Most pools of a store.
 pub const POOLS_MAX: usize = 1 << POOL_BITS;
 
 const POOL_SHIFT: u32 = INDEX_BITS + GENERATION_BITS;
@@ -15,16 +15,16 @@ const USED_BITS: u64 = (1 << (POOL_SHIFT + POOL_BITS)) - 1;
 const OBJECT: u64 = 1 << 63;
 const FOREIGN: u64 = 1 << 62;
 
-/// Names one stored block. A plain number without a destructor: the holder must give it to
+/// Names one stored block. A plain number without a destructor: the holder must pass it to
 /// [`crate::Store::free`].
 ///
-/// A handle stays valid while compaction moves the object behind it. After `free` it is dead;
-/// loading it then is an error and never another object's bytes, until the entry was reused 2^14
-/// times: who has kept a handle that may be dead asks [`crate::Store::is_still`].
+/// A handle stays valid while compaction moves the object behind it. After `free` it is dead.
+/// Loading it then is an error and never returns another object's bytes, until the entry was reused
+/// 2^14 times. The holder of a handle that may be dead calls [`crate::Store::is_still`].
 #[derive(Copy, Clone, PartialEq, Eq, Hash)]
 pub struct Handle(u64);
 
-/// A handle of a pool object, taken apart.
+/// The parts of a pool object's handle.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ObjectName {
     pub pool: u8,
@@ -38,29 +38,29 @@ impl Handle {
     /// An all-zero block of any size. Holds no memory.
     pub const ZERO: Handle = Handle(1);
 
-    /// The handle as a number, for keeping in an atomic. `NONE` is 0.
+    /// Returns the handle as a number, for an atomic. `NONE` is 0.
     pub const fn to_bits(self) -> u64 {
         self.0
     }
 
-    /// The handle that [`Handle::to_bits`] gave. Any other number is an unknown handle, which loads
-    /// refuse.
+    /// Makes a handle from the number of [`Handle::to_bits`]. Any other number is an unknown
+    /// handle, which loads refuse.
     pub const fn from_bits(bits: u64) -> Handle {
         Handle(bits)
     }
 
-    /// Whether nothing is stored.
+    /// Returns whether nothing is stored.
     pub const fn is_none(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether this is the all-zero block.
+    /// Returns whether this is the all-zero block.
     pub const fn is_zero(self) -> bool {
         self.0 == 1
     }
 
-    /// A handle of something that lies elsewhere: it carries `bits` for its maker. The store
-    /// doesn't know it: loads refuse it, and freeing it does nothing.
+    /// Makes a handle of something outside the store: it carries `bits` for its maker. The store
+    /// does not know it: loads refuse it, and freeing it does nothing.
     ///
     /// # Panics
     /// If `bits` takes more than 62 bits.
@@ -69,7 +69,7 @@ impl Handle {
         Handle(FOREIGN | bits)
     }
 
-    /// The bits of a handle that [`Handle::foreign`] made.
+    /// Returns the bits of a handle that [`Handle::foreign`] made.
     pub const fn as_foreign(self) -> Option<u64> {
         if self.0 >> 62 == 1 { Some(self.0 & (FOREIGN - 1)) } else { None }
     }
@@ -83,8 +83,7 @@ impl Handle {
         )
     }
 
-    /// The parts of an object's handle, or `None` for `NONE`, `ZERO` and numbers that no store
-    /// gives out.
+    /// Returns the parts of an object's handle, or `None` for `NONE`, `ZERO` and invalid numbers.
     pub(crate) const fn object(self) -> Option<ObjectName> {
         if self.0 & OBJECT == 0 || self.0 & !(OBJECT | USED_BITS) != 0 {
             return None;

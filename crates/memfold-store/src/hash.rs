@@ -1,11 +1,11 @@
 //! XXH3-64 of payloads, XXH3-128 of blocks.
 //!
-//! The same functions as twox-hash's, which without std knows no AVX2 and is half as fast then. The
-//! long-input loop for AVX2 is here; everything else is left to twox-hash.
+//! The functions are those of twox-hash, which without std has no AVX2 and is then half as fast.
+//! The AVX2 loop for long inputs is here; twox-hash does everything else.
 #[cfg(target_arch = "x86_64")]
 use memfold_sys::vectors::have_avx2;
 
-/// XXH3-64 with seed 0. About 45 GB/s for long inputs in the cache with AVX2, 25 without.
+/// Returns XXH3-64 with seed 0. About 45 GB/s for long inputs in the cache with AVX2, 25 without.
 #[inline]
 pub(crate) fn xxh3(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -16,8 +16,8 @@ pub(crate) fn xxh3(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)
 }
 
-/// XXH3-128 with seed 0, low word first. About as fast as the 64-bit one: they differ in the last
-/// step only.
+/// Returns XXH3-128 with seed 0, low word first. It is about as fast as the 64-bit one, because
+/// only the last step differs.
 #[inline]
 pub fn xxh3_128(bytes: &[u8]) -> [u64; 2] {
     #[cfg(target_arch = "x86_64")]
@@ -33,7 +33,7 @@ pub fn xxh3_128(bytes: &[u8]) -> [u64; 2] {
 mod avx2 {
     use core::arch::x86_64::*;
 
-    /// Up to here XXH3 has other loops.
+    /// Longest input for which XXH3 has other loops.
     pub const SHORT_MAX: usize = 240;
 
     const STRIPE: usize = 64;
@@ -70,14 +70,14 @@ mod avx2 {
     0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
     ];
 
-    /// XXH3-64 of an input longer than [`SHORT_MAX`].
+    /// Returns XXH3-64 of an input longer than [`SHORT_MAX`].
     #[target_feature(enable = "avx2")]
     pub fn long(bytes: &[u8]) -> u64 {
         let lanes = accumulate(bytes);
         merge(&lanes, 11, (bytes.len() as u64).wrapping_mul(PRIME64_1))
     }
 
-    /// XXH3-128 of an input longer than [`SHORT_MAX`].
+    /// Returns XXH3-128 of an input longer than [`SHORT_MAX`].
     #[target_feature(enable = "avx2")]
     pub fn long_128(bytes: &[u8]) -> [u64; 2] {
         let lanes = accumulate(bytes);
@@ -86,8 +86,9 @@ mod avx2 {
         [low, merge(&lanes, SECRET.len() - STRIPE - 11, !len.wrapping_mul(PRIME64_2))]
     }
 
-    /// The accumulators take 64-byte stripes; after each block of 16 they are scrambled; the last
-    /// stripe is the last 64 bytes, whether they were taken before or not.
+    /// Returns the accumulators after all input. They take 64-byte stripes. After each block of 16
+    /// they are scrambled. The last stripe is the last 64 bytes, whether they were taken before or
+    /// not.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn accumulate(bytes: &[u8]) -> [u64; 8] {
@@ -161,7 +162,7 @@ mod avx2 {
         hash ^ hash >> 32
     }
 
-    /// The first 32 bytes.
+    /// Loads the first 32 bytes.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn load(bytes: &[u8]) -> __m256i {

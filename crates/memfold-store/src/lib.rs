@@ -1,13 +1,13 @@
 //! memfold-store: compressed blocks behind handles. It knows no address, no fault and no process.
 //!
 //! A folio is saved block by block: same-filled pages are noted, the rest is compressed by a
-//! [`Codec`] and becomes an object in one of several pools; the caller gets a [`Handle`] for each
+//! [`Codec`] and becomes an object in one of several pools. The caller gets a [`Handle`] for each
 //! block. Pools cut spans of pages into slots of size classes, find objects through 16-byte
 //! entries, and compact themselves behind the handles.
 //!
-//! The save path, from the top: `store/save` -> `block` (what of a block is same-filled, the rest
-//! by a `codec`) -> `pool` (a slot, an entry). The load path: `store/load` -> `pool` (pin) ->
-//! `block` (decode), then the checksum.
+//! The save path, from the top: `store/save` -> `block` (same-filled pages, the rest by a `codec`)
+//! -> `pool` (a slot, an entry). The load path: `store/load` -> `pool` (pin) -> `block` (decode),
+//! then the checksum.
 #![cfg_attr(not(test), no_std)]
 extern crate alloc;
 

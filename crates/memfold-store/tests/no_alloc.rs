@@ -1,13 +1,12 @@
-//! Nothing allocates after set-up: the pager saves and loads where the host's `malloc` must not be
-//! called.
+//! Nothing allocates after set-up, because the pager saves and loads where the host's `malloc` must
+//! not be called.
 use memfold_store::{BlockSet, CodecSpec, Handle, Store, StoreConfig};
 use memfold_sys::units::{Order, PAGE_SIZE};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::SeqCst};
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
-/// The thread whose calls count: the test's harness has one of its own, which tells of a test that
-/// takes long.
+/// The thread whose calls count: the test harness has its own thread, which reports slow tests.
 static COUNTED: AtomicI32 = AtomicI32::new(0);
 
 fn note_call() {
@@ -57,7 +56,7 @@ unsafe extern "C" fn free(at: *mut c_void) {
 #[derive(Copy, Clone)]
 struct Page([u8; PAGE_SIZE]);
 
-/// Text-like, random, patterned and empty pages.
+/// Returns text-like, random, patterned and empty pages.
 fn folio(pages: usize) -> Vec<Page> {
     let mut state = 1u32;
     let mut page = |i: usize| {

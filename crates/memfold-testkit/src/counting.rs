@@ -1,4 +1,4 @@
-//! An allocator that counts, for tests of what must not allocate.
+//! An allocator that counts, for tests of code that must not allocate.
 use memfold_sys::thread::{is_asleep, process_id, thread_id};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
@@ -6,19 +6,18 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
-/// The system's allocator, with every call counted but those of the process's first thread: that is
-/// the test harness, which has work of its own to do while a test runs. A test makes it its
-/// `#[global_allocator]`.
+/// The system's allocator. It counts every call except those of the process's first thread, which
+/// is the test harness with work of its own. A test makes it its `#[global_allocator]`.
 pub struct Counting;
 
-/// Calls of the allocator by all other threads so far.
+/// Returns the allocator calls of all other threads so far.
 pub fn calls() -> u64 {
     CALLS.load(SeqCst)
 }
 
-/// Waits until every other thread sleeps, twice in a row: a server's threads may still be putting
-/// away what made them, long after the first answer came. Whoever calls it has nothing under way
-/// that would wake one of them later.
+/// Waits until every other thread sleeps, twice in a row. A server's threads may free their
+/// start-up data long after the first answer. The caller has nothing in progress that would wake a
+/// thread later.
 ///
 /// # Panics
 /// `/proc` is not there.
@@ -46,13 +45,13 @@ fn count() {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: as the caller says.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         count();
-        // SAFETY: as the caller says.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(at, layout) }
     }
 }

@@ -1,11 +1,10 @@
-//! A fake address space: the bytes are at real addresses, but whether a page is there is noted in a
-//! map.
+//! A fake address space: the bytes are at real addresses, and a map notes which pages are present.
 //!
-//! It does what the kernel does with the pages of one process, one call at a time: a move carries
-//! bytes and presence, a page is at one address or at none, nothing that is there is overwritten,
-//! and a call that did a part says EAGAIN with the count. The bytes of a page that is not there are
-//! poison, checked when the page comes back: who reads them gets wrong data, and who writes them is
-//! found out. It knows no limits, forks or DMA; [`crate::trouble`] plays those.
+//! It acts as the kernel does on the pages of one process, one call at a time. A move carries bytes
+//! and presence. A page is at one address or at none. Nothing present is overwritten. A call that
+//! did only a part returns EAGAIN with the count. An absent page has poison bytes, which are
+//! checked when the page returns: a read of them gets wrong data, and a write to them is detected.
+//! The fake has no limits, forks or DMA; [`crate::trouble`] simulates those.
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::sync::{Condvar, Mutex};
@@ -35,10 +34,10 @@ struct Inner {
 
 #[derive(Default)]
 struct Table {
-    /// Pages that were ever there, by address.
+    /// Pages that were ever present, by address.
     pages: HashMap<usize, Page>,
     waiters: Vec<Waiter>,
-    /// Where one of the kernel's areas ends and the next begins; 0: nowhere.
+    /// Border between two of the kernel's areas; 0: none.
     border: usize,
     next_ticket: u64,
 }
@@ -47,7 +46,7 @@ struct Table {
 enum Page {
     Present,
     Protected,
-    /// Was there once; its bytes are poison.
+    /// It was present once; its bytes are poison.
     Gone,
 }
 
@@ -57,17 +56,16 @@ struct Waiter {
     woken: bool,
 }
 
-/// A thread that touched a page which is not there, as the kernel has it queued: from here on no
-/// wake-up is lost.
+/// A thread that touched an absent page, queued as in the kernel: from here on no wake-up is lost.
 #[derive(Debug)]
 pub struct Ticket {
     number: u64,
-    /// The page is there, but write-protected.
+    /// The page is present, but write-protected.
     pub protected: bool,
 }
 
 impl FakeSpace {
-    /// A space whose area has `pages` pages (aligned to 2 MiB), none of them there.
+    /// Makes a space whose area has `pages` absent pages (aligned to 2 MiB).
     pub fn new(pages: usize) -> FakeSpace {
         let zone =
             Zone::reserve(pages * PAGE_SIZE, memfold_sys::units::MAX_BYTES).expect("address space");
@@ -76,23 +74,22 @@ impl FakeSpace {
         FakeSpace { inner: Arc::new(inner) }
     }
 
-    /// From now on, whatever isn't there seems to be: it has left right after it was asked for.
+    /// Makes absent pages look present, as if they were evicted right after the question.
     pub fn seem_populated(&self) {
         self.inner.is_leaving.store(true, SeqCst);
     }
 
-    /// The program's area: first address and first past it.
+    /// Returns the program's area: its first address and the first one after it.
     pub fn area(&self) -> Range<usize> {
         self.inner.zone.start()..self.inner.zone.start() + self.inner.zone.len()
     }
 
-    /// Makes two of the kernel's areas of the program's: no move or copy goes across page `page` of
-    /// it.
+    /// Splits the program's area in two: no move or copy crosses page `page` of it.
     pub fn set_border(&self, page: usize) {
         self.inner.table.lock().border = self.area().start + page * PAGE_SIZE;
     }
 
-    /// Reads a page of the area, if it is there.
+    /// Reads a page of the area, if it is present.
     ///
     /// # Errors
     /// The page is missing; the caller is queued and must end that by [`FakeSpace::sleep`] or
@@ -102,12 +99,12 @@ impl FakeSpace {
         if !table.is_present(page) {
             return Err(table.enqueue(page));
         }
-        // SAFETY: the page lies in the zone; nobody writes it while it is there and the table is
-        // locked: writers of it hold the lock, and the engine writes only frames.
+        // SAFETY: the page lies in the zone. No thread writes it while it is present and the table
+        // is locked: its writers hold the lock, and the engine writes only frames.
         Ok(read(unsafe { std::slice::from_raw_parts(self.in_area(page), PAGE_SIZE) }))
     }
 
-    /// Writes a page of the area, if it is there and not protected.
+    /// Writes a page of the area, if it is present and not protected.
     ///
     /// # Errors
     /// The page is missing or protected; the caller is queued as in [`FakeSpace::read`].
@@ -116,8 +113,8 @@ impl FakeSpace {
         if table.pages.get(&page) != Some(&Page::Present) {
             return Err(table.enqueue(page));
         }
-        // SAFETY: as in `read`; and the engine reads a page at its home only after it has protected
-        // it, under the lock.
+        // SAFETY: the page lies in the zone, and its readers and writers hold the lock. The engine
+        // reads a page in place only after it has protected it, under the lock.
         Ok(write(unsafe { std::slice::from_raw_parts_mut(self.in_area(page), PAGE_SIZE) }))
     }
 
@@ -138,34 +135,34 @@ impl FakeSpace {
         }
     }
 
-    /// Gives a ticket back without waiting.
+    /// Returns a ticket without waiting.
     pub fn leave(&self, ticket: Ticket) {
         self.inner.table.lock().waiters.retain(|w| w.ticket != ticket.number);
     }
 
-    /// The program drops a page that is there, as with `MADV_DONTNEED`: a hole. Returns whether it
-    /// was there.
+    /// Drops a present page, as the program does with `MADV_DONTNEED`. Returns whether it was
+    /// present.
     pub fn punch(&self, page: usize) -> bool {
         let mut table = self.inner.table.lock();
         let present = table.is_present(page);
         if present {
-            // SAFETY: the page is there, and the program gives up its bytes.
+            // SAFETY: the page is present, and the program gives up its bytes.
             unsafe { table.remove(page) };
         }
         present
     }
 
-    /// Whether a page is there, in the area or in a frame.
+    /// Returns whether a page of the area or of a frame is present.
     pub fn is_present(&self, page: usize) -> bool {
         self.inner.table.lock().is_present(page)
     }
 
-    /// Whether a page is there and write-protected.
+    /// Returns whether a page is present and write-protected.
     pub fn is_protected(&self, page: usize) -> bool {
         self.inner.table.lock().pages.get(&page) == Some(&Page::Protected)
     }
 
-    /// Pages of the area that are there.
+    /// Returns the present pages of the area.
     pub fn present_pages(&self) -> usize {
         let table = self.inner.table.lock();
         self.area().step_by(PAGE_SIZE).filter(|page| table.is_present(*page)).count()
@@ -179,8 +176,8 @@ impl FakeSpace {
         page as *mut u8
     }
 
-    /// Repeats `step` for each page of a range, and counts as the kernel does: what was done, or
-    /// why nothing was.
+    /// Repeats `step` for each page of a range, and counts as the kernel does: the work done, or
+    /// why nothing was done.
     fn each(
         &self,
         table: &mut Table,
@@ -220,7 +217,7 @@ impl FakeSpace {
 }
 
 impl Table {
-    /// Whether a range reaches across the border.
+    /// Returns whether a range crosses the border.
     fn is_across(&self, start: usize, len: usize) -> bool {
         start < self.border && self.border < start + len
     }
@@ -236,12 +233,13 @@ impl Table {
         Ticket { number, protected: self.pages.get(&page) == Some(&Page::Protected) }
     }
 
-    /// Puts the bytes at `src` into a page that is not there.
+    /// Puts the bytes at `src` into an absent page.
     ///
     /// # Safety
     /// - `page` is a mapped page of the area or the frames, and `src` is readable for a page.
     unsafe fn install(&mut self, page: usize, src: *const u8) -> Result<(), Errno> {
-        // SAFETY: as the caller says; nobody may be using a page that is not there.
+        // SAFETY: the caller promises that the page is mapped; no thread may be using an absent
+        // page.
         let bytes = unsafe { std::slice::from_raw_parts_mut(page as *mut u8, PAGE_SIZE) };
         let clean = match self.pages.get(&page) {
             Some(Page::Present | Page::Protected) => return Err(Errno::EXIST),
@@ -253,19 +251,19 @@ impl Table {
             self.pages.get(&(src as usize)) != Some(&Page::Gone),
             "{src:?} is read, but no page is there"
         );
-        // SAFETY: `src` is readable as the caller says, and another page than this one, which was
-        // not there.
+        // SAFETY: the caller promises that `src` is readable; this page was absent, so it is
+        // another one.
         unsafe { std::ptr::copy_nonoverlapping(src, bytes.as_mut_ptr(), PAGE_SIZE) };
         self.pages.insert(page, Page::Present);
         Ok(())
     }
 
-    /// Takes a page away.
+    /// Removes a page.
     ///
     /// # Safety
-    /// - The page is there, and nobody needs its bytes.
+    /// - The page is there, and its bytes are not needed.
     unsafe fn remove(&mut self, page: usize) {
-        // SAFETY: a page that is there is mapped; the caller gives up its bytes.
+        // SAFETY: a present page is mapped, and the caller gives up its bytes.
         unsafe { std::ptr::write_bytes(page as *mut u8, POISON, PAGE_SIZE) };
         self.pages.insert(page, Page::Gone);
     }
@@ -290,8 +288,8 @@ impl Space for FakeSpace {
             if !table.is_present(src + at) {
                 return Err(Errno::NOENT);
             }
-            // SAFETY: the page at the source is there, hence mapped; the caller has the right to
-            // both ranges.
+            // SAFETY: the page at the source is present, so it is mapped; the caller has the right
+            // to both ranges.
             unsafe {
                 table.install(dst + at, (src + at) as *const u8)?;
                 table.remove(src + at);
@@ -346,7 +344,7 @@ impl Space for FakeSpace {
     unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize {
         let mut table = self.inner.table.lock();
         for at in (0..len).step_by(PAGE_SIZE) {
-            // SAFETY: the caller promises room at `to`; the page is there, and is taken away.
+            // SAFETY: the caller promises room at `to`. The page is present, and is removed.
             unsafe {
                 if table.is_present(home + at) {
                     to.add(at).copy_from_nonoverlapping((home + at) as *const u8, PAGE_SIZE);
@@ -363,7 +361,7 @@ impl Space for FakeSpace {
         let mut table = self.inner.table.lock();
         for page in (start..start + len).step_by(PAGE_SIZE) {
             if table.is_present(page) {
-                // SAFETY: the page is there, and the caller gives up its bytes.
+                // SAFETY: the page is present, and the caller gives up its bytes.
                 unsafe { table.remove(page) };
             }
         }
@@ -378,7 +376,7 @@ impl Space for FakeSpace {
         let mut table = self.inner.table.lock();
         for page in spans.iter().flat_map(|s| (s.start..s.start + s.len).step_by(PAGE_SIZE)) {
             if table.is_present(page) {
-                // SAFETY: the page is there, and the caller gives up its bytes.
+                // SAFETY: the page is present, and the caller gives up its bytes.
                 unsafe { table.remove(page) };
             }
         }

@@ -1,11 +1,11 @@
-//! Bytes to fill pages with: real ones from this machine's shared libraries, zeros, short patterns,
-//! and noise.
+//! Contents for pages: real bytes of this machine's shared libraries, zeros, short patterns, and
+//! noise.
 use crate::random::Random;
 use memfold_sys::units::PAGE_SIZE;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// A page of random bytes by `seed`, of which `zeros` quarters of each 512 bytes are zeros instead.
+/// Returns a page of random bytes by `seed`, of which `zeros` quarters of each 512 bytes are zeros.
 pub fn partly_random(seed: u64, zeros: usize) -> Vec<u8> {
     let mut random = Random::new(seed);
     let mut page = vec![0; PAGE_SIZE];
@@ -17,16 +17,16 @@ pub fn partly_random(seed: u64, zeros: usize) -> Vec<u8> {
     page
 }
 
-/// Changes two words of a page so that its XXH3-128 is that of the same page with any other `x` and
-/// `y` of equal sum: the public secret of XXH3 makes one factor of each of its products 0, and what
-/// is left is the sum.
+/// Changes two words of a page so that its XXH3-128 equals that of the same page with any other `x`
+/// and `y` of equal sum. The public secret of XXH3 makes one factor of each of its products 0, and
+/// only the sum remains.
 pub fn equal_xxh3(page: &mut [u8], x: u32, y: u32) {
     for (at, high, low) in [(0, x, 0x396c_feb8u32), (64, y, 0x2c81_017c)] {
         page[at..at + 8].copy_from_slice(&((high as u64) << 32 | low as u64).to_le_bytes());
     }
 }
 
-/// Fills some bytes in one of the ways that data comes in: mostly real bytes, else zeros, an 8-byte
+/// Fills bytes in one of the ways that data comes in: mostly real bytes, else zeros, an 8-byte
 /// pattern, or noise.
 pub fn fill(random: &mut Random, bytes: &mut [u8]) {
     match random.below(8) {
@@ -52,9 +52,9 @@ fn corpus() -> &'static [u8] {
     CORPUS.get_or_init(|| libraries(512 << 10, 4 << 20))
 }
 
-/// This machine's shared libraries by name, up to `each` bytes of one, until there are `most`; and
-/// the test's own executable where that are fewer. Of one directory only: those beside it have what
-/// one package or another has put there, which changed what tests are given.
+/// Returns this machine's shared libraries by name, up to `each` bytes of one, until there are
+/// `most` bytes, and the test's own executable if they are fewer. It reads only one directory:
+/// packages change the others, and so the input of tests.
 pub fn libraries(each: usize, most: usize) -> Vec<u8> {
     let dirs =
         ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];

@@ -1,13 +1,12 @@
-//! Swap of the kernel's own, for tests: on a zram device that is made for it, or in a file where
-//! there is no zram.
+//! Kernel swap for tests: on its own zram device, or in a file where zram is unavailable.
 //!
-//! A shell sets it up and takes it away again when its input ends: when the [`KernelSwap`] is
-//! dropped, and also when the test was killed. Processes of the machine that need memory meanwhile
-//! may be swapped to it as well; nobody notices.
+//! A shell sets it up, and removes it when its input ends: when the [`KernelSwap`] is dropped, and
+//! also when the test is killed. Other processes of the machine may be swapped to it meanwhile,
+//! without harm.
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
-/// Takes the size in MiB and, for a file, its path. Says `on` when it swaps.
+/// Takes the size in MiB and, for a file, its path. Prints `on` when it swaps.
 const SCRIPT: &str = r#"
     trap '' INT TERM HUP
     if number=$(cat /sys/class/zram-control/hot_add 2>/dev/null); then
@@ -28,14 +27,14 @@ const SCRIPT: &str = r#"
         rm -f "$device"
     fi"#;
 
-/// The kernel swaps as long as this lives.
+/// The kernel swaps while this lives.
 pub struct KernelSwap {
     keeper: Child,
 }
 
 impl KernelSwap {
-    /// Has the kernel swap to `mib` MiB more. `None` without root: then it says that nothing was
-    /// tested.
+    /// Gives the kernel `mib` MiB more swap. Returns `None` without root, and prints that nothing
+    /// was tested.
     ///
     /// # Panics
     /// If that can't be done, by root or under `CI=true`.
@@ -74,14 +73,14 @@ impl Drop for KernelSwap {
     }
 }
 
-/// Has the kernel swap out, or drop, what can be of `[start, start + len)`, whole pages of this
+/// Makes the kernel swap out or drop what it can of `[start, start + len)`, whole pages of this
 /// process.
 pub fn swap_out(start: usize, len: usize) {
-    // SAFETY: MADV_PAGEOUT changes no byte that anybody has not given up before.
+    // SAFETY: MADV_PAGEOUT changes no byte, except in memory that was discarded before.
     let _ = unsafe { rustix::mm::madvise(start as *mut _, len, rustix::mm::Advice::LinuxPageOut) };
 }
 
-/// The same for all private memory without a file that this process has.
+/// Makes the kernel swap out all private memory of this process that has no file.
 pub fn swap_all_out() {
     let mut areas = Vec::new();
     let _ = memfold_sys::maps::each_area(|area| {
@@ -93,7 +92,7 @@ pub fn swap_all_out() {
     areas.into_iter().for_each(|(start, len)| swap_out(start, len));
 }
 
-/// Bytes of this process's areas that touch `[start, end)` which the kernel has swapped out.
+/// Returns the swapped-out bytes of this process's areas that touch `[start, end)`.
 pub fn swapped_bytes(start: usize, end: usize) -> usize {
     let mut bytes = 0;
     let _ = memfold_sys::maps::each_detailed(|area, about| {

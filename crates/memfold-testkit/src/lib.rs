@@ -1,11 +1,10 @@
-//! What the tests of the engine put in place of the kernel: a fake address space, faults on
-//! purpose, a program that touches its memory, and bytes to fill it with.
+//! Substitutes for the kernel in tests of the engine: a fake address space, deliberate faults, a
+//! program that touches its memory, and contents for pages.
 //!
 //! Bottom up: [`random`] -> [`fill`] -> [`fake`] (pages, presence, waiters) -> [`trouble`],
-//! [`disk`], [`remote`] (what may go wrong) -> [`program`] (touch, fault, wait). For any test:
-//! [`scratch`], [`counting`] (allocations), [`mutations`] (of a fuzzer),
-//! [`sharer`] (a child of fork). No fakes are [`redis`],
-//! servers to be killed, [`kernel_swap`], swap to be swapped to, and
+//! [`disk`], [`remote`] (faults) -> [`program`] (touch, fault, wait). For any test: [`scratch`],
+//! [`counting`] (allocations), [`mutations`] (for fuzz targets), [`sharer`] (a child of fork). Not
+//! fakes: [`redis`], servers that tests kill; [`kernel_swap`], swap of the kernel; and
 //! [`unthreaded`], an engine over real page tables.
 
 pub mod random;

@@ -1,8 +1,7 @@
-//! Mutations of good inputs for fuzz targets, as `fuzz/` makes more of them.
+//! Mutations of valid inputs for fuzz targets, as libFuzzer makes them in `fuzz/`.
 use crate::random::Random;
 
-/// One of the changes that fuzzers make; mostly in the first bytes of what lies between long
-/// payloads.
+/// Makes one of the changes that fuzzers make, mostly in the first bytes between long payloads.
 fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
     for _ in 0..1 + random.below(4) {
         let at = random.below(bytes.len().max(1));
@@ -26,8 +25,8 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
     }
 }
 
-/// Feeds a target good inputs, and then `rounds` mutations of them, the same ones for a `seed` each
-/// time.
+/// Runs a target on valid inputs, and then on `rounds` mutations of them, the same ones for each
+/// `seed`.
 pub fn feed(seed: u64, target: fn(&[u8]), inputs: &[Vec<u8>], rounds: usize) {
     let mut random = Random::new(seed);
     inputs.iter().for_each(|input| target(input));

@@ -1,5 +1,5 @@
-//! A program over a fake address space: it touches its memory, takes faults, and waits as a real
-//! thread would.
+//! A program over a fake address space: it touches its memory, takes faults, and waits like a real
+//! thread.
 use crate::fake::FakeSpace;
 use memfold::fault::{FaultOutcome, PageFault};
 use memfold::pager::Pager;
@@ -8,14 +8,14 @@ use memfold_sys::units::PAGE_SIZE;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Faults served again in a row before a test is given up as stuck.
+/// Faults in a row after which a test counts as stuck.
 const AGAIN_MAX: u32 = 1_000_000;
 
 /// One program. Clones share its memory.
 ///
-/// In thread delivery a touch of a missing page queues the thread, a handler (played by the same
-/// thread) serves the fault, and the thread then sleeps until it is woken, whatever the handler
-/// said. In signal delivery the thread serves itself and tries again.
+/// With thread delivery, a touch of a missing page queues the thread, a handler (played by the same
+/// thread) handles the fault, and the thread sleeps until it is woken, whatever the handler
+/// returned. With signal delivery the thread handles its own fault and tries again.
 #[derive(Clone)]
 pub struct Program {
     pager: Arc<Pager>,
@@ -24,13 +24,13 @@ pub struct Program {
 }
 
 impl Program {
-    /// A program whose memory is the area of `space`, paged by `pager`.
+    /// Makes a program whose memory is the area of `space`, paged by `pager`.
     pub fn new(pager: &Arc<Pager>, space: &FakeSpace) -> Program {
         let is_signal = pager.config().delivery == memfold::Delivery::Signal;
         Program { pager: pager.clone(), space: space.clone(), is_signal }
     }
 
-    /// Address of a page of the area, counted from 0.
+    /// Returns the address of a page of the area, counted from 0.
     pub fn page(&self, number: usize) -> usize {
         self.space.area().start + number * PAGE_SIZE
     }
@@ -67,7 +67,7 @@ impl Program {
             self.serve(PageFault {
                 addr: page,
                 protected: ticket.protected,
-                // A handler isn't told.
+                // A handler does not learn that.
                 write: write && self.is_signal,
             });
             if self.is_signal {
@@ -90,7 +90,8 @@ impl Program {
     }
 }
 
-/// 16 KiB blocks, folios up to 64 KiB, codec lz4, everything in 8 MiB; a swap device may be filled.
+/// Returns settings: 16 KiB blocks, folios up to 64 KiB, codec lz4, 8 MiB for everything, and a
+/// swap device that may be full.
 pub fn small_config() -> memfold::Config {
     let mut config = memfold::Config::new(1 << 30);
     config.limit_bytes = Some(memfold::config::WORKABLE_MIN_BYTES);
@@ -101,21 +102,21 @@ pub fn small_config() -> memfold::Config {
     config
 }
 
-/// An engine over a fake address space, with its program: what most tests start from.
+/// An engine over a fake address space, with its program: the base of most tests.
 pub struct Setup {
     /// The fake.
     pub space: FakeSpace,
-    /// What may go wrong between the engine and the fake.
+    /// Faults between the engine and the fake.
     pub troubles: crate::trouble::Troubled,
-    /// The engine. It has no threads of its own; [`Pager::work`] is what one would run.
+    /// The engine. It has no threads; [`Pager::work`] does their work.
     pub pager: Arc<Pager>,
     /// Its program.
     pub program: Program,
 }
 
 impl Setup {
-    /// An engine of `config` (with the least limit that is allowed, if it has none) over an area of
-    /// `pages` pages.
+    /// Makes an engine of `config` (with the least limit that is allowed, if it has none) over an
+    /// area of `pages` pages.
     ///
     /// # Panics
     /// If the engine can't be made.
@@ -123,7 +124,7 @@ impl Setup {
         Setup::with_disk(config, pages, None)
     }
 
-    /// The same with a swap device.
+    /// Makes one with a swap device.
     ///
     /// # Panics
     /// If the engine can't be made.
@@ -135,7 +136,7 @@ impl Setup {
         Setup::with_tiers(config, pages, disk, None)
     }
 
-    /// The same with a remote store behind the device.
+    /// Makes one with a swap device and a remote store behind it.
     ///
     /// # Panics
     /// If the engine can't be made.
@@ -172,12 +173,12 @@ impl Setup {
         Setup { space, troubles, pager, program }
     }
 
-    /// Addresses of a range of pages, counted from 0.
+    /// Returns the addresses of a range of pages, counted from 0.
     pub fn addrs(&self, pages: std::ops::Range<usize>) -> std::ops::Range<usize> {
         self.program.page(pages.start)..self.program.page(pages.end)
     }
 
-    /// Verifies the engine while nobody works.
+    /// Verifies the engine while no thread works.
     ///
     /// # Panics
     /// If anything is wrong with its structures or sums.
@@ -189,7 +190,8 @@ impl Setup {
     }
 }
 
-/// What `read` ends the program with: a read whose bytes can't be had must not return.
+/// Returns the message with which `read` ends the program. A read whose bytes are lost must not
+/// return.
 ///
 /// # Panics
 /// It returns.

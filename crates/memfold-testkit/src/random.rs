@@ -1,61 +1,60 @@
-//! Random numbers from a seed: the same on every machine, so that a failure can be run again, and
-//! the corpus and the walks of the benchmarks never change.
+//! Random numbers from a seed, the same on every machine. So a failure can be repeated, and the
+//! corpus and walks of the benchmarks never change.
 
-/// splitmix64, for tests: what they have shown was shown with its numbers.
+/// splitmix64, for tests, whose results depend on its numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of `seed`.
+    /// Makes the sequence of `seed`.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn word(&mut self) -> u64 {
         let word = mix(self.0);
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         word
     }
 
-    /// A number below `n`, which is not 0.
+    /// Returns a number below `n`, which is not 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.word() % n as u64) as usize
     }
 
-    /// One of a slice, which is not empty.
+    /// Returns one element of a slice, which is not empty.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 
-    /// So many bytes that don't shrink.
+    /// Returns so many bytes that don't compress.
     pub fn noise(&mut self, len: usize) -> Vec<u8> {
         (0..len.div_ceil(8)).flat_map(|_| self.word().to_le_bytes()).take(len).collect()
     }
 
-    /// True in `n` of 1000 cases.
+    /// Returns true in `n` of 1000 cases.
     pub fn per_mille(&mut self, n: u32) -> bool {
         self.below(1000) < n as usize
     }
 
-    /// A seed for another sequence.
+    /// Returns a seed for another sequence.
     pub fn fork(&mut self) -> Random {
         Random(self.word())
     }
 }
 
-/// Marsaglia's xorshift64* generator, for benchmarks: their corpus and walks are made of its
-/// numbers.
+/// Marsaglia's xorshift64* generator, for benchmarks, whose corpus and walks depend on its numbers.
 #[derive(Clone, Debug)]
 pub struct Sequence(u64);
 
 impl Sequence {
-    /// The sequence of `seed`.
+    /// Makes the sequence of `seed`.
     pub fn new(seed: u64) -> Sequence {
         Sequence(mix(seed) | 1)
     }
 
-    /// The next number.
+    /// Returns the next number.
     #[inline]
     pub fn word(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
@@ -64,34 +63,34 @@ impl Sequence {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `n`, which is not 0.
+    /// Returns a number below `n`, which is not 0.
     #[inline]
     pub fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.word()) * n as u128) >> 64) as usize
     }
 
-    /// A number in 0..1.
+    /// Returns a number in 0..1.
     pub fn unit(&mut self) -> f64 {
         (self.word() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Roughly normal, mean 0 and deviation 1 (the sum of twelve uniform numbers).
+    /// Returns a roughly normal number, mean 0 and deviation 1 (the sum of twelve uniform numbers).
     pub fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.unit()).sum::<f64>() - 6.0
     }
 
-    /// One of a slice, which is not empty.
+    /// Returns one element of a slice, which is not empty.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 
-    /// Brings a slice into random order.
+    /// Shuffles a slice.
     pub fn shuffle<T>(&mut self, of: &mut [T]) {
         (1..of.len()).rev().for_each(|i| of.swap(i, self.below(i + 1)));
     }
 }
 
-/// The splitmix64 finaliser: a fixed, well spread image of `x`.
+/// Returns the splitmix64 finaliser of `x`, which spreads it well.
 #[inline]
 pub fn mix(x: u64) -> u64 {
     let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -100,8 +99,8 @@ pub fn mix(x: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The seed of a randomised test: the variable `MEMFOLD_SEED` if it is set, else `default`. Says on
-/// standard error which one it is (test runners show it when the test fails).
+/// Returns the seed of a randomised test: the variable `MEMFOLD_SEED` if it is set, else `default`.
+/// Prints it on standard error, which test runners show when the test fails.
 ///
 /// # Panics
 /// If the variable is set to something other than a number.

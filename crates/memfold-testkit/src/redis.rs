@@ -1,15 +1,15 @@
-//! Real servers of the Redis protocol on loopback, to be killed and restarted.
+//! Real servers of the Redis protocol on loopback, which tests kill and restart.
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// Every write is in the file before it is acknowledged: a server that is killed comes back with
-/// its data. The default, `everysec`, acknowledges first while the disk is busy, for up to 2 s
-/// (`flushAppendOnlyFile` in redis's `aof.c`).
+/// Flags with which every write is in the file before it is acknowledged, so that a killed server
+/// returns with its data. The default, `everysec`, acknowledges first while the disk is busy, for
+/// up to 2 s (`flushAppendOnlyFile` in redis's `aof.c`).
 pub const DURABLE: &[&str] = &["--appendonly", "yes", "--appendfsync", "no"];
 
-/// Whether servers can be had. Says so if not; in CI it must not be.
+/// Returns whether servers are available. Prints a message if not; in CI they must be.
 pub fn is_there() -> bool {
     for tool in ["redis-server", "redis-cli"] {
         if Command::new(tool).arg("--version").stdout(Stdio::null()).status().is_err() {
@@ -21,8 +21,8 @@ pub fn is_there() -> bool {
     true
 }
 
-/// A port that is free, and so is the one 10000 above, which a cluster's servers use among
-/// themselves.
+/// Returns a free port such that the one 10000 above is free too, which servers of a cluster use
+/// among themselves.
 pub fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
@@ -37,29 +37,29 @@ pub fn port() -> u16 {
 
 /// A server on loopback. It ends when this is dropped.
 pub struct Server {
-    /// Where it listens.
+    /// Its port.
     pub port: u16,
     dir: PathBuf,
     flags: Vec<String>,
-    /// What the server is started by, if not by itself.
+    /// The command that starts the server, if there is one.
     wrapper: Vec<String>,
     child: Option<Child>,
-    /// What redis-cli needs to be let in.
+    /// What redis-cli needs to log in.
     login: Vec<String>,
 }
 
 impl Server {
-    /// One with these flags, in which `PORT` stands for its port.
+    /// Starts one with these flags, in which `PORT` stands for its port.
     pub fn start(flags: &[&str]) -> Server {
         Server::start_with(flags, &[])
     }
 
-    /// The same, started by a command that becomes the server, such as `env`.
+    /// Starts one by a command that becomes the server, such as `env`.
     pub fn start_by(wrapper: &[&str], flags: &[&str]) -> Server {
         Server::new(wrapper, flags, &[])
     }
 
-    /// The same, where redis-cli needs flags too.
+    /// Starts one for which redis-cli needs flags too.
     pub fn start_with(flags: &[&str], login: &[&str]) -> Server {
         Server::new(&[], flags, login)
     }
@@ -75,7 +75,7 @@ impl Server {
         server
     }
 
-    /// Starts it again, with what is in its directory.
+    /// Starts it again, with the data in its directory.
     ///
     /// # Panics
     /// If it doesn't answer after a minute.
@@ -121,7 +121,7 @@ impl Server {
         }
     }
 
-    /// Has it stand still (its sockets stay), or go on.
+    /// Stops it (its sockets stay), or continues it.
     ///
     /// # Panics
     /// If that fails.
@@ -133,7 +133,7 @@ impl Server {
         );
     }
 
-    /// What redis-cli says.
+    /// Returns the output of redis-cli.
     ///
     /// # Panics
     /// If there is no redis-cli.
@@ -147,7 +147,7 @@ impl Server {
         String::from_utf8_lossy(&output.stdout).trim().to_string()
     }
 
-    /// All keys.
+    /// Returns all keys.
     pub fn keys(&self) -> Vec<String> {
         self.cli(&["keys", "*"])
             .lines()
@@ -156,7 +156,7 @@ impl Server {
             .collect()
     }
 
-    /// Its URL, without TLS.
+    /// Returns its URL, without TLS.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }

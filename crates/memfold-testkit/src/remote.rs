@@ -1,12 +1,12 @@
 //! A remote store in memory, with faults on purpose.
 //!
-//! What the system must survive, without losing a byte or giving a wrong one:
+//! Faults that the system must survive, without losing a byte or returning a wrong one:
 //! - [`RemoteTrouble::Away`]: nothing done, no answer;
 //! - [`RemoteTrouble::Silent`]: a put or delete that was done, and whose answer was lost;
 //! - [`RemoteTrouble::Half`]: only some of the objects of a call;
 //! - being away for any time ([`MemoryRemote::set_away`]);
 //! - [`MemoryRemote::lose`], [`MemoryRemote::damage`], [`MemoryRemote::exchange`]: objects that are
-//!   gone or not what was put: found, never believed.
+//!   gone or not what was put: detected, never accepted.
 use memfold_swap::remote::{BYTES_MAX, ENTRIES_MAX, Failure, Fetch, Object, Remote};
 use memfold_sys::memory::witness::DescendantWatch;
 use memfold_sys::sync::Mutex;
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What can be asked.
+/// A kind of request.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// To store.
@@ -27,12 +27,12 @@ pub enum Ask {
     Lend,
 }
 
-/// What can go wrong with it.
+/// A fault.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum RemoteTrouble {
     /// Nothing is done.
     Away,
-    /// All is done, and the answer is lost.
+    /// Everything is done, and the answer is lost.
     Silent,
     /// The first half is done.
     Half,
@@ -46,10 +46,10 @@ pub struct MemoryRemote {
 
 #[derive(Default)]
 struct Inner {
-    /// By the process that has put them, the first is 0, and number.
+    /// Objects by number, and by the process that put them; the first process is 0.
     objects: BTreeMap<(usize, u64), Vec<u8>>,
     used: BTreeSet<(usize, u64)>,
-    /// The process that asks.
+    /// The process that makes requests.
     process: usize,
     script: Vec<(Ask, u64, RemoteTrouble)>,
     away: bool,
@@ -58,22 +58,22 @@ struct Inner {
 }
 
 impl MemoryRemote {
-    /// Lets the `nth` request of a kind from now (1: the next) meet a trouble.
+    /// Gives the `nth` request of a kind from now (1: the next) a fault.
     pub fn strike(&self, ask: Ask, nth: u64, trouble: RemoteTrouble) {
         self.inner.lock().script.push((ask, nth, trouble));
     }
 
-    /// Lets everything fail from now on, or nothing.
+    /// Makes all requests fail from now on, or none.
     pub fn set_away(&self, away: bool) {
         self.inner.lock().away = away;
     }
 
-    /// From now on it is a child of the process before who asks.
+    /// Makes the requests come from a child of the present process from now on.
     pub fn begin_in_child(&self) {
         self.inner.lock().process += 1;
     }
 
-    /// Has nobody answer who is asked whether objects are kept.
+    /// Makes the question whether objects are kept go unanswered.
     pub fn set_silent(&self, silent: bool) {
         self.inner.lock().silent = silent;
     }
@@ -90,7 +90,7 @@ impl MemoryRemote {
         }
     }
 
-    /// Gives each object the bytes of another of the same length, where there is one.
+    /// Gives each object the bytes of another one of the same length, where there is one.
     pub fn exchange(&self) {
         let mut inner = self.inner.lock();
         let numbers: Vec<_> = inner.objects.keys().copied().collect();
@@ -103,29 +103,29 @@ impl MemoryRemote {
         }
     }
 
-    /// Objects there are.
+    /// Returns the number of objects.
     pub fn objects(&self) -> usize {
         self.inner.lock().objects.len()
     }
 
-    /// Bytes of all objects.
+    /// Returns the bytes of all objects.
     pub fn bytes(&self) -> usize {
         self.inner.lock().objects.values().map(Vec::len).sum()
     }
 
-    /// Whether the bytes are found in any object.
+    /// Returns whether the bytes occur in any object.
     pub fn holds(&self, bytes: &[u8]) -> bool {
         self.inner.lock().objects.values().any(|o| o.windows(bytes.len()).any(|w| w == bytes))
     }
 
-    /// Requests so far.
+    /// Returns the requests so far.
     pub fn asked(&self) -> u64 {
         self.inner.lock().asked
     }
 }
 
 impl Inner {
-    /// How many of `count` to do, and whether to say that all went well.
+    /// Returns how many of `count` to do, and whether to report success.
     fn due(&mut self, ask: Ask, count: usize) -> (usize, Result<(), Failure>) {
         self.asked += 1;
         assert!(count <= ENTRIES_MAX, "{count} entries in one request");

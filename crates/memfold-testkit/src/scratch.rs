@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// A directory of its own in the system's temporary one, removed when dropped.
+/// A directory in the system's temporary one, removed when dropped.
 pub struct Scratch(pub PathBuf);
 
 impl Scratch {
-    /// A new one, empty.
+    /// Makes an empty one.
     #[allow(clippy::new_without_default)] // Each makes a directory.
     pub fn new() -> Scratch {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -20,7 +20,7 @@ impl Scratch {
         Scratch(path)
     }
 
-    /// The path of a file in it, as text.
+    /// Returns the path of a file in it, as text.
     pub fn path(&self, name: &str) -> String {
         self.0
             .join(name)
@@ -29,8 +29,8 @@ impl Scratch {
             .expect("temporary directories are in UTF-8")
     }
 
-    /// A file with these bytes and permissions; its path. One that can be executed can be so at
-    /// once, whatever other threads start meanwhile.
+    /// Makes a file with these bytes and permissions. Returns its path. An executable can be
+    /// executed at once, whatever other threads start meanwhile.
     pub fn file(&self, name: &str, bytes: impl AsRef<[u8]>, mode: u32) -> String {
         let path = self.path(name);
         if mode & 0o111 == 0 {
@@ -42,7 +42,7 @@ impl Scratch {
         path
     }
 
-    /// A program compiled from C; its path.
+    /// Compiles a program from C. Returns its path.
     pub fn compile(&self, name: &str, source: &str, flags: &[&str]) -> String {
         let (code, path) = (self.file(&format!("{name}.c"), source, 0o644), self.path(name));
         let status = Command::new("gcc")
@@ -55,8 +55,8 @@ impl Scratch {
     }
 }
 
-/// A child of fork has this process's descriptors until it executes something: one that is open for
-/// writing would make the file "busy" to whoever executes it.
+/// A child of fork has this process's descriptors until it executes a program. A descriptor that is
+/// open for writing would make the file "busy" for execution.
 fn write_in_a_child(path: &str, bytes: &[u8]) {
     let mut tee = Command::new("tee")
         .arg(path)
@@ -80,7 +80,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     #[test]
-    fn what_was_just_written_is_executed_while_others_start_programs() {
+    fn fresh_program_runs_while_others_start_programs() {
         let (scratch, done) = (Scratch::new(), AtomicBool::new(false));
         let start = |program: &str| Command::new(program).status().map(|status| status.success());
         std::thread::scope(|threads| {

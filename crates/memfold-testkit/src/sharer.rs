@@ -1,6 +1,6 @@
-//! A child of fork that does nothing.
+//! A child of fork that only shares pages.
 
-/// A child of fork that shares all pages of this process, and does nothing until it is dropped or
+/// A child of fork that shares all pages of this process. It does nothing until it is dropped or
 /// this process ends.
 pub struct Sharer(libc::pid_t);
 
@@ -10,7 +10,7 @@ impl Sharer {
     /// # Panics
     /// If there can't be another process.
     pub fn fork() -> Sharer {
-        // SAFETY: the child makes system calls only.
+        // SAFETY: the child makes only system calls.
         match unsafe { libc::fork() } {
             0 => loop {
                 // SAFETY: it ends with its parent, and waits for the signal.
@@ -26,7 +26,7 @@ impl Sharer {
 
 impl Drop for Sharer {
     fn drop(&mut self) {
-        // SAFETY: the child of `fork`, which nobody else waits for.
+        // SAFETY: the child of `fork`, which nothing else waits for.
         unsafe {
             (libc::kill(self.0, libc::SIGKILL), libc::waitpid(self.0, std::ptr::null_mut(), 0))
         };

@@ -1,6 +1,7 @@
-//! Faults on purpose, between the engine and an address space.
+//! Deliberate faults between the engine and an address space.
 //!
-//! What the system must survive, without losing a byte, leaving a thread asleep, or leaking a page:
+//! Faults that the system must survive, without losing a byte, leaving a thread asleep, or leaking
+//! a page:
 //! - [`Trouble::Again`]: EAGAIN, nothing done (an event waits to be read), on any move, copy or
 //!   protection;
 //! - [`Trouble::NoMemory`]: ENOMEM, nothing done, on any move or copy (a page table could not be
@@ -12,15 +13,15 @@
 //!   EEXIST;
 //! - [`Trouble::Replaced`]: as short with none, and by then something else was mapped at the
 //!   source, and touched;
-//! - [`Trouble::Exists`]: EEXIST on what goes into the area: somebody else has put the same page
+//! - [`Trouble::Exists`]: EEXIST on what goes into the area: another thread has put the same page
 //!   there just before;
 //! - [`Trouble::Gone`]: ENOENT on what goes into the area, once: its mapping is being changed;
 //! - [`Trouble::Refused`]: a discard fails, nothing done;
 //! - any of `Again`, `Partial` (whole ranges) and `Refused` when many ranges are dropped, and
 //!   [`Trouble::Torn`]: of the first range that isn't dropped whole, the first page is gone.
 //!
-//! What it need not survive, because the kernel never does it: any other lie about what was done,
-//! EEXIST in a frame that is empty, ENOENT for a page that is there.
+//! It need not survive these, because the kernel never does them: any other wrong result, EEXIST in
+//! an empty frame, ENOENT for a present page.
 use crate::fake::FakeSpace;
 use crate::random::Random;
 use memfold_sys::Errno;
@@ -31,7 +32,7 @@ use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
 use std::sync::Arc;
 
-/// What can go wrong.
+/// A fault.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// EAGAIN, nothing done.
@@ -40,13 +41,13 @@ pub enum Trouble {
     NoMemory,
     /// EBUSY, nothing done.
     Busy,
-    /// This many pages are done (fewer than asked for), then EAGAIN.
+    /// This many pages are done (fewer than requested), then EAGAIN.
     Partial(usize),
-    /// This many pages are said to be done and one more is, then EAGAIN; EEXIST after none.
+    /// This many pages are reported and one more is done, then EAGAIN; EEXIST after none.
     Short(usize),
-    /// One page is done and not counted, then EAGAIN; at its source there is another page then.
+    /// One page is done and not counted, then EAGAIN. Its source has another page by then.
     Replaced,
-    /// EEXIST: somebody else has put the page there.
+    /// EEXIST: another thread has put the page there.
     Exists,
     /// ENOENT: nothing is mapped there.
     Gone,
@@ -82,13 +83,13 @@ pub enum Call {
 }
 
 impl Call {
-    /// Whether it carries pages by page table.
+    /// Returns whether it moves pages by page table.
     fn is_move(self) -> bool {
         matches!(self, Call::MoveIn | Call::MoveOut | Call::MoveFrames)
     }
 
-    /// What can go wrong with such a call at random. A discard of the program's own pages fails
-    /// only when scripted: the kernel refuses it for areas that are not there.
+    /// Returns the random faults of such a call. A discard of the program's own pages fails only
+    /// when scripted: the kernel refuses it only for missing areas.
     fn troubles(self) -> &'static [Trouble] {
         use Trouble::*;
         match self {
@@ -105,7 +106,7 @@ impl Call {
     }
 }
 
-/// An address space with troubles. Clones share them.
+/// An address space with faults. Clones share them.
 #[derive(Clone)]
 pub struct Troubled {
     space: FakeSpace,
@@ -120,34 +121,34 @@ struct Plan {
 }
 
 impl Troubled {
-    /// `space`, as yet without troubles.
+    /// Wraps `space`, without faults so far.
     pub fn new(space: &FakeSpace) -> Troubled {
         let plan =
             Plan { script: Vec::new(), per_mille: 0, random: Random::new(0), struck: Vec::new() };
         Troubled { space: space.clone(), plan: Arc::new(Mutex::new(plan)) }
     }
 
-    /// Lets the `nth` call of a kind from now (1: the next) meet a trouble. A part of a call that
-    /// has no more pages than the part is no trouble, and doesn't strike.
+    /// Gives the `nth` call of a kind from now (1: the next) a fault. A partial fault does not
+    /// strike a call with no more pages than the part.
     pub fn strike(&self, call: Call, nth: u64, trouble: Trouble) {
         self.plan.lock().script.push((call, nth, trouble));
     }
 
-    /// Lets `per_mille` of 1000 calls meet a trouble that fits them.
+    /// Gives `per_mille` of 1000 calls a fault that fits them.
     pub fn strike_at_random(&self, per_mille: u32, seed: u64) {
         let mut plan = self.plan.lock();
         plan.per_mille = per_mille;
         plan.random = Random::new(seed);
     }
 
-    /// No more troubles.
+    /// Ends all faults.
     pub fn clear(&self) {
         let mut plan = self.plan.lock();
         plan.per_mille = 0;
         plan.script.clear();
     }
 
-    /// How many troubles were met that `is` says yes to.
+    /// Returns how many faults that `is` selects have struck.
     pub fn struck(&self, is: impl Fn(&Trouble) -> bool) -> usize {
         self.plan.lock().struck.iter().filter(|t| is(t)).count()
     }
@@ -156,7 +157,7 @@ impl Troubled {
         self.space.area().contains(&addr)
     }
 
-    /// The trouble for this call of `pages` pages, if any.
+    /// Returns the fault of this call of `pages` pages, if any.
     fn due(&self, call: Call, pages: usize) -> Option<Trouble> {
         let mut plan = self.plan.lock();
         let mut due = None;
@@ -189,9 +190,9 @@ impl Troubled {
         due
     }
 
-    /// Plays a trouble on a move or copy of `len` bytes to `dst`; `part` does the first bytes of
-    /// it, `other` puts the first page there as somebody else would, or another one at the source
-    /// where that is the trouble.
+    /// Applies a fault to a move or copy of `len` bytes to `dst`. `part` does the first bytes of
+    /// it. `other` puts the first page there as another thread would, or another page at the source
+    /// if that is the fault.
     fn play(
         trouble: Trouble,
         len: usize,
@@ -241,13 +242,13 @@ impl Space for Troubled {
             (false, true) => Call::MoveOut,
             (false, false) => Call::MoveFrames,
         };
-        // SAFETY: a part of what the caller vouches for.
+        // SAFETY: this is a part of the range that the caller vouches for.
         let move_part = |first| unsafe { self.space.move_pages(dst, src, first, wake) };
         let Some(trouble) = self.due(call, len / PAGE_SIZE) else { return move_part(len) };
-        // Who replaces a page has one of its own: what has just been moved.
+        // The other page is a page of the thread that replaces it: the one just moved.
         let (to, from) = if trouble == Trouble::Replaced { (src, dst) } else { (dst, src) };
-        // SAFETY: what is copied is there and the caller may read it, and it may define what is at
-        // the other place.
+        // SAFETY: the copied page is present and readable for the caller, who may define the bytes
+        // of the other place.
         Self::play(trouble, len, move_part, || unsafe {
             let _ = self.space.copy(to, from as *const u8, PAGE_SIZE, true);
         })
@@ -261,7 +262,7 @@ impl Space for Troubled {
         wake: bool,
     ) -> Result<(), Partial> {
         let call = if self.is_home(dst) { Call::CopyIn } else { Call::Populate };
-        // SAFETY: a part of what the caller vouches for.
+        // SAFETY: this is a part of the range that the caller vouches for.
         let copy_part = |first| unsafe { self.space.copy(dst, src, first, wake) };
         let Some(trouble) = self.due(call, len / PAGE_SIZE) else { return copy_part(len) };
         Self::play(trouble, len, copy_part, || {
@@ -270,7 +271,7 @@ impl Space for Troubled {
     }
 
     unsafe fn copy_protected(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {
-        // SAFETY: a part of what the caller vouches for.
+        // SAFETY: this is a part of the range that the caller vouches for.
         let copy_part = |first| unsafe { self.space.copy_protected(dst, src, first) };
         let Some(trouble) = self.due(Call::CopyIn, len / PAGE_SIZE) else { return copy_part(len) };
         Self::play(trouble, len, copy_part, || {
@@ -291,7 +292,7 @@ impl Space for Troubled {
             Some(Trouble::Partial(pages)) => pages * PAGE_SIZE,
             Some(_) => 0,
         };
-        // SAFETY: a part of what the caller vouches for.
+        // SAFETY: this is a part of the range that the caller vouches for.
         unsafe { self.space.take_by_copy(home, to, len) }
     }
 
@@ -314,7 +315,7 @@ impl Space for Troubled {
             let is_safe = !self.space.is_present(page) || self.space.is_protected(page);
             assert!(is_safe, "page {page:#x} is dropped while it may be written to");
         }
-        // SAFETY: a part of what the caller gives up.
+        // SAFETY: this is a part of the range that the caller gives up.
         let drop_first = |count: usize| unsafe { self.space.drop_spans(&spans[..count]) };
         let Some(trouble) = self.due(Call::DropHome, spans.len()) else {
             return drop_first(spans.len());
@@ -326,7 +327,7 @@ impl Space for Troubled {
                 return Err(Partial { done, errno: Errno::AGAIN });
             }
             Trouble::Torn => {
-                // SAFETY: as above.
+                // SAFETY: this is a part of the range that the caller gives up.
                 unsafe { self.space.drop_spans(&[AddressSpan { len: PAGE_SIZE, ..spans[0] }])? };
                 Errno::INVAL
             }

@@ -1,16 +1,15 @@
-//! An engine without threads over the process's real memory: the test precedes each touch by its
-//! fault, and makes what the threads would.
+//! An engine without threads over the process's real memory. The test runs the fault before each
+//! touch, and does the work of the threads.
 use memfold::config::{Config, WORKABLE_MIN_BYTES};
 use memfold::pager::{Pager, PagerParts, StatsPlace};
 use memfold::{Delivery, Stats};
 use memfold_sys::uffd::Uffd;
 use memfold_sys::uffd::space::UffdSpace;
 
-/// An engine in signal delivery, of the smallest residence, whose frames are registered with `uffd`;
-/// it manages nothing yet. `space` is the process's, through the same descriptor.
+/// Makes an engine with signal delivery and the least resident memory, whose frames are registered
+/// with `uffd`. It manages nothing yet. `space` is that of the process, with the same descriptor.
 ///
-/// # Panics
-/// If it can't be had.
+/// # Panics If it is unavailable.
 pub fn engine(uffd: &Uffd, space: UffdSpace) -> Pager {
     let parts = PagerParts {
         space: Box::new(space),

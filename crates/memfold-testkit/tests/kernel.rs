@@ -1,5 +1,5 @@
-//! The fake address space against the kernel: the same calls on both, with the same results and the
-//! same pages after.
+//! Compares the fake address space with the kernel: the same calls on both give the same results
+//! and pages.
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::memory::zone::{Zone, set_inherited};
 use memfold_sys::uffd::space::{Space, UffdSpace};
@@ -36,10 +36,10 @@ impl Side {
         let zone = |len| Zone::reserve(len, PAGE_SIZE).unwrap();
         let (area, frames) = (zone(PAGES * PAGE_SIZE), zone(PAGES * PAGE_SIZE));
         for zone in [&area, &frames] {
-            // SAFETY: the test touches no page that isn't there.
+            // SAFETY: the test touches only present pages.
             unsafe { uffd.register(zone.start(), zone.len(), false) }.unwrap();
         }
-        // Two halves that differ in what fork does to them are two areas to the kernel.
+        // Two halves that differ in their treatment by fork are two areas to the kernel.
         set_inherited(area.start(), area.start() + PAGES / 2 * PAGE_SIZE, false);
         Side {
             space: Box::new(UffdSpace::new(uffd, Some(pagemap))),
@@ -49,7 +49,7 @@ impl Side {
         }
     }
 
-    /// Address of page `n`: first the area's, then the frames'.
+    /// Returns the address of page `n`: first the area's, then the frames'.
     fn page(&self, n: usize) -> usize {
         if n < PAGES {
             self.area + n * PAGE_SIZE
@@ -94,8 +94,8 @@ fn the_fake_answers_as_the_kernel_does() {
         assert_eq!(a, b, "step {step}: call {call} of {pages} pages, {src} to {dst}");
         *if a.is_ok() { &mut done } else { &mut refused } += 1;
         for n in (0..2 * PAGES).filter(|n| space.is_present(fake.page(*n))) {
-            // SAFETY: the fake says that the page is there, and so it is in the kernel, as every
-            // call so far agreed.
+            // SAFETY: the page is present in the fake, and so in the kernel, because every call so
+            // far agreed.
             let [x, y] = [&fake, &real]
                 .map(|s| unsafe { std::slice::from_raw_parts(s.page(n) as *const u8, PAGE_SIZE) });
             assert!(x == y, "step {step}: page {n}");

@@ -58,14 +58,15 @@ impl From<StartError> for Error {
     fn from(why: StartError) -> Error {
         match why {
             StartError::AddressSpace(errno) => {
-                Error::System("no address space for the engine", errno)
+                Error::System("Reserving address space for the engine failed", errno)
             }
             StartError::Setting(why) => Error::Config(why),
         }
     }
 }
 
-const INHERITED: &str = "this folded memory is the parent's: a child of fork must build its own";
+const INHERITED: &str =
+    "This folded memory belongs to the parent process. A child of fork must build its own.";
 
 /// Settings of a [`Memory`]. Made by [`Memory::builder`].
 #[derive(Clone, Debug)]
@@ -161,17 +162,17 @@ impl Memory {
     fn start(config: Config) -> Result<Memory, Error> {
         if config.delivery == Delivery::Gate && !gate::is_armed() {
             return Err(Error::Config(String::from(
-                "delivery: gate is for memfold run and for libraries that have armed the process: take thread or signal",
+                "delivery: gate works only under memfold run and in libraries that have armed the process. Use thread or signal.",
             )));
         }
         if config.delivery == Delivery::Gate && (config.swap.is_some() || config.remote.is_some()) {
             return Err(Error::Config(String::from(
-                "delivery: gate can't be had with --swap or --remote yet: take thread or signal",
+                "delivery: gate does not support swap and remote in regions yet. Use thread or signal.",
             )));
         }
         if config.by_protection {
             return Err(Error::Config(String::from(
-                "paging: protection is for memfold run: regions of a library need a userfaultfd",
+                "paging: protection works only under memfold run; regions of a library need userfaultfd. Leave the setting out.",
             )));
         }
         if zone::are_crowded() {
@@ -206,10 +207,11 @@ impl Memory {
         let (start, len) = pager.frames_zone();
         // SAFETY: the engine never touches a frame that is empty.
         unsafe { uffd.register(start, len, !has_move) }
-            .map_err(|e| Error::System("registering frames", e))?;
-        let birthplace =
-            ProcessTag::new().map_err(|e| Error::System("a page that children don't get", e))?;
-        let threads = |e| Error::System("starting engine threads", e);
+            .map_err(|e| Error::System("Registering frames failed", e))?;
+        let birthplace = ProcessTag::new().map_err(|e| {
+            Error::System("Mapping a page that children of fork don't inherit failed", e)
+        })?;
+        let threads = |e| Error::System("Starting engine threads failed", e);
         let descriptors = match gate::is_armed() {
             true => [uffd.fd().as_raw_fd(), pagemap_number],
             false => [0; 2],
@@ -225,7 +227,7 @@ impl Memory {
         };
         if !descriptors.into_iter().filter(|fd| *fd != 0).all(gate::own) {
             return Err(Error::Config(alloc::format!(
-                "at most {} engines can be in a process that passes the gate",
+                "A process with the gate can have at most {} engines. Drop one first.",
                 sigbus::ENGINES_MAX
             )));
         }
@@ -235,10 +237,10 @@ impl Memory {
         if is_signal {
             // The gate's handler asks the same list.
             if !sigbus::enlist(&engine.pager, !gate::is_armed())
-                .map_err(|e| Error::System("a page for the list of engines", e))?
+                .map_err(|e| Error::System("Mapping a page for the list of engines failed", e))?
             {
                 return Err(Error::Config(alloc::format!(
-                    "at most {} engines can use signal delivery",
+                    "At most {} engines of a process can use signal delivery. Drop one, or use delivery thread.",
                     sigbus::ENGINES_MAX
                 )));
             }
@@ -253,7 +255,7 @@ impl Memory {
     fn open(is_signal: bool, use_move: bool) -> Result<Opened, Error> {
         let supported = Uffd::probe().map_err(Error::Userfaultfd)?;
         // Where there is no /proc, pages are copied.
-        let number = |e| Error::System("a number for a descriptor", e);
+        let number = |e| Error::System("Numbering a descriptor failed", e);
         let least = gate::least_descriptor();
         let pagemap = Pagemap::open().ok().map(|pagemap| pagemap.at_least(least));
         let pagemap = pagemap.transpose().map_err(number)?.map(Arc::new);
@@ -277,27 +279,27 @@ impl Memory {
             return Err(Error::Inherited);
         }
         if len == 0 {
-            return Err(Error::System("a region of no bytes", Errno::INVAL));
+            return Err(Error::System("A region must have at least 1 byte", Errno::INVAL));
         }
         let len = len
             .checked_next_multiple_of(PAGE_SIZE)
-            .ok_or(Error::System("a region too large", Errno::NOMEM))?;
+            .ok_or(Error::System("The region is too large", Errno::NOMEM))?;
         if zone::are_crowded() {
             return Err(Error::System(
-                "another region: nearly all areas that engines and regions of a process can have are \
-                 in use, so end some of these",
+                "There is no room for another region: the process has nearly as many regions as it \
+                 can have. Drop some",
                 Errno::NOMEM,
             ));
         }
         self.engine.pager.0.table.room_for_more().map_err(|e| {
             Error::System(
-                "another region: nearly all that the engine can describe is in use, so end some \
+                "There is no room for another region: the engine's tables are nearly full. Drop some \
                  regions, or use larger blocks",
                 e,
             )
         })?;
-        let zone =
-            Zone::reserve(len, MAX_BYTES).map_err(|e| Error::System("reserving a region", e))?;
+        let zone = Zone::reserve(len, MAX_BYTES)
+            .map_err(|e| Error::System("Reserving address space for a region failed", e))?;
         zone.keep_from_children();
         zone.keep_from_merging();
         zone.show_in_dumps();
@@ -310,7 +312,7 @@ impl Memory {
         }
         // SAFETY: the engine serves the area from now on, and its threads never touch it.
         unsafe { engine.uffd.register(zone.start(), len, protects) }
-            .map_err(|e| Error::System("registering a region", e))?;
+            .map_err(|e| Error::System("Registering a region failed", e))?;
         areas.add((zone.start() >> PAGE_SHIFT) as u64, ((zone.start() + len) >> PAGE_SHIFT) as u64);
         drop(areas);
         Ok(Region { zone: ManuallyDrop::new(zone), engine })

@@ -37,7 +37,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "the store takes a folio of any order without splitting it",
         shown: &[Test(
             "crates/memfold-store/src/store/tests/promises.rs",
-            "z1_z8_every_folio_order_block_order_and_codec_gives_its_bytes_back",
+            "z1_z8_all_orders_and_codecs_return_their_bytes",
         )],
         lacks: "",
     },
@@ -60,7 +60,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
             ),
             Test(
                 "crates/memfold-store/src/store/tests/faults.rs",
-                "z3_a_full_pool_leaves_nothing_and_takes_saves_again_after_frees",
+                "z3_full_pool_keeps_no_part_and_saves_again_after_frees",
             ),
             Test(
                 "crates/memfold/tests/faults.rs",
@@ -159,7 +159,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         shown: &[
             Test(
                 "crates/memfold-store/src/store/tests/cold.rs",
-                "z10_after_a_refusal_saves_are_taken_again_only_below_the_threshold",
+                "z10_full_pool_accepts_saves_again_below_the_threshold",
             ),
             Test(
                 "crates/memfold-store/src/store/tests/cold.rs",
@@ -182,7 +182,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         shown: &[
             Test(
                 "crates/memfold-store/src/store/tests/promises.rs",
-                "z1_z8_every_folio_order_block_order_and_codec_gives_its_bytes_back",
+                "z1_z8_all_orders_and_codecs_return_their_bytes",
             ),
             Figures("blocks", "lz4, blocks of"),
         ],
@@ -315,11 +315,11 @@ pub const REQUIREMENTS: &[Requirement] = &[
         shown: &[
             Test(
                 "crates/memfold-block/src/device/tests/mod.rs",
-                "m10_random_requests_of_any_alignment_read_as_a_vector_of_bytes_does",
+                "m10_random_unaligned_requests_match_a_byte_vector",
             ),
             Test(
                 "crates/memfold-block/src/device/tests/mod.rs",
-                "m3_a_block_written_whole_is_not_read_and_a_part_is_changed_in_its_page",
+                "m3_whole_block_write_reads_nothing_and_part_changes_its_page",
             ),
             Test(
                 "crates/memfold-block/src/device/tests/mod.rs",
@@ -542,7 +542,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         shown: &[
             Test(
                 "crates/memfold-cli/tests/programs.rs",
-                "threads_that_discard_unmap_and_remap_at_once_find_their_own_bytes",
+                "concurrent_discard_unmap_and_remap_keep_own_bytes",
             ),
             Test(
                 "crates/memfold-cli/tests/fork.rs",
@@ -570,7 +570,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         shown: &[
             Test(
                 "crates/memfold-cli/tests/swap.rs",
-                "b3_data_that_does_not_shrink_goes_to_the_file_and_every_byte_comes_back",
+                "b3_incompressible_data_survives_the_swap_file",
             ),
             Test(
                 "crates/memfold-swap/src/seal.rs",
@@ -582,7 +582,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
             ),
             Test(
                 "crates/memfold-remote/tests/library.rs",
-                "b3_keys_outlive_their_expiry_while_the_run_lives_and_not_when_it_is_killed",
+                "b3_keys_outlive_expiry_only_while_the_run_lives",
             ),
             Figures("swap", "of kernel swap"),
         ],
@@ -594,7 +594,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         shown: &[
             Test(
                 "crates/memfold-cli/tests/blk.rs",
-                "real_files_copied_in_over_several_connections_come_out_as_they_were",
+                "files_copied_over_several_connections_come_out_equal",
             ),
             Test("crates/memfold-cli/tests/blk.rs", "it_is_asked_and_told_while_it_serves"),
             Test(

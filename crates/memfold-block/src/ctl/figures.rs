@@ -1,4 +1,4 @@
-//! Figures as JSON, with zram's names where zram has them.
+//! Counters as JSON, with zram's names where zram has them.
 use crate::device::{Backing, Object};
 use crate::export::Export;
 use memfold_sys::units::PAGE_SIZE;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Figures of all devices together.
+/// Returns the counters of all devices together.
 pub fn of_backing(backing: &Backing, exports: &[Arc<Export>]) -> Value {
     let stats = backing.stats();
     let (huge_pages, same_pages) = backing.huge_and_same_pages();
@@ -55,7 +55,7 @@ pub fn of_backing(backing: &Backing, exports: &[Arc<Export>]) -> Value {
     })
 }
 
-/// Figures of one device.
+/// Returns the counters of one device.
 pub fn of_export(export: &Export) -> Value {
     let mut counters = Map::new();
     export
@@ -74,8 +74,8 @@ pub fn of_export(export: &Export) -> Value {
     })
 }
 
-/// An object, with zram's flags: s same-filled, w written back, h huge, i idle, r recompressed, n
-/// incompressible.
+/// Returns an object with zram's flags: s same-filled, w written back, h huge, i idle, r
+/// recompressed, n incompressible.
 pub fn of_object(object: &Object) -> Value {
     let flags = [
         ('s', object.is_same),
@@ -89,7 +89,7 @@ pub fn of_object(object: &Object) -> Value {
     json!([object.offset, object.bytes, object.stored_bytes, flags])
 }
 
-/// A limit, `null` for none.
+/// Returns a limit, `null` for none.
 pub fn limit(bytes: u64) -> Value {
     if bytes == 0 { Value::Null } else { bytes.into() }
 }

@@ -1,8 +1,8 @@
-//! What can be asked of devices that are served, and changed: requests and answers in JSON, as
-//! `memfold blk stat` and its siblings send them.
+//! Requests to a running server, and their answers, in JSON. `memfold blk stat`, `set` and the
+//! other subcommands send them.
 //!
-//! A request says in `do` what it wants: `stat`, `block_state`, `set`, `idle`, `recompress`,
-//! `writeback`, `compact` or `flush`. What can't be done is answered by `{"error": "why"}`.
+//! The field `do` names the request: `stat`, `block_state`, `set`, `idle`, `recompress`,
+//! `writeback`, `compact` or `flush`. A request that fails is answered with `{"error": "why"}`.
 
 mod figures;
 
@@ -13,21 +13,21 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Objects of one answer to `block_state`.
+/// Objects in one answer to `block_state`.
 const OBJECTS_MAX: usize = 1 << 14;
 
-/// Devices that can be asked.
+/// The devices that requests are about.
 pub struct Control {
     backing: Arc<Backing>,
     exports: Vec<Arc<Export>>,
-    /// Codec of a `recompress` that names none.
+    /// Codec of a `recompress` request that names none.
     codec: CodecSpec,
     start: Instant,
 }
 
 impl Control {
-    /// Answers for these exports, all of one backing. `codec` is that of a recompression that names
-    /// none.
+    /// Makes a control for these exports, which share one backing. `codec` is used by recompression
+    /// requests that name none.
     pub fn new(backing: &Arc<Backing>, exports: &[Arc<Export>], codec: CodecSpec) -> Control {
         Control {
             backing: backing.clone(),
@@ -37,10 +37,10 @@ impl Control {
         }
     }
 
-    /// The answer to a request.
+    /// Returns the answer to a request.
     pub fn answer(&self, request: &str) -> Value {
         let Ok(request) = serde_json::from_str::<Value>(request) else {
-            return json!({"error": "no JSON"});
+            return json!({"error": "The request is not JSON."});
         };
         let done = match request["do"].as_str() {
             Some("stat") => Ok(self.stat()),
@@ -51,7 +51,7 @@ impl Control {
             Some("writeback") => self.write_back(&request),
             Some("compact") => Ok(json!({"compacted_bytes": self.backing.compact()})),
             Some("flush") => self.flush(),
-            _ => Err("this server is of another version of memfold, and does not know the request"
+            _ => Err("This server is another version of memfold, which does not know the request."
                 .to_string()),
         };
         done.unwrap_or_else(|why| json!({ "error": why }))
@@ -92,10 +92,10 @@ impl Control {
             value => value
                 .as_u64()
                 .map(|bytes| Some(Some(bytes)))
-                .ok_or_else(|| format!("{name}: {value} is no size")),
+                .ok_or_else(|| format!("{name}: {value} is not a size")),
         };
         let (limit, writeback) = (bytes("limit_bytes")?, bytes("writeback_limit_bytes")?);
-        // What can be refused comes first, so that a request that is refused changes nothing.
+        // Refusals come first, so that a refused request changes nothing.
         if writeback.is_some() && self.backing.stats().spill.is_none() {
             return Err(NO_FILE.to_string());
         }
@@ -130,7 +130,7 @@ impl Control {
         let freed = self.backing.write_back(pick(request)?).unwrap_or(0);
         let after = self.backing.stats().spill.ok_or(NO_FILE)?;
         let written = after.written_bytes - before.written_bytes;
-        // What went wrong before is no news.
+        // Errors of earlier requests are not reported again.
         let error =
             after.error.filter(|_| written == 0 || after.failed_writes > before.failed_writes);
         Ok(json!({"written_bytes": written, "freed_bytes": freed, "note": error}))
@@ -144,11 +144,12 @@ impl Control {
     fn export(&self, request: &Value) -> Result<&Arc<Export>, String> {
         let name = request["export"].as_str().unwrap_or("");
         let found = self.exports.iter().find(|export| export.name() == name);
-        found.ok_or_else(|| format!("there is no export {name:?}"))
+        found.ok_or_else(|| format!("There is no export {name:?}."))
     }
 }
 
-const NO_FILE: &str = "there is no file to write back to; give memfold blk --writeback PATH";
+const NO_FILE: &str =
+    "The server has no file to write back to. Start memfold blk with --writeback PATH.";
 
 fn pick(request: &Value) -> Result<Pick, String> {
     let name = request["pick"].as_str().unwrap_or("idle");

@@ -1,23 +1,23 @@
-//! How old objects are: which ones nobody has used since some moment.
+//! The age of objects: which ones were not used since some moment.
 use memfold_store::{Cold, Store};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// The clock of the store is advanced so often, seconds.
+/// Seconds between advances of the store's clock.
 const TICK_S: u64 = 30;
 /// Ticks whose time is known: those of 34 hours.
 const KNOWN: usize = 4096;
 
-/// When the ticks of the store's clock were.
+/// The times of the ticks of the store's clock.
 #[derive(Default)]
 pub(crate) struct Ages(Mutex<Times>);
 
 #[derive(Default)]
 struct Times {
-    /// A time of the clock, and when it began.
+    /// A tick of the clock, and when it began.
     known: VecDeque<(u16, Instant)>,
-    /// What was marked idle is what was not used since this time of the clock.
+    /// Objects that were not used since this tick are marked idle.
     idle: Option<u16>,
 }
 
@@ -32,12 +32,14 @@ impl Ages {
         }
     }
 
-    /// Marks what was not used for `age` as idle; until it is used again.
+    /// Marks objects that were not used for `age` as idle. An object is idle until it is used
+    /// again.
     pub fn mark_idle(&self, store: &Store, age: Duration) {
         let mut times = self.0.lock().expect("nobody panics with the lock");
         let mut since = times.tick(store);
         if !age.is_zero() {
-            // What is as old as the clock knows is older than any age beyond that.
+            // The clock knows no age beyond its oldest tick, so older objects count as older than
+            // any age.
             let old = times
                 .known
                 .iter()
@@ -49,7 +51,7 @@ impl Ages {
         times.idle = Some(since);
     }
 
-    /// Whether an object is marked idle.
+    /// Returns whether an object is marked idle.
     pub fn is_idle(&self, store: &Store, cold: &Cold) -> bool {
         let idle = self.0.lock().expect("nobody panics with the lock").idle;
         idle.is_some_and(|since| cold.idle_ticks > store.now().wrapping_sub(since))

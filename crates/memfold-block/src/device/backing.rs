@@ -1,5 +1,5 @@
-//! The memory behind devices: a store, one limit for it and the devices' tables, and perhaps a file
-//! for what doesn't fit.
+//! The memory behind devices: a store, one limit for the store and the devices' tables, and
+//! optionally a file for data that does not fit.
 use super::age::Ages;
 use super::error::DeviceError;
 use super::holder::Holder;
@@ -10,28 +10,29 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, RwLock, Weak};
 
-/// What a backing is made of.
+/// Settings of a backing.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Memory for all that the devices hold, their tables included, in bytes: at least
+    /// Memory for all that the devices hold, with their tables, in bytes: at least
     /// [`LIMIT_BYTES_MIN`], or 0 for no limit.
     pub limit_bytes: u64,
-    /// Compression.
+    /// The codec.
     pub codec: CodecSpec,
-    /// The unit of compression, for writes that are as large; smaller ones are kept in 4 KiB pages.
+    /// The unit of compression. Smaller writes are stored as 4 KiB pages.
     pub block_order: Order,
     /// Compressed pools, 1..=64.
     pub pools: usize,
-    /// Blocks that are kept decompressed for reads of their parts, 0..=4096.
+    /// Decompressed blocks that are kept for reads of their parts, 0..=4096.
     pub recent_blocks: usize,
-    /// Decompress and compare everything that is written.
+    /// Whether everything that is written is decompressed and compared.
     pub verify: bool,
-    /// A file for what does not fit in memory.
+    /// A file for data that does not fit in memory.
     pub spill: Option<SpillSettings>,
 }
 
 impl Default for Settings {
-    /// No limit, lz4, 16 KiB blocks, one pool for each CPU, 16 recent blocks.
+    /// Returns settings without a limit: lz4, 16 KiB blocks, one pool for each CPU, 16 recent
+    /// blocks.
     fn default() -> Settings {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let pools = StoreConfig::pools_for(cores);
@@ -48,45 +49,45 @@ impl Default for Settings {
     }
 }
 
-/// The memory of devices. Held bytes = what the store holds + the devices' tables; buffers of
-/// [`super::Io`]s do not count.
+/// The memory of devices. Held bytes = bytes of the store + bytes of the devices' tables. Buffers
+/// of [`super::Io`]s do not count.
 pub struct Backing {
     pub(crate) store: Store,
     limit_bytes: AtomicU64,
-    /// Bytes of the devices' tables. Changed under the lock, so that the store's limit is always
-    /// what they leave.
+    /// Bytes of the devices' tables. They change under the lock, so that the store's limit is
+    /// always the rest.
     tables: Mutex<u64>,
-    /// Keys given to devices: pages.
+    /// Keys given to devices, in pages.
     keys: AtomicU64,
     devices: RwLock<Vec<Weak<dyn Holder>>>,
     spill: Option<Spill>,
     pub(crate) ages: Ages,
-    /// Work for [`Backing::tend`] is there, and who does it was told.
+    /// Work for [`Backing::tend`] exists, and its thread was woken.
     pub(super) is_called: AtomicBool,
     pub(super) call: Mutex<bool>,
     pub(super) called: Condvar,
 }
 
-/// With a file behind it, memory is kept so much below its limit, in the background: one part in so
-/// many.
+/// Divisor of the limit: with a file, a background thread keeps memory this part of the limit below
+/// it.
 const HEADROOM: u64 = 16;
-/// Figures of a backing at one moment, as zram's `mm_stat` has them.
+/// Counters of a backing at one moment, as in zram's `mm_stat`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackingStats {
-    /// The store's own figures.
+    /// Counters of the store.
     pub store: StoreStats,
-    /// Memory held: the store's, and the devices' tables. Bytes.
+    /// Memory of the store and of the devices' tables, bytes.
     pub held_bytes: u64,
-    /// The part of it that is tables.
+    /// The part of it in tables, bytes.
     pub table_bytes: u64,
-    /// The limit, 0 for none.
+    /// The limit in bytes, 0 for none.
     pub limit_bytes: u64,
-    /// The file behind it.
+    /// Counters of the file, if there is one.
     pub spill: Option<SpillStats>,
 }
 
 impl Backing {
-    /// A backing for devices. Reserves address space, takes next to no memory.
+    /// Makes a backing. It reserves address space and takes next to no memory.
     ///
     /// # Errors
     /// A setting out of range, or no address space.
@@ -100,7 +101,7 @@ impl Backing {
             block_order: settings.block_order,
             pools: settings.pools,
             pool_bytes_max: limit_bytes,
-            // A full device takes writes again as soon as there is room for them.
+            // A full device accepts writes again as soon as there is room for them.
             accept_percent: 100,
             verify: settings.verify,
             refuse_incompressible: false,
@@ -125,14 +126,14 @@ impl Backing {
         }))
     }
 
-    /// Bytes of memory held now.
+    /// Returns the bytes of memory that are held now.
     pub fn held_bytes(&self) -> u64 {
         self.store.pool_bytes()
             + self.table_bytes()
             + self.spill.as_ref().map_or(0, Spill::memory_bytes)
     }
 
-    /// Figures.
+    /// Returns the counters.
     pub fn stats(&self) -> BackingStats {
         BackingStats {
             store: self.store.stats(),
@@ -143,7 +144,7 @@ impl Backing {
         }
     }
 
-    /// Packs all that is sparse, and gives all that is empty back. Returns the bytes.
+    /// Packs sparse memory and returns empty memory to the kernel. Returns the bytes.
     pub fn compact(&self) -> u64 {
         self.store.compact(u64::MAX)
     }
@@ -154,10 +155,10 @@ impl Backing {
         self.called.notify_all();
     }
 
-    /// Tells who tends if memory comes near its limit and there is a file for it.
+    /// Wakes the thread in [`Backing::tend`] if memory comes near its limit and there is a file.
     pub(crate) fn call_if_full(&self) {
         if self.spill.is_some() && self.is_nearly_full() && !self.is_called.swap(true, Relaxed) {
-            // The lock makes sure that nobody is between his look and his sleep.
+            // The lock ensures that the thread is not between its look and its sleep.
             drop(self.call.lock().expect("nobody panics with the lock"));
             self.called.notify_all();
         }
@@ -168,32 +169,32 @@ impl Backing {
         most != 0 && self.store.pool_bytes() > most - most / HEADROOM
     }
 
-    /// The file behind it.
+    /// Returns the file, if there is one.
     pub(crate) fn spill(&self) -> Option<&Spill> {
         self.spill.as_ref()
     }
 
-    /// Changes how many bytes may still be written back; `None` for any number. `false`: there is
-    /// no file.
+    /// Sets how many bytes may still be written back; `None` for any number. Returns `false` if
+    /// there is no file.
     pub fn set_writeback_limit(&self, bytes: Option<u64>) -> bool {
         self.spill.as_ref().inspect(|spill| spill.set_limit(bytes)).is_some()
     }
 
-    /// Makes a device's objects known to those who move them.
+    /// Registers a device, so that its objects can be moved.
     pub(crate) fn enter(&self, device: Weak<dyn Holder>) {
         let mut devices = self.devices.write().expect("nobody panics with the lock");
         devices.retain(|device| device.strong_count() > 0);
         devices.push(device);
     }
 
-    /// The device whose pages have this key.
+    /// Returns the device whose pages have this key.
     pub(crate) fn device_of(&self, key: u64) -> Option<Arc<dyn Holder>> {
         let devices = self.devices.read().expect("nobody panics with the lock");
         devices.iter().filter_map(Weak::upgrade).find(|device| device.has_key(key))
     }
 
-    /// Frees an object, in memory or in the file, of a block or page of `order`. `NONE` and `ZERO`
-    /// are none.
+    /// Frees an object of a block or page of `order`, in memory or in the file. `NONE` and `ZERO`
+    /// are not objects.
     pub(crate) fn free(&self, handle: Handle, order: Order) {
         self.store.free(handle);
         if let Some(spill) = &self.spill {
@@ -201,13 +202,12 @@ impl Backing {
         }
     }
 
-    /// The limit in bytes, 0 for none.
+    /// Returns the limit in bytes, 0 for none.
     pub fn limit_bytes(&self) -> u64 {
         self.limit_bytes.load(Relaxed)
     }
 
-    /// Changes the limit, 0 for none. What is held above it stays, and leaves for the file if there
-    /// is one.
+    /// Sets the limit, 0 for none. Memory above it is kept, or moved to the file if there is one.
     ///
     /// # Errors
     /// Below [`LIMIT_BYTES_MIN`], or below what the devices' tables take.
@@ -226,11 +226,11 @@ impl Backing {
         Ok(())
     }
 
-    /// Charges memory for a table; `false` if there is none left.
+    /// Charges memory for a table. Returns `false` if none is left.
     pub(crate) fn charge(&self, bytes: u64) -> bool {
         let mut tables = self.lock();
         let all = *tables + bytes;
-        // The store's limit must not come to 0, which would be none, so a page stays.
+        // A store limit of 0 would mean none, so one page must stay.
         let limit = self.limit_bytes();
         let fits = || all + self.store.pool_bytes() + PAGE_SIZE as u64 <= limit;
         if limit != 0 && !fits() {
@@ -250,7 +250,7 @@ impl Backing {
         self.set_limit(*tables);
     }
 
-    /// Keys for a device's pages, so that each device's are its own.
+    /// Returns keys for a device's pages. No two devices share keys.
     pub(crate) fn take_keys(&self, pages: u64) -> u64 {
         self.keys.fetch_add(pages, Relaxed)
     }
@@ -261,7 +261,7 @@ impl Backing {
             return self.store.set_pool_bytes_max(0);
         }
         let others = tables + self.spill.as_ref().map_or(0, Spill::memory_bytes);
-        // 0 would be no limit.
+        // 0 would mean no limit.
         self.store.set_pool_bytes_max(limit.saturating_sub(others).max(PAGE_SIZE as u64));
     }
 

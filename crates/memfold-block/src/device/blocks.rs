@@ -1,4 +1,4 @@
-//! What is done to one block: reads, writes and zeros of a part of it.
+//! Requests on a part of one block: reads, writes and zeros.
 use super::counters::Counters;
 use super::error::IoError;
 use super::io::{Decoder, Io};
@@ -39,8 +39,8 @@ impl Device {
         Ok(())
     }
 
-    /// Reads `bytes` of a block, which lie in `pages`: pages of the block's object, or one page
-    /// that is an object.
+    /// Reads `bytes` of a block. They lie in `pages`, which are pages of the block's object, or one
+    /// page with its own object.
     fn read_run(
         &self,
         io: &mut Io,
@@ -59,8 +59,8 @@ impl Device {
         Ok(())
     }
 
-    /// Loads `pages`, as for [`Device::read_run`], to page-aligned memory. The caller holds the
-    /// block's lock.
+    /// Loads `pages` to page-aligned memory, from the block's object or from one page's own. The
+    /// caller holds the block's lock.
     fn load(
         &self,
         decoder: &mut Decoder,
@@ -85,9 +85,9 @@ impl Device {
         }
         let worker = &mut decoder.worker;
         let loaded = if held == IN_BLOCK {
-            // SAFETY: `to` is as many whole pages, page-aligned and ours alone; handles of this
-            // block are freed only by who holds its lock for writing, which nobody does now but
-            // perhaps this thread.
+            // SAFETY: `to` is as many whole page-aligned pages, which only this thread uses.
+            // Handles of this block are freed only with its lock held for writing, and no other
+            // thread holds it.
             unsafe {
                 store.load_pages(
                     worker,
@@ -101,13 +101,14 @@ impl Device {
             .map(drop)
         } else {
             assert!(pages.len() == 1);
-            // SAFETY: likewise, for one page.
+            // SAFETY: `to` is one whole page-aligned page, which only this thread uses. The block's
+            // lock keeps the handle.
             unsafe { store.load(worker, held, Order::PAGE, to.as_mut_ptr()) }
         };
         loaded.map_err(IoError::Damaged)
     }
 
-    /// Loads `pages` of a block's object in the file, or the one page that is one.
+    /// Loads `pages` of a block's object in the file, or of the one page's own object.
     fn load_spilled(
         &self,
         decoder: &mut Decoder,
@@ -126,7 +127,7 @@ impl Device {
         Ok(())
     }
 
-    /// Stores a block or page. Whoever gets the handle puts it in a slot, or frees it.
+    /// Stores a block or page. The caller puts the handle in a slot, or frees it.
     fn save(
         &self,
         worker: &mut Worker,
@@ -136,8 +137,8 @@ impl Device {
     ) -> Result<Handle, IoError> {
         assert!(Page::begins_at(from.as_ptr()) && from.len() == order.bytes());
         let mut handle = [Handle::NONE];
-        // SAFETY: `from` is `order.bytes()` bytes, page-aligned, borrowed so that nobody writes
-        // them.
+        // SAFETY: `from` has `order.bytes()` bytes, is page-aligned, and is borrowed, so no thread
+        // writes to it.
         unsafe {
             self.backing.store.save(
                 worker,
@@ -238,8 +239,8 @@ impl Device {
             Some(from) => io.page.bytes_mut()[bytes].copy_from_slice(from),
             None => io.page.bytes_mut()[bytes].fill(0),
         }
-        // Zeros are never refused, as they make room; what other threads save in this moment isn't
-        // either.
+        // Zeros are never refused, because they free memory. Saves of other threads at this moment
+        // are not refused either.
         let _room = from.is_none().then(|| self.backing.store.past_limit());
         let new = self.save(
             &mut io.decoder.worker,
@@ -287,7 +288,7 @@ impl Device {
         !held.is_none() && !held.is_zero()
     }
 
-    /// Sets all slots of a block, and frees what they held. The caller holds the lock.
+    /// Sets all slots of a block, and frees their old objects. The caller holds the lock.
     fn set_block(&self, slots: &Slots, in_slots: Handle, of_block: Handle) {
         for page in 0..self.order.pages() {
             let old = slots.replace_page(page, in_slots);
@@ -299,9 +300,9 @@ impl Device {
         slots.set_changed();
     }
 
-    /// Puts an object of one page, `NONE` or `ZERO` in a page's slot. The block's object goes with
-    /// its last page; until then its memory stays, which is counted (M4, M5). The caller holds the
-    /// lock.
+    /// Puts an object of one page, `NONE` or `ZERO` in a page's slot. The block's object is freed
+    /// with its last page. Until then its memory stays, which is counted (M4, M5). The caller holds
+    /// the lock.
     fn set_page(&self, slots: &Slots, page: usize, new: Handle) {
         let old = slots.replace_page(page, new);
         if old != IN_BLOCK {
@@ -314,8 +315,8 @@ impl Device {
         slots.set_changed();
     }
 
-    /// Keeps what is left of a block's object as pages when no more than half of its pages are:
-    /// they may cost twice the memory otherwise. If that can't be, all stays as it is. The caller
+    /// Stores the rest of a block's object as pages when at most half of its pages are left,
+    /// because they could take twice the memory otherwise. On failure nothing changes. The caller
     /// holds the lock.
     fn cut(&self, io: &mut Io, slots: &Slots, block: u64) {
         let left = slots.in_block();

@@ -1,4 +1,4 @@
-//! Objects that somebody picks: to be written back, or compressed again (M9).
+//! Objects picked by a request, to be written back or compressed again (M9).
 use super::backing::Backing;
 use super::holder::{Holder, Recompressed};
 use super::state::Device;
@@ -8,38 +8,38 @@ use memfold_store::{CodecSpec, Cold, Exported, Handle, Worker};
 use memfold_sys::units::{Order, PAGE_SIZE};
 use std::time::Duration;
 
-/// Objects that are picked before something is done with them.
+/// Objects that are picked before they are processed.
 const TURN: usize = 256;
 
-/// Which objects.
+/// Which objects to pick.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Pick {
-    /// Those marked idle; see [`Backing::mark_idle`].
+    /// Objects that [`Backing::mark_idle`] marked.
     Idle,
-    /// Those that did not shrink.
+    /// Objects that did not compress.
     Huge,
-    /// Those that are both.
+    /// Objects that are idle and did not compress.
     HugeIdle,
-    /// Those that a stronger codec could not shrink either.
+    /// Objects that a stronger codec could not compress either.
     Incompressible,
-    /// Every one.
+    /// Every object.
     All,
 }
 
-/// An object as zram's `block_state` shows it.
+/// An object as in zram's `block_state`.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// Byte of the device where it begins.
+    /// Byte of the device at which it begins.
     pub offset: u64,
     /// Bytes before compression.
     pub bytes: u64,
-    /// Payload bytes; 0 in the file, where it is not known without a look.
+    /// Payload bytes; 0 for an object in the file, whose payload is unknown until it is read.
     pub stored_bytes: u64,
-    /// It is nothing but one repeated word a page.
+    /// Each page is one repeated word.
     pub is_same: bool,
     /// It is in the file.
     pub is_written_back: bool,
-    /// It did not shrink.
+    /// It did not compress.
     pub is_huge: bool,
     /// It is marked idle.
     pub is_idle: bool,
@@ -48,7 +48,7 @@ pub struct Object {
 }
 
 impl Backing {
-    /// Marks everything that was not used for `age` as idle; what is used later is no longer.
+    /// Marks everything that was not used for `age` as idle. A later use ends that.
     pub fn mark_idle(&self, age: Duration) {
         self.ages.mark_idle(&self.store, age);
     }
@@ -64,7 +64,7 @@ impl Backing {
         }
     }
 
-    /// Calls `each` with what is picked, some at a time, until it says `false`.
+    /// Calls `each` with batches of picked objects until it returns `false`.
     fn each_turn(&self, pick: Pick, mut each: impl FnMut(&[Cold]) -> bool) {
         let mut turn = Vec::with_capacity(TURN);
         let mut goes_on = true;
@@ -83,8 +83,8 @@ impl Backing {
         }
     }
 
-    /// Writes what is picked back to the file. Returns how many bytes of payload have left memory;
-    /// `None`: there is no file.
+    /// Writes picked objects back to the file. Returns the payload bytes that were freed in memory;
+    /// `None` if there is no file.
     pub fn write_back(&self, pick: Pick) -> Option<u64> {
         let spill = self.spill()?;
         let mut all = 0;
@@ -97,8 +97,8 @@ impl Backing {
         Some(all)
     }
 
-    /// Compresses what is picked again with another codec, where that makes it smaller. What was
-    /// tried before is left out, and so is what has fewer than `bytes_min` bytes now.
+    /// Compresses picked objects again with another codec, where that makes them smaller. Skips
+    /// objects that were tried before, and those with fewer than `bytes_min` bytes.
     pub fn recompress(&self, pick: Pick, codec: CodecSpec, bytes_min: u32) -> Recompressed {
         let mut worker = self.store.worker_for(codec);
         let mut done = Recompressed::default();
@@ -115,7 +115,7 @@ impl Backing {
     }
 
     /// Calls `each` with every object of a device from a byte on, in the order of the device, until
-    /// it says `false`.
+    /// it returns `false`.
     pub fn each_object(&self, device: &Device, from: u64, mut each: impl FnMut(Object) -> bool) {
         device.each_handle(from, |offset, order, handle| {
             let cold = self.store.object(handle);
@@ -132,8 +132,8 @@ impl Backing {
         });
     }
 
-    /// How many pages lie in objects that did not shrink, and how many in those that are one
-    /// repeated word a page.
+    /// Counts pages in objects that did not compress, and pages in objects of one repeated word a
+    /// page.
     pub fn huge_and_same_pages(&self) -> (u64, u64) {
         let (mut huge, mut same) = (0, 0);
         self.store.each_object(|cold| {
@@ -185,11 +185,11 @@ impl Holder for Device {
                 return;
             }
             done.tried += 1;
-            // SAFETY: the slot holds the object, and what slots hold is freed only with the block's
-            // lock for writing.
+            // SAFETY: the slot holds the object, and objects in slots are freed only with the
+            // block's lock held for writing.
             unsafe { store.recompress(worker, cold.handle, cold.order) }
         };
-        // What is damaged is told to whoever reads it.
+        // Damage is reported to the reader of the data.
         let Ok(Some(new)) = smaller else { return };
         let len = store.payload_bytes(new);
         if self.replace(cold, new) {
@@ -202,15 +202,15 @@ impl Holder for Device {
 }
 
 impl Device {
-    /// The block of an object, and the page in it, if the object is one of a page.
+    /// Returns the block of an object, and the page in it if the object is one page.
     fn spot(&self, cold: &Cold) -> (u64, Option<usize>) {
         let page = cold.key - self.key;
         let (block, page) = (page / self.order.pages() as u64, page as usize % self.order.pages());
         (block, (cold.order != self.order || self.order == Order::PAGE).then_some(page))
     }
 
-    /// Whether a spot still holds the object, and that the same bytes. The caller holds the block's
-    /// lock.
+    /// Returns whether a slot still holds the object with the same bytes. The caller holds the
+    /// block's lock.
     fn holds(&self, block: u64, page: Option<usize>, cold: &Cold) -> bool {
         let Some(chunk) = self.table.chunk(block) else { return false };
         let slots = self.table.slots(chunk, block);
@@ -218,7 +218,7 @@ impl Device {
         held == cold.handle && self.backing.store.is_still(cold)
     }
 
-    /// How many pages are zeros that were written.
+    /// Counts pages of zeros that were written.
     pub fn zero_pages(&self) -> u64 {
         self.table
             .all()
@@ -226,7 +226,7 @@ impl Device {
             .sum()
     }
 
-    /// Calls `each` with byte, order and handle of every object from a byte on, until it says
+    /// Calls `each` with offset, order and handle of every object from a byte on, until it returns
     /// `false`.
     fn each_handle(&self, from: u64, mut each: impl FnMut(u64, Order, Handle) -> bool) {
         let is_object = |held: &Handle| !held.is_none() && !held.is_zero() && *held != IN_BLOCK;

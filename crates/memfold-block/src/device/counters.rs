@@ -1,4 +1,4 @@
-//! What a device counts: the one table.
+//! The table of a device's counters.
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
@@ -8,7 +8,7 @@ macro_rules! counters {
             $(pub $name: AtomicU64,)*
         }
 
-        /// How often things happened to a device since it was made.
+        /// Counts since the device was made.
         #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
         pub struct DeviceStats {
             $($(#[doc = $doc])+ pub $name: u64,)*
@@ -50,20 +50,20 @@ counters! {
     page_reads,
     /// Single 4 KiB pages written whole, without a read.
     page_writes,
-    /// Reads of a part of a block, which was decompressed whole or had been just before.
+    /// Reads of a part of a block. The block was decompressed whole, or had just been.
     partial_reads,
-    /// Writes of a part of a 4 KiB page: it was read, changed and written.
+    /// Writes of a part of a 4 KiB page, which was read, changed and written.
     partial_writes,
     /// Read requests that failed.
     failed_reads,
-    /// Write requests that failed, also those that were to write zeros.
+    /// Write requests that failed, including those to write zeros.
     failed_writes,
     /// Requests beyond the end of the device.
     invalid,
-    /// Parts of a block that were given up, or written anew, while the compressed block stays for
-    /// the rest.
+    /// Parts of a block that were discarded or rewritten while the compressed block stays for the
+    /// rest.
     deferred_frees,
-    /// Blocks half of which had been written anew: what was left of them is kept page by page.
+    /// Blocks of which half was rewritten; the rest is stored page by page.
     blocks_cut,
 }
 

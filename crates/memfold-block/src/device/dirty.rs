@@ -1,5 +1,4 @@
-//! What has changed since it was last looked at, and what a block holds as pieces that can be
-//! replayed.
+//! Changes since the last look, and the content of a block as pieces that can be replayed.
 use super::error::IoError;
 use super::state::Device;
 use super::table::{Chunk, IN_BLOCK};
@@ -9,35 +8,34 @@ use memfold_store::Handle;
 use memfold_sys::units::{Order, PAGE_SIZE};
 use std::sync::atomic::Ordering::Acquire;
 
-/// Which blocks are meant.
+/// Which blocks to visit.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
-    /// Those that have changed.
+    /// Blocks that have changed.
     Changed,
-    /// All of which anything was ever written.
+    /// Blocks to which anything was ever written.
     All,
 }
 
-/// A part of a device: replayed in order, the pieces of a block make it what it was.
+/// A part of a device. Replaying the pieces of a block in order restores it.
 #[derive(Debug)]
 pub(crate) enum Piece<'a> {
-    /// Bytes, as they are stored: a block of the given order, which may reach beyond the end of the
-    /// device.
+    /// Bytes as stored: a block of the given order, which may reach beyond the end of the device.
     Object { offset: u64, order: Order, fields: u32, payload: &'a [u8] },
     /// Zeros of either kind, within the device.
     Zeros { offset: u64, len: u64, zeros: Zeros },
 }
 
 impl Device {
-    /// The longest payload of an object: what [`Device::describe`] needs room for.
+    /// Returns the longest payload of an object, which is the room that [`Device::describe`] needs.
     pub(crate) fn payload_max(&self) -> usize {
-        // Beside the bytes themselves a list of same-filled pages, of 8 bytes and a bit each.
+        // Besides the bytes there is a list of same-filled pages, with 8 bytes and a bit for each.
         self.order.bytes() + 1 + 9 * self.order.pages()
     }
 
-    /// Calls `each` with every block that has changed, or with `Which::All` of which anything was
-    /// ever written; stops at an error. What has changed is under way then, until
-    /// [`Device::end_changed`] is called. One caller at a time.
+    /// Calls `each` with every block that has changed, or with `Which::All` to which anything was
+    /// ever written. Stops at an error. The changes are then in progress until
+    /// [`Device::end_changed`] is called. Only one caller at a time.
     pub(crate) fn each_changed<E>(
         &self,
         which: Which,
@@ -50,7 +48,7 @@ impl Device {
         self.each_of(bits, each)
     }
 
-    /// Calls `each` with every block of which anything was ever written; stops at an error.
+    /// Calls `each` with every block to which anything was ever written. Stops at an error.
     pub(crate) fn each_written<E>(&self, each: impl FnMut(u64) -> Result<(), E>) -> Result<(), E> {
         self.each_of(|_, _| u64::MAX, each)
     }
@@ -78,18 +76,19 @@ impl Device {
         Ok(())
     }
 
-    /// Whether anything has changed.
+    /// Returns whether anything has changed.
     pub(crate) fn has_changed(&self) -> bool {
         self.table.all().any(|chunk| chunk.changed.iter().any(|word| word.load(Acquire) != 0))
     }
 
-    /// Ends what [`Device::each_changed`] began: what was under way is done, or has changed still.
+    /// Ends what [`Device::each_changed`] began. On success the changes are done, else they count
+    /// as changes again.
     pub(crate) fn end_changed(&self, done: bool) {
         self.table.all().for_each(|chunk| chunk.end_changed(done));
     }
 
-    /// Calls `each` with the pieces of a block, as they are at one moment. `room` is as long as
-    /// [`Device::payload_max`].
+    /// Calls `each` with the pieces of a block at one moment. `room` has [`Device::payload_max`]
+    /// bytes.
     ///
     /// # Errors
     /// What is stored can't be read.
@@ -134,7 +133,7 @@ impl Device {
         Ok(())
     }
 
-    /// The payload of an object, wherever it is: its fields, and its length.
+    /// Returns the payload of an object, wherever it is: its fields, and its length.
     fn payload(&self, handle: Handle, room: &mut [u8]) -> Result<(u32, usize), IoError> {
         if handle.as_foreign().is_some() {
             return writeback::export(&self.backing, handle, room);

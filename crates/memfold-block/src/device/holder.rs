@@ -1,21 +1,20 @@
-//! A device as those see it who move its objects.
+//! A device as the threads that move its objects see it.
 use memfold_store::{Cold, Exported, Handle, Worker};
 
-/// Who has objects in slots. An object that isn't where it was when it was found is left alone.
+/// An owner of slots with objects. An object that has moved since it was found is left alone.
 pub(crate) trait Holder: Send + Sync {
-    /// Whether a key is one of its pages.
+    /// Returns whether a key is one of its pages.
     fn has_key(&self, key: u64) -> bool;
-    /// Copies the payload of an object, if it still is where it was.
+    /// Copies the payload of an object, if it has not moved.
     fn export(&self, cold: &Cold, out: &mut [u8]) -> Option<Exported>;
-    /// Puts `new` in the place of an object, which is freed; `false` if it no longer is where it
-    /// was.
+    /// Puts `new` in the place of an object, which is freed. Returns `false` if the object has
+    /// moved.
     fn replace(&self, cold: &Cold, new: Handle) -> bool;
-    /// Compresses an object again with the worker's codec, and keeps the result where it is
-    /// smaller.
+    /// Compresses an object again with the worker's codec, and keeps the result if it is smaller.
     fn recompress(&self, worker: &mut Worker, cold: &Cold, done: &mut Recompressed);
 }
 
-/// What a recompression came to.
+/// The result of a recompression.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recompressed {
     /// Objects that the codec was tried on.

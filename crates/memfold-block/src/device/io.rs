@@ -1,4 +1,4 @@
-//! What a thread needs of its own to use devices.
+//! The state that a thread needs to use devices.
 use super::backing::Backing;
 use super::error::IoError;
 use memfold_store::Worker;
@@ -14,15 +14,15 @@ pub struct Io {
     pub(super) backing: Arc<Backing>,
 }
 
-/// What loading takes of it.
+/// The part of it that a load needs.
 pub(super) struct Decoder {
     pub worker: Worker,
-    /// A block out of the file, of which a part is wanted.
+    /// A block from the file, of which a part is wanted.
     pub whole: PageBuffer,
 }
 
 impl Io {
-    /// For devices of this backing, whose largest block is of `order`.
+    /// Makes the state for devices of this backing, whose largest block is of `order`.
     pub(super) fn new(backing: &Arc<Backing>, order: Order) -> Io {
         Io {
             decoder: Decoder { worker: backing.store.worker(), whole: PageBuffer::new(order) },
@@ -32,7 +32,7 @@ impl Io {
         }
     }
 
-    /// Decodes a payload that was exported, perhaps by another process, to a block.
+    /// Decodes an exported payload, perhaps of another process, to a block.
     ///
     /// # Errors
     /// [`IoError::Unread`]: it makes no sense.
@@ -45,8 +45,8 @@ impl Io {
     ) -> Result<(), IoError> {
         assert!(to.len() == order.bytes());
         let store = &self.backing.store;
-        // SAFETY: `to` is a block of `order`, ours alone. Any payload is an error or a block: the
-        // fuzzers of the store say so.
+        // SAFETY: `to` is a block of `order` that only this thread uses. Any payload gives an error
+        // or a block, as the fuzzers of the store check.
         let decoded = unsafe {
             store.import(&mut self.decoder.worker, fields, payload, order, to.as_mut_ptr())
         };

@@ -1,12 +1,12 @@
-//! Blocks over the store: reads and writes of any alignment, discard and zeroing exact to the byte
+//! Blocks over the store: unaligned reads and writes, and discard and zeroing exact to the byte
 //! (M3-M5, M10).
 //!
-//! A device is cut into blocks, the unit of compression, and those into pages of 4 KiB. A write
-//! that covers a block becomes one object, without a read. Any other is kept page by page: whole
-//! pages without a read, parts of a page by reading it, changing it and writing it. What a page
-//! holds is said by its slot (`table.rs`); pages that are given up or written anew only leave their
-//! block, whose object goes with its last page, or when no more than half of them are left: then
-//! these are kept as pages.
+//! A device consists of blocks, the unit of compression. A block consists of pages of 4 KiB. A
+//! write of a whole block becomes one object, without a read. Any other write is stored page by
+//! page: whole pages without a read, parts of pages by read, change and write. The slot of a page
+//! says where its content is (`table.rs`). A page that is discarded or rewritten leaves its block's
+//! object. The object is freed with its last page. When at most half of the pages are left, they
+//! are stored as pages.
 //!
 //! ```text
 //! write(block, bytes):  all of the block -> save as one object; lock; set its slots; free what they held
@@ -14,16 +14,15 @@
 //!                       a part of a page -> lock; load the page; change it; save it; set its slot; free what it held
 //! read(block, bytes):   lock for reading; load runs of pages that lie in the block's object, and single pages
 //! ```
-//! A lock is that of a block (of several, by its number), and is held for one block at a time: what
-//! overlapping requests leave in a block is what one of them after the other would have, page by
-//! page if they don't cover it.
+//! A lock covers one block (several blocks share one, by number), and a request holds one lock at a
+//! time. So overlapping requests leave each block as if they had run one after the other; page by
+//! page where they don't cover it.
 //!
-//! What devices share: `backing.rs`, the store and the one limit; `spill.rs`, the file for what
-//! doesn't fit, to which `writeback.rs` moves objects; `age.rs`, what is idle; `holder.rs`, a
-//! device as those see it who move objects. A device: `state.rs`, with its `table.rs`; `blocks.rs`,
-//! what is done to one block; `cold.rs`, what is picked to be written back or compressed again;
-//! `dirty.rs`, what has changed, as pieces that can be replayed; and here its requests, each with
-//! an `Io` (`io.rs`). What is counted: `counters.rs`, the one table.
+//! Devices share `backing.rs`, the store and the limit; `spill.rs`, the file for data that does not
+//! fit; `writeback.rs`, which moves objects there; `age.rs`, idle marks; `holder.rs`, a device as
+//! the movers of objects see it. A device is `state.rs` with its `table.rs`; `blocks.rs`, requests
+//! on one block; `cold.rs`, picked objects; `dirty.rs`, changes as pieces that can be replayed; and
+//! its requests here, each with an `Io` (`io.rs`). `counters.rs` is the table of counters.
 
 mod units;
 mod counters;
@@ -58,7 +57,7 @@ use memfold_store::Handle;
 use memfold_sys::units::PAGE_SIZE;
 
 impl Device {
-    /// Reads the bytes from `offset` on. Fastest into page-aligned memory, from whole pages.
+    /// Reads bytes from `offset` on. Reads of whole pages into page-aligned memory are the fastest.
     ///
     /// # Errors
     /// [`IoError::OutOfRange`], or [`IoError::Damaged`]: `to` holds any bytes then.
@@ -77,7 +76,7 @@ impl Device {
         Ok(())
     }
 
-    /// Writes bytes from `offset` on. When it returns, every later read sees them.
+    /// Writes bytes from `offset` on. After the return every later read sees them.
     ///
     /// # Errors
     /// See [`IoError`].
@@ -97,7 +96,8 @@ impl Device {
         Ok(())
     }
 
-    /// Does what may find no room again, as long as some can be made. No lock of a block is held.
+    /// Runs a request that may find no room again, as long as room can be made. The caller holds no
+    /// lock of a block.
     fn with_room<T>(&self, mut write: impl FnMut() -> Result<T, IoError>) -> Result<T, IoError> {
         for _ in 0..writeback::ROOM_TRIES {
             match write() {
@@ -108,7 +108,7 @@ impl Device {
         write()
     }
 
-    /// Makes bytes zero. Whole pages give up their memory, and take none.
+    /// Makes bytes zero. Whole pages free their memory and take none.
     ///
     /// # Errors
     /// See [`IoError`]; never [`IoError::NoSpace`] with [`Zeros::Hole`].
@@ -127,7 +127,7 @@ impl Device {
                 Zeros::Hole => self.table.chunk(block),
                 Zeros::Written => Some(self.with_room(|| self.chunk_or_new(block))?),
             };
-            // Without one all of it is a hole already.
+            // Without a chunk all of it is a hole already.
             if let Some(chunk) = chunk {
                 for part in self.parts(at, next - at) {
                     let done =
@@ -140,9 +140,9 @@ impl Device {
         Ok(())
     }
 
-    /// Calls `each` with runs of the same status, in order, until it says `false`: `len` bytes from
-    /// `offset` on in all. A run may be followed by one of the same status. Other threads may
-    /// change it meanwhile.
+    /// Calls `each` with runs of one status, in order, until it returns `false`. The runs cover
+    /// `len` bytes from `offset` on. Adjacent runs may have one status. Other threads may change
+    /// the device meanwhile.
     ///
     /// # Errors
     /// [`IoError::OutOfRange`].
@@ -172,8 +172,7 @@ impl Device {
         Ok(())
     }
 
-    /// The status of the byte at `at`, and where the page or the unwritten chunk that it lies in
-    /// ends.
+    /// Returns the status of the byte at `at`, and the end of its page or unwritten chunk.
     fn status_at(&self, at: u64) -> (Status, u64) {
         let block = at / self.order.bytes() as u64;
         let Some(chunk) = self.table.chunk(block) else {

@@ -1,5 +1,5 @@
-//! The file for what does not fit in memory: its space, its figures, and who writes it
-//! (`writeback.rs` says how).
+//! The file for data that does not fit in memory: its space, counters and writer (`writeback.rs`
+//! describes the writes).
 use super::holder::Holder;
 use memfold_store::{Cold, Handle};
 use memfold_swap::disk::file_disk::{FileDisk, Options};
@@ -9,26 +9,26 @@ use memfold_sys::units::Order;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Objects of one run, at most.
+/// Most objects of one run.
 pub(super) const ITEMS_MAX: usize = 1024;
-/// Objects that are looked for at a time.
+/// Objects that are searched at a time.
 pub(super) const LOOK: usize = 64;
-/// No limit to what is written.
+/// No limit on writes.
 const UNLIMITED: u64 = u64::MAX;
 
 /// Where and how much is written back.
 #[derive(Clone, Debug)]
 pub struct SpillSettings {
-    /// A directory, or where a file could be made: it never has that name, and is gone when the
-    /// process ends.
+    /// A directory, or a path in one. The file never has that name, and disappears with the
+    /// process.
     pub path: String,
-    /// The most that the file may take, bytes.
+    /// Largest size of the file, bytes.
     pub size_bytes: u64,
-    /// What stays free on its file system, bytes.
+    /// Space that stays free on the file system, bytes.
     pub keep_free_bytes: u64,
-    /// Encrypted with a key that is in memory only; else only checked.
+    /// Whether the file is encrypted with a key that is only in memory; else it has only checksums.
     pub encrypt: bool,
-    /// Bytes that may be written in all; `None` for any number.
+    /// Bytes that may be written in total; `None` for any number.
     pub limit_bytes: Option<u64>,
 }
 
@@ -40,45 +40,45 @@ pub(crate) struct Spill {
     left: AtomicU64,
     pub(super) writer: Mutex<Writer>,
     pub counters: SpillCounters,
-    /// What went wrong last.
+    /// The last error.
     error: std::sync::Mutex<Option<String>>,
 }
 
-/// Counts as zram's `bd_stat` has them, in bytes.
+/// Counts as in zram's `bd_stat`, in bytes.
 #[derive(Default)]
 pub(crate) struct SpillCounters {
     pub read_bytes: AtomicU64,
     pub written_bytes: AtomicU64,
-    /// Of the blocks that are in the file now, before compression.
+    /// Blocks that are in the file now, before compression.
     pub original_bytes: AtomicU64,
     pub failed_reads: AtomicU64,
     pub failed_writes: AtomicU64,
 }
 
-/// Figures of the file behind the memory, as zram's `bd_stat` has them.
+/// Counters of the file, as in zram's `bd_stat`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpillStats {
     /// Blocks in the file, before compression, bytes.
     pub original_bytes: u64,
     /// Objects in the file.
     pub objects: u64,
-    /// Bytes of the file in use.
+    /// Bytes of the file that are used.
     pub used_bytes: u64,
-    /// Bytes of blocks that were read from it, before compression.
+    /// Bytes of blocks that were read from the file, before compression.
     pub read_bytes: u64,
-    /// Bytes of blocks that were written to it, before compression.
+    /// Bytes of blocks that were written to the file, before compression.
     pub written_bytes: u64,
     /// Reads that failed.
     pub failed_reads: u64,
-    /// Writes that failed; what was to be written stayed in memory.
+    /// Writes that failed; their data stayed in memory.
     pub failed_writes: u64,
     /// Bytes that may still be written; `None` for any number.
     pub limit_left_bytes: Option<u64>,
-    /// What went wrong last.
+    /// The last error.
     pub error: Option<String>,
 }
 
-/// Who writes; one at a time.
+/// The writer; one thread at a time.
 pub(super) struct Writer {
     pub items: Vec<Item>,
     pub found: [Cold; LOOK],
@@ -93,7 +93,7 @@ pub(super) struct Item {
 }
 
 impl Spill {
-    /// An empty file.
+    /// Makes an empty file.
     ///
     /// # Errors
     /// One line that says why there can be none.
@@ -125,18 +125,18 @@ impl Spill {
         })
     }
 
-    /// Bytes of memory that it takes. Its buffers count before they are there: when they come,
-    /// memory is full.
+    /// Returns the bytes of memory that it takes. Its buffers count before they are allocated,
+    /// because memory is full when they are needed.
     pub fn memory_bytes(&self) -> u64 {
         self.swap.buffer_bytes_max() + self.swap.table_bytes()
     }
 
-    /// Bytes that may still be written; `None` for any number.
+    /// Returns the bytes that may still be written; `None` for any number.
     pub fn limit_left(&self) -> Option<u64> {
         Some(self.left.load(Relaxed)).filter(|left| *left != UNLIMITED)
     }
 
-    /// Changes what [`Spill::limit_left`] says.
+    /// Sets the result of [`Spill::limit_left`].
     pub fn set_limit(&self, bytes: Option<u64>) {
         self.left.store(bytes.unwrap_or(UNLIMITED), Relaxed);
     }
@@ -155,7 +155,7 @@ impl Spill {
         }
     }
 
-    /// Lets go of an object in the file; `handle` may be any other.
+    /// Frees an object in the file; `handle` may be any other.
     pub fn free(&self, handle: Handle, order: Order) {
         if Place::of(handle).is_some() {
             self.counters.original_bytes.fetch_sub(order.bytes() as u64, Relaxed);
@@ -168,7 +168,7 @@ impl Spill {
             Some(format!("{}: {}", self.name, error.to_string()));
     }
 
-    /// Takes a block from what may still be written. `false`: that is used up.
+    /// Charges a block to the writeback limit. Returns `false` if the limit is used up.
     pub(super) fn spend(&self, order: Order) -> bool {
         let bytes = order.bytes() as u64;
         let spend =

@@ -1,4 +1,4 @@
-//! A device: its table, its locks, and how requests are cut into blocks.
+//! A device: its table, its locks, and the division of requests into blocks.
 use super::backing::Backing;
 use super::counters::{Counters, DeviceStats};
 use super::error::{DeviceError, IoError};
@@ -11,14 +11,14 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-/// Locks of a device; a block has the one of its number modulo this.
+/// Locks of a device. A block uses the lock with its number modulo this.
 const LOCKS: usize = 1024;
 
-/// A compressed block device. All methods may be called from any number of threads at once, each
-/// with an [`Io`] of its own.
+/// A compressed block device. Any number of threads may call all methods at once, each with its own
+/// [`Io`].
 ///
-/// Every byte reads as it was last written, zero if never. It belongs to one page; see `Chunk` for
-/// what a page's slot says.
+/// Every byte reads as it was last written, or as zero. Each byte belongs to one page, whose slot
+/// is described at `Chunk`.
 pub struct Device {
     pub(super) backing: Arc<Backing>,
     pub(super) size: u64,
@@ -35,12 +35,12 @@ pub(super) struct Part {
     pub block: u64,
     /// Bytes within the block.
     pub bytes: Range<usize>,
-    /// Where they are in the request.
+    /// Their position in the request.
     pub at: u64,
 }
 
 impl Device {
-    /// A device of `size` zero bytes.
+    /// Makes a device of `size` zero bytes.
     ///
     /// # Errors
     /// A size of 0, not a multiple of [`SECTOR_BYTES`], or above [`SIZE_BYTES_MAX`]; its table
@@ -72,8 +72,8 @@ impl Device {
         Ok(device)
     }
 
-    /// Takes the memory of its tables now, which otherwise comes as parts are first written: 2
-    /// bytes in 1000.
+    /// Allocates its tables now: 2 bytes in 1000. Otherwise they are allocated with the first write
+    /// of each part.
     ///
     /// # Errors
     /// [`IoError::NoSpace`]
@@ -87,27 +87,28 @@ impl Device {
         Ok(())
     }
 
-    /// The memory behind it.
+    /// Returns the memory behind it.
     pub fn backing(&self) -> &Arc<Backing> {
         &self.backing
     }
 
-    /// Its bytes.
+    /// Returns its size, bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Bytes of a block, the unit of compression.
+    /// Returns the size of a block, the unit of compression, bytes.
     pub fn block_bytes(&self) -> usize {
         self.order.bytes()
     }
 
-    /// What a thread needs to use devices of this backing. Allocates all that it will ever need.
+    /// Makes the state that a thread needs to use devices of this backing. It allocates everything
+    /// that it will ever need.
     pub fn io(&self) -> Io {
         Io::new(&self.backing, self.order)
     }
 
-    /// Counters.
+    /// Returns the counters.
     pub fn stats(&self) -> DeviceStats {
         self.counters.stats()
     }
@@ -117,7 +118,7 @@ impl Device {
         self.check_range(offset, len)
     }
 
-    /// Whether a request lies within the device; one that doesn't is counted.
+    /// Checks that a request lies within the device, and counts one that does not.
     ///
     /// # Errors
     /// [`IoError::OutOfRange`]
@@ -129,7 +130,7 @@ impl Device {
         Ok(())
     }
 
-    /// A request, block by block.
+    /// Divides a request into parts of blocks.
     pub(super) fn parts(&self, offset: u64, len: u64) -> impl Iterator<Item = Part> + use<> {
         let bytes = self.order.bytes() as u64;
         let mut at = 0;
@@ -153,7 +154,7 @@ impl Device {
         &self.locks[block as usize % LOCKS]
     }
 
-    /// Whether these bytes are all that there is of a page: a device may end within one.
+    /// Returns whether these bytes are a whole page: the last page of a device may be shorter.
     pub(super) fn is_whole(&self, block: u64, page: usize, bytes: &Range<usize>) -> bool {
         let page_start = block * self.order.bytes() as u64 + (page * PAGE_SIZE) as u64;
         bytes.start == 0 && bytes.end as u64 == (self.size - page_start).min(PAGE_SIZE as u64)
@@ -163,7 +164,7 @@ impl Device {
         self.key + block * self.order.pages() as u64 + page as u64
     }
 
-    /// Pages of a part, each with the bytes of it that are meant.
+    /// Returns the pages of a part, each with its bytes in the part.
     pub(super) fn each_page(
         bytes: &Range<usize>,
     ) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
@@ -174,8 +175,8 @@ impl Device {
         })
     }
 
-    /// Verifies the table against its promises, and counts its objects: blocks and pages, those in
-    /// the file apart. For tests, while nothing else uses the device.
+    /// Verifies the table against its promises, and counts its objects: blocks and pages, and those
+    /// in the file. For tests, while nothing else uses the device.
     ///
     /// # Errors
     /// Says what does not hold.
@@ -200,7 +201,7 @@ impl Device {
 }
 
 impl Drop for Device {
-    /// Gives all of its memory back to the backing.
+    /// Frees all of its memory.
     fn drop(&mut self) {
         let pages = self.size.div_ceil(PAGE_SIZE as u64);
         let mut bytes = Table::bytes(pages);

@@ -1,4 +1,5 @@
-//! Which object holds what: a slot for each page, and one for each block.
+//! The table of a device: a slot for each page and one for each block, with the object that holds
+//! it.
 use super::backing::Backing;
 use memfold_store::Handle;
 use memfold_sys::units::Order;
@@ -8,48 +9,49 @@ use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
 /// Pages of a chunk of the table: 16 MiB of the device.
 pub(crate) const CHUNK_PAGES: usize = 4096;
 
-/// In a page's slot: the page lies in its block's object.
+/// In a page's slot: the page is in its block's object.
 pub(crate) const IN_BLOCK: Handle = Handle::foreign(0);
 
-/// The table's memory comes chunk by chunk, as the device is written to, and stays.
+/// The memory of the table. It comes chunk by chunk, with the first write to each part of the
+/// device, and stays.
 pub(crate) struct Table {
     chunks: Box<[OnceLock<Chunk>]>,
     order: Order,
 }
 
-/// A page's slot: `NONE` (nothing was ever written, or it was discarded), `ZERO` (zeros were
-/// written), `IN_BLOCK`, or an object of one page. A block's slot: an object of the whole block
-/// exactly as long as a page of it is `IN_BLOCK`, else `NONE`. Slots change under the block's lock;
-/// a page's slot may be read without it.
+/// A page's slot is `NONE` (never written, or discarded), `ZERO` (zeros were written), `IN_BLOCK`,
+/// or an object of one page. A block's slot is an object of the whole block while a page of it is
+/// `IN_BLOCK`, else `NONE`. Slots change under the block's lock. A page's slot may be read without
+/// it.
 pub(crate) struct Chunk {
-    /// Those of its pages, then those of its blocks.
+    /// Slots of the pages, then slots of the blocks.
     slots: Box<[AtomicU64]>,
-    /// A bit for each block: it was changed. Set after the change and before it is told of, with
-    /// the block's lock held.
+    /// A bit for each block that has changed. It is set after the change, before the request
+    /// returns, with the block's lock held.
     pub changed: Box<[AtomicU64]>,
-    /// Those whose change is being written to an image: changed still, if that fails.
+    /// Blocks whose change is being written to an image. They count as changed again if that fails.
     under_way: Box<[AtomicU64]>,
 }
 
 impl Table {
-    /// `None` if there is no memory for it.
+    /// Makes a table. Returns `None` if there is no memory for it.
     pub fn new(pages: u64, order: Order) -> Option<Table> {
         let count = pages.div_ceil(CHUNK_PAGES as u64) as usize;
         Some(Table { chunks: filled(count, OnceLock::new)?, order })
     }
 
-    /// Bytes that a table of so many pages takes before anything is written.
+    /// Returns the bytes of a table for so many pages before anything is written.
     pub fn bytes(pages: u64) -> u64 {
         pages.div_ceil(CHUNK_PAGES as u64) * size_of::<OnceLock<Chunk>>() as u64
     }
 
-    /// The chunk of a block; `None` while nothing of it was written.
+    /// Returns the chunk of a block; `None` while nothing of it was written.
     pub fn chunk(&self, block: u64) -> Option<&Chunk> {
         self.chunks[self.chunk_of(block)].get()
     }
 
-    /// The chunk of a block, made if need be. `None` if its memory would be past the limit, or
-    /// there is none.
+    /// Returns the chunk of a block and makes it if needed. Returns `None` if its memory would
+    /// exceed the limit, or if there is none.
     pub fn chunk_or_new(&self, block: u64, backing: &Backing) -> Option<&Chunk> {
         let cell = &self.chunks[self.chunk_of(block)];
         if cell.get().is_none() {
@@ -63,7 +65,7 @@ impl Table {
             let chunk = slots.zip(changed).zip(under_way);
             let chunk =
                 chunk.map(|((slots, changed), under_way)| Chunk { slots, changed, under_way });
-            // Without memory, or if another thread has made it meanwhile.
+            // There is no memory, or another thread has made it meanwhile.
             if chunk.is_none_or(|chunk| cell.set(chunk).is_err()) {
                 backing.give(bytes);
             }
@@ -71,7 +73,7 @@ impl Table {
         cell.get()
     }
 
-    /// The slots of a block within its chunk.
+    /// Returns the slots of a block within its chunk.
     pub fn slots<'a>(&self, chunk: &'a Chunk, block: u64) -> Slots<'a> {
         let pages = self.order.pages();
         let first = block as usize * pages % CHUNK_PAGES;
@@ -80,18 +82,18 @@ impl Table {
         Slots { pages: &chunk.slots[first..first + pages], block, changed, bit: 1 << (number % 64) }
     }
 
-    /// The first block after `block` that lies in another chunk.
+    /// Returns the first block after `block` that lies in another chunk.
     pub fn next_chunk(&self, block: u64) -> u64 {
         let blocks = (CHUNK_PAGES >> self.order.get()) as u64;
         (block / blocks + 1) * blocks
     }
 
-    /// Chunks that were made.
+    /// Returns the chunks that were made.
     pub fn all(&self) -> impl Iterator<Item = &Chunk> {
         self.chunks.iter().filter_map(OnceLock::get)
     }
 
-    /// Chunks that were made, each with its first block.
+    /// Returns the chunks that were made, each with its first block.
     pub fn all_from(&self) -> impl Iterator<Item = (u64, &Chunk)> {
         let blocks = (CHUNK_PAGES >> self.order.get()) as u64;
         (0..)
@@ -100,7 +102,7 @@ impl Table {
             .filter_map(|(first, cell)| Some((first, cell.get()?)))
     }
 
-    /// Bytes of a chunk.
+    /// Returns the bytes of a chunk.
     pub fn chunk_bytes(&self) -> u64 {
         ((self.chunk_slots() + 2 * self.chunk_words()) * size_of::<AtomicU64>()) as u64
     }
@@ -119,7 +121,7 @@ impl Table {
 }
 
 impl Chunk {
-    /// Takes a word of what was changed, which is under way then.
+    /// Takes a word of changes, which are then in progress.
     pub fn take_changed(&self, word: usize) -> u64 {
         let bits = self.changed[word].swap(0, AcqRel);
         if bits != 0 {
@@ -128,7 +130,7 @@ impl Chunk {
         bits
     }
 
-    /// Nothing is under way any more: it is done, or has changed still.
+    /// Ends progress: the changes are done, or count as changes again.
     pub fn end_changed(&self, done: bool) {
         for (changed, under_way) in self.changed.iter().zip(&self.under_way) {
             let bits = under_way.swap(0, AcqRel);
@@ -138,12 +140,12 @@ impl Chunk {
         }
     }
 
-    /// What the slots of its pages hold.
+    /// Returns the contents of its pages' slots.
     pub fn pages(&self) -> impl Iterator<Item = Handle> {
         self.slots[..CHUNK_PAGES].iter().map(|slot| Handle::from_bits(slot.load(Relaxed)))
     }
 
-    /// What the slots of its blocks hold.
+    /// Returns the contents of its blocks' slots.
     pub fn blocks(&self) -> impl Iterator<Item = Handle> {
         self.slots[CHUNK_PAGES..].iter().map(|slot| Handle::from_bits(slot.load(Relaxed)))
     }
@@ -182,13 +184,13 @@ impl Slots<'_> {
         }
     }
 
-    /// Pages that lie in the block's object.
+    /// Returns the pages that are in the block's object.
     pub fn in_block(&self) -> usize {
         (0..self.pages.len()).filter(|page| self.page(*page) == IN_BLOCK).count()
     }
 }
 
-/// `None` if there is no memory for it.
+/// Makes a chunk. Returns `None` if there is no memory for it.
 fn filled<T>(count: usize, each: impl FnMut() -> T) -> Option<Box<[T]>> {
     let mut all = Vec::new();
     all.try_reserve_exact(count).ok()?;

@@ -1,14 +1,14 @@
-//! Bounds of devices, and the words for what their parts hold.
+//! Bounds of devices, and the states of their parts.
 use memfold_store::Handle;
 
-/// Sizes are multiples of so many bytes. Requests need not be.
+/// Sizes are multiples of this many bytes. Requests may be unaligned.
 pub const SECTOR_BYTES: u64 = 512;
 /// The largest device: 64 TiB.
 pub const SIZE_BYTES_MAX: u64 = 64 << 40;
-/// The least limit, in bytes.
+/// The smallest limit, bytes.
 pub const LIMIT_BYTES_MIN: u64 = 8 << 20;
 
-/// What a part of a device is. All but `Data` reads as zeros.
+/// The state of a part of a device. All but `Data` reads as zeros.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Status {
     /// Bytes were written.
@@ -19,17 +19,17 @@ pub enum Status {
     Hole,
 }
 
-/// What zeroed bytes are to be afterwards. Neither holds memory.
+/// The state of zeroed bytes. Neither takes memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Zeros {
-    /// [`Status::Hole`] where whole pages are zeroed: a discard.
+    /// A discard: whole pages become [`Status::Hole`].
     Hole,
-    /// [`Status::Zeros`].
+    /// All bytes become [`Status::Zeros`].
     Written,
 }
 
 impl Zeros {
-    /// What a page's slot then says.
+    /// Returns the slot of a page in this state.
     pub(super) fn slot(self) -> Handle {
         if self == Zeros::Hole { Handle::NONE } else { Handle::ZERO }
     }

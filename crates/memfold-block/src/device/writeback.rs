@@ -1,9 +1,9 @@
-//! What does not fit in memory goes to a file: objects as they are stored, sealed, many in one
-//! write.
+//! Writeback: objects that do not fit in memory go to a file as they are stored, sealed, many in
+//! one write.
 //!
-//! An object leaves memory in three steps: its payload is copied under its block's lock, the copies
-//! are written, and then each one whose slot still holds the object takes its place there. Until
-//! that moment the object in memory is the one that counts, so a write that fails changes nothing.
+//! An object is moved in three steps. Its payload is copied under its block's lock. The copies are
+//! written. Then each one whose slot still holds the object replaces it. Until then the object in
+//! memory counts, so a failed write changes nothing.
 use super::backing::Backing;
 use super::error::IoError;
 use super::io::Decoder;
@@ -15,23 +15,22 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Orders of the runs that objects are written to: the largest that can be had.
+/// Orders of the runs that objects are written to. The largest free one is used.
 const RUN_ORDERS: std::ops::RangeInclusive<u8> = 1..=7;
-/// Looks for one run: what is found may have been given up before it can be copied.
+/// Searches for one run. Objects that are found may be freed before they are copied.
 const LOOKS_MAX: usize = 64;
-/// Entries that are looked at for them.
+/// Entries that one search examines.
 const SCAN: usize = 4096;
-/// Payload that is written back for a write that finds no room, at least.
+/// Least payload that is written back for a write that finds no room.
 const ROOM_BYTES: u64 = 1 << 20;
-/// Room that another writer's turn must have left, so that this one needs none of its own.
+/// Room that another thread's turn must have left so that this one needs no turn.
 const ENOUGH_BYTES: u64 = 256 << 10;
-/// Turns of [`Backing::make_room`] for one block, at most: others may take what was made.
+/// Most turns of [`Backing::make_room`] for one block, because others may take the room.
 pub(crate) const ROOM_TRIES: usize = 32;
 
 impl Backing {
-    /// Work for a background thread: keeps room below the limit, where a file is behind it, packs
-    /// sparse memory and gives emptied memory back to the kernel. Returns the bytes emptied or
-    /// given back.
+    /// Keeps room below the limit if there is a file, packs sparse memory, and returns empty memory
+    /// to the kernel. For a background thread. Returns the bytes freed.
     pub fn tidy(&self) -> u64 {
         self.ages.advance(&self.store);
         let written = self.keep_room();
@@ -41,7 +40,7 @@ impl Backing {
         written + packed + self.store.trim()
     }
 
-    /// Does [`Backing::tidy`] when there is work, and at least once a `period`, until
+    /// Runs [`Backing::tidy`] when there is work, and at least once a `period`, until
     /// [`Backing::stop`].
     pub fn tend(&self, period: Duration) {
         loop {
@@ -76,8 +75,8 @@ impl Backing {
         all
     }
 
-    /// Makes room for a write that was refused. `false`: there is none. The caller holds no lock of
-    /// a block.
+    /// Makes room for a write that was refused. Returns `false` if there is none. The caller holds
+    /// no lock of a block.
     pub(crate) fn make_room(&self) -> bool {
         let Some(spill) = self.spill() else { return false };
         if self.store.pool_bytes() + ENOUGH_BYTES <= self.store.pool_bytes_max() {
@@ -89,7 +88,7 @@ impl Backing {
     }
 }
 
-/// Decodes the object of a place into `to`, a block of `order`.
+/// Decodes an object of the file into `to`, a block of `order`.
 pub(crate) fn load(
     backing: &Backing,
     decoder: &mut Decoder,
@@ -103,8 +102,8 @@ pub(crate) fn load(
     assert!(Page::begins_at(to));
     let read = spill.swap.read_packed(place, place, |packed| {
         let (fields, payload) = packed.open(place)?;
-        // SAFETY: the caller has a block of `order` at `to` that is its alone; the seal says that
-        // this is what was exported.
+        // SAFETY: `to` is a block of `order` that only the caller uses. The seal ensures that these
+        // are the exported bytes.
         Ok(unsafe { backing.store.import(&mut decoder.worker, fields, payload, order, to) })
     });
     let counters = &spill.counters;
@@ -120,8 +119,8 @@ pub(crate) fn load(
     Err(IoError::Unread)
 }
 
-/// The payload of an object in the file, as it was exported: its fields, and its length at the
-/// start of `out`.
+/// Reads the payload of an object in the file, as it was exported: its fields, and its length at
+/// the start of `out`.
 pub(crate) fn export(
     backing: &Backing,
     handle: Handle,
@@ -142,8 +141,8 @@ pub(crate) fn export(
     })
 }
 
-/// Writes back the objects that were not used for longest, until at least `bytes` of payload have
-/// left memory, if there are as many. Returns how many did.
+/// Writes back the objects that were unused for longest, until at least `bytes` of payload are
+/// freed, or no object is left. Returns the payload bytes freed.
 pub(crate) fn write_cold(backing: &Backing, spill: &Spill, bytes: u64) -> u64 {
     let mut writer = spill.writer.lock();
     (writer.used, writer.count) = (0, 0);
@@ -158,7 +157,7 @@ pub(crate) fn write_cold(backing: &Backing, spill: &Spill, bytes: u64) -> u64 {
     freed
 }
 
-/// Writes back these objects. Returns how many bytes of payload have left memory.
+/// Writes these objects back. Returns the payload bytes freed.
 pub(crate) fn write_these(backing: &Backing, spill: &Spill, these: &[Cold]) -> u64 {
     let mut writer = spill.writer.lock();
     (writer.used, writer.count) = (0, 0);
@@ -183,7 +182,7 @@ pub(crate) fn write_these(backing: &Backing, spill: &Spill, these: &[Cold]) -> u
 }
 
 fn look_for_cold(backing: &Backing, found: &mut [Cold]) -> usize {
-    // Twice: what was used since the last turn gets a second chance.
+    // Two turns, because an object that was used since the last turn gets a second chance.
     for _ in 0..2 * (backing.store.stats().objects as usize / SCAN + 2) {
         let count = backing.store.coldest(SCAN, found);
         if count > 0 {
@@ -193,8 +192,8 @@ fn look_for_cold(backing: &Backing, found: &mut [Cold]) -> usize {
     0
 }
 
-/// One run: as many objects as fit it, from those that are left of the last look, and then of
-/// further looks.
+/// Fills one run with as many objects as fit, first from the rest of the last search, then from
+/// further searches.
 fn write_run(
     backing: &Backing,
     spill: &Spill,
@@ -209,12 +208,12 @@ fn write_run(
     let orders = RUN_ORDERS.rev().filter_map(Order::new).filter(|order| *order <= swap.largest());
     let Some((order, slot)) = orders.filter_map(|order| Some((order, swap.take(order)?))).next()
     else {
-        spill.note("full");
+        spill.note("the file is full");
         swap.note_full();
         swap.give_buffer(buffer);
         return 0;
     };
-    // SAFETY: the buffer is this thread's.
+    // SAFETY: only this thread uses the buffer.
     let room = unsafe { &mut swap.buffer(buffer)[..order.bytes()] };
     let used = fill(backing, spill, writer, slot, room, &mut look);
     let pages = used.div_ceil(PAGE_SIZE);
@@ -225,7 +224,7 @@ fn write_run(
     if pages > 0 {
         room[used..pages * PAGE_SIZE].fill(0);
         let mut writes = [swap.write_of(buffer, slot, pages * PAGE_SIZE)];
-        // SAFETY: buffer and run are this thread's.
+        // SAFETY: only this thread uses the buffer and the run.
         unsafe { swap.write(&mut writes) };
         freed = end_run(spill, writer, writes[0].result);
         swap.put(slot, pages);
@@ -234,7 +233,7 @@ fn write_run(
     freed
 }
 
-/// Copies and seals objects; how many bytes of the room they take.
+/// Copies and seals objects. Returns the room that they take.
 fn fill(
     backing: &Backing,
     spill: &Spill,
@@ -262,8 +261,8 @@ fn fill(
             break;
         }
         writer.used += 1;
-        // A whole turn, of which all that can leave is on its way: what is looked for again was
-        // found before.
+        // A whole turn found only objects that are being written already, so another search would
+        // find them again.
         if writer.items.first().is_some_and(|first| first.cold.handle == cold.handle) {
             writer.used = writer.count;
             break;
@@ -290,7 +289,7 @@ fn fill(
     used
 }
 
-/// Puts what was written in the place of what is in memory.
+/// Replaces the objects in memory by those that were written.
 fn end_run(spill: &Spill, writer: &mut Writer, result: Result<(), memfold_sys::Errno>) -> u64 {
     let mut freed = 0;
     if let Err(error) = result {

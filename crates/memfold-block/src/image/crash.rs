@@ -1,4 +1,5 @@
-//! Images on a disk that forgets, tears and fails: each opens, and holds all that was acknowledged.
+//! Images on a disk that forgets, tears and fails: each opens and holds everything that was
+//! acknowledged.
 use super::{Entry, Image, ImageError, Journal, Place};
 use crate::device::{Backing, Device, Settings, Zeros};
 use memfold_store::CodecSpec;
@@ -16,10 +17,10 @@ const NAME: &[u8] = b"disk.img";
 /// Small enough that a few flushes need a new image.
 const SLACK_BYTES: u64 = 8 << 10;
 
-/// How much is tried.
+/// How much the test tries.
 #[derive(Copy, Clone)]
 struct Effort {
-    /// Power cuts for each moment, beside those in which all or none is lost.
+    /// Power cuts for each moment, besides those that lose everything or nothing.
     cuts: usize,
     steps: usize,
 }
@@ -49,7 +50,7 @@ struct Served {
     backing: Arc<Backing>,
     devices: Vec<Arc<Device>>,
     journal: Option<Journal>,
-    /// What the devices held at each flush that was tried.
+    /// The content of the devices at each attempted flush.
     states: Vec<Vec<u8>>,
     /// The last of them that was acknowledged.
     acknowledged: usize,
@@ -57,7 +58,7 @@ struct Served {
 }
 
 impl Served {
-    /// New devices of zeros, without an image yet.
+    /// Makes devices of zeros, without an image yet.
     fn new(folder: &Forgetful, backing: &Arc<Backing>, random: Random) -> Served {
         let devices = SIZES.iter().map(|size| Device::new(backing, *size).unwrap()).collect();
         let mut served = Served {
@@ -73,8 +74,8 @@ impl Served {
         served
     }
 
-    /// Those of the image that is there; `None` if none is. A power cut meanwhile may leave any of
-    /// the states before.
+    /// Opens the devices of the image; `None` if there is none. A power cut meanwhile may leave any
+    /// of the earlier states.
     fn open(
         folder: &Forgetful,
         backing: &Arc<Backing>,
@@ -96,7 +97,7 @@ impl Served {
         Ok(Some(served))
     }
 
-    /// The server is killed and started again, until it can be.
+    /// Kills and restarts the server until it starts.
     fn start_again(&mut self) {
         let (folder, backing) = (self.folder.clone(), self.backing.clone());
         if self.journal.take().is_none() {
@@ -117,7 +118,7 @@ impl Served {
         }
     }
 
-    /// A few writes, discards and zeros.
+    /// Makes a few writes, discards and zeros.
     fn change(&mut self) {
         for _ in 0..1 + self.random.below(3) {
             let device = &self.devices[self.random.below(8) / 7];
@@ -154,13 +155,12 @@ impl Served {
         Ok(())
     }
 
-    /// With a moment: what was acknowledged, and what was tried.
+    /// Returns, with a moment, the acknowledged and the attempted state.
     fn note(&self) {
         self.folder.note(self.acknowledged << 16 | (self.states.len() - 1));
     }
 
-    /// Verifies that what is there holds what was acknowledged at a moment, or what was tried after
-    /// that.
+    /// Verifies that the image holds what was acknowledged at a moment, or a later attempt.
     fn check(&self, folder: &Forgetful, note: usize, what: &str) {
         let (acknowledged, tried) = (note >> 16, note & 0xffff);
         let found = match read(folder, &self.backing) {
@@ -174,7 +174,7 @@ impl Served {
     }
 }
 
-/// All bytes of devices, and which of them are holes.
+/// Returns all bytes of devices, and their holes.
 fn content(devices: &[Arc<Device>]) -> Vec<u8> {
     let mut all = Vec::new();
     for device in devices {
@@ -190,7 +190,7 @@ fn content(devices: &[Arc<Device>]) -> Vec<u8> {
     all
 }
 
-/// What the image in a directory holds.
+/// Returns the content of the image in a directory.
 fn read(folder: &Forgetful, backing: &Arc<Backing>) -> Result<Option<Vec<u8>>, ImageError> {
     let Some(image) = Image::open(&place(folder))? else { return Ok(None) };
     let devices: Vec<Arc<Device>> =
@@ -199,14 +199,14 @@ fn read(folder: &Forgetful, backing: &Arc<Backing>) -> Result<Option<Vec<u8>>, I
     Ok(Some(content(&devices)))
 }
 
-/// Cuts power at a moment in many ways.
+/// Cuts the power at a moment in many ways.
 fn cut(served: &Served, note: usize, moment: &Forgetful, cuts: usize, random: &mut Random) {
     let count = moment.unsynced();
     let all = |fate| moment.after_power_cut(|_| fate);
     served.check(&all(Fate::Lost), note, "all lost");
     served.check(&all(Fate::Done), note, "nothing lost");
     served.check(&moment.after_kill(), note, "killed");
-    // Every set, of few changes.
+    // With few changes, every subset is tried.
     if count < 31 && 1 << count <= cuts {
         for set in 0..1 << count {
             let fate = |n| if set >> n & 1 == 1 { Fate::Done } else { Fate::Lost };
@@ -214,7 +214,7 @@ fn cut(served: &Served, note: usize, moment: &Forgetful, cuts: usize, random: &m
         }
     }
     for turn in 0..cuts {
-        // Of many changes some only.
+        // With many changes, only some subsets are tried.
         let one = if count <= cuts / 4 { turn / 4 } else { random.below(count) };
         if one >= count {
             break;
@@ -237,7 +237,7 @@ fn cut(served: &Served, note: usize, moment: &Forgetful, cuts: usize, random: &m
     }
 }
 
-/// Goes on after a power cut or a kill, and has another power cut.
+/// Continues after a power cut or a kill, and has another power cut.
 fn go_on(
     found: &Forgetful,
     before: &[Vec<u8>],
@@ -285,7 +285,7 @@ fn power_cut_at_any_moment_leaves_all_that_was_flushed() {
     (first..first + 3).for_each(|seed| cut_power(Effort { cuts: 24, steps: 9 }, seed));
 }
 
-/// New seeds for `MEMFOLD_SECONDS` (600).
+/// Tries new seeds for `MEMFOLD_SECONDS` (600).
 #[test]
 #[ignore = "for make torture: many more power cuts and failing calls"]
 fn hunt() {
@@ -300,7 +300,7 @@ fn hunt() {
     }
 }
 
-/// What may go wrong with a call.
+/// Faults that a call may have.
 const FAULTS: [Fault; 6] = [
     Fault::Fails(Errno::IO),
     Fault::Partly(Errno::IO),
@@ -310,8 +310,8 @@ const FAULTS: [Fault; 6] = [
     Fault::Short,
 ];
 
-/// Serves, starts again in the middle, and serves on, while the calls from `from` on go wrong.
-/// Returns how many calls there were.
+/// Serves, restarts in the middle, and serves on, while the calls from `from` on fail. Returns the
+/// number of calls.
 fn serve_with(
     fault: Option<(usize, usize, Fault)>,
     effort: Effort,
@@ -337,7 +337,7 @@ fn serve_with(
     }
     let calls = folder.calls();
     assert!(fault.is_some() || folder.files() > 1, "it is written anew");
-    // Nothing goes wrong any more, so nothing is wrong any more.
+    // No call fails any more, so nothing may be wrong any more.
     folder.fail(usize::MAX, 0, Fault::Short);
     served.flush().unwrap_or_else(|error| panic!("{what}: {error:?}"));
     let last = served.states.last().unwrap();
@@ -353,7 +353,7 @@ fn serve_with(
     let (_, end) = moments.last().unwrap();
     let lost = end.after_power_cut(|_| Fate::Lost);
     assert!(read(&lost, backing).unwrap().as_ref() == Some(last), "{what}");
-    // What removes it may fail, too.
+    // Its removal may fail, too.
     let is_clean = folder.names() == 1 || fault.is_some_and(|(_, count, _)| count > 1);
     assert!(is_clean, "{what}: something is left behind");
     calls
@@ -385,11 +385,11 @@ fn group_mixed_of_two_attempts_does_not_count() {
         served.devices[0].write(&mut served.devices[0].io(), block * 8192, &noise).unwrap();
     };
     (0..3).for_each(|block| write(&mut served, block));
-    // All of it is on disk, but not acknowledged, and can't be cut off.
+    // Everything is on disk but not acknowledged, and can't be cut off.
     folder.fail(folder.calls() + 1, 2, Fault::Partly(Errno::NOSPC));
     assert!(served.flush().is_err());
     folder.fail(usize::MAX, 0, Fault::Short);
-    // The one between is the same in both, so that sectors of both fit.
+    // The one in between is equal in both, so that sectors of both fit.
     [0, 2].into_iter().for_each(|block| write(&mut served, block));
     folder.record();
     served.flush().unwrap();
@@ -402,7 +402,7 @@ fn group_mixed_of_two_attempts_does_not_count() {
     }
 }
 
-/// An image of noise, and bytes that one of its flushes takes at most.
+/// Makes an image of noise, and returns the most bytes that one of its flushes takes.
 fn filled(folder: &Forgetful) -> (Served, usize) {
     let mut served = Served::new(folder, &backing(), Random::new(90));
     let noise = served.random.noise(SIZES[0] as usize);
@@ -424,14 +424,14 @@ fn new_image_without_room_costs_only_the_attempt() {
     let new = bytes();
     let room = 3 * new;
     folder.set_room(room);
-    // Far beyond what a new image is written at, and up to the last room.
+    // Far beyond the length at which a new image is written, up to the end of the room.
     while bytes() + most < room {
         let before = bytes();
         write_a_page(&mut served);
         served.flush().unwrap();
         assert!(bytes() > before && bytes() - before <= most, "{before}, then {}", bytes());
     }
-    // No room for a group: that flush fails, and nothing else does.
+    // There is no room for a group. That flush fails, and nothing else does.
     let noise = served.random.noise(16 * 4096);
     served.devices[0].write(&mut served.devices[0].io(), 0, &noise).unwrap();
     let before = bytes();
@@ -442,7 +442,7 @@ fn new_image_without_room_costs_only_the_attempt() {
     served.flush().unwrap();
     assert!(bytes() - before <= 24 * 4096, "only what has changed is written");
     assert_eq!(served.journal.as_ref().unwrap().error(), None);
-    // With room enough it is new again.
+    // With enough room it is rewritten.
     folder.set_room(100 * new);
     let most_bytes = (0..40).map(|_| {
         write_a_page(&mut served);

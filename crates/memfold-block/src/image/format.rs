@@ -1,4 +1,4 @@
-//! What an image is made of. All numbers are little-endian.
+//! The format of an image. All numbers are little-endian.
 //!
 //! ```text
 //! head:    magic 16 | version 4 | exports 4 | random number 16 | for each export: size 8, length of the name 4, the name
@@ -6,21 +6,22 @@
 //! group:   its begin | records | its end; each group begins at a multiple of 4096
 //! record:  kind 4 | export 4 | offset 8 | covered bytes 8 | fields 4 | payload bytes 4 | checksum 16 | payload | padding to 16
 //! ```
-//! A record is bytes of a device as they are stored, or zeros, or a group's begin or end: with its
-//! number in the place of the offset. The payload of an end is the hash of its group: of the
-//! checksums of all records before it.
+//! A record is bytes of a device as they are stored, or zeros, or the begin or end of a group. A
+//! begin or end has the group's number in place of the offset. The payload of an end is the hash of
+//! its group: of the checksums of all records before it.
 //!
-//! A checksum is of all that stands before it, of the payload, of the image's random number, and
-//! of where it stands. So bytes that look like a record count nowhere but where this image has
-//! written them: not within a payload, whatever a client writes, and not as a rest of another file.
+//! A checksum covers the bytes before it, the payload, the image's random number, and its position.
+//! So bytes that look like a record count only where this image has written them: not within a
+//! payload, whatever a client writes, and not as a rest of another file.
 //!
-//! What comes before a group's end counts if the hash says so. What comes after the last such end
-//! was never acknowledged. The begin of the next group is written once a group is on disk. A group
-//! with a begin behind it was acknowledged, so damage to it is an error; without one, a power cut may
-//! have cut it off.
+//! Data before a group's end counts if the hash is right. Data after the last such end was never
+//! acknowledged. The begin of the next group is written once a group is on disk. So a group with a
+//! begin behind it was acknowledged, and damage to it is an error. Without one, a power cut may
+//! have torn the group.
 //!
-//! Version 1 had neither random number nor begins, its checksums were of the bytes only, its groups
-//! began anywhere, and an end had no payload. It is read, and never written.
+//! Version 1 had neither a random number nor begins. Its checksums covered only the bytes, its
+//! groups began anywhere, and an end had no payload. Images of version 1 are read but never
+//! written.
 use crate::device::{IoError, Piece, Zeros};
 use crate::plain::plain;
 use memfold_store::xxh3_128;
@@ -30,12 +31,12 @@ use std::fmt;
 use std::io;
 
 const MAGIC: &[u8; 16] = b"memfold image\r\n\0";
-/// What is written.
+/// The version that is written.
 const VERSION: u32 = 2;
-/// The version without a random number, which is read.
+/// The version without a random number, which is only read.
 const VERSION_OLD: u32 = 1;
-/// Groups begin at multiples of this, so that nothing that was acknowledged is written again, not
-/// even by a disk that writes whole pages.
+/// Groups begin at multiples of this. So acknowledged data is never written again, even by a disk
+/// that writes whole pages.
 pub const GROUP_UNIT: u64 = 4096;
 /// Heads and records begin at multiples of this.
 pub const UNIT: usize = 16;
@@ -43,23 +44,23 @@ pub const UNIT: usize = 16;
 pub const SUM_BYTES: usize = 16;
 /// Bytes of a record before its payload.
 pub const RECORD_BYTES: usize = 32 + SUM_BYTES;
-/// More exports, or longer heads, are no image of ours.
+/// An image with more exports, or a longer head, is invalid.
 const EXPORTS_MAX: usize = 1024;
 /// The longest head.
 pub const HEAD_BYTES_MAX: usize = 8 << 20;
 
-/// Why a file is no image that can be used. Displays as a part of a line.
+/// Why a file is not a usable image. Displays as a part of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ImageError {
-    /// It has another magic.
+    /// Its magic is another one.
     NoImage,
     /// It was written by a newer version; holds it.
     Version(u32),
-    /// A byte of it is not what was written; where it begins.
+    /// One of its bytes differs from what was written; holds the position.
     Damaged(u64),
     /// It ends too early.
     Short,
-    /// The exports in it are not those that are wanted.
+    /// Its exports are not the ones that were requested.
     Exports(String),
     /// It does not fit in memory.
     NoSpace,
@@ -72,21 +73,23 @@ pub enum ImageError {
 impl fmt::Display for ImageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ImageError::NoImage => write!(f, "is no image of memfold blk"),
+            ImageError::NoImage => write!(f, "the file is no image of memfold blk"),
             ImageError::Version(n) => {
                 write!(
                     f,
-                    "is an image of version {n}, which a newer memfold wrote: use that one; \
-                     this one reads versions {VERSION_OLD} and {VERSION}"
+                    "the image has version {n}, which a newer memfold wrote. This memfold reads versions \
+                     {VERSION_OLD} and {VERSION}. Use the newer one."
                 )
             }
-            ImageError::Damaged(at) => write!(f, "the image is damaged at byte {at}"),
-            ImageError::Short => write!(f, "the image ends too early"),
+            ImageError::Damaged(at) => {
+                write!(f, "the image is damaged at byte {at}. Restore it from a backup.")
+            }
+            ImageError::Short => write!(f, "the image is cut short. Restore it from a backup."),
             ImageError::Exports(why) => write!(f, "{why}"),
             ImageError::NoSpace => {
-                write!(f, "what the image holds does not fit in memory: raise --limit")
+                write!(f, "the data of the image does not fit in memory. Raise --limit.")
             }
-            ImageError::InUse => write!(f, "another memfold blk uses the image"),
+            ImageError::InUse => write!(f, "another memfold blk uses the image. Stop it first."),
             ImageError::System(why) => write!(f, "{why}"),
         }
     }
@@ -121,9 +124,9 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// The checksum that stands at `at`, of two parts.
+    /// Returns the checksum at position `at`, of two parts.
     fn of(&self, at: u64, head: &[u8], payload: &[u8]) -> [u8; SUM_BYTES] {
-        // Of their own checksums, so that nothing has to be copied together.
+        // The checksum of their checksums, so that nothing must be copied together.
         let (head, payload) = (sum_of(head), sum_of(payload));
         match &self.random {
             Some(random) => sum_of(&[&head[..], &payload, random, &at.to_le_bytes()].concat()),
@@ -131,7 +134,7 @@ impl Sums {
         }
     }
 
-    /// The checksum of the head.
+    /// Returns the checksum of the head.
     fn of_head(&self, head: &[u8]) -> [u8; SUM_BYTES] {
         match &self.random {
             Some(_) => self.of(0, head, &[]),
@@ -151,7 +154,7 @@ impl GroupHash {
     }
 }
 
-/// The head of an image of these devices.
+/// Returns the head of an image of these devices.
 pub fn head(entries: &[Entry], random: [u8; SUM_BYTES]) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend(VERSION.to_le_bytes());
@@ -169,7 +172,7 @@ pub fn head(entries: &[Entry], random: [u8; SUM_BYTES]) -> Vec<u8> {
     bytes
 }
 
-/// The head of an image of version 1.
+/// Returns the head of an image of version 1.
 #[cfg(any(test, fuzzing))]
 pub fn old_head(entries: &[Entry]) -> Vec<u8> {
     let mut bytes = head(entries, [0; SUM_BYTES]);
@@ -182,14 +185,14 @@ pub fn old_head(entries: &[Entry]) -> Vec<u8> {
     bytes
 }
 
-/// What a head says.
+/// The content of a head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
     /// The devices of the image.
     pub entries: Vec<Entry>,
     /// How its checksums are made.
     pub sums: Sums,
-    /// Where its first record begins.
+    /// Position of its first record.
     pub start: u64,
 }
 
@@ -233,7 +236,7 @@ pub fn parse_head(bytes: &[u8]) -> Result<Head, ImageError> {
     Ok(Head { entries, sums, start })
 }
 
-/// What a record says.
+/// The kind of a record.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum What {
     /// Bytes, as they are stored.
@@ -249,11 +252,11 @@ pub enum What {
 /// A record without its payload.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What it says.
+    /// Its kind.
     pub what: What,
-    /// Of which export.
+    /// The export that it belongs to.
     pub export: u32,
-    /// From which byte on; the group's number for its begin and its end.
+    /// The offset in the device; for a begin or end, the group's number.
     pub offset: u64,
     /// Bytes of the device.
     pub len: u64,
@@ -268,7 +271,7 @@ const END: u32 = 4;
 const BEGIN: u32 = 5;
 
 impl Record {
-    /// The record of a piece of an export.
+    /// Returns the record of a piece of an export.
     pub fn of(export: u32, piece: &Piece) -> Record {
         match *piece {
             Piece::Object { offset, order, fields, payload } => Record {
@@ -284,22 +287,22 @@ impl Record {
         }
     }
 
-    /// The begin of group `number`.
+    /// Returns the begin of group `number`.
     pub fn begin(number: u64) -> Record {
         Record { what: What::Begin, export: 0, offset: number, len: 0, payload_len: 0 }
     }
 
-    /// The end of group `number`, whose payload is its hash.
+    /// Returns the end of group `number`, whose payload is its hash.
     pub fn end(number: u64) -> Record {
         Record { what: What::End, export: 0, offset: number, len: 0, payload_len: SUM_BYTES }
     }
 
-    /// Bytes of the record with its payload.
+    /// Returns the bytes of the record with its payload.
     pub fn bytes(&self) -> usize {
         RECORD_BYTES + self.payload_len.next_multiple_of(UNIT)
     }
 
-    /// Appends it to `out`, as it stands at `at` of the image. Returns its checksum.
+    /// Appends it to `out`, for position `at` of the image. Returns its checksum.
     pub fn put(&self, sums: &Sums, at: u64, payload: &[u8], out: &mut Vec<u8>) -> [u8; SUM_BYTES] {
         let start = out.len();
         let (kind, fields) = match self.what {
@@ -322,8 +325,8 @@ impl Record {
         sum
     }
 
-    /// A record from its first [`RECORD_BYTES`], unchecked but for what it can be; its checksum is
-    /// judged with its payload.
+    /// Parses a record from its first [`RECORD_BYTES`]. It checks only the fields; the checksum is
+    /// verified with the payload.
     pub fn parse(bytes: &[u8]) -> Option<Record> {
         let mut parts = Parts(bytes);
         let (kind, export) = (parts.u32()?, parts.u32()?);
@@ -349,7 +352,7 @@ impl Record {
         (payload_len <= most).then_some(Record { what, export, offset, len, payload_len })
     }
 
-    /// Makes the checksum of a record that stands at `at` right.
+    /// Corrects the checksum of a record at position `at`.
     #[cfg(any(test, fuzzing))]
     pub fn seal(sums: &Sums, at: u64, bytes: &mut [u8], payload_len: usize) -> [u8; SUM_BYTES] {
         let (before, payload) =
@@ -359,8 +362,7 @@ impl Record {
         sum
     }
 
-    /// The checksum of `bytes`, the record's own with its payload, if they are what was written to
-    /// `at`.
+    /// Verifies a record with its payload as written at position `at`. Returns its checksum.
     pub fn checksum(
         sums: &Sums,
         at: u64,

@@ -1,5 +1,5 @@
-//! What fuzzers call: takes any bytes and panics if a promise is broken. Built for tests and for
-//! fuzzers only.
+//! Fuzz targets: they take any bytes and panic if a promise is broken. Built only for tests and
+//! fuzzers.
 use super::format::{self, GroupHash, RECORD_BYTES, Record, SUM_BYTES, Sums, What};
 use super::{Entry, Image};
 use crate::device::{Backing, Device, IoError, Piece, Settings, Zeros};
@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 const SIZE: u64 = 64 << 10;
 
-/// Bytes as an image: refused, or devices that are intact. Every checksum in it is made right
-/// first, so that what lies behind them is reached.
+/// Opens bytes as an image, which is refused or gives intact devices. All its checksums are
+/// corrected first, so that the code behind them is reached.
 pub fn image(data: &[u8]) {
     let mut bytes = data.to_vec();
     seal(&mut bytes);
@@ -32,7 +32,7 @@ pub fn image(data: &[u8]) {
     }
 }
 
-/// Makes the checksums of records right that begin where one may, and the hashes of groups.
+/// Corrects the checksums of records at possible positions, and the hashes of groups.
 fn seal(bytes: &mut [u8]) {
     let Ok(head) = format::parse_head(bytes) else { return };
     let (mut at, mut hash) = (head.start as usize, GroupHash::default());
@@ -89,7 +89,7 @@ impl File for Bytes {
     }
 }
 
-/// An image that makes sense, for a fuzzer to start from.
+/// Returns a valid image as a seed.
 pub fn seeds() -> Vec<Vec<u8>> {
     let entries =
         [Entry { name: String::new(), size: SIZE }, Entry { name: "b".to_string(), size: SIZE }];
@@ -120,7 +120,7 @@ fn of_version_2(entries: &[Entry], device: &Device) -> Vec<u8> {
     bytes
 }
 
-/// As version 1 wrote it.
+/// Writes it as version 1 did.
 fn of_version_1(entries: &[Entry], device: &Device) -> Vec<u8> {
     let sums = Sums { random: None };
     let mut bytes = format::old_head(entries);
@@ -137,7 +137,7 @@ fn of_version_1(entries: &[Entry], device: &Device) -> Vec<u8> {
 
 type Put<'a> = dyn FnMut(&Record, &[u8]) -> [u8; SUM_BYTES] + 'a;
 
-/// Records of the first blocks of a device; what the last one returned.
+/// Writes the records of the first blocks of a device, and returns the last one.
 fn put_blocks(device: &Device, put: &mut Put) -> [u8; SUM_BYTES] {
     let mut room = vec![0; device.payload_max()];
     let mut last = [0; SUM_BYTES];

@@ -1,18 +1,18 @@
-//! An image that follows its devices: what has changed is appended, group by group, and an image
-//! that has grown far beyond what it holds is written anew beside it and takes its place at once.
+//! An image that follows its devices. Changes are appended group by group. An image that has grown
+//! far beyond its content is rewritten beside itself and replaced in one step.
 //!
 //! ```text
 //! flush:  write a group: its begin, the records of all that changed, its end with their hash; sync
 //! anew:   write all to a file without a name; sync; give it the name; sync the directory
 //! ```
-//! When a flush returns, all that was written before it began is in a group that is on disk, in the
-//! file that the name leads to after a power cut. A group that is not whole was never acknowledged,
-//! and is cut off when the image is opened again.
+//! When a flush returns, everything written before it began is in a group on disk, in the file that
+//! the name leads to after a power cut. An incomplete group was never acknowledged, and is cut off
+//! when the image is opened again.
 //!
-//! What fails costs only itself. A group that failed does not count, the next one takes its place,
-//! and what was in it has changed still. An image that can't be written anew goes on as it is. From
-//! the moment the name leads to a new image only that counts, and nothing is acknowledged before
-//! the name is on disk.
+//! A failure affects only its own operation. A failed group does not count, the next one takes its
+//! place, and its changes count as changes again. An image that can't be rewritten stays in use.
+//! Once the name leads to a new image only that counts, and no flush is acknowledged before the
+//! name is on disk.
 use super::format::{Entry, ImageError};
 use super::place::Place;
 use super::read::Image;
@@ -23,11 +23,11 @@ use memfold_sys::Errno;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// An image is written anew when it is this much larger than twice what it was when it was last
-/// new, bytes.
+/// An image is rewritten when it is this much longer than twice its length after the last rewrite,
+/// bytes.
 const SLACK_BYTES: u64 = 64 << 20;
 
-/// Bytes of a file that are written over themselves at a time.
+/// Bytes of a file that are overwritten with themselves at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// An image that follows its devices.
@@ -35,7 +35,7 @@ pub struct Journal {
     place: Place,
     entries: Vec<Entry>,
     devices: Vec<Arc<Device>>,
-    /// [`SLACK_BYTES`], but for tests.
+    /// [`SLACK_BYTES`], which tests change.
     slack_bytes: u64,
     state: Mutex<State>,
 }
@@ -43,20 +43,20 @@ pub struct Journal {
 struct State {
     writer: Writer,
     groups: u64,
-    /// Bytes of the image when it was written anew.
+    /// Bytes of the image when it was last rewritten.
     bytes_new: u64,
-    /// It can't be written anew before it is longer.
+    /// The next rewrite is tried at this length.
     anew_above: u64,
-    /// Nothing can be appended: it is of an old version.
+    /// Nothing can be appended, because the image is of an old version.
     is_old: bool,
-    /// The name leads to this image after a power cut, too.
+    /// The name leads to this image also after a power cut.
     is_settled: bool,
-    /// Why the last flush failed.
+    /// The error of the last flush.
     error: Option<ImageError>,
 }
 
-/// Writes an image of devices to a place in one step: a file that is there is replaced when all is
-/// on disk.
+/// Writes an image of devices to a place in one step: an existing file is replaced when everything
+/// is on disk.
 ///
 /// # Errors
 /// [`ImageError::System`]: the old file is as it was, or the new one is there and a power cut may
@@ -82,8 +82,8 @@ fn write_anew(
     }
 }
 
-/// Writes bytes of a file over themselves. After a sync that failed the system has what is not on
-/// disk, and takes it for what is there: so would the next process.
+/// Overwrites bytes of a file with themselves. After a failed sync the page cache may hold data
+/// that is not on disk, as if it were. The next process would believe it.
 fn write_again(file: &dyn File, bytes: Range<u64>) -> Result<(), Errno> {
     let mut piece = vec![0; PIECE_BYTES];
     let mut at = bytes.start;
@@ -91,7 +91,7 @@ fn write_again(file: &dyn File, bytes: Range<u64>) -> Result<(), Errno> {
         let most = piece.len().min((bytes.end - at) as usize);
         let there = file.read(at, &mut piece[..most])?;
         let written = file.write(at, &piece[..there])?;
-        // Of what fills up the last group nothing may be there.
+        // The padding of the last group may be missing.
         if written == 0 {
             break;
         }
@@ -101,7 +101,7 @@ fn write_again(file: &dyn File, bytes: Range<u64>) -> Result<(), Errno> {
 }
 
 impl Journal {
-    /// The image at a place, locked against other processes; `None` if there is no file.
+    /// Opens the image at a place, locked against other processes; `None` if there is no file.
     ///
     /// # Errors
     /// [`ImageError`]; the file is as it was.
@@ -109,7 +109,7 @@ impl Journal {
         place.file(Access::Write)?.map(Image::read).transpose()
     }
 
-    /// Goes on with an image whose bytes the devices hold: what lies beyond what counts is cut off.
+    /// Continues an image whose bytes the devices hold. Cuts off what does not count.
     ///
     /// # Errors
     /// [`ImageError::System`]
@@ -126,7 +126,7 @@ impl Journal {
         if !extent.is_acknowledged {
             write_again(&*file, extent.last_start..extent.end)?;
         }
-        // All that counts may be there only because the process that wrote it was killed.
+        // The data may be only in the page cache, if the process that wrote it was killed.
         file.sync()?;
         place.settle()?;
         for device in devices {
@@ -142,7 +142,7 @@ impl Journal {
         Ok(Journal::with(place, head.entries, devices, state))
     }
 
-    /// Begins a new image at a place, with all that the devices hold.
+    /// Starts a new image at a place, with the content of the devices.
     ///
     /// # Errors
     /// [`ImageError::System`]
@@ -165,7 +165,7 @@ impl Journal {
         Journal { place, entries, devices, slack_bytes: SLACK_BYTES, state }
     }
 
-    /// Returns when all that was written before is on disk.
+    /// Waits until everything that was written before is on disk.
     ///
     /// # Errors
     /// It can't be written; the next flush tries again.
@@ -184,7 +184,7 @@ impl Journal {
             match self.replace(state) {
                 Ok(()) => return self.settle(state),
                 Err(error) if state.is_old => return Err(error),
-                // Where there is no room for a second one, the first one goes on.
+                // Where there is no room for a second image, the first one stays in use.
                 Err(_) => state.anew_above = state.writer.end + self.slack_bytes,
             }
         }
@@ -198,7 +198,7 @@ impl Journal {
                 state.groups += u64::from(is_written);
                 Ok(())
             }
-            // A new image needs more room than a group, and reads the same devices.
+            // A rewrite needs more room than a group, and reads the same devices.
             Err(Failed::File(error)) if !matches!(error, Errno::NOSPC | Errno::DQUOT) => {
                 self.replace(state).map_err(|_| error)?;
                 self.settle(state)
@@ -207,17 +207,17 @@ impl Journal {
         }
     }
 
-    /// Why the last flush failed, if it did.
+    /// Returns the error of the last flush, if it failed.
     pub fn error(&self) -> Option<String> {
         self.lock().error.as_ref().map(|error| format!("{}: {error}", self.place))
     }
 
-    /// Bytes of the image.
+    /// Returns the bytes of the image.
     pub fn bytes(&self) -> u64 {
         self.lock().writer.end
     }
 
-    /// Writes it anew when it is so many bytes longer than twice what it was when it was new.
+    /// Sets how much longer than twice its first length the image may be before it is rewritten.
     #[cfg(test)]
     pub(super) fn with_slack(mut self, bytes: u64) -> Journal {
         self.slack_bytes = bytes;
@@ -228,7 +228,7 @@ impl Journal {
         self.state.lock().expect("nobody panics with the lock")
     }
 
-    /// Writes the image anew. After an error the one that was there goes on.
+    /// Rewrites the image. After an error the old one stays in use.
     fn replace(&self, state: &mut State) -> Result<(), ImageError> {
         let done = write_anew(&self.place, &self.entries, &self.devices, Content::All);
         self.devices.iter().for_each(|device| device.end_changed(done.is_ok()));
@@ -236,7 +236,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Returns when the name leads to this image after a power cut, too.
+    /// Waits until the name leads to this image also after a power cut.
     fn settle(&self, state: &mut State) -> Result<(), ImageError> {
         if !state.is_settled {
             self.place.settle()?;
@@ -252,7 +252,7 @@ impl State {
         State::new(writer, bytes, 1)
     }
 
-    /// Of an image that was so long when it was new.
+    /// Returns the length at which an image of this first length is rewritten.
     fn new(writer: Writer, bytes_new: u64, groups: u64) -> State {
         State {
             writer,

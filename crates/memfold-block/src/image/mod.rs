@@ -1,7 +1,7 @@
 //! Devices in a file: saved at the end, or followed as they change.
 //!
-//! `format.rs` says what an image is made of; `place.rs` where it lies, and how a new one takes its
-//! place; `read.rs` verifies one and puts it into devices; `writer.rs` writes one, group by group;
+//! `format.rs` has the format of an image; `place.rs` its path, and its replacement by a new one;
+//! `read.rs` verifies one and puts it into devices; `writer.rs` writes one, group by group;
 //! `journal.rs` decides when.
 
 mod format;

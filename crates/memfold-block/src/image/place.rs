@@ -1,4 +1,4 @@
-//! Where an image lies, and how a new one takes its place.
+//! The path of an image, and its replacement by a new one.
 use super::format::ImageError;
 use crate::plain::plain;
 use memfold_swap::disk::files::{Access, Directory, File, Folder};
@@ -8,39 +8,39 @@ use std::fmt::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The name of an image in its directory. The directory is open from the beginning: nothing that
-/// can fail for want of descriptors stands between a new image and its name.
+/// The name of an image in its directory. The directory is open from the start, so no lack of
+/// descriptors can come between a new image and its name.
 pub struct Place {
     path: PathBuf,
     folder: Box<dyn Folder>,
     name: Vec<u8>,
 }
 
-/// The name that a new image has until it takes its place, if it has one.
+/// The temporary name of a new image, if it has one.
 pub(super) struct Draft(Option<Vec<u8>>);
 
 impl Place {
-    /// The place that a path names.
+    /// Opens the place that a path names.
     ///
     /// # Errors
     /// It names no file, or its directory can't be opened.
     pub fn open(path: &Path) -> Result<Place, ImageError> {
-        let name = path.file_name().ok_or(ImageError::System("is no name of a file".into()))?;
+        let name = path.file_name().ok_or(ImageError::System("the path names no file".into()))?;
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let folder = Directory::open(parent.unwrap_or(Path::new(".")).as_os_str().as_bytes());
         let folder = folder.map_err(|e| {
             let why = plain(std::io::Error::from_raw_os_error(e.raw_os_error()));
-            ImageError::System(format!("its directory can't be opened: {why}"))
+            ImageError::System(format!("the directory can't be opened: {why}"))
         })?;
         Ok(Place::new(path, Box::new(folder), name.as_bytes()))
     }
 
-    /// The place of a name in a directory. The path is for people.
+    /// Makes a place from a name in a directory. The path is for messages.
     pub(super) fn new(path: &Path, folder: Box<dyn Folder>, name: &[u8]) -> Place {
         Place { path: path.to_path_buf(), folder, name: name.to_vec() }
     }
 
-    /// The file that is there, locked if it is to be written; `None` if there is none.
+    /// Opens the file there, locked if it is to be written; `None` if there is none.
     ///
     /// # Errors
     /// [`ImageError::InUse`], or the system's.
@@ -54,7 +54,7 @@ impl Place {
                 return Ok(Some(file));
             }
             lock(&*file)?;
-            // It may have lost its name to a newer image before it was locked.
+            // A newer image may have taken its name before it was locked.
             match self.folder.identity(&self.name) {
                 Err(Errno::NOENT) => return Ok(None),
                 other if other? == file.identity()? => return Ok(Some(file)),
@@ -63,13 +63,13 @@ impl Place {
         }
     }
 
-    /// A new file, locked, that takes the place later.
+    /// Makes a new file, locked, that takes the place later.
     ///
     /// # Errors
     /// The system's; nothing is left behind.
     pub(super) fn draft(&self) -> Result<(Box<dyn File>, Draft), ImageError> {
         let nameless = match self.folder.create_nameless() {
-            // Not on every file system.
+            // Not every file system has O_TMPFILE.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => None,
             other => Some(other?),
         };
@@ -87,11 +87,11 @@ impl Place {
         Ok((file, draft))
     }
 
-    /// Puts a new file in the place, whose content is on disk. It counts from then on, and after a
-    /// power cut as soon as [`Place::settle`] has returned.
+    /// Puts a new file, whose content is on disk, in the place. It counts from then on. After a
+    /// power cut it counts once [`Place::settle`] has returned.
     ///
     /// # Errors
-    /// The system's: what was there is there still.
+    /// The system's; the former file is still there.
     pub(super) fn put(&self, file: &dyn File, draft: Draft) -> Result<(), ImageError> {
         let hidden = match draft.0 {
             Some(hidden) => hidden,
@@ -108,14 +108,14 @@ impl Place {
         Ok(())
     }
 
-    /// Takes a draft away that comes to nothing.
+    /// Removes a draft that is not used.
     pub(super) fn forget(&self, draft: Draft) {
         if let Some(hidden) = draft.0 {
             let _ = self.folder.remove(&hidden);
         }
     }
 
-    /// Returns when the name leads to the same file after a power cut.
+    /// Waits until the name leads to this file also after a power cut.
     ///
     /// # Errors
     /// It may lead to the one that was there before.
@@ -123,7 +123,7 @@ impl Place {
         Ok(self.folder.sync()?)
     }
 
-    /// A name that is free, whatever earlier processes have left behind.
+    /// Returns a free name, whatever earlier processes have left behind.
     fn hidden_name(&self) -> Result<Vec<u8>, ImageError> {
         let mut number = [0; 8];
         random::fill(&mut number)?;
@@ -137,14 +137,14 @@ impl Place {
     }
 }
 
-/// Its path.
+/// Shows its path.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path.display())
     }
 }
 
-/// Keeps other processes from using an image.
+/// Locks an image against other processes.
 fn lock(file: &dyn File) -> Result<(), ImageError> {
     file.lock().map_err(|error| match error {
         Errno::WOULDBLOCK => ImageError::InUse,

@@ -1,4 +1,4 @@
-//! Reading an image: how far it counts, and putting its bytes into devices.
+//! Reads an image: how much of it counts, and its bytes for the devices.
 use super::format::{
     Entry, GROUP_UNIT, GroupHash, HEAD_BYTES_MAX, Head, ImageError, RECORD_BYTES, Record,
     SUM_BYTES, Sums, UNIT, What, parse_head,
@@ -12,24 +12,24 @@ use std::sync::Arc;
 
 const READ_BYTES: usize = 1 << 20;
 
-/// How far an image counts.
+/// How much of an image counts.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
-    /// Where its first record begins.
+    /// Position of its first record.
     pub start: u64,
-    /// Where its first group ends: what it took when it was written anew.
+    /// End of its first group: the length after the last rewrite.
     pub first_end: u64,
-    /// Where what counts ends, and the next group would begin.
+    /// End of the data that counts, where the next group begins.
     pub end: u64,
-    /// Where its last group begins.
+    /// Begin of its last group.
     pub last_start: u64,
     /// Groups in it.
     pub groups: u64,
-    /// The last group is known to be on disk.
+    /// Whether the last group is known to be on disk.
     pub is_acknowledged: bool,
 }
 
-/// An image that was verified.
+/// A verified image.
 pub struct Image {
     pub(super) file: Box<dyn File>,
     pub(super) head: Head,
@@ -37,7 +37,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// The image at a place, to be read; `None` if there is no file.
+    /// Opens the image at a place for reading; `None` if there is no file.
     ///
     /// # Errors
     /// [`ImageError`]
@@ -45,7 +45,7 @@ impl Image {
         place.file(Access::Read)?.map(Image::read).transpose()
     }
 
-    /// Says what is wrong with the head of the file at a place, if one is there.
+    /// Checks the head of the file at a place, if there is one.
     ///
     /// # Errors
     /// [`ImageError`]
@@ -59,19 +59,19 @@ impl Image {
     pub(super) fn read(file: Box<dyn File>) -> Result<Image, ImageError> {
         let head = read_head(&*file)?;
         let extent = scan(&*file, &head)?;
-        // It took its name when its first group was on disk.
+        // A file gets its name when its first group is on disk.
         if extent.groups == 0 {
             return Err(ImageError::Damaged(extent.start));
         }
         Ok(Image { file, head, extent })
     }
 
-    /// Its devices.
+    /// Returns its devices.
     pub fn entries(&self) -> &[Entry] {
         &self.head.entries
     }
 
-    /// Puts all that counts into devices, in the order of the image's exports.
+    /// Puts all data that counts into devices, in the order of the image's exports.
     ///
     /// # Errors
     /// [`ImageError`]; the devices hold a part of it then.
@@ -121,10 +121,10 @@ fn read_head(file: &dyn File) -> Result<Head, ImageError> {
     }
 }
 
-/// Bytes of a file, one after the other.
+/// Bytes of a file, in order.
 struct Source<'a> {
     file: &'a dyn File,
-    /// Where the next bytes of the file come from.
+    /// Position of the next bytes in the file.
     next: u64,
     bytes: Vec<u8>,
     used: usize,
@@ -136,7 +136,7 @@ impl<'a> Source<'a> {
         Source { file, next: at, bytes: Vec::new(), used: 0, most }
     }
 
-    /// `false`: the file ends before.
+    /// Makes `count` bytes available. Returns `false` if the file ends before.
     fn read(&mut self, mut to: &mut [u8]) -> Result<bool, ImageError> {
         while !to.is_empty() {
             if self.used == self.bytes.len() && !self.fill()? {
@@ -150,7 +150,7 @@ impl<'a> Source<'a> {
         Ok(true)
     }
 
-    /// Goes on at `at`, which lies further on.
+    /// Skips to `at`, which lies further on.
     fn skip_to(&mut self, at: u64) {
         let left = (self.bytes.len() - self.used) as u64;
         let here = self.next - left;
@@ -161,7 +161,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// `false`: the file ends here.
+    /// Reads more. Returns `false` at the end of the file.
     fn fill(&mut self) -> Result<bool, ImageError> {
         self.bytes.resize(self.most, 0);
         self.used = self.bytes.len();
@@ -173,7 +173,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Records one after the other, each verified.
+/// Records in order, each verified.
 struct Records<'a> {
     source: Source<'a>,
     sums: &'a Sums,
@@ -192,7 +192,7 @@ impl<'a> Records<'a> {
         Records { source: Source::new(file, at, READ_BYTES), sums, at, bytes: Vec::new() }
     }
 
-    /// The next one. `None`: here is none that is intact, or the file ends.
+    /// Returns the next record; `None` if it is not intact, or at the end of the file.
     fn next(&mut self) -> Result<Option<Found<'_>>, ImageError> {
         self.bytes.resize(RECORD_BYTES, 0);
         if !self.source.read(&mut self.bytes)? {
@@ -210,7 +210,7 @@ impl<'a> Records<'a> {
         Ok(Some(Found { record, sum, payload }))
     }
 
-    /// Goes on where the next group begins.
+    /// Skips to the begin of the next group.
     fn end_group(&mut self) {
         if self.sums.random.is_some() {
             self.skip_to(self.at.next_multiple_of(GROUP_UNIT));
@@ -223,10 +223,10 @@ impl<'a> Records<'a> {
     }
 }
 
-/// Verifies an image, and says how far it counts: up to the end of the last group that is whole.
+/// Verifies an image, and returns how much counts: up to the end of the last complete group.
 ///
 /// # Errors
-/// A byte before that is not what was written: a group that was acknowledged can't be read.
+/// A byte before that is damaged: a group that was acknowledged can't be read.
 fn scan(file: &dyn File, head: &Head) -> Result<Extent, ImageError> {
     let (start, sums) = (head.start, &head.sums);
     let mut extent = Extent {
@@ -260,7 +260,7 @@ fn scan(file: &dyn File, head: &Head) -> Result<Extent, ImageError> {
     Ok(extent)
 }
 
-/// Whether the next group is whole: from its begin to its end, with the hash of all of it.
+/// Returns whether the next group is complete: from its begin to its end, with the right hash.
 fn read_group(records: &mut Records, number: u64) -> Result<bool, ImageError> {
     let mut hash = GroupHash::default();
     let mut is_first = true;
@@ -282,8 +282,8 @@ fn read_group(records: &mut Records, number: u64) -> Result<bool, ImageError> {
     Ok(false)
 }
 
-/// Whether the begin of a later group than that which would come next lies behind the end: it is
-/// written when that one is on disk.
+/// Returns whether the begin of a later group follows the end. It is written when the group before
+/// it is on disk.
 fn is_followed(file: &dyn File, sums: &Sums, extent: &Extent) -> Result<bool, ImageError> {
     let mut records = Records::new(file, sums, extent.end);
     let mut at = extent.end;
@@ -303,7 +303,7 @@ fn is_followed(file: &dyn File, sums: &Sums, extent: &Extent) -> Result<bool, Im
     }
 }
 
-/// Whether the next group of version 1 has an end.
+/// Returns whether the next group of version 1 has an end.
 fn read_old_group(records: &mut Records, number: u64) -> Result<bool, ImageError> {
     while let Some(Found { record, .. }) = records.next()? {
         if record.what == What::End {
@@ -317,8 +317,8 @@ fn read_old_group(records: &mut Records, number: u64) -> Result<bool, ImageError
     Ok(false)
 }
 
-/// Whether the end of a group of version 1 that would come next, or later, lies anywhere after
-/// `at`: it was written when all before it was on disk.
+/// Returns whether the end of this or a later group of version 1 lies anywhere after `at`. It was
+/// written when everything before it was on disk.
 fn has_end_after(file: &dyn File, sums: &Sums, at: u64, next: u64) -> Result<bool, ImageError> {
     let mut source = Source::new(file, at, READ_BYTES);
     let mut window = [0; RECORD_BYTES];

@@ -1,5 +1,4 @@
-//! Images: what was acknowledged comes back, whatever was cut off or damaged, and nothing else is
-//! taken for it.
+//! Images: acknowledged data is restored, whatever is cut off or damaged, and nothing else counts.
 use super::format::{self, RECORD_BYTES, Record, Sums, What};
 use super::*;
 use crate::device::tests::{spill_settings, spilling};
@@ -47,7 +46,7 @@ fn status(device: &Device) -> Vec<(u64, Status)> {
     runs
 }
 
-/// A few changes of any kind; of the bytes that are expected, too.
+/// Makes a few changes of any kind, also to the expected bytes.
 fn change(device: &Device, wanted: &mut [u8], random: &mut Random) {
     let mut io = device.io();
     for _ in 0..6 {
@@ -71,7 +70,7 @@ fn change(device: &Device, wanted: &mut [u8], random: &mut Random) {
     }
 }
 
-/// The image's devices, in new memory of blocks of `order`.
+/// Opens the image's devices in new memory, with blocks of `order`.
 fn open(path: &Path, order: u8) -> Result<(Vec<Arc<Device>>, Journal), ImageError> {
     let place = Place::open(path)?;
     let image = Journal::look(&place)?.expect("it is there");
@@ -91,7 +90,7 @@ fn load(path: &Path) -> Image {
 }
 
 #[test]
-fn an_image_brings_back_every_byte_and_every_hole_also_of_what_was_written_back() {
+fn image_restores_bytes_and_holes_also_after_writeback() {
     let mut random = Random::new(seed(50));
     for order in [0, 2, 5] {
         let (scratch, all) = (Scratch::new(), devices(order, 0));
@@ -107,7 +106,7 @@ fn an_image_brings_back_every_byte_and_every_hole_also_of_what_was_written_back(
         let path = scratch.0.join("image");
         save(&Place::open(&path).unwrap(), &entries(), &all).unwrap();
         assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 1, "nothing else stays behind");
-        // In blocks of another size as well.
+        // Blocks of another size work as well.
         for order in [order, 2] {
             let image = load(&path);
             assert_eq!((image.entries(), image.extent.groups), (&entries()[..], 1));
@@ -122,13 +121,13 @@ fn an_image_brings_back_every_byte_and_every_hole_also_of_what_was_written_back(
 }
 
 #[test]
-fn whatever_is_cut_off_after_a_flush_all_that_was_flushed_comes_back() {
+fn image_cut_after_a_flush_restores_all_flushed_data() {
     let mut random = Random::new(seed(51));
     let (scratch, all) = (Scratch::new(), devices(2, 0));
     let path = scratch.0.join("image");
     let journal = create(&path, &all);
     let mut now = vec![0; SIZE as usize];
-    // What was there at each flush, and how long the image was then.
+    // The content at each flush, and the length of the image then.
     let mut states = vec![(journal.bytes(), now.clone(), status(&all[0]))];
     for _ in 0..5 {
         change(&all[0], &mut now, &mut random);
@@ -138,29 +137,30 @@ fn whatever_is_cut_off_after_a_flush_all_that_was_flushed_comes_back() {
     let end = journal.bytes();
     journal.flush().unwrap();
     assert_eq!(journal.bytes(), end, "nothing has changed, so nothing is written");
-    // Written, and never flushed.
+    // This was written but never flushed.
     change(&all[0], &mut now, &mut random);
     drop(journal);
     let whole = fs::read(&path).unwrap();
-    // Behind it lies the begin of the next group.
+    // The begin of the next group follows it.
     assert_eq!(whole.len() as u64, end + RECORD_BYTES as u64);
     let mut cuts: Vec<u64> = states.iter().flat_map(|(at, ..)| [*at, at + 47, at - 1]).collect();
     cuts.extend((0..10).map(|_| states[0].0 + random.below((end - states[0].0) as usize) as u64));
     for cut in cuts.into_iter().filter(|cut| *cut <= end && *cut >= states[0].0) {
         let next = states.iter().position(|(at, ..)| *at > cut).unwrap_or(states.len());
         let copy = scratch.0.join("cut");
-        // As a power cut leaves it: the end of the file missing, or never written.
+        // This is the state after a power cut: the end of the file is missing, or was never
+        // written.
         for rest in [&[][..], &[0; 4096], &[0x5a; 333]] {
             fs::write(&copy, [&whole[..cut as usize], rest].concat()).unwrap();
             let (back, journal) = open(&copy, 2).unwrap();
-            // A group that lost only what fills it up is whole.
+            // A group that lost only its padding is complete.
             let found = (read(&back[0]), status(&back[0]));
             let is_whole = |(at, ..): &&(u64, _, _)| *at - cut < format::GROUP_UNIT;
             let mut fitting =
                 states[next - 1..next].iter().chain(states.get(next).filter(is_whole));
             let is_fitting = fitting.any(|(_, now, holes)| found == (now.clone(), holes.clone()));
             assert!(is_fitting, "cut at {cut} of {end}");
-            // It goes on from there.
+            // The image continues from there.
             back[0].write(&mut back[0].io(), 100, b"more").unwrap();
             journal.flush().unwrap();
             drop((back, journal));
@@ -171,7 +171,7 @@ fn whatever_is_cut_off_after_a_flush_all_that_was_flushed_comes_back() {
 }
 
 #[test]
-fn what_was_flushed_and_is_damaged_is_refused_and_never_taken_for_less() {
+fn damaged_flushed_data_is_refused_not_truncated() {
     let mut random = Random::new(seed(52));
     let (scratch, all) = (Scratch::new(), devices(2, 0));
     let path = scratch.0.join("image");
@@ -188,7 +188,7 @@ fn what_was_flushed_and_is_damaged_is_refused_and_never_taken_for_less() {
     let copy = scratch.0.join("damaged");
     for round in 0..120 {
         let mut bytes = whole.clone();
-        // Padding is no byte of anything.
+        // Padding is not a byte of anything.
         let at = random.below(last);
         let before = bytes[at];
         bytes[at] ^= 1 << random.below(8);
@@ -242,11 +242,11 @@ fn bytes_that_look_like_records_count_nowhere_else() {
     };
     let last = opens(&first[..cut]).unwrap();
     assert!(last[0] < 5);
-    // The rest of another image with the same history, where its records would stand.
+    // The rest of another image with the same history, at the positions of its records.
     assert_eq!(opens(&[&first[..cut], &second[cut..]].concat()), Ok(last.clone()));
-    // A client has written the image itself, all of it, into its device, and power is cut.
+    // A client has written the whole image into its device, and the power is cut.
     assert_eq!(opens(&[&first[..cut], &first, &first].concat()), Ok(last));
-    // In a payload that does not shrink.
+    // It is in an incompressible payload.
     let path = scratch.0.join("nested");
     let journal = create(&path, &all);
     let mut noise = Random::new(55).noise(200_000);
@@ -274,7 +274,7 @@ fn bytes_that_look_like_records_count_nowhere_else() {
 fn image_of_the_old_version_opens_and_is_new_after_a_change() {
     let scratch = Scratch::new();
     let path = scratch.0.join("old");
-    // Without its second group, which holds no bytes of any codec.
+    // Without its second group, which has no bytes of any codec.
     let old = &fuzz::seeds()[1];
     let old = &old[..old.len() - 2 * RECORD_BYTES - format::UNIT];
     fs::write(&path, old).unwrap();
@@ -341,7 +341,7 @@ fn threads_that_write_and_flush_at_once_find_all_they_flushed() {
 }
 
 #[test]
-fn an_image_that_has_grown_far_is_written_anew_and_holds_the_same() {
+fn image_grown_far_is_rewritten_with_equal_content() {
     let (scratch, all) = (Scratch::new(), devices(2, 0));
     let path = scratch.0.join("image");
     let journal = create(&path, &all);
@@ -360,7 +360,7 @@ fn an_image_that_has_grown_far_is_written_anew_and_holds_the_same() {
         journal.bytes()
     );
     assert_eq!(fs::metadata(&path).unwrap().len(), journal.bytes() + RECORD_BYTES as u64);
-    // The one that took its place is in use, too.
+    // The image that replaced it is in use, too.
     let place = Place::open(&path).unwrap();
     assert_eq!(Journal::look(&place).err(), Some(ImageError::InUse));
     drop(journal);
@@ -402,7 +402,7 @@ fn records_come_back_and_say_what_they_cover() {
     assert_eq!(bytes.len(), RECORD_BYTES + format::UNIT);
     assert_eq!(Record::parse(&bytes), Some(record));
     assert_eq!(Record::checksum(&sums, 4096, &bytes, 3), Some(sum));
-    // Elsewhere, or in another image, it is none.
+    // At another position, or in another image, it is not a record.
     assert_eq!(Record::checksum(&sums, 8192, &bytes, 3), None);
     assert_eq!(Record::checksum(&Sums { random: Some([8; 16]) }, 4096, &bytes, 3), None);
     assert_eq!(record.what, What::Object { order: Order::new(2).unwrap(), fields: 77 });

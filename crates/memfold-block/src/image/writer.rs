@@ -1,4 +1,4 @@
-//! Writing records at the end of an image, a group at a time.
+//! Writes records at the end of an image, a group at a time.
 use super::format::{
     self, Entry, GROUP_UNIT, GroupHash, ImageError, Record, SUM_BYTES, Sums, UNIT,
 };
@@ -8,15 +8,15 @@ use memfold_sys::Errno;
 use memfold_sys::random;
 use std::sync::Arc;
 
-/// Records are gathered up to so many bytes, and then written.
+/// Records are gathered up to this many bytes and then written.
 const GATHER_BYTES: usize = 1 << 20;
 
 /// Which blocks of its devices a group holds.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// What has changed, which is under way then.
+    /// Changes, which are then in progress.
     Changed,
-    /// Everything; what has changed is under way then.
+    /// Everything; changes are then in progress.
     All,
     /// Everything, for a file that does not follow the devices.
     Copy,
@@ -54,22 +54,22 @@ impl From<Failed> for ImageError {
 
 /// Gathers records and writes them at the end of a file.
 pub struct Writer {
-    /// The file; a new one is the image's as soon as it has its name.
+    /// The file. A new one becomes the image with its name.
     pub file: Box<dyn File>,
-    /// Where the next group begins: what is before is on disk, and never written again.
+    /// Position of the next group. Everything before is on disk and never written again.
     pub end: u64,
     sums: Sums,
-    /// Where the records that are gathered go.
+    /// Position of the gathered records.
     at: u64,
     gathered: Vec<u8>,
     hash: GroupHash,
     payload: Vec<u8>,
-    /// Zeros of an export that may still go on.
+    /// Zeros of an export that may still continue.
     zeros: Option<(u32, u64, u64, Zeros)>,
 }
 
 impl Writer {
-    /// A writer that goes on at `end`.
+    /// Makes a writer that continues at `end`.
     pub fn new(file: Box<dyn File>, sums: Sums, end: u64, devices: &[Arc<Device>]) -> Writer {
         let most = devices.iter().map(|device| device.payload_max()).max().unwrap_or(0);
         Writer {
@@ -84,7 +84,7 @@ impl Writer {
         }
     }
 
-    /// Writes a whole image of devices to an empty file, and returns when it is on disk.
+    /// Writes a whole image of devices to an empty file, and waits until it is on disk.
     ///
     /// # Errors
     /// [`Failed`]; the file holds a part of it then.
@@ -104,8 +104,8 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Writes a group, and returns when it is on disk. `false`: it would be empty, and nothing was
-    /// written.
+    /// Writes a group, and waits until it is on disk. Returns `false` if it would be empty, and
+    /// nothing was written.
     ///
     /// # Errors
     /// [`Failed`]: nothing of it counts, and the next group takes its place.
@@ -123,7 +123,7 @@ impl Writer {
             }
             Ok(false) => {}
             Err(_) if content == Content::Changed => {
-                // Only gives its room back: what is there does not count anyway.
+                // This only frees space; the data there does not count anyway.
                 let _ = self.file.set_len(self.end);
             }
             Err(_) => {}
@@ -154,8 +154,8 @@ impl Writer {
         Ok(true)
     }
 
-    /// Notes in the file that a group is on disk: by the begin of the next one, which is written
-    /// again with that. Where it fails, damage to this group may be taken for a power cut.
+    /// Notes in the file that a group is on disk, by the begin of the next one, which is written
+    /// again with that group. If this fails, damage to this group may look like a power cut.
     pub fn mark_acknowledged(&mut self, number: u64) {
         self.gathered.clear();
         Record::begin(number + 1).put(&self.sums, self.end, &[], &mut self.gathered);

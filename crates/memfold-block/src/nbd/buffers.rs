@@ -1,19 +1,19 @@
-//! What comes and what goes, in memory taken once: requests are read many at a time, and replies
-//! are sent so.
+//! Buffers of a connection, allocated once. They read many requests, and send many replies, at a
+//! time.
 use super::wire::{Head, REQUEST_BYTES};
 use memfold_sys::page::PageBuffer;
 use memfold_sys::units::PAGE_SIZE;
 use std::io::{self, IoSlice, Read, Write};
 use std::ops::Range;
 
-/// Bytes that are read at a time, at least.
+/// Least bytes that are read at a time.
 const INPUT_BYTES: usize = 256 << 10;
-/// Bytes of replies that are sent at a time, at least.
+/// Least bytes of replies that are sent at a time.
 const OUTPUT_BYTES: usize = 512 << 10;
-/// Replies, or chunks of them, that are sent at a time.
+/// Replies, or chunks of replies, that are sent at a time.
 const REPLIES_MAX: usize = 64;
 
-/// Bytes that came and are not used yet.
+/// Bytes that were received and are not used yet.
 pub struct Input {
     bytes: PageBuffer,
     used: usize,
@@ -21,7 +21,7 @@ pub struct Input {
 }
 
 impl Input {
-    /// An empty one, with room for a block of so many bytes and more.
+    /// Makes an empty one, with room for a block of so many bytes and more.
     pub fn new(block_bytes: usize) -> Input {
         Input {
             bytes: PageBuffer::of_pages(INPUT_BYTES.max(2 * block_bytes) / PAGE_SIZE),
@@ -30,23 +30,23 @@ impl Input {
         }
     }
 
-    /// What is there.
+    /// Returns the bytes that are available.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes.bytes()[self.used..self.end]
     }
 
-    /// The most that [`Input::fill`] can be asked for.
+    /// Returns the most that [`Input::fill`] can provide.
     pub fn room(&self) -> usize {
         self.bytes.len() - PAGE_SIZE
     }
 
-    /// Uses the first `count` bytes of what is there.
+    /// Uses the first `count` available bytes.
     pub fn consume(&mut self, count: usize) {
         self.used += count;
         debug_assert!(self.used <= self.end);
     }
 
-    /// Reads once, in a way that at least `count` bytes can be there in the end. `false`: the
+    /// Reads once, so that at least `count` bytes can become available. Returns `false` if the
     /// connection has ended.
     ///
     /// # Errors
@@ -57,8 +57,8 @@ impl Input {
     pub fn fill(&mut self, link: &mut impl Read, count: usize) -> io::Result<bool> {
         assert!(count <= self.room());
         if self.used == self.end {
-            // What follows the first request then begins where a page does, and is compressed where
-            // it lies; so does what is left of a long one.
+            // The data after the first request then begins at a page, and is compressed in place;
+            // so does the rest of a long one.
             let first = if count == REQUEST_BYTES { PAGE_SIZE - REQUEST_BYTES } else { 0 };
             (self.used, self.end) = (first, first);
         } else if self.used + count > self.bytes.len() {
@@ -81,7 +81,7 @@ impl Input {
 /// Replies that are not sent yet.
 pub struct Output {
     heads: [Head; REPLIES_MAX],
-    /// Where the data of each lies.
+    /// Position of each reply's data.
     parts: [Range<usize>; REPLIES_MAX],
     count: usize,
     data: PageBuffer,
@@ -89,7 +89,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// An empty one, with room for a block of so many bytes.
+    /// Makes an empty one, with room for a block of so many bytes.
     pub fn new(block_bytes: usize) -> Output {
         Output {
             heads: [Head::EMPTY; REPLIES_MAX],
@@ -100,23 +100,23 @@ impl Output {
         }
     }
 
-    /// The most data that one part can have.
+    /// Returns the most data that one part can have.
     pub fn room(&self) -> usize {
         self.data.len()
     }
 
-    /// Memory for `len` bytes of data, page-aligned, for the reply that is pushed next. `None`:
-    /// send first.
+    /// Returns page-aligned memory for `len` bytes of data of the next reply; `None` if the caller
+    /// must send first.
     pub fn data(&mut self, len: usize) -> Option<&mut [u8]> {
         self.data.bytes_mut()[self.used..].get_mut(..len)
     }
 
-    /// Whether another reply can be pushed.
+    /// Returns whether another reply can be pushed.
     pub fn has_room(&self) -> bool {
         self.count < REPLIES_MAX
     }
 
-    /// Adds a reply, with `len` bytes of what was last written to [`Output::data`].
+    /// Adds a reply, with the last `len` bytes written to [`Output::data`].
     ///
     /// # Panics
     /// If there is no room.
@@ -127,7 +127,7 @@ impl Output {
         self.used = (self.used + len).next_multiple_of(PAGE_SIZE);
     }
 
-    /// Sends all.
+    /// Sends everything.
     ///
     /// # Errors
     /// The connection's.

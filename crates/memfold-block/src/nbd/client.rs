@@ -1,5 +1,4 @@
-//! A client for tests, as simple as can be: one request at a time, every byte of the answer
-//! verified.
+//! A simple client for tests: one request at a time, every byte of the answer verified.
 use super::wire::{self, Request, chunk, command, option, reply};
 use std::io::{self, Read, Write};
 
@@ -10,13 +9,13 @@ pub struct Client<L> {
     cookie: u64,
 }
 
-/// What a read or a block status gave.
+/// The result of a read or a block status.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     /// The protocol's number of the error, 0 for none.
     pub error: u32,
     pub data: Vec<u8>,
-    /// Bytes of chunks that said zeros without sending them.
+    /// Bytes of chunks that declared zeros without sending them.
     pub holes: usize,
     pub chunks: usize,
     /// Length and bits of each run.
@@ -24,7 +23,7 @@ pub struct Answer {
 }
 
 impl<L: Read + Write> Client<L> {
-    /// Takes the greeting.
+    /// Reads the greeting.
     pub fn greet(mut link: L) -> io::Result<Client<L>> {
         let mut hello = [0; 18];
         link.read_exact(&mut hello)?;
@@ -53,7 +52,7 @@ impl<L: Read + Write> Client<L> {
         Ok((u32::from_be_bytes(head[12..16].try_into().unwrap()), data))
     }
 
-    /// Sends an option; all replies up to the last, whose kind comes first.
+    /// Sends an option. Returns all replies up to the last, whose kind comes first.
     pub fn option(&mut self, number: u32, data: &[u8]) -> io::Result<(u32, Vec<Vec<u8>>)> {
         self.send_option(number, data)?;
         let mut all = Vec::new();
@@ -66,7 +65,7 @@ impl<L: Read + Write> Client<L> {
         }
     }
 
-    /// Structured replies, `base:allocation`, and GO.
+    /// Negotiates structured replies, `base:allocation`, and GO.
     pub fn go(&mut self, export: &str) -> io::Result<u32> {
         self.structured = self.option(option::STRUCTURED_REPLY, &[])?.0 == reply::ACK;
         let mut query = text(export);
@@ -101,7 +100,7 @@ impl<L: Read + Write> Client<L> {
         self.receive(command, offset, len)
     }
 
-    /// The answer to the request that was sent last.
+    /// Reads the answer to the last request.
     pub fn receive(&mut self, command: u16, offset: u64, len: u32) -> io::Result<Answer> {
         let mut answer = Answer::default();
         if command == command::READ {
@@ -171,12 +170,12 @@ fn number(bytes: &[u8]) -> u32 {
     u32::from_be_bytes(bytes.try_into().unwrap())
 }
 
-/// A text with its length in front.
+/// Returns a text with its length in front.
 pub fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u32).to_be_bytes()[..], text.as_bytes()].concat()
 }
 
-/// The data of INFO and GO.
+/// Returns the data of INFO and GO.
 pub fn info(export: &str, wanted: &[u16]) -> Vec<u8> {
     let mut data = text(export);
     data.extend((wanted.len() as u16).to_be_bytes());

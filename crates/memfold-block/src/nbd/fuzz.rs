@@ -1,7 +1,7 @@
-//! What fuzzers call: each function takes any bytes and panics if a promise is broken. Built for
-//! tests and for fuzzers only.
+//! Fuzz targets: each function takes any bytes and panics if a promise is broken. Built only for
+//! tests and fuzzers.
 //!
-//! `fuzz/` at the root feeds them from libFuzzer; `tests_fuzz.rs` feeds them some thousand
+//! `fuzz/` in the root runs them with libFuzzer. `tests_fuzz.rs` runs them on some thousand
 //! mutations in every test run.
 use super::negotiate::{self, Agreed, Outcome, Security};
 use super::session::Session;
@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 /// Bytes of the device that a session may change.
 const SIZE: u64 = (64 << 10) + 512;
-/// What is on the device that a session has not chosen; nothing else has these bytes.
+/// Content of the device that a session has not chosen; nothing else has these bytes.
 const SECRET: &[u8; 16] = b"\x9e\x37secret\x79\xb9\x7f\x4a\x7c\x15\xf3\x9c";
-/// A client gets at most so many bytes for each that it sends: the longest read, for a request.
+/// Most bytes that a client gets for each byte that it sends: the longest read, for a request.
 const GAIN_MAX: usize = (SIZE as usize + 512) / 28 + 64;
 
-/// A client that has sent its bytes before it reads an answer.
+/// A client that sends all its bytes before it reads an answer.
 struct Link<'a> {
     from: &'a [u8],
     sent: usize,
@@ -52,7 +52,7 @@ fn exports() -> Vec<Arc<Export>> {
     let secret = Device::new(&backing, 32 << 10).expect("small");
     secret.write(&mut secret.io(), 0, &SECRET.repeat(2048)).expect("no limit");
     let own = Device::new(&backing, SIZE).expect("small");
-    // Gone again: what was here once must not come back.
+    // The secret is removed, because it must not be sent later.
     own.write(&mut own.io(), 4096, &SECRET.repeat(2048)).expect("no limit");
     own.zero(&mut own.io(), 0, SIZE, Zeros::Hole).expect("no limit");
     vec![
@@ -71,7 +71,7 @@ fn check(exports: &[Arc<Export>], link: &Link, len: usize, chosen: Option<&str>)
     assert_eq!(objects, exports[0].device().backing().stats().store.objects);
 }
 
-/// A whole session, from the client's first byte on.
+/// Runs a whole session, from the client's first byte on.
 pub fn session(data: &[u8]) {
     let exports = exports();
     let mut link = Link { from: data, sent: 0, tail: Vec::new(), leaked: false };
@@ -86,7 +86,7 @@ pub fn session(data: &[u8]) {
     check(&exports, &link, data.len(), chosen.as_deref());
 }
 
-/// Requests alone. The first byte says what was agreed on.
+/// Runs requests without negotiation. The first byte says what was negotiated.
 pub fn requests(data: &[u8]) {
     let [agreed, data @ ..] = data else { return };
     let exports = exports();
@@ -100,7 +100,7 @@ pub fn requests(data: &[u8]) {
     check(&exports, &link, data.len(), Some(""));
 }
 
-/// Sessions and requests that make sense, for a fuzzer to start from.
+/// Returns valid sessions and requests as seeds.
 pub fn seeds() -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     use super::wire::{self, Request, command, flag, option};
     let request = |command, flags, offset, len, payload: &[u8]| {

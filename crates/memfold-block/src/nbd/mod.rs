@@ -1,11 +1,11 @@
 //! An NBD server: fixed newstyle negotiation, structured replies, block status, TLS.
 //!
-//! `wire.rs` has the protocol's numbers, `negotiate.rs` its first phase, `session.rs` its second,
-//! which reads and writes through `buffers.rs`; `server.rs` accepts connections on the sockets of
-//! `socket.rs`, with TLS by `tls.rs`.
+//! `wire.rs` has the protocol's numbers; `negotiate.rs` its first phase; `session.rs` its second,
+//! which uses `buffers.rs`; `server.rs` accepts connections on the sockets of `socket.rs`, with TLS
+//! of `tls.rs`.
 //!
-//! Not there: extended headers (64-bit lengths), which few clients speak yet; PSK, which rustls
-//! can't; other metadata contexts.
+//! Unsupported: extended headers (64-bit lengths), which few clients have; PSK, which rustls lacks;
+//! metadata contexts other than `base:allocation`.
 
 mod wire;
 mod buffers;

@@ -1,31 +1,31 @@
-//! The first phase of a connection: which export, and how to speak.
+//! The first phase of a connection: the choice of an export and of the protocol's options.
 use super::wire::{self, export, handshake, info, option, reply};
 use crate::device::SECTOR_BYTES;
 use crate::export::{Export, NAME_BYTES_MAX};
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
-/// Longer options are refused: a name, and some queries.
+/// Longer options are refused. This is enough for a name and some queries.
 const OPTION_BYTES_MAX: u32 = NAME_BYTES_MAX as u32 + 4096;
-/// An option that is longer than this ends the connection: nobody means it.
+/// A longer option ends the connection, because no client sends one.
 const SKIPPED_BYTES_MAX: u32 = 1 << 20;
 
 /// What a connection may do about encryption.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Security {
-    /// There is no TLS here.
+    /// TLS is unavailable.
     None,
-    /// TLS may be asked for.
+    /// The client may request TLS.
     Offered,
-    /// Nothing is said about exports before TLS is spoken.
+    /// TLS is required before any option about exports.
     Demanded,
-    /// It is spoken already.
+    /// TLS is active.
     Spoken,
 }
 
-/// What was agreed on.
+/// The result of the negotiation.
 pub struct Agreed {
-    /// What the client uses.
+    /// The export.
     pub export: Arc<Export>,
     /// Replies are structured.
     pub structured: bool,
@@ -33,17 +33,17 @@ pub struct Agreed {
     pub allocation: bool,
 }
 
-/// How the negotiation ended, if it didn't fail.
+/// How a successful negotiation ended.
 pub enum Outcome {
     /// Requests follow.
     Transmit(Agreed),
-    /// TLS follows, and then a negotiation from its options on.
+    /// TLS follows, and then a negotiation of the options.
     StartTls,
-    /// The client has left, or was sent away.
+    /// The client has left, or was disconnected.
     End,
 }
 
-/// What a client has chosen so far.
+/// The client's choices so far.
 #[derive(Default)]
 struct Chosen {
     structured: bool,
@@ -51,7 +51,7 @@ struct Chosen {
     allocation: Option<String>,
 }
 
-/// Sends the greeting and takes the client's answer to it. Whether the client can do without 124
+/// Sends the greeting and reads the client's answer. Returns whether the client can do without 124
 /// zero bytes.
 ///
 /// # Errors
@@ -97,7 +97,7 @@ struct Options<'a, L> {
 }
 
 impl<L: Read + Write> Options<'_, L> {
-    /// Answers one option; the outcome, if it ends the phase.
+    /// Answers one option. Returns the outcome, if the option ends the phase.
     fn next(&mut self) -> io::Result<Option<Outcome>> {
         if u64::from_be_bytes(read(self.link)?) != wire::OPTION_MAGIC {
             return Err(io::ErrorKind::InvalidData.into());
@@ -109,7 +109,7 @@ impl<L: Read + Write> Options<'_, L> {
                 return Err(io::ErrorKind::InvalidData.into());
             }
             io::copy(&mut self.link.take(len.into()), &mut io::sink())?;
-            return self.answer(number, reply::TOO_BIG, b"too long").map(|()| None);
+            return self.answer(number, reply::TOO_BIG, b"The option is too long").map(|()| None);
         }
         let mut data = vec![0; len as usize];
         self.link.read_exact(&mut data)?;
@@ -123,7 +123,7 @@ impl<L: Read + Write> Options<'_, L> {
                 return Ok(Some(Outcome::End));
             }
             return self
-                .answer(number, reply::TLS_REQD, b"this server speaks TLS only")
+                .answer(number, reply::TLS_REQD, b"This server requires TLS")
                 .map(|()| None);
         }
         match number {
@@ -141,7 +141,8 @@ impl<L: Read + Write> Options<'_, L> {
         Ok(None)
     }
 
-    /// The oldest way: no reply but the connection's end says that there is no such export.
+    /// Selects an export in the oldest way. It has no error reply; the end of the connection means
+    /// that there is no such export.
     fn export_name(&mut self, data: &[u8]) -> io::Result<Outcome> {
         let Some(export) = self.find(data) else { return Ok(Outcome::End) };
         let mut all = export.device().size().to_be_bytes().to_vec();
@@ -158,10 +159,12 @@ impl<L: Read + Write> Options<'_, L> {
         let number = option::STARTTLS;
         match self.security {
             _ if !data.is_empty() => self.answer(number, reply::INVALID, b"")?,
-            Security::None => {
-                self.answer(number, reply::POLICY, b"this server has no certificate")?
-            }
-            Security::Spoken => self.answer(number, reply::INVALID, b"TLS is spoken already")?,
+            Security::None => self.answer(
+                number,
+                reply::POLICY,
+                b"This server has no certificate, so it has no TLS",
+            )?,
+            Security::Spoken => self.answer(number, reply::INVALID, b"TLS is active already")?,
             Security::Offered | Security::Demanded => {
                 self.answer(number, reply::ACK, &[])?;
                 return Ok(Some(Outcome::StartTls));
@@ -182,7 +185,7 @@ impl<L: Read + Write> Options<'_, L> {
             return self.answer(number, reply::INVALID, b"").map(|()| None);
         };
         let Some(export) = self.find(name) else {
-            return self.answer(number, reply::UNKNOWN, b"there is no such export").map(|()| None);
+            return self.answer(number, reply::UNKNOWN, b"There is no such export").map(|()| None);
         };
         let mut about = info::EXPORT.to_be_bytes().to_vec();
         about.extend(export.device().size().to_be_bytes());
@@ -198,8 +201,8 @@ impl<L: Read + Write> Options<'_, L> {
             self.answer(number, reply::INFO, &text)?;
         }
         let mut sizes = info::BLOCK_SIZE.to_be_bytes().to_vec();
-        // Any alignment is served. A client that keeps to a minimum could not copy a file that is
-        // no whole number of sectors.
+        // Any alignment works. A client that kept to a minimum could not copy a file that is not
+        // whole sectors.
         let minimum =
             if export.sector_bytes() == SECTOR_BYTES as u32 { 1 } else { export.sector_bytes() };
         for bytes in [minimum, export.preferred_bytes(), wire::PAYLOAD_MAX] {
@@ -236,20 +239,20 @@ impl<L: Read + Write> Options<'_, L> {
         let asked = (|| {
             let name = parts.text()?;
             let count = parts.u32()?;
-            // As many as the option can hold, whatever number it gives.
+            // The option bounds the number of queries, whatever number it states.
             let queries: Option<Vec<&[u8]>> = (0..count).map(|_| parts.text()).collect();
             queries.filter(|_| parts.0.is_empty()).map(|queries| (name, queries))
         })();
         let Some((name, queries)) = asked else { return self.answer(number, reply::INVALID, b"") };
         if !self.chosen.structured {
-            return self.answer(number, reply::INVALID, b"ask for structured replies first");
+            return self.answer(number, reply::INVALID, b"Request structured replies first");
         }
         let is_set = number == option::SET_META_CONTEXT;
         if is_set {
             self.chosen.allocation = None;
         }
         let Some(export) = self.find(name) else {
-            return self.answer(number, reply::UNKNOWN, b"there is no such export");
+            return self.answer(number, reply::UNKNOWN, b"There is no such export");
         };
         let lists = |query: &&[u8]| **query == *wire::CONTEXT || !is_set && **query == *b"base:";
         if queries.iter().any(lists) || !is_set && queries.is_empty() {
@@ -283,7 +286,7 @@ impl<L: Read + Write> Options<'_, L> {
     }
 }
 
-/// What may be asked of an export.
+/// Returns the flags of an export.
 fn flags(of: &Export, structured: bool) -> u16 {
     let mut flags =
         export::HAS_FLAGS | export::SEND_FLUSH | export::SEND_FUA | export::CAN_MULTI_CONN;
@@ -297,7 +300,7 @@ fn flags(of: &Export, structured: bool) -> u16 {
         }
 }
 
-/// The parts of an option, one after the other; `None` where it ends too early.
+/// The parts of an option, in order; `None` where it ends too early.
 struct Parts<'a>(&'a [u8]);
 
 impl<'a> Parts<'a> {
@@ -313,7 +316,7 @@ impl<'a> Parts<'a> {
         Some(u32::from_be_bytes(*first))
     }
 
-    /// Bytes with their length in front.
+    /// Returns bytes with their length in front.
     fn text(&mut self) -> Option<&'a [u8]> {
         let len = self.u32()? as usize;
         let (text, rest) = self.0.split_at_checked(len)?;

@@ -1,4 +1,4 @@
-//! Listeners, and a thread for each connection, at most so many at a time.
+//! Listeners, and a thread for each of a bounded number of connections.
 use super::negotiate::{self, Agreed, Outcome, Security};
 use super::session::Session;
 use super::socket::{Listener, Socket};
@@ -12,13 +12,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// A client that has not chosen an export by then, TLS included, is sent away, as it keeps others
-/// waiting.
+/// A client that has not chosen an export by then, TLS included, is disconnected, because it keeps
+/// others waiting.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// After a connection could not be taken, for want of descriptors for example, the next try comes
-/// so much later.
+/// Pause after a connection could not be accepted, for example for lack of descriptors.
 const RETRY: Duration = Duration::from_millis(50);
-/// Replies under way when the server ends are waited for so long.
+/// Time that replies in progress have at the end of the server.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// What NBD clients get.
@@ -32,7 +31,7 @@ struct Shared {
     exports: Vec<Arc<Export>>,
     tls: Option<Tls>,
     connections_max: usize,
-    /// [`PATIENCE`], but for tests.
+    /// [`PATIENCE`], which tests change.
     patience: Duration,
     clients: Mutex<Clients>,
     changed: Condvar,
@@ -40,19 +39,19 @@ struct Shared {
     served: AtomicU64,
 }
 
-/// A place for each connection: another descriptor of it, to end it.
+/// A place for each connection, with a second descriptor that ends it.
 struct Clients {
     places: Vec<Option<Socket>>,
     count: usize,
 }
 
 impl Server {
-    /// A server of these exports for so many clients at a time.
+    /// Makes a server of these exports for so many clients at a time.
     pub fn new(exports: &[Arc<Export>], tls: Option<Tls>, connections_max: usize) -> Server {
         Server::with_patience(exports, tls, connections_max, PATIENCE)
     }
 
-    /// The same, whose clients must choose an export within some time.
+    /// Makes a server whose clients must choose an export within `patience`.
     pub(super) fn with_patience(
         exports: &[Arc<Export>],
         tls: Option<Tls>,
@@ -76,7 +75,7 @@ impl Server {
         }
     }
 
-    /// Serves a listener, from a thread of its own.
+    /// Serves a listener from its own thread.
     ///
     /// # Errors
     /// Other machines can reach it, and there is no TLS; or no thread could be made.
@@ -85,7 +84,7 @@ impl Server {
             (None, true) => {
                 return Err(io::Error::new(
                     ErrorKind::PermissionDenied,
-                    "other machines can reach it: TLS is needed",
+                    "other machines can reach this address, so TLS is required. Give --tls-cert and --tls-key.",
                 ));
             }
             (None, false) => Security::None,
@@ -100,12 +99,13 @@ impl Server {
         Ok(())
     }
 
-    /// Connections now, and all that there ever were.
+    /// Returns the connections now, and all so far.
     pub fn connections(&self) -> (u64, u64) {
         (self.shared.lock().count as u64, self.shared.served.load(Relaxed))
     }
 
-    /// Ends: no request is taken any more, and what was taken is answered, if its client reads.
+    /// Ends the server: it accepts no more requests, and answers those it has accepted, if the
+    /// client reads.
     pub fn end(self) {
         self.shared.ends.store(true, Relaxed);
         self.listeners.iter().for_each(|listener| listener.close());
@@ -128,14 +128,14 @@ impl Shared {
             match listener.accept() {
                 Ok(socket) => self.start(socket, security),
                 Err(_) if self.ends.load(Relaxed) => return,
-                // One that has left before it was greeted, or too many open files: the next try may
-                // do better.
+                // The client left before the greeting, or too many files are open. The next try may
+                // succeed.
                 Err(_) => self.wait_a_little(),
             }
         }
     }
 
-    /// `false`: the server ends.
+    /// Returns `false` at the end of the server.
     fn wait_for_place(&self) -> bool {
         let full = |clients: &mut Clients| {
             clients.count == self.connections_max && !self.ends.load(Relaxed)
@@ -151,13 +151,13 @@ impl Shared {
         drop(self.changed.wait_timeout(self.lock(), RETRY).expect("nobody panics with the lock"));
     }
 
-    /// Serves a connection from a thread of its own. One that can't be had costs that client its
+    /// Serves a connection from its own thread. If no thread can be started, the client loses its
     /// connection.
     fn start(self: &Arc<Shared>, socket: Socket, security: Security) {
         let Ok(again) = socket.again() else { return };
         let place = {
             let mut clients = self.lock();
-            // Several listeners may have found the same place free.
+            // Several listeners may have found the same free place.
             let Some(place) = clients.places.iter().position(Option::is_none) else { return };
             clients.places[place] = Some(again);
             clients.count += 1;
@@ -166,7 +166,7 @@ impl Shared {
         self.served.fetch_add(1, Relaxed);
         let client = Client { shared: self.clone(), place };
         let run = move || {
-            // What goes wrong between a client and us harms nobody else.
+            // An error between one client and the server affects no other client.
             let _ = client.shared.serve(socket, security);
             drop(client);
         };
@@ -200,7 +200,7 @@ impl Shared {
         link.flush()
     }
 
-    /// Ends all connections, and waits until they are gone.
+    /// Ends all connections, and waits for their threads.
     fn send_away(&self, how: Shutdown, patience: Option<Duration>) {
         let begin = Instant::now();
         let mut clients = self.lock();
@@ -221,7 +221,7 @@ fn transmit<L: Read + Write>(link: &mut L, agreed: &Agreed) -> io::Result<()> {
     Session::new(link, agreed).run()
 }
 
-/// The place of a connection, which is free again when this is dropped.
+/// The place of a connection, which is free again after the drop.
 struct Client {
     shared: Arc<Shared>,
     place: usize,

@@ -1,9 +1,8 @@
 //! The second phase of a connection: requests and replies.
 //!
-//! Requests are answered in their order. What one read brings is answered by one write, so that a
-//! client with many requests under way costs few system calls. After [`Session::new`] nothing is
-//! allocated for a link that doesn't itself: the device may hold the swap of the machine that it
-//! runs on.
+//! Requests are answered in order. The requests of one read are answered by one write, so a client
+//! with many requests costs few system calls. After [`Session::new`] nothing is allocated, unless
+//! the link does, because the device may hold the swap of its own machine.
 use super::buffers::{Input, Output};
 use super::negotiate::Agreed;
 use super::wire::{CONTEXT_ID, command as cmd};
@@ -13,7 +12,7 @@ use super::wire::{
 use crate::device::{Device, Io, IoError, Status, Zeros};
 use std::io::{self, Read, Write};
 
-/// Runs of one answer to a block status request.
+/// Most runs of one answer to a block status request.
 const RUNS_MAX: usize = 512;
 
 /// A connection in its second phase.
@@ -26,7 +25,7 @@ pub struct Session<'a, L> {
 }
 
 impl<'a, L: Read + Write> Session<'a, L> {
-    /// Takes all the memory that it will need.
+    /// Makes a session and allocates all memory that it will need.
     pub fn new(link: &'a mut L, agreed: &'a Agreed) -> Session<'a, L> {
         let device = agreed.export.device();
         let block = device.block_bytes();
@@ -60,13 +59,13 @@ impl<'a, L: Read + Write> Session<'a, L> {
         }
     }
 
-    /// Answers what was right before, and ends the connection.
+    /// Answers the valid requests before, and ends the connection.
     fn end(&mut self, error: io::Error) -> io::Result<()> {
         self.output.send(self.link)?;
         Err(error)
     }
 
-    /// `false`: the client has left, and no request is there in part.
+    /// Returns `false` if the client has left and no partial request is there.
     fn wait_for_request(&mut self) -> io::Result<bool> {
         while self.input.bytes().len() < REQUEST_BYTES {
             self.output.send(self.link)?;
@@ -81,7 +80,7 @@ impl<'a, L: Read + Write> Session<'a, L> {
         Ok(true)
     }
 
-    /// Returns when `count` bytes are there.
+    /// Waits until `count` bytes are available.
     fn wait_for_bytes(&mut self, count: usize) -> io::Result<()> {
         while self.input.bytes().len() < count {
             self.output.send(self.link)?;
@@ -104,7 +103,7 @@ impl<'a, L: Read + Write> Session<'a, L> {
         }
     }
 
-    /// Requests that carry no data, either way.
+    /// Answers requests that carry no data in either direction.
     fn other(&mut self, request: &Request) -> Result<(), Error> {
         let (export, len) = (&self.agreed.export, u64::from(request.len));
         let allowed = match request.command {
@@ -116,7 +115,7 @@ impl<'a, L: Read + Write> Session<'a, L> {
         }
         match request.command {
             cmd::FLUSH if request.offset == 0 && request.len == 0 => self.flush(),
-            // A hint, which changes nothing.
+            // A hint has no effect.
             cmd::CACHE => export
                 .device()
                 .check_range(request.offset, len)
@@ -143,19 +142,19 @@ impl<'a, L: Read + Write> Session<'a, L> {
         self.agreed.export.flush().map_err(|e| error_of(e, Error::Io))
     }
 
-    /// Makes a write durable if that was asked for.
+    /// Makes a write durable if the client requested that.
     fn force(&mut self, request: &Request) -> Result<(), Error> {
         if request.flags & flag::FUA != 0 { self.flush() } else { Ok(()) }
     }
 
-    /// A reply without data.
+    /// Pushes a reply without data.
     fn simple(&mut self, request: &Request, done: Result<(), Error>) -> io::Result<()> {
         self.push(Head::simple(request.cookie, done.err()), 0)
     }
 
     fn push(&mut self, head: Head, len: usize) -> io::Result<()> {
         if !self.output.has_room() {
-            // Only a reply without data is pushed without asking for room first.
+            // Only replies without data are pushed without asking for room first.
             debug_assert!(len == 0);
             self.output.send(self.link)?;
         }
@@ -165,7 +164,7 @@ impl<'a, L: Read + Write> Session<'a, L> {
 
     // Writes.
 
-    /// The payload is used as it comes, block by block: no more of it is kept than fits the input.
+    /// Uses the payload as it comes, block by block, so no more of it is kept than fits the input.
     fn write(&mut self, request: &Request) -> io::Result<()> {
         if request.len > PAYLOAD_MAX {
             return self.end(io::ErrorKind::InvalidData.into());
@@ -196,7 +195,7 @@ impl<'a, L: Read + Write> Session<'a, L> {
         if request.flags & !flag::FUA != 0 {
             return Err(Error::Invalid);
         }
-        // All or nothing of what would go beyond the end.
+        // A write beyond the end changes nothing.
         if is_beyond(self.agreed.export.device(), request) { Err(Error::NoSpace) } else { Ok(()) }
     }
 
@@ -229,7 +228,7 @@ impl<'a, L: Read + Write> Session<'a, L> {
         self.push(head, 0)
     }
 
-    /// Chunks of data and of zeros; an error in the place of the last if one can't be read.
+    /// Pushes chunks of data and of zeros; an error in the place of the last chunk if a read fails.
     fn read_structured(&mut self, request: &Request, is_whole: bool) -> io::Result<()> {
         let (mut offset, mut left) = (request.offset, request.len as usize);
         if left == 0 {
@@ -260,8 +259,8 @@ impl<'a, L: Read + Write> Session<'a, L> {
         Ok(())
     }
 
-    /// One head for all. What can't be read after that has been sent ends the connection: no error
-    /// can be told any more.
+    /// Pushes one head for all data. A read that fails after that ends the connection, because no
+    /// error can be sent any more.
     fn read_simple(&mut self, request: &Request) -> io::Result<()> {
         let (mut offset, mut left) = (request.offset, request.len as usize);
         let mut head = Head::simple(request.cookie, None);
@@ -282,7 +281,7 @@ impl<'a, L: Read + Write> Session<'a, L> {
         Ok(())
     }
 
-    /// Whether these bytes are known to be zeros without reading them.
+    /// Returns whether these bytes are known to be zeros without reading them.
     fn is_zero(&self, offset: u64, len: usize) -> bool {
         let mut zeros = 0;
         let each = |count, status| {
@@ -292,7 +291,7 @@ impl<'a, L: Read + Write> Session<'a, L> {
         self.agreed.export.device().status(offset, len as u64, each).is_ok() && zeros == len as u64
     }
 
-    /// Reads bytes to where the next reply's data is.
+    /// Reads bytes to the place of the next reply's data.
     fn load(&mut self, offset: u64, len: usize) -> io::Result<Result<(), Error>> {
         if !self.output.has_room() || self.output.data(len).is_none() {
             self.output.send(self.link)?;
@@ -322,7 +321,7 @@ impl<'a, L: Read + Write> Session<'a, L> {
     }
 }
 
-/// Writes up to `most` runs of one status each to `to`, 8 bytes each; how many.
+/// Writes up to `most` runs of one status each to `to`, 8 bytes each. Returns their number.
 fn runs(device: &Device, request: &Request, most: usize, to: &mut [u8]) -> usize {
     let (mut count, mut run, mut last) = (0, 0u32, None);
     let each = |len: u64, status| {
@@ -347,8 +346,8 @@ fn runs(device: &Device, request: &Request, most: usize, to: &mut [u8]) -> usize
     count
 }
 
-/// How many of `left` bytes from `offset` on are done at once, at most `room`: up to the end of a
-/// block, so that none is cut.
+/// Returns how many of `left` bytes from `offset` on are processed at once, at most `room`: up to
+/// the end of a block, so that no block is cut.
 fn piece(device: &Device, offset: u64, left: usize, room: usize) -> usize {
     if left <= room {
         return left;

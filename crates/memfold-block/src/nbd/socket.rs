@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-/// What the kernel keeps of a reply while the client is busy, bytes; it may give less.
+/// Bytes of a reply that the kernel keeps while the client is busy; it may grant less.
 const SEND_BYTES: libc::c_int = 1 << 20;
 
 /// A socket that clients connect to.
@@ -40,14 +40,13 @@ impl Listener {
         Ok(Socket { stream, deadline: None })
     }
 
-    /// Wakes [`Listener::accept`], which fails from now on.
+    /// Wakes [`Listener::accept`], which fails from then on.
     pub fn close(&self) {
-        // SAFETY: a descriptor of ours, and no memory.
+        // SAFETY: the descriptor is open and belongs to this value; no memory is passed.
         unsafe { libc::shutdown(self.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
     }
 
-    /// Whether other machines can connect. Not so if in doubt about a family of addresses that is
-    /// neither IPv4 nor IPv6.
+    /// Returns whether other machines can connect; `true` where the address is unknown.
     pub fn is_reachable_from_afar(&self) -> bool {
         match self {
             Listener::Unix(_) => false,
@@ -68,10 +67,10 @@ impl AsFd for Listener {
 }
 
 impl Socket {
-    /// Sets it up for many short messages.
+    /// Configures it for many short messages.
     pub fn prepare(&self) {
         if let Stream::Tcp(stream) = &self.stream {
-            // Not fatal: only slower; and a peer that has gone is noticed later.
+            // A failure is not fatal: the connection is slower, or notices a lost peer later.
             let _ = stream.set_nodelay(true);
             set(stream.as_fd(), libc::SO_KEEPALIVE, 1);
         }
@@ -93,7 +92,7 @@ impl Socket {
         if deadline.is_none() { self.set_timeouts(None) } else { Ok(()) }
     }
 
-    /// Another descriptor of the same connection, to end it.
+    /// Returns another descriptor of the same connection, to end it.
     ///
     /// # Errors
     /// The system's.

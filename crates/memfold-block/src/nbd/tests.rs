@@ -1,4 +1,4 @@
-//! The server against a client that believes nothing, its promises one by one.
+//! Tests the server's promises one by one, with a client that verifies everything.
 use super::client::{Client, info, text};
 use super::socket::Listener;
 use super::wire::{self, allocation, command, flag, option, reply};
@@ -31,7 +31,7 @@ fn exports(order: u8, size: u64) -> Vec<Arc<Export>> {
     ]
 }
 
-/// A server on an abstract socket of its own.
+/// A server on its own abstract socket.
 struct Served {
     server: Option<Server>,
     address: SocketAddr,
@@ -69,7 +69,7 @@ impl Drop for Served {
     }
 }
 
-/// Whether the server has ended the connection.
+/// Returns whether the server has ended the connection.
 fn is_gone(client: &mut Client<UnixStream>) -> bool {
     matches!(client.link.read(&mut [0]), Ok(0) | Err(_))
 }
@@ -80,16 +80,16 @@ fn client_that_never_ends_its_handshake_is_dropped() {
     let exports = exports(2, 8 << 20);
     let served = Served::with(|| Server::with_patience(&exports, None, 1, patience));
     let connect = || UnixStream::connect_addr(&served.address).unwrap();
-    // Where the machine is busy, not even the greeting is in time.
+    // On a busy machine even the greeting may be late.
     let greeted = || loop {
         if let Ok(client) = Client::greet(connect()) {
             return client;
         }
     };
-    // It says nothing, before and after the greeting.
+    // The client sends nothing, before and after the greeting.
     let _ = connect().read_to_end(&mut Vec::new());
     assert!(is_gone(&mut greeted()));
-    // It drips an option byte by byte, which takes it far longer.
+    // The client sends an option byte by byte, which takes far longer.
     let (mut drip, len) = (greeted(), 1_u32 << 20);
     let head = [&wire::OPTION_MAGIC.to_be_bytes()[..], &[0, 0, 0, 77], &len.to_be_bytes()].concat();
     let mut sent = drip.link.write_all(&head).is_ok();
@@ -97,11 +97,11 @@ fn client_that_never_ends_its_handshake_is_dropped() {
         sent = sent && drip.link.write_all(&[0]).is_ok();
     }
     assert!(!sent && is_gone(&mut drip), "it was heard to its end");
-    // It asks for one thing after the other, and never chooses.
+    // The client sends one option after the other, and never chooses.
     let mut asking = greeted();
     let is_heard = (0..len).all(|_| asking.option(option::LIST, &[]).is_ok());
     assert!(!is_heard, "it was heard for ever");
-    // One that has chosen is served for as long as it likes.
+    // A client that has chosen is served for any time.
     let mut client = loop {
         let mut client = greeted();
         if matches!(client.go(""), Ok(reply::ACK)) {
@@ -169,13 +169,13 @@ fn options_are_answered_as_the_protocol_says() {
         client.option(set, &query("", &["base:allocation"])).unwrap(),
         (reply::ACK, vec![context(1)])
     );
-    // One that gives far more queries than it has is no memory's worth.
+    // An option that states far more queries than it has costs no memory.
     let mut many = text("");
     many.extend(u32::MAX.to_be_bytes());
     assert_eq!(client.option(set, &many).unwrap().0, reply::INVALID);
     assert_eq!(client.option(option::ABORT, &[]).unwrap().0, reply::ACK);
     assert!(is_gone(&mut client));
-    // What is no option ends the connection, and so does one that is far too long.
+    // Invalid bytes end the connection, and so does an option that is far too long.
     let mut client = served.connect();
     client.link.write_all(&[7; 16]).unwrap();
     assert!(is_gone(&mut client));
@@ -188,7 +188,7 @@ fn options_are_answered_as_the_protocol_says() {
 }
 
 #[test]
-fn the_oldest_way_to_choose_an_export_works_and_replies_are_simple_then() {
+fn oldest_export_option_works_with_simple_replies() {
     let served = Served::new(&exports(2, 8 << 20), 4);
     let mut client = served.connect();
     client.send_option(option::EXPORT_NAME, b"").unwrap();
@@ -295,7 +295,7 @@ fn zeros_and_holes_are_told_and_not_sent() {
     assert_eq!(answer.runs, all);
     let answer = client.request(command::BLOCK_STATUS, flag::REQ_ONE, 1000, 1 << 20, &[]).unwrap();
     assert_eq!(answer.runs, [(1 << 20, hole)]);
-    // The most runs that one answer has; the next request goes on.
+    // One answer has the most runs; the next request continues.
     for at in (0..1200).step_by(2) {
         client.request(command::WRITE, 0, (20 << 20) + at * PAGE as u64, page, &[1; PAGE]).unwrap();
     }
@@ -350,7 +350,7 @@ fn what_can_not_be_done_is_an_error_and_the_connection_goes_on() {
         let answer = client.request(command, flags, offset, len, &[]).unwrap();
         assert_eq!(answer.error, error, "command {command}, flags {flags}, {offset}, {len}");
     }
-    // The payload of a write that is refused is no request.
+    // The payload of a refused write is not a request.
     for (flags, offset, error) in
         [(0, end - 511, ENOSPC), (0, u64::MAX, ENOSPC), (flag::DF, 0, EINVAL)]
     {
@@ -375,12 +375,12 @@ fn what_can_not_be_done_is_an_error_and_the_connection_goes_on() {
         EPERM
     );
     assert_eq!(fixed.request(command::READ, 0, 0, 4096, &[]).unwrap().data, [0; 4096]);
-    // What is no request ends the connection, but not before what came before is answered.
+    // Invalid bytes end the connection, after the requests before them are answered.
     client.send(command::READ, 0, end - 512, 512, &[]).unwrap();
     client.link.write_all(&[0; 28]).unwrap();
     assert_eq!(client.receive(command::READ, end - 512, 512).unwrap().data, [9; 512]);
     assert!(is_gone(&mut client));
-    // A payload that is far too long does, too.
+    // A payload that is far too long ends it, too.
     let mut client = served.client("");
     client.send(command::WRITE, 0, 0, u32::MAX, &[]).unwrap();
     assert!(is_gone(&mut client));
@@ -402,7 +402,7 @@ fn the_longest_payloads_come_through_with_blocks_of_every_size() {
 }
 
 #[test]
-fn clients_at_once_lose_no_byte_of_each_other_also_when_one_is_killed_in_a_write() {
+fn concurrent_clients_lose_no_byte_when_one_dies_in_a_write() {
     let exports = exports(2, 16 << 20);
     let served = Served::new(&exports, 8);
     thread::scope(|scope| {
@@ -424,7 +424,7 @@ fn clients_at_once_lose_no_byte_of_each_other_also_when_one_is_killed_in_a_write
                 }
                 let answer = client.request(command::READ, 0, n << 22, 4 << 20, &[]).unwrap();
                 assert!(answer.data == own, "client {n}");
-                // Half of a write, and gone.
+                // The client sends half of a write, and disconnects.
                 let mut broken = served.client("");
                 broken.send(command::WRITE, 0, n << 22, 4 << 20, &own[..1 << 20]).unwrap();
                 drop(broken);
@@ -463,7 +463,7 @@ fn a_server_that_ends_answers_what_it_has_taken() {
     let mut client = served.client("");
     client.send(command::WRITE, 0, 0, 1 << 20, &[3; 1 << 20]).unwrap();
     let idle = served.client("");
-    // When the first byte of the reply is there, the request was taken.
+    // When the first byte of the reply arrives, the request was accepted.
     assert_eq!(client.receive(command::WRITE, 0, 1 << 20).unwrap().error, 0);
     client.send(command::READ, 0, 0, 8 << 20, &[]).unwrap();
     let mut first = [0];

@@ -1,4 +1,4 @@
-//! The fuzz targets on mutations of good inputs, the same ones each time. `fuzz/` runs them for
+//! The fuzz targets on mutations of valid inputs, the same ones each time. `fuzz/` runs them for
 //! longer.
 use super::fuzz;
 use memfold_testkit::mutations::feed;
@@ -9,6 +9,6 @@ fn any_bytes_are_a_session_that_gives_no_other_devices_data() {
 }
 
 #[test]
-fn any_bytes_are_requests_that_are_answered_or_end_the_connection() {
+fn any_request_bytes_are_answered_or_end_the_connection() {
     feed(12, fuzz::requests, &fuzz::seeds().1, 600);
 }

@@ -9,20 +9,20 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A certificate with its key, and perhaps who must have signed that of a client.
+/// A certificate with its key, and optionally the authorities of client certificates.
 #[derive(Clone)]
 pub struct Tls(pub(super) Arc<ServerConfig>);
 
 impl Tls {
-    /// Reads PEM files: the server's certificate with those between it and its authority, its key,
-    /// and the authorities of clients; without these any client may connect.
+    /// Reads PEM files: the server's certificate chain, its key, and the authorities of client
+    /// certificates. Without authorities any client may connect.
     ///
     /// # Errors
     /// One line that names the file and says what is wrong with it.
     pub fn load(certificate: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Tls, String> {
         let chain = certificates(certificate)?;
-        let private =
-            PrivateKeyDer::from_pem_file(key).map_err(|e| at(key, "no private key in PEM", e))?;
+        let private = PrivateKeyDer::from_pem_file(key)
+            .map_err(|e| at(key, "the file has no private key in PEM format", e))?;
         let provider = Arc::new(default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
@@ -32,18 +32,21 @@ impl Tls {
             Some(path) => {
                 let mut roots = RootCertStore::empty();
                 for root in certificates(path)? {
-                    roots.add(root).map_err(|e| at(path, "no authority's certificate", e))?;
+                    roots.add(root).map_err(|e| {
+                        at(path, "a certificate in the file is not that of an authority", e)
+                    })?;
                 }
                 let verifier =
                     WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
                 builder.with_client_cert_verifier(
-                    verifier.build().map_err(|e| at(path, "of no use", e))?,
+                    verifier.build().map_err(|e| at(path, "the certificates can't be used", e))?,
                 )
             }
         };
         let config = builder.with_single_cert(chain, private);
-        let config =
-            config.map_err(|e| at(certificate, &format!("does not fit {}", key.display()), e))?;
+        let config = config.map_err(|e| {
+            at(certificate, &format!("the certificate does not match the key {}", key.display()), e)
+        })?;
         Ok(Tls(Arc::new(config)))
     }
 }
@@ -51,9 +54,11 @@ impl Tls {
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let all = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match all {
-        Ok(all) if all.is_empty() => Err(format!("{}: no certificate in PEM", path.display())),
+        Ok(all) if all.is_empty() => {
+            Err(format!("{}: the file has no certificate in PEM format", path.display()))
+        }
         Ok(all) => Ok(all),
-        Err(e) => Err(at(path, "no certificate in PEM", e)),
+        Err(e) => Err(at(path, "the file has no certificate in PEM format", e)),
     }
 }
 

@@ -2,20 +2,20 @@
 //! <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>. All integers are
 //! big-endian.
 
-/// What the server says first.
+/// First magic of the greeting.
 pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
-/// Before each option, and second in the greeting: the newstyle negotiation.
+/// Second magic of the greeting, and of each option: the newstyle negotiation.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-/// Before each reply to an option.
+/// Magic of each reply to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-/// Before each request.
+/// Magic of each request.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
-/// Before each simple reply.
+/// Magic of each simple reply.
 pub const SIMPLE_MAGIC: u32 = 0x6744_6698;
-/// Before each chunk of a structured reply.
+/// Magic of each chunk of a structured reply.
 pub const CHUNK_MAGIC: u32 = 0x668e_33ef;
 
-/// Flags of the greeting, and of what the client answers.
+/// Flags of the greeting, and of the client's answer.
 pub mod handshake {
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;
     pub const NO_ZEROES: u16 = 1 << 1;
@@ -49,7 +49,7 @@ pub mod reply {
     pub const TOO_BIG: u32 = ERROR + 9;
 }
 
-/// What an export says of itself, on request.
+/// Information about an export.
 pub mod info {
     pub const EXPORT: u16 = 0;
     pub const NAME: u16 = 1;
@@ -108,13 +108,13 @@ pub mod chunk {
 pub enum Error {
     /// The export is read-only.
     Permission = 1,
-    /// What is stored can't be read back, or could not be written to disk.
+    /// Stored data can't be read, or could not be written to disk.
     Io = 5,
-    /// The request makes no sense.
+    /// The request is invalid.
     Invalid = 22,
-    /// There is no room for what is written, or it lies beyond the end.
+    /// There is no room for the data, or it lies beyond the end.
     NoSpace = 28,
-    /// The answer can't be in one piece.
+    /// The answer is too long for one reply.
     Overflow = 75,
 }
 
@@ -124,15 +124,14 @@ pub mod allocation {
     pub const ZERO: u32 = 1 << 1;
 }
 
-/// The one metadata context that there is.
+/// The only metadata context.
 pub const CONTEXT: &[u8] = b"base:allocation";
 /// Its number in replies.
 pub const CONTEXT_ID: u32 = 1;
 
-/// The most bytes that a request may read or write: what clients keep to that don't ask for block
-/// sizes.
+/// Most bytes that a request may read or write, for clients that don't ask for block sizes.
 pub const PAYLOAD_MAX: u32 = 32 << 20;
-/// Bytes of a request without what follows it.
+/// Bytes of a request without its payload.
 pub const REQUEST_BYTES: usize = 28;
 
 /// A request.
@@ -140,14 +139,14 @@ pub const REQUEST_BYTES: usize = 28;
 pub struct Request {
     pub flags: u16,
     pub command: u16,
-    /// The client's name for it.
+    /// The client's identifier of it.
     pub cookie: [u8; 8],
     pub offset: u64,
     pub len: u32,
 }
 
 impl Request {
-    /// A request from its bytes; `None` if they are none: the connection is out of step then.
+    /// Parses a request; `None` if it is invalid. The connection is then out of step.
     pub fn parse(bytes: &[u8; REQUEST_BYTES]) -> Option<Request> {
         let (magic, rest) = bytes.split_first_chunk::<4>()?;
         let (flags, rest) = rest.split_first_chunk::<2>()?;
@@ -164,7 +163,7 @@ impl Request {
         })
     }
 
-    /// Its bytes, as a client sends them.
+    /// Returns its bytes, as a client sends them.
     #[cfg(any(test, fuzzing))]
     pub fn bytes(&self) -> Vec<u8> {
         let mut all = REQUEST_MAGIC.to_be_bytes().to_vec();
@@ -177,8 +176,7 @@ impl Request {
     }
 }
 
-/// Bytes of a simple reply, or of a chunk without what follows it; the longest head that [`Head`]
-/// holds.
+/// Bytes of a simple reply, or of a chunk without its payload; the longest head of [`Head`].
 const HEAD_MAX: usize = 48;
 
 /// The bytes before a reply's data.
@@ -189,10 +187,10 @@ pub struct Head {
 }
 
 impl Head {
-    /// Nothing.
+    /// An empty head.
     pub const EMPTY: Head = Head { bytes: [0; HEAD_MAX], len: 0 };
 
-    /// A simple reply.
+    /// Makes a simple reply.
     pub fn simple(cookie: [u8; 8], error: Option<Error>) -> Head {
         let mut head = Head::EMPTY;
         head.push(&SIMPLE_MAGIC.to_be_bytes());
@@ -201,7 +199,7 @@ impl Head {
         head
     }
 
-    /// A chunk of a structured reply, with `len` bytes to follow the 20 of its own.
+    /// Makes a chunk of a structured reply, with `len` bytes after its own 20.
     pub fn chunk(cookie: [u8; 8], done: bool, kind: u16, len: usize) -> Head {
         let mut head = Head::EMPTY;
         head.push(&CHUNK_MAGIC.to_be_bytes());
@@ -212,12 +210,12 @@ impl Head {
         head
     }
 
-    /// A chunk that says that the request failed, its last.
+    /// Makes the last chunk of a request that failed.
     pub fn error(cookie: [u8; 8], error: Error) -> Head {
         Head::chunk(cookie, true, chunk::ERROR, 6).with(&(error as u32).to_be_bytes()).with(&[0; 2])
     }
 
-    /// With further bytes.
+    /// Adds bytes.
     ///
     /// # Panics
     /// If they don't fit.
@@ -226,7 +224,7 @@ impl Head {
         self
     }
 
-    /// All of it.
+    /// Returns all bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }

@@ -1,4 +1,4 @@
-//! What a device offers, and what a driver reads of it: features and configuration space.
+//! The features and the configuration space of a device.
 use super::request::RANGES_MAX;
 use crate::device::SECTOR_BYTES;
 use crate::export::Export;
@@ -12,15 +12,15 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 pub(super) const QUEUES_MAX: usize = 64;
 /// The largest queue, in descriptors.
 pub(super) const QUEUE_SIZE_MAX: usize = 1024;
-/// Parts of the guest's memory in a request: with header and status, they fit a queue of the usual
+/// Parts of the guest's memory in a request. With header and status they fit a queue of the usual
 /// 128 descriptors.
 const SEGMENTS_MAX: u32 = 126;
-/// What one range discards or zeroes at most: 1 GiB. Larger ones are done all the same.
+/// Most bytes that one range discards or zeroes: 1 GiB. Longer ranges work too.
 const RANGE_SECTORS_MAX: u32 = 1 << 21;
-/// Bytes of the configuration space, up to what is said of zeroing.
+/// Bytes of the configuration space, up to the fields about zeroing.
 const SPACE_BYTES: usize = offset_of!(Space, write_zeroes_may_unmap) + 4;
 
-/// Virtio's features.
+/// Returns the features of virtio.
 pub(super) fn features(export: &Export) -> u64 {
     let bit = |n: u32| 1_u64 << n;
     let mut all = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
@@ -40,10 +40,9 @@ pub(super) fn features(export: &Export) -> u64 {
     all
 }
 
-/// The protocol's features. Not among them is a log of written pages, without which no VMM migrates
-/// a guest away: its device would stay behind. Nor is a record of requests under way: a queue's
-/// requests are ended in their order, so who connects again begins with the first that has not
-/// ended.
+/// Returns the protocol's features. A log of written pages is not among them, so no VMM migrates a
+/// guest away and leaves its device behind. Nor is a record of requests in progress: requests of a
+/// queue end in order, so a new connection begins with the first unfinished one.
 pub(super) fn protocol_features() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::CONFIG
         | VhostUserProtocolFeatures::MQ
@@ -52,7 +51,7 @@ pub(super) fn protocol_features() -> VhostUserProtocolFeatures {
         | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
 }
 
-/// `size` bytes of the configuration space from `offset` on. Beyond its end all are zero.
+/// Returns `size` bytes of the configuration space from `offset` on. Bytes beyond its end are zero.
 pub(super) fn config(export: &Export, offset: u32, size: u32) -> Vec<u8> {
     let all = space(export);
     (offset..offset.saturating_add(size))
@@ -76,7 +75,7 @@ fn space(export: &Export) -> [u8; SPACE_BYTES] {
     if !export.is_read_only() {
         put(offset_of!(Space, max_discard_sectors), &RANGE_SECTORS_MAX.to_le_bytes());
         put(offset_of!(Space, max_discard_seg), &(RANGES_MAX as u32).to_le_bytes());
-        // Any range can be discarded; memory comes back for whole pages.
+        // Any range can be discarded; only whole pages free memory.
         put(
             offset_of!(Space, discard_sector_alignment),
             &(physical / SECTOR_BYTES as u32).to_le_bytes(),

@@ -1,4 +1,4 @@
-//! What a fuzzer calls: a guest's memory of any bytes. Built for tests and for fuzzers only.
+//! The fuzz target: a guest's memory of any bytes. Built only for tests and fuzzers.
 use super::spans::Memory;
 use super::worker::{Next, Worker};
 use crate::device::{Backing, Device, Settings};
@@ -7,15 +7,15 @@ use std::sync::{Mutex, OnceLock};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-/// Where a guest has its queue, of 16 descriptors.
+/// Position of the queue of 16 descriptors.
 const DESCRIPTORS: u64 = 0;
 const AVAILABLE: u64 = 0x100;
 const USED: u64 = 0x200;
 const QUEUE_SIZE: u16 = 16;
 const MEMORY: usize = 0x10000;
 
-/// The guest's memory begins with these bytes, its queue first: all requests get an answer, and the
-/// device keeps its promises.
+/// Serves a guest whose memory begins with these bytes, the queue first. All requests get an
+/// answer, and the device keeps its promises.
 ///
 /// # Panics
 /// If it doesn't.
@@ -31,7 +31,7 @@ pub fn queue(data: &[u8]) {
     queue.try_set_used_ring_address(GuestAddress(USED)).expect("aligned");
     queue.set_ready(true);
     let mut served = 0;
-    // A guest's own requests may write more of them into its queue.
+    // The guest's own requests may write more requests into its queue.
     while served < 4 * QUEUE_SIZE && worker.serve_next(export, &memory, &mut queue) == Next::Served
     {
         served += 1;
@@ -57,7 +57,7 @@ mod tests {
     use virtio_queue::desc::split::Descriptor;
     use vm_memory::ByteValued;
 
-    /// Requests of every kind, as a driver writes them: header, data, status.
+    /// Returns requests of every kind, as a driver writes them: header, data, status.
     fn good() -> Vec<u8> {
         let mut all = vec![0; 0x8000];
         let mut put = |at: usize, bytes: &[u8]| all[at..at + bytes.len()].copy_from_slice(bytes);
@@ -106,7 +106,7 @@ mod tests {
         for round in 0..4000 {
             let mut bytes = good.clone();
             for _ in 0..1 + random.below(12) {
-                // The queue and the headers, mostly.
+                // Mostly the queue and the headers.
                 let at = random.below(if round % 4 == 0 { 0x8000 } else { 0x600 });
                 bytes[at] = match random.below(4) {
                     0 => bytes[at] ^ 1 << random.below(8),

@@ -1,19 +1,20 @@
 //! A disk for virtual machines: vhost-user-blk, for QEMU and Cloud Hypervisor.
 //!
 //! The VMM connects to a Unix socket and shares the guest's memory. The guest's driver puts
-//! requests into queues there, and the threads here carry them out: the VMM has no part in it.
+//! requests into queues in that memory, and the threads here serve them. The VMM takes no part in
+//! that.
 //!
 //! ```text
 //! Server::serve   a connection -> Session, and threads of the crate vhost-user-backend
 //! Session         a queue tells of requests -> one after the other, in their order: Worker::serve
 //! Worker          a chain of descriptors -> Request -> Device -> status
 //! ```
-//! `spans.rs`: parts of a guest's memory as one run of bytes; `request.rs`: a request out of a
-//! chain of descriptors; `config.rs`: features and configuration space; `ring.rs`: the crate's
-//! queue, whose thread no VMM holds up.
+//! `spans.rs`: parts of a guest's memory as one run of bytes; `request.rs`: a request from a chain
+//! of descriptors; `config.rs`: features and configuration space; `ring.rs`: a queue whose thread
+//! no VMM can block.
 //!
-//! Of what a guest writes nothing is trusted. A VMM is, as far as it shares memory: one that takes
-//! pages of it away ends the process.
+//! Nothing that a guest writes is trusted. The VMM is trusted to keep the memory that it shares:
+//! taking pages away ends the process.
 
 mod spans;
 mod request;
@@ -43,13 +44,13 @@ use vhost_user_backend::{Error, ShutdownHandle, VhostUserDaemon};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-/// A thread looks at its other queues after it has served one for so long.
+/// Time that a thread serves one queue before it looks at its others.
 const TURN: Duration = Duration::from_millis(10);
-/// Pause when connections can't be had.
+/// Pause after a connection failed.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Serves one device on a Unix socket, to one VMM after the other. While one is connected, others
-/// wait.
+/// Serves one device on a Unix socket, to one VMM after the other. Other VMMs wait while one is
+/// connected.
 pub struct Server {
     listener: Mutex<Listener>,
     disk: Arc<Disk>,
@@ -60,12 +61,12 @@ pub struct Server {
     connection: Mutex<Option<ShutdownHandle>>,
 }
 
-/// How a connection ended that did not just end. Its text is one line.
+/// Why a connection broke. Its text is one line.
 #[derive(Debug)]
 pub enum Broken {
-    /// The VMM said what makes no sense.
+    /// The VMM broke the protocol.
     Protocol(String),
-    /// It could not be served: no more threads or files.
+    /// The VMM could not be served, for lack of threads or files.
     Refused(String),
 }
 
@@ -73,16 +74,16 @@ impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Broken::Protocol(why) => {
-                write!(f, "a VMM was disconnected, as it broke the vhost-user protocol: {why}")
+                write!(f, "A VMM was disconnected, because it broke the vhost-user protocol: {why}")
             }
-            Broken::Refused(why) => write!(f, "a VMM could not be served: {why}"),
+            Broken::Refused(why) => write!(f, "A VMM can't be served: {why}"),
         }
     }
 }
 
 impl Server {
-    /// Takes all the memory that requests will need: for each thread its buffers. As many queues as
-    /// threads are served at the same time.
+    /// Makes a server and allocates all memory that requests will need: the buffers of each thread.
+    /// As many queues as threads are served at the same time.
     ///
     /// # Errors
     /// No more files can be open.
@@ -90,7 +91,7 @@ impl Server {
         Server::with_turn(listener, export, threads, TURN)
     }
 
-    /// The same, and how long a thread serves a queue before it looks at its others. It serves at
+    /// Makes a server whose threads serve a queue for `turn` before they look at others, and at
     /// least one request.
     ///
     /// # Errors
@@ -107,14 +108,15 @@ impl Server {
         }
         let disk = Arc::new(Disk::new(export, threads, turn));
         let (stopping, connection) = (AtomicBool::new(false), Mutex::new(None));
-        // It is asked only when a connection waits, but one that does not must not hold anybody up.
+        // It is polled only when a connection waits, but a connection that vanished must not block
+        // it.
         listener.set_nonblocking(true)?;
         let listener = Mutex::new(Listener::from(listener));
         Ok(Server { listener, disk, waited, stop, stopping, connection })
     }
 
-    /// Serves until [`Server::stop`]. Calls `report` for every connection that breaks off, or could
-    /// not be had: neither ends the server, as what the device holds would be gone.
+    /// Serves until [`Server::stop`]. Calls `report` for every connection that breaks or fails.
+    /// Neither ends the server, because the device's data would be lost.
     pub fn serve(&self, mut report: impl FnMut(&Broken)) {
         loop {
             let served = self
@@ -128,18 +130,18 @@ impl Server {
         }
     }
 
-    /// Ends [`Server::serve`], and the connection that there is. A request that is being served is
-    /// ended first. It can't be started again.
+    /// Ends [`Server::serve`], and its connection after the request in progress. The server can't
+    /// be started again.
     pub fn stop(&self) {
         self.stopping.store(true, SeqCst);
-        // Full is as good: who waits wakes up.
+        // A full pipe wakes the waiting thread too.
         let _ = self.stop.write(1);
         if let Some(connection) = &*self.connection() {
             connection.shutdown();
         }
     }
 
-    /// `false`: it was stopped.
+    /// Returns `false` if it was stopped.
     fn wait_for_connection(&self) -> Result<bool, Broken> {
         loop {
             match self.waited.wait(-1, &mut [EpollEvent::default()]) {
@@ -150,14 +152,14 @@ impl Server {
         }
     }
 
-    /// Serves the connection that waits, to its end. Always `true`.
+    /// Serves the waiting connection to its end. Always returns `true`.
     fn serve_one(&self) -> Result<bool, Broken> {
         let mut listener = self.listener.lock().expect("nobody panics with the lock");
         let started =
             self.daemon().and_then(|mut daemon| daemon.start(&mut listener).map(|()| daemon));
         let mut daemon = started.map_err(|error| {
-            // What still waits would do so for ever; when not even that can be changed, some time
-            // may help.
+            // The remaining threads would wait forever. If even that can't be changed, a later try
+            // may succeed.
             if listener.accept().is_err() {
                 thread::sleep(PAUSE);
             }
@@ -170,7 +172,7 @@ impl Server {
         let ended = daemon.wait();
         *self.connection() = None;
         match ended {
-            // The crate calls it so when a VMM leaves, also if that is killed.
+            // The crate returns this error when a VMM disconnects, also if it is killed.
             Err(Error::HandleRequest(Protocol::Disconnected | Protocol::PartialMessage))
             | Ok(()) => Ok(true),
             Err(error) => Err(Broken::Protocol(error.to_string())),

@@ -1,21 +1,21 @@
-//! A request as a driver lays it out: a chain of descriptors, of which nothing is to be trusted.
+//! A request as a driver lays it out: a chain of descriptors, none of which is trusted.
 use super::spans::{Memory, OutOfMemory, Spans};
 use virtio_bindings::virtio_blk as blk;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress};
 
-/// The most descriptors of a request, a full ring of the largest size; one with more is refused.
+/// Most descriptors of a request: a full ring of the largest size. A longer request is refused.
 pub(super) const DESCRIPTORS_MAX: usize = 1024;
 const HEADER_BYTES: usize = 16;
 
-/// What a driver is told of a request, with its number in the protocol.
+/// The status of a request, with its number in the protocol.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Status {
     Ok = blk::VIRTIO_BLK_S_OK as u8,
-    /// It failed, or makes no sense.
+    /// It failed, or is invalid.
     Error = blk::VIRTIO_BLK_S_IOERR as u8,
-    /// No such request, or a flag that is not known.
+    /// The request or one of its flags is unknown.
     Unsupported = blk::VIRTIO_BLK_S_UNSUPP as u8,
 }
 
@@ -25,19 +25,19 @@ impl From<OutOfMemory> for Status {
     }
 }
 
-/// What a request asks for.
+/// The operation of a request.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
     Write,
     Flush,
-    /// The device's name.
+    /// The device's name is requested.
     Identify,
     Discard,
     WriteZeroes,
 }
 
-/// What every request begins with.
+/// The header of every request.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub kind: Kind,
@@ -61,23 +61,23 @@ impl Header {
     }
 }
 
-/// The memory of one request: what the driver says, and where it wants the answer.
+/// The memory of one request: what the driver sends, and where it wants the answer.
 pub(super) struct Request {
-    /// What it says, after [`Request::header`] the data.
+    /// The driver's bytes; the data, after [`Request::header`].
     pub readable: Spans,
-    /// Where the data goes that is asked for.
+    /// Where the requested data goes.
     pub writable: Spans,
     status: Option<GuestAddress>,
 }
 
 impl Request {
-    /// Allocates all that any request needs.
+    /// Makes one and allocates all memory that any request needs.
     pub fn new() -> Request {
         let spans = || Spans::with_capacity(DESCRIPTORS_MAX);
         Request { readable: spans(), writable: spans(), status: None }
     }
 
-    /// Whether it has no more room than at first, for tests.
+    /// Returns whether its capacity is unchanged, for tests.
     #[cfg(any(test, fuzzing))]
     pub fn is_of_fixed_size(&self) -> bool {
         [&self.readable, &self.writable]
@@ -85,8 +85,7 @@ impl Request {
             .all(|spans| spans.capacity() == DESCRIPTORS_MAX)
     }
 
-    /// Takes a chain in. Whatever it is, there is a status afterwards if the guest has left any
-    /// room for one.
+    /// Reads a chain. Afterwards there is a place for the status if the guest has left any.
     ///
     /// # Errors
     /// The chain breaks off, has too many descriptors, no room for a status, or says something
@@ -114,14 +113,14 @@ impl Request {
     /// Reads the header.
     ///
     /// # Errors
-    /// There is none, or it asks for what isn't known.
+    /// There is none, or its operation is unknown.
     pub fn header(&mut self, memory: &Memory) -> Result<Header, Status> {
         let mut bytes = [0; HEADER_BYTES];
         self.readable.read(memory, &mut bytes)?;
         Header::parse(&bytes)
     }
 
-    /// Writes the status, if there is room for one; the bytes that it takes.
+    /// Writes the status, if there is room for it. Returns its length.
     pub fn answer(&self, memory: &Memory, status: Status) -> u32 {
         let written = self.status.is_some_and(|at| memory.write_obj(status as u8, at).is_ok());
         u32::from(written)

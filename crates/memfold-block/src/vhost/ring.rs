@@ -1,4 +1,4 @@
-//! A queue, as the crate `vhost-user-backend` has it, whose thread no VMM can hold up.
+//! A queue of the crate `vhost-user-backend` whose thread no VMM can block.
 use super::spans::Memory;
 use std::fs::File;
 use std::io;
@@ -7,13 +7,12 @@ use vhost_user_backend::{VringMutex, VringStateGuard, VringStateMutGuard, VringT
 use virtio_queue::Error;
 use vm_memory::GuestMemoryAtomic;
 
-/// The guest's memory; which it is can change.
+/// The guest's memory, which may be replaced.
 pub(super) type SharedMemory = GuestMemoryAtomic<Memory>;
 
-/// The crate's queue, but for the event that tells of requests. The crate reads it in the thread
-/// that serves the queue, which would sleep for good, or end, if somebody else had read it first: a
-/// VMM may give two queues one event. Here the thread never sleeps, and an event that is gone is no
-/// error.
+/// The crate's queue without its event. The crate reads the event in the thread that serves the
+/// queue. If another thread had read it first, that thread would sleep for good or end, and a VMM
+/// may give two queues one event. Here the thread never sleeps, and a missing event is no error.
 #[derive(Clone)]
 pub(super) struct Ring(VringMutex<SharedMemory>);
 
@@ -25,7 +24,7 @@ impl<'a> VringStateMutGuard<'a, SharedMemory> for Ring {
     type G = <VringMutex<SharedMemory> as VringStateMutGuard<'a, SharedMemory>>::G;
 }
 
-/// The crate's own methods.
+/// Methods of the crate's queue.
 macro_rules! as_they_are {
     ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;)*) => {
         $(fn $name(&self $(, $argument: $type)*) $(-> $result)? {
@@ -79,7 +78,7 @@ impl VringT<SharedMemory> for Ring {
     }
 }
 
-/// Reads of this file return at once.
+/// Makes reads of this file return at once.
 fn never_sleep(file: &File) {
     let fd = file.as_raw_fd();
     // SAFETY: the file is open, and neither call takes a pointer.

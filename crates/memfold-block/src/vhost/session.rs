@@ -1,4 +1,4 @@
-//! One VMM's connection: what the crate `vhost-user-backend` asks of a device.
+//! One VMM's connection: the backend of the crate `vhost-user-backend`.
 use super::config;
 use super::ring::{Ring, SharedMemory};
 use super::worker::{Next, Worker};
@@ -16,7 +16,7 @@ use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::event::{EventConsumer, EventNotifier};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-/// The number of the event that tells of queues that were put off: after those of queues and of the
+/// Number of the event for postponed queues. It follows the numbers of the queues and of the
 /// thread's end.
 pub(super) const PUT_OFF: u16 = config::QUEUES_MAX as u16 + 1;
 
@@ -25,7 +25,7 @@ pub(super) struct Disk {
     export: Arc<Export>,
     /// One for each thread of a connection.
     workers: Vec<Mutex<Worker>>,
-    /// How long a thread serves a queue before it looks at its others.
+    /// Time that a thread serves a queue before it looks at its others.
     turn: Duration,
 }
 
@@ -41,9 +41,9 @@ impl Disk {
     }
 }
 
-/// What ends a thread of the crate's.
+/// The event that ends a thread of the crate.
 struct Exit {
-    /// The crate waits on it, and never closes what it waits on, so it stays ours.
+    /// The crate waits on it, and never closes it, so this value owns it.
     event: EventFd,
     notifier: Mutex<Option<EventNotifier>>,
 }
@@ -52,13 +52,13 @@ impl Exit {
     fn new() -> io::Result<Exit> {
         let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
         let clone = event.try_clone()?.into_raw_fd();
-        // SAFETY: the file is open, and nobody else's any more.
+        // SAFETY: the file is open, and nothing else uses it any more.
         let notifier = unsafe { EventNotifier::from_raw_fd(clone) };
         Ok(Exit { event, notifier: Mutex::new(Some(notifier)) })
     }
 }
 
-/// Queues of a thread whose turn was over before they were empty.
+/// Queues of a thread whose turn ended before they were empty.
 struct PutOff {
     queues: AtomicU64,
     event: EventFd,
@@ -70,10 +70,10 @@ impl PutOff {
         Ok(PutOff { queues: AtomicU64::new(0), event })
     }
 
-    /// Has a queue served again after what else the thread has to do.
+    /// Serves a queue again after the other work of the thread.
     fn add(&self, queue: u16) {
         self.queues.fetch_or(1 << queue, AcqRel);
-        // Full is as good: the thread wakes up.
+        // A full event wakes the thread too.
         let _ = self.event.write(1);
     }
 
@@ -91,7 +91,7 @@ enum Pause {
     Empty,
     /// Its turn is over.
     Over,
-    /// It says what can't be.
+    /// Its content is invalid.
     Nonsense,
 }
 
@@ -113,7 +113,7 @@ impl Session {
         Ok(Session { disk, memory, exits, put_off })
     }
 
-    /// Has the crate's threads wait for what was put off, too.
+    /// Makes the crate's threads wait for postponed queues, too.
     ///
     /// # Errors
     /// The system's.
@@ -124,30 +124,29 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the crate's threads that were started before one could not be.
+    /// Ends the crate's threads that were started before one failed to start.
     pub fn end_threads(&self) {
         for exit in &self.exits {
             let _ = exit.event.write(1);
         }
     }
 
-    /// Serves what a queue holds, until it is empty and the driver will announce more, or until the
-    /// queue's turn is over. So a driver with endless requests delays neither other queues nor the
-    /// end of the thread.
+    /// Serves a queue until it is empty and the driver will announce more, or until its turn ends.
+    /// So a driver with endless requests delays neither other queues nor the end of the thread.
     fn serve(&self, ring: &Ring, queue: u16, thread: usize) {
         let end = Instant::now() + self.disk.turn;
         while self.begin(ring) {
             match self.serve_until(end, ring, thread) {
                 Pause::Over => return self.put_off[thread].add(queue),
                 Pause::Nonsense => return,
-                // Requests that came before the driver knew that it is to tell of them.
+                // Requests that came before the driver knew that it must announce them.
                 Pause::Empty if matches!(ring.enable_notification(), Ok(true)) => {}
                 Pause::Empty => return,
             }
         }
     }
 
-    /// `false`: the queue isn't in use, or not in the guest's memory.
+    /// Returns `false` if the queue is not in use, or not in the guest's memory.
     fn begin(&self, ring: &Ring) -> bool {
         ring.get_ref().get_queue().is_valid(&*self.memory.memory())
             && ring.disable_notification().is_ok()
@@ -166,15 +165,15 @@ impl Session {
 
     /// Serves the next request, if there is one.
     ///
-    /// The locks are held meanwhile, and for no longer: who stops a queue, or takes memory away,
-    /// waits for the end of the request, and none is under way after that.
+    /// It holds the locks only meanwhile. So a thread that stops a queue, or takes memory away,
+    /// waits for the end of the request, and none is in progress after that.
     fn serve_next(&self, ring: &Ring, thread: usize) -> Next {
         let mut worker = self.disk.worker(thread);
         let mut ring = ring.get_mut();
         let memory = self.memory.memory();
         let next = worker.serve_next(&self.disk.export, &memory, ring.get_queue_mut());
         if next == Next::Served && ring.needs_notification().unwrap_or(true) {
-            // A VMM that takes no events sees for itself.
+            // A VMM without events polls.
             let _ = ring.signal_used_queue();
         }
         next
@@ -201,7 +200,7 @@ impl VhostUserBackend for Session {
         config::protocol_features()
     }
 
-    /// The queues know.
+    /// Does nothing, because the queues keep this state.
     fn set_event_idx(&self, _enabled: bool) {}
 
     fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
@@ -212,12 +211,12 @@ impl VhostUserBackend for Session {
         Err(io::ErrorKind::PermissionDenied.into())
     }
 
-    /// Returns when no thread uses the memory that there was before.
+    /// Waits until no thread uses the old memory.
     fn update_memory(&self, memory: SharedMemory) -> io::Result<()> {
         for region in memory.memory().iter() {
-            // SAFETY: the region is mapped as long as we hold the memory; unlocking changes no
-            // byte. All that this process maps may be locked, which the guest's memory is not to
-            // be: its VMM decides about it.
+            // SAFETY: the region is mapped while this thread holds the memory; unlocking changes no
+            // byte. All mappings of this process may be locked, but the VMM decides about the
+            // guest's memory.
             let _ = unsafe { libc::munlock(region.as_ptr().cast(), region.len() as usize) };
         }
         (0..self.disk.workers.len()).for_each(|thread| drop(self.disk.worker(thread)));
@@ -237,7 +236,7 @@ impl VhostUserBackend for Session {
     fn exit_event(&self, thread: usize) -> Option<(EventConsumer, EventNotifier)> {
         let exit = &self.exits[thread];
         let notifier = exit.notifier.lock().expect("nobody panics with the lock").take()?;
-        // SAFETY: the file is open, and stays so until the crate's threads have let go of this
+        // SAFETY: the file is open, and stays so until the crate's threads have dropped this
         // session. The crate never closes it.
         let consumer = unsafe { EventConsumer::from_raw_fd(exit.event.as_raw_fd()) };
         Some((consumer, notifier))

@@ -1,10 +1,10 @@
-//! Parts of a guest's memory as one run of bytes. What a guest says of them is not to be trusted.
+//! Parts of a guest's memory as one run of bytes. The guest's descriptions are not trusted.
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// A guest's memory, as its VMM shares it.
 pub(super) type Memory = GuestMemoryMmap<()>;
 
-/// There is no such memory in the guest, or not as many bytes.
+/// The guest has no such memory, or fewer bytes.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) struct OutOfMemory;
 
@@ -14,16 +14,15 @@ struct Span {
     len: u32,
 }
 
-/// Parts of the guest's memory in their order. They are read or written from the front, and are
-/// gone then.
+/// Parts of the guest's memory in order. They are read or written from the front, and are then
+/// removed.
 ///
-/// Nothing but `with_capacity` allocates: the device may hold the swap of the machine that it runs
-/// on.
+/// Only `with_capacity` allocates, because the device may hold the swap of its own machine.
 pub(super) struct Spans {
     all: Vec<Span>,
-    /// Those before it are gone.
+    /// The parts before it are removed.
     first: usize,
-    /// Bytes of the others.
+    /// Bytes of the other parts.
     len: u64,
 }
 
@@ -37,13 +36,13 @@ impl Spans {
         (self.first, self.len) = (0, 0);
     }
 
-    /// The most parts that it can hold.
+    /// Returns the most parts that it can hold.
     #[cfg(any(test, fuzzing))]
     pub fn capacity(&self) -> usize {
         self.all.capacity()
     }
 
-    /// Puts a part at the end; `false` if there is no more room.
+    /// Adds a part at the end. Returns `false` if there is no room.
     pub fn push(&mut self, at: GuestAddress, len: u32) -> bool {
         let fits = self.all.len() < self.all.capacity();
         if fits && len > 0 {
@@ -53,12 +52,12 @@ impl Spans {
         fits
     }
 
-    /// Bytes that are left.
+    /// Returns the remaining bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Takes the last byte away; `None` if there is none.
+    /// Removes and returns the address of the last byte; `None` if there is none.
     pub fn take_last_byte(&mut self) -> Option<GuestAddress> {
         let last = self.all[self.first..].last_mut()?;
         let at = last.at.0.checked_add(u64::from(last.len) - 1)?;
@@ -70,7 +69,7 @@ impl Spans {
         Some(GuestAddress(at))
     }
 
-    /// Takes the first bytes away, into `to`.
+    /// Moves the first bytes into `to`.
     pub fn read(&mut self, memory: &Memory, to: &mut [u8]) -> Result<(), OutOfMemory> {
         let mut done = 0;
         while done < to.len() {
@@ -82,7 +81,7 @@ impl Spans {
         Ok(())
     }
 
-    /// Overwrites the first bytes with `from`, and takes them away.
+    /// Overwrites the first bytes with `from`, and removes them.
     pub fn write(&mut self, memory: &Memory, from: &[u8]) -> Result<(), OutOfMemory> {
         let mut done = 0;
         while done < from.len() {
@@ -94,17 +93,17 @@ impl Spans {
         Ok(())
     }
 
-    /// Where the first bytes are, and how many of them lie together, at most `max`.
+    /// Returns the position of the first bytes, and how many of them are contiguous, at most `max`.
     fn head(&self, max: usize) -> Result<(GuestAddress, usize), OutOfMemory> {
         let span = self.all.get(self.first).ok_or(OutOfMemory)?;
         Ok((span.at, max.min(span.len as usize)))
     }
 
-    /// Takes bytes of the first part away, which were accessible.
+    /// Removes bytes of the first part, which were accessible.
     fn advance(&mut self, count: usize) {
         let span = &mut self.all[self.first];
         span.len -= count as u32;
-        // Can't wrap if anything is left, as memory ends where addresses do.
+        // This can't wrap while bytes remain, because memory ends where addresses do.
         span.at = GuestAddress(span.at.0.wrapping_add(count as u64));
         self.first += usize::from(span.len == 0);
         self.len -= count as u64;

@@ -1,4 +1,4 @@
-//! Requests as a guest may write them, right and wrong, against a device.
+//! Valid and invalid requests of a guest to a device.
 use super::config::QUEUE_SIZE_MAX;
 use super::request::{DESCRIPTORS_MAX, RANGES_MAX};
 use super::ring::{Ring, SharedMemory};
@@ -17,7 +17,7 @@ use vm_memory::{Bytes, GuestAddress, Le16, Le32};
 use vmm_sys_util::epoll::EventSet;
 
 const SIZE: u64 = 1 << 20;
-/// The guest's memory: its queue, and then what requests say.
+/// The guest's memory: its queue, and then the bytes of requests.
 const MEMORY: usize = 4 << 20;
 const DESCRIPTORS: u64 = 0;
 const AVAILABLE: u64 = 0x10000;
@@ -31,7 +31,7 @@ const INDIRECT: u16 = 4;
 const OK: u8 = blk::VIRTIO_BLK_S_OK as u8;
 const ERROR: u8 = blk::VIRTIO_BLK_S_IOERR as u8;
 const UNSUPPORTED: u8 = blk::VIRTIO_BLK_S_UNSUPP as u8;
-/// What a status is before there is one.
+/// The byte of a status before there is one.
 const NONE: u8 = 0xee;
 
 /// A guest with a queue, and the thread that serves it.
@@ -41,16 +41,16 @@ struct Guest {
     memory: Memory,
     queue: Queue,
     sent: u16,
-    /// Where the next bytes go.
+    /// Position of the next bytes.
     free: u64,
 }
 
 /// A part of a request.
 enum Part<'a> {
     Says(&'a [u8]),
-    /// So many bytes for the answer.
+    /// Room of this many bytes for the answer.
     Takes(u32),
-    /// Whatever.
+    /// A descriptor with any content.
     Raw(u64, u32, u16),
 }
 use Part::{Raw, Says, Takes};
@@ -84,8 +84,8 @@ impl Guest {
         self.memory.write_obj(descriptor, GuestAddress(table + u64::from(index) * 16)).unwrap();
     }
 
-    /// Writes the parts as a chain from the table's first descriptor on. Returns where the answer's
-    /// parts are.
+    /// Writes the parts as a chain from the table's first descriptor on. Returns the positions of
+    /// the answer's parts.
     fn lay_out(&mut self, table: u64, parts: &[Part]) -> Vec<(u64, u32)> {
         let mut answers = Vec::new();
         for (index, part) in parts.iter().enumerate() {
@@ -105,7 +105,7 @@ impl Guest {
         answers
     }
 
-    /// Offers the chain that begins with a descriptor, and has it served.
+    /// Offers the chain that begins with a descriptor, and serves it.
     fn offer(&mut self, head: u16) -> Next {
         let slot = u64::from(self.sent) % QUEUE_SIZE_MAX as u64;
         self.memory.write_obj(Le16::from(head), GuestAddress(AVAILABLE + 4 + 2 * slot)).unwrap();
@@ -114,7 +114,8 @@ impl Guest {
         self.worker.serve_next(&self.export, &self.memory, &mut self.queue)
     }
 
-    /// A request in parts; the answer: all bytes that were to be written, the status last.
+    /// Serves a request in parts. Returns the answer: all bytes that were to be written, the status
+    /// last.
     fn ask(&mut self, parts: &[Part]) -> Vec<u8> {
         self.free = DATA;
         let answers = self.lay_out(DESCRIPTORS, parts);
@@ -136,7 +137,7 @@ impl Guest {
         *self.ask(parts).last().unwrap()
     }
 
-    /// What the device says that it wrote of the last request.
+    /// Returns what the device reports as written by the last request.
     fn used_bytes(&self) -> u32 {
         let slot = u64::from(self.sent - 1) % QUEUE_SIZE_MAX as u64;
         u32::from(self.memory.read_obj::<Le32>(GuestAddress(USED + 4 + 8 * slot + 4)).unwrap())
@@ -211,7 +212,7 @@ fn a_request_larger_than_what_is_copied_at_once_is_whole() {
     let bytes: Vec<u8> = (0..SIZE - 1024).map(|n| (n / 100) as u8).collect();
     assert_eq!(guest.status(&[Says(&header(WRITES, 1)), Says(&bytes), Takes(1)]), OK);
     let stats = guest.export.device().stats();
-    // Of the blocks none was cut but the first and the last, which the request doesn't cover.
+    // No block was split except the first and the last, which the request does not cover.
     assert_eq!(stats.block_writes, SIZE / guest.export.device().block_bytes() as u64 - 2);
     let read = guest.ask(&[Says(&header(READ, 1)), Takes(bytes.len() as u32), Takes(1)]);
     assert!(read == [&bytes[..], &[OK]].concat());
@@ -284,7 +285,7 @@ fn memory_that_the_guest_does_not_have_is_an_error() {
             ERROR,
             "{at:x}"
         );
-        // No room for a status: there is only the used ring to tell by.
+        // There is no room for a status, so only the used ring shows the end.
         assert_eq!(guest.ask(&[Says(&header(READ, 0)), Raw(at, len, WRITE)]), [0_u8; 0]);
         assert_eq!(guest.used_bytes(), 0);
     }
@@ -298,7 +299,7 @@ fn lengths_of_gigabytes_take_no_memory() {
         assert_eq!(guest.status(&[Says(&header(READ, 0)), Raw(0, len, WRITE), Takes(1)]), ERROR);
         assert_eq!(guest.status(&[Says(&header(DISCARD, 0)), Raw(0, len, 0), Takes(1)]), ERROR);
     }
-    // More than 2^32 bytes: the chain breaks off before its status.
+    // More than 2^32 bytes: the chain ends before its status.
     let parts =
         [Says(&header(READ, 0)), Raw(DATA, u32::MAX, WRITE), Raw(DATA, u32::MAX, WRITE), Takes(1)];
     assert_eq!(guest.ask(&parts), [NONE]);
@@ -312,7 +313,7 @@ fn a_chain_that_never_ends_is_an_error() {
     guest.descriptor(DESCRIPTORS, 1, Descriptor::new(DATA + 512, 512, NEXT | WRITE, 2));
     guest.descriptor(DESCRIPTORS, 2, Descriptor::new(DATA + 1024, 1, NEXT | WRITE, 1));
     assert_eq!(guest.offer(0), Next::Served);
-    // Through its own tail, into itself, or to a descriptor that is none.
+    // A chain through its own tail, into itself, or to an invalid descriptor.
     for next in [0, 2, QUEUE_SIZE_MAX as u16, u16::MAX] {
         guest.descriptor(DESCRIPTORS, 2, Descriptor::new(DATA + 1024, 1, NEXT | WRITE, next));
         assert_eq!(guest.offer(0), Next::Served);
@@ -328,7 +329,7 @@ fn a_head_that_is_no_descriptor_ends_no_queue() {
     }
     guest.sent -= 2;
     guest.memory.write_obj(Le16::from(guest.sent), GuestAddress(AVAILABLE + 2)).unwrap();
-    // As many requests as the ring can't hold.
+    // More requests than the ring can hold.
     guest.queue.set_next_avail(guest.sent.wrapping_sub(QUEUE_SIZE_MAX as u16 + 1));
     assert_eq!(
         guest.worker.serve_next(&guest.export, &guest.memory, &mut guest.queue),
@@ -378,7 +379,7 @@ fn what_makes_no_request_is_an_error() {
     let mut guest = Guest::new();
     assert_eq!(guest.status(&[Takes(1)]), ERROR);
     assert_eq!(guest.status(&[Says(&[0; 15]), Takes(1)]), ERROR);
-    // Something is said after room for the answer.
+    // The driver's bytes continue after room for the answer.
     assert_eq!(
         guest.status(&[Says(&header(READ, 0)), Takes(512), Says(&[0; 512]), Takes(1)]),
         ERROR
@@ -481,7 +482,7 @@ fn a_disk_says_its_name() {
 #[test]
 fn turn_of_a_queue_ends_although_it_has_more() {
     let mut guest = Guest::new();
-    // The same request again and again: all there before any is served.
+    // One request many times, all offered before any is served.
     let answers = guest.lay_out(DESCRIPTORS, &[Says(&header(READ, 1)), Takes(512), Takes(1)]);
     let count = 5_u16;
     for n in 0..u64::from(count) {

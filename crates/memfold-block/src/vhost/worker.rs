@@ -1,4 +1,4 @@
-//! What a thread does with a request: from the guest's memory to the device, or back.
+//! Serves one request in a thread: from the guest's memory to the device, or back.
 use super::request::{Kind, RANGE_BYTES, RANGES_MAX, Range, Request, Status};
 use super::spans::Memory;
 use crate::device::{Io, IoError, SECTOR_BYTES, Zeros};
@@ -9,17 +9,17 @@ use virtio_bindings::virtio_blk::VIRTIO_BLK_ID_BYTES;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 
-/// What is copied between guest and device at once: 128 KiB, or a block if that is larger.
+/// Bytes that are copied between guest and device at once: 128 KiB, or a block if that is larger.
 const COPY_ORDER: Order = Order::new(5).expect("an order");
 
-/// What became of the next request of a queue.
+/// The result for the next request of a queue.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// It has its answer.
+    /// It was answered.
     Served,
     /// There is none.
     Nothing,
-    /// The queue says what can't be.
+    /// The queue is invalid.
     Nonsense,
 }
 
@@ -29,11 +29,11 @@ impl From<IoError> for Status {
     }
 }
 
-/// Codec state and buffers of a thread that serves requests. Allocates nothing after it was made.
+/// Codec state and buffers of a thread that serves requests. Allocates nothing after its creation.
 pub(super) struct Worker {
     io: Io,
     request: Request,
-    /// No reference may be into the guest's memory, which changes at any time: so everything is
+    /// The guest's memory changes at any time, so no reference may point into it, and everything is
     /// copied.
     buffer: PageBuffer,
 }
@@ -49,7 +49,7 @@ impl Worker {
         }
     }
 
-    /// Whether no request has made it larger, for tests.
+    /// Returns whether no request has enlarged it, for tests.
     #[cfg(any(test, fuzzing))]
     pub fn is_of_fixed_size(&self) -> bool {
         self.request.is_of_fixed_size()
@@ -61,12 +61,12 @@ impl Worker {
         let Some(chain) = heads.next() else { return Next::Nothing };
         let head = chain.head_index();
         let written = self.serve(export, memory, chain);
-        // Fails for a head that is no descriptor, whose chain was empty.
+        // Fails for a head that is not a descriptor, whose chain was empty.
         if queue.add_used(memory, head, written).is_ok() { Next::Served } else { Next::Nonsense }
     }
 
-    /// Serves the request that a chain of descriptors makes, whatever it says. Returns how many
-    /// bytes of the guest's memory may have been written: data, and the status.
+    /// Serves the request of a chain of descriptors, whatever it contains. Returns how many bytes
+    /// of the guest's memory may have been written: data, and the status.
     fn serve(
         &mut self,
         export: &Export,
@@ -77,7 +77,7 @@ impl Worker {
         let room = self.request.writable.len();
         let status =
             filled.and_then(|()| self.carry_out(export, memory)).err().unwrap_or(Status::Ok);
-        // Fits: a chain has no more than 2^32 - 1 bytes.
+        // This fits, because a chain has at most 2^32 - 1 bytes.
         (room - self.request.writable.len()) as u32 + self.request.answer(memory, status)
     }
 
@@ -120,14 +120,14 @@ impl Worker {
         Ok(())
     }
 
-    /// Up to the next multiple of the buffer's size, so that no block is cut which the request
-    /// covers.
+    /// Returns the end of a step: the next multiple of the buffer's size, so that no block is cut
+    /// that the request covers.
     fn copied_at_once(&self, at: u64, end: u64) -> usize {
         let len = self.buffer.len() as u64;
         (len - at % len).min(end - at) as usize
     }
 
-    /// Nothing is done unless all of it makes sense.
+    /// Does nothing unless all ranges are valid.
     fn zero(&mut self, export: &Export, memory: &Memory, kind: Kind) -> Result<(), Status> {
         let len = self.request.readable.len() as usize;
         if len == 0 || !len.is_multiple_of(RANGE_BYTES) || len > RANGES_MAX * RANGE_BYTES {
@@ -153,18 +153,18 @@ impl Worker {
     }
 }
 
-/// Where `len` bytes from a sector on begin and end.
+/// Returns the begin and end of `len` bytes from a sector on.
 fn bytes(export: &Export, sector: u64, len: u64) -> Result<(u64, u64), Status> {
     if !len.is_multiple_of(SECTOR_BYTES) {
         return Err(Status::Error);
     }
-    // What overflows is beyond the end of any device.
+    // An overflow lies beyond the end of any device.
     let start = sector.saturating_mul(SECTOR_BYTES);
     export.device().check_range(start, len)?;
     Ok((start, start + len))
 }
 
-/// What a driver is told of a device's name: so many bytes, zeros at the end.
+/// Returns a device's name for the driver: so many bytes, with zeros at the end.
 fn serial(name: &str) -> [u8; VIRTIO_BLK_ID_BYTES as usize] {
     let name = if name.is_empty() { "memfold" } else { name };
     let mut serial = [0; VIRTIO_BLK_ID_BYTES as usize];

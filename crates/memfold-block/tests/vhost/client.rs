@@ -1,5 +1,4 @@
-//! A guest's driver: the crate `virtio-driver`, which knows nothing of the crates that the server
-//! is made of.
+//! A guest's driver: the crate `virtio-driver`, which is independent of the server's crates.
 use crate::served::Served;
 use std::ffi::CString;
 use std::fs::File;
@@ -9,18 +8,18 @@ use virtio_driver::{EventFd, QueueNotifier, VhostUser, VirtioBlkConfig, VirtioBl
 use virtio_driver::{VirtioBlkReqBuf, VirtioBlkTransport, VirtioFeatureFlags, VirtioTransport};
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
-/// Bytes that a queue has for data: so many slots of `SLOT`.
+/// Bytes that a queue has for data: this many slots of `SLOT`.
 pub const SLOT: usize = 1 << 20;
 pub const SLOTS: usize = 4;
 pub const QUEUE_SIZE: u16 = 64;
 
-/// Memory that a VMM shares.
+/// Makes memory that a VMM shares.
 pub fn shared(bytes: usize) -> (File, MmapRegion) {
     let name = CString::new("guest").unwrap();
-    // SAFETY: the name ends with a zero, and is read by the call alone.
+    // SAFETY: the name ends with a zero, and only the call reads it.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0);
-    // SAFETY: the call has just opened it, for nobody else.
+    // SAFETY: the call has just opened it, and nothing else has it.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(bytes as u64).unwrap();
     let region =
@@ -28,7 +27,7 @@ pub fn shared(bytes: usize) -> (File, MmapRegion) {
     (file, region)
 }
 
-/// A queue, its events, and its part of the memory. May go to a thread of its own.
+/// A queue, its events, and its part of the memory. May move to its own thread.
 pub struct Line {
     queue: VirtioBlkQueue<'static, usize>,
     kick: Box<dyn QueueNotifier>,
@@ -38,8 +37,8 @@ pub struct Line {
     under_way: usize,
 }
 
-/// A connection with queues. The queues' memory goes with it, so they must not be used any more
-/// then.
+/// A connection with queues. The queues' memory is freed with it, so they must not be used after
+/// that.
 pub struct Client {
     pub lines: Vec<Line>,
     pub transport: Box<VhostUser<VirtioBlkConfig, VirtioBlkReqBuf>>,
@@ -54,7 +53,7 @@ impl Client {
     }
 
     pub fn with(served: &Served, queues: usize, features: VirtioFeatureFlags) -> Client {
-        // The device's own features, below bit 24, are all welcome.
+        // All of the device's own features, below bit 24, are accepted.
         let features = features.bits() | VirtioFeatureFlags::VERSION_1.bits() | 0xff_ffff;
         let mut transport =
             Box::new(VhostUser::new(served.path().to_str().unwrap(), features).unwrap());
@@ -105,34 +104,36 @@ impl Line {
         bytes
     }
 
-    /// Sends a request for `len` bytes of a slot, with which the answer will come.
+    /// Sends a request to read `len` bytes into a slot; its answer names the slot.
     pub fn send_read(&mut self, at: u64, slot: usize, len: usize) {
         assert!(len <= SLOT);
         let to = self.at(slot);
-        // SAFETY: the slot is shared memory, of which there are no references, and is mapped as
-        // long as the line lives.
+        // SAFETY: the slot is shared memory without references, and is mapped as long as the line
+        // lives.
         unsafe { self.queue.read_raw(at, to, len, slot) }.unwrap();
         self.sent();
     }
 
-    /// Likewise, to write them.
+    /// Sends a request to write the first `len` bytes of a slot.
     pub fn send_write(&mut self, at: u64, slot: usize, len: usize) {
         assert!(len <= SLOT);
         let from = self.at(slot);
-        // SAFETY: as for reading.
+        // SAFETY: the slot is shared memory without references, and is mapped as long as the line
+        // lives.
         unsafe { self.queue.write_raw(at, from, len, slot) }.unwrap();
         self.sent();
     }
 
     fn sent(&mut self) {
         self.under_way += 1;
-        // Only if the server wants it: were it wrong in that, this would wait for ever.
+        // The kick is sent only if the server wants it. If the server were wrong in that, this
+        // would wait forever.
         if self.queue.avail_notif_needed() {
             self.kick.notify().unwrap();
         }
     }
 
-    /// Waits for an answer: slot, and 0 or an error.
+    /// Waits for an answer. Returns its slot, and 0 or an error.
     pub fn answer(&mut self) -> (usize, i32) {
         loop {
             if let Some(done) = self.queue.completions().next() {

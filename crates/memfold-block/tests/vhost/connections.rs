@@ -16,7 +16,7 @@ fn what_one_vmm_has_written_the_next_one_reads() {
 }
 
 #[test]
-fn a_vmm_that_is_gone_amid_its_requests_leaves_the_disk_in_order() {
+fn vmm_that_dies_amid_requests_leaves_the_disk_intact() {
     let served = Served::new();
     for round in 0..20 {
         let mut client = Client::new(&served, 1);
@@ -44,7 +44,7 @@ fn connections_leave_no_open_files_and_no_threads() {
     let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
     let connect = |times| (0..times).for_each(|_| drop(Client::new(&served, 4)));
     connect(2);
-    // Other tests have files and threads of their own, which come and go: a leak grows with the
+    // Other tests have their own files and threads, which come and go. A leak would grow with the
     // connections.
     let (files, threads) = (count("fd"), count("task"));
     connect(200);
@@ -97,11 +97,11 @@ fn a_vmm_that_connects_again_has_its_unanswered_requests_served() {
     memory.offer(0, 0, &[0, 3]);
     kick.write(1).unwrap();
     wait(&memory, 0, &call, 2);
-    // Nobody is there to hear of three more.
+    // No driver is there to receive three more answers.
     drop(first);
     memory.offer(0, 2, &[6, 9, 12]);
     let mut vmm = Vmm::new(&second, &memory);
-    // Requests are answered in their order, so the queue goes on where the answers end.
+    // Requests are answered in order, so the queue continues where the answers end.
     let call = vmm.start(&memory, 0, memory.used(0), &kick);
     wait(&memory, 0, &call, 5);
     assert_eq!([0, 1, 2, 3, 4].map(|n| memory.status(0, n)), [0; 5]);
@@ -126,7 +126,7 @@ fn a_queue_that_was_stopped_goes_on_where_it_was() {
     assert_eq!(vmm.frontend.get_vring_base(0).unwrap(), 2);
     memory.offer(0, 2, &[6, 9]);
     kick.write(1).unwrap();
-    // It stands still, whatever comes: this answer is of the thread that would serve it.
+    // The queue stands still: this answer comes from the thread that would serve it.
     assert_eq!(vmm.frontend.get_vring_base(0).unwrap(), 2);
     assert_eq!(memory.used(0), 2);
     let call = vmm.start(&memory, 0, 2, &kick);
@@ -134,8 +134,7 @@ fn a_queue_that_was_stopped_goes_on_where_it_was() {
     assert_eq!(served.bytes(3 * 512, 512), [0x63; 512]);
 }
 
-/// A queue that always has more requests is not served before others, and keeps no thread from its
-/// end.
+/// A queue that always has more requests does not delay other queues, or the end of its thread.
 #[test]
 fn queues_of_one_thread_are_served_in_turns() {
     let mut served = Served::in_turns();
@@ -149,7 +148,7 @@ fn queues_of_one_thread_are_served_in_turns() {
         (0..count).for_each(|n| memory.lay_out_write(queue, n, u64::from(n), 0x70));
         memory.offer(queue, 0, &[0, 3, 6, 9, 12]);
     }
-    // What was put off is served without another event.
+    // Postponed queues are served without another event.
     for queue in 0..2 {
         kicks[queue as usize].write(1).unwrap();
     }

@@ -1,5 +1,4 @@
-//! A VMM's side of the protocol, each step by itself, and a queue of which every byte can be
-//! chosen.
+//! A VMM's side of the protocol, step by step, and a queue whose every byte can be chosen.
 use crate::client::shared;
 use crate::served::Served;
 use std::fs::File;
@@ -82,13 +81,13 @@ impl Memory {
         self.region.as_volatile_slice().store(index, at, Release).unwrap();
     }
 
-    /// How many requests of a queue have their answer.
+    /// Returns how many requests of a queue have their answer.
     pub fn used(&self, queue: u64) -> u16 {
         self.region.as_volatile_slice().load((queue * QUEUE + USED + 2) as usize, Acquire).unwrap()
     }
 }
 
-/// A connection that has got as far as sharing memory.
+/// A connection that has shared its memory.
 pub struct Vmm {
     pub frontend: Frontend,
 }
@@ -98,7 +97,7 @@ impl Vmm {
         let mut frontend = Frontend::connect(served.path(), 64).unwrap();
         frontend.set_owner().unwrap();
         let features = frontend.get_features().unwrap();
-        // No event indices: every answer is told of.
+        // No event indices: every answer sends an event.
         frontend.set_features(features & !(1 << 29)).unwrap();
         let features = frontend.get_protocol_features().unwrap();
         frontend.set_protocol_features(features & !VhostUserProtocolFeatures::REPLY_ACK).unwrap();
@@ -106,8 +105,7 @@ impl Vmm {
         Vmm { frontend }
     }
 
-    /// Starts a queue, which goes on at `base`. Its events: that it is to be looked at, and that
-    /// there is an answer.
+    /// Starts a queue, which continues at `base`. Returns its events: for requests and for answers.
     pub fn start(&mut self, memory: &Memory, queue: u64, base: u16, kick: &EventFd) -> EventFd {
         let (index, call) = (queue as usize, event());
         let at = memory.region.as_ptr() as u64 + queue * QUEUE;
@@ -134,7 +132,7 @@ pub fn event() -> EventFd {
     EventFd::new(EFD_CLOEXEC).unwrap()
 }
 
-/// Waits until so many requests of a queue have their answer.
+/// Waits until this many requests of a queue have their answer.
 pub fn wait(memory: &Memory, queue: u64, call: &EventFd, count: u16) {
     while memory.used(queue) != count {
         call.read().unwrap();

@@ -1,4 +1,4 @@
-//! Clients that make no sense. Whatever they do, the next one is served.
+//! Invalid clients. Whatever they do, the next one is served.
 use crate::client::Client;
 use crate::frontend::{MEMORY, Memory, Vmm, event};
 use crate::served::Served;
@@ -44,7 +44,7 @@ fn any_bytes_on_the_socket() {
                 [start, message(random.below(48) as u32, &noise[..len / 8 * 8])].concat()
             }
         };
-        // It may have hung up before all was said.
+        // The server may have disconnected before everything was sent.
         let _ = stream.write_all(&bytes).and_then(|()| stream.shutdown(std::net::Shutdown::Write));
         let _ = stream.read_to_end(&mut Vec::new());
     }
@@ -83,7 +83,7 @@ fn queues_of_any_bytes() {
             vmm.start(&memory, queue as u64, used, kick);
             kick.write(1).unwrap();
         }
-        // Answers after the queues have come to rest.
+        // Answers after the queues are idle.
         for queue in 0..2 {
             vmm.frontend.get_vring_base(queue).unwrap();
         }
@@ -92,8 +92,8 @@ fn queues_of_any_bytes() {
     is_served(&served);
 }
 
-/// Each event wakes the thread for both queues, and it can be read but once: a thread that ended or
-/// slept over that would answer no more, and this would wait for ever.
+/// Each event wakes the thread for both queues, but can be read only once. A thread that ended or
+/// slept after a failed read would answer no more, and this would wait forever.
 #[test]
 fn two_queues_may_have_one_event() {
     let served = Served::with(false, 1);

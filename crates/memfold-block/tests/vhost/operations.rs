@@ -1,4 +1,4 @@
-//! What a guest asks for is done.
+//! The requests of a guest are carried out.
 use crate::client::{ALL, Client, QUEUE_SIZE, SLOT, SLOTS};
 use crate::served::{SIZE, Served};
 use memfold_testkit::random::{Random, seed};
@@ -14,7 +14,7 @@ fn noise(random: &mut Random, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Requests of all kinds at random against a vector of bytes.
+/// Compares random requests of all kinds with a vector of bytes.
 fn compare(features: VirtioFeatureFlags) {
     let served = Served::new();
     let mut client = Client::with(&served, 1, features);
@@ -55,7 +55,7 @@ fn every_byte_is_what_was_last_written() {
 }
 
 #[test]
-fn a_driver_that_knows_neither_event_indices_nor_indirect_tables_is_served() {
+fn driver_without_event_indices_or_indirect_tables_works() {
     compare(VirtioFeatureFlags::VERSION_1);
 }
 
@@ -70,7 +70,7 @@ fn queues_are_served_at_the_same_time() {
             scope.spawn(move || {
                 let (first, mut random) = (n as u64 * part, Random::new(n as u64 + 7));
                 let blocks = part / 8192;
-                // Slots are used again when their request has its answer, in any order.
+                // Slots are reused when their request has its answer, in any order.
                 let mut free: Vec<usize> = (0..SLOTS).collect();
                 for block in 0..blocks {
                     if free.is_empty() {

@@ -1,4 +1,4 @@
-//! A device that is served on a socket of its own, as long as the value lives.
+//! A device that is served on its own socket while the value lives.
 use memfold_block::vhost::Server;
 use memfold_block::{Backing, Device, Export, Settings};
 use std::io;
@@ -14,7 +14,7 @@ pub const SIZE: u64 = 16 << 20;
 pub struct Served {
     pub device: Arc<Device>,
     pub server: Arc<Server>,
-    /// What was reported of connections that broke off.
+    /// The reports of broken connections.
     pub reports: Arc<Mutex<Vec<String>>>,
     path: PathBuf,
     thread: Option<JoinHandle<()>>,
@@ -29,7 +29,7 @@ impl Served {
         Served::started(read_only, |listener, export| Server::new(listener, export, threads))
     }
 
-    /// By one thread, which serves one request of a queue, and then one of another.
+    /// Serves with one thread, which serves one request of a queue, and then one of another.
     pub fn in_turns() -> Served {
         Served::started(false, |listener, export| {
             Server::with_turn(listener, export, 1, Duration::ZERO)

@@ -1,4 +1,4 @@
-//! Asking a server of devices: `memfold blk stat`, `set`, `idle`, `recompress`, `writeback`,
+//! Requests to a server of devices: `memfold blk stat`, `set`, `idle`, `recompress`, `writeback`,
 //! `compact`, `flush`.
 use crate::failure::Failure;
 use crate::program::plain;
@@ -11,10 +11,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A server that does not answer a short request for so long is stopped, or busy beyond use.
+/// A server that does not answer a short request in this time is stopped, or too busy.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A subcommand: its name, what it does, and its own flags.
+/// A subcommand: its name, its description, and its flags.
 struct Ask {
     name: &'static str,
     about: &'static str,
@@ -24,53 +24,73 @@ struct Ask {
 const ASKS: &[Ask] = &[
     Ask {
         name: "stat",
-        about: "Prints what the devices hold now",
+        about: "Prints the memory use and counters of the devices",
         flags: &[
-            ("json", "", "print every figure as JSON"),
+            ("json", "", "Print every counter as JSON"),
             (
                 "block-state",
                 "",
-                "print every object: byte, bytes, compressed bytes, and flags (s same-filled, w written back, h huge, i idle, r recompressed, n incompressible)",
+                "Print every object: offset, bytes, compressed bytes, and flags (s same-filled, w written back, h huge, i idle, r recompressed, n incompressible)",
             ),
-            ("export", "NAME", "the device for --block-state"),
+            ("export", "NAME", "Device for --block-state"),
         ],
     },
     Ask {
         name: "set",
-        about: "Changes limits while devices are served",
+        about: "Changes limits of a running server",
         flags: &[
-            ("limit", "SIZE", "memory for everything; none lifts it"),
-            ("writeback-limit", "SIZE", "bytes that may still be written back; none lifts it"),
+            ("limit", "SIZE", "Memory for all devices; none removes the limit"),
+            (
+                "writeback-limit",
+                "SIZE",
+                "Bytes that may still be written back; none removes the limit",
+            ),
         ],
     },
     Ask {
         name: "idle",
-        about: "Marks what was not used for a while as idle, until it is used again",
-        flags: &[("older", "SECONDS", "only what was not used for so long [default: 0]")],
+        about: "Marks data that was not used for a while as idle, until it is used again",
+        flags: &[(
+            "older",
+            "SECONDS",
+            "Mark only data that was not used for this long [default: 0]",
+        )],
     },
     Ask {
         name: "recompress",
-        about: "Compresses objects again with a stronger codec, where that makes them smaller",
+        about: "Compresses data again with a stronger codec, where that makes it smaller",
         flags: &[
-            ("pick", "WHICH", "idle, huge, huge_idle, incompressible or all [default: idle]"),
-            ("codec", "NAME[:LEVEL]", "another codec than that of memfold blk --recompress"),
-            ("threshold", "SIZE", "only what has at least so many compressed bytes"),
+            (
+                "pick",
+                "WHICH",
+                "Which data: idle, huge, huge_idle, incompressible or all [default: idle]",
+            ),
+            ("codec", "NAME[:LEVEL]", "Codec to use instead of that of memfold blk --recompress"),
+            ("threshold", "SIZE", "Take only data with at least this many compressed bytes"),
         ],
     },
     Ask {
         name: "writeback",
-        about: "Writes objects back to the file of memfold blk --writeback",
-        flags: &[("pick", "WHICH", "idle, huge, huge_idle, incompressible or all [default: idle]")],
+        about: "Moves data to the file of memfold blk --writeback",
+        flags: &[(
+            "pick",
+            "WHICH",
+            "Which data: idle, huge, huge_idle, incompressible or all [default: idle]",
+        )],
     },
-    Ask { name: "compact", about: "Packs memory and gives what that empties back", flags: &[] },
+    Ask {
+        name: "compact",
+        about: "Packs the compressed memory and returns free pages to the system",
+        flags: &[],
+    },
     Ask {
         name: "flush",
-        about: "Returns when all that was written is in the image of memfold blk --persist",
+        about: "Writes all data to the image of memfold blk --persist, and waits for it",
         flags: &[],
     },
 ];
 
-/// The command lines of all.
+/// Returns the command lines of all subcommands.
 pub fn commands() -> impl Iterator<Item = Command> {
     ASKS.iter().map(|ask| {
         let flags = ask.flags.iter().map(|(name, value, help)| {
@@ -83,21 +103,21 @@ pub fn commands() -> impl Iterator<Item = Command> {
                 Arg::new("pid")
                     .value_name("PID")
                     .value_parser(value_parser!(u32))
-                    .help("memfold blk; not needed if there is one only"),
+                    .help("Process ID of memfold blk; needed only if several are running"),
             )
             .arg(
                 Arg::new("control")
                     .long("control")
                     .value_name("PATH")
                     .value_parser(value_parser!(OsString))
-                    .help("its control socket, if it was given one"),
+                    .help("Control socket of memfold blk, if it was given one"),
             )
             .args(flags)
-            .after_help("Exit status: 0; 125 if there is no such server, or it refuses.")
+            .after_help("Exit status: 0; 125 if there is no such server, or if it refuses.")
     })
 }
 
-/// Asks, and prints the answer.
+/// Sends a request and prints the answer.
 ///
 /// # Errors
 /// 125: no such server, or it refuses.
@@ -152,16 +172,16 @@ fn request(name: &str, matches: &ArgMatches) -> Result<Value, Failure> {
     if let Some(age) = text("older") {
         let seconds: u64 = age
             .parse()
-            .map_err(|_| Failure::own(format!("--older: {age:?} is no number of seconds")))?;
+            .map_err(|_| Failure::own(format!("--older: {age:?} is not a number of seconds")))?;
         request["age_seconds"] = seconds.into();
     }
     if name == "set" && request.as_object().is_some_and(|all| all.len() == 1) {
-        return Err(Failure::own("blk set: give --limit SIZE or --writeback-limit SIZE"));
+        return Err(Failure::own("No limit given. Give --limit SIZE or --writeback-limit SIZE"));
     }
     Ok(request)
 }
 
-/// The control socket that is meant.
+/// Returns the control socket that the flags select.
 fn find(matches: &ArgMatches) -> Result<PathBuf, Failure> {
     if let Some(path) = matches.get_one::<OsString>("control") {
         return Ok(path.into());
@@ -172,15 +192,20 @@ fn find(matches: &ArgMatches) -> Result<PathBuf, Failure> {
     match (matches.get_one::<u32>("pid"), &all[..]) {
         (Some(pid), all) => {
             let found = all.iter().find(|(of, _)| of == pid).map(|(_, path)| path.clone());
-            found.ok_or_else(|| Failure::own(format!("process {pid} is no memfold blk of yours")))
+            found.ok_or_else(|| {
+                Failure::own(format!("Process {pid} is no memfold blk of this user."))
+            })
         }
         (None, [(_, path)]) => Ok(path.clone()),
-        (None, []) => {
-            Err(Failure::own("no memfold blk of yours is running; or give --control PATH"))
-        }
+        (None, []) => Err(Failure::own(
+            "This user runs no memfold blk. If its socket is elsewhere, give --control PATH.",
+        )),
         (None, many) => {
             let pids: Vec<String> = many.iter().map(|(pid, _)| pid.to_string()).collect();
-            Err(Failure::own(format!("several are running: give one of {}", pids.join(", "))))
+            Err(Failure::own(format!(
+                "Several memfold blk are running. Give the PID of one: {}.",
+                pids.join(", ")
+            )))
         }
     }
 }
@@ -189,7 +214,7 @@ fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> Result<Value
     let answer = sockets::ask(path, request, patience);
     let answer = answer.map_err(|e| Failure::own(format!("{}: {}", path.display(), plain(&e))))?;
     let Some(answer) = answer else {
-        return Err(Failure::own(format!("{}: nobody answers there", path.display())));
+        return Err(Failure::own(format!("{}: no server answers on this socket", path.display())));
     };
     match answer["error"].as_str() {
         Some(why) => Err(Failure::own(why)),
@@ -197,7 +222,7 @@ fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> Result<Value
     }
 }
 
-/// Prints a line; nobody may read it.
+/// Prints a line; a closed stdout is no error.
 fn say(line: &str) {
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }
@@ -256,7 +281,7 @@ fn block_state(path: &Path, matches: &ArgMatches) -> Result<u8, Failure> {
         )?;
         for object in answer["objects"].as_array().into_iter().flatten() {
             let flags = object[3].as_str().unwrap_or("");
-            // Whoever reads it may have seen enough.
+            // A closed stdout means that the reader has seen enough.
             if writeln!(out, "{:>14} {:>8} {:>8} {flags}", object[0], object[1], object[2]).is_err()
             {
                 return Ok(0);

@@ -1,4 +1,4 @@
-//! The devices that are served: new ones, or those of an image.
+//! The devices to serve: new ones, or those of an image.
 use super::flags::{Settings, Wanted};
 use crate::failure::Failure;
 use memfold_block::image::{self, Entry, Image, ImageError, Journal, Place};
@@ -6,7 +6,7 @@ use memfold_block::{Backing, Device, DeviceError, Export, NAME_BYTES_MAX};
 use std::path::Path;
 use std::sync::Arc;
 
-/// What is served, and what is written of it at the end.
+/// The devices, and what is written of them at the end.
 pub struct Devices {
     pub backing: Arc<Backing>,
     pub exports: Vec<Arc<Export>>,
@@ -15,16 +15,16 @@ pub struct Devices {
     journal: Option<Arc<Journal>>,
 }
 
-/// An image to begin with.
+/// An image to start with.
 struct Found {
     image: Image,
-    /// Where it is, if it is the one that follows the devices.
+    /// Its place, if it is the image that follows the devices.
     own: Option<Place>,
     flag: &'static str,
 }
 
 impl Devices {
-    /// Makes the devices, with what an image holds.
+    /// Makes the devices, with the content of an image.
     ///
     /// # Errors
     /// 125: the settings or an image make no sense, or there is no memory.
@@ -64,7 +64,7 @@ impl Devices {
         Ok(Devices { backing, exports: exports.collect(), devices, entries, journal })
     }
 
-    /// Writes what is to be on disk at the end.
+    /// Writes the image at the end.
     ///
     /// # Errors
     /// 125: it can't be written; an older image is as it was.
@@ -89,12 +89,16 @@ fn at(flag: &str, path: Option<&Path>, why: impl std::fmt::Display) -> Failure {
     of(flag, format!("{}: {why}", path.unwrap_or(Path::new("?")).display()))
 }
 
-/// What is at the place of an image that will be written must be one, or nothing.
+/// Checks that the place of an image to be written has an image or nothing.
 fn check_place(path: &Path) -> Result<(), Failure> {
     let directory =
         path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !directory.is_dir() {
-        return Err(at("save", Some(path), "its directory does not exist"));
+        return Err(at(
+            "save",
+            Some(path),
+            "the directory of the image does not exist. Make it first.",
+        ));
     }
     match Place::open(path).and_then(|place| Image::check_head(&place)) {
         Ok(()) => Ok(()),
@@ -102,13 +106,13 @@ fn check_place(path: &Path) -> Result<(), Failure> {
         Err(ImageError::NoImage) => Err(at(
             "save",
             Some(path),
-            "exists and is no image of memfold blk; it is left as it is",
+            "the file exists and is no image of memfold blk, so it is left unchanged. Give another path.",
         )),
         Err(_) => Ok(()),
     }
 }
 
-/// The image to begin with, if there is one, and the devices that are wanted then.
+/// Returns the image to start with, if there is one, and the devices to make.
 fn find_image(settings: &Settings) -> Result<(Option<Found>, Vec<Wanted>), Failure> {
     let own = match &settings.persist {
         Some(path) => look(path).map_err(|e| at("persist", Some(path), e))?,
@@ -120,7 +124,7 @@ fn find_image(settings: &Settings) -> Result<(Option<Found>, Vec<Wanted>), Failu
         return Err(at(
             "load",
             Some(load),
-            "the image of --persist is there already: leave --load out",
+            "the image of --persist exists already. Leave --load out.",
         ));
     }
     let found = match (own, &settings.load) {
@@ -136,7 +140,7 @@ fn find_image(settings: &Settings) -> Result<(Option<Found>, Vec<Wanted>), Failu
             return Err(at(
                 "persist",
                 settings.persist.as_deref(),
-                "there is no such image yet: give --size SIZE",
+                "the image does not exist yet. Give --size SIZE.",
             ));
         }
         return Ok((None, with_read_only(settings, settings.exports.clone())));
@@ -146,23 +150,23 @@ fn find_image(settings: &Settings) -> Result<(Option<Found>, Vec<Wanted>), Failu
     Ok((Some(found), with_read_only(settings, wanted)))
 }
 
-/// An image that is written to, with its place.
+/// Opens an image that is written to, with its place.
 fn look(path: &Path) -> Result<Option<(Place, Image)>, ImageError> {
     let place = Place::open(path)?;
     Ok(Journal::look(&place)?.map(|image| (place, image)))
 }
 
-/// An image that is only read.
+/// Opens an image that is only read.
 fn load(path: &Path) -> Result<Image, ImageError> {
     let found = Image::open(&Place::open(path)?)?;
-    found.ok_or(ImageError::System("there is no such file".to_string()))
+    found.ok_or(ImageError::System("no such file".to_string()))
 }
 
-/// The devices of an image, which must be those that were asked for, if any were.
+/// Returns the devices of an image, which must equal the requested ones, if any were requested.
 fn wanted(settings: &Settings, entries: &[Entry]) -> Result<Vec<Wanted>, String> {
     if settings.exports.is_empty() {
         if entries.iter().any(|entry| entry.name.len() > NAME_BYTES_MAX) {
-            return Err("a name in it is too long".to_string());
+            return Err("the image has a device with a name that is too long".to_string());
         }
         let all =
             entries.iter().map(|e| Wanted { name: e.name.clone(), size: e.size, read_only: false });
@@ -176,7 +180,7 @@ fn wanted(settings: &Settings, entries: &[Entry]) -> Result<Vec<Wanted>, String>
     let holds: Vec<String> =
         entries.iter().map(|e| format!("{:?} of {} bytes", e.name, e.size)).collect();
     Err(format!(
-        "holds {}, which is not what --size and --export ask for: leave them out",
+        "the image holds {}, which differs from --size and --export. Leave these out.",
         holds.join(", ")
     ))
 }
@@ -186,7 +190,8 @@ fn with_read_only(settings: &Settings, mut wanted: Vec<Wanted>) -> Vec<Wanted> {
     wanted
 }
 
-/// Puts an image's bytes into the devices; the image that follows them from now on, if one is to.
+/// Puts an image's bytes into the devices. Returns the image that follows them from now on, if
+/// there is one.
 fn restore(
     settings: &Settings,
     found: Option<Found>,

@@ -1,4 +1,4 @@
-//! The flags of `memfold blk`, one table, and the settings that they make.
+//! The table of the flags of `memfold blk`, and the settings from them.
 use crate::failure::Failure;
 use crate::machine;
 use clap::{Arg, ArgAction, ArgMatches};
@@ -34,38 +34,38 @@ const fn flag(
 
 /// Every flag there is.
 pub const FLAGS: &[Flag] = &[
-    flag("size", "SIZE", "none", "size of the device, a multiple of 512"),
+    flag("size", "SIZE", "none", "Size of the device, a multiple of 512"),
     Flag {
         many: true,
         ..flag(
             "export",
             "NAME=SIZE[,ro]",
             "none",
-            "a further device under a name; may be given several times",
+            "Another device, with a name; may be given several times",
         )
     },
-    flag("read-only", "", "off", "clients may only read the device of --size"),
-    flag("sector", "512|4096", "512", "logical sector size that clients are told"),
+    flag("read-only", "", "off", "Make the device of --size read-only"),
+    flag("sector", "512|4096", "512", "Logical sector size that the device reports to clients"),
     flag(
         "limit",
         "SIZE",
         "none",
-        "memory for everything that the devices hold, in bytes or percent of the memory there is",
+        "Memory for all devices together, in bytes or as a percentage of the machine's memory",
     ),
-    flag("codec", "NAME[:LEVEL]", "lz4", "compression, as in memfold run"),
+    flag("codec", "NAME[:LEVEL]", "lz4", "Compression, as in memfold run"),
     flag(
         "block",
         "SIZE",
         "16K",
-        "unit of compression, 4K to 2M; smaller writes are kept in 4K pages",
+        "Unit of compression, 4K to 2M; smaller writes are stored as 4K pages",
     ),
-    flag("verify", "", "off", "decompress and compare everything that is written"),
-    flag("unix", "PATH", "none", "serve NBD on this Unix socket"),
+    flag("verify", "", "off", "Decompress everything that is written, and compare"),
+    flag("unix", "PATH", "none", "Serve NBD on this Unix socket"),
     flag(
         "tcp",
         "ADDRESS:PORT",
         "none",
-        "serve NBD on this TCP port; beyond loopback with TLS only",
+        "Serve NBD on this TCP port; beyond loopback TLS is required",
     ),
     Flag {
         many: true,
@@ -73,71 +73,66 @@ pub const FLAGS: &[Flag] = &[
             "vhost",
             "[NAME=]PATH",
             "none",
-            "serve a device, the first or that of a name, to virtual machines (vhost-user-blk) on this Unix socket",
+            "Serve a device to virtual machines (vhost-user-blk) on this Unix socket: the device NAME, or the first one; may be given several times",
         )
     },
-    flag("tls-cert", "FILE", "none", "certificate for TLS, PEM, with those up to its authority"),
-    flag("tls-key", "FILE", "none", "its private key, PEM"),
+    flag("tls-cert", "FILE", "none", "Certificate chain for TLS, PEM"),
+    flag("tls-key", "FILE", "none", "Private key of the certificate, PEM"),
     flag(
         "tls-client-ca",
         "FILE",
         "none",
-        "only clients whose certificate one of these authorities has signed, PEM",
+        "Accept only clients with a certificate that is signed by one of these authorities, PEM",
     ),
     flag(
         "writeback",
         "PATH",
         "none",
-        "a directory for a nameless file that takes what does not fit in memory, as it is compressed",
+        "Directory for an unnamed file that takes compressed data that does not fit in memory",
     ),
-    flag("writeback-size", "SIZE", "64G", "the most that the file may take"),
+    flag("writeback-size", "SIZE", "64G", "Largest size of the file"),
     flag(
         "writeback-limit",
         "SIZE",
         "none",
-        "the most that may be written to it in all, before compression",
+        "Most data that may be written to the file in total, counted before compression",
     ),
     flag(
         "writeback-encrypt",
         "on|off",
         "on",
-        "encrypt it with a key that is in memory only; else it is only checked",
+        "Encrypt the file with a key that is only in memory; off keeps checksums only",
     ),
-    flag("recompress", "NAME[:LEVEL]", "zstd:3", "codec of memfold blk recompress"),
-    flag("load", "FILE", "none", "begin with the devices of an image"),
+    flag("recompress", "NAME[:LEVEL]", "zstd:3", "Codec of memfold blk recompress"),
+    flag("load", "FILE", "none", "Load the devices from an image at the start"),
     flag(
         "save",
         "FILE",
         "none",
-        "write an image at the end; a file that is there is replaced in one step",
+        "Write an image at the end; an existing image is replaced in one step",
     ),
-    flag(
-        "persist",
-        "FILE",
-        "none",
-        "begin with this image if it is there, and have in it all that was flushed",
-    ),
+    flag("persist", "FILE", "none", "Load this image if it exists, and write every flush to it"),
     flag(
         "swap-safe",
         "",
         "off",
-        "for swap on this machine: stay in memory, take all tables now, never wait for own I/O (as root)",
+        "Make the device safe as swap of this machine: lock its memory, allocate all tables at the start, never wait for its own I/O; needs root",
     ),
     flag(
         "control",
         "PATH",
         "none",
-        "socket for memfold blk stat and its siblings; by default they find it themselves",
+        "Control socket for memfold blk stat, set and the other subcommands; they find the default one without a flag",
     ),
     flag(
         "connections",
         "N",
         "64",
-        "NBD clients that are served at the same time, 1 to 1024; further ones wait",
+        "Most NBD clients served at the same time, 1 to 1024; further clients wait",
     ),
 ];
 
-/// A device that is to be served.
+/// A device to serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// The export's name; empty for the default one.
@@ -153,12 +148,12 @@ pub struct Wanted {
 pub struct Place {
     /// The export's name; `None` for the first one.
     pub export: Option<String>,
-    /// Of the socket.
+    /// Path of the socket.
     pub path: PathBuf,
 }
 
 impl Place {
-    /// `[NAME=]PATH`.
+    /// Parses `[NAME=]PATH`.
     ///
     /// # Errors
     /// The path is empty.
@@ -168,12 +163,12 @@ impl Place {
             None => (None, text),
         };
         if path.is_empty() {
-            return Err(format!("{text:?} has no path: write PATH, or NAME=PATH"));
+            return Err(format!("{text:?} has no path. Write PATH or NAME=PATH."));
         }
         Ok(Place { export, path: PathBuf::from(path) })
     }
 
-    /// As it is told on stdout.
+    /// Returns its URI for stdout.
     pub fn uri(&self) -> String {
         format!("vhost-user-blk:{}", self.path.display())
     }
@@ -182,15 +177,15 @@ impl Place {
 /// Files for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The server's certificate, with those up to its authority.
+    /// The server's certificate chain.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// Who must have signed the certificates of clients.
+    /// The authorities that may sign certificates of clients.
     pub client_ca: Option<PathBuf>,
 }
 
-/// What `memfold blk` is to do.
+/// The settings of `memfold blk`.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Devices, the default one first; none for those of an image.
@@ -225,10 +220,10 @@ pub struct Settings {
     pub control: Option<PathBuf>,
 }
 
-/// What stays free on the file system of the writeback file, bytes.
+/// Space that stays free on the file system of the writeback file, bytes.
 const KEEP_FREE_BYTES: u64 = 1 << 30;
 
-/// The table as clap's arguments.
+/// Returns the table as clap's arguments.
 pub fn arguments() -> impl Iterator<Item = Arg> {
     FLAGS.iter().map(|flag| {
         let arg = Arg::new(flag.name).long(flag.name);
@@ -244,7 +239,7 @@ pub fn arguments() -> impl Iterator<Item = Arg> {
     })
 }
 
-/// Flags that were given, with messages that name them.
+/// The given flags, with messages that name them.
 struct Given<'a>(&'a ArgMatches);
 
 impl Given<'_> {
@@ -261,10 +256,10 @@ impl Given<'_> {
         value
             .to_str()
             .map(Some)
-            .ok_or_else(|| Given::fail(flag, format!("{value:?} is not in UTF-8")))
+            .ok_or_else(|| Given::fail(flag, format!("{value:?} is not valid UTF-8")))
     }
 
-    /// A value, judged by `parse`.
+    /// Returns a value parsed by `parse`, if the flag was given.
     fn parsed<T>(
         &self,
         flag: &str,
@@ -273,7 +268,7 @@ impl Given<'_> {
         self.text(flag)?.map(|text| parse(text).map_err(|why| Given::fail(flag, why))).transpose()
     }
 
-    /// The same, or else the default that the table says.
+    /// Returns a value parsed by `parse`, or the table's default.
     fn value<T>(
         &self,
         flag: &str,
@@ -284,13 +279,13 @@ impl Given<'_> {
         parse(self.text(flag)?.unwrap_or(default)).map_err(|why| Given::fail(flag, why))
     }
 
-    /// Whether a flag was given a value.
+    /// Returns whether a flag was given a value.
     fn has(&self, flag: &str) -> bool {
         self.0.get_one::<OsString>(flag).is_some()
     }
 }
 
-/// The settings that the flags ask for.
+/// Returns the settings of the flags.
 ///
 /// # Errors
 /// 125, with one line: a value that makes no sense, or flags that don't fit each other.
@@ -317,8 +312,9 @@ pub fn settings(matches: &ArgMatches) -> Result<Settings, Failure> {
 
 fn vhost(given: &Given) -> Result<Vec<Place>, Failure> {
     let places = given.0.get_many::<OsString>("vhost").into_iter().flatten().map(|value| {
-        let text =
-            value.to_str().ok_or_else(|| Given::fail("vhost", "a name or path is not in UTF-8"))?;
+        let text = value
+            .to_str()
+            .ok_or_else(|| Given::fail("vhost", "a name or path is not valid UTF-8"))?;
         Place::parse(text).map_err(|why| Given::fail("vhost", why))
     });
     places.collect()
@@ -329,8 +325,14 @@ fn tls(given: &Given) -> Result<Option<TlsFiles>, Failure> {
     match (given.path("tls-cert"), given.path("tls-key")) {
         (Some(certificate), Some(key)) => Ok(Some(TlsFiles { certificate, key, client_ca })),
         (None, None) if client_ca.is_none() => Ok(None),
-        (None, _) => Err(Given::fail("tls-cert", "is needed with --tls-key and --tls-client-ca")),
-        (_, None) => Err(Given::fail("tls-key", "is needed with --tls-cert and --tls-client-ca")),
+        (None, _) => Err(Given::fail(
+            "tls-cert",
+            "--tls-key and --tls-client-ca need it. Give --tls-cert FILE too.",
+        )),
+        (_, None) => Err(Given::fail(
+            "tls-key",
+            "--tls-cert and --tls-client-ca need it. Give --tls-key FILE too.",
+        )),
     }
 }
 
@@ -355,20 +357,24 @@ fn exports(given: &Given) -> Result<Vec<Wanted>, Failure> {
     let first = size.map(|size| Wanted { name: String::new(), size, read_only });
     let mut all: Vec<Wanted> = first.into_iter().collect();
     for value in given.0.get_many::<OsString>("export").into_iter().flatten() {
-        let text = value.to_str().ok_or_else(|| Given::fail("export", "a name is in UTF-8"))?;
+        let text =
+            value.to_str().ok_or_else(|| Given::fail("export", "the name is not valid UTF-8"))?;
         let wanted = export(text).map_err(|why| Given::fail("export", why))?;
         if all.iter().any(|other| other.name == wanted.name) {
-            return Err(Given::fail("export", format!("{:?} is there twice", wanted.name)));
+            return Err(Given::fail(
+                "export",
+                format!("{:?} is given twice. Give each device another name.", wanted.name),
+            ));
         }
         all.push(wanted);
     }
     if all.is_empty() && given.path("load").or(given.path("persist")).is_none() {
-        return Err(Failure::own("no device: give --size SIZE, or --export NAME=SIZE"));
+        return Err(Failure::own("No device given. Write --size SIZE or --export NAME=SIZE."));
     }
     Ok(all)
 }
 
-/// `NAME=SIZE[,ro]`.
+/// Parses `NAME=SIZE[,ro]`.
 fn export(text: &str) -> Result<Wanted, String> {
     let (rest, read_only) = match text.strip_suffix(",ro") {
         Some(rest) => (rest, true),
@@ -379,7 +385,7 @@ fn export(text: &str) -> Result<Wanted, String> {
         .ok_or_else(|| format!("{text:?} is not NAME=SIZE or NAME=SIZE,ro"))?;
     if name.len() > memfold_block::NAME_BYTES_MAX || name.chars().any(char::is_control) {
         return Err(format!(
-            "{name:?} is no name: at most {} bytes, no control characters",
+            "{name:?} is not a name. A name has at most {} bytes and no control characters.",
             memfold_block::NAME_BYTES_MAX
         ));
     }
@@ -400,13 +406,15 @@ fn backing(given: &Given) -> Result<memfold_block::Settings, Failure> {
         if limit < LIMIT_BYTES_MIN {
             return Err(Given::fail(
                 "limit",
-                format!("{limit} bytes are too few: at least {}M", LIMIT_BYTES_MIN >> 20),
+                format!("{limit} bytes are too small. Give at least {}M.", LIMIT_BYTES_MIN >> 20),
             ));
         }
         if limit > memory {
             return Err(Given::fail(
                 "limit",
-                format!("{text} is more than the memory there is ({memory} bytes)"),
+                format!(
+                    "{text} is more than the memory of this machine or cgroup ({memory} bytes). Give less."
+                ),
             ));
         }
         settings.limit_bytes = limit;
@@ -428,7 +436,7 @@ fn spill(given: &Given) -> Result<Option<SpillSettings>, Failure> {
         _ => size(text).map(Some),
     })?;
     let size_bytes = given.value("writeback-size", |text| match size(text)? {
-        0 => Err("0 bytes hold nothing".to_string()),
+        0 => Err("the file needs a size above 0".to_string()),
         bytes => Ok(bytes),
     })?;
     let encrypt = given.value("writeback-encrypt", |text| match text {
@@ -439,7 +447,10 @@ fn spill(given: &Given) -> Result<Option<SpillSettings>, Failure> {
     let Some(path) = given.text("writeback")? else {
         let own = ["writeback-limit", "writeback-size", "writeback-encrypt"];
         return match own.into_iter().find(|flag| given.has(flag)) {
-            Some(flag) => Err(Given::fail(flag, "give --writeback PATH too")),
+            Some(flag) => Err(Given::fail(
+                flag,
+                "this flag needs a writeback file. Give --writeback PATH too.",
+            )),
             None => Ok(None),
         };
     };
@@ -468,7 +479,7 @@ fn order(text: &str) -> Result<Order, String> {
 mod tests {
     use super::*;
 
-    /// A row; a bar within a cell would end it.
+    /// Returns a row; a bar within a cell would end it.
     fn row(flag: &Flag) -> String {
         let name = format!("`--{} {}", flag.name, flag.value);
         let cells = [format!("{}`", name.trim()), flag.default.to_string(), flag.help.to_string()];

@@ -1,4 +1,4 @@
-//! The sockets that clients connect to: made here, or given by systemd.
+//! The sockets for clients: made here, or given by systemd.
 use super::flags::Settings;
 use crate::failure::Failure;
 use crate::program::plain;
@@ -13,24 +13,24 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-/// The first descriptor that systemd gives.
+/// The first descriptor of systemd's sockets.
 const GIVEN_FIRST: RawFd = 3;
 
-/// A listener, and how clients name it.
+/// A listener, and its URI for clients.
 pub struct Named {
     pub listener: Listener,
     pub uri: String,
 }
 
-/// A Unix socket that was made here; its name goes away when this is dropped.
+/// A Unix socket that was made here; the drop removes its name.
 pub struct SocketName {
     path: PathBuf,
-    /// Device and inode: the name may be somebody else's by then.
+    /// Device and inode: the name may belong to another socket by then.
     identity: (u64, u64),
 }
 
 impl SocketName {
-    /// The name of a socket that this process has just made.
+    /// Notes the name of a socket that this process has just made.
     ///
     /// # Errors
     /// It is gone.
@@ -48,7 +48,7 @@ impl Drop for SocketName {
     }
 }
 
-/// All listeners that the settings and the environment ask for, and what is to go away at the end.
+/// Returns all listeners of the settings and the environment, and the names to remove at the end.
 ///
 /// # Errors
 /// 125: there is none, or one can't be had.
@@ -80,18 +80,18 @@ fn unix_uri(path: &Path) -> String {
     format!("nbd+unix:///?socket={}", path.display())
 }
 
-/// A socket whose server has ended without taking it away is replaced; anything else at its place
-/// stays.
+/// Makes a Unix socket. It replaces a socket whose server has ended without removing it; anything
+/// else at its place stays.
 pub fn unix(path: &Path) -> Result<(UnixListener, SocketName), String> {
     let bound = match UnixListener::bind(path) {
         Err(e) if e.kind() == ErrorKind::AddrInUse => {
             let meta = fs::symlink_metadata(path).map_err(|e| plain(&e))?;
             if !meta.file_type().is_socket() {
-                return Err("exists and is no socket; give another path".to_string());
+                return Err("the file exists and is not a socket. Give another path.".to_string());
             }
             if !matches!(sockets::connect(path), Ok(None)) {
                 return Err(
-                    "another server listens there; give another path, or end it first".to_string()
+                    "another server uses this socket. Give another path, or stop that server first.".to_string()
                 );
             }
             UnixListener::bind(path)
@@ -105,15 +105,15 @@ pub fn unix(path: &Path) -> Result<(UnixListener, SocketName), String> {
 fn tcp(address: &str) -> Result<TcpListener, String> {
     let all: Vec<_> = address
         .to_socket_addrs()
-        .map_err(|e| format!("{}; write ADDRESS:PORT", plain(&e)))?
+        .map_err(|e| format!("{}. Write ADDRESS:PORT.", plain(&e)))?
         .collect();
     TcpListener::bind(&all[..]).map_err(|e| match e.kind() {
-        ErrorKind::AddrInUse => "the port is in use; give another one".to_string(),
+        ErrorKind::AddrInUse => "the port is in use. Give another one.".to_string(),
         _ => plain(&e),
     })
 }
 
-/// The sockets of systemd's socket activation (LISTEN_PID, LISTEN_FDS).
+/// Returns the sockets of systemd's socket activation (LISTEN_PID, LISTEN_FDS).
 fn given() -> Result<Vec<Named>, Failure> {
     let number = |name: &str| env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
     if number("LISTEN_PID") != Some(std::process::id()) {
@@ -124,7 +124,7 @@ fn given() -> Result<Vec<Named>, Failure> {
         .map(|fd| {
             listener_of(fd).map_err(|e| {
                 Failure::own(format!(
-                    "LISTEN_FDS: descriptor {fd} is no listening stream socket: {}",
+                    "LISTEN_FDS: descriptor {fd} is not a listening stream socket: {}",
                     plain(&e)
                 ))
             })
@@ -146,8 +146,8 @@ fn listener_of(fd: RawFd) -> io::Result<Named> {
     if kind != libc::SOCK_STREAM || listens == 0 {
         return Err(ErrorKind::InvalidInput.into());
     }
-    // SAFETY: a descriptor that systemd gave this process, open, as was just seen, and used by
-    // nobody else.
+    // SAFETY: systemd gave this process the descriptor. It is open, as the calls above show, and
+    // nothing else uses it.
     let owned = unsafe {
         libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);
         let flags = libc::fcntl(fd, libc::F_GETFL);

@@ -19,16 +19,17 @@ Examples:
   memfold blk stat
   memfold blk idle --older 600 && memfold blk writeback --pick idle
 
-Sizes are bytes, or K, M, G, T (powers of 1024). Any NBD client uses the device:
-nbdcopy, nbdfuse, qemu -drive, fio, the kernel's nbd-client. Sockets of systemd's
-socket activation (LISTEN_FDS) are served too.
+A size is a number of bytes, or a number with K, M, G or T (powers of 1024). Any
+NBD client can use the device: nbdcopy, nbdfuse, qemu -drive, fio, or the kernel
+with nbd-client. Sockets of systemd's socket activation (LISTEN_FDS) are served
+too.
 
-Exit status: 0 after INT or TERM; 125 if the device could not be served.";
+Exit status: 0 after INT or TERM; 125 if the device can't be served.";
 
-/// The command line of `blk`.
+/// Returns the command line of `blk`.
 pub fn command() -> Command {
     Command::new("blk")
-        .about("Serves compressed block devices from memory")
+        .about("Serves compressed block devices in memory")
         .override_usage("memfold blk --size SIZE [--limit SIZE] --unix PATH [OPTIONS]")
         .args(flags::arguments())
         .subcommands(ask::commands())
@@ -36,7 +37,7 @@ pub fn command() -> Command {
         .after_help(EXAMPLES)
 }
 
-/// Runs `blk` or one of its subcommands; the status to exit with.
+/// Runs `blk` or one of its subcommands. Returns the exit status.
 ///
 /// # Errors
 /// 125, as the help says.

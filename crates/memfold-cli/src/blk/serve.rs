@@ -1,4 +1,4 @@
-//! Serving devices: from settings to sockets, and to the end.
+//! Serves devices: from settings to sockets, and to the end.
 use super::devices::Devices;
 use super::flags::{self, Place, Settings};
 use super::listeners::{self, Named, SocketName};
@@ -19,10 +19,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// How often memory is tidied where nothing asks for it.
+/// Time between tidyings of memory without requests.
 const TIDY_PERIOD: Duration = Duration::from_secs(1);
 
-/// `memfold blk` without a subcommand.
+/// Runs `memfold blk` without a subcommand.
 ///
 /// # Errors
 /// 125: the settings make no sense, what they name can't be had, or an image can't be written at
@@ -34,7 +34,9 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let (listeners, names) = listeners::open(&settings)?;
     if listeners.is_empty() && settings.vhost.is_empty() {
         let flags = "--unix PATH, --tcp ADDRESS:PORT or --vhost PATH";
-        return Err(Failure::own(format!("nobody could reach the device: give {flags}")));
+        return Err(Failure::own(format!(
+            "No socket given, so no client could reach the device. Give {flags}."
+        )));
     }
     if settings.swap_safe {
         swap_safe::enter()?;
@@ -53,7 +55,8 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let tender = thread::Builder::new()
         .name("memfold-tend".to_string())
         .spawn(move || backing.tend(TIDY_PERIOD));
-    let tender = tender.map_err(|e| Failure::own(format!("no thread: {}", plain(&e))))?;
+    let tender =
+        tender.map_err(|e| Failure::own(format!("Starting a thread failed: {}", plain(&e))))?;
     tell_ready(&uris);
     wait_for_end(&signals);
     server.end();
@@ -71,8 +74,8 @@ fn tls(settings: &Settings) -> Result<Option<Tls>, Failure> {
     loaded.map(Some).map_err(|why| Failure::own(format!("TLS: {why}")))
 }
 
-/// Answers `memfold blk stat` and its siblings, from a thread for each. `None` where no socket can
-/// be made and none was asked for: devices are served without.
+/// Answers `memfold blk stat`, `set` and the others, from a thread for each request. Returns `None`
+/// where no socket can be made and none was requested: the devices are then served without one.
 fn control(settings: &Settings, devices: &Devices) -> Result<Option<SocketName>, Failure> {
     let (listener, name) = match &settings.control {
         Some(path) => listeners::unix(path)
@@ -87,25 +90,25 @@ fn control(settings: &Settings, devices: &Devices) -> Result<Option<SocketName>,
     let control = Arc::new(Control::new(&devices.backing, &devices.exports, settings.recompress));
     let serve = move || serve_control(&listener, &control);
     let started = thread::Builder::new().name("memfold-control".to_string()).spawn(serve);
-    started.map_err(|e| Failure::own(format!("no thread: {}", plain(&e))))?;
+    started.map_err(|e| Failure::own(format!("Starting a thread failed: {}", plain(&e))))?;
     Ok(Some(name))
 }
 
 fn serve_control(listener: &UnixListener, control: &Arc<Control>) {
     each_connection(listener, |stream| {
         let control = control.clone();
-        // Some requests take long, and others must not wait for them. One that breaks off harms
-        // only itself.
+        // Some requests take long, and others must not wait for them. A broken connection affects
+        // no other.
         let serve =
             move || drop(sockets::answer(stream, |request| control.answer(request).to_string()));
         let _ = thread::Builder::new().name("memfold-answer".to_string()).spawn(serve);
     });
 }
 
-/// A line for each socket on stdout, and a word to systemd, if it waits for one.
+/// Prints a line for each socket on stdout, and notifies systemd, if it waits.
 fn tell_ready(uris: &[String]) {
     let mut out = std::io::stdout().lock();
-    // Whoever does not read it does not want it.
+    // A closed stdout is no error.
     let _ = uris.iter().try_for_each(|uri| writeln!(out, "{uri}")).and_then(|()| out.flush());
     let Some(path) = env::var_os("NOTIFY_SOCKET") else { return };
     let _ = UnixDatagram::unbound().and_then(|socket| socket.send_to(b"READY=1", path));
@@ -115,7 +118,7 @@ fn wait_for_end(signals: &Signals) {
     loop {
         match signals.next(None).map(|caught| caught.number) {
             Some(libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT) => return,
-            // As it would without us: the signal itself is blocked.
+            // The signal is blocked, so this does what its default action would do.
             // SAFETY: stops this process, and touches no memory.
             Some(libc::SIGTSTP) => drop(unsafe { libc::raise(libc::SIGSTOP) }),
             _ => {}

@@ -1,4 +1,4 @@
-//! Disks of virtual machines: a socket for each device that `--vhost` names.
+//! Disks of virtual machines: a socket for each device of `--vhost`.
 use super::flags::Place;
 use super::listeners::{self, SocketName};
 use crate::failure::Failure;
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-/// Servers that run. They end when [`Machines::end`] is called.
+/// Running servers. They end when [`Machines::end`] is called.
 pub struct Machines {
     all: Vec<(Arc<Server>, JoinHandle<()>)>,
     _names: Vec<SocketName>,
@@ -27,7 +27,7 @@ impl Machines {
             let at = |why: &str| Failure::own(format!("--vhost: {}: {why}", place.path.display()));
             let export = find(place, exports).ok_or_else(|| {
                 let name = place.export.as_deref().unwrap_or_default();
-                at(&format!("there is no device {name:?}: give its name as in --export, or none for the first"))
+                at(&format!("there is no device {name:?}. Give its name as in --export, or no name for the first device."))
             })?;
             let (listener, name) = listeners::unix(&place.path).map_err(|why| at(&why))?;
             machines._names.push(name);
@@ -36,15 +36,15 @@ impl Machines {
                 Server::new(listener, export.clone(), threads).map_err(|e| at(&plain(&e)))?;
             machines
                 .run(Arc::new(server), &place.path)
-                .map_err(|e| at(&format!("no thread: {}", plain(&e))))?;
+                .map_err(|e| at(&format!("starting a thread failed: {}", plain(&e))))?;
         }
         Ok(machines)
     }
 
     fn run(&mut self, server: Arc<Server>, path: &Path) -> io::Result<()> {
         let (own, path) = (server.clone(), path.to_path_buf());
-        // Not eprintln!, which panics if nobody reads any more: other machines' disks must not go
-        // with it.
+        // Not eprintln!, which panics if stderr is closed: disks of other machines must survive
+        // that.
         let report = move |why: &Broken| {
             drop(writeln!(io::stderr(), "memfold: --vhost: {}: {why}", path.display()))
         };
@@ -54,7 +54,7 @@ impl Machines {
         Ok(())
     }
 
-    /// Ends all connections. Returns when no request is served any more.
+    /// Ends all connections. Returns when no request is in progress.
     pub fn end(self) {
         self.all.iter().for_each(|(server, _)| server.stop());
         for (_, thread) in self.all {

@@ -1,9 +1,9 @@
-//! What Rust's runtime changes of a process before `main`, remembered, so that the program gets
-//! what memfold was given.
+//! Restores what Rust's runtime changes in a process before `main`, so that the program inherits
+//! what memfold inherited.
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
-/// SIGPIPE was ignored. The runtime ignores it always.
+/// SIGPIPE was ignored. The runtime always ignores it.
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 /// Bit n: descriptor n, of 0 to 2, was closed. The runtime opens /dev/null in its place.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
@@ -28,15 +28,15 @@ extern "C" fn remember() {
     CLOSED.store(closed, Relaxed);
 }
 
-/// Puts it back, in the process that is about to execute the program. Async-signal-safe.
+/// Restores the state, in the process that is about to execute the program. Async-signal-safe.
 pub fn restore() {
     let disposition = if PIPE_IGNORED.load(Relaxed) { libc::SIG_IGN } else { libc::SIG_DFL };
     // SAFETY: neither disposition runs a handler.
     unsafe { libc::signal(libc::SIGPIPE, disposition) };
     let closed = CLOSED.load(Relaxed);
     for fd in (0..3).filter(|fd| closed & 1 << fd != 0) {
-        // SAFETY: what the runtime opened there is used by nobody in this process, which executes
-        // another program next.
+        // SAFETY: nothing in this process uses the descriptor that the runtime opened, and the
+        // process executes another program next.
         unsafe { libc::close(fd) };
     }
 }

@@ -1,4 +1,4 @@
-//! The program as memfold's child: started, given its signals, waited for.
+//! The program as memfold's child: it is started, gets its signals, and is waited for.
 mod inherited;
 pub mod signals;
 
@@ -30,11 +30,11 @@ pub struct End {
 
 impl Child {
     /// Executes `path` with `arguments` (the first is the name it was called by), in `environment`.
-    /// What the kernel can't execute is given to sh, as execvp does.
+    /// A file that the kernel can't execute is given to sh, as execvp does.
     ///
-    /// The program gets what memfold was started with, as if memfold weren't there. It is killed
-    /// when memfold is killed: every other signal reaches it by way of memfold, and SIGKILL, which
-    /// can't be passed on, must not leave it running.
+    /// The program inherits what memfold inherited. It is killed when memfold is killed: memfold
+    /// passes on every other signal, but can't pass on SIGKILL, which must not leave the program
+    /// running.
     ///
     /// # Errors
     /// 126 or 127, as the kernel refuses to execute it.
@@ -65,7 +65,7 @@ impl Child {
                 })
             }
         };
-        // Only for its fork and its way to tell of errors: it would sort the environment.
+        // Only for its fork and its error reports: it would sort the environment.
         let mut command = Command::new(path);
         // SAFETY: the closure makes async-signal-safe system calls only and allocates nothing.
         unsafe { command.pre_exec(prepare) };
@@ -85,7 +85,7 @@ impl Child {
         }
     }
 
-    /// The program's number.
+    /// Returns the program's number.
     pub fn number(&self) -> u32 {
         self.pid as u32
     }
@@ -106,18 +106,18 @@ impl Child {
         }
     }
 
-    /// What became of the program; `None` while it runs.
+    /// Returns the end of the program; `None` while it runs.
     fn collect(&self) -> Result<Option<End>, Failure> {
         loop {
             let mut status = 0;
-            // SAFETY: `status` is local; the process is our child and collected by nobody else.
+            // SAFETY: `status` is local; the process is our child, and nothing else waits for it.
             match unsafe { libc::waitpid(self.pid, &mut status, libc::WNOHANG | libc::WUNTRACED) } {
                 0 => return Ok(None),
                 -1 => {
                     let error = io::Error::last_os_error();
                     if error.kind() != ErrorKind::Interrupted {
                         return Err(Failure::own(format!(
-                            "waiting for the program: {}",
+                            "Waiting for the program failed: {}",
                             plain(&error)
                         )));
                     }
@@ -143,9 +143,8 @@ impl Child {
         }
     }
 
-    /// Gives the program a signal that memfold got, unless the program has it already: Ctrl-C goes
-    /// to the whole process group, and what the program itself sends here it sends to its group
-    /// (`kill 0`).
+    /// Passes a signal that memfold got on to the program, unless the program has it already:
+    /// Ctrl-C reaches the whole process group, and the program's own `kill 0` reaches its group.
     fn pass_on(&self, caught: Caught) {
         if caught.number == libc::SIGCHLD || caught.from_kernel || caught.sender == Some(self.pid) {
             return;
@@ -155,12 +154,12 @@ impl Child {
     }
 }
 
-/// What is to be executed, ready for a process that may not allocate.
+/// What to execute, prepared for a process that may not allocate.
 struct Image {
     path: CString,
     arguments: Pointers,
     environment: Pointers,
-    /// The shell's own: its name, the path as a script, and the arguments after the first.
+    /// Arguments for the shell: its name, the path as a script, and the arguments after the first.
     by_shell: Pointers,
 }
 
@@ -181,7 +180,7 @@ impl Image {
         })
     }
 
-    /// Becomes it; returns only if that fails, with the reason. Allocates nothing.
+    /// Executes it. Returns only if that fails, with the reason. Allocates nothing.
     fn execute(&self) -> io::Error {
         // SAFETY: path and arrays are C strings and null-terminated arrays of such, which `self`
         // keeps alive.
@@ -202,9 +201,9 @@ struct Pointers {
     array: Vec<*const c_char>,
 }
 
-// SAFETY: the pointers lead to strings that the same struct owns, and neither is ever changed.
+// SAFETY: the pointers lead to strings that the struct owns, and neither is ever changed.
 unsafe impl Send for Pointers {}
-// SAFETY: as above.
+// SAFETY: the pointers lead to strings that the struct owns, and neither is ever changed.
 unsafe impl Sync for Pointers {}
 
 impl Pointers {
@@ -218,9 +217,8 @@ impl Pointers {
     }
 }
 
-/// When job control stops the program, stops memfold too: the shell waits for memfold and must see
-/// it. A plain SIGSTOP is not mirrored, for whoever sends it to the program will also send SIGCONT
-/// only there.
+/// Stops memfold when job control stops the program: the shell waits for memfold and must see it. A
+/// plain SIGSTOP is not mirrored, because its sender will also send SIGCONT only to the program.
 fn stop_like_the_program(signal: i32) {
     if matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
         // SAFETY: stops this process until SIGCONT, which is then passed on as it is blocked and

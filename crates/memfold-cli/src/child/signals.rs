@@ -1,8 +1,8 @@
-//! Signals as values: blocked, and taken one by one where memfold waits for its program.
+//! Signals as values: they are blocked, and taken one by one while memfold waits for its program.
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-/// What is passed on to the program.
+/// The signals that are passed on to the program.
 const PASSED_ON: [i32; 8] = [
     libc::SIGINT,
     libc::SIGTERM,
@@ -19,10 +19,10 @@ const PASSED_ON: [i32; 8] = [
 pub struct Caught {
     /// Its number.
     pub number: i32,
-    /// The kernel sent it, not a process: for the signals of a terminal (Ctrl-C, Ctrl-Z, hang-up)
+    /// The kernel sent it, not a process. For the signals of a terminal (Ctrl-C, Ctrl-Z, hang-up)
     /// this means that the whole process group got it.
     pub from_kernel: bool,
-    /// The process that sent it, if one did.
+    /// The process that sent it, if a process did.
     pub sender: Option<i32>,
 }
 
@@ -35,7 +35,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Blocks them. None that arrives from now on is lost. Call it while there is one thread only.
+    /// Blocks them. None that arrives from now on is lost. The process must have only one thread.
     pub fn block() -> Signals {
         // SAFETY: the sets are initialised by sigemptyset and sigprocmask before they are read, and
         // local.
@@ -64,7 +64,8 @@ impl Signals {
         }
     }
 
-    /// The next signal; `None` when `patience` is over (without it: sleeps until one comes).
+    /// Returns the next signal; `None` after `patience`. Without `patience` it sleeps until one
+    /// comes.
     pub fn next(&self, patience: Option<Duration>) -> Option<Caught> {
         let limit = patience.map(|p| libc::timespec {
             tv_sec: p.as_secs() as libc::time_t,

@@ -1,9 +1,9 @@
-//! The figures of a run: sums over its processes, its own peaks, and how well its data compressed.
+//! The counters of a run: sums over its processes, its own peaks, and its compression ratio.
 use crate::table::slots::Slots;
 use memfold::stats::{FIGURES, ORDER_FIGURES, ORDERS, Stats, size_suffix};
 use memfold_run::table::totals::PEAKS;
 
-/// Figures of one process, or sums over several.
+/// Counters of one process, or sums over several.
 #[derive(Clone)]
 pub struct Figures {
     values: [u64; FIGURES.len()],
@@ -11,13 +11,13 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// The present figures of one process.
+    /// Returns the present counters of one process.
     pub fn of(stats: &Stats) -> Figures {
         Figures { values: stats.values(), orders: stats.order_values() }
     }
 
-    /// The sums over every process of the run. A peak is that of all processes at one moment, and at
-    /// least the largest of one process; `peak_held_bytes` is the latter.
+    /// Returns the sums over every process of the run. A peak is that of all processes at one
+    /// moment, and at least the largest of one process; `peak_held_bytes` is the latter.
     pub fn sum(slots: &Slots) -> Figures {
         let mut sum =
             Figures { values: [0; FIGURES.len()], orders: [[0; ORDERS]; ORDER_FIGURES.len()] };
@@ -42,21 +42,21 @@ impl Figures {
         sum
     }
 
-    /// One figure of [`FIGURES`].
+    /// Returns one counter of [`FIGURES`].
     pub fn get(&self, name: &str) -> u64 {
         let at = FIGURES.iter().position(|figure| figure.name == name);
         self.values[at.unwrap_or_else(|| panic!("{name} is no figure"))]
     }
 
-    /// Bytes before compression for each compressed byte, of all that was stored over the run;
-    /// `None` if nothing was.
+    /// Returns bytes before compression for each compressed byte, of all that was stored over the
+    /// run; `None` if nothing was.
     pub fn ratio(&self) -> Option<f64> {
         let payload = self.get("payload_bytes").saturating_sub(self.get("recompress_gained_bytes"));
         (payload > 0).then(|| self.get("saved_bytes") as f64 / payload as f64)
     }
 
-    /// Every figure with its name, those counted per order with the size of the folio
-    /// (`zswpout_64K`).
+    /// Returns every counter with its name; those counted per order have the size of the folio in
+    /// it (`zswpout_64K`).
     pub fn each(&self) -> impl Iterator<Item = (String, u64)> {
         let plain =
             FIGURES.iter().zip(self.values).map(|(figure, value)| (figure.name.to_string(), value));

@@ -6,7 +6,7 @@ use memfold_run::table::Process;
 use serde_json::{Map, Value, json};
 use std::ffi::OsString;
 
-/// What a report says of the run as a whole.
+/// The facts about the run as a whole.
 pub struct Run<'a> {
     /// Its settings.
     pub config: &'a Config,
@@ -18,8 +18,8 @@ pub struct Run<'a> {
     pub seconds: f64,
 }
 
-/// One object: the run, the sum of every figure over all processes, and `processes` with the
-/// figures of each.
+/// Returns one object: the run, the sum of every counter over all processes, and `processes` with
+/// the counters of each.
 pub fn json(run: &Run, sum: &Figures, slots: &Slots) -> String {
     let mut all = figures(sum);
     let command: Vec<_> = run.arguments.iter().map(|a| a.to_string_lossy()).collect();
@@ -42,20 +42,21 @@ pub fn json(run: &Run, sum: &Figures, slots: &Slots) -> String {
     format!("{:#}\n", Value::Object(all))
 }
 
-/// What there is to tell of one process.
+/// Returns the counters of one process.
 pub fn of_process(process: Process) -> Value {
     let mut one = figures(&Figures::of(process.stats()));
     one.insert("pid".to_string(), process.pid().into());
     Value::Object(one)
 }
 
-/// The share of large frames that were there at the size asked for; none if none was asked for.
+/// Returns the share of requests for large frames that got the requested size; `None` without
+/// requests.
 fn frame_success(sum: &Figures) -> Option<f64> {
     let asked = sum.get("frame_alloc") as f64;
     (asked > 0.0).then(|| 1.0 - sum.get("frame_alloc_failed") as f64 / asked)
 }
 
-/// Every figure by name.
+/// Returns every counter by name.
 fn figures(figures: &Figures) -> Map<String, Value> {
     figures.each().map(|(name, value)| (name, value.into())).collect()
 }

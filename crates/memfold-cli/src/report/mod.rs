@@ -1,4 +1,4 @@
-//! What a run came to.
+//! Reports about a run.
 pub mod figures;
 pub mod json;
 pub mod stats_file;

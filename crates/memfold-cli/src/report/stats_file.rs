@@ -1,5 +1,5 @@
-//! The file that `--stats-file` names: opened before the program starts, filled after its end,
-//! never half written.
+//! The file of `--stats-file`: opened before the program starts, filled after its end, never half
+//! written.
 use crate::failure::Failure;
 use crate::program::plain;
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ pub struct StatsFile {
 }
 
 impl StatsFile {
-    /// Makes sure that `name` can be written: an existing file stays as it is until
+    /// Checks that `name` can be written. An existing file stays unchanged until
     /// [`StatsFile::write`].
     ///
     /// # Errors
@@ -32,7 +32,7 @@ impl StatsFile {
             let out = File::options().append(true).open(name).map_err(fail)?;
             return Ok(StatsFile { name: name.into(), out, replace: None });
         }
-        // Absolute and without links: the rename must replace the file itself.
+        // Absolute and without links, because the rename must replace the file itself.
         let target = match fs::canonicalize(name) {
             Ok(path) => path,
             Err(e) if e.kind() == ErrorKind::NotFound => std::path::absolute(name).map_err(fail)?,
@@ -44,7 +44,7 @@ impl StatsFile {
                 let out = File::options().write(true).open(&target).map_err(fail)?;
                 return Ok(StatsFile { name: name.into(), out, replace: None });
             }
-            // What can't be written must not be replaced either.
+            // A file that can't be written must not be replaced either.
             Ok(_) => drop(File::options().write(true).open(&target).map_err(fail)?),
             Err(_) => {}
         }

@@ -1,10 +1,10 @@
-//! The few lines that `--summary` prints.
+//! The lines of `--summary`.
 use crate::report::figures::Figures;
 use crate::table::slots::Slots;
 use memfold::config::{Config, Size};
 use memfold_run::table::APART;
 
-/// Memory of processes without an engine that is worth a word, bytes: all are small below.
+/// Memory of processes without an engine that is worth a line, bytes: all are small below.
 const SMALL_BYTES: u64 = 8 << 20;
 
 /// How the run ended.
@@ -15,7 +15,7 @@ pub struct Ended {
     pub largest_bytes: u64,
 }
 
-/// What the run came to, a few lines of text, each with `memfold: ` in front.
+/// Returns the summary: a few lines of text, each with `memfold: ` in front.
 pub fn summary(config: &Config, slots: &Slots, ended: &Ended) -> String {
     let sum = Figures::sum(slots);
     let lines = match sum.get("adopted_bytes") {
@@ -26,28 +26,28 @@ pub fn summary(config: &Config, slots: &Slots, ended: &Ended) -> String {
     lines.collect::<String>() + &unmanaged(slots)
 }
 
-/// Programs that memfold could not be in.
+/// Returns a line about programs that memfold could not manage.
 fn unmanaged(slots: &Slots) -> String {
     match slots.unmanaged() {
         (0, _) => String::new(),
         (count, first) => format!(
-            "memfold: programs that can't be managed were executed {count} times, the first {}\n",
+            "memfold: programs that memfold can't manage were executed {count} times; the first was {}\n",
             first.escape_ascii()
         ),
     }
 }
 
-/// The bound of the run as it was given.
+/// Returns the bound of the run as it was given.
 fn bound(config: &Config) -> String {
     match (config.limit_bytes, config.resident_bytes) {
         (Some(limit), _) if config.pool_counts => format!("limit {}", Size(limit)),
-        (Some(limit), _) => format!("limit {} without the pools", Size(limit)),
+        (Some(limit), _) => format!("limit {} without the compressed pools", Size(limit)),
         (None, Some(resident)) => format!("resident limit {}", Size(resident)),
         (None, None) => "no limit".to_string(),
     }
 }
 
-/// Later processes go on with the seats of ended ones.
+/// Returns the number of processes. Later ones reuse the seats of ended ones.
 fn processes(slots: &Slots) -> String {
     match slots.processes().count() {
         1 => "1 process".to_string(),
@@ -56,8 +56,8 @@ fn processes(slots: &Slots) -> String {
     }
 }
 
-/// The line of a run in which nothing was folded. It says that the limit was never near only if the
-/// run ended with status 0 and no process was large.
+/// Returns the line of a run in which nothing was folded. It claims that the limit was far only if
+/// the run ended with status 0 and no process was large.
 fn unfolded(config: &Config, slots: &Slots, sum: &Figures, ended: &Ended) -> String {
     let least =
         config.limit_bytes.unwrap_or(u64::MAX).min(config.resident_bytes.unwrap_or(u64::MAX));
@@ -67,22 +67,27 @@ fn unfolded(config: &Config, slots: &Slots, sum: &Figures, ended: &Ended) -> Str
     let has_engines = slots.processes().next().is_some();
     if slots.has_begun() && ended.status == 0 && is_far && unmanaged <= SMALL_BYTES {
         return match has_engines {
-            true => format!("{bound} never came near, nothing was folded ({})", processes(slots)),
-            false => format!("{bound} never came near, all processes were small"),
+            true => format!(
+                "nothing was folded, because memory use stayed far below its limit ({bound}; {})",
+                processes(slots)
+            ),
+            false => format!(
+                "nothing was folded, because memory use stayed far below its limit ({bound}; all processes were small)"
+            ),
         };
     }
     let what = match (slots.has_begun(), has_engines) {
-        (false, _) => "the engine started in no process".to_string(),
-        (true, false) => "nothing was folded, no process had an engine".to_string(),
+        (false, _) => "nothing was folded, because the engine started in no process".to_string(),
+        (true, false) => "nothing was folded, because no process had an engine".to_string(),
         (true, true) => format!("nothing was folded ({})", processes(slots)),
     };
     let of_it = match unmanaged {
         0..=SMALL_BYTES => String::new(),
-        _ => format!(", of it at most {} in processes without an engine", Size(unmanaged)),
+        _ => format!(", of which at most {} in processes without an engine", Size(unmanaged)),
     };
     let largest = match ended.largest_bytes {
         bytes if bytes > peak => {
-            format!("; the largest process had {} with its files", Size(bytes))
+            format!("; the largest process had {} including its pages of files", Size(bytes))
         }
         _ => String::new(),
     };
@@ -93,7 +98,7 @@ fn unfolded(config: &Config, slots: &Slots, sum: &Figures, ended: &Ended) -> Str
     format!("{what}; peak {} ({bound}){of_it}{largest}{status}", Size(peak))
 }
 
-/// The lines of a run in which something was under management.
+/// Returns the lines of a run in which memory was managed.
 fn folded(config: &Config, slots: &Slots, sum: &Figures) -> Vec<String> {
     let size = |name: &str| Size(sum.get(name));
     let mut lines = vec![
@@ -105,7 +110,7 @@ fn folded(config: &Config, slots: &Slots, sum: &Figures) -> Vec<String> {
             sum.ratio().map_or("-".to_string(), |r| format!("{r:.2}")),
         ),
         format!(
-            "{} faults, {} of them major; {} rescues; {}",
+            "{} faults, {} of them major; {} folios mapped back before they were stored; {}",
             sum.get("faults"),
             sum.get("pgmajfault"),
             sum.get("rescues"),
@@ -114,16 +119,16 @@ fn folded(config: &Config, slots: &Slots, sum: &Figures) -> Vec<String> {
     ];
     let unmanaged = slots.bounds().peak_seatless_bytes();
     if unmanaged > SMALL_BYTES {
-        lines.push(format!("processes without an engine took at most {}", Size(unmanaged)));
+        lines.push(format!("processes without an engine used at most {}", Size(unmanaged)));
     }
     match sum.get("over_limit") {
         0 => {}
         over => {
             let least = match slots.least_bytes() {
                 0 => String::new(),
-                least => format!("; {} would have been the least", Size(least)),
+                least => format!("; the least limit that would have held is {}", Size(least)),
             };
-            lines.push(format!("the limit could not be kept {over} times{least}"));
+            lines.push(format!("the limit was exceeded {over} times{least}"));
         }
     }
     lines
@@ -150,7 +155,7 @@ mod tests {
         assert!(text().contains("started in no process"));
         assert!(slots.tables()[0].note_process() && text().contains("all processes were small"));
         let slot = claim(&slots, 5).stats();
-        assert!(text().contains("limit 64.0 MiB never came near"), "{}", text());
+        assert!(text().contains("far below its limit (limit 64.0 MiB;"), "{}", text());
         slot.adopted_bytes.store(1 << 28, Relaxed);
         slot.peak_bytes.store(60 << 20, Relaxed);
         slot.faults.store(9, Relaxed);
@@ -161,14 +166,14 @@ mod tests {
         );
         assert!(lines.lines().all(|l| l.starts_with("memfold: ")) && !lines.contains("can't be"));
         slots.tables()[0].note_unmanaged(b"/bin/busybox: it is statically linked");
-        assert!(text().ends_with("1 times, the first /bin/busybox: it is statically linked\n"));
+        assert!(text().ends_with("1 times; the first was /bin/busybox: it is statically linked\n"));
     }
 
     #[test]
-    fn the_limit_was_never_near_only_where_that_is_known() {
+    fn summary_claims_distance_only_where_it_is_known() {
         let config = limited("64M");
         let cases: &[(u8, u64, u64, u64, &str)] = &[
-            (0, 0, 0, 0, "never came near"),
+            (0, 0, 0, 0, "far below its limit"),
             (139, 0, 0, 0, "ended with status 139"),
             (0, 40 << 20, 0, 0, "nothing was folded"),
             (0, 0, 60 << 20, 0, "peak 60.0 MiB"),
@@ -181,7 +186,7 @@ mod tests {
             slots.bounds().set_seatless(1, unmanaged);
             let text = summary(&config, &slots, &Ended { status, largest_bytes });
             assert!(text.contains(words), "{words}: {text}");
-            assert_eq!(text.contains("never"), words.contains("never"), "{text}");
+            assert_eq!(text.contains("far below"), words.contains("far below"), "{text}");
         }
     }
 }

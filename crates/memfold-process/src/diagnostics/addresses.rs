@@ -18,12 +18,12 @@ impl Display for Remedy {
                 let mib = bytes >> 20;
                 write!(
                     f,
-                    "; `ulimit {flag}` allows {mib} MiB, and memfold reserves far more (addresses, not memory): lift it"
+                    ". `ulimit {flag}` allows {mib} MiB, but memfold reserves far more addresses than it uses memory. Run `ulimit {flag} unlimited`"
                 )?;
             }
         }
         if counts_reservations() {
-            f.write_str("; ")?;
+            f.write_str(". ")?;
             NoPromise.fmt(f)?;
         }
         Ok(())

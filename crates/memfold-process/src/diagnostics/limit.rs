@@ -18,12 +18,15 @@ const TOLD_BYTES: u64 = 256 << 10;
 
 /// Why memory isn't managed, as it is said after the number of bytes.
 const CAUSES: [(u32, &str); 6] = [
-    (flag::LOCKED, "is locked in memory"),
+    (flag::LOCKED, "is locked in memory (mlock)"),
     (flag::DONT_DUMP, "is kept out of core dumps (--dont-dump fold folds it)"),
-    (flag::WIPE_ON_FORK | flag::DONT_FORK, "is kept from children of fork"),
-    (flag::MERGEABLE, "is open to merging by the kernel"),
-    (flag::UFFD_MISSING | flag::UFFD_PROTECT, "is served by a userfaultfd of the program"),
-    (flag::HUGETLB | flag::IO | flag::PFN | flag::MIXED | flag::SEALED, "is of a special kind"),
+    (flag::WIPE_ON_FORK | flag::DONT_FORK, "is not inherited by children of fork"),
+    (flag::MERGEABLE, "may be merged by the kernel (KSM)"),
+    (flag::UFFD_MISSING | flag::UFFD_PROTECT, "belongs to a userfaultfd of the program"),
+    (
+        flag::HUGETLB | flag::IO | flag::PFN | flag::MIXED | flag::SEALED,
+        "is special memory (huge pages, devices, sealed)",
+    ),
 ];
 /// The same of what no flag tells.
 const FILE: usize = CAUSES.len();
@@ -32,7 +35,7 @@ const OTHER: usize = FILE + 2;
 const NAMES: [&str; 3] = [
     "are written pages of private file mappings",
     "is executable",
-    "was there before the engine, is a stack, or came lately",
+    "is a stack, older than the engine, or very new",
 ];
 
 /// What the run was given, the least that it can keep now, and what processes without an engine
@@ -72,15 +75,15 @@ impl Reach {
 /// The warning that the run's limit can't be kept.
 pub fn report(pager: &Pager, smaps: &Smaps, reach: &Reach) -> String {
     let mut text = String::from("warning: ");
-    let _ = why(pager, smaps, reach, &mut text, "is exceeded, so that no data is lost");
-    text.push_str(" --on-full stop ends a process instead.");
+    let _ = why(pager, smaps, reach, &mut text, "is exceeded so that no data is lost");
+    text.push_str(" --on-full stop would end a process instead.");
     text
 }
 
 /// Why this process is ended.
 pub fn end(pager: &Pager, smaps: &Smaps, reach: &Reach) -> String {
     let mut text = String::new();
-    let _ = why(pager, smaps, reach, &mut text, "this process is ended (--on-full stop)");
+    let _ = why(pager, smaps, reach, &mut text, "memfold ends this process (--on-full stop)");
     text
 }
 
@@ -102,16 +105,18 @@ fn why(pager: &Pager, smaps: &Smaps, reach: &Reach, text: &mut String, then: &st
     list(text, format_args!("In process {}", slots::number()), causes(pager, smaps).into_iter())?;
     list(
         text,
-        format_args!("Besides"),
+        format_args!("In other processes"),
         [(reach.seatless, "is in processes without an engine")].into_iter(),
     )?;
     let of = |stats: &Stats| stats.pool_bytes.load(Relaxed) + stats.index_bytes.load(Relaxed);
     let stored = slots::sum_of(pager.stats(), of).0;
-    write!(text, " What is folded takes {}.", Size(stored))?;
+    write!(text, " Folded memory takes {}.", Size(stored))?;
     write!(text, " The least limit that can be kept now is {}", Size(reach.least))?;
-    text.write_str("; --summary gives the least of the whole run.")?;
+    text.write_str("; --summary prints the least for the whole run.")?;
     match pager.has_swap() {
-        false => text.write_str(" With --swap DIR, what doesn't shrink or fit goes to a file."),
+        false => {
+            text.write_str(" With --swap DIR, data that does not compress or fit goes to a file.")
+        }
         true => Ok(()),
     }
 }

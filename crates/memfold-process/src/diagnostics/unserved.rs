@@ -16,5 +16,7 @@ pub fn unserved(why: Arguments) {
 /// The same of one that has begun.
 pub fn unserved_later(why: Arguments) {
     let number = slots::number();
-    say::warn(format_args!("warning: process {number} runs unmanaged, all of it in memory: {why}"));
+    say::warn(format_args!(
+        "warning: Process {number} runs unmanaged, with all of its memory uncompressed: {why}"
+    ));
 }

@@ -197,8 +197,8 @@ pub fn with(environment: usize, adds: bool, make: &mut dyn FnMut(usize) -> isize
 
 fn say_unmanaged() {
     say_once!(
-        "warning: what was executed with more than 16000 environment variables, or with an LD_PRELOAD of nearly \
-         8 KiB, runs unmanaged: there is no room to pass memfold on"
+        "warning: A program runs unmanaged: memfold can't be passed on in more than 16000 environment variables, or \
+         in an LD_PRELOAD of nearly 8 KiB"
     );
 }
 

@@ -133,11 +133,15 @@ impl Gated {
             // What is submitted is read and written at any time. Programs have another way, as
             // containers often forbid these.
             libc::SYS_io_uring_setup => {
-                say_once!("warning: io_uring is answered ENOSYS");
+                say_once!(
+                    "warning: io_uring_setup fails with ENOSYS, because memfold does not support io_uring"
+                );
                 return -(libc::ENOSYS as isize);
             }
             libc::SYS_io_setup => {
-                say_once!("warning: AIO (io_setup) is answered ENOSYS");
+                say_once!(
+                    "warning: io_setup fails with ENOSYS, because memfold does not support Linux AIO"
+                );
                 return -(libc::ENOSYS as isize);
             }
             _ => {}
@@ -390,7 +394,7 @@ impl Gated {
         let register = |range: Range<usize>| {
             if let Err(e) = self.register_again(&range) {
                 crate::diagnostics::die(format_args!(
-                    "memory that mremap has moved can't be served: {e}"
+                    "Memory that mremap has moved can't be registered, so it can't be loaded: {e}"
                 ));
             }
         };

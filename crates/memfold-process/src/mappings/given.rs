@@ -105,7 +105,7 @@ impl Gated {
         }
         match request {
             UFFDIO_REGISTER => say_once!(
-                "warning: memory that the program registers with a userfaultfd, as libmemfold does, is left to it"
+                "warning: Memory that the program registers with its own userfaultfd, as libmemfold does, is not folded"
             ),
             UFFDIO_API => {
                 if word(arg + FEATURES_AT).is_some_and(|features| features & EVENT_FORK != 0) {
@@ -116,12 +116,12 @@ impl Gated {
             // What leaves the program's own is as any other from now on.
             UFFDIO_UNREGISTER | UFFDIO_MOVE => {}
             VFIO_IOMMU_MAP_DMA => {
-                say_once!("warning: memory that the program gives to a device (VFIO) isn't folded")
+                say_once!("warning: Memory that the program maps for a device (VFIO) is not folded")
             }
             VHOST_SET_MEM_TABLE => {
-                say_once!("warning: memory that the program gives to vhost isn't folded")
+                say_once!("warning: Memory that the program gives to vhost is not folded")
             }
-            _ => say_once!("warning: memory that the program gives to KVM isn't folded"),
+            _ => say_once!("warning: Memory that the program gives to KVM is not folded"),
         }
         each_given(request, arg, |start, len| {
             let range = pages_of(start, len);

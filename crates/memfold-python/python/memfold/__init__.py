@@ -7,9 +7,9 @@
 ('ndarray', True)
 >>> mem.close()
 
-Arrays come from a `Memory`, which keeps what is cold of them compressed, within its limit. They are ordinary numpy arrays: views,
-ufuncs, threads, files, pickling and DLPack work, and their memory is given back when the last view of them goes.
-`install()` does the same for all large arrays that numpy makes. `python -m memfold run --limit 1G -- CMD` runs a whole program so.
+Arrays come from a `Memory`, which compresses cold data to keep its limit. They are ordinary numpy arrays: views, ufuncs, threads,
+files, pickling and DLPack work, and their memory is freed with the last view. `install()` does this for all large arrays that numpy
+makes. `python -m memfold run --limit 1G -- CMD` does it for a whole program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m memfold ...` is the `memfold` command that came with this package."""
+"""`python -m memfold ...` runs the `memfold` command of this package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 def _places() -> Iterator[str]:
-    """Directories in which pip may have put the command, the likeliest first."""
+    """Yields directories where pip may have put the command, the likeliest first."""
     yield sysconfig.get_path("scripts")
     yield sysconfig.get_path("scripts", f"{os.name}_user")
     # pip install --target DIR, and --prefix DIR.
@@ -19,7 +19,7 @@ def _places() -> Iterator[str]:
 
 
 def find_command() -> str:
-    """The path of the command.
+    """Returns the path of the command.
 
     Raises FileNotFoundError if this package came without it.
     """

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from ._memory import Array, Shape
 
 _default: Memory | None = None
-# What was in force before each `numpy_allocator` that this context is inside of, the outermost first. As numpy's handler itself it
-# is the context's: a thread that is started inside has none, or begins with a copy of both (`sys.flags.thread_inherit_context`).
+# The handlers that were in force before each `numpy_allocator` around this context, the outermost first. Like numpy's handler they
+# belong to the context: a new thread has none, or begins with a copy of both (`sys.flags.thread_inherit_context`).
 _outer: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar("memfold_outer", default=())
 
 
 def default() -> Memory:
-    """The Memory of `memfold.empty` and its like: made at its first use, with half of the memory there is as its limit.
+    """Returns the Memory of `memfold.empty`, `zeros` and so on. Its first use makes it, with half of the machine's memory as limit.
 
     Raises:
-        PermissionError: it can't be made, as the system gives this user no userfaultfd; the text says what to do.
+        PermissionError: the system does not let this user have a userfaultfd; the text says what to do.
     """
     global _default
     if _default is None:
@@ -40,26 +40,26 @@ def set_default(memory: Memory | None) -> Memory | None:
         memory: the Memory; None: a new one at the next use.
 
     Returns:
-        What was the default, if anything.
+        The former default, if there was one.
 
     Raises:
-        Nothing. Arrays of the one before stay good.
+        Nothing. Arrays of the former default stay valid.
     """
     global _default
     previous, _default = _default, memory
     return previous
 
 
-# A forked child can't use its parent's: it makes its own.
+# A forked child can't use its parent's Memory, so it makes its own.
 os.register_at_fork(after_in_child=lambda: (set_default(None), None)[1])
 
 
 def empty(shape: Shape, dtype: DTypeLike | None = None, order: Any = "C") -> Array:
-    """A new array in the default Memory, as `Memory.empty`: of zeros, here.
+    """Makes an array in the default Memory, like `Memory.empty`. Its elements are zeros.
 
     Args:
-        shape: the length of its axis, or a tuple of the lengths of all; 0 is a length too.
-        dtype: the type of its elements, of a fixed size; None: float64.
+        shape: the length of its axis, or a tuple of the lengths of all axes; 0 is allowed.
+        dtype: the type of its elements, with a fixed size; None: float64.
         order: "C" (rows lie together) or "F" (columns do).
 
     Raises:
@@ -69,11 +69,11 @@ def empty(shape: Shape, dtype: DTypeLike | None = None, order: Any = "C") -> Arr
 
 
 def zeros(shape: Shape, dtype: DTypeLike | None = None, order: Any = "C") -> Array:
-    """A new array of zeros in the default Memory, as `Memory.zeros`.
+    """Makes an array of zeros in the default Memory, like `Memory.zeros`.
 
     Args:
-        shape: the length of its axis, or a tuple of the lengths of all; 0 is a length too.
-        dtype: the type of its elements, of a fixed size; None: float64.
+        shape: the length of its axis, or a tuple of the lengths of all axes; 0 is allowed.
+        dtype: the type of its elements, with a fixed size; None: float64.
         order: "C" (rows lie together) or "F" (columns do).
 
     Raises:
@@ -83,11 +83,11 @@ def zeros(shape: Shape, dtype: DTypeLike | None = None, order: Any = "C") -> Arr
 
 
 def ones(shape: Shape, dtype: DTypeLike | None = None, order: Any = "C") -> Array:
-    """A new array of ones in the default Memory, as `Memory.ones`.
+    """Makes an array of ones in the default Memory, like `Memory.ones`.
 
     Args:
-        shape: the length of its axis, or a tuple of the lengths of all; 0 is a length too.
-        dtype: the type of its elements, of a fixed size; None: float64.
+        shape: the length of its axis, or a tuple of the lengths of all axes; 0 is allowed.
+        dtype: the type of its elements, with a fixed size; None: float64.
         order: "C" (rows lie together) or "F" (columns do).
 
     Raises:
@@ -97,11 +97,11 @@ def ones(shape: Shape, dtype: DTypeLike | None = None, order: Any = "C") -> Arra
 
 
 def full(shape: Shape, fill_value: Any, dtype: DTypeLike | None = None, order: Any = "C") -> Array:
-    """A new array of one value in the default Memory, as `Memory.full`.
+    """Makes an array of one value in the default Memory, like `Memory.full`.
 
     Args:
-        shape: the length of its axis, or a tuple of the lengths of all; 0 is a length too.
-        fill_value: what all elements are; an array of values is broadcast to the shape.
+        shape: the length of its axis, or a tuple of the lengths of all axes; 0 is allowed.
+        fill_value: the value of all elements; an array of values is broadcast to the shape.
         dtype: the type of its elements, of a fixed size; None: that of `fill_value`.
         order: "C" (rows lie together) or "F" (columns do).
 
@@ -112,7 +112,7 @@ def full(shape: Shape, fill_value: Any, dtype: DTypeLike | None = None, order: A
 
 
 def array(values: ArrayLike, dtype: DTypeLike | None = None, order: Any = "K") -> Array:
-    """A copy of `values` in the default Memory, of the same shape, as `Memory.array`.
+    """Makes a copy of `values` in the default Memory, with their shape, like `Memory.array`.
 
     Args:
         values: an array, or numbers or text in lists in lists.
@@ -126,10 +126,10 @@ def array(values: ArrayLike, dtype: DTypeLike | None = None, order: Any = "K") -
 
 
 def arange(*bounds: Any, dtype: DTypeLike | None = None) -> Array:
-    """Evenly spaced values in the default Memory, of shape `(ceil((stop - start) / step),)`, as `Memory.arange`.
+    """Makes evenly spaced values in the default Memory, of shape `(ceil((stop - start) / step),)`, like `Memory.arange`.
 
     Args:
-        bounds: stop; or start and stop; or start, stop and step. The stop is no value of the array.
+        bounds: stop; or start and stop; or start, stop and step. The array does not contain stop.
         dtype: the type of its elements; None: that of the bounds.
 
     Raises:
@@ -139,10 +139,10 @@ def arange(*bounds: Any, dtype: DTypeLike | None = None) -> Array:
 
 
 def is_folded(array: ArrayLike) -> bool:
-    """Whether an array lies in folded memory of this process, whoever made it.
+    """Returns whether an array lies in folded memory of this process, however it was made.
 
     Args:
-        array: any array, or a view of one; what is none becomes one, in ordinary memory.
+        array: any array, or a view of one. Other objects are converted to an array in ordinary memory.
 
     Raises:
         Nothing of its own.
@@ -155,19 +155,19 @@ def is_folded(array: ArrayLike) -> bool:
 
 
 class numpy_allocator:
-    """Inside a `with` block, numpy's arrays of at least `threshold` bytes are folded: those of pandas and other libraries too.
+    """Folds all numpy arrays of at least `threshold` bytes inside a `with` block, also those of pandas and other libraries.
 
-    It counts for the thread (the context) that enters it, and not for threads that are started inside, unless Python hands its
-    context on to them (`sys.flags.thread_inherit_context`, from 3.14 on); `install` is for all. It may be entered several times, one
-    inside the other, and by several threads and tasks at once.
+    It applies to the thread (the context) that enters it. A thread that is started inside inherits it only where Python passes on
+    the context (`sys.flags.thread_inherit_context`, from 3.14 on); `install` applies to all threads. Blocks may be nested, and
+    several threads and tasks may enter them at once.
 
     Args:
-        memory: the Memory that they are to lie in; None: the default one.
+        memory: the Memory for the arrays; None: the default one.
         threshold: the bytes of the smallest array that is folded: a number, or text such as "64KiB".
 
     Raises:
-        ValueError: the Memory is closed, or the threshold is no size.
-        RuntimeError: this is a forked child, and the Memory its parent's; or a block is ended where it wasn't entered.
+        ValueError: the Memory is closed, or the threshold is not a size.
+        RuntimeError: this is a forked child and the Memory is its parent's, or a block ends in another thread than it began.
 
     >>> import numpy
     >>> mem = Memory(limit="64MiB")
@@ -195,24 +195,24 @@ class numpy_allocator:
 def install(
     limit: Size | None = None, *, memory: Memory | None = None, threshold: Size = THRESHOLD, **settings: Any
 ) -> Memory:
-    """From now on all of numpy's arrays of at least `threshold` bytes are folded, in every thread: those of pandas, scikit-learn and
-    other libraries that use numpy's memory too.
+    """Folds all numpy arrays of at least `threshold` bytes from now on, in every thread, also those of pandas, scikit-learn and
+    other libraries that use numpy's memory.
 
-    It replaces the functions of numpy's own memory handler (NEP 49), for the whole process. Arrays of objects are folded too, where
-    numpy asks for so many bytes at once: their pointers are, which is right, but what they point to is not.
+    It replaces the functions of numpy's own memory handler (NEP 49), for the whole process. Large arrays of objects are folded too.
+    This folds their pointers, which is correct, but not the objects.
 
     Args:
         limit: bytes of physical memory of a new Memory, as `Memory` takes it.
-        memory: a Memory that there is, in place of `limit` and `settings`.
+        memory: an existing Memory, instead of `limit` and `settings`.
         threshold: the bytes of the smallest array that is folded: a number, or text such as "64KiB".
-        settings: what else `Memory` takes.
+        settings: other arguments of `Memory`.
 
     Returns:
         The Memory: `memory`, or the new one.
 
     Raises:
         TypeError: both a Memory and settings for a new one are given.
-        RuntimeError: it is installed already, or numpy doesn't come to it for memory.
+        RuntimeError: it is installed already, or numpy does not use its default handler.
         ValueError, PermissionError: as `Memory`.
     """
     import numpy as np
@@ -224,12 +224,12 @@ def install(
     _memfold.install(memory._opened(), least)
     if not memory.owns(np.empty(least, "uint8")):
         _memfold.uninstall()
-        raise RuntimeError("this numpy doesn't take its memory from its default handler: use memfold.numpy_allocator")
+        raise RuntimeError("this numpy does not use its default memory handler: use memfold.numpy_allocator")
     return memory
 
 
 def uninstall() -> bool:
-    """Ends `install` for new arrays; those that exist stay folded. Whether there was anything to end.
+    """Ends `install` for new arrays; existing ones stay folded. Returns whether there was anything to end.
 
     Raises:
         Nothing.

@@ -22,68 +22,68 @@ if TYPE_CHECKING:
 Size = Union[int, str]
 
 PAGE_BYTES = 4096
-# What numpy_allocator and install fold: smaller arrays are many and short-lived.
+# The smallest array that numpy_allocator and install fold: smaller ones are many and short-lived.
 THRESHOLD = "1MiB"
 
 
 class Stats(TypedDict):
-    """What a `Memory` holds and has done. Bytes, or counts since it was made."""
+    """Memory use of a `Memory` in bytes, and counts since it was made."""
 
     limit_bytes: int
-    """what the Memory may use, all in all; 0 if only `resident` was given"""
+    """limit of all physical memory; 0 if only `resident` was given"""
     physical_bytes: int
-    """what it uses now: resident, frames, pool and index"""
+    """all physical memory: resident, frames, pool and index"""
     allocated_bytes: int
     """address space of its arrays, touched or not"""
     resident_bytes: int
-    """of the arrays, uncompressed in memory"""
+    """data of arrays that is resident, uncompressed"""
     frame_bytes: int
-    """uncompressed, on its way in or out"""
+    """uncompressed pages that are being evicted or loaded"""
     pool_bytes: int
-    """what the compressed data takes"""
+    """memory of compressed data"""
     index_bytes: int
-    """what knowing where everything is takes"""
+    """memory of the index and other metadata"""
     folded_bytes: int
-    """of the arrays, only compressed (or in the swap file), before compression"""
+    """data of arrays that is only compressed (or in the swap file), before compression"""
     swap_bytes: int
-    """in the swap file"""
+    """space used in the swap file"""
     peak_bytes: int
-    """the most that physical_bytes came to"""
+    """peak of physical_bytes"""
     faults: int
-    """touches of memory that was not there"""
+    """page faults: touches of memory that was not resident"""
     loads: int
-    """of these, touches of what was folded"""
+    """page faults that loaded folded data"""
     over_limit: int
-    """times the limit could not be kept, as nothing more could be folded"""
+    """times that the limit was exceeded, because nothing more could be folded"""
 
 
 _memories: weakref.WeakSet[Memory] = weakref.WeakSet()
 
 
 class Memory:
-    """Memory for arrays, of which what is cold is kept compressed.
+    """Memory for arrays, which keeps cold data compressed.
 
     Args:
-        limit: bytes of physical memory for everything: what is uncompressed, compressed, and the index. A number, text such
-            as "2GiB", or a share of the machine's memory such as "25%". Default: half of the memory there is.
-        codec: "zstd+shuffle" (the default): numbers are taken apart into planes of their bytes, which blosc calls a shuffle, and
-            the rest is left to zstd, or with a level to "zstd:3". "lz4+shuffle" is faster where there are no numbers.
-        swap: a directory for what doesn't fit or doesn't shrink: a nameless, encrypted file, gone with the process.
-        resident: bytes of uncompressed memory, in place of `limit` or beside it.
-        delivery: who serves a touch of folded memory. "gate", the default where it can be had: the thread that touches it; every
-            system call of the process passes memfold from the first Memory on, so that it meets nothing that is folded. "thread",
-            the default elsewhere: a thread beside it; slower, and needs a permission. "signal": as "gate", but hand an array to
-            files, sockets and other system calls only inside `with mem.pinned(array):`.
-        fork: what a forked child gets of the arrays: "refuse" (nothing: a touch there ends it with a sentence) or "copy" (all of
-            them, as ordinary memory: each fork brings everything back to memory first, past the limit if need be).
+        limit: bytes of physical memory for everything: uncompressed data, compressed data, and the index. A number, text such
+            as "2GiB", or a share of the machine's memory such as "25%". Default: half of the machine's memory.
+        codec: "zstd+shuffle" (the default) splits numbers into planes of their bytes, which blosc calls a shuffle, and compresses
+            with zstd. A level may follow the name: "zstd:3". "lz4+shuffle" is faster for data that is not numbers.
+        swap: a directory for data that does not fit or compress. The file is unnamed and encrypted, and ends with the process.
+        resident: bytes of uncompressed memory, instead of `limit` or with it.
+        delivery: how touches of folded memory are handled. "gate", the default where available: in the touching thread. From the
+            first Memory on, every system call of the process passes memfold, which makes its memory resident. "thread", the
+            default elsewhere: in another thread. It is slower and needs a permission. "signal": in the touching thread, but an
+            array may be given to files, sockets and other system calls only inside `with mem.pinned(array):`.
+        fork: what a forked child gets of the arrays. "refuse": nothing, and a touch ends the child with a message. "copy": all of
+            them, as ordinary memory. Each fork then first loads everything, past the limit if need be.
         settings: any other flag of `memfold run`, with underscores: swap_size="64GiB", block="64K".
 
     Raises:
-        ValueError: a setting is wrong; the text says which and what it takes.
-        PermissionError: the system gives this user no userfaultfd; the text says what to do.
+        ValueError: a setting is wrong; the text names it and the valid values.
+        PermissionError: the system does not let this user have a userfaultfd; the text says what to do.
 
     >>> mem = Memory(limit="64MiB", codec="zstd+shuffle")
-    >>> a = mem.zeros((4096, 4096), dtype="float32")        # 64 MiB, of which nothing is in memory yet
+    >>> a = mem.zeros((4096, 4096), dtype="float32")        # 64 MiB, no memory yet
     >>> a[:] = 1
     >>> float(a.sum())
     16777216.0
@@ -122,8 +122,8 @@ class Memory:
         """A new array, as `numpy.empty`. Here its elements are zeros.
 
         Args:
-            shape: the length of its axis, or a tuple of the lengths of all; 0 is a length too.
-            dtype: the type of its elements, of a fixed size; None: float64.
+            shape: the length of its axis, or a tuple of the lengths of all axes; 0 is allowed.
+            dtype: the type of its elements, with a fixed size; None: float64.
             order: "C" (rows lie together) or "F" (columns do).
 
         Returns:
@@ -145,8 +145,8 @@ class Memory:
         """A new array of zeros, as `numpy.zeros`. It takes no memory until it is touched.
 
         Args:
-            shape: the length of its axis, or a tuple of the lengths of all; 0 is a length too.
-            dtype: the type of its elements, of a fixed size; None: float64.
+            shape: the length of its axis, or a tuple of the lengths of all axes; 0 is allowed.
+            dtype: the type of its elements, with a fixed size; None: float64.
             order: "C" (rows lie together) or "F" (columns do).
 
         Returns:
@@ -168,8 +168,8 @@ class Memory:
         """A new array of ones, as `numpy.ones`.
 
         Args:
-            shape: the length of its axis, or a tuple of the lengths of all; 0 is a length too.
-            dtype: the type of its elements, of a fixed size; None: float64.
+            shape: the length of its axis, or a tuple of the lengths of all axes; 0 is allowed.
+            dtype: the type of its elements, with a fixed size; None: float64.
             order: "C" (rows lie together) or "F" (columns do).
 
         Returns:
@@ -191,7 +191,7 @@ class Memory:
         """A new array of one value, as `numpy.full`.
 
         Args:
-            shape: the length of its axis, or a tuple of the lengths of all; 0 is a length too.
+            shape: the length of its axis, or a tuple of the lengths of all axes; 0 is allowed.
             fill_value: what all elements are; an array of values is broadcast to the shape.
             dtype: the type of its elements, of a fixed size; None: that of `fill_value`.
             order: "C" (rows lie together) or "F" (columns do).
@@ -273,7 +273,7 @@ class Memory:
             return np.arange(*bounds, dtype=dtype)
 
     def buffer(self, nbytes: int) -> memoryview:
-        """`nbytes` zero bytes, for anything that takes a writable buffer: `readinto`, `recv_into`, `struct.pack_into`.
+        """Makes `nbytes` zero bytes, for anything that takes a writable buffer: `readinto`, `recv_into`, `struct.pack_into`.
 
         Args:
             nbytes: how many bytes; 0 is allowed.
@@ -292,10 +292,10 @@ class Memory:
         return memoryview(self.zeros(nbytes, "uint8"))  # type: ignore[arg-type]
 
     def arrow(self, table: Any) -> Any:
-        """A copy of a pyarrow Table or RecordBatch whose columns all lie in this memory.
+        """Makes a copy of a pyarrow Table or RecordBatch whose columns all lie in this memory.
 
-        pyarrow lets nobody give it an allocator from Python, but its IPC format can be read where it lies: the table is
-        written to a folded buffer, and the result refers to that.
+        pyarrow takes no allocator from Python, but it can read its IPC format in place. So the table is written to a folded
+        buffer, and the result refers to that.
 
         Args:
             table: a pyarrow.Table or pyarrow.RecordBatch, of any number of rows.
@@ -324,10 +324,10 @@ class Memory:
         """Folds an array (or a slice of one) now.
 
         Args:
-            array: an array in this memory, or a view of one: of a slice with gaps, all from its first byte to its last counts.
+            array: an array in this memory, or a view of one. A slice with gaps counts from its first byte to its last.
 
         Returns:
-            Bytes that left memory. What is left at its ends, of less than a page of 4096 bytes, stays, and so does what is pinned.
+            Bytes that were evicted. Parts of pages (4096 bytes) at its ends stay resident, and so do pinned pages.
 
         Raises:
             ValueError: the array isn't in this memory, or the Memory is closed.
@@ -336,10 +336,10 @@ class Memory:
         return self._opened().fold(*self._bounds(array)) * PAGE_BYTES
 
     def cold(self, array: ArrayLike) -> None:
-        """Makes an array (or a slice of one) the first to be folded when memory is needed. It stays until then.
+        """Makes an array (or a slice of one) the first to be folded when memory is needed. It stays resident until then.
 
         Args:
-            array: an array in this memory, or a view of one: of a slice with gaps, all from its first byte to its last counts.
+            array: an array in this memory, or a view of one. A slice with gaps counts from its first byte to its last.
 
         Raises:
             ValueError: the array isn't in this memory, or the Memory is closed.
@@ -348,10 +348,10 @@ class Memory:
         self._opened().cold(*self._bounds(array))
 
     def prefetch(self, array: ArrayLike) -> None:
-        """Loads what is folded of an array (or a slice of one), in larger steps than touching it would.
+        """Loads the folded part of an array (or a slice of one), in larger steps than touches would.
 
         Args:
-            array: an array in this memory, or a view of one: of a slice with gaps, all from its first byte to its last counts.
+            array: an array in this memory, or a view of one. A slice with gaps counts from its first byte to its last.
 
         Raises:
             ValueError: the array isn't in this memory, or the Memory is closed.
@@ -361,8 +361,8 @@ class Memory:
 
     @contextlib.contextmanager
     def pinned(self, *arrays: ArrayLike) -> Iterator[None]:
-        """Keeps arrays (or slices) in memory, uncompressed, inside a `with` block. In huge pages, as far as they can be had: work on
-        them is as fast as on numpy's own.
+        """Keeps arrays (or slices) resident inside a `with` block, in huge pages where available. They are then as fast as plain
+        numpy arrays.
 
         Args:
             arrays: arrays in this memory, or views of them. Together they may take as many bytes as the limit.
@@ -392,20 +392,20 @@ class Memory:
             yield
 
     def owns(self, array: ArrayLike) -> bool:
-        """Whether an array lies in this memory.
+        """Returns whether an array lies in this memory.
 
         Args:
-            array: any array; what is none becomes one, and so isn't.
+            array: any array. Other objects are converted to an array first, which lies elsewhere.
 
         Raises:
-            Nothing of its own. No array is in a Memory that is closed.
+            Nothing of its own. A closed Memory owns no array.
         """
         return self._engine is not None and self._engine.owns(_address(array)[0])
 
-    # Figures
+    # Counters
 
     def stats(self) -> Stats:
-        """What it holds and has done: bytes, and counts since it was made. `Stats` says what each figure means.
+        """Returns memory use in bytes, and counts since it was made. `Stats` explains each.
 
         Raises:
             ValueError: the Memory is closed.
@@ -424,7 +424,7 @@ class Memory:
         return cast(Stats, {name: figures[name] for name in Stats.__annotations__})
 
     def all_stats(self) -> dict[str, int]:
-        """Every figure of the engine by name; `memfold._memfold.figures()` says what each means.
+        """Returns every counter of the engine by name; `memfold._memfold.figures()` explains each.
 
         Raises:
             ValueError, RuntimeError: as `stats`.
@@ -432,10 +432,10 @@ class Memory:
         return self._opened().stats()
 
     def watch(self, interval_s: float = 0.5) -> _show.Watch:
-        """A bar that shows, inside a `with` block, what is in memory and what is folded: in a notebook, or on stderr.
+        """Shows a bar of resident and folded memory inside a `with` block: in a notebook, or on stderr.
 
         Args:
-            interval_s: seconds from one look to the next.
+            interval_s: seconds between updates.
 
         Raises:
             ValueError: the interval isn't above 0.
@@ -444,7 +444,7 @@ class Memory:
 
     @property
     def delivery(self) -> str:
-        """Who serves a touch of folded memory: "gate", "thread" or "signal".
+        """How touches of folded memory are handled: "gate", "thread" or "signal".
 
         Raises:
             ValueError, RuntimeError: as `stats`.
@@ -471,7 +471,7 @@ class Memory:
     # Its end
 
     def close(self) -> None:
-        """Makes no more arrays. Those that exist stay good; the engine ends with the last of them. It may be closed twice."""
+        """Makes no more arrays. Existing ones stay valid, and the engine ends with the last of them. It may be closed twice."""
         self._engine = None
         self._handler = None
 
@@ -482,7 +482,7 @@ class Memory:
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a Memory can't be pickled, as it belongs to its process: make one in each process")
+        raise TypeError("a Memory can't be pickled, because it belongs to its process: make one in each process")
 
     # Inside
 
@@ -490,7 +490,7 @@ class Memory:
         if self._engine is None:
             raise ValueError("this Memory is closed: make a new one")
         if not self._engine.is_at_home():
-            raise RuntimeError("this Memory belongs to the process that made it, and this is a fork of it: make a new one here")
+            raise RuntimeError("this Memory belongs to the parent of this forked process: make a new one here")
         return self._engine
 
     @contextlib.contextmanager
@@ -511,19 +511,19 @@ class Memory:
 
         if dtype is not None and np.dtype(dtype).hasobject:
             raise TypeError(
-                f"an array of {np.dtype(dtype)} can't be folded: it holds pointers, and what they point to would stay where it is; "
+                f"an array of {np.dtype(dtype)} can't be folded, because it holds pointers to objects that would not be folded: "
                 'use a dtype of fixed size (numbers, "S20", "U20", structured), or encode the values'
             )
 
     def _bounds(self, array: ArrayLike) -> tuple[int, int]:
         address, nbytes = _address(array)
         if nbytes > 0 and not self._opened().owns(address):
-            raise ValueError("this array is not in this Memory: make it there, by mem.array(...) or under numpy_allocator(mem)")
+            raise ValueError("this array is not in this Memory: make it there, with mem.array(...) or under numpy_allocator(mem)")
         return address, nbytes
 
 
 def _address(array: ArrayLike) -> tuple[int, int]:
-    """The first byte of an array, and how many bytes there are up to the last."""
+    """Returns the first byte of an array, and the number of bytes up to its last."""
     import numpy as np
 
     view = np.asarray(array)
@@ -537,7 +537,7 @@ def _address(array: ArrayLike) -> tuple[int, int]:
 
 
 def size(value: Size) -> int:
-    """Bytes of a size: a number, or text such as "2GiB".
+    """Returns the bytes of a size: a number, or text such as "2GiB".
 
     >>> size("1.5k"), size(4096)
     (1536, 4096)
@@ -560,7 +560,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _memory_bytes() -> int:
-    """The machine's memory, or that of the cgroup (v2) that this process is in."""
+    """Returns the memory of the machine, or of this process's cgroup (v2)."""
     memory = _memfold.parse_size("100%")
     with contextlib.suppress(OSError, ValueError, StopIteration):
         with open("/proc/self/cgroup") as lines:

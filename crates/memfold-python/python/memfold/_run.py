@@ -1,4 +1,4 @@
-"""What a script can know of `memfold run`."""
+"""What a script can learn about `memfold run`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _NO_LIMIT = 2**64 - 1
 
 
 def run_limit() -> int | None:
-    """The limit in bytes that `memfold run` holds this process and its relatives to together, or None outside of one.
+    """Returns the limit in bytes of the `memfold run` that this process belongs to, or None outside of a run.
 
-    It is the one in force now, also after `memfold set`. A run with --resident only has no limit: None.
+    It is the present limit, also after `memfold set`. A run with only --resident has none.
 
     Raises:
         Nothing.

@@ -1,4 +1,4 @@
-"""How a Memory shows itself."""
+"""Displays of a Memory."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def _data(stats: Stats) -> int:
 
 
 def line(stats: Stats) -> str:
-    """What there is to say in one line."""
+    """Returns a summary in one line."""
     limit = f" of {text_of(stats['limit_bytes'])}" if stats["limit_bytes"] else ""
     data = f"{text_of(_data(stats))} of data in {text_of(stats['physical_bytes'])}{limit}"
     return f"{data}, {text_of(stats['folded_bytes'])} folded into {text_of(stats['pool_bytes'])}"
 
 
 def _parts(stats: Stats) -> list[tuple[str, int, str]]:
-    """What memory is used for, with a colour for each."""
+    """Returns the uses of memory, with a colour for each."""
     uncompressed = stats["resident_bytes"] + stats["frame_bytes"]
     return [
         ("uncompressed", uncompressed, "#4c78a8"),
@@ -53,7 +53,7 @@ def _parts(stats: Stats) -> list[tuple[str, int, str]]:
 
 
 def bar(stats: Stats) -> str:
-    """A bar of characters, as long as the limit: # is uncompressed, + compressed, . free."""
+    """Returns a bar of characters, as long as the limit: # is uncompressed, + compressed, . free."""
     whole = max(stats["limit_bytes"] or stats["physical_bytes"], stats["physical_bytes"], 1)
     cells = "".join(
         mark * round(BAR_COLUMNS * part / whole)
@@ -63,7 +63,7 @@ def bar(stats: Stats) -> str:
 
 
 def html(stats: Stats) -> str:
-    """A bar and a line for a notebook."""
+    """Returns a bar and a line for a notebook."""
     whole = max(stats["limit_bytes"] or stats["physical_bytes"], stats["physical_bytes"], 1)
     cells = "".join(
         f'<div title="{name}: {text_of(part)}" style="background:{colour};width:{100 * part / whole:.2f}%"></div>'
@@ -74,7 +74,7 @@ def html(stats: Stats) -> str:
 
 
 class Watch:
-    """Shows a Memory again and again, inside a `with` block."""
+    """Shows a Memory repeatedly inside a `with` block."""
 
     def __init__(self, memory: Memory, interval_s: float) -> None:
         if not interval_s > 0:
@@ -105,7 +105,7 @@ class Watch:
     def _run(self) -> None:
         ended = False
         while not ended:
-            # A Memory that is closed meanwhile has nothing to show.
+            # A Memory that was closed meanwhile shows nothing.
             with contextlib.suppress(ValueError):
                 self._show()
             ended = self._end.wait(self._interval_s)

@@ -9,13 +9,13 @@ use memfold_sys::Errno;
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::thread::Thread;
 
-/// Jobs that wait in a pool at most, over all queues.
+/// Most jobs that wait in a pool, over all queues.
 const WAITING_MAX: usize = 4 * BATCH_MAX;
-/// Turns that an idle thread polls for before it sleeps: a few microseconds, as the next batch is
+/// Turns that an idle thread polls before it sleeps: a few microseconds, because the next batch is
 /// often near.
 const TURNS: usize = 2000;
 
-/// Threads that compress for the [`SoftwareQueue`]s made from it. Signals are blocked in them.
+/// Threads that compress for the [`SoftwareQueue`]s made from it. They block all signals.
 pub struct SoftwarePool {
     shared: Arc<Shared>,
     threads: Vec<Thread>,
@@ -25,11 +25,11 @@ pub struct SoftwarePool {
 
 struct Shared {
     jobs: Mutex<Jobs>,
-    /// Jobs came, or the pool ends.
+    /// Signalled when jobs come, or the pool ends.
     changed: Condvar,
 }
 
-/// A job and where its result goes.
+/// A job and the queue for its result.
 type Ticket = (Job, Arc<Results>);
 
 struct Jobs {
@@ -48,11 +48,11 @@ struct Results {
 struct ResultState {
     done: [Done; BATCH_MAX],
     count: usize,
-    /// Jobs that a thread is at.
+    /// Jobs that a thread is running.
     running: usize,
 }
 
-/// One user's queue of a [`SoftwarePool`]. Its user works too: while it waits in `complete` it does
+/// One user's queue of a [`SoftwarePool`]. Its user works too: while it waits in `complete` it runs
 /// jobs itself.
 pub struct SoftwareQueue {
     shared: Arc<Shared>,
@@ -63,8 +63,8 @@ pub struct SoftwareQueue {
 }
 
 impl SoftwarePool {
-    /// Starts `threads` threads, each with a codec for blocks of up to `block_bytes_max` bytes. As
-    /// the users of queues work too, one thread less than there are cores is right.
+    /// Starts `threads` threads, each with a codec for blocks of up to `block_bytes_max` bytes. The
+    /// users of queues work too, so the best number is one less than the cores.
     ///
     /// # Errors
     /// EAGAIN: no more threads.
@@ -83,7 +83,7 @@ impl SoftwarePool {
             match Thread::start(c"memfold-codec", run, arg as usize) {
                 Ok(thread) => pool.threads.push(thread),
                 Err(error) => {
-                    // SAFETY: no thread was started, so the box is still ours.
+                    // SAFETY: no thread was started, so this function still owns the box.
                     drop(unsafe { Box::from_raw(arg) });
                     return Err(error);
                 }
@@ -92,7 +92,7 @@ impl SoftwarePool {
         Ok(pool)
     }
 
-    /// A new queue. Allocates all that it will ever need.
+    /// Makes a queue. It allocates everything that it will ever need.
     pub fn queue(&self) -> SoftwareQueue {
         let state = ResultState { done: [Done::NONE; BATCH_MAX], count: 0, running: 0 };
         SoftwareQueue {
@@ -106,8 +106,7 @@ impl SoftwarePool {
 }
 
 impl Drop for SoftwarePool {
-    /// Ends the threads after the jobs that they are at. Queues that live on do their jobs by
-    /// themselves.
+    /// Ends the threads after their present jobs. Remaining queues run their jobs themselves.
     fn drop(&mut self) {
         self.shared.jobs.lock().stop = true;
         self.shared.changed.notify_all();
@@ -119,14 +118,14 @@ fn run(arg: usize) {
     // SAFETY: `start` gave this thread the box.
     let (shared, mut codec) = *unsafe { Box::from_raw(arg as *mut (Arc<Shared>, BareCodec)) };
     while let Some((job, results)) = shared.await_ticket() {
-        // SAFETY: whoever submitted the job vouched for its memory until the result is there.
+        // SAFETY: the caller of `submit` vouched for the job's memory until the result is there.
         let result = unsafe { codec.compress(job.src, job.len, job.dst, job.room) };
         results.finish(Done { tag: job.tag, result });
     }
 }
 
 impl Shared {
-    /// Waits for a job. `None`: the pool ends.
+    /// Waits for a job; `None` at the end of the pool.
     fn await_ticket(&self) -> Option<Ticket> {
         let mut turns = 0;
         let mut jobs = self.jobs.lock();
@@ -152,7 +151,7 @@ impl Shared {
 
 impl Jobs {
     fn push(&mut self, job: Job, results: &Arc<Results>) -> bool {
-        // Places of jobs that were taken out from between others.
+        // Gaps of jobs that were taken out of the middle.
         while self.count > 0 && self.waiting[(self.head + self.count - 1) % WAITING_MAX].is_none() {
             self.count -= 1;
         }
@@ -165,7 +164,7 @@ impl Jobs {
         true
     }
 
-    /// The oldest job, noted as running.
+    /// Takes the oldest job, and marks it as running.
     fn pop(&mut self) -> Option<Ticket> {
         while self.count > 0 {
             let found = self.waiting[self.head].take();
@@ -179,7 +178,7 @@ impl Jobs {
         None
     }
 
-    /// Takes the jobs of one queue out.
+    /// Removes the jobs of one queue.
     fn withdraw(&mut self, results: &Arc<Results>) {
         for slot in &mut self.waiting {
             if slot.as_ref().is_some_and(|(_, r)| Arc::ptr_eq(r, results)) {
@@ -188,7 +187,8 @@ impl Jobs {
         }
     }
 
-    /// A waiting job of one queue, the newest, so that the threads' and the user's ends are apart.
+    /// Takes the newest waiting job of one queue, so that the threads and the user work at
+    /// different ends.
     fn pop_own(&mut self, results: &Arc<Results>) -> Option<Job> {
         for back in (0..self.count).rev() {
             let slot = &mut self.waiting[(self.head + back) % WAITING_MAX];
@@ -204,7 +204,7 @@ impl Results {
     fn finish(&self, done: Done) {
         let mut state = self.state.lock();
         let count = state.count;
-        // Never more results than jobs under way, which `submit` bounds.
+        // There are never more results than jobs in progress, which `submit` bounds.
         state.done[count] = done;
         state.count += 1;
         state.running -= 1;
@@ -250,13 +250,14 @@ impl Compressor for SoftwareQueue {
             }
             let own = self.shared.jobs.lock().pop_own(&self.results);
             if let Some(job) = own {
-                // SAFETY: as in `run`; nobody else has the job any more.
+                // SAFETY: the caller of `submit` vouched for the job's memory; no other thread has
+                // the job any more.
                 let result = unsafe { self.codec.compress(job.src, job.len, job.dst, job.room) };
                 self.under_way -= 1;
                 done[0] = Done { tag: job.tag, result };
                 return 1;
             }
-            // All that is left runs on threads, which need no more than a codec's time.
+            // All remaining jobs run on threads, which need no more than a codec's time.
             let mut state = self.results.state.lock();
             while state.count == 0 {
                 state = self.results.changed.wait(state);

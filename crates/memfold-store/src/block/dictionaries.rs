@@ -1,9 +1,9 @@
-//! Dictionaries in use: which there are, which one saves take, and when an old one can go.
+//! Dictionaries in use: the list, the one that saves take, and when an old one can be freed.
 //!
-//! Each dictionary has a slot, and the objects compressed with it have the slot's format id.
-//! Workers keep their own list and forget it when the epoch has changed, so using a dictionary
-//! costs no shared write. A dictionary is freed when saves take another one (or none), no object
-//! uses it, and no worker lists it: a worker can't store an object with it then, and none can be
+//! Each dictionary has a slot, and objects compressed with it have the slot's format id. Workers
+//! keep their own list and renew it when the epoch has changed, so using a dictionary costs no
+//! shared write. A dictionary is freed when saves take another one (or none), no object uses it,
+//! and no worker lists it. Then no worker can store an object with it, and no such object can be
 //! loaded. The registry holds the last reference, so workers never free memory.
 use crate::block::error::DecodeError;
 use crate::block::shuffle;
@@ -21,7 +21,7 @@ type Slots = [Option<Arc<Canned>>; format::CANNED_SLOTS];
 /// The dictionaries of a store.
 pub(crate) struct Cans {
     list: Mutex<List>,
-    /// Changes whenever the list does.
+    /// Changes with the list.
     epoch: AtomicU64,
     bytes: AtomicU64,
     budget: Arc<Budget>,
@@ -50,7 +50,7 @@ impl Cans {
         }
     }
 
-    /// Makes `canned` the dictionary of saves with `spec`. False if all slots are taken.
+    /// Makes `canned` the dictionary of saves with `spec`. Returns `false` if all slots are taken.
     pub fn install(&self, spec: CodecSpec, canned: Canned) -> bool {
         let mut list = self.list.lock();
         let Some(slot) = list.slots.iter().position(Option::is_none) else { return false };
@@ -62,22 +62,23 @@ impl Cans {
         true
     }
 
-    /// Lets saves go on without a dictionary.
+    /// Makes saves continue without a dictionary.
     pub fn retire(&self) {
         let mut list = self.list.lock();
         list.current = None;
         self.epoch.fetch_add(1, Release);
     }
 
-    /// Frees the dictionaries that nothing needs, given how many objects use a slot. Returns how
-    /// many it freed.
+    /// Frees dictionaries that are not needed, given how many objects use a slot. Returns their
+    /// number.
     pub fn reap(&self, objects: impl Fn(usize) -> u64) -> usize {
         let mut list = self.list.lock();
         let current = list.current.map(|c| c.slot as usize);
         let (mut freed, mut wanted_back) = (0, false);
         for (slot, canned) in list.slots.iter_mut().enumerate() {
-            // Workers copy references under the lock only, so the count can't grow meanwhile. It is
-            // read first: a worker that stores an object lists the dictionary while it does.
+            // Workers copy references only under the lock, so the count can't grow meanwhile. It is
+            // read first, because a worker that stores an object lists the dictionary while it
+            // does.
             let mut unneeded = |c: &mut Arc<Canned>| {
                 let listed = Arc::strong_count(c) > 1;
                 fence(Acquire);
@@ -98,25 +99,25 @@ impl Cans {
         freed
     }
 
-    /// The dictionary that saves with `spec` take.
+    /// Returns the dictionary that saves with `spec` take.
     pub fn current(&self, spec: CodecSpec) -> Option<Arc<Canned>> {
         let list = self.list.lock();
         let current = list.current.filter(|c| c.spec == spec)?;
         list.slots[current.slot as usize].clone()
     }
 
-    /// Bytes of memory of all dictionaries.
+    /// Returns the bytes of memory of all dictionaries.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
     }
 
-    /// How many dictionaries there are.
+    /// Returns the number of dictionaries.
     pub fn count(&self) -> usize {
         self.list.lock().slots.iter().flatten().count()
     }
 }
 
-/// What one thread needs to read objects of every format, and to know the dictionary for its own.
+/// What a thread needs to read objects of every format, and the dictionary for its own.
 pub(crate) struct Decoders {
     plain: [Box<dyn Decoder>; format::DECODERS],
     /// Planes of a shuffled block.
@@ -129,7 +130,7 @@ pub(crate) struct Decoders {
 }
 
 impl Decoders {
-    /// For blocks of at most `block_bytes_max`.
+    /// Makes one for blocks of at most `block_bytes_max`.
     pub fn new(cans: Arc<Cans>, block_bytes_max: usize) -> Decoders {
         Decoders {
             plain: decoders(),
@@ -141,7 +142,7 @@ impl Decoders {
         }
     }
 
-    /// Renews the list if it is old. One load if not.
+    /// Renews the list if it is old. Costs one load if not.
     #[inline]
     pub fn sync(&mut self) {
         if self.cans.epoch.load(Acquire) != self.epoch {
@@ -153,8 +154,8 @@ impl Decoders {
     fn renew(&mut self) {
         let list = self.cans.list.lock();
         self.epoch = self.cans.epoch.load(Relaxed);
-        // Others are taken when an object asks for them, so that a worker lists none that it
-        // doesn't need.
+        // Others are added when an object needs them, so that a worker lists none that it does not
+        // need.
         self.slots = Slots::default();
         self.current = list.current;
         if let Some(Current { slot, .. }) = self.current {
@@ -163,11 +164,11 @@ impl Decoders {
     }
 
     /// Writes the pages that `src` was made of in a format to `dst`, at least the first `len` bytes
-    /// of them, which are not none. On an error `dst` holds any bytes.
+    /// of them; `len` is not 0. After an error the bytes at `dst` are undefined.
     ///
     /// # Safety
-    /// - `src` is readable, and nobody writes there meanwhile.
-    /// - `dst` is writable, whole pages, does not overlap `src`, and nobody else touches it
+    /// - `src` is readable, and no thread writes there meanwhile.
+    /// - `dst` is writable, whole pages, does not overlap `src`, and no other thread touches it
     ///   meanwhile.
     pub unsafe fn decode(
         &mut self,
@@ -177,7 +178,7 @@ impl Decoders {
         len: usize,
     ) -> Result<(), DecodeError> {
         if let Some(format) = format::shuffled(format) {
-            // SAFETY: as the caller says; the buffer is our own.
+            // SAFETY: the caller vouches for `src` and `dst`; the buffer belongs to this value.
             return unsafe {
                 let payload = core::slice::from_raw_parts(src.at, src.len);
                 shuffle::decode(&mut *self.plain[format as usize], payload, &mut self.planes, dst)
@@ -195,12 +196,12 @@ impl Decoders {
         decoded.map_err(DecodeError::Codec)
     }
 
-    /// The decoder of a format and its dictionary.
+    /// Returns the decoder of a format and its dictionary.
     fn get(&mut self, format: u8) -> Option<(&mut dyn Decoder, Option<&Canned>)> {
         let Some(slot) = format::dictionary_slot(format) else {
             return Some((&mut **self.plain.get_mut(format as usize)?, None));
         };
-        // Whoever has a handle of such an object got it after the dictionary was listed.
+        // The holder of a handle of such an object got it after the dictionary was listed.
         self.sync();
         if self.slots[slot].is_none() {
             self.slots[slot] = self.cans.list.lock().slots[slot].clone();
@@ -209,8 +210,8 @@ impl Decoders {
         Some((&mut *self.plain[canned.format as usize], Some(canned)))
     }
 
-    /// The format and dictionary of saves with `spec`, if they take one. Call [`Decoders::sync`]
-    /// before.
+    /// Returns the format and dictionary of saves with `spec`, if they take one. The caller has
+    /// called [`Decoders::sync`].
     pub fn current(&self, spec: CodecSpec) -> Option<(u8, &Canned)> {
         let current = self.current.filter(|c| c.spec == spec)?;
         Some((format::CANNED + current.slot, self.slots[current.slot as usize].as_deref()?))

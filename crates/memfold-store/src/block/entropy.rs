@@ -1,17 +1,17 @@
-//! Is a block too dense to be worth a codec's time? A look at a sample of its bytes.
+//! Estimates from a sample whether a block is too dense to be worth a codec's time.
 //!
-//! After the heuristic of Linux' btrfs (fs/btrfs/compression.c, `btrfs_compress_heuristic`): a
-//! sample of short pieces from all over the block; few different bytes: it shrinks; bytes spread
-//! evenly and nothing repeated: it does not. Instead of Shannon's entropy, whose estimate from few
-//! bytes is biased, it counts pairs of equal bytes (the collision entropy), of which even random
-//! bytes have a known number. Where btrfs compares the two halves of its sample, words that occur
-//! twice are looked for, chosen by content so that both copies are chosen.
+//! It follows the heuristic of Linux' btrfs (fs/btrfs/compression.c, `btrfs_compress_heuristic`)
+//! with a sample of short pieces from all over the block. Few different bytes: it compresses. Bytes
+//! that are spread evenly without repetition: it does not. Instead of Shannon's entropy, whose
+//! estimate from few bytes is biased, it counts pairs of equal bytes (the collision entropy), of
+//! which even random bytes have a known number. Where btrfs compares the two halves of its sample,
+//! this looks for words that occur twice, chosen by content so that both copies are chosen.
 use core::ptr::read_unaligned;
 use memfold_sys::units::PAGE_SIZE;
 
 /// Bytes of a piece.
 const PIECE: usize = 8;
-/// Pieces of the first look, which tells most blocks that shrink.
+/// Pieces of the first look, which identifies most blocks that compress.
 const FIRST_PIECES: usize = 8;
 /// Random bytes have 57 different values in 64, give or take 2.4.
 const FIRST_VALUES_MIN: u32 = 50;
@@ -21,35 +21,35 @@ const SAMPLE: u32 = (PIECES * PIECE) as u32;
 const LANES: usize = 4;
 /// Pairs of equal bytes that random bytes have in the second look: one of 256 pairs.
 const PAIRS_RANDOM: u32 = SAMPLE * (SAMPLE - 1) / 2 / 256;
-/// The most pairs that count as dense: random bytes exceed it once in 20,000 blocks, being 3.9
-/// standard deviations off.
+/// Most pairs that count as dense. Random bytes exceed it once in 20,000 blocks: 3.9 standard
+/// deviations.
 const PAIRS_MAX: u32 = PAIRS_RANDOM / 100 * 118;
-/// Words that are chosen to look for repetition, on average.
+/// Average number of words that are chosen to find repetition.
 const WORDS: usize = 512;
 const SEEN: usize = 1024;
 
-/// Whether a page looks as if no codec could make it smaller. Costs at most 1 µs.
+/// Returns whether a page looks as if no codec could make it smaller. Costs at most 1 µs.
 pub fn looks_dense(page: &[u8; PAGE_SIZE]) -> bool {
     // SAFETY: a page's bytes, borrowed.
     unsafe { is_dense(page.as_ptr(), PAGE_SIZE) }
 }
 
-/// Whether the `len` bytes at `src` look as if no codec could make them smaller.
+/// Returns whether the `len` bytes at `src` look as if no codec could make them smaller.
 ///
-/// Costs 8 loads for most blocks that shrink, and a pass over the block for one that doesn't: about
-/// 1 µs for 4 KiB.
+/// Costs 8 loads for most blocks that compress, and a pass over the block for one that does not:
+/// about 1 µs for 4 KiB.
 ///
 /// # Safety
-/// - `src` is readable for `len` bytes, a multiple of the page size and not 0; nobody writes there
-///   meanwhile.
+/// - `src` is readable for `len` bytes, a multiple of the page size and not 0; no thread writes
+///   there meanwhile.
 pub(crate) unsafe fn is_dense(src: *const u8, len: usize) -> bool {
     debug_assert!(len > 0 && len.is_multiple_of(PAGE_SIZE));
     // SAFETY: as the caller says.
     unsafe { has_many_values(src, len) && is_even(src, len) && !repeats(src, len) }
 }
 
-/// The start of piece `nth` of `pieces`. The place within each stretch changes from piece to piece,
-/// so that a sample of records shows all their fields.
+/// Returns the start of piece `nth` of `pieces`. The position within each stretch varies, so that a
+/// sample of records shows all their fields.
 fn piece_at(nth: usize, pieces: usize, len: usize) -> usize {
     let stretch = len / pieces;
     nth * stretch + nth * 5 * PIECE % stretch
@@ -74,10 +74,11 @@ unsafe fn has_many_values(src: *const u8, len: usize) -> bool {
 /// # Safety
 /// - As for [`is_dense`].
 unsafe fn is_even(src: *const u8, len: usize) -> bool {
-    // Counted apart, so that equal bytes that follow each other don't wait for each other.
+    // Separate counters, so that equal bytes in a row don't wait for each other.
     let mut counts = [[0u8; 256]; LANES];
     for nth in 0..PIECES {
-        // SAFETY: as in `has_many_values`.
+        // SAFETY: a piece is 8 bytes at a multiple of 8 within its stretch, which is a multiple of
+        // 8 and within `len`.
         let word = unsafe { read_unaligned(src.add(piece_at(nth, PIECES, len)).cast::<u64>()) };
         for (at, byte) in word.to_ne_bytes().into_iter().enumerate() {
             counts[at % LANES][byte as usize] += 1;
@@ -91,8 +92,7 @@ unsafe fn is_even(src: *const u8, len: usize) -> bool {
     (squares - SAMPLE) / 2 <= PAIRS_MAX
 }
 
-/// Whether at least one of 32 chosen words was seen before. Without a branch that depends on the
-/// data.
+/// Returns whether at least one of 32 chosen words was seen before. No branch depends on the data.
 ///
 /// # Safety
 /// - As for [`is_dense`].
@@ -138,8 +138,8 @@ mod tests {
         (0..len / 8).flat_map(|_| random.word().to_ne_bytes()).collect()
     }
 
-    /// Blocks called dense that shrink, blocks called open that don't, dense ones that don't
-    /// shrink, all; bytes lost.
+    /// Counts: blocks called dense that compress, blocks called open that don't, dense ones that
+    /// don't compress, all; bytes lost.
     fn judge(bytes: &[u8], block: usize, spec: &str) -> [usize; 5] {
         let mut encoder = CodecSpec::parse(spec).unwrap().encoder(block);
         let mut packed = vec![0; block + block / 100 + 1024];
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Prints how often the look is wrong about the benchmark's corpus.
+    /// Prints how often the estimate is wrong on the benchmark's corpus.
     #[test]
     #[ignore = "needs `memfold bench corpus`, measures"]
     fn measure() {

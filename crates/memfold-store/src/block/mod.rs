@@ -1,15 +1,15 @@
-//! Blocks as payloads: which pages are same-filled, what is compressed, and the way back.
+//! Blocks as payloads: finds same-filled pages, compresses the rest, and decodes both.
 //!
-//! A block without same-filled pages is its compressed bytes, or its raw bytes when it does not
-//! shrink. A block of one pattern all over is those 8 bytes. Any other (*mixed*) starts with a list
+//! A block without same-filled pages becomes its compressed bytes, or its raw bytes if it does not
+//! compress. A block of one pattern becomes those 8 bytes. Any other (*mixed*) starts with a list
 //! of its same-filled pages,
 //!
 //! ```text
 //! mode 1 byte | bitmap of same-filled pages, 1 bit each | patterns, 8 bytes each
 //! ```
 //!
-//! (mode 0: all patterns are zero, none is kept; 1: one pattern for all; 2: one for each page), and
-//! goes on with the other pages, gathered in order and compressed as one.
+//! (mode 0: all patterns are zero, none is stored; 1: one pattern for all; 2: one for each page),
+//! and continues with the other pages, gathered in order and compressed as one.
 pub(crate) mod error;
 pub(crate) mod set;
 pub(crate) mod same_filled;
@@ -36,60 +36,61 @@ const MODE_EACH: u8 = 2;
 /// The longest list of same-filled pages.
 const HEAD_MAX: usize = 1 + MAX_PAGES / 8 + 8 * MAX_PAGES;
 
-/// A block that compresses to more than this many bytes is stored raw ("huge"): 15/16 of its size.
+/// Returns the most bytes that a block may compress to; above, it is stored raw ("huge"): 15/16 of
+/// its size.
 pub const fn huge_threshold(block_bytes: usize) -> usize {
     block_bytes / 16 * 15
 }
 
-/// Buffers for encoding, taken once.
+/// Buffers for encoding, allocated once.
 pub(crate) struct Scratch {
     /// The list of same-filled pages, ending at `BODY`, and from there the compressed bytes: one
     /// payload.
     packed: Box<[u8]>,
     /// Pages gathered from between same-filled ones. Free for other use between blocks.
     pub gathered: PageBuffer,
-    /// What a block becomes without the dictionary, to compare.
+    /// The result without the dictionary, to compare.
     plain: Box<[u8]>,
     luck: Luck,
-    /// The planes of a block, taken apart.
+    /// The planes of a block.
     planes: Box<[u8]>,
-    /// Whether taking apart has made the latest blocks smaller, and whether the codec would have
-    /// made those smaller that were taken apart.
+    /// Whether planes have made the latest blocks smaller, and whether the codec alone would have
+    /// been better for those.
     shuffling: [Luck; 2],
     patterns: Box<[u64; MAX_PAGES]>,
-    /// Blocks that were not given to the codec because they looked too dense. Whoever counts them
-    /// sets it back.
+    /// Blocks that were not given to the codec because they looked too dense. The reader resets it.
     pub dense_blocks: u64,
 }
 
 /// Where the compressed bytes start in `Scratch::packed`.
 const BODY: usize = HEAD_MAX.next_multiple_of(64);
 
-/// A dictionary must make a block smaller by this part of its size, or the block is stored without:
-/// that loads faster.
+/// A dictionary must make a block smaller by this part of its size, or the block is stored without
+/// it, because that loads faster.
 const CANNED_GAIN: usize = 64;
-/// Blocks in a row that something may fail to make smaller before it is tried on some only.
+/// Failures in a row after which a method is tried on some blocks only.
 const LOSSES_MAX: u8 = 4;
-/// Room that codecs want beyond what they write, at most: lz4 some bytes for its last literals,
-/// zstd a block header.
+/// Most room that codecs need beyond their output: lz4 some bytes for its last literals, zstd a
+/// block header.
 const CODEC_ROOM: usize = 64;
-/// What the codec alone makes of a block must be smaller than its planes by this part.
+/// The output of the codec alone must be smaller than the planes by this part.
 const SHUFFLED_WORTH: usize = 8;
-/// How many are then stored without a try.
+/// Blocks that are then stored without a try.
 const UNTRIED: u8 = 7;
 
 /// What compresses a block.
 pub(crate) struct Packer<'a> {
     pub encoder: &'a mut dyn Encoder,
-    /// Format of what it makes without a dictionary.
+    /// Format of the output without a dictionary.
     pub format: u8,
-    /// A dictionary to try, and the format of what is made with it.
+    /// A dictionary to try, and the format of its output.
     pub canned: Option<(u8, &'a Canned)>,
-    /// Whether blocks of numbers are taken apart.
+    /// Whether blocks of numbers are split into planes.
     pub shuffle: bool,
 }
 
-/// Whether something has made the latest blocks smaller: neighbours are mostly of one kind.
+/// Whether a method has made the latest blocks smaller. Neighbouring blocks mostly have similar
+/// content.
 #[derive(Default)]
 struct Luck {
     losses: u8,
@@ -97,7 +98,7 @@ struct Luck {
 }
 
 impl Luck {
-    /// Whether it should be tried on this block.
+    /// Returns whether it should be tried on this block.
     fn tries(&mut self) -> bool {
         let tries = self.untried == 0;
         self.untried = self.untried.saturating_sub(1);
@@ -110,7 +111,7 @@ impl Luck {
     }
 }
 
-/// A block ready to be stored.
+/// A block that is ready to be stored.
 pub(crate) enum Encoded {
     /// All zeros.
     Zero,
@@ -130,7 +131,7 @@ pub(crate) enum Encoded {
 impl Scratch {
     pub fn new(block_order: Order) -> Scratch {
         let block_bytes_max = block_order.bytes();
-        // More than any codec needs in the worst case, so that none has to watch its output for
+        // More than any codec needs in the worst case, so that none has to check its output for
         // room.
         let body = block_bytes_max + block_bytes_max / 128 + 1024;
         Scratch {
@@ -153,7 +154,7 @@ impl Scratch {
         self.packed[BODY] ^= 0x10;
     }
 
-    /// The payload whose head has `head_len` bytes.
+    /// Returns the payload whose head has `head_len` bytes.
     fn payload(&self, head_len: usize) -> *const u8 {
         self.packed[BODY - head_len..].as_ptr()
     }
@@ -162,8 +163,8 @@ impl Scratch {
 /// Compresses the block of `order` at `src`.
 ///
 /// # Safety
-/// - `src` points to a block of `order`, page-aligned and readable; nobody writes there while the
-///   result is in use.
+/// - `src` points to a block of `order`, page-aligned and readable; no thread writes there while
+///   the result is in use.
 /// - `scratch` and the packer's encoder were made for blocks of at least that size.
 pub(crate) unsafe fn encode(
     scratch: &mut Scratch,
@@ -235,12 +236,11 @@ unsafe fn encode_mixed(
     Ok(Encoded::Object { format: format_used, mixed: true, head, head_len, body, len, same_pages })
 }
 
-/// Compresses `src` to the scratch body: format and size. `None` if they do not shrink enough, or
-/// look as if they would not. With a dictionary only if that is smaller than without: never larger
-/// for having one.
+/// Compresses `src` to the scratch body. Returns format and size; `None` if they don't compress
+/// enough, or look so. A dictionary is used only if that is smaller than without.
 ///
 /// # Safety
-/// - `src` is readable, outside the scratch or in its `gathered`, and nobody writes there.
+/// - `src` is readable, outside the scratch or in its `gathered`, and no thread writes there.
 /// - `scratch` and the packer's encoder were made for at least as many bytes, which are whole pages
 ///   and not 0.
 unsafe fn compress(
@@ -276,8 +276,8 @@ unsafe fn compress(
     Ok(size.filter(|size| *size <= huge_threshold(src.len)).map(|size| (packer.format, size)))
 }
 
-/// Takes a block of numbers apart to the scratch body, unless the codec alone makes less of it:
-/// format and size. `None`: it is no such block.
+/// Writes the planes of a block of numbers to the scratch body, unless the codec alone is better.
+/// Returns format and size; `None` if it is no such block.
 ///
 /// # Safety
 /// - As for [`compress`].
@@ -307,7 +307,7 @@ unsafe fn shuffled_size(
 ) -> Result<Option<usize>, CodecError> {
     let Scratch { packed, planes, plain, shuffling: [_, others], .. } = scratch;
     let codes = packer.format != format::NONE;
-    // SAFETY: as the caller says; `planes` has room for a block.
+    // SAFETY: the caller vouches for `src`; `planes` has room for a block.
     let size = unsafe {
         shuffle::encode(&mut *packer.encoder, codes, plan, src, planes, &mut packed[BODY..])?
     };
@@ -315,7 +315,7 @@ unsafe fn shuffled_size(
     if !codes || !others.tries() {
         return Ok(Some(size));
     }
-    // Planes load faster, so the codec alone must gain something.
+    // Planes load faster, so the codec alone must be smaller by a part.
     let most = size - size / SHUFFLED_WORTH;
     let room = (most + CODEC_ROOM).min(plain.len());
     // SAFETY: as the caller says; `plain` is writable for `room` bytes.
@@ -325,15 +325,15 @@ unsafe fn shuffled_size(
     Ok((!is_less).then_some(size))
 }
 
-/// What a try with a dictionary left in the scratch body, and its size.
+/// The result of a try with a dictionary, in the scratch body, and its size.
 enum Canning {
     With(usize),
     Without(usize),
-    /// Nothing of use: it does not shrink enough with the dictionary.
+    /// Nothing: it does not compress enough with the dictionary.
     Unknown,
 }
 
-/// Compresses with a dictionary and without, and keeps what is smaller.
+/// Compresses with a dictionary and without, and keeps the smaller result.
 ///
 /// # Safety
 /// - As for [`compress`].
@@ -349,7 +349,7 @@ unsafe fn compress_canned(
     let Some(with) = with.filter(|size| *size <= huge_threshold(src.len)) else {
         return Ok(Canning::Unknown);
     };
-    // More would lose, so the codec may stop there.
+    // A larger output would lose, so the codec may stop there.
     let most = (with + with / CANNED_GAIN).min(huge_threshold(src.len));
     let room = (most + CODEC_ROOM).min(scratch.plain.len());
     // SAFETY: as the caller says; `plain` is writable for `room` bytes.
@@ -361,12 +361,12 @@ unsafe fn compress_canned(
     Ok(Canning::Without(without))
 }
 
-/// Writes the block that `header` describes to `dst`, at least the first `pages` pages of it, which
-/// are not none. On an error `dst` holds any bytes.
+/// Writes the block that `header` describes to `dst`, at least the first `pages` pages of it;
+/// `pages` is not 0. After an error the bytes at `dst` are undefined.
 ///
 /// # Safety
-/// - `payload` is readable for `header.len` bytes, and nobody writes there meanwhile.
-/// - `dst` is writable for a block of `order`, page-aligned; nobody else touches it meanwhile.
+/// - `payload` is readable for `header.len` bytes, and no thread writes there meanwhile.
+/// - `dst` is writable for a block of `order`, page-aligned; no other thread touches it meanwhile.
 pub(crate) unsafe fn decode(
     decoders: &mut Decoders,
     header: Header,
@@ -390,7 +390,7 @@ pub(crate) unsafe fn decode(
         // SAFETY: as the caller says.
         return unsafe { decoders.decode(header.format, from, to, pages * PAGE_SIZE) };
     }
-    // SAFETY: the payload is `len` readable bytes that nobody writes.
+    // SAFETY: the payload is `len` readable bytes that no thread writes.
     let bytes = unsafe { core::slice::from_raw_parts(payload, len) };
     let head = Head::read(bytes, order.pages()).ok_or(DecodeError::Layout)?;
     let others = order.pages() - head.same.count();
@@ -430,8 +430,7 @@ fn one_pattern(scratch: &mut Scratch, pages: usize) -> Encoded {
     }
 }
 
-/// Writes the list of same-filled pages so that it ends where the body starts, and returns its
-/// length.
+/// Writes the list of same-filled pages so that it ends where the body starts. Returns its length.
 fn write_head(scratch: &mut Scratch, same: &BlockSet, count: usize, pages: usize) -> usize {
     let patterns = &scratch.patterns[..count];
     let (mode, kept) = if patterns.iter().all(|p| *p == 0) {
@@ -454,8 +453,8 @@ fn write_head(scratch: &mut Scratch, same: &BlockSet, count: usize, pages: usize
     len
 }
 
-/// The pages that are not same-filled, in one run: in place if they are one already, else copied
-/// together.
+/// Returns the pages that are not same-filled, in one run: in place if they are one already, else
+/// copied together.
 ///
 /// # Safety
 /// - `src` is readable for `pages` pages; the scratch was made for as many.
@@ -482,10 +481,10 @@ unsafe fn gather(
     scratch.gathered.as_ptr()
 }
 
-/// Moves the gathered pages at the start of `dst`, `others` of them, to where they belong among the
-/// first `pages`, and fills the same-filled ones between.
+/// Moves the `others` gathered pages at the start of `dst` to their positions among the first
+/// `pages`, and fills the same-filled ones between.
 ///
-/// Goes from the last page to the first: the gathered place of a page is never behind the page
+/// Goes from the last page to the first: the gathered position of a page is never behind the page
 /// itself, so no page is overwritten before it moved.
 ///
 /// # Safety
@@ -509,7 +508,7 @@ unsafe fn spread(head: &Head, dst: *mut u8, pages: usize, others: usize) {
     }
 }
 
-/// A list of same-filled pages that makes sense.
+/// A valid list of same-filled pages.
 struct Head<'a> {
     same: BlockSet,
     mode: u8,
@@ -540,7 +539,7 @@ impl Head<'_> {
         Some(Head { same, mode: *mode, patterns, len: 1 + bitmap.len() + patterns.len() })
     }
 
-    /// The pattern of the same-filled page of this rank.
+    /// Returns the pattern of the same-filled page of this rank.
     fn pattern(&self, rank: usize) -> u64 {
         let at = match self.mode {
             MODE_ZERO => return 0,

@@ -1,16 +1,17 @@
-//! The same-filled test: is a page one 8-byte pattern over and over?
+//! The same-filled test: whether a page repeats one 8-byte pattern.
 use memfold_sys::units::PAGE_SIZE;
 
 const WORDS: usize = PAGE_SIZE / 8;
 /// Words that are compared before the next early exit; a multiple of every vector width.
 const STRIDE: usize = 64;
 
-/// The pattern of the page at `page` if all its 512 words are equal (0 for a page of zeros).
+/// Returns the pattern of the page at `page` if all its 512 words are equal (0 for a page of
+/// zeros).
 ///
-/// Most pages are told apart by three loads: the first, the last and a middle word.
+/// Three loads rule out most pages: the first, the last and a middle word.
 ///
 /// # Safety
-/// - `page` points to a readable page, aligned to 8 bytes, that nobody writes during the call.
+/// - `page` points to a readable page, aligned to 8 bytes, that no thread writes during the call.
 #[inline]
 pub(crate) unsafe fn pattern_of(page: *const u8) -> Option<u64> {
     debug_assert!((page as usize).is_multiple_of(8));
@@ -43,10 +44,10 @@ unsafe fn all_equal(words: *const u64, value: u64) -> bool {
     true
 }
 
-/// Writes `pattern` all over `len` bytes at `dst`.
+/// Fills `len` bytes at `dst` with `pattern`.
 ///
 /// # Safety
-/// - `dst` is writable for `len` bytes and aligned to 8; `len` is a multiple of 8; nobody else
+/// - `dst` is writable for `len` bytes and aligned to 8; `len` is a multiple of 8; no other thread
 ///   touches it meanwhile.
 pub(crate) unsafe fn fill(dst: *mut u8, len: usize, pattern: u64) {
     debug_assert!((dst as usize).is_multiple_of(8) && len.is_multiple_of(8));

@@ -10,10 +10,10 @@ pub struct BlockSet {
 }
 
 impl BlockSet {
-    /// No block.
+    /// The empty set.
     pub const EMPTY: BlockSet = BlockSet { words: [0; WORDS] };
 
-    /// The blocks `0..count`.
+    /// Returns the blocks `0..count`.
     ///
     /// # Panics
     /// If `count` is above 512.
@@ -39,7 +39,7 @@ impl BlockSet {
         self.words[block / 64] |= 1 << (block % 64);
     }
 
-    /// Takes block `block` out.
+    /// Removes block `block`.
     ///
     /// # Panics
     /// If `block` is 512 or more.
@@ -47,22 +47,22 @@ impl BlockSet {
         self.words[block / 64] &= !(1 << (block % 64));
     }
 
-    /// Whether block `block` is in the set. False from 512 on.
+    /// Returns whether block `block` is in the set; `false` from 512 on.
     pub const fn contains(&self, block: usize) -> bool {
         block < MAX_PAGES && self.words[block / 64] & 1 << (block % 64) != 0
     }
 
-    /// How many blocks are in the set.
+    /// Returns the number of blocks in the set.
     pub fn count(&self) -> usize {
         self.words.iter().map(|w| w.count_ones() as usize).sum()
     }
 
-    /// Whether no block is in the set.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|w| *w == 0)
     }
 
-    /// One past the last block of the set, 0 for the empty set.
+    /// Returns one past the last block of the set, 0 for the empty set.
     pub fn end(&self) -> usize {
         match self.words.iter().rposition(|w| *w != 0) {
             Some(i) => i * 64 + 64 - self.words[i].leading_zeros() as usize,
@@ -70,7 +70,7 @@ impl BlockSet {
         }
     }
 
-    /// The blocks in ascending order.
+    /// Returns the blocks in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.words.iter().enumerate().flat_map(|(i, word)| {
             let mut rest = *word;
@@ -85,7 +85,7 @@ impl BlockSet {
         })
     }
 
-    /// The bits 64 at a time, block 0 in bit 0 of the first word.
+    /// Returns the bits 64 at a time, block 0 in bit 0 of the first word.
     pub const fn words(&self) -> &[u64; WORDS] {
         &self.words
     }

@@ -1,16 +1,16 @@
-//! A codec by itself, without pool, handles or checksums.
+//! A codec without pool, handles or checksums.
 use super::coder::{CodecError, Decoder, Encoder, Input, Output};
 use super::spec::CodecSpec;
 use alloc::boxed::Box;
 
-/// One codec's encoder and decoder. Allocates only when it is made.
+/// One codec's encoder and decoder. Allocates only at its creation.
 pub struct BareCodec {
     encoder: Box<dyn Encoder>,
     decoder: Box<dyn Decoder>,
 }
 
 impl BareCodec {
-    /// A codec for blocks of at most `block_bytes_max` bytes.
+    /// Makes a codec for blocks of at most `block_bytes_max` bytes.
     pub fn new(spec: CodecSpec, block_bytes_max: usize) -> BareCodec {
         let format = spec.format() as usize;
         let decoder =
@@ -18,16 +18,16 @@ impl BareCodec {
         BareCodec { encoder: spec.encoder(block_bytes_max), decoder }
     }
 
-    /// Compresses `len` bytes at `src` to at most `room` bytes at `dst`. `Ok(None)`: they do not
-    /// fit.
+    /// Compresses `len` bytes at `src` to at most `room` bytes at `dst`. Returns `Ok(None)` if they
+    /// don't fit.
     ///
     /// # Errors
     /// The codec's own failure.
     ///
     /// # Safety
-    /// - `src` is readable for `len` bytes, at most the `block_bytes_max` of the codec; nobody
+    /// - `src` is readable for `len` bytes, at most the `block_bytes_max` of the codec; no thread
     ///   writes there meanwhile.
-    /// - `dst` is writable for `room` bytes, does not overlap `src`, and nobody else touches it
+    /// - `dst` is writable for `room` bytes, does not overlap `src`, and no other thread touches it
     ///   meanwhile.
     pub unsafe fn compress(
         &mut self,
@@ -46,9 +46,9 @@ impl BareCodec {
     /// Bytes that are not this codec's, or another length.
     ///
     /// # Safety
-    /// - `src` is readable for `len` bytes, and nobody writes there meanwhile.
-    /// - `dst` is writable for `raw_len` bytes, does not overlap `src`, and nobody else touches it
-    ///   meanwhile.
+    /// - `src` is readable for `len` bytes, and no thread writes there meanwhile.
+    /// - `dst` is writable for `raw_len` bytes, does not overlap `src`, and no other thread touches
+    ///   it meanwhile.
     pub unsafe fn decompress(
         &mut self,
         src: *const u8,

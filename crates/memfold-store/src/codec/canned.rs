@@ -1,16 +1,16 @@
-//! Dictionaries made ready for a codec: what all threads share.
+//! Dictionaries prepared for a codec, shared by all threads.
 use super::lz4_dictionary::Lz4Dictionary;
 use super::zstd_dictionary::ZstdDictionary;
 use crate::dictionary::{Dictionary, DictionaryKind};
 use crate::format;
 use alloc::boxed::Box;
 
-/// A dictionary digested for one codec at one level.
+/// A dictionary prepared for one codec at one level.
 pub(crate) struct Canned {
-    /// Format of what is compressed with it, but for the dictionary.
+    /// Format of objects compressed with it, apart from the dictionary.
     pub format: u8,
     pub digest: Digest,
-    /// Bytes of memory that it takes.
+    /// Bytes of its memory.
     pub bytes: usize,
 }
 
@@ -20,8 +20,8 @@ pub(crate) enum Digest {
 }
 
 impl Canned {
-    /// `None` if the codec can't use that kind of dictionary, or finds the dictionary damaged.
-    /// Allocates.
+    /// Prepares a dictionary. Returns `None` if the codec can't use that kind of dictionary, or
+    /// finds it damaged. Allocates.
     pub fn new(
         codec: &str,
         level: i32,

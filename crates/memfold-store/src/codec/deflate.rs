@@ -1,5 +1,5 @@
-//! DEFLATE by libdeflate, the software peer of the accelerators that speak it. It allocates when a
-//! context is made only.
+//! DEFLATE by libdeflate, the software equivalent of hardware accelerators. It allocates only when
+//! a context is made.
 use super::canned::Canned;
 use super::coder::{CodecError, DecodeResult, Decoder, EncodeResult, Encoder, Input, Output};
 use alloc::boxed::Box;
@@ -40,8 +40,8 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// The input goes on after the end of the stream. Not one of libdeflate's codes, which are
-/// positive.
+/// The input continues after the end of the stream. This is not one of libdeflate's codes, which
+/// are positive.
 const TRAILING_BYTES: i64 = -1;
 
 struct DeflateEncoder {
@@ -54,7 +54,7 @@ struct DeflateDecoder {
 
 // SAFETY: a context is plain memory that belongs to its owner and is only used through `&mut self`.
 unsafe impl Send for DeflateEncoder {}
-// SAFETY: as above.
+// SAFETY: a context is plain memory that belongs to its owner and is only used through `&mut self`.
 unsafe impl Send for DeflateDecoder {}
 
 pub(super) fn encoder(level: i32, _block_bytes_max: usize) -> Box<dyn Encoder> {
@@ -120,14 +120,14 @@ impl Decoder for DeflateDecoder {
 
 impl Drop for DeflateEncoder {
     fn drop(&mut self) {
-        // SAFETY: it came from libdeflate and is used no more.
+        // SAFETY: it came from libdeflate and is not used any more.
         unsafe { libdeflate_free_compressor(self.raw.as_ptr()) };
     }
 }
 
 impl Drop for DeflateDecoder {
     fn drop(&mut self) {
-        // SAFETY: it came from libdeflate and is used no more.
+        // SAFETY: it came from libdeflate and is not used any more.
         unsafe { libdeflate_free_decompressor(self.raw.as_ptr()) };
     }
 }
@@ -160,7 +160,7 @@ mod tests {
         unsafe { libc::malloc(bytes) }
     }
 
-    /// Bytes that a compressor of `level` asks for.
+    /// Returns the bytes that a compressor of `level` allocates.
     fn compressor_bytes(level: c_int) -> usize {
         let options =
             Options { bytes: size_of::<Options>(), malloc: counting_malloc, free: libc::free };

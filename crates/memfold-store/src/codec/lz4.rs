@@ -54,7 +54,7 @@ unsafe extern "C" {
 }
 
 struct Lz4Encoder {
-    /// `LZ4_sizeofState()` bytes, aligned to 8 as liblz4 asks.
+    /// `LZ4_sizeofState()` bytes, aligned to 8 as liblz4 requires.
     state: Box<[u64]>,
     /// A stream for use with dictionaries: always initialised.
     stream: Box<[u64]>,
@@ -116,13 +116,13 @@ impl Encoder for Lz4Encoder {
         packed(size, dst.len)
     }
 
-    // It skips ahead faster the longer it finds nothing.
+    // The longer it finds nothing, the faster it skips ahead.
     fn gives_up_fast(&self) -> bool {
         true
     }
 }
 
-/// What liblz4 says that it wrote.
+/// Returns the output length that liblz4 reports.
 pub(super) fn packed(size: c_int, room: usize) -> EncodeResult {
     match size {
         0 => Ok(None),
@@ -162,7 +162,8 @@ impl Decoder for Lz4Decoder {
     ) -> DecodeResult {
         let (from, to, src_len) = (src.at.cast(), dst.at.cast(), src.len as c_int);
         let (target, room) = (len as c_int, dst.len as c_int);
-        // SAFETY: as in `decode`; they write no further than `target` and `room` allow.
+        // SAFETY: both read only `src` and the dictionary, and write no further than `target` and
+        // `room` allow, whatever the input; the caller vouches for both ranges.
         let size = unsafe {
             match canned.map(|c| &c.digest) {
                 Some(Digest::Lz4(dictionary)) => LZ4_decompress_safe_partial_usingDict(

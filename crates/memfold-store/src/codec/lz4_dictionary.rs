@@ -1,4 +1,4 @@
-//! A dictionary made ready for LZ4.
+//! A dictionary prepared for LZ4.
 use alloc::boxed::Box;
 use alloc::vec;
 use core::ffi::{c_char, c_int, c_void};
@@ -21,8 +21,9 @@ pub(crate) struct Lz4Dictionary {
 impl Lz4Dictionary {
     pub fn new(content: Box<[u8]>) -> Lz4Dictionary {
         let mut stream = stream();
-        // SAFETY: the stream was initialised and is ours; the content is readable, and is moved
-        // only as a box, so its bytes stay in place as long as the stream refers to them.
+        // SAFETY: the stream was initialised and belongs to this function. The content is readable,
+        // and is moved only as a box, so its bytes stay in place as long as the stream refers to
+        // them.
         unsafe {
             LZ4_loadDictSlow(
                 stream.as_mut_ptr().cast(),
@@ -33,18 +34,19 @@ impl Lz4Dictionary {
         Lz4Dictionary { content, stream }
     }
 
-    /// Bytes of memory besides the content.
+    /// Returns the bytes of memory besides the content.
     pub fn bytes(&self) -> usize {
         self.stream.len() * 8
     }
 }
 
-/// An initialised stream.
+/// Makes an initialised stream.
 pub(super) fn stream() -> Box<[u64]> {
     // SAFETY: takes nothing and only returns a constant of the library.
     let bytes = unsafe { LZ4_sizeofState() } as usize;
     let mut stream = vec![0u64; bytes.div_ceil(8)].into_boxed_slice();
-    // SAFETY: the buffer is as long as said, aligned to 8 as liblz4 asks, and ours.
+    // SAFETY: the buffer has the stated length, is aligned to 8 as liblz4 requires, and belongs to
+    // this function.
     let made = unsafe { LZ4_initStream(stream.as_mut_ptr().cast(), stream.len() * 8) };
     assert!(!made.is_null(), "liblz4 refused a stream of its own size");
     stream

@@ -1,4 +1,4 @@
-//! LZ4HC: slower and stronger than LZ4, the same stored format, read by LZ4's decoder.
+//! LZ4HC: slower than LZ4, with smaller output in the same stored format, read by LZ4's decoder.
 use super::canned::Canned;
 use super::coder::{EncodeResult, Encoder, Input, Output};
 use super::lz4::packed;
@@ -21,7 +21,7 @@ unsafe extern "C" {
 }
 
 struct Lz4HcEncoder {
-    /// `LZ4_sizeofStateHC()` bytes, aligned to 8 as liblz4 asks.
+    /// `LZ4_sizeofStateHC()` bytes, aligned to 8 as liblz4 requires.
     state: Box<[u64]>,
     level: c_int,
 }
@@ -30,7 +30,7 @@ pub(super) fn encoder(level: i32, _block_bytes_max: usize) -> Box<dyn Encoder> {
     // SAFETY: takes nothing and only returns a constant of the library.
     let bytes = unsafe { LZ4_sizeofStateHC() } as usize;
     let mut state = vec![0u64; bytes.div_ceil(8)].into_boxed_slice();
-    // SAFETY: the buffer is as long as said, aligned, and ours.
+    // SAFETY: the buffer has the stated length and alignment, and belongs to this function.
     let stream = unsafe { LZ4_initStreamHC(state.as_mut_ptr().cast(), state.len() * 8) };
     assert!(!stream.is_null(), "liblz4 refused a state of its own size");
     Box::new(Lz4HcEncoder { state, level })

@@ -30,7 +30,7 @@ use core::ops::RangeInclusive;
 pub static CODECS: &[Codec] = &[
     Codec {
         name: "none",
-        help: "store blocks as they are",
+        help: "No compression",
         format: format::NONE,
         levels: 0..=0,
         level_default: 0,
@@ -39,17 +39,17 @@ pub static CODECS: &[Codec] = &[
     },
     Codec {
         name: "lz4",
-        help: "lz4; the level is its acceleration, larger is faster and weaker",
+        help: "LZ4. The level is its acceleration: a higher level is faster and compresses less",
         format: format::LZ4,
         levels: 1..=65537,
         level_default: 1,
         encoder: lz4::encoder,
         decoder: lz4::decoder,
     },
-    // Levels above 9 would allocate while they compress, with C's malloc.
+    // Levels above 9 would allocate with malloc while they compress.
     Codec {
         name: "lz4hc",
-        help: "lz4's format, compressed slower and stronger; read as fast",
+        help: "LZ4 HC. It compresses more than lz4 and is slower at that; decompression is as fast",
         format: format::LZ4,
         levels: 2..=9,
         level_default: 9,
@@ -58,7 +58,7 @@ pub static CODECS: &[Codec] = &[
     },
     Codec {
         name: "zstd",
-        help: "zstd; negative levels are faster, higher levels stronger",
+        help: "Zstandard. A higher level compresses more; negative levels are the fastest",
         format: format::ZSTD,
         levels: -7..=19,
         level_default: 1,
@@ -67,7 +67,7 @@ pub static CODECS: &[Codec] = &[
     },
     Codec {
         name: "deflate",
-        help: "deflate, as hardware speaks it; higher levels are stronger; 1 takes 199 KiB a thread, 2 to 9 take 653 KiB, 10 to 12 8.6 MiB",
+        help: "Deflate, the format of hardware accelerators. A higher level compresses more. Level 1 takes 199 KiB a thread, 2 to 9 take 653 KiB, 10 to 12 8.6 MiB",
         format: format::DEFLATE,
         levels: 1..=12,
         level_default: 1,
@@ -78,9 +78,9 @@ pub static CODECS: &[Codec] = &[
 
 /// One line of the table [`CODECS`].
 pub struct Codec {
-    /// What a user writes.
+    /// The name that users write.
     pub name: &'static str,
-    /// One line about it.
+    /// One sentence about it.
     pub help: &'static str,
     /// Levels that may follow the name after a colon.
     pub levels: RangeInclusive<i32>,
@@ -91,7 +91,7 @@ pub struct Codec {
     pub(crate) decoder: fn() -> Box<dyn Decoder>,
 }
 
-/// One decoder for each stored format, dictionaries apart.
+/// Makes one decoder for each stored format, without dictionaries.
 pub(crate) fn decoders() -> [Box<dyn Decoder>; format::DECODERS] {
     core::array::from_fn(|format| {
         let codec = CODECS.iter().find(|c| c.format as usize == format);

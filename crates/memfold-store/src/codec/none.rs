@@ -1,4 +1,4 @@
-//! No compression: the encoder always says "does not fit", so that the block is stored raw.
+//! No compression: the encoder always reports "does not fit", so that the block is stored raw.
 use super::canned::Canned;
 use super::coder::{CodecError, DecodeResult, Decoder, EncodeResult, Encoder, Input, Output};
 use alloc::boxed::Box;

@@ -9,7 +9,7 @@ use alloc::string::{String, ToString};
 use core::fmt;
 use core::str::FromStr;
 
-/// A codec and its level, as a user names them. Always one of [`CODECS`] at a level it has.
+/// A codec and its level, as users name them. Always one of [`CODECS`] at a level it has.
 #[derive(Copy, Clone, PartialEq, Eq)]
 pub struct CodecSpec {
     codec: usize,
@@ -17,7 +17,7 @@ pub struct CodecSpec {
     shuffles: bool,
 }
 
-/// What follows a codec that is to take blocks of numbers apart first.
+/// The suffix of a codec that splits blocks of numbers into planes first.
 const SHUFFLE: &str = "+shuffle";
 
 /// A specification names no codec, or no level of that codec. Its text lists what is valid.
@@ -28,7 +28,7 @@ pub struct SpecError {
 }
 
 impl CodecSpec {
-    /// Reads `name` or `name:level`, either with `+shuffle` behind it.
+    /// Parses `name` or `name:level`, optionally with `+shuffle` at the end.
     ///
     /// # Errors
     /// An unknown name, or a level that the codec does not have; the error lists the valid ones.
@@ -51,28 +51,28 @@ impl CodecSpec {
         Ok(CodecSpec { codec: index, level, shuffles: plain.is_some() })
     }
 
-    /// The codec's name.
+    /// Returns the codec's name.
     pub fn name(&self) -> &'static str {
         self.codec().name
     }
 
-    /// The level.
+    /// Returns the level.
     pub fn level(&self) -> i32 {
         self.level
     }
 
-    /// Whether blocks of numbers are taken apart into planes of bytes before they are compressed
+    /// Returns whether blocks of numbers are split into planes of bytes before they are compressed
     /// (`block/shuffle/`).
     pub fn shuffles(&self) -> bool {
         self.shuffles
     }
 
-    /// Whether it can compress against a dictionary: lz4 and zstd can.
+    /// Returns whether it can compress with a dictionary: lz4 and zstd can.
     pub fn takes_dictionaries(&self) -> bool {
         matches!(self.name(), "lz4" | "zstd")
     }
 
-    /// Whether the start of a block can be had without decompressing all of it
+    /// Returns whether the start of a block can be loaded without decompressing all of it
     /// ([`crate::Store::load_start`]).
     pub fn stops_early(&self) -> bool {
         self.format() == format::LZ4 && !self.shuffles
@@ -82,14 +82,14 @@ impl CodecSpec {
         self.codec().format
     }
 
-    /// An encoder for inputs of up to `block_bytes_max` bytes. Takes all the memory that it will
-    /// ever need.
+    /// Makes an encoder for inputs of up to `block_bytes_max` bytes. It allocates all memory that
+    /// it will ever need.
     pub(crate) fn encoder(&self, block_bytes_max: usize) -> Box<dyn Encoder> {
         (self.codec().encoder)(self.level, block_bytes_max)
     }
 
-    /// A dictionary made ready for the codec at this level. `None` if it can't use that kind of
-    /// dictionary, or finds the dictionary damaged. Allocates.
+    /// Prepares a dictionary for the codec at this level. Returns `None` if it can't use that kind
+    /// of dictionary, or finds it damaged. Allocates.
     pub(crate) fn canned(&self, dictionary: &Dictionary, block_bytes_max: usize) -> Option<Canned> {
         Canned::new(self.name(), self.level, dictionary, block_bytes_max)
     }
@@ -100,7 +100,7 @@ impl CodecSpec {
 }
 
 impl Default for CodecSpec {
-    /// lz4 at acceleration 1.
+    /// Returns lz4 at acceleration 1.
     fn default() -> CodecSpec {
         CodecSpec::parse("lz4").expect("lz4 is in the table")
     }
@@ -135,18 +135,18 @@ impl fmt::Display for SpecError {
             let (low, high) = (codec.levels.start(), codec.levels.end());
             return write!(
                 f,
-                "codec `{}`: {} takes a level from {low} to {high}",
+                "codec `{}`: {} has levels from {low} to {high}",
                 self.given, codec.name
             );
         }
-        write!(f, "unknown codec `{}`; valid are", self.given)?;
+        write!(f, "unknown codec `{}`. Valid are", self.given)?;
         for (i, codec) in CODECS.iter().enumerate() {
             write!(f, "{} {}", if i == 0 { "" } else { "," }, codec.name)?;
             if codec.levels.start() != codec.levels.end() {
                 write!(f, "[:{}..{}]", codec.levels.start(), codec.levels.end())?;
             }
         }
-        write!(f, ", each with {SHUFFLE} behind it for numbers")
+        write!(f, ", each also with {SHUFFLE} for arrays of numbers")
     }
 }
 
@@ -183,10 +183,10 @@ mod tests {
         let text = CodecSpec::parse("lzma").unwrap_err().to_string();
         assert_eq!(
             text,
-            "unknown codec `lzma`; valid are none, lz4[:1..65537], lz4hc[:2..9], zstd[:-7..19], deflate[:1..12], each with +shuffle behind it for numbers"
+            "unknown codec `lzma`. Valid are none, lz4[:1..65537], lz4hc[:2..9], zstd[:-7..19], deflate[:1..12], each also with +shuffle for arrays of numbers"
         );
         let text = CodecSpec::parse("zstd:20").unwrap_err().to_string();
-        assert_eq!(text, "codec `zstd:20`: zstd takes a level from -7 to 19");
+        assert_eq!(text, "codec `zstd:20`: zstd has levels from -7 to 19");
         for bad in [
             "",
             ":",

@@ -1,10 +1,10 @@
-//! Every codec by itself.
+//! Tests of each codec alone.
 use super::*;
 use memfold_testkit::random::Random;
 
 const BLOCK: usize = 1 << 21;
 
-/// Text-like bytes that compress, from a small generator.
+/// Returns text-like bytes that compress, from a small generator.
 fn words(len: usize) -> Vec<u8> {
     let mut state = 1u32;
     let mut out = Vec::new();
@@ -66,7 +66,7 @@ fn every_codec_gives_back_its_input_at_every_page_multiple() {
             }
             back.fill(0);
             let decoder = &mut decoders[spec.format() as usize];
-            // SAFETY: as above; size <= BLOCK.
+            // SAFETY: the three buffers are distinct and BLOCK bytes long; size <= BLOCK.
             unsafe {
                 decoder.decode(
                     Input { at: packed.as_ptr(), len: size },
@@ -76,7 +76,7 @@ fn every_codec_gives_back_its_input_at_every_page_multiple() {
             }
             .unwrap();
             assert!(back[..len] == raw[..len], "{spec} {pages} pages");
-            // SAFETY: as above.
+            // SAFETY: the three buffers are distinct and BLOCK bytes long; size <= BLOCK.
             let short = unsafe {
                 decoder.decode(
                     Input { at: packed.as_ptr(), len: size - 1 },
@@ -107,7 +107,7 @@ fn what_does_not_fit_is_refused_without_an_error() {
         assert_eq!(size, Ok(None), "{spec}");
         assert!(packed[15360..].iter().all(|b| *b == 0xaa), "{spec} wrote past its room");
         let text = words(16384);
-        // SAFETY: as above.
+        // SAFETY: distinct buffers of 16384 bytes; room is smaller.
         let size = unsafe {
             encoder.encode(
                 Input { at: text.as_ptr(), len: 16384 },

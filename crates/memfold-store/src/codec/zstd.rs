@@ -1,4 +1,4 @@
-//! Zstandard, with contexts in memory that is taken once: static contexts never allocate.
+//! Zstandard, with contexts in memory that is allocated once: static contexts never allocate.
 use super::canned::{Canned, Digest};
 use super::coder::{CodecError, DecodeResult, Decoder, EncodeResult, Encoder, Input, Output};
 use super::zstd_dictionary::parameters;
@@ -23,7 +23,8 @@ struct ZstdDecoder {
 // SAFETY: a context lives in the boxed workspace that travels with it, and is only used through
 // `&mut self`.
 unsafe impl Send for ZstdEncoder {}
-// SAFETY: as above.
+// SAFETY: a context lives in the boxed workspace that travels with it, and is only used through
+// `&mut self`.
 unsafe impl Send for ZstdDecoder {}
 
 pub(super) fn encoder(level: i32, block_bytes_max: usize) -> Box<dyn Encoder> {
@@ -37,7 +38,7 @@ pub(super) fn encoder(level: i32, block_bytes_max: usize) -> Box<dyn Encoder> {
         assert!(!cctx.is_null(), "zstd refused a workspace of its own estimate");
         for (parameter, value) in [
             (c::ZSTD_cParameter::ZSTD_c_compressionLevel, level),
-            // The object's format says which dictionary.
+            // The object's format names the dictionary.
             (c::ZSTD_cParameter::ZSTD_c_dictIDFlag, 0),
         ] {
             let set = c::ZSTD_CCtx_setParameter(cctx, parameter, value);
@@ -52,14 +53,16 @@ pub(super) fn decoder() -> Box<dyn Decoder> {
     // SAFETY: takes nothing and returns a number.
     let bytes = unsafe { c::ZSTD_estimateDCtxSize() };
     let mut workspace = vec![0u64; bytes.div_ceil(8)].into_boxed_slice();
-    // SAFETY: as for the encoder.
+    // SAFETY: the workspace is aligned to 8 and has the stated length. It is moved only as a box,
+    // so its bytes stay in place as long as the context is used.
     let dctx =
         unsafe { c::ZSTD_initStaticDCtx(workspace.as_mut_ptr().cast(), workspace.len() * 8) };
     assert!(!dctx.is_null(), "zstd refused a workspace of its own estimate");
     Box::new(ZstdDecoder { dctx, _workspace: workspace })
 }
 
-/// The memory that compressing any number of pages up to `block_bytes_max` needs at `level`.
+/// Returns the memory that compressing any number of pages up to `block_bytes_max` needs at
+/// `level`.
 ///
 /// zstd chooses other tables for other input sizes, and a larger input may need less than a smaller
 /// one.

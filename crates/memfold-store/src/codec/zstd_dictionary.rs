@@ -1,4 +1,4 @@
-//! A dictionary made ready for Zstandard.
+//! A dictionary prepared for Zstandard.
 use crate::dictionary::DictionaryKind;
 use alloc::boxed::Box;
 use alloc::vec;
@@ -8,19 +8,20 @@ use zstd_safe::zstd_sys as c;
 pub(crate) struct ZstdDictionary {
     pub(super) cdict: *const c::ZSTD_CDict,
     pub(super) ddict: *const c::ZSTD_DDict,
-    /// Hold the two; they and the content that they refer to are freed with this.
+    /// The memory of the two; freed with them and the content that they refer to.
     workspaces: [Box<[u64]>; 2],
     _content: Box<[u8]>,
 }
 
-// SAFETY: both tables are only read once they are made, by any number of threads, as zstd
+// SAFETY: after their creation both tables are only read, by any number of threads, as zstd
 // documents; they lie in boxes that travel with them.
 unsafe impl Send for ZstdDictionary {}
-// SAFETY: as above.
+// SAFETY: after their creation both tables are only read, by any number of threads, as zstd
+// documents; they lie in boxes that travel with them.
 unsafe impl Sync for ZstdDictionary {}
 
 impl ZstdDictionary {
-    /// `None` if zstd finds the dictionary damaged.
+    /// Prepares a dictionary. Returns `None` if zstd finds it damaged.
     pub fn new(
         content: Box<[u8]>,
         kind: DictionaryKind,
@@ -68,13 +69,13 @@ impl ZstdDictionary {
         Some(ZstdDictionary { cdict, ddict, workspaces, _content: content })
     }
 
-    /// Bytes of memory besides the content.
+    /// Returns the bytes of memory besides the content.
     pub fn bytes(&self) -> usize {
         self.workspaces.iter().map(|w| w.len() * 8).sum()
     }
 }
 
-/// Parameters for blocks of this size with a dictionary of that size, 0 for none.
+/// Returns parameters for blocks of this size with a dictionary of that size, 0 for none.
 pub(super) fn parameters(
     level: i32,
     block_bytes: usize,

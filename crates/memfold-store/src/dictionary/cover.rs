@@ -1,9 +1,9 @@
-//! Choosing a dictionary's content from samples: the pieces whose parts occur in the most samples.
+//! Chooses a dictionary's content from samples: the pieces whose parts occur in the most samples.
 //!
-//! After COVER (Liao, Petri, Moffat, Wirth: "Effective construction of relative Lempel-Ziv
-//! dictionaries", WWW 2016), in the form of zstd's FastCOVER: sequences of 8 bytes are counted by
-//! hash; the samples are cut into as many epochs as the dictionary has pieces, and from each the
-//! piece that scores highest is taken, whose sequences then count no more.
+//! It follows COVER (Liao, Petri, Moffat, Wirth: "Effective construction of relative Lempel-Ziv
+//! dictionaries", WWW 2016) in the form of zstd's FastCOVER. Sequences of 8 bytes are counted by
+//! hash. The samples are cut into as many epochs as the dictionary has pieces. From each epoch the
+//! piece with the highest score is taken, and its sequences then count no more.
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -14,13 +14,13 @@ const HASH_BITS: u32 = 17;
 /// The sequences of the samples.
 pub(crate) struct Cover<'a> {
     samples: &'a [u8],
-    /// In how many samples a sequence occurs, by hash. One is none: nothing is gained from a
-    /// sequence of one sample.
+    /// In how many samples a sequence occurs, by hash. One counts as none, because nothing is
+    /// gained from a sequence of one sample.
     found_in: Vec<u16>,
 }
 
 impl<'a> Cover<'a> {
-    /// Counts the sequences of samples of `sample_bytes` each. Takes 0.75 MiB for the time being.
+    /// Counts the sequences of samples of `sample_bytes` each. Takes 0.75 MiB meanwhile.
     pub fn new(samples: &'a [u8], sample_bytes: usize) -> Cover<'a> {
         let mut found_in = vec![0u16; 1 << HASH_BITS];
         let mut last = vec![u32::MAX; 1 << HASH_BITS];
@@ -33,15 +33,15 @@ impl<'a> Cover<'a> {
                 }
             }
         }
-        // Zeros and the like shrink without any help.
+        // Zeros and similar sequences compress without a dictionary.
         for byte in [0, 0xff] {
             found_in[hash(&[byte; D])] = 0;
         }
         Cover { samples, found_in }
     }
 
-    /// Content of at most `bytes` bytes in pieces of `piece` bytes; the best come last, where they
-    /// are nearest.
+    /// Returns content of at most `bytes` bytes in pieces of `piece` bytes. The best come last,
+    /// where they are nearest.
     pub fn choose(&self, bytes: usize, piece: usize) -> Vec<u8> {
         let mut found_in = self.found_in.clone();
         let epochs = (bytes / piece).max(1);
@@ -59,7 +59,7 @@ impl<'a> Cover<'a> {
     }
 }
 
-/// The score and the place of the best piece, if any scores.
+/// Returns the score and position of the best piece, if any scores.
 fn best(epoch: &[u8], piece: usize, found_in: &[u16]) -> Option<(u64, usize)> {
     let worth = |at: usize| found_in[hash(&epoch[at..at + D])].saturating_sub(1) as u64;
     if epoch.len() < piece || piece < D {

@@ -17,18 +17,18 @@ const MAGIC: [u8; 8] = *b"mfcanned";
 const VERSION: u32 = 1;
 const HASH_AT: usize = 24;
 const HEAD: usize = HASH_AT + 16;
-/// What zstd's trained dictionaries start with.
+/// The magic of zstd's trained dictionaries.
 const ZSTD_MAGIC: [u8; 4] = 0xEC30_A437u32.to_le_bytes();
 
-/// The least and the most bytes of a dictionary's content. lz4 can't refer back any farther.
+/// Least and most bytes of a dictionary's content. lz4 can't refer back any farther.
 pub const DICTIONARY_BYTES_MIN: usize = 256;
-/// See [`DICTIONARY_BYTES_MIN`].
+/// The most bytes of a dictionary's content.
 pub const DICTIONARY_BYTES_MAX: usize = 64 << 10;
 
-/// The most bytes of a dictionary's file.
+/// Most bytes of a dictionary's file.
 pub const DICTIONARY_FILE_BYTES_MAX: usize = HEAD + DICTIONARY_BYTES_MAX;
 
-/// What a dictionary's content is.
+/// The kind of a dictionary's content.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum DictionaryKind {
     /// Bytes that blocks are likely to repeat. For lz4 and zstd.
@@ -44,30 +44,30 @@ pub struct Dictionary {
     content: Vec<u8>,
 }
 
-/// Why bytes are no dictionary.
+/// Why bytes are not a dictionary.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum DictionaryError {
     /// The file is something else.
     Magic,
     /// Another version of memfold wrote it; holds the file's version.
     Version(u32),
-    /// The kind is unknown, or does not fit the content.
+    /// The kind is unknown, or does not match the content.
     Kind,
-    /// The file is longer or shorter than it says.
+    /// The file is longer or shorter than its header states.
     Length {
-        /// What its head says.
+        /// The length in the header.
         expected: usize,
-        /// What there is.
+        /// The real length.
         found: usize,
     },
     /// The content is shorter than 256 bytes or longer than 64 KiB; holds its length.
     Size(usize),
-    /// The checksum does not fit: the file is damaged.
+    /// The checksum is wrong: the file is damaged.
     Checksum,
 }
 
 impl Dictionary {
-    /// A dictionary of this content.
+    /// Makes a dictionary of this content.
     ///
     /// # Errors
     /// [`DictionaryError::Size`], or [`DictionaryError::Kind`] for a zstd dictionary that does not
@@ -82,7 +82,7 @@ impl Dictionary {
         Ok(Dictionary { kind, content })
     }
 
-    /// Reads the bytes of a file that [`Dictionary::to_file`] made.
+    /// Parses the bytes of a file that [`Dictionary::to_file`] made.
     ///
     /// # Errors
     /// Whatever is wrong with them, magic and version first.
@@ -120,7 +120,7 @@ impl Dictionary {
         Dictionary::new(kind, bytes[HEAD..].to_vec())
     }
 
-    /// The bytes of a file.
+    /// Returns the bytes of a file.
     pub fn to_file(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEAD + self.content.len());
         bytes.extend(MAGIC);
@@ -134,18 +134,18 @@ impl Dictionary {
         bytes
     }
 
-    /// What the content is.
+    /// Returns the kind of the content.
     pub fn kind(&self) -> DictionaryKind {
         self.kind
     }
 
-    /// The content.
+    /// Returns the content.
     pub fn content(&self) -> &[u8] {
         &self.content
     }
 }
 
-/// The hash of a file of at least `HEAD` bytes.
+/// Returns the hash of a file of at least `HEAD` bytes.
 fn hash_of(bytes: &[u8]) -> [u8; 16] {
     let covered = [&bytes[..HASH_AT], &bytes[HEAD..]].concat();
     let [low, high] = xxh3_128(&covered);
@@ -159,22 +159,29 @@ impl fmt::Display for DictionaryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DictionaryError::Magic => {
-                write!(f, "not a dictionary of memfold's (make one with `memfold dict train`)")
+                write!(f, "not a dictionary of memfold. Make one with `memfold dict train`.")
             }
             DictionaryError::Version(found) => {
-                write!(f, "a dictionary of version {found}, and only version {VERSION} can be read")
+                write!(
+                    f,
+                    "the dictionary has version {found}, but this memfold reads only version {VERSION}. Make a new one."
+                )
             }
-            DictionaryError::Kind => write!(f, "a dictionary of an unknown kind"),
+            DictionaryError::Kind => {
+                write!(f, "the dictionary is of an unknown kind. Make a new one.")
+            }
             DictionaryError::Length { expected, found } => {
-                write!(f, "damaged: it should have {expected} bytes and has {found}")
+                write!(f, "the dictionary is damaged: it has {found} bytes instead of {expected}")
             }
             DictionaryError::Size(bytes) => {
                 write!(
                     f,
-                    "a dictionary of {bytes} bytes: must be {DICTIONARY_BYTES_MIN} to {DICTIONARY_BYTES_MAX}"
+                    "a dictionary of {bytes} bytes: {DICTIONARY_BYTES_MIN} to {DICTIONARY_BYTES_MAX} are allowed"
                 )
             }
-            DictionaryError::Checksum => write!(f, "damaged: its checksum does not fit"),
+            DictionaryError::Checksum => {
+                write!(f, "the dictionary is damaged: its checksum is wrong")
+            }
         }
     }
 }
@@ -192,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_comes_back_and_every_flipped_bit_and_length_is_refused() {
+    fn dictionary_file_round_trips_and_damage_is_refused() {
         let file = sample();
         let dictionary = Dictionary::from_file(&file).unwrap();
         assert_eq!((dictionary.kind(), dictionary.content().len()), (DictionaryKind::Raw, 1000));

@@ -1,12 +1,12 @@
-//! Blocks copied aside while they are saved, for the making of dictionaries.
+//! Copies some blocks while they are saved, as samples for dictionaries.
 use alloc::vec::Vec;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use memfold_sys::units::Order;
 
-/// Bytes of blocks that are sampled: three of four teach, every fourth judges.
+/// Bytes of blocks that are sampled: three of four train, every fourth judges.
 const SAMPLE_BYTES: usize = 2 << 20;
-/// One block in so many is sampled.
+/// One block in this many is sampled.
 const EVERY: u32 = 4;
 /// Blocks saved before the first sampling, and the factor from one sampling to the next.
 const FIRST_BLOCKS: u64 = 256;
@@ -36,7 +36,7 @@ struct Buffer {
 }
 
 impl Sampler {
-    /// For blocks of `order`; smaller ones are not sampled.
+    /// Makes one for blocks of `order`; smaller ones are not sampled.
     pub fn new(order: Order) -> Sampler {
         let room = SAMPLE_BYTES.max(16 * order.bytes());
         let buffer = Mutex::new(Buffer { bytes: Vec::new() });
@@ -59,14 +59,14 @@ impl Sampler {
     /// Offers a block that is being saved.
     ///
     /// # Safety
-    /// - `block` is readable for `order.bytes()` bytes, and nobody writes there meanwhile.
+    /// - `block` is readable for `order.bytes()` bytes, and no thread writes there meanwhile.
     #[inline]
     pub unsafe fn offer(&self, block: *const u8, order: Order) {
         let left = self.left.load(Relaxed);
         if left == OFF || order != self.order {
             return;
         }
-        // A count that threads lose does no harm.
+        // A count that races lose does no harm.
         self.left.store(if left == 0 { EVERY - 1 } else { left - 1 }, Relaxed);
         if left == 0 {
             // SAFETY: as the caller says.
@@ -79,7 +79,7 @@ impl Sampler {
     #[cold]
     unsafe fn copy(&self, block: *const u8) {
         let Some(mut buffer) = self.buffer.try_lock() else { return };
-        // Within the capacity, so that nothing is allocated here.
+        // This stays within the capacity, so nothing is allocated.
         if buffer.bytes.len() + self.order.bytes() > self.room.min(buffer.bytes.capacity()) {
             self.left.store(OFF, Relaxed);
             return;
@@ -90,8 +90,8 @@ impl Sampler {
             .extend_from_slice(unsafe { core::slice::from_raw_parts(block, self.order.bytes()) });
     }
 
-    /// The samples, if enough are there; else makes sure that they are taken when it is time,
-    /// `saved` blocks having been saved so far.
+    /// Returns the samples, if there are enough. Otherwise starts sampling when it is time, with
+    /// `saved` blocks saved so far.
     pub fn collect(&self, saved: u64) -> Option<Samples> {
         if saved < self.start_at.load(Relaxed) {
             return None;

@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 use memfold_sys::memory::zone::{Zone, ZoneEdge};
 use memfold_sys::units::PAGE_SIZE;
 
-/// A part of a zone, which stays mapped as long as one of its areas lives.
+/// A part of a zone, which stays mapped while one of its areas lives.
 pub(crate) struct Area {
     zone: Arc<Zone>,
     offset: usize,
@@ -25,7 +25,7 @@ impl Area {
         self.len
     }
 
-    /// The byte at `offset`.
+    /// Returns the byte at `offset`.
     ///
     /// # Panics
     /// If `offset` lies past the area.
@@ -36,23 +36,23 @@ impl Area {
         unsafe { self.zone.as_ptr().add(self.offset + offset) }
     }
 
-    /// The first `end` bytes are about to be written; `false` if the system promises no more
+    /// Prepares the first `end` bytes to be written. Returns `false` if the system promises no more
     /// memory.
     #[inline]
     pub fn need(&self, end: usize) -> bool {
         self.zone.need(&self.edge, self.offset, self.len, end).is_ok()
     }
 
-    /// Asks the kernel for the memory of a part at once.
+    /// Populates the memory of a part at once.
     pub fn populate(&self, offset: usize, len: usize) {
         assert!(offset + len <= self.len);
         self.zone.populate(self.offset + offset, len);
     }
 
-    /// Gives the pages of a part back to the kernel.
+    /// Returns the pages of a part to the kernel.
     ///
     /// # Safety
-    /// - The bytes there are no longer needed, and nobody accesses them meanwhile.
+    /// - The bytes there are no longer needed, and no thread accesses them meanwhile.
     pub unsafe fn release(&self, offset: usize, len: usize) {
         assert!(offset + len <= self.len);
         // SAFETY: the range lies in this area of the zone, and the caller gives up its bytes.
@@ -60,7 +60,7 @@ impl Area {
     }
 }
 
-/// Records that may be made of zero bytes and are changed only through atomics.
+/// Records that may be made of zero bytes and change only through atomics.
 ///
 /// # Safety
 /// - All bytes zero is a valid value, the type has no destructor, and it is at most page-aligned.
@@ -80,12 +80,12 @@ impl<T: ZoneRecord> Table<T> {
         Table { area, records: PhantomData }
     }
 
-    /// How many records fit.
+    /// Returns how many records fit.
     pub fn capacity(&self) -> usize {
         self.area.len() / size_of::<T>()
     }
 
-    /// Record `index`, or `None` past the end.
+    /// Returns record `index`, or `None` past the end.
     #[inline]
     pub fn get(&self, index: u32) -> Option<&T> {
         if index as usize >= self.capacity() {
@@ -98,13 +98,13 @@ impl<T: ZoneRecord> Table<T> {
         Some(unsafe { &*record })
     }
 
-    /// The first `count` records are about to be changed; `false` if the system promises no more
-    /// memory.
+    /// Prepares the first `count` records to be changed. Returns `false` if the system promises no
+    /// more memory.
     pub fn need(&self, count: u32) -> bool {
         self.area.need((count as usize * size_of::<T>()).min(self.area.len()))
     }
 
-    /// Bytes of the pages that the first `count` records touch.
+    /// Returns the bytes of the pages of the first `count` records.
     pub fn bytes(count: u32) -> u64 {
         (count as usize * size_of::<T>()).next_multiple_of(PAGE_SIZE) as u64
     }

@@ -1,8 +1,8 @@
 //! The span memory of a pool: one area, cut into spans by a moving edge.
 //!
-//! A span keeps its address and length for ever. Emptied spans wait in the list of their length:
-//! *warm* ones still hold their memory, so that churn costs no system calls; *bare* ones gave it
-//! back. Address space is plentiful, memory is not: only class spans and warm spans count as held.
+//! A span keeps its address and length forever. Empty spans wait in the list of their length:
+//! *warm* ones still hold their memory, so that churn costs no system calls; *bare* ones returned
+//! it. Address space is plentiful, memory is not: only class spans and warm spans count as held.
 use crate::pool::area::{Area, Table};
 use crate::pool::budget::Budget;
 use crate::pool::size_class::Class;
@@ -15,15 +15,15 @@ use memfold_sys::units::{MAX_PAGES, PAGE_SIZE};
 pub(crate) const NIL: u32 = u32::MAX;
 
 /// Warm bytes that a pool may keep however little it holds: its part of 1 MiB, at least 256 KiB.
-/// With 256 KiB for a pool alone, the spans that churn needs again were often given back just
-/// before, and saves took 3% longer.
+/// With 256 KiB for a single pool, spans were often returned just before churn needed them again,
+/// and saves took 3% longer.
 const WARM_ALL: u64 = 1 << 20;
 const WARM_MIN: u64 = 256 << 10;
 /// Warm bytes that a pool may keep for each byte that it holds: 1/64.
 const WARM_SHIFT: u32 = 6;
-/// Spans given back in one go, sorted, so that neighbours share a system call.
+/// Spans that are returned in one step, sorted, so that neighbours share a system call.
 const BATCH: usize = 64;
-/// Spans given back by a free that finds too much warm.
+/// Spans that are returned by a free that finds too much warm.
 const FEW: usize = 4;
 
 pub(crate) struct Arena {
@@ -36,22 +36,22 @@ pub(crate) struct Arena {
 
 /// `cut` spans = class spans + warm + bare + `moving`.
 pub(crate) struct State {
-    /// Pages that were ever cut off.
+    /// Pages that were ever cut.
     edge: u32,
-    /// Spans that were ever cut off.
+    /// Spans that were ever cut.
     pub cut: u32,
     warm: [u32; MAX_PAGES + 1],
     bare: [u32; MAX_PAGES + 1],
     /// Bytes of the warm spans.
     pub warm_bytes: u64,
-    /// Bytes of class spans, warm spans, and spans being given back.
+    /// Bytes of class spans, warm spans, and spans being returned.
     pub held: u64,
-    /// Spans being given back.
+    /// Spans being returned.
     moving: u32,
 }
 
 impl Arena {
-    /// The arena of one of `pools` pools.
+    /// Makes the arena of one of `pools` pools.
     pub fn new(data: Area, spans: Table<Span>, budget: Arc<Budget>, pools: usize) -> Arena {
         let lists = [NIL; MAX_PAGES + 1];
         let state =
@@ -65,13 +65,13 @@ impl Arena {
         }
     }
 
-    /// Span `index`, or `None` past the table.
+    /// Returns span `index`, or `None` past the table.
     #[inline]
     pub fn span(&self, index: u32) -> Option<&Span> {
         self.spans.get(index)
     }
 
-    /// Where slot `slot` would be; any address, if the span is no longer of that class.
+    /// Returns the address of slot `slot`; any address, if the span has another class by now.
     #[inline]
     pub fn slot_hint(&self, span: &Span, class: &Class, slot: u8) -> *const u8 {
         let offset =
@@ -79,7 +79,7 @@ impl Arena {
         self.data.at(0).wrapping_add(offset)
     }
 
-    /// The first byte of slot `slot`.
+    /// Returns the first byte of slot `slot`.
     ///
     /// # Panics
     /// If the slot lies past the area: never for spans of this arena.
@@ -89,8 +89,8 @@ impl Arena {
             .at(span.first_page() as usize * PAGE_SIZE + slot as usize * class.slot_bytes as usize)
     }
 
-    /// A span of `pages` pages without a class, and whether it has no memory yet. `None` when the
-    /// limit or the address space is used up.
+    /// Returns a span of `pages` pages without a class, and whether it has no memory yet; `None`
+    /// when the limit or the address space is used up.
     pub fn allocate(&self, pages: u16) -> Option<(u32, bool)> {
         let bytes = pages as u64 * PAGE_SIZE as u64;
         let mut state = self.state.lock();
@@ -112,8 +112,7 @@ impl Arena {
         index.map(|index| (index, true))
     }
 
-    /// Asks the kernel for the memory of a span that has none yet: one call instead of a fault for
-    /// each page.
+    /// Populates a span that has no memory yet: one call instead of a fault for each page.
     pub fn populate(&self, span: &Span) {
         if span.pages() > 1 {
             self.data.populate(
@@ -123,8 +122,8 @@ impl Arena {
         }
     }
 
-    /// Frees an emptied span. True if so much is warm by now that the caller should
-    /// [`Arena::trim_some`], after it let go of its locks.
+    /// Frees an empty span. Returns true if so much is warm that the caller should call
+    /// [`Arena::trim_some`] after it has released its locks.
     pub fn free(&self, index: u32) -> bool {
         let Some(span) = self.spans.get(index) else { return false };
         span.set_class(None);
@@ -135,21 +134,21 @@ impl Arena {
         state.warm_bytes > self.warm_max(&state)
     }
 
-    /// Gives the memory of a few warm spans back to the kernel. Bounded, as it is on the path of a
-    /// free: each free empties one span at most, so a few at a time keep up with it.
+    /// Returns the memory of a few warm spans to the kernel. This is bounded, because it is on the
+    /// path of a free. Each free empties at most one span, so a few at a time keep up.
     pub fn trim_some(&self) {
         self.trim_batch(0, FEW);
     }
 
-    /// Gives the memory of warm spans back to the kernel until at most half of the allowance is
-    /// left. Returns the bytes given.
+    /// Returns the memory of warm spans to the kernel until at most half of the allowance is left.
+    /// Returns the bytes.
     pub fn trim(&self) -> u64 {
         let keep = self.warm_max(&self.state.lock()) / 2;
         self.trim_to(keep)
     }
 
-    /// Gives the memory of warm spans back to the kernel until at most `keep` bytes are warm.
-    /// Returns the bytes given.
+    /// Returns the memory of warm spans to the kernel until at most `keep` bytes are warm. Returns
+    /// the bytes.
     pub fn trim_to(&self, keep: u64) -> u64 {
         let mut released = 0;
         loop {
@@ -184,12 +183,12 @@ impl Arena {
         self.state.lock()
     }
 
-    /// Bytes of memory that the spans' descriptions hold.
+    /// Returns the bytes of the spans' descriptions.
     pub fn metadata_bytes(&self, state: &State) -> u64 {
         Table::<Span>::bytes(state.cut)
     }
 
-    /// Start and length of what was ever cut off.
+    /// Returns start and length of everything that was ever cut.
     #[cfg(test)]
     pub fn extent(&self, state: &State) -> (usize, usize) {
         (self.data.at(0) as usize, state.edge as usize * PAGE_SIZE)
@@ -217,7 +216,7 @@ impl Arena {
         count
     }
 
-    /// Gives the memory of `batch`, sorted by page, back to the kernel: one call for each run of
+    /// Returns the memory of `batch`, sorted by page, to the kernel: one call for each run of
     /// neighbours.
     fn release(&self, batch: &[(u32, u32)]) {
         let (mut start, mut end) = (0, 0);
@@ -235,7 +234,7 @@ impl Arena {
     fn release_pages(&self, start: usize, end: usize) {
         if end > start {
             // SAFETY: these pages belong to spans that were taken out of the warm lists: they hold
-            // no object, and nobody gets them until they are in a list again. A late reader pins
+            // no object, and no thread gets them until they are in a list again. A late reader pins
             // such a span but never reads it.
             unsafe { self.data.release(start * PAGE_SIZE, (end - start) * PAGE_SIZE) };
         }

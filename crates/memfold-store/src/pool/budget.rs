@@ -7,11 +7,11 @@ pub(crate) struct Budget {
     peak: AtomicU64,
     /// 0: unlimited.
     max: AtomicU64,
-    /// Percent of `max` that `held` must fall to before saves are taken again after one was
-    /// refused.
+    /// After a refused save, percent of `max` that `held` must fall to before saves are accepted
+    /// again.
     accept_percent: AtomicU64,
     refusing: AtomicBool,
-    /// How many hold [`Budget::lift`]: while any does, there is no limit.
+    /// How many callers hold [`Budget::lift`]: while any does, there is no limit.
     lifted: AtomicU64,
 }
 
@@ -63,9 +63,9 @@ impl Budget {
         self.max.load(Relaxed)
     }
 
-    /// Whether saves are taken: always, until one was refused for want of room; then again when no
-    /// more than the accepted share of the limit is held. Without that gap a full store would take
-    /// and refuse in turns.
+    /// Returns whether saves are accepted: always, until one was refused for lack of room; then
+    /// again when at most the accepted share of the limit is held. Without that gap a full store
+    /// would accept and refuse in turns.
     #[inline]
     pub fn accepts(&self) -> bool {
         !self.refusing.load(Relaxed) || self.lifted.load(Relaxed) > 0 || self.may_accept_again()
@@ -92,17 +92,17 @@ impl Budget {
         self.lifted.fetch_sub(1, Relaxed);
     }
 
-    /// Notes that a save was refused for want of room.
+    /// Notes that a save was refused for lack of room.
     pub fn refuse(&self) {
         self.refusing.store(true, Relaxed);
     }
 
-    /// A new share, in percent.
+    /// Sets the share, in percent.
     pub fn set_accept(&self, percent: u8) {
         self.accept_percent.store(percent as u64, Relaxed);
     }
 
-    /// A new limit, 0 for none. What is held above it stays.
+    /// Sets the limit, 0 for none. Memory above it stays.
     pub fn set_max(&self, max: u64) {
         self.max.store(max, Relaxed);
     }

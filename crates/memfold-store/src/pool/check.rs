@@ -1,4 +1,4 @@
-//! The whole pool against its equations.
+//! Checks the whole pool against its equations.
 //!
 //! - the used slots of a span = its bits = its count; each names a live entry, and that entry names
 //!   the slot
@@ -21,7 +21,7 @@ use alloc::vec::Vec;
 use memfold_sys::sync::MutexGuard;
 use memfold_sys::units::PAGE_SIZE;
 
-/// A pool in which nothing is allocated, freed or moved as long as this lives. Reads go on.
+/// A pool in which nothing is allocated, freed or moved while this lives. Reads go on.
 pub(crate) struct Frozen<'a> {
     pool: &'a Pool,
     classes: Vec<MutexGuard<'a, ClassState>>,
@@ -29,7 +29,7 @@ pub(crate) struct Frozen<'a> {
     arena: MutexGuard<'a, arena::State>,
 }
 
-/// What the spans of a class add up to.
+/// The sums over the spans of a class.
 #[derive(Copy, Clone, Default)]
 struct Sums {
     spans: u32,
@@ -49,12 +49,12 @@ impl Pool {
 }
 
 impl Frozen<'_> {
-    /// Bytes of memory that the pool holds, as its parts count them.
+    /// Returns the bytes of memory that the pool holds, as its parts count them.
     pub fn held(&self) -> u64 {
         self.arena.held + self.metadata_bytes()
     }
 
-    /// Bytes of entries and span descriptions.
+    /// Returns the bytes of entries and span descriptions.
     pub fn metadata_bytes(&self) -> u64 {
         self.pool.entries.bytes(&self.entries) + self.pool.arena.metadata_bytes(&self.arena)
     }
@@ -151,7 +151,7 @@ impl Frozen<'_> {
         }
         sum.stored += len as u64;
         sum.original += (PAGE_SIZE << header.order) as u64;
-        // Whoever is writing an object pins its span.
+        // The writer of an object pins its span.
         if header.format != format::BUILDING || !span.is_pinned() {
             let name = crate::handle::ObjectName {
                 pool: self.pool.number,

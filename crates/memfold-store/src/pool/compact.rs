@@ -6,19 +6,18 @@ use crate::pool::span::Span;
 use crate::pool::{ClassState, Pool, group, owner_of};
 use memfold_sys::sync::atomic::Ordering::*;
 
-/// Warm bytes that gather before compaction gives them back in one go.
+/// Warm bytes that gather before compaction returns them in one step.
 const FLUSH: u64 = 1 << 20;
 /// A class is sparse when more than one slot in this many is free.
 const SPARSE_PART: usize = 8;
-/// Bytes of spans that one step of [`Pool::tidy`] empties, about.
+/// Approximate bytes of spans that one step of [`Pool::tidy`] empties.
 const STEP_BYTES: usize = 256 << 10;
-/// Sparse spans that are looked at for one without readers.
+/// Sparse spans that are examined for one without readers.
 const TRIES: usize = 8;
 
 impl Pool {
-    /// Gives memory back to the kernel, until `bytes` are given back or nothing is left to gain:
-    /// first the spans kept for reuse, then spans that can be emptied into others. Returns the
-    /// bytes given back.
+    /// Returns memory to the kernel, until `bytes` are returned or nothing is left to gain: first
+    /// the spans kept for reuse, then spans that can be emptied into others. Returns the bytes.
     pub(crate) fn compact(&self, bytes: u64) -> u64 {
         let mut released = self.arena.trim_to(0);
         let mut emptied = 0;
@@ -36,9 +35,9 @@ impl Pool {
         released
     }
 
-    /// One bounded step of compaction where a class leaves more than an eighth of its slots free:
-    /// objects of up to 256 KiB move. Returns the bytes of the spans that were emptied, whose
-    /// memory goes back to the kernel but for the allowance of warm spans. 0: nothing is sparse.
+    /// Does one bounded step of compaction where a class leaves more than an eighth of its slots
+    /// free: objects of up to 256 KiB move. Returns the bytes of the spans that were emptied, whose
+    /// memory is returned to the kernel beyond the allowance of warm spans; 0 if nothing is sparse.
     pub(crate) fn tidy(&self) -> u64 {
         let (mut emptied, mut moved) = (0, 0);
         for (index, class) in CLASSES.iter().enumerate().filter(|(_, class)| !class.is_sole()) {
@@ -60,7 +59,8 @@ impl Pool {
         emptied
     }
 
-    /// Empties the sparsest span of a class into the others. False if they have no room for it.
+    /// Empties the sparsest span of a class into the others. Returns `false` if they have no room
+    /// for it.
     fn empty_one(&self, class_index: usize) -> bool {
         let class = &CLASSES[class_index];
         let mut state = self.lock_class(class_index);
@@ -77,7 +77,7 @@ impl Pool {
         self.move_objects(&mut state, class, index, span);
         state.spans -= 1;
         if span.is_pinned() {
-            // A reader got in before its object's entry changed. The class stays noted, as the
+            // A reader came before its object's entry changed. The class stays noted, because the
             // reader needs it.
             span.set_next(state.limbo);
             state.limbo = index;
@@ -88,15 +88,15 @@ impl Pool {
         true
     }
 
-    /// A span of the sparsest group that nobody pins.
+    /// Returns a span of the sparsest group without pins.
     fn sparsest(&self, state: &ClassState) -> Option<(u32, &Span)> {
         for head in state.partial {
             let mut at = head;
             let mut best: Option<(u32, &Span)> = None;
             for _ in 0..TRIES {
                 let Some(span) = self.arena.span(at).filter(|_| at != NIL) else { break };
-                // Writers pin under the class lock, so an unpinned span has no object in the
-                // making.
+                // Writers pin under the class lock, so an unpinned span has no object that is being
+                // written.
                 if !span.is_pinned() && best.is_none_or(|(_, b)| span.in_use() < b.in_use()) {
                     best = Some((at, span));
                 }
@@ -109,7 +109,8 @@ impl Pool {
         None
     }
 
-    /// Whether every object of the span names an entry that names it: false if one is damaged.
+    /// Returns whether every object of the span names an entry that names it; `false` if one is
+    /// damaged.
     fn owners_fit(&self, class: &Class, index: u32, span: &Span) -> bool {
         span.used_slots().all(|slot| {
             // SAFETY: a used slot of a span whose class is locked.
@@ -132,9 +133,9 @@ impl Pool {
             let to_index = state.fullest().expect("the other spans have room");
             let (to_span, to_slot) = self.allocate_slot(state, class, to_index);
             let to = self.arena.slot(to_span, class, to_slot);
-            // SAFETY: both are slots of `slot_bytes` bytes in different spans; `to` was free and is
-            // ours under the class lock; `from` is only read, by us and perhaps by readers.
-            // `owners_fit` checked the owner.
+            // SAFETY: both are slots of `slot_bytes` bytes in different spans. `to` was free and
+            // belongs to this thread under the class lock. `from` is only read, by this thread and
+            // perhaps by readers. `owners_fit` checked the owner.
             let owner = unsafe {
                 core::ptr::copy_nonoverlapping(from, to, class.slot_bytes as usize);
                 owner_of(span, class, from)

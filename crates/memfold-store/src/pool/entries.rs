@@ -15,7 +15,7 @@ pub(crate) struct Entries {
     table: Table<Entry>,
     list: Mutex<FreeList>,
     budget: Arc<Budget>,
-    /// `FreeList::fresh`, to be read without the lock.
+    /// A copy of `FreeList::fresh` that is read without the lock.
     used_ever: AtomicU32,
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct FreeList {
     head: u32,
     /// Entries in the list.
     pub free: u32,
-    /// Entries that were ever used; the memory behind the others is untouched.
+    /// Entries that were ever used; the memory of the others is untouched.
     pub fresh: u32,
 }
 
@@ -38,7 +38,7 @@ impl Entries {
         }
     }
 
-    /// A free entry and the generation of its next use, or `None` when all are used.
+    /// Takes a free entry and the generation of its next use; `None` when all are used.
     pub fn allocate(&self) -> Option<(u32, u16, &Entry)> {
         let mut list = self.list.lock();
         if list.head != NIL {
@@ -59,7 +59,7 @@ impl Entries {
         Some((index, 0, entry))
     }
 
-    /// Frees an entry. Handles of its last use are dead from now on.
+    /// Frees an entry. Handles of its last use are dead from then on.
     pub fn free(&self, index: u32) {
         let Some(entry) = self.table.get(index) else { return };
         let mut list = self.list.lock();
@@ -69,7 +69,7 @@ impl Entries {
         list.free += 1;
     }
 
-    /// Entry `index`, used or not, or `None` past the table.
+    /// Returns entry `index`, used or not, or `None` past the table.
     #[inline]
     pub fn get(&self, index: u32) -> Option<&Entry> {
         self.table.get(index)
@@ -79,12 +79,12 @@ impl Entries {
         self.list.lock()
     }
 
-    /// Entries that were ever used, at least.
+    /// Returns at least the entries that were ever used.
     pub fn used_ever(&self) -> u32 {
         self.used_ever.load(Relaxed)
     }
 
-    /// Bytes of memory that the entries and their marks hold.
+    /// Returns the bytes of memory of the entries and their marks.
     pub fn bytes(&self, list: &FreeList) -> u64 {
         Self::bytes_of(list.fresh)
     }

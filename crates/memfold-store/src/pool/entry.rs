@@ -1,4 +1,4 @@
-//! Entries: 16 bytes per object that say where it is, what it is, and its checksum.
+//! Entries: 16 bytes per object with its place, its header, and its checksum.
 use crate::handle::{GENERATION_BITS, INDEX_BITS};
 // Entries live in zone memory, whose zero bytes must be valid entries: `core`'s atomics, never a
 // model checker's.
@@ -11,25 +11,25 @@ const LEN_BITS: u32 = 22;
 const ORDER_BITS: u32 = 4;
 const FORMAT_BITS: u32 = 5;
 
-/// Where an object lies.
+/// The place of an object.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub span: u32,
     pub slot: u8,
 }
 
-/// What an object is: the header that is kept beside it.
+/// The header of an object, which is stored beside it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     /// Payload bytes.
     pub len: u32,
     /// Order of the block.
     pub order: u8,
-    /// Format of the payload, see [`crate::format`].
+    /// Format of the payload, a constant of [`crate::format`].
     pub format: u8,
     /// Whether the payload starts with a list of same-filled pages.
     pub mixed: bool,
-    /// See [`checksum`].
+    /// The result of [`checksum`].
     pub checksum: u32,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Entry {
     header: AtomicU64,
 }
 
-/// The first word, read once and found intact.
+/// The first word, read once and verified.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Snapshot {
     word: u64,
@@ -73,7 +73,7 @@ impl Snapshot {
 }
 
 impl Entry {
-    /// The first word, or the damaged word if its guard does not fit.
+    /// Returns the first word, or the damaged word if its guard is wrong.
     #[inline]
     pub fn snapshot(&self, index: u32) -> Result<Snapshot, u64> {
         let word = self.place.load(SeqCst);
@@ -84,7 +84,7 @@ impl Entry {
         }
     }
 
-    /// Whether the first word is still the one of `snapshot`.
+    /// Returns whether the first word still equals `snapshot`.
     #[inline]
     pub fn is_still(&self, snapshot: Snapshot) -> bool {
         self.place.load(SeqCst) == snapshot.word
@@ -111,7 +111,7 @@ impl Entry {
         self.place.store(word | guard(word, index) << GUARD_SHIFT, SeqCst);
     }
 
-    /// Next in the list of free entries.
+    /// Returns the next entry in the list of free entries.
     pub fn next_free(&self) -> u32 {
         self.header.load(Relaxed) as u32
     }
@@ -125,7 +125,7 @@ impl Entry {
         self.header.store(header.pack(), Release);
     }
 
-    /// The generation that the raw first word holds, for an entry known to be free or about to be.
+    /// Returns the generation in the raw first word, for an entry that is free or about to be.
     pub fn generation_unchecked(&self) -> u16 {
         Snapshot { word: self.place.load(Relaxed) }.generation()
     }
@@ -148,7 +148,7 @@ impl Header {
         self.fields() as u64 | (self.checksum as u64) << 32
     }
 
-    /// Everything but the checksum.
+    /// Returns everything but the checksum.
     pub fn fields(self) -> u32 {
         self.len
             | (self.order as u32) << LEN_BITS
@@ -156,7 +156,7 @@ impl Header {
             | (self.mixed as u32) << (LEN_BITS + ORDER_BITS + FORMAT_BITS)
     }
 
-    /// The header with these fields, without its checksum.
+    /// Makes a header with these fields, without its checksum.
     pub fn of_fields(fields: u32) -> Header {
         Header::unpack(fields as u64)
     }
@@ -173,11 +173,10 @@ impl Header {
     }
 }
 
-/// The checksum that belongs into the header of the object with these fields, index and payload
-/// hash.
+/// Returns the checksum of an object's header with these fields, index and payload hash.
 ///
-/// A change of the fields alone always changes it: multiplying by an odd number maps no two values
-/// to one.
+/// A change of the fields alone always changes it: multiplication by an odd number maps no two
+/// values to one.
 pub(crate) fn checksum(fields: u32, index: u32, payload_hash: u64) -> u32 {
     (payload_hash as u32)
         ^ fields.wrapping_mul(0x9E37_79B1)
@@ -190,8 +189,8 @@ fn guard(word: u64, index: u32) -> u64 {
     mixed.wrapping_mul(GUARD_K) >> GUARD_SHIFT
 }
 
-// Flipping bit i adds or takes GUARD_K << i, so the guard changes for sure if that product's top
-// bits are neither all zeros nor all ones (a carry from below adds at most one).
+// Flipping bit i adds or subtracts GUARD_K << i. So the guard certainly changes if that product's
+// top bits are neither all zeros nor all ones (a carry from below adds at most one).
 const _: () = {
     let mut i = 0;
     while i < GUARD_SHIFT {

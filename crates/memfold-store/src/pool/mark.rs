@@ -1,20 +1,19 @@
-//! Marks: 8 bytes beside each entry that say whose block it is and how it is used. Losing one loses
-//! no data.
+//! Marks: 8 bytes beside each entry with the block's owner and its use. Losing one loses no data.
 use crate::pool::area::ZoneRecord;
 // Marks live in zone memory, whose zero bytes must be valid marks: `core`'s atomics, never a model
 // checker's.
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
-/// Bits of a key that a mark can hold: those of 4 PiB in pages.
+/// Bits of a key that fit a mark: those of 4 PiB in pages.
 const KEY_BITS: u32 = 40;
 const KEY_MASK: u64 = (1 << KEY_BITS) - 1;
 const TICK_SHIFT: u32 = KEY_BITS;
 
-/// Loaded, or saved, since the last look of the shrinker.
+/// Loaded or saved since the last look of the shrinker.
 pub(crate) const REFERENCED: u64 = 1 << 56;
-/// Stored raw: it did not shrink.
+/// Stored raw: it did not compress.
 pub(crate) const HUGE: u64 = 1 << 57;
-/// A stronger codec was tried, and the object is now its result or did not get smaller.
+/// A stronger codec was tried, and the object is its result or did not get smaller.
 pub(crate) const TRIED: u64 = 1 << 58;
 
 /// key 40 | tick of the last use 16 | flags 8. Racing updates may lose one of two touches, which is
@@ -27,8 +26,8 @@ pub(crate) struct Mark(AtomicU64);
 unsafe impl ZoneRecord for Mark {}
 
 impl Mark {
-    /// The mark of a new object. A key too large for it is cut, and then names no folio of the
-    /// caller's.
+    /// Makes the mark of a new object. A key that is too large is cut, and then names no folio of
+    /// the caller.
     pub fn begin(&self, key: u64, tick: u16, flags: u64) {
         self.0.store(key & KEY_MASK | (tick as u64) << TICK_SHIFT | flags, Relaxed);
     }
@@ -47,7 +46,7 @@ impl Mark {
         self.0.load(Relaxed) & KEY_MASK
     }
 
-    /// Ticks since the last use, modulo 65536.
+    /// Returns the ticks since the last use, modulo 65536.
     pub fn idle(&self, now: u16) -> u16 {
         now.wrapping_sub((self.0.load(Relaxed) >> TICK_SHIFT) as u16)
     }
@@ -60,18 +59,18 @@ impl Mark {
         self.0.fetch_or(flag, Relaxed);
     }
 
-    /// Clears a flag; whether it was set.
+    /// Clears a flag. Returns whether it was set.
     pub fn test_and_clear(&self, flag: u64) -> bool {
         self.has(flag) && self.0.fetch_and(!flag, Relaxed) & flag != 0
     }
 
-    /// The mark's tick of last use.
+    /// Returns the tick of the last use.
     pub fn tick(&self) -> u16 {
         (self.0.load(Relaxed) >> TICK_SHIFT) as u16
     }
 }
 
-/// Where a sweep over all entries of all pools goes on.
+/// The position of a sweep over all entries of all pools.
 #[derive(Copy, Clone, Debug, Default)]
 pub(crate) struct Hand {
     pub pool: usize,

@@ -1,16 +1,16 @@
 //! One pool: objects in slots of spans, found through entries.
 //!
 //! Lock order: one class, then entries or arena (never both). No lock is held while bytes are
-//! compressed, decompressed, or copied in; compaction copies at most one span (128 KiB) under the
+//! compressed, decompressed, or copied in. Compaction copies at most one span (128 KiB) under the
 //! lock of its class.
 //!
 //! # Reading beside compaction
-//! A reader takes no lock. It reads the entry, pins the span, and reads the entry again: unchanged
-//! means that the object is here and stays here while pinned. Compaction, under the class lock,
-//! copies the objects of an unpinned span elsewhere, changes their entries, and only then looks at
-//! the pins: a reader that pinned before that is counted, so the old span is kept aside (in limbo)
-//! until it is unpinned; one that pins later sees the changed entry and turns back. All four
-//! accesses are SeqCst, so at least one side sees the other.
+//! A reader takes no lock. It reads the entry, pins the span, and reads the entry again. An
+//! unchanged entry means that the object is here and stays here while pinned. Compaction, under the
+//! class lock, copies the objects of an unpinned span elsewhere, changes their entries, and only
+//! then looks at the pins. A reader that pinned before that is counted, so the old span is kept
+//! aside (in limbo) until it is unpinned. A reader that pins later sees the changed entry and turns
+//! back. All four accesses are SeqCst, so at least one side sees the other.
 pub(crate) mod size_class;
 pub(crate) mod entry;
 pub(crate) mod area;
@@ -55,7 +55,7 @@ pub(crate) struct Pool {
 
 #[derive(Default)]
 pub(crate) struct PoolCounters {
-    /// Locks of a class that were held by another thread when wanted.
+    /// Times that the lock of a class was held by another thread.
     pub lock_waits: AtomicU64,
     /// Nanoseconds that these waits took.
     pub lock_wait_ns: AtomicU64,
@@ -63,17 +63,17 @@ pub(crate) struct PoolCounters {
     pub moved: AtomicU64,
     /// Bytes that compaction gave back to the kernel.
     pub compacted: AtomicU64,
-    /// Frees of handles that are dead or damaged; nothing was freed.
+    /// Frees of dead or damaged handles; nothing was freed.
     pub bad_frees: AtomicU64,
-    /// Objects by the dictionary that they were compressed with.
+    /// Objects by their dictionary.
     pub canned: [AtomicU64; format::CANNED_SLOTS],
 }
 
-/// Partly used spans are in the list of their group, full ones in none, emptied ones leave the
-/// class. `objects` = the used slots of all `spans`; limbo is not counted in `spans`.
+/// Partly used spans are in the list of their group, full ones in none, empty ones leave the class.
+/// `objects` = the used slots of all `spans`; limbo is not counted in `spans`.
 pub(crate) struct ClassState {
     pub(crate) partial: [u32; GROUPS],
-    /// Emptied by compaction while a reader was at work there.
+    /// Spans that compaction emptied while a reader was active there.
     pub(crate) limbo: u32,
     pub(crate) limbo_spans: u32,
     pub(crate) spans: u32,
@@ -84,7 +84,7 @@ pub(crate) struct ClassState {
     pub(crate) original: u64,
 }
 
-/// What [`Pool::store`] stores.
+/// The payload for [`Pool::store`].
 ///
 /// `head_len` bytes at `head`, then the rest of the `len` bytes at `bytes`.
 pub(crate) struct Payload {
@@ -101,10 +101,10 @@ pub(crate) struct Payload {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// Why an object could not be read.
+/// Why an object can't be read.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Damage {
-    /// The handle was never given out, or was freed.
+    /// The handle was never returned by a save, or was freed.
     Unknown,
     /// The entry or the object's own note of its owner is damaged.
     Entry,
@@ -112,7 +112,7 @@ pub(crate) enum Damage {
     Checksum { expected: u32, found: u32 },
 }
 
-/// An object that stays where it is until this is dropped.
+/// An object that does not move until this is dropped.
 pub(crate) struct Pinned<'a> {
     span: &'a Span,
     index: u32,
@@ -142,15 +142,15 @@ impl Pool {
     /// [`Full`]; nothing is changed then.
     ///
     /// # Safety
-    /// - Both parts of the payload are readable, and nobody writes there meanwhile.
+    /// - Both parts of the payload are readable, and no thread writes there meanwhile.
     pub unsafe fn store(&self, payload: &Payload) -> Result<ObjectName, Full> {
         let len = payload.len;
         let slot = self.allocate(len, payload.order)?;
         if slot.is_fresh {
             self.arena.populate(slot.span);
         }
-        // SAFETY: the slot is `len` bytes or longer, new, pinned and unknown to anybody else until
-        // published; the caller vouches for the bytes.
+        // SAFETY: the slot is `len` bytes or longer, new, pinned, and unknown to other threads
+        // until it is published; the caller vouches for the bytes.
         let hash = unsafe {
             core::ptr::copy_nonoverlapping(payload.head, slot.payload, payload.head_len);
             let rest = slot.payload.add(payload.head_len);
@@ -173,7 +173,7 @@ impl Pool {
         Ok(slot.name)
     }
 
-    /// Asks the processor for what [`Pool::pin`] and a reader of the payload will read.
+    /// Prefetches what [`Pool::pin`] and a reader of the payload will read.
     #[inline]
     pub fn prefetch(&self, name: ObjectName) {
         let Some(entry) = self.entries.get(name.index) else { return };
@@ -183,8 +183,8 @@ impl Pool {
         let Ok(snapshot) = entry.snapshot(name.index) else { return };
         let Some(span) = self.arena.span(snapshot.place().span) else { return };
         let Some(class) = span.class().and_then(|c| CLASSES.get(c)) else { return };
-        // Not pinned: it may be another object's by now, and any address may come of it. No byte is
-        // read.
+        // It is not pinned, so it may be another object's by now, and the address may be any. No
+        // byte is read.
         let at = self.arena.slot_hint(span, class, snapshot.place().slot);
         let len = class.payload_offset() + entry.header().len as usize;
         (0..len.min(class.slot_bytes as usize))
@@ -192,7 +192,7 @@ impl Pool {
             .for_each(|offset| prefetch(at.wrapping_add(offset)));
     }
 
-    /// Finds and pins an object, without looking at its payload. Takes no lock.
+    /// Finds and pins an object, without reading its payload. Takes no lock.
     ///
     /// # Errors
     /// [`Damage::Unknown`] or [`Damage::Entry`].
@@ -209,8 +209,8 @@ impl Pool {
             if entry.is_still(snapshot) {
                 break (span, snapshot.place());
             }
-            // Compaction moved the object in between; it does so rarely, and each turn needs
-            // another move.
+            // Compaction moved the object in between. That is rare, and each turn needs another
+            // move.
             span.unpin();
         };
         let mut pinned =
@@ -221,7 +221,7 @@ impl Pool {
             return Err(Damage::Entry);
         }
         let at = self.arena.slot(span, class, place.slot);
-        // SAFETY: the slot is pinned and holds this object, so it is readable and nobody writes
+        // SAFETY: the slot is pinned and holds this object, so it is readable and no thread writes
         // there.
         if unsafe { owner_of(span, class, at) } != name.index
             || pinned.header.format == format::BUILDING
@@ -243,7 +243,7 @@ impl Pool {
         }
     }
 
-    /// The state of class `class`, locked.
+    /// Locks the state of class `class`.
     pub(crate) fn lock_class(&self, class: usize) -> MutexGuard<'_, ClassState> {
         self.classes[class].try_lock().unwrap_or_else(|| {
             let start = now_ns();
@@ -271,8 +271,8 @@ impl Pool {
         };
         let (span, slot) = self.allocate_slot(&mut state, class, span_index);
         let at = self.arena.slot(span, class, slot);
-        // SAFETY: the slot was free and is ours now; only the holder of the class lock hands slots
-        // out.
+        // SAFETY: the slot was free and belongs to this thread now; only the holder of the class
+        // lock hands slots out.
         unsafe { set_owner(span, class, at, index) };
         span.pin();
         entry.set_header(Header {
@@ -290,7 +290,8 @@ impl Pool {
         Ok(Slot { name, entry, span, is_fresh, payload: at.wrapping_add(class.payload_offset()) })
     }
 
-    /// `None`: the handle is dead or damaged. `Some(true)`: freed, and the arena wants trimming.
+    /// Frees an object. Returns `None` for a dead or damaged handle, and `Some(true)` if the arena
+    /// needs trimming.
     fn try_free(&self, name: ObjectName) -> Option<bool> {
         let entry = self.entries.get(name.index)?;
         let header = entry.header();
@@ -298,7 +299,7 @@ impl Pool {
         if len == 0 || len > MAX_BYTES || (PAGE_SIZE << header.order) > MAX_BYTES {
             return None;
         }
-        // The class follows from the length, so it is known before the lock; the place is read
+        // The class follows from the length, so it is known before the lock. The place is read
         // under the lock.
         let class_index = size_class::of_payload(len);
         let class = &CLASSES[class_index];
@@ -315,7 +316,7 @@ impl Pool {
         let before = group(class, span);
         span.free_slot(place.slot);
         if let Some(slot) = format::dictionary_slot(header.format) {
-            // Not below zero, should the format be damaged.
+            // It must not fall below zero if the format is damaged.
             let _ = self.counters.canned[slot].fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
         }
         self.entries.free(name.index);
@@ -330,7 +331,7 @@ impl Pool {
         Some(self.arena.free(place.span))
     }
 
-    /// A new span, and whether it has no memory yet.
+    /// Returns a new span, and whether it has no memory yet.
     fn add_span(&self, state: &mut ClassState, class_index: usize) -> Option<(u32, bool)> {
         self.reap(state);
         let (index, is_fresh) = self.arena.allocate(CLASSES[class_index].pages)?;
@@ -341,7 +342,7 @@ impl Pool {
         Some((index, is_fresh))
     }
 
-    /// Allocates a slot of a span with room and puts the span into the list where it belongs then.
+    /// Allocates a slot of a span with room, and puts the span into the list where it then belongs.
     pub(crate) fn allocate_slot(
         &self,
         state: &mut ClassState,
@@ -375,7 +376,7 @@ impl Pool {
         }
     }
 
-    /// Hands the spans in limbo that no reader pins any more to the arena.
+    /// Returns the spans in limbo without pins to the arena.
     pub(crate) fn reap(&self, state: &mut ClassState) {
         let mut at = core::mem::replace(&mut state.limbo, NIL);
         while let Some(span) = self.arena.span(at) {
@@ -413,7 +414,7 @@ impl Pool {
 
 #[cfg(test)]
 impl Pool {
-    /// Start and length of the used parts of the pool's address space.
+    /// Returns start and length of the used parts of the pool's address space.
     pub(crate) fn extents(&self) -> [(usize, usize); 4] {
         let (list, state) = (self.entries.lock(), self.arena.lock());
         let entries = self.entries.get(0).map_or(0, |e| e as *const Entry as usize);
@@ -430,17 +431,17 @@ impl Pool {
 }
 
 impl ClassState {
-    /// The first span of the fullest group with room.
+    /// Returns the first span of the fullest group with room.
     pub(crate) fn fullest(&self) -> Option<u32> {
         self.partial.iter().rev().copied().find(|head| *head != NIL)
     }
 }
 
 impl Pinned<'_> {
-    /// Whether the header's checksum fits the payload.
+    /// Returns whether the header's checksum matches the payload.
     #[inline]
     pub fn verify(&self) -> Result<(), Damage> {
-        // SAFETY: the pinned payload is `len` readable bytes that nobody writes.
+        // SAFETY: the pinned payload is `len` readable bytes that no thread writes.
         let hash = unsafe { hash(self.payload, self.header.len as usize) };
         let found = entry::checksum(self.header.fields(), self.index, hash);
         let expected = self.header.checksum;
@@ -465,7 +466,7 @@ struct Slot<'a> {
     payload: *mut u8,
 }
 
-/// The list where a span belongs: none when it is full or empty.
+/// Returns the list where a span belongs: none when it is full or empty.
 pub(crate) fn group(class: &Class, span: &Span) -> Option<usize> {
     let (used, slots) = (span.in_use() as usize, class.slots as usize);
     if used == 0 || used >= slots { None } else { Some(used * GROUPS / slots) }
@@ -496,7 +497,7 @@ unsafe fn set_owner(span: &Span, class: &Class, slot: *mut u8, index: u32) {
 }
 
 /// # Safety
-/// - `len` bytes at `payload` are readable, and nobody writes there during the call.
+/// - `len` bytes at `payload` are readable, and no thread writes there during the call.
 #[inline]
 unsafe fn hash(payload: *const u8, len: usize) -> u64 {
     // SAFETY: as the caller says.

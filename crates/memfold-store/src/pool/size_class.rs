@@ -1,29 +1,29 @@
-//! Size classes: which slot size an object gets, and how many pages a span of that class has.
+//! Size classes: the slot size of an object, and the pages of a span of that class.
 //!
-//! A slot is never more than 1/16 larger than its object (16 bytes up to 512), up to 64 KiB. Finer
-//! steps would save there but lose more in partly used spans, until a pool is far above 256 MiB
-//! (measured with the churn test). Within that, the span length of a class is the shortest one that
-//! leaves at most 1/32 of the span unused, or the best one of up to 32 pages. Neighbouring classes
-//! that would cut the same span into the same number of slots are merged. Above 64 KiB a span holds
-//! one object and has exactly the pages that it needs.
+//! A slot is at most 1/16 larger than its object (16 bytes up to 512), up to 64 KiB. Finer steps
+//! would save there but lose more in partly used spans, until a pool is far above 256 MiB (measured
+//! with the churn test). The span length of a class is the shortest one that leaves at most 1/32 of
+//! the span unused, or the best one of up to 32 pages. Neighbouring classes that would cut the same
+//! span into the same number of slots are merged. Above 64 KiB a span holds one object and has
+//! exactly the pages that it needs.
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
-/// The most slots in a span: as many as the span's bitmap has bits.
+/// Most slots in a span: the bits of the span's bitmap.
 pub(crate) const SLOTS_MAX: usize = 128;
 /// Bytes before the payload in a slot that shares its span: the index of the entry that owns it.
 pub(crate) const OWNER_BYTES: usize = 4;
 
 const SLOT_MIN: usize = 32;
-/// Up to here slot sizes grow by 16 bytes.
+/// Largest size up to which slot sizes grow by 16 bytes.
 const FINE_MAX: usize = 512;
-/// Up to here spans are shared and slot sizes grow by 1/16 of a power of two; above, by whole
-/// pages.
+/// Largest size up to which spans are shared and slot sizes grow by 1/16 of a power of two. Larger
+/// sizes grow by whole pages.
 const SHARED_MAX: usize = 64 << 10;
 const STEP_SHIFT: u32 = 4;
 const STEPS_PER_DOUBLING: usize = 1 << STEP_SHIFT;
 const SPAN_PAGES_MAX: usize = 32;
-/// Unused bytes per 2^20 of a span with which a span length will do: 1/32. Less waste would take
-/// longer spans, and lose more in those that are partly used.
+/// Unused bytes per 2^20 of a span that are acceptable: 1/32. Less waste would need longer spans,
+/// and lose more in partly used ones.
 const WASTE_MAX: usize = 1 << 15;
 
 const FINE_STEPS: usize = FINE_MAX / 16;
@@ -43,18 +43,18 @@ pub(crate) struct Class {
 }
 
 impl Class {
-    /// Whether the object has its span for itself. Its owner is then noted in the span and the
+    /// Returns whether the object has its own span. Its owner is then noted in the span, and the
     /// payload fills the slot.
     pub const fn is_sole(&self) -> bool {
         self.slots == 1
     }
 
-    /// Offset of the payload in its slot.
+    /// Returns the offset of the payload in its slot.
     pub const fn payload_offset(&self) -> usize {
         if self.is_sole() { 0 } else { OWNER_BYTES }
     }
 
-    /// The longest payload.
+    /// Returns the longest payload.
     pub const fn payload_max(&self) -> usize {
         self.slot_bytes as usize - self.payload_offset()
     }
@@ -64,13 +64,14 @@ impl Class {
     }
 }
 
-/// How many classes there are.
+/// The number of classes.
 pub(crate) const COUNT: usize = count();
 /// All classes, smallest first.
 pub(crate) static CLASSES: [Class; COUNT] = table();
 static CLASS_OF_STEP: [u16; STEPS] = class_of_step();
 
-/// The class of an object of `len` payload bytes. A few instructions and two table look-ups.
+/// Returns the class of an object of `len` payload bytes. A few instructions and two table
+/// look-ups.
 ///
 /// # Panics
 /// If `len` is 0 or above 2 MiB.
@@ -100,7 +101,7 @@ const fn step_of(size: usize) -> usize {
     }
 }
 
-/// The largest size of a step.
+/// Returns the largest size of a step.
 const fn size_of_step(step: usize) -> usize {
     if step < FINE_STEPS {
         (step + 1) * 16
@@ -113,7 +114,7 @@ const fn size_of_step(step: usize) -> usize {
     }
 }
 
-/// The span for slots of `size` bytes, with the slot size not yet widened.
+/// Returns the span for slots of `size` bytes, before the slot size is widened.
 const fn span_for(size: usize) -> Class {
     let least = size.div_ceil(PAGE_SIZE);
     let mut best = Class { slot_bytes: size as u32, pages: least as u16, slots: 1 };
@@ -144,7 +145,7 @@ const fn same_cut(a: &Class, b: &Class) -> bool {
     a.pages == b.pages && a.slots == b.slots
 }
 
-/// Whether step `step` is the last one of its class.
+/// Returns whether step `step` is the last one of its class.
 const fn ends_class(step: usize) -> bool {
     step + 1 == STEPS || !same_cut(&span_for(size_of_step(step)), &span_for(size_of_step(step + 1)))
 }
@@ -166,7 +167,7 @@ const fn table() -> [Class; COUNT] {
     while step < STEPS {
         if ends_class(step) {
             let mut class = span_for(size_of_step(step));
-            // Slots share what is left over, in steps that keep payloads aligned.
+            // Slots share the rest, in steps that keep payloads aligned.
             let widest = class.span_bytes() / class.slots as usize / 16 * 16;
             class.slot_bytes = widest as u32;
             classes[at] = class;

@@ -5,7 +5,7 @@ use crate::pool::size_class::{Class, SLOTS_MAX};
 // checker's.
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::*};
 
-/// Describes one span. Its pages stay the same for ever; its class changes with each use.
+/// Describes one span. Its pages never change; its class changes with each use.
 ///
 /// All fields but `pins` are guarded by the lock of its class, or by the arena's lock while it has
 /// no class. They are atomics (relaxed, so plain moves) only so that a shared reference may change
@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::*};
 #[derive(Default)]
 #[repr(C, align(64))]
 pub(crate) struct Span {
-    /// Readers and writers at work in the span. Compaction leaves a pinned span alone.
+    /// Readers and writers that are active in the span. Compaction leaves a pinned span alone.
     pins: AtomicU32,
     first_page: AtomicU32,
     pages: AtomicU16,
@@ -49,7 +49,7 @@ impl Span {
     field!(next, set_next, next, u32);
     field!(owner, set_owner, owner, u32);
 
-    /// The class that the span belongs to, if any.
+    /// Returns the class of the span, if it has one.
     pub fn class(&self) -> Option<usize> {
         (self.class.load(Relaxed) as usize).checked_sub(1)
     }
@@ -58,8 +58,8 @@ impl Span {
         self.class.store(class.map_or(0, |c| c as u16 + 1), Relaxed);
     }
 
-    /// Keeps compaction away from the span. SeqCst: see [`crate::pool`], "reading beside
-    /// compaction".
+    /// Keeps compaction away from the span. SeqCst, for the protocol in [`crate::pool`], "reading
+    /// beside compaction".
     #[inline]
     pub fn pin(&self) {
         self.pins.fetch_add(1, SeqCst);
@@ -113,7 +113,7 @@ impl Span {
             && self.used[slot as usize / 64].load(Relaxed) & 1 << (slot % 64) != 0
     }
 
-    /// The used slots in ascending order.
+    /// Returns the used slots in ascending order.
     pub fn used_slots(&self) -> impl Iterator<Item = u8> + '_ {
         (0..SLOTS_MAX as u8).filter(|s| self.is_used(*s))
     }

@@ -1,4 +1,4 @@
-//! Cold objects: which to write back or to compress again (M9, Z10).
+//! Cold objects: candidates for writeback or recompression (M9, Z10).
 use crate::format;
 use crate::handle::{Handle, ObjectName};
 use crate::pool::Pool;
@@ -11,55 +11,56 @@ use memfold_sys::units::Order;
 /// An object that may be written back or compressed again.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Cold {
-    /// Its handle at the time of the look. It may be dead by now: its owner knows.
+    /// Its handle at the time of the look. It may be dead by now; its owner knows.
     pub handle: Handle,
-    /// The page key of the block: the key that its folio was saved with, plus the page of the block
-    /// in it.
+    /// The page key of the block: the key of its folio at the save, plus the page of the block in
+    /// it.
     pub key: u64,
     /// The block's order.
     pub order: Order,
     /// Payload bytes, and their checksum.
     pub stored_bytes: u32,
     pub(crate) checksum: u32,
-    /// Ticks since it was last loaded or saved, at most 65535; see [`Store::tick`].
+    /// Ticks since it was last loaded or saved, at most 65535; [`Store::tick`] counts them.
     pub idle_ticks: u16,
-    /// It did not shrink and is stored raw.
+    /// It did not compress and is stored raw.
     pub is_huge: bool,
     /// A stronger codec was tried on it.
     pub is_tried: bool,
-    /// It is nothing but pages of one repeated word.
+    /// All its pages are one repeated word.
     pub is_same: bool,
 }
 
 impl Store {
-    /// Advances the clock that idle times are counted in; the caller chooses what a tick is.
-    /// Returns the new time.
+    /// Advances the clock of idle times; the caller chooses the length of a tick. Returns the new
+    /// time.
     pub fn tick(&self) -> u16 {
         self.clock.fetch_add(1, Relaxed).wrapping_add(1)
     }
 
-    /// The time of the clock of [`Store::tick`].
+    /// Returns the time of the clock of [`Store::tick`].
     pub fn now(&self) -> u16 {
         self.clock.load(Relaxed)
     }
 
-    /// What [`Store::each_object`] says of one object; `None` if there is no such object.
+    /// Returns what [`Store::each_object`] reports about one object; `None` if there is no such
+    /// object.
     pub fn object(&self, handle: Handle) -> Option<Cold> {
         let name = handle.object()?;
         let (cold, ..) = self.object_at(self.pools.get(name.pool as usize)?, name.index)?;
         (cold.handle == handle).then_some(cold)
     }
 
-    /// Whether the handle still names the same bytes. By itself it doesn't tell: it is another object's
-    /// again when its entry was reused 2^14 times.
+    /// Returns whether the handle still names the same bytes. The handle alone does not show that:
+    /// it names another object again when its entry was reused 2^14 times.
     pub fn is_still(&self, cold: &Cold) -> bool {
         self.object(cold.handle).is_some_and(|now| {
             (now.checksum, now.stored_bytes) == (cold.checksum, cold.stored_bytes)
         })
     }
 
-    /// Calls `each` with every object, until it says `false`: those that come or go meanwhile may
-    /// be left out. Nothing is held meanwhile, as for [`Store::coldest`].
+    /// Calls `each` with every object, until it returns `false`. Objects that are added or freed
+    /// meanwhile may be left out. No lock is held meanwhile, as in [`Store::coldest`].
     pub fn each_object(&self, mut each: impl FnMut(&Cold) -> bool) {
         for pool in &self.pools {
             let all = (0..pool.entries.used_ever()).filter_map(|index| self.object_at(pool, index));
@@ -71,20 +72,20 @@ impl Store {
         }
     }
 
-    /// Names objects that were not used since the last look, oldest entries first, for writing
-    /// back. Looks at up to `scan` entries, where the last call ended; one that was used gets a
-    /// second chance. Returns how many of `out` it filled. A whole turn without any takes as many
-    /// entries as there were ever objects at a time.
+    /// Names objects that were not used since the last look, oldest entries first, for writeback.
+    /// Examines up to `scan` entries from where the last call ended; a used one gets a second
+    /// chance. Returns how many of `out` it filled. A whole turn without any takes as many entries
+    /// as there were ever objects at a time.
     ///
-    /// Nothing is held meanwhile: before acting, the owner makes sure that the handle is still the
+    /// No lock is held meanwhile. Before it acts, the owner checks that the handle is still the
     /// block's.
     pub fn coldest(&self, scan: usize, out: &mut [Cold]) -> usize {
         self.sweep(&mut self.shrinker.lock(), scan, out, |mark, _| !mark.test_and_clear(REFERENCED))
     }
 
-    /// Names objects that a stronger codec may shrink: those idle for at least `idle_ticks_min`
-    /// ticks, and raw ones. What was tried before or can't get smaller is left out. As
-    /// [`Store::coldest`], with a turn of its own.
+    /// Names objects that a stronger codec may make smaller: those idle for at least
+    /// `idle_ticks_min` ticks, and raw ones. It skips objects that were tried before or can't get
+    /// smaller. It works like [`Store::coldest`], with its own turn.
     pub fn to_recompress(&self, idle_ticks_min: u16, scan: usize, out: &mut [Cold]) -> usize {
         let now = self.clock.load(Relaxed);
         self.sweep(&mut self.recompressor.lock(), scan, out, |mark, header| {
@@ -113,7 +114,7 @@ impl Store {
         mark.inspect(|mark| mark.touch(self.clock.load(Relaxed)));
     }
 
-    /// Payload bytes of an object, 0 for none.
+    /// Returns the payload bytes of an object, 0 for none.
     pub fn payload_bytes(&self, handle: Handle) -> u64 {
         handle.object().map_or(0, |name| self.stored_len(name) as u64)
     }
@@ -157,7 +158,7 @@ impl Store {
         found
     }
 
-    /// The object of an entry, if it has one.
+    /// Returns the object of an entry, if it has one.
     fn object_at<'a>(&self, pool: &'a Pool, index: u32) -> Option<(Cold, &'a Mark, Header)> {
         let (entry, mark) = (pool.entries.get(index)?, pool.marks.get(index)?);
         let place = entry.snapshot(index).ok()?;
@@ -182,7 +183,7 @@ impl Store {
 }
 
 impl Cold {
-    /// For arrays that are filled in.
+    /// Initial value for arrays.
     pub const NONE: Cold = Cold {
         handle: Handle::NONE,
         key: 0,

@@ -1,11 +1,11 @@
-//! What a store is made of, and why making one fails.
+//! Settings of a store, and errors of its creation.
 use crate::codec::CodecSpec;
 use crate::handle::POOLS_MAX;
 use core::fmt;
 use memfold_sys::Errno;
 use memfold_sys::units::Order;
 
-/// The most blocks that can be kept decompressed.
+/// Most blocks that can be kept decompressed.
 pub const RECENT_BLOCKS_MAX: usize = 4096;
 
 /// Settings of a store, fixed for its life except where a method of [`crate::Store`] changes one.
@@ -13,20 +13,19 @@ pub const RECENT_BLOCKS_MAX: usize = 4096;
 pub struct StoreConfig {
     /// Codec of workers made from now on. Objects of other codecs stay readable.
     pub codec: CodecSpec,
-    /// Order of the unit of compression. A folio of a smaller order is one block of its own order.
+    /// Order of the unit of compression. A smaller folio is one block of its own order.
     pub block_order: Order,
-    /// Number of pools, 1..=64. See [`StoreConfig::pools_for`].
+    /// Number of pools, 1..=64; [`StoreConfig::pools_for`] has a default.
     pub pools: usize,
     /// Limit for the memory of all pools together, in bytes; 0 for none. Metadata counts but never
     /// fails.
     pub pool_bytes_max: u64,
-    /// After a save was refused because the pools were full, saves are taken again when no more
-    /// than this share of the limit is held, in percent, 0..=100. 100: as soon as there is room.
+    /// After a save was refused because the pools were full, the share of the limit in percent,
+    /// 0..=100, below which saves are accepted again. 100: as soon as there is room.
     pub accept_percent: u8,
-    /// Decompress every block after compressing it and compare byte for byte before the save
-    /// returns.
+    /// Whether every block is decompressed and compared byte for byte before the save returns.
     pub verify: bool,
-    /// Refuse folios most of whose blocks do not shrink, instead of storing those raw.
+    /// Whether folios whose blocks mostly don't compress are refused instead of stored raw.
     pub refuse_incompressible: bool,
     /// Decompressed blocks kept for partial reads, 0..=4096.
     pub recent_blocks: usize,
@@ -46,7 +45,8 @@ pub enum StoreError {
 }
 
 impl StoreConfig {
-    /// The default number of pools on a machine with `cores` cores: one for each, at most 64.
+    /// Returns the default number of pools on a machine with `cores` cores: one for each, at most
+    /// 64.
     pub fn pools_for(cores: usize) -> usize {
         cores.clamp(1, POOLS_MAX)
     }
@@ -66,7 +66,7 @@ impl StoreConfig {
 }
 
 impl Default for StoreConfig {
-    /// lz4, 16 KiB blocks, one pool without limit, 16 recent blocks.
+    /// Returns settings: lz4, 16 KiB blocks, one pool without limit, 16 recent blocks.
     fn default() -> StoreConfig {
         StoreConfig {
             codec: CodecSpec::default(),

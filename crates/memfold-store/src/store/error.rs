@@ -3,54 +3,54 @@ use crate::codec::CodecError;
 use crate::handle::Handle;
 use core::fmt;
 
-/// Why a folio was not saved. Nothing of it is in the store then.
+/// Why a folio was not saved. No part of it is in the store then.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum SaveError {
     /// The pools hold as much as they may, and compaction gains nothing.
     PoolFull,
-    /// Most blocks do not shrink, and the store was told to refuse such folios.
+    /// Most blocks don't compress, and the store refuses such folios.
     Incompressible,
     /// The codec failed; holds its own code.
     Codec(CodecError),
-    /// Verify mode read other bytes back than were saved.
+    /// Verification read other bytes than were saved.
     Verify,
-    /// The caller's `cancel` said so.
+    /// The caller's `cancel` returned true.
     Cancelled,
 }
 
-/// A stored block could not be read. What was written to the destination is undefined.
+/// A stored block could not be read. The bytes at the destination are undefined.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct LoadError {
-    /// What was to be loaded.
+    /// The block to load.
     pub handle: Handle,
-    /// What is wrong with it.
+    /// The problem.
     pub problem: LoadProblem,
 }
 
 /// What is wrong with a stored block.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum LoadProblem {
-    /// The handle was never given out, or was freed.
+    /// The handle was never returned by a save, or was freed.
     Unknown,
     /// The object's entry or its note of its owner is damaged.
     Entry,
-    /// The checksum of header and payload is another than the one kept.
+    /// The checksum of header and payload is wrong.
     Checksum {
-        /// The one that was kept at the save.
+        /// The checksum at the save.
         expected: u32,
-        /// The one of what is there now.
+        /// The checksum now.
         found: u32,
     },
-    /// The block has another order than the caller says.
+    /// The block has another order than the caller expects.
     Order {
-        /// What the caller asked for.
+        /// The caller's order.
         expected: u8,
-        /// What is stored.
+        /// The stored order.
         found: u8,
     },
-    /// The payload makes no sense although its checksum fits.
+    /// The payload is invalid although its checksum is right.
     Layout,
-    /// The payload's codec is not known; holds its id.
+    /// The payload's codec is unknown; holds its id.
     Format(u8),
     /// The codec failed, or gave another length; holds its own code.
     Codec(CodecError),

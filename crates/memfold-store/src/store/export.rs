@@ -1,5 +1,5 @@
 //! Objects as they are stored, out of the store and back to a block: for a device below, which
-//! keeps them compressed.
+//! stores them compressed.
 use crate::block::{self, DecodeError};
 use crate::handle::Handle;
 use crate::pool::entry::Header;
@@ -9,7 +9,7 @@ use crate::store::worker::Worker;
 use memfold_sys::page::Page;
 use memfold_sys::units::Order;
 
-/// A stored object's payload, and what is needed to decode it.
+/// A stored object's payload, and what decoding needs.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Exported {
     /// Payload bytes.
@@ -19,16 +19,16 @@ pub struct Exported {
 }
 
 impl Store {
-    /// What [`Store::export`] would give, without its bytes. `None` for handles that are no objects
-    /// of the store.
+    /// Returns what [`Store::export`] would return, without the bytes; `None` for handles that are
+    /// not objects of the store.
     pub fn payload(&self, handle: Handle) -> Option<Exported> {
         let name = handle.object()?;
         let pinned = self.pools.get(name.pool as usize)?.pin(name).ok()?;
         Some(Exported { len: pinned.header.len as usize, fields: pinned.header.fields() })
     }
 
-    /// Copies the payload of an object to the start of `out`, as it is stored, and verifies its
-    /// checksum. The object stays.
+    /// Copies the stored payload of an object to the start of `out`, and verifies its checksum. The
+    /// object stays.
     ///
     /// # Errors
     /// The object is unknown or damaged, or longer than `out` (`Layout`).
@@ -38,15 +38,15 @@ impl Store {
         let pinned = pool.pin(name)?;
         let len = pinned.header.len as usize;
         let out = out.get_mut(..len).ok_or(LoadProblem::Layout)?;
-        // SAFETY: the pinned payload is `len` readable bytes that nobody writes; `out` is
-        // another's.
+        // SAFETY: the pinned payload is `len` readable bytes that no thread writes; `out` is
+        // another buffer.
         unsafe { core::ptr::copy_nonoverlapping(pinned.payload, out.as_mut_ptr(), len) };
         pinned.verify()?;
         Ok(Exported { len, fields: pinned.header.fields() })
     }
 
-    /// Writes the block of an exported payload to `dst`. The caller has made sure that payload and
-    /// fields are what [`Store::export`] gave.
+    /// Decodes an exported payload to `dst`. The caller has verified that payload and fields are
+    /// those of [`Store::export`].
     ///
     /// # Errors
     /// It is no block of `order`, or makes no sense. `dst` holds any bytes then.
@@ -55,7 +55,8 @@ impl Store {
     /// If no page begins at `dst`.
     ///
     /// # Safety
-    /// - `dst` points to `order.bytes()` writable bytes that nobody else accesses during the call.
+    /// - `dst` points to `order.bytes()` writable bytes that no other thread accesses during the
+    ///   call.
     pub unsafe fn import(
         &self,
         w: &mut Worker,

@@ -1,8 +1,8 @@
-//! Faults on purpose, for tests: the Nth codec call fails, the Nth allocation finds the pool full,
+//! Deliberate faults for tests: the Nth codec call fails, the Nth allocation finds the pool full,
 //! bytes are damaged.
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
-/// What can be made to go wrong.
+/// A kind of fault.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A block's compression fails: `SaveError::Codec`.
@@ -10,7 +10,7 @@ pub enum Fault {
     /// An allocation finds the pool full: `SaveError::PoolFull`.
     PoolFull,
     /// A bit of the compressed bytes flips before they are stored, as if the codec were wrong: only
-    /// verify mode sees it. Counted over compressed blocks only, not over raw or same-filled ones.
+    /// verification detects it. Only compressed blocks count, not raw or same-filled ones.
     Compressed,
     /// A bit of a stored object flips after the save: loads of it fail.
     Stored,
@@ -18,7 +18,7 @@ pub enum Fault {
 
 const KINDS: usize = 4;
 
-/// Which faults are due. Costs one relaxed load per chance when none is armed.
+/// The armed faults. Costs one relaxed load per chance when none is armed.
 pub struct FaultPlan {
     armed: AtomicBool,
     due: [Due; KINDS],
@@ -40,12 +40,12 @@ impl FaultPlan {
         FaultPlan { armed: AtomicBool::new(false), due }
     }
 
-    /// Lets `fault` strike once, at the `nth` chance from now (1: the next). 0 disarms it.
+    /// Makes `fault` strike once, at the `nth` chance from now (1: the next). 0 disarms it.
     pub fn strike_at(&self, fault: Fault, nth: u64) {
         self.arm(fault, nth, 0);
     }
 
-    /// Lets `fault` strike at every `nth` chance. 0 disarms it.
+    /// Makes `fault` strike at every `nth` chance. 0 disarms it.
     pub fn strike_every(&self, fault: Fault, nth: u64) {
         self.arm(fault, nth, nth);
     }
@@ -58,12 +58,12 @@ impl FaultPlan {
         }
     }
 
-    /// How often `fault` struck.
+    /// Returns how often `fault` struck.
     pub fn struck(&self, fault: Fault) -> u64 {
         self.due[fault as usize].struck.load(SeqCst)
     }
 
-    /// Whether `fault` strikes at this chance.
+    /// Returns whether `fault` strikes at this chance.
     #[inline]
     pub(crate) fn strikes(&self, fault: Fault) -> bool {
         self.armed.load(Relaxed) && self.count_down(fault)

@@ -1,4 +1,4 @@
-//! The store: folios in, blocks out.
+//! The store: saves folios and returns blocks.
 pub(crate) mod config;
 pub(crate) mod error;
 pub(crate) mod fault_injection;
@@ -42,20 +42,20 @@ use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering::*};
 use memfold_sys::units::{Order, PAGE_SIZE};
 
-/// Address space for the spans of all pools together, and of one at most.
+/// Address space for the spans of all pools together, and the most of one pool.
 const DATA_BYTES: usize = 16 << 40;
 const POOL_DATA_MAX: usize = 1 << 40;
-/// With less address space than this a pool is not made.
+/// Least address space of a pool.
 const POOL_DATA_MIN: usize = 64 << 20;
 
-/// Compressed blocks behind handles. All methods may be called from any number of threads at once.
+/// Compressed blocks behind handles. Any number of threads may call all methods at once.
 ///
 /// Held bytes = span bytes of all pools + their metadata. Every object belongs to the one handle
-/// that `save` gave for it; the caller keeps these apart: a handle is not freed while it is being
-/// loaded, and freed once.
+/// that `save` returned for it. The caller never frees a handle while it is being loaded, and frees
+/// it once.
 ///
 /// Nothing here allocates after [`Store::new`] and [`Store::worker`], except [`Store::check`] and
-/// errors' texts.
+/// error texts.
 pub struct Store {
     pub(crate) pools: Box<[Pool]>,
     pub(crate) budget: Arc<Budget>,
@@ -71,13 +71,13 @@ pub struct Store {
     workers: AtomicUsize,
     /// Turns of [`Store::tidy`]: each begins with another pool.
     tidied: AtomicUsize,
-    /// See [`Store::tick`].
+    /// The clock of [`Store::tick`].
     pub(crate) clock: AtomicU16,
     pub(crate) shrinker: Mutex<Hand>,
     pub(crate) recompressor: Mutex<Hand>,
 }
 
-/// See [`Store::past_limit`].
+/// The guards of [`Store::past_limit`].
 pub struct PastLimit<'a>(&'a Budget);
 
 impl Drop for PastLimit<'_> {
@@ -87,7 +87,7 @@ impl Drop for PastLimit<'_> {
 }
 
 impl Store {
-    /// An empty store. Reserves address space, takes next to no memory.
+    /// Makes an empty store. Reserves address space, takes next to no memory.
     ///
     /// # Errors
     /// A setting out of range, or no address space; nothing stays behind then.
@@ -114,12 +114,13 @@ impl Store {
         })
     }
 
-    /// A worker for the store's present codec. Allocates all that the worker will ever need.
+    /// Makes a worker for the store's present codec. Allocates everything that the worker will ever
+    /// need.
     pub fn worker(&self) -> Worker {
         self.worker_for(self.codec())
     }
 
-    /// A worker for another codec, for example to recompress.
+    /// Makes a worker for another codec, for example to recompress.
     pub fn worker_for(&self, spec: CodecSpec) -> Worker {
         Worker::new(
             spec,
@@ -129,13 +130,13 @@ impl Store {
         )
     }
 
-    /// The codec of workers made from now on.
+    /// Returns the codec of workers made from now on.
     pub fn codec(&self) -> CodecSpec {
         *self.codec.lock()
     }
 
-    /// Changes the codec of workers made from now on. Objects keep theirs. Workers that exist go on
-    /// with theirs too, as a save must not allocate: whoever owns one gives it the new codec with
+    /// Sets the codec of workers made from now on. Objects keep theirs. Existing workers keep
+    /// theirs too, because a save must not allocate: their owners change it with
     /// [`Worker::set_codec`].
     pub fn set_codec(&self, spec: CodecSpec) {
         *self.codec.lock() = spec;
@@ -146,70 +147,69 @@ impl Store {
         self.verify.store(on, Relaxed);
     }
 
-    /// Switches whether folios most of whose blocks don't shrink are refused.
+    /// Sets whether folios whose blocks mostly don't compress are refused.
     pub fn set_refuse_incompressible(&self, on: bool) {
         self.refuse_incompressible.store(on, Relaxed);
     }
 
-    /// What [`Store::set_refuse_incompressible`] was told last.
+    /// Returns the value of [`Store::set_refuse_incompressible`].
     pub fn refuses_incompressible(&self) -> bool {
         self.refuse_incompressible.load(Relaxed)
     }
 
-    /// Changes the limit for the memory of all pools, in bytes; 0 for none. What is held above it
-    /// stays.
+    /// Sets the limit for the memory of all pools, in bytes; 0 for none. Memory above it stays.
     pub fn set_pool_bytes_max(&self, bytes: u64) {
         self.budget.set_max(bytes);
     }
 
-    /// Changes the share of the limit at which saves are taken again after one was refused, in
+    /// Sets the share of the limit below which saves are accepted again after one was refused, in
     /// percent; above 100 is 100.
     pub fn set_accept_percent(&self, percent: u8) {
         self.budget.set_accept(percent.min(100));
     }
 
-    /// The limit for the memory of all pools, in bytes; 0 for none.
+    /// Returns the limit for the memory of all pools, in bytes; 0 for none.
     pub fn pool_bytes_max(&self) -> u64 {
         self.budget.max()
     }
 
     /// Lifts the limit for the memory of the pools while the guard lives, for saves that must not
-    /// be refused: those that take the place of what is stored already.
+    /// be refused: those that replace what is stored already.
     pub fn past_limit(&self) -> PastLimit<'_> {
         self.budget.lift();
         PastLimit(&self.budget)
     }
 
-    /// Whether saves are refused now because the pools are full (see
+    /// Returns whether saves are refused now because the pools are full (see
     /// [`StoreConfig::accept_percent`]).
     pub fn is_full(&self) -> bool {
         !self.budget.accepts()
     }
 
-    /// The order of the blocks of a folio of order `folio`.
+    /// Returns the order of the blocks of a folio of order `folio`.
     pub fn block_order(&self, folio: Order) -> Order {
         self.block_order.min(folio)
     }
 
-    /// How many blocks a folio of order `folio` has.
+    /// Returns the number of blocks of a folio of order `folio`.
     pub fn blocks(&self, folio: Order) -> usize {
         folio.pages() / self.block_order(folio).pages()
     }
 
-    /// Bytes of memory that the pools hold, metadata included. One atomic load.
+    /// Returns the bytes of memory that the pools hold, with metadata. One atomic load.
     pub fn pool_bytes(&self) -> u64 {
         self.budget.held()
     }
 
-    /// In a child of fork, of which another thread of the parent may have been loading a block when
-    /// the copy was made: what that had begun ends, but for its pin, which keeps one span from
-    /// being packed.
+    /// Repairs the store in a child of fork. Another thread of the parent may have been loading a
+    /// block at the fork. Its load ends, but its pin remains, which keeps one span from being
+    /// packed.
     ///
     /// # Safety
     /// - The caller is the only thread of this process that uses the store, and the parent changed
     ///   nothing in it.
     pub unsafe fn reset_in_child(&self) {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller promises to be the only user of the store.
         unsafe { self.recent.reset_in_child() };
     }
 
@@ -227,9 +227,9 @@ impl Store {
         handles.iter().for_each(|h| self.free(*h));
     }
 
-    /// Gives at least `bytes` bytes of pool memory back to the kernel if that many can be had:
-    /// emptied spans that wait for reuse, then sparse spans whose objects fit into others. Returns
-    /// the bytes given back. Saves, loads and frees go on meanwhile.
+    /// Returns at least `bytes` bytes of pool memory to the kernel if possible: empty spans that
+    /// wait for reuse, then sparse spans whose objects fit into others. Returns the bytes. Saves,
+    /// loads and frees go on meanwhile.
     pub fn compact(&self, bytes: u64) -> u64 {
         let mut released = 0;
         for pool in &self.pools {
@@ -241,38 +241,37 @@ impl Store {
         released
     }
 
-    /// One bounded step of compaction, for a background thread with nothing better to do: size
-    /// classes with more than an eighth of their slots free are packed. Takes tens of microseconds.
-    /// Returns the bytes of the spans emptied; 0: nothing is sparse.
+    /// Does one bounded step of compaction, for an idle background thread: packs size classes with
+    /// more than an eighth of their slots free. Takes tens of microseconds. Returns the bytes of
+    /// the spans emptied; 0 if nothing is sparse.
     pub fn tidy(&self) -> u64 {
         let first = self.tidied.fetch_add(1, Relaxed);
         let pools = (0..self.pools.len()).map(|i| &self.pools[(first + i) % self.pools.len()]);
         pools.map(Pool::tidy).find(|emptied| *emptied > 0).unwrap_or(0)
     }
 
-    /// Gives half of the memory that emptied spans may keep for reuse back to the kernel, if more
-    /// is kept. For a background thread, to spare the frees that work. Returns the bytes given
-    /// back.
+    /// Returns half of the memory that empty spans may keep for reuse to the kernel, if more is
+    /// kept. For a background thread, to spare the frees that work. Returns the bytes.
     pub fn trim(&self) -> u64 {
         self.pools.iter().map(|pool| pool.arena.trim()).sum()
     }
 
-    /// Gives the memory of all emptied spans back to the kernel. Returns the bytes given back.
+    /// Returns the memory of all empty spans to the kernel. Returns the bytes.
     pub(crate) fn release_warm(&self) -> u64 {
         self.pools.iter().map(|pool| pool.arena.trim_to(0)).sum()
     }
 
-    /// Faults on purpose, for tests. None is armed in a new store.
+    /// Returns the faults for tests. None is armed in a new store.
     pub fn faults(&self) -> &FaultPlan {
         &self.faults
     }
 
-    /// Counters and figures.
+    /// Returns the counters.
     pub fn stats(&self) -> StoreStats {
         StoreStats::gather(&self.counters, &self.pools, self.budget.held(), self.budget.peak())
     }
 
-    /// Calls `each` with the figures of every size class in use, smallest first.
+    /// Calls `each` with the counters of every size class in use, smallest first.
     pub fn each_class(&self, each: impl FnMut(ClassStats)) {
         stats::each_class(&self.pools, each);
     }
@@ -297,7 +296,7 @@ impl Store {
         Ok(())
     }
 
-    /// The pool of a key: always the same one.
+    /// Returns the pool of a key: always the same one.
     pub(crate) fn pool_of(&self, key: u64) -> &Pool {
         let spread = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         &self.pools[((spread * self.pools.len() as u64) >> 32) as usize]
@@ -306,7 +305,7 @@ impl Store {
 
 #[cfg(test)]
 impl Store {
-    /// The first byte and the length of an object, its owner's note included.
+    /// Returns the first byte and the length of an object, with its owner's note.
     pub(crate) fn object_bytes(&self, handle: Handle) -> (*mut u8, usize) {
         let name = handle.object().expect("a pool object");
         let pool = &self.pools[name.pool as usize];
@@ -323,8 +322,7 @@ impl Store {
         (pool.arena.slot(span, class, place.slot), class.payload_offset() + len)
     }
 
-    /// Bytes of pool memory that the kernel has given us, as it counts them itself, in all that was
-    /// ever used.
+    /// Returns the resident bytes of pool memory, as the kernel counts them.
     pub(crate) fn resident_bytes(&self) -> u64 {
         use std::os::unix::fs::FileExt;
         let pagemap = std::fs::File::open("/proc/self/pagemap").expect("procfs");
@@ -365,8 +363,8 @@ impl Layout {
     }
 }
 
-/// Reserves one zone for all pools, smaller ones where address space is scarce: at most half of
-/// what there is, as others need some.
+/// Reserves one zone for all pools, a smaller one where address space is scarce: at most half of
+/// the free space, because others need some.
 fn make_pools(count: usize, budget: &Arc<Budget>) -> Result<Box<[Pool]>, StoreError> {
     let mut layout = Layout::of((DATA_BYTES / count.next_power_of_two()).min(POOL_DATA_MAX));
     let zone = loop {

@@ -1,9 +1,8 @@
-//! Saving through a queue: blocks are compressed beside the caller in batches, which hides the
+//! Saving through a queue: a device compresses blocks in batches beside the caller, which hides the
 //! queue's latency.
 //!
-//! What a queue fails at, or does not finish in time, is compressed by the worker itself, so a
-//! broken device costs time and nothing else. A device that failed or hung too often is not used
-//! any more.
+//! Blocks that the device fails at, or does not finish in time, are compressed by the worker. So a
+//! broken device costs only time. A device that failed or hung too often is not used any more.
 use crate::batch::{BATCH_MAX, Compressor, Done, Job};
 use crate::block::huge_threshold;
 use crate::block::same_filled::pattern_of;
@@ -21,13 +20,13 @@ use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::now_ns;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
-/// Failures and time-outs after which a device is left alone.
+/// Failures and time-outs after which a device is not used any more.
 const TROUBLE_MAX: u64 = 16;
 
-/// What an [`Offload`] did.
+/// Counters of an [`Offload`].
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct OffloadStats {
-    /// Blocks that the device compressed, or found not to shrink.
+    /// Blocks that the device compressed, or found incompressible.
     pub blocks: u64,
     /// Batches handed over.
     pub batches: u64,
@@ -40,22 +39,22 @@ pub struct OffloadStats {
     pub timeouts: u64,
 }
 
-/// One user's way to a [`Compressor`]: output buffers, a time-out, and how the device behaved.
+/// One user's access to a [`Compressor`]: output buffers, a time-out, and the device's failures.
 ///
-/// What a device wrote is believed as a codec's output is: wrong bytes are found by verify mode
-/// (Z7) or at the load.
+/// The output of a device is trusted like a codec's: wrong bytes are detected by verification (Z7)
+/// or at the load.
 pub struct Offload {
     queue: Box<dyn Compressor>,
     buffers: Box<[PageBuffer]>,
     timeout_ns: u64,
-    /// Room of the jobs under way.
+    /// Room of the jobs in progress.
     room: usize,
     stats: OffloadStats,
 }
 
 /// A folio that is being saved.
 struct Saving<'a> {
-    /// Blocks that may fail to shrink.
+    /// Blocks that may be incompressible before the folio is refused.
     huge_max: u64,
     pool: &'a Pool,
     folio: *const u8,
@@ -66,8 +65,8 @@ struct Saving<'a> {
 }
 
 impl Offload {
-    /// Batches of up to `batch` blocks (1..=64) of up to `order` through `queue`. A device that
-    /// finishes nothing for `timeout_ns` nanoseconds counts as hung.
+    /// Makes one with batches of up to `batch` blocks (1..=64) of up to `order` through `queue`. A
+    /// device that finishes nothing for `timeout_ns` nanoseconds counts as hung.
     ///
     /// # Panics
     /// If `batch` is 0 or above [`BATCH_MAX`].
@@ -78,12 +77,12 @@ impl Offload {
         Offload { queue, buffers, timeout_ns, room: 0, stats: OffloadStats::default() }
     }
 
-    /// What was done so far.
+    /// Returns the counters.
     pub fn stats(&self) -> OffloadStats {
         self.stats
     }
 
-    /// Whether the device is still used.
+    /// Returns whether the device is still used.
     pub fn is_trusted(&self) -> bool {
         self.stats.failures + self.stats.timeouts < TROUBLE_MAX
     }
@@ -91,15 +90,15 @@ impl Offload {
 
 impl Drop for Offload {
     fn drop(&mut self) {
-        // The buffers must not go while a device may write to them.
+        // The buffers must outlive the device's writes to them.
         self.queue.cancel();
     }
 }
 
 impl Store {
-    /// As [`Store::save`], with the blocks compressed in batches by the queue of `offload`, whose
-    /// codec may be another than the worker's. Blocks with same-filled pages are the worker's, who
-    /// does them while the queue works.
+    /// Saves like [`Store::save`], with blocks compressed in batches by the queue of `offload`,
+    /// whose codec may differ from the worker's. The worker encodes blocks with same-filled pages
+    /// while the queue works.
     ///
     /// # Errors
     /// As for [`Store::save`]: all or nothing. Trouble of the device is no error: the worker then
@@ -156,7 +155,7 @@ impl Store {
             };
         }
         if let Err(error) = result {
-            // `saved` may have gaps where a batch broke off.
+            // `saved` may have gaps where a batch stopped.
             self.free_many(&w.saved[..saving.done]);
             self.count_failure(w, error);
             return Err(error);
@@ -169,8 +168,8 @@ impl Store {
         Ok(saving.report)
     }
 
-    /// Saves a batch of (rank, block) pairs. On an error the handles it has made are noted, and
-    /// nothing is under way.
+    /// Saves a batch of (rank, block) pairs. On an error the handles that it made are noted, and no
+    /// job is in progress.
     ///
     /// # Safety
     /// - As for [`Store::save`], for these blocks.
@@ -190,7 +189,7 @@ impl Store {
         // SAFETY: the caller vouches for the blocks.
         unsafe { offload.submit(batch, order, block, &mut state) };
         let mut result = Ok(());
-        // The worker's own blocks first: the queue works meanwhile. Then what comes back.
+        // The worker's own blocks come first, while the queue works; then the results.
         loop {
             for (at, (rank, index)) in batch.iter().enumerate() {
                 if state[at] != Turn::Own || result.is_err() {
@@ -222,7 +221,7 @@ impl Store {
             };
             let (rank, index) = batch[at];
             let src = block(index);
-            // SAFETY: the device is done with the buffer, which holds `size` bytes; the caller
+            // SAFETY: the device has finished with the buffer, which holds `size` bytes; the caller
             // vouches for the block.
             let saved = unsafe { self.store_offloaded(w, offload, saving, at, src, size) };
             result = saved.map(|handle| w.saved[rank] = handle);
@@ -231,7 +230,7 @@ impl Store {
 
     /// # Safety
     /// - Buffer `at` holds `size` compressed bytes of the block at `src`, or with `None` that block
-    ///   does not shrink; it is readable, and nobody writes there.
+    ///   does not shrink; it is readable, and no thread writes there.
     unsafe fn store_offloaded(
         &self,
         w: &mut Worker,
@@ -266,23 +265,23 @@ impl Store {
     }
 }
 
-/// Whose turn it is at a block of a batch.
+/// Who compresses a block of a batch.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Turn {
     /// The worker's.
     Own,
     /// The device's.
     Device,
-    /// Nobody's any more.
+    /// It is done.
     Over,
 }
 
 impl Offload {
-    /// Gives the device the blocks without same-filled pages, as far as it takes them.
+    /// Submits the blocks without same-filled pages, as many as the device takes.
     ///
     /// # Safety
-    /// - The blocks are readable, and nobody writes there until they are back or cancelled. Nothing
-    ///   is under way.
+    /// - The blocks are readable, and no thread writes there until they are back or cancelled.
+    ///   Nothing is under way.
     unsafe fn submit(
         &mut self,
         batch: &[(usize, usize)],
@@ -312,8 +311,8 @@ impl Offload {
         }
         let taken = match count {
             0 => 0,
-            // SAFETY: the caller vouches for the blocks; the buffers are this offload's, one for
-            // each job.
+            // SAFETY: the caller vouches for the blocks; the buffers belong to this offload, one
+            // for each job.
             _ => unsafe { self.queue.submit(&jobs[..count]) }.min(count),
         };
         jobs[..taken].iter().for_each(|job| state[job.tag as usize] = Turn::Device);
@@ -321,9 +320,9 @@ impl Offload {
         self.stats.fallbacks += (count - taken) as u64;
     }
 
-    /// Waits for the next block that the device has compressed: its place in the batch and the
-    /// size. `None`: the device has nothing left; what it failed at, or all of it if it hangs, is
-    /// the worker's turn now.
+    /// Waits for the next block that the device has compressed. Returns its place in the batch and
+    /// the size; `None` if the device has nothing left. The worker then does the blocks that
+    /// failed, or all of them if the device hangs.
     fn await_next(&mut self, state: &mut [Turn]) -> Option<(usize, Option<usize>)> {
         let mut since = now_ns();
         while state.contains(&Turn::Device) {
@@ -342,7 +341,7 @@ impl Offload {
             }
             since = now_ns();
             let at = done[0].tag as usize;
-            // A tag that was never given, or twice, is a failure of the device.
+            // An unknown or repeated tag is a failure of the device.
             let Some(turn) = state.get_mut(at).filter(|turn| **turn == Turn::Device) else {
                 self.stats.failures += 1;
                 continue;

@@ -1,4 +1,4 @@
-//! Cold objects are compressed again by a stronger codec (M9).
+//! Recompression of cold objects by a stronger codec (M9).
 use crate::block;
 use crate::handle::Handle;
 use crate::pool::Payload;
@@ -11,9 +11,10 @@ use memfold_sys::sync::atomic::Ordering::*;
 use memfold_sys::units::Order;
 
 impl Store {
-    /// Compresses the object of `handle` again with the codec of `w`. `Ok(Some(new))`: there is a
-    /// smaller object with the same bytes now; the caller puts it in the place of the old one,
-    /// which it frees. `Ok(None)`: not worth it, nothing has changed; it is not tried again.
+    /// Compresses the object of `handle` again with the codec of `w`. Returns `Ok(Some(new))` if a
+    /// smaller object with the same bytes exists now: the caller puts it in the place of the old
+    /// one, and frees that. Returns `Ok(None)` if it is not worth it; nothing has changed, and it
+    /// is not tried again.
     ///
     /// # Errors
     /// As for [`Store::load`]: the object is damaged.
@@ -62,7 +63,8 @@ impl Store {
         }
         let payload =
             Payload { head, head_len, bytes: body, len, order: order.get(), format, mixed };
-        // SAFETY: the payload lies in the worker's scratch and spare buffer, which nobody writes.
+        // SAFETY: the payload lies in the worker's scratch and spare buffer, which no thread
+        // writes.
         let Ok(new) = (unsafe { pool.store(&payload) }) else { return Ok(None) };
         let new = Handle::of_object(new);
         if self.verify.load(Relaxed) && !self.reads_back(w, new, order) {
@@ -80,11 +82,11 @@ impl Store {
         Ok(Some(new))
     }
 
-    /// Whether `new` decodes to the block in the spare buffer.
+    /// Returns whether `new` decodes to the block in the spare buffer.
     fn reads_back(&self, w: &mut Worker, new: Handle, order: Order) -> bool {
         let back = w.scratch.gathered.as_mut_ptr();
-        // SAFETY: the buffer has room for a block of the store's order, page-aligned, and is this
-        // worker's; the new object is known to nobody else.
+        // SAFETY: the buffer has room for a block of the store's order, page-aligned, and belongs
+        // to this worker; no other thread knows the new object.
         let loaded = unsafe { self.load_object(&mut w.decoders, new, order, order.pages(), back) };
         loaded.is_ok()
             && w.scratch.gathered.bytes()[..order.bytes()] == w.spare.bytes()[..order.bytes()]

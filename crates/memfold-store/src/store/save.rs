@@ -13,31 +13,31 @@ use memfold_sys::page::Page;
 use memfold_sys::sync::atomic::Ordering::*;
 use memfold_sys::units::Order;
 
-/// Memory that a save tries to gain when the pool is full.
+/// Memory that a save tries to free when the pool is full.
 const RELIEF_BYTES: u64 = 256 << 10;
 
-/// What a save did.
+/// The result of a save.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct SaveReport {
     /// Blocks saved.
     pub blocks: u64,
     /// Their bytes before compression.
     pub bytes: u64,
-    /// Payload bytes that they became. Metadata and unused ends of slots are not counted.
+    /// Their payload bytes, without metadata and unused ends of slots.
     pub stored_bytes: u64,
-    /// The same bytes for a ratio: no page counts less than its 8-byte pattern, however many share
-    /// one and also if it is zeros.
+    /// Their payload bytes for a ratio: no page counts less than its 8-byte pattern, however many
+    /// share one, and also for zeros.
     pub counted_bytes: u64,
-    /// Blocks that were all zeros and hold no memory.
+    /// Blocks of zeros, which hold no memory.
     pub zero_blocks: u64,
-    /// Same-filled pages, those of zero blocks included.
+    /// Same-filled pages, with those of zero blocks.
     pub same_pages: u64,
-    /// Blocks that did not shrink enough and were stored raw.
+    /// Blocks that did not compress enough and were stored raw.
     pub huge_blocks: u64,
 }
 
-/// What a payload of `len` bytes counts for a ratio. So the ratio of same-filled pages is the same
-/// in blocks of any size.
+/// Returns how much a payload of `len` bytes counts for a ratio, so that the ratio of same-filled
+/// pages is the same in blocks of any size.
 fn counted_bytes(len: usize, order: Order) -> u64 {
     (len as u64).max((order.pages() * size_of::<u64>()) as u64)
 }
@@ -45,9 +45,9 @@ fn counted_bytes(len: usize, order: Order) -> u64 {
 impl Store {
     /// Saves the blocks of a folio that are in `which` and sets their handles in `out`, by block.
     /// Other handles in `out` are not touched, and no handle in `out` is freed: that is the
-    /// caller's.
+    /// caller's task.
     ///
-    /// `key` picks the pool. `cancel` is asked before each block.
+    /// `key` chooses the pool. `cancel` is asked before each block.
     ///
     /// # Errors
     /// All or nothing: on an error nothing of this call stays in the store, and `out` is unchanged.
@@ -58,7 +58,7 @@ impl Store {
     ///
     /// # Safety
     /// - `folio` points to `order.bytes()` readable bytes.
-    /// - Nobody writes to the blocks in `which` during the call.
+    /// - No thread writes to the blocks in `which` during the call.
     #[allow(clippy::too_many_arguments)]
     pub unsafe fn save(
         &self,
@@ -175,15 +175,15 @@ impl Store {
         {
             w.scratch.damage();
         }
-        // SAFETY: the bytes lie in the block or in the worker's scratch, and nobody writes to
+        // SAFETY: the bytes lie in the block or in the worker's scratch, and no thread writes to
         // either.
         unsafe { self.store_verified(w, pool, &payload, src, order, report) }
     }
 
-    /// Stores the payload of the block at `src`, and verifies it if that is asked for.
+    /// Stores the payload of the block at `src`, and verifies it if requested.
     ///
     /// # Safety
-    /// - As for [`Pool::store`], and `src` is a readable block of `order` that nobody writes.
+    /// - As for [`Pool::store`], and `src` is a readable block of `order` that no thread writes.
     pub(crate) unsafe fn store_verified(
         &self,
         w: &mut Worker,
@@ -198,7 +198,7 @@ impl Store {
         report.stored_bytes += payload.len as u64;
         report.counted_bytes += counted_bytes(payload.len, order);
         if self.verify.load(Relaxed) {
-            // SAFETY: as for the block.
+            // SAFETY: the caller vouches for the block at `src`.
             unsafe { self.verify_block(w, handle, src, order)? };
         }
         if self.faults.strikes(Fault::Stored) {
@@ -225,10 +225,10 @@ impl Store {
         stored.map(Handle::of_object).map_err(|Full| SaveError::PoolFull)
     }
 
-    /// Reads the block back and compares; frees it if it differs.
+    /// Loads the block and compares it; frees it if it differs.
     ///
     /// # Safety
-    /// - `src` is a readable block of `order` that nobody writes.
+    /// - `src` is a readable block of `order` that no thread writes.
     unsafe fn verify_block(
         &self,
         w: &mut Worker,
@@ -252,9 +252,9 @@ impl Store {
         Ok(())
     }
 
-    /// Whether the limit lets saves be taken now; a refusal is counted.
+    /// Returns whether the limit allows saves now. Counts a refusal.
     pub(crate) fn admit_save(&self, w: &Worker) -> Result<(), SaveError> {
-        // Emptied spans that wait for reuse count as held: they need not.
+        // Empty spans that wait for reuse count as held, although they need not.
         if self.budget.accepts() || (self.release_warm() > 0 && self.budget.accepts()) {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! Counters and figures of a store.
+//! Counters of a store.
 use crate::pool::Pool;
 use crate::pool::size_class::{CLASSES, Class};
 use alloc::boxed::Box;
@@ -20,7 +20,7 @@ macro_rules! counters {
             pub loads: [AtomicU64; ORDERS],
         }
 
-        /// How often things happened since the store was made.
+        /// Counts since the store was made.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub struct Events {
             $($(#[doc = $doc])+ pub $name: u64,)*
@@ -57,16 +57,16 @@ counters! {
     blocks_saved,
     /// Bytes of the blocks saved, before compression.
     bytes_saved,
-    /// Payload bytes that the blocks saved became.
+    /// Payload bytes of the blocks saved.
     bytes_stored,
-    /// Blocks saved that were all zeros and hold no memory.
+    /// Blocks of zeros saved, which hold no memory.
     zero_blocks,
     /// Same-filled pages in blocks saved, zero blocks included.
     same_pages,
-    /// Blocks saved that did not shrink enough and were stored raw.
+    /// Blocks saved that did not compress enough and were stored raw.
     huge_blocks,
-    /// Blocks that looked too dense to be given to the codec at all; with those of saves that
-    /// failed later.
+    /// Blocks that looked too dense to be given to the codec, with those of saves that failed
+    /// later.
     dense_blocks,
     /// Saves refused because the pool was full.
     refused_full,
@@ -74,7 +74,7 @@ counters! {
     refused_incompressible,
     /// Saves that failed in the codec.
     codec_failures,
-    /// Saves refused because verification read other bytes back.
+    /// Saves refused because verification read other bytes.
     verify_mismatches,
     /// Saves cancelled by their caller.
     cancelled,
@@ -84,9 +84,9 @@ counters! {
     partial_loads,
     /// Objects that a stronger codec was tried on.
     recompress_tried,
-    /// Objects that became smaller by it.
+    /// Objects that it made smaller.
     recompressed,
-    /// Payload bytes saved by it.
+    /// Payload bytes that it saved.
     recompress_gained,
     /// Loads of pages answered from the recently decompressed blocks.
     recent_hits,
@@ -94,13 +94,13 @@ counters! {
     recent_misses,
 }
 
-/// Figures of a store at one moment. Each figure is exact; figures taken while threads work may
-/// differ by what happened between reading them.
+/// Counters of a store at one moment. Each is exact; counters read while threads work may differ by
+/// what happened between the reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
-    /// What happened.
+    /// Events.
     pub events: Events,
-    /// Objects in the pools. Zero blocks are none.
+    /// Objects in the pools, without zero blocks.
     pub objects: u64,
     /// Bytes of the blocks behind the objects, before compression.
     pub original_bytes: u64,
@@ -108,11 +108,11 @@ pub struct StoreStats {
     pub stored_bytes: u64,
     /// Bytes of memory held: spans, spans kept for reuse, and metadata.
     pub held_bytes: u64,
-    /// The most that `held_bytes` ever was.
+    /// Peak of `held_bytes`.
     pub held_bytes_peak: u64,
-    /// The part of `held_bytes` that is emptied spans kept for reuse.
+    /// The part of `held_bytes` in empty spans kept for reuse.
     pub warm_bytes: u64,
-    /// The part of `held_bytes` that is entries and descriptions of spans.
+    /// The part of `held_bytes` in entries and descriptions of spans.
     pub metadata_bytes: u64,
     /// Spans in use.
     pub spans: u64,
@@ -120,15 +120,15 @@ pub struct StoreStats {
     pub moved: u64,
     /// Bytes that compaction gave back to the kernel.
     pub compacted_bytes: u64,
-    /// Times that the lock of a size class was held by another thread when wanted.
+    /// Times that the lock of a size class was held by another thread.
     pub lock_waits: u64,
     /// Nanoseconds that these waits took, all threads together.
     pub lock_wait_ns: u64,
-    /// Frees of handles that were dead or damaged: each is a bug of the caller or damaged memory.
+    /// Frees of dead or damaged handles: each is a bug of the caller or damaged memory.
     pub bad_frees: u64,
 }
 
-/// Figures of one size class over all pools.
+/// Counters of one size class over all pools.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ClassStats {
     /// Bytes of a slot.
@@ -146,12 +146,13 @@ pub struct ClassStats {
 }
 
 impl StoreStats {
-    /// Bytes stored per byte held, 0 when nothing is held.
+    /// Returns bytes stored per byte held, 0 when nothing is held.
     pub fn efficiency(&self) -> f64 {
         if self.held_bytes == 0 { 0.0 } else { self.stored_bytes as f64 / self.held_bytes as f64 }
     }
 
-    /// The share of partial and repeated loads answered from the recent blocks, 0 without any.
+    /// Returns the share of partial and repeated loads answered from the recent blocks, 0 without
+    /// any.
     pub fn recent_hit_rate(&self) -> f64 {
         let all = self.events.recent_hits + self.events.recent_misses;
         if all == 0 { 0.0 } else { self.events.recent_hits as f64 / all as f64 }
@@ -191,7 +192,7 @@ impl StoreStats {
     }
 }
 
-/// Calls `each` with the figures of every size class that has a span, smallest first.
+/// Calls `each` with the counters of every size class that has a span, smallest first.
 pub(crate) fn each_class(pools: &[Pool], mut each: impl FnMut(ClassStats)) {
     for (index, Class { slot_bytes, pages, slots }) in CLASSES.iter().copied().enumerate() {
         let mut sum = ClassStats {
@@ -215,7 +216,7 @@ pub(crate) fn each_class(pools: &[Pool], mut each: impl FnMut(ClassStats)) {
 }
 
 impl ClassStats {
-    /// Bytes of the spans.
+    /// Returns the bytes of the spans.
     pub fn held_bytes(&self) -> u64 {
         self.spans * self.span_pages as u64 * PAGE_SIZE as u64
     }

@@ -1,4 +1,4 @@
-//! Canned mode (Z8): dictionaries made from what is saved, and used where they win.
+//! Canned mode (Z8): dictionaries made from saved blocks, and used where they win.
 use crate::block::dictionaries::{Cans, Decoders};
 use crate::block::{Encoded, Packer, Scratch, encode};
 use crate::codec::{Canned, CodecSpec};
@@ -13,14 +13,13 @@ use memfold_sys::page::PageBuffer;
 use memfold_sys::sync::atomic::Ordering::*;
 use memfold_sys::units::Order;
 
-/// A dictionary must make held-out blocks smaller by this share of their size without it, in
-/// percent.
+/// Share of their size by which a dictionary must make held-out blocks smaller, in percent.
 pub const CANNED_MARGIN_PERCENT: u64 = 3;
 
-/// What a dictionary must save of the memory that pools hold now, as a multiple of its own memory.
+/// Multiple of its own memory that a dictionary must save of the memory that pools hold now.
 const WORTH: u64 = 2;
 
-/// Contents that are tried: bytes of the dictionary, bytes of a piece.
+/// Sizes to try: bytes of the dictionary, bytes of a piece.
 const TRIED: &[(usize, usize)] =
     &[(64 << 10, 1024), (64 << 10, 256), (64 << 10, 64), (16 << 10, 256), (16 << 10, 64)];
 
@@ -33,7 +32,7 @@ pub enum CannedError {
     Slots,
 }
 
-/// Bytes that blocks become.
+/// Sizes of compressed blocks.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Comparison {
     /// Without a dictionary.
@@ -43,22 +42,22 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Whether the dictionary wins by the margin.
+    /// Returns whether the dictionary wins by the margin.
     pub fn wins(&self) -> bool {
         self.on * 100 < self.off * (100 - CANNED_MARGIN_PERCENT)
     }
 }
 
-/// What a round of canned mode did.
+/// The result of a round of canned mode.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum CannedStep {
-    /// Nothing: not wanted, not enough sampled yet, or nothing new to judge.
+    /// Nothing: canned mode is off, too little is sampled yet, or there is nothing new to judge.
     Nothing,
     /// A new dictionary is used from now on.
     Installed(Comparison),
     /// The present one still wins and is kept.
     Kept(Comparison),
-    /// No dictionary wins; none is used from now on. The best one's comparison.
+    /// No dictionary wins; none is used from now on. Holds the best one's comparison.
     Off(Comparison),
 }
 
@@ -72,18 +71,18 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// For blocks of `order`.
+    /// Makes one for blocks of `order`.
     pub fn new(spec: CodecSpec, order: Order) -> Trial {
         let (scratch, encoder) = (Scratch::new(order), spec.encoder(order.bytes()));
         Trial { spec, order, scratch, buffer: PageBuffer::new(order), encoder }
     }
 
-    /// Bytes of payload that `blocks` become without a dictionary.
+    /// Returns the payload bytes of `blocks` without a dictionary.
     pub fn without<'a>(&mut self, blocks: impl Iterator<Item = &'a [u8]>) -> u64 {
         blocks.map(|block| self.size(block, None)).sum()
     }
 
-    /// Bytes of payload that `blocks` become with `dictionary`, or `None` if the codec can't use
+    /// Returns the payload bytes of `blocks` with `dictionary`, or `None` if the codec can't use
     /// it.
     pub fn with<'a>(
         &mut self,
@@ -94,7 +93,7 @@ impl Trial {
         Some(blocks.map(|block| self.size(block, Some(&canned))).sum())
     }
 
-    /// The dictionary out of several that makes `blocks` smallest, and how small.
+    /// Returns the dictionary of several that makes `blocks` smallest, and their size.
     pub fn best<'a>(
         &mut self,
         blocks: impl Iterator<Item = &'a [u8]> + Clone,
@@ -106,8 +105,8 @@ impl Trial {
 
     fn size(&mut self, block: &[u8], canned: Option<&Canned>) -> u64 {
         assert!(block.len() == self.order.bytes());
-        // SAFETY: the buffer has room for a block of the order; then it is a whole block that
-        // nobody writes, and scratch and encoder were made for it.
+        // SAFETY: the buffer has room for a block of the order; then it is a whole block that no
+        // thread writes, and scratch and encoder were made for it.
         let encoded = unsafe {
             core::ptr::copy_nonoverlapping(block.as_ptr(), self.buffer.as_mut_ptr(), block.len());
             let canned = canned.map(|canned| (format::CANNED, canned));
@@ -127,8 +126,7 @@ impl Trial {
     }
 }
 
-/// Dictionaries of raw content chosen from samples of `sample_bytes` each, to be judged by a
-/// [`Trial`].
+/// Makes dictionaries of raw content from samples of `sample_bytes` each, for a [`Trial`] to judge.
 pub fn raw_dictionaries(samples: &[u8], sample_bytes: usize) -> impl Iterator<Item = Dictionary> {
     let cover = Cover::new(samples, sample_bytes);
     TRIED.iter().filter_map(move |(bytes, piece)| {
@@ -138,9 +136,9 @@ pub fn raw_dictionaries(samples: &[u8], sample_bytes: usize) -> impl Iterator<It
 }
 
 impl Store {
-    /// Compresses against `dictionary` from now on, in workers of the store's present codec.
+    /// Compresses with `dictionary` from now on, in workers of the store's present codec.
     ///
-    /// Objects that exist keep theirs, which is freed when none uses it.
+    /// Existing objects keep theirs, which is freed when none uses it.
     ///
     /// # Errors
     /// The codec can't use it, or too many old ones are in use.
@@ -152,8 +150,8 @@ impl Store {
         if self.cans.install(spec, canned) { Ok(()) } else { Err(CannedError::Slots) }
     }
 
-    /// Whether what a dictionary would save, going by what the pools hold now, is worth its own
-    /// memory.
+    /// Returns whether a dictionary would save more than its own memory, by what the pools hold
+    /// now.
     fn is_worth_it(&self, dictionary: &Dictionary, comparison: Comparison) -> bool {
         let Some(canned) = self.codec().canned(dictionary, self.block_order.bytes()) else {
             return false;
@@ -168,27 +166,27 @@ impl Store {
         self.cans.retire();
     }
 
-    /// Frees dictionaries that no object uses. Returns how many. For a background thread: the only
-    /// place that frees them.
+    /// Frees dictionaries that no object uses. Returns their number. For a background thread: this
+    /// is the only place that frees them.
     pub fn reap_dictionaries(&self) -> usize {
         self.cans.reap(|slot| {
             self.pools.iter().map(|pool| pool.counters.canned[slot].load(SeqCst)).sum()
         })
     }
 
-    /// How many dictionaries there are, old ones included, and their bytes of memory.
+    /// Returns the number of dictionaries, with old ones, and their bytes of memory.
     pub fn dictionaries(&self) -> (usize, u64) {
         (self.cans.count(), self.cans.bytes())
     }
 
-    /// Turns the making of dictionaries from saved blocks on or off. The work is done by
-    /// [`Store::canned_step`]. Turned off, the present dictionary stays in use.
+    /// Turns the making of dictionaries from saved blocks on or off. [`Store::canned_step`] does
+    /// the work. After turning off, the present dictionary stays in use.
     pub fn set_canned(&self, on: bool) {
         self.sampler.set_on(on);
     }
 
-    /// One round of canned mode, for a background thread: takes samples, makes dictionaries of them
-    /// and judges them, and frees old ones. Takes some 100 ms when there is something to judge.
+    /// Does one round of canned mode, for a background thread: takes samples, makes dictionaries of
+    /// them, judges them, and frees old ones. Takes some 100 ms when there is something to judge.
     /// Allocates.
     pub fn canned_step(&self) -> CannedStep {
         self.reap_dictionaries();

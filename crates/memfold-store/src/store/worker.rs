@@ -1,4 +1,4 @@
-//! Workers: what one thread needs to save and load.
+//! Workers: the state that one thread needs to save and load.
 use crate::block::Scratch;
 use crate::block::dictionaries::{Cans, Decoders};
 use crate::codec::{CodecSpec, Encoder};
@@ -9,11 +9,10 @@ use alloc::vec;
 use memfold_sys::page::PageBuffer;
 use memfold_sys::units::{MAX_PAGES, Order};
 
-/// Codec contexts and buffers of one thread. Everything is allocated when it is made, nothing
+/// Codec contexts and buffers of one thread. Everything is allocated at its creation, nothing
 /// afterwards.
 ///
-/// It belongs to the store that made it. It saves with the codec it was made for and loads every
-/// codec's objects.
+/// It belongs to the store that made it. It saves with its codec and loads objects of every codec.
 pub struct Worker {
     pub(crate) spec: CodecSpec,
     pub(crate) encoder: Box<dyn Encoder>,
@@ -22,7 +21,7 @@ pub struct Worker {
     pub(crate) spare: PageBuffer,
     /// Handles of a save that is not finished.
     pub(crate) saved: Box<[Handle]>,
-    /// Which group of counters it adds to.
+    /// The group of counters that it adds to.
     pub(crate) counters: usize,
 }
 
@@ -45,13 +44,13 @@ impl Worker {
         }
     }
 
-    /// The codec that saves use.
+    /// Returns the codec that saves use.
     pub fn codec(&self) -> CodecSpec {
         self.spec
     }
 
-    /// Changes the codec that saves use. Allocates what the new codec needs and frees what the old
-    /// one had, unless they are the same.
+    /// Sets the codec that saves use. Allocates what the new codec needs and frees what the old one
+    /// had, unless they are equal.
     pub fn set_codec(&mut self, spec: CodecSpec) {
         if spec != self.spec {
             (self.spec, self.encoder) = (spec, spec.encoder(self.spare.len()));

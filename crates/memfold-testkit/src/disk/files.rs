@@ -1,7 +1,7 @@
 //! A directory on a disk that forgets, tears and fails.
 //!
-//! What must be survived:
-//! - a power cut at any moment: of what was written since the last sync any sectors are on disk, in
+//! Faults that the system must survive:
+//! - a power cut at any moment: of the data written since the last sync any sectors are on disk, in
 //!   any order, one of them in part, or as zeros where a file grew; of the names any changes;
 //! - a process that is killed: all that it wrote is there, but nothing more is on disk;
 //! - any call that fails, once or from then on, without effect or with a part of it; a write that
@@ -13,26 +13,26 @@ use memfold_sys::Errno;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// What a disk writes as a whole, mostly, bytes.
+/// Bytes that a disk usually writes as a whole.
 pub const SECTOR_BYTES: usize = 512;
 
-/// What goes wrong.
+/// A fault.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The call fails and does nothing; a sync loses what was to be synced.
+    /// The call fails without effect; a sync loses the data.
     Fails(Errno),
-    /// A write does a part and fails the next time; a sync does all and fails.
+    /// A write does a part and fails the next time; a sync succeeds but fails.
     Partly(Errno),
     /// A write is short; nothing else is wrong.
     Short,
 }
 
-/// What became of a change when power was cut.
+/// The fate of a change in a power cut.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It is on disk.
     Done,
-    /// It isn't.
+    /// It is lost.
     Lost,
     /// A half of the sector is on disk.
     Torn,
@@ -40,7 +40,7 @@ pub enum Fate {
     Zeros,
 }
 
-/// A directory, for as many as have a clone of it.
+/// A directory, shared by all its clones.
 #[derive(Clone)]
 pub struct Forgetful(Arc<Mutex<State>>);
 
@@ -51,10 +51,10 @@ struct State {
     names_on_disk: BTreeMap<Vec<u8>, usize>,
     name_changes: Vec<NameChange>,
     calls: usize,
-    /// From which call to which, and what.
+    /// The first and last call with a fault, and the fault.
     fault: Option<(usize, usize, Fault)>,
     has_no_nameless: bool,
-    /// Bytes that all files may have.
+    /// Bytes that all files together may have.
     room: Option<usize>,
     moments: Option<Vec<(usize, State)>>,
     note: usize,
@@ -70,7 +70,7 @@ struct Inode {
 
 #[derive(Clone)]
 enum Change {
-    /// Of one sector.
+    /// The fate of one sector.
     Write(usize, Vec<u8>),
     Len(usize),
 }
@@ -121,14 +121,14 @@ impl NameChange {
 }
 
 impl State {
-    /// Counts a call, and says what goes wrong with it.
+    /// Counts a call, and returns its fault.
     fn call(&mut self) -> Option<Fault> {
         self.calls += 1;
         let (from, to, fault) = self.fault?;
         (from..to).contains(&(self.calls - 1)).then_some(fault)
     }
 
-    /// For calls that are done or not.
+    /// Returns the fault of a call that succeeds or fails as a whole.
     fn call_whole(&mut self) -> Result<(), Errno> {
         match self.call() {
             Some(Fault::Fails(error) | Fault::Partly(error)) => Err(error),
@@ -136,7 +136,7 @@ impl State {
         }
     }
 
-    /// Bytes that can be written to a file from `at` on.
+    /// Returns the bytes that can be written to a file from `at` on.
     fn room_for(&self, inode: usize, at: usize) -> usize {
         let Some(room) = self.room else { return usize::MAX };
         let used: usize = self.inodes.iter().map(|inode| inode.bytes.len()).sum();
@@ -158,7 +158,7 @@ impl Default for Forgetful {
 }
 
 impl Forgetful {
-    /// An empty directory.
+    /// Makes an empty directory.
     pub fn new() -> Forgetful {
         Forgetful(Arc::default())
     }
@@ -173,53 +173,53 @@ impl Forgetful {
         self.0.lock().expect("nobody panics with the lock")
     }
 
-    /// Files must have names from the beginning.
+    /// Refuses files without a name (O_TMPFILE).
     pub fn refuse_nameless(&self) {
         self.lock().has_no_nameless = true;
     }
 
-    /// Lets all files together have so many bytes: writes beyond that are ENOSPC.
+    /// Bounds the bytes of all files together: writes beyond that fail with ENOSPC.
     pub fn set_room(&self, bytes: usize) {
         self.lock().room = Some(bytes);
     }
 
-    /// Makes the calls from number `from` on go wrong, `count` of them.
+    /// Gives the `count` calls from number `from` on a fault.
     pub fn fail(&self, from: usize, count: usize, fault: Fault) {
         self.lock().fault = Some((from, from.saturating_add(count), fault));
     }
 
-    /// Calls so far.
+    /// Returns the calls so far.
     pub fn calls(&self) -> usize {
         self.lock().calls
     }
 
-    /// Names that there are.
+    /// Returns the existing names.
     pub fn names(&self) -> usize {
         self.lock().names.len()
     }
 
-    /// Files that there ever were.
+    /// Returns the number of files ever made.
     pub fn files(&self) -> usize {
         self.lock().inodes.len()
     }
 
-    /// Bytes of the file of a name.
+    /// Returns the bytes of the file with a name.
     pub fn bytes(&self, name: &[u8]) -> Option<usize> {
         let state = self.lock();
         state.names.get(name).map(|inode| state.inodes[*inode].bytes.len())
     }
 
-    /// Keeps what is there before each sync, with the number that was noted last.
+    /// Keeps the state before each sync, with the last noted number.
     pub fn record(&self) {
         self.lock().moments = Some(Vec::new());
     }
 
-    /// The number to keep with moments.
+    /// Sets the number to keep with states.
     pub fn note(&self, number: usize) {
         self.lock().note = number;
     }
 
-    /// What was there before each sync, and what is there now: each with its number.
+    /// Returns the states before each sync, and the present one, each with its number.
     pub fn moments(&self) -> Vec<(usize, Forgetful)> {
         let mut state = self.lock();
         state.keep_moment();
@@ -227,15 +227,15 @@ impl Forgetful {
         moments.into_iter().map(|(note, state)| (note, Forgetful::of(state))).collect()
     }
 
-    /// Changes that are not on disk for sure.
+    /// Returns the changes that may not be on disk.
     pub fn unsynced(&self) -> usize {
         let state = self.lock();
         state.inodes.iter().map(|inode| inode.changes.len()).sum::<usize>()
             + state.name_changes.len()
     }
 
-    /// What is there after a power cut, if these are the fates of the changes: of files, and then
-    /// of names.
+    /// Returns the state after a power cut with these fates of the changes: of files, and then of
+    /// names.
     pub fn after_power_cut(&self, mut fate: impl FnMut(usize) -> Fate) -> Forgetful {
         let mut state = self.lock().clone();
         let mut number = 0;
@@ -256,7 +256,7 @@ impl Forgetful {
         Forgetful::of(state)
     }
 
-    /// The same with any fates.
+    /// Returns the state after a power cut with random fates.
     pub fn after_any_power_cut(&self, random: &mut Random) -> Forgetful {
         let done = random.pick(&[100, 500, 900]);
         self.after_power_cut(|_| {
@@ -268,7 +268,7 @@ impl Forgetful {
         })
     }
 
-    /// What is there after the process was killed.
+    /// Returns the state after the process was killed.
     pub fn after_kill(&self) -> Forgetful {
         Forgetful::of(self.lock().clone())
     }
@@ -420,7 +420,7 @@ impl File for Open {
         state.keep_moment();
         let fault = state.call();
         let inode = &mut state.inodes[self.inode];
-        // After a failure the kernel takes for written what isn't: no later sync writes it.
+        // After a failure the kernel counts the data as written, so no later sync writes it.
         for change in std::mem::take(&mut inode.changes) {
             if !matches!(fault, Some(Fault::Fails(_))) {
                 change.apply(Fate::Done, &mut inode.on_disk);

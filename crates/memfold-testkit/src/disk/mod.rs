@@ -1,16 +1,16 @@
 //! A swap device in memory, with faults on purpose.
 //!
-//! What the system must survive, without losing a byte or giving a wrong one:
+//! Faults that the system must survive, without losing a byte or returning a wrong one:
 //! - [`DiskTrouble::Full`]: ENOSPC from a write or from growing, nothing done;
 //! - [`DiskTrouble::Failed`]: EIO from a write, nothing done; from a read it must end the program
 //!   with a message;
 //! - [`DiskTrouble::Short`]: a first part is done, then EIO;
 //! - slow transfers, reads that don't end before [`MemoryDisk::release_reads`], and any order of
 //!   ending;
-//! - [`MemoryDisk::damage`]: bytes that are not what was written: found, never believed.
+//! - [`MemoryDisk::damage`]: bytes that are not what was written: detected, never accepted.
 //!
-//! What it need not survive: a device that says `Ok` of a write it has dropped would be found like
-//! damage.
+//! It need not survive a device that returns `Ok` for a write that it dropped; that would be found
+//! like damage.
 pub mod files;
 
 use crate::random::Random;
@@ -20,7 +20,7 @@ use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::transfer::{Direction, Transfer};
 use std::sync::Arc;
 
-/// What can go wrong with a transfer.
+/// A fault of a transfer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum DiskTrouble {
     /// ENOSPC, nothing done.
@@ -63,7 +63,7 @@ impl Default for MemoryDisk {
 }
 
 impl MemoryDisk {
-    /// An empty device that can grow to `size_max` bytes.
+    /// Makes an empty device that can grow to `size_max` bytes.
     pub fn new(size_max: u64) -> MemoryDisk {
         let inner = Inner {
             bytes: Vec::new(),
@@ -85,22 +85,22 @@ impl MemoryDisk {
         MemoryDisk { inner: Arc::new(Mutex::new(inner)), released: Arc::new(Condvar::new()) }
     }
 
-    /// Lets the `nth` transfer of a kind from now (1: the next) meet a trouble.
+    /// Gives the `nth` transfer of a kind from now (1: the next) a fault.
     pub fn strike(&self, way: Direction, nth: u64, trouble: DiskTrouble) {
         self.inner.lock().script.push((way, nth, trouble));
     }
 
-    /// Lets the `nth` growth of the file (1: the first) fail with ENOSPC.
+    /// Makes the `nth` growth of the file (1: the first) fail with ENOSPC.
     pub fn fail_growth(&self, nth: u64) {
         self.inner.lock().failing_growth = nth;
     }
 
-    /// Growths tried.
+    /// Returns the attempted growths.
     pub fn growths(&self) -> u64 {
         self.inner.lock().growths
     }
 
-    /// Lets `per_mille` of 1000 writes fail.
+    /// Makes `per_mille` of 1000 writes fail.
     pub fn fail_writes_at_random(&self, per_mille: u32, seed: u64) {
         let mut inner = self.inner.lock();
         (inner.write_odds, inner.random) = (per_mille, Random::new(seed));
@@ -111,7 +111,7 @@ impl MemoryDisk {
         self.inner.lock().delay_us = us;
     }
 
-    /// Lets no read end before [`MemoryDisk::release_reads`].
+    /// Blocks all reads until [`MemoryDisk::release_reads`].
     pub fn hold_reads(&self) {
         self.inner.lock().held = true;
     }
@@ -122,12 +122,12 @@ impl MemoryDisk {
         self.released.notify_all();
     }
 
-    /// What the file system has in all: the file takes its size of it.
+    /// Sets the size of the file system, which bounds the file.
     pub fn set_file_system_bytes(&self, bytes: u64) {
         self.inner.lock().file_system = bytes;
     }
 
-    /// Flips a bit of every byte that `which` says yes to.
+    /// Flips a bit of every byte that `which` selects.
     pub fn damage(&self, which: impl Fn(usize) -> bool) {
         self.inner
             .lock()
@@ -144,32 +144,32 @@ impl MemoryDisk {
         (0..len).for_each(|i| inner.bytes.swap(a + i, b + i));
     }
 
-    /// A copy of all bytes.
+    /// Returns a copy of all bytes.
     pub fn bytes(&self) -> Vec<u8> {
         self.inner.lock().bytes.clone()
     }
 
-    /// Transfers that were begun.
+    /// Returns the transfers that were begun.
     pub fn begun(&self) -> u64 {
         self.inner.lock().begun
     }
 
-    /// Reads done.
+    /// Returns the completed reads.
     pub fn reads(&self) -> u64 {
         self.inner.lock().reads
     }
 
-    /// The length of every write done, in order.
+    /// Returns the length of every completed write, in order.
     pub fn writes(&self) -> Vec<usize> {
         self.inner.lock().write_bytes.clone()
     }
 
-    /// Calls that gave bytes back.
+    /// Returns the calls that freed bytes.
     pub fn punches(&self) -> u64 {
         self.inner.lock().punches
     }
 
-    /// Bytes given back.
+    /// Returns the bytes freed.
     pub fn punched(&self) -> u64 {
         self.inner.lock().punched
     }
@@ -208,7 +208,7 @@ impl Inner {
         if end > self.bytes.len() {
             return Err(Errno::IO);
         }
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller vouches for the memory of the transfer.
         unsafe {
             let device = self.bytes.as_mut_ptr().add(start);
             match transfer.way {
@@ -239,9 +239,9 @@ impl Disk for MemoryDisk {
         if delay > 0 {
             memfold_sys::thread::sleep_ns(delay * 1000);
         }
-        // The last first: no order is promised.
+        // The last one is first, because no order is promised.
         for transfer in transfers.iter_mut().rev() {
-            // SAFETY: as the caller says.
+            // SAFETY: the caller vouches for the memory of the transfer.
             transfer.result = unsafe { self.inner.lock().one(transfer) };
         }
     }

@@ -54,7 +54,9 @@ pub(super) const fn number<const MAX: u32>() -> ValueKind<u32> {
 /// How long something lives elsewhere, seconds: up to a year.
 pub(super) const EXPIRY: ValueKind<u32> = ValueKind {
     parse: |text, _| match read_number(text, 365 * 24 * 60 * 60)? {
-        0 | 1 => Err(alloc::format!("{text:?}: give 2 seconds at least, and better a day")),
+        0 | 1 => Err(alloc::format!(
+            "{text:?} is too short. Give at least 2 seconds; a day is a good value."
+        )),
         seconds => Ok(seconds),
     },
     show: shown,
@@ -67,7 +69,7 @@ pub(super) const COUNT: ValueKind<usize> =
 /// Blocks that are compressed at once.
 pub(super) const BATCH: ValueKind<usize> = ValueKind {
     parse: |text, _| match read_number(text, 64)? {
-        0 => Err("\"0\": a batch is 1 to 64 blocks".to_string()),
+        0 => Err("\"0\" is not a number from 1 to 64".to_string()),
         n => Ok(n as usize),
     },
     show: shown,
@@ -127,10 +129,12 @@ pub(super) const CANNED: ValueKind<DictionarySource> = ValueKind {
         // Settings are passed on as lines, joined by semicolons. A bare word is more likely a
         // mistake than a file.
         path if path.contains(['\n', ';']) => {
-            Err(alloc::format!("{text:?}: no line breaks and semicolons, please"))
+            Err(alloc::format!("{text:?} has a line break or a semicolon. Rename the file."))
         }
         path if path.contains(['/', '.']) => Ok(DictionarySource::File(path.to_string())),
-        _ => Err(alloc::format!("{text:?} is neither on nor off; write a file's name as ./{text}")),
+        _ => Err(alloc::format!(
+            "{text:?} is neither on nor off. Write the name of a file as ./{text}."
+        )),
     },
     show: |canned| match canned {
         DictionarySource::Off => Some("off".to_string()),

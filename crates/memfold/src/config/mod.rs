@@ -40,7 +40,7 @@ impl Config {
     /// takes.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), ConfigError> {
         let Some(key) = KEYS.iter().find(|key| key.name == name) else {
-            return Err(ConfigError(alloc::format!("there is no setting called {name:?}")));
+            return Err(ConfigError(alloc::format!("{name:?} is not a setting")));
         };
         (key.set)(self, value).map_err(|why| ConfigError(alloc::format!("--{name}: {why}")))
     }
@@ -53,20 +53,20 @@ impl Config {
     pub fn check(&self) -> Result<(), ConfigError> {
         let fail = |why: String| Err(ConfigError(why));
         if self.limit_bytes.is_none() && self.resident_bytes.is_none() {
-            return fail("give --limit SIZE or --resident SIZE".to_string());
+            return fail("No limit given. Give --limit SIZE or --resident SIZE.".to_string());
         }
         for (name, bytes) in [("limit", self.limit_bytes), ("resident", self.resident_bytes)] {
             let Some(bytes) = bytes else { continue };
             if bytes < WORKABLE_MIN_BYTES {
                 return fail(alloc::format!(
-                    "--{name}: {} is too small to work in; give at least {}",
+                    "--{name}: {} is too small to work with. Give at least {}.",
                     Size(bytes),
                     Size(WORKABLE_MIN_BYTES)
                 ));
             }
             if bytes > self.memory_bytes {
                 return fail(alloc::format!(
-                    "--{name}: {} is more than the memory there is ({})",
+                    "--{name}: {} is more than the memory of this machine or cgroup ({}). Give less.",
                     Size(bytes),
                     Size(self.memory_bytes)
                 ));
@@ -74,19 +74,19 @@ impl Config {
         }
         if self.remote.is_some() && self.swap.is_none() {
             return fail(
-                "--remote: give --swap too: what leaves memory goes to the swap file first"
+                "--remote: data reaches the remote store through the swap file. Give --swap DIR too."
                     .to_string(),
             );
         }
         if self.remote.is_some() && !self.swap_encrypt {
             return fail(
-                "--remote: leave --swap-encrypt on: data goes to other machines encrypted only"
+                "--remote: data is sent to other machines only encrypted. Leave --swap-encrypt on."
                     .to_string(),
             );
         }
         if self.block_order > self.folio_order {
             return fail(alloc::format!(
-                "--block: {} is larger than the largest folio ({}); make it smaller or raise --folio",
+                "--block: {} is larger than the largest folio ({}). Give a smaller block, or raise --folio.",
                 Size(self.block_order.bytes() as u64),
                 Size(self.folio_order.bytes() as u64)
             ));
@@ -134,7 +134,7 @@ impl Config {
         for line in text.lines().filter(|l| !l.is_empty()) {
             let (name, value) = line
                 .split_once('=')
-                .ok_or_else(|| ConfigError(alloc::format!("not name=value: {line:?}")))?;
+                .ok_or_else(|| ConfigError(alloc::format!("{line:?} is not NAME=VALUE")))?;
             if name == "memory" {
                 config.memory_bytes = parse_size(value, 0).map_err(ConfigError)?;
             } else if name == "remote-socket" {

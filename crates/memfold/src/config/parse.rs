@@ -24,12 +24,12 @@ impl core::fmt::Display for Size {
 /// # Errors
 /// Text that is neither, or a size that doesn't fit.
 pub fn parse_size(text: &str, whole: u64) -> Result<u64, String> {
-    let wrong = || alloc::format!("{text:?} is not a size; write for example 512M, 2G or 25%");
+    let wrong = || alloc::format!("{text:?} is not a size. Write for example 512M, 2G or 25%.");
     let t = text.trim();
     if let Some(percent) = t.strip_suffix('%') {
         let p: f64 = percent.trim().parse().map_err(|_| wrong())?;
         if !(p > 0.0 && p <= 100.0) {
-            return Err(alloc::format!("{text:?}: a percentage is more than 0 and at most 100"));
+            return Err(alloc::format!("{text:?} is not a percentage above 0 and up to 100"));
         }
         return Ok((whole as f64 * p / 100.0) as u64);
     }
@@ -85,7 +85,7 @@ pub(crate) fn number(text: &str, max: u32) -> Result<u32, String> {
 pub(crate) fn path(text: &str) -> Result<String, String> {
     if text.is_empty() || text.contains([';', '\n', '\0']) {
         return Err(alloc::format!(
-            "{text:?} is no path that can be used: it is empty, or has a semicolon or line break"
+            "{text:?} can't be used as a path, because it is empty or has a semicolon or a line break. Give another path."
         ));
     }
     Ok(text.to_string())

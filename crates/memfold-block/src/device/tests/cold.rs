@@ -1,5 +1,5 @@
-//! What leaves memory for a file, or is compressed again: no byte changes, and what is full is
-//! said.
+//! Writeback and recompression: no byte changes, and a full file or limit fails only the writes
+//! that need room.
 use super::*;
 use super::{Pair, noise};
 use crate::device::holder::Holder;
@@ -13,7 +13,7 @@ use std::time::Duration;
 const PAGE: u64 = PAGE_SIZE as u64;
 
 #[test]
-fn random_requests_read_as_a_vector_of_bytes_does_while_objects_leave_for_the_file() {
+fn random_requests_match_a_byte_vector_during_writeback() {
     let mut random = Random::new(seed(30));
     for order in [0, 2, 4] {
         let mut pair =
@@ -42,7 +42,7 @@ fn random_requests_read_as_a_vector_of_bytes_does_while_objects_leave_for_the_fi
                 && spill.failed_reads + spill.failed_writes == 0,
             "{spill:?}"
         );
-        // What is dropped holds nothing, in memory or in the file.
+        // A dropped device holds nothing, in memory or in the file.
         let backing = pair.device.backing.clone();
         drop(pair);
         let (stats, spill) = (backing.stats(), backing.stats().spill.unwrap());
@@ -53,7 +53,7 @@ fn random_requests_read_as_a_vector_of_bytes_does_while_objects_leave_for_the_fi
     }
 }
 
-/// A slow writer comes back with an object that has left long ago, and whose handle is another's.
+/// A slow writer ends its write after the object was freed and its handle reused.
 #[test]
 fn object_of_the_same_handle_with_other_bytes_is_not_replaced() {
     let mut pair = Pair::new(&spilling(0, 0, spill_settings(1 << 30, None)), 1 << 20);
@@ -78,12 +78,12 @@ fn object_of_the_same_handle_with_other_bytes_is_not_replaced() {
 }
 
 #[test]
-fn a_device_larger_than_its_limit_takes_every_write_as_long_as_the_file_has_room() {
+fn device_above_its_limit_takes_writes_while_the_file_has_room() {
     let limit = 8 << 20;
     let mut pair = Pair::new(&spilling(2, limit, spill_settings(1 << 30, None)), 40 << 20);
     for at in (0..40).map(|n| n << 20) {
         pair.write(at, &noise(at, 1 << 20)).unwrap();
-        // In single pages too.
+        // This holds for single pages too.
         pair.write(at + PAGE, &noise(at, 8192)).unwrap();
     }
     let stats = pair.device.backing.stats();
@@ -93,7 +93,7 @@ fn a_device_larger_than_its_limit_takes_every_write_as_long_as_the_file_has_room
 }
 
 #[test]
-fn threads_that_write_past_the_limit_at_once_with_one_that_tends_lose_no_byte() {
+fn threads_past_the_limit_beside_tidying_lose_no_byte() {
     let backing = spilling(2, 8 << 20, spill_settings(1 << 30, None));
     let device = Device::new(&backing, 32 << 20).unwrap();
     thread::scope(|scope| {
@@ -133,7 +133,7 @@ fn threads_that_write_past_the_limit_at_once_with_one_that_tends_lose_no_byte() 
 }
 
 #[test]
-fn a_full_file_or_a_used_up_limit_is_no_room_and_every_byte_stays() {
+fn full_file_or_spent_writeback_limit_keeps_every_byte() {
     for spill in [spill_settings(4 << 20, None), spill_settings(1 << 30, Some(3 << 20))] {
         let limited = spill.limit_bytes.is_some();
         let mut pair = Pair::new(&spilling(2, 8 << 20, spill), 24 << 20);
@@ -149,7 +149,7 @@ fn a_full_file_or_a_used_up_limit_is_no_room_and_every_byte_stays() {
         let error = pair.device.backing.stats().spill.unwrap().error.unwrap();
         assert!(error.contains(if limited { "limit" } else { "full" }), "{error}");
         pair.check();
-        // There is room again where something is given up, or where the limit is raised.
+        // There is room again after a discard, or after the limit is raised.
         if limited {
             assert!(pair.device.backing.set_writeback_limit(None));
             pair.write(20 << 20, &noise(9, 4 << 20)).unwrap();
@@ -162,7 +162,7 @@ fn a_full_file_or_a_used_up_limit_is_no_room_and_every_byte_stays() {
 }
 
 #[test]
-fn a_file_system_without_room_is_no_room_and_memory_keeps_its_limit() {
+fn full_file_system_fails_writes_and_limit_holds() {
     let limit = 8 << 20;
     let spill = SpillSettings { keep_free_bytes: u64::MAX, ..spill_settings(1 << 30, None) };
     let mut pair = Pair::new(&spilling(2, limit, spill), 24 << 20);

@@ -1,4 +1,4 @@
-//! The device against a vector of bytes, and its promises one by one.
+//! Compares the device with a vector of bytes, and checks its promises one by one.
 mod cold;
 
 use super::table::Table;
@@ -26,7 +26,7 @@ pub(crate) fn spill_settings(size_bytes: u64, limit_bytes: Option<u64>) -> Spill
     SpillSettings { path, size_bytes, keep_free_bytes: 0, encrypt: true, limit_bytes }
 }
 
-/// With lz4 and two pools, and a file.
+/// Makes a backing with lz4, two pools and a file.
 pub(crate) fn spilling(order: u8, limit_bytes: u64, spill: SpillSettings) -> Arc<Backing> {
     let settings = Settings {
         limit_bytes,
@@ -43,7 +43,7 @@ pub(super) fn noise(seed: u64, len: usize) -> Vec<u8> {
     Random::new(seed).noise(len)
 }
 
-/// A device and what each byte of it must be.
+/// A device and the expected value of each of its bytes.
 pub(super) struct Pair {
     pub device: Arc<Device>,
     io: Io,
@@ -56,7 +56,7 @@ impl Pair {
         Pair { io: device.io(), device, bytes: vec![0; size as usize] }
     }
 
-    /// Writes; what is refused has left each page of each byte range as it was, or changed it.
+    /// Writes. A refused write has left each page of each byte range unchanged, or changed it.
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), IoError> {
         let to = offset as usize..offset as usize + from.len();
         let done = self.device.write(&mut self.io, offset, from);
@@ -103,7 +103,7 @@ impl Pair {
         assert_eq!(wrong.map(|at| offset + at as u64), None, "a wrong byte");
     }
 
-    /// Every byte, the table, the store, and what the status says.
+    /// Compares every byte, and verifies the table, the store, and the status.
     #[track_caller]
     pub fn check(&mut self) {
         self.compare(0, self.bytes.len());
@@ -131,7 +131,7 @@ impl Pair {
 
     pub fn any_request(&mut self, random: &mut Random, around: Range<u64>) {
         let block = self.device.block_bytes() as u64;
-        // Large blocks are written whole now and then only: filling them is most of the time.
+        // Large blocks are rarely written whole, because filling them takes most of the time.
         let most =
             if random.per_mille(200) { 3 * block } else { random.pick(&[700, 2 * PAGE, 60_000]) };
         let unit = random.pick(&[1, 1, 512, PAGE, if most > block { block } else { PAGE }]);
@@ -155,7 +155,7 @@ impl Pair {
 }
 
 #[test]
-fn m10_random_requests_of_any_alignment_read_as_a_vector_of_bytes_does() {
+fn m10_random_unaligned_requests_match_a_byte_vector() {
     let mut random = Random::new(seed(20));
     for (order, codec) in
         [(0, "lz4"), (1, "zstd:1"), (2, "lz4"), (4, "lz4"), (9, "lz4"), (2, "none")]
@@ -183,8 +183,7 @@ fn a_device_refused_memory_at_random_has_no_wrong_byte() {
         let mut pair = Pair::new(&backing(2, 0, "lz4"), (1 << 20) + 512);
         let end = pair.device.size();
         for _ in 0..2000 {
-            // Zeroing the edge of a page must not be refused by the limit; a fault strikes it all
-            // the same.
+            // The limit must not refuse zeroing the edge of a page, but a fault may strike it.
             let faulty = random.below(2) == 0;
             if faulty {
                 pair.device.backing.store.faults().strike_every(kind, every);
@@ -203,7 +202,7 @@ fn a_device_refused_memory_at_random_has_no_wrong_byte() {
 }
 
 #[test]
-fn threads_that_share_blocks_and_pages_lose_no_byte_of_each_other() {
+fn threads_sharing_blocks_and_pages_lose_no_byte() {
     const THREADS: u64 = 4;
     let first = seed(22);
     for stripe in [700, 1536, 5 * PAGE + 512] {
@@ -266,7 +265,7 @@ fn overlapping_writes_of_a_block_leave_one_of_them_whole() {
                 scope.spawn(move || {
                     let (mut io, mut random) = (device.io(), Random::new(n.into()));
                     for _ in 0..3000 {
-                        // Not aligned in memory, and over two blocks.
+                        // Unaligned in memory, and across two blocks.
                         let from = vec![n; 2 * 16384 + 1];
                         device.write(&mut io, random.below(3) as u64 * 16384, &from[1..]).unwrap();
                     }
@@ -292,7 +291,7 @@ fn overlapping_writes_of_a_block_leave_one_of_them_whole() {
 }
 
 #[test]
-fn m3_a_block_written_whole_is_not_read_and_a_part_is_changed_in_its_page() {
+fn m3_whole_block_write_reads_nothing_and_part_changes_its_page() {
     let mut pair = Pair::new(&backing(2, 0, "lz4"), 1 << 20);
     pair.write(16384, &noise(1, 16384)).unwrap();
     let stats = pair.device.stats();
@@ -319,8 +318,7 @@ fn m3_a_block_written_whole_is_not_read_and_a_part_is_changed_in_its_page() {
     pair.compare(16384, 16384);
     pair.compare(2 * 16384, 16384);
     pair.compare(16384 + 4096, 100);
-    // A whole block is one decompression; of one in two kinds the part in the block's object is
-    // one.
+    // A whole block is one decompression. In a mixed block, the part in the block's object is one.
     let stats = pair.device.stats();
     assert_eq!((stats.block_reads, stats.partial_reads), (0, 3));
     pair.write(0, &noise(3, 16384)).unwrap();
@@ -348,7 +346,7 @@ fn m4_a_blocks_object_goes_with_its_last_page() {
 }
 
 #[test]
-fn a_block_written_anew_page_by_page_does_not_keep_its_old_object_for_the_last_of_them() {
+fn block_rewritten_by_pages_drops_its_old_object_early() {
     let mut pair = Pair::new(&backing(4, 0, "lz4"), 1 << 20);
     pair.write(0, &noise(1, 65536)).unwrap();
     for page in 0..8 {
@@ -359,7 +357,7 @@ fn a_block_written_anew_page_by_page_does_not_keep_its_old_object_for_the_last_o
     assert_eq!((pair.device.stats().blocks_cut, store.stats().objects), (1, 16));
     assert_eq!(store.stats().stored_bytes, 65536, "the old object is still there");
     pair.check();
-    // Where it can't be cut, all stays as it is.
+    // If the block can't be split, nothing changes.
     pair.write(65536, &noise(2, 65536)).unwrap();
     for page in 16..24 {
         let faults = pair.device.backing.store.faults();
@@ -415,7 +413,7 @@ fn zeros_that_were_written_hold_no_memory_and_are_no_hole() {
 }
 
 #[test]
-fn a_full_device_says_so_keeps_its_limit_and_every_byte_and_takes_writes_again_when_it_has_room() {
+fn full_device_fails_writes_keeps_data_and_recovers_with_room() {
     let limit = 8 << 20;
     let mut pair = Pair::new(&backing(2, limit, "lz4"), 64 << 20);
     let mut at = 0;
@@ -427,14 +425,14 @@ fn a_full_device_says_so_keeps_its_limit_and_every_byte_and_takes_writes_again_w
     let held = pair.device.backing.held_bytes();
     assert!(held <= limit + (64 << 10), "{held} bytes held");
     pair.check();
-    // A discard is never refused, also not of parts of pages.
+    // A discard is never refused, even of parts of pages.
     pair.zero(1000, (2 << 20) - 999, Zeros::Hole);
     pair.write(40 << 20, &noise(9, 1 << 20)).unwrap();
     pair.check();
 }
 
 #[test]
-fn a_damaged_block_is_an_error_and_never_bytes_and_can_be_written_anew() {
+fn damaged_block_is_an_error_until_it_is_rewritten() {
     let mut pair = Pair::new(&backing(2, 0, "lz4"), 1 << 20);
     pair.device.backing.store.faults().strike_at(Fault::Stored, 1);
     pair.write(0, &noise(1, 16384)).unwrap();
@@ -444,7 +442,7 @@ fn a_damaged_block_is_an_error_and_never_bytes_and_can_be_written_anew() {
         let read = pair.device.read(&mut pair.io, 0, &mut found[..len]);
         assert!(matches!(read, Err(IoError::Damaged(_))), "{read:?}");
     }
-    // Changing a part needs the rest.
+    // A change of a part needs the rest.
     assert!(matches!(pair.device.write(&mut pair.io, 10, b"x"), Err(IoError::Damaged(_))));
     assert_eq!((pair.device.stats().failed_reads, pair.device.stats().failed_writes), (2, 1));
     pair.write(0, &noise(2, 16384)).unwrap();
@@ -462,7 +460,7 @@ fn devices_of_one_backing_share_its_limit_and_no_byte() {
     b.read(&mut io, 0, &mut found).unwrap();
     assert!(found.iter().all(|byte| *byte == 0));
     assert_eq!(b.write(&mut io, 0, &noise(2, 4 << 20)), Err(IoError::NoSpace));
-    // What ends gives its memory back.
+    // A device that ends frees its memory.
     (a, b) = (b, Device::new(&backing, 16 << 20).unwrap());
     a.write(&mut io, 0, &noise(2, 4 << 20)).unwrap();
     drop((a, b));

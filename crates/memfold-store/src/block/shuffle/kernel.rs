@@ -1,14 +1,14 @@
 //! Words to byte planes and back: plane `i` is byte `i` of every word, from the lowest on.
 //!
-//! What loads wait for is in SSE2, which every x86-64 has: 16 words at a time, unpacked in as many
-//! steps as a word has bits in its length; small differences of words of 8 bytes in AVX2 where that
-//! is (`steps.rs`). Other processors do the same a word at a time.
+//! Loads use SSE2, which every x86-64 has: 16 words at a time, unpacked in log2(word length) steps.
+//! Small differences of words of 8 bytes use AVX2 where available (`steps.rs`). Other processors do
+//! one word at a time.
 use crate::block::shuffle::plan::WIDTH_MAX;
 
-/// Words that are done at a time: a page has a multiple of this, whatever their width.
+/// Words that are processed at a time: a page has a multiple of this, whatever their width.
 pub(super) const STEP: usize = 16;
 
-/// Where a plane is read from.
+/// The source of a plane.
 #[derive(Copy, Clone)]
 pub(super) enum Plane {
     /// One byte for each word from here on.
@@ -17,8 +17,8 @@ pub(super) enum Plane {
     Constant(u8),
 }
 
-/// Takes words apart: plane `i` goes to `planes[i * count..]`. With `deltas` what is taken apart is
-/// each word's difference from the one before it, as [`folded`] says; the first has 0.
+/// Splits words into planes: plane `i` goes to `planes[i * count..]`. With `deltas` it splits each
+/// word's difference from the one before, as [`folded`] encodes it; the first is 0.
 ///
 /// # Panics
 /// If the width is none of 2, 4, 8, or the lengths don't fit.
@@ -54,29 +54,30 @@ fn split_words<const W: usize>(words: &[u8], deltas: bool, planes: &mut [u8]) {
     }
 }
 
-/// Word `nth` of `W` bytes.
+/// Returns word `nth` of `W` bytes.
 pub(super) fn word<const W: usize>(words: &[u8], nth: usize) -> u64 {
     let mut bytes = [0; WIDTH_MAX];
     bytes[..W].copy_from_slice(&words[nth * W..][..W]);
     u64::from_le_bytes(bytes)
 }
 
-/// A difference of two words as a number that is small if the difference is, up or down ("zigzag").
+/// Encodes a difference of two words as a number that is small for small differences in both
+/// directions ("zigzag").
 pub(super) fn folded<const W: usize>(difference: u64) -> u64 {
     let unused = 64 - 8 * W as u32;
     let signed = (difference << unused) as i64 >> unused;
     (((signed << 1) ^ (signed >> 63)) as u64) << unused >> unused
 }
 
-/// Puts `count` words of `width` bytes together from their planes. With `first` the planes are
-/// those of differences, and that is the first word.
+/// Builds `count` words of `width` bytes from their planes. With `first` the planes are those of
+/// differences, and `first` is the first word.
 ///
 /// # Panics
 /// If the width is none of 2, 4, 8, or the count is no multiple of [`STEP`].
 ///
 /// # Safety
 /// - Each of the first `width` planes is readable for `count` bytes; `to` is writable for `count`
-///   words, overlaps none of them, and nobody else touches either.
+///   words, overlaps none of them, and no other thread touches either.
 pub(super) unsafe fn join(
     planes: &[Plane; WIDTH_MAX],
     width: usize,
@@ -192,7 +193,7 @@ mod sse2 {
         }
     }
 
-    /// 16 words of `W` bytes from their planes, two, four, and eight bytes at a time.
+    /// Builds 16 words of `W` bytes from their planes, two, four, and eight bytes at a time.
     #[target_feature(enable = "sse2")]
     #[inline]
     fn unpack<const W: usize>(planes: [__m128i; W]) -> [__m128i; W] {
@@ -220,7 +221,7 @@ mod sse2 {
         words
     }
 
-    /// Words from their folded differences; `carry` has the word before in each lane.
+    /// Returns words from their encoded differences; `carry` has the word before in each lane.
     #[target_feature(enable = "sse2")]
     #[inline]
     fn sum<const W: usize>(folded: __m128i, carry: &mut __m128i) -> __m128i {

@@ -1,16 +1,16 @@
-//! What a block's words look like, from a sample: which planes they have that don't change.
+//! Examines a sample of a block's words: which of their planes don't change.
 use crate::block::shuffle::kernel;
 use crate::block::shuffle::plan::{Plan, TABLE_MAX, Words};
 
-/// Places that are looked at, and bytes at each: a cache line.
+/// Positions that are examined, and bytes at each: a cache line.
 const PLACES: usize = 16;
 const LINE: usize = 64;
-/// Different words of [`LINE`] * [`PLACES`] bytes that a table is tried for. Of 256 words that may
-/// be equally often there, 128 that are drawn have 101 different ones.
+/// Most different words in [`LINE`] * [`PLACES`] bytes for which a table is tried. Of 256 equally
+/// frequent words, a sample of 128 has 101 different ones.
 const SEEN_MAX: usize = 110;
 const DRAWN: usize = 128;
 
-/// How to take the block apart, if that looks as if it left at most 7/8 of it.
+/// Returns how to split the block, if that looks as if it left at most 7/8 of it.
 pub(super) fn look(block: &[u8]) -> Option<Plan> {
     let lines = sample(block);
     let mut best = (block.len() / 8 * 7 + 1, None);
@@ -20,7 +20,7 @@ pub(super) fn look(block: &[u8]) -> Option<Plan> {
         }
         best.0
     };
-    // Of two that cost the same, what is put together faster comes first.
+    // Of two plans with one cost, the faster one to decode comes first.
     let share = block.len() / 64;
     offer(share * planes::<2>(&lines, false), 2, Words::Plain);
     offer(share * planes::<4>(&lines, false), 4, Words::Plain);
@@ -37,8 +37,8 @@ pub(super) fn look(block: &[u8]) -> Option<Plan> {
     best.1
 }
 
-/// Lines from all over the block, each at another place in its stretch, so that a block of records
-/// shows all its fields.
+/// Returns lines from all over the block, each at another position in its stretch, so that a block
+/// of records shows all its fields.
 fn sample(block: &[u8]) -> [[u8; LINE]; PLACES] {
     let stretch = block.len() / PLACES;
     core::array::from_fn(|nth| {
@@ -47,7 +47,7 @@ fn sample(block: &[u8]) -> [[u8; LINE]; PLACES] {
     })
 }
 
-/// What the planes of words of `W` bytes cost, in 64ths of the block.
+/// Estimates the planes of words of `W` bytes, in 64ths of the block.
 fn planes<const W: usize>(lines: &[[u8; LINE]; PLACES], deltas: bool) -> usize {
     let mut changing = 0u64;
     let first = kernel::word::<W>(&lines[0], 0);
@@ -64,18 +64,18 @@ fn planes<const W: usize>(lines: &[[u8; LINE]; PLACES], deltas: bool) -> usize {
     }
     let changing = changing.to_le_bytes();
     let bits = changing[..W].iter().map(|bits| match bits.count_ones() {
-        // A codec makes fewer of it.
+        // A codec makes it smaller.
         few @ 0..=5 => few as usize,
         _ => 8,
     });
     bits.sum::<usize>() * 8 / W
 }
 
-/// What a table of the words of `W` bytes costs, in bytes, if there may be one.
+/// Estimates a table of the words of `W` bytes, in bytes, if one is possible.
 fn table<const W: usize>(lines: &[[u8; LINE]; PLACES], len: usize) -> usize {
     let mut drawn = [0u64; DRAWN];
     for (i, to) in drawn.iter_mut().enumerate() {
-        // From every line as many, its first and every other one of four bytes.
+        // Takes the same number from every line: its first word, and every other one of four bytes.
         let nth = i % (DRAWN / PLACES) * (LINE / W / (DRAWN / PLACES));
         *to = kernel::word::<W>(&lines[i / (DRAWN / PLACES)], nth);
     }

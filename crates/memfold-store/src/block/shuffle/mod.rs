@@ -1,14 +1,14 @@
-//! Shuffle: blocks of numbers as planes of bytes, before they go to a codec.
+//! Shuffle: splits blocks of numbers into planes of bytes before a codec compresses them.
 //!
-//! Numbers of one width have bytes that hardly change, such as the upper ones of row numbers, and
-//! others that do. A codec that works on strings of bytes sees them mixed. So the block is taken
-//! apart into planes, one for each byte of a word; a plane that is the same byte all over is noted,
-//! one that looks dense is kept as it is, and only the others go to the codec. That is smaller,
-//! and read several times faster, as most bytes never meet the codec. The words themselves
-//! (`Words::Plain`), their differences (sorted or slowly changing numbers), or, where there are at
-//! most 256 different ones, their places in a table: what a sample of the block promises most of
-//! (`look.rs`). Array formats do the same (blosc's and HDF5's shuffle, Parquet's byte stream split
-//! and dictionaries), but are told the width; here nobody knows what lies in a block.
+//! Numbers of one width have bytes that hardly change, such as the upper bytes of row numbers, and
+//! bytes that do. A codec for strings of bytes sees them mixed. So the block is split into planes,
+//! one for each byte of a word. A plane of one byte is noted, a plane that looks dense is stored as
+//! it is, and only the others go to the codec. This is smaller, and several times faster to read,
+//! because most bytes bypass the codec. The planes are of the words themselves (`Words::Plain`), of
+//! their differences (sorted or slowly changing numbers), or, with at most 256 different words, of
+//! their positions in a table. A sample of the block decides (`look.rs`). Array formats do this too
+//! (shuffle of blosc and HDF5, byte stream split and dictionaries of Parquet), but they know the
+//! width.
 //!
 //! ```text
 //! plan 1 byte | first word, or table: its length less one, its words | kinds, 2 bits a plane
@@ -30,26 +30,26 @@ use plan::{Plan, TABLE_MAX, WIDTH_MAX, Words};
 const CONSTANT: u16 = 0;
 const DENSE: u16 = 1;
 const CODED: u16 = 2;
-/// Bytes of a plane that are looked at.
+/// Bytes of a plane that are examined.
 const SAMPLE: usize = 256;
-/// A plane in whose sample this many pairs are equal has some 5.5 bits of entropy a byte, and a
-/// codec makes at most three quarters of it.
+/// A plane whose sample has this many equal pairs has some 5.5 bits of entropy a byte, and a codec
+/// makes at most three quarters of it.
 const PAIRS_CODED: u32 = (SAMPLE * SAMPLE / 2) as u32 / 45;
 
-/// How to take a block apart, if it looks as if that made it smaller.
+/// Returns how to split a block, if that looks as if it made it smaller.
 ///
 /// # Safety
-/// - `src` is readable, at least a page, and nobody writes there meanwhile.
+/// - `src` is readable, at least a page, and no thread writes there meanwhile.
 pub(super) unsafe fn plan(src: Input) -> Option<Plan> {
     // SAFETY: as the caller says.
     look::look(unsafe { core::slice::from_raw_parts(src.at, src.len) })
 }
 
-/// Writes a block's planes to the front of `dst`. `None`: they don't fit, or the plan was wrong.
-/// Only if it `codes` is the encoder used.
+/// Writes a block's planes to the front of `dst`. Returns `None` if they don't fit, or if the plan
+/// was wrong. Uses the encoder only if it `codes`.
 ///
 /// # Safety
-/// - `src` is readable, whole pages, and nobody writes there meanwhile.
+/// - `src` is readable, whole pages, and no thread writes there meanwhile.
 /// - `planes` and the encoder were made for blocks of that size.
 pub(super) unsafe fn encode(
     encoder: &mut dyn Encoder,
@@ -101,7 +101,7 @@ pub(super) unsafe fn encode(
     Ok(size.map(|size| out.at + size))
 }
 
-/// Where a payload is written.
+/// The destination of a payload.
 struct Out<'a> {
     dst: &'a mut [u8],
     at: usize,
@@ -115,7 +115,7 @@ impl Out<'_> {
     }
 }
 
-/// Fills `planes`, and writes what they are put together by.
+/// Fills `planes`, and writes what decoding needs.
 fn take_apart(plan: Plan, block: &[u8], planes: &mut [u8], out: &mut Out<'_>) -> Option<()> {
     match (plan.words, plan.width) {
         (Words::Plain, width) => {
@@ -131,13 +131,13 @@ fn take_apart(plan: Plan, block: &[u8], planes: &mut [u8], out: &mut Out<'_>) ->
     }
 }
 
-/// Slots of the hash table by which words are found: half of it is free at least.
+/// Slots of the hash table that finds words; at least half of it is free.
 const SLOTS: usize = 2 * TABLE_MAX;
 
-/// Writes a table of the block's words and fills `places`. `None`: there are too many.
+/// Writes a table of the block's words and fills `places`. Returns `None` if there are too many.
 fn tabulate<const W: usize>(block: &[u8], places: &mut [u8], out: &mut Out<'_>) -> Option<()> {
     let mut words = [0u64; TABLE_MAX];
-    // 0: free; else the place of a word, plus one.
+    // 0: free; else the position of a word, plus one.
     let mut slots = [0u16; SLOTS];
     let mut len = 0;
     for (nth, place) in places.iter_mut().enumerate() {
@@ -172,7 +172,7 @@ fn kind_of(plane: &[u8], may_code: bool) -> u16 {
     }
 }
 
-/// Pairs of equal bytes in a sample of runs of 8.
+/// Counts pairs of equal bytes in a sample of runs of 8.
 fn pairs(plane: &[u8]) -> u32 {
     let mut counts = [0u8; 256];
     let mut pairs = 0;
@@ -186,10 +186,10 @@ fn pairs(plane: &[u8]) -> u32 {
     pairs
 }
 
-/// Puts a block together from its payload. On an error `dst` holds any bytes.
+/// Decodes a block from its payload. After an error the bytes at `dst` are undefined.
 ///
 /// # Safety
-/// - `dst` is writable, whole pages, does not overlap `payload` or `buffer`, and nobody else
+/// - `dst` is writable, whole pages, does not overlap `payload` or `buffer`, and no other thread
 ///   touches it meanwhile.
 pub(super) unsafe fn decode(
     decoder: &mut dyn Decoder,
@@ -252,7 +252,7 @@ pub(super) unsafe fn decode(
     Ok(())
 }
 
-/// Words from their differences.
+/// Decodes words from their differences.
 ///
 /// # Safety
 /// - As for [`kernel::join`].
@@ -279,7 +279,7 @@ fn number(word: &[u8]) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Words by their places in a table. A place past its end is a word of zeros.
+/// Decodes words from their positions in a table. A position past its end is a word of zeros.
 ///
 /// # Safety
 /// - As for [`kernel::join`], of one plane.

@@ -1,11 +1,11 @@
-//! Ways to take a block apart.
+//! Ways to split a block.
 
 /// The widest words, in bytes, and so the most planes.
 pub const WIDTH_MAX: usize = 8;
 /// The longest table.
 pub const TABLE_MAX: usize = 256;
 
-/// How a block is taken apart.
+/// How to split a block.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(in crate::block) struct Plan {
     /// Bytes of a word: 2, 4 or 8.
@@ -13,12 +13,12 @@ pub(in crate::block) struct Plan {
     pub words: Words,
 }
 
-/// What the planes are of.
+/// What the planes contain.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(in crate::block) enum Words {
     Plain,
     Deltas,
-    /// Of the places of words of 4 or 8 bytes in a table: one plane.
+    /// Positions of words of 4 or 8 bytes in a table: one plane.
     Table,
 }
 

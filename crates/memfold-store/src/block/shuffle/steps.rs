@@ -1,23 +1,24 @@
 //! Words of 8 bytes whose differences fit one byte, such as the row numbers of a join or offsets of
-//! short strings: the sums of 16 differences fit 16 bits, so they are added up there, all 16 in one
-//! register, and only then become words.
+//! short strings. The sums of 16 differences fit 16 bits, so they are added there, all 16 in one
+//! register, and become words only then.
 use crate::block::shuffle::kernel::{Plane, STEP};
 use crate::block::shuffle::plan::WIDTH_MAX;
 use core::arch::x86_64::*;
 use memfold_sys::vectors::have_avx2;
 
-/// The lowest plane of differences, if they are so small and the processor has what [`join`] needs.
+/// Returns the lowest plane of differences, if they are this small and the processor has what
+/// [`join`] needs.
 pub(super) fn only_plane(planes: &[Plane; WIDTH_MAX]) -> Option<*const u8> {
     let (Plane::Bytes(plane), others) = (planes[0], &planes[1..]) else { return None };
     let small = others.iter().all(|plane| matches!(plane, Plane::Constant(0)));
     (small && have_avx2()).then_some(plane)
 }
 
-/// As [`super::kernel::join`] of words of 8 bytes from their differences.
+/// Decodes words of 8 bytes from their differences, as [`super::kernel::join`] does.
 ///
 /// # Safety
 /// - `plane` is readable for `count` bytes, a multiple of [`STEP`]; `to` is writable for `count`
-///   words, doesn't overlap it, and nobody else touches either.
+///   words, doesn't overlap it, and no other thread touches either.
 /// - The processor has AVX2.
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn join(plane: *const u8, count: usize, first: u64, to: *mut u8) {
@@ -38,7 +39,7 @@ pub(super) unsafe fn join(plane: *const u8, count: usize, first: u64, to: *mut u
     }
 }
 
-/// 16 folded differences, each with those before it: the first eight, and the others.
+/// Adds 16 encoded differences to those before: returns the first eight, and the others.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn sums(folded: __m256i) -> (__m128i, __m128i) {
@@ -59,7 +60,7 @@ mod tests {
     use crate::block::shuffle::kernel;
     use crate::store::tests::Random;
 
-    /// Up and down, as far as one byte goes, and past the largest and the smallest word.
+    /// Goes up and down by as much as one byte holds, and past the largest and the smallest word.
     #[test]
     fn words_come_back_from_small_steps() {
         const WORDS: usize = 1536;

@@ -1,4 +1,4 @@
-//! Blocks of numbers through the whole of it and back.
+//! Blocks of numbers, encoded and decoded.
 use super::*;
 use crate::block::{Encoded, Packer, Scratch};
 use crate::codec::{CodecSpec, decoders};
@@ -6,7 +6,8 @@ use crate::format;
 use crate::store::tests::{Pages, Random, corpus};
 use memfold_sys::units::Order;
 
-/// What a block of `words` becomes by a plan, read back and compared. `None`: it is refused.
+/// Returns the size of a block of `words` by a plan, after comparing the decoded block; `None` if
+/// it is refused.
 fn size(spec: &str, plan: Plan, words: &[u8]) -> Option<usize> {
     let spec = CodecSpec::parse(spec).unwrap();
     let mut encoder = spec.encoder(words.len());
@@ -20,12 +21,12 @@ fn size(spec: &str, plan: Plan, words: &[u8]) -> Option<usize> {
     let mut decoders = decoders();
     let decoder = &mut *decoders[spec.format() as usize];
     let mut back = vec![0xc3; words.len()];
-    // SAFETY: a buffer of our own.
+    // SAFETY: this function owns the buffer.
     let decoded = unsafe { decode(decoder, &packed[..size], &mut planes, Output::of(&mut back)) };
     assert_eq!(decoded, Ok(()));
     assert!(back == words, "{spec} {plan:?}");
     for wrong in [&packed[..size - 1], &packed[..size + 1], &[]] {
-        // SAFETY: as above.
+        // SAFETY: this function owns the buffer.
         let decoded = unsafe { decode(decoder, wrong, &mut planes, Output::of(&mut back)) };
         assert!(decoded.is_err(), "{spec} {plan:?}: of {size} bytes {} were read", wrong.len());
     }
@@ -74,7 +75,7 @@ fn numbers_shrink_as_their_planes_say() {
     let few: Vec<u8> =
         (0..4096).flat_map(|_| (random.below(200) as f32 / 127.0).to_le_bytes()).collect();
     assert!(size("none", table, &few).unwrap() < 4096 + 810, "a byte for each, and the table");
-    // More than a table holds.
+    // More words than a table holds.
     let many: Vec<u8> = (0..4096u32).flat_map(|i| (i % 257).to_le_bytes()).collect();
     assert_eq!(size("none", table, &many), None);
     let most: Vec<u8> = (0..4096u32).flat_map(|i| (i % 256).to_le_bytes()).collect();
@@ -89,13 +90,13 @@ fn what_does_not_fit_is_refused_without_an_error() {
     let src = Input { at: words.as_ptr(), len: words.len() };
     for plan in plans() {
         let mut whole = vec![0; 8192];
-        // SAFETY: as in `size`.
+        // SAFETY: the words are borrowed, and the planes and the encoder were made for as many.
         let size =
             unsafe { encode(&mut *encoder, false, plan, src, &mut planes, &mut whole).unwrap() };
         let Some(size) = size else { continue };
         for room in [0, 1, 3, 9, 12, size - 1] {
             let mut packed = vec![0xaa; size];
-            // SAFETY: as in `size`.
+            // SAFETY: this function owns the buffer.
             let refused = unsafe {
                 encode(&mut *encoder, false, plan, src, &mut planes, &mut packed[..room]).unwrap()
             };
@@ -105,7 +106,7 @@ fn what_does_not_fit_is_refused_without_an_error() {
     }
 }
 
-/// Bytes that blocks of 16 KiB become, and how many were taken apart.
+/// Returns the size of blocks of 16 KiB, and how many were split.
 fn stored(spec: &str, blocks: &[u8]) -> (usize, usize) {
     let (spec, order) = (CodecSpec::parse(spec).unwrap(), Order::new(2).unwrap());
     let (mut scratch, mut encoder) = (Scratch::new(order), spec.encoder(order.bytes()));
@@ -141,7 +142,7 @@ fn what_is_no_numbers_is_left_to_the_codec() {
     assert!(all == 16 && size * 4 < plain, "{plain} bytes become {size}");
 }
 
-/// Prints how fast a block of row numbers, and one of a table, is taken apart and put together.
+/// Prints the speed of encoding and decoding a block of row numbers, and one with a table.
 #[test]
 #[ignore = "measures"]
 fn measure() {
@@ -164,7 +165,8 @@ fn measure() {
             let (mut size, turns) = (0, 20_000);
             let start = std::time::Instant::now();
             for _ in 0..turns {
-                // SAFETY: as in `size`.
+                // SAFETY: the words are borrowed, and the planes and the encoder were made for as
+                // many.
                 size = unsafe {
                     let plan = plan(src).unwrap();
                     let codes = spec.format() != format::NONE;
@@ -176,7 +178,8 @@ fn measure() {
             let encoded = start.elapsed() / turns;
             let looks = std::time::Instant::now();
             for _ in 0..turns {
-                // SAFETY: as in `size`.
+                // SAFETY: the words are borrowed, and the planes and the encoder were made for as
+                // many.
                 std::hint::black_box(unsafe { plan(src) });
             }
             let looked = looks.elapsed() / turns;
@@ -185,7 +188,7 @@ fn measure() {
             let mut back = vec![0; block.len()];
             let start = std::time::Instant::now();
             for _ in 0..turns {
-                // SAFETY: as in `size`.
+                // SAFETY: this function owns the buffer.
                 unsafe {
                     decode(decoder, &packed[..size], &mut planes, Output::of(&mut back)).unwrap()
                 };

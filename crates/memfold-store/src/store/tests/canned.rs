@@ -1,7 +1,7 @@
 //! Canned mode (Z8): dictionaries in every codec that takes them, their versions, and the gate.
 use super::*;
 
-/// Records that share words but whose order and numbers differ: what a dictionary is for.
+/// Returns records that share words but differ in order and numbers: the use case of a dictionary.
 fn records(seed: u64, page: &mut [u8]) {
     let mut random = Random::new(seed);
     let mut text = Vec::new();
@@ -51,7 +51,7 @@ fn stored(store: &Store) -> u64 {
 }
 
 #[test]
-fn every_level_takes_dictionaries_of_every_size_at_every_block_order() {
+fn dictionaries_of_all_sizes_work_at_all_levels_and_orders() {
     let levels = (-7..=19).filter(|l| *l != 0).map(|level| format!("zstd:{level}"));
     for spec in levels.chain(["lz4".into(), "lz4:20".into()]) {
         for block in [0, 2, 4, 9] {
@@ -74,7 +74,7 @@ fn every_level_takes_dictionaries_of_every_size_at_every_block_order() {
 }
 
 #[test]
-fn a_dictionary_makes_small_blocks_smaller_and_others_stay_readable() {
+fn dictionary_shrinks_small_blocks_and_keeps_others_readable() {
     for spec in ["lz4", "zstd"] {
         let store = store_of(spec, 0);
         let mut w = store.worker();
@@ -93,7 +93,7 @@ fn a_dictionary_makes_small_blocks_smaller_and_others_stay_readable() {
     }
 }
 
-/// Pages of records and of the other test data in turn, `records` of four of them records.
+/// Returns pages of records and of other test data in turn; `records` of four are records.
 fn mixed(seed: u64, records_of_4: usize) -> Pages {
     let mut folio = Pages::new(16);
     for page in 0..16 {
@@ -140,7 +140,7 @@ fn no_block_of_mixed_data_is_larger_for_a_dictionary() {
 }
 
 #[test]
-fn an_old_dictionary_is_kept_while_an_object_uses_it_and_then_freed() {
+fn old_dictionary_is_freed_after_its_last_object() {
     let store = store_of("zstd", 0);
     let mut w = store.worker();
     let empty = store.pool_bytes();
@@ -209,7 +209,7 @@ fn until_judged(
         save(store, w, &pages, order(4), seed).unwrap();
         match store.canned_step() {
             CannedStep::Nothing => {}
-            // It wins, but so little is held yet that it would not save its own memory.
+            // It wins, but so little is held that it would not save its own memory.
             CannedStep::Off(comparison) if comparison.wins() => {}
             step => return step,
         }
@@ -218,7 +218,7 @@ fn until_judged(
 }
 
 #[test]
-fn canned_mode_finds_what_blocks_share_and_leaves_the_rest_alone() {
+fn canned_mode_uses_shared_content_and_skips_the_rest() {
     for spec in ["lz4", "zstd"] {
         let store = store_of(spec, 0);
         let mut w = store.worker();

@@ -18,7 +18,7 @@ fn filled(store: &Store, w: &mut Worker, count: usize) -> Vec<(Vec<Handle>, Page
 }
 
 #[test]
-fn z10_after_a_refusal_saves_are_taken_again_only_below_the_threshold() {
+fn z10_full_pool_accepts_saves_again_below_the_threshold() {
     let max = 2u64 << 20;
     let store = store_with(|c| {
         c.pool_bytes_max = max;
@@ -49,14 +49,14 @@ fn z10_after_a_refusal_saves_are_taken_again_only_below_the_threshold() {
         }
     }
     assert!(taken_at.is_some_and(|held| held > max / 3), "{taken_at:?}");
-    // Between the threshold and the limit saves go on until the next refusal.
+    // Between the threshold and the limit, saves are accepted until the next refusal.
     assert!((0..20).all(|i| save(&store, &mut w, &real(order(2), i * 9999), order(2), 1).is_ok()));
     store.check().unwrap();
     let error = Store::new(&StoreConfig { accept_percent: 101, ..Default::default() }).err();
     assert_eq!(error, Some(StoreError::AcceptPercent(101)));
 }
 
-/// All that the shrinker names until it comes round.
+/// Returns everything that the shrinker names in one turn.
 fn named(store: &Store, out: &mut [Cold]) -> Vec<Cold> {
     let found = store.coldest(100_000, out);
     out[..found].to_vec()
@@ -106,7 +106,8 @@ fn z10_the_shrinker_names_what_was_not_used_since_its_last_look() {
         })
         .collect();
     assert!(cold.len() >= keys.len() - used.len());
-    // The hand may have come round: only then may a used one be named, after its second chance.
+    // The hand may have completed a turn. Only then may a used object be named, after its second
+    // chance.
     let first_turn: Vec<_> = cold.iter().take(keys.len() - used.len()).collect();
     assert!(first_turn.iter().all(|c| !used.contains(&c.handle)));
     assert!(cold.iter().all(|c| c.key == keys[&c.handle] as u64 && c.order == order(2)));

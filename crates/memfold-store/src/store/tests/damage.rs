@@ -1,4 +1,4 @@
-//! Damaged objects and handles: an error each time, never a panic, never wrong bytes.
+//! Damaged objects and handles always give an error, never a panic, never wrong bytes.
 use super::*;
 
 fn fills() -> Vec<Vec<Fill>> {
@@ -13,7 +13,7 @@ fn fills() -> Vec<Vec<Fill>> {
     ]
 }
 
-/// Stores with one object each, of every kind and codec, beside a bystander in each span.
+/// Makes stores with one object each, of every kind and codec, beside a bystander in each span.
 fn each_object(mut test: impl FnMut(&Store, &mut Worker, Handle, &Pages)) {
     for spec in ["lz4", "lz4hc", "zstd", "deflate", "none"] {
         for fills in fills() {
@@ -30,7 +30,7 @@ fn each_object(mut test: impl FnMut(&Store, &mut Worker, Handle, &Pages)) {
 }
 
 #[test]
-fn every_flipped_bit_of_entry_header_owner_and_payload_is_an_error() {
+fn every_flipped_bit_of_an_object_is_an_error() {
     each_object(|store, w, handle, folio| {
         let name = handle.object().unwrap();
         let pool = &store.pools[name.pool as usize];
@@ -46,7 +46,7 @@ fn every_flipped_bit_of_entry_header_owner_and_payload_is_an_error() {
         let mut random = Random::new(2);
         let some = (0..len * 8).filter(|bit| len < 200 || *bit < 256 || random.below(len / 8) == 0);
         for bit in some.chain(len * 8 - 64..len * 8) {
-            // SAFETY: the byte lies in the object, which nobody else uses.
+            // SAFETY: the byte lies in the object, which nothing else uses.
             let flip = || unsafe { *start.add(bit / 8) ^= 1 << (bit % 8) };
             flip();
             assert!(load(store, w, handle, order(2)).is_err(), "bit {bit} of the object");
@@ -62,7 +62,7 @@ fn every_flipped_bit_of_entry_header_owner_and_payload_is_an_error() {
         let failed = store.stats().events.failed_loads;
         for round in 1..=100 {
             let (at, count) = (random.below(len), 1 + random.below(64));
-            // SAFETY: the bytes lie in the object, which nobody else uses.
+            // SAFETY: the bytes lie in the object, which nothing else uses.
             let bytes =
                 unsafe { std::slice::from_raw_parts_mut(start.add(at), count.min(len - at)) };
             let before = bytes.to_vec();
@@ -94,7 +94,7 @@ fn a_damaged_object_does_not_stop_compaction_of_others() {
     }
     let bad = saved[50].0;
     let (start, _) = store.object_bytes(bad);
-    // SAFETY: the first byte of the object (its owner's note), which nobody else uses.
+    // SAFETY: this is the first byte of the object (its owner's note), and no other thread uses it.
     unsafe { *start ^= 0x40 };
     let mut index = 0;
     saved.retain(|(h, _)| {
@@ -156,7 +156,8 @@ fn a_wrong_order_is_an_error() {
         let error = load(&store, &mut w, handle, o).unwrap_err();
         assert_eq!(error.problem, LoadProblem::Order { expected: o.get(), found: 2 });
     }
-    // SAFETY: as above. The block is among the recent ones, but as one of another order.
+    // SAFETY: the buffer has room for the pages. The block is among the recent ones, but with
+    // another order.
     let partial =
         unsafe { store.load_pages(&mut w, handle, order(1), 0, 1, page.bytes_mut().as_mut_ptr()) };
     assert_eq!(partial.unwrap_err().problem, LoadProblem::Order { expected: 1, found: 2 });

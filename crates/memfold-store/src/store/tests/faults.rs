@@ -12,7 +12,7 @@ fn folio() -> Pages {
     folio
 }
 
-/// Saves with a failing block and checks that nothing happened but `error`.
+/// Saves with a failing block and checks that `error` is the only effect.
 fn assert_nothing_stays(
     store: &Store,
     w: &mut Worker,
@@ -71,7 +71,7 @@ fn z3_a_fault_in_any_block_leaves_nothing() {
 }
 
 #[test]
-fn z3_a_full_pool_leaves_nothing_and_takes_saves_again_after_frees() {
+fn z3_full_pool_keeps_no_part_and_saves_again_after_frees() {
     let store = store_with(|c| {
         c.pool_bytes_max = 1 << 20;
         c.accept_percent = 100;
@@ -110,7 +110,7 @@ fn a_full_pool_compacts_itself_before_it_refuses() {
     while let Ok(saved) = save(&store, &mut w, &folio, order(6), 1) {
         handles.extend(saved);
     }
-    // Every second object goes: no whole folio is free, but half of the bytes are.
+    // Every second object is freed: no whole folio is free, but half of the bytes are.
     let mut index = 0;
     handles.retain(|h| {
         index += 1;
@@ -145,7 +145,7 @@ fn a_bit_flipped_in_the_store_is_an_error_at_load() {
 }
 
 #[test]
-fn without_verify_mode_a_codec_fault_goes_unseen_which_is_why_it_exists() {
+fn codec_fault_goes_unseen_without_verify_mode() {
     let store = store_with(|c| c.codec = CodecSpec::parse("none").unwrap());
     store.faults().strike_every(Fault::Compressed, 1);
     // Nothing is compressed, so there is no chance for the fault.

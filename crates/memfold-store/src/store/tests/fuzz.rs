@@ -1,4 +1,4 @@
-//! The fuzz targets on mutations of good inputs, the same ones each time. `fuzz/` runs them for
+//! The fuzz targets on mutations of valid inputs, the same ones each time. `fuzz/` runs them for
 //! longer.
 use super::*;
 use crate::codec::CODECS;
@@ -15,8 +15,8 @@ fn any_pages_come_back() {
     let seeds: Vec<Vec<u8>> =
         (0..40u8).map(|i| (0..200).map(|j| (i ^ (j / 3)).wrapping_mul(i)).collect()).collect();
     feed(11, fuzz::round_trip, &seeds, 300);
-    // Every level of zstd on one block, twice: AddressSanitizer had something to say about level 11
-    // (see fuzz/README.md).
+    // Every level of zstd on one block, twice, because AddressSanitizer reported level 11 (see
+    // fuzz/README.md).
     let zstd = CODECS.iter().position(|codec| codec.name == "zstd").unwrap() as u8;
     for level in (0..27).chain(0..27) {
         let found = [

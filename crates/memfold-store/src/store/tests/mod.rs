@@ -33,7 +33,7 @@ impl Pages {
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * PAGE_SIZE) }
     }
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed mutably.
+        // SAFETY: pages are arrays of bytes, one after another, and are borrowed mutably.
         unsafe {
             std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * PAGE_SIZE)
         }
@@ -43,7 +43,7 @@ impl Pages {
     }
 }
 
-/// What a page is made of.
+/// The content of a page.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fill {
     Zero,
@@ -54,7 +54,7 @@ pub(crate) enum Fill {
 }
 
 impl Fill {
-    /// In any of the ways: mostly real bytes.
+    /// Returns any content: mostly real bytes.
     pub fn any(random: &mut Random) -> Fill {
         match random.below(8) {
             0 => Fill::Zero,
@@ -137,12 +137,12 @@ pub(crate) fn load(
     block: Order,
 ) -> Result<Vec<u8>, LoadError> {
     let mut pages = Pages::new(block.pages());
-    // SAFETY: the buffer has room for the block, page-aligned, and is ours.
+    // SAFETY: the buffer has room for the block, page-aligned, and belongs to this function.
     unsafe { store.load(w, handle, block, pages.bytes_mut().as_mut_ptr())? };
     Ok(pages.bytes().to_vec())
 }
 
-/// Checks that the blocks of a folio read back as the folio.
+/// Checks that the blocks of a folio load as the folio.
 pub(crate) fn assert_same(
     store: &Store,
     w: &mut Worker,

@@ -1,8 +1,8 @@
-//! Z9: batches hide the latency of a device, and its failures cost nothing but time.
+//! Z9: batches hide the latency of a device, and its failures cost only time.
 use super::*;
 use std::time::{Duration, Instant};
 
-/// An accelerator that takes `latency` for a batch however large it is, and misbehaves as told.
+/// An accelerator that takes `latency` for a batch of any size, and misbehaves as configured.
 struct FakeDevice {
     codec: BareCodec,
     spec: CodecSpec,
@@ -17,7 +17,7 @@ enum Trouble {
     None,
     /// Every nth job fails.
     FailsEvery(u64),
-    /// Nothing comes back after this many jobs.
+    /// It returns no result after this many jobs.
     HangsAfter(u64),
     /// It takes this many jobs at a time and refuses the rest.
     TakesFew(usize),
@@ -63,7 +63,7 @@ impl Compressor for FakeDevice {
         }
         self.under_way.remove(0);
         self.jobs += 1;
-        // SAFETY: whoever submitted the job vouched for its memory until now.
+        // SAFETY: the caller of `submit` vouched for the job's memory until now.
         let result = unsafe { self.codec.compress(job.src, job.len, job.dst, job.room) };
         done[0] = Done { tag: job.tag, result };
         match self.trouble {
@@ -72,7 +72,8 @@ impl Compressor for FakeDevice {
             }
             Trouble::WrongTags => done[0].tag += 1000,
             Trouble::WrongSizes => done[0].result = Ok(Some(job.room + 1)),
-            // SAFETY: the buffer has at least a byte, and is ours until the result is returned.
+            // SAFETY: the buffer has at least a byte, and belongs to the device until the result is
+            // returned.
             Trouble::WrongBytes => unsafe { *job.dst.add(3) ^= 0x40 },
             _ => {}
         }
@@ -135,7 +136,7 @@ fn is_filled(folio: &Pages, page: usize) -> bool {
 }
 
 #[test]
-fn z9_a_failing_or_hanging_device_falls_back_and_nothing_is_lost() {
+fn z9_failing_or_hanging_device_falls_back_without_loss() {
     let troubles = [
         Trouble::FailsEvery(1),
         Trouble::FailsEvery(3),

@@ -1,12 +1,11 @@
-//! The store against a map from handles to bytes, step by step, with a check of everything after
-//! each.
+//! Compares the store with a map from handles to bytes, step by step, with a check of everything
+//! after each step.
 use super::*;
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Saves a folio of this order whose pages are chosen by the seed; `which` as in a sparse
-    /// folio.
+    /// Saves a folio of this order whose pages the seed chooses; `which` as in a sparse folio.
     Save {
         order: u8,
         seed: u64,
@@ -33,9 +32,9 @@ enum Step {
         at: usize,
         none: bool,
     },
-    /// One bounded step of compaction.
+    /// Does one bounded step of compaction.
     Tidy,
-    /// Asks for cold objects: whatever is named is alive and has the block's key.
+    /// Asks for cold objects. Each one named is alive and has the block's key.
     Coldest {
         scan: usize,
     },
@@ -56,7 +55,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // Large folios are rare: they cost time in proportion.
+    // Large folios are rare, because they cost time in proportion.
     let orders = prop_oneof![8 => 0u8..=3, 4 => 4u8..=6, 1 => 7u8..=9];
     prop_oneof![
         8 => (orders, any::<u64>(), any::<bool>()).prop_map(|(order, seed, sparse)| Step::Save { order, seed, sparse }),

@@ -1,4 +1,4 @@
-//! What the rows Z1, Z2, Z7, M1, M2 and P1 promise.
+//! The promises of rows Z1, Z2, Z7, M1, M2 and P1.
 use super::*;
 use crate::codec::CODECS;
 use crate::format;
@@ -12,7 +12,7 @@ fn mixed_folio(o: Order, random: &mut Random) -> Pages {
 }
 
 #[test]
-fn z1_z8_every_folio_order_block_order_and_codec_gives_its_bytes_back() {
+fn z1_z8_all_orders_and_codecs_return_their_bytes() {
     let mut random = Random::new(1);
     for spec in ["none", "lz4", "lz4:9", "lz4hc:2", "zstd", "zstd:-7", "zstd:3", "deflate"] {
         for block in 0..=9 {
@@ -238,8 +238,8 @@ fn blocks_that_do_not_shrink_are_stored_raw_or_refused() {
     assert_eq!(store.stats().events.dense_blocks, 1, "zstd was spared");
 }
 
-/// A store of two pools with every fourth of 400 folios that it had, these folios, and its figures
-/// with all of them.
+/// Makes a store of two pools with every fourth of 400 folios. Returns these folios, and the
+/// counters with all of them.
 fn sparse_store(seed: u64) -> (Store, Vec<(Vec<Handle>, Pages)>, StoreStats) {
     let store = store_with(|c| c.pools = 2);
     let mut w = store.worker();
@@ -290,7 +290,7 @@ fn m2_compaction_empties_sparse_spans_and_keeps_every_byte() {
 }
 
 #[test]
-fn m2_tidying_in_bounded_steps_packs_a_sparse_pool_and_then_rests() {
+fn m2_bounded_tidying_packs_a_sparse_pool_and_stops() {
     let (store, saved, _) = sparse_store(16);
     let mut w = store.worker();
     let sparse = store.stats();
@@ -325,7 +325,7 @@ fn m2_efficiency_stays_high_under_churn() {
     let mut live: Vec<Vec<Handle>> = Vec::new();
     let mut folio = Pages::new(16);
     for round in 0..6000 {
-        // Real data only: same-filled pages would flatter the figure.
+        // Only real data: same-filled pages would flatter the figure.
         let at = random.word() as usize;
         (0..16).for_each(|p| {
             Fill::Real(at % (corpus().len() - 65536) + p * PAGE_SIZE).write(folio.page_mut(p))

@@ -1,4 +1,4 @@
-//! Many threads: saves, loads, partial loads and frees beside compaction that never rests.
+//! Many threads: saves, loads, partial loads and frees beside continuous compaction.
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,7 +11,7 @@ fn folio_of(seed: u64, o: Order) -> Pages {
     folio
 }
 
-/// One thread's own folios: saves, reads and frees them at random.
+/// Saves, reads and frees one thread's own folios at random.
 fn churn(store: &Store, me: u64, rounds: usize) -> Vec<Handle> {
     let mut random = Random::new(me);
     let mut w = store.worker();
@@ -116,7 +116,7 @@ fn threads_read_the_same_objects_while_they_move() {
                 })
             })
             .collect();
-        // Makes gaps beside the objects that are being read, and compacts them away again.
+        // Makes gaps beside objects that are being read, and compacts them again.
         while readers.iter().any(|r| !r.is_finished()) {
             let gaps: Vec<_> =
                 (0..60).map(|i| save(&store, &mut w, &folios[i], order(4), 1).unwrap()).collect();
