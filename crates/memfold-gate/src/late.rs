@@ -33,6 +33,7 @@
 use crate::actions::PROTECTED;
 use crate::dispatch;
 use crate::frame::{Action, Context, Info, Stack};
+use crate::image;
 use crate::keeper::Keeper;
 use crate::patch;
 use crate::record::{KEEPER, Record};
@@ -135,7 +136,7 @@ fn called(at: usize) -> &'static Called {
 /// - The keeper has no memory yet.
 pub unsafe fn start_late(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     let Some(_alone) = ALONE.try_lock() else { return Err(WhyNot::Busy) };
-    if !dispatch::find_range() || dispatch::is_in_program() {
+    if !dispatch::find_range() || image::is_program() {
         return Err(WhyNot::NoRange);
     }
     if has_small_stacks() {

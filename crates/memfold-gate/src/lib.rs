@@ -7,6 +7,7 @@
 
 // Bottom first: a module imports only from modules listed above it.
 mod keeper;
+pub mod image;
 mod entry;
 pub mod calls;
 mod frame;
