@@ -4,6 +4,7 @@
 //! thread whose stack pointer lies in its slot is in the gate. While code of the program runs, its
 //! own handlers included, the slot's stack is empty.
 use crate::actions::Actions;
+use crate::dispatch::ProgramDispatch;
 use crate::errand::Errand;
 use crate::frame::{Info, Stack};
 use crate::keeper::{Hold, Keeper};
@@ -69,6 +70,8 @@ pub struct Record {
     /// A child of vfork whose calls don't pass the gate, for which all memory is home; or it is traced by
     /// its own wish.
     pub traced: Cell<bool>,
+    /// The Syscall User Dispatch that the program believes to have for it.
+    pub dispatch: Cell<Option<ProgramDispatch>>,
     /// Nothing is evicted for it.
     pub keeps_all: Cell<bool>,
     /// What it has done by another task.
@@ -171,6 +174,7 @@ impl Record {
         self.alternate.set(Stack::NONE);
         self.refused.set(None);
         self.traced.set(false);
+        self.dispatch.set(None);
         self.keeps_all.set(false);
         self.hold.set(None);
         self.robust.store(0, SeqCst);

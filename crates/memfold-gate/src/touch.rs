@@ -112,6 +112,8 @@ pub unsafe fn write_bytes(addr: usize, from: &[u8]) -> Result<(), BadAddress> {
 /// - As it says.
 pub(crate) unsafe trait Plain: Copy {}
 // SAFETY: integers.
+unsafe impl Plain for u8 {}
+// SAFETY: integers.
 unsafe impl Plain for u32 {}
 // SAFETY: integers.
 unsafe impl Plain for u64 {}

@@ -1,13 +1,13 @@
 //! The gate's handler of all signals, on the thread's slot.
 use crate::calls::look_up;
-use crate::dispatch::SYS_USER_DISPATCH;
+use crate::dispatch::{SYS_USER_DISPATCH, Verdict};
 use crate::entry;
 use crate::frame::{Context, Info};
 use crate::keeper::{Fault, Keeper, Refused};
 use crate::patch;
 use crate::patch::entry::{AGAIN, BELOW, Entered};
 use crate::record::{KEEPER, REFUSED, Record};
-use crate::signals::{block_all, defer, deliver, deliver_pending, set_mask};
+use crate::signals::{block_all, defer, deliver, deliver_pending, end_by, set_mask};
 use crate::special::{Call, is_plain, make_plain};
 use crate::touch::{fix_up, read};
 use core::sync::atomic::Ordering::SeqCst;
@@ -137,7 +137,7 @@ fn from_program(
     if !is_at(call) && !is_at(done) {
         let (nr, args) = context.regs.call();
         // A child of vfork may be killed meanwhile.
-        if record.is_of_first_process() && is_plain(look_up(nr), &args) {
+        if record.is_of_first_process() && passes(record, after) && is_plain(look_up(nr), &args) {
             patch::note_trap(after, nr);
         }
         return trapped(keeper, record, context, info);
@@ -166,13 +166,18 @@ pub unsafe extern "C" fn on_patched(record: *const Record, entered: *const Enter
     // SAFETY: the entry's.
     let (record, entered) = unsafe { (&*record, &*entered) };
     record.refused.set(None);
-    let made =
-        KEEPER.get().and_then(|keeper| make_plain(keeper, record, entered.nr, &entered.args()));
+    let keeper = KEEPER.get().filter(|_| passes(record, entered.resume));
+    let made = keeper.and_then(|keeper| make_plain(keeper, record, entered.nr, &entered.args()));
     match made {
         Some(made) if record.take_refused(entered.nr, made).is_none() => made,
         // A handler needs the context.
         _ => AGAIN,
     }
+}
+
+/// Whether a dispatch of the thread's own lets a call through, by the instruction that ends at `after`.
+fn passes(record: &Record, after: usize) -> bool {
+    record.dispatch.get().is_none_or(|own| own.verdict(after) == Verdict::Passes)
 }
 
 /// A system call of the program's.
@@ -183,6 +188,12 @@ fn trapped(
     info: &Info,
 ) {
     let (nr, args) = context.regs.call();
+    let own = record.dispatch.get();
+    match own.map_or(Verdict::Passes, |own| own.verdict(context.regs.rip as usize)) {
+        Verdict::Passes => {}
+        Verdict::Dispatched => return force(record, context, info),
+        Verdict::Ends(signal) => return end_by(&Info::forced(signal)),
+    }
     if (info.call >> 32) as u32 != AUDIT_ARCH_X86_64 {
         // By `int 0x80`: other numbers, and addresses below 4 GiB.
         keeper.tells(Refused::Int80);
@@ -194,19 +205,19 @@ fn trapped(
     match made {
         Ok(entry::RESTART) => context.regs.rip -= SYSCALL_BYTES,
         Ok(result) => match record.take_refused(nr, result) {
-            Some(info) => refused(record, context, &info),
+            Some(info) => force(record, context, &info),
             None => context.regs.rax = result as u64,
         },
         Err(_) => {}
     }
 }
 
-/// A filter has refused the program's call, whose number is still in place of its result: the
-/// program's handler makes that.
-fn refused(record: &Record, context: &mut Context, info: &Info) {
+/// A filter, or a dispatch of the program's own, has a call come as this SIGSYS. Its number is still in
+/// place of its result: the program's handler makes that.
+fn force(record: &Record, context: &mut Context, info: &Info) {
     block_all();
     if record.pending.load(SeqCst) != 0 {
-        // First what has come before. A call that was refused has done nothing.
+        // First what has come before. The call has done nothing, and comes again.
         context.regs.rip -= SYSCALL_BYTES;
     } else {
         deliver(record, context, &info.made_at(context.regs.rip));

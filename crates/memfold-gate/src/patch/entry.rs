@@ -26,7 +26,8 @@ pub struct Entered {
     r10: usize,
     r8: usize,
     r9: usize,
-    resume: usize,
+    /// The end of the site's instruction.
+    pub resume: usize,
     /// The program's stack pointer.
     pub sp: usize,
 }

@@ -66,7 +66,7 @@ pub fn deliver(record: &Record, context: &mut Context, info: &Info) {
         if action.handler == libc::SIG_IGN && !info.is_fault() {
             return;
         }
-        return by_default(info);
+        return end_by(info);
     }
     if action.flags & (libc::SA_RESETHAND as u32) as u64 != 0 {
         record.actions().with(|table| {
@@ -85,8 +85,8 @@ pub fn deliver(record: &Record, context: &mut Context, info: &Info) {
     record.blocked.set(mask & PROTECTED);
 }
 
-/// What the kernel does by itself, as soon as the gate is left.
-fn by_default(info: &Info) {
+/// Has the kernel do what it does by itself, as soon as the gate is left: for a fault, it ends the process.
+pub fn end_by(info: &Info) {
     let _ = set_real(info.signal, Some(&Action::DEFAULT));
     let _ = send(thread_id(), info);
 }
@@ -94,7 +94,7 @@ fn by_default(info: &Info) {
 /// There is no room for a frame: SIGSEGV instead, which ends the process if it is the same.
 fn cannot_enter(record: &Record, context: &mut Context, signal: i32) {
     if signal == libc::SIGSEGV {
-        by_default(&Info::forced(signal));
+        end_by(&Info::forced(signal));
     } else {
         deliver(record, context, &Info::forced(libc::SIGSEGV));
     }

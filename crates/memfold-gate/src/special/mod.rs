@@ -4,7 +4,7 @@ mod namespaces;
 
 use crate::actions::{PROTECTED, UNBLOCKABLE};
 use crate::calls::{self, Class, Entry, Piece};
-use crate::dispatch::{self, PR_SET_SYSCALL_USER_DISPATCH};
+use crate::dispatch::{self, PR_SET_SYSCALL_USER_DISPATCH, ProgramDispatch};
 use crate::entry;
 use crate::frame::Context;
 use crate::keeper::{Ending, Fault, Keeper, Names, Refused, Span};
@@ -105,9 +105,9 @@ impl Call<'_> {
                 self.keeper.ends(Ending::Process);
                 raw(nr, &args)
             }
-            libc::SYS_prctl if args[0] == PR_SET_SYSCALL_USER_DISPATCH => {
-                self.keeper.tells(Refused::Dispatch);
-                -(libc::EINVAL as isize)
+            libc::SYS_prctl if args[0] as i32 == PR_SET_SYSCALL_USER_DISPATCH as i32 => {
+                signals::block_all();
+                value(ProgramDispatch::of(&args).map(|own| self.record.dispatch.set(own)))
             }
             libc::SYS_prctl if args[..2] == [PR_SET_TSC, PR_TSC_SIGSEGV] => {
                 use_no_counter();

@@ -102,6 +102,8 @@ unsafe fn resume(keeper: &dyn Keeper, record: &'static Record, made: isize, flag
 
 /// The first thing a task does, with all signals blocked that may be.
 pub fn begin(record: &Record, flags: usize) {
+    // A task begins without a dispatch of its own: the kernel clears that, too.
+    record.dispatch.set(None);
     if flags & CLEAR_SIGHAND != 0 {
         record.actions().with(|table| {
             table.iter_mut().filter(|each| each.is_handler()).for_each(|each| {

@@ -346,9 +346,6 @@ impl Keeper for Owner {
     fn tells(&self, what: Refused) {
         match what {
             Refused::Int80 => say_once!("warning: system calls by `int 0x80` are answered ENOSYS"),
-            Refused::Dispatch => {
-                say_once!("warning: Syscall User Dispatch of the program's own is answered EINVAL")
-            }
             Refused::Traced => {
                 slots::note_unmanaged(b"traced by its parent (PTRACE_TRACEME)");
             }
