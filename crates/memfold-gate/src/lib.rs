@@ -9,25 +9,22 @@
 mod keeper;
 pub mod image;
 mod entry;
-pub mod calls;
 mod frame;
 mod touch;
-mod dispatch;
+mod user_dispatch;
 mod actions;
 mod errand;
 mod record;
 mod patch;
 mod signals;
 mod threads;
-mod lent;
-mod messages;
-mod seen;
-mod special;
+pub mod syscalls;
+mod dispatcher;
 mod trap;
-mod late;
+mod arm_running;
 
 pub use keeper::{BadAddress, Ending, Fault, Hold, Keeper, Names, NoRoom, Refused, Span};
-pub use late::start_late;
+pub use arm_running::start_late;
 pub use threads::{all_are_gone, child, first_has_exited, hand_over, serve_errands};
 pub use touch::{read_bytes, touch, write_bytes};
 
@@ -67,11 +64,11 @@ pub enum WhyNot {
 ///   signals blocked and touch no memory that `keeper` serves.
 /// - The keeper makes no system call but by instructions in the same executable segment.
 pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
-    if !dispatch::find_range() {
+    if !user_dispatch::find_range() {
         return Err(WhyNot::NoRange);
     }
     let record = record::Record::take().ok_or(WhyNot::NoMemory)?;
-    if special::has_no_counter() {
+    if dispatcher::has_no_counter() {
         use_no_counter();
     }
     let before = set_signals_blocked(u64::MAX);
@@ -85,7 +82,7 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
         .map(|theirs| record.alternate.set(theirs))
         .and_then(|()| signals::take_over(record))
         .map_err(WhyNot::NoHandlers)
-        .and_then(|()| dispatch::arm().map_err(WhyNot::NoDispatch));
+        .and_then(|()| user_dispatch::arm().map_err(WhyNot::NoDispatch));
     if armed.is_ok() {
         patch::allow(trap::on_patched);
     }
@@ -109,9 +106,9 @@ fn set_alternate(stack: &frame::Stack) -> Result<frame::Stack, Errno> {
 /// - The process is armed.
 pub unsafe fn apart<T>(with: impl FnOnce() -> T) -> T {
     let before = set_signals_blocked(!actions::PROTECTED);
-    dispatch::disarm();
+    user_dispatch::disarm();
     let made = with();
-    let armed = dispatch::arm();
+    let armed = user_dispatch::arm();
     assert!(armed.is_ok(), "what was armed can be armed again");
     set_signals_blocked(before);
     made

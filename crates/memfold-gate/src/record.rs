@@ -4,7 +4,7 @@
 //! thread whose stack pointer lies in its slot is in the gate. While code of the program runs, its
 //! own handlers included, the slot's stack is empty.
 use crate::actions::Actions;
-use crate::dispatch::ProgramDispatch;
+use crate::user_dispatch::ProgramDispatch;
 use crate::errand::Errand;
 use crate::frame::{Info, Stack};
 use crate::keeper::{Hold, Keeper};

@@ -1,6 +1,6 @@
 //! The gate's handler of all signals, on the thread's slot.
-use crate::calls::look_up;
-use crate::dispatch::{SYS_USER_DISPATCH, Verdict};
+use crate::syscalls::look_up;
+use crate::user_dispatch::{SYS_USER_DISPATCH, Verdict};
 use crate::entry;
 use crate::frame::{Context, Info};
 use crate::keeper::{Fault, Keeper, Refused};
@@ -8,7 +8,7 @@ use crate::patch;
 use crate::patch::entry::{AGAIN, BELOW, Entered};
 use crate::record::{KEEPER, REFUSED, Record};
 use crate::signals::{block_all, defer, deliver, deliver_pending, end_by, set_mask};
-use crate::special::{Call, is_plain, make_plain};
+use crate::dispatcher::{Call, is_plain, make_plain};
 use crate::touch::{fix_up, read};
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::raw::system_call;

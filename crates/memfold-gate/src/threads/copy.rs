@@ -1,6 +1,6 @@
 //! A copy of the process: `fork`, and `clone` without CLONE_VM.
 use crate::actions::PROTECTED;
-use crate::dispatch::arm;
+use crate::user_dispatch::arm;
 use crate::frame::Action;
 use crate::keeper::{Keeper, Refused};
 use crate::patch;
