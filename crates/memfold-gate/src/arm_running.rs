@@ -31,7 +31,6 @@
 //!
 //! No lock of the program's is waited for here, and nothing allocated: who holds one may be standing.
 use crate::actions::PROTECTED;
-use crate::user_dispatch;
 use crate::frame::{Action, Context, Info, Stack};
 use crate::image;
 use crate::keeper::Keeper;
@@ -40,6 +39,7 @@ use crate::record::{KEEPER, Record};
 use crate::signals::{HANDLER, calling, give_back, set_real, take_over};
 use crate::threads::robust_list;
 use crate::trap::{on_patched, on_signal};
+use crate::user_dispatch;
 use crate::{WhyNot, set_alternate};
 use core::mem::forget;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};

@@ -1,14 +1,16 @@
 //! Which call is what, and how it is made.
 use crate::actions::{PROTECTED, UNBLOCKABLE};
-use crate::syscalls::{self as calls, Class, Entry, Piece, filter, lent, messages, namespaces, seen};
-use crate::user_dispatch::{self as dispatch, PR_SET_SYSCALL_USER_DISPATCH, ProgramDispatch};
-use crate::entry;
+use crate::call_state::{CALLED_OFF, Outcome};
 use crate::frame::Context;
 use crate::keeper::{Ending, Fault, Keeper, Names, Refused, Span};
 use crate::record::Record;
 use crate::signals;
+use crate::syscalls::{
+    self as calls, Class, Entry, Piece, filter, lent, messages, namespaces, seen,
+};
 use crate::threads;
 use crate::touch::{read, read_bytes, touch, write};
+use crate::user_dispatch::{self as dispatch, PR_SET_SYSCALL_USER_DISPATCH, ProgramDispatch};
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
@@ -29,9 +31,6 @@ pub fn has_no_counter() -> bool {
     let asked = unsafe { system_call(libc::SYS_prctl, args) };
     asked.is_ok() && state as usize == PR_TSC_SIGSEGV
 }
-
-/// The result of a call that has none: the context says all.
-pub struct Gone;
 
 /// A system call of the program's that has come as SIGSYS.
 pub struct Call<'a> {
@@ -63,12 +62,12 @@ fn raw(nr: usize, args: &[usize; 6]) -> isize {
 
 impl Call<'_> {
     /// Makes it.
-    pub fn make(&mut self) -> Result<isize, Gone> {
+    pub fn make(&mut self) -> Outcome {
         let (nr, args) = (self.nr, self.args);
-        Ok(match nr as i64 {
+        Outcome::of(match nr as i64 {
             libc::SYS_rt_sigreturn => {
                 signals::resume(self.record, self.context);
-                return Err(Gone);
+                return Outcome::InContext;
             }
             libc::SYS_rt_sigaction => value(signals::set_action(self.record, &args)),
             libc::SYS_rt_sigprocmask => value(signals::set_mask(self.record, self.context, &args)),
@@ -256,7 +255,7 @@ impl Call<'_> {
             self.record.traced.set(true);
         }
         self.pass_by(is_alone);
-        entry::RESTART
+        CALLED_OFF
     }
 
     /// From here on the caller's calls pass the gate by, patched sites too; if it is the only thread,

@@ -16,6 +16,7 @@ mod actions;
 mod errand;
 mod record;
 mod patch;
+mod call_state;
 mod signals;
 mod threads;
 pub mod syscalls;
@@ -23,8 +24,8 @@ mod dispatcher;
 mod trap;
 mod arm_running;
 
-pub use keeper::{BadAddress, Ending, Fault, Hold, Keeper, Names, NoRoom, Refused, Span};
 pub use arm_running::start_late;
+pub use keeper::{BadAddress, Ending, Fault, Hold, Keeper, Names, NoRoom, Refused, Span};
 pub use threads::{all_are_gone, child, first_has_exited, hand_over, serve_errands};
 pub use touch::{read_bytes, touch, write_bytes};
 

@@ -4,10 +4,10 @@
 //! thread whose stack pointer lies in its slot is in the gate. While code of the program runs, its
 //! own handlers included, the slot's stack is empty.
 use crate::actions::Actions;
-use crate::user_dispatch::ProgramDispatch;
 use crate::errand::Errand;
 use crate::frame::{Info, Stack};
 use crate::keeper::{Hold, Keeper};
+use crate::user_dispatch::ProgramDispatch;
 use core::cell::{Cell, UnsafeCell};
 use core::mem::forget;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};

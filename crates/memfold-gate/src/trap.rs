@@ -1,15 +1,16 @@
 //! The gate's handler of all signals, on the thread's slot.
-use crate::syscalls::look_up;
-use crate::user_dispatch::{SYS_USER_DISPATCH, Verdict};
+use crate::call_state::{CALLED_OFF, NEEDS_CONTEXT, Outcome, Stage};
+use crate::dispatcher::{Call, is_plain, make_plain};
 use crate::entry;
 use crate::frame::{Context, Info};
 use crate::keeper::{Fault, Keeper, Refused};
 use crate::patch;
-use crate::patch::entry::{AGAIN, BELOW, Entered};
+use crate::patch::entry::{BELOW, Entered};
 use crate::record::{KEEPER, REFUSED, Record};
 use crate::signals::{block_all, defer, deliver, deliver_pending, end_by, set_mask};
-use crate::dispatcher::{Call, is_plain, make_plain};
+use crate::syscalls::look_up;
 use crate::touch::{fix_up, read};
+use crate::user_dispatch::{SYS_USER_DISPATCH, Verdict};
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::raw::system_call;
 use memfold_sys::thread::access_of;
@@ -31,23 +32,20 @@ pub unsafe extern "C" fn on_signal(signal: i32, info: *const Info, context: *mut
         // An engine thread has met what nobody serves.
         return die(signal);
     };
-    if record.holds(context.regs.rsp as usize) {
-        return in_gate(keeper, record, context, info);
-    }
-    let at = context.regs.rip as usize;
-    if patch::contains(at) {
-        if info.is_fault() {
-            // The entry's trap, or its push onto a page that is away. A signal that was put off
-            // earlier in the entry has blocked all others, and is delivered when this handler is
-            // left: the program's own mask is put back first.
+    let on_slot = record.holds(context.regs.rsp as usize);
+    match Stage::of(context.regs.rip as usize, on_slot) {
+        Stage::Program => {}
+        // The entry's trap, or its push onto a page that is away. A signal that came earlier in the
+        // entry has blocked all others, and is delivered when this handler is left: the program's
+        // own mask is put back first.
+        Stage::Coming | Stage::Back if info.is_fault() => {
             if record.pending.load(SeqCst) != 0 {
                 context.mask = record.mask_before.get();
             }
-        } else if !patch::entry::is_out(at) {
-            return defer(record, context, info);
-        } else {
-            context.regs.rip = context.regs.rcx;
         }
+        Stage::Coming => return defer(record, context, info),
+        Stage::Back => context.regs.rip = context.regs.rcx,
+        stage => return in_gate(keeper, record, context, info, stage),
     }
     match signal {
         libc::SIGSYS if info.code == SYS_USER_DISPATCH => {
@@ -84,7 +82,13 @@ fn served(keeper: &dyn Keeper, context: &Context, info: &Info) -> bool {
 }
 
 /// The gate's own code was interrupted.
-fn in_gate(keeper: &'static dyn Keeper, record: &Record, context: &mut Context, info: &Info) {
+fn in_gate(
+    keeper: &'static dyn Keeper,
+    record: &Record,
+    context: &mut Context,
+    info: &Info,
+    stage: Stage,
+) {
     let at = context.regs.rip as usize;
     match info.signal {
         // A call of somebody's that isn't meant to be made here: it goes through.
@@ -114,11 +118,7 @@ fn in_gate(keeper: &'static dyn Keeper, record: &Record, context: &mut Context, 
         },
         _ => {
             defer(record, context, info);
-            context.regs.rip = patch::entry::rewind(at) as u64;
-            if context.regs.rip as usize != at {
-                return;
-            }
-            let (to, result) = entry::rewind(at, context.regs.rax);
+            let (to, result) = stage.interrupted(at, context.regs.rax);
             (context.regs.rip, context.regs.rax) = (to as u64, result);
         }
     }
@@ -152,7 +152,7 @@ fn from_program(
     patch::entry::learn(record);
     if is_at(call) {
         trapped(keeper, record, context, info);
-    } else if context.regs.rax as isize == entry::RESTART {
+    } else if context.regs.rax as isize == CALLED_OFF {
         context.regs.rip -= SYSCALL_BYTES;
         context.regs.rax = nr as u64;
     }
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn on_patched(record: *const Record, entered: *const Enter
     match made {
         Some(made) if record.take_refused(entered.nr, made).is_none() => made,
         // A handler needs the context.
-        _ => AGAIN,
+        _ => NEEDS_CONTEXT,
     }
 }
 
@@ -203,12 +203,12 @@ fn trapped(
     record.refused.set(None);
     let made = Call { keeper, record, context: &mut *context, nr, args, entry: look_up(nr) }.make();
     match made {
-        Ok(entry::RESTART) => context.regs.rip -= SYSCALL_BYTES,
-        Ok(result) => match record.take_refused(nr, result) {
+        Outcome::CalledOff => context.regs.rip -= SYSCALL_BYTES,
+        Outcome::Returned(result) => match record.take_refused(nr, result) {
             Some(info) => force(record, context, &info),
             None => context.regs.rax = result as u64,
         },
-        Err(_) => {}
+        Outcome::InContext => {}
     }
 }
 

@@ -2,7 +2,7 @@
 //! million parts, and all that it names would be held at once. The kernel makes them message by
 //! message, too. What differs: an error of a socket that comes with a later message is taken by this
 //! call, which says only how many it has received.
-use crate::entry::RESTART;
+use crate::call_state::CALLED_OFF;
 use crate::touch::read;
 
 /// Parts that are named at a time, unless one message has more.
@@ -33,7 +33,7 @@ pub fn in_pieces(
         }
         let at = messages.wrapping_add(done * MESSAGE_BYTES);
         let made = make(&[args[0], at, some, flags, args[4], args[5]]);
-        if made == RESTART || made < 0 {
+        if made == CALLED_OFF || made < 0 {
             return Some(if done > 0 { done as isize } else { made });
         }
         done += made as usize;
@@ -101,8 +101,8 @@ mod tests {
         assert_eq!(made(send, &many, 7, &[2, 0]), (Some(2), all[..2].to_vec()));
         assert_eq!(made(send, &many, 7, &[1]), (Some(1), all[..1].to_vec()));
         assert_eq!(made(send, &many, 7, &[2, 1, -32]), (Some(3), all[..3].to_vec()));
-        assert_eq!(made(send, &many, 7, &[RESTART]), (Some(RESTART), all[..1].to_vec()));
-        assert_eq!(made(send, &many, 7, &[2, RESTART]), (Some(2), all[..2].to_vec()));
+        assert_eq!(made(send, &many, 7, &[CALLED_OFF]), (Some(CALLED_OFF), all[..1].to_vec()));
+        assert_eq!(made(send, &many, 7, &[2, CALLED_OFF]), (Some(2), all[..2].to_vec()));
         assert_eq!(made(receive, &many, 0, &[-11]).0, Some(-11));
         // One is waited for, and then none.
         let (one, now) = (libc::MSG_WAITFORONE, libc::MSG_DONTWAIT);

@@ -34,8 +34,8 @@ pub(crate) mod namespaces;
 use crate::keeper::{BadAddress, Span};
 use operands::Naming;
 
-pub use row::{Class, Entry};
 pub use pieces::{Piece, Pieces, in_pieces};
+pub use row::{Class, Entry};
 
 /// The entry of a call; one of [`Class::Unknown`] for numbers that x86-64 has no call for.
 pub fn look_up(nr: usize) -> &'static Entry {

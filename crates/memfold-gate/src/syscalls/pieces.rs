@@ -25,9 +25,9 @@
 //!
 //! Who waits for input holds a piece of its buffer at most, so nobody waits for readiness first:
 //! that would be seen (by another file under the number by then, by `poll` that no signal restarts).
-use crate::syscalls::operands::BYTES_MAX;
-use crate::entry::RESTART;
+use crate::call_state::CALLED_OFF;
 use crate::keeper::{BadAddress, Span};
+use crate::syscalls::operands::BYTES_MAX;
 
 /// A piece's bytes are a multiple of this, and parts are cut at such places: direct I/O wants
 /// aligned ones, and packets of a pipe end there.
@@ -316,7 +316,7 @@ impl Parts {
 
 impl Pieces {
     /// Makes the call by `make`, which holds what each piece names, and returns what one call would;
-    /// or `RESTART` if nothing was done. `None`: it must be made whole.
+    /// or `CALLED_OFF` if nothing was done. `None`: it must be made whole.
     pub fn run(
         &self,
         read: Read,
@@ -359,7 +359,7 @@ impl Pieces {
                 return if done > 0 { done as isize } else { -(libc::EFAULT as isize) };
             };
             let made = self.one(kind, done, &parts, make);
-            if made == RESTART || (-ERRORS_MAX..0).contains(&made) {
+            if made == CALLED_OFF || (-ERRORS_MAX..0).contains(&made) {
                 // What has been done counts more than why it went no further.
                 return if done > 0 { done as isize } else { made };
             }

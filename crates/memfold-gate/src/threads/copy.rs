@@ -1,12 +1,12 @@
 //! A copy of the process: `fork`, and `clone` without CLONE_VM.
 use crate::actions::PROTECTED;
-use crate::user_dispatch::arm;
 use crate::frame::Action;
 use crate::keeper::{Keeper, Refused};
 use crate::patch;
 use crate::record::{KEEPER, Record, resume_growth, stop_growth};
 use crate::signals::{block_all, install_protected};
 use crate::threads::behalf::child;
+use crate::user_dispatch::arm;
 use core::sync::atomic::{AtomicIsize, Ordering::SeqCst};
 use memfold_sys::raw::{set_signals_blocked, system_call};
 

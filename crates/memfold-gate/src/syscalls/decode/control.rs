@@ -1,7 +1,7 @@
 //! Calls that are many in one, by command: `fcntl`, `prctl`, `ptrace`, options of sockets.
 use super::vectors;
-use crate::syscalls::row::Class;
 use crate::syscalls::operands::Naming;
+use crate::syscalls::row::Class;
 use crate::syscalls::sizes::*;
 
 pub use super::ioctl::ioctl;

@@ -5,8 +5,8 @@
 //! call: it says EFAULT.
 use super::requests::{self, Is};
 use super::vectors;
-use crate::syscalls::row::Class;
 use crate::syscalls::operands::{Naming, TEXT_MAX};
+use crate::syscalls::row::Class;
 use crate::syscalls::sizes::*;
 use memfold_sys::units::PAGE_SIZE;
 

@@ -46,7 +46,7 @@ impl Model {
     /// One call at the file's offset.
     fn whole(&mut self, parts: &[[usize; 2]]) -> isize {
         if self.signal == Some(0) {
-            return RESTART;
+            return CALLED_OFF;
         }
         let made = self.call(parts, self.at);
         self.at += made.max(0) as usize;
@@ -110,7 +110,7 @@ fn compare(parts: &[[usize; 2]], piece: usize, kind: Kind, mut one: Model) {
     let made = pieces.run(&read_own, ask, &mut |piece| {
         let mut model = many.borrow_mut();
         if model.signal.is_some_and(|at| at <= done) && !piece.must {
-            return RESTART;
+            return CALLED_OFF;
         }
         let [_, at, count, offset, ..] = piece.args;
         let parts = parts_of(at, count);
@@ -189,8 +189,8 @@ fn streams_wait_for_nothing_but_their_first_piece_and_raise_no_signal_later() {
     let (made, calls) = stream(Kind::Send, 1, &[4, 4, 2], &[]);
     assert_eq!(made, 10);
     assert_eq!(calls, [(1, 1000, 0), (send, 1004, quiet), (send, 1008, quiet)]);
-    assert_eq!(stream(Kind::Send, 1, &[4, RESTART], &[]).0, 4);
-    assert_eq!(stream(Kind::Send, 1, &[RESTART], &[]).0, RESTART);
+    assert_eq!(stream(Kind::Send, 1, &[4, CALLED_OFF], &[]).0, 4);
+    assert_eq!(stream(Kind::Send, 1, &[CALLED_OFF], &[]).0, CALLED_OFF);
     assert_eq!(stream(Kind::Pour, 1, &[4, 1], &[]).0, 5);
     let now = libc::MSG_DONTWAIT as usize;
     let (made, calls) = stream(Kind::Receive, 0, &[4, 4], &[true, false]);

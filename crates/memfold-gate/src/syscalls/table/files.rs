@@ -1,9 +1,9 @@
 //! Open files: reading, writing, descriptors, waiting for them, asynchronous I/O.
+use crate::syscalls::decode::{control, events, vectors};
 use crate::syscalls::row::Arg::{In, Out, Own, Text};
 use crate::syscalls::row::Size::{Bytes, Fds, IntItems, Items, Len, Uint, UintItems};
 use crate::syscalls::row::plain;
 use crate::syscalls::row::{Class, Entry};
-use crate::syscalls::decode::{control, events, vectors};
 use crate::syscalls::sizes::*;
 
 const OFFSET: usize = 8;

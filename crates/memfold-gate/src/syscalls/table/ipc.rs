@@ -1,9 +1,9 @@
 //! System V IPC, POSIX queues, futexes.
+use crate::syscalls::decode::{events, ipc};
 use crate::syscalls::row::Arg::{In, Out, Own, Text};
 use crate::syscalls::row::Entry;
 use crate::syscalls::row::Size::{Bytes, Len, UintItems};
 use crate::syscalls::row::plain;
-use crate::syscalls::decode::{events, ipc};
 use crate::syscalls::sizes::*;
 
 pub(super) const CALLS: &[Entry] = &[

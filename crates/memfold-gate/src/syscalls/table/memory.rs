@@ -2,11 +2,11 @@
 //!
 //! Those that move or mark areas are of [`Class::Mapping`], as the owner of the memory must change
 //! its areas with them. What looks at memory only (`mincore`, `msync`, `move_pages`) is plain.
+use crate::syscalls::decode::{process, vectors};
 use crate::syscalls::row::Arg::{In, Out, Own};
 use crate::syscalls::row::Size::{Bytes, Items, Nodes};
 use crate::syscalls::row::plain;
 use crate::syscalls::row::{Arg, Class, Entry};
-use crate::syscalls::decode::{process, vectors};
 use crate::syscalls::sizes::*;
 
 const fn mapping(number: u16, name: &'static str, args: &'static [Arg]) -> Entry {

@@ -1,9 +1,9 @@
 //! Files by their path, and mounts.
+use crate::syscalls::decode::system;
 use crate::syscalls::row::Arg::{In, Out, Own, Text};
 use crate::syscalls::row::Entry;
 use crate::syscalls::row::Size::{Bytes, Int, Items, Len};
 use crate::syscalls::row::plain;
-use crate::syscalls::decode::system;
 use crate::syscalls::sizes::*;
 
 pub(super) const CALLS: &[Entry] = &[

@@ -1,9 +1,9 @@
 //! Threads and processes: their making and end, scheduling, limits, identity, tracing.
+use crate::syscalls::decode::{control, process, vectors};
 use crate::syscalls::row::Arg::{In, Out, Own, Text};
 use crate::syscalls::row::Size::{Bytes, IntItems, Len, Uint};
 use crate::syscalls::row::plain;
 use crate::syscalls::row::{Arg, Class, Entry};
-use crate::syscalls::decode::{control, process, vectors};
 use crate::syscalls::sizes::*;
 
 const fn thread(number: u16, name: &'static str, args: &'static [Arg]) -> Entry {

@@ -1,9 +1,9 @@
 //! Sockets.
+use crate::syscalls::decode::{control, vectors};
 use crate::syscalls::row::Arg::{In, Out, Own};
 use crate::syscalls::row::Entry;
 use crate::syscalls::row::Size::{Address, AddressAt, Bytes, Len};
 use crate::syscalls::row::plain;
-use crate::syscalls::decode::{control, vectors};
 
 const LENGTH: usize = 4;
 

@@ -1,9 +1,9 @@
 //! The whole machine: names, modules, keys, quotas, tracing, and calls that are no more.
+use crate::syscalls::decode::{bpf, keys, system};
 use crate::syscalls::row::Arg::{In, Out, Own, Text};
 use crate::syscalls::row::Entry;
 use crate::syscalls::row::Size::{At, Bytes, Int, Len, Uint};
 use crate::syscalls::row::plain;
-use crate::syscalls::decode::{bpf, keys, system};
 use crate::syscalls::sizes::*;
 
 pub(super) const CALLS: &[Entry] = &[
