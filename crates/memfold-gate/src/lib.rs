@@ -69,7 +69,7 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
         return Err(WhyNot::NoRange);
     }
     let record = record::Record::take().ok_or(WhyNot::NoMemory)?;
-    if dispatcher::has_no_counter() {
+    if syscalls::has_no_counter() {
         use_no_counter();
     }
     let before = set_signals_blocked(u64::MAX);

@@ -1,6 +1,6 @@
 //! The gate's handler of all signals, on the thread's slot.
 use crate::call_state::{CALLED_OFF, NEEDS_CONTEXT, Outcome, Stage};
-use crate::dispatcher::{Call, is_plain, make_plain};
+use crate::dispatcher::{self, is_plain, make_plain};
 use crate::entry;
 use crate::frame::{Context, Info};
 use crate::keeper::{Fault, Keeper, Refused};
@@ -8,7 +8,6 @@ use crate::patch;
 use crate::patch::entry::{BELOW, Entered};
 use crate::record::{KEEPER, REFUSED, Record};
 use crate::signals::{block_all, defer, deliver, deliver_pending, end_by, set_mask};
-use crate::syscalls::look_up;
 use crate::touch::{fix_up, read};
 use crate::user_dispatch::{SYS_USER_DISPATCH, Verdict};
 use core::sync::atomic::Ordering::SeqCst;
@@ -137,7 +136,7 @@ fn from_program(
     if !is_at(call) && !is_at(done) {
         let (nr, args) = context.regs.call();
         // A child of vfork may be killed meanwhile.
-        if record.is_of_first_process() && passes(record, after) && is_plain(look_up(nr), &args) {
+        if record.is_of_first_process() && passes(record, after) && is_plain(nr, &args) {
             patch::note_trap(after, nr);
         }
         return trapped(keeper, record, context, info);
@@ -201,7 +200,7 @@ fn trapped(
         return;
     }
     record.refused.set(None);
-    let made = Call { keeper, record, context: &mut *context, nr, args, entry: look_up(nr) }.make();
+    let made = dispatcher::serve(keeper, record, context, nr, args);
     match made {
         Outcome::CalledOff => context.regs.rip -= SYSCALL_BYTES,
         Outcome::Returned(result) => match record.take_refused(nr, result) {

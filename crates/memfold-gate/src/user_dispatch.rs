@@ -17,7 +17,7 @@ use elf::segment::ProgramHeader;
 use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
 
-pub(crate) const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
+pub(crate) const PR_SET_SYSCALL_USER_DISPATCH: i32 = 59;
 const OFF: usize = 0;
 /// All but a range is dispatched (PR_SYS_DISPATCH_EXCLUSIVE_ON).
 const ON: usize = 1;
@@ -77,7 +77,7 @@ fn own_range() -> [usize; 2] {
 /// # Safety
 /// - `selector` is 0, stays valid while dispatch is on, or is never read.
 unsafe fn set(mode: usize, [start, len]: [usize; 2], selector: usize) -> Result<(), Errno> {
-    let args = [PR_SET_SYSCALL_USER_DISPATCH, mode, start, len, selector, 0];
+    let args = [PR_SET_SYSCALL_USER_DISPATCH as usize, mode, start, len, selector, 0];
     // SAFETY: the caller's promise.
     unsafe { system_call(libc::SYS_prctl, args) }.map(drop)
 }

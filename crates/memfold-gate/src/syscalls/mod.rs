@@ -1,7 +1,7 @@
 //! The system calls of Linux 6.18 on x86-64: what each is, and which memory it names.
 //!
-//! One [`Entry`] a call, in `table/`, by field; [`look_up`] is an array index. What the entries'
-//! little language (`entry.rs`) can't say is said by functions in `own/`, mostly by the command that
+//! One [`Row`](row::Row) a call, in `table/`, by field; [`look_up`] is an array index. What the rows'
+//! little language (`row.rs`) can't say is said by functions in `decode/`, mostly by the command that
 //! an argument gives.
 //!
 //! Rules:
@@ -16,30 +16,28 @@
 //!   to, and no program is right that does so; the vectors of calls in pieces are copies anyway.
 //! - A pointer that can't be read names nothing more: the kernel will say EFAULT itself, or do what
 //!   comes before it first (recvmmsg). All other arguments are named all the same.
-//! - Memory that only other threads, devices or later calls touch isn't named: see
-//!   [`Class::Asynchronous`] and [`Class::Thread`].
+//! - Memory that only other threads, devices or later calls touch isn't named.
 
 mod operands;
-mod row;
+pub mod row;
 mod sizes;
 mod decode;
-mod table;
 mod pieces;
-pub(crate) mod messages;
-pub(crate) mod lent;
-pub(crate) mod seen;
-pub(crate) mod filter;
-pub(crate) mod namespaces;
+mod messages;
+mod lent;
+mod seen;
+pub(crate) mod plain;
+mod call;
+mod handlers;
+pub(crate) mod table;
 
 use crate::keeper::{BadAddress, Span};
-use operands::Naming;
 
-pub use pieces::{Piece, Pieces, in_pieces};
-pub use row::{Class, Entry};
+pub(crate) use handlers::threads::has_no_counter;
 
-/// The entry of a call; one of [`Class::Unknown`] for numbers that x86-64 has no call for.
-pub fn look_up(nr: usize) -> &'static Entry {
-    table::TABLE.get(nr).unwrap_or(&table::UNKNOWN)
+/// The row of a call; an unknown one for numbers that x86-64 has no call for.
+pub fn look_up(nr: usize) -> &'static row::Row {
+    table::TABLE.look_up(nr)
 }
 
 /// Calls `out` with the ranges that a call names. `read` reads the program's memory where structs
@@ -49,22 +47,12 @@ pub fn look_up(nr: usize) -> &'static Entry {
 /// A struct can't be read. `out` then got what is named besides: hold that, and make the call; the
 /// kernel will find the same.
 pub fn name(
-    entry: &Entry,
+    row: &row::Row,
     args: &[usize; 6],
     read: operands::Read,
     out: &mut dyn FnMut(Span),
 ) -> Result<(), BadAddress> {
-    let mut naming = Naming::new(args, read, out);
-    for arg in entry.args {
-        arg.name(&mut naming);
-    }
-    naming.result()
-}
-
-/// Who makes a call with these arguments: the entry's class, but for calls whose command decides
-/// (`prctl`, `ioctl`, `fcntl`, `seccomp`).
-pub fn class(entry: &Entry, args: &[usize; 6]) -> Class {
-    decode::class(entry.number as usize, args).unwrap_or(entry.class)
+    row.name_memory(args, read, out)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ pub const TEXT_MAX: usize = 4096;
 pub type Read<'a> = &'a dyn Fn(usize, &mut [u8]) -> Result<(), BadAddress>;
 
 /// One call whose memory is being named.
-pub struct Naming<'a> {
+pub struct Operands<'a> {
     /// The call's arguments.
     pub args: [usize; 6],
     read: Read<'a>,
@@ -23,10 +23,10 @@ pub struct Naming<'a> {
     bad: bool,
 }
 
-impl<'a> Naming<'a> {
+impl<'a> Operands<'a> {
     /// A call with nothing named yet.
-    pub fn new(args: &[usize; 6], read: Read<'a>, out: &'a mut dyn FnMut(Span)) -> Naming<'a> {
-        Naming { args: *args, read, out, bad: false }
+    pub fn new(args: &[usize; 6], read: Read<'a>, out: &'a mut dyn FnMut(Span)) -> Operands<'a> {
+        Operands { args: *args, read, out, bad: false }
     }
 
     /// Whether all that had to be read could be.

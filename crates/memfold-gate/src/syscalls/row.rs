@@ -1,26 +1,81 @@
-//! One entry of the table, and how it is written down.
-use crate::syscalls::operands::{Naming, TEXT_MAX};
+//! One row of the table of system calls: name, number, operands, and how the call is served.
+use crate::frame::Context;
+use crate::keeper::{BadAddress, Keeper, Span};
+use crate::record::Record;
+use crate::syscalls::operands::{Operands, Read, TEXT_MAX};
+use memfold_sys::Errno;
 
-/// Who makes a call.
+/// A system call of the program's that has come as SIGSYS.
+pub(crate) struct Call<'a> {
+    /// The owner of the memory.
+    pub keeper: &'static dyn Keeper,
+    /// The thread.
+    pub record: &'static Record,
+    /// Where the program goes on.
+    pub context: &'a mut Context,
+    /// Its number.
+    pub nr: usize,
+    /// Its arguments.
+    pub args: [usize; 6],
+    /// The table.
+    pub rows: &'static Rows,
+}
+
+/// Serves a call and returns its result.
+pub(crate) type Handler = fn(&mut Call) -> isize;
+
+/// What [`Served::Masked`] calls do with the set of signals that an argument points to.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Class {
-    /// Made as it is, under a hold of what it names, if anything.
+pub enum MaskUse {
+    /// It is blocked while the call waits.
+    Blocked,
+    /// The same. The argument points to the set's address and size.
+    BlockedNested,
+    /// The call waits for these.
+    Awaited,
+    /// They come by a descriptor from now on.
+    Read,
+}
+
+/// How a call is served.
+#[derive(Copy, Clone)]
+pub enum Served {
+    /// Made while what it names is held. The only way for which a patched site needs no trap.
     Plain,
-    /// As plain, but one argument is a signal mask that the kernel sets while it waits
-    /// ([`Entry::mask`]).
-    Masked,
-    /// Changes mappings, or gives memory up: made by [`crate::Keeper::change`].
-    Mapping,
-    /// Actions, masks, frames and stacks of signals.
-    Signal,
-    /// Makes, ends or replaces a thread or the process, or tells the kernel where it may write later.
-    Thread,
-    /// Closes descriptors or takes their numbers: the engine's are spared.
-    Descriptor,
-    /// The memory that it names is used after it has returned, until completions are reaped.
-    Asynchronous,
-    /// Not in the table: made as it is, and looked at if it says EFAULT.
+    /// Made likewise, but by a trap: with a context.
+    Trapped,
+    /// Made likewise by a trap, with a set of signals of the gate's in place of the one that this
+    /// argument points to.
+    Masked(u8, MaskUse),
+    /// Changes mappings, or gives memory up: made by [`Keeper::change`].
+    Change,
+    /// Served by a function of its own.
+    Special(HandlerOf),
+    /// Served by a function of its own that sets the context, in place of a result.
+    InContext(ContextHandler),
+    /// The command that an argument gives decides, as this function says.
+    ByCommand(fn(&[usize; 6]) -> Served),
+    /// Not in the table: made by a trap, and looked at if it says EFAULT.
     Unknown,
+}
+
+/// A [`Handler`] of a row.
+#[derive(Copy, Clone)]
+pub struct HandlerOf(pub(crate) Handler);
+
+/// One that returns nothing.
+#[derive(Copy, Clone)]
+pub struct ContextHandler(pub(crate) fn(&mut Call));
+
+/// In which pieces a large call may be made.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// It is made whole.
+    Whole,
+    /// Bytes of its buffers: see `pieces.rs`.
+    Bytes,
+    /// Messages: see `messages.rs`.
+    Messages,
 }
 
 /// How long the memory is that an argument points to. Numbers name arguments.
@@ -61,67 +116,130 @@ pub(super) enum Arg {
     Out(u8, Size),
     /// The kernel reads a text up to its null byte: a path, a name.
     Text(u8),
-    /// More than this language can say.
-    Own(fn(&mut Naming)),
+    /// More than this language can say: a function of `decode/` names it.
+    Decoded(fn(&mut Operands)),
 }
 
 const ADDRESS_MAX: usize = 128;
-const NO_MASK: u8 = u8::MAX;
 
 /// A system call.
 #[derive(Copy, Clone)]
-pub struct Entry {
+pub struct Row {
+    /// Its name.
+    pub name: &'static str,
+    /// Its number.
+    pub number: u16,
     /// Whether it names memory at all.
     pub names: bool,
     /// Whether it can lend the pages that it names, or have others do so: see `lent.rs`.
     pub lends: bool,
-    /// Who makes it.
-    pub class: Class,
-    mask: u8,
-    /// Its number.
-    pub number: u16,
-    /// Its name.
-    pub name: &'static str,
-    pub(super) args: &'static [Arg],
+    /// Whether what it tells of the process is changed for the program: see `seen.rs`.
+    pub tells: bool,
+    /// In which pieces it may be made.
+    pub cut: Cut,
+    pub(super) served: Served,
+    pub(super) operands: &'static [Arg],
 }
 
-impl Entry {
+impl Row {
     pub(super) const fn new(
-        class: Class,
+        served: Served,
         number: u16,
         name: &'static str,
-        args: &'static [Arg],
-    ) -> Entry {
-        let names = !args.is_empty();
-        Entry { names, lends: false, class, mask: NO_MASK, number, name, args }
+        operands: &'static [Arg],
+    ) -> Row {
+        let names = !operands.is_empty();
+        Row { names, lends: false, tells: false, cut: Cut::Whole, served, number, name, operands }
     }
 
-    pub(super) const fn masked_by(mut self, argument: u8) -> Entry {
-        self.mask = argument;
-        self
-    }
-
-    pub(super) const fn lending(mut self) -> Entry {
+    /// It can lend pages.
+    pub(super) const fn lending(mut self) -> Row {
         self.lends = true;
         self
     }
 
-    /// Which argument of a [`Class::Masked`] or [`Class::Signal`] call points to a mask of 8 bytes
-    /// that the kernel takes; in `pselect6` and `io_pgetevents` it points to that pointer and its
-    /// size.
-    pub fn mask(&self) -> Option<usize> {
-        (self.mask != NO_MASK).then_some(self.mask as usize)
+    /// What it tells is changed.
+    pub(super) const fn telling(mut self) -> Row {
+        self.tells = true;
+        self
+    }
+
+    /// It may be made in pieces.
+    pub(super) const fn cut(mut self, cut: Cut) -> Row {
+        self.cut = cut;
+        self
+    }
+
+    /// How a call with these arguments is served: never [`Served::ByCommand`].
+    pub fn served(&self, args: &[usize; 6]) -> Served {
+        match self.served {
+            Served::ByCommand(decide) => decide(args),
+            served => served,
+        }
+    }
+
+    /// Calls `out` with the ranges that a call names. `read` reads the program's memory where structs
+    /// have pointers inside.
+    ///
+    /// # Errors
+    /// As [`crate::syscalls::name`].
+    pub fn name_memory(
+        &self,
+        args: &[usize; 6],
+        read: Read,
+        out: &mut dyn FnMut(Span),
+    ) -> Result<(), BadAddress> {
+        let mut operands = Operands::new(args, read, out);
+        self.operands.iter().for_each(|each| each.name(&mut operands));
+        operands.result()
+    }
+
+    /// Whether the table has this call.
+    pub const fn is_known(&self) -> bool {
+        !matches!(self.served, Served::Unknown)
     }
 }
 
-/// An entry of the most frequent class.
-pub(super) const fn plain(number: u16, name: &'static str, args: &'static [Arg]) -> Entry {
-    Entry::new(Class::Plain, number, name, args)
+/// A row of the most frequent kind.
+pub(super) const fn plain(number: u16, name: &'static str, operands: &'static [Arg]) -> Row {
+    Row::new(Served::Plain, number, name, operands)
+}
+
+/// A row of a call that a handler serves.
+pub(super) const fn special(
+    number: u16,
+    name: &'static str,
+    operands: &'static [Arg],
+    handler: Handler,
+) -> Row {
+    Row::new(Served::Special(HandlerOf(handler)), number, name, operands)
+}
+
+/// One past the last call of Linux 6.18.
+pub const COUNT: usize = 470;
+
+/// What has no row.
+pub(super) const UNKNOWN: Row = Row::new(Served::Unknown, u16::MAX, "unknown", &[]);
+
+/// All calls by number.
+pub struct Rows(pub(super) [Row; COUNT]);
+
+impl Rows {
+    /// The row of a call; one of [`Served::Unknown`] for numbers that x86-64 has no call for.
+    pub fn look_up(&'static self, nr: usize) -> &'static Row {
+        static NO_ROW: Row = UNKNOWN;
+        self.0.get(nr).unwrap_or(&NO_ROW)
+    }
+}
+
+/// A result without a value, as the kernel gives it.
+pub(crate) fn value(done: Result<(), Errno>) -> isize {
+    done.map_or_else(|e| -(e.raw_os_error() as isize), |()| 0)
 }
 
 impl Size {
     /// The bytes; `None` if the kernel will refuse the call for it.
-    fn bytes(self, n: &mut Naming) -> Option<usize> {
+    fn bytes(self, n: &mut Operands) -> Option<usize> {
         let int = |v: usize| usize::try_from(v as i32).ok();
         let address = |v: usize| int(v).map(|len| len.min(ADDRESS_MAX));
         match self {
@@ -143,12 +261,12 @@ impl Size {
 
 impl Arg {
     /// Names what the argument points to.
-    pub fn name(self, n: &mut Naming) {
+    pub fn name(self, n: &mut Operands) {
         let (i, size, write) = match self {
             Arg::In(i, size) => (i, size, false),
             Arg::Out(i, size) => (i, size, true),
             Arg::Text(i) => return n.text(n.arg(i as usize), TEXT_MAX),
-            Arg::Own(name) => return name(n),
+            Arg::Decoded(name) => return name(n),
         };
         let start = n.arg(i as usize);
         if start == 0 {

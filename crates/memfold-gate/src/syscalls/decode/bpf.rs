@@ -1,7 +1,7 @@
 //! `bpf`: one struct for all commands, whose fields lie where each command has them.
 use super::ask::ask;
 use super::process::cpus_possible;
-use crate::syscalls::operands::{Fields, Naming, TEXT_MAX};
+use crate::syscalls::operands::{Fields, Operands, TEXT_MAX};
 use memfold_sys::units::PAGE_SIZE;
 
 /// The part of the struct that has pointers.
@@ -10,7 +10,7 @@ const LOOKED_AT: usize = 152;
 type Attributes = Fields<LOOKED_AT>;
 
 /// By command. The kernel writes results into the struct.
-pub fn bpf(n: &mut Naming) {
+pub fn bpf(n: &mut Operands) {
     let (command, at, size) = (n.int(0), n.arg(1), n.int(2) as usize);
     if size > PAGE_SIZE {
         return;
@@ -76,7 +76,7 @@ fn sizes(map: u32) -> Option<(usize, usize)> {
     Some((key, if per_cpu { value.next_multiple_of(8) * cpus_possible() } else { value }))
 }
 
-fn element(n: &mut Naming, command: u32, fields: &Attributes) {
+fn element(n: &mut Operands, command: u32, fields: &Attributes) {
     let Some((key, value)) = sizes(fields.half(0)) else { return };
     // Queues and stacks have no key, but may be told one.
     n.reads(fields.word(8), key);
@@ -88,7 +88,7 @@ fn element(n: &mut Naming, command: u32, fields: &Attributes) {
     }
 }
 
-fn batch(n: &mut Naming, command: u32, fields: &Attributes) {
+fn batch(n: &mut Operands, command: u32, fields: &Attributes) {
     let Some((key, value)) = sizes(fields.half(36)) else { return };
     let count = fields.len(32);
     let looks_up = matches!(command, 24 | 25);
@@ -98,7 +98,7 @@ fn batch(n: &mut Naming, command: u32, fields: &Attributes) {
     n.touches(fields.word(24), value.saturating_mul(count), looks_up);
 }
 
-fn program(n: &mut Naming, fields: &Attributes) {
+fn program(n: &mut Operands, fields: &Attributes) {
     n.reads(fields.word(8), fields.len(4) * 8);
     n.text(fields.word(16), 128);
     n.writes(fields.word(32), fields.len(28));

@@ -1,13 +1,10 @@
 //! Calls that are many in one, by command: `fcntl`, `prctl`, `ptrace`, options of sockets.
 use super::vectors;
-use crate::syscalls::operands::Naming;
-use crate::syscalls::row::Class;
+use crate::syscalls::operands::Operands;
 use crate::syscalls::sizes::*;
 
-pub use super::ioctl::ioctl;
-
 /// Locks, owners and hints.
-pub fn fcntl(n: &mut Naming) {
+pub fn fcntl(n: &mut Operands) {
     let at = n.arg(2);
     match n.int(1) {
         // F_GETLK, F_OFD_GETLK
@@ -24,14 +21,11 @@ pub fn fcntl(n: &mut Naming) {
     }
 }
 
-/// Who makes an `fcntl`: programs ask by it whether there is such a descriptor.
-pub fn fcntl_class(args: &[usize; 6]) -> Option<Class> {
-    match args[1] as i32 {
-        libc::F_GETFD | libc::F_SETFD | libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
-            Some(Class::Descriptor)
-        }
-        _ => None,
-    }
+/// Whether an `fcntl` asks for a descriptor: programs ask by it whether there is such a one.
+pub fn asks_for_descriptor(args: &[usize; 6]) -> bool {
+    let commands =
+        [libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_DUPFD, libc::F_DUPFD_CLOEXEC];
+    commands.contains(&(args[1] as i32))
 }
 
 const SOL_SOCKET: u32 = 1;
@@ -43,7 +37,7 @@ fn bytes_of(int: u32) -> usize {
 }
 
 /// The value; and the program of a filter.
-pub fn setsockopt(n: &mut Naming) {
+pub fn setsockopt(n: &mut Operands) {
     let bytes = bytes_of(n.int(4));
     n.reads(n.arg(3), bytes);
     // SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF
@@ -57,7 +51,7 @@ pub fn setsockopt(n: &mut Naming) {
 }
 
 /// The value, and its length.
-pub fn getsockopt(n: &mut Naming) {
+pub fn getsockopt(n: &mut Operands) {
     let (at, length) = (n.arg(3), n.arg(4));
     n.writes(length, 4);
     let Some(said) = n.half(length) else { return };
@@ -84,7 +78,7 @@ const SET_VMA: u32 = 0x5356_4d41;
 const GET_AUXV: u32 = 0x4155_5856;
 
 /// By option.
-pub fn prctl(n: &mut Naming) {
+pub fn prctl(n: &mut Operands) {
     let [_, a, b, _, d, _] = n.args;
     match n.int(0) {
         // GET_PDEATHSIG, GET_UNALIGN, GET_FPEMU, GET_FPEXC, GET_ENDIAN, GET_TSC, GET_CHILD_SUBREAPER
@@ -108,7 +102,7 @@ pub fn prctl(n: &mut Naming) {
 }
 
 /// PR_SET_MM.
-fn memory_map(n: &mut Naming) {
+fn memory_map(n: &mut Operands) {
     const MAP: usize = 104;
     let [_, what, at, len, ..] = n.args;
     match what {
@@ -129,19 +123,14 @@ fn memory_map(n: &mut Naming) {
     }
 }
 
-/// Who makes a `prctl`.
-pub fn prctl_class(args: &[usize; 6]) -> Option<Class> {
-    match args[0] as u32 {
-        // SET_MM, SET_THP_DISABLE, SET_MEMORY_MERGE, SET_VMA, and a protection that lasts (MDWE)
-        35 | 41 | 67 | SET_VMA | 65 => Some(Class::Mapping),
-        // SET_SECCOMP, SET_SYSCALL_USER_DISPATCH
-        22 | 59 => Some(Class::Thread),
-        _ => None,
-    }
+/// Whether a `prctl` changes mappings: SET_MM, SET_THP_DISABLE, SET_MEMORY_MERGE, SET_VMA, and a
+/// protection that lasts (MDWE).
+pub fn changes_mappings(args: &[usize; 6]) -> bool {
+    matches!(args[0] as u32, 35 | 41 | 67 | SET_VMA | 65)
 }
 
 /// By code.
-pub fn arch_prctl(n: &mut Naming) {
+pub fn arch_prctl(n: &mut Operands) {
     match n.int(0) {
         // GET_FS, GET_GS, GET_XCOMP_SUPP, GET_XCOMP_PERM, GET_XCOMP_GUEST_PERM, GET_UNTAG_MASK,
         // GET_MAX_TAG_BITS, SHSTK_STATUS
@@ -153,7 +142,7 @@ pub fn arch_prctl(n: &mut Naming) {
 }
 
 /// By request: what of the tracer's memory is used.
-pub fn ptrace(n: &mut Naming) {
+pub fn ptrace(n: &mut Operands) {
     let (request, addr, data) = (n.arg(0), n.arg(2), n.arg(3));
     match request {
         // PEEKTEXT, PEEKDATA, PEEKUSER, GETEVENTMSG, GETSIGMASK
@@ -193,7 +182,7 @@ pub fn ptrace(n: &mut Naming) {
 }
 
 /// The filter, or a number of bytes by operation.
-pub fn seccomp(n: &mut Naming) {
+pub fn seccomp(n: &mut Operands) {
     match n.int(0) {
         1 => vectors::filter(n, n.arg(2)),
         2 => n.reads(n.arg(2), 4),

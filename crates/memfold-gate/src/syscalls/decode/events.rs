@@ -1,10 +1,10 @@
 //! Futexes, masks of waiting calls, asynchronous I/O.
 use super::vectors;
-use crate::syscalls::operands::Naming;
+use crate::syscalls::operands::Operands;
 use crate::syscalls::sizes::*;
 
 /// The sixth argument of `pselect6` and `io_pgetevents`: a pointer to a mask, and the mask's size.
-pub fn mask_and_size(n: &mut Naming) {
+pub fn mask_and_size(n: &mut Operands) {
     if let Some(both) = n.take::<16>(n.arg(5)) {
         n.reads(both.word(0), 8);
     }
@@ -12,12 +12,12 @@ pub fn mask_and_size(n: &mut Naming) {
 
 /// A futex word. The kernel looks for the page behind a shared one as if to write to it; of a
 /// private one it reads the value, if it does even that.
-fn word(n: &mut Naming, at: usize, write: bool) {
+fn word(n: &mut Operands, at: usize, write: bool) {
     n.touches(at, 4, write);
 }
 
 /// By operation.
-pub fn futex(n: &mut Naming) {
+pub fn futex(n: &mut Operands) {
     let operation = n.int(1) as i32;
     let shared = operation & libc::FUTEX_PRIVATE_FLAG == 0;
     let (one, two, time) = (n.arg(0), n.arg(4), n.arg(3));
@@ -68,7 +68,7 @@ const PRIVATE: u32 = 128;
 /// FUTEX2_NUMA: the node stands after the word, and may be set by the kernel.
 const NUMA: u32 = 4;
 
-fn futex2(n: &mut Naming, at: usize, flags: u32) {
+fn futex2(n: &mut Operands, at: usize, flags: u32) {
     if flags & NUMA != 0 {
         n.writes(at, 8);
     } else {
@@ -76,7 +76,7 @@ fn futex2(n: &mut Naming, at: usize, flags: u32) {
     }
 }
 
-fn waiters(n: &mut Naming, array: usize, count: usize) {
+fn waiters(n: &mut Operands, array: usize, count: usize) {
     n.reads(array, count * FUTEX_WAITV);
     for i in 0..count {
         let Some(one) = n.get::<FUTEX_WAITV>(array.wrapping_add(i * FUTEX_WAITV)) else { return };
@@ -85,7 +85,7 @@ fn waiters(n: &mut Naming, array: usize, count: usize) {
 }
 
 /// Up to 128 words.
-pub fn futex_waitv(n: &mut Naming) {
+pub fn futex_waitv(n: &mut Operands) {
     let count = n.int(1) as usize;
     if count <= 128 {
         waiters(n, n.arg(0), count);
@@ -93,7 +93,7 @@ pub fn futex_waitv(n: &mut Naming) {
 }
 
 /// One word, of which nothing is read if it is private.
-pub fn futex_wake(n: &mut Naming) {
+pub fn futex_wake(n: &mut Operands) {
     let flags = n.int(3);
     if flags & PRIVATE == 0 || flags & NUMA != 0 {
         futex2(n, n.arg(0), flags);
@@ -101,18 +101,18 @@ pub fn futex_wake(n: &mut Naming) {
 }
 
 /// One word; the time is the fifth argument.
-pub fn futex_wait(n: &mut Naming) {
+pub fn futex_wait(n: &mut Operands) {
     futex2(n, n.arg(0), n.int(3));
 }
 
 /// From the first of two words to the second.
-pub fn futex_requeue(n: &mut Naming) {
+pub fn futex_requeue(n: &mut Operands) {
     waiters(n, n.arg(0), 2);
 }
 
 /// Requests for asynchronous I/O: the kernel marks each as its own, and uses the buffers until it
 /// is done.
-pub fn io_submit(n: &mut Naming) {
+pub fn io_submit(n: &mut Operands) {
     let count = n.arg(1).min(PER_CALL_MAX);
     n.reads(n.arg(2), count * 8);
     for i in 0..count {
@@ -136,7 +136,7 @@ const PER_CALL_MAX: usize = 65536;
 const EXTENDED: u32 = 8;
 
 /// The mask that holds while it waits, or a struct with that and a time.
-pub fn io_uring_enter(n: &mut Naming) {
+pub fn io_uring_enter(n: &mut Operands) {
     let at = n.arg(4);
     if n.int(3) & EXTENDED == 0 {
         return n.reads(at, 8);
@@ -148,7 +148,7 @@ pub fn io_uring_enter(n: &mut Naming) {
 }
 
 /// By opcode; the buffers that are registered are pinned from then on.
-pub fn io_uring_register(n: &mut Naming) {
+pub fn io_uring_register(n: &mut Operands) {
     let (at, count) = (n.arg(2), n.int(3) as usize);
     match n.int(1) & 0x7fff_ffff {
         // BUFFERS

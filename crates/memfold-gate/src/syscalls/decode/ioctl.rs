@@ -5,13 +5,12 @@
 //! call: it says EFAULT.
 use super::requests::{self, Is};
 use super::vectors;
-use crate::syscalls::operands::{Naming, TEXT_MAX};
-use crate::syscalls::row::Class;
+use crate::syscalls::operands::{Operands, TEXT_MAX};
 use crate::syscalls::sizes::*;
 use memfold_sys::units::PAGE_SIZE;
 
 /// By request.
-pub fn ioctl(n: &mut Naming) {
+pub fn ioctl(n: &mut Operands) {
     let (request, at) = (n.int(1), n.arg(2));
     if nested(n, request, at) {
         return;
@@ -32,7 +31,7 @@ pub fn ioctl(n: &mut Naming) {
 }
 
 /// Requests whose memory is more than one struct.
-fn nested(n: &mut Naming, request: u32, at: usize) -> bool {
+fn nested(n: &mut Operands, request: u32, at: usize) -> bool {
     match request {
         // SIOCGIFCONF: length, buffer
         0x8912 => {
@@ -86,7 +85,7 @@ fn nested(n: &mut Naming, request: u32, at: usize) -> bool {
 }
 
 /// Filters, texts and lists for tracing, tunnels and the pool of random numbers.
-fn programs(n: &mut Naming, request: u32, at: usize) -> bool {
+fn programs(n: &mut Operands, request: u32, at: usize) -> bool {
     match request {
         // PERF_EVENT_IOC_SET_FILTER, QUERY_BPF
         0x4008_2406 => n.text(at, TEXT_MAX),
@@ -109,20 +108,20 @@ fn programs(n: &mut Naming, request: u32, at: usize) -> bool {
 }
 
 /// A struct of `head` bytes, with a count at `count`, and so many parts of `each` bytes after it.
-fn counted(n: &mut Naming, at: usize, head: usize, count: usize, each: usize) {
+fn counted(n: &mut Operands, at: usize, head: usize, count: usize, each: usize) {
     let parts = n.half(at.wrapping_add(count)).unwrap_or(0) as usize;
     n.writes(at, head + parts.saturating_mul(each));
 }
 
 /// BLKPG: a partition.
-fn partition(n: &mut Naming, at: usize) {
+fn partition(n: &mut Operands, at: usize) {
     if let Some(arg) = n.take::<24>(at) {
         n.reads(arg.word(16), 152);
     }
 }
 
 /// SG_IO: command, sense, data.
-fn scsi(n: &mut Naming, at: usize) {
+fn scsi(n: &mut Operands, at: usize) {
     const TO_DEVICE: i32 = -2;
     let Some(io) = n.change::<88>(at) else { return };
     let write = io.half(4) as i32 != TO_DEVICE;
@@ -135,7 +134,7 @@ fn scsi(n: &mut Naming, at: usize) {
 }
 
 /// Virtual machines.
-fn kvm(n: &mut Naming, request: u32, at: usize) -> bool {
+fn kvm(n: &mut Operands, request: u32, at: usize) -> bool {
     match request {
         // GET_MSR_INDEX_LIST, GET_MSR_FEATURE_INDEX_LIST
         0xc004_ae02 | 0xc004_ae0a => counted(n, at, 4, 0, 4),
@@ -168,7 +167,7 @@ fn kvm(n: &mut Naming, request: u32, at: usize) -> bool {
 }
 
 /// VFIO says the size of a struct in the struct; vhost has arrays; DRM has texts.
-fn devices(n: &mut Naming, request: u32, at: usize) -> bool {
+fn devices(n: &mut Operands, request: u32, at: usize) -> bool {
     match request {
         0x3b66..=0x3bff => {
             let bytes = n.half(at).unwrap_or(0) as usize;
@@ -209,16 +208,13 @@ fn devices(n: &mut Naming, request: u32, at: usize) -> bool {
     true
 }
 
-/// Requests that give memory to somebody else.
-pub fn class(args: &[usize; 6]) -> Option<Class> {
+/// Whether a request gives memory to another part of the kernel.
+pub fn gives_memory(args: &[usize; 6]) -> bool {
     let request = args[1] as u32;
-    match request {
-        // KVM_SET_USER_MEMORY_REGION and its second; VFIO_IOMMU_MAP_DMA, UNMAP_DMA;
-        // VHOST_SET_MEM_TABLE; UFFDIO_REGISTER, UNREGISTER, MOVE, WRITEPROTECT and the others
-        0x4020_ae46 | 0x40a0_ae49 | 0x3b71 | 0x3b72 | 0x4008_af03 => Some(Class::Mapping),
-        _ if request >> 8 & 0xff == 0xaa => Some(Class::Mapping),
-        _ => None,
-    }
+    // KVM_SET_USER_MEMORY_REGION and its second; VFIO_IOMMU_MAP_DMA, UNMAP_DMA; VHOST_SET_MEM_TABLE
+    matches!(request, 0x4020_ae46 | 0x40a0_ae49 | 0x3b71 | 0x3b72 | 0x4008_af03)
+        // UFFDIO_REGISTER, UNREGISTER, MOVE, WRITEPROTECT and the others
+        || request >> 8 & 0xff == 0xaa
 }
 
 const _: () = assert!(SOCK_FPROG == 16, "the requests with a filter say 16");

@@ -1,6 +1,6 @@
 //! System V IPC by command, and POSIX queues.
 use super::ask::ask;
-use crate::syscalls::operands::Naming;
+use crate::syscalls::operands::Operands;
 use crate::syscalls::sizes::*;
 
 const IPC_SET: u32 = 1;
@@ -8,7 +8,7 @@ const IPC_STAT: u32 = 2;
 const IPC_INFO: u32 = 3;
 
 /// Shared memory.
-pub fn shmctl(n: &mut Naming) {
+pub fn shmctl(n: &mut Operands) {
     let at = n.arg(2);
     match n.int(1) {
         IPC_SET => n.reads(at, SHMID_DS),
@@ -22,7 +22,7 @@ pub fn shmctl(n: &mut Naming) {
 }
 
 /// Queues.
-pub fn msgctl(n: &mut Naming) {
+pub fn msgctl(n: &mut Operands) {
     let at = n.arg(2);
     match n.int(1) {
         IPC_SET => n.reads(at, MSQID_DS),
@@ -35,7 +35,7 @@ pub fn msgctl(n: &mut Naming) {
 }
 
 /// Semaphores.
-pub fn semctl(n: &mut Naming) {
+pub fn semctl(n: &mut Operands) {
     let at = n.arg(3);
     match n.int(2) {
         IPC_SET => n.reads(at, SEMID_DS),
@@ -62,17 +62,17 @@ fn semaphores(id: usize) -> usize {
 }
 
 /// A type and so many bytes.
-pub fn msgsnd(n: &mut Naming) {
+pub fn msgsnd(n: &mut Operands) {
     n.reads(n.arg(1), n.arg(2).saturating_add(8));
 }
 
 /// The same, in.
-pub fn msgrcv(n: &mut Naming) {
+pub fn msgrcv(n: &mut Operands) {
     n.writes(n.arg(1), n.arg(2).saturating_add(8));
 }
 
 /// An event, whose value points to 32 bytes if a thread is to be told.
-pub fn mq_notify(n: &mut Naming) {
+pub fn mq_notify(n: &mut Operands) {
     if let Some(event) = n.take::<SIGEVENT>(n.arg(1))
         && event.half(12) == libc::SIGEV_THREAD as u32
     {

@@ -1,9 +1,9 @@
 //! Keys of the kernel.
 use super::vectors;
-use crate::syscalls::operands::{Naming, TEXT_MAX};
+use crate::syscalls::operands::{Operands, TEXT_MAX};
 
 /// By operation.
-pub fn keyctl(n: &mut Naming) {
+pub fn keyctl(n: &mut Operands) {
     let [_, a, b, c, d, _] = n.args;
     match n.int(0) {
         // JOIN_SESSION_KEYRING
@@ -41,7 +41,7 @@ pub fn keyctl(n: &mut Naming) {
 }
 
 /// PKEY_ENCRYPT, DECRYPT, SIGN, VERIFY: two lengths stand in the struct.
-fn asymmetric(n: &mut Naming) {
+fn asymmetric(n: &mut Operands) {
     const VERIFY: u32 = 28;
     let [_, a, b, c, d, _] = n.args;
     n.text(b, TEXT_MAX);

@@ -1,11 +1,11 @@
 //! Threads and processes.
 use super::ask::ask;
-use crate::syscalls::operands::Naming;
+use crate::syscalls::operands::Operands;
 use crate::syscalls::sizes::*;
 use memfold_sys::units::PAGE_SIZE;
 
 /// The numbers of the new task, by flag.
-pub fn clone(n: &mut Naming) {
+pub fn clone(n: &mut Operands) {
     let flags = n.arg(0) as i32;
     if flags & (libc::CLONE_PARENT_SETTID | libc::CLONE_PIDFD) != 0 {
         n.writes(n.arg(2), 4);
@@ -16,7 +16,7 @@ pub fn clone(n: &mut Naming) {
 }
 
 /// The same out of a struct.
-pub fn clone3(n: &mut Naming) {
+pub fn clone3(n: &mut Operands) {
     let (at, size) = (n.arg(0), n.arg(1));
     if !(64..=PAGE_SIZE).contains(&size) {
         return;
@@ -42,12 +42,12 @@ pub fn clone3(n: &mut Naming) {
 }
 
 /// A byte a page.
-pub fn mincore(n: &mut Naming) {
+pub fn mincore(n: &mut Operands) {
     n.writes(n.arg(2), n.arg(1).div_ceil(PAGE_SIZE));
 }
 
 /// The policy of an address: which node its page is on can be told of a page that is there.
-pub fn policy_of(n: &mut Naming) {
+pub fn policy_of(n: &mut Operands) {
     const NODE_OF_ADDRESS: usize = 1 | 2;
     if n.arg(4) & NODE_OF_ADDRESS == NODE_OF_ADDRESS {
         n.reads(n.arg(3), 1);
@@ -62,7 +62,7 @@ fn capabilities(version: u32) -> usize {
 }
 
 /// The header, over whose version the kernel writes its own if it doesn't know it.
-fn header(n: &mut Naming) -> Option<usize> {
+fn header(n: &mut Operands) -> Option<usize> {
     const KNOWN: [u32; 3] = [VERSION_1, 0x2007_1026, 0x2008_0522];
     n.reads(n.arg(0), CAP_HEADER);
     let version = n.half(n.arg(0))?;
@@ -73,21 +73,21 @@ fn header(n: &mut Naming) -> Option<usize> {
 }
 
 /// Sets out.
-pub fn capget(n: &mut Naming) {
+pub fn capget(n: &mut Operands) {
     if let Some(bytes) = header(n) {
         n.writes(n.arg(1), bytes);
     }
 }
 
 /// Sets in.
-pub fn capset(n: &mut Naming) {
+pub fn capset(n: &mut Operands) {
     if let Some(bytes) = header(n) {
         n.reads(n.arg(1), bytes);
     }
 }
 
 /// By function.
-pub fn modify_ldt(n: &mut Naming) {
+pub fn modify_ldt(n: &mut Operands) {
     match n.int(0) {
         0 | 2 => n.writes(n.arg(1), n.arg(2)),
         1 | 0x11 => n.reads(n.arg(1), n.arg(2)),
@@ -96,7 +96,7 @@ pub fn modify_ldt(n: &mut Naming) {
 }
 
 /// A struct that begins with its size, over which the kernel writes its own if that is smaller.
-pub fn sched_setattr(n: &mut Naming) {
+pub fn sched_setattr(n: &mut Operands) {
     const FIRST_SIZE: usize = 48;
     let Some(size) = n.half(n.arg(1)) else { return };
     let size = if size == 0 { FIRST_SIZE } else { size as usize };
@@ -107,7 +107,7 @@ pub fn sched_setattr(n: &mut Naming) {
 }
 
 /// By kind of rule: what lies beneath a path, or a port.
-pub fn landlock_add_rule(n: &mut Naming) {
+pub fn landlock_add_rule(n: &mut Operands) {
     match n.int(1) {
         1 => n.reads(n.arg(2), 12),
         2 => n.reads(n.arg(2), 16),

@@ -1,36 +1,38 @@
 //! Open files: reading, writing, descriptors, waiting for them, asynchronous I/O.
-use crate::syscalls::decode::{control, events, vectors};
-use crate::syscalls::row::Arg::{In, Out, Own, Text};
+use crate::syscalls::decode::{control, events, ioctl, vectors};
+use crate::syscalls::handlers::{commands, descriptors};
+use crate::syscalls::row::Arg::{Decoded, In, Out, Text};
+use crate::syscalls::row::Row;
+use crate::syscalls::row::Served::{ByCommand, Change, Masked, Trapped};
 use crate::syscalls::row::Size::{Bytes, Fds, IntItems, Items, Len, Uint, UintItems};
-use crate::syscalls::row::plain;
-use crate::syscalls::row::{Class, Entry};
+use crate::syscalls::row::{Cut, MaskUse, plain, special};
 use crate::syscalls::sizes::*;
 
 const OFFSET: usize = 8;
 
-pub(super) const CALLS: &[Entry] = &[
-    plain(0, "read", &[Out(1, Len(2))]),
-    plain(1, "write", &[In(1, Len(2))]),
-    Entry::new(Class::Descriptor, 3, "close", &[]),
-    plain(5, "fstat", &[Out(1, Bytes(STAT))]),
+pub(super) const CALLS: &[Row] = &[
+    plain(0, "read", &[Out(1, Len(2))]).cut(Cut::Bytes).telling(),
+    plain(1, "write", &[In(1, Len(2))]).cut(Cut::Bytes).telling(),
+    special(3, "close", &[], descriptors::of_first),
+    plain(5, "fstat", &[Out(1, Bytes(STAT))]).telling(),
     plain(7, "poll", &[Out(0, UintItems(1, POLLFD))]),
     plain(8, "lseek", &[]),
-    plain(16, "ioctl", &[Own(control::ioctl)]),
-    plain(17, "pread64", &[Out(1, Len(2))]),
-    plain(18, "pwrite64", &[In(1, Len(2))]),
-    plain(19, "readv", &[Own(vectors::filled)]),
-    plain(20, "writev", &[Own(vectors::taken)]),
+    Row::new(ByCommand(commands::of_ioctl), 16, "ioctl", &[Decoded(ioctl::ioctl)]),
+    plain(17, "pread64", &[Out(1, Len(2))]).cut(Cut::Bytes).telling(),
+    plain(18, "pwrite64", &[In(1, Len(2))]).cut(Cut::Bytes).telling(),
+    plain(19, "readv", &[Decoded(vectors::filled)]).cut(Cut::Bytes),
+    plain(20, "writev", &[Decoded(vectors::taken)]).cut(Cut::Bytes),
     plain(22, "pipe", &[Out(0, Bytes(8))]),
     plain(23, "select", &[Out(1, Fds(0)), Out(2, Fds(0)), Out(3, Fds(0)), Out(4, Bytes(TIMEVAL))]),
-    Entry::new(Class::Descriptor, 32, "dup", &[]),
-    Entry::new(Class::Descriptor, 33, "dup2", &[]),
+    special(32, "dup", &[], descriptors::of_first),
+    special(33, "dup2", &[], descriptors::of_both),
     plain(40, "sendfile", &[Out(2, Bytes(OFFSET))]),
-    plain(72, "fcntl", &[Own(control::fcntl)]),
+    Row::new(ByCommand(commands::of_fcntl), 72, "fcntl", &[Decoded(control::fcntl)]),
     plain(73, "flock", &[]),
     plain(74, "fsync", &[]),
     plain(75, "fdatasync", &[]),
     plain(77, "ftruncate", &[]),
-    plain(78, "getdents", &[Out(1, Uint(2))]),
+    plain(78, "getdents", &[Out(1, Uint(2))]).telling(),
     plain(91, "fchmod", &[]),
     plain(93, "fchown", &[]),
     plain(138, "fstatfs", &[Out(1, Bytes(STATFS))]),
@@ -40,31 +42,21 @@ pub(super) const CALLS: &[Entry] = &[
     plain(196, "flistxattr", &[Out(1, Len(2))]),
     plain(199, "fremovexattr", &[Text(1)]),
     // Maps a ring, and what is submitted to it is used at any time.
-    Entry::new(Class::Mapping, 206, "io_setup", &[Out(1, Bytes(8))]),
-    Entry::new(Class::Asynchronous, 207, "io_destroy", &[]),
-    Entry::new(
-        Class::Asynchronous,
-        208,
-        "io_getevents",
-        &[Out(3, Items(2, IO_EVENT)), In(4, Bytes(TIMESPEC))],
-    ),
-    Entry::new(Class::Asynchronous, 209, "io_submit", &[Own(events::io_submit)]),
-    Entry::new(
-        Class::Asynchronous,
-        210,
-        "io_cancel",
-        &[In(1, Bytes(IOCB)), Out(2, Bytes(IO_EVENT))],
-    ),
+    Row::new(Change, 206, "io_setup", &[Out(1, Bytes(8))]),
+    Row::new(Trapped, 207, "io_destroy", &[]),
+    Row::new(Trapped, 208, "io_getevents", &[Out(3, Items(2, IO_EVENT)), In(4, Bytes(TIMESPEC))]),
+    Row::new(Trapped, 209, "io_submit", &[Decoded(events::io_submit)]),
+    Row::new(Trapped, 210, "io_cancel", &[In(1, Bytes(IOCB)), Out(2, Bytes(IO_EVENT))]),
     plain(213, "epoll_create", &[]),
-    plain(217, "getdents64", &[Out(1, Uint(2))]),
+    plain(217, "getdents64", &[Out(1, Uint(2))]).telling(),
     plain(221, "fadvise64", &[]),
     plain(232, "epoll_wait", &[Out(1, IntItems(2, EPOLL_EVENT))]),
     plain(233, "epoll_ctl", &[In(3, Bytes(EPOLL_EVENT))]),
     plain(253, "inotify_init", &[]),
     plain(254, "inotify_add_watch", &[Text(1)]),
     plain(255, "inotify_rm_watch", &[]),
-    Entry::new(
-        Class::Masked,
+    Row::new(
+        Masked(5, MaskUse::BlockedNested),
         270,
         "pselect6",
         &[
@@ -72,60 +64,55 @@ pub(super) const CALLS: &[Entry] = &[
             Out(2, Fds(0)),
             Out(3, Fds(0)),
             Out(4, Bytes(TIMESPEC)),
-            Own(events::mask_and_size),
+            Decoded(events::mask_and_size),
         ],
-    )
-    .masked_by(5),
-    Entry::new(
-        Class::Masked,
+    ),
+    Row::new(
+        Masked(3, MaskUse::Blocked),
         271,
         "ppoll",
         &[Out(0, UintItems(1, POLLFD)), Out(2, Bytes(TIMESPEC)), In(3, Bytes(8))],
-    )
-    .masked_by(3),
+    ),
     plain(275, "splice", &[Out(1, Bytes(OFFSET)), Out(3, Bytes(OFFSET))]),
     plain(276, "tee", &[]),
     plain(277, "sync_file_range", &[]),
-    plain(278, "vmsplice", &[Own(vectors::vmsplice)]).lending(),
-    Entry::new(
-        Class::Masked,
+    plain(278, "vmsplice", &[Decoded(vectors::vmsplice)]).lending(),
+    Row::new(
+        Masked(4, MaskUse::Blocked),
         281,
         "epoll_pwait",
         &[Out(1, IntItems(2, EPOLL_EVENT)), In(4, Bytes(8))],
-    )
-    .masked_by(4),
+    ),
     plain(284, "eventfd", &[]),
     plain(285, "fallocate", &[]),
     plain(290, "eventfd2", &[]),
     plain(291, "epoll_create1", &[]),
-    Entry::new(Class::Descriptor, 292, "dup3", &[]),
+    special(292, "dup3", &[], descriptors::of_both),
     plain(293, "pipe2", &[Out(0, Bytes(8))]),
     plain(294, "inotify_init1", &[]),
-    plain(295, "preadv", &[Own(vectors::filled)]),
-    plain(296, "pwritev", &[Own(vectors::taken)]),
+    plain(295, "preadv", &[Decoded(vectors::filled)]).cut(Cut::Bytes),
+    plain(296, "pwritev", &[Decoded(vectors::taken)]).cut(Cut::Bytes),
     plain(300, "fanotify_init", &[]),
     plain(301, "fanotify_mark", &[Text(4)]),
     plain(306, "syncfs", &[]),
     plain(319, "memfd_create", &[Text(0)]),
     plain(326, "copy_file_range", &[Out(1, Bytes(OFFSET)), Out(3, Bytes(OFFSET))]),
-    plain(327, "preadv2", &[Own(vectors::filled)]),
-    plain(328, "pwritev2", &[Own(vectors::taken)]),
-    Entry::new(
-        Class::Asynchronous,
+    plain(327, "preadv2", &[Decoded(vectors::filled)]),
+    plain(328, "pwritev2", &[Decoded(vectors::taken)]),
+    Row::new(
+        Masked(5, MaskUse::BlockedNested),
         333,
         "io_pgetevents",
-        &[Out(3, Items(2, IO_EVENT)), In(4, Bytes(TIMESPEC)), Own(events::mask_and_size)],
-    )
-    .masked_by(5),
-    Entry::new(Class::Asynchronous, 426, "io_uring_enter", &[Own(events::io_uring_enter)]),
-    Entry::new(Class::Asynchronous, 427, "io_uring_register", &[Own(events::io_uring_register)]),
-    Entry::new(Class::Descriptor, 436, "close_range", &[]),
-    Entry::new(
-        Class::Masked,
+        &[Out(3, Items(2, IO_EVENT)), In(4, Bytes(TIMESPEC)), Decoded(events::mask_and_size)],
+    ),
+    Row::new(Trapped, 426, "io_uring_enter", &[Decoded(events::io_uring_enter)]),
+    Row::new(Trapped, 427, "io_uring_register", &[Decoded(events::io_uring_register)]),
+    special(436, "close_range", &[], descriptors::close_range),
+    Row::new(
+        Masked(4, MaskUse::Blocked),
         441,
         "epoll_pwait2",
         &[Out(1, IntItems(2, EPOLL_EVENT)), In(3, Bytes(TIMESPEC)), In(4, Bytes(8))],
-    )
-    .masked_by(4),
+    ),
     plain(451, "cachestat", &[In(1, Bytes(CACHESTAT_RANGE)), Out(2, Bytes(CACHESTAT))]),
 ];

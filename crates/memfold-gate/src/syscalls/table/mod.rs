@@ -10,16 +10,10 @@ mod time;
 mod ipc;
 mod system;
 
-use crate::syscalls::row::{Class, Entry};
-
-/// One past the last call of Linux 6.18.
-const COUNT: usize = 470;
-
-/// What has no entry.
-pub static UNKNOWN: Entry = Entry::new(Class::Unknown, u16::MAX, "unknown", &[]);
+use crate::syscalls::row::{COUNT, Row, Rows, UNKNOWN};
 
 /// All calls by number.
-pub static TABLE: [Entry; COUNT] = by_number(&[
+pub static TABLE: Rows = by_number(&[
     files::CALLS,
     paths::CALLS,
     sockets::CALLS,
@@ -31,19 +25,19 @@ pub static TABLE: [Entry; COUNT] = by_number(&[
     system::CALLS,
 ]);
 
-const fn by_number(fields: &[&[Entry]]) -> [Entry; COUNT] {
+const fn by_number(fields: &[&[Row]]) -> Rows {
     let mut all = [UNKNOWN; COUNT];
     let mut field = 0;
     while field < fields.len() {
         let mut i = 0;
         while i < fields[field].len() {
-            let entry = fields[field][i];
-            let place = entry.number as usize;
-            assert!(matches!(all[place].class, Class::Unknown), "a number has two entries");
-            all[place] = entry;
+            let row = fields[field][i];
+            let place = row.number as usize;
+            assert!(!all[place].is_known(), "a number has two rows");
+            all[place] = row;
             i += 1;
         }
         field += 1;
     }
-    all
+    Rows(all)
 }

@@ -1,15 +1,16 @@
 //! Files by their path, and mounts.
 use crate::syscalls::decode::system;
-use crate::syscalls::row::Arg::{In, Out, Own, Text};
-use crate::syscalls::row::Entry;
+use crate::syscalls::handlers::rights::give_up_rights;
+use crate::syscalls::row::Arg::{Decoded, In, Out, Text};
+use crate::syscalls::row::Row;
 use crate::syscalls::row::Size::{Bytes, Int, Items, Len};
-use crate::syscalls::row::plain;
+use crate::syscalls::row::{plain, special};
 use crate::syscalls::sizes::*;
 
-pub(super) const CALLS: &[Entry] = &[
+pub(super) const CALLS: &[Row] = &[
     plain(2, "open", &[Text(0)]),
-    plain(4, "stat", &[Text(0), Out(1, Bytes(STAT))]),
-    plain(6, "lstat", &[Text(0), Out(1, Bytes(STAT))]),
+    plain(4, "stat", &[Text(0), Out(1, Bytes(STAT))]).telling(),
+    plain(6, "lstat", &[Text(0), Out(1, Bytes(STAT))]).telling(),
     plain(21, "access", &[Text(0)]),
     plain(76, "truncate", &[Text(0)]),
     plain(79, "getcwd", &[Out(0, Len(1))]),
@@ -31,11 +32,16 @@ pub(super) const CALLS: &[Entry] = &[
     plain(133, "mknod", &[Text(0)]),
     plain(136, "ustat", &[Out(1, Bytes(USTAT))]),
     plain(137, "statfs", &[Text(0), Out(1, Bytes(STATFS))]),
-    plain(155, "pivot_root", &[Text(0), Text(1)]),
-    plain(161, "chroot", &[Text(0)]),
+    special(155, "pivot_root", &[Text(0), Text(1)], give_up_rights),
+    special(161, "chroot", &[Text(0)], give_up_rights),
     plain(162, "sync", &[]),
-    plain(165, "mount", &[Text(0), Text(1), Text(2), Own(system::mount_data)]),
-    plain(166, "umount2", &[Text(0)]),
+    special(
+        165,
+        "mount",
+        &[Text(0), Text(1), Text(2), Decoded(system::mount_data)],
+        give_up_rights,
+    ),
+    special(166, "umount2", &[Text(0)], give_up_rights),
     plain(188, "setxattr", &[Text(0), Text(1), In(2, Len(3))]),
     plain(189, "lsetxattr", &[Text(0), Text(1), In(2, Len(3))]),
     plain(191, "getxattr", &[Text(0), Text(1), Out(2, Len(3))]),
@@ -50,7 +56,7 @@ pub(super) const CALLS: &[Entry] = &[
     plain(259, "mknodat", &[Text(1)]),
     plain(260, "fchownat", &[Text(1)]),
     plain(261, "futimesat", &[Text(1), In(2, Bytes(TIMEVALS))]),
-    plain(262, "newfstatat", &[Text(1), Out(2, Bytes(STAT))]),
+    plain(262, "newfstatat", &[Text(1), Out(2, Bytes(STAT))]).telling(),
     plain(263, "unlinkat", &[Text(1)]),
     plain(264, "renameat", &[Text(1), Text(3)]),
     plain(265, "linkat", &[Text(1), Text(3)]),
@@ -59,24 +65,24 @@ pub(super) const CALLS: &[Entry] = &[
     plain(268, "fchmodat", &[Text(1)]),
     plain(269, "faccessat", &[Text(1)]),
     plain(280, "utimensat", &[Text(1), In(2, Bytes(TIMESPECS))]),
-    plain(303, "name_to_handle_at", &[Text(1), Own(system::name_to_handle)]),
-    plain(304, "open_by_handle_at", &[Own(system::open_by_handle)]),
+    plain(303, "name_to_handle_at", &[Text(1), Decoded(system::name_to_handle)]),
+    plain(304, "open_by_handle_at", &[Decoded(system::open_by_handle)]),
     plain(316, "renameat2", &[Text(1), Text(3)]),
-    plain(332, "statx", &[Text(1), Out(4, Bytes(STATX))]),
+    plain(332, "statx", &[Text(1), Out(4, Bytes(STATX))]).telling(),
     plain(428, "open_tree", &[Text(1)]),
     plain(429, "move_mount", &[Text(1), Text(3)]),
     plain(430, "fsopen", &[Text(0)]),
-    plain(431, "fsconfig", &[Own(system::fsconfig)]),
+    plain(431, "fsconfig", &[Decoded(system::fsconfig)]),
     plain(432, "fsmount", &[]),
     plain(433, "fspick", &[Text(1)]),
     plain(437, "openat2", &[Text(1), In(2, Len(3))]),
     plain(439, "faccessat2", &[Text(1)]),
     plain(442, "mount_setattr", &[Text(1), In(3, Len(4))]),
     plain(452, "fchmodat2", &[Text(1)]),
-    plain(457, "statmount", &[Own(system::mount_request), Out(1, Len(2))]),
-    plain(458, "listmount", &[Own(system::mount_request), Out(1, Items(2, 8))]),
-    plain(463, "setxattrat", &[Text(1), Text(3), Own(system::xattr_taken)]),
-    plain(464, "getxattrat", &[Text(1), Text(3), Own(system::xattr_given)]),
+    plain(457, "statmount", &[Decoded(system::mount_request), Out(1, Len(2))]),
+    plain(458, "listmount", &[Decoded(system::mount_request), Out(1, Items(2, 8))]),
+    plain(463, "setxattrat", &[Text(1), Text(3), Decoded(system::xattr_taken)]),
+    plain(464, "getxattrat", &[Text(1), Text(3), Decoded(system::xattr_given)]),
     plain(465, "listxattrat", &[Text(1), Out(3, Len(4))]),
     plain(466, "removexattrat", &[Text(1), Text(3)]),
     plain(467, "open_tree_attr", &[Text(1), In(3, Len(4))]),

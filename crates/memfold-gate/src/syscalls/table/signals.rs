@@ -1,39 +1,56 @@
 //! Signals.
+use crate::syscalls::handlers::signals;
 use crate::syscalls::row::Arg::{In, Out};
 use crate::syscalls::row::Size::{Bytes, Len};
-use crate::syscalls::row::plain;
-use crate::syscalls::row::{Arg, Class, Entry};
+use crate::syscalls::row::{Arg, Row};
+use crate::syscalls::row::{ContextHandler, MaskUse, Served, plain, special};
 use crate::syscalls::sizes::*;
 
 const MASK: usize = 8;
 
-const fn signal(number: u16, name: &'static str, args: &'static [Arg]) -> Entry {
-    Entry::new(Class::Signal, number, name, args)
+/// A row of a call that takes a set of signals.
+const fn masked(
+    how: (u8, MaskUse),
+    number: u16,
+    name: &'static str,
+    operands: &'static [Arg],
+) -> Row {
+    Row::new(Served::Masked(how.0, how.1), number, name, operands)
 }
 
-pub(super) const CALLS: &[Entry] = &[
-    signal(13, "rt_sigaction", &[In(1, Bytes(SIGACTION)), Out(2, Bytes(SIGACTION))]),
-    signal(14, "rt_sigprocmask", &[In(1, Bytes(MASK)), Out(2, Bytes(MASK))]).masked_by(1),
-    signal(15, "rt_sigreturn", &[]),
+pub(super) const CALLS: &[Row] = &[
+    special(
+        13,
+        "rt_sigaction",
+        &[In(1, Bytes(SIGACTION)), Out(2, Bytes(SIGACTION))],
+        signals::set_action,
+    ),
+    special(14, "rt_sigprocmask", &[In(1, Bytes(MASK)), Out(2, Bytes(MASK))], signals::set_mask),
+    Row::new(Served::InContext(ContextHandler(signals::resume)), 15, "rt_sigreturn", &[]),
     plain(34, "pause", &[]),
-    plain(62, "kill", &[]),
-    signal(127, "rt_sigpending", &[Out(0, Len(1))]),
-    signal(
+    special(62, "kill", &[], signals::kill),
+    special(127, "rt_sigpending", &[Out(0, Len(1))], signals::pending),
+    masked(
+        (0, MaskUse::Awaited),
         128,
         "rt_sigtimedwait",
         &[In(0, Bytes(MASK)), Out(1, Bytes(SIGINFO)), In(2, Bytes(TIMESPEC))],
-    )
-    .masked_by(0),
-    plain(129, "rt_sigqueueinfo", &[In(2, Bytes(SIGINFO))]),
-    signal(130, "rt_sigsuspend", &[In(0, Bytes(MASK))]).masked_by(0),
-    signal(131, "sigaltstack", &[In(0, Bytes(STACK)), Out(1, Bytes(STACK))]),
+    ),
+    special(129, "rt_sigqueueinfo", &[In(2, Bytes(SIGINFO))], signals::queue),
+    masked((0, MaskUse::Blocked), 130, "rt_sigsuspend", &[In(0, Bytes(MASK))]),
+    special(
+        131,
+        "sigaltstack",
+        &[In(0, Bytes(STACK)), Out(1, Bytes(STACK))],
+        signals::set_alternate,
+    ),
     plain(200, "tkill", &[]),
     // The kernel's own way to go on with a call that a stop interrupted: what that call named is
     // held still.
     plain(219, "restart_syscall", &[]),
     plain(234, "tgkill", &[]),
-    signal(282, "signalfd", &[In(1, Bytes(MASK))]).masked_by(1),
-    signal(289, "signalfd4", &[In(1, Bytes(MASK))]).masked_by(1),
-    plain(297, "rt_tgsigqueueinfo", &[In(3, Bytes(SIGINFO))]),
-    plain(424, "pidfd_send_signal", &[In(2, Bytes(SIGINFO))]),
+    masked((1, MaskUse::Read), 282, "signalfd", &[In(1, Bytes(MASK))]),
+    masked((1, MaskUse::Read), 289, "signalfd4", &[In(1, Bytes(MASK))]),
+    special(297, "rt_tgsigqueueinfo", &[In(3, Bytes(SIGINFO))], signals::queue_for_thread),
+    special(424, "pidfd_send_signal", &[In(2, Bytes(SIGINFO))], signals::queue),
 ];

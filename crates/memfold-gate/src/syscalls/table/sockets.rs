@@ -1,29 +1,30 @@
 //! Sockets.
 use crate::syscalls::decode::{control, vectors};
-use crate::syscalls::row::Arg::{In, Out, Own};
-use crate::syscalls::row::Entry;
+use crate::syscalls::row::Arg::{Decoded, In, Out};
+use crate::syscalls::row::Row;
 use crate::syscalls::row::Size::{Address, AddressAt, Bytes, Len};
-use crate::syscalls::row::plain;
+use crate::syscalls::row::{Cut, plain};
 
 const LENGTH: usize = 4;
 
-pub(super) const CALLS: &[Entry] = &[
+pub(super) const CALLS: &[Row] = &[
     plain(41, "socket", &[]),
     plain(42, "connect", &[In(1, Address(2))]),
     plain(43, "accept", &[Out(1, AddressAt(2)), Out(2, Bytes(LENGTH))]),
-    plain(44, "sendto", &[In(1, Len(2)), In(4, Address(5))]).lending(),
-    plain(45, "recvfrom", &[Out(1, Len(2)), Out(4, AddressAt(5)), Out(5, Bytes(LENGTH))]),
-    plain(46, "sendmsg", &[Own(vectors::sendmsg)]).lending(),
-    plain(47, "recvmsg", &[Own(vectors::recvmsg)]),
+    plain(44, "sendto", &[In(1, Len(2)), In(4, Address(5))]).cut(Cut::Bytes).lending(),
+    plain(45, "recvfrom", &[Out(1, Len(2)), Out(4, AddressAt(5)), Out(5, Bytes(LENGTH))])
+        .cut(Cut::Bytes),
+    plain(46, "sendmsg", &[Decoded(vectors::sendmsg)]).lending(),
+    plain(47, "recvmsg", &[Decoded(vectors::recvmsg)]),
     plain(48, "shutdown", &[]),
     plain(49, "bind", &[In(1, Address(2))]),
     plain(50, "listen", &[]),
     plain(51, "getsockname", &[Out(1, AddressAt(2)), Out(2, Bytes(LENGTH))]),
     plain(52, "getpeername", &[Out(1, AddressAt(2)), Out(2, Bytes(LENGTH))]),
     plain(53, "socketpair", &[Out(3, Bytes(8))]),
-    plain(54, "setsockopt", &[Own(control::setsockopt)]).lending(),
-    plain(55, "getsockopt", &[Own(control::getsockopt)]),
+    plain(54, "setsockopt", &[Decoded(control::setsockopt)]).lending(),
+    plain(55, "getsockopt", &[Decoded(control::getsockopt)]),
     plain(288, "accept4", &[Out(1, AddressAt(2)), Out(2, Bytes(LENGTH))]),
-    plain(299, "recvmmsg", &[Own(vectors::recvmmsg)]),
-    plain(307, "sendmmsg", &[Own(vectors::sendmmsg)]).lending(),
+    plain(299, "recvmmsg", &[Decoded(vectors::recvmmsg)]).cut(Cut::Messages),
+    plain(307, "sendmmsg", &[Decoded(vectors::sendmmsg)]).cut(Cut::Messages).lending(),
 ];
