@@ -31,11 +31,11 @@
 //!
 //! No lock of the program's is waited for here, and nothing allocated: who holds one may be standing.
 use crate::actions::PROTECTED;
-use crate::frame::{Action, Context, Info, Stack};
+use crate::frame::{AlternateStack, SignalAction, SignalContext, SignalInfo};
 use crate::image;
 use crate::keeper::Keeper;
 use crate::patch;
-use crate::record::{KEEPER, Record};
+use crate::record::{KEEPER, ThreadRecord};
 use crate::signals::{HANDLER, calling, give_back, set_real, take_over};
 use crate::threads::robust_list;
 use crate::trap::{on_patched, on_signal};
@@ -89,13 +89,13 @@ const ROUND_SHIFT: u32 = 4;
 const ROUNDS: u32 = 1 << 20;
 
 #[repr(C)]
-struct Called {
+struct CalledThread {
     thread: AtomicU32,
     /// Who comes late for a round changes nothing of the next one's.
     state: AtomicU32,
 }
 
-impl Called {
+impl CalledThread {
     fn turn(&self, round: u32, from: u32, to: u32) -> bool {
         let (from, to) = (in_round(round, from), in_round(round, to));
         self.state.compare_exchange(from, to, SeqCst, SeqCst).is_ok()
@@ -114,13 +114,13 @@ static LIST: AtomicUsize = AtomicUsize::new(0);
 static ROUND: AtomicU32 = AtomicU32::new(0);
 static VERDICT: AtomicU32 = AtomicU32::new(WAIT);
 /// What was done on the signal before; read by handlers while it can't change.
-static PREVIOUS: StaticMutex<Action> = StaticMutex::new(Action::DEFAULT);
+static PREVIOUS: StaticMutex<SignalAction> = StaticMutex::new(SignalAction::DEFAULT);
 static PREVIOUS_HANDLER: AtomicUsize = AtomicUsize::new(0);
 static ALONE: StaticMutex<()> = StaticMutex::new(());
 
-fn called(at: usize) -> &'static Called {
+fn called(at: usize) -> &'static CalledThread {
     // SAFETY: the zone has room for all, stays, and zeros are a value.
-    unsafe { &*(LIST.load(SeqCst) as *const Called).add(at) }
+    unsafe { &*(LIST.load(SeqCst) as *const CalledThread).add(at) }
 }
 
 /// [`crate::start`] for a process that has threads: those that there are pass the gate from now on,
@@ -143,12 +143,12 @@ pub unsafe fn start_late(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
         return Err(WhyNot::SmallStacks);
     }
     if LIST.load(SeqCst) == 0 {
-        let zone = Zone::reserve(CALLED_MAX * size_of::<Called>(), PAGE_SIZE);
+        let zone = Zone::reserve(CALLED_MAX * size_of::<CalledThread>(), PAGE_SIZE);
         let Ok(zone) = zone else { return Err(WhyNot::NoMemory) };
         LIST.store(zone.start(), SeqCst);
         forget(zone);
     }
-    let record = Record::take().ok_or(WhyNot::NoMemory)?;
+    let record = ThreadRecord::take().ok_or(WhyNot::NoMemory)?;
     record.robust.store(robust_list(), SeqCst);
     let before = set_signals_blocked(u64::MAX);
     // SAFETY: the caller's promise.
@@ -162,7 +162,7 @@ pub unsafe fn start_late(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
 
 /// Whether a runtime that runs code on stacks of a few KiB has put its handler before all signals.
 fn has_small_stacks() -> bool {
-    let of = |signal| set_real(signal, None).unwrap_or(Action::DEFAULT);
+    let of = |signal| set_real(signal, None).unwrap_or(SignalAction::DEFAULT);
     let (urgent, fault) = (of(libc::SIGURG), of(libc::SIGSEGV));
     urgent.is_handler()
         && urgent.handler == fault.handler
@@ -171,7 +171,7 @@ fn has_small_stacks() -> bool {
 
 unsafe fn arm_all(
     keeper: &'static dyn Keeper,
-    record: &'static Record,
+    record: &'static ThreadRecord,
     before: u64,
 ) -> Result<(), WhyNot> {
     record.claim();
@@ -202,7 +202,7 @@ unsafe fn arm_all(
 ///
 /// # Safety
 /// - All other threads stand.
-unsafe fn arm_caller(keeper: &'static dyn Keeper, record: &Record) -> Result<(), WhyNot> {
+unsafe fn arm_caller(keeper: &'static dyn Keeper, record: &ThreadRecord) -> Result<(), WhyNot> {
     user_dispatch::arm().map_err(WhyNot::NoDispatch)?;
     // SAFETY: the caller's promise.
     unsafe { KEEPER.set(keeper) };
@@ -331,7 +331,7 @@ fn futex(word: &AtomicU32, operation: i32, value: usize) {
 /// Sends the signal.
 fn call(thread: u32, at: usize) {
     let number = u64::from(ROUND.load(SeqCst)) << 32 | at as u64;
-    let info = Info::queued(CALL, SI_QUEUE, process_id(), number);
+    let info = SignalInfo::queued(CALL, SI_QUEUE, process_id(), number);
     let args =
         [process_id() as usize, thread as usize, CALL as usize, &raw const info as usize, 0, 0];
     // SAFETY: the information is alive. A thread that has ended is an error.
@@ -339,16 +339,16 @@ fn call(thread: u32, at: usize) {
 }
 
 /// The handler of who is called.
-unsafe extern "C" fn on_call(signal: i32, info: *const Info, context: *mut Context) {
+unsafe extern "C" fn on_call(signal: i32, info: *const SignalInfo, context: *mut SignalContext) {
     // SAFETY: the kernel's, on this stack.
     let (its, context) = unsafe { (&*info, &mut *context) };
     if its.code != SI_QUEUE || its.sender() != process_id() {
         let previous = PREVIOUS_HANDLER.load(SeqCst);
         if previous > libc::SIG_IGN {
-            type Handler = unsafe extern "C" fn(i32, *const Info, *mut Context);
+            type SignalHandler = unsafe extern "C" fn(i32, *const SignalInfo, *mut SignalContext);
             // SAFETY: it was installed for this signal, by libc, whose handler of it takes these.
             unsafe {
-                core::mem::transmute::<usize, Handler>(previous)(signal, info, context);
+                core::mem::transmute::<usize, SignalHandler>(previous)(signal, info, context);
             }
         }
         return;
@@ -384,8 +384,8 @@ unsafe extern "C" fn on_call(signal: i32, info: *const Info, context: *mut Conte
 }
 
 /// Switches the calling thread's dispatch on, with a slot for its handlers.
-fn prepare() -> Result<(&'static Record, Stack), u32> {
-    let record = Record::take().ok_or(NO_MEMORY)?;
+fn prepare() -> Result<(&'static ThreadRecord, AlternateStack), u32> {
+    let record = ThreadRecord::take().ok_or(NO_MEMORY)?;
     record.claim();
     record.robust.store(robust_list(), SeqCst);
     let theirs = set_alternate(&record.stack()).map_err(|_| {

@@ -1,10 +1,10 @@
 //! The states of a thread between an instruction of the program's that makes a system call and the way
 //! back to the program, and what a signal does in each.
 //!
-//! **Promise**: a signal is handled in [`Stage::Program`] only. One that comes in another stage is
-//! *pending* ([`Record::pending`](crate::record::Record::pending)) until the thread is back there. A
+//! **Promise**: a signal is handled in [`CallStage::Program`] only. One that comes in another stage is
+//! *pending* ([`ThreadRecord::pending`](crate::record::ThreadRecord::pending)) until the thread is back there. A
 //! thread never sleeps in the kernel, and never goes back, with a signal pending: it looks just before,
-//! and a signal that comes after the look sends it to the look again ([`Stage::interrupted`]).
+//! and a signal that comes after the look sends it to the look again ([`CallStage::interrupted`]).
 //!
 //! | state | event | next | by |
 //! |---|---|---|---|
@@ -21,15 +21,15 @@
 //! | `Working` | a signal | pending; `Working` | `signals::defer` |
 //! | `Looking` | nothing is pending | in the kernel, then `Working` with the result | `entry::call` |
 //! | `Looking` | a signal is pending | `Working` with [`CALLED_OFF`] | `entry::call` |
-//! | `Looking` | a signal | pending; looks again | `Stage::interrupted` |
+//! | `Looking` | a signal | pending; looks again | `CallStage::interrupted` |
 //! | in the kernel | a signal, and the call ends (EINTR, a short count) | pending; `Working` with the result | kernel |
-//! | in the kernel | a signal, and the kernel would restart the call | pending; `Looking` | kernel, `Stage::interrupted` |
+//! | in the kernel | a signal, and the kernel would restart the call | pending; `Looking` | kernel, `CallStage::interrupted` |
 //! | `Leaving` | nothing is pending | `Program` | `entry::leave` (`rt_sigreturn`) |
 //! | `Leaving` | a signal is pending | its handler's frame is written; `Leaving` | `signals::deliver_pending` |
-//! | `Leaving` | a signal | pending; `Leaving` from its start | `Stage::interrupted` |
+//! | `Leaving` | a signal | pending; `Leaving` from its start | `CallStage::interrupted` |
 //! | `LookingBack` | nothing is pending | `Back` | `patch/entry.rs` |
 //! | `LookingBack` | a signal is pending | traps: `Working`, `Leaving` | `patch/entry.rs` (`TRAP_DONE`) |
-//! | `LookingBack` | a signal | pending; looks again | `Stage::interrupted` |
+//! | `LookingBack` | a signal | pending; looks again | `CallStage::interrupted` |
 //! | `Back` | the jump, or a signal | `Program` | `patch/entry.rs`, `trap::on_signal` |
 //!
 //! A call that was called off has done nothing. The program goes on at its instruction, so the call is
@@ -44,8 +44,8 @@
 //! | `pending` | which places of `deferred` count | `defer`, `promote` | `entry::call`, `entry::leave`, `patch/entry.rs` |
 //! | `mask_before` | the kernel's mask when the first came | `defer` | `put_back`, `trap::on_signal` |
 //! | `blocked` | the gate's own signals that the program blocks | `replace_mask`, `deliver` | `deliver`, `keep` |
-//! | `awaits` | those of them that its call takes all the same | `Call::wait` | `keep`, `call` |
-//! | `waiting_mask` | the mask of a call that waits with another one | `Call::wait` | `deliver` |
+//! | `awaits` | those of them that its call takes all the same | `ProgramCall::wait` | `keep`, `call` |
+//! | `waiting_mask` | the mask of a call that waits with another one | `ProgramCall::wait` | `deliver` |
 //! | `sent` | those of them that are kept for the thread | `keep` | `promote`, `hand_over` |
 use crate::entry;
 pub use crate::entry::CALLED_OFF;
@@ -60,7 +60,7 @@ const SYSCALL_BYTES: usize = 2;
 
 /// Where a thread stands, by its instruction and its stack.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum CallStage {
     /// In the program.
     Program,
     /// Between a patched site and the slot's stack, or between that and a trap.
@@ -77,17 +77,17 @@ pub enum Stage {
     Back,
 }
 
-impl Stage {
+impl CallStage {
     /// That of a thread at the instruction `at`, which is on its slot's stack or not.
-    pub fn of(at: usize, on_slot: bool) -> Stage {
+    pub fn of(at: usize, on_slot: bool) -> CallStage {
         match on_slot {
-            false if !patch::contains(at) => Stage::Program,
-            false if patched::is_out(at) => Stage::Back,
-            false => Stage::Coming,
-            true if patched::looks(at) => Stage::LookingBack,
-            true if entry::looks(at) => Stage::Looking,
-            true if entry::leaves(at) => Stage::Leaving,
-            true => Stage::Working,
+            false if !patch::contains(at) => CallStage::Program,
+            false if patched::is_out(at) => CallStage::Back,
+            false => CallStage::Coming,
+            true if patched::looks(at) => CallStage::LookingBack,
+            true if entry::looks(at) => CallStage::Looking,
+            true if entry::leaves(at) => CallStage::Leaving,
+            true => CallStage::Working,
         }
     }
 
@@ -95,22 +95,24 @@ impl Stage {
     /// `result` in the register of number and result.
     pub fn interrupted(self, at: usize, result: u64) -> (usize, u64) {
         match self {
-            Stage::LookingBack => (patched::look_again(), result),
-            Stage::Leaving => (entry::leave_again(), result),
+            CallStage::LookingBack => (patched::look_again(), result),
+            CallStage::Leaving => (entry::leave_again(), result),
             // The number of the call is lost if the kernel was about to go on with one that waits for
             // a time. With a handler in between it would not go on either.
-            Stage::Looking if entry::makes(at) && result == RESTART_SYSCALL => {
+            CallStage::Looking if entry::makes(at) && result == RESTART_SYSCALL => {
                 (at + SYSCALL_BYTES, -i64::from(libc::EINTR) as u64)
             }
-            Stage::Looking => (entry::call_off(), result),
-            Stage::Program | Stage::Coming | Stage::Working | Stage::Back => (at, result),
+            CallStage::Looking => (entry::call_off(), result),
+            CallStage::Program | CallStage::Coming | CallStage::Working | CallStage::Back => {
+                (at, result)
+            }
         }
     }
 }
 
 /// What has come of a call of the program's when all is done for it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CallOutcome {
     /// It has this result.
     Returned(isize),
     /// It was called off: the program makes it again.
@@ -119,10 +121,10 @@ pub enum Outcome {
     InContext,
 }
 
-impl Outcome {
+impl CallOutcome {
     /// That of a call with this result, or [`CALLED_OFF`].
-    pub fn of(made: isize) -> Outcome {
-        if made == CALLED_OFF { Outcome::CalledOff } else { Outcome::Returned(made) }
+    pub fn of(made: isize) -> CallOutcome {
+        if made == CALLED_OFF { CallOutcome::CalledOff } else { CallOutcome::Returned(made) }
     }
 }
 
@@ -134,18 +136,18 @@ mod tests {
     fn signal_sends_thread_back_to_its_look() {
         let making = entry::call_off() - 3;
         assert!(entry::makes(making), "the instruction and a return lie before");
-        assert_eq!(Stage::of(making, true), Stage::Looking);
+        assert_eq!(CallStage::of(making, true), CallStage::Looking);
         let eintr = -i64::from(libc::EINTR) as u64;
-        assert_eq!(Stage::Looking.interrupted(making, 0), (entry::call_off(), 0));
-        assert_eq!(Stage::Looking.interrupted(making, RESTART_SYSCALL), (making + 2, eintr));
-        assert_eq!(Stage::of(entry::leave_again(), true), Stage::Leaving);
-        assert_eq!(Stage::of(patched::look_again(), true), Stage::LookingBack);
-        assert_eq!(Stage::of(patched::entry(), false), Stage::Coming);
+        assert_eq!(CallStage::Looking.interrupted(making, 0), (entry::call_off(), 0));
+        assert_eq!(CallStage::Looking.interrupted(making, RESTART_SYSCALL), (making + 2, eintr));
+        assert_eq!(CallStage::of(entry::leave_again(), true), CallStage::Leaving);
+        assert_eq!(CallStage::of(patched::look_again(), true), CallStage::LookingBack);
+        assert_eq!(CallStage::of(patched::entry(), false), CallStage::Coming);
         let here = signal_sends_thread_back_to_its_look as *const () as usize;
         assert_eq!(
-            (Stage::of(here, true), Stage::of(here, false)),
-            (Stage::Working, Stage::Program)
+            (CallStage::of(here, true), CallStage::of(here, false)),
+            (CallStage::Working, CallStage::Program)
         );
-        assert_eq!(Stage::Working.interrupted(here, 7), (here, 7));
+        assert_eq!(CallStage::Working.interrupted(here, 7), (here, 7));
     }
 }

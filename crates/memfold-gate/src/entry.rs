@@ -163,7 +163,7 @@ pub fn restorer() -> usize {
     restorer_code as *const () as usize
 }
 
-/// A system call on which the thread may wait: its result, or [`RESTART`] without having been made
+/// A system call on which the thread may wait: its result, or [`CALLED_OFF`] without having been made
 /// if `pending` isn't 0, or becomes so before it is made.
 ///
 /// # Safety

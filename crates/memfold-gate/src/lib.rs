@@ -68,7 +68,7 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     if !user_dispatch::find_range() {
         return Err(WhyNot::NoRange);
     }
-    let record = record::Record::take().ok_or(WhyNot::NoMemory)?;
+    let record = record::ThreadRecord::take().ok_or(WhyNot::NoMemory)?;
     if syscalls::has_no_counter() {
         use_no_counter();
     }
@@ -92,8 +92,8 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
 }
 
 /// Gives the calling thread an alternate stack; returns the one before. EPERM: it stands on that.
-fn set_alternate(stack: &frame::Stack) -> Result<frame::Stack, Errno> {
-    let mut before = frame::Stack::NONE;
+fn set_alternate(stack: &frame::AlternateStack) -> Result<frame::AlternateStack, Errno> {
+    let mut before = frame::AlternateStack::NONE;
     let args = [&raw const *stack as usize, &raw mut before as usize, 0, 0, 0, 0];
     // SAFETY: a slot's, which is the thread's for good, or the program's own.
     unsafe { system_call(libc::SYS_sigaltstack, args) }.map(|_| before)

@@ -1,15 +1,15 @@
 //! The gate's handler of all signals, on the thread's slot.
-use crate::call_state::{CALLED_OFF, NEEDS_CONTEXT, Outcome, Stage};
+use crate::call_state::{CALLED_OFF, CallOutcome, CallStage, NEEDS_CONTEXT};
 use crate::dispatcher::{self, is_plain, make_plain};
 use crate::entry;
-use crate::frame::{Context, Info};
+use crate::frame::{SignalContext, SignalInfo};
 use crate::keeper::{Fault, Keeper, Refused};
 use crate::patch;
-use crate::patch::entry::{BELOW, Entered};
-use crate::record::{KEEPER, REFUSED, Record};
+use crate::patch::entry::{BELOW, EnteredCall};
+use crate::record::{KEEPER, REFUSED, ThreadRecord};
 use crate::signals::{block_all, defer, deliver, deliver_pending, end_by, set_mask};
 use crate::touch::{fix_up, read};
-use crate::user_dispatch::{SYS_USER_DISPATCH, Verdict};
+use crate::user_dispatch::{DispatchVerdict, SYS_USER_DISPATCH};
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::raw::system_call;
 use memfold_sys::thread::access_of;
@@ -21,29 +21,33 @@ const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 ///
 /// # Safety
 /// - Called by the kernel.
-pub unsafe extern "C" fn on_signal(signal: i32, info: *const Info, context: *mut Context) {
+pub unsafe extern "C" fn on_signal(
+    signal: i32,
+    info: *const SignalInfo,
+    context: *mut SignalContext,
+) {
     // SAFETY: the kernel's, on this stack.
     let (info, context) = unsafe { (&*info, &mut *context) };
     let before = info.before_forwarding();
     let info = before.as_ref().unwrap_or(info);
     let here = &raw const *context as usize;
-    let (Some(keeper), Some(record)) = (KEEPER.get(), Record::of_stack(here)) else {
+    let (Some(keeper), Some(record)) = (KEEPER.get(), ThreadRecord::of_stack(here)) else {
         // An engine thread has met what nobody serves.
         return die(signal);
     };
     let on_slot = record.holds(context.regs.rsp as usize);
-    match Stage::of(context.regs.rip as usize, on_slot) {
-        Stage::Program => {}
+    match CallStage::of(context.regs.rip as usize, on_slot) {
+        CallStage::Program => {}
         // The entry's trap, or its push onto a page that is away. A signal that came earlier in the
         // entry has blocked all others, and is delivered when this handler is left: the program's
         // own mask is put back first.
-        Stage::Coming | Stage::Back if info.is_fault() => {
+        CallStage::Coming | CallStage::Back if info.is_fault() => {
             if record.pending.load(SeqCst) != 0 {
                 context.mask = record.mask_before.get();
             }
         }
-        Stage::Coming => return defer(record, context, info),
-        Stage::Back => context.regs.rip = context.regs.rcx,
+        CallStage::Coming => return defer(record, context, info),
+        CallStage::Back => context.regs.rip = context.regs.rcx,
         stage => return in_gate(keeper, record, context, info, stage),
     }
     match signal {
@@ -64,7 +68,7 @@ const SEGV_ACCERR: i32 = 2;
 const FETCHED: u64 = 1 << 4;
 
 /// A fault that the keeper has served.
-fn served(keeper: &dyn Keeper, context: &Context, info: &Info) -> bool {
+fn served(keeper: &dyn Keeper, context: &SignalContext, info: &SignalInfo) -> bool {
     let (write, protected) = access_of(context.regs.error);
     let address = info.address as usize;
     match info.signal {
@@ -83,10 +87,10 @@ fn served(keeper: &dyn Keeper, context: &Context, info: &Info) -> bool {
 /// The gate's own code was interrupted.
 fn in_gate(
     keeper: &'static dyn Keeper,
-    record: &Record,
-    context: &mut Context,
-    info: &Info,
-    stage: Stage,
+    record: &ThreadRecord,
+    context: &mut SignalContext,
+    info: &SignalInfo,
+    stage: CallStage,
 ) {
     let at = context.regs.rip as usize;
     match info.signal {
@@ -126,9 +130,9 @@ fn in_gate(
 /// A system call of the program's, at a site or on the way from one that is patched.
 fn from_program(
     keeper: &'static dyn Keeper,
-    record: &'static Record,
-    context: &mut Context,
-    info: &Info,
+    record: &'static ThreadRecord,
+    context: &mut SignalContext,
+    info: &SignalInfo,
 ) {
     let after = context.regs.rip as usize;
     let (call, done) = patch::entry::traps();
@@ -144,7 +148,7 @@ fn from_program(
     // The entry has put both there.
     let sp = context.regs.rsp as usize;
     let (Ok(nr), Ok(resume)) = (read::<usize>(sp - 8), read::<usize>(sp)) else {
-        return deliver(record, context, &Info::forced(libc::SIGSEGV));
+        return deliver(record, context, &SignalInfo::forced(libc::SIGSEGV));
     };
     context.regs.rip = resume as u64;
     context.regs.rsp += BELOW as u64;
@@ -161,7 +165,10 @@ fn from_program(
 ///
 /// # Safety
 /// - Called by the entry.
-pub unsafe extern "C" fn on_patched(record: *const Record, entered: *const Entered) -> isize {
+pub unsafe extern "C" fn on_patched(
+    record: *const ThreadRecord,
+    entered: *const EnteredCall,
+) -> isize {
     // SAFETY: the entry's.
     let (record, entered) = unsafe { (&*record, &*entered) };
     record.refused.set(None);
@@ -175,23 +182,23 @@ pub unsafe extern "C" fn on_patched(record: *const Record, entered: *const Enter
 }
 
 /// Whether a dispatch of the thread's own lets a call through, by the instruction that ends at `after`.
-fn passes(record: &Record, after: usize) -> bool {
-    record.dispatch.get().is_none_or(|own| own.verdict(after) == Verdict::Passes)
+fn passes(record: &ThreadRecord, after: usize) -> bool {
+    record.dispatch.get().is_none_or(|own| own.verdict(after) == DispatchVerdict::Passes)
 }
 
 /// A system call of the program's.
 fn trapped(
     keeper: &'static dyn Keeper,
-    record: &'static Record,
-    context: &mut Context,
-    info: &Info,
+    record: &'static ThreadRecord,
+    context: &mut SignalContext,
+    info: &SignalInfo,
 ) {
     let (nr, args) = context.regs.call();
     let own = record.dispatch.get();
-    match own.map_or(Verdict::Passes, |own| own.verdict(context.regs.rip as usize)) {
-        Verdict::Passes => {}
-        Verdict::Dispatched => return force(record, context, info),
-        Verdict::Ends(signal) => return end_by(&Info::forced(signal)),
+    match own.map_or(DispatchVerdict::Passes, |own| own.verdict(context.regs.rip as usize)) {
+        DispatchVerdict::Passes => {}
+        DispatchVerdict::Dispatched => return force(record, context, info),
+        DispatchVerdict::Ends(signal) => return end_by(&SignalInfo::forced(signal)),
     }
     if (info.call >> 32) as u32 != AUDIT_ARCH_X86_64 {
         // By `int 0x80`: other numbers, and addresses below 4 GiB.
@@ -202,18 +209,18 @@ fn trapped(
     record.refused.set(None);
     let made = dispatcher::serve(keeper, record, context, nr, args);
     match made {
-        Outcome::CalledOff => context.regs.rip -= SYSCALL_BYTES,
-        Outcome::Returned(result) => match record.take_refused(nr, result) {
+        CallOutcome::CalledOff => context.regs.rip -= SYSCALL_BYTES,
+        CallOutcome::Returned(result) => match record.take_refused(nr, result) {
             Some(info) => force(record, context, &info),
             None => context.regs.rax = result as u64,
         },
-        Outcome::InContext => {}
+        CallOutcome::InContext => {}
     }
 }
 
 /// A filter, or a dispatch of the program's own, has a call come as this SIGSYS. Its number is still in
 /// place of its result: the program's handler makes that.
-fn force(record: &Record, context: &mut Context, info: &Info) {
+fn force(record: &ThreadRecord, context: &mut SignalContext, info: &SignalInfo) {
     block_all();
     if record.pending.load(SeqCst) != 0 {
         // First what has come before. The call has done nothing, and comes again.
@@ -225,7 +232,7 @@ fn force(record: &Record, context: &mut Context, info: &Info) {
 
 /// Ends the process by this signal as soon as the handler returns, and the fault happens again.
 fn die(signal: i32) {
-    let default = crate::frame::Action::DEFAULT;
+    let default = crate::frame::SignalAction::DEFAULT;
     let args = [signal as usize, &raw const default as usize, 0, 8, 0, 0];
     // SAFETY: nothing goes on from here.
     let _ = unsafe { system_call(libc::SYS_rt_sigaction, args) };

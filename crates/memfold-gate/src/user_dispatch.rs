@@ -94,7 +94,7 @@ pub struct ProgramDispatch {
 
 /// What becomes of a call of a thread that has a dispatch of its own.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum DispatchVerdict {
     /// It is made.
     Passes,
     /// It is handed on to the program as SIGSYS.
@@ -135,18 +135,18 @@ impl ProgramDispatch {
     }
 
     /// What becomes of a call by the instruction that ends at `after`.
-    pub fn verdict(&self, after: usize) -> Verdict {
+    pub fn verdict(&self, after: usize) -> DispatchVerdict {
         if after.wrapping_sub(self.start) < self.len {
-            return Verdict::Passes;
+            return DispatchVerdict::Passes;
         }
         if self.selector == 0 {
-            return Verdict::Dispatched;
+            return DispatchVerdict::Dispatched;
         }
         match read::<u8>(self.selector) {
-            Ok(ALLOW) => Verdict::Passes,
-            Ok(BLOCK) => Verdict::Dispatched,
-            Ok(_) => Verdict::Ends(libc::SIGSYS),
-            Err(BadAddress) => Verdict::Ends(libc::SIGSEGV),
+            Ok(ALLOW) => DispatchVerdict::Passes,
+            Ok(BLOCK) => DispatchVerdict::Dispatched,
+            Ok(_) => DispatchVerdict::Ends(libc::SIGSYS),
+            Err(BadAddress) => DispatchVerdict::Ends(libc::SIGSEGV),
         }
     }
 }
@@ -164,14 +164,27 @@ mod tests {
             byte.store(value, SeqCst);
             own.verdict(after)
         };
-        assert_eq!((of(BLOCK, 99), of(BLOCK, 110)), (Verdict::Dispatched, Verdict::Dispatched));
-        assert_eq!((of(BLOCK, 100), of(7, 109)), (Verdict::Passes, Verdict::Passes));
-        assert_eq!((of(ALLOW, 99), of(7, 99)), (Verdict::Passes, Verdict::Ends(libc::SIGSYS)));
+        assert_eq!(
+            (of(BLOCK, 99), of(BLOCK, 110)),
+            (DispatchVerdict::Dispatched, DispatchVerdict::Dispatched)
+        );
+        assert_eq!(
+            (of(BLOCK, 100), of(7, 109)),
+            (DispatchVerdict::Passes, DispatchVerdict::Passes)
+        );
+        assert_eq!(
+            (of(ALLOW, 99), of(7, 99)),
+            (DispatchVerdict::Passes, DispatchVerdict::Ends(libc::SIGSYS))
+        );
         let none = ProgramDispatch { selector: 0, ..own };
-        assert_eq!((none.verdict(99), none.verdict(100)), (Verdict::Dispatched, Verdict::Passes));
+        assert_eq!(
+            (none.verdict(99), none.verdict(100)),
+            (DispatchVerdict::Dispatched, DispatchVerdict::Passes)
+        );
         // The inverse of 100..110.
         let inverse = ProgramDispatch { start: 110, len: 10usize.wrapping_neg(), selector: 0 };
-        let all = [99, 100, 109, 110].map(|after| inverse.verdict(after) == Verdict::Passes);
+        let all =
+            [99, 100, 109, 110].map(|after| inverse.verdict(after) == DispatchVerdict::Passes);
         assert_eq!(all, [true, false, false, true]);
     }
 }

@@ -3,13 +3,13 @@
 //! Until the stack pointer is on the slot, and after it has left it, a signal is put off as in the
 //! gate; it is seen before the site is gone back to. A thread whose record isn't found, and a call
 //! that needs a full context, go on as a trapped call of the same site.
-use crate::record::{Record, SLOT_BYTES};
+use crate::record::{SLOT_BYTES, ThreadRecord};
 use core::arch::global_asm;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use memfold_sys::vectors::have_avx2;
 
-/// What [`Handler`] gives for a call that must come as SIGSYS.
+/// What [`PatchHandler`] gives for a call that must come as SIGSYS.
 pub const NEEDS_CONTEXT: isize = -513;
 
 /// What lies at the program's stack pointer between a site and the slot, and while the thread is trapped
@@ -24,7 +24,7 @@ pub const NEEDS_CONTEXT: isize = -513;
 ///                     +-----------+
 /// ```
 #[repr(C)]
-struct Below {
+struct BelowStack {
     rdx: usize,
     nr: usize,
     resume: usize,
@@ -33,9 +33,11 @@ struct Below {
 
 /// How far below the program's stack pointer `resume` is while the thread is trapped from here. The
 /// number of the call lies a word below that.
-pub const BELOW: usize = size_of::<Below>() - offset_of!(Below, resume);
-const _: () = assert!(offset_of!(Below, resume) - offset_of!(Below, nr) == size_of::<usize>());
-const _: () = assert!(offset_of!(Below, nr) - offset_of!(Below, rdx) == size_of::<usize>());
+pub const BELOW: usize = size_of::<BelowStack>() - offset_of!(BelowStack, resume);
+const _: () =
+    assert!(offset_of!(BelowStack, resume) - offset_of!(BelowStack, nr) == size_of::<usize>());
+const _: () =
+    assert!(offset_of!(BelowStack, nr) - offset_of!(BelowStack, rdx) == size_of::<usize>());
 
 /// What the entry has put onto the slot, just below the record, where the handler's stack begins:
 ///
@@ -52,7 +54,7 @@ const _: () = assert!(offset_of!(Below, nr) - offset_of!(Below, rdx) == size_of:
 ///                +------------+
 /// ```
 #[repr(C)]
-pub struct Entered {
+pub struct EnteredCall {
     /// Number.
     pub nr: usize,
     rdi: usize,
@@ -65,7 +67,7 @@ pub struct Entered {
     pub resume: usize,
     /// The program's stack pointer.
     pub sp: usize,
-    record: *const Record,
+    record: *const ThreadRecord,
     result: isize,
     unused: usize,
     vectors: [[u8; WIDE_BYTES]; VECTORS],
@@ -76,10 +78,10 @@ const VECTORS: usize = 16;
 const WIDE_BYTES: usize = 32;
 /// The handler is called with a stack that is aligned to so much.
 const STACK_ALIGN: usize = 16;
-const _: () = assert!(size_of::<Entered>().is_multiple_of(STACK_ALIGN));
-const _: () = assert!(offset_of!(Entered, vectors).is_multiple_of(WIDE_BYTES));
+const _: () = assert!(size_of::<EnteredCall>().is_multiple_of(STACK_ALIGN));
+const _: () = assert!(offset_of!(EnteredCall, vectors).is_multiple_of(WIDE_BYTES));
 
-impl Entered {
+impl EnteredCall {
     /// The arguments.
     pub fn args(&self) -> [usize; 6] {
         [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9]
@@ -87,14 +89,14 @@ impl Entered {
 }
 
 /// Makes a call.
-pub type Handler = unsafe extern "C" fn(*const Record, *const Entered) -> isize;
+pub type PatchHandler = unsafe extern "C" fn(*const ThreadRecord, *const EnteredCall) -> isize;
 
 const PLACES: usize = 1024;
 
 /// Records by their thread's `fs`; what is here may be another thread's.
 #[unsafe(export_name = "memfold_gate_known")]
 static KNOWN: [AtomicUsize; PLACES] = [const { AtomicUsize::new(0) }; PLACES];
-/// The [`Handler`].
+/// The [`PatchHandler`].
 #[unsafe(export_name = "memfold_gate_handler")]
 static HANDLER: AtomicUsize = AtomicUsize::new(0);
 /// Whether vector registers have 32 bytes, in which a libc that was built for such processors may
@@ -108,8 +110,9 @@ static TRAP_CALL: AtomicUsize = AtomicUsize::new(0);
 static TRAP_DONE: AtomicUsize = AtomicUsize::new(0);
 
 // The entry finds both by the record's address alone, and the stack by the record's.
-const _: () =
-    assert!(offset_of!(Record, pending) == 0 && align_of::<Record>() >= size_of::<usize>());
+const _: () = assert!(
+    offset_of!(ThreadRecord, pending) == 0 && align_of::<ThreadRecord>() >= size_of::<usize>()
+);
 const _: () = assert!(PLACES.is_power_of_two());
 
 global_asm!(
@@ -289,27 +292,27 @@ global_asm!(
     "memfold_gate_patched_end:",
     " ud2",
     ".popsection",
-    nr = const offset_of!(Entered, nr),
-    rdi = const offset_of!(Entered, rdi),
-    rsi = const offset_of!(Entered, rsi),
-    rdx = const offset_of!(Entered, rdx),
-    r10 = const offset_of!(Entered, r10),
-    r8 = const offset_of!(Entered, r8),
-    r9 = const offset_of!(Entered, r9),
-    resume = const offset_of!(Entered, resume),
-    sp = const offset_of!(Entered, sp),
-    record = const offset_of!(Entered, record),
-    result = const offset_of!(Entered, result),
-    vectors = const offset_of!(Entered, vectors),
-    entered_bytes = const size_of::<Entered>(),
-    below_rdx = const offset_of!(Below, rdx),
-    below_nr = const offset_of!(Below, nr),
-    below_resume = const offset_of!(Below, resume),
-    below_bytes = const size_of::<Below>(),
-    red_zone = const size_of::<Below>() - offset_of!(Below, red_zone),
+    nr = const offset_of!(EnteredCall, nr),
+    rdi = const offset_of!(EnteredCall, rdi),
+    rsi = const offset_of!(EnteredCall, rsi),
+    rdx = const offset_of!(EnteredCall, rdx),
+    r10 = const offset_of!(EnteredCall, r10),
+    r8 = const offset_of!(EnteredCall, r8),
+    r9 = const offset_of!(EnteredCall, r9),
+    resume = const offset_of!(EnteredCall, resume),
+    sp = const offset_of!(EnteredCall, sp),
+    record = const offset_of!(EnteredCall, record),
+    result = const offset_of!(EnteredCall, result),
+    vectors = const offset_of!(EnteredCall, vectors),
+    entered_bytes = const size_of::<EnteredCall>(),
+    below_rdx = const offset_of!(BelowStack, rdx),
+    below_nr = const offset_of!(BelowStack, nr),
+    below_resume = const offset_of!(BelowStack, resume),
+    below_bytes = const size_of::<BelowStack>(),
+    red_zone = const size_of::<BelowStack>() - offset_of!(BelowStack, red_zone),
     below = const BELOW,
-    pending = const offset_of!(Record, pending),
-    fs = const offset_of!(Record, fs),
+    pending = const offset_of!(ThreadRecord, pending),
+    fs = const offset_of!(ThreadRecord, fs),
     slot_bytes = const SLOT_BYTES,
     places = const PLACES,
     needs_context = const NEEDS_CONTEXT,
@@ -353,7 +356,7 @@ pub fn is_out(at: usize) -> bool {
 }
 
 /// Has calls made by `handler`, and trapped by instructions at these addresses.
-pub fn set_up(handler: Handler, trap_call: usize, trap_done: usize) {
+pub fn set_up(handler: PatchHandler, trap_call: usize, trap_done: usize) {
     WIDE.store(have_avx2(), SeqCst);
     HANDLER.store(handler as *const () as usize, SeqCst);
     TRAP_CALL.store(trap_call, SeqCst);
@@ -366,7 +369,7 @@ pub fn traps() -> (usize, usize) {
 }
 
 /// Lets the calling thread, whose record this is, be found.
-pub fn learn(record: &'static Record) {
+pub fn learn(record: &'static ThreadRecord) {
     if record.shares_fs.get() {
         return;
     }

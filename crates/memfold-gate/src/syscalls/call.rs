@@ -1,45 +1,45 @@
 //! Serves a call that has come as SIGSYS, as its row says.
 use crate::actions::{PROTECTED, UNBLOCKABLE};
-use crate::call_state::Outcome;
+use crate::call_state::CallOutcome;
 use crate::keeper::BadAddress;
-use crate::record::Record;
+use crate::record::ThreadRecord;
 use crate::signals;
-use crate::syscalls::plain::{Caller, raw};
-use crate::syscalls::row::{Call, MaskUse, Row, Served};
+use crate::syscalls::plain::{CallingThread, raw};
+use crate::syscalls::row::{CallRow, MaskUse, ProgramCall, ServedBy};
 use crate::touch::read;
 use core::sync::atomic::Ordering::SeqCst;
 
 /// A set of signals in place of the program's, and its address and size where the call wants those.
 #[derive(Default)]
-struct OwnSet {
+struct OwnSignalSet {
     set: u64,
     nested: [usize; 2],
 }
 
-impl Call<'_> {
+impl ProgramCall<'_> {
     /// Serves it.
-    pub fn serve(&mut self) -> Outcome {
-        Outcome::of(match self.row().served(&self.args) {
-            Served::Plain | Served::Trapped | Served::Unknown => self.wait(),
-            Served::Masked(at, how) => self.wait_masked(at as usize, how),
-            Served::Change => self.change(),
-            Served::Special(handler) => handler.0(self),
-            Served::InContext(handler) => {
+    pub fn serve(&mut self) -> CallOutcome {
+        CallOutcome::of(match self.row().served(&self.args) {
+            ServedBy::Plain | ServedBy::Trapped | ServedBy::Unknown => self.wait(),
+            ServedBy::Masked(at, how) => self.wait_masked(at as usize, how),
+            ServedBy::Change => self.change(),
+            ServedBy::Special(handler) => handler.0(self),
+            ServedBy::InContext(handler) => {
                 handler.0(self);
-                return Outcome::InContext;
+                return CallOutcome::InContext;
             }
-            Served::ByCommand(_) => unreachable!("the command has decided"),
+            ServedBy::ByCommand(_) => unreachable!("the command has decided"),
         })
     }
 
     /// Its row.
-    pub fn row(&self) -> &'static Row {
+    pub fn row(&self) -> &'static CallRow {
         self.rows.look_up(self.nr)
     }
 
     /// Its thread.
-    pub fn caller(&self) -> Caller<'static> {
-        Caller { keeper: self.keeper, record: self.record, rows: self.rows }
+    pub fn caller(&self) -> CallingThread<'static> {
+        CallingThread { keeper: self.keeper, record: self.record, rows: self.rows }
     }
 
     /// Makes it as it is.
@@ -72,7 +72,7 @@ impl Call<'_> {
     /// Makes a call that takes a set of signals, which argument `at` points to. The kernel may have the
     /// gate's own signals blocked while it waits: what interrupts the call is pending, which raises none.
     fn wait_masked(&mut self, at: usize, how: MaskUse) -> isize {
-        let (mut own, mut args) = (OwnSet::default(), self.args);
+        let (mut own, mut args) = (OwnSignalSet::default(), self.args);
         let has_set = match own.take(&mut args[at], how == MaskUse::BlockedNested) {
             Ok(has_set) => has_set,
             Err(BadAddress) => return -(libc::EFAULT as isize),
@@ -102,14 +102,14 @@ impl Call<'_> {
 }
 
 /// Of a call that wasn't interrupted, the mask is over.
-fn end_wait(record: &Record, made: isize) {
+fn end_wait(record: &ThreadRecord, made: isize) {
     let interrupted = made == -(libc::EINTR as isize);
     if !interrupted || record.pending.load(SeqCst) == 0 {
         record.waiting_mask.set(None);
     }
 }
 
-impl OwnSet {
+impl OwnSignalSet {
     /// Has `argument` point to a copy of the set; `false`: there is none.
     fn take(&mut self, argument: &mut usize, is_nested: bool) -> Result<bool, BadAddress> {
         if *argument == 0 {

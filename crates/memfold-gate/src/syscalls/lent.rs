@@ -11,7 +11,7 @@ use memfold_sys::raw::system_call;
 use memfold_sys::units::PAGE_SIZE;
 
 /// Makes a call of the program's by number and arguments.
-pub type Make<'a> = &'a mut dyn FnMut(i64, [usize; 6]) -> isize;
+pub type MakeCall<'a> = &'a mut dyn FnMut(i64, [usize; 6]) -> isize;
 
 const AGAIN: isize = -(libc::EAGAIN as isize);
 /// All flags of `vmsplice`.
@@ -24,7 +24,7 @@ pub fn make(
     nr: usize,
     args: &[usize; 6],
     names: impl FnOnce() -> bool,
-    make: Make,
+    make: MakeCall,
 ) -> Option<isize> {
     match nr as i64 {
         libc::SYS_vmsplice => (gives(args) && names()).then(|| copy(args, make)),
@@ -67,7 +67,7 @@ fn lends_pages(fd: usize) -> bool {
 }
 
 /// What `poll` says of a pipe's room: above 0 if there is some, or never will be.
-fn poll(fd: usize, wait: bool, make: Make) -> isize {
+fn poll(fd: usize, wait: bool, make: MakeCall) -> isize {
     let mut room = libc::pollfd { fd: fd as i32, events: libc::POLLOUT, revents: 0 };
     let time: isize = if wait { -1 } else { 0 };
     make(libc::SYS_poll, [&raw mut room as usize, 1, time as usize, 0, 0, 0])
@@ -76,22 +76,22 @@ fn poll(fd: usize, wait: bool, make: Make) -> isize {
 /// So many parts of a call are taken. The kernel takes one for each page that a pipe has room for, 16
 /// where nothing else was asked for.
 const PARTS_MAX: usize = 128;
-type Part = [usize; 2];
+type SplicePart = [usize; 2];
 
 /// What of the parts (first addresses and lengths) a pipe of `room` bytes could take.
-struct Parts {
-    parts: [Part; PARTS_MAX],
+struct SpliceParts {
+    parts: [SplicePart; PARTS_MAX],
     count: usize,
 }
 
-impl Parts {
-    fn read(at: usize, count: usize, room: usize) -> Result<Parts, isize> {
-        let (mut all, mut room) = (Parts { parts: [[0; 2]; PARTS_MAX], count: 0 }, room);
+impl SpliceParts {
+    fn read(at: usize, count: usize, room: usize) -> Result<SpliceParts, isize> {
+        let (mut all, mut room) = (SpliceParts { parts: [[0; 2]; PARTS_MAX], count: 0 }, room);
         if count > libc::UIO_MAXIOV as usize {
             return Err(-(libc::EINVAL as isize));
         }
         while all.count < count.min(PARTS_MAX) && room > 0 {
-            let [start, len] = match read::<Part>(at + all.count * size_of::<Part>()) {
+            let [start, len] = match read::<SplicePart>(at + all.count * size_of::<SplicePart>()) {
                 Ok(part) => part,
                 Err(_) if all.count > 0 => break,
                 Err(_) => return Err(-(libc::EFAULT as isize)),
@@ -108,12 +108,12 @@ impl Parts {
 }
 
 /// Writes what the parts hold, as far as there is room for it, and at least something.
-fn copy(args: &[usize; 6], make: Make) -> isize {
+fn copy(args: &[usize; 6], make: MakeCall) -> isize {
     let [fd, parts, count, flags, ..] = *args;
     let waits = flags as u32 & libc::SPLICE_F_NONBLOCK == 0;
     // No more is held than can be taken.
     let room = raw(libc::SYS_fcntl, [fd, libc::F_GETPIPE_SZ as usize, 0, 0, 0, 0]);
-    let parts = match Parts::read(parts, count, room.max(1) as usize) {
+    let parts = match SpliceParts::read(parts, count, room.max(1) as usize) {
         Ok(parts) => parts,
         Err(e) => return e,
     };
@@ -142,7 +142,7 @@ fn copy(args: &[usize; 6], make: Make) -> isize {
 }
 
 /// Writes page by page. Only the first write may wait for room.
-fn copy_by_pages(fd: usize, parts: &Parts, waits: bool, make: Make) -> isize {
+fn copy_by_pages(fd: usize, parts: &SpliceParts, waits: bool, make: MakeCall) -> isize {
     let mut done = 0;
     for [start, len] in &parts.parts[..parts.count] {
         for offset in (0..*len).step_by(PAGE_SIZE) {

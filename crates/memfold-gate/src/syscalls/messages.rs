@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_many_parts_are_made_some_at_a_time() {
+    fn messages_of_many_parts_are_sent_in_groups() {
         let (send, receive) = (libc::SYS_sendmmsg, libc::SYS_recvmmsg);
         assert_eq!(made(send, &[1; 512], 0, &[]), (None, vec![]));
         assert_eq!(made(send, &[600], 0, &[]), (None, vec![]));

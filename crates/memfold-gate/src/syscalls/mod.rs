@@ -1,6 +1,6 @@
 //! The system calls of Linux 6.18 on x86-64: what each is, and which memory it names.
 //!
-//! One [`Row`](row::Row) a call, in `table/`, by field; [`look_up`] is an array index. What the rows'
+//! One [`CallRow`](row::CallRow) a call, in `table/`, by field; [`look_up`] is an array index. What the rows'
 //! little language (`row.rs`) can't say is said by functions in `decode/`, mostly by the command that
 //! an argument gives.
 //!
@@ -36,7 +36,7 @@ use crate::keeper::{BadAddress, Span};
 pub(crate) use handlers::threads::has_no_counter;
 
 /// The row of a call; an unknown one for numbers that x86-64 has no call for.
-pub fn look_up(nr: usize) -> &'static row::Row {
+pub fn look_up(nr: usize) -> &'static row::CallRow {
     table::TABLE.look_up(nr)
 }
 
@@ -47,9 +47,9 @@ pub fn look_up(nr: usize) -> &'static row::Row {
 /// A struct can't be read. `out` then got what is named besides: hold that, and make the call; the
 /// kernel will find the same.
 pub fn name(
-    row: &row::Row,
+    row: &row::CallRow,
     args: &[usize; 6],
-    read: operands::Read,
+    read: operands::ReadMemory,
     out: &mut dyn FnMut(Span),
 ) -> Result<(), BadAddress> {
     row.name_memory(args, read, out)

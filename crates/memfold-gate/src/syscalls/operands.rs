@@ -12,20 +12,24 @@ pub const PARTS_MAX: usize = 1024;
 pub const TEXT_MAX: usize = 4096;
 
 /// How nested memory is read: it is faulted in, and a bad address is told.
-pub type Read<'a> = &'a dyn Fn(usize, &mut [u8]) -> Result<(), BadAddress>;
+pub type ReadMemory<'a> = &'a dyn Fn(usize, &mut [u8]) -> Result<(), BadAddress>;
 
 /// One call whose memory is being named.
 pub struct Operands<'a> {
     /// The call's arguments.
     pub args: [usize; 6],
-    read: Read<'a>,
+    read: ReadMemory<'a>,
     out: &'a mut dyn FnMut(Span),
     bad: bool,
 }
 
 impl<'a> Operands<'a> {
     /// A call with nothing named yet.
-    pub fn new(args: &[usize; 6], read: Read<'a>, out: &'a mut dyn FnMut(Span)) -> Operands<'a> {
+    pub fn new(
+        args: &[usize; 6],
+        read: ReadMemory<'a>,
+        out: &'a mut dyn FnMut(Span),
+    ) -> Operands<'a> {
         Operands { args: *args, read, out, bad: false }
     }
 
@@ -83,13 +87,13 @@ impl<'a> Operands<'a> {
     }
 
     /// The program's bytes at `addr`.
-    pub fn get<const N: usize>(&mut self, addr: usize) -> Option<Fields<N>> {
+    pub fn get<const N: usize>(&mut self, addr: usize) -> Option<StructFields<N>> {
         let mut bytes = [0; N];
         if addr == 0 {
             return None;
         }
         match (self.read)(addr, &mut bytes) {
-            Ok(()) => Some(Fields(bytes)),
+            Ok(()) => Some(StructFields(bytes)),
             Err(BadAddress) => {
                 self.bad = true;
                 None
@@ -98,14 +102,14 @@ impl<'a> Operands<'a> {
     }
 
     /// A struct that the kernel reads: named, and given.
-    pub fn take<const N: usize>(&mut self, addr: usize) -> Option<Fields<N>> {
+    pub fn take<const N: usize>(&mut self, addr: usize) -> Option<StructFields<N>> {
         self.reads(addr, N);
         self.get(addr)
     }
 
     /// A struct that the kernel reads, and writes to by what it says: named, and given. It may be
     /// read-only where it doesn't.
-    pub fn change<const N: usize>(&mut self, addr: usize) -> Option<Fields<N>> {
+    pub fn change<const N: usize>(&mut self, addr: usize) -> Option<StructFields<N>> {
         self.reads(addr, N);
         self.writes(addr, N);
         self.get(addr)
@@ -133,9 +137,9 @@ impl<'a> Operands<'a> {
 }
 
 /// The bytes of a struct, by offset.
-pub struct Fields<const N: usize>(pub [u8; N]);
+pub struct StructFields<const N: usize>(pub [u8; N]);
 
-impl<const N: usize> Fields<N> {
+impl<const N: usize> StructFields<N> {
     /// The 64 bits at `at`.
     pub fn word(&self, at: usize) -> usize {
         let mut bytes = [0; 8];

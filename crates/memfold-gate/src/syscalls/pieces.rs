@@ -41,7 +41,7 @@ const ERRORS_MAX: isize = 4095;
 const TOP_SHIFT: u32 = 47;
 
 /// One piece.
-pub struct Piece<'a> {
+pub struct CallPiece<'a> {
     /// Number.
     pub nr: usize,
     /// Arguments.
@@ -53,7 +53,7 @@ pub struct Piece<'a> {
     pub must: bool,
 }
 
-impl Piece<'_> {
+impl CallPiece<'_> {
     /// Calls `each` with what it names of the program's.
     pub fn names(&self, each: &mut dyn FnMut(Span)) {
         let spans =
@@ -63,12 +63,12 @@ impl Piece<'_> {
 }
 
 /// Makes a system call: number, arguments, result. What it names is on the caller's stack.
-pub type Ask<'a> = &'a mut dyn FnMut(usize, &[usize; 6]) -> isize;
+pub type AskKernel<'a> = &'a mut dyn FnMut(usize, &[usize; 6]) -> isize;
 /// How nested memory is read.
-pub type Read<'a> = &'a dyn Fn(usize, &mut [u8]) -> Result<(), BadAddress>;
+pub type ReadMemory<'a> = &'a dyn Fn(usize, &mut [u8]) -> Result<(), BadAddress>;
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-enum Kind {
+enum TransferKind {
     /// At offsets from here on.
     At(usize),
     /// Reads at the file's own offset.
@@ -87,7 +87,7 @@ enum Kind {
 
 /// What the program gives or wants.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-enum Buffers {
+enum CallBuffers {
     One(usize),
     /// An array of iovec, and their count.
     Vector(usize, usize),
@@ -95,20 +95,20 @@ enum Buffers {
 
 /// A call that is made in pieces.
 #[derive(Copy, Clone, Debug)]
-pub struct Pieces {
+pub struct CallPieces {
     nr: usize,
     args: [usize; 6],
-    buffers: Buffers,
+    buffers: CallBuffers,
     writes: bool,
     total: usize,
     piece: usize,
-    kind: Kind,
+    kind: TransferKind,
     /// For sockets.
     flags: usize,
 }
 
 /// What the next piece is made of.
-struct Parts {
+struct PieceParts {
     parts: [[usize; 2]; PARTS],
     count: usize,
     bytes: usize,
@@ -116,7 +116,7 @@ struct Parts {
 
 /// `struct msghdr`.
 #[repr(C)]
-struct Header {
+struct MessageHeader {
     name: usize,
     name_bytes: usize,
     parts: usize,
@@ -133,19 +133,23 @@ pub fn in_pieces(
     args: &[usize; 6],
     most: impl FnOnce() -> usize,
     concerns: impl FnOnce() -> bool,
-    read: Read,
-    ask: Ask,
-) -> Option<Pieces> {
+    read: ReadMemory,
+    ask: AskKernel,
+) -> Option<CallPieces> {
     let (buffers, writes) = match nr as i64 {
-        libc::SYS_read | libc::SYS_pread64 | libc::SYS_recvfrom => (Buffers::One(args[1]), false),
-        libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_sendto => (Buffers::One(args[1]), true),
-        libc::SYS_readv | libc::SYS_preadv => (Buffers::Vector(args[1], args[2]), false),
-        libc::SYS_writev | libc::SYS_pwritev => (Buffers::Vector(args[1], args[2]), true),
+        libc::SYS_read | libc::SYS_pread64 | libc::SYS_recvfrom => {
+            (CallBuffers::One(args[1]), false)
+        }
+        libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_sendto => {
+            (CallBuffers::One(args[1]), true)
+        }
+        libc::SYS_readv | libc::SYS_preadv => (CallBuffers::Vector(args[1], args[2]), false),
+        libc::SYS_writev | libc::SYS_pwritev => (CallBuffers::Vector(args[1], args[2]), true),
         _ => return None,
     };
     let total = match buffers {
-        Buffers::One(start) => checked(start, args[2])?,
-        Buffers::Vector(at, count) => total_of(at, count, read)?,
+        CallBuffers::One(start) => checked(start, args[2])?,
+        CallBuffers::Vector(at, count) => total_of(at, count, read)?,
     };
     // Smaller ones are never cut.
     if total <= UNIT {
@@ -156,7 +160,7 @@ pub fn in_pieces(
         return None;
     }
     let (kind, flags) = kind(nr, args, writes, ask)?;
-    Some(Pieces { nr, args: *args, buffers, writes, total, piece, kind, flags })
+    Some(CallPieces { nr, args: *args, buffers, writes, total, piece, kind, flags })
 }
 
 /// A negative count is an error, and so is one that reaches past the program's addresses: the
@@ -165,7 +169,7 @@ fn checked(start: usize, bytes: usize) -> Option<usize> {
     start.checked_add(bytes).filter(|end| end >> TOP_SHIFT == 0).map(|_| bytes.min(BYTES_MAX))
 }
 
-fn total_of(at: usize, count: usize, read: Read) -> Option<usize> {
+fn total_of(at: usize, count: usize, read: ReadMemory) -> Option<usize> {
     let mut total = 0;
     for n in 0..count.min(VECTOR_MAX + 1) {
         let [start, bytes] = part_at(at, n, read)?;
@@ -174,7 +178,7 @@ fn total_of(at: usize, count: usize, read: Read) -> Option<usize> {
     (count <= VECTOR_MAX).then_some(total.min(BYTES_MAX))
 }
 
-fn part_at(at: usize, n: usize, read: Read) -> Option<[usize; 2]> {
+fn part_at(at: usize, n: usize, read: ReadMemory) -> Option<[usize; 2]> {
     let mut bytes = [0; 16];
     read(at.wrapping_add(n * 16), &mut bytes).ok()?;
     let [start, len] =
@@ -183,7 +187,12 @@ fn part_at(at: usize, n: usize, read: Read) -> Option<[usize; 2]> {
 }
 
 /// What it is, and the flags for a socket.
-fn kind(nr: usize, args: &[usize; 6], writes: bool, ask: Ask) -> Option<(Kind, usize)> {
+fn kind(
+    nr: usize,
+    args: &[usize; 6],
+    writes: bool,
+    ask: AskKernel,
+) -> Option<(TransferKind, usize)> {
     let fd = args[0];
     // st_mode is at byte 24, st_size at byte 48.
     let mut about = [0u64; 18];
@@ -197,18 +206,18 @@ fn kind(nr: usize, args: &[usize; 6], writes: bool, ask: Ask) -> Option<(Kind, u
         libc::SYS_pread64 | libc::SYS_pwrite64 | libc::SYS_preadv | libc::SYS_pwritev
     );
     let on_file = match writes {
-        _ if is_positioned => Kind::At(args[3]),
-        true => Kind::Append,
-        false => Kind::File,
+        _ if is_positioned => TransferKind::At(args[3]),
+        true => TransferKind::Append,
+        false => TransferKind::File,
     };
     let kind = match mode & libc::S_IFMT {
         libc::S_IFSOCK if !is_positioned && is_stream(fd, ask) => {
             if writes {
-                Kind::Send
+                TransferKind::Send
             } else {
                 // A call waits for so many bytes, and takes what there is besides.
                 let waits_for = option(fd, libc::SO_RCVLOWAT, ask);
-                waits_for.is_some_and(|bytes| bytes <= 1).then_some(Kind::Receive)?
+                waits_for.is_some_and(|bytes| bytes <= 1).then_some(TransferKind::Receive)?
             }
         }
         _ if is_message => return None,
@@ -219,9 +228,9 @@ fn kind(nr: usize, args: &[usize; 6], writes: bool, ask: Ask) -> Option<(Kind, u
         libc::S_IFREG | libc::S_IFBLK => on_file,
         libc::S_IFIFO if !is_positioned => {
             if writes {
-                Kind::Pour
+                TransferKind::Pour
             } else {
-                Kind::Drain
+                TransferKind::Drain
             }
         }
         _ => return None,
@@ -232,12 +241,12 @@ fn kind(nr: usize, args: &[usize; 6], writes: bool, ask: Ask) -> Option<(Kind, u
     is_simple.then_some((kind, flags))
 }
 
-fn appends(fd: usize, ask: Ask) -> bool {
+fn appends(fd: usize, ask: AskKernel) -> bool {
     let flags = ask(libc::SYS_fcntl as usize, &[fd, libc::F_GETFL as usize, 0, 0, 0, 0]);
     flags < 0 || flags as i32 & libc::O_APPEND != 0
 }
 
-fn is_limited(ask: Ask) -> bool {
+fn is_limited(ask: AskKernel) -> bool {
     let mut limit = [0u64; 2];
     let args = [0, libc::RLIMIT_FSIZE as usize, 0, &raw mut limit as usize, 0, 0];
     ask(libc::SYS_prlimit64 as usize, &args) < 0 || limit[0] != u64::MAX
@@ -245,7 +254,7 @@ fn is_limited(ask: Ask) -> bool {
 
 /// Whether a file lies in a file system that keeps bytes. Those by which the kernel or a module is
 /// spoken to have no blocks.
-fn has_blocks(fd: usize, ask: Ask) -> bool {
+fn has_blocks(fd: usize, ask: AskKernel) -> bool {
     // `struct statfs`: the kind is at byte 0, blocks at 16.
     let mut about = [0u64; 15];
     let asked = ask(libc::SYS_fstatfs as usize, &[fd, &raw mut about as usize, 0, 0, 0, 0]);
@@ -255,14 +264,14 @@ fn has_blocks(fd: usize, ask: Ask) -> bool {
 }
 
 /// An option of a socket.
-fn option(fd: usize, name: i32, ask: Ask) -> Option<i32> {
+fn option(fd: usize, name: i32, ask: AskKernel) -> Option<i32> {
     let (mut value, mut len) = (0i32, 4u32);
     let (value_at, len_at) = (&raw mut value as usize, &raw mut len as usize);
     let args = [fd, libc::SOL_SOCKET as usize, name as usize, value_at, len_at, 0];
     (ask(libc::SYS_getsockopt as usize, &args) >= 0).then_some(value)
 }
 
-fn is_stream(fd: usize, ask: Ask) -> bool {
+fn is_stream(fd: usize, ask: AskKernel) -> bool {
     let mut option = |name: i32| option(fd, name, ask);
     option(libc::SO_TYPE) == Some(libc::SOCK_STREAM)
         && matches!(option(libc::SO_DOMAIN), Some(libc::AF_UNIX | libc::AF_INET | libc::AF_INET6))
@@ -271,7 +280,7 @@ fn is_stream(fd: usize, ask: Ask) -> bool {
 
 /// Whether a socket has data, and nothing else to tell: an error would be taken by who reads, and
 /// urgent data ends a read.
-fn has_data(fd: usize, ask: Ask) -> bool {
+fn has_data(fd: usize, ask: AskKernel) -> bool {
     let wanted = libc::POLLIN | libc::POLLPRI;
     let mut polled = libc::pollfd { fd: fd as i32, events: wanted, revents: 0 };
     let at = &raw mut polled as usize;
@@ -279,16 +288,16 @@ fn has_data(fd: usize, ask: Ask) -> bool {
         && polled.revents & (libc::POLLIN | libc::POLLPRI | libc::POLLERR) == libc::POLLIN
 }
 
-impl Parts {
+impl PieceParts {
     /// What of `buffers` begins `done` bytes after their start: at most `most` bytes.
-    fn of(buffers: Buffers, done: usize, most: usize, read: Read) -> Option<Parts> {
-        let mut parts = Parts { parts: [[0; 2]; PARTS], count: 0, bytes: 0 };
+    fn of(buffers: CallBuffers, done: usize, most: usize, read: ReadMemory) -> Option<PieceParts> {
+        let mut parts = PieceParts { parts: [[0; 2]; PARTS], count: 0, bytes: 0 };
         let (at, count) = match buffers {
-            Buffers::One(start) => {
+            CallBuffers::One(start) => {
                 (parts.parts[0], parts.count, parts.bytes) = ([start + done, most], 1, most);
                 return Some(parts);
             }
-            Buffers::Vector(at, count) => (at, count),
+            CallBuffers::Vector(at, count) => (at, count),
         };
         let (mut before, mut n) = (0, 0);
         while n < count && parts.count < PARTS && parts.bytes < most {
@@ -314,16 +323,18 @@ impl Parts {
     }
 }
 
-impl Pieces {
+impl CallPieces {
     /// Makes the call by `make`, which holds what each piece names, and returns what one call would;
     /// or `CALLED_OFF` if nothing was done. `None`: it must be made whole.
     pub fn run(
         &self,
-        read: Read,
-        ask: Ask,
-        make: &mut dyn FnMut(&Piece) -> isize,
+        read: ReadMemory,
+        ask: AskKernel,
+        make: &mut dyn FnMut(&CallPiece) -> isize,
     ) -> Option<isize> {
-        let Kind::File = self.kind else { return Some(self.pieces(self.kind, read, ask, make)) };
+        let TransferKind::File = self.kind else {
+            return Some(self.pieces(self.kind, read, ask, make));
+        };
         let fd = self.args[0];
         let mut seek = |by: isize| {
             let args = [fd, by as usize, libc::SEEK_CUR as usize, 0, 0, 0];
@@ -333,7 +344,8 @@ impl Pieces {
         if end < self.total as isize {
             return None;
         }
-        let made = self.pieces(Kind::At(end as usize - self.total), read, &mut |_, _| 0, make);
+        let made =
+            self.pieces(TransferKind::At(end as usize - self.total), read, &mut |_, _| 0, make);
         let left = self.total - made.max(0) as usize;
         if left > 0 {
             seek(-(left as isize));
@@ -343,19 +355,19 @@ impl Pieces {
 
     fn pieces(
         &self,
-        kind: Kind,
-        read: Read,
-        ask: Ask,
-        make: &mut dyn FnMut(&Piece) -> isize,
+        kind: TransferKind,
+        read: ReadMemory,
+        ask: AskKernel,
+        make: &mut dyn FnMut(&CallPiece) -> isize,
     ) -> isize {
         let mut done = 0;
         while done < self.total {
-            let waits = !matches!(kind, Kind::Receive) || done == 0;
+            let waits = !matches!(kind, TransferKind::Receive) || done == 0;
             if !waits && !has_data(self.args[0], ask) {
                 break;
             }
             let most = (self.total - done).min(self.piece);
-            let Some(parts) = Parts::of(self.buffers, done, most, read) else {
+            let Some(parts) = PieceParts::of(self.buffers, done, most, read) else {
                 return if done > 0 { done as isize } else { -(libc::EFAULT as isize) };
             };
             let made = self.one(kind, done, &parts, make);
@@ -374,15 +386,15 @@ impl Pieces {
     /// Makes the piece that begins at `done`.
     fn one(
         &self,
-        kind: Kind,
+        kind: TransferKind,
         done: usize,
-        parts: &Parts,
-        make: &mut dyn FnMut(&Piece) -> isize,
+        parts: &PieceParts,
+        make: &mut dyn FnMut(&CallPiece) -> isize,
     ) -> isize {
         let fd = self.args[0];
         let named = &parts.parts[..parts.count];
         let vector = parts.parts.as_ptr() as usize;
-        let header = Header {
+        let header = MessageHeader {
             name: 0,
             name_bytes: 0,
             parts: vector,
@@ -393,32 +405,32 @@ impl Pieces {
         };
         let message = &raw const header as usize;
         let (nr, args) = match kind {
-            Kind::At(from) => {
+            TransferKind::At(from) => {
                 let nr = if self.writes { libc::SYS_pwritev } else { libc::SYS_preadv };
                 (nr, [fd, vector, parts.count, from.wrapping_add(done), 0, 0])
             }
-            Kind::Send if done > 0 => {
+            TransferKind::Send if done > 0 => {
                 let flags = self.flags | libc::MSG_NOSIGNAL as usize;
                 (libc::SYS_sendmsg, [fd, message, flags, 0, 0, 0])
             }
-            Kind::Receive if done > 0 => {
+            TransferKind::Receive if done > 0 => {
                 let flags = self.flags | libc::MSG_DONTWAIT as usize;
                 (libc::SYS_recvmsg, [fd, message, flags, 0, 0, 0])
             }
-            Kind::Drain if done > 0 => {
+            TransferKind::Drain if done > 0 => {
                 let flags = libc::RWF_NOWAIT as usize;
                 (libc::SYS_preadv2, [fd, vector, parts.count, usize::MAX, 0, flags])
             }
             _ => match self.buffers {
-                Buffers::One(_) => {
+                CallBuffers::One(_) => {
                     let [[start, len], ..] = parts.parts;
                     (self.nr as i64, [fd, start, len, self.flags, 0, 0])
                 }
-                Buffers::Vector(..) => (self.nr as i64, [fd, vector, parts.count, 0, 0, 0]),
+                CallBuffers::Vector(..) => (self.nr as i64, [fd, vector, parts.count, 0, 0, 0]),
             },
         };
-        let must = matches!(kind, Kind::At(_) | Kind::Append) && done > 0;
-        make(&Piece { nr: nr as usize, args, parts: named, writes: self.writes, must })
+        let must = matches!(kind, TransferKind::At(_) | TransferKind::Append) && done > 0;
+        make(&CallPiece { nr: nr as usize, args, parts: named, writes: self.writes, must })
     }
 }
 

@@ -4,10 +4,10 @@
 //! This is the path of nearly all calls. For one that names no managed memory it costs a walk through the
 //! row's operands, one question of the keeper's ([`Keeper::hold`]), and the call.
 use crate::keeper::{Fault, Keeper, Names, Span};
-use crate::record::Record;
+use crate::record::ThreadRecord;
 use crate::signals;
-use crate::syscalls::pieces::{self, Piece};
-use crate::syscalls::row::{Cut, Row, Rows};
+use crate::syscalls::pieces::{self, CallPiece};
+use crate::syscalls::row::{CallRow, CallRows, CutInto};
 use crate::syscalls::{lent, messages, seen};
 use crate::touch::{read, read_bytes, touch};
 use memfold_sys::raw::system_call;
@@ -24,17 +24,17 @@ pub fn raw(nr: usize, args: &[usize; 6]) -> isize {
 
 /// A thread of the program's, for which calls are made.
 #[derive(Copy, Clone)]
-pub struct Caller<'a> {
+pub struct CallingThread<'a> {
     /// The owner of the memory.
     pub keeper: &'a dyn Keeper,
     /// The thread.
-    pub record: &'a Record,
+    pub record: &'a ThreadRecord,
     /// The table.
-    pub rows: &'static Rows,
+    pub rows: &'static CallRows,
 }
 
 /// Calls `each` with what a call names.
-fn name(row: &Row, args: &[usize; 6], each: &mut dyn FnMut(Span)) {
+fn name(row: &CallRow, args: &[usize; 6], each: &mut dyn FnMut(Span)) {
     // What can't be read names nothing: the kernel will find the same.
     let _ = row.name_memory(args, &read_bytes, each);
 }
@@ -46,10 +46,10 @@ fn concerns(keeper: &dyn Keeper, names: Names) -> bool {
     any
 }
 
-impl Caller<'_> {
+impl CallingThread<'_> {
     /// `make`s a call while what `names` names is held.
     pub fn under_hold(&self, names: Names, make: impl FnOnce() -> isize) -> isize {
-        let Caller { keeper, record, .. } = *self;
+        let CallingThread { keeper, record, .. } = *self;
         let Ok(hold) = keeper.hold(names, record.number.get(), touch) else {
             return -(libc::ENOMEM as isize);
         };
@@ -63,7 +63,7 @@ impl Caller<'_> {
     }
 
     /// `make`s the call while what it names is held.
-    pub fn held(&self, row: &Row, args: &[usize; 6], make: impl FnOnce() -> isize) -> isize {
+    pub fn held(&self, row: &CallRow, args: &[usize; 6], make: impl FnOnce() -> isize) -> isize {
         if !row.names {
             return make();
         }
@@ -71,7 +71,7 @@ impl Caller<'_> {
     }
 
     /// Makes a call of which nothing else must be known.
-    pub fn plain(&self, row: &Row, nr: usize, args: &[usize; 6]) -> isize {
+    pub fn plain(&self, row: &CallRow, nr: usize, args: &[usize; 6]) -> isize {
         if !row.tells {
             return self.made(row, nr, args);
         }
@@ -118,8 +118,8 @@ impl Caller<'_> {
     }
 
     /// Makes it while all that it names is held, or in pieces.
-    fn made(&self, row: &Row, nr: usize, args: &[usize; 6]) -> isize {
-        let Caller { keeper, record, rows } = *self;
+    fn made(&self, row: &CallRow, nr: usize, args: &[usize; 6]) -> isize {
+        let CallingThread { keeper, record, rows } = *self;
         // SAFETY: the program's own call; what it names is held.
         let call = |nr: usize, args: &[usize; 6]| unsafe { signals::call(record, nr, args) };
         if !row.names {
@@ -136,9 +136,11 @@ impl Caller<'_> {
             }
         }
         let pieces = match row.cut {
-            Cut::Whole => None,
-            Cut::Bytes => self.in_pieces(row, nr, args, &names),
-            Cut::Messages => messages::in_pieces(nr, args, &mut |args| self.plain(row, nr, args)),
+            CutInto::Whole => None,
+            CutInto::Bytes => self.in_pieces(row, nr, args, &names),
+            CutInto::Messages => {
+                messages::in_pieces(nr, args, &mut |args| self.plain(row, nr, args))
+            }
         };
         pieces.unwrap_or_else(|| {
             self.under_hold(&names, || checked(keeper, row, nr, args, &names, call(nr, args)))
@@ -146,12 +148,18 @@ impl Caller<'_> {
     }
 
     /// Makes a large call in pieces; `None`: it is to be made whole.
-    fn in_pieces(&self, row: &Row, nr: usize, args: &[usize; 6], names: Names) -> Option<isize> {
-        let Caller { keeper, record, .. } = *self;
+    fn in_pieces(
+        &self,
+        row: &CallRow,
+        nr: usize,
+        args: &[usize; 6],
+        names: Names,
+    ) -> Option<isize> {
+        let CallingThread { keeper, record, .. } = *self;
         let concerns = || concerns(keeper, names);
         let most = || keeper.piece_bytes();
         let pieces = pieces::in_pieces(nr, args, most, concerns, &read_bytes, &mut raw)?;
-        let mut make = |piece: &Piece| {
+        let mut make = |piece: &CallPiece| {
             let names = |each: &mut dyn FnMut(Span)| piece.names(each);
             self.under_hold(&names, || {
                 let made = match piece.must {
@@ -187,7 +195,7 @@ const FOR_OTHERS: [i64; 5] = [
 /// blame. It isn't made again: what a first try has done nobody knows.
 fn checked(
     keeper: &dyn Keeper,
-    row: &Row,
+    row: &CallRow,
     nr: usize,
     args: &[usize; 6],
     names: Names,
@@ -286,10 +294,10 @@ mod tests {
             (libc::SYS_write, [fd, bad, BYTES, 0, 0, 0]),
             (libc::SYS_writev, [fd, parts.as_ptr() as usize, 2, 0, 0, 0]),
         ];
-        let record = Record::take().unwrap();
+        let record = ThreadRecord::take().unwrap();
         for (nr, args) in calls {
             let asked = Asked(Mutex::new(Vec::new()));
-            let caller = Caller { keeper: &asked, record, rows: &TABLE };
+            let caller = CallingThread { keeper: &asked, record, rows: &TABLE };
             let row = TABLE.look_up(nr as usize);
             let made = caller.plain(row, nr as usize, &args);
             assert_eq!(made, -(libc::EFAULT as isize));
@@ -319,9 +327,9 @@ mod tests {
         let room = [fd, libc::F_SETPIPE_SZ as usize, 4 * PIECE, 0, 0, 0];
         // SAFETY: the call touches no memory.
         unsafe { system_call(libc::SYS_fcntl, room) }.unwrap();
-        let (record, asked) = (Record::take().unwrap(), Asked(Mutex::new(Vec::new())));
+        let (record, asked) = (ThreadRecord::take().unwrap(), Asked(Mutex::new(Vec::new())));
         let (nr, args) = (libc::SYS_write as usize, [fd, start, 2 * PIECE, 0, 0, 0]);
-        let caller = Caller { keeper: &asked, record, rows: &TABLE };
+        let caller = CallingThread { keeper: &asked, record, rows: &TABLE };
         let made = caller.plain(TABLE.look_up(nr), nr, &args);
         assert_eq!(made, PIECE as isize);
         let asked = asked.0.into_inner().unwrap();

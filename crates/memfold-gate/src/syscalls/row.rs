@@ -1,30 +1,30 @@
 //! One row of the table of system calls: name, number, operands, and how the call is served.
-use crate::frame::Context;
+use crate::frame::SignalContext;
 use crate::keeper::{BadAddress, Keeper, Span};
-use crate::record::Record;
-use crate::syscalls::operands::{Operands, Read, TEXT_MAX};
+use crate::record::ThreadRecord;
+use crate::syscalls::operands::{Operands, ReadMemory, TEXT_MAX};
 use memfold_sys::Errno;
 
 /// A system call of the program's that has come as SIGSYS.
-pub(crate) struct Call<'a> {
+pub(crate) struct ProgramCall<'a> {
     /// The owner of the memory.
     pub keeper: &'static dyn Keeper,
     /// The thread.
-    pub record: &'static Record,
+    pub record: &'static ThreadRecord,
     /// Where the program goes on.
-    pub context: &'a mut Context,
+    pub context: &'a mut SignalContext,
     /// Its number.
     pub nr: usize,
     /// Its arguments.
     pub args: [usize; 6],
     /// The table.
-    pub rows: &'static Rows,
+    pub rows: &'static CallRows,
 }
 
 /// Serves a call and returns its result.
-pub(crate) type Handler = fn(&mut Call) -> isize;
+pub(crate) type CallHandler = fn(&mut ProgramCall) -> isize;
 
-/// What [`Served::Masked`] calls do with the set of signals that an argument points to.
+/// What [`ServedBy::Masked`] calls do with the set of signals that an argument points to.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum MaskUse {
     /// It is blocked while the call waits.
@@ -39,7 +39,7 @@ pub enum MaskUse {
 
 /// How a call is served.
 #[derive(Copy, Clone)]
-pub enum Served {
+pub enum ServedBy {
     /// Made while what it names is held. The only way for which a patched site needs no trap.
     Plain,
     /// Made likewise, but by a trap: with a context.
@@ -50,26 +50,26 @@ pub enum Served {
     /// Changes mappings, or gives memory up: made by [`Keeper::change`].
     Change,
     /// Served by a function of its own.
-    Special(HandlerOf),
+    Special(RowHandler),
     /// Served by a function of its own that sets the context, in place of a result.
     InContext(ContextHandler),
     /// The command that an argument gives decides, as this function says.
-    ByCommand(fn(&[usize; 6]) -> Served),
+    ByCommand(fn(&[usize; 6]) -> ServedBy),
     /// Not in the table: made by a trap, and looked at if it says EFAULT.
     Unknown,
 }
 
-/// A [`Handler`] of a row.
+/// A row's handler, which returns the result of the call.
 #[derive(Copy, Clone)]
-pub struct HandlerOf(pub(crate) Handler);
+pub struct RowHandler(pub(crate) CallHandler);
 
-/// One that returns nothing.
+/// A row's handler that sets the context and returns nothing.
 #[derive(Copy, Clone)]
-pub struct ContextHandler(pub(crate) fn(&mut Call));
+pub struct ContextHandler(pub(crate) fn(&mut ProgramCall));
 
 /// In which pieces a large call may be made.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum CutInto {
     /// It is made whole.
     Whole,
     /// Bytes of its buffers: see `pieces.rs`.
@@ -80,7 +80,7 @@ pub enum Cut {
 
 /// How long the memory is that an argument points to. Numbers name arguments.
 #[derive(Copy, Clone, Debug)]
-pub(super) enum Size {
+pub(super) enum OperandSize {
     /// So many bytes.
     Bytes(usize),
     /// As many as another argument says.
@@ -111,9 +111,9 @@ pub(super) enum Size {
 #[derive(Copy, Clone)]
 pub(super) enum Arg {
     /// The kernel reads there.
-    In(u8, Size),
+    In(u8, OperandSize),
     /// The kernel writes there, and may read.
-    Out(u8, Size),
+    Out(u8, OperandSize),
     /// The kernel reads a text up to its null byte: a path, a name.
     Text(u8),
     /// More than this language can say: a function of `decode/` names it.
@@ -124,7 +124,7 @@ const ADDRESS_MAX: usize = 128;
 
 /// A system call.
 #[derive(Copy, Clone)]
-pub struct Row {
+pub struct CallRow {
     /// Its name.
     pub name: &'static str,
     /// Its number.
@@ -136,44 +136,53 @@ pub struct Row {
     /// Whether what it tells of the process is changed for the program: see `seen.rs`.
     pub tells: bool,
     /// In which pieces it may be made.
-    pub cut: Cut,
-    pub(super) served: Served,
+    pub cut: CutInto,
+    pub(super) served: ServedBy,
     pub(super) operands: &'static [Arg],
 }
 
-impl Row {
+impl CallRow {
     pub(super) const fn new(
-        served: Served,
+        served: ServedBy,
         number: u16,
         name: &'static str,
         operands: &'static [Arg],
-    ) -> Row {
+    ) -> CallRow {
         let names = !operands.is_empty();
-        Row { names, lends: false, tells: false, cut: Cut::Whole, served, number, name, operands }
+        CallRow {
+            names,
+            lends: false,
+            tells: false,
+            cut: CutInto::Whole,
+            served,
+            number,
+            name,
+            operands,
+        }
     }
 
     /// It can lend pages.
-    pub(super) const fn lending(mut self) -> Row {
+    pub(super) const fn lending(mut self) -> CallRow {
         self.lends = true;
         self
     }
 
     /// What it tells is changed.
-    pub(super) const fn telling(mut self) -> Row {
+    pub(super) const fn telling(mut self) -> CallRow {
         self.tells = true;
         self
     }
 
     /// It may be made in pieces.
-    pub(super) const fn cut(mut self, cut: Cut) -> Row {
+    pub(super) const fn cut(mut self, cut: CutInto) -> CallRow {
         self.cut = cut;
         self
     }
 
-    /// How a call with these arguments is served: never [`Served::ByCommand`].
-    pub fn served(&self, args: &[usize; 6]) -> Served {
+    /// How a call with these arguments is served: never [`ServedBy::ByCommand`].
+    pub fn served(&self, args: &[usize; 6]) -> ServedBy {
         match self.served {
-            Served::ByCommand(decide) => decide(args),
+            ServedBy::ByCommand(decide) => decide(args),
             served => served,
         }
     }
@@ -186,7 +195,7 @@ impl Row {
     pub fn name_memory(
         &self,
         args: &[usize; 6],
-        read: Read,
+        read: ReadMemory,
         out: &mut dyn FnMut(Span),
     ) -> Result<(), BadAddress> {
         let mut operands = Operands::new(args, read, out);
@@ -196,13 +205,13 @@ impl Row {
 
     /// Whether the table has this call.
     pub const fn is_known(&self) -> bool {
-        !matches!(self.served, Served::Unknown)
+        !matches!(self.served, ServedBy::Unknown)
     }
 }
 
 /// A row of the most frequent kind.
-pub(super) const fn plain(number: u16, name: &'static str, operands: &'static [Arg]) -> Row {
-    Row::new(Served::Plain, number, name, operands)
+pub(super) const fn plain(number: u16, name: &'static str, operands: &'static [Arg]) -> CallRow {
+    CallRow::new(ServedBy::Plain, number, name, operands)
 }
 
 /// A row of a call that a handler serves.
@@ -210,24 +219,24 @@ pub(super) const fn special(
     number: u16,
     name: &'static str,
     operands: &'static [Arg],
-    handler: Handler,
-) -> Row {
-    Row::new(Served::Special(HandlerOf(handler)), number, name, operands)
+    handler: CallHandler,
+) -> CallRow {
+    CallRow::new(ServedBy::Special(RowHandler(handler)), number, name, operands)
 }
 
 /// One past the last call of Linux 6.18.
 pub const COUNT: usize = 470;
 
 /// What has no row.
-pub(super) const UNKNOWN: Row = Row::new(Served::Unknown, u16::MAX, "unknown", &[]);
+pub(super) const UNKNOWN: CallRow = CallRow::new(ServedBy::Unknown, u16::MAX, "unknown", &[]);
 
 /// All calls by number.
-pub struct Rows(pub(super) [Row; COUNT]);
+pub struct CallRows(pub(super) [CallRow; COUNT]);
 
-impl Rows {
-    /// The row of a call; one of [`Served::Unknown`] for numbers that x86-64 has no call for.
-    pub fn look_up(&'static self, nr: usize) -> &'static Row {
-        static NO_ROW: Row = UNKNOWN;
+impl CallRows {
+    /// The row of a call; one of [`ServedBy::Unknown`] for numbers that x86-64 has no call for.
+    pub fn look_up(&'static self, nr: usize) -> &'static CallRow {
+        static NO_ROW: CallRow = UNKNOWN;
         self.0.get(nr).unwrap_or(&NO_ROW)
     }
 }
@@ -237,24 +246,24 @@ pub(crate) fn value(done: Result<(), Errno>) -> isize {
     done.map_or_else(|e| -(e.raw_os_error() as isize), |()| 0)
 }
 
-impl Size {
+impl OperandSize {
     /// The bytes; `None` if the kernel will refuse the call for it.
     fn bytes(self, n: &mut Operands) -> Option<usize> {
         let int = |v: usize| usize::try_from(v as i32).ok();
         let address = |v: usize| int(v).map(|len| len.min(ADDRESS_MAX));
         match self {
-            Size::Bytes(bytes) => Some(bytes),
-            Size::Len(i) => Some(n.arg(i as usize)),
-            Size::Int(i) => int(n.arg(i as usize)),
-            Size::Uint(i) => Some(n.int(i as usize) as usize),
-            Size::Items(i, each) => n.arg(i as usize).checked_mul(each),
-            Size::IntItems(i, each) => int(n.arg(i as usize)).map(|count| count * each),
-            Size::UintItems(i, each) => Some(n.int(i as usize) as usize * each),
-            Size::At(i) => int(n.half(n.arg(i as usize))? as usize),
-            Size::Address(i) => address(n.arg(i as usize)),
-            Size::AddressAt(i) => address(n.half(n.arg(i as usize))? as usize),
-            Size::Nodes(i) => Some(n.arg(i as usize).saturating_sub(1).div_ceil(64) * 8),
-            Size::Fds(i) => int(n.arg(i as usize)).map(|bits| bits.div_ceil(64) * 8),
+            OperandSize::Bytes(bytes) => Some(bytes),
+            OperandSize::Len(i) => Some(n.arg(i as usize)),
+            OperandSize::Int(i) => int(n.arg(i as usize)),
+            OperandSize::Uint(i) => Some(n.int(i as usize) as usize),
+            OperandSize::Items(i, each) => n.arg(i as usize).checked_mul(each),
+            OperandSize::IntItems(i, each) => int(n.arg(i as usize)).map(|count| count * each),
+            OperandSize::UintItems(i, each) => Some(n.int(i as usize) as usize * each),
+            OperandSize::At(i) => int(n.half(n.arg(i as usize))? as usize),
+            OperandSize::Address(i) => address(n.arg(i as usize)),
+            OperandSize::AddressAt(i) => address(n.half(n.arg(i as usize))? as usize),
+            OperandSize::Nodes(i) => Some(n.arg(i as usize).saturating_sub(1).div_ceil(64) * 8),
+            OperandSize::Fds(i) => int(n.arg(i as usize)).map(|bits| bits.div_ceil(64) * 8),
         }
     }
 }

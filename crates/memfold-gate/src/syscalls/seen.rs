@@ -6,7 +6,7 @@
 //! And `/proc/self/mem` has the program's memory, also what is folded: some compilers write their code
 //! so, past its access.
 use crate::keeper::{Keeper, Span};
-use crate::record::Record;
+use crate::record::ThreadRecord;
 use crate::touch::{copy, read, read_bytes, write, write_bytes};
 use core::ffi::CStr;
 use core::mem::zeroed;
@@ -17,16 +17,16 @@ use memfold_sys::thread::process_id;
 use memfold_sys::units::PAGE_SIZE;
 
 /// Where a structure has what is asked for.
-struct Places {
+struct StatOffsets {
     number: usize,
     links: usize,
     mode: usize,
     bytes: usize,
 }
 /// `struct stat`.
-const STAT: Places = Places { number: 8, links: 16, mode: 24, bytes: 48 };
+const STAT: StatOffsets = StatOffsets { number: 8, links: 16, mode: 24, bytes: 48 };
 /// `struct statx`.
-const STATX: Places = Places { number: 32, links: 16, mode: 28, bytes: 40 };
+const STATX: StatOffsets = StatOffsets { number: 32, links: 16, mode: 28, bytes: 40 };
 /// A directory has one for itself and one for its name.
 const OWN_LINKS: usize = 2;
 
@@ -55,7 +55,7 @@ const COUNT_FIELD: usize = 17;
 /// `None`: it told of no other threads, and is to be made again.
 pub fn without_threads(
     keeper: &dyn Keeper,
-    record: &Record,
+    record: &ThreadRecord,
     nr: usize,
     args: &[usize; 6],
     made: isize,
@@ -97,7 +97,7 @@ pub fn without_threads(
 
 /// Has the structure at `at` tell the links of a directory with `threads` entries, if it is that of
 /// `/proc/self/task`.
-fn unlink(at: usize, places: &Places, threads: usize) -> Option<()> {
+fn unlink(at: usize, places: &StatOffsets, threads: usize) -> Option<()> {
     // Of a wider number the lower half comes first.
     let links = read::<u32>(at.checked_add(places.links)?).ok()?;
     let mode = read::<u32>(at + places.mode).ok()?;
@@ -375,14 +375,14 @@ mod tests {
     }
 
     #[test]
-    fn only_such_texts_are_looked_at() {
+    fn text_begins_as_status_or_stat_to_be_read() {
         assert!(may_tell(b"Name:\tsleep\nUmas") && may_tell(b"4194303 (sleep) "));
         assert!(!may_tell(b" (sleep) S 1 2 3") && !may_tell(b"12345678901234567"));
         assert!(!may_tell(b"17 sleep (1) 2 3"));
     }
 
     #[test]
-    fn numbers_are_read() {
+    fn name_of_digits_is_read_as_a_number() {
         for value in [0, 9, 10, 4_194_303, u32::MAX] {
             let (digits, mut name) = (value.to_string(), [0; NAME_BYTES]);
             name[..digits.len()].copy_from_slice(digits.as_bytes());

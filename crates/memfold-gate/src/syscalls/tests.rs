@@ -42,7 +42,7 @@ fn header() -> Vec<(String, usize)> {
 const END: usize = 470;
 
 #[test]
-fn every_call_of_the_headers_has_its_entry() {
+fn each_call_of_the_headers_has_its_row() {
     let header = header();
     assert!(header.len() > 350);
     let newest = NEWEST.iter().map(|&(name, number)| (name.to_owned(), number));
@@ -66,7 +66,7 @@ fn numbers_without_a_call_are_unknown() {
 }
 
 #[test]
-fn sizes_are_the_kernels() {
+fn sizes_match_the_kernel_headers() {
     let mut program = String::from(INCLUDES);
     for (name, bytes) in sizes::ALL {
         program += &format!("_Static_assert(sizeof({name}) == {bytes}, \"{name}\");\n");

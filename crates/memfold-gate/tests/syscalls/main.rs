@@ -55,7 +55,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn every_call_that_names_memory_has_a_case_or_a_reason() {
+fn each_call_that_names_memory_has_a_case_or_a_reason() {
     use memfold_gate::syscalls::look_up;
     use std::collections::HashSet;
     let lists = [files::CASES, paths::CASES, sockets::CASES, process::CASES, ipc::CASES];

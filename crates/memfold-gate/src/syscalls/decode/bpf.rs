@@ -1,13 +1,13 @@
 //! `bpf`: one struct for all commands, whose fields lie where each command has them.
 use super::ask::ask;
 use super::process::cpus_possible;
-use crate::syscalls::operands::{Fields, Operands, TEXT_MAX};
+use crate::syscalls::operands::{Operands, StructFields, TEXT_MAX};
 use memfold_sys::units::PAGE_SIZE;
 
 /// The part of the struct that has pointers.
 const LOOKED_AT: usize = 152;
 
-type Attributes = Fields<LOOKED_AT>;
+type BpfAttributes = StructFields<LOOKED_AT>;
 
 /// By command. The kernel writes results into the struct.
 pub fn bpf(n: &mut Operands) {
@@ -17,7 +17,7 @@ pub fn bpf(n: &mut Operands) {
     }
     n.reads(at, size);
     n.writes(at, size);
-    let mut fields = Fields([0; LOOKED_AT]);
+    let mut fields = StructFields([0; LOOKED_AT]);
     // Bytes past the end of a shorter struct count as zeros.
     for i in 0..LOOKED_AT.min(size).div_ceil(8) {
         let left = size - i * 8;
@@ -76,7 +76,7 @@ fn sizes(map: u32) -> Option<(usize, usize)> {
     Some((key, if per_cpu { value.next_multiple_of(8) * cpus_possible() } else { value }))
 }
 
-fn element(n: &mut Operands, command: u32, fields: &Attributes) {
+fn element(n: &mut Operands, command: u32, fields: &BpfAttributes) {
     let Some((key, value)) = sizes(fields.half(0)) else { return };
     // Queues and stacks have no key, but may be told one.
     n.reads(fields.word(8), key);
@@ -88,7 +88,7 @@ fn element(n: &mut Operands, command: u32, fields: &Attributes) {
     }
 }
 
-fn batch(n: &mut Operands, command: u32, fields: &Attributes) {
+fn batch(n: &mut Operands, command: u32, fields: &BpfAttributes) {
     let Some((key, value)) = sizes(fields.half(36)) else { return };
     let count = fields.len(32);
     let looks_up = matches!(command, 24 | 25);
@@ -98,7 +98,7 @@ fn batch(n: &mut Operands, command: u32, fields: &Attributes) {
     n.touches(fields.word(24), value.saturating_mul(count), looks_up);
 }
 
-fn program(n: &mut Operands, fields: &Attributes) {
+fn program(n: &mut Operands, fields: &BpfAttributes) {
     n.reads(fields.word(8), fields.len(4) * 8);
     n.text(fields.word(16), 128);
     n.writes(fields.word(32), fields.len(28));

@@ -3,7 +3,7 @@
 //!
 //! What is missing here (graphics, video and drivers without number) is found by who makes the
 //! call: it says EFAULT.
-use super::requests::{self, Is};
+use super::requests::{self, RequestKind};
 use super::vectors;
 use crate::syscalls::operands::{Operands, TEXT_MAX};
 use crate::syscalls::sizes::*;
@@ -16,9 +16,9 @@ pub fn ioctl(n: &mut Operands) {
         return;
     }
     match requests::known(request) {
-        Some(Is::Value) => {}
-        Some(Is::In(bytes)) => n.reads(at, bytes),
-        Some(Is::Out(bytes)) => n.writes(at, bytes),
+        Some(RequestKind::Value) => {}
+        Some(RequestKind::In(bytes)) => n.reads(at, bytes),
+        Some(RequestKind::Out(bytes)) => n.writes(at, bytes),
         None => {
             let bytes = (request >> 16 & 0x3fff) as usize;
             match request >> 30 {

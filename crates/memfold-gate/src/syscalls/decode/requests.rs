@@ -2,7 +2,7 @@
 
 /// What a request's argument is.
 #[derive(Copy, Clone)]
-pub enum Is {
+pub enum RequestKind {
     /// A number, or nothing.
     Value,
     /// Memory that the kernel reads.
@@ -10,7 +10,7 @@ pub enum Is {
     /// Memory that it writes to, and may read.
     Out(usize),
 }
-use Is::{In, Out, Value};
+use RequestKind::{In, Out, Value};
 
 /// `struct termios` as the kernel has it.
 const TERMIOS: usize = 36;
@@ -18,7 +18,7 @@ const TERMIO: usize = 18;
 const IFREQ: usize = 40;
 
 /// Terminals: 0x54..
-const fn terminal(request: u32) -> Option<Is> {
+const fn terminal(request: u32) -> Option<RequestKind> {
     Some(match request {
         0x5401 | 0x5456 => Out(TERMIOS),
         0x5402..=0x5404 | 0x5457 => In(TERMIOS),
@@ -47,7 +47,7 @@ const fn terminal(request: u32) -> Option<Is> {
 }
 
 /// Consoles: 0x4b.. and 0x56..
-const fn console(request: u32) -> Option<Is> {
+const fn console(request: u32) -> Option<RequestKind> {
     Some(match request {
         // KDGKBTYPE, KDGETLED
         0x4b33 | 0x4b31 => Out(1),
@@ -69,7 +69,7 @@ const fn console(request: u32) -> Option<Is> {
 }
 
 /// Sockets and interfaces: 0x89..
-const fn socket(request: u32) -> Option<Is> {
+const fn socket(request: u32) -> Option<RequestKind> {
     Some(match request {
         // FIOSETOWN, SIOCSPGRP
         0x8901 | 0x8902 => In(4),
@@ -88,7 +88,7 @@ const fn socket(request: u32) -> Option<Is> {
 }
 
 /// Disks: 0x12.., 0x03.., 0x22.., 0x53.., and loop devices: 0x4c..
-const fn disk(request: u32) -> Option<Is> {
+const fn disk(request: u32) -> Option<RequestKind> {
     Some(match request {
         0x125d => In(4),
         0x125e | 0x1268 | 0x1278..=0x127c => Out(4),
@@ -117,7 +117,7 @@ const fn disk(request: u32) -> Option<Is> {
 }
 
 /// Those that break the encoding: a number where a pointer is said, or another length.
-const fn other(request: u32) -> Option<Is> {
+const fn other(request: u32) -> Option<RequestKind> {
     Some(match request {
         // FIBMAP, FIGETBSZ
         1 | 2 => Out(4),
@@ -134,7 +134,7 @@ const fn other(request: u32) -> Option<Is> {
 }
 
 /// What is known of a request.
-pub const fn known(request: u32) -> Option<Is> {
+pub const fn known(request: u32) -> Option<RequestKind> {
     match request >> 8 {
         0x54 => terminal(request),
         0x4b | 0x56 => console(request),

@@ -62,7 +62,7 @@ fn refuses(at: usize, (nr, second): (i64, usize)) -> bool {
 }
 
 /// The registers of a filter.
-struct Machine {
+struct FilterMachine {
     a: u32,
     x: u32,
     scratch: [u32; SCRATCH_WORDS],
@@ -71,7 +71,7 @@ struct Machine {
 /// What the filter returns; `None`: it is none.
 fn says(at: usize, data: &[u32; DATA_WORDS]) -> Option<u32> {
     let (len, code) = (read::<u32>(at).ok()? & 0xffff, read::<usize>(at + 8).ok()?);
-    let mut machine = Machine { a: 0, x: 0, scratch: [0; SCRATCH_WORDS] };
+    let mut machine = FilterMachine { a: 0, x: 0, scratch: [0; SCRATCH_WORDS] };
     let mut next = 0usize;
     while next < len as usize {
         let word = read::<u64>(code.checked_add(next * 8)?).ok()?;
@@ -93,7 +93,7 @@ fn says(at: usize, data: &[u32; DATA_WORDS]) -> Option<u32> {
     None
 }
 
-impl Machine {
+impl FilterMachine {
     fn operand(&self, op: u32, k: u32) -> u32 {
         if op & libc::BPF_X != 0 { self.x } else { k }
     }

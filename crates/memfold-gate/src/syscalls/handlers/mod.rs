@@ -1,6 +1,6 @@
 //! Calls that need more than to be made: by subject, one function for each row that names one.
 //!
-//! Each is a [`Handler`](crate::syscalls::row::Handler): it returns the call's result.
+//! Each is a [`CallHandler`](crate::syscalls::row::Handler): it returns the call's result.
 mod namespaces;
 mod filter;
 pub mod descriptors;

@@ -1,6 +1,6 @@
 //! What a process may do, and how much it may have.
 use crate::signals;
-use crate::syscalls::row::{Call, value};
+use crate::syscalls::row::{ProgramCall, value};
 use crate::touch::{read, write};
 use memfold_sys::Errno;
 use memfold_sys::thread::process_id;
@@ -16,13 +16,13 @@ const LIMITS: [u32; 5] = [
 
 /// Calls after which a process may have fewer rights: to open descriptors, files of /proc, or address
 /// space.
-pub fn give_up_rights(call: &mut Call) -> isize {
+pub fn give_up_rights(call: &mut ProgramCall) -> isize {
     call.keeper.last_chance();
     call.wait()
 }
 
 /// Those after which a thread may have other users, groups or capabilities.
-pub fn change_identity(call: &mut Call) -> isize {
+pub fn change_identity(call: &mut ProgramCall) -> isize {
     let made = give_up_rights(call);
     if made >= 0 {
         signals::block_all();
@@ -32,7 +32,7 @@ pub fn change_identity(call: &mut Call) -> isize {
 }
 
 /// `getrlimit`, `setrlimit`, `prlimit64`. A limit of this process's is the keeper's to answer.
-pub fn limit(call: &mut Call) -> isize {
+pub fn limit(call: &mut ProgramCall) -> isize {
     let [first, second, third, fourth, ..] = call.args;
     let (process, resource, new_at, old_at) = match call.nr as i64 {
         libc::SYS_getrlimit => (0, first, 0, second),

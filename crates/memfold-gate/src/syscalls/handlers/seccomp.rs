@@ -6,11 +6,11 @@ use crate::syscalls::handlers::filter;
 use crate::syscalls::handlers::rights::give_up_rights;
 use crate::syscalls::handlers::threads::pass_by;
 use crate::syscalls::plain::raw;
-use crate::syscalls::row::Call;
+use crate::syscalls::row::ProgramCall;
 use crate::threads;
 
 /// `seccomp`, and `prctl(PR_SET_SECCOMP)`.
-pub fn seccomp(call: &mut Call) -> isize {
+pub fn seccomp(call: &mut ProgramCall) -> isize {
     if filter::wants_strict(call.nr, &call.args) {
         return be_strict(call);
     }
@@ -23,7 +23,7 @@ pub fn seccomp(call: &mut Call) -> isize {
 /// A filter, which the call names at `at`. One for all threads of a program that has one is the
 /// caller's alone: the keeper's threads aren't the program's. One that refuses a call of the keeper's
 /// is set when all memory is home.
-fn set_filter(call: &mut Call, at: usize) -> isize {
+fn set_filter(call: &mut ProgramCall, at: usize) -> isize {
     const ALL_THREADS: usize =
         (libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_TSYNC_ESRCH) as usize;
     let is_for_all = call.nr as i64 == libc::SYS_seccomp && call.args[1] & ALL_THREADS != 0;
@@ -41,7 +41,7 @@ fn set_filter(call: &mut Call, at: usize) -> isize {
 
 /// SECCOMP_MODE_STRICT: from now on the kernel lets the caller read, write, return from handlers
 /// and end, and kills it for all else that the gate would do.
-fn be_strict(call: &mut Call) -> isize {
+fn be_strict(call: &mut ProgramCall) -> isize {
     // Who has a filter is refused this.
     let has = [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0];
     if raw(libc::SYS_prctl as usize, &has) != 0 {
@@ -53,7 +53,7 @@ fn be_strict(call: &mut Call) -> isize {
 /// The caller asks the kernel to refuse it what the gate would do. So all memory is brought home, and
 /// the caller's calls pass the gate by: this one first, as it may not even return from a handler
 /// after it.
-fn shut_in(call: &mut Call, how: Refused) -> isize {
+fn shut_in(call: &mut ProgramCall, how: Refused) -> isize {
     let is_alone = call.is_alone();
     signals::block_all();
     if !threads::keep_home(call.keeper, call.record, true) {

@@ -3,7 +3,7 @@ use crate::keeper::{Ending, Refused};
 use crate::signals;
 use crate::syscalls::handlers::namespaces;
 use crate::syscalls::plain::raw;
-use crate::syscalls::row::{Call, value};
+use crate::syscalls::row::{ProgramCall, value};
 use crate::threads;
 use crate::user_dispatch::{self, ProgramDispatch};
 use core::sync::atomic::Ordering::SeqCst;
@@ -26,18 +26,18 @@ pub fn has_no_counter() -> bool {
 }
 
 /// `prctl(PR_SET_TSC)` that refuses the counter.
-pub fn refuse_counter(call: &mut Call) -> isize {
+pub fn refuse_counter(call: &mut ProgramCall) -> isize {
     use_no_counter();
     call.wait()
 }
 
 /// `clone`, `clone3`, `fork`, `vfork`.
-pub fn clone(call: &mut Call) -> isize {
+pub fn clone(call: &mut ProgramCall) -> isize {
     threads::clone(call.keeper, call.record, call.context, call.nr, &call.args)
 }
 
 /// `execve`, `execveat`.
-pub fn execute(call: &mut Call) -> isize {
+pub fn execute(call: &mut ProgramCall) -> isize {
     let (row, args, caller) = (call.row(), call.args, call.caller());
     caller.held(row, &args, || {
         threads::execute(call.keeper, call.record, call.context, call.nr, &args)
@@ -45,19 +45,19 @@ pub fn execute(call: &mut Call) -> isize {
 }
 
 /// `exit`.
-pub fn exit(call: &mut Call) -> isize {
+pub fn exit(call: &mut ProgramCall) -> isize {
     threads::exit(call.keeper, call.record, call.args[0])
 }
 
 /// `exit_group`.
-pub fn exit_group(call: &mut Call) -> isize {
+pub fn exit_group(call: &mut ProgramCall) -> isize {
     threads::keep_locks(call.keeper, call.record);
     call.keeper.ends(Ending::Process);
     call.raw()
 }
 
 /// `unshare`, `setns`.
-pub fn change_namespaces(call: &mut Call) -> isize {
+pub fn change_namespaces(call: &mut ProgramCall) -> isize {
     if !call.is_alone() {
         return call.wait();
     }
@@ -66,23 +66,23 @@ pub fn change_namespaces(call: &mut Call) -> isize {
 }
 
 /// `arch_prctl`, which may set `fs`.
-pub fn set_registers(call: &mut Call) -> isize {
+pub fn set_registers(call: &mut ProgramCall) -> isize {
     call.record.fs.set(0);
     call.wait()
 }
 
 /// `set_tid_address`.
-pub fn set_tid_address(call: &mut Call) -> isize {
+pub fn set_tid_address(call: &mut ProgramCall) -> isize {
     never_fold(call, call.args[0], 4)
 }
 
 /// `rseq`.
-pub fn set_rseq(call: &mut Call) -> isize {
+pub fn set_rseq(call: &mut ProgramCall) -> isize {
     never_fold(call, call.args[0], call.args[1])
 }
 
 /// `set_robust_list`.
-pub fn set_robust_list(call: &mut Call) -> isize {
+pub fn set_robust_list(call: &mut ProgramCall) -> isize {
     let done = never_fold(call, call.args[0], call.args[1]);
     if done >= 0 {
         call.record.robust.store(call.args[0], SeqCst);
@@ -91,7 +91,7 @@ pub fn set_robust_list(call: &mut Call) -> isize {
 }
 
 /// The kernel may write there later, without a call.
-fn never_fold(call: &Call, start: usize, len: usize) -> isize {
+fn never_fold(call: &ProgramCall, start: usize, len: usize) -> isize {
     let done = call.raw();
     if done >= 0 && start != 0 {
         call.keeper.never_fold(start, len);
@@ -100,7 +100,7 @@ fn never_fold(call: &Call, start: usize, len: usize) -> isize {
 }
 
 /// `prctl(PR_SET_SYSCALL_USER_DISPATCH)`.
-pub fn set_dispatch(call: &mut Call) -> isize {
+pub fn set_dispatch(call: &mut ProgramCall) -> isize {
     signals::block_all();
     value(ProgramDispatch::of(&call.args).map(|own| call.record.dispatch.set(own)))
 }
@@ -109,7 +109,7 @@ pub fn set_dispatch(call: &mut Call) -> isize {
 /// or that knows nothing of the gate's. So the gate raises none until the caller executes another
 /// program: all memory is home, and the calls of the only thread pass it by. What it executes isn't
 /// managed, as the environment that it passes has nothing of memfold's.
-pub fn be_traced(call: &mut Call) -> isize {
+pub fn be_traced(call: &mut ProgramCall) -> isize {
     let (keeper, record) = (call.keeper, call.record);
     if !call.is_alone() {
         return call.wait();
@@ -130,7 +130,7 @@ pub fn be_traced(call: &mut Call) -> isize {
 
 /// From here on the caller's calls pass the gate by, patched sites too; if it is the only thread,
 /// its signals, too.
-pub fn pass_by(call: &mut Call, is_alone: bool) {
+pub fn pass_by(call: &mut ProgramCall, is_alone: bool) {
     call.record.fs.set(0);
     user_dispatch::disarm();
     if is_alone {

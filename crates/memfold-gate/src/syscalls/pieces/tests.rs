@@ -21,7 +21,7 @@ fn parts_of(at: usize, count: usize) -> Vec<[usize; 2]> {
 
 /// A file that gives or takes `room` bytes, and then ends or fails.
 #[derive(Clone)]
-struct Model {
+struct FileModel {
     at: usize,
     room: usize,
     /// What it says where there is no room left.
@@ -31,7 +31,7 @@ struct Model {
     log: Vec<(usize, usize)>,
 }
 
-impl Model {
+impl FileModel {
     /// As the kernel does it: a signal ends no call on a file that has begun.
     fn call(&mut self, parts: &[[usize; 2]], at: usize) -> isize {
         let addresses = parts.iter().flat_map(|[start, len]| *start..start + len);
@@ -70,7 +70,7 @@ impl Model {
 /// All totals, vectors, pieces, ends, failures and signals of a small file: the same result, the
 /// same bytes at the same places, the same offset afterwards.
 #[test]
-fn a_file_in_pieces_is_as_by_one_call() {
+fn file_in_pieces_is_as_by_one_call() {
     let vectors: &[&[[usize; 2]]] = &[
         &[[1000, 8]],
         &[[1000, 1], [2000, 7]],
@@ -82,9 +82,9 @@ fn a_file_in_pieces_is_as_by_one_call() {
             for room in 0..24 {
                 for then in [0, EIO] {
                     for signal in [None, Some(0), Some(1), Some(4)] {
-                        let one = Model { at: 2, room, then, signal, log: Vec::new() };
-                        compare(parts, piece, Kind::File, one.clone());
-                        compare(parts, piece, Kind::Append, one);
+                        let one = FileModel { at: 2, room, then, signal, log: Vec::new() };
+                        compare(parts, piece, TransferKind::File, one.clone());
+                        compare(parts, piece, TransferKind::Append, one);
                     }
                 }
             }
@@ -92,15 +92,15 @@ fn a_file_in_pieces_is_as_by_one_call() {
     }
 }
 
-fn compare(parts: &[[usize; 2]], piece: usize, kind: Kind, mut one: Model) {
+fn compare(parts: &[[usize; 2]], piece: usize, kind: TransferKind, mut one: FileModel) {
     let many = RefCell::new(one.clone());
     let whole = one.whole(parts);
     let total = parts.iter().map(|part| part[1]).sum();
-    let buffers = Buffers::Vector(parts.as_ptr() as usize, parts.len());
+    let buffers = CallBuffers::Vector(parts.as_ptr() as usize, parts.len());
     let args = [3, parts.as_ptr() as usize, parts.len(), 0, 0, 0];
-    let writes = kind == Kind::Append;
+    let writes = kind == TransferKind::Append;
     let nr = if writes { libc::SYS_writev } else { libc::SYS_readv } as usize;
-    let pieces = Pieces { nr, args, buffers, writes, total, piece, kind, flags: 0 };
+    let pieces = CallPieces { nr, args, buffers, writes, total, piece, kind, flags: 0 };
     let mut done = 0;
     let ask = &mut |nr: usize, args: &[usize; 6]| {
         assert!(!writes, "a write moves the offset itself");
@@ -136,12 +136,12 @@ fn compare(parts: &[[usize; 2]], piece: usize, kind: Kind, mut one: Model) {
 }
 
 #[test]
-fn parts_are_cut_at_whole_units() {
+fn parts_are_cut_at_unit_borders() {
     let vector = [[1 << 20, 100], [2 << 20, 3 * UNIT], [3 << 20, 5]];
-    let buffers = Buffers::Vector(vector.as_ptr() as usize, vector.len());
+    let buffers = CallBuffers::Vector(vector.as_ptr() as usize, vector.len());
     let (mut done, mut seen) = (0, Vec::new());
     while done < 3 * UNIT + 105 {
-        let parts = Parts::of(buffers, done, 2 * UNIT, &read_own).unwrap();
+        let parts = PieceParts::of(buffers, done, 2 * UNIT, &read_own).unwrap();
         done += parts.bytes;
         seen.push(parts.parts[..parts.count].to_vec());
     }
@@ -153,13 +153,18 @@ fn parts_are_cut_at_whole_units() {
 }
 
 /// What is made of a stream, with what the socket or pipe says.
-fn stream(kind: Kind, nr: i64, says: &[isize], data: &[bool]) -> (isize, Vec<(i64, usize, usize)>) {
+fn stream(
+    kind: TransferKind,
+    nr: i64,
+    says: &[isize],
+    data: &[bool],
+) -> (isize, Vec<(i64, usize, usize)>) {
     let made = RefCell::new(Vec::new());
     let args = [3, 1000, 10, 0, 0, 0];
-    let buffers = Buffers::One(1000);
-    let writes = matches!(kind, Kind::Pour | Kind::Send);
+    let buffers = CallBuffers::One(1000);
+    let writes = matches!(kind, TransferKind::Pour | TransferKind::Send);
     let pieces =
-        Pieces { nr: nr as usize, args, buffers, writes, total: 10, piece: 4, kind, flags: 0 };
+        CallPieces { nr: nr as usize, args, buffers, writes, total: 10, piece: 4, kind, flags: 0 };
     let (mut says, mut data) = (says.iter(), data.iter());
     let ask = &mut |nr: usize, args: &[usize; 6]| {
         assert_eq!((nr as i64, args[2]), (libc::SYS_poll, 0), "it waits for nothing");
@@ -183,24 +188,24 @@ fn stream(kind: Kind, nr: i64, says: &[isize], data: &[bool]) -> (isize, Vec<(i6
 }
 
 #[test]
-fn streams_wait_for_nothing_but_their_first_piece_and_raise_no_signal_later() {
+fn stream_waits_and_signals_with_its_first_piece_only() {
     let (send, receive) = (libc::SYS_sendmsg, libc::SYS_recvmsg);
     let quiet = libc::MSG_NOSIGNAL as usize;
-    let (made, calls) = stream(Kind::Send, 1, &[4, 4, 2], &[]);
+    let (made, calls) = stream(TransferKind::Send, 1, &[4, 4, 2], &[]);
     assert_eq!(made, 10);
     assert_eq!(calls, [(1, 1000, 0), (send, 1004, quiet), (send, 1008, quiet)]);
-    assert_eq!(stream(Kind::Send, 1, &[4, CALLED_OFF], &[]).0, 4);
-    assert_eq!(stream(Kind::Send, 1, &[CALLED_OFF], &[]).0, CALLED_OFF);
-    assert_eq!(stream(Kind::Pour, 1, &[4, 1], &[]).0, 5);
+    assert_eq!(stream(TransferKind::Send, 1, &[4, CALLED_OFF], &[]).0, 4);
+    assert_eq!(stream(TransferKind::Send, 1, &[CALLED_OFF], &[]).0, CALLED_OFF);
+    assert_eq!(stream(TransferKind::Pour, 1, &[4, 1], &[]).0, 5);
     let now = libc::MSG_DONTWAIT as usize;
-    let (made, calls) = stream(Kind::Receive, 0, &[4, 4], &[true, false]);
+    let (made, calls) = stream(TransferKind::Receive, 0, &[4, 4], &[true, false]);
     assert_eq!(made, 8);
     assert_eq!(calls, [(0, 1000, 0), (receive, 1004, now)]);
-    let (made, calls) = stream(Kind::Drain, 0, &[4, -11], &[]);
+    let (made, calls) = stream(TransferKind::Drain, 0, &[4, -11], &[]);
     assert_eq!(made, 4);
     let now = libc::RWF_NOWAIT as usize;
     assert_eq!(calls, [(0, 1000, 0), (libc::SYS_preadv2, 1004, now)]);
-    assert_eq!(stream(Kind::Drain, 0, &[EINTR], &[]).0, EINTR);
+    assert_eq!(stream(TransferKind::Drain, 0, &[EINTR], &[]).0, EINTR);
 }
 
 fn real(nr: usize, args: &[usize; 6]) -> isize {
@@ -209,13 +214,13 @@ fn real(nr: usize, args: &[usize; 6]) -> isize {
         .map_or_else(|e| -(e.raw_os_error() as isize), |v| v as isize)
 }
 
-fn kind_of(nr: i64, fd: i32, flags: i32) -> Option<Kind> {
+fn kind_of(nr: i64, fd: i32, flags: i32) -> Option<TransferKind> {
     let args = [fd as usize, 1 << 20, 1 << 20, flags as usize, 0, 0];
     in_pieces(nr as usize, &args, || UNIT, || true, &no_memory, &mut real).map(|p| p.kind)
 }
 
 #[test]
-fn what_a_descriptor_is_decides() {
+fn kind_of_descriptor_decides_on_pieces() {
     use std::os::fd::{AsRawFd, FromRawFd};
     use std::os::unix::net::{UnixDatagram, UnixStream};
     let path = std::env::temp_dir().join(format!("memfold-gate-pieces-{}", std::process::id()));
@@ -242,29 +247,29 @@ fn what_a_descriptor_is_decides() {
     let (read, write) = (libc::SYS_read, libc::SYS_write);
     let (pread, receive, send) = (libc::SYS_pread64, libc::SYS_recvfrom, libc::SYS_sendto);
     for (nr, fd, flags, expected) in [
-        (read, file.as_raw_fd(), 0, Some(Kind::File)),
-        (pread, file.as_raw_fd(), 7, Some(Kind::At(7))),
-        (pread, file.as_raw_fd(), -7, Some(Kind::At(-7isize as usize))),
-        (write, file.as_raw_fd(), 0, Some(Kind::Append)),
-        (libc::SYS_pwrite64, file.as_raw_fd(), 9, Some(Kind::At(9))),
-        (write, memory.as_raw_fd(), 0, Some(Kind::Append)),
+        (read, file.as_raw_fd(), 0, Some(TransferKind::File)),
+        (pread, file.as_raw_fd(), 7, Some(TransferKind::At(7))),
+        (pread, file.as_raw_fd(), -7, Some(TransferKind::At(-7isize as usize))),
+        (write, file.as_raw_fd(), 0, Some(TransferKind::Append)),
+        (libc::SYS_pwrite64, file.as_raw_fd(), 9, Some(TransferKind::At(9))),
+        (write, memory.as_raw_fd(), 0, Some(TransferKind::Append)),
         (write, speaks.as_raw_fd(), 0, None),
         (libc::SYS_pwrite64, speaks.as_raw_fd(), 0, None),
         (receive, patient.as_raw_fd(), 0, None),
-        (send, patient.as_raw_fd(), 0, Some(Kind::Send)),
+        (send, patient.as_raw_fd(), 0, Some(TransferKind::Send)),
         (write, log.as_raw_fd(), 0, None),
-        (read, stream.as_raw_fd(), 0, Some(Kind::Receive)),
-        (write, stream.as_raw_fd(), 0, Some(Kind::Send)),
-        (receive, tcp.as_raw_fd(), 0, Some(Kind::Receive)),
+        (read, stream.as_raw_fd(), 0, Some(TransferKind::Receive)),
+        (write, stream.as_raw_fd(), 0, Some(TransferKind::Send)),
+        (receive, tcp.as_raw_fd(), 0, Some(TransferKind::Receive)),
         (receive, tcp.as_raw_fd(), libc::MSG_WAITALL, None),
         (receive, tcp.as_raw_fd(), libc::MSG_PEEK, None),
-        (send, tcp.as_raw_fd(), libc::MSG_NOSIGNAL, Some(Kind::Send)),
+        (send, tcp.as_raw_fd(), libc::MSG_NOSIGNAL, Some(TransferKind::Send)),
         (send, file.as_raw_fd(), 0, None),
         (pread, stream.as_raw_fd(), 0, None),
         (read, datagram.as_raw_fd(), 0, None),
         (write, datagram.as_raw_fd(), 0, None),
-        (read, reader.as_raw_fd(), 0, Some(Kind::Drain)),
-        (write, writer.as_raw_fd(), 0, Some(Kind::Pour)),
+        (read, reader.as_raw_fd(), 0, Some(TransferKind::Drain)),
+        (write, writer.as_raw_fd(), 0, Some(TransferKind::Pour)),
         (read, proc.as_raw_fd(), 0, None),
         (read, device.as_raw_fd(), 0, None),
         (read, -1, 0, None),

@@ -2,32 +2,32 @@
 use crate::syscalls::decode::{control, events, ioctl, vectors};
 use crate::syscalls::handlers::{commands, descriptors};
 use crate::syscalls::row::Arg::{Decoded, In, Out, Text};
-use crate::syscalls::row::Row;
-use crate::syscalls::row::Served::{ByCommand, Change, Masked, Trapped};
-use crate::syscalls::row::Size::{Bytes, Fds, IntItems, Items, Len, Uint, UintItems};
-use crate::syscalls::row::{Cut, MaskUse, plain, special};
+use crate::syscalls::row::CallRow;
+use crate::syscalls::row::OperandSize::{Bytes, Fds, IntItems, Items, Len, Uint, UintItems};
+use crate::syscalls::row::ServedBy::{ByCommand, Change, Masked, Trapped};
+use crate::syscalls::row::{CutInto, MaskUse, plain, special};
 use crate::syscalls::sizes::*;
 
 const OFFSET: usize = 8;
 
-pub(super) const CALLS: &[Row] = &[
-    plain(0, "read", &[Out(1, Len(2))]).cut(Cut::Bytes).telling(),
-    plain(1, "write", &[In(1, Len(2))]).cut(Cut::Bytes).telling(),
+pub(super) const CALLS: &[CallRow] = &[
+    plain(0, "read", &[Out(1, Len(2))]).cut(CutInto::Bytes).telling(),
+    plain(1, "write", &[In(1, Len(2))]).cut(CutInto::Bytes).telling(),
     special(3, "close", &[], descriptors::of_first),
     plain(5, "fstat", &[Out(1, Bytes(STAT))]).telling(),
     plain(7, "poll", &[Out(0, UintItems(1, POLLFD))]),
     plain(8, "lseek", &[]),
-    Row::new(ByCommand(commands::of_ioctl), 16, "ioctl", &[Decoded(ioctl::ioctl)]),
-    plain(17, "pread64", &[Out(1, Len(2))]).cut(Cut::Bytes).telling(),
-    plain(18, "pwrite64", &[In(1, Len(2))]).cut(Cut::Bytes).telling(),
-    plain(19, "readv", &[Decoded(vectors::filled)]).cut(Cut::Bytes),
-    plain(20, "writev", &[Decoded(vectors::taken)]).cut(Cut::Bytes),
+    CallRow::new(ByCommand(commands::of_ioctl), 16, "ioctl", &[Decoded(ioctl::ioctl)]),
+    plain(17, "pread64", &[Out(1, Len(2))]).cut(CutInto::Bytes).telling(),
+    plain(18, "pwrite64", &[In(1, Len(2))]).cut(CutInto::Bytes).telling(),
+    plain(19, "readv", &[Decoded(vectors::filled)]).cut(CutInto::Bytes),
+    plain(20, "writev", &[Decoded(vectors::taken)]).cut(CutInto::Bytes),
     plain(22, "pipe", &[Out(0, Bytes(8))]),
     plain(23, "select", &[Out(1, Fds(0)), Out(2, Fds(0)), Out(3, Fds(0)), Out(4, Bytes(TIMEVAL))]),
     special(32, "dup", &[], descriptors::of_first),
     special(33, "dup2", &[], descriptors::of_both),
     plain(40, "sendfile", &[Out(2, Bytes(OFFSET))]),
-    Row::new(ByCommand(commands::of_fcntl), 72, "fcntl", &[Decoded(control::fcntl)]),
+    CallRow::new(ByCommand(commands::of_fcntl), 72, "fcntl", &[Decoded(control::fcntl)]),
     plain(73, "flock", &[]),
     plain(74, "fsync", &[]),
     plain(75, "fdatasync", &[]),
@@ -42,11 +42,16 @@ pub(super) const CALLS: &[Row] = &[
     plain(196, "flistxattr", &[Out(1, Len(2))]),
     plain(199, "fremovexattr", &[Text(1)]),
     // Maps a ring, and what is submitted to it is used at any time.
-    Row::new(Change, 206, "io_setup", &[Out(1, Bytes(8))]),
-    Row::new(Trapped, 207, "io_destroy", &[]),
-    Row::new(Trapped, 208, "io_getevents", &[Out(3, Items(2, IO_EVENT)), In(4, Bytes(TIMESPEC))]),
-    Row::new(Trapped, 209, "io_submit", &[Decoded(events::io_submit)]),
-    Row::new(Trapped, 210, "io_cancel", &[In(1, Bytes(IOCB)), Out(2, Bytes(IO_EVENT))]),
+    CallRow::new(Change, 206, "io_setup", &[Out(1, Bytes(8))]),
+    CallRow::new(Trapped, 207, "io_destroy", &[]),
+    CallRow::new(
+        Trapped,
+        208,
+        "io_getevents",
+        &[Out(3, Items(2, IO_EVENT)), In(4, Bytes(TIMESPEC))],
+    ),
+    CallRow::new(Trapped, 209, "io_submit", &[Decoded(events::io_submit)]),
+    CallRow::new(Trapped, 210, "io_cancel", &[In(1, Bytes(IOCB)), Out(2, Bytes(IO_EVENT))]),
     plain(213, "epoll_create", &[]),
     plain(217, "getdents64", &[Out(1, Uint(2))]).telling(),
     plain(221, "fadvise64", &[]),
@@ -55,7 +60,7 @@ pub(super) const CALLS: &[Row] = &[
     plain(253, "inotify_init", &[]),
     plain(254, "inotify_add_watch", &[Text(1)]),
     plain(255, "inotify_rm_watch", &[]),
-    Row::new(
+    CallRow::new(
         Masked(5, MaskUse::BlockedNested),
         270,
         "pselect6",
@@ -67,7 +72,7 @@ pub(super) const CALLS: &[Row] = &[
             Decoded(events::mask_and_size),
         ],
     ),
-    Row::new(
+    CallRow::new(
         Masked(3, MaskUse::Blocked),
         271,
         "ppoll",
@@ -77,7 +82,7 @@ pub(super) const CALLS: &[Row] = &[
     plain(276, "tee", &[]),
     plain(277, "sync_file_range", &[]),
     plain(278, "vmsplice", &[Decoded(vectors::vmsplice)]).lending(),
-    Row::new(
+    CallRow::new(
         Masked(4, MaskUse::Blocked),
         281,
         "epoll_pwait",
@@ -90,8 +95,8 @@ pub(super) const CALLS: &[Row] = &[
     special(292, "dup3", &[], descriptors::of_both),
     plain(293, "pipe2", &[Out(0, Bytes(8))]),
     plain(294, "inotify_init1", &[]),
-    plain(295, "preadv", &[Decoded(vectors::filled)]).cut(Cut::Bytes),
-    plain(296, "pwritev", &[Decoded(vectors::taken)]).cut(Cut::Bytes),
+    plain(295, "preadv", &[Decoded(vectors::filled)]).cut(CutInto::Bytes),
+    plain(296, "pwritev", &[Decoded(vectors::taken)]).cut(CutInto::Bytes),
     plain(300, "fanotify_init", &[]),
     plain(301, "fanotify_mark", &[Text(4)]),
     plain(306, "syncfs", &[]),
@@ -99,16 +104,16 @@ pub(super) const CALLS: &[Row] = &[
     plain(326, "copy_file_range", &[Out(1, Bytes(OFFSET)), Out(3, Bytes(OFFSET))]),
     plain(327, "preadv2", &[Decoded(vectors::filled)]),
     plain(328, "pwritev2", &[Decoded(vectors::taken)]),
-    Row::new(
+    CallRow::new(
         Masked(5, MaskUse::BlockedNested),
         333,
         "io_pgetevents",
         &[Out(3, Items(2, IO_EVENT)), In(4, Bytes(TIMESPEC)), Decoded(events::mask_and_size)],
     ),
-    Row::new(Trapped, 426, "io_uring_enter", &[Decoded(events::io_uring_enter)]),
-    Row::new(Trapped, 427, "io_uring_register", &[Decoded(events::io_uring_register)]),
+    CallRow::new(Trapped, 426, "io_uring_enter", &[Decoded(events::io_uring_enter)]),
+    CallRow::new(Trapped, 427, "io_uring_register", &[Decoded(events::io_uring_register)]),
     special(436, "close_range", &[], descriptors::close_range),
-    Row::new(
+    CallRow::new(
         Masked(4, MaskUse::Blocked),
         441,
         "epoll_pwait2",

@@ -1,12 +1,12 @@
 //! System V IPC, POSIX queues, futexes.
 use crate::syscalls::decode::{events, ipc};
 use crate::syscalls::row::Arg::{Decoded, In, Out, Text};
-use crate::syscalls::row::Row;
-use crate::syscalls::row::Size::{Bytes, Len, UintItems};
+use crate::syscalls::row::CallRow;
+use crate::syscalls::row::OperandSize::{Bytes, Len, UintItems};
 use crate::syscalls::row::plain;
 use crate::syscalls::sizes::*;
 
-pub(super) const CALLS: &[Row] = &[
+pub(super) const CALLS: &[CallRow] = &[
     plain(29, "shmget", &[]),
     plain(31, "shmctl", &[Decoded(ipc::shmctl)]),
     plain(64, "semget", &[]),

@@ -1,19 +1,19 @@
 //! Mappings, and what the kernel is told of memory.
 //!
-//! Those that move or mark areas are served by [`Served::Change`], as the owner of the memory must
+//! Those that move or mark areas are served by [`ServedBy::Change`], as the owner of the memory must
 //! change its areas with them. What looks at memory only (`mincore`, `msync`, `move_pages`) is plain.
 use crate::syscalls::decode::{process, vectors};
 use crate::syscalls::row::Arg::{Decoded, In, Out};
-use crate::syscalls::row::Size::{Bytes, Items, Nodes};
+use crate::syscalls::row::OperandSize::{Bytes, Items, Nodes};
 use crate::syscalls::row::plain;
-use crate::syscalls::row::{Arg, Row, Served};
+use crate::syscalls::row::{Arg, CallRow, ServedBy};
 use crate::syscalls::sizes::*;
 
-const fn change(number: u16, name: &'static str, args: &'static [Arg]) -> Row {
-    Row::new(Served::Change, number, name, args)
+const fn change(number: u16, name: &'static str, args: &'static [Arg]) -> CallRow {
+    CallRow::new(ServedBy::Change, number, name, args)
 }
 
-pub(super) const CALLS: &[Row] = &[
+pub(super) const CALLS: &[CallRow] = &[
     change(9, "mmap", &[]),
     change(10, "mprotect", &[]),
     change(11, "munmap", &[]),

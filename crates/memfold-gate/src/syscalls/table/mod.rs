@@ -10,10 +10,10 @@ mod time;
 mod ipc;
 mod system;
 
-use crate::syscalls::row::{COUNT, Row, Rows, UNKNOWN};
+use crate::syscalls::row::{COUNT, CallRow, CallRows, UNKNOWN};
 
 /// All calls by number.
-pub static TABLE: Rows = by_number(&[
+pub static TABLE: CallRows = by_number(&[
     files::CALLS,
     paths::CALLS,
     sockets::CALLS,
@@ -25,7 +25,7 @@ pub static TABLE: Rows = by_number(&[
     system::CALLS,
 ]);
 
-const fn by_number(fields: &[&[Row]]) -> Rows {
+const fn by_number(fields: &[&[CallRow]]) -> CallRows {
     let mut all = [UNKNOWN; COUNT];
     let mut field = 0;
     while field < fields.len() {
@@ -39,5 +39,5 @@ const fn by_number(fields: &[&[Row]]) -> Rows {
         }
         field += 1;
     }
-    Rows(all)
+    CallRows(all)
 }

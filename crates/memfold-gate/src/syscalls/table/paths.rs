@@ -2,12 +2,12 @@
 use crate::syscalls::decode::system;
 use crate::syscalls::handlers::rights::give_up_rights;
 use crate::syscalls::row::Arg::{Decoded, In, Out, Text};
-use crate::syscalls::row::Row;
-use crate::syscalls::row::Size::{Bytes, Int, Items, Len};
+use crate::syscalls::row::CallRow;
+use crate::syscalls::row::OperandSize::{Bytes, Int, Items, Len};
 use crate::syscalls::row::{plain, special};
 use crate::syscalls::sizes::*;
 
-pub(super) const CALLS: &[Row] = &[
+pub(super) const CALLS: &[CallRow] = &[
     plain(2, "open", &[Text(0)]),
     plain(4, "stat", &[Text(0), Out(1, Bytes(STAT))]).telling(),
     plain(6, "lstat", &[Text(0), Out(1, Bytes(STAT))]).telling(),

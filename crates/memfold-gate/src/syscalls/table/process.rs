@@ -2,13 +2,13 @@
 use crate::syscalls::decode::{control, process, vectors};
 use crate::syscalls::handlers::{commands, rights, seccomp, threads};
 use crate::syscalls::row::Arg::{Decoded, In, Out, Text};
-use crate::syscalls::row::Row;
-use crate::syscalls::row::Served::ByCommand;
-use crate::syscalls::row::Size::{Bytes, IntItems, Len, Uint};
+use crate::syscalls::row::CallRow;
+use crate::syscalls::row::OperandSize::{Bytes, IntItems, Len, Uint};
+use crate::syscalls::row::ServedBy::ByCommand;
 use crate::syscalls::row::{plain, special};
 use crate::syscalls::sizes::*;
 
-pub(super) const CALLS: &[Row] = &[
+pub(super) const CALLS: &[CallRow] = &[
     plain(24, "sched_yield", &[]),
     plain(39, "getpid", &[]),
     special(56, "clone", &[Decoded(process::clone)], threads::clone),
@@ -19,7 +19,7 @@ pub(super) const CALLS: &[Row] = &[
     plain(61, "wait4", &[Out(1, Bytes(4)), Out(3, Bytes(RUSAGE))]),
     special(97, "getrlimit", &[Out(1, Bytes(RLIMIT))], rights::limit),
     plain(98, "getrusage", &[Out(1, Bytes(RUSAGE))]),
-    Row::new(ByCommand(commands::of_ptrace), 101, "ptrace", &[Decoded(control::ptrace)]),
+    CallRow::new(ByCommand(commands::of_ptrace), 101, "ptrace", &[Decoded(control::ptrace)]),
     plain(102, "getuid", &[]),
     plain(104, "getgid", &[]),
     special(105, "setuid", &[], rights::change_identity),
@@ -55,7 +55,7 @@ pub(super) const CALLS: &[Row] = &[
     plain(147, "sched_get_priority_min", &[]),
     plain(148, "sched_rr_get_interval", &[Out(1, Bytes(TIMESPEC))]),
     plain(154, "modify_ldt", &[Decoded(process::modify_ldt)]),
-    Row::new(ByCommand(commands::of_prctl), 157, "prctl", &[Decoded(control::prctl)]),
+    CallRow::new(ByCommand(commands::of_prctl), 157, "prctl", &[Decoded(control::prctl)]),
     special(158, "arch_prctl", &[Decoded(control::arch_prctl)], threads::set_registers),
     special(160, "setrlimit", &[In(1, Bytes(RLIMIT))], rights::limit),
     plain(186, "gettid", &[]),

@@ -1,9 +1,9 @@
 //! Signals.
 use crate::syscalls::handlers::signals;
 use crate::syscalls::row::Arg::{In, Out};
-use crate::syscalls::row::Size::{Bytes, Len};
-use crate::syscalls::row::{Arg, Row};
-use crate::syscalls::row::{ContextHandler, MaskUse, Served, plain, special};
+use crate::syscalls::row::OperandSize::{Bytes, Len};
+use crate::syscalls::row::{Arg, CallRow};
+use crate::syscalls::row::{ContextHandler, MaskUse, ServedBy, plain, special};
 use crate::syscalls::sizes::*;
 
 const MASK: usize = 8;
@@ -14,11 +14,11 @@ const fn masked(
     number: u16,
     name: &'static str,
     operands: &'static [Arg],
-) -> Row {
-    Row::new(Served::Masked(how.0, how.1), number, name, operands)
+) -> CallRow {
+    CallRow::new(ServedBy::Masked(how.0, how.1), number, name, operands)
 }
 
-pub(super) const CALLS: &[Row] = &[
+pub(super) const CALLS: &[CallRow] = &[
     special(
         13,
         "rt_sigaction",
@@ -26,7 +26,7 @@ pub(super) const CALLS: &[Row] = &[
         signals::set_action,
     ),
     special(14, "rt_sigprocmask", &[In(1, Bytes(MASK)), Out(2, Bytes(MASK))], signals::set_mask),
-    Row::new(Served::InContext(ContextHandler(signals::resume)), 15, "rt_sigreturn", &[]),
+    CallRow::new(ServedBy::InContext(ContextHandler(signals::resume)), 15, "rt_sigreturn", &[]),
     plain(34, "pause", &[]),
     special(62, "kill", &[], signals::kill),
     special(127, "rt_sigpending", &[Out(0, Len(1))], signals::pending),

@@ -1,12 +1,12 @@
 //! The whole machine: names, modules, keys, quotas, tracing, and calls that are no more.
 use crate::syscalls::decode::{bpf, keys, system};
 use crate::syscalls::row::Arg::{Decoded, In, Out, Text};
-use crate::syscalls::row::Row;
-use crate::syscalls::row::Size::{At, Bytes, Int, Len, Uint};
+use crate::syscalls::row::CallRow;
+use crate::syscalls::row::OperandSize::{At, Bytes, Int, Len, Uint};
 use crate::syscalls::row::plain;
 use crate::syscalls::sizes::*;
 
-pub(super) const CALLS: &[Row] = &[
+pub(super) const CALLS: &[CallRow] = &[
     plain(63, "uname", &[Out(0, Bytes(UTSNAME))]),
     plain(99, "sysinfo", &[Out(0, Bytes(SYSINFO))]),
     plain(103, "syslog", &[Decoded(system::syslog)]),

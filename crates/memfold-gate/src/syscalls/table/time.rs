@@ -1,11 +1,11 @@
 //! Clocks and timers.
 use crate::syscalls::row::Arg::{In, Out};
-use crate::syscalls::row::Row;
-use crate::syscalls::row::Size::Bytes;
+use crate::syscalls::row::CallRow;
+use crate::syscalls::row::OperandSize::Bytes;
 use crate::syscalls::row::plain;
 use crate::syscalls::sizes::*;
 
-pub(super) const CALLS: &[Row] = &[
+pub(super) const CALLS: &[CallRow] = &[
     plain(35, "nanosleep", &[In(0, Bytes(TIMESPEC)), Out(1, Bytes(TIMESPEC))]),
     plain(36, "getitimer", &[Out(1, Bytes(ITIMERVAL))]),
     plain(37, "alarm", &[]),
