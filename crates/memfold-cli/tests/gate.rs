@@ -453,6 +453,32 @@ fn process_that_may_start_no_thread_is_served() {
     assert_right("denied", 32, &["spaces"]);
 }
 
+/// As plainly: what it is told of each dispatched call, the kernel's verdicts on its arguments, and
+/// how its processes end.
+#[test]
+fn program_dispatches_its_own_system_calls_as_without_memfold() {
+    let Some(bin) = binaries() else { return };
+    let program = compile("dispatching");
+    let promises = ["info", "libc_sites", "ranges", "inclusive", "arguments", "ends", "toggled"];
+    for promise in promises.into_iter().chain(["threads", "inherited", "beside_signals"]) {
+        let plain = Command::new(&program.path).arg(promise).output().unwrap();
+        assert!(plain.status.success() && plain.stdout.ends_with(b"right\n"), "{plain:?}");
+        for flags in [FLAGS, &["--resident", "16M", "--paging", "protection"]] {
+            let output = run(&bin, flags, &[&program.path, promise]);
+            assert_eq!(output.status.code(), Some(0), "{promise}: {output:?}");
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            assert_eq!(text(&output.stdout), text(&plain.stdout), "{promise}");
+        }
+    }
+}
+
+#[test]
+fn dispatched_system_calls_take_folded_buffers() {
+    assert_right("dispatching", 32, &["folded"]);
+    let flags = &["--resident", "16M", "--paging", "protection"];
+    assert_all_right("", flags, "dispatching", 32, &["folded"]);
+}
+
 #[test]
 fn process_in_strict_seccomp_goes_on_and_ends() {
     assert_right("sent", 32, &["strict"]);

@@ -212,7 +212,6 @@ fn what_is_refused_or_never_folded_is_said_once() {
     for (what, word) in [
         ("io_uring", "io_uring_setup fails with ENOSYS"),
         ("aio", "io_setup"),
-        ("dispatch", "Syscall User Dispatch"),
         ("kvm", "KVM"),
         ("vfio", "VFIO"),
         ("vhost", "vhost"),

@@ -1,5 +1,5 @@
 //! What the program does on each signal, as it believes.
-use crate::frame::{Action, Info};
+use crate::frame::{SignalAction, SignalInfo};
 use core::mem::forget;
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use memfold_sys::sync::StaticMutex;
@@ -21,40 +21,40 @@ pub const UNBLOCKABLE: u64 = bit(libc::SIGKILL) | bit(libc::SIGSTOP);
 
 /// What a process does on each signal. A child that shares the memory, and not the actions, has its
 /// own.
-pub struct Actions {
-    table: StaticMutex<Table>,
+pub struct SignalActions {
+    table: StaticMutex<ActionTable>,
     /// Those of [`PROTECTED`] that were sent to the process while all threads had them blocked.
     sent: AtomicU64,
 }
 
-struct Table {
-    actions: [Action; SIGNALS + 1],
+struct ActionTable {
+    actions: [SignalAction; SIGNALS + 1],
     /// What is known of those that are kept.
-    sent: [Info; SENT],
+    sent: [SignalInfo; SENT],
 }
 
 /// Signals below this are kept.
 const SENT: usize = libc::SIGSYS as usize + 1;
 
-impl Actions {
+impl SignalActions {
     /// All default.
-    pub const fn new() -> Actions {
-        Actions {
-            table: StaticMutex::new(Table {
-                actions: [Action::DEFAULT; SIGNALS + 1],
-                sent: [Info::NONE; SENT],
+    pub const fn new() -> SignalActions {
+        SignalActions {
+            table: StaticMutex::new(ActionTable {
+                actions: [SignalAction::DEFAULT; SIGNALS + 1],
+                sent: [SignalInfo::NONE; SENT],
             }),
             sent: AtomicU64::new(0),
         }
     }
 
     /// Calls `with` under the lock. It must not touch the program's memory.
-    pub fn with<T>(&self, with: impl FnOnce(&mut [Action; SIGNALS + 1]) -> T) -> T {
+    pub fn with<T>(&self, with: impl FnOnce(&mut [SignalAction; SIGNALS + 1]) -> T) -> T {
         with(&mut self.table.lock().actions)
     }
 
     /// The action of one signal.
-    pub fn of(&self, signal: i32) -> Action {
+    pub fn of(&self, signal: i32) -> SignalAction {
         self.with(|table| table[signal as usize])
     }
 
@@ -64,7 +64,7 @@ impl Actions {
     }
 
     /// Keeps one, unless there is one of its kind.
-    pub fn keep_sent(&self, info: &Info) {
+    pub fn keep_sent(&self, info: &SignalInfo) {
         let mut table = self.table.lock();
         if self.sent() & bit(info.signal) == 0 {
             table.sent[info.signal as usize] = *info;
@@ -73,7 +73,7 @@ impl Actions {
     }
 
     /// Takes one of `set`, if there is one.
-    pub fn take_sent(&self, set: u64) -> Option<Info> {
+    pub fn take_sent(&self, set: u64) -> Option<SignalInfo> {
         if self.sent() & set == 0 {
             return None;
         }
@@ -88,12 +88,12 @@ impl Actions {
         self.sent.store(0, SeqCst);
     }
 
-    /// Nobody reads or changes them until [`Actions::resume`].
+    /// Nobody reads or changes them until [`SignalActions::resume`].
     pub fn stop(&self) {
         forget(self.table.lock());
     }
 
-    /// Ends [`Actions::stop`].
+    /// Ends [`SignalActions::stop`].
     ///
     /// # Safety
     /// - That was called, in this process or in the parent that it is a copy of, and this is called once
@@ -113,7 +113,7 @@ impl Actions {
     }
 
     /// Makes them those of `other`.
-    pub fn copy_from(&self, other: &Actions) {
+    pub fn copy_from(&self, other: &SignalActions) {
         self.forget_sent();
         let theirs = other.with(|table| *table);
         self.with(|table| *table = theirs);

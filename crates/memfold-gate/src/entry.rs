@@ -1,17 +1,19 @@
 //! The instructions that aren't Rust: system calls that a signal can call off, the ways out of a
 //! handler, and the restorer.
 //!
-//! A signal that arrives in the gate is put off until the gate is left. Two ranges of instructions
-//! decide whether it has been noticed; who is interrupted inside one is sent to where it looks
-//! again ([`rewind`]).
+//! A signal that arrives in the gate is pending until the gate is left. Two ranges of instructions look
+//! whether there is one. A thread that is interrupted inside one is sent to where it looks again: see
+//! `call_state.rs`.
 use core::arch::global_asm;
 
 /// What [`call`] gives for a call that was not made, or that is to be made again, because a signal
 /// is to be handled first. No call has this result. Nor is it the kernel's own ERESTARTSYS: the way
 /// out of a patched site is a trap with the result in the register of number and result, and the
 /// kernel would take that for a call to be restarted, and make it EINTR.
-pub const RESTART: isize = -8192;
-const RESTART_SYSCALL: u64 = 219;
+pub const CALLED_OFF: isize = -8192;
+
+/// Room between the context of a handler that is left and the code that delivers what is pending.
+const LEAVE_BYTES: usize = 512;
 
 global_asm!(
     ".pushsection .text.memfold_gate,\"ax\",@progbits",
@@ -38,12 +40,12 @@ global_asm!(
     " mov %rdi,%rax",
     " mov %rsi,%r11",
     " mov %rdx,%rcx",
-    " mov 0(%r11),%rdi",
-    " mov 8(%r11),%rsi",
-    " mov 16(%r11),%rdx",
-    " mov 24(%r11),%r10",
-    " mov 32(%r11),%r8",
-    " mov 40(%r11),%r9",
+    " mov {word}*0(%r11),%rdi",
+    " mov {word}*1(%r11),%rsi",
+    " mov {word}*2(%r11),%rdx",
+    " mov {word}*3(%r11),%r10",
+    " mov {word}*4(%r11),%r8",
+    " mov {word}*5(%r11),%r9",
     ".globl memfold_gate_call_look",
     ".hidden memfold_gate_call_look",
     "memfold_gate_call_look:",
@@ -57,7 +59,7 @@ global_asm!(
     ".globl memfold_gate_call_off",
     ".hidden memfold_gate_call_off",
     "memfold_gate_call_off:",
-    " mov $-8192,%rax",
+    " mov ${called_off},%rax",
     " ret",
     " .cfi_endproc",
     ".size memfold_gate_call,.-memfold_gate_call",
@@ -69,14 +71,14 @@ global_asm!(
     " cmpl $0,(%rsi)",
     " jne 1f",
     " mov %rdi,%rsp",
-    " mov $15,%eax",
+    " mov ${sigreturn},%eax",
     ".globl memfold_gate_left",
     ".hidden memfold_gate_left",
     "memfold_gate_left:",
     " syscall",
     " ud2",
     "1:",
-    " lea -512(%rdi),%rsp",
+    " lea -{leave_bytes}(%rdi),%rsp",
     " and $-16,%rsp",
     " mov %rdi,%rbx",
     " mov %rsi,%r12",
@@ -97,12 +99,12 @@ global_asm!(
     " mov %rcx,%r12",
     " mov %rdi,%rax",
     " mov %rsi,%r11",
-    " mov 0(%r11),%rdi",
-    " mov 8(%r11),%rsi",
-    " mov 16(%r11),%rdx",
-    " mov 24(%r11),%r10",
-    " mov 32(%r11),%r8",
-    " mov 40(%r11),%r9",
+    " mov {word}*0(%r11),%rdi",
+    " mov {word}*1(%r11),%rsi",
+    " mov {word}*2(%r11),%rdx",
+    " mov {word}*3(%r11),%r10",
+    " mov {word}*4(%r11),%r8",
+    " mov {word}*5(%r11),%r9",
     " syscall",
     " test %rax,%rax",
     " jz 1f",
@@ -122,11 +124,16 @@ global_asm!(
     "memfold_gate_exit:",
     " mov %rdi,%rcx",
     " mov %rsi,%rdi",
-    " mov $60,%eax",
+    " mov ${exit},%eax",
     " movl $0,(%rcx)",
     " syscall",
     " ud2",
     ".popsection",
+    called_off = const CALLED_OFF,
+    sigreturn = const libc::SYS_rt_sigreturn,
+    exit = const libc::SYS_exit,
+    leave_bytes = const LEAVE_BYTES,
+    word = const size_of::<usize>(),
     options(att_syntax)
 );
 
@@ -140,7 +147,7 @@ unsafe extern "C" {
     #[link_name = "memfold_gate_call_made"]
     fn call_made();
     #[link_name = "memfold_gate_call_off"]
-    fn call_off();
+    fn call_off_code();
     #[link_name = "memfold_gate_leave"]
     fn leave_code(context: usize, record: usize, deliver: usize) -> !;
     #[link_name = "memfold_gate_left"]
@@ -156,7 +163,7 @@ pub fn restorer() -> usize {
     restorer_code as *const () as usize
 }
 
-/// A system call on which the thread may wait: its result, or [`RESTART`] without having been made
+/// A system call on which the thread may wait: its result, or [`CALLED_OFF`] without having been made
 /// if `pending` isn't 0, or becomes so before it is made.
 ///
 /// # Safety
@@ -167,22 +174,33 @@ pub unsafe fn call(nr: usize, args: &[usize; 6], pending: *const u32) -> isize {
     unsafe { call_code(nr, args, pending) }
 }
 
-/// Where a thread that was interrupted at `at` must go on, so that it sees what is pending: there,
-/// or where it looks. `result` is the register of number and result.
-pub fn rewind(at: usize, result: u64) -> (usize, u64) {
-    let within = |from: unsafe extern "C" fn(), to: unsafe extern "C" fn()| {
-        (from as *const () as usize..=to as *const () as usize).contains(&at)
-    };
-    if within(call_look, call_made) {
-        // The number of the call is lost if the kernel was about to go on with one that waits for a
-        // time. With a handler in between it would not go on either.
-        if at == call_made as *const () as usize && result == RESTART_SYSCALL {
-            return (at + 2, -i64::from(libc::EINTR) as u64);
-        }
-        return (call_off as *const () as usize, result);
-    }
-    let leave = leave_code as *const () as usize;
-    if (leave..=left as *const () as usize).contains(&at) { (leave, result) } else { (at, result) }
+fn address(code: unsafe extern "C" fn()) -> usize {
+    code as *const () as usize
+}
+
+/// Whether an instruction of [`call`] looks whether a signal is pending, or makes the call.
+pub fn looks(at: usize) -> bool {
+    (address(call_look)..=address(call_made)).contains(&at)
+}
+
+/// Whether it is the system call.
+pub fn makes(at: usize) -> bool {
+    at == address(call_made)
+}
+
+/// Where [`call`] gives [`CALLED_OFF`].
+pub fn call_off() -> usize {
+    address(call_off_code)
+}
+
+/// Whether an instruction of [`leave`] looks likewise, or leaves.
+pub fn leaves(at: usize) -> bool {
+    (leave_again()..=address(left)).contains(&at)
+}
+
+/// Where [`leave`] looks.
+pub fn leave_again() -> usize {
+    leave_code as *const () as usize
 }
 
 /// Leaves a handler: delivers what is pending by `deliver(context, record)`, and goes on as the

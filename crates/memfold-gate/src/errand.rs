@@ -7,7 +7,7 @@
 //! errand any more. A child whose parent doesn't wait for it keeps its slot.
 //!
 //! A call that only the task itself can make, while the keeper's locks are held, is made in the middle
-//! of an errand ([`Errand::ask`]): the thread that serves has the locks, and ends with them though the
+//! of an errand ([`VforkErrand::ask`]): the thread that serves has the locks, and ends with them though the
 //! task is gone, or waits for long.
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use memfold_sys::raw::system_call;
@@ -21,7 +21,7 @@ const ASKED: u32 = 3;
 
 /// An errand of one task.
 #[repr(C)]
-pub struct Errand {
+pub struct VforkErrand {
     state: AtomicU32,
     /// The address of a `&mut dyn FnMut()`.
     what: AtomicUsize,
@@ -35,7 +35,7 @@ fn futex(word: &AtomicU32, operation: i32, value: u32) {
     };
 }
 
-impl Errand {
+impl VforkErrand {
     /// There is none.
     pub fn clear(&self) {
         self.state.store(NONE, SeqCst);
@@ -106,12 +106,12 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::thread::scope;
 
-    fn errand() -> Errand {
-        Errand { state: AtomicU32::new(NONE), what: AtomicUsize::new(0) }
+    fn errand() -> VforkErrand {
+        VforkErrand { state: AtomicU32::new(NONE), what: AtomicUsize::new(0) }
     }
 
     /// Serves until one errand was done.
-    fn serve_one(errand: &Errand, done: &AtomicBool) {
+    fn serve_one(errand: &VforkErrand, done: &AtomicBool) {
         while !done.load(SeqCst) {
             errand.serve();
             yield_now();

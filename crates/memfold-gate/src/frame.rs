@@ -7,7 +7,7 @@ use memfold_sys::raw::system_call;
 #[repr(C)]
 #[derive(Copy, Clone)]
 #[allow(missing_docs)]
-pub struct Registers {
+pub struct SavedRegisters {
     pub r8: u64,
     pub r9: u64,
     pub r10: u64,
@@ -36,7 +36,7 @@ pub struct Registers {
     pub reserved: [u64; 8],
 }
 
-impl Registers {
+impl SavedRegisters {
     /// Number and arguments of a system call.
     pub fn call(&self) -> (usize, [usize; 6]) {
         let args = [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9];
@@ -47,7 +47,7 @@ impl Registers {
 /// `stack_t`.
 #[repr(C)]
 #[derive(Copy, Clone, PartialEq, Eq)]
-pub struct Stack {
+pub struct AlternateStack {
     /// First byte.
     pub sp: usize,
     /// SS_DISABLE, SS_AUTODISARM.
@@ -57,9 +57,10 @@ pub struct Stack {
     pub size: usize,
 }
 
-impl Stack {
+impl AlternateStack {
     /// None.
-    pub const NONE: Stack = Stack { sp: 0, flags: libc::SS_DISABLE, padding: 0, size: 0 };
+    pub const NONE: AlternateStack =
+        AlternateStack { sp: 0, flags: libc::SS_DISABLE, padding: 0, size: 0 };
 
     /// Whether a stack pointer lies in it.
     pub fn holds(&self, sp: usize) -> bool {
@@ -70,13 +71,13 @@ impl Stack {
 /// `struct ucontext`.
 #[repr(C)]
 #[derive(Copy, Clone)]
-pub struct Context {
+pub struct SignalContext {
     pub(crate) flags: u64,
     pub(crate) link: u64,
     /// The alternate stack.
-    pub stack: Stack,
+    pub stack: AlternateStack,
     /// The registers.
-    pub regs: Registers,
+    pub regs: SavedRegisters,
     /// The signals that are blocked again.
     pub mask: u64,
 }
@@ -84,7 +85,7 @@ pub struct Context {
 /// `siginfo_t`.
 #[repr(C)]
 #[derive(Copy, Clone)]
-pub struct Info {
+pub struct SignalInfo {
     pub(crate) signal: i32,
     errno: i32,
     /// Why: above 0 from the kernel, else from a process.
@@ -128,19 +129,26 @@ pub fn code_to_show(code: i32) -> i32 {
 /// The code of what the kernel does without a reason of its own, and its greatest for a fault.
 const SI_KERNEL: i32 = 0x80;
 
-impl Info {
+impl SignalInfo {
     /// Zeros.
-    pub const NONE: Info =
-        Info { signal: 0, errno: 0, code: 0, arch_padding: 0, address: 0, call: 0, rest: [0; 12] };
+    pub const NONE: SignalInfo = SignalInfo {
+        signal: 0,
+        errno: 0,
+        code: 0,
+        arch_padding: 0,
+        address: 0,
+        call: 0,
+        rest: [0; 12],
+    };
 
     /// One that the kernel makes up because it can't write a frame.
-    pub fn forced(signal: i32) -> Info {
-        Info { signal, code: SI_KERNEL, ..Info::NONE }
+    pub fn forced(signal: i32) -> SignalInfo {
+        SignalInfo { signal, code: SI_KERNEL, ..SignalInfo::NONE }
     }
 
     /// One of `rt_tgsigqueueinfo`, with a number.
-    pub fn queued(signal: i32, code: i32, process: u32, number: u64) -> Info {
-        Info { signal, code, address: u64::from(process), call: number, ..Info::NONE }
+    pub fn queued(signal: i32, code: i32, process: u32, number: u64) -> SignalInfo {
+        SignalInfo { signal, code, address: u64::from(process), call: number, ..SignalInfo::NONE }
     }
 
     /// The number of the call that a filter has refused (SECCOMP_RET_TRAP); `None`: it says
@@ -152,54 +160,54 @@ impl Info {
     }
 
     /// One of `kill`.
-    pub fn of_user(signal: i32, process: u32) -> Info {
+    pub fn of_user(signal: i32, process: u32) -> SignalInfo {
         // SAFETY: has no conditions.
         let user = unsafe { system_call(libc::SYS_getuid, [0; 6]) }.unwrap_or(0) as u64;
-        Info { signal, address: user << 32 | u64::from(process), ..Info::NONE }
+        SignalInfo { signal, address: user << 32 | u64::from(process), ..SignalInfo::NONE }
     }
 
     /// In a form in which one thread may send it to another one. The kernel lets no code from 0 on, and
     /// none of `tgkill`, be sent on.
-    pub fn forwarded(&self) -> Info {
+    pub fn forwarded(&self) -> SignalInfo {
         if made_up(self.code).is_some() {
             return *self;
         }
-        Info { code: self.code - FORWARDED, ..*self }
+        SignalInfo { code: self.code - FORWARDED, ..*self }
     }
 
     /// A signal that a thread sends to itself, and that says of itself to be a fault, in a form in which
     /// the gate doesn't take it for one; `None`: it says nothing like that. Nor does the kernel: beside a
     /// SIGSYS it would deliver one that is blocked (`dequeue_synchronous_signal`). It drops what lies behind
     /// the part that it knows.
-    pub fn made_up(&self, for_thread: bool) -> Option<Info> {
+    pub fn made_up(&self, for_thread: bool) -> Option<SignalInfo> {
         const KNOWN_WORDS: usize = 2;
         let mut rest = self.rest;
         rest[KNOWN_WORDS..].fill(0);
         let is = (1..MADE_UP_CODES).contains(&self.code) && self.can_be_fault();
         let mark = if for_thread { MADE_UP_FOR_THREAD } else { MADE_UP };
-        is.then(|| Info { code: self.code - mark, rest, ..*self })
+        is.then(|| SignalInfo { code: self.code - mark, rest, ..*self })
     }
 
     /// The same of another signal.
-    pub fn of(&self, signal: i32) -> Info {
-        Info { signal, ..*self }
+    pub fn of(&self, signal: i32) -> SignalInfo {
+        SignalInfo { signal, ..*self }
     }
 
     /// As the program is to see it.
-    pub fn shown(&self) -> Info {
-        Info { code: code_to_show(self.code), ..*self }
+    pub fn shown(&self) -> SignalInfo {
+        SignalInfo { code: code_to_show(self.code), ..*self }
     }
 
     /// As it was before it was sent on; `None`: it wasn't.
-    pub fn before_forwarding(&self) -> Option<Info> {
+    pub fn before_forwarding(&self) -> Option<SignalInfo> {
         let code = self.code.saturating_add(FORWARDED);
-        (code.unsigned_abs() < CODES).then_some(Info { code, ..*self })
+        (code.unsigned_abs() < CODES).then_some(SignalInfo { code, ..*self })
     }
 
     /// One that has a thread look again at what is kept, as this is.
-    pub fn nudge(&self) -> Info {
+    pub fn nudge(&self) -> SignalInfo {
         let code = if made_up(self.code).is_some() { 0 } else { self.code };
-        Info { code: code - NUDGE, ..*self }
+        SignalInfo { code: code - NUDGE, ..*self }
     }
 
     /// It is one of these.
@@ -215,8 +223,8 @@ impl Info {
     }
 
     /// The same of the instruction that ends at `address`.
-    pub fn made_at(&self, address: u64) -> Info {
-        Info { address, ..*self }
+    pub fn made_at(&self, address: u64) -> SignalInfo {
+        SignalInfo { address, ..*self }
     }
 
     /// The process that has sent it.
@@ -243,18 +251,18 @@ impl Info {
     }
 }
 
-const _: () = assert!(size_of::<Context>() == 304 && size_of::<Info>() == 128);
+const _: () = assert!(size_of::<SignalContext>() == 304 && size_of::<SignalInfo>() == 128);
 
 /// What lies on a handler's stack: where it returns to, context, information.
 #[repr(C)]
 #[derive(Copy, Clone)]
-pub struct Frame {
+pub struct SignalFrame {
     /// The restorer.
     pub returns_to: usize,
     /// The context.
-    pub context: Context,
+    pub context: SignalContext,
     /// The information.
-    pub info: Info,
+    pub info: SignalInfo,
 }
 
 const LEGACY_BYTES: usize = 512;
@@ -297,7 +305,7 @@ pub unsafe fn clear_fp(at: usize) {
 /// The kernel's `struct sigaction`.
 #[repr(C)]
 #[derive(Copy, Clone, PartialEq, Eq)]
-pub struct Action {
+pub struct SignalAction {
     /// A function, SIG_DFL or SIG_IGN.
     pub handler: usize,
     /// SA_*.
@@ -308,9 +316,9 @@ pub struct Action {
     pub mask: u64,
 }
 
-impl Action {
+impl SignalAction {
     /// SIG_DFL.
-    pub const DEFAULT: Action = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
+    pub const DEFAULT: SignalAction = SignalAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
 
     /// A function of the program's.
     pub fn is_handler(&self) -> bool {

@@ -64,8 +64,6 @@ pub enum Ending {
 pub enum Refused {
     /// A system call by `int 0x80`: ENOSYS.
     Int80,
-    /// Syscall User Dispatch of its own: EINVAL.
-    Dispatch,
     /// A task asks to be traced by its parent: it isn't managed from now on.
     Traced,
     /// A thread has asked for SECCOMP_MODE_STRICT: the process isn't managed from now on, and its last

@@ -7,26 +7,25 @@
 
 // Bottom first: a module imports only from modules listed above it.
 mod keeper;
+pub mod image;
 mod entry;
-pub mod calls;
 mod frame;
 mod touch;
+mod user_dispatch;
 mod actions;
 mod errand;
 mod record;
-mod dispatch;
 mod patch;
+mod call_state;
 mod signals;
 mod threads;
-mod lent;
-mod messages;
-mod seen;
-mod special;
+pub mod syscalls;
+mod dispatcher;
 mod trap;
-mod late;
+mod arm_running;
 
+pub use arm_running::start_late;
 pub use keeper::{BadAddress, Ending, Fault, Hold, Keeper, Names, NoRoom, Refused, Span};
-pub use late::start_late;
 pub use threads::{all_are_gone, child, first_has_exited, hand_over, serve_errands};
 pub use touch::{read_bytes, touch, write_bytes};
 
@@ -66,11 +65,11 @@ pub enum WhyNot {
 ///   signals blocked and touch no memory that `keeper` serves.
 /// - The keeper makes no system call but by instructions in the same executable segment.
 pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
-    if !dispatch::find_range() {
+    if !user_dispatch::find_range() {
         return Err(WhyNot::NoRange);
     }
-    let record = record::Record::take().ok_or(WhyNot::NoMemory)?;
-    if special::has_no_counter() {
+    let record = record::ThreadRecord::take().ok_or(WhyNot::NoMemory)?;
+    if syscalls::has_no_counter() {
         use_no_counter();
     }
     let before = set_signals_blocked(u64::MAX);
@@ -84,7 +83,7 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
         .map(|theirs| record.alternate.set(theirs))
         .and_then(|()| signals::take_over(record))
         .map_err(WhyNot::NoHandlers)
-        .and_then(|()| dispatch::arm().map_err(WhyNot::NoDispatch));
+        .and_then(|()| user_dispatch::arm().map_err(WhyNot::NoDispatch));
     if armed.is_ok() {
         patch::allow(trap::on_patched);
     }
@@ -93,8 +92,8 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
 }
 
 /// Gives the calling thread an alternate stack; returns the one before. EPERM: it stands on that.
-fn set_alternate(stack: &frame::Stack) -> Result<frame::Stack, Errno> {
-    let mut before = frame::Stack::NONE;
+fn set_alternate(stack: &frame::AlternateStack) -> Result<frame::AlternateStack, Errno> {
+    let mut before = frame::AlternateStack::NONE;
     let args = [&raw const *stack as usize, &raw mut before as usize, 0, 0, 0, 0];
     // SAFETY: a slot's, which is the thread's for good, or the program's own.
     unsafe { system_call(libc::SYS_sigaltstack, args) }.map(|_| before)
@@ -108,9 +107,9 @@ fn set_alternate(stack: &frame::Stack) -> Result<frame::Stack, Errno> {
 /// - The process is armed.
 pub unsafe fn apart<T>(with: impl FnOnce() -> T) -> T {
     let before = set_signals_blocked(!actions::PROTECTED);
-    dispatch::disarm();
+    user_dispatch::disarm();
     let made = with();
-    let armed = dispatch::arm();
+    let armed = user_dispatch::arm();
     assert!(armed.is_ok(), "what was armed can be armed again");
     set_signals_blocked(before);
     made

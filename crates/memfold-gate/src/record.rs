@@ -3,10 +3,11 @@
 //! Both lie in one slot: stack below, record on top, so that a stack pointer tells the record. A
 //! thread whose stack pointer lies in its slot is in the gate. While code of the program runs, its
 //! own handlers included, the slot's stack is empty.
-use crate::actions::Actions;
-use crate::errand::Errand;
-use crate::frame::{Info, Stack};
+use crate::actions::SignalActions;
+use crate::errand::VforkErrand;
+use crate::frame::{AlternateStack, SignalInfo};
 use crate::keeper::{Hold, Keeper};
+use crate::user_dispatch::ProgramDispatch;
 use core::cell::{Cell, UnsafeCell};
 use core::mem::forget;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -41,7 +42,7 @@ pub const REFUSED: isize = -(libc::ENOSYS as isize);
 
 /// A thread.
 #[repr(C)]
-pub struct Record {
+pub struct ThreadRecord {
     /// A bit for each of `deferred` that counts. The first word: [`crate::entry`] looks at it.
     pub pending: AtomicU32,
     /// 0: the slot is free.
@@ -51,28 +52,30 @@ pub struct Record {
     /// Another thread has the same.
     pub shares_fs: Cell<bool>,
     /// Signals to be handled when the gate is left.
-    pub deferred: [Cell<Info>; DEFERRED],
+    pub deferred: [Cell<SignalInfo>; DEFERRED],
     /// What the kernel had blocked when the first of them came.
     pub mask_before: Cell<u64>,
     /// Those of [`crate::actions::PROTECTED`] that the program believes to have blocked.
-    pub blocked: Set,
+    pub blocked: SignalSet,
     /// Those of them that it takes all the same while it waits in a call.
-    pub awaits: Set,
+    pub awaits: SignalSet,
     /// Those of them that were sent to the thread meanwhile.
     pub sent: Cell<u64>,
     /// Their information.
-    pub sent_info: [Cell<Info>; DEFERRED],
+    pub sent_info: [Cell<SignalInfo>; DEFERRED],
     /// The alternate stack that the program believes to have.
-    pub alternate: Cell<Stack>,
+    pub alternate: Cell<AlternateStack>,
     /// What a filter of the program's has said of the last call that it has refused.
-    pub refused: Cell<Option<Info>>,
+    pub refused: Cell<Option<SignalInfo>>,
     /// A child of vfork whose calls don't pass the gate, for which all memory is home; or it is traced by
     /// its own wish.
     pub traced: Cell<bool>,
+    /// The Syscall User Dispatch that the program believes to have for it.
+    pub dispatch: Cell<Option<ProgramDispatch>>,
     /// Nothing is evicted for it.
     pub keeps_all: Cell<bool>,
     /// What it has done by another task.
-    pub errand: Errand,
+    pub errand: VforkErrand,
     /// What its call holds.
     pub hold: Cell<Option<Hold>>,
     /// The head of its list of locks, which the kernel walks at its end; 0: it has none.
@@ -88,20 +91,20 @@ pub struct Record {
     /// The mask of a call that waits with another one.
     pub waiting_mask: Cell<Option<u64>>,
     /// The actions of its process; 0: those of [`crate::start`]'s.
-    actions: Cell<*const Actions>,
-    own_actions: Actions,
+    actions: Cell<*const SignalActions>,
+    own_actions: SignalActions,
     /// Where the child's frame is, for a new thread.
     pub frame: Cell<usize>,
     /// Something that the child must do first; what it is, is [`crate::threads`]'s.
     pub flags: Cell<usize>,
 }
 
-const _: () = assert!(size_of::<Record>() <= RECORD_BYTES);
+const _: () = assert!(size_of::<ThreadRecord>() <= RECORD_BYTES);
 
 /// A set of signals of a thread's, which others may read.
-pub struct Set(AtomicU64);
+pub struct SignalSet(AtomicU64);
 
-impl Set {
+impl SignalSet {
     /// What it is.
     pub fn get(&self) -> u64 {
         self.0.load(SeqCst)
@@ -114,23 +117,23 @@ impl Set {
 }
 
 /// What the process does on each signal.
-pub static ACTIONS: Actions = Actions::new();
+pub static ACTIONS: SignalActions = SignalActions::new();
 
-impl Record {
+impl ThreadRecord {
     /// That of the thread whose stack pointer is `sp`; `None` if it isn't in the gate.
-    pub fn of_stack(sp: usize) -> Option<&'static Record> {
+    pub fn of_stack(sp: usize) -> Option<&'static ThreadRecord> {
         let slot = CHUNK.iter().enumerate().find_map(|(at, start)| {
             let start = start.load(SeqCst);
             let inside = start != 0 && sp.wrapping_sub(start) < slots(at) * SLOT_BYTES;
             inside.then(|| start + (sp - start) / SLOT_BYTES * SLOT_BYTES)
         })?;
-        Some(Record::at(slot))
+        Some(ThreadRecord::at(slot))
     }
 
-    fn at(slot: usize) -> &'static Record {
+    fn at(slot: usize) -> &'static ThreadRecord {
         // SAFETY: slots stay mapped, and zeros are a record; only its thread uses what is in a
         // cell.
-        unsafe { &*((slot + SLOT_BYTES - RECORD_BYTES) as *const Record) }
+        unsafe { &*((slot + SLOT_BYTES - RECORD_BYTES) as *const ThreadRecord) }
     }
 
     fn slot(&self) -> usize {
@@ -138,14 +141,14 @@ impl Record {
     }
 
     /// Takes a free slot; `None`: there is no memory or address space for one.
-    pub fn take() -> Option<&'static Record> {
+    pub fn take() -> Option<&'static ThreadRecord> {
         for (chunk, start) in CHUNK.iter().enumerate() {
             let mut start = start.load(SeqCst);
             if start == 0 {
                 start = grow(chunk)?;
             }
             for slot in 0..slots(chunk) {
-                let record = Record::at(start + slot * SLOT_BYTES);
+                let record = ThreadRecord::at(start + slot * SLOT_BYTES);
                 if record.state.compare_exchange(0, 1, SeqCst, SeqCst).is_ok() {
                     record.clear();
                     record.number.set(slots(chunk) - FIRST_SLOTS + slot);
@@ -168,9 +171,10 @@ impl Record {
         self.blocked.set(0);
         self.awaits.set(0);
         self.sent.set(0);
-        self.alternate.set(Stack::NONE);
+        self.alternate.set(AlternateStack::NONE);
         self.refused.set(None);
         self.traced.set(false);
+        self.dispatch.set(None);
         self.keeps_all.set(false);
         self.hold.set(None);
         self.robust.store(0, SeqCst);
@@ -194,7 +198,7 @@ impl Record {
     }
 
     /// It is a thread of `other`'s process, or the first of another.
-    pub fn join(&self, other: Option<&Record>) {
+    pub fn join(&self, other: Option<&ThreadRecord>) {
         static LAST: AtomicU32 = AtomicU32::new(0);
         let process = match other {
             Some(other) => other.process.load(SeqCst),
@@ -204,7 +208,7 @@ impl Record {
     }
 
     /// Calls `each` with the records of all threads of its process.
-    pub fn each_of_process(&self, mut each: impl FnMut(&Record)) {
+    pub fn each_of_process(&self, mut each: impl FnMut(&ThreadRecord)) {
         let process = self.process.load(SeqCst);
         each_used(|record| {
             if record.process.load(SeqCst) == process {
@@ -225,14 +229,14 @@ impl Record {
 
     /// The thread is about to end. Returns whether no other thread of the first process of this memory
     /// goes on: each has ended, or `is_gone`. Of several that end at once, at least one is the last.
-    pub fn ends_last(&self, is_gone: fn(&Record) -> bool) -> bool {
+    pub fn ends_last(&self, is_gone: fn(&ThreadRecord) -> bool) -> bool {
         self.ends.store(true, SeqCst);
         let mut is_last = self.process.load(SeqCst) == 0;
         self.each_of_process(|each| is_last = is_last && (each.ends.load(SeqCst) || is_gone(each)));
         is_last
     }
 
-    /// The word that [`Record::give_back`] stores 0 in.
+    /// The word that [`ThreadRecord::give_back`] stores 0 in.
     pub fn state(&self) -> *const u32 {
         self.state.as_ptr()
     }
@@ -247,7 +251,7 @@ impl Record {
     }
 
     /// What the program's filter has said of its call `nr`, which has given `made`; once.
-    pub fn take_refused(&self, nr: usize, made: isize) -> Option<Info> {
+    pub fn take_refused(&self, nr: usize, made: isize) -> Option<SignalInfo> {
         if made != REFUSED {
             return None;
         }
@@ -260,19 +264,19 @@ impl Record {
     }
 
     /// The stack, as the kernel is told of it.
-    pub fn stack(&self) -> Stack {
-        Stack { sp: self.slot() + STACK_AT, flags: 0, padding: 0, size: STACK_BYTES }
+    pub fn stack(&self) -> AlternateStack {
+        AlternateStack { sp: self.slot() + STACK_AT, flags: 0, padding: 0, size: STACK_BYTES }
     }
 
     /// What the thread's process does on each signal.
-    pub fn actions(&self) -> &'static Actions {
+    pub fn actions(&self) -> &'static SignalActions {
         let its = self.actions.get();
         // SAFETY: a record's own, in a slot, which stays mapped.
         if its.is_null() { &ACTIONS } else { unsafe { &*its } }
     }
 
     /// It has the actions of `parent`'s process, for good or as they are now.
-    pub fn inherit_actions(&'static self, parent: &Record, shared: bool) {
+    pub fn inherit_actions(&'static self, parent: &ThreadRecord, shared: bool) {
         if shared {
             return self.actions.set(parent.actions.get());
         }
@@ -286,13 +290,13 @@ impl Record {
 
 /// Calls `each` with all that aren't free. A slot that was never used stays without a page of its
 /// own.
-pub fn each_used(mut each: impl FnMut(&'static Record)) {
+pub fn each_used(mut each: impl FnMut(&'static ThreadRecord)) {
     for (chunk, start) in CHUNK.iter().enumerate() {
         let start = start.load(SeqCst);
         if start == 0 {
             return;
         }
-        let all = (0..slots(chunk)).map(|slot| Record::at(start + slot * SLOT_BYTES));
+        let all = (0..slots(chunk)).map(|slot| ThreadRecord::at(start + slot * SLOT_BYTES));
         all.filter(|record| record.state.load(SeqCst) != 0).for_each(&mut each);
     }
 }
@@ -312,14 +316,14 @@ fn grow(chunk: usize) -> Option<usize> {
 }
 
 /// The keeper's place.
-pub(crate) struct Place<T>(UnsafeCell<Option<T>>);
+pub(crate) struct StartCell<T>(UnsafeCell<Option<T>>);
 
 // SAFETY: it is set before the first other thread, and then only read.
-unsafe impl<T: Sync> Sync for Place<T> {}
+unsafe impl<T: Sync> Sync for StartCell<T> {}
 
-impl<T: Copy> Place<T> {
-    pub(crate) const fn new() -> Place<T> {
-        Place(UnsafeCell::new(None))
+impl<T: Copy> StartCell<T> {
+    pub(crate) const fn new() -> StartCell<T> {
+        StartCell(UnsafeCell::new(None))
     }
 
     /// # Safety
@@ -336,7 +340,7 @@ impl<T: Copy> Place<T> {
 }
 
 /// The owner of the memory.
-pub(crate) static KEEPER: Place<&'static dyn Keeper> = Place::new();
+pub(crate) static KEEPER: StartCell<&'static dyn Keeper> = StartCell::new();
 
 /// No thread makes room for slots until [`resume_growth`], so that a copy of the process finds that at
 /// rest.

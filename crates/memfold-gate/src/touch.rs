@@ -112,6 +112,8 @@ pub unsafe fn write_bytes(addr: usize, from: &[u8]) -> Result<(), BadAddress> {
 /// - As it says.
 pub(crate) unsafe trait Plain: Copy {}
 // SAFETY: integers.
+unsafe impl Plain for u8 {}
+// SAFETY: integers.
 unsafe impl Plain for u32 {}
 // SAFETY: integers.
 unsafe impl Plain for u64 {}
@@ -122,15 +124,15 @@ unsafe impl Plain for [usize; 2] {}
 // SAFETY: integers.
 unsafe impl Plain for [usize; 3] {}
 // SAFETY: integers.
-unsafe impl Plain for crate::frame::Action {}
+unsafe impl Plain for crate::frame::SignalAction {}
 // SAFETY: integers.
-unsafe impl Plain for crate::frame::Stack {}
+unsafe impl Plain for crate::frame::AlternateStack {}
 // SAFETY: integers.
-unsafe impl Plain for crate::frame::Info {}
+unsafe impl Plain for crate::frame::SignalInfo {}
 // SAFETY: integers.
-unsafe impl Plain for crate::frame::Frame {}
+unsafe impl Plain for crate::frame::SignalFrame {}
 // SAFETY: integers.
-unsafe impl Plain for crate::frame::Context {}
+unsafe impl Plain for crate::frame::SignalContext {}
 
 /// Reads a value of the program's.
 ///

@@ -1,15 +1,15 @@
 //! The gate's handler of all signals, on the thread's slot.
-use crate::calls::look_up;
-use crate::dispatch::SYS_USER_DISPATCH;
+use crate::call_state::{CALLED_OFF, CallOutcome, CallStage, NEEDS_CONTEXT};
+use crate::dispatcher::{self, is_plain, make_plain};
 use crate::entry;
-use crate::frame::{Context, Info};
+use crate::frame::{SignalContext, SignalInfo};
 use crate::keeper::{Fault, Keeper, Refused};
 use crate::patch;
-use crate::patch::entry::{AGAIN, BELOW, Entered};
-use crate::record::{KEEPER, REFUSED, Record};
-use crate::signals::{block_all, defer, deliver, deliver_pending, set_mask};
-use crate::special::{Call, is_plain, make_plain};
+use crate::patch::entry::{BELOW, EnteredCall};
+use crate::record::{KEEPER, REFUSED, ThreadRecord};
+use crate::signals::{block_all, defer, deliver, deliver_pending, end_by, set_mask};
 use crate::touch::{fix_up, read};
+use crate::user_dispatch::{DispatchVerdict, SYS_USER_DISPATCH};
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::raw::system_call;
 use memfold_sys::thread::access_of;
@@ -21,33 +21,34 @@ const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 ///
 /// # Safety
 /// - Called by the kernel.
-pub unsafe extern "C" fn on_signal(signal: i32, info: *const Info, context: *mut Context) {
+pub unsafe extern "C" fn on_signal(
+    signal: i32,
+    info: *const SignalInfo,
+    context: *mut SignalContext,
+) {
     // SAFETY: the kernel's, on this stack.
     let (info, context) = unsafe { (&*info, &mut *context) };
     let before = info.before_forwarding();
     let info = before.as_ref().unwrap_or(info);
     let here = &raw const *context as usize;
-    let (Some(keeper), Some(record)) = (KEEPER.get(), Record::of_stack(here)) else {
+    let (Some(keeper), Some(record)) = (KEEPER.get(), ThreadRecord::of_stack(here)) else {
         // An engine thread has met what nobody serves.
         return die(signal);
     };
-    if record.holds(context.regs.rsp as usize) {
-        return in_gate(keeper, record, context, info);
-    }
-    let at = context.regs.rip as usize;
-    if patch::contains(at) {
-        if info.is_fault() {
-            // The entry's trap, or its push onto a page that is away. A signal that was put off
-            // earlier in the entry has blocked all others, and is delivered when this handler is
-            // left: the program's own mask is put back first.
+    let on_slot = record.holds(context.regs.rsp as usize);
+    match CallStage::of(context.regs.rip as usize, on_slot) {
+        CallStage::Program => {}
+        // The entry's trap, or its push onto a page that is away. A signal that came earlier in the
+        // entry has blocked all others, and is delivered when this handler is left: the program's
+        // own mask is put back first.
+        CallStage::Coming | CallStage::Back if info.is_fault() => {
             if record.pending.load(SeqCst) != 0 {
                 context.mask = record.mask_before.get();
             }
-        } else if !patch::entry::is_out(at) {
-            return defer(record, context, info);
-        } else {
-            context.regs.rip = context.regs.rcx;
         }
+        CallStage::Coming => return defer(record, context, info),
+        CallStage::Back => context.regs.rip = context.regs.rcx,
+        stage => return in_gate(keeper, record, context, info, stage),
     }
     match signal {
         libc::SIGSYS if info.code == SYS_USER_DISPATCH => {
@@ -67,7 +68,7 @@ const SEGV_ACCERR: i32 = 2;
 const FETCHED: u64 = 1 << 4;
 
 /// A fault that the keeper has served.
-fn served(keeper: &dyn Keeper, context: &Context, info: &Info) -> bool {
+fn served(keeper: &dyn Keeper, context: &SignalContext, info: &SignalInfo) -> bool {
     let (write, protected) = access_of(context.regs.error);
     let address = info.address as usize;
     match info.signal {
@@ -84,7 +85,13 @@ fn served(keeper: &dyn Keeper, context: &Context, info: &Info) -> bool {
 }
 
 /// The gate's own code was interrupted.
-fn in_gate(keeper: &'static dyn Keeper, record: &Record, context: &mut Context, info: &Info) {
+fn in_gate(
+    keeper: &'static dyn Keeper,
+    record: &ThreadRecord,
+    context: &mut SignalContext,
+    info: &SignalInfo,
+    stage: CallStage,
+) {
     let at = context.regs.rip as usize;
     match info.signal {
         // A call of somebody's that isn't meant to be made here: it goes through.
@@ -114,11 +121,7 @@ fn in_gate(keeper: &'static dyn Keeper, record: &Record, context: &mut Context, 
         },
         _ => {
             defer(record, context, info);
-            context.regs.rip = patch::entry::rewind(at) as u64;
-            if context.regs.rip as usize != at {
-                return;
-            }
-            let (to, result) = entry::rewind(at, context.regs.rax);
+            let (to, result) = stage.interrupted(at, context.regs.rax);
             (context.regs.rip, context.regs.rax) = (to as u64, result);
         }
     }
@@ -127,9 +130,9 @@ fn in_gate(keeper: &'static dyn Keeper, record: &Record, context: &mut Context, 
 /// A system call of the program's, at a site or on the way from one that is patched.
 fn from_program(
     keeper: &'static dyn Keeper,
-    record: &'static Record,
-    context: &mut Context,
-    info: &Info,
+    record: &'static ThreadRecord,
+    context: &mut SignalContext,
+    info: &SignalInfo,
 ) {
     let after = context.regs.rip as usize;
     let (call, done) = patch::entry::traps();
@@ -137,7 +140,7 @@ fn from_program(
     if !is_at(call) && !is_at(done) {
         let (nr, args) = context.regs.call();
         // A child of vfork may be killed meanwhile.
-        if record.is_of_first_process() && is_plain(look_up(nr), &args) {
+        if record.is_of_first_process() && passes(record, after) && is_plain(nr, &args) {
             patch::note_trap(after, nr);
         }
         return trapped(keeper, record, context, info);
@@ -145,14 +148,14 @@ fn from_program(
     // The entry has put both there.
     let sp = context.regs.rsp as usize;
     let (Ok(nr), Ok(resume)) = (read::<usize>(sp - 8), read::<usize>(sp)) else {
-        return deliver(record, context, &Info::forced(libc::SIGSEGV));
+        return deliver(record, context, &SignalInfo::forced(libc::SIGSEGV));
     };
     context.regs.rip = resume as u64;
     context.regs.rsp += BELOW as u64;
     patch::entry::learn(record);
     if is_at(call) {
         trapped(keeper, record, context, info);
-    } else if context.regs.rax as isize == entry::RESTART {
+    } else if context.regs.rax as isize == CALLED_OFF {
         context.regs.rip -= SYSCALL_BYTES;
         context.regs.rax = nr as u64;
     }
@@ -162,27 +165,41 @@ fn from_program(
 ///
 /// # Safety
 /// - Called by the entry.
-pub unsafe extern "C" fn on_patched(record: *const Record, entered: *const Entered) -> isize {
+pub unsafe extern "C" fn on_patched(
+    record: *const ThreadRecord,
+    entered: *const EnteredCall,
+) -> isize {
     // SAFETY: the entry's.
     let (record, entered) = unsafe { (&*record, &*entered) };
     record.refused.set(None);
-    let made =
-        KEEPER.get().and_then(|keeper| make_plain(keeper, record, entered.nr, &entered.args()));
+    let keeper = KEEPER.get().filter(|_| passes(record, entered.resume));
+    let made = keeper.and_then(|keeper| make_plain(keeper, record, entered.nr, &entered.args()));
     match made {
         Some(made) if record.take_refused(entered.nr, made).is_none() => made,
         // A handler needs the context.
-        _ => AGAIN,
+        _ => NEEDS_CONTEXT,
     }
+}
+
+/// Whether a dispatch of the thread's own lets a call through, by the instruction that ends at `after`.
+fn passes(record: &ThreadRecord, after: usize) -> bool {
+    record.dispatch.get().is_none_or(|own| own.verdict(after) == DispatchVerdict::Passes)
 }
 
 /// A system call of the program's.
 fn trapped(
     keeper: &'static dyn Keeper,
-    record: &'static Record,
-    context: &mut Context,
-    info: &Info,
+    record: &'static ThreadRecord,
+    context: &mut SignalContext,
+    info: &SignalInfo,
 ) {
     let (nr, args) = context.regs.call();
+    let own = record.dispatch.get();
+    match own.map_or(DispatchVerdict::Passes, |own| own.verdict(context.regs.rip as usize)) {
+        DispatchVerdict::Passes => {}
+        DispatchVerdict::Dispatched => return force(record, context, info),
+        DispatchVerdict::Ends(signal) => return end_by(&SignalInfo::forced(signal)),
+    }
     if (info.call >> 32) as u32 != AUDIT_ARCH_X86_64 {
         // By `int 0x80`: other numbers, and addresses below 4 GiB.
         keeper.tells(Refused::Int80);
@@ -190,23 +207,23 @@ fn trapped(
         return;
     }
     record.refused.set(None);
-    let made = Call { keeper, record, context: &mut *context, nr, args, entry: look_up(nr) }.make();
+    let made = dispatcher::serve(keeper, record, context, nr, args);
     match made {
-        Ok(entry::RESTART) => context.regs.rip -= SYSCALL_BYTES,
-        Ok(result) => match record.take_refused(nr, result) {
-            Some(info) => refused(record, context, &info),
+        CallOutcome::CalledOff => context.regs.rip -= SYSCALL_BYTES,
+        CallOutcome::Returned(result) => match record.take_refused(nr, result) {
+            Some(info) => force(record, context, &info),
             None => context.regs.rax = result as u64,
         },
-        Err(_) => {}
+        CallOutcome::InContext => {}
     }
 }
 
-/// A filter has refused the program's call, whose number is still in place of its result: the
-/// program's handler makes that.
-fn refused(record: &Record, context: &mut Context, info: &Info) {
+/// A filter, or a dispatch of the program's own, has a call come as this SIGSYS. Its number is still in
+/// place of its result: the program's handler makes that.
+fn force(record: &ThreadRecord, context: &mut SignalContext, info: &SignalInfo) {
     block_all();
     if record.pending.load(SeqCst) != 0 {
-        // First what has come before. A call that was refused has done nothing.
+        // First what has come before. The call has done nothing, and comes again.
         context.regs.rip -= SYSCALL_BYTES;
     } else {
         deliver(record, context, &info.made_at(context.regs.rip));
@@ -215,7 +232,7 @@ fn refused(record: &Record, context: &mut Context, info: &Info) {
 
 /// Ends the process by this signal as soon as the handler returns, and the fault happens again.
 fn die(signal: i32) {
-    let default = crate::frame::Action::DEFAULT;
+    let default = crate::frame::SignalAction::DEFAULT;
     let args = [signal as usize, &raw const default as usize, 0, 8, 0, 0];
     // SAFETY: nothing goes on from here.
     let _ = unsafe { system_call(libc::SYS_rt_sigaction, args) };

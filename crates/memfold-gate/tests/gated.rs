@@ -82,7 +82,7 @@ fn has(program: &str) -> bool {
 }
 
 #[test]
-fn the_gate_is_passed() {
+fn system_calls_pass_the_gate() {
     // Three lines: a shell makes two processes, one of which becomes another program.
     let script = "exec 9>&2; cat /proc/self/status | grep -c Seccomp: >/dev/null; exec true";
     let mut command = Command::new("sh");
@@ -99,12 +99,12 @@ fn coroutines_on_small_stacks_are_interrupted_by_timers() {
 }
 
 #[test]
-fn masks_actions_information_and_contexts_are_as_the_kernel_has_them() {
+fn signals_look_as_the_kernel_makes_them() {
     assert!(same_program("signals").contains("ends by 11 7 31 11 1003 11"));
 }
 
 #[test]
-fn calls_that_a_filter_of_the_programs_refuses_come_to_its_handler() {
+fn call_refused_by_a_filter_reaches_the_handler() {
     let said = same_program("refused");
     for who in ["process", "thread", "child"] {
         assert!(said.contains(&format!("{who}: 93 seen, 0 wrong, 0 bad")), "{said}");
@@ -124,7 +124,7 @@ fn threads_are_cancelled_signalled_copied_and_end() {
 /// Pages of its buffers are taken away all the time, and only the program's own touches bring them
 /// back. A timer interrupts its calls a thousand times a second, which it must not hear of either.
 #[test]
-fn no_system_call_meets_a_page_that_was_taken_away() {
+fn no_system_call_meets_an_evicted_page() {
     let script = format!("exec 9>&2; exec {}", compile("buffers", &[]).display());
     for _ in 0..5 {
         let mut command = Command::new("sh");
@@ -139,7 +139,7 @@ fn no_system_call_meets_a_page_that_was_taken_away() {
 
 /// Threads wait in every kind of call, make others, end, fork, fault, and stand on alternate stacks.
 #[test]
-fn a_process_is_armed_while_its_threads_are_in_everything() {
+fn busy_threads_are_armed() {
     let program = compile("late", &["-ldl"]);
     for busy in [false, true].repeat(10) {
         let mut command = Command::new(&program);
@@ -196,7 +196,7 @@ fn shells_and_interpreters_run() {
 }
 
 #[test]
-fn shells_and_interpreters_run_while_their_pages_are_taken_away() {
+fn interpreters_run_while_their_pages_are_evicted() {
     let library = examples().join("libvanishing.so");
     for (program, args) in PROGRAMS.iter().filter(|(program, _)| has(program)) {
         let (_, said) = same_under(&library, program, args);

@@ -350,11 +350,6 @@ impl Keeper for Owner {
             Refused::Int80 => say_once!(
                 "warning: System calls by `int 0x80` fail with ENOSYS, because memfold does not support them"
             ),
-            Refused::Dispatch => {
-                say_once!(
-                    "warning: Syscall User Dispatch in the program fails with EINVAL, because memfold uses it itself"
-                )
-            }
             Refused::Traced => {
                 slots::note_unmanaged(b"traced by its parent (PTRACE_TRACEME)");
             }

@@ -1,19 +1,25 @@
 //! ELF headers: just enough to tell what kind of program a file is.
+use elf::abi::{EI_CLASS, EI_DATA, EI_NIDENT, ELFCLASS32, ELFCLASS64, ELFDATA2LSB, ELFMAGIC};
+use elf::abi::{EM_386, EM_AARCH64, EM_ARM, EM_RISCV, EM_X86_64, ET_DYN, ET_EXEC, PT_INTERP};
+use elf::endian::{AnyEndian, EndianParse, LittleEndian};
+use elf::file::{Class, ELF64_EHDR_TAILSIZE, FileHeader};
+use elf::parse::ParseAt;
+use elf::segment::{Elf64_Phdr, ProgramHeader};
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 
 /// `e_machine` of the machine that memfold was built for.
 #[cfg(target_arch = "x86_64")]
-pub const HOST_MACHINE: u16 = 62;
+pub const HOST_MACHINE: u16 = EM_X86_64;
 /// `e_machine` of the machine that memfold was built for.
 #[cfg(target_arch = "aarch64")]
-pub const HOST_MACHINE: u16 = 183;
+pub const HOST_MACHINE: u16 = EM_AARCH64;
 
-const MAGIC: &[u8; 4] = b"\x7fELF";
-const HEADER_LEN: usize = 64;
-const ENTRY_LEN: usize = 56;
-const PT_INTERP: u32 = 3;
+const HEADER_LEN: usize = EI_NIDENT + ELF64_EHDR_TAILSIZE;
+const ENTRY_LEN: usize = size_of::<Elf64_Phdr>();
+/// The header up to `e_machine`, which lies there in files of 32 bits, too.
+const MACHINE_END: usize = EI_NIDENT + 4;
 /// The kernel's own bound (PATH_MAX).
 const INTERPRETER_LEN_MAX: usize = 4096;
 
@@ -32,8 +38,8 @@ pub enum Elf {
 /// Whether `file` begins as an ELF file does. What can't be read is taken for one: [`read`] says
 /// why it can't.
 pub fn is_one(file: &File) -> bool {
-    let mut start = [0u8; MAGIC.len()];
-    read_up_to(file, &mut start).is_err() || start == *MAGIC
+    let mut start = [0u8; ELFMAGIC.len()];
+    read_up_to(file, &mut start).is_err() || start == ELFMAGIC
 }
 
 /// Reads the header of `file`; `None` if it isn't an ELF file at all.
@@ -43,69 +49,80 @@ pub fn is_one(file: &File) -> bool {
 pub fn read(file: &File) -> io::Result<Option<Elf>> {
     let mut header = [0u8; HEADER_LEN];
     let len = read_up_to(file, &mut header)?;
-    if !header.starts_with(MAGIC) {
+    if !header.starts_with(&ELFMAGIC) {
         return Ok(None);
     }
-    if len < 20 {
+    if len < MACHINE_END {
         return Err(damaged("its header is cut short"));
     }
-    let (bits, little) = (header[4], header[5] == 1);
-    let machine =
-        if little { u16_at(&header, 18) } else { u16::from_be_bytes([header[18], header[19]]) };
-    if bits != 2 || !little || machine != HOST_MACHINE {
-        return Ok(Some(Elf::Foreign(foreign_name(bits, machine))));
+    let (ident, rest) = header.split_at(EI_NIDENT);
+    let (class, order) = (ident[EI_CLASS], ident[EI_DATA]);
+    // As the kernel does, the version is passed over, which `parse_ident` would look at.
+    let byte_order = AnyEndian::from_ei_data(order).unwrap_or(AnyEndian::Big);
+    let machine = byte_order.parse_u16_at(&mut 2, rest).map_err(damaged_at)?;
+    if class != ELFCLASS64 || order != ELFDATA2LSB || machine != HOST_MACHINE {
+        return Ok(Some(Elf::Foreign(foreign_name(class, machine))));
     }
     if len < HEADER_LEN {
         return Err(damaged("its header is cut short"));
     }
-    // ET_EXEC or ET_DYN; the rest are object files and core dumps.
-    if !matches!(u16_at(&header, 16), 2 | 3) {
+    let header = FileHeader::parse_tail((LittleEndian, Class::ELF64, 0, 0), rest);
+    let header = header.map_err(damaged_at)?;
+    // The rest are object files and core dumps.
+    if !matches!(header.e_type, ET_EXEC | ET_DYN) {
         return Err(damaged("it is not a program"));
     }
     Ok(Some(Elf::Native { interpreter: interpreter(file, &header)? }))
 }
 
-fn interpreter(file: &File, header: &[u8; HEADER_LEN]) -> io::Result<Option<String>> {
-    let (offset, entry_len, entries) = (u64_at(header, 32), u16_at(header, 54), u16_at(header, 56));
-    if entry_len as usize != ENTRY_LEN {
+fn interpreter(file: &File, header: &FileHeader<LittleEndian>) -> io::Result<Option<String>> {
+    if header.e_phentsize as usize != ENTRY_LEN {
         return Err(damaged("its program headers have a wrong size"));
     }
-    for index in 0..entries as u64 {
+    for index in 0..header.e_phnum as u64 {
         let mut entry = [0u8; ENTRY_LEN];
-        let at = offset
+        let at = header
+            .e_phoff
             .checked_add(index * ENTRY_LEN as u64)
             .ok_or_else(|| damaged("its program headers lie outside"))?;
         read_all(file, &mut entry, at)?;
-        if u32_at(&entry, 0) != PT_INTERP {
+        let entry = ProgramHeader::parse_at(LittleEndian, Class::ELF64, &mut 0, &entry);
+        let entry = entry.map_err(damaged_at)?;
+        if entry.p_type != PT_INTERP {
             continue;
         }
-        let len = u64_at(&entry, 32) as usize;
+        let len = entry.p_filesz as usize;
         if !(2..=INTERPRETER_LEN_MAX).contains(&len) {
             return Err(damaged("its interpreter's name has a wrong length"));
         }
         let mut name = vec![0u8; len];
-        read_all(file, &mut name, u64_at(&entry, 8))?;
+        read_all(file, &mut name, entry.p_offset)?;
         let end = name.iter().position(|&b| b == 0).unwrap_or(len);
         return Ok(Some(String::from_utf8_lossy(&name[..end]).into_owned()));
     }
     Ok(None)
 }
 
-fn foreign_name(bits: u8, machine: u16) -> String {
+fn foreign_name(class: u8, machine: u16) -> String {
+    let bits = if class == ELFCLASS32 { 32 } else { 64 };
     let name = match machine {
-        3 => "i386",
-        40 => "ARM",
-        62 if bits == 1 => "x32",
-        62 => "x86-64",
-        183 => "AArch64",
-        243 => "RISC-V",
-        _ => return format!("machine {machine}, {} bits", if bits == 1 { 32 } else { 64 }),
+        EM_386 => "i386",
+        EM_ARM => "ARM",
+        EM_X86_64 if bits == 32 => "x32",
+        EM_X86_64 => "x86-64",
+        EM_AARCH64 => "AArch64",
+        EM_RISCV => "RISC-V",
+        _ => return format!("machine {machine}, {bits} bits"),
     };
-    format!("{name}, {} bits", if bits == 1 { 32 } else { 64 })
+    format!("{name}, {bits} bits")
 }
 
 fn damaged(why: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, why.to_string())
+}
+
+fn damaged_at(why: elf::ParseError) -> io::Error {
+    damaged(&why.to_string())
 }
 
 fn read_all(file: &File, buffer: &mut [u8], at: u64) -> io::Result<()> {
@@ -127,16 +144,6 @@ pub fn read_up_to(file: &File, buffer: &mut [u8]) -> io::Result<usize> {
         }
     }
     Ok(len)
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
 #[cfg(test)]

@@ -30,11 +30,6 @@ static void int80(void) {
     }
 }
 
-static void own_dispatch(void) {
-    static char selector;
-    for (int i = 0; i < 2; i++) NEED(prctl(59, 1, 0, 0, &selector) == -1 && errno == EINVAL);
-}
-
 /* By the number of the request alone: there needn't be such a device. */
 static void given(unsigned long request) {
     uint64_t about[8] = {0};
@@ -62,7 +57,7 @@ static void filter(void) {
 
 int main(int argc, char **argv) {
     static const struct test all[] = {
-        {"io_uring", io_uring}, {"aio", aio},     {"int80", int80}, {"dispatch", own_dispatch},      {"kvm", kvm},
+        {"io_uring", io_uring}, {"aio", aio},     {"int80", int80},   {"kvm", kvm},
         {"vfio", vfio},         {"vhost", vhost}, {"filter", filter}, {"userfaultfd", userfaultfd},
     };
     return RUN_NAMED(argc, argv, all);

@@ -3,21 +3,58 @@
 //! Until the stack pointer is on the slot, and after it has left it, a signal is put off as in the
 //! gate; it is seen before the site is gone back to. A thread whose record isn't found, and a call
 //! that needs a full context, go on as a trapped call of the same site.
-use crate::record::{Record, SLOT_BYTES};
+use crate::record::{SLOT_BYTES, ThreadRecord};
 use core::arch::global_asm;
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use memfold_sys::vectors::have_avx2;
 
-/// What [`Handler`] gives for a call that must come as SIGSYS.
-pub const AGAIN: isize = -513;
+/// What [`PatchHandler`] gives for a call that must come as SIGSYS.
+pub const NEEDS_CONTEXT: isize = -513;
 
-/// Below the program's stack pointer, while it is trapped from here: the end of the site's
-/// instruction, and below that the number of the call.
-pub const BELOW: usize = 136;
-
-/// What the entry has put onto the slot.
+/// What lies at the program's stack pointer between a site and the slot, and while the thread is trapped
+/// from there. The stack pointer is at `rdx` first, and at `resume` when it traps:
+///
+/// ```text
+///     program's sp -> +-----------+ 152  whole
+///                     | red zone  |      128 bytes that the program may use
+///  sp while it traps -> resume    | 16   the end of the site's instruction
+///                     | nr        | 8    the number of the call
+///       sp at first -> | rdx       | 0
+///                     +-----------+
+/// ```
 #[repr(C)]
-pub struct Entered {
+struct BelowStack {
+    rdx: usize,
+    nr: usize,
+    resume: usize,
+    red_zone: [u8; 128],
+}
+
+/// How far below the program's stack pointer `resume` is while the thread is trapped from here. The
+/// number of the call lies a word below that.
+pub const BELOW: usize = size_of::<BelowStack>() - offset_of!(BelowStack, resume);
+const _: () =
+    assert!(offset_of!(BelowStack, resume) - offset_of!(BelowStack, nr) == size_of::<usize>());
+const _: () =
+    assert!(offset_of!(BelowStack, nr) - offset_of!(BelowStack, rdx) == size_of::<usize>());
+
+/// What the entry has put onto the slot, just below the record, where the handler's stack begins:
+///
+/// ```text
+///      record -> +------------+ 608  whole
+///                | vectors    |      %ymm0 to %ymm15; %xmm0 to %xmm15, 16 bytes each, in their first half
+///                |            | 96
+///                | result     | 80   of the handler
+///                | record     | 72
+///                | sp         | 64   the program's stack pointer
+///                | resume     | 56
+///                | r9 .. rdi  | 8    arguments, the first one lowest
+///   %rsp, args -> | nr         | 0
+///                +------------+
+/// ```
+#[repr(C)]
+pub struct EnteredCall {
     /// Number.
     pub nr: usize,
     rdi: usize,
@@ -26,12 +63,25 @@ pub struct Entered {
     r10: usize,
     r8: usize,
     r9: usize,
-    resume: usize,
+    /// The end of the site's instruction.
+    pub resume: usize,
     /// The program's stack pointer.
     pub sp: usize,
+    record: *const ThreadRecord,
+    result: isize,
+    unused: usize,
+    vectors: [[u8; WIDE_BYTES]; VECTORS],
 }
 
-impl Entered {
+/// Registers that a call keeps, though the handler's code may use them.
+const VECTORS: usize = 16;
+const WIDE_BYTES: usize = 32;
+/// The handler is called with a stack that is aligned to so much.
+const STACK_ALIGN: usize = 16;
+const _: () = assert!(size_of::<EnteredCall>().is_multiple_of(STACK_ALIGN));
+const _: () = assert!(offset_of!(EnteredCall, vectors).is_multiple_of(WIDE_BYTES));
+
+impl EnteredCall {
     /// The arguments.
     pub fn args(&self) -> [usize; 6] {
         [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9]
@@ -39,14 +89,14 @@ impl Entered {
 }
 
 /// Makes a call.
-pub type Handler = unsafe extern "C" fn(*const Record, *const Entered) -> isize;
+pub type PatchHandler = unsafe extern "C" fn(*const ThreadRecord, *const EnteredCall) -> isize;
 
 const PLACES: usize = 1024;
 
 /// Records by their thread's `fs`; what is here may be another thread's.
 #[unsafe(export_name = "memfold_gate_known")]
 static KNOWN: [AtomicUsize; PLACES] = [const { AtomicUsize::new(0) }; PLACES];
-/// The [`Handler`].
+/// The [`PatchHandler`].
 #[unsafe(export_name = "memfold_gate_handler")]
 static HANDLER: AtomicUsize = AtomicUsize::new(0);
 /// Whether vector registers have 32 bytes, in which a libc that was built for such processors may
@@ -59,7 +109,11 @@ static TRAP_CALL: AtomicUsize = AtomicUsize::new(0);
 #[unsafe(export_name = "memfold_gate_trap_done")]
 static TRAP_DONE: AtomicUsize = AtomicUsize::new(0);
 
-const _: () = assert!(core::mem::offset_of!(Record, fs) == 8 && SLOT_BYTES == 262144);
+// The entry finds both by the record's address alone, and the stack by the record's.
+const _: () = assert!(
+    offset_of!(ThreadRecord, pending) == 0 && align_of::<ThreadRecord>() >= size_of::<usize>()
+);
+const _: () = assert!(PLACES.is_power_of_two());
 
 global_asm!(
     ".hidden memfold_gate_known",
@@ -70,47 +124,47 @@ global_asm!(
     ".macro MEMFOLD_GATE_RESTORE",
     " testb $1,memfold_gate_wide(%rip)",
     " jz 8f",
-    " vmovups 96(%rsp),%ymm0",
-    " vmovups 128(%rsp),%ymm1",
-    " vmovups 160(%rsp),%ymm2",
-    " vmovups 192(%rsp),%ymm3",
-    " vmovups 224(%rsp),%ymm4",
-    " vmovups 256(%rsp),%ymm5",
-    " vmovups 288(%rsp),%ymm6",
-    " vmovups 320(%rsp),%ymm7",
-    " vmovups 352(%rsp),%ymm8",
-    " vmovups 384(%rsp),%ymm9",
-    " vmovups 416(%rsp),%ymm10",
-    " vmovups 448(%rsp),%ymm11",
-    " vmovups 480(%rsp),%ymm12",
-    " vmovups 512(%rsp),%ymm13",
-    " vmovups 544(%rsp),%ymm14",
-    " vmovups 576(%rsp),%ymm15",
+    " vmovups {vectors}+32*0(%rsp),%ymm0",
+    " vmovups {vectors}+32*1(%rsp),%ymm1",
+    " vmovups {vectors}+32*2(%rsp),%ymm2",
+    " vmovups {vectors}+32*3(%rsp),%ymm3",
+    " vmovups {vectors}+32*4(%rsp),%ymm4",
+    " vmovups {vectors}+32*5(%rsp),%ymm5",
+    " vmovups {vectors}+32*6(%rsp),%ymm6",
+    " vmovups {vectors}+32*7(%rsp),%ymm7",
+    " vmovups {vectors}+32*8(%rsp),%ymm8",
+    " vmovups {vectors}+32*9(%rsp),%ymm9",
+    " vmovups {vectors}+32*10(%rsp),%ymm10",
+    " vmovups {vectors}+32*11(%rsp),%ymm11",
+    " vmovups {vectors}+32*12(%rsp),%ymm12",
+    " vmovups {vectors}+32*13(%rsp),%ymm13",
+    " vmovups {vectors}+32*14(%rsp),%ymm14",
+    " vmovups {vectors}+32*15(%rsp),%ymm15",
     " jmp 9f",
     "8:",
-    " movups 96(%rsp),%xmm0",
-    " movups 112(%rsp),%xmm1",
-    " movups 128(%rsp),%xmm2",
-    " movups 144(%rsp),%xmm3",
-    " movups 160(%rsp),%xmm4",
-    " movups 176(%rsp),%xmm5",
-    " movups 192(%rsp),%xmm6",
-    " movups 208(%rsp),%xmm7",
-    " movups 224(%rsp),%xmm8",
-    " movups 240(%rsp),%xmm9",
-    " movups 256(%rsp),%xmm10",
-    " movups 272(%rsp),%xmm11",
-    " movups 288(%rsp),%xmm12",
-    " movups 304(%rsp),%xmm13",
-    " movups 320(%rsp),%xmm14",
-    " movups 336(%rsp),%xmm15",
+    " movups {vectors}+16*0(%rsp),%xmm0",
+    " movups {vectors}+16*1(%rsp),%xmm1",
+    " movups {vectors}+16*2(%rsp),%xmm2",
+    " movups {vectors}+16*3(%rsp),%xmm3",
+    " movups {vectors}+16*4(%rsp),%xmm4",
+    " movups {vectors}+16*5(%rsp),%xmm5",
+    " movups {vectors}+16*6(%rsp),%xmm6",
+    " movups {vectors}+16*7(%rsp),%xmm7",
+    " movups {vectors}+16*8(%rsp),%xmm8",
+    " movups {vectors}+16*9(%rsp),%xmm9",
+    " movups {vectors}+16*10(%rsp),%xmm10",
+    " movups {vectors}+16*11(%rsp),%xmm11",
+    " movups {vectors}+16*12(%rsp),%xmm12",
+    " movups {vectors}+16*13(%rsp),%xmm13",
+    " movups {vectors}+16*14(%rsp),%xmm14",
+    " movups {vectors}+16*15(%rsp),%xmm15",
     "9:",
-    " mov 8(%rsp),%rdi",
-    " mov 16(%rsp),%rsi",
-    " mov 24(%rsp),%rdx",
-    " mov 32(%rsp),%r10",
-    " mov 40(%rsp),%r8",
-    " mov 48(%rsp),%r9",
+    " mov {rdi}(%rsp),%rdi",
+    " mov {rsi}(%rsp),%rsi",
+    " mov {rdx}(%rsp),%rdx",
+    " mov {r10}(%rsp),%r10",
+    " mov {r8}(%rsp),%r8",
+    " mov {r9}(%rsp),%r9",
     ".endm",
     ".pushsection .text.memfold_gate,\"ax\",@progbits",
     ".balign 64",
@@ -119,7 +173,7 @@ global_asm!(
     ".type memfold_gate_patched,@function",
     // From a site: rax the number, rcx where to go on.
     "memfold_gate_patched:",
-    " lea -128(%rsp),%rsp",
+    " lea -{red_zone}(%rsp),%rsp",
     " push %rcx",
     " push %rax",
     " push %rdx",
@@ -129,87 +183,87 @@ global_asm!(
     " mov %r11,%rdx",
     " shr $22,%rdx",
     " xor %rdx,%rcx",
-    " and $1023,%ecx",
+    " and ${places}-1,%ecx",
     " lea memfold_gate_known(%rip),%rdx",
     " mov (%rdx,%rcx,8),%rdx",
     " test %rdx,%rdx",
     " jz 3f",
-    " cmp %r11,8(%rdx)",
+    " cmp %r11,{fs}(%rdx)",
     " jne 3f",
     // A call of somebody's on whom the gate relies, who is on the slot already.
     " mov %rdx,%rcx",
     " sub %rsp,%rcx",
-    " cmp $262144,%rcx",
+    " cmp ${slot_bytes},%rcx",
     " jb 3f",
     " mov %rsp,%r11",
-    " lea -608(%rdx),%rsp",
-    " mov %rdi,8(%rsp)",
-    " mov %rsi,16(%rsp)",
-    " mov %r10,32(%rsp)",
-    " mov %r8,40(%rsp)",
-    " mov %r9,48(%rsp)",
-    " mov 0(%r11),%rcx",
-    " mov %rcx,24(%rsp)",
-    " mov 8(%r11),%rcx",
-    " mov %rcx,0(%rsp)",
-    " mov 16(%r11),%rcx",
-    " mov %rcx,56(%rsp)",
-    " lea 152(%r11),%rcx",
-    " mov %rcx,64(%rsp)",
-    " mov %rdx,72(%rsp)",
+    " lea -{entered_bytes}(%rdx),%rsp",
+    " mov %rdi,{rdi}(%rsp)",
+    " mov %rsi,{rsi}(%rsp)",
+    " mov %r10,{r10}(%rsp)",
+    " mov %r8,{r8}(%rsp)",
+    " mov %r9,{r9}(%rsp)",
+    " mov {below_rdx}(%r11),%rcx",
+    " mov %rcx,{rdx}(%rsp)",
+    " mov {below_nr}(%r11),%rcx",
+    " mov %rcx,{nr}(%rsp)",
+    " mov {below_resume}(%r11),%rcx",
+    " mov %rcx,{resume}(%rsp)",
+    " lea {below_bytes}(%r11),%rcx",
+    " mov %rcx,{sp}(%rsp)",
+    " mov %rdx,{record}(%rsp)",
     " testb $1,memfold_gate_wide(%rip)",
     " jz 4f",
-    " vmovups %ymm0,96(%rsp)",
-    " vmovups %ymm1,128(%rsp)",
-    " vmovups %ymm2,160(%rsp)",
-    " vmovups %ymm3,192(%rsp)",
-    " vmovups %ymm4,224(%rsp)",
-    " vmovups %ymm5,256(%rsp)",
-    " vmovups %ymm6,288(%rsp)",
-    " vmovups %ymm7,320(%rsp)",
-    " vmovups %ymm8,352(%rsp)",
-    " vmovups %ymm9,384(%rsp)",
-    " vmovups %ymm10,416(%rsp)",
-    " vmovups %ymm11,448(%rsp)",
-    " vmovups %ymm12,480(%rsp)",
-    " vmovups %ymm13,512(%rsp)",
-    " vmovups %ymm14,544(%rsp)",
-    " vmovups %ymm15,576(%rsp)",
+    " vmovups %ymm0,{vectors}+32*0(%rsp)",
+    " vmovups %ymm1,{vectors}+32*1(%rsp)",
+    " vmovups %ymm2,{vectors}+32*2(%rsp)",
+    " vmovups %ymm3,{vectors}+32*3(%rsp)",
+    " vmovups %ymm4,{vectors}+32*4(%rsp)",
+    " vmovups %ymm5,{vectors}+32*5(%rsp)",
+    " vmovups %ymm6,{vectors}+32*6(%rsp)",
+    " vmovups %ymm7,{vectors}+32*7(%rsp)",
+    " vmovups %ymm8,{vectors}+32*8(%rsp)",
+    " vmovups %ymm9,{vectors}+32*9(%rsp)",
+    " vmovups %ymm10,{vectors}+32*10(%rsp)",
+    " vmovups %ymm11,{vectors}+32*11(%rsp)",
+    " vmovups %ymm12,{vectors}+32*12(%rsp)",
+    " vmovups %ymm13,{vectors}+32*13(%rsp)",
+    " vmovups %ymm14,{vectors}+32*14(%rsp)",
+    " vmovups %ymm15,{vectors}+32*15(%rsp)",
     " jmp 5f",
     "4:",
-    " movups %xmm0,96(%rsp)",
-    " movups %xmm1,112(%rsp)",
-    " movups %xmm2,128(%rsp)",
-    " movups %xmm3,144(%rsp)",
-    " movups %xmm4,160(%rsp)",
-    " movups %xmm5,176(%rsp)",
-    " movups %xmm6,192(%rsp)",
-    " movups %xmm7,208(%rsp)",
-    " movups %xmm8,224(%rsp)",
-    " movups %xmm9,240(%rsp)",
-    " movups %xmm10,256(%rsp)",
-    " movups %xmm11,272(%rsp)",
-    " movups %xmm12,288(%rsp)",
-    " movups %xmm13,304(%rsp)",
-    " movups %xmm14,320(%rsp)",
-    " movups %xmm15,336(%rsp)",
+    " movups %xmm0,{vectors}+16*0(%rsp)",
+    " movups %xmm1,{vectors}+16*1(%rsp)",
+    " movups %xmm2,{vectors}+16*2(%rsp)",
+    " movups %xmm3,{vectors}+16*3(%rsp)",
+    " movups %xmm4,{vectors}+16*4(%rsp)",
+    " movups %xmm5,{vectors}+16*5(%rsp)",
+    " movups %xmm6,{vectors}+16*6(%rsp)",
+    " movups %xmm7,{vectors}+16*7(%rsp)",
+    " movups %xmm8,{vectors}+16*8(%rsp)",
+    " movups %xmm9,{vectors}+16*9(%rsp)",
+    " movups %xmm10,{vectors}+16*10(%rsp)",
+    " movups %xmm11,{vectors}+16*11(%rsp)",
+    " movups %xmm12,{vectors}+16*12(%rsp)",
+    " movups %xmm13,{vectors}+16*13(%rsp)",
+    " movups %xmm14,{vectors}+16*14(%rsp)",
+    " movups %xmm15,{vectors}+16*15(%rsp)",
     "5:",
     " mov %rdx,%rdi",
     " mov %rsp,%rsi",
     " call *memfold_gate_handler(%rip)",
-    " mov %rax,80(%rsp)",
+    " mov %rax,{result}(%rsp)",
     ".globl memfold_gate_patched_look",
     ".hidden memfold_gate_patched_look",
     "memfold_gate_patched_look:",
-    " cmpq $-513,80(%rsp)",
+    " cmpq ${needs_context},{result}(%rsp)",
     " je 2f",
-    " mov 72(%rsp),%r11",
-    " cmpl $0,(%r11)",
+    " mov {record}(%rsp),%r11",
+    " cmpl $0,{pending}(%r11)",
     " jne 1f",
     " MEMFOLD_GATE_RESTORE",
-    " mov 80(%rsp),%rax",
-    " mov 56(%rsp),%rcx",
-    " mov 64(%rsp),%rsp",
+    " mov {result}(%rsp),%rax",
+    " mov {resume}(%rsp),%rcx",
+    " mov {sp}(%rsp),%rsp",
     ".globl memfold_gate_patched_out",
     ".hidden memfold_gate_patched_out",
     "memfold_gate_patched_out:",
@@ -217,16 +271,16 @@ global_asm!(
     // A signal is to be handled first.
     "1:",
     " MEMFOLD_GATE_RESTORE",
-    " mov 80(%rsp),%rax",
-    " mov 64(%rsp),%rsp",
-    " lea -136(%rsp),%rsp",
+    " mov {result}(%rsp),%rax",
+    " mov {sp}(%rsp),%rsp",
+    " lea -{below}(%rsp),%rsp",
     " jmp *memfold_gate_trap_done(%rip)",
     // The call must come as SIGSYS.
     "2:",
     " MEMFOLD_GATE_RESTORE",
-    " mov 0(%rsp),%rax",
-    " mov 64(%rsp),%rsp",
-    " lea -136(%rsp),%rsp",
+    " mov {nr}(%rsp),%rax",
+    " mov {sp}(%rsp),%rsp",
+    " lea -{below}(%rsp),%rsp",
     " jmp *memfold_gate_trap_call(%rip)",
     // The thread isn't known.
     "3:",
@@ -238,6 +292,30 @@ global_asm!(
     "memfold_gate_patched_end:",
     " ud2",
     ".popsection",
+    nr = const offset_of!(EnteredCall, nr),
+    rdi = const offset_of!(EnteredCall, rdi),
+    rsi = const offset_of!(EnteredCall, rsi),
+    rdx = const offset_of!(EnteredCall, rdx),
+    r10 = const offset_of!(EnteredCall, r10),
+    r8 = const offset_of!(EnteredCall, r8),
+    r9 = const offset_of!(EnteredCall, r9),
+    resume = const offset_of!(EnteredCall, resume),
+    sp = const offset_of!(EnteredCall, sp),
+    record = const offset_of!(EnteredCall, record),
+    result = const offset_of!(EnteredCall, result),
+    vectors = const offset_of!(EnteredCall, vectors),
+    entered_bytes = const size_of::<EnteredCall>(),
+    below_rdx = const offset_of!(BelowStack, rdx),
+    below_nr = const offset_of!(BelowStack, nr),
+    below_resume = const offset_of!(BelowStack, resume),
+    below_bytes = const size_of::<BelowStack>(),
+    red_zone = const size_of::<BelowStack>() - offset_of!(BelowStack, red_zone),
+    below = const BELOW,
+    pending = const offset_of!(ThreadRecord, pending),
+    fs = const offset_of!(ThreadRecord, fs),
+    slot_bytes = const SLOT_BYTES,
+    places = const PLACES,
+    needs_context = const NEEDS_CONTEXT,
     options(att_syntax)
 );
 
@@ -257,10 +335,14 @@ pub fn entry() -> usize {
     patched as *const () as usize
 }
 
-/// The way back, where a signal must be looked for again.
-pub fn rewind(at: usize) -> usize {
-    let look = look as *const () as usize;
-    if (look..out as *const () as usize).contains(&at) { look } else { at }
+/// Whether an instruction of the way back looks whether a signal is pending, or comes after that.
+pub fn looks(at: usize) -> bool {
+    (look_again()..out as *const () as usize).contains(&at)
+}
+
+/// Where the way back looks.
+pub fn look_again() -> usize {
+    look as *const () as usize
 }
 
 /// Whether an instruction is the entry's.
@@ -274,7 +356,7 @@ pub fn is_out(at: usize) -> bool {
 }
 
 /// Has calls made by `handler`, and trapped by instructions at these addresses.
-pub fn set_up(handler: Handler, trap_call: usize, trap_done: usize) {
+pub fn set_up(handler: PatchHandler, trap_call: usize, trap_done: usize) {
     WIDE.store(have_avx2(), SeqCst);
     HANDLER.store(handler as *const () as usize, SeqCst);
     TRAP_CALL.store(trap_call, SeqCst);
@@ -287,7 +369,7 @@ pub fn traps() -> (usize, usize) {
 }
 
 /// Lets the calling thread, whose record this is, be found.
-pub fn learn(record: &'static Record) {
+pub fn learn(record: &'static ThreadRecord) {
     if record.shares_fs.get() {
         return;
     }

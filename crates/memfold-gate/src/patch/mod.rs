@@ -15,7 +15,7 @@
 pub mod entry;
 mod padding;
 
-use crate::patch::entry::{BELOW, Handler, set_up};
+use crate::patch::entry::{BELOW, PatchHandler, set_up};
 use crate::patch::padding::JUMP_BYTES;
 use core::mem::forget;
 use core::ops::ControlFlow;
@@ -56,7 +56,7 @@ const LOWEST: usize = 1024;
 /// How far a short jump reaches, and a jump of its own lies within.
 const REACH: usize = 112;
 
-struct Sites {
+struct PatchedSites {
     /// Those of libc and the loader.
     texts: [(usize, usize); TEXTS],
     /// Second halves of padding that is used; 0: none.
@@ -64,11 +64,11 @@ struct Sites {
     used: usize,
 }
 
-static SITES: StaticMutex<Sites> =
-    StaticMutex::new(Sites { texts: [(0, 0); TEXTS], halves: [0; HALVES], used: 0 });
+static SITES: StaticMutex<PatchedSites> =
+    StaticMutex::new(PatchedSites { texts: [(0, 0); TEXTS], halves: [0; HALVES], used: 0 });
 
 /// Sites may be patched from now on; `handler` makes their calls.
-pub fn allow(handler: Handler) {
+pub fn allow(handler: PatchHandler) {
     /// `AT_HWCAP2`: programs may read `fs`.
     const FSGSBASE: u64 = 2;
     // SAFETY: has no conditions.
@@ -110,7 +110,7 @@ pub unsafe fn resume() {
     unsafe { SITES.unlock() };
 }
 
-impl Sites {
+impl PatchedSites {
     fn patch(&mut self, after: usize, nr: usize) {
         if self.used == 0 && !self.prepare() {
             return ON.store(false, SeqCst);
@@ -213,7 +213,7 @@ impl Sites {
         unsafe { core::ptr::copy_nonoverlapping(head.as_ptr(), zone.as_ptr(), head.len()) };
         forget(zone);
         // SAFETY: `allow` stored a function of this type.
-        let handler = unsafe { core::mem::transmute::<usize, Handler>(HANDLER.load(SeqCst)) };
+        let handler = unsafe { core::mem::transmute::<usize, PatchHandler>(HANDLER.load(SeqCst)) };
         set_up(handler, start + TRAP_CALL, start + TRAP_DONE);
         START.store(start, SeqCst);
         self.used = HEAD_STRIDES;
@@ -340,10 +340,10 @@ mod tests {
     use super::*;
 
     #[repr(align(64))]
-    struct Code([u8; 16]);
+    struct AlignedCode([u8; 16]);
 
     fn is_site(before: &[u8], nr: u32) -> bool {
-        let (mut code, start) = (Code([0x90; 16]), BEFORE);
+        let (mut code, start) = (AlignedCode([0x90; 16]), BEFORE);
         code.0[start - before.len()..start].copy_from_slice(before);
         code.0[start] = 0xb8;
         code.0[start + 1..start + MOV_BYTES].copy_from_slice(&nr.to_le_bytes());
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_set_is_told_from_the_end_of_another_instruction() {
+    fn number_site_differs_from_a_longer_instruction_end() {
         // xor %r9d,%r9d; xor %r8d,%r8d; mov %eax,%r10d; mov 8(%rsp),%edi; sub $8,%rsp; mov %edx,%esi
         assert!(is_site(&[0x45, 0x31, 0xc9], 45) && is_site(&[0x45, 0x31, 0xc0], 45));
         assert!(is_site(&[0x41, 0x89, 0xca], 44) && is_site(&[0x8b, 0x7c, 0x24, 0x08], 7));

@@ -76,19 +76,19 @@ mod tests {
     use super::*;
 
     #[repr(align(16))]
-    struct Code([u8; 64]);
+    struct AlignedCode([u8; 64]);
 
     /// `start` is that of the padding in `bytes`, which are aligned.
     fn padding_in(bytes: &[u8], start: usize) -> Option<usize> {
         const AT: usize = 32;
-        let mut code = Code([0xcc; 64]);
+        let mut code = AlignedCode([0xcc; 64]);
         code.0[AT..AT + bytes.len()].copy_from_slice(bytes);
         // SAFETY: it lies inside.
         unsafe { at(code.0.as_ptr() as usize + AT + start) }
     }
 
     #[test]
-    fn padding_is_told_from_instructions_that_are_run_through() {
+    fn padding_differs_from_reachable_instructions() {
         // cmp $-4096,%rax; ja; ret; nop
         let behind_ret =
             [0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0x77, 0x10, 0xc3, 0x0f, 0x1f, 0x80, 0, 0, 0, 0];

@@ -1,8 +1,8 @@
 //! `rt_sigaction`.
 use crate::actions::{PROTECTED, SIGNALS, UNBLOCKABLE, bit};
 use crate::entry::restorer;
-use crate::frame::Action;
-use crate::record::Record;
+use crate::frame::SignalAction;
+use crate::record::ThreadRecord;
 use crate::signals::sent::forget;
 use crate::touch::{read, write};
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -23,8 +23,8 @@ const KNOWN: u64 = KEPT
     | (libc::SA_RESETHAND as u32) as u64;
 
 /// Tells the kernel of an action; gives the one before.
-pub fn set_real(signal: i32, new: Option<&Action>) -> Result<Action, Errno> {
-    let mut old = Action::DEFAULT;
+pub fn set_real(signal: i32, new: Option<&SignalAction>) -> Result<SignalAction, Errno> {
+    let mut old = SignalAction::DEFAULT;
     let new = new.map_or(0, |new| &raw const *new as usize);
     let args = [signal as usize, new, &raw mut old as usize, 8, 0, 0];
     // SAFETY: both are the kernel's structs; what handles a signal is the gate's handler.
@@ -32,8 +32,8 @@ pub fn set_real(signal: i32, new: Option<&Action>) -> Result<Action, Errno> {
 }
 
 /// What the kernel is told of a handler with these flags.
-fn ours(flags: u64) -> Action {
-    Action {
+fn ours(flags: u64) -> SignalAction {
+    SignalAction {
         handler: HANDLER.load(SeqCst),
         flags: flags & KEPT
             | SA_RESTORER
@@ -44,20 +44,20 @@ fn ours(flags: u64) -> Action {
 }
 
 /// A handler of the gate's for one signal, on the thread's own stack, with all signals blocked.
-pub fn calling(handler: usize) -> Action {
+pub fn calling(handler: usize) -> SignalAction {
     let flags = SA_RESTORER | (libc::SA_SIGINFO | libc::SA_RESTART) as u64;
-    Action { handler, flags, restorer: restorer(), mask: u64::MAX }
+    SignalAction { handler, flags, restorer: restorer(), mask: u64::MAX }
 }
 
 /// Has the gate's handler take SIGSYS, SIGBUS and SIGSEGV.
-pub fn install_protected(record: &Record) -> Result<(), Errno> {
+pub fn install_protected(record: &ThreadRecord) -> Result<(), Errno> {
     [libc::SIGBUS, libc::SIGSEGV, libc::SIGSYS]
         .into_iter()
         .try_for_each(|signal| tell_kernel(signal, &record.actions().of(signal)))
 }
 
 /// Reads the actions as they are, and puts the gate's handler before all others.
-pub fn take_over(record: &Record) -> Result<(), Errno> {
+pub fn take_over(record: &ThreadRecord) -> Result<(), Errno> {
     for signal in 1..=SIGNALS as i32 {
         let Ok(now) = set_real(signal, None) else { continue };
         record.actions().with(|table| table[signal as usize] = now);
@@ -69,21 +69,21 @@ pub fn take_over(record: &Record) -> Result<(), Errno> {
 }
 
 /// Undoes [`take_over`].
-pub fn give_back(record: &Record) {
+pub fn give_back(record: &ThreadRecord) {
     for signal in 1..=SIGNALS as i32 {
         let _ = set_real(signal, Some(&record.actions().of(signal)));
     }
 }
 
 /// Tells the kernel of what the program wants.
-pub fn tell_kernel(signal: i32, action: &Action) -> Result<(), Errno> {
+pub fn tell_kernel(signal: i32, action: &SignalAction) -> Result<(), Errno> {
     if bit(signal) & PROTECTED != 0 {
         // One that is blocked or ignored ends no call.
         let flags = if action.is_handler() { action.flags } else { libc::SA_RESTART as u64 };
         let ours = ours(flags);
         // What waits in a system call, which comes by SIGSYS, must be open to the program's signals.
         let mask = if signal == libc::SIGSYS { 0 } else { ours.mask };
-        return set_real(signal, Some(&Action { mask, ..ours })).map(drop);
+        return set_real(signal, Some(&SignalAction { mask, ..ours })).map(drop);
     }
     let real = if action.is_handler() { ours(action.flags) } else { *action };
     set_real(signal, Some(&real)).map(drop)
@@ -91,7 +91,7 @@ pub fn tell_kernel(signal: i32, action: &Action) -> Result<(), Errno> {
 
 /// `rt_sigaction`.
 pub fn set_action(
-    record: &Record,
+    record: &ThreadRecord,
     [signal, new, old, bytes, ..]: &[usize; 6],
 ) -> Result<(), Errno> {
     let signal = *signal as i32;
@@ -100,7 +100,7 @@ pub fn set_action(
     }
     let wanted = match *new {
         0 => None,
-        at => Some(read::<Action>(at).map_err(|_| Errno::FAULT)?),
+        at => Some(read::<SignalAction>(at).map_err(|_| Errno::FAULT)?),
     };
     if wanted.is_some() && bit(signal) & UNBLOCKABLE != 0 {
         return Err(Errno::INVAL);
@@ -127,7 +127,7 @@ pub fn set_action(
 
 /// Has the kernel ignore these, for the program that is executed next.
 pub fn ignore_really(set: u64) {
-    let ignore = Action { handler: libc::SIG_IGN, ..Action::DEFAULT };
+    let ignore = SignalAction { handler: libc::SIG_IGN, ..SignalAction::DEFAULT };
     for signal in (1..=SIGNALS as i32).filter(|signal| set & bit(*signal) != 0) {
         let _ = set_real(signal, Some(&ignore));
     }

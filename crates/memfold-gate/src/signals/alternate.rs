@@ -1,26 +1,26 @@
 //! `sigaltstack`: the kernel has the gate's stack for good, the program its own as it believes.
-use crate::frame::{Context, Stack};
-use crate::record::Record;
+use crate::frame::{AlternateStack, SignalContext};
+use crate::record::ThreadRecord;
 use crate::touch::{read, write};
 use memfold_sys::Errno;
 
 const SS_AUTODISARM: i32 = i32::MIN;
 
 /// Whether a thread whose stack pointer is `sp` is on the program's alternate stack.
-pub fn is_on(record: &Record, sp: usize) -> bool {
+pub fn is_on(record: &ThreadRecord, sp: usize) -> bool {
     let stack = record.alternate.get();
     stack.flags & SS_AUTODISARM == 0 && stack.holds(sp)
 }
 
 /// `sigaltstack`; gives the new one.
 pub fn set_alternate(
-    record: &Record,
-    context: &Context,
+    record: &ThreadRecord,
+    context: &SignalContext,
     [new, old, ..]: &[usize; 6],
-) -> Result<Option<Stack>, Errno> {
+) -> Result<Option<AlternateStack>, Errno> {
     let wanted = match *new {
         0 => None,
-        at => Some(read::<Stack>(at).map_err(|_| Errno::FAULT)?),
+        at => Some(read::<AlternateStack>(at).map_err(|_| Errno::FAULT)?),
     };
     let sp = context.regs.rsp as usize;
     let (before, on) = (record.alternate.get(), is_on(record, sp));
@@ -36,7 +36,7 @@ pub fn set_alternate(
             () if before.size == 0 => libc::SS_DISABLE,
             () => 0,
         };
-        let seen = Stack { flags: state | before.flags & SS_AUTODISARM, ..before };
+        let seen = AlternateStack { flags: state | before.flags & SS_AUTODISARM, ..before };
         // SAFETY: the program wants it there.
         unsafe { write(*old, &seen) }.map_err(|_| Errno::FAULT)?;
     }
@@ -44,18 +44,18 @@ pub fn set_alternate(
 }
 
 /// A stack as the kernel would keep it.
-pub fn checked(wanted: Stack) -> Result<Stack, Errno> {
+pub fn checked(wanted: AlternateStack) -> Result<AlternateStack, Errno> {
     match wanted.flags & !SS_AUTODISARM {
-        libc::SS_DISABLE => Ok(Stack { flags: wanted.flags, ..Stack::NONE }),
+        libc::SS_DISABLE => Ok(AlternateStack { flags: wanted.flags, ..AlternateStack::NONE }),
         0 | libc::SS_ONSTACK if wanted.size < libc::MINSIGSTKSZ => Err(Errno::NOMEM),
-        0 | libc::SS_ONSTACK => Ok(Stack { padding: 0, ..wanted }),
+        0 | libc::SS_ONSTACK => Ok(AlternateStack { padding: 0, ..wanted }),
         _ => Err(Errno::INVAL),
     }
 }
 
 /// It has been entered by a handler.
-pub fn entered(record: &Record) {
+pub fn entered(record: &ThreadRecord) {
     if record.alternate.get().flags & SS_AUTODISARM != 0 {
-        record.alternate.set(Stack::NONE);
+        record.alternate.set(AlternateStack::NONE);
     }
 }

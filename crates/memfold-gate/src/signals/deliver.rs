@@ -1,8 +1,8 @@
 //! Puts signals off, and enters the program's handlers.
 use crate::actions::{PROTECTED, UNBLOCKABLE, bit};
-use crate::frame::{Action, Context, Frame, Info, clear_fp, fp_bytes_at};
+use crate::frame::{SignalAction, SignalContext, SignalFrame, SignalInfo, clear_fp, fp_bytes_at};
 use crate::keeper::BadAddress;
-use crate::record::Record;
+use crate::record::ThreadRecord;
 use crate::signals::actions::{set_real, tell_kernel};
 use crate::signals::alternate;
 use crate::signals::sent::{keep, put, send};
@@ -17,7 +17,7 @@ const CLEARED_FLAGS: u64 = 0x400 | 0x1_0000 | 0x100;
 
 /// Keeps a signal that has interrupted the gate, until the gate is left. `context` is what was
 /// interrupted: no other comes until then.
-pub fn defer(record: &Record, context: &mut Context, info: &Info) {
+pub fn defer(record: &ThreadRecord, context: &mut SignalContext, info: &SignalInfo) {
     // Of two signals that come at one return of the kernel's, the handler of the second interrupts
     // that of the first, which has all blocked, and is here before it: the first one's tells.
     let blocks_all = |mask: u64| mask | PROTECTED | UNBLOCKABLE == u64::MAX;
@@ -35,7 +35,7 @@ pub fn defer(record: &Record, context: &mut Context, info: &Info) {
 pub unsafe extern "C" fn deliver_pending(context: usize, record: usize) {
     // SAFETY: the caller's promise.
     let (record, context) =
-        unsafe { (&*(record as *const Record), &mut *(context as *mut Context)) };
+        unsafe { (&*(record as *const ThreadRecord), &mut *(context as *mut SignalContext)) };
     loop {
         let pending = record.pending.load(SeqCst);
         if pending == 0 {
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn deliver_pending(context: usize, record: usize) {
 
 /// Has `context`, in which the program is to go on, go on with its handler of a signal, or does
 /// what else the program's action says.
-pub fn deliver(record: &Record, context: &mut Context, info: &Info) {
+pub fn deliver(record: &ThreadRecord, context: &mut SignalContext, info: &SignalInfo) {
     if info.is_nudge() {
         return;
     }
@@ -66,11 +66,11 @@ pub fn deliver(record: &Record, context: &mut Context, info: &Info) {
         if action.handler == libc::SIG_IGN && !info.is_fault() {
             return;
         }
-        return by_default(info);
+        return end_by(info);
     }
     if action.flags & (libc::SA_RESETHAND as u32) as u64 != 0 {
         record.actions().with(|table| {
-            let reset = Action { handler: libc::SIG_DFL, ..action };
+            let reset = SignalAction { handler: libc::SIG_DFL, ..action };
             table[signal as usize] = reset;
             let _ = tell_kernel(signal, &reset);
         });
@@ -85,27 +85,27 @@ pub fn deliver(record: &Record, context: &mut Context, info: &Info) {
     record.blocked.set(mask & PROTECTED);
 }
 
-/// What the kernel does by itself, as soon as the gate is left.
-fn by_default(info: &Info) {
-    let _ = set_real(info.signal, Some(&Action::DEFAULT));
+/// Has the kernel do what it does by itself, as soon as the gate is left: for a fault, it ends the process.
+pub fn end_by(info: &SignalInfo) {
+    let _ = set_real(info.signal, Some(&SignalAction::DEFAULT));
     let _ = send(thread_id(), info);
 }
 
 /// There is no room for a frame: SIGSEGV instead, which ends the process if it is the same.
-fn cannot_enter(record: &Record, context: &mut Context, signal: i32) {
+fn cannot_enter(record: &ThreadRecord, context: &mut SignalContext, signal: i32) {
     if signal == libc::SIGSEGV {
-        by_default(&Info::forced(signal));
+        end_by(&SignalInfo::forced(signal));
     } else {
-        deliver(record, context, &Info::forced(libc::SIGSEGV));
+        deliver(record, context, &SignalInfo::forced(libc::SIGSEGV));
     }
 }
 
 /// Writes the frame, and has `context` go on in the handler.
 fn enter(
-    record: &Record,
-    context: &mut Context,
-    info: &Info,
-    action: &Action,
+    record: &ThreadRecord,
+    context: &mut SignalContext,
+    info: &SignalInfo,
+    action: &SignalAction,
     blocked: u64,
 ) -> Result<(), BadAddress> {
     let (stack, sp) = (record.alternate.get(), context.regs.rsp as usize);
@@ -116,11 +116,12 @@ fn enter(
     // SAFETY: the context is the kernel's.
     let bytes = if from == 0 { 0 } else { unsafe { fp_bytes_at(from) } };
     let fp = top.wrapping_sub(bytes) & !(FP_ALIGN - 1);
-    let at = (fp.wrapping_sub(size_of::<Frame>()) & !15).wrapping_sub(8);
+    let at = (fp.wrapping_sub(size_of::<SignalFrame>()) & !15).wrapping_sub(8);
     if (enters || on) && !stack.holds(at) {
         return Err(BadAddress);
     }
-    let mut frame = Frame { returns_to: action.restorer, context: *context, info: info.shown() };
+    let mut frame =
+        SignalFrame { returns_to: action.restorer, context: *context, info: info.shown() };
     frame.context.stack = stack;
     frame.context.mask = blocked;
     frame.context.regs.fp = if from == 0 { 0 } else { fp as u64 };
@@ -134,8 +135,8 @@ fn enter(
     }
     let regs = &mut context.regs;
     regs.rdi = info.signal as u64;
-    regs.rsi = (at + core::mem::offset_of!(Frame, info)) as u64;
-    regs.rdx = (at + core::mem::offset_of!(Frame, context)) as u64;
+    regs.rsi = (at + core::mem::offset_of!(SignalFrame, info)) as u64;
+    regs.rdx = (at + core::mem::offset_of!(SignalFrame, context)) as u64;
     regs.rax = 0;
     regs.rip = action.handler as u64;
     regs.rsp = at as u64;

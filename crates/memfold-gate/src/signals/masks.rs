@@ -1,19 +1,19 @@
 //! What is blocked: the kernel's mask has none of the gate's own signals, the record has them.
 use crate::actions::{PROTECTED, UNBLOCKABLE};
-use crate::frame::Context;
-use crate::record::Record;
+use crate::frame::SignalContext;
+use crate::record::ThreadRecord;
 use crate::signals::sent::{kept, promote};
 use crate::touch::{read, write};
 use memfold_sys::Errno;
 use memfold_sys::raw::{set_signals_blocked, system_call};
 
 /// What the program believes to be blocked.
-pub fn mask_of(record: &Record, context: &Context) -> u64 {
+pub fn mask_of(record: &ThreadRecord, context: &SignalContext) -> u64 {
     context.mask | record.blocked.get()
 }
 
 /// Blocks from when the context is gone on with.
-pub fn replace_mask(record: &Record, context: &mut Context, mask: u64) {
+pub fn replace_mask(record: &ThreadRecord, context: &mut SignalContext, mask: u64) {
     context.mask = mask & !(PROTECTED | UNBLOCKABLE);
     record.blocked.set(mask & PROTECTED);
     promote(record, mask);
@@ -26,8 +26,8 @@ pub fn block_all() {
 
 /// `rt_sigprocmask`.
 pub fn set_mask(
-    record: &Record,
-    context: &mut Context,
+    record: &ThreadRecord,
+    context: &mut SignalContext,
     [how, new, old, bytes, ..]: &[usize; 6],
 ) -> Result<(), Errno> {
     if *bytes != 8 {
@@ -52,7 +52,7 @@ pub fn set_mask(
 }
 
 /// `rt_sigpending`.
-pub fn pending(record: &Record, [set, bytes, ..]: &[usize; 6]) -> Result<(), Errno> {
+pub fn pending(record: &ThreadRecord, [set, bytes, ..]: &[usize; 6]) -> Result<(), Errno> {
     if *bytes > 8 {
         return Err(Errno::INVAL);
     }

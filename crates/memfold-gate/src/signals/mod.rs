@@ -17,7 +17,7 @@ pub use actions::{
     HANDLER, calling, give_back, ignore_really, install_protected, set_action, set_real, take_over,
 };
 pub use alternate::set_alternate;
-pub use deliver::{defer, deliver, deliver_pending};
+pub use deliver::{defer, deliver, deliver_pending, end_by};
 pub use masks::{block_all, pending, set_mask};
 pub use resume::resume;
-pub use sent::{SYS_IO_PGETEVENTS, call, hand_over, kill, make_up, note_read, tell_as_sent};
+pub use sent::{call, hand_over, kill, make_up, note_read, tell_as_sent};

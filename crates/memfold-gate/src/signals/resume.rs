@@ -1,7 +1,7 @@
 //! `rt_sigreturn`: the program's handler is over.
-use crate::frame::{Context, Info, fp_bytes, fp_bytes_at};
+use crate::frame::{SignalContext, SignalInfo, fp_bytes, fp_bytes_at};
 use crate::keeper::BadAddress;
-use crate::record::Record;
+use crate::record::ThreadRecord;
 use crate::signals::alternate::{checked, is_on};
 use crate::signals::deliver::deliver;
 use crate::signals::masks::replace_mask;
@@ -9,15 +9,15 @@ use crate::touch::{copy, read, read_bytes};
 
 /// Has `context`, in which the program has called `rt_sigreturn`, go on as the frame on the
 /// program's stack says.
-pub fn resume(record: &Record, context: &mut Context) {
+pub fn resume(record: &ThreadRecord, context: &mut SignalContext) {
     if take(record, context).is_err() {
-        deliver(record, context, &Info::forced(libc::SIGSEGV));
+        deliver(record, context, &SignalInfo::forced(libc::SIGSEGV));
     }
 }
 
-fn take(record: &Record, context: &mut Context) -> Result<(), BadAddress> {
+fn take(record: &ThreadRecord, context: &mut SignalContext) -> Result<(), BadAddress> {
     let sp = context.regs.rsp as usize;
-    let theirs = read::<Context>(sp)?;
+    let theirs = read::<SignalContext>(sp)?;
     let (from, to) = (theirs.regs.fp as usize, context.regs.fp as usize);
     if from != 0 {
         let mut legacy = [0; 512];

@@ -8,13 +8,13 @@
 //! in between. A thread that already waits for a `signalfd` is called off, and looks again.
 //!
 //! **One for the process goes to a thread that takes it**, if there is one: a thread that doesn't have
-//! it blocked, or waits for it ([`Record::awaits`]). Who keeps a signal stores it and then looks for such
+//! it blocked, or waits for it ([`ThreadRecord::awaits`]). Who keeps a signal stores it and then looks for such
 //! a thread; a thread that begins to wait says so and then looks for kept signals: one of the two sees
 //! the other.
 use crate::actions::{PROTECTED, bit};
 use crate::entry;
-use crate::frame::{Info, code_of_nudge, code_to_show};
-use crate::record::Record;
+use crate::frame::{SignalInfo, code_of_nudge, code_to_show};
+use crate::record::ThreadRecord;
 use crate::touch::{read, read_bytes, write, write_bytes};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use memfold_sys::raw::{set_signals_blocked, system_call};
@@ -35,7 +35,7 @@ pub fn place_of(signal: i32) -> usize {
 }
 
 /// Puts a signal off, unless there is one of its kind.
-pub fn put(record: &Record, info: &Info) {
+pub fn put(record: &ThreadRecord, info: &SignalInfo) {
     let place = place_of(info.signal);
     let is_free = record.pending.load(SeqCst) & (1 << place) == 0;
     if is_free || record.deferred[place].get().is_nudge() {
@@ -53,7 +53,7 @@ pub fn note_read(set: u64) {
 }
 
 /// Keeps a signal that was sent.
-pub fn keep(record: &Record, info: &Info) {
+pub fn keep(record: &ThreadRecord, info: &SignalInfo) {
     if info.is_nudge() {
         return;
     }
@@ -87,14 +87,14 @@ pub fn keep(record: &Record, info: &Info) {
     }
 }
 
-fn takes(record: &Record, signal: i32) -> bool {
+fn takes(record: &ThreadRecord, signal: i32) -> bool {
     // One that has just been made has no number yet.
     let is_there = record.thread.load(SeqCst) != 0;
     is_there && (record.blocked.get() & bit(signal) == 0 || record.awaits.get() & bit(signal) != 0)
 }
 
 /// Sends a signal to a thread of this process; `false`: there is none.
-pub fn send(thread: u32, info: &Info) -> bool {
+pub fn send(thread: u32, info: &SignalInfo) -> bool {
     let args = [
         process_id() as usize,
         thread as usize,
@@ -108,27 +108,28 @@ pub fn send(thread: u32, info: &Info) -> bool {
 }
 
 /// Sends a signal on to another thread of this process; `false`: there is none.
-fn forward(record: &Record, thread: u32, info: &Info) -> bool {
+fn forward(record: &ThreadRecord, thread: u32, info: &SignalInfo) -> bool {
     let is_own = thread == record.thread.load(SeqCst);
     send(thread, &if is_own { *info } else { info.forwarded() })
 }
 
 /// What `sigtimedwait` has said at `at` of a signal, which may have been sent on.
 pub fn tell_as_sent(at: usize) {
-    let Ok(info) = read::<Info>(at) else { return };
+    let Ok(info) = read::<SignalInfo>(at) else { return };
     let before = info.before_forwarding().unwrap_or(info).shown();
     if before.code != info.code {
         // SAFETY: the program has asked for it there.
-        let _ = unsafe { write(at + core::mem::offset_of!(Info, code), &(before.code as u32)) };
+        let _ =
+            unsafe { write(at + core::mem::offset_of!(SignalInfo, code), &(before.code as u32)) };
     }
 }
 
 /// Those that are kept for a thread.
-pub fn kept(record: &Record) -> u64 {
+pub fn kept(record: &ThreadRecord) -> u64 {
     record.sent.get() | record.actions().sent()
 }
 
-fn take(record: &Record, set: u64) -> Option<Info> {
+fn take(record: &ThreadRecord, set: u64) -> Option<SignalInfo> {
     let own = SIGNALS.into_iter().find(|signal| record.sent.get() & set & bit(*signal) != 0);
     if let Some(signal) = own {
         record.sent.set(record.sent.get() & !bit(signal));
@@ -138,7 +139,7 @@ fn take(record: &Record, set: u64) -> Option<Info> {
 }
 
 /// Delivers those that aren't blocked any more.
-pub fn promote(record: &Record, mask: u64) {
+pub fn promote(record: &ThreadRecord, mask: u64) {
     if kept(record) == 0 {
         return;
     }
@@ -148,7 +149,7 @@ pub fn promote(record: &Record, mask: u64) {
 }
 
 /// Forgets a signal that is ignored from now on.
-pub fn forget(record: &Record, signal: i32) {
+pub fn forget(record: &ThreadRecord, signal: i32) {
     record.sent.set(record.sent.get() & !bit(signal));
     record.actions().take_sent(bit(signal));
 }
@@ -160,7 +161,7 @@ fn change_mask(how: i32, set: u64) {
 }
 
 /// Has the kernel hold back those of `set`, and have what is kept of them.
-pub fn hand_over(record: &Record, set: u64) {
+pub fn hand_over(record: &ThreadRecord, set: u64) {
     change_mask(libc::SIG_BLOCK, set & PROTECTED);
     while let Some(info) = take(record, set) {
         // To itself.
@@ -172,7 +173,7 @@ pub fn hand_over(record: &Record, set: u64) {
 ///
 /// # Safety
 /// - As [`entry::call`]: what the call names is held.
-pub unsafe fn call(record: &Record, nr: usize, args: &[usize; 6]) -> isize {
+pub unsafe fn call(record: &ThreadRecord, nr: usize, args: &[usize; 6]) -> isize {
     // SAFETY: the caller's promise; the word is the record's.
     let make = || unsafe { entry::call(nr, args, record.pending.as_ptr()) };
     loop {
@@ -204,7 +205,7 @@ pub unsafe fn call(record: &Record, nr: usize, args: &[usize; 6]) -> isize {
 }
 
 /// What a `signalfd` has given is no nudge, but what that was about, which is kept no longer.
-fn take_read(record: &Record, nr: usize, args: &[usize; 6], bytes: usize) {
+fn take_read(record: &ThreadRecord, nr: usize, args: &[usize; 6], bytes: usize) {
     /// `struct signalfd_siginfo`: the signal is at byte 0, the code at byte 8.
     const INFO_BYTES: usize = 128;
     const CODE_AT: usize = 8;
@@ -314,7 +315,7 @@ fn goes_on(nr: usize, args: &[usize; 6]) -> bool {
 }
 
 /// All that was put off is blocked: keeps it, and has signals arrive as before it came.
-fn put_back(record: &Record) -> bool {
+fn put_back(record: &ThreadRecord) -> bool {
     let pending = record.pending.load(SeqCst);
     let is_kept = |signal: &i32| {
         let info = record.deferred[place_of(*signal)].get();
@@ -343,9 +344,9 @@ pub fn make_up(
     for_thread: bool,
     mut make: impl FnMut(&[usize; 6]) -> isize,
 ) -> Option<isize> {
-    let info = read::<Info>(args[information]).ok()?.of(args[signal] as i32);
+    let info = read::<SignalInfo>(args[information]).ok()?.of(args[signal] as i32);
     let sent = info.made_up(for_thread)?;
-    let mut make = |info: &Info| {
+    let mut make = |info: &SignalInfo| {
         let mut args = *args;
         (args[signal], args[information]) = (info.signal as usize, &raw const *info as usize);
         make(&args)
@@ -356,7 +357,7 @@ pub fn make_up(
 
 /// `kill` of the caller's process by one of these: the thread that takes it has it before the call
 /// returns, if that is the caller. `None`: it is another call.
-pub fn kill(record: &Record, [process, signal, ..]: &[usize; 6]) -> Option<isize> {
+pub fn kill(record: &ThreadRecord, [process, signal, ..]: &[usize; 6]) -> Option<isize> {
     let signal = *signal as i32;
     if *process as i32 != process_id() as i32 || !SIGNALS.contains(&signal) {
         return None;
@@ -371,7 +372,7 @@ pub fn kill(record: &Record, [process, signal, ..]: &[usize; 6]) -> Option<isize
         }
     });
     let own = takes(record, signal).then(|| record.thread.load(SeqCst));
-    let info = Info::of_user(signal, process_id());
+    let info = SignalInfo::of_user(signal, process_id());
     if !first.or(own).or(other).is_some_and(|thread| forward(record, thread, &info)) {
         keep(record, &info);
     }

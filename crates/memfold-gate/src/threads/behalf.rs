@@ -1,10 +1,10 @@
 //! What a child of `vfork` has a thread of the keeper's do: see [`crate::errand`].
 use crate::keeper::Keeper;
-use crate::record::{Record, each_used};
+use crate::record::{ThreadRecord, each_used};
 
-fn of_caller() -> Option<&'static Record> {
+fn of_caller() -> Option<&'static ThreadRecord> {
     let here = 0u8;
-    Record::of_stack(&raw const here as usize)
+    ThreadRecord::of_stack(&raw const here as usize)
 }
 
 /// The number of the calling task, if that is another process than the keeper's, which shares the
@@ -40,7 +40,7 @@ pub(super) unsafe fn on_behalf(keeper: &dyn Keeper, what: &mut dyn FnMut()) {
 
 /// Has everything home for the caller (`true`: see [`Keeper::keep_home`]), or ends that. The parent of a
 /// child of `vfork` ends it with the child.
-pub fn keep_home(keeper: &dyn Keeper, record: &Record, keep: bool) -> bool {
+pub fn keep_home(keeper: &dyn Keeper, record: &ThreadRecord, keep: bool) -> bool {
     let mut done = false;
     // SAFETY: the record is the caller's, who waits.
     unsafe {
@@ -53,7 +53,7 @@ pub fn keep_home(keeper: &dyn Keeper, record: &Record, keep: bool) -> bool {
 }
 
 /// Stops all eviction, or ends that, likewise.
-pub(super) fn keep_all(keeper: &dyn Keeper, record: &Record, keep: bool) {
+pub(super) fn keep_all(keeper: &dyn Keeper, record: &ThreadRecord, keep: bool) {
     // SAFETY: as above.
     unsafe {
         on_behalf(keeper, &mut || {

@@ -1,12 +1,12 @@
 //! A copy of the process: `fork`, and `clone` without CLONE_VM.
 use crate::actions::PROTECTED;
-use crate::dispatch::arm;
-use crate::frame::Action;
+use crate::frame::SignalAction;
 use crate::keeper::{Keeper, Refused};
 use crate::patch;
-use crate::record::{KEEPER, Record, resume_growth, stop_growth};
+use crate::record::{KEEPER, ThreadRecord, resume_growth, stop_growth};
 use crate::signals::{block_all, install_protected};
 use crate::threads::behalf::child;
+use crate::user_dispatch::arm;
 use core::sync::atomic::{AtomicIsize, Ordering::SeqCst};
 use memfold_sys::raw::{set_signals_blocked, system_call};
 
@@ -20,7 +20,7 @@ pub const CLEAR_SIGHAND: usize = 0x1_0000_0000;
 /// the program's of the copy when that has been made. What is locked is free again by then.
 pub fn copy(
     keeper: &dyn Keeper,
-    record: &'static Record,
+    record: &'static ThreadRecord,
     nr: usize,
     args: &[usize; 6],
     flags: usize,
@@ -67,7 +67,7 @@ pub fn copy(
 }
 
 /// Nothing of the gate's or the keeper's changes until [`resume`].
-fn stop(keeper: &dyn Keeper, record: &Record) {
+fn stop(keeper: &dyn Keeper, record: &ThreadRecord) {
     stop_growth();
     patch::stop();
     keeper.begin_copy();
@@ -79,7 +79,7 @@ fn stop(keeper: &dyn Keeper, record: &Record) {
 /// # Safety
 /// - `stop` has returned, in this process or in the parent that it is a copy of, and this is called once
 ///   for it. In the copy it is called by the only thread.
-unsafe fn resume(keeper: &dyn Keeper, record: &'static Record, made: isize, flags: usize) {
+unsafe fn resume(keeper: &dyn Keeper, record: &'static ThreadRecord, made: isize, flags: usize) {
     // SAFETY: the caller's promise; likewise below.
     unsafe { record.actions().resume() };
     if made == 0 {
@@ -101,11 +101,13 @@ unsafe fn resume(keeper: &dyn Keeper, record: &'static Record, made: isize, flag
 }
 
 /// The first thing a task does, with all signals blocked that may be.
-pub fn begin(record: &Record, flags: usize) {
+pub fn begin(record: &ThreadRecord, flags: usize) {
+    // A task begins without a dispatch of its own: the kernel clears that, too.
+    record.dispatch.set(None);
     if flags & CLEAR_SIGHAND != 0 {
         record.actions().with(|table| {
             table.iter_mut().filter(|each| each.is_handler()).for_each(|each| {
-                *each = Action::DEFAULT;
+                *each = SignalAction::DEFAULT;
             });
         });
     }

@@ -1,7 +1,7 @@
 //! The end of a thread.
 use crate::entry;
 use crate::keeper::{Ending, Keeper};
-use crate::record::{Record, each_used};
+use crate::record::{ThreadRecord, each_used};
 use crate::threads::behalf::keep_all;
 use crate::touch::{read, touch};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
@@ -25,7 +25,7 @@ pub fn first_has_exited() -> bool {
 
 /// `exit`. The owner's threads would go on after the last of the program's, and the process with
 /// them: the last one ends it.
-pub fn exit(keeper: &dyn Keeper, record: &Record, code: usize) -> ! {
+pub fn exit(keeper: &dyn Keeper, record: &ThreadRecord, code: usize) -> ! {
     touch_locks(record.robust.load(SeqCst));
     keeper.ends(Ending::Thread);
     set_signals_blocked(u64::MAX);
@@ -63,7 +63,7 @@ fn last_decides() -> bool {
 
 /// Whether a filter has killed a thread. Of the process's first the kernel knows to the end, but takes
 /// its list of locks away.
-fn is_gone(record: &Record) -> bool {
+fn is_gone(record: &ThreadRecord) -> bool {
     let thread = record.thread.load(SeqCst);
     if thread == 0 {
         return false;
@@ -94,7 +94,7 @@ pub fn all_are_gone() -> bool {
 
 /// The process is about to end, or to execute something: what the kernel reads and writes at the
 /// end of its threads, their locks, is made present, and stays. `false`: there are none.
-pub fn keep_locks(keeper: &dyn Keeper, record: &Record) -> bool {
+pub fn keep_locks(keeper: &dyn Keeper, record: &ThreadRecord) -> bool {
     let mut kept = false;
     record.each_of_process(|each| {
         let head = each.robust.load(SeqCst);

@@ -1,9 +1,9 @@
 //! `execve`: the new program finds mask and ignored signals as the old one believed them to be.
 use crate::actions::{PROTECTED, bit};
 use crate::entry;
-use crate::frame::{Action, Context};
+use crate::frame::{SignalAction, SignalContext};
 use crate::keeper::{Ending, Keeper};
-use crate::record::Record;
+use crate::record::ThreadRecord;
 use crate::signals::{hand_over, ignore_really, install_protected};
 use crate::threads::behalf::keep_all;
 use crate::threads::end::keep_locks;
@@ -12,8 +12,8 @@ use memfold_sys::raw::set_signals_blocked;
 /// `execve` or `execveat`; it returns if it has failed.
 pub fn execute(
     keeper: &dyn Keeper,
-    record: &Record,
-    context: &Context,
+    record: &ThreadRecord,
+    context: &SignalContext,
     nr: usize,
     args: &[usize; 6],
 ) -> isize {
@@ -21,7 +21,7 @@ pub fn execute(
         let is = |signal: &i32| {
             bit(*signal) & PROTECTED != 0
                 && table[*signal as usize]
-                    == Action { handler: libc::SIG_IGN, ..table[*signal as usize] }
+                    == SignalAction { handler: libc::SIG_IGN, ..table[*signal as usize] }
         };
         (1..=31).filter(is).fold(0, |set, signal| set | bit(signal))
     });

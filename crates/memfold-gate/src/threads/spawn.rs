@@ -1,8 +1,8 @@
 //! `clone`, `clone3`, `vfork`: threads, and processes that share the memory for a while.
 use crate::entry;
-use crate::frame::{Context, Stack, fp_bytes_at};
+use crate::frame::{AlternateStack, SignalContext, fp_bytes_at};
 use crate::keeper::{Keeper, Span};
-use crate::record::Record;
+use crate::record::ThreadRecord;
 use crate::signals::{block_all, deliver_pending};
 use crate::threads::behalf::{keep_all, keep_home, on_behalf};
 use crate::threads::copy::{CLEAR_SIGHAND, begin, copy};
@@ -32,7 +32,7 @@ const BYTES_MIN: usize = 64;
 const SPANS_MAX: usize = 4;
 
 /// One of these calls.
-struct Wanted {
+struct CloneRequest {
     nr: usize,
     flags: usize,
     /// Where the child's stack pointer begins; 0: where its parent's is.
@@ -44,9 +44,9 @@ struct Wanted {
     spans: [Option<Span>; SPANS_MAX],
 }
 
-impl Wanted {
-    fn new(nr: usize, args: &[usize; 6]) -> Result<Wanted, Errno> {
-        let mut new = Wanted {
+impl CloneRequest {
+    fn new(nr: usize, args: &[usize; 6]) -> Result<CloneRequest, Errno> {
+        let mut new = CloneRequest {
             nr,
             flags: 0,
             top: 0,
@@ -140,12 +140,12 @@ impl Wanted {
 /// Any of these calls, whose caller goes on as `context` says.
 pub fn clone(
     keeper: &dyn Keeper,
-    record: &'static Record,
-    context: &mut Context,
+    record: &'static ThreadRecord,
+    context: &mut SignalContext,
     nr: usize,
     args: &[usize; 6],
 ) -> isize {
-    let mut wanted = match Wanted::new(nr, args) {
+    let mut wanted = match CloneRequest::new(nr, args) {
         Ok(wanted) => wanted,
         Err(e) => return -(e.raw_os_error() as isize),
     };
@@ -178,9 +178,9 @@ pub fn clone(
 
 fn spawn(
     keeper: &dyn Keeper,
-    record: &'static Record,
-    context: &Context,
-    wanted: &mut Wanted,
+    record: &'static ThreadRecord,
+    context: &SignalContext,
+    wanted: &mut CloneRequest,
 ) -> isize {
     if wanted.flags & libc::CLONE_THREAD as usize == 0 {
         keeper.has_child();
@@ -190,7 +190,7 @@ fn spawn(
     // SAFETY: the record is the caller's, who waits; slots are the gate's.
     unsafe {
         on_behalf(keeper, &mut || {
-            child = Record::take();
+            child = ThreadRecord::take();
             // One of a caller that is killed is of no process that goes on.
             let is_thread = wanted.flags & libc::CLONE_THREAD as usize != 0;
             child.inspect(|child| child.join(is_thread.then_some(record)));
@@ -211,7 +211,7 @@ fn spawn(
     child.flags.set(wanted.flags & CLEAR_SIGHAND);
     let frame = copy_frame(child, context, wanted.top);
     child.frame.set(frame);
-    let Stack { sp: start, .. } = child.stack();
+    let AlternateStack { sp: start, .. } = child.stack();
     wanted.set_stack(start, ((frame - 256) & !15) - start);
     // SAFETY: the stack is the child's, and the arguments are the program's but for it.
     let made = unsafe { entry::clone(wanted.nr, &wanted.args, first, &raw const *child as usize) };
@@ -234,7 +234,7 @@ fn spawn(
 }
 
 /// Copies the frame of `context` onto the child's stack, where it returns 0; gives the place.
-fn copy_frame(child: &Record, context: &Context, top: usize) -> usize {
+fn copy_frame(child: &ThreadRecord, context: &SignalContext, top: usize) -> usize {
     let from = &raw const *context as usize;
     let fp = context.regs.fp as usize;
     // SAFETY: the context is the kernel's, with its floating point state above it.
@@ -244,7 +244,7 @@ fn copy_frame(child: &Record, context: &Context, top: usize) -> usize {
     // SAFETY: the frame lies on this thread's stack, and nobody uses the other yet.
     let theirs = unsafe {
         core::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes);
-        &mut *(to as *mut Context)
+        &mut *(to as *mut SignalContext)
     };
     theirs.stack = stack;
     theirs.regs.fp = (fp - from + to) as u64;
@@ -258,7 +258,7 @@ fn copy_frame(child: &Record, context: &Context, top: usize) -> usize {
 /// The child, on its slot's stack.
 unsafe extern "C" fn first(record: usize) -> ! {
     // SAFETY: its parent has made it for this thread.
-    let record = unsafe { &*(record as *const Record) };
+    let record = unsafe { &*(record as *const ThreadRecord) };
     let stack = record.stack();
     // SAFETY: the stack is this thread's for good.
     let _ =

@@ -12,7 +12,16 @@ use crate::execution::environment;
 use crate::limits;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use memfold_gate::read_bytes;
+use elf::abi::{DT_STRTAB, DT_VERNEED, DT_VERNEEDNUM, PT_DYNAMIC, PT_INTERP, PT_LOAD, PT_PHDR};
+use elf::abi::{EI_CLASS, EI_DATA, EI_NIDENT, ELFCLASS64, ELFDATA2LSB, ELFMAGIC, EM_X86_64};
+use elf::dynamic::DynamicTable;
+use elf::endian::LittleEndian;
+use elf::file::{Class, ELF64_EHDR_TAILSIZE, FileHeader};
+use elf::gnu_symver::VerNeedIterator;
+use elf::parse::ParseAt;
+use elf::segment::{Elf64_Phdr, ProgramHeader, SegmentTable};
+use elf::string_table::StringTable;
+use memfold_gate::{image, read_bytes};
 use memfold_run::slots;
 use memfold_run::table::UNMANAGED_BYTES_MAX;
 use memfold_sys::text::path_of;
@@ -27,10 +36,7 @@ const PATH_BYTES: usize = 4096;
 /// The first line of a script that the kernel reads; scripts that name scripts.
 const LINE_BYTES: usize = 256;
 const SCRIPTS_MAX: usize = 5;
-const HEADER_BYTES: usize = 64;
-const ENTRY_BYTES: usize = 56;
-const PT_INTERP: u32 = 3;
-const X86_64: u16 = 62;
+const ENTRY_BYTES: usize = size_of::<Elf64_Phdr>();
 const STATIC: &str = "it is statically linked";
 /// The dynamic linker that loads the library.
 const LINKER: &[u8] = b"ld-linux-x86-64.so.2";
@@ -158,10 +164,6 @@ fn gains_privileges(file: &OwnedFd) -> Option<&'static str> {
     (capable && !getuid().is_root()).then_some("it has file capabilities")
 }
 
-fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    core::array::from_fn(|n| bytes[at + n])
-}
-
 /// What an ELF file says of itself; what isn't one is somebody else's to execute.
 fn unsuitable(
     file: &OwnedFd,
@@ -169,24 +171,25 @@ fn unsuitable(
     len: usize,
     name: &[u8],
 ) -> Option<&'static str> {
-    if len < HEADER_BYTES || !start.starts_with(b"\x7fELF") {
+    let (ident, rest) = start.split_at(EI_NIDENT);
+    if len < EI_NIDENT + ELF64_EHDR_TAILSIZE || !ident.starts_with(&ELFMAGIC) {
         return None;
     }
-    let is_ours = start[4] == 2 && start[5] == 1 && u16::from_le_bytes(word(start, 18)) == X86_64;
-    if !is_ours {
+    let header = FileHeader::parse_tail((LittleEndian, Class::ELF64, 0, 0), rest).ok()?;
+    let is_ours = ident[EI_CLASS] == ELFCLASS64 && ident[EI_DATA] == ELFDATA2LSB;
+    if !is_ours || header.e_machine != EM_X86_64 {
         return Some("it is a program for another machine");
     }
-    let offset = u64::from_le_bytes(word(start, 32));
-    let count = u64::from(u16::from_le_bytes(word(start, 56)));
-    for n in 0..count {
+    for n in 0..u64::from(header.e_phnum) {
         let mut entry = [0u8; ENTRY_BYTES];
-        let at = offset.checked_add(n * ENTRY_BYTES as u64)?;
+        let at = header.e_phoff.checked_add(n * ENTRY_BYTES as u64)?;
         if pread(file, &mut entry, at).ok()? < ENTRY_BYTES {
             return None;
         }
-        if u32::from_le_bytes(word(&entry, 0)) == PT_INTERP {
+        let entry = ProgramHeader::parse_at(LittleEndian, Class::ELF64, &mut 0, &entry).ok()?;
+        if entry.p_type == PT_INTERP {
             let mut linker = [0u8; LINE_BYTES];
-            pread(file, &mut linker, u64::from_le_bytes(word(&entry, 8))).ok()?;
+            pread(file, &mut linker, entry.p_offset).ok()?;
             if !is_linker(&linker) {
                 return Some("it uses another C library");
             }
@@ -223,11 +226,13 @@ fn own_linker() -> Option<&'static CStr> {
     if start == 0 {
         return None;
     }
+    let bytes = count * ENTRY_BYTES;
     // SAFETY: the program's headers are mapped, and stay.
-    let headers = unsafe { core::slice::from_raw_parts(start as *const libc::Elf64_Phdr, count) };
+    let headers = unsafe { core::slice::from_raw_parts(start as *const u8, bytes) };
+    let headers = SegmentTable::new(LittleEndian, Class::ELF64, headers);
     let at = |kind| headers.iter().find(|each| each.p_type == kind).map(|each| each.p_vaddr);
-    let base = start.wrapping_sub(at(libc::PT_PHDR)? as usize);
-    let path = base.wrapping_add(at(libc::PT_INTERP)? as usize) as *const c_char;
+    let base = start.wrapping_sub(at(PT_PHDR)? as usize);
+    let path = base.wrapping_add(at(PT_INTERP)? as usize) as *const c_char;
     // SAFETY: the segment is a string, which is mapped with the program.
     Some(unsafe { CStr::from_ptr(path) })
 }
@@ -279,63 +284,36 @@ fn lacks_library() -> Option<&'static str> {
 /// The release of glibc that this library needs, 34 for 2.34: the newest version among those that
 /// its own dynamic section asks for.
 fn needed_release() -> u32 {
-    const PT_DYNAMIC: u32 = 2;
-    const DT_STRTAB: u64 = 5;
-    const DT_VERNEED: u64 = 0x6fff_fffe;
-    const BEFORE: &[u8] = b"GLIBC_2.";
-    unsafe extern "C" {
-        /// The linker's: the object's own header.
-        static __ehdr_start: libc::Elf64_Ehdr;
-    }
-    let base = &raw const __ehdr_start as usize;
-    // SAFETY: the first segment has the header and the program headers; the dynamic section is
-    // mapped, ends in a null entry, and glibc has made its addresses absolute.
-    unsafe {
-        let header = &*(base as *const libc::Elf64_Ehdr);
-        let first = (base + header.e_phoff as usize) as *const libc::Elf64_Phdr;
-        let programs = core::slice::from_raw_parts(first, header.e_phnum.into());
-        let Some(dynamic) = programs.iter().find(|each| each.p_type == PT_DYNAMIC) else {
-            return u32::MAX;
-        };
-        let entries = (base + dynamic.p_vaddr as usize) as *const [u64; 2];
-        let all = (0..).map(|n| *entries.add(n)).take_while(|entry| entry[0] != 0);
-        let (mut strings, mut needs) = (0, 0);
-        for [kind, value] in all {
-            match kind {
-                DT_STRTAB => strings = value as usize,
-                DT_VERNEED => needs = value as usize,
-                _ => {}
-            }
-        }
-        let absolute = |at: usize| if at < base { base + at } else { at };
-        newest(absolute(strings), absolute(needs), BEFORE)
-    }
+    newest_version(b"GLIBC_2.").unwrap_or(u32::MAX)
 }
 
-/// # Safety
-/// - They are an object's table of strings, and its list of versions that it needs.
-unsafe fn newest(strings: usize, needs: usize, before: &[u8]) -> u32 {
-    let mut newest = 0;
-    let mut file = needs;
-    loop {
-        // `Elf64_Verneed`: version, count, file, to the first, to the next.
-        // SAFETY: the caller's promise; likewise below.
-        let [count, _, first, next] = unsafe { *(file as *const [u32; 4]) }.map(|w| w as usize);
-        let mut at = file + first;
-        for _ in 0..count >> 16 {
-            // `Elf64_Vernaux`: hash, flags and number, name, to the next.
-            // SAFETY: as above.
-            let [_, _, name, to_next] = unsafe { *(at as *const [u32; 4]) }.map(|w| w as usize);
-            // SAFETY: as above.
-            let name = unsafe { CStr::from_ptr((strings + name) as *const c_char) }.to_bytes();
-            let digits = name.strip_prefix(before).unwrap_or_default().iter();
-            let digits = digits.take_while(|byte| byte.is_ascii_digit());
-            newest = newest.max(digits.fold(0, |sum, digit| sum * 10 + u32::from(digit - b'0')));
-            at += to_next;
-        }
-        if next == 0 {
-            return newest;
-        }
-        file += next;
-    }
+/// The greatest number behind `before` among the versions that this library needs.
+fn newest_version(before: &[u8]) -> Option<u32> {
+    let (base, segments) = (image::start(), image::segments()?);
+    let find = |kind| segments.iter().find(|each| each.p_type == kind);
+    let (first, dynamic) = (find(PT_LOAD)?, find(PT_DYNAMIC)?);
+    let slice = |at: usize, bytes: u64| {
+        // SAFETY: each is a segment of this library's, mapped with it; nothing writes there any more.
+        unsafe { core::slice::from_raw_parts(at as *const u8, bytes as usize) }
+    };
+    // Texts and versions lie in the first segment.
+    let all = slice(base, first.p_memsz);
+    let dynamic = slice(base + dynamic.p_vaddr as usize, dynamic.p_memsz);
+    let dynamic = DynamicTable::new(LittleEndian, Class::ELF64, dynamic);
+    let value = |tag| dynamic.iter().find(|entry| entry.d_tag == tag).map(|entry| entry.d_val());
+    // glibc has made these addresses absolute.
+    let offset = |tag| {
+        let at = value(tag)? as usize;
+        Some(at.checked_sub(base).unwrap_or(at))
+    };
+    let texts = StringTable::new(all.get(offset(DT_STRTAB)?..)?);
+    let (needs, count) = (offset(DT_VERNEED)?, value(DT_VERNEEDNUM)?);
+    let files = VerNeedIterator::new(LittleEndian, Class::ELF64, count, needs, all);
+    let names = files.flat_map(|(_, versions)| versions).map(|version| version.vna_name as usize);
+    let releases = names.map(|name| {
+        let digits = texts.get_raw(name).ok().and_then(|name| name.strip_prefix(before));
+        let digits = digits.unwrap_or_default().iter().take_while(|byte| byte.is_ascii_digit());
+        digits.fold(0, |sum, digit| sum * 10 + u32::from(digit - b'0'))
+    });
+    releases.max()
 }

@@ -1,0 +1,174 @@
+//! Futexes, masks of waiting calls, asynchronous I/O.
+use super::vectors;
+use crate::syscalls::operands::Operands;
+use crate::syscalls::sizes::*;
+
+/// The sixth argument of `pselect6` and `io_pgetevents`: a pointer to a mask, and the mask's size.
+pub fn mask_and_size(n: &mut Operands) {
+    if let Some(both) = n.take::<16>(n.arg(5)) {
+        n.reads(both.word(0), 8);
+    }
+}
+
+/// A futex word. The kernel looks for the page behind a shared one as if to write to it; of a
+/// private one it reads the value, if it does even that.
+fn word(n: &mut Operands, at: usize, write: bool) {
+    n.touches(at, 4, write);
+}
+
+/// By operation.
+pub fn futex(n: &mut Operands) {
+    let operation = n.int(1) as i32;
+    let shared = operation & libc::FUTEX_PRIVATE_FLAG == 0;
+    let (one, two, time) = (n.arg(0), n.arg(4), n.arg(3));
+    let command = operation & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME);
+    match command {
+        libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET => word(n, one, shared),
+        libc::FUTEX_WAKE | libc::FUTEX_WAKE_BITSET if shared => word(n, one, true),
+        libc::FUTEX_REQUEUE if shared => {
+            word(n, one, true);
+            word(n, two, true);
+        }
+        libc::FUTEX_CMP_REQUEUE => {
+            word(n, one, shared);
+            if shared {
+                word(n, two, true);
+            }
+        }
+        libc::FUTEX_WAKE_OP => {
+            if shared {
+                word(n, one, true);
+            }
+            word(n, two, true);
+        }
+        libc::FUTEX_WAIT_REQUEUE_PI | libc::FUTEX_CMP_REQUEUE_PI => {
+            word(n, one, shared);
+            word(n, two, true);
+        }
+        libc::FUTEX_LOCK_PI
+        | libc::FUTEX_LOCK_PI2
+        | libc::FUTEX_TRYLOCK_PI
+        | libc::FUTEX_UNLOCK_PI => word(n, one, true),
+        _ => {}
+    }
+    if matches!(
+        command,
+        libc::FUTEX_WAIT
+            | libc::FUTEX_WAIT_BITSET
+            | libc::FUTEX_LOCK_PI
+            | libc::FUTEX_LOCK_PI2
+            | libc::FUTEX_WAIT_REQUEUE_PI
+    ) {
+        n.reads(time, TIMESPEC);
+    }
+}
+
+/// FUTEX2_PRIVATE.
+const PRIVATE: u32 = 128;
+/// FUTEX2_NUMA: the node stands after the word, and may be set by the kernel.
+const NUMA: u32 = 4;
+
+fn futex2(n: &mut Operands, at: usize, flags: u32) {
+    if flags & NUMA != 0 {
+        n.writes(at, 8);
+    } else {
+        word(n, at, flags & PRIVATE == 0);
+    }
+}
+
+fn waiters(n: &mut Operands, array: usize, count: usize) {
+    n.reads(array, count * FUTEX_WAITV);
+    for i in 0..count {
+        let Some(one) = n.get::<FUTEX_WAITV>(array.wrapping_add(i * FUTEX_WAITV)) else { return };
+        futex2(n, one.word(8), one.half(16));
+    }
+}
+
+/// Up to 128 words.
+pub fn futex_waitv(n: &mut Operands) {
+    let count = n.int(1) as usize;
+    if count <= 128 {
+        waiters(n, n.arg(0), count);
+    }
+}
+
+/// One word, of which nothing is read if it is private.
+pub fn futex_wake(n: &mut Operands) {
+    let flags = n.int(3);
+    if flags & PRIVATE == 0 || flags & NUMA != 0 {
+        futex2(n, n.arg(0), flags);
+    }
+}
+
+/// One word; the time is the fifth argument.
+pub fn futex_wait(n: &mut Operands) {
+    futex2(n, n.arg(0), n.int(3));
+}
+
+/// From the first of two words to the second.
+pub fn futex_requeue(n: &mut Operands) {
+    waiters(n, n.arg(0), 2);
+}
+
+/// Requests for asynchronous I/O: the kernel marks each as its own, and uses the buffers until it
+/// is done.
+pub fn io_submit(n: &mut Operands) {
+    let count = n.arg(1).min(PER_CALL_MAX);
+    n.reads(n.arg(2), count * 8);
+    for i in 0..count {
+        let Some(at) = n.word(n.arg(2).wrapping_add(i * 8)) else { return };
+        let Some(request) = n.change::<IOCB>(at) else { return };
+        let (buffer, len) = (request.word(24), request.word(32));
+        match request.short(16) {
+            0 => n.writes(buffer, len),
+            1 => n.reads(buffer, len),
+            7 => vectors::vector(n, buffer, len, true),
+            8 => vectors::vector(n, buffer, len, false),
+            _ => {}
+        }
+    }
+}
+
+/// Requests of one call that are looked at. The kernel takes no more than the context has room for.
+const PER_CALL_MAX: usize = 65536;
+
+/// IORING_ENTER_EXT_ARG.
+const EXTENDED: u32 = 8;
+
+/// The mask that holds while it waits, or a struct with that and a time.
+pub fn io_uring_enter(n: &mut Operands) {
+    let at = n.arg(4);
+    if n.int(3) & EXTENDED == 0 {
+        return n.reads(at, 8);
+    }
+    if let Some(both) = n.take::<24>(at) {
+        n.reads(both.word(0), 8);
+        n.reads(both.word(16), TIMESPEC);
+    }
+}
+
+/// By opcode; the buffers that are registered are pinned from then on.
+pub fn io_uring_register(n: &mut Operands) {
+    let (at, count) = (n.arg(2), n.int(3) as usize);
+    match n.int(1) & 0x7fff_ffff {
+        // BUFFERS
+        0 => vectors::vector(n, at, count, true),
+        // FILES, EVENTFD, EVENTFD_ASYNC
+        2 | 4 | 7 => n.reads(at, count * 4),
+        // FILES_UPDATE, PROBE, RESTRICTIONS
+        6 => {
+            if let Some(update) = n.take::<16>(at) {
+                n.reads(update.word(8), count * 4);
+            }
+        }
+        8 => n.writes(at, 16 + count * 8),
+        11 => n.reads(at, count * 16),
+        // FILES2, FILES_UPDATE2, BUFFERS2, BUFFERS_UPDATE
+        13..=16 => n.reads(at, count),
+        // IOWQ_AFF, IOWQ_MAX_WORKERS, RING_FDS, PBUF_RING and the rest
+        17 => n.reads(at, count),
+        19 => n.writes(at, 8),
+        20 | 21 => n.writes(at, count * 16),
+        _ => n.writes(at, 40),
+    }
+}

@@ -1,0 +1,220 @@
+//! `ioctl`: by direction and size of the request, by a table of those that say neither, and by
+//! functions for those with pointers or arrays inside.
+//!
+//! What is missing here (graphics, video and drivers without number) is found by who makes the
+//! call: it says EFAULT.
+use super::requests::{self, RequestKind};
+use super::vectors;
+use crate::syscalls::operands::{Operands, TEXT_MAX};
+use crate::syscalls::sizes::*;
+use memfold_sys::units::PAGE_SIZE;
+
+/// By request.
+pub fn ioctl(n: &mut Operands) {
+    let (request, at) = (n.int(1), n.arg(2));
+    if nested(n, request, at) {
+        return;
+    }
+    match requests::known(request) {
+        Some(RequestKind::Value) => {}
+        Some(RequestKind::In(bytes)) => n.reads(at, bytes),
+        Some(RequestKind::Out(bytes)) => n.writes(at, bytes),
+        None => {
+            let bytes = (request >> 16 & 0x3fff) as usize;
+            match request >> 30 {
+                0 => {}
+                1 => n.reads(at, bytes),
+                _ => n.writes(at, bytes),
+            }
+        }
+    }
+}
+
+/// Requests whose memory is more than one struct.
+fn nested(n: &mut Operands, request: u32, at: usize) -> bool {
+    match request {
+        // SIOCGIFCONF: length, buffer
+        0x8912 => {
+            if let Some(conf) = n.change::<16>(at) {
+                n.writes(conf.word(8), conf.len(0));
+            }
+        }
+        // SIOCADDRT, SIOCDELRT: the name of a device
+        0x890b | 0x890c => {
+            if let Some(route) = n.take::<120>(at) {
+                n.text(route.word(88), 16);
+            }
+        }
+        // SIOCETHTOOL: a command with its struct; most are small
+        0x8946 => {
+            if let Some(interface) = n.change::<40>(at) {
+                n.writes(interface.word(16), PAGE_SIZE);
+            }
+        }
+        // FS_IOC_FIEMAP: an array follows
+        0xc020_660b => counted(n, at, 32, 24, 56),
+        // FIDEDUPERANGE
+        0xc018_9436 => {
+            let count = n.get::<24>(at).map_or(0, |f| f.short(16));
+            n.writes(at, 24 + count * 32);
+        }
+        0x1269 => partition(n, at),
+        0x2285 => scsi(n, at),
+        // HDIO_DRIVE_CMD
+        0x031f => {
+            let sectors = n.half(at).map_or(0, |v| v >> 24) as usize;
+            n.writes(at, 4 + sectors * 512);
+        }
+        // PAGEMAP_SCAN, PROCMAP_QUERY
+        0xc060_6610 => {
+            if let Some(scan) = n.change::<96>(at) {
+                n.writes(scan.word(40), scan.word(48).saturating_mul(24));
+            }
+        }
+        0xc068_6611 => {
+            if let Some(query) = n.change::<104>(at) {
+                n.writes(query.word(88), query.len(80));
+                n.writes(query.word(96), query.len(84));
+            }
+        }
+        _ => {
+            return programs(n, request, at) || kvm(n, request, at) || devices(n, request, at);
+        }
+    }
+    true
+}
+
+/// Filters, texts and lists for tracing, tunnels and the pool of random numbers.
+fn programs(n: &mut Operands, request: u32, at: usize) -> bool {
+    match request {
+        // PERF_EVENT_IOC_SET_FILTER, QUERY_BPF
+        0x4008_2406 => n.text(at, TEXT_MAX),
+        0xc008_240a => counted(n, at, 8, 0, 4),
+        // RNDADDENTROPY
+        0x4008_5203 => {
+            let bytes = n.get::<8>(at).map_or(0, |f| f.len(4));
+            n.reads(at, 8 + bytes);
+        }
+        // TUNATTACHFILTER, TUNDETACHFILTER; PPPIOCSPASS, PPPIOCSACTIVE
+        0x4010_54d5 | 0x4010_54d6 | 0x4010_7447 | 0x4010_7446 => vectors::filter(n, at),
+        // TUNSETTXFILTER
+        0x4004_54d1 => {
+            let count = n.get::<4>(at).map_or(0, |f| f.short(2));
+            n.reads(at, 4 + count * 6);
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// A struct of `head` bytes, with a count at `count`, and so many parts of `each` bytes after it.
+fn counted(n: &mut Operands, at: usize, head: usize, count: usize, each: usize) {
+    let parts = n.half(at.wrapping_add(count)).unwrap_or(0) as usize;
+    n.writes(at, head + parts.saturating_mul(each));
+}
+
+/// BLKPG: a partition.
+fn partition(n: &mut Operands, at: usize) {
+    if let Some(arg) = n.take::<24>(at) {
+        n.reads(arg.word(16), 152);
+    }
+}
+
+/// SG_IO: command, sense, data.
+fn scsi(n: &mut Operands, at: usize) {
+    const TO_DEVICE: i32 = -2;
+    let Some(io) = n.change::<88>(at) else { return };
+    let write = io.half(4) as i32 != TO_DEVICE;
+    n.reads(io.word(24), io.0[8] as usize);
+    n.writes(io.word(32), io.0[9] as usize);
+    match io.short(10) {
+        0 => n.touches(io.word(16), io.len(12), write),
+        parts => vectors::vector(n, io.word(16), parts, write),
+    }
+}
+
+/// Virtual machines.
+fn kvm(n: &mut Operands, request: u32, at: usize) -> bool {
+    match request {
+        // GET_MSR_INDEX_LIST, GET_MSR_FEATURE_INDEX_LIST
+        0xc004_ae02 | 0xc004_ae0a => counted(n, at, 4, 0, 4),
+        // GET_SUPPORTED_CPUID, GET_EMULATED_CPUID, SET_CPUID2, GET_CPUID2
+        0xc008_ae05 | 0xc008_ae09 | 0x4008_ae90 | 0xc008_ae91 => counted(n, at, 8, 0, 40),
+        // GET_MSRS, SET_MSRS
+        0xc008_ae88 | 0x4008_ae89 => counted(n, at, 8, 0, 16),
+        // GET_DIRTY_LOG: a bit a page, of a slot whose size the call doesn't say
+        0x4010_ae42 => {
+            if let Some(log) = n.take::<16>(at) {
+                n.writes(log.word(8), PAGE_SIZE);
+            }
+        }
+        // SET_SIGNAL_MASK
+        0x4004_ae8b => {
+            let bytes = n.half(at).unwrap_or(0).min(128) as usize;
+            n.reads(at, 4 + bytes);
+        }
+        // SET_GSI_ROUTING
+        0x4008_ae6a => counted(n, at, 8, 0, 48),
+        // SET_DEVICE_ATTR, GET_DEVICE_ATTR: a pointer to what the attribute is
+        0x4018_aee1 | 0x4018_aee2 => {
+            if let Some(attribute) = n.take::<24>(at) {
+                n.writes(attribute.word(16), 64);
+            }
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// VFIO says the size of a struct in the struct; vhost has arrays; DRM has texts.
+fn devices(n: &mut Operands, request: u32, at: usize) -> bool {
+    match request {
+        0x3b66..=0x3bff => {
+            let bytes = n.half(at).unwrap_or(0) as usize;
+            n.writes(at, bytes.clamp(4, PAGE_SIZE));
+        }
+        // VHOST_SET_MEM_TABLE
+        0x4008_af03 => {
+            let count = n.half(at).unwrap_or(0) as usize;
+            n.reads(at, 8 + count.min(PAGE_SIZE) * 32);
+        }
+        // DRM_IOCTL_VERSION
+        0xc040_6400 => {
+            if let Some(version) = n.change::<64>(at) {
+                for place in [16, 32, 48] {
+                    n.writes(version.word(place + 8), version.word(place));
+                }
+            }
+        }
+        // USBDEVFS_CONTROL, BULK: data in or out
+        0xc018_5500 => {
+            if let Some(control) = n.change::<24>(at) {
+                n.writes(control.word(16), control.short(6));
+            }
+        }
+        0xc018_5502 => {
+            if let Some(bulk) = n.change::<24>(at) {
+                n.writes(bulk.word(16), bulk.len(4));
+            }
+        }
+        // UFFDIO_COPY: the source
+        0xc028_aa03 => {
+            if let Some(copy) = n.change::<40>(at) {
+                n.reads(copy.word(8), copy.word(16));
+            }
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// Whether a request gives memory to another part of the kernel.
+pub fn gives_memory(args: &[usize; 6]) -> bool {
+    let request = args[1] as u32;
+    // KVM_SET_USER_MEMORY_REGION and its second; VFIO_IOMMU_MAP_DMA, UNMAP_DMA; VHOST_SET_MEM_TABLE
+    matches!(request, 0x4020_ae46 | 0x40a0_ae49 | 0x3b71 | 0x3b72 | 0x4008_af03)
+        // UFFDIO_REGISTER, UNREGISTER, MOVE, WRITEPROTECT and the others
+        || request >> 8 & 0xff == 0xaa
+}
+
+const _: () = assert!(SOCK_FPROG == 16, "the requests with a filter say 16");

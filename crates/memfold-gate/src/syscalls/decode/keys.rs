@@ -1,0 +1,52 @@
+//! Keys of the kernel.
+use super::vectors;
+use crate::syscalls::operands::{Operands, TEXT_MAX};
+
+/// By operation.
+pub fn keyctl(n: &mut Operands) {
+    let [_, a, b, c, d, _] = n.args;
+    match n.int(0) {
+        // JOIN_SESSION_KEYRING
+        1 => n.text(a, TEXT_MAX),
+        // UPDATE, INSTANTIATE
+        2 | 12 => n.reads(b, c),
+        // DESCRIBE, READ, GET_SECURITY
+        6 | 11 | 17 => n.writes(b, c),
+        // SEARCH, RESTRICT_KEYRING
+        10 | 29 => {
+            n.text(b, TEXT_MAX);
+            n.text(c, TEXT_MAX);
+        }
+        // INSTANTIATE_IOV
+        20 => vectors::vector(n, b, c, false),
+        // DH_COMPUTE: three keys, a result, and how to derive it
+        23 => {
+            n.reads(a, 12);
+            n.writes(b, c);
+            if let Some(derive) = n.take::<56>(d) {
+                n.text(derive.word(0), 128);
+                n.reads(derive.word(8), derive.len(16));
+            }
+        }
+        // PKEY_QUERY
+        24 => {
+            n.text(c, TEXT_MAX);
+            n.writes(d, 40);
+        }
+        25..=28 => asymmetric(n),
+        // CAPABILITIES
+        31 => n.writes(a, b),
+        _ => {}
+    }
+}
+
+/// PKEY_ENCRYPT, DECRYPT, SIGN, VERIFY: two lengths stand in the struct.
+fn asymmetric(n: &mut Operands) {
+    const VERIFY: u32 = 28;
+    let [_, a, b, c, d, _] = n.args;
+    n.text(b, TEXT_MAX);
+    if let Some(lengths) = n.take::<40>(a) {
+        n.reads(c, lengths.len(4));
+        n.touches(d, lengths.len(8), n.int(0) != VERIFY);
+    }
+}

@@ -1,0 +1,198 @@
+//! Seccomp filters that the program sets: what one says of a call of the gate's or the keeper's, by
+//! classic BPF over `struct seccomp_data` (`kernel/seccomp.c` `seccomp_check_filter`).
+use crate::keeper::Keeper;
+use crate::touch::read;
+
+const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+/// Words of `struct seccomp_data`: number, architecture, address, six arguments.
+const DATA_WORDS: usize = 16;
+const SCRATCH_WORDS: usize = 16;
+/// Actions after which a call is made, at least if somebody else agrees.
+const LETS_THROUGH: [u32; 4] = [
+    libc::SECCOMP_RET_ALLOW,
+    libc::SECCOMP_RET_LOG,
+    libc::SECCOMP_RET_TRACE,
+    libc::SECCOMP_RET_USER_NOTIF,
+];
+
+/// Calls that the gate makes for a thread, with their second arguments.
+const OWN_CALLS: [(i64, usize); 2] = [(libc::SYS_rt_sigreturn, 0), (libc::SYS_rt_sigprocmask, 0)];
+
+/// Where a call names the filter that it sets.
+pub fn set_by(nr: usize, args: &[usize; 6]) -> Option<usize> {
+    let sets = match nr as i64 {
+        libc::SYS_prctl => {
+            args[0] as i32 == libc::PR_SET_SECCOMP && args[1] == libc::SECCOMP_MODE_FILTER as usize
+        }
+        libc::SYS_seccomp => args[0] as u32 == libc::SECCOMP_SET_MODE_FILTER,
+        _ => false,
+    };
+    sets.then_some(args[2])
+}
+
+/// Whether a call asks for SECCOMP_MODE_STRICT.
+pub fn wants_strict(nr: usize, args: &[usize; 6]) -> bool {
+    match nr as i64 {
+        libc::SYS_prctl => {
+            args[0] as i32 == libc::PR_SET_SECCOMP && args[1] == libc::SECCOMP_MODE_STRICT as usize
+        }
+        libc::SYS_seccomp => {
+            args[0] as u32 == libc::SECCOMP_SET_MODE_STRICT && args[1] as u32 == 0 && args[2] == 0
+        }
+        _ => false,
+    }
+}
+
+/// Whether a filter refuses a call that the gate or the keeper makes.
+pub fn refuses_own(keeper: &dyn Keeper, at: usize) -> bool {
+    OWN_CALLS.iter().chain(keeper.calls()).any(|call| refuses(at, *call))
+}
+
+/// Whether the filter that `struct sock_fprog` at `at` names refuses the call `nr` with this second
+/// argument, and zeros for the others. One that can't be read, or is none, refuses nothing: the kernel
+/// doesn't take it.
+fn refuses(at: usize, (nr, second): (i64, usize)) -> bool {
+    let mut data = [0u32; DATA_WORDS];
+    (data[0], data[1]) = (nr as u32, AUDIT_ARCH_X86_64);
+    let here = refuses as *const () as usize;
+    (data[2], data[3]) = (here as u32, (here >> 32) as u32);
+    (data[6], data[7]) = (second as u32, (second >> 32) as u32);
+    says(at, &data)
+        .is_some_and(|said| !LETS_THROUGH.contains(&(said & libc::SECCOMP_RET_ACTION_FULL)))
+}
+
+/// The registers of a filter.
+struct FilterMachine {
+    a: u32,
+    x: u32,
+    scratch: [u32; SCRATCH_WORDS],
+}
+
+/// What the filter returns; `None`: it is none.
+fn says(at: usize, data: &[u32; DATA_WORDS]) -> Option<u32> {
+    let (len, code) = (read::<u32>(at).ok()? & 0xffff, read::<usize>(at + 8).ok()?);
+    let mut machine = FilterMachine { a: 0, x: 0, scratch: [0; SCRATCH_WORDS] };
+    let mut next = 0usize;
+    while next < len as usize {
+        let word = read::<u64>(code.checked_add(next * 8)?).ok()?;
+        let (op, k) = (word as u32 & 0xffff, (word >> 32) as u32);
+        next += 1;
+        match op & 7 {
+            libc::BPF_RET => return Some(if op & 0x18 == libc::BPF_A { machine.a } else { k }),
+            libc::BPF_JMP => {
+                let (then, otherwise) = (word >> 16 & 0xff, word >> 24 & 0xff);
+                next += match op & 0xf0 {
+                    libc::BPF_JA => k as usize,
+                    _ if machine.jumps(op, k)? => then as usize,
+                    _ => otherwise as usize,
+                };
+            }
+            _ => machine.step(op, k, data)?,
+        }
+    }
+    None
+}
+
+impl FilterMachine {
+    fn operand(&self, op: u32, k: u32) -> u32 {
+        if op & libc::BPF_X != 0 { self.x } else { k }
+    }
+
+    fn jumps(&self, op: u32, k: u32) -> Option<bool> {
+        let operand = self.operand(op, k);
+        Some(match op & 0xf0 {
+            libc::BPF_JEQ => self.a == operand,
+            libc::BPF_JGT => self.a > operand,
+            libc::BPF_JGE => self.a >= operand,
+            libc::BPF_JSET => self.a & operand != 0,
+            _ => return None,
+        })
+    }
+
+    fn step(&mut self, op: u32, k: u32, data: &[u32; DATA_WORDS]) -> Option<()> {
+        let place = k as usize;
+        match op & 7 {
+            libc::BPF_LD => self.a = self.loaded(op, k, data)?,
+            libc::BPF_LDX => self.x = self.loaded(op, k, data)?,
+            libc::BPF_ST => *self.scratch.get_mut(place)? = self.a,
+            libc::BPF_STX => *self.scratch.get_mut(place)? = self.x,
+            libc::BPF_ALU => self.a = self.computed(op, self.operand(op, k))?,
+            _ if op & 0xf8 == libc::BPF_TXA => self.a = self.x,
+            _ => self.x = self.a,
+        }
+        Some(())
+    }
+
+    fn loaded(&self, op: u32, k: u32, data: &[u32; DATA_WORDS]) -> Option<u32> {
+        match op & 0xe0 {
+            libc::BPF_IMM => Some(k),
+            libc::BPF_ABS => data.get(k as usize / 4).copied(),
+            libc::BPF_MEM => self.scratch.get(k as usize).copied(),
+            libc::BPF_LEN => Some(size_of_val(data) as u32),
+            _ => None,
+        }
+    }
+
+    fn computed(&self, op: u32, operand: u32) -> Option<u32> {
+        let a = self.a;
+        Some(match op & 0xf0 {
+            libc::BPF_ADD => a.wrapping_add(operand),
+            libc::BPF_SUB => a.wrapping_sub(operand),
+            libc::BPF_MUL => a.wrapping_mul(operand),
+            libc::BPF_DIV => a.checked_div(operand)?,
+            libc::BPF_OR => a | operand,
+            libc::BPF_AND => a & operand,
+            libc::BPF_XOR => a ^ operand,
+            libc::BPF_LSH => a.wrapping_shl(operand),
+            libc::BPF_RSH => a.wrapping_shr(operand),
+            libc::BPF_NEG => a.wrapping_neg(),
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(code: &[(u32, u8, u8, u32)], call: (i64, usize)) -> bool {
+        let word = |&(op, jt, jf, k): &(u32, u8, u8, u32)| {
+            u64::from(op) | u64::from(jt) << 16 | u64::from(jf) << 24 | u64::from(k) << 32
+        };
+        let code: Vec<u64> = code.iter().map(word).collect();
+        let program = [code.len(), code.as_ptr() as usize];
+        refuses(program.as_ptr() as usize, call)
+    }
+
+    #[test]
+    fn filter_is_judged_by_what_it_returns() {
+        use libc::*;
+        const NUMBER: (u32, u8, u8, u32) = (BPF_LD | BPF_ABS, 0, 0, 0);
+        const ALLOW: (u32, u8, u8, u32) = (BPF_RET, 0, 0, SECCOMP_RET_ALLOW);
+        let kill = (BPF_RET, 0, 0, SECCOMP_RET_KILL_THREAD);
+        let errno = (BPF_RET, 0, 0, SECCOMP_RET_ERRNO | 1);
+        let only = |nr: i64| [NUMBER, (BPF_JMP | BPF_JEQ, 0, 1, nr as u32), ALLOW, errno];
+        assert!(!refused(&only(SYS_futex), (SYS_futex, 0)));
+        assert!(refused(&only(SYS_futex), (SYS_ioctl, 0)));
+        assert!(refused(&[kill], (SYS_ioctl, 0)) && !refused(&[ALLOW], (SYS_ioctl, 0)));
+        // By the low word of the second argument, through every kind of step.
+        let second = [
+            (BPF_LD | BPF_ABS, 0, 0, 24),
+            (BPF_ST, 0, 0, 3),
+            (BPF_LDX | BPF_MEM, 0, 0, 3),
+            (BPF_MISC | BPF_TXA, 0, 0, 0),
+            (BPF_ALU | BPF_AND, 0, 0, 0xff),
+            (BPF_ALU | BPF_ADD | BPF_X, 0, 0, 0),
+            (BPF_JMP | BPF_JGT, 0, 1, 20),
+            kill,
+            (BPF_JMP, 0, 0, 1),
+            kill,
+            ALLOW,
+        ];
+        assert!(refused(&second, (SYS_ioctl, 11)) && !refused(&second, (SYS_ioctl, 10)));
+        // None of these is a filter.
+        assert!(!refused(&[NUMBER], (SYS_ioctl, 0)) && !refused(&[], (SYS_ioctl, 0)));
+        let divides = [(BPF_ALU | BPF_DIV, 0, 0, 0), kill];
+        assert!(!refused(&divides, (SYS_ioctl, 0)));
+    }
+}

@@ -1,0 +1,58 @@
+//! What a process may do, and how much it may have.
+use crate::signals;
+use crate::syscalls::row::{ProgramCall, value};
+use crate::touch::{read, write};
+use memfold_sys::Errno;
+use memfold_sys::thread::process_id;
+
+/// Limits of a process's memory, descriptors and threads: below one, the keeper can't begin any more.
+const LIMITS: [u32; 5] = [
+    libc::RLIMIT_AS,
+    libc::RLIMIT_DATA,
+    libc::RLIMIT_MEMLOCK,
+    libc::RLIMIT_NOFILE,
+    libc::RLIMIT_NPROC,
+];
+
+/// Calls after which a process may have fewer rights: to open descriptors, files of /proc, or address
+/// space.
+pub fn give_up_rights(call: &mut ProgramCall) -> isize {
+    call.keeper.last_chance();
+    call.wait()
+}
+
+/// Those after which a thread may have other users, groups or capabilities.
+pub fn change_identity(call: &mut ProgramCall) -> isize {
+    let made = give_up_rights(call);
+    if made >= 0 {
+        signals::block_all();
+        call.keeper.give_up_rights();
+    }
+    made
+}
+
+/// `getrlimit`, `setrlimit`, `prlimit64`. A limit of this process's is the keeper's to answer.
+pub fn limit(call: &mut ProgramCall) -> isize {
+    let [first, second, third, fourth, ..] = call.args;
+    let (process, resource, new_at, old_at) = match call.nr as i64 {
+        libc::SYS_getrlimit => (0, first, 0, second),
+        libc::SYS_setrlimit => (0, first, second, 0),
+        _ => (first as u32, second, third, fourth),
+    };
+    if process != 0 && process != process_id() {
+        return call.wait();
+    }
+    if (new_at != 0 || call.nr as i64 == libc::SYS_setrlimit) && LIMITS.contains(&(resource as u32))
+    {
+        call.keeper.last_chance();
+    }
+    let new = (new_at != 0).then(|| read::<[usize; 2]>(new_at)).transpose();
+    let Ok(new) = new else { return -(libc::EFAULT as isize) };
+    let new = new.map(|new| new.map(|each| each as u64));
+    value(call.keeper.limit(resource as u32, new).and_then(|before| {
+        let before = before.map(|each| each as usize);
+        // SAFETY: the program has asked for it there.
+        let told = old_at == 0 || unsafe { write(old_at, &before) }.is_ok();
+        if told { Ok(()) } else { Err(Errno::FAULT) }
+    }))
+}

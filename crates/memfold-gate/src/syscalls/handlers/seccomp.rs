@@ -1,0 +1,70 @@
+//! Filters of system calls that the program sets, and strict mode.
+use crate::call_state::CALLED_OFF;
+use crate::keeper::Refused;
+use crate::signals;
+use crate::syscalls::handlers::filter;
+use crate::syscalls::handlers::rights::give_up_rights;
+use crate::syscalls::handlers::threads::pass_by;
+use crate::syscalls::plain::raw;
+use crate::syscalls::row::ProgramCall;
+use crate::threads;
+
+/// `seccomp`, and `prctl(PR_SET_SECCOMP)`.
+pub fn seccomp(call: &mut ProgramCall) -> isize {
+    if filter::wants_strict(call.nr, &call.args) {
+        return be_strict(call);
+    }
+    match filter::set_by(call.nr, &call.args) {
+        Some(at) => set_filter(call, at),
+        None => give_up_rights(call),
+    }
+}
+
+/// A filter, which the call names at `at`. One for all threads of a program that has one is the
+/// caller's alone: the keeper's threads aren't the program's. One that refuses a call of the keeper's
+/// is set when all memory is home.
+fn set_filter(call: &mut ProgramCall, at: usize) -> isize {
+    const ALL_THREADS: usize =
+        (libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_TSYNC_ESRCH) as usize;
+    let is_for_all = call.nr as i64 == libc::SYS_seccomp && call.args[1] & ALL_THREADS != 0;
+    if is_for_all && call.is_alone() {
+        call.args[1] &= !ALL_THREADS;
+        call.context.regs.rsi = call.args[1] as u64;
+    }
+    call.keeper.last_chance();
+    call.keeper.filtered();
+    if filter::refuses_own(call.keeper, at) {
+        return shut_in(call, Refused::Filter);
+    }
+    call.wait()
+}
+
+/// SECCOMP_MODE_STRICT: from now on the kernel lets the caller read, write, return from handlers
+/// and end, and kills it for all else that the gate would do.
+fn be_strict(call: &mut ProgramCall) -> isize {
+    // Who has a filter is refused this.
+    let has = [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0];
+    if raw(libc::SYS_prctl as usize, &has) != 0 {
+        return call.raw();
+    }
+    shut_in(call, Refused::Strict)
+}
+
+/// The caller asks the kernel to refuse it what the gate would do. So all memory is brought home, and
+/// the caller's calls pass the gate by: this one first, as it may not even return from a handler
+/// after it.
+fn shut_in(call: &mut ProgramCall, how: Refused) -> isize {
+    let is_alone = call.is_alone();
+    signals::block_all();
+    if !threads::keep_home(call.keeper, call.record, true) {
+        return -(libc::ENOMEM as isize);
+    }
+    if call.record.is_of_first_process() {
+        call.keeper.tells(how);
+    } else {
+        // Its parent waits for it to execute or end, and is managed again then.
+        call.record.traced.set(true);
+    }
+    pass_by(call, is_alone);
+    CALLED_OFF
+}

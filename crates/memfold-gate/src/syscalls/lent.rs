@@ -1,0 +1,162 @@
+//! Calls that lend pages of the program to the kernel after they have returned: `vmsplice`, and
+//! sockets with MSG_ZEROCOPY. The kernel pins no such page, so the keeper can't see it, and would
+//! give its memory to other data.
+//!
+//! - `vmsplice` writes copies of the pages into the pipe. It waits as the kernel's does.
+//! - `setsockopt(SO_ZEROCOPY)` fails with EINVAL, as on kernels that lack it.
+//! - A socket may have got SO_ZEROCOPY in another process. A send with MSG_ZEROCOPY fails there with
+//!   ENOBUFS, as where no more pages may be lent.
+use crate::touch::read;
+use memfold_sys::raw::system_call;
+use memfold_sys::units::PAGE_SIZE;
+
+/// Makes a call of the program's by number and arguments.
+pub type MakeCall<'a> = &'a mut dyn FnMut(i64, [usize; 6]) -> isize;
+
+const AGAIN: isize = -(libc::EAGAIN as isize);
+/// All flags of `vmsplice`.
+const SPLICE_FLAGS: u32 =
+    libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
+
+/// Makes the call in a way that lends nothing. Returns `None` for a call that lends nothing anyway.
+/// `names` tells whether the call names memory of the keeper's.
+pub fn make(
+    nr: usize,
+    args: &[usize; 6],
+    names: impl FnOnce() -> bool,
+    make: MakeCall,
+) -> Option<isize> {
+    match nr as i64 {
+        libc::SYS_vmsplice => (gives(args) && names()).then(|| copy(args, make)),
+        libc::SYS_setsockopt => {
+            let lends = args[1] as i32 == libc::SOL_SOCKET && args[2] as i32 == libc::SO_ZEROCOPY;
+            // Without its value the kernel refuses the option: EINVAL, or EBADF for no socket.
+            lends.then(|| raw(libc::SYS_setsockopt, [args[0], args[1], args[2], 0, 0, 0]))
+        }
+        libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_sendmmsg => {
+            let flags = if nr as i64 == libc::SYS_sendmsg { args[2] } else { args[3] };
+            let lends = flags as i32 & libc::MSG_ZEROCOPY != 0 && lends_pages(args[0]) && names();
+            lends.then_some(-(libc::ENOBUFS as isize))
+        }
+        _ => None,
+    }
+}
+
+fn raw(nr: i64, args: [usize; 6]) -> isize {
+    // SAFETY: asks about descriptors, or is a call of the program's own.
+    match unsafe { system_call(nr, args) } {
+        Ok(value) => value as isize,
+        Err(e) => -(e.raw_os_error() as isize),
+    }
+}
+
+/// Whether a `vmsplice` gives pages to a pipe. The kernel makes or refuses all others.
+fn gives(args: &[usize; 6]) -> bool {
+    let ask = |command: i32| raw(libc::SYS_fcntl, [args[0], command as usize, 0, 0, 0, 0]);
+    args[3] as u32 & !SPLICE_FLAGS == 0
+        && ask(libc::F_GETPIPE_SZ) >= 0
+        && ask(libc::F_GETFL) as i32 & libc::O_ACCMODE != libc::O_RDONLY
+}
+
+/// Whether a socket has SO_ZEROCOPY.
+fn lends_pages(fd: usize) -> bool {
+    let (mut on, mut len) = (0u32, 4u32);
+    let (value, size) = (&raw mut on as usize, &raw mut len as usize);
+    let (level, name) = (libc::SOL_SOCKET as usize, libc::SO_ZEROCOPY as usize);
+    raw(libc::SYS_getsockopt, [fd, level, name, value, size, 0]) == 0 && on != 0
+}
+
+/// What `poll` says of a pipe's room: above 0 if there is some, or never will be.
+fn poll(fd: usize, wait: bool, make: MakeCall) -> isize {
+    let mut room = libc::pollfd { fd: fd as i32, events: libc::POLLOUT, revents: 0 };
+    let time: isize = if wait { -1 } else { 0 };
+    make(libc::SYS_poll, [&raw mut room as usize, 1, time as usize, 0, 0, 0])
+}
+
+/// So many parts of a call are taken. The kernel takes one for each page that a pipe has room for, 16
+/// where nothing else was asked for.
+const PARTS_MAX: usize = 128;
+type SplicePart = [usize; 2];
+
+/// What of the parts (first addresses and lengths) a pipe of `room` bytes could take.
+struct SpliceParts {
+    parts: [SplicePart; PARTS_MAX],
+    count: usize,
+}
+
+impl SpliceParts {
+    fn read(at: usize, count: usize, room: usize) -> Result<SpliceParts, isize> {
+        let (mut all, mut room) = (SpliceParts { parts: [[0; 2]; PARTS_MAX], count: 0 }, room);
+        if count > libc::UIO_MAXIOV as usize {
+            return Err(-(libc::EINVAL as isize));
+        }
+        while all.count < count.min(PARTS_MAX) && room > 0 {
+            let [start, len] = match read::<SplicePart>(at + all.count * size_of::<SplicePart>()) {
+                Ok(part) => part,
+                Err(_) if all.count > 0 => break,
+                Err(_) => return Err(-(libc::EFAULT as isize)),
+            };
+            if (len as isize) < 0 {
+                return Err(-(libc::EINVAL as isize));
+            }
+            all.parts[all.count] = [start, len.min(room)];
+            room -= len.min(room);
+            all.count += 1;
+        }
+        Ok(all)
+    }
+}
+
+/// Writes what the parts hold, as far as there is room for it, and at least something.
+fn copy(args: &[usize; 6], make: MakeCall) -> isize {
+    let [fd, parts, count, flags, ..] = *args;
+    let waits = flags as u32 & libc::SPLICE_F_NONBLOCK == 0;
+    // No more is held than can be taken.
+    let room = raw(libc::SYS_fcntl, [fd, libc::F_GETPIPE_SZ as usize, 0, 0, 0, 0]);
+    let parts = match SpliceParts::read(parts, count, room.max(1) as usize) {
+        Ok(parts) => parts,
+        Err(e) => return e,
+    };
+    loop {
+        // At no offset (-1) a pipe takes what fits.
+        let (at, flags) = (parts.parts.as_ptr() as usize, libc::RWF_NOWAIT as usize);
+        let now = [fd, at, parts.count, usize::MAX, usize::MAX, flags];
+        match make(libc::SYS_pwritev2, now) {
+            AGAIN if !waits => return AGAIN,
+            AGAIN => {}
+            // Some pipes, and those of older kernels, don't take RWF_NOWAIT.
+            made if made == -(libc::EOPNOTSUPP as isize) => {}
+            made => return made,
+        }
+        match copy_by_pages(fd, &parts, waits, make) {
+            // The program has set O_NONBLOCK, which `vmsplice` doesn't look at.
+            AGAIN if waits => {
+                let waited = poll(fd, true, make);
+                if waited < 0 {
+                    return waited;
+                }
+            }
+            made => return made,
+        }
+    }
+}
+
+/// Writes page by page. Only the first write may wait for room.
+fn copy_by_pages(fd: usize, parts: &SpliceParts, waits: bool, make: MakeCall) -> isize {
+    let mut done = 0;
+    for [start, len] in &parts.parts[..parts.count] {
+        for offset in (0..*len).step_by(PAGE_SIZE) {
+            if (done > 0 || !waits) && poll(fd, false, make) <= 0 {
+                return if done > 0 { done } else { AGAIN };
+            }
+            // A pipe takes so much whole.
+            let some = PAGE_SIZE.min(len - offset);
+            let made = make(libc::SYS_write, [fd, start.wrapping_add(offset), some, 0, 0, 0]);
+            if made <= 0 {
+                return if done > 0 { done } else { made };
+            }
+            done += made;
+        }
+    }
+    done
+}

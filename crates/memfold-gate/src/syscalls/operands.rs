@@ -1,0 +1,166 @@
+//! What the functions of the table work with: a call's arguments, a guarded way to read what they
+//! point to, and the place where ranges are put.
+use crate::keeper::{BadAddress, Span};
+
+/// Most bytes that the kernel takes or gives in one call.
+pub const BYTES_MAX: usize = 0x7fff_f000;
+
+/// Most parts of a vector; more are an error before anything is read.
+pub const PARTS_MAX: usize = 1024;
+
+/// Longest path, and most other texts.
+pub const TEXT_MAX: usize = 4096;
+
+/// How nested memory is read: it is faulted in, and a bad address is told.
+pub type ReadMemory<'a> = &'a dyn Fn(usize, &mut [u8]) -> Result<(), BadAddress>;
+
+/// One call whose memory is being named.
+pub struct Operands<'a> {
+    /// The call's arguments.
+    pub args: [usize; 6],
+    read: ReadMemory<'a>,
+    out: &'a mut dyn FnMut(Span),
+    bad: bool,
+}
+
+impl<'a> Operands<'a> {
+    /// A call with nothing named yet.
+    pub fn new(
+        args: &[usize; 6],
+        read: ReadMemory<'a>,
+        out: &'a mut dyn FnMut(Span),
+    ) -> Operands<'a> {
+        Operands { args: *args, read, out, bad: false }
+    }
+
+    /// Whether all that had to be read could be.
+    pub fn result(&self) -> Result<(), BadAddress> {
+        if self.bad { Err(BadAddress) } else { Ok(()) }
+    }
+
+    /// The kernel reads there. A null pointer is nothing.
+    pub fn reads(&mut self, start: usize, len: usize) {
+        self.put(start, len, false);
+    }
+
+    /// The kernel writes there, and may read.
+    pub fn writes(&mut self, start: usize, len: usize) {
+        self.put(start, len, true);
+    }
+
+    /// The kernel reads there or writes.
+    pub fn touches(&mut self, start: usize, len: usize, write: bool) {
+        self.put(start, len, write);
+    }
+
+    fn put(&mut self, start: usize, len: usize, write: bool) {
+        if let Some(span) = Span::new(start, len.min(BYTES_MAX), write).filter(|_| start != 0) {
+            (self.out)(span);
+        }
+    }
+
+    /// The kernel reads a text up to its null byte, `max` bytes at most.
+    pub fn text(&mut self, start: usize, max: usize) {
+        if start == 0 {
+            return;
+        }
+        let mut len = 0;
+        let mut part = [0u8; 64];
+        while len < max {
+            let at = start.wrapping_add(len);
+            // Not past the end of a page: the next one may not be the program's.
+            let bytes = (64 - at % 64).min(max - len);
+            if (self.read)(at, &mut part[..bytes]).is_err() {
+                // The kernel comes as far as this, and no further.
+                self.bad = true;
+                break;
+            }
+            match part[..bytes].iter().position(|&b| b == 0) {
+                Some(end) => {
+                    len += end + 1;
+                    break;
+                }
+                None => len += bytes,
+            }
+        }
+        self.reads(start, len);
+    }
+
+    /// The program's bytes at `addr`.
+    pub fn get<const N: usize>(&mut self, addr: usize) -> Option<StructFields<N>> {
+        let mut bytes = [0; N];
+        if addr == 0 {
+            return None;
+        }
+        match (self.read)(addr, &mut bytes) {
+            Ok(()) => Some(StructFields(bytes)),
+            Err(BadAddress) => {
+                self.bad = true;
+                None
+            }
+        }
+    }
+
+    /// A struct that the kernel reads: named, and given.
+    pub fn take<const N: usize>(&mut self, addr: usize) -> Option<StructFields<N>> {
+        self.reads(addr, N);
+        self.get(addr)
+    }
+
+    /// A struct that the kernel reads, and writes to by what it says: named, and given. It may be
+    /// read-only where it doesn't.
+    pub fn change<const N: usize>(&mut self, addr: usize) -> Option<StructFields<N>> {
+        self.reads(addr, N);
+        self.writes(addr, N);
+        self.get(addr)
+    }
+
+    /// A 64-bit number of the program's.
+    pub fn word(&mut self, addr: usize) -> Option<usize> {
+        self.get::<8>(addr).map(|f| f.word(0))
+    }
+
+    /// A 32-bit number of the program's.
+    pub fn half(&mut self, addr: usize) -> Option<u32> {
+        self.get::<4>(addr).map(|f| f.half(0))
+    }
+
+    /// Argument `i`.
+    pub fn arg(&self, i: usize) -> usize {
+        self.args[i]
+    }
+
+    /// Argument `i` where the kernel takes 32 bits of it.
+    pub fn int(&self, i: usize) -> u32 {
+        self.args[i] as u32
+    }
+}
+
+/// The bytes of a struct, by offset.
+pub struct StructFields<const N: usize>(pub [u8; N]);
+
+impl<const N: usize> StructFields<N> {
+    /// The 64 bits at `at`.
+    pub fn word(&self, at: usize) -> usize {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&self.0[at..at + 8]);
+        usize::from_le_bytes(bytes)
+    }
+
+    /// The 32 bits at `at`.
+    pub fn half(&self, at: usize) -> u32 {
+        let mut bytes = [0; 4];
+        bytes.copy_from_slice(&self.0[at..at + 4]);
+        u32::from_le_bytes(bytes)
+    }
+
+    /// The 32 bits at `at`, as a length.
+    pub fn len(&self, at: usize) -> usize {
+        self.half(at) as usize
+    }
+
+    /// The 16 bits at `at`.
+    pub fn short(&self, at: usize) -> usize {
+        u16::from_le_bytes([self.0[at], self.0[at + 1]]) as usize
+    }
+}

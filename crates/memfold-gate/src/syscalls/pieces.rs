@@ -1,0 +1,438 @@
+//! Calls on large buffers, made in pieces, so that only a piece of the buffer need be present.
+//!
+//! | what | how |
+//! |---|---|
+//! | reading and writing regular files and block devices at an offset that is passed | a loop, until a piece is short |
+//! | reading them at the file's own offset | that is moved on by all of it at once first, and back by what was not done: so threads and processes that share the offset get parts of their own, as with one call. The loop goes by offsets that are passed |
+//! | writing to them at the file's own offset | a loop, in which each piece moves the offset: a process that is killed meanwhile leaves the offset at the end of what it has written, as with one call |
+//! | writing to pipes | a loop: a write of more than PIPE_BUF is none to be whole |
+//! | sending to stream sockets | a loop, whose later pieces raise no SIGPIPE: one call that has sent something doesn't |
+//! | reading from pipes and stream sockets | the first piece as the call is; more as long as it is there without waiting |
+//!
+//! The rest is made whole: datagrams, terminals and other devices (a call is a message), messages
+//! with a header, files of file systems without blocks, as sysfs, /proc and securityfs are (there, too,
+//! a call is a message), sockets with SO_RCVLOWAT (a call waits for so much),
+//! appended writes (another's could come between), writes under a limit of file sizes (a piece past
+//! it would raise SIGXFSZ after all that was wanted is written), and calls with flags that ask for
+//! more (MSG_WAITALL, MSG_PEEK, RWF_*).
+//!
+//! A piece of a file is made even if a signal has come, as the kernel goes on with a file, too; other
+//! calls end with what they have done. What differs from one call: a file system's promise that a
+//! read sees all of a write or nothing of it holds for each piece; of two writes at once at a file's
+//! own offset that threads or processes share, pieces may alternate; a send timeout counts for each
+//! piece; an error of a socket that comes while a later piece waits is taken by this call, which
+//! says only how much it has sent.
+//!
+//! Who waits for input holds a piece of its buffer at most, so nobody waits for readiness first:
+//! that would be seen (by another file under the number by then, by `poll` that no signal restarts).
+use crate::call_state::CALLED_OFF;
+use crate::keeper::{BadAddress, Span};
+use crate::syscalls::operands::BYTES_MAX;
+
+/// A piece's bytes are a multiple of this, and parts are cut at such places: direct I/O wants
+/// aligned ones, and packets of a pipe end there.
+const UNIT: usize = 64 << 10;
+/// Parts of a vector in one piece, and in all.
+const PARTS: usize = 16;
+const VECTOR_MAX: usize = 1024;
+
+const ERRORS_MAX: isize = 4095;
+/// The program's addresses end there.
+const TOP_SHIFT: u32 = 47;
+
+/// One piece.
+pub struct CallPiece<'a> {
+    /// Number.
+    pub nr: usize,
+    /// Arguments.
+    pub args: [usize; 6],
+    /// What it names of the program's: first addresses and lengths.
+    parts: &'a [[usize; 2]],
+    writes: bool,
+    /// It is made though a signal is pending.
+    pub must: bool,
+}
+
+impl CallPiece<'_> {
+    /// Calls `each` with what it names of the program's.
+    pub fn names(&self, each: &mut dyn FnMut(Span)) {
+        let spans =
+            self.parts.iter().filter_map(|[start, len]| Span::new(*start, *len, !self.writes));
+        spans.for_each(each);
+    }
+}
+
+/// Makes a system call: number, arguments, result. What it names is on the caller's stack.
+pub type AskKernel<'a> = &'a mut dyn FnMut(usize, &[usize; 6]) -> isize;
+/// How nested memory is read.
+pub type ReadMemory<'a> = &'a dyn Fn(usize, &mut [u8]) -> Result<(), BadAddress>;
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum TransferKind {
+    /// At offsets from here on.
+    At(usize),
+    /// Reads at the file's own offset.
+    File,
+    /// Writes at the file's own offset, which each piece moves.
+    Append,
+    /// To a pipe.
+    Pour,
+    /// To a socket.
+    Send,
+    /// From a pipe.
+    Drain,
+    /// From a socket.
+    Receive,
+}
+
+/// What the program gives or wants.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum CallBuffers {
+    One(usize),
+    /// An array of iovec, and their count.
+    Vector(usize, usize),
+}
+
+/// A call that is made in pieces.
+#[derive(Copy, Clone, Debug)]
+pub struct CallPieces {
+    nr: usize,
+    args: [usize; 6],
+    buffers: CallBuffers,
+    writes: bool,
+    total: usize,
+    piece: usize,
+    kind: TransferKind,
+    /// For sockets.
+    flags: usize,
+}
+
+/// What the next piece is made of.
+struct PieceParts {
+    parts: [[usize; 2]; PARTS],
+    count: usize,
+    bytes: usize,
+}
+
+/// `struct msghdr`.
+#[repr(C)]
+struct MessageHeader {
+    name: usize,
+    name_bytes: usize,
+    parts: usize,
+    count: usize,
+    control: usize,
+    control_bytes: usize,
+    flags: usize,
+}
+
+/// Whether a call should be made in pieces of about `most` bytes, as it `concerns` the keeper's
+/// memory. `ask` learns what the descriptor is. For most calls: two comparisons.
+pub fn in_pieces(
+    nr: usize,
+    args: &[usize; 6],
+    most: impl FnOnce() -> usize,
+    concerns: impl FnOnce() -> bool,
+    read: ReadMemory,
+    ask: AskKernel,
+) -> Option<CallPieces> {
+    let (buffers, writes) = match nr as i64 {
+        libc::SYS_read | libc::SYS_pread64 | libc::SYS_recvfrom => {
+            (CallBuffers::One(args[1]), false)
+        }
+        libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_sendto => {
+            (CallBuffers::One(args[1]), true)
+        }
+        libc::SYS_readv | libc::SYS_preadv => (CallBuffers::Vector(args[1], args[2]), false),
+        libc::SYS_writev | libc::SYS_pwritev => (CallBuffers::Vector(args[1], args[2]), true),
+        _ => return None,
+    };
+    let total = match buffers {
+        CallBuffers::One(start) => checked(start, args[2])?,
+        CallBuffers::Vector(at, count) => total_of(at, count, read)?,
+    };
+    // Smaller ones are never cut.
+    if total <= UNIT {
+        return None;
+    }
+    let piece = (most() & !(UNIT - 1)).max(UNIT);
+    if total <= piece || !concerns() {
+        return None;
+    }
+    let (kind, flags) = kind(nr, args, writes, ask)?;
+    Some(CallPieces { nr, args: *args, buffers, writes, total, piece, kind, flags })
+}
+
+/// A negative count is an error, and so is one that reaches past the program's addresses: the
+/// kernel looks at all of it first.
+fn checked(start: usize, bytes: usize) -> Option<usize> {
+    start.checked_add(bytes).filter(|end| end >> TOP_SHIFT == 0).map(|_| bytes.min(BYTES_MAX))
+}
+
+fn total_of(at: usize, count: usize, read: ReadMemory) -> Option<usize> {
+    let mut total = 0;
+    for n in 0..count.min(VECTOR_MAX + 1) {
+        let [start, bytes] = part_at(at, n, read)?;
+        total += checked(start, bytes)?;
+    }
+    (count <= VECTOR_MAX).then_some(total.min(BYTES_MAX))
+}
+
+fn part_at(at: usize, n: usize, read: ReadMemory) -> Option<[usize; 2]> {
+    let mut bytes = [0; 16];
+    read(at.wrapping_add(n * 16), &mut bytes).ok()?;
+    let [start, len] =
+        [0, 8].map(|at: usize| usize::from_ne_bytes(core::array::from_fn(|byte| bytes[at + byte])));
+    Some([start, len])
+}
+
+/// What it is, and the flags for a socket.
+fn kind(
+    nr: usize,
+    args: &[usize; 6],
+    writes: bool,
+    ask: AskKernel,
+) -> Option<(TransferKind, usize)> {
+    let fd = args[0];
+    // st_mode is at byte 24, st_size at byte 48.
+    let mut about = [0u64; 18];
+    if ask(libc::SYS_fstat as usize, &[fd, &raw mut about as usize, 0, 0, 0, 0]) < 0 {
+        return None;
+    }
+    let (mode, size) = (about[3] as u32, about[6]);
+    let is_message = matches!(nr as i64, libc::SYS_recvfrom | libc::SYS_sendto);
+    let is_positioned = matches!(
+        nr as i64,
+        libc::SYS_pread64 | libc::SYS_pwrite64 | libc::SYS_preadv | libc::SYS_pwritev
+    );
+    let on_file = match writes {
+        _ if is_positioned => TransferKind::At(args[3]),
+        true => TransferKind::Append,
+        false => TransferKind::File,
+    };
+    let kind = match mode & libc::S_IFMT {
+        libc::S_IFSOCK if !is_positioned && is_stream(fd, ask) => {
+            if writes {
+                TransferKind::Send
+            } else {
+                // A call waits for so many bytes, and takes what there is besides.
+                let waits_for = option(fd, libc::SO_RCVLOWAT, ask);
+                waits_for.is_some_and(|bytes| bytes <= 1).then_some(TransferKind::Receive)?
+            }
+        }
+        _ if is_message => return None,
+        libc::S_IFREG if size == 0 && !writes || !has_blocks(fd, ask) => return None,
+        libc::S_IFREG | libc::S_IFBLK if writes => {
+            (!appends(fd, ask) && !is_limited(ask)).then_some(on_file)?
+        }
+        libc::S_IFREG | libc::S_IFBLK => on_file,
+        libc::S_IFIFO if !is_positioned => {
+            if writes {
+                TransferKind::Pour
+            } else {
+                TransferKind::Drain
+            }
+        }
+        _ => return None,
+    };
+    let flags = if is_message { args[3] } else { 0 };
+    let simple = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE;
+    let is_simple = flags & !(simple as usize) == 0 && (!is_message || args[4] == 0);
+    is_simple.then_some((kind, flags))
+}
+
+fn appends(fd: usize, ask: AskKernel) -> bool {
+    let flags = ask(libc::SYS_fcntl as usize, &[fd, libc::F_GETFL as usize, 0, 0, 0, 0]);
+    flags < 0 || flags as i32 & libc::O_APPEND != 0
+}
+
+fn is_limited(ask: AskKernel) -> bool {
+    let mut limit = [0u64; 2];
+    let args = [0, libc::RLIMIT_FSIZE as usize, 0, &raw mut limit as usize, 0, 0];
+    ask(libc::SYS_prlimit64 as usize, &args) < 0 || limit[0] != u64::MAX
+}
+
+/// Whether a file lies in a file system that keeps bytes. Those by which the kernel or a module is
+/// spoken to have no blocks.
+fn has_blocks(fd: usize, ask: AskKernel) -> bool {
+    // `struct statfs`: the kind is at byte 0, blocks at 16.
+    let mut about = [0u64; 15];
+    let asked = ask(libc::SYS_fstatfs as usize, &[fd, &raw mut about as usize, 0, 0, 0, 0]);
+    // Without a limit these tell none.
+    let in_memory = [libc::TMPFS_MAGIC as u64, 0x8584_58f6];
+    asked >= 0 && (about[2] > 0 || in_memory.contains(&about[0]))
+}
+
+/// An option of a socket.
+fn option(fd: usize, name: i32, ask: AskKernel) -> Option<i32> {
+    let (mut value, mut len) = (0i32, 4u32);
+    let (value_at, len_at) = (&raw mut value as usize, &raw mut len as usize);
+    let args = [fd, libc::SOL_SOCKET as usize, name as usize, value_at, len_at, 0];
+    (ask(libc::SYS_getsockopt as usize, &args) >= 0).then_some(value)
+}
+
+fn is_stream(fd: usize, ask: AskKernel) -> bool {
+    let mut option = |name: i32| option(fd, name, ask);
+    option(libc::SO_TYPE) == Some(libc::SOCK_STREAM)
+        && matches!(option(libc::SO_DOMAIN), Some(libc::AF_UNIX | libc::AF_INET | libc::AF_INET6))
+        && matches!(option(libc::SO_PROTOCOL), Some(0 | libc::IPPROTO_TCP | libc::IPPROTO_MPTCP))
+}
+
+/// Whether a socket has data, and nothing else to tell: an error would be taken by who reads, and
+/// urgent data ends a read.
+fn has_data(fd: usize, ask: AskKernel) -> bool {
+    let wanted = libc::POLLIN | libc::POLLPRI;
+    let mut polled = libc::pollfd { fd: fd as i32, events: wanted, revents: 0 };
+    let at = &raw mut polled as usize;
+    ask(libc::SYS_poll as usize, &[at, 1, 0, 0, 0, 0]) == 1
+        && polled.revents & (libc::POLLIN | libc::POLLPRI | libc::POLLERR) == libc::POLLIN
+}
+
+impl PieceParts {
+    /// What of `buffers` begins `done` bytes after their start: at most `most` bytes.
+    fn of(buffers: CallBuffers, done: usize, most: usize, read: ReadMemory) -> Option<PieceParts> {
+        let mut parts = PieceParts { parts: [[0; 2]; PARTS], count: 0, bytes: 0 };
+        let (at, count) = match buffers {
+            CallBuffers::One(start) => {
+                (parts.parts[0], parts.count, parts.bytes) = ([start + done, most], 1, most);
+                return Some(parts);
+            }
+            CallBuffers::Vector(at, count) => (at, count),
+        };
+        let (mut before, mut n) = (0, 0);
+        while n < count && parts.count < PARTS && parts.bytes < most {
+            let [start, len] = part_at(at, n, read)?;
+            let skip = done.saturating_sub(before).min(len);
+            let left = most - parts.bytes;
+            let is_cut = len - skip > left;
+            let take = if is_cut { (left / UNIT * UNIT).max(UNIT).min(left) } else { len - skip };
+            if is_cut && left < UNIT && parts.count > 0 {
+                break;
+            }
+            if take > 0 {
+                parts.parts[parts.count] = [start + skip, take];
+                parts.count += 1;
+                parts.bytes += take;
+            }
+            if is_cut {
+                break;
+            }
+            (before, n) = (before + len, n + 1);
+        }
+        Some(parts).filter(|parts| parts.count > 0)
+    }
+}
+
+impl CallPieces {
+    /// Makes the call by `make`, which holds what each piece names, and returns what one call would;
+    /// or `CALLED_OFF` if nothing was done. `None`: it must be made whole.
+    pub fn run(
+        &self,
+        read: ReadMemory,
+        ask: AskKernel,
+        make: &mut dyn FnMut(&CallPiece) -> isize,
+    ) -> Option<isize> {
+        let TransferKind::File = self.kind else {
+            return Some(self.pieces(self.kind, read, ask, make));
+        };
+        let fd = self.args[0];
+        let mut seek = |by: isize| {
+            let args = [fd, by as usize, libc::SEEK_CUR as usize, 0, 0, 0];
+            ask(libc::SYS_lseek as usize, &args)
+        };
+        let end = seek(self.total as isize);
+        if end < self.total as isize {
+            return None;
+        }
+        let made =
+            self.pieces(TransferKind::At(end as usize - self.total), read, &mut |_, _| 0, make);
+        let left = self.total - made.max(0) as usize;
+        if left > 0 {
+            seek(-(left as isize));
+        }
+        Some(made)
+    }
+
+    fn pieces(
+        &self,
+        kind: TransferKind,
+        read: ReadMemory,
+        ask: AskKernel,
+        make: &mut dyn FnMut(&CallPiece) -> isize,
+    ) -> isize {
+        let mut done = 0;
+        while done < self.total {
+            let waits = !matches!(kind, TransferKind::Receive) || done == 0;
+            if !waits && !has_data(self.args[0], ask) {
+                break;
+            }
+            let most = (self.total - done).min(self.piece);
+            let Some(parts) = PieceParts::of(self.buffers, done, most, read) else {
+                return if done > 0 { done as isize } else { -(libc::EFAULT as isize) };
+            };
+            let made = self.one(kind, done, &parts, make);
+            if made == CALLED_OFF || (-ERRORS_MAX..0).contains(&made) {
+                // What has been done counts more than why it went no further.
+                return if done > 0 { done as isize } else { made };
+            }
+            done += made as usize;
+            if (made as usize) < parts.bytes {
+                break;
+            }
+        }
+        done as isize
+    }
+
+    /// Makes the piece that begins at `done`.
+    fn one(
+        &self,
+        kind: TransferKind,
+        done: usize,
+        parts: &PieceParts,
+        make: &mut dyn FnMut(&CallPiece) -> isize,
+    ) -> isize {
+        let fd = self.args[0];
+        let named = &parts.parts[..parts.count];
+        let vector = parts.parts.as_ptr() as usize;
+        let header = MessageHeader {
+            name: 0,
+            name_bytes: 0,
+            parts: vector,
+            count: parts.count,
+            control: 0,
+            control_bytes: 0,
+            flags: 0,
+        };
+        let message = &raw const header as usize;
+        let (nr, args) = match kind {
+            TransferKind::At(from) => {
+                let nr = if self.writes { libc::SYS_pwritev } else { libc::SYS_preadv };
+                (nr, [fd, vector, parts.count, from.wrapping_add(done), 0, 0])
+            }
+            TransferKind::Send if done > 0 => {
+                let flags = self.flags | libc::MSG_NOSIGNAL as usize;
+                (libc::SYS_sendmsg, [fd, message, flags, 0, 0, 0])
+            }
+            TransferKind::Receive if done > 0 => {
+                let flags = self.flags | libc::MSG_DONTWAIT as usize;
+                (libc::SYS_recvmsg, [fd, message, flags, 0, 0, 0])
+            }
+            TransferKind::Drain if done > 0 => {
+                let flags = libc::RWF_NOWAIT as usize;
+                (libc::SYS_preadv2, [fd, vector, parts.count, usize::MAX, 0, flags])
+            }
+            _ => match self.buffers {
+                CallBuffers::One(_) => {
+                    let [[start, len], ..] = parts.parts;
+                    (self.nr as i64, [fd, start, len, self.flags, 0, 0])
+                }
+                CallBuffers::Vector(..) => (self.nr as i64, [fd, vector, parts.count, 0, 0, 0]),
+            },
+        };
+        let must = matches!(kind, TransferKind::At(_) | TransferKind::Append) && done > 0;
+        make(&CallPiece { nr: nr as usize, args, parts: named, writes: self.writes, must })
+    }
+}
+
+#[cfg(test)]
+mod tests;

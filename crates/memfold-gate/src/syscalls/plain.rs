@@ -1,0 +1,340 @@
+//! Makes a call of the program's of which nothing else must be known: while all that it names is held,
+//! whole or in pieces.
+//!
+//! This is the path of nearly all calls. For one that names no managed memory it costs a walk through the
+//! row's operands, one question of the keeper's ([`Keeper::hold`]), and the call.
+use crate::keeper::{Fault, Keeper, Names, Span};
+use crate::record::ThreadRecord;
+use crate::signals;
+use crate::syscalls::pieces::{self, CallPiece};
+use crate::syscalls::row::{CallRow, CallRows, CutInto};
+use crate::syscalls::{lent, messages, seen};
+use crate::touch::{read, read_bytes, touch};
+use memfold_sys::raw::system_call;
+use memfold_sys::units::PAGE_SIZE;
+
+/// Makes a call as it is: what it names isn't held.
+pub fn raw(nr: usize, args: &[usize; 6]) -> isize {
+    // SAFETY: the program's own call.
+    match unsafe { system_call(nr as i64, *args) } {
+        Ok(value) => value as isize,
+        Err(e) => -(e.raw_os_error() as isize),
+    }
+}
+
+/// A thread of the program's, for which calls are made.
+#[derive(Copy, Clone)]
+pub struct CallingThread<'a> {
+    /// The owner of the memory.
+    pub keeper: &'a dyn Keeper,
+    /// The thread.
+    pub record: &'a ThreadRecord,
+    /// The table.
+    pub rows: &'static CallRows,
+}
+
+/// Calls `each` with what a call names.
+fn name(row: &CallRow, args: &[usize; 6], each: &mut dyn FnMut(Span)) {
+    // What can't be read names nothing: the kernel will find the same.
+    let _ = row.name_memory(args, &read_bytes, each);
+}
+
+/// Whether any of the owner's memory is named.
+fn concerns(keeper: &dyn Keeper, names: Names) -> bool {
+    let mut any = false;
+    names(&mut |span| any |= keeper.concerns(span.start, span.len));
+    any
+}
+
+impl CallingThread<'_> {
+    /// `make`s a call while what `names` names is held.
+    pub fn under_hold(&self, names: Names, make: impl FnOnce() -> isize) -> isize {
+        let CallingThread { keeper, record, .. } = *self;
+        let Ok(hold) = keeper.hold(names, record.number.get(), touch) else {
+            return -(libc::ENOMEM as isize);
+        };
+        record.hold.set(hold);
+        let made = make();
+        record.hold.set(None);
+        if let Some(hold) = hold {
+            keeper.release(hold);
+        }
+        made
+    }
+
+    /// `make`s the call while what it names is held.
+    pub fn held(&self, row: &CallRow, args: &[usize; 6], make: impl FnOnce() -> isize) -> isize {
+        if !row.names {
+            return make();
+        }
+        self.under_hold(&|each: &mut dyn FnMut(Span)| name(row, args, each), make)
+    }
+
+    /// Makes a call of which nothing else must be known.
+    pub fn plain(&self, row: &CallRow, nr: usize, args: &[usize; 6]) -> isize {
+        if !row.tells {
+            return self.made(row, nr, args);
+        }
+        loop {
+            // The kernel sees zeros where memory is hidden.
+            let made = match self.keeper.hides() && seen::names_own_memory(nr, args) {
+                true => -(libc::EIO as isize),
+                false => self.made(row, nr, args),
+            };
+            let made = seen::with_own_memory(nr, args, made, |nr, args, seen| {
+                self.in_own_memory(nr, args, seen)
+            });
+            if made < 0 {
+                return made;
+            }
+            if let Some(shown) = seen::without_threads(self.keeper, self.record, nr, args, made) {
+                return shown;
+            }
+        }
+    }
+
+    /// Makes a call that copies between a buffer and what of the program's memory a file has: `seen`.
+    fn in_own_memory(&self, nr: usize, args: &[usize; 6], seen: Span) -> isize {
+        let make = |write: bool| {
+            let names = |each: &mut dyn FnMut(Span)| {
+                each(Span { start: args[1], len: args[2], write: !seen.write });
+                each(Span { write, ..seen });
+            };
+            self.under_hold(&names, || {
+                if seen.write && !write {
+                    let first = seen.start & !(PAGE_SIZE - 1);
+                    for address in (first..seen.start + seen.len).step_by(PAGE_SIZE) {
+                        self.keeper.fault(Fault { address, write: true, protected: true });
+                    }
+                }
+                raw(nr, args)
+            })
+        };
+        match make(seen.write) {
+            // What the program may not write to otherwise it can write to so.
+            failed if failed == -(libc::EIO as isize) && seen.write => make(false),
+            made => made,
+        }
+    }
+
+    /// Makes it while all that it names is held, or in pieces.
+    fn made(&self, row: &CallRow, nr: usize, args: &[usize; 6]) -> isize {
+        let CallingThread { keeper, record, rows } = *self;
+        // SAFETY: the program's own call; what it names is held.
+        let call = |nr: usize, args: &[usize; 6]| unsafe { signals::call(record, nr, args) };
+        if !row.names {
+            return checked(keeper, row, nr, args, &|_| {}, call(nr, args));
+        }
+        let names = |each: &mut dyn FnMut(Span)| name(row, args, each);
+        if row.lends {
+            let concerns = || concerns(keeper, &names);
+            let mut make = |nr: i64, args: [usize; 6]| {
+                self.plain(rows.look_up(nr as usize), nr as usize, &args)
+            };
+            if let Some(made) = lent::make(nr, args, concerns, &mut make) {
+                return made;
+            }
+        }
+        let pieces = match row.cut {
+            CutInto::Whole => None,
+            CutInto::Bytes => self.in_pieces(row, nr, args, &names),
+            CutInto::Messages => {
+                messages::in_pieces(nr, args, &mut |args| self.plain(row, nr, args))
+            }
+        };
+        pieces.unwrap_or_else(|| {
+            self.under_hold(&names, || checked(keeper, row, nr, args, &names, call(nr, args)))
+        })
+    }
+
+    /// Makes a large call in pieces; `None`: it is to be made whole.
+    fn in_pieces(
+        &self,
+        row: &CallRow,
+        nr: usize,
+        args: &[usize; 6],
+        names: Names,
+    ) -> Option<isize> {
+        let CallingThread { keeper, record, .. } = *self;
+        let concerns = || concerns(keeper, names);
+        let most = || keeper.piece_bytes();
+        let pieces = pieces::in_pieces(nr, args, most, concerns, &read_bytes, &mut raw)?;
+        let mut make = |piece: &CallPiece| {
+            let names = |each: &mut dyn FnMut(Span)| piece.names(each);
+            self.under_hold(&names, || {
+                let made = match piece.must {
+                    true => raw(piece.nr, &piece.args),
+                    // SAFETY: the program's own call; what it names is held.
+                    false => unsafe { signals::call(record, piece.nr, &piece.args) },
+                };
+                // What the call names beside this piece isn't held, and says nothing.
+                checked(keeper, row, nr, &piece.args, &names, made)
+            })
+        };
+        pieces.run(&read_bytes, &mut raw, &mut make)
+    }
+}
+
+/// Words of a call that may be pointers to memory which it doesn't name.
+const WORDS_MAX: usize = 160;
+const STRUCT_MAX: usize = 512;
+/// So many of them are the first words of what it names.
+const SPANS_MAX: usize = 32;
+const _: () = assert!(WORDS_MAX > 6 + SPANS_MAX);
+
+/// Calls that take addresses of another process: what is at those here says nothing.
+const FOR_OTHERS: [i64; 5] = [
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_ptrace,
+    libc::SYS_move_pages,
+];
+
+/// The result of a call. The net: if it says EFAULT, the keeper is asked whether the table is to
+/// blame. It isn't made again: what a first try has done nobody knows.
+fn checked(
+    keeper: &dyn Keeper,
+    row: &CallRow,
+    nr: usize,
+    args: &[usize; 6],
+    names: Names,
+    made: isize,
+) -> isize {
+    if made == -(libc::EFAULT as isize) && !FOR_OTHERS.contains(&(nr as i64)) {
+        let (mut words, mut count) = ([0; WORDS_MAX], args.len());
+        words[..count].copy_from_slice(args);
+        // The parts of a piece: no argument leads to them.
+        names(&mut |span| {
+            if count < args.len() + SPANS_MAX {
+                words[count] = span.start;
+                count += 1;
+            }
+        });
+        names(&mut |span| {
+            let len = if span.len <= STRUCT_MAX { span.len / 8 * 8 } else { 0 };
+            for at in (span.start..span.start + len).step_by(8) {
+                if count < WORDS_MAX
+                    && let Ok(word) = read::<usize>(at)
+                {
+                    words[count] = word;
+                    count += 1;
+                }
+            }
+        });
+        keeper.refused(nr, row.name, &words[..count]);
+    }
+    made
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keeper::{BadAddress, Ending, Hold, NoRoom};
+    use crate::syscalls::table::TABLE;
+    use std::sync::Mutex;
+
+    /// Owns all memory, holds nothing, and notes what it is asked about failed calls.
+    struct Asked(Mutex<Vec<Vec<usize>>>);
+
+    impl Keeper for Asked {
+        fn concerns(&self, _: usize, _: usize) -> bool {
+            true
+        }
+        fn hold(
+            &self,
+            _: Names,
+            _: usize,
+            _: fn(usize, bool) -> Result<(), BadAddress>,
+        ) -> Result<Option<Hold>, NoRoom> {
+            Ok(None)
+        }
+        fn release(&self, _: Hold) {}
+        fn piece_bytes(&self) -> usize {
+            64 << 10
+        }
+        fn refused(&self, _: usize, _: &str, words: &[usize]) {
+            self.0.lock().unwrap().push(words.to_vec());
+        }
+        fn change(
+            &self,
+            _: usize,
+            _: &[usize; 6],
+            _: &mut dyn FnMut(&[usize; 6]) -> isize,
+        ) -> isize {
+            unreachable!()
+        }
+        fn begin_copy(&self) {
+            unreachable!()
+        }
+        fn end_copy(&self, _: isize) {
+            unreachable!()
+        }
+        fn fault(&self, _: Fault) -> bool {
+            false
+        }
+        fn never_fold(&self, _: usize, _: usize) {}
+        fn owns_descriptor(&self, _: i32) -> bool {
+            false
+        }
+        fn ends(&self, _: Ending) {}
+    }
+
+    #[test]
+    fn failed_piece_is_reported_as_a_whole_call_is() {
+        const BYTES: usize = 1 << 20;
+        let (protection, flags) = (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let args = [0, BYTES, protection as usize, flags as usize, usize::MAX, 0];
+        // SAFETY: a new mapping.
+        let bad = unsafe { system_call(libc::SYS_mmap, args) }.unwrap() as usize;
+        let (_reader, writer) = std::io::pipe().unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&writer) as usize;
+        let parts = [[bad, BYTES / 2], [bad + BYTES / 2, BYTES / 2]];
+        let calls = [
+            (libc::SYS_write, [fd, bad, BYTES, 0, 0, 0]),
+            (libc::SYS_writev, [fd, parts.as_ptr() as usize, 2, 0, 0, 0]),
+        ];
+        let record = ThreadRecord::take().unwrap();
+        for (nr, args) in calls {
+            let asked = Asked(Mutex::new(Vec::new()));
+            let caller = CallingThread { keeper: &asked, record, rows: &TABLE };
+            let row = TABLE.look_up(nr as usize);
+            let made = caller.plain(row, nr as usize, &args);
+            assert_eq!(made, -(libc::EFAULT as isize));
+            let asked = asked.0.into_inner().unwrap();
+            assert!(asked.len() == 1 && asked[0].contains(&bad), "{asked:x?}");
+        }
+        record.give_back();
+    }
+
+    /// Its start may be folded by then.
+    #[test]
+    fn failed_later_piece_is_reported_without_the_start() {
+        const PIECE: usize = 64 << 10;
+        let (access, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let args = [0, 2 * PIECE, access as usize, flags as usize, usize::MAX, 0];
+        // SAFETY: a new mapping, whose second half nobody uses.
+        let start = unsafe {
+            let start = system_call(libc::SYS_mmap, args).unwrap() as usize;
+            let half = [start + PIECE, PIECE, libc::PROT_NONE as usize, 0, 0, 0];
+            system_call(libc::SYS_mprotect, half).unwrap();
+            start
+        };
+        let (_reader, writer) = std::io::pipe().unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&writer) as usize;
+        // It has room for all.
+        let room = [fd, libc::F_SETPIPE_SZ as usize, 4 * PIECE, 0, 0, 0];
+        // SAFETY: the call touches no memory.
+        unsafe { system_call(libc::SYS_fcntl, room) }.unwrap();
+        let (record, asked) = (ThreadRecord::take().unwrap(), Asked(Mutex::new(Vec::new())));
+        let (nr, args) = (libc::SYS_write as usize, [fd, start, 2 * PIECE, 0, 0, 0]);
+        let caller = CallingThread { keeper: &asked, record, rows: &TABLE };
+        let made = caller.plain(TABLE.look_up(nr), nr, &args);
+        assert_eq!(made, PIECE as isize);
+        let asked = asked.0.into_inner().unwrap();
+        assert!(asked.len() == 1 && asked[0].contains(&(start + PIECE)), "{asked:x?}");
+        assert!(!asked[0].contains(&start), "{asked:x?}");
+        record.give_back();
+    }
+}

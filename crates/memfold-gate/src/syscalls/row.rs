@@ -1,0 +1,288 @@
+//! One row of the table of system calls: name, number, operands, and how the call is served.
+use crate::frame::SignalContext;
+use crate::keeper::{BadAddress, Keeper, Span};
+use crate::record::ThreadRecord;
+use crate::syscalls::operands::{Operands, ReadMemory, TEXT_MAX};
+use memfold_sys::Errno;
+
+/// A system call of the program's that has come as SIGSYS.
+pub(crate) struct ProgramCall<'a> {
+    /// The owner of the memory.
+    pub keeper: &'static dyn Keeper,
+    /// The thread.
+    pub record: &'static ThreadRecord,
+    /// Where the program goes on.
+    pub context: &'a mut SignalContext,
+    /// Its number.
+    pub nr: usize,
+    /// Its arguments.
+    pub args: [usize; 6],
+    /// The table.
+    pub rows: &'static CallRows,
+}
+
+/// Serves a call and returns its result.
+pub(crate) type CallHandler = fn(&mut ProgramCall) -> isize;
+
+/// What [`ServedBy::Masked`] calls do with the set of signals that an argument points to.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum MaskUse {
+    /// It is blocked while the call waits.
+    Blocked,
+    /// The same. The argument points to the set's address and size.
+    BlockedNested,
+    /// The call waits for these.
+    Awaited,
+    /// They come by a descriptor from now on.
+    Read,
+}
+
+/// How a call is served.
+#[derive(Copy, Clone)]
+pub enum ServedBy {
+    /// Made while what it names is held. The only way for which a patched site needs no trap.
+    Plain,
+    /// Made likewise, but by a trap: with a context.
+    Trapped,
+    /// Made likewise by a trap, with a set of signals of the gate's in place of the one that this
+    /// argument points to.
+    Masked(u8, MaskUse),
+    /// Changes mappings, or gives memory up: made by [`Keeper::change`].
+    Change,
+    /// Served by a function of its own.
+    Special(RowHandler),
+    /// Served by a function of its own that sets the context, in place of a result.
+    InContext(ContextHandler),
+    /// The command that an argument gives decides, as this function says.
+    ByCommand(fn(&[usize; 6]) -> ServedBy),
+    /// Not in the table: made by a trap, and looked at if it says EFAULT.
+    Unknown,
+}
+
+/// A row's handler, which returns the result of the call.
+#[derive(Copy, Clone)]
+pub struct RowHandler(pub(crate) CallHandler);
+
+/// A row's handler that sets the context and returns nothing.
+#[derive(Copy, Clone)]
+pub struct ContextHandler(pub(crate) fn(&mut ProgramCall));
+
+/// In which pieces a large call may be made.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum CutInto {
+    /// It is made whole.
+    Whole,
+    /// Bytes of its buffers: see `pieces.rs`.
+    Bytes,
+    /// Messages: see `messages.rs`.
+    Messages,
+}
+
+/// How long the memory is that an argument points to. Numbers name arguments.
+#[derive(Copy, Clone, Debug)]
+pub(super) enum OperandSize {
+    /// So many bytes.
+    Bytes(usize),
+    /// As many as another argument says.
+    Len(u8),
+    /// The same where the kernel takes an `int`: a negative one is an error.
+    Int(u8),
+    /// The same where the kernel takes an `unsigned int`.
+    Uint(u8),
+    /// So many things, of so many bytes each.
+    Items(u8, usize),
+    /// The same with an `int`.
+    IntItems(u8, usize),
+    /// The same with an `unsigned int`.
+    UintItems(u8, usize),
+    /// As many bytes as the `int` says that another argument points to.
+    At(u8),
+    /// A socket's address: an `int`, and no more than the largest address has.
+    Address(u8),
+    /// The same where another argument points to the `int`.
+    AddressAt(u8),
+    /// A mask of NUMA nodes, of one less than so many bits, in whole words.
+    Nodes(u8),
+    /// A set of descriptors, of so many bits, in whole words.
+    Fds(u8),
+}
+
+/// What one argument names; the first number is its own.
+#[derive(Copy, Clone)]
+pub(super) enum Arg {
+    /// The kernel reads there.
+    In(u8, OperandSize),
+    /// The kernel writes there, and may read.
+    Out(u8, OperandSize),
+    /// The kernel reads a text up to its null byte: a path, a name.
+    Text(u8),
+    /// More than this language can say: a function of `decode/` names it.
+    Decoded(fn(&mut Operands)),
+}
+
+const ADDRESS_MAX: usize = 128;
+
+/// A system call.
+#[derive(Copy, Clone)]
+pub struct CallRow {
+    /// Its name.
+    pub name: &'static str,
+    /// Its number.
+    pub number: u16,
+    /// Whether it names memory at all.
+    pub names: bool,
+    /// Whether it can lend the pages that it names, or have others do so: see `lent.rs`.
+    pub lends: bool,
+    /// Whether what it tells of the process is changed for the program: see `seen.rs`.
+    pub tells: bool,
+    /// In which pieces it may be made.
+    pub cut: CutInto,
+    pub(super) served: ServedBy,
+    pub(super) operands: &'static [Arg],
+}
+
+impl CallRow {
+    pub(super) const fn new(
+        served: ServedBy,
+        number: u16,
+        name: &'static str,
+        operands: &'static [Arg],
+    ) -> CallRow {
+        let names = !operands.is_empty();
+        CallRow {
+            names,
+            lends: false,
+            tells: false,
+            cut: CutInto::Whole,
+            served,
+            number,
+            name,
+            operands,
+        }
+    }
+
+    /// It can lend pages.
+    pub(super) const fn lending(mut self) -> CallRow {
+        self.lends = true;
+        self
+    }
+
+    /// What it tells is changed.
+    pub(super) const fn telling(mut self) -> CallRow {
+        self.tells = true;
+        self
+    }
+
+    /// It may be made in pieces.
+    pub(super) const fn cut(mut self, cut: CutInto) -> CallRow {
+        self.cut = cut;
+        self
+    }
+
+    /// How a call with these arguments is served: never [`ServedBy::ByCommand`].
+    pub fn served(&self, args: &[usize; 6]) -> ServedBy {
+        match self.served {
+            ServedBy::ByCommand(decide) => decide(args),
+            served => served,
+        }
+    }
+
+    /// Calls `out` with the ranges that a call names. `read` reads the program's memory where structs
+    /// have pointers inside.
+    ///
+    /// # Errors
+    /// As [`crate::syscalls::name`].
+    pub fn name_memory(
+        &self,
+        args: &[usize; 6],
+        read: ReadMemory,
+        out: &mut dyn FnMut(Span),
+    ) -> Result<(), BadAddress> {
+        let mut operands = Operands::new(args, read, out);
+        self.operands.iter().for_each(|each| each.name(&mut operands));
+        operands.result()
+    }
+
+    /// Whether the table has this call.
+    pub const fn is_known(&self) -> bool {
+        !matches!(self.served, ServedBy::Unknown)
+    }
+}
+
+/// A row of the most frequent kind.
+pub(super) const fn plain(number: u16, name: &'static str, operands: &'static [Arg]) -> CallRow {
+    CallRow::new(ServedBy::Plain, number, name, operands)
+}
+
+/// A row of a call that a handler serves.
+pub(super) const fn special(
+    number: u16,
+    name: &'static str,
+    operands: &'static [Arg],
+    handler: CallHandler,
+) -> CallRow {
+    CallRow::new(ServedBy::Special(RowHandler(handler)), number, name, operands)
+}
+
+/// One past the last call of Linux 6.18.
+pub const COUNT: usize = 470;
+
+/// What has no row.
+pub(super) const UNKNOWN: CallRow = CallRow::new(ServedBy::Unknown, u16::MAX, "unknown", &[]);
+
+/// All calls by number.
+pub struct CallRows(pub(super) [CallRow; COUNT]);
+
+impl CallRows {
+    /// The row of a call; one of [`ServedBy::Unknown`] for numbers that x86-64 has no call for.
+    pub fn look_up(&'static self, nr: usize) -> &'static CallRow {
+        static NO_ROW: CallRow = UNKNOWN;
+        self.0.get(nr).unwrap_or(&NO_ROW)
+    }
+}
+
+/// A result without a value, as the kernel gives it.
+pub(crate) fn value(done: Result<(), Errno>) -> isize {
+    done.map_or_else(|e| -(e.raw_os_error() as isize), |()| 0)
+}
+
+impl OperandSize {
+    /// The bytes; `None` if the kernel will refuse the call for it.
+    fn bytes(self, n: &mut Operands) -> Option<usize> {
+        let int = |v: usize| usize::try_from(v as i32).ok();
+        let address = |v: usize| int(v).map(|len| len.min(ADDRESS_MAX));
+        match self {
+            OperandSize::Bytes(bytes) => Some(bytes),
+            OperandSize::Len(i) => Some(n.arg(i as usize)),
+            OperandSize::Int(i) => int(n.arg(i as usize)),
+            OperandSize::Uint(i) => Some(n.int(i as usize) as usize),
+            OperandSize::Items(i, each) => n.arg(i as usize).checked_mul(each),
+            OperandSize::IntItems(i, each) => int(n.arg(i as usize)).map(|count| count * each),
+            OperandSize::UintItems(i, each) => Some(n.int(i as usize) as usize * each),
+            OperandSize::At(i) => int(n.half(n.arg(i as usize))? as usize),
+            OperandSize::Address(i) => address(n.arg(i as usize)),
+            OperandSize::AddressAt(i) => address(n.half(n.arg(i as usize))? as usize),
+            OperandSize::Nodes(i) => Some(n.arg(i as usize).saturating_sub(1).div_ceil(64) * 8),
+            OperandSize::Fds(i) => int(n.arg(i as usize)).map(|bits| bits.div_ceil(64) * 8),
+        }
+    }
+}
+
+impl Arg {
+    /// Names what the argument points to.
+    pub fn name(self, n: &mut Operands) {
+        let (i, size, write) = match self {
+            Arg::In(i, size) => (i, size, false),
+            Arg::Out(i, size) => (i, size, true),
+            Arg::Text(i) => return n.text(n.arg(i as usize), TEXT_MAX),
+            Arg::Decoded(name) => return name(n),
+        };
+        let start = n.arg(i as usize);
+        if start == 0 {
+            return;
+        }
+        if let Some(bytes) = size.bytes(n) {
+            n.touches(start, bytes, write);
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! What the kernel tells the program of its threads has no word of the keeper's: the links and the
+//! entries of `/proc/self/task`, and the number of threads in `status` and `stat`. A program counts
+//! them there that goes on only while it has one, and lists them there to stop each. And `limits` has
+//! those that the keeper answers for.
+//!
+//! And `/proc/self/mem` has the program's memory, also what is folded: some compilers write their code
+//! so, past its access.
+use crate::keeper::{Keeper, Span};
+use crate::record::ThreadRecord;
+use crate::touch::{copy, read, read_bytes, write, write_bytes};
+use core::ffi::CStr;
+use core::mem::zeroed;
+use core::ops::Range;
+use memfold_sys::raw::system_call;
+use memfold_sys::text::{TextBuffer, path_of};
+use memfold_sys::thread::process_id;
+use memfold_sys::units::PAGE_SIZE;
+
+/// Where a structure has what is asked for.
+struct StatOffsets {
+    number: usize,
+    links: usize,
+    mode: usize,
+    bytes: usize,
+}
+/// `struct stat`.
+const STAT: StatOffsets = StatOffsets { number: 8, links: 16, mode: 24, bytes: 48 };
+/// `struct statx`.
+const STATX: StatOffsets = StatOffsets { number: 32, links: 16, mode: 28, bytes: 40 };
+/// A directory has one for itself and one for its name.
+const OWN_LINKS: usize = 2;
+
+/// Where an entry of a directory has its length and, by the call, its name.
+const ENTRY_BYTES_AT: usize = 16;
+const NAME_AT: usize = 18;
+const NAME64_AT: usize = 19;
+/// The shortest entry there is.
+const ENTRY_LEAST: usize = 24;
+/// No number of a thread, with the zero at its end, has more.
+const NAME_BYTES: usize = 12;
+
+/// So much of the program's memory is held at a time, bytes.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// So much of a text is looked at: the number of threads is before.
+const TEXT_BYTES: usize = 2048;
+/// By so much of it is seen what it is.
+const BEGIN_BYTES: usize = 16;
+/// No shorter text has it.
+const TEXT_LEAST: usize = 64;
+/// In `stat`, behind the name in brackets.
+const COUNT_FIELD: usize = 17;
+
+/// A call of a thread has succeeded: takes the keeper's threads from what it says. Its result then;
+/// `None`: it told of no other threads, and is to be made again.
+pub fn without_threads(
+    keeper: &dyn Keeper,
+    record: &ThreadRecord,
+    nr: usize,
+    args: &[usize; 6],
+    made: isize,
+) -> Option<isize> {
+    let told = made as usize;
+    // How many the program has, where the kernel knows of more.
+    let threads = || {
+        let mut own = 0;
+        (keeper.threads() > 0).then(|| record.each_of_process(|_| own += 1))?;
+        Some(own)
+    };
+    // What can't be read or written has been changed by another thread meanwhile.
+    match nr as i64 {
+        libc::SYS_read | libc::SYS_pread64 if told >= TEXT_LEAST => {
+            tell_limits(keeper, args[0], args[1], told);
+            let less = threads().and_then(|threads| shorten(args[0], args[1], told, threads));
+            Some(made - less.unwrap_or(0) as isize)
+        }
+        libc::SYS_getdents | libc::SYS_getdents64 if told > 0 && threads().is_some() => {
+            let name_at = if nr as i64 == libc::SYS_getdents { NAME_AT } else { NAME64_AT };
+            let left = remove(keeper, args[0], args[1]..args[1] + told, name_at);
+            (left > 0).then_some(left as isize)
+        }
+        libc::SYS_stat | libc::SYS_lstat | libc::SYS_fstat => {
+            threads().and_then(|threads| unlink(args[1], &STAT, threads));
+            Some(made)
+        }
+        libc::SYS_newfstatat => {
+            threads().and_then(|threads| unlink(args[2], &STAT, threads));
+            Some(made)
+        }
+        libc::SYS_statx => {
+            threads().and_then(|threads| unlink(args[4], &STATX, threads));
+            Some(made)
+        }
+        _ => Some(made),
+    }
+}
+
+/// Has the structure at `at` tell the links of a directory with `threads` entries, if it is that of
+/// `/proc/self/task`.
+fn unlink(at: usize, places: &StatOffsets, threads: usize) -> Option<()> {
+    // Of a wider number the lower half comes first.
+    let links = read::<u32>(at.checked_add(places.links)?).ok()?;
+    let mode = read::<u32>(at + places.mode).ok()?;
+    if links as usize > threads + OWN_LINKS
+        && mode & libc::S_IFMT == libc::S_IFDIR
+        && read::<usize>(at + places.bytes).ok()? == 0
+        && read::<usize>(at + places.number).ok()? == own_list()?
+    {
+        // SAFETY: the program has asked for it there.
+        unsafe { write(at + places.links, &((threads + OWN_LINKS) as u32)) }.ok()?;
+    }
+    Some(())
+}
+
+/// `/proc/self/task`, whose number stays the same while anybody has looked at it lately.
+fn own_list() -> Option<usize> {
+    // SAFETY: zeros are a value of the type.
+    let mut about: libc::stat = unsafe { zeroed() };
+    let args = [c"/proc/self/task".as_ptr() as usize, &raw mut about as usize, 0, 0, 0, 0];
+    // SAFETY: both are there.
+    unsafe { system_call(libc::SYS_stat, args) }.ok()?;
+    Some(about.st_ino as usize)
+}
+
+/// Removes the keeper's threads from entries of the directory `fd`, if it is one of /proc: no other
+/// process has such a thread. A child that shares the memory, and stops all threads of its parent
+/// (as a sanitizer's does), is served by one of them. Gives the bytes that are left.
+fn remove(keeper: &dyn Keeper, fd: usize, told: Range<usize>, name_at: usize) -> usize {
+    let (mut at, mut end, mut is_own) = (told.start, told.end, false);
+    while at + ENTRY_LEAST <= end {
+        let mut entry = [0; ENTRY_LEAST];
+        if read_bytes(at, &mut entry).is_err() {
+            break;
+        }
+        let length = [entry[ENTRY_BYTES_AT], entry[ENTRY_BYTES_AT + 1]];
+        let bytes = usize::from(u16::from_le_bytes(length));
+        if bytes < ENTRY_LEAST || bytes > end - at {
+            break;
+        }
+        let mut name = [0; NAME_BYTES];
+        let has_name = read_bytes(at + name_at, &mut name[..(bytes - name_at).min(NAME_BYTES)]);
+        let number =
+            has_name.ok().and_then(|()| number_in(&name)).filter(|n| keeper.owns_thread(*n));
+        if number.is_none() {
+            at += bytes;
+            continue;
+        }
+        is_own = is_own || is_in_proc(fd);
+        // SAFETY: the entries that follow move within what the program has asked for.
+        if !is_own || unsafe { copy(at, at + bytes, end - at - bytes) }.is_err() {
+            break;
+        }
+        end -= bytes;
+    }
+    end - told.start
+}
+
+/// The number that is all of a name that ends with a zero.
+fn number_in(name: &[u8]) -> Option<u32> {
+    let digits = name.split(|byte| *byte == 0).next()?;
+    core::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// Has a text of `told` bytes at `at` say that there are so many threads, if it was read from this
+/// process's `status` or `stat` in /proc. Gives the bytes by which it becomes shorter.
+fn shorten(fd: usize, at: usize, told: usize, threads: usize) -> Option<usize> {
+    let mut begin = [0; BEGIN_BYTES];
+    read_bytes(at, &mut begin).ok()?;
+    if !may_tell(&begin) || !is_in_proc(fd) {
+        return None;
+    }
+    let mut text = [0; TEXT_BYTES];
+    let text = &mut text[..told.min(TEXT_BYTES)];
+    read_bytes(at, text).ok()?;
+    let (count, own) = match begin.starts_with(NAME) {
+        true => (in_status(text, b"\nThreads:\t")?, in_status(text, b"\nTgid:\t")?),
+        false => (in_stat(text)?, 0..text.iter().position(|byte| *byte == b' ')?),
+    };
+    let value = |place: Range<usize>| core::str::from_utf8(&text[place]).ok()?.parse::<u32>().ok();
+    if value(own)? != process_id() {
+        return None;
+    }
+    if value(count.clone())? as usize <= threads {
+        return None;
+    }
+    let digits: TextBuffer<16> = TextBuffer::of(format_args!("{threads}"));
+    let digits = digits.as_bytes();
+    let end = count.start + digits.len();
+    // SAFETY: the program has asked for the text there, and what follows the number moves within it.
+    unsafe {
+        write_bytes(at + count.start, digits).ok()?;
+        copy(at + end, at + count.end, told - count.end).ok()?;
+    }
+    Some(count.end - end)
+}
+
+/// Has a text of `told` bytes at `at` tell of the program's own limits, if it was read from this
+/// process's `limits` in /proc: a line for each, in columns.
+fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option<()> {
+    const BEGIN: &[u8] = b"Limit           ";
+    const LINES: [(u32, &[u8]); 3] = [
+        (libc::RLIMIT_AS, b"\nMax address space "),
+        (libc::RLIMIT_DATA, b"\nMax data size "),
+        (libc::RLIMIT_NOFILE, b"\nMax open files "),
+    ];
+    /// Where the soft limit and the hard one begin in a line, and how long each is.
+    const COLUMNS: [usize; 2] = [27, 48];
+    const WIDTH: usize = 20;
+    const WIDTH_AND_END: usize = WIDTH + 1;
+    let mut begin = [0; BEGIN_BYTES];
+    read_bytes(at, &mut begin).ok()?;
+    if begin != *BEGIN || !is_in_proc(fd) || !is_of_this_process(fd) {
+        return None;
+    }
+    let mut text = [0; TEXT_BYTES];
+    let text = &mut text[..told.min(TEXT_BYTES)];
+    read_bytes(at, text).ok()?;
+    for (resource, begin) in LINES {
+        let Some(line) = text.windows(begin.len()).position(|part| part == begin) else { continue };
+        let limit = keeper.limit(resource, None).ok()?;
+        for (column, value) in COLUMNS.into_iter().zip(limit) {
+            let place = text.get_mut(line + column..line + column + WIDTH)?;
+            let word: TextBuffer<WIDTH_AND_END> = match value {
+                u64::MAX => TextBuffer::of(format_args!("unlimited")),
+                value => TextBuffer::of(format_args!("{value}")),
+            };
+            place.fill(b' ');
+            place[..word.as_bytes().len()].copy_from_slice(word.as_bytes());
+        }
+    }
+    // SAFETY: the program has asked for the text there.
+    unsafe { write_bytes(at, text) }.ok()
+}
+
+/// Whether a file of /proc is one of this process's.
+fn is_of_this_process(fd: usize) -> bool {
+    let mut to = [0u8; 64];
+    let path = path_of(fd as i32);
+    let Ok(path) = path.as_c_str() else { return false };
+    let args = [path.as_ptr() as usize, to.as_mut_ptr() as usize, to.len(), 0, 0, 0];
+    // SAFETY: both are there.
+    let Ok(len) = (unsafe { system_call(libc::SYS_readlink, args) }) else { return false };
+    let own: TextBuffer<32> = TextBuffer::of(format_args!("/proc/{}/", process_id()));
+    to[..len as usize].starts_with(own.as_bytes())
+}
+
+const NAME: &[u8] = b"Name:\t";
+
+/// Whether a text begins as `status` does, or as `stat`: `17 (name`.
+fn may_tell(begin: &[u8]) -> bool {
+    let digits = begin.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    begin.starts_with(NAME) || digits > 0 && begin[digits..].starts_with(b" (")
+}
+
+/// A call has read or written memory of the program's own by its file, and has met what isn't there, or
+/// ended before that: goes on with what is left, by `again`, which makes such a call while what it names
+/// is held. The result of all.
+pub fn with_own_memory(
+    nr: usize,
+    args: &[usize; 6],
+    made: isize,
+    mut again: impl FnMut(usize, &[usize; 6], Span) -> isize,
+) -> isize {
+    let (call, place) = match nr as i64 {
+        libc::SYS_pread64 | libc::SYS_pwrite64 => (nr, Some(args[3])),
+        libc::SYS_read => (libc::SYS_pread64 as usize, None),
+        libc::SYS_write => (libc::SYS_pwrite64 as usize, None),
+        _ => return made,
+    };
+    let [fd, buffer, wanted, ..] = *args;
+    let mut done = made.max(0) as usize;
+    let ends_early = done > 0
+        && done < wanted
+        && place.is_some_and(|at| at.wrapping_add(done).is_multiple_of(PAGE_SIZE));
+    if made != -(libc::EIO as isize) && !ends_early || !is_own_memory(fd) {
+        return made;
+    }
+    let seek = |to: usize, whence: i32| {
+        // SAFETY: touches no memory.
+        unsafe { system_call(libc::SYS_lseek, [fd, to, whence as usize, 0, 0, 0]) }
+    };
+    let Some(start) = place.or_else(|| seek(0, libc::SEEK_CUR).ok().map(|at| at as usize)) else {
+        return made;
+    };
+    while done < wanted {
+        let at = start + done;
+        let len = (wanted - done).min(PIECE_BYTES - at % PAGE_SIZE);
+        let write = call as i64 == libc::SYS_pwrite64;
+        let one = again(call, &[fd, buffer + done, len, at, 0, 0], Span { start: at, len, write });
+        if one <= 0 {
+            break;
+        }
+        done += one as usize;
+    }
+    if place.is_none() && done > 0 {
+        let _ = seek(start + done, libc::SEEK_SET);
+    }
+    if done > 0 { done as isize } else { made }
+}
+
+/// Whether a call reads or writes memory of the program's own by its file.
+pub fn names_own_memory(nr: usize, args: &[usize; 6]) -> bool {
+    const CALLS: [i64; 4] =
+        [libc::SYS_read, libc::SYS_write, libc::SYS_pread64, libc::SYS_pwrite64];
+    CALLS.contains(&(nr as i64)) && is_own_memory(args[0])
+}
+
+/// Whether a file is the memory of this process.
+fn is_own_memory(fd: usize) -> bool {
+    let link = |path: &CStr| {
+        let mut to = [0u8; 64];
+        let args = [path.as_ptr() as usize, to.as_mut_ptr() as usize, to.len(), 0, 0, 0];
+        // SAFETY: as much is there.
+        let len = unsafe { system_call(libc::SYS_readlink, args) }.ok()?;
+        Some((to, len as usize))
+    };
+    let path = path_of(fd as i32);
+    let (Some((own, own_len)), Some((file, file_len))) =
+        (link(c"/proc/self"), path.as_c_str().ok().and_then(link))
+    else {
+        return false;
+    };
+    let rest = file[..file_len]
+        .strip_prefix(b"/proc/")
+        .and_then(|rest| rest.strip_prefix(&own[..own_len]));
+    rest.is_some_and(|rest| rest.starts_with(b"/") && rest.ends_with(b"/mem"))
+}
+
+fn is_in_proc(fd: usize) -> bool {
+    // SAFETY: zeros are a value of the type.
+    let mut about: libc::statfs = unsafe { zeroed() };
+    let args = [fd, &raw mut about as usize, 0, 0, 0, 0];
+    // SAFETY: it is there.
+    let known = unsafe { system_call(libc::SYS_fstatfs, args) }.is_ok();
+    known && about.f_type == libc::PROC_SUPER_MAGIC
+}
+
+/// The rest of the line that begins so.
+fn in_status(text: &[u8], begin: &[u8]) -> Option<Range<usize>> {
+    let start = text.windows(begin.len()).position(|part| part == begin)? + begin.len();
+    let end = start + text[start..].iter().position(|byte| *byte == b'\n')?;
+    Some(start..end)
+}
+
+/// The number of threads.
+fn in_stat(text: &[u8]) -> Option<Range<usize>> {
+    // A name may have brackets and spaces, too.
+    let mut start = text.iter().rposition(|byte| *byte == b')')? + 2;
+    let length = |start: usize| text.get(start..)?.iter().position(|byte| *byte == b' ');
+    for _ in 0..COUNT_FIELD {
+        start += length(start)? + 1;
+    }
+    Some(start..start + length(start)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(place: Option<Range<usize>>, text: &str) -> Option<&str> {
+        place.map(|place| &text[place])
+    }
+
+    #[test]
+    fn number_of_threads_is_found_in_each_text() {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let threads = status.lines().find_map(|line| line.strip_prefix("Threads:\t")).unwrap();
+        assert_eq!(told(in_status(status.as_bytes(), b"\nThreads:\t"), &status), Some(threads));
+        let own = process_id().to_string();
+        assert_eq!(told(in_status(status.as_bytes(), b"\nTgid:\t"), &status), Some(own.as_str()));
+        let stat = "17 (a) (b c) S 1 17 17 0 -1 4194560 94 0 0 0 0 0 0 0 20 0 321 0 5";
+        assert_eq!(told(in_stat(stat.as_bytes()), stat), Some("321"));
+        assert_eq!(in_stat(&stat.as_bytes()[..50]), None);
+        assert_eq!(in_status(b"Name:\tx\nThreads:\t1", b"\nThreads:\t"), None);
+    }
+
+    #[test]
+    fn text_begins_as_status_or_stat_to_be_read() {
+        assert!(may_tell(b"Name:\tsleep\nUmas") && may_tell(b"4194303 (sleep) "));
+        assert!(!may_tell(b" (sleep) S 1 2 3") && !may_tell(b"12345678901234567"));
+        assert!(!may_tell(b"17 sleep (1) 2 3"));
+    }
+
+    #[test]
+    fn name_of_digits_is_read_as_a_number() {
+        for value in [0, 9, 10, 4_194_303, u32::MAX] {
+            let (digits, mut name) = (value.to_string(), [0; NAME_BYTES]);
+            name[..digits.len()].copy_from_slice(digits.as_bytes());
+            assert_eq!(number_in(&name), Some(value));
+        }
+        assert_eq!((number_in(b"12x\0"), number_in(b"..\0"), number_in(b"\0")), (None, None, None));
+    }
+}

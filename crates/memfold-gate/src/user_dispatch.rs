@@ -1,0 +1,190 @@
+//! Syscall User Dispatch (Linux 5.11; `Documentation/admin-guide/syscall-user-dispatch.rst`): each
+//! system call of an armed thread becomes SIGSYS, but those from the code of this library.
+//!
+//! The kernel compares the address after the instruction with the range that is let through, which
+//! is the executable segment of the object that holds this code.
+//!
+//! A program may ask for it, too, as Wine does. The kernel has one range and one selector for each
+//! thread, and they are the gate's. So the gate keeps those of the program ([`ProgramDispatch`]),
+//! and does by them what `kernel/entry/syscall_user_dispatch.c` does: a call comes as SIGSYS, is
+//! made, or ends the process. A thread, a child or another program begins without.
+use crate::image;
+use crate::keeper::BadAddress;
+use crate::touch::read;
+use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::SeqCst};
+use elf::abi::{PF_X, PT_LOAD};
+use elf::segment::ProgramHeader;
+use memfold_sys::Errno;
+use memfold_sys::raw::system_call;
+
+pub(crate) const PR_SET_SYSCALL_USER_DISPATCH: i32 = 59;
+const OFF: usize = 0;
+/// All but a range is dispatched (PR_SYS_DISPATCH_EXCLUSIVE_ON).
+const ON: usize = 1;
+const ALLOW: u8 = 0;
+const BLOCK: u8 = 1;
+/// `si_code` of such a SIGSYS.
+pub const SYS_USER_DISPATCH: i32 = 2;
+
+/// The gate's selector, for good.
+static SELECTOR: AtomicU8 = AtomicU8::new(BLOCK);
+/// The one that the program's arguments are shown to the kernel with.
+static ALLOWING: AtomicU8 = AtomicU8::new(ALLOW);
+static START: AtomicUsize = AtomicUsize::new(0);
+static END: AtomicUsize = AtomicUsize::new(0);
+
+/// Finds the range; `false`: there is none.
+pub fn find_range() -> bool {
+    let here = find_range as *const () as usize;
+    let Some(segments) = image::segments() else { return false };
+    let loaded = || segments.iter().filter(|each| each.p_type == PT_LOAD);
+    let first = loaded().next().map_or(0, |each| each.p_vaddr as usize);
+    let bias = image::start().wrapping_sub(first);
+    let range = |each: &ProgramHeader| {
+        let start = bias.wrapping_add(each.p_vaddr as usize);
+        start..start.wrapping_add(each.p_memsz as usize)
+    };
+    let ours =
+        loaded().filter(|each| each.p_flags & PF_X != 0).find(|each| range(each).contains(&here));
+    if let Some(ours) = ours.as_ref().map(range) {
+        START.store(ours.start, SeqCst);
+        END.store(ours.end, SeqCst);
+    }
+    ours.is_some()
+}
+
+/// Arms the calling thread.
+///
+/// # Errors
+/// The kernel has no such thing, or the process may not use it.
+pub fn arm() -> Result<(), Errno> {
+    // SAFETY: the selector is static.
+    unsafe { set(ON, own_range(), SELECTOR.as_ptr() as usize) }
+}
+
+/// Lets the calling thread's system calls pass.
+pub fn disarm() {
+    // SAFETY: nothing is named.
+    let _ = unsafe { set(OFF, [0; 2], 0) };
+}
+
+/// First address and length of the range that is let through.
+fn own_range() -> [usize; 2] {
+    let start = START.load(SeqCst);
+    [start, END.load(SeqCst) - start]
+}
+
+/// # Safety
+/// - `selector` is 0, stays valid while dispatch is on, or is never read.
+unsafe fn set(mode: usize, [start, len]: [usize; 2], selector: usize) -> Result<(), Errno> {
+    let args = [PR_SET_SYSCALL_USER_DISPATCH as usize, mode, start, len, selector, 0];
+    // SAFETY: the caller's promise.
+    unsafe { system_call(libc::SYS_prctl, args) }.map(drop)
+}
+
+/// The dispatch of a thread's own, as the program believes that the kernel has it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct ProgramDispatch {
+    /// Calls from here on, for `len` bytes, are made whatever the selector says. May wrap around.
+    start: usize,
+    len: usize,
+    /// The address of a byte of the program's; 0: all other calls are dispatched.
+    selector: usize,
+}
+
+/// What becomes of a call of a thread that has a dispatch of its own.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum DispatchVerdict {
+    /// It is made.
+    Passes,
+    /// It is handed on to the program as SIGSYS.
+    Dispatched,
+    /// The process ends by this signal, whatever handles that.
+    Ends(i32),
+}
+
+impl ProgramDispatch {
+    /// Does what `prctl` with these arguments asks for; `None`: it is off.
+    ///
+    /// The kernel judges the arguments, as newer ones know more modes. It is shown them in two parts
+    /// that both let the gate's own calls through: mode and range, and then the selector.
+    ///
+    /// # Errors
+    /// As the kernel says. Then the one before stays.
+    pub fn of(args: &[usize; 6]) -> Result<Option<ProgramDispatch>, Errno> {
+        let [_, mode, start, len, selector, _] = *args;
+        let shown = if mode == OFF { selector } else { ALLOWING.as_ptr() as usize };
+        // SAFETY: a static byte, or none if it is off; and no selector is read for calls from the
+        // gate's own range.
+        let judged = unsafe {
+            set(mode, [start, len], shown)?;
+            if mode == OFF { Ok(()) } else { set(ON, own_range(), selector) }
+        };
+        let armed = arm();
+        assert!(armed.is_ok(), "what was armed can be armed again");
+        judged?;
+        Ok(match mode {
+            OFF => None,
+            ON => Some(ProgramDispatch { start, len, selector }),
+            // The range is what is dispatched. All else is let through.
+            _ => {
+                let (start, len) = (start.wrapping_add(len), len.wrapping_neg());
+                Some(ProgramDispatch { start, len, selector })
+            }
+        })
+    }
+
+    /// What becomes of a call by the instruction that ends at `after`.
+    pub fn verdict(&self, after: usize) -> DispatchVerdict {
+        if after.wrapping_sub(self.start) < self.len {
+            return DispatchVerdict::Passes;
+        }
+        if self.selector == 0 {
+            return DispatchVerdict::Dispatched;
+        }
+        match read::<u8>(self.selector) {
+            Ok(ALLOW) => DispatchVerdict::Passes,
+            Ok(BLOCK) => DispatchVerdict::Dispatched,
+            Ok(_) => DispatchVerdict::Ends(libc::SIGSYS),
+            Err(BadAddress) => DispatchVerdict::Ends(libc::SIGSEGV),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdict_follows_range_and_selector() {
+        let byte = AtomicU8::new(BLOCK);
+        let at = byte.as_ptr() as usize;
+        let own = ProgramDispatch { start: 100, len: 10, selector: at };
+        let of = |value: u8, after: usize| {
+            byte.store(value, SeqCst);
+            own.verdict(after)
+        };
+        assert_eq!(
+            (of(BLOCK, 99), of(BLOCK, 110)),
+            (DispatchVerdict::Dispatched, DispatchVerdict::Dispatched)
+        );
+        assert_eq!(
+            (of(BLOCK, 100), of(7, 109)),
+            (DispatchVerdict::Passes, DispatchVerdict::Passes)
+        );
+        assert_eq!(
+            (of(ALLOW, 99), of(7, 99)),
+            (DispatchVerdict::Passes, DispatchVerdict::Ends(libc::SIGSYS))
+        );
+        let none = ProgramDispatch { selector: 0, ..own };
+        assert_eq!(
+            (none.verdict(99), none.verdict(100)),
+            (DispatchVerdict::Dispatched, DispatchVerdict::Passes)
+        );
+        // The inverse of 100..110.
+        let inverse = ProgramDispatch { start: 110, len: 10usize.wrapping_neg(), selector: 0 };
+        let all =
+            [99, 100, 109, 110].map(|after| inverse.verdict(after) == DispatchVerdict::Passes);
+        assert_eq!(all, [true, false, false, true]);
+    }
+}
