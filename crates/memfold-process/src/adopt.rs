@@ -1,9 +1,9 @@
 //! What comes under management, and when.
 use crate::diagnostics::limit;
-use crate::program::{FLAGS, Gated, Mark, State};
+use crate::program::{FLAGS, ManagedProgram, Mark, State};
 use crate::share::Seen;
 use crate::threads::{self, START_SHARE, start_pending};
-use crate::{diagnostics as say, engine, process_size as proc};
+use crate::{diagnostics, engine, process_size};
 use alloc::vec::Vec;
 use core::mem::forget;
 use core::ops::ControlFlow::Continue;
@@ -14,7 +14,7 @@ use memfold::delivery::background;
 use memfold::known::TOP;
 use memfold::stats::Stats;
 use memfold_gate::{all_are_gone, child, first_has_exited};
-use memfold_run::slots;
+use memfold_run::member;
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::{overlaps_own, unless_own};
 use memfold_sys::raw::populates;
@@ -39,7 +39,7 @@ const LOOKS_OF_LARGEST: u32 = 64;
 /// So much may wait to be taken.
 const LATE_BYTES: usize = 1 << 20;
 
-impl Gated {
+impl ManagedProgram {
     /// Looks at the program's size; near the limit, takes what it has. Returns the time until the
     /// next look, nanoseconds.
     pub fn look(&self) -> i64 {
@@ -83,10 +83,10 @@ impl Gated {
         let (filtered, shut_in) = (self.filtered.load(SeqCst), self.shut_in.load(SeqCst));
         // The gate knows all threads but those that come of one whose calls pass it by.
         if filtered && !shut_in && all_are_gone() {
-            proc::end_by(libc::SIGSYS as usize);
+            process_size::end_by(libc::SIGSYS as usize);
         }
         if filtered || shut_in {
-            proc::end_with_program(filtered && first_has_exited());
+            process_size::end_with_program(filtered && first_has_exited());
         }
     }
 
@@ -124,7 +124,7 @@ impl Gated {
         reach.note();
         if self.config.on_full == OnFull::Stop {
             if reach.is_largest {
-                say::die(format_args!("{}", limit::end(&self.pager, &self.smaps, &reach)));
+                diagnostics::die(format_args!("{}", limit::end(&self.pager, &self.smaps, &reach)));
             }
             return;
         }
@@ -135,10 +135,10 @@ impl Gated {
         }
         state.told_limit = true;
         if state.merges {
-            say::warn(format_args!("{}", proc::MERGES));
+            diagnostics::warn(format_args!("{}", process_size::MERGES));
         }
-        if slots::report_limit() {
-            say::warn(format_args!("{}", limit::report(&self.pager, &self.smaps, &reach)));
+        if member::report_limit() {
+            diagnostics::warn(format_args!("{}", limit::report(&self.pager, &self.smaps, &reach)));
         }
     }
 
@@ -183,7 +183,7 @@ impl Gated {
             return;
         }
         if done.is_err() {
-            say::warn(format_args!(
+            diagnostics::warn(format_args!(
                 "warning: what a child of fork that has no /proc had from its parent isn't folded"
             ));
         }
@@ -193,7 +193,7 @@ impl Gated {
         self.take_parts(state, all);
     }
 
-    /// As [`Gated::adopt`], but a small range waits until there are some, or until the next look. The
+    /// As [`ManagedProgram::adopt`], but a small range waits until there are some, or until the next look. The
     /// heap and the arenas of libc grow by such: taken one by one, each would be filled by faults of
     /// its own, and end the folios before and after it.
     pub fn adopt_later(&self, state: &mut State, range: &Range<usize>) {
@@ -264,7 +264,7 @@ impl Gated {
         let made = make();
         // SAFETY: all have ended.
         if let Err(e) = unsafe { engine::start_again() } {
-            say::die(format_args!("starting the engine again: {e}"));
+            diagnostics::die(format_args!("starting the engine again: {e}"));
         }
         // SAFETY: locked above.
         unsafe { self.state.unlock() };
@@ -289,11 +289,11 @@ impl Gated {
     /// are started again. The table of the run is another user's, if the user has changed.
     ///
     /// # Errors
-    /// EAGAIN: no more threads; as [`slots::change_user`].
+    /// EAGAIN: no more threads; as [`member::change_user`].
     pub fn give_up_rights(&self, rights: &Rights) -> Result<(), Errno> {
         let _state = self.state.lock();
         // Another thread may have been first.
-        if !slots::has_given_up() {
+        if !member::has_given_up() {
             return Ok(());
         }
         self.stop_threads();
@@ -309,17 +309,17 @@ impl Gated {
             self.resume_threads();
             // SAFETY: the caller is the first engine thread, and the others have ended.
             done = unsafe { bare::restart_others_with(rights) }
-                .and_then(|()| slots::change_user())
+                .and_then(|()| member::change_user())
                 .map(|changed| {
                     if changed {
-                        self.pager.count_in(slots::claim());
+                        self.pager.count_in(member::claim());
                     }
                 });
         });
         done
     }
 
-    /// The part of the first engine thread after [`Gated::alone`].
+    /// The part of the first engine thread after [`ManagedProgram::alone`].
     pub fn go_on(&self, stats: &'static Stats) {
         let _ = self.scale.reopen();
         let _ = self.smaps.reopen();
@@ -329,7 +329,7 @@ impl Gated {
         }
         // SAFETY: the caller is the first engine thread, which was started again.
         if let Err(e) = unsafe { bare::restart_others() } {
-            say::die(format_args!("starting engine threads again: {e}"));
+            diagnostics::die(format_args!("starting engine threads again: {e}"));
         }
     }
 
@@ -338,7 +338,7 @@ impl Gated {
     pub fn keep_home(&self, keep: bool) -> bool {
         let mut state = self.state.lock();
         if keep {
-            let available = proc::available_bytes();
+            let available = process_size::available_bytes();
             if available > 0 && self.pager.away_bytes() > available {
                 return false;
             }
@@ -405,11 +405,11 @@ impl Gated {
         self.pager.begin_as_child(stats);
         // SAFETY: the thread that forked waits for this one, and ends the copy then.
         unsafe { self.pager.connect_remote() };
-        slots::set_need(state.level.anonymous);
+        member::set_need(state.level.anonymous);
         // SAFETY: the caller is the first engine thread of a child of fork, and nobody else calls
         // this.
         if let Err(e) = unsafe { bare::restart_others() } {
-            say::die(format_args!("starting engine threads in a child of fork: {e}"));
+            diagnostics::die(format_args!("starting engine threads in a child of fork: {e}"));
         }
         // Nobody could tell later what has been mapped by then.
         if self.scale.is_blind() && !self.is_managing() {

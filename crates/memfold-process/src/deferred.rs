@@ -10,7 +10,7 @@
 //!   is another process in the same memory.
 //! - **It can still be made** then: before a call that gives up rights (`chroot`, `setuid`, a filter)
 //!   it is made at once.
-//! - **What isn't counted**: such a process has no seat in the run's table, so that what it has, less
+//! - **What isn't counted**: such a process has no slot in the run's table, so that what it has, less
 //!   than [`SMALL_BYTES`] beside its stack, is not part of the run's sum. What it has taken of
 //!   [`RUN_SHARE`] is: the others share what is left of the limit. It is given back at the end of the
 //!   process, but not if a signal ends it: then others have an engine sooner, and the limit is lower
@@ -18,12 +18,12 @@
 use crate::diagnostics::unserved::unserved_later;
 use crate::engine::{self, Life};
 use crate::mappings::given::gives;
-use crate::order::Order;
-use crate::program::{self as gated, Lacking, get, open};
+use crate::program::{self, Lacking, get, open};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use memfold::config::Config;
 use memfold_gate::child;
-use memfold_run::slots;
+use memfold_run::member;
 use memfold_sys::memory::zone::counts_reservations;
 use memfold_sys::raw::program_break;
 use memfold_sys::sync::Mutex;
@@ -40,16 +40,16 @@ const STEP_BYTES: usize = 1 << 20;
 
 /// What its first thread does.
 pub const LIFE: Life = Life {
-    create: gated::create,
+    create: program::create,
     exists: || get().is_some(),
-    begin_as_child: |stats| gated::existing().begin_as_child(stats),
-    go_on: |stats| gated::existing().go_on(stats),
+    begin_as_child: |stats| program::existing().begin_as_child(stats),
+    go_on: |stats| program::existing().go_on(stats),
     prepare: crate::threads::raise,
-    look: || gated::existing().look(),
+    look: || program::existing().look(),
 };
 
 /// What it is to be run with, and the process that waits.
-static WAITING: Mutex<Option<(Order, u32)>> = Mutex::new(None);
+static WAITING: Mutex<Option<(Config, u32)>> = Mutex::new(None);
 /// How much more it may map, bytes. 0: nothing is asked any more.
 static ROOM: AtomicUsize = AtomicUsize::new(0);
 /// What this process has taken of [`RUN_SHARE`], bytes.
@@ -59,22 +59,22 @@ static BREAK: AtomicUsize = AtomicUsize::new(0);
 
 /// How much this process may map without an engine, bytes; 0: it is to have one from its start. So
 /// where making one may fail, or where it has files to make: that is told before the program begins.
-pub fn room(order: &Order) -> usize {
+pub fn room(config: &Config) -> usize {
     let is_free = |what| getrlimit(what).current.is_none();
-    let may_wait = order.config.swap.is_none()
+    let may_wait = config.swap.is_none()
         && is_free(Resource::As)
         && is_free(Resource::Data)
         && !counts_reservations();
     if !may_wait {
         return 0;
     }
-    let bound = bound(order);
+    let bound = bound(config);
     SMALL_BYTES.min((bound / SHARE) as usize).saturating_sub(static_bytes())
 }
 
 /// What the run may have, bytes.
-fn bound(order: &Order) -> u64 {
-    let bounds = [order.config.limit_bytes, order.config.resident_bytes];
+fn bound(config: &Config) -> u64 {
+    let bounds = [config.limit_bytes, config.resident_bytes];
     bounds.into_iter().flatten().min().unwrap_or(u64::MAX)
 }
 
@@ -103,10 +103,10 @@ fn static_bytes() -> usize {
 }
 
 /// From now on this process waits, until it has mapped so much. Called by the constructor.
-pub fn wait(order: Order, room: usize) {
+pub fn wait(config: Config, room: usize) {
     BREAK.store(program_break(), Relaxed);
     ROOM.store(room, Relaxed);
-    *WAITING.lock() = Some((order, process_id()));
+    *WAITING.lock() = Some((config, process_id()));
 }
 
 /// Whether this process has no engine, and may get one.
@@ -116,13 +116,13 @@ pub fn is_waiting() -> bool {
 
 /// A process that waits has been copied, and this is the child.
 pub fn begin_as_child() {
-    slots::begin_as_child();
+    member::begin_as_child();
     // SAFETY: this is the only thread, and its parent had no other.
     if let Some((_, process)) = unsafe { WAITING.peek_mut() } {
         *process = process_id();
     }
     // What its parent has taken is its parent's.
-    if !slots::take_waiting(TAKEN.load(Relaxed) as u64, run_bytes()) {
+    if !member::take_waiting(TAKEN.load(Relaxed) as u64, run_bytes()) {
         TAKEN.store(0, Relaxed);
         ROOM.store(1, Relaxed);
     }
@@ -135,14 +135,14 @@ pub fn note_end(ends: bool) {
         return;
     }
     match ends {
-        true => slots::give_back_waiting(taken),
-        false => _ = slots::take_waiting(taken, u64::MAX),
+        true => member::give_back_waiting(taken),
+        false => _ = member::take_waiting(taken, u64::MAX),
     }
 }
 
 /// [`RUN_SHARE`] of what the run may have now, bytes; 0 where there is no bound.
 fn run_bytes() -> u64 {
-    match slots::bounds().map_or(u64::MAX, |(limit, resident)| limit.min(resident)) {
+    match member::bounds().map_or(u64::MAX, |(limit, resident)| limit.min(resident)) {
         u64::MAX => 0,
         bound => bound / RUN_SHARE,
     }
@@ -151,7 +151,7 @@ fn run_bytes() -> u64 {
 /// Whether this process may map so much more, past its room, without an engine.
 fn takes(grows: usize) -> bool {
     let Some(wanted) = grows.checked_next_multiple_of(STEP_BYTES) else { return false };
-    let has = slots::take_waiting(wanted as u64, run_bytes());
+    let has = member::take_waiting(wanted as u64, run_bytes());
     if has {
         TAKEN.fetch_add(wanted, Relaxed);
         ROOM.fetch_add(wanted, Relaxed);
@@ -193,19 +193,19 @@ pub fn see(nr: usize, args: &[usize; 6]) {
 
 /// Makes the engine, if this process waits for one.
 pub fn begin() {
-    let order = {
+    let config = {
         let mut waiting = WAITING.lock();
         if waiting.as_ref().is_none_or(|(_, process)| *process != process_id()) {
             return;
         }
         ROOM.store(0, Relaxed);
-        slots::give_back_waiting(TAKEN.swap(0, Relaxed) as u64);
+        member::give_back_waiting(TAKEN.swap(0, Relaxed) as u64);
         waiting.take()
     };
-    let Some((order, _)) = order else { return };
-    slots::note_begun();
-    match open(&order.config) {
-        Ok(()) => engine::start(order, &LIFE),
+    let Some((config, _)) = config else { return };
+    member::note_begun();
+    match open(&config) {
+        Ok(()) => engine::start(config, &LIFE),
         Err(Lacking(why)) => unserved_later(format_args!("{why}")),
     }
 }

@@ -22,15 +22,15 @@
 //! and writes to a file of its own (`memfold/swap/copied.rs`).
 use crate::diagnostics::unserved::unserved_later;
 use crate::limits;
-use crate::program::{Gated, MARK, Mark, abandon};
-use crate::{diagnostics as say, engine, process_size as proc};
+use crate::program::{MARK, ManagedProgram, Mark, abandon};
+use crate::{diagnostics, engine, process_size};
 use core::mem::forget;
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 use memfold::config::Size;
 use memfold::known::TOP;
 use memfold_gate::{touch, write_bytes};
-use memfold_run::slots;
+use memfold_run::member;
 use memfold_sys::Errno;
 use memfold_sys::raw::{is_resident, system_call};
 use memfold_sys::remote::Remote;
@@ -49,14 +49,14 @@ fn may_be_swapped() -> bool {
     asked.is_err() || about.totalswap > 0
 }
 
-impl Gated {
+impl ManagedProgram {
     /// The process is about to be copied.
     pub fn begin_copy(&self) {
         forget(self.state.lock());
         let may_bring = |bytes| {
-            let available = proc::available_bytes();
+            let available = process_size::available_bytes();
             if bytes > available && available > 0 {
-                say::die(format_args!(
+                diagnostics::die(format_args!(
                     "fork() needs what is in swap file and remote store back in place: {}, the machine has {} left; stopping before data is lost",
                     Size(bytes),
                     Size(available)
@@ -68,7 +68,7 @@ impl Gated {
         MARK.renew();
     }
 
-    /// Whether all memory has been copied since [`Gated::begin_copy`]: the kernel shows no page while
+    /// Whether all memory has been copied since [`ManagedProgram::begin_copy`]: the kernel shows no page while
     /// it copies.
     pub fn is_copied(&self) -> bool {
         self.waits_in_copy() && MARK.is_copied(&self.pagemap)
@@ -114,7 +114,7 @@ impl Gated {
 
     /// In the child.
     fn begin_child(&self) {
-        slots::begin_as_child();
+        member::begin_as_child();
         if let Some(file) = &self.file {
             // SAFETY: this is the only thread, and nothing was transferred yet.
             unsafe { file.leave_rings() };
@@ -154,7 +154,7 @@ impl Gated {
             });
         }
         if let Err(e) = done {
-            say::die(format_args!("putting a child of fork under management failed: {e}"));
+            diagnostics::die(format_args!("putting a child of fork under management failed: {e}"));
         }
         self.pager.set_alone(false);
         // SAFETY: the process has just been copied, and this is its only thread.
@@ -164,16 +164,16 @@ impl Gated {
     /// In the child, where nothing is registered: puts what the engine keeps where the program looks
     /// for it.
     fn bring_home(&self, knows_pages: bool) {
-        let (away, available) = (self.pager.away_bytes(), proc::available_bytes());
+        let (away, available) = (self.pager.away_bytes(), process_size::available_bytes());
         if away > available && available > 0 {
-            say::die(format_args!(
+            diagnostics::die(format_args!(
                 "a child of fork needs all memory back in place: {} are folded, the machine has {} left; stopping before data is lost",
                 Size(away),
                 Size(available)
             ));
         }
         if away > 0 && !knows_pages && may_be_swapped() {
-            say::die(format_args!(
+            diagnostics::die(format_args!(
                 "a child of fork that gets neither a userfaultfd nor its page map can't tell what the kernel has swapped out; stopping before data is lost"
             ));
         }
@@ -210,7 +210,7 @@ impl Gated {
         // SAFETY: as above.
         let put = opened.is_ok() && unsafe { write_bytes(page, bytes) }.is_ok();
         if !put || protect(access).is_err() {
-            say::die(format_args!("in a child of fork: memory can't be brought back"));
+            diagnostics::die(format_args!("in a child of fork: memory can't be brought back"));
         }
     }
 
@@ -221,7 +221,7 @@ impl Gated {
             // SAFETY: this is the only thread, the rings were left, and what lies before `base` is
             // left alone by the parent.
             if let Err(why) = unsafe { file.begin_in_child(base) } {
-                say::warn(format_args!(
+                diagnostics::warn(format_args!(
                     "warning: in a child of fork: --swap: {why}; what doesn't shrink stays in memory"
                 ));
             }
@@ -232,7 +232,7 @@ impl Gated {
             remote.and_then(|()| self.pager.begin_file_in_child(open))
         };
         if let Err(e) = begun {
-            say::die(format_args!("in a child of fork: a key for the swap file: {e}"));
+            diagnostics::die(format_args!("in a child of fork: a key for the swap file: {e}"));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What the gate asks.
 use crate::diagnostics as say;
-use crate::diagnostics::say_once;
-use crate::program::{Gated, Mark, get};
+use crate::diagnostics::warn_once as say_once;
+use crate::program::{ManagedProgram, Mark, get};
 use crate::{deferred, execution::executes, limits, threads};
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
@@ -10,7 +10,7 @@ use memfold::known::TOP;
 use memfold_gate::child;
 use memfold_gate::touch;
 use memfold_gate::{BadAddress, Ending, Hold, Keeper, Names, NoRoom, Refused};
-use memfold_run::slots;
+use memfold_run::member;
 use memfold_sys::Errno;
 use memfold_sys::raw::populates;
 use memfold_sys::thread::identity::Rights;
@@ -44,7 +44,7 @@ impl Shared<'_> {
 /// There is one.
 pub static KEEPER: Owner = Owner;
 
-impl Gated {
+impl ManagedProgram {
     /// Whether a call that names a range must hold it.
     fn concerns(&self, range: &Range<usize>) -> bool {
         // Before the adoption anything may be what is adopted.
@@ -254,11 +254,11 @@ impl Keeper for Owner {
     }
 
     fn waits_in_copy(&self) -> bool {
-        get().is_some_and(Gated::waits_in_copy)
+        get().is_some_and(ManagedProgram::waits_in_copy)
     }
 
     fn is_copied(&self) -> bool {
-        get().is_some_and(Gated::is_copied)
+        get().is_some_and(ManagedProgram::is_copied)
     }
 
     fn last_chance(&self) {
@@ -319,12 +319,12 @@ impl Keeper for Owner {
     }
 
     fn give_up_rights(&self) {
-        if child().is_some() || !slots::has_given_up() {
+        if child().is_some() || !member::has_given_up() {
             return;
         }
         let done = match get() {
             Some(gated) => Rights::own().and_then(|rights| gated.give_up_rights(&rights)),
-            None => slots::change_user().map(drop),
+            None => member::change_user().map(drop),
         };
         if let Err(e) = done {
             say::die(format_args!("giving up what the program has given up: {e}"));
@@ -350,10 +350,10 @@ impl Keeper for Owner {
                 say_once!("warning: Syscall User Dispatch of the program's own is answered EINVAL")
             }
             Refused::Traced => {
-                slots::note_unmanaged(b"traced by its parent (PTRACE_TRACEME)");
+                member::note_unmanaged(b"traced by its parent (PTRACE_TRACEME)");
             }
             Refused::Strict => {
-                slots::note_unmanaged(b"a thread in SECCOMP_MODE_STRICT");
+                member::note_unmanaged(b"a thread in SECCOMP_MODE_STRICT");
                 shut_in();
             }
             Refused::Filter => {

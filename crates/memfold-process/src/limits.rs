@@ -3,7 +3,7 @@
 //! program is told its own. The hard limit of these, and of RLIMIT_NOFILE, stays in the kernel as it
 //! was, so that more can be reserved, and descriptors with high numbers be opened in a child; the
 //! program gets the answers of its own. What it executes has its own.
-use crate::program::{Gated, get};
+use crate::program::{ManagedProgram, get};
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use memfold_gate::child;
 use memfold_sys::Errno;
@@ -50,8 +50,8 @@ fn raised(soft: u64, counts: bool) -> u64 {
 }
 
 /// What is set, for a child of vfork, which takes no lock.
-fn all_set(gated: &Gated) -> [Option<Set>; EMULATED.len()] {
-    gated.on_behalf(|| *SET.lock())
+fn all_set(program: &ManagedProgram) -> [Option<Set>; EMULATED.len()] {
+    program.on_behalf(|| *SET.lock())
 }
 
 /// Asks for a limit of this process, as the program sees it, and sets it. Returns what it was.
@@ -60,7 +60,7 @@ fn all_set(gated: &Gated) -> [Option<Set>; EMULATED.len()] {
 /// As `prlimit`.
 pub fn limit(resource: u32, new: Option<Limit>) -> Result<Limit, Errno> {
     let emulated = EMULATED.iter().position(|each| each.0 == resource);
-    let (Some(at), Some(gated)) = (emulated, get()) else {
+    let (Some(at), Some(program)) = (emulated, get()) else {
         return kernel(resource, new.as_ref());
     };
     let shown = |set: Option<Set>| {
@@ -69,7 +69,7 @@ pub fn limit(resource: u32, new: Option<Limit>) -> Result<Limit, Errno> {
     };
     if child().is_some() {
         // A child of vfork, which executes something.
-        let (_, shown) = shown(all_set(gated)[at])?;
+        let (_, shown) = shown(all_set(program)[at])?;
         return new.map_or(Ok(shown), |new| kernel(resource, Some(&new)).map(|_| shown));
     }
     let mut all = SET.lock();
@@ -151,7 +151,7 @@ fn each_set(mut each: impl FnMut(u32, bool, &mut Set)) {
     };
     match get().filter(|_| child().is_some()) {
         // It is another process, which has its own.
-        Some(gated) => each_of(&mut all_set(gated)),
+        Some(program) => each_of(&mut all_set(program)),
         None => each_of(&mut *SET.lock()),
     }
 }

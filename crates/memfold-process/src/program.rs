@@ -1,10 +1,10 @@
 //! The program under management by the gate: its engine, and how it begins.
-use crate::diagnostics as say;
+use crate::diagnostics;
 use crate::diagnostics::addresses::Remedy;
 use crate::engine;
 use crate::heap::arena;
 use crate::paging::Paging;
-use crate::process_size as proc;
+use crate::process_size;
 use crate::ranges::{Ranges, without};
 use crate::share::{self, Level, Scale};
 use crate::threads::ring;
@@ -99,13 +99,13 @@ pub const FLAGS: [(u32, Mark); 6] = [
 pub struct State {
     /// By [`Mark`].
     never: [Ranges; MARKS.len()],
-    /// To be taken with what the program maps next: see [`Gated::adopt_later`].
+    /// To be taken with what the program maps next: see [`ManagedProgram::adopt_later`].
     pub late: Ranges,
     /// What is mapped from now on is locked.
     pub locks_future: bool,
     /// The kernel may merge equal pages of all memory.
     pub merges: bool,
-    /// Tasks in this memory that are traced by their own wish: see [`Gated::keep_home`].
+    /// Tasks in this memory that are traced by their own wish: see [`ManagedProgram::keep_home`].
     pub traced: u32,
     /// The program serves some of its memory by a userfaultfd of its own.
     pub has_userfault: bool,
@@ -189,7 +189,7 @@ impl State {
 /// See `copy.rs`.
 pub static MARK: CopyMark = CopyMark::new();
 
-/// A call that is made with no lock held: see [`Gated::begin_apart`].
+/// A call that is made with no lock held: see [`ManagedProgram::begin_apart`].
 pub struct Apart(u64);
 
 /// What is kept of it.
@@ -214,7 +214,7 @@ pub struct Before {
 }
 
 /// See the module.
-pub struct Gated {
+pub struct ManagedProgram {
     /// The engine.
     pub pager: Arc<Pager>,
     pub paging: Paging,
@@ -260,21 +260,21 @@ struct Opened {
 }
 
 static OPENED: Mutex<Option<Opened>> = Mutex::new(None);
-static GATED: AtomicPtr<Gated> = AtomicPtr::new(core::ptr::null_mut());
+static PROGRAM: AtomicPtr<ManagedProgram> = AtomicPtr::new(core::ptr::null_mut());
 
 /// The program, once it has an engine.
-pub fn get() -> Option<&'static Gated> {
+pub fn get() -> Option<&'static ManagedProgram> {
     // SAFETY: the pointer is null or a leaked box.
-    unsafe { GATED.load(SeqCst).as_ref() }
+    unsafe { PROGRAM.load(SeqCst).as_ref() }
 }
 
 /// There is none any more.
 pub fn abandon() {
-    GATED.store(core::ptr::null_mut(), SeqCst);
+    PROGRAM.store(core::ptr::null_mut(), SeqCst);
 }
 
 /// The same where there is one.
-pub fn existing() -> &'static Gated {
+pub fn existing() -> &'static ManagedProgram {
     get().expect("it has been created")
 }
 
@@ -373,7 +373,8 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
     let scale = Scale::open(config.clone()).map_err(|e| format!("starting the engine: {e}"))?;
     let smaps = Smaps::open().map_err(|e| format!("/proc/self/smaps: {e}"))?;
     // A process inherits it, also over exec.
-    let (mut state, mut stack_end) = (State { merges: proc::merges(), ..State::default() }, 0);
+    let (mut state, mut stack_end) =
+        (State { merges: process_size::merges(), ..State::default() }, 0);
     let present = each_area(|area| {
         if area.is_stack() {
             stack_end = area.end;
@@ -384,7 +385,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         Continue(())
     });
     present.map_err(|e| format!("/proc/self/maps: {e}"))?;
-    let gated = Box::leak(Box::new(Gated {
+    let program = Box::leak(Box::new(ManagedProgram {
         pager,
         paging,
         pagemap,
@@ -398,7 +399,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         faults_of_program: Mutex::default(),
         managing: AtomicBool::new(false),
         shut_in: AtomicBool::new(false),
-        filtered: AtomicBool::new(proc::is_filtered()),
+        filtered: AtomicBool::new(process_size::is_filtered()),
         serves_errands: AtomicBool::new(false),
         tells_of_copies: AtomicBool::new(false),
         apart_calls: AtomicU64::new(0),
@@ -406,11 +407,11 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         file,
         remote,
     }));
-    GATED.store(gated, SeqCst);
+    PROGRAM.store(program, SeqCst);
     Ok(())
 }
 
-impl Gated {
+impl ManagedProgram {
     /// Does `what` by a thread of the engine's, if the caller is a child of vfork, which may be killed
     /// while it has a lock. It touches no memory of the program's.
     pub fn on_behalf<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
@@ -506,7 +507,7 @@ impl Gated {
     pub fn leave(&self, range: &Range<usize>) {
         self.pager.leave(range.clone(), |start, end| {
             if let Err(e) = self.paging.unregister(&(start..end)) {
-                say::die(format_args!("memory can't leave management: {e}"));
+                diagnostics::die(format_args!("memory can't leave management: {e}"));
             }
         });
     }
@@ -514,7 +515,7 @@ impl Gated {
     /// A call on `range` is about to be made with no lock held. It may wait until another thread of
     /// the program has done something, which may change mappings first: of what it faults in, and what
     /// it reports, a userfaultfd or a file system of the program's may be in charge. Or it is made by a
-    /// child that may be killed. Until [`Gated::leave_apart`] nothing of the range is managed.
+    /// child that may be killed. Until [`ManagedProgram::leave_apart`] nothing of the range is managed.
     /// `child`: the number of the caller, if it is a child.
     pub fn begin_apart(
         &self,
@@ -584,7 +585,7 @@ impl Gated {
         state.has_userfault && !state.marked(Mark::Other).within(range).is_empty()
     }
 
-    /// Nobody allocates, and no zone comes or goes, until [`Gated::allow_allocation`].
+    /// Nobody allocates, and no zone comes or goes, until [`ManagedProgram::allow_allocation`].
     pub fn forbid_allocation(&self) {
         freeze_list();
         arena().freeze();
@@ -593,7 +594,7 @@ impl Gated {
     /// Ends it.
     ///
     /// # Safety
-    /// - [`Gated::forbid_allocation`] was called, in this process or in the parent that it is a
+    /// - [`ManagedProgram::forbid_allocation`] was called, in this process or in the parent that it is a
     ///   copy of, and this is called once for it.
     pub unsafe fn allow_allocation(&self) {
         // SAFETY: by the caller's promise.

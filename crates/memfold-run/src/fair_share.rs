@@ -6,14 +6,14 @@
 
 /// What a process asks of the limit, bytes.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Claim {
+pub struct ShareClaim {
     /// All that it has, with what is folded as if it were not.
     pub need: u64,
     /// What it holds once all that can be folded is.
     pub least: u64,
 }
 
-impl Claim {
+impl ShareClaim {
     fn need(&self) -> u64 {
         self.need.max(self.least)
     }
@@ -28,12 +28,12 @@ impl Claim {
 /// have what it needs. Else what it gets at the highest level at which the shares are within the
 /// limit. Where not even the least of all fits, the smallest have theirs, and the largest have less.
 /// Each process that computes it from the same claims comes to the same level.
-pub fn share(limit: u64, own: Claim, others: &[Claim]) -> u64 {
-    let sum = |of: &dyn Fn(&Claim) -> u64| {
+pub fn share(limit: u64, own: ShareClaim, others: &[ShareClaim]) -> u64 {
+    let sum = |of: &dyn Fn(&ShareClaim) -> u64| {
         others.iter().fold(of(&own), |sum, claim| sum.saturating_add(of(claim)))
     };
-    if sum(&Claim::need) <= limit {
-        return limit - (sum(&Claim::need) - own.need());
+    if sum(&ShareClaim::need) <= limit {
+        return limit - (sum(&ShareClaim::need) - own.need());
     }
     if sum(&|claim| claim.least) <= limit {
         return own.at(highest(limit, |level| sum(&|claim| claim.at(level))));
@@ -56,12 +56,12 @@ mod tests {
     use super::*;
     use memfold_testkit::random::Random;
 
-    fn needs<const N: usize>(all: [u64; N]) -> [Claim; N] {
-        all.map(|need| Claim { need, least: 0 })
+    fn needs<const N: usize>(all: [u64; N]) -> [ShareClaim; N] {
+        all.map(|need| ShareClaim { need, least: 0 })
     }
 
-    fn of(limit: u64, own: u64, others: &[Claim]) -> u64 {
-        share(limit, Claim { need: own, least: 0 }, others)
+    fn of(limit: u64, own: u64, others: &[ShareClaim]) -> u64 {
+        share(limit, ShareClaim { need: own, least: 0 }, others)
     }
 
     #[test]
@@ -81,23 +81,23 @@ mod tests {
 
     #[test]
     fn who_cant_fold_has_room_and_the_others_fold_more() {
-        let stiff = Claim { need: 90, least: 80 };
-        let soft = Claim { need: 90, least: 5 };
+        let stiff = ShareClaim { need: 90, least: 80 };
+        let soft = ShareClaim { need: 90, least: 5 };
         assert_eq!((share(100, stiff, &[soft]), share(100, soft, &[stiff])), (80, 20));
-        let more = Claim { need: 130, least: 110 };
+        let more = ShareClaim { need: 130, least: 110 };
         assert_eq!((share(100, more, &[soft]), share(100, soft, &[more])), (95, 5));
     }
 
     /// Claims of a few processes, and a limit, such that each case is met.
-    fn each_case(mut check: impl FnMut(u64, &[Claim], &[u64])) {
+    fn each_case(mut check: impl FnMut(u64, &[ShareClaim], &[u64])) {
         let mut random = Random::new(1);
         for _ in 0..4000 {
             let count = 1 + random.below(6);
             let limit = random.below(3000) as u64;
-            let claims: Vec<Claim> = (0..count)
+            let claims: Vec<ShareClaim> = (0..count)
                 .map(|_| {
                     let need = random.below(1000) as u64;
-                    Claim { need, least: random.below(need as usize + 50) as u64 }
+                    ShareClaim { need, least: random.below(need as usize + 50) as u64 }
                 })
                 .collect();
             let got = |me: usize| {
@@ -113,9 +113,9 @@ mod tests {
     #[test]
     fn shares_never_exceed_the_limit_together_and_leave_next_to_nothing() {
         each_case(|limit, claims, shares| {
-            let used = |(share, claim): (&u64, &Claim)| *share.min(&claim.need());
+            let used = |(share, claim): (&u64, &ShareClaim)| *share.min(&claim.need());
             let sum = shares.iter().zip(claims).map(used).sum::<u64>();
-            let wanted = claims.iter().map(Claim::need).sum::<u64>().min(limit);
+            let wanted = claims.iter().map(ShareClaim::need).sum::<u64>().min(limit);
             assert!(
                 sum <= limit && sum + claims.len() as u64 > wanted,
                 "{limit} {claims:?} {shares:?}"
@@ -143,7 +143,7 @@ mod tests {
         each_case(|limit, claims, shares| {
             for (share, claim) in shares.iter().zip(claims) {
                 let is_short = *share < claim.need();
-                let above = |(other, its): (&u64, &Claim)| {
+                let above = |(other, its): (&u64, &ShareClaim)| {
                     *other.min(&its.need()) > share + 1 && *other > its.least
                 };
                 let taken = is_short && shares.iter().zip(claims).any(above);

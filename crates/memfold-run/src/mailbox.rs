@@ -30,11 +30,11 @@ pub struct Mailbox {
     lost: AtomicU32,
     /// Numbers the lines.
     count: AtomicU64,
-    places: [Place; PLACES],
+    places: [LetterPlace; PLACES],
 }
 
 #[repr(C)]
-struct Place {
+struct LetterPlace {
     state: AtomicU32,
     last: AtomicU32,
     number: AtomicU64,
@@ -57,8 +57,9 @@ pub struct Letter {
 impl Mailbox {
     /// Leaves a line. `false` if there is no room for it, which [`Mailbox::take_lost`] tells.
     pub fn leave(&self, process: u32, last: bool, text: &[u8]) -> bool {
-        let take =
-            |place: &&Place| place.state.compare_exchange(FREE, TAKEN, AcqRel, Relaxed).is_ok();
+        let take = |place: &&LetterPlace| {
+            place.state.compare_exchange(FREE, TAKEN, AcqRel, Relaxed).is_ok()
+        };
         let Some(place) = self.places.iter().find(take) else {
             self.lost.fetch_add(1, Relaxed);
             return false;

@@ -9,7 +9,7 @@ pub mod unserved;
 
 use core::fmt;
 use memfold_run::mailbox::LINE_BYTES_MAX;
-use memfold_run::slots;
+use memfold_run::member;
 use memfold_sys::raw::{set_ender, set_warner, system_call, write_stderr};
 use memfold_sys::text::Text;
 
@@ -31,7 +31,7 @@ pub fn warn(text: fmt::Arguments<'_>) {
 }
 
 /// [`warn`], once in a process: so that what happens often fills no mailbox.
-macro_rules! say_once {
+macro_rules! warn_once {
     ($text:literal) => {{
         static SAID: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
         if !SAID.swap(true, core::sync::atomic::Ordering::Relaxed) {
@@ -39,7 +39,7 @@ macro_rules! say_once {
         }
     }};
 }
-pub(crate) use say_once;
+pub(crate) use warn_once;
 
 /// Says why this process is about to end.
 pub fn last_words(text: fmt::Arguments<'_>) {
@@ -61,5 +61,5 @@ pub fn die(text: fmt::Arguments<'_>) -> ! {
 }
 
 fn leave(last: bool, text: &[u8]) -> bool {
-    slots::mailbox().is_some_and(|mailbox| mailbox.leave(slots::number(), last, text))
+    member::mailbox().is_some_and(|mailbox| mailbox.leave(member::number(), last, text))
 }

@@ -14,14 +14,14 @@
 //! A child may be given any environment. The gate gives the kernel another array, on the gate's
 //! own stack: a child of vfork shares its memory with its parent, and no allocation of it may
 //! outlive the call, which doesn't return.
-use crate::diagnostics::say_once;
+use crate::diagnostics::warn_once;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicPtr, Ordering::SeqCst};
 use memfold_gate::read_bytes;
 
-const ORDER: &[u8] = b"MEMFOLD_RUN=";
+const REQUEST: &[u8] = b"MEMFOLD_RUN=";
 const LOAD: &[u8] = b"LD_PRELOAD=";
 const DISABLE: &[u8] = b"MEMFOLD_DISABLE=1";
 /// The library's name in its directory.
@@ -38,8 +38,8 @@ const TEXT_BYTES: usize = 8 << 10;
 struct Kept {
     /// The path of the library.
     library: Box<[u8]>,
-    /// The whole entry of the order, with its end.
-    order: Box<[u8]>,
+    /// The whole entry of what memfold run asks, with its end.
+    request: Box<[u8]>,
 }
 
 static KEPT: AtomicPtr<Kept> = AtomicPtr::new(core::ptr::null_mut());
@@ -82,19 +82,19 @@ pub unsafe fn take(count: usize, arguments: *mut *mut c_char) {
         words.map(|word| CStr::from_ptr(word).to_bytes_with_nul()).collect()
     };
     let value_of = |text: &'static [u8]| text.strip_prefix(LOAD).map(|v| &v[..v.len() - 1]);
-    let order = texts.iter().rposition(|text| text.starts_with(ORDER));
+    let request = texts.iter().rposition(|text| text.starts_with(REQUEST));
     let load = texts.iter().rposition(|text| value_of(text).and_then(library_in).is_some());
-    let (Some(order), Some(load)) = (order, load) else { return };
+    let (Some(request), Some(load)) = (request, load) else { return };
     let Some(value) = value_of(texts[load]) else { return };
     let Some(library) = library_in(value) else { return };
-    let kept = Kept { library: library.into(), order: texts[order].into() };
+    let kept = Kept { library: library.into(), request: texts[request].into() };
     KEPT.store(Box::into_raw(Box::new(kept)), SeqCst);
     // What the program would see without memfold must be there as an entry of its own.
     let others = &value[value.len().min(library.len() + 1)..];
     let own = texts[..load].iter().rev().find_map(|text| value_of(text)).unwrap_or_default();
     if value.starts_with(library) && paths(own).eq(paths(others)) {
         // SAFETY: two entries of this array, and nobody else looks at it.
-        unsafe { hide(all, texts.len(), [load, order]) };
+        unsafe { hide(all, texts.len(), [load, request]) };
     }
 }
 
@@ -145,7 +145,7 @@ fn word_at(at: usize) -> Option<usize> {
 /// What kind of entry a string is.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum Entry {
-    Order,
+    Request,
     Load,
     Disable,
     Other,
@@ -156,7 +156,7 @@ fn kind_of(at: usize) -> Entry {
     // Bytes that can't be read stay zeros.
     let _ = read_bytes(at, &mut begins);
     match begins {
-        _ if begins.starts_with(ORDER) => Entry::Order,
+        _ if begins.starts_with(REQUEST) => Entry::Request,
         _ if begins.starts_with(LOAD) => Entry::Load,
         _ if begins.starts_with(DISABLE) && begins[DISABLE.len()] == 0 => Entry::Disable,
         _ => Entry::Other,
@@ -176,7 +176,7 @@ pub fn with(environment: usize, adds: bool, make: &mut dyn FnMut(usize) -> isize
                 Some(0) => break,
                 Some(at) => match kind_of(at) {
                     Entry::Disable => return make(environment),
-                    kind => has_own |= kind == Entry::Order,
+                    kind => has_own |= kind == Entry::Request,
                 },
             }
             count += 1;
@@ -196,7 +196,7 @@ pub fn with(environment: usize, adds: bool, make: &mut dyn FnMut(usize) -> isize
 }
 
 fn say_unmanaged() {
-    say_once!(
+    warn_once!(
         "warning: what was executed with more than 16000 environment variables, or with an LD_PRELOAD of nearly \
          8 KiB, runs unmanaged: there is no room to pass memfold on"
     );
@@ -240,7 +240,7 @@ fn replaced<const N: usize>(
     for n in 0..count {
         let Some(at) = word_at(environment + n * 8) else { return make(environment) };
         match kind_of(at) {
-            Entry::Order => continue,
+            Entry::Request => continue,
             Entry::Load => last_load = Some(len),
             _ => {}
         }
@@ -278,7 +278,7 @@ fn replaced<const N: usize>(
     words[len] = 0;
     if adds {
         words[len] = load.bytes.as_ptr() as usize;
-        words[len + 1] = kept.order.as_ptr() as usize;
+        words[len + 1] = kept.request.as_ptr() as usize;
         words[len + 2] = 0;
     }
     make(words.as_ptr() as usize)

@@ -13,7 +13,7 @@ use crate::limits;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_gate::read_bytes;
-use memfold_run::slots;
+use memfold_run::member;
 use memfold_run::table::UNMANAGED_BYTES_MAX;
 use memfold_sys::text::path_of;
 use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
@@ -55,7 +55,7 @@ pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -
         limits::hand_on();
     }
     let why = unserved(from, &mut name);
-    let noted = why.map(|why| slots::note_unmanaged(&about(&name, why)));
+    let noted = why.map(|why| member::note_unmanaged(&about(&name, why)));
     let adds = why.is_none_or(|why| why == STATIC);
     let mut with = |environment: usize| {
         let mut args = *args;
@@ -68,7 +68,7 @@ pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -
         failed = make(args);
     }
     if let Some(noted) = noted {
-        slots::forget_unmanaged(noted);
+        member::forget_unmanaged(noted);
     }
     if is_limited {
         limits::take_back();

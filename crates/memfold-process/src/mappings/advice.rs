@@ -4,7 +4,7 @@
 //! nothing is dropped: zeros are written in their place afterwards, which is what a call that goes on would
 //! read or overwrite had the kernel dropped them. MADV_FREE may leave pages as they are, so it
 //! does. A guard ends the call, as the kernel would have it.
-use crate::program::{Apart, Gated, Mark};
+use crate::program::{Apart, ManagedProgram, Mark};
 use crate::ranges::{Ranges, without};
 use alloc::vec::Vec;
 use core::iter::once;
@@ -43,16 +43,16 @@ const CONCERNING: [i32; 14] = [
 const DISCARDS: [i32; 4] =
     [libc::MADV_DONTNEED, MADV_DONTNEED_LOCKED, libc::MADV_REMOVE, libc::MADV_FREE];
 
-/// Something of the engine's heap, which is given back as [`Gated::on_behalf`] says.
+/// Something of the engine's heap, which is given back as [`ManagedProgram::on_behalf`] says.
 pub struct Lent<'a, T: Send> {
-    gated: &'a Gated,
+    program: &'a ManagedProgram,
     what: ManuallyDrop<T>,
 }
 
 impl<T: Send> Lent<'_, T> {
     /// `what`.
-    pub fn new(gated: &Gated, what: T) -> Lent<'_, T> {
-        Lent { gated, what: ManuallyDrop::new(what) }
+    pub fn new(program: &ManagedProgram, what: T) -> Lent<'_, T> {
+        Lent { program, what: ManuallyDrop::new(what) }
     }
 }
 
@@ -68,7 +68,7 @@ impl<T: Send> Drop for Lent<'_, T> {
     fn drop(&mut self) {
         let what = &mut self.what;
         // SAFETY: once, and nobody uses it afterwards.
-        self.gated.on_behalf(|| unsafe { ManuallyDrop::drop(what) });
+        self.program.on_behalf(|| unsafe { ManuallyDrop::drop(what) });
     }
 }
 
@@ -95,7 +95,7 @@ pub fn whole(start: usize, len: usize) -> Option<Range<usize>> {
     (start.is_multiple_of(PAGE_SIZE) && len > 0 && end <= TOP).then_some(start..end)
 }
 
-impl Gated {
+impl ManagedProgram {
     /// `madvise(start, len, advice)`, which `make` makes.
     pub fn advise(&self, start: usize, len: usize, advice: i32, make: Make) -> isize {
         let Some(range) = whole(start, len) else { return make() };

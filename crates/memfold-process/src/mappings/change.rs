@@ -1,9 +1,9 @@
 //! The calls that change mappings, or give memory up.
 use crate::adopt::PLAIN;
-use crate::diagnostics::say_once;
+use crate::diagnostics::warn_once;
 use crate::limits;
 use crate::mappings::advice::{Lent, whole};
-use crate::program::{Apart, Before, Gated, Mark, State};
+use crate::program::{Apart, Before, ManagedProgram, Mark, State};
 use crate::ranges::without;
 use alloc::vec::Vec;
 use core::iter::once;
@@ -100,7 +100,7 @@ fn is_of_memory(nr: usize, args: &[usize; 6]) -> bool {
     }
 }
 
-impl Gated {
+impl ManagedProgram {
     /// Makes a call that changes mappings.
     pub fn change(&self, nr: usize, args: &[usize; 6], make: Make) -> isize {
         let [start, len, third, ..] = *args;
@@ -133,11 +133,11 @@ impl Gated {
             // What is submitted is read and written at any time. Programs have another way, as
             // containers often forbid these.
             libc::SYS_io_uring_setup => {
-                say_once!("warning: io_uring is answered ENOSYS");
+                warn_once!("warning: io_uring is answered ENOSYS");
                 return -(libc::ENOSYS as isize);
             }
             libc::SYS_io_setup => {
-                say_once!("warning: AIO (io_setup) is answered ENOSYS");
+                warn_once!("warning: AIO (io_setup) is answered ENOSYS");
                 return -(libc::ENOSYS as isize);
             }
             _ => {}

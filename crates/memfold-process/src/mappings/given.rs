@@ -4,8 +4,8 @@
 //!
 //! The kernel lets a userfaultfd of the program's change what is registered with the engine's. What
 //! would do so is answered as if it were registered with none.
-use crate::diagnostics::say_once;
-use crate::program::{Gated, Mark, State};
+use crate::diagnostics::warn_once;
+use crate::program::{ManagedProgram, Mark, State};
 use core::ops::Range;
 use memfold::known::TOP;
 use memfold_gate::{read_bytes, write_bytes};
@@ -73,7 +73,7 @@ pub fn gives(request: usize) -> bool {
     all.contains(&(request & u32::MAX as usize))
 }
 
-impl Gated {
+impl ManagedProgram {
     /// The answer to an `ioctl` of a userfaultfd of the program's that would change managed memory.
     pub fn refuse(&self, request: usize, arg: usize) -> Option<isize> {
         const REFUSED: isize = -(libc::ENOENT as isize);
@@ -104,7 +104,7 @@ impl Gated {
             return;
         }
         match request {
-            UFFDIO_REGISTER => say_once!(
+            UFFDIO_REGISTER => warn_once!(
                 "warning: memory that the program registers with a userfaultfd, as libmemfold does, is left to it"
             ),
             UFFDIO_API => {
@@ -116,12 +116,12 @@ impl Gated {
             // What leaves the program's own is as any other from now on.
             UFFDIO_UNREGISTER | UFFDIO_MOVE => {}
             VFIO_IOMMU_MAP_DMA => {
-                say_once!("warning: memory that the program gives to a device (VFIO) isn't folded")
+                warn_once!("warning: memory that the program gives to a device (VFIO) isn't folded")
             }
             VHOST_SET_MEM_TABLE => {
-                say_once!("warning: memory that the program gives to vhost isn't folded")
+                warn_once!("warning: memory that the program gives to vhost isn't folded")
             }
-            _ => say_once!("warning: memory that the program gives to KVM isn't folded"),
+            _ => warn_once!("warning: memory that the program gives to KVM isn't folded"),
         }
         each_given(request, arg, |start, len| {
             let range = pages_of(start, len);
