@@ -1,7 +1,8 @@
 //! What comes under management, and when.
 use crate::diagnostics::limit;
-use crate::program::{FLAGS, ManagedProgram, Mark, State};
+use crate::program::ManagedProgram;
 use crate::share::Seen;
+use crate::state::{FLAGS, Mark, State};
 use crate::threads::{self, START_SHARE, start_pending};
 use crate::{diagnostics, engine, process_size};
 use alloc::vec::Vec;
@@ -359,7 +360,7 @@ impl ManagedProgram {
         let state = &mut *self.state.lock();
         if let Some(apart) = state.apart_of(child) {
             // Nobody knows whether the call was made: what is there is seen.
-            let parts = self.leave_apart(state, apart).parts;
+            let parts = state.end_apart(apart).parts;
             parts.iter().for_each(|part| self.adopt(state, part));
         }
     }

@@ -22,7 +22,8 @@
 //! and writes to a file of its own (`memfold/swap/copied.rs`).
 use crate::diagnostics::unserved::unserved_later;
 use crate::limits;
-use crate::program::{MARK, ManagedProgram, Mark, abandon};
+use crate::program::{MARK, ManagedProgram, abandon};
+use crate::state::Mark;
 use crate::{diagnostics, engine, process_size};
 use core::mem::forget;
 use core::sync::atomic::Ordering::SeqCst;

@@ -1,7 +1,8 @@
 //! What the gate asks.
 use crate::diagnostics as say;
 use crate::diagnostics::warn_once as say_once;
-use crate::program::{ManagedProgram, Mark, get};
+use crate::program::{ManagedProgram, get};
+use crate::state::Mark;
 use crate::{deferred, execution::executes, limits, threads};
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;

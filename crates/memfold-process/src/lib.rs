@@ -38,6 +38,7 @@ mod request;
 mod process_size;
 mod share;
 mod ranges;
+mod state;
 mod paging;
 mod engine;
 mod threads;
@@ -49,6 +50,8 @@ mod fork;
 mod execution;
 mod deferred;
 mod keeper;
+#[cfg(test)]
+mod fixture;
 
 use crate::diagnostics::unserved::unserved;
 use crate::execution::{environment, executes};

@@ -5,8 +5,9 @@ use crate::engine;
 use crate::heap::arena;
 use crate::paging::Paging;
 use crate::process_size;
-use crate::ranges::{Ranges, without};
-use crate::share::{self, Level, Scale};
+use crate::ranges::Ranges;
+use crate::share::{self, Scale};
+use crate::state::{Apart, Before, Mark, State};
 use crate::threads::ring;
 use alloc::boxed::Box;
 use alloc::format;
@@ -17,7 +18,6 @@ use core::ops::ControlFlow::Continue;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::SeqCst};
 use memfold::config::Config;
-use memfold::delivery::background::Start;
 use memfold::known::Known;
 use memfold::pager::{Pager, Parts, StartError, StatsPlace, open_remote};
 use memfold::stats::Stats;
@@ -27,7 +27,7 @@ use memfold_sys::disk::swapfile::{FileDisk, Options};
 use memfold_sys::maps::copied::CopyMark;
 use memfold_sys::maps::lookup::Maps;
 use memfold_sys::maps::pagemap::Pagemap;
-use memfold_sys::maps::{Smaps, each_area, flag};
+use memfold_sys::maps::{Smaps, each_area};
 use memfold_sys::memory::zone::{freeze_list, overlaps_own, unfreeze_list};
 use memfold_sys::remote::socket::SocketRemote;
 use memfold_sys::sync::Mutex;
@@ -42,176 +42,8 @@ const MORE_THREADS: usize = 10;
 const NUMBERS_FROM: u64 = 992;
 const NUMBERS: u64 = 32;
 
-/// What keeps memory from being managed; or, one of them, from children.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Mark {
-    /// It was there at the start; a stack; what the gate reports.
-    Own,
-    /// Locked in memory.
-    Locked,
-    /// Not for children: managed, and gone in them.
-    DontFork,
-    /// Zeros for children.
-    Wiped,
-    /// Not for dumps.
-    DontDump,
-    /// Open to merging.
-    Mergeable,
-    /// Anything else that smaps tells.
-    Other,
-}
-
-/// Every mark.
-pub const MARKS: [Mark; 7] = [
-    Mark::Own,
-    Mark::Locked,
-    Mark::DontFork,
-    Mark::Wiped,
-    Mark::DontDump,
-    Mark::Mergeable,
-    Mark::Other,
-];
-
-/// Marks by what smaps says.
-pub const FLAGS: [(u32, Mark); 6] = [
-    (flag::LOCKED, Mark::Locked),
-    (flag::DONT_FORK, Mark::DontFork),
-    (flag::WIPE_ON_FORK, Mark::Wiped),
-    (flag::DONT_DUMP, Mark::DontDump),
-    (flag::MERGEABLE, Mark::Mergeable),
-    (
-        flag::IO
-            | flag::PFN
-            | flag::MIXED
-            | flag::HUGETLB
-            | flag::GROWS_DOWN
-            | flag::DROPPABLE
-            | flag::SHADOW_STACK
-            | flag::SEALED
-            | flag::UFFD_MISSING
-            | flag::UFFD_PROTECT,
-        Mark::Other,
-    ),
-];
-
-/// What changes with the program's mappings.
-#[derive(Default)]
-pub struct State {
-    /// By [`Mark`].
-    never: [Ranges; MARKS.len()],
-    /// To be taken with what the program maps next: see [`ManagedProgram::adopt_later`].
-    pub late: Ranges,
-    /// What is mapped from now on is locked.
-    pub locks_future: bool,
-    /// The kernel may merge equal pages of all memory.
-    pub merges: bool,
-    /// Tasks in this memory that are traced by their own wish: see [`ManagedProgram::keep_home`].
-    pub traced: u32,
-    /// The program serves some of its memory by a userfaultfd of its own.
-    pub has_userfault: bool,
-    /// Calls that are being made apart.
-    apart: Vec<Pending>,
-    /// Engine threads that are still to be started, the next one last; `None` before the first try.
-    pub pending: Option<Vec<Start>>,
-    /// It was told that they can't be started.
-    pub told: bool,
-    /// Looks at which the limit could not be kept.
-    pub past_looks: u32,
-    /// It was reported that the limit can't be kept.
-    pub told_limit: bool,
-    /// The process's size.
-    pub level: Level,
-    /// So much more has been mapped since it was looked at, bytes.
-    pub mapped_since: usize,
-}
-
-impl State {
-    /// The memory with a mark.
-    pub fn marked(&mut self, mark: Mark) -> &mut Ranges {
-        &mut self.never[mark as usize]
-    }
-
-    /// Something else is in a range: what a call that is made apart has found there is gone.
-    pub fn note_new(&mut self, range: &Range<usize>) {
-        self.apart.iter_mut().for_each(|pending| pending.new_since.add(range.clone()));
-    }
-
-    /// The call apart of a child.
-    pub fn apart_of(&self, child: usize) -> Option<Apart> {
-        let found = self.apart.iter().find(|pending| pending.child == Some(child))?;
-        Some(Apart(found.number))
-    }
-
-    /// Children that the process is a copy of had them.
-    pub fn forget_apart(&mut self) {
-        self.apart.clear();
-    }
-
-    /// What of `parts` may be managed.
-    pub fn unmarked(&self, parts: Vec<Range<usize>>) -> Vec<Range<usize>> {
-        let never = MARKS.iter().filter(|mark| **mark != Mark::DontFork);
-        never.fold(parts, |parts, mark| self.never[*mark as usize].cut_out_of(parts))
-    }
-
-    /// A range is something else from now on.
-    pub fn forget(&mut self, range: &Range<usize>) {
-        self.never.iter_mut().for_each(|never| never.remove(range));
-    }
-
-    /// What has which mark in a range.
-    fn marks_in(&self, range: &Range<usize>) -> Vec<(Mark, Range<usize>)> {
-        let of = |mark: Mark| self.never[mark as usize].within(range).into_iter();
-        MARKS.into_iter().flat_map(|mark| of(mark).map(move |part| (mark, part))).collect()
-    }
-
-    /// What mremap adds to memory is marked as that is.
-    pub fn extend(&mut self, before: &Range<usize>, added: Range<usize>) {
-        let last = before.end.saturating_sub(1).max(before.start)..before.end;
-        for mark in MARKS.into_iter().filter(|mark| *mark != Mark::Own) {
-            let marked = self.marked(mark);
-            if !marked.within(&last).is_empty() {
-                marked.add(added.clone());
-            }
-        }
-    }
-
-    /// Whether anything more is taken under management.
-    pub fn takes(&self) -> bool {
-        !self.locks_future && !self.merges && self.traced == 0
-    }
-
-    /// Whether all engine threads run.
-    pub fn has_threads(&self) -> bool {
-        self.pending.as_ref().is_some_and(Vec::is_empty)
-    }
-}
-
-/// See `copy.rs`.
+/// See `fork.rs`.
 pub static MARK: CopyMark = CopyMark::new();
-
-/// A call that is made with no lock held: see [`ManagedProgram::begin_apart`].
-pub struct Apart(u64);
-
-/// What is kept of it.
-struct Pending {
-    number: u64,
-    /// The number of the child that makes it.
-    child: Option<usize>,
-    /// Parts that have a mark for it.
-    added: Ranges,
-    before: Before,
-    /// What was mapped or registered since.
-    new_since: Ranges,
-}
-
-/// What a call finds in its ranges.
-pub struct Before {
-    /// Its ranges, or what of them is still as it was.
-    pub parts: Vec<Range<usize>>,
-    pub marks: Vec<(Mark, Range<usize>)>,
-    /// Where faults are the program's own to serve.
-    pub faults: Vec<Range<usize>>,
-}
 
 /// See the module.
 pub struct ManagedProgram {
@@ -341,6 +173,16 @@ fn numbers(own: [&OwnedFd; 3], file: &Option<Arc<FileDisk>>) -> Vec<u32> {
 /// One line: what this process lacks.
 pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
     let opened = OPENED.lock().take().expect("opened by the constructor");
+    let program = make(config, opened, stats)?;
+    PROGRAM.store(Box::leak(Box::new(program)), SeqCst);
+    Ok(())
+}
+
+/// A program with an engine that manages nothing yet.
+///
+/// # Errors
+/// One line: what this process lacks.
+fn make(config: Config, opened: Opened, stats: &'static Stats) -> Result<ManagedProgram, String> {
     let Opened { paging, pagemap, maps, file } = opened;
     let pagemap = Arc::new(pagemap);
     let remote = open_remote(&config)?.map(Arc::new);
@@ -372,20 +214,8 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
     bare::reserve(config.worker_count(pager.cpus()) + MORE_THREADS).map_err(no_room)?;
     let scale = Scale::open(config.clone()).map_err(|e| format!("starting the engine: {e}"))?;
     let smaps = Smaps::open().map_err(|e| format!("/proc/self/smaps: {e}"))?;
-    // A process inherits it, also over exec.
-    let (mut state, mut stack_end) =
-        (State { merges: process_size::merges(), ..State::default() }, 0);
-    let present = each_area(|area| {
-        if area.is_stack() {
-            stack_end = area.end;
-        }
-        if area.is_private_anonymous() && !overlaps_own(area.start, area.end) {
-            state.marked(Mark::Own).add(area.start..area.end);
-        }
-        Continue(())
-    });
-    present.map_err(|e| format!("/proc/self/maps: {e}"))?;
-    let program = Box::leak(Box::new(ManagedProgram {
+    let (state, stack_end) = present().map_err(|e| format!("/proc/self/maps: {e}"))?;
+    Ok(ManagedProgram {
         pager,
         paging,
         pagemap,
@@ -406,9 +236,34 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         stack_end,
         file,
         remote,
-    }));
-    PROGRAM.store(program, SeqCst);
-    Ok(())
+    })
+}
+
+/// A program that is managed from now on, for tests; `None` where it can't be had.
+#[cfg(test)]
+pub fn managed(config: Config) -> Option<&'static ManagedProgram> {
+    let stats = Box::leak(Box::new(Stats::new()));
+    let program =
+        opened(&config).ok().map(|opened| make(config, opened, stats))?.expect("an engine");
+    program.managing.store(true, SeqCst);
+    Some(Box::leak(Box::new(program)))
+}
+
+/// What is there at the start, of which nothing is managed; and the end of the main thread's stack.
+fn present() -> Result<(State, usize), Errno> {
+    // A process inherits it, also over exec.
+    let (mut state, mut stack_end) = (State::default(), 0);
+    state.merges = process_size::merges();
+    each_area(|area| {
+        if area.is_stack() {
+            stack_end = area.end;
+        }
+        if area.is_private_anonymous() && !overlaps_own(area.start, area.end) {
+            state.marked(Mark::Own).add(area.start..area.end);
+        }
+        Continue(())
+    })?;
+    Ok((state, stack_end))
 }
 
 impl ManagedProgram {
@@ -515,7 +370,7 @@ impl ManagedProgram {
     /// A call on `range` is about to be made with no lock held. It may wait until another thread of
     /// the program has done something, which may change mappings first: of what it faults in, and what
     /// it reports, a userfaultfd or a file system of the program's may be in charge. Or it is made by a
-    /// child that may be killed. Until [`ManagedProgram::leave_apart`] nothing of the range is managed.
+    /// child that may be killed. Until [`State::end_apart`] nothing of the range is managed.
     /// `child`: the number of the caller, if it is a child.
     pub fn begin_apart(
         &self,
@@ -523,41 +378,18 @@ impl ManagedProgram {
         child: Option<usize>,
         ranges: [Range<usize>; 2],
     ) -> Apart {
-        let (before, mut added) = (self.before(state, &ranges), Ranges::default());
-        for range in &ranges {
-            let marked = state.marked(Mark::Other);
-            for part in without(range, &marked.within(range)) {
-                marked.add(part.clone());
-                added.add(part);
-            }
-            self.leave(range);
-        }
+        let before = self.before(state, &ranges);
         let number = self.apart_calls.fetch_add(1, SeqCst);
-        state.apart.push(Pending { number, child, added, before, new_since: Ranges::default() });
-        Apart(number)
+        let apart = state.begin_apart(number, child, before);
+        ranges.iter().for_each(|range| self.leave(range));
+        apart
     }
 
     /// What there is in some ranges.
     pub fn before(&self, state: &State, ranges: &[Range<usize>]) -> Before {
         let faults = self.faults_of_program.lock();
-        Before {
-            parts: ranges.to_vec(),
-            marks: ranges.iter().flat_map(|range| state.marks_in(range)).collect(),
-            faults: ranges.iter().flat_map(|range| faults.within(range)).collect(),
-        }
-    }
-
-    /// It was made. Gives what it has found. Its parts are those where nothing was mapped or registered
-    /// meanwhile.
-    pub fn leave_apart(&self, state: &mut State, apart: Apart) -> Before {
-        let at = state.apart.iter().position(|pending| pending.number == apart.0);
-        let at = at.expect("it is ended once, by who began it");
-        let Pending { mut before, added, new_since, .. } = state.apart.swap_remove(at);
-        before.parts = new_since.cut_out_of(before.parts);
-        for part in before.parts.iter().flat_map(|part| added.within(part)) {
-            state.marked(Mark::Other).remove(&part);
-        }
-        before
+        let faults = ranges.iter().flat_map(|range| faults.within(range)).collect();
+        state.before(ranges, faults)
     }
 
     /// The kernel's mappings in a range, as far as they reach. What is managed and lies together is one,

@@ -79,3 +79,9 @@ pub fn without(range: &Range<usize>, out: &[Range<usize>]) -> Vec<Range<usize>> 
     }
     parts
 }
+
+/// What two ranges have in common; empty, at the start of the second one, if nothing.
+pub fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let (start, end) = (a.start.max(b.start), a.end.min(b.end));
+    if start < end { start..end } else { b.start..b.start }
+}

@@ -4,8 +4,9 @@
 //! nothing is dropped: zeros are written in their place afterwards, which is what a call that goes on would
 //! read or overwrite had the kernel dropped them. MADV_FREE may leave pages as they are, so it
 //! does. A guard ends the call, as the kernel would have it.
-use crate::program::{Apart, ManagedProgram, Mark};
+use crate::program::ManagedProgram;
 use crate::ranges::{Ranges, without};
+use crate::state::{Apart, Mark};
 use alloc::vec::Vec;
 use core::iter::once;
 use core::mem::ManuallyDrop;
@@ -120,7 +121,7 @@ impl ManagedProgram {
                 let result = make();
                 self.on_behalf(|| {
                     let state = &mut *self.state.lock();
-                    let parts = self.leave_apart(state, apart).parts;
+                    let parts = state.end_apart(apart).parts;
                     parts.iter().for_each(|part| self.adopt(state, part));
                 });
                 result

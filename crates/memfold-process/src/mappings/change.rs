@@ -3,8 +3,9 @@ use crate::adopt::PLAIN;
 use crate::diagnostics::warn_once;
 use crate::limits;
 use crate::mappings::advice::{Lent, whole};
-use crate::program::{Apart, Before, ManagedProgram, Mark, State};
-use crate::ranges::without;
+use crate::program::ManagedProgram;
+use crate::ranges::{common, without};
+use crate::state::{Apart, Before, Mark, Moved, State};
 use alloc::vec::Vec;
 use core::iter::once;
 use core::ops::Range;
@@ -70,10 +71,20 @@ fn replaced(args: &[usize; 6]) -> Range<usize> {
     if flags & libc::MAP_FIXED != 0 { at..end_of(at, len) } else { 0..0 }
 }
 
-/// What two ranges have in common; empty, at the start of the second one, if nothing.
-fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
-    let (start, end) = (a.start.max(b.start), a.end.min(b.end));
-    if start < end { start..end } else { b.start..b.start }
+impl Moved {
+    /// That of a call with these arguments which has returned `at`; `None` if it moves nothing.
+    fn of(args: &[usize; 6], at: usize) -> Option<Moved> {
+        let [start, old, new, flags, ..] = *args;
+        let (from, after) = (whole(start, old)?, whole(start, new)?);
+        let keeps_source = flags as i32 & libc::MREMAP_DONTUNMAP != 0;
+        let gone = match (at == start, keeps_source) {
+            (true, _) => after.end..from.end.max(after.end),
+            (false, true) => 0..0,
+            (false, false) => from.clone(),
+        };
+        let taken = start..(start + old.min(new)).next_multiple_of(PAGE_SIZE);
+        Some(Moved { here: at..at + after.len(), from, taken, gone })
+    }
 }
 
 /// What a brk gives up, if it succeeds.
@@ -256,7 +267,7 @@ impl ManagedProgram {
     fn end_apart(&self, nr: usize, args: &[usize; 6], apart: Apart, result: isize) {
         let mut state = self.state.lock();
         let state = &mut *state;
-        let before = self.leave_apart(state, apart);
+        let before = state.end_apart(apart);
         let parts = &before.parts;
         let is_failed = match nr as i64 {
             libc::SYS_brk => result as usize != args[0],
@@ -426,41 +437,17 @@ impl ManagedProgram {
     }
 
     /// An mremap was made. Marks, and faults that are the program's, go where it has taken the memory.
-    /// What it leaves behind, if it does, is locked no more.
     fn note_remapped(&self, state: &mut State, args: &[usize; 6], before: Before, result: isize) {
-        let [start, old, new, flags, ..] = *args;
-        let (Some(from), Some(after)) = (whole(start, old), whole(start, new)) else { return };
-        let keeps_source = flags as i32 & libc::MREMAP_DONTUNMAP != 0;
-        let at = result as usize;
-        let here = at..at + after.len();
-        state.note_new(&here);
-        let taken = start..(start + old.min(new)).next_multiple_of(PAGE_SIZE);
-        let gone = match (at == start, keeps_source) {
-            (true, _) => after.end..from.end.max(after.end),
-            (false, true) => 0..0,
-            (false, false) => from.clone(),
-        };
-        if at != start {
-            state.forget(&here);
-            self.forget_faults(&here);
-            let there = |part: &Range<usize>| part.start - start + at..part.end - start + at;
-            for part in before.parts.iter().map(|part| common(part, &taken)) {
-                state.marked(Mark::Locked).remove(&part);
-                self.forget_faults(&part);
-            }
-            for (mark, part) in before.marks.iter().map(|(mark, part)| (mark, common(part, &taken)))
-            {
-                state.marked(*mark).add(there(&part));
-            }
-            let faults = before.faults.iter().map(|part| there(&common(part, &taken)));
+        let Some(moved) = Moved::of(args, result as usize) else { return };
+        state.note_moved(&moved, &before);
+        if moved.is_elsewhere() {
+            self.forget_faults(&moved.here);
+            before.parts.iter().for_each(|part| self.forget_faults(&common(part, &moved.taken)));
+            let faults = before.faults.iter().map(|part| moved.there(part));
             faults.for_each(|part| self.faults_of_program.lock().add(part));
         }
-        before.parts.iter().for_each(|part| state.forget(&common(part, &gone)));
-        if from.len() < after.len() {
-            state.extend(&(at..at + from.len()), at + from.len()..here.end);
-        }
-        self.known.set(&here);
-        self.adopt(state, &here);
+        self.known.set(&moved.here);
+        self.adopt(state, &moved.here);
     }
 
     /// Makes an mremap where memory is hidden: of one mapping, as the program believes it to be.
@@ -555,15 +542,20 @@ impl ManagedProgram {
     }
 
     /// What of a range `mlock` has not locked that has failed so: the kernel may have locked the first
-    /// of several mappings.
+    /// of several mappings, up to a gap between them.
     fn not_locked(&self, range: &Range<usize>, failure: isize) -> Range<usize> {
         let lock = |part: &Range<usize>| {
             // SAFETY: changes no byte.
             unsafe { system_call(libc::SYS_mlock, [part.start, part.len(), 0, 0, 0, 0]) }.is_ok()
         };
-        let parts = self.mappings(range);
-        let count = parts.iter().take_while(|part| is_partial(failure) && lock(part)).count();
-        parts.get(count).map_or(range.end, |part| part.start)..range.end
+        let mut end = range.start;
+        for part in self.mappings(range) {
+            if !is_partial(failure) || part.start != end || !lock(&part) {
+                break;
+            }
+            end = part.end;
+        }
+        end..range.end
     }
 
     /// `mlockall`. What there is is locked as it comes (MCL_ONFAULT), as the kernel would fill the

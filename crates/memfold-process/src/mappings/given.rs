@@ -5,7 +5,8 @@
 //! The kernel lets a userfaultfd of the program's change what is registered with the engine's. What
 //! would do so is answered as if it were registered with none.
 use crate::diagnostics::warn_once;
-use crate::program::{ManagedProgram, Mark, State};
+use crate::program::ManagedProgram;
+use crate::state::{Mark, State};
 use core::ops::Range;
 use memfold::known::TOP;
 use memfold_gate::{read_bytes, write_bytes};

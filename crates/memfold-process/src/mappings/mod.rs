@@ -2,3 +2,5 @@
 pub mod advice;
 pub mod given;
 pub mod change;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,2 @@
+//! One file for each kind of call.
+mod change;

@@ -1,0 +1,255 @@
+//! What is known of the program's memory beside what is managed: marks, and calls that are under way
+//! with no lock held. It is changed with the program's mappings.
+use crate::ranges::{Ranges, common, without};
+use crate::share::Level;
+use alloc::vec::Vec;
+use core::ops::Range;
+use memfold::delivery::background::Start;
+use memfold_sys::maps::flag;
+
+/// What keeps memory from being managed; or, one of them, from children.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// It was there at the start; a stack; what the gate reports.
+    Own,
+    /// Locked in memory.
+    Locked,
+    /// Not for children: managed, and gone in them.
+    DontFork,
+    /// Zeros for children.
+    Wiped,
+    /// Not for dumps.
+    DontDump,
+    /// Open to merging.
+    Mergeable,
+    /// Anything else that smaps tells.
+    Other,
+}
+
+/// Every mark.
+pub const MARKS: [Mark; 7] = [
+    Mark::Own,
+    Mark::Locked,
+    Mark::DontFork,
+    Mark::Wiped,
+    Mark::DontDump,
+    Mark::Mergeable,
+    Mark::Other,
+];
+
+/// Marks by what smaps says.
+pub const FLAGS: [(u32, Mark); 6] = [
+    (flag::LOCKED, Mark::Locked),
+    (flag::DONT_FORK, Mark::DontFork),
+    (flag::WIPE_ON_FORK, Mark::Wiped),
+    (flag::DONT_DUMP, Mark::DontDump),
+    (flag::MERGEABLE, Mark::Mergeable),
+    (
+        flag::IO
+            | flag::PFN
+            | flag::MIXED
+            | flag::HUGETLB
+            | flag::GROWS_DOWN
+            | flag::DROPPABLE
+            | flag::SHADOW_STACK
+            | flag::SEALED
+            | flag::UFFD_MISSING
+            | flag::UFFD_PROTECT,
+        Mark::Other,
+    ),
+];
+
+/// What changes with the program's mappings.
+#[derive(Default)]
+pub struct State {
+    /// By [`Mark`].
+    never: [Ranges; MARKS.len()],
+    /// To be taken with what the program maps next: see [`ManagedProgram::adopt_later`].
+    pub late: Ranges,
+    /// What is mapped from now on is locked.
+    pub locks_future: bool,
+    /// The kernel may merge equal pages of all memory.
+    pub merges: bool,
+    /// Tasks in this memory that are traced by their own wish: see [`ManagedProgram::keep_home`].
+    pub traced: u32,
+    /// The program serves some of its memory by a userfaultfd of its own.
+    pub has_userfault: bool,
+    /// Calls that are being made apart.
+    apart: Vec<Pending>,
+    /// Engine threads that are still to be started, the next one last; `None` before the first try.
+    pub pending: Option<Vec<Start>>,
+    /// It was told that they can't be started.
+    pub told: bool,
+    /// Looks at which the limit could not be kept.
+    pub past_looks: u32,
+    /// It was reported that the limit can't be kept.
+    pub told_limit: bool,
+    /// The process's size.
+    pub level: Level,
+    /// So much more has been mapped since it was looked at, bytes.
+    pub mapped_since: usize,
+}
+
+impl State {
+    /// The memory with a mark.
+    pub fn marked(&mut self, mark: Mark) -> &mut Ranges {
+        &mut self.never[mark as usize]
+    }
+
+    /// Something else is in a range: what a call that is made apart has found there is gone.
+    pub fn note_new(&mut self, range: &Range<usize>) {
+        self.apart.iter_mut().for_each(|pending| pending.new_since.add(range.clone()));
+    }
+
+    /// The call apart of a child.
+    pub fn apart_of(&self, child: usize) -> Option<Apart> {
+        let found = self.apart.iter().find(|pending| pending.child == Some(child))?;
+        Some(Apart(found.number))
+    }
+
+    /// Children that the process is a copy of had them.
+    pub fn forget_apart(&mut self) {
+        self.apart.clear();
+    }
+
+    /// What of `parts` may be managed.
+    pub fn unmarked(&self, parts: Vec<Range<usize>>) -> Vec<Range<usize>> {
+        let never = MARKS.iter().filter(|mark| **mark != Mark::DontFork);
+        never.fold(parts, |parts, mark| self.never[*mark as usize].cut_out_of(parts))
+    }
+
+    /// A range is something else from now on.
+    pub fn forget(&mut self, range: &Range<usize>) {
+        self.never.iter_mut().for_each(|never| never.remove(range));
+    }
+
+    /// What there is in some ranges, where `faults` are the program's own to serve.
+    pub fn before(&self, ranges: &[Range<usize>], faults: Vec<Range<usize>>) -> Before {
+        let marks = ranges.iter().flat_map(|range| self.marks_in(range)).collect();
+        Before { parts: ranges.to_vec(), marks, faults }
+    }
+
+    /// A call on the parts of `before` is about to be made with no lock held: until
+    /// [`State::end_apart`] nothing of them may be managed. `number`: of the call; `child`: of the
+    /// caller, if it is a child.
+    pub fn begin_apart(&mut self, number: u64, child: Option<usize>, before: Before) -> Apart {
+        let (marked, mut added) = (self.marked(Mark::Other), Ranges::default());
+        for range in &before.parts {
+            for part in without(range, &marked.within(range)) {
+                marked.add(part.clone());
+                added.add(part);
+            }
+        }
+        self.apart.push(Pending { number, child, added, before, new_since: Ranges::default() });
+        Apart(number)
+    }
+
+    /// It was made. Gives what it has found. Its parts are those where nothing was mapped or registered
+    /// meanwhile.
+    pub fn end_apart(&mut self, apart: Apart) -> Before {
+        let at = self.apart.iter().position(|pending| pending.number == apart.0);
+        let at = at.expect("it is ended once, by who began it");
+        let Pending { mut before, added, new_since, .. } = self.apart.swap_remove(at);
+        before.parts = new_since.cut_out_of(before.parts);
+        for part in before.parts.iter().flat_map(|part| added.within(part)) {
+            self.marked(Mark::Other).remove(&part);
+        }
+        before
+    }
+
+    /// What has which mark in a range.
+    fn marks_in(&self, range: &Range<usize>) -> Vec<(Mark, Range<usize>)> {
+        let of = |mark: Mark| self.never[mark as usize].within(range).into_iter();
+        MARKS.into_iter().flat_map(|mark| of(mark).map(move |part| (mark, part))).collect()
+    }
+
+    /// An mremap was made, where `before` was what it has found. Marks go where it has taken the memory.
+    /// What it leaves behind, if it does, is locked no more.
+    pub fn note_moved(&mut self, moved: &Moved, before: &Before) {
+        self.note_new(&moved.here);
+        if moved.is_elsewhere() {
+            self.forget(&moved.here);
+            for part in &before.parts {
+                self.marked(Mark::Locked).remove(&common(part, &moved.taken));
+            }
+            for (mark, part) in &before.marks {
+                self.marked(*mark).add(moved.there(part));
+            }
+        }
+        before.parts.iter().for_each(|part| self.forget(&common(part, &moved.gone)));
+        if moved.from.len() < moved.here.len() {
+            let old_end = moved.here.start + moved.from.len();
+            self.extend(&(moved.here.start..old_end), old_end..moved.here.end);
+        }
+    }
+
+    /// What mremap adds to memory is marked as that is.
+    fn extend(&mut self, before: &Range<usize>, added: Range<usize>) {
+        let last = before.end.saturating_sub(1).max(before.start)..before.end;
+        for mark in MARKS.into_iter().filter(|mark| *mark != Mark::Own) {
+            let marked = self.marked(mark);
+            if !marked.within(&last).is_empty() {
+                marked.add(added.clone());
+            }
+        }
+    }
+
+    /// Whether anything more is taken under management.
+    pub fn takes(&self) -> bool {
+        !self.locks_future && !self.merges && self.traced == 0
+    }
+
+    /// Whether all engine threads run.
+    pub fn has_threads(&self) -> bool {
+        self.pending.as_ref().is_some_and(Vec::is_empty)
+    }
+}
+
+/// Where an mremap has taken memory.
+pub struct Moved {
+    /// What it was given, and what there is now.
+    pub from: Range<usize>,
+    pub here: Range<usize>,
+    /// The part of the first that is in the second.
+    pub taken: Range<usize>,
+    /// What is mapped no more.
+    pub gone: Range<usize>,
+}
+
+impl Moved {
+    /// Whether the memory has another address now.
+    pub fn is_elsewhere(&self) -> bool {
+        self.from.start != self.here.start
+    }
+
+    /// Where that of a range is now which was taken; empty if none was.
+    pub fn there(&self, part: &Range<usize>) -> Range<usize> {
+        let part = common(part, &self.taken);
+        let to = |at: usize| at - self.from.start + self.here.start;
+        to(part.start)..to(part.end)
+    }
+}
+
+/// A call that is made with no lock held: see [`State::begin_apart`].
+pub struct Apart(u64);
+
+/// What is kept of it.
+struct Pending {
+    number: u64,
+    /// The number of the child that makes it.
+    child: Option<usize>,
+    /// Parts that have a mark for it.
+    added: Ranges,
+    before: Before,
+    /// What was mapped or registered since.
+    new_since: Ranges,
+}
+
+/// What a call finds in its ranges.
+pub struct Before {
+    /// Its ranges, or what of them is still as it was.
+    pub parts: Vec<Range<usize>>,
+    pub marks: Vec<(Mark, Range<usize>)>,
+    /// Where faults are the program's own to serve.
+    pub faults: Vec<Range<usize>>,
+}
