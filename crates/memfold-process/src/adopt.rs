@@ -57,11 +57,8 @@ impl ManagedProgram {
         let Seen { before, unmanaged, slower } = seen;
         let anonymous = state.level.anonymous;
         let max = self.pager.bound_bytes();
-        let next = match anonymous > max / 2 && anonymous > before {
-            _ if self.pager.excess_bytes() > 0 => LOOK_PAST_NS * slower,
-            true => LOOK_SOON_NS,
-            false => LOOK_NS * slower,
-        };
+        let is_past = self.pager.excess_bytes() > 0;
+        let next = next_look_ns((before, anonymous), max, is_past, slower);
         let begin = max / 100 * self.config.adopt_percent as u64;
         if !state.has_threads() && anonymous >= begin / START_SHARE {
             self.start_threads(state, anonymous > max);
@@ -130,8 +127,7 @@ impl ManagedProgram {
             return;
         }
         state.past_looks = state.past_looks.saturating_add(1);
-        // The largest may be unable to look.
-        if state.told_limit || !reach.is_largest && state.past_looks < LOOKS_OF_LARGEST {
+        if state.told_limit || !reports(reach.is_largest, state.past_looks) {
             return;
         }
         state.told_limit = true;
@@ -420,10 +416,146 @@ impl ManagedProgram {
     }
 }
 
+/// The time until the next look at the program's size, nanoseconds, which was so many bytes `before`
+/// and is `now`, where it may have `max`. `slower`: what makes looks rarer.
+fn next_look_ns((before, now): (u64, u64), max: u64, is_past: bool, slower: i64) -> i64 {
+    match now > max / 2 && now > before {
+        _ if is_past => LOOK_PAST_NS * slower,
+        true => LOOK_SOON_NS,
+        false => LOOK_NS * slower,
+    }
+}
+
+/// Whether a process that has seen so often that the limit can't be kept reports it. That is for the
+/// largest to do, which may be unable to look.
+fn reports(is_largest: bool, looks: u32) -> bool {
+    is_largest || looks >= LOOKS_OF_LARGEST
+}
+
 /// Makes the pages of a range present that a call under way is about to use. What isn't mapped stays
 /// as it is; what isn't writable is made present for reading.
 fn bring(range: Range<usize>) {
     for page in range.step_by(PAGE_SIZE) {
         let _ = populates(page, true) || populates(page, false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{Calls, Room, each_paging, each_paging_alone, numbers};
+
+    const RESERVED: i32 = libc::MAP_NORESERVE;
+
+    #[test]
+    fn program_that_grows_towards_its_bound_is_looked_at_sooner() {
+        let next = |before, now| next_look_ns((before, now), 1000, false, 3);
+        assert_eq!(next(100, 200), 3 * LOOK_NS, "far from it");
+        assert_eq!(next(600, 700), LOOK_SOON_NS);
+        assert_eq!(next(700, 700), 3 * LOOK_NS, "it does not grow");
+        assert_eq!(next_look_ns((700, 700), 1000, true, 2), 2 * LOOK_PAST_NS);
+    }
+
+    #[test]
+    fn limit_is_reported_by_the_largest_or_if_that_does_not() {
+        assert!(reports(true, 1) && !reports(false, 1));
+        assert!(!reports(false, LOOKS_OF_LARGEST - 1) && reports(false, LOOKS_OF_LARGEST));
+    }
+
+    /// Memory that came past the gate, as far as the engine knows.
+    fn unmanaged(calls: Calls, range: &Range<usize>) {
+        calls.map(range);
+        calls.0.leave(range);
+    }
+
+    #[test]
+    fn memory_is_taken_as_it_is() {
+        each_paging(|program| {
+            let (calls, room) = (Calls(program), Room::new(64));
+            let all = room.pages(0..64);
+            unmanaged(calls, &all);
+            calls.with_state(|state| program.adopt(state, &all));
+            assert_eq!(calls.managed(&all), [all.clone()]);
+            calls.fold(&all);
+            assert_eq!(calls.read(&all), numbers(0..64));
+        });
+    }
+
+    #[test]
+    fn small_memory_is_taken_where_it_continues_what_is_managed() {
+        each_paging(|program| {
+            let (calls, room) = (Calls(program), Room::new(96));
+            let (all, small) = (room.pages(0..64), room.pages(64..66));
+            assert_eq!(calls.map_with(&small, PLAIN, RESERVED), small.start as isize);
+            calls.with_state(|state| program.adopt(state, &small));
+            assert!(calls.managed(&small).is_empty());
+            calls.map_with(&all, PLAIN, RESERVED);
+            calls.with_state(|state| program.adopt(state, &room.pages(0..66)));
+            assert_eq!(calls.managed(&room.pages(0..96)), [room.pages(0..66)]);
+        });
+    }
+
+    #[test]
+    fn marked_memory_is_passed_over() {
+        each_paging(|program| {
+            let (calls, room) = (Calls(program), Room::new(96));
+            let all = room.pages(0..96);
+            unmanaged(calls, &all);
+            calls.with_state(|state| {
+                state.marked(Mark::Own).add(room.pages(32..40));
+                state.marked(Mark::DontFork).add(room.pages(40..48));
+                program.adopt(state, &all);
+            });
+            assert_eq!(calls.managed(&all), [room.pages(0..32), room.pages(40..96)]);
+        });
+    }
+
+    #[test]
+    fn memory_of_other_access_is_not_taken() {
+        each_paging(|program| {
+            let rwx = program.suits(PLAIN | libc::PROT_EXEC);
+            assert_eq!(rwx, !program.paging.hides());
+            assert!(program.suits(PLAIN) && !program.suits(libc::PROT_READ));
+            let (calls, room) = (Calls(program), Room::new(96));
+            let all = room.pages(0..96);
+            unmanaged(calls, &all);
+            calls.map_with(&room.pages(32..64), libc::PROT_READ, 0);
+            calls.with_state(|state| program.adopt(state, &all));
+            assert_eq!(calls.managed(&all), [room.pages(0..32), room.pages(64..96)]);
+        });
+    }
+
+    #[test]
+    fn small_growth_is_taken_together() {
+        each_paging_alone(|program| {
+            let (calls, room) = (Calls(program), Room::new(512));
+            unmanaged(calls, &room.pages(0..512));
+            let managed = || calls.managed(&room.pages(0..512));
+            let later = |pages| {
+                calls.with_state(|state| program.adopt_later(state, &room.pages(pages)));
+            };
+            later(0..100);
+            later(100..255);
+            assert_eq!(managed(), []);
+            later(255..256);
+            assert_eq!(managed(), [room.pages(0..512)], "1 MiB, as far as the mapping reaches");
+            assert_eq!(calls.with_state(|state| state.late.bytes()), 0);
+        });
+    }
+
+    #[test]
+    fn nothing_is_taken_while_a_task_is_traced() {
+        each_paging_alone(|program| {
+            let (calls, room) = (Calls(program), Room::new(64));
+            let all = room.pages(0..64);
+            calls.map(&all);
+            calls.fold(&all);
+            assert!(program.keep_home(true));
+            assert!(calls.managed(&all).is_empty());
+            let is_home = |page| program.pagemap.is_populated(page);
+            assert!(all.clone().step_by(PAGE_SIZE).all(is_home));
+            calls.with_state(|state| program.adopt(state, &all));
+            assert!(calls.managed(&all).is_empty());
+        });
     }
 }

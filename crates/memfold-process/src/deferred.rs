@@ -61,15 +61,16 @@ static BREAK: AtomicUsize = AtomicUsize::new(0);
 /// where making one may fail, or where it has files to make: that is told before the program begins.
 pub fn room(config: &Config) -> usize {
     let is_free = |what| getrlimit(what).current.is_none();
-    let may_wait = config.swap.is_none()
-        && is_free(Resource::As)
-        && is_free(Resource::Data)
-        && !counts_reservations();
-    if !may_wait {
+    let is_bounded = !is_free(Resource::As) || !is_free(Resource::Data) || counts_reservations();
+    room_beside(config, is_bounded, static_bytes())
+}
+
+/// The same, where addresses are bounded or not, and the program has `statics` bytes of data.
+fn room_beside(config: &Config, is_bounded: bool, statics: usize) -> usize {
+    if is_bounded || config.swap.is_some() {
         return 0;
     }
-    let bound = bound(config);
-    SMALL_BYTES.min((bound / SHARE) as usize).saturating_sub(static_bytes())
+    SMALL_BYTES.min((bound(config) / SHARE) as usize).saturating_sub(statics)
 }
 
 /// What the run may have, bytes.
@@ -159,26 +160,38 @@ fn takes(grows: usize) -> bool {
     has
 }
 
+/// How much memory that can be folded a call adds, bytes, where the heap ends at `heap_end`;
+/// `usize::MAX`: only an engine can do the call.
+fn growth(nr: usize, args: &[usize; 6], heap_end: usize) -> usize {
+    match nr as i64 {
+        libc::SYS_mmap => match (args[3] as i32, args[2] as i32 & libc::PROT_WRITE != 0) {
+            (flags, _) if flags & libc::MAP_PRIVATE == 0 => 0,
+            (flags, false) if flags & libc::MAP_ANONYMOUS == 0 => 0,
+            _ => args[1],
+        },
+        libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
+            if args[2] as i32 & libc::PROT_WRITE != 0 {
+                args[1]
+            } else {
+                0
+            }
+        }
+        libc::SYS_mremap => args[2].saturating_sub(args[1]),
+        libc::SYS_brk if args[0] == 0 => 0,
+        libc::SYS_brk => args[0].saturating_sub(heap_end),
+        libc::SYS_munmap | libc::SYS_madvise | libc::SYS_shmat => 0,
+        libc::SYS_ioctl if !gives(args[1]) => 0,
+        _ => usize::MAX,
+    }
+}
+
 /// A process that waits is about to make a call that changes mappings: makes the engine first if
 /// it grows too much by it, or if only an engine can do the call.
 pub fn see(nr: usize, args: &[usize; 6]) {
-    let grows =
-        match nr as i64 {
-            libc::SYS_mmap => match (args[3] as i32, args[2] as i32 & libc::PROT_WRITE != 0) {
-                (flags, _) if flags & libc::MAP_PRIVATE == 0 => 0,
-                (flags, false) if flags & libc::MAP_ANONYMOUS == 0 => 0,
-                _ => args[1],
-            },
-            libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
-                if args[2] as i32 & libc::PROT_WRITE != 0 { args[1] } else { 0 }
-            }
-            libc::SYS_mremap => args[2].saturating_sub(args[1]),
-            libc::SYS_brk if args[0] == 0 => 0,
-            libc::SYS_brk => args[0].saturating_sub(BREAK.swap(args[0], Relaxed)),
-            libc::SYS_munmap | libc::SYS_madvise | libc::SYS_shmat => 0,
-            libc::SYS_ioctl if !gives(args[1]) => 0,
-            _ => usize::MAX,
-        };
+    let grows = growth(nr, args, BREAK.load(Relaxed));
+    if nr as i64 == libc::SYS_brk && args[0] != 0 {
+        BREAK.store(args[0], Relaxed);
+    }
     if child().is_some() {
         // It takes no lock, as it may be killed: its parent has an engine at its own next call, if that
         // is needed.
@@ -207,5 +220,78 @@ pub fn begin() {
     match open(&config) {
         Ok(()) => engine::start(config, &LIFE),
         Err(Lacking(why)) => unserved_later(format_args!("{why}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn config(limit_mib: u64, resident_mib: Option<u64>) -> Config {
+        let mut config = Config::new(8 << 30);
+        config.limit_bytes = Some(limit_mib << 20);
+        config.resident_bytes = resident_mib.map(|mib| mib << 20);
+        config
+    }
+
+    fn of(nr: i64, args: [usize; 6]) -> usize {
+        growth(nr as usize, &args, 0x5000)
+    }
+
+    #[test]
+    fn small_process_waits_with_a_part_of_its_limit() {
+        assert_eq!(room_beside(&config(1024, None), false, 0), SMALL_BYTES);
+        assert_eq!(room_beside(&config(32, None), false, 0), 2 * MIB);
+        assert_eq!(room_beside(&config(1024, Some(16)), false, 0), MIB);
+        assert_eq!(room_beside(&config(32, None), false, MIB), MIB);
+        assert_eq!(room_beside(&config(32, None), false, 3 * MIB), 0);
+    }
+
+    #[test]
+    fn engine_that_may_fail_is_made_before_the_program_begins() {
+        assert_eq!(room_beside(&config(1024, None), true, 0), 0);
+        let mut config = config(1024, None);
+        config.swap = Some("/var/tmp".into());
+        assert_eq!(room_beside(&config, false, 0), 0);
+    }
+
+    #[test]
+    fn mapping_grows_a_process_if_it_may_come_to_be_folded() {
+        let map = |access: i32, flags: i32| {
+            of(libc::SYS_mmap, [0, MIB, access as usize, flags as usize, 0, 0])
+        };
+        let (anonymous, write) = (libc::MAP_ANONYMOUS, libc::PROT_READ | libc::PROT_WRITE);
+        assert_eq!(map(write, libc::MAP_PRIVATE | anonymous), MIB);
+        // What is reserved is written to later.
+        assert_eq!(map(libc::PROT_NONE, libc::MAP_PRIVATE | anonymous), MIB);
+        assert_eq!(map(write, libc::MAP_PRIVATE), MIB, "written pages of a file are its own");
+        assert_eq!(map(libc::PROT_READ, libc::MAP_PRIVATE), 0);
+        assert_eq!(map(write, libc::MAP_SHARED | anonymous), 0);
+    }
+
+    #[test]
+    fn growth_is_what_a_call_adds() {
+        assert_eq!(of(libc::SYS_mremap, [0x1000, MIB, 3 * MIB, 0, 0, 0]), 2 * MIB);
+        assert_eq!(of(libc::SYS_mremap, [0x1000, MIB, 0x1000, 0, 0, 0]), 0);
+        assert_eq!(of(libc::SYS_brk, [0x9000, 0, 0, 0, 0, 0]), 0x4000);
+        assert_eq!(of(libc::SYS_brk, [0x1000, 0, 0, 0, 0, 0]), 0);
+        assert_eq!(of(libc::SYS_brk, [0; 6]), 0, "it only asks");
+        let protect = |access: i32| of(libc::SYS_mprotect, [0, MIB, access as usize, 0, 0, 0]);
+        assert_eq!([protect(libc::PROT_READ), protect(libc::PROT_WRITE)], [0, MIB]);
+        for nr in [libc::SYS_munmap, libc::SYS_madvise, libc::SYS_shmat] {
+            assert_eq!(of(nr, [0x1000, MIB, 0, 0, 0, 0]), 0);
+        }
+    }
+
+    #[test]
+    fn call_that_only_an_engine_can_do_needs_one_at_once() {
+        const UFFDIO_REGISTER: usize = 0xc020_aa00;
+        assert_eq!(of(libc::SYS_ioctl, [3, UFFDIO_REGISTER, 0, 0, 0, 0]), usize::MAX);
+        assert_eq!(of(libc::SYS_ioctl, [3, 0x5401, 0, 0, 0, 0]), 0);
+        for nr in [libc::SYS_mlock, libc::SYS_mlockall, libc::SYS_io_uring_setup] {
+            assert_eq!(of(nr, [0; 6]), usize::MAX);
+        }
     }
 }

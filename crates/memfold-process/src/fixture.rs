@@ -10,23 +10,34 @@ use memfold::config::Config;
 use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
 use memfold_sys::units::PAGE_SIZE;
+use std::sync::OnceLock;
 use std::vec::Vec;
 
 /// Pages of what lies unmapped, as far as the kernel is concerned, on both sides of a test's memory.
 const GUARD: usize = 16;
 
-/// Runs a test with each kind of paging that works here: by protection always does.
+fn program(by_protection: bool) -> Option<&'static ManagedProgram> {
+    let mut config = Config::new(1 << 30);
+    config.limit_bytes = Some(1 << 29);
+    config.delivery = Delivery::Gate;
+    config.by_protection = by_protection;
+    let program = managed(config);
+    assert!(program.is_some() || !by_protection, "/proc/self/mem can be opened");
+    program
+}
+
+/// Runs a test with each kind of paging that works here: by protection always does. The programs are
+/// those of all tests, which have memory of their own in them.
 pub fn each_paging(test: impl Fn(&'static ManagedProgram)) {
-    for by_protection in [true, false] {
-        let mut config = Config::new(1 << 30);
-        config.limit_bytes = Some(1 << 29);
-        config.delivery = Delivery::Gate;
-        config.by_protection = by_protection;
-        match managed(config) {
-            Some(program) => test(program),
-            None => assert!(!by_protection, "/proc/self/mem can be opened"),
-        }
+    static PROGRAMS: [OnceLock<Option<&ManagedProgram>>; 2] = [const { OnceLock::new() }; 2];
+    for (place, by_protection) in PROGRAMS.iter().zip([true, false]) {
+        place.get_or_init(|| program(by_protection)).iter().for_each(|program| test(program));
     }
+}
+
+/// As [`each_paging`], with programs of the test's own, for what is true of all of a program.
+pub fn each_paging_alone(test: impl Fn(&'static ManagedProgram)) {
+    [true, false].into_iter().filter_map(program).for_each(test);
 }
 
 /// The raw call.
@@ -110,7 +121,10 @@ impl Calls {
 
     /// Folds a range.
     pub fn fold(self, range: &Range<usize>) {
+        let is_home = |page: &usize| self.0.pagemap.is_populated(*page);
+        let managed = self.managed(range).into_iter().flat_map(|part| part.step_by(PAGE_SIZE));
         self.0.pager.page_out_at(range.clone());
+        assert_eq!(managed.filter(is_home).count(), 0, "all of it was folded");
     }
 
     /// What of a range is managed.

@@ -253,3 +253,156 @@ pub struct Before {
     /// Where faults are the program's own to serve.
     pub faults: Vec<Range<usize>>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OTHERS: [Mark; 5] =
+        [Mark::Own, Mark::Wiped, Mark::DontDump, Mark::Mergeable, Mark::Other];
+
+    fn marked(state: &mut State, mark: Mark) -> Vec<Range<usize>> {
+        state.marked(mark).within(&(0..1000))
+    }
+
+    fn with(marks: &[(Mark, Range<usize>)]) -> State {
+        let mut state = State::default();
+        marks.iter().for_each(|(mark, range)| state.marked(*mark).add(range.clone()));
+        state
+    }
+
+    fn moved(from: Range<usize>, here: Range<usize>, keeps_source: bool) -> Moved {
+        let taken = from.start..from.start + from.len().min(here.len());
+        let gone = match (here.start == from.start, keeps_source) {
+            (true, _) => here.end..from.end.max(here.end),
+            (false, true) => 0..0,
+            (false, false) => from.clone(),
+        };
+        Moved { from, here, taken, gone }
+    }
+
+    /// An mremap of which nothing was changed meanwhile.
+    fn move_all(state: &mut State, moved: &Moved) {
+        let before = state.before(core::slice::from_ref(&moved.from), Vec::new());
+        state.note_moved(moved, &before);
+    }
+
+    #[test]
+    fn every_mark_but_that_of_children_keeps_memory_from_being_managed() {
+        for mark in MARKS {
+            let state = with(&[(mark, 20..30)]);
+            let parts = state.unmarked([0..100].to_vec());
+            let all =
+                if mark == Mark::DontFork { [0..100].to_vec() } else { [0..20, 30..100].to_vec() };
+            assert_eq!(parts, all, "{mark:?}");
+        }
+    }
+
+    #[test]
+    fn marks_move_with_memory_and_what_was_there_has_none() {
+        for mark in OTHERS {
+            let mut state = with(&[(mark, 10..20), (mark, 500..600)]);
+            move_all(&mut state, &moved(0..100, 500..600, false));
+            assert_eq!(marked(&mut state, mark), [510..520], "{mark:?}");
+        }
+    }
+
+    #[test]
+    fn memory_that_stays_has_its_marks_but_for_locks() {
+        let mut state = with(&[(Mark::DontDump, 10..20), (Mark::Locked, 30..40)]);
+        move_all(&mut state, &moved(0..100, 500..600, true));
+        assert_eq!(marked(&mut state, Mark::DontDump), [10..20, 510..520]);
+        assert_eq!(marked(&mut state, Mark::Locked), [530..540]);
+    }
+
+    #[test]
+    fn memory_that_is_cut_off_has_no_marks() {
+        let mut state = with(&[(Mark::Other, 10..90)]);
+        move_all(&mut state, &moved(0..100, 0..50, false));
+        assert_eq!(marked(&mut state, Mark::Other), [10..50]);
+        let mut state = with(&[(Mark::Other, 10..90)]);
+        move_all(&mut state, &moved(0..100, 500..550, false));
+        assert_eq!(marked(&mut state, Mark::Other), [510..550]);
+    }
+
+    #[test]
+    fn memory_that_is_added_is_marked_as_that_before_it() {
+        for (mark, last) in [(Mark::Locked, 99..100), (Mark::Other, 0..100)] {
+            let mut state = with(&[(mark, last.clone())]);
+            move_all(&mut state, &moved(0..100, 0..150, false));
+            assert_eq!(marked(&mut state, mark), [last.start..150]);
+            let mut state = with(&[(mark, last.clone())]);
+            move_all(&mut state, &moved(0..100, 500..650, false));
+            assert_eq!(marked(&mut state, mark), [500 + last.start..650]);
+        }
+        let mut state = with(&[(Mark::Locked, 0..99), (Mark::Own, 0..100)]);
+        move_all(&mut state, &moved(0..100, 0..150, false));
+        assert_eq!(marked(&mut state, Mark::Locked), [0..99]);
+        assert_eq!(marked(&mut state, Mark::Own), [0..100], "what comes is the program's");
+    }
+
+    #[test]
+    fn nothing_of_a_call_apart_is_managed_until_it_ends() {
+        let mut state = with(&[(Mark::Other, 10..20)]);
+        let before = state.before(&[0..100, 200..300], Vec::new());
+        let apart = state.begin_apart(7, Some(3), before);
+        assert_eq!(state.unmarked([0..400].to_vec()), [100..200, 300..400]);
+        assert!(state.apart_of(3).is_some() && state.apart_of(4).is_none());
+        let before = state.end_apart(apart);
+        assert_eq!(before.parts, [0..100, 200..300]);
+        assert_eq!(before.marks, [(Mark::Other, 10..20)]);
+        assert_eq!(marked(&mut state, Mark::Other), [10..20], "that one was there");
+        assert!(state.apart_of(3).is_none());
+    }
+
+    #[test]
+    fn what_came_during_a_call_apart_is_none_of_its() {
+        let mut state = State::default();
+        let before = state.before(&[0..100, 0..0], Vec::new());
+        let apart = state.begin_apart(1, None, before);
+        // Another thread maps something, and gives it to a device.
+        state.note_new(&(40..60));
+        state.forget(&(40..60));
+        state.marked(Mark::Other).add(50..60);
+        let before = state.end_apart(apart);
+        assert_eq!(before.parts, [0..40, 60..100]);
+        assert_eq!(marked(&mut state, Mark::Other), [50..60]);
+    }
+
+    #[test]
+    fn two_calls_apart_on_the_same_memory_end_in_any_order() {
+        for first_ends_first in [true, false] {
+            let mut state = State::default();
+            let begin = |state: &mut State, number, range: Range<usize>| {
+                let before = state.before(&[range], Vec::new());
+                state.begin_apart(number, None, before)
+            };
+            let first = begin(&mut state, 1, 0..60);
+            let second = begin(&mut state, 2, 40..100);
+            let order = if first_ends_first { [first, second] } else { [second, first] };
+            let [one, other] = order.map(|apart| state.end_apart(apart).parts);
+            assert_eq!(one.len() + other.len(), 2);
+            assert!(marked(&mut state, Mark::Other).is_empty());
+        }
+    }
+
+    #[test]
+    fn faults_of_the_program_are_where_they_were_before_a_move() {
+        let all = moved(100..200, 500..550, false);
+        assert_eq!(all.there(&(110..120)), 510..520);
+        assert_eq!(all.there(&(140..160)), 540..550);
+        assert!(all.there(&(160..170)).is_empty());
+    }
+
+    #[test]
+    fn nothing_more_is_taken_while_the_program_forbids_it() {
+        assert!(State::default().takes());
+        for forbid in
+            [(|s| s.locks_future = true) as fn(&mut State), |s| s.merges = true, |s| s.traced = 1]
+        {
+            let mut state = State::default();
+            forbid(&mut state);
+            assert!(!state.takes());
+        }
+    }
+}

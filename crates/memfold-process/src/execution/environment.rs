@@ -166,7 +166,19 @@ fn kind_of(at: usize) -> Entry {
 /// Makes a call of `execve` by `make`, which is given the environment to pass: that at `environment`
 /// with the two variables, or without them where memfold can't be in what is executed.
 pub fn with(environment: usize, adds: bool, make: &mut dyn FnMut(usize) -> isize) -> isize {
-    let Some(kept) = kept() else { return make(environment) };
+    match kept() {
+        Some(kept) => with_kept(kept, environment, adds, make),
+        None => make(environment),
+    }
+}
+
+/// The same, of what is kept.
+fn with_kept(
+    kept: &Kept,
+    environment: usize,
+    adds: bool,
+    make: &mut dyn FnMut(usize) -> isize,
+) -> isize {
     let (mut count, mut has_own) = (0, false);
     if environment != 0 {
         loop {
@@ -282,4 +294,163 @@ fn replaced<const N: usize>(
         words[len + 2] = 0;
     }
     make(words.as_ptr() as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CString;
+    use std::format;
+    use std::string::String;
+
+    const PATH: &str = "/lib/libmemfold_preload.so";
+
+    fn kept_here() -> Kept {
+        let with_end = |text: &str| CString::new(text).unwrap().into_bytes_with_nul().into();
+        Kept { library: PATH.as_bytes().into(), request: with_end("MEMFOLD_RUN=limit=5") }
+    }
+
+    /// An environment, as a program gives it to `execve`.
+    struct Given {
+        _texts: Vec<CString>,
+        words: Vec<usize>,
+    }
+
+    impl Given {
+        fn new(texts: &[&str]) -> Given {
+            let texts: Vec<CString> =
+                texts.iter().map(|text| CString::new(*text).unwrap()).collect();
+            let words = texts.iter().map(|text| text.as_ptr() as usize).chain([0]).collect();
+            Given { _texts: texts, words }
+        }
+
+        fn at(&self) -> usize {
+            self.words.as_ptr() as usize
+        }
+    }
+
+    /// The entries that a call is made with.
+    fn entries(at: usize) -> Vec<String> {
+        // SAFETY: an array of strings that ends in a null word, as long as the call is made.
+        let text = |n: usize| unsafe {
+            let word = *(at as *const *const c_char).add(n);
+            (!word.is_null()).then(|| CStr::from_ptr(word).to_str().unwrap().into())
+        };
+        (0..).map_while(text).collect()
+    }
+
+    fn passed(texts: &[&str], adds: bool) -> Vec<String> {
+        let (given, mut seen) = (Given::new(texts), None);
+        let result = with_kept(&kept_here(), given.at(), adds, &mut |at| {
+            seen = Some(entries(at));
+            -7
+        });
+        assert_eq!(result, -7);
+        seen.expect("the call is made")
+    }
+
+    const REQUEST: &str = "MEMFOLD_RUN=limit=5";
+
+    fn load(others: &str) -> String {
+        format!("LD_PRELOAD={PATH}{others}")
+    }
+
+    #[test]
+    fn executed_program_gets_both_variables_behind_its_own() {
+        assert_eq!(passed(&["A=1", "B=2"], true), ["A=1", "B=2", &load(""), REQUEST]);
+        assert_eq!(passed(&[], true), [&load(""), REQUEST]);
+    }
+
+    #[test]
+    fn executed_program_may_have_no_environment_at_all() {
+        let mut seen = Vec::new();
+        with_kept(&kept_here(), 0, true, &mut |at| {
+            seen = entries(at);
+            0
+        });
+        assert_eq!(seen, [&load(""), REQUEST]);
+    }
+
+    #[test]
+    fn library_loads_before_those_of_the_program_which_sees_its_own_entry() {
+        let own = "LD_PRELOAD=/a.so:/b.so";
+        assert_eq!(passed(&[own, "A=1"], true), [own, "A=1", &load(":/a.so:/b.so"), REQUEST]);
+        // The linker goes by the last.
+        let (first, last) = ("LD_PRELOAD=/a.so", "LD_PRELOAD=/b.so");
+        assert_eq!(passed(&[first, last], true), [first, last, &load(":/b.so"), REQUEST]);
+        // Blanks separate, too.
+        assert_eq!(passed(&["LD_PRELOAD= /a.so  /b.so"], true)[1], load(":/a.so:/b.so"));
+    }
+
+    /// A program that reads `/proc/self/environ` may hand on what it has found there.
+    #[test]
+    fn own_variables_are_passed_on_once() {
+        let shown = load(":/a.so");
+        let passed_on = passed(&["A=1", &shown, "MEMFOLD_RUN=limit=7"], true);
+        assert_eq!(passed_on, ["A=1", "LD_PRELOAD=/a.so", &load(":/a.so"), REQUEST]);
+        let alone = load("");
+        assert_eq!(passed(&[&alone, "A=1", REQUEST], true), ["A=1", &load(""), REQUEST]);
+    }
+
+    #[test]
+    fn program_without_memfold_gets_none_of_its_variables() {
+        let shown = load(":/a.so");
+        assert_eq!(passed(&["A=1", &shown, REQUEST], false), ["A=1", "LD_PRELOAD=/a.so"]);
+        assert_eq!(passed(&["A=1", "LD_PRELOAD=/a.so"], false), ["A=1", "LD_PRELOAD=/a.so"]);
+    }
+
+    #[test]
+    fn program_for_which_memfold_is_switched_off_gets_what_it_is_given() {
+        let given = ["MEMFOLD_DISABLE=1", "A=1"];
+        assert_eq!(passed(&given, true), given);
+        assert_eq!(passed(&["MEMFOLD_DISABLE=10"], true).len(), 3);
+    }
+
+    #[test]
+    fn similar_names_are_the_programs() {
+        let given = ["MEMFOLD_RUNS=1", "XLD_PRELOAD=/a.so", "LD_PRELOADED=1", "MEMFOLD_RUN"];
+        assert_eq!(passed(&given, true)[..4], given);
+    }
+
+    #[test]
+    fn large_environment_is_passed_on_and_a_huge_one_stays_as_it_is() {
+        for (count, is_passed_on) in [(FEW, true), (FEW + 1, true), (MANY, true), (MANY + 1, false)]
+        {
+            let texts: Vec<String> = (0..count).map(|n| format!("V{n}={n}")).collect();
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let got = passed(&texts, true);
+            assert_eq!(got[..count], texts, "{count}");
+            assert_eq!(got.len(), if is_passed_on { count + 2 } else { count });
+        }
+    }
+
+    #[test]
+    fn long_list_of_libraries_is_passed_on_as_far_as_there_is_room() {
+        let room = TEXT_BYTES - load("").len() - LOAD.len() - 2;
+        let fits = format!("LD_PRELOAD=/{}", "x".repeat(room - 1));
+        assert_eq!(passed(&[&fits], true).len(), 3);
+        let fits_not = fits + "x";
+        assert_eq!(passed(&[&fits_not], true), [fits_not]);
+    }
+
+    /// The kernel's array: entries, a null word, the auxiliary vector.
+    #[test]
+    fn hidden_entries_leave_a_whole_array_and_a_whole_vector() {
+        let shown = load("");
+        let given = Given::new(&["A=1", &shown, "B=2", REQUEST]);
+        let mut words: Vec<usize> = given.words.clone();
+        words.extend([6, 4096, 0, 0]);
+        // SAFETY: the array is the test's own, and libc's is another.
+        unsafe { hide(words.as_mut_ptr().cast(), 4, [1, 3]) };
+        assert_eq!(entries(words.as_ptr() as usize), ["A=1", "B=2"]);
+        assert_eq!(words[2..], [0, 1, 0, 6, 4096, 0, 0], "AT_IGNORE, then what was there");
+    }
+
+    #[test]
+    fn library_is_known_by_its_name_among_others() {
+        let find = |value: &'static str| library_in(value.as_bytes());
+        assert_eq!(find("/x/libmemfold_preload.so"), Some(&b"/x/libmemfold_preload.so"[..]));
+        assert_eq!(find("/a.so:libmemfold_preload.so /b"), Some(&b"libmemfold_preload.so"[..]));
+        assert_eq!([find(""), find("/libmemfold_preload.so.1"), find("/a:/b")], [None; 3]);
+    }
 }
