@@ -1,10 +1,11 @@
 //! What comes under management, and when.
 use crate::diagnostics::limit;
+use crate::marks::state::{FLAGS, MemoryMark, ProgramState};
 use crate::program::ManagedProgram;
-use crate::share::Seen;
-use crate::state::{FLAGS, Mark, State};
+use crate::size::process_size;
+use crate::size::share::Seen;
 use crate::threads::{self, START_SHARE, start_pending};
-use crate::{diagnostics, engine, process_size};
+use crate::{diagnostics, engine};
 use alloc::vec::Vec;
 use core::mem::forget;
 use core::ops::ControlFlow::Continue;
@@ -90,7 +91,7 @@ impl ManagedProgram {
 
     /// The program is about to map `bytes` more. If that could bring it past the limit before anybody
     /// looks at its size, what it has is taken now: the rest will be with the call.
-    pub fn expect(&self, state: &mut State, bytes: usize) {
+    pub fn expect(&self, state: &mut ProgramState, bytes: usize) {
         state.mapped_since = state.mapped_since.saturating_add(bytes);
         let most = state.level.anonymous.saturating_add(state.mapped_since as u64);
         if self.is_managing() {
@@ -113,7 +114,7 @@ impl ManagedProgram {
     /// Reports that the run's limit can't be kept, with the causes: once in a run, by the process
     /// that can fold least. Or ends that process, as `--on-full` says. Notes the least limit that
     /// could be kept, as long as that rises.
-    fn judge_limit(&self, state: &mut State) {
+    fn judge_limit(&self, state: &mut ProgramState) {
         if !self.pager.take_past() {
             return;
         }
@@ -141,7 +142,7 @@ impl ManagedProgram {
 
     /// Starts all engine threads but the first, which calls this. Those that can't be had now are
     /// tried again at the next look.
-    fn start_threads(&self, state: &mut State, is_past: bool) {
+    fn start_threads(&self, state: &mut ProgramState, is_past: bool) {
         let pending = state.pending.get_or_insert_with(|| {
             self.pager.prepare();
             let workers = self.config.worker_count(self.pager.cpus());
@@ -153,9 +154,9 @@ impl ManagedProgram {
     }
 
     /// Takes everything that suits, in one step: meanwhile no mapping changes.
-    fn adopt_all(&self, state: &mut State) {
+    fn adopt_all(&self, state: &mut ProgramState) {
         let mut all: Vec<Range<usize>> = Vec::new();
-        let dump = if self.config.fold_dont_dump { Some(Mark::DontDump) } else { None };
+        let dump = if self.config.fold_dont_dump { Some(MemoryMark::DontDump) } else { None };
         let done = self.smaps.each(|area, about| {
             let range = area.start..area.end;
             if !area.is_private_anonymous() || area.end > TOP || overlaps_own(area.start, area.end)
@@ -193,7 +194,7 @@ impl ManagedProgram {
     /// As [`ManagedProgram::adopt`], but a small range waits until there are some, or until the next look. The
     /// heap and the arenas of libc grow by such: taken one by one, each would be filled by faults of
     /// its own, and end the folios before and after it.
-    pub fn adopt_later(&self, state: &mut State, range: &Range<usize>) {
+    pub fn adopt_later(&self, state: &mut ProgramState, range: &Range<usize>) {
         if self.is_managing() {
             state.late.add(range.clone());
             if state.late.bytes() >= LATE_BYTES {
@@ -202,14 +203,14 @@ impl ManagedProgram {
         }
     }
 
-    fn adopt_late(&self, state: &mut State) {
+    fn adopt_late(&self, state: &mut ProgramState) {
         for range in state.late.take() {
             self.adopt(state, &range);
         }
     }
 
     /// Takes what suits of the mappings in a range, as far as they reach, and isn't managed.
-    pub fn adopt(&self, state: &State, range: &Range<usize>) {
+    pub fn adopt(&self, state: &ProgramState, range: &Range<usize>) {
         if !self.is_managing() || !state.takes() {
             return;
         }
@@ -361,7 +362,7 @@ impl ManagedProgram {
         }
     }
 
-    fn take_parts(&self, state: &State, all: Vec<Range<usize>>) {
+    fn take_parts(&self, state: &ProgramState, all: Vec<Range<usize>>) {
         if state.traced > 0 {
             return;
         }
@@ -386,7 +387,7 @@ impl ManagedProgram {
     }
 
     /// Takes what the program has just mapped, readable and writable.
-    pub fn take_new(&self, state: &State, range: &Range<usize>) {
+    pub fn take_new(&self, state: &ProgramState, range: &Range<usize>) {
         let is_wanted = self.is_managing() && state.takes() && range.end <= TOP;
         if is_wanted && self.is_worth(range) {
             let _ = self.pager.take_empty(range.clone(), || self.register_new(range));
@@ -502,8 +503,8 @@ mod tests {
             let all = room.pages(0..96);
             unmanaged(calls, &all);
             calls.with_state(|state| {
-                state.marked(Mark::Own).add(room.pages(32..40));
-                state.marked(Mark::DontFork).add(room.pages(40..48));
+                state.marked(MemoryMark::Own).add(room.pages(32..40));
+                state.marked(MemoryMark::DontFork).add(room.pages(40..48));
                 program.adopt(state, &all);
             });
             assert_eq!(calls.managed(&all), [room.pages(0..32), room.pages(40..96)]);

@@ -43,10 +43,10 @@ pub struct Life {
     pub look: fn() -> i64,
 }
 
-struct Given(UnsafeCell<Option<Config>>);
+struct GivenConfig(UnsafeCell<Option<Config>>);
 // SAFETY: written before the engine's first thread starts, taken by that thread.
-unsafe impl Sync for Given {}
-static CONFIG: Given = Given(UnsafeCell::new(None));
+unsafe impl Sync for GivenConfig {}
+static CONFIG: GivenConfig = GivenConfig(UnsafeCell::new(None));
 static LIFE: AtomicPtr<Life> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Starts the engine, and waits until this process is under management, or is found not to be

@@ -2,8 +2,8 @@
 //! without threads, so the kernel itself judges what is made of each call. There is neither gate nor
 //! run: a test makes the calls, as the gate would, with a closure for the call itself. Nobody serves
 //! faults: a test brings home what it looks at.
+use crate::marks::state::ProgramState;
 use crate::program::{ManagedProgram, managed};
-use crate::state::State;
 use core::ops::Range;
 use memfold::Delivery;
 use memfold::config::Config;
@@ -133,7 +133,7 @@ impl Calls {
     }
 
     /// Does something with the state.
-    pub fn with_state<T>(self, with: impl FnOnce(&mut State) -> T) -> T {
+    pub fn with_state<T>(self, with: impl FnOnce(&mut ProgramState) -> T) -> T {
         with(&mut self.0.state.lock())
     }
 

@@ -22,9 +22,10 @@
 //! and writes to a file of its own (`memfold/swap/copied.rs`).
 use crate::diagnostics::unserved::unserved_later;
 use crate::limits;
+use crate::marks::state::MemoryMark;
 use crate::program::{MARK, ManagedProgram, abandon};
-use crate::state::Mark;
-use crate::{diagnostics, engine, process_size};
+use crate::size::process_size;
+use crate::{diagnostics, engine};
 use core::mem::forget;
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
@@ -124,7 +125,7 @@ impl ManagedProgram {
         // SAFETY: this is the only thread, and it holds the lock.
         let state = unsafe { self.state.peek_mut() };
         state.forget_apart();
-        let ended = state.marked(Mark::DontFork).within(&(0..TOP));
+        let ended = state.marked(MemoryMark::DontFork).within(&(0..TOP));
         ended.iter().for_each(|range| state.forget(range));
         if state.traced > 0 {
             // It was another task that is traced.

@@ -1,8 +1,8 @@
 //! What the gate asks.
 use crate::diagnostics as say;
 use crate::diagnostics::warn_once as say_once;
+use crate::marks::state::MemoryMark as Mark;
 use crate::program::{ManagedProgram, get};
-use crate::state::Mark;
 use crate::{deferred, execution::executes, limits, threads};
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;

@@ -26,6 +26,8 @@
 //! is locked, kept from dumps, zeros for children, open to merging; what is smaller than 64 KiB and
 //! continues nothing.
 #![cfg_attr(not(test), no_std)]
+// Sets of one range.
+#![cfg_attr(test, allow(clippy::single_range_in_vec_init, clippy::cloned_ref_to_slice_refs))]
 extern crate alloc;
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -35,10 +37,8 @@ compile_error!("memfold run needs the gate, which is for x86-64");
 pub mod diagnostics;
 mod heap;
 mod request;
-mod process_size;
-mod share;
-mod ranges;
-mod state;
+mod size;
+mod marks;
 mod paging;
 mod engine;
 mod threads;
@@ -87,7 +87,7 @@ pub unsafe fn begin(count: usize, arguments: *mut *mut c_char, arena: &'static A
 
 /// The first call that a seccomp filter would kill this process for, and that the engine makes.
 fn killing_call(config: &Config) -> Option<&'static str> {
-    if !process_size::is_filtered() {
+    if !size::process_size::is_filtered() {
         return None;
     }
     // SAFETY: the constructor is called before the program has threads.

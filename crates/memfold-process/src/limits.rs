@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn program_sees_its_own_and_the_kernel_has_room_for_reservations() {
+    fn program_sees_its_limit_and_reservations_have_room() {
         let (kernel, mut all) = (Fake::new([NONE, NONE]), OwnLimits::NONE);
         assert_eq!(shown(&all, &kernel, AS), [NONE, NONE]);
         assert_eq!(all.set(&kernel, AS, [GIB, 2 * GIB]), Ok([NONE, NONE]));
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn hard_limit_that_was_lowered_can_not_be_raised_without_privilege() {
+    fn lowered_hard_limit_is_raised_with_privilege_only() {
         let (kernel, mut all) = (Fake::new([NONE, NONE]), OwnLimits::NONE);
         all.set(&kernel, AS, [GIB, 2 * GIB]).unwrap();
         assert_eq!(all.set(&kernel, AS, [GIB, 3 * GIB]), Err(Errno::PERM));
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_has_set_since_is_shown_and_kept() {
+    fn limit_that_another_process_has_set_is_kept() {
         let (kernel, mut all) = (Fake::new([NONE, NONE]), OwnLimits::NONE);
         all.set(&kernel, AS, [GIB, NONE]).unwrap();
         let theirs = [9 * GIB, 9 * GIB];
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn own_files_are_opened_within_the_hard_limit_and_the_soft_one_comes_back() {
+    fn own_files_are_opened_within_the_hard_limit() {
         for (limit, meanwhile) in [
             ([64, 100], [100, 100]),
             ([64, NONE], [64 + DESCRIPTORS, NONE]),

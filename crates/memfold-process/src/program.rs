@@ -3,11 +3,11 @@ use crate::diagnostics;
 use crate::diagnostics::addresses::Remedy;
 use crate::engine;
 use crate::heap::arena;
+use crate::marks::ranges::Ranges;
+use crate::marks::state::{Apart, Before, MemoryMark, ProgramState};
 use crate::paging::Paging;
-use crate::process_size;
-use crate::ranges::Ranges;
-use crate::share::{self, Scale};
-use crate::state::{Apart, Before, Mark, State};
+use crate::size::process_size;
+use crate::size::share::{self, Scale};
 use crate::threads::ring;
 use alloc::boxed::Box;
 use alloc::format;
@@ -60,7 +60,7 @@ pub struct ManagedProgram {
     pub nice: i32,
     pub known: Known,
     /// Held by who changes mappings, adopts, or copies the process.
-    pub state: Mutex<State>,
+    pub state: Mutex<ProgramState>,
     /// Where faults are the program's own to serve: registered with a userfaultfd of its own. Taken
     /// last, and nothing else is done while it is held.
     pub faults_of_program: Mutex<Ranges>,
@@ -84,14 +84,14 @@ pub struct ManagedProgram {
 }
 
 /// What is opened in the program's own table of descriptors.
-struct Opened {
+struct OpenedFiles {
     paging: Paging,
     pagemap: Pagemap,
     maps: Maps,
     file: Option<Arc<FileDisk>>,
 }
 
-static OPENED: Mutex<Option<Opened>> = Mutex::new(None);
+static OPENED: Mutex<Option<OpenedFiles>> = Mutex::new(None);
 static PROGRAM: AtomicPtr<ManagedProgram> = AtomicPtr::new(core::ptr::null_mut());
 
 /// The program, once it has an engine.
@@ -132,7 +132,7 @@ pub fn try_open(config: &Config) -> Result<(), Lacking> {
     opened(config).map(drop)
 }
 
-fn opened(config: &Config) -> Result<Opened, Lacking> {
+fn opened(config: &Config) -> Result<OpenedFiles, Lacking> {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let least = NUMBERS_FROM.min(most.saturating_sub(NUMBERS)) as i32;
     let number = |e: Errno| format!("a number for a descriptor: {e}");
@@ -146,7 +146,7 @@ fn opened(config: &Config) -> Result<Opened, Lacking> {
     let open = |path: &String| FileDisk::open(path, options);
     let file = config.swap.as_ref().map(open).transpose();
     let file = file.map_err(|e| Lacking(format!("--swap: {e}")))?.map(Arc::new);
-    Ok(Opened { paging, pagemap, maps, file })
+    Ok(OpenedFiles { paging, pagemap, maps, file })
 }
 
 /// Why there is no engine.
@@ -182,8 +182,12 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
 ///
 /// # Errors
 /// One line: what this process lacks.
-fn make(config: Config, opened: Opened, stats: &'static Stats) -> Result<ManagedProgram, String> {
-    let Opened { paging, pagemap, maps, file } = opened;
+fn make(
+    config: Config,
+    opened: OpenedFiles,
+    stats: &'static Stats,
+) -> Result<ManagedProgram, String> {
+    let OpenedFiles { paging, pagemap, maps, file } = opened;
     let pagemap = Arc::new(pagemap);
     let remote = open_remote(&config)?.map(Arc::new);
     let errands = Arc::new(Errands::new(bare::is_current));
@@ -250,16 +254,16 @@ pub fn managed(config: Config) -> Option<&'static ManagedProgram> {
 }
 
 /// What is there at the start, of which nothing is managed; and the end of the main thread's stack.
-fn present() -> Result<(State, usize), Errno> {
+fn present() -> Result<(ProgramState, usize), Errno> {
     // A process inherits it, also over exec.
-    let (mut state, mut stack_end) = (State::default(), 0);
+    let (mut state, mut stack_end) = (ProgramState::default(), 0);
     state.merges = process_size::merges();
     each_area(|area| {
         if area.is_stack() {
             stack_end = area.end;
         }
         if area.is_private_anonymous() && !overlaps_own(area.start, area.end) {
-            state.marked(Mark::Own).add(area.start..area.end);
+            state.marked(MemoryMark::Own).add(area.start..area.end);
         }
         Continue(())
     })?;
@@ -370,11 +374,11 @@ impl ManagedProgram {
     /// A call on `range` is about to be made with no lock held. It may wait until another thread of
     /// the program has done something, which may change mappings first: of what it faults in, and what
     /// it reports, a userfaultfd or a file system of the program's may be in charge. Or it is made by a
-    /// child that may be killed. Until [`State::end_apart`] nothing of the range is managed.
+    /// child that may be killed. Until [`ProgramState::end_apart`] nothing of the range is managed.
     /// `child`: the number of the caller, if it is a child.
     pub fn begin_apart(
         &self,
-        state: &mut State,
+        state: &mut ProgramState,
         child: Option<usize>,
         ranges: [Range<usize>; 2],
     ) -> Apart {
@@ -386,7 +390,7 @@ impl ManagedProgram {
     }
 
     /// What there is in some ranges.
-    pub fn before(&self, state: &State, ranges: &[Range<usize>]) -> Before {
+    pub fn before(&self, state: &ProgramState, ranges: &[Range<usize>]) -> Before {
         let faults = self.faults_of_program.lock();
         let faults = ranges.iter().flat_map(|range| faults.within(range)).collect();
         state.before(ranges, faults)
@@ -413,8 +417,8 @@ impl ManagedProgram {
 
     /// Whether the program may have what happens to a part of a range reported by a userfaultfd of its
     /// own.
-    pub fn is_watched(&self, state: &mut State, range: &Range<usize>) -> bool {
-        state.has_userfault && !state.marked(Mark::Other).within(range).is_empty()
+    pub fn is_watched(&self, state: &mut ProgramState, range: &Range<usize>) -> bool {
+        state.has_userfault && !state.marked(MemoryMark::Other).within(range).is_empty()
     }
 
     /// Nobody allocates, and no zone comes or goes, until [`ManagedProgram::allow_allocation`].

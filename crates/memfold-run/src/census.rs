@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_counts_only_in_the_table_of_the_user_that_the_kernel_names() {
+    fn slot_counts_only_for_the_user_that_the_kernel_names() {
         let (mut all, mut census) = (Fake::default(), Census::new(OWN));
         all.begin(20, OWN);
         all.begin(21, OWN).user = 5;

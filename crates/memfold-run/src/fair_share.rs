@@ -65,13 +65,13 @@ mod tests {
     }
 
     #[test]
-    fn alone_or_with_room_for_all_a_process_has_what_the_others_leave() {
+    fn process_has_what_the_others_leave_where_there_is_room() {
         assert_eq!(of(100, 500, &[]), 100);
         assert_eq!(of(100, 20, &needs([30, 40])), 30);
     }
 
     #[test]
-    fn who_needs_more_gets_what_the_modest_leave() {
+    fn process_that_needs_more_gets_what_the_modest_leave() {
         assert_eq!(of(100, 500, &needs([500])), 50);
         assert_eq!(of(100, 500, &needs([10, 500])), 45);
         assert_eq!(of(100, 500, &needs([500, 10, 0])), 45);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cant_fold_has_room_and_the_others_fold_more() {
+    fn process_that_cant_fold_has_room_and_others_fold_more() {
         let stiff = ShareClaim { need: 90, least: 80 };
         let soft = ShareClaim { need: 90, least: 5 };
         assert_eq!((share(100, stiff, &[soft]), share(100, soft, &[stiff])), (80, 20));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_never_exceed_the_limit_together_and_leave_next_to_nothing() {
+    fn shares_add_up_to_no_more_than_the_limit() {
         each_case(|limit, claims, shares| {
             let used = |(share, claim): (&u64, &ShareClaim)| *share.min(&claim.need());
             let sum = shares.iter().zip(claims).map(used).sum::<u64>();
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_less_than_it_can_reach_where_all_can_be_had() {
+    fn share_is_no_less_than_a_process_can_reach() {
         each_case(|limit, claims, shares| {
             if claims.iter().map(|claim| claim.least).sum::<u64>() <= limit {
                 let below = shares.iter().zip(claims).find(|(share, claim)| **share < claim.least);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_short_of_its_need_has_no_less_than_anybody_beyond_its_least() {
+    fn short_process_has_no_less_than_another_beyond_its_least() {
         each_case(|limit, claims, shares| {
             for (share, claim) in shares.iter().zip(claims) {
                 let is_short = *share < claim.need();

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_whole_once_and_in_order_and_what_has_no_room_is_refused() {
+    fn lines_come_whole_once_and_in_order_while_there_is_room() {
         let mailbox = empty();
         for n in 0..PLACES as u32 {
             assert!(mailbox.leave(n, n == 3, std::format!("line {n}").as_bytes()));
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_gets_every_line_of_many_threads() {
+    fn waiter_gets_every_line_of_many_threads() {
         let mailbox = empty();
         let mut read = Vec::new();
         std::thread::scope(|scope| {

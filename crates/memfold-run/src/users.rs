@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn new_user_knows_whether_the_gate_works_and_that_the_run_has_begun() {
+    fn new_user_knows_what_the_run_has_found_out() {
         let tables = tables();
         let early = add(&tables, 1);
         tables.tables()[0].note_gate();

@@ -36,7 +36,7 @@ const NAMES: [&str; 3] = [
 
 /// What the run was given, the least that it can keep now, and what processes without an engine
 /// have of that, bytes.
-pub struct Reach {
+pub struct LimitReach {
     bound: u64,
     least: u64,
     slotless: u64,
@@ -45,23 +45,23 @@ pub struct Reach {
 }
 
 /// How far the run is past its limit. `None`: it can be kept, as others fold more.
-pub fn reach(pager: &Pager) -> Option<Reach> {
+pub fn reach(pager: &Pager) -> Option<LimitReach> {
     let reach = match member::whole(pager.is_limited()) {
         Some(((limit, resident), Least { bytes, slotless, largest, has_largest })) => {
             let bound = if pager.is_limited() { limit } else { resident };
             let is_own = |largest: ProcessSlot| member::own().is_none_or(|own| own.is(&largest));
             let is_largest = has_largest && largest.is_none_or(is_own);
-            Reach { bound, least: bytes, slotless, is_largest }
+            LimitReach { bound, least: bytes, slotless, is_largest }
         }
         None => {
             let (bound, least) = (pager.bound_bytes(), pager.least_limit_bytes());
-            Reach { bound, least, slotless: 0, is_largest: true }
+            LimitReach { bound, least, slotless: 0, is_largest: true }
         }
     };
     (reach.least > reach.bound).then_some(reach)
 }
 
-impl Reach {
+impl LimitReach {
     /// For the summary: a program may go on to grow after the warning.
     pub fn note(&self) {
         member::note_least(self.least);
@@ -69,7 +69,7 @@ impl Reach {
 }
 
 /// The warning that the run's limit can't be kept.
-pub fn report(pager: &Pager, smaps: &Smaps, reach: &Reach) -> String {
+pub fn report(pager: &Pager, smaps: &Smaps, reach: &LimitReach) -> String {
     let mut text = String::from("warning: ");
     let _ = why(pager, smaps, reach, &mut text, "is exceeded, so that no data is lost");
     text.push_str(" --on-full stop ends a process instead.");
@@ -77,7 +77,7 @@ pub fn report(pager: &Pager, smaps: &Smaps, reach: &Reach) -> String {
 }
 
 /// Why this process is ended.
-pub fn end(pager: &Pager, smaps: &Smaps, reach: &Reach) -> String {
+pub fn end(pager: &Pager, smaps: &Smaps, reach: &LimitReach) -> String {
     let mut text = String::new();
     let _ = why(pager, smaps, reach, &mut text, "this process is ended (--on-full stop)");
     text
@@ -86,7 +86,13 @@ pub fn end(pager: &Pager, smaps: &Smaps, reach: &Reach) -> String {
 /// Which limit can't be kept and what is done about it; each cause with its bytes, in all processes
 /// and in this one, which mostly is that with most of it; the least limit that can be kept now; and
 /// what else would do.
-fn why(pager: &Pager, smaps: &Smaps, reach: &Reach, text: &mut String, then: &str) -> fmt::Result {
+fn why(
+    pager: &Pager,
+    smaps: &Smaps,
+    reach: &LimitReach,
+    text: &mut String,
+    then: &str,
+) -> fmt::Result {
     let what = if pager.is_limited() { "limit" } else { "resident limit" };
     write!(text, "The {what} of {} can't be kept, and {then}.", Size(reach.bound))?;
     let (_, processes) = member::sum_of(pager.stats(), |_| 0);

@@ -14,7 +14,7 @@ use memfold_sys::raw::{set_ender, set_warner, system_call, write_stderr};
 use memfold_sys::text::Text;
 
 const PREFIX: &str = "memfold: ";
-type Line = Text<{ PREFIX.len() + LINE_BYTES_MAX + 1 }>;
+type DiagnosticLine = Text<{ PREFIX.len() + LINE_BYTES_MAX + 1 }>;
 
 /// From now on what the engine warns of goes the same way.
 pub fn listen() {
@@ -27,7 +27,7 @@ pub fn listen() {
 
 /// Says something of the run, once for all of its processes.
 pub fn warn(text: fmt::Arguments<'_>) {
-    leave(false, Line::of(text).as_bytes());
+    leave(false, DiagnosticLine::of(text).as_bytes());
 }
 
 /// [`warn`], once in a process: so that what happens often fills no mailbox.
@@ -43,7 +43,7 @@ pub(crate) use warn_once;
 
 /// Says why this process is about to end.
 pub fn last_words(text: fmt::Arguments<'_>) {
-    let mut line = Line::of(format_args!("{PREFIX}{text}"));
+    let mut line = DiagnosticLine::of(format_args!("{PREFIX}{text}"));
     if !leave(true, &line.as_bytes()[PREFIX.len()..]) {
         write_stderr(line.line());
     }

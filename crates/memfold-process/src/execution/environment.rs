@@ -35,16 +35,16 @@ const MANY: usize = 16_000;
 const TEXT_BYTES: usize = 8 << 10;
 
 /// What is passed on. Never freed.
-struct Kept {
+struct PassedOn {
     /// The path of the library.
     library: Box<[u8]>,
     /// The whole entry of what memfold run asks, with its end.
     request: Box<[u8]>,
 }
 
-static KEPT: AtomicPtr<Kept> = AtomicPtr::new(core::ptr::null_mut());
+static KEPT: AtomicPtr<PassedOn> = AtomicPtr::new(core::ptr::null_mut());
 
-fn kept() -> Option<&'static Kept> {
+fn kept() -> Option<&'static PassedOn> {
     // SAFETY: the pointer is null or a leaked box.
     unsafe { KEPT.load(SeqCst).as_ref() }
 }
@@ -87,7 +87,7 @@ pub unsafe fn take(count: usize, arguments: *mut *mut c_char) {
     let (Some(request), Some(load)) = (request, load) else { return };
     let Some(value) = value_of(texts[load]) else { return };
     let Some(library) = library_in(value) else { return };
-    let kept = Kept { library: library.into(), request: texts[request].into() };
+    let kept = PassedOn { library: library.into(), request: texts[request].into() };
     KEPT.store(Box::into_raw(Box::new(kept)), SeqCst);
     // What the program would see without memfold must be there as an entry of its own.
     let others = &value[value.len().min(library.len() + 1)..];
@@ -144,22 +144,22 @@ fn word_at(at: usize) -> Option<usize> {
 
 /// What kind of entry a string is.
 #[derive(Copy, Clone, PartialEq, Eq)]
-enum Entry {
+enum EntryKind {
     Request,
     Load,
     Disable,
     Other,
 }
 
-fn kind_of(at: usize) -> Entry {
+fn kind_of(at: usize) -> EntryKind {
     let mut begins = [0u8; 18];
     // Bytes that can't be read stay zeros.
     let _ = read_bytes(at, &mut begins);
     match begins {
-        _ if begins.starts_with(REQUEST) => Entry::Request,
-        _ if begins.starts_with(LOAD) => Entry::Load,
-        _ if begins.starts_with(DISABLE) && begins[DISABLE.len()] == 0 => Entry::Disable,
-        _ => Entry::Other,
+        _ if begins.starts_with(REQUEST) => EntryKind::Request,
+        _ if begins.starts_with(LOAD) => EntryKind::Load,
+        _ if begins.starts_with(DISABLE) && begins[DISABLE.len()] == 0 => EntryKind::Disable,
+        _ => EntryKind::Other,
     }
 }
 
@@ -174,7 +174,7 @@ pub fn with(environment: usize, adds: bool, make: &mut dyn FnMut(usize) -> isize
 
 /// The same, of what is kept.
 fn with_kept(
-    kept: &Kept,
+    kept: &PassedOn,
     environment: usize,
     adds: bool,
     make: &mut dyn FnMut(usize) -> isize,
@@ -187,8 +187,8 @@ fn with_kept(
                 None => return make(environment),
                 Some(0) => break,
                 Some(at) => match kind_of(at) {
-                    Entry::Disable => return make(environment),
-                    kind => has_own |= kind == Entry::Request,
+                    EntryKind::Disable => return make(environment),
+                    kind => has_own |= kind == EntryKind::Request,
                 },
             }
             count += 1;
@@ -215,14 +215,14 @@ fn say_unmanaged() {
 }
 
 /// A string that is made for a `LD_PRELOAD`.
-struct Text {
+struct PreloadText {
     bytes: [u8; TEXT_BYTES],
     len: usize,
 }
 
-impl Text {
-    const fn new() -> Text {
-        Text { bytes: [0; TEXT_BYTES], len: 0 }
+impl PreloadText {
+    const fn new() -> PreloadText {
+        PreloadText { bytes: [0; TEXT_BYTES], len: 0 }
     }
 
     fn add(&mut self, bytes: &[u8]) {
@@ -240,20 +240,21 @@ fn value_at(at: usize, buffer: &mut [u8; TEXT_BYTES]) -> Option<&[u8]> {
 
 #[inline(never)]
 fn replaced<const N: usize>(
-    kept: &Kept,
+    kept: &PassedOn,
     environment: usize,
     count: usize,
     adds: bool,
     make: &mut dyn FnMut(usize) -> isize,
 ) -> isize {
     let (mut words, mut len) = ([0usize; N], 0);
-    let (mut value, mut visible, mut load) = ([0u8; TEXT_BYTES], Text::new(), Text::new());
+    let (mut value, mut visible, mut load) =
+        ([0u8; TEXT_BYTES], PreloadText::new(), PreloadText::new());
     let mut last_load = None;
     for n in 0..count {
         let Some(at) = word_at(environment + n * 8) else { return make(environment) };
         match kind_of(at) {
-            Entry::Request => continue,
-            Entry::Load => last_load = Some(len),
+            EntryKind::Request => continue,
+            EntryKind::Load => last_load = Some(len),
             _ => {}
         }
         words[len] = at;
@@ -305,9 +306,9 @@ mod tests {
 
     const PATH: &str = "/lib/libmemfold_preload.so";
 
-    fn kept_here() -> Kept {
+    fn kept_here() -> PassedOn {
         let with_end = |text: &str| CString::new(text).unwrap().into_bytes_with_nul().into();
-        Kept { library: PATH.as_bytes().into(), request: with_end("MEMFOLD_RUN=limit=5") }
+        PassedOn { library: PATH.as_bytes().into(), request: with_end("MEMFOLD_RUN=limit=5") }
     }
 
     /// An environment, as a program gives it to `execve`.
@@ -372,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn library_loads_before_those_of_the_program_which_sees_its_own_entry() {
+    fn library_loads_before_those_of_the_program() {
         let own = "LD_PRELOAD=/a.so:/b.so";
         assert_eq!(passed(&[own, "A=1"], true), [own, "A=1", &load(":/a.so:/b.so"), REQUEST]);
         // The linker goes by the last.
@@ -400,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn program_for_which_memfold_is_switched_off_gets_what_it_is_given() {
+    fn program_that_switches_memfold_off_keeps_its_environment() {
         let given = ["MEMFOLD_DISABLE=1", "A=1"];
         assert_eq!(passed(&given, true), given);
         assert_eq!(passed(&["MEMFOLD_DISABLE=10"], true).len(), 3);

@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_can_execute_is_left_to_the_kernel() {
+    fn file_that_nobody_can_execute_is_left_to_the_kernel() {
         let scratch = Scratch::new();
         assert_eq!(why(&scratch.file("plain", elf(X86_64, 2, None), 0o644)), None);
         assert_eq!(why(&scratch.path("none")), None);

@@ -5,8 +5,8 @@
 //! The kernel lets a userfaultfd of the program's change what is registered with the engine's. What
 //! would do so is answered as if it were registered with none.
 use crate::diagnostics::warn_once;
+use crate::marks::state::{MemoryMark, ProgramState};
 use crate::program::ManagedProgram;
-use crate::state::{Mark, State};
 use core::ops::Range;
 use memfold::known::TOP;
 use memfold_gate::{read_bytes, write_bytes};
@@ -132,7 +132,7 @@ impl ManagedProgram {
         });
     }
 
-    fn give_range(&self, state: &mut State, request: usize, range: Range<usize>) {
+    fn give_range(&self, state: &mut ProgramState, request: usize, range: Range<usize>) {
         state.has_userfault |= request == UFFDIO_REGISTER;
         state.note_new(&range);
         match request {
@@ -141,7 +141,7 @@ impl ManagedProgram {
             _ => {}
         }
         if request != UFFDIO_UNREGISTER {
-            state.marked(Mark::Other).add(range.clone());
+            state.marked(MemoryMark::Other).add(range.clone());
         }
         self.leave(&range);
     }

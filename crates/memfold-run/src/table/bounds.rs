@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_are_read_by_all_with_the_key_and_written_by_their_maker() {
+    fn bounds_are_read_with_the_key_only() {
         let (bounds, file) = RunBounds::create(u64::MAX, &KEY).unwrap();
         let other = RunBounds::open(&file, &KEY).unwrap();
         assert_eq!(
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn users_share_as_processes_do_and_one_alone_has_all() {
+    fn users_share_as_processes_do() {
         let (bounds, _file) = RunBounds::create(u64::MAX, &KEY).unwrap();
         bounds.set_given(100, 90);
         let dealt = |users: &[[AskedShare; 2]]| {

@@ -1,6 +1,6 @@
 //! `madvise`: what is dropped, what is marked, and where the kernel refuses in the middle of a range.
 use crate::fixture::{Calls, Room, each_paging, each_paging_alone, error, numbers, raw};
-use crate::state::Mark;
+use crate::marks::state::MemoryMark;
 use core::ops::Range;
 use memfold_sys::Errno;
 use memfold_sys::units::PAGE_SIZE;
@@ -8,7 +8,7 @@ use memfold_sys::units::PAGE_SIZE;
 const GUARD_INSTALL: i32 = 102;
 const GUARD_REMOVE: i32 = 103;
 
-fn marked(calls: Calls, mark: Mark, range: &Range<usize>) -> std::vec::Vec<Range<usize>> {
+fn marked(calls: Calls, mark: MemoryMark, range: &Range<usize>) -> std::vec::Vec<Range<usize>> {
     calls.with_state(|state| state.marked(mark).within(range))
 }
 
@@ -64,7 +64,7 @@ fn refused_discard_keeps_contents() {
 
 /// The kernel takes one mapping after the other.
 #[test]
-fn discard_that_is_refused_in_the_middle_has_dropped_what_is_before() {
+fn discard_refused_in_the_middle_has_dropped_the_start() {
     each_paging(|program| {
         let (calls, room) = (Calls(program), Room::new(96));
         around_a_file(calls, &room);
@@ -90,13 +90,13 @@ fn discard_over_a_gap_goes_on_behind_it() {
 }
 
 #[test]
-fn mark_that_is_refused_in_the_middle_is_on_what_is_before() {
+fn mark_refused_in_the_middle_is_on_the_start() {
     each_paging(|program| {
         let (calls, room) = (Calls(program), Room::new(96));
         around_a_file(calls, &room);
         let all = room.pages(0..96);
         assert_eq!(calls.advise(&all, libc::MADV_WIPEONFORK), error(Errno::INVAL));
-        assert_eq!(marked(calls, Mark::Wiped, &all), [room.pages(0..32)]);
+        assert_eq!(marked(calls, MemoryMark::Wiped, &all), [room.pages(0..32)]);
         assert_eq!(calls.managed(&all), [room.pages(64..96)]);
         assert_eq!(calls.read(&room.pages(0..32)), numbers(0..32));
         assert_eq!(calls.read(&room.pages(64..96)), numbers(0..32));
@@ -114,7 +114,7 @@ fn mark_over_a_gap_is_on_both_sides() {
         assert!(calls.managed(&all).is_empty());
         assert_eq!(calls.advise(&all, libc::MADV_DODUMP), error(Errno::NOMEM));
         assert_eq!(calls.managed(&all), [room.pages(0..32), room.pages(64..96)]);
-        assert!(marked(calls, Mark::DontDump, &all).is_empty());
+        assert!(marked(calls, MemoryMark::DontDump, &all).is_empty());
     });
 }
 
@@ -122,9 +122,9 @@ fn mark_over_a_gap_is_on_both_sides() {
 fn each_mark_ends_with_its_counterpart() {
     each_paging(|program| {
         for (begin, end, mark) in [
-            (libc::MADV_WIPEONFORK, libc::MADV_KEEPONFORK, Mark::Wiped),
-            (libc::MADV_DONTDUMP, libc::MADV_DODUMP, Mark::DontDump),
-            (libc::MADV_MERGEABLE, libc::MADV_UNMERGEABLE, Mark::Mergeable),
+            (libc::MADV_WIPEONFORK, libc::MADV_KEEPONFORK, MemoryMark::Wiped),
+            (libc::MADV_DONTDUMP, libc::MADV_DODUMP, MemoryMark::DontDump),
+            (libc::MADV_MERGEABLE, libc::MADV_UNMERGEABLE, MemoryMark::Mergeable),
         ] {
             let (calls, room) = (Calls(program), Room::new(64));
             let (all, part) = (room.pages(0..64), room.pages(16..32));
@@ -132,7 +132,7 @@ fn each_mark_ends_with_its_counterpart() {
             calls.fold(&all);
             if calls.advise(&part, begin) == error(Errno::INVAL) {
                 // A kernel without KSM.
-                assert_eq!((mark, calls.managed(&all)), (Mark::Mergeable, [all].to_vec()));
+                assert_eq!((mark, calls.managed(&all)), (MemoryMark::Mergeable, [all].to_vec()));
                 continue;
             }
             assert_eq!(calls.managed(&all), [room.pages(0..16), room.pages(32..64)]);
@@ -152,9 +152,9 @@ fn memory_that_is_not_for_children_stays_managed() {
         calls.map(&all);
         assert_eq!(calls.advise(&all, libc::MADV_DONTFORK), 0);
         assert_eq!(calls.managed(&all), [all.clone()]);
-        assert_eq!(marked(calls, Mark::DontFork, &all), [all.clone()]);
+        assert_eq!(marked(calls, MemoryMark::DontFork, &all), [all.clone()]);
         assert_eq!(calls.advise(&all, libc::MADV_DOFORK), 0);
-        assert!(marked(calls, Mark::DontFork, &all).is_empty());
+        assert!(marked(calls, MemoryMark::DontFork, &all).is_empty());
     });
 }
 
@@ -165,7 +165,7 @@ fn discarded_memory_that_a_call_holds_stays_and_is_overwritten() {
         let (calls, room) = (Calls(program), Room::new(64));
         let (all, held) = (room.pages(0..64), room.pages(8..10));
         calls.map(&all);
-        let hold = program.pager.holds().hold(0, held.clone()).ok().expect("there is room");
+        let hold = program.pager.holds().hold(0, held.clone()).expect("there is room");
         assert_eq!(calls.advise(&all, libc::MADV_DONTNEED), 0);
         let is_there = |page| program.pagemap.is_populated(page);
         assert!(held.clone().step_by(PAGE_SIZE).all(is_there));
@@ -181,7 +181,7 @@ fn memory_that_a_call_holds_is_not_freed() {
         let (calls, room) = (Calls(program), Room::new(64));
         let (all, held) = (room.pages(0..64), room.pages(8..10));
         calls.map(&all);
-        let hold = program.pager.holds().hold(0, held).ok().expect("there is room");
+        let hold = program.pager.holds().hold(0, held).expect("there is room");
         assert_eq!(calls.advise(&all, libc::MADV_FREE), 0);
         program.pager.holds().release(hold);
         let now = calls.read(&all);
@@ -234,7 +234,7 @@ fn advice_that_concerns_nothing_passes() {
 }
 
 #[test]
-fn advice_by_process_is_done_range_by_range_up_to_the_first_that_fails() {
+fn process_madvise_stops_at_the_first_range_that_fails() {
     each_paging(|program| {
         let (calls, room) = (Calls(program), Room::new(96));
         calls.map(&room.pages(0..96));
@@ -265,7 +265,7 @@ fn advice_in_memory_that_the_program_serves_is_given_apart() {
         calls.map(&all);
         calls.with_state(|state| {
             state.has_userfault = true;
-            state.marked(Mark::Other).add(room.pages(60..64));
+            state.marked(MemoryMark::Other).add(room.pages(60..64));
         });
         let args = [all.start, all.len(), libc::MADV_DONTNEED as usize, 0, 0, 0];
         let result = program.change(libc::SYS_madvise as usize, &args, &mut |args| {
@@ -274,6 +274,6 @@ fn advice_in_memory_that_the_program_serves_is_given_apart() {
             raw(libc::SYS_madvise, *args)
         });
         assert_eq!((result, calls.managed(&all)), (0, [room.pages(0..60)].to_vec()));
-        assert_eq!(marked(calls, Mark::Other, &all), [room.pages(60..64)]);
+        assert_eq!(marked(calls, MemoryMark::Other, &all), [room.pages(60..64)]);
     });
 }

@@ -1,7 +1,7 @@
 //! `mmap`, `munmap`, `mremap`, `mprotect`, `mlock`: what is managed afterwards, what is marked, and what
 //! the memory holds.
 use crate::fixture::{Calls, Room, each_paging, each_paging_alone, error, numbers};
-use crate::state::Mark;
+use crate::marks::state::MemoryMark;
 use memfold_sys::Errno;
 use memfold_sys::units::PAGE_SIZE;
 use std::vec::Vec;
@@ -80,12 +80,12 @@ fn mapping_over_marked_memory_ends_the_mark() {
         assert_eq!(calls.call(libc::SYS_mlock, [all.start, 2 * PAGE_SIZE, 0, 0, 0, 0]), 0);
         assert_eq!(calls.managed(&all), [room.pages(2..64)]);
         calls.map(&all);
-        assert!(calls.with_state(|state| state.marked(Mark::Locked).within(&all)).is_empty());
+        assert!(calls.with_state(|state| state.marked(MemoryMark::Locked).within(&all)).is_empty());
     });
 }
 
 #[test]
-fn moved_memory_is_managed_where_it_has_come_to_and_keeps_its_contents() {
+fn moved_memory_is_managed_at_its_new_place() {
     each_paging(|program| {
         let (calls, from, to) = (Calls(program), Room::new(64), Room::new(64));
         let (all, there) = (from.pages(0..64), to.pages(0..64));
@@ -103,7 +103,7 @@ fn moved_memory_is_managed_where_it_has_come_to_and_keeps_its_contents() {
 }
 
 #[test]
-fn memory_that_is_moved_and_left_in_place_is_managed_at_both() {
+fn memory_that_is_moved_and_kept_is_managed_at_both_places() {
     each_paging(|program| {
         let (calls, from, to) = (Calls(program), Room::new(64), Room::new(64));
         let (all, there) = (from.pages(0..64), to.pages(0..64));
@@ -156,8 +156,8 @@ fn grown_memory_has_the_marks_of_its_end() {
         // The kernel lets one mapping grow: the last.
         let last = room.pages(48..64);
         assert_eq!(calls.remap(&last, 32 * PAGE_SIZE, 0, 0), last.start as isize);
-        let marked =
-            calls.with_state(|state| state.marked(Mark::DontDump).within(&room.pages(0..128)));
+        let marked = calls
+            .with_state(|state| state.marked(MemoryMark::DontDump).within(&room.pages(0..128)));
         assert_eq!(marked, [room.pages(48..80)]);
         assert_eq!(calls.managed(&room.pages(0..128)), [room.pages(0..48)]);
     });
@@ -176,7 +176,7 @@ fn marks_move_with_the_memory_but_locks_end_where_it_was() {
         let marked = |mark, range: &core::ops::Range<usize>| {
             calls.with_state(|state| state.marked(mark).within(range))
         };
-        for mark in [Mark::DontDump, Mark::Locked] {
+        for mark in [MemoryMark::DontDump, MemoryMark::Locked] {
             assert_eq!(marked(mark, &there), [there.clone()]);
             assert!(marked(mark, &all).is_empty());
         }
@@ -189,7 +189,7 @@ fn marks_move_with_the_memory_but_locks_end_where_it_was() {
 }
 
 #[test]
-fn several_mappings_that_are_moved_at_once_keep_what_lies_between() {
+fn mappings_that_are_moved_together_keep_what_lies_between() {
     each_paging(|program| {
         let (calls, from, to) = (Calls(program), Room::new(96), Room::new(96));
         let (all, there) = (from.pages(0..96), to.pages(0..96));
@@ -208,7 +208,7 @@ fn several_mappings_that_are_moved_at_once_keep_what_lies_between() {
 }
 
 #[test]
-fn memory_that_is_read_only_stays_managed_only_where_it_is_not_hidden() {
+fn read_only_memory_stays_managed_unless_it_is_hidden() {
     each_paging(|program| {
         let (calls, room) = (Calls(program), Room::new(64));
         let all = room.pages(0..64);
@@ -253,7 +253,7 @@ fn lock_that_fails_at_a_gap_has_locked_what_is_before_it() {
         let result = calls.call(libc::SYS_mlock, [all.start, all.len(), 0, 0, 0, 0]);
         assert_eq!(result, error(Errno::NOMEM));
         assert_eq!(calls.managed(&all), [room.pages(64..96)]);
-        let marked = calls.with_state(|state| state.marked(Mark::Locked).within(&all));
+        let marked = calls.with_state(|state| state.marked(MemoryMark::Locked).within(&all));
         assert_eq!(marked, [room.pages(0..32)]);
     });
 }
@@ -268,13 +268,13 @@ fn refused_lock_leaves_memory_managed() {
         let refused = error(Errno::PERM);
         assert_eq!(program.change(libc::SYS_mlock as usize, &args, &mut |_| refused), refused);
         assert_eq!(calls.managed(&all), [all.clone()]);
-        assert!(calls.with_state(|state| state.marked(Mark::Locked).within(&all)).is_empty());
+        assert!(calls.with_state(|state| state.marked(MemoryMark::Locked).within(&all)).is_empty());
     });
 }
 
 /// The setting is the whole process's, so the kernel isn't asked.
 #[test]
-fn memory_that_the_kernel_may_merge_leaves_management_until_it_may_not() {
+fn memory_that_may_be_merged_leaves_management() {
     each_paging_alone(|program| {
         let (calls, room) = (Calls(program), Room::new(64));
         let all = room.pages(0..64);
@@ -287,7 +287,7 @@ fn memory_that_the_kernel_may_merge_leaves_management_until_it_may_not() {
         assert!(calls.with_state(|state| state.takes()));
         assert_eq!(merge(1, 0), 0);
         assert!(calls.managed(&all).is_empty() && !calls.with_state(|state| state.takes()));
-        let marked = calls.with_state(|state| state.marked(Mark::Mergeable).within(&all));
+        let marked = calls.with_state(|state| state.marked(MemoryMark::Mergeable).within(&all));
         assert_eq!(marked, [all.clone()]);
     });
 }
@@ -301,7 +301,7 @@ fn call_made_apart_leaves_what_another_thread_maps_meanwhile() {
         calls.map(&all);
         calls.with_state(|state| {
             state.has_userfault = true;
-            state.marked(Mark::Other).add(room.pages(0..1));
+            state.marked(MemoryMark::Other).add(room.pages(0..1));
         });
         let args = [all.start, all.len(), 0, 0, 0, 0];
         let result = program.change(libc::SYS_munmap as usize, &args, &mut |args| {
@@ -313,7 +313,7 @@ fn call_made_apart_leaves_what_another_thread_maps_meanwhile() {
         assert_eq!(result, 0);
         calls.with_state(|state| program.adopt(state, &all));
         assert_eq!(calls.managed(&all), [middle]);
-        let marked = calls.with_state(|state| state.marked(Mark::Other).within(&all));
+        let marked = calls.with_state(|state| state.marked(MemoryMark::Other).within(&all));
         assert!(marked.is_empty() || marked == [room.pages(32..64)], "{marked:?}");
     });
 }

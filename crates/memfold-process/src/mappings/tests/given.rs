@@ -1,6 +1,6 @@
 //! `ioctl`s by which memory is given away. The device is a fake: only what the calls name matters.
 use crate::fixture::{Calls, Room, each_paging, error, numbers};
-use crate::state::Mark;
+use crate::marks::state::MemoryMark;
 use memfold_sys::Errno;
 use memfold_sys::units::PAGE_SIZE;
 
@@ -50,7 +50,10 @@ fn given_memory_leaves_management_whoever_it_is_given_to() {
                 [room.pages(0..16), room.pages(32..64)],
                 "{request:#x}"
             );
-            assert_eq!(calls.with_state(|state| state.marked(Mark::Other).within(&all)), [part]);
+            assert_eq!(
+                calls.with_state(|state| state.marked(MemoryMark::Other).within(&all)),
+                [part]
+            );
             assert_eq!(calls.read(&all), numbers(0..64));
         }
     });
@@ -97,7 +100,7 @@ fn faults_of_the_program_move_with_its_memory() {
         assert_eq!(calls.remap(&all, all.len(), flags, there.start), there.start as isize);
         let own = |range| program.faults_of_program.lock().within(range);
         assert_eq!((own(&all), own(&there)), ([].to_vec(), [to.pages(8..16)].to_vec()));
-        let marked = calls.with_state(|state| state.marked(Mark::Other).within(&there));
+        let marked = calls.with_state(|state| state.marked(MemoryMark::Other).within(&there));
         assert_eq!(marked, [to.pages(8..16)]);
     });
 }

@@ -1,7 +1,7 @@
 //! What is known of the program's memory beside what is managed: marks, and calls that are under way
 //! with no lock held. It is changed with the program's mappings.
-use crate::ranges::{Ranges, common, without};
-use crate::share::Level;
+use crate::marks::ranges::{Ranges, common, without};
+use crate::size::share::Level;
 use alloc::vec::Vec;
 use core::ops::Range;
 use memfold::delivery::background::Start;
@@ -9,7 +9,7 @@ use memfold_sys::maps::flag;
 
 /// What keeps memory from being managed; or, one of them, from children.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Mark {
+pub enum MemoryMark {
     /// It was there at the start; a stack; what the gate reports.
     Own,
     /// Locked in memory.
@@ -27,23 +27,23 @@ pub enum Mark {
 }
 
 /// Every mark.
-pub const MARKS: [Mark; 7] = [
-    Mark::Own,
-    Mark::Locked,
-    Mark::DontFork,
-    Mark::Wiped,
-    Mark::DontDump,
-    Mark::Mergeable,
-    Mark::Other,
+pub const MARKS: [MemoryMark; 7] = [
+    MemoryMark::Own,
+    MemoryMark::Locked,
+    MemoryMark::DontFork,
+    MemoryMark::Wiped,
+    MemoryMark::DontDump,
+    MemoryMark::Mergeable,
+    MemoryMark::Other,
 ];
 
 /// Marks by what smaps says.
-pub const FLAGS: [(u32, Mark); 6] = [
-    (flag::LOCKED, Mark::Locked),
-    (flag::DONT_FORK, Mark::DontFork),
-    (flag::WIPE_ON_FORK, Mark::Wiped),
-    (flag::DONT_DUMP, Mark::DontDump),
-    (flag::MERGEABLE, Mark::Mergeable),
+pub const FLAGS: [(u32, MemoryMark); 6] = [
+    (flag::LOCKED, MemoryMark::Locked),
+    (flag::DONT_FORK, MemoryMark::DontFork),
+    (flag::WIPE_ON_FORK, MemoryMark::Wiped),
+    (flag::DONT_DUMP, MemoryMark::DontDump),
+    (flag::MERGEABLE, MemoryMark::Mergeable),
     (
         flag::IO
             | flag::PFN
@@ -55,14 +55,14 @@ pub const FLAGS: [(u32, Mark); 6] = [
             | flag::SEALED
             | flag::UFFD_MISSING
             | flag::UFFD_PROTECT,
-        Mark::Other,
+        MemoryMark::Other,
     ),
 ];
 
 /// What changes with the program's mappings.
 #[derive(Default)]
-pub struct State {
-    /// By [`Mark`].
+pub struct ProgramState {
+    /// By [`MemoryMark`].
     never: [Ranges; MARKS.len()],
     /// To be taken with what the program maps next: see [`ManagedProgram::adopt_later`].
     pub late: Ranges,
@@ -90,9 +90,9 @@ pub struct State {
     pub mapped_since: usize,
 }
 
-impl State {
+impl ProgramState {
     /// The memory with a mark.
-    pub fn marked(&mut self, mark: Mark) -> &mut Ranges {
+    pub fn marked(&mut self, mark: MemoryMark) -> &mut Ranges {
         &mut self.never[mark as usize]
     }
 
@@ -114,7 +114,7 @@ impl State {
 
     /// What of `parts` may be managed.
     pub fn unmarked(&self, parts: Vec<Range<usize>>) -> Vec<Range<usize>> {
-        let never = MARKS.iter().filter(|mark| **mark != Mark::DontFork);
+        let never = MARKS.iter().filter(|mark| **mark != MemoryMark::DontFork);
         never.fold(parts, |parts, mark| self.never[*mark as usize].cut_out_of(parts))
     }
 
@@ -130,10 +130,10 @@ impl State {
     }
 
     /// A call on the parts of `before` is about to be made with no lock held: until
-    /// [`State::end_apart`] nothing of them may be managed. `number`: of the call; `child`: of the
+    /// [`ProgramState::end_apart`] nothing of them may be managed. `number`: of the call; `child`: of the
     /// caller, if it is a child.
     pub fn begin_apart(&mut self, number: u64, child: Option<usize>, before: Before) -> Apart {
-        let (marked, mut added) = (self.marked(Mark::Other), Ranges::default());
+        let (marked, mut added) = (self.marked(MemoryMark::Other), Ranges::default());
         for range in &before.parts {
             for part in without(range, &marked.within(range)) {
                 marked.add(part.clone());
@@ -152,14 +152,14 @@ impl State {
         let Pending { mut before, added, new_since, .. } = self.apart.swap_remove(at);
         before.parts = new_since.cut_out_of(before.parts);
         for part in before.parts.iter().flat_map(|part| added.within(part)) {
-            self.marked(Mark::Other).remove(&part);
+            self.marked(MemoryMark::Other).remove(&part);
         }
         before
     }
 
     /// What has which mark in a range.
-    fn marks_in(&self, range: &Range<usize>) -> Vec<(Mark, Range<usize>)> {
-        let of = |mark: Mark| self.never[mark as usize].within(range).into_iter();
+    fn marks_in(&self, range: &Range<usize>) -> Vec<(MemoryMark, Range<usize>)> {
+        let of = |mark: MemoryMark| self.never[mark as usize].within(range).into_iter();
         MARKS.into_iter().flat_map(|mark| of(mark).map(move |part| (mark, part))).collect()
     }
 
@@ -170,7 +170,7 @@ impl State {
         if moved.is_elsewhere() {
             self.forget(&moved.here);
             for part in &before.parts {
-                self.marked(Mark::Locked).remove(&common(part, &moved.taken));
+                self.marked(MemoryMark::Locked).remove(&common(part, &moved.taken));
             }
             for (mark, part) in &before.marks {
                 self.marked(*mark).add(moved.there(part));
@@ -186,7 +186,7 @@ impl State {
     /// What mremap adds to memory is marked as that is.
     fn extend(&mut self, before: &Range<usize>, added: Range<usize>) {
         let last = before.end.saturating_sub(1).max(before.start)..before.end;
-        for mark in MARKS.into_iter().filter(|mark| *mark != Mark::Own) {
+        for mark in MARKS.into_iter().filter(|mark| *mark != MemoryMark::Own) {
             let marked = self.marked(mark);
             if !marked.within(&last).is_empty() {
                 marked.add(added.clone());
@@ -230,7 +230,7 @@ impl Moved {
     }
 }
 
-/// A call that is made with no lock held: see [`State::begin_apart`].
+/// A call that is made with no lock held: see [`ProgramState::begin_apart`].
 pub struct Apart(u64);
 
 /// What is kept of it.
@@ -249,7 +249,7 @@ struct Pending {
 pub struct Before {
     /// Its ranges, or what of them is still as it was.
     pub parts: Vec<Range<usize>>,
-    pub marks: Vec<(Mark, Range<usize>)>,
+    pub marks: Vec<(MemoryMark, Range<usize>)>,
     /// Where faults are the program's own to serve.
     pub faults: Vec<Range<usize>>,
 }
@@ -258,15 +258,20 @@ pub struct Before {
 mod tests {
     use super::*;
 
-    const OTHERS: [Mark; 5] =
-        [Mark::Own, Mark::Wiped, Mark::DontDump, Mark::Mergeable, Mark::Other];
+    const OTHERS: [MemoryMark; 5] = [
+        MemoryMark::Own,
+        MemoryMark::Wiped,
+        MemoryMark::DontDump,
+        MemoryMark::Mergeable,
+        MemoryMark::Other,
+    ];
 
-    fn marked(state: &mut State, mark: Mark) -> Vec<Range<usize>> {
+    fn marked(state: &mut ProgramState, mark: MemoryMark) -> Vec<Range<usize>> {
         state.marked(mark).within(&(0..1000))
     }
 
-    fn with(marks: &[(Mark, Range<usize>)]) -> State {
-        let mut state = State::default();
+    fn with(marks: &[(MemoryMark, Range<usize>)]) -> ProgramState {
+        let mut state = ProgramState::default();
         marks.iter().for_each(|(mark, range)| state.marked(*mark).add(range.clone()));
         state
     }
@@ -282,18 +287,21 @@ mod tests {
     }
 
     /// An mremap of which nothing was changed meanwhile.
-    fn move_all(state: &mut State, moved: &Moved) {
+    fn move_all(state: &mut ProgramState, moved: &Moved) {
         let before = state.before(core::slice::from_ref(&moved.from), Vec::new());
         state.note_moved(moved, &before);
     }
 
     #[test]
-    fn every_mark_but_that_of_children_keeps_memory_from_being_managed() {
+    fn every_mark_but_that_of_children_forbids_management() {
         for mark in MARKS {
             let state = with(&[(mark, 20..30)]);
             let parts = state.unmarked([0..100].to_vec());
-            let all =
-                if mark == Mark::DontFork { [0..100].to_vec() } else { [0..20, 30..100].to_vec() };
+            let all = if mark == MemoryMark::DontFork {
+                [0..100].to_vec()
+            } else {
+                [0..20, 30..100].to_vec()
+            };
             assert_eq!(parts, all, "{mark:?}");
         }
     }
@@ -309,25 +317,25 @@ mod tests {
 
     #[test]
     fn memory_that_stays_has_its_marks_but_for_locks() {
-        let mut state = with(&[(Mark::DontDump, 10..20), (Mark::Locked, 30..40)]);
+        let mut state = with(&[(MemoryMark::DontDump, 10..20), (MemoryMark::Locked, 30..40)]);
         move_all(&mut state, &moved(0..100, 500..600, true));
-        assert_eq!(marked(&mut state, Mark::DontDump), [10..20, 510..520]);
-        assert_eq!(marked(&mut state, Mark::Locked), [530..540]);
+        assert_eq!(marked(&mut state, MemoryMark::DontDump), [10..20, 510..520]);
+        assert_eq!(marked(&mut state, MemoryMark::Locked), [530..540]);
     }
 
     #[test]
     fn memory_that_is_cut_off_has_no_marks() {
-        let mut state = with(&[(Mark::Other, 10..90)]);
+        let mut state = with(&[(MemoryMark::Other, 10..90)]);
         move_all(&mut state, &moved(0..100, 0..50, false));
-        assert_eq!(marked(&mut state, Mark::Other), [10..50]);
-        let mut state = with(&[(Mark::Other, 10..90)]);
+        assert_eq!(marked(&mut state, MemoryMark::Other), [10..50]);
+        let mut state = with(&[(MemoryMark::Other, 10..90)]);
         move_all(&mut state, &moved(0..100, 500..550, false));
-        assert_eq!(marked(&mut state, Mark::Other), [510..550]);
+        assert_eq!(marked(&mut state, MemoryMark::Other), [510..550]);
     }
 
     #[test]
     fn memory_that_is_added_is_marked_as_that_before_it() {
-        for (mark, last) in [(Mark::Locked, 99..100), (Mark::Other, 0..100)] {
+        for (mark, last) in [(MemoryMark::Locked, 99..100), (MemoryMark::Other, 0..100)] {
             let mut state = with(&[(mark, last.clone())]);
             move_all(&mut state, &moved(0..100, 0..150, false));
             assert_eq!(marked(&mut state, mark), [last.start..150]);
@@ -335,45 +343,45 @@ mod tests {
             move_all(&mut state, &moved(0..100, 500..650, false));
             assert_eq!(marked(&mut state, mark), [500 + last.start..650]);
         }
-        let mut state = with(&[(Mark::Locked, 0..99), (Mark::Own, 0..100)]);
+        let mut state = with(&[(MemoryMark::Locked, 0..99), (MemoryMark::Own, 0..100)]);
         move_all(&mut state, &moved(0..100, 0..150, false));
-        assert_eq!(marked(&mut state, Mark::Locked), [0..99]);
-        assert_eq!(marked(&mut state, Mark::Own), [0..100], "what comes is the program's");
+        assert_eq!(marked(&mut state, MemoryMark::Locked), [0..99]);
+        assert_eq!(marked(&mut state, MemoryMark::Own), [0..100], "what comes is the program's");
     }
 
     #[test]
     fn nothing_of_a_call_apart_is_managed_until_it_ends() {
-        let mut state = with(&[(Mark::Other, 10..20)]);
+        let mut state = with(&[(MemoryMark::Other, 10..20)]);
         let before = state.before(&[0..100, 200..300], Vec::new());
         let apart = state.begin_apart(7, Some(3), before);
         assert_eq!(state.unmarked([0..400].to_vec()), [100..200, 300..400]);
         assert!(state.apart_of(3).is_some() && state.apart_of(4).is_none());
         let before = state.end_apart(apart);
         assert_eq!(before.parts, [0..100, 200..300]);
-        assert_eq!(before.marks, [(Mark::Other, 10..20)]);
-        assert_eq!(marked(&mut state, Mark::Other), [10..20], "that one was there");
+        assert_eq!(before.marks, [(MemoryMark::Other, 10..20)]);
+        assert_eq!(marked(&mut state, MemoryMark::Other), [10..20], "that one was there");
         assert!(state.apart_of(3).is_none());
     }
 
     #[test]
-    fn what_came_during_a_call_apart_is_none_of_its() {
-        let mut state = State::default();
+    fn memory_mapped_during_a_call_apart_is_not_of_it() {
+        let mut state = ProgramState::default();
         let before = state.before(&[0..100, 0..0], Vec::new());
         let apart = state.begin_apart(1, None, before);
         // Another thread maps something, and gives it to a device.
         state.note_new(&(40..60));
         state.forget(&(40..60));
-        state.marked(Mark::Other).add(50..60);
+        state.marked(MemoryMark::Other).add(50..60);
         let before = state.end_apart(apart);
         assert_eq!(before.parts, [0..40, 60..100]);
-        assert_eq!(marked(&mut state, Mark::Other), [50..60]);
+        assert_eq!(marked(&mut state, MemoryMark::Other), [50..60]);
     }
 
     #[test]
     fn two_calls_apart_on_the_same_memory_end_in_any_order() {
         for first_ends_first in [true, false] {
-            let mut state = State::default();
-            let begin = |state: &mut State, number, range: Range<usize>| {
+            let mut state = ProgramState::default();
+            let begin = |state: &mut ProgramState, number, range: Range<usize>| {
                 let before = state.before(&[range], Vec::new());
                 state.begin_apart(number, None, before)
             };
@@ -382,7 +390,7 @@ mod tests {
             let order = if first_ends_first { [first, second] } else { [second, first] };
             let [one, other] = order.map(|apart| state.end_apart(apart).parts);
             assert_eq!(one.len() + other.len(), 2);
-            assert!(marked(&mut state, Mark::Other).is_empty());
+            assert!(marked(&mut state, MemoryMark::Other).is_empty());
         }
     }
 
@@ -396,11 +404,13 @@ mod tests {
 
     #[test]
     fn nothing_more_is_taken_while_the_program_forbids_it() {
-        assert!(State::default().takes());
-        for forbid in
-            [(|s| s.locks_future = true) as fn(&mut State), |s| s.merges = true, |s| s.traced = 1]
-        {
-            let mut state = State::default();
+        assert!(ProgramState::default().takes());
+        for forbid in [
+            (|s| s.locks_future = true) as fn(&mut ProgramState),
+            |s| s.merges = true,
+            |s| s.traced = 1,
+        ] {
+            let mut state = ProgramState::default();
             forbid(&mut state);
             assert!(!state.takes());
         }

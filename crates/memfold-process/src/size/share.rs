@@ -1,5 +1,5 @@
 //! How large this process is, and its share of what the whole run may use.
-use crate::process_size::{self, Statm};
+use crate::size::process_size::{self, Statm};
 use core::sync::atomic::Ordering::Relaxed;
 use memfold::config::Config;
 use memfold::pager::{Pager, SharedLimit};

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_common_is_empty_inside_the_second_if_nothing_is() {
+    fn common_part_of_disjoint_ranges_is_empty() {
         assert_eq!(common(&(1..5), &(3..9)), 3..5);
         assert_eq!(common(&(3..9), &(1..5)), 3..5);
         assert_eq!(common(&(1..3), &(3..9)), 3..3);
