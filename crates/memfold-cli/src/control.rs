@@ -5,9 +5,9 @@
 //! by `{"error": "why"}`.
 use crate::report::json::of_process;
 use crate::sockets;
-use crate::table::slots::Slots;
+use crate::table::hand_over::HandOver;
 use memfold::config::Config;
-use memfold_run::table::Process;
+use memfold_run::table::ProcessSlot;
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::fs;
@@ -21,7 +21,7 @@ use std::time::Instant;
 /// A run, as its control socket sees it.
 pub struct Run {
     /// The counters of its processes, and its bounds.
-    pub slots: Slots,
+    pub shared: HandOver,
     /// Its settings, with the present bounds.
     pub config: Mutex<Config>,
     /// The program and its arguments.
@@ -52,14 +52,15 @@ impl Run {
     fn stat(&self) -> Value {
         let config = self.config();
         let command: Vec<_> = self.arguments.iter().map(|a| a.to_string_lossy()).collect();
-        let processes = self.slots.processes().filter(Process::is_alive).map(|process| {
-            let mut one = of_process(process);
-            for (name, bytes) in uncounted(process.pid()) {
-                one[name] = bytes.into();
-            }
-            one
-        });
-        let (unmanaged, unmanaged_bytes) = self.slots.bounds().seatless();
+        let processes =
+            self.shared.tables.processes().filter(ProcessSlot::is_alive).map(|process| {
+                let mut one = of_process(process);
+                for (name, bytes) in uncounted(process.pid()) {
+                    one[name] = bytes.into();
+                }
+                one
+            });
+        let (unmanaged, unmanaged_bytes) = self.shared.tables.bounds().slotless();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "run": std::process::id(),
@@ -86,7 +87,7 @@ impl Run {
             }
         }
         new.check().map_err(|e| e.to_string())?;
-        self.slots.set_bounds(&new);
+        self.shared.tables.set_bounds(new.limit_bytes, new.resident_bytes);
         *config = new;
         Ok(json!({
             "run": std::process::id(),
@@ -154,10 +155,10 @@ mod tests {
     fn bounds_that_make_no_sense_change_nothing() {
         let mut config = Config::new(1 << 30);
         config.set("limit", "64M").unwrap();
-        let slots = Slots::new().unwrap();
-        slots.set_bounds(&config);
+        let shared = HandOver::new().unwrap();
+        shared.tables.set_bounds(config.limit_bytes, config.resident_bytes);
         let run =
-            Run { slots, config: Mutex::new(config), arguments: vec![], start: Instant::now() };
+            Run { shared, config: Mutex::new(config), arguments: vec![], start: Instant::now() };
         for (request, words) in [
             (r#"{"do":"set","limit":"1"}"#, "too small"),
             (r#"{"do":"set","limit":"2G"}"#, "more than the memory"),

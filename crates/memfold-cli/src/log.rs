@@ -3,9 +3,9 @@
 //! once, however many processes leave it.
 use crate::failure::Failure;
 use crate::program::plain;
-use crate::table::slots::Slots;
 use memfold_run::mailbox::Letter;
-use memfold_run::table::Table;
+use memfold_run::table::RunTable;
+use memfold_run::users::UserTables;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Write};
@@ -52,9 +52,9 @@ impl Log {
     }
 
     /// Prints the lines that processes have left. `command` is the number of the program itself.
-    pub fn say_left(&self, slots: &Slots, command: u32) {
+    pub fn say_left(&self, tables: &UserTables, command: u32) {
         let mut inner = self.inner.lock().expect("nobody panics with the lock");
-        let tables = slots.tables();
+        let tables = tables.tables();
         for letter in tables.iter().flat_map(|table| table.mailbox().take()) {
             if let Some(line) = line(&mut inner.said, &letter, command) {
                 let _ = inner.out.write_all(line.as_bytes());
@@ -67,10 +67,10 @@ impl Log {
     }
 
     /// Prints the lines of one table as its processes leave them, forever.
-    pub fn follow(&self, slots: &Slots, table: &Table, command: u32) {
+    pub fn follow(&self, tables: &UserTables, table: &RunTable, command: u32) {
         loop {
             let rung = table.mailbox().rung();
-            self.say_left(slots, command);
+            self.say_left(tables, command);
             table.mailbox().wait(rung);
         }
     }

@@ -7,13 +7,15 @@ use crate::report::figures::Figures;
 use crate::report::json;
 use crate::report::stats_file::StatsFile;
 use crate::report::summary::{Ended, summary};
-use crate::table::seatless;
-use crate::table::slots::Slots;
+use crate::table::hand_over::HandOver;
+use crate::table::processes;
 use crate::{delivery, dict, machine, program, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memfold::config::keys::{Audience, COUNTED, KEYS, SettingKey};
 use memfold::config::{Config, Size};
-use memfold_run::table::{ORDER, Table, order_in};
+use memfold_run::request::{RunRequest, VARIABLE};
+use memfold_run::table::RunTable;
+use memfold_run::users::UserTables;
 use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_swap::disk::file_disk::{FileDisk, Options};
 use std::ffi::{CStr, CString, NulError, OsString, c_char};
@@ -25,8 +27,6 @@ use std::thread;
 use std::time::Instant;
 use std::{env, fs};
 
-/// The environment variable with the preload library's settings.
-pub const VARIABLE: &str = ORDER;
 const LIBRARY: &str = "libmemfold_preload.so";
 const SUMMARY: &str = "summary";
 const STATS_FILE: &str = "stats-file";
@@ -209,18 +209,19 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     if let Some(line) = otherwise {
         log.say(&format!("memfold: {line}\n"));
     }
-    let slots = Slots::new()?;
-    slots.set_bounds(&config);
+    let shared = HandOver::new()?;
+    shared.tables.set_bounds(config.limit_bytes, config.resident_bytes);
     // SAFETY: no thread of memfold uses a robust mutex. If this fails, lines of processes may stay
     // unread.
-    let _ = unsafe { slots.bounds().run_here() };
+    let _ = unsafe { shared.tables.bounds().run_here() };
     let mut remote = crate::remote::start(&mut config, &log)?;
 
-    let environment = environment(&config, &slots, library)?;
+    let environment = environment(&config, &shared, library)?;
     // Whoever sees the program can find its run, so the socket comes first.
     let control = Control::listen();
     let child = Child::start(&path, &arguments, environment)?;
-    let run = Arc::new(Run { slots, config: Mutex::new(config), arguments, start: Instant::now() });
+    let run =
+        Arc::new(Run { shared, config: Mutex::new(config), arguments, start: Instant::now() });
     // Threads are started after the child, because signals are blocked by then.
     tend(&run, &log, child.number())?;
     let control = control.and_then(|(control, listener)| control.serve(listener, run.clone()));
@@ -232,17 +233,17 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let seconds = run.start.elapsed().as_secs_f64();
     let largest_bytes = largest_bytes();
     drop(control);
-    log.say_left(&run.slots, end.pid as u32);
+    log.say_left(&run.shared.tables, end.pid as u32);
     if let Some(Err(why)) = remote.as_mut().map(|remote| remote.end()) {
         log.say(&format!("memfold: warning: --remote: {why}\n"));
     }
     if end.dumped {
-        warn_of_dump(&run.slots, &log, end.pid as u32);
+        warn_of_dump(&run.shared.tables, &log, end.pid as u32);
     }
 
     if matches.get_flag(SUMMARY) {
         let ended = Ended { status: end.status, largest_bytes };
-        log.say(&summary(&run.config(), &run.slots, &ended));
+        log.say(&summary(&run.config(), &run.shared.tables, &ended));
     }
     if let Some(file) = stats_file {
         write_stats(file, &run, end.status, seconds)?;
@@ -264,12 +265,12 @@ fn largest_bytes() -> u64 {
 fn write_stats(file: StatsFile, run: &Run, status: u8, seconds: f64) -> Result<(), Failure> {
     let (config, arguments) = (&run.config(), &run.arguments);
     let about = json::Run { config, arguments, status, seconds };
-    file.write(&json::json(&about, &Figures::sum(&run.slots), &run.slots))
+    file.write(&json::json(&about, &Figures::sum(&run.shared.tables), &run.shared.tables))
 }
 
 /// Warns of a core dump, in which the kernel writes zeros for folded memory.
-fn warn_of_dump(slots: &Slots, log: &Log, pid: u32) {
-    let process = slots.processes().find(|process| process.pid() == pid);
+fn warn_of_dump(tables: &UserTables, log: &Log, pid: u32) {
+    let process = tables.processes().find(|process| process.pid() == pid);
     let folded = process.map_or(0, |process| process.stats().folded_bytes.load(Relaxed));
     if folded > 0 {
         log.say(&format!(
@@ -281,7 +282,7 @@ fn warn_of_dump(slots: &Slots, log: &Log, pid: u32) {
 }
 
 /// Starts three threads: one prints the lines that processes of the run leave, one gives processes
-/// the table, and one measures the processes without a seat in it.
+/// the table, and one measures the processes without a slot in it.
 fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
     let [for_door, for_looks] = [run.clone(), run.clone()];
     let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
@@ -289,17 +290,18 @@ fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
         started.map(drop)
     };
     let (follow_run, follow_log) = (run.clone(), log.clone());
-    let follow = move |table: &'static Table| {
+    let follow = move |table: &'static RunTable| {
         let (run, log) = (follow_run.clone(), follow_log.clone());
-        start("memfold-log", Box::new(move || log.follow(&run.slots, table, command)))
+        start("memfold-log", Box::new(move || log.follow(&run.shared.tables, table, command)))
     };
     let failed = |e| Failure::own(format!("Starting a thread failed: {}", program::plain(&e)));
-    follow(run.slots.tables()[0]).map_err(failed)?;
+    follow(run.shared.tables.tables()[0]).map_err(failed)?;
     // If a thread for a further user can't be started, its lines are printed with the next line of
     // another table, or at the end.
-    let serve = move || for_door.slots.serve(|table| drop(follow(table)));
+    let serve = move || for_door.shared.serve(|table| drop(follow(table)));
     start("memfold-door", Box::new(serve)).map_err(failed)?;
-    start("memfold-look", Box::new(move || seatless::watch(&for_looks.slots))).map_err(failed)
+    start("memfold-look", Box::new(move || processes::watch(&for_looks.shared.tables)))
+        .map_err(failed)
 }
 
 /// Returns the settings of the command line, checked as far as that is possible without starting
@@ -362,7 +364,7 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
 /// Returns whether this process runs under `memfold run`.
 fn is_inside_a_run() -> bool {
     let all = fs::read("/proc/self/environ").unwrap_or_default();
-    env::var_os(VARIABLE).is_some_and(|own| !own.is_empty()) || order_in(&all).is_some()
+    env::var_os(VARIABLE).is_some_and(|own| !own.is_empty()) || RunRequest::find(&all).is_some()
 }
 
 /// Returns the preload library: beside this executable, or installed as `../lib/memfold`.
@@ -393,11 +395,14 @@ pub fn library() -> Result<PathBuf, Failure> {
 
 /// Returns the environment that memfold was given, in its order, with the preload library's
 /// variables.
-fn environment(config: &Config, slots: &Slots, library: PathBuf) -> Result<Vec<CString>, Failure> {
-    let settings = config.encode().trim_end().replace('\n', ";");
-    let order = format!("{VARIABLE}={settings};{}", slots.order());
+fn environment(
+    config: &Config,
+    shared: &HandOver,
+    library: PathBuf,
+) -> Result<Vec<CString>, Failure> {
+    let request = format!("{VARIABLE}={}", shared.request(&config.encode()));
     let library = library.into_os_string().into_vec();
-    environment_with(given(), order.into_bytes(), &library).map_err(|_| {
+    environment_with(given(), request.into_bytes(), &library).map_err(|_| {
         Failure::own(
             "A setting contains a zero byte, which the environment can't pass on. Remove it.",
         )
@@ -405,24 +410,24 @@ fn environment(config: &Config, slots: &Slots, library: PathBuf) -> Result<Vec<C
 }
 
 /// Returns `entries`, and after them an LD_PRELOAD with the library before the libraries of the
-/// last LD_PRELOAD, and the order. The dynamic linker uses the last one, and the library hides
+/// last LD_PRELOAD, and the request. The dynamic linker uses the last one, and the library hides
 /// these two.
 fn environment_with(
     entries: Vec<CString>,
-    order: Vec<u8>,
+    request: Vec<u8>,
     library: &[u8],
 ) -> Result<Vec<CString>, NulError> {
-    let is_order = |bytes: &[u8]| {
+    let is_request = |bytes: &[u8]| {
         bytes.strip_prefix(VARIABLE.as_bytes()).is_some_and(|rest| rest.starts_with(b"="))
     };
     let mut all: Vec<CString> =
-        entries.into_iter().filter(|entry| !is_order(entry.as_bytes())).collect();
+        entries.into_iter().filter(|entry| !is_request(entry.as_bytes())).collect();
     let others = all.iter().rev().find_map(|entry| entry.as_bytes().strip_prefix(b"LD_PRELOAD="));
     let others = others.unwrap_or_default();
     let between: &[u8] = if others.is_empty() { b"" } else { b":" };
     let loads = [b"LD_PRELOAD=", library, between, others].concat();
     all.push(CString::new(loads)?);
-    all.push(CString::new(order)?);
+    all.push(CString::new(request)?);
     Ok(all)
 }
 

@@ -1,7 +1,7 @@
 //! The runs of this user: `memfold run --list`, `memfold stat PID` and `memfold set PID`.
 use crate::failure::Failure;
 use crate::sockets;
-use crate::table::slots::run_of;
+use crate::table::processes::run_of;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memfold::config::Size;
 use serde_json::{Value, json};

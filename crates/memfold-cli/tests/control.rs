@@ -49,7 +49,7 @@ fn a_live_limit_is_shrunk_and_grown_and_memory_follows() {
     holder.end();
 }
 
-/// It has no seat in the run's table.
+/// It has no slot in the run's table.
 #[test]
 fn a_small_process_is_found_by_its_number_too() {
     let Some(bin) = binaries() else { return };

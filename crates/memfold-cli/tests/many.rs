@@ -58,7 +58,7 @@ fn pids(stats: &serde_json::Value) -> Vec<u64> {
 fn a_limit_that_200_processes_share_is_kept() {
     let Some(stats) = run_many("", 1024, 256, &[], &["200", "8"]) else { return };
     // Those without an engine have none, and a sixteenth of the limit: at least 4 MiB each.
-    assert!(pids(&stats).len() >= 200 - 1024 / 16 / 4, "each other has a seat of its own");
+    assert!(pids(&stats).len() >= 200 - 1024 / 16 / 4, "each other has a slot of its own");
 }
 
 /// An equal share is less than one process alone would be content with. They held 650 MiB.

@@ -1,9 +1,11 @@
 //! What comes under management, and when.
 use crate::diagnostics::limit;
-use crate::program::{FLAGS, Gated, Mark, State};
-use crate::share::Seen;
+use crate::marks::state::{FLAGS, MemoryMark, ProgramState};
+use crate::program::ManagedProgram;
+use crate::size::process_size;
+use crate::size::share::Seen;
 use crate::threads::{self, START_SHARE, start_pending};
-use crate::{diagnostics as say, engine, process_size as proc};
+use crate::{diagnostics, engine};
 use alloc::vec::Vec;
 use core::mem::forget;
 use core::ops::ControlFlow::Continue;
@@ -14,7 +16,7 @@ use memfold::delivery::background;
 use memfold::known::TOP;
 use memfold::stats::Stats;
 use memfold_gate::{all_are_gone, child, first_has_exited};
-use memfold_run::slots;
+use memfold_run::member;
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::{overlaps_own, unless_own};
 use memfold_sys::raw::populates;
@@ -39,7 +41,7 @@ const LOOKS_OF_LARGEST: u32 = 64;
 /// So much may wait to be taken.
 const LATE_BYTES: usize = 1 << 20;
 
-impl Gated {
+impl ManagedProgram {
     /// Looks at the program's size; near the limit, takes what it has. Returns the time until the
     /// next look, nanoseconds.
     pub fn look(&self) -> i64 {
@@ -56,11 +58,8 @@ impl Gated {
         let Seen { before, unmanaged, slower } = seen;
         let anonymous = state.level.anonymous;
         let max = self.pager.limits().bound_bytes();
-        let next = match anonymous > max / 2 && anonymous > before {
-            _ if self.pager.gauges().excess_bytes() > 0 => LOOK_PAST_NS * slower,
-            true => LOOK_SOON_NS,
-            false => LOOK_NS * slower,
-        };
+        let is_past = self.pager.gauges().excess_bytes() > 0;
+        let next = next_look_ns((before, anonymous), max, is_past, slower);
         let begin = max / 100 * self.config.adopt_percent as u64;
         if !state.has_threads() && anonymous >= begin / START_SHARE {
             self.start_threads(state, anonymous > max);
@@ -83,16 +82,16 @@ impl Gated {
         let (filtered, shut_in) = (self.filtered.load(SeqCst), self.shut_in.load(SeqCst));
         // The gate knows all threads but those that come of one whose calls pass it by.
         if filtered && !shut_in && all_are_gone() {
-            proc::end_by(libc::SIGSYS as usize);
+            process_size::end_by(libc::SIGSYS as usize);
         }
         if filtered || shut_in {
-            proc::end_with_program(filtered && first_has_exited());
+            process_size::end_with_program(filtered && first_has_exited());
         }
     }
 
     /// The program is about to map `bytes` more. If that could bring it past the limit before anybody
     /// looks at its size, what it has is taken now: the rest will be with the call.
-    pub fn expect(&self, state: &mut State, bytes: usize) {
+    pub fn expect(&self, state: &mut ProgramState, bytes: usize) {
         state.mapped_since = state.mapped_since.saturating_add(bytes);
         let most = state.level.anonymous.saturating_add(state.mapped_since as u64);
         if self.is_managing() {
@@ -115,7 +114,7 @@ impl Gated {
     /// Reports that the run's limit can't be kept, with the causes: once in a run, by the process
     /// that can fold least. Or ends that process, as `--on-full` says. Notes the least limit that
     /// could be kept, as long as that rises.
-    fn judge_limit(&self, state: &mut State) {
+    fn judge_limit(&self, state: &mut ProgramState) {
         if !self.pager.gauges().take_past() {
             return;
         }
@@ -124,27 +123,26 @@ impl Gated {
         reach.note();
         if self.config.on_full == OnFull::Stop {
             if reach.is_largest {
-                say::die(format_args!("{}", limit::end(&self.pager, &self.smaps, &reach)));
+                diagnostics::die(format_args!("{}", limit::end(&self.pager, &self.smaps, &reach)));
             }
             return;
         }
         state.past_looks = state.past_looks.saturating_add(1);
-        // The largest may be unable to look.
-        if state.told_limit || !reach.is_largest && state.past_looks < LOOKS_OF_LARGEST {
+        if state.told_limit || !reports(reach.is_largest, state.past_looks) {
             return;
         }
         state.told_limit = true;
         if state.merges {
-            say::warn(format_args!("{}", proc::MERGES));
+            diagnostics::warn(format_args!("{}", process_size::MERGES));
         }
-        if slots::report_limit() {
-            say::warn(format_args!("{}", limit::report(&self.pager, &self.smaps, &reach)));
+        if member::report_limit() {
+            diagnostics::warn(format_args!("{}", limit::report(&self.pager, &self.smaps, &reach)));
         }
     }
 
     /// Starts all engine threads but the first, which calls this. Those that can't be had now are
     /// tried again at the next look.
-    fn start_threads(&self, state: &mut State, is_past: bool) {
+    fn start_threads(&self, state: &mut ProgramState, is_past: bool) {
         let pending = state.pending.get_or_insert_with(|| {
             self.pager.prepare();
             let workers = self.config.worker_count(self.pager.cpus());
@@ -156,9 +154,9 @@ impl Gated {
     }
 
     /// Takes everything that suits, in one step: meanwhile no mapping changes.
-    fn adopt_all(&self, state: &mut State) {
+    fn adopt_all(&self, state: &mut ProgramState) {
         let mut all: Vec<Range<usize>> = Vec::new();
-        let dump = if self.config.fold_dont_dump { Some(Mark::DontDump) } else { None };
+        let dump = if self.config.fold_dont_dump { Some(MemoryMark::DontDump) } else { None };
         let done = self.smaps.each(|area, about| {
             let range = area.start..area.end;
             if !area.is_private_anonymous() || area.end > TOP || overlaps_own(area.start, area.end)
@@ -183,7 +181,7 @@ impl Gated {
             return;
         }
         if done.is_err() {
-            say::warn(format_args!(
+            diagnostics::warn(format_args!(
                 "warning: A child of fork has no /proc, so memory that it inherited stays uncompressed"
             ));
         }
@@ -193,10 +191,10 @@ impl Gated {
         self.take_parts(state, all);
     }
 
-    /// As [`Gated::adopt`], but a small range waits until there are some, or until the next look. The
+    /// As [`ManagedProgram::adopt`], but a small range waits until there are some, or until the next look. The
     /// heap and the arenas of libc grow by such: taken one by one, each would be filled by faults of
     /// its own, and end the folios before and after it.
-    pub fn adopt_later(&self, state: &mut State, range: &Range<usize>) {
+    pub fn adopt_later(&self, state: &mut ProgramState, range: &Range<usize>) {
         if self.is_managing() {
             state.late.add(range.clone());
             if state.late.bytes() >= LATE_BYTES {
@@ -205,14 +203,14 @@ impl Gated {
         }
     }
 
-    fn adopt_late(&self, state: &mut State) {
+    fn adopt_late(&self, state: &mut ProgramState) {
         for range in state.late.take() {
             self.adopt(state, &range);
         }
     }
 
     /// Takes what suits of the mappings in a range, as far as they reach, and isn't managed.
-    pub fn adopt(&self, state: &State, range: &Range<usize>) {
+    pub fn adopt(&self, state: &ProgramState, range: &Range<usize>) {
         if !self.is_managing() || !state.takes() {
             return;
         }
@@ -264,7 +262,7 @@ impl Gated {
         let made = make();
         // SAFETY: all have ended.
         if let Err(e) = unsafe { engine::start_again() } {
-            say::die(format_args!("Starting the engine again failed: {e}"));
+            diagnostics::die(format_args!("Starting the engine again failed: {e}"));
         }
         // SAFETY: locked above.
         unsafe { self.state.unlock() };
@@ -289,11 +287,11 @@ impl Gated {
     /// are started again. The table of the run is another user's, if the user has changed.
     ///
     /// # Errors
-    /// EAGAIN: no more threads; as [`slots::change_user`].
+    /// EAGAIN: no more threads; as [`member::change_user`].
     pub fn give_up_rights(&self, rights: &ThreadRights) -> Result<(), Errno> {
         let _state = self.state.lock();
         // Another thread may have been first.
-        if !slots::has_given_up() {
+        if !member::has_given_up() {
             return Ok(());
         }
         self.stop_threads();
@@ -309,17 +307,17 @@ impl Gated {
             self.resume_threads();
             // SAFETY: the caller is the first engine thread, and the others have ended.
             done = unsafe { bare::restart_others_with(rights) }
-                .and_then(|()| slots::change_user())
+                .and_then(|()| member::change_user())
                 .map(|changed| {
                     if changed {
-                        self.pager.fork().count_in(slots::claim());
+                        self.pager.fork().count_in(member::claim());
                     }
                 });
         });
         done
     }
 
-    /// The part of the first engine thread after [`Gated::alone`].
+    /// The part of the first engine thread after [`ManagedProgram::alone`].
     pub fn go_on(&self, stats: &'static Stats) {
         let _ = self.scale.reopen();
         let _ = self.smaps.reopen();
@@ -329,7 +327,7 @@ impl Gated {
         }
         // SAFETY: the caller is the first engine thread, which was started again.
         if let Err(e) = unsafe { bare::restart_others() } {
-            say::die(format_args!("Starting engine threads again failed: {e}"));
+            diagnostics::die(format_args!("Starting engine threads again failed: {e}"));
         }
     }
 
@@ -338,7 +336,7 @@ impl Gated {
     pub fn keep_home(&self, keep: bool) -> bool {
         let mut state = self.state.lock();
         if keep {
-            let available = proc::available_bytes();
+            let available = process_size::available_bytes();
             if available > 0 && self.pager.gauges().away_bytes() > available {
                 return false;
             }
@@ -359,12 +357,12 @@ impl Gated {
         let state = &mut *self.state.lock();
         if let Some(apart) = state.apart_of(child) {
             // Nobody knows whether the call was made: what is there is seen.
-            let parts = self.leave_apart(state, apart).parts;
+            let parts = state.end_apart(apart).parts;
             parts.iter().for_each(|part| self.adopt(state, part));
         }
     }
 
-    fn take_parts(&self, state: &State, all: Vec<Range<usize>>) {
+    fn take_parts(&self, state: &ProgramState, all: Vec<Range<usize>>) {
         if state.traced > 0 {
             return;
         }
@@ -390,7 +388,7 @@ impl Gated {
     }
 
     /// Takes what the program has just mapped, readable and writable.
-    pub fn take_new(&self, state: &State, range: &Range<usize>) {
+    pub fn take_new(&self, state: &ProgramState, range: &Range<usize>) {
         let is_wanted = self.is_managing() && state.takes() && range.end <= TOP;
         if is_wanted && self.is_worth(range) {
             let _ = self.pager.mappings().take_empty(range.clone(), || self.register_new(range));
@@ -406,11 +404,13 @@ impl Gated {
         self.pager.fork().begin_as_child(stats);
         // SAFETY: the thread that forked waits for this one, and ends the copy then.
         unsafe { self.pager.fork().connect_remote() };
-        slots::set_need(state.level.anonymous);
+        member::set_need(state.level.anonymous);
         // SAFETY: the caller is the first engine thread of a child of fork, and nobody else calls
         // this.
         if let Err(e) = unsafe { bare::restart_others() } {
-            say::die(format_args!("Starting engine threads in a child of fork failed: {e}"));
+            diagnostics::die(format_args!(
+                "Starting engine threads in a child of fork failed: {e}"
+            ));
         }
         // Nobody could tell later what has been mapped by then.
         if self.scale.is_blind() && !self.is_managing() {
@@ -420,10 +420,146 @@ impl Gated {
     }
 }
 
+/// The time until the next look at the program's size, nanoseconds, which was so many bytes `before`
+/// and is `now`, where it may have `max`. `slower`: what makes looks rarer.
+fn next_look_ns((before, now): (u64, u64), max: u64, is_past: bool, slower: i64) -> i64 {
+    match now > max / 2 && now > before {
+        _ if is_past => LOOK_PAST_NS * slower,
+        true => LOOK_SOON_NS,
+        false => LOOK_NS * slower,
+    }
+}
+
+/// Whether a process that has seen so often that the limit can't be kept reports it. That is for the
+/// largest to do, which may be unable to look.
+fn reports(is_largest: bool, looks: u32) -> bool {
+    is_largest || looks >= LOOKS_OF_LARGEST
+}
+
 /// Makes the pages of a range present that a call under way is about to use. What isn't mapped stays
 /// as it is; what isn't writable is made present for reading.
 fn bring(range: Range<usize>) {
     for page in range.step_by(PAGE_SIZE) {
         let _ = populates(page, true) || populates(page, false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{Calls, Room, each_paging, each_paging_alone, numbers};
+
+    const RESERVED: i32 = libc::MAP_NORESERVE;
+
+    #[test]
+    fn program_that_grows_towards_its_bound_is_looked_at_sooner() {
+        let next = |before, now| next_look_ns((before, now), 1000, false, 3);
+        assert_eq!(next(100, 200), 3 * LOOK_NS, "far from it");
+        assert_eq!(next(600, 700), LOOK_SOON_NS);
+        assert_eq!(next(700, 700), 3 * LOOK_NS, "it does not grow");
+        assert_eq!(next_look_ns((700, 700), 1000, true, 2), 2 * LOOK_PAST_NS);
+    }
+
+    #[test]
+    fn limit_is_reported_by_the_largest_or_if_that_does_not() {
+        assert!(reports(true, 1) && !reports(false, 1));
+        assert!(!reports(false, LOOKS_OF_LARGEST - 1) && reports(false, LOOKS_OF_LARGEST));
+    }
+
+    /// Memory that came past the gate, as far as the engine knows.
+    fn unmanaged(calls: Calls, range: &Range<usize>) {
+        calls.map(range);
+        calls.0.leave(range);
+    }
+
+    #[test]
+    fn memory_is_taken_as_it_is() {
+        each_paging(|program| {
+            let (calls, room) = (Calls(program), Room::new(64));
+            let all = room.pages(0..64);
+            unmanaged(calls, &all);
+            calls.with_state(|state| program.adopt(state, &all));
+            assert_eq!(calls.managed(&all), [all.clone()]);
+            calls.fold(&all);
+            assert_eq!(calls.read(&all), numbers(0..64));
+        });
+    }
+
+    #[test]
+    fn small_memory_is_taken_where_it_continues_what_is_managed() {
+        each_paging(|program| {
+            let (calls, room) = (Calls(program), Room::new(96));
+            let (all, small) = (room.pages(0..64), room.pages(64..66));
+            assert_eq!(calls.map_with(&small, PLAIN, RESERVED), small.start as isize);
+            calls.with_state(|state| program.adopt(state, &small));
+            assert!(calls.managed(&small).is_empty());
+            calls.map_with(&all, PLAIN, RESERVED);
+            calls.with_state(|state| program.adopt(state, &room.pages(0..66)));
+            assert_eq!(calls.managed(&room.pages(0..96)), [room.pages(0..66)]);
+        });
+    }
+
+    #[test]
+    fn marked_memory_is_passed_over() {
+        each_paging(|program| {
+            let (calls, room) = (Calls(program), Room::new(96));
+            let all = room.pages(0..96);
+            unmanaged(calls, &all);
+            calls.with_state(|state| {
+                state.marked(MemoryMark::Own).add(room.pages(32..40));
+                state.marked(MemoryMark::DontFork).add(room.pages(40..48));
+                program.adopt(state, &all);
+            });
+            assert_eq!(calls.managed(&all), [room.pages(0..32), room.pages(40..96)]);
+        });
+    }
+
+    #[test]
+    fn memory_of_other_access_is_not_taken() {
+        each_paging(|program| {
+            let rwx = program.suits(PLAIN | libc::PROT_EXEC);
+            assert_eq!(rwx, !program.paging.hides());
+            assert!(program.suits(PLAIN) && !program.suits(libc::PROT_READ));
+            let (calls, room) = (Calls(program), Room::new(96));
+            let all = room.pages(0..96);
+            unmanaged(calls, &all);
+            calls.map_with(&room.pages(32..64), libc::PROT_READ, 0);
+            calls.with_state(|state| program.adopt(state, &all));
+            assert_eq!(calls.managed(&all), [room.pages(0..32), room.pages(64..96)]);
+        });
+    }
+
+    #[test]
+    fn small_growth_is_taken_together() {
+        each_paging_alone(|program| {
+            let (calls, room) = (Calls(program), Room::new(512));
+            unmanaged(calls, &room.pages(0..512));
+            let managed = || calls.managed(&room.pages(0..512));
+            let later = |pages| {
+                calls.with_state(|state| program.adopt_later(state, &room.pages(pages)));
+            };
+            later(0..100);
+            later(100..255);
+            assert_eq!(managed(), []);
+            later(255..256);
+            assert_eq!(managed(), [room.pages(0..512)], "1 MiB, as far as the mapping reaches");
+            assert_eq!(calls.with_state(|state| state.late.bytes()), 0);
+        });
+    }
+
+    #[test]
+    fn nothing_is_taken_while_a_task_is_traced() {
+        each_paging_alone(|program| {
+            let (calls, room) = (Calls(program), Room::new(64));
+            let all = room.pages(0..64);
+            calls.map(&all);
+            calls.fold(&all);
+            assert!(program.keep_home(true));
+            assert!(calls.managed(&all).is_empty());
+            let is_home = |page| program.pagemap.is_populated(page);
+            assert!(all.clone().step_by(PAGE_SIZE).all(is_home));
+            calls.with_state(|state| program.adopt(state, &all));
+            assert!(calls.managed(&all).is_empty());
+        });
     }
 }

@@ -10,7 +10,7 @@
 //!   is another process in the same memory.
 //! - **It can still be made** then: before a call that gives up rights (`chroot`, `setuid`, a filter)
 //!   it is made at once.
-//! - **What isn't counted**: such a process has no seat in the run's table, so that what it has, less
+//! - **What isn't counted**: such a process has no slot in the run's table, so that what it has, less
 //!   than [`SMALL_BYTES`] beside its stack, is not part of the run's sum. What it has taken of
 //!   [`RUN_SHARE`] is: the others share what is left of the limit. It is given back at the end of the
 //!   process, but not if a signal ends it: then others have an engine sooner, and the limit is lower
@@ -18,12 +18,12 @@
 use crate::diagnostics::unserved::unserved_later;
 use crate::engine::{self, Life};
 use crate::mappings::given::gives;
-use crate::order::Order;
-use crate::program::{self as gated, Lacking, get, open};
+use crate::program::{self, Lacking, get, open};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use memfold::config::Config;
 use memfold_gate::child;
-use memfold_run::slots;
+use memfold_run::member;
 use memfold_sys::memory::zone::counts_reservations;
 use memfold_sys::raw::program_break;
 use memfold_sys::sync::Mutex;
@@ -40,16 +40,16 @@ const STEP_BYTES: usize = 1 << 20;
 
 /// What its first thread does.
 pub const LIFE: Life = Life {
-    create: gated::create,
+    create: program::create,
     exists: || get().is_some(),
-    begin_as_child: |stats| gated::existing().begin_as_child(stats),
-    go_on: |stats| gated::existing().go_on(stats),
+    begin_as_child: |stats| program::existing().begin_as_child(stats),
+    go_on: |stats| program::existing().go_on(stats),
     prepare: crate::threads::raise,
-    look: || gated::existing().look(),
+    look: || program::existing().look(),
 };
 
 /// What it is to be run with, and the process that waits.
-static WAITING: Mutex<Option<(Order, u32)>> = Mutex::new(None);
+static WAITING: Mutex<Option<(Config, u32)>> = Mutex::new(None);
 /// How much more it may map, bytes. 0: nothing is asked any more.
 static ROOM: AtomicUsize = AtomicUsize::new(0);
 /// What this process has taken of [`RUN_SHARE`], bytes.
@@ -59,22 +59,23 @@ static BREAK: AtomicUsize = AtomicUsize::new(0);
 
 /// How much this process may map without an engine, bytes; 0: it is to have one from its start. So
 /// where making one may fail, or where it has files to make: that is told before the program begins.
-pub fn room(order: &Order) -> usize {
+pub fn room(config: &Config) -> usize {
     let is_free = |what| getrlimit(what).current.is_none();
-    let may_wait = order.config.swap.is_none()
-        && is_free(Resource::As)
-        && is_free(Resource::Data)
-        && !counts_reservations();
-    if !may_wait {
+    let is_bounded = !is_free(Resource::As) || !is_free(Resource::Data) || counts_reservations();
+    room_beside(config, is_bounded, static_bytes())
+}
+
+/// The same, where addresses are bounded or not, and the program has `statics` bytes of data.
+fn room_beside(config: &Config, is_bounded: bool, statics: usize) -> usize {
+    if is_bounded || config.swap.is_some() {
         return 0;
     }
-    let bound = bound(order);
-    SMALL_BYTES.min((bound / SHARE) as usize).saturating_sub(static_bytes())
+    SMALL_BYTES.min((bound(config) / SHARE) as usize).saturating_sub(statics)
 }
 
 /// What the run may have, bytes.
-fn bound(order: &Order) -> u64 {
-    let bounds = [order.config.limit_bytes, order.config.resident_bytes];
+fn bound(config: &Config) -> u64 {
+    let bounds = [config.limit_bytes, config.resident_bytes];
     bounds.into_iter().flatten().min().unwrap_or(u64::MAX)
 }
 
@@ -103,10 +104,10 @@ fn static_bytes() -> usize {
 }
 
 /// From now on this process waits, until it has mapped so much. Called by the constructor.
-pub fn wait(order: Order, room: usize) {
+pub fn wait(config: Config, room: usize) {
     BREAK.store(program_break(), Relaxed);
     ROOM.store(room, Relaxed);
-    *WAITING.lock() = Some((order, process_id()));
+    *WAITING.lock() = Some((config, process_id()));
 }
 
 /// Whether this process has no engine, and may get one.
@@ -116,13 +117,13 @@ pub fn is_waiting() -> bool {
 
 /// A process that waits has been copied, and this is the child.
 pub fn begin_as_child() {
-    slots::begin_as_child();
+    member::begin_as_child();
     // SAFETY: this is the only thread, and its parent had no other.
     if let Some((_, process)) = unsafe { WAITING.peek_mut() } {
         *process = process_id();
     }
     // What its parent has taken is its parent's.
-    if !slots::take_waiting(TAKEN.load(Relaxed) as u64, run_bytes()) {
+    if !member::take_waiting(TAKEN.load(Relaxed) as u64, run_bytes()) {
         TAKEN.store(0, Relaxed);
         ROOM.store(1, Relaxed);
     }
@@ -135,14 +136,14 @@ pub fn note_end(ends: bool) {
         return;
     }
     match ends {
-        true => slots::give_back_waiting(taken),
-        false => _ = slots::take_waiting(taken, u64::MAX),
+        true => member::give_back_waiting(taken),
+        false => _ = member::take_waiting(taken, u64::MAX),
     }
 }
 
 /// [`RUN_SHARE`] of what the run may have now, bytes; 0 where there is no bound.
 fn run_bytes() -> u64 {
-    match slots::bounds().map_or(u64::MAX, |(limit, resident)| limit.min(resident)) {
+    match member::bounds().map_or(u64::MAX, |(limit, resident)| limit.min(resident)) {
         u64::MAX => 0,
         bound => bound / RUN_SHARE,
     }
@@ -151,7 +152,7 @@ fn run_bytes() -> u64 {
 /// Whether this process may map so much more, past its room, without an engine.
 fn takes(grows: usize) -> bool {
     let Some(wanted) = grows.checked_next_multiple_of(STEP_BYTES) else { return false };
-    let has = slots::take_waiting(wanted as u64, run_bytes());
+    let has = member::take_waiting(wanted as u64, run_bytes());
     if has {
         TAKEN.fetch_add(wanted, Relaxed);
         ROOM.fetch_add(wanted, Relaxed);
@@ -159,26 +160,38 @@ fn takes(grows: usize) -> bool {
     has
 }
 
+/// How much memory that can be folded a call adds, bytes, where the heap ends at `heap_end`;
+/// `usize::MAX`: only an engine can do the call.
+fn growth(nr: usize, args: &[usize; 6], heap_end: usize) -> usize {
+    match nr as i64 {
+        libc::SYS_mmap => match (args[3] as i32, args[2] as i32 & libc::PROT_WRITE != 0) {
+            (flags, _) if flags & libc::MAP_PRIVATE == 0 => 0,
+            (flags, false) if flags & libc::MAP_ANONYMOUS == 0 => 0,
+            _ => args[1],
+        },
+        libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
+            if args[2] as i32 & libc::PROT_WRITE != 0 {
+                args[1]
+            } else {
+                0
+            }
+        }
+        libc::SYS_mremap => args[2].saturating_sub(args[1]),
+        libc::SYS_brk if args[0] == 0 => 0,
+        libc::SYS_brk => args[0].saturating_sub(heap_end),
+        libc::SYS_munmap | libc::SYS_madvise | libc::SYS_shmat => 0,
+        libc::SYS_ioctl if !gives(args[1]) => 0,
+        _ => usize::MAX,
+    }
+}
+
 /// A process that waits is about to make a call that changes mappings: makes the engine first if
 /// it grows too much by it, or if only an engine can do the call.
 pub fn see(nr: usize, args: &[usize; 6]) {
-    let grows =
-        match nr as i64 {
-            libc::SYS_mmap => match (args[3] as i32, args[2] as i32 & libc::PROT_WRITE != 0) {
-                (flags, _) if flags & libc::MAP_PRIVATE == 0 => 0,
-                (flags, false) if flags & libc::MAP_ANONYMOUS == 0 => 0,
-                _ => args[1],
-            },
-            libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
-                if args[2] as i32 & libc::PROT_WRITE != 0 { args[1] } else { 0 }
-            }
-            libc::SYS_mremap => args[2].saturating_sub(args[1]),
-            libc::SYS_brk if args[0] == 0 => 0,
-            libc::SYS_brk => args[0].saturating_sub(BREAK.swap(args[0], Relaxed)),
-            libc::SYS_munmap | libc::SYS_madvise | libc::SYS_shmat => 0,
-            libc::SYS_ioctl if !gives(args[1]) => 0,
-            _ => usize::MAX,
-        };
+    let grows = growth(nr, args, BREAK.load(Relaxed));
+    if nr as i64 == libc::SYS_brk && args[0] != 0 {
+        BREAK.store(args[0], Relaxed);
+    }
     if child().is_some() {
         // It takes no lock, as it may be killed: its parent has an engine at its own next call, if that
         // is needed.
@@ -193,19 +206,92 @@ pub fn see(nr: usize, args: &[usize; 6]) {
 
 /// Makes the engine, if this process waits for one.
 pub fn begin() {
-    let order = {
+    let config = {
         let mut waiting = WAITING.lock();
         if waiting.as_ref().is_none_or(|(_, process)| *process != process_id()) {
             return;
         }
         ROOM.store(0, Relaxed);
-        slots::give_back_waiting(TAKEN.swap(0, Relaxed) as u64);
+        member::give_back_waiting(TAKEN.swap(0, Relaxed) as u64);
         waiting.take()
     };
-    let Some((order, _)) = order else { return };
-    slots::note_begun();
-    match open(&order.config) {
-        Ok(()) => engine::start(order, &LIFE),
+    let Some((config, _)) = config else { return };
+    member::note_begun();
+    match open(&config) {
+        Ok(()) => engine::start(config, &LIFE),
         Err(Lacking(why)) => unserved_later(format_args!("{why}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn config(limit_mib: u64, resident_mib: Option<u64>) -> Config {
+        let mut config = Config::new(8 << 30);
+        config.limit_bytes = Some(limit_mib << 20);
+        config.resident_bytes = resident_mib.map(|mib| mib << 20);
+        config
+    }
+
+    fn of(nr: i64, args: [usize; 6]) -> usize {
+        growth(nr as usize, &args, 0x5000)
+    }
+
+    #[test]
+    fn small_process_waits_with_a_part_of_its_limit() {
+        assert_eq!(room_beside(&config(1024, None), false, 0), SMALL_BYTES);
+        assert_eq!(room_beside(&config(32, None), false, 0), 2 * MIB);
+        assert_eq!(room_beside(&config(1024, Some(16)), false, 0), MIB);
+        assert_eq!(room_beside(&config(32, None), false, MIB), MIB);
+        assert_eq!(room_beside(&config(32, None), false, 3 * MIB), 0);
+    }
+
+    #[test]
+    fn engine_that_may_fail_is_made_before_the_program_begins() {
+        assert_eq!(room_beside(&config(1024, None), true, 0), 0);
+        let mut config = config(1024, None);
+        config.swap = Some("/var/tmp".into());
+        assert_eq!(room_beside(&config, false, 0), 0);
+    }
+
+    #[test]
+    fn mapping_grows_a_process_if_it_may_come_to_be_folded() {
+        let map = |access: i32, flags: i32| {
+            of(libc::SYS_mmap, [0, MIB, access as usize, flags as usize, 0, 0])
+        };
+        let (anonymous, write) = (libc::MAP_ANONYMOUS, libc::PROT_READ | libc::PROT_WRITE);
+        assert_eq!(map(write, libc::MAP_PRIVATE | anonymous), MIB);
+        // What is reserved is written to later.
+        assert_eq!(map(libc::PROT_NONE, libc::MAP_PRIVATE | anonymous), MIB);
+        assert_eq!(map(write, libc::MAP_PRIVATE), MIB, "written pages of a file are its own");
+        assert_eq!(map(libc::PROT_READ, libc::MAP_PRIVATE), 0);
+        assert_eq!(map(write, libc::MAP_SHARED | anonymous), 0);
+    }
+
+    #[test]
+    fn growth_is_what_a_call_adds() {
+        assert_eq!(of(libc::SYS_mremap, [0x1000, MIB, 3 * MIB, 0, 0, 0]), 2 * MIB);
+        assert_eq!(of(libc::SYS_mremap, [0x1000, MIB, 0x1000, 0, 0, 0]), 0);
+        assert_eq!(of(libc::SYS_brk, [0x9000, 0, 0, 0, 0, 0]), 0x4000);
+        assert_eq!(of(libc::SYS_brk, [0x1000, 0, 0, 0, 0, 0]), 0);
+        assert_eq!(of(libc::SYS_brk, [0; 6]), 0, "it only asks");
+        let protect = |access: i32| of(libc::SYS_mprotect, [0, MIB, access as usize, 0, 0, 0]);
+        assert_eq!([protect(libc::PROT_READ), protect(libc::PROT_WRITE)], [0, MIB]);
+        for nr in [libc::SYS_munmap, libc::SYS_madvise, libc::SYS_shmat] {
+            assert_eq!(of(nr, [0x1000, MIB, 0, 0, 0, 0]), 0);
+        }
+    }
+
+    #[test]
+    fn call_that_only_an_engine_can_do_needs_one_at_once() {
+        const UFFDIO_REGISTER: usize = 0xc020_aa00;
+        assert_eq!(of(libc::SYS_ioctl, [3, UFFDIO_REGISTER, 0, 0, 0, 0]), usize::MAX);
+        assert_eq!(of(libc::SYS_ioctl, [3, 0x5401, 0, 0, 0, 0]), 0);
+        for nr in [libc::SYS_mlock, libc::SYS_mlockall, libc::SYS_io_uring_setup] {
+            assert_eq!(of(nr, [0; 6]), usize::MAX);
+        }
     }
 }

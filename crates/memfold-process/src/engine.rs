@@ -1,15 +1,14 @@
 //! The first engine thread: makes the engine, then looks at the program's size, and does what needs
 //! the engine's own descriptors for threads of the program.
-use crate::diagnostics as say;
+use crate::diagnostics;
 use crate::diagnostics::unserved::unserved;
-use crate::order::Order;
 use alloc::string::String;
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::SeqCst;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
 use memfold::config::Config;
 use memfold::stats::Stats;
-use memfold_run::slots;
+use memfold_run::member;
 use memfold_sys::Errno;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::bare;
@@ -44,18 +43,18 @@ pub struct Life {
     pub look: fn() -> i64,
 }
 
-struct Given(UnsafeCell<Option<Order>>);
+struct GivenConfig(UnsafeCell<Option<Config>>);
 // SAFETY: written before the engine's first thread starts, taken by that thread.
-unsafe impl Sync for Given {}
-static ORDER: Given = Given(UnsafeCell::new(None));
+unsafe impl Sync for GivenConfig {}
+static CONFIG: GivenConfig = GivenConfig(UnsafeCell::new(None));
 static LIFE: AtomicPtr<Life> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Starts the engine, and waits until this process is under management, or is found not to be
 /// served. Called once, by the only thread.
-pub fn start(order: Order, life: &'static Life) {
+pub fn start(config: Config, life: &'static Life) {
     LIFE.store((&raw const *life).cast_mut(), SeqCst);
     // SAFETY: no engine thread runs yet.
-    unsafe { *ORDER.0.get() = Some(order) };
+    unsafe { *CONFIG.0.get() = Some(config) };
     let seen = DONE.load(SeqCst);
     match bare::start_first(c"memfold-adopt", run, 0) {
         Ok(()) => wait_past(&DONE, seen),
@@ -75,7 +74,7 @@ pub unsafe fn start_in_child() {
     let seen = DONE.load(SeqCst);
     // SAFETY: the caller's promise.
     if let Err(e) = unsafe { bare::restart_first() } {
-        say::die(format_args!("Starting the engine in a child of fork failed: {e}"));
+        diagnostics::die(format_args!("Starting the engine in a child of fork failed: {e}"));
     }
     wait_past(&DONE, seen);
 }
@@ -135,13 +134,13 @@ fn run(_: usize) {
     // SAFETY: `start` stored a `&'static`.
     let life = unsafe { &*LIFE.load(SeqCst) };
     if GOES_ON.swap(false, SeqCst) {
-        (life.go_on)(slots::claim());
+        (life.go_on)(member::claim());
     } else if (life.exists)() {
-        (life.begin_as_child)(slots::claim());
+        (life.begin_as_child)(member::claim());
     } else {
         // SAFETY: `start` has left it to this thread.
-        let order = unsafe { (*ORDER.0.get()).take() }.expect("`start` was given an order");
-        if let Err(why) = (life.create)(order.config, slots::claim()) {
+        let config = unsafe { (*CONFIG.0.get()).take() }.expect("`start` was given the settings");
+        if let Err(why) = (life.create)(config, member::claim()) {
             unserved(format_args!("{why}"));
             return tell();
         }

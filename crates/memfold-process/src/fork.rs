@@ -22,15 +22,17 @@
 //! and writes to a file of its own (`memfold/swap/copied.rs`).
 use crate::diagnostics::unserved::unserved_later;
 use crate::limits;
-use crate::program::{Gated, MARK, Mark, abandon};
-use crate::{diagnostics as say, engine, process_size as proc};
+use crate::marks::state::MemoryMark;
+use crate::program::{MARK, ManagedProgram, abandon};
+use crate::size::process_size;
+use crate::{diagnostics, engine};
 use core::mem::forget;
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 use memfold::config::Size;
 use memfold::known::TOP;
 use memfold_gate::{touch, write_bytes};
-use memfold_run::slots;
+use memfold_run::member;
 use memfold_swap::remote::Remote;
 use memfold_sys::Errno;
 use memfold_sys::raw::{is_resident, system_call};
@@ -49,14 +51,14 @@ fn may_be_swapped() -> bool {
     asked.is_err() || about.totalswap > 0
 }
 
-impl Gated {
+impl ManagedProgram {
     /// The process is about to be copied.
     pub fn begin_copy(&self) {
         forget(self.state.lock());
         let may_bring = |bytes| {
-            let available = proc::available_bytes();
+            let available = process_size::available_bytes();
             if bytes > available && available > 0 {
-                say::die(format_args!(
+                diagnostics::die(format_args!(
                     "This fork must load {} from the swap file and the remote store, but only {} of memory are free. The process is ended before data is lost",
                     Size(bytes),
                     Size(available)
@@ -68,7 +70,7 @@ impl Gated {
         MARK.renew();
     }
 
-    /// Whether all memory has been copied since [`Gated::begin_copy`]: the kernel shows no page while
+    /// Whether all memory has been copied since [`ManagedProgram::begin_copy`]: the kernel shows no page while
     /// it copies.
     pub fn is_copied(&self) -> bool {
         self.waits_in_copy() && MARK.is_copied(&self.pagemap)
@@ -114,7 +116,7 @@ impl Gated {
 
     /// In the child.
     fn begin_child(&self) {
-        slots::begin_as_child();
+        member::begin_as_child();
         if let Some(file) = &self.file {
             // SAFETY: this is the only thread, and nothing was transferred yet.
             unsafe { file.leave_rings() };
@@ -123,7 +125,7 @@ impl Gated {
         // SAFETY: this is the only thread, and it holds the lock.
         let state = unsafe { self.state.peek_mut() };
         state.forget_apart();
-        let ended = state.marked(Mark::DontFork).within(&(0..TOP));
+        let ended = state.marked(MemoryMark::DontFork).within(&(0..TOP));
         ended.iter().for_each(|range| state.forget(range));
         if state.traced > 0 {
             // It was another task that is traced.
@@ -154,7 +156,7 @@ impl Gated {
             });
         }
         if let Err(e) = done {
-            say::die(format_args!("Managing a child of fork failed: {e}"));
+            diagnostics::die(format_args!("Managing a child of fork failed: {e}"));
         }
         self.pager.fork().set_alone(false);
         // SAFETY: the process has just been copied, and this is its only thread.
@@ -164,16 +166,16 @@ impl Gated {
     /// In the child, where nothing is registered: puts what the engine keeps where the program looks
     /// for it.
     fn bring_home(&self, knows_pages: bool) {
-        let (away, available) = (self.pager.gauges().away_bytes(), proc::available_bytes());
+        let (away, available) = (self.pager.gauges().away_bytes(), process_size::available_bytes());
         if away > available && available > 0 {
-            say::die(format_args!(
+            diagnostics::die(format_args!(
                 "A child of fork must load all of its memory: {} are folded, but only {} of memory are free. The process is ended before data is lost",
                 Size(away),
                 Size(available)
             ));
         }
         if away > 0 && !knows_pages && may_be_swapped() {
-            say::die(format_args!(
+            diagnostics::die(format_args!(
                 "A child of fork has neither a userfaultfd nor its page map, so it can't know which pages the kernel has swapped out. It is ended before data is lost"
             ));
         }
@@ -210,7 +212,7 @@ impl Gated {
         // SAFETY: as above.
         let put = opened.is_ok() && unsafe { write_bytes(page, bytes) }.is_ok();
         if !put || protect(access).is_err() {
-            say::die(format_args!(
+            diagnostics::die(format_args!(
                 "A child of fork can't load its folded memory. It is ended before data is lost"
             ));
         }
@@ -223,7 +225,7 @@ impl Gated {
             // SAFETY: this is the only thread, the rings were left, and what lies before `base` is
             // left alone by the parent.
             if let Err(why) = unsafe { file.begin_in_child(base) } {
-                say::warn(format_args!(
+                diagnostics::warn(format_args!(
                     "warning: --swap: a child of fork can't make its swap file: {why}. Data that does not compress stays in memory"
                 ));
             }
@@ -234,7 +236,9 @@ impl Gated {
             remote.and_then(|()| self.pager.fork().begin_file_in_child(open))
         };
         if let Err(e) = begun {
-            say::die(format_args!("A child of fork can't make a key for its swap file: {e}"));
+            diagnostics::die(format_args!(
+                "A child of fork can't make a key for its swap file: {e}"
+            ));
         }
     }
 }

@@ -1,7 +1,8 @@
 //! What the gate asks.
 use crate::diagnostics as say;
-use crate::diagnostics::say_once;
-use crate::program::{Gated, Mark, get};
+use crate::diagnostics::warn_once as say_once;
+use crate::marks::state::MemoryMark as Mark;
+use crate::program::{ManagedProgram, get};
 use crate::{deferred, execution::executes, limits, threads};
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
@@ -10,7 +11,7 @@ use memfold::known::TOP;
 use memfold_gate::child;
 use memfold_gate::touch;
 use memfold_gate::{BadAddress, Ending, Hold, Keeper, Names, NoRoom, Refused};
-use memfold_run::slots;
+use memfold_run::member;
 use memfold_sys::Errno;
 use memfold_sys::raw::populates;
 use memfold_sys::thread::identity::ThreadRights;
@@ -44,7 +45,7 @@ impl Shared<'_> {
 /// There is one.
 pub static KEEPER: Owner = Owner;
 
-impl Gated {
+impl ManagedProgram {
     /// Whether a call that names a range must hold it.
     fn concerns(&self, range: &Range<usize>) -> bool {
         // Before the adoption anything may be what is adopted.
@@ -256,11 +257,11 @@ impl Keeper for Owner {
     }
 
     fn waits_in_copy(&self) -> bool {
-        get().is_some_and(Gated::waits_in_copy)
+        get().is_some_and(ManagedProgram::waits_in_copy)
     }
 
     fn is_copied(&self) -> bool {
-        get().is_some_and(Gated::is_copied)
+        get().is_some_and(ManagedProgram::is_copied)
     }
 
     fn last_chance(&self) {
@@ -321,12 +322,12 @@ impl Keeper for Owner {
     }
 
     fn give_up_rights(&self) {
-        if child().is_some() || !slots::has_given_up() {
+        if child().is_some() || !member::has_given_up() {
             return;
         }
         let done = match get() {
-            Some(gated) => ThreadRights::own().and_then(|rights| gated.give_up_rights(&rights)),
-            None => slots::change_user().map(drop),
+            Some(program) => ThreadRights::own().and_then(|rights| program.give_up_rights(&rights)),
+            None => member::change_user().map(drop),
         };
         if let Err(e) = done {
             say::die(format_args!("Discarding memory that the program discarded failed: {e}"));
@@ -351,10 +352,10 @@ impl Keeper for Owner {
                 "warning: System calls by `int 0x80` fail with ENOSYS, because memfold does not support them"
             ),
             Refused::Traced => {
-                slots::note_unmanaged(b"traced by its parent (PTRACE_TRACEME)");
+                member::note_unmanaged(b"traced by its parent (PTRACE_TRACEME)");
             }
             Refused::Strict => {
-                slots::note_unmanaged(b"a thread in SECCOMP_MODE_STRICT");
+                member::note_unmanaged(b"a thread in SECCOMP_MODE_STRICT");
                 shut_in();
             }
             Refused::Filter => {

@@ -7,14 +7,14 @@
 //!   way at the adoption have published what they name, and what of it is missing is brought in
 //!   before it is registered, as the kernel's own faults find nobody from then on.
 //! - **Areas change with the call** (`mappings/change.rs`, `memfold/address_space/calls.rs`): all calls that
-//!   change mappings take `Gated::state`, so one at a time, and make the call with the engine's
+//!   change mappings take `ManagedProgram::state`, so one at a time, and make the call with the engine's
 //!   areas locked. So what the engine believes is never older or newer than the kernel's map.
 //! - **Where something may be managed, now or later, is known** (`memfold/known.rs`): for the rest a call
 //!   passes after a load.
 //! - Who holds `state` may meet faults: serving one takes no lock that is above the areas. Who holds
 //!   the areas must not, and touches none of the program's memory.
 //! - A program below `--adopt-at` has its calls pass, and nothing registered, until it maps more than
-//!   the limit allows (`Gated::expect`); a small one has no engine yet (`deferred.rs`).
+//!   the limit allows (`ManagedProgram::expect`); a small one has no engine yet (`deferred.rs`).
 //!
 //! # Descriptors
 //! The thread that faults uses the userfaultfd, so it is in the program's table, with high numbers
@@ -26,6 +26,8 @@
 //! is locked, kept from dumps, zeros for children, open to merging; what is smaller than 64 KiB and
 //! continues nothing.
 #![cfg_attr(not(test), no_std)]
+// Sets of one range.
+#![cfg_attr(test, allow(clippy::single_range_in_vec_init, clippy::cloned_ref_to_slice_refs))]
 extern crate alloc;
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -34,10 +36,9 @@ compile_error!("memfold run needs the gate, which is for x86-64");
 // Bottom first: a module imports only from modules listed above it.
 pub mod diagnostics;
 mod heap;
-mod order;
-mod process_size;
-mod share;
-mod ranges;
+mod request;
+mod size;
+mod marks;
 mod paging;
 mod engine;
 mod threads;
@@ -49,18 +50,20 @@ mod fork;
 mod execution;
 mod deferred;
 mod keeper;
+#[cfg(test)]
+mod fixture;
 
 use crate::diagnostics::unserved::unserved;
 use crate::execution::{environment, executes};
-use crate::order::Order;
-use crate::program::{self as gated, Lacking, get};
+use crate::program::{Lacking, get};
 use core::ffi::c_char;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use memfold_run::slots;
+use memfold::config::Config;
+use memfold_run::member;
 use memfold_sys::memory::arena::ZoneAllocator;
 use memfold_sys::probe::{RING, dispatches, killing_calls};
 
-/// Begins in a program that is about to begin: reads the order that it was given, if any, and starts
+/// Begins in a program that is about to begin: reads what it was asked for, if anything, and starts
 /// what that asks for. Called by the constructor, with the arguments of `main`, and the arena behind
 /// the global allocator.
 ///
@@ -68,53 +71,53 @@ use memfold_sys::probe::{RING, dispatches, killing_calls};
 /// - `arguments` is the array that the kernel left, with `count` of them, and there is one thread.
 pub unsafe fn begin(count: usize, arguments: *mut *mut c_char, arena: &'static ZoneAllocator) {
     heap::note(arena);
-    match order::read() {
+    match request::read() {
         Ok(None) => {}
-        Ok(Some(order)) => {
-            if let Some(call) = killing_call(&order) {
+        Ok(Some(config)) => {
+            if let Some(call) = killing_call(&config) {
                 let why = "a seccomp filter kills the process that calls";
                 return unserved(format_args!("{why} {call}"));
             }
             // SAFETY: the caller's promise.
-            unsafe { start(order, count, arguments) }
+            unsafe { start(config, count, arguments) }
         }
         Err(why) => diagnostics::die(format_args!("MEMFOLD_RUN: {why}")),
     }
 }
 
 /// The first call that a seccomp filter would kill this process for, and that the engine makes.
-fn killing_call(order: &Order) -> Option<&'static str> {
-    if !process_size::is_filtered() {
+fn killing_call(config: &Config) -> Option<&'static str> {
+    if !size::process_size::is_filtered() {
         return None;
     }
     // SAFETY: the constructor is called before the program has threads.
     let mut calls = unsafe { killing_calls() }.into_iter();
-    calls.find(|call| *call != RING || order.config.swap.is_some())
+    calls.find(|call| *call != RING || config.swap.is_some())
 }
 
 /// Brings the figures up to date once more before the program ends.
 pub fn finish() {
     // Who has a filter may make none of these calls.
-    if let Some(gated) = get().filter(|gated| !gated.shut_in.load(SeqCst)) {
-        let pager = &gated.pager;
+    if let Some(program) = get().filter(|program| !program.shut_in.load(SeqCst)) {
+        let pager = &program.pager;
         pager.gauges().publish();
-        slots::note_totals();
+        member::note_totals();
         pager.stats().need_bytes.store(0, Relaxed);
-        slots::set_need(0);
+        member::set_need(0);
     }
 }
 
 /// Brings everything folded back, past the limit if need be, and keeps it in memory until [`fold`] or
 /// the next fork of a program of several threads. `false`: this process is not managed.
 pub fn unfold() -> bool {
-    let Some(gated) = get() else { return false };
-    engine::have_done(|| gated.pager.fork().freeze());
+    let Some(program) = get() else { return false };
+    engine::have_done(|| program.pager.fork().freeze());
     true
 }
 
 /// Ends [`unfold`]: memory is folded as before. `false`: this process is not managed.
 pub fn fold() -> bool {
-    get().map(|gated| gated.pager.fork().thaw()).is_some()
+    get().map(|program| program.pager.fork().thaw()).is_some()
 }
 
 /// Starts the gate, and the engine, unless that can wait. Where it can't be had, the program does not
@@ -122,15 +125,15 @@ pub fn fold() -> bool {
 ///
 /// # Safety
 /// - As for [`begin`].
-unsafe fn start(order: Order, count: usize, arguments: *mut *mut c_char) {
-    let room = deferred::room(&order);
-    if let Err(Lacking(why)) = prepare(&order, room > 0) {
+unsafe fn start(config: Config, count: usize, arguments: *mut *mut c_char) {
+    let room = deferred::room(&config);
+    if let Err(Lacking(why)) = prepare(&config, room > 0) {
         return unserved(format_args!("{why}"));
     }
     if room > 0 {
-        deferred::wait(order, room);
+        deferred::wait(config, room);
     } else {
-        engine::start(order, &deferred::LIFE);
+        engine::start(config, &deferred::LIFE);
         // If there is none, it was told why.
         if get().is_none() {
             return;
@@ -151,17 +154,17 @@ unsafe fn start(order: Order, count: usize, arguments: *mut *mut c_char) {
 
 /// Opens what needs the program's own table of descriptors; where the engine can wait, that is
 /// tried, until it has been once in the run.
-fn prepare(order: &Order, may_wait: bool) -> Result<(), Lacking> {
+fn prepare(config: &Config, may_wait: bool) -> Result<(), Lacking> {
     if !dispatches() {
         let why = "Syscall User Dispatch (Linux 5.11) is missing, or a sandbox hides it";
         return Err(Lacking(why.into()));
     }
     if !may_wait {
-        return gated::open(&order.config);
+        return program::open(config);
     }
-    if !slots::has_gate() {
-        gated::try_open(&order.config)?;
-        slots::note_gate();
+    if !member::has_gate() {
+        program::try_open(config)?;
+        member::note_gate();
     }
     Ok(())
 }

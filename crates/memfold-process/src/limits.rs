@@ -3,7 +3,7 @@
 //! program is told its own. The hard limit of these, and of RLIMIT_NOFILE, stays in the kernel as it
 //! was, so that more can be reserved, and descriptors with high numbers be opened in a child; the
 //! program gets the answers of its own. What it executes has its own.
-use crate::program::{Gated, get};
+use crate::program::{ManagedProgram, get};
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use memfold_gate::child;
 use memfold_sys::Errno;
@@ -23,35 +23,135 @@ const DESCRIPTORS: u64 = 2048;
 /// For what is mapped beside reservations: the library, the run's table.
 const MORE_BYTES: u64 = 16 << 20;
 
+/// Who keeps the limits of this process.
+trait LimitKeeper {
+    /// A limit, which is set first if there is a new one: what it was.
+    ///
+    /// # Errors
+    /// As `prlimit`.
+    fn limit(&self, resource: u32, new: Option<&Limit>) -> Result<Limit, Errno>;
+
+    /// Addresses that the engine has reserved, bytes.
+    fn reserved_bytes(&self) -> u64;
+
+    /// Whether the caller may raise a hard limit.
+    fn may_raise(&self) -> bool;
+}
+
+struct Kernel;
+
+impl LimitKeeper for Kernel {
+    fn limit(&self, resource: u32, new: Option<&Limit>) -> Result<Limit, Errno> {
+        let mut before = [0u64; 2];
+        let new = new.map_or(0, |new| &raw const *new as usize);
+        let args = [0, resource as usize, new, &raw mut before as usize, 0, 0];
+        // SAFETY: both are ours.
+        unsafe { system_call(libc::SYS_prlimit64, args) }.map(|_| before)
+    }
+
+    fn reserved_bytes(&self) -> u64 {
+        reserved_bytes() as u64
+    }
+
+    fn may_raise(&self) -> bool {
+        capabilities(None).is_ok_and(|all| all.effective.contains(CapabilitySet::SYS_RESOURCE))
+    }
+}
+
 /// What the program has set, and what the kernel was given for it. Where the kernel has something else,
 /// another process has set it since.
 #[derive(Copy, Clone)]
-struct Set {
+struct OwnLimit {
     own: Limit,
     kernel: Limit,
 }
 
-static SET: Mutex<[Option<Set>; EMULATED.len()]> = Mutex::new([None; EMULATED.len()]);
+/// Those that the program has set, in the order of [`EMULATED`].
+#[derive(Copy, Clone)]
+struct OwnLimits([Option<OwnLimit>; EMULATED.len()]);
+
+/// The soft limit for the kernel.
+fn raised(kernel: &impl LimitKeeper, soft: u64, counts: bool) -> u64 {
+    let more = if counts { kernel.reserved_bytes().saturating_add(MORE_BYTES) } else { 0 };
+    soft.saturating_add(more)
+}
+
+impl OwnLimits {
+    const NONE: OwnLimits = OwnLimits([None; EMULATED.len()]);
+
+    /// The kernel's limit, and what the program sees of it.
+    fn shown(&self, kernel: &impl LimitKeeper, at: usize) -> Result<(Limit, Limit), Errno> {
+        let before = kernel.limit(EMULATED[at].0, None)?;
+        let own = self.0[at].filter(|set| set.kernel == before);
+        Ok((before, own.map_or(before, |set| set.own)))
+    }
+
+    /// Sets one. Returns what it was.
+    fn set(&mut self, kernel: &impl LimitKeeper, at: usize, new: Limit) -> Result<Limit, Errno> {
+        let (resource, counts) = EMULATED[at];
+        let (before, shown) = self.shown(kernel, at)?;
+        if new[0] > new[1] {
+            return Err(Errno::INVAL);
+        }
+        if new[1] > shown[1] && !kernel.may_raise() {
+            return Err(Errno::PERM);
+        }
+        let hard = before[1].max(new[1]);
+        let given = [raised(kernel, new[0], counts).min(hard), hard];
+        kernel.limit(resource, Some(&given))?;
+        self.0[at] = Some(OwnLimit { own: new, kernel: given });
+        Ok(shown)
+    }
+
+    /// What the engine has reserved since isn't the program's.
+    fn renew(&mut self, kernel: &impl LimitKeeper) {
+        self.each(kernel, |resource, counts, set| {
+            set.kernel[0] = raised(kernel, set.own[0], counts).min(set.kernel[1]);
+            let _ = kernel.limit(resource, Some(&set.kernel));
+        });
+    }
+
+    /// The kernel has the program's own.
+    fn hand_on(&mut self, kernel: &impl LimitKeeper) {
+        self.each(kernel, |resource, _, set| {
+            if kernel.limit(resource, Some(&set.own)).is_ok() {
+                set.kernel = set.own;
+            }
+        });
+    }
+
+    /// It has what the engine needs again. Who may raise no hard limit has the program's own from now
+    /// on.
+    fn take_back(&mut self, kernel: &impl LimitKeeper) {
+        self.each(kernel, |resource, counts, set| {
+            let wanted = raised(kernel, set.own[0], counts);
+            let given = [[wanted, wanted.max(set.own[1])], [wanted.min(set.own[1]), set.own[1]]];
+            let given = given.into_iter().find(|new| kernel.limit(resource, Some(new)).is_ok());
+            if let Some(given) = given {
+                set.kernel = given;
+            }
+        });
+    }
+
+    /// Calls `each` with what is set and is still so in the kernel.
+    fn each(&mut self, kernel: &impl LimitKeeper, mut each: impl FnMut(u32, bool, &mut OwnLimit)) {
+        for ((resource, counts), set) in EMULATED.into_iter().zip(&mut self.0) {
+            if let Some(set) = set
+                && kernel.limit(resource, None).is_ok_and(|now| now == set.kernel)
+            {
+                each(resource, counts, set);
+            }
+        }
+    }
+}
+
+static SET: Mutex<OwnLimits> = Mutex::new(OwnLimits::NONE);
 /// Any is.
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 
-/// The kernel's limit, and sets it.
-fn kernel(resource: u32, new: Option<&Limit>) -> Result<Limit, Errno> {
-    let mut before = [0u64; 2];
-    let new = new.map_or(0, |new| &raw const *new as usize);
-    let args = [0, resource as usize, new, &raw mut before as usize, 0, 0];
-    // SAFETY: both are ours.
-    unsafe { system_call(libc::SYS_prlimit64, args) }.map(|_| before)
-}
-
-/// The soft limit for the kernel.
-fn raised(soft: u64, counts: bool) -> u64 {
-    if counts { soft.saturating_add(reserved_bytes() as u64 + MORE_BYTES) } else { soft }
-}
-
 /// What is set, for a child of vfork, which takes no lock.
-fn all_set(gated: &Gated) -> [Option<Set>; EMULATED.len()] {
-    gated.on_behalf(|| *SET.lock())
+fn all_set(program: &ManagedProgram) -> OwnLimits {
+    program.on_behalf(|| *SET.lock())
 }
 
 /// Asks for a limit of this process, as the program sees it, and sets it. Returns what it was.
@@ -60,37 +160,19 @@ fn all_set(gated: &Gated) -> [Option<Set>; EMULATED.len()] {
 /// As `prlimit`.
 pub fn limit(resource: u32, new: Option<Limit>) -> Result<Limit, Errno> {
     let emulated = EMULATED.iter().position(|each| each.0 == resource);
-    let (Some(at), Some(gated)) = (emulated, get()) else {
-        return kernel(resource, new.as_ref());
-    };
-    let shown = |set: Option<Set>| {
-        let before = kernel(resource, None)?;
-        Ok((before, set.filter(|set| set.kernel == before).map_or(before, |set| set.own)))
+    let (Some(at), Some(program)) = (emulated, get()) else {
+        return Kernel.limit(resource, new.as_ref());
     };
     if child().is_some() {
         // A child of vfork, which executes something.
-        let (_, shown) = shown(all_set(gated)[at])?;
-        return new.map_or(Ok(shown), |new| kernel(resource, Some(&new)).map(|_| shown));
+        let (_, shown) = all_set(program).shown(&Kernel, at)?;
+        return new.map_or(Ok(shown), |new| Kernel.limit(resource, Some(&new)).map(|_| shown));
     }
     let mut all = SET.lock();
-    let (before, shown) = shown(all[at])?;
-    let Some(new) = new else { return Ok(shown) };
-    if new[0] > new[1] {
-        return Err(Errno::INVAL);
-    }
-    if new[1] > shown[1] && !may_raise() {
-        return Err(Errno::PERM);
-    }
-    let hard = before[1].max(new[1]);
-    let given = [raised(new[0], EMULATED[at].1).min(hard), hard];
-    kernel(resource, Some(&given))?;
-    all[at] = Some(Set { own: new, kernel: given });
+    let Some(new) = new else { return all.shown(&Kernel, at).map(|(_, shown)| shown) };
+    let before = all.set(&Kernel, at, new)?;
     IS_ANY.store(true, SeqCst);
-    Ok(shown)
-}
-
-fn may_raise() -> bool {
-    capabilities(None).is_ok_and(|all| all.effective.contains(CapabilitySet::SYS_RESOURCE))
+    Ok(before)
 }
 
 /// Whether the program has set any of them.
@@ -101,57 +183,206 @@ pub fn are_set() -> bool {
 /// Does something for which a process, with one thread, needs more descriptors than the program may
 /// have: it opens its own.
 pub fn with_descriptors(work: impl FnOnce()) {
-    let before = kernel(libc::RLIMIT_NOFILE, None);
+    with_more_descriptors(&Kernel, work);
+}
+
+fn with_more_descriptors(kernel: &impl LimitKeeper, work: impl FnOnce()) {
+    let set = |new: &Limit| kernel.limit(libc::RLIMIT_NOFILE, Some(new));
+    let before = kernel.limit(libc::RLIMIT_NOFILE, None);
     let more = |before: Limit| [before[0].saturating_add(DESCRIPTORS).min(before[1]), before[1]];
-    let _ = before.and_then(|before| kernel(libc::RLIMIT_NOFILE, Some(&more(before))));
+    let _ = before.and_then(|before| set(&more(before)));
     work();
-    let _ = before.and_then(|before| kernel(libc::RLIMIT_NOFILE, Some(&before)));
+    let _ = before.and_then(|before| set(&before));
 }
 
 /// Mappings are about to be made: what the engine has reserved since isn't the program's.
 pub fn renew() {
     if are_set() && child().is_none() {
-        each_set(|resource, counts, set| {
-            set.kernel[0] = raised(set.own[0], counts).min(set.kernel[1]);
-            let _ = kernel(resource, Some(&set.kernel));
-        });
+        SET.lock().renew(&Kernel);
     }
 }
 
 /// The program is about to execute another one, which has the program's limits.
 pub fn hand_on() {
-    each_set(|resource, _, set| {
-        if kernel(resource, Some(&set.own)).is_ok() {
-            set.kernel = set.own;
-        }
-    });
+    of_caller(|all| all.hand_on(&Kernel));
 }
 
-/// It does not after all. Who may raise no hard limit has the program's own from now on.
+/// It does not after all.
 pub fn take_back() {
-    each_set(|resource, counts, set| {
-        let wanted = raised(set.own[0], counts);
-        let given = [[wanted, wanted.max(set.own[1])], [wanted.min(set.own[1]), set.own[1]]];
-        if let Some(given) = given.into_iter().find(|new| kernel(resource, Some(new)).is_ok()) {
-            set.kernel = given;
-        }
-    });
+    of_caller(|all| all.take_back(&Kernel));
 }
 
-/// Calls `each` with what is set and is still so in the kernel.
-fn each_set(mut each: impl FnMut(u32, bool, &mut Set)) {
-    let mut each_of = |all: &mut [Option<Set>]| {
-        for ((resource, counts), set) in EMULATED.into_iter().zip(all) {
-            if let Some(set) = set
-                && kernel(resource, None).is_ok_and(|now| now == set.kernel)
-            {
-                each(resource, counts, set);
-            }
-        }
-    };
+fn of_caller(change: impl FnOnce(&mut OwnLimits)) {
     match get().filter(|_| child().is_some()) {
         // It is another process, which has its own.
-        Some(gated) => each_of(&mut all_set(gated)),
-        None => each_of(&mut *SET.lock()),
+        Some(program) => change(&mut all_set(program)),
+        None => change(&mut SET.lock()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::cell::{Cell, RefCell};
+    use std::collections::HashMap;
+
+    const NONE: u64 = u64::MAX;
+    const GIB: u64 = 1 << 30;
+    const AS: usize = 0;
+    const FILES: usize = 2;
+
+    /// A kernel that refuses as Linux does: EINVAL where the soft limit is above the hard one, EPERM
+    /// where the hard one is raised without the capability.
+    struct Fake {
+        limits: RefCell<HashMap<u32, Limit>>,
+        reserved: Cell<u64>,
+        is_privileged: Cell<bool>,
+    }
+
+    impl Fake {
+        fn new(limit: Limit) -> Fake {
+            let limits = EMULATED.map(|(resource, _)| (resource, limit));
+            Fake {
+                limits: RefCell::new(HashMap::from(limits)),
+                reserved: Cell::new(5 * GIB),
+                is_privileged: Cell::new(false),
+            }
+        }
+
+        fn of(&self, at: usize) -> Limit {
+            self.limits.borrow()[&EMULATED[at].0]
+        }
+    }
+
+    impl LimitKeeper for Fake {
+        fn limit(&self, resource: u32, new: Option<&Limit>) -> Result<Limit, Errno> {
+            let before = self.limits.borrow()[&resource];
+            match new {
+                Some(new) if new[0] > new[1] => return Err(Errno::INVAL),
+                Some(new) if new[1] > before[1] && !self.may_raise() => return Err(Errno::PERM),
+                Some(new) => drop(self.limits.borrow_mut().insert(resource, *new)),
+                None => {}
+            }
+            Ok(before)
+        }
+
+        fn reserved_bytes(&self) -> u64 {
+            self.reserved.get()
+        }
+
+        fn may_raise(&self) -> bool {
+            self.is_privileged.get()
+        }
+    }
+
+    fn shown(all: &OwnLimits, kernel: &Fake, at: usize) -> Limit {
+        all.shown(kernel, at).unwrap().1
+    }
+
+    #[test]
+    fn program_sees_its_limit_and_reservations_have_room() {
+        let (kernel, mut all) = (Fake::new([NONE, NONE]), OwnLimits::NONE);
+        assert_eq!(shown(&all, &kernel, AS), [NONE, NONE]);
+        assert_eq!(all.set(&kernel, AS, [GIB, 2 * GIB]), Ok([NONE, NONE]));
+        assert_eq!(shown(&all, &kernel, AS), [GIB, 2 * GIB]);
+        // The hard one stays, so that more can be reserved.
+        assert_eq!(kernel.of(AS), [6 * GIB + MORE_BYTES, NONE]);
+        assert_eq!(all.set(&kernel, AS, [2 * GIB, 2 * GIB]), Ok([GIB, 2 * GIB]));
+        assert_eq!(kernel.of(AS)[0], 7 * GIB + MORE_BYTES);
+    }
+
+    #[test]
+    fn descriptors_are_no_reservations() {
+        let (kernel, mut all) = (Fake::new([1024, 4096]), OwnLimits::NONE);
+        assert_eq!(all.set(&kernel, FILES, [64, 100]), Ok([1024, 4096]));
+        assert_eq!((shown(&all, &kernel, FILES), kernel.of(FILES)), ([64, 100], [64, 4096]));
+    }
+
+    #[test]
+    fn lowered_hard_limit_is_raised_with_privilege_only() {
+        let (kernel, mut all) = (Fake::new([NONE, NONE]), OwnLimits::NONE);
+        all.set(&kernel, AS, [GIB, 2 * GIB]).unwrap();
+        assert_eq!(all.set(&kernel, AS, [GIB, 3 * GIB]), Err(Errno::PERM));
+        assert_eq!(all.set(&kernel, AS, [3 * GIB, 2 * GIB]), Err(Errno::INVAL));
+        assert_eq!(shown(&all, &kernel, AS), [GIB, 2 * GIB]);
+        kernel.is_privileged.set(true);
+        assert_eq!(all.set(&kernel, AS, [GIB, 3 * GIB]), Ok([GIB, 2 * GIB]));
+    }
+
+    #[test]
+    fn soft_limit_stays_within_the_hard_one_of_the_kernel() {
+        let (kernel, mut all) = (Fake::new([4 * GIB, 4 * GIB]), OwnLimits::NONE);
+        all.set(&kernel, AS, [3 * GIB, 4 * GIB]).unwrap();
+        assert_eq!(kernel.of(AS), [4 * GIB, 4 * GIB]);
+        kernel.is_privileged.set(true);
+        all.set(&kernel, AS, [NONE, NONE]).unwrap();
+        assert_eq!((kernel.of(AS), shown(&all, &kernel, AS)), ([NONE, NONE], [NONE, NONE]));
+    }
+
+    #[test]
+    fn limit_that_another_process_has_set_is_kept() {
+        let (kernel, mut all) = (Fake::new([NONE, NONE]), OwnLimits::NONE);
+        all.set(&kernel, AS, [GIB, NONE]).unwrap();
+        let theirs = [9 * GIB, 9 * GIB];
+        kernel.limit(libc::RLIMIT_AS, Some(&theirs)).unwrap();
+        assert_eq!(shown(&all, &kernel, AS), theirs);
+        all.renew(&kernel);
+        all.hand_on(&kernel);
+        all.take_back(&kernel);
+        assert_eq!(kernel.of(AS), theirs);
+        assert_eq!(all.set(&kernel, AS, [GIB, 10 * GIB]), Err(Errno::PERM));
+    }
+
+    #[test]
+    fn reservations_that_came_since_are_not_the_programs() {
+        let (kernel, mut all) = (Fake::new([NONE, NONE]), OwnLimits::NONE);
+        all.set(&kernel, AS, [GIB, 2 * GIB]).unwrap();
+        kernel.reserved.set(20 * GIB);
+        all.renew(&kernel);
+        assert_eq!(kernel.of(AS), [21 * GIB + MORE_BYTES, NONE]);
+        assert_eq!(shown(&all, &kernel, AS), [GIB, 2 * GIB]);
+        let (kernel, mut all) = (Fake::new([NONE, 8 * GIB]), OwnLimits::NONE);
+        kernel.limits.borrow_mut().insert(libc::RLIMIT_AS, [8 * GIB, 8 * GIB]);
+        all.set(&kernel, AS, [GIB, 2 * GIB]).unwrap();
+        kernel.reserved.set(20 * GIB);
+        all.renew(&kernel);
+        assert_eq!((kernel.of(AS), shown(&all, &kernel, AS)), ([8 * GIB, 8 * GIB], [GIB, 2 * GIB]));
+    }
+
+    #[test]
+    fn executed_program_has_the_programs_own_limits() {
+        let (kernel, mut all) = (Fake::new([NONE, NONE]), OwnLimits::NONE);
+        all.set(&kernel, AS, [GIB, 2 * GIB]).unwrap();
+        all.set(&kernel, FILES, [64, 100]).unwrap();
+        all.hand_on(&kernel);
+        assert_eq!((kernel.of(AS), kernel.of(FILES)), ([GIB, 2 * GIB], [64, 100]));
+        assert_eq!(kernel.of(1), [NONE, NONE], "it was never set");
+    }
+
+    #[test]
+    fn failed_execution_takes_back_as_far_as_it_may() {
+        for is_privileged in [false, true] {
+            let (kernel, mut all) = (Fake::new([NONE, NONE]), OwnLimits::NONE);
+            kernel.is_privileged.set(is_privileged);
+            all.set(&kernel, AS, [GIB, 2 * GIB]).unwrap();
+            all.hand_on(&kernel);
+            all.take_back(&kernel);
+            let wanted = 6 * GIB + MORE_BYTES;
+            let given = if is_privileged { [wanted, wanted] } else { [2 * GIB, 2 * GIB] };
+            assert_eq!((kernel.of(AS), shown(&all, &kernel, AS)), (given, [GIB, 2 * GIB]));
+        }
+    }
+
+    #[test]
+    fn own_files_are_opened_within_the_hard_limit() {
+        for (limit, meanwhile) in [
+            ([64, 100], [100, 100]),
+            ([64, NONE], [64 + DESCRIPTORS, NONE]),
+            ([NONE, NONE], [NONE, NONE]),
+        ] {
+            let kernel = Fake::new(limit);
+            with_more_descriptors(&kernel, || assert_eq!(kernel.of(FILES), meanwhile));
+            assert_eq!(kernel.of(FILES), limit);
+        }
     }
 }

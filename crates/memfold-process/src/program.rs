@@ -1,12 +1,13 @@
 //! The program under management by the gate: its engine, and how it begins.
-use crate::diagnostics as say;
+use crate::diagnostics;
 use crate::diagnostics::addresses::Remedy;
 use crate::engine;
 use crate::heap::arena;
+use crate::marks::ranges::Ranges;
+use crate::marks::state::{Apart, Before, MemoryMark, ProgramState};
 use crate::paging::Paging;
-use crate::process_size as proc;
-use crate::ranges::{Ranges, without};
-use crate::share::{self, Level, Scale};
+use crate::size::process_size;
+use crate::size::share::{self, Scale};
 use crate::threads::ring;
 use alloc::boxed::Box;
 use alloc::format;
@@ -17,7 +18,6 @@ use core::ops::ControlFlow::Continue;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::SeqCst};
 use memfold::config::Config;
-use memfold::delivery::background::EngineThread;
 use memfold::known::FoldableMap;
 use memfold::pager::{Pager, PagerParts, StartError, StatsPlace, open_remote};
 use memfold::stats::Stats;
@@ -28,7 +28,7 @@ use memfold_sys::Errno;
 use memfold_sys::maps::copied::CopyMark;
 use memfold_sys::maps::lookup::Maps;
 use memfold_sys::maps::pagemap::Pagemap;
-use memfold_sys::maps::{Smaps, each_area, flag};
+use memfold_sys::maps::{Smaps, each_area};
 use memfold_sys::memory::zone::{freeze_list, overlaps_own, unfreeze_list};
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::errands::{DelegateQueue, Delegated};
@@ -42,179 +42,11 @@ const MORE_THREADS: usize = 10;
 const NUMBERS_FROM: u64 = 992;
 const NUMBERS: u64 = 32;
 
-/// What keeps memory from being managed; or, one of them, from children.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Mark {
-    /// It was there at the start; a stack; what the gate reports.
-    Own,
-    /// Locked in memory.
-    Locked,
-    /// Not for children: managed, and gone in them.
-    DontFork,
-    /// Zeros for children.
-    Wiped,
-    /// Not for dumps.
-    DontDump,
-    /// Open to merging.
-    Mergeable,
-    /// Anything else that smaps tells.
-    Other,
-}
-
-/// Every mark.
-pub const MARKS: [Mark; 7] = [
-    Mark::Own,
-    Mark::Locked,
-    Mark::DontFork,
-    Mark::Wiped,
-    Mark::DontDump,
-    Mark::Mergeable,
-    Mark::Other,
-];
-
-/// Marks by what smaps says.
-pub const FLAGS: [(u32, Mark); 6] = [
-    (flag::LOCKED, Mark::Locked),
-    (flag::DONT_FORK, Mark::DontFork),
-    (flag::WIPE_ON_FORK, Mark::Wiped),
-    (flag::DONT_DUMP, Mark::DontDump),
-    (flag::MERGEABLE, Mark::Mergeable),
-    (
-        flag::IO
-            | flag::PFN
-            | flag::MIXED
-            | flag::HUGETLB
-            | flag::GROWS_DOWN
-            | flag::DROPPABLE
-            | flag::SHADOW_STACK
-            | flag::SEALED
-            | flag::UFFD_MISSING
-            | flag::UFFD_PROTECT,
-        Mark::Other,
-    ),
-];
-
-/// What changes with the program's mappings.
-#[derive(Default)]
-pub struct State {
-    /// By [`Mark`].
-    never: [Ranges; MARKS.len()],
-    /// To be taken with what the program maps next: see [`Gated::adopt_later`].
-    pub late: Ranges,
-    /// What is mapped from now on is locked.
-    pub locks_future: bool,
-    /// The kernel may merge equal pages of all memory.
-    pub merges: bool,
-    /// Tasks in this memory that are traced by their own wish: see [`Gated::keep_home`].
-    pub traced: u32,
-    /// The program serves some of its memory by a userfaultfd of its own.
-    pub has_userfault: bool,
-    /// Calls that are being made apart.
-    apart: Vec<Pending>,
-    /// Engine threads that are still to be started, the next one last; `None` before the first try.
-    pub pending: Option<Vec<EngineThread>>,
-    /// It was told that they can't be started.
-    pub told: bool,
-    /// Looks at which the limit could not be kept.
-    pub past_looks: u32,
-    /// It was reported that the limit can't be kept.
-    pub told_limit: bool,
-    /// The process's size.
-    pub level: Level,
-    /// So much more has been mapped since it was looked at, bytes.
-    pub mapped_since: usize,
-}
-
-impl State {
-    /// The memory with a mark.
-    pub fn marked(&mut self, mark: Mark) -> &mut Ranges {
-        &mut self.never[mark as usize]
-    }
-
-    /// Something else is in a range: what a call that is made apart has found there is gone.
-    pub fn note_new(&mut self, range: &Range<usize>) {
-        self.apart.iter_mut().for_each(|pending| pending.new_since.add(range.clone()));
-    }
-
-    /// The call apart of a child.
-    pub fn apart_of(&self, child: usize) -> Option<Apart> {
-        let found = self.apart.iter().find(|pending| pending.child == Some(child))?;
-        Some(Apart(found.number))
-    }
-
-    /// Children that the process is a copy of had them.
-    pub fn forget_apart(&mut self) {
-        self.apart.clear();
-    }
-
-    /// What of `parts` may be managed.
-    pub fn unmarked(&self, parts: Vec<Range<usize>>) -> Vec<Range<usize>> {
-        let never = MARKS.iter().filter(|mark| **mark != Mark::DontFork);
-        never.fold(parts, |parts, mark| self.never[*mark as usize].cut_out_of(parts))
-    }
-
-    /// A range is something else from now on.
-    pub fn forget(&mut self, range: &Range<usize>) {
-        self.never.iter_mut().for_each(|never| never.remove(range));
-    }
-
-    /// What has which mark in a range.
-    fn marks_in(&self, range: &Range<usize>) -> Vec<(Mark, Range<usize>)> {
-        let of = |mark: Mark| self.never[mark as usize].within(range).into_iter();
-        MARKS.into_iter().flat_map(|mark| of(mark).map(move |part| (mark, part))).collect()
-    }
-
-    /// What mremap adds to memory is marked as that is.
-    pub fn extend(&mut self, before: &Range<usize>, added: Range<usize>) {
-        let last = before.end.saturating_sub(1).max(before.start)..before.end;
-        for mark in MARKS.into_iter().filter(|mark| *mark != Mark::Own) {
-            let marked = self.marked(mark);
-            if !marked.within(&last).is_empty() {
-                marked.add(added.clone());
-            }
-        }
-    }
-
-    /// Whether anything more is taken under management.
-    pub fn takes(&self) -> bool {
-        !self.locks_future && !self.merges && self.traced == 0
-    }
-
-    /// Whether all engine threads run.
-    pub fn has_threads(&self) -> bool {
-        self.pending.as_ref().is_some_and(Vec::is_empty)
-    }
-}
-
-/// See `copy.rs`.
+/// See `fork.rs`.
 pub static MARK: CopyMark = CopyMark::new();
 
-/// A call that is made with no lock held: see [`Gated::begin_apart`].
-pub struct Apart(u64);
-
-/// What is kept of it.
-struct Pending {
-    number: u64,
-    /// The number of the child that makes it.
-    child: Option<usize>,
-    /// Parts that have a mark for it.
-    added: Ranges,
-    before: Before,
-    /// What was mapped or registered since.
-    new_since: Ranges,
-}
-
-/// What a call finds in its ranges.
-pub struct Before {
-    /// Its ranges, or what of them is still as it was.
-    pub parts: Vec<Range<usize>>,
-    pub marks: Vec<(Mark, Range<usize>)>,
-    /// Where faults are the program's own to serve.
-    pub faults: Vec<Range<usize>>,
-}
-
 /// See the module.
-pub struct Gated {
+pub struct ManagedProgram {
     /// The engine.
     pub pager: Arc<Pager>,
     pub paging: Paging,
@@ -228,7 +60,7 @@ pub struct Gated {
     pub nice: i32,
     pub known: FoldableMap,
     /// Held by who changes mappings, adopts, or copies the process.
-    pub state: Mutex<State>,
+    pub state: Mutex<ProgramState>,
     /// Where faults are the program's own to serve: registered with a userfaultfd of its own. Taken
     /// last, and nothing else is done while it is held.
     pub faults_of_program: Mutex<Ranges>,
@@ -252,29 +84,29 @@ pub struct Gated {
 }
 
 /// What is opened in the program's own table of descriptors.
-struct Opened {
+struct OpenedFiles {
     paging: Paging,
     pagemap: Pagemap,
     maps: Maps,
     file: Option<Arc<FileDisk>>,
 }
 
-static OPENED: Mutex<Option<Opened>> = Mutex::new(None);
-static GATED: AtomicPtr<Gated> = AtomicPtr::new(core::ptr::null_mut());
+static OPENED: Mutex<Option<OpenedFiles>> = Mutex::new(None);
+static PROGRAM: AtomicPtr<ManagedProgram> = AtomicPtr::new(core::ptr::null_mut());
 
 /// The program, once it has an engine.
-pub fn get() -> Option<&'static Gated> {
+pub fn get() -> Option<&'static ManagedProgram> {
     // SAFETY: the pointer is null or a leaked box.
-    unsafe { GATED.load(SeqCst).as_ref() }
+    unsafe { PROGRAM.load(SeqCst).as_ref() }
 }
 
 /// There is none any more.
 pub fn abandon() {
-    GATED.store(core::ptr::null_mut(), SeqCst);
+    PROGRAM.store(core::ptr::null_mut(), SeqCst);
 }
 
 /// The same where there is one.
-pub fn existing() -> &'static Gated {
+pub fn existing() -> &'static ManagedProgram {
     get().expect("it has been created")
 }
 
@@ -300,7 +132,7 @@ pub fn try_open(config: &Config) -> Result<(), Lacking> {
     opened(config).map(drop)
 }
 
-fn opened(config: &Config) -> Result<Opened, Lacking> {
+fn opened(config: &Config) -> Result<OpenedFiles, Lacking> {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let least = NUMBERS_FROM.min(most.saturating_sub(NUMBERS)) as i32;
     let number = |e: Errno| format!("Numbering a descriptor failed: {e}");
@@ -314,7 +146,7 @@ fn opened(config: &Config) -> Result<Opened, Lacking> {
     let open = |path: &String| FileDisk::open(path, options);
     let file = config.swap.as_ref().map(open).transpose();
     let file = file.map_err(|e| Lacking(format!("--swap: {e}")))?.map(Arc::new);
-    Ok(Opened { paging, pagemap, maps, file })
+    Ok(OpenedFiles { paging, pagemap, maps, file })
 }
 
 /// Why there is no engine.
@@ -341,7 +173,21 @@ fn numbers(own: [&OwnedFd; 3], file: &Option<Arc<FileDisk>>) -> Vec<u32> {
 /// One line: what this process lacks.
 pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
     let opened = OPENED.lock().take().expect("opened by the constructor");
-    let Opened { paging, pagemap, maps, file } = opened;
+    let program = make(config, opened, stats)?;
+    PROGRAM.store(Box::leak(Box::new(program)), SeqCst);
+    Ok(())
+}
+
+/// A program with an engine that manages nothing yet.
+///
+/// # Errors
+/// One line: what this process lacks.
+fn make(
+    config: Config,
+    opened: OpenedFiles,
+    stats: &'static Stats,
+) -> Result<ManagedProgram, String> {
+    let OpenedFiles { paging, pagemap, maps, file } = opened;
     let pagemap = Arc::new(pagemap);
     let remote = open_remote(&config)?.map(Arc::new);
     let errands = Arc::new(DelegateQueue::new(bare::is_current));
@@ -374,19 +220,8 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
     let scale =
         Scale::open(config.clone()).map_err(|e| format!("Starting the engine failed: {e}"))?;
     let smaps = Smaps::open().map_err(|e| format!("/proc/self/smaps: {e}"))?;
-    // A process inherits it, also over exec.
-    let (mut state, mut stack_end) = (State { merges: proc::merges(), ..State::default() }, 0);
-    let present = each_area(|area| {
-        if area.is_stack() {
-            stack_end = area.end;
-        }
-        if area.is_private_anonymous() && !overlaps_own(area.start, area.end) {
-            state.marked(Mark::Own).add(area.start..area.end);
-        }
-        Continue(())
-    });
-    present.map_err(|e| format!("/proc/self/maps: {e}"))?;
-    let gated = Box::leak(Box::new(Gated {
+    let (state, stack_end) = present().map_err(|e| format!("/proc/self/maps: {e}"))?;
+    Ok(ManagedProgram {
         pager,
         paging,
         pagemap,
@@ -400,19 +235,44 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         faults_of_program: Mutex::default(),
         managing: AtomicBool::new(false),
         shut_in: AtomicBool::new(false),
-        filtered: AtomicBool::new(proc::is_filtered()),
+        filtered: AtomicBool::new(process_size::is_filtered()),
         serves_errands: AtomicBool::new(false),
         tells_of_copies: AtomicBool::new(false),
         apart_calls: AtomicU64::new(0),
         stack_end,
         file,
         remote,
-    }));
-    GATED.store(gated, SeqCst);
-    Ok(())
+    })
 }
 
-impl Gated {
+/// A program that is managed from now on, for tests; `None` where it can't be had.
+#[cfg(test)]
+pub fn managed(config: Config) -> Option<&'static ManagedProgram> {
+    let stats = Box::leak(Box::new(Stats::new()));
+    let program =
+        opened(&config).ok().map(|opened| make(config, opened, stats))?.expect("an engine");
+    program.managing.store(true, SeqCst);
+    Some(Box::leak(Box::new(program)))
+}
+
+/// What is there at the start, of which nothing is managed; and the end of the main thread's stack.
+fn present() -> Result<(ProgramState, usize), Errno> {
+    // A process inherits it, also over exec.
+    let (mut state, mut stack_end) = (ProgramState::default(), 0);
+    state.merges = process_size::merges();
+    each_area(|area| {
+        if area.is_stack() {
+            stack_end = area.end;
+        }
+        if area.is_private_anonymous() && !overlaps_own(area.start, area.end) {
+            state.marked(MemoryMark::Own).add(area.start..area.end);
+        }
+        Continue(())
+    })?;
+    Ok((state, stack_end))
+}
+
+impl ManagedProgram {
     /// Does `what` by a thread of the engine's, if the caller is a child of vfork, which may be killed
     /// while it has a lock. It touches no memory of the program's.
     pub fn on_behalf<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
@@ -508,7 +368,7 @@ impl Gated {
     pub fn leave(&self, range: &Range<usize>) {
         self.pager.mappings().leave(range.clone(), |start, end| {
             if let Err(e) = self.paging.unregister(&(start..end)) {
-                say::die(format_args!("Memory can't be unregistered: {e}"));
+                diagnostics::die(format_args!("Memory can't be unregistered: {e}"));
             }
         });
     }
@@ -516,49 +376,26 @@ impl Gated {
     /// A call on `range` is about to be made with no lock held. It may wait until another thread of
     /// the program has done something, which may change mappings first: of what it faults in, and what
     /// it reports, a userfaultfd or a file system of the program's may be in charge. Or it is made by a
-    /// child that may be killed. Until [`Gated::leave_apart`] nothing of the range is managed.
+    /// child that may be killed. Until [`ProgramState::end_apart`] nothing of the range is managed.
     /// `child`: the number of the caller, if it is a child.
     pub fn begin_apart(
         &self,
-        state: &mut State,
+        state: &mut ProgramState,
         child: Option<usize>,
         ranges: [Range<usize>; 2],
     ) -> Apart {
-        let (before, mut added) = (self.before(state, &ranges), Ranges::default());
-        for range in &ranges {
-            let marked = state.marked(Mark::Other);
-            for part in without(range, &marked.within(range)) {
-                marked.add(part.clone());
-                added.add(part);
-            }
-            self.leave(range);
-        }
+        let before = self.before(state, &ranges);
         let number = self.apart_calls.fetch_add(1, SeqCst);
-        state.apart.push(Pending { number, child, added, before, new_since: Ranges::default() });
-        Apart(number)
+        let apart = state.begin_apart(number, child, before);
+        ranges.iter().for_each(|range| self.leave(range));
+        apart
     }
 
     /// What there is in some ranges.
-    pub fn before(&self, state: &State, ranges: &[Range<usize>]) -> Before {
+    pub fn before(&self, state: &ProgramState, ranges: &[Range<usize>]) -> Before {
         let faults = self.faults_of_program.lock();
-        Before {
-            parts: ranges.to_vec(),
-            marks: ranges.iter().flat_map(|range| state.marks_in(range)).collect(),
-            faults: ranges.iter().flat_map(|range| faults.within(range)).collect(),
-        }
-    }
-
-    /// It was made. Gives what it has found. Its parts are those where nothing was mapped or registered
-    /// meanwhile.
-    pub fn leave_apart(&self, state: &mut State, apart: Apart) -> Before {
-        let at = state.apart.iter().position(|pending| pending.number == apart.0);
-        let at = at.expect("it is ended once, by who began it");
-        let Pending { mut before, added, new_since, .. } = state.apart.swap_remove(at);
-        before.parts = new_since.cut_out_of(before.parts);
-        for part in before.parts.iter().flat_map(|part| added.within(part)) {
-            state.marked(Mark::Other).remove(&part);
-        }
-        before
+        let faults = ranges.iter().flat_map(|range| faults.within(range)).collect();
+        state.before(ranges, faults)
     }
 
     /// The kernel's mappings in a range, as far as they reach. What is managed and lies together is one,
@@ -582,11 +419,11 @@ impl Gated {
 
     /// Whether the program may have what happens to a part of a range reported by a userfaultfd of its
     /// own.
-    pub fn is_watched(&self, state: &mut State, range: &Range<usize>) -> bool {
-        state.has_userfault && !state.marked(Mark::Other).within(range).is_empty()
+    pub fn is_watched(&self, state: &mut ProgramState, range: &Range<usize>) -> bool {
+        state.has_userfault && !state.marked(MemoryMark::Other).within(range).is_empty()
     }
 
-    /// Nobody allocates, and no zone comes or goes, until [`Gated::allow_allocation`].
+    /// Nobody allocates, and no zone comes or goes, until [`ManagedProgram::allow_allocation`].
     pub fn forbid_allocation(&self) {
         freeze_list();
         arena().freeze();
@@ -595,7 +432,7 @@ impl Gated {
     /// Ends it.
     ///
     /// # Safety
-    /// - [`Gated::forbid_allocation`] was called, in this process or in the parent that it is a
+    /// - [`ManagedProgram::forbid_allocation`] was called, in this process or in the parent that it is a
     ///   copy of, and this is called once for it.
     pub unsafe fn allow_allocation(&self) {
         // SAFETY: by the caller's promise.

@@ -3,7 +3,7 @@ use crate::error::exception;
 use memfold::delivery::gate;
 use memfold::stats::FIGURES;
 use memfold::{Delivery, Heap, Hint, Memory};
-use memfold_run::table::{ORDER, order_in};
+use memfold_run::request::{RunRequest, VARIABLE};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -41,8 +41,8 @@ pub fn heaps() -> Vec<Arc<Shared>> {
 #[pyfunction]
 pub fn run_order() -> Option<String> {
     let given = std::fs::read("/proc/self/environ").unwrap_or_default();
-    let own = std::env::var(ORDER).ok().filter(|order| !order.is_empty());
-    own.or_else(|| order_in(&given).map(str::to_string))
+    let own = std::env::var(VARIABLE).ok().filter(|order| !order.is_empty());
+    own.or_else(|| RunRequest::find(&given).map(|found| found.text().to_string()))
 }
 
 /// Arms the process. The caller is attached to Python, so no other thread forks through Python

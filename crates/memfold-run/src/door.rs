@@ -5,6 +5,7 @@
 //! the first half of a key that only processes of the run have; the answer is the second half, the
 //! process's number as it is outside, and the descriptors: of the table of the process's user, and
 //! of the bounds of the run. One message each, so nobody can keep the other end busy.
+use core::fmt;
 use core::time::Duration;
 use memfold_sys::Errno;
 use memfold_sys::raw::receive_with_files;
@@ -23,16 +24,16 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What opens a door.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Key {
+pub struct DoorKey {
     /// What is sent to it.
     pub ask: [u8; HALF],
     /// What comes back.
     pub answer: [u8; HALF],
 }
 
-impl Key {
+impl DoorKey {
     /// From 64 hexadecimal digits.
-    pub fn parse(text: &str) -> Option<Key> {
+    pub fn parse(text: &str) -> Option<DoorKey> {
         let digits = text.as_bytes();
         if digits.len() != 4 * HALF {
             return None;
@@ -43,12 +44,19 @@ impl Key {
             *byte = (digit(pair[0])? * 16 + digit(pair[1])?) as u8;
         }
         let (ask, answer) = bytes.split_at(HALF);
-        Some(Key { ask: ask.try_into().ok()?, answer: answer.try_into().ok()? })
+        Some(DoorKey { ask: ask.try_into().ok()?, answer: answer.try_into().ok()? })
+    }
+}
+
+/// 64 hexadecimal digits.
+impl fmt::Display for DoorKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.ask.iter().chain(&self.answer).try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
 /// What is had at a door.
-pub struct Answer {
+pub struct DoorAnswer {
     /// The table of the caller's user.
     pub table: OwnedFd,
     /// The bounds of the run.
@@ -62,7 +70,7 @@ pub struct Answer {
 /// # Errors
 /// ECONNREFUSED: there is nobody; EAGAIN: no answer in time; EPROTO: it is somebody else, or has
 /// nothing for this user.
-pub fn ask(name: &[u8], key: &Key) -> Result<Answer, Errno> {
+pub fn ask(name: &[u8], key: &DoorKey) -> Result<DoorAnswer, Errno> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     // Without a name of its own it could not be answered: the kernel chooses one.
     bind(&socket, &SocketAddrUnix::new_unnamed())?;
@@ -73,7 +81,7 @@ pub fn ask(name: &[u8], key: &Key) -> Result<Answer, Errno> {
     match receive_with_files(&socket, &mut answer)? {
         (ANSWER_BYTES, [Some(table), Some(bounds)]) if answer[..HALF] == key.answer => {
             let number = [answer[HALF], answer[HALF + 1], answer[HALF + 2], answer[HALF + 3]];
-            Ok(Answer { table, bounds, number: u32::from_ne_bytes(number) })
+            Ok(DoorAnswer { table, bounds, number: u32::from_ne_bytes(number) })
         }
         _ => Err(Errno::PROTO),
     }

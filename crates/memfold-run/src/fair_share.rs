@@ -6,14 +6,14 @@
 
 /// What a process asks of the limit, bytes.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Claim {
+pub struct ShareClaim {
     /// All that it has, with what is folded as if it were not.
     pub need: u64,
     /// What it holds once all that can be folded is.
     pub least: u64,
 }
 
-impl Claim {
+impl ShareClaim {
     fn need(&self) -> u64 {
         self.need.max(self.least)
     }
@@ -28,12 +28,12 @@ impl Claim {
 /// have what it needs. Else what it gets at the highest level at which the shares are within the
 /// limit. Where not even the least of all fits, the smallest have theirs, and the largest have less.
 /// Each process that computes it from the same claims comes to the same level.
-pub fn share(limit: u64, own: Claim, others: &[Claim]) -> u64 {
-    let sum = |of: &dyn Fn(&Claim) -> u64| {
+pub fn share(limit: u64, own: ShareClaim, others: &[ShareClaim]) -> u64 {
+    let sum = |of: &dyn Fn(&ShareClaim) -> u64| {
         others.iter().fold(of(&own), |sum, claim| sum.saturating_add(of(claim)))
     };
-    if sum(&Claim::need) <= limit {
-        return limit - (sum(&Claim::need) - own.need());
+    if sum(&ShareClaim::need) <= limit {
+        return limit - (sum(&ShareClaim::need) - own.need());
     }
     if sum(&|claim| claim.least) <= limit {
         return own.at(highest(limit, |level| sum(&|claim| claim.at(level))));
@@ -56,22 +56,22 @@ mod tests {
     use super::*;
     use memfold_testkit::random::Random;
 
-    fn needs<const N: usize>(all: [u64; N]) -> [Claim; N] {
-        all.map(|need| Claim { need, least: 0 })
+    fn needs<const N: usize>(all: [u64; N]) -> [ShareClaim; N] {
+        all.map(|need| ShareClaim { need, least: 0 })
     }
 
-    fn of(limit: u64, own: u64, others: &[Claim]) -> u64 {
-        share(limit, Claim { need: own, least: 0 }, others)
+    fn of(limit: u64, own: u64, others: &[ShareClaim]) -> u64 {
+        share(limit, ShareClaim { need: own, least: 0 }, others)
     }
 
     #[test]
-    fn alone_or_with_room_for_all_a_process_has_what_the_others_leave() {
+    fn process_has_what_the_others_leave_where_there_is_room() {
         assert_eq!(of(100, 500, &[]), 100);
         assert_eq!(of(100, 20, &needs([30, 40])), 30);
     }
 
     #[test]
-    fn who_needs_more_gets_what_the_modest_leave() {
+    fn process_that_needs_more_gets_what_the_modest_leave() {
         assert_eq!(of(100, 500, &needs([500])), 50);
         assert_eq!(of(100, 500, &needs([10, 500])), 45);
         assert_eq!(of(100, 500, &needs([500, 10, 0])), 45);
@@ -80,24 +80,24 @@ mod tests {
     }
 
     #[test]
-    fn who_cant_fold_has_room_and_the_others_fold_more() {
-        let stiff = Claim { need: 90, least: 80 };
-        let soft = Claim { need: 90, least: 5 };
+    fn process_that_cant_fold_has_room_and_others_fold_more() {
+        let stiff = ShareClaim { need: 90, least: 80 };
+        let soft = ShareClaim { need: 90, least: 5 };
         assert_eq!((share(100, stiff, &[soft]), share(100, soft, &[stiff])), (80, 20));
-        let more = Claim { need: 130, least: 110 };
+        let more = ShareClaim { need: 130, least: 110 };
         assert_eq!((share(100, more, &[soft]), share(100, soft, &[more])), (95, 5));
     }
 
     /// Claims of a few processes, and a limit, such that each case is met.
-    fn each_case(mut check: impl FnMut(u64, &[Claim], &[u64])) {
+    fn each_case(mut check: impl FnMut(u64, &[ShareClaim], &[u64])) {
         let mut random = Random::new(1);
         for _ in 0..4000 {
             let count = 1 + random.below(6);
             let limit = random.below(3000) as u64;
-            let claims: Vec<Claim> = (0..count)
+            let claims: Vec<ShareClaim> = (0..count)
                 .map(|_| {
                     let need = random.below(1000) as u64;
-                    Claim { need, least: random.below(need as usize + 50) as u64 }
+                    ShareClaim { need, least: random.below(need as usize + 50) as u64 }
                 })
                 .collect();
             let got = |me: usize| {
@@ -111,11 +111,11 @@ mod tests {
     }
 
     #[test]
-    fn shares_never_exceed_the_limit_together_and_leave_next_to_nothing() {
+    fn shares_add_up_to_no_more_than_the_limit() {
         each_case(|limit, claims, shares| {
-            let used = |(share, claim): (&u64, &Claim)| *share.min(&claim.need());
+            let used = |(share, claim): (&u64, &ShareClaim)| *share.min(&claim.need());
             let sum = shares.iter().zip(claims).map(used).sum::<u64>();
-            let wanted = claims.iter().map(Claim::need).sum::<u64>().min(limit);
+            let wanted = claims.iter().map(ShareClaim::need).sum::<u64>().min(limit);
             assert!(
                 sum <= limit && sum + claims.len() as u64 > wanted,
                 "{limit} {claims:?} {shares:?}"
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_less_than_it_can_reach_where_all_can_be_had() {
+    fn share_is_no_less_than_a_process_can_reach() {
         each_case(|limit, claims, shares| {
             if claims.iter().map(|claim| claim.least).sum::<u64>() <= limit {
                 let below = shares.iter().zip(claims).find(|(share, claim)| **share < claim.least);
@@ -139,11 +139,11 @@ mod tests {
     }
 
     #[test]
-    fn who_is_short_of_its_need_has_no_less_than_anybody_beyond_its_least() {
+    fn short_process_has_no_less_than_another_beyond_its_least() {
         each_case(|limit, claims, shares| {
             for (share, claim) in shares.iter().zip(claims) {
                 let is_short = *share < claim.need();
-                let above = |(other, its): (&u64, &Claim)| {
+                let above = |(other, its): (&u64, &ShareClaim)| {
                     *other.min(&its.need()) > share + 1 && *other > its.least
                 };
                 let taken = is_short && shares.iter().zip(claims).any(above);

@@ -30,11 +30,11 @@ pub struct Mailbox {
     lost: AtomicU32,
     /// Numbers the lines.
     count: AtomicU64,
-    places: [Place; PLACES],
+    places: [LetterPlace; PLACES],
 }
 
 #[repr(C)]
-struct Place {
+struct LetterPlace {
     state: AtomicU32,
     last: AtomicU32,
     number: AtomicU64,
@@ -57,8 +57,9 @@ pub struct Letter {
 impl Mailbox {
     /// Leaves a line. `false` if there is no room for it, which [`Mailbox::take_lost`] tells.
     pub fn leave(&self, process: u32, last: bool, text: &[u8]) -> bool {
-        let take =
-            |place: &&Place| place.state.compare_exchange(FREE, TAKEN, AcqRel, Relaxed).is_ok();
+        let take = |place: &&LetterPlace| {
+            place.state.compare_exchange(FREE, TAKEN, AcqRel, Relaxed).is_ok()
+        };
         let Some(place) = self.places.iter().find(take) else {
             self.lost.fetch_add(1, Relaxed);
             return false;
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_whole_once_and_in_order_and_what_has_no_room_is_refused() {
+    fn lines_come_whole_once_and_in_order_while_there_is_room() {
         let mailbox = empty();
         for n in 0..PLACES as u32 {
             assert!(mailbox.leave(n, n == 3, std::format!("line {n}").as_bytes()));
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_gets_every_line_of_many_threads() {
+    fn waiter_gets_every_line_of_many_threads() {
         let mailbox = empty();
         let mut read = Vec::new();
         std::thread::scope(|scope| {

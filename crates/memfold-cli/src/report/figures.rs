@@ -1,7 +1,7 @@
 //! The counters of a run: sums over its processes, its own peaks, and its compression ratio.
-use crate::table::slots::Slots;
 use memfold::stats::{FIGURES, ORDER_FIGURES, ORDERS, Stats, size_suffix};
 use memfold_run::table::totals::PEAKS;
+use memfold_run::users::UserTables;
 
 /// Counters of one process, or sums over several.
 #[derive(Clone)]
@@ -18,10 +18,10 @@ impl Figures {
 
     /// Returns the sums over every process of the run. A peak is that of all processes at one
     /// moment, and at least the largest of one process; `peak_held_bytes` is the latter.
-    pub fn sum(slots: &Slots) -> Figures {
+    pub fn sum(tables: &UserTables) -> Figures {
         let mut sum =
             Figures { values: [0; FIGURES.len()], orders: [[0; ORDERS]; ORDER_FIGURES.len()] };
-        for one in slots.processes().map(|process| Figures::of(process.stats())) {
+        for one in tables.processes().map(|process| Figures::of(process.stats())) {
             for ((to, from), figure) in sum.values.iter_mut().zip(one.values).zip(FIGURES) {
                 *to = match figure.name.starts_with("peak_") {
                     true => from.max(*to),
@@ -34,7 +34,7 @@ impl Figures {
                 *to = to.wrapping_add(*from);
             }
         }
-        for (name, peak) in PEAKS.iter().zip(slots.peaks()) {
+        for (name, peak) in PEAKS.iter().zip(tables.peaks()) {
             let at = FIGURES.iter().position(|figure| figure.name == *name);
             let own = &mut sum.values[at.expect("each of these peaks is a figure too")];
             *own = peak.max(*own);
@@ -74,18 +74,18 @@ impl Figures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::slots::tests::claim;
+    use crate::table::hand_over::tests::{claim, tables};
     use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
     fn sums_run_over_all_processes_and_orders_are_named_by_size() {
-        let slots = Slots::new().unwrap();
+        let tables = tables();
         for pid in [10, 11] {
-            let stats = claim(&slots, pid).stats();
+            let stats = claim(&tables, pid).stats();
             stats.faults.store(5, Relaxed);
             stats.zswpout_folio[4].store(2, Relaxed);
         }
-        let sum = Figures::sum(&slots);
+        let sum = Figures::sum(&tables);
         let get =
             |name: &str| sum.each().find(|f| f.0 == name).unwrap_or_else(|| panic!("{name}")).1;
         assert_eq!((get("faults"), get("zswpout_64K"), get("swpout_fallback_2M")), (10, 4, 0));
@@ -94,31 +94,31 @@ mod tests {
 
     #[test]
     fn a_peak_is_that_of_all_at_once_and_at_least_that_of_one() {
-        let slots = Slots::new().unwrap();
+        let tables = tables();
         for (pid, now) in [(1, 40), (2, 50)] {
-            let stats = claim(&slots, pid).stats();
+            let stats = claim(&tables, pid).stats();
             stats.resident_bytes.store(now, Relaxed);
             for peak in [&stats.peak_bytes, &stats.peak_held_bytes] {
                 peak.store(70 + now, Relaxed);
             }
         }
         let peaks = |sum: &Figures| (sum.get("peak_bytes"), sum.get("peak_held_bytes"));
-        assert_eq!(peaks(&Figures::sum(&slots)), (120, 120));
-        slots.bounds().set_seatless(1, 100);
-        slots.note_totals();
-        assert_eq!(peaks(&Figures::sum(&slots)), (190, 120));
+        assert_eq!(peaks(&Figures::sum(&tables)), (120, 120));
+        tables.bounds().set_slotless(1, 100);
+        tables.note_totals();
+        assert_eq!(peaks(&Figures::sum(&tables)), (190, 120));
     }
 
     #[test]
     fn the_ratio_is_that_of_all_that_was_stored() {
-        let slots = Slots::new().unwrap();
-        assert_eq!(Figures::sum(&slots).ratio(), None);
+        let tables = tables();
+        assert_eq!(Figures::sum(&tables).ratio(), None);
         for (pid, payload) in [(1, 30), (2, 90)] {
-            let stats = claim(&slots, pid).stats();
+            let stats = claim(&tables, pid).stats();
             stats.saved_bytes.store(100, Relaxed);
             stats.payload_bytes.store(payload, Relaxed);
         }
-        claim(&slots, 3).stats().recompress_gained_bytes.store(20, Relaxed);
-        assert_eq!(Figures::sum(&slots).ratio(), Some(2.0));
+        claim(&tables, 3).stats().recompress_gained_bytes.store(20, Relaxed);
+        assert_eq!(Figures::sum(&tables).ratio(), Some(2.0));
     }
 }

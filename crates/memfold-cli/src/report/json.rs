@@ -1,8 +1,8 @@
 //! The JSON text of a stats file.
 use crate::report::figures::Figures;
-use crate::table::slots::Slots;
 use memfold::config::Config;
-use memfold_run::table::Process;
+use memfold_run::table::ProcessSlot;
+use memfold_run::users::UserTables;
 use serde_json::{Map, Value, json};
 use std::ffi::OsString;
 
@@ -20,7 +20,7 @@ pub struct Run<'a> {
 
 /// Returns one object: the run, the sum of every counter over all processes, and `processes` with
 /// the counters of each.
-pub fn json(run: &Run, sum: &Figures, slots: &Slots) -> String {
+pub fn json(run: &Run, sum: &Figures, tables: &UserTables) -> String {
     let mut all = figures(sum);
     let command: Vec<_> = run.arguments.iter().map(|a| a.to_string_lossy()).collect();
     let about = json!({
@@ -33,17 +33,17 @@ pub fn json(run: &Run, sum: &Figures, slots: &Slots) -> String {
         "resident_limit_bytes": run.config.resident_bytes,
         "codec": run.config.codec,
         "ratio": sum.ratio(),
-        "peak_unmanaged_processes_bytes": slots.bounds().peak_seatless_bytes(),
+        "peak_unmanaged_processes_bytes": tables.bounds().peak_slotless_bytes(),
         "frame_success": frame_success(sum),
     });
     let Value::Object(about) = about else { unreachable!("written as an object") };
     all.extend(about);
-    all.insert("processes".to_string(), slots.processes().map(of_process).collect());
+    all.insert("processes".to_string(), tables.processes().map(of_process).collect());
     format!("{:#}\n", Value::Object(all))
 }
 
 /// Returns the counters of one process.
-pub fn of_process(process: Process) -> Value {
+pub fn of_process(process: ProcessSlot) -> Value {
     let mut one = figures(&Figures::of(process.stats()));
     one.insert("pid".to_string(), process.pid().into());
     Value::Object(one)
@@ -64,19 +64,19 @@ fn figures(figures: &Figures) -> Map<String, Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::slots::tests::claim;
+    use crate::table::hand_over::tests::{claim, tables};
     use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
     fn no_figure_is_hidden_by_a_fact_about_the_run() {
-        let slots = Slots::new().unwrap();
-        let stats = claim(&slots, 9).stats();
+        let tables = tables();
+        let stats = claim(&tables, 9).stats();
         stats.faults.store(3, Relaxed);
         stats.frame_alloc.store(8, Relaxed);
         stats.frame_alloc_failed.store(2, Relaxed);
-        let (config, sum) = (Config::new(1 << 30), Figures::sum(&slots));
+        let (config, sum) = (Config::new(1 << 30), Figures::sum(&tables));
         let run = Run { config: &config, arguments: &["a".into()], status: 3, seconds: 0.5 };
-        let value: Value = serde_json::from_str(&json(&run, &sum, &slots)).unwrap();
+        let value: Value = serde_json::from_str(&json(&run, &sum, &tables)).unwrap();
         let map = value.as_object().unwrap();
         assert!(sum.each().all(|(name, number)| map[&name] == number));
         assert_eq!(map.len(), sum.each().count() + 12);

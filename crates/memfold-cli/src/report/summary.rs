@@ -1,8 +1,8 @@
 //! The lines of `--summary`.
 use crate::report::figures::Figures;
-use crate::table::slots::Slots;
 use memfold::config::{Config, Size};
 use memfold_run::table::APART;
+use memfold_run::users::UserTables;
 
 /// Memory of processes without an engine that is worth a line, bytes: all are small below.
 const SMALL_BYTES: u64 = 8 << 20;
@@ -16,19 +16,19 @@ pub struct Ended {
 }
 
 /// Returns the summary: a few lines of text, each with `memfold: ` in front.
-pub fn summary(config: &Config, slots: &Slots, ended: &Ended) -> String {
-    let sum = Figures::sum(slots);
+pub fn summary(config: &Config, tables: &UserTables, ended: &Ended) -> String {
+    let sum = Figures::sum(tables);
     let lines = match sum.get("adopted_bytes") {
-        0 => vec![unfolded(config, slots, &sum, ended)],
-        _ => folded(config, slots, &sum),
+        0 => vec![unfolded(config, tables, &sum, ended)],
+        _ => folded(config, tables, &sum),
     };
     let lines = lines.iter().map(|line| format!("memfold: {line}\n"));
-    lines.collect::<String>() + &unmanaged(slots)
+    lines.collect::<String>() + &unmanaged(tables)
 }
 
 /// Returns a line about programs that memfold could not manage.
-fn unmanaged(slots: &Slots) -> String {
-    match slots.unmanaged() {
+fn unmanaged(tables: &UserTables) -> String {
+    match tables.unmanaged() {
         (0, _) => String::new(),
         (count, first) => format!(
             "memfold: programs that memfold can't manage were executed {count} times; the first was {}\n",
@@ -48,8 +48,8 @@ fn bound(config: &Config) -> String {
 }
 
 /// Returns the number of processes. Later ones reuse the seats of ended ones.
-fn processes(slots: &Slots) -> String {
-    match slots.processes().count() {
+fn processes(tables: &UserTables) -> String {
+    match tables.processes().count() {
         1 => "1 process".to_string(),
         count if count >= APART => format!("{count} or more processes"),
         count => format!("{count} processes"),
@@ -58,28 +58,28 @@ fn processes(slots: &Slots) -> String {
 
 /// Returns the line of a run in which nothing was folded. It claims that the limit was far only if
 /// the run ended with status 0 and no process was large.
-fn unfolded(config: &Config, slots: &Slots, sum: &Figures, ended: &Ended) -> String {
+fn unfolded(config: &Config, tables: &UserTables, sum: &Figures, ended: &Ended) -> String {
     let least =
         config.limit_bytes.unwrap_or(u64::MAX).min(config.resident_bytes.unwrap_or(u64::MAX));
-    let (peak, unmanaged) = (sum.get("peak_bytes"), slots.bounds().peak_seatless_bytes());
+    let (peak, unmanaged) = (sum.get("peak_bytes"), tables.bounds().peak_slotless_bytes());
     let is_far = peak.max(ended.largest_bytes) < least / 2;
     let bound = bound(config);
-    let has_engines = slots.processes().next().is_some();
-    if slots.has_begun() && ended.status == 0 && is_far && unmanaged <= SMALL_BYTES {
+    let has_engines = tables.processes().next().is_some();
+    if tables.has_begun() && ended.status == 0 && is_far && unmanaged <= SMALL_BYTES {
         return match has_engines {
             true => format!(
                 "nothing was folded, because memory use stayed far below its limit ({bound}; {})",
-                processes(slots)
+                processes(tables)
             ),
             false => format!(
                 "nothing was folded, because memory use stayed far below its limit ({bound}; all processes were small)"
             ),
         };
     }
-    let what = match (slots.has_begun(), has_engines) {
+    let what = match (tables.has_begun(), has_engines) {
         (false, _) => "nothing was folded, because the engine started in no process".to_string(),
         (true, false) => "nothing was folded, because no process had an engine".to_string(),
-        (true, true) => format!("nothing was folded ({})", processes(slots)),
+        (true, true) => format!("nothing was folded ({})", processes(tables)),
     };
     let of_it = match unmanaged {
         0..=SMALL_BYTES => String::new(),
@@ -99,7 +99,7 @@ fn unfolded(config: &Config, slots: &Slots, sum: &Figures, ended: &Ended) -> Str
 }
 
 /// Returns the lines of a run in which memory was managed.
-fn folded(config: &Config, slots: &Slots, sum: &Figures) -> Vec<String> {
+fn folded(config: &Config, tables: &UserTables, sum: &Figures) -> Vec<String> {
     let size = |name: &str| Size(sum.get(name));
     let mut lines = vec![
         format!(
@@ -114,17 +114,17 @@ fn folded(config: &Config, slots: &Slots, sum: &Figures) -> Vec<String> {
             sum.get("faults"),
             sum.get("pgmajfault"),
             sum.get("rescues"),
-            processes(slots),
+            processes(tables),
         ),
     ];
-    let unmanaged = slots.bounds().peak_seatless_bytes();
+    let unmanaged = tables.bounds().peak_slotless_bytes();
     if unmanaged > SMALL_BYTES {
         lines.push(format!("processes without an engine used at most {}", Size(unmanaged)));
     }
     match sum.get("over_limit") {
         0 => {}
         over => {
-            let least = match slots.least_bytes() {
+            let least = match tables.least_bytes() {
                 0 => String::new(),
                 least => format!("; the least limit that would have held is {}", Size(least)),
             };
@@ -137,7 +137,7 @@ fn folded(config: &Config, slots: &Slots, sum: &Figures) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::slots::tests::claim;
+    use crate::table::hand_over::tests::{claim, tables};
     use std::sync::atomic::Ordering::Relaxed;
 
     const WELL: Ended = Ended { status: 0, largest_bytes: 0 };
@@ -150,11 +150,11 @@ mod tests {
 
     #[test]
     fn each_state_of_a_run_has_its_lines() {
-        let (config, slots) = (limited("64M"), Slots::new().unwrap());
-        let text = || summary(&config, &slots, &WELL);
+        let (config, tables) = (limited("64M"), tables());
+        let text = || summary(&config, &tables, &WELL);
         assert!(text().contains("started in no process"));
-        assert!(slots.tables()[0].note_process() && text().contains("all processes were small"));
-        let slot = claim(&slots, 5).stats();
+        assert!(tables.tables()[0].note_process() && text().contains("all processes were small"));
+        let slot = claim(&tables, 5).stats();
         assert!(text().contains("far below its limit (limit 64.0 MiB;"), "{}", text());
         slot.adopted_bytes.store(1 << 28, Relaxed);
         slot.peak_bytes.store(60 << 20, Relaxed);
@@ -165,7 +165,7 @@ mod tests {
             "{lines}"
         );
         assert!(lines.lines().all(|l| l.starts_with("memfold: ")) && !lines.contains("can't be"));
-        slots.tables()[0].note_unmanaged(b"/bin/busybox: it is statically linked");
+        tables.tables()[0].note_unmanaged(b"/bin/busybox: it is statically linked");
         assert!(text().ends_with("1 times; the first was /bin/busybox: it is statically linked\n"));
     }
 
@@ -180,11 +180,11 @@ mod tests {
             (0, 0, 0, 30 << 20, "at most 30.0 MiB in processes without an engine"),
         ];
         for (status, largest_bytes, peak, unmanaged, words) in cases.iter().copied() {
-            let slots = Slots::new().unwrap();
-            slots.tables()[0].note_process();
-            claim(&slots, 5).stats().peak_bytes.store(peak, Relaxed);
-            slots.bounds().set_seatless(1, unmanaged);
-            let text = summary(&config, &slots, &Ended { status, largest_bytes });
+            let tables = tables();
+            tables.tables()[0].note_process();
+            claim(&tables, 5).stats().peak_bytes.store(peak, Relaxed);
+            tables.bounds().set_slotless(1, unmanaged);
+            let text = summary(&config, &tables, &Ended { status, largest_bytes });
             assert!(text.contains(words), "{words}: {text}");
             assert_eq!(text.contains("far below"), words.contains("far below"), "{text}");
         }

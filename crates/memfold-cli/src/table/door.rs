@@ -1,6 +1,6 @@
 //! The door of a run: a socket at which its processes get the table of their user and the bounds of
 //! the run ([`memfold_run::door`]).
-use memfold_run::door::{ANSWER_BYTES, HALF, Key};
+use memfold_run::door::{ANSWER_BYTES, DoorKey, HALF};
 use std::io;
 use std::mem::{offset_of, zeroed};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -16,7 +16,7 @@ union Control {
 pub struct Door {
     socket: OwnedFd,
     name: String,
-    key: Key,
+    key: DoorKey,
 }
 
 /// The address of a socket, and its length.
@@ -60,7 +60,7 @@ impl Door {
         checked(unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) })?;
         let half = |at: usize| std::array::from_fn(|n| random[at + n]);
         let (key, name) = (
-            Key { ask: half(0), answer: half(HALF) },
+            DoorKey { ask: half(0), answer: half(HALF) },
             format!("memfold-{}", hex(&random[2 * HALF..])),
         );
         // SAFETY: makes a descriptor.
@@ -88,13 +88,13 @@ impl Door {
     }
 
     /// What opens it.
-    pub fn key(&self) -> &Key {
+    pub fn key(&self) -> &DoorKey {
         &self.key
     }
 
-    /// Name and key, as processes of the run are told.
-    pub fn order(&self) -> String {
-        format!("{},{}{}", self.name, hex(&self.key.ask), hex(&self.key.answer))
+    /// Where it is.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Answers each process that sends the right key, for ever. `files` gives the table and the bounds
@@ -217,10 +217,7 @@ mod tests {
                 (who == user && asked == 1).then(|| files.each_ref().map(AsFd::as_fd))
             });
         });
-        let order = door.order();
-        let (name, key) = order.split_once(',').unwrap();
-        let key = Key::parse(key).unwrap();
-        assert_eq!(&key, door.key());
+        let (name, key) = (door.name(), *door.key());
         // One that is wrong is passed over.
         let stranger = Address::of("");
         let other = std::os::unix::net::UnixDatagram::unbound().unwrap();

@@ -1,4 +1,4 @@
-//! The table that the processes of a run share.
+//! What the processes of a run share with this one, as far as it takes sockets and /proc.
 mod door;
-pub mod slots;
-pub mod seatless;
+pub mod hand_over;
+pub mod processes;

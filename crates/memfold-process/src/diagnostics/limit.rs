@@ -8,8 +8,8 @@ use memfold::config::Size;
 use memfold::limits::gauges::stays;
 use memfold::pager::Pager;
 use memfold::stats::Stats;
-use memfold_run::slots;
-use memfold_run::table::{Least, Process};
+use memfold_run::member;
+use memfold_run::table::{Least, ProcessSlot};
 use memfold_sys::maps::{Smaps, SmapsDetails, Vma, flag};
 use memfold_sys::memory::zone::overlaps_own;
 
@@ -40,40 +40,40 @@ const NAMES: [&str; 3] = [
 
 /// What the run was given, the least that it can keep now, and what processes without an engine
 /// have of that, bytes.
-pub struct Reach {
+pub struct LimitReach {
     bound: u64,
     least: u64,
-    seatless: u64,
+    slotless: u64,
     /// No other process can't fold more than this one.
     pub is_largest: bool,
 }
 
 /// How far the run is past its limit. `None`: it can be kept, as others fold more.
-pub fn reach(pager: &Pager) -> Option<Reach> {
-    let reach = match slots::whole(pager.limits().is_limited()) {
-        Some(((limit, resident), Least { bytes, seatless, largest, has_largest })) => {
+pub fn reach(pager: &Pager) -> Option<LimitReach> {
+    let reach = match member::whole(pager.limits().is_limited()) {
+        Some(((limit, resident), Least { bytes, slotless, largest, has_largest })) => {
             let bound = if pager.limits().is_limited() { limit } else { resident };
-            let is_own = |largest: Process| slots::own().is_none_or(|own| own.is(&largest));
+            let is_own = |largest: ProcessSlot| member::own().is_none_or(|own| own.is(&largest));
             let is_largest = has_largest && largest.is_none_or(is_own);
-            Reach { bound, least: bytes, seatless, is_largest }
+            LimitReach { bound, least: bytes, slotless, is_largest }
         }
         None => {
             let (bound, least) = (pager.limits().bound_bytes(), pager.gauges().least_limit_bytes());
-            Reach { bound, least, seatless: 0, is_largest: true }
+            LimitReach { bound, least, slotless: 0, is_largest: true }
         }
     };
     (reach.least > reach.bound).then_some(reach)
 }
 
-impl Reach {
+impl LimitReach {
     /// For the summary: a program may go on to grow after the warning.
     pub fn note(&self) {
-        slots::note_least(self.least);
+        member::note_least(self.least);
     }
 }
 
 /// The warning that the run's limit can't be kept.
-pub fn report(pager: &Pager, smaps: &Smaps, reach: &Reach) -> String {
+pub fn report(pager: &Pager, smaps: &Smaps, reach: &LimitReach) -> String {
     let mut text = String::from("warning: ");
     let _ = why(pager, smaps, reach, &mut text, "is exceeded so that no data is lost");
     text.push_str(" --on-full stop would end a process instead.");
@@ -81,7 +81,7 @@ pub fn report(pager: &Pager, smaps: &Smaps, reach: &Reach) -> String {
 }
 
 /// Why this process is ended.
-pub fn end(pager: &Pager, smaps: &Smaps, reach: &Reach) -> String {
+pub fn end(pager: &Pager, smaps: &Smaps, reach: &LimitReach) -> String {
     let mut text = String::new();
     let _ = why(pager, smaps, reach, &mut text, "memfold ends this process (--on-full stop)");
     text
@@ -90,26 +90,32 @@ pub fn end(pager: &Pager, smaps: &Smaps, reach: &Reach) -> String {
 /// Which limit can't be kept and what is done about it; each cause with its bytes, in all processes
 /// and in this one, which mostly is that with most of it; the least limit that can be kept now; and
 /// what else would do.
-fn why(pager: &Pager, smaps: &Smaps, reach: &Reach, text: &mut String, then: &str) -> fmt::Result {
+fn why(
+    pager: &Pager,
+    smaps: &Smaps,
+    reach: &LimitReach,
+    text: &mut String,
+    then: &str,
+) -> fmt::Result {
     let what = if pager.limits().is_limited() { "limit" } else { "resident limit" };
     write!(text, "The {what} of {} can't be kept, and {then}.", Size(reach.bound))?;
-    let (_, processes) = slots::sum_of(pager.stats(), |_| 0);
+    let (_, processes) = member::sum_of(pager.stats(), |_| 0);
     if processes > 1 {
         let names = stays(pager.stats()).map(|(_, name)| name);
-        let sum = |n: usize| slots::sum_of(pager.stats(), |stats| stays(stats)[n].0).0;
-        let outside = slots::sum_of(pager.stats(), |stats| stats.unmanaged_bytes.load(Relaxed)).0;
+        let sum = |n: usize| member::sum_of(pager.stats(), |stats| stays(stats)[n].0).0;
+        let outside = member::sum_of(pager.stats(), |stats| stats.unmanaged_bytes.load(Relaxed)).0;
         let outside = [(outside, "can't be managed")].into_iter();
         let all = outside.chain(names.into_iter().enumerate().map(|(n, name)| (sum(n), name)));
         list(text, format_args!("In all {processes} processes"), all)?;
     }
-    list(text, format_args!("In process {}", slots::number()), causes(pager, smaps).into_iter())?;
+    list(text, format_args!("In process {}", member::number()), causes(pager, smaps).into_iter())?;
     list(
         text,
         format_args!("In other processes"),
-        [(reach.seatless, "is in processes without an engine")].into_iter(),
+        [(reach.slotless, "is in processes without an engine")].into_iter(),
     )?;
     let of = |stats: &Stats| stats.pool_bytes.load(Relaxed) + stats.index_bytes.load(Relaxed);
-    let stored = slots::sum_of(pager.stats(), of).0;
+    let stored = member::sum_of(pager.stats(), of).0;
     write!(text, " Folded memory takes {}.", Size(stored))?;
     write!(text, " The least limit that can be kept now is {}", Size(reach.least))?;
     text.write_str("; --summary prints the least for the whole run.")?;

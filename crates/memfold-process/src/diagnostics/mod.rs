@@ -9,12 +9,12 @@ pub mod unserved;
 
 use core::fmt;
 use memfold_run::mailbox::LINE_BYTES_MAX;
-use memfold_run::slots;
+use memfold_run::member;
 use memfold_sys::raw::{set_ender, set_warner, system_call, write_stderr};
 use memfold_sys::text::TextBuffer;
 
 const PREFIX: &str = "memfold: ";
-type Line = TextBuffer<{ PREFIX.len() + LINE_BYTES_MAX + 1 }>;
+type DiagnosticLine = TextBuffer<{ PREFIX.len() + LINE_BYTES_MAX + 1 }>;
 
 /// From now on what the engine warns of goes the same way.
 pub fn listen() {
@@ -27,11 +27,11 @@ pub fn listen() {
 
 /// Says something of the run, once for all of its processes.
 pub fn warn(text: fmt::Arguments<'_>) {
-    leave(false, Line::of(text).as_bytes());
+    leave(false, DiagnosticLine::of(text).as_bytes());
 }
 
 /// [`warn`], once in a process: so that what happens often fills no mailbox.
-macro_rules! say_once {
+macro_rules! warn_once {
     ($text:literal) => {{
         static SAID: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
         if !SAID.swap(true, core::sync::atomic::Ordering::Relaxed) {
@@ -39,11 +39,11 @@ macro_rules! say_once {
         }
     }};
 }
-pub(crate) use say_once;
+pub(crate) use warn_once;
 
 /// Says why this process is about to end.
 pub fn last_words(text: fmt::Arguments<'_>) {
-    let mut line = Line::of(format_args!("{PREFIX}{text}"));
+    let mut line = DiagnosticLine::of(format_args!("{PREFIX}{text}"));
     if !leave(true, &line.as_bytes()[PREFIX.len()..]) {
         write_stderr(line.line());
     }
@@ -61,5 +61,5 @@ pub fn die(text: fmt::Arguments<'_>) -> ! {
 }
 
 fn leave(last: bool, text: &[u8]) -> bool {
-    slots::mailbox().is_some_and(|mailbox| mailbox.leave(slots::number(), last, text))
+    member::mailbox().is_some_and(|mailbox| mailbox.leave(member::number(), last, text))
 }

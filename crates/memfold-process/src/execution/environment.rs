@@ -14,14 +14,14 @@
 //! A child may be given any environment. The gate gives the kernel another array, on the gate's
 //! own stack: a child of vfork shares its memory with its parent, and no allocation of it may
 //! outlive the call, which doesn't return.
-use crate::diagnostics::say_once;
+use crate::diagnostics::warn_once;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicPtr, Ordering::SeqCst};
 use memfold_gate::read_bytes;
 
-const ORDER: &[u8] = b"MEMFOLD_RUN=";
+const REQUEST: &[u8] = b"MEMFOLD_RUN=";
 const LOAD: &[u8] = b"LD_PRELOAD=";
 const DISABLE: &[u8] = b"MEMFOLD_DISABLE=1";
 /// The library's name in its directory.
@@ -35,16 +35,16 @@ const MANY: usize = 16_000;
 const TEXT_BYTES: usize = 8 << 10;
 
 /// What is passed on. Never freed.
-struct Kept {
+struct PassedOn {
     /// The path of the library.
     library: Box<[u8]>,
-    /// The whole entry of the order, with its end.
-    order: Box<[u8]>,
+    /// The whole entry of what memfold run asks, with its end.
+    request: Box<[u8]>,
 }
 
-static KEPT: AtomicPtr<Kept> = AtomicPtr::new(core::ptr::null_mut());
+static KEPT: AtomicPtr<PassedOn> = AtomicPtr::new(core::ptr::null_mut());
 
-fn kept() -> Option<&'static Kept> {
+fn kept() -> Option<&'static PassedOn> {
     // SAFETY: the pointer is null or a leaked box.
     unsafe { KEPT.load(SeqCst).as_ref() }
 }
@@ -82,19 +82,19 @@ pub unsafe fn take(count: usize, arguments: *mut *mut c_char) {
         words.map(|word| CStr::from_ptr(word).to_bytes_with_nul()).collect()
     };
     let value_of = |text: &'static [u8]| text.strip_prefix(LOAD).map(|v| &v[..v.len() - 1]);
-    let order = texts.iter().rposition(|text| text.starts_with(ORDER));
+    let request = texts.iter().rposition(|text| text.starts_with(REQUEST));
     let load = texts.iter().rposition(|text| value_of(text).and_then(library_in).is_some());
-    let (Some(order), Some(load)) = (order, load) else { return };
+    let (Some(request), Some(load)) = (request, load) else { return };
     let Some(value) = value_of(texts[load]) else { return };
     let Some(library) = library_in(value) else { return };
-    let kept = Kept { library: library.into(), order: texts[order].into() };
+    let kept = PassedOn { library: library.into(), request: texts[request].into() };
     KEPT.store(Box::into_raw(Box::new(kept)), SeqCst);
     // What the program would see without memfold must be there as an entry of its own.
     let others = &value[value.len().min(library.len() + 1)..];
     let own = texts[..load].iter().rev().find_map(|text| value_of(text)).unwrap_or_default();
     if value.starts_with(library) && paths(own).eq(paths(others)) {
         // SAFETY: two entries of this array, and nobody else looks at it.
-        unsafe { hide(all, texts.len(), [load, order]) };
+        unsafe { hide(all, texts.len(), [load, request]) };
     }
 }
 
@@ -144,29 +144,41 @@ fn word_at(at: usize) -> Option<usize> {
 
 /// What kind of entry a string is.
 #[derive(Copy, Clone, PartialEq, Eq)]
-enum Entry {
-    Order,
+enum EntryKind {
+    Request,
     Load,
     Disable,
     Other,
 }
 
-fn kind_of(at: usize) -> Entry {
+fn kind_of(at: usize) -> EntryKind {
     let mut begins = [0u8; 18];
     // Bytes that can't be read stay zeros.
     let _ = read_bytes(at, &mut begins);
     match begins {
-        _ if begins.starts_with(ORDER) => Entry::Order,
-        _ if begins.starts_with(LOAD) => Entry::Load,
-        _ if begins.starts_with(DISABLE) && begins[DISABLE.len()] == 0 => Entry::Disable,
-        _ => Entry::Other,
+        _ if begins.starts_with(REQUEST) => EntryKind::Request,
+        _ if begins.starts_with(LOAD) => EntryKind::Load,
+        _ if begins.starts_with(DISABLE) && begins[DISABLE.len()] == 0 => EntryKind::Disable,
+        _ => EntryKind::Other,
     }
 }
 
 /// Makes a call of `execve` by `make`, which is given the environment to pass: that at `environment`
 /// with the two variables, or without them where memfold can't be in what is executed.
 pub fn with(environment: usize, adds: bool, make: &mut dyn FnMut(usize) -> isize) -> isize {
-    let Some(kept) = kept() else { return make(environment) };
+    match kept() {
+        Some(kept) => with_kept(kept, environment, adds, make),
+        None => make(environment),
+    }
+}
+
+/// The same, of what is kept.
+fn with_kept(
+    kept: &PassedOn,
+    environment: usize,
+    adds: bool,
+    make: &mut dyn FnMut(usize) -> isize,
+) -> isize {
     let (mut count, mut has_own) = (0, false);
     if environment != 0 {
         loop {
@@ -175,8 +187,8 @@ pub fn with(environment: usize, adds: bool, make: &mut dyn FnMut(usize) -> isize
                 None => return make(environment),
                 Some(0) => break,
                 Some(at) => match kind_of(at) {
-                    Entry::Disable => return make(environment),
-                    kind => has_own |= kind == Entry::Order,
+                    EntryKind::Disable => return make(environment),
+                    kind => has_own |= kind == EntryKind::Request,
                 },
             }
             count += 1;
@@ -196,21 +208,21 @@ pub fn with(environment: usize, adds: bool, make: &mut dyn FnMut(usize) -> isize
 }
 
 fn say_unmanaged() {
-    say_once!(
+    warn_once!(
         "warning: A program runs unmanaged: memfold can't be passed on in more than 16000 environment variables, or \
          in an LD_PRELOAD of nearly 8 KiB"
     );
 }
 
 /// A string that is made for a `LD_PRELOAD`.
-struct Text {
+struct PreloadText {
     bytes: [u8; TEXT_BYTES],
     len: usize,
 }
 
-impl Text {
-    const fn new() -> Text {
-        Text { bytes: [0; TEXT_BYTES], len: 0 }
+impl PreloadText {
+    const fn new() -> PreloadText {
+        PreloadText { bytes: [0; TEXT_BYTES], len: 0 }
     }
 
     fn add(&mut self, bytes: &[u8]) {
@@ -228,20 +240,21 @@ fn value_at(at: usize, buffer: &mut [u8; TEXT_BYTES]) -> Option<&[u8]> {
 
 #[inline(never)]
 fn replaced<const N: usize>(
-    kept: &Kept,
+    kept: &PassedOn,
     environment: usize,
     count: usize,
     adds: bool,
     make: &mut dyn FnMut(usize) -> isize,
 ) -> isize {
     let (mut words, mut len) = ([0usize; N], 0);
-    let (mut value, mut visible, mut load) = ([0u8; TEXT_BYTES], Text::new(), Text::new());
+    let (mut value, mut visible, mut load) =
+        ([0u8; TEXT_BYTES], PreloadText::new(), PreloadText::new());
     let mut last_load = None;
     for n in 0..count {
         let Some(at) = word_at(environment + n * 8) else { return make(environment) };
         match kind_of(at) {
-            Entry::Order => continue,
-            Entry::Load => last_load = Some(len),
+            EntryKind::Request => continue,
+            EntryKind::Load => last_load = Some(len),
             _ => {}
         }
         words[len] = at;
@@ -278,8 +291,167 @@ fn replaced<const N: usize>(
     words[len] = 0;
     if adds {
         words[len] = load.bytes.as_ptr() as usize;
-        words[len + 1] = kept.order.as_ptr() as usize;
+        words[len + 1] = kept.request.as_ptr() as usize;
         words[len + 2] = 0;
     }
     make(words.as_ptr() as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CString;
+    use std::format;
+    use std::string::String;
+
+    const PATH: &str = "/lib/libmemfold_preload.so";
+
+    fn kept_here() -> PassedOn {
+        let with_end = |text: &str| CString::new(text).unwrap().into_bytes_with_nul().into();
+        PassedOn { library: PATH.as_bytes().into(), request: with_end("MEMFOLD_RUN=limit=5") }
+    }
+
+    /// An environment, as a program gives it to `execve`.
+    struct Given {
+        _texts: Vec<CString>,
+        words: Vec<usize>,
+    }
+
+    impl Given {
+        fn new(texts: &[&str]) -> Given {
+            let texts: Vec<CString> =
+                texts.iter().map(|text| CString::new(*text).unwrap()).collect();
+            let words = texts.iter().map(|text| text.as_ptr() as usize).chain([0]).collect();
+            Given { _texts: texts, words }
+        }
+
+        fn at(&self) -> usize {
+            self.words.as_ptr() as usize
+        }
+    }
+
+    /// The entries that a call is made with.
+    fn entries(at: usize) -> Vec<String> {
+        // SAFETY: an array of strings that ends in a null word, as long as the call is made.
+        let text = |n: usize| unsafe {
+            let word = *(at as *const *const c_char).add(n);
+            (!word.is_null()).then(|| CStr::from_ptr(word).to_str().unwrap().into())
+        };
+        (0..).map_while(text).collect()
+    }
+
+    fn passed(texts: &[&str], adds: bool) -> Vec<String> {
+        let (given, mut seen) = (Given::new(texts), None);
+        let result = with_kept(&kept_here(), given.at(), adds, &mut |at| {
+            seen = Some(entries(at));
+            -7
+        });
+        assert_eq!(result, -7);
+        seen.expect("the call is made")
+    }
+
+    const REQUEST: &str = "MEMFOLD_RUN=limit=5";
+
+    fn load(others: &str) -> String {
+        format!("LD_PRELOAD={PATH}{others}")
+    }
+
+    #[test]
+    fn executed_program_gets_both_variables_behind_its_own() {
+        assert_eq!(passed(&["A=1", "B=2"], true), ["A=1", "B=2", &load(""), REQUEST]);
+        assert_eq!(passed(&[], true), [&load(""), REQUEST]);
+    }
+
+    #[test]
+    fn executed_program_may_have_no_environment_at_all() {
+        let mut seen = Vec::new();
+        with_kept(&kept_here(), 0, true, &mut |at| {
+            seen = entries(at);
+            0
+        });
+        assert_eq!(seen, [&load(""), REQUEST]);
+    }
+
+    #[test]
+    fn library_loads_before_those_of_the_program() {
+        let own = "LD_PRELOAD=/a.so:/b.so";
+        assert_eq!(passed(&[own, "A=1"], true), [own, "A=1", &load(":/a.so:/b.so"), REQUEST]);
+        // The linker goes by the last.
+        let (first, last) = ("LD_PRELOAD=/a.so", "LD_PRELOAD=/b.so");
+        assert_eq!(passed(&[first, last], true), [first, last, &load(":/b.so"), REQUEST]);
+        // Blanks separate, too.
+        assert_eq!(passed(&["LD_PRELOAD= /a.so  /b.so"], true)[1], load(":/a.so:/b.so"));
+    }
+
+    /// A program that reads `/proc/self/environ` may hand on what it has found there.
+    #[test]
+    fn own_variables_are_passed_on_once() {
+        let shown = load(":/a.so");
+        let passed_on = passed(&["A=1", &shown, "MEMFOLD_RUN=limit=7"], true);
+        assert_eq!(passed_on, ["A=1", "LD_PRELOAD=/a.so", &load(":/a.so"), REQUEST]);
+        let alone = load("");
+        assert_eq!(passed(&[&alone, "A=1", REQUEST], true), ["A=1", &load(""), REQUEST]);
+    }
+
+    #[test]
+    fn program_without_memfold_gets_none_of_its_variables() {
+        let shown = load(":/a.so");
+        assert_eq!(passed(&["A=1", &shown, REQUEST], false), ["A=1", "LD_PRELOAD=/a.so"]);
+        assert_eq!(passed(&["A=1", "LD_PRELOAD=/a.so"], false), ["A=1", "LD_PRELOAD=/a.so"]);
+    }
+
+    #[test]
+    fn program_that_switches_memfold_off_keeps_its_environment() {
+        let given = ["MEMFOLD_DISABLE=1", "A=1"];
+        assert_eq!(passed(&given, true), given);
+        assert_eq!(passed(&["MEMFOLD_DISABLE=10"], true).len(), 3);
+    }
+
+    #[test]
+    fn similar_names_are_the_programs() {
+        let given = ["MEMFOLD_RUNS=1", "XLD_PRELOAD=/a.so", "LD_PRELOADED=1", "MEMFOLD_RUN"];
+        assert_eq!(passed(&given, true)[..4], given);
+    }
+
+    #[test]
+    fn large_environment_is_passed_on_and_a_huge_one_stays_as_it_is() {
+        for (count, is_passed_on) in [(FEW, true), (FEW + 1, true), (MANY, true), (MANY + 1, false)]
+        {
+            let texts: Vec<String> = (0..count).map(|n| format!("V{n}={n}")).collect();
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let got = passed(&texts, true);
+            assert_eq!(got[..count], texts, "{count}");
+            assert_eq!(got.len(), if is_passed_on { count + 2 } else { count });
+        }
+    }
+
+    #[test]
+    fn long_list_of_libraries_is_passed_on_as_far_as_there_is_room() {
+        let room = TEXT_BYTES - load("").len() - LOAD.len() - 2;
+        let fits = format!("LD_PRELOAD=/{}", "x".repeat(room - 1));
+        assert_eq!(passed(&[&fits], true).len(), 3);
+        let fits_not = fits + "x";
+        assert_eq!(passed(&[&fits_not], true), [fits_not]);
+    }
+
+    /// The kernel's array: entries, a null word, the auxiliary vector.
+    #[test]
+    fn hidden_entries_leave_a_whole_array_and_a_whole_vector() {
+        let shown = load("");
+        let given = Given::new(&["A=1", &shown, "B=2", REQUEST]);
+        let mut words: Vec<usize> = given.words.clone();
+        words.extend([6, 4096, 0, 0]);
+        // SAFETY: the array is the test's own, and libc's is another.
+        unsafe { hide(words.as_mut_ptr().cast(), 4, [1, 3]) };
+        assert_eq!(entries(words.as_ptr() as usize), ["A=1", "B=2"]);
+        assert_eq!(words[2..], [0, 1, 0, 6, 4096, 0, 0], "AT_IGNORE, then what was there");
+    }
+
+    #[test]
+    fn library_is_known_by_its_name_among_others() {
+        let find = |value: &'static str| library_in(value.as_bytes());
+        assert_eq!(find("/x/libmemfold_preload.so"), Some(&b"/x/libmemfold_preload.so"[..]));
+        assert_eq!(find("/a.so:libmemfold_preload.so /b"), Some(&b"libmemfold_preload.so"[..]));
+        assert_eq!([find(""), find("/libmemfold_preload.so.1"), find("/a:/b")], [None; 3]);
+    }
 }

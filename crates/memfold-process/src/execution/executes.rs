@@ -22,7 +22,7 @@ use elf::parse::ParseAt;
 use elf::segment::{Elf64_Phdr, ProgramHeader, SegmentTable};
 use elf::string_table::StringTable;
 use memfold_gate::{image, read_bytes};
-use memfold_run::slots;
+use memfold_run::member;
 use memfold_run::table::UNMANAGED_BYTES_MAX;
 use memfold_sys::text::path_of;
 use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
@@ -61,7 +61,7 @@ pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -
         limits::hand_on();
     }
     let why = unserved(from, &mut name);
-    let noted = why.map(|why| slots::note_unmanaged(&about(&name, why)));
+    let noted = why.map(|why| member::note_unmanaged(&about(&name, why)));
     let adds = why.is_none_or(|why| why == STATIC);
     let mut with = |environment: usize| {
         let mut args = *args;
@@ -74,7 +74,7 @@ pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -
         failed = make(args);
     }
     if let Some(noted) = noted {
-        slots::forget_unmanaged(noted);
+        member::forget_unmanaged(noted);
     }
     if is_limited {
         limits::take_back();
@@ -316,4 +316,189 @@ fn newest_version(before: &[u8]) -> Option<u32> {
         digits.fold(0, |sum, digit| sum * 10 + u32::from(digit - b'0'))
     });
     releases.max()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memfold_testkit::scratch::Scratch;
+    use std::ffi::CString;
+    use std::string::String;
+    use std::vec::Vec;
+    use std::{format, vec};
+
+    const HEADER_BYTES: usize = EI_NIDENT + ELF64_EHDR_TAILSIZE;
+    const MUSL: &str = "/lib/ld-musl-x86_64.so.1";
+
+    fn named(path: &str) -> [u8; PATH_BYTES] {
+        let mut name = [0u8; PATH_BYTES];
+        replace(&mut name, path.as_bytes());
+        name
+    }
+
+    fn why(path: &str) -> Option<&'static str> {
+        unserved(libc::AT_FDCWD, &mut named(path))
+    }
+
+    /// An ELF file with one program header: that of an interpreter, or none.
+    fn elf(machine: u16, class: u8, interpreter: Option<&str>) -> Vec<u8> {
+        let mut file = vec![0u8; HEADER_BYTES + ENTRY_BYTES];
+        file[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, 1]);
+        file[18..20].copy_from_slice(&machine.to_le_bytes());
+        file[32..40].copy_from_slice(&(HEADER_BYTES as u64).to_le_bytes());
+        file[56..58].copy_from_slice(&1u16.to_le_bytes());
+        if let Some(path) = interpreter {
+            let at = file.len() as u64;
+            file[HEADER_BYTES..][..4].copy_from_slice(&PT_INTERP.to_le_bytes());
+            file[HEADER_BYTES + 8..][..8].copy_from_slice(&at.to_le_bytes());
+            file.extend(path.bytes().chain([0]));
+        }
+        file
+    }
+
+    /// A dynamic linker that names a release of glibc, or none.
+    fn linker(scratch: &Scratch, release: &str) -> String {
+        let name = core::str::from_utf8(LINKER).unwrap();
+        let padding = "x".repeat(PATH_BYTES - 9);
+        scratch.file(
+            name,
+            format!("{padding}GNU C Library, release version {release}.\nCopyright"),
+            0o755,
+        )
+    }
+
+    #[test]
+    fn dynamic_program_of_this_machine_is_managed() {
+        assert_eq!(why("/bin/sh"), None);
+        let scratch = Scratch::new();
+        let linker = linker(&scratch, "2.99");
+        assert_eq!(why(&scratch.file("new", elf(EM_X86_64, 2, Some(&linker)), 0o755)), None);
+    }
+
+    #[test]
+    fn program_that_memfold_can_not_be_in_is_told_of() {
+        let scratch = Scratch::new();
+        let why = |name: &str, bytes: Vec<u8>| why(&scratch.file(name, bytes, 0o755));
+        assert_eq!(why("static", elf(EM_X86_64, 2, None)), Some(STATIC));
+        assert_eq!(why("arm", elf(183, 2, None)), Some("it is a program for another machine"));
+        assert_eq!(why("i386", elf(3, 1, None)), Some("it is a program for another machine"));
+        let musl = elf(EM_X86_64, 2, Some(MUSL));
+        assert_eq!(why("musl", musl), Some("it uses another C library"));
+    }
+
+    /// In the middle of the text lies the end of what is read at once.
+    #[test]
+    fn program_of_an_older_glibc_is_told_of() {
+        for (release, is_managed) in
+            [("2.99", true), ("2.1", false), ("2.999", true), ("3.1", false)]
+        {
+            let scratch = Scratch::new();
+            let linker = linker(&scratch, release);
+            let found = why(&scratch.file("program", elf(EM_X86_64, 2, Some(&linker)), 0o755));
+            let wanted = if is_managed { None } else { Some("its C library is too old") };
+            assert_eq!(found, wanted, "{release}");
+        }
+        // The kernel doesn't find that linker either.
+        let scratch = Scratch::new();
+        let gone = format!("{}/ld-linux-x86-64.so.2", scratch.path("none"));
+        assert_eq!(why(&scratch.file("program", elf(EM_X86_64, 2, Some(&gone)), 0o755)), None);
+    }
+
+    #[test]
+    fn linker_that_is_executed_itself_loads_the_library() {
+        let scratch = Scratch::new();
+        let name = core::str::from_utf8(LINKER).unwrap();
+        assert_eq!(why(&scratch.file(name, elf(EM_X86_64, 2, None), 0o755)), None);
+    }
+
+    #[test]
+    fn script_is_judged_by_its_interpreter() {
+        let scratch = Scratch::new();
+        let fixed = scratch.file("static", elf(EM_X86_64, 2, None), 0o755);
+        for line in [format!("#!{fixed}\n"), format!("#! \t{fixed} -x\necho"), format!("#!{fixed}")]
+        {
+            let mut name = named(&scratch.file("script", line.as_bytes(), 0o755));
+            assert_eq!(unserved(libc::AT_FDCWD, &mut name), Some(STATIC), "{line:?}");
+            assert!(name.starts_with(fixed.as_bytes()) && name[fixed.len()] == 0);
+        }
+        assert_eq!(why(&scratch.file("script", "#!/bin/sh\n", 0o755)), None);
+        assert_eq!(why(&scratch.file("empty", "#!\n", 0o755)), None);
+    }
+
+    #[test]
+    fn chain_of_scripts_is_followed_as_far_as_the_kernel_does() {
+        let scratch = Scratch::new();
+        let mut last = scratch.file("0", elf(EM_X86_64, 2, None), 0o755);
+        for n in 1..=SCRIPTS_MAX {
+            last = scratch.file(&format!("{n}"), format!("#!{last}\n"), 0o755);
+            assert_eq!(why(&last), Some(STATIC), "{n}");
+        }
+        assert_eq!(why(&scratch.file("more", format!("#!{last}\n"), 0o755)), None);
+        let itself = scratch.path("itself");
+        assert_eq!(why(&scratch.file("itself", format!("#!{itself}\n"), 0o755)), None);
+    }
+
+    #[test]
+    fn file_that_nobody_can_execute_is_left_to_the_kernel() {
+        let scratch = Scratch::new();
+        assert_eq!(why(&scratch.file("plain", elf(EM_X86_64, 2, None), 0o644)), None);
+        assert_eq!(why(&scratch.path("none")), None);
+        assert_eq!(why("/"), None);
+        assert_eq!(why(""), None);
+    }
+
+    #[test]
+    fn damaged_program_is_left_to_the_kernel() {
+        let scratch = Scratch::new();
+        let whole = elf(EM_X86_64, 2, Some(MUSL));
+        for len in 0..HEADER_BYTES + ENTRY_BYTES {
+            assert_eq!(why(&scratch.file("cut", &whole[..len], 0o755)), None, "{len}");
+        }
+        let mut far = elf(EM_X86_64, 2, Some(MUSL));
+        far[32..40].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert_eq!(why(&scratch.file("far", far, 0o755)), None);
+    }
+
+    #[test]
+    fn release_is_read_across_the_end_of_a_read() {
+        let scratch = Scratch::new();
+        for before in PATH_BYTES - 30..PATH_BYTES + 5 {
+            let text = "x".repeat(before) + "release version 2.36.\nCopyright";
+            let file = scratch.file("text", &text, 0o755);
+            let file = open(libc::AT_FDCWD, &CString::new(file).unwrap()).unwrap();
+            assert_eq!(release_of(&file), Some(36), "{before}");
+        }
+        let file = scratch.file("none", "x".repeat(3 * PATH_BYTES), 0o755);
+        let file = open(libc::AT_FDCWD, &CString::new(file).unwrap()).unwrap();
+        assert_eq!(release_of(&file), None);
+    }
+
+    #[test]
+    fn long_name_is_told_by_its_end() {
+        let text = |name: &str| {
+            let about = about(&named(name), STATIC);
+            let end = about.iter().position(|byte| *byte == 0).unwrap_or(about.len());
+            String::from_utf8(about[..end].to_vec()).unwrap()
+        };
+        assert_eq!(text("/bin/busybox"), format!("/bin/busybox: {STATIC}"));
+        let long = format!("/{}/end", "x".repeat(500));
+        let told = text(&long);
+        assert_eq!(told.len(), UNMANAGED_BYTES_MAX);
+        assert!(told.ends_with(&format!("x/end: {STATIC}")));
+    }
+
+    #[test]
+    fn shorter_name_leaves_nothing_of_the_one_before() {
+        let mut name = named("/a/long/name");
+        replace(&mut name, b"/b");
+        assert_eq!(name, named("/b"));
+    }
+
+    #[test]
+    fn this_program_needs_a_release_that_is_here() {
+        let needed = needed_release();
+        assert!((1..1000).contains(&needed), "{needed}");
+        note_linker();
+        assert!(OWN_LINKER[1].load(Relaxed) != 0);
+    }
 }

@@ -4,13 +4,13 @@
 //! nothing is dropped: zeros are written in their place afterwards, which is what a call that goes on would
 //! read or overwrite had the kernel dropped them. MADV_FREE may leave pages as they are, so it
 //! does. A guard ends the call, as the kernel would have it.
-use crate::program::{Apart, Gated, Mark};
-use crate::ranges::{Ranges, without};
+use crate::mappings::call::{HeapLoan, whole};
+use crate::marks::ranges::{Ranges, without};
+use crate::marks::state::{Apart, MemoryMark};
+use crate::program::ManagedProgram;
 use alloc::vec::Vec;
 use core::iter::once;
-use core::mem::ManuallyDrop;
-use core::ops::{Deref, Range};
-use memfold::known::TOP;
+use core::ops::Range;
 use memfold::mappings::calls::failed;
 use memfold_gate::{child, read_bytes, touch, write_bytes};
 use memfold_sys::raw::system_call;
@@ -43,37 +43,8 @@ const CONCERNING: [i32; 14] = [
 const DISCARDS: [i32; 4] =
     [libc::MADV_DONTNEED, MADV_DONTNEED_LOCKED, libc::MADV_REMOVE, libc::MADV_FREE];
 
-/// Something of the engine's heap, which is given back as [`Gated::on_behalf`] says.
-pub struct Lent<'a, T: Send> {
-    gated: &'a Gated,
-    what: ManuallyDrop<T>,
-}
-
-impl<T: Send> Lent<'_, T> {
-    /// `what`.
-    pub fn new(gated: &Gated, what: T) -> Lent<'_, T> {
-        Lent { gated, what: ManuallyDrop::new(what) }
-    }
-}
-
-impl<T: Send> Deref for Lent<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.what
-    }
-}
-
-impl<T: Send> Drop for Lent<'_, T> {
-    fn drop(&mut self) {
-        let what = &mut self.what;
-        // SAFETY: once, and nobody uses it afterwards.
-        self.gated.on_behalf(|| unsafe { ManuallyDrop::drop(what) });
-    }
-}
-
 /// A call, made with its own arguments.
-pub type Make<'a> = &'a mut (dyn FnMut() -> isize + Send);
+pub type MakeAdvice<'a> = &'a mut (dyn FnMut() -> isize + Send);
 
 /// `madvise` by the engine.
 fn raw(range: &Range<usize>, advice: i32) -> isize {
@@ -89,15 +60,9 @@ fn is_gone(result: isize) -> bool {
     result == 0 || result == -(libc::ENOMEM as isize)
 }
 
-/// Whole pages of a range of bytes; `None` if the kernel takes it for nothing or refuses it.
-pub fn whole(start: usize, len: usize) -> Option<Range<usize>> {
-    let end = start.checked_add(len.checked_next_multiple_of(PAGE_SIZE)?)?;
-    (start.is_multiple_of(PAGE_SIZE) && len > 0 && end <= TOP).then_some(start..end)
-}
-
-impl Gated {
+impl ManagedProgram {
     /// `madvise(start, len, advice)`, which `make` makes.
-    pub fn advise(&self, start: usize, len: usize, advice: i32, make: Make) -> isize {
+    pub fn advise(&self, start: usize, len: usize, advice: i32, make: MakeAdvice) -> isize {
         let Some(range) = whole(start, len) else { return make() };
         if matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE) {
             return self.populate(&range, advice, make);
@@ -113,7 +78,7 @@ impl Gated {
         match self.on_behalf(|| self.advise_locked(range, advice, make, child)) {
             Ok((result, held)) => {
                 if !held.is_empty() {
-                    Lent::new(self, held).iter().for_each(write_zeros);
+                    HeapLoan::new(self, held).iter().for_each(write_zeros);
                 }
                 result
             }
@@ -121,7 +86,7 @@ impl Gated {
                 let result = make();
                 self.on_behalf(|| {
                     let state = &mut *self.state.lock();
-                    let parts = self.leave_apart(state, apart).parts;
+                    let parts = state.end_apart(apart).parts;
                     parts.iter().for_each(|part| self.adopt(state, part));
                 });
                 result
@@ -135,7 +100,7 @@ impl Gated {
         &self,
         range: Range<usize>,
         advice: i32,
-        make: Make,
+        make: MakeAdvice,
         child: Option<usize>,
     ) -> Result<(isize, Vec<Range<usize>>), Apart> {
         let mut state = self.state.lock();
@@ -144,31 +109,31 @@ impl Gated {
             return Err(self.begin_apart(state, child, [range, 0..0]));
         }
         let mark = match advice {
-            libc::MADV_DONTFORK | libc::MADV_DOFORK => Some(Mark::DontFork),
-            libc::MADV_WIPEONFORK | libc::MADV_KEEPONFORK => Some(Mark::Wiped),
-            libc::MADV_DONTDUMP | libc::MADV_DODUMP => Some(Mark::DontDump),
-            libc::MADV_MERGEABLE | libc::MADV_UNMERGEABLE => Some(Mark::Mergeable),
+            libc::MADV_DONTFORK | libc::MADV_DOFORK => Some(MemoryMark::DontFork),
+            libc::MADV_WIPEONFORK | libc::MADV_KEEPONFORK => Some(MemoryMark::Wiped),
+            libc::MADV_DONTDUMP | libc::MADV_DODUMP => Some(MemoryMark::DontDump),
+            libc::MADV_MERGEABLE | libc::MADV_UNMERGEABLE => Some(MemoryMark::Mergeable),
             _ => None,
         };
         let result = match advice {
             _ if DISCARDS.contains(&advice) => return Ok(self.discard(&range, advice, make)),
             MADV_GUARD_INSTALL if self.paging.hides() => {
                 // What the kernel lets nobody fill is never hidden again.
-                state.marked(Mark::Other).add(range.clone());
+                state.marked(MemoryMark::Other).add(range.clone());
                 self.leave(&range);
                 make()
             }
             MADV_GUARD_REMOVE if self.paging.hides() => {
                 let result = make();
                 if result == 0 {
-                    state.marked(Mark::Other).remove(&range);
+                    state.marked(MemoryMark::Other).remove(&range);
                     self.adopt(state, &range);
                 }
                 result
             }
             MADV_GUARD_INSTALL => {
                 let _leaving = self.pager.holds().leave(once(range.clone()));
-                let discard = |part: &Range<usize>, make: Make| {
+                let discard = |part: &Range<usize>, make: MakeAdvice| {
                     self.pager.mappings().discard_with(core::slice::from_ref(part), make, is_gone)
                 };
                 self.each_done(&range, advice, make, discard)
@@ -183,7 +148,7 @@ impl Gated {
                     let result = make();
                     if is_gone(result) {
                         state.marked(mark).add(part.clone());
-                        if mark != Mark::DontFork {
+                        if mark != MemoryMark::DontFork {
                             self.leave(part);
                         }
                     }
@@ -213,8 +178,8 @@ impl Gated {
         &self,
         range: &Range<usize>,
         advice: i32,
-        make: Make,
-        mut done: impl FnMut(&Range<usize>, Make) -> isize,
+        make: MakeAdvice,
+        mut done: impl FnMut(&Range<usize>, MakeAdvice) -> isize,
     ) -> isize {
         let result = done(range, make);
         if !is_gone(result) {
@@ -270,7 +235,12 @@ impl Gated {
 
     /// Drops what is in a range, and gives what is to be overwritten with zeros, as it is held. That
     /// is done with no lock taken, and not by another task: a child of vfork may be killed meanwhile.
-    fn discard(&self, range: &Range<usize>, advice: i32, make: Make) -> (isize, Vec<Range<usize>>) {
+    fn discard(
+        &self,
+        range: &Range<usize>,
+        advice: i32,
+        make: MakeAdvice,
+    ) -> (isize, Vec<Range<usize>>) {
         let managed = self.pager.mappings().managed_parts(range);
         if managed.is_empty() {
             return (make(), Vec::new());
@@ -288,7 +258,7 @@ impl Gated {
                 raw(&part, libc::MADV_DONTNEED);
             }
         };
-        let mut drop_part = |part: &Range<usize>, make: Make| {
+        let mut drop_part = |part: &Range<usize>, make: MakeAdvice| {
             let make_part = || {
                 let result = make();
                 if is_gone(result) {
@@ -337,7 +307,7 @@ impl Gated {
     }
 
     /// Brings in what is managed of a range, page by page within the limit. The kernel does the rest.
-    fn populate(&self, range: &Range<usize>, advice: i32, make: Make) -> isize {
+    fn populate(&self, range: &Range<usize>, advice: i32, make: MakeAdvice) -> isize {
         // Unmanaged, all of it would be filled at once. The rest may wait for another thread.
         let (managed, parts) = self.on_behalf(|| {
             self.expect(&mut self.state.lock(), range.len());
@@ -345,7 +315,7 @@ impl Gated {
             let parts = pieces(range, &managed);
             (managed, parts)
         });
-        let (managed, parts) = (Lent::new(self, managed), Lent::new(self, parts));
+        let (managed, parts) = (HeapLoan::new(self, managed), HeapLoan::new(self, parts));
         if managed.is_empty() {
             return make();
         }

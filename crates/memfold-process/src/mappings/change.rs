@@ -1,22 +1,20 @@
 //! The calls that change mappings, or give memory up.
 use crate::adopt::PLAIN;
-use crate::diagnostics::say_once;
+use crate::diagnostics::warn_once;
 use crate::limits;
-use crate::mappings::advice::{Lent, whole};
-use crate::program::{Apart, Before, Gated, Mark, State};
-use crate::ranges::without;
+use crate::mappings::call::{HeapLoan, MakeCall, end_of, whole};
+use crate::marks::ranges::{common, without};
+use crate::marks::state::{Apart, Before, MemoryMark, Moved, ProgramState};
+use crate::program::ManagedProgram;
 use alloc::vec::Vec;
 use core::iter::once;
 use core::ops::Range;
 use memfold::known::TOP;
 use memfold::mappings::calls::{RemapCall, failed};
 use memfold_gate::child;
-use memfold_sys::memory::zone::{lock_again, overlaps_own, unlock_all};
+use memfold_sys::memory::zone::lock_again;
 use memfold_sys::raw::{program_break, system_call};
 use memfold_sys::units::PAGE_SIZE;
-
-/// The raw call, with these arguments.
-pub type Make<'a> = &'a mut (dyn FnMut(&[usize; 6]) -> isize + Send);
 
 /// What a program is told that has too many mappings.
 const NO_MEMORY: isize = -(libc::ENOMEM as isize);
@@ -32,10 +30,6 @@ fn is_private_anonymous(flags: i32) -> bool {
     flags & TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0
 }
 
-fn end_of(start: usize, len: usize) -> usize {
-    start.saturating_add(len).min(TOP).next_multiple_of(PAGE_SIZE)
-}
-
 /// The length of a segment of shared memory that has just been attached.
 fn segment_bytes(id: usize) -> usize {
     // SAFETY: zeros are a value of the type.
@@ -46,34 +40,26 @@ fn segment_bytes(id: usize) -> usize {
     asked.map_or(0, |_| about.shm_segsz)
 }
 
-/// Whether `mlock` that has said so may have locked something: it met what isn't mapped, or can't be
-/// filled.
-fn is_partial(result: isize) -> bool {
-    [libc::ENOMEM, libc::EAGAIN].map(|e| -(e as isize)).contains(&result)
-}
-
-/// Has the kernel fill memory as it does when that is locked: private writable memory for writing.
-fn fill(range: &Range<usize>, access: i32) {
-    let args = |advice: i32| [range.start, range.len(), advice as usize, 0, 0, 0];
-    let advice = |advice: i32| {
-        // SAFETY: changes no byte.
-        unsafe { system_call(libc::SYS_madvise, args(advice)) }
-    };
-    if access & libc::PROT_WRITE == 0 || advice(libc::MADV_POPULATE_WRITE).is_err() {
-        let _ = advice(libc::MADV_POPULATE_READ);
-    }
-}
-
 /// What an mmap replaces, if it succeeds.
 fn replaced(args: &[usize; 6]) -> Range<usize> {
     let (at, len, flags) = (args[0], args[1], args[3] as i32);
     if flags & libc::MAP_FIXED != 0 { at..end_of(at, len) } else { 0..0 }
 }
 
-/// What two ranges have in common; empty, at the start of the second one, if nothing.
-fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
-    let (start, end) = (a.start.max(b.start), a.end.min(b.end));
-    if start < end { start..end } else { b.start..b.start }
+impl Moved {
+    /// That of a call with these arguments which has returned `at`; `None` if it moves nothing.
+    fn of(args: &[usize; 6], at: usize) -> Option<Moved> {
+        let [start, old, new, flags, ..] = *args;
+        let (from, after) = (whole(start, old)?, whole(start, new)?);
+        let keeps_source = flags as i32 & libc::MREMAP_DONTUNMAP != 0;
+        let gone = match (at == start, keeps_source) {
+            (true, _) => after.end..from.end.max(after.end),
+            (false, true) => 0..0,
+            (false, false) => from.clone(),
+        };
+        let taken = start..(start + old.min(new)).next_multiple_of(PAGE_SIZE);
+        Some(Moved { here: at..at + after.len(), from, taken, gone })
+    }
 }
 
 /// What a brk gives up, if it succeeds.
@@ -100,9 +86,9 @@ fn is_of_memory(nr: usize, args: &[usize; 6]) -> bool {
     }
 }
 
-impl Gated {
+impl ManagedProgram {
     /// Makes a call that changes mappings.
-    pub fn change(&self, nr: usize, args: &[usize; 6], make: Make) -> isize {
+    pub fn change(&self, nr: usize, args: &[usize; 6], make: MakeCall) -> isize {
         let [start, len, third, ..] = *args;
         if [libc::SYS_mmap, libc::SYS_mremap, libc::SYS_brk].contains(&(nr as i64)) {
             limits::renew();
@@ -122,7 +108,7 @@ impl Gated {
             libc::SYS_mlock | libc::SYS_mlock2 => return self.lock(args, make),
             libc::SYS_mlockall => return self.lock_all(args, make),
             libc::SYS_mremap => {
-                let parts = Lent::new(self, self.on_behalf(|| self.moved_apart(args)));
+                let parts = HeapLoan::new(self, self.on_behalf(|| self.moved_apart(args)));
                 if let Some(parts) = &*parts {
                     return self.remap_each(args, parts, make);
                 }
@@ -133,13 +119,13 @@ impl Gated {
             // What is submitted is read and written at any time. Programs have another way, as
             // containers often forbid these.
             libc::SYS_io_uring_setup => {
-                say_once!(
+                warn_once!(
                     "warning: io_uring_setup fails with ENOSYS, because memfold does not support io_uring"
                 );
                 return -(libc::ENOSYS as isize);
             }
             libc::SYS_io_setup => {
-                say_once!(
+                warn_once!(
                     "warning: io_setup fails with ENOSYS, because memfold does not support Linux AIO"
                 );
                 return -(libc::ENOSYS as isize);
@@ -167,7 +153,7 @@ impl Gated {
     /// meanwhile.
     fn ranges_apart(
         &self,
-        state: &mut State,
+        state: &mut ProgramState,
         nr: usize,
         args: &[usize; 6],
         by_itself: bool,
@@ -204,7 +190,7 @@ impl Gated {
         &self,
         nr: usize,
         args: &[usize; 6],
-        make: Make,
+        make: MakeCall,
         (child, by_itself): (Option<usize>, bool),
     ) -> Result<isize, Apart> {
         let [start, len, third, ..] = *args;
@@ -240,7 +226,7 @@ impl Gated {
             libc::SYS_munlock => {
                 let result = make(args);
                 let range = start & !(PAGE_SIZE - 1)..end_of(start, len);
-                state.marked(Mark::Locked).remove(&range);
+                state.marked(MemoryMark::Locked).remove(&range);
                 self.adopt(state, &range);
                 result
             }
@@ -248,7 +234,7 @@ impl Gated {
                 let result = make(args);
                 lock_again();
                 state.locks_future = false;
-                state.marked(Mark::Locked).clear();
+                state.marked(MemoryMark::Locked).clear();
                 self.adopt(state, &(0..TOP));
                 result
             }
@@ -260,7 +246,7 @@ impl Gated {
     fn end_apart(&self, nr: usize, args: &[usize; 6], apart: Apart, result: isize) {
         let mut state = self.state.lock();
         let state = &mut *state;
-        let before = self.leave_apart(state, apart);
+        let before = state.end_apart(apart);
         let parts = &before.parts;
         let is_failed = match nr as i64 {
             libc::SYS_brk => result as usize != args[0],
@@ -288,7 +274,7 @@ impl Gated {
         }
     }
 
-    fn map(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+    fn map(&self, state: &mut ProgramState, args: &[usize; 6], make: MakeCall) -> isize {
         let len = args[1];
         let (access, flags) = (args[2] as i32, args[3] as i32);
         let is_usual = is_private_anonymous(flags) && flags & UNUSUAL == 0;
@@ -313,7 +299,7 @@ impl Gated {
     }
 
     /// An mmap was made.
-    fn note_mapped(&self, state: &mut State, args: &[usize; 6], result: isize) {
+    fn note_mapped(&self, state: &mut ProgramState, args: &[usize; 6], result: isize) {
         if failed(result) {
             return self.adopt(state, &replaced(args));
         }
@@ -329,13 +315,17 @@ impl Gated {
         if is_private_anonymous(flags) {
             self.known.set(&range);
             if flags & UNUSUAL != 0 {
-                let mark = if flags & libc::MAP_LOCKED != 0 { Mark::Locked } else { Mark::Own };
+                let mark = if flags & libc::MAP_LOCKED != 0 {
+                    MemoryMark::Locked
+                } else {
+                    MemoryMark::Own
+                };
                 state.marked(mark).add(range);
             }
         }
     }
 
-    fn unmap(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+    fn unmap(&self, state: &mut ProgramState, args: &[usize; 6], make: MakeCall) -> isize {
         let Some(range) = whole(args[0], args[1]) else { return make(args) };
         let result = self.pager.mappings().end_with(range.clone(), || make(args));
         if result == 0 {
@@ -366,7 +356,7 @@ impl Gated {
     /// Moves several mappings to one place (Linux 6.17), one by one in their order, as the kernel does
     /// it: gaps between them leave what is at the new place, and one that can't be moved leaves those
     /// before it moved.
-    fn remap_each(&self, args: &[usize; 6], parts: &[Range<usize>], make: Make) -> isize {
+    fn remap_each(&self, args: &[usize; 6], parts: &[Range<usize>], make: MakeCall) -> isize {
         let [start, _, _, flags, to, _] = *args;
         for part in parts {
             let its = [part.start, part.len(), part.len(), flags, to + (part.start - start), 0];
@@ -378,7 +368,7 @@ impl Gated {
         to as isize
     }
 
-    fn remap(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+    fn remap(&self, state: &mut ProgramState, args: &[usize; 6], make: MakeCall) -> isize {
         let [start, old, new, flags, to, _] = *args;
         let (Some(from), Some(after)) = (whole(start, old), whole(start, new)) else {
             return make(args);
@@ -431,41 +421,23 @@ impl Gated {
     }
 
     /// An mremap was made. Marks, and faults that are the program's, go where it has taken the memory.
-    /// What it leaves behind, if it does, is locked no more.
-    fn note_remapped(&self, state: &mut State, args: &[usize; 6], before: Before, result: isize) {
-        let [start, old, new, flags, ..] = *args;
-        let (Some(from), Some(after)) = (whole(start, old), whole(start, new)) else { return };
-        let keeps_source = flags as i32 & libc::MREMAP_DONTUNMAP != 0;
-        let at = result as usize;
-        let here = at..at + after.len();
-        state.note_new(&here);
-        let taken = start..(start + old.min(new)).next_multiple_of(PAGE_SIZE);
-        let gone = match (at == start, keeps_source) {
-            (true, _) => after.end..from.end.max(after.end),
-            (false, true) => 0..0,
-            (false, false) => from.clone(),
-        };
-        if at != start {
-            state.forget(&here);
-            self.forget_faults(&here);
-            let there = |part: &Range<usize>| part.start - start + at..part.end - start + at;
-            for part in before.parts.iter().map(|part| common(part, &taken)) {
-                state.marked(Mark::Locked).remove(&part);
-                self.forget_faults(&part);
-            }
-            for (mark, part) in before.marks.iter().map(|(mark, part)| (mark, common(part, &taken)))
-            {
-                state.marked(*mark).add(there(&part));
-            }
-            let faults = before.faults.iter().map(|part| there(&common(part, &taken)));
+    fn note_remapped(
+        &self,
+        state: &mut ProgramState,
+        args: &[usize; 6],
+        before: Before,
+        result: isize,
+    ) {
+        let Some(moved) = Moved::of(args, result as usize) else { return };
+        state.note_moved(&moved, &before);
+        if moved.is_elsewhere() {
+            self.forget_faults(&moved.here);
+            before.parts.iter().for_each(|part| self.forget_faults(&common(part, &moved.taken)));
+            let faults = before.faults.iter().map(|part| moved.there(part));
             faults.for_each(|part| self.faults_of_program.lock().add(part));
         }
-        before.parts.iter().for_each(|part| state.forget(&common(part, &gone)));
-        if from.len() < after.len() {
-            state.extend(&(at..at + from.len()), at + from.len()..here.end);
-        }
-        self.known.set(&here);
-        self.adopt(state, &here);
+        self.known.set(&moved.here);
+        self.adopt(state, &moved.here);
     }
 
     /// Makes an mremap where memory is hidden: of one mapping, as the program believes it to be.
@@ -484,7 +456,7 @@ impl Gated {
         }
     }
 
-    fn set_break(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+    fn set_break(&self, state: &mut ProgramState, args: &[usize; 6], make: MakeCall) -> isize {
         let (before, wanted) = (program_break(), args[0]);
         let ends = given_up(before, wanted);
         if !ends.is_empty() {
@@ -508,151 +480,5 @@ impl Gated {
             self.adopt_later(state, &range);
         }
         result
-    }
-
-    /// `mseal`: what can't change any more can't be hidden.
-    fn seal(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
-        let Some(range) = whole(args[0], args[1]) else { return make(args) };
-        state.marked(Mark::Other).add(range.clone());
-        self.leave(&range);
-        let result = make(args);
-        if failed(result) {
-            state.marked(Mark::Other).remove(&range);
-            self.adopt(state, &range);
-        }
-        result
-    }
-
-    /// `mlock`: it would meet folded pages, and fail.
-    fn lock(&self, args: &[usize; 6], make: Make) -> isize {
-        let range = args[0] & !(PAGE_SIZE - 1)..end_of(args[0], args[1]);
-        if range.is_empty() {
-            return make(args);
-        }
-        let added = self.on_behalf(|| self.note_locked(&mut self.state.lock(), &range));
-        // The kernel fills it, and may wait for whoever is in charge of it.
-        let result = make(args);
-        self.on_behalf(|| {
-            if failed(result) {
-                let rest = self.not_locked(&range, result);
-                self.note_unlocked(&mut self.state.lock(), &added, &rest);
-            }
-            drop(added);
-        });
-        result
-    }
-
-    /// A range leaves management, and is marked as locked; gives what wasn't yet.
-    fn note_locked(&self, state: &mut State, range: &Range<usize>) -> Vec<Range<usize>> {
-        let locked = state.marked(Mark::Locked);
-        let added = without(range, &locked.within(range));
-        locked.add(range.clone());
-        self.leave(range);
-        added
-    }
-
-    /// It could not be locked.
-    fn note_unlocked(&self, state: &mut State, added: &[Range<usize>], range: &Range<usize>) {
-        for part in added {
-            state.marked(Mark::Locked).remove(&(part.start.max(range.start)..part.end));
-        }
-        self.adopt(state, range);
-    }
-
-    /// What of a range `mlock` has not locked that has failed so: the kernel may have locked the first
-    /// of several mappings.
-    fn not_locked(&self, range: &Range<usize>, failure: isize) -> Range<usize> {
-        let lock = |part: &Range<usize>| {
-            // SAFETY: changes no byte.
-            unsafe { system_call(libc::SYS_mlock, [part.start, part.len(), 0, 0, 0, 0]) }.is_ok()
-        };
-        let parts = self.mappings(range);
-        let count = parts.iter().take_while(|part| is_partial(failure) && lock(part)).count();
-        parts.get(count).map_or(range.end, |part| part.start)..range.end
-    }
-
-    /// `mlockall`. What there is is locked as it comes (MCL_ONFAULT), as the kernel would fill the
-    /// engine's own memory too, and is filled then.
-    fn lock_all(&self, args: &[usize; 6], make: Make) -> isize {
-        let flags = args[0] as i32;
-        let has = |flag: i32| flags & flag != 0;
-        let range = if has(libc::MCL_CURRENT) { 0..TOP } else { 0..0 };
-        let (before, added) = self.on_behalf(|| {
-            let mut state = self.state.lock();
-            let before = state.locks_future;
-            state.locks_future |= has(libc::MCL_FUTURE);
-            (before, self.note_locked(&mut state, &range))
-        });
-        let mut marked = *args;
-        if has(libc::MCL_CURRENT) {
-            marked[0] |= libc::MCL_ONFAULT as usize;
-        }
-        let result = make(&marked);
-        let fills = has(libc::MCL_CURRENT) && !has(libc::MCL_ONFAULT) && !failed(result);
-        let all = self.on_behalf(|| {
-            let mut state = self.state.lock();
-            if failed(result) {
-                state.locks_future = before;
-                self.note_unlocked(&mut state, &added, &range);
-            } else if has(libc::MCL_CURRENT) {
-                unlock_all();
-                state.locks_future = has(libc::MCL_FUTURE);
-            }
-            drop(added);
-            if fills { self.all_of_program() } else { Vec::new() }
-        });
-        let all = Lent::new(self, all);
-        if fills && has(libc::MCL_FUTURE) {
-            let args = [libc::MCL_FUTURE as usize, 0, 0, 0, 0, 0];
-            // SAFETY: changes no byte. What comes later is to be brought in at once after all.
-            let _ = unsafe { system_call(libc::SYS_mlockall, args) };
-        }
-        // The kernel may wait for whoever is in charge of it. What can't be filled is passed over,
-        // as by mlockall.
-        all.iter().for_each(|(range, access)| fill(range, *access));
-        result
-    }
-
-    /// All that is mapped, and isn't the engine's, with its access.
-    fn all_of_program(&self) -> Vec<(Range<usize>, i32)> {
-        let mut all = Vec::new();
-        let _ = self.maps.each(0, TOP, |found| {
-            if !overlaps_own(found.start, found.end) {
-                all.push((found.start..found.end, found.access));
-            }
-        });
-        all
-    }
-
-    /// `prctl(PR_SET_MEMORY_MERGE)`.
-    fn merge(&self, args: &[usize; 6], make: Make) -> isize {
-        let merges = args[1] != 0;
-        let before = self.on_behalf(|| {
-            let mut state = self.state.lock();
-            let before = state.merges;
-            if merges && !before {
-                self.set_merging(&mut state, true);
-            }
-            before
-        });
-        let result = make(args);
-        let (now, then) = (merges || before, if result == 0 { merges } else { before });
-        if now != then {
-            self.on_behalf(|| self.set_merging(&mut self.state.lock(), then));
-        }
-        result
-    }
-
-    /// The kernel may merge equal pages of all memory from now on, or of none any more: what it has
-    /// merged can't be moved.
-    fn set_merging(&self, state: &mut State, merges: bool) {
-        state.merges = merges;
-        if merges {
-            state.marked(Mark::Mergeable).add(0..TOP);
-            self.leave(&(0..TOP));
-        } else {
-            state.marked(Mark::Mergeable).clear();
-            self.adopt(state, &(0..TOP));
-        }
     }
 }

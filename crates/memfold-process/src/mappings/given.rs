@@ -4,8 +4,9 @@
 //!
 //! The kernel lets a userfaultfd of the program's change what is registered with the engine's. What
 //! would do so is answered as if it were registered with none.
-use crate::diagnostics::say_once;
-use crate::program::{Gated, Mark, State};
+use crate::diagnostics::warn_once;
+use crate::marks::state::{MemoryMark, ProgramState};
+use crate::program::ManagedProgram;
 use core::ops::Range;
 use memfold::known::TOP;
 use memfold_gate::{read_bytes, write_bytes};
@@ -73,7 +74,7 @@ pub fn gives(request: usize) -> bool {
     all.contains(&(request & u32::MAX as usize))
 }
 
-impl Gated {
+impl ManagedProgram {
     /// The answer to an `ioctl` of a userfaultfd of the program's that would change managed memory.
     pub fn refuse(&self, request: usize, arg: usize) -> Option<isize> {
         const REFUSED: isize = -(libc::ENOENT as isize);
@@ -104,7 +105,7 @@ impl Gated {
             return;
         }
         match request {
-            UFFDIO_REGISTER => say_once!(
+            UFFDIO_REGISTER => warn_once!(
                 "warning: Memory that the program registers with its own userfaultfd, as libmemfold does, is not folded"
             ),
             UFFDIO_API => {
@@ -116,12 +117,14 @@ impl Gated {
             // What leaves the program's own is as any other from now on.
             UFFDIO_UNREGISTER | UFFDIO_MOVE => {}
             VFIO_IOMMU_MAP_DMA => {
-                say_once!("warning: Memory that the program maps for a device (VFIO) is not folded")
+                warn_once!(
+                    "warning: Memory that the program maps for a device (VFIO) is not folded"
+                )
             }
             VHOST_SET_MEM_TABLE => {
-                say_once!("warning: Memory that the program gives to vhost is not folded")
+                warn_once!("warning: Memory that the program gives to vhost is not folded")
             }
-            _ => say_once!("warning: Memory that the program gives to KVM is not folded"),
+            _ => warn_once!("warning: Memory that the program gives to KVM is not folded"),
         }
         each_given(request, arg, |start, len| {
             let range = pages_of(start, len);
@@ -131,7 +134,7 @@ impl Gated {
         });
     }
 
-    fn give_range(&self, state: &mut State, request: usize, range: Range<usize>) {
+    fn give_range(&self, state: &mut ProgramState, request: usize, range: Range<usize>) {
         state.has_userfault |= request == UFFDIO_REGISTER;
         state.note_new(&range);
         match request {
@@ -140,7 +143,7 @@ impl Gated {
             _ => {}
         }
         if request != UFFDIO_UNREGISTER {
-            state.marked(Mark::Other).add(range.clone());
+            state.marked(MemoryMark::Other).add(range.clone());
         }
         self.leave(&range);
     }

@@ -1,12 +1,12 @@
 //! What `memfold run` tells all processes of a run: its bounds, and what each of its users may use
 //! of them. It lies in a file of its own that `memfold run` alone can write to.
 //!
-//! Each user of a run has a table ([`super::Table`]) for its processes, which trust one another as
+//! Each user of a run has a table ([`super::RunTable`]) for its processes, which trust one another as
 //! far as the kernel lets them trace one another. What the tables of other users say is not
 //! believed: `memfold run` adds up each of them, bounds what it says by what the kernel says, and
 //! shares the run's bounds between the users as they share their parts between their processes.
-use crate::door::{HALF, Key};
-use crate::fair_share::{Claim, share};
+use crate::door::{DoorKey, HALF};
+use crate::fair_share::{ShareClaim, share};
 use core::ffi::c_void;
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -23,7 +23,7 @@ pub const USERS: usize = 64;
 /// What one user's processes may use, and what matters of the others. Each is a pair, as the limit
 /// counts, and as the bound of resident memory does; bytes.
 #[repr(C, align(64))]
-struct Part {
+struct UserPart {
     bytes: [AtomicU64; 2],
     /// What processes of all other users hold at least.
     others_least: [AtomicU64; 2],
@@ -33,33 +33,33 @@ struct Part {
 
 /// The Python package reads the first four words (`_run.py`).
 #[repr(C, align(4096))]
-struct Page {
+struct BoundsPage {
     version: AtomicU64,
     /// Tells this run from any other.
     key: [AtomicU64; 2],
     /// As `--limit` and `--resident`, bytes; `u64::MAX` for none.
     given: [AtomicU64; 2],
-    /// Processes of the run that have no seat in any table, and their memory, bytes.
-    seatless: AtomicU64,
-    seatless_bytes: AtomicU64,
-    peak_seatless_bytes: AtomicU64,
+    /// Processes of the run that have no slot in any table, and their memory, bytes.
+    slotless: AtomicU64,
+    slotless_bytes: AtomicU64,
+    peak_slotless_bytes: AtomicU64,
     /// `memfold run`.
     runner: RobustOwner,
     will: RobustList,
-    parts: [Part; USERS],
+    parts: [UserPart; USERS],
 }
 
 /// The bounds of a run.
 #[derive(Copy, Clone)]
-pub struct Bounds {
-    page: &'static Page,
+pub struct RunBounds {
+    page: &'static BoundsPage,
 }
 
 /// What a user's processes ask of one bound.
 #[derive(Copy, Clone, Default)]
-pub struct Asked {
+pub struct AskedShare {
     /// All of them.
-    pub claim: Claim,
+    pub claim: ShareClaim,
     /// What the one with the most of it holds at least, bytes.
     pub largest: u64,
 }
@@ -74,24 +74,24 @@ fn place(limit: bool) -> usize {
     usize::from(!limit)
 }
 
-impl Bounds {
+impl RunBounds {
     /// Those of a new run, without any; and the file, of at most `bytes_max`.
     ///
     /// # Errors
     /// As [`shared::create_to_show`]; EFBIG: it may not even be so long.
-    pub fn create(bytes_max: u64, key: &Key) -> Result<(Bounds, OwnedFd), Errno> {
-        if bytes_max < size_of::<Page>() as u64 {
+    pub fn create(bytes_max: u64, key: &DoorKey) -> Result<(RunBounds, OwnedFd), Errno> {
+        if bytes_max < size_of::<BoundsPage>() as u64 {
             return Err(Errno::FBIG);
         }
-        let (file, at) = shared::create_to_show(c"memfold-bounds", size_of::<Page>())?;
+        let (file, at) = shared::create_to_show(c"memfold-bounds", size_of::<BoundsPage>())?;
         // SAFETY: just mapped, as long as that.
-        let bounds = unsafe { Bounds::at(at) };
+        let bounds = unsafe { RunBounds::at(at) };
         for (to, from) in bounds.page.key.iter().zip(words(&key.answer)) {
             to.store(from, Relaxed);
         }
         bounds.page.version.store(LAYOUT_VERSION, Relaxed);
         bounds.set_given(u64::MAX, u64::MAX);
-        bounds.deal(&[[Asked::default(); 2]]);
+        bounds.deal(&[[AskedShare::default(); 2]]);
         Ok((bounds, file))
     }
 
@@ -99,10 +99,10 @@ impl Bounds {
     ///
     /// # Errors
     /// EINVAL: it is another file, another run's, or of another version; what mapping it says.
-    pub fn open(file: impl AsFd, key: &Key) -> Result<Bounds, Errno> {
-        let at = shared::map_to_read(file, size_of::<Page>())?;
+    pub fn open(file: impl AsFd, key: &DoorKey) -> Result<RunBounds, Errno> {
+        let at = shared::map_to_read(file, size_of::<BoundsPage>())?;
         // SAFETY: just mapped, as long as that.
-        let bounds = unsafe { Bounds::at(at) };
+        let bounds = unsafe { RunBounds::at(at) };
         let is_right = bounds.page.version.load(Relaxed) == LAYOUT_VERSION
             && bounds.key() == words(&key.answer);
         if is_right { Ok(bounds) } else { Err(Errno::INVAL) }
@@ -110,10 +110,10 @@ impl Bounds {
 
     /// # Safety
     /// - A page is mapped there, and stays.
-    unsafe fn at(at: *mut c_void) -> Bounds {
+    unsafe fn at(at: *mut c_void) -> RunBounds {
         // SAFETY: by the caller's promise; what is in it is atomics only, for which every bit
         // pattern is valid and which another process may change at any time.
-        Bounds { page: unsafe { &*at.cast::<Page>() } }
+        RunBounds { page: unsafe { &*at.cast::<BoundsPage>() } }
     }
 
     /// What tells this run from any other.
@@ -135,22 +135,22 @@ impl Bounds {
         (limit, resident)
     }
 
-    /// Notes how many processes of the run have no seat, and their anonymous memory, bytes. By
+    /// Notes how many processes of the run have no slot, and their anonymous memory, bytes. By
     /// `memfold run`.
-    pub fn set_seatless(&self, count: u64, bytes: u64) {
-        self.page.seatless.store(count, Relaxed);
-        self.page.seatless_bytes.store(bytes, Relaxed);
-        memfold_stats::raise(&self.page.peak_seatless_bytes, bytes);
+    pub fn set_slotless(&self, count: u64, bytes: u64) {
+        self.page.slotless.store(count, Relaxed);
+        self.page.slotless_bytes.store(bytes, Relaxed);
+        memfold_stats::raise(&self.page.peak_slotless_bytes, bytes);
     }
 
-    /// Processes of the run without a seat, and their anonymous memory, bytes.
-    pub fn seatless(&self) -> (u64, u64) {
-        (self.page.seatless.load(Relaxed), self.page.seatless_bytes.load(Relaxed))
+    /// Processes of the run without a slot, and their anonymous memory, bytes.
+    pub fn slotless(&self) -> (u64, u64) {
+        (self.page.slotless.load(Relaxed), self.page.slotless_bytes.load(Relaxed))
     }
 
-    /// The most memory that processes without a seat ever had at once, bytes.
-    pub fn peak_seatless_bytes(&self) -> u64 {
-        self.page.peak_seatless_bytes.load(Relaxed)
+    /// The most memory that processes without a slot ever had at once, bytes.
+    pub fn peak_slotless_bytes(&self) -> u64 {
+        self.page.peak_slotless_bytes.load(Relaxed)
     }
 
     /// The calling thread is that of `memfold run`, which reads lines while it lives.
@@ -170,18 +170,18 @@ impl Bounds {
         self.page.runner.state() == OwnerState::Ended
     }
 
-    /// Shares the bounds, without what processes without a seat have, between users who ask for so
+    /// Shares the bounds, without what processes without a slot have, between users who ask for so
     /// much: as the limit counts, and as the bound of resident memory does. By `memfold run`.
-    pub fn deal(&self, users: &[[Asked; 2]]) {
-        let seatless = self.seatless().1;
+    pub fn deal(&self, users: &[[AskedShare; 2]]) {
+        let slotless = self.slotless().1;
         for n in [true, false].map(place) {
             let given = self.page.given[n].load(Relaxed);
             let bound =
-                if given == u64::MAX { given } else { given.saturating_sub(seatless).max(1) };
+                if given == u64::MAX { given } else { given.saturating_sub(slotless).max(1) };
             let asked = |user: usize| users[user][n];
             let largest = (0..users.len()).max_by_key(|user| (asked(*user).largest, *user));
             for (user, part) in self.page.parts.iter().enumerate().take(users.len()) {
-                let others: alloc::vec::Vec<Claim> =
+                let others: alloc::vec::Vec<ShareClaim> =
                     (0..users.len()).filter(|n| *n != user).map(|user| asked(user).claim).collect();
                 let least =
                     others.iter().fold(0, |sum, claim| u64::saturating_add(sum, claim.least));
@@ -209,20 +209,20 @@ impl Bounds {
 /// What one user may use of the bounds of a run.
 #[derive(Copy, Clone)]
 pub struct Portion {
-    page: &'static Page,
-    part: &'static Part,
+    page: &'static BoundsPage,
+    part: &'static UserPart,
 }
 
 impl Portion {
     /// All bounds of the run.
-    pub fn bounds(&self) -> Bounds {
-        Bounds { page: self.page }
+    pub fn bounds(&self) -> RunBounds {
+        RunBounds { page: self.page }
     }
 
-    /// What processes with a seat may use now, bytes (limit, resident); `u64::MAX` for no bound.
-    /// `waiting`: what processes without a seat have taken, and may use before anybody looks.
+    /// What processes with a slot may use now, bytes (limit, resident); `u64::MAX` for no bound.
+    /// `waiting`: what processes without a slot have taken, and may use before anybody looks.
     pub fn left(&self, waiting: u64) -> (u64, u64) {
-        let unseen = waiting.saturating_sub(self.bounds().seatless().1);
+        let unseen = waiting.saturating_sub(self.bounds().slotless().1);
         let left = |limit: bool| match self.part.bytes[place(limit)].load(Relaxed) {
             u64::MAX => u64::MAX,
             bytes => bytes.saturating_sub(unseen).max(1),
@@ -242,38 +242,38 @@ impl Portion {
 mod tests {
     use super::*;
 
-    const KEY: Key = Key { ask: [1; HALF], answer: [2; HALF] };
+    const KEY: DoorKey = DoorKey { ask: [1; HALF], answer: [2; HALF] };
 
-    fn asked(need: u64, least: u64, largest: u64) -> [Asked; 2] {
-        [Asked { claim: Claim { need, least }, largest }; 2]
+    fn asked(need: u64, least: u64, largest: u64) -> [AskedShare; 2] {
+        [AskedShare { claim: ShareClaim { need, least }, largest }; 2]
     }
 
     #[test]
-    fn bounds_are_read_by_all_with_the_key_and_written_by_their_maker() {
-        let (bounds, file) = Bounds::create(u64::MAX, &KEY).unwrap();
-        let other = Bounds::open(&file, &KEY).unwrap();
+    fn bounds_are_read_with_the_key_only() {
+        let (bounds, file) = RunBounds::create(u64::MAX, &KEY).unwrap();
+        let other = RunBounds::open(&file, &KEY).unwrap();
         assert_eq!(
             (other.given(), other.portion(0).left(5)),
             ((u64::MAX, u64::MAX), (u64::MAX, u64::MAX))
         );
         bounds.set_given(70, u64::MAX);
-        bounds.set_seatless(2, 20);
+        bounds.set_slotless(2, 20);
         bounds.deal(&[asked(0, 0, 0)]);
-        bounds.set_seatless(1, 10);
-        assert_eq!((other.seatless(), other.peak_seatless_bytes()), ((1, 10), 20));
+        bounds.set_slotless(1, 10);
+        assert_eq!((other.slotless(), other.peak_slotless_bytes()), ((1, 10), 20));
         // Of what waits, 10 bytes were seen.
         assert_eq!(
             (other.portion(0).left(15), other.portion(0).left(10)),
             ((45, u64::MAX), (50, u64::MAX))
         );
-        assert!(Bounds::open(&file, &Key { answer: [3; HALF], ..KEY }).is_err());
+        assert!(RunBounds::open(&file, &DoorKey { answer: [3; HALF], ..KEY }).is_err());
     }
 
     #[test]
-    fn users_share_as_processes_do_and_one_alone_has_all() {
-        let (bounds, _file) = Bounds::create(u64::MAX, &KEY).unwrap();
+    fn users_share_as_processes_do() {
+        let (bounds, _file) = RunBounds::create(u64::MAX, &KEY).unwrap();
         bounds.set_given(100, 90);
-        let dealt = |users: &[[Asked; 2]]| {
+        let dealt = |users: &[[AskedShare; 2]]| {
             bounds.deal(users);
             (0..users.len()).map(|user| bounds.portion(user).left(0)).collect::<std::vec::Vec<_>>()
         };

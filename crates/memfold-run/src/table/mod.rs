@@ -1,21 +1,23 @@
-//! The table that the processes of one user of a run share with `memfold run`: a seat for each
+//! The table that the processes of one user of a run share with `memfold run`: a slot for each
 //! process with what it needs and its figures, and the lines that processes leave to be said.
 //!
-//! It has a seat for each process that the system can have, takes memory for those that were used,
-//! and is mapped as far. A seat belongs to a process as long as that lives
+//! It has a slot for each process that the system can have, takes memory for those that were used,
+//! and is mapped as far. A slot belongs to a process as long as that lives
 //! ([`memfold_sys::thread::owner`]); the counters of those that have ended stay in the sums. The
-//! first [`APART`] processes have seats of their own for good, so that each is told of; later ones
-//! go on with the seats of ended ones.
+//! first [`APART`] processes have slots of their own for good, so that each is told of; later ones
+//! go on with the slots of ended ones.
 pub mod bounds;
-mod seat;
+mod slot;
 pub mod totals;
+#[cfg(test)]
+mod tests;
 
 pub use self::bounds::LAYOUT_VERSION;
-use self::bounds::{Asked, Bounds, Portion};
-pub use self::seat::Process;
-use self::seat::{Charges, GROUP, Group, Seat};
+use self::bounds::{AskedShare, Portion, RunBounds};
+pub use self::slot::ProcessSlot;
+use self::slot::{Charges, GROUP, SlotGroup, SlotWords};
 use self::totals::{Sum, Totals};
-use crate::fair_share::Claim;
+use crate::fair_share::ShareClaim;
 use crate::mailbox::Mailbox;
 use alloc::vec::Vec;
 use core::ffi::c_void;
@@ -40,7 +42,7 @@ pub const UNMANAGED_BYTES_MAX: usize = 240;
 
 /// Programs that can't be managed. All zeros are none.
 #[repr(C)]
-struct Unmanaged {
+struct UnmanagedPrograms {
     count: AtomicU64,
     /// Of the text about the first: 1 while it is written, 2 once it is whole.
     state: AtomicU64,
@@ -49,18 +51,18 @@ struct Unmanaged {
 
 /// What stands in front.
 #[repr(C, align(4096))]
-struct Head {
+struct RunHeader {
     version: AtomicU64,
     /// Which user of the run it belongs to.
     user: AtomicU64,
     /// Seats from the first to the last that was ever used.
     used: AtomicU64,
-    /// 1 once a process of the run has begun, which may do without a seat; 2 once one has seen that
+    /// 1 once a process of the run has begun, which may do without a slot; 2 once one has seen that
     /// an engine can be had for the gate.
     begun: AtomicU64,
     /// Tells this table from that of any other run.
     key: [AtomicU64; 2],
-    unmanaged: Unmanaged,
+    unmanaged: UnmanagedPrograms,
     charges: Charges,
     totals: Totals,
     /// 1 once a process has reported that the limit can't be kept.
@@ -70,36 +72,24 @@ struct Head {
     mailbox: Mailbox,
 }
 
-/// The environment variable by which `memfold run` gives each process of a run its order.
-pub const ORDER: &str = "MEMFOLD_RUN";
-
-/// The order in an environment as `/proc/PID/environ` has it: memfold's library hides it from the
-/// program's own. `None`: the process is of no run.
-pub fn order_in(environment: &[u8]) -> Option<&str> {
-    let value = environment.split(|byte| *byte == 0).find_map(|entry| {
-        let value = entry.strip_prefix(ORDER.as_bytes())?.strip_prefix(b"=")?;
-        Some(value).filter(|value| !value.is_empty())
-    })?;
-    core::str::from_utf8(value).ok()
-}
-
-const _: () =
-    assert!(size_of::<Head>().is_multiple_of(PAGE_SIZE) && align_of::<Group>() <= PAGE_SIZE);
+const _: () = assert!(
+    size_of::<RunHeader>().is_multiple_of(PAGE_SIZE) && align_of::<SlotGroup>() <= PAGE_SIZE
+);
 
 /// A table is mapped so often at most: each time twice as far.
 const MAPPINGS: usize = usize::BITS as usize;
 
 /// Where a table is mapped. A longer mapping takes the place of a shorter one, which stays for those
 /// who use it.
-struct Mapped {
-    groups: &'static [Group],
+struct MappedSlots {
+    groups: &'static [SlotGroup],
     /// Address and length of each mapping.
     all: [(usize, usize); MAPPINGS],
     count: usize,
 }
 
-impl Mapped {
-    fn add(&mut self, at: *mut c_void, len: usize, groups: &'static [Group]) {
+impl MappedSlots {
+    fn add(&mut self, at: *mut c_void, len: usize, groups: &'static [SlotGroup]) {
         self.all[self.count] = (at as usize, len);
         self.count += 1;
         self.groups = groups;
@@ -107,33 +97,33 @@ impl Mapped {
 }
 
 /// The table, mapped for as long as this process lives.
-pub struct Table {
-    head: &'static Head,
+pub struct RunTable {
+    head: &'static RunHeader,
     portion: Portion,
     /// Seats at most.
-    seats: usize,
-    mapped: Mutex<Mapped>,
+    slots: usize,
+    mapped: Mutex<MappedSlots>,
 }
 
 /// What a run holds at least, bytes.
 pub struct Least {
     /// All of its processes.
     pub bytes: u64,
-    /// Of that, those without a seat.
-    pub seatless: u64,
+    /// Of that, those without a slot.
+    pub slotless: u64,
     /// Who holds most of it, if that is known to be a process of this user's.
-    pub largest: Option<Process>,
+    pub largest: Option<ProcessSlot>,
     /// No process of another user's holds more of it.
     pub has_largest: bool,
 }
 
-/// Length of the file of a table with `seats` seats, bytes.
-fn len_of(seats: usize) -> usize {
-    size_of::<Head>() + seats.div_ceil(GROUP) * size_of::<Group>()
+/// Length of the file of a table with `slots` slots, bytes.
+fn len_of(slots: usize) -> usize {
+    size_of::<RunHeader>() + slots.div_ceil(GROUP) * size_of::<SlotGroup>()
 }
 
-impl Table {
-    /// A new one of one user of a run, with room for `seats` processes, in a file of at most
+impl RunTable {
+    /// A new one of one user of a run, with room for `slots` processes, in a file of at most
     /// `bytes_max`; and the file.
     ///
     /// # Errors
@@ -142,18 +132,19 @@ impl Table {
     /// # Panics
     /// If a run can't have so many users.
     pub fn create(
-        seats: usize,
+        slots: usize,
         bytes_max: u64,
-        bounds: Bounds,
+        bounds: RunBounds,
         user: usize,
-    ) -> Result<(Table, OwnedFd), Errno> {
-        let most = bytes_max.saturating_sub(size_of::<Head>() as u64) / size_of::<Group>() as u64;
-        let seats = seats.min((most as usize).saturating_mul(GROUP));
-        if seats == 0 {
+    ) -> Result<(RunTable, OwnedFd), Errno> {
+        let most =
+            bytes_max.saturating_sub(size_of::<RunHeader>() as u64) / size_of::<SlotGroup>() as u64;
+        let slots = slots.min((most as usize).saturating_mul(GROUP));
+        if slots == 0 {
             return Err(Errno::FBIG);
         }
-        let file = shared::create(c"memfold-stats", len_of(seats) as u64)?;
-        let table = Table::map(&file, |_| Ok(bounds.portion(user)))?;
+        let file = shared::create(c"memfold-stats", len_of(slots) as u64)?;
+        let table = RunTable::map(&file, |_| Ok(bounds.portion(user)))?;
         for (to, from) in table.head.key.iter().zip(bounds.key()) {
             to.store(from, Relaxed);
         }
@@ -166,8 +157,8 @@ impl Table {
     ///
     /// # Errors
     /// EINVAL: it is another file, another run's, or of another version; what mapping it says.
-    pub fn open(file: impl AsFd, bounds: Bounds) -> Result<Table, Errno> {
-        Table::map(file, |head| {
+    pub fn open(file: impl AsFd, bounds: RunBounds) -> Result<RunTable, Errno> {
+        RunTable::map(file, |head| {
             let its = [0, 1].map(|n| head.key[n].load(Relaxed));
             let user = head.user.load(Relaxed) as usize;
             let is_right = head.version.load(Relaxed) == LAYOUT_VERSION && its == bounds.key();
@@ -181,22 +172,22 @@ impl Table {
 
     fn map(
         file: impl AsFd,
-        portion: impl FnOnce(&Head) -> Result<Portion, Errno>,
-    ) -> Result<Table, Errno> {
+        portion: impl FnOnce(&RunHeader) -> Result<Portion, Errno>,
+    ) -> Result<RunTable, Errno> {
         let len = len_of(1);
         let (at, file_len) = shared::map(file, len)?;
-        let seats = (file_len as usize - size_of::<Head>()) / size_of::<Group>() * GROUP;
+        let slots = (file_len as usize - size_of::<RunHeader>()) / size_of::<SlotGroup>() * GROUP;
         // SAFETY: the mapping is page-aligned, long enough for both, and stays; what is in it is
         // atomics only, for which every bit pattern is valid and which other processes may change
         // at any time.
-        let (head, groups) = unsafe { (&*at.cast::<Head>(), groups_at(at, 1)) };
-        let mut mapped = Mapped { groups: &[], all: [(0, 0); MAPPINGS], count: 0 };
+        let (head, groups) = unsafe { (&*at.cast::<RunHeader>(), groups_at(at, 1)) };
+        let mut mapped = MappedSlots { groups: &[], all: [(0, 0); MAPPINGS], count: 0 };
         mapped.add(at, len, groups);
-        Ok(Table { head, portion: portion(head)?, seats, mapped: Mutex::new(mapped) })
+        Ok(RunTable { head, portion: portion(head)?, slots, mapped: Mutex::new(mapped) })
     }
 
     /// Gives the table up for good: from now on nothing that this process writes there, by whatever
-    /// pointer, comes to anybody else. It must have no seat.
+    /// pointer, comes to anybody else. It must have no slot.
     ///
     /// # Errors
     /// ENOMEM, in part done: the kernel has no room to note it.
@@ -213,55 +204,55 @@ impl Table {
         &self.portion
     }
 
-    /// What the user's processes with a seat may use: what those without use, or have taken and may
+    /// What the user's processes with a slot may use: what those without use, or have taken and may
     /// use before anybody looks, is taken off.
     pub fn bounds_left(&self) -> (u64, u64) {
         self.portion.left(self.head.charges.waiting_bytes.load(Relaxed))
     }
 
-    /// What processes without a seat hold, or have taken and may use before anybody looks, bytes.
-    fn seatless_bytes(&self) -> u64 {
-        self.portion.bounds().seatless().1.max(self.head.charges.waiting_bytes.load(Relaxed))
+    /// What processes without a slot hold, or have taken and may use before anybody looks, bytes.
+    fn slotless_bytes(&self) -> u64 {
+        self.portion.bounds().slotless().1.max(self.head.charges.waiting_bytes.load(Relaxed))
     }
 
     /// Raises the peaks to what processes hold now, if that is due.
     pub fn note_totals(&self) {
-        let used = (self.head.used.load(Relaxed) as usize).min(self.seats);
+        let used = (self.head.used.load(Relaxed) as usize).min(self.slots);
         if !self.head.totals.is_due(used, now_ns()) {
             return;
         }
         let mut sum = Sum::default();
         self.add_to(&mut sum);
-        self.head.totals.note(sum, self.portion.bounds().seatless().1);
+        self.head.totals.note(sum, self.portion.bounds().slotless().1);
     }
 
-    /// Adds what processes with a seat hold now.
+    /// Adds what processes with a slot hold now.
     pub fn add_to(&self, sum: &mut Sum) {
         self.alive().for_each(|process| sum.add(process.stats()));
     }
 
     /// What all processes of the run hold at least, bytes, however much is folded; of it, what
-    /// processes without a seat hold. And the process that holds most of it, if it is one of this
+    /// processes without a slot hold. And the process that holds most of it, if it is one of this
     /// user's.
     pub fn least(&self, limit: bool) -> Least {
-        let seatless = self.seatless_bytes();
+        let slotless = self.slotless_bytes();
         let (others, has_largest) = self.portion.others(limit);
-        let least = |process: &Process| process.claim(limit).least;
+        let least = |process: &ProcessSlot| process.claim(limit).least;
         let own = self.asked(limit).claim.least;
         let largest = self.alive().max_by_key(|process| (least(process), process.number));
-        let bytes = own.saturating_add(seatless).saturating_add(others);
-        Least { bytes, seatless, largest: largest.filter(|_| has_largest), has_largest }
+        let bytes = own.saturating_add(slotless).saturating_add(others);
+        Least { bytes, slotless, largest: largest.filter(|_| has_largest), has_largest }
     }
 
     /// What its processes ask of a bound together.
-    pub fn asked(&self, limit: bool) -> Asked {
-        self.alive().fold(Asked::default(), |all, process| {
-            let Claim { need, least } = process.claim(limit);
-            let claim = Claim {
+    pub fn asked(&self, limit: bool) -> AskedShare {
+        self.alive().fold(AskedShare::default(), |all, process| {
+            let ShareClaim { need, least } = process.claim(limit);
+            let claim = ShareClaim {
                 need: all.claim.need.saturating_add(need),
                 least: all.claim.least.saturating_add(least),
             };
-            Asked { claim, largest: all.largest.max(least) }
+            AskedShare { claim, largest: all.largest.max(least) }
         })
     }
 
@@ -272,8 +263,8 @@ impl Table {
         })
     }
 
-    fn alive(&self) -> impl Iterator<Item = Process> + '_ {
-        self.processes().filter(Process::is_alive)
+    fn alive(&self) -> impl Iterator<Item = ProcessSlot> + '_ {
+        self.processes().filter(ProcessSlot::is_alive)
     }
 
     /// At this moment no limit below `bytes` could be kept.
@@ -370,18 +361,18 @@ impl Table {
         (unmanaged.count.load(Relaxed), text)
     }
 
-    /// A seat for the calling thread's process, `pid` as `memfold run` sees it: until the thread
-    /// ends or the process executes another program. One that has executed another keeps its seat,
+    /// A slot for the calling thread's process, `pid` as `memfold run` sees it: until the thread
+    /// ends or the process executes another program. One that has executed another keeps its slot,
     /// and its counters go on. `None` if there is none left, or no address space to map it.
     ///
     /// # Safety
     /// - As for [`memfold_sys::thread::owner::RobustOwner::claim`]: the calling thread has no robust list that anybody needs.
-    pub unsafe fn claim(&self, pid: u32) -> Option<Process> {
+    pub unsafe fn claim(&self, pid: u32) -> Option<ProcessSlot> {
         let used = self.head.used.load(Relaxed) as usize;
         let is_left =
-            |n: &usize| self.seat(*n).is_some_and(|s| s.owner.state() == OwnerState::Ended);
+            |n: &usize| self.slot(*n).is_some_and(|s| s.owner.state() == OwnerState::Ended);
         let is_kept =
-            |n: &usize| is_left(n) && self.seat(*n).is_some_and(|s| s.pid.load(Relaxed) == pid);
+            |n: &usize| is_left(n) && self.slot(*n).is_some_and(|s| s.pid.load(Relaxed) == pid);
         // SAFETY: the caller's promise.
         let take = |n: usize| unsafe { self.take(n, pid) };
         if let Some(kept) = (0..used).find(is_kept).and_then(take) {
@@ -393,7 +384,7 @@ impl Table {
             return Some(left);
         }
         let next = self.head.used.fetch_add(1, AcqRel) as usize;
-        if next >= self.seats {
+        if next >= self.slots {
             self.head.used.fetch_sub(1, AcqRel);
             return None;
         }
@@ -401,67 +392,73 @@ impl Table {
     }
 
     /// # Safety
-    /// - As for [`Table::claim`].
-    unsafe fn take(&self, n: usize, pid: u32) -> Option<Process> {
+    /// - As for [`RunTable::claim`].
+    unsafe fn take(&self, n: usize, pid: u32) -> Option<ProcessSlot> {
         let process = self.process(n)?;
-        // SAFETY: the caller's promise; the table is never unmapped, and each seat has a will of
+        // SAFETY: the caller's promise; the table is never unmapped, and each slot has a will of
         // its own.
-        let taken = unsafe { process.seat.owner.claim(&process.place.will) };
+        let taken = unsafe { process.slot.owner.claim(&process.place.will) };
         if taken != Ok(true) {
             return None;
         }
-        process.seat.pid.store(pid, Relaxed);
-        self.head.charges.forget(process.seat);
+        process.slot.pid.store(pid, Relaxed);
+        self.head.charges.forget(process.slot);
         process.set_need(0);
         process.set_least(0, 0);
         process.place.stats.clear_gauges();
         Some(process)
     }
 
-    /// Every process that has had a seat, in the order of the seats.
-    pub fn processes(&self) -> impl Iterator<Item = Process> + '_ {
+    /// Every process that has had a slot, in the order of the slots.
+    pub fn processes(&self) -> impl Iterator<Item = ProcessSlot> + '_ {
         let used = self.head.used.load(Relaxed) as usize;
-        (0..used.min(self.seats))
+        (0..used.min(self.slots))
             .map_while(|n| self.process(n))
-            .filter(|p| p.seat.owner.state() != OwnerState::Free)
+            .filter(|p| p.slot.owner.state() != OwnerState::Free)
     }
 
     /// What the other processes of the run ask of its limit, or of its bound of resident memory: of
     /// those that live and need any. What ended ones held is free.
-    pub fn claims_of_others(&self, own: Option<Process>, limit: bool) -> Vec<Claim> {
-        let used = (self.head.used.load(Relaxed) as usize).min(self.seats);
+    pub fn claims_of_others(&self, own: Option<ProcessSlot>, limit: bool) -> Vec<ShareClaim> {
+        let used = (self.head.used.load(Relaxed) as usize).min(self.slots);
         let own = own.map(|own| own.number);
-        let seats = self.mapped(used).iter().flat_map(|group| &group.seats).take(used).enumerate();
-        let others = seats.filter(|(n, _)| Some(*n) != own);
-        let claim = |seat: &Seat| match seat.owner.state() {
-            OwnerState::Held => Some(seat.claim(limit)).filter(|claim| claim.need > 0),
+        let slots = self.mapped(used).iter().flat_map(|group| &group.slots).take(used).enumerate();
+        let others = slots.filter(|(n, _)| Some(*n) != own);
+        let claim = |slot: &SlotWords| match slot.owner.state() {
+            OwnerState::Held => Some(slot.claim(limit)).filter(|claim| claim.need > 0),
             _ => {
-                self.head.charges.forget(seat);
+                self.head.charges.forget(slot);
                 None
             }
         };
-        others.filter_map(|(_, seat)| claim(seat)).collect()
+        others.filter_map(|(_, slot)| claim(slot)).collect()
     }
 
-    fn seat(&self, n: usize) -> Option<&'static Seat> {
-        self.process(n).map(|process| process.seat)
+    fn slot(&self, n: usize) -> Option<&'static SlotWords> {
+        self.process(n).map(|process| process.slot)
     }
 
-    fn process(&self, n: usize) -> Option<Process> {
+    fn process(&self, n: usize) -> Option<ProcessSlot> {
         let group = self.mapped(n + 1).get(n / GROUP)?;
-        let (seat, place) = (&group.seats[n % GROUP], &group.places[n % GROUP]);
-        Some(Process { number: n, charges: &self.head.charges, portion: self.portion, seat, place })
+        let (slot, place) = (&group.slots[n % GROUP], &group.places[n % GROUP]);
+        Some(ProcessSlot {
+            number: n,
+            charges: &self.head.charges,
+            portion: self.portion,
+            slot,
+            place,
+        })
     }
 
-    /// The groups of the first `seats` seats, or as many as can be mapped.
-    fn mapped(&self, seats: usize) -> &'static [Group] {
+    /// The groups of the first `slots` slots, or as many as can be mapped.
+    fn mapped(&self, slots: usize) -> &'static [SlotGroup] {
         let mut mapped = self.mapped.lock();
-        let count = seats.div_ceil(GROUP);
+        let count = slots.div_ceil(GROUP);
         if count > mapped.groups.len() {
             // Twice as much each time: all of them together are less than four times the last.
-            let wanted = count.next_power_of_two().min(self.seats / GROUP);
-            let at = self.head as *const Head as *mut c_void;
-            // SAFETY: the table is mapped from there, and its file has that many seats.
+            let wanted = count.next_power_of_two().min(self.slots / GROUP);
+            let at = self.head as *const RunHeader as *mut c_void;
+            // SAFETY: the table is mapped from there, and its file has that many slots.
             if let Ok(at) = unsafe { shared::map_again(at, len_of(wanted * GROUP)) } {
                 // SAFETY: as in `map_any`.
                 let groups = unsafe { groups_at(at, wanted) };
@@ -474,232 +471,7 @@ impl Table {
 
 /// # Safety
 /// - At `at` a table with so many groups is mapped, and stays.
-unsafe fn groups_at(at: *mut c_void, count: usize) -> &'static [Group] {
+unsafe fn groups_at(at: *mut c_void, count: usize) -> &'static [SlotGroup] {
     // SAFETY: by the caller's promise; atomics only, as in `map_any`.
-    unsafe { core::slice::from_raw_parts(at.cast::<Head>().add(1).cast::<Group>(), count) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::door::{HALF, Key};
-    use std::boxed::Box;
-    use std::collections::HashSet;
-    use std::sync::Barrier;
-
-    const KEY: Key = Key { ask: [1; HALF], answer: [2; HALF] };
-
-    fn table(seats: usize) -> &'static Table {
-        let (bounds, _) = Bounds::create(u64::MAX, &KEY).unwrap();
-        Box::leak(Box::new(Table::create(seats, u64::MAX, bounds, 0).unwrap().0))
-    }
-
-    fn set_bounds(table: &Table, limit: u64, resident: u64) {
-        let bounds = table.portion().bounds();
-        bounds.set_given(limit, resident);
-        bounds.deal(&[[table.asked(true), table.asked(false)]]);
-    }
-
-    fn claim(table: &Table, pid: u32) -> Option<Process> {
-        // SAFETY: threads of these tests use no robust mutex.
-        unsafe { table.claim(pid) }
-    }
-
-    /// Claims a seat in a thread that ends, and waits until that has been noted.
-    fn claim_and_end(table: &'static Table, pid: u32) -> Process {
-        let process = std::thread::spawn(move || claim(table, pid).unwrap()).join().unwrap();
-        while process.is_alive() {
-            std::thread::yield_now();
-        }
-        process
-    }
-
-    #[test]
-    fn order_is_found_in_an_environment() {
-        let order = |text: &'static str| order_in(text.as_bytes());
-        assert_eq!(order("A=1\0MEMFOLD_RUN=limit=5;x\0B=2\0"), Some("limit=5;x"));
-        let none = ["", "A=1\0MEMFOLD_RUN=\0", "XMEMFOLD_RUN=1\0MEMFOLD_RUNS=2\0"];
-        assert_eq!(none.map(order), [None; 3]);
-    }
-
-    #[test]
-    fn another_opener_has_the_same_table_and_only_with_its_key() {
-        let (bounds, shown) = Bounds::create(u64::MAX, &KEY).unwrap();
-        let (table, file) = Table::create(1000, u64::MAX, bounds, 3).unwrap();
-        set_bounds(&table, 5, 6);
-        let other = Table::open(&file, Bounds::open(&shown, &KEY).unwrap()).unwrap();
-        assert_eq!((other.portion().bounds().given(), other.note_process()), ((5, 6), true));
-        claim(&table, 77).unwrap().stats().faults.store(3, Relaxed);
-        let seen: Vec<_> =
-            other.processes().map(|p| (p.pid(), p.stats().faults.load(Relaxed))).collect();
-        assert_eq!((seen, table.note_process()), (std::vec![(77, 3)], false));
-        assert!(table.has_begun() && !table.has_gate());
-        table.note_gate();
-        assert!(!other.note_process() && other.has_gate());
-        let stranger = Bounds::create(u64::MAX, &Key { answer: [3; HALF], ..KEY }).unwrap().0;
-        assert!(Table::open(&file, stranger).is_err());
-        let other =
-            rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())
-                .unwrap();
-        assert!(Table::open(other, bounds).is_err());
-        assert!(rustix::fs::ftruncate(&file, 0).is_err());
-    }
-
-    #[test]
-    fn processes_without_an_engine_have_a_bound_in_common() {
-        let table = table(64);
-        assert!(table.take_waiting(60, 100) && !table.take_waiting(41, 100));
-        assert!(table.take_waiting(40, 100) && !table.take_waiting(u64::MAX, u64::MAX));
-        table.give_back_waiting(60);
-        assert!(table.take_waiting(60, 100) && !table.take_waiting(1, 100));
-    }
-
-    #[test]
-    fn processes_are_charged_together_up_to_the_bound_and_an_ended_one_holds_nothing() {
-        const MIB: u64 = 1 << 20;
-        let table = table(64);
-        set_bounds(table, 4 * MIB, 2 * MIB);
-        let first = claim(table, 1).unwrap();
-        let second = claim_and_end(table, 2);
-        assert!(first.charge(MIB, true) && second.charge(3 * MIB - 4096, true));
-        assert!(second.charge(3 * MIB, true), "it was charged with a whole step");
-        assert!(!first.charge(MIB + 1, true) && !first.charge(MIB + 1, false));
-        second.settle(2 * MIB);
-        assert!(first.charge(2 * MIB, true) && !first.charge(2 * MIB + 1, true));
-        table.claims_of_others(Some(first), true);
-        assert!(first.charge(4 * MIB, true), "the other has ended");
-        first.settle(MIB);
-        assert_eq!(table.head.charges.charged_bytes.load(Relaxed), MIB);
-    }
-
-    #[test]
-    fn a_program_that_is_not_executed_after_all_is_not_counted_as_unmanaged() {
-        let table = table(64);
-        assert_eq!(table.unmanaged(), (0, std::vec![]));
-        let first = table.note_unmanaged(b"/no: static");
-        table.forget_unmanaged(first);
-        assert_eq!(table.unmanaged(), (0, std::vec![]));
-        assert!(table.note_unmanaged(b"/a: static"));
-        let second = table.note_unmanaged(b"/b: static");
-        assert!(!second && table.unmanaged() == (2, b"/a: static".to_vec()));
-        table.forget_unmanaged(second);
-        assert_eq!(table.unmanaged(), (1, b"/a: static".to_vec()));
-    }
-
-    /// More than were ever mapped at first, all at the same time.
-    #[test]
-    fn each_of_many_processes_has_a_seat_of_its_own_and_sees_what_all_others_need() {
-        const COUNT: usize = 300;
-        let (table, barrier) = (table(32768), Barrier::new(COUNT));
-        let seats: Vec<_> = std::thread::scope(|scope| {
-            let begin = |pid| {
-                let barrier = &barrier;
-                scope.spawn(move || {
-                    let own = claim(table, pid as u32).unwrap();
-                    own.set_need(1 + pid as u64);
-                    barrier.wait();
-                    let others = table.claims_of_others(Some(own), true);
-                    let others = others.iter().map(|claim| claim.need).sum::<u64>();
-                    barrier.wait();
-                    assert_eq!(others, (COUNT * (COUNT + 1) / 2 - pid - 1) as u64);
-                    own.number
-                })
-            };
-            let threads: Vec<_> = (0..COUNT).map(begin).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        });
-        assert_eq!(seats.iter().collect::<HashSet<_>>().len(), COUNT);
-        assert_eq!(table.processes().map(|p| p.pid()).collect::<HashSet<_>>().len(), COUNT);
-        while table.processes().any(|p| p.is_alive()) {
-            std::thread::yield_now();
-        }
-        assert!(table.claims_of_others(None, true).is_empty());
-    }
-
-    #[test]
-    fn a_process_that_executes_another_program_keeps_its_seat_and_counters() {
-        let table = table(100);
-        let first = claim_and_end(table, 5);
-        first.stats().faults.store(9, Relaxed);
-        first.stats().pool_bytes.store(8, Relaxed);
-        claim_and_end(table, 6);
-        let again = claim_and_end(table, 5);
-        assert_eq!(first.number, again.number);
-        assert_eq!(
-            (again.stats().faults.load(Relaxed), again.stats().pool_bytes.load(Relaxed)),
-            (9, 0)
-        );
-        assert_eq!(table.processes().count(), 2);
-    }
-
-    /// Two that live one after the other never held their sum; two at once did.
-    #[test]
-    fn peaks_of_a_run_are_those_of_processes_that_lived_at_once() {
-        let table = table(100);
-        let hold = |pid, bytes| {
-            let stats = claim(table, pid).unwrap().stats();
-            stats.resident_bytes.store(bytes, Relaxed);
-            stats.folded_bytes.store(2 * bytes, Relaxed);
-        };
-        let live = |pid| {
-            std::thread::spawn(move || (hold(pid, 100), table.note_totals())).join().unwrap();
-            while table.processes().any(|p| p.is_alive()) {
-                std::thread::yield_now();
-            }
-        };
-        (1..4).for_each(live);
-        assert_eq!(table.totals().peaks(), [100, 100, 0, 0, 200]);
-        for pid in 4..6 {
-            hold(pid, 70);
-        }
-        table.portion().bounds().set_seatless(3, 5);
-        while table.totals().peaks()[0] == 100 {
-            table.note_totals();
-        }
-        assert_eq!(table.totals().peaks(), [145, 145, 0, 0, 280]);
-        for ((limit, resident), left) in
-            [((50, u64::MAX), (45, u64::MAX)), ((u64::MAX, 7), (u64::MAX, 2)), ((3, 5), (1, 1))]
-        {
-            set_bounds(table, limit, resident);
-            assert_eq!(table.bounds_left(), left);
-        }
-    }
-
-    #[test]
-    fn a_run_of_many_short_processes_takes_no_more_seats_than_live_at_once_and_keeps_their_counters()
-     {
-        let table = table(32768);
-        for pid in 0..1000 {
-            memfold_stats::add(&claim_and_end(table, pid).stats().faults, 1);
-        }
-        let faults = table.processes().map(|p| p.stats().faults.load(Relaxed)).sum::<u64>();
-        assert_eq!((table.processes().count(), faults), (APART, 1000));
-    }
-
-    #[test]
-    fn what_is_given_up_is_the_others_no_more_and_stays_readable() {
-        let (bounds, _) = Bounds::create(u64::MAX, &KEY).unwrap();
-        let (theirs, file) = Table::create(1000, u64::MAX, bounds, 0).unwrap();
-        let ours = Table::open(&file, bounds).unwrap();
-        (0..100).for_each(|pid| {
-            drop(std::thread::scope(|s| s.spawn(|| claim(&theirs, pid).is_some()).join()))
-        });
-        let seen: Vec<Process> = ours.processes().collect();
-        ours.give_up().unwrap();
-        seen.iter().for_each(|process| process.stats().faults.store(7, Relaxed));
-        ours.note_unmanaged(b"/x: static");
-        assert_eq!((ours.processes().count(), theirs.processes().count() >= APART), (0, true));
-        assert_eq!(theirs.unmanaged().0, 0);
-        assert!(theirs.processes().all(|process| process.stats().faults.load(Relaxed) == 0));
-    }
-
-    #[test]
-    fn a_table_with_no_seat_left_says_so() {
-        let table = table(64);
-        let held: Vec<_> = (0..64).map(|pid| claim(table, pid)).collect();
-        assert!(held.iter().all(Option::is_some) && claim(table, 64).is_none());
-        assert_eq!(table.processes().count(), 64);
-        let bounds = *table.portion();
-        assert!(Table::create(1, 4096, bounds.bounds(), 0).is_err());
-    }
+    unsafe { core::slice::from_raw_parts(at.cast::<RunHeader>().add(1).cast::<SlotGroup>(), count) }
 }

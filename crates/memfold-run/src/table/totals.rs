@@ -12,9 +12,9 @@ pub const PEAKS: [&str; 5] = [
     "peak_folded_bytes",
 ];
 /// Seats up to which every look sums.
-const SEATS_FEW: usize = 4;
-/// Time between two sums for each seat beyond, nanoseconds: some hundred times what it costs.
-const SEAT_NS: u64 = 20_000;
+const SLOTS_FEW: usize = 4;
+/// Time between two sums for each slot beyond, nanoseconds: some hundred times what it costs.
+const SLOT_NS: u64 = 20_000;
 
 /// Bytes that several processes hold, in the order of [`PEAKS`].
 #[derive(Copy, Clone, Default)]
@@ -54,17 +54,17 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Whether a sum over so many seats is due. `true` is for the caller alone, who sums then.
-    pub fn is_due(&self, seats: usize, now_ns: u64) -> bool {
+    /// Whether a sum over so many slots is due. `true` is for the caller alone, who sums then.
+    pub fn is_due(&self, slots: usize, now_ns: u64) -> bool {
         let last = self.summed_at_ns.load(Relaxed);
         // Processes in other time namespaces have other clocks.
-        let due = seats <= SEATS_FEW || now_ns.abs_diff(last) >= seats as u64 * SEAT_NS;
+        let due = slots <= SLOTS_FEW || now_ns.abs_diff(last) >= slots as u64 * SLOT_NS;
         due && self.summed_at_ns.compare_exchange(last, now_ns, Relaxed, Relaxed).is_ok()
     }
 
-    /// Raises the peaks to what processes with a seat hold now, and those without.
-    pub fn note(&self, mut sum: Sum, seatless_bytes: u64) {
-        sum.add_unmanaged(seatless_bytes);
+    /// Raises the peaks to what processes with a slot hold now, and those without.
+    pub fn note(&self, mut sum: Sum, slotless_bytes: u64) {
+        sum.add_unmanaged(slotless_bytes);
         for (peak, now) in self.peaks.iter().zip(sum.0) {
             raise(peak, now);
         }

@@ -32,12 +32,12 @@
 //! was written to since the fork leaves first. So is what no store would take, by a look at it
 //! before it is made private (`reclaim/mod.rs` `is_private_in_vain`).
 //!
-//! **The table of a run** (`memfold/table.rs`). A sealed memfd with the bounds, a seat for each
-//! process that the system can have, and lines to be said; sparse, and mapped as far as seats were
+//! **The table of a run** (`memfold-run/src/table/`). A sealed memfd with the bounds, a slot for each
+//! process that the system can have, and lines to be said; sparse, and mapped as far as slots were
 //! used. All look at what the others need every 40 ms, so needs lie together, four to a cache line.
-//! A seat is held by the first engine thread as a robust futex (`address_space/advice.rs`): the
+//! A slot is held by the first engine thread as a robust futex (`address_space/advice.rs`): the
 //! kernel marks it when the thread ends, by whatever, or the process executes another program,
-//! which then finds its seat by its number and goes on with its counters. So nobody asks for a
+//! which then finds its slot by its number and goes on with its counters. So nobody asks for a
 //! process by number (`kill(pid, 0)` is wrong across PID namespaces and users). The list that the
 //! kernel reads for that lies in the table too. A process opens the table by `/proc/PID/fd/N` of
 //! `memfold run`; where that leads nowhere, it asks at a socket without a file (`door.rs`), with
@@ -49,7 +49,7 @@
 //! a process ends, of each.
 //!
 //! **Only the first engine thread** runs at first; it looks at the program's size. It starts the
-//! others when something is to be adopted (`Gated::start_threads`), and the first context is made
+//! others when something is to be adopted (`ManagedProgram::start_threads`), and the first context is made
 //! then: most processes of a run never come near their share.
 //!
 //! **Bare threads** (`bare.rs`). The engine's threads in a program are unknown to libc: made by

@@ -1,6 +1,6 @@
-//! The seat of a process in the table of its user, and what it is charged with.
+//! The slot of a process in the table of its user, and what it is charged with.
 use super::bounds::Portion;
-use crate::fair_share::Claim;
+use crate::fair_share::ShareClaim;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
 use memfold_stats::Stats;
 use memfold_sys::Errno;
@@ -16,15 +16,15 @@ const CHARGE_BYTES: u64 = 256 << 10;
 pub(super) struct Charges {
     /// What those without an engine have mapped past what each may have, bytes.
     pub(super) waiting_bytes: AtomicU64,
-    /// What all with a seat are charged with, bytes.
+    /// What all with a slot are charged with, bytes.
     pub(super) charged_bytes: AtomicU64,
 }
 
 impl Charges {
     /// A process that has ended, or begins, holds nothing.
-    pub(super) fn forget(&self, seat: &Seat) {
-        if seat.charged_bytes.load(Relaxed) > 0 {
-            let charged = seat.charged_bytes.swap(0, AcqRel);
+    pub(super) fn forget(&self, slot: &SlotWords) {
+        if slot.charged_bytes.load(Relaxed) > 0 {
+            let charged = slot.charged_bytes.swap(0, AcqRel);
             self.charged_bytes.fetch_sub(charged, AcqRel);
         }
     }
@@ -32,7 +32,7 @@ impl Charges {
 
 /// What all processes look at all the time.
 #[repr(C)]
-pub(super) struct Seat {
+pub(super) struct SlotWords {
     pub(super) owner: RobustOwner,
     /// The process, by its number as `memfold run` sees it.
     pub(super) pid: AtomicU32,
@@ -44,11 +44,11 @@ pub(super) struct Seat {
     charged_bytes: AtomicU64,
 }
 
-impl Seat {
+impl SlotWords {
     /// What it asks of a bound; `limit`: of one that counts what is folded.
-    pub(super) fn claim(&self, limit: bool) -> Claim {
+    pub(super) fn claim(&self, limit: bool) -> ShareClaim {
         let stored = if limit { self.stored_bytes.load(Relaxed) } else { 0 };
-        Claim {
+        ShareClaim {
             need: self.need_bytes.load(Relaxed),
             least: self.least_bytes.load(Relaxed).saturating_add(stored),
         }
@@ -56,45 +56,45 @@ impl Seat {
 }
 
 #[repr(C, align(64))]
-pub(super) struct Place {
+pub(super) struct SlotFigures {
     pub(super) will: RobustList,
     pub(super) stats: Stats,
 }
 
 #[repr(C)]
-pub(super) struct Group {
-    pub(super) seats: [Seat; GROUP],
-    pub(super) places: [Place; GROUP],
+pub(super) struct SlotGroup {
+    pub(super) slots: [SlotWords; GROUP],
+    pub(super) places: [SlotFigures; GROUP],
 }
 
 /// A process of the run.
 #[derive(Copy, Clone)]
-pub struct Process {
-    /// Of its seat, which is at several addresses where several mappings have it.
+pub struct ProcessSlot {
+    /// Of its slot, which is at several addresses where several mappings have it.
     pub(super) number: usize,
     pub(super) charges: &'static Charges,
     pub(super) portion: Portion,
-    pub(super) seat: &'static Seat,
-    pub(super) place: &'static Place,
+    pub(super) slot: &'static SlotWords,
+    pub(super) place: &'static SlotFigures,
 }
 
-impl Process {
+impl ProcessSlot {
     /// Its number, as `memfold run` sees it.
     pub fn pid(&self) -> u32 {
-        self.seat.pid.load(Relaxed)
+        self.slot.pid.load(Relaxed)
     }
 
-    /// Whether it is still there, and its program is the one that has the seat.
+    /// Whether it is still there, and its program is the one that has the slot.
     pub fn is_alive(&self) -> bool {
-        self.seat.owner.state() == OwnerState::Held
+        self.slot.owner.state() == OwnerState::Held
     }
 
-    /// Gives the seat up: by the thread that has claimed it.
+    /// Gives the slot up: by the thread that has claimed it.
     ///
     /// # Errors
     /// As [`RobustOwner::leave`].
     pub fn leave(&self) -> Result<(), Errno> {
-        self.seat.owner.leave()
+        self.slot.owner.leave()
     }
 
     /// Its figures.
@@ -104,34 +104,34 @@ impl Process {
 
     /// What it needs of the limit, bytes.
     pub fn set_need(&self, bytes: u64) {
-        self.seat.need_bytes.store(bytes, Relaxed);
+        self.slot.need_bytes.store(bytes, Relaxed);
     }
 
     /// What it can't fold, uncompressed, and what it has folded takes, bytes.
     pub fn set_least(&self, bytes: u64, stored: u64) {
-        self.seat.least_bytes.store(bytes, Relaxed);
-        self.seat.stored_bytes.store(stored, Relaxed);
+        self.slot.least_bytes.store(bytes, Relaxed);
+        self.slot.stored_bytes.store(stored, Relaxed);
     }
 
     /// Whether both are the same process.
-    pub fn is(&self, other: &Process) -> bool {
+    pub fn is(&self, other: &ProcessSlot) -> bool {
         self.number == other.number
     }
 
     /// What it asks of the limit, or of the bound of resident memory.
-    pub fn claim(&self, limit: bool) -> Claim {
-        self.seat.claim(limit)
+    pub fn claim(&self, limit: bool) -> ShareClaim {
+        self.slot.claim(limit)
     }
 
     /// Charges this process with `bytes` in all, unless it is charged with so much already: before
     /// it takes memory. `false`: all processes together would be past the limit, or past the bound
     /// of resident memory, and nothing was charged. Costs one load while there is room in the step.
     ///
-    /// Processes that grow at once learn of each other so. The sum is never below what the seats are
+    /// Processes that grow at once learn of each other so. The sum is never below what the slots are
     /// charged with, also where a process is killed in between: the sum is raised first, and
     /// lowered last.
     pub fn charge(&self, bytes: u64, limit: bool) -> bool {
-        let own = self.seat.charged_bytes.load(Relaxed);
+        let own = self.slot.charged_bytes.load(Relaxed);
         if bytes <= own {
             return true;
         }
@@ -142,7 +142,7 @@ impl Process {
             let fits = |sum: u64| sum.checked_add(more).filter(|sum| *sum <= most);
             let is_charged = self.charges.charged_bytes.fetch_update(AcqRel, Relaxed, fits).is_ok();
             if is_charged {
-                self.seat.charged_bytes.fetch_add(more, AcqRel);
+                self.slot.charged_bytes.fetch_add(more, AcqRel);
             }
             is_charged
         })
@@ -150,13 +150,13 @@ impl Process {
 
     /// Charges it with what it holds, bytes: no more and no less.
     pub fn settle(&self, bytes: u64) {
-        let own = self.seat.charged_bytes.load(Relaxed);
+        let own = self.slot.charged_bytes.load(Relaxed);
         if bytes > own {
             self.charges.charged_bytes.fetch_add(bytes - own, AcqRel);
-            self.seat.charged_bytes.fetch_add(bytes - own, AcqRel);
+            self.slot.charged_bytes.fetch_add(bytes - own, AcqRel);
         } else {
             let less = |now: u64| now.checked_sub(own - bytes);
-            if self.seat.charged_bytes.fetch_update(AcqRel, Relaxed, less).is_ok() {
+            if self.slot.charged_bytes.fetch_update(AcqRel, Relaxed, less).is_ok() {
                 self.charges.charged_bytes.fetch_sub(own - bytes, AcqRel);
             }
         }

@@ -1,11 +1,12 @@
-//! This process's seat in the table that `memfold run` keeps for its user, the run's bounds, and how
+//! This process's slot in the table that `memfold run` keeps for its user, the run's bounds, and how
 //! the table is found. A process that can't become again what it was gives up the table that it had:
 //! it has that of another user then, or none.
-use crate::door::{self, Key};
-use crate::fair_share::Claim;
+use crate::door;
+use crate::fair_share::{ShareClaim, share};
 use crate::mailbox::Mailbox;
-use crate::table::bounds::Bounds;
-use crate::table::{Least, Process, Table};
+use crate::request::TableAddress;
+use crate::table::bounds::RunBounds;
+use crate::table::{Least, ProcessSlot, RunTable};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -16,24 +17,13 @@ use memfold_sys::sync::Mutex;
 use memfold_sys::thread::identity::ThreadIdentity;
 use rustix::fs::{CWD, Mode, OFlags};
 
-/// How to get at the table.
-#[derive(Copy, Clone)]
-pub struct Way {
-    /// Where that of the user of `memfold run` is for who sees that in /proc, and may; and the bounds.
-    pub paths: [&'static str; 2],
-    /// Where to ask for it otherwise.
-    pub door: &'static str,
-    /// What proves that one may, and that it is the run's.
-    pub key: Key,
-}
-
 /// The first table, once it is mapped; never unmapped. A child of fork inherits the mapping.
-static TABLE: Mutex<Option<Table>> = Mutex::new(None);
+static TABLE: Mutex<Option<RunTable>> = Mutex::new(None);
 /// The table, for those who only ask; null without one.
-static FOUND: AtomicPtr<Table> = AtomicPtr::new(core::ptr::null_mut());
-static WAY: Mutex<Option<Way>> = Mutex::new(None);
-/// This process's seat: a leaked box, or null.
-static OWN: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
+static FOUND: AtomicPtr<RunTable> = AtomicPtr::new(core::ptr::null_mut());
+static ADDRESS: Mutex<Option<TableAddress<'static>>> = Mutex::new(None);
+/// This process's slot: a leaked box, or null.
+static OWN: AtomicPtr<ProcessSlot> = AtomicPtr::new(core::ptr::null_mut());
 /// This process, as `memfold run` sees it; 0 while that isn't known.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// Whether this is the run's first process, and whether the table was got at the door.
@@ -44,15 +34,15 @@ static BY_DOOR: AtomicU32 = AtomicU32::new(0);
 static IDENTITY: AtomicPtr<ThreadIdentity> = AtomicPtr::new(core::ptr::null_mut());
 static FIRST_IDENTITY: Mutex<Option<ThreadIdentity>> = Mutex::new(None);
 
-fn table() -> Option<&'static Table> {
+fn table() -> Option<&'static RunTable> {
     // SAFETY: the pointer is null or leads into a static that is set once, before it.
     unsafe { FOUND.load(SeqCst).as_ref() }
 }
 
-/// What the processes with a seat may use now, all together, bytes (limit, resident); `None` without
+/// What the processes with a slot may use now, all together, bytes (limit, resident); `None` without
 /// a table.
 pub fn bounds() -> Option<(u64, u64)> {
-    table().map(Table::bounds_left)
+    table().map(RunTable::bounds_left)
 }
 
 /// What the run was given, bytes (limit, resident), and what it holds at least; `None` without a
@@ -61,7 +51,7 @@ pub fn whole(limit: bool) -> Option<((u64, u64), Least)> {
     table().map(|table| (table.portion().bounds().given(), table.least(limit)))
 }
 
-/// As [`Table::sum_of`]; of this process alone without a table.
+/// As [`RunTable::sum_of`]; of this process alone without a table.
 pub fn sum_of(own: &Stats, of: impl Fn(&Stats) -> u64) -> (u64, usize) {
     match table() {
         Some(table) => table.sum_of(of),
@@ -69,21 +59,21 @@ pub fn sum_of(own: &Stats, of: impl Fn(&Stats) -> u64) -> (u64, usize) {
     }
 }
 
-/// As [`Table::note_least`].
+/// As [`RunTable::note_least`].
 pub fn note_least(bytes: u64) {
     if let Some(table) = table() {
         table.note_least(bytes);
     }
 }
 
-/// As [`Table::report_limit`].
+/// As [`RunTable::report_limit`].
 pub fn report_limit() -> bool {
-    table().is_none_or(Table::report_limit)
+    table().is_none_or(RunTable::report_limit)
 }
 
 /// Where `memfold run` reads lines; `None` without a table, or if it is gone.
 pub fn mailbox() -> Option<&'static Mailbox> {
-    table().filter(|table| !table.is_left_alone()).map(Table::mailbox)
+    table().filter(|table| !table.is_left_alone()).map(RunTable::mailbox)
 }
 
 /// This process's number for `memfold run`.
@@ -96,13 +86,13 @@ pub fn number() -> u32 {
 
 /// Maps the table, as far as that can be done, and allocates nothing. Called by the constructor,
 /// once.
-pub fn open(way: Way) {
-    *WAY.lock() = Some(way);
+pub fn open(address: TableAddress<'static>) {
+    *ADDRESS.lock() = Some(address);
     if let Ok(own) = ThreadIdentity::own() {
         // SAFETY: as below.
         IDENTITY.store(unsafe { FIRST_IDENTITY.peek_mut() }.insert(own), SeqCst);
     }
-    let Ok(found) = at_path(&way).or_else(|_| at_door(&way)) else { return };
+    let Ok(found) = at_path(&address).or_else(|_| at_door(&address)) else { return };
     FIRST.store(found.note_process() as u32, Relaxed);
     // SAFETY: the constructor is alone, and nothing has been lent out of it yet; from now on it
     // stays as it is.
@@ -111,21 +101,22 @@ pub fn open(way: Way) {
 }
 
 /// The table of the user of `memfold run`, if that is the user of this process.
-fn at_path(way: &Way) -> Result<Table, Errno> {
+fn at_path(address: &TableAddress<'_>) -> Result<RunTable, Errno> {
     // Where `memfold run` is gone or invisible the path may lead anywhere.
     let flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let open = |path, access| rustix::fs::open(path, flags | access, Mode::empty());
-    let (file, bounds) = (open(way.paths[0], OFlags::RDWR)?, open(way.paths[1], OFlags::RDONLY)?);
+    let (file, bounds) =
+        (open(address.paths[0], OFlags::RDWR)?, open(address.paths[1], OFlags::RDONLY)?);
     if rustix::fs::fstat(&file)?.st_uid != rustix::process::getuid().as_raw() {
         return Err(Errno::ACCESS);
     }
-    Table::open(file, Bounds::open(bounds, &way.key)?)
+    RunTable::open(file, RunBounds::open(bounds, &address.key)?)
 }
 
 /// The table of the user of the calling thread.
-fn at_door(way: &Way) -> Result<Table, Errno> {
-    let answer = door::ask(way.door.as_bytes(), &way.key)?;
-    let table = Table::open(answer.table, Bounds::open(answer.bounds, &way.key)?)?;
+fn at_door(address: &TableAddress<'_>) -> Result<RunTable, Errno> {
+    let answer = door::ask(address.door.as_bytes(), &address.key)?;
+    let table = RunTable::open(answer.table, RunBounds::open(answer.bounds, &address.key)?)?;
     NUMBER.store(answer.number, Relaxed);
     BY_DOOR.store(1, Relaxed);
     Ok(table)
@@ -147,25 +138,25 @@ pub fn has_given_up() -> bool {
     identity().is_some_and(given_up)
 }
 
-/// The process has, and the calling thread, which has claimed its seat if it has one. If it is
+/// The process has, and the calling thread, which has claimed its slot if it has one. If it is
 /// another user's now, the table is given up, and that of its own user is found: whether that is so.
 ///
 /// # Errors
 /// The kernel has no room to note it: this process could go on to write to the other user's table.
 pub fn change_user() -> Result<bool, Errno> {
-    let Some(way) = *WAY.lock() else { return Ok(false) };
+    let Some(address) = *ADDRESS.lock() else { return Ok(false) };
     let now = ThreadIdentity::own()?;
     let before = identity().map(ThreadIdentity::user);
     IDENTITY.store(Box::into_raw(Box::new(now)), SeqCst);
     if before == Some(now.user()) {
         return Ok(false);
     }
-    own().map_or(Ok(()), Process::leave)?;
+    own().map_or(Ok(()), ProcessSlot::leave)?;
     OWN.store(core::ptr::null_mut(), SeqCst);
     let old = table();
-    let new = at_door(&way).map_or(core::ptr::null_mut(), |new| Box::into_raw(Box::new(new)));
+    let new = at_door(&address).map_or(core::ptr::null_mut(), |new| Box::into_raw(Box::new(new)));
     FOUND.store(new, SeqCst);
-    old.map_or(Ok(()), Table::give_up)?;
+    old.map_or(Ok(()), RunTable::give_up)?;
     Ok(true)
 }
 
@@ -184,7 +175,7 @@ pub fn note_gate() {
 
 /// Whether one has said so.
 pub fn has_gate() -> bool {
-    table().is_some_and(Table::has_gate)
+    table().is_some_and(RunTable::has_gate)
 }
 
 /// A program that can't be managed is about to be executed. Returns whether it is the first of the
@@ -200,12 +191,12 @@ pub fn forget_unmanaged(first: bool) {
     }
 }
 
-/// As [`Table::take_waiting`]; `false` without a table.
+/// As [`RunTable::take_waiting`]; `false` without a table.
 pub fn take_waiting(bytes: u64, most: u64) -> bool {
     table().is_some_and(|table| table.take_waiting(bytes, most))
 }
 
-/// As [`Table::give_back_waiting`].
+/// As [`RunTable::give_back_waiting`].
 pub fn give_back_waiting(bytes: u64) {
     if let Some(table) = table() {
         table.give_back_waiting(bytes);
@@ -217,8 +208,8 @@ pub fn note_begun() {
     FIRST.store(0, Relaxed);
 }
 
-/// A seat for this process, called by its first engine thread; its figures. Without a table, or a
-/// seat in it, they are kept in memory of our own that nobody reads: a program never fails for lack
+/// A slot for this process, called by its first engine thread; its figures. Without a table, or a
+/// slot in it, they are kept in memory of our own that nobody reads: a program never fails for lack
 /// of figures.
 pub fn claim() -> &'static Stats {
     NUMBER.store(find_number().unwrap_or(0), Relaxed);
@@ -232,14 +223,14 @@ pub fn claim() -> &'static Stats {
     }
 }
 
-/// A child of fork begins: number and seat are its parent's, until it claims one.
+/// A child of fork begins: number and slot are its parent's, until it claims one.
 pub fn begin_as_child() {
     NUMBER.store(0, Relaxed);
     OWN.store(core::ptr::null_mut(), SeqCst);
 }
 
-/// This process's seat.
-pub fn own() -> Option<&'static Process> {
+/// This process's slot.
+pub fn own() -> Option<&'static ProcessSlot> {
     // SAFETY: the pointer is null or a leaked box.
     unsafe { OWN.load(SeqCst).as_ref() }
 }
@@ -265,18 +256,21 @@ pub fn note_totals() {
     }
 }
 
-/// What the other processes of the run ask of the limit, or of the bound of resident memory, as far
-/// as they are alive.
-pub fn claims_of_others(limit: bool) -> Vec<Claim> {
-    table().map_or(Vec::new(), |table| table.claims_of_others(own().copied(), limit))
+/// What this process may have of a bound, bytes, if it needs `need`; and how many other processes
+/// need any. `limit`: it is that of the limit, else that of resident memory.
+pub fn share_of(bound: u64, need: u64, limit: bool) -> (u64, usize) {
+    let own = ShareClaim { need, ..own().map(|own| own.claim(limit)).unwrap_or_default() };
+    let others =
+        table().map_or(Vec::new(), |table| table.claims_of_others(self::own().copied(), limit));
+    (share(bound, own, &others), others.len())
 }
 
 /// The number of this process where `memfold run` is. /proc tells it where that is seen there;
 /// otherwise the door does.
 fn find_number() -> Option<u32> {
     if BY_DOOR.load(Relaxed) != 0 {
-        let way = (*WAY.lock())?;
-        let answer = door::ask(way.door.as_bytes(), &way.key).ok();
+        let address = (*ADDRESS.lock())?;
+        let answer = door::ask(address.door.as_bytes(), &address.key).ok();
         return answer.map(|answer| answer.number).filter(|n| *n != 0);
     }
     let mut text = [0u8; 16];

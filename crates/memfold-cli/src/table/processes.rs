@@ -1,17 +1,13 @@
-//! Processes of a run that have no seat in its tables: small ones without an engine yet, and those
-//! that no engine can manage. Their memory counts against the limit too, so memfold looks at them
-//! from outside. And at all processes, if they are of several users: what a user's table says is
-//! believed up to what the kernel says.
-//!
-//! A process is of the run if its parent was when it was first seen, or if it was given the run's
-//! order. It stays so when its parent ends.
-use crate::table::slots::{Measured, Slots, run_of};
-use std::collections::{HashMap, HashSet};
+//! The census of a run's processes ([`memfold_run::census`]), by /proc.
+use memfold_run::census::{Census, Processes};
+use memfold_run::request::RunRequest;
+use memfold_run::users::UserTables;
+use std::collections::BTreeSet;
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time between two looks while a process without a seat has [`SMALL_BYTES`], and otherwise.
+/// Time between two looks while a process without a slot has [`SMALL_BYTES`], and otherwise.
 const PERIOD: Duration = Duration::from_millis(100);
 const PERIOD_MAX: Duration = Duration::from_secs(1);
 /// Time between two looks if there are several users, who learn of one another by them.
@@ -24,33 +20,18 @@ const LARGE_BYTES: u64 = 4 << 20;
 /// The place of a process's start in /proc/PID/stat, behind its name.
 const START: usize = 19;
 
-/// A process, by its number and its start.
-type Name = (u32, u64);
-
-/// Who is of the run, as far as was seen.
-struct Seatless {
-    own: u32,
-    members: HashMap<u32, u64>,
-    strangers: HashSet<u32>,
-    /// Those with a seat at the last look.
-    seated: HashSet<u32>,
-    /// The real user and the anonymous memory of each member at the last look, if there are several
-    /// users.
-    sizes: HashMap<u32, (u32, u64)>,
-}
-
 /// Looks for as long as this process lives.
-pub fn watch(slots: &Slots) {
-    let mut seatless = Seatless::new(std::process::id());
+pub fn watch(tables: &UserTables) {
+    let mut census = Census::new(std::process::id());
     let mut period = PERIOD / 2;
     loop {
         let begin = Instant::now();
-        let (count, bytes) = seatless.look(slots);
-        slots.bounds().set_seatless(count, bytes);
-        slots.deal(Some(seatless.measured()));
-        slots.note_totals();
+        let (count, bytes) = look(&mut census, tables);
+        tables.bounds().set_slotless(count, bytes);
+        tables.deal(Some(census.measured()));
+        tables.note_totals();
         period = match bytes >= SMALL_BYTES {
-            _ if slots.has_others() => PERIOD_USERS,
+            _ if tables.has_others() => PERIOD_USERS,
             true => PERIOD,
             false => (period * 2).min(PERIOD_MAX),
         };
@@ -58,92 +39,45 @@ pub fn watch(slots: &Slots) {
     }
 }
 
-impl Seatless {
-    /// That of the run of the process `own`.
-    fn new(own: u32) -> Seatless {
-        Seatless {
-            own,
-            members: HashMap::new(),
-            strangers: HashSet::new(),
-            seated: HashSet::new(),
-            sizes: HashMap::new(),
-        }
-    }
-
-    /// How many processes of the run have no seat, and their anonymous memory, bytes. One that had a
-    /// seat a moment ago is about to end, or to have it again (its engine starts anew).
-    fn look(&mut self, slots: &Slots) -> (u64, u64) {
-        self.find();
-        let has_others = slots.has_others();
-        let size = |pid: &u32| has_others.then(|| Some((*pid, sizes_of(*pid)?)))?;
-        self.sizes = self.members.keys().filter_map(size).collect();
-        // A table can name what process it likes.
-        let is_its = |pid: u32, uid: u32| {
-            !has_others || self.sizes.get(&pid).is_some_and(|size| size.0 == uid)
-        };
-        let seated: HashSet<u32> = slots
-            .seated()
-            .into_iter()
-            .filter(|(pid, uid)| is_its(*pid, *uid))
-            .map(|(pid, _)| pid)
-            .collect();
-        let had_none = |pid: &&u32| !seated.contains(pid) && !self.seated.contains(pid);
-        let sizes = self.members.keys().filter(had_none).map(|pid| size_of(*pid));
-        let sum = sizes.flatten().fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes));
-        self.seated = seated;
-        sum
-    }
-
-    /// What each user's processes had at the last look, if there are several users.
-    fn measured(&self) -> Measured {
-        let mut measured = Measured::new();
-        for (uid, bytes) in self.sizes.values() {
-            *measured.entry(*uid).or_default() += bytes;
-        }
-        measured
-    }
-
-    /// Brings the members up to date.
-    fn find(&mut self) {
-        let all: HashSet<u32> = numbers();
-        self.strangers.retain(|pid| all.contains(pid));
-        self.members.retain(|pid, start| stat(*pid).is_some_and(|(_, now)| now == *start));
-        let mut new: Vec<(u32, u32, u64)> = all
-            .iter()
-            .filter(|pid| !self.strangers.contains(pid) && !self.members.contains_key(pid))
-            .filter_map(|pid| stat(*pid).map(|(parent, start)| (*pid, parent, start)))
-            .collect();
-        // A parent may have a larger number than its child: until none is added.
-        loop {
-            let before = new.len();
-            new.retain(|(pid, parent, start)| {
-                let is_member = *parent == self.own || self.members.contains_key(parent);
-                if is_member {
-                    self.members.insert(*pid, *start);
-                }
-                !is_member
-            });
-            if new.len() == before {
-                break;
-            }
-        }
-        for (pid, _, start) in new {
-            match run_of(pid) == Some(self.own) {
-                true => drop(self.members.insert(pid, start)),
-                false => drop(self.strangers.insert(pid)),
-            }
-        }
-    }
+/// As [`Census::look`]. Whether there are several users is asked before who has a slot.
+fn look(census: &mut Census, tables: &UserTables) -> (u64, u64) {
+    census.look(&ProcFiles, || tables.with_slots(), tables.has_others())
 }
 
-/// The numbers of all processes that can be seen.
-fn numbers() -> HashSet<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+/// The run of a process, by the request that it was given: small ones have no slot in the table.
+pub fn run_of(pid: u32) -> Option<u32> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    RunRequest::find(&environment)?.runner()
+}
+
+/// What /proc says.
+struct ProcFiles;
+
+impl Processes for ProcFiles {
+    fn numbers(&self) -> BTreeSet<u32> {
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    }
+
+    fn parent_and_start(&self, pid: u32) -> Option<(u32, u64)> {
+        stat(pid)
+    }
+
+    fn runner_of(&self, pid: u32) -> Option<u32> {
+        run_of(pid)
+    }
+
+    fn bytes_of(&self, pid: u32) -> Option<u64> {
+        size_of(pid)
+    }
+
+    fn user_and_bytes_of(&self, pid: u32) -> Option<(u32, u64)> {
+        sizes_of(pid)
+    }
 }
 
 /// The parent of a process, and when it started.
-fn stat(pid: u32) -> Option<Name> {
+fn stat(pid: u32) -> Option<(u32, u64)> {
     let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
     // Its name, in parentheses, may have any byte in it.
     let end = text.iter().rposition(|byte| *byte == b')')?;
@@ -207,7 +141,7 @@ fn have_one_memory(pid: u32, other: u32) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::slots::tests::claim;
+    use crate::table::hand_over::tests::{claim, tables};
     use std::io::{Read, Write};
     use std::process::{Child, Command, Stdio};
 
@@ -225,23 +159,23 @@ mod tests {
 
     #[test]
     fn memory_of_processes_without_a_seat_counts_once() {
-        let (slots, mut seatless) = (Slots::new().unwrap(), Seatless::new(std::process::id()));
+        let (tables, mut census) = (tables(), Census::new(std::process::id()));
         let mut child = start(8);
-        let (count, bytes) = seatless.look(&slots);
+        let (count, bytes) = look(&mut census, &tables);
         assert!(count >= 2, "{count}");
         let least = 8 << 20;
         assert!((least..2 * least).contains(&bytes), "a fork shares it: {bytes}");
-        claim(&slots, child.id());
-        let with_a_seat = seatless.look(&slots);
-        assert_eq!(with_a_seat.0, count - 1);
+        claim(&tables, child.id());
+        let with_a_slot = look(&mut census, &tables);
+        assert_eq!(with_a_slot.0, count - 1);
         child.stdin.take().unwrap().write_all(b"\n").unwrap();
         child.wait().unwrap();
-        assert_eq!(seatless.look(&slots).1, 0);
+        assert_eq!(look(&mut census, &tables).1, 0);
     }
 
     #[test]
     fn a_process_stays_of_the_run_when_its_parent_ends() {
-        let mut seatless = Seatless::new(std::process::id());
+        let mut census = Census::new(std::process::id());
         // The first child prints the number of its own child, and ends when it has read a line.
         let script = "sh -c 'read y' <&3 & echo $!; read x";
         let mut command = Command::new("sh");
@@ -251,12 +185,12 @@ mod tests {
         let out = child.stdout.take().unwrap();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
         let pid: u32 = line.trim().parse().unwrap();
-        seatless.find();
-        assert!(seatless.members.contains_key(&child.id()) && seatless.members.contains_key(&pid));
+        census.find(&ProcFiles);
+        assert!(census.has(child.id()) && census.has(pid));
         child.kill().unwrap();
         child.wait().unwrap();
-        seatless.find();
-        assert!(!seatless.members.contains_key(&child.id()) && seatless.members.contains_key(&pid));
+        census.find(&ProcFiles);
+        assert!(!census.has(child.id()) && census.has(pid));
         drop(child.stdin.take());
     }
 }

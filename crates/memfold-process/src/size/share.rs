@@ -1,10 +1,9 @@
 //! How large this process is, and its share of what the whole run may use.
-use crate::process_size::{self as proc, Statm};
+use crate::size::process_size::{self, Statm};
 use core::sync::atomic::Ordering::Relaxed;
 use memfold::config::Config;
 use memfold::pager::{Pager, SharedLimit};
-use memfold_run::fair_share::{Claim, share};
-use memfold_run::slots;
+use memfold_run::member;
 use memfold_sys::Errno;
 use memfold_sys::thread::{cpu_ns, now_ns};
 
@@ -23,11 +22,11 @@ pub struct OwnCharge;
 
 impl SharedLimit for OwnCharge {
     fn charge(&self, bytes: u64, limit: bool) -> bool {
-        slots::own().is_none_or(|own| own.charge(bytes, limit))
+        member::own().is_none_or(|own| own.charge(bytes, limit))
     }
 
     fn settle(&self, bytes: u64) {
-        if let Some(own) = slots::own() {
+        if let Some(own) = member::own() {
             own.settle(bytes);
         }
     }
@@ -110,7 +109,7 @@ impl Scale {
             true if pager.gauges().mapped_bytes() + pager.gauges().away_bytes() > 0 => {
                 managed + pager.gauges().unmanaged_bytes()
             }
-            true => proc::peak_bytes(),
+            true => process_size::peak_bytes(),
             false => self.statm.anonymous_bytes()?,
         };
         let unmanaged = anonymous.saturating_sub(managed);
@@ -122,11 +121,11 @@ impl Scale {
             + pager.gauges().away_bytes().saturating_sub(level.inherited_away);
         pager.stats().need_bytes.store(need, Relaxed);
         pager.stats().shared_bytes.store(level.others, Relaxed);
-        slots::set_need(need);
+        member::set_need(need);
         let stays = if is_managing { pager.gauges().least_resident_bytes() } else { 0 };
         let least = stays.saturating_sub(level.others);
-        slots::set_least(least, pager.limits().stored_bytes());
-        slots::note_totals();
+        member::set_least(least, pager.limits().stored_bytes());
+        member::note_totals();
         self.take_share(pager, level, need);
         Some(Seen { before, unmanaged, slower: 1 + level.company / LOOK_OTHERS })
     }
@@ -142,7 +141,7 @@ impl Scale {
     fn bounds(&self) -> (u64, u64) {
         let or_none = |bound: Option<u64>| bound.unwrap_or(u64::MAX);
         let given = || (or_none(self.config.limit_bytes), or_none(self.config.resident_bytes));
-        slots::bounds().unwrap_or_else(given)
+        member::bounds().unwrap_or_else(given)
     }
 
     /// This process's shares of them.
@@ -151,11 +150,9 @@ impl Scale {
             if bound == u64::MAX {
                 return bound;
             }
-            let own =
-                Claim { need, ..slots::own().map(|own| own.claim(is_limit)).unwrap_or_default() };
-            let others = slots::claims_of_others(is_limit);
-            level.company = others.len() as i64;
-            share(bound, own, &others).saturating_add(level.others)
+            let (own, company) = member::share_of(bound, need, is_limit);
+            level.company = company as i64;
+            own.saturating_add(level.others)
         };
         let (limit, resident) = self.bounds();
         (of(limit, true), of(resident, false))
@@ -166,7 +163,7 @@ impl Scale {
     /// for all of it otherwise.
     pub fn has_room(&self, level: &mut Level, most: u64) -> bool {
         let need = most.saturating_sub(level.others);
-        slots::set_need(need);
+        member::set_need(need);
         let (limit, resident) = self.shares(level, need);
         most <= limit.min(resident)
     }
@@ -181,7 +178,7 @@ fn measure_shared(pager: &Pager, level: &mut Level) {
         return;
     }
     let begin = cpu_ns();
-    let shared = proc::shared_memory();
+    let shared = process_size::shared_memory();
     level.sharing = shared.others_bytes >= SHARED_LEAST_BYTES;
     level.others = if level.sharing { shared.others_bytes } else { 0 };
     level.measure_at_ns = now + MEASURE_NS.max((cpu_ns() - begin) * MEASURE_SHARE);

@@ -1,0 +1,182 @@
+//! How processes get at the tables of the run ([`memfold_run::users`]) and at its bounds: by a path in
+//! /proc, or, where that leads nowhere (in a PID namespace, as another user), at a door.
+use crate::failure::Failure;
+use crate::program::plain;
+use crate::table::door::Door;
+use memfold_run::request::{self, TableAddress};
+use memfold_run::table::RunTable;
+use memfold_run::table::bounds::RunBounds;
+use memfold_run::users::{UserTable, UserTables};
+use rustix::fd::{AsRawFd, OwnedFd};
+use std::fs;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+/// Processes that a system has if it doesn't say how many it may have.
+const PROCESSES: usize = 1 << 22;
+/// Slots in the table of a user other than that of `memfold run`: it may have all of it used.
+const OTHERS_SLOTS: usize = 1 << 12;
+
+/// The tables of a run, and how its processes get at them.
+pub struct HandOver {
+    /// The tables.
+    pub tables: UserTables,
+    bounds_file: OwnedFd,
+    door: Door,
+}
+
+fn fail(e: io::Error) -> Failure {
+    Failure::own(format!("the table of the run: {}", plain(&e)))
+}
+
+fn system(e: memfold_sys::Errno) -> Failure {
+    match e {
+        memfold_sys::Errno::FBIG => Failure::own(
+            "the table of the run: `ulimit -f` allows no file for it; raise the hard limit (ulimit -H -f)",
+        ),
+        e => fail(io::Error::from_raw_os_error(e.raw_os_error())),
+    }
+}
+
+impl HandOver {
+    /// An empty table for the user of this process.
+    ///
+    /// # Errors
+    /// 125: no memfd, no memory, or no socket.
+    pub fn new() -> Result<HandOver, Failure> {
+        let door = Door::open().map_err(fail)?;
+        // SAFETY: only asks.
+        let uid = unsafe { libc::getuid() };
+        let (tables, bounds_file) = with_long_files(|bytes_max| {
+            let (bounds, file) = RunBounds::create(bytes_max, door.key())?;
+            let tables = UserTables::create(uid, processes_max(), bytes_max, bounds)?;
+            Ok((tables, file))
+        })
+        .map_err(system)?;
+        Ok(HandOver { tables, bounds_file, door })
+    }
+
+    /// What processes of the run are asked to do: to use these settings, and where the table of this
+    /// process's user is, and the bounds.
+    pub fn request(&self, settings: &str) -> String {
+        let path = |file: &OwnedFd| request::path_of(std::process::id(), file.as_raw_fd());
+        let (table, bounds) = (path(self.tables.users()[0].file), path(&self.bounds_file));
+        let (door, key) = (self.door.name(), *self.door.key());
+        let address = TableAddress { paths: [&table, &bounds], door, key };
+        request::RunRequest::write(settings, &address)
+    }
+
+    /// Answers at the door, for ever. Calls `begin` with each table that it makes for another user.
+    pub fn serve(&self, begin: impl Fn(&'static RunTable)) {
+        self.door.serve(|uid| {
+            let user = match self.tables.of(uid) {
+                Some(known) => known,
+                None => self.add(uid).inspect(|user| begin(user.table))?,
+            };
+            Some([borrowed(user.file), borrowed(&self.bounds_file)])
+        });
+    }
+
+    /// A table for one more user, unless there are too many, or the machine has no room.
+    fn add(&self, uid: u32) -> Option<UserTable> {
+        with_long_files(|bytes_max| self.tables.add(uid, OTHERS_SLOTS, bytes_max)).ok()
+    }
+}
+
+/// The descriptor as std has it.
+fn borrowed(file: &OwnedFd) -> BorrowedFd<'_> {
+    // SAFETY: it is open as long as its owner is borrowed.
+    unsafe { BorrowedFd::borrow_raw(file.as_raw_fd()) }
+}
+
+/// Makes files, while this process may make them as long as it may have it; `make` is given how long
+/// that is, bytes.
+fn with_long_files<T>(make: impl FnOnce(u64) -> T) -> T {
+    let _lifted = Lifted::begin();
+    make(file_bytes_max())
+}
+
+/// Processes that there may be at a time.
+fn processes_max() -> usize {
+    let text = fs::read_to_string("/proc/sys/kernel/pid_max").unwrap_or_default();
+    text.trim().parse().unwrap_or(PROCESSES)
+}
+
+/// RLIMIT_FSIZE as it was, which is set again when this is gone. Meanwhile it is as large as this
+/// process may have it: the table is a file in memory only.
+struct Lifted(libc::rlimit);
+
+impl Lifted {
+    /// `None` if nothing was changed.
+    fn begin() -> Option<Lifted> {
+        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the struct is local.
+        if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut before) } != 0 {
+            return None;
+        }
+        let set = |most| {
+            let wanted = libc::rlimit { rlim_cur: most, rlim_max: most };
+            // SAFETY: likewise.
+            unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const wanted) == 0 }
+        };
+        // The hard limit can be raised with CAP_SYS_RESOURCE only.
+        (set(libc::RLIM_INFINITY) || set(before.rlim_max)).then_some(Lifted(before))
+    }
+}
+
+impl Drop for Lifted {
+    fn drop(&mut self) {
+        // SAFETY: the struct is one that the kernel has filled.
+        unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const self.0) };
+    }
+}
+
+/// How long a file of this process may be (RLIMIT_FSIZE): a longer one would end it.
+fn file_bytes_max() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the struct is local.
+    match unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } {
+        0 => limit.rlim_cur,
+        _ => u64::MAX,
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use memfold_run::table::ProcessSlot;
+
+    /// The tables of a run.
+    pub fn tables() -> UserTables {
+        HandOver::new().unwrap().tables
+    }
+
+    /// A slot for the calling thread.
+    pub fn claim(tables: &UserTables, pid: u32) -> ProcessSlot {
+        // SAFETY: threads of tests use no robust mutex.
+        unsafe { tables.tables()[0].claim(pid) }.expect("there are slots left")
+    }
+
+    #[test]
+    fn request_leads_to_the_table() {
+        let shared = HandOver::new().unwrap();
+        shared.tables.set_bounds(Some(1 << 30), None);
+        let text = shared.request("resident=5\n");
+        let address = request::RunRequest::new(&text).address().unwrap();
+        let open = |path, flags| rustix::fs::open(path, flags, rustix::fs::Mode::empty()).unwrap();
+        let bounds = open(address.paths[1], rustix::fs::OFlags::RDONLY);
+        let bounds = RunBounds::open(bounds, &address.key).unwrap();
+        let table = open(address.paths[0], rustix::fs::OFlags::RDWR);
+        let other = RunTable::open(table, bounds).unwrap();
+        assert_eq!(other.portion().bounds().given(), (1 << 30, u64::MAX));
+        claim(&shared.tables, 77);
+        assert_eq!(other.processes().map(|process| process.pid()).collect::<Vec<_>>(), [77]);
+    }
+
+    #[test]
+    fn user_that_comes_to_the_door_has_a_table_of_its_own() {
+        let shared = HandOver::new().unwrap();
+        assert_eq!(shared.add(65534).map(|user| user.uid), Some(65534));
+        assert!(shared.tables.has_others());
+    }
+}

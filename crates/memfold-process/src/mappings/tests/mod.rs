@@ -1,0 +1,4 @@
+//! One file for each kind of call.
+mod advice;
+mod change;
+mod given;

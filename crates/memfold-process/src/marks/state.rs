@@ -1,0 +1,418 @@
+//! What is known of the program's memory beside what is managed: marks, and calls that are under way
+//! with no lock held. It is changed with the program's mappings.
+use crate::marks::ranges::{Ranges, common, without};
+use crate::size::share::Level;
+use alloc::vec::Vec;
+use core::ops::Range;
+use memfold::delivery::background::EngineThread;
+use memfold_sys::maps::flag;
+
+/// What keeps memory from being managed; or, one of them, from children.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum MemoryMark {
+    /// It was there at the start; a stack; what the gate reports.
+    Own,
+    /// Locked in memory.
+    Locked,
+    /// Not for children: managed, and gone in them.
+    DontFork,
+    /// Zeros for children.
+    Wiped,
+    /// Not for dumps.
+    DontDump,
+    /// Open to merging.
+    Mergeable,
+    /// Anything else that smaps tells.
+    Other,
+}
+
+/// Every mark.
+pub const MARKS: [MemoryMark; 7] = [
+    MemoryMark::Own,
+    MemoryMark::Locked,
+    MemoryMark::DontFork,
+    MemoryMark::Wiped,
+    MemoryMark::DontDump,
+    MemoryMark::Mergeable,
+    MemoryMark::Other,
+];
+
+/// Marks by what smaps says.
+pub const FLAGS: [(u32, MemoryMark); 6] = [
+    (flag::LOCKED, MemoryMark::Locked),
+    (flag::DONT_FORK, MemoryMark::DontFork),
+    (flag::WIPE_ON_FORK, MemoryMark::Wiped),
+    (flag::DONT_DUMP, MemoryMark::DontDump),
+    (flag::MERGEABLE, MemoryMark::Mergeable),
+    (
+        flag::IO
+            | flag::PFN
+            | flag::MIXED
+            | flag::HUGETLB
+            | flag::GROWS_DOWN
+            | flag::DROPPABLE
+            | flag::SHADOW_STACK
+            | flag::SEALED
+            | flag::UFFD_MISSING
+            | flag::UFFD_PROTECT,
+        MemoryMark::Other,
+    ),
+];
+
+/// What changes with the program's mappings.
+#[derive(Default)]
+pub struct ProgramState {
+    /// By [`MemoryMark`].
+    never: [Ranges; MARKS.len()],
+    /// To be taken with what the program maps next: see [`ManagedProgram::adopt_later`].
+    pub late: Ranges,
+    /// What is mapped from now on is locked.
+    pub locks_future: bool,
+    /// The kernel may merge equal pages of all memory.
+    pub merges: bool,
+    /// Tasks in this memory that are traced by their own wish: see [`ManagedProgram::keep_home`].
+    pub traced: u32,
+    /// The program serves some of its memory by a userfaultfd of its own.
+    pub has_userfault: bool,
+    /// Calls that are being made apart.
+    apart: Vec<Pending>,
+    /// Engine threads that are still to be started, the next one last; `None` before the first try.
+    pub pending: Option<Vec<EngineThread>>,
+    /// It was told that they can't be started.
+    pub told: bool,
+    /// Looks at which the limit could not be kept.
+    pub past_looks: u32,
+    /// It was reported that the limit can't be kept.
+    pub told_limit: bool,
+    /// The process's size.
+    pub level: Level,
+    /// So much more has been mapped since it was looked at, bytes.
+    pub mapped_since: usize,
+}
+
+impl ProgramState {
+    /// The memory with a mark.
+    pub fn marked(&mut self, mark: MemoryMark) -> &mut Ranges {
+        &mut self.never[mark as usize]
+    }
+
+    /// Something else is in a range: what a call that is made apart has found there is gone.
+    pub fn note_new(&mut self, range: &Range<usize>) {
+        self.apart.iter_mut().for_each(|pending| pending.new_since.add(range.clone()));
+    }
+
+    /// The call apart of a child.
+    pub fn apart_of(&self, child: usize) -> Option<Apart> {
+        let found = self.apart.iter().find(|pending| pending.child == Some(child))?;
+        Some(Apart(found.number))
+    }
+
+    /// Children that the process is a copy of had them.
+    pub fn forget_apart(&mut self) {
+        self.apart.clear();
+    }
+
+    /// What of `parts` may be managed.
+    pub fn unmarked(&self, parts: Vec<Range<usize>>) -> Vec<Range<usize>> {
+        let never = MARKS.iter().filter(|mark| **mark != MemoryMark::DontFork);
+        never.fold(parts, |parts, mark| self.never[*mark as usize].cut_out_of(parts))
+    }
+
+    /// A range is something else from now on.
+    pub fn forget(&mut self, range: &Range<usize>) {
+        self.never.iter_mut().for_each(|never| never.remove(range));
+    }
+
+    /// What there is in some ranges, where `faults` are the program's own to serve.
+    pub fn before(&self, ranges: &[Range<usize>], faults: Vec<Range<usize>>) -> Before {
+        let marks = ranges.iter().flat_map(|range| self.marks_in(range)).collect();
+        Before { parts: ranges.to_vec(), marks, faults }
+    }
+
+    /// A call on the parts of `before` is about to be made with no lock held: until
+    /// [`ProgramState::end_apart`] nothing of them may be managed. `number`: of the call; `child`: of the
+    /// caller, if it is a child.
+    pub fn begin_apart(&mut self, number: u64, child: Option<usize>, before: Before) -> Apart {
+        let (marked, mut added) = (self.marked(MemoryMark::Other), Ranges::default());
+        for range in &before.parts {
+            for part in without(range, &marked.within(range)) {
+                marked.add(part.clone());
+                added.add(part);
+            }
+        }
+        self.apart.push(Pending { number, child, added, before, new_since: Ranges::default() });
+        Apart(number)
+    }
+
+    /// It was made. Gives what it has found. Its parts are those where nothing was mapped or registered
+    /// meanwhile.
+    pub fn end_apart(&mut self, apart: Apart) -> Before {
+        let at = self.apart.iter().position(|pending| pending.number == apart.0);
+        let at = at.expect("it is ended once, by who began it");
+        let Pending { mut before, added, new_since, .. } = self.apart.swap_remove(at);
+        before.parts = new_since.cut_out_of(before.parts);
+        for part in before.parts.iter().flat_map(|part| added.within(part)) {
+            self.marked(MemoryMark::Other).remove(&part);
+        }
+        before
+    }
+
+    /// What has which mark in a range.
+    fn marks_in(&self, range: &Range<usize>) -> Vec<(MemoryMark, Range<usize>)> {
+        let of = |mark: MemoryMark| self.never[mark as usize].within(range).into_iter();
+        MARKS.into_iter().flat_map(|mark| of(mark).map(move |part| (mark, part))).collect()
+    }
+
+    /// An mremap was made, where `before` was what it has found. Marks go where it has taken the memory.
+    /// What it leaves behind, if it does, is locked no more.
+    pub fn note_moved(&mut self, moved: &Moved, before: &Before) {
+        self.note_new(&moved.here);
+        if moved.is_elsewhere() {
+            self.forget(&moved.here);
+            for part in &before.parts {
+                self.marked(MemoryMark::Locked).remove(&common(part, &moved.taken));
+            }
+            for (mark, part) in &before.marks {
+                self.marked(*mark).add(moved.there(part));
+            }
+        }
+        before.parts.iter().for_each(|part| self.forget(&common(part, &moved.gone)));
+        if moved.from.len() < moved.here.len() {
+            let old_end = moved.here.start + moved.from.len();
+            self.extend(&(moved.here.start..old_end), old_end..moved.here.end);
+        }
+    }
+
+    /// What mremap adds to memory is marked as that is.
+    fn extend(&mut self, before: &Range<usize>, added: Range<usize>) {
+        let last = before.end.saturating_sub(1).max(before.start)..before.end;
+        for mark in MARKS.into_iter().filter(|mark| *mark != MemoryMark::Own) {
+            let marked = self.marked(mark);
+            if !marked.within(&last).is_empty() {
+                marked.add(added.clone());
+            }
+        }
+    }
+
+    /// Whether anything more is taken under management.
+    pub fn takes(&self) -> bool {
+        !self.locks_future && !self.merges && self.traced == 0
+    }
+
+    /// Whether all engine threads run.
+    pub fn has_threads(&self) -> bool {
+        self.pending.as_ref().is_some_and(Vec::is_empty)
+    }
+}
+
+/// Where an mremap has taken memory.
+pub struct Moved {
+    /// What it was given, and what there is now.
+    pub from: Range<usize>,
+    pub here: Range<usize>,
+    /// The part of the first that is in the second.
+    pub taken: Range<usize>,
+    /// What is mapped no more.
+    pub gone: Range<usize>,
+}
+
+impl Moved {
+    /// Whether the memory has another address now.
+    pub fn is_elsewhere(&self) -> bool {
+        self.from.start != self.here.start
+    }
+
+    /// Where that of a range is now which was taken; empty if none was.
+    pub fn there(&self, part: &Range<usize>) -> Range<usize> {
+        let part = common(part, &self.taken);
+        let to = |at: usize| at - self.from.start + self.here.start;
+        to(part.start)..to(part.end)
+    }
+}
+
+/// A call that is made with no lock held: see [`ProgramState::begin_apart`].
+pub struct Apart(u64);
+
+/// What is kept of it.
+struct Pending {
+    number: u64,
+    /// The number of the child that makes it.
+    child: Option<usize>,
+    /// Parts that have a mark for it.
+    added: Ranges,
+    before: Before,
+    /// What was mapped or registered since.
+    new_since: Ranges,
+}
+
+/// What a call finds in its ranges.
+pub struct Before {
+    /// Its ranges, or what of them is still as it was.
+    pub parts: Vec<Range<usize>>,
+    pub marks: Vec<(MemoryMark, Range<usize>)>,
+    /// Where faults are the program's own to serve.
+    pub faults: Vec<Range<usize>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OTHERS: [MemoryMark; 5] = [
+        MemoryMark::Own,
+        MemoryMark::Wiped,
+        MemoryMark::DontDump,
+        MemoryMark::Mergeable,
+        MemoryMark::Other,
+    ];
+
+    fn marked(state: &mut ProgramState, mark: MemoryMark) -> Vec<Range<usize>> {
+        state.marked(mark).within(&(0..1000))
+    }
+
+    fn with(marks: &[(MemoryMark, Range<usize>)]) -> ProgramState {
+        let mut state = ProgramState::default();
+        marks.iter().for_each(|(mark, range)| state.marked(*mark).add(range.clone()));
+        state
+    }
+
+    fn moved(from: Range<usize>, here: Range<usize>, keeps_source: bool) -> Moved {
+        let taken = from.start..from.start + from.len().min(here.len());
+        let gone = match (here.start == from.start, keeps_source) {
+            (true, _) => here.end..from.end.max(here.end),
+            (false, true) => 0..0,
+            (false, false) => from.clone(),
+        };
+        Moved { from, here, taken, gone }
+    }
+
+    /// An mremap of which nothing was changed meanwhile.
+    fn move_all(state: &mut ProgramState, moved: &Moved) {
+        let before = state.before(core::slice::from_ref(&moved.from), Vec::new());
+        state.note_moved(moved, &before);
+    }
+
+    #[test]
+    fn every_mark_but_that_of_children_forbids_management() {
+        for mark in MARKS {
+            let state = with(&[(mark, 20..30)]);
+            let parts = state.unmarked([0..100].to_vec());
+            let all = if mark == MemoryMark::DontFork {
+                [0..100].to_vec()
+            } else {
+                [0..20, 30..100].to_vec()
+            };
+            assert_eq!(parts, all, "{mark:?}");
+        }
+    }
+
+    #[test]
+    fn marks_move_with_memory_and_what_was_there_has_none() {
+        for mark in OTHERS {
+            let mut state = with(&[(mark, 10..20), (mark, 500..600)]);
+            move_all(&mut state, &moved(0..100, 500..600, false));
+            assert_eq!(marked(&mut state, mark), [510..520], "{mark:?}");
+        }
+    }
+
+    #[test]
+    fn memory_that_stays_has_its_marks_but_for_locks() {
+        let mut state = with(&[(MemoryMark::DontDump, 10..20), (MemoryMark::Locked, 30..40)]);
+        move_all(&mut state, &moved(0..100, 500..600, true));
+        assert_eq!(marked(&mut state, MemoryMark::DontDump), [10..20, 510..520]);
+        assert_eq!(marked(&mut state, MemoryMark::Locked), [530..540]);
+    }
+
+    #[test]
+    fn memory_that_is_cut_off_has_no_marks() {
+        let mut state = with(&[(MemoryMark::Other, 10..90)]);
+        move_all(&mut state, &moved(0..100, 0..50, false));
+        assert_eq!(marked(&mut state, MemoryMark::Other), [10..50]);
+        let mut state = with(&[(MemoryMark::Other, 10..90)]);
+        move_all(&mut state, &moved(0..100, 500..550, false));
+        assert_eq!(marked(&mut state, MemoryMark::Other), [510..550]);
+    }
+
+    #[test]
+    fn memory_that_is_added_is_marked_as_that_before_it() {
+        for (mark, last) in [(MemoryMark::Locked, 99..100), (MemoryMark::Other, 0..100)] {
+            let mut state = with(&[(mark, last.clone())]);
+            move_all(&mut state, &moved(0..100, 0..150, false));
+            assert_eq!(marked(&mut state, mark), [last.start..150]);
+            let mut state = with(&[(mark, last.clone())]);
+            move_all(&mut state, &moved(0..100, 500..650, false));
+            assert_eq!(marked(&mut state, mark), [500 + last.start..650]);
+        }
+        let mut state = with(&[(MemoryMark::Locked, 0..99), (MemoryMark::Own, 0..100)]);
+        move_all(&mut state, &moved(0..100, 0..150, false));
+        assert_eq!(marked(&mut state, MemoryMark::Locked), [0..99]);
+        assert_eq!(marked(&mut state, MemoryMark::Own), [0..100], "what comes is the program's");
+    }
+
+    #[test]
+    fn nothing_of_a_call_apart_is_managed_until_it_ends() {
+        let mut state = with(&[(MemoryMark::Other, 10..20)]);
+        let before = state.before(&[0..100, 200..300], Vec::new());
+        let apart = state.begin_apart(7, Some(3), before);
+        assert_eq!(state.unmarked([0..400].to_vec()), [100..200, 300..400]);
+        assert!(state.apart_of(3).is_some() && state.apart_of(4).is_none());
+        let before = state.end_apart(apart);
+        assert_eq!(before.parts, [0..100, 200..300]);
+        assert_eq!(before.marks, [(MemoryMark::Other, 10..20)]);
+        assert_eq!(marked(&mut state, MemoryMark::Other), [10..20], "that one was there");
+        assert!(state.apart_of(3).is_none());
+    }
+
+    #[test]
+    fn memory_mapped_during_a_call_apart_is_not_of_it() {
+        let mut state = ProgramState::default();
+        let before = state.before(&[0..100, 0..0], Vec::new());
+        let apart = state.begin_apart(1, None, before);
+        // Another thread maps something, and gives it to a device.
+        state.note_new(&(40..60));
+        state.forget(&(40..60));
+        state.marked(MemoryMark::Other).add(50..60);
+        let before = state.end_apart(apart);
+        assert_eq!(before.parts, [0..40, 60..100]);
+        assert_eq!(marked(&mut state, MemoryMark::Other), [50..60]);
+    }
+
+    #[test]
+    fn two_calls_apart_on_the_same_memory_end_in_any_order() {
+        for first_ends_first in [true, false] {
+            let mut state = ProgramState::default();
+            let begin = |state: &mut ProgramState, number, range: Range<usize>| {
+                let before = state.before(&[range], Vec::new());
+                state.begin_apart(number, None, before)
+            };
+            let first = begin(&mut state, 1, 0..60);
+            let second = begin(&mut state, 2, 40..100);
+            let order = if first_ends_first { [first, second] } else { [second, first] };
+            let [one, other] = order.map(|apart| state.end_apart(apart).parts);
+            assert_eq!(one.len() + other.len(), 2);
+            assert!(marked(&mut state, MemoryMark::Other).is_empty());
+        }
+    }
+
+    #[test]
+    fn faults_of_the_program_are_where_they_were_before_a_move() {
+        let all = moved(100..200, 500..550, false);
+        assert_eq!(all.there(&(110..120)), 510..520);
+        assert_eq!(all.there(&(140..160)), 540..550);
+        assert!(all.there(&(160..170)).is_empty());
+    }
+
+    #[test]
+    fn nothing_more_is_taken_while_the_program_forbids_it() {
+        assert!(ProgramState::default().takes());
+        for forbid in [
+            (|s| s.locks_future = true) as fn(&mut ProgramState),
+            |s| s.merges = true,
+            |s| s.traced = 1,
+        ] {
+            let mut state = ProgramState::default();
+            forbid(&mut state);
+            assert!(!state.takes());
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Which processes are of a run, and which of them have no slot in its tables: small ones without an
+//! engine yet, and those that no engine can manage. Their memory counts against the limit too, so
+//! `memfold run` looks at them from outside. And at all processes, if they are of several users: what
+//! a user's table says is believed up to what the kernel says.
+//!
+//! A process is of the run if its parent was when it was first seen, or if it was given the run's
+//! request. It stays so when its parent ends.
+use crate::users::MeasuredUsers;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+
+/// Where a census is taken.
+pub trait Processes {
+    /// The numbers of all processes that can be seen.
+    fn numbers(&self) -> BTreeSet<u32>;
+    /// The parent of a process, and when it started; `None` if it has ended.
+    fn parent_and_start(&self, pid: u32) -> Option<(u32, u64)>;
+    /// The process that is the `memfold run` of a process, by the request that it was given.
+    fn runner_of(&self, pid: u32) -> Option<u32>;
+    /// What counts of a process, bytes; `None` if it has no memory of its own.
+    fn bytes_of(&self, pid: u32) -> Option<u64>;
+    /// The real user of a process, and its anonymous memory, also in swap, bytes.
+    fn user_and_bytes_of(&self, pid: u32) -> Option<(u32, u64)>;
+}
+
+/// Who is of the run, as far as was seen.
+pub struct Census {
+    own: u32,
+    /// With their starts: a number is given again.
+    members: BTreeMap<u32, u64>,
+    strangers: BTreeSet<u32>,
+    /// Those with a slot at the last look.
+    with_slots: BTreeSet<u32>,
+    /// The real user and the anonymous memory of each member at the last look, if there are several
+    /// users.
+    sizes: BTreeMap<u32, (u32, u64)>,
+}
+
+impl Census {
+    /// That of the run of the process `own`.
+    pub fn new(own: u32) -> Census {
+        Census {
+            own,
+            members: BTreeMap::new(),
+            strangers: BTreeSet::new(),
+            with_slots: BTreeSet::new(),
+            sizes: BTreeMap::new(),
+        }
+    }
+
+    /// How many processes of the run have no slot, and their anonymous memory, bytes. One that had a
+    /// slot a moment ago is about to end, or to have it again (its engine starts anew).
+    /// `with_slots` gives the users of those whose tables say that they have one.
+    pub fn look(
+        &mut self,
+        all: &impl Processes,
+        with_slots: impl FnOnce() -> BTreeMap<u32, u32>,
+        has_others: bool,
+    ) -> (u64, u64) {
+        self.find(all);
+        let size = |pid: &u32| has_others.then(|| Some((*pid, all.user_and_bytes_of(*pid)?)))?;
+        self.sizes = self.members.keys().filter_map(size).collect();
+        // A table can name what process it likes.
+        let is_its =
+            |pid: u32, uid: u32| !has_others || self.sizes.get(&pid).is_some_and(|s| s.0 == uid);
+        let with_slots: BTreeSet<u32> = with_slots()
+            .into_iter()
+            .filter(|(pid, uid)| is_its(*pid, *uid))
+            .map(|(pid, _)| pid)
+            .collect();
+        let had_none = |pid: &&u32| !with_slots.contains(pid) && !self.with_slots.contains(pid);
+        let sizes = self.members.keys().filter(had_none).map(|pid| all.bytes_of(*pid));
+        let sum = sizes
+            .flatten()
+            .fold((0, 0), |(count, sum), bytes| (count + 1, u64::saturating_add(sum, bytes)));
+        self.with_slots = with_slots;
+        sum
+    }
+
+    /// What each user's processes had at the last look, if there are several users.
+    pub fn measured(&self) -> MeasuredUsers {
+        let mut measured = MeasuredUsers::new();
+        for (uid, bytes) in self.sizes.values() {
+            let sum = measured.entry(*uid).or_default();
+            *sum = u64::saturating_add(*sum, *bytes);
+        }
+        measured
+    }
+
+    /// Whether a process is of the run, as far as was seen.
+    pub fn has(&self, pid: u32) -> bool {
+        self.members.contains_key(&pid)
+    }
+
+    /// Brings the members up to date.
+    pub fn find(&mut self, all: &impl Processes) {
+        let numbers = all.numbers();
+        self.strangers.retain(|pid| numbers.contains(pid));
+        self.members
+            .retain(|pid, start| all.parent_and_start(*pid).is_some_and(|(_, now)| now == *start));
+        let mut new: Vec<(u32, u32, u64)> = numbers
+            .iter()
+            .filter(|pid| !self.strangers.contains(pid) && !self.members.contains_key(pid))
+            .filter_map(|pid| {
+                all.parent_and_start(*pid).map(|(parent, start)| (*pid, parent, start))
+            })
+            .collect();
+        // A parent may have a larger number than its child: until none is added.
+        loop {
+            let before = new.len();
+            new.retain(|(pid, parent, start)| {
+                let is_member = *parent == self.own || self.members.contains_key(parent);
+                if is_member {
+                    self.members.insert(*pid, *start);
+                }
+                !is_member
+            });
+            if new.len() == before {
+                break;
+            }
+        }
+        for (pid, _, start) in new {
+            match all.runner_of(pid) == Some(self.own) {
+                true => drop(self.members.insert(pid, start)),
+                false => drop(self.strangers.insert(pid)),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: u32 = 10;
+    const UID: u32 = 1000;
+
+    /// A process of the fake.
+    #[derive(Copy, Clone)]
+    struct One {
+        parent: u32,
+        start: u64,
+        runner: Option<u32>,
+        bytes: Option<u64>,
+        user: u32,
+    }
+
+    /// Processes that begin and end as a test likes.
+    #[derive(Default)]
+    struct Fake(BTreeMap<u32, One>);
+
+    impl Fake {
+        fn begin(&mut self, pid: u32, parent: u32) -> &mut One {
+            let one = One { parent, start: 1, runner: None, bytes: Some(100), user: UID };
+            self.0.insert(pid, one);
+            self.0.get_mut(&pid).unwrap()
+        }
+
+        fn end(&mut self, pid: u32) {
+            self.0.remove(&pid);
+            self.0.values_mut().filter(|one| one.parent == pid).for_each(|one| one.parent = 1);
+        }
+    }
+
+    impl Processes for Fake {
+        fn numbers(&self) -> BTreeSet<u32> {
+            self.0.keys().copied().collect()
+        }
+        fn parent_and_start(&self, pid: u32) -> Option<(u32, u64)> {
+            self.0.get(&pid).map(|one| (one.parent, one.start))
+        }
+        fn runner_of(&self, pid: u32) -> Option<u32> {
+            self.0.get(&pid)?.runner
+        }
+        fn bytes_of(&self, pid: u32) -> Option<u64> {
+            self.0.get(&pid)?.bytes
+        }
+        fn user_and_bytes_of(&self, pid: u32) -> Option<(u32, u64)> {
+            self.0.get(&pid).map(|one| (one.user, one.bytes.unwrap_or(0)))
+        }
+    }
+
+    fn found(census: &mut Census, all: &Fake) -> Vec<u32> {
+        census.find(all);
+        all.numbers().into_iter().filter(|pid| census.has(*pid)).collect()
+    }
+
+    #[test]
+    fn descendants_are_members_whatever_their_numbers() {
+        let (mut all, mut census) = (Fake::default(), Census::new(OWN));
+        all.begin(OWN, 1);
+        all.begin(30, OWN);
+        all.begin(20, 30);
+        all.begin(5, 20);
+        all.begin(40, 1);
+        all.begin(41, 40);
+        assert_eq!(found(&mut census, &all), [5, 20, 30]);
+    }
+
+    #[test]
+    fn member_stays_one_when_its_parent_ends() {
+        let (mut all, mut census) = (Fake::default(), Census::new(OWN));
+        all.begin(20, OWN);
+        all.begin(21, 20);
+        census.find(&all);
+        all.end(20);
+        assert_eq!(found(&mut census, &all), [21]);
+        all.begin(22, 21);
+        assert_eq!(found(&mut census, &all), [21, 22]);
+    }
+
+    #[test]
+    fn orphan_is_a_member_by_the_request_of_this_run_only() {
+        let (mut all, mut census) = (Fake::default(), Census::new(OWN));
+        all.begin(20, 1).runner = Some(OWN);
+        all.begin(21, 1).runner = Some(OWN + 1);
+        assert_eq!(found(&mut census, &all), [20]);
+    }
+
+    #[test]
+    fn number_that_is_given_again_is_another_process() {
+        let (mut all, mut census) = (Fake::default(), Census::new(OWN));
+        all.begin(20, OWN);
+        all.begin(30, 1);
+        census.find(&all);
+        all.begin(20, 1).start = 2;
+        assert_eq!(found(&mut census, &all), [0; 0]);
+        // A stranger's too, once it was seen to be gone.
+        all.end(30);
+        census.find(&all);
+        all.begin(30, OWN).start = 2;
+        assert_eq!(found(&mut census, &all), [30]);
+    }
+
+    #[test]
+    fn processes_without_slot_are_counted() {
+        let (mut all, mut census) = (Fake::default(), Census::new(OWN));
+        all.begin(20, OWN);
+        all.begin(21, 20).bytes = Some(7);
+        // It uses its parent's until it executes something.
+        all.begin(22, 20).bytes = None;
+        assert_eq!(census.look(&all, BTreeMap::new, false), (2, 107));
+        let with_slots = BTreeMap::from([(20, UID)]);
+        assert_eq!(census.look(&all, || with_slots, false), (1, 7));
+        assert_eq!(census.look(&all, BTreeMap::new, false), (1, 7), "it had one a moment ago");
+        assert_eq!(census.look(&all, BTreeMap::new, false), (2, 107));
+        assert!(census.measured().is_empty());
+    }
+
+    #[test]
+    fn slot_counts_only_for_the_user_that_the_kernel_names() {
+        let (mut all, mut census) = (Fake::default(), Census::new(OWN));
+        all.begin(20, OWN);
+        all.begin(21, OWN).user = 5;
+        all.begin(22, OWN).user = 5;
+        let said = BTreeMap::from([(20, 5), (21, 5), (77, 5)]);
+        assert_eq!(census.look(&all, || said, true), (2, 200));
+        assert_eq!(census.measured(), MeasuredUsers::from([(UID, 100), (5, 200)]));
+    }
+}

@@ -1,0 +1,163 @@
+//! What `memfold run` asks of each process: the text of one environment variable, and who finds it
+//! there.
+//!
+//! The text is lines joined by semicolons: the settings of the engine, and `stats=PATH`,
+//! `bounds=PATH` and `door=NAME,KEY`, which lead to the shared memory.
+use crate::door::DoorKey;
+use alloc::format;
+use alloc::string::String;
+use core::ffi::CStr;
+
+/// The environment variable, as libc is asked for it.
+pub const NAME: &CStr = c"MEMFOLD_RUN";
+/// The same.
+pub const VARIABLE: &str = match NAME.to_str() {
+    Ok(name) => name,
+    Err(_) => unreachable!(),
+};
+
+/// In front of the path of the table that processes of the user of `memfold run` share, and of that
+/// of the run's bounds.
+const STATS: &str = "stats=";
+const BOUNDS: &str = "bounds=";
+/// In front of where to ask for it, and the key.
+const DOOR: &str = "door=";
+/// Where `memfold run` has its descriptors.
+const PROC: &str = "/proc/";
+
+/// How to get at the table.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct TableAddress<'a> {
+    /// Where that of the user of `memfold run` is for who sees that in /proc, and may; and the bounds.
+    pub paths: [&'a str; 2],
+    /// Where to ask for it otherwise.
+    pub door: &'a str,
+    /// What proves that one may, and that it is the run's.
+    pub key: DoorKey,
+}
+
+/// The path of a descriptor of the process `pid`, as a [`TableAddress`] names it.
+pub fn path_of(pid: u32, descriptor: i32) -> String {
+    format!("{PROC}{pid}/fd/{descriptor}")
+}
+
+/// What a process is asked to do.
+#[derive(Copy, Clone)]
+pub struct RunRequest<'a> {
+    text: &'a str,
+}
+
+impl<'a> RunRequest<'a> {
+    /// The text for a process: `settings` are lines of which none has a semicolon.
+    pub fn write(settings: &str, address: &TableAddress<'_>) -> String {
+        let settings = settings.trim_end().replace('\n', ";");
+        let TableAddress { paths: [stats, bounds], door, key } = address;
+        format!("{settings};{STATS}{stats};{BOUNDS}{bounds};{DOOR}{door},{key}")
+    }
+
+    /// That of a text.
+    pub fn new(text: &'a str) -> RunRequest<'a> {
+        RunRequest { text }
+    }
+
+    /// The one in an environment as `/proc/PID/environ` has it: memfold's library hides it from the
+    /// program's own. `None`: the process is of no run.
+    pub fn find(environment: &'a [u8]) -> Option<RunRequest<'a>> {
+        let value = environment.split(|byte| *byte == 0).find_map(|entry| {
+            let value = entry.strip_prefix(VARIABLE.as_bytes())?.strip_prefix(b"=")?;
+            Some(value).filter(|value| !value.is_empty())
+        })?;
+        core::str::from_utf8(value).ok().map(RunRequest::new)
+    }
+
+    /// The text.
+    pub fn text(&self) -> &'a str {
+        self.text
+    }
+
+    fn lines(&self) -> impl Iterator<Item = &'a str> + use<'a> {
+        self.text.split(';')
+    }
+
+    fn line(&self, prefix: &str) -> Option<&'a str> {
+        self.lines().find_map(|line| line.strip_prefix(prefix))
+    }
+
+    /// The settings, a line each.
+    pub fn settings(&self) -> String {
+        let is_setting =
+            |line: &&str| [STATS, BOUNDS, DOOR].iter().all(|what| !line.starts_with(what));
+        self.lines().filter(is_setting).flat_map(|line| [line, "\n"]).collect()
+    }
+
+    /// How to get at the table; `None` if the text doesn't say.
+    pub fn address(&self) -> Option<TableAddress<'a>> {
+        let (door, key) = self.line(DOOR)?.split_once(',')?;
+        let paths = [self.line(STATS)?, self.line(BOUNDS)?];
+        Some(TableAddress { paths, door, key: DoorKey::parse(key)? })
+    }
+
+    /// The process that is `memfold run`, as it is numbered there.
+    pub fn runner(&self) -> Option<u32> {
+        self.line(STATS)?.strip_prefix(PROC)?.split('/').next()?.parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::door::HALF;
+
+    const KEY: DoorKey = DoorKey { ask: [0x1f; HALF], answer: [0xa0; HALF] };
+
+    fn address(paths: [&str; 2]) -> TableAddress<'_> {
+        TableAddress { paths, door: "memfold-12ab", key: KEY }
+    }
+
+    #[test]
+    fn reader_gets_what_the_writer_was_given() {
+        let paths = [path_of(77, 5), path_of(77, 6)];
+        let address = address([&paths[0], &paths[1]]);
+        let text = RunRequest::write("limit=5\nswap=/a=b,c\n", &address);
+        let read = RunRequest::new(&text);
+        assert_eq!(read.settings(), "limit=5\nswap=/a=b,c\n");
+        assert_eq!(read.address(), Some(address));
+        assert_eq!(read.runner(), Some(77));
+        assert_eq!(
+            text,
+            format!(
+                "limit=5;swap=/a=b,c;stats=/proc/77/fd/5;bounds=/proc/77/fd/6;door=memfold-12ab,{}{}",
+                "1f".repeat(HALF),
+                "a0".repeat(HALF)
+            )
+        );
+    }
+
+    #[test]
+    fn text_without_a_whole_address_has_settings_only() {
+        let whole = RunRequest::write("limit=5", &address(["/proc/1/fd/2", "/proc/1/fd/3"]));
+        for part in [STATS, BOUNDS, DOOR] {
+            let left: alloc::vec::Vec<&str> =
+                whole.split(';').filter(|line| !line.starts_with(part)).collect();
+            let text = left.join(";");
+            let read = RunRequest::new(&text);
+            assert_eq!((read.address(), read.settings().as_str()), (None, "limit=5\n"), "{part}");
+        }
+        for text in
+            [whole.replace("1f", "1g"), whole[..whole.len() - 1].into(), whole.clone() + "0"]
+        {
+            assert_eq!(RunRequest::new(&text).address(), None, "{text}");
+        }
+        for text in ["stats=/proc/x/fd/5", "stats=/run/5", "limit=5", ""] {
+            assert_eq!(RunRequest::new(text).runner(), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn request_is_found_in_an_environment() {
+        let of = |text: &'static str| RunRequest::find(text.as_bytes()).map(|found| found.text());
+        assert_eq!(of("A=1\0MEMFOLD_RUN=limit=5;x\0B=2\0"), Some("limit=5;x"));
+        let none = ["", "A=1\0MEMFOLD_RUN=\0", "XMEMFOLD_RUN=1\0MEMFOLD_RUNS=2\0"];
+        assert_eq!(none.map(of), [None; 3]);
+    }
+}
