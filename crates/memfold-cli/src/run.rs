@@ -15,7 +15,7 @@ use memfold::config::keys::{Audience, COUNTED, KEYS, Key};
 use memfold::config::{Config, Size};
 use memfold::table::{ORDER, Table, order_in};
 use memfold_store::{CODECS, Codec, CodecSpec};
-use memfold_swap::disk::file_disk::{FileDisk, Options};
+use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
 use std::ffi::{CStr, CString, NulError, OsString, c_char};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -317,7 +317,7 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
         config.set("swap", &whole).map_err(Failure::own)?;
         // A file made and gone again: what is wrong with it is better said before the program
         // starts.
-        FileDisk::open(&whole, Options::default())
+        FileDisk::open(&whole, FileDiskOptions::default())
             .map_err(|e| Failure::own(format!("--swap: {e}")))?;
     }
     config.check().map_err(Failure::own)?;

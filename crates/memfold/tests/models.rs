@@ -489,7 +489,7 @@ fn c1_writeback_and_touches_keep_every_byte_and_slot() {
         let disk = MemoryDisk::default();
         let setup = Arc::new(Setup::with_disk(with_file(delivery), 64, Some(&disk)));
         (0..8).for_each(|n| write(&setup, n, 1));
-        disk.strike(memfold_sys::transfer::Way::Write, 2, DiskTrouble::Failed);
+        disk.strike(memfold_sys::transfer::Direction::Write, 2, DiskTrouble::Failed);
         let threads = [0..4, 4..8].map(|pages| {
             let setup = setup.clone();
             thread::spawn(move || drop(setup.pager.page_out_at(setup.addrs(pages))))

@@ -1,7 +1,7 @@
 //! The remote tier behind the swap file, over a fake address space, a device and a store in memory.
 //! Row B3.
 use memfold::{Config, stats::Stats};
-use memfold_sys::transfer::Way;
+use memfold_sys::transfer::Direction;
 use memfold_testkit::disk::{DiskTrouble, MemoryDisk};
 use memfold_testkit::fill::partly_random;
 use memfold_testkit::program::{Setup, fatal, small_config};
@@ -236,7 +236,7 @@ fn what_the_store_lost_or_changed_is_never_believed() {
 fn a_file_that_cant_be_read_moves_nothing_wrong() {
     let world = World::filled(config(), PAGES / 4);
     // The reads of the mover: each group has one or more.
-    (1..40).for_each(|nth| world.disk.strike(Way::Read, nth, DiskTrouble::Short));
+    (1..40).for_each(|nth| world.disk.strike(Direction::Read, nth, DiskTrouble::Short));
     for n in PAGES / 4..PAGES {
         world.write(n, 1, 0);
         if n % 64 == 63 {

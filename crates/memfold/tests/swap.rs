@@ -1,7 +1,7 @@
 //! The swap file behind the pool, over a fake address space and a device in memory. Rows S3, Z4,
 //! Z5, Z10, M9, C2, B3.
 use memfold::{Config, stats::Stats};
-use memfold_sys::transfer::Way;
+use memfold_sys::transfer::Direction;
 use memfold_sys::units::PAGE_SIZE;
 use memfold_testkit::disk::{DiskTrouble, MemoryDisk};
 use memfold_testkit::fill::partly_random;
@@ -152,7 +152,7 @@ fn a_discard_frees_slots_and_gives_their_space_back() {
 fn writes_that_fail_lose_nothing_and_the_data_stays() {
     for trouble in [DiskTrouble::Full, DiskTrouble::Failed, DiskTrouble::Short] {
         let disk = MemoryDisk::default();
-        disk.strike(Way::Write, 2, trouble);
+        disk.strike(Direction::Write, 2, trouble);
         let setup = folded_raw(small_config(), &disk, 64);
         assert_eq!(get(&stats(&setup).swap_write_failed), 1, "{trouble:?}");
         setup.assert_sound();
@@ -245,7 +245,7 @@ fn fatal_read(setup: &Setup, n: usize) -> String {
 fn a_read_that_fails_ends_the_program_and_names_file_and_slot() {
     let disk = MemoryDisk::default();
     let setup = folded_raw(small_config(), &disk, 16);
-    disk.strike(Way::Read, 1, DiskTrouble::Failed);
+    disk.strike(Direction::Read, 1, DiskTrouble::Failed);
     let why = fatal_read(&setup, 0);
     assert!(
         why.contains("swap file memory-disk, slot ") && why.contains("reading failed"),

@@ -1,6 +1,6 @@
 //! The swap device fails at every operation there is, one at a time. Rows S3, S5, B3.
 use memfold::{Config, OnFull, stats::Stats};
-use memfold_sys::transfer::Way;
+use memfold_sys::transfer::Direction;
 use memfold_testkit::disk::{DiskTrouble, MemoryDisk};
 use memfold_testkit::fill::partly_random;
 use memfold_testkit::program::{Setup, small_config};
@@ -45,7 +45,7 @@ fn b3_every_raw_write_can_fail_in_every_way_and_no_byte_is_lost() {
     let run = |strike: Option<(u64, DiskTrouble)>| {
         let disk = MemoryDisk::default();
         if let Some((nth, trouble)) = strike {
-            disk.strike(Way::Write, nth, trouble);
+            disk.strike(Direction::Write, nth, trouble);
         }
         let mut config = small_config();
         config.codec = "none".into();
@@ -73,7 +73,7 @@ fn b3_packed_writes_can_fail_and_no_byte_is_lost() {
     for nth in (0..writes.len()).filter(|n| writes[*n] > 64 << 10).step_by(3).take(6) {
         let disk = MemoryDisk::default();
         disk.strike(
-            Way::Write,
+            Direction::Write,
             nth as u64 + 1,
             if nth % 2 == 0 { DiskTrouble::Full } else { DiskTrouble::Short },
         );
@@ -110,7 +110,7 @@ fn b3_every_read_that_fails_ends_the_program_with_a_message() {
         let disk = MemoryDisk::default();
         let setup = filled(small_config(), &disk, PAGES);
         disk.strike(
-            Way::Read,
+            Direction::Read,
             nth,
             if nth % 2 == 0 { DiskTrouble::Failed } else { DiskTrouble::Short },
         );

@@ -19,7 +19,7 @@
 //! everything brought home, and no engine.
 //!
 //! With a swap file the child goes on to read its parent's, and what that has in a remote store,
-//! and writes to a file of its own (`memfold/swap/copied.rs`).
+//! and writes to a file of its own (`memfold-swap/src/swap/fork.rs`).
 use super::gated::{Gated, MARK, Mark, abandon};
 use super::limits;
 use crate::say::unserved::unserved_later;

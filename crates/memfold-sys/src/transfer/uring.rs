@@ -1,7 +1,7 @@
 //! A small io_uring: a batch of reads and writes of one file, submitted and awaited with one system
 //! call.
 use crate::Errno;
-use crate::transfer::{Transfer, Way};
+use crate::transfer::{Direction, Transfer};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -163,11 +163,11 @@ impl Ring {
         let at = transfer.at as usize;
         let fixed =
             at >= self.registered.0 && at + transfer.len <= self.registered.0 + self.registered.1;
-        let opcode = match (transfer.way, fixed) {
-            (Way::Read, false) => IoringOp::Read,
-            (Way::Read, true) => IoringOp::ReadFixed,
-            (Way::Write, false) => IoringOp::Write,
-            (Way::Write, true) => IoringOp::WriteFixed,
+        let opcode = match (transfer.direction, fixed) {
+            (Direction::Read, false) => IoringOp::Read,
+            (Direction::Read, true) => IoringOp::ReadFixed,
+            (Direction::Write, false) => IoringOp::Write,
+            (Direction::Write, true) => IoringOp::WriteFixed,
         };
         let user_data = io_uring_user_data::from_u64(number);
         let mut entry =

@@ -17,7 +17,7 @@ use crate::random::Random;
 use memfold_swap::disk::Disk;
 use memfold_sys::Errno;
 use memfold_sys::sync::{Condvar, Mutex};
-use memfold_sys::transfer::{Transfer, Way};
+use memfold_sys::transfer::{Direction, Transfer};
 use std::sync::Arc;
 
 /// What can go wrong with a transfer.
@@ -42,7 +42,7 @@ struct Inner {
     bytes: Vec<u8>,
     size_max: u64,
     file_system: u64,
-    script: Vec<(Way, u64, DiskTrouble)>,
+    script: Vec<(Direction, u64, DiskTrouble)>,
     growths: u64,
     failing_growth: u64,
     write_odds: u32,
@@ -86,8 +86,8 @@ impl MemoryDisk {
     }
 
     /// Lets the `nth` transfer of a kind from now (1: the next) meet a trouble.
-    pub fn strike(&self, way: Way, nth: u64, trouble: DiskTrouble) {
-        self.inner.lock().script.push((way, nth, trouble));
+    pub fn strike(&self, direction: Direction, nth: u64, trouble: DiskTrouble) {
+        self.inner.lock().script.push((direction, nth, trouble));
     }
 
     /// Lets the `nth` growth of the file (1: the first) fail with ENOSPC.
@@ -176,15 +176,15 @@ impl MemoryDisk {
 }
 
 impl Inner {
-    fn due(&mut self, way: Way) -> Option<DiskTrouble> {
+    fn due(&mut self, direction: Direction) -> Option<DiskTrouble> {
         let mut due = None;
-        for (of, nth, trouble) in self.script.iter_mut().filter(|s| s.0 == way && s.1 > 0) {
-            debug_assert_eq!(*of, way);
+        for (of, nth, trouble) in self.script.iter_mut().filter(|s| s.0 == direction && s.1 > 0) {
+            debug_assert_eq!(*of, direction);
             *nth -= 1;
             due = if *nth == 0 { Some(*trouble) } else { due };
         }
         let odds = self.write_odds;
-        if due.is_none() && way == Way::Write && self.random.per_mille(odds) {
+        if due.is_none() && direction == Direction::Write && self.random.per_mille(odds) {
             due = Some(self.random.pick(&[
                 DiskTrouble::Full,
                 DiskTrouble::Failed,
@@ -198,7 +198,7 @@ impl Inner {
     /// - As for [`Disk::transfer`].
     unsafe fn one(&mut self, transfer: &Transfer) -> Result<(), Errno> {
         let (start, end) = (transfer.offset as usize, transfer.offset as usize + transfer.len);
-        let trouble = self.due(transfer.way);
+        let trouble = self.due(transfer.direction);
         let part = match trouble {
             Some(DiskTrouble::Full) => return Err(Errno::NOSPC),
             Some(DiskTrouble::Failed) => return Err(Errno::IO),
@@ -211,14 +211,16 @@ impl Inner {
         // SAFETY: the caller vouches for the memory.
         unsafe {
             let device = self.bytes.as_mut_ptr().add(start);
-            match transfer.way {
-                Way::Read => core::ptr::copy_nonoverlapping(device, transfer.at.cast(), part),
-                Way::Write => core::ptr::copy_nonoverlapping(transfer.at.cast(), device, part),
+            match transfer.direction {
+                Direction::Read => core::ptr::copy_nonoverlapping(device, transfer.at.cast(), part),
+                Direction::Write => {
+                    core::ptr::copy_nonoverlapping(transfer.at.cast(), device, part)
+                }
             }
         }
-        match transfer.way {
-            Way::Read => self.reads += 1,
-            Way::Write => self.write_bytes.push(transfer.len),
+        match transfer.direction {
+            Direction::Read => self.reads += 1,
+            Direction::Write => self.write_bytes.push(transfer.len),
         }
         if part < transfer.len { Err(Errno::IO) } else { Ok(()) }
     }
@@ -229,7 +231,7 @@ impl Disk for MemoryDisk {
         let delay = {
             let mut inner = self.inner.lock();
             inner.begun += transfers.len() as u64;
-            while inner.held && transfers.iter().any(|t| t.way == Way::Read) {
+            while inner.held && transfers.iter().any(|t| t.direction == Direction::Read) {
                 inner = self.released.wait(inner);
             }
             inner.delay_us

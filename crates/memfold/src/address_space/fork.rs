@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use core::cell::Cell;
 use core::ops::Range;
 use memfold_store::Handle;
-use memfold_swap::{Place, Swap};
+use memfold_swap::{ObjectLocation, Swap};
 use memfold_sys::Errno;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::page::Page;
@@ -66,7 +66,9 @@ impl Pager {
             self.each_folio(area.key..area.key_end(), |guard, id| {
                 let folio = self.folios.get(guard, id);
                 let slots = self.folios.slots(folio).iter();
-                let lens = slots.filter_map(|slot| Some(Place::of(slot.get().handle)?.len as u64));
+                let lens = slots.filter_map(|slot| {
+                    Some(ObjectLocation::from_handle(slot.get().handle)?.len as u64)
+                });
                 let is_away = matches!(folio.state.get(), State::Stored | State::Partial);
                 sum += if is_away { lens.sum() } else { 0 };
             });
@@ -76,7 +78,7 @@ impl Pager {
 
     /// Brings home what is in the swap file, where nothing more goes until the copy was made.
     fn empty_file(&self, swap: &Swap) {
-        swap.shut(true);
+        swap.set_closed(true);
         while swap.objects() > 0 {
             self.drain_writes();
             let areas = self.areas.read();
@@ -236,7 +238,7 @@ impl Pager {
     /// - `end_copy` is not called meanwhile.
     pub unsafe fn connect_remote(&self) {
         // SAFETY: by the caller's promise the tier is frozen.
-        self.swap.iter().filter_map(Swap::tier).for_each(|tier| unsafe { tier.connect() });
+        self.swap.iter().for_each(|swap| unsafe { swap.connect_remote() });
     }
 
     /// Ends [`Pager::begin_copy`], in each of the two processes, after [`Pager::allow_requests`].
@@ -277,7 +279,7 @@ impl Pager {
         unsafe {
             if let Some(errands) = &self.errands {
                 errands.unfreeze();
-                self.swap.iter().for_each(|swap| swap.outbox.unfreeze());
+                self.swap.iter().for_each(|swap| swap.allow_requests());
             }
             self.queue.unfreeze();
         }

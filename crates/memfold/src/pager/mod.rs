@@ -42,7 +42,6 @@ use memfold_store::{CodecSpec, Store};
 use memfold_swap::Swap;
 use memfold_swap::disk::Disk;
 use memfold_swap::remote::Remote;
-use memfold_swap::tier::Tier;
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -220,10 +219,7 @@ impl Pager {
         self.reads.stop();
         self.errands.iter().for_each(|errands| errands.stop());
         if let Some(swap) = &self.swap {
-            swap.outbox.stop();
-            if let Some(tier) = swap.tier() {
-                tier.stop();
-            }
+            swap.stop();
         }
     }
 
@@ -245,8 +241,7 @@ impl Pager {
         self.queue.resume();
         self.errands.iter().for_each(|errands| errands.resume());
         if let Some(swap) = &self.swap {
-            swap.outbox.resume();
-            swap.tier().into_iter().for_each(Tier::resume);
+            swap.resume();
         }
     }
 

@@ -471,7 +471,9 @@ impl Pager {
     /// Whether a page that is there, shared by a fork, would be refused once it was private: a copy
     /// of it would have been made for nothing, in each of the processes that share it.
     fn is_private_in_vain(&self, page: usize) -> bool {
-        if !self.store.refuses_incompressible() || self.swap.as_ref().is_some_and(Swap::accepts) {
+        if !self.store.refuses_incompressible()
+            || self.swap.as_ref().is_some_and(Swap::accepts_writes)
+        {
             return false;
         }
         let mut bytes = [0; PAGE_SIZE];

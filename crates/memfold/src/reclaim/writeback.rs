@@ -22,7 +22,7 @@ use crate::pager::{Pager, bytes};
 use crate::stats;
 use alloc::vec::Vec;
 use core::cell::Cell;
-use memfold_swap::location::{Place, UNIT_BYTES};
+use memfold_swap::location::{ObjectLocation, UNIT_BYTES};
 use memfold_swap::write_queue::RawWrite;
 use memfold_swap::{HEAD_BYTES, Swap};
 use memfold_sys::Errno;
@@ -68,7 +68,7 @@ struct Item {
     /// Its copy in the pool.
     slot: Slot,
     order: Order,
-    place: Place,
+    place: ObjectLocation,
     fields: u32,
     len: usize,
 }
@@ -115,37 +115,37 @@ impl Pager {
     /// Writes a folio that the store has refused to the swap file. `context.fingerprints` has those
     /// of its blocks.
     pub(crate) fn write_out(&self, context: &Context, refused: &Refused) -> Fate {
-        let Some(swap) = self.swap.as_ref().filter(|swap| swap.accepts()) else {
+        let Some(swap) = self.swap.as_ref().filter(|swap| swap.accepts_writes()) else {
             return Fate::Stays;
         };
         let &Refused { id, key, order, frame } = refused;
-        let slot = if order <= swap.largest() { swap.take(order) } else { None };
+        let slot = if order <= swap.run_order_max() { swap.allocate(order) } else { None };
         let Some(slot) = slot else { return self.halve(id, key, order) };
-        let buffer = swap.write_buffer(true).expect("it waits");
+        let buffer = swap.take_write_buffer(true).expect("it waits");
         // SAFETY: the buffer is this thread's; the frame holds the folio's bytes, full and still,
         // as it is `Saving`.
         unsafe {
-            let bytes = &mut swap.buffer(buffer)[..order.bytes()];
+            let bytes = &mut swap.buffer_mut(buffer)[..order.bytes()];
             core::ptr::copy_nonoverlapping(frame, bytes.as_mut_ptr(), order.bytes());
             swap.seal_raw(slot, bytes, self.folios.block_order(order));
         }
         let guard = self.shards.lock(key);
         let folio = self.folios.get(&guard, id);
         if folio.wanted.load(Relaxed) {
-            swap.put(slot, order.pages());
-            swap.give_buffer(buffer);
+            swap.release(slot, order.pages());
+            swap.give_buffer_back(buffer);
             return Fate::Stays;
         }
         self.drop_copy(&guard, id);
         for (slot, &fingerprint) in self.folios.slots(folio).iter().zip(&context.fingerprints) {
             slot.set(Slot { fingerprint, ..slot.get() });
         }
-        let ticket = swap.outbox.ticket();
+        let ticket = swap.queue().next_ticket();
         folio.writing.set(ticket);
         folio.state.set(State::Cached);
         self.shards.notify(&guard);
         drop(guard);
-        if !swap.outbox.submit(RawWrite { id, key, order, ticket, buffer, slot }) {
+        if !swap.queue().submit(RawWrite { id, key, order, ticket, buffer, slot }) {
             self.write_pending(false);
         }
         Fate::Leaving
@@ -154,7 +154,7 @@ impl Pager {
     /// No run of this order can be had: two halves are tried later (S3).
     fn halve(&self, id: FolioId, key: u64, order: Order) -> Fate {
         if let Some(swap) = &self.swap
-            && (order == Order::PAGE || order <= swap.largest() && !swap.has_room())
+            && (order == Order::PAGE || order <= swap.run_order_max() && !swap.has_room())
         {
             swap.note_full();
             return Fate::Stays;
@@ -177,7 +177,7 @@ impl Pager {
     /// Ends a raw write: the folio leaves memory if it was not touched meanwhile.
     fn end_raw(&self, swap: &Swap, write: &RawWrite, result: Result<(), Errno>) {
         let &RawWrite { id, key, order, ticket, buffer, slot } = write;
-        swap.give_buffer(buffer);
+        swap.give_buffer_back(buffer);
         if let Err(errno) = result {
             stats::add(&self.stats.swap_write_failed, 1);
             swap.note_failure(errno);
@@ -197,7 +197,7 @@ impl Pager {
             }
         }
         drop(guard);
-        swap.put(slot, order.pages());
+        swap.release(slot, order.pages());
     }
 
     /// Enters the blocks of a folio that was written whole to the run at `slot`.
@@ -206,13 +206,13 @@ impl Pager {
         debug_assert!(folio.state.get() == State::Cached && !folio.has_copy.get());
         let block = self.folios.block_order(folio.order());
         for (i, to) in self.folios.slots(folio).iter().enumerate() {
-            let place = Place {
+            let place = ObjectLocation {
                 slot: slot + (i * block.pages()) as u64,
                 offset: 0,
                 len: block.bytes(),
-                raw: true,
+                is_raw: true,
             };
-            swap.enter(place);
+            swap.insert(place);
             to.set(Slot { handle: place.handle(), ..to.get() });
         }
         folio.has_copy.set(true);
@@ -230,11 +230,11 @@ impl Pager {
         let share = self.pool_share();
         loop {
             let held = self.store.pool_bytes();
-            if held <= share || !swap.accepts() {
+            if held <= share || !swap.accepts_writes() {
                 return;
             }
             let is_far = held > share + share / HYSTERESIS;
-            if !swap.outbox.press(is_far) {
+            if !swap.queue().request_shrink(is_far) {
                 self.write_pending(false);
             }
             if !is_far || self.store.pool_bytes() >= held {
@@ -253,7 +253,7 @@ impl Pager {
         {
             runs.push(run);
         }
-        let writes = runs.iter().map(|run| swap.write_of(run.buffer, run.slot, bytes(run.pages)));
+        let writes = runs.iter().map(|run| swap.write_from(run.buffer, run.slot, bytes(run.pages)));
         let mut writes: Vec<Transfer> = writes.collect();
         // SAFETY: buffers and runs are this thread's.
         unsafe { swap.write(&mut writes) };
@@ -289,20 +289,22 @@ impl Pager {
 
     /// Fills one buffer with packed objects. `None`: no buffer, no slots, or nothing to write.
     pub(crate) fn pack_run(&self, swap: &Swap, left: &mut Vec<Left>) -> Option<Run> {
-        let buffer = swap.write_buffer(false)?;
-        let orders = PACK_ORDERS.rev().filter_map(Order::new).filter(|o| *o <= swap.largest());
-        let Some((order, slot)) = orders.filter_map(|o| swap.take(o).map(|slot| (o, slot))).next()
+        let buffer = swap.take_write_buffer(false)?;
+        let orders =
+            PACK_ORDERS.rev().filter_map(Order::new).filter(|o| *o <= swap.run_order_max());
+        let Some((order, slot)) =
+            orders.filter_map(|o| swap.allocate(o).map(|slot| (o, slot))).next()
         else {
             swap.note_full();
-            swap.give_buffer(buffer);
+            swap.give_buffer_back(buffer);
             return None;
         };
         // SAFETY: the buffer is this thread's.
-        let room = unsafe { &mut swap.buffer(buffer)[..order.bytes()] };
+        let room = unsafe { &mut swap.buffer_mut(buffer)[..order.bytes()] };
         let items = self.pack_items(slot, room, left);
         if items.is_empty() {
-            swap.put(slot, order.pages());
-            swap.give_buffer(buffer);
+            swap.release(slot, order.pages());
+            swap.give_buffer_back(buffer);
             return None;
         }
         for item in &items {
@@ -320,7 +322,7 @@ impl Pager {
         let pages = used.div_ceil(PAGE_SIZE);
         room[used..bytes(pages)].fill(0);
         if pages < order.pages() {
-            swap.put(slot + pages as u64, order.pages() - pages);
+            swap.release(slot + pages as u64, order.pages() - pages);
         }
         Some(Run { buffer, slot, pages, items })
     }
@@ -381,11 +383,11 @@ impl Pager {
             let exported = self.store.export(slot.handle, to).unwrap_or_else(|e| {
                 panic!("memfold: stored data is damaged, stopping before a wrong byte is written: {e:?}")
             });
-            let place = Place {
+            let place = ObjectLocation {
                 slot: run + (*used / PAGE_SIZE) as u64,
                 offset: *used % PAGE_SIZE,
                 len,
-                raw: false,
+                is_raw: false,
             };
             let key = key + (i * order.pages()) as u64;
             items.push(Item {
@@ -403,7 +405,7 @@ impl Pager {
 
     /// Ends the write of a run: blocks that are still what was copied are in the file from now on.
     pub(crate) fn end_packed(&self, swap: &Swap, run: &Run, result: Result<(), Errno>) -> u64 {
-        swap.give_buffer(run.buffer);
+        swap.give_buffer_back(run.buffer);
         if let Err(errno) = result {
             stats::add(&self.stats.swap_write_failed, 1);
             swap.note_failure(errno);
@@ -427,7 +429,7 @@ impl Pager {
             else {
                 continue;
             };
-            swap.enter(item.place);
+            swap.insert(item.place);
             slot.set(Slot { handle: item.place.handle(), ..item.slot });
             self.store.free(item.slot.handle);
             freed += item.len as u64;
@@ -436,7 +438,7 @@ impl Pager {
             stats::add(&self.stats.pswpout, pages);
             stats::add(&self.stats.swpout_folio[item.order.get() as usize], 1);
         }
-        swap.put(run.slot, run.pages);
+        swap.release(run.slot, run.pages);
         freed
     }
 
@@ -448,26 +450,26 @@ impl Pager {
     pub fn write_pending(&self, wait: bool) -> bool {
         let Some(swap) = &self.swap else { return false };
         if wait {
-            swap.outbox.wait_for_work();
+            swap.queue().wait_for_work();
         }
         // Before anything is taken: a fork copies no work that is half done.
         let _open = self.gates.writing();
-        let work = swap.outbox.next();
+        let work = swap.queue().take_work();
         let raw: Vec<RawWrite> = work.raw.iter().flatten().copied().collect();
         if !raw.is_empty() {
             let mut writes: Vec<Transfer> =
-                raw.iter().map(|w| swap.write_of(w.buffer, w.slot, w.order.bytes())).collect();
+                raw.iter().map(|w| swap.write_from(w.buffer, w.slot, w.order.bytes())).collect();
             // SAFETY: who submitted them has handed buffers and runs over.
             unsafe { swap.write(&mut writes) };
             raw.iter()
                 .zip(&writes)
                 .for_each(|(write, done)| self.end_raw(swap, write, done.result));
         }
-        let packed = if work.pressed { self.shrink_pool(swap) } else { 0 };
+        let packed = if work.shrink_pool { self.shrink_pool(swap) } else { 0 };
         if work.discard {
             swap.discard();
         }
-        swap.outbox.done(raw.len());
+        swap.queue().finish_round(raw.len());
         !work.stop && (wait || !raw.is_empty() || packed > 0)
     }
 
@@ -477,7 +479,7 @@ impl Pager {
         let share = self.pool_share();
         let low = share - share / HYSTERESIS;
         let mut freed = 0;
-        while freed < COMPACT_BYTES && self.store.pool_bytes() > low && swap.accepts() {
+        while freed < COMPACT_BYTES && self.store.pool_bytes() > low && swap.accepts_writes() {
             match self.pack_round(swap) {
                 0 => break,
                 round => freed += round,
@@ -488,7 +490,7 @@ impl Pager {
             // What was freed lies between what stays.
             self.store.compact(above);
             if self.store.pool_bytes() > low {
-                swap.outbox.press(false);
+                swap.queue().request_shrink(false);
             }
         }
         freed
@@ -499,14 +501,14 @@ impl Pager {
     /// was called.
     pub fn move_out(&self, wait: bool) -> bool {
         let Some(swap) = &self.swap else { return false };
-        let goes_on = swap.move_out(wait);
+        let goes_on = swap.demote(wait);
         self.note_remote();
         goes_on
     }
 
     /// Sleeps until a write under way has ended. `false`: there is none.
     pub(crate) fn await_write(&self) -> bool {
-        self.swap.as_ref().is_some_and(|swap| swap.outbox.wait_for_write())
+        self.swap.as_ref().is_some_and(|swap| swap.queue().wait_for_write())
     }
 
     /// Waits until no raw write is under way.
