@@ -8,7 +8,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 use memfold::config::keys::KEYS;
 use memfold::config::{Config, Size};
-use memfold_swap::disk::file_disk::{FileDisk, Options};
+use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
 use memfold_sys::probe::{self, CALLS};
 use memfold_sys::uffd::{Uffd, UffdSource, feature};
 use rustix::io::Errno;
@@ -431,7 +431,7 @@ fn swap(matches: &ArgMatches) -> Answer {
     let Some(path) = matches.get_one::<String>("swap") else {
         return Good("not used (--swap DIR)".to_string());
     };
-    match FileDisk::open(path, Options::default()) {
+    match FileDisk::open(path, FileDiskOptions::default()) {
         Ok(disk) if disk.is_direct() => Good(format!("{path}: O_DIRECT")),
         Ok(_) => Less(format!("{path}: no O_DIRECT")),
         Err(e) => Bad(e),

@@ -17,7 +17,7 @@ use memfold_run::request::{RunRequest, VARIABLE};
 use memfold_run::table::RunTable;
 use memfold_run::users::UserTables;
 use memfold_store::{CODECS, Codec, CodecSpec};
-use memfold_swap::disk::file_disk::{FileDisk, Options};
+use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
 use std::ffi::{CStr, CString, NulError, OsString, c_char};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -342,7 +342,7 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
             .to_string();
         config.set("swap", &whole).map_err(Failure::own)?;
         // This makes a file and removes it, so that errors are reported before the program starts.
-        FileDisk::open(&whole, Options::default())
+        FileDisk::open(&whole, FileDiskOptions::default())
             .map_err(|e| Failure::own(format!("--swap: {e}")))?;
     }
     config.check().map_err(Failure::own)?;

@@ -22,7 +22,7 @@ use memfold::known::FoldableMap;
 use memfold::pager::{Pager, PagerParts, StartError, StatsPlace, open_remote};
 use memfold::stats::Stats;
 use memfold_gate::{child, hand_over};
-use memfold_swap::disk::file_disk::{FileDisk, Options};
+use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
 use memfold_swap::remote::socket::SocketRemote;
 use memfold_sys::Errno;
 use memfold_sys::maps::copied::CopyMark;
@@ -142,7 +142,7 @@ fn opened(config: &Config) -> Result<OpenedFiles, Lacking> {
     let maps = Maps::open().map_err(|e| format!("/proc/self/maps: {e}"))?;
     let maps = maps.at_least(least).map_err(number)?;
     // The rings are the engine's threads' alone.
-    let options = Options { uring: false, number: least, ..Options::default() };
+    let options = FileDiskOptions { uring: false, number: least, ..FileDiskOptions::default() };
     let open = |path: &String| FileDisk::open(path, options);
     let file = config.swap.as_ref().map(open).transpose();
     let file = file.map_err(|e| Lacking(format!("--swap: {e}")))?.map(Arc::new);

@@ -3,8 +3,8 @@ use crate::process::Process;
 use crate::store::{Store, Trouble};
 use memfold_swap::remote::socket::receive_with_witness;
 use memfold_swap::remote::{
-    Answer, BYTES_MAX, DELETE, DONE, ENTRIES_MAX, Entry, FAILED, GET, HELLO, KEEP, LEND, LOST, PUT,
-    Request,
+    AnswerHead, BYTES_MAX, DELETE, DONE, ENTRIES_MAX, FAILED, GET, HELLO, KEEP, LEND, LOST, PUT,
+    RequestEntry, RequestHead,
 };
 use memfold_sys::memory::witness::DescendantWatch;
 use std::io::{self, ErrorKind, Read, Write};
@@ -39,8 +39,8 @@ pub struct Line {
 
 /// A request with its data.
 struct Job {
-    request: Request,
-    entries: Vec<Entry>,
+    request: RequestHead,
+    entries: Vec<RequestEntry>,
     bytes: Vec<u8>,
     copies: Option<DescendantWatch>,
 }
@@ -163,7 +163,7 @@ impl Line {
         let len = parts.iter().map(Vec::len).sum::<usize>() as u32;
         let _writing = self.writing.lock().expect("nobody panics with the lock");
         let mut stream = &self.stream;
-        stream.write_all(&Answer { status, id: request.id, len }.to_bytes())?;
+        stream.write_all(&AnswerHead { status, id: request.id, len }.to_bytes())?;
         parts.iter().try_for_each(|part| stream.write_all(part))
     }
 }
@@ -188,22 +188,23 @@ fn peer(stream: &UnixStream) -> io::Result<libc::ucred> {
 
 /// Reads one message; `None` at the end of the connection.
 fn receive(mut stream: &UnixStream) -> io::Result<Option<Job>> {
-    let mut head = [0; Request::BYTES];
+    let mut head = [0; RequestHead::BYTES];
     // SAFETY: the stream is borrowed, so its descriptor stays open.
     let received = unsafe { receive_with_witness(stream.as_raw_fd(), &mut head) };
     let (goes_on, copies) = received.map_err(|e| io::Error::from_raw_os_error(e.raw_os_error()))?;
     if !goes_on {
         return Ok(None);
     }
-    let request = Request::of_bytes(head);
+    let request = RequestHead::of_bytes(head);
     if request.entries as usize > ENTRIES_MAX {
         return Err(ErrorKind::InvalidData.into());
     }
-    let mut bytes = vec![0; request.entries as usize * Entry::BYTES];
+    let mut bytes = vec![0; request.entries as usize * RequestEntry::BYTES];
     stream.read_exact(&mut bytes)?;
-    let entries =
-        bytes.chunks_exact(Entry::BYTES).map(|b| Entry::of_bytes(b.try_into().expect("24 bytes")));
-    let entries: Vec<Entry> = entries.collect();
+    let entries = bytes
+        .chunks_exact(RequestEntry::BYTES)
+        .map(|b| RequestEntry::of_bytes(b.try_into().expect("24 bytes")));
+    let entries: Vec<RequestEntry> = entries.collect();
     let total: usize = entries.iter().map(|e| e.len as usize).sum();
     if total > BYTES_MAX || (request.what == GET && entries.iter().any(|e| e.len == 0)) {
         return Err(ErrorKind::InvalidData.into());

@@ -5,7 +5,7 @@ use crate::link::{Link, Node};
 use crate::links::{Lent, Links, Work};
 use crate::process::Process;
 use crate::settings::Settings;
-use memfold_swap::remote::Entry;
+use memfold_swap::remote::RequestEntry;
 use redis::{Cmd, RedisError, Value};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Mutex, RwLock};
@@ -207,7 +207,7 @@ impl Store {
     ///
     /// # Errors
     /// Any of them may be there or not.
-    pub fn put(&self, engine: u64, entries: &[Entry], bytes: &[u8]) -> Result<(), Trouble> {
+    pub fn put(&self, engine: u64, entries: &[RequestEntry], bytes: &[u8]) -> Result<(), Trouble> {
         let mut rest = bytes;
         let mut commands = Vec::with_capacity(entries.len());
         for entry in entries {
@@ -253,11 +253,11 @@ impl Store {
     ///
     /// # Errors
     /// One is not there, or the time is up.
-    pub fn get(&self, entries: &[Entry]) -> Result<Vec<Vec<u8>>, Trouble> {
+    pub fn get(&self, entries: &[RequestEntry]) -> Result<Vec<Vec<u8>>, Trouble> {
         if entries.is_empty() {
             return Ok(Vec::new());
         }
-        let name = |e: &Entry| self.keys.name(e.engine, e.number);
+        let name = |e: &RequestEntry| self.keys.name(e.engine, e.number);
         let commands: Vec<Cmd> = entries.iter().map(|e| get(&name(e), e.offset, e.len)).collect();
         let (values, mut lent) =
             self.insist(Work::Read, &commands, Instant::now() + self.settings.timeout)?;

@@ -5,7 +5,7 @@ use common::Scratch;
 use memfold::{Memory, Region};
 use memfold_remote::{Service, Settings};
 use memfold_swap::remote::socket::SocketRemote;
-use memfold_swap::remote::{Fetch, Object, Remote};
+use memfold_swap::remote::{Fetch, Remote, StoredObject};
 use memfold_sys::memory::witness::DescendantWatch;
 use memfold_testkit::fill::partly_random;
 use memfold_testkit::redis::{Server, is_there};
@@ -175,7 +175,7 @@ fn wait(pid: i32) {
 fn put_and_end(socket: &Path, then: impl FnOnce(&SocketRemote)) {
     wait(child(|| {
         let remote = common::remote(socket);
-        remote.put(&[Object { number: 1, bytes: &[7; PAGE] }]).unwrap();
+        remote.put(&[StoredObject { number: 1, bytes: &[7; PAGE] }]).unwrap();
         then(&remote);
     }));
 }
@@ -244,7 +244,7 @@ fn what_is_being_stored_when_the_run_ends_is_deleted_too() {
                     while !over.load(Relaxed) {
                         // Puts are refused after the end of the run.
                         let number = stored.fetch_add(1, Relaxed) as u64;
-                        let _ = remote.put(&[Object { number, bytes: &bytes }]);
+                        let _ = remote.put(&[StoredObject { number, bytes: &bytes }]);
                     }
                 });
             }

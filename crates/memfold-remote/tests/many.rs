@@ -3,7 +3,7 @@ mod common;
 use common::{Scratch, remote};
 use memfold_remote::{Service, Settings};
 use memfold_swap::remote::socket::SocketRemote;
-use memfold_swap::remote::{Fetch, Object, Remote};
+use memfold_swap::remote::{Fetch, Remote, StoredObject};
 use memfold_testkit::fill::partly_random;
 use memfold_testkit::redis::{Server, is_there};
 use std::fs::File;
@@ -107,8 +107,11 @@ fn object(engine: u64, number: u64) -> Vec<u8> {
 
 fn puts(remote: &SocketRemote, engine: u64) {
     let all: Vec<Vec<u8>> = (1..4).map(|number| object(engine, number)).collect();
-    let objects: Vec<Object<'_>> =
-        all.iter().zip(1..).map(|(bytes, number)| Object { number, bytes: &bytes[..] }).collect();
+    let objects: Vec<StoredObject<'_>> = all
+        .iter()
+        .zip(1..)
+        .map(|(bytes, number)| StoredObject { number, bytes: &bytes[..] })
+        .collect();
     remote.put(&objects).unwrap();
 }
 

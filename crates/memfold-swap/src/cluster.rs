@@ -1,25 +1,25 @@
 //! The slots of a swap file, in clusters: runs of every order stay whole however long the file is
 //! used (S1 to S4).
 //!
-//! A cluster is 512 slots of 4 KiB, as large as the largest folio. It serves one order at a time,
+//! A cluster is 512 slots of 4 KiB, as long as the largest run. It serves one order at a time,
 //! so that small runs don't eat into the room of large ones, and each CPU fills a cluster of its
 //! own for each order, so that what one CPU writes lies together. Modelled on the clusters of
 //! Linux's `mm/swapfile.c`.
 //!
 //! Where a run is looked for: this CPU's cluster of the order, `NonFull` clusters of the order,
-//! `Free` ones, `Emptied` ones (their discard is spared). With [`Reach::All`] then every other
+//! `Free` ones, `Emptied` ones (their discard is spared). With [`SearchScope::All`] then every other
 //! cluster: no free run is ever out of reach, and order 0, for which each free slot is a run, can
 //! use each free slot (S2).
 //!
-//! A slot has a count of holders, as several small objects may lie in it. It is free when the last
-//! one lets go.
+//! A slot has a count of references, as several small objects may lie in it. It is free when the
+//! last one is released.
 //!
-//! In a child of fork the clusters of its parent are **inherited**: they are read and let go, and
-//! no slot of them is ever taken. In the parent, what was used then has one holder more until the
-//! child has ended ([`Clusters::hold_all`]).
+//! In a child of fork the clusters of its parent are **inherited**: they are read and released, and
+//! no slot of them is ever allocated. In the parent, what was in use then has one reference
+//! more until the child has ended ([`Clusters::retain_used`]).
 //!
-//! Equations: `used` = slots with holders = sum of `used` of all clusters that aren't inherited. An
-//! inherited cluster is on no list, another one on that which its use asks for: none used: `Free`,
+//! Equations: `used` = slots with references = sum of `used` of all clusters that aren't inherited.
+//! An inherited cluster is on no list, another one on that which its use asks for: none used: `Free`,
 //! `Emptied`, or being discarded; all: `Full`; else `NonFull`, `Fragment` (no run of its own order
 //! is left), or reserved by a CPU.
 use alloc::string::String;
@@ -40,7 +40,7 @@ const NIL: u32 = u32::MAX;
 
 /// How far to look for a run.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum SearchScope {
     /// Clusters of the order and unused ones.
     Own,
     /// Also clusters of other orders, and those that other CPUs fill.
@@ -49,7 +49,7 @@ pub enum Reach {
 
 /// The list of a cluster.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-enum List {
+enum ClusterList {
     /// Unused, and holding no disk space that could be given back.
     Free,
     /// Unused; its disk space is to be given back.
@@ -65,26 +65,26 @@ enum List {
 }
 const LISTS: usize = 2 + 3 * ORDERS;
 
-impl List {
+impl ClusterList {
     fn index(self) -> Option<usize> {
         Some(match self {
-            List::Free => 0,
-            List::Emptied => 1,
-            List::NonFull(order) => 2 + order as usize,
-            List::Fragment(order) => 2 + ORDERS + order as usize,
-            List::Full(order) => 2 + 2 * ORDERS + order as usize,
-            List::Off => return None,
+            ClusterList::Free => 0,
+            ClusterList::Emptied => 1,
+            ClusterList::NonFull(order) => 2 + order as usize,
+            ClusterList::Fragment(order) => 2 + ORDERS + order as usize,
+            ClusterList::Full(order) => 2 + 2 * ORDERS + order as usize,
+            ClusterList::Off => return None,
         })
     }
 }
 
 struct Cluster {
-    /// A bit for each slot that has holders.
+    /// A bit for each slot that has references.
     bits: [u64; CLUSTER_SLOTS / 64],
-    holders: [u8; CLUSTER_SLOTS],
+    references: [u8; CLUSTER_SLOTS],
     used: u16,
     order: u8,
-    list: List,
+    list: ClusterList,
     prev: u32,
     next: u32,
     /// The CPU that fills it.
@@ -93,7 +93,7 @@ struct Cluster {
 
 /// All slots. Any number of threads may call every method at once.
 pub struct Clusters {
-    inner: Mutex<Inner>,
+    table: Mutex<ClusterTable>,
     used: AtomicU64,
     slots: AtomicU64,
     inherited: AtomicU64,
@@ -101,9 +101,9 @@ pub struct Clusters {
 
 /// A bit for each slot, by cluster.
 #[derive(Default)]
-pub struct Held(Vec<[u64; CLUSTER_SLOTS / 64]>);
+pub struct SlotSet(Vec<[u64; CLUSTER_SLOTS / 64]>);
 
-impl Held {
+impl SlotSet {
     /// Those of 16 slots, `16 * group` and the next, which are counted from the first that isn't
     /// inherited.
     pub fn bits_of(&self, group: u64) -> u16 {
@@ -113,13 +113,13 @@ impl Held {
     }
 }
 
-struct Inner {
+struct ClusterTable {
     clusters: Vec<Cluster>,
     ends: [(u32, u32); LISTS],
     /// Where each CPU goes on, for each order: cluster and offset in it.
     next: [[(u32, u16); ORDERS]; CPUS],
     /// No run of this order or above is free anywhere: known until a slot becomes free.
-    hopeless: u8,
+    unavailable: u8,
     /// Clusters that are inherited: the first ones.
     inherited: usize,
 }
@@ -133,48 +133,49 @@ impl Default for Clusters {
 impl Clusters {
     /// No slots yet.
     pub fn new() -> Clusters {
-        let inner = Inner {
+        let table = ClusterTable {
             clusters: Vec::new(),
             ends: [(NIL, NIL); LISTS],
             next: [[(NIL, 0); ORDERS]; CPUS],
-            hopeless: ORDERS as u8,
+            unavailable: ORDERS as u8,
             inherited: 0,
         };
         Clusters {
-            inner: Mutex::new(inner),
+            table: Mutex::new(table),
             used: AtomicU64::new(0),
             slots: AtomicU64::new(0),
             inherited: AtomicU64::new(0),
         }
     }
 
-    /// Adds a holder to every used slot that isn't in `held` yet nor inherited, and enters it
-    /// there: it stays as it is until [`Clusters::put_all`].
-    pub fn hold_all(&self, held: &mut Held) {
-        let mut inner = self.inner.lock();
-        let inherited = inner.inherited;
-        let clusters = &mut inner.clusters[inherited..];
-        held.0.resize(clusters.len(), [0; CLUSTER_SLOTS / 64]);
-        for (cluster, held) in clusters.iter_mut().zip(&mut held.0) {
-            for (word, held) in held.iter_mut().enumerate() {
-                let mut new = cluster.bits[word] & !*held;
-                *held |= new;
+    /// Adds a reference to every used slot that isn't in `set` yet nor inherited, and enters it
+    /// there: it stays as it is until [`Clusters::release_set`].
+    pub fn retain_used(&self, set: &mut SlotSet) {
+        let mut table = self.table.lock();
+        let inherited = table.inherited;
+        let clusters = &mut table.clusters[inherited..];
+        set.0.resize(clusters.len(), [0; CLUSTER_SLOTS / 64]);
+        for (cluster, in_set) in clusters.iter_mut().zip(&mut set.0) {
+            for (word, in_set) in in_set.iter_mut().enumerate() {
+                let mut new = cluster.bits[word] & !*in_set;
+                *in_set |= new;
                 while new != 0 {
-                    let holders = &mut cluster.holders[word * 64 + new.trailing_zeros() as usize];
-                    assert!(*holders < u8::MAX, "a slot has too many holders");
-                    *holders += 1;
+                    let references =
+                        &mut cluster.references[word * 64 + new.trailing_zeros() as usize];
+                    assert!(*references < u8::MAX, "a slot has too many references");
+                    *references += 1;
                     new &= new - 1;
                 }
             }
         }
     }
 
-    /// Takes those holders off again.
-    pub fn put_all(&self, held: &Held) {
+    /// Takes those references off again.
+    pub fn release_set(&self, set: &SlotSet) {
         let first = self.inherited.load(Relaxed);
-        for (cluster, bits) in held.0.iter().enumerate() {
+        for (cluster, bits) in set.0.iter().enumerate() {
             for slot in (0..CLUSTER_SLOTS).filter(|slot| bits[slot / 64] >> (slot % 64) & 1 != 0) {
-                self.put(first + (cluster * CLUSTER_SLOTS + slot) as u64, 1);
+                self.release(first + (cluster * CLUSTER_SLOTS + slot) as u64, 1);
             }
         }
     }
@@ -185,16 +186,16 @@ impl Clusters {
     /// - The caller is the only thread of the process.
     pub unsafe fn inherit(&self) {
         // SAFETY: by the caller's promise.
-        let inner = unsafe {
-            self.inner.reset();
-            self.inner.peek_mut()
+        let table = unsafe {
+            self.table.reset();
+            self.table.peek_mut()
         };
-        for cluster in &mut inner.clusters {
-            (cluster.list, cluster.owner) = (List::Off, None);
+        for cluster in &mut table.clusters {
+            (cluster.list, cluster.owner) = (ClusterList::Off, None);
             (cluster.prev, cluster.next) = (NIL, NIL);
         }
-        (inner.ends, inner.next) = ([(NIL, NIL); LISTS], [[(NIL, 0); ORDERS]; CPUS]);
-        (inner.inherited, inner.hopeless) = (inner.clusters.len(), ORDERS as u8);
+        (table.ends, table.next) = ([(NIL, NIL); LISTS], [[(NIL, 0); ORDERS]; CPUS]);
+        (table.inherited, table.unavailable) = (table.clusters.len(), ORDERS as u8);
         self.inherited.store(self.slots(), Relaxed);
         self.used.store(0, Relaxed);
     }
@@ -207,9 +208,9 @@ impl Clusters {
         // SAFETY: by the caller's promise.
         unsafe {
             self.inherit();
-            let inner = self.inner.peek_mut();
-            inner.clusters.clear();
-            inner.inherited = 0;
+            let table = self.table.peek_mut();
+            table.clusters.clear();
+            table.inherited = 0;
         }
         self.slots.store(0, Relaxed);
         self.inherited.store(0, Relaxed);
@@ -217,22 +218,22 @@ impl Clusters {
 
     /// Adds `count` clusters of free slots at the end.
     pub fn grow(&self, count: usize) {
-        let mut inner = self.inner.lock();
+        let mut table = self.table.lock();
         for _ in 0..count {
-            let id = inner.clusters.len() as u32;
-            inner.clusters.push(Cluster {
+            let id = table.clusters.len() as u32;
+            table.clusters.push(Cluster {
                 bits: [0; CLUSTER_SLOTS / 64],
-                holders: [0; CLUSTER_SLOTS],
+                references: [0; CLUSTER_SLOTS],
                 used: 0,
                 order: 0,
-                list: List::Off,
+                list: ClusterList::Off,
                 prev: NIL,
                 next: NIL,
                 owner: None,
             });
-            inner.enter(id, List::Free);
+            table.enter(id, ClusterList::Free);
         }
-        inner.hopeless = ORDERS as u8;
+        table.unavailable = ORDERS as u8;
         self.slots.fetch_add((count * CLUSTER_SLOTS) as u64, Relaxed);
     }
 
@@ -246,85 +247,87 @@ impl Clusters {
         self.inherited.load(Relaxed)
     }
 
-    /// Slots with holders, but for inherited ones.
+    /// Slots with references, but for inherited ones.
     pub fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
 
-    /// Which of the 16 slots from `first`, a multiple of 16, have holders.
+    /// Which of the 16 slots from `first`, a multiple of 16, have references.
     pub fn used_bits(&self, first: u64) -> u16 {
         let (id, offset) = (first as usize / CLUSTER_SLOTS, first as usize % CLUSTER_SLOTS);
         debug_assert!(offset.is_multiple_of(16));
-        self.inner
+        self.table
             .lock()
             .clusters
             .get(id)
             .map_or(0, |c| (c.bits[offset / 64] >> (offset % 64)) as u16)
     }
 
-    /// Takes an aligned run of free slots that lies in one cluster; each has one holder then. `cpu`
+    /// Takes an aligned run of free slots that lies in one cluster; each has one reference then. `cpu`
     /// says who asks.
     ///
-    /// `None` with [`Reach::All`] means that there is no such run, but for clusters that are being
+    /// `None` with [`SearchScope::All`] means that there is no such run, but for clusters that are being
     /// discarded.
-    pub fn take(&self, order: Order, cpu: usize, reach: Reach) -> Option<u64> {
-        let mut inner = self.inner.lock();
-        if order.get() >= inner.hopeless {
+    pub fn allocate(&self, order: Order, cpu: usize, reach: SearchScope) -> Option<u64> {
+        let mut table = self.table.lock();
+        if order.get() >= table.unavailable {
             return None;
         }
-        let own = inner.take_own(order, (cpu % CPUS) as u8);
-        let found = own.or_else(|| if reach == Reach::All { inner.take_any(order) } else { None });
+        let own = table.allocate_near(order, (cpu % CPUS) as u8);
+        let found = own.or_else(|| {
+            if reach == SearchScope::All { table.allocate_anywhere(order) } else { None }
+        });
         if found.is_some() {
-            // Under the lock, so that the count is never below what is held.
+            // Under the lock, so that the count is never below what is in use.
             self.used.fetch_add(order.pages() as u64, Relaxed);
         }
         found
     }
 
-    /// Adds a holder to each of `count` slots from `first`, which all have holders.
-    pub fn hold(&self, first: u64, count: usize) {
-        let mut inner = self.inner.lock();
+    /// Adds a reference to each of `count` slots from `first`, which all have references.
+    pub fn retain(&self, first: u64, count: usize) {
+        let mut table = self.table.lock();
         each_cluster(first, count, |id, offsets| {
-            let cluster = &mut inner.clusters[id as usize];
+            let cluster = &mut table.clusters[id as usize];
             for offset in offsets {
-                let holders = &mut cluster.holders[offset];
+                let references = &mut cluster.references[offset];
                 assert!(
-                    *holders > 0 && *holders < u8::MAX,
-                    "slot {offset} of cluster {id} has {holders} holders"
+                    *references > 0 && *references < u8::MAX,
+                    "slot {offset} of cluster {id} has {references} references"
                 );
-                *holders += 1;
+                *references += 1;
             }
         });
     }
 
-    /// Takes a holder off each of `count` slots from `first`, as one operation (S4). Returns how
+    /// Takes a reference off each of `count` slots from `first`, as one operation (S4). Returns how
     /// many became free to be taken.
     ///
     /// # Panics
-    /// If one of them has no holder.
-    pub fn put(&self, first: u64, count: usize) -> usize {
-        let mut inner = self.inner.lock();
+    /// If one of them has no reference.
+    pub fn release(&self, first: u64, count: usize) -> usize {
+        let mut table = self.table.lock();
         let mut freed = 0;
-        each_cluster(first, count, |id, offsets| freed += inner.put(id, offsets));
+        each_cluster(first, count, |id, offsets| freed += table.release(id, offsets));
         self.used.fetch_sub(freed as u64, Relaxed);
         freed
     }
 
     /// Takes up to `out.len()` emptied clusters whose disk space is to be given back, and returns
-    /// their slots as joined ranges. Until [`Clusters::discarded`] is told, they are not handed
-    /// out.
+    /// their slots as joined ranges. They are not handed out before
+    /// [`Clusters::discarded`].
     pub fn begin_discard(&self, out: &mut [Range<u64>]) -> usize {
-        let mut inner = self.inner.lock();
+        let mut table = self.table.lock();
         let mut ids: Vec<u32> = Vec::new();
         while ids.len() < out.len() {
-            let id = inner.head(List::Emptied);
+            let id = table.head(ClusterList::Emptied);
             if id == NIL {
                 break;
             }
-            inner.leave(id);
+            table.leave(id);
             ids.push(id);
         }
-        drop(inner);
+        drop(table);
         ids.sort_unstable();
         let mut ranges = 0;
         for id in ids {
@@ -343,15 +346,15 @@ impl Clusters {
     /// Ends the discard of a range that [`Clusters::begin_discard`] gave: its slots can be used
     /// again.
     pub fn discarded(&self, range: &Range<u64>) {
-        let mut inner = self.inner.lock();
+        let mut table = self.table.lock();
         for id in range.start / CLUSTER_SLOTS as u64..range.end / CLUSTER_SLOTS as u64 {
             debug_assert!(
-                inner.clusters[id as usize].list == List::Off
-                    && inner.clusters[id as usize].used == 0
+                table.clusters[id as usize].list == ClusterList::Off
+                    && table.clusters[id as usize].used == 0
             );
-            inner.enter(id as u32, List::Free);
+            table.enter(id as u32, ClusterList::Free);
         }
-        inner.hopeless = ORDERS as u8;
+        table.unavailable = ORDERS as u8;
     }
 
     /// Verifies every cluster and list.
@@ -359,49 +362,49 @@ impl Clusters {
     /// # Errors
     /// What is wrong.
     pub fn check(&self) -> Result<(), String> {
-        let inner = self.inner.lock();
+        let table = self.table.lock();
         let mut used = 0;
-        for (id, cluster) in inner.clusters.iter().enumerate() {
+        for (id, cluster) in table.clusters.iter().enumerate() {
             cluster
-                .check(&inner.next, id as u32, id < inner.inherited)
+                .check(&table.next, id as u32, id < table.inherited)
                 .map_err(|e| alloc::format!("cluster {id}: {e}"))?;
-            let is_inherited = id < inner.inherited;
-            if is_inherited && cluster.list != List::Off {
+            let is_inherited = id < table.inherited;
+            if is_inherited && cluster.list != ClusterList::Off {
                 return Err(alloc::format!("cluster {id} is inherited, and listed"));
             }
             used += if is_inherited { 0 } else { cluster.used as u64 };
         }
-        self.check_lists(&inner)?;
+        self.check_lists(&table)?;
         if used != self.used() {
-            return Err(alloc::format!("{used} slots are held, {} are counted", self.used()));
+            return Err(alloc::format!("{used} slots are in use, {} are counted", self.used()));
         }
-        if inner.clusters.len() * CLUSTER_SLOTS != self.slots() as usize {
+        if table.clusters.len() * CLUSTER_SLOTS != self.slots() as usize {
             return Err(alloc::format!(
                 "{} clusters, but {} slots",
-                inner.clusters.len(),
+                table.clusters.len(),
                 self.slots()
             ));
         }
         Ok(())
     }
 
-    fn check_lists(&self, inner: &MutexGuard<'_, Inner>) -> Result<(), String> {
+    fn check_lists(&self, table: &MutexGuard<'_, ClusterTable>) -> Result<(), String> {
         let mut listed = 0;
         for index in 0..LISTS {
-            let (mut at, mut before) = (inner.ends[index].0, NIL);
+            let (mut at, mut before) = (table.ends[index].0, NIL);
             while at != NIL {
-                let cluster = &inner.clusters[at as usize];
+                let cluster = &table.clusters[at as usize];
                 if cluster.prev != before || cluster.list.index() != Some(index) {
                     return Err(alloc::format!("cluster {at} is mislinked in list {index}"));
                 }
                 listed += 1;
                 (before, at) = (at, cluster.next);
             }
-            if inner.ends[index].1 != before {
+            if table.ends[index].1 != before {
                 return Err(alloc::format!("list {index} ends elsewhere than it says"));
             }
         }
-        let on = inner.clusters.iter().filter(|c| c.list != List::Off).count();
+        let on = table.clusters.iter().filter(|c| c.list != ClusterList::Off).count();
         if on == listed {
             Ok(())
         } else {
@@ -422,13 +425,13 @@ fn each_cluster(first: u64, count: usize, mut each: impl FnMut(u32, Range<usize>
     }
 }
 
-impl Inner {
-    fn head(&self, list: List) -> u32 {
+impl ClusterTable {
+    fn head(&self, list: ClusterList) -> u32 {
         list.index().map_or(NIL, |i| self.ends[i].0)
     }
 
     /// Puts a cluster that is on no list at the end of one.
-    fn enter(&mut self, id: u32, list: List) {
+    fn enter(&mut self, id: u32, list: ClusterList) {
         let index = list.index().expect("a list");
         let tail = self.ends[index].1;
         let cluster = &mut self.clusters[id as usize];
@@ -452,7 +455,7 @@ impl Inner {
             NIL => self.ends[index].1 = prev,
             next => self.clusters[next as usize].prev = prev,
         }
-        self.clusters[id as usize].list = List::Off;
+        self.clusters[id as usize].list = ClusterList::Off;
     }
 
     /// Puts a cluster on the list that its use asks for; one that a CPU fills stays with it while
@@ -463,11 +466,11 @@ impl Inner {
         }
         let cluster = &self.clusters[id as usize];
         let list = match cluster.used as usize {
-            0 => List::Emptied,
-            CLUSTER_SLOTS => List::Full(cluster.order),
+            0 => ClusterList::Emptied,
+            CLUSTER_SLOTS => ClusterList::Full(cluster.order),
             _ if cluster.owner.is_some() && has_run => return,
-            _ if has_run => List::NonFull(cluster.order),
-            _ => List::Fragment(cluster.order),
+            _ if has_run => ClusterList::NonFull(cluster.order),
+            _ => ClusterList::Fragment(cluster.order),
         };
         if let Some(cpu) = self.clusters[id as usize].owner.take() {
             let order = self.clusters[id as usize].order;
@@ -482,7 +485,7 @@ impl Inner {
     /// The fullest of the first clusters of the order that have room: the emptier ones may become
     /// unused.
     fn fullest(&self, order: Order) -> u32 {
-        let (mut at, mut best) = (self.head(List::NonFull(order.get())), NIL);
+        let (mut at, mut best) = (self.head(ClusterList::NonFull(order.get())), NIL);
         for _ in 0..LOOKED_AT {
             if at == NIL {
                 break;
@@ -497,13 +500,13 @@ impl Inner {
     }
 
     /// From this CPU's cluster, from one of the order that has room, or from an unused one.
-    fn take_own(&mut self, order: Order, cpu: u8) -> Option<u64> {
+    fn allocate_near(&mut self, order: Order, cpu: u8) -> Option<u64> {
         let slot = order.get() as usize;
         loop {
             let (mut id, from) = self.next[cpu as usize][slot];
             let mut from = from as usize;
             if id == NIL {
-                let unused = [List::Free, List::Emptied].map(|list| self.head(list));
+                let unused = [ClusterList::Free, ClusterList::Emptied].map(|list| self.head(list));
                 id = [self.fullest(order), unused[0], unused[1]]
                     .into_iter()
                     .find(|id| *id != NIL)?;
@@ -517,7 +520,7 @@ impl Inner {
                 self.relist(id, false);
                 continue;
             };
-            self.clusters[id as usize].take(order, offset);
+            self.clusters[id as usize].mark_taken(order, offset);
             self.next[cpu as usize][slot] = (id, ((offset + order.pages()) % CLUSTER_SLOTS) as u16);
             self.relist(id, true);
             return Some(id as u64 * CLUSTER_SLOTS as u64 + offset as u64);
@@ -525,7 +528,7 @@ impl Inner {
     }
 
     /// From whatever cluster has such a run: the fullest one, to leave the others whole.
-    fn take_any(&mut self, order: Order) -> Option<u64> {
+    fn allocate_anywhere(&mut self, order: Order) -> Option<u64> {
         let room = |c: &Cluster| c.used > 0 && c.used as usize + order.pages() <= CLUSTER_SLOTS;
         let with_run = (self.inherited..self.clusters.len())
             .filter(|id| room(&self.clusters[*id]))
@@ -534,22 +537,25 @@ impl Inner {
                 Some((self.clusters[id].used, id, offset))
             });
         let Some((_, id, offset)) = with_run.max() else {
-            self.hopeless = self.hopeless.min(order.get());
+            self.unavailable = self.unavailable.min(order.get());
             return None;
         };
-        self.clusters[id].take(order, offset);
-        let has_run = self.clusters[id].list != List::Fragment(self.clusters[id].order);
+        self.clusters[id].mark_taken(order, offset);
+        let has_run = self.clusters[id].list != ClusterList::Fragment(self.clusters[id].order);
         self.relist(id as u32, has_run);
         Some((id * CLUSTER_SLOTS + offset) as u64)
     }
 
-    fn put(&mut self, id: u32, offsets: Range<usize>) -> usize {
+    fn release(&mut self, id: u32, offsets: Range<usize>) -> usize {
         let cluster = &mut self.clusters[id as usize];
         let mut freed = 0;
         for offset in offsets {
-            assert!(cluster.holders[offset] > 0, "slot {offset} of cluster {id} is free already");
-            cluster.holders[offset] -= 1;
-            if cluster.holders[offset] == 0 {
+            assert!(
+                cluster.references[offset] > 0,
+                "slot {offset} of cluster {id} is free already"
+            );
+            cluster.references[offset] -= 1;
+            if cluster.references[offset] == 0 {
                 cluster.bits[offset / 64] &= !(1 << (offset % 64));
                 freed += 1;
             }
@@ -559,7 +565,7 @@ impl Inner {
             return 0;
         }
         if freed > 0 {
-            self.hopeless = ORDERS as u8;
+            self.unavailable = ORDERS as u8;
             self.relist(id, true);
         }
         freed
@@ -583,13 +589,13 @@ impl Cluster {
         }
     }
 
-    fn take(&mut self, order: Order, offset: usize) {
+    fn mark_taken(&mut self, order: Order, offset: usize) {
         let pages = order.pages();
         match pages {
             ..64 => self.bits[offset / 64] |= ((1 << pages) - 1) << (offset % 64),
             _ => self.bits[offset / 64..][..pages / 64].fill(u64::MAX),
         }
-        self.holders[offset..offset + pages].fill(1);
+        self.references[offset..offset + pages].fill(1);
         self.used += pages as u16;
     }
 
@@ -600,21 +606,21 @@ impl Cluster {
         is_inherited: bool,
     ) -> Result<(), &'static str> {
         let set: u32 = self.bits.iter().map(|w| w.count_ones()).sum();
-        let held = self.holders.iter().filter(|h| **h > 0).count();
-        if set != self.used as u32 || held != self.used as usize {
+        let counted = self.references.iter().filter(|h| **h > 0).count();
+        if set != self.used as u32 || counted != self.used as usize {
             return Err("the count of used slots is off");
         }
         let fits = match self.list {
-            List::Free | List::Emptied => self.used == 0,
-            List::NonFull(order) => {
+            ClusterList::Free | ClusterList::Emptied => self.used == 0,
+            ClusterList::NonFull(order) => {
                 self.used > 0 && (self.used as usize) < CLUSTER_SLOTS && order == self.order
             }
-            List::Fragment(order) => {
+            ClusterList::Fragment(order) => {
                 let order_of = Order::new(order).ok_or("an order that isn't one")?;
                 self.used > 0 && order == self.order && self.find(order_of, 0).is_none()
             }
-            List::Full(order) => self.used as usize == CLUSTER_SLOTS && order == self.order,
-            List::Off => is_inherited || self.owner.is_some() || self.used == 0,
+            ClusterList::Full(order) => self.used as usize == CLUSTER_SLOTS && order == self.order,
+            ClusterList::Off => is_inherited || self.owner.is_some() || self.used == 0,
         };
         if !fits {
             return Err("it is on a list that its use doesn't ask for");
@@ -623,7 +629,7 @@ impl Cluster {
             Some(cpu) if next[cpu as usize][self.order as usize].0 != id => {
                 Err("its CPU fills another")
             }
-            Some(_) if self.list != List::Off => Err("a CPU fills it, and it is listed"),
+            Some(_) if self.list != ClusterList::Off => Err("a CPU fills it, and it is listed"),
             _ => Ok(()),
         }
     }

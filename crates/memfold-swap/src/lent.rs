@@ -1,7 +1,7 @@
 //! Slots that children of fork read: what was used when a copy was made stays as it is until the
 //! child has ended, and all that were copied from it. The kernel tells when
 //! (`memfold_sys::memory::witness`).
-use crate::cluster::{Clusters, Held};
+use crate::cluster::{Clusters, SlotSet};
 use alloc::vec::Vec;
 use core::mem::forget;
 use memfold_sys::Errno;
@@ -9,29 +9,28 @@ use memfold_sys::memory::witness::DescendantWatch;
 use memfold_sys::sync::Mutex;
 
 /// Files of ancestors that a process reads, at most.
-pub const OLDER_MAX: u64 = 4;
+pub const ANCESTORS_MAX: u64 = 4;
 /// So many sets are told apart; with more children at the same time, they share the last one. A
-/// slot has one holder for each, besides at most 86 objects: it can count them.
+/// slot has one reference for each, besides at most 86 objects: it can count them.
 const SETS_MAX: usize = 16;
 
-struct Set {
+struct LentSet {
     witness: DescendantWatch,
-    held: Held,
-    /// Others know the witness.
-    is_told: bool,
+    slots: SlotSet,
+    /// The service knows the witness.
+    is_known: bool,
 }
 
 /// Sets of slots, one for each copy that may still run.
 #[derive(Default)]
-pub struct Lent(Mutex<Vec<Set>>);
+pub struct LentSlots(Mutex<Vec<LentSet>>);
 
-impl Lent {
-    /// Holds what is used, for a copy that is about to be made. Called by a thread that has the
-    /// engine's descriptors. `tell`, if there is one, tells others of a witness that they don't know
-    /// yet.
+impl LentSlots {
+    /// Retains the slots in use, for a copy that is about to be made. Called by a thread that has
+    /// the engine's descriptors. `tell`, if there is one, passes a new witness on to the service.
     ///
     /// # Errors
-    /// What the kernel says, or `tell`; then nothing is held.
+    /// What the kernel says, or `tell`; then nothing is retained.
     pub fn begin_copy(
         &self,
         clusters: &Clusters,
@@ -40,20 +39,20 @@ impl Lent {
         self.collect(clusters);
         let mut sets = self.0.lock();
         if sets.len() < SETS_MAX {
-            sets.push(Set {
+            sets.push(LentSet {
                 witness: DescendantWatch::new()?,
-                held: Held::default(),
-                is_told: false,
+                slots: SlotSet::default(),
+                is_known: false,
             });
         }
         let last = sets.last_mut().expect("just looked");
         let begun = last.witness.begin_copy().and_then(|()| match tell {
-            Some(tell) if !last.is_told => tell(&last.witness).inspect(|()| last.is_told = true),
+            Some(tell) if !last.is_known => tell(&last.witness).inspect(|()| last.is_known = true),
             _ => Ok(()),
         });
         match begun {
-            Ok(()) => clusters.hold_all(&mut last.held),
-            // A set that holds nothing is over at the next look.
+            Ok(()) => clusters.retain_used(&mut last.slots),
+            // A set that retains nothing is over at the next look.
             Err(_) => last.witness.end_copy(),
         }
         begun
@@ -74,8 +73,8 @@ impl Lent {
             self.0.reset();
             core::mem::take(self.0.peek_mut())
         };
-        for Set { witness, held, .. } in sets {
-            clusters.put_all(&held);
+        for LentSet { witness, slots, .. } in sets {
+            clusters.release_set(&slots);
             // Its descriptor isn't here; its mapping, if there is one, tells of this process.
             forget(witness);
         }
@@ -89,7 +88,7 @@ impl Lent {
         sets.retain(|set| {
             let over = set.witness.is_over();
             if over {
-                clusters.put_all(&set.held);
+                clusters.release_set(&set.slots);
             }
             !over
         });
@@ -97,8 +96,8 @@ impl Lent {
     }
 
     /// Whether any slot of a group is lent: 16 of them, from a multiple of 16 on.
-    pub fn has(&self, group: u64) -> bool {
-        self.0.lock().iter().any(|set| set.held.bits_of(group) != 0)
+    pub fn has_group(&self, group: u64) -> bool {
+        self.0.lock().iter().any(|set| set.slots.bits_of(group) != 0)
     }
 
     /// Whether anything is lent.

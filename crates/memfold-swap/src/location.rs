@@ -9,7 +9,7 @@ pub const SLOTS_MAX: u64 = 1 << 32;
 
 /// Where an object lies.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ObjectLocation {
     /// First slot.
     pub slot: u64,
     /// Where it starts in that slot, bytes.
@@ -17,18 +17,18 @@ pub struct Place {
     /// Length with head and padding, bytes.
     pub len: usize,
     /// One block, raw.
-    pub raw: bool,
+    pub is_raw: bool,
 }
 
-impl Place {
+impl ObjectLocation {
     /// The place that a handle names, if it names one.
-    pub fn of(handle: Handle) -> Option<Place> {
+    pub fn from_handle(handle: Handle) -> Option<ObjectLocation> {
         let bits = handle.as_foreign()?;
-        Some(Place {
+        Some(ObjectLocation {
             slot: bits & (SLOTS_MAX - 1),
             offset: (bits >> 32 & 0xff) as usize * UNIT_BYTES,
             len: ((bits >> 40 & 0x1_ffff) as usize + 1) * UNIT_BYTES,
-            raw: bits >> 57 & 1 != 0,
+            is_raw: bits >> 57 & 1 != 0,
         })
     }
 
@@ -39,7 +39,7 @@ impl Place {
             self.offset.is_multiple_of(UNIT_BYTES) && self.len.is_multiple_of(UNIT_BYTES)
         );
         let (offset, units) = ((self.offset / UNIT_BYTES) as u64, (self.len / UNIT_BYTES) as u64);
-        Handle::foreign(self.slot | offset << 32 | (units - 1) << 40 | (self.raw as u64) << 57)
+        Handle::foreign(self.slot | offset << 32 | (units - 1) << 40 | (self.is_raw as u64) << 57)
     }
 
     /// First byte in the file.

@@ -2,8 +2,8 @@
 //!
 //! AES-256-GCM under a random key that is made for this run and kept in memory only: in a page that
 //! is locked there, left out of core dumps and of children, and wiped at the end. **No nonce is
-//! used twice with the key**: the nonce is a number from one counter of this [`Seal`], each number
-//! is given out once by one atomic addition, 2^64 of them are never used up, and no other `Seal`
+//! used twice with the key**: the nonce is a number from one counter of this [`Sealer`], each number
+//! is given out once by one atomic addition, 2^64 of them are never used up, and no other `Sealer`
 //! has the key. A write that is tried again takes a new number. A child of fork that goes on with
 //! its parent's engine gets the parent's key, to read what was written, and seals with another one,
 //! for numbers from there on; which key it was is told by the number.
@@ -27,21 +27,31 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKe
 /// Bytes of a tag.
 pub const TAG_BYTES: usize = 16;
 
-/// What a sealed object is bound to.
+/// What a sealed object is binding to.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Bound {
+pub struct Binding {
     /// Byte in the file where it lies.
-    pub place: u64,
-    /// The number that [`Seal::number`] gave for it alone.
+    pub start: u64,
+    /// The number that [`Sealer::number`] gave for it alone.
     pub number: u64,
     /// What else must come back as it was.
     pub header: u64,
 }
 
+/// The seal of a raw object, which is kept in memory.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct RawSeal {
+    /// The object's number.
+    pub number: u64,
+    /// The tag that opens it.
+    pub tag: [u8; TAG_BYTES],
+}
+
 type MakeKey = fn(&mut [u8]) -> Result<(), Errno>;
 
 /// Seals and opens objects.
-pub struct Seal {
+pub struct Sealer {
     /// Each for numbers from its first on, up to the next one's; none: checksums only.
     ciphers: ForkCell<Vec<(u64, Secret<LessSafeKey>)>>,
     next: AtomicU64,
@@ -58,22 +68,22 @@ fn cipher_of(make: MakeKey) -> Result<Secret<LessSafeKey>, Errno> {
     })
 }
 
-impl Seal {
+impl Sealer {
     /// With a key of its own, or with checksums only.
     ///
     /// # Errors
     /// The kernel gives no random bytes, or no page for the key.
-    pub fn new(encrypt: bool) -> Result<Seal, Errno> {
-        Seal::with_key(encrypt.then_some(random::fill))
+    pub fn new(encrypt: bool) -> Result<Sealer, Errno> {
+        Sealer::with_key(encrypt.then_some(random::fill))
     }
 
-    fn with_key(make: Option<MakeKey>) -> Result<Seal, Errno> {
+    fn with_key(make: Option<MakeKey>) -> Result<Sealer, Errno> {
         let cipher = make.map(cipher_of).transpose()?;
         let ciphers = cipher.map(|cipher| (1, cipher)).into_iter().collect();
-        Ok(Seal { ciphers: ForkCell::new(ciphers), next: AtomicU64::new(1) })
+        Ok(Sealer { ciphers: ForkCell::new(ciphers), next: AtomicU64::new(1) })
     }
 
-    /// Has a child of fork get the keys, until [`Seal::end_copy`].
+    /// Has a child of fork get the keys, until [`Sealer::end_copy`].
     pub fn begin_copy(&self) {
         self.ciphers.iter().for_each(|(_, cipher)| cipher.begin_copy());
     }
@@ -87,7 +97,7 @@ impl Seal {
     /// now on. With `reads`, it reads what they have sealed; else they are wiped.
     ///
     /// # Errors
-    /// As [`Seal::new`].
+    /// As [`Sealer::new`].
     ///
     /// # Safety
     /// - The caller is the only thread of the process.
@@ -112,59 +122,65 @@ impl Seal {
         Some(&self.ciphers[after.checked_sub(1)?].1)
     }
 
-    /// A number that no other object has, for [`Bound::number`].
+    /// A number that no other object has, for [`Binding::number`].
     pub fn number(&self) -> u64 {
         self.next.fetch_add(1, Relaxed)
     }
 
     /// Seals `bytes` in place; returns the tag that opens them.
-    pub fn close(&self, bound: Bound, bytes: &mut [u8]) -> [u8; TAG_BYTES] {
-        match self.cipher(bound.number) {
+    pub fn seal(&self, binding: Binding, bytes: &mut [u8]) -> [u8; TAG_BYTES] {
+        match self.cipher(binding.number) {
             Some(cipher) => {
                 let tag = cipher.seal_in_place_separate_tag(
-                    nonce(bound),
-                    Aad::from(context(bound)),
+                    nonce(binding),
+                    Aad::from(associated_data(binding)),
                     bytes,
                 );
                 tag.expect("less than 64 GiB").as_ref().try_into().expect("16 bytes")
             }
-            None => checksum(bound, bytes),
+            None => checksum(binding, bytes),
         }
     }
 
     /// Opens `bytes` in place. `false`: they are not what was sealed for this place under this
     /// number with this key; they are not to be used then.
     #[must_use]
-    pub fn open(&self, bound: Bound, bytes: &mut [u8], tag: &[u8; TAG_BYTES]) -> bool {
-        match self.cipher(bound.number) {
+    pub fn open(&self, binding: Binding, bytes: &mut [u8], tag: &[u8; TAG_BYTES]) -> bool {
+        match self.cipher(binding.number) {
             None if !self.ciphers.is_empty() => false,
             Some(cipher) => {
-                let context = Aad::from(context(bound));
+                let associated_data = Aad::from(associated_data(binding));
                 cipher
-                    .open_in_place_separate_tag(nonce(bound), context, Tag::from(*tag), bytes, 0..)
+                    .open_in_place_separate_tag(
+                        nonce(binding),
+                        associated_data,
+                        Tag::from(*tag),
+                        bytes,
+                        0..,
+                    )
                     .is_ok()
             }
-            None => checksum(bound, bytes) == *tag,
+            None => checksum(binding, bytes) == *tag,
         }
     }
 }
 
-fn nonce(bound: Bound) -> Nonce {
+fn nonce(binding: Binding) -> Nonce {
     let mut nonce = [0; NONCE_LEN];
-    nonce[..8].copy_from_slice(&bound.number.to_le_bytes());
+    nonce[..8].copy_from_slice(&binding.number.to_le_bytes());
     Nonce::assume_unique_for_key(nonce)
 }
 
-fn context(bound: Bound) -> [u8; 16] {
-    let mut context = [0; 16];
-    context[..8].copy_from_slice(&bound.place.to_le_bytes());
-    context[8..].copy_from_slice(&bound.header.to_le_bytes());
-    context
+fn associated_data(binding: Binding) -> [u8; 16] {
+    let mut associated_data = [0; 16];
+    associated_data[..8].copy_from_slice(&binding.start.to_le_bytes());
+    associated_data[8..].copy_from_slice(&binding.header.to_le_bytes());
+    associated_data
 }
 
-fn checksum(bound: Bound, bytes: &[u8]) -> [u8; TAG_BYTES] {
+fn checksum(binding: Binding, bytes: &[u8]) -> [u8; TAG_BYTES] {
     let [low, high] = xxh3_128(bytes);
-    let words = [low, high, bound.place, bound.number, bound.header];
+    let words = [low, high, binding.start, binding.number, binding.header];
     let mut all = [0; 40];
     all.chunks_exact_mut(8)
         .zip(words)
@@ -187,33 +203,33 @@ mod tests {
     #[test]
     fn sealed_bytes_come_back_and_every_change_is_refused() {
         for encrypt in [true, false] {
-            let seal = Seal::new(encrypt).unwrap();
-            let bound = Bound { place: 8192, number: seal.number(), header: 77 };
+            let seal = Sealer::new(encrypt).unwrap();
+            let binding = Binding { start: 8192, number: seal.number(), header: 77 };
             let mut sealed = plain();
-            let tag = seal.close(bound, &mut sealed);
+            let tag = seal.seal(binding, &mut sealed);
             assert_eq!(sealed != plain(), encrypt);
-            let opens = |bound: Bound, bytes: &[u8], tag: [u8; TAG_BYTES]| {
+            let opens = |binding: Binding, bytes: &[u8], tag: [u8; TAG_BYTES]| {
                 let mut bytes = bytes.to_vec();
-                let opened = seal.open(bound, &mut bytes, &tag);
+                let opened = seal.open(binding, &mut bytes, &tag);
                 assert!(!opened || bytes == plain());
                 opened
             };
-            assert!(opens(bound, &sealed, tag));
+            assert!(opens(binding, &sealed, tag));
             // A flipped bit, wherever it is.
             for bit in (0..sealed.len() * 8).step_by(997) {
                 let mut flipped = sealed.clone();
                 flipped[bit / 8] ^= 1 << (bit % 8);
-                assert!(!opens(bound, &flipped, tag), "bit {bit}, encrypt {encrypt}");
+                assert!(!opens(binding, &flipped, tag), "bit {bit}, encrypt {encrypt}");
             }
             for bit in 0..TAG_BYTES * 8 {
                 let mut flipped = tag;
                 flipped[bit / 8] ^= 1 << (bit % 8);
-                assert!(!opens(bound, &sealed, flipped), "bit {bit} of the tag");
+                assert!(!opens(binding, &sealed, flipped), "bit {bit} of the tag");
             }
             // Bytes of another slot, another time, or with another header.
-            assert!(!opens(Bound { place: 4096, ..bound }, &sealed, tag));
-            assert!(!opens(Bound { number: seal.number(), ..bound }, &sealed, tag));
-            assert!(!opens(Bound { header: 78, ..bound }, &sealed, tag));
+            assert!(!opens(Binding { start: 4096, ..binding }, &sealed, tag));
+            assert!(!opens(Binding { number: seal.number(), ..binding }, &sealed, tag));
+            assert!(!opens(Binding { header: 78, ..binding }, &sealed, tag));
         }
     }
 
@@ -264,11 +280,11 @@ mod tests {
             key.iter_mut().enumerate().for_each(|(n, byte)| *byte = key_byte(n));
             Ok(())
         }
-        let seal = Seal::with_key(Some(make)).unwrap();
-        let bound = Bound { place: 8192, number: seal.number(), header: 77 };
+        let seal = Sealer::with_key(Some(make)).unwrap();
+        let binding = Binding { start: 8192, number: seal.number(), header: 77 };
         let mut sealed = plain();
-        let tag = seal.close(bound, &mut sealed);
-        assert!(seal.open(bound, &mut sealed, &tag));
+        let tag = seal.seal(binding, &mut sealed);
+        assert!(seal.open(binding, &mut sealed, &tag));
         let cipher: &LessSafeKey = seal.cipher(1).unwrap();
         let page = &raw const *cipher as usize;
         let places = places_of_key();
@@ -284,30 +300,31 @@ mod tests {
 
     #[test]
     fn another_key_opens_nothing_and_equal_bytes_look_different() {
-        let (a, b) = (Seal::new(true).unwrap(), Seal::new(true).unwrap());
-        let bound = Bound { place: 0, number: 1, header: 0 };
+        let (a, b) = (Sealer::new(true).unwrap(), Sealer::new(true).unwrap());
+        let binding = Binding { start: 0, number: 1, header: 0 };
         let mut sealed = plain();
-        let tag = a.close(bound, &mut sealed);
-        assert!(!b.open(bound, &mut sealed.clone(), &tag));
+        let tag = a.seal(binding, &mut sealed);
+        assert!(!b.open(binding, &mut sealed.clone(), &tag));
         let mut again = plain();
-        a.close(Bound { number: 2, ..bound }, &mut again);
+        a.seal(Binding { number: 2, ..binding }, &mut again);
         assert_ne!(sealed, again);
     }
 
     #[test]
     fn a_child_reads_what_its_parent_has_sealed_and_seals_with_a_key_of_its_own() {
         for encrypt in [true, false] {
-            let seal = Seal::new(encrypt).unwrap();
-            let sealed = |seal: &Seal| {
-                let bound = Bound { place: 8192, number: seal.number(), header: 77 };
+            let seal = Sealer::new(encrypt).unwrap();
+            let sealed = |seal: &Sealer| {
+                let binding = Binding { start: 8192, number: seal.number(), header: 77 };
                 let mut bytes = plain();
-                let tag = seal.close(bound, &mut bytes);
-                (bound, bytes, tag)
+                let tag = seal.seal(binding, &mut bytes);
+                (binding, bytes, tag)
             };
-            let opens = |seal: &Seal, (bound, bytes, tag): &(Bound, Vec<u8>, [u8; TAG_BYTES])| {
-                let mut bytes = bytes.clone();
-                seal.open(*bound, &mut bytes, tag) && bytes == plain()
-            };
+            let opens =
+                |seal: &Sealer, (binding, bytes, tag): &(Binding, Vec<u8>, [u8; TAG_BYTES])| {
+                    let mut bytes = bytes.clone();
+                    seal.open(*binding, &mut bytes, tag) && bytes == plain()
+                };
             let mut all = std::vec![sealed(&seal), sealed(&seal)];
             for _ in 0..3 {
                 let parent: Vec<usize> =
@@ -331,7 +348,7 @@ mod tests {
 
     #[test]
     fn no_number_is_given_twice() {
-        let seal = Seal::new(true).unwrap();
+        let seal = Sealer::new(true).unwrap();
         let mut numbers: Vec<u64> = std::thread::scope(|s| {
             let threads: Vec<_> =
                 (0..4).map(|_| s.spawn(|| (0..5000).map(|_| seal.number()).collect())).collect();

@@ -1,38 +1,40 @@
-//! What the thread that writes to the swap file is to do, and who waits for it.
+//! The write queue: work for the thread that writes to the swap file, and the threads that wait for
+//! that work.
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::units::Order;
 
 /// Raw writes that can wait: one for each buffer.
 pub const WRITES_MAX: usize = 3;
 
-/// A folio whose raw write is under way.
+/// A raw object whose write is under way.
 #[derive(Copy, Clone, Debug)]
 pub struct RawWrite {
-    /// The folio, as long as its ticket is this one.
+    /// For the caller: what the object is known by. With `ticket` it names one state of it.
     pub id: u32,
-    /// Its key.
+    /// For the caller: where the object belongs.
     pub key: u64,
     /// Its order.
     pub order: Order,
-    /// What tells this write from others of the same folio.
+    /// Tells this write from others of the same object.
     pub ticket: u32,
     /// The buffer that holds its sealed bytes.
     pub buffer: usize,
-    /// Where they go.
+    /// First slot that they go to.
     pub slot: u64,
 }
 
+/// What the lock guards.
 #[derive(Default)]
-struct Inner {
+struct QueueState {
     raw: [Option<RawWrite>; WRITES_MAX],
-    /// Raw writes that were handed over and have not ended.
+    /// Raw writes that were submitted and have not ended.
     under_way: usize,
     /// The pool holds more than it should.
-    pressed: bool,
+    shrink_pool: bool,
     /// Emptied clusters wait to be discarded.
     discard: bool,
     stop: bool,
-    /// A thread serves the outbox.
+    /// A thread serves the queue.
     has_writer: bool,
     /// Rounds that the writer has ended.
     rounds: u64,
@@ -40,138 +42,139 @@ struct Inner {
     ticket: u32,
 }
 
-/// What [`Outbox::next`] found.
+/// Work that [`WriteQueue::take_work`] has taken out of the queue.
 #[derive(Default)]
-pub struct Work {
+pub struct PendingWork {
     /// Raw writes to do.
     pub raw: [Option<RawWrite>; WRITES_MAX],
     /// Write packed objects until the pool holds less.
-    pub pressed: bool,
+    pub shrink_pool: bool,
     /// Discard emptied clusters.
     pub discard: bool,
     /// End the thread when all is done.
     pub stop: bool,
 }
 
-/// Work for the writer.
+/// Work for the writer. Any number of threads may call every method at once.
 #[derive(Default)]
-pub struct Outbox {
-    inner: Mutex<Inner>,
+pub struct WriteQueue {
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 
-impl Outbox {
-    /// A number for a raw write that none had for a long time; never 0.
-    pub fn ticket(&self) -> u32 {
-        let mut outbox = self.inner.lock();
-        outbox.ticket = outbox.ticket.wrapping_add(1).max(1);
-        outbox.ticket
+impl WriteQueue {
+    /// Returns a number for a raw write that none had for a long time; never 0.
+    pub fn next_ticket(&self) -> u32 {
+        let mut state = self.state.lock();
+        state.ticket = state.ticket.wrapping_add(1).max(1);
+        state.ticket
     }
 
     /// Asks for a discard of emptied clusters.
-    pub fn discard(&self) {
-        self.inner.lock().discard = true;
+    pub fn request_discard(&self) {
+        self.state.lock().discard = true;
         self.changed.notify_all();
     }
 
-    /// Hands a sealed raw write to the writer. `false`: there is none, and the caller must do
-    /// [`Outbox::next`]'s work.
+    /// Hands a sealed raw write to the writer. Returns `false` if there is no writer: then the
+    /// caller must do the work of [`WriteQueue::take_work`].
     pub fn submit(&self, write: RawWrite) -> bool {
-        let mut outbox = self.inner.lock();
-        let place = outbox.raw.iter_mut().find(|w| w.is_none()).expect("one for each buffer");
+        let mut state = self.state.lock();
+        let place = state.raw.iter_mut().find(|w| w.is_none()).expect("one for each buffer");
         *place = Some(write);
-        outbox.under_way += 1;
+        state.under_way += 1;
         self.changed.notify_all();
-        outbox.has_writer
+        state.has_writer
     }
 
     /// Asks the writer to make the pool smaller; with `wait`, sleeps until it has ended a round.
-    /// `false`: there is no writer.
-    pub fn press(&self, wait: bool) -> bool {
-        let mut outbox = self.inner.lock();
-        if !outbox.pressed {
-            outbox.pressed = true;
+    /// Returns `false` if there is no writer.
+    pub fn request_shrink(&self, wait: bool) -> bool {
+        let mut state = self.state.lock();
+        if !state.shrink_pool {
+            state.shrink_pool = true;
             self.changed.notify_all();
         }
         // Asked and read under one lock, so a round will end.
-        let round = outbox.rounds;
-        while wait && outbox.has_writer && outbox.rounds == round && !outbox.stop {
-            outbox = self.changed.wait(outbox);
+        let round = state.rounds;
+        while wait && state.has_writer && state.rounds == round && !state.stop {
+            state = self.changed.wait(state);
         }
-        outbox.has_writer
+        state.has_writer
     }
 
-    /// Tells that a thread serves the outbox.
+    /// Notes that a thread serves the queue from now on.
     pub fn set_writer(&self) {
-        self.inner.lock().has_writer = true;
+        self.state.lock().has_writer = true;
     }
 
     /// Ends the writer, when it has done what waits.
-    pub fn stop(&self) {
-        self.inner.lock().stop = true;
+    pub(crate) fn stop(&self) {
+        self.state.lock().stop = true;
         self.changed.notify_all();
     }
 
-    /// Takes back [`Outbox::stop`]: it is about to be started again.
-    pub fn resume(&self) {
-        self.inner.lock().stop = false;
+    /// Takes back [`WriteQueue::stop`]: the writer is about to be started again.
+    pub(crate) fn resume(&self) {
+        self.state.lock().stop = false;
     }
 
     /// Sleeps until there is something to do.
     pub fn wait_for_work(&self) {
-        let mut outbox = self.inner.lock();
-        while outbox.raw.iter().all(|w| w.is_none())
-            && !outbox.pressed
-            && !outbox.discard
-            && !outbox.stop
+        let mut state = self.state.lock();
+        while state.raw.iter().all(|w| w.is_none())
+            && !state.shrink_pool
+            && !state.discard
+            && !state.stop
         {
-            outbox = self.changed.wait(outbox);
+            state = self.changed.wait(state);
         }
     }
 
-    /// Takes what there is to do.
-    pub fn next(&self) -> Work {
-        let mut outbox = self.inner.lock();
-        let raw = core::mem::take(&mut outbox.raw);
-        let (pressed, discard) = (outbox.pressed, outbox.discard);
-        (outbox.pressed, outbox.discard) = (false, false);
-        Work { raw, pressed, discard, stop: outbox.stop }
+    /// Takes all the work that waits.
+    pub fn take_work(&self) -> PendingWork {
+        let mut state = self.state.lock();
+        let raw = core::mem::take(&mut state.raw);
+        let (shrink_pool, discard) = (state.shrink_pool, state.discard);
+        (state.shrink_pool, state.discard) = (false, false);
+        PendingWork { raw, shrink_pool, discard, stop: state.stop }
     }
 
-    /// Nobody asks or takes anything until [`Outbox::unfreeze`]: for a fork.
-    pub fn freeze(&self) {
-        core::mem::forget(self.inner.lock());
+    /// Ends a round of [`WriteQueue::take_work`]'s work: `raw` writes have ended.
+    pub fn finish_round(&self, raw: usize) {
+        let mut state = self.state.lock();
+        state.under_way -= raw;
+        state.rounds += 1;
+        self.changed.notify_all();
     }
 
-    /// Ends [`Outbox::freeze`].
+    /// Sleeps until the writer has ended a round, if raw writes are under way. Returns `false` if
+    /// none are, or no thread does them.
+    pub fn wait_for_write(&self) -> bool {
+        let mut state = self.state.lock();
+        if !state.has_writer || state.stop || state.under_way == 0 {
+            return false;
+        }
+        let round = state.rounds;
+        while state.rounds == round && !state.stop {
+            state = self.changed.wait(state);
+        }
+        true
+    }
+
+    /// Keeps the queue as it is until [`WriteQueue::unfreeze`], for a fork: a thread that calls
+    /// another method waits.
+    pub(crate) fn freeze(&self) {
+        core::mem::forget(self.state.lock());
+    }
+
+    /// Ends [`WriteQueue::freeze`].
     ///
     /// # Safety
     /// - `freeze` has returned, in this process or in the parent that it is a copy of, and this is
     ///   called once for it.
-    pub unsafe fn unfreeze(&self) {
+    pub(crate) unsafe fn unfreeze(&self) {
         // SAFETY: the guard was forgotten.
-        unsafe { self.inner.unlock() };
-    }
-
-    /// Ends a round of [`Outbox::next`]'s work: `raw` writes have ended.
-    pub fn done(&self, raw: usize) {
-        let mut outbox = self.inner.lock();
-        outbox.under_way -= raw;
-        outbox.rounds += 1;
-        self.changed.notify_all();
-    }
-
-    /// Sleeps until the writer has ended a round, if raw writes are under way. `false`: none are,
-    /// or nobody does them.
-    pub fn wait_for_write(&self) -> bool {
-        let mut outbox = self.inner.lock();
-        if !outbox.has_writer || outbox.stop || outbox.under_way == 0 {
-            return false;
-        }
-        let round = outbox.rounds;
-        while outbox.rounds == round && !outbox.stop {
-            outbox = self.changed.wait(outbox);
-        }
-        true
+        unsafe { self.state.unlock() };
     }
 }

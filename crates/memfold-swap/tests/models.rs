@@ -6,7 +6,7 @@
 //! switches). `MEMFOLD_MODEL_RUNS` multiplies the number of runs.
 #![cfg(shuttle)]
 
-use memfold_swap::cluster::{CLUSTER_SLOTS, Clusters, Reach};
+use memfold_swap::cluster::{CLUSTER_SLOTS, Clusters, SearchScope};
 use memfold_sys::units::Order;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::thread;
@@ -39,7 +39,7 @@ fn s6_racing_allocators_keep_the_counts_exact() {
             thread::spawn(move || {
                 let mut mine = Vec::new();
                 for order in orders.map(|o| Order::new(o).unwrap()) {
-                    if let Some(first) = clusters.take(order, cpu, Reach::All) {
+                    if let Some(first) = clusters.allocate(order, cpu, SearchScope::All) {
                         for slot in first..first + order.pages() as u64 {
                             assert_eq!(
                                 owned[slot as usize].swap(1, Relaxed),
@@ -52,11 +52,11 @@ fn s6_racing_allocators_keep_the_counts_exact() {
                     }
                 }
                 let (first, count) = mine.pop().expect("there is room for one");
-                clusters.hold(first, count);
-                assert_eq!(clusters.put(first, count), 0, "another holder is left");
+                clusters.retain(first, count);
+                assert_eq!(clusters.release(first, count), 0, "another holder is left");
                 (first..first + count as u64)
                     .for_each(|slot| owned[slot as usize].store(0, Relaxed));
-                assert_eq!(clusters.put(first, count), count);
+                assert_eq!(clusters.release(first, count), count);
                 mine.iter().map(|run| run.1 as u64).sum::<u64>()
             })
         };

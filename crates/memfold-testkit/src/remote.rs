@@ -6,8 +6,8 @@
 //! - [`RemoteTrouble::Half`]: only some of the objects of a call;
 //! - being away for any time ([`MemoryRemote::set_away`]);
 //! - [`MemoryRemote::lose`], [`MemoryRemote::damage`], [`MemoryRemote::exchange`]: objects that are
-//!   gone or not what was put: detected, never accepted.
-use memfold_swap::remote::{BYTES_MAX, ENTRIES_MAX, Failure, Fetch, Object, Remote};
+//!   gone or not what was put: found, never believed.
+use memfold_swap::remote::{BYTES_MAX, ENTRIES_MAX, Fetch, Remote, RemoteError, StoredObject};
 use memfold_sys::memory::witness::DescendantWatch;
 use memfold_sys::sync::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -125,8 +125,8 @@ impl MemoryRemote {
 }
 
 impl Inner {
-    /// Returns how many of `count` to do, and whether to report success.
-    fn due(&mut self, ask: Ask, count: usize) -> (usize, Result<(), Failure>) {
+    /// How many of `count` to do, and whether to say that all went well.
+    fn due(&mut self, ask: Ask, count: usize) -> (usize, Result<(), RemoteError>) {
         self.asked += 1;
         assert!(count <= ENTRIES_MAX, "{count} entries in one request");
         let mut due = self.away.then_some(RemoteTrouble::Away);
@@ -134,7 +134,7 @@ impl Inner {
             *nth -= 1;
             due = if *nth == 0 { Some(*trouble) } else { due };
         }
-        let failure = Failure { is_lost: false, is_cut: false, why: "on purpose".to_string() };
+        let failure = RemoteError { is_lost: false, is_cut: false, why: "on purpose".to_string() };
         match due {
             None => (count, Ok(())),
             Some(RemoteTrouble::Away) => (0, Err(failure)),
@@ -145,7 +145,7 @@ impl Inner {
 }
 
 impl Remote for MemoryRemote {
-    fn put(&self, objects: &[Object<'_>]) -> Result<(), Failure> {
+    fn put(&self, objects: &[StoredObject<'_>]) -> Result<(), RemoteError> {
         let mut inner = self.inner.lock();
         let (count, result) = inner.due(Ask::Put, objects.len());
         assert!(objects.iter().map(|o| o.bytes.len()).sum::<usize>() <= BYTES_MAX);
@@ -163,7 +163,7 @@ impl Remote for MemoryRemote {
         result
     }
 
-    fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), Failure> {
+    fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), RemoteError> {
         let mut inner = self.inner.lock();
         let (count, result) = inner.due(Ask::Get, fetches.len());
         for fetch in &mut fetches[..count] {
@@ -171,7 +171,7 @@ impl Remote for MemoryRemote {
                 .objects
                 .get(&(inner.process - fetch.forks, fetch.number))
                 .and_then(|o| o.get(fetch.offset..fetch.offset + fetch.to.len()));
-            let lost = || Failure {
+            let lost = || RemoteError {
                 is_lost: true,
                 is_cut: false,
                 why: format!("object {} is not there", fetch.number),
@@ -182,7 +182,7 @@ impl Remote for MemoryRemote {
         result
     }
 
-    fn delete(&self, numbers: &[u64]) -> Result<(), Failure> {
+    fn delete(&self, numbers: &[u64]) -> Result<(), RemoteError> {
         let mut inner = self.inner.lock();
         let (count, result) = inner.due(Ask::Delete, numbers.len());
         for number in &numbers[..count] {
@@ -192,16 +192,16 @@ impl Remote for MemoryRemote {
         result
     }
 
-    fn keep(&self, _patience: Duration) -> Result<(), Failure> {
+    fn keep(&self, _patience: Duration) -> Result<(), RemoteError> {
         match self.inner.lock().silent {
             true => {
-                Err(Failure { is_lost: false, is_cut: true, why: "nobody answers".to_string() })
+                Err(RemoteError { is_lost: false, is_cut: true, why: "nobody answers".to_string() })
             }
             false => Ok(()),
         }
     }
 
-    fn lend(&self, _copies: &DescendantWatch) -> Result<(), Failure> {
+    fn lend(&self, _copies: &DescendantWatch) -> Result<(), RemoteError> {
         let mut inner = self.inner.lock();
         inner.due(Ask::Lend, 1).1
     }

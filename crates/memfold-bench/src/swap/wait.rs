@@ -9,7 +9,7 @@ use crate::harness::region::{counters_of, folded};
 use crate::harness::workload::{Bounds, Phase, Workload};
 use anyhow::ensure;
 use memfold::{Delivery, Memory, Region};
-use memfold_swap::cluster::{CLUSTER_SLOTS, Clusters, Reach};
+use memfold_swap::cluster::{CLUSTER_SLOTS, Clusters, SearchScope};
 use memfold_sys::units::Order;
 use memfold_testkit::random::Sequence as Random;
 use std::path::Path;
@@ -179,7 +179,7 @@ pub fn ageing_rows() -> Vec<StoreRow> {
         while clusters.used() < total * 6 / 10 {
             let order = Order::new(random.pick(&ORDERS)).expect("an order");
             asked += 1;
-            match clusters.take(order, random.below(4), Reach::All) {
+            match clusters.allocate(order, random.below(4), SearchScope::All) {
                 Some(first) => held.push((first, order)),
                 None => {
                     fallback += 1;
@@ -189,7 +189,7 @@ pub fn ageing_rows() -> Vec<StoreRow> {
         }
         for _ in 0..held.len() * 6 / 10 {
             let (first, order) = held.swap_remove(random.below(held.len()));
-            clusters.put(first, order.pages());
+            clusters.release(first, order.pages());
         }
     }
     let note =

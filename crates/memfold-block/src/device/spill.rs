@@ -2,8 +2,8 @@
 //! describes the writes).
 use super::holder::Holder;
 use memfold_store::{Cold, Handle};
-use memfold_swap::disk::file_disk::{FileDisk, Options};
-use memfold_swap::{Bounds, Place, Swap};
+use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
+use memfold_swap::{ObjectLocation, Swap, SwapBounds};
 use memfold_sys::sync::Mutex;
 use memfold_sys::units::Order;
 use std::sync::Arc;
@@ -89,7 +89,7 @@ pub(super) struct Writer {
 pub(super) struct Item {
     pub device: Arc<dyn Holder>,
     pub cold: Cold,
-    pub place: Place,
+    pub place: ObjectLocation,
 }
 
 impl Spill {
@@ -98,15 +98,15 @@ impl Spill {
     /// # Errors
     /// One line that says why there can be none.
     pub fn new(settings: &SpillSettings, limit_bytes: u64, block: Order) -> Result<Spill, String> {
-        let disk = FileDisk::open(&settings.path, Options::default())?;
-        let bounds = Bounds {
+        let disk = FileDisk::open(&settings.path, FileDiskOptions::default())?;
+        let bounds = SwapBounds {
             size_bytes: settings.size_bytes,
             keep_free_bytes: settings.keep_free_bytes,
             remote_bytes: 0,
             remote_expiry: std::time::Duration::MAX,
             mark_percent: 100,
             limit_bytes: if limit_bytes == 0 { u64::MAX } else { limit_bytes },
-            folio: block,
+            run_order_max: block,
         };
         let swap = Swap::new(Box::new(disk), None, settings.encrypt, bounds);
         let writer = Writer {
@@ -157,7 +157,7 @@ impl Spill {
 
     /// Frees an object in the file; `handle` may be any other.
     pub fn free(&self, handle: Handle, order: Order) {
-        if Place::of(handle).is_some() {
+        if ObjectLocation::from_handle(handle).is_some() {
             self.counters.original_bytes.fetch_sub(order.bytes() as u64, Relaxed);
             self.swap.free(handle);
         }

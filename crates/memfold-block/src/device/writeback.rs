@@ -9,7 +9,7 @@ use super::error::IoError;
 use super::io::Decoder;
 use super::spill::{ITEMS_MAX, Item, Spill, Writer};
 use memfold_store::{Cold, Handle};
-use memfold_swap::{HEAD_BYTES, Place, UNIT_BYTES};
+use memfold_swap::{HEAD_BYTES, ObjectLocation, UNIT_BYTES};
 use memfold_sys::page::Page;
 use memfold_sys::units::{Order, PAGE_SIZE};
 use std::sync::atomic::Ordering::Relaxed;
@@ -96,7 +96,7 @@ pub(crate) fn load(
     order: Order,
     to: *mut u8,
 ) -> Result<(), IoError> {
-    let (Some(spill), Some(place)) = (backing.spill(), Place::of(handle)) else {
+    let (Some(spill), Some(place)) = (backing.spill(), ObjectLocation::from_handle(handle)) else {
         return Err(IoError::Unread);
     };
     assert!(Page::begins_at(to));
@@ -126,7 +126,7 @@ pub(crate) fn export(
     handle: Handle,
     out: &mut [u8],
 ) -> Result<(u32, usize), IoError> {
-    let (Some(spill), Some(place)) = (backing.spill(), Place::of(handle)) else {
+    let (Some(spill), Some(place)) = (backing.spill(), ObjectLocation::from_handle(handle)) else {
         return Err(IoError::Unread);
     };
     let read = spill.swap.read_packed(place, place, |packed| {
@@ -201,35 +201,37 @@ fn write_run(
     mut look: impl FnMut(&mut [Cold]) -> usize,
 ) -> u64 {
     let swap = &spill.swap;
-    if !swap.accepts() || spill.limit_left() == Some(0) {
+    if !swap.accepts_writes() || spill.limit_left() == Some(0) {
         return 0;
     }
-    let Some(buffer) = swap.write_buffer(false) else { return 0 };
-    let orders = RUN_ORDERS.rev().filter_map(Order::new).filter(|order| *order <= swap.largest());
-    let Some((order, slot)) = orders.filter_map(|order| Some((order, swap.take(order)?))).next()
+    let Some(buffer) = swap.take_write_buffer(false) else { return 0 };
+    let orders =
+        RUN_ORDERS.rev().filter_map(Order::new).filter(|order| *order <= swap.run_order_max());
+    let Some((order, slot)) =
+        orders.filter_map(|order| Some((order, swap.allocate(order)?))).next()
     else {
         spill.note("the file is full");
         swap.note_full();
-        swap.give_buffer(buffer);
+        swap.give_buffer_back(buffer);
         return 0;
     };
-    // SAFETY: only this thread uses the buffer.
-    let room = unsafe { &mut swap.buffer(buffer)[..order.bytes()] };
+    // SAFETY: the buffer is this thread's.
+    let room = unsafe { &mut swap.buffer_mut(buffer)[..order.bytes()] };
     let used = fill(backing, spill, writer, slot, room, &mut look);
     let pages = used.div_ceil(PAGE_SIZE);
     if pages < order.pages() {
-        swap.put(slot + pages as u64, order.pages() - pages);
+        swap.release(slot + pages as u64, order.pages() - pages);
     }
     let mut freed = 0;
     if pages > 0 {
         room[used..pages * PAGE_SIZE].fill(0);
-        let mut writes = [swap.write_of(buffer, slot, pages * PAGE_SIZE)];
-        // SAFETY: only this thread uses the buffer and the run.
+        let mut writes = [swap.write_from(buffer, slot, pages * PAGE_SIZE)];
+        // SAFETY: buffer and run are this thread's.
         unsafe { swap.write(&mut writes) };
         freed = end_run(spill, writer, writes[0].result);
-        swap.put(slot, pages);
+        swap.release(slot, pages);
     }
-    swap.give_buffer(buffer);
+    swap.give_buffer_back(buffer);
     freed
 }
 
@@ -276,11 +278,11 @@ fn fill(
         if !spill.spend(cold.order) {
             break;
         }
-        let at = Place {
+        let at = ObjectLocation {
             slot: slot + (used / PAGE_SIZE) as u64,
             offset: used % PAGE_SIZE,
             len,
-            raw: false,
+            is_raw: false,
         };
         spill.swap.seal_packed(at, exported.fields, exported.len, place);
         writer.items.push(Item { device, cold, place: at });
@@ -301,7 +303,7 @@ fn end_run(spill: &Spill, writer: &mut Writer, result: Result<(), memfold_sys::E
         let bytes = cold.order.bytes() as u64;
         spill.counters.written_bytes.fetch_add(bytes, Relaxed);
         spill.counters.original_bytes.fetch_add(bytes, Relaxed);
-        spill.swap.enter(place);
+        spill.swap.insert(place);
         if device.replace(&cold, place.handle()) {
             freed += u64::from(cold.stored_bytes);
         } else {

@@ -3,7 +3,7 @@
 use super::format::{self, GroupHash, RECORD_BYTES, Record, SUM_BYTES, Sums, What};
 use super::{Entry, Image};
 use crate::device::{Backing, Device, IoError, Piece, Settings, Zeros};
-use memfold_swap::disk::files::{File, Identity};
+use memfold_swap::disk::durable::{File, FileIdentity};
 use memfold_sys::Errno;
 use memfold_sys::units::Order;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ impl File for Bytes {
         Err(Errno::BADF)
     }
 
-    fn identity(&self) -> Result<Identity, Errno> {
+    fn identity(&self) -> Result<FileIdentity, Errno> {
         Ok((0, 0))
     }
 }

@@ -18,7 +18,7 @@ use super::place::Place;
 use super::read::Image;
 use super::writer::{Content, Failed, Writer};
 use crate::device::{Device, Which};
-use memfold_swap::disk::files::{Access, File};
+use memfold_swap::disk::durable::{File, FileAccess};
 use memfold_sys::Errno;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -106,7 +106,7 @@ impl Journal {
     /// # Errors
     /// [`ImageError`]; the file is as it was.
     pub fn look(place: &Place) -> Result<Option<Image>, ImageError> {
-        place.file(Access::Write)?.map(Image::read).transpose()
+        place.file(FileAccess::Write)?.map(Image::read).transpose()
     }
 
     /// Continues an image whose bytes the devices hold. Cuts off what does not count.

@@ -1,7 +1,7 @@
 //! The path of an image, and its replacement by a new one.
 use super::format::ImageError;
 use crate::plain::plain;
-use memfold_swap::disk::files::{Access, Directory, File, Folder};
+use memfold_swap::disk::durable::{Directory, File, FileAccess, Folder};
 use memfold_sys::Errno;
 use memfold_sys::random;
 use std::fmt::{self, Write};
@@ -44,13 +44,13 @@ impl Place {
     ///
     /// # Errors
     /// [`ImageError::InUse`], or the system's.
-    pub(super) fn file(&self, access: Access) -> Result<Option<Box<dyn File>>, ImageError> {
+    pub(super) fn file(&self, access: FileAccess) -> Result<Option<Box<dyn File>>, ImageError> {
         loop {
             let file = match self.folder.open(&self.name, access) {
                 Err(Errno::NOENT) => return Ok(None),
                 other => other?,
             };
-            if access == Access::Read {
+            if access == FileAccess::Read {
                 return Ok(Some(file));
             }
             lock(&*file)?;

@@ -5,7 +5,7 @@ use super::format::{
 };
 use super::place::Place;
 use crate::device::{Device, Io, IoError};
-use memfold_swap::disk::files::{Access, File};
+use memfold_swap::disk::durable::{File, FileAccess};
 use memfold_sys::page::PageBuffer;
 use memfold_sys::units::Order;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl Image {
     /// # Errors
     /// [`ImageError`]
     pub fn open(place: &Place) -> Result<Option<Image>, ImageError> {
-        place.file(Access::Read)?.map(Image::read).transpose()
+        place.file(FileAccess::Read)?.map(Image::read).transpose()
     }
 
     /// Checks the head of the file at a place, if there is one.
@@ -50,7 +50,7 @@ impl Image {
     /// # Errors
     /// [`ImageError`]
     pub fn check_head(place: &Place) -> Result<(), ImageError> {
-        match place.file(Access::Read)? {
+        match place.file(FileAccess::Read)? {
             Some(file) => read_head(&*file).map(drop),
             None => Ok(()),
         }

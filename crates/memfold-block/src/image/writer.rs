@@ -3,7 +3,7 @@ use super::format::{
     self, Entry, GROUP_UNIT, GroupHash, ImageError, Record, SUM_BYTES, Sums, UNIT,
 };
 use crate::device::{Device, IoError, Piece, Which, Zeros};
-use memfold_swap::disk::files::File;
+use memfold_swap::disk::durable::File;
 use memfold_sys::Errno;
 use memfold_sys::random;
 use std::sync::Arc;

@@ -14,7 +14,7 @@ use rustix::fs::{self, FallocateFlags, Mode, OFlags};
 
 /// How transfers may be done.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct FileDiskOptions {
     /// io_uring if the kernel lets us; else one system call for each transfer.
     pub uring: bool,
     /// Past the page cache if the file system lets us.
@@ -23,9 +23,9 @@ pub struct Options {
     pub number: i32,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { uring: true, direct: true, number: 0 }
+impl Default for FileDiskOptions {
+    fn default() -> FileDiskOptions {
+        FileDiskOptions { uring: true, direct: true, number: 0 }
     }
 }
 
@@ -41,23 +41,23 @@ const NAME_TRIES: usize = 16;
 /// A child of fork may go on to read what its parent had written, and the parent's own: files of
 /// which it changes nothing. What lies behind that is in a file of its own.
 pub struct FileDisk {
-    files: ForkCell<Files>,
+    files: ForkCell<DiskFiles>,
     name: String,
     rings: [Mutex<Option<IoRing>>; RINGS],
-    options: Options,
+    options: FileDiskOptions,
 }
 
 /// Where bytes lie: each file has those from its first on, up to those of the next.
-struct Files {
+struct DiskFiles {
     /// Of ancestors, in this order.
-    older: Vec<File>,
+    older: Vec<DiskFile>,
     /// `None`: it could not be made, so nothing can be written.
-    own: Option<File>,
+    own: Option<DiskFile>,
     /// The first byte of the own one.
     base: u64,
 }
 
-struct File {
+struct DiskFile {
     file: OwnedFd,
     first: u64,
     /// Device and inode: a program that closes descriptors it doesn't know must not make us write
@@ -76,10 +76,15 @@ fn reason(e: Errno) -> Option<&'static str> {
     }
 }
 
-impl File {
+impl DiskFile {
     /// A new one: see [`FileDisk::open`]. `known`: whether the directory's file system takes
     /// O_DIRECT, if that was tried.
-    fn open(path: &str, options: Options, first: u64, known: Option<bool>) -> Result<File, String> {
+    fn open(
+        path: &str,
+        options: FileDiskOptions,
+        first: u64,
+        known: Option<bool>,
+    ) -> Result<DiskFile, String> {
         let fail = |what: &str, e: Errno| match reason(e) {
             Some(why) => alloc::format!("{path}: {what}: {why}"),
             None => alloc::format!("{path}: {what}: {e}"),
@@ -108,7 +113,7 @@ impl File {
         };
         let stat = fs::fstat(&file).map_err(|e| fail("fstat", e))?;
         let identity = (stat.st_dev, stat.st_ino);
-        let mut file = File { file, first, identity, is_direct: false };
+        let mut file = DiskFile { file, first, identity, is_direct: false };
         let may = options.direct && known != Some(false);
         file.is_direct = may && file.set_direct(true).is_ok();
         if known == Some(file.is_direct) {
@@ -164,10 +169,10 @@ impl FileDisk {
     ///
     /// # Errors
     /// One line that says what is wrong and what to do.
-    pub fn open(path: &str, options: Options) -> Result<FileDisk, String> {
-        let own = File::open(path, options, 0, None)?;
+    pub fn open(path: &str, options: FileDiskOptions) -> Result<FileDisk, String> {
+        let own = DiskFile::open(path, options, 0, None)?;
         let disk = FileDisk {
-            files: ForkCell::new(Files { older: Vec::new(), own: Some(own), base: 0 }),
+            files: ForkCell::new(DiskFiles { older: Vec::new(), own: Some(own), base: 0 }),
             name: path.to_string(),
             rings: [const { Mutex::new(None) }; RINGS],
             options,
@@ -206,7 +211,7 @@ impl FileDisk {
             files.older.clear();
         }
         files.base = base;
-        files.own = Some(File::open(&self.name, self.options, base, known)?);
+        files.own = Some(DiskFile::open(&self.name, self.options, base, known)?);
         Ok(())
     }
 
@@ -226,7 +231,7 @@ impl FileDisk {
         }
     }
 
-    /// Files of ancestors that are read.
+    /// DiskFiles of ancestors that are read.
     pub fn older(&self) -> usize {
         self.files.older.len()
     }
@@ -250,13 +255,13 @@ impl FileDisk {
     ///
     /// # Errors
     /// EBADF: there is none.
-    fn own(&self) -> Result<&File, Errno> {
+    fn own(&self) -> Result<&DiskFile, Errno> {
         let own = self.files.own.as_ref().ok_or(Errno::BADF)?;
         self.assert_itself(own);
         Ok(own)
     }
 
-    fn assert_itself(&self, file: &File) {
+    fn assert_itself(&self, file: &DiskFile) {
         assert!(
             file.is_itself(),
             "memfold: {}: the program has closed the descriptor of the swap file",
@@ -265,8 +270,8 @@ impl FileDisk {
     }
 
     /// The file that has the byte at `offset`, and its end.
-    fn file_at(&self, offset: u64) -> Result<(&File, u64), Errno> {
-        let Files { older, base, .. } = &*self.files;
+    fn file_at(&self, offset: u64) -> Result<(&DiskFile, u64), Errno> {
+        let DiskFiles { older, base, .. } = &*self.files;
         if offset >= *base {
             return Ok((self.own()?, u64::MAX));
         }
@@ -284,8 +289,8 @@ impl FileDisk {
         let len = (end - whole.offset) as usize;
         let second = whole.at.wrapping_add(len / PROBE_BYTES);
         let mut parts = [
-            Transfer::new(whole.way, whole.offset, whole.at, len),
-            Transfer::new(whole.way, whole.offset + len as u64, second, whole.len - len),
+            Transfer::new(whole.direction, whole.offset, whole.at, len),
+            Transfer::new(whole.direction, whole.offset + len as u64, second, whole.len - len),
         ];
         // SAFETY: as the caller says: they are parts of it.
         unsafe { self.transfer(&mut parts) };
@@ -297,7 +302,7 @@ impl FileDisk {
     ///
     /// # Safety
     /// - As for [`Disk::transfer`].
-    unsafe fn transfer_by(&self, file: &File, transfers: &mut [Transfer]) {
+    unsafe fn transfer_by(&self, file: &DiskFile, transfers: &mut [Transfer]) {
         for batch in transfers.chunks_mut(BATCH) {
             let mut free = self.rings.iter().filter_map(|ring| ring.try_lock());
             if let Some(ring) = free.find(|ring| ring.is_some()).as_deref_mut()
@@ -439,7 +444,7 @@ mod tests {
     fn every_way(mut each: impl FnMut(FileDisk)) {
         for dir in dirs() {
             for (uring, direct) in [(false, false), (false, true), (true, false), (true, true)] {
-                each(FileDisk::open(&dir, Options { uring, direct, number: 0 }).unwrap());
+                each(FileDisk::open(&dir, FileDiskOptions { uring, direct, number: 0 }).unwrap());
             }
         }
     }
@@ -455,9 +460,9 @@ mod tests {
                 let source = core::slice::from_raw_parts_mut(zone.as_ptr(), 2 * MAX_BYTES);
                 random::fill(source).unwrap();
                 let piece = 2 * MAX_BYTES / 64;
-                let part = |way, to: usize, n: usize| {
+                let part = |direction, to: usize, n: usize| {
                     Transfer::new(
-                        way,
+                        direction,
                         (n * piece) as u64,
                         Page::at(zone.as_ptr().add(to + n * piece)),
                         piece,
@@ -539,7 +544,7 @@ mod tests {
             let denied = move || {
                 refuse(libc::SYS_io_uring_setup, errno, 0);
                 for dir in dirs() {
-                    let disk = FileDisk::open(&dir, Options::default()).unwrap();
+                    let disk = FileDisk::open(&dir, FileDiskOptions::default()).unwrap();
                     assert!(!disk.has_uring());
                     assert_works(&disk);
                 }
@@ -551,7 +556,7 @@ mod tests {
     #[test]
     fn a_ring_that_fails_later_leaves_its_work_to_plain_calls() {
         let denied = || {
-            let disk = FileDisk::open(&dirs()[0], Options::default()).unwrap();
+            let disk = FileDisk::open(&dirs()[0], FileDiskOptions::default()).unwrap();
             assert!(disk.has_uring());
             refuse(libc::SYS_io_uring_enter, Errno::PERM, 0);
             assert_works(&disk);
@@ -564,7 +569,7 @@ mod tests {
         let denied = || {
             refuse(libc::SYS_fcntl, Errno::INVAL, OFlags::DIRECT.bits());
             for dir in dirs() {
-                let disk = FileDisk::open(&dir, Options::default()).unwrap();
+                let disk = FileDisk::open(&dir, FileDiskOptions::default()).unwrap();
                 assert!(!disk.is_direct());
                 assert_works(&disk);
             }
@@ -573,9 +578,9 @@ mod tests {
     }
 
     /// A page of `byte`s, written to a byte of the disk, or read from there.
-    fn moved(disk: &FileDisk, way: Direction, offset: u64, byte: u8) -> Result<u8, Errno> {
+    fn moved(disk: &FileDisk, direction: Direction, offset: u64, byte: u8) -> Result<u8, Errno> {
         let zone = Zone::reserve(PAGE_SIZE, PAGE_SIZE).unwrap();
-        let mut all = [Transfer::new(way, offset, Page::at(zone.as_ptr()), PAGE_SIZE)];
+        let mut all = [Transfer::new(direction, offset, Page::at(zone.as_ptr()), PAGE_SIZE)];
         // SAFETY: the zone has a page.
         unsafe {
             zone.as_ptr().write_bytes(byte, PAGE_SIZE);
@@ -634,7 +639,7 @@ mod tests {
     fn a_child_that_can_make_no_file_reads_on() {
         let dir = std::env::temp_dir().join(std::format!("memfold-gone-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
-        let disk = FileDisk::open(dir.to_str().unwrap(), Options::default()).unwrap();
+        let disk = FileDisk::open(dir.to_str().unwrap(), FileDiskOptions::default()).unwrap();
         disk.grow(8192).unwrap();
         assert_eq!(moved(&disk, Direction::Write, 4096, 7), Ok(7));
         std::fs::remove_dir(&dir).unwrap();
@@ -661,7 +666,7 @@ mod tests {
 
     #[test]
     fn a_punched_range_takes_no_space() {
-        let disk = FileDisk::open("/dev/shm", Options::default()).unwrap();
+        let disk = FileDisk::open("/dev/shm", FileDiskOptions::default()).unwrap();
         disk.grow(8 << 20).unwrap();
         let blocks = || fs::fstat(&disk.own().unwrap().file).unwrap().st_blocks as u64 * 512;
         let before = blocks();
@@ -678,7 +683,8 @@ mod tests {
             prepare();
             let each = (0..100).map(|_| {
                 together.wait();
-                FileDisk::open(path, Options { uring: false, direct: false, number: 0 }).err()
+                FileDisk::open(path, FileDiskOptions { uring: false, direct: false, number: 0 })
+                    .err()
             });
             each.collect::<Vec<_>>().into_iter().flatten()
         };
@@ -715,19 +721,21 @@ mod tests {
         for path in
             [dir.to_str().unwrap().to_string(), dir.join("file").to_str().unwrap().to_string()]
         {
-            let disk = FileDisk::open(&path, Options::default()).unwrap();
+            let disk = FileDisk::open(&path, FileDiskOptions::default()).unwrap();
             assert_eq!(fs::fstat(&disk.own().unwrap().file).unwrap().st_mode & 0o777, 0o600);
             assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
         }
         std::fs::write(dir.join("precious"), "x").unwrap();
-        let refused = FileDisk::open(dir.join("precious").to_str().unwrap(), Options::default())
-            .err()
-            .unwrap();
+        let refused =
+            FileDisk::open(dir.join("precious").to_str().unwrap(), FileDiskOptions::default())
+                .err()
+                .unwrap();
         assert!(refused.contains("exists"), "{refused}");
         assert_eq!(std::fs::read(dir.join("precious")).unwrap(), b"x");
         std::fs::remove_dir_all(&dir).unwrap();
-        let gone =
-            FileDisk::open(dir.join("file").to_str().unwrap(), Options::default()).err().unwrap();
+        let gone = FileDisk::open(dir.join("file").to_str().unwrap(), FileDiskOptions::default())
+            .err()
+            .unwrap();
         assert!(gone.contains("no swap file can be made there: there is no such"), "{gone}");
     }
 }

@@ -1,5 +1,5 @@
 //! The swap device as the engine sees it: the seam where tests put a faulty one.
-pub mod files;
+pub mod durable;
 pub mod file_disk;
 
 use memfold_sys::Errno;
@@ -59,16 +59,16 @@ pub trait Disk: Send + Sync {
 }
 
 /// Transfers on their way to another thread.
-struct Sent<'a>(&'a mut [Transfer]);
-// SAFETY: who may touch the memory is told by the contract of `Disk::transfer`: the implementation,
-// until the return.
-unsafe impl Send for Sent<'_> {}
+struct SentTransfers<'a>(&'a mut [Transfer]);
+// SAFETY: by the contract of `Disk::transfer` the memory is the implementation's until the return, in
+// whatever thread it works.
+unsafe impl Send for SentTransfers<'_> {}
 
 impl<D: Disk + ?Sized> Disk for Delegated<D> {
     unsafe fn transfer(&self, transfers: &mut [Transfer]) {
-        let sent = Sent(transfers);
+        let sent = SentTransfers(transfers);
         self.with(|disk| {
-            let Sent(transfers) = { sent };
+            let SentTransfers(transfers) = { sent };
             // SAFETY: as the caller says, who waits until this has ended.
             unsafe { disk.transfer(transfers) }
         });

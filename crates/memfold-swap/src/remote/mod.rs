@@ -6,8 +6,8 @@
 //! the library starts it: a client of such servers needs `std`, `malloc` and TLS, which the engine
 //! can't have. It sees sealed bytes only.
 //!
-//! A message is one [`Request`], its [`Entry`]s, and for [`PUT`] the bytes of all objects one
-//! behind the other. The answer is one [`Answer`], and what was asked for, or a line that says what
+//! A message is one [`RequestHead`], its [`RequestEntry`]s, and for [`PUT`] the bytes of all objects one
+//! behind the other. The answer is one [`AnswerHead`], and what was asked for, or a line that says what
 //! is wrong. A connection may have several requests under way, whose answers come in any order and
 //! bear their numbers. It begins with [`HELLO`], which has no answer. Numbers are in the machine's
 //! byte order.
@@ -32,7 +32,7 @@ pub const GET: u32 = 3;
 pub const DELETE: u32 = 4;
 /// Asks whether the objects are kept from expiring.
 pub const KEEP: u32 = 5;
-/// Keeps the objects of the connection's engine as long as a [`Witness`] isn't over, whose
+/// Keeps the objects of the connection's engine as long as a [`DescendantWatch`] isn't over, whose
 /// descriptor comes with its first byte.
 pub const LEND: u32 = 6;
 /// Entries of a message, at most.
@@ -49,7 +49,7 @@ pub const FAILED: u32 = 2;
 
 /// The head of a message to the service.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct RequestHead {
     /// [`HELLO`], [`PUT`], [`GET`], [`DELETE`], [`KEEP`] or [`LEND`].
     pub what: u32,
     /// What its answer is known by.
@@ -60,7 +60,7 @@ pub struct Request {
 
 /// One object of a message, or a part of it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct RequestEntry {
     /// The engine whose object it is.
     pub engine: u64,
     /// The object's number.
@@ -73,7 +73,7 @@ pub struct Entry {
 
 /// The head of an answer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct AnswerHead {
     /// [`DONE`], [`LOST`] or [`FAILED`].
     pub status: u32,
     /// The request's.
@@ -82,45 +82,45 @@ pub struct Answer {
     pub len: u32,
 }
 
-impl Request {
+impl RequestHead {
     /// Bytes of the head.
     pub const BYTES: usize = 12;
 
     /// As it is sent.
-    pub fn to_bytes(self) -> [u8; Request::BYTES] {
+    pub fn to_bytes(self) -> [u8; RequestHead::BYTES] {
         triple([self.what, self.id, self.entries])
     }
 
     /// What was sent.
-    pub fn of_bytes(bytes: [u8; Request::BYTES]) -> Request {
+    pub fn of_bytes(bytes: [u8; RequestHead::BYTES]) -> RequestHead {
         let [what, id, entries] = untriple(bytes);
-        Request { what, id, entries }
+        RequestHead { what, id, entries }
     }
 }
 
-impl Answer {
+impl AnswerHead {
     /// Bytes of the head.
     pub const BYTES: usize = 12;
 
     /// As it is sent.
-    pub fn to_bytes(self) -> [u8; Answer::BYTES] {
+    pub fn to_bytes(self) -> [u8; AnswerHead::BYTES] {
         triple([self.status, self.id, self.len])
     }
 
     /// What was sent.
-    pub fn of_bytes(bytes: [u8; Answer::BYTES]) -> Answer {
+    pub fn of_bytes(bytes: [u8; AnswerHead::BYTES]) -> AnswerHead {
         let [status, id, len] = untriple(bytes);
-        Answer { status, id, len }
+        AnswerHead { status, id, len }
     }
 }
 
-impl Entry {
+impl RequestEntry {
     /// Bytes of an entry.
     pub const BYTES: usize = 24;
 
     /// As it is sent.
-    pub fn to_bytes(self) -> [u8; Entry::BYTES] {
-        let mut bytes = [0; Entry::BYTES];
+    pub fn to_bytes(self) -> [u8; RequestEntry::BYTES] {
+        let mut bytes = [0; RequestEntry::BYTES];
         bytes[..8].copy_from_slice(&self.engine.to_ne_bytes());
         bytes[8..16].copy_from_slice(&self.number.to_ne_bytes());
         bytes[16..20].copy_from_slice(&self.offset.to_ne_bytes());
@@ -129,10 +129,10 @@ impl Entry {
     }
 
     /// What was sent.
-    pub fn of_bytes(bytes: [u8; Entry::BYTES]) -> Entry {
+    pub fn of_bytes(bytes: [u8; RequestEntry::BYTES]) -> RequestEntry {
         let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
         let (offset, len) = (word(&bytes[16..20]), word(&bytes[20..]));
-        Entry { engine: long(0), number: long(8), offset, len }
+        RequestEntry { engine: long(0), number: long(8), offset, len }
     }
 }
 
@@ -156,7 +156,7 @@ fn word(bytes: &[u8]) -> u32 {
 /// Why the remote store did not do something. Displays as what went wrong, without the store's
 /// name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct RemoteError {
     /// It has answered, and an object is not there: trying again is in vain.
     pub is_lost: bool,
     /// The connection to the service has broken off: the servers were not asked, or their answer is
@@ -166,7 +166,7 @@ pub struct Failure {
     pub why: String,
 }
 
-impl core::fmt::Display for Failure {
+impl core::fmt::Display for RemoteError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(&self.why)
     }
@@ -174,7 +174,7 @@ impl core::fmt::Display for Failure {
 
 /// An object to be stored.
 #[derive(Copy, Clone, Debug)]
-pub struct Object<'a> {
+pub struct StoredObject<'a> {
     /// Its number.
     pub number: u64,
     /// Its bytes.
@@ -204,56 +204,56 @@ pub trait Remote: Send + Sync {
     ///
     /// # Errors
     /// Any of them may be stored then or not: their numbers are to be deleted and not used again.
-    fn put(&self, objects: &[Object<'_>]) -> Result<(), Failure>;
+    fn put(&self, objects: &[StoredObject<'_>]) -> Result<(), RemoteError>;
 
     /// Reads parts of objects. Tries again for as long as the settings allow.
     ///
     /// # Errors
     /// What was to be read into holds any bytes then.
-    fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), Failure>;
+    fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), RemoteError>;
 
     /// Deletes objects, whether or not they are there.
     ///
     /// # Errors
     /// Any of them may be left.
-    fn delete(&self, numbers: &[u64]) -> Result<(), Failure>;
+    fn delete(&self, numbers: &[u64]) -> Result<(), RemoteError>;
 
     /// Whether the objects are kept from expiring: asked now and then while there are any. Waits
     /// for `patience` at most.
     ///
     /// # Errors
     /// They are not, and who answers has said so to the user; or, where `is_cut`, nobody answers.
-    fn keep(&self, patience: Duration) -> Result<(), Failure>;
+    fn keep(&self, patience: Duration) -> Result<(), RemoteError>;
 
     /// Has this process's objects kept for copies of it that the witness sees, also after its end.
     /// Called while the witness isn't over, by a thread that has its descriptor.
     ///
     /// # Errors
     /// They may be gone when the process has ended.
-    fn lend(&self, copies: &DescendantWatch) -> Result<(), Failure>;
+    fn lend(&self, copies: &DescendantWatch) -> Result<(), RemoteError>;
 
     /// What to call the store in messages.
     fn name(&self) -> &str;
 }
 
 impl<R: Remote + ?Sized> Remote for Delegated<R> {
-    fn put(&self, objects: &[Object<'_>]) -> Result<(), Failure> {
+    fn put(&self, objects: &[StoredObject<'_>]) -> Result<(), RemoteError> {
         self.with(|remote| remote.put(objects))
     }
 
-    fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), Failure> {
+    fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), RemoteError> {
         self.with(|remote| remote.get(fetches))
     }
 
-    fn delete(&self, numbers: &[u64]) -> Result<(), Failure> {
+    fn delete(&self, numbers: &[u64]) -> Result<(), RemoteError> {
         self.with(|remote| remote.delete(numbers))
     }
 
-    fn keep(&self, patience: Duration) -> Result<(), Failure> {
+    fn keep(&self, patience: Duration) -> Result<(), RemoteError> {
         self.with(|remote| remote.keep(patience))
     }
 
-    fn lend(&self, copies: &DescendantWatch) -> Result<(), Failure> {
+    fn lend(&self, copies: &DescendantWatch) -> Result<(), RemoteError> {
         self.with(|remote| remote.lend(copies))
     }
 
@@ -268,11 +268,12 @@ mod tests {
 
     #[test]
     fn messages_come_back_as_they_were() {
-        let request = Request { what: GET, id: u32::MAX - 1, entries: 7 };
-        assert_eq!(Request::of_bytes(request.to_bytes()), request);
-        let entry = Entry { engine: 9 << 40, number: u64::MAX - 5, offset: 4096, len: 65536 };
-        assert_eq!(Entry::of_bytes(entry.to_bytes()), entry);
-        let answer = Answer { status: LOST, id: 77, len: 20 };
-        assert_eq!(Answer::of_bytes(answer.to_bytes()), answer);
+        let request = RequestHead { what: GET, id: u32::MAX - 1, entries: 7 };
+        assert_eq!(RequestHead::of_bytes(request.to_bytes()), request);
+        let entry =
+            RequestEntry { engine: 9 << 40, number: u64::MAX - 5, offset: 4096, len: 65536 };
+        assert_eq!(RequestEntry::of_bytes(entry.to_bytes()), entry);
+        let answer = AnswerHead { status: LOST, id: 77, len: 20 };
+        assert_eq!(AnswerHead::of_bytes(answer.to_bytes()), answer);
     }
 }

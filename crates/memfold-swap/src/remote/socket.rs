@@ -4,8 +4,8 @@
 //! the service. There is no thread that receives: of those that wait for answers one reads the next
 //! answer's head, and leaves what follows to the thread that has asked for it.
 use crate::remote::{
-    Answer, DELETE, DONE, ENTRIES_MAX, Entry, Failure, Fetch, GET, HELLO, KEEP, LEND, LOST, Object,
-    PUT, Remote, Request,
+    AnswerHead, DELETE, DONE, ENTRIES_MAX, Fetch, GET, HELLO, KEEP, LEND, LOST, PUT, Remote,
+    RemoteError, RequestEntry, RequestHead, StoredObject,
 };
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -30,7 +30,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Of a line that says what is wrong, no more is read.
 const WHY_BYTES_MAX: u32 = 1 << 16;
 /// Ancestors whose objects are read, at most.
-const OLDER_MAX: usize = 15;
+const ANCESTORS_MAX: usize = 15;
 
 /// A client of the service.
 pub struct SocketRemote {
@@ -39,7 +39,7 @@ pub struct SocketRemote {
     /// Of ancestors, and the own one last.
     engines: ForkCell<Vec<u64>>,
     patience: Duration,
-    line: Mutex<Option<Arc<Line>>>,
+    line: Mutex<Option<Arc<Connection>>>,
 }
 
 impl SocketRemote {
@@ -74,7 +74,7 @@ impl SocketRemote {
             core::mem::forget(self.line.peek_mut().take());
             let engines = self.engines.change();
             engines.push(random::word()?);
-            engines.drain(..engines.len().saturating_sub(OLDER_MAX + 1));
+            engines.drain(..engines.len().saturating_sub(ANCESTORS_MAX + 1));
         }
         Ok(())
     }
@@ -90,29 +90,29 @@ impl SocketRemote {
     }
 
     /// An entry of this process's own engine.
-    fn own(&self, number: u64, len: usize) -> Entry {
-        Entry { engine: self.engine(0), number, offset: 0, len: len as u32 }
+    fn own(&self, number: u64, len: usize) -> RequestEntry {
+        RequestEntry { engine: self.engine(0), number, offset: 0, len: len as u32 }
     }
 
     /// A new connection, on which nothing is waited for longer than `patience`.
-    fn connect(&self, patience: Duration) -> Result<Line, Errno> {
+    fn connect(&self, patience: Duration) -> Result<Connection, Errno> {
         let socket =
             net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(patience))?;
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))?;
         net::connect(&socket, &SocketAddrUnix::new(self.path.as_str())?)?;
-        let line = Line {
+        let line = Connection {
             socket,
             sending: Mutex::new(()),
-            turn: Mutex::new(Turn::default()),
+            turn: Mutex::new(ReceiveTurn::default()),
             changed: Condvar::new(),
         };
-        line.send(0, &Message { entries: &[self.own(0, 0)], ..message(HELLO) })?;
+        line.send(0, &OutgoingRequest { entries: &[self.own(0, 0)], ..message(HELLO) })?;
         Ok(line)
     }
 
     /// The connection that all share, made anew if there is none or it has broken off.
-    fn line(&self) -> Result<Arc<Line>, Errno> {
+    fn line(&self) -> Result<Arc<Connection>, Errno> {
         let mut line = self.line.lock();
         match &*line {
             Some(line) if !line.turn.lock().cut => Ok(line.clone()),
@@ -129,10 +129,10 @@ impl SocketRemote {
     /// harm.
     fn ask(
         &self,
-        message: &Message<'_>,
+        message: &OutgoingRequest<'_>,
         again: fn(Errno) -> bool,
         receive: &mut dyn FnMut(&OwnedFd) -> Result<(), Errno>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), RemoteError> {
         let mut once = || self.line()?.exchange(message, receive);
         let result = match once() {
             Err(e) if again(e) => once(),
@@ -142,13 +142,13 @@ impl SocketRemote {
     }
 
     /// Tells the two kinds of failure apart: what the service said, and that it said nothing.
-    fn failure(&self, result: Result<Said, Errno>) -> Result<(), Failure> {
+    fn failure(&self, result: Result<Outcome, Errno>) -> Result<(), RemoteError> {
         match result {
             Ok(said) => said,
             Err(e) => {
                 let why =
                     format!("the service of memfold run at {} does not answer: {e}", self.path);
-                Err(Failure { is_lost: false, is_cut: true, why })
+                Err(RemoteError { is_lost: false, is_cut: true, why })
             }
         }
     }
@@ -160,42 +160,43 @@ fn is_closed(e: Errno) -> bool {
 }
 
 impl Remote for SocketRemote {
-    fn put(&self, objects: &[Object<'_>]) -> Result<(), Failure> {
-        let entries: Vec<Entry> =
+    fn put(&self, objects: &[StoredObject<'_>]) -> Result<(), RemoteError> {
+        let entries: Vec<RequestEntry> =
             objects.iter().map(|o| self.own(o.number, o.bytes.len())).collect();
         let bytes: Vec<&[u8]> = objects.iter().map(|o| o.bytes).collect();
-        let put = Message { entries: &entries, bytes: &bytes, ..message(PUT) };
+        let put = OutgoingRequest { entries: &entries, bytes: &bytes, ..message(PUT) };
         self.ask(&put, is_closed, &mut |_| Ok(()))
     }
 
-    fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), Failure> {
-        let entry = |f: &Fetch<'_>| Entry {
+    fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), RemoteError> {
+        let entry = |f: &Fetch<'_>| RequestEntry {
             engine: self.engine(f.forks),
             number: f.number,
             offset: f.offset as u32,
             len: f.to.len() as u32,
         };
-        let entries: Vec<Entry> = fetches.iter().map(entry).collect();
+        let entries: Vec<RequestEntry> = fetches.iter().map(entry).collect();
         let mut receive =
             |socket: &OwnedFd| fetches.iter_mut().try_for_each(|f| read(socket, f.to));
-        self.ask(&Message { entries: &entries, ..message(GET) }, |_| true, &mut receive)
+        self.ask(&OutgoingRequest { entries: &entries, ..message(GET) }, |_| true, &mut receive)
     }
 
-    fn delete(&self, numbers: &[u64]) -> Result<(), Failure> {
-        let entries: Vec<Entry> = numbers.iter().map(|&number| self.own(number, 0)).collect();
-        let delete = Message { entries: &entries, ..message(DELETE) };
+    fn delete(&self, numbers: &[u64]) -> Result<(), RemoteError> {
+        let entries: Vec<RequestEntry> =
+            numbers.iter().map(|&number| self.own(number, 0)).collect();
+        let delete = OutgoingRequest { entries: &entries, ..message(DELETE) };
         self.ask(&delete, is_closed, &mut |_| Ok(()))
     }
 
-    fn keep(&self, patience: Duration) -> Result<(), Failure> {
+    fn keep(&self, patience: Duration) -> Result<(), RemoteError> {
         // A connection of its own: on the other one a silent service is waited for longer.
         let asked =
             self.connect(patience).and_then(|line| line.exchange(&message(KEEP), &mut |_| Ok(())));
         self.failure(asked)
     }
 
-    fn lend(&self, copies: &DescendantWatch) -> Result<(), Failure> {
-        let lend = Message { file: Some(copies.file()), ..message(LEND) };
+    fn lend(&self, copies: &DescendantWatch) -> Result<(), RemoteError> {
+        let lend = OutgoingRequest { file: Some(copies.file()), ..message(LEND) };
         self.ask(&lend, |_| true, &mut |_| Ok(()))
     }
 
@@ -205,33 +206,33 @@ impl Remote for SocketRemote {
 }
 
 /// A request, and what goes with it.
-struct Message<'a> {
+struct OutgoingRequest<'a> {
     what: u32,
-    entries: &'a [Entry],
+    entries: &'a [RequestEntry],
     bytes: &'a [&'a [u8]],
     file: Option<BorrowedFd<'a>>,
 }
 
 /// One with nothing.
-fn message<'a>(what: u32) -> Message<'a> {
-    Message { what, entries: &[], bytes: &[], file: None }
+fn message<'a>(what: u32) -> OutgoingRequest<'a> {
+    OutgoingRequest { what, entries: &[], bytes: &[], file: None }
 }
 
 /// What an answer says.
-type Said = Result<(), Failure>;
+type Outcome = Result<(), RemoteError>;
 
 /// One connection to the service.
-struct Line {
+struct Connection {
     socket: OwnedFd,
     /// Held while a request is sent.
     sending: Mutex<()>,
-    turn: Mutex<Turn>,
+    turn: Mutex<ReceiveTurn>,
     changed: Condvar,
 }
 
 /// Who receives next.
 #[derive(Default)]
-struct Turn {
+struct ReceiveTurn {
     /// The number of the last request.
     last: u32,
     /// Numbers of requests that have no answer yet.
@@ -239,21 +240,21 @@ struct Turn {
     /// A thread receives.
     is_taken: bool,
     /// The head of an answer that its thread has not seen yet.
-    head: Option<Answer>,
+    head: Option<AnswerHead>,
     /// It has broken off: what comes on it now would be taken for another answer.
     cut: bool,
 }
 
-impl Line {
+impl Connection {
     /// Sends one request and receives its answer, the bytes that it asked for by `receive`.
     ///
     /// # Errors
     /// The connection has broken off, for all.
     fn exchange(
         &self,
-        message: &Message<'_>,
+        message: &OutgoingRequest<'_>,
         receive: &mut dyn FnMut(&OwnedFd) -> Result<(), Errno>,
-    ) -> Result<Said, Errno> {
+    ) -> Result<Outcome, Errno> {
         let id = {
             let mut turn = self.turn.lock();
             turn.last = turn.last.wrapping_add(1);
@@ -273,11 +274,11 @@ impl Line {
         result
     }
 
-    fn send(&self, id: u32, message: &Message<'_>) -> Result<(), Errno> {
-        let Message { what, entries, bytes, file } = *message;
+    fn send(&self, id: u32, message: &OutgoingRequest<'_>) -> Result<(), Errno> {
+        let OutgoingRequest { what, entries, bytes, file } = *message;
         debug_assert!(entries.len() <= ENTRIES_MAX);
-        let mut head = Vec::with_capacity(Request::BYTES + entries.len() * Entry::BYTES);
-        head.extend_from_slice(&Request { what, id, entries: entries.len() as u32 }.to_bytes());
+        let mut head = Vec::with_capacity(RequestHead::BYTES + entries.len() * RequestEntry::BYTES);
+        head.extend_from_slice(&RequestHead { what, id, entries: entries.len() as u32 }.to_bytes());
         entries.iter().for_each(|e| head.extend_from_slice(&e.to_bytes()));
         let _sending = self.sending.lock();
         let sent = file.map_or(Ok(0), |file| send_with_file(&self.socket, &head, file))?;
@@ -287,7 +288,7 @@ impl Line {
 
     /// Waits for the answer of request `id`, and reads heads of answers while nobody else does.
     /// Then the turn is the caller's, who receives what follows.
-    fn await_head(&self, id: u32) -> Result<Answer, Errno> {
+    fn await_head(&self, id: u32) -> Result<AnswerHead, Errno> {
         let mut turn = self.turn.lock();
         loop {
             if turn.cut {
@@ -301,10 +302,10 @@ impl Line {
                 None if !turn.is_taken => {
                     turn.is_taken = true;
                     drop(turn);
-                    let mut bytes = [0; Answer::BYTES];
+                    let mut bytes = [0; AnswerHead::BYTES];
                     let read = read(&self.socket, &mut bytes);
                     turn = self.turn.lock();
-                    let head = Answer::of_bytes(bytes);
+                    let head = AnswerHead::of_bytes(bytes);
                     let place = turn.asked.iter().position(|asked| *asked == head.id);
                     turn.asked.swap_remove(read.and(place.ok_or(Errno::PROTO))?);
                     turn.head = Some(head);
@@ -320,15 +321,15 @@ impl Line {
     /// Receives what follows a head, and ends the turn.
     fn receive(
         &self,
-        head: Answer,
+        head: AnswerHead,
         wanted: usize,
         receive: &mut dyn FnMut(&OwnedFd) -> Result<(), Errno>,
-    ) -> Result<Said, Errno> {
+    ) -> Result<Outcome, Errno> {
         let said = if head.status != DONE {
             let mut why = alloc::vec![0; head.len.min(WHY_BYTES_MAX) as usize];
             read(&self.socket, &mut why)?;
             let why = String::from_utf8_lossy(&why).to_string();
-            Err(Failure { is_lost: head.status == LOST, is_cut: false, why })
+            Err(RemoteError { is_lost: head.status == LOST, is_cut: false, why })
         } else if head.len as usize == wanted {
             receive(&self.socket)?;
             Ok(())
@@ -432,16 +433,16 @@ mod tests {
     }
 
     /// A socket at which a test plays the service.
-    struct Stage {
+    struct FakeService {
         path: std::path::PathBuf,
         listener: UnixListener,
     }
 
-    impl Stage {
-        fn new(name: &str) -> Stage {
+    impl FakeService {
+        fn new(name: &str) -> FakeService {
             let path = std::env::temp_dir().join(format!("memfold-{name}-{}", std::process::id()));
             let _ = std::fs::remove_file(&path);
-            Stage { listener: UnixListener::bind(&path).unwrap(), path }
+            FakeService { listener: UnixListener::bind(&path).unwrap(), path }
         }
 
         fn remote(&self) -> SocketRemote {
@@ -456,17 +457,17 @@ mod tests {
         }
     }
 
-    impl Drop for Stage {
+    impl Drop for FakeService {
         fn drop(&mut self) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 
-    fn request(stream: &mut UnixStream) -> (Request, Entry) {
-        let (mut head, mut entry) = ([0; Request::BYTES], [0; Entry::BYTES]);
+    fn request(stream: &mut UnixStream) -> (RequestHead, RequestEntry) {
+        let (mut head, mut entry) = ([0; RequestHead::BYTES], [0; RequestEntry::BYTES]);
         stream.read_exact(&mut head).unwrap();
         stream.read_exact(&mut entry).unwrap();
-        (Request::of_bytes(head), Entry::of_bytes(entry))
+        (RequestHead::of_bytes(head), RequestEntry::of_bytes(entry))
     }
 
     /// What object `number` holds.
@@ -474,15 +475,15 @@ mod tests {
         (number * 1001).to_ne_bytes()
     }
 
-    fn gets(remote: &SocketRemote, number: u64) -> Result<bool, Failure> {
+    fn gets(remote: &SocketRemote, number: u64) -> Result<bool, RemoteError> {
         let mut to = [0; 8];
         remote.get(&mut [Fetch { forks: 0, number, offset: 0, to: &mut to }])?;
         Ok(to == content(number))
     }
 
-    fn answer(stream: &mut UnixStream, (request, entry): (Request, Entry)) {
+    fn answer(stream: &mut UnixStream, (request, entry): (RequestHead, RequestEntry)) {
         stream
-            .write_all(&Answer { status: DONE, id: request.id, len: entry.len }.to_bytes())
+            .write_all(&AnswerHead { status: DONE, id: request.id, len: entry.len }.to_bytes())
             .unwrap();
         stream.write_all(&content(entry.number)).unwrap();
     }
@@ -490,7 +491,7 @@ mod tests {
     #[test]
     fn one_connection_carries_many_requests_whose_answers_come_in_any_order() {
         const THREADS: usize = 8;
-        let stage = Stage::new("many");
+        let stage = FakeService::new("many");
         let remote = &stage.remote();
         std::thread::scope(|scope| {
             let ask = |n: usize| move || (0..50).all(|i| gets(remote, n as u64 * 100 + i).unwrap());
@@ -511,7 +512,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_breaks_off_is_made_anew_for_all_who_wait() {
-        let stage = Stage::new("cut");
+        let stage = FakeService::new("cut");
         let remote = &stage.remote();
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|n| scope.spawn(move || gets(remote, n))).collect();
@@ -533,14 +534,14 @@ mod tests {
 
     #[test]
     fn an_answer_that_nobody_has_asked_for_is_not_taken_for_another() {
-        let stage = Stage::new("stray");
+        let stage = FakeService::new("stray");
         let remote = &stage.remote();
         std::thread::scope(|scope| {
             let thread = scope.spawn(move || gets(remote, 1));
             for _ in 0..2 {
                 let mut stream = stage.accept();
                 let (request, entry) = request(&mut stream);
-                let stray = Answer { status: DONE, id: request.id + 1, len: entry.len };
+                let stray = AnswerHead { status: DONE, id: request.id + 1, len: entry.len };
                 stream.write_all(&stray.to_bytes()).unwrap();
             }
             assert!(thread.join().unwrap().unwrap_err().is_cut);

@@ -1,5 +1,5 @@
 //! Tests of the slot allocator: against a naive bitmap, and aged.
-use crate::cluster::{CLUSTER_SLOTS, Clusters, Held, Reach};
+use crate::cluster::{CLUSTER_SLOTS, Clusters, SearchScope, SlotSet};
 use memfold_sys::units::Order;
 use memfold_testkit::random::{Random, seed};
 use proptest::prelude::*;
@@ -40,7 +40,7 @@ proptest! {
         for (n, cpu, what, pick) in ops {
             let order = order(n);
             match what {
-                0..=2 => match clusters.take(order, cpu, Reach::All) {
+                0..=2 => match clusters.allocate(order, cpu, SearchScope::All) {
                     Some(first) => {
                         naive.take(first, order);
                         held.push((first, order.pages()));
@@ -54,7 +54,7 @@ proptest! {
                     let run = &mut naive.0[first as usize..][..part];
                     run.iter_mut().for_each(|holders| *holders -= 1);
                     let freed = run.iter().filter(|holders| **holders == 0).count();
-                    prop_assert_eq!(clusters.put(first, part), freed);
+                    prop_assert_eq!(clusters.release(first, part), freed);
                     if part < count {
                         held.push((first + part as u64, count - part));
                     }
@@ -62,7 +62,7 @@ proptest! {
                 5 if !held.is_empty() => {
                     let (first, count) = held[pick.index(held.len())];
                     if naive.0[first as usize] < 3 {
-                        clusters.hold(first, count);
+                        clusters.retain(first, count);
                         naive.0[first as usize..][..count].iter_mut().for_each(|holders| *holders += 1);
                         held.push((first, count));
                     }
@@ -87,12 +87,17 @@ fn s2_order_0_takes_every_free_slot_from_every_cluster() {
     let clusters = Clusters::new();
     clusters.grow(4);
     // Each CPU has reserved a cluster of its own for another order, and taken one run of it.
-    (0..4u8)
-        .for_each(|n| assert!(clusters.take(order(n * 2 + 1), n as usize, Reach::Own).is_some()));
+    (0..4u8).for_each(|n| {
+        assert!(clusters.allocate(order(n * 2 + 1), n as usize, SearchScope::Own).is_some())
+    });
     let held: u64 = (0..4).map(|n| 1 << (n * 2 + 1)).sum();
-    assert_eq!(clusters.take(order(0), 7, Reach::Own), None, "nothing of its own is left");
+    assert_eq!(
+        clusters.allocate(order(0), 7, SearchScope::Own),
+        None,
+        "nothing of its own is left"
+    );
     let mut taken = 0;
-    while clusters.take(order(0), 7, Reach::All).is_some() {
+    while clusters.allocate(order(0), 7, SearchScope::All).is_some() {
         taken += 1;
     }
     assert_eq!(taken + held, 4 * CLUSTER_SLOTS as u64);
@@ -104,15 +109,19 @@ fn s4_an_emptied_cluster_is_discarded_once_and_joined_with_its_neighbour() {
     let clusters = Clusters::new();
     clusters.grow(3);
     let runs: Vec<u64> =
-        (0..3).map(|_| clusters.take(Order::MAX, 0, Reach::Own).unwrap()).collect();
-    assert_eq!(clusters.put(0, 2 * CLUSTER_SLOTS), 2 * CLUSTER_SLOTS, "two runs in one operation");
+        (0..3).map(|_| clusters.allocate(Order::MAX, 0, SearchScope::Own).unwrap()).collect();
+    assert_eq!(
+        clusters.release(0, 2 * CLUSTER_SLOTS),
+        2 * CLUSTER_SLOTS,
+        "two runs in one operation"
+    );
     let mut ranges = [const { 0..0 }; 8];
     assert_eq!(clusters.begin_discard(&mut ranges), 1);
     assert_eq!(ranges[0], 0..2 * CLUSTER_SLOTS as u64);
     assert_eq!(clusters.begin_discard(&mut ranges), 0, "they are under way");
-    assert_eq!(clusters.take(Order::MAX, 0, Reach::All), None);
+    assert_eq!(clusters.allocate(Order::MAX, 0, SearchScope::All), None);
     clusters.discarded(&(0..2 * CLUSTER_SLOTS as u64));
-    assert!(clusters.take(Order::MAX, 0, Reach::Own).is_some());
+    assert!(clusters.allocate(Order::MAX, 0, SearchScope::Own).is_some());
     assert_eq!(runs.len(), 3);
     clusters.check().unwrap();
 }
@@ -121,9 +130,9 @@ fn s4_an_emptied_cluster_is_discarded_once_and_joined_with_its_neighbour() {
 fn s4_an_emptied_cluster_is_used_again_before_its_discard() {
     let clusters = Clusters::new();
     clusters.grow(1);
-    let run = clusters.take(Order::MAX, 0, Reach::Own).unwrap();
-    clusters.put(run, CLUSTER_SLOTS);
-    assert_eq!(clusters.take(order(3), 0, Reach::Own), Some(0));
+    let run = clusters.allocate(Order::MAX, 0, SearchScope::Own).unwrap();
+    clusters.release(run, CLUSTER_SLOTS);
+    assert_eq!(clusters.allocate(order(3), 0, SearchScope::Own), Some(0));
     assert_eq!(clusters.begin_discard(&mut [const { 0..0 }; 2]), 0);
     clusters.check().unwrap();
 }
@@ -145,7 +154,7 @@ fn s_ageing_has_no_fallback_while_there_is_space() {
             // As a program's folios are: many small ones, few large ones.
             let order = order(random.pick(&[0, 0, 0, 2, 2, 2, 4, 4, 4, 4, 5, 6, 7, 8, 9]));
             asked += 1;
-            match clusters.take(order, random.below(4), Reach::All) {
+            match clusters.allocate(order, random.below(4), SearchScope::All) {
                 Some(first) => {
                     naive.take(first, order);
                     held.push((first, order));
@@ -160,7 +169,7 @@ fn s_ageing_has_no_fallback_while_there_is_space() {
         for _ in 0..held.len() * 6 / 10 {
             let (first, order) = held.swap_remove(random.below(held.len()));
             naive.0[first as usize..][..order.pages()].fill(0);
-            assert_eq!(clusters.put(first, order.pages()), order.pages());
+            assert_eq!(clusters.release(first, order.pages()), order.pages());
         }
         clusters.check().unwrap();
     }
@@ -180,39 +189,39 @@ fn what_is_lent_or_inherited_is_never_given_out() {
         for _ in 0..200 {
             let order = order(random.below(7) as u8);
             if random.below(3) > 0 {
-                let taken = [&parent, &child].map(|each| each.take(order, 0, Reach::All));
+                let taken = [&parent, &child].map(|each| each.allocate(order, 0, SearchScope::All));
                 assert_eq!(taken[0], taken[1]);
                 held.extend(taken[0].map(|first| (first, order)));
             } else if !held.is_empty() {
                 let (first, order) = held.swap_remove(random.below(held.len()));
-                let freed = [&parent, &child].map(|each| each.put(first, order.pages()));
+                let freed = [&parent, &child].map(|each| each.release(first, order.pages()));
                 assert_eq!(freed[0], freed[1]);
             }
         }
         let mut used = [false; 4 * CLUSTER_SLOTS];
         held.iter().for_each(|(first, order)| used[*first as usize..][..order.pages()].fill(true));
-        let mut lent = [Held::default(), Held::default()];
-        parent.hold_all(&mut lent[0]);
-        child.hold_all(&mut lent[1]);
-        child.put_all(&lent[1]);
+        let mut lent = [SlotSet::default(), SlotSet::default()];
+        parent.retain_used(&mut lent[0]);
+        child.retain_used(&mut lent[1]);
+        child.release_set(&lent[1]);
         // SAFETY: nobody else uses it, as in a child.
         unsafe { child.inherit() };
-        assert_eq!(child.take(Order::PAGE, 0, Reach::All), None);
+        assert_eq!(child.allocate(Order::PAGE, 0, SearchScope::All), None);
         child.grow(1);
         for (first, order) in &held {
-            assert_eq!([&parent, &child].map(|each| each.put(*first, order.pages())), [0, 0]);
+            assert_eq!([&parent, &child].map(|each| each.release(*first, order.pages())), [0, 0]);
             assert_eq!(parent.check().and_then(|()| child.check()), Ok(()));
         }
-        while let Some(slot) = parent.take(Order::PAGE, 0, Reach::All) {
+        while let Some(slot) = parent.allocate(Order::PAGE, 0, SearchScope::All) {
             assert!(!used[slot as usize], "slot {slot} is read by the child");
         }
         for slot in 0..CLUSTER_SLOTS {
-            let taken = child.take(Order::PAGE, 0, Reach::All);
+            let taken = child.allocate(Order::PAGE, 0, SearchScope::All);
             assert!(taken >= Some(4 * CLUSTER_SLOTS as u64), "{slot}: {taken:?}");
         }
-        assert_eq!(child.take(Order::PAGE, 0, Reach::All), None);
-        parent.put_all(&lent[0]);
-        while let Some(slot) = parent.take(Order::PAGE, 0, Reach::All) {
+        assert_eq!(child.allocate(Order::PAGE, 0, SearchScope::All), None);
+        parent.release_set(&lent[0]);
+        while let Some(slot) = parent.allocate(Order::PAGE, 0, SearchScope::All) {
             assert!(std::mem::take(&mut used[slot as usize]));
         }
         assert_eq!(used, [false; 4 * CLUSTER_SLOTS]);

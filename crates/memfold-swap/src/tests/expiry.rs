@@ -1,6 +1,6 @@
 //! The service that is silent.
-use crate::remote::{Failure, Fetch, Object, Remote};
-use crate::tier::expiry::Watched;
+use crate::remote::{Fetch, Remote, RemoteError, StoredObject};
+use crate::tier::expiry::ExpiryWatch;
 use core::time::Duration;
 use memfold_sys::memory::witness::DescendantWatch;
 use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -18,26 +18,26 @@ impl Keeper {
 }
 
 impl Remote for Keeper {
-    fn put(&self, _: &[Object<'_>]) -> Result<(), Failure> {
+    fn put(&self, _: &[StoredObject<'_>]) -> Result<(), RemoteError> {
         unreachable!()
     }
 
-    fn get(&self, _: &mut [Fetch<'_>]) -> Result<(), Failure> {
+    fn get(&self, _: &mut [Fetch<'_>]) -> Result<(), RemoteError> {
         unreachable!()
     }
 
-    fn delete(&self, _: &[u64]) -> Result<(), Failure> {
+    fn delete(&self, _: &[u64]) -> Result<(), RemoteError> {
         unreachable!()
     }
 
-    fn keep(&self, _: Duration) -> Result<(), Failure> {
+    fn keep(&self, _: Duration) -> Result<(), RemoteError> {
         match self.is_silent.load(Relaxed) {
-            true => Err(Failure { is_lost: false, is_cut: true, why: "nobody answers".into() }),
+            true => Err(RemoteError { is_lost: false, is_cut: true, why: "nobody answers".into() }),
             false => Ok(()),
         }
     }
 
-    fn lend(&self, _: &DescendantWatch) -> Result<(), Failure> {
+    fn lend(&self, _: &DescendantWatch) -> Result<(), RemoteError> {
         unreachable!()
     }
 
@@ -47,7 +47,7 @@ impl Remote for Keeper {
 }
 
 /// Asks until there is a warning.
-fn warning(watched: &Watched, remote: &Keeper) -> String {
+fn warning(watched: &ExpiryWatch, remote: &Keeper) -> String {
     loop {
         if let Some(why) = watched.ask(remote, true) {
             return why;
@@ -58,7 +58,7 @@ fn warning(watched: &Watched, remote: &Keeper) -> String {
 #[test]
 fn a_service_that_is_silent_is_told_of_once_and_anew_when_it_has_answered() {
     let remote = Keeper::default();
-    let watched = Watched::new(Duration::from_millis(40));
+    let watched = ExpiryWatch::new(Duration::from_millis(40));
     remote.set_silent(true);
     for _ in 0..2 {
         let why = warning(&watched, &remote);
@@ -79,8 +79,8 @@ fn a_service_that_is_silent_is_told_of_once_and_anew_when_it_has_answered() {
 fn nothing_is_said_while_nothing_lies_in_the_store() {
     let remote = Keeper::default();
     remote.set_silent(true);
-    let watched = Watched::new(Duration::ZERO);
+    let watched = ExpiryWatch::new(Duration::ZERO);
     (0..100).for_each(|_| assert_eq!(watched.ask(&remote, false), None));
     assert_eq!(watched.left_ns(), 0);
-    assert!(Watched::new(Duration::from_secs(86400)).left_ns() > 0);
+    assert!(ExpiryWatch::new(Duration::from_secs(86400)).left_ns() > 0);
 }

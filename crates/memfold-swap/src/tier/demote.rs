@@ -1,10 +1,10 @@
-//! The mover: takes the coldest groups of the swap file to the remote store, and deletes there what
-//! nobody needs any more. What holds meanwhile is told in [`crate::tier`].
+//! The demoter: moves the coldest groups of the swap file to the remote store, and deletes objects there
+//! that are not needed any more. [`crate::tier`] says what is true meanwhile.
 use crate::cluster::Clusters;
 use crate::disk::Disk;
-use crate::lent::Lent;
-use crate::remote::{ENTRIES_MAX, Failure, Fetch, Object};
-use crate::tier::slot_group::{GROUP_SLOTS, Leaving, ones, rank, runs};
+use crate::lent::LentSlots;
+use crate::remote::{ENTRIES_MAX, Fetch, RemoteError, StoredObject};
+use crate::tier::slot_group::{Demotion, GROUP_SLOTS, ones, rank, runs};
 use crate::tier::{GROUP_BYTES, Tier, first_own};
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -27,45 +27,51 @@ const PAUSE_MAX_NS: u64 = 5_000_000_000;
 const STEP_NS: u64 = 50_000_000;
 
 impl Tier {
-    /// Sleeps until there may be something for [`Tier::step`] to do.
-    pub fn await_work(&self) {
-        let mut inner = self.inner.lock();
-        while !inner.woken && !inner.stop {
+    /// Sleeps until there may be something for [`Tier::run_round`] to do.
+    pub fn wait_for_work(&self) {
+        let mut state = self.state.lock();
+        while !state.woken && !state.stop {
             let left = self.watched.left_ns();
             if left == 0 {
                 break;
             }
-            inner = self.changed.wait_within(inner, left);
+            state = self.changed.wait_within(state, left);
         }
     }
 
-    /// One round of the mover: deletes what nobody needs, and moves groups until the file is below
+    /// One round of the demoter: deletes what nobody needs, and moves groups until the file is below
     /// its mark, but for what is lent. With `wait`, sleeps after failures. `false`: [`Tier::stop`]
     /// was called, or, without `wait`, nothing was done.
-    pub fn step(&self, disk: &dyn Disk, clusters: &Clusters, lent: &Lent, wait: bool) -> bool {
-        let mut inner = self.inner.lock();
-        inner.woken = false;
+    pub fn run_round(
+        &self,
+        disk: &dyn Disk,
+        clusters: &Clusters,
+        lent: &LentSlots,
+        wait: bool,
+    ) -> bool {
+        let mut state = self.state.lock();
+        state.woken = false;
         // With the lock held: no copy of the process is made meanwhile.
         lent.collect(clusters);
-        let (trim, stop) = (core::mem::take(&mut inner.trim), inner.stop);
-        drop(inner);
+        let (trim, stop) = (core::mem::take(&mut state.trim), state.stop);
+        drop(state);
         if stop {
             return false;
         }
         self.watch_service();
         self.collect(disk, clusters, trim);
         if trim {
-            self.end_round(false);
+            self.finish_round(false);
         }
         let low = self.bounds.file_bytes / 100 * self.bounds.mark_percent;
         let low = low.saturating_sub(self.bounds.file_bytes / HYSTERESIS);
         let (mut moved, mut failed) = (0, None);
-        while self.is_above(&self.inner.lock(), clusters, low) {
+        while self.is_above(&self.state.lock(), clusters, low) {
             match self.move_batch(disk, clusters, lent) {
                 Ok(0) => break,
                 Ok(pages) => {
                     moved += pages;
-                    self.end_round(false);
+                    self.finish_round(false);
                 }
                 Err(failure) => {
                     failed = Some(failure);
@@ -73,9 +79,9 @@ impl Tier {
                 }
             }
         }
-        let is_stuck = moved == 0 && self.is_above(&self.inner.lock(), clusters, low);
-        self.end_round(failed.is_some() || is_stuck);
-        match failed.or(self.bury().err()) {
+        let is_stuck = moved == 0 && self.is_above(&self.state.lock(), clusters, low);
+        self.finish_round(failed.is_some() || is_stuck);
+        match failed.or(self.discard().err()) {
             Some(failure) => {
                 self.note_failure(&failure);
                 self.pause(wait);
@@ -108,15 +114,15 @@ impl Tier {
         }
     }
 
-    /// Lets who waits for the mover look again.
-    fn end_round(&self, stalled: bool) {
-        let mut inner = self.inner.lock();
-        inner.rounds += 1;
-        inner.stalled = stalled;
+    /// Lets who waits for the demoter look again.
+    fn finish_round(&self, stalled: bool) {
+        let mut state = self.state.lock();
+        state.rounds += 1;
+        state.stalled = stalled;
         self.changed.notify_all();
     }
 
-    fn note_failure(&self, failure: &Failure) {
+    fn note_failure(&self, failure: &RemoteError) {
         self.counts.failed.fetch_add(1, Relaxed);
         if !self.has_failed.swap(true, Relaxed) {
             let why = alloc::format!("{failure}");
@@ -139,12 +145,12 @@ impl Tier {
         while left > 0 {
             sleep_ns(STEP_NS);
             left = left.saturating_sub(STEP_NS);
-            let inner = self.inner.lock();
-            if inner.stop || inner.trim {
+            let state = self.state.lock();
+            if state.stop || state.trim {
                 break;
             }
         }
-        self.wake(&mut self.inner.lock());
+        self.wake(&mut self.state.lock());
     }
 
     /// Forgets the bytes of free slots in the remote store; with `trim`, gives the file's space of
@@ -154,25 +160,25 @@ impl Tier {
         let first_own = first_own(clusters);
         for first in (first_own..groups).step_by(LOOK_GROUPS as usize) {
             let mut to_punch = Vec::new();
-            let mut inner = self.inner.lock();
+            let mut state = self.state.lock();
             for group in first..groups.min(first + LOOK_GROUPS) {
                 let live = clusters.used_bits(group * GROUP_SLOTS as u64);
-                let is_stale = inner.groups.group(group).remote & !live;
+                let is_stale = state.groups.group(group).remote & !live;
                 if is_stale != 0 {
-                    inner.groups.forget(group, is_stale);
+                    state.groups.forget(group, is_stale);
                 }
-                let free = inner.groups.group(group).backed & !live;
+                let free = state.groups.group(group).backed & !live;
                 if trim && free != 0 {
-                    inner.groups.begin_punch(group, free);
+                    state.groups.begin_punch(group, free);
                     to_punch.push((group, free));
                 }
             }
-            drop(inner);
+            drop(state);
             self.punch(disk, &to_punch);
         }
     }
 
-    /// Gives back space of the file that [`Inner::begin_punch`] has taken from its slots.
+    /// Gives back space of the file that [`TierState::begin_punch`] has taken from its slots.
     fn punch(&self, disk: &dyn Disk, which: &[(u64, u16)]) {
         // Joined: a file system takes milliseconds for each call, however long the range.
         let mut joined: Vec<Range<u64>> = Vec::new();
@@ -189,10 +195,10 @@ impl Tier {
         for range in joined {
             let _ = disk.punch(range.start, range.end - range.start);
         }
-        let mut inner = self.inner.lock();
+        let mut state = self.state.lock();
         for &(group, mask) in which {
-            inner.groups.backed -= ones(mask);
-            inner.groups.group(group).punching = false;
+            state.groups.backed -= ones(mask);
+            state.groups.group(group).punching = false;
         }
         if !which.is_empty() {
             self.changed.notify_all();
@@ -204,44 +210,44 @@ impl Tier {
         &self,
         disk: &dyn Disk,
         clusters: &Clusters,
-        lent: &Lent,
-    ) -> Result<u64, Failure> {
+        lent: &LentSlots,
+    ) -> Result<u64, RemoteError> {
         let mut batch = self.pick(clusters, lent);
         if batch.is_empty() {
             return Ok(0);
         }
-        // SAFETY: the buffer is the mover's alone, and holds as many groups as were picked.
+        // SAFETY: the buffer is the demoter's alone, and holds as many groups as were picked.
         let buffer =
             unsafe { core::slice::from_raw_parts_mut(self.buffer.as_ptr(), self.buffer.len()) };
         self.fill(disk, &mut batch, buffer)?;
-        let objects: Vec<Object<'_>> = batch
+        let objects: Vec<StoredObject<'_>> = batch
             .iter()
             .zip(buffer.chunks(GROUP_BYTES))
-            .filter(|(leaving, _)| leaving.local != 0)
-            .map(|(l, bytes)| Object {
+            .filter(|(demotion, _)| demotion.local != 0)
+            .map(|(l, bytes)| StoredObject {
                 number: l.number,
                 bytes: &bytes[..ones(l.local | l.keep) as usize * PAGE_SIZE],
             })
             .collect();
         let put = if objects.is_empty() { Ok(()) } else { self.remote.put(&objects) };
         if put.is_err() {
-            self.inner.lock().groups.end_without(&batch);
+            self.state.lock().groups.cancel(&batch);
         }
         put?;
-        let mut inner = self.inner.lock();
+        let mut state = self.state.lock();
         let (mut to_punch, mut moved) = (Vec::new(), 0);
-        for leaving in batch.iter().filter(|l| l.local != 0) {
-            let live = clusters.used_bits(leaving.group * GROUP_SLOTS as u64);
-            moved += inner.groups.publish(leaving, live);
-            let stays = inner.groups.group(leaving.group).remote;
-            let backed = inner.groups.group(leaving.group).backed;
+        for demotion in batch.iter().filter(|l| l.local != 0) {
+            let live = clusters.used_bits(demotion.group * GROUP_SLOTS as u64);
+            moved += state.groups.finish(demotion, live);
+            let stays = state.groups.group(demotion.group).remote;
+            let backed = state.groups.group(demotion.group).backed;
             let free = backed & (stays | !live);
             if free != 0 {
-                inner.groups.begin_punch(leaving.group, free);
-                to_punch.push((leaving.group, free));
+                state.groups.begin_punch(demotion.group, free);
+                to_punch.push((demotion.group, free));
             }
         }
-        drop(inner);
+        drop(state);
         self.punch(disk, &to_punch);
         self.counts.out.fetch_add(moved, Relaxed);
         Ok(moved.max(1))
@@ -252,20 +258,20 @@ impl Tier {
     fn fill(
         &self,
         disk: &dyn Disk,
-        batch: &mut [Leaving],
+        batch: &mut [Demotion],
         buffer: &mut [u8],
-    ) -> Result<(), Failure> {
+    ) -> Result<(), RemoteError> {
         let (mut reads, mut owners, mut fetches) = (Vec::new(), Vec::new(), Vec::new());
-        for (i, (leaving, bytes)) in batch.iter().zip(buffer.chunks_mut(GROUP_BYTES)).enumerate() {
+        for (i, (demotion, bytes)) in batch.iter().zip(buffer.chunks_mut(GROUP_BYTES)).enumerate() {
             let mut pages = bytes.chunks_mut(PAGE_SIZE);
             for at in 0..GROUP_SLOTS as u64 {
                 let bit = 1 << at;
-                if (leaving.local | leaving.keep) & bit == 0 {
+                if (demotion.local | demotion.keep) & bit == 0 {
                     continue;
                 }
                 let to = pages.next().expect("a page for each slot");
-                if leaving.local & bit != 0 {
-                    let offset = leaving.group * GROUP_BYTES as u64 + at * PAGE_SIZE as u64;
+                if demotion.local & bit != 0 {
+                    let offset = demotion.group * GROUP_BYTES as u64 + at * PAGE_SIZE as u64;
                     reads.push(Transfer::new(
                         Direction::Read,
                         offset,
@@ -274,7 +280,7 @@ impl Tier {
                     ));
                     owners.push(i);
                 } else {
-                    let (number, stored) = leaving.old;
+                    let (number, stored) = demotion.old;
                     let offset = rank(stored, at) * PAGE_SIZE;
                     fetches.push(Fetch { forks: 0, number, offset, to });
                 }
@@ -299,20 +305,20 @@ impl Tier {
         unsafe { disk.transfer(&mut joined) };
         let fetched = fetches.chunks_mut(ENTRIES_MAX).try_for_each(|some| self.remote.get(some));
         if let Err(failure) = fetched {
-            self.inner.lock().groups.end_without(batch);
+            self.state.lock().groups.cancel(batch);
             return Err(failure);
         }
         let unread: Vec<usize> =
             joined.iter().zip(&of).filter(|(r, _)| r.result.is_err()).map(|(_, i)| *i).collect();
         for i in unread {
-            self.inner.lock().groups.end_without(&batch[i..i + 1]);
+            self.state.lock().groups.cancel(&batch[i..i + 1]);
             batch[i].local = 0;
         }
         Ok(())
     }
 
-    /// The coldest groups that can move, as many as the buffer holds; they are marked as leaving.
-    fn pick(&self, clusters: &Clusters, lent: &Lent) -> Vec<Leaving> {
+    /// The coldest groups that can move, as many as the buffer holds; they are marked as moving.
+    fn pick(&self, clusters: &Clusters, lent: &LentSlots) -> Vec<Demotion> {
         let first_own = first_own(clusters);
         let groups = clusters.slots() / GROUP_SLOTS as u64 - first_own;
         let room = self.buffer.len() / GROUP_BYTES;
@@ -320,19 +326,20 @@ impl Tier {
         let mut looked = 0;
         // Two rounds: the first may take only the second chances.
         while looked < 2 * groups && batch.len() < room {
-            let mut inner = self.inner.lock();
+            let mut state = self.state.lock();
             for _ in 0..LOOK_GROUPS.min(2 * groups - looked) {
                 looked += 1;
-                let group = first_own + inner.hand % groups;
-                inner.hand = group - first_own + 1;
+                let group = first_own + state.hand % groups;
+                state.hand = group - first_own + 1;
                 // A copy of the process reads it where it is.
-                if lent.has(group - first_own) {
+                if lent.has_group(group - first_own) {
                     continue;
                 }
-                if let Some(leaving) =
-                    inner.groups.leave(group, clusters.used_bits(group * GROUP_SLOTS as u64))
+                if let Some(demotion) = state
+                    .groups
+                    .begin_demotion(group, clusters.used_bits(group * GROUP_SLOTS as u64))
                 {
-                    batch.push(leaving);
+                    batch.push(demotion);
                     if batch.len() == room {
                         break;
                     }
@@ -343,18 +350,18 @@ impl Tier {
     }
 
     /// Deletes objects that nobody needs any more.
-    fn bury(&self) -> Result<(), Failure> {
+    fn discard(&self) -> Result<(), RemoteError> {
         loop {
-            let mut inner = self.inner.lock();
-            let count = inner.groups.dead.len().min(ENTRIES_MAX);
-            let from = inner.groups.dead.len() - count;
-            let some = inner.groups.dead.split_off(from);
-            drop(inner);
+            let mut state = self.state.lock();
+            let count = state.groups.garbage.len().min(ENTRIES_MAX);
+            let from = state.groups.garbage.len() - count;
+            let some = state.groups.garbage.split_off(from);
+            drop(state);
             if some.is_empty() {
                 return Ok(());
             }
             if let Err(failure) = self.remote.delete(&some) {
-                self.inner.lock().groups.bury(&some);
+                self.state.lock().groups.discard(&some);
                 return Err(failure);
             }
         }

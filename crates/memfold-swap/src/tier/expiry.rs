@@ -17,19 +17,19 @@ const PATIENCE_MAX: Duration = Duration::from_secs(30);
 const PATIENCE_SHARE: u32 = 16;
 
 /// How long it is ago that the service has answered.
-pub struct Watched {
+pub struct ExpiryWatch {
     expiry: Duration,
     asked_ns: AtomicU64,
     answered_ns: AtomicU64,
     warned: AtomicBool,
 }
 
-impl Watched {
+impl ExpiryWatch {
     /// Nothing lies in the store. What does, lives for `expiry`.
-    pub fn new(expiry: Duration) -> Watched {
+    pub fn new(expiry: Duration) -> ExpiryWatch {
         let now = now_ns();
         let at = || AtomicU64::new(now);
-        Watched { expiry, asked_ns: at(), answered_ns: at(), warned: AtomicBool::new(false) }
+        ExpiryWatch { expiry, asked_ns: at(), answered_ns: at(), warned: AtomicBool::new(false) }
     }
 
     /// Nanoseconds until it is to be asked again.

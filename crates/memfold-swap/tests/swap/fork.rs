@@ -1,6 +1,6 @@
 //! Tests of what a child of fork reads in the remote store. Row B3.
 use super::objects::{bounds, read_raw, write_raw};
-use memfold_swap::{Bounds, OLDER_MAX, Place, Swap};
+use memfold_swap::{ANCESTORS_MAX, ObjectLocation, Swap, SwapBounds};
 use memfold_sys::thread::errands::DelegateQueue;
 use memfold_sys::units::PAGE_SIZE;
 use memfold_testkit::disk::MemoryDisk;
@@ -12,7 +12,7 @@ use std::time::Duration;
 /// A file of 4 MiB whose cold end moves when it is half full.
 fn tiers() -> (Swap, MemoryDisk, MemoryRemote) {
     let (disk, remote) = (MemoryDisk::default(), MemoryRemote::default());
-    let of = Bounds {
+    let of = SwapBounds {
         size_bytes: 4 << 20,
         remote_bytes: 64 << 20,
         mark_percent: 50,
@@ -24,17 +24,17 @@ fn tiers() -> (Swap, MemoryDisk, MemoryRemote) {
 }
 
 /// Objects of 16 KiB, which move on as they fill the file.
-fn fill(swap: &Swap, fills: impl Iterator<Item = u8>) -> Vec<(Place, u8)> {
+fn fill(swap: &Swap, fills: impl Iterator<Item = u8>) -> Vec<(ObjectLocation, u8)> {
     let write = |fill| {
         let place = write_raw(swap, fill);
-        while swap.move_out(false) {}
+        while swap.demote(false) {}
         (place, fill)
     };
     fills.map(write).collect()
 }
 
 #[track_caller]
-fn assert_holds(swap: &Swap, all: &[(Place, u8)]) {
+fn assert_holds(swap: &Swap, all: &[(ObjectLocation, u8)]) {
     for (place, fill) in all {
         assert_eq!(read_raw(swap, *place), Ok(vec![*fill; 4 * PAGE_SIZE]));
     }
@@ -46,19 +46,19 @@ fn assert_holds(swap: &Swap, all: &[(Place, u8)]) {
 fn a_child_reads_what_each_ancestor_has_moved_and_moves_its_own() {
     let (swap, _disk, remote) = tiers();
     let mut all = Vec::new();
-    for generation in 0..=OLDER_MAX as u8 {
+    for generation in 0..=ANCESTORS_MAX as u8 {
         let before = swap.remote_bytes();
         assert_eq!(before, 0, "of what is inherited nothing counts");
         all.extend(fill(&swap, generation..generation + 250));
         assert!(swap.remote_bytes() > 1 << 20 && swap.used_bytes() <= 4 << 20);
         assert_holds(&swap, &all);
-        if generation == OLDER_MAX as u8 {
+        if generation == ANCESTORS_MAX as u8 {
             break;
         }
         assert!(swap.begin_copy(|| true));
         // SAFETY: nobody else uses it, as in a child.
         unsafe {
-            swap.outbox.unfreeze();
+            swap.allow_requests();
             remote.begin_in_child();
             swap.begin_in_child().unwrap();
             swap.end_copy(true);
@@ -67,7 +67,7 @@ fn a_child_reads_what_each_ancestor_has_moved_and_moves_its_own() {
     }
     assert!(!swap.begin_copy(|| true), "files are stacked deep enough");
     all.iter().for_each(|(place, _)| swap.free(place.handle()));
-    while swap.move_out(false) {}
+    while swap.demote(false) {}
     assert_eq!((swap.objects(), swap.used_bytes(), swap.remote_bytes()), (0, 0, 0));
     swap.check().unwrap();
 }
@@ -78,7 +78,7 @@ fn child_of(swap: &Swap) -> Sharer {
     let child = Sharer::fork();
     // SAFETY: begun above.
     unsafe {
-        swap.outbox.unfreeze();
+        swap.allow_requests();
         swap.end_copy(false);
     }
     child
@@ -111,7 +111,7 @@ fn what_a_child_reads_stays_where_it_is_until_the_child_has_ended() {
     assert_holds(&swap, &later);
     drop(child);
     while swap.used_bytes() + swap.remote_bytes() > 60 * 4 * PAGE_SIZE as u64 {
-        swap.move_out(false);
+        swap.demote(false);
         std::thread::yield_now();
     }
     assert!(remote.bytes() < 60 * 4 * PAGE_SIZE, "{} bytes are left", remote.bytes());
@@ -125,7 +125,7 @@ fn where_a_child_couldnt_read_nothing_is_lent() {
     assert!(swap.begin_copy(|| panic!("nothing is there")));
     // SAFETY: begun above.
     unsafe {
-        swap.outbox.unfreeze();
+        swap.allow_requests();
         swap.end_copy(false);
     }
     let more = fill(&swap, 10..250);

@@ -1,22 +1,22 @@
 //! Tests of the swap file's objects, below folios.
 use memfold_store::Handle;
 use memfold_swap::location::SLOTS_MAX;
-use memfold_swap::{Bounds, OLDER_MAX, Place, ReadError, Swap};
+use memfold_swap::{ANCESTORS_MAX, ObjectLocation, ReadError, Swap, SwapBounds};
 use memfold_sys::page::PageBuffer;
 use memfold_sys::thread::errands::DelegateQueue;
 use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_testkit::disk::MemoryDisk;
 use std::sync::Arc;
 
-pub fn bounds() -> Bounds {
-    Bounds {
+pub fn bounds() -> SwapBounds {
+    SwapBounds {
         size_bytes: 64 << 20,
         keep_free_bytes: 0,
         remote_bytes: 0,
         mark_percent: 90,
         remote_expiry: std::time::Duration::MAX,
         limit_bytes: 64 << 20,
-        folio: Order::MAX,
+        run_order_max: Order::MAX,
     }
 }
 
@@ -27,39 +27,39 @@ fn swap(disk: &MemoryDisk, encrypt: bool) -> Swap {
 #[test]
 fn every_place_comes_back_from_its_handle() {
     for place in [
-        Place { slot: 0, offset: 0, len: 16, raw: false },
-        Place { slot: SLOTS_MAX - 1, offset: PAGE_SIZE - 16, len: 2 << 20, raw: false },
-        Place { slot: 12345, offset: 0, len: 2 << 20, raw: true },
+        ObjectLocation { slot: 0, offset: 0, len: 16, is_raw: false },
+        ObjectLocation { slot: SLOTS_MAX - 1, offset: PAGE_SIZE - 16, len: 2 << 20, is_raw: false },
+        ObjectLocation { slot: 12345, offset: 0, len: 2 << 20, is_raw: true },
     ] {
-        assert_eq!(Place::of(place.handle()), Some(place));
+        assert_eq!(ObjectLocation::from_handle(place.handle()), Some(place));
     }
-    assert_eq!(Place::of(Handle::NONE), None);
-    assert_eq!(Place::of(Handle::ZERO), None);
-    assert_eq!(Place { slot: 0, offset: 4080, len: 32, raw: false }.slots(), 2);
+    assert_eq!(ObjectLocation::from_handle(Handle::NONE), None);
+    assert_eq!(ObjectLocation::from_handle(Handle::ZERO), None);
+    assert_eq!(ObjectLocation { slot: 0, offset: 4080, len: 32, is_raw: false }.slots(), 2);
 }
 
 /// Writes a raw block and reads it back.
-pub fn write_raw(swap: &Swap, fill: u8) -> Place {
+pub fn write_raw(swap: &Swap, fill: u8) -> ObjectLocation {
     let block = Order::new(2).unwrap();
-    let slot = swap.take(block).unwrap();
-    let buffer = swap.write_buffer(true).unwrap();
+    let slot = swap.allocate(block).unwrap();
+    let buffer = swap.take_write_buffer(true).unwrap();
     // SAFETY: the buffer is ours.
     unsafe {
-        let bytes = &mut swap.buffer(buffer)[..block.bytes()];
+        let bytes = &mut swap.buffer_mut(buffer)[..block.bytes()];
         bytes.fill(fill);
         swap.seal_raw(slot, bytes, block);
-        let mut writes = [swap.write_of(buffer, slot, block.bytes())];
+        let mut writes = [swap.write_from(buffer, slot, block.bytes())];
         swap.write(&mut writes);
         assert_eq!(writes[0].result, Ok(()));
     }
-    swap.give_buffer(buffer);
-    let place = Place { slot, offset: 0, len: block.bytes(), raw: true };
-    swap.enter(place);
-    swap.put(slot, block.pages());
+    swap.give_buffer_back(buffer);
+    let place = ObjectLocation { slot, offset: 0, len: block.bytes(), is_raw: true };
+    swap.insert(place);
+    swap.release(slot, block.pages());
     place
 }
 
-pub fn read_raw(swap: &Swap, place: Place) -> Result<Vec<u8>, ReadError> {
+pub fn read_raw(swap: &Swap, place: ObjectLocation) -> Result<Vec<u8>, ReadError> {
     let order = Order::new(2).unwrap();
     let mut pages = PageBuffer::new(order);
     // SAFETY: four pages, ours.
@@ -89,11 +89,11 @@ fn slots_are_free_when_their_last_object_is() {
     let disk = MemoryDisk::default();
     let swap = swap(&disk, true);
     let order = Order::new(1).unwrap();
-    let slot = swap.take(order).unwrap();
-    let object = |offset: usize, len| Place { slot, offset, len, raw: false };
+    let slot = swap.allocate(order).unwrap();
+    let object = |offset: usize, len| ObjectLocation { slot, offset, len, is_raw: false };
     let places = [object(0, 3000usize.next_multiple_of(16)), object(3008, 3008)];
-    places.iter().for_each(|p| swap.enter(*p));
-    swap.put(slot, 2);
+    places.iter().for_each(|p| swap.insert(*p));
+    swap.release(slot, 2);
     assert_eq!((swap.objects(), swap.used_bytes()), (2, 8192));
     swap.free(places[0].handle());
     assert_eq!(swap.used_bytes(), 8192, "the second lies in both");
@@ -107,7 +107,7 @@ fn the_size_is_kept() {
     let disk = MemoryDisk::default();
     let swap = swap(&disk, false);
     let mut runs = Vec::new();
-    while let Some(slot) = swap.take(Order::MAX) {
+    while let Some(slot) = swap.allocate(Order::MAX) {
         runs.push(slot);
     }
     assert_eq!(runs.len(), 32);
@@ -122,8 +122,8 @@ fn a_child_reads_its_parents_objects_and_writes_behind_them() {
         let errands = DelegateQueue::new(|| true);
         let swap = swap(&disk, encrypt).with_errands(Some(Arc::new(errands)));
         let mut all = Vec::new();
-        for generation in 0..=OLDER_MAX {
-            assert_eq!(swap.can_lend(), generation < OLDER_MAX);
+        for generation in 0..=ANCESTORS_MAX {
+            assert_eq!(swap.can_lend(), generation < ANCESTORS_MAX);
             let base = swap.base();
             let fill = generation as u8 + 1;
             all.push((write_raw(&swap, fill), fill));
@@ -139,7 +139,7 @@ fn a_child_reads_its_parents_objects_and_writes_behind_them() {
             assert!(swap.begin_copy(|| true));
             // SAFETY: nobody else uses it, as in a child.
             unsafe {
-                swap.outbox.unfreeze();
+                swap.allow_requests();
                 swap.begin_in_child().unwrap();
                 swap.end_copy(true);
             }

@@ -19,7 +19,7 @@ pub enum Direction {
 #[derive(Copy, Clone, Debug)]
 pub struct Transfer {
     /// Which way.
-    pub way: Direction,
+    pub direction: Direction,
     /// Where on the device, bytes.
     pub offset: u64,
     /// Where in memory.
@@ -34,8 +34,8 @@ pub struct Transfer {
 
 impl Transfer {
     /// A transfer to be done.
-    pub fn new(way: Direction, offset: u64, at: *mut Page, len: usize) -> Transfer {
-        Transfer { way, offset, at, len, done: 0, result: Ok(()) }
+    pub fn new(direction: Direction, offset: u64, at: *mut Page, len: usize) -> Transfer {
+        Transfer { direction, offset, at, len, done: 0, result: Ok(()) }
     }
 
     /// Does what is left of it by plain system calls on `file`, whose first byte is byte `first` of
@@ -55,7 +55,7 @@ impl Transfer {
             // by others, and is not changed.
             let step = unsafe {
                 let at = self.at.cast::<u8>().add(self.done);
-                match self.way {
+                match self.direction {
                     Direction::Read => {
                         rustix::io::pread(file, core::slice::from_raw_parts_mut(at, left), offset)
                     }

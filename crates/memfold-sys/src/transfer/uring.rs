@@ -163,7 +163,7 @@ impl IoRing {
         let at = transfer.at as usize;
         let fixed =
             at >= self.registered.0 && at + transfer.len <= self.registered.0 + self.registered.1;
-        let opcode = match (transfer.way, fixed) {
+        let opcode = match (transfer.direction, fixed) {
             (Direction::Read, false) => IoringOp::Read,
             (Direction::Read, true) => IoringOp::ReadFixed,
             (Direction::Write, false) => IoringOp::Write,

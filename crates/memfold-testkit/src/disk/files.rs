@@ -8,7 +8,7 @@
 //!   is short; a sync after whose failure what was written never reaches the disk, although the
 //!   next sync says that it did.
 use crate::random::Random;
-use memfold_swap::disk::files::{Access, File, Folder, Identity};
+use memfold_swap::disk::durable::{File, FileAccess, FileIdentity, Folder};
 use memfold_sys::Errno;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -284,7 +284,7 @@ impl Forgetful {
 }
 
 impl Folder for Forgetful {
-    fn open(&self, name: &[u8], _access: Access) -> Result<Box<dyn File>, Errno> {
+    fn open(&self, name: &[u8], _access: FileAccess) -> Result<Box<dyn File>, Errno> {
         let mut state = self.lock();
         state.call_whole()?;
         let inode = *state.names.get(name).ok_or(Errno::NOENT)?;
@@ -330,7 +330,7 @@ impl Folder for Forgetful {
         Ok(())
     }
 
-    fn identity(&self, name: &[u8]) -> Result<Identity, Errno> {
+    fn identity(&self, name: &[u8]) -> Result<FileIdentity, Errno> {
         let mut state = self.lock();
         state.call_whole()?;
         state.names.get(name).map(|inode| (0, *inode as u64)).ok_or(Errno::NOENT)
@@ -455,7 +455,7 @@ impl File for Open {
         Ok(())
     }
 
-    fn identity(&self) -> Result<Identity, Errno> {
+    fn identity(&self) -> Result<FileIdentity, Errno> {
         let mut state = self.folder.lock();
         state.call_whole()?;
         Ok((0, self.inode as u64))

@@ -85,9 +85,9 @@ impl MemoryDisk {
         MemoryDisk { inner: Arc::new(Mutex::new(inner)), released: Arc::new(Condvar::new()) }
     }
 
-    /// Gives the `nth` transfer of a kind from now (1: the next) a fault.
-    pub fn strike(&self, way: Direction, nth: u64, trouble: DiskTrouble) {
-        self.inner.lock().script.push((way, nth, trouble));
+    /// Lets the `nth` transfer of a kind from now (1: the next) meet a trouble.
+    pub fn strike(&self, direction: Direction, nth: u64, trouble: DiskTrouble) {
+        self.inner.lock().script.push((direction, nth, trouble));
     }
 
     /// Makes the `nth` growth of the file (1: the first) fail with ENOSPC.
@@ -176,15 +176,15 @@ impl MemoryDisk {
 }
 
 impl Inner {
-    fn due(&mut self, way: Direction) -> Option<DiskTrouble> {
+    fn due(&mut self, direction: Direction) -> Option<DiskTrouble> {
         let mut due = None;
-        for (of, nth, trouble) in self.script.iter_mut().filter(|s| s.0 == way && s.1 > 0) {
-            debug_assert_eq!(*of, way);
+        for (of, nth, trouble) in self.script.iter_mut().filter(|s| s.0 == direction && s.1 > 0) {
+            debug_assert_eq!(*of, direction);
             *nth -= 1;
             due = if *nth == 0 { Some(*trouble) } else { due };
         }
         let odds = self.write_odds;
-        if due.is_none() && way == Direction::Write && self.random.per_mille(odds) {
+        if due.is_none() && direction == Direction::Write && self.random.per_mille(odds) {
             due = Some(self.random.pick(&[
                 DiskTrouble::Full,
                 DiskTrouble::Failed,
@@ -198,7 +198,7 @@ impl Inner {
     /// - As for [`Disk::transfer`].
     unsafe fn one(&mut self, transfer: &Transfer) -> Result<(), Errno> {
         let (start, end) = (transfer.offset as usize, transfer.offset as usize + transfer.len);
-        let trouble = self.due(transfer.way);
+        let trouble = self.due(transfer.direction);
         let part = match trouble {
             Some(DiskTrouble::Full) => return Err(Errno::NOSPC),
             Some(DiskTrouble::Failed) => return Err(Errno::IO),
@@ -211,14 +211,14 @@ impl Inner {
         // SAFETY: the caller vouches for the memory of the transfer.
         unsafe {
             let device = self.bytes.as_mut_ptr().add(start);
-            match transfer.way {
+            match transfer.direction {
                 Direction::Read => core::ptr::copy_nonoverlapping(device, transfer.at.cast(), part),
                 Direction::Write => {
                     core::ptr::copy_nonoverlapping(transfer.at.cast(), device, part)
                 }
             }
         }
-        match transfer.way {
+        match transfer.direction {
             Direction::Read => self.reads += 1,
             Direction::Write => self.write_bytes.push(transfer.len),
         }
@@ -231,7 +231,7 @@ impl Disk for MemoryDisk {
         let delay = {
             let mut inner = self.inner.lock();
             inner.begun += transfers.len() as u64;
-            while inner.held && transfers.iter().any(|t| t.way == Direction::Read) {
+            while inner.held && transfers.iter().any(|t| t.direction == Direction::Read) {
                 inner = self.released.wait(inner);
             }
             inner.delay_us

@@ -15,10 +15,9 @@ use crate::stats;
 use crate::stats_place::StatsPlace;
 use alloc::sync::Arc;
 use memfold_store::{Handle, Store};
-use memfold_swap::location::Place;
+use memfold_swap::location::ObjectLocation;
 use memfold_swap::{ReadError, Swap};
 use memfold_sys::page::Page;
-use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
 /// One block in the store.
@@ -154,7 +153,7 @@ impl Backing {
             // SAFETY: block `i` lies within what the caller vouches for.
             let at = unsafe { to.add(i * block.pages()) };
             let handle = context.handles[i];
-            i += match (&self.swap, Place::of(handle)) {
+            i += match (&self.swap, ObjectLocation::from_handle(handle)) {
                 (Some(swap), Some(place)) => {
                     from_file = true;
                     // SAFETY: as the caller says.
@@ -200,15 +199,15 @@ impl Backing {
 
     /// Counts what has gone to the remote store and come back.
     pub fn note_remote(&self) {
-        let Some(tier) = self.swap.as_ref().and_then(Swap::tier) else { return };
-        let (from, to) = (&tier.counts, &self.stats);
-        for (from, to) in [
-            (&from.out, &to.remote_out),
-            (&from.back, &to.remote_in),
-            (&from.failed, &to.remote_failed),
+        let Some(swap) = &self.swap else { return };
+        let (from, to) = (swap.take_remote_counts(), &self.stats);
+        for (count, to) in [
+            (from.pages_out, &to.remote_out),
+            (from.pages_in, &to.remote_in),
+            (from.failed, &to.remote_failed),
         ] {
-            if from.load(Relaxed) > 0 {
-                stats::add(to, from.swap(0, Relaxed));
+            if count > 0 {
+                stats::add(to, count);
             }
         }
     }
@@ -225,31 +224,32 @@ impl Backing {
         context: &mut CodecContext,
         first: usize,
         count: usize,
-        place: Place,
+        place: ObjectLocation,
         block: Order,
         to: *mut Page,
     ) -> Result<usize, ReadError> {
         let mut last = place;
         let mut run = 1;
         while first + run < count
-            && let Some(next) = Place::of(context.handles[first + run])
-            && next.raw == place.raw
+            && let Some(next) = ObjectLocation::from_handle(context.handles[first + run])
+            && next.is_raw == place.is_raw
             && next.start() == last.end()
-            && (place.raw
+            && (place.is_raw
                 || ((next.slot - place.slot) as usize + next.slots()) * PAGE_SIZE
-                    <= swap.packed_max())
+                    <= swap.packed_bytes_max())
         {
             last = next;
             run += 1;
         }
-        if place.raw {
+        if place.is_raw {
             // SAFETY: as the caller says.
             unsafe { swap.read_raw(place, run, block, to)? };
         } else {
             let CodecContext { worker, handles, .. } = context;
             swap.read_packed(place, last, |packed| {
                 for i in 0..run {
-                    let place = Place::of(handles[first + i]).expect("it was one above");
+                    let place =
+                        ObjectLocation::from_handle(handles[first + i]).expect("it was one above");
                     let (fields, payload) = packed.open(place)?;
                     // SAFETY: as the caller says.
                     let decoded = unsafe {
@@ -261,7 +261,7 @@ impl Backing {
                             to.add(i * block.pages()).cast(),
                         )
                     };
-                    decoded.map_err(|_| swap.damaged(place.slot))?;
+                    decoded.map_err(|_| swap.damage_at(place.slot))?;
                 }
                 Ok(())
             })?;
@@ -272,9 +272,9 @@ impl Backing {
                 core::slice::from_raw_parts(to.add(i * block.pages()).cast(), block.bytes())
             };
             if self.fingerprint(bytes) != context.fingerprints[first + i] {
-                return Err(
-                    swap.damaged(Place::of(context.handles[first + i]).map_or(0, |p| p.slot))
-                );
+                return Err(swap.damage_at(
+                    ObjectLocation::from_handle(context.handles[first + i]).map_or(0, |p| p.slot),
+                ));
             }
         }
         Ok(run)

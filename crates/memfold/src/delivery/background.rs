@@ -80,7 +80,7 @@ pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<EngineThread> {
         threads.push(start(RECOMPRESSES, recompress));
     }
     if let Some(swap) = pager.0.backing.swap() {
-        swap.outbox.set_writer();
+        swap.queue().set_writer();
         threads.push(start(c"memfold-swap", write));
         let mut readers = |main| threads.extend((0..READERS).map(|_| start(c"memfold-read", main)));
         match pager.0.config.delivery {
@@ -91,8 +91,7 @@ pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<EngineThread> {
             Delivery::Gate => readers(run_errands),
             Delivery::Signal => {}
         }
-        if let Some(tier) = swap.tier() {
-            tier.set_mover();
+        if swap.set_demoter() {
             threads.push(start(c"memfold-remote", move_out));
         }
     }

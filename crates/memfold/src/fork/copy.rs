@@ -17,7 +17,7 @@ use alloc::vec::Vec;
 use core::cell::Cell;
 use core::ops::Range;
 use memfold_store::Handle;
-use memfold_swap::{Place, Swap};
+use memfold_swap::{ObjectLocation, Swap};
 use memfold_sys::Errno;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::page::Page;
@@ -72,7 +72,9 @@ impl Fork<'_> {
             self.table.each(area.key..area.key_end(), |guard, id| {
                 let folio = self.table.get(guard, id);
                 let slots = self.table.slots(folio).iter();
-                let lens = slots.filter_map(|slot| Some(Place::of(slot.get().handle)?.len as u64));
+                let lens = slots.filter_map(|slot| {
+                    Some(ObjectLocation::from_handle(slot.get().handle)?.len as u64)
+                });
                 let is_away = matches!(folio.state.get(), FolioState::Stored | FolioState::Partial);
                 sum += if is_away { lens.sum() } else { 0 };
             });
@@ -82,7 +84,7 @@ impl Fork<'_> {
 
     /// Brings home what is in the swap file, where nothing more goes until the copy was made.
     fn empty_file(&self, swap: &Swap) {
-        swap.shut(true);
+        swap.set_closed(true);
         while swap.objects() > 0 {
             Writeback(self.0).drain_writes();
             let areas = self.areas.read();
@@ -242,11 +244,7 @@ impl Fork<'_> {
     /// - `end_copy` is not called meanwhile.
     pub unsafe fn connect_remote(&self) {
         // SAFETY: by the caller's promise the tier is frozen.
-        self.backing
-            .swap()
-            .into_iter()
-            .filter_map(Swap::tier)
-            .for_each(|tier| unsafe { tier.connect() });
+        self.backing.swap().into_iter().for_each(|swap| unsafe { swap.connect_remote() });
     }
 
     /// Ends [`Fork::begin_copy`], in each of the two processes, after [`Fork::allow_requests`].
@@ -287,7 +285,7 @@ impl Fork<'_> {
         unsafe {
             if let Some(errands) = &self.errands {
                 errands.unfreeze();
-                self.backing.swap().into_iter().for_each(|swap| swap.outbox.unfreeze());
+                self.backing.swap().into_iter().for_each(|swap| swap.allow_requests());
             }
             self.requests.unfreeze();
         }

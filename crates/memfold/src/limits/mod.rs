@@ -115,7 +115,7 @@ impl Limits<'_> {
     /// the pool counts against the limit, it takes nothing that doesn't shrink.
     pub(crate) fn bound_pool(&self) {
         let limit = self.limit_bytes().filter(|_| self.config.pool_counts);
-        let has_swap = self.backing.swap().is_some_and(Swap::accepts);
+        let has_swap = self.backing.swap().is_some_and(Swap::accepts_writes);
         let mut most = self.config.max_pool_bytes.unwrap_or(u64::MAX);
         if let Some(limit) = limit.filter(|_| has_swap) {
             let floor = self.floor_beside(self.stored_bytes());

@@ -24,7 +24,6 @@ use alloc::sync::Arc;
 use memfold_store::Store;
 use memfold_swap::disk::Disk;
 use memfold_swap::remote::Remote;
-use memfold_swap::tier::Tier;
 use memfold_sys::thread::errands::DelegateQueue;
 use memfold_sys::uffd::space::Space;
 
@@ -165,10 +164,7 @@ impl Pager {
         self.0.reads.stop();
         self.0.errands.iter().for_each(|errands| errands.stop());
         if let Some(swap) = self.0.backing.swap() {
-            swap.outbox.stop();
-            if let Some(tier) = swap.tier() {
-                tier.stop();
-            }
+            swap.stop();
         }
     }
 
@@ -190,8 +186,7 @@ impl Pager {
         self.0.requests.resume();
         self.0.errands.iter().for_each(|errands| errands.resume());
         if let Some(swap) = self.0.backing.swap() {
-            swap.outbox.resume();
-            swap.tier().into_iter().for_each(Tier::resume);
+            swap.resume();
         }
     }
 }

@@ -27,10 +27,10 @@ use memfold_store::{
     CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig, StoreError,
 };
 use memfold_swap::disk::Disk;
-use memfold_swap::disk::file_disk::{FileDisk, Options};
+use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
 use memfold_swap::remote::Remote;
 use memfold_swap::remote::socket::SocketRemote;
-use memfold_swap::{Bounds, Swap};
+use memfold_swap::{Swap, SwapBounds};
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::thread::errands::DelegateQueue;
@@ -181,21 +181,22 @@ fn make_swap(
     remote: Option<Box<dyn Remote>>,
     errands: Option<Arc<DelegateQueue>>,
 ) -> Result<Swap, String> {
-    let bounds = Bounds {
+    let bounds = SwapBounds {
         size_bytes: config.swap_bytes,
         keep_free_bytes: config.swap_keep_free_bytes,
         remote_bytes: config.remote_bytes,
         mark_percent: config.remote_percent as u64,
         remote_expiry: Duration::from_secs(config.remote_expiry_s as u64),
         limit_bytes: config.resident_max_bytes(),
-        folio: config.folio_order,
+        run_order_max: config.folio_order,
     };
     Swap::new(disk, remote, config.swap_encrypt, bounds)
         .map(|swap| swap.with_errands(errands))
         .map_err(|e| format!("no swap file: {e}"))
 }
 fn open_disk(path: &str) -> Result<Box<dyn Disk>, String> {
-    let disk = FileDisk::open(path, Options::default()).map_err(|e| format!("--swap: {e}"))?;
+    let disk =
+        FileDisk::open(path, FileDiskOptions::default()).map_err(|e| format!("--swap: {e}"))?;
     Ok(Box::new(disk))
 }
 

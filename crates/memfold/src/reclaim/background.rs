@@ -96,7 +96,7 @@ impl Background<'_> {
     /// of it would have been made for nothing, in each of the processes that share it.
     fn is_private_in_vain(&self, page: usize) -> bool {
         if !self.backing.store().refuses_incompressible()
-            || self.backing.swap().is_some_and(Swap::accepts)
+            || self.backing.swap().is_some_and(Swap::accepts_writes)
         {
             return false;
         }

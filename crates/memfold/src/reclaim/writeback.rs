@@ -25,7 +25,7 @@ use crate::residency::Residency;
 use crate::stats;
 use alloc::vec::Vec;
 use core::cell::Cell;
-use memfold_swap::location::{Place, UNIT_BYTES};
+use memfold_swap::location::{ObjectLocation, UNIT_BYTES};
 use memfold_swap::write_queue::RawWrite;
 use memfold_swap::{HEAD_BYTES, Swap};
 use memfold_sys::Errno;
@@ -71,7 +71,7 @@ struct PackedItem {
     /// Its copy in the pool.
     slot: BlockSlot,
     order: Order,
-    place: Place,
+    place: ObjectLocation,
     fields: u32,
     len: usize,
 }
@@ -123,37 +123,37 @@ impl Writeback<'_> {
     /// Writes a folio that the store has refused to the swap file. `context.fingerprints` has those
     /// of its blocks.
     pub(crate) fn write_out(&self, context: &CodecContext, refused: &RefusedFolio) -> WriteOutcome {
-        let Some(swap) = self.backing.swap().filter(|swap| swap.accepts()) else {
+        let Some(swap) = self.backing.swap().filter(|swap| swap.accepts_writes()) else {
             return WriteOutcome::Stays;
         };
         let &RefusedFolio { id, key, order, frame } = refused;
-        let slot = if order <= swap.largest() { swap.take(order) } else { None };
+        let slot = if order <= swap.run_order_max() { swap.allocate(order) } else { None };
         let Some(slot) = slot else { return self.halve(id, key, order) };
-        let buffer = swap.write_buffer(true).expect("it waits");
+        let buffer = swap.take_write_buffer(true).expect("it waits");
         // SAFETY: the buffer is this thread's; the frame holds the folio's bytes, full and still,
         // as it is `Saving`.
         unsafe {
-            let bytes = &mut swap.buffer(buffer)[..order.bytes()];
+            let bytes = &mut swap.buffer_mut(buffer)[..order.bytes()];
             core::ptr::copy_nonoverlapping(frame, bytes.as_mut_ptr(), order.bytes());
             swap.seal_raw(slot, bytes, self.table.block_order(order));
         }
         let guard = self.table.lock(key);
         let folio = self.table.get(&guard, id);
         if folio.wanted.load(Relaxed) {
-            swap.put(slot, order.pages());
-            swap.give_buffer(buffer);
+            swap.release(slot, order.pages());
+            swap.give_buffer_back(buffer);
             return WriteOutcome::Stays;
         }
         self.table.drop_copy(&guard, id, &self.backing);
         for (slot, &fingerprint) in self.table.slots(folio).iter().zip(&context.fingerprints) {
             slot.set(BlockSlot { fingerprint, ..slot.get() });
         }
-        let ticket = swap.outbox.ticket();
+        let ticket = swap.queue().next_ticket();
         folio.writing.set(ticket);
         folio.state.set(FolioState::Cached);
         self.table.notify(&guard);
         drop(guard);
-        if !swap.outbox.submit(RawWrite { id, key, order, ticket, buffer, slot }) {
+        if !swap.queue().submit(RawWrite { id, key, order, ticket, buffer, slot }) {
             self.write_pending(false);
         }
         WriteOutcome::Leaving
@@ -162,7 +162,7 @@ impl Writeback<'_> {
     /// No run of this order can be had: two halves are tried later (S3).
     fn halve(&self, id: FolioId, key: u64, order: Order) -> WriteOutcome {
         if let Some(swap) = self.backing.swap()
-            && (order == Order::PAGE || order <= swap.largest() && !swap.has_room())
+            && (order == Order::PAGE || order <= swap.run_order_max() && !swap.has_room())
         {
             swap.note_full();
             return WriteOutcome::Stays;
@@ -185,7 +185,7 @@ impl Writeback<'_> {
     /// Ends a raw write: the folio leaves memory if it was not touched meanwhile.
     fn end_raw(&self, swap: &Swap, write: &RawWrite, result: Result<(), Errno>) {
         let &RawWrite { id, key, order, ticket, buffer, slot } = write;
-        swap.give_buffer(buffer);
+        swap.give_buffer_back(buffer);
         if let Err(errno) = result {
             stats::add(&self.stats.swap_write_failed, 1);
             swap.note_failure(errno);
@@ -205,7 +205,7 @@ impl Writeback<'_> {
             }
         }
         drop(guard);
-        swap.put(slot, order.pages());
+        swap.release(slot, order.pages());
     }
 
     /// Enters the blocks of a folio that was written whole to the run at `slot`.
@@ -214,13 +214,13 @@ impl Writeback<'_> {
         debug_assert!(folio.state.get() == FolioState::Cached && !folio.has_copy.get());
         let block = self.table.block_order(folio.order());
         for (i, to) in self.table.slots(folio).iter().enumerate() {
-            let place = Place {
+            let place = ObjectLocation {
                 slot: slot + (i * block.pages()) as u64,
                 offset: 0,
                 len: block.bytes(),
-                raw: true,
+                is_raw: true,
             };
-            swap.enter(place);
+            swap.insert(place);
             to.set(BlockSlot { handle: place.handle(), ..to.get() });
         }
         folio.has_copy.set(true);
@@ -238,11 +238,11 @@ impl Writeback<'_> {
         let share = self.pool_share();
         loop {
             let held = self.backing.store().pool_bytes();
-            if held <= share || !swap.accepts() {
+            if held <= share || !swap.accepts_writes() {
                 return;
             }
             let is_far = held > share + share / HYSTERESIS;
-            if !swap.outbox.press(is_far) {
+            if !swap.queue().request_shrink(is_far) {
                 self.write_pending(false);
             }
             if !is_far || self.backing.store().pool_bytes() >= held {
@@ -261,7 +261,7 @@ impl Writeback<'_> {
         {
             runs.push(run);
         }
-        let writes = runs.iter().map(|run| swap.write_of(run.buffer, run.slot, bytes(run.pages)));
+        let writes = runs.iter().map(|run| swap.write_from(run.buffer, run.slot, bytes(run.pages)));
         let mut writes: Vec<Transfer> = writes.collect();
         // SAFETY: buffers and runs are this thread's.
         unsafe { swap.write(&mut writes) };
@@ -303,20 +303,22 @@ impl Writeback<'_> {
 
     /// Fills one buffer with packed objects. `None`: no buffer, no slots, or nothing to write.
     pub(crate) fn pack_run(&self, swap: &Swap, left: &mut Vec<UnpackedFolio>) -> Option<PackedRun> {
-        let buffer = swap.write_buffer(false)?;
-        let orders = PACK_ORDERS.rev().filter_map(Order::new).filter(|o| *o <= swap.largest());
-        let Some((order, slot)) = orders.filter_map(|o| swap.take(o).map(|slot| (o, slot))).next()
+        let buffer = swap.take_write_buffer(false)?;
+        let orders =
+            PACK_ORDERS.rev().filter_map(Order::new).filter(|o| *o <= swap.run_order_max());
+        let Some((order, slot)) =
+            orders.filter_map(|o| swap.allocate(o).map(|slot| (o, slot))).next()
         else {
             swap.note_full();
-            swap.give_buffer(buffer);
+            swap.give_buffer_back(buffer);
             return None;
         };
         // SAFETY: the buffer is this thread's.
-        let room = unsafe { &mut swap.buffer(buffer)[..order.bytes()] };
+        let room = unsafe { &mut swap.buffer_mut(buffer)[..order.bytes()] };
         let items = self.pack_items(slot, room, left);
         if items.is_empty() {
-            swap.put(slot, order.pages());
-            swap.give_buffer(buffer);
+            swap.release(slot, order.pages());
+            swap.give_buffer_back(buffer);
             return None;
         }
         for item in &items {
@@ -334,7 +336,7 @@ impl Writeback<'_> {
         let pages = used.div_ceil(PAGE_SIZE);
         room[used..bytes(pages)].fill(0);
         if pages < order.pages() {
-            swap.put(slot + pages as u64, order.pages() - pages);
+            swap.release(slot + pages as u64, order.pages() - pages);
         }
         Some(PackedRun { buffer, slot, pages, items })
     }
@@ -400,11 +402,11 @@ impl Writeback<'_> {
             let exported = self.backing.store().export(slot.handle, to).unwrap_or_else(|e| {
                 panic!("memfold: stored data is damaged, stopping before a wrong byte is written: {e:?}")
             });
-            let place = Place {
+            let place = ObjectLocation {
                 slot: run + (*used / PAGE_SIZE) as u64,
                 offset: *used % PAGE_SIZE,
                 len,
-                raw: false,
+                is_raw: false,
             };
             let key = key + (i * order.pages()) as u64;
             items.push(PackedItem {
@@ -427,7 +429,7 @@ impl Writeback<'_> {
         run: &PackedRun,
         result: Result<(), Errno>,
     ) -> u64 {
-        swap.give_buffer(run.buffer);
+        swap.give_buffer_back(run.buffer);
         if let Err(errno) = result {
             stats::add(&self.stats.swap_write_failed, 1);
             swap.note_failure(errno);
@@ -451,7 +453,7 @@ impl Writeback<'_> {
             else {
                 continue;
             };
-            swap.enter(item.place);
+            swap.insert(item.place);
             slot.set(BlockSlot { handle: item.place.handle(), ..item.slot });
             self.backing.store().free(item.slot.handle);
             freed += item.len as u64;
@@ -460,7 +462,7 @@ impl Writeback<'_> {
             stats::add(&self.stats.pswpout, pages);
             stats::add(&self.stats.swpout_folio[item.order.get() as usize], 1);
         }
-        swap.put(run.slot, run.pages);
+        swap.release(run.slot, run.pages);
         freed
     }
 
@@ -472,26 +474,26 @@ impl Writeback<'_> {
     pub fn write_pending(&self, wait: bool) -> bool {
         let Some(swap) = self.backing.swap() else { return false };
         if wait {
-            swap.outbox.wait_for_work();
+            swap.queue().wait_for_work();
         }
         // Before anything is taken: a fork copies no work that is half done.
         let _open = self.gates.writing();
-        let work = swap.outbox.next();
+        let work = swap.queue().take_work();
         let raw: Vec<RawWrite> = work.raw.iter().flatten().copied().collect();
         if !raw.is_empty() {
             let mut writes: Vec<Transfer> =
-                raw.iter().map(|w| swap.write_of(w.buffer, w.slot, w.order.bytes())).collect();
+                raw.iter().map(|w| swap.write_from(w.buffer, w.slot, w.order.bytes())).collect();
             // SAFETY: who submitted them has handed buffers and runs over.
             unsafe { swap.write(&mut writes) };
             raw.iter()
                 .zip(&writes)
                 .for_each(|(write, done)| self.end_raw(swap, write, done.result));
         }
-        let packed = if work.pressed { self.shrink_pool(swap) } else { 0 };
+        let packed = if work.shrink_pool { self.shrink_pool(swap) } else { 0 };
         if work.discard {
             swap.discard();
         }
-        swap.outbox.done(raw.len());
+        swap.queue().finish_round(raw.len());
         !work.stop && (wait || !raw.is_empty() || packed > 0)
     }
 
@@ -501,7 +503,10 @@ impl Writeback<'_> {
         let share = self.pool_share();
         let low = share - share / HYSTERESIS;
         let mut freed = 0;
-        while freed < COMPACT_BYTES && self.backing.store().pool_bytes() > low && swap.accepts() {
+        while freed < COMPACT_BYTES
+            && self.backing.store().pool_bytes() > low
+            && swap.accepts_writes()
+        {
             match self.pack_round(swap) {
                 0 => break,
                 round => freed += round,
@@ -512,7 +517,7 @@ impl Writeback<'_> {
             // What was freed lies between what stays.
             self.backing.store().compact(above);
             if self.backing.store().pool_bytes() > low {
-                swap.outbox.press(false);
+                swap.queue().request_shrink(false);
             }
         }
         freed
@@ -523,14 +528,14 @@ impl Writeback<'_> {
     /// was called.
     pub fn move_out(&self, wait: bool) -> bool {
         let Some(swap) = self.backing.swap() else { return false };
-        let goes_on = swap.move_out(wait);
+        let goes_on = swap.demote(wait);
         self.backing.note_remote();
         goes_on
     }
 
     /// Sleeps until a write under way has ended. `false`: there is none.
     pub(crate) fn await_write(&self) -> bool {
-        self.backing.swap().is_some_and(|swap| swap.outbox.wait_for_write())
+        self.backing.swap().is_some_and(|swap| swap.queue().wait_for_write())
     }
 
     /// Waits until no raw write is under way.

@@ -56,7 +56,7 @@ fn a_block_that_is_recompressed_while_its_old_object_is_written_goes_to_the_file
     engine.page_out(0..64);
     let (pager, swap) = (&engine.pager, engine.pager.0.backing.swap().unwrap());
     let run = pager.writeback().pack_run(swap, &mut Vec::new()).unwrap();
-    let mut writes = [swap.write_of(run.buffer, run.slot, bytes(run.pages))];
+    let mut writes = [swap.write_from(run.buffer, run.slot, bytes(run.pages))];
     // SAFETY: buffer and run are this thread's.
     unsafe { swap.write(&mut writes) };
     let mut worker = pager.0.backing.store().worker_for(CodecSpec::parse("zstd:3").unwrap());
@@ -81,12 +81,12 @@ fn a_block_longer_than_any_free_run_goes_to_the_file_when_there_is_a_longer_one(
     let (pager, swap) = (&engine.pager, engine.pager.0.backing.swap().unwrap());
     let pair = Order::new(1).unwrap();
     // Every second pair of slots is free: nothing longer.
-    let mut pairs: Vec<u64> = core::iter::from_fn(|| swap.take(pair)).collect();
+    let mut pairs: Vec<u64> = core::iter::from_fn(|| swap.allocate(pair)).collect();
     pairs.sort_unstable();
-    pairs.iter().step_by(2).for_each(|slot| swap.put(*slot, pair.pages()));
+    pairs.iter().step_by(2).for_each(|slot| swap.release(*slot, pair.pages()));
     assert_eq!(pager.writeback().pack_round(swap), 0, "no block is that short");
     pager.check().unwrap();
-    pairs.iter().skip(1).step_by(2).for_each(|slot| swap.put(*slot, pair.pages()));
+    pairs.iter().skip(1).step_by(2).for_each(|slot| swap.release(*slot, pair.pages()));
     while pager.writeback().pack_round(swap) > 0 {}
     assert_eq!((pager.0.backing.store().stats().objects, swap.objects()), (0, 16));
     (0..64).for_each(|n| engine.assert_holds(n, 1));

@@ -11,11 +11,11 @@ use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 const OWN_FILES: &str = "/proc/self/fd";
 
 /// Device and inode of a file.
-pub type Identity = (u64, u64);
+pub type FileIdentity = (u64, u64);
 
 /// What a file is opened for.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum FileAccess {
     /// Reading.
     Read,
     /// Reading and writing.
@@ -29,7 +29,7 @@ pub trait Folder: Send + Sync {
     ///
     /// # Errors
     /// ENOENT: there is none. EMFILE and others.
-    fn open(&self, name: &[u8], access: Access) -> Result<Box<dyn File>, Errno>;
+    fn open(&self, name: &[u8], access: FileAccess) -> Result<Box<dyn File>, Errno>;
 
     /// Makes an empty file under a name that is free, readable by its owner only.
     ///
@@ -59,7 +59,7 @@ pub trait Folder: Send + Sync {
     ///
     /// # Errors
     /// ENOENT: none has.
-    fn identity(&self, name: &[u8]) -> Result<Identity, Errno>;
+    fn identity(&self, name: &[u8]) -> Result<FileIdentity, Errno>;
 
     /// Returns when all that was done to names is on disk.
     ///
@@ -112,7 +112,7 @@ pub trait File: Send + Sync {
     ///
     /// # Errors
     /// The system's.
-    fn identity(&self) -> Result<Identity, Errno>;
+    fn identity(&self) -> Result<FileIdentity, Errno>;
 }
 
 /// A real directory, kept open: what is done there later needs no path.
@@ -142,8 +142,8 @@ impl Directory {
 }
 
 impl Folder for Directory {
-    fn open(&self, name: &[u8], access: Access) -> Result<Box<dyn File>, Errno> {
-        let flags = if access == Access::Read { OFlags::RDONLY } else { OFlags::RDWR };
+    fn open(&self, name: &[u8], access: FileAccess) -> Result<Box<dyn File>, Errno> {
+        let flags = if access == FileAccess::Read { OFlags::RDONLY } else { OFlags::RDWR };
         self.open_at(name, flags)
     }
 
@@ -165,7 +165,7 @@ impl Folder for Directory {
         rustix::fs::unlinkat(&*self.0, name, AtFlags::empty())
     }
 
-    fn identity(&self, name: &[u8]) -> Result<Identity, Errno> {
+    fn identity(&self, name: &[u8]) -> Result<FileIdentity, Errno> {
         rustix::fs::statat(&*self.0, name, AtFlags::empty()).map(|s| (s.st_dev, s.st_ino))
     }
 
@@ -201,7 +201,7 @@ impl File for RealFile {
         rustix::fs::linkat(CWD, &*own, &*self.folder, name, AtFlags::SYMLINK_FOLLOW)
     }
 
-    fn identity(&self) -> Result<Identity, Errno> {
+    fn identity(&self) -> Result<FileIdentity, Errno> {
         rustix::fs::fstat(&self.fd).map(|s| (s.st_dev, s.st_ino))
     }
 }

@@ -1,0 +1,253 @@
+//! Objects: sealed, written, read and opened.
+use crate::location::{ObjectLocation, UNIT_BYTES};
+use crate::seal::{Binding, RawSeal, TAG_BYTES};
+use crate::swap::Swap;
+use crate::swap::buffers::Purpose;
+use crate::tier::SlotReadError;
+use alloc::string::String;
+use memfold_sys::Errno;
+use memfold_sys::memory::zone::NoPromise;
+use memfold_sys::page::Page;
+use memfold_sys::transfer::{Direction, Transfer};
+use memfold_sys::units::{Order, PAGE_SIZE};
+
+/// Bytes before the payload of a packed object.
+pub const HEAD_BYTES: usize = 16 + TAG_BYTES;
+
+/// An object could not be read. Displays as one line that names file and slot, or the remote store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadError {
+    name: String,
+    slot: u64,
+    /// The object of the remote store that has the slot.
+    object: Option<u64>,
+    /// `None`: what was read is not what was written.
+    why: Option<String>,
+}
+
+impl core::fmt::Display for ReadError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.object {
+            Some(number) => {
+                write!(f, "remote store {}, object {number} (slot {}): ", self.name, self.slot)?
+            }
+            None => write!(
+                f,
+                "swap file {}, slot {} (byte {}): ",
+                self.name,
+                self.slot,
+                self.slot * PAGE_SIZE as u64
+            )?,
+        }
+        match &self.why {
+            Some(why) => write!(f, "reading failed: {why}"),
+            None => write!(f, "what is there is not what was written"),
+        }
+    }
+}
+
+impl Swap {
+    /// Seals `blocks` of `block` bytes each, which fill the start of `bytes` and go to the run at
+    /// `slot`.
+    pub fn seal_raw(&self, slot: u64, bytes: &mut [u8], block: Order) {
+        for (i, bytes) in bytes.chunks_exact_mut(block.bytes()).enumerate() {
+            let slot = slot + (i * block.pages()) as u64;
+            let number = self.sealer.number();
+            let tag = self.sealer.seal(raw_binding(slot, number, block), bytes);
+            // SAFETY: the slots are the caller's, so nobody reads or writes their seals.
+            unsafe { self.raw_seal(slot).write(RawSeal { number, tag }) };
+        }
+    }
+
+    /// Seals one packed object, whose payload of `len` bytes lies behind the head in `bytes`; it
+    /// goes to `location`.
+    pub fn seal_packed(&self, location: ObjectLocation, fields: u32, len: usize, bytes: &mut [u8]) {
+        let number = self.sealer.number();
+        let (head, payload) = bytes.split_at_mut(HEAD_BYTES);
+        let tag = self.sealer.seal(packed_binding(location, number, fields), &mut payload[..len]);
+        payload[len..].fill(0);
+        head[..8].copy_from_slice(&number.to_le_bytes());
+        head[8..12].copy_from_slice(&fields.to_le_bytes());
+        head[12..16].copy_from_slice(&(len as u32).to_le_bytes());
+        head[16..].copy_from_slice(&tag);
+    }
+
+    /// A write of the first `len` bytes of a buffer to the run at `slot`.
+    pub fn write_from(&self, buffer: usize, slot: u64, len: usize) -> Transfer {
+        debug_assert!(len <= self.buffers.buffer_bytes());
+        let at = self.buffers.start_of(buffer);
+        Transfer::new(Direction::Write, slot * PAGE_SIZE as u64, Page::at(at), len)
+    }
+
+    /// Does writes that [`Swap::write_from`] has made.
+    ///
+    /// # Safety
+    /// - The caller has taken the buffers and the runs.
+    pub unsafe fn write(&self, writes: &mut [Transfer]) {
+        // SAFETY: as the caller says; slots are read only through handles, which nobody has for a
+        // run that is written to.
+        unsafe { self.disk.transfer(writes) };
+        let Some(tier) = &self.tier else { return };
+        for write in writes.iter().filter(|w| w.result.is_ok()) {
+            tier.written(write.offset / PAGE_SIZE as u64, write.len / PAGE_SIZE);
+        }
+    }
+
+    /// Reads a run of raw blocks, which lie one behind the other from `location`, to `to`, and opens
+    /// them.
+    ///
+    /// # Errors
+    /// [`ReadError`]; what is at `to` is not to be used then.
+    ///
+    /// # Safety
+    /// - `to` has room for `count` blocks that nobody else touches; the objects are not freed
+    ///   meanwhile.
+    pub unsafe fn read_raw(
+        &self,
+        location: ObjectLocation,
+        count: usize,
+        block: Order,
+        to: *mut Page,
+    ) -> Result<(), ReadError> {
+        let len = count * block.bytes();
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.read(location.slot, to, len)? };
+        for i in 0..count {
+            let slot = location.slot + (i * block.pages()) as u64;
+            // SAFETY: the seal was written before the object was entered; `to` has room, as the
+            // caller says.
+            let opened = unsafe {
+                let seal = self.raw_seal(slot).read();
+                let bytes = core::slice::from_raw_parts_mut(
+                    to.add(i * block.pages()).cast(),
+                    block.bytes(),
+                );
+                self.sealer.open(raw_binding(slot, seal.number, block), bytes, &seal.tag)
+            };
+            if !opened {
+                return Err(self.damage_at(slot));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the bytes of the file from `first` to `last`, which hold packed objects, and calls
+    /// `each` with a function that opens one of them: it gives fields and payload.
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    ///
+    /// # Panics
+    /// If they don't fit a buffer.
+    pub fn read_packed<R>(
+        &self,
+        first: ObjectLocation,
+        last: ObjectLocation,
+        each: impl FnOnce(&mut PackedObjects<'_>) -> Result<R, ReadError>,
+    ) -> Result<R, ReadError> {
+        let len = ((last.slot - first.slot) as usize + last.slots()) * PAGE_SIZE;
+        assert!(len <= self.buffers.buffer_bytes());
+        let buffer = self.take_buffer(Purpose::Read, true).expect("it waits");
+        // SAFETY: the buffer is this thread's.
+        let result = unsafe {
+            let bytes = self.buffer_mut(buffer);
+            self.read(first.slot, Page::at(bytes.as_mut_ptr()), len).and_then(|()| {
+                each(&mut PackedObjects { swap: self, slot: first.slot, bytes: &mut bytes[..len] })
+            })
+        };
+        self.give_buffer_back(buffer);
+        result
+    }
+
+    /// The most bytes that [`Swap::read_packed`] reads at once.
+    pub fn packed_bytes_max(&self) -> usize {
+        self.buffers.buffer_bytes()
+    }
+
+    /// # Safety
+    /// - As for [`Disk::transfer`].
+    unsafe fn read(&self, slot: u64, to: *mut Page, len: usize) -> Result<(), ReadError> {
+        if let Some(tier) = &self.tier {
+            // SAFETY: as the caller says.
+            let result = unsafe { tier.read(&*self.disk, slot, len / PAGE_SIZE, to) };
+            return result.map_err(|why| match why {
+                SlotReadError::File(e) => self.unread(slot, e),
+                SlotReadError::Remote(number, failure) => {
+                    let why = Some(alloc::format!("{failure}"));
+                    ReadError { name: tier.name().into(), slot, object: Some(number), why }
+                }
+            });
+        }
+        let mut read = [Transfer::new(Direction::Read, slot * PAGE_SIZE as u64, to, len)];
+        // SAFETY: as the caller says. The caller has a handle, so no write goes to these
+        // slots.
+        unsafe { self.disk.transfer(&mut read) };
+        read[0].result.map_err(|e| self.unread(slot, e))
+    }
+
+    fn unread(&self, slot: u64, errno: Errno) -> ReadError {
+        ReadError {
+            name: self.disk.name().into(),
+            slot,
+            object: None,
+            why: Some(alloc::format!("{errno}")),
+        }
+    }
+
+    /// The error for an object that is not what was written.
+    pub fn damage_at(&self, slot: u64) -> ReadError {
+        let far = self.tier.as_ref().and_then(|tier| Some((tier.name(), tier.object_of(slot)?)));
+        let (name, object) =
+            far.map_or((self.disk.name(), None), |(name, number)| (name, Some(number)));
+        ReadError { name: name.into(), slot, object, why: None }
+    }
+
+    fn raw_seal(&self, slot: u64) -> *mut RawSeal {
+        let end = (slot as usize + 1) * size_of::<RawSeal>();
+        assert!(end <= self.raw_seals.len());
+        let done = self.raw_seals.need(&self.edge, 0, self.raw_seals.len(), end);
+        if done.is_err() {
+            NoPromise::end("the table of the swap file");
+        }
+        // SAFETY: the seal lies in the zone.
+        unsafe { self.raw_seals.as_ptr().cast::<RawSeal>().add(slot as usize) }
+    }
+}
+
+/// PackedObjects objects that were read.
+pub struct PackedObjects<'a> {
+    swap: &'a Swap,
+    slot: u64,
+    bytes: &'a mut [u8],
+}
+
+impl PackedObjects<'_> {
+    /// Opens one object; gives its fields and its payload.
+    ///
+    /// # Errors
+    /// [`ReadError`]: it is not what was written.
+    pub fn open(&mut self, location: ObjectLocation) -> Result<(u32, &[u8]), ReadError> {
+        let start = (location.start() - self.slot * PAGE_SIZE as u64) as usize;
+        let (head, payload) = self.bytes[start..start + location.len].split_at_mut(HEAD_BYTES);
+        let word = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().expect("4 bytes"));
+        let number = u64::from_le_bytes(head[..8].try_into().expect("8 bytes"));
+        let (fields, len) = (word(8), word(12) as usize);
+        let tag: &[u8; TAG_BYTES] = head[16..].try_into().expect("16 bytes");
+        if len > payload.len() || payload.len() - len >= UNIT_BYTES {
+            return Err(self.swap.damage_at(location.slot));
+        }
+        let payload = &mut payload[..len];
+        if !self.swap.sealer.open(packed_binding(location, number, fields), payload, tag) {
+            return Err(self.swap.damage_at(location.slot));
+        }
+        Ok((fields, payload))
+    }
+}
+
+fn raw_binding(slot: u64, number: u64, block: Order) -> Binding {
+    Binding { start: slot * PAGE_SIZE as u64, number, header: 1 << 32 | block.get() as u64 }
+}
+
+fn packed_binding(location: ObjectLocation, number: u64, fields: u32) -> Binding {
+    Binding { start: location.start(), number, header: 2 << 32 | fields as u64 }
+}

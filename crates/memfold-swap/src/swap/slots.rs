@@ -1,0 +1,127 @@
+//! Slots of the file: allocated and released, and the growth of the file.
+use crate::cluster::{CLUSTER_SLOTS, SearchScope};
+use crate::location::{ObjectLocation, SLOTS_MAX};
+use crate::swap::Swap;
+use memfold_store::Handle;
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::units::{Order, PAGE_SIZE};
+
+/// The file grows by this many clusters at a time, fewer near its bounds.
+const GROWTH_CLUSTERS: usize = 32;
+/// Slots that became free before emptied clusters are discarded.
+const DISCARD_SLOTS: u64 = 8 * CLUSTER_SLOTS as u64;
+
+impl Swap {
+    /// Allocates a run of slots, growing the file if it may. Returns `None` if there is none of this
+    /// order.
+    pub fn allocate(&self, order: Order) -> Option<u64> {
+        let cpu = memfold_sys::thread::current_cpu();
+        loop {
+            let slots = self.clusters.slots();
+            if let Some(slot) = self.clusters.allocate(order, cpu, SearchScope::Own) {
+                return self.claim(slot, order);
+            }
+            if !self.grow(slots) {
+                return self
+                    .clusters
+                    .allocate(order, cpu, SearchScope::All)
+                    .and_then(|slot| self.claim(slot, order));
+            }
+        }
+    }
+
+    /// Claims an allocated run for the file. Releases it if the file may not take more.
+    fn claim(&self, slot: u64, order: Order) -> Option<u64> {
+        let Some(tier) = &self.tier else { return Some(slot) };
+        let free = self.disk.free_bytes().unwrap_or(0).saturating_sub(self.bounds.keep_free_bytes);
+        if tier.claim(&self.clusters, slot, order.pages(), free) {
+            return Some(slot);
+        }
+        self.clusters.release(slot, order.pages());
+        None
+    }
+
+    /// Takes slots back that no child reads any more. Returns whether there were any.
+    fn collect_lent(&self) -> bool {
+        let collect = || self.lent.collect(&self.clusters);
+        self.lent.is_any() && self.errands.as_ref().is_some_and(|errands| errands.run(collect))
+    }
+
+    /// Makes the file larger than `slots`, unless another thread has. Returns `false` if it
+    /// may not grow.
+    fn grow(&self, slots: u64) -> bool {
+        let _growing = self.growth.lock();
+        if self.clusters.slots() != slots || self.collect_lent() {
+            return true;
+        }
+        let cluster = (CLUSTER_SLOTS * PAGE_SIZE) as u64;
+        let now = slots * PAGE_SIZE as u64;
+        if let Some(tier) = &self.tier {
+            // Slots only: the file's space is taken and given back one by one, as slots move.
+            let own = slots - self.clusters.inherited();
+            let room = (tier.slots_max() - own) / CLUSTER_SLOTS as u64;
+            let count = room.min(GROWTH_CLUSTERS as u64);
+            let done = count > 0 && self.disk.stretch(now + count * cluster).is_ok();
+            if done {
+                self.clusters.grow(count as usize);
+            }
+            return done;
+        }
+        let own = now - self.clusters.inherited() * PAGE_SIZE as u64;
+        let room = (self.bounds.size_bytes.saturating_sub(own) / cluster)
+            .min((SLOTS_MAX - slots) / CLUSTER_SLOTS as u64);
+        let free = self.disk.free_bytes().unwrap_or(0).saturating_sub(self.bounds.keep_free_bytes)
+            / cluster;
+        let mut count = room.min(free).min(GROWTH_CLUSTERS as u64) as usize;
+        while count > 0 {
+            if self.disk.grow(now + count as u64 * cluster).is_ok() {
+                self.clusters.grow(count);
+                return true;
+            }
+            count /= 4;
+        }
+        false
+    }
+
+    /// Releases a run that was allocated.
+    pub fn release(&self, slot: u64, count: usize) {
+        let freed = self.clusters.release(slot, count) as u64;
+        if self.freed.fetch_add(freed, Relaxed) + freed >= DISCARD_SLOTS {
+            self.freed.store(0, Relaxed);
+            self.queue.request_discard();
+        }
+    }
+
+    /// Adds an object that was written to a location in a run that the caller has allocated and not
+    /// released yet.
+    pub fn insert(&self, location: ObjectLocation) {
+        self.clusters.retain(location.slot, location.slots());
+        self.objects.fetch_add(1, Relaxed);
+    }
+
+    /// Frees the object that a handle names, if it names one of the file.
+    pub fn free(&self, handle: Handle) {
+        if let Some(location) = ObjectLocation::from_handle(handle) {
+            self.objects.fetch_sub(1, Relaxed);
+            self.release(location.slot, location.slots());
+        }
+    }
+
+    /// Gives the space of emptied clusters back to the file system.
+    pub fn discard(&self) {
+        let mut ranges = [const { 0..0 }; 32];
+        let found = self.clusters.begin_discard(&mut ranges);
+        for range in &ranges[..found] {
+            let (start, len) =
+                (range.start * PAGE_SIZE as u64, (range.end - range.start) * PAGE_SIZE as u64);
+            let _ = self.disk.punch(start, len);
+            if let Some(tier) = &self.tier {
+                tier.discarded(range);
+            }
+            self.clusters.discarded(range);
+        }
+        if let Some(tier) = &self.tier {
+            tier.tidy();
+        }
+    }
+}
