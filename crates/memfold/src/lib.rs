@@ -12,9 +12,9 @@
 //! # Ok::<(), memfold::Error>(())
 //! ```
 //!
-//! The two walks: a fault goes `fault::Pager::fault` -> `index` -> swap cache (take, or wait) ->
-//! `load` -> `mapping`; reclaim goes `reclaim::Pager::frame_for` -> `lru` -> `mapping` -> save ->
-//! store. See `ARCHITECTURE.md`.
+//! An engine consists of parts (`parts.rs`), which own their data, and of walks over them: a fault
+//! (`fault/`), a reclaim (`reclaim/`), a fork (`fork/`), a change of mappings (`mappings/`).
+//! `ARCHITECTURE.md` follows the walks step by step.
 #![cfg_attr(not(any(test, shuttle)), no_std)]
 extern crate alloc;
 

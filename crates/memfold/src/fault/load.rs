@@ -72,7 +72,7 @@ impl Loads<'_> {
         let load = self.form_window(&mut guard, area, key, want, from);
         let copied = match purpose {
             LoadPurpose::Fault(access) => {
-                self.copied(self.table.get(&guard, load.id()), key, access, forced)
+                self.pages_to_copy(self.table.get(&guard, load.id()), key, access, forced)
             }
             LoadPurpose::Ahead => None,
         };
@@ -116,7 +116,7 @@ impl Loads<'_> {
             // Somebody has caught up with the window: the stream goes on as if it had been there in
             // time.
             drop(guard);
-            Readahead(self.0).went_on(area, start, start, start + pages, from_file);
+            Readahead(self.0).advance_stream(area, start, start, start + pages, from_file);
         }
         (
             if done > (key - start) as usize { LoadOutcome::Done } else { LoadOutcome::Again },

@@ -9,7 +9,7 @@
 //! block, from which other touches take further pages, and when it is evicted clean nothing is
 //! compressed. Of a codec that can stop, only the start of the block is decoded, up to the page.
 //! Where a page was written to, the others are brought home when it is evicted
-//! ([`Residency::complete`]).
+//! ([`Residency::load_rest`]).
 use crate::area::lock::AreasAccess;
 use crate::area::{Area, Areas};
 use crate::fault::load::Loads;
@@ -46,7 +46,7 @@ const COPIED_MAX: Order = match Order::new(2) {
 impl Loads<'_> {
     /// The keys of the pages of a one-block `Loading` folio that a fault loads by copy; those of
     /// them that are there already stay as they are. `None`: it is loaded into a frame, and moved.
-    pub(crate) fn copied(
+    pub(crate) fn pages_to_copy(
         &self,
         folio: &Folio,
         key: u64,

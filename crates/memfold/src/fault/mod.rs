@@ -215,7 +215,13 @@ impl Faults<'_> {
         }
         let done = Residency(self.0).map_in(guard, area.addr_of(start), id);
         if ahead {
-            Readahead(self.0).went_on(area, key, start, start + order.pages() as u64, in_file);
+            Readahead(self.0).advance_stream(
+                area,
+                key,
+                start,
+                start + order.pages() as u64,
+                in_file,
+            );
         }
         let loaded = if done.pages > (key - start) as usize {
             LoadOutcome::Done

@@ -30,7 +30,14 @@ impl Readahead<'_> {
     }
 
     /// The window `[start, end)` that was loaded ahead is being used, at `key`: its stream goes on.
-    pub(crate) fn went_on(&self, area: &Area, key: u64, start: u64, end: u64, in_file: bool) {
+    pub(crate) fn advance_stream(
+        &self,
+        area: &Area,
+        key: u64,
+        start: u64,
+        end: u64,
+        in_file: bool,
+    ) {
         stats::add(&self.stats.readahead_hits, 1);
         if in_file {
             stats::add(&self.stats.swap_ra_hit, end - start);

@@ -16,33 +16,33 @@
 //! | from -> to | by | what is asserted |
 //! |---|---|---|
 //! | none -> `Loading` | `fault/load.rs` `zero_fill` | the window is empty and inside its area |
-//! | none -> `Resident` | `address_space/events.rs` `note_resident` (adoption) | `Areas::add`: it overlaps no area |
-//! | none -> `Stored` | `address_space/ranges.rs` `store_by_page` (a block cut by a discard) | every page was saved, or nothing changes |
+//! | none -> `Resident` | `mappings/ranges.rs` `note_resident` (adoption) | `Areas::add`: it overlaps no area |
+//! | none -> `Stored` | `mappings/ranges.rs` `store_by_page` (a block cut by a discard) | every page was saved, or nothing changes |
 //! | `Stored` -> `Loading` | `fault/load.rs` `form_window` | all in the window is `Stored` (`all_stored`); a block is never cut (`split_folio`) |
 //! | `Cached`, one block -> `Cached`, pages | `reclaim/block_size.rs` `cut_into_pages` | the frame holds all of it; the block's copy ends |
 //! | `Resident`, pages -> `Resident`, one block | `reclaim/block_size.rs` `join_block` | every page is `Resident` and none is pinned; their copies end |
 //! | `Stored` -> `Loading` -> `Stored` | `reclaim/recompress.rs` `recompress_block` | the handle is still the block's |
-//! | `Stored` -> `Cached` | `address_space/ranges.rs` `unfold_block` | |
-//! | `Partial` -> pages, `Resident` and `Stored` or `Cached` | `address_space/ranges.rs` `store_by_page`, `unfold_block` | every page that isn't `here` was saved, or lies in the frame |
-//! | `Partial` -> `Loading` -> `Partial`, `Resident` | `pager/copy_in.rs` `copy_in` | nothing that is `here` is copied |
-//! | `Loading` -> `Partial` | `pager/copy_in.rs` `copy_in`: some of its pages were asked for | |
-//! | `Loading` -> `Resident` | `pager/map.rs` `map_in` | |
+//! | `Stored` -> `Cached` | `mappings/ranges.rs` `unfold_block` | |
+//! | `Partial` -> pages, `Resident` and `Stored` or `Cached` | `mappings/ranges.rs` `store_by_page`, `unfold_block` | every page that isn't `here` was saved, or lies in the frame |
+//! | `Partial` -> `Loading` -> `Partial`, `Resident` | `residency/copy_in.rs` `copy_in` | nothing that is `here` is copied |
+//! | `Loading` -> `Partial` | `residency/copy_in.rs` `copy_in`: some of its pages were asked for | |
+//! | `Loading` -> `Resident` | `residency/mod.rs` `map_in` | |
 //! | `Loading` -> `Cached` | `fault/load.rs` `finish`, ahead of use and not wanted; `map_in` for what the kernel didn't take | |
-//! | `Loading` -> `Stored` or none | `fault/load.rs` `undo_locked`: no frame, as the kernel refuses for the moment, or only a smaller frame | |
-//! | `Resident` -> `Cached` | `pager/map.rs` `map_out` | the frame was empty: EEXIST is a panic (`carry_out`) |
-//! | `Resident`, `Partial` -> `Leaving` | `reclaim/drop.rs` `may_leave` | it is `clean`, and not pinned |
+//! | `Loading` -> `Stored` or none | `folio/table.rs` `end_unloaded`: no frame, as the kernel refuses for the moment, or only a smaller frame | |
+//! | `Resident` -> `Cached` | `residency/mod.rs` `map_out` | the frame was empty: EEXIST is a panic (`carry_out`) |
+//! | `Resident`, `Partial` -> `Leaving` | `reclaim/drop.rs` `prepare_eviction` | it is `clean`, and not pinned |
 //! | `Leaving` -> `Stored` | `reclaim/drop.rs` `settle`: its pages were dropped | there is a copy |
 //! | `Leaving` -> `Resident`, `Partial` | `reclaim/drop.rs` `settle`: the kernel has refused, for some pages at least | |
-//! | `Resident` -> none | `address_space/release.rs` `leave_at_home` (locked, or marked) | every folio of the part is `Resident` (`is_home`) |
+//! | `Resident` -> none | `mappings/release.rs` `leave_at_home` (locked, or marked) | every folio of the part is `Resident` (`is_home`) |
 //! | `Cached` -> `Resident` | `fault/mod.rs` `rescue` -> `map_in` | |
 //! | `Cached` -> `Saving` | `reclaim/save.rs` `save_next` | the index still names the isolated folio |
-//! | `Cached` -> `Stored` | `save_next`, `untouched` -> `let_go` | there is a copy (`let_go`) |
-//! | `Saving` -> `Stored` | `save` -> `accept` -> `let_go` | there is a copy (`let_go`) |
+//! | `Cached` -> `Stored` | `save_next`, `untouched` -> `release_frame` | there is a copy (`release_frame`) |
+//! | `Saving` -> `Stored` | `save` -> `accept` -> `release_frame` | there is a copy (`release_frame`) |
 //! | `Saving` -> `Cached` | `save`: changed, and the caller may not compress; goes to `Dirty` | |
-//! | `Saving` -> `Cached` -> `Resident` | `save`, `take_back`: wanted, or refused by the store | still `Cached` (`take_back`) |
+//! | `Saving` -> `Cached` -> `Resident` | `save`, `map_back`: wanted, or refused by the store | still `Cached` (`map_back`) |
 //! | `Saving` -> `Cached` with a ticket | `reclaim/writeback.rs` `write_out`: a raw write is under way; on no list | not wanted |
-//! | `Cached` with a ticket -> `Stored` | `end_raw` -> `let_go` | the ticket is the write's |
-//! | at rest -> none | `pager/mod.rs` `remove_folio` (discard, unmap) | never `Loading` or `Saving` (`discard_keys`) |
+//! | `Cached` with a ticket -> `Stored` | `end_raw` -> `release_frame` | the ticket is the write's |
+//! | at rest -> none | `folio/table.rs` `remove` (discard, unmap) | never `Loading` or `Saving` (`discard_keys`) |
 //!
 //! A move may stop half-way. The folio is then split at that page: what moved has the new state,
 //! the rest the old one (`settle_pieces`). `Pager::check` verifies every folio, list and sum while
@@ -166,7 +166,7 @@ pub struct Folio {
     /// The raw write that is under way of a `Cached` folio, which is on no list meanwhile; 0 for
     /// none.
     pub writing: Cell<u32>,
-    /// `Resident`, `Partial` or `Leaving`: the generation of the process (`pager/folios.rs`) in which
+    /// `Resident`, `Partial` or `Leaving`: the generation of the process (`folio/table.rs`) in which
     /// its pages equal their stored copy and all are write-protected, so that this stays so until a
     /// fault says otherwise; 0 for none. Cleared under the shard lock before the protection goes.
     pub clean_in: Cell<u32>,

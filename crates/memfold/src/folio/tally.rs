@@ -1,7 +1,7 @@
 //! Pages by where their bytes are, counted.
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Counts of pages. `check.rs` holds them against the folios: mapped pages are those of `Resident`
+/// Counts of pages. `invariants.rs` holds them against the folios: mapped pages are those of `Resident`
 /// folios; clean ones have a stored copy beside what is in memory; folded ones are in the store
 /// alone.
 pub(crate) struct PageTally {

@@ -1,31 +1,30 @@
 //! Frames: the engine's own pages, through which folios leave and enter the program's page table.
 //!
-//! A frame is *full* (it holds memory; a folio can be decompressed into it) or *empty* (a hole,
-//! into which a folio can be moved). A move turns one into the other, so a steady state allocates
-//! nothing, but for single pages (`fault/load_by_copy.rs`). Two buddy allocators share one zone;
-//! runs coalesce with free neighbours of their own kind only.
+//! A frame is *full* (it has memory; a folio can be decompressed into it) or *empty* (a hole, into which
+//! a folio can be moved). A move out fills an empty frame, and a move in empties a full one. So a steady
+//! state allocates nothing, except for single pages (`fault/load_by_copy.rs`).
 //!
-//! Equation: `populated = full free + full in use`; `populated + mapped` is the memory that the
-//! pager holds.
+//! Equation: `populated = full free + full in use`; `populated + mapped` is the memory that the engine
+//! holds.
 //!
-//! # Frames
-//! `folio/frames.rs`. A frame is **full** (it has memory: something can be decompressed into it) or
-//! **empty** (a hole: a folio can be moved into it). A move out turns an empty frame full; a move
-//! in turns a full one empty. `mapped + populated` stays the same, so a steady state allocates
-//! nothing, but for single pages (`fault/load_by_copy.rs`). Two buddy allocators share one zone,
-//! one for each kind; runs join with free neighbours of their own kind only. `gather` makes a large
-//! full run out of small ones by moving their pages together. `trim` gives full frames back to the
-//! kernel, and so does `trim_now`, for who waits for memory. After a fork free full frames may be shared too, and such a page
-//! doesn't move: `gather` and `trim_now` make it private first. Single pages are evicted side by
-//! side, each CPU's in a 2 MiB run of its own (`STRIPS`), so that they become free as long runs,
-//! and what is given back at once goes in few moves and one `madvise`: each call interrupts every
-//! CPU. **An empty frame has no page, ever**: a page that is found in one came there by the move
-//! that is under way, counted or not, whatever is at its home by then. **A page is there if it is
-//! in the kernel's swap**, too: only the page map tells (`Space::is_populated`); `mincore` would
-//! have the engine take swapped frames for empty. What a program has given up with MADV_FREE comes
-//! along as a page that the kernel may drop until it is written to, from a frame as well; so each
-//! page is written to when it arrives, by a call that changes no byte and doesn't wait where the
-//! page is gone (`Space::keep`). Four empty 2 MiB runs are kept for large folios (M8).
+//! - Two buddy allocators share one zone, one for each kind. Runs join with free neighbours of their
+//!   own kind only. Four empty runs of 2 MiB are kept for large folios (M8).
+//! - `gather` makes a large full run out of small ones by moving their pages together. `trim` returns
+//!   full frames to the kernel; `trim_now` does so for a thread that waits for memory.
+//! - After a fork free full frames may be shared too. Such a page doesn't move, so `gather` and
+//!   `trim_now` make it private first.
+//! - Single pages are evicted side by side, each CPU's into a 2 MiB run of its own (`STRIPS`). They
+//!   become free as long runs, and are returned in few moves and one `madvise`, because each call
+//!   interrupts every CPU.
+//!
+//! Invariants:
+//! - **An empty frame has no page.** A page that is found in one was brought by the move that is under
+//!   way, whether the kernel counted it or not.
+//! - **A page in the kernel's swap counts as present.** Only the page map tells
+//!   ([`Space::is_populated`]); `mincore` would report swapped frames as empty.
+//! - Memory that the program gave up with MADV_FREE arrives as a page that the kernel may drop until it
+//!   is written to, also from a frame. So each page is written to when it arrives, by a call that
+//!   changes no byte and doesn't wait where the page is gone ([`Space::keep`]).
 use core::ops::Range;
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::{Zone, ZoneEdge};
@@ -337,7 +336,7 @@ impl Frames {
             };
             done += (e.done >> PAGE_SHIFT) as u32;
             if !space.is_populated(self.addr(piece + done)) {
-                // One page more was moved than was said: see `Pager::carry_out`.
+                // One page more was moved than was said: see `Mapper::carry_out`.
                 done += 1;
             }
             if done as usize == size.pages() {

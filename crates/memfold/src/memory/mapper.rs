@@ -376,7 +376,7 @@ impl Mapper {
         let (to, len) = (self.frames.addr(frame) as *mut u8, order.bytes());
         // SAFETY: the folio is `Resident` and its shard locked, so nobody else maps its pages or
         // serves their faults, and areas don't change; its area is registered for protection
-        // (`Pager::protects`). The frame is full and ours.
+        // (`Mapper::protects`). The frame is full and ours.
         let gone = unsafe { self.space.take_by_copy(home, to, len) };
         self.space.wake(home, gone);
         let pages = gone >> PAGE_SHIFT;

@@ -1,5 +1,5 @@
 //! Folios that could not be moved out because a fork still shares their pages: a background thread
-//! makes them private again (`Pager::unshare`).
+//! makes them private again (`reclaim/background.rs`).
 use core::ops::Range;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};

@@ -36,7 +36,7 @@ use memfold_sys::memory::zone::Zone;
 use memfold_sys::thread::errands::DelegateQueue;
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
-/// Blocks that stay decompressed while single pages are asked for: see `address_space/fork.rs`.
+/// Blocks that stay decompressed while single pages are asked for: see `fork/copy.rs`.
 const RECENT_BLOCKS: usize = 4;
 
 /// Why there is no engine. Displays as one line.

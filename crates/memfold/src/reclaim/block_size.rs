@@ -1,27 +1,23 @@
-//! Grain: how large the blocks are that a folio is stored in.
+//! The size of blocks: a block is cut into pages, or pages are joined into a block.
 //!
-//! Large blocks compress better and make streams fast, but for a random touch a whole block must be
-//! decompressed and mapped, and pages that nobody asked for push others out: with blocks of 16 KiB
-//! a server whose clients choose keys at random takes twice the faults of single pages, and four
-//! times the time. So a block that was asked for by itself is cut into pages when it is next
-//! compressed, or, if it never changes, when that has happened a few times. Where a stream has
-//! loaded all pages of a cut block, or all were asked for at about the same time, they are joined
-//! again when they leave memory.
+//! Large blocks compress better and make streams fast. For a random touch, a whole block must be
+//! decompressed and mapped, and its other pages push out pages that are in use: with blocks of 16 KiB a
+//! server whose clients choose keys at random takes twice the faults of single pages, and four times
+//! the time.
 //!
-//! # Grain
-//! `reclaim/block_size.rs`. Data is stored in blocks of `--block`, 16 KiB, which suits streams. A
-//! touch at random wants one page of a block: the other three are decompressed, mapped and evicted
-//! for nothing, and push out pages that are in use. `policy/stream_readahead.rs` says of each load
-//! how it was asked for, and the folio keeps that (`Touch`): a block that was asked for by itself
-//! and must be compressed anyway is **cut** into folios of one page, each stored as a block of its
-//! own; one that never changes, after eight such loads, unless its pages can be loaded alone. When a
-//! page of a cut block is evicted and all of the block is in memory, it is **joined** if a stream
-//! has loaded every page, or if the pages had left at about the same time; then a touch loads all of it, and it takes eight loads
-//! by itself until it is cut again. Blocks from the swap file are left as they are, and so are all while the pool and the
-//! metadata take more than half of `--limit`: pages take more of both.
+//! `policy/stream_readahead.rs` says of each load how it was asked for, and the folio keeps that
+//! ([`TouchKind`]):
+//! - A block that was asked for by itself is **cut** into folios of one page when it must be compressed
+//!   anyway. One that never changes is cut after [`CLEAN_LOADS`] such loads, unless its pages can be
+//!   loaded alone.
+//! - When a page of a cut block is evicted and all of the block is in memory, its pages are **joined** if
+//!   a stream has loaded them, or if they had left at about the same time. A joined block is cut again
+//!   only after [`CLEAN_LOADS`] loads by itself.
+//! - Blocks from the swap file stay as they are. So do all blocks while pool and metadata take more
+//!   than half of `--limit`, because pages take more of both.
 //!
-//! Dirty single pages wait in the swap cache until there are 64 (`ask_to_save`): a background
-//! thread to wake for each costs more than compressing it.
+//! Dirty single pages wait in the swap cache until there are 64 (`Residency::ask_to_save`): waking a
+//! background thread for each costs more than compressing it.
 use crate::area::Areas;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;

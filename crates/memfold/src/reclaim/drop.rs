@@ -100,7 +100,7 @@ impl Reclaim<'_> {
 
     /// Takes an isolated folio, in memory and not pinned, into a batch that isn't full, if it is
     /// clean and best stays as it is: one that is to be cut or joined is moved out for that.
-    pub(crate) fn may_leave(
+    pub(crate) fn prepare_eviction(
         &self,
         areas: &Areas,
         guard: &ShardGuard<'_>,

@@ -312,11 +312,11 @@ impl Reclaim<'_> {
             self.table.list_by_state(&guard, id);
             return ReclaimProgress::Nothing;
         }
-        if self.may_leave(areas, &guard, id, batch) {
+        if self.prepare_eviction(areas, &guard, id, batch) {
             return ReclaimProgress::Freed;
         }
         if folio.state.get() == FolioState::Partial {
-            guard = residency.complete(areas, area, guard, id);
+            guard = residency.load_rest(areas, area, guard, id);
             if !self.table.is_still(&guard, id, key)
                 || self.table.get(&guard, id).state.get() != FolioState::Resident
             {

@@ -61,7 +61,7 @@ impl Saver<'_> {
             SaveOutcome::None => return false,
             SaveOutcome::Settled => {}
             // No lock is held and nothing is `Saving` here, as `hold` wants.
-            SaveOutcome::Home(home) => hold.with(|areas| self.take_back(areas, &home)),
+            SaveOutcome::Home(home) => hold.with(|areas| self.map_back(areas, &home)),
         }
         true
     }
@@ -84,7 +84,7 @@ impl Saver<'_> {
             return SaveOutcome::Settled;
         }
         if folio.untouched.get() {
-            residency.let_go(&guard, id);
+            residency.release_frame(&guard, id);
             return SaveOutcome::Settled;
         }
         if !folio.has_copy.get() && !compress {
@@ -158,7 +158,7 @@ impl Saver<'_> {
                 stats::add(&self.stats.payload_bytes, report.counted_bytes);
                 self.accept(context, &guard, id, &changed, had_copy);
                 if !goes_home {
-                    residency.let_go(&guard, id);
+                    residency.release_frame(&guard, id);
                     return SaveOutcome::Settled;
                 }
             }
@@ -262,7 +262,7 @@ impl Saver<'_> {
 
     /// Somebody wants a folio that was being saved, or the store refused it: it goes home, if
     /// nobody has taken it meanwhile.
-    fn take_back(&self, areas: &Areas, home: &ReturningFolio) {
+    fn map_back(&self, areas: &Areas, home: &ReturningFolio) {
         let &ReturningFolio { id, key, order } = home;
         // An area that has ended has nobody who waits.
         let Some(area) = areas.find_key(key) else { return };

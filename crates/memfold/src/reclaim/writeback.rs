@@ -197,7 +197,7 @@ impl Writeback<'_> {
                 folio.writing.set(0);
                 if result.is_ok() {
                     self.note_written(swap, &guard, id, slot);
-                    Residency(self.0).let_go(&guard, id);
+                    Residency(self.0).release_frame(&guard, id);
                 } else {
                     folio.active.set(true);
                     self.table.list_by_state(&guard, id);
@@ -469,7 +469,7 @@ impl Writeback<'_> {
     // The writer.
 
     /// One round of the writer: writes what waits, makes the pool smaller, discards. With `wait`,
-    /// sleeps until there is something to do. `false`: nothing was done, or [`Pager::stop`] was
+    /// sleeps until there is something to do. `false`: nothing was done, or [`crate::pager::Pager::stop`] was
     /// called.
     pub fn write_pending(&self, wait: bool) -> bool {
         let Some(swap) = self.backing.swap() else { return false };
@@ -524,7 +524,7 @@ impl Writeback<'_> {
     }
 
     /// One round of the thread that moves the cold end of the swap file to the remote store. With
-    /// `wait`, sleeps until there is something to do. `false`: nothing was done, or [`Pager::stop`]
+    /// `wait`, sleeps until there is something to do. `false`: nothing was done, or [`crate::pager::Pager::stop`]
     /// was called.
     pub fn move_out(&self, wait: bool) -> bool {
         let Some(swap) = self.backing.swap() else { return false };

@@ -38,7 +38,7 @@ impl Residency<'_> {
     /// Brings home what is missing of a `Partial` folio, past the target if need be, so that it can
     /// be moved out; it has changed, or may have. Returns with its shard locked, which was not
     /// meanwhile.
-    pub(crate) fn complete<'g>(
+    pub(crate) fn load_rest<'g>(
         &'g self,
         areas: &Areas,
         area: &Area,

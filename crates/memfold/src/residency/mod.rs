@@ -231,7 +231,7 @@ impl Residency<'_> {
 
     /// A folio in the swap cache whose stored copy is true leaves memory: it becomes `Stored`, its
     /// frame is free.
-    pub(crate) fn let_go(&self, guard: &ShardGuard<'_>, id: FolioId) {
+    pub(crate) fn release_frame(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let folio = self.table.get(guard, id);
         assert!(folio.has_copy.get(), "a folio without a copy can't leave memory");
         let pages = folio.pages();
