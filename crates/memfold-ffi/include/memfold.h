@@ -15,27 +15,27 @@ typedef uint64_t memfold_t;
 
 
 /*
- What a call answers. `memfold_last_error` has the sentence.
+ Status of a call. `memfold_last_error` has the sentence.
  */
 typedef enum memfold_status {
   /*
-   It is done.
+   The call succeeded.
    */
   MEMFOLD_STATUS_OK = 0,
   /*
-   An argument is wrong, or a setting: also what was unmapped or destroyed before.
+   An argument or a setting is wrong; or the memory was unmapped or destroyed before.
    */
   MEMFOLD_STATUS_INVALID = 1,
   /*
-   No memory or address space.
+   No memory or address space is left.
    */
   MEMFOLD_STATUS_NO_MEMORY = 2,
   /*
-   The system gives this user no userfaultfd.
+   The system does not let this user have a userfaultfd.
    */
   MEMFOLD_STATUS_NO_PERMISSION = 3,
   /*
-   This is a child of fork: what is mapped stays with its parent.
+   This is a child of fork; mapped memory stays with its parent.
    */
   MEMFOLD_STATUS_FORKED = 4,
   /*
@@ -45,51 +45,51 @@ typedef enum memfold_status {
 } memfold_status;
 
 /*
- What a memory holds and has done: bytes, and counts since it was created.
+ Memory use of a memory in bytes, and counts since it was created.
  */
 typedef struct memfold_stats_t {
   /*
-   What it uses: resident, frames, pool and index.
+   All physical memory: resident, frames, pool and index.
    */
   uint64_t physical_bytes;
   /*
-   Of what is mapped, uncompressed in memory.
+   Mapped memory that is resident, uncompressed.
    */
   uint64_t resident_bytes;
   /*
-   Uncompressed, on its way in or out.
+   Uncompressed pages that are being evicted or loaded.
    */
   uint64_t frame_bytes;
   /*
-   What the compressed data takes.
+   Memory of compressed data.
    */
   uint64_t pool_bytes;
   /*
-   What knowing where everything is takes.
+   Memory of the index and other metadata.
    */
   uint64_t index_bytes;
   /*
-   Of what is mapped, only compressed (or in the swap file), before compression.
+   Mapped memory that is only compressed (or in the swap file), before compression.
    */
   uint64_t folded_bytes;
   /*
-   In the swap file.
+   Space used in the swap file.
    */
   uint64_t swap_bytes;
   /*
-   Address space of what is mapped.
+   Address space of mapped memory.
    */
   uint64_t mapped_bytes;
   /*
-   Touches of memory that was not there.
+   Page faults: touches of memory that was not resident.
    */
   uint64_t faults;
   /*
-   Of these, touches of what was folded.
+   Page faults that loaded folded memory.
    */
   uint64_t loads;
   /*
-   Times the limit could not be kept, as nothing more could be folded.
+   Times that the limit was exceeded, because nothing more could be folded.
    */
   uint64_t over_limit;
 } memfold_stats_t;
@@ -100,31 +100,30 @@ extern "C" {
 
 /*
  Creates a memory with its threads. `settings` are flags of `memfold run` with their values,
- separated by spaces or line ends: "limit=2G codec=zstd swap=/var/tmp". Give at least a limit, or
- resident. With delivery=signal no permission is needed, but memory may be given to system calls
- only while it is pinned. delivery=gate can't be had from here: it serves programs under
- `memfold run` and Python.
+ separated by spaces or line ends: "limit=2G codec=zstd swap=/var/tmp". Give at least limit or
+ resident. delivery=signal needs no permission, but system calls may use the memory only while it
+ is pinned. delivery=gate is unavailable here; it is for `memfold run` and Python.
  */
 enum memfold_status memfold_create(const char *settings, memfold_t *memory);
 
 /*
- Ends a memory, and all that is mapped in it.
+ Destroys a memory, and everything that is mapped in it.
  */
 enum memfold_status memfold_destroy(memfold_t memory);
 
 /*
- Maps `len` bytes of zeros, which take no memory until they are touched, at a multiple of 64 KiB.
+ Maps `len` bytes of zeros at a multiple of 64 KiB. They take no memory until they are touched.
  */
 enum memfold_status memfold_map(memfold_t memory, size_t len, void **address);
 
 /*
- Unmaps what `memfold_map` or `memfold_resize` gave at `address`. Nobody may use it any more.
+ Unmaps what `memfold_map` or `memfold_resize` returned. It may not be used any more.
  */
 enum memfold_status memfold_unmap(memfold_t memory, void *address);
 
 /*
- Makes what is mapped at `address` hold `len` bytes, there or elsewhere: `moved` is where. What
- fits is kept. On failure it is as before.
+ Changes the length of the mapping at `address` to `len` bytes. `moved` receives its address,
+ which may be another one. Contents that fit are kept. On failure nothing changes.
  */
 enum memfold_status memfold_resize(memfold_t memory, void *address, size_t len, void **moved);
 
@@ -139,12 +138,12 @@ enum memfold_status memfold_fold(memfold_t memory, const void *address, size_t l
 enum memfold_status memfold_cold(memfold_t memory, const void *address, size_t len);
 
 /*
- Loads what is folded of a range.
+ Loads the folded pages of a range.
  */
 enum memfold_status memfold_prefetch(memfold_t memory, const void *address, size_t len);
 
 /*
- Loads a range and keeps it in memory until `memfold_unpin` with the same range, or until it is
+ Loads a range and keeps it resident until `memfold_unpin` with the same range, or until it is
  unmapped. Pins nest.
  */
 enum memfold_status memfold_pin(memfold_t memory, const void *address, size_t len);
@@ -161,19 +160,19 @@ enum memfold_status memfold_unpin(memfold_t memory, const void *address, size_t 
 enum memfold_status memfold_discard(memfold_t memory, void *address, size_t len);
 
 /*
- What a memory holds and has done. `size` is sizeof *stats: a later version of the struct has
- more fields at its end, which an older library sets to 0.
+ Writes the counters of a memory. `size` is sizeof *stats: a later version of the struct has more
+ fields at its end, which an older library sets to 0.
  */
 enum memfold_status memfold_stats(memfold_t memory, struct memfold_stats_t *stats, size_t size);
 
 /*
- Why the calling thread's last call failed, in a sentence; empty after one that didn't. Good
+ Returns why the calling thread's last call failed, as a sentence; empty after a success. Valid
  until the thread's next call.
  */
 const char *memfold_last_error(void);
 
 /*
- The version, as "0.1.0".
+ Returns the version, such as "0.1.0".
  */
 const char *memfold_version(void);
 

@@ -24,7 +24,7 @@ fn regions_and_engines_are_refused_before_the_last_area_and_what_is_there_goes_o
             Err(refused) => break refused.to_string(),
         }
     };
-    assert!(refused.contains("another region") && refused.contains("end some"), "{refused}");
+    assert!(refused.contains("another region") && refused.contains("Drop some"), "{refused}");
     let refused = engine().err().expect("there is no room for another engine").to_string();
     assert!(refused.contains("another engine") && refused.contains("end some"), "{refused}");
     // There is room for what these need: here for an area that isn't a region.

@@ -8,13 +8,13 @@ int main(void) {
 
     REFUSED(memfold_create(NULL, &memory), INVALID, "null");
     REFUSED(memfold_create("limit=64M", NULL), INVALID, "null");
-    REFUSED(memfold_create("", &memory), INVALID, "give limit SIZE");
+    REFUSED(memfold_create("", &memory), INVALID, "Give limit SIZE");
     REFUSED(memfold_create("limit", &memory), INVALID, "name=value");
     REFUSED(memfold_create("limit=1M", &memory), INVALID, "too small");
-    REFUSED(memfold_create("limit=900T", &memory), INVALID, "more than the memory there is");
+    REFUSED(memfold_create("limit=900T", &memory), INVALID, "more than the memory of this machine");
     REFUSED(memfold_create("limit=-1", &memory), INVALID, "not a size");
-    REFUSED(memfold_create("limit=64M colour=red", &memory), INVALID, "no setting called");
-    REFUSED(memfold_create("limit=64M delivery=gate", &memory), INVALID, "take thread or signal");
+    REFUSED(memfold_create("limit=64M colour=red", &memory), INVALID, "not a setting");
+    REFUSED(memfold_create("limit=64M delivery=gate", &memory), INVALID, "Use thread or signal");
     REFUSED(memfold_create("limit=64M codec=zip", &memory), INVALID, "zip");
     REFUSED(memfold_create("limit=64M swap=/no/such/directory", &memory), INVALID, "/no/such/directory");
     REFUSED(memfold_create("\xff", &memory), INVALID, "UTF-8");
@@ -26,7 +26,7 @@ int main(void) {
     CHECK(memfold_last_error()[0] == 0);
     REFUSED(memfold_map(memory, 0, &at), INVALID, "no bytes");
     REFUSED(memfold_map(memory, SIZE_MAX, &at), NO_MEMORY, "larger than the address space");
-    REFUSED(memfold_map(memory, (size_t)1 << 50, &at), NO_MEMORY, "reserving");
+    REFUSED(memfold_map(memory, (size_t)1 << 50, &at), NO_MEMORY, "Reserving");
     REFUSED(memfold_map(memory, 1, NULL), INVALID, "null");
 
     OK(memfold_map(memory, 100000, &at));

@@ -478,7 +478,7 @@ fn what_makes_no_sense_is_refused() {
     assert!(refused(SIZE_BYTES_MAX + 512).contains("at most"));
     assert!(
         Table::bytes(SIZE_BYTES_MAX / PAGE) > LIMIT_BYTES_MIN
-            && refused(SIZE_BYTES_MAX).contains("raise the limit")
+            && refused(SIZE_BYTES_MAX).contains("Raise the limit")
     );
     let settings = Settings { limit_bytes: 1 << 20, ..Settings::default() };
     assert_eq!(Backing::new(&settings).err(), Some(DeviceError::Limit(1 << 20)));
