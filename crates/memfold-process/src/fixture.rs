@@ -10,11 +10,27 @@ use memfold::config::Config;
 use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
 use memfold_sys::units::PAGE_SIZE;
-use std::sync::OnceLock;
+use std::sync::{OnceLock, PoisonError, RwLock};
 use std::vec::Vec;
 
 /// Pages of what lies unmapped, as far as the kernel is concerned, on both sides of a test's memory.
 const GUARD: usize = 16;
+
+/// Held by tests that fork, and by those whose pages no fork may share meanwhile: what is shared can't
+/// be moved.
+static FORKS: RwLock<()> = RwLock::new(());
+
+/// Does what forks.
+pub fn forking<T>(what: impl FnOnce() -> T) -> T {
+    let _alone = FORKS.write().unwrap_or_else(PoisonError::into_inner);
+    what()
+}
+
+/// Does what a fork would disturb.
+fn unforked<T>(what: impl FnOnce() -> T) -> T {
+    let _shared = FORKS.read().unwrap_or_else(PoisonError::into_inner);
+    what()
+}
 
 fn program(by_protection: bool) -> Option<&'static ManagedProgram> {
     let mut config = Config::new(1 << 30);
@@ -31,13 +47,14 @@ fn program(by_protection: bool) -> Option<&'static ManagedProgram> {
 pub fn each_paging(test: impl Fn(&'static ManagedProgram)) {
     static PROGRAMS: [OnceLock<Option<&ManagedProgram>>; 2] = [const { OnceLock::new() }; 2];
     for (place, by_protection) in PROGRAMS.iter().zip([true, false]) {
-        place.get_or_init(|| program(by_protection)).iter().for_each(|program| test(program));
+        let program = place.get_or_init(|| program(by_protection));
+        program.iter().for_each(|program| unforked(|| test(program)));
     }
 }
 
 /// As [`each_paging`], with programs of the test's own, for what is true of all of a program.
 pub fn each_paging_alone(test: impl Fn(&'static ManagedProgram)) {
-    [true, false].into_iter().filter_map(program).for_each(test);
+    [true, false].into_iter().filter_map(program).for_each(|program| unforked(|| test(program)));
 }
 
 /// The raw call.
@@ -119,12 +136,14 @@ impl Calls {
         self.call(libc::SYS_mremap, [from.start, from.len(), len, flags as usize, to, 0])
     }
 
-    /// Folds a range.
+    /// Folds what is managed of a range. A page that the kernel has in hand for a moment stays, so it
+    /// is tried until all are away.
     pub fn fold(self, range: &Range<usize>) {
-        let is_home = |page: &usize| self.0.pagemap.is_populated(*page);
-        let managed = self.managed(range).into_iter().flat_map(|part| part.step_by(PAGE_SIZE));
-        self.0.pager.mappings().page_out_at(range.clone());
-        assert_eq!(managed.filter(is_home).count(), 0, "all of it was folded");
+        let is_home = |page: usize| self.0.pagemap.is_populated(page);
+        let managed = self.managed(range);
+        while managed.iter().any(|part| part.clone().step_by(PAGE_SIZE).any(is_home)) {
+            self.0.pager.mappings().page_out_at(range.clone());
+        }
     }
 
     /// What of a range is managed.

@@ -164,3 +164,26 @@ fn cause(area: &Vma, about: &SmapsDetails) -> usize {
         None => OTHER,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sentence(causes: &[(u64, &'static str)]) -> String {
+        let mut text = String::new();
+        list(&mut text, format_args!("In process 7"), causes.iter().copied()).unwrap();
+        text
+    }
+
+    #[test]
+    fn causes_that_matter_are_named_in_one_sentence() {
+        let all = [(3 << 20, "is locked"), (TOLD_BYTES - 1, "is small"), (TOLD_BYTES, "is pinned")];
+        assert_eq!(sentence(&all), " In process 7, 3.0 MiB is locked, 256.0 KiB is pinned.");
+        assert_eq!(sentence(&all[..1]), " In process 7, 3.0 MiB is locked.");
+    }
+
+    #[test]
+    fn nothing_is_said_where_no_cause_matters() {
+        assert_eq!([sentence(&[]), sentence(&[(5, "is small")])], ["", ""]);
+    }
+}

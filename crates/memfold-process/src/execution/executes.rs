@@ -321,6 +321,7 @@ fn newest_version(before: &[u8]) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixture::forking;
     use memfold_testkit::scratch::Scratch;
     use std::ffi::CString;
     use std::string::String;
@@ -329,6 +330,11 @@ mod tests {
 
     const HEADER_BYTES: usize = EI_NIDENT + ELF64_EHDR_TAILSIZE;
     const MUSL: &str = "/lib/ld-musl-x86_64.so.1";
+
+    /// A file that can be executed: a child writes it.
+    fn file(scratch: &Scratch, name: &str, bytes: impl AsRef<[u8]>, mode: u32) -> String {
+        forking(|| scratch.file(name, bytes, mode))
+    }
 
     fn named(path: &str) -> [u8; PATH_BYTES] {
         let mut name = [0u8; PATH_BYTES];
@@ -360,7 +366,8 @@ mod tests {
     fn linker(scratch: &Scratch, release: &str) -> String {
         let name = core::str::from_utf8(LINKER).unwrap();
         let padding = "x".repeat(PATH_BYTES - 9);
-        scratch.file(
+        file(
+            &scratch,
             name,
             format!("{padding}GNU C Library, release version {release}.\nCopyright"),
             0o755,
@@ -372,13 +379,13 @@ mod tests {
         assert_eq!(why("/bin/sh"), None);
         let scratch = Scratch::new();
         let linker = linker(&scratch, "2.99");
-        assert_eq!(why(&scratch.file("new", elf(EM_X86_64, 2, Some(&linker)), 0o755)), None);
+        assert_eq!(why(&file(&scratch, "new", elf(EM_X86_64, 2, Some(&linker)), 0o755)), None);
     }
 
     #[test]
     fn program_that_memfold_can_not_be_in_is_told_of() {
         let scratch = Scratch::new();
-        let why = |name: &str, bytes: Vec<u8>| why(&scratch.file(name, bytes, 0o755));
+        let why = |name: &str, bytes: Vec<u8>| why(&file(&scratch, name, bytes, 0o755));
         assert_eq!(why("static", elf(EM_X86_64, 2, None)), Some(STATIC));
         assert_eq!(why("arm", elf(183, 2, None)), Some("it is a program for another machine"));
         assert_eq!(why("i386", elf(3, 1, None)), Some("it is a program for another machine"));
@@ -394,54 +401,54 @@ mod tests {
         {
             let scratch = Scratch::new();
             let linker = linker(&scratch, release);
-            let found = why(&scratch.file("program", elf(EM_X86_64, 2, Some(&linker)), 0o755));
+            let found = why(&file(&scratch, "program", elf(EM_X86_64, 2, Some(&linker)), 0o755));
             let wanted = if is_managed { None } else { Some("its C library is too old") };
             assert_eq!(found, wanted, "{release}");
         }
         // The kernel doesn't find that linker either.
         let scratch = Scratch::new();
         let gone = format!("{}/ld-linux-x86-64.so.2", scratch.path("none"));
-        assert_eq!(why(&scratch.file("program", elf(EM_X86_64, 2, Some(&gone)), 0o755)), None);
+        assert_eq!(why(&file(&scratch, "program", elf(EM_X86_64, 2, Some(&gone)), 0o755)), None);
     }
 
     #[test]
     fn linker_that_is_executed_itself_loads_the_library() {
         let scratch = Scratch::new();
         let name = core::str::from_utf8(LINKER).unwrap();
-        assert_eq!(why(&scratch.file(name, elf(EM_X86_64, 2, None), 0o755)), None);
+        assert_eq!(why(&file(&scratch, name, elf(EM_X86_64, 2, None), 0o755)), None);
     }
 
     #[test]
     fn script_is_judged_by_its_interpreter() {
         let scratch = Scratch::new();
-        let fixed = scratch.file("static", elf(EM_X86_64, 2, None), 0o755);
+        let fixed = file(&scratch, "static", elf(EM_X86_64, 2, None), 0o755);
         for line in [format!("#!{fixed}\n"), format!("#! \t{fixed} -x\necho"), format!("#!{fixed}")]
         {
-            let mut name = named(&scratch.file("script", line.as_bytes(), 0o755));
+            let mut name = named(&file(&scratch, "script", line.as_bytes(), 0o755));
             assert_eq!(unserved(libc::AT_FDCWD, &mut name), Some(STATIC), "{line:?}");
             assert!(name.starts_with(fixed.as_bytes()) && name[fixed.len()] == 0);
         }
-        assert_eq!(why(&scratch.file("script", "#!/bin/sh\n", 0o755)), None);
-        assert_eq!(why(&scratch.file("empty", "#!\n", 0o755)), None);
+        assert_eq!(why(&file(&scratch, "script", "#!/bin/sh\n", 0o755)), None);
+        assert_eq!(why(&file(&scratch, "empty", "#!\n", 0o755)), None);
     }
 
     #[test]
     fn chain_of_scripts_is_followed_as_far_as_the_kernel_does() {
         let scratch = Scratch::new();
-        let mut last = scratch.file("0", elf(EM_X86_64, 2, None), 0o755);
+        let mut last = file(&scratch, "0", elf(EM_X86_64, 2, None), 0o755);
         for n in 1..=SCRIPTS_MAX {
-            last = scratch.file(&format!("{n}"), format!("#!{last}\n"), 0o755);
+            last = file(&scratch, &format!("{n}"), format!("#!{last}\n"), 0o755);
             assert_eq!(why(&last), Some(STATIC), "{n}");
         }
-        assert_eq!(why(&scratch.file("more", format!("#!{last}\n"), 0o755)), None);
+        assert_eq!(why(&file(&scratch, "more", format!("#!{last}\n"), 0o755)), None);
         let itself = scratch.path("itself");
-        assert_eq!(why(&scratch.file("itself", format!("#!{itself}\n"), 0o755)), None);
+        assert_eq!(why(&file(&scratch, "itself", format!("#!{itself}\n"), 0o755)), None);
     }
 
     #[test]
     fn file_that_nobody_can_execute_is_left_to_the_kernel() {
         let scratch = Scratch::new();
-        assert_eq!(why(&scratch.file("plain", elf(EM_X86_64, 2, None), 0o644)), None);
+        assert_eq!(why(&file(&scratch, "plain", elf(EM_X86_64, 2, None), 0o644)), None);
         assert_eq!(why(&scratch.path("none")), None);
         assert_eq!(why("/"), None);
         assert_eq!(why(""), None);
@@ -452,11 +459,11 @@ mod tests {
         let scratch = Scratch::new();
         let whole = elf(EM_X86_64, 2, Some(MUSL));
         for len in 0..HEADER_BYTES + ENTRY_BYTES {
-            assert_eq!(why(&scratch.file("cut", &whole[..len], 0o755)), None, "{len}");
+            assert_eq!(why(&file(&scratch, "cut", &whole[..len], 0o755)), None, "{len}");
         }
         let mut far = elf(EM_X86_64, 2, Some(MUSL));
         far[32..40].copy_from_slice(&u64::MAX.to_le_bytes());
-        assert_eq!(why(&scratch.file("far", far, 0o755)), None);
+        assert_eq!(why(&file(&scratch, "far", far, 0o755)), None);
     }
 
     #[test]
@@ -464,11 +471,11 @@ mod tests {
         let scratch = Scratch::new();
         for before in PATH_BYTES - 30..PATH_BYTES + 5 {
             let text = "x".repeat(before) + "release version 2.36.\nCopyright";
-            let file = scratch.file("text", &text, 0o755);
+            let file = file(&scratch, "text", &text, 0o755);
             let file = open(libc::AT_FDCWD, &CString::new(file).unwrap()).unwrap();
             assert_eq!(release_of(&file), Some(36), "{before}");
         }
-        let file = scratch.file("none", "x".repeat(3 * PATH_BYTES), 0o755);
+        let file = file(&scratch, "none", "x".repeat(3 * PATH_BYTES), 0o755);
         let file = open(libc::AT_FDCWD, &CString::new(file).unwrap()).unwrap();
         assert_eq!(release_of(&file), None);
     }

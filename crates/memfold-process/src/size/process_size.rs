@@ -35,11 +35,16 @@ impl Statm {
     pub fn anonymous_bytes(&self) -> Option<u64> {
         let mut text = [0u8; 128];
         let n = rustix::io::pread(self.0.get()?, &mut text, 0).ok()?;
-        let mut fields = core::str::from_utf8(&text[..n]).ok()?.split_ascii_whitespace();
-        let resident: u64 = fields.nth(1)?.parse().ok()?;
-        let shared: u64 = fields.next()?.parse().ok()?;
-        Some(resident.saturating_sub(shared) * PAGE_SIZE as u64)
+        anonymous_in(core::str::from_utf8(&text[..n]).ok()?)
     }
+}
+
+/// What statm says: of all that is resident what is of no file.
+fn anonymous_in(statm: &str) -> Option<u64> {
+    let mut fields = statm.split_ascii_whitespace();
+    let resident: u64 = fields.nth(1)?.parse().ok()?;
+    let shared: u64 = fields.next()?.parse().ok()?;
+    Some(resident.saturating_sub(shared) * PAGE_SIZE as u64)
 }
 
 /// Memory that the machine can still give, bytes; 0 if unknown.
@@ -100,7 +105,11 @@ fn fields<const N: usize>(path: &core::ffi::CStr, names: [&str; N]) -> [u64; N] 
     let mut text = [0u8; 4096];
     let Ok(fd) = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return [0; N] };
     let Ok(n) = rustix::io::read(&fd, &mut text) else { return [0; N] };
-    let text = core::str::from_utf8(&text[..n]).unwrap_or("");
+    values_in(core::str::from_utf8(&text[..n]).unwrap_or(""), names)
+}
+
+/// What lines of a text say, which begin with these names.
+fn values_in<const N: usize>(text: &str, names: [&str; N]) -> [u64; N] {
     names.map(|name| {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
         let kib: u64 = line
@@ -149,5 +158,31 @@ pub fn end_by(signal: usize) {
     for (nr, args) in calls {
         // SAFETY: no thread of the program's is left, and what is named is there.
         let _ = unsafe { system_call(nr, args) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn anonymous_memory_is_what_is_resident_and_of_no_file() {
+        assert_eq!(anonymous_in("900 100 30 5 0 70 0\n"), Some(70 * PAGE_SIZE as u64));
+        assert_eq!(anonymous_in("900 30 100 5 0 70 0\n"), Some(0), "each is read by itself");
+        assert_eq!([anonymous_in(""), anonymous_in("900 100"), anonymous_in("a b c")], [None; 3]);
+    }
+
+    #[test]
+    fn lines_are_read_by_their_whole_names() {
+        let text = "Pss:  9 kB\nPss_Anon:      7 kB\nAnonymous:\t12 kB\nShared_Dirty: x kB";
+        let names = ["Anonymous:", "Pss_Anon:", "Shared_Dirty:", "Pss_File:"];
+        assert_eq!(values_in(text, names), [12 << 10, 7 << 10, 0, 0]);
+    }
+
+    #[test]
+    fn own_size_is_known() {
+        let bytes = Statm::open().unwrap().anonymous_bytes();
+        assert!(bytes.is_some_and(|bytes| bytes > 0 && bytes < 1 << 40), "{bytes:?}");
+        assert!(peak_bytes() > 0 && available_bytes() > 0);
     }
 }

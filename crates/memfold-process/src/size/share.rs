@@ -186,3 +186,51 @@ fn measure_shared(pager: &Pager, level: &mut Level) {
         pager.fork().note_shared(shared.bytes, shared.bytes - shared.others_bytes);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{Calls, Room, each_paging_alone};
+
+    #[test]
+    fn program_of_no_run_has_all_of_its_limit() {
+        each_paging_alone(|program| {
+            let (pager, scale, mut level) = (&program.pager, &program.scale, Level::default());
+            let limit = program.config.limit_bytes.unwrap();
+            let seen = scale.look(pager, &mut level, true).unwrap();
+            assert_eq!((seen.before, seen.slower), (0, 1));
+            assert!(level.anonymous >= seen.unmanaged && level.anonymous > 0);
+            assert_eq!(pager.bound_bytes(), limit);
+            assert!(scale.has_room(&mut level, limit) && !scale.has_room(&mut level, limit + 1));
+        });
+    }
+
+    #[test]
+    fn folded_memory_is_needed_as_if_it_were_not() {
+        each_paging_alone(|program| {
+            let (calls, room) = (Calls(program), Room::new(256));
+            let (all, mut level) = (room.pages(0..256), Level::default());
+            calls.map(&all);
+            calls.fold(&all);
+            program.scale.look(&program.pager, &mut level, true).unwrap();
+            let need = || program.pager.stats().need_bytes.load(Relaxed);
+            assert_eq!(need(), level.anonymous + all.len() as u64);
+            // A child of fork has a part of it from its parent.
+            level.inherited_away = all.len() as u64;
+            program.scale.look(&program.pager, &mut level, true).unwrap();
+            assert_eq!(need(), level.anonymous);
+        });
+    }
+
+    #[test]
+    fn shared_memory_counts_where_others_have_it() {
+        each_paging_alone(|program| {
+            let limit = program.config.limit_bytes.unwrap();
+            let mut level = Level { others: 1000, ..Level::default() };
+            program.scale.look(&program.pager, &mut level, true).unwrap();
+            assert_eq!(program.pager.stats().need_bytes.load(Relaxed), level.anonymous - 1000);
+            assert_eq!(program.pager.bound_bytes(), limit + 1000);
+            assert!(program.scale.has_room(&mut level, limit + 1000));
+        });
+    }
+}

@@ -2,6 +2,7 @@
 //! the memory holds.
 use crate::fixture::{Calls, Room, each_paging, each_paging_alone, error, numbers};
 use crate::marks::state::MemoryMark;
+use memfold::known::TOP;
 use memfold_sys::Errno;
 use memfold_sys::units::PAGE_SIZE;
 use std::vec::Vec;
@@ -279,6 +280,11 @@ fn memory_that_may_be_merged_leaves_management() {
         let (calls, room) = (Calls(program), Room::new(64));
         let all = room.pages(0..64);
         calls.map(&all);
+        // All memory that may be managed is, in the end: not that of other tests.
+        calls.with_state(|state| {
+            state.marked(MemoryMark::Own).add(0..all.start);
+            state.marked(MemoryMark::Own).add(all.end..TOP);
+        });
         let merge = |on: usize, answer: isize| {
             let args = [libc::PR_SET_MEMORY_MERGE as usize, on, 0, 0, 0, 0];
             program.change(libc::SYS_prctl as usize, &args, &mut |_| answer)
