@@ -1,35 +1,30 @@
 //! Arms a process that has threads.
 //!
-//! All threads are brought into a handler, where each switches its own dispatch on and waits until
-//! the last one has come. Only then are the program's signal actions taken over, and all go on: or,
-//! if one can't be had, none is armed, and all go on as before. So no thread ever runs armed beside
-//! one that isn't.
+//! Each thread is called into a handler. There it arms itself, and waits until the last thread has come.
+//! Then the program's signal actions are taken over, and all threads go on. If one thread can't be had,
+//! none is armed, and all go on as before. So no armed thread ever runs beside an unarmed one.
 //!
-//! - **By which signal**: one that libc keeps for itself, which no call of libc's blocks for longer
-//!   than a few instructions. Whoever else sends it meanwhile (`setuid` of libc's) is passed on to
-//!   the handler that was there. It is sent with a number that says which round it is for, so that
-//!   one that comes late, or twice, is nobody's.
-//! - **Which threads**: those of `/proc/self/task`, until a look finds none that isn't here. Those
-//!   that run between looks make new ones; once all are here nobody does. A thread that was made by
-//!   one that has come is in the list by then, as `clone` adds it before it returns. One that has
-//!   ended is in it no more, but for the first thread, which stays as a zombie.
-//! - **On which stack**: the thread's own, as an alternate stack can't be changed by who stands on it.
-//!   Who does stand on it when the signal comes is let go, with all others, and called again. Stacks
-//!   too small for a frame are Go's: where its runtime has the signals, nobody is called.
-//! - **What they wait in** goes on as after any handler with SA_RESTART: `read`, `futex`, `accept`,
-//!   `wait4` are made again, and then pass the gate, as their instruction does so anew. `nanosleep`,
-//!   `poll`, `epoll_wait`, `select`, `pause` and the like the kernel never makes again after a
-//!   handler: they return EINTR, once.
-//! - **A thread in a handler of the program's**, below the frame of this one, returns from it by
-//!   libc's own instruction, which is trapped: the frame is as the kernel wrote it, and the gate
-//!   takes mask and alternate stack from it as from one of its own making.
-//! - **A parent in `vfork`** comes when its child has executed something. The child shares the
-//!   memory, has a process of its own, and stays as it is.
-//! - **A thread that ends** meanwhile either is gone, or comes before it is.
-//! - **A process that forks** meanwhile: the copy has the one thread that forked, unarmed, and what
-//!   is here is as if nobody had called.
+//! - **The signal** is one that libc reserves and blocks only for a few instructions. When another sender
+//!   uses it (`setuid` of libc), the signal is passed to the handler before. The gate sends it with the
+//!   number of the round, so that a late or doubled one has no effect.
+//! - **The threads** are those of `/proc/self/task`, until a look finds no thread that hasn't come. Running
+//!   threads may create new ones between two looks. A new thread is in the list before its `clone`
+//!   returns. A thread that has ended isn't in it, but for the first one, which stays as a zombie.
+//! - **The stack** of the handler is the thread's own: a thread can't change the alternate stack that it
+//!   stands on. If a thread does stand on one, all are let go and called again. Go's stacks are too small
+//!   for a frame. Where Go's runtime has the signals, no thread is called.
+//! - **Waiting calls** behave as after a handler with SA_RESTART. `read`, `futex`, `accept` and `wait4` are
+//!   made again, and pass the gate. `nanosleep`, `poll`, `epoll_wait`, `select` and `pause` return EINTR
+//!   once.
+//! - **A thread in a handler of the program's** returns from it by libc's instruction, which traps. The
+//!   kernel wrote that frame, and the gate takes mask and alternate stack from it as from its own.
+//! - **A parent in `vfork`** comes when its child has executed a program. The child is another process,
+//!   which stays as it is.
+//! - **A thread that ends** meanwhile is gone, or comes first.
+//! - **A process that forks** meanwhile: the copy has one thread, unarmed, and goes on unarmed.
 //!
-//! No lock of the program's is waited for here, and nothing allocated: who holds one may be standing.
+//! This code waits for no lock of the program's and allocates nothing: a thread that has come may hold a
+//! lock.
 use crate::actions::PROTECTED;
 use crate::frame::{AlternateStack, SignalAction, SignalContext, SignalInfo};
 use crate::image;

@@ -1,8 +1,8 @@
-//! The instructions that aren't Rust: system calls that a signal can call off, the ways out of a
-//! handler, and the restorer.
+//! The code that can't be Rust: system calls that a signal can call off, the ways out of a handler, and
+//! the restorer.
 //!
-//! A signal that arrives in the gate is pending until the gate is left. Two ranges of instructions look
-//! whether there is one. A thread that is interrupted inside one is sent to where it looks again: see
+//! A signal that arrives in the gate is pending until the thread leaves the gate. Two ranges of
+//! instructions look whether one is. A thread that is interrupted inside such a range looks again: see
 //! `call_state.rs`.
 use core::arch::global_asm;
 

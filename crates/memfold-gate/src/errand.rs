@@ -1,14 +1,15 @@
-//! What a child of `vfork` has another task do. It shares the memory, and may be killed at any
-//! instruction: a lock that it held then would stay taken. So what needs locks of the keeper's is done
-//! by a thread of the keeper's, and a parent whose child is gone waits for what is under way
-//! (`threads/behalf.rs`).
+//! Work that a child of `vfork` has done by another task.
 //!
-//! The errand is stored in the child's slot. The parent gives the slot back when no thread uses the
-//! errand any more. A child whose parent doesn't wait for it keeps its slot.
+//! The child shares the memory, and may be killed at any instruction. A lock that it held then would stay
+//! locked. So a thread of the keeper's does what needs the keeper's locks. A parent whose child is gone
+//! waits until such work is over (`threads/behalf.rs`).
 //!
-//! A call that only the task itself can make, while the keeper's locks are held, is made in the middle
-//! of an errand ([`VforkErrand::ask`]): the thread that serves has the locks, and ends with them though the
-//! task is gone, or waits for long.
+//! The errand lies in the child's slot. The parent gives the slot back when no thread uses the errand any
+//! more. A child whose parent doesn't wait for it keeps its slot.
+//!
+//! Some calls only the task itself can make, while the keeper's locks are held. They are made in the
+//! middle of an errand ([`VforkErrand::ask`]). The serving thread holds the locks, and releases them even
+//! if the task is gone or waits for long.
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use memfold_sys::raw::system_call;
 use memfold_sys::thread::yield_now;

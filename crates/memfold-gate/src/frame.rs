@@ -1,4 +1,4 @@
-//! What the kernel writes when a signal is handled, and reads when a handler returns
+//! The structs that the kernel writes when a signal is handled, and reads when a handler returns
 //! (`arch/x86/include/uapi/asm/sigcontext.h`, `ucontext.h`).
 
 use memfold_sys::raw::system_call;

@@ -1,4 +1,4 @@
-//! Who owns the program's memory, as the gate sees it.
+//! The owner of the program's memory, as the gate sees it.
 use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
 

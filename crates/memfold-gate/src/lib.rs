@@ -1,7 +1,7 @@
-//! The gate: every system call of a program passes here, so that the memory it names can be kept
-//! present until it returns (x86-64 Linux 5.11 or newer).
+//! The gate: every system call of a program passes here. The memory that a call names is kept resident
+//! until the call returns (x86-64 Linux 5.11 or newer).
 //!
-//! It stands alone: it knows no pager. Who owns the memory is asked through [`Keeper`].
+//! The gate knows no pager. It asks the owner of the memory through [`Keeper`].
 #![cfg_attr(not(test), no_std)]
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 

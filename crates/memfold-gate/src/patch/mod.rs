@@ -1,17 +1,17 @@
-//! Sites of system calls in libc and the loader that are called often go to the gate by a jump,
-//! which costs a thirtieth of a trap.
+//! Patches system call sites of libc and the loader that are called often. A patched site enters the gate
+//! by a jump, which costs a thirtieth of a trap.
 //!
-//! A site is patched when it has trapped [`HOT`] times, so that short programs copy no page of
-//! libc. Other threads may run through it meanwhile, and nobody needs to know what jumps where:
-//! - Of `mov $nr,%eax; syscall` only the first instruction gives way to a jump, which has its
-//!   length. What lands on the second one, or stands between both, traps as ever. It is written as
-//!   HotSpot writes over entries: a jump to itself, the last byte, the rest, each in one store that
-//!   crosses no line.
-//! - Elsewhere the system call's own two bytes become a short jump, in one store, to a jump in the
-//!   padding behind a return nearby ([`padding`]).
+//! A site is patched when it has trapped [`HOT`] times, so that short programs copy no page of libc. Other
+//! threads may run through the site meanwhile, and no code knows which jumps lead there. There are two
+//! ways:
+//! - In `mov $nr,%eax; syscall` a jump replaces the first instruction, which has the same length. A thread
+//!   that stands at the second one, or jumps there, traps as before. The jump is written in three stores:
+//!   a jump to itself, the last byte, the rest. None crosses a cache line.
+//! - Elsewhere a short jump replaces the two bytes of the system call, in one store. It leads to a long
+//!   jump in the padding behind a return nearby ([`padding`]).
 //!
-//! Either way the instruction that ends the site ends where it did: what a handler sees, and where a
-//! call is made again, is as if it had trapped.
+//! Either way the last instruction of the site ends where it did. A handler of the program's sees the same
+//! address, and a call is made again from there.
 pub mod entry;
 mod padding;
 

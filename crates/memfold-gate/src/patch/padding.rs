@@ -1,8 +1,8 @@
-//! Padding that nobody runs through: behind the end of a function that ends as those of libc do that
-//! make system calls, up to where the next code is aligned.
+//! Padding that no code runs through: it lies behind a function of libc that makes system calls, and ends
+//! where the next function is aligned.
 //!
-//! That a byte is a return can't be told from itself: `c3` ends many instructions. Behind what
-//! [`ends`] knows it can.
+//! A byte `c3` alone doesn't prove a return, because many instructions end in it. Behind the endings that
+//! [`ends`] knows it does.
 
 /// So many bytes before padding are looked at.
 pub const BEFORE: usize = 24;

@@ -1,4 +1,4 @@
-//! `rt_sigaction`.
+//! `rt_sigaction`: keeps the program's actions, and has the gate's handler take the signals.
 use crate::actions::{PROTECTED, SIGNALS, UNBLOCKABLE, bit};
 use crate::entry::restorer;
 use crate::frame::SignalAction;

@@ -1,4 +1,4 @@
-//! `sigaltstack`: the kernel has the gate's stack for good, the program its own as it believes.
+//! `sigaltstack`: the kernel has the slot's stack for good. The record keeps the program's own.
 use crate::frame::{AlternateStack, SignalContext};
 use crate::record::ThreadRecord;
 use crate::touch::{read, write};

@@ -1,4 +1,4 @@
-//! Puts signals off, and enters the program's handlers.
+//! Makes signals pending, and enters the program's handlers.
 use crate::actions::{PROTECTED, UNBLOCKABLE, bit};
 use crate::frame::{SignalAction, SignalContext, SignalFrame, SignalInfo, clear_fp, fp_bytes_at};
 use crate::keeper::BadAddress;

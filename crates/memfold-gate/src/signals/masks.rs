@@ -1,4 +1,4 @@
-//! What is blocked: the kernel's mask has none of the gate's own signals, the record has them.
+//! Signal masks. The kernel's mask never has the gate's own signals: the record keeps those.
 use crate::actions::{PROTECTED, UNBLOCKABLE};
 use crate::frame::SignalContext;
 use crate::record::ThreadRecord;

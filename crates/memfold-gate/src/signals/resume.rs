@@ -1,4 +1,4 @@
-//! `rt_sigreturn`: the program's handler is over.
+//! `rt_sigreturn`: leaves a handler of the program's by the frame on its stack.
 use crate::frame::{SignalContext, SignalInfo, fp_bytes, fp_bytes_at};
 use crate::keeper::BadAddress;
 use crate::record::ThreadRecord;

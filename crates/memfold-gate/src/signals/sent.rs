@@ -1,16 +1,15 @@
-//! Sent signals that the program blocks, of the three kinds that the gate works by: SIGBUS, SIGSEGV,
-//! SIGSYS. The gate never has them blocked in the kernel, so the kernel delivers each at once. The gate
-//! keeps such a signal pending, for the thread or for the process, as the kernel does with others.
+//! Sent signals of the three kinds that the gate works by (SIGBUS, SIGSEGV, SIGSYS), while the program has
+//! them blocked. The kernel never has these blocked, so it delivers each at once. The gate keeps such a
+//! signal pending, for the thread or for the process, as the kernel keeps others.
 //!
-//! **During a call that may take them, the kernel has them**: `sigtimedwait`, `sigsuspend`, `read`,
-//! `readv` and `poll` of a `signalfd`, `execve`. They are really blocked then, and sent again to the calling thread.
-//! Those that the call hasn't taken come back to the gate when it is over. No code that may fault runs
-//! in between. A thread that already waits for a `signalfd` is called off, and looks again.
+//! **The kernel gets them back for a call that may take them**: `sigtimedwait`, `sigsuspend`, `execve`,
+//! and `read`, `readv` and `poll` of a `signalfd`. They are really blocked then, and sent again to the
+//! calling thread. When the call is over, those that it hasn't taken come back to the gate. No code that
+//! may fault runs in between. A thread that already waits for a `signalfd` is called off, and looks again.
 //!
-//! **One for the process goes to a thread that takes it**, if there is one: a thread that doesn't have
-//! it blocked, or waits for it ([`ThreadRecord::awaits`]). Who keeps a signal stores it and then looks for such
-//! a thread; a thread that begins to wait says so and then looks for kept signals: one of the two sees
-//! the other.
+//! **A signal for the process goes to a thread that takes it**: one that doesn't block it, or waits for it
+//! ([`ThreadRecord::awaits`]). The thread that keeps a signal stores it, and then looks for a taker. A thread
+//! that begins to wait says so, and then looks for kept signals. So one of the two sees the other.
 use crate::actions::{PROTECTED, bit};
 use crate::entry;
 use crate::frame::{SignalInfo, code_of_nudge, code_to_show};

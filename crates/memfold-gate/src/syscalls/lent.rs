@@ -1,11 +1,11 @@
-//! Calls that lend pages of the program to the kernel after they have returned: `vmsplice`, and
-//! sockets with MSG_ZEROCOPY. The kernel pins no such page, so the keeper can't see it, and would
-//! give its memory to other data.
+//! Calls that lend pages of the program to the kernel beyond their end: `vmsplice`, and sockets with
+//! MSG_ZEROCOPY. The kernel doesn't pin such pages. So the keeper can't see them, and would reuse their
+//! frames.
 //!
 //! - `vmsplice` writes copies of the pages into the pipe. It waits as the kernel's does.
 //! - `setsockopt(SO_ZEROCOPY)` fails with EINVAL, as on kernels that lack it.
-//! - A socket may have got SO_ZEROCOPY in another process. A send with MSG_ZEROCOPY fails there with
-//!   ENOBUFS, as where no more pages may be lent.
+//! - A socket may have got SO_ZEROCOPY in another process. Sending with MSG_ZEROCOPY fails there with
+//!   ENOBUFS, as where the limit of lent pages is reached.
 use crate::touch::read;
 use memfold_sys::raw::system_call;
 use memfold_sys::units::PAGE_SIZE;

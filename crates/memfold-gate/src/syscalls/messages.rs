@@ -1,7 +1,8 @@
-//! `sendmmsg` and `recvmmsg` of many parts: made for some messages at a time, as a call may name a
-//! million parts, and all that it names would be held at once. The kernel makes them message by
-//! message, too. What differs: an error of a socket that comes with a later message is taken by this
-//! call, which says only how many it has received.
+//! `sendmmsg` and `recvmmsg` with many parts: made for some messages at a time. A call may name a million
+//! parts, and all that it names would be held at once. The kernel handles message by message, too.
+//!
+//! One difference remains. A socket error that comes with a later message is consumed by this call, which
+//! returns only the number of messages before.
 use crate::call_state::CALLED_OFF;
 use crate::touch::read;
 

@@ -1,5 +1,5 @@
-//! What the functions of the table work with: a call's arguments, a guarded way to read what they
-//! point to, and the place where ranges are put.
+//! The operands of one call: its arguments, a guarded way to read what they point to, and the ranges
+//! found so far. The functions of the table work with it.
 use crate::keeper::{BadAddress, Span};
 
 /// Most bytes that the kernel takes or gives in one call.

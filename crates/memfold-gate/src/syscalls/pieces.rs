@@ -1,30 +1,32 @@
-//! Calls on large buffers, made in pieces, so that only a piece of the buffer need be present.
+//! Calls on large buffers, made in pieces: only a piece of the buffer must be resident at a time.
 //!
-//! | what | how |
+//! | call | how it is made |
 //! |---|---|
-//! | reading and writing regular files and block devices at an offset that is passed | a loop, until a piece is short |
-//! | reading them at the file's own offset | that is moved on by all of it at once first, and back by what was not done: so threads and processes that share the offset get parts of their own, as with one call. The loop goes by offsets that are passed |
-//! | writing to them at the file's own offset | a loop, in which each piece moves the offset: a process that is killed meanwhile leaves the offset at the end of what it has written, as with one call |
-//! | writing to pipes | a loop: a write of more than PIPE_BUF is none to be whole |
-//! | sending to stream sockets | a loop, whose later pieces raise no SIGPIPE: one call that has sent something doesn't |
-//! | reading from pipes and stream sockets | the first piece as the call is; more as long as it is there without waiting |
+//! | reads and writes of regular files and block devices at a given offset | in a loop, until a piece is short |
+//! | reads at the file's own offset | the offset is moved past the whole read first, and back by what was not read. So threads and processes that share the offset get separate parts, as with one call. The loop reads at given offsets |
+//! | writes at the file's own offset | in a loop, in which each piece moves the offset. A process that is killed meanwhile leaves the offset where it has written to, as with one call |
+//! | writes to pipes | in a loop: a write of more than PIPE_BUF bytes isn't atomic anyway |
+//! | sends to stream sockets | in a loop. Later pieces raise no SIGPIPE, as one call that has sent something raises none |
+//! | reads from pipes and stream sockets | the first piece as the call is. Later ones only while data is there |
 //!
-//! The rest is made whole: datagrams, terminals and other devices (a call is a message), messages
-//! with a header, files of file systems without blocks, as sysfs, /proc and securityfs are (there, too,
-//! a call is a message), sockets with SO_RCVLOWAT (a call waits for so much),
-//! appended writes (another's could come between), writes under a limit of file sizes (a piece past
-//! it would raise SIGXFSZ after all that was wanted is written), and calls with flags that ask for
-//! more (MSG_WAITALL, MSG_PEEK, RWF_*).
+//! All other calls are made whole:
+//! - datagrams, terminals and other devices, and messages with a header, because a call is a message;
+//! - file systems without blocks, such as sysfs and /proc, for the same reason;
+//! - sockets with SO_RCVLOWAT, because the call waits for that much;
+//! - appending writes, because another write could come between;
+//! - writes under a limit of file sizes: a piece past the limit would raise SIGXFSZ too late;
+//! - calls with other flags (MSG_WAITALL, MSG_PEEK, RWF_*).
 //!
-//! A piece of a file is made even if a signal has come, as the kernel goes on with a file, too; other
-//! calls end with what they have done. What differs from one call: a file system's promise that a
-//! read sees all of a write or nothing of it holds for each piece; of two writes at once at a file's
-//! own offset that threads or processes share, pieces may alternate; a send timeout counts for each
-//! piece; an error of a socket that comes while a later piece waits is taken by this call, which
-//! says only how much it has sent.
+//! A piece of a file is made even if a signal is pending, as the kernel finishes file I/O, too. Other
+//! calls end with what they have done. These differences from one call remain:
+//! - a file system may promise that a read sees all of a write or nothing: it holds for each piece;
+//! - two writes at once at a shared offset may alternate by pieces;
+//! - a send timeout counts for each piece;
+//! - a socket error that comes before a later piece is consumed: the call returns only how much it sent.
 //!
-//! Who waits for input holds a piece of its buffer at most, so nobody waits for readiness first:
-//! that would be seen (by another file under the number by then, by `poll` that no signal restarts).
+//! A thread that waits for input holds at most a piece of its buffer. So the gate never polls for
+//! readiness first, which the program could notice: the descriptor may be another file by then, and no
+//! signal restarts `poll`.
 use crate::call_state::CALLED_OFF;
 use crate::keeper::{BadAddress, Span};
 use crate::syscalls::operands::BYTES_MAX;

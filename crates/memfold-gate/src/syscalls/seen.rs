@@ -1,10 +1,8 @@
-//! What the kernel tells the program of its threads has no word of the keeper's: the links and the
-//! entries of `/proc/self/task`, and the number of threads in `status` and `stat`. A program counts
-//! them there that goes on only while it has one, and lists them there to stop each. And `limits` has
-//! those that the keeper answers for.
-//!
-//! And `/proc/self/mem` has the program's memory, also what is folded: some compilers write their code
-//! so, past its access.
+//! Changes what some calls tell of the process:
+//! - The engine's threads don't appear: not in `/proc/self/task`, its links, or the number of threads in
+//!   `status` and `stat`. Some programs go on only while they have one thread, or stop each that they find.
+//! - `limits` has the limits that the keeper answers for.
+//! - `/proc/self/mem` has folded memory, too. Some compilers write their code by it, past its protection.
 use crate::keeper::{Keeper, Span};
 use crate::record::ThreadRecord;
 use crate::touch::{copy, read, read_bytes, write, write_bytes};

@@ -1,4 +1,4 @@
-//! What a child of `vfork` has a thread of the keeper's do: see [`crate::errand`].
+//! Has a thread of the keeper's work for a child of `vfork`: see [`crate::errand`].
 use crate::keeper::Keeper;
 use crate::record::{ThreadRecord, each_used};
 

@@ -1,4 +1,4 @@
-//! A copy of the process: `fork`, and `clone` without CLONE_VM.
+//! Copies the process: `fork`, and `clone` without CLONE_VM.
 use crate::actions::PROTECTED;
 use crate::frame::SignalAction;
 use crate::keeper::{Keeper, Refused};

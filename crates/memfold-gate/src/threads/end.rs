@@ -1,4 +1,4 @@
-//! The end of a thread.
+//! Ends threads.
 use crate::entry;
 use crate::keeper::{Ending, Keeper};
 use crate::record::{ThreadRecord, each_used};

@@ -1,4 +1,4 @@
-//! `execve`: the new program finds mask and ignored signals as the old one believed them to be.
+//! `execve`: the new program finds the mask and the ignored signals that the old one believed to have.
 use crate::actions::{PROTECTED, bit};
 use crate::entry;
 use crate::frame::{SignalAction, SignalContext};

@@ -1,4 +1,4 @@
-//! `clone`, `clone3`, `vfork`: threads, and processes that share the memory for a while.
+//! `clone`, `clone3`, `vfork`: makes threads, and processes that share the memory for a while.
 use crate::entry;
 use crate::frame::{AlternateStack, SignalContext, fp_bytes_at};
 use crate::keeper::{Keeper, Span};

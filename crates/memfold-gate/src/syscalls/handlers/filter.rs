@@ -1,5 +1,5 @@
-//! Seccomp filters that the program sets: what one says of a call of the gate's or the keeper's, by
-//! classic BPF over `struct seccomp_data` (`kernel/seccomp.c` `seccomp_check_filter`).
+//! Runs a seccomp filter of the program's on calls that the gate or the keeper makes, to learn whether it
+//! refuses them: classic BPF over `struct seccomp_data` (`kernel/seccomp.c` `seccomp_check_filter`).
 use crate::keeper::Keeper;
 use crate::touch::read;
 
