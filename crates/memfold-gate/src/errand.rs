@@ -17,10 +17,10 @@ use memfold_sys::thread::yield_now;
 const NONE: u32 = 0;
 const POSTED: u32 = 1;
 const TAKEN: u32 = 2;
-/// The task is to make its call.
+/// The serving thread waits for the task's call.
 const ASKED: u32 = 3;
 
-/// An errand of one task.
+/// The errand of one task.
 #[repr(C)]
 pub struct VforkErrand {
     state: AtomicU32,
@@ -37,13 +37,13 @@ fn futex(word: &AtomicU32, operation: i32, value: u32) {
 }
 
 impl VforkErrand {
-    /// There is none.
+    /// Makes the slot free of errands.
     pub fn clear(&self) {
         self.state.store(NONE, SeqCst);
     }
 
-    /// Has it done by who serves them, whom `ring` tells of it; waits until it is, and does `make` when
-    /// it is asked to. `what` is the address of a `&mut dyn FnMut()`.
+    /// Posts an errand and waits until it is done. `ring` wakes the serving thread. The caller does
+    /// `make` when the errand asks it to. `what` is the address of a `&mut dyn FnMut()`.
     pub fn post(&self, what: usize, ring: fn(), make: &mut dyn FnMut()) {
         self.what.store(what, SeqCst);
         self.state.store(POSTED, SeqCst);
@@ -60,8 +60,8 @@ impl VforkErrand {
         }
     }
 
-    /// Called within the errand: has the task make its call, until it has, or `is_over`, or the task is
-    /// gone. Looks again and again, as nothing else can be waited for.
+    /// Has the task make its call, within the errand. Returns when the call was made, when
+    /// `is_over`, or when the task is gone. It polls, because no event covers all three.
     pub fn ask(&self, is_over: &dyn Fn() -> bool) {
         self.state.store(ASKED, SeqCst);
         futex(&self.state, libc::FUTEX_WAKE, u32::MAX >> 1);
@@ -70,12 +70,12 @@ impl VforkErrand {
         }
     }
 
-    /// Nobody waits for the task's call any more.
+    /// Ends [`VforkErrand::ask`]: the call was made, or the task is gone.
     fn answer(&self) {
         let _ = self.state.compare_exchange(ASKED, TAKEN, SeqCst, SeqCst);
     }
 
-    /// The task is gone: none of its is under way any more.
+    /// Waits until no errand of the task is under way. The task is gone.
     pub fn finish(&self) {
         let _ = self.state.compare_exchange(POSTED, NONE, SeqCst, SeqCst);
         loop {
@@ -87,7 +87,7 @@ impl VforkErrand {
         }
     }
 
-    /// Does it, if there is one.
+    /// Does the errand, if there is one.
     pub fn serve(&self) {
         if self.state.compare_exchange(POSTED, TAKEN, SeqCst, SeqCst).is_err() {
             return;
