@@ -45,48 +45,50 @@ use memfold_sys::sync::StaticMutex;
 use memfold_sys::thread::{now_ns, process_id, sleep_ns, stat_field, thread_id};
 use memfold_sys::units::PAGE_SIZE;
 
-/// The signal: SIGSETXID of glibc, SIGCANCEL of musl, both of which look at who has sent it.
+/// The signal: SIGSETXID of glibc, SIGCANCEL of musl. Both handlers check the sender.
 const CALL: i32 = 33;
 const SI_QUEUE: i32 = -1;
-/// Threads that are called, at most.
+/// The most threads that can be called.
 const CALLED_MAX: usize = 1 << 15;
-/// How long the last one is waited for: who hasn't come by then is held by the kernel, or has the
-/// signal blocked. And how long all are called again because one stands on its alternate stack.
+/// The time to wait for the last thread. One that hasn't come by then is held by the kernel, or
+/// blocks the signal. For the same time all are called again because one stands on its alternate
+/// stack.
 const WAIT_NS: u64 = 1_000_000_000;
-/// Until they are called again: at first, and twice as long each time, up to.
+/// The pause until threads are called again. It doubles each time, up to the second value.
 const PAUSE_NS: u64 = 100_000;
 const PAUSE_NS_MAX: u64 = 10_000_000;
-/// Between two looks whether they have come.
+/// The pause between two looks whether all have come.
 const LOOK_NS: u64 = 50_000;
-/// After so long it is asked whether who hasn't come is a zombie, and it is called again.
+/// After this time a thread that hasn't come is checked for being a zombie, and called again.
 const ASK_NS: u64 = 20_000_000;
 
-/// States of a thread that is called, beside the round that it is called in.
+/// States of a thread that is called. The word also has the number of the round.
 const CALLED: u32 = 0;
 const CAME: u32 = 1;
 const ARMED: u32 = 2;
-/// It stands on its alternate stack.
+/// The thread stands on its alternate stack.
 const STANDS: u32 = 3;
 const NO_MEMORY: u32 = 4;
 const NO_DISPATCH: u32 = 5;
-/// It has gone on.
+/// The thread has gone on.
 const WENT: u32 = 6;
-/// It will never come.
+/// The thread will never come.
 const ZOMBIE: u32 = 7;
 
-/// Verdicts, beside the round.
+/// Verdicts. The word also has the number of the round.
 const WAIT: u32 = 0;
 const GO: u32 = 1;
 const BACK: u32 = 2;
 
-/// Above states and verdicts.
+/// The place of the round's number in these words.
 const ROUND_SHIFT: u32 = 4;
 const ROUNDS: u32 = 1 << 20;
 
 #[repr(C)]
 struct CalledThread {
     thread: AtomicU32,
-    /// Who comes late for a round changes nothing of the next one's.
+    /// State and round in one word: a thread that comes late for a round can't change the next
+    /// one's state.
     state: AtomicU32,
 }
 
@@ -108,7 +110,7 @@ fn in_round(round: u32, what: u32) -> u32 {
 static LIST: AtomicUsize = AtomicUsize::new(0);
 static ROUND: AtomicU32 = AtomicU32::new(0);
 static VERDICT: AtomicU32 = AtomicU32::new(WAIT);
-/// What was done on the signal before; read by handlers while it can't change.
+/// The signal's action before. Handlers read it while it can't change.
 static PREVIOUS: StaticMutex<SignalAction> = StaticMutex::new(SignalAction::DEFAULT);
 static PREVIOUS_HANDLER: AtomicUsize = AtomicUsize::new(0);
 static ALONE: StaticMutex<()> = StaticMutex::new(());
@@ -118,11 +120,10 @@ fn called(at: usize) -> &'static CalledThread {
     unsafe { &*(LIST.load(SeqCst) as *const CalledThread).add(at) }
 }
 
-/// [`crate::start`] for a process that has threads: those that there are pass the gate from now on,
-/// too.
+/// Arms a process that has threads, as [`crate::start`] does with one thread.
 ///
 /// # Errors
-/// Why not; then nothing passes it.
+/// The process can't be armed. No call passes the gate then.
 ///
 /// # Safety
 /// - Called until it succeeds, and not again, in a process without threads of the engine's. Threads
@@ -155,7 +156,7 @@ pub unsafe fn start_late(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     done
 }
 
-/// Whether a runtime that runs code on stacks of a few KiB has put its handler before all signals.
+/// Whether Go's runtime handles the signals: its stacks have a few KiB.
 fn has_small_stacks() -> bool {
     let of = |signal| set_real(signal, None).unwrap_or(SignalAction::DEFAULT);
     let (urgent, fault) = (of(libc::SIGURG), of(libc::SIGSEGV));
@@ -209,7 +210,7 @@ unsafe fn arm_caller(keeper: &'static dyn Keeper, record: &ThreadRecord) -> Resu
     }
     let previous = *PREVIOUS.lock();
     if !previous.is_handler() {
-        // The one that is still there is ours, and was taken for the program's.
+        // The gate's own handler is still set, and was taken for the program's.
         record.actions().with(|table| table[CALL as usize] = previous);
         let _ = set_real(CALL, Some(&calling(on_call as *const () as usize)));
     }
@@ -236,8 +237,8 @@ fn call_all() -> Result<(), WhyNot> {
     called(0).thread.store(0, SeqCst);
     set_real(CALL, Some(&calling(on_call as *const () as usize))).map_err(WhyNot::NoHandlers)?;
     let came = wait_for_all();
-    // All that are called have come, or are to be let go. A signal that comes late is nobody's: libc's
-    // handler passes it over, too. By default it would end the process.
+    // All have come, or are to be let go. libc's handler ignores a signal that comes late. The
+    // default action would end the process.
     let previous = *PREVIOUS.lock();
     if previous.is_handler() {
         set_real(CALL, Some(&previous)).map_err(WhyNot::NoHandlers)?;
@@ -245,8 +246,8 @@ fn call_all() -> Result<(), WhyNot> {
     came
 }
 
-/// Looks at all threads until twice in a row there is none but those that stand here: a look may
-/// miss one when another ends meanwhile.
+/// Looks at all threads until two looks in a row find none that hasn't come. One look may miss a
+/// thread while another ends.
 fn wait_for_all() -> Result<(), WhyNot> {
     let begun = now_ns();
     let (mut asked, mut count, mut complete) = (begun, 0, 0);
@@ -268,8 +269,8 @@ fn wait_for_all() -> Result<(), WhyNot> {
     Ok(())
 }
 
-/// Calls threads that are new. Returns how many aren't here. Of `count` that are called, `asks` what
-/// keeps them.
+/// Calls new threads, and returns how many haven't come. `count` threads were called before. With
+/// `asks`, checks why those don't come.
 fn look(count: &mut usize, asks: bool) -> Result<usize, WhyNot> {
     let (mut missing, mut refused, round) = (0, None, ROUND.load(SeqCst));
     each_thread(|thread| {
@@ -293,7 +294,7 @@ fn look(count: &mut usize, asks: bool) -> Result<usize, WhyNot> {
             CALLED if asks && is_zombie(thread) => {
                 entry.turn(round, CALLED, ZOMBIE);
             }
-            // A known one may be another thread with the number of one that has ended.
+            // A known number may be a new thread's, after another has ended.
             CALLED if asks || known.is_none() => call(thread, at),
             STANDS => refused = Some(WhyNot::Unreachable),
             NO_MEMORY => refused = Some(WhyNot::NoMemory),
@@ -305,11 +306,11 @@ fn look(count: &mut usize, asks: bool) -> Result<usize, WhyNot> {
     refused.map_or(Ok(missing), Err)
 }
 
-/// Tells all that have come, and waits until they have gone on.
+/// Gives the verdict, and waits until all that have come have gone on.
 fn let_go(verdict: u32) {
     VERDICT.store(in_round(ROUND.load(SeqCst), verdict), SeqCst);
     futex(&VERDICT, libc::FUTEX_WAKE, i32::MAX as usize);
-    // Who hasn't come has nothing to go on from: the verdict is there when it does.
+    // A thread that hasn't come finds the verdict when it does, and goes on at once.
     while anybody(ARMED) || anybody(CAME) {
         sleep_ns(LOOK_NS);
     }
@@ -333,7 +334,7 @@ fn call(thread: u32, at: usize) {
     let _ = unsafe { system_call(libc::SYS_rt_tgsigqueueinfo, args) };
 }
 
-/// The handler of who is called.
+/// Handles the signal in a thread that is called.
 unsafe extern "C" fn on_call(signal: i32, info: *const SignalInfo, context: *mut SignalContext) {
     // SAFETY: the kernel's, on this stack.
     let (its, context) = unsafe { (&*info, &mut *context) };
@@ -363,7 +364,7 @@ unsafe extern "C" fn on_call(signal: i32, info: *const SignalInfo, context: *mut
                 record.blocked.set(context.mask & PROTECTED);
                 record.alternate.set(theirs);
                 context.mask &= !PROTECTED;
-                // What the frame says is taken up at its end.
+                // The return from this handler sets what the frame says.
                 context.stack = record.stack();
             } else {
                 user_dispatch::disarm();

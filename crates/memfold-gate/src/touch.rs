@@ -61,7 +61,8 @@ unsafe extern "C" {
     fn untouched();
 }
 
-/// Where a thread goes on that has faulted at `at` for good; `None`: not here.
+/// Returns where a thread goes on whose fault at `at` can't be served. `None`: the fault isn't of
+/// this code.
 pub(crate) fn fix_up(at: usize) -> Option<usize> {
     let address = |code: unsafe extern "C" fn()| code as *const () as usize;
     if at == address(copying) {
@@ -73,7 +74,7 @@ pub(crate) fn fix_up(at: usize) -> Option<usize> {
     }
 }
 
-/// Reads, or writes without a change, the byte at `addr`.
+/// Reads the byte at `addr`, or writes it without a change.
 ///
 /// # Errors
 /// Nothing is mapped there, or it may not be written.

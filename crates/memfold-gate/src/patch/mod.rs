@@ -36,7 +36,7 @@ static START: AtomicUsize = AtomicUsize::new(0);
 
 const SITES_BYTES: usize = 64 << 10;
 const STRIDE: usize = 32;
-/// Of these, so many are the head: the entry's address, and the two instructions that trap.
+/// The strides of the head: the entry's address, and the two instructions that trap.
 const HEAD_STRIDES: usize = 2;
 const TRAP_DONE: usize = 8;
 const TRAP_CALL: usize = 16;
@@ -53,13 +53,13 @@ const TEXTS: usize = 4;
 const HALVES: usize = 32;
 /// Below this address nothing is mapped (`vm.mmap_min_addr`), and numbers of calls are half of it.
 const LOWEST: usize = 1024;
-/// How far a short jump reaches, and a jump of its own lies within.
+/// The reach of a short jump, less the length of the long one.
 const REACH: usize = 112;
 
 struct PatchedSites {
-    /// Those of libc and the loader.
+    /// The texts of libc and the loader.
     texts: [(usize, usize); TEXTS],
-    /// Second halves of padding that is used; 0: none.
+    /// The second halves of padding that is used by one jump. 0: none.
     halves: [usize; HALVES],
     used: usize,
 }
@@ -67,7 +67,7 @@ struct PatchedSites {
 static SITES: StaticMutex<PatchedSites> =
     StaticMutex::new(PatchedSites { texts: [(0, 0); TEXTS], halves: [0; HALVES], used: 0 });
 
-/// Sites may be patched from now on; `handler` makes their calls.
+/// Allows that sites are patched. `handler` makes their calls.
 pub fn allow(handler: PatchHandler) {
     /// `AT_HWCAP2`: programs may read `fs`.
     const FSGSBASE: u64 = 2;
@@ -84,7 +84,7 @@ pub fn contains(at: usize) -> bool {
     entry::contains(at) || start != 0 && at.wrapping_sub(start) < SITES_BYTES
 }
 
-/// A call `nr` has trapped at the instruction that ends at `after`.
+/// Notes that a call `nr` has trapped at the instruction that ends at `after`.
 pub fn note_trap(after: usize, nr: usize) {
     if !ON.load(Relaxed) {
         return;
@@ -95,7 +95,7 @@ pub fn note_trap(after: usize, nr: usize) {
     }
 }
 
-/// No thread patches until [`resume`].
+/// Keeps threads from patching until [`resume`].
 pub fn stop() {
     forget(SITES.lock());
 }
@@ -243,7 +243,7 @@ impl PatchedSites {
     }
 }
 
-/// Bytes before a site that are looked at.
+/// The number of bytes before a site that are looked at.
 const BEFORE: usize = 5;
 
 /// Whether the instruction before a system call's is one that sets the number, alone.

@@ -9,7 +9,7 @@ use crate::threads::behalf::keep_all;
 use crate::threads::end::keep_locks;
 use memfold_sys::raw::set_signals_blocked;
 
-/// `execve` or `execveat`; it returns if it has failed.
+/// Serves `execve` or `execveat`. It returns if the call has failed.
 pub fn execute(
     keeper: &dyn Keeper,
     record: &ThreadRecord,
@@ -38,7 +38,7 @@ pub fn execute(
         unsafe { entry::call(nr, args, record.pending.as_ptr()) }
     });
     if blocked != 0 {
-        // What was put off must stay alone until it is delivered.
+        // A pending signal must stay the only one until it is delivered.
         let waits = record.pending.load(core::sync::atomic::Ordering::SeqCst) != 0;
         set_signals_blocked(if waits { !PROTECTED } else { context.mask });
     }
