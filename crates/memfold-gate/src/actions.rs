@@ -22,13 +22,13 @@ pub const UNBLOCKABLE: u64 = bit(libc::SIGKILL) | bit(libc::SIGSTOP);
 /// The signal actions of a process. A child that shares the memory, and not the actions, has its
 /// own.
 pub struct SignalActions {
-    table: StaticMutex<ActionTable>,
+    locked: StaticMutex<LockedActions>,
     /// The signals of [`PROTECTED`] that were sent to the process while all threads had them
     /// blocked.
     sent: AtomicU64,
 }
 
-struct ActionTable {
+struct LockedActions {
     actions: [SignalAction; SIGNALS + 1],
     /// The information of the kept signals.
     sent: [SignalInfo; SENT],
@@ -41,7 +41,7 @@ impl SignalActions {
     /// Returns actions that are all default.
     pub const fn new() -> SignalActions {
         SignalActions {
-            table: StaticMutex::new(ActionTable {
+            locked: StaticMutex::new(LockedActions {
                 actions: [SignalAction::DEFAULT; SIGNALS + 1],
                 sent: [SignalInfo::NONE; SENT],
             }),
@@ -51,12 +51,12 @@ impl SignalActions {
 
     /// Calls `with` under the lock. It must not touch the program's memory.
     pub fn with<T>(&self, with: impl FnOnce(&mut [SignalAction; SIGNALS + 1]) -> T) -> T {
-        with(&mut self.table.lock().actions)
+        with(&mut self.locked.lock().actions)
     }
 
     /// The action of one signal.
     pub fn of(&self, signal: i32) -> SignalAction {
-        self.with(|table| table[signal as usize])
+        self.with(|actions| actions[signal as usize])
     }
 
     /// Signals that are kept for the process.
@@ -66,9 +66,9 @@ impl SignalActions {
 
     /// Keeps a signal, unless one of its kind is kept.
     pub fn keep_sent(&self, info: &SignalInfo) {
-        let mut table = self.table.lock();
+        let mut locked = self.locked.lock();
         if self.sent() & bit(info.signal) == 0 {
-            table.sent[info.signal as usize] = *info;
+            locked.sent[info.signal as usize] = *info;
             self.sent.fetch_or(bit(info.signal), SeqCst);
         }
     }
@@ -78,10 +78,10 @@ impl SignalActions {
         if self.sent() & set == 0 {
             return None;
         }
-        let table = self.table.lock();
+        let locked = self.locked.lock();
         let signal = (1..SENT as i32).find(|signal| self.sent() & set & bit(*signal) != 0)?;
         self.sent.fetch_and(!bit(signal), SeqCst);
-        Some(table.sent[signal as usize])
+        Some(locked.sent[signal as usize])
     }
 
     /// Forgets all kept signals: the process is a new one.
@@ -91,7 +91,7 @@ impl SignalActions {
 
     /// Locks the actions until [`SignalActions::resume`].
     pub fn stop(&self) {
-        forget(self.table.lock());
+        forget(self.locked.lock());
     }
 
     /// Ends [`SignalActions::stop`].
@@ -101,7 +101,7 @@ impl SignalActions {
     ///   for it.
     pub unsafe fn resume(&self) {
         // SAFETY: the guard was forgotten.
-        unsafe { self.table.unlock() };
+        unsafe { self.locked.unlock() };
     }
 
     /// Releases the lock of a task that is gone.
@@ -110,13 +110,13 @@ impl SignalActions {
     /// - No living task has the lock.
     pub unsafe fn reset(&self) {
         // SAFETY: the caller's promise.
-        unsafe { self.table.reset() };
+        unsafe { self.locked.reset() };
     }
 
     /// Copies the actions of `other`.
     pub fn copy_from(&self, other: &SignalActions) {
         self.forget_sent();
-        let theirs = other.with(|table| *table);
-        self.with(|table| *table = theirs);
+        let theirs = other.with(|actions| *actions);
+        self.with(|actions| *actions = theirs);
     }
 }

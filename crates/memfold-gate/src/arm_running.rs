@@ -211,7 +211,7 @@ unsafe fn arm_caller(keeper: &'static dyn Keeper, record: &ThreadRecord) -> Resu
     let previous = *PREVIOUS.lock();
     if !previous.is_handler() {
         // The gate's own handler is still set, and was taken for the program's.
-        record.actions().with(|table| table[CALL as usize] = previous);
+        record.actions().with(|actions| actions[CALL as usize] = previous);
         let _ = set_real(CALL, Some(&calling(on_call as *const () as usize)));
     }
     Ok(())

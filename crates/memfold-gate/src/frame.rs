@@ -63,7 +63,7 @@ impl AlternateStack {
         AlternateStack { sp: 0, flags: libc::SS_DISABLE, padding: 0, size: 0 };
 
     /// Whether a stack pointer lies in it.
-    pub fn holds(&self, sp: usize) -> bool {
+    pub fn contains(&self, sp: usize) -> bool {
         sp > self.sp && sp - self.sp <= self.size
     }
 }

@@ -261,7 +261,7 @@ impl ThreadRecord {
     }
 
     /// Whether a stack pointer lies on the slot's stack.
-    pub fn holds(&self, sp: usize) -> bool {
+    pub fn contains(&self, sp: usize) -> bool {
         sp.wrapping_sub(self.slot()) < SLOT_BYTES
     }
 

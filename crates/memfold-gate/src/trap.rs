@@ -39,7 +39,7 @@ pub unsafe extern "C" fn on_signal(
         // A thread of the engine's has faulted, and nothing serves such a fault.
         return die(signal);
     };
-    let on_slot = record.holds(context.regs.rsp as usize);
+    let on_slot = record.contains(context.regs.rsp as usize);
     match CallStage::of(context.regs.rip as usize, on_slot) {
         CallStage::Program => {}
         // The entry has trapped, or its push has met a page that is folded. A signal that came

@@ -61,7 +61,7 @@ pub fn install_protected(record: &ThreadRecord) -> Result<(), Errno> {
 pub fn take_over(record: &ThreadRecord) -> Result<(), Errno> {
     for signal in 1..=SIGNALS as i32 {
         let Ok(now) = set_real(signal, None) else { continue };
-        record.actions().with(|table| table[signal as usize] = now);
+        record.actions().with(|actions| actions[signal as usize] = now);
         if now.is_handler() && bit(signal) & PROTECTED == 0 {
             set_real(signal, Some(&ours(now.flags)))?;
         }
@@ -107,13 +107,13 @@ pub fn set_action(
     if wanted.is_some() && bit(signal) & UNBLOCKABLE != 0 {
         return Err(Errno::INVAL);
     }
-    let before = record.actions().with(|table| {
-        let before = table[signal as usize];
+    let before = record.actions().with(|actions| {
+        let before = actions[signal as usize];
         if let Some(mut wanted) = wanted {
             wanted.flags &= KNOWN;
             wanted.mask &= !UNBLOCKABLE;
             tell_kernel(signal, &wanted)?;
-            table[signal as usize] = wanted;
+            actions[signal as usize] = wanted;
         }
         Ok(before)
     })?;

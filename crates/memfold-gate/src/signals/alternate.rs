@@ -9,7 +9,7 @@ const SS_AUTODISARM: i32 = i32::MIN;
 /// Whether a thread whose stack pointer is `sp` is on the program's alternate stack.
 pub fn is_on(record: &ThreadRecord, sp: usize) -> bool {
     let stack = record.alternate.get();
-    stack.flags & SS_AUTODISARM == 0 && stack.holds(sp)
+    stack.flags & SS_AUTODISARM == 0 && stack.contains(sp)
 }
 
 /// Serves `sigaltstack`. Returns the new stack if one was set.

@@ -69,9 +69,9 @@ pub fn deliver(record: &ThreadRecord, context: &mut SignalContext, info: &Signal
         return end_by(info);
     }
     if action.flags & (libc::SA_RESETHAND as u32) as u64 != 0 {
-        record.actions().with(|table| {
+        record.actions().with(|actions| {
             let reset = SignalAction { handler: libc::SIG_DFL, ..action };
-            table[signal as usize] = reset;
+            actions[signal as usize] = reset;
             let _ = tell_kernel(signal, &reset);
         });
     }
@@ -117,7 +117,7 @@ fn enter(
     let bytes = if from == 0 { 0 } else { unsafe { fp_bytes_at(from) } };
     let fp = top.wrapping_sub(bytes) & !(FP_ALIGN - 1);
     let at = (fp.wrapping_sub(size_of::<SignalFrame>()) & !15).wrapping_sub(8);
-    if (enters || on) && !stack.holds(at) {
+    if (enters || on) && !stack.contains(at) {
         return Err(BadAddress);
     }
     let mut frame =

@@ -106,8 +106,8 @@ pub fn begin(record: &ThreadRecord, flags: usize) {
     // A task begins without a dispatch of its own: the kernel clears that, too.
     record.dispatch.set(None);
     if flags & CLEAR_SIGHAND != 0 {
-        record.actions().with(|table| {
-            table.iter_mut().filter(|each| each.is_handler()).for_each(|each| {
+        record.actions().with(|actions| {
+            actions.iter_mut().filter(|each| each.is_handler()).for_each(|each| {
                 *each = SignalAction::DEFAULT;
             });
         });

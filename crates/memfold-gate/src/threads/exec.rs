@@ -17,11 +17,11 @@ pub fn execute(
     nr: usize,
     args: &[usize; 6],
 ) -> isize {
-    let ignored = record.actions().with(|table| {
+    let ignored = record.actions().with(|actions| {
         let is = |signal: &i32| {
             bit(*signal) & PROTECTED != 0
-                && table[*signal as usize]
-                    == SignalAction { handler: libc::SIG_IGN, ..table[*signal as usize] }
+                && actions[*signal as usize]
+                    == SignalAction { handler: libc::SIG_IGN, ..actions[*signal as usize] }
         };
         (1..=31).filter(is).fold(0, |set, signal| set | bit(signal))
     });
