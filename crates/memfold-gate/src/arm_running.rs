@@ -128,7 +128,7 @@ fn called(at: usize) -> &'static CalledThread {
 /// # Safety
 /// - Called until it succeeds, and not again, in a process without threads of the engine's. Threads
 ///   that shall not pass the gate are started by [`crate::apart`] afterwards.
-/// - The keeper makes no system call but by instructions in the same executable segment.
+/// - The keeper makes system calls only by instructions in the same executable segment.
 /// - The keeper has no memory yet.
 pub unsafe fn start_late(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     let Some(_alone) = ALONE.try_lock() else { return Err(WhyNot::Busy) };
@@ -342,7 +342,7 @@ unsafe extern "C" fn on_call(signal: i32, info: *const SignalInfo, context: *mut
         let previous = PREVIOUS_HANDLER.load(SeqCst);
         if previous > libc::SIG_IGN {
             type SignalHandler = unsafe extern "C" fn(i32, *const SignalInfo, *mut SignalContext);
-            // SAFETY: it was installed for this signal, by libc, whose handler of it takes these.
+            // SAFETY: libc has installed it for this signal, and its handler takes these arguments.
             unsafe {
                 core::mem::transmute::<usize, SignalHandler>(previous)(signal, info, context);
             }

@@ -116,7 +116,7 @@ global_asm!(
     " mov %r12,%rdi",
     " call *%rbx",
     " ud2",
-    // ! exit(state, code): from the store on, the stack may be somebody else's.
+    // ! exit(state, code): after the store, another thread may take the stack.
     ".balign 16",
     ".globl memfold_gate_exit",
     ".hidden memfold_gate_exit",

@@ -136,7 +136,7 @@ mod tests {
         assert_eq!((made.load(SeqCst), errand.state.load(SeqCst)), (2, NONE));
     }
 
-    /// `is_gone`: the task is given up by its parent; otherwise who serves waits no longer by itself.
+    /// `is_gone`: the parent gives the task up. Otherwise the serving thread stops waiting.
     fn goes_on_without_the_call(is_gone: bool) {
         let (errand, done, begun) = (&errand(), &AtomicBool::new(false), &AtomicBool::new(false));
         let (end, ends) = channel::<()>();

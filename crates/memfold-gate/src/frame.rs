@@ -176,10 +176,10 @@ impl SignalInfo {
         SignalInfo { code: self.code - FORWARDED, ..*self }
     }
 
-    /// A signal that a thread sends to itself, and that says of itself to be a fault, in a form in which
-    /// the gate doesn't take it for one; `None`: it says nothing like that. Nor does the kernel: beside a
-    /// SIGSYS it would deliver one that is blocked (`dequeue_synchronous_signal`). It drops what lies behind
-    /// the part that it knows.
+    /// Marks a signal that a thread sends to itself with the code of a fault, so that gate and
+    /// kernel don't take it for one. `None`: it has no such code. The kernel would deliver it
+    /// beside a SIGSYS even if it is blocked (`dequeue_synchronous_signal`). Words that the kernel
+    /// doesn't know are dropped, as the kernel does.
     pub fn made_up(&self, for_thread: bool) -> Option<SignalInfo> {
         const KNOWN_WORDS: usize = 2;
         let mut rest = self.rest;
@@ -290,7 +290,7 @@ pub unsafe fn fp_bytes_at(at: usize) -> usize {
 /// Resets a floating point state to that of a program's start.
 ///
 /// # Safety
-/// - `at` is the kernel's, and nobody else's.
+/// - `at` is the kernel's, and no other code uses it.
 pub unsafe fn clear_fp(at: usize) {
     // SAFETY: the caller's promise; a state longer than the old form has the header.
     unsafe {

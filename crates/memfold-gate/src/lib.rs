@@ -63,7 +63,7 @@ pub enum WhyNot {
 /// # Safety
 /// - Called once, in a process that has one thread but for threads of the engine's, which have all
 ///   signals blocked and touch no memory that `keeper` serves.
-/// - The keeper makes no system call but by instructions in the same executable segment.
+/// - The keeper makes system calls only by instructions in the same executable segment.
 pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     if !user_dispatch::find_range() {
         return Err(WhyNot::NoRange);

@@ -337,10 +337,10 @@ fn put_back(record: &ThreadRecord) -> bool {
     true
 }
 
-/// `rt_sigqueueinfo`, `rt_tgsigqueueinfo` or `pidfd_send_signal` with the information at
-/// `args[information]`, of which `args[signal]` is the signal. Only a thread itself may be sent what
-/// says that it comes from the kernel, or its process: who is meant is asked of the kernel, by the same call with no
-/// signal. `None`: nothing of that kind is said.
+/// Serves `rt_sigqueueinfo`, `rt_tgsigqueueinfo` or `pidfd_send_signal` of a signal that claims to
+/// come from the kernel. `args[signal]` is the signal, `args[information]` points to its
+/// information. The kernel allows this only to the caller itself, so it is asked first, by the same
+/// call with signal 0. `None`: the signal makes no such claim.
 pub fn make_up(
     args: &[usize; 6],
     [signal, information]: [usize; 2],
@@ -358,8 +358,8 @@ pub fn make_up(
     Some(if may == 0 { make(&sent) } else { may })
 }
 
-/// `kill` of the caller's process by one of these: the thread that takes it has it before the call
-/// returns, if that is the caller. `None`: it is another call.
+/// Serves `kill` of the caller's own process by one of these three signals. If the caller takes it,
+/// it has the signal before the call returns. `None`: it is another call.
 pub fn kill(record: &ThreadRecord, [process, signal, ..]: &[usize; 6]) -> Option<isize> {
     let signal = *signal as i32;
     if *process as i32 != process_id() as i32 || !SIGNALS.contains(&signal) {

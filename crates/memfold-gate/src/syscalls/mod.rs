@@ -46,8 +46,8 @@ pub fn look_up(nr: usize) -> &'static row::CallRow {
 /// have pointers inside.
 ///
 /// # Errors
-/// A struct can't be read. `out` then got what is named besides: hold that, and make the call; the
-/// kernel will find the same.
+/// A struct can't be read. `out` got all other ranges: hold those and make the call. The kernel
+/// will fail at the struct, too.
 pub fn name(
     row: &row::CallRow,
     args: &[usize; 6],

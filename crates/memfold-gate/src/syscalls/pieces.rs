@@ -28,13 +28,13 @@
 //! readiness first, which the program could notice: the descriptor may be another file by then, and no
 //! signal restarts `poll`.
 use crate::call_state::CALLED_OFF;
-use crate::keeper::{BadAddress, Span};
-use crate::syscalls::operands::BYTES_MAX;
+use crate::keeper::Span;
+use crate::syscalls::operands::{BYTES_MAX, ReadMemory};
 
-/// A piece's bytes are a multiple of this, and parts are cut at such places: direct I/O wants
-/// aligned ones, and packets of a pipe end there.
+/// The length of a piece is a multiple of this, and parts are cut at multiples. Direct I/O needs
+/// aligned parts, and packets of a pipe end there.
 const UNIT: usize = 64 << 10;
-/// Parts of a vector in one piece, and in all.
+/// The most parts of a vector in one piece, and in all.
 const PARTS: usize = 16;
 const VECTOR_MAX: usize = 1024;
 
@@ -42,21 +42,21 @@ const ERRORS_MAX: isize = 4095;
 /// The program's addresses end there.
 const TOP_SHIFT: u32 = 47;
 
-/// One piece.
+/// One piece of a call.
 pub struct CallPiece<'a> {
     /// Number.
     pub nr: usize,
     /// Arguments.
     pub args: [usize; 6],
-    /// What it names of the program's: first addresses and lengths.
+    /// The program's memory that it names: first addresses and lengths.
     parts: &'a [[usize; 2]],
     writes: bool,
-    /// It is made though a signal is pending.
+    /// The piece is made even if a signal is pending.
     pub must: bool,
 }
 
 impl CallPiece<'_> {
-    /// Calls `each` with what it names of the program's.
+    /// Calls `each` with the program's memory that it names.
     pub fn names(&self, each: &mut dyn FnMut(Span)) {
         let spans =
             self.parts.iter().filter_map(|[start, len]| Span::new(*start, *len, !self.writes));
@@ -66,12 +66,10 @@ impl CallPiece<'_> {
 
 /// Makes a system call: number, arguments, result. What it names is on the caller's stack.
 pub type AskKernel<'a> = &'a mut dyn FnMut(usize, &[usize; 6]) -> isize;
-/// How nested memory is read.
-pub type ReadMemory<'a> = &'a dyn Fn(usize, &mut [u8]) -> Result<(), BadAddress>;
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum TransferKind {
-    /// At offsets from here on.
+    /// At given offsets, from this one on.
     At(usize),
     /// Reads at the file's own offset.
     File,
@@ -87,7 +85,7 @@ enum TransferKind {
     Receive,
 }
 
-/// What the program gives or wants.
+/// The buffers of the program.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum CallBuffers {
     One(usize),
@@ -109,7 +107,7 @@ pub struct CallPieces {
     flags: usize,
 }
 
-/// What the next piece is made of.
+/// The parts of the next piece.
 struct PieceParts {
     parts: [[usize; 2]; PARTS],
     count: usize,
@@ -153,7 +151,7 @@ pub fn in_pieces(
         CallBuffers::One(start) => checked(start, args[2])?,
         CallBuffers::Vector(at, count) => total_of(at, count, read)?,
     };
-    // Smaller ones are never cut.
+    // Smaller calls are never cut.
     if total <= UNIT {
         return None;
     }
@@ -165,8 +163,8 @@ pub fn in_pieces(
     Some(CallPieces { nr, args: *args, buffers, writes, total, piece, kind, flags })
 }
 
-/// A negative count is an error, and so is one that reaches past the program's addresses: the
-/// kernel looks at all of it first.
+/// Checks a buffer as the kernel does before it begins. A negative length, or a range past the
+/// program's addresses, is an error.
 fn checked(start: usize, bytes: usize) -> Option<usize> {
     start.checked_add(bytes).filter(|end| end >> TOP_SHIFT == 0).map(|_| bytes.min(BYTES_MAX))
 }
@@ -188,7 +186,7 @@ fn part_at(at: usize, n: usize, read: ReadMemory) -> Option<[usize; 2]> {
     Some([start, len])
 }
 
-/// What it is, and the flags for a socket.
+/// Returns the kind of transfer, and the flags for a socket.
 fn kind(
     nr: usize,
     args: &[usize; 6],
@@ -217,7 +215,7 @@ fn kind(
             if writes {
                 TransferKind::Send
             } else {
-                // A call waits for so many bytes, and takes what there is besides.
+                // One call waits for this many bytes, and then takes all that is there.
                 let waits_for = option(fd, libc::SO_RCVLOWAT, ask);
                 waits_for.is_some_and(|bytes| bytes <= 1).then_some(TransferKind::Receive)?
             }
@@ -254,18 +252,18 @@ fn is_limited(ask: AskKernel) -> bool {
     ask(libc::SYS_prlimit64 as usize, &args) < 0 || limit[0] != u64::MAX
 }
 
-/// Whether a file lies in a file system that keeps bytes. Those by which the kernel or a module is
-/// spoken to have no blocks.
+/// Whether a file lies in a file system that stores bytes. File systems that are interfaces of the
+/// kernel have no blocks.
 fn has_blocks(fd: usize, ask: AskKernel) -> bool {
     // `struct statfs`: the kind is at byte 0, blocks at 16.
     let mut about = [0u64; 15];
     let asked = ask(libc::SYS_fstatfs as usize, &[fd, &raw mut about as usize, 0, 0, 0, 0]);
-    // Without a limit these tell none.
+    // These report no blocks if they have no limit.
     let in_memory = [libc::TMPFS_MAGIC as u64, 0x8584_58f6];
     asked >= 0 && (about[2] > 0 || in_memory.contains(&about[0]))
 }
 
-/// An option of a socket.
+/// Returns an option of a socket.
 fn option(fd: usize, name: i32, ask: AskKernel) -> Option<i32> {
     let (mut value, mut len) = (0i32, 4u32);
     let (value_at, len_at) = (&raw mut value as usize, &raw mut len as usize);
@@ -280,7 +278,7 @@ fn is_stream(fd: usize, ask: AskKernel) -> bool {
         && matches!(option(libc::SO_PROTOCOL), Some(0 | libc::IPPROTO_TCP | libc::IPPROTO_MPTCP))
 }
 
-/// Whether a socket has data, and nothing else to tell: an error would be taken by who reads, and
+/// Whether a socket has data, and no error or urgent data. A read would consume the error, and
 /// urgent data ends a read.
 fn has_data(fd: usize, ask: AskKernel) -> bool {
     let wanted = libc::POLLIN | libc::POLLPRI;
@@ -291,7 +289,7 @@ fn has_data(fd: usize, ask: AskKernel) -> bool {
 }
 
 impl PieceParts {
-    /// What of `buffers` begins `done` bytes after their start: at most `most` bytes.
+    /// Returns the parts of `buffers` from `done` bytes on, of `most` bytes at most.
     fn of(buffers: CallBuffers, done: usize, most: usize, read: ReadMemory) -> Option<PieceParts> {
         let mut parts = PieceParts { parts: [[0; 2]; PARTS], count: 0, bytes: 0 };
         let (at, count) = match buffers {
@@ -374,7 +372,7 @@ impl CallPieces {
             };
             let made = self.one(kind, done, &parts, make);
             if made == CALLED_OFF || (-ERRORS_MAX..0).contains(&made) {
-                // What has been done counts more than why it went no further.
+                // A call that has done something returns that, and not the error.
                 return if done > 0 { done as isize } else { made };
             }
             done += made as usize;

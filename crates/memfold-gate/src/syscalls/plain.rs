@@ -315,7 +315,7 @@ mod tests {
         let (access, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         let args = [0, 2 * PIECE, access as usize, flags as usize, usize::MAX, 0];
-        // SAFETY: a new mapping, whose second half nobody uses.
+        // SAFETY: a new mapping, whose second half isn't used.
         let start = unsafe {
             let start = system_call(libc::SYS_mmap, args).unwrap() as usize;
             let half = [start + PIECE, PIECE, libc::PROT_NONE as usize, 0, 0, 0];
@@ -324,7 +324,7 @@ mod tests {
         };
         let (_reader, writer) = std::io::pipe().unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&writer) as usize;
-        // It has room for all.
+        // The pipe has room for all.
         let room = [fd, libc::F_SETPIPE_SZ as usize, 4 * PIECE, 0, 0, 0];
         // SAFETY: the call touches no memory.
         unsafe { system_call(libc::SYS_fcntl, room) }.unwrap();

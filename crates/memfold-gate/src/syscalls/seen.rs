@@ -120,9 +120,9 @@ fn own_list() -> Option<usize> {
     Some(about.st_ino as usize)
 }
 
-/// Removes the keeper's threads from entries of the directory `fd`, if it is one of /proc: no other
-/// process has such a thread. A child that shares the memory, and stops all threads of its parent
-/// (as a sanitizer's does), is served by one of them. Gives the bytes that are left.
+/// Removes the keeper's threads from entries of the directory `fd`, if it is one of /proc. Returns
+/// the bytes that are left. This also keeps a child that shares the memory, such as a sanitizer's,
+/// from stopping the threads that serve it.
 fn remove(keeper: &dyn Keeper, fd: usize, told: Range<usize>, name_at: usize) -> usize {
     let (mut at, mut end, mut is_own) = (told.start, told.end, false);
     while at + ENTRY_LEAST <= end {
@@ -159,8 +159,8 @@ fn number_in(name: &[u8]) -> Option<u32> {
     core::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Has a text of `told` bytes at `at` say that there are so many threads, if it was read from this
-/// process's `status` or `stat` in /proc. Gives the bytes by which it becomes shorter.
+/// Corrects the number of threads in a text of `told` bytes at `at`, if it was read from this
+/// process's `status` or `stat`. Returns the bytes by which the text becomes shorter.
 fn shorten(fd: usize, at: usize, told: usize, threads: usize) -> Option<usize> {
     let mut begin = [0; BEGIN_BYTES];
     read_bytes(at, &mut begin).ok()?;
@@ -192,8 +192,8 @@ fn shorten(fd: usize, at: usize, told: usize, threads: usize) -> Option<usize> {
     Some(count.end - end)
 }
 
-/// Has a text of `told` bytes at `at` tell of the program's own limits, if it was read from this
-/// process's `limits` in /proc: a line for each, in columns.
+/// Puts the program's own limits into a text of `told` bytes at `at`, if it was read from this
+/// process's `limits`. The text has a line for each, in columns.
 fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option<()> {
     const BEGIN: &[u8] = b"Limit           ";
     const LINES: [(u32, &[u8]); 3] = [
@@ -201,7 +201,7 @@ fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option
         (libc::RLIMIT_DATA, b"\nMax data size "),
         (libc::RLIMIT_NOFILE, b"\nMax open files "),
     ];
-    /// Where the soft limit and the hard one begin in a line, and how long each is.
+    /// The columns where the soft and the hard limit begin in a line.
     const COLUMNS: [usize; 2] = [27, 48];
     const WIDTH: usize = 20;
     const WIDTH_AND_END: usize = WIDTH + 1;
@@ -244,15 +244,15 @@ fn is_of_this_process(fd: usize) -> bool {
 
 const NAME: &[u8] = b"Name:\t";
 
-/// Whether a text begins as `status` does, or as `stat`: `17 (name`.
+/// Whether a text begins like `status`, or like `stat`: `17 (name`.
 fn may_tell(begin: &[u8]) -> bool {
     let digits = begin.iter().take_while(|byte| byte.is_ascii_digit()).count();
     begin.starts_with(NAME) || digits > 0 && begin[digits..].starts_with(b" (")
 }
 
-/// A call has read or written memory of the program's own by its file, and has met what isn't there, or
-/// ended before that: goes on with what is left, by `again`, which makes such a call while what it names
-/// is held. The result of all.
+/// Completes a call on the program's own memory by its file that has met folded memory, or ended
+/// before it. `again` makes a call for the rest while its memory is held. Returns the result of
+/// all.
 pub fn with_own_memory(
     nr: usize,
     args: &[usize; 6],
