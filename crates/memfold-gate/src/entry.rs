@@ -222,7 +222,7 @@ pub unsafe fn leave(
 /// name.
 ///
 /// # Safety
-/// - As the system call's own conditions say; the stack is nobody else's, and all signals are
+/// - As the system call's own conditions say. No other code uses the stack, and all signals are
 ///   blocked.
 pub unsafe fn clone(
     nr: usize,

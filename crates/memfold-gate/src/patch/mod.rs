@@ -318,7 +318,7 @@ unsafe fn replace(site: usize, distance: i32) {
 ///
 /// # Safety
 /// - Both are writable. No code runs through the five bytes at `room`. The two at `site` lie in one
-/// line.
+///   line.
 unsafe fn detour(site: usize, room: usize, distance: i32) {
     let [a, b, c, d] = distance.to_le_bytes();
     let short = (room as isize - (site + SYSCALL.len()) as isize) as i8;
