@@ -16,31 +16,32 @@ pub const fn bit(signal: i32) -> u64 {
 /// process, so the kernel never learns that the program blocks or ignores one of these.
 pub const PROTECTED: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS) | bit(libc::SIGSEGV);
 
-/// Never blocked.
+/// Signals that can't be blocked.
 pub const UNBLOCKABLE: u64 = bit(libc::SIGKILL) | bit(libc::SIGSTOP);
 
-/// What a process does on each signal. A child that shares the memory, and not the actions, has its
+/// The signal actions of a process. A child that shares the memory, and not the actions, has its
 /// own.
 pub struct SignalActions {
-    table: StaticMutex<ActionTable>,
-    /// Those of [`PROTECTED`] that were sent to the process while all threads had them blocked.
+    locked: StaticMutex<LockedActions>,
+    /// The signals of [`PROTECTED`] that were sent to the process while all threads had them
+    /// blocked.
     sent: AtomicU64,
 }
 
-struct ActionTable {
+struct LockedActions {
     actions: [SignalAction; SIGNALS + 1],
-    /// What is known of those that are kept.
+    /// The information of the kept signals.
     sent: [SignalInfo; SENT],
 }
 
-/// Signals below this are kept.
+/// One above the greatest signal that is kept.
 const SENT: usize = libc::SIGSYS as usize + 1;
 
 impl SignalActions {
-    /// All default.
+    /// Returns actions that are all default.
     pub const fn new() -> SignalActions {
         SignalActions {
-            table: StaticMutex::new(ActionTable {
+            locked: StaticMutex::new(LockedActions {
                 actions: [SignalAction::DEFAULT; SIGNALS + 1],
                 sent: [SignalInfo::NONE; SENT],
             }),
@@ -50,12 +51,12 @@ impl SignalActions {
 
     /// Calls `with` under the lock. It must not touch the program's memory.
     pub fn with<T>(&self, with: impl FnOnce(&mut [SignalAction; SIGNALS + 1]) -> T) -> T {
-        with(&mut self.table.lock().actions)
+        with(&mut self.locked.lock().actions)
     }
 
     /// The action of one signal.
     pub fn of(&self, signal: i32) -> SignalAction {
-        self.with(|table| table[signal as usize])
+        self.with(|actions| actions[signal as usize])
     }
 
     /// Signals that are kept for the process.
@@ -63,34 +64,34 @@ impl SignalActions {
         self.sent.load(SeqCst)
     }
 
-    /// Keeps one, unless there is one of its kind.
+    /// Keeps a signal, unless one of its kind is kept.
     pub fn keep_sent(&self, info: &SignalInfo) {
-        let mut table = self.table.lock();
+        let mut locked = self.locked.lock();
         if self.sent() & bit(info.signal) == 0 {
-            table.sent[info.signal as usize] = *info;
+            locked.sent[info.signal as usize] = *info;
             self.sent.fetch_or(bit(info.signal), SeqCst);
         }
     }
 
-    /// Takes one of `set`, if there is one.
+    /// Takes a kept signal of `set`.
     pub fn take_sent(&self, set: u64) -> Option<SignalInfo> {
         if self.sent() & set == 0 {
             return None;
         }
-        let table = self.table.lock();
+        let locked = self.locked.lock();
         let signal = (1..SENT as i32).find(|signal| self.sent() & set & bit(*signal) != 0)?;
         self.sent.fetch_and(!bit(signal), SeqCst);
-        Some(table.sent[signal as usize])
+        Some(locked.sent[signal as usize])
     }
 
-    /// The process is a new one, for which nothing is kept.
+    /// Forgets all kept signals: the process is a new one.
     pub fn forget_sent(&self) {
         self.sent.store(0, SeqCst);
     }
 
-    /// Nobody reads or changes them until [`SignalActions::resume`].
+    /// Locks the actions until [`SignalActions::resume`].
     pub fn stop(&self) {
-        forget(self.table.lock());
+        forget(self.locked.lock());
     }
 
     /// Ends [`SignalActions::stop`].
@@ -100,22 +101,22 @@ impl SignalActions {
     ///   for it.
     pub unsafe fn resume(&self) {
         // SAFETY: the guard was forgotten.
-        unsafe { self.table.unlock() };
+        unsafe { self.locked.unlock() };
     }
 
-    /// Makes the lock free.
+    /// Releases the lock of a task that is gone.
     ///
     /// # Safety
-    /// - No task has it, but one that is gone.
+    /// - No living task has the lock.
     pub unsafe fn reset(&self) {
         // SAFETY: the caller's promise.
-        unsafe { self.table.reset() };
+        unsafe { self.locked.reset() };
     }
 
-    /// Makes them those of `other`.
+    /// Copies the actions of `other`.
     pub fn copy_from(&self, other: &SignalActions) {
         self.forget_sent();
-        let theirs = other.with(|table| *table);
-        self.with(|table| *table = theirs);
+        let theirs = other.with(|actions| *actions);
+        self.with(|actions| *actions = theirs);
     }
 }

@@ -1,35 +1,30 @@
 //! Arms a process that has threads.
 //!
-//! All threads are brought into a handler, where each switches its own dispatch on and waits until
-//! the last one has come. Only then are the program's signal actions taken over, and all go on: or,
-//! if one can't be had, none is armed, and all go on as before. So no thread ever runs armed beside
-//! one that isn't.
+//! Each thread is called into a handler. There it arms itself, and waits until the last thread has come.
+//! Then the program's signal actions are taken over, and all threads go on. If one thread can't be had,
+//! none is armed, and all go on as before. So no armed thread ever runs beside an unarmed one.
 //!
-//! - **By which signal**: one that libc keeps for itself, which no call of libc's blocks for longer
-//!   than a few instructions. Whoever else sends it meanwhile (`setuid` of libc's) is passed on to
-//!   the handler that was there. It is sent with a number that says which round it is for, so that
-//!   one that comes late, or twice, is nobody's.
-//! - **Which threads**: those of `/proc/self/task`, until a look finds none that isn't here. Those
-//!   that run between looks make new ones; once all are here nobody does. A thread that was made by
-//!   one that has come is in the list by then, as `clone` adds it before it returns. One that has
-//!   ended is in it no more, but for the first thread, which stays as a zombie.
-//! - **On which stack**: the thread's own, as an alternate stack can't be changed by who stands on it.
-//!   Who does stand on it when the signal comes is let go, with all others, and called again. Stacks
-//!   too small for a frame are Go's: where its runtime has the signals, nobody is called.
-//! - **What they wait in** goes on as after any handler with SA_RESTART: `read`, `futex`, `accept`,
-//!   `wait4` are made again, and then pass the gate, as their instruction does so anew. `nanosleep`,
-//!   `poll`, `epoll_wait`, `select`, `pause` and the like the kernel never makes again after a
-//!   handler: they return EINTR, once.
-//! - **A thread in a handler of the program's**, below the frame of this one, returns from it by
-//!   libc's own instruction, which is trapped: the frame is as the kernel wrote it, and the gate
-//!   takes mask and alternate stack from it as from one of its own making.
-//! - **A parent in `vfork`** comes when its child has executed something. The child shares the
-//!   memory, has a process of its own, and stays as it is.
-//! - **A thread that ends** meanwhile either is gone, or comes before it is.
-//! - **A process that forks** meanwhile: the copy has the one thread that forked, unarmed, and what
-//!   is here is as if nobody had called.
+//! - **The signal** is one that libc reserves and blocks only for a few instructions. When another sender
+//!   uses it (`setuid` of libc), the signal is passed to the handler before. The gate sends it with the
+//!   number of the round, so that a late or doubled one has no effect.
+//! - **The threads** are those of `/proc/self/task`, until a look finds no thread that hasn't come. Running
+//!   threads may create new ones between two looks. A new thread is in the list before its `clone`
+//!   returns. A thread that has ended isn't in it, but for the first one, which stays as a zombie.
+//! - **The stack** of the handler is the thread's own: a thread can't change the alternate stack that it
+//!   stands on. If a thread does stand on one, all are let go and called again. Go's stacks are too small
+//!   for a frame. Where Go's runtime has the signals, no thread is called.
+//! - **Waiting calls** behave as after a handler with SA_RESTART. `read`, `futex`, `accept` and `wait4` are
+//!   made again, and pass the gate. `nanosleep`, `poll`, `epoll_wait`, `select` and `pause` return EINTR
+//!   once.
+//! - **A thread in a handler of the program's** returns from it by libc's instruction, which traps. The
+//!   kernel wrote that frame, and the gate takes mask and alternate stack from it as from its own.
+//! - **A parent in `vfork`** comes when its child has executed a program. The child is another process,
+//!   which stays as it is.
+//! - **A thread that ends** meanwhile is gone, or comes first.
+//! - **A process that forks** meanwhile: the copy has one thread, unarmed, and goes on unarmed.
 //!
-//! No lock of the program's is waited for here, and nothing allocated: who holds one may be standing.
+//! This code waits for no lock of the program's and allocates nothing: a thread that has come may hold a
+//! lock.
 use crate::actions::PROTECTED;
 use crate::frame::{AlternateStack, SignalAction, SignalContext, SignalInfo};
 use crate::image;
@@ -50,48 +45,50 @@ use memfold_sys::sync::StaticMutex;
 use memfold_sys::thread::{now_ns, process_id, sleep_ns, stat_field, thread_id};
 use memfold_sys::units::PAGE_SIZE;
 
-/// The signal: SIGSETXID of glibc, SIGCANCEL of musl, both of which look at who has sent it.
+/// The signal: SIGSETXID of glibc, SIGCANCEL of musl. Both handlers check the sender.
 const CALL: i32 = 33;
 const SI_QUEUE: i32 = -1;
-/// Threads that are called, at most.
+/// The most threads that can be called.
 const CALLED_MAX: usize = 1 << 15;
-/// How long the last one is waited for: who hasn't come by then is held by the kernel, or has the
-/// signal blocked. And how long all are called again because one stands on its alternate stack.
+/// The time to wait for the last thread. One that hasn't come by then is held by the kernel, or
+/// blocks the signal. For the same time all are called again because one stands on its alternate
+/// stack.
 const WAIT_NS: u64 = 1_000_000_000;
-/// Until they are called again: at first, and twice as long each time, up to.
+/// The pause until threads are called again. It doubles each time, up to the second value.
 const PAUSE_NS: u64 = 100_000;
 const PAUSE_NS_MAX: u64 = 10_000_000;
-/// Between two looks whether they have come.
+/// The pause between two looks whether all have come.
 const LOOK_NS: u64 = 50_000;
-/// After so long it is asked whether who hasn't come is a zombie, and it is called again.
+/// After this time a thread that hasn't come is checked for being a zombie, and called again.
 const ASK_NS: u64 = 20_000_000;
 
-/// States of a thread that is called, beside the round that it is called in.
+/// States of a thread that is called. The word also has the number of the round.
 const CALLED: u32 = 0;
 const CAME: u32 = 1;
 const ARMED: u32 = 2;
-/// It stands on its alternate stack.
+/// The thread stands on its alternate stack.
 const STANDS: u32 = 3;
 const NO_MEMORY: u32 = 4;
 const NO_DISPATCH: u32 = 5;
-/// It has gone on.
+/// The thread has gone on.
 const WENT: u32 = 6;
-/// It will never come.
+/// The thread will never come.
 const ZOMBIE: u32 = 7;
 
-/// Verdicts, beside the round.
+/// Verdicts. The word also has the number of the round.
 const WAIT: u32 = 0;
 const GO: u32 = 1;
 const BACK: u32 = 2;
 
-/// Above states and verdicts.
+/// The place of the round's number in these words.
 const ROUND_SHIFT: u32 = 4;
 const ROUNDS: u32 = 1 << 20;
 
 #[repr(C)]
 struct CalledThread {
     thread: AtomicU32,
-    /// Who comes late for a round changes nothing of the next one's.
+    /// State and round in one word: a thread that comes late for a round can't change the next
+    /// one's state.
     state: AtomicU32,
 }
 
@@ -113,7 +110,7 @@ fn in_round(round: u32, what: u32) -> u32 {
 static LIST: AtomicUsize = AtomicUsize::new(0);
 static ROUND: AtomicU32 = AtomicU32::new(0);
 static VERDICT: AtomicU32 = AtomicU32::new(WAIT);
-/// What was done on the signal before; read by handlers while it can't change.
+/// The signal's action before. Handlers read it while it can't change.
 static PREVIOUS: StaticMutex<SignalAction> = StaticMutex::new(SignalAction::DEFAULT);
 static PREVIOUS_HANDLER: AtomicUsize = AtomicUsize::new(0);
 static ALONE: StaticMutex<()> = StaticMutex::new(());
@@ -123,16 +120,15 @@ fn called(at: usize) -> &'static CalledThread {
     unsafe { &*(LIST.load(SeqCst) as *const CalledThread).add(at) }
 }
 
-/// [`crate::start`] for a process that has threads: those that there are pass the gate from now on,
-/// too.
+/// Arms a process that has threads, as [`crate::start`] does with one thread.
 ///
 /// # Errors
-/// Why not; then nothing passes it.
+/// The process can't be armed. No call passes the gate then.
 ///
 /// # Safety
 /// - Called until it succeeds, and not again, in a process without threads of the engine's. Threads
 ///   that shall not pass the gate are started by [`crate::apart`] afterwards.
-/// - The keeper makes no system call but by instructions in the same executable segment.
+/// - The keeper makes system calls only by instructions in the same executable segment.
 /// - The keeper has no memory yet.
 pub unsafe fn start_late(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     let Some(_alone) = ALONE.try_lock() else { return Err(WhyNot::Busy) };
@@ -160,7 +156,7 @@ pub unsafe fn start_late(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     done
 }
 
-/// Whether a runtime that runs code on stacks of a few KiB has put its handler before all signals.
+/// Whether Go's runtime handles the signals: its stacks have a few KiB.
 fn has_small_stacks() -> bool {
     let of = |signal| set_real(signal, None).unwrap_or(SignalAction::DEFAULT);
     let (urgent, fault) = (of(libc::SIGURG), of(libc::SIGSEGV));
@@ -214,8 +210,8 @@ unsafe fn arm_caller(keeper: &'static dyn Keeper, record: &ThreadRecord) -> Resu
     }
     let previous = *PREVIOUS.lock();
     if !previous.is_handler() {
-        // The one that is still there is ours, and was taken for the program's.
-        record.actions().with(|table| table[CALL as usize] = previous);
+        // The gate's own handler is still set, and was taken for the program's.
+        record.actions().with(|actions| actions[CALL as usize] = previous);
         let _ = set_real(CALL, Some(&calling(on_call as *const () as usize)));
     }
     Ok(())
@@ -241,8 +237,8 @@ fn call_all() -> Result<(), WhyNot> {
     called(0).thread.store(0, SeqCst);
     set_real(CALL, Some(&calling(on_call as *const () as usize))).map_err(WhyNot::NoHandlers)?;
     let came = wait_for_all();
-    // All that are called have come, or are to be let go. A signal that comes late is nobody's: libc's
-    // handler passes it over, too. By default it would end the process.
+    // All have come, or are to be let go. libc's handler ignores a signal that comes late. The
+    // default action would end the process.
     let previous = *PREVIOUS.lock();
     if previous.is_handler() {
         set_real(CALL, Some(&previous)).map_err(WhyNot::NoHandlers)?;
@@ -250,8 +246,8 @@ fn call_all() -> Result<(), WhyNot> {
     came
 }
 
-/// Looks at all threads until twice in a row there is none but those that stand here: a look may
-/// miss one when another ends meanwhile.
+/// Looks at all threads until two looks in a row find none that hasn't come. One look may miss a
+/// thread while another ends.
 fn wait_for_all() -> Result<(), WhyNot> {
     let begun = now_ns();
     let (mut asked, mut count, mut complete) = (begun, 0, 0);
@@ -273,8 +269,8 @@ fn wait_for_all() -> Result<(), WhyNot> {
     Ok(())
 }
 
-/// Calls threads that are new. Returns how many aren't here. Of `count` that are called, `asks` what
-/// keeps them.
+/// Calls new threads, and returns how many haven't come. `count` threads were called before. With
+/// `asks`, checks why those don't come.
 fn look(count: &mut usize, asks: bool) -> Result<usize, WhyNot> {
     let (mut missing, mut refused, round) = (0, None, ROUND.load(SeqCst));
     each_thread(|thread| {
@@ -298,7 +294,7 @@ fn look(count: &mut usize, asks: bool) -> Result<usize, WhyNot> {
             CALLED if asks && is_zombie(thread) => {
                 entry.turn(round, CALLED, ZOMBIE);
             }
-            // A known one may be another thread with the number of one that has ended.
+            // A known number may be a new thread's, after another has ended.
             CALLED if asks || known.is_none() => call(thread, at),
             STANDS => refused = Some(WhyNot::Unreachable),
             NO_MEMORY => refused = Some(WhyNot::NoMemory),
@@ -310,11 +306,11 @@ fn look(count: &mut usize, asks: bool) -> Result<usize, WhyNot> {
     refused.map_or(Ok(missing), Err)
 }
 
-/// Tells all that have come, and waits until they have gone on.
+/// Gives the verdict, and waits until all that have come have gone on.
 fn let_go(verdict: u32) {
     VERDICT.store(in_round(ROUND.load(SeqCst), verdict), SeqCst);
     futex(&VERDICT, libc::FUTEX_WAKE, i32::MAX as usize);
-    // Who hasn't come has nothing to go on from: the verdict is there when it does.
+    // A thread that hasn't come finds the verdict when it does, and goes on at once.
     while anybody(ARMED) || anybody(CAME) {
         sleep_ns(LOOK_NS);
     }
@@ -338,7 +334,7 @@ fn call(thread: u32, at: usize) {
     let _ = unsafe { system_call(libc::SYS_rt_tgsigqueueinfo, args) };
 }
 
-/// The handler of who is called.
+/// Handles the signal in a thread that is called.
 unsafe extern "C" fn on_call(signal: i32, info: *const SignalInfo, context: *mut SignalContext) {
     // SAFETY: the kernel's, on this stack.
     let (its, context) = unsafe { (&*info, &mut *context) };
@@ -346,7 +342,7 @@ unsafe extern "C" fn on_call(signal: i32, info: *const SignalInfo, context: *mut
         let previous = PREVIOUS_HANDLER.load(SeqCst);
         if previous > libc::SIG_IGN {
             type SignalHandler = unsafe extern "C" fn(i32, *const SignalInfo, *mut SignalContext);
-            // SAFETY: it was installed for this signal, by libc, whose handler of it takes these.
+            // SAFETY: libc has installed it for this signal, and its handler takes these arguments.
             unsafe {
                 core::mem::transmute::<usize, SignalHandler>(previous)(signal, info, context);
             }
@@ -368,7 +364,7 @@ unsafe extern "C" fn on_call(signal: i32, info: *const SignalInfo, context: *mut
                 record.blocked.set(context.mask & PROTECTED);
                 record.alternate.set(theirs);
                 context.mask &= !PROTECTED;
-                // What the frame says is taken up at its end.
+                // The return from this handler sets what the frame says.
                 context.stack = record.stack();
             } else {
                 user_dispatch::disarm();

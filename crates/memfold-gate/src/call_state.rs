@@ -53,7 +53,7 @@ use crate::patch;
 use crate::patch::entry as patched;
 pub use crate::patch::entry::NEEDS_CONTEXT;
 
-/// What the kernel puts into the register of the result for a call that it makes again by
+/// The kernel puts this number into the register of the result to make a call again by
 /// `restart_syscall`.
 const RESTART_SYSCALL: u64 = libc::SYS_restart_syscall as u64;
 const SYSCALL_BYTES: usize = 2;
@@ -69,16 +69,16 @@ pub enum CallStage {
     Working,
     /// Looks whether a signal is pending, and makes a call.
     Looking,
-    /// Looks likewise, and leaves a handler.
+    /// Looks whether a signal is pending, and leaves a handler.
     Leaving,
-    /// Looks likewise, and goes back to a patched site.
+    /// Looks whether a signal is pending, and goes back to a patched site.
     LookingBack,
     /// Only the jump back to a patched site is left.
     Back,
 }
 
 impl CallStage {
-    /// That of a thread at the instruction `at`, which is on its slot's stack or not.
+    /// Returns the stage of a thread at the instruction `at`. `on_slot`: it is on its slot's stack.
     pub fn of(at: usize, on_slot: bool) -> CallStage {
         match on_slot {
             false if !patch::contains(at) => CallStage::Program,
@@ -91,14 +91,14 @@ impl CallStage {
         }
     }
 
-    /// Where a thread goes on that was interrupted by a signal, which is pending now, and with which
-    /// `result` in the register of number and result.
+    /// Returns where a thread goes on that a signal has interrupted, and with which result. The
+    /// signal is pending now. `result` is the register of the call's number and result.
     pub fn interrupted(self, at: usize, result: u64) -> (usize, u64) {
         match self {
             CallStage::LookingBack => (patched::look_again(), result),
             CallStage::Leaving => (entry::leave_again(), result),
-            // The number of the call is lost if the kernel was about to go on with one that waits for
-            // a time. With a handler in between it would not go on either.
+            // The kernel was about to go on with a call that waits for a time, so the call's number
+            // is lost. After a handler it would end the call, too.
             CallStage::Looking if entry::makes(at) && result == RESTART_SYSCALL => {
                 (at + SYSCALL_BYTES, -i64::from(libc::EINTR) as u64)
             }
@@ -110,19 +110,19 @@ impl CallStage {
     }
 }
 
-/// What has come of a call of the program's when all is done for it.
+/// The end of a call of the program's.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum CallOutcome {
-    /// It has this result.
+    /// The call has this result.
     Returned(isize),
-    /// It was called off: the program makes it again.
+    /// The call was called off. The program makes it again.
     CalledOff,
-    /// It has no result: the context says how the program goes on.
+    /// The call has no result. The context says how the program goes on.
     InContext,
 }
 
 impl CallOutcome {
-    /// That of a call with this result, or [`CALLED_OFF`].
+    /// Returns the outcome of a call with this result, or [`CALLED_OFF`].
     pub fn of(made: isize) -> CallOutcome {
         if made == CALLED_OFF { CallOutcome::CalledOff } else { CallOutcome::Returned(made) }
     }

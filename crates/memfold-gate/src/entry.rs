@@ -1,15 +1,14 @@
-//! The instructions that aren't Rust: system calls that a signal can call off, the ways out of a
-//! handler, and the restorer.
+//! The code that can't be Rust: system calls that a signal can call off, the ways out of a handler, and
+//! the restorer.
 //!
-//! A signal that arrives in the gate is pending until the gate is left. Two ranges of instructions look
-//! whether there is one. A thread that is interrupted inside one is sent to where it looks again: see
+//! A signal that arrives in the gate is pending until the thread leaves the gate. Two ranges of
+//! instructions look whether one is. A thread that is interrupted inside such a range looks again: see
 //! `call_state.rs`.
 use core::arch::global_asm;
 
-/// What [`call`] gives for a call that was not made, or that is to be made again, because a signal
-/// is to be handled first. No call has this result. Nor is it the kernel's own ERESTARTSYS: the way
-/// out of a patched site is a trap with the result in the register of number and result, and the
-/// kernel would take that for a call to be restarted, and make it EINTR.
+/// The result of [`call`] where the call was not made, because a signal is to be handled first. No
+/// system call has this result. It differs from the kernel's ERESTARTSYS: a patched site may leave
+/// by a trap with the result in its register, and the kernel would make ERESTARTSYS an EINTR there.
 pub const CALLED_OFF: isize = -8192;
 
 /// Room between the context of a handler that is left and the code that delivers what is pending.
@@ -117,7 +116,7 @@ global_asm!(
     " mov %r12,%rdi",
     " call *%rbx",
     " ud2",
-    // ! exit(state, code): from the store on, the stack may be somebody else's.
+    // ! exit(state, code): after the store, another thread may take the stack.
     ".balign 16",
     ".globl memfold_gate_exit",
     ".hidden memfold_gate_exit",
@@ -163,7 +162,8 @@ pub fn restorer() -> usize {
     restorer_code as *const () as usize
 }
 
-/// A system call on which the thread may wait: its result, or [`CALLED_OFF`] without having been made
+/// Makes a system call on which the thread may wait. Returns its result, or [`CALLED_OFF`] without
+/// having made it
 /// if `pending` isn't 0, or becomes so before it is made.
 ///
 /// # Safety
@@ -183,22 +183,22 @@ pub fn looks(at: usize) -> bool {
     (address(call_look)..=address(call_made)).contains(&at)
 }
 
-/// Whether it is the system call.
+/// Whether an instruction of [`call`] is the system call.
 pub fn makes(at: usize) -> bool {
     at == address(call_made)
 }
 
-/// Where [`call`] gives [`CALLED_OFF`].
+/// Returns the address where [`call`] returns [`CALLED_OFF`].
 pub fn call_off() -> usize {
     address(call_off_code)
 }
 
-/// Whether an instruction of [`leave`] looks likewise, or leaves.
+/// Whether an instruction of [`leave`] looks whether a signal is pending, or leaves.
 pub fn leaves(at: usize) -> bool {
     (leave_again()..=address(left)).contains(&at)
 }
 
-/// Where [`leave`] looks.
+/// Returns the address where [`leave`] looks.
 pub fn leave_again() -> usize {
     leave_code as *const () as usize
 }
@@ -218,10 +218,11 @@ pub unsafe fn leave(
     unsafe { leave_code(context, record, deliver as *const () as usize) }
 }
 
-/// `clone` or `clone3` whose child begins on the stack that they name, by `child(record)`.
+/// Makes `clone` or `clone3`. The child begins by `child(record)`, on the stack that the arguments
+/// name.
 ///
 /// # Safety
-/// - As the system call's own conditions say; the stack is nobody else's, and all signals are
+/// - As the system call's own conditions say. No other code uses the stack, and all signals are
 ///   blocked.
 pub unsafe fn clone(
     nr: usize,

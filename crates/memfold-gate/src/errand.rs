@@ -1,14 +1,15 @@
-//! What a child of `vfork` has another task do. It shares the memory, and may be killed at any
-//! instruction: a lock that it held then would stay taken. So what needs locks of the keeper's is done
-//! by a thread of the keeper's, and a parent whose child is gone waits for what is under way
-//! (`threads/behalf.rs`).
+//! Work that a child of `vfork` has done by another task.
 //!
-//! The errand is stored in the child's slot. The parent gives the slot back when no thread uses the
-//! errand any more. A child whose parent doesn't wait for it keeps its slot.
+//! The child shares the memory, and may be killed at any instruction. A lock that it held then would stay
+//! locked. So a thread of the keeper's does what needs the keeper's locks. A parent whose child is gone
+//! waits until such work is over (`threads/behalf.rs`).
 //!
-//! A call that only the task itself can make, while the keeper's locks are held, is made in the middle
-//! of an errand ([`VforkErrand::ask`]): the thread that serves has the locks, and ends with them though the
-//! task is gone, or waits for long.
+//! The errand lies in the child's slot. The parent gives the slot back when no thread uses the errand any
+//! more. A child whose parent doesn't wait for it keeps its slot.
+//!
+//! Some calls only the task itself can make, while the keeper's locks are held. They are made in the
+//! middle of an errand ([`VforkErrand::ask`]). The serving thread holds the locks, and releases them even
+//! if the task is gone or waits for long.
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use memfold_sys::raw::system_call;
 use memfold_sys::thread::yield_now;
@@ -16,10 +17,10 @@ use memfold_sys::thread::yield_now;
 const NONE: u32 = 0;
 const POSTED: u32 = 1;
 const TAKEN: u32 = 2;
-/// The task is to make its call.
+/// The serving thread waits for the task's call.
 const ASKED: u32 = 3;
 
-/// An errand of one task.
+/// The errand of one task.
 #[repr(C)]
 pub struct VforkErrand {
     state: AtomicU32,
@@ -36,13 +37,13 @@ fn futex(word: &AtomicU32, operation: i32, value: u32) {
 }
 
 impl VforkErrand {
-    /// There is none.
+    /// Makes the slot free of errands.
     pub fn clear(&self) {
         self.state.store(NONE, SeqCst);
     }
 
-    /// Has it done by who serves them, whom `ring` tells of it; waits until it is, and does `make` when
-    /// it is asked to. `what` is the address of a `&mut dyn FnMut()`.
+    /// Posts an errand and waits until it is done. `ring` wakes the serving thread. The caller does
+    /// `make` when the errand asks it to. `what` is the address of a `&mut dyn FnMut()`.
     pub fn post(&self, what: usize, ring: fn(), make: &mut dyn FnMut()) {
         self.what.store(what, SeqCst);
         self.state.store(POSTED, SeqCst);
@@ -59,8 +60,8 @@ impl VforkErrand {
         }
     }
 
-    /// Called within the errand: has the task make its call, until it has, or `is_over`, or the task is
-    /// gone. Looks again and again, as nothing else can be waited for.
+    /// Has the task make its call, within the errand. Returns when the call was made, when
+    /// `is_over`, or when the task is gone. It polls, because no event covers all three.
     pub fn ask(&self, is_over: &dyn Fn() -> bool) {
         self.state.store(ASKED, SeqCst);
         futex(&self.state, libc::FUTEX_WAKE, u32::MAX >> 1);
@@ -69,12 +70,12 @@ impl VforkErrand {
         }
     }
 
-    /// Nobody waits for the task's call any more.
+    /// Ends [`VforkErrand::ask`]: the call was made, or the task is gone.
     fn answer(&self) {
         let _ = self.state.compare_exchange(ASKED, TAKEN, SeqCst, SeqCst);
     }
 
-    /// The task is gone: none of its is under way any more.
+    /// Waits until no errand of the task is under way. The task is gone.
     pub fn finish(&self) {
         let _ = self.state.compare_exchange(POSTED, NONE, SeqCst, SeqCst);
         loop {
@@ -86,7 +87,7 @@ impl VforkErrand {
         }
     }
 
-    /// Does it, if there is one.
+    /// Does the errand, if there is one.
     pub fn serve(&self) {
         if self.state.compare_exchange(POSTED, TAKEN, SeqCst, SeqCst).is_err() {
             return;
@@ -135,7 +136,7 @@ mod tests {
         assert_eq!((made.load(SeqCst), errand.state.load(SeqCst)), (2, NONE));
     }
 
-    /// `is_gone`: the task is given up by its parent; otherwise who serves waits no longer by itself.
+    /// `is_gone`: the parent gives the task up. Otherwise the serving thread stops waiting.
     fn goes_on_without_the_call(is_gone: bool) {
         let (errand, done, begun) = (&errand(), &AtomicBool::new(false), &AtomicBool::new(false));
         let (end, ends) = channel::<()>();

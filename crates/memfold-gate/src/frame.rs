@@ -1,4 +1,4 @@
-//! What the kernel writes when a signal is handled, and reads when a handler returns
+//! The structs that the kernel writes when a signal is handled, and reads when a handler returns
 //! (`arch/x86/include/uapi/asm/sigcontext.h`, `ucontext.h`).
 
 use memfold_sys::raw::system_call;
@@ -31,13 +31,13 @@ pub struct SavedRegisters {
     pub trap: u64,
     pub old_mask: u64,
     pub address: u64,
-    /// Where the floating point state is; 0: as it is at the start of a program.
+    /// The address of the floating point state. 0: the state at the start of a program.
     pub fp: u64,
     pub reserved: [u64; 8],
 }
 
 impl SavedRegisters {
-    /// Number and arguments of a system call.
+    /// Returns number and arguments of a system call.
     pub fn call(&self) -> (usize, [usize; 6]) {
         let args = [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9];
         (self.rax as usize, args.map(|word| word as usize))
@@ -63,7 +63,7 @@ impl AlternateStack {
         AlternateStack { sp: 0, flags: libc::SS_DISABLE, padding: 0, size: 0 };
 
     /// Whether a stack pointer lies in it.
-    pub fn holds(&self, sp: usize) -> bool {
+    pub fn contains(&self, sp: usize) -> bool {
         sp > self.sp && sp - self.sp <= self.size
     }
 }
@@ -78,7 +78,7 @@ pub struct SignalContext {
     pub stack: AlternateStack,
     /// The registers.
     pub regs: SavedRegisters,
-    /// The signals that are blocked again.
+    /// The signal mask that is set again.
     pub mask: u64,
 }
 
@@ -98,35 +98,36 @@ pub struct SignalInfo {
     rest: [u64; 12],
 }
 
-/// Absolute values of the kernel's signal codes are below `CODES`. The three others are subtracted from
-/// the code of a signal that is sent on, of a nudge, and of a fault that the program has made up.
+/// The kernel's signal codes are below `CODES`, in absolute value. The three others mark signals by
+/// being subtracted from the code: one that is sent on, a nudge, and a fault that the program has
+/// made up.
 const CODES: u32 = 1 << 12;
 const FORWARDED: i32 = 1 << 16;
 const NUDGE: i32 = 1 << 20;
 const MADE_UP: i32 = 1 << 30;
-/// The same of one that was sent to a thread.
+/// Marks a fault that the program has made up for a thread.
 const MADE_UP_FOR_THREAD: i32 = MADE_UP + MADE_UP_CODES;
-/// Codes that a program makes up are below this, or stay as they are.
+/// Codes above this aren't marked when a program makes them up.
 const MADE_UP_CODES: i32 = 1 << 29;
 
-/// The code of what a nudge is about; `None`: it is the code of no nudge.
+/// Returns the code of the signal that a nudge is about. `None`: it isn't a nudge's code.
 pub fn code_of_nudge(code: i32) -> Option<i32> {
     let code = code.saturating_add(NUDGE);
     (code.unsigned_abs() < CODES).then_some(code)
 }
 
-/// The code that was made up; `None`: it wasn't.
+/// Returns the code that the program made up. `None`: the code isn't marked so.
 fn made_up(code: i32) -> Option<i32> {
     let of = |mark: i32| code.checked_add(mark).filter(|code| (1..MADE_UP_CODES).contains(code));
     of(MADE_UP).or_else(|| of(MADE_UP_FOR_THREAD))
 }
 
-/// The code of a signal as the program is to see it.
+/// Returns the code that the program is to see.
 pub fn code_to_show(code: i32) -> i32 {
     made_up(code).unwrap_or(code)
 }
 
-/// The code of what the kernel does without a reason of its own, and its greatest for a fault.
+/// The kernel's code for no special reason, and its greatest code for a fault.
 const SI_KERNEL: i32 = 0x80;
 
 impl SignalInfo {
@@ -141,33 +142,33 @@ impl SignalInfo {
         rest: [0; 12],
     };
 
-    /// One that the kernel makes up because it can't write a frame.
+    /// Returns a signal that the kernel forces, as where it can't write a frame.
     pub fn forced(signal: i32) -> SignalInfo {
         SignalInfo { signal, code: SI_KERNEL, ..SignalInfo::NONE }
     }
 
-    /// One of `rt_tgsigqueueinfo`, with a number.
+    /// Returns a signal of `rt_tgsigqueueinfo`, with a number.
     pub fn queued(signal: i32, code: i32, process: u32, number: u64) -> SignalInfo {
         SignalInfo { signal, code, address: u64::from(process), call: number, ..SignalInfo::NONE }
     }
 
-    /// The number of the call that a filter has refused (SECCOMP_RET_TRAP); `None`: it says
-    /// something else.
+    /// Returns the number of the call that a filter has refused (SECCOMP_RET_TRAP). `None`: it is
+    /// another signal.
     pub fn refused(&self) -> Option<usize> {
         const SYS_SECCOMP: i32 = 1;
         let is = self.signal == libc::SIGSYS && self.code == SYS_SECCOMP;
         is.then_some(self.call as u32 as usize)
     }
 
-    /// One of `kill`.
+    /// Returns a signal of `kill`.
     pub fn of_user(signal: i32, process: u32) -> SignalInfo {
         // SAFETY: has no conditions.
         let user = unsafe { system_call(libc::SYS_getuid, [0; 6]) }.unwrap_or(0) as u64;
         SignalInfo { signal, address: user << 32 | u64::from(process), ..SignalInfo::NONE }
     }
 
-    /// In a form in which one thread may send it to another one. The kernel lets no code from 0 on, and
-    /// none of `tgkill`, be sent on.
+    /// Returns it in a form that one thread may send to another. The kernel refuses codes from 0
+    /// on, and that of `tgkill`.
     pub fn forwarded(&self) -> SignalInfo {
         if made_up(self.code).is_some() {
             return *self;
@@ -175,10 +176,10 @@ impl SignalInfo {
         SignalInfo { code: self.code - FORWARDED, ..*self }
     }
 
-    /// A signal that a thread sends to itself, and that says of itself to be a fault, in a form in which
-    /// the gate doesn't take it for one; `None`: it says nothing like that. Nor does the kernel: beside a
-    /// SIGSYS it would deliver one that is blocked (`dequeue_synchronous_signal`). It drops what lies behind
-    /// the part that it knows.
+    /// Marks a signal that a thread sends to itself with the code of a fault, so that gate and
+    /// kernel don't take it for one. `None`: it has no such code. The kernel would deliver it
+    /// beside a SIGSYS even if it is blocked (`dequeue_synchronous_signal`). Words that the kernel
+    /// doesn't know are dropped, as the kernel does.
     pub fn made_up(&self, for_thread: bool) -> Option<SignalInfo> {
         const KNOWN_WORDS: usize = 2;
         let mut rest = self.rest;
@@ -188,46 +189,47 @@ impl SignalInfo {
         is.then(|| SignalInfo { code: self.code - mark, rest, ..*self })
     }
 
-    /// The same of another signal.
+    /// Returns the same information for another signal.
     pub fn of(&self, signal: i32) -> SignalInfo {
         SignalInfo { signal, ..*self }
     }
 
-    /// As the program is to see it.
+    /// Returns it as the program is to see it.
     pub fn shown(&self) -> SignalInfo {
         SignalInfo { code: code_to_show(self.code), ..*self }
     }
 
-    /// As it was before it was sent on; `None`: it wasn't.
+    /// Returns the signal before it was sent on. `None`: it wasn't sent on.
     pub fn before_forwarding(&self) -> Option<SignalInfo> {
         let code = self.code.saturating_add(FORWARDED);
         (code.unsigned_abs() < CODES).then_some(SignalInfo { code, ..*self })
     }
 
-    /// One that has a thread look again at what is kept, as this is.
+    /// Returns a nudge: a signal by which a thread looks again at the kept signals, of which this
+    /// is one.
     pub fn nudge(&self) -> SignalInfo {
         let code = if made_up(self.code).is_some() { 0 } else { self.code };
         SignalInfo { code: code - NUDGE, ..*self }
     }
 
-    /// It is one of these.
+    /// Whether it is a nudge.
     pub fn is_nudge(&self) -> bool {
         code_of_nudge(self.code).is_some()
     }
 
-    /// It was sent to a thread (`tgkill`), and not to a process.
+    /// Whether it was sent to a thread (`tgkill`), and not to a process.
     pub fn is_for_thread(&self) -> bool {
         const SI_TKILL: i32 = -6;
         let of_thread = self.code.saturating_add(MADE_UP_FOR_THREAD);
         self.code == SI_TKILL || (1..MADE_UP_CODES).contains(&of_thread)
     }
 
-    /// The same of the instruction that ends at `address`.
+    /// Returns the same information for the instruction that ends at `address`.
     pub fn made_at(&self, address: u64) -> SignalInfo {
         SignalInfo { address, ..*self }
     }
 
-    /// The process that has sent it.
+    /// Returns the process that has sent it.
     pub fn sender(&self) -> u32 {
         self.address as u32
     }
@@ -237,8 +239,8 @@ impl SignalInfo {
         faults.contains(&self.signal) || self.signal == libc::SIGSYS
     }
 
-    /// It was caused by the instruction at which it arrived. The kernel sends two others by itself: of
-    /// memory that is damaged, before anybody touches it, and of a counter that has run over.
+    /// Whether the instruction at which it arrived caused it. Two codes of these signals are sent:
+    /// for damaged memory that isn't touched yet, and for a counter that has run over.
     pub fn is_fault(&self) -> bool {
         const BUS_MCEERR_AO: i32 = 5;
         const TRAP_PERF: i32 = 6;
@@ -253,7 +255,7 @@ impl SignalInfo {
 
 const _: () = assert!(size_of::<SignalContext>() == 304 && size_of::<SignalInfo>() == 128);
 
-/// What lies on a handler's stack: where it returns to, context, information.
+/// The frame on a handler's stack.
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct SignalFrame {
@@ -270,13 +272,13 @@ const HEADER_BYTES: usize = 64;
 const MAGIC: u32 = 0x4650_5853;
 const MAGIC_AT: usize = 464;
 
-/// Bytes of the floating point state that begins with these.
+/// Returns the length of the floating point state that begins with these bytes.
 pub fn fp_bytes(legacy: &[u8; LEGACY_BYTES]) -> usize {
     let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|i| legacy[at + i]));
     if word(MAGIC_AT) == MAGIC { word(MAGIC_AT + 4) as usize } else { LEGACY_BYTES }
 }
 
-/// Bytes of a floating point state of the kernel's.
+/// Returns the length of a floating point state of the kernel's.
 ///
 /// # Safety
 /// - `at` is the kernel's.
@@ -285,10 +287,10 @@ pub unsafe fn fp_bytes_at(at: usize) -> usize {
     fp_bytes(unsafe { &*(at as *const [u8; LEGACY_BYTES]) })
 }
 
-/// Makes it what a program starts with.
+/// Resets a floating point state to that of a program's start.
 ///
 /// # Safety
-/// - `at` is the kernel's, and nobody else's.
+/// - `at` is the kernel's, and no other code uses it.
 pub unsafe fn clear_fp(at: usize) {
     // SAFETY: the caller's promise; a state longer than the old form has the header.
     unsafe {
@@ -310,9 +312,9 @@ pub struct SignalAction {
     pub handler: usize,
     /// SA_*.
     pub flags: u64,
-    /// Where it returns to.
+    /// The code that the handler returns to.
     pub restorer: usize,
-    /// Blocked while it runs.
+    /// The signals that are blocked while the handler runs.
     pub mask: u64,
 }
 
@@ -320,7 +322,7 @@ impl SignalAction {
     /// SIG_DFL.
     pub const DEFAULT: SignalAction = SignalAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
 
-    /// A function of the program's.
+    /// Whether the program's action is a function.
     pub fn is_handler(&self) -> bool {
         self.handler > libc::SIG_IGN
     }

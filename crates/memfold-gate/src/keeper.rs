@@ -1,4 +1,4 @@
-//! Who owns the program's memory, as the gate sees it.
+//! The owner of the program's memory, as the gate sees it.
 use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
 
@@ -14,16 +14,17 @@ pub struct Span {
 }
 
 impl Span {
-    /// A range that isn't empty, and doesn't reach past the end of the address space.
+    /// Returns the range unless it is empty or reaches past the end of the address space.
     pub fn new(start: usize, len: usize, write: bool) -> Option<Span> {
         (len > 0 && start.checked_add(len).is_some()).then_some(Span { start, len, write })
     }
 }
 
-/// Calls what it is given with each range that a call names. A call may name a million.
+/// A walk over the ranges that a call names: it calls its argument with each. There may be a
+/// million.
 pub type Names<'a> = &'a dyn Fn(&mut dyn FnMut(Span));
 
-/// There is no memory to note what a call holds: it can't be made (ENOMEM).
+/// There is no memory to note what a call holds, so the call fails with ENOMEM.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct NoRoom;
 
@@ -31,27 +32,27 @@ pub struct NoRoom;
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct BadAddress;
 
-/// A fault of the program's, or of a touch of the gate's.
+/// A fault of the program's, or of a touch by the gate.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What was touched.
+    /// The address that was touched.
     pub address: usize,
     /// It was a write.
     pub write: bool,
-    /// The page is there, and write-protected.
+    /// The page is resident and write-protected.
     pub protected: bool,
 }
 
-/// A hold of [`Keeper::hold`].
+/// The number of a hold of [`Keeper::hold`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Hold(pub u32);
 
-/// What is about to end.
+/// The thing that is about to end.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The program: it executes another one.
     Exec,
-    /// It does not after all.
+    /// The program does not end after all: `execve` has failed.
     ExecFailed,
     /// The calling thread.
     Thread,
@@ -59,32 +60,35 @@ pub enum Ending {
     Process,
 }
 
-/// What isn't done as the program wants it.
+/// A request of the program's that is refused, or after which it isn't managed.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// A system call by `int 0x80`: ENOSYS.
+    /// A system call by `int 0x80` fails with ENOSYS.
     Int80,
-    /// A task asks to be traced by its parent: it isn't managed from now on.
+    /// A task has asked to be traced by its parent. It isn't managed from now on.
     Traced,
-    /// A thread has asked for SECCOMP_MODE_STRICT: the process isn't managed from now on, and its last
-    /// thread doesn't end it.
+    /// A thread has asked for SECCOMP_MODE_STRICT. The process isn't managed from now on, and its
+    /// last thread doesn't end it.
     Strict,
-    /// A thread has asked for a filter that refuses what the keeper needs: likewise.
+    /// A thread has asked for a filter that refuses calls which the keeper needs. The process isn't
+    /// managed from now on, and its last thread doesn't end it.
     Filter,
-    /// A thread or a process whose dispatch the kernel, or a filter, refuses: it ends.
+    /// The kernel, or a filter, refuses a new thread or process its dispatch. The task ends.
     Task(Errno),
 }
 
 /// The owner of the program's memory.
 pub trait Keeper: Sync {
-    /// Whether `[start, start + len)` may hold managed memory. Lock-free, a few loads: it is asked
-    /// for each call that names memory. Never a false no.
+    /// Whether `[start, start + len)` may hold managed memory. It is asked for each call that names
+    /// memory, so it takes no lock and only a few loads. It may be wrong in one way: `true` for
+    /// other memory.
     fn concerns(&self, start: usize, len: usize) -> bool;
 
-    /// Keeps present what of the ranges that `names` names (called once) is managed, until
-    /// [`Keeper::release`]; `None` if nothing of it is. Calls `touch` (address, to write) with no
-    /// lock held for each page; an error of it is passed over, as the kernel will say EFAULT
-    /// itself. `thread` is the number of the calling thread: those that live have different ones.
+    /// Makes the managed part of the ranges resident, and keeps it so until [`Keeper::release`].
+    /// `names` is called once. Returns `None` if no range is managed. Calls `touch` (address, to
+    /// write) for each page, with no lock held. An error of it is ignored: the kernel will fail
+    /// with EFAULT itself. `thread` is the number of the calling thread. Living threads have
+    /// different ones.
     ///
     /// # Errors
     /// Nothing is held.
@@ -98,16 +102,16 @@ pub trait Keeper: Sync {
     /// Ends a hold.
     fn release(&self, hold: Hold);
 
-    /// Most bytes that one piece of a call in pieces should name.
+    /// The most bytes that one piece of a call in pieces should name.
     fn piece_bytes(&self) -> usize;
 
-    /// A call (its number, its name) has said EFAULT, though what it is known to name was held.
-    /// `words` are those of its arguments and of what it names: one that leads to managed memory
-    /// which isn't there says that the table of calls lacks something.
+    /// A call, by number and name, has failed with EFAULT though all that its row names was held.
+    /// `words` are its arguments and the first words of what it names. If one leads to managed
+    /// memory that is folded, the table lacks something.
     fn refused(&self, nr: usize, name: &str, words: &[usize]);
 
-    /// A call that changes mappings or gives memory up. The keeper makes it by `make`, at most
-    /// once, with these arguments or others, and returns its result.
+    /// Makes a call that changes mappings or gives memory up, and returns its result. The keeper
+    /// calls `make` at most once, with these arguments or others.
     fn change(
         &self,
         nr: usize,
@@ -115,12 +119,12 @@ pub trait Keeper: Sync {
         make: &mut dyn FnMut(&[usize; 6]) -> isize,
     ) -> isize;
 
-    /// The process is about to be copied: until [`Keeper::end_copy`] what the keeper has stays as it
-    /// is.
+    /// The process is about to be copied. Until [`Keeper::end_copy`] the keeper's state doesn't
+    /// change.
     fn begin_copy(&self);
 
-    /// It was copied; `made` is 0 in the child, where the gate runs again by then. Called by any thread
-    /// in the parent, and by the only one in the child.
+    /// The process was copied. `made` is 0 in the child, where the gate runs again by then. Any
+    /// thread calls it in the parent, and the only one in the child.
     fn end_copy(&self, made: isize);
 
     /// Whether a copy may wait for a thread of the program, so that another thread has the locks
@@ -135,41 +139,43 @@ pub trait Keeper: Sync {
         false
     }
 
-    /// Whether memory that is away may be mapped without access, so that a touch is a SIGSEGV
+    /// Whether folded memory may be mapped without access, so that a touch is a SIGSEGV
     /// (SEGV_ACCERR).
     fn hides(&self) -> bool {
         false
     }
 
-    /// A fault (SIGBUS, BUS_ADRERR, or as [`Keeper::hides`] says). `true`: the page is there, and may
-    /// be written to if it was a write.
+    /// Serves a fault: SIGBUS with BUS_ADRERR, or the SIGSEGV of [`Keeper::hides`]. `true`: the
+    /// page is resident, and writable if the fault was a write.
     fn fault(&self, fault: Fault) -> bool;
 
-    /// A call comes after which the keeper may not be able to begin any more: the process is about to
-    /// share its memory with another task (but for a child of vfork), or to give up a right. One
-    /// that has begun, or never will, has nothing to do.
+    /// A call follows after which the keeper may not be able to begin. The process is about to
+    /// share its memory with another task, not counting a child of vfork, or to give up a right. A
+    /// keeper that has begun, or never will, does nothing.
     fn last_chance(&self) {}
 
     /// The calling thread may have given up users, groups or capabilities.
     fn give_up_rights(&self) {}
 
-    /// The calling thread is about to set a filter of system calls, by which any thread may be killed: no
-    /// call tells of its end.
+    /// The calling thread is about to set a filter of system calls. A filter may kill any thread,
+    /// so a thread may end without a call.
     fn filtered(&self) {}
 
-    /// Calls that the keeper makes in threads of the program, with their second arguments.
+    /// The calls that the keeper makes in threads of the program, with their second arguments.
     fn calls(&self) -> &'static [(i64, usize)] {
         &[]
     }
 
-    /// The process is about to have a child that shares its memory: [`crate::child`] tells its calls.
+    /// The process is about to have a child that shares its memory. [`crate::child`] tells the
+    /// child's calls from the process's own.
     fn has_child(&self) {}
 
-    /// A child that shares the memory is gone, or executes another program: [`crate::child`] has told
-    /// this number. Called by its parent.
+    /// A child that shares the memory has ended, or executes another program. [`crate::child`] has
+    /// returned this number for it. The parent calls it.
     fn has_no_child(&self, _number: usize) {}
 
-    /// What tells a thread of the keeper's to call [`crate::serve_errands`]; `None`: there is none.
+    /// Returns a function that has a thread of the keeper's call [`crate::serve_errands`]. `None`:
+    /// there is no such thread.
     fn server(&self) -> Option<fn()> {
         None
     }
@@ -181,14 +187,14 @@ pub trait Keeper: Sync {
     /// Whether a descriptor is the engine's own.
     fn owns_descriptor(&self, fd: i32) -> bool;
 
-    /// A call that the kernel may refuse (EINVAL, EUSERS) to a process of several threads, by the
-    /// only one of the program's. The keeper makes it by `make`, and once more without threads of its
-    /// own.
+    /// Makes a call of the program's only thread that the kernel may refuse (EINVAL, EUSERS) to a
+    /// process of several threads. The keeper calls `make`, and once more while it has no threads
+    /// of its own.
     fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
         make()
     }
 
-    /// Asks for a limit of this process (soft, hard), and sets it. Returns what it was.
+    /// Returns a limit of this process (soft, hard), and sets it if there is a new one.
     ///
     /// # Errors
     /// As `prlimit`.
@@ -204,16 +210,16 @@ pub trait Keeper: Sync {
         0
     }
 
-    /// Whether the thread with this number is one of them.
+    /// Whether the thread with this number is one of the keeper's own.
     fn owns_thread(&self, _number: u32) -> bool {
         false
     }
 
-    /// Something was refused, and the program may not know why.
+    /// Reports what was refused, as the program may not know why.
     fn tells(&self, _what: Refused) {}
 
-    /// `execve` or `execveat`. The keeper makes it by `make`, with these arguments or others, and
-    /// returns the result of the last try: it has failed.
+    /// Makes `execve` or `execveat` by `make`, with these arguments or others. Returns the result
+    /// of the last try, which has failed.
     fn execute(
         &self,
         _nr: usize,
@@ -223,17 +229,17 @@ pub trait Keeper: Sync {
         make(args)
     }
 
-    /// Nothing is evicted any more, of what is there and what is touched from now on: the process is
-    /// about to end. `false`: it goes on after all.
+    /// Stops all eviction, because the process is about to end. What is resident stays so, and what
+    /// is touched from now on. `false`: the process goes on, and eviction with it.
     fn keep_all(&self, _keep: bool) {}
 
-    /// Nothing may be away any more, so that no access raises a signal: the caller is about to be
-    /// traced. `false`: that isn't possible, and nothing has changed. With `keep` false it may be
-    /// again.
+    /// Makes all memory resident for good, so that no access raises a signal: the caller is about
+    /// to be traced. Returns `false` if that isn't possible. Then nothing has changed. With `keep`
+    /// false, memory may be folded again.
     fn keep_home(&self, _keep: bool) -> bool {
         true
     }
 
-    /// Something is about to end.
+    /// A thread, the process or the program is about to end.
     fn ends(&self, how: Ending);
 }

@@ -1,7 +1,7 @@
-//! The gate: every system call of a program passes here, so that the memory it names can be kept
-//! present until it returns (x86-64 Linux 5.11 or newer).
+//! The gate: every system call of a program passes here. The memory that a call names is kept resident
+//! until the call returns (x86-64 Linux 5.11 or newer).
 //!
-//! It stands alone: it knows no pager. Who owns the memory is asked through [`Keeper`].
+//! The gate knows no pager. It asks the owner of the memory through [`Keeper`].
 #![cfg_attr(not(test), no_std)]
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
@@ -34,36 +34,36 @@ use memfold_sys::Errno;
 use memfold_sys::raw::{set_signals_blocked, system_call};
 use memfold_sys::thread::use_no_counter;
 
-/// Why a process can't be gated.
+/// Why a process can't be armed.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum WhyNot {
-    /// No room for a stack.
+    /// There is no memory for a stack.
     NoMemory,
-    /// The executable segment that holds the gate can't be found.
+    /// The executable segment of the gate can't be found.
     NoRange,
     /// The kernel has no Syscall User Dispatch, or doesn't allow it.
     NoDispatch(Errno),
     /// Handlers can't be installed.
     NoHandlers(Errno),
-    /// A thread can't be had: it stands on its alternate stack, or the kernel holds it.
+    /// A thread doesn't come: it stays on its alternate stack, or in the kernel.
     Unreachable,
-    /// A runtime has stacks that a signal's frame doesn't fit.
+    /// A runtime has stacks that are too small for a signal's frame.
     SmallStacks,
-    /// Somebody else is about it.
+    /// Another thread is arming the process.
     Busy,
 }
 
-/// Arms the process: from now on each system call of the calling thread, and of all threads and
-/// processes that come of it, passes the gate. Hot sites of libc come by a jump, which costs a
-/// thirtieth of a trap.
+/// Arms the process. From now on each system call of the calling thread passes the gate, and so do
+/// those of all threads and processes that it makes. Hot sites of libc enter by a jump, which costs
+/// a thirtieth of a trap.
 ///
 /// # Errors
-/// Why not; then nothing passes it.
+/// The process can't be armed. No call passes the gate then.
 ///
 /// # Safety
 /// - Called once, in a process that has one thread but for threads of the engine's, which have all
 ///   signals blocked and touch no memory that `keeper` serves.
-/// - The keeper makes no system call but by instructions in the same executable segment.
+/// - The keeper makes system calls only by instructions in the same executable segment.
 pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     if !user_dispatch::find_range() {
         return Err(WhyNot::NoRange);
@@ -91,7 +91,8 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     armed
 }
 
-/// Gives the calling thread an alternate stack; returns the one before. EPERM: it stands on that.
+/// Sets the calling thread's alternate stack, and returns the one before. Fails with EPERM if the
+/// thread stands on that.
 fn set_alternate(stack: &frame::AlternateStack) -> Result<frame::AlternateStack, Errno> {
     let mut before = frame::AlternateStack::NONE;
     let args = [&raw const *stack as usize, &raw mut before as usize, 0, 0, 0, 0];
@@ -99,8 +100,8 @@ fn set_alternate(stack: &frame::AlternateStack) -> Result<frame::AlternateStack,
     unsafe { system_call(libc::SYS_sigaltstack, args) }.map(|_| before)
 }
 
-/// Calls `with` while the calling thread's system calls don't pass the gate: the threads that it
-/// starts never will, which is how those of the engine's are started. Signals wait until it is over.
+/// Calls `with` while the calling thread is disarmed. Threads that `with` starts stay unarmed: so
+/// the engine starts its own. Signals are blocked meanwhile.
 ///
 /// # Safety
 /// - `with` hands the kernel no memory that the keeper serves.

@@ -1,8 +1,8 @@
-//! What the gate knows of a thread, and the stack that its handlers run on.
+//! A slot for each thread of the program: the stack of the gate's handlers, and the thread's record.
 //!
-//! Both lie in one slot: stack below, record on top, so that a stack pointer tells the record. A
-//! thread whose stack pointer lies in its slot is in the gate. While code of the program runs, its
-//! own handlers included, the slot's stack is empty.
+//! The record lies above the stack, so a stack pointer leads to the record. A thread whose stack pointer
+//! lies in its slot is in the gate. The slot's stack is empty while code of the program runs. That
+//! includes the program's own handlers.
 use crate::actions::SignalActions;
 use crate::errand::VforkErrand;
 use crate::frame::{AlternateStack, SignalInfo};
@@ -17,13 +17,13 @@ use memfold_sys::sync::StaticMutex;
 use memfold_sys::thread::thread_id;
 use memfold_sys::units::PAGE_SIZE;
 
-/// Stack and record.
+/// The bytes of a slot.
 pub const SLOT_BYTES: usize = 256 << 10;
 const RECORD_BYTES: usize = 2 * PAGE_SIZE;
-/// Where the stack begins: after a page that nobody may touch.
+/// The stack begins after a guard page.
 const STACK_AT: usize = PAGE_SIZE;
 const STACK_BYTES: usize = SLOT_BYTES - STACK_AT - RECORD_BYTES;
-/// Each chunk has twice the slots of the one before.
+/// Slots come in chunks. Each chunk has twice the slots of the one before.
 const CHUNKS: usize = 14;
 const FIRST_SLOTS: usize = 4;
 
@@ -34,93 +34,94 @@ const fn slots(chunk: usize) -> usize {
     FIRST_SLOTS << chunk
 }
 
-/// Kinds of signals that can be put off at the same time: those that aren't blocked by then.
+/// Kinds of signals that can be pending at the same time: one of any kind, and the three that are never
+/// blocked in the kernel.
 pub const DEFERRED: usize = 4;
 
-/// What the gate's code gets of a call that a filter has refused by a signal.
+/// The result that the gate's code sees of a call that a filter has refused by a signal.
 pub const REFUSED: isize = -(libc::ENOSYS as isize);
 
-/// A thread.
+/// A thread of the program. Cells are used by the thread alone; others may read the atomics.
 #[repr(C)]
 pub struct ThreadRecord {
-    /// A bit for each of `deferred` that counts. The first word: [`crate::entry`] looks at it.
+    /// A bit for each entry of `deferred` that counts. Assembly reads this word.
     pub pending: AtomicU32,
     /// 0: the slot is free.
     state: AtomicU32,
-    /// The thread's `fs`, by which patched sites find it; 0: they don't. The second word.
+    /// The thread's `fs`, by which patched sites find the record. 0: they don't. Assembly reads it.
     pub fs: Cell<usize>,
-    /// Another thread has the same.
+    /// Another thread has the same `fs`, so patched sites can't tell the two apart.
     pub shares_fs: Cell<bool>,
-    /// Signals to be handled when the gate is left.
+    /// Pending signals. They are delivered when the thread leaves the gate.
     pub deferred: [Cell<SignalInfo>; DEFERRED],
-    /// What the kernel had blocked when the first of them came.
+    /// The kernel's mask when the first of them came.
     pub mask_before: Cell<u64>,
-    /// Those of [`crate::actions::PROTECTED`] that the program believes to have blocked.
+    /// The signals of [`crate::actions::PROTECTED`] that the program has blocked, as it believes.
     pub blocked: SignalSet,
-    /// Those of them that it takes all the same while it waits in a call.
+    /// Those of `blocked` that the thread takes all the same while it waits in a call.
     pub awaits: SignalSet,
-    /// Those of them that were sent to the thread meanwhile.
+    /// Those of `blocked` that were sent to the thread meanwhile.
     pub sent: Cell<u64>,
-    /// Their information.
+    /// The information of `sent`.
     pub sent_info: [Cell<SignalInfo>; DEFERRED],
     /// The alternate stack that the program believes to have.
     pub alternate: Cell<AlternateStack>,
-    /// What a filter of the program's has said of the last call that it has refused.
+    /// The signal by which a filter of the program's has refused the last call.
     pub refused: Cell<Option<SignalInfo>>,
-    /// A child of vfork whose calls don't pass the gate, for which all memory is home; or it is traced by
-    /// its own wish.
+    /// The thread's calls don't pass the gate, and all memory is resident for it. It is a child of vfork
+    /// that has shut itself in, or it has asked to be traced.
     pub traced: Cell<bool>,
-    /// The Syscall User Dispatch that the program believes to have for it.
+    /// The Syscall User Dispatch that the program has set for the thread, as it believes.
     pub dispatch: Cell<Option<ProgramDispatch>>,
-    /// Nothing is evicted for it.
+    /// Eviction is stopped for the thread.
     pub keeps_all: Cell<bool>,
-    /// What it has done by another task.
+    /// The work that another task does for it.
     pub errand: VforkErrand,
-    /// What its call holds.
+    /// The hold of its system call.
     pub hold: Cell<Option<Hold>>,
-    /// The head of its list of locks, which the kernel walks at its end; 0: it has none.
+    /// The head of its robust list, which the kernel walks when the thread ends. 0: it has none.
     pub robust: AtomicUsize,
-    /// Its number, for the kernel.
+    /// The thread's number in the kernel.
     pub thread: AtomicU32,
-    /// Of threads that live at the same time no two have the same; they are dense.
+    /// The number of the slot. Living threads have different ones, and the numbers are dense.
     pub number: Cell<usize>,
-    /// Its process, 0 for the first: threads have that of who has made them.
+    /// The number of its process: 0 for the first, and a new one for each child that shares the memory.
     process: AtomicU32,
     /// The thread is about to end.
     ends: AtomicBool,
     /// The mask of a call that waits with another one.
     pub waiting_mask: Cell<Option<u64>>,
-    /// The actions of its process; 0: those of [`crate::start`]'s.
+    /// The signal actions of its process. Null: those of the first process.
     actions: Cell<*const SignalActions>,
     own_actions: SignalActions,
-    /// Where the child's frame is, for a new thread.
+    /// The address of the frame that a new thread leaves the gate by.
     pub frame: Cell<usize>,
-    /// Something that the child must do first; what it is, is [`crate::threads`]'s.
+    /// Flags of its `clone` that a new thread acts on first.
     pub flags: Cell<usize>,
 }
 
 const _: () = assert!(size_of::<ThreadRecord>() <= RECORD_BYTES);
 
-/// A set of signals of a thread's, which others may read.
+/// A set of signals of a thread. Other threads may read it.
 pub struct SignalSet(AtomicU64);
 
 impl SignalSet {
-    /// What it is.
+    /// Returns the set.
     pub fn get(&self) -> u64 {
         self.0.load(SeqCst)
     }
 
-    /// Makes it another one.
+    /// Replaces the set.
     pub fn set(&self, set: u64) {
         self.0.store(set, SeqCst);
     }
 }
 
-/// What the process does on each signal.
+/// The signal actions of the first process.
 pub static ACTIONS: SignalActions = SignalActions::new();
 
 impl ThreadRecord {
-    /// That of the thread whose stack pointer is `sp`; `None` if it isn't in the gate.
+    /// Returns the record of the thread whose stack pointer is `sp`. `None`: the thread isn't in the gate.
     pub fn of_stack(sp: usize) -> Option<&'static ThreadRecord> {
         let slot = CHUNK.iter().enumerate().find_map(|(at, start)| {
             let start = start.load(SeqCst);
@@ -140,7 +141,7 @@ impl ThreadRecord {
         &raw const *self as usize + RECORD_BYTES - SLOT_BYTES
     }
 
-    /// Takes a free slot; `None`: there is no memory or address space for one.
+    /// Takes a free slot. `None`: there is no memory or address space for one.
     pub fn take() -> Option<&'static ThreadRecord> {
         for (chunk, start) in CHUNK.iter().enumerate() {
             let mut start = start.load(SeqCst);
@@ -192,12 +193,12 @@ impl ThreadRecord {
         self.state.store(0, SeqCst);
     }
 
-    /// It is the calling thread's.
+    /// Makes it the calling thread's.
     pub fn claim(&self) {
         self.thread.store(thread_id(), SeqCst);
     }
 
-    /// It is a thread of `other`'s process, or the first of another.
+    /// Puts the thread into the process of `other`, or makes it the first of a new one.
     pub fn join(&self, other: Option<&ThreadRecord>) {
         static LAST: AtomicU32 = AtomicU32::new(0);
         let process = match other {
@@ -217,18 +218,18 @@ impl ThreadRecord {
         });
     }
 
-    /// It is a thread of the first process of this memory.
+    /// Whether it is a thread of the first process of this memory.
     pub fn is_of_first_process(&self) -> bool {
         self.process.load(SeqCst) == 0
     }
 
-    /// The process is a copy of the one that it was in: it is the first of its own memory.
+    /// Makes its process, a copy of another, the first of its own memory.
     pub fn begin_as_copy(&self) {
         self.process.store(0, SeqCst);
     }
 
-    /// The thread is about to end. Returns whether no other thread of the first process of this memory
-    /// goes on: each has ended, or `is_gone`. Of several that end at once, at least one is the last.
+    /// Notes that the thread is about to end. Returns whether it is the last of the first process: each
+    /// other thread ends, too, or `is_gone`. Of several that end at once, at least one is the last.
     pub fn ends_last(&self, is_gone: fn(&ThreadRecord) -> bool) -> bool {
         self.ends.store(true, SeqCst);
         let mut is_last = self.process.load(SeqCst) == 0;
@@ -236,12 +237,12 @@ impl ThreadRecord {
         is_last
     }
 
-    /// The word that [`ThreadRecord::give_back`] stores 0 in.
+    /// Returns the address of the word that [`ThreadRecord::give_back`] stores 0 in.
     pub fn state(&self) -> *const u32 {
         self.state.as_ptr()
     }
 
-    /// Gives back the slots of all others: their threads are not in this process.
+    /// Gives back all other slots. Their threads are not in this process, which is a copy.
     pub fn give_back_others(&self) {
         each_used(|record| {
             if !core::ptr::eq(record, self) {
@@ -250,7 +251,8 @@ impl ThreadRecord {
         });
     }
 
-    /// What the program's filter has said of its call `nr`, which has given `made`; once.
+    /// Takes the signal by which a filter of the program's has refused the call `nr` with the result
+    /// `made`.
     pub fn take_refused(&self, nr: usize, made: isize) -> Option<SignalInfo> {
         if made != REFUSED {
             return None;
@@ -259,23 +261,23 @@ impl ThreadRecord {
     }
 
     /// Whether a stack pointer lies on the slot's stack.
-    pub fn holds(&self, sp: usize) -> bool {
+    pub fn contains(&self, sp: usize) -> bool {
         sp.wrapping_sub(self.slot()) < SLOT_BYTES
     }
 
-    /// The stack, as the kernel is told of it.
+    /// Returns the stack in the form that `sigaltstack` takes.
     pub fn stack(&self) -> AlternateStack {
         AlternateStack { sp: self.slot() + STACK_AT, flags: 0, padding: 0, size: STACK_BYTES }
     }
 
-    /// What the thread's process does on each signal.
+    /// Returns the signal actions of the thread's process.
     pub fn actions(&self) -> &'static SignalActions {
         let its = self.actions.get();
         // SAFETY: a record's own, in a slot, which stays mapped.
         if its.is_null() { &ACTIONS } else { unsafe { &*its } }
     }
 
-    /// It has the actions of `parent`'s process, for good or as they are now.
+    /// Gives its process the actions of `parent`'s: the same ones if `shared`, else a copy.
     pub fn inherit_actions(&'static self, parent: &ThreadRecord, shared: bool) {
         if shared {
             return self.actions.set(parent.actions.get());
@@ -288,8 +290,8 @@ impl ThreadRecord {
     }
 }
 
-/// Calls `each` with all that aren't free. A slot that was never used stays without a page of its
-/// own.
+/// Calls `each` with the records of all slots that aren't free. It only reads, so a slot that was never
+/// used stays without a page of its own.
 pub fn each_used(mut each: impl FnMut(&'static ThreadRecord)) {
     for (chunk, start) in CHUNK.iter().enumerate() {
         let start = start.load(SeqCst);
@@ -315,7 +317,7 @@ fn grow(chunk: usize) -> Option<usize> {
     Some(start)
 }
 
-/// The keeper's place.
+/// A value that is set once, at the start.
 pub(crate) struct StartCell<T>(UnsafeCell<Option<T>>);
 
 // SAFETY: it is set before the first other thread, and then only read.
@@ -339,11 +341,11 @@ impl<T: Copy> StartCell<T> {
     }
 }
 
-/// The owner of the memory.
+/// The owner of the program's memory.
 pub(crate) static KEEPER: StartCell<&'static dyn Keeper> = StartCell::new();
 
-/// No thread makes room for slots until [`resume_growth`], so that a copy of the process finds that at
-/// rest.
+/// Keeps threads from adding slots until [`resume_growth`], so that a copy of the process finds the list
+/// complete.
 pub fn stop_growth() {
     forget(GROWING.lock());
 }

@@ -1,8 +1,8 @@
-//! Reading, writing and touching the program's memory: where nothing is mapped, or no such access
-//! is allowed, it is an error, as for the kernel.
+//! Reads, writes and touches the program's memory. Where nothing is mapped, or the access isn't allowed,
+//! the function fails, as the kernel's own copies do.
 //!
-//! The handler of SIGSEGV and SIGBUS asks [`fix_up`] where to go on. A page that isn't there is
-//! made present by the handler, and the access goes on.
+//! A folded page is loaded by the handler of SIGBUS or SIGSEGV, and the access goes on. For all other
+//! faults the handler asks [`fix_up`] where to go on.
 use crate::keeper::BadAddress;
 use core::arch::global_asm;
 use core::mem::MaybeUninit;
@@ -61,7 +61,8 @@ unsafe extern "C" {
     fn untouched();
 }
 
-/// Where a thread goes on that has faulted at `at` for good; `None`: not here.
+/// Returns where a thread goes on whose fault at `at` can't be served. `None`: the fault isn't of
+/// this code.
 pub(crate) fn fix_up(at: usize) -> Option<usize> {
     let address = |code: unsafe extern "C" fn()| code as *const () as usize;
     if at == address(copying) {
@@ -73,7 +74,7 @@ pub(crate) fn fix_up(at: usize) -> Option<usize> {
     }
 }
 
-/// Reads, or writes without a change, the byte at `addr`.
+/// Reads the byte at `addr`, or writes it without a change.
 ///
 /// # Errors
 /// Nothing is mapped there, or it may not be written.

@@ -1,4 +1,8 @@
-//! The gate's handler of all signals, on the thread's slot.
+//! The gate's handler of all signals. It runs on the stack of the thread's slot.
+//!
+//! A system call of the program's arrives as SIGSYS, a touch of folded memory as SIGBUS or SIGSEGV. Each
+//! other signal is one of the program's: it is delivered if the program was interrupted, and becomes
+//! pending if the gate was (`call_state.rs`).
 use crate::call_state::{CALLED_OFF, CallOutcome, CallStage, NEEDS_CONTEXT};
 use crate::dispatcher::{self, is_plain, make_plain};
 use crate::entry;
@@ -17,7 +21,7 @@ use memfold_sys::thread::access_of;
 const SYSCALL_BYTES: u64 = 2;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 
-/// The handler.
+/// Handles a signal.
 ///
 /// # Safety
 /// - Called by the kernel.
@@ -32,15 +36,15 @@ pub unsafe extern "C" fn on_signal(
     let info = before.as_ref().unwrap_or(info);
     let here = &raw const *context as usize;
     let (Some(keeper), Some(record)) = (KEEPER.get(), ThreadRecord::of_stack(here)) else {
-        // An engine thread has met what nobody serves.
+        // A thread of the engine's has faulted, and nothing serves such a fault.
         return die(signal);
     };
-    let on_slot = record.holds(context.regs.rsp as usize);
+    let on_slot = record.contains(context.regs.rsp as usize);
     match CallStage::of(context.regs.rip as usize, on_slot) {
         CallStage::Program => {}
-        // The entry's trap, or its push onto a page that is away. A signal that came earlier in the
-        // entry has blocked all others, and is delivered when this handler is left: the program's
-        // own mask is put back first.
+        // The entry has trapped, or its push has met a page that is folded. A signal that came
+        // earlier in the entry has blocked all others. It is delivered when this handler is left, so
+        // the program's own mask is put back first.
         CallStage::Coming | CallStage::Back if info.is_fault() => {
             if record.pending.load(SeqCst) != 0 {
                 context.mask = record.mask_before.get();
@@ -61,13 +65,13 @@ pub unsafe extern "C" fn on_signal(
     unsafe { entry::leave(here, &raw const *record as usize, deliver_pending) }
 }
 
-/// An access of SIGSEGV where something is mapped (`include/uapi/asm-generic/siginfo.h`).
+/// The code of a SIGSEGV where something is mapped (`include/uapi/asm-generic/siginfo.h`).
 const SEGV_ACCERR: i32 = 2;
-/// The processor's word for an instruction that was to be fetched
+/// The bit of the processor's error code for the fetch of an instruction
 /// (`arch/x86/include/asm/trap_pf.h`).
 const FETCHED: u64 = 1 << 4;
 
-/// A fault that the keeper has served.
+/// Whether the signal is a fault that the keeper has served.
 fn served(keeper: &dyn Keeper, context: &SignalContext, info: &SignalInfo) -> bool {
     let (write, protected) = access_of(context.regs.error);
     let address = info.address as usize;
@@ -84,7 +88,7 @@ fn served(keeper: &dyn Keeper, context: &SignalContext, info: &SignalInfo) -> bo
     }
 }
 
-/// The gate's own code was interrupted.
+/// Handles a signal that has interrupted the gate's own code.
 fn in_gate(
     keeper: &'static dyn Keeper,
     record: &ThreadRecord,
@@ -94,14 +98,14 @@ fn in_gate(
 ) {
     let at = context.regs.rip as usize;
     match info.signal {
-        // A call of somebody's that isn't meant to be made here: it goes through.
+        // A library function that the gate has called has made a system call. It is made as it is.
         libc::SIGSYS if info.code == SYS_USER_DISPATCH => {
             let (nr, args) = context.regs.call();
             let made = if nr as i64 == libc::SYS_rt_sigprocmask {
-                // The end of this handler would undo it. `abort` unblocks its signal so.
+                // The end of this handler would undo a change of the mask. `abort` needs one.
                 set_mask(record, context, &args).map(|()| 0)
             } else {
-                // SAFETY: whoever makes it keeps its conditions.
+                // SAFETY: the code that makes the call keeps its conditions.
                 unsafe { system_call(nr as i64, args) }
             };
             context.regs.rax = match made {
@@ -110,7 +114,8 @@ fn in_gate(
             };
         }
         libc::SIGBUS | libc::SIGSEGV if served(keeper, context, info) => {}
-        // A filter of the program's refuses a call: whose it is is seen when that is over.
+        // A filter of the program's refuses a call. The result tells the caller, which knows whose
+        // call it was.
         libc::SIGSYS if info.refused().is_some() => {
             record.refused.set(Some(*info));
             context.regs.rax = REFUSED as u64;
@@ -127,7 +132,8 @@ fn in_gate(
     }
 }
 
-/// A system call of the program's, at a site or on the way from one that is patched.
+/// Serves a system call of the program's that has trapped: at its own instruction, or on the way from a
+/// patched site.
 fn from_program(
     keeper: &'static dyn Keeper,
     record: &'static ThreadRecord,
@@ -139,13 +145,13 @@ fn from_program(
     let is_at = |trap: usize| trap != 0 && after == trap + SYSCALL_BYTES as usize;
     if !is_at(call) && !is_at(done) {
         let (nr, args) = context.regs.call();
-        // A child of vfork may be killed meanwhile.
+        // A child of vfork may be killed at any time, and must take no lock.
         if record.is_of_first_process() && passes(record, after) && is_plain(nr, &args) {
             patch::note_trap(after, nr);
         }
         return trapped(keeper, record, context, info);
     }
-    // The entry has put both there.
+    // The entry has put both words there: see `BelowStack`.
     let sp = context.regs.rsp as usize;
     let (Ok(nr), Ok(resume)) = (read::<usize>(sp - 8), read::<usize>(sp)) else {
         return deliver(record, context, &SignalInfo::forced(libc::SIGSEGV));
@@ -161,7 +167,7 @@ fn from_program(
     }
 }
 
-/// A call of a patched site.
+/// Serves a call of a patched site.
 ///
 /// # Safety
 /// - Called by the entry.
@@ -176,17 +182,17 @@ pub unsafe extern "C" fn on_patched(
     let made = keeper.and_then(|keeper| make_plain(keeper, record, entered.nr, &entered.args()));
     match made {
         Some(made) if record.take_refused(entered.nr, made).is_none() => made,
-        // A handler needs the context.
+        // A handler of the program's needs the context.
         _ => NEEDS_CONTEXT,
     }
 }
 
-/// Whether a dispatch of the thread's own lets a call through, by the instruction that ends at `after`.
+/// Whether the thread's own dispatch lets a call pass that the instruction before `after` makes.
 fn passes(record: &ThreadRecord, after: usize) -> bool {
     record.dispatch.get().is_none_or(|own| own.verdict(after) == DispatchVerdict::Passes)
 }
 
-/// A system call of the program's.
+/// Serves a system call of the program's whose context says where the program goes on.
 fn trapped(
     keeper: &'static dyn Keeper,
     record: &'static ThreadRecord,
@@ -201,7 +207,7 @@ fn trapped(
         DispatchVerdict::Ends(signal) => return end_by(&SignalInfo::forced(signal)),
     }
     if (info.call >> 32) as u32 != AUDIT_ARCH_X86_64 {
-        // By `int 0x80`: other numbers, and addresses below 4 GiB.
+        // Calls by `int 0x80` have other numbers, and addresses below 4 GiB.
         keeper.tells(Refused::Int80);
         context.regs.rax = -i64::from(libc::ENOSYS) as u64;
         return;
@@ -218,22 +224,22 @@ fn trapped(
     }
 }
 
-/// A filter, or a dispatch of the program's own, has a call come as this SIGSYS. Its number is still in
-/// place of its result: the program's handler makes that.
+/// Delivers the SIGSYS that a filter, or the program's own dispatch, raises for a call. The register of
+/// the result still has the call's number: the program's handler sets the result.
 fn force(record: &ThreadRecord, context: &mut SignalContext, info: &SignalInfo) {
     block_all();
     if record.pending.load(SeqCst) != 0 {
-        // First what has come before. The call has done nothing, and comes again.
+        // What came before is delivered first. The call has done nothing, so it is made again.
         context.regs.rip -= SYSCALL_BYTES;
     } else {
         deliver(record, context, &info.made_at(context.regs.rip));
     }
 }
 
-/// Ends the process by this signal as soon as the handler returns, and the fault happens again.
+/// Ends the process by this signal: when the handler returns, the fault happens again, unhandled.
 fn die(signal: i32) {
     let default = crate::frame::SignalAction::DEFAULT;
     let args = [signal as usize, &raw const default as usize, 0, 8, 0, 0];
-    // SAFETY: nothing goes on from here.
+    // SAFETY: no code of the process goes on after the fault.
     let _ = unsafe { system_call(libc::SYS_rt_sigaction, args) };
 }

@@ -1,13 +1,13 @@
-//! Syscall User Dispatch (Linux 5.11; `Documentation/admin-guide/syscall-user-dispatch.rst`): each
-//! system call of an armed thread becomes SIGSYS, but those from the code of this library.
+//! Syscall User Dispatch (Linux 5.11; `Documentation/admin-guide/syscall-user-dispatch.rst`).
 //!
-//! The kernel compares the address after the instruction with the range that is let through, which
-//! is the executable segment of the object that holds this code.
+//! Each system call of an armed thread becomes SIGSYS, except calls from the code of this library. The
+//! kernel compares the address after the instruction with an allowed range. The range is the executable
+//! segment of the object that holds this code.
 //!
-//! A program may ask for it, too, as Wine does. The kernel has one range and one selector for each
-//! thread, and they are the gate's. So the gate keeps those of the program ([`ProgramDispatch`]),
-//! and does by them what `kernel/entry/syscall_user_dispatch.c` does: a call comes as SIGSYS, is
-//! made, or ends the process. A thread, a child or another program begins without.
+//! A program may use the mechanism, too, as Wine does. The kernel has one range and one selector for
+//! each thread, and they are the gate's. So the gate keeps the program's own ([`ProgramDispatch`]) and
+//! does what `kernel/entry/syscall_user_dispatch.c` would do: the call is made, becomes SIGSYS, or ends
+//! the process. New threads, children and other programs begin without a dispatch of their own.
 use crate::image;
 use crate::keeper::BadAddress;
 use crate::touch::read;
@@ -28,12 +28,12 @@ pub const SYS_USER_DISPATCH: i32 = 2;
 
 /// The gate's selector, for good.
 static SELECTOR: AtomicU8 = AtomicU8::new(BLOCK);
-/// The one that the program's arguments are shown to the kernel with.
+/// The selector by which the kernel is shown the program's arguments: it lets all calls pass.
 static ALLOWING: AtomicU8 = AtomicU8::new(ALLOW);
 static START: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);
 
-/// Finds the range; `false`: there is none.
+/// Finds the allowed range. `false`: there is none.
 pub fn find_range() -> bool {
     let here = find_range as *const () as usize;
     let Some(segments) = image::segments() else { return false };
@@ -62,13 +62,13 @@ pub fn arm() -> Result<(), Errno> {
     unsafe { set(ON, own_range(), SELECTOR.as_ptr() as usize) }
 }
 
-/// Lets the calling thread's system calls pass.
+/// Disarms the calling thread.
 pub fn disarm() {
     // SAFETY: nothing is named.
     let _ = unsafe { set(OFF, [0; 2], 0) };
 }
 
-/// First address and length of the range that is let through.
+/// Returns the first address and the length of the allowed range.
 fn own_range() -> [usize; 2] {
     let start = START.load(SeqCst);
     [start, END.load(SeqCst) - start]
@@ -82,40 +82,41 @@ unsafe fn set(mode: usize, [start, len]: [usize; 2], selector: usize) -> Result<
     unsafe { system_call(libc::SYS_prctl, args) }.map(drop)
 }
 
-/// The dispatch of a thread's own, as the program believes that the kernel has it.
+/// The dispatch that the program has set for a thread, as it believes.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ProgramDispatch {
-    /// Calls from here on, for `len` bytes, are made whatever the selector says. May wrap around.
+    /// The first address of the program's allowed range, which may wrap around.
     start: usize,
+    /// The length of that range.
     len: usize,
-    /// The address of a byte of the program's; 0: all other calls are dispatched.
+    /// The address of the selector, a byte. 0: all calls from outside the range are dispatched.
     selector: usize,
 }
 
-/// What becomes of a call of a thread that has a dispatch of its own.
+/// What the program's own dispatch does with a call.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum DispatchVerdict {
-    /// It is made.
+    /// The call is made.
     Passes,
-    /// It is handed on to the program as SIGSYS.
+    /// The call becomes a SIGSYS for the program.
     Dispatched,
-    /// The process ends by this signal, whatever handles that.
+    /// The process ends by this signal, also where the program handles it.
     Ends(i32),
 }
 
 impl ProgramDispatch {
-    /// Does what `prctl` with these arguments asks for; `None`: it is off.
+    /// Returns the dispatch that `prctl` asks for with these arguments. `None`: it is off.
     ///
-    /// The kernel judges the arguments, as newer ones know more modes. It is shown them in two parts
-    /// that both let the gate's own calls through: mode and range, and then the selector.
+    /// The kernel judges the arguments, because newer kernels know more modes. It is shown them in two
+    /// steps, mode and range, and then the selector. Both let the gate's own calls pass.
     ///
     /// # Errors
-    /// As the kernel says. Then the one before stays.
+    /// The kernel refuses the arguments. Then the dispatch before stays.
     pub fn of(args: &[usize; 6]) -> Result<Option<ProgramDispatch>, Errno> {
         let [_, mode, start, len, selector, _] = *args;
         let shown = if mode == OFF { selector } else { ALLOWING.as_ptr() as usize };
-        // SAFETY: a static byte, or none if it is off; and no selector is read for calls from the
-        // gate's own range.
+        // SAFETY: the first selector is a static byte, or is never read as dispatch is off. The second
+        // one is never read, because calls from the gate's own range don't need it.
         let judged = unsafe {
             set(mode, [start, len], shown)?;
             if mode == OFF { Ok(()) } else { set(ON, own_range(), selector) }
@@ -126,7 +127,7 @@ impl ProgramDispatch {
         Ok(match mode {
             OFF => None,
             ON => Some(ProgramDispatch { start, len, selector }),
-            // The range is what is dispatched. All else is let through.
+            // This mode names the range whose calls are dispatched. The allowed range is the rest.
             _ => {
                 let (start, len) = (start.wrapping_add(len), len.wrapping_neg());
                 Some(ProgramDispatch { start, len, selector })
@@ -134,7 +135,7 @@ impl ProgramDispatch {
         })
     }
 
-    /// What becomes of a call by the instruction that ends at `after`.
+    /// Returns what is done with a call that the instruction before `after` makes.
     pub fn verdict(&self, after: usize) -> DispatchVerdict {
         if after.wrapping_sub(self.start) < self.len {
             return DispatchVerdict::Passes;

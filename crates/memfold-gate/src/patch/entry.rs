@@ -1,19 +1,20 @@
-//! Where patched sites arrive: on the thread's slot, with what a system call keeps kept.
+//! Patched sites jump here. The code moves to the thread's slot, and keeps all registers that a
+//! system call keeps.
 //!
-//! Until the stack pointer is on the slot, and after it has left it, a signal is put off as in the
-//! gate; it is seen before the site is gone back to. A thread whose record isn't found, and a call
-//! that needs a full context, go on as a trapped call of the same site.
+//! While the stack pointer isn't on the slot yet, or any more, a signal becomes pending as in the
+//! gate. The way back looks for it. If the thread's record isn't found, or the call needs a full
+//! context, the call goes on as a trap of its site.
 use crate::record::{SLOT_BYTES, ThreadRecord};
 use core::arch::global_asm;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use memfold_sys::vectors::have_avx2;
 
-/// What [`PatchHandler`] gives for a call that must come as SIGSYS.
+/// The result of a [`PatchHandler`] for a call that must trap.
 pub const NEEDS_CONTEXT: isize = -513;
 
-/// What lies at the program's stack pointer between a site and the slot, and while the thread is trapped
-/// from there. The stack pointer is at `rdx` first, and at `resume` when it traps:
+/// The words below the program's stack pointer between a site and the slot, and while the thread is
+/// trapped from there. The stack pointer is at `rdx` first, and at `resume` when it traps:
 ///
 /// ```text
 ///     program's sp -> +-----------+ 152  whole
@@ -31,15 +32,16 @@ struct BelowStack {
     red_zone: [u8; 128],
 }
 
-/// How far below the program's stack pointer `resume` is while the thread is trapped from here. The
-/// number of the call lies a word below that.
+/// The distance from the program's stack pointer down to `resume`. The number of the call lies a
+/// word below `resume`.
 pub const BELOW: usize = size_of::<BelowStack>() - offset_of!(BelowStack, resume);
 const _: () =
     assert!(offset_of!(BelowStack, resume) - offset_of!(BelowStack, nr) == size_of::<usize>());
 const _: () =
     assert!(offset_of!(BelowStack, nr) - offset_of!(BelowStack, rdx) == size_of::<usize>());
 
-/// What the entry has put onto the slot, just below the record, where the handler's stack begins:
+/// The frame that the entry makes on the slot, just below the record. The handler's stack begins
+/// there:
 ///
 /// ```text
 ///      record -> +------------+ 608  whole
@@ -93,7 +95,7 @@ pub type PatchHandler = unsafe extern "C" fn(*const ThreadRecord, *const Entered
 
 const PLACES: usize = 1024;
 
-/// Records by their thread's `fs`; what is here may be another thread's.
+/// Records by a hash of their thread's `fs`. An entry may be another thread's.
 #[unsafe(export_name = "memfold_gate_known")]
 static KNOWN: [AtomicUsize; PLACES] = [const { AtomicUsize::new(0) }; PLACES];
 /// The [`PatchHandler`].
@@ -190,7 +192,7 @@ global_asm!(
     " jz 3f",
     " cmp %r11,{fs}(%rdx)",
     " jne 3f",
-    // A call of somebody's on whom the gate relies, who is on the slot already.
+    // A library function that the gate has called makes a call: the thread is on its slot already.
     " mov %rdx,%rcx",
     " sub %rsp,%rcx",
     " cmp ${slot_bytes},%rcx",
@@ -268,21 +270,21 @@ global_asm!(
     ".hidden memfold_gate_patched_out",
     "memfold_gate_patched_out:",
     " jmp *%rcx",
-    // A signal is to be handled first.
+    // A signal is pending, and is handled first.
     "1:",
     " MEMFOLD_GATE_RESTORE",
     " mov {result}(%rsp),%rax",
     " mov {sp}(%rsp),%rsp",
     " lea -{below}(%rsp),%rsp",
     " jmp *memfold_gate_trap_done(%rip)",
-    // The call must come as SIGSYS.
+    // The call must trap.
     "2:",
     " MEMFOLD_GATE_RESTORE",
     " mov {nr}(%rsp),%rax",
     " mov {sp}(%rsp),%rsp",
     " lea -{below}(%rsp),%rsp",
     " jmp *memfold_gate_trap_call(%rip)",
-    // The thread isn't known.
+    // The thread's record wasn't found.
     "3:",
     " pop %rdx",
     " pop %rax",
@@ -330,7 +332,7 @@ unsafe extern "C" {
     fn end();
 }
 
-/// Where sites jump to.
+/// Returns the address that sites jump to.
 pub fn entry() -> usize {
     patched as *const () as usize
 }
@@ -350,12 +352,12 @@ pub fn contains(at: usize) -> bool {
     (entry()..end as *const () as usize).contains(&at)
 }
 
-/// Whether only the jump back is left.
+/// Whether an instruction is the jump back.
 pub fn is_out(at: usize) -> bool {
     at == out as *const () as usize
 }
 
-/// Has calls made by `handler`, and trapped by instructions at these addresses.
+/// Sets the handler of calls, and the addresses of the two instructions that trap.
 pub fn set_up(handler: PatchHandler, trap_call: usize, trap_done: usize) {
     WIDE.store(have_avx2(), SeqCst);
     HANDLER.store(handler as *const () as usize, SeqCst);
@@ -363,12 +365,12 @@ pub fn set_up(handler: PatchHandler, trap_call: usize, trap_done: usize) {
     TRAP_DONE.store(trap_done, SeqCst);
 }
 
-/// Where the trapping instructions are.
+/// Returns the addresses of the two instructions that trap.
 pub fn traps() -> (usize, usize) {
     (TRAP_CALL.load(SeqCst), TRAP_DONE.load(SeqCst))
 }
 
-/// Lets the calling thread, whose record this is, be found.
+/// Enters the record of the calling thread, so that patched sites find it.
 pub fn learn(record: &'static ThreadRecord) {
     if record.shares_fs.get() {
         return;

@@ -1,17 +1,17 @@
-//! Sites of system calls in libc and the loader that are called often go to the gate by a jump,
-//! which costs a thirtieth of a trap.
+//! Patches system call sites of libc and the loader that are called often. A patched site enters the gate
+//! by a jump, which costs a thirtieth of a trap.
 //!
-//! A site is patched when it has trapped [`HOT`] times, so that short programs copy no page of
-//! libc. Other threads may run through it meanwhile, and nobody needs to know what jumps where:
-//! - Of `mov $nr,%eax; syscall` only the first instruction gives way to a jump, which has its
-//!   length. What lands on the second one, or stands between both, traps as ever. It is written as
-//!   HotSpot writes over entries: a jump to itself, the last byte, the rest, each in one store that
-//!   crosses no line.
-//! - Elsewhere the system call's own two bytes become a short jump, in one store, to a jump in the
-//!   padding behind a return nearby ([`padding`]).
+//! A site is patched when it has trapped [`HOT`] times, so that short programs copy no page of libc. Other
+//! threads may run through the site meanwhile, and no code knows which jumps lead there. There are two
+//! ways:
+//! - In `mov $nr,%eax; syscall` a jump replaces the first instruction, which has the same length. A thread
+//!   that stands at the second one, or jumps there, traps as before. The jump is written in three stores:
+//!   a jump to itself, the last byte, the rest. None crosses a cache line.
+//! - Elsewhere a short jump replaces the two bytes of the system call, in one store. It leads to a long
+//!   jump in the padding behind a return nearby ([`padding`]).
 //!
-//! Either way the instruction that ends the site ends where it did: what a handler sees, and where a
-//! call is made again, is as if it had trapped.
+//! Either way the last instruction of the site ends where it did. A handler of the program's sees the same
+//! address, and a call is made again from there.
 pub mod entry;
 mod padding;
 
@@ -36,14 +36,14 @@ static START: AtomicUsize = AtomicUsize::new(0);
 
 const SITES_BYTES: usize = 64 << 10;
 const STRIDE: usize = 32;
-/// Of these, so many are the head: the entry's address, and the two instructions that trap.
+/// The strides of the head: the entry's address, and the two instructions that trap.
 const HEAD_STRIDES: usize = 2;
 const TRAP_DONE: usize = 8;
 const TRAP_CALL: usize = 16;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const UD2: [u8; 2] = [0x0f, 0x0b];
-/// mov (%rsp),%rcx; lea 136(%rsp),%rsp; jmp *%rcx: from a thread that isn't armed, whose call the
-/// kernel has just made, back to the site.
+/// mov (%rsp),%rcx; lea 136(%rsp),%rsp; jmp *%rcx: leads an unarmed thread back to the site after
+/// the kernel has made its call.
 const BACK: [u8; 14] = [0x48, 0x8b, 0x0c, 0x24, 0x48, 0x8d, 0xa4, 0x24, 136, 0, 0, 0, 0xff, 0xe1];
 const _: () = assert!(BELOW == 136);
 const MOV_BYTES: usize = 5;
@@ -51,15 +51,16 @@ const SITE_BYTES: usize = MOV_BYTES + SYSCALL.len();
 const _: () = assert!(MOV_BYTES == JUMP_BYTES);
 const TEXTS: usize = 4;
 const HALVES: usize = 32;
-/// Below this address nothing is mapped (`vm.mmap_min_addr`), and numbers of calls are half of it.
+/// Nothing is mapped below this address (`vm.mmap_min_addr`). Numbers of calls are below half of
+/// it.
 const LOWEST: usize = 1024;
-/// How far a short jump reaches, and a jump of its own lies within.
+/// The reach of a short jump, less the length of the long one.
 const REACH: usize = 112;
 
 struct PatchedSites {
-    /// Those of libc and the loader.
+    /// The texts of libc and the loader.
     texts: [(usize, usize); TEXTS],
-    /// Second halves of padding that is used; 0: none.
+    /// The second halves of padding that is used by one jump. 0: none.
     halves: [usize; HALVES],
     used: usize,
 }
@@ -67,7 +68,7 @@ struct PatchedSites {
 static SITES: StaticMutex<PatchedSites> =
     StaticMutex::new(PatchedSites { texts: [(0, 0); TEXTS], halves: [0; HALVES], used: 0 });
 
-/// Sites may be patched from now on; `handler` makes their calls.
+/// Allows that sites are patched. `handler` makes their calls.
 pub fn allow(handler: PatchHandler) {
     /// `AT_HWCAP2`: programs may read `fs`.
     const FSGSBASE: u64 = 2;
@@ -84,7 +85,7 @@ pub fn contains(at: usize) -> bool {
     entry::contains(at) || start != 0 && at.wrapping_sub(start) < SITES_BYTES
 }
 
-/// A call `nr` has trapped at the instruction that ends at `after`.
+/// Notes that a call `nr` has trapped at the instruction that ends at `after`.
 pub fn note_trap(after: usize, nr: usize) {
     if !ON.load(Relaxed) {
         return;
@@ -95,7 +96,7 @@ pub fn note_trap(after: usize, nr: usize) {
     }
 }
 
-/// No thread patches until [`resume`].
+/// Keeps threads from patching until [`resume`].
 pub fn stop() {
     forget(SITES.lock());
 }
@@ -132,14 +133,14 @@ impl PatchedSites {
             && let Some(room) = self.room_near(after)
         {
             self.go_by(step, None, after, (room, JUMP_BYTES), |distance| {
-                // SAFETY: nobody runs through the padding, and then other threads find one
+                // SAFETY: no code runs through the padding, and then other threads find one
                 // instruction or the other.
                 unsafe { detour(after - SYSCALL.len(), room, distance) };
             });
         }
     }
 
-    /// Makes the step of a site, and has `write` write the jump of five bytes at `jump` that goes
+    /// Makes the step of a site. `write` then writes the jump of five bytes at `jump` that leads
     /// there, given its distance.
     fn go_by(
         &mut self,
@@ -166,7 +167,7 @@ impl PatchedSites {
         }
     }
 
-    /// Room for a jump that a short one at the system call before `after` reaches.
+    /// Finds room for a jump within reach of a short one at the system call before `after`.
     fn room_near(&mut self, after: usize) -> Option<usize> {
         let reach = after - REACH..after + REACH;
         if let Some(half) = self.halves.iter_mut().find(|half| reach.contains(half)) {
@@ -238,15 +239,15 @@ impl PatchedSites {
         // jmp *entry(%rip)
         let end = add(&[0xff, 0x25]) + 4;
         add(&(-((self.used * STRIDE + end) as i32)).to_le_bytes());
-        // SAFETY: it lies in the zone, is writable now, and nobody goes there yet.
+        // SAFETY: it lies in the zone, is writable now, and no site leads there yet.
         unsafe { core::ptr::copy_nonoverlapping(step.as_ptr(), at as *mut u8, STRIDE) };
     }
 }
 
-/// Bytes before a site that are looked at.
+/// The number of bytes before a site that are looked at.
 const BEFORE: usize = 5;
 
-/// Whether the instruction before a system call's is one that sets the number, alone.
+/// Whether the instruction before a system call only sets the number.
 fn sets_number(site: usize, nr: usize) -> bool {
     // SAFETY: it lies in a text, with so many bytes before.
     let bytes = unsafe { &*((site - BEFORE) as *const [u8; BEFORE + SITE_BYTES]) };
@@ -265,14 +266,14 @@ fn is_libc(area: &Vma) -> bool {
         && (file == b"libc.so.6" || file == b"libpthread.so.0" || file.starts_with(b"ld-linux"))
 }
 
-/// Whether what looks like `mov $nr,%eax` may be the end of a longer instruction that begins in these
-/// bytes: a thread has come to the system call behind it with this number in `%rax`.
+/// Whether `mov $nr,%eax` may be the end of a longer instruction that begins in these bytes. A
+/// thread has come to the system call behind it with this number in `%rax`.
 ///
-/// In such an instruction 0xb8 says that its operand is memory at `%rax` and the number. One that
-/// takes an immediate behind that would take it from the system call. One that leaves `%rax` as it
-/// is would have met an address below [`LOWEST`], where nothing is mapped. So it is one that doesn't
-/// touch memory (`lea`, `nop`, a prefetch), that sets `%rax` (`idiv`, `cmpxchg`), or that counts
-/// from a segment; or 0xb8 is an operation behind a prefix.
+/// In a longer instruction, 0xb8 would mean that the operand is memory at `%rax` plus the number.
+/// It has no immediate, which would be the system call's bytes. If it left `%rax` unchanged, it
+/// would have faulted below [`LOWEST`], where nothing is mapped. So only these remain: one that
+/// doesn't touch memory (`lea`, `nop`, a prefetch), one that sets `%rax` (`idiv`, `cmpxchg`), one
+/// that counts from a segment, or 0xb8 as an operation behind a prefix.
 fn may_go_on(before: &[u8]) -> bool {
     let [.., escape, last] = *before else { return true };
     let is_alone = matches!(last, 0x0f | 0x40..=0x4f | 0x8d | 0x8f | 0xc4 | 0xc5 | 0xf6 | 0xf7);
@@ -316,7 +317,8 @@ unsafe fn replace(site: usize, distance: i32) {
 /// Has the system call at `site` jump to a jump at `room`.
 ///
 /// # Safety
-/// - Both are writable; nobody runs through `room`'s five bytes; the site's two lie in one line.
+/// - Both are writable. No code runs through the five bytes at `room`. The two at `site` lie in one
+///   line.
 unsafe fn detour(site: usize, room: usize, distance: i32) {
     let [a, b, c, d] = distance.to_le_bytes();
     let short = (room as isize - (site + SYSCALL.len()) as isize) as i8;

@@ -1,14 +1,14 @@
-//! Padding that nobody runs through: behind the end of a function that ends as those of libc do that
-//! make system calls, up to where the next code is aligned.
+//! Padding that no code runs through: it lies behind a function of libc that makes system calls, and ends
+//! where the next function is aligned.
 //!
-//! That a byte is a return can't be told from itself: `c3` ends many instructions. Behind what
-//! [`ends`] knows it can.
+//! A byte `c3` alone doesn't prove a return, because many instructions end in it. Behind the endings that
+//! [`ends`] knows it does.
 
-/// So many bytes before padding are looked at.
+/// The number of bytes before padding that are looked at.
 pub const BEFORE: usize = 24;
 /// And so many of it.
 pub const LONGEST: usize = 16;
-/// What a jump takes: in shorter padding it would write over code.
+/// The length of a jump. In shorter padding it would overwrite code.
 pub const JUMP_BYTES: usize = 5;
 
 const NOPS: [&[u8]; 11] = [
@@ -24,7 +24,7 @@ const NOPS: [&[u8]; 11] = [
     &[0x66, 0x90],
     &[0x90],
 ];
-/// What code is aligned to, at least.
+/// The least alignment of code.
 const ALIGN: usize = 8;
 const RET: u8 = 0xc3;
 /// `mov $-1,%rax`.
@@ -119,7 +119,7 @@ mod tests {
         let mut short = [0x90; 16];
         short[7..].copy_from_slice(&[0x48, 0x83, 0xc4, 0x08, 0xc3, 0x0f, 0x1f, 0x40, 0]);
         assert_eq!(padding_in(&short, 12), None);
-        // What doesn't end where code is aligned isn't padding.
+        // Bytes that don't end where code is aligned aren't padding.
         let mut moved = [0x90; 17];
         moved[1..].copy_from_slice(&behind_ret);
         assert_eq!(padding_in(&moved, 10), None);

@@ -1,4 +1,4 @@
-//! `rt_sigaction`.
+//! `rt_sigaction`: keeps the program's actions, and has the gate's handler take the signals.
 use crate::actions::{PROTECTED, SIGNALS, UNBLOCKABLE, bit};
 use crate::entry::restorer;
 use crate::frame::SignalAction;
@@ -13,16 +13,16 @@ use memfold_sys::raw::system_call;
 pub static HANDLER: AtomicUsize = AtomicUsize::new(0);
 
 const SA_RESTORER: u64 = 0x0400_0000;
-/// Those that the kernel must know of.
+/// Flags that the kernel must have from the program.
 const KEPT: u64 = (libc::SA_NOCLDSTOP | libc::SA_NOCLDWAIT | libc::SA_RESTART) as u64;
-/// Those that the kernel knows at all (`UAPI_SA_FLAGS`).
+/// All flags that the kernel knows (`UAPI_SA_FLAGS`).
 const KNOWN: u64 = KEPT
     | SA_RESTORER
     | 0x800
     | (libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER) as u64
     | (libc::SA_RESETHAND as u32) as u64;
 
-/// Tells the kernel of an action; gives the one before.
+/// Sets the kernel's action, and returns the one before.
 pub fn set_real(signal: i32, new: Option<&SignalAction>) -> Result<SignalAction, Errno> {
     let mut old = SignalAction::DEFAULT;
     let new = new.map_or(0, |new| &raw const *new as usize);
@@ -31,7 +31,7 @@ pub fn set_real(signal: i32, new: Option<&SignalAction>) -> Result<SignalAction,
     unsafe { system_call(libc::SYS_rt_sigaction, args) }.map(|_| old)
 }
 
-/// What the kernel is told of a handler with these flags.
+/// Returns the kernel's action for a handler of the program's with these flags.
 fn ours(flags: u64) -> SignalAction {
     SignalAction {
         handler: HANDLER.load(SeqCst),
@@ -43,7 +43,8 @@ fn ours(flags: u64) -> SignalAction {
     }
 }
 
-/// A handler of the gate's for one signal, on the thread's own stack, with all signals blocked.
+/// Returns the action that calls a handler of the gate's on the thread's own stack, with all
+/// signals blocked.
 pub fn calling(handler: usize) -> SignalAction {
     let flags = SA_RESTORER | (libc::SA_SIGINFO | libc::SA_RESTART) as u64;
     SignalAction { handler, flags, restorer: restorer(), mask: u64::MAX }
@@ -56,11 +57,11 @@ pub fn install_protected(record: &ThreadRecord) -> Result<(), Errno> {
         .try_for_each(|signal| tell_kernel(signal, &record.actions().of(signal)))
 }
 
-/// Reads the actions as they are, and puts the gate's handler before all others.
+/// Reads the program's actions, and has the gate's handler take each signal that has a handler.
 pub fn take_over(record: &ThreadRecord) -> Result<(), Errno> {
     for signal in 1..=SIGNALS as i32 {
         let Ok(now) = set_real(signal, None) else { continue };
-        record.actions().with(|table| table[signal as usize] = now);
+        record.actions().with(|actions| actions[signal as usize] = now);
         if now.is_handler() && bit(signal) & PROTECTED == 0 {
             set_real(signal, Some(&ours(now.flags)))?;
         }
@@ -75,13 +76,14 @@ pub fn give_back(record: &ThreadRecord) {
     }
 }
 
-/// Tells the kernel of what the program wants.
+/// Sets the kernel's action for an action of the program's.
 pub fn tell_kernel(signal: i32, action: &SignalAction) -> Result<(), Errno> {
     if bit(signal) & PROTECTED != 0 {
-        // One that is blocked or ignored ends no call.
+        // A signal that the program ignores or has blocked ends no call.
         let flags = if action.is_handler() { action.flags } else { libc::SA_RESTART as u64 };
         let ours = ours(flags);
-        // What waits in a system call, which comes by SIGSYS, must be open to the program's signals.
+        // The handler of SIGSYS makes system calls that wait. The program's signals must interrupt
+        // them.
         let mask = if signal == libc::SIGSYS { 0 } else { ours.mask };
         return set_real(signal, Some(&SignalAction { mask, ..ours })).map(drop);
     }
@@ -89,7 +91,7 @@ pub fn tell_kernel(signal: i32, action: &SignalAction) -> Result<(), Errno> {
     set_real(signal, Some(&real)).map(drop)
 }
 
-/// `rt_sigaction`.
+/// Serves `rt_sigaction`.
 pub fn set_action(
     record: &ThreadRecord,
     [signal, new, old, bytes, ..]: &[usize; 6],
@@ -105,13 +107,13 @@ pub fn set_action(
     if wanted.is_some() && bit(signal) & UNBLOCKABLE != 0 {
         return Err(Errno::INVAL);
     }
-    let before = record.actions().with(|table| {
-        let before = table[signal as usize];
+    let before = record.actions().with(|actions| {
+        let before = actions[signal as usize];
         if let Some(mut wanted) = wanted {
             wanted.flags &= KNOWN;
             wanted.mask &= !UNBLOCKABLE;
             tell_kernel(signal, &wanted)?;
-            table[signal as usize] = wanted;
+            actions[signal as usize] = wanted;
         }
         Ok(before)
     })?;
@@ -125,7 +127,7 @@ pub fn set_action(
     Ok(())
 }
 
-/// Has the kernel ignore these, for the program that is executed next.
+/// Has the kernel ignore these signals, for the program that is executed next.
 pub fn ignore_really(set: u64) {
     let ignore = SignalAction { handler: libc::SIG_IGN, ..SignalAction::DEFAULT };
     for signal in (1..=SIGNALS as i32).filter(|signal| set & bit(*signal) != 0) {

@@ -1,4 +1,4 @@
-//! `sigaltstack`: the kernel has the gate's stack for good, the program its own as it believes.
+//! `sigaltstack`: the kernel has the slot's stack for good. The record keeps the program's own.
 use crate::frame::{AlternateStack, SignalContext};
 use crate::record::ThreadRecord;
 use crate::touch::{read, write};
@@ -9,10 +9,10 @@ const SS_AUTODISARM: i32 = i32::MIN;
 /// Whether a thread whose stack pointer is `sp` is on the program's alternate stack.
 pub fn is_on(record: &ThreadRecord, sp: usize) -> bool {
     let stack = record.alternate.get();
-    stack.flags & SS_AUTODISARM == 0 && stack.holds(sp)
+    stack.flags & SS_AUTODISARM == 0 && stack.contains(sp)
 }
 
-/// `sigaltstack`; gives the new one.
+/// Serves `sigaltstack`. Returns the new stack if one was set.
 pub fn set_alternate(
     record: &ThreadRecord,
     context: &SignalContext,
@@ -43,7 +43,7 @@ pub fn set_alternate(
     Ok(wanted.map(|_| record.alternate.get()))
 }
 
-/// A stack as the kernel would keep it.
+/// Returns a stack as the kernel would keep it.
 pub fn checked(wanted: AlternateStack) -> Result<AlternateStack, Errno> {
     match wanted.flags & !SS_AUTODISARM {
         libc::SS_DISABLE => Ok(AlternateStack { flags: wanted.flags, ..AlternateStack::NONE }),
@@ -53,7 +53,7 @@ pub fn checked(wanted: AlternateStack) -> Result<AlternateStack, Errno> {
     }
 }
 
-/// It has been entered by a handler.
+/// Notes that a handler has entered the program's alternate stack.
 pub fn entered(record: &ThreadRecord) {
     if record.alternate.get().flags & SS_AUTODISARM != 0 {
         record.alternate.set(AlternateStack::NONE);

@@ -1,4 +1,4 @@
-//! Puts signals off, and enters the program's handlers.
+//! Makes signals pending, and enters the program's handlers.
 use crate::actions::{PROTECTED, UNBLOCKABLE, bit};
 use crate::frame::{SignalAction, SignalContext, SignalFrame, SignalInfo, clear_fp, fp_bytes_at};
 use crate::keeper::BadAddress;
@@ -12,14 +12,14 @@ use memfold_sys::thread::thread_id;
 
 const RED_ZONE: usize = 128;
 const FP_ALIGN: usize = 64;
-/// Direction, resume, trap.
+/// The processor's flags for direction, resume and trap.
 const CLEARED_FLAGS: u64 = 0x400 | 0x1_0000 | 0x100;
 
-/// Keeps a signal that has interrupted the gate, until the gate is left. `context` is what was
-/// interrupted: no other comes until then.
+/// Makes a signal pending that has interrupted the gate at `context`. All other signals are blocked
+/// until the thread leaves the gate.
 pub fn defer(record: &ThreadRecord, context: &mut SignalContext, info: &SignalInfo) {
-    // Of two signals that come at one return of the kernel's, the handler of the second interrupts
-    // that of the first, which has all blocked, and is here before it: the first one's tells.
+    // The kernel may deliver two signals at one return. Then the second one's handler runs first,
+    // and finds all blocked by the first one's. So the mask of the first one counts.
     let blocks_all = |mask: u64| mask | PROTECTED | UNBLOCKABLE == u64::MAX;
     if record.pending.load(SeqCst) == 0 || blocks_all(record.mask_before.get()) {
         record.mask_before.set(context.mask);
@@ -28,7 +28,7 @@ pub fn defer(record: &ThreadRecord, context: &mut SignalContext, info: &SignalIn
     context.mask = !PROTECTED;
 }
 
-/// Has `context` go on with the handlers of all that was put off.
+/// Delivers all pending signals: `context` goes on in their handlers.
 ///
 /// # Safety
 /// - Both are the thread's own: see [`crate::entry::leave`].
@@ -48,8 +48,8 @@ pub unsafe extern "C" fn deliver_pending(context: usize, record: usize) {
     }
 }
 
-/// Has `context`, in which the program is to go on, go on with its handler of a signal, or does
-/// what else the program's action says.
+/// Delivers a signal to the program, which is to go on at `context`. It enters the program's
+/// handler, or does what the program's action says.
 pub fn deliver(record: &ThreadRecord, context: &mut SignalContext, info: &SignalInfo) {
     if info.is_nudge() {
         return;
@@ -69,9 +69,9 @@ pub fn deliver(record: &ThreadRecord, context: &mut SignalContext, info: &Signal
         return end_by(info);
     }
     if action.flags & (libc::SA_RESETHAND as u32) as u64 != 0 {
-        record.actions().with(|table| {
+        record.actions().with(|actions| {
             let reset = SignalAction { handler: libc::SIG_DFL, ..action };
-            table[signal as usize] = reset;
+            actions[signal as usize] = reset;
             let _ = tell_kernel(signal, &reset);
         });
     }
@@ -85,13 +85,13 @@ pub fn deliver(record: &ThreadRecord, context: &mut SignalContext, info: &Signal
     record.blocked.set(mask & PROTECTED);
 }
 
-/// Has the kernel do what it does by itself, as soon as the gate is left: for a fault, it ends the process.
+/// Has the kernel take its default action on a signal. For a fault, that ends the process.
 pub fn end_by(info: &SignalInfo) {
     let _ = set_real(info.signal, Some(&SignalAction::DEFAULT));
     let _ = send(thread_id(), info);
 }
 
-/// There is no room for a frame: SIGSEGV instead, which ends the process if it is the same.
+/// Delivers SIGSEGV where a frame has no room. If that has none either, the process ends.
 fn cannot_enter(record: &ThreadRecord, context: &mut SignalContext, signal: i32) {
     if signal == libc::SIGSEGV {
         end_by(&SignalInfo::forced(signal));
@@ -117,7 +117,7 @@ fn enter(
     let bytes = if from == 0 { 0 } else { unsafe { fp_bytes_at(from) } };
     let fp = top.wrapping_sub(bytes) & !(FP_ALIGN - 1);
     let at = (fp.wrapping_sub(size_of::<SignalFrame>()) & !15).wrapping_sub(8);
-    if (enters || on) && !stack.holds(at) {
+    if (enters || on) && !stack.contains(at) {
         return Err(BadAddress);
     }
     let mut frame =

@@ -1,4 +1,4 @@
-//! What is blocked: the kernel's mask has none of the gate's own signals, the record has them.
+//! Signal masks. The kernel's mask never has the gate's own signals: the record keeps those.
 use crate::actions::{PROTECTED, UNBLOCKABLE};
 use crate::frame::SignalContext;
 use crate::record::ThreadRecord;
@@ -7,24 +7,24 @@ use crate::touch::{read, write};
 use memfold_sys::Errno;
 use memfold_sys::raw::{set_signals_blocked, system_call};
 
-/// What the program believes to be blocked.
+/// Returns the mask that the program believes to have.
 pub fn mask_of(record: &ThreadRecord, context: &SignalContext) -> u64 {
     context.mask | record.blocked.get()
 }
 
-/// Blocks from when the context is gone on with.
+/// Sets the mask with which the program goes on at `context`.
 pub fn replace_mask(record: &ThreadRecord, context: &mut SignalContext, mask: u64) {
     context.mask = mask & !(PROTECTED | UNBLOCKABLE);
     record.blocked.set(mask & PROTECTED);
     promote(record, mask);
 }
 
-/// Blocks all signals but the gate's own until the gate is left.
+/// Blocks all signals but the gate's own until the thread leaves the gate.
 pub fn block_all() {
     set_signals_blocked(!PROTECTED);
 }
 
-/// `rt_sigprocmask`.
+/// Serves `rt_sigprocmask`.
 pub fn set_mask(
     record: &ThreadRecord,
     context: &mut SignalContext,
@@ -51,7 +51,7 @@ pub fn set_mask(
     Ok(())
 }
 
-/// `rt_sigpending`.
+/// Serves `rt_sigpending`.
 pub fn pending(record: &ThreadRecord, [set, bytes, ..]: &[usize; 6]) -> Result<(), Errno> {
     if *bytes > 8 {
         return Err(Errno::INVAL);

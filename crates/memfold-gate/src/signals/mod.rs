@@ -1,11 +1,13 @@
-//! Signals as the program has them, beside what the kernel is told.
+//! The program's signals: its actions, masks, frames and stacks, beside what the kernel is told.
 //!
-//! Each handler of the program's is installed as the gate's own, on the gate's stack. What arrives
-//! while code of the program runs is delivered at once: the gate writes the frame where the kernel
-//! would have, by the program's own means, so that no page of it need be there, and goes on in the
-//! handler. What arrives in the gate is put off until it is left, and a call that waits is called
-//! off, so that no state of the gate lies below a handler of the program's: it may leave by
-//! `longjmp`, switch stacks, or never return.
+//! For each handler of the program's the kernel has the gate's handler, which runs on the slot's stack.
+//! - **The program was interrupted**: the signal is delivered at once. The gate writes the frame where the
+//!   kernel would have, by ordinary stores, so that the stack may be folded. Then it enters the handler.
+//! - **The gate was interrupted**: the signal is pending until the thread leaves the gate. A waiting call
+//!   is called off (`call_state.rs`).
+//!
+//! So no state of the gate lies below a handler of the program's. The handler may leave by `longjmp`,
+//! switch stacks, or never return.
 mod sent;
 mod actions;
 mod alternate;

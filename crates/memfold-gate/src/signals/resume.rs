@@ -1,4 +1,4 @@
-//! `rt_sigreturn`: the program's handler is over.
+//! `rt_sigreturn`: leaves a handler of the program's by the frame on its stack.
 use crate::frame::{SignalContext, SignalInfo, fp_bytes, fp_bytes_at};
 use crate::keeper::BadAddress;
 use crate::record::ThreadRecord;
@@ -7,8 +7,7 @@ use crate::signals::deliver::deliver;
 use crate::signals::masks::replace_mask;
 use crate::touch::{copy, read, read_bytes};
 
-/// Has `context`, in which the program has called `rt_sigreturn`, go on as the frame on the
-/// program's stack says.
+/// Serves `rt_sigreturn`, called at `context`: the program goes on as the frame on its stack says.
 pub fn resume(record: &ThreadRecord, context: &mut SignalContext) {
     if take(record, context).is_err() {
         deliver(record, context, &SignalInfo::forced(libc::SIGSEGV));

@@ -1,16 +1,15 @@
-//! Sent signals that the program blocks, of the three kinds that the gate works by: SIGBUS, SIGSEGV,
-//! SIGSYS. The gate never has them blocked in the kernel, so the kernel delivers each at once. The gate
-//! keeps such a signal pending, for the thread or for the process, as the kernel does with others.
+//! Sent signals of the three kinds that the gate works by (SIGBUS, SIGSEGV, SIGSYS), while the program has
+//! them blocked. The kernel never has these blocked, so it delivers each at once. The gate keeps such a
+//! signal pending, for the thread or for the process, as the kernel keeps others.
 //!
-//! **During a call that may take them, the kernel has them**: `sigtimedwait`, `sigsuspend`, `read`,
-//! `readv` and `poll` of a `signalfd`, `execve`. They are really blocked then, and sent again to the calling thread.
-//! Those that the call hasn't taken come back to the gate when it is over. No code that may fault runs
-//! in between. A thread that already waits for a `signalfd` is called off, and looks again.
+//! **The kernel gets them back for a call that may take them**: `sigtimedwait`, `sigsuspend`, `execve`,
+//! and `read`, `readv` and `poll` of a `signalfd`. They are really blocked then, and sent again to the
+//! calling thread. When the call is over, those that it hasn't taken come back to the gate. No code that
+//! may fault runs in between. A thread that already waits for a `signalfd` is called off, and looks again.
 //!
-//! **One for the process goes to a thread that takes it**, if there is one: a thread that doesn't have
-//! it blocked, or waits for it ([`ThreadRecord::awaits`]). Who keeps a signal stores it and then looks for such
-//! a thread; a thread that begins to wait says so and then looks for kept signals: one of the two sees
-//! the other.
+//! **A signal for the process goes to a thread that takes it**: one that doesn't block it, or waits for it
+//! ([`ThreadRecord::awaits`]). The thread that keeps a signal stores it, and then looks for a taker. A thread
+//! that begins to wait says so, and then looks for kept signals. So one of the two sees the other.
 use crate::actions::{PROTECTED, bit};
 use crate::entry;
 use crate::frame::{SignalInfo, code_of_nudge, code_to_show};
@@ -20,11 +19,11 @@ use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use memfold_sys::raw::{set_signals_blocked, system_call};
 use memfold_sys::thread::process_id;
 
-/// Not in libc.
+/// The number of `io_pgetevents`, which the libc crate lacks.
 pub const SYS_IO_PGETEVENTS: i64 = 333;
 const SIGNALS: [i32; 3] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGSYS];
 
-/// A place for each that can come while another is put off.
+/// Returns the place of a pending signal. Each that can come while another is pending has its own.
 pub fn place_of(signal: i32) -> usize {
     match signal {
         libc::SIGSEGV => 1,
@@ -34,7 +33,7 @@ pub fn place_of(signal: i32) -> usize {
     }
 }
 
-/// Puts a signal off, unless there is one of its kind.
+/// Makes a signal pending, unless one of its kind is.
 pub fn put(record: &ThreadRecord, info: &SignalInfo) {
     let place = place_of(info.signal);
     let is_free = record.pending.load(SeqCst) & (1 << place) == 0;
@@ -47,7 +46,7 @@ pub fn put(record: &ThreadRecord, info: &SignalInfo) {
 /// Signals of which the program has ever asked for a `signalfd`.
 static READ: AtomicU64 = AtomicU64::new(0);
 
-/// The program asks for a `signalfd` of these.
+/// Notes that the program asks for a `signalfd` of these signals.
 pub fn note_read(set: u64) {
     READ.fetch_or(set & PROTECTED, SeqCst);
 }
@@ -70,7 +69,7 @@ pub fn keep(record: &ThreadRecord, info: &SignalInfo) {
         }
     });
     if taker.is_none() && READ.load(SeqCst) & bit(info.signal) != 0 {
-        // One of them may wait for it by a descriptor.
+        // A thread may wait for the signal by a descriptor.
         record.each_of_process(|each| {
             let thread = each.thread.load(SeqCst);
             if !core::ptr::eq(each, record) && thread != 0 {
@@ -82,18 +81,18 @@ pub fn keep(record: &ThreadRecord, info: &SignalInfo) {
         && let Some(info) = record.actions().take_sent(bit(info.signal))
         && !forward(record, thread, &info)
     {
-        // It has ended.
+        // The thread has ended.
         record.actions().keep_sent(&info);
     }
 }
 
 fn takes(record: &ThreadRecord, signal: i32) -> bool {
-    // One that has just been made has no number yet.
+    // A thread that has just been made has no number yet.
     let is_there = record.thread.load(SeqCst) != 0;
     is_there && (record.blocked.get() & bit(signal) == 0 || record.awaits.get() & bit(signal) != 0)
 }
 
-/// Sends a signal to a thread of this process; `false`: there is none.
+/// Sends a signal to a thread of this process. `false`: there is no such thread.
 pub fn send(thread: u32, info: &SignalInfo) -> bool {
     let args = [
         process_id() as usize,
@@ -107,13 +106,14 @@ pub fn send(thread: u32, info: &SignalInfo) -> bool {
     unsafe { system_call(libc::SYS_rt_tgsigqueueinfo, args) }.is_ok()
 }
 
-/// Sends a signal on to another thread of this process; `false`: there is none.
+/// Sends a signal on to another thread of this process. `false`: there is no such thread.
 fn forward(record: &ThreadRecord, thread: u32, info: &SignalInfo) -> bool {
     let is_own = thread == record.thread.load(SeqCst);
     send(thread, &if is_own { *info } else { info.forwarded() })
 }
 
-/// What `sigtimedwait` has said at `at` of a signal, which may have been sent on.
+/// Corrects the information that `sigtimedwait` has written at `at`: the signal may have been sent
+/// on.
 pub fn tell_as_sent(at: usize) {
     let Ok(info) = read::<SignalInfo>(at) else { return };
     let before = info.before_forwarding().unwrap_or(info).shown();
@@ -124,7 +124,7 @@ pub fn tell_as_sent(at: usize) {
     }
 }
 
-/// Those that are kept for a thread.
+/// Returns the signals that are kept for a thread.
 pub fn kept(record: &ThreadRecord) -> u64 {
     record.sent.get() | record.actions().sent()
 }
@@ -138,7 +138,7 @@ fn take(record: &ThreadRecord, set: u64) -> Option<SignalInfo> {
     record.actions().take_sent(set)
 }
 
-/// Delivers those that aren't blocked any more.
+/// Makes kept signals pending that `mask` doesn't block.
 pub fn promote(record: &ThreadRecord, mask: u64) {
     if kept(record) == 0 {
         return;
@@ -160,7 +160,7 @@ fn change_mask(how: i32, set: u64) {
     let _ = unsafe { system_call(libc::SYS_rt_sigprocmask, args) };
 }
 
-/// Has the kernel hold back those of `set`, and have what is kept of them.
+/// Blocks `set` in the kernel, and sends it the kept signals of the set.
 pub fn hand_over(record: &ThreadRecord, set: u64) {
     change_mask(libc::SIG_BLOCK, set & PROTECTED);
     while let Some(info) = take(record, set) {
@@ -169,7 +169,8 @@ pub fn hand_over(record: &ThreadRecord, set: u64) {
     }
 }
 
-/// Makes a system call that may wait, for which the kernel has all that is kept for the thread.
+/// Makes a system call that may wait. Meanwhile the kernel has all signals that are kept for the
+/// thread and that the call may take.
 ///
 /// # Safety
 /// - As [`entry::call`]: what the call names is held.
@@ -187,7 +188,7 @@ pub unsafe fn call(record: &ThreadRecord, nr: usize, args: &[usize; 6]) -> isize
         } else {
             hand_over(record, set & PROTECTED);
             let made = make();
-            // What is left arrives here.
+            // Signals that the call hasn't taken arrive here.
             change_mask(libc::SIG_UNBLOCK, set & PROTECTED);
             made
         };
@@ -204,7 +205,8 @@ pub unsafe fn call(record: &ThreadRecord, nr: usize, args: &[usize; 6]) -> isize
     }
 }
 
-/// What a `signalfd` has given is no nudge, but what that was about, which is kept no longer.
+/// Corrects what a `signalfd` has returned. A nudge is replaced by the signal that it was about,
+/// which is kept no longer.
 fn take_read(record: &ThreadRecord, nr: usize, args: &[usize; 6], bytes: usize) {
     /// `struct signalfd_siginfo`: the signal is at byte 0, the code at byte 8.
     const INFO_BYTES: usize = 128;
@@ -234,7 +236,7 @@ fn take_read(record: &ThreadRecord, nr: usize, args: &[usize; 6], bytes: usize) 
     }
 }
 
-/// Four bytes of what a call has given. They may lie in several of its buffers.
+/// Returns four bytes that a call has read. They may lie in several of its buffers.
 fn given(nr: usize, args: &[usize; 6], from: usize) -> Option<u32> {
     let mut word = [0; 4];
     for (at, byte) in (from..).zip(&mut word) {
@@ -243,7 +245,7 @@ fn given(nr: usize, args: &[usize; 6], from: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(word))
 }
 
-/// Where a call of [`gives_bytes`] has put one of its bytes.
+/// Returns where a call of [`gives_bytes`] has put one of its bytes.
 fn place_in(nr: usize, args: &[usize; 6], byte: usize) -> Option<usize> {
     if nr as i64 == libc::SYS_read {
         return args[1].checked_add(byte);
@@ -260,8 +262,8 @@ fn place_in(nr: usize, args: &[usize; 6], byte: usize) -> Option<usize> {
     None
 }
 
-/// Whether a descriptor is of a kind that has no file, as a `signalfd` is: other bytes may look as
-/// its own do.
+/// Whether a descriptor is of the kind without a file, as a `signalfd` is. Bytes of a file may look
+/// like a signal.
 fn may_be_signalfd(fd: usize) -> bool {
     const NO_FILE: libc::c_long = 0x0904_1934;
     // SAFETY: zeros are a value of the type.
@@ -271,12 +273,12 @@ fn may_be_signalfd(fd: usize) -> bool {
     unsafe { system_call(libc::SYS_fstatfs, args) }.is_err() || about.f_type == NO_FILE
 }
 
-/// Whether a call reads what a `signalfd` has.
+/// Whether a call may read from a `signalfd`.
 fn gives_bytes(nr: usize) -> bool {
     matches!(nr as i64, libc::SYS_read | libc::SYS_readv | libc::SYS_preadv2)
 }
 
-/// Whether a call may find a signal by a descriptor.
+/// Whether a call may learn of a signal by a descriptor.
 fn may_read(nr: usize) -> bool {
     let waits = matches!(
         nr as i64,
@@ -291,8 +293,8 @@ fn may_read(nr: usize) -> bool {
     waits || gives_bytes(nr)
 }
 
-/// Calls that are made again where the kernel wouldn't have ended them: they wait without end or until
-/// a moment, or what is left of their time has been written back.
+/// Whether a call can be made again that the kernel alone wouldn't have ended. Such a call waits
+/// without end or until a moment, or has written back the rest of its time.
 fn goes_on(nr: usize, args: &[usize; 6]) -> bool {
     match nr as i64 {
         libc::SYS_poll => (args[2] as i32) < 0,
@@ -314,7 +316,8 @@ fn goes_on(nr: usize, args: &[usize; 6]) -> bool {
     }
 }
 
-/// All that was put off is blocked: keeps it, and has signals arrive as before it came.
+/// Keeps all pending signals, if the program has all of them blocked. Signals arrive again as
+/// before.
 fn put_back(record: &ThreadRecord) -> bool {
     let pending = record.pending.load(SeqCst);
     let is_kept = |signal: &i32| {
@@ -334,10 +337,10 @@ fn put_back(record: &ThreadRecord) -> bool {
     true
 }
 
-/// `rt_sigqueueinfo`, `rt_tgsigqueueinfo` or `pidfd_send_signal` with the information at
-/// `args[information]`, of which `args[signal]` is the signal. Only a thread itself may be sent what
-/// says that it comes from the kernel, or its process: who is meant is asked of the kernel, by the same call with no
-/// signal. `None`: nothing of that kind is said.
+/// Serves `rt_sigqueueinfo`, `rt_tgsigqueueinfo` or `pidfd_send_signal` of a signal that claims to
+/// come from the kernel. `args[signal]` is the signal, `args[information]` points to its
+/// information. The kernel allows this only to the caller itself, so it is asked first, by the same
+/// call with signal 0. `None`: the signal makes no such claim.
 pub fn make_up(
     args: &[usize; 6],
     [signal, information]: [usize; 2],
@@ -355,8 +358,8 @@ pub fn make_up(
     Some(if may == 0 { make(&sent) } else { may })
 }
 
-/// `kill` of the caller's process by one of these: the thread that takes it has it before the call
-/// returns, if that is the caller. `None`: it is another call.
+/// Serves `kill` of the caller's own process by one of these three signals. If the caller takes it,
+/// it has the signal before the call returns. `None`: it is another call.
 pub fn kill(record: &ThreadRecord, [process, signal, ..]: &[usize; 6]) -> Option<isize> {
     let signal = *signal as i32;
     if *process as i32 != process_id() as i32 || !SIGNALS.contains(&signal) {

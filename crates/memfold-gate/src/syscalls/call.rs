@@ -9,7 +9,8 @@ use crate::syscalls::row::{CallRow, MaskUse, ProgramCall, ServedBy};
 use crate::touch::read;
 use core::sync::atomic::Ordering::SeqCst;
 
-/// A set of signals in place of the program's, and its address and size where the call wants those.
+/// The gate's copy of a set of signals. `nested` is its address and size, for calls that want
+/// those.
 #[derive(Default)]
 struct OwnSignalSet {
     set: u64,
@@ -17,7 +18,7 @@ struct OwnSignalSet {
 }
 
 impl ProgramCall<'_> {
-    /// Serves it.
+    /// Serves the call.
     pub fn serve(&mut self) -> CallOutcome {
         CallOutcome::of(match self.row().served(&self.args) {
             ServedBy::Plain | ServedBy::Trapped | ServedBy::Unknown => self.wait(),
@@ -32,17 +33,17 @@ impl ProgramCall<'_> {
         })
     }
 
-    /// Its row.
+    /// Returns its row.
     pub fn row(&self) -> &'static CallRow {
         self.rows.look_up(self.nr)
     }
 
-    /// Its thread.
+    /// Returns its thread.
     pub fn caller(&self) -> CallingThread<'static> {
         CallingThread { keeper: self.keeper, record: self.record, rows: self.rows }
     }
 
-    /// Makes it as it is.
+    /// Makes the call without a hold.
     pub fn raw(&self) -> isize {
         raw(self.nr, &self.args)
     }
@@ -54,7 +55,7 @@ impl ProgramCall<'_> {
         is_alone
     }
 
-    /// The owner of the memory changes its areas with the call.
+    /// Has the keeper change its areas with the call.
     fn change(&mut self) -> isize {
         let (keeper, nr, args) = (self.keeper, self.nr, self.args);
         self.caller().held(self.row(), &args, || {
@@ -101,7 +102,7 @@ impl ProgramCall<'_> {
     }
 }
 
-/// Of a call that wasn't interrupted, the mask is over.
+/// Ends the mask of a call, unless a signal has interrupted it.
 fn end_wait(record: &ThreadRecord, made: isize) {
     let interrupted = made == -(libc::EINTR as isize);
     if !interrupted || record.pending.load(SeqCst) == 0 {
@@ -110,7 +111,7 @@ fn end_wait(record: &ThreadRecord, made: isize) {
 }
 
 impl OwnSignalSet {
-    /// Has `argument` point to a copy of the set; `false`: there is none.
+    /// Has `argument` point to a copy of the set. `false`: there is no set.
     fn take(&mut self, argument: &mut usize, is_nested: bool) -> Result<bool, BadAddress> {
         if *argument == 0 {
             return Ok(false);

@@ -1,11 +1,11 @@
-//! Calls that lend pages of the program to the kernel after they have returned: `vmsplice`, and
-//! sockets with MSG_ZEROCOPY. The kernel pins no such page, so the keeper can't see it, and would
-//! give its memory to other data.
+//! Calls that lend pages of the program to the kernel beyond their end: `vmsplice`, and sockets with
+//! MSG_ZEROCOPY. The kernel doesn't pin such pages. So the keeper can't see them, and would reuse their
+//! frames.
 //!
 //! - `vmsplice` writes copies of the pages into the pipe. It waits as the kernel's does.
 //! - `setsockopt(SO_ZEROCOPY)` fails with EINVAL, as on kernels that lack it.
-//! - A socket may have got SO_ZEROCOPY in another process. A send with MSG_ZEROCOPY fails there with
-//!   ENOBUFS, as where no more pages may be lent.
+//! - A socket may have got SO_ZEROCOPY in another process. Sending with MSG_ZEROCOPY fails there with
+//!   ENOBUFS, as where the limit of lent pages is reached.
 use crate::touch::read;
 use memfold_sys::raw::system_call;
 use memfold_sys::units::PAGE_SIZE;
@@ -50,7 +50,7 @@ fn raw(nr: i64, args: [usize; 6]) -> isize {
     }
 }
 
-/// Whether a `vmsplice` gives pages to a pipe. The kernel makes or refuses all others.
+/// Whether a `vmsplice` gives pages to a pipe. All others are left to the kernel.
 fn gives(args: &[usize; 6]) -> bool {
     let ask = |command: i32| raw(libc::SYS_fcntl, [args[0], command as usize, 0, 0, 0, 0]);
     args[3] as u32 & !SPLICE_FLAGS == 0
@@ -66,19 +66,19 @@ fn lends_pages(fd: usize) -> bool {
     raw(libc::SYS_getsockopt, [fd, level, name, value, size, 0]) == 0 && on != 0
 }
 
-/// What `poll` says of a pipe's room: above 0 if there is some, or never will be.
+/// Polls a pipe for room. The result is above 0 if there is some, or never will be.
 fn poll(fd: usize, wait: bool, make: MakeCall) -> isize {
     let mut room = libc::pollfd { fd: fd as i32, events: libc::POLLOUT, revents: 0 };
     let time: isize = if wait { -1 } else { 0 };
     make(libc::SYS_poll, [&raw mut room as usize, 1, time as usize, 0, 0, 0])
 }
 
-/// So many parts of a call are taken. The kernel takes one for each page that a pipe has room for, 16
-/// where nothing else was asked for.
+/// The most parts of a call that are taken. The kernel takes one for each page that a pipe has room
+/// for, 16 by default.
 const PARTS_MAX: usize = 128;
 type SplicePart = [usize; 2];
 
-/// What of the parts (first addresses and lengths) a pipe of `room` bytes could take.
+/// The parts (first addresses and lengths) that a pipe could take at once.
 struct SpliceParts {
     parts: [SplicePart; PARTS_MAX],
     count: usize,
@@ -107,18 +107,18 @@ impl SpliceParts {
     }
 }
 
-/// Writes what the parts hold, as far as there is room for it, and at least something.
+/// Writes the bytes of the parts as far as there is room. It writes at least one.
 fn copy(args: &[usize; 6], make: MakeCall) -> isize {
     let [fd, parts, count, flags, ..] = *args;
     let waits = flags as u32 & libc::SPLICE_F_NONBLOCK == 0;
-    // No more is held than can be taken.
+    // No more is held than the pipe can take.
     let room = raw(libc::SYS_fcntl, [fd, libc::F_GETPIPE_SZ as usize, 0, 0, 0, 0]);
     let parts = match SpliceParts::read(parts, count, room.max(1) as usize) {
         Ok(parts) => parts,
         Err(e) => return e,
     };
     loop {
-        // At no offset (-1) a pipe takes what fits.
+        // With the offset -1 a pipe takes what fits.
         let (at, flags) = (parts.parts.as_ptr() as usize, libc::RWF_NOWAIT as usize);
         let now = [fd, at, parts.count, usize::MAX, usize::MAX, flags];
         match make(libc::SYS_pwritev2, now) {
@@ -149,7 +149,7 @@ fn copy_by_pages(fd: usize, parts: &SpliceParts, waits: bool, make: MakeCall) ->
             if (done > 0 || !waits) && poll(fd, false, make) <= 0 {
                 return if done > 0 { done } else { AGAIN };
             }
-            // A pipe takes so much whole.
+            // A pipe takes a page as a whole.
             let some = PAGE_SIZE.min(len - offset);
             let made = make(libc::SYS_write, [fd, start.wrapping_add(offset), some, 0, 0, 0]);
             if made <= 0 {

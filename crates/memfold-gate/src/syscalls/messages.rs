@@ -1,7 +1,8 @@
-//! `sendmmsg` and `recvmmsg` of many parts: made for some messages at a time, as a call may name a
-//! million parts, and all that it names would be held at once. The kernel makes them message by
-//! message, too. What differs: an error of a socket that comes with a later message is taken by this
-//! call, which says only how many it has received.
+//! `sendmmsg` and `recvmmsg` with many parts: made for some messages at a time. A call may name a million
+//! parts, and all that it names would be held at once. The kernel handles message by message, too.
+//!
+//! One difference remains. A socket error that comes with a later message is consumed by this call, which
+//! returns only the number of messages before.
 use crate::call_state::CALLED_OFF;
 use crate::touch::read;
 
@@ -47,11 +48,11 @@ pub fn in_pieces(
     Some(done as isize)
 }
 
-/// How many messages have few parts together: at least one.
+/// Returns how many messages have few parts together: at least one.
 fn few(messages: usize, count: usize) -> usize {
     let mut parts = 0usize;
     for n in 0..count {
-        // What can't be read names nothing.
+        // A count that can't be read names nothing.
         let at = messages.wrapping_add(n * MESSAGE_BYTES + COUNT_AT);
         parts = parts.saturating_add(read::<usize>(at).unwrap_or(0));
         if parts > PARTS_MAX {
@@ -104,7 +105,7 @@ mod tests {
         assert_eq!(made(send, &many, 7, &[CALLED_OFF]), (Some(CALLED_OFF), all[..1].to_vec()));
         assert_eq!(made(send, &many, 7, &[2, CALLED_OFF]), (Some(2), all[..2].to_vec()));
         assert_eq!(made(receive, &many, 0, &[-11]).0, Some(-11));
-        // One is waited for, and then none.
+        // The call waits for one message, and then for none.
         let (one, now) = (libc::MSG_WAITFORONE, libc::MSG_DONTWAIT);
         let pieces = made(receive, &many, one, &[2, -11]).1;
         assert_eq!(pieces, [[0, 2, one as usize], [2, 1, (one | now) as usize]]);

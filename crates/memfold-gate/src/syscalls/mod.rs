@@ -1,21 +1,23 @@
-//! The system calls of Linux 6.18 on x86-64: what each is, and which memory it names.
+//! The system calls of Linux 6.18 on x86-64: which memory each names, and how it is served.
 //!
-//! One [`CallRow`](row::CallRow) a call, in `table/`, by field; [`look_up`] is an array index. What the rows'
-//! little language (`row.rs`) can't say is said by functions in `decode/`, mostly by the command that
-//! an argument gives.
+//! The table (`table/`, by field) has one [`CallRow`](row::CallRow) for each call. [`look_up`] is an array
+//! index. A row says in a small language (`row.rs`) what the call's arguments point to. A function of
+//! `decode/` says it where the language can't, mostly by the command that an argument gives.
 //!
-//! Rules:
-//! - A span that is not written to must not be: it may be read-only, or write-protected to tell
-//!   whether it changes.
-//! - Where the kernel reads or writes by what is there (an address that turns out shorter), the span
-//!   is the most that it may touch. Longer spans than that are wrong; spans that reach over the end
-//!   of a mapping are not, as whoever touches them passes over what isn't there.
-//! - A nested struct is a span itself, and so is what it points to. It is read once here and once by
-//!   the kernel: a program that changes an iovec while its call is under way may be told EFAULT.
-//!   Copies in place of the program's would prevent that, but msghdr and mmsghdr are written back
-//!   to, and no program is right that does so; the vectors of calls in pieces are copies anyway.
-//! - A pointer that can't be read names nothing more: the kernel will say EFAULT itself, or do what
-//!   comes before it first (recvmmsg). All other arguments are named all the same.
+//! `plain.rs` makes a call while its memory is held. `pieces.rs` and `messages.rs` make large calls in
+//! parts, `lent.rs` those that would lend pages to the kernel, and `seen.rs` changes what some tell.
+//! `handlers/` has the calls that need more.
+//!
+//! Rules for what a row names:
+//! - A span is for writing only if the kernel writes there. Other memory may be read-only, or
+//!   write-protected to tell whether it changes.
+//! - A span is as long as the kernel may touch, and not longer. It may reach over the end of a mapping:
+//!   touching passes over what isn't mapped.
+//! - A nested struct is a span, and so is the memory that it points to. The struct is read once here and
+//!   once by the kernel. A program that changes an iovec during its call may get EFAULT. A copy in place
+//!   of the struct would prevent that, but the kernel writes back to msghdr and mmsghdr.
+//! - A pointer that can't be read names nothing more. The kernel fails with EFAULT, or does first what
+//!   comes before the pointer (recvmmsg). All other arguments are named all the same.
 //! - Memory that only other threads, devices or later calls touch isn't named.
 
 mod operands;
@@ -44,8 +46,8 @@ pub fn look_up(nr: usize) -> &'static row::CallRow {
 /// have pointers inside.
 ///
 /// # Errors
-/// A struct can't be read. `out` then got what is named besides: hold that, and make the call; the
-/// kernel will find the same.
+/// A struct can't be read. `out` got all other ranges: hold those and make the call. The kernel
+/// will fail at the struct, too.
 pub fn name(
     row: &row::CallRow,
     args: &[usize; 6],

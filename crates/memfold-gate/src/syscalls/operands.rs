@@ -1,5 +1,5 @@
-//! What the functions of the table work with: a call's arguments, a guarded way to read what they
-//! point to, and the place where ranges are put.
+//! The operands of one call: its arguments, a guarded way to read what they point to, and the ranges
+//! found so far. The functions of the table work with it.
 use crate::keeper::{BadAddress, Span};
 
 /// Most bytes that the kernel takes or gives in one call.
@@ -11,10 +11,10 @@ pub const PARTS_MAX: usize = 1024;
 /// Longest path, and most other texts.
 pub const TEXT_MAX: usize = 4096;
 
-/// How nested memory is read: it is faulted in, and a bad address is told.
+/// Reads nested memory. Folded pages are loaded, and a bad address is an error.
 pub type ReadMemory<'a> = &'a dyn Fn(usize, &mut [u8]) -> Result<(), BadAddress>;
 
-/// One call whose memory is being named.
+/// The operands of one call.
 pub struct Operands<'a> {
     /// The call's arguments.
     pub args: [usize; 6],
@@ -24,7 +24,7 @@ pub struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    /// A call with nothing named yet.
+    /// Returns the operands of a call, with nothing named yet.
     pub fn new(
         args: &[usize; 6],
         read: ReadMemory<'a>,
@@ -38,17 +38,17 @@ impl<'a> Operands<'a> {
         if self.bad { Err(BadAddress) } else { Ok(()) }
     }
 
-    /// The kernel reads there. A null pointer is nothing.
+    /// Names memory that the kernel reads. A null pointer names nothing.
     pub fn reads(&mut self, start: usize, len: usize) {
         self.put(start, len, false);
     }
 
-    /// The kernel writes there, and may read.
+    /// Names memory that the kernel writes to, and may read.
     pub fn writes(&mut self, start: usize, len: usize) {
         self.put(start, len, true);
     }
 
-    /// The kernel reads there or writes.
+    /// Names memory that the kernel reads, or writes to.
     pub fn touches(&mut self, start: usize, len: usize, write: bool) {
         self.put(start, len, write);
     }
@@ -59,7 +59,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// The kernel reads a text up to its null byte, `max` bytes at most.
+    /// Names a text that the kernel reads up to its null byte, of `max` bytes at most.
     pub fn text(&mut self, start: usize, max: usize) {
         if start == 0 {
             return;
@@ -86,7 +86,7 @@ impl<'a> Operands<'a> {
         self.reads(start, len);
     }
 
-    /// The program's bytes at `addr`.
+    /// Returns the program's bytes at `addr`.
     pub fn get<const N: usize>(&mut self, addr: usize) -> Option<StructFields<N>> {
         let mut bytes = [0; N];
         if addr == 0 {
@@ -101,26 +101,26 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// A struct that the kernel reads: named, and given.
+    /// Names a struct that the kernel reads, and returns it.
     pub fn take<const N: usize>(&mut self, addr: usize) -> Option<StructFields<N>> {
         self.reads(addr, N);
         self.get(addr)
     }
 
-    /// A struct that the kernel reads, and writes to by what it says: named, and given. It may be
-    /// read-only where it doesn't.
+    /// Names a struct that the kernel reads, and writes to by what it says. Returns the struct. It
+    /// may be read-only where the kernel doesn't write.
     pub fn change<const N: usize>(&mut self, addr: usize) -> Option<StructFields<N>> {
         self.reads(addr, N);
         self.writes(addr, N);
         self.get(addr)
     }
 
-    /// A 64-bit number of the program's.
+    /// Returns a 64-bit number of the program's.
     pub fn word(&mut self, addr: usize) -> Option<usize> {
         self.get::<8>(addr).map(|f| f.word(0))
     }
 
-    /// A 32-bit number of the program's.
+    /// Returns a 32-bit number of the program's.
     pub fn half(&mut self, addr: usize) -> Option<u32> {
         self.get::<4>(addr).map(|f| f.half(0))
     }

@@ -1,38 +1,40 @@
-//! Calls on large buffers, made in pieces, so that only a piece of the buffer need be present.
+//! Calls on large buffers, made in pieces: only a piece of the buffer must be resident at a time.
 //!
-//! | what | how |
+//! | call | how it is made |
 //! |---|---|
-//! | reading and writing regular files and block devices at an offset that is passed | a loop, until a piece is short |
-//! | reading them at the file's own offset | that is moved on by all of it at once first, and back by what was not done: so threads and processes that share the offset get parts of their own, as with one call. The loop goes by offsets that are passed |
-//! | writing to them at the file's own offset | a loop, in which each piece moves the offset: a process that is killed meanwhile leaves the offset at the end of what it has written, as with one call |
-//! | writing to pipes | a loop: a write of more than PIPE_BUF is none to be whole |
-//! | sending to stream sockets | a loop, whose later pieces raise no SIGPIPE: one call that has sent something doesn't |
-//! | reading from pipes and stream sockets | the first piece as the call is; more as long as it is there without waiting |
+//! | reads and writes of regular files and block devices at a given offset | in a loop, until a piece is short |
+//! | reads at the file's own offset | the offset is moved past the whole read first, and back by what was not read. So threads and processes that share the offset get separate parts, as with one call. The loop reads at given offsets |
+//! | writes at the file's own offset | in a loop, in which each piece moves the offset. A process that is killed meanwhile leaves the offset where it has written to, as with one call |
+//! | writes to pipes | in a loop: a write of more than PIPE_BUF bytes isn't atomic anyway |
+//! | sends to stream sockets | in a loop. Later pieces raise no SIGPIPE, as one call that has sent something raises none |
+//! | reads from pipes and stream sockets | the first piece as the call is. Later ones only while data is there |
 //!
-//! The rest is made whole: datagrams, terminals and other devices (a call is a message), messages
-//! with a header, files of file systems without blocks, as sysfs, /proc and securityfs are (there, too,
-//! a call is a message), sockets with SO_RCVLOWAT (a call waits for so much),
-//! appended writes (another's could come between), writes under a limit of file sizes (a piece past
-//! it would raise SIGXFSZ after all that was wanted is written), and calls with flags that ask for
-//! more (MSG_WAITALL, MSG_PEEK, RWF_*).
+//! All other calls are made whole:
+//! - datagrams, terminals and other devices, and messages with a header, because a call is a message;
+//! - file systems without blocks, such as sysfs and /proc, for the same reason;
+//! - sockets with SO_RCVLOWAT, because the call waits for that much;
+//! - appending writes, because another write could come between;
+//! - writes under a limit of file sizes: a piece past the limit would raise SIGXFSZ too late;
+//! - calls with other flags (MSG_WAITALL, MSG_PEEK, RWF_*).
 //!
-//! A piece of a file is made even if a signal has come, as the kernel goes on with a file, too; other
-//! calls end with what they have done. What differs from one call: a file system's promise that a
-//! read sees all of a write or nothing of it holds for each piece; of two writes at once at a file's
-//! own offset that threads or processes share, pieces may alternate; a send timeout counts for each
-//! piece; an error of a socket that comes while a later piece waits is taken by this call, which
-//! says only how much it has sent.
+//! A piece of a file is made even if a signal is pending, as the kernel finishes file I/O, too. Other
+//! calls end with what they have done. These differences from one call remain:
+//! - a file system may promise that a read sees all of a write or nothing: it holds for each piece;
+//! - two writes at once at a shared offset may alternate by pieces;
+//! - a send timeout counts for each piece;
+//! - a socket error that comes before a later piece is consumed: the call returns only how much it sent.
 //!
-//! Who waits for input holds a piece of its buffer at most, so nobody waits for readiness first:
-//! that would be seen (by another file under the number by then, by `poll` that no signal restarts).
+//! A thread that waits for input holds at most a piece of its buffer. So the gate never polls for
+//! readiness first, which the program could notice: the descriptor may be another file by then, and no
+//! signal restarts `poll`.
 use crate::call_state::CALLED_OFF;
-use crate::keeper::{BadAddress, Span};
-use crate::syscalls::operands::BYTES_MAX;
+use crate::keeper::Span;
+use crate::syscalls::operands::{BYTES_MAX, ReadMemory};
 
-/// A piece's bytes are a multiple of this, and parts are cut at such places: direct I/O wants
-/// aligned ones, and packets of a pipe end there.
+/// The length of a piece is a multiple of this, and parts are cut at multiples. Direct I/O needs
+/// aligned parts, and packets of a pipe end there.
 const UNIT: usize = 64 << 10;
-/// Parts of a vector in one piece, and in all.
+/// The most parts of a vector in one piece, and in all.
 const PARTS: usize = 16;
 const VECTOR_MAX: usize = 1024;
 
@@ -40,21 +42,21 @@ const ERRORS_MAX: isize = 4095;
 /// The program's addresses end there.
 const TOP_SHIFT: u32 = 47;
 
-/// One piece.
+/// One piece of a call.
 pub struct CallPiece<'a> {
     /// Number.
     pub nr: usize,
     /// Arguments.
     pub args: [usize; 6],
-    /// What it names of the program's: first addresses and lengths.
+    /// The program's memory that it names: first addresses and lengths.
     parts: &'a [[usize; 2]],
     writes: bool,
-    /// It is made though a signal is pending.
+    /// The piece is made even if a signal is pending.
     pub must: bool,
 }
 
 impl CallPiece<'_> {
-    /// Calls `each` with what it names of the program's.
+    /// Calls `each` with the program's memory that it names.
     pub fn names(&self, each: &mut dyn FnMut(Span)) {
         let spans =
             self.parts.iter().filter_map(|[start, len]| Span::new(*start, *len, !self.writes));
@@ -64,12 +66,10 @@ impl CallPiece<'_> {
 
 /// Makes a system call: number, arguments, result. What it names is on the caller's stack.
 pub type AskKernel<'a> = &'a mut dyn FnMut(usize, &[usize; 6]) -> isize;
-/// How nested memory is read.
-pub type ReadMemory<'a> = &'a dyn Fn(usize, &mut [u8]) -> Result<(), BadAddress>;
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum TransferKind {
-    /// At offsets from here on.
+    /// At given offsets, from this one on.
     At(usize),
     /// Reads at the file's own offset.
     File,
@@ -85,7 +85,7 @@ enum TransferKind {
     Receive,
 }
 
-/// What the program gives or wants.
+/// The buffers of the program.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum CallBuffers {
     One(usize),
@@ -107,7 +107,7 @@ pub struct CallPieces {
     flags: usize,
 }
 
-/// What the next piece is made of.
+/// The parts of the next piece.
 struct PieceParts {
     parts: [[usize; 2]; PARTS],
     count: usize,
@@ -151,7 +151,7 @@ pub fn in_pieces(
         CallBuffers::One(start) => checked(start, args[2])?,
         CallBuffers::Vector(at, count) => total_of(at, count, read)?,
     };
-    // Smaller ones are never cut.
+    // Smaller calls are never cut.
     if total <= UNIT {
         return None;
     }
@@ -163,8 +163,8 @@ pub fn in_pieces(
     Some(CallPieces { nr, args: *args, buffers, writes, total, piece, kind, flags })
 }
 
-/// A negative count is an error, and so is one that reaches past the program's addresses: the
-/// kernel looks at all of it first.
+/// Checks a buffer as the kernel does before it begins. A negative length, or a range past the
+/// program's addresses, is an error.
 fn checked(start: usize, bytes: usize) -> Option<usize> {
     start.checked_add(bytes).filter(|end| end >> TOP_SHIFT == 0).map(|_| bytes.min(BYTES_MAX))
 }
@@ -186,7 +186,7 @@ fn part_at(at: usize, n: usize, read: ReadMemory) -> Option<[usize; 2]> {
     Some([start, len])
 }
 
-/// What it is, and the flags for a socket.
+/// Returns the kind of transfer, and the flags for a socket.
 fn kind(
     nr: usize,
     args: &[usize; 6],
@@ -215,7 +215,7 @@ fn kind(
             if writes {
                 TransferKind::Send
             } else {
-                // A call waits for so many bytes, and takes what there is besides.
+                // One call waits for this many bytes, and then takes all that is there.
                 let waits_for = option(fd, libc::SO_RCVLOWAT, ask);
                 waits_for.is_some_and(|bytes| bytes <= 1).then_some(TransferKind::Receive)?
             }
@@ -252,18 +252,18 @@ fn is_limited(ask: AskKernel) -> bool {
     ask(libc::SYS_prlimit64 as usize, &args) < 0 || limit[0] != u64::MAX
 }
 
-/// Whether a file lies in a file system that keeps bytes. Those by which the kernel or a module is
-/// spoken to have no blocks.
+/// Whether a file lies in a file system that stores bytes. File systems that are interfaces of the
+/// kernel have no blocks.
 fn has_blocks(fd: usize, ask: AskKernel) -> bool {
     // `struct statfs`: the kind is at byte 0, blocks at 16.
     let mut about = [0u64; 15];
     let asked = ask(libc::SYS_fstatfs as usize, &[fd, &raw mut about as usize, 0, 0, 0, 0]);
-    // Without a limit these tell none.
+    // These report no blocks if they have no limit.
     let in_memory = [libc::TMPFS_MAGIC as u64, 0x8584_58f6];
     asked >= 0 && (about[2] > 0 || in_memory.contains(&about[0]))
 }
 
-/// An option of a socket.
+/// Returns an option of a socket.
 fn option(fd: usize, name: i32, ask: AskKernel) -> Option<i32> {
     let (mut value, mut len) = (0i32, 4u32);
     let (value_at, len_at) = (&raw mut value as usize, &raw mut len as usize);
@@ -278,7 +278,7 @@ fn is_stream(fd: usize, ask: AskKernel) -> bool {
         && matches!(option(libc::SO_PROTOCOL), Some(0 | libc::IPPROTO_TCP | libc::IPPROTO_MPTCP))
 }
 
-/// Whether a socket has data, and nothing else to tell: an error would be taken by who reads, and
+/// Whether a socket has data, and no error or urgent data. A read would consume the error, and
 /// urgent data ends a read.
 fn has_data(fd: usize, ask: AskKernel) -> bool {
     let wanted = libc::POLLIN | libc::POLLPRI;
@@ -289,7 +289,7 @@ fn has_data(fd: usize, ask: AskKernel) -> bool {
 }
 
 impl PieceParts {
-    /// What of `buffers` begins `done` bytes after their start: at most `most` bytes.
+    /// Returns the parts of `buffers` from `done` bytes on, of `most` bytes at most.
     fn of(buffers: CallBuffers, done: usize, most: usize, read: ReadMemory) -> Option<PieceParts> {
         let mut parts = PieceParts { parts: [[0; 2]; PARTS], count: 0, bytes: 0 };
         let (at, count) = match buffers {
@@ -372,7 +372,7 @@ impl CallPieces {
             };
             let made = self.one(kind, done, &parts, make);
             if made == CALLED_OFF || (-ERRORS_MAX..0).contains(&made) {
-                // What has been done counts more than why it went no further.
+                // A call that has done something returns that, and not the error.
                 return if done > 0 { done as isize } else { made };
             }
             done += made as usize;

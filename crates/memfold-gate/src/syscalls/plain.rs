@@ -13,7 +13,7 @@ use crate::touch::{read, read_bytes, touch};
 use memfold_sys::raw::system_call;
 use memfold_sys::units::PAGE_SIZE;
 
-/// Makes a call as it is: what it names isn't held.
+/// Makes a call without a hold.
 pub fn raw(nr: usize, args: &[usize; 6]) -> isize {
     // SAFETY: the program's own call.
     match unsafe { system_call(nr as i64, *args) } {
@@ -22,7 +22,7 @@ pub fn raw(nr: usize, args: &[usize; 6]) -> isize {
     }
 }
 
-/// A thread of the program's, for which calls are made.
+/// The thread of the program's that calls are made for.
 #[derive(Copy, Clone)]
 pub struct CallingThread<'a> {
     /// The owner of the memory.
@@ -35,11 +35,11 @@ pub struct CallingThread<'a> {
 
 /// Calls `each` with what a call names.
 fn name(row: &CallRow, args: &[usize; 6], each: &mut dyn FnMut(Span)) {
-    // What can't be read names nothing: the kernel will find the same.
+    // Pointers that can't be read name nothing. The kernel will fail at them, too.
     let _ = row.name_memory(args, &read_bytes, each);
 }
 
-/// Whether any of the owner's memory is named.
+/// Whether a range may hold managed memory.
 fn concerns(keeper: &dyn Keeper, names: Names) -> bool {
     let mut any = false;
     names(&mut |span| any |= keeper.concerns(span.start, span.len));
@@ -70,7 +70,7 @@ impl CallingThread<'_> {
         self.under_hold(&|each: &mut dyn FnMut(Span)| name(row, args, each), make)
     }
 
-    /// Makes a call of which nothing else must be known.
+    /// Makes a call that needs no more than a hold.
     pub fn plain(&self, row: &CallRow, nr: usize, args: &[usize; 6]) -> isize {
         if !row.tells {
             return self.made(row, nr, args);
@@ -93,7 +93,7 @@ impl CallingThread<'_> {
         }
     }
 
-    /// Makes a call that copies between a buffer and what of the program's memory a file has: `seen`.
+    /// Makes a call that copies between a buffer and the program's memory `seen`, through a file.
     fn in_own_memory(&self, nr: usize, args: &[usize; 6], seen: Span) -> isize {
         let make = |write: bool| {
             let names = |each: &mut dyn FnMut(Span)| {
@@ -111,13 +111,13 @@ impl CallingThread<'_> {
             })
         };
         match make(seen.write) {
-            // What the program may not write to otherwise it can write to so.
+            // The file lets the program write where its mapping doesn't.
             failed if failed == -(libc::EIO as isize) && seen.write => make(false),
             made => made,
         }
     }
 
-    /// Makes it while all that it names is held, or in pieces.
+    /// Makes a call while all that it names is held, or in pieces.
     fn made(&self, row: &CallRow, nr: usize, args: &[usize; 6]) -> isize {
         let CallingThread { keeper, record, rows } = *self;
         // SAFETY: the program's own call; what it names is held.
@@ -147,7 +147,7 @@ impl CallingThread<'_> {
         })
     }
 
-    /// Makes a large call in pieces; `None`: it is to be made whole.
+    /// Makes a large call in pieces. `None`: it is to be made whole.
     fn in_pieces(
         &self,
         row: &CallRow,
@@ -167,7 +167,7 @@ impl CallingThread<'_> {
                     // SAFETY: the program's own call; what it names is held.
                     false => unsafe { signals::call(record, piece.nr, &piece.args) },
                 };
-                // What the call names beside this piece isn't held, and says nothing.
+                // Memory beside this piece isn't held, so it proves nothing.
                 checked(keeper, row, nr, &piece.args, &names, made)
             })
         };
@@ -175,14 +175,15 @@ impl CallingThread<'_> {
     }
 }
 
-/// Words of a call that may be pointers to memory which it doesn't name.
+/// The most words of a call that are shown to the keeper: each may be a pointer to memory that the
+/// row doesn't name.
 const WORDS_MAX: usize = 160;
 const STRUCT_MAX: usize = 512;
-/// So many of them are the first words of what it names.
+/// So many of the words are the starts of the ranges that the call names.
 const SPANS_MAX: usize = 32;
 const _: () = assert!(WORDS_MAX > 6 + SPANS_MAX);
 
-/// Calls that take addresses of another process: what is at those here says nothing.
+/// Calls that take addresses of another process. Those prove nothing about this one's memory.
 const FOR_OTHERS: [i64; 5] = [
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
@@ -191,8 +192,8 @@ const FOR_OTHERS: [i64; 5] = [
     libc::SYS_move_pages,
 ];
 
-/// The result of a call. The net: if it says EFAULT, the keeper is asked whether the table is to
-/// blame. It isn't made again: what a first try has done nobody knows.
+/// Returns the result of a call. If it is EFAULT, the keeper is shown the call, to learn whether
+/// the table is to blame. The call isn't made again, as the first try may have had an effect.
 fn checked(
     keeper: &dyn Keeper,
     row: &CallRow,
@@ -204,7 +205,7 @@ fn checked(
     if made == -(libc::EFAULT as isize) && !FOR_OTHERS.contains(&(nr as i64)) {
         let (mut words, mut count) = ([0; WORDS_MAX], args.len());
         words[..count].copy_from_slice(args);
-        // The parts of a piece: no argument leads to them.
+        // No argument leads to the parts of a piece.
         names(&mut |span| {
             if count < args.len() + SPANS_MAX {
                 words[count] = span.start;
@@ -307,14 +308,14 @@ mod tests {
         record.give_back();
     }
 
-    /// Its start may be folded by then.
+    /// The start of the buffer may be folded by then.
     #[test]
     fn failed_later_piece_is_reported_without_the_start() {
         const PIECE: usize = 64 << 10;
         let (access, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         let args = [0, 2 * PIECE, access as usize, flags as usize, usize::MAX, 0];
-        // SAFETY: a new mapping, whose second half nobody uses.
+        // SAFETY: a new mapping, whose second half isn't used.
         let start = unsafe {
             let start = system_call(libc::SYS_mmap, args).unwrap() as usize;
             let half = [start + PIECE, PIECE, libc::PROT_NONE as usize, 0, 0, 0];
@@ -323,7 +324,7 @@ mod tests {
         };
         let (_reader, writer) = std::io::pipe().unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&writer) as usize;
-        // It has room for all.
+        // The pipe has room for all.
         let room = [fd, libc::F_SETPIPE_SZ as usize, 4 * PIECE, 0, 0, 0];
         // SAFETY: the call touches no memory.
         unsafe { system_call(libc::SYS_fcntl, room) }.unwrap();

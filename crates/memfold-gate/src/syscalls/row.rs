@@ -27,35 +27,36 @@ pub(crate) type CallHandler = fn(&mut ProgramCall) -> isize;
 /// What [`ServedBy::Masked`] calls do with the set of signals that an argument points to.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum MaskUse {
-    /// It is blocked while the call waits.
+    /// The set is blocked while the call waits.
     Blocked,
-    /// The same. The argument points to the set's address and size.
+    /// The set is blocked while the call waits. The argument points to the set's address and size.
     BlockedNested,
     /// The call waits for these.
     Awaited,
-    /// They come by a descriptor from now on.
+    /// The signals come by a descriptor from now on.
     Read,
 }
 
 /// How a call is served.
 #[derive(Copy, Clone)]
 pub enum ServedBy {
-    /// Made while what it names is held. The only way for which a patched site needs no trap.
+    /// The call is made while its memory is held. Only these calls need no trap from a patched
+    /// site.
     Plain,
-    /// Made likewise, but by a trap: with a context.
+    /// The call is made while its memory is held, with a context: from a trap.
     Trapped,
-    /// Made likewise by a trap, with a set of signals of the gate's in place of the one that this
-    /// argument points to.
+    /// The call is made from a trap, and this argument points to a set of signals. The kernel gets
+    /// a copy of the set.
     Masked(u8, MaskUse),
-    /// Changes mappings, or gives memory up: made by [`Keeper::change`].
+    /// The call changes mappings, or gives memory up. [`Keeper::change`] makes it.
     Change,
-    /// Served by a function of its own.
+    /// A function of `handlers/` serves the call.
     Special(RowHandler),
-    /// Served by a function of its own that sets the context, in place of a result.
+    /// A function sets the context, in place of a result.
     InContext(ContextHandler),
-    /// The command that an argument gives decides, as this function says.
+    /// An argument gives a command, by which this function decides.
     ByCommand(fn(&[usize; 6]) -> ServedBy),
-    /// Not in the table: made by a trap, and looked at if it says EFAULT.
+    /// The table lacks the call. It is made from a trap.
     Unknown,
 }
 
@@ -70,51 +71,52 @@ pub struct ContextHandler(pub(crate) fn(&mut ProgramCall));
 /// In which pieces a large call may be made.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum CutInto {
-    /// It is made whole.
+    /// The call is made whole.
     Whole,
-    /// Bytes of its buffers: see `pieces.rs`.
+    /// In pieces of its buffers: see `pieces.rs`.
     Bytes,
-    /// Messages: see `messages.rs`.
+    /// In groups of messages: see `messages.rs`.
     Messages,
 }
 
-/// How long the memory is that an argument points to. Numbers name arguments.
+/// The length of the memory that an argument points to. Numbers in it count arguments from 0.
 #[derive(Copy, Clone, Debug)]
 pub(super) enum OperandSize {
-    /// So many bytes.
+    /// A fixed number of bytes.
     Bytes(usize),
-    /// As many as another argument says.
+    /// As many bytes as another argument gives.
     Len(u8),
-    /// The same where the kernel takes an `int`: a negative one is an error.
+    /// As many bytes as another argument gives, an `int`. A negative one is an error.
     Int(u8),
-    /// The same where the kernel takes an `unsigned int`.
+    /// As many bytes as another argument gives, an `unsigned int`.
     Uint(u8),
-    /// So many things, of so many bytes each.
+    /// As many items as another argument gives, of a fixed size each.
     Items(u8, usize),
-    /// The same with an `int`.
+    /// As many items as another argument gives, an `int`.
     IntItems(u8, usize),
-    /// The same with an `unsigned int`.
+    /// As many items as another argument gives, an `unsigned int`.
     UintItems(u8, usize),
-    /// As many bytes as the `int` says that another argument points to.
+    /// As many bytes as the `int` gives that another argument points to.
     At(u8),
-    /// A socket's address: an `int`, and no more than the largest address has.
+    /// A socket's address: as many bytes as another argument gives, an `int`, but no more than the
+    /// largest address has.
     Address(u8),
-    /// The same where another argument points to the `int`.
+    /// A socket's address. Another argument points to the `int`.
     AddressAt(u8),
-    /// A mask of NUMA nodes, of one less than so many bits, in whole words.
+    /// A mask of NUMA nodes: one bit less than another argument gives, in whole words.
     Nodes(u8),
-    /// A set of descriptors, of so many bits, in whole words.
+    /// A set of descriptors: as many bits as another argument gives, in whole words.
     Fds(u8),
 }
 
-/// What one argument names; the first number is its own.
+/// The memory that one argument names. The first number is the argument's own.
 #[derive(Copy, Clone)]
 pub(super) enum Arg {
-    /// The kernel reads there.
+    /// The kernel reads the memory.
     In(u8, OperandSize),
-    /// The kernel writes there, and may read.
+    /// The kernel writes to the memory, and may read it.
     Out(u8, OperandSize),
-    /// The kernel reads a text up to its null byte: a path, a name.
+    /// The kernel reads a text up to its null byte, such as a path.
     Text(u8),
     /// More than this language can say: a function of `decode/` names it.
     Decoded(fn(&mut Operands)),
@@ -129,13 +131,13 @@ pub struct CallRow {
     pub name: &'static str,
     /// Its number.
     pub number: u16,
-    /// Whether it names memory at all.
+    /// Whether the call names memory.
     pub names: bool,
-    /// Whether it can lend the pages that it names, or have others do so: see `lent.rs`.
+    /// Whether the call can lend pages to the kernel, or have others do so: see `lent.rs`.
     pub lends: bool,
-    /// Whether what it tells of the process is changed for the program: see `seen.rs`.
+    /// Whether the call may tell of the engine, so that its answer is changed: see `seen.rs`.
     pub tells: bool,
-    /// In which pieces it may be made.
+    /// How the call may be made in pieces.
     pub cut: CutInto,
     pub(super) served: ServedBy,
     pub(super) operands: &'static [Arg],
@@ -161,25 +163,25 @@ impl CallRow {
         }
     }
 
-    /// It can lend pages.
+    /// Marks a call that can lend pages.
     pub(super) const fn lending(mut self) -> CallRow {
         self.lends = true;
         self
     }
 
-    /// What it tells is changed.
+    /// Marks a call that may tell of the engine.
     pub(super) const fn telling(mut self) -> CallRow {
         self.tells = true;
         self
     }
 
-    /// It may be made in pieces.
+    /// Marks a call that may be made in pieces.
     pub(super) const fn cut(mut self, cut: CutInto) -> CallRow {
         self.cut = cut;
         self
     }
 
-    /// How a call with these arguments is served: never [`ServedBy::ByCommand`].
+    /// Returns how a call with these arguments is served. It is never [`ServedBy::ByCommand`].
     pub fn served(&self, args: &[usize; 6]) -> ServedBy {
         match self.served {
             ServedBy::ByCommand(decide) => decide(args),
@@ -209,12 +211,12 @@ impl CallRow {
     }
 }
 
-/// A row of the most frequent kind.
+/// Returns a row of the most frequent kind.
 pub(super) const fn plain(number: u16, name: &'static str, operands: &'static [Arg]) -> CallRow {
     CallRow::new(ServedBy::Plain, number, name, operands)
 }
 
-/// A row of a call that a handler serves.
+/// Returns the row of a call that a handler serves.
 pub(super) const fn special(
     number: u16,
     name: &'static str,
@@ -227,27 +229,28 @@ pub(super) const fn special(
 /// One past the last call of Linux 6.18.
 pub const COUNT: usize = 470;
 
-/// What has no row.
+/// The row of unknown calls.
 pub(super) const UNKNOWN: CallRow = CallRow::new(ServedBy::Unknown, u16::MAX, "unknown", &[]);
 
 /// All calls by number.
 pub struct CallRows(pub(super) [CallRow; COUNT]);
 
 impl CallRows {
-    /// The row of a call; one of [`ServedBy::Unknown`] for numbers that x86-64 has no call for.
+    /// Returns the row of a call, or one of [`ServedBy::Unknown`] where x86-64 has no call of that
+    /// number.
     pub fn look_up(&'static self, nr: usize) -> &'static CallRow {
         static NO_ROW: CallRow = UNKNOWN;
         self.0.get(nr).unwrap_or(&NO_ROW)
     }
 }
 
-/// A result without a value, as the kernel gives it.
+/// Returns a result without a value in the kernel's form.
 pub(crate) fn value(done: Result<(), Errno>) -> isize {
     done.map_or_else(|e| -(e.raw_os_error() as isize), |()| 0)
 }
 
 impl OperandSize {
-    /// The bytes; `None` if the kernel will refuse the call for it.
+    /// Returns the bytes. `None`: the kernel will refuse the call.
     fn bytes(self, n: &mut Operands) -> Option<usize> {
         let int = |v: usize| usize::try_from(v as i32).ok();
         let address = |v: usize| int(v).map(|len| len.min(ADDRESS_MAX));

@@ -1,10 +1,8 @@
-//! What the kernel tells the program of its threads has no word of the keeper's: the links and the
-//! entries of `/proc/self/task`, and the number of threads in `status` and `stat`. A program counts
-//! them there that goes on only while it has one, and lists them there to stop each. And `limits` has
-//! those that the keeper answers for.
-//!
-//! And `/proc/self/mem` has the program's memory, also what is folded: some compilers write their code
-//! so, past its access.
+//! Changes what some calls tell of the process:
+//! - The engine's threads don't appear: not in `/proc/self/task`, its links, or the number of threads in
+//!   `status` and `stat`. Some programs go on only while they have one thread, or stop each that they find.
+//! - `limits` has the limits that the keeper answers for.
+//! - `/proc/self/mem` has folded memory, too. Some compilers write their code by it, past its protection.
 use crate::keeper::{Keeper, Span};
 use crate::record::ThreadRecord;
 use crate::touch::{copy, read, read_bytes, write, write_bytes};
@@ -16,7 +14,7 @@ use memfold_sys::text::{TextBuffer, path_of};
 use memfold_sys::thread::process_id;
 use memfold_sys::units::PAGE_SIZE;
 
-/// Where a structure has what is asked for.
+/// The offsets of some fields of a struct.
 struct StatOffsets {
     number: usize,
     links: usize,
@@ -27,32 +25,32 @@ struct StatOffsets {
 const STAT: StatOffsets = StatOffsets { number: 8, links: 16, mode: 24, bytes: 48 };
 /// `struct statx`.
 const STATX: StatOffsets = StatOffsets { number: 32, links: 16, mode: 28, bytes: 40 };
-/// A directory has one for itself and one for its name.
+/// A directory has a link for itself and one for its name.
 const OWN_LINKS: usize = 2;
 
-/// Where an entry of a directory has its length and, by the call, its name.
+/// The offsets of an entry's length and, by call, of its name.
 const ENTRY_BYTES_AT: usize = 16;
 const NAME_AT: usize = 18;
 const NAME64_AT: usize = 19;
-/// The shortest entry there is.
+/// The length of the shortest entry.
 const ENTRY_LEAST: usize = 24;
-/// No number of a thread, with the zero at its end, has more.
+/// The longest number of a thread, with the zero at its end, is shorter.
 const NAME_BYTES: usize = 12;
 
-/// So much of the program's memory is held at a time, bytes.
+/// The most bytes of the program's memory that are held at a time.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// So much of a text is looked at: the number of threads is before.
+/// The part of a text that is looked at. The number of threads lies in it.
 const TEXT_BYTES: usize = 2048;
-/// By so much of it is seen what it is.
+/// The part by which a text is recognized.
 const BEGIN_BYTES: usize = 16;
-/// No shorter text has it.
+/// Shorter texts don't have the number.
 const TEXT_LEAST: usize = 64;
-/// In `stat`, behind the name in brackets.
+/// The field of the number of threads in `stat`, counted behind the name in brackets.
 const COUNT_FIELD: usize = 17;
 
-/// A call of a thread has succeeded: takes the keeper's threads from what it says. Its result then;
-/// `None`: it told of no other threads, and is to be made again.
+/// Removes the keeper's threads from what a successful call has returned. Returns the call's result
+/// then. `None`: nothing else was returned, so the call is to be made again.
 pub fn without_threads(
     keeper: &dyn Keeper,
     record: &ThreadRecord,
@@ -61,13 +59,13 @@ pub fn without_threads(
     made: isize,
 ) -> Option<isize> {
     let told = made as usize;
-    // How many the program has, where the kernel knows of more.
+    // The number of the program's threads, if the kernel counts more.
     let threads = || {
         let mut own = 0;
         (keeper.threads() > 0).then(|| record.each_of_process(|_| own += 1))?;
         Some(own)
     };
-    // What can't be read or written has been changed by another thread meanwhile.
+    // Memory that can't be read or written has been changed by another thread meanwhile.
     match nr as i64 {
         libc::SYS_read | libc::SYS_pread64 if told >= TEXT_LEAST => {
             tell_limits(keeper, args[0], args[1], told);
@@ -95,10 +93,10 @@ pub fn without_threads(
     }
 }
 
-/// Has the structure at `at` tell the links of a directory with `threads` entries, if it is that of
-/// `/proc/self/task`.
+/// Corrects the links in the struct at `at`, if it describes `/proc/self/task`: those of `threads`
+/// entries.
 fn unlink(at: usize, places: &StatOffsets, threads: usize) -> Option<()> {
-    // Of a wider number the lower half comes first.
+    // The number may be wider. Its lower half comes first.
     let links = read::<u32>(at.checked_add(places.links)?).ok()?;
     let mode = read::<u32>(at + places.mode).ok()?;
     if links as usize > threads + OWN_LINKS
@@ -112,7 +110,7 @@ fn unlink(at: usize, places: &StatOffsets, threads: usize) -> Option<()> {
     Some(())
 }
 
-/// `/proc/self/task`, whose number stays the same while anybody has looked at it lately.
+/// Returns the inode of `/proc/self/task`. It stays the same while it was looked up lately.
 fn own_list() -> Option<usize> {
     // SAFETY: zeros are a value of the type.
     let mut about: libc::stat = unsafe { zeroed() };
@@ -122,9 +120,9 @@ fn own_list() -> Option<usize> {
     Some(about.st_ino as usize)
 }
 
-/// Removes the keeper's threads from entries of the directory `fd`, if it is one of /proc: no other
-/// process has such a thread. A child that shares the memory, and stops all threads of its parent
-/// (as a sanitizer's does), is served by one of them. Gives the bytes that are left.
+/// Removes the keeper's threads from entries of the directory `fd`, if it is one of /proc. Returns
+/// the bytes that are left. This also keeps a child that shares the memory, such as a sanitizer's,
+/// from stopping the threads that serve it.
 fn remove(keeper: &dyn Keeper, fd: usize, told: Range<usize>, name_at: usize) -> usize {
     let (mut at, mut end, mut is_own) = (told.start, told.end, false);
     while at + ENTRY_LEAST <= end {
@@ -155,14 +153,14 @@ fn remove(keeper: &dyn Keeper, fd: usize, told: Range<usize>, name_at: usize) ->
     end - told.start
 }
 
-/// The number that is all of a name that ends with a zero.
+/// Returns the number that makes up a whole name.
 fn number_in(name: &[u8]) -> Option<u32> {
     let digits = name.split(|byte| *byte == 0).next()?;
     core::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Has a text of `told` bytes at `at` say that there are so many threads, if it was read from this
-/// process's `status` or `stat` in /proc. Gives the bytes by which it becomes shorter.
+/// Corrects the number of threads in a text of `told` bytes at `at`, if it was read from this
+/// process's `status` or `stat`. Returns the bytes by which the text becomes shorter.
 fn shorten(fd: usize, at: usize, told: usize, threads: usize) -> Option<usize> {
     let mut begin = [0; BEGIN_BYTES];
     read_bytes(at, &mut begin).ok()?;
@@ -194,8 +192,8 @@ fn shorten(fd: usize, at: usize, told: usize, threads: usize) -> Option<usize> {
     Some(count.end - end)
 }
 
-/// Has a text of `told` bytes at `at` tell of the program's own limits, if it was read from this
-/// process's `limits` in /proc: a line for each, in columns.
+/// Puts the program's own limits into a text of `told` bytes at `at`, if it was read from this
+/// process's `limits`. The text has a line for each, in columns.
 fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option<()> {
     const BEGIN: &[u8] = b"Limit           ";
     const LINES: [(u32, &[u8]); 3] = [
@@ -203,7 +201,7 @@ fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option
         (libc::RLIMIT_DATA, b"\nMax data size "),
         (libc::RLIMIT_NOFILE, b"\nMax open files "),
     ];
-    /// Where the soft limit and the hard one begin in a line, and how long each is.
+    /// The columns where the soft and the hard limit begin in a line.
     const COLUMNS: [usize; 2] = [27, 48];
     const WIDTH: usize = 20;
     const WIDTH_AND_END: usize = WIDTH + 1;
@@ -232,7 +230,7 @@ fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option
     unsafe { write_bytes(at, text) }.ok()
 }
 
-/// Whether a file of /proc is one of this process's.
+/// Whether a file of /proc belongs to this process.
 fn is_of_this_process(fd: usize) -> bool {
     let mut to = [0u8; 64];
     let path = path_of(fd as i32);
@@ -246,15 +244,15 @@ fn is_of_this_process(fd: usize) -> bool {
 
 const NAME: &[u8] = b"Name:\t";
 
-/// Whether a text begins as `status` does, or as `stat`: `17 (name`.
+/// Whether a text begins like `status`, or like `stat`: `17 (name`.
 fn may_tell(begin: &[u8]) -> bool {
     let digits = begin.iter().take_while(|byte| byte.is_ascii_digit()).count();
     begin.starts_with(NAME) || digits > 0 && begin[digits..].starts_with(b" (")
 }
 
-/// A call has read or written memory of the program's own by its file, and has met what isn't there, or
-/// ended before that: goes on with what is left, by `again`, which makes such a call while what it names
-/// is held. The result of all.
+/// Completes a call on the program's own memory by its file that has met folded memory, or ended
+/// before it. `again` makes a call for the rest while its memory is held. Returns the result of
+/// all.
 pub fn with_own_memory(
     nr: usize,
     args: &[usize; 6],
@@ -298,7 +296,7 @@ pub fn with_own_memory(
     if done > 0 { done as isize } else { made }
 }
 
-/// Whether a call reads or writes memory of the program's own by its file.
+/// Whether a call reads or writes the program's own memory by its file.
 pub fn names_own_memory(nr: usize, args: &[usize; 6]) -> bool {
     const CALLS: [i64; 4] =
         [libc::SYS_read, libc::SYS_write, libc::SYS_pread64, libc::SYS_pwrite64];
@@ -335,16 +333,16 @@ fn is_in_proc(fd: usize) -> bool {
     known && about.f_type == libc::PROC_SUPER_MAGIC
 }
 
-/// The rest of the line that begins so.
+/// Returns the rest of the line that begins so.
 fn in_status(text: &[u8], begin: &[u8]) -> Option<Range<usize>> {
     let start = text.windows(begin.len()).position(|part| part == begin)? + begin.len();
     let end = start + text[start..].iter().position(|byte| *byte == b'\n')?;
     Some(start..end)
 }
 
-/// The number of threads.
+/// Returns the place of the number of threads.
 fn in_stat(text: &[u8]) -> Option<Range<usize>> {
-    // A name may have brackets and spaces, too.
+    // A name may contain brackets and spaces.
     let mut start = text.iter().rposition(|byte| *byte == b')')? + 2;
     let length = |start: usize| text.get(start..)?.iter().position(|byte| *byte == b' ');
     for _ in 0..COUNT_FIELD {

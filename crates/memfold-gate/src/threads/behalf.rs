@@ -1,4 +1,4 @@
-//! What a child of `vfork` has a thread of the keeper's do: see [`crate::errand`].
+//! Has a thread of the keeper's work for a child of `vfork`: see [`crate::errand`].
 use crate::keeper::Keeper;
 use crate::record::{ThreadRecord, each_used};
 
@@ -7,13 +7,13 @@ fn of_caller() -> Option<&'static ThreadRecord> {
     ThreadRecord::of_stack(&raw const here as usize)
 }
 
-/// The number of the calling task, if that is another process than the keeper's, which shares the
-/// memory. It stands on its slot.
+/// Returns the number of the calling task, if it is a child that shares the keeper's memory. It
+/// must be on its slot.
 pub fn child() -> Option<usize> {
     of_caller().filter(|record| !record.is_of_first_process()).map(|record| record.number.get())
 }
 
-/// Has [`serve_errands`] do something, which `ring` tells it, and waits until it is done.
+/// Has [`serve_errands`] do something, and waits until it is done. `ring` wakes that thread.
 ///
 /// # Safety
 /// - Another thread may do it while the caller waits. It touches no memory of the program's.
@@ -25,8 +25,8 @@ pub unsafe fn hand_over(mut what: &mut dyn FnMut(), ring: fn()) {
     record.errand.post(&raw mut what as usize, ring, &mut || {});
 }
 
-/// Does what takes locks of the gate's or the keeper's: by the thread that serves, if the caller is a
-/// child of `vfork`.
+/// Does work that takes locks of the gate's or the keeper's. For a child of `vfork` the serving
+/// thread does it.
 ///
 /// # Safety
 /// - As for [`hand_over`].
@@ -38,7 +38,7 @@ pub(super) unsafe fn on_behalf(keeper: &dyn Keeper, what: &mut dyn FnMut()) {
     }
 }
 
-/// Has everything home for the caller (`true`: see [`Keeper::keep_home`]), or ends that. The parent of a
+/// Makes all memory resident for the caller ([`Keeper::keep_home`]), or ends that. The parent of a
 /// child of `vfork` ends it with the child.
 pub fn keep_home(keeper: &dyn Keeper, record: &ThreadRecord, keep: bool) -> bool {
     let mut done = false;
@@ -52,7 +52,7 @@ pub fn keep_home(keeper: &dyn Keeper, record: &ThreadRecord, keep: bool) -> bool
     done
 }
 
-/// Stops all eviction, or ends that, likewise.
+/// Stops all eviction for the caller, or ends that ([`Keeper::keep_all`]).
 pub(super) fn keep_all(keeper: &dyn Keeper, record: &ThreadRecord, keep: bool) {
     // SAFETY: as above.
     unsafe {
@@ -63,7 +63,7 @@ pub(super) fn keep_all(keeper: &dyn Keeper, record: &ThreadRecord, keep: bool) {
     }
 }
 
-/// Does what there is to do.
+/// Does all errands that are posted.
 pub fn serve_errands() {
     each_used(|record| record.errand.serve());
 }

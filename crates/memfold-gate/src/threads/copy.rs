@@ -1,4 +1,4 @@
-//! A copy of the process: `fork`, and `clone` without CLONE_VM.
+//! Copies the process: `fork`, and `clone` without CLONE_VM.
 use crate::actions::PROTECTED;
 use crate::frame::SignalAction;
 use crate::keeper::{Keeper, Refused};
@@ -10,14 +10,14 @@ use crate::user_dispatch::arm;
 use core::sync::atomic::{AtomicIsize, Ordering::SeqCst};
 use memfold_sys::raw::{set_signals_blocked, system_call};
 
-/// Handlers become default in the child.
+/// The flag of `clone3` by which the child has no handlers.
 pub const CLEAR_SIGHAND: usize = 0x1_0000_0000;
 
 /// Makes the copy by the call `nr`, whose arguments name no stack.
 ///
-/// The locks are held by the thread that serves where the caller may be killed meanwhile, or the kernel
-/// may have it wait until another thread of the program has done something: it tells a userfaultfd of
-/// the program's of the copy when that has been made. What is locked is free again by then.
+/// The serving thread holds the locks where the caller may be killed meanwhile. It also holds them
+/// where the caller may have to wait for another thread of the program: after the copy the kernel
+/// reports it to a userfaultfd of the program's. The locks are free again by then.
 pub fn copy(
     keeper: &dyn Keeper,
     record: &'static ThreadRecord,
@@ -26,7 +26,8 @@ pub fn copy(
     flags: usize,
 ) -> isize {
     block_all();
-    // Until it is known: it was made, by a task that is gone, or waits.
+    // The value until the call returns. The task may be gone or wait by then, and the copy was
+    // made.
     let made = AtomicIsize::new(1);
     let make = || {
         // SAFETY: the child goes on here, on its copy of this stack.
@@ -50,7 +51,7 @@ pub fn copy(
     };
     let mut held: &mut dyn FnMut() = &mut held;
     let mut called = false;
-    // A task whose calls pass the gate by may copy the memory in between.
+    // A task whose calls don't pass the gate may copy the memory in between.
     while !called {
         record.errand.post(&raw mut held as usize, ring, &mut || {
             called = true;
@@ -58,7 +59,7 @@ pub fn copy(
             if made.load(SeqCst) == 0 {
                 // SAFETY: stopped in the parent.
                 unsafe { resume(keeper, record, 0, flags) };
-                // Who serves is the parent's.
+                // The serving thread is the parent's.
                 record.errand.clear();
             }
         });
@@ -66,7 +67,7 @@ pub fn copy(
     made.load(SeqCst)
 }
 
-/// Nothing of the gate's or the keeper's changes until [`resume`].
+/// Keeps the state of gate and keeper unchanged until [`resume`].
 fn stop(keeper: &dyn Keeper, record: &ThreadRecord) {
     stop_growth();
     patch::stop();
@@ -100,21 +101,21 @@ unsafe fn resume(keeper: &dyn Keeper, record: &'static ThreadRecord, made: isize
     }
 }
 
-/// The first thing a task does, with all signals blocked that may be.
+/// Begins a task, with all signals blocked that may be.
 pub fn begin(record: &ThreadRecord, flags: usize) {
     // A task begins without a dispatch of its own: the kernel clears that, too.
     record.dispatch.set(None);
     if flags & CLEAR_SIGHAND != 0 {
-        record.actions().with(|table| {
-            table.iter_mut().filter(|each| each.is_handler()).for_each(|each| {
+        record.actions().with(|actions| {
+            actions.iter_mut().filter(|each| each.is_handler()).for_each(|each| {
                 *each = SignalAction::DEFAULT;
             });
         });
     }
     let begun = if flags & CLEAR_SIGHAND != 0 { install_protected(record) } else { Ok(()) };
     if let Err(e) = begun.and_then(|()| arm()) {
-        // Its calls would meet what is folded. A filter that lets it make no such call can't be
-        // told from here.
+        // Its calls would meet folded memory. A filter that refuses the task the call looks the
+        // same as a kernel without it.
         if let Some(keeper) = KEEPER.get() {
             keeper.tells(Refused::Task(e));
         }

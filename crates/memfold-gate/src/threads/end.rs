@@ -1,4 +1,4 @@
-//! The end of a thread.
+//! Ends threads.
 use crate::entry;
 use crate::keeper::{Ending, Keeper};
 use crate::record::{ThreadRecord, each_used};
@@ -9,11 +9,11 @@ use memfold_sys::Errno;
 use memfold_sys::raw::{set_signals_blocked, system_call};
 use memfold_sys::thread::{process_id, thread_id};
 
-/// The kernel follows a list no further (`ROBUST_LIST_LIMIT`).
+/// The kernel follows a robust list no further (`ROBUST_LIST_LIMIT`).
 const ENTRIES_MAX: usize = 2048;
 
-/// What the process's first thread has given to its `exit`: before Linux 6.0 the process ends with that,
-/// and not with what its last thread has given.
+/// The code that the process's first thread has passed to `exit`. Before Linux 6.0 the process ends
+/// with it, and not with its last thread's.
 static CODE: AtomicUsize = AtomicUsize::new(0);
 /// The process whose first thread has called `exit`.
 static EXITED: AtomicU32 = AtomicU32::new(0);
@@ -23,8 +23,8 @@ pub fn first_has_exited() -> bool {
     EXITED.load(SeqCst) == process_id()
 }
 
-/// `exit`. The owner's threads would go on after the last of the program's, and the process with
-/// them: the last one ends it.
+/// Serves `exit`. The keeper's threads would keep the process alive, so the last thread of the
+/// program ends it.
 pub fn exit(keeper: &dyn Keeper, record: &ThreadRecord, code: usize) -> ! {
     touch_locks(record.robust.load(SeqCst));
     keeper.ends(Ending::Thread);
@@ -61,8 +61,8 @@ fn last_decides() -> bool {
     asked.is_ok() && major >= FIRST
 }
 
-/// Whether a filter has killed a thread. Of the process's first the kernel knows to the end, but takes
-/// its list of locks away.
+/// Whether a filter has killed a thread. The kernel lists the process's first thread to the end,
+/// but clears its robust list.
 fn is_gone(record: &ThreadRecord) -> bool {
     let thread = record.thread.load(SeqCst);
     if thread == 0 {
@@ -77,11 +77,11 @@ fn is_gone(record: &ThreadRecord) -> bool {
     had_list && list_of(thread) == Some(0) && last_decides()
 }
 
-/// Whether no thread of the program's is left in the process, though none has ended it: a filter has killed
-/// the last. Called by a thread of the keeper's. `false` where that can't be told: before Linux 6.0, or
-/// if the first thread has no list of locks.
+/// Whether a filter has killed the program's last thread, so that no thread ends the process. A
+/// thread of the keeper's asks. `false` where it can't be known: before Linux 6.0, or if the first
+/// thread has no robust list.
 pub fn all_are_gone() -> bool {
-    // Of one that was killed, the record stays in use. Before the gate has begun there is none.
+    // The record of a killed thread stays in use. Before the gate has begun there is no record.
     let (mut all, mut any) = (true, false);
     each_used(|each| {
         if all && each.is_of_first_process() {
@@ -92,8 +92,8 @@ pub fn all_are_gone() -> bool {
     all && any
 }
 
-/// The process is about to end, or to execute something: what the kernel reads and writes at the
-/// end of its threads, their locks, is made present, and stays. `false`: there are none.
+/// Makes the locks of all threads resident for good, as the process is about to end or to execute a
+/// program. The kernel reads and writes them then. `false`: no thread has any.
 pub fn keep_locks(keeper: &dyn Keeper, record: &ThreadRecord) -> bool {
     let mut kept = false;
     record.each_of_process(|each| {
@@ -109,12 +109,13 @@ pub fn keep_locks(keeper: &dyn Keeper, record: &ThreadRecord) -> bool {
     kept
 }
 
-/// The head of the calling thread's list of locks; 0: it has none.
+/// Returns the head of the calling thread's robust list. 0: it has none.
 pub fn robust_list() -> usize {
     list_of(0).unwrap_or(0)
 }
 
-/// The same of a thread, 0 for the caller; `None`: the kernel doesn't say.
+/// Returns the head of a thread's robust list. Thread 0 is the caller. `None`: the kernel refuses
+/// to tell.
 fn list_of(thread: u32) -> Option<usize> {
     let (mut head, mut bytes) = (0usize, 0usize);
     let args = [thread as usize, &raw mut head as usize, &raw mut bytes as usize, 0, 0, 0];
@@ -132,7 +133,7 @@ fn has_locks(head: usize) -> bool {
     read_head(head).is_some_and(|[entry, _, waits_for]| entry & !1 != head || waits_for & !1 != 0)
 }
 
-/// Makes present what the kernel is about to read and write: the locks that a thread has.
+/// Makes the locks of a thread resident, which the kernel is about to read and write.
 fn touch_locks(head: usize) {
     let Some([mut entry, offset, waits_for]) = read_head(head) else { return };
     let futex = |entry: usize| (entry & !1).wrapping_add(offset);

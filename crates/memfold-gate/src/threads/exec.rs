@@ -1,4 +1,4 @@
-//! `execve`: the new program finds mask and ignored signals as the old one believed them to be.
+//! `execve`: the new program finds the mask and the ignored signals that the old one believed to have.
 use crate::actions::{PROTECTED, bit};
 use crate::entry;
 use crate::frame::{SignalAction, SignalContext};
@@ -9,7 +9,7 @@ use crate::threads::behalf::keep_all;
 use crate::threads::end::keep_locks;
 use memfold_sys::raw::set_signals_blocked;
 
-/// `execve` or `execveat`; it returns if it has failed.
+/// Serves `execve` or `execveat`. It returns if the call has failed.
 pub fn execute(
     keeper: &dyn Keeper,
     record: &ThreadRecord,
@@ -17,11 +17,11 @@ pub fn execute(
     nr: usize,
     args: &[usize; 6],
 ) -> isize {
-    let ignored = record.actions().with(|table| {
+    let ignored = record.actions().with(|actions| {
         let is = |signal: &i32| {
             bit(*signal) & PROTECTED != 0
-                && table[*signal as usize]
-                    == SignalAction { handler: libc::SIG_IGN, ..table[*signal as usize] }
+                && actions[*signal as usize]
+                    == SignalAction { handler: libc::SIG_IGN, ..actions[*signal as usize] }
         };
         (1..=31).filter(is).fold(0, |set, signal| set | bit(signal))
     });
@@ -38,7 +38,7 @@ pub fn execute(
         unsafe { entry::call(nr, args, record.pending.as_ptr()) }
     });
     if blocked != 0 {
-        // What was put off must stay alone until it is delivered.
+        // A pending signal must stay the only one until it is delivered.
         let waits = record.pending.load(core::sync::atomic::Ordering::SeqCst) != 0;
         set_signals_blocked(if waits { !PROTECTED } else { context.mask });
     }

@@ -1,9 +1,9 @@
-//! What makes threads and processes, and ends them.
+//! Makes threads and processes, and ends them.
 //!
-//! A new task's dispatch is off, so its first instructions are the gate's. One that shares the
-//! memory begins on a slot of its own with a copy of the frame of its parent's call, and leaves the
-//! gate as its parent does: a parent that waits for a child of `vfork` keeps its slot untouched. A
-//! copy of the process goes on where its parent's call is.
+//! A new task is unarmed, so its first instructions must be the gate's. A task that shares the memory
+//! begins on a slot of its own, with a copy of the frame of its parent's call, and leaves the gate by it.
+//! A parent that waits for a child of `vfork` so keeps its slot untouched. A copy of the process goes on
+//! inside its parent's call.
 mod behalf;
 mod copy;
 mod end;

@@ -1,4 +1,4 @@
-//! `clone`, `clone3`, `vfork`: threads, and processes that share the memory for a while.
+//! `clone`, `clone3`, `vfork`: makes threads, and processes that share the memory for a while.
 use crate::entry;
 use crate::frame::{AlternateStack, SignalContext, fp_bytes_at};
 use crate::keeper::{Keeper, Span};
@@ -16,7 +16,7 @@ const SETTLS: usize = libc::CLONE_SETTLS as usize;
 const VFORK: usize = libc::CLONE_VFORK as usize;
 const NAMESPACES: usize = (libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID) as usize;
 
-/// Words of `struct clone_args` that are passed on; later ones must be 0.
+/// The words of `struct clone_args` that are passed on. Later ones must be 0.
 const WORDS: usize = 32;
 const FLAGS: usize = 0;
 const PIDFD: usize = 1;
@@ -27,20 +27,20 @@ const STACK_BYTES: usize = 6;
 const SET_TID: usize = 8;
 const SET_TID_COUNT: usize = 9;
 const BYTES_MIN: usize = 64;
-/// Places that the kernel reads or writes, at most: three numbers that it gives, and those that it
-/// is to give.
+/// The most ranges that the kernel reads or writes: three numbers that it returns, and the numbers
+/// that it is asked for.
 const SPANS_MAX: usize = 4;
 
-/// One of these calls.
+/// A call that makes a task.
 struct CloneRequest {
     nr: usize,
     flags: usize,
-    /// Where the child's stack pointer begins; 0: where its parent's is.
+    /// The child's first stack pointer. 0: its parent's.
     top: usize,
     args: [usize; 6],
-    /// For `clone3`.
+    /// The arguments of `clone3`.
     words: [usize; WORDS],
-    /// What the kernel reads and writes.
+    /// The ranges that the kernel reads and writes.
     spans: [Option<Span>; SPANS_MAX],
 }
 
@@ -63,7 +63,7 @@ impl CloneRequest {
             }
             libc::SYS_clone => {
                 (new.flags, new.top) = (args[0] & !0xff, args[1]);
-                // With CLONE_PIDFD that goes to where the thread's number would.
+                // CLONE_PIDFD has the descriptor put where the thread's number would be.
                 let parent = libc::CLONE_PARENT_SETTID as usize | libc::CLONE_PIDFD as usize;
                 new.kernel_writes(args[2], parent);
                 new.kernel_writes(args[3], libc::CLONE_CHILD_SETTID as usize);
@@ -82,7 +82,7 @@ impl CloneRequest {
         }
         let mut read = [0u8; WORDS * 8];
         let known = bytes.min(read.len());
-        // What is unknown is asked for nothing, as the kernel takes it.
+        // Words that are unknown here must be 0, as for the kernel.
         for from in (known..bytes).step_by(read.len()) {
             let rest = &mut read[..(bytes - from).min(WORDS * 8)];
             read_bytes(at + from, rest).map_err(|_| Errno::FAULT)?;
@@ -118,7 +118,7 @@ impl CloneRequest {
         *free.expect("each of the four is named once") = Span::new(start, len, write);
     }
 
-    /// Where the kernel writes 0 when the task ends.
+    /// Returns where the kernel writes 0 when the task ends.
     fn cleared_at_end(&self) -> Option<usize> {
         let set = libc::CLONE_CHILD_CLEARTID as usize | libc::CLONE_CHILD_SETTID as usize;
         let at =
@@ -126,7 +126,7 @@ impl CloneRequest {
         (self.flags & set != 0).then_some(at)
     }
 
-    /// The child begins on this stack; with 0 bytes, on its parent's.
+    /// Has the child begin on this stack. With 0 bytes it begins on its parent's.
     fn set_stack(&mut self, start: usize, bytes: usize) {
         if self.nr == libc::SYS_clone as usize {
             self.args[1] = start + bytes;
@@ -137,7 +137,7 @@ impl CloneRequest {
     }
 }
 
-/// Any of these calls, whose caller goes on as `context` says.
+/// Serves these calls. The caller goes on as `context` says.
 pub fn clone(
     keeper: &dyn Keeper,
     record: &'static ThreadRecord,
@@ -191,7 +191,7 @@ fn spawn(
     unsafe {
         on_behalf(keeper, &mut || {
             child = ThreadRecord::take();
-            // One of a caller that is killed is of no process that goes on.
+            // The slot of a caller that is killed belongs to no process that goes on.
             let is_thread = wanted.flags & libc::CLONE_THREAD as usize != 0;
             child.inspect(|child| child.join(is_thread.then_some(record)));
         });
@@ -203,7 +203,8 @@ fn spawn(
         record.shares_fs.set(true);
         child.shares_fs.set(true);
     }
-    // Patched sites find it again at its next trap; meanwhile the child may have the same `fs`.
+    // Patched sites find the caller again after its next trap. Meanwhile the child may have the
+    // same `fs`.
     record.fs.set(0);
     if wanted.flags & VFORK != 0 {
         child.alternate.set(record.alternate.get());
@@ -217,7 +218,7 @@ fn spawn(
     let made = unsafe { entry::clone(wanted.nr, &wanted.args, first, &raw const *child as usize) };
     if made < 0 || wanted.flags & VFORK != 0 {
         child.errand.finish();
-        // The call by which a child of vfork goes on as another program never returned.
+        // The `execve` of a child of vfork never returned, so its hold is still there.
         if let Some(hold) = child.hold.take() {
             keeper.release(hold);
         }
@@ -233,7 +234,8 @@ fn spawn(
     made
 }
 
-/// Copies the frame of `context` onto the child's stack, where it returns 0; gives the place.
+/// Copies the frame of `context` onto the child's stack, and returns its address. The call returns
+/// 0 there.
 fn copy_frame(child: &ThreadRecord, context: &SignalContext, top: usize) -> usize {
     let from = &raw const *context as usize;
     let fp = context.regs.fp as usize;
@@ -255,7 +257,7 @@ fn copy_frame(child: &ThreadRecord, context: &SignalContext, top: usize) -> usiz
     to
 }
 
-/// The child, on its slot's stack.
+/// The child's first code, on its slot's stack.
 unsafe extern "C" fn first(record: usize) -> ! {
     // SAFETY: its parent has made it for this thread.
     let record = unsafe { &*(record as *const ThreadRecord) };

@@ -78,7 +78,7 @@ fn sizes(map: u32) -> Option<(usize, usize)> {
 
 fn element(n: &mut Operands, command: u32, fields: &BpfAttributes) {
     let Some((key, value)) = sizes(fields.half(0)) else { return };
-    // Queues and stacks have no key, but may be told one.
+    // Queues and stacks have no key, but may be passed one.
     n.reads(fields.word(8), key);
     match command {
         1 | 21 => n.writes(fields.word(16), value),

@@ -31,7 +31,7 @@ pub fn asks_for_descriptor(args: &[usize; 6]) -> bool {
 const SOL_SOCKET: u32 = 1;
 const SOL_TCP: u32 = 6;
 
-/// A negative length is refused.
+/// Returns a length. The kernel refuses a negative one.
 fn bytes_of(int: u32) -> usize {
     usize::try_from(int as i32).unwrap_or(0)
 }

@@ -92,7 +92,7 @@ pub fn futex_waitv(n: &mut Operands) {
     }
 }
 
-/// One word, of which nothing is read if it is private.
+/// Names one futex word. The kernel reads nothing of a private one.
 pub fn futex_wake(n: &mut Operands) {
     let flags = n.int(3);
     if flags & PRIVATE == 0 || flags & NUMA != 0 {
@@ -100,7 +100,7 @@ pub fn futex_wake(n: &mut Operands) {
     }
 }
 
-/// One word; the time is the fifth argument.
+/// Names one futex word. The time is the fifth argument.
 pub fn futex_wait(n: &mut Operands) {
     futex2(n, n.arg(0), n.int(3));
 }

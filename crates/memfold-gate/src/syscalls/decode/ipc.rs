@@ -50,7 +50,8 @@ pub fn semctl(n: &mut Operands) {
     }
 }
 
-/// How many a set has, or the most that it may have, to who may not know.
+/// Returns how many semaphores a set has. If the caller may not know, returns the most that a set
+/// may have.
 fn semaphores(id: usize) -> usize {
     const MOST: usize = 32000;
     let mut about = [0u64; SEMID_DS / 8];
@@ -61,17 +62,17 @@ fn semaphores(id: usize) -> usize {
     known.map_or(MOST, |_| (about[10] as usize).min(MOST))
 }
 
-/// A type and so many bytes.
+/// Names a type and a message of a given length.
 pub fn msgsnd(n: &mut Operands) {
     n.reads(n.arg(1), n.arg(2).saturating_add(8));
 }
 
-/// The same, in.
+/// Names a type and room for a message.
 pub fn msgrcv(n: &mut Operands) {
     n.writes(n.arg(1), n.arg(2).saturating_add(8));
 }
 
-/// An event, whose value points to 32 bytes if a thread is to be told.
+/// Names an event. Its value points to 32 bytes if a thread is to be notified.
 pub fn mq_notify(n: &mut Operands) {
     if let Some(event) = n.take::<SIGEVENT>(n.arg(1))
         && event.half(12) == libc::SIGEV_THREAD as u32

@@ -1,4 +1,4 @@
-//! What the language of the entries can't say: functions that name a call's memory themselves.
+//! Functions that name the memory of calls that the rows' language can't describe.
 
 mod ask;
 pub mod vectors;

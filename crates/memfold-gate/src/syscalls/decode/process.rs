@@ -15,7 +15,7 @@ pub fn clone(n: &mut Operands) {
     }
 }
 
-/// The same out of a struct.
+/// Names the memory of `clone3`, whose flags lie in a struct.
 pub fn clone3(n: &mut Operands) {
     let (at, size) = (n.arg(0), n.arg(1));
     if !(64..=PAGE_SIZE).contains(&size) {
@@ -41,12 +41,13 @@ pub fn clone3(n: &mut Operands) {
     }
 }
 
-/// A byte a page.
+/// Names a byte for each page.
 pub fn mincore(n: &mut Operands) {
     n.writes(n.arg(2), n.arg(1).div_ceil(PAGE_SIZE));
 }
 
-/// The policy of an address: which node its page is on can be told of a page that is there.
+/// Names the address whose policy is asked for. The kernel can tell the node of a resident page
+/// only.
 pub fn policy_of(n: &mut Operands) {
     const NODE_OF_ADDRESS: usize = 1 | 2;
     if n.arg(4) & NODE_OF_ADDRESS == NODE_OF_ADDRESS {
@@ -56,12 +57,12 @@ pub fn policy_of(n: &mut Operands) {
 
 const VERSION_1: u32 = 0x1998_0330;
 
-/// How much follows a header: the first version has 32 bits of each set.
+/// Returns the length behind a header. The first version has 32 bits of each set.
 fn capabilities(version: u32) -> usize {
     if version == VERSION_1 { CAP_DATA } else { 2 * CAP_DATA }
 }
 
-/// The header, over whose version the kernel writes its own if it doesn't know it.
+/// Names a header. The kernel writes its own version over one that it doesn't know.
 fn header(n: &mut Operands) -> Option<usize> {
     const KNOWN: [u32; 3] = [VERSION_1, 0x2007_1026, 0x2008_0522];
     n.reads(n.arg(0), CAP_HEADER);
@@ -95,7 +96,7 @@ pub fn modify_ldt(n: &mut Operands) {
     }
 }
 
-/// A struct that begins with its size, over which the kernel writes its own if that is smaller.
+/// Names a struct that begins with its size. The kernel writes its own size over a larger one.
 pub fn sched_setattr(n: &mut Operands) {
     const FIRST_SIZE: usize = 48;
     let Some(size) = n.half(n.arg(1)) else { return };
@@ -115,13 +116,13 @@ pub fn landlock_add_rule(n: &mut Operands) {
     }
 }
 
-/// How many CPUs there may be.
+/// Returns how many CPUs there may be.
 pub fn cpus_possible() -> usize {
     let mut mask = [0u64; 1024 / 8];
     let len = size_of_val(&mask);
     // SAFETY: the kernel writes no more than `len` bytes there, and says how many.
     let bytes =
         unsafe { ask(libc::SYS_sched_getaffinity, [0, len, &raw mut mask as usize, 0, 0, 0]) };
-    // A bit each, in whole words: never fewer.
+    // One bit for each CPU, in whole words.
     bytes.map_or(8192, |b| b * 8)
 }

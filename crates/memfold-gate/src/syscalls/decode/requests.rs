@@ -1,6 +1,6 @@
 //! Requests of `ioctl` that don't say direction and size themselves, or say them wrongly.
 
-/// What a request's argument is.
+/// The kind of a request's argument.
 #[derive(Copy, Clone)]
 pub enum RequestKind {
     /// A number, or nothing.
@@ -116,7 +116,7 @@ const fn disk(request: u32) -> Option<RequestKind> {
     })
 }
 
-/// Those that break the encoding: a number where a pointer is said, or another length.
+/// Requests that break the encoding: a number where it says pointer, or another length.
 const fn other(request: u32) -> Option<RequestKind> {
     Some(match request {
         // FIBMAP, FIGETBSZ
@@ -133,7 +133,7 @@ const fn other(request: u32) -> Option<RequestKind> {
     })
 }
 
-/// What is known of a request.
+/// Returns what is known of a request.
 pub const fn known(request: u32) -> Option<RequestKind> {
     match request >> 8 {
         0x54 => terminal(request),

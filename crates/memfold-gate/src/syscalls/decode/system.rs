@@ -15,14 +15,14 @@ fn handle(n: &mut Operands, at: usize, write: bool) {
     n.touches(at, 8 + (bytes as usize).min(HANDLE_MAX), write);
 }
 
-/// A file's handle out, and the number of its mount.
+/// Names room for a file's handle and the number of its mount.
 pub fn name_to_handle(n: &mut Operands) {
     const UNIQUE: u32 = 1;
     handle(n, n.arg(2), true);
     n.writes(n.arg(3), if n.int(4) & UNIQUE != 0 { 8 } else { 4 });
 }
 
-/// A handle in.
+/// Names a file's handle.
 pub fn open_by_handle(n: &mut Operands) {
     handle(n, n.arg(1), false);
 }
@@ -38,7 +38,7 @@ pub fn fsconfig(n: &mut Operands) {
     }
 }
 
-/// A struct that begins with its size.
+/// Names a struct that begins with its size.
 pub fn mount_request(n: &mut Operands) {
     match n.half(n.arg(0)) {
         Some(size) => n.reads(n.arg(0), (size as usize).clamp(4, PAGE_SIZE)),
@@ -54,12 +54,12 @@ fn xattr(n: &mut Operands, write: bool) {
     }
 }
 
-/// A value in, out of a struct.
+/// Names a value that a struct points to, for reading.
 pub fn xattr_taken(n: &mut Operands) {
     xattr(n, false);
 }
 
-/// A value out.
+/// Names a value that a struct points to, for writing.
 pub fn xattr_given(n: &mut Operands) {
     xattr(n, true);
 }
@@ -81,7 +81,7 @@ pub fn sysfs(n: &mut Operands) {
     }
 }
 
-/// A restart with a text.
+/// Names the text of a restart.
 pub fn reboot(n: &mut Operands) {
     if n.int(2) == libc::LINUX_REBOOT_CMD_RESTART2 as u32 {
         n.text(n.arg(3), 256);
@@ -93,7 +93,7 @@ pub fn module_arguments(n: &mut Operands) {
     n.text(n.arg(2), 1 << 20);
 }
 
-/// The same where the module is a file.
+/// Names the arguments of a module that is a file.
 pub fn finit_arguments(n: &mut Operands) {
     n.text(n.arg(1), 1 << 20);
 }
@@ -145,7 +145,7 @@ pub fn kexec_load(n: &mut Operands) {
     }
 }
 
-/// A struct with its size at byte 4, over which the kernel writes its own if that is smaller.
+/// Names a struct with its size at byte 4. The kernel writes its own size over a larger one.
 pub fn perf_event_open(n: &mut Operands) {
     const FIRST_SIZE: usize = 64;
     let Some(head) = n.get::<8>(n.arg(0)) else { return n.reads(n.arg(0), 8) };

@@ -39,8 +39,8 @@ pub fn vector(n: &mut Operands, array: usize, count: usize, write: bool) {
     }
 }
 
-/// Those parts that can be read: nothing comes of them where the kernel reads the whole array
-/// first, but no caller has to know that.
+/// Names the parts that can be read. Where the kernel reads the whole array first this has no
+/// effect, but no caller has to know that.
 fn one_by_one(n: &mut Operands, array: usize, write: bool) {
     for i in 0..AT_ONCE {
         let Some(part) = n.get::<IOVEC>(array.wrapping_add(i * IOVEC)) else { return };
@@ -83,13 +83,13 @@ fn message(n: &mut Operands, at: usize, sent: bool) {
     n.touches(header.word(32), header.word(40), !sent);
 }
 
-/// One message out.
+/// Names a message that is sent.
 pub fn sendmsg(n: &mut Operands) {
     n.reads(n.arg(1), MSGHDR);
     message(n, n.arg(1), true);
 }
 
-/// One message in: the header is written back to.
+/// Names room for a message. The kernel writes to the header.
 pub fn recvmsg(n: &mut Operands) {
     n.writes(n.arg(1), MSGHDR);
     message(n, n.arg(1), false);
@@ -136,7 +136,7 @@ pub fn execve(n: &mut Operands) {
     strings(n, n.arg(2));
 }
 
-/// The same, one argument further.
+/// Names arguments and environment of `execveat`, one argument further.
 pub fn execveat(n: &mut Operands) {
     strings(n, n.arg(2));
     strings(n, n.arg(3));
@@ -171,7 +171,7 @@ pub fn process_vm_writev(n: &mut Operands) {
     process_vm(n, false);
 }
 
-/// A program of the classic packet filter.
+/// Names a program of the classic packet filter.
 pub fn filter(n: &mut Operands, at: usize) {
     if let Some(program) = n.take::<SOCK_FPROG>(at) {
         n.reads(program.word(8), program.short(0) * SOCK_FILTER);

@@ -1,5 +1,5 @@
-//! Seccomp filters that the program sets: what one says of a call of the gate's or the keeper's, by
-//! classic BPF over `struct seccomp_data` (`kernel/seccomp.c` `seccomp_check_filter`).
+//! Runs a seccomp filter of the program's on calls that the gate or the keeper makes, to learn whether it
+//! refuses them: classic BPF over `struct seccomp_data` (`kernel/seccomp.c` `seccomp_check_filter`).
 use crate::keeper::Keeper;
 use crate::touch::read;
 
@@ -7,7 +7,7 @@ const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 /// Words of `struct seccomp_data`: number, architecture, address, six arguments.
 const DATA_WORDS: usize = 16;
 const SCRATCH_WORDS: usize = 16;
-/// Actions after which a call is made, at least if somebody else agrees.
+/// Actions after which a call is made, at least if a tracer or supervisor agrees.
 const LETS_THROUGH: [u32; 4] = [
     libc::SECCOMP_RET_ALLOW,
     libc::SECCOMP_RET_LOG,
@@ -68,7 +68,7 @@ struct FilterMachine {
     scratch: [u32; SCRATCH_WORDS],
 }
 
-/// What the filter returns; `None`: it is none.
+/// Returns what the filter returns. `None`: it isn't a filter.
 fn says(at: usize, data: &[u32; DATA_WORDS]) -> Option<u32> {
     let (len, code) = (read::<u32>(at).ok()? & 0xffff, read::<usize>(at + 8).ok()?);
     let mut machine = FilterMachine { a: 0, x: 0, scratch: [0; SCRATCH_WORDS] };

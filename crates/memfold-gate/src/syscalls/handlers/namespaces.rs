@@ -11,7 +11,7 @@ pub fn alone(
     args: &[usize; 6],
     raw: fn(usize, &[usize; 6]) -> isize,
 ) -> isize {
-    // That of time is the caller's own, too, after setns.
+    // The time namespace becomes the caller's own, too, by setns.
     let (place, of_children) = match nr as i64 {
         libc::SYS_unshare => (0, libc::CLONE_NEWPID | libc::CLONE_NEWTIME),
         _ => (1, libc::CLONE_NEWPID),

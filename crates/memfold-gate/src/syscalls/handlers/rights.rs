@@ -5,7 +5,7 @@ use crate::touch::{read, write};
 use memfold_sys::Errno;
 use memfold_sys::thread::process_id;
 
-/// Limits of a process's memory, descriptors and threads: below one, the keeper can't begin any more.
+/// Limits of memory, descriptors and threads, below which the keeper can't begin any more.
 const LIMITS: [u32; 5] = [
     libc::RLIMIT_AS,
     libc::RLIMIT_DATA,
@@ -14,14 +14,14 @@ const LIMITS: [u32; 5] = [
     libc::RLIMIT_NPROC,
 ];
 
-/// Calls after which a process may have fewer rights: to open descriptors, files of /proc, or address
-/// space.
+/// Serves calls after which a process may have fewer rights: to descriptors, files of /proc, or
+/// address space.
 pub fn give_up_rights(call: &mut ProgramCall) -> isize {
     call.keeper.last_chance();
     call.wait()
 }
 
-/// Those after which a thread may have other users, groups or capabilities.
+/// Serves calls after which a thread may have other users, groups or capabilities.
 pub fn change_identity(call: &mut ProgramCall) -> isize {
     let made = give_up_rights(call);
     if made >= 0 {
@@ -31,7 +31,8 @@ pub fn change_identity(call: &mut ProgramCall) -> isize {
     made
 }
 
-/// `getrlimit`, `setrlimit`, `prlimit64`. A limit of this process's is the keeper's to answer.
+/// Serves `getrlimit`, `setrlimit` and `prlimit64`. The keeper answers for the limits of this
+/// process.
 pub fn limit(call: &mut ProgramCall) -> isize {
     let [first, second, third, fourth, ..] = call.args;
     let (process, resource, new_at, old_at) = match call.nr as i64 {

@@ -20,9 +20,9 @@ pub fn seccomp(call: &mut ProgramCall) -> isize {
     }
 }
 
-/// A filter, which the call names at `at`. One for all threads of a program that has one is the
-/// caller's alone: the keeper's threads aren't the program's. One that refuses a call of the keeper's
-/// is set when all memory is home.
+/// Sets the filter at `at`. If the program has one thread, a filter for all threads is set for that
+/// only, because the keeper's threads aren't the program's. A filter that refuses a call of the
+/// keeper's is set after all memory was made resident.
 fn set_filter(call: &mut ProgramCall, at: usize) -> isize {
     const ALL_THREADS: usize =
         (libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_TSYNC_ESRCH) as usize;
@@ -42,7 +42,7 @@ fn set_filter(call: &mut ProgramCall, at: usize) -> isize {
 /// SECCOMP_MODE_STRICT: from now on the kernel lets the caller read, write, return from handlers
 /// and end, and kills it for all else that the gate would do.
 fn be_strict(call: &mut ProgramCall) -> isize {
-    // Who has a filter is refused this.
+    // The kernel refuses this to a thread with a filter.
     let has = [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0];
     if raw(libc::SYS_prctl as usize, &has) != 0 {
         return call.raw();
@@ -50,9 +50,9 @@ fn be_strict(call: &mut ProgramCall) -> isize {
     shut_in(call, Refused::Strict)
 }
 
-/// The caller asks the kernel to refuse it what the gate would do. So all memory is brought home, and
-/// the caller's calls pass the gate by: this one first, as it may not even return from a handler
-/// after it.
+/// Serves a caller that asks the kernel to refuse it what the gate does. All memory is made
+/// resident, and the caller's calls don't pass the gate from now on. This call is the first,
+/// because even a return from a handler may be refused after it.
 fn shut_in(call: &mut ProgramCall, how: Refused) -> isize {
     let is_alone = call.is_alone();
     signals::block_all();
@@ -62,7 +62,7 @@ fn shut_in(call: &mut ProgramCall, how: Refused) -> isize {
     if call.record.is_of_first_process() {
         call.keeper.tells(how);
     } else {
-        // Its parent waits for it to execute or end, and is managed again then.
+        // Its parent waits until the child executes a program or ends. Then it is managed again.
         call.record.traced.set(true);
     }
     pass_by(call, is_alone);

@@ -48,7 +48,7 @@ pub fn queue_for_thread(call: &mut ProgramCall) -> isize {
     send(call, [2, 3], true)
 }
 
-/// A signal with information, whose places among the arguments these are.
+/// Sends a signal with information. `places` are the arguments that have both.
 fn send(call: &mut ProgramCall, places: [usize; 2], for_thread: bool) -> isize {
     let (record, nr) = (call.record, call.nr);
     // SAFETY: what the call names is the gate's own.

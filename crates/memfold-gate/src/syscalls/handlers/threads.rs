@@ -90,7 +90,8 @@ pub fn set_robust_list(call: &mut ProgramCall) -> isize {
     done
 }
 
-/// The kernel may write there later, without a call.
+/// Makes a call after which the kernel may write to a range at any time, and excludes the range
+/// from folding.
 fn never_fold(call: &ProgramCall, start: usize, len: usize) -> isize {
     let done = call.raw();
     if done >= 0 && start != 0 {
@@ -105,10 +106,11 @@ pub fn set_dispatch(call: &mut ProgramCall) -> isize {
     value(ProgramDispatch::of(&call.args).map(|own| call.record.dispatch.set(own)))
 }
 
-/// `ptrace(PTRACE_TRACEME)`. Each signal stops the caller from now on, for a parent that waits in vfork,
-/// or that knows nothing of the gate's. So the gate raises none until the caller executes another
-/// program: all memory is home, and the calls of the only thread pass it by. What it executes isn't
-/// managed, as the environment that it passes has nothing of memfold's.
+/// Serves `ptrace(PTRACE_TRACEME)`. Each signal stops the caller from now on. The parent may wait
+/// in vfork, or know nothing of the gate's signals. So the gate raises none until the caller
+/// executes another program: all memory is resident, and the calls of the only thread don't pass
+/// the gate. The program that it executes isn't managed, as the environment has nothing of
+/// memfold's.
 pub fn be_traced(call: &mut ProgramCall) -> isize {
     let (keeper, record) = (call.keeper, call.record);
     if !call.is_alone() {
@@ -128,8 +130,8 @@ pub fn be_traced(call: &mut ProgramCall) -> isize {
     made
 }
 
-/// From here on the caller's calls pass the gate by, patched sites too; if it is the only thread,
-/// its signals, too.
+/// Disarms the caller: its calls don't pass the gate from now on, nor do those of patched sites. If
+/// it is the only thread, the kernel gets the program's signal actions back.
 pub fn pass_by(call: &mut ProgramCall, is_alone: bool) {
     call.record.fs.set(0);
     user_dispatch::disarm();

@@ -1,4 +1,5 @@
 use super::*;
+use crate::keeper::BadAddress;
 use std::cell::RefCell;
 
 const EIO: isize = -5;
