@@ -200,7 +200,7 @@ mod tests {
             let seen = scale.look(pager, &mut level, true).unwrap();
             assert_eq!((seen.before, seen.slower), (0, 1));
             assert!(level.anonymous >= seen.unmanaged && level.anonymous > 0);
-            assert_eq!(pager.bound_bytes(), limit);
+            assert_eq!(pager.limits().bound_bytes(), limit);
             assert!(scale.has_room(&mut level, limit) && !scale.has_room(&mut level, limit + 1));
         });
     }
@@ -229,7 +229,7 @@ mod tests {
             let mut level = Level { others: 1000, ..Level::default() };
             program.scale.look(&program.pager, &mut level, true).unwrap();
             assert_eq!(program.pager.stats().need_bytes.load(Relaxed), level.anonymous - 1000);
-            assert_eq!(program.pager.bound_bytes(), limit + 1000);
+            assert_eq!(program.pager.limits().bound_bytes(), limit + 1000);
             assert!(program.scale.has_room(&mut level, limit + 1000));
         });
     }
