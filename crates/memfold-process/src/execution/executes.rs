@@ -367,7 +367,7 @@ mod tests {
         let name = core::str::from_utf8(LINKER).unwrap();
         let padding = "x".repeat(PATH_BYTES - 9);
         file(
-            &scratch,
+            scratch,
             name,
             format!("{padding}GNU C Library, release version {release}.\nCopyright"),
             0o755,
