@@ -1,6 +1,6 @@
 //! Devices with names, as clients see them.
 use crate::device::{Device, IoError};
-use crate::image::Journal;
+use crate::image::ImageJournal;
 use std::sync::Arc;
 
 /// The longest name of an export, bytes: the bound of the NBD protocol.
@@ -16,7 +16,7 @@ pub struct Export {
     /// too.
     sector_bytes: u32,
     /// The image that makes it durable.
-    journal: Option<Arc<Journal>>,
+    journal: Option<Arc<ImageJournal>>,
 }
 
 impl Export {
@@ -26,7 +26,7 @@ impl Export {
     }
 
     /// Adds an image that follows the device.
-    pub fn with_journal(mut self, journal: Arc<Journal>) -> Export {
+    pub fn with_journal(mut self, journal: Arc<ImageJournal>) -> Export {
         self.journal = Some(journal);
         self
     }
@@ -52,7 +52,7 @@ impl Export {
     }
 
     /// Returns the image that follows the device.
-    pub fn journal(&self) -> Option<&Arc<Journal>> {
+    pub fn journal(&self) -> Option<&Arc<ImageJournal>> {
         self.journal.as_ref()
     }
 

@@ -1,7 +1,7 @@
 //! memfold-block: compressed block devices, blocks over `memfold-store`.
 //!
-//! A [`Backing`] is the memory of one or more [`Device`]s: a store, and one limit for all that they
-//! hold. A thread that reads or writes has an [`Io`] of its own.
+//! A [`DeviceMemory`] is the memory of one or more [`Device`]s: a store, and one limit for all that they
+//! hold. A thread that reads or writes has an [`DeviceIo`] of its own.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -29,8 +29,8 @@ pub mod vhost;
 pub mod ctl;
 
 pub use device::{
-    Backing, BackingStats, Device, DeviceError, DeviceStats, Io, IoError, LIMIT_BYTES_MIN, Object,
-    Pick, Recompressed, SECTOR_BYTES, SIZE_BYTES_MAX, Settings, SpillSettings, SpillStats, Status,
-    Zeros,
+    BackingStats, Device, DeviceError, DeviceIo, DeviceMemory, DeviceStats, IoError,
+    LIMIT_BYTES_MIN, MemorySettings, ObjectPick, ObjectState, RangeStatus, RecompressResult,
+    SECTOR_BYTES, SIZE_BYTES_MAX, SpillSettings, SpillStats, ZeroPolicy,
 };
 pub use export::{Export, NAME_BYTES_MAX};

@@ -1,7 +1,7 @@
 //! Requests are served without allocations, because the device may hold the swap of its own
 //! machine.
-use memfold_block::nbd::{Listener, Server};
-use memfold_block::{Backing, Device, Export, Settings};
+use memfold_block::nbd::{NbdServer, SocketListener};
+use memfold_block::{Device, DeviceMemory, Export, MemorySettings};
 use memfold_testkit::counting::{Counting, calls, wait_until_others_sleep};
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -64,15 +64,19 @@ fn work(link: &mut UnixStream, from: &[u8], to: &mut [u8]) {
 
 #[test]
 fn requests_allocate_nothing_once_tables_exist() {
-    let backing =
-        Backing::new(&Settings { limit_bytes: 64 << 20, pools: 2, ..Settings::default() }).unwrap();
+    let backing = DeviceMemory::new(&MemorySettings {
+        limit_bytes: 64 << 20,
+        pools: 2,
+        ..MemorySettings::default()
+    })
+    .unwrap();
     let device = Device::new(&backing, SIZE as u64).unwrap();
     device.preallocate().unwrap();
     let exports = [Arc::new(Export::new("", device, false, 512))];
     let address =
         SocketAddr::from_abstract_name(format!("memfold-no-alloc-{}", std::process::id())).unwrap();
-    let mut server = Server::new(&exports, None, 4);
-    server.listen(Listener::Unix(UnixListener::bind_addr(&address).unwrap())).unwrap();
+    let mut server = NbdServer::new(&exports, None, 4);
+    server.listen(SocketListener::Unix(UnixListener::bind_addr(&address).unwrap())).unwrap();
     let from: Vec<u8> = (0..SIZE as u32).map(|i| (i.wrapping_mul(i) >> 11) as u8).collect();
     let mut to = vec![0; 1 << 20];
     let mut link = connect(&address);

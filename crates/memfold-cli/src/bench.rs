@@ -1,6 +1,6 @@
 //! `memfold bench`: executes `memfold-bench`, a separate program, so that the command needs nothing
 //! of the benchmarks.
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::program;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use std::env;
@@ -29,20 +29,20 @@ pub fn command() -> Command {
 ///
 /// # Errors
 /// It is not there or can't be executed: status 125.
-pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
+pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     Err(become_benchmarks(matches.get_many("rest").into_iter().flatten().cloned()))
 }
 
 /// Executes `memfold help bench ...`, which clap can't answer here. Returns if that is not the
 /// command, or if it fails.
-pub fn help() -> Option<Failure> {
+pub fn help() -> Option<CommandFailure> {
     let mut words = env::args_os().skip(1);
     let asked = words.next()? == "help" && words.next()? == "bench";
     asked.then(|| become_benchmarks(std::iter::once("help".into()).chain(words)))
 }
 
 /// Executes the program beside this one, else that of PATH, under the name that the user knows.
-fn become_benchmarks(arguments: impl Iterator<Item = OsString>) -> Failure {
+fn become_benchmarks(arguments: impl Iterator<Item = OsString>) -> CommandFailure {
     let beside = env::current_exe().ok().map(|own| own.with_file_name(PROGRAM));
     let program = beside.filter(|path| path.is_file()).unwrap_or_else(|| PROGRAM.into());
     let error = std::process::Command::new(&program).arg0("memfold bench").args(arguments).exec();
@@ -52,5 +52,5 @@ fn become_benchmarks(arguments: impl Iterator<Item = OsString>) -> Failure {
         }
         _ => program::plain(&error).to_string(),
     };
-    Failure::own(format!("{}: {text}", program.display()))
+    CommandFailure::own(format!("{}: {text}", program.display()))
 }

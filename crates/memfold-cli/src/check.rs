@@ -2,7 +2,7 @@
 //!
 //! Each line is something tried (`memfold_sys::probe`) or read. The last line runs a program as
 //! `memfold run` would, so it also finds reasons that no other line knows.
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::{delivery, machine, program, run};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
@@ -19,7 +19,7 @@ use std::fs;
 use std::process::Stdio;
 
 /// The result of a check.
-enum Answer {
+enum CheckAnswer {
     /// It works, or is only information.
     Good(String),
     /// It does not work, and `run` works without it.
@@ -27,149 +27,149 @@ enum Answer {
     /// It does not work, and `run` needs it.
     Bad(String),
 }
-use Answer::{Bad, Good, Less};
+use CheckAnswer::{Bad, Good, Less};
 
-struct Check {
+struct SystemCheck {
     name: &'static str,
-    probe: fn(&ArgMatches) -> Answer,
+    probe: fn(&ArgMatches) -> CheckAnswer,
     /// What is missing where it does not work, and the fix.
     why: &'static str,
     fix: &'static str,
 }
 
 /// The checks, in the order of the output.
-const CHECKS: &[Check] = &[
-    Check {
+const CHECKS: &[SystemCheck] = &[
+    SystemCheck {
         name: "kernel",
         probe: kernel,
         why: "memfold run needs these features; docs/limits.md lists them",
         fix: "use a newer kernel",
     },
-    Check { name: "user", probe: user, why: "", fix: "" },
-    Check {
+    SystemCheck { name: "user", probe: user, why: "", fix: "" },
+    SystemCheck {
         name: "sandbox",
         probe: sandbox,
         why: "a seccomp filter refuses these calls, or the kernel does not have them",
         fix: "only lines marked NO stop a run; docs/containers.md lists what each profile allows",
     },
-    Check {
+    SystemCheck {
         name: "userfaultfd",
         probe: userfaultfd,
         why: "without it memory is paged by page protection, which is slower",
         fix: "in a container, `--device /dev/userfaultfd`; elsewhere, as root, `sysctl vm.unprivileged_userfaultfd=1`, or \
               install contrib/90-memfold-userfaultfd.rules for the device, or grant CAP_SYS_PTRACE",
     },
-    Check {
+    SystemCheck {
         name: "  by system call",
         probe: by_call,
         why: "",
         fix: "not needed where the device can be opened",
     },
-    Check {
+    SystemCheck {
         name: "  by device",
         probe: by_device,
         why: "",
         fix: "not needed where the system call is allowed",
     },
-    Check { name: "  features", probe: features, why: "", fix: "use a newer kernel" },
-    Check {
+    SystemCheck { name: "  features", probe: features, why: "", fix: "use a newer kernel" },
+    SystemCheck {
         name: "UFFDIO_MOVE",
         probe: moves,
         why: "without it pages are copied, which is slower",
         fix: "use Linux 6.8 or newer, and allow userfaultfd",
     },
-    Check {
+    SystemCheck {
         name: "protection",
         probe: hides,
         why: "memory can't be paged by page protection where userfaultfd is unavailable",
         fix: "mount /proc, and boot with proc_mem.force_override=always on the kernel command line",
     },
-    Check {
+    SystemCheck {
         name: "PAGEMAP_SCAN",
         probe: scans,
         why: "without it memfold reads the whole page map, which is slower",
         fix: "use Linux 6.7 or newer, with /proc",
     },
-    Check {
+    SystemCheck {
         name: "PROCMAP_QUERY",
         probe: queries,
         why: "without it memfold reads all of /proc/self/maps for each look-up",
         fix: "use Linux 6.11 or newer",
     },
-    Check {
+    SystemCheck {
         name: "process_madvise",
         probe: drops,
         why: "without it pages are evicted one range at a time instead of in batches",
         fix: "use Linux 6.13 or newer; in a container, `--cap-add SYS_PTRACE` or a profile that allows the call",
     },
-    Check {
+    SystemCheck {
         name: "dispatch",
         probe: dispatches,
         why: "the gate needs Syscall User Dispatch, and memfold run needs the gate",
         fix: "use Linux 5.11 or newer on x86-64; a sandbox such as gVisor does not have it",
     },
-    Check {
+    SystemCheck {
         name: "faults",
         probe: served,
         why: "memfold run handles page faults in the faulting thread, and one of its needs is missing",
         fix: "fix what is marked above",
     },
-    Check {
+    SystemCheck {
         name: "io_uring",
         probe: rings,
         why: "without it each transfer to or from the swap file costs a system call",
         fix: "set kernel.io_uring_disabled=0; in a container, use a profile that allows io_uring_setup, _enter and _register",
     },
-    Check {
+    SystemCheck {
         name: "swap file",
         probe: swap,
         why: "without O_DIRECT its pages also fill the page cache, which memfold does not limit",
         fix: "give a directory on ext4, xfs or btrfs, not on tmpfs or overlayfs",
     },
-    Check {
+    SystemCheck {
         name: "addresses",
         probe: addresses,
         why: "the engine reserves far more addresses than it uses memory",
         fix: "run `ulimit -v unlimited -d unlimited`",
     },
-    Check {
+    SystemCheck {
         name: "descriptors",
         probe: descriptors,
         why: "memfold uses about ten descriptors in each process",
         fix: "run `ulimit -n 1024`",
     },
-    Check { name: "memory", probe: memory, why: "", fix: "" },
-    Check {
+    SystemCheck { name: "memory", probe: memory, why: "", fix: "" },
+    SystemCheck {
         name: "overcommit",
         probe: overcommit,
         why: "the kernel counts reserved memory and may refuse memory for pools and tables",
         fix: "as root, `sysctl vm.overcommit_memory=0`, or add swap",
     },
-    Check {
+    SystemCheck {
         name: "mappings",
         probe: mappings,
         why: "a program with many mappings may reach this limit",
         fix: "as root, `sysctl vm.max_map_count=65530` or more",
     },
-    Check {
+    SystemCheck {
         name: "preload library",
         probe: library,
         why: "this library is the part of memfold that works inside the program",
         fix: "keep libmemfold_preload.so beside memfold, or in ../lib/memfold",
     },
-    Check {
+    SystemCheck {
         name: "settings",
         probe: settings,
         why: "memfold run refuses these settings",
         fix: "see `memfold run --help`",
     },
-    Check {
+    SystemCheck {
         name: "command",
         probe: command_given,
         why: "memfold run refuses this command",
         fix: "give a dynamically linked program for this machine and C library",
     },
-    Check {
+    SystemCheck {
         name: "a program",
         probe: trial,
         why: "a trial run of `memfold --version` under memfold run failed or warned",
@@ -190,7 +190,7 @@ pub fn command() -> Command {
 ///
 /// # Errors
 /// The screen can't be written.
-pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
+pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     use std::io::Write;
     let (mut text, mut bad) = (String::new(), Vec::new());
     let killing = delivery::killing_calls();
@@ -221,9 +221,9 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
         true => writeln!(text, "memfold run works here"),
         false => writeln!(text, "memfold run does not work here: {}", bad.join(", ")),
     };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|e| Failure::own(format!("Writing to stdout failed: {}", program::plain(&e))))?;
+    std::io::stdout().write_all(text.as_bytes()).map_err(|e| {
+        CommandFailure::own(format!("Writing to stdout failed: {}", program::plain(&e)))
+    })?;
     Ok(!bad.is_empty() as u8)
 }
 
@@ -231,8 +231,8 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
 fn of<E: std::fmt::Display>(
     result: Result<(), E>,
     good: &str,
-    otherwise: fn(String) -> Answer,
-) -> Answer {
+    otherwise: fn(String) -> CheckAnswer,
+) -> CheckAnswer {
     match result {
         Ok(()) => Good(good.to_string()),
         Err(e) => otherwise(e.to_string()),
@@ -255,7 +255,7 @@ fn system_number(name: &str) -> Option<u64> {
     fs::read_to_string(format!("/proc/sys/{name}")).ok()?.trim().parse().ok()
 }
 
-fn kernel(_: &ArgMatches) -> Answer {
+fn kernel(_: &ArgMatches) -> CheckAnswer {
     let names = rustix::system::uname();
     let release = names.release().to_string_lossy().into_owned();
     let text = format!("Linux {release}, {}", names.machine().to_string_lossy());
@@ -282,7 +282,7 @@ fn status(name: &str) -> Option<String> {
     Some(line.trim().to_string())
 }
 
-fn user(_: &ArgMatches) -> Answer {
+fn user(_: &ArgMatches) -> CheckAnswer {
     const CAP_SYS_PTRACE: u64 = 1 << 19;
     let uid = rustix::process::geteuid().as_raw();
     let who = if uid == 0 { "root".to_string() } else { format!("user {uid}") };
@@ -291,7 +291,7 @@ fn user(_: &ArgMatches) -> Answer {
     Good(format!("{who}, {with} CAP_SYS_PTRACE"))
 }
 
-fn sandbox(_: &ArgMatches) -> Answer {
+fn sandbox(_: &ArgMatches) -> CheckAnswer {
     let mode = match status("Seccomp").as_deref() {
         Some("0") => "no seccomp filter",
         Some("2") => "a seccomp filter",
@@ -307,7 +307,7 @@ fn sandbox(_: &ArgMatches) -> Answer {
     }
 }
 
-fn userfaultfd(_: &ArgMatches) -> Answer {
+fn userfaultfd(_: &ArgMatches) -> CheckAnswer {
     let sysctl = system_number("vm/unprivileged_userfaultfd")
         .map_or("unknown".to_string(), |number| number.to_string());
     let sysctl = format!("vm.unprivileged_userfaultfd={sysctl}");
@@ -324,11 +324,11 @@ fn userfaultfd(_: &ArgMatches) -> Answer {
 
 /// Returns the answer about a missing feature of userfaultfd, which matters only where page
 /// protection does not work either.
-fn lacks(text: String) -> Answer {
+fn lacks(text: String) -> CheckAnswer {
     if delivery::can_hide().is_ok() { Less(text) } else { Bad(text) }
 }
 
-fn hides(_: &ArgMatches) -> Answer {
+fn hides(_: &ArgMatches) -> CheckAnswer {
     match probe::hides() {
         Ok(false) => Less(delivery::FORCES_NONE.to_string()),
         tried => of(
@@ -339,7 +339,7 @@ fn hides(_: &ArgMatches) -> Answer {
     }
 }
 
-fn by_way(way: UffdSource) -> Answer {
+fn by_way(way: UffdSource) -> CheckAnswer {
     match (Uffd::can_open(way, false), Uffd::can_open(way, true)) {
         (Ok(()), _) => Good("yes, for all page faults".to_string()),
         (Err(e), Ok(())) => Less(format!("only for page faults of user code ({})", named(e))),
@@ -347,15 +347,15 @@ fn by_way(way: UffdSource) -> Answer {
     }
 }
 
-fn by_call(_: &ArgMatches) -> Answer {
+fn by_call(_: &ArgMatches) -> CheckAnswer {
     by_way(UffdSource::Call)
 }
 
-fn by_device(_: &ArgMatches) -> Answer {
+fn by_device(_: &ArgMatches) -> CheckAnswer {
     by_way(UffdSource::Device)
 }
 
-fn features(_: &ArgMatches) -> Answer {
+fn features(_: &ArgMatches) -> CheckAnswer {
     const NAMES: &[(u64, &str)] = &[
         (feature::MOVE, "MOVE"),
         (feature::WP, "WP"),
@@ -378,7 +378,7 @@ fn features(_: &ArgMatches) -> Answer {
     }
 }
 
-fn moves(_: &ArgMatches) -> Answer {
+fn moves(_: &ArgMatches) -> CheckAnswer {
     match probe::moves() {
         Ok(()) => Good("a page was moved".to_string()),
         Err(memfold::OpenError::Forbidden) => {
@@ -388,15 +388,15 @@ fn moves(_: &ArgMatches) -> Answer {
     }
 }
 
-fn scans(_: &ArgMatches) -> Answer {
+fn scans(_: &ArgMatches) -> CheckAnswer {
     of(probe::scans().map_err(named), "a page was found", Less)
 }
 
-fn queries(_: &ArgMatches) -> Answer {
+fn queries(_: &ArgMatches) -> CheckAnswer {
     of(probe::queries_maps().map_err(named), "yes", Less)
 }
 
-fn drops(_: &ArgMatches) -> Answer {
+fn drops(_: &ArgMatches) -> CheckAnswer {
     of(
         probe::drops_batches().map_err(named),
         "pages of two ranges were evicted with one call",
@@ -404,12 +404,12 @@ fn drops(_: &ArgMatches) -> Answer {
     )
 }
 
-fn dispatches(_: &ArgMatches) -> Answer {
+fn dispatches(_: &ArgMatches) -> CheckAnswer {
     if probe::dispatches() { Good("yes".to_string()) } else { Bad("no".to_string()) }
 }
 
 /// Returns how the faults of a run with these settings are handled.
-fn served(matches: &ArgMatches) -> Answer {
+fn served(matches: &ArgMatches) -> CheckAnswer {
     let Ok(mut config) = config(&given(matches)) else {
         return Less("unknown, because the settings are wrong (see below)".to_string());
     };
@@ -423,11 +423,11 @@ fn served(matches: &ArgMatches) -> Answer {
     }
 }
 
-fn rings(_: &ArgMatches) -> Answer {
+fn rings(_: &ArgMatches) -> CheckAnswer {
     of(probe::rings().map_err(named), "yes", Less)
 }
 
-fn swap(matches: &ArgMatches) -> Answer {
+fn swap(matches: &ArgMatches) -> CheckAnswer {
     let Some(path) = matches.get_one::<String>("swap") else {
         return Good("not used (--swap DIR)".to_string());
     };
@@ -442,26 +442,26 @@ fn shown(limit: Option<u64>) -> String {
     limit.map_or("unlimited".to_string(), |bytes| Size(bytes).to_string())
 }
 
-fn addresses(_: &ArgMatches) -> Answer {
+fn addresses(_: &ArgMatches) -> CheckAnswer {
     let (space, data) = (getrlimit(Resource::As).current, getrlimit(Resource::Data).current);
     let text = format!("ulimit -v {}, -d {}", shown(space), shown(data));
     // The trial run shows whether they suffice.
     if space.or(data).is_none() { Good(text) } else { Less(text) }
 }
 
-fn descriptors(_: &ArgMatches) -> Answer {
+fn descriptors(_: &ArgMatches) -> CheckAnswer {
     let most = getrlimit(Resource::Nofile).current;
     let text = format!("ulimit -n {}", most.map_or("unlimited".to_string(), |n| n.to_string()));
     if most.is_none_or(|n| n >= 64) { Good(text) } else { Less(text) }
 }
 
-fn memory(_: &ArgMatches) -> Answer {
+fn memory(_: &ArgMatches) -> CheckAnswer {
     let cgroup =
         machine::cgroup_bytes().map_or("no limit".to_string(), |bytes| Size(bytes).to_string());
     Good(format!("{}; cgroup: {cgroup}", Size(machine::memory_bytes())))
 }
 
-fn overcommit(_: &ArgMatches) -> Answer {
+fn overcommit(_: &ArgMatches) -> CheckAnswer {
     match system_number("vm/overcommit_memory") {
         Some(2) => Less("vm.overcommit_memory=2".to_string()),
         Some(mode) => Good(format!("vm.overcommit_memory={mode}")),
@@ -469,7 +469,7 @@ fn overcommit(_: &ArgMatches) -> Answer {
     }
 }
 
-fn mappings(_: &ArgMatches) -> Answer {
+fn mappings(_: &ArgMatches) -> CheckAnswer {
     match system_number("vm/max_map_count") {
         Some(most) if most < 65530 => Less(format!("vm.max_map_count={most}")),
         Some(most) => Good(format!("vm.max_map_count={most}")),
@@ -477,7 +477,7 @@ fn mappings(_: &ArgMatches) -> Answer {
     }
 }
 
-fn library(_: &ArgMatches) -> Answer {
+fn library(_: &ArgMatches) -> CheckAnswer {
     match run::library() {
         Ok(path) => Good(path.display().to_string()),
         Err(e) => Bad(e.text),
@@ -505,7 +505,7 @@ fn config(flags: &[OsString]) -> Result<Config, String> {
     read.and_then(|matches| run::config(&matches).map_err(|e| e.text))
 }
 
-fn settings(matches: &ArgMatches) -> Answer {
+fn settings(matches: &ArgMatches) -> CheckAnswer {
     let flags = given(matches);
     match config(&flags) {
         Ok(_) => {
@@ -515,7 +515,7 @@ fn settings(matches: &ArgMatches) -> Answer {
     }
 }
 
-fn command_given(matches: &ArgMatches) -> Answer {
+fn command_given(matches: &ArgMatches) -> CheckAnswer {
     let arguments: Vec<OsString> =
         matches.get_many(run::COMMAND).map(|all| all.cloned().collect()).unwrap_or_default();
     let Some(name) = arguments.first() else { return Good("none given".to_string()) };
@@ -528,7 +528,7 @@ fn command_given(matches: &ArgMatches) -> Answer {
 
 /// Runs a program that does nothing, and returns its message or memfold's. The program is memfold
 /// itself, which uses the C library of its preload library; `true` may be static.
-fn trial(matches: &ArgMatches) -> Answer {
+fn trial(matches: &ArgMatches) -> CheckAnswer {
     let own = match std::env::current_exe() {
         Ok(own) => own,
         Err(e) => return Bad(program::plain(&e)),

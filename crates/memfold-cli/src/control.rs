@@ -19,7 +19,7 @@ use std::thread;
 use std::time::Instant;
 
 /// A run, as its control socket sees it.
-pub struct Run {
+pub struct RunControl {
     /// The counters of its processes, and its bounds.
     pub shared: HandOver,
     /// Its settings, with the present bounds.
@@ -30,7 +30,7 @@ pub struct Run {
     pub start: Instant,
 }
 
-impl Run {
+impl RunControl {
     /// Returns the present settings.
     pub fn config(&self) -> Config {
         self.config.lock().expect("nobody panics with the lock").clone()
@@ -111,25 +111,25 @@ fn uncounted(pid: u32) -> impl Iterator<Item = (&'static str, u64)> {
 }
 
 /// The path of the socket; the drop removes it.
-pub struct Control {
+pub struct ControlSocket {
     path: PathBuf,
 }
 
-impl Control {
+impl ControlSocket {
     /// Makes the socket. Clients that connect from now on wait until it is served.
     ///
     /// # Errors
     /// No socket can be made, and where: a program runs without.
-    pub fn listen() -> io::Result<(Control, UnixListener)> {
+    pub fn listen() -> io::Result<(ControlSocket, UnixListener)> {
         let (listener, path) = sockets::listen(sockets::RUN)?;
-        Ok((Control { path }, listener))
+        Ok((ControlSocket { path }, listener))
     }
 
     /// Serves a run from its own thread, which gets no signal that the caller has blocked.
     ///
     /// # Errors
     /// There is no thread to be had.
-    pub fn serve(self, listener: UnixListener, run: Arc<Run>) -> io::Result<Control> {
+    pub fn serve(self, listener: UnixListener, run: Arc<RunControl>) -> io::Result<ControlSocket> {
         let serve = move || {
             // A broken connection affects no other.
             memfold_remote::each_connection(&listener, |stream| {
@@ -141,7 +141,7 @@ impl Control {
     }
 }
 
-impl Drop for Control {
+impl Drop for ControlSocket {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
@@ -157,8 +157,12 @@ mod tests {
         config.set("limit", "64M").unwrap();
         let shared = HandOver::new().unwrap();
         shared.tables.set_bounds(config.limit_bytes, config.resident_bytes);
-        let run =
-            Run { shared, config: Mutex::new(config), arguments: vec![], start: Instant::now() };
+        let run = RunControl {
+            shared,
+            config: Mutex::new(config),
+            arguments: vec![],
+            start: Instant::now(),
+        };
         for (request, words) in [
             (r#"{"do":"set","limit":"1"}"#, "too small"),
             (r#"{"do":"set","limit":"2G"}"#, "more than the memory"),

@@ -1,6 +1,6 @@
 //! How the gate detects a touch of folded memory: with userfaultfd or page protection. Where the
 //! gate is unavailable, `run` refuses.
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use memfold::config::{Config, Delivery};
 use memfold_sys::maps::lookup::Maps;
 use memfold_sys::probe;
@@ -26,10 +26,10 @@ fn hide(config: &mut Config) {
 ///
 /// # Errors
 /// The gate is unavailable: status 125, with the reason and what to do.
-pub fn settle(config: &mut Config) -> Result<Option<String>, Failure> {
+pub fn settle(config: &mut Config) -> Result<Option<String>, CommandFailure> {
     config.delivery = Delivery::Gate;
     if config.by_protection {
-        can_hide().map_err(|e| Failure::own(format!("--paging protection: {e}")))?;
+        can_hide().map_err(|e| CommandFailure::own(format!("--paging protection: {e}")))?;
         hide(config);
         return Ok(forces_none().then(|| format!("warning: {FORCES_NONE}")));
     }
@@ -51,9 +51,9 @@ pub fn settle(config: &mut Config) -> Result<Option<String>, Failure> {
             )))
         }
         Err(e) if e == why => {
-            Err(Failure::own(format!("memfold can manage no program here: {why}")))
+            Err(CommandFailure::own(format!("memfold can manage no program here: {why}")))
         }
-        Err(e) => Err(Failure::own(format!(
+        Err(e) => Err(CommandFailure::own(format!(
             "memfold can manage no program here: {why}. Paging by page protection is unavailable too: {e}"
         ))),
     }
@@ -68,7 +68,7 @@ pub const FORCES_NONE: &str = "The kernel does not let /proc/self/mem write to p
 
 /// One thing that the gate needs of the kernel. It is tried in this process, whose result holds for
 /// the program too. Refusals, `memfold check` and `docs/limits.md` all come from [`NEEDS`].
-pub struct Need {
+pub struct GateNeed {
     /// Its name.
     pub what: &'static str,
     /// The first Linux that has it; 0.0: every Linux that memfold runs on.
@@ -82,15 +82,15 @@ pub struct Need {
 }
 
 /// Everything that the gate needs, in the order in which it is tried.
-pub const NEEDS: &[Need] = &[
-    Need {
+pub const NEEDS: &[GateNeed] = &[
+    GateNeed {
         what: "x86-64",
         linux: (0, 0),
         with_uffd: true,
         with_protection: true,
         probe: || or_else(cfg!(target_arch = "x86_64"), "it needs x86-64"),
     },
-    Need {
+    GateNeed {
         what: "Syscall User Dispatch",
         linux: (5, 11),
         with_uffd: true,
@@ -100,21 +100,21 @@ pub const NEEDS: &[Need] = &[
             or_else(probe::dispatches(), why)
         },
     },
-    Need {
+    GateNeed {
         what: "userfaultfd for page faults of user code",
         linux: (5, 11),
         with_uffd: true,
         with_protection: false,
         probe: || Uffd::open(feature::GATE, true).map(drop).map_err(|e| e.to_string()),
     },
-    Need {
+    GateNeed {
         what: "MADV_POPULATE_WRITE",
         linux: (5, 14),
         with_uffd: true,
         with_protection: true,
         probe: || or_else(probe::populates(), "MADV_POPULATE_WRITE (Linux 5.14) is missing"),
     },
-    Need {
+    GateNeed {
         what: "UFFDIO_MOVE (Linux 6.8), or process_vm_readv on its own memory",
         linux: (0, 0),
         with_uffd: true,
@@ -124,7 +124,7 @@ pub const NEEDS: &[Need] = &[
             probe::moves().or_else(|_| probe::reads_itself()).map_err(|e| format!("{lacks}: {e}"))
         },
     },
-    Need {
+    GateNeed {
         what: "access to its own protected memory through /proc/self/mem",
         linux: (0, 0),
         with_uffd: false,
@@ -134,7 +134,7 @@ pub const NEEDS: &[Need] = &[
             probe::hides().map(drop).map_err(|e| format!("{lacks}: {e}"))
         },
     },
-    Need {
+    GateNeed {
         what: "/proc/self/maps",
         linux: (0, 0),
         with_uffd: true,
@@ -162,12 +162,12 @@ pub fn killing_calls() -> Vec<&'static str> {
 ///
 /// # Errors
 /// It kills for a call that this run makes: status 125.
-pub fn survives(swaps: bool) -> Result<(), Failure> {
+pub fn survives(swaps: bool) -> Result<(), CommandFailure> {
     let mut killing = killing_calls();
     killing.retain(|call| *call != probe::RING || swaps);
     match killing.is_empty() {
         true => Ok(()),
-        false => Err(Failure::own(format!("{KILLS} {}. {ALLOW}.", killing.join(", ")))),
+        false => Err(CommandFailure::own(format!("{KILLS} {}. {ALLOW}.", killing.join(", ")))),
     }
 }
 

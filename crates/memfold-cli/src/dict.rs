@@ -1,5 +1,5 @@
 //! `memfold dict train`: makes a dictionary for canned mode from files.
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::program;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use memfold::config::DictionarySource;
@@ -67,7 +67,7 @@ pub fn command() -> Command {
 /// # Errors
 /// A file that can't be read or written, a codec that takes no dictionaries, too little input:
 /// status 125.
-pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
+pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let Some(("train", matches)) = matches.subcommand() else {
         unreachable!("clap requires a subcommand")
     };
@@ -75,7 +75,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let spec: CodecSpec = *matches.get_one("codec").expect("has a default");
     let order: Order = *matches.get_one("block").expect("has a default");
     if !spec.takes_dictionaries() {
-        return Err(Failure::own(format!(
+        return Err(CommandFailure::own(format!(
             "--codec: {spec} has no dictionaries. Give lz4 or zstd."
         )));
     }
@@ -113,7 +113,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let best = [raw, trained].into_iter().flatten().min_by_key(|(on, _)| *on);
     match best.filter(|(on, _)| Comparison { off, on: *on }.wins()) {
         Some((_, dictionary)) => {
-            let fail = |e| Failure::own(format!("{}: {e}", out.display()));
+            let fail = |e| CommandFailure::own(format!("{}: {e}", out.display()));
             fs::write(out, dictionary.to_file()).map_err(fail)?;
             println!("written: {}", out.display());
             Ok(0)
@@ -134,14 +134,14 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
 /// # Errors
 /// A codec without dictionaries; a file that can't be read, is damaged, or is no dictionary for the
 /// codec.
-pub fn check(canned: &mut DictionarySource, codec: CodecSpec) -> Result<(), Failure> {
+pub fn check(canned: &mut DictionarySource, codec: CodecSpec) -> Result<(), CommandFailure> {
     if *canned != DictionarySource::Off && !codec.takes_dictionaries() {
-        return Err(Failure::own(format!(
+        return Err(CommandFailure::own(format!(
             "--canned: codec {codec} has no dictionaries. Give --codec lz4 or zstd, or leave --canned out."
         )));
     }
     let DictionarySource::File(path) = canned else { return Ok(()) };
-    let fail = |e: &dyn std::fmt::Display| Failure::own(format!("--canned: {path}: {e}"));
+    let fail = |e: &dyn std::fmt::Display| CommandFailure::own(format!("--canned: {path}: {e}"));
     let whole = fs::canonicalize(&*path).map_err(|e| fail(&program::plain(&e)))?;
     let mut bytes = Vec::new();
     let file = File::open(&whole).map_err(|e| fail(&program::plain(&e)))?;
@@ -177,11 +177,11 @@ fn block_order(text: &str) -> Result<Order, String> {
 }
 
 /// Returns whole blocks from all inputs, without blocks of zeros, which are never compressed.
-fn sample(inputs: &[&PathBuf], block: usize) -> Result<Vec<u8>, Failure> {
+fn sample(inputs: &[&PathBuf], block: usize) -> Result<Vec<u8>, CommandFailure> {
     let mut blocks = Vec::new();
     let share = (SAMPLE_BYTES_MAX / inputs.len()).max(block);
     for input in inputs {
-        let fail = |e| Failure::own(format!("{}: {e}", input.display()));
+        let fail = |e| CommandFailure::own(format!("{}: {e}", input.display()));
         let mut bytes = Vec::new();
         read(input, &mut bytes).map_err(fail)?;
         let whole = bytes.chunks_exact(block).filter(|b| b.iter().any(|byte| *byte != 0));
@@ -190,7 +190,7 @@ fn sample(inputs: &[&PathBuf], block: usize) -> Result<Vec<u8>, Failure> {
     }
     let found = blocks.len() / block;
     if found < BLOCKS_MIN {
-        return Err(Failure::own(format!(
+        return Err(CommandFailure::own(format!(
             "The inputs have only {found} blocks of {block} bytes. Give files with at least {} of data.",
             memfold::config::Size((BLOCKS_MIN * block) as u64)
         )));

@@ -10,26 +10,26 @@ pub const NOT_FOUND: u8 = 127;
 
 /// A refusal. `main` prints it as `memfold: TEXT` and exits with its status.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
+pub struct CommandFailure {
     /// Exit status.
     pub status: u8,
     /// One line, without the `memfold: ` in front.
     pub text: String,
 }
 
-impl Failure {
+impl CommandFailure {
     /// Makes a failure of memfold itself, or of its arguments: status 125.
-    pub fn own(text: impl fmt::Display) -> Failure {
-        Failure { status: OWN, text: text.to_string() }
+    pub fn own(text: impl fmt::Display) -> CommandFailure {
+        CommandFailure { status: OWN, text: text.to_string() }
     }
 
     /// Makes a failure of a command that exists but can't be executed: status 126.
-    pub fn not_executable(text: impl fmt::Display) -> Failure {
-        Failure { status: NOT_EXECUTABLE, text: text.to_string() }
+    pub fn not_executable(text: impl fmt::Display) -> CommandFailure {
+        CommandFailure { status: NOT_EXECUTABLE, text: text.to_string() }
     }
 
     /// Makes a failure of a command that does not exist: status 127.
-    pub fn not_found(text: impl fmt::Display) -> Failure {
-        Failure { status: NOT_FOUND, text: text.to_string() }
+    pub fn not_found(text: impl fmt::Display) -> CommandFailure {
+        CommandFailure { status: NOT_FOUND, text: text.to_string() }
     }
 }

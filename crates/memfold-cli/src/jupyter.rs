@@ -2,7 +2,7 @@
 //!
 //! A kernelspec is a directory with a `kernel.json`, which names the command to start. This one
 //! puts `memfold run --limit SIZE --` in front of another command, and leaves the rest unchanged.
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::{program, run};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ pub fn command() -> Command {
 ///
 /// # Errors
 /// A setting that run would refuse, no Python, a file that is there or can't be written: 125.
-pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
+pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let limit = matches.get_one::<String>("limit").cloned().unwrap_or_default();
     let mut flags = vec![format!("--limit={limit}")];
     flags.extend(matches.get_many::<String>("flags").into_iter().flatten().cloned());
@@ -51,11 +51,11 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
         Some(path) => read(path)?,
         None => ipykernel(matches.get_one::<PathBuf>("python").map(PathBuf::as_path))?,
     };
-    let own = text(&env::current_exe().map_err(|e| Failure::own(program::plain(&e)))?)?;
+    let own = text(&env::current_exe().map_err(|e| CommandFailure::own(program::plain(&e)))?)?;
     let before = [vec![own, "run".into()], flags, vec!["--".into()]].concat();
     let argv = spec["argv"].as_array().cloned().unwrap_or_default();
     if argv.is_empty() || argv.iter().any(|word| !word.is_string()) {
-        return Err(Failure::own(
+        return Err(CommandFailure::own(
             "--from: the file has no argv, so it names no command. Give another kernel.json.",
         ));
     }
@@ -72,29 +72,29 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
 }
 
 /// Checks the flags now, because Jupyter does not show why a kernel can't start.
-fn check_flags(flags: &[String]) -> Result<(), Failure> {
+fn check_flags(flags: &[String]) -> Result<(), CommandFailure> {
     let line = ["run"].into_iter().chain(flags.iter().map(String::as_str)).chain(["--", "true"]);
     let read = run::command().try_get_matches_from(line).map_err(|e| {
         let text = e.to_string();
-        Failure::own(text.lines().next().unwrap_or_default().trim_start_matches("error: "))
+        CommandFailure::own(text.lines().next().unwrap_or_default().trim_start_matches("error: "))
     })?;
     run::config(&read).map(drop)
 }
 
-fn read(path: &Path) -> Result<Value, Failure> {
-    let fail = |why: String| Failure::own(format!("--from: {}: {why}", path.display()));
+fn read(path: &Path) -> Result<Value, CommandFailure> {
+    let fail = |why: String| CommandFailure::own(format!("--from: {}: {why}", path.display()));
     let text = fs::read_to_string(path).map_err(|e| fail(program::plain(&e)))?;
     let spec: Value = serde_json::from_str(&text).map_err(|e| fail(e.to_string()))?;
     if spec.is_object() { Ok(spec) } else { Err(fail("not a JSON object".to_string())) }
 }
 
 /// Returns the kernelspec that ipykernel itself installs.
-fn ipykernel(python: Option<&Path>) -> Result<Value, Failure> {
+fn ipykernel(python: Option<&Path>) -> Result<Value, CommandFailure> {
     let python = python.map_or(OsStr::new("python3"), Path::as_os_str);
     let found = program::find(python, env::var_os("PATH").as_deref())?;
     program::check(&found, &[])?;
     // Absolute, but with links: the link in a virtual environment is what makes it one.
-    let found = std::path::absolute(found).map_err(|e| Failure::own(program::plain(&e)))?;
+    let found = std::path::absolute(found).map_err(|e| CommandFailure::own(program::plain(&e)))?;
     Ok(json!({
         "argv": [text(&found)?, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
         "display_name": "Python 3",
@@ -103,9 +103,9 @@ fn ipykernel(python: Option<&Path>) -> Result<Value, Failure> {
     }))
 }
 
-fn text(path: &Path) -> Result<String, Failure> {
+fn text(path: &Path) -> Result<String, CommandFailure> {
     let not = || {
-        Failure::own(format!(
+        CommandFailure::own(format!(
             "{}: the path is not valid UTF-8. A kernel.json can't name it.",
             path.display()
         ))
@@ -114,23 +114,23 @@ fn text(path: &Path) -> Result<String, Failure> {
 }
 
 /// Returns where Jupyter looks for a user's own kernelspecs.
-fn directory() -> Result<PathBuf, Failure> {
+fn directory() -> Result<PathBuf, CommandFailure> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let data = set("JUPYTER_DATA_DIR")
         .or_else(|| set("XDG_DATA_HOME").map(|path| path.join("jupyter")))
         .or_else(|| set("HOME").map(|path| path.join(".local/share/jupyter")))
-        .ok_or_else(|| Failure::own("--dir: give it, because HOME is not set"))?;
+        .ok_or_else(|| CommandFailure::own("--dir: give it, because HOME is not set"))?;
     Ok(data.join("kernels").join(NAME))
 }
 
-fn write(directory: &Path, spec: &Value, force: bool) -> Result<PathBuf, Failure> {
+fn write(directory: &Path, spec: &Value, force: bool) -> Result<PathBuf, CommandFailure> {
     let path = directory.join("kernel.json");
     let fail = |e: std::io::Error| match e.kind() {
-        ErrorKind::AlreadyExists => Failure::own(format!(
+        ErrorKind::AlreadyExists => CommandFailure::own(format!(
             "{}: the file exists already. Give --force to replace it.",
             path.display()
         )),
-        _ => Failure::own(format!("{}: {}", path.display(), program::plain(&e))),
+        _ => CommandFailure::own(format!("{}: {}", path.display(), program::plain(&e))),
     };
     fs::create_dir_all(directory).map_err(fail)?;
     let mut how = OpenOptions::new();

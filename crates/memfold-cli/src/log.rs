@@ -1,7 +1,7 @@
 //! The messages of a run while and after its program runs: on standard error, or in the file of
 //! `--log`. Its processes leave their lines in the table that they share. Each message is printed
 //! once, however many processes leave it.
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::program::plain;
 use memfold_run::mailbox::Letter;
 use memfold_run::table::RunTable;
@@ -18,10 +18,10 @@ const REMEMBERED: usize = 10_000;
 
 /// The destination of lines, and the lines printed so far.
 pub struct Log {
-    inner: Mutex<Inner>,
+    inner: Mutex<LogState>,
 }
 
-struct Inner {
+struct LogState {
     out: Box<dyn Write + Send>,
     said: HashSet<String>,
 }
@@ -31,17 +31,17 @@ impl Log {
     ///
     /// # Errors
     /// 125: the file can't be written.
-    pub fn open(file: Option<&Path>) -> Result<Log, Failure> {
+    pub fn open(file: Option<&Path>) -> Result<Log, CommandFailure> {
         let out: Box<dyn Write + Send> = match file {
             None => Box::new(io::stderr()),
             Some(path) => {
                 let fail = |e: io::Error| {
-                    Failure::own(format!("--log: {}: {}", path.display(), plain(&e)))
+                    CommandFailure::own(format!("--log: {}: {}", path.display(), plain(&e)))
                 };
                 Box::new(File::options().append(true).create(true).open(path).map_err(fail)?)
             }
         };
-        Ok(Log { inner: Mutex::new(Inner { out, said: HashSet::new() }) })
+        Ok(Log { inner: Mutex::new(LogState { out, said: HashSet::new() }) })
     }
 
     /// Prints a line, or several, each with `memfold: ` in front.

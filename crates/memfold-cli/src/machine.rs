@@ -36,7 +36,7 @@ fn read_limit(file: &Path) -> Option<u64> {
 /// is mounted here.
 fn limit_files(groups: &str, mounts: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
-    for mount in mounts.lines().filter_map(Mount::parse) {
+    for mount in mounts.lines().filter_map(MemoryMount::parse) {
         let Some(group) = groups.lines().find_map(|line| mount.group_of(line)) else { continue };
         // A mount of a subtree (as in containers) shows the paths below its own root.
         let Ok(below) = group.strip_prefix(&mount.root) else { continue };
@@ -52,15 +52,15 @@ fn limit_files(groups: &str, mounts: &str) -> Vec<PathBuf> {
 }
 
 /// A mounted hierarchy that can limit memory.
-struct Mount {
+struct MemoryMount {
     root: PathBuf,
     point: PathBuf,
     v2: bool,
 }
 
-impl Mount {
+impl MemoryMount {
     /// Parses a line of mountinfo: `id parent dev ROOT POINT options [fields] - TYPE source SUPER`.
-    fn parse(line: &str) -> Option<Mount> {
+    fn parse(line: &str) -> Option<MemoryMount> {
         let (mount, file_system) = line.split_once(" - ")?;
         let mut fields = mount.split(' ').skip(3);
         let (root, point) = (PathBuf::from(fields.next()?), PathBuf::from(fields.next()?));
@@ -68,7 +68,7 @@ impl Mount {
         let kind = rest.next()?;
         let v2 = kind == "cgroup2";
         let memory = kind == "cgroup" && rest.nth(1)?.split(',').any(|option| option == "memory");
-        (v2 || memory).then_some(Mount { root, point, v2 })
+        (v2 || memory).then_some(MemoryMount { root, point, v2 })
     }
 
     /// Returns the path in a line `id:controllers:PATH` of /proc/self/cgroup, if it is about this

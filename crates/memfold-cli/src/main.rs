@@ -23,7 +23,7 @@ mod bench;
 
 use clap::Command;
 use clap::error::ErrorKind;
-use failure::Failure;
+use failure::CommandFailure;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs the subcommand. Returns the exit status.
-fn dispatch() -> Result<u8, Failure> {
+fn dispatch() -> Result<u8, CommandFailure> {
     match command().try_get_matches() {
         Ok(matches) => match matches.subcommand() {
             Some(("run", matches)) if matches.get_flag(run::CHECK) => check::main(matches),
@@ -86,7 +86,7 @@ fn command() -> Command {
 }
 
 /// Prints help and version; anything else is a failure of one line.
-fn usage(error: clap::Error) -> Result<u8, Failure> {
+fn usage(error: clap::Error) -> Result<u8, CommandFailure> {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         let _ = error.print();
         return Ok(0);
@@ -99,5 +99,5 @@ fn usage(error: clap::Error) -> Result<u8, Failure> {
     let text = error.render().to_string();
     let lines: Vec<&str> =
         text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
-    Err(Failure::own(lines.join(" ").trim_start_matches("error: ")))
+    Err(CommandFailure::own(lines.join(" ").trim_start_matches("error: ")))
 }

@@ -3,12 +3,12 @@
 //! The service has its own process in its own session. So it keeps refreshing the keys in the store
 //! while `memfold run`, or all of its terminal's job, is stopped. Its limits are not those that CMD
 //! inherits.
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::log::Log;
 use crate::program::plain;
 use crate::sockets;
 use memfold::config::Config;
-use memfold_remote::{Service, Settings};
+use memfold_remote::{Service, StoreSettings};
 use memfold_sys::raw::set_warner;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -39,7 +39,7 @@ const IGNORED: [i32; 9] = [
 
 /// A service in its own process. It ends, and deletes its keys in the store, when this is dropped,
 /// and when this process ends in any other way.
-pub struct Remote {
+pub struct RemoteService {
     pid: libc::pid_t,
     /// Closing it ends the service, which then reports the result.
     line: UnixStream,
@@ -54,22 +54,22 @@ static LOG: OnceLock<Arc<Log>> = OnceLock::new();
 ///
 /// # Errors
 /// 125: the flags make no sense, the store can't be used, or there is no place for the socket.
-pub fn start(config: &mut Config, log: &Arc<Log>) -> Result<Option<Remote>, Failure> {
+pub fn start(config: &mut Config, log: &Arc<Log>) -> Result<Option<RemoteService>, CommandFailure> {
     let Some(url) = &config.remote else {
         for (flag, given) in
             [("remote-auth", &config.remote_auth), ("remote-ca", &config.remote_ca)]
         {
             if given.is_some() {
-                return Err(Failure::own(format!(
+                return Err(CommandFailure::own(format!(
                     "--{flag}: this flag needs a remote store. Give --remote URL too."
                 )));
             }
         }
         return Ok(None);
     };
-    let of = |flag: &str, why: String| Failure::own(format!("--{flag}: {why}"));
+    let of = |flag: &str, why: String| CommandFailure::own(format!("--{flag}: {why}"));
     let timeout = Duration::from_secs(config.remote_timeout_s as u64);
-    let mut settings = Settings::parse(url, timeout).map_err(|why| of("remote", why))?;
+    let mut settings = StoreSettings::parse(url, timeout).map_err(|why| of("remote", why))?;
     settings.set_expiry(Duration::from_secs(config.remote_expiry_s as u64));
     if let Some(path) = &config.remote_auth {
         settings.set_auth(Path::new(path)).map_err(|why| of("remote-auth", why))?;
@@ -93,20 +93,20 @@ pub fn start(config: &mut Config, log: &Arc<Log>) -> Result<Option<Remote>, Fail
         )
     })?;
     config.remote_socket = Some(text.to_string());
-    let remote = Remote::start(settings, path, config.remote_expiry_s, log)
+    let remote = RemoteService::start(settings, path, config.remote_expiry_s, log)
         .map_err(|why| of("remote", why))?;
     // The program must not see them in its environment.
     (config.remote_auth, config.remote_ca) = (None, None);
     Ok(Some(remote))
 }
 
-impl Remote {
+impl RemoteService {
     fn start(
-        settings: Settings,
+        settings: StoreSettings,
         path: PathBuf,
         expiry_s: u32,
         log: &Arc<Log>,
-    ) -> Result<Remote, String> {
+    ) -> Result<RemoteService, String> {
         let starting = |e: io::Error| format!("starting its service failed: {}", plain(&e));
         let (line, its) = UnixStream::pair().map_err(starting)?;
         // SAFETY: this process has one thread, so the child may call anything.
@@ -125,7 +125,7 @@ impl Remote {
             pid => pid,
         };
         drop(its);
-        let mut remote = Remote { pid, line, expiry_s };
+        let mut remote = RemoteService { pid, line, expiry_s };
         let mut said = String::new();
         BufReader::new(&mut remote.line).read_line(&mut said).map_err(starting)?;
         match said.as_str() {
@@ -172,7 +172,7 @@ impl Remote {
     }
 }
 
-impl Drop for Remote {
+impl Drop for RemoteService {
     fn drop(&mut self) {
         let _ = self.end();
     }
@@ -180,7 +180,7 @@ impl Drop for Remote {
 
 /// Runs in the child: reports whether the service was started, serves until the other end of `line`
 /// is closed, and reports the result of the end.
-fn serve(settings: Settings, path: &Path, mut line: UnixStream) -> ! {
+fn serve(settings: StoreSettings, path: &Path, mut line: UnixStream) -> ! {
     set_apart();
     let said = match Service::start(settings, path) {
         Ok(service) => {

@@ -1,12 +1,12 @@
 //! `memfold run`: runs a program in less memory.
-use crate::child::Child;
-use crate::control::{Control, Run};
-use crate::failure::Failure;
+use crate::child::ChildProgram;
+use crate::control::{ControlSocket, RunControl};
+use crate::failure::CommandFailure;
 use crate::log::Log;
-use crate::report::figures::Figures;
+use crate::report::figures::RunFigures;
 use crate::report::json;
 use crate::report::stats_file::StatsFile;
-use crate::report::summary::{Ended, summary};
+use crate::report::summary::{RunEnd, summary};
 use crate::table::hand_over::HandOver;
 use crate::table::processes;
 use crate::{delivery, dict, machine, program, runs};
@@ -180,14 +180,14 @@ fn wrapped_at(text: &str, columns: usize) -> String {
 /// # Errors
 /// 125, 126, 127, as the help says, before the program is started; 125 also if the stats file can't
 /// be completed.
-pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
+pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     if matches.get_flag(LIST) {
         return Ok(runs::list());
     }
     let arguments: Vec<OsString> =
         matches.get_many(COMMAND).map(|all| all.cloned().collect()).unwrap_or_default();
     let Some(name) = arguments.first() else {
-        return Err(Failure::own(
+        return Err(CommandFailure::own(
             "No command given. Write memfold run --limit SIZE -- CMD [ARGS]...",
         ));
     };
@@ -195,7 +195,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     delivery::survives(matches.get_one::<String>("swap").is_some())?;
     let mut config = config(matches)?;
     if is_inside_a_run() {
-        return Err(Failure::own(
+        return Err(CommandFailure::own(
             "memfold run can't be nested: this process already runs under memfold run. Run CMD without it.",
         ));
     }
@@ -218,10 +218,14 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
 
     let environment = environment(&config, &shared, library)?;
     // Whoever sees the program can find its run, so the socket comes first.
-    let control = Control::listen();
-    let child = Child::start(&path, &arguments, environment)?;
-    let run =
-        Arc::new(Run { shared, config: Mutex::new(config), arguments, start: Instant::now() });
+    let control = ControlSocket::listen();
+    let child = ChildProgram::start(&path, &arguments, environment)?;
+    let run = Arc::new(RunControl {
+        shared,
+        config: Mutex::new(config),
+        arguments,
+        start: Instant::now(),
+    });
     // Threads are started after the child, because signals are blocked by then.
     tend(&run, &log, child.number())?;
     let control = control.and_then(|(control, listener)| control.serve(listener, run.clone()));
@@ -242,7 +246,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     }
 
     if matches.get_flag(SUMMARY) {
-        let ended = Ended { status: end.status, largest_bytes };
+        let ended = RunEnd { status: end.status, largest_bytes };
         log.say(&summary(&run.config(), &run.shared.tables, &ended));
     }
     if let Some(file) = stats_file {
@@ -262,10 +266,15 @@ fn largest_bytes() -> u64 {
     (usage.ru_maxrss as u64) << 10
 }
 
-fn write_stats(file: StatsFile, run: &Run, status: u8, seconds: f64) -> Result<(), Failure> {
+fn write_stats(
+    file: StatsFile,
+    run: &RunControl,
+    status: u8,
+    seconds: f64,
+) -> Result<(), CommandFailure> {
     let (config, arguments) = (&run.config(), &run.arguments);
-    let about = json::Run { config, arguments, status, seconds };
-    file.write(&json::json(&about, &Figures::sum(&run.shared.tables), &run.shared.tables))
+    let about = json::RunReport { config, arguments, status, seconds };
+    file.write(&json::json(&about, &RunFigures::sum(&run.shared.tables), &run.shared.tables))
 }
 
 /// Warns of a core dump, in which the kernel writes zeros for folded memory.
@@ -283,7 +292,7 @@ fn warn_of_dump(tables: &UserTables, log: &Log, pid: u32) {
 
 /// Starts three threads: one prints the lines that processes of the run leave, one gives processes
 /// the table, and one measures the processes without a slot in it.
-fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
+fn tend(run: &Arc<RunControl>, log: &Arc<Log>, command: u32) -> Result<(), CommandFailure> {
     let [for_door, for_looks] = [run.clone(), run.clone()];
     let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
         let started = thread::Builder::new().name(name.to_string()).spawn(work);
@@ -294,7 +303,8 @@ fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
         let (run, log) = (follow_run.clone(), follow_log.clone());
         start("memfold-log", Box::new(move || log.follow(&run.shared.tables, table, command)))
     };
-    let failed = |e| Failure::own(format!("Starting a thread failed: {}", program::plain(&e)));
+    let failed =
+        |e| CommandFailure::own(format!("Starting a thread failed: {}", program::plain(&e)));
     follow(run.shared.tables.tables()[0]).map_err(failed)?;
     // If a thread for a further user can't be started, its lines are printed with the next line of
     // another table, or at the end.
@@ -309,16 +319,16 @@ fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
 ///
 /// # Errors
 /// One is no setting, or can't be kept: status 125.
-pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
+pub fn config(matches: &ArgMatches) -> Result<Config, CommandFailure> {
     let mut config = Config::new(machine::memory_bytes());
     if matches.contains_id(DELIVERY) {
-        return Err(Failure::own(
+        return Err(CommandFailure::own(
             "--delivery: memfold run has no such flag any more, because the gate serves every program. Leave it out.",
         ));
     }
     for key in flags() {
         if let Some(value) = matches.get_one::<String>(key.name) {
-            config.set(key.name, value).map_err(Failure::own)?;
+            config.set(key.name, value).map_err(CommandFailure::own)?;
         }
     }
     if config.limit_bytes.is_none()
@@ -331,29 +341,29 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     }
     if let Some(path) = &config.swap {
         let whole = std::path::absolute(path)
-            .map_err(|e| Failure::own(format!("--swap: {path}: {}", program::plain(&e))))?;
+            .map_err(|e| CommandFailure::own(format!("--swap: {path}: {}", program::plain(&e))))?;
         let whole = whole
             .to_str()
             .ok_or_else(|| {
-                Failure::own(format!(
+                CommandFailure::own(format!(
                     "--swap: {path}: the path is not valid UTF-8. Give another path."
                 ))
             })?
             .to_string();
-        config.set("swap", &whole).map_err(Failure::own)?;
+        config.set("swap", &whole).map_err(CommandFailure::own)?;
         // This makes a file and removes it, so that errors are reported before the program starts.
         FileDisk::open(&whole, FileDiskOptions::default())
-            .map_err(|e| Failure::own(format!("--swap: {e}")))?;
+            .map_err(|e| CommandFailure::own(format!("--swap: {e}")))?;
     }
-    config.check().map_err(Failure::own)?;
-    let codec =
-        CodecSpec::parse(&config.codec).map_err(|e| Failure::own(format!("--codec: {e}")))?;
+    config.check().map_err(CommandFailure::own)?;
+    let codec = CodecSpec::parse(&config.codec)
+        .map_err(|e| CommandFailure::own(format!("--codec: {e}")))?;
     dict::check(&mut config.canned, codec)?;
     if let Some(spec) = &config.recompress {
-        CodecSpec::parse(spec).map_err(|e| Failure::own(format!("--recompress: {e}")))?;
+        CodecSpec::parse(spec).map_err(|e| CommandFailure::own(format!("--recompress: {e}")))?;
     }
     if config.batch > 1 {
-        return Err(Failure::own(
+        return Err(CommandFailure::own(
             "--batch: memfold run supports only 1, because a child of fork does not inherit the threads of a batch. \
              Leave the flag out.",
         ));
@@ -371,9 +381,10 @@ fn is_inside_a_run() -> bool {
 ///
 /// # Errors
 /// It isn't there, or where LD_PRELOAD can't name it: status 125.
-pub fn library() -> Result<PathBuf, Failure> {
-    let own = env::current_exe()
-        .map_err(|e| Failure::own(format!("Finding {LIBRARY} failed: {}", program::plain(&e))))?;
+pub fn library() -> Result<PathBuf, CommandFailure> {
+    let own = env::current_exe().map_err(|e| {
+        CommandFailure::own(format!("Finding {LIBRARY} failed: {}", program::plain(&e)))
+    })?;
     let beside = own.with_file_name(LIBRARY);
     let installed = own
         .parent()
@@ -381,14 +392,14 @@ pub fn library() -> Result<PathBuf, Failure> {
         .map(|prefix| prefix.join("lib/memfold").join(LIBRARY));
     let found = [Some(beside.clone()), installed].into_iter().flatten().find(|path| path.is_file());
     let Some(path) = found else {
-        return Err(Failure::own(format!(
+        return Err(CommandFailure::own(format!(
             "{} is missing, also from ../lib/memfold. Keep it beside memfold, or install it there.",
             beside.display()
         )));
     };
     if path.as_os_str().as_encoded_bytes().iter().any(|b| matches!(b, b' ' | b':')) {
         let why = "LD_PRELOAD can't name a file with a space or a colon in its path. Move memfold and its library.";
-        return Err(Failure::own(format!("{}: {why}", path.display())));
+        return Err(CommandFailure::own(format!("{}: {why}", path.display())));
     }
     Ok(path)
 }
@@ -399,11 +410,11 @@ fn environment(
     config: &Config,
     shared: &HandOver,
     library: PathBuf,
-) -> Result<Vec<CString>, Failure> {
+) -> Result<Vec<CString>, CommandFailure> {
     let request = format!("{VARIABLE}={}", shared.request(&config.encode()));
     let library = library.into_os_string().into_vec();
     environment_with(given(), request.into_bytes(), &library).map_err(|_| {
-        Failure::own(
+        CommandFailure::own(
             "A setting contains a zero byte, which the environment can't pass on. Remove it.",
         )
     })

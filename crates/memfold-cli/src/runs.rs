@@ -1,5 +1,5 @@
 //! The runs of this user: `memfold run --list`, `memfold stat PID` and `memfold set PID`.
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::sockets;
 use crate::table::processes::run_of;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -90,7 +90,7 @@ pub fn list() -> u8 {
 ///
 /// # Errors
 /// 125: no such run, or it does not answer.
-pub fn stat(matches: &ArgMatches) -> Result<u8, Failure> {
+pub fn stat(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let (_, about) = find(matches)?;
     if matches.get_flag("json") {
         println!("{about:#}");
@@ -146,7 +146,7 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, Failure> {
 ///
 /// # Errors
 /// 125: no such run, it does not answer, or it refuses the bounds.
-pub fn set(matches: &ArgMatches) -> Result<u8, Failure> {
+pub fn set(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let mut request = json!({"do": "set"});
     for name in ["limit", "resident"] {
         if let Some(size) = matches.get_one::<String>(name) {
@@ -154,23 +154,24 @@ pub fn set(matches: &ArgMatches) -> Result<u8, Failure> {
         }
     }
     if request.as_object().is_some_and(|request| request.len() == 1) {
-        return Err(Failure::own("No limit given. Give --limit SIZE or --resident SIZE"));
+        return Err(CommandFailure::own("No limit given. Give --limit SIZE or --resident SIZE"));
     }
     let (path, about) = find(matches)?;
     let run = &about["run"];
-    let answer = ask(&path, &request).map_err(|e| Failure::own(format!("Run {run}: {e}")))?;
+    let answer =
+        ask(&path, &request).map_err(|e| CommandFailure::own(format!("Run {run}: {e}")))?;
     let Some(answer) = answer else {
-        return Err(Failure::own(format!("Run {run} has just ended.")));
+        return Err(CommandFailure::own(format!("Run {run} has just ended.")));
     };
     if let Some(why) = answer["error"].as_str() {
-        return Err(Failure::own(why));
+        return Err(CommandFailure::own(why));
     }
     println!("run {run}: {}", bounds(&answer));
     Ok(0)
 }
 
 /// Returns the run with the given process, and its answer to `stat`.
-fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), Failure> {
+fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), CommandFailure> {
     let pid = *matches.get_one::<u32>("pid").expect("clap requires it");
     let its = run_of(pid);
     for (run, path) in sockets::all(sockets::RUN) {
@@ -182,7 +183,7 @@ fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), Failure> {
             {
                 return Ok((path, about));
             }
-            Err(e) if run == pid => return Err(Failure::own(format!("Run {pid}: {e}"))),
+            Err(e) if run == pid => return Err(CommandFailure::own(format!("Run {pid}: {e}"))),
             _ => {}
         }
     }
@@ -196,7 +197,7 @@ fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), Failure> {
         }
         Ok(_) => "it belongs to no run of yours. `memfold run --list` shows your runs.".to_string(),
     };
-    Err(Failure::own(format!("Process {pid}: {why}")))
+    Err(CommandFailure::own(format!("Process {pid}: {why}")))
 }
 
 /// Sends a request to a run; `None` if it has ended.

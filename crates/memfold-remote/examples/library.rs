@@ -4,7 +4,7 @@
 //!     redis-server --port 7000 --save "" &
 //!     cargo run --release -p memfold-remote --example library -- redis://127.0.0.1:7000 /var/tmp
 use memfold::Memory;
-use memfold_remote::{Service, Settings};
+use memfold_remote::{Service, StoreSettings};
 use std::error::Error;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn run(url: &str, swap: &str, socket: &Path) -> Result<(), Box<dyn Error>> {
-    let settings = Settings::parse(url, Duration::from_secs(10))?;
+    let settings = StoreSettings::parse(url, Duration::from_secs(10))?;
     // The service is made first, so that it is dropped last: then it deletes its keys in the store.
     let _service = Service::start(settings, socket)?;
     let memory = Memory::builder()

@@ -9,13 +9,13 @@ const PASSES: u32 = 4;
 const LATE: u32 = 2;
 
 /// The progress of the passes over the keys.
-pub struct Kept {
+pub struct KeptPasses {
     expiry: Duration,
-    state: Mutex<State>,
+    state: Mutex<PassState>,
 }
 
 /// Times are those of [`since_boot`].
-struct State {
+struct PassState {
     /// When the last complete pass began: each key lives for the whole time from then on, or
     /// longer.
     whole: Duration,
@@ -36,15 +36,20 @@ fn since_boot() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-impl Kept {
+impl KeptPasses {
     /// Makes the state of a run without keys. Keys live for `expiry`.
-    pub fn new(expiry: Duration) -> Kept {
-        let state =
-            State { whole: since_boot(), begun: None, last: None, why: None, has_warned: false };
-        Kept { expiry, state: Mutex::new(state) }
+    pub fn new(expiry: Duration) -> KeptPasses {
+        let state = PassState {
+            whole: since_boot(),
+            begun: None,
+            last: None,
+            why: None,
+            has_warned: false,
+        };
+        KeptPasses { expiry, state: Mutex::new(state) }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, PassState> {
         self.state.lock().expect("nobody panics with the lock")
     }
 
@@ -90,7 +95,12 @@ impl Kept {
         }
     }
 
-    fn judge(&self, now: Duration, done: Result<(), String>, is_empty: bool) -> Option<Text> {
+    fn judge(
+        &self,
+        now: Duration,
+        done: Result<(), String>,
+        is_empty: bool,
+    ) -> Option<PassMessage> {
         let mut state = self.state();
         let age = now.saturating_sub(state.whole);
         if let Err(why) = done {
@@ -103,10 +113,10 @@ impl Kept {
             state.why = Some(why);
             let warns = age >= self.expiry / LATE && !state.has_warned && !is_empty;
             state.has_warned |= warns;
-            return warns.then_some(Text { text, is_calm: false });
+            return warns.then_some(PassMessage { text, is_calm: false });
         }
         let has_warned = state.has_warned;
-        *state = State {
+        *state = PassState {
             whole: state.begun.unwrap_or(now),
             begun: None,
             last: None,
@@ -114,12 +124,15 @@ impl Kept {
             has_warned: false,
         };
         if age > self.expiry && !is_empty {
-            return self.late(age).map(|text| Text {
+            return self.late(age).map(|text| PassMessage {
                 text: format!("data may be lost, because {text}"),
                 is_calm: false,
             });
         }
-        has_warned.then(|| Text { text: "the keys are refreshed again".to_string(), is_calm: true })
+        has_warned.then(|| PassMessage {
+            text: "the keys are refreshed again".to_string(),
+            is_calm: true,
+        })
     }
 
     /// Checks that all keys were refreshed lately.
@@ -155,7 +168,7 @@ impl Kept {
 }
 
 /// A message.
-struct Text {
+struct PassMessage {
     text: String,
     /// It is not a warning.
     is_calm: bool,
@@ -176,13 +189,13 @@ mod tests {
 
     const EXPIRY: Duration = Duration::from_secs(86400);
 
-    fn kept() -> (Kept, impl Fn(u64) -> Duration) {
-        let kept = Kept::new(EXPIRY);
+    fn kept() -> (KeptPasses, impl Fn(u64) -> Duration) {
+        let kept = KeptPasses::new(EXPIRY);
         let start = kept.state().whole;
         (kept, move |hours| start + Duration::from_secs(hours * 3600))
     }
 
-    fn fails(kept: &Kept, now: Duration) -> Option<String> {
+    fn fails(kept: &KeptPasses, now: Duration) -> Option<String> {
         kept.begin(now)
             .then(|| kept.judge(now, Err("no route".to_string()), false))?
             .map(|text| text.text)

@@ -1,14 +1,14 @@
 //! The keys of the run in the store: which ones to refresh, and to delete at its end.
-use crate::process::Process;
+use crate::process::EngineProcess;
 use memfold_sys::memory::witness::DescendantWatch;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
 
 /// One engine's keys.
 #[derive(Default)]
-struct Engine {
+struct EngineKeys {
     /// Its process; `None` if it is invisible from here.
-    process: Option<Process>,
+    process: Option<EngineProcess>,
     /// Its open connections.
     lines: usize,
     /// Witnesses of copies of its process, which read its objects.
@@ -17,15 +17,15 @@ struct Engine {
 }
 
 /// All keys of a run.
-pub struct Keys {
+pub struct RunKeys {
     run: String,
-    engines: Mutex<HashMap<u64, Engine>>,
+    engines: Mutex<HashMap<u64, EngineKeys>>,
 }
 
-impl Keys {
+impl RunKeys {
     /// Makes an empty set. No other run may have the name `run`.
-    pub fn new(run: String) -> Keys {
-        Keys { run, engines: Mutex::default() }
+    pub fn new(run: String) -> RunKeys {
+        RunKeys { run, engines: Mutex::default() }
     }
 
     /// Returns the key of an object. It has no braces, so that the keys of a run spread over the
@@ -34,7 +34,7 @@ impl Keys {
         format!("memfold:{}:{engine:016x}:{number:x}", self.run)
     }
 
-    fn engines(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Engine>> {
+    fn engines(&self) -> std::sync::MutexGuard<'_, HashMap<u64, EngineKeys>> {
         self.engines.lock().expect("nobody panics with the lock")
     }
 
@@ -44,7 +44,7 @@ impl Keys {
     }
 
     /// Notes that an engine has connected.
-    pub fn enter(&self, engine: u64, process: Option<Process>) {
+    pub fn enter(&self, engine: u64, process: Option<EngineProcess>) {
         let mut engines = self.engines();
         let engine = engines.entry(engine).or_default();
         engine.process = process;
@@ -95,9 +95,13 @@ impl Keys {
 
     /// Returns up to `count` objects of engines whose process and all its reading copies have
     /// ended, as `has_ended` says. Forgets engines without objects.
-    pub fn orphans(&self, count: usize, has_ended: impl Fn(&Process) -> bool) -> Vec<(u64, u64)> {
+    pub fn orphans(
+        &self,
+        count: usize,
+        has_ended: impl Fn(&EngineProcess) -> bool,
+    ) -> Vec<(u64, u64)> {
         let mut engines = self.engines();
-        let is_over = |engine: &Engine| {
+        let is_over = |engine: &EngineKeys| {
             engine.lines == 0
                 && engine.process.as_ref().is_some_and(&has_ended)
                 && engine.copies.iter().all(DescendantWatch::is_over)
@@ -114,8 +118,8 @@ mod tests {
 
     #[test]
     fn keys_are_walked_in_steps_and_ended_processes_orphan() {
-        let keys = Keys::new("r".to_string());
-        let process = |pid| Process { pid, begun: 5 };
+        let keys = RunKeys::new("r".to_string());
+        let process = |pid| EngineProcess { pid, begun: 5 };
         keys.enter(7, Some(process(100)));
         keys.enter(8, Some(process(200)));
         keys.enter(9, None);

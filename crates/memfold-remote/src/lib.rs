@@ -53,4 +53,4 @@ mod service;
 
 pub use accept::each_connection;
 pub use service::Service;
-pub use settings::Settings;
+pub use settings::StoreSettings;

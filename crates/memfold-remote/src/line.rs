@@ -1,6 +1,6 @@
 //! One connection of an engine: requests and answers, several at a time.
-use crate::process::Process;
-use crate::store::{Store, Trouble};
+use crate::process::EngineProcess;
+use crate::store::{RunStore, StoreTrouble};
 use memfold_swap::remote::socket::receive_with_witness;
 use memfold_swap::remote::{
     AnswerHead, BYTES_MAX, DELETE, DONE, ENTRIES_MAX, FAILED, GET, HELLO, KEEP, LEND, LOST, PUT,
@@ -22,8 +22,8 @@ const THREADS_MAX: usize = 4;
 
 /// A connection of an engine. Its threads take turns to read a request, and each answers its own.
 /// So an engine that does not read its answers blocks no other engine.
-pub struct Line {
-    store: Arc<Store>,
+pub struct EngineLine {
+    store: Arc<RunStore>,
     stream: UnixStream,
     engine: u64,
     /// Held while a request is read; whether no more will come.
@@ -38,7 +38,7 @@ pub struct Line {
 }
 
 /// A request with its data.
-struct Job {
+struct LineJob {
     request: RequestHead,
     entries: Vec<RequestEntry>,
     bytes: Vec<u8>,
@@ -53,12 +53,12 @@ pub fn named(name: &str, main: impl FnOnce() + Send + 'static) -> io::Result<()>
     thread::Builder::new().name(name.to_string()).spawn(main).map(drop)
 }
 
-impl Line {
+impl EngineLine {
     /// Identifies the peer: an engine of this user.
     ///
     /// # Errors
     /// It isn't, or the connection has broken off.
-    pub fn open(store: Arc<Store>, stream: UnixStream) -> io::Result<Arc<Line>> {
+    pub fn open(store: Arc<RunStore>, stream: UnixStream) -> io::Result<Arc<EngineLine>> {
         let peer = peer(&stream)?;
         // SAFETY: this call only asks.
         if peer.uid != unsafe { libc::geteuid() } {
@@ -71,8 +71,8 @@ impl Line {
             .filter(|_| job.request.what == HELLO)
             .ok_or(ErrorKind::InvalidData)?
             .engine;
-        store.keys.enter(engine, Process::of(peer.pid));
-        Ok(Arc::new(Line {
+        store.keys.enter(engine, EngineProcess::of(peer.pid));
+        Ok(Arc::new(EngineLine {
             store,
             stream,
             engine,
@@ -86,7 +86,7 @@ impl Line {
 
     /// Serves it in the calling thread, and in more threads as needed, until it ends or sends an
     /// invalid request.
-    pub fn serve(self: &Arc<Line>) {
+    pub fn serve(self: &Arc<EngineLine>) {
         while let Some(job) = self.next() {
             if self.idle.fetch_sub(1, SeqCst) == 1 {
                 self.add_thread();
@@ -112,7 +112,7 @@ impl Line {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
-    fn add_thread(self: &Arc<Line>) {
+    fn add_thread(self: &Arc<EngineLine>) {
         if self.threads.fetch_add(1, SeqCst) < THREADS_MAX {
             self.idle.fetch_add(1, SeqCst);
             let line = self.clone();
@@ -125,7 +125,7 @@ impl Line {
         self.threads.fetch_sub(1, SeqCst);
     }
 
-    fn next(&self) -> Option<Job> {
+    fn next(&self) -> Option<LineJob> {
         let mut is_over = self.reading.lock().expect("nobody panics with the lock");
         if *is_over {
             return None;
@@ -136,7 +136,7 @@ impl Line {
         job
     }
 
-    fn answer(&self, Job { request, entries, bytes, copies }: Job) -> io::Result<()> {
+    fn answer(&self, LineJob { request, entries, bytes, copies }: LineJob) -> io::Result<()> {
         let (store, engine) = (&self.store, self.engine);
         if request.what != GET && entries.iter().any(|e| e.engine != engine) {
             return Err(ErrorKind::InvalidData.into());
@@ -157,8 +157,8 @@ impl Line {
         };
         let (status, parts) = match result {
             Ok(parts) => (DONE, parts),
-            Err(Trouble::Lost(why)) => (LOST, vec![why.into_bytes()]),
-            Err(Trouble::Failed(why)) => (FAILED, vec![why.into_bytes()]),
+            Err(StoreTrouble::Lost(why)) => (LOST, vec![why.into_bytes()]),
+            Err(StoreTrouble::Failed(why)) => (FAILED, vec![why.into_bytes()]),
         };
         let len = parts.iter().map(Vec::len).sum::<usize>() as u32;
         let _writing = self.writing.lock().expect("nobody panics with the lock");
@@ -168,7 +168,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for EngineLine {
     fn drop(&mut self) {
         self.store.keys.leave(self.engine);
     }
@@ -187,7 +187,7 @@ fn peer(stream: &UnixStream) -> io::Result<libc::ucred> {
 }
 
 /// Reads one message; `None` at the end of the connection.
-fn receive(mut stream: &UnixStream) -> io::Result<Option<Job>> {
+fn receive(mut stream: &UnixStream) -> io::Result<Option<LineJob>> {
     let mut head = [0; RequestHead::BYTES];
     // SAFETY: the stream is borrowed, so its descriptor stays open.
     let received = unsafe { receive_with_witness(stream.as_raw_fd(), &mut head) };
@@ -211,5 +211,5 @@ fn receive(mut stream: &UnixStream) -> io::Result<Option<Job>> {
     }
     let mut bytes = vec![0; if request.what == PUT { total } else { 0 }];
     stream.read_exact(&mut bytes)?;
-    Ok(Some(Job { request, entries, bytes, copies }))
+    Ok(Some(LineJob { request, entries, bytes, copies }))
 }

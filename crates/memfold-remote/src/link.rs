@@ -1,5 +1,5 @@
 //! One connection to the store: a server, or the servers of a cluster.
-use crate::settings::Settings;
+use crate::settings::StoreSettings;
 use redis::cluster::{ClusterClient, ClusterConnection, cluster_pipe};
 use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo, SingleNodeRoutingInfo};
 use redis::{
@@ -15,17 +15,21 @@ const REDIRECTS: u32 = 4;
 pub type Node = (String, u16);
 
 /// A connection. After an error it may not be used again, because answers may be pending on it.
-pub enum Link {
+pub enum StoreLink {
     /// To one server.
     One(Box<Connection>),
     /// To all of a cluster.
     Many(Box<ClusterConnection>),
 }
 
-impl Link {
+impl StoreLink {
     /// Connects and authenticates. Each answer may take `patience`. Reaches a cluster by any server
     /// that the settings name, or that is in `known`.
-    pub fn open(settings: &Settings, known: &[Node], patience: Duration) -> RedisResult<Link> {
+    pub fn open(
+        settings: &StoreSettings,
+        known: &[Node],
+        patience: Duration,
+    ) -> RedisResult<StoreLink> {
         let mut redis =
             RedisConnectionInfo::default().set_db(settings.database).set_skip_set_lib_name();
         if let Some(password) = &settings.password {
@@ -58,7 +62,7 @@ impl Link {
             let connection = builder.build()?.get_connection()?;
             connection.set_read_timeout(Some(patience))?;
             connection.set_write_timeout(Some(patience))?;
-            return Ok(Link::Many(Box::new(connection)));
+            return Ok(StoreLink::Many(Box::new(connection)));
         }
         let info = info(&settings.nodes[0])?;
         let client = match certificates {
@@ -68,20 +72,20 @@ impl Link {
         let connection = client.get_connection_with_timeout(patience)?;
         connection.set_read_timeout(Some(patience))?;
         connection.set_write_timeout(Some(patience))?;
-        Ok(Link::One(Box::new(connection)))
+        Ok(StoreLink::One(Box::new(connection)))
     }
 
     /// Sends all commands in one pipeline.
     pub fn all(&mut self, commands: impl IntoIterator<Item = Cmd>) -> RedisResult<Vec<Value>> {
         match self {
-            Link::One(connection) => {
+            StoreLink::One(connection) => {
                 let mut pipe = redis::pipe();
                 commands.into_iter().for_each(|command| {
                     pipe.add_command(command);
                 });
                 pipe.query(connection)
             }
-            Link::Many(connection) => {
+            StoreLink::Many(connection) => {
                 let mut pipe = cluster_pipe();
                 commands.into_iter().for_each(|command| {
                     pipe.add_command(command);
@@ -93,7 +97,7 @@ impl Link {
 
     /// Returns the servers of a cluster; none for a single server.
     pub fn nodes(&mut self) -> RedisResult<Vec<Node>> {
-        let Link::Many(connection) = self else { return Ok(Vec::new()) };
+        let StoreLink::Many(connection) = self else { return Ok(Vec::new()) };
         let text: String = redis::cmd("CLUSTER").arg("NODES").query(connection)?;
         Ok(text.lines().filter_map(node_of).collect())
     }
@@ -112,8 +116,8 @@ impl Link {
             lines.any(|(name, count)| name == "connected_slaves" && count != "0")
         };
         let about: Value = match self {
-            Link::One(connection) => ask.query(connection),
-            Link::Many(connection) => {
+            StoreLink::One(connection) => ask.query(connection),
+            StoreLink::Many(connection) => {
                 let masters = MultipleNodeRoutingInfo::AllMasters;
                 connection.route_command(&ask, RoutingInfo::MultiNode((masters, None)))
             }
@@ -123,10 +127,10 @@ impl Link {
             false => Err(e),
         })?;
         match (self, about) {
-            (Link::One(connection), about) => {
+            (StoreLink::One(connection), about) => {
                 Ok(!has_replica(&about) || wait.query::<u64>(connection)? > 0)
             }
-            (Link::Many(connection), Value::Map(all)) => {
+            (StoreLink::Many(connection), Value::Map(all)) => {
                 for (name, _) in all.iter().filter(|(_, about)| has_replica(about)) {
                     let name: String = redis::from_redis_value_ref(name)?;
                     let Some((host, port)) = host_and_port(&name) else { continue };
@@ -138,7 +142,7 @@ impl Link {
                 }
                 Ok(true)
             }
-            (Link::Many(_), _) => Ok(true),
+            (StoreLink::Many(_), _) => Ok(true),
         }
     }
 
@@ -147,8 +151,8 @@ impl Link {
         let mut command = redis::cmd("INFO");
         command.arg(section);
         let value: Value = match self {
-            Link::One(connection) => command.query(connection)?,
-            Link::Many(connection) => command.query(connection)?,
+            StoreLink::One(connection) => command.query(connection)?,
+            StoreLink::Many(connection) => command.query(connection)?,
         };
         let mut text = String::new();
         collect(&value, &mut text);

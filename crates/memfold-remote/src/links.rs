@@ -1,5 +1,5 @@
 //! Connections to the store, which all engines share.
-use crate::link::Link;
+use crate::link::StoreLink;
 use std::sync::{Condvar, Mutex};
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ const MOVES_MAX: usize = 8;
 
 /// What a connection is needed for.
 #[derive(Copy, Clone, PartialEq, Eq)]
-pub enum Work {
+pub enum LinkWork {
     /// A program waits for it.
     Read,
     /// Anything else.
@@ -20,40 +20,40 @@ pub enum Work {
 
 /// The connections.
 #[derive(Default)]
-pub struct Links {
-    inner: Mutex<Inner>,
+pub struct LinkPool {
+    inner: Mutex<LinkState>,
     returned: Condvar,
 }
 
 /// Equations: `free` + `lent` <= [`LINKS_MAX`]; `moving` <= `lent`, [`MOVES_MAX`].
 #[derive(Default)]
-struct Inner {
-    free: Vec<Link>,
+struct LinkState {
+    free: Vec<StoreLink>,
     lent: usize,
     moving: usize,
 }
 
 /// The right to one connection. The drop returns it, with the connection in `link`.
-pub struct Lent<'a> {
-    links: &'a Links,
-    work: Work,
+pub struct LentLink<'a> {
+    links: &'a LinkPool,
+    work: LinkWork,
     /// `None`: it must be made.
-    pub link: Option<Link>,
+    pub link: Option<StoreLink>,
 }
 
-impl Links {
+impl LinkPool {
     /// Returns a connection, or the right to make one. Waits for it until `deadline`.
-    pub fn lend(&self, work: Work, deadline: Instant) -> Option<Lent<'_>> {
+    pub fn lend(&self, work: LinkWork, deadline: Instant) -> Option<LentLink<'_>> {
         let mut inner = self.inner();
-        while inner.lent == LINKS_MAX || work == Work::Move && inner.moving == MOVES_MAX {
+        while inner.lent == LINKS_MAX || work == LinkWork::Move && inner.moving == MOVES_MAX {
             let left =
                 deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
             inner = self.returned.wait_timeout(inner, left).expect("nobody panics with the lock").0;
         }
         inner.lent += 1;
-        inner.moving += (work == Work::Move) as usize;
+        inner.moving += (work == LinkWork::Move) as usize;
         let link = inner.free.pop();
-        Some(Lent { links: self, work, link })
+        Some(LentLink { links: self, work, link })
     }
 
     /// Closes unused connections: when one has failed, they have probably failed too.
@@ -62,16 +62,16 @@ impl Links {
         drop(free);
     }
 
-    fn inner(&self) -> std::sync::MutexGuard<'_, Inner> {
+    fn inner(&self) -> std::sync::MutexGuard<'_, LinkState> {
         self.inner.lock().expect("nobody panics with the lock")
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for LentLink<'_> {
     fn drop(&mut self) {
         let mut inner = self.links.inner();
         inner.lent -= 1;
-        inner.moving -= (self.work == Work::Move) as usize;
+        inner.moving -= (self.work == LinkWork::Move) as usize;
         inner.free.extend(self.link.take());
         drop(inner);
         self.links.returned.notify_all();
@@ -85,19 +85,20 @@ mod tests {
 
     #[test]
     fn reads_find_a_connection_however_much_is_moved() {
-        let links = Links::default();
+        let links = LinkPool::default();
         let past = Instant::now();
-        let moves: Vec<_> = (0..MOVES_MAX).map(|_| links.lend(Work::Move, past).unwrap()).collect();
-        assert!(links.lend(Work::Move, past).is_none());
+        let moves: Vec<_> =
+            (0..MOVES_MAX).map(|_| links.lend(LinkWork::Move, past).unwrap()).collect();
+        assert!(links.lend(LinkWork::Move, past).is_none());
         let mut reads: Vec<_> =
-            (MOVES_MAX..LINKS_MAX).map(|_| links.lend(Work::Read, past).unwrap()).collect();
-        assert!(links.lend(Work::Read, past).is_none());
+            (MOVES_MAX..LINKS_MAX).map(|_| links.lend(LinkWork::Read, past).unwrap()).collect();
+        assert!(links.lend(LinkWork::Read, past).is_none());
         drop(moves);
-        reads.extend((0..MOVES_MAX).map(|_| links.lend(Work::Read, past).unwrap()));
-        assert!(links.lend(Work::Move, past).is_none());
+        reads.extend((0..MOVES_MAX).map(|_| links.lend(LinkWork::Read, past).unwrap()));
+        assert!(links.lend(LinkWork::Move, past).is_none());
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| {
-                links.lend(Work::Move, Instant::now() + Duration::from_secs(60)).is_some()
+                links.lend(LinkWork::Move, Instant::now() + Duration::from_secs(60)).is_some()
             });
             reads.clear();
             assert!(waits.join().unwrap(), "who waits is told");

@@ -4,7 +4,7 @@ use std::fs;
 
 /// A process as seen from here: in another PID namespace it may have another number.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
+pub struct EngineProcess {
     /// Its number.
     pub pid: i32,
     /// Its start, in clock ticks after boot. Two processes that have one number in turn differ in
@@ -12,12 +12,12 @@ pub struct Process {
     pub begun: u64,
 }
 
-impl Process {
+impl EngineProcess {
     /// Returns the process that has a number now; `None` if none is visible from here. A peer in an
     /// invisible namespace has number 0.
-    pub fn of(pid: i32) -> Option<Process> {
+    pub fn of(pid: i32) -> Option<EngineProcess> {
         let (_, begun) = state(pid)?;
-        Some(Process { pid, begun })
+        Some(EngineProcess { pid, begun })
     }
 
     /// Returns whether it has ended; `false` if that is unknown.
@@ -46,9 +46,9 @@ mod tests {
     #[test]
     fn dead_or_renumbered_process_counts_as_ended() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let process = Process::of(child.id() as i32).unwrap();
+        let process = EngineProcess::of(child.id() as i32).unwrap();
         assert!(!process.has_ended());
-        let successor = Process { begun: process.begun + 1, ..process.clone() };
+        let successor = EngineProcess { begun: process.begun + 1, ..process.clone() };
         assert!(successor.has_ended(), "the number is another's");
         // It ends and becomes a zombie.
         drop(child.stdin.take());
@@ -57,6 +57,6 @@ mod tests {
         }
         child.wait().unwrap();
         assert!(process.has_ended());
-        assert_eq!(Process::of(0), None);
+        assert_eq!(EngineProcess::of(0), None);
     }
 }

@@ -1,8 +1,8 @@
 //! The service: its socket, its threads, and the end of a run.
 use crate::accept::each_connection;
-use crate::line::{Line, named};
-use crate::settings::Settings;
-use crate::store::Store;
+use crate::line::{EngineLine, named};
+use crate::settings::StoreSettings;
+use crate::store::RunStore;
 use memfold_sys::raw::warn;
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
@@ -18,7 +18,7 @@ const LINES_SHARE: u64 = 2;
 /// A service for the engines of one run. It works only in the process that opened it. In a child of
 /// fork it does nothing, and leaves the parent's keys alone.
 pub struct Service {
-    store: Arc<Store>,
+    store: Arc<RunStore>,
     listener: Mutex<Option<UnixListener>>,
     path: PathBuf,
     process: u32,
@@ -32,14 +32,14 @@ impl Service {
     /// # Errors
     /// The store can't be reached, refuses the credentials, or may drop keys; the socket can't be
     /// made. One line.
-    pub fn open(settings: Settings, path: &Path) -> Result<Service, String> {
+    pub fn open(settings: StoreSettings, path: &Path) -> Result<Service, String> {
         // A failure means that a provider is installed already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut run = [0; 16];
         memfold_sys::random::fill(&mut run)
             .map_err(|e| format!("reading random bytes failed: {e}"))?;
         let run: String = run.iter().map(|byte| format!("{byte:02x}")).collect();
-        let store = Store::new(settings, run);
+        let store = RunStore::new(settings, run);
         let name = &store.settings.name;
         // The second try is for a call that a signal interrupted, which says nothing about the
         // store.
@@ -72,7 +72,7 @@ impl Service {
         };
         let store = self.store.clone();
         named("memfold-remote", move || {
-            let mut lines = Lines::default();
+            let mut lines = EngineLines::default();
             each_connection(&listener, |stream| lines.begin(&store, stream));
         })?;
         let store = self.store.clone();
@@ -83,7 +83,7 @@ impl Service {
     ///
     /// # Errors
     /// As both.
-    pub fn start(settings: Settings, path: &Path) -> Result<Service, String> {
+    pub fn start(settings: StoreSettings, path: &Path) -> Result<Service, String> {
         let service = Service::open(settings, path)?;
         service.serve().map_err(|e| format!("starting a thread failed: {e}"))?;
         Ok(service)
@@ -117,14 +117,14 @@ impl Drop for Service {
 
 /// The open connections of engines.
 #[derive(Default)]
-struct Lines {
-    open: Arc<Mutex<Vec<Weak<Line>>>>,
+struct EngineLines {
+    open: Arc<Mutex<Vec<Weak<EngineLine>>>>,
 }
 
-impl Lines {
+impl EngineLines {
     /// Serves one more in its own thread. If there are more connections than descriptors for them,
     /// it closes the one that was unused for longest.
-    fn begin(&mut self, store: &Arc<Store>, stream: UnixStream) {
+    fn begin(&mut self, store: &Arc<RunStore>, stream: UnixStream) {
         let mut open = self.open();
         open.retain(|line| line.strong_count() > 0);
         if open.len() as u64 >= descriptors() / LINES_SHARE {
@@ -140,13 +140,13 @@ impl Lines {
         let (store, open) = (store.clone(), self.open.clone());
         // A connection that breaks affects no other.
         let _ = named("memfold-line", move || {
-            let Ok(line) = Line::open(store, stream) else { return };
+            let Ok(line) = EngineLine::open(store, stream) else { return };
             open.lock().expect("nobody panics with the lock").push(Arc::downgrade(&line));
             line.serve();
         });
     }
 
-    fn open(&self) -> std::sync::MutexGuard<'_, Vec<Weak<Line>>> {
+    fn open(&self) -> std::sync::MutexGuard<'_, Vec<Weak<EngineLine>>> {
         self.open.lock().expect("nobody panics with the lock")
     }
 }

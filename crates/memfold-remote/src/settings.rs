@@ -13,7 +13,7 @@ const EXPIRY: Duration = Duration::from_secs(24 * 60 * 60);
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// A store that speaks the Redis protocol. Its display has no secrets.
-pub struct Settings {
+pub struct StoreSettings {
     /// The URL, for messages.
     pub(crate) name: String,
     /// Hosts and ports. In a cluster the first one that answers names the others.
@@ -29,14 +29,14 @@ pub struct Settings {
     pub(crate) expiry: Duration,
 }
 
-impl Settings {
+impl StoreSettings {
     /// Parses settings from a URL: `redis://HOST[:PORT][/DATABASE]`; `rediss://` with TLS;
     /// `redis-cluster://`, `rediss-cluster://`, or several hosts with commas between them for a
     /// cluster. A read is repeated for `timeout`.
     ///
     /// # Errors
     /// It is no such URL: one line that says what would be right.
-    pub fn parse(url: &str, timeout: Duration) -> Result<Settings, String> {
+    pub fn parse(url: &str, timeout: Duration) -> Result<StoreSettings, String> {
         let wrong = |why: &str| Err(format!("{url:?}: {why}"));
         let Some((scheme, rest)) = url.split_once("://") else {
             return wrong("not a URL. Write for example redis://10.0.0.5:6379.");
@@ -71,7 +71,7 @@ impl Settings {
         if is_cluster && database != 0 {
             return wrong("a cluster has only database 0. Leave the number out.");
         }
-        Ok(Settings {
+        Ok(StoreSettings {
             name: url.to_string(),
             nodes,
             is_cluster,
@@ -176,8 +176,8 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    fn parse(url: &str) -> Result<Settings, String> {
-        Settings::parse(url, Duration::from_secs(5))
+    fn parse(url: &str) -> Result<StoreSettings, String> {
+        StoreSettings::parse(url, Duration::from_secs(5))
     }
 
     #[test]

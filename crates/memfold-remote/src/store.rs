@@ -1,10 +1,10 @@
 //! The run's objects in the store.
-use crate::kept::Kept;
-use crate::keys::Keys;
-use crate::link::{Link, Node};
-use crate::links::{Lent, Links, Work};
-use crate::process::Process;
-use crate::settings::Settings;
+use crate::kept::KeptPasses;
+use crate::keys::RunKeys;
+use crate::link::{Node, StoreLink};
+use crate::links::{LentLink, LinkPool, LinkWork};
+use crate::process::EngineProcess;
+use crate::settings::StoreSettings;
 use memfold_swap::remote::RequestEntry;
 use redis::{Cmd, RedisError, Value};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -27,15 +27,15 @@ const END: Duration = Duration::from_secs(5);
 const TEXT_CHARS: usize = 160;
 
 /// The store, as one run uses it.
-pub struct Store {
+pub struct RunStore {
     /// Its address and credentials.
-    pub settings: Settings,
+    pub settings: StoreSettings,
     /// The keys of the run.
-    pub keys: Keys,
-    links: Links,
+    pub keys: RunKeys,
+    links: LinkPool,
     /// The known servers of a cluster.
     nodes: Mutex<Vec<Node>>,
-    kept: Kept,
+    kept: KeptPasses,
     requests: AtomicU64,
     /// The run has ended. Read-locked while objects are being stored, so that none comes after the
     /// last was deleted.
@@ -43,27 +43,27 @@ pub struct Store {
 }
 
 /// Why a request failed.
-pub enum Trouble {
+pub enum StoreTrouble {
     /// The data is lost.
     Lost(String),
     /// A later try may succeed.
     Failed(String),
 }
 
-impl Trouble {
+impl StoreTrouble {
     fn text(self) -> String {
         match self {
-            Trouble::Lost(why) | Trouble::Failed(why) => why,
+            StoreTrouble::Lost(why) | StoreTrouble::Failed(why) => why,
         }
     }
 }
 
-impl Store {
+impl RunStore {
     /// Makes a store without keys. No other run may have the name `run`.
-    pub fn new(settings: Settings, run: String) -> Store {
-        let kept = Kept::new(settings.expiry);
-        let (keys, links) = (Keys::new(run), Links::default());
-        Store {
+    pub fn new(settings: StoreSettings, run: String) -> RunStore {
+        let kept = KeptPasses::new(settings.expiry);
+        let (keys, links) = (RunKeys::new(run), LinkPool::default());
+        RunStore {
             settings,
             keys,
             links,
@@ -74,7 +74,7 @@ impl Store {
         }
     }
 
-    /// Returns whether [`Store::delete_all`] has begun.
+    /// Returns whether [`RunStore::delete_all`] has begun.
     pub fn has_ended(&self) -> bool {
         *self.ended.read().expect("nobody panics with the lock")
     }
@@ -86,9 +86,9 @@ impl Store {
 
     /// Lends a connection for some requests. Waits as long as a read may take, because no caller
     /// waits longer for the answer.
-    fn lend(&self, work: Work, deadline: Instant) -> Result<Lent<'_>, Trouble> {
+    fn lend(&self, work: LinkWork, deadline: Instant) -> Result<LentLink<'_>, StoreTrouble> {
         let busy = || {
-            Trouble::Failed(format!(
+            StoreTrouble::Failed(format!(
                 "all connections were busy for {} s",
                 self.settings.timeout.as_secs()
             ))
@@ -98,9 +98,9 @@ impl Store {
 
     /// Makes a connection. It asks each time for the servers of the cluster, because those in the
     /// settings may be gone by the next time.
-    fn open(&self, patience: Duration) -> Result<Link, RedisError> {
+    fn open(&self, patience: Duration) -> Result<StoreLink, RedisError> {
         let known = self.nodes.lock().expect("nobody panics with the lock").clone();
-        let mut link = Link::open(&self.settings, &known, patience)?;
+        let mut link = StoreLink::open(&self.settings, &known, patience)?;
         match link.nodes() {
             Ok(nodes) if !nodes.is_empty() => {
                 *self.nodes.lock().expect("nobody panics with the lock") = nodes;
@@ -109,14 +109,14 @@ impl Store {
             Ok(_) => Ok(link),
             // The server may not be asked, so the servers in the settings must do. This connection
             // may not be used again.
-            Err(_) => Link::open(&self.settings, &known, patience),
+            Err(_) => StoreLink::open(&self.settings, &known, patience),
         }
     }
 
     /// Tries some commands once. After an error the connection is dropped.
     fn attempt(
         &self,
-        lent: &mut Lent<'_>,
+        lent: &mut LentLink<'_>,
         commands: &[Cmd],
         patience: Duration,
     ) -> Result<Vec<Value>, RedisError> {
@@ -136,10 +136,10 @@ impl Store {
     /// succeeded.
     fn insist(
         &self,
-        work: Work,
+        work: LinkWork,
         commands: &[Cmd],
         deadline: Instant,
-    ) -> Result<(Vec<Value>, Lent<'_>), Trouble> {
+    ) -> Result<(Vec<Value>, LentLink<'_>), StoreTrouble> {
         let mut lent = self.lend(work, deadline)?;
         let patience = PATIENCE.min(self.settings.timeout);
         let mut pause = PAUSE_MIN;
@@ -147,7 +147,10 @@ impl Store {
             match self.attempt(&mut lent, commands, patience) {
                 Ok(values) => return Ok((values, lent)),
                 Err(e) if tries >= 2 && Instant::now() + pause >= deadline => {
-                    return Err(Trouble::Failed(format!("{} (tried {tries} times)", short(&e))));
+                    return Err(StoreTrouble::Failed(format!(
+                        "{} (tried {tries} times)",
+                        short(&e)
+                    )));
                 }
                 Err(_) if tries == 1 => {}
                 Err(_) => {
@@ -167,7 +170,7 @@ impl Store {
         let key = self.keys.name(0, 0);
         let commands = [self.set(&key, b"memfold"), get(&key, 3, 4), delete(&key)];
         let patience = PATIENCE.min(self.settings.timeout);
-        let mut lent = self.lend(Work::Move, Instant::now()).map_err(Trouble::text)?;
+        let mut lent = self.lend(LinkWork::Move, Instant::now()).map_err(StoreTrouble::text)?;
         let values = self.attempt(&mut lent, &commands, patience).map_err(|e| {
             let text = short(&e);
             if text.to_lowercase().contains("moved") {
@@ -207,7 +210,12 @@ impl Store {
     ///
     /// # Errors
     /// Any of them may be there or not.
-    pub fn put(&self, engine: u64, entries: &[RequestEntry], bytes: &[u8]) -> Result<(), Trouble> {
+    pub fn put(
+        &self,
+        engine: u64,
+        entries: &[RequestEntry],
+        bytes: &[u8],
+    ) -> Result<(), StoreTrouble> {
         let mut rest = bytes;
         let mut commands = Vec::with_capacity(entries.len());
         for entry in entries {
@@ -217,21 +225,21 @@ impl Store {
         }
         let ended = self.ended.read().expect("nobody panics with the lock");
         if *ended {
-            return Err(Trouble::Failed("the run has ended".to_string()));
+            return Err(StoreTrouble::Failed("the run has ended".to_string()));
         }
         // The keys are noted before they are sent, so that they are deleted in any case.
         self.keys.add(engine, entries.iter().map(|e| e.number));
-        let (values, mut lent) = self.insist(Work::Move, &commands, Instant::now())?;
+        let (values, mut lent) = self.insist(LinkWork::Move, &commands, Instant::now())?;
         match values.iter().find(|value| **value != Value::Okay) {
             Some(other) => {
                 lent.link = None;
-                Err(Trouble::Failed(format!("an object was not acknowledged: {other:?}")))
+                Err(StoreTrouble::Failed(format!("an object was not acknowledged: {other:?}")))
             }
             None => self.await_replica(lent),
         }
     }
 
-    fn await_replica(&self, mut lent: Lent<'_>) -> Result<(), Trouble> {
+    fn await_replica(&self, mut lent: LentLink<'_>) -> Result<(), StoreTrouble> {
         let mut link = lent.link.take().expect("it has just been used");
         // The answer may take longer than the wait.
         let patience = PATIENCE.min(self.settings.timeout) / 2;
@@ -242,9 +250,9 @@ impl Store {
             }
             Ok(false) => {
                 lent.link = Some(link);
-                Err(Trouble::Failed("no replica acknowledged an object".to_string()))
+                Err(StoreTrouble::Failed("no replica acknowledged an object".to_string()))
             }
-            Err(e) => Err(Trouble::Failed(short(&e))),
+            Err(e) => Err(StoreTrouble::Failed(short(&e))),
         }
     }
 
@@ -253,25 +261,25 @@ impl Store {
     ///
     /// # Errors
     /// One is not there, or the time is up.
-    pub fn get(&self, entries: &[RequestEntry]) -> Result<Vec<Vec<u8>>, Trouble> {
+    pub fn get(&self, entries: &[RequestEntry]) -> Result<Vec<Vec<u8>>, StoreTrouble> {
         if entries.is_empty() {
             return Ok(Vec::new());
         }
         let name = |e: &RequestEntry| self.keys.name(e.engine, e.number);
         let commands: Vec<Cmd> = entries.iter().map(|e| get(&name(e), e.offset, e.len)).collect();
         let (values, mut lent) =
-            self.insist(Work::Read, &commands, Instant::now() + self.settings.timeout)?;
+            self.insist(LinkWork::Read, &commands, Instant::now() + self.settings.timeout)?;
         let mut parts = Vec::with_capacity(entries.len());
         for (entry, value) in entries.iter().zip(values) {
             let key = || name(entry);
             let Value::BulkString(bytes) = value else {
                 lent.link = None;
-                return Err(Trouble::Failed(format!("key {}: {value:?}", key())));
+                return Err(StoreTrouble::Failed(format!("key {}: {value:?}", key())));
             };
             if bytes.len() != entry.len as usize {
                 let late = self.kept.lateness().map_or(String::new(), |late| format!(" ({late})"));
                 let what = "is missing or too short, so the store has lost data";
-                return Err(Trouble::Lost(format!("key {} {what}{late}", key())));
+                return Err(StoreTrouble::Lost(format!("key {} {what}{late}", key())));
             }
             parts.push(bytes);
         }
@@ -282,12 +290,12 @@ impl Store {
     ///
     /// # Errors
     /// Any of them may be left.
-    pub fn delete(&self, which: &[(u64, u64)], deadline: Instant) -> Result<(), Trouble> {
+    pub fn delete(&self, which: &[(u64, u64)], deadline: Instant) -> Result<(), StoreTrouble> {
         let commands: Vec<Cmd> = which
             .iter()
             .map(|(engine, number)| delete(&self.keys.name(*engine, *number)))
             .collect();
-        self.insist(Work::Move, &commands, deadline)?;
+        self.insist(LinkWork::Move, &commands, deadline)?;
         which
             .iter()
             .for_each(|(engine, number)| self.keys.remove(*engine, std::iter::once(*number)));
@@ -319,15 +327,15 @@ impl Store {
     ///
     /// # Errors
     /// Why not.
-    pub fn is_kept(&self) -> Result<(), Trouble> {
-        self.kept.check().map_err(Trouble::Failed)
+    pub fn is_kept(&self) -> Result<(), StoreTrouble> {
+        self.kept.check().map_err(StoreTrouble::Failed)
     }
 
     /// Deletes objects of ended processes, and refreshes the others, until the end.
     pub fn keep_keys(&self) {
         while !self.has_ended() {
             thread::sleep(LOOK.min(self.settings.expiry / 16));
-            let orphans = self.keys.orphans(BATCH, Process::has_ended);
+            let orphans = self.keys.orphans(BATCH, EngineProcess::has_ended);
             if !orphans.is_empty() {
                 let _ = self.delete(&orphans, Instant::now());
             }
@@ -348,7 +356,7 @@ impl Store {
             if self.has_ended() {
                 return Err("the run has ended".to_string());
             }
-            self.insist(Work::Move, &commands, Instant::now()).map_err(Trouble::text)?;
+            self.insist(LinkWork::Move, &commands, Instant::now()).map_err(StoreTrouble::text)?;
             self.kept.reach(*end);
         }
     }

@@ -3,7 +3,7 @@
 mod common;
 use common::Scratch;
 use memfold::{Memory, Region};
-use memfold_remote::{Service, Settings};
+use memfold_remote::{Service, StoreSettings};
 use memfold_swap::remote::socket::SocketRemote;
 use memfold_swap::remote::{Fetch, Remote, StoredObject};
 use memfold_sys::memory::witness::DescendantWatch;
@@ -35,7 +35,7 @@ impl World {
     fn new(url: &str, pages: usize, expiry: Option<Duration>) -> World {
         let dir = Scratch::new();
         let socket = dir.0.join("socket");
-        let mut settings = Settings::parse(url, Duration::from_secs(20)).unwrap();
+        let mut settings = StoreSettings::parse(url, Duration::from_secs(20)).unwrap();
         if let Some(expiry) = expiry {
             settings.set_expiry(expiry);
         }
@@ -187,7 +187,7 @@ fn data_lent_to_a_forked_child_is_kept_until_it_ends() {
     }
     let (server, dir) = (Server::start(&[]), Scratch::new());
     let socket = dir.0.join("socket");
-    let settings = Settings::parse(&server.url(), Duration::from_secs(20)).unwrap();
+    let settings = StoreSettings::parse(&server.url(), Duration::from_secs(20)).unwrap();
     let _service = Service::start(settings, &socket).unwrap();
     let pair = || UnixStream::pair().unwrap();
     let ((go, stop), (told, tell)) = (pair(), pair());
@@ -234,7 +234,7 @@ fn what_is_being_stored_when_the_run_ends_is_deleted_too() {
     for round in 0..200 {
         let dir = Scratch::new();
         let socket = dir.0.join("socket");
-        let settings = Settings::parse(&server.url(), Duration::from_secs(20)).unwrap();
+        let settings = StoreSettings::parse(&server.url(), Duration::from_secs(20)).unwrap();
         let service = Service::start(settings, &socket).unwrap();
         let (stored, over) = (AtomicUsize::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {

@@ -1,7 +1,7 @@
 //! The service with many engines, and with few descriptors or none. Row B3.
 mod common;
 use common::{Scratch, remote};
-use memfold_remote::{Service, Settings};
+use memfold_remote::{Service, StoreSettings};
 use memfold_swap::remote::socket::SocketRemote;
 use memfold_swap::remote::{Fetch, Remote, StoredObject};
 use memfold_testkit::fill::partly_random;
@@ -21,7 +21,7 @@ const ENGINES: u64 = 200;
 fn a_service_by_itself() {
     let Ok(place) = std::env::var(PLACE) else { return };
     let (url, socket) = place.split_once(' ').unwrap();
-    let settings = Settings::parse(url, Duration::from_secs(30)).unwrap();
+    let settings = StoreSettings::parse(url, Duration::from_secs(30)).unwrap();
     let service = Service::start(settings, socket.as_ref()).unwrap();
     println!("\nready");
     let mut held = Vec::new();

@@ -15,7 +15,7 @@ use crate::host::program::find;
 use crate::swap::load::Load;
 use anyhow::{Context, ensure};
 use memfold::{Delivery, Memory, Region};
-use memfold_remote::{Service, Settings};
+use memfold_remote::{Service, StoreSettings};
 use memfold_testkit::random::Sequence as Random;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -159,7 +159,7 @@ pub fn rows(load: &Load<'_>, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow
     let scratch = Scratch::new("remote")?;
     let redis = Redis::start(&program, scratch.path())?;
     let socket = scratch.path().join("socket");
-    let settings = Settings::parse(&redis.url, TIMEOUT).map_err(anyhow::Error::msg)?;
+    let settings = StoreSettings::parse(&redis.url, TIMEOUT).map_err(anyhow::Error::msg)?;
     let service = Service::start(settings, &socket).map_err(anyhow::Error::msg)?;
     let socket = socket.to_str().context("a path that is not text")?;
     let sums = corpus_sums(corpus);

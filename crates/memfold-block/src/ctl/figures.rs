@@ -1,5 +1,5 @@
 //! Counters as JSON, with zram's names where zram has them.
-use crate::device::{Backing, Object};
+use crate::device::{DeviceMemory, ObjectState};
 use crate::export::Export;
 use memfold_sys::units::PAGE_SIZE;
 use serde_json::{Map, Value, json};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// Returns the counters of all devices together.
-pub fn of_backing(backing: &Backing, exports: &[Arc<Export>]) -> Value {
+pub fn of_backing(backing: &DeviceMemory, exports: &[Arc<Export>]) -> Value {
     let stats = backing.stats();
     let (huge_pages, same_pages) = backing.huge_and_same_pages();
     let zero_pages: u64 = exports.iter().map(|export| export.device().zero_pages()).sum();
@@ -76,7 +76,7 @@ pub fn of_export(export: &Export) -> Value {
 
 /// Returns an object with zram's flags: s same-filled, w written back, h huge, i idle, r
 /// recompressed, n incompressible.
-pub fn of_object(object: &Object) -> Value {
+pub fn of_object(object: &ObjectState) -> Value {
     let flags = [
         ('s', object.is_same),
         ('w', object.is_written_back),

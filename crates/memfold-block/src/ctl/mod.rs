@@ -6,7 +6,7 @@
 
 mod figures;
 
-use crate::device::{Backing, Pick};
+use crate::device::{DeviceMemory, ObjectPick};
 use crate::export::Export;
 use memfold_store::CodecSpec;
 use serde_json::{Value, json};
@@ -17,19 +17,23 @@ use std::time::{Duration, Instant};
 const OBJECTS_MAX: usize = 1 << 14;
 
 /// The devices that requests are about.
-pub struct Control {
-    backing: Arc<Backing>,
+pub struct DeviceControl {
+    backing: Arc<DeviceMemory>,
     exports: Vec<Arc<Export>>,
     /// Codec of a `recompress` request that names none.
     codec: CodecSpec,
     start: Instant,
 }
 
-impl Control {
+impl DeviceControl {
     /// Makes a control for these exports, which share one backing. `codec` is used by recompression
     /// requests that name none.
-    pub fn new(backing: &Arc<Backing>, exports: &[Arc<Export>], codec: CodecSpec) -> Control {
-        Control {
+    pub fn new(
+        backing: &Arc<DeviceMemory>,
+        exports: &[Arc<Export>],
+        codec: CodecSpec,
+    ) -> DeviceControl {
+        DeviceControl {
             backing: backing.clone(),
             exports: exports.to_vec(),
             codec,
@@ -151,14 +155,14 @@ impl Control {
 const NO_FILE: &str =
     "The server has no file to write back to. Start memfold blk with --writeback PATH.";
 
-fn pick(request: &Value) -> Result<Pick, String> {
+fn pick(request: &Value) -> Result<ObjectPick, String> {
     let name = request["pick"].as_str().unwrap_or("idle");
     let all = [
-        ("idle", Pick::Idle),
-        ("huge", Pick::Huge),
-        ("huge_idle", Pick::HugeIdle),
-        ("incompressible", Pick::Incompressible),
-        ("all", Pick::All),
+        ("idle", ObjectPick::Idle),
+        ("huge", ObjectPick::Huge),
+        ("huge_idle", ObjectPick::HugeIdle),
+        ("incompressible", ObjectPick::Incompressible),
+        ("all", ObjectPick::All),
     ];
     all.iter()
         .find(|(known, _)| *known == name)

@@ -11,17 +11,17 @@ const KNOWN: usize = 4096;
 
 /// The times of the ticks of the store's clock.
 #[derive(Default)]
-pub(crate) struct Ages(Mutex<Times>);
+pub(crate) struct ObjectAges(Mutex<TickTimes>);
 
 #[derive(Default)]
-struct Times {
+struct TickTimes {
     /// A tick of the clock, and when it began.
     known: VecDeque<(u16, Instant)>,
     /// Objects that were not used since this tick are marked idle.
     idle: Option<u16>,
 }
 
-impl Ages {
+impl ObjectAges {
     /// Advances the store's clock if that is due.
     pub fn advance(&self, store: &Store) {
         let mut times = self.0.lock().expect("nobody panics with the lock");
@@ -58,7 +58,7 @@ impl Ages {
     }
 }
 
-impl Times {
+impl TickTimes {
     fn tick(&mut self, store: &Store) -> u16 {
         let now = store.tick();
         if self.known.len() == KNOWN {

@@ -1,9 +1,9 @@
 //! The memory behind devices: a store, one limit for the store and the devices' tables, and
 //! optionally a file for data that does not fit.
-use super::age::Ages;
+use super::age::ObjectAges;
 use super::error::DeviceError;
-use super::holder::Holder;
-use super::spill::{Spill, SpillSettings, SpillStats};
+use super::holder::SlotHolder;
+use super::spill::{SpillFile, SpillSettings, SpillStats};
 use super::units::LIMIT_BYTES_MIN;
 use memfold_store::{CodecSpec, Handle, Store, StoreConfig, StoreStats};
 use memfold_sys::units::{Order, PAGE_SIZE};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, RwLock, Weak};
 
 /// Settings of a backing.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct MemorySettings {
     /// Memory for all that the devices hold, with their tables, in bytes: at least
     /// [`LIMIT_BYTES_MIN`], or 0 for no limit.
     pub limit_bytes: u64,
@@ -30,14 +30,14 @@ pub struct Settings {
     pub spill: Option<SpillSettings>,
 }
 
-impl Default for Settings {
+impl Default for MemorySettings {
     /// Returns settings without a limit: lz4, 16 KiB blocks, one pool for each CPU, 16 recent
     /// blocks.
-    fn default() -> Settings {
+    fn default() -> MemorySettings {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let pools = StoreConfig::pools_for(cores);
         let StoreConfig { codec, block_order, recent_blocks, .. } = StoreConfig::default();
-        Settings {
+        MemorySettings {
             limit_bytes: 0,
             codec,
             block_order,
@@ -50,8 +50,8 @@ impl Default for Settings {
 }
 
 /// The memory of devices. Held bytes = bytes of the store + bytes of the devices' tables. Buffers
-/// of [`super::Io`]s do not count.
-pub struct Backing {
+/// of [`super::DeviceIo`]s do not count.
+pub struct DeviceMemory {
     pub(crate) store: Store,
     limit_bytes: AtomicU64,
     /// Bytes of the devices' tables. They change under the lock, so that the store's limit is
@@ -59,10 +59,10 @@ pub struct Backing {
     tables: Mutex<u64>,
     /// Keys given to devices, in pages.
     keys: AtomicU64,
-    devices: RwLock<Vec<Weak<dyn Holder>>>,
-    spill: Option<Spill>,
-    pub(crate) ages: Ages,
-    /// Work for [`Backing::tend`] exists, and its thread was woken.
+    devices: RwLock<Vec<Weak<dyn SlotHolder>>>,
+    spill: Option<SpillFile>,
+    pub(crate) ages: ObjectAges,
+    /// Work for [`DeviceMemory::tend`] exists, and its thread was woken.
     pub(super) is_called: AtomicBool,
     pub(super) call: Mutex<bool>,
     pub(super) called: Condvar,
@@ -71,10 +71,10 @@ pub struct Backing {
 /// Divisor of the limit: with a file, a background thread keeps memory this part of the limit below
 /// it.
 const HEADROOM: u64 = 16;
-/// Counters of a backing at one moment, as in zram's `mm_stat`.
+/// DeviceCounters of a backing at one moment, as in zram's `mm_stat`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackingStats {
-    /// Counters of the store.
+    /// DeviceCounters of the store.
     pub store: StoreStats,
     /// Memory of the store and of the devices' tables, bytes.
     pub held_bytes: u64,
@@ -82,16 +82,16 @@ pub struct BackingStats {
     pub table_bytes: u64,
     /// The limit in bytes, 0 for none.
     pub limit_bytes: u64,
-    /// Counters of the file, if there is one.
+    /// DeviceCounters of the file, if there is one.
     pub spill: Option<SpillStats>,
 }
 
-impl Backing {
+impl DeviceMemory {
     /// Makes a backing. It reserves address space and takes next to no memory.
     ///
     /// # Errors
     /// A setting out of range, or no address space.
-    pub fn new(settings: &Settings) -> Result<Arc<Backing>, DeviceError> {
+    pub fn new(settings: &MemorySettings) -> Result<Arc<DeviceMemory>, DeviceError> {
         let limit_bytes = settings.limit_bytes;
         if limit_bytes != 0 && limit_bytes < LIMIT_BYTES_MIN {
             return Err(DeviceError::Limit(limit_bytes));
@@ -111,15 +111,15 @@ impl Backing {
         let spill = settings
             .spill
             .as_ref()
-            .map(|spill| Spill::new(spill, limit_bytes, settings.block_order));
-        Ok(Arc::new(Backing {
+            .map(|spill| SpillFile::new(spill, limit_bytes, settings.block_order));
+        Ok(Arc::new(DeviceMemory {
             store,
             limit_bytes: AtomicU64::new(limit_bytes),
             tables: Mutex::new(0),
             keys: AtomicU64::new(0),
             devices: RwLock::new(Vec::new()),
             spill: spill.transpose().map_err(DeviceError::Spill)?,
-            ages: Ages::default(),
+            ages: ObjectAges::default(),
             is_called: AtomicBool::new(false),
             call: Mutex::new(false),
             called: Condvar::new(),
@@ -130,7 +130,7 @@ impl Backing {
     pub fn held_bytes(&self) -> u64 {
         self.store.pool_bytes()
             + self.table_bytes()
-            + self.spill.as_ref().map_or(0, Spill::memory_bytes)
+            + self.spill.as_ref().map_or(0, SpillFile::memory_bytes)
     }
 
     /// Returns the counters.
@@ -140,7 +140,7 @@ impl Backing {
             held_bytes: self.held_bytes(),
             table_bytes: self.table_bytes(),
             limit_bytes: self.limit_bytes(),
-            spill: self.spill.as_ref().map(Spill::stats),
+            spill: self.spill.as_ref().map(SpillFile::stats),
         }
     }
 
@@ -149,13 +149,13 @@ impl Backing {
         self.store.compact(u64::MAX)
     }
 
-    /// Ends [`Backing::tend`].
+    /// Ends [`DeviceMemory::tend`].
     pub fn stop(&self) {
         *self.call.lock().expect("nobody panics with the lock") = true;
         self.called.notify_all();
     }
 
-    /// Wakes the thread in [`Backing::tend`] if memory comes near its limit and there is a file.
+    /// Wakes the thread in [`DeviceMemory::tend`] if memory comes near its limit and there is a file.
     pub(crate) fn call_if_full(&self) {
         if self.spill.is_some() && self.is_nearly_full() && !self.is_called.swap(true, Relaxed) {
             // The lock ensures that the thread is not between its look and its sleep.
@@ -170,7 +170,7 @@ impl Backing {
     }
 
     /// Returns the file, if there is one.
-    pub(crate) fn spill(&self) -> Option<&Spill> {
+    pub(crate) fn spill(&self) -> Option<&SpillFile> {
         self.spill.as_ref()
     }
 
@@ -181,14 +181,14 @@ impl Backing {
     }
 
     /// Registers a device, so that its objects can be moved.
-    pub(crate) fn enter(&self, device: Weak<dyn Holder>) {
+    pub(crate) fn enter(&self, device: Weak<dyn SlotHolder>) {
         let mut devices = self.devices.write().expect("nobody panics with the lock");
         devices.retain(|device| device.strong_count() > 0);
         devices.push(device);
     }
 
     /// Returns the device whose pages have this key.
-    pub(crate) fn device_of(&self, key: u64) -> Option<Arc<dyn Holder>> {
+    pub(crate) fn device_of(&self, key: u64) -> Option<Arc<dyn SlotHolder>> {
         let devices = self.devices.read().expect("nobody panics with the lock");
         devices.iter().filter_map(Weak::upgrade).find(|device| device.has_key(key))
     }
@@ -260,7 +260,7 @@ impl Backing {
         if limit == 0 {
             return self.store.set_pool_bytes_max(0);
         }
-        let others = tables + self.spill.as_ref().map_or(0, Spill::memory_bytes);
+        let others = tables + self.spill.as_ref().map_or(0, SpillFile::memory_bytes);
         // 0 would mean no limit.
         self.store.set_pool_bytes_max(limit.saturating_sub(others).max(PAGE_SIZE as u64));
     }

@@ -1,10 +1,10 @@
 //! Requests on a part of one block: reads, writes and zeros.
-use super::counters::Counters;
+use super::counters::DeviceCounters;
 use super::error::IoError;
-use super::io::{Decoder, Io};
-use super::state::{Device, Part};
-use super::table::{Chunk, IN_BLOCK, Slots};
-use super::units::Zeros;
+use super::io::{BlockDecoder, DeviceIo};
+use super::state::{BlockPart, Device};
+use super::table::{BlockSlots, IN_BLOCK, TableChunk};
+use super::units::ZeroPolicy;
 use super::writeback;
 use memfold_store::{BlockSet, Handle, Worker};
 use memfold_sys::page::Page;
@@ -12,7 +12,12 @@ use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 use std::ops::Range;
 
 impl Device {
-    pub(super) fn read_part(&self, io: &mut Io, part: &Part, to: &mut [u8]) -> Result<(), IoError> {
+    pub(super) fn read_part(
+        &self,
+        io: &mut DeviceIo,
+        part: &BlockPart,
+        to: &mut [u8],
+    ) -> Result<(), IoError> {
         let Some(chunk) = self.table.chunk(part.block) else {
             to.fill(0);
             return Ok(());
@@ -43,8 +48,8 @@ impl Device {
     /// page with its own object.
     fn read_run(
         &self,
-        io: &mut Io,
-        slots: &Slots,
+        io: &mut DeviceIo,
+        slots: &BlockSlots,
         pages: Range<usize>,
         bytes: &Range<usize>,
         to: &mut [u8],
@@ -63,8 +68,8 @@ impl Device {
     /// caller holds the block's lock.
     fn load(
         &self,
-        decoder: &mut Decoder,
-        slots: &Slots,
+        decoder: &mut BlockDecoder,
+        slots: &BlockSlots,
         pages: Range<usize>,
         to: &mut [u8],
     ) -> Result<(), IoError> {
@@ -72,12 +77,12 @@ impl Device {
         let (store, held) = (&self.backing.store, slots.page(pages.start));
         let whole = pages.len() == self.order.pages();
         if held == IN_BLOCK {
-            Counters::add(
+            DeviceCounters::add(
                 if whole { &self.counters.block_reads } else { &self.counters.partial_reads },
                 1,
             );
         } else {
-            Counters::add(&self.counters.page_reads, 1);
+            DeviceCounters::add(&self.counters.page_reads, 1);
         }
         let object = if held == IN_BLOCK { slots.block() } else { held };
         if object.as_foreign().is_some() {
@@ -111,7 +116,7 @@ impl Device {
     /// Loads `pages` of a block's object in the file, or of the one page's own object.
     fn load_spilled(
         &self,
-        decoder: &mut Decoder,
+        decoder: &mut BlockDecoder,
         object: Handle,
         is_block: bool,
         pages: Range<usize>,
@@ -153,7 +158,12 @@ impl Device {
         Ok(handle[0])
     }
 
-    pub(super) fn write_part(&self, io: &mut Io, part: &Part, from: &[u8]) -> Result<(), IoError> {
+    pub(super) fn write_part(
+        &self,
+        io: &mut DeviceIo,
+        part: &BlockPart,
+        from: &[u8],
+    ) -> Result<(), IoError> {
         let chunk = self.chunk_or_new(part.block)?;
         if self.order > Order::PAGE && part.bytes.len() == self.order.bytes() {
             return self.write_block(io, chunk, part.block, from);
@@ -173,8 +183,8 @@ impl Device {
 
     fn write_block(
         &self,
-        io: &mut Io,
-        chunk: &Chunk,
+        io: &mut DeviceIo,
+        chunk: &TableChunk,
         block: u64,
         from: &[u8],
     ) -> Result<(), IoError> {
@@ -185,7 +195,7 @@ impl Device {
             io.block.bytes_mut()
         };
         let new = self.save(&mut io.decoder.worker, from, self.order, self.page_key(block, 0))?;
-        Counters::add(&self.counters.block_writes, 1);
+        DeviceCounters::add(&self.counters.block_writes, 1);
         let _lock = self.lock_of(block).write();
         let in_slots = if new.is_zero() { Handle::ZERO } else { IN_BLOCK };
         let of_block = if new.is_zero() { Handle::NONE } else { new };
@@ -195,8 +205,8 @@ impl Device {
 
     fn write_page(
         &self,
-        io: &mut Io,
-        slots: &Slots,
+        io: &mut DeviceIo,
+        slots: &BlockSlots,
         block: u64,
         page: usize,
         from: &[u8],
@@ -211,7 +221,7 @@ impl Device {
         };
         let new =
             self.save(&mut io.decoder.worker, from, Order::PAGE, self.page_key(block, page))?;
-        Counters::add(&self.counters.page_writes, 1);
+        DeviceCounters::add(&self.counters.page_writes, 1);
         let _lock = self.lock_of(block).write();
         self.set_page(slots, page, new);
         self.cut(io, slots, block);
@@ -221,8 +231,8 @@ impl Device {
     /// Reads a page, puts `from` at `bytes` of it (zeros for `None`), and stores it again.
     fn change_page(
         &self,
-        io: &mut Io,
-        slots: &Slots,
+        io: &mut DeviceIo,
+        slots: &BlockSlots,
         block: u64,
         page: usize,
         bytes: Range<usize>,
@@ -248,7 +258,7 @@ impl Device {
             Order::PAGE,
             self.page_key(block, page),
         )?;
-        Counters::add(&self.counters.partial_writes, 1);
+        DeviceCounters::add(&self.counters.partial_writes, 1);
         self.set_page(slots, page, new);
         self.cut(io, slots, block);
         Ok(())
@@ -256,10 +266,10 @@ impl Device {
 
     pub(super) fn zero_part(
         &self,
-        io: &mut Io,
-        slots: &Slots,
-        part: &Part,
-        zeros: Zeros,
+        io: &mut DeviceIo,
+        slots: &BlockSlots,
+        part: &BlockPart,
+        zeros: ZeroPolicy,
     ) -> Result<(), IoError> {
         if part.bytes.len() == self.order.bytes() {
             let _lock = self.lock_of(part.block).write();
@@ -272,7 +282,7 @@ impl Device {
                 self.set_page(slots, page, zeros.slot());
             } else if self.is_data(slots, part.block, page) {
                 self.change_page(io, slots, part.block, page, bytes, None)?;
-            } else if zeros == Zeros::Written {
+            } else if zeros == ZeroPolicy::Written {
                 let _lock = self.lock_of(part.block).write();
                 if slots.page(page).is_none() {
                     self.set_page(slots, page, Handle::ZERO);
@@ -282,14 +292,14 @@ impl Device {
         Ok(())
     }
 
-    fn is_data(&self, slots: &Slots, block: u64, page: usize) -> bool {
+    fn is_data(&self, slots: &BlockSlots, block: u64, page: usize) -> bool {
         let _lock = self.lock_of(block).read();
         let held = slots.page(page);
         !held.is_none() && !held.is_zero()
     }
 
     /// Sets all slots of a block, and frees their old objects. The caller holds the lock.
-    fn set_block(&self, slots: &Slots, in_slots: Handle, of_block: Handle) {
+    fn set_block(&self, slots: &BlockSlots, in_slots: Handle, of_block: Handle) {
         for page in 0..self.order.pages() {
             let old = slots.replace_page(page, in_slots);
             if old != IN_BLOCK {
@@ -303,14 +313,14 @@ impl Device {
     /// Puts an object of one page, `NONE` or `ZERO` in a page's slot. The block's object is freed
     /// with its last page. Until then its memory stays, which is counted (M4, M5). The caller holds
     /// the lock.
-    fn set_page(&self, slots: &Slots, page: usize, new: Handle) {
+    fn set_page(&self, slots: &BlockSlots, page: usize, new: Handle) {
         let old = slots.replace_page(page, new);
         if old != IN_BLOCK {
             self.backing.free(old, Order::PAGE);
         } else if slots.in_block() == 0 {
             self.backing.free(slots.replace_block(Handle::NONE), self.order);
         } else {
-            Counters::add(&self.counters.deferred_frees, 1);
+            DeviceCounters::add(&self.counters.deferred_frees, 1);
         }
         slots.set_changed();
     }
@@ -318,7 +328,7 @@ impl Device {
     /// Stores the rest of a block's object as pages when at most half of its pages are left,
     /// because they could take twice the memory otherwise. On failure nothing changes. The caller
     /// holds the lock.
-    fn cut(&self, io: &mut Io, slots: &Slots, block: u64) {
+    fn cut(&self, io: &mut DeviceIo, slots: &BlockSlots, block: u64) {
         let left = slots.in_block();
         if left == 0 || left > self.order.pages() / 2 {
             return;
@@ -349,6 +359,6 @@ impl Device {
             slots.replace_page(page, pages[page]);
         }
         self.backing.free(slots.replace_block(Handle::NONE), self.order);
-        Counters::add(&self.counters.blocks_cut, 1);
+        DeviceCounters::add(&self.counters.blocks_cut, 1);
     }
 }

@@ -1,6 +1,6 @@
 //! Objects picked by a request, to be written back or compressed again (M9).
-use super::backing::Backing;
-use super::holder::{Holder, Recompressed};
+use super::backing::DeviceMemory;
+use super::holder::{RecompressResult, SlotHolder};
 use super::state::Device;
 use super::table::IN_BLOCK;
 use super::writeback;
@@ -13,8 +13,8 @@ const TURN: usize = 256;
 
 /// Which objects to pick.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Pick {
-    /// Objects that [`Backing::mark_idle`] marked.
+pub enum ObjectPick {
+    /// Objects that [`DeviceMemory::mark_idle`] marked.
     Idle,
     /// Objects that did not compress.
     Huge,
@@ -28,7 +28,7 @@ pub enum Pick {
 
 /// An object as in zram's `block_state`.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Object {
+pub struct ObjectState {
     /// Byte of the device at which it begins.
     pub offset: u64,
     /// Bytes before compression.
@@ -47,25 +47,25 @@ pub struct Object {
     pub is_tried: bool,
 }
 
-impl Backing {
+impl DeviceMemory {
     /// Marks everything that was not used for `age` as idle. A later use ends that.
     pub fn mark_idle(&self, age: Duration) {
         self.ages.mark_idle(&self.store, age);
     }
 
-    fn picks(&self, pick: Pick, cold: &Cold) -> bool {
+    fn picks(&self, pick: ObjectPick, cold: &Cold) -> bool {
         let idle = || self.ages.is_idle(&self.store, cold);
         match pick {
-            Pick::Idle => idle(),
-            Pick::Huge => cold.is_huge,
-            Pick::HugeIdle => cold.is_huge && idle(),
-            Pick::Incompressible => cold.is_huge && cold.is_tried,
-            Pick::All => true,
+            ObjectPick::Idle => idle(),
+            ObjectPick::Huge => cold.is_huge,
+            ObjectPick::HugeIdle => cold.is_huge && idle(),
+            ObjectPick::Incompressible => cold.is_huge && cold.is_tried,
+            ObjectPick::All => true,
         }
     }
 
     /// Calls `each` with batches of picked objects until it returns `false`.
-    fn each_turn(&self, pick: Pick, mut each: impl FnMut(&[Cold]) -> bool) {
+    fn each_turn(&self, pick: ObjectPick, mut each: impl FnMut(&[Cold]) -> bool) {
         let mut turn = Vec::with_capacity(TURN);
         let mut goes_on = true;
         self.store.each_object(|cold| {
@@ -85,7 +85,7 @@ impl Backing {
 
     /// Writes picked objects back to the file. Returns the payload bytes that were freed in memory;
     /// `None` if there is no file.
-    pub fn write_back(&self, pick: Pick) -> Option<u64> {
+    pub fn write_back(&self, pick: ObjectPick) -> Option<u64> {
         let spill = self.spill()?;
         let mut all = 0;
         self.each_turn(pick, |turn| {
@@ -99,9 +99,14 @@ impl Backing {
 
     /// Compresses picked objects again with another codec, where that makes them smaller. Skips
     /// objects that were tried before, and those with fewer than `bytes_min` bytes.
-    pub fn recompress(&self, pick: Pick, codec: CodecSpec, bytes_min: u32) -> Recompressed {
+    pub fn recompress(
+        &self,
+        pick: ObjectPick,
+        codec: CodecSpec,
+        bytes_min: u32,
+    ) -> RecompressResult {
         let mut worker = self.store.worker_for(codec);
-        let mut done = Recompressed::default();
+        let mut done = RecompressResult::default();
         self.each_turn(pick, |turn| {
             for cold in
                 turn.iter().filter(|c| !c.is_tried && !c.is_same && c.stored_bytes >= bytes_min)
@@ -116,10 +121,15 @@ impl Backing {
 
     /// Calls `each` with every object of a device from a byte on, in the order of the device, until
     /// it returns `false`.
-    pub fn each_object(&self, device: &Device, from: u64, mut each: impl FnMut(Object) -> bool) {
+    pub fn each_object(
+        &self,
+        device: &Device,
+        from: u64,
+        mut each: impl FnMut(ObjectState) -> bool,
+    ) {
         device.each_handle(from, |offset, order, handle| {
             let cold = self.store.object(handle);
-            each(Object {
+            each(ObjectState {
                 offset,
                 bytes: order.bytes() as u64,
                 stored_bytes: cold.map_or(0, |cold| cold.stored_bytes.into()),
@@ -146,7 +156,7 @@ impl Backing {
     }
 }
 
-impl Holder for Device {
+impl SlotHolder for Device {
     fn has_key(&self, key: u64) -> bool {
         let pages = self.size.div_ceil(PAGE_SIZE as u64);
         (self.key..self.key + pages).contains(&key)
@@ -176,7 +186,7 @@ impl Holder for Device {
         true
     }
 
-    fn recompress(&self, worker: &mut Worker, cold: &Cold, done: &mut Recompressed) {
+    fn recompress(&self, worker: &mut Worker, cold: &Cold, done: &mut RecompressResult) {
         let (block, page) = self.spot(cold);
         let store = &self.backing.store;
         let smaller = {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $name:ident,)*) => {
         #[derive(Default)]
-        pub(crate) struct Counters {
+        pub(crate) struct DeviceCounters {
             $(pub $name: AtomicU64,)*
         }
 
@@ -21,7 +21,7 @@ macro_rules! counters {
             }
         }
 
-        impl Counters {
+        impl DeviceCounters {
             pub fn stats(&self) -> DeviceStats {
                 DeviceStats { $($name: self.$name.load(Relaxed),)* }
             }
@@ -67,7 +67,7 @@ counters! {
     blocks_cut,
 }
 
-impl Counters {
+impl DeviceCounters {
     pub fn add(counter: &AtomicU64, n: u64) {
         counter.fetch_add(n, Relaxed);
     }

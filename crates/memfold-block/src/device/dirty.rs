@@ -1,8 +1,8 @@
 //! Changes since the last look, and the content of a block as pieces that can be replayed.
 use super::error::IoError;
 use super::state::Device;
-use super::table::{Chunk, IN_BLOCK};
-use super::units::Zeros;
+use super::table::{IN_BLOCK, TableChunk};
+use super::units::ZeroPolicy;
 use super::writeback;
 use memfold_store::Handle;
 use memfold_sys::units::{Order, PAGE_SIZE};
@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Acquire;
 
 /// Which blocks to visit.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Which {
+pub(crate) enum BlockChoice {
     /// Blocks that have changed.
     Changed,
     /// Blocks to which anything was ever written.
@@ -19,11 +19,11 @@ pub(crate) enum Which {
 
 /// A part of a device. Replaying the pieces of a block in order restores it.
 #[derive(Debug)]
-pub(crate) enum Piece<'a> {
+pub(crate) enum DirtyPiece<'a> {
     /// Bytes as stored: a block of the given order, which may reach beyond the end of the device.
     Object { offset: u64, order: Order, fields: u32, payload: &'a [u8] },
     /// Zeros of either kind, within the device.
-    Zeros { offset: u64, len: u64, zeros: Zeros },
+    Zeros { offset: u64, len: u64, zeros: ZeroPolicy },
 }
 
 impl Device {
@@ -38,12 +38,12 @@ impl Device {
     /// [`Device::end_changed`] is called. Only one caller at a time.
     pub(crate) fn each_changed<E>(
         &self,
-        which: Which,
+        which: BlockChoice,
         each: impl FnMut(u64) -> Result<(), E>,
     ) -> Result<(), E> {
-        let bits = |chunk: &Chunk, word| {
+        let bits = |chunk: &TableChunk, word| {
             let changed = chunk.take_changed(word);
-            if which == Which::All { u64::MAX } else { changed }
+            if which == BlockChoice::All { u64::MAX } else { changed }
         };
         self.each_of(bits, each)
     }
@@ -55,7 +55,7 @@ impl Device {
 
     fn each_of<E>(
         &self,
-        bits: impl Fn(&Chunk, usize) -> u64,
+        bits: impl Fn(&TableChunk, usize) -> u64,
         mut each: impl FnMut(u64) -> Result<(), E>,
     ) -> Result<(), E> {
         let blocks = self.size.div_ceil(self.order.bytes() as u64);
@@ -96,16 +96,17 @@ impl Device {
         &self,
         block: u64,
         room: &mut [u8],
-        mut each: impl FnMut(Piece) -> Result<(), E>,
+        mut each: impl FnMut(DirtyPiece) -> Result<(), E>,
     ) -> Result<(), E> {
         let Some(chunk) = self.table.chunk(block) else { return Ok(()) };
         let slots = self.table.slots(chunk, block);
         let start = block * self.order.bytes() as u64;
         let _lock = self.lock_of(block).read();
-        let mut object = |offset, order, handle, each: &mut dyn FnMut(Piece) -> Result<(), E>| {
-            let (fields, len) = self.payload(handle, room)?;
-            each(Piece::Object { offset, order, fields, payload: &room[..len] })
-        };
+        let mut object =
+            |offset, order, handle, each: &mut dyn FnMut(DirtyPiece) -> Result<(), E>| {
+                let (fields, len) = self.payload(handle, room)?;
+                each(DirtyPiece::Object { offset, order, fields, payload: &room[..len] })
+            };
         if !slots.block().is_none() {
             object(start, self.order, slots.block(), &mut each)?;
         }
@@ -127,8 +128,8 @@ impl Device {
                 page += 1;
             }
             let len = ((page - first) * PAGE_SIZE) as u64;
-            let zeros = if held.is_none() { Zeros::Hole } else { Zeros::Written };
-            each(Piece::Zeros { offset, len: len.min(self.size - offset), zeros })?;
+            let zeros = if held.is_none() { ZeroPolicy::Hole } else { ZeroPolicy::Written };
+            each(DirtyPiece::Zeros { offset, len: len.min(self.size - offset), zeros })?;
         }
         Ok(())
     }

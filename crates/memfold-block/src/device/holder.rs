@@ -2,7 +2,7 @@
 use memfold_store::{Cold, Exported, Handle, Worker};
 
 /// An owner of slots with objects. An object that has moved since it was found is left alone.
-pub(crate) trait Holder: Send + Sync {
+pub(crate) trait SlotHolder: Send + Sync {
     /// Returns whether a key is one of its pages.
     fn has_key(&self, key: u64) -> bool;
     /// Copies the payload of an object, if it has not moved.
@@ -11,12 +11,12 @@ pub(crate) trait Holder: Send + Sync {
     /// moved.
     fn replace(&self, cold: &Cold, new: Handle) -> bool;
     /// Compresses an object again with the worker's codec, and keeps the result if it is smaller.
-    fn recompress(&self, worker: &mut Worker, cold: &Cold, done: &mut Recompressed);
+    fn recompress(&self, worker: &mut Worker, cold: &Cold, done: &mut RecompressResult);
 }
 
 /// The result of a recompression.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Recompressed {
+pub struct RecompressResult {
     /// Objects that the codec was tried on.
     pub tried: u64,
     /// Objects that became smaller.

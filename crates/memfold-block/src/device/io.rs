@@ -1,5 +1,5 @@
 //! The state that a thread needs to use devices.
-use super::backing::Backing;
+use super::backing::DeviceMemory;
 use super::error::IoError;
 use memfold_store::Worker;
 use memfold_sys::page::PageBuffer;
@@ -7,25 +7,25 @@ use memfold_sys::units::Order;
 use std::sync::Arc;
 
 /// Codec state and buffers of one thread, for devices of one backing.
-pub struct Io {
-    pub(super) decoder: Decoder,
+pub struct DeviceIo {
+    pub(super) decoder: BlockDecoder,
     pub(super) block: PageBuffer,
     pub(super) page: PageBuffer,
-    pub(super) backing: Arc<Backing>,
+    pub(super) backing: Arc<DeviceMemory>,
 }
 
 /// The part of it that a load needs.
-pub(super) struct Decoder {
+pub(super) struct BlockDecoder {
     pub worker: Worker,
     /// A block from the file, of which a part is wanted.
     pub whole: PageBuffer,
 }
 
-impl Io {
+impl DeviceIo {
     /// Makes the state for devices of this backing, whose largest block is of `order`.
-    pub(super) fn new(backing: &Arc<Backing>, order: Order) -> Io {
-        Io {
-            decoder: Decoder { worker: backing.store.worker(), whole: PageBuffer::new(order) },
+    pub(super) fn new(backing: &Arc<DeviceMemory>, order: Order) -> DeviceIo {
+        DeviceIo {
+            decoder: BlockDecoder { worker: backing.store.worker(), whole: PageBuffer::new(order) },
             block: PageBuffer::new(order),
             page: PageBuffer::new(Order::PAGE),
             backing: backing.clone(),

@@ -41,18 +41,18 @@ mod dirty;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use backing::{Backing, BackingStats, Settings};
-pub use cold::{Object, Pick};
+pub use backing::{BackingStats, DeviceMemory, MemorySettings};
+pub use cold::{ObjectPick, ObjectState};
 pub use counters::DeviceStats;
-pub(crate) use dirty::{Piece, Which};
+pub(crate) use dirty::{BlockChoice, DirtyPiece};
 pub use error::{DeviceError, IoError};
-pub use holder::Recompressed;
-pub use io::Io;
+pub use holder::RecompressResult;
+pub use io::DeviceIo;
 pub use spill::{SpillSettings, SpillStats};
 pub use state::Device;
-pub use units::{LIMIT_BYTES_MIN, SECTOR_BYTES, SIZE_BYTES_MAX, Status, Zeros};
+pub use units::{LIMIT_BYTES_MIN, RangeStatus, SECTOR_BYTES, SIZE_BYTES_MAX, ZeroPolicy};
 
-use counters::Counters;
+use counters::DeviceCounters;
 use memfold_store::Handle;
 use memfold_sys::units::PAGE_SIZE;
 
@@ -64,14 +64,14 @@ impl Device {
     ///
     /// # Panics
     /// If `io` is of another backing.
-    pub fn read(&self, io: &mut Io, offset: u64, to: &mut [u8]) -> Result<(), IoError> {
+    pub fn read(&self, io: &mut DeviceIo, offset: u64, to: &mut [u8]) -> Result<(), IoError> {
         self.check_request(io, offset, to.len() as u64)?;
-        Counters::add(&self.counters.reads, 1);
-        Counters::add(&self.counters.bytes_read, to.len() as u64);
+        DeviceCounters::add(&self.counters.reads, 1);
+        DeviceCounters::add(&self.counters.bytes_read, to.len() as u64);
         for part in self.parts(offset, to.len() as u64) {
             let to = &mut to[part.at as usize..][..part.bytes.len()];
             let done = self.read_part(io, &part, to);
-            done.inspect_err(|_| Counters::add(&self.counters.failed_reads, 1))?;
+            done.inspect_err(|_| DeviceCounters::add(&self.counters.failed_reads, 1))?;
         }
         Ok(())
     }
@@ -83,14 +83,14 @@ impl Device {
     ///
     /// # Panics
     /// If `io` is of another backing.
-    pub fn write(&self, io: &mut Io, offset: u64, from: &[u8]) -> Result<(), IoError> {
+    pub fn write(&self, io: &mut DeviceIo, offset: u64, from: &[u8]) -> Result<(), IoError> {
         self.check_request(io, offset, from.len() as u64)?;
-        Counters::add(&self.counters.writes, 1);
-        Counters::add(&self.counters.bytes_written, from.len() as u64);
+        DeviceCounters::add(&self.counters.writes, 1);
+        DeviceCounters::add(&self.counters.bytes_written, from.len() as u64);
         for part in self.parts(offset, from.len() as u64) {
             let from = &from[part.at as usize..][..part.bytes.len()];
             let done = self.with_room(|| self.write_part(io, &part, from));
-            done.inspect_err(|_| Counters::add(&self.counters.failed_writes, 1))?;
+            done.inspect_err(|_| DeviceCounters::add(&self.counters.failed_writes, 1))?;
         }
         self.backing.call_if_full();
         Ok(())
@@ -111,28 +111,34 @@ impl Device {
     /// Makes bytes zero. Whole pages free their memory and take none.
     ///
     /// # Errors
-    /// See [`IoError`]; never [`IoError::NoSpace`] with [`Zeros::Hole`].
+    /// See [`IoError`]; never [`IoError::NoSpace`] with [`ZeroPolicy::Hole`].
     ///
     /// # Panics
     /// If `io` is of another backing.
-    pub fn zero(&self, io: &mut Io, offset: u64, len: u64, zeros: Zeros) -> Result<(), IoError> {
+    pub fn zero(
+        &self,
+        io: &mut DeviceIo,
+        offset: u64,
+        len: u64,
+        zeros: ZeroPolicy,
+    ) -> Result<(), IoError> {
         self.check_request(io, offset, len)?;
-        Counters::add(&self.counters.zeroings, 1);
-        Counters::add(&self.counters.bytes_zeroed, len);
+        DeviceCounters::add(&self.counters.zeroings, 1);
+        DeviceCounters::add(&self.counters.bytes_zeroed, len);
         let (mut at, end) = (offset, offset + len);
         while at < end {
             let block = at / self.order.bytes() as u64;
             let next = (self.table.next_chunk(block) * self.order.bytes() as u64).min(end);
             let chunk = match zeros {
-                Zeros::Hole => self.table.chunk(block),
-                Zeros::Written => Some(self.with_room(|| self.chunk_or_new(block))?),
+                ZeroPolicy::Hole => self.table.chunk(block),
+                ZeroPolicy::Written => Some(self.with_room(|| self.chunk_or_new(block))?),
             };
             // Without a chunk all of it is a hole already.
             if let Some(chunk) = chunk {
                 for part in self.parts(at, next - at) {
                     let done =
                         self.zero_part(io, &self.table.slots(chunk, part.block), &part, zeros);
-                    done.inspect_err(|_| Counters::add(&self.counters.failed_writes, 1))?;
+                    done.inspect_err(|_| DeviceCounters::add(&self.counters.failed_writes, 1))?;
                 }
             }
             at = next;
@@ -150,7 +156,7 @@ impl Device {
         &self,
         offset: u64,
         len: u64,
-        mut each: impl FnMut(u64, Status) -> bool,
+        mut each: impl FnMut(u64, RangeStatus) -> bool,
     ) -> Result<(), IoError> {
         self.check_range(offset, len)?;
         let (mut at, end) = (offset, offset + len);
@@ -173,16 +179,16 @@ impl Device {
     }
 
     /// Returns the status of the byte at `at`, and the end of its page or unwritten chunk.
-    fn status_at(&self, at: u64) -> (Status, u64) {
+    fn status_at(&self, at: u64) -> (RangeStatus, u64) {
         let block = at / self.order.bytes() as u64;
         let Some(chunk) = self.table.chunk(block) else {
-            return (Status::Hole, self.table.next_chunk(block) * self.order.bytes() as u64);
+            return (RangeStatus::Hole, self.table.next_chunk(block) * self.order.bytes() as u64);
         };
         let page = at as usize % self.order.bytes() / PAGE_SIZE;
         let status = match self.table.slots(chunk, block).page(page) {
-            Handle::NONE => Status::Hole,
-            Handle::ZERO => Status::Zeros,
-            _ => Status::Data,
+            Handle::NONE => RangeStatus::Hole,
+            Handle::ZERO => RangeStatus::Zeros,
+            _ => RangeStatus::Data,
         };
         (status, (at / PAGE_SIZE as u64 + 1) * PAGE_SIZE as u64)
     }

@@ -1,6 +1,6 @@
 //! The file for data that does not fit in memory: its space, counters and writer (`writeback.rs`
 //! describes the writes).
-use super::holder::Holder;
+use super::holder::SlotHolder;
 use memfold_store::{Cold, Handle};
 use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
 use memfold_swap::{ObjectLocation, Swap, SwapBounds};
@@ -33,12 +33,12 @@ pub struct SpillSettings {
 }
 
 /// A file behind the memory of devices.
-pub(crate) struct Spill {
+pub(crate) struct SpillFile {
     pub(super) swap: Swap,
     name: String,
     /// Bytes that may still be written.
     left: AtomicU64,
-    pub(super) writer: Mutex<Writer>,
+    pub(super) writer: Mutex<SpillWriter>,
     pub counters: SpillCounters,
     /// The last error.
     error: std::sync::Mutex<Option<String>>,
@@ -55,7 +55,7 @@ pub(crate) struct SpillCounters {
     pub failed_writes: AtomicU64,
 }
 
-/// Counters of the file, as in zram's `bd_stat`.
+/// DeviceCounters of the file, as in zram's `bd_stat`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpillStats {
     /// Blocks in the file, before compression, bytes.
@@ -79,25 +79,29 @@ pub struct SpillStats {
 }
 
 /// The writer; one thread at a time.
-pub(super) struct Writer {
-    pub items: Vec<Item>,
+pub(super) struct SpillWriter {
+    pub items: Vec<SpillItem>,
     pub found: [Cold; LOOK],
     pub used: usize,
     pub count: usize,
 }
 
-pub(super) struct Item {
-    pub device: Arc<dyn Holder>,
+pub(super) struct SpillItem {
+    pub device: Arc<dyn SlotHolder>,
     pub cold: Cold,
     pub place: ObjectLocation,
 }
 
-impl Spill {
+impl SpillFile {
     /// Makes an empty file.
     ///
     /// # Errors
     /// One line that says why there can be none.
-    pub fn new(settings: &SpillSettings, limit_bytes: u64, block: Order) -> Result<Spill, String> {
+    pub fn new(
+        settings: &SpillSettings,
+        limit_bytes: u64,
+        block: Order,
+    ) -> Result<SpillFile, String> {
         let disk = FileDisk::open(&settings.path, FileDiskOptions::default())?;
         let bounds = SwapBounds {
             size_bytes: settings.size_bytes,
@@ -109,13 +113,13 @@ impl Spill {
             run_order_max: block,
         };
         let swap = Swap::new(Box::new(disk), None, settings.encrypt, bounds);
-        let writer = Writer {
+        let writer = SpillWriter {
             items: Vec::with_capacity(ITEMS_MAX),
             found: [Cold::NONE; LOOK],
             used: 0,
             count: 0,
         };
-        Ok(Spill {
+        Ok(SpillFile {
             swap: swap.map_err(|e| format!("{}: {e}", settings.path))?,
             name: settings.path.clone(),
             left: AtomicU64::new(settings.limit_bytes.unwrap_or(UNLIMITED)),
@@ -136,7 +140,7 @@ impl Spill {
         Some(self.left.load(Relaxed)).filter(|left| *left != UNLIMITED)
     }
 
-    /// Sets the result of [`Spill::limit_left`].
+    /// Sets the result of [`SpillFile::limit_left`].
     pub fn set_limit(&self, bytes: Option<u64>) {
         self.left.store(bytes.unwrap_or(UNLIMITED), Relaxed);
     }

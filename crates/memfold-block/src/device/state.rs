@@ -1,10 +1,10 @@
 //! A device: its table, its locks, and the division of requests into blocks.
-use super::backing::Backing;
-use super::counters::{Counters, DeviceStats};
+use super::backing::DeviceMemory;
+use super::counters::{DeviceCounters, DeviceStats};
 use super::error::{DeviceError, IoError};
-use super::holder::Holder;
-use super::io::Io;
-use super::table::{Chunk, IN_BLOCK, Table};
+use super::holder::SlotHolder;
+use super::io::DeviceIo;
+use super::table::{IN_BLOCK, SlotTable, TableChunk};
 use super::units::{SECTOR_BYTES, SIZE_BYTES_MAX};
 use memfold_sys::sync::RwLock;
 use memfold_sys::units::{Order, PAGE_SIZE};
@@ -15,23 +15,23 @@ use std::sync::{Arc, Weak};
 const LOCKS: usize = 1024;
 
 /// A compressed block device. Any number of threads may call all methods at once, each with its own
-/// [`Io`].
+/// [`DeviceIo`].
 ///
 /// Every byte reads as it was last written, or as zero. Each byte belongs to one page, whose slot
 /// is described at `Chunk`.
 pub struct Device {
-    pub(super) backing: Arc<Backing>,
+    pub(super) backing: Arc<DeviceMemory>,
     pub(super) size: u64,
     pub(super) order: Order,
-    pub(super) table: Table,
+    pub(super) table: SlotTable,
     locks: Box<[RwLock<()>]>,
     /// Key of the first page.
     pub(super) key: u64,
-    pub(super) counters: Counters,
+    pub(super) counters: DeviceCounters,
 }
 
 /// A part of one block.
-pub(super) struct Part {
+pub(super) struct BlockPart {
     pub block: u64,
     /// Bytes within the block.
     pub bytes: Range<usize>,
@@ -45,17 +45,17 @@ impl Device {
     /// # Errors
     /// A size of 0, not a multiple of [`SECTOR_BYTES`], or above [`SIZE_BYTES_MAX`]; its table
     /// alone would take half of the limit, or there is no memory for it.
-    pub fn new(backing: &Arc<Backing>, size: u64) -> Result<Arc<Device>, DeviceError> {
+    pub fn new(backing: &Arc<DeviceMemory>, size: u64) -> Result<Arc<Device>, DeviceError> {
         if size == 0 || !size.is_multiple_of(SECTOR_BYTES) || size > SIZE_BYTES_MAX {
             return Err(DeviceError::Size(size));
         }
         let pages = size.div_ceil(PAGE_SIZE as u64);
-        let (bytes, limit) = (Table::bytes(pages), backing.limit_bytes());
+        let (bytes, limit) = (SlotTable::bytes(pages), backing.limit_bytes());
         if limit != 0 && bytes > limit / 2 || !backing.charge(bytes) {
             return Err(DeviceError::Table { size, limit });
         }
         let order = backing.store.block_order(Order::MAX);
-        let Some(table) = Table::new(pages, order) else {
+        let Some(table) = SlotTable::new(pages, order) else {
             backing.give(bytes);
             return Err(DeviceError::NoMemory(size));
         };
@@ -65,10 +65,10 @@ impl Device {
             table,
             locks: (0..LOCKS).map(|_| RwLock::new(())).collect(),
             key: backing.take_keys(pages.next_multiple_of(order.pages() as u64)),
-            counters: Counters::default(),
+            counters: DeviceCounters::default(),
             backing: backing.clone(),
         });
-        backing.enter(Arc::downgrade(&device) as Weak<dyn Holder>);
+        backing.enter(Arc::downgrade(&device) as Weak<dyn SlotHolder>);
         Ok(device)
     }
 
@@ -88,7 +88,7 @@ impl Device {
     }
 
     /// Returns the memory behind it.
-    pub fn backing(&self) -> &Arc<Backing> {
+    pub fn backing(&self) -> &Arc<DeviceMemory> {
         &self.backing
     }
 
@@ -104,8 +104,8 @@ impl Device {
 
     /// Makes the state that a thread needs to use devices of this backing. It allocates everything
     /// that it will ever need.
-    pub fn io(&self) -> Io {
-        Io::new(&self.backing, self.order)
+    pub fn io(&self) -> DeviceIo {
+        DeviceIo::new(&self.backing, self.order)
     }
 
     /// Returns the counters.
@@ -113,7 +113,12 @@ impl Device {
         self.counters.stats()
     }
 
-    pub(super) fn check_request(&self, io: &Io, offset: u64, len: u64) -> Result<(), IoError> {
+    pub(super) fn check_request(
+        &self,
+        io: &DeviceIo,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), IoError> {
         assert!(Arc::ptr_eq(&io.backing, &self.backing), "an Io of another backing");
         self.check_range(offset, len)
     }
@@ -124,14 +129,14 @@ impl Device {
     /// [`IoError::OutOfRange`]
     pub fn check_range(&self, offset: u64, len: u64) -> Result<(), IoError> {
         if offset.checked_add(len).is_none_or(|end| end > self.size) {
-            Counters::add(&self.counters.invalid, 1);
+            DeviceCounters::add(&self.counters.invalid, 1);
             return Err(IoError::OutOfRange);
         }
         Ok(())
     }
 
     /// Divides a request into parts of blocks.
-    pub(super) fn parts(&self, offset: u64, len: u64) -> impl Iterator<Item = Part> + use<> {
+    pub(super) fn parts(&self, offset: u64, len: u64) -> impl Iterator<Item = BlockPart> + use<> {
         let bytes = self.order.bytes() as u64;
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -140,13 +145,13 @@ impl Device {
             }
             let (block, first) = ((offset + at) / bytes, (offset + at) % bytes);
             let count = (bytes - first).min(len - at);
-            let part = Part { block, bytes: first as usize..(first + count) as usize, at };
+            let part = BlockPart { block, bytes: first as usize..(first + count) as usize, at };
             at += count;
             Some(part)
         })
     }
 
-    pub(super) fn chunk_or_new(&self, block: u64) -> Result<&Chunk, IoError> {
+    pub(super) fn chunk_or_new(&self, block: u64) -> Result<&TableChunk, IoError> {
         self.table.chunk_or_new(block, &self.backing).ok_or(IoError::NoSpace)
     }
 
@@ -204,7 +209,7 @@ impl Drop for Device {
     /// Frees all of its memory.
     fn drop(&mut self) {
         let pages = self.size.div_ceil(PAGE_SIZE as u64);
-        let mut bytes = Table::bytes(pages);
+        let mut bytes = SlotTable::bytes(pages);
         for chunk in self.table.all() {
             for handle in chunk.pages().filter(|handle| *handle != IN_BLOCK) {
                 self.backing.free(handle, Order::PAGE);

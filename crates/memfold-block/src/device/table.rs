@@ -1,6 +1,6 @@
 //! The table of a device: a slot for each page and one for each block, with the object that holds
 //! it.
-use super::backing::Backing;
+use super::backing::DeviceMemory;
 use memfold_store::Handle;
 use memfold_sys::units::Order;
 use std::sync::OnceLock;
@@ -14,8 +14,8 @@ pub(crate) const IN_BLOCK: Handle = Handle::foreign(0);
 
 /// The memory of the table. It comes chunk by chunk, with the first write to each part of the
 /// device, and stays.
-pub(crate) struct Table {
-    chunks: Box<[OnceLock<Chunk>]>,
+pub(crate) struct SlotTable {
+    chunks: Box<[OnceLock<TableChunk>]>,
     order: Order,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Table {
 /// or an object of one page. A block's slot is an object of the whole block while a page of it is
 /// `IN_BLOCK`, else `NONE`. Slots change under the block's lock. A page's slot may be read without
 /// it.
-pub(crate) struct Chunk {
+pub(crate) struct TableChunk {
     /// Slots of the pages, then slots of the blocks.
     slots: Box<[AtomicU64]>,
     /// A bit for each block that has changed. It is set after the change, before the request
@@ -33,26 +33,26 @@ pub(crate) struct Chunk {
     under_way: Box<[AtomicU64]>,
 }
 
-impl Table {
+impl SlotTable {
     /// Makes a table. Returns `None` if there is no memory for it.
-    pub fn new(pages: u64, order: Order) -> Option<Table> {
+    pub fn new(pages: u64, order: Order) -> Option<SlotTable> {
         let count = pages.div_ceil(CHUNK_PAGES as u64) as usize;
-        Some(Table { chunks: filled(count, OnceLock::new)?, order })
+        Some(SlotTable { chunks: filled(count, OnceLock::new)?, order })
     }
 
     /// Returns the bytes of a table for so many pages before anything is written.
     pub fn bytes(pages: u64) -> u64 {
-        pages.div_ceil(CHUNK_PAGES as u64) * size_of::<OnceLock<Chunk>>() as u64
+        pages.div_ceil(CHUNK_PAGES as u64) * size_of::<OnceLock<TableChunk>>() as u64
     }
 
     /// Returns the chunk of a block; `None` while nothing of it was written.
-    pub fn chunk(&self, block: u64) -> Option<&Chunk> {
+    pub fn chunk(&self, block: u64) -> Option<&TableChunk> {
         self.chunks[self.chunk_of(block)].get()
     }
 
     /// Returns the chunk of a block and makes it if needed. Returns `None` if its memory would
     /// exceed the limit, or if there is none.
-    pub fn chunk_or_new(&self, block: u64, backing: &Backing) -> Option<&Chunk> {
+    pub fn chunk_or_new(&self, block: u64, backing: &DeviceMemory) -> Option<&TableChunk> {
         let cell = &self.chunks[self.chunk_of(block)];
         if cell.get().is_none() {
             let bytes = self.chunk_bytes();
@@ -64,7 +64,7 @@ impl Table {
             let under_way = filled(self.chunk_words(), AtomicU64::default);
             let chunk = slots.zip(changed).zip(under_way);
             let chunk =
-                chunk.map(|((slots, changed), under_way)| Chunk { slots, changed, under_way });
+                chunk.map(|((slots, changed), under_way)| TableChunk { slots, changed, under_way });
             // There is no memory, or another thread has made it meanwhile.
             if chunk.is_none_or(|chunk| cell.set(chunk).is_err()) {
                 backing.give(bytes);
@@ -74,12 +74,17 @@ impl Table {
     }
 
     /// Returns the slots of a block within its chunk.
-    pub fn slots<'a>(&self, chunk: &'a Chunk, block: u64) -> Slots<'a> {
+    pub fn slots<'a>(&self, chunk: &'a TableChunk, block: u64) -> BlockSlots<'a> {
         let pages = self.order.pages();
         let first = block as usize * pages % CHUNK_PAGES;
         let number = first / pages;
         let (block, changed) = (&chunk.slots[CHUNK_PAGES + number], &chunk.changed[number / 64]);
-        Slots { pages: &chunk.slots[first..first + pages], block, changed, bit: 1 << (number % 64) }
+        BlockSlots {
+            pages: &chunk.slots[first..first + pages],
+            block,
+            changed,
+            bit: 1 << (number % 64),
+        }
     }
 
     /// Returns the first block after `block` that lies in another chunk.
@@ -89,12 +94,12 @@ impl Table {
     }
 
     /// Returns the chunks that were made.
-    pub fn all(&self) -> impl Iterator<Item = &Chunk> {
+    pub fn all(&self) -> impl Iterator<Item = &TableChunk> {
         self.chunks.iter().filter_map(OnceLock::get)
     }
 
     /// Returns the chunks that were made, each with its first block.
-    pub fn all_from(&self) -> impl Iterator<Item = (u64, &Chunk)> {
+    pub fn all_from(&self) -> impl Iterator<Item = (u64, &TableChunk)> {
         let blocks = (CHUNK_PAGES >> self.order.get()) as u64;
         (0..)
             .step_by(blocks as usize)
@@ -120,7 +125,7 @@ impl Table {
     }
 }
 
-impl Chunk {
+impl TableChunk {
     /// Takes a word of changes, which are then in progress.
     pub fn take_changed(&self, word: usize) -> u64 {
         let bits = self.changed[word].swap(0, AcqRel);
@@ -153,14 +158,14 @@ impl Chunk {
 
 /// The slots of one block.
 #[derive(Copy, Clone)]
-pub(crate) struct Slots<'a> {
+pub(crate) struct BlockSlots<'a> {
     pages: &'a [AtomicU64],
     block: &'a AtomicU64,
     changed: &'a AtomicU64,
     bit: u64,
 }
 
-impl Slots<'_> {
+impl BlockSlots<'_> {
     pub fn page(&self, page: usize) -> Handle {
         Handle::from_bits(self.pages[page].load(Relaxed))
     }

@@ -10,7 +10,7 @@ pub const LIMIT_BYTES_MIN: u64 = 8 << 20;
 
 /// The state of a part of a device. All but `Data` reads as zeros.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Status {
+pub enum RangeStatus {
     /// Bytes were written.
     Data,
     /// Zeros were written.
@@ -21,16 +21,16 @@ pub enum Status {
 
 /// The state of zeroed bytes. Neither takes memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Zeros {
-    /// A discard: whole pages become [`Status::Hole`].
+pub enum ZeroPolicy {
+    /// A discard: whole pages become [`RangeStatus::Hole`].
     Hole,
-    /// All bytes become [`Status::Zeros`].
+    /// All bytes become [`RangeStatus::Zeros`].
     Written,
 }
 
-impl Zeros {
+impl ZeroPolicy {
     /// Returns the slot of a page in this state.
     pub(super) fn slot(self) -> Handle {
-        if self == Zeros::Hole { Handle::NONE } else { Handle::ZERO }
+        if self == ZeroPolicy::Hole { Handle::NONE } else { Handle::ZERO }
     }
 }

@@ -4,10 +4,10 @@
 //! An object is moved in three steps. Its payload is copied under its block's lock. The copies are
 //! written. Then each one whose slot still holds the object replaces it. Until then the object in
 //! memory counts, so a failed write changes nothing.
-use super::backing::Backing;
+use super::backing::DeviceMemory;
 use super::error::IoError;
-use super::io::Decoder;
-use super::spill::{ITEMS_MAX, Item, Spill, Writer};
+use super::io::BlockDecoder;
+use super::spill::{ITEMS_MAX, SpillFile, SpillItem, SpillWriter};
 use memfold_store::{Cold, Handle};
 use memfold_swap::{HEAD_BYTES, ObjectLocation, UNIT_BYTES};
 use memfold_sys::page::Page;
@@ -25,10 +25,10 @@ const SCAN: usize = 4096;
 const ROOM_BYTES: u64 = 1 << 20;
 /// Room that another thread's turn must have left so that this one needs no turn.
 const ENOUGH_BYTES: u64 = 256 << 10;
-/// Most turns of [`Backing::make_room`] for one block, because others may take the room.
+/// Most turns of [`DeviceMemory::make_room`] for one block, because others may take the room.
 pub(crate) const ROOM_TRIES: usize = 32;
 
-impl Backing {
+impl DeviceMemory {
     /// Keeps room below the limit if there is a file, packs sparse memory, and returns empty memory
     /// to the kernel. For a background thread. Returns the bytes freed.
     pub fn tidy(&self) -> u64 {
@@ -40,8 +40,8 @@ impl Backing {
         written + packed + self.store.trim()
     }
 
-    /// Runs [`Backing::tidy`] when there is work, and at least once a `period`, until
-    /// [`Backing::stop`].
+    /// Runs [`DeviceMemory::tidy`] when there is work, and at least once a `period`, until
+    /// [`DeviceMemory::stop`].
     pub fn tend(&self, period: Duration) {
         loop {
             self.tidy();
@@ -90,8 +90,8 @@ impl Backing {
 
 /// Decodes an object of the file into `to`, a block of `order`.
 pub(crate) fn load(
-    backing: &Backing,
-    decoder: &mut Decoder,
+    backing: &DeviceMemory,
+    decoder: &mut BlockDecoder,
     handle: Handle,
     order: Order,
     to: *mut u8,
@@ -122,7 +122,7 @@ pub(crate) fn load(
 /// Reads the payload of an object in the file, as it was exported: its fields, and its length at
 /// the start of `out`.
 pub(crate) fn export(
-    backing: &Backing,
+    backing: &DeviceMemory,
     handle: Handle,
     out: &mut [u8],
 ) -> Result<(u32, usize), IoError> {
@@ -143,7 +143,7 @@ pub(crate) fn export(
 
 /// Writes back the objects that were unused for longest, until at least `bytes` of payload are
 /// freed, or no object is left. Returns the payload bytes freed.
-pub(crate) fn write_cold(backing: &Backing, spill: &Spill, bytes: u64) -> u64 {
+pub(crate) fn write_cold(backing: &DeviceMemory, spill: &SpillFile, bytes: u64) -> u64 {
     let mut writer = spill.writer.lock();
     (writer.used, writer.count) = (0, 0);
     let mut freed = 0;
@@ -158,7 +158,7 @@ pub(crate) fn write_cold(backing: &Backing, spill: &Spill, bytes: u64) -> u64 {
 }
 
 /// Writes these objects back. Returns the payload bytes freed.
-pub(crate) fn write_these(backing: &Backing, spill: &Spill, these: &[Cold]) -> u64 {
+pub(crate) fn write_these(backing: &DeviceMemory, spill: &SpillFile, these: &[Cold]) -> u64 {
     let mut writer = spill.writer.lock();
     (writer.used, writer.count) = (0, 0);
     let (mut rest, mut freed) = (these, 0);
@@ -181,7 +181,7 @@ pub(crate) fn write_these(backing: &Backing, spill: &Spill, these: &[Cold]) -> u
     }
 }
 
-fn look_for_cold(backing: &Backing, found: &mut [Cold]) -> usize {
+fn look_for_cold(backing: &DeviceMemory, found: &mut [Cold]) -> usize {
     // Two turns, because an object that was used since the last turn gets a second chance.
     for _ in 0..2 * (backing.store.stats().objects as usize / SCAN + 2) {
         let count = backing.store.coldest(SCAN, found);
@@ -195,9 +195,9 @@ fn look_for_cold(backing: &Backing, found: &mut [Cold]) -> usize {
 /// Fills one run with as many objects as fit, first from the rest of the last search, then from
 /// further searches.
 fn write_run(
-    backing: &Backing,
-    spill: &Spill,
-    writer: &mut Writer,
+    backing: &DeviceMemory,
+    spill: &SpillFile,
+    writer: &mut SpillWriter,
     mut look: impl FnMut(&mut [Cold]) -> usize,
 ) -> u64 {
     let swap = &spill.swap;
@@ -237,9 +237,9 @@ fn write_run(
 
 /// Copies and seals objects. Returns the room that they take.
 fn fill(
-    backing: &Backing,
-    spill: &Spill,
-    writer: &mut Writer,
+    backing: &DeviceMemory,
+    spill: &SpillFile,
+    writer: &mut SpillWriter,
     slot: u64,
     room: &mut [u8],
     look: &mut impl FnMut(&mut [Cold]) -> usize,
@@ -285,21 +285,25 @@ fn fill(
             is_raw: false,
         };
         spill.swap.seal_packed(at, exported.fields, exported.len, place);
-        writer.items.push(Item { device, cold, place: at });
+        writer.items.push(SpillItem { device, cold, place: at });
         used += len;
     }
     used
 }
 
 /// Replaces the objects in memory by those that were written.
-fn end_run(spill: &Spill, writer: &mut Writer, result: Result<(), memfold_sys::Errno>) -> u64 {
+fn end_run(
+    spill: &SpillFile,
+    writer: &mut SpillWriter,
+    result: Result<(), memfold_sys::Errno>,
+) -> u64 {
     let mut freed = 0;
     if let Err(error) = result {
         spill.note(error);
         spill.counters.failed_writes.fetch_add(1, Relaxed);
         spill.swap.note_failure(error);
     }
-    for Item { device, cold, place } in writer.items.drain(..).filter(|_| result.is_ok()) {
+    for SpillItem { device, cold, place } in writer.items.drain(..).filter(|_| result.is_ok()) {
         let bytes = cold.order.bytes() as u64;
         spill.counters.written_bytes.fetch_add(bytes, Relaxed);
         spill.counters.original_bytes.fetch_add(bytes, Relaxed);

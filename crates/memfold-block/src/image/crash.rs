@@ -1,7 +1,7 @@
 //! Images on a disk that forgets, tears and fails: each opens and holds everything that was
 //! acknowledged.
-use super::{Entry, Image, ImageError, Journal, Place};
-use crate::device::{Backing, Device, Settings, Zeros};
+use super::{DeviceEntry, ImageError, ImageJournal, ImagePlace, VerifiedImage};
+use crate::device::{Device, DeviceMemory, MemorySettings, ZeroPolicy};
 use memfold_store::CodecSpec;
 use memfold_sys::Errno;
 use memfold_sys::units::Order;
@@ -25,31 +25,32 @@ struct Effort {
     steps: usize,
 }
 
-fn backing() -> Arc<Backing> {
-    let settings = Settings {
+fn backing() -> Arc<DeviceMemory> {
+    let settings = MemorySettings {
         codec: CodecSpec::parse("lz4").unwrap(),
         block_order: Order::new(1).unwrap(),
         pools: 1,
-        ..Settings::default()
+        ..MemorySettings::default()
     };
-    Backing::new(&settings).unwrap()
+    DeviceMemory::new(&settings).unwrap()
 }
 
-fn entries() -> Vec<Entry> {
-    let entry = |(number, size): (usize, &u64)| Entry { name: format!("{number}"), size: *size };
+fn entries() -> Vec<DeviceEntry> {
+    let entry =
+        |(number, size): (usize, &u64)| DeviceEntry { name: format!("{number}"), size: *size };
     SIZES.iter().enumerate().map(entry).collect()
 }
 
-fn place(folder: &Forgetful) -> Place {
-    Place::new(Path::new("disk.img"), Box::new(folder.clone()), NAME)
+fn place(folder: &Forgetful) -> ImagePlace {
+    ImagePlace::new(Path::new("disk.img"), Box::new(folder.clone()), NAME)
 }
 
 /// Devices that change, and their image.
 struct Served {
     folder: Forgetful,
-    backing: Arc<Backing>,
+    backing: Arc<DeviceMemory>,
     devices: Vec<Arc<Device>>,
-    journal: Option<Journal>,
+    journal: Option<ImageJournal>,
     /// The content of the devices at each attempted flush.
     states: Vec<Vec<u8>>,
     /// The last of them that was acknowledged.
@@ -59,7 +60,7 @@ struct Served {
 
 impl Served {
     /// Makes devices of zeros, without an image yet.
-    fn new(folder: &Forgetful, backing: &Arc<Backing>, random: Random) -> Served {
+    fn new(folder: &Forgetful, backing: &Arc<DeviceMemory>, random: Random) -> Served {
         let devices = SIZES.iter().map(|size| Device::new(backing, *size).unwrap()).collect();
         let mut served = Served {
             folder: folder.clone(),
@@ -78,7 +79,7 @@ impl Served {
     /// of the earlier states.
     fn open(
         folder: &Forgetful,
-        backing: &Arc<Backing>,
+        backing: &Arc<DeviceMemory>,
         random: Random,
         before: &[Vec<u8>],
         acknowledged: usize,
@@ -86,11 +87,11 @@ impl Served {
         let mut served = Served::new(folder, backing, random);
         folder.note(acknowledged << 16 | before.len());
         let place = place(folder);
-        let Some(image) = Journal::look(&place)? else { return Ok(None) };
+        let Some(image) = ImageJournal::look(&place)? else { return Ok(None) };
         assert_eq!(image.entries(), entries());
         image.restore(&served.devices)?;
         served.states = [before, &[content(&served.devices)]].concat();
-        let journal = Journal::resume(place, image, &served.devices)?;
+        let journal = ImageJournal::resume(place, image, &served.devices)?;
         served.journal = Some(journal.with_slack(SLACK_BYTES));
         served.acknowledged = before.len();
         served.note();
@@ -128,8 +129,8 @@ impl Served {
             let len = (1 + self.random.below(most)).min(size - at);
             let mut io = device.io();
             match self.random.below(5) {
-                0 => device.zero(&mut io, at as u64, len as u64, Zeros::Hole).unwrap(),
-                1 => device.zero(&mut io, at as u64, len as u64, Zeros::Written).unwrap(),
+                0 => device.zero(&mut io, at as u64, len as u64, ZeroPolicy::Hole).unwrap(),
+                1 => device.zero(&mut io, at as u64, len as u64, ZeroPolicy::Written).unwrap(),
                 _ => {
                     let mut bytes = vec![0; len];
                     fill(&mut self.random, &mut bytes);
@@ -146,7 +147,7 @@ impl Served {
         match &self.journal {
             Some(journal) => journal.flush()?,
             None => {
-                let made = Journal::create(place(&self.folder), &entries(), &self.devices)?;
+                let made = ImageJournal::create(place(&self.folder), &entries(), &self.devices)?;
                 self.journal = Some(made.with_slack(SLACK_BYTES));
             }
         }
@@ -191,8 +192,8 @@ fn content(devices: &[Arc<Device>]) -> Vec<u8> {
 }
 
 /// Returns the content of the image in a directory.
-fn read(folder: &Forgetful, backing: &Arc<Backing>) -> Result<Option<Vec<u8>>, ImageError> {
-    let Some(image) = Image::open(&place(folder))? else { return Ok(None) };
+fn read(folder: &Forgetful, backing: &Arc<DeviceMemory>) -> Result<Option<Vec<u8>>, ImageError> {
+    let Some(image) = VerifiedImage::open(&place(folder))? else { return Ok(None) };
     let devices: Vec<Arc<Device>> =
         SIZES.iter().map(|size| Device::new(backing, *size).unwrap()).collect();
     image.restore(&devices)?;
@@ -241,7 +242,7 @@ fn cut(served: &Served, note: usize, moment: &Forgetful, cuts: usize, random: &m
 fn go_on(
     found: &Forgetful,
     before: &[Vec<u8>],
-    backing: &Arc<Backing>,
+    backing: &Arc<DeviceMemory>,
     mut random: Random,
     cuts: usize,
 ) {
@@ -315,7 +316,7 @@ const FAULTS: [Fault; 6] = [
 fn serve_with(
     fault: Option<(usize, usize, Fault)>,
     effort: Effort,
-    backing: &Arc<Backing>,
+    backing: &Arc<DeviceMemory>,
     seed: u64,
 ) -> usize {
     let mut random = Random::new(seed);

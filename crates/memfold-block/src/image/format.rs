@@ -22,7 +22,7 @@
 //! Version 1 had neither a random number nor begins. Its checksums covered only the bytes, its
 //! groups began anywhere, and an end had no payload. Images of version 1 are read but never
 //! written.
-use crate::device::{IoError, Piece, Zeros};
+use crate::device::{DirtyPiece, IoError, ZeroPolicy};
 use crate::plain::plain;
 use memfold_store::xxh3_128;
 use memfold_sys::Errno;
@@ -109,7 +109,7 @@ impl From<IoError> for ImageError {
 
 /// A device of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct DeviceEntry {
     /// The export's name.
     pub name: String,
     /// Bytes of the device.
@@ -118,12 +118,12 @@ pub struct Entry {
 
 /// How the checksums of an image are made.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Sums {
+pub struct ImageSums {
     /// The image's random number; `None` in version 1.
     pub random: Option<[u8; SUM_BYTES]>,
 }
 
-impl Sums {
+impl ImageSums {
     /// Returns the checksum at position `at`, of two parts.
     fn of(&self, at: u64, head: &[u8], payload: &[u8]) -> [u8; SUM_BYTES] {
         // The checksum of their checksums, so that nothing must be copied together.
@@ -155,7 +155,7 @@ impl GroupHash {
 }
 
 /// Returns the head of an image of these devices.
-pub fn head(entries: &[Entry], random: [u8; SUM_BYTES]) -> Vec<u8> {
+pub fn head(entries: &[DeviceEntry], random: [u8; SUM_BYTES]) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend(VERSION.to_le_bytes());
     bytes.extend((entries.len() as u32).to_le_bytes());
@@ -166,7 +166,7 @@ pub fn head(entries: &[Entry], random: [u8; SUM_BYTES]) -> Vec<u8> {
         bytes.extend(entry.name.as_bytes());
     }
     bytes.resize(bytes.len().next_multiple_of(UNIT), 0);
-    let sum = Sums { random: Some(random) }.of_head(&bytes);
+    let sum = ImageSums { random: Some(random) }.of_head(&bytes);
     bytes.extend(sum);
     bytes.resize(bytes.len().next_multiple_of(GROUP_UNIT as usize), 0);
     bytes
@@ -174,24 +174,24 @@ pub fn head(entries: &[Entry], random: [u8; SUM_BYTES]) -> Vec<u8> {
 
 /// Returns the head of an image of version 1.
 #[cfg(any(test, fuzzing))]
-pub fn old_head(entries: &[Entry]) -> Vec<u8> {
+pub fn old_head(entries: &[DeviceEntry]) -> Vec<u8> {
     let mut bytes = head(entries, [0; SUM_BYTES]);
     bytes[16..20].copy_from_slice(&VERSION_OLD.to_le_bytes());
     bytes.drain(24..24 + SUM_BYTES);
     let named: usize = entries.iter().map(|entry| 12 + entry.name.len()).sum();
     bytes.truncate((24 + named).next_multiple_of(UNIT));
-    let sum = Sums { random: None }.of_head(&bytes);
+    let sum = ImageSums { random: None }.of_head(&bytes);
     bytes.extend(sum);
     bytes
 }
 
 /// The content of a head.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct ImageHead {
     /// The devices of the image.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<DeviceEntry>,
     /// How its checksums are made.
-    pub sums: Sums,
+    pub sums: ImageSums,
     /// Position of its first record.
     pub start: u64,
 }
@@ -200,8 +200,8 @@ pub struct Head {
 ///
 /// # Errors
 /// It is none, or damaged.
-pub fn parse_head(bytes: &[u8]) -> Result<Head, ImageError> {
-    let mut parts = Parts(bytes);
+pub fn parse_head(bytes: &[u8]) -> Result<ImageHead, ImageError> {
+    let mut parts = RecordParts(bytes);
     if parts.take(16) != Some(&MAGIC[..]) {
         return Err(ImageError::NoImage);
     }
@@ -217,14 +217,14 @@ pub fn parse_head(bytes: &[u8]) -> Result<Head, ImageError> {
         VERSION_OLD => None,
         _ => Some(*parts.take(SUM_BYTES).and_then(<[u8]>::first_chunk).ok_or(ImageError::Short)?),
     };
-    let sums = Sums { random };
+    let sums = ImageSums { random };
     let mut entries = Vec::new();
     for _ in 0..count {
         let size = parts.u64().ok_or(ImageError::Short)?;
         let len = parts.u32().ok_or(ImageError::Short)? as usize;
         let name = parts.take(len).ok_or(ImageError::Short)?;
         let name = String::from_utf8(name.to_vec()).map_err(|_| ImageError::Damaged(24))?;
-        entries.push(Entry { name, size });
+        entries.push(DeviceEntry { name, size });
     }
     let used = (bytes.len() - parts.0.len()).next_multiple_of(UNIT);
     let sum = bytes.get(used..used + SUM_BYTES).ok_or(ImageError::Short)?;
@@ -233,16 +233,16 @@ pub fn parse_head(bytes: &[u8]) -> Result<Head, ImageError> {
     }
     let end = (used + SUM_BYTES) as u64;
     let start = if random.is_some() { end.next_multiple_of(GROUP_UNIT) } else { end };
-    Ok(Head { entries, sums, start })
+    Ok(ImageHead { entries, sums, start })
 }
 
 /// The kind of a record.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum RecordKind {
     /// Bytes, as they are stored.
     Object { order: Order, fields: u32 },
     /// Zeros.
-    Zeros(Zeros),
+    Zeros(ZeroPolicy),
     /// The begin of a group.
     Begin,
     /// The end of a group.
@@ -251,9 +251,9 @@ pub enum What {
 
 /// A record without its payload.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct ImageRecord {
     /// Its kind.
-    pub what: What,
+    pub what: RecordKind,
     /// The export that it belongs to.
     pub export: u32,
     /// The offset in the device; for a begin or end, the group's number.
@@ -270,31 +270,37 @@ const ZEROS: u32 = 3;
 const END: u32 = 4;
 const BEGIN: u32 = 5;
 
-impl Record {
+impl ImageRecord {
     /// Returns the record of a piece of an export.
-    pub fn of(export: u32, piece: &Piece) -> Record {
+    pub fn of(export: u32, piece: &DirtyPiece) -> ImageRecord {
         match *piece {
-            Piece::Object { offset, order, fields, payload } => Record {
-                what: What::Object { order, fields },
+            DirtyPiece::Object { offset, order, fields, payload } => ImageRecord {
+                what: RecordKind::Object { order, fields },
                 export,
                 offset,
                 len: order.bytes() as u64,
                 payload_len: payload.len(),
             },
-            Piece::Zeros { offset, len, zeros } => {
-                Record { what: What::Zeros(zeros), export, offset, len, payload_len: 0 }
+            DirtyPiece::Zeros { offset, len, zeros } => {
+                ImageRecord { what: RecordKind::Zeros(zeros), export, offset, len, payload_len: 0 }
             }
         }
     }
 
     /// Returns the begin of group `number`.
-    pub fn begin(number: u64) -> Record {
-        Record { what: What::Begin, export: 0, offset: number, len: 0, payload_len: 0 }
+    pub fn begin(number: u64) -> ImageRecord {
+        ImageRecord { what: RecordKind::Begin, export: 0, offset: number, len: 0, payload_len: 0 }
     }
 
     /// Returns the end of group `number`, whose payload is its hash.
-    pub fn end(number: u64) -> Record {
-        Record { what: What::End, export: 0, offset: number, len: 0, payload_len: SUM_BYTES }
+    pub fn end(number: u64) -> ImageRecord {
+        ImageRecord {
+            what: RecordKind::End,
+            export: 0,
+            offset: number,
+            len: 0,
+            payload_len: SUM_BYTES,
+        }
     }
 
     /// Returns the bytes of the record with its payload.
@@ -303,14 +309,20 @@ impl Record {
     }
 
     /// Appends it to `out`, for position `at` of the image. Returns its checksum.
-    pub fn put(&self, sums: &Sums, at: u64, payload: &[u8], out: &mut Vec<u8>) -> [u8; SUM_BYTES] {
+    pub fn put(
+        &self,
+        sums: &ImageSums,
+        at: u64,
+        payload: &[u8],
+        out: &mut Vec<u8>,
+    ) -> [u8; SUM_BYTES] {
         let start = out.len();
         let (kind, fields) = match self.what {
-            What::Object { fields, .. } => (OBJECT, fields),
-            What::Zeros(Zeros::Hole) => (HOLE, 0),
-            What::Zeros(Zeros::Written) => (ZEROS, 0),
-            What::Begin => (BEGIN, 0),
-            What::End => (END, 0),
+            RecordKind::Object { fields, .. } => (OBJECT, fields),
+            RecordKind::Zeros(ZeroPolicy::Hole) => (HOLE, 0),
+            RecordKind::Zeros(ZeroPolicy::Written) => (ZEROS, 0),
+            RecordKind::Begin => (BEGIN, 0),
+            RecordKind::End => (END, 0),
         };
         out.extend(kind.to_le_bytes());
         out.extend(self.export.to_le_bytes());
@@ -327,8 +339,8 @@ impl Record {
 
     /// Parses a record from its first [`RECORD_BYTES`]. It checks only the fields; the checksum is
     /// verified with the payload.
-    pub fn parse(bytes: &[u8]) -> Option<Record> {
-        let mut parts = Parts(bytes);
+    pub fn parse(bytes: &[u8]) -> Option<ImageRecord> {
+        let mut parts = RecordParts(bytes);
         let (kind, export) = (parts.u32()?, parts.u32()?);
         let (offset, len) = (parts.u64()?, parts.u64()?);
         let (fields, payload_len) = (parts.u32()?, parts.u32()? as usize);
@@ -336,12 +348,12 @@ impl Record {
             OBJECT => {
                 let order = Order::covering(usize::try_from(len).ok()?)
                     .filter(|order| order.bytes() as u64 == len)?;
-                What::Object { order, fields }
+                RecordKind::Object { order, fields }
             }
-            HOLE => What::Zeros(Zeros::Hole),
-            ZEROS => What::Zeros(Zeros::Written),
-            BEGIN => What::Begin,
-            END => What::End,
+            HOLE => RecordKind::Zeros(ZeroPolicy::Hole),
+            ZEROS => RecordKind::Zeros(ZeroPolicy::Written),
+            BEGIN => RecordKind::Begin,
+            END => RecordKind::End,
             _ => return None,
         };
         let most = match kind {
@@ -349,12 +361,17 @@ impl Record {
             END => SUM_BYTES,
             _ => 0,
         };
-        (payload_len <= most).then_some(Record { what, export, offset, len, payload_len })
+        (payload_len <= most).then_some(ImageRecord { what, export, offset, len, payload_len })
     }
 
     /// Corrects the checksum of a record at position `at`.
     #[cfg(any(test, fuzzing))]
-    pub fn seal(sums: &Sums, at: u64, bytes: &mut [u8], payload_len: usize) -> [u8; SUM_BYTES] {
+    pub fn seal(
+        sums: &ImageSums,
+        at: u64,
+        bytes: &mut [u8],
+        payload_len: usize,
+    ) -> [u8; SUM_BYTES] {
         let (before, payload) =
             (RECORD_BYTES - SUM_BYTES, RECORD_BYTES..RECORD_BYTES + payload_len);
         let sum = sums.of(at, &bytes[..before], &bytes[payload]);
@@ -364,7 +381,7 @@ impl Record {
 
     /// Verifies a record with its payload as written at position `at`. Returns its checksum.
     pub fn checksum(
-        sums: &Sums,
+        sums: &ImageSums,
         at: u64,
         bytes: &[u8],
         payload_len: usize,
@@ -383,9 +400,9 @@ fn sum_of(bytes: &[u8]) -> [u8; SUM_BYTES] {
     sum
 }
 
-struct Parts<'a>(&'a [u8]);
+struct RecordParts<'a>(&'a [u8]);
 
-impl<'a> Parts<'a> {
+impl<'a> RecordParts<'a> {
     fn take(&mut self, len: usize) -> Option<&'a [u8]> {
         let (part, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;

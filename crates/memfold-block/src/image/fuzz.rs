@@ -1,8 +1,8 @@
 //! Fuzz targets: they take any bytes and panic if a promise is broken. Built only for tests and
 //! fuzzers.
-use super::format::{self, GroupHash, RECORD_BYTES, Record, SUM_BYTES, Sums, What};
-use super::{Entry, Image};
-use crate::device::{Backing, Device, IoError, Piece, Settings, Zeros};
+use super::format::{self, GroupHash, ImageRecord, ImageSums, RECORD_BYTES, RecordKind, SUM_BYTES};
+use super::{DeviceEntry, VerifiedImage};
+use crate::device::{Device, DeviceMemory, DirtyPiece, IoError, MemorySettings, ZeroPolicy};
 use memfold_swap::disk::durable::{File, FileIdentity};
 use memfold_sys::Errno;
 use memfold_sys::units::Order;
@@ -16,13 +16,13 @@ pub fn image(data: &[u8]) {
     let mut bytes = data.to_vec();
     seal(&mut bytes);
     for bytes in [data, &bytes] {
-        let Ok(image) = Image::read(Box::new(Bytes(bytes.to_vec()))) else { continue };
+        let Ok(image) = VerifiedImage::read(Box::new(Bytes(bytes.to_vec()))) else { continue };
         let extent = &image.extent;
         assert!(extent.start <= extent.first_end && extent.first_end <= extent.end);
         let end = bytes.len() as u64;
         assert!(extent.end <= end.next_multiple_of(format::GROUP_UNIT));
-        let backing =
-            Backing::new(&Settings { pools: 1, ..Settings::default() }).expect("defaults");
+        let backing = DeviceMemory::new(&MemorySettings { pools: 1, ..MemorySettings::default() })
+            .expect("defaults");
         let new = |_| Device::new(&backing, SIZE).expect("small");
         let devices: Vec<Arc<Device>> = image.entries().iter().map(new).take(4).collect();
         let _ = image.restore(&devices);
@@ -36,13 +36,13 @@ pub fn image(data: &[u8]) {
 fn seal(bytes: &mut [u8]) {
     let Ok(head) = format::parse_head(bytes) else { return };
     let (mut at, mut hash) = (head.start as usize, GroupHash::default());
-    while let Some(record) = bytes.get(at..).and_then(Record::parse) {
+    while let Some(record) = bytes.get(at..).and_then(ImageRecord::parse) {
         let Some(whole) = bytes.get_mut(at..at + record.bytes()) else { return };
-        let is_end = record.what == What::End;
+        let is_end = record.what == RecordKind::End;
         if is_end && record.payload_len == SUM_BYTES {
             whole[RECORD_BYTES..].copy_from_slice(&hash.0);
         }
-        hash.add(Record::seal(&head.sums, at as u64, whole, record.payload_len));
+        hash.add(ImageRecord::seal(&head.sums, at as u64, whole, record.payload_len));
         at += record.bytes();
         if is_end {
             hash = GroupHash::default();
@@ -91,51 +91,54 @@ impl File for Bytes {
 
 /// Returns a valid image as a seed.
 pub fn seeds() -> Vec<Vec<u8>> {
-    let entries =
-        [Entry { name: String::new(), size: SIZE }, Entry { name: "b".to_string(), size: SIZE }];
-    let backing = Backing::new(&Settings { pools: 1, ..Settings::default() }).expect("defaults");
+    let entries = [
+        DeviceEntry { name: String::new(), size: SIZE },
+        DeviceEntry { name: "b".to_string(), size: SIZE },
+    ];
+    let backing = DeviceMemory::new(&MemorySettings { pools: 1, ..MemorySettings::default() })
+        .expect("defaults");
     let device = Device::new(&backing, SIZE).expect("small");
     let text: Vec<u8> = (0..40_000u32).map(|i| (i / 7 % 50) as u8).collect();
     device.write(&mut device.io(), 0, &text).expect("no limit");
-    device.zero(&mut device.io(), 4096, 4096, Zeros::Hole).expect("no limit");
+    device.zero(&mut device.io(), 4096, 4096, ZeroPolicy::Hole).expect("no limit");
     vec![of_version_2(&entries, &device), of_version_1(&entries, &device)]
 }
 
-fn of_version_2(entries: &[Entry], device: &Device) -> Vec<u8> {
+fn of_version_2(entries: &[DeviceEntry], device: &Device) -> Vec<u8> {
     let random = [7; SUM_BYTES];
-    let sums = Sums { random: Some(random) };
+    let sums = ImageSums { random: Some(random) };
     let mut bytes = format::head(entries, random);
     for number in 0..2 {
         let mut hash = GroupHash::default();
-        let mut put = |record: &Record, payload: &[u8]| {
+        let mut put = |record: &ImageRecord, payload: &[u8]| {
             let at = bytes.len() as u64;
             hash.add(record.put(&sums, at, payload, &mut bytes));
             hash.0
         };
-        put(&Record::begin(number), &[]);
+        put(&ImageRecord::begin(number), &[]);
         let hash = if number == 0 { put_blocks(device, &mut put) } else { put_raw(&mut put) };
-        put(&Record::end(number), &hash);
+        put(&ImageRecord::end(number), &hash);
         bytes.resize(bytes.len().next_multiple_of(format::GROUP_UNIT as usize), 0);
     }
     bytes
 }
 
 /// Writes it as version 1 did.
-fn of_version_1(entries: &[Entry], device: &Device) -> Vec<u8> {
-    let sums = Sums { random: None };
+fn of_version_1(entries: &[DeviceEntry], device: &Device) -> Vec<u8> {
+    let sums = ImageSums { random: None };
     let mut bytes = format::old_head(entries);
-    let mut put = |record: &Record, payload: &[u8]| {
+    let mut put = |record: &ImageRecord, payload: &[u8]| {
         let at = bytes.len() as u64;
         record.put(&sums, at, payload, &mut bytes)
     };
     put_blocks(device, &mut put);
-    put(&Record { payload_len: 0, ..Record::end(0) }, &[]);
+    put(&ImageRecord { payload_len: 0, ..ImageRecord::end(0) }, &[]);
     put_raw(&mut put);
-    put(&Record { payload_len: 0, ..Record::end(1) }, &[]);
+    put(&ImageRecord { payload_len: 0, ..ImageRecord::end(1) }, &[]);
     bytes
 }
 
-type Put<'a> = dyn FnMut(&Record, &[u8]) -> [u8; SUM_BYTES] + 'a;
+type Put<'a> = dyn FnMut(&ImageRecord, &[u8]) -> [u8; SUM_BYTES] + 'a;
 
 /// Writes the records of the first blocks of a device, and returns the last one.
 fn put_blocks(device: &Device, put: &mut Put) -> [u8; SUM_BYTES] {
@@ -143,8 +146,9 @@ fn put_blocks(device: &Device, put: &mut Put) -> [u8; SUM_BYTES] {
     let mut last = [0; SUM_BYTES];
     for block in 0..4 {
         let described = device.describe(block, &mut room, |piece| {
-            let payload = if let Piece::Object { payload, .. } = piece { payload } else { &[] };
-            last = put(&Record::of(0, &piece), payload);
+            let payload =
+                if let DirtyPiece::Object { payload, .. } = piece { payload } else { &[] };
+            last = put(&ImageRecord::of(0, &piece), payload);
             Ok::<(), IoError>(())
         });
         described.expect("readable");
@@ -153,6 +157,6 @@ fn put_blocks(device: &Device, put: &mut Put) -> [u8; SUM_BYTES] {
 }
 
 fn put_raw(put: &mut Put) -> [u8; SUM_BYTES] {
-    let raw = Piece::Object { offset: 0, order: Order::PAGE, fields: 77, payload: b"abc" };
-    put(&Record::of(1, &raw), b"abc")
+    let raw = DirtyPiece::Object { offset: 0, order: Order::PAGE, fields: 77, payload: b"abc" };
+    put(&ImageRecord::of(1, &raw), b"abc")
 }

@@ -13,11 +13,11 @@
 //! place, and its changes count as changes again. An image that can't be rewritten stays in use.
 //! Once the name leads to a new image only that counts, and no flush is acknowledged before the
 //! name is on disk.
-use super::format::{Entry, ImageError};
-use super::place::Place;
-use super::read::Image;
-use super::writer::{Content, Failed, Writer};
-use crate::device::{Device, Which};
+use super::format::{DeviceEntry, ImageError};
+use super::place::ImagePlace;
+use super::read::VerifiedImage;
+use super::writer::{GroupContent, GroupFailure, ImageWriter};
+use crate::device::{BlockChoice, Device};
 use memfold_swap::disk::durable::{File, FileAccess};
 use memfold_sys::Errno;
 use std::ops::Range;
@@ -31,17 +31,17 @@ const SLACK_BYTES: u64 = 64 << 20;
 const PIECE_BYTES: usize = 1 << 20;
 
 /// An image that follows its devices.
-pub struct Journal {
-    place: Place,
-    entries: Vec<Entry>,
+pub struct ImageJournal {
+    place: ImagePlace,
+    entries: Vec<DeviceEntry>,
     devices: Vec<Arc<Device>>,
     /// [`SLACK_BYTES`], which tests change.
     slack_bytes: u64,
-    state: Mutex<State>,
+    state: Mutex<JournalState>,
 }
 
-struct State {
-    writer: Writer,
+struct JournalState {
+    writer: ImageWriter,
     groups: u64,
     /// Bytes of the image when it was last rewritten.
     bytes_new: u64,
@@ -61,19 +61,23 @@ struct State {
 /// # Errors
 /// [`ImageError::System`]: the old file is as it was, or the new one is there and a power cut may
 /// bring the old one back.
-pub fn save(place: &Place, entries: &[Entry], devices: &[Arc<Device>]) -> Result<(), ImageError> {
-    write_anew(place, entries, devices, Content::Copy)?;
+pub fn save(
+    place: &ImagePlace,
+    entries: &[DeviceEntry],
+    devices: &[Arc<Device>],
+) -> Result<(), ImageError> {
+    write_anew(place, entries, devices, GroupContent::Copy)?;
     place.settle()
 }
 
 fn write_anew(
-    place: &Place,
-    entries: &[Entry],
+    place: &ImagePlace,
+    entries: &[DeviceEntry],
     devices: &[Arc<Device>],
-    content: Content,
-) -> Result<Writer, ImageError> {
+    content: GroupContent,
+) -> Result<ImageWriter, ImageError> {
     let (file, draft) = place.draft()?;
-    match Writer::begin(file, entries, devices, content) {
+    match ImageWriter::begin(file, entries, devices, content) {
         Ok(writer) => place.put(&*writer.file, draft).map(|()| writer),
         Err(failed) => {
             place.forget(draft);
@@ -100,13 +104,13 @@ fn write_again(file: &dyn File, bytes: Range<u64>) -> Result<(), Errno> {
     Ok(())
 }
 
-impl Journal {
+impl ImageJournal {
     /// Opens the image at a place, locked against other processes; `None` if there is no file.
     ///
     /// # Errors
     /// [`ImageError`]; the file is as it was.
-    pub fn look(place: &Place) -> Result<Option<Image>, ImageError> {
-        place.file(FileAccess::Write)?.map(Image::read).transpose()
+    pub fn look(place: &ImagePlace) -> Result<Option<VerifiedImage>, ImageError> {
+        place.file(FileAccess::Write)?.map(VerifiedImage::read).transpose()
     }
 
     /// Continues an image whose bytes the devices hold. Cuts off what does not count.
@@ -114,11 +118,11 @@ impl Journal {
     /// # Errors
     /// [`ImageError::System`]
     pub fn resume(
-        place: Place,
-        image: Image,
+        place: ImagePlace,
+        image: VerifiedImage,
         devices: &[Arc<Device>],
-    ) -> Result<Journal, ImageError> {
-        let Image { file, head, extent } = image;
+    ) -> Result<ImageJournal, ImageError> {
+        let VerifiedImage { file, head, extent } = image;
         let is_old = head.sums.random.is_none();
         if !is_old {
             file.set_len(extent.end)?;
@@ -130,16 +134,16 @@ impl Journal {
         file.sync()?;
         place.settle()?;
         for device in devices {
-            device.each_changed(Which::Changed, |_| Ok::<(), ImageError>(()))?;
+            device.each_changed(BlockChoice::Changed, |_| Ok::<(), ImageError>(()))?;
         }
         devices.iter().for_each(|device| device.end_changed(true));
-        let mut writer = Writer::new(file, head.sums, extent.end, devices);
+        let mut writer = ImageWriter::new(file, head.sums, extent.end, devices);
         if !is_old {
             writer.mark_acknowledged(extent.groups - 1);
         }
-        let mut state = State::new(writer, extent.first_end, extent.groups);
+        let mut state = JournalState::new(writer, extent.first_end, extent.groups);
         (state.is_old, state.is_settled) = (is_old, true);
-        Ok(Journal::with(place, head.entries, devices, state))
+        Ok(ImageJournal::with(place, head.entries, devices, state))
     }
 
     /// Starts a new image at a place, with the content of the devices.
@@ -147,22 +151,27 @@ impl Journal {
     /// # Errors
     /// [`ImageError::System`]
     pub fn create(
-        place: Place,
-        entries: &[Entry],
+        place: ImagePlace,
+        entries: &[DeviceEntry],
         devices: &[Arc<Device>],
-    ) -> Result<Journal, ImageError> {
-        let done = write_anew(&place, entries, devices, Content::All);
+    ) -> Result<ImageJournal, ImageError> {
+        let done = write_anew(&place, entries, devices, GroupContent::All);
         devices.iter().for_each(|device| device.end_changed(done.is_ok()));
         let writer = done?;
         place.settle()?;
-        let mut state = State::new_image(writer);
+        let mut state = JournalState::new_image(writer);
         state.is_settled = true;
-        Ok(Journal::with(place, entries.to_vec(), devices, state))
+        Ok(ImageJournal::with(place, entries.to_vec(), devices, state))
     }
 
-    fn with(place: Place, entries: Vec<Entry>, devices: &[Arc<Device>], state: State) -> Journal {
+    fn with(
+        place: ImagePlace,
+        entries: Vec<DeviceEntry>,
+        devices: &[Arc<Device>],
+        state: JournalState,
+    ) -> ImageJournal {
         let (devices, state) = (devices.to_vec(), Mutex::new(state));
-        Journal { place, entries, devices, slack_bytes: SLACK_BYTES, state }
+        ImageJournal { place, entries, devices, slack_bytes: SLACK_BYTES, state }
     }
 
     /// Waits until everything that was written before is on disk.
@@ -176,7 +185,7 @@ impl Journal {
         done
     }
 
-    fn flush_with(&self, state: &mut State) -> Result<(), ImageError> {
+    fn flush_with(&self, state: &mut JournalState) -> Result<(), ImageError> {
         self.settle(state)?;
         let long = 2 * state.bytes_new + self.slack_bytes;
         let is_long = state.writer.end > long.max(state.anew_above);
@@ -191,7 +200,7 @@ impl Journal {
         if state.is_old {
             return Ok(());
         }
-        let done = state.writer.put_group(state.groups, &self.devices, Content::Changed);
+        let done = state.writer.put_group(state.groups, &self.devices, GroupContent::Changed);
         self.devices.iter().for_each(|device| device.end_changed(done.is_ok()));
         match done {
             Ok(is_written) => {
@@ -199,7 +208,7 @@ impl Journal {
                 Ok(())
             }
             // A rewrite needs more room than a group, and reads the same devices.
-            Err(Failed::File(error)) if !matches!(error, Errno::NOSPC | Errno::DQUOT) => {
+            Err(GroupFailure::File(error)) if !matches!(error, Errno::NOSPC | Errno::DQUOT) => {
                 self.replace(state).map_err(|_| error)?;
                 self.settle(state)
             }
@@ -219,25 +228,25 @@ impl Journal {
 
     /// Sets how much longer than twice its first length the image may be before it is rewritten.
     #[cfg(test)]
-    pub(super) fn with_slack(mut self, bytes: u64) -> Journal {
+    pub(super) fn with_slack(mut self, bytes: u64) -> ImageJournal {
         self.slack_bytes = bytes;
         self
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, JournalState> {
         self.state.lock().expect("nobody panics with the lock")
     }
 
     /// Rewrites the image. After an error the old one stays in use.
-    fn replace(&self, state: &mut State) -> Result<(), ImageError> {
-        let done = write_anew(&self.place, &self.entries, &self.devices, Content::All);
+    fn replace(&self, state: &mut JournalState) -> Result<(), ImageError> {
+        let done = write_anew(&self.place, &self.entries, &self.devices, GroupContent::All);
         self.devices.iter().for_each(|device| device.end_changed(done.is_ok()));
-        *state = State::new_image(done?);
+        *state = JournalState::new_image(done?);
         Ok(())
     }
 
     /// Waits until the name leads to this image also after a power cut.
-    fn settle(&self, state: &mut State) -> Result<(), ImageError> {
+    fn settle(&self, state: &mut JournalState) -> Result<(), ImageError> {
         if !state.is_settled {
             self.place.settle()?;
             state.is_settled = true;
@@ -246,15 +255,15 @@ impl Journal {
     }
 }
 
-impl State {
-    fn new_image(writer: Writer) -> State {
+impl JournalState {
+    fn new_image(writer: ImageWriter) -> JournalState {
         let bytes = writer.end;
-        State::new(writer, bytes, 1)
+        JournalState::new(writer, bytes, 1)
     }
 
     /// Returns the length at which an image of this first length is rewritten.
-    fn new(writer: Writer, bytes_new: u64, groups: u64) -> State {
-        State {
+    fn new(writer: ImageWriter, bytes_new: u64, groups: u64) -> JournalState {
+        JournalState {
             writer,
             groups,
             bytes_new,

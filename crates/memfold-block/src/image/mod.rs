@@ -16,7 +16,7 @@ mod crash;
 #[cfg(test)]
 mod tests;
 
-pub use format::{Entry, ImageError};
-pub use journal::{Journal, save};
-pub use place::Place;
-pub use read::Image;
+pub use format::{DeviceEntry, ImageError};
+pub use journal::{ImageJournal, save};
+pub use place::ImagePlace;
+pub use read::VerifiedImage;

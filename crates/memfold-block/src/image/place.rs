@@ -10,21 +10,21 @@ use std::path::{Path, PathBuf};
 
 /// The name of an image in its directory. The directory is open from the start, so no lack of
 /// descriptors can come between a new image and its name.
-pub struct Place {
+pub struct ImagePlace {
     path: PathBuf,
     folder: Box<dyn Folder>,
     name: Vec<u8>,
 }
 
 /// The temporary name of a new image, if it has one.
-pub(super) struct Draft(Option<Vec<u8>>);
+pub(super) struct DraftImage(Option<Vec<u8>>);
 
-impl Place {
+impl ImagePlace {
     /// Opens the place that a path names.
     ///
     /// # Errors
     /// It names no file, or its directory can't be opened.
-    pub fn open(path: &Path) -> Result<Place, ImageError> {
+    pub fn open(path: &Path) -> Result<ImagePlace, ImageError> {
         let name = path.file_name().ok_or(ImageError::System("the path names no file".into()))?;
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let folder = Directory::open(parent.unwrap_or(Path::new(".")).as_os_str().as_bytes());
@@ -32,12 +32,12 @@ impl Place {
             let why = plain(std::io::Error::from_raw_os_error(e.raw_os_error()));
             ImageError::System(format!("the directory can't be opened: {why}"))
         })?;
-        Ok(Place::new(path, Box::new(folder), name.as_bytes()))
+        Ok(ImagePlace::new(path, Box::new(folder), name.as_bytes()))
     }
 
     /// Makes a place from a name in a directory. The path is for messages.
-    pub(super) fn new(path: &Path, folder: Box<dyn Folder>, name: &[u8]) -> Place {
-        Place { path: path.to_path_buf(), folder, name: name.to_vec() }
+    pub(super) fn new(path: &Path, folder: Box<dyn Folder>, name: &[u8]) -> ImagePlace {
+        ImagePlace { path: path.to_path_buf(), folder, name: name.to_vec() }
     }
 
     /// Opens the file there, locked if it is to be written; `None` if there is none.
@@ -67,17 +67,17 @@ impl Place {
     ///
     /// # Errors
     /// The system's; nothing is left behind.
-    pub(super) fn draft(&self) -> Result<(Box<dyn File>, Draft), ImageError> {
+    pub(super) fn draft(&self) -> Result<(Box<dyn File>, DraftImage), ImageError> {
         let nameless = match self.folder.create_nameless() {
             // Not every file system has O_TMPFILE.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => None,
             other => Some(other?),
         };
         let (file, draft) = match nameless {
-            Some(file) => (file, Draft(None)),
+            Some(file) => (file, DraftImage(None)),
             None => {
                 let hidden = self.hidden_name()?;
-                (self.folder.create(&hidden)?, Draft(Some(hidden)))
+                (self.folder.create(&hidden)?, DraftImage(Some(hidden)))
             }
         };
         if let Err(error) = lock(&*file) {
@@ -88,11 +88,11 @@ impl Place {
     }
 
     /// Puts a new file, whose content is on disk, in the place. It counts from then on. After a
-    /// power cut it counts once [`Place::settle`] has returned.
+    /// power cut it counts once [`ImagePlace::settle`] has returned.
     ///
     /// # Errors
     /// The system's; the former file is still there.
-    pub(super) fn put(&self, file: &dyn File, draft: Draft) -> Result<(), ImageError> {
+    pub(super) fn put(&self, file: &dyn File, draft: DraftImage) -> Result<(), ImageError> {
         let hidden = match draft.0 {
             Some(hidden) => hidden,
             None => {
@@ -109,7 +109,7 @@ impl Place {
     }
 
     /// Removes a draft that is not used.
-    pub(super) fn forget(&self, draft: Draft) {
+    pub(super) fn forget(&self, draft: DraftImage) {
         if let Some(hidden) = draft.0 {
             let _ = self.folder.remove(&hidden);
         }
@@ -138,7 +138,7 @@ impl Place {
 }
 
 /// Shows its path.
-impl fmt::Display for Place {
+impl fmt::Display for ImagePlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path.display())
     }

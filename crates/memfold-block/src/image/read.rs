@@ -1,10 +1,10 @@
 //! Reads an image: how much of it counts, and its bytes for the devices.
 use super::format::{
-    Entry, GROUP_UNIT, GroupHash, HEAD_BYTES_MAX, Head, ImageError, RECORD_BYTES, Record,
-    SUM_BYTES, Sums, UNIT, What, parse_head,
+    DeviceEntry, GROUP_UNIT, GroupHash, HEAD_BYTES_MAX, ImageError, ImageHead, ImageRecord,
+    ImageSums, RECORD_BYTES, RecordKind, SUM_BYTES, UNIT, parse_head,
 };
-use super::place::Place;
-use crate::device::{Device, Io, IoError};
+use super::place::ImagePlace;
+use crate::device::{Device, DeviceIo, IoError};
 use memfold_swap::disk::durable::{File, FileAccess};
 use memfold_sys::page::PageBuffer;
 use memfold_sys::units::Order;
@@ -14,7 +14,7 @@ const READ_BYTES: usize = 1 << 20;
 
 /// How much of an image counts.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(super) struct Extent {
+pub(super) struct ImageExtent {
     /// Position of its first record.
     pub start: u64,
     /// End of its first group: the length after the last rewrite.
@@ -30,44 +30,44 @@ pub(super) struct Extent {
 }
 
 /// A verified image.
-pub struct Image {
+pub struct VerifiedImage {
     pub(super) file: Box<dyn File>,
-    pub(super) head: Head,
-    pub(super) extent: Extent,
+    pub(super) head: ImageHead,
+    pub(super) extent: ImageExtent,
 }
 
-impl Image {
+impl VerifiedImage {
     /// Opens the image at a place for reading; `None` if there is no file.
     ///
     /// # Errors
     /// [`ImageError`]
-    pub fn open(place: &Place) -> Result<Option<Image>, ImageError> {
-        place.file(FileAccess::Read)?.map(Image::read).transpose()
+    pub fn open(place: &ImagePlace) -> Result<Option<VerifiedImage>, ImageError> {
+        place.file(FileAccess::Read)?.map(VerifiedImage::read).transpose()
     }
 
     /// Checks the head of the file at a place, if there is one.
     ///
     /// # Errors
     /// [`ImageError`]
-    pub fn check_head(place: &Place) -> Result<(), ImageError> {
+    pub fn check_head(place: &ImagePlace) -> Result<(), ImageError> {
         match place.file(FileAccess::Read)? {
             Some(file) => read_head(&*file).map(drop),
             None => Ok(()),
         }
     }
 
-    pub(super) fn read(file: Box<dyn File>) -> Result<Image, ImageError> {
+    pub(super) fn read(file: Box<dyn File>) -> Result<VerifiedImage, ImageError> {
         let head = read_head(&*file)?;
         let extent = scan(&*file, &head)?;
         // A file gets its name when its first group is on disk.
         if extent.groups == 0 {
             return Err(ImageError::Damaged(extent.start));
         }
-        Ok(Image { file, head, extent })
+        Ok(VerifiedImage { file, head, extent })
     }
 
     /// Returns its devices.
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[DeviceEntry] {
         &self.head.entries
     }
 
@@ -78,18 +78,18 @@ impl Image {
     pub fn restore(&self, devices: &[Arc<Device>]) -> Result<(), ImageError> {
         let Some(first) = devices.first() else { return Ok(()) };
         let mut io = first.io();
-        let mut records = Records::new(&*self.file, &self.head.sums, self.extent.start);
+        let mut records = RecordReader::new(&*self.file, &self.head.sums, self.extent.start);
         let mut block = PageBuffer::new(Order::PAGE);
         while records.at < self.extent.end {
             let at = records.at;
             let found = records.next()?.ok_or(ImageError::Damaged(at))?;
             match found.record.what {
-                What::Begin => continue,
-                What::End => {
+                RecordKind::Begin => continue,
+                RecordKind::End => {
                     records.end_group();
                     continue;
                 }
-                What::Object { .. } | What::Zeros(_) => {}
+                RecordKind::Object { .. } | RecordKind::Zeros(_) => {}
             }
             let device =
                 devices.get(found.record.export as usize).ok_or(ImageError::Damaged(at))?;
@@ -103,7 +103,7 @@ impl Image {
     }
 }
 
-fn read_head(file: &dyn File) -> Result<Head, ImageError> {
+fn read_head(file: &dyn File) -> Result<ImageHead, ImageError> {
     let mut bytes = Vec::new();
     // Most heads are short.
     let mut most = GROUP_UNIT as usize;
@@ -122,7 +122,7 @@ fn read_head(file: &dyn File) -> Result<Head, ImageError> {
 }
 
 /// Bytes of a file, in order.
-struct Source<'a> {
+struct FileSource<'a> {
     file: &'a dyn File,
     /// Position of the next bytes in the file.
     next: u64,
@@ -131,9 +131,9 @@ struct Source<'a> {
     most: usize,
 }
 
-impl<'a> Source<'a> {
-    fn new(file: &'a dyn File, at: u64, most: usize) -> Source<'a> {
-        Source { file, next: at, bytes: Vec::new(), used: 0, most }
+impl<'a> FileSource<'a> {
+    fn new(file: &'a dyn File, at: u64, most: usize) -> FileSource<'a> {
+        FileSource { file, next: at, bytes: Vec::new(), used: 0, most }
     }
 
     /// Makes `count` bytes available. Returns `false` if the file ends before.
@@ -174,40 +174,40 @@ impl<'a> Source<'a> {
 }
 
 /// Records in order, each verified.
-struct Records<'a> {
-    source: Source<'a>,
-    sums: &'a Sums,
+struct RecordReader<'a> {
+    source: FileSource<'a>,
+    sums: &'a ImageSums,
     at: u64,
     bytes: Vec<u8>,
 }
 
-struct Found<'a> {
-    record: Record,
+struct ImageScan<'a> {
+    record: ImageRecord,
     sum: [u8; SUM_BYTES],
     payload: &'a [u8],
 }
 
-impl<'a> Records<'a> {
-    fn new(file: &'a dyn File, sums: &'a Sums, at: u64) -> Records<'a> {
-        Records { source: Source::new(file, at, READ_BYTES), sums, at, bytes: Vec::new() }
+impl<'a> RecordReader<'a> {
+    fn new(file: &'a dyn File, sums: &'a ImageSums, at: u64) -> RecordReader<'a> {
+        RecordReader { source: FileSource::new(file, at, READ_BYTES), sums, at, bytes: Vec::new() }
     }
 
     /// Returns the next record; `None` if it is not intact, or at the end of the file.
-    fn next(&mut self) -> Result<Option<Found<'_>>, ImageError> {
+    fn next(&mut self) -> Result<Option<ImageScan<'_>>, ImageError> {
         self.bytes.resize(RECORD_BYTES, 0);
         if !self.source.read(&mut self.bytes)? {
             return Ok(None);
         }
-        let Some(record) = Record::parse(&self.bytes) else { return Ok(None) };
+        let Some(record) = ImageRecord::parse(&self.bytes) else { return Ok(None) };
         self.bytes.resize(record.bytes(), 0);
         if !self.source.read(&mut self.bytes[RECORD_BYTES..])? {
             return Ok(None);
         }
-        let sum = Record::checksum(self.sums, self.at, &self.bytes, record.payload_len);
+        let sum = ImageRecord::checksum(self.sums, self.at, &self.bytes, record.payload_len);
         let Some(sum) = sum else { return Ok(None) };
         self.at += record.bytes() as u64;
         let payload = &self.bytes[RECORD_BYTES..][..record.payload_len];
-        Ok(Some(Found { record, sum, payload }))
+        Ok(Some(ImageScan { record, sum, payload }))
     }
 
     /// Skips to the begin of the next group.
@@ -227,9 +227,9 @@ impl<'a> Records<'a> {
 ///
 /// # Errors
 /// A byte before that is damaged: a group that was acknowledged can't be read.
-fn scan(file: &dyn File, head: &Head) -> Result<Extent, ImageError> {
+fn scan(file: &dyn File, head: &ImageHead) -> Result<ImageExtent, ImageError> {
     let (start, sums) = (head.start, &head.sums);
-    let mut extent = Extent {
+    let mut extent = ImageExtent {
         start,
         first_end: start,
         end: start,
@@ -237,7 +237,7 @@ fn scan(file: &dyn File, head: &Head) -> Result<Extent, ImageError> {
         groups: 0,
         is_acknowledged: false,
     };
-    let mut records = Records::new(file, sums, start);
+    let mut records = RecordReader::new(file, sums, start);
     let is_old = sums.random.is_none();
     let read_group = if is_old { read_old_group } else { read_group };
     while read_group(&mut records, extent.groups)? {
@@ -255,22 +255,22 @@ fn scan(file: &dyn File, head: &Head) -> Result<Extent, ImageError> {
     if is_followed {
         return Err(ImageError::Damaged(records.at));
     }
-    let next = Records::new(file, sums, extent.end).next()?.map(|found| found.record);
-    extent.is_acknowledged = next == Some(Record::begin(extent.groups));
+    let next = RecordReader::new(file, sums, extent.end).next()?.map(|found| found.record);
+    extent.is_acknowledged = next == Some(ImageRecord::begin(extent.groups));
     Ok(extent)
 }
 
 /// Returns whether the next group is complete: from its begin to its end, with the right hash.
-fn read_group(records: &mut Records, number: u64) -> Result<bool, ImageError> {
+fn read_group(records: &mut RecordReader, number: u64) -> Result<bool, ImageError> {
     let mut hash = GroupHash::default();
     let mut is_first = true;
     while let Some(found) = records.next()? {
-        let is_begin = found.record.what == What::Begin;
+        let is_begin = found.record.what == RecordKind::Begin;
         if is_begin != is_first {
             return Ok(false);
         }
         let is_own = found.record.offset == number;
-        if found.record.what == What::End {
+        if found.record.what == RecordKind::End {
             return Ok(is_own && *found.payload == hash.0);
         }
         if is_begin && !is_own {
@@ -284,8 +284,12 @@ fn read_group(records: &mut Records, number: u64) -> Result<bool, ImageError> {
 
 /// Returns whether the begin of a later group follows the end. It is written when the group before
 /// it is on disk.
-fn is_followed(file: &dyn File, sums: &Sums, extent: &Extent) -> Result<bool, ImageError> {
-    let mut records = Records::new(file, sums, extent.end);
+fn is_followed(
+    file: &dyn File,
+    sums: &ImageSums,
+    extent: &ImageExtent,
+) -> Result<bool, ImageError> {
+    let mut records = RecordReader::new(file, sums, extent.end);
     let mut at = extent.end;
     let mut window = [0; RECORD_BYTES];
     loop {
@@ -294,9 +298,9 @@ fn is_followed(file: &dyn File, sums: &Sums, extent: &Extent) -> Result<bool, Im
         if !records.source.read(&mut window)? {
             return Ok(false);
         }
-        let is_later = |r: Record| r.what == What::Begin && r.offset > extent.groups;
-        if Record::parse(&window).is_some_and(is_later)
-            && Record::checksum(sums, at, &window, 0).is_some()
+        let is_later = |r: ImageRecord| r.what == RecordKind::Begin && r.offset > extent.groups;
+        if ImageRecord::parse(&window).is_some_and(is_later)
+            && ImageRecord::checksum(sums, at, &window, 0).is_some()
         {
             return Ok(true);
         }
@@ -304,9 +308,9 @@ fn is_followed(file: &dyn File, sums: &Sums, extent: &Extent) -> Result<bool, Im
 }
 
 /// Returns whether the next group of version 1 has an end.
-fn read_old_group(records: &mut Records, number: u64) -> Result<bool, ImageError> {
-    while let Some(Found { record, .. }) = records.next()? {
-        if record.what == What::End {
+fn read_old_group(records: &mut RecordReader, number: u64) -> Result<bool, ImageError> {
+    while let Some(ImageScan { record, .. }) = records.next()? {
+        if record.what == RecordKind::End {
             return if record.offset == number {
                 Ok(true)
             } else {
@@ -319,16 +323,21 @@ fn read_old_group(records: &mut Records, number: u64) -> Result<bool, ImageError
 
 /// Returns whether the end of this or a later group of version 1 lies anywhere after `at`. It was
 /// written when everything before it was on disk.
-fn has_end_after(file: &dyn File, sums: &Sums, at: u64, next: u64) -> Result<bool, ImageError> {
-    let mut source = Source::new(file, at, READ_BYTES);
+fn has_end_after(
+    file: &dyn File,
+    sums: &ImageSums,
+    at: u64,
+    next: u64,
+) -> Result<bool, ImageError> {
+    let mut source = FileSource::new(file, at, READ_BYTES);
     let mut window = [0; RECORD_BYTES];
     if !source.read(&mut window)? {
         return Ok(false);
     }
     loop {
-        let is_end = Record::parse(&window)
-            .is_some_and(|r| r.what == What::End && r.offset >= next && r.payload_len == 0);
-        if is_end && Record::checksum(sums, at, &window, 0).is_some() {
+        let is_end = ImageRecord::parse(&window)
+            .is_some_and(|r| r.what == RecordKind::End && r.offset >= next && r.payload_len == 0);
+        if is_end && ImageRecord::checksum(sums, at, &window, 0).is_some() {
             return Ok(true);
         }
         window.copy_within(UNIT.., 0);
@@ -340,14 +349,14 @@ fn has_end_after(file: &dyn File, sums: &Sums, at: u64, next: u64) -> Result<boo
 
 fn put(
     device: &Device,
-    io: &mut Io,
+    io: &mut DeviceIo,
     block: &mut PageBuffer,
-    record: &Record,
+    record: &ImageRecord,
     payload: &[u8],
 ) -> Result<(), IoError> {
     match record.what {
-        What::Zeros(zeros) => device.zero(io, record.offset, record.len, zeros),
-        What::Object { order, fields } => {
+        RecordKind::Zeros(zeros) => device.zero(io, record.offset, record.len, zeros),
+        RecordKind::Object { order, fields } => {
             if block.len() < order.bytes() {
                 *block = PageBuffer::new(order);
             }
@@ -357,6 +366,6 @@ fn put(
             let len = order.bytes().min(device.size().saturating_sub(record.offset) as usize);
             device.write(io, record.offset, &bytes[..len])
         }
-        What::Begin | What::End => Ok(()),
+        RecordKind::Begin | RecordKind::End => Ok(()),
     }
 }

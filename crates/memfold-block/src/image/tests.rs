@@ -1,8 +1,8 @@
 //! Images: acknowledged data is restored, whatever is cut off or damaged, and nothing else counts.
-use super::format::{self, RECORD_BYTES, Record, Sums, What};
+use super::format::{self, ImageRecord, ImageSums, RECORD_BYTES, RecordKind};
 use super::*;
 use crate::device::tests::{spill_settings, spilling};
-use crate::device::{Backing, Device, Settings, Status, Zeros};
+use crate::device::{Device, DeviceMemory, MemorySettings, RangeStatus, ZeroPolicy};
 use memfold_sys::units::Order;
 use memfold_testkit::fill::fill;
 use memfold_testkit::mutations::feed;
@@ -20,10 +20,10 @@ fn devices(order: u8, limit_bytes: u64) -> Vec<Arc<Device>> {
     vec![Device::new(&backing, SIZE).unwrap(), Device::new(&backing, 1 << 20).unwrap()]
 }
 
-fn entries() -> Vec<Entry> {
+fn entries() -> Vec<DeviceEntry> {
     vec![
-        Entry { name: String::new(), size: SIZE },
-        Entry { name: "other".to_string(), size: 1 << 20 },
+        DeviceEntry { name: String::new(), size: SIZE },
+        DeviceEntry { name: "other".to_string(), size: 1 << 20 },
     ]
 }
 
@@ -33,8 +33,8 @@ fn read(device: &Device) -> Vec<u8> {
     bytes
 }
 
-fn status(device: &Device) -> Vec<(u64, Status)> {
-    let mut runs: Vec<(u64, Status)> = Vec::new();
+fn status(device: &Device) -> Vec<(u64, RangeStatus)> {
+    let mut runs: Vec<(u64, RangeStatus)> = Vec::new();
     let each = |len, status| {
         match runs.last_mut() {
             Some(last) if last.1 == status => last.0 += len,
@@ -56,11 +56,11 @@ fn change(device: &Device, wanted: &mut [u8], random: &mut Random) {
         match random.below(6) {
             0 => {
                 wanted[at..at + len].fill(0);
-                device.zero(&mut io, at as u64, len as u64, Zeros::Hole).unwrap();
+                device.zero(&mut io, at as u64, len as u64, ZeroPolicy::Hole).unwrap();
             }
             1 => {
                 wanted[at..at + len].fill(0);
-                device.zero(&mut io, at as u64, len as u64, Zeros::Written).unwrap();
+                device.zero(&mut io, at as u64, len as u64, ZeroPolicy::Written).unwrap();
             }
             _ => {
                 fill(random, &mut wanted[at..at + len]);
@@ -71,22 +71,22 @@ fn change(device: &Device, wanted: &mut [u8], random: &mut Random) {
 }
 
 /// Opens the image's devices in new memory, with blocks of `order`.
-fn open(path: &Path, order: u8) -> Result<(Vec<Arc<Device>>, Journal), ImageError> {
-    let place = Place::open(path)?;
-    let image = Journal::look(&place)?.expect("it is there");
+fn open(path: &Path, order: u8) -> Result<(Vec<Arc<Device>>, ImageJournal), ImageError> {
+    let place = ImagePlace::open(path)?;
+    let image = ImageJournal::look(&place)?.expect("it is there");
     assert_eq!(image.entries(), entries());
     let devices = devices(order, 0);
     image.restore(&devices)?;
-    let journal = Journal::resume(place, image, &devices)?;
+    let journal = ImageJournal::resume(place, image, &devices)?;
     Ok((devices, journal))
 }
 
-fn create(path: &Path, devices: &[Arc<Device>]) -> Journal {
-    Journal::create(Place::open(path).unwrap(), &entries(), devices).unwrap()
+fn create(path: &Path, devices: &[Arc<Device>]) -> ImageJournal {
+    ImageJournal::create(ImagePlace::open(path).unwrap(), &entries(), devices).unwrap()
 }
 
-fn load(path: &Path) -> Image {
-    Image::open(&Place::open(path).unwrap()).unwrap().expect("it is there")
+fn load(path: &Path) -> VerifiedImage {
+    VerifiedImage::open(&ImagePlace::open(path).unwrap()).unwrap().expect("it is there")
 }
 
 #[test]
@@ -100,11 +100,11 @@ fn image_restores_bytes_and_holes_also_after_writeback() {
                 .zip(&mut wanted)
                 .for_each(|(device, wanted)| change(device, wanted, &mut random));
             if turn == 3 {
-                all[0].backing().write_back(crate::device::Pick::All).unwrap();
+                all[0].backing().write_back(crate::device::ObjectPick::All).unwrap();
             }
         }
         let path = scratch.0.join("image");
-        save(&Place::open(&path).unwrap(), &entries(), &all).unwrap();
+        save(&ImagePlace::open(&path).unwrap(), &entries(), &all).unwrap();
         assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 1, "nothing else stays behind");
         // Blocks of another size work as well.
         for order in [order, 2] {
@@ -253,8 +253,8 @@ fn bytes_that_look_like_records_count_nowhere_else() {
     for at in (0..noise.len() - 8192).step_by(8192) {
         noise[at..at + RECORD_BYTES].copy_from_slice(&first[end as usize - 4096..][..RECORD_BYTES]);
         let mut ends = Vec::new();
-        let old = Record { payload_len: 0, ..Record::end(at as u64 / 8192) };
-        old.put(&Sums { random: None }, 0, &[], &mut ends);
+        let old = ImageRecord { payload_len: 0, ..ImageRecord::end(at as u64 / 8192) };
+        old.put(&ImageSums { random: None }, 0, &[], &mut ends);
         noise[at + 4096..at + 4096 + RECORD_BYTES].copy_from_slice(&ends);
     }
     all[1].write(&mut all[1].io(), 0, &noise).unwrap();
@@ -279,13 +279,14 @@ fn image_of_the_old_version_opens_and_is_new_after_a_change() {
     let old = &old[..old.len() - 2 * RECORD_BYTES - format::UNIT];
     fs::write(&path, old).unwrap();
     let open = || {
-        let place = Place::open(&path).unwrap();
-        let image = Journal::look(&place).unwrap().expect("it is there");
-        let backing = Backing::new(&Settings { pools: 1, ..Settings::default() }).unwrap();
-        let new = |entry: &Entry| Device::new(&backing, entry.size).unwrap();
+        let place = ImagePlace::open(&path).unwrap();
+        let image = ImageJournal::look(&place).unwrap().expect("it is there");
+        let backing =
+            DeviceMemory::new(&MemorySettings { pools: 1, ..MemorySettings::default() }).unwrap();
+        let new = |entry: &DeviceEntry| Device::new(&backing, entry.size).unwrap();
         let devices: Vec<_> = image.entries().iter().map(new).collect();
         image.restore(&devices).unwrap();
-        (Journal::resume(place, image, &devices).unwrap(), devices)
+        (ImageJournal::resume(place, image, &devices).unwrap(), devices)
     };
     let (journal, devices) = open();
     let mut held = read(&devices[0]);
@@ -361,8 +362,8 @@ fn image_grown_far_is_rewritten_with_equal_content() {
     );
     assert_eq!(fs::metadata(&path).unwrap().len(), journal.bytes() + RECORD_BYTES as u64);
     // The image that replaced it is in use, too.
-    let place = Place::open(&path).unwrap();
-    assert_eq!(Journal::look(&place).err(), Some(ImageError::InUse));
+    let place = ImagePlace::open(&path).unwrap();
+    assert_eq!(ImageJournal::look(&place).err(), Some(ImageError::InUse));
     drop(journal);
     let (back, _) = open(&path, 2).unwrap();
     assert!(read(&back[0])[..bytes.len()] == bytes);
@@ -373,41 +374,45 @@ fn what_does_not_fit_the_limit_is_said() {
     let (scratch, all) = (Scratch::new(), devices(2, 0));
     let path = scratch.0.join("image");
     let noise = Random::new(54).noise(2 << 20);
-    let backing =
-        Backing::new(&Settings { limit_bytes: 8 << 20, pools: 1, ..Settings::default() }).unwrap();
+    let backing = DeviceMemory::new(&MemorySettings {
+        limit_bytes: 8 << 20,
+        pools: 1,
+        ..MemorySettings::default()
+    })
+    .unwrap();
     let own = [Device::new(&backing, 32 << 20).unwrap()];
-    let big = Backing::new(&Settings { pools: 1, ..Settings::default() }).unwrap();
+    let big = DeviceMemory::new(&MemorySettings { pools: 1, ..MemorySettings::default() }).unwrap();
     let large = [Device::new(&big, 32 << 20).unwrap()];
     for at in 0..8 {
         large[0].write(&mut large[0].io(), at << 21, &noise).unwrap();
     }
-    let entries = [Entry { name: String::new(), size: 32 << 20 }];
-    save(&Place::open(&path).unwrap(), &entries, &large).unwrap();
+    let entries = [DeviceEntry { name: String::new(), size: 32 << 20 }];
+    save(&ImagePlace::open(&path).unwrap(), &entries, &large).unwrap();
     assert_eq!(load(&path).restore(&own), Err(ImageError::NoSpace));
     drop(all);
 }
 
 #[test]
 fn records_come_back_and_say_what_they_cover() {
-    let piece = crate::device::Piece::Object {
+    let piece = crate::device::DirtyPiece::Object {
         offset: 4096,
         order: Order::new(2).unwrap(),
         fields: 77,
         payload: b"abc",
     };
-    let record = Record::of(3, &piece);
-    let sums = Sums { random: Some([9; 16]) };
+    let record = ImageRecord::of(3, &piece);
+    let sums = ImageSums { random: Some([9; 16]) };
     let mut bytes = Vec::new();
     let sum = record.put(&sums, 4096, b"abc", &mut bytes);
     assert_eq!(bytes.len(), RECORD_BYTES + format::UNIT);
-    assert_eq!(Record::parse(&bytes), Some(record));
-    assert_eq!(Record::checksum(&sums, 4096, &bytes, 3), Some(sum));
+    assert_eq!(ImageRecord::parse(&bytes), Some(record));
+    assert_eq!(ImageRecord::checksum(&sums, 4096, &bytes, 3), Some(sum));
     // At another position, or in another image, it is not a record.
-    assert_eq!(Record::checksum(&sums, 8192, &bytes, 3), None);
-    assert_eq!(Record::checksum(&Sums { random: Some([8; 16]) }, 4096, &bytes, 3), None);
-    assert_eq!(record.what, What::Object { order: Order::new(2).unwrap(), fields: 77 });
+    assert_eq!(ImageRecord::checksum(&sums, 8192, &bytes, 3), None);
+    assert_eq!(ImageRecord::checksum(&ImageSums { random: Some([8; 16]) }, 4096, &bytes, 3), None);
+    assert_eq!(record.what, RecordKind::Object { order: Order::new(2).unwrap(), fields: 77 });
     bytes[RECORD_BYTES] ^= 1;
-    assert_eq!(Record::checksum(&sums, 4096, &bytes, 3), None);
+    assert_eq!(ImageRecord::checksum(&sums, 4096, &bytes, 3), None);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Writes records at the end of an image, a group at a time.
 use super::format::{
-    self, Entry, GROUP_UNIT, GroupHash, ImageError, Record, SUM_BYTES, Sums, UNIT,
+    self, DeviceEntry, GROUP_UNIT, GroupHash, ImageError, ImageRecord, ImageSums, SUM_BYTES, UNIT,
 };
-use crate::device::{Device, IoError, Piece, Which, Zeros};
+use crate::device::{BlockChoice, Device, DirtyPiece, IoError, ZeroPolicy};
 use memfold_swap::disk::durable::File;
 use memfold_sys::Errno;
 use memfold_sys::random;
@@ -13,7 +13,7 @@ const GATHER_BYTES: usize = 1 << 20;
 
 /// Which blocks of its devices a group holds.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Content {
+pub enum GroupContent {
     /// Changes, which are then in progress.
     Changed,
     /// Everything; changes are then in progress.
@@ -24,55 +24,60 @@ pub enum Content {
 
 /// Why a group was not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failed {
+pub enum GroupFailure {
     /// A device could not be read.
     Device(IoError),
     /// The file could not be written.
     File(Errno),
 }
 
-impl From<IoError> for Failed {
-    fn from(error: IoError) -> Failed {
-        Failed::Device(error)
+impl From<IoError> for GroupFailure {
+    fn from(error: IoError) -> GroupFailure {
+        GroupFailure::Device(error)
     }
 }
 
-impl From<Errno> for Failed {
-    fn from(error: Errno) -> Failed {
-        Failed::File(error)
+impl From<Errno> for GroupFailure {
+    fn from(error: Errno) -> GroupFailure {
+        GroupFailure::File(error)
     }
 }
 
-impl From<Failed> for ImageError {
-    fn from(failed: Failed) -> ImageError {
+impl From<GroupFailure> for ImageError {
+    fn from(failed: GroupFailure) -> ImageError {
         match failed {
-            Failed::Device(error) => error.into(),
-            Failed::File(error) => error.into(),
+            GroupFailure::Device(error) => error.into(),
+            GroupFailure::File(error) => error.into(),
         }
     }
 }
 
 /// Gathers records and writes them at the end of a file.
-pub struct Writer {
+pub struct ImageWriter {
     /// The file. A new one becomes the image with its name.
     pub file: Box<dyn File>,
     /// Position of the next group. Everything before is on disk and never written again.
     pub end: u64,
-    sums: Sums,
+    sums: ImageSums,
     /// Position of the gathered records.
     at: u64,
     gathered: Vec<u8>,
     hash: GroupHash,
     payload: Vec<u8>,
     /// Zeros of an export that may still continue.
-    zeros: Option<(u32, u64, u64, Zeros)>,
+    zeros: Option<(u32, u64, u64, ZeroPolicy)>,
 }
 
-impl Writer {
+impl ImageWriter {
     /// Makes a writer that continues at `end`.
-    pub fn new(file: Box<dyn File>, sums: Sums, end: u64, devices: &[Arc<Device>]) -> Writer {
+    pub fn new(
+        file: Box<dyn File>,
+        sums: ImageSums,
+        end: u64,
+        devices: &[Arc<Device>],
+    ) -> ImageWriter {
         let most = devices.iter().map(|device| device.payload_max()).max().unwrap_or(0);
-        Writer {
+        ImageWriter {
             file,
             end,
             sums,
@@ -87,16 +92,16 @@ impl Writer {
     /// Writes a whole image of devices to an empty file, and waits until it is on disk.
     ///
     /// # Errors
-    /// [`Failed`]; the file holds a part of it then.
+    /// [`GroupFailure`]; the file holds a part of it then.
     pub fn begin(
         file: Box<dyn File>,
-        entries: &[Entry],
+        entries: &[DeviceEntry],
         devices: &[Arc<Device>],
-        content: Content,
-    ) -> Result<Writer, Failed> {
+        content: GroupContent,
+    ) -> Result<ImageWriter, GroupFailure> {
         let mut number = [0; SUM_BYTES];
         random::fill(&mut number)?;
-        let mut writer = Writer::new(file, Sums { random: Some(number) }, 0, devices);
+        let mut writer = ImageWriter::new(file, ImageSums { random: Some(number) }, 0, devices);
         writer.gathered.extend(format::head(entries, number));
         writer.write()?;
         writer.end = writer.at;
@@ -108,13 +113,13 @@ impl Writer {
     /// nothing was written.
     ///
     /// # Errors
-    /// [`Failed`]: nothing of it counts, and the next group takes its place.
+    /// [`GroupFailure`]: nothing of it counts, and the next group takes its place.
     pub fn put_group(
         &mut self,
         number: u64,
         devices: &[Arc<Device>],
-        content: Content,
-    ) -> Result<bool, Failed> {
+        content: GroupContent,
+    ) -> Result<bool, GroupFailure> {
         let done = self.try_group(number, devices, content);
         match done {
             Ok(true) => {
@@ -122,7 +127,7 @@ impl Writer {
                 self.mark_acknowledged(number);
             }
             Ok(false) => {}
-            Err(_) if content == Content::Changed => {
+            Err(_) if content == GroupContent::Changed => {
                 // This only frees space; the data there does not count anyway.
                 let _ = self.file.set_len(self.end);
             }
@@ -135,18 +140,19 @@ impl Writer {
         &mut self,
         number: u64,
         devices: &[Arc<Device>],
-        content: Content,
-    ) -> Result<bool, Failed> {
+        content: GroupContent,
+    ) -> Result<bool, GroupFailure> {
         self.gathered.clear();
         (self.at, self.hash, self.zeros) = (self.end, GroupHash::default(), None);
-        self.put_record(&Record::begin(number), &[]);
+        self.put_record(&ImageRecord::begin(number), &[]);
         self.put_devices(devices, content)?;
-        let is_empty = self.at == self.end && self.gathered.len() == Record::begin(number).bytes();
-        if is_empty && content == Content::Changed {
+        let is_empty =
+            self.at == self.end && self.gathered.len() == ImageRecord::begin(number).bytes();
+        if is_empty && content == GroupContent::Changed {
             return Ok(false);
         }
         let GroupHash(hash) = self.hash;
-        self.put_record(&Record::end(number), &hash);
+        self.put_record(&ImageRecord::end(number), &hash);
         let end = (self.at + self.gathered.len() as u64).next_multiple_of(GROUP_UNIT);
         self.gathered.resize((end - self.at) as usize, 0);
         self.write()?;
@@ -158,20 +164,24 @@ impl Writer {
     /// again with that group. If this fails, damage to this group may look like a power cut.
     pub fn mark_acknowledged(&mut self, number: u64) {
         self.gathered.clear();
-        Record::begin(number + 1).put(&self.sums, self.end, &[], &mut self.gathered);
+        ImageRecord::begin(number + 1).put(&self.sums, self.end, &[], &mut self.gathered);
         let _ = self.file.write(self.end, &self.gathered);
         self.gathered.clear();
     }
 
-    fn put_devices(&mut self, devices: &[Arc<Device>], content: Content) -> Result<(), Failed> {
+    fn put_devices(
+        &mut self,
+        devices: &[Arc<Device>],
+        content: GroupContent,
+    ) -> Result<(), GroupFailure> {
         for (export, device) in (0..).zip(devices) {
             let mut payload = std::mem::take(&mut self.payload);
             let each =
                 |block| device.describe(block, &mut payload, |piece| self.put(export, &piece));
             let done = match content {
-                Content::Changed => device.each_changed(Which::Changed, each),
-                Content::All => device.each_changed(Which::All, each),
-                Content::Copy => device.each_written(each),
+                GroupContent::Changed => device.each_changed(BlockChoice::Changed, each),
+                GroupContent::All => device.each_changed(BlockChoice::All, each),
+                GroupContent::Copy => device.each_written(each),
             };
             self.payload = payload;
             done?;
@@ -179,9 +189,9 @@ impl Writer {
         self.put_zeros()
     }
 
-    fn put(&mut self, export: u32, piece: &Piece) -> Result<(), Failed> {
+    fn put(&mut self, export: u32, piece: &DirtyPiece) -> Result<(), GroupFailure> {
         match *piece {
-            Piece::Zeros { offset, len, zeros } => match &mut self.zeros {
+            DirtyPiece::Zeros { offset, len, zeros } => match &mut self.zeros {
                 Some((of, start, so_far, kind))
                     if *of == export && *kind == zeros && *start + *so_far == offset =>
                 {
@@ -194,32 +204,32 @@ impl Writer {
                     Ok(())
                 }
             },
-            Piece::Object { payload, .. } => {
+            DirtyPiece::Object { payload, .. } => {
                 self.put_zeros()?;
-                self.put_record(&Record::of(export, piece), payload);
+                self.put_record(&ImageRecord::of(export, piece), payload);
                 self.write_some()
             }
         }
     }
 
-    fn put_zeros(&mut self) -> Result<(), Failed> {
+    fn put_zeros(&mut self) -> Result<(), GroupFailure> {
         let Some((export, offset, len, zeros)) = self.zeros.take() else { return Ok(()) };
-        self.put_record(&Record::of(export, &Piece::Zeros { offset, len, zeros }), &[]);
+        self.put_record(&ImageRecord::of(export, &DirtyPiece::Zeros { offset, len, zeros }), &[]);
         self.write_some()
     }
 
-    fn put_record(&mut self, record: &Record, payload: &[u8]) {
+    fn put_record(&mut self, record: &ImageRecord, payload: &[u8]) {
         let at = self.at + self.gathered.len() as u64;
         debug_assert!(at.is_multiple_of(UNIT as u64));
         let sum = record.put(&self.sums, at, payload, &mut self.gathered);
         self.hash.add(sum);
     }
 
-    fn write_some(&mut self) -> Result<(), Failed> {
+    fn write_some(&mut self) -> Result<(), GroupFailure> {
         if self.gathered.len() < GATHER_BYTES { Ok(()) } else { self.write() }
     }
 
-    fn write(&mut self) -> Result<(), Failed> {
+    fn write(&mut self) -> Result<(), GroupFailure> {
         let mut left = &self.gathered[..];
         while !left.is_empty() {
             match self.file.write(self.at, left)? {

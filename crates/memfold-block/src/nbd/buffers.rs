@@ -1,6 +1,6 @@
 //! Buffers of a connection, allocated once. They read many requests, and send many replies, at a
 //! time.
-use super::wire::{Head, REQUEST_BYTES};
+use super::wire::{REQUEST_BYTES, ReplyHead};
 use memfold_sys::page::PageBuffer;
 use memfold_sys::units::PAGE_SIZE;
 use std::io::{self, IoSlice, Read, Write};
@@ -14,16 +14,16 @@ const OUTPUT_BYTES: usize = 512 << 10;
 const REPLIES_MAX: usize = 64;
 
 /// Bytes that were received and are not used yet.
-pub struct Input {
+pub struct ReadBuffer {
     bytes: PageBuffer,
     used: usize,
     end: usize,
 }
 
-impl Input {
+impl ReadBuffer {
     /// Makes an empty one, with room for a block of so many bytes and more.
-    pub fn new(block_bytes: usize) -> Input {
-        Input {
+    pub fn new(block_bytes: usize) -> ReadBuffer {
+        ReadBuffer {
             bytes: PageBuffer::of_pages(INPUT_BYTES.max(2 * block_bytes) / PAGE_SIZE),
             used: 0,
             end: 0,
@@ -35,7 +35,7 @@ impl Input {
         &self.bytes.bytes()[self.used..self.end]
     }
 
-    /// Returns the most that [`Input::fill`] can provide.
+    /// Returns the most that [`ReadBuffer::fill`] can provide.
     pub fn room(&self) -> usize {
         self.bytes.len() - PAGE_SIZE
     }
@@ -53,7 +53,7 @@ impl Input {
     /// The connection's.
     ///
     /// # Panics
-    /// If `count` is above [`Input::room`].
+    /// If `count` is above [`ReadBuffer::room`].
     pub fn fill(&mut self, link: &mut impl Read, count: usize) -> io::Result<bool> {
         assert!(count <= self.room());
         if self.used == self.end {
@@ -79,8 +79,8 @@ impl Input {
 }
 
 /// Replies that are not sent yet.
-pub struct Output {
-    heads: [Head; REPLIES_MAX],
+pub struct ReplyBuffer {
+    heads: [ReplyHead; REPLIES_MAX],
     /// Position of each reply's data.
     parts: [Range<usize>; REPLIES_MAX],
     count: usize,
@@ -88,11 +88,11 @@ pub struct Output {
     used: usize,
 }
 
-impl Output {
+impl ReplyBuffer {
     /// Makes an empty one, with room for a block of so many bytes.
-    pub fn new(block_bytes: usize) -> Output {
-        Output {
-            heads: [Head::EMPTY; REPLIES_MAX],
+    pub fn new(block_bytes: usize) -> ReplyBuffer {
+        ReplyBuffer {
+            heads: [ReplyHead::EMPTY; REPLIES_MAX],
             parts: [const { 0..0 }; REPLIES_MAX],
             count: 0,
             data: PageBuffer::of_pages(OUTPUT_BYTES.max(block_bytes) / PAGE_SIZE),
@@ -116,11 +116,11 @@ impl Output {
         self.count < REPLIES_MAX
     }
 
-    /// Adds a reply, with the last `len` bytes written to [`Output::data`].
+    /// Adds a reply, with the last `len` bytes written to [`ReplyBuffer::data`].
     ///
     /// # Panics
     /// If there is no room.
-    pub fn push(&mut self, head: Head, len: usize) {
+    pub fn push(&mut self, head: ReplyHead, len: usize) {
         self.heads[self.count] = head;
         self.parts[self.count] = self.used..self.used + len;
         self.count += 1;

@@ -1,9 +1,9 @@
 //! A simple client for tests: one request at a time, every byte of the answer verified.
-use super::wire::{self, Request, chunk, command, option, reply};
+use super::wire::{self, NbdRequest, chunk, command, option, reply};
 use std::io::{self, Read, Write};
 
 /// A connection to a server.
-pub struct Client<L> {
+pub struct NbdClient<L> {
     pub link: L,
     pub structured: bool,
     cookie: u64,
@@ -11,7 +11,7 @@ pub struct Client<L> {
 
 /// The result of a read or a block status.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct NbdAnswer {
     /// The protocol's number of the error, 0 for none.
     pub error: u32,
     pub data: Vec<u8>,
@@ -22,16 +22,16 @@ pub struct Answer {
     pub runs: Vec<(u32, u32)>,
 }
 
-impl<L: Read + Write> Client<L> {
+impl<L: Read + Write> NbdClient<L> {
     /// Reads the greeting.
-    pub fn greet(mut link: L) -> io::Result<Client<L>> {
+    pub fn greet(mut link: L) -> io::Result<NbdClient<L>> {
         let mut hello = [0; 18];
         link.read_exact(&mut hello)?;
         assert_eq!(hello[..8], wire::GREETING_MAGIC.to_be_bytes());
         assert_eq!(hello[8..16], wire::OPTION_MAGIC.to_be_bytes());
         assert_eq!(hello[16..], [0, 3]);
         link.write_all(&3u32.to_be_bytes())?;
-        Ok(Client { link, structured: false, cookie: 0 })
+        Ok(NbdClient { link, structured: false, cookie: 0 })
     }
 
     pub fn send_option(&mut self, number: u32, data: &[u8]) -> io::Result<()> {
@@ -84,7 +84,7 @@ impl<L: Read + Write> Client<L> {
         payload: &[u8],
     ) -> io::Result<()> {
         self.cookie += 1;
-        let request = Request { flags, command, cookie: self.cookie.to_be_bytes(), offset, len };
+        let request = NbdRequest { flags, command, cookie: self.cookie.to_be_bytes(), offset, len };
         self.link.write_all(&[request.bytes(), payload.to_vec()].concat())
     }
 
@@ -95,14 +95,14 @@ impl<L: Read + Write> Client<L> {
         offset: u64,
         len: u32,
         payload: &[u8],
-    ) -> io::Result<Answer> {
+    ) -> io::Result<NbdAnswer> {
         self.send(command, flags, offset, len, payload)?;
         self.receive(command, offset, len)
     }
 
     /// Reads the answer to the last request.
-    pub fn receive(&mut self, command: u16, offset: u64, len: u32) -> io::Result<Answer> {
-        let mut answer = Answer::default();
+    pub fn receive(&mut self, command: u16, offset: u64, len: u32) -> io::Result<NbdAnswer> {
+        let mut answer = NbdAnswer::default();
         if command == command::READ {
             answer.data = vec![0xa5; len as usize];
         }

@@ -3,9 +3,9 @@
 //!
 //! `fuzz/` in the root runs them with libFuzzer. `tests_fuzz.rs` runs them on some thousand
 //! mutations in every test run.
-use super::negotiate::{self, Agreed, Outcome, Security};
-use super::session::Session;
-use crate::device::{Backing, Device, Settings, Zeros};
+use super::negotiate::{self, AgreedOptions, NegotiationEnd, TlsPolicy};
+use super::session::NbdSession;
+use crate::device::{Device, DeviceMemory, MemorySettings, ZeroPolicy};
 use crate::export::Export;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -48,13 +48,14 @@ impl Write for Link<'_> {
 }
 
 fn exports() -> Vec<Arc<Export>> {
-    let backing = Backing::new(&Settings { pools: 1, ..Settings::default() }).expect("defaults");
+    let backing = DeviceMemory::new(&MemorySettings { pools: 1, ..MemorySettings::default() })
+        .expect("defaults");
     let secret = Device::new(&backing, 32 << 10).expect("small");
     secret.write(&mut secret.io(), 0, &SECRET.repeat(2048)).expect("no limit");
     let own = Device::new(&backing, SIZE).expect("small");
     // The secret is removed, because it must not be sent later.
     own.write(&mut own.io(), 4096, &SECRET.repeat(2048)).expect("no limit");
-    own.zero(&mut own.io(), 0, SIZE, Zeros::Hole).expect("no limit");
+    own.zero(&mut own.io(), 0, SIZE, ZeroPolicy::Hole).expect("no limit");
     vec![
         Arc::new(Export::new("", own, false, 512)),
         Arc::new(Export::new("secret", secret, true, 512)),
@@ -77,11 +78,11 @@ pub fn session(data: &[u8]) {
     let mut link = Link { from: data, sent: 0, tail: Vec::new(), leaked: false };
     let mut chosen = None;
     if let Ok(no_zeroes) = negotiate::greet(&mut link)
-        && let Ok(Outcome::Transmit(agreed)) =
-            negotiate::negotiate(&mut link, &exports, Security::Offered, no_zeroes)
+        && let Ok(NegotiationEnd::Transmit(agreed)) =
+            negotiate::negotiate(&mut link, &exports, TlsPolicy::Offered, no_zeroes)
     {
         chosen = Some(agreed.export.name().to_string());
-        let _ = Session::new(&mut link, &agreed).run();
+        let _ = NbdSession::new(&mut link, &agreed).run();
     }
     check(&exports, &link, data.len(), chosen.as_deref());
 }
@@ -90,21 +91,21 @@ pub fn session(data: &[u8]) {
 pub fn requests(data: &[u8]) {
     let [agreed, data @ ..] = data else { return };
     let exports = exports();
-    let agreed = Agreed {
+    let agreed = AgreedOptions {
         export: exports[0].clone(),
         structured: agreed & 1 != 0,
         allocation: agreed & 3 == 3,
     };
     let mut link = Link { from: data, sent: 0, tail: Vec::new(), leaked: false };
-    let _ = Session::new(&mut link, &agreed).run();
+    let _ = NbdSession::new(&mut link, &agreed).run();
     check(&exports, &link, data.len(), Some(""));
 }
 
 /// Returns valid sessions and requests as seeds.
 pub fn seeds() -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
-    use super::wire::{self, Request, command, flag, option};
+    use super::wire::{self, NbdRequest, command, flag, option};
     let request = |command, flags, offset, len, payload: &[u8]| {
-        let request = Request { flags, command, cookie: *b"a cookie", offset, len };
+        let request = NbdRequest { flags, command, cookie: *b"a cookie", offset, len };
         [request.bytes(), payload.to_vec()].concat()
     };
     let requests = [

@@ -24,6 +24,6 @@ mod tests;
 #[cfg(test)]
 mod tests_fuzz;
 
-pub use server::Server;
-pub use socket::Listener;
-pub use tls::Tls;
+pub use server::NbdServer;
+pub use socket::SocketListener;
+pub use tls::TlsIdentity;

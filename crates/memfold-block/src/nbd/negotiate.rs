@@ -12,7 +12,7 @@ const SKIPPED_BYTES_MAX: u32 = 1 << 20;
 
 /// What a connection may do about encryption.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Security {
+pub enum TlsPolicy {
     /// TLS is unavailable.
     None,
     /// The client may request TLS.
@@ -24,7 +24,7 @@ pub enum Security {
 }
 
 /// The result of the negotiation.
-pub struct Agreed {
+pub struct AgreedOptions {
     /// The export.
     pub export: Arc<Export>,
     /// Replies are structured.
@@ -34,9 +34,9 @@ pub struct Agreed {
 }
 
 /// How a successful negotiation ended.
-pub enum Outcome {
+pub enum NegotiationEnd {
     /// Requests follow.
-    Transmit(Agreed),
+    Transmit(AgreedOptions),
     /// TLS follows, and then a negotiation of the options.
     StartTls,
     /// The client has left, or was disconnected.
@@ -45,7 +45,7 @@ pub enum Outcome {
 
 /// The client's choices so far.
 #[derive(Default)]
-struct Chosen {
+struct ChosenOptions {
     structured: bool,
     /// The export that it chose `base:allocation` for.
     allocation: Option<String>,
@@ -77,10 +77,11 @@ pub fn greet(link: &mut (impl Read + Write)) -> io::Result<bool> {
 pub fn negotiate(
     link: &mut (impl Read + Write),
     exports: &[Arc<Export>],
-    security: Security,
+    security: TlsPolicy,
     no_zeroes: bool,
-) -> io::Result<Outcome> {
-    let mut options = Options { link, exports, security, no_zeroes, chosen: Chosen::default() };
+) -> io::Result<NegotiationEnd> {
+    let mut options =
+        OptionState { link, exports, security, no_zeroes, chosen: ChosenOptions::default() };
     loop {
         if let Some(outcome) = options.next()? {
             return Ok(outcome);
@@ -88,17 +89,17 @@ pub fn negotiate(
     }
 }
 
-struct Options<'a, L> {
+struct OptionState<'a, L> {
     link: &'a mut L,
     exports: &'a [Arc<Export>],
-    security: Security,
+    security: TlsPolicy,
     no_zeroes: bool,
-    chosen: Chosen,
+    chosen: ChosenOptions,
 }
 
-impl<L: Read + Write> Options<'_, L> {
+impl<L: Read + Write> OptionState<'_, L> {
     /// Answers one option. Returns the outcome, if the option ends the phase.
-    fn next(&mut self) -> io::Result<Option<Outcome>> {
+    fn next(&mut self) -> io::Result<Option<NegotiationEnd>> {
         if u64::from_be_bytes(read(self.link)?) != wire::OPTION_MAGIC {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -116,11 +117,11 @@ impl<L: Read + Write> Options<'_, L> {
         self.option(number, &data)
     }
 
-    fn option(&mut self, number: u32, data: &[u8]) -> io::Result<Option<Outcome>> {
+    fn option(&mut self, number: u32, data: &[u8]) -> io::Result<Option<NegotiationEnd>> {
         let is_free = matches!(number, option::ABORT | option::STARTTLS);
-        if self.security == Security::Demanded && !is_free {
+        if self.security == TlsPolicy::Demanded && !is_free {
             if number == option::EXPORT_NAME {
-                return Ok(Some(Outcome::End));
+                return Ok(Some(NegotiationEnd::End));
             }
             return self
                 .answer(number, reply::TLS_REQD, b"This server requires TLS")
@@ -129,7 +130,7 @@ impl<L: Read + Write> Options<'_, L> {
         match number {
             option::EXPORT_NAME => return self.export_name(data).map(Some),
             option::ABORT => {
-                return self.answer(number, reply::ACK, &[]).map(|()| Some(Outcome::End));
+                return self.answer(number, reply::ACK, &[]).map(|()| Some(NegotiationEnd::End));
             }
             option::STARTTLS => return self.start_tls(data),
             option::INFO | option::GO => return self.info(number, data),
@@ -143,8 +144,8 @@ impl<L: Read + Write> Options<'_, L> {
 
     /// Selects an export in the oldest way. It has no error reply; the end of the connection means
     /// that there is no such export.
-    fn export_name(&mut self, data: &[u8]) -> io::Result<Outcome> {
-        let Some(export) = self.find(data) else { return Ok(Outcome::End) };
+    fn export_name(&mut self, data: &[u8]) -> io::Result<NegotiationEnd> {
+        let Some(export) = self.find(data) else { return Ok(NegotiationEnd::End) };
         let mut all = export.device().size().to_be_bytes().to_vec();
         all.extend(flags(&export, self.chosen.structured).to_be_bytes());
         if !self.no_zeroes {
@@ -152,29 +153,29 @@ impl<L: Read + Write> Options<'_, L> {
         }
         self.link.write_all(&all)?;
         self.link.flush()?;
-        Ok(Outcome::Transmit(self.agreed(export)))
+        Ok(NegotiationEnd::Transmit(self.agreed(export)))
     }
 
-    fn start_tls(&mut self, data: &[u8]) -> io::Result<Option<Outcome>> {
+    fn start_tls(&mut self, data: &[u8]) -> io::Result<Option<NegotiationEnd>> {
         let number = option::STARTTLS;
         match self.security {
             _ if !data.is_empty() => self.answer(number, reply::INVALID, b"")?,
-            Security::None => self.answer(
+            TlsPolicy::None => self.answer(
                 number,
                 reply::POLICY,
                 b"This server has no certificate, so it has no TLS",
             )?,
-            Security::Spoken => self.answer(number, reply::INVALID, b"TLS is active already")?,
-            Security::Offered | Security::Demanded => {
+            TlsPolicy::Spoken => self.answer(number, reply::INVALID, b"TLS is active already")?,
+            TlsPolicy::Offered | TlsPolicy::Demanded => {
                 self.answer(number, reply::ACK, &[])?;
-                return Ok(Some(Outcome::StartTls));
+                return Ok(Some(NegotiationEnd::StartTls));
             }
         }
         Ok(None)
     }
 
-    fn info(&mut self, number: u32, data: &[u8]) -> io::Result<Option<Outcome>> {
-        let mut parts = Parts(data);
+    fn info(&mut self, number: u32, data: &[u8]) -> io::Result<Option<NegotiationEnd>> {
+        let mut parts = OptionParts(data);
         let asked = (|| {
             let name = parts.text()?;
             let count = parts.u16()?;
@@ -210,7 +211,7 @@ impl<L: Read + Write> Options<'_, L> {
         }
         self.answer(number, reply::INFO, &sizes)?;
         self.answer(number, reply::ACK, &[])?;
-        Ok((number == option::GO).then(|| Outcome::Transmit(self.agreed(export))))
+        Ok((number == option::GO).then(|| NegotiationEnd::Transmit(self.agreed(export))))
     }
 
     fn list(&mut self, data: &[u8]) -> io::Result<()> {
@@ -235,7 +236,7 @@ impl<L: Read + Write> Options<'_, L> {
     }
 
     fn contexts(&mut self, number: u32, data: &[u8]) -> io::Result<()> {
-        let mut parts = Parts(data);
+        let mut parts = OptionParts(data);
         let asked = (|| {
             let name = parts.text()?;
             let count = parts.u32()?;
@@ -270,9 +271,9 @@ impl<L: Read + Write> Options<'_, L> {
         self.exports.iter().find(|export| export.name().as_bytes() == name).cloned()
     }
 
-    fn agreed(&self, export: Arc<Export>) -> Agreed {
+    fn agreed(&self, export: Arc<Export>) -> AgreedOptions {
         let allocation = self.chosen.allocation.as_deref() == Some(export.name());
-        Agreed { export, structured: self.chosen.structured, allocation }
+        AgreedOptions { export, structured: self.chosen.structured, allocation }
     }
 
     fn answer(&mut self, number: u32, kind: u32, data: &[u8]) -> io::Result<()> {
@@ -301,9 +302,9 @@ fn flags(of: &Export, structured: bool) -> u16 {
 }
 
 /// The parts of an option, in order; `None` where it ends too early.
-struct Parts<'a>(&'a [u8]);
+struct OptionParts<'a>(&'a [u8]);
 
-impl<'a> Parts<'a> {
+impl<'a> OptionParts<'a> {
     fn u16(&mut self) -> Option<u16> {
         let (first, rest) = self.0.split_first_chunk()?;
         self.0 = rest;

@@ -1,8 +1,8 @@
 //! Listeners, and a thread for each of a bounded number of connections.
-use super::negotiate::{self, Agreed, Outcome, Security};
-use super::session::Session;
-use super::socket::{Listener, Socket};
-use super::tls::Tls;
+use super::negotiate::{self, AgreedOptions, NegotiationEnd, TlsPolicy};
+use super::session::NbdSession;
+use super::socket::{NbdSocket, SocketListener};
+use super::tls::TlsIdentity;
 use crate::export::Export;
 use rustls::{ServerConnection, StreamOwned};
 use std::io::{self, ErrorKind, Read, Write};
@@ -21,46 +21,51 @@ const RETRY: Duration = Duration::from_millis(50);
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// What NBD clients get.
-pub struct Server {
-    shared: Arc<Shared>,
-    listeners: Vec<Arc<Listener>>,
+pub struct NbdServer {
+    shared: Arc<ServerState>,
+    listeners: Vec<Arc<SocketListener>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-struct Shared {
+struct ServerState {
     exports: Vec<Arc<Export>>,
-    tls: Option<Tls>,
+    tls: Option<TlsIdentity>,
     connections_max: usize,
     /// [`PATIENCE`], which tests change.
     patience: Duration,
-    clients: Mutex<Clients>,
+    clients: Mutex<ConnectionTable>,
     changed: Condvar,
     ends: AtomicBool,
     served: AtomicU64,
 }
 
 /// A place for each connection, with a second descriptor that ends it.
-struct Clients {
-    places: Vec<Option<Socket>>,
+struct ConnectionTable {
+    places: Vec<Option<NbdSocket>>,
     count: usize,
 }
 
-impl Server {
+impl NbdServer {
     /// Makes a server of these exports for so many clients at a time.
-    pub fn new(exports: &[Arc<Export>], tls: Option<Tls>, connections_max: usize) -> Server {
-        Server::with_patience(exports, tls, connections_max, PATIENCE)
+    pub fn new(
+        exports: &[Arc<Export>],
+        tls: Option<TlsIdentity>,
+        connections_max: usize,
+    ) -> NbdServer {
+        NbdServer::with_patience(exports, tls, connections_max, PATIENCE)
     }
 
     /// Makes a server whose clients must choose an export within `patience`.
     pub(super) fn with_patience(
         exports: &[Arc<Export>],
-        tls: Option<Tls>,
+        tls: Option<TlsIdentity>,
         connections_max: usize,
         patience: Duration,
-    ) -> Server {
-        let clients = Clients { places: (0..connections_max).map(|_| None).collect(), count: 0 };
-        Server {
-            shared: Arc::new(Shared {
+    ) -> NbdServer {
+        let clients =
+            ConnectionTable { places: (0..connections_max).map(|_| None).collect(), count: 0 };
+        NbdServer {
+            shared: Arc::new(ServerState {
                 exports: exports.to_vec(),
                 tls,
                 connections_max,
@@ -79,7 +84,7 @@ impl Server {
     ///
     /// # Errors
     /// Other machines can reach it, and there is no TLS; or no thread could be made.
-    pub fn listen(&mut self, listener: Listener) -> io::Result<()> {
+    pub fn listen(&mut self, listener: SocketListener) -> io::Result<()> {
         let security = match (&self.shared.tls, listener.is_reachable_from_afar()) {
             (None, true) => {
                 return Err(io::Error::new(
@@ -87,9 +92,9 @@ impl Server {
                     "other machines can reach this address, so TLS is required. Give --tls-cert and --tls-key.",
                 ));
             }
-            (None, false) => Security::None,
-            (Some(_), false) => Security::Offered,
-            (Some(_), true) => Security::Demanded,
+            (None, false) => TlsPolicy::None,
+            (Some(_), false) => TlsPolicy::Offered,
+            (Some(_), true) => TlsPolicy::Demanded,
         };
         let listener = Arc::new(listener);
         let (shared, own) = (self.shared.clone(), listener.clone());
@@ -118,12 +123,12 @@ impl Server {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Clients> {
+impl ServerState {
+    fn lock(&self) -> MutexGuard<'_, ConnectionTable> {
         self.clients.lock().expect("nobody panics with the lock")
     }
 
-    fn accept_all(self: &Arc<Shared>, listener: &Listener, security: Security) {
+    fn accept_all(self: &Arc<ServerState>, listener: &SocketListener, security: TlsPolicy) {
         while self.wait_for_place() {
             match listener.accept() {
                 Ok(socket) => self.start(socket, security),
@@ -137,7 +142,7 @@ impl Shared {
 
     /// Returns `false` at the end of the server.
     fn wait_for_place(&self) -> bool {
-        let full = |clients: &mut Clients| {
+        let full = |clients: &mut ConnectionTable| {
             clients.count == self.connections_max && !self.ends.load(Relaxed)
         };
         let clients =
@@ -153,7 +158,7 @@ impl Shared {
 
     /// Serves a connection from its own thread. If no thread can be started, the client loses its
     /// connection.
-    fn start(self: &Arc<Shared>, socket: Socket, security: Security) {
+    fn start(self: &Arc<ServerState>, socket: NbdSocket, security: TlsPolicy) {
         let Ok(again) = socket.again() else { return };
         let place = {
             let mut clients = self.lock();
@@ -164,7 +169,7 @@ impl Shared {
             place
         };
         self.served.fetch_add(1, Relaxed);
-        let client = Client { shared: self.clone(), place };
+        let client = ConnectionSeat { shared: self.clone(), place };
         let run = move || {
             // An error between one client and the server affects no other client.
             let _ = client.shared.serve(socket, security);
@@ -173,26 +178,26 @@ impl Shared {
         let _ = thread::Builder::new().name("memfold-nbd".to_string()).spawn(run);
     }
 
-    fn serve(&self, mut socket: Socket, security: Security) -> io::Result<()> {
+    fn serve(&self, mut socket: NbdSocket, security: TlsPolicy) -> io::Result<()> {
         socket.prepare();
         socket.set_deadline(Some(Instant::now() + self.patience))?;
         let no_zeroes = negotiate::greet(&mut socket)?;
         match negotiate::negotiate(&mut socket, &self.exports, security, no_zeroes)? {
-            Outcome::End => Ok(()),
-            Outcome::Transmit(agreed) => {
+            NegotiationEnd::End => Ok(()),
+            NegotiationEnd::Transmit(agreed) => {
                 socket.set_deadline(None)?;
                 transmit(&mut socket, &agreed)
             }
-            Outcome::StartTls => self.serve_tls(socket, no_zeroes),
+            NegotiationEnd::StartTls => self.serve_tls(socket, no_zeroes),
         }
     }
 
-    fn serve_tls(&self, socket: Socket, no_zeroes: bool) -> io::Result<()> {
+    fn serve_tls(&self, socket: NbdSocket, no_zeroes: bool) -> io::Result<()> {
         let Some(tls) = &self.tls else { return Err(ErrorKind::Unsupported.into()) };
         let connection = ServerConnection::new(tls.0.clone()).map_err(io::Error::other)?;
         let mut link = StreamOwned::new(connection, socket);
-        let outcome = negotiate::negotiate(&mut link, &self.exports, Security::Spoken, no_zeroes)?;
-        if let Outcome::Transmit(agreed) = outcome {
+        let outcome = negotiate::negotiate(&mut link, &self.exports, TlsPolicy::Spoken, no_zeroes)?;
+        if let NegotiationEnd::Transmit(agreed) = outcome {
             link.sock.set_deadline(None)?;
             transmit(&mut link, &agreed)?;
         }
@@ -217,17 +222,17 @@ impl Shared {
     }
 }
 
-fn transmit<L: Read + Write>(link: &mut L, agreed: &Agreed) -> io::Result<()> {
-    Session::new(link, agreed).run()
+fn transmit<L: Read + Write>(link: &mut L, agreed: &AgreedOptions) -> io::Result<()> {
+    NbdSession::new(link, agreed).run()
 }
 
 /// The place of a connection, which is free again after the drop.
-struct Client {
-    shared: Arc<Shared>,
+struct ConnectionSeat {
+    shared: Arc<ServerState>,
     place: usize,
 }
 
-impl Drop for Client {
+impl Drop for ConnectionSeat {
     fn drop(&mut self) {
         let mut clients = self.shared.lock();
         clients.places[self.place] = None;

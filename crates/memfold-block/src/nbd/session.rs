@@ -1,40 +1,40 @@
 //! The second phase of a connection: requests and replies.
 //!
 //! Requests are answered in order. The requests of one read are answered by one write, so a client
-//! with many requests costs few system calls. After [`Session::new`] nothing is allocated, unless
+//! with many requests costs few system calls. After [`NbdSession::new`] nothing is allocated, unless
 //! the link does, because the device may hold the swap of its own machine.
-use super::buffers::{Input, Output};
-use super::negotiate::Agreed;
+use super::buffers::{ReadBuffer, ReplyBuffer};
+use super::negotiate::AgreedOptions;
 use super::wire::{CONTEXT_ID, command as cmd};
 use super::wire::{
-    Error, Head, PAYLOAD_MAX, REQUEST_BYTES, Request, allocation, chunk, command, flag,
+    NbdError, NbdRequest, PAYLOAD_MAX, REQUEST_BYTES, ReplyHead, allocation, chunk, command, flag,
 };
-use crate::device::{Device, Io, IoError, Status, Zeros};
+use crate::device::{Device, DeviceIo, IoError, RangeStatus, ZeroPolicy};
 use std::io::{self, Read, Write};
 
 /// Most runs of one answer to a block status request.
 const RUNS_MAX: usize = 512;
 
 /// A connection in its second phase.
-pub struct Session<'a, L> {
+pub struct NbdSession<'a, L> {
     link: &'a mut L,
-    agreed: &'a Agreed,
-    io: Io,
-    input: Input,
-    output: Output,
+    agreed: &'a AgreedOptions,
+    io: DeviceIo,
+    input: ReadBuffer,
+    output: ReplyBuffer,
 }
 
-impl<'a, L: Read + Write> Session<'a, L> {
+impl<'a, L: Read + Write> NbdSession<'a, L> {
     /// Makes a session and allocates all memory that it will need.
-    pub fn new(link: &'a mut L, agreed: &'a Agreed) -> Session<'a, L> {
+    pub fn new(link: &'a mut L, agreed: &'a AgreedOptions) -> NbdSession<'a, L> {
         let device = agreed.export.device();
         let block = device.block_bytes();
-        Session {
+        NbdSession {
             link,
             agreed,
             io: device.io(),
-            input: Input::new(block),
-            output: Output::new(block),
+            input: ReadBuffer::new(block),
+            output: ReplyBuffer::new(block),
         }
     }
 
@@ -48,7 +48,7 @@ impl<'a, L: Read + Write> Session<'a, L> {
                 return Ok(());
             }
             let bytes = self.input.bytes().first_chunk::<REQUEST_BYTES>().expect("waited for");
-            let Some(request) = Request::parse(bytes) else {
+            let Some(request) = NbdRequest::parse(bytes) else {
                 return self.end(io::ErrorKind::InvalidData.into());
             };
             self.input.consume(REQUEST_BYTES);
@@ -91,7 +91,7 @@ impl<'a, L: Read + Write> Session<'a, L> {
         Ok(())
     }
 
-    fn answer(&mut self, request: &Request) -> io::Result<()> {
+    fn answer(&mut self, request: &NbdRequest) -> io::Result<()> {
         match request.command {
             cmd::READ => self.read(request),
             cmd::WRITE => self.write(request),
@@ -104,14 +104,14 @@ impl<'a, L: Read + Write> Session<'a, L> {
     }
 
     /// Answers requests that carry no data in either direction.
-    fn other(&mut self, request: &Request) -> Result<(), Error> {
+    fn other(&mut self, request: &NbdRequest) -> Result<(), NbdError> {
         let (export, len) = (&self.agreed.export, u64::from(request.len));
         let allowed = match request.command {
             cmd::WRITE_ZEROES => flag::FUA | flag::NO_HOLE | flag::FAST_ZERO,
             _ => flag::FUA,
         };
         if request.flags & !allowed != 0 {
-            return Err(Error::Invalid);
+            return Err(NbdError::Invalid);
         }
         match request.command {
             cmd::FLUSH if request.offset == 0 && request.len == 0 => self.flush(),
@@ -119,40 +119,46 @@ impl<'a, L: Read + Write> Session<'a, L> {
             cmd::CACHE => export
                 .device()
                 .check_range(request.offset, len)
-                .map_err(|e| error_of(e, Error::Invalid)),
+                .map_err(|e| error_of(e, NbdError::Invalid)),
             cmd::TRIM | cmd::WRITE_ZEROES => {
-                let zeros =
-                    if request.flags & flag::NO_HOLE != 0 { Zeros::Written } else { Zeros::Hole };
-                let beyond =
-                    if request.command == cmd::TRIM { Error::Invalid } else { Error::NoSpace };
+                let zeros = if request.flags & flag::NO_HOLE != 0 {
+                    ZeroPolicy::Written
+                } else {
+                    ZeroPolicy::Hole
+                };
+                let beyond = if request.command == cmd::TRIM {
+                    NbdError::Invalid
+                } else {
+                    NbdError::NoSpace
+                };
                 self.check_writable()?;
                 let done = export.device().zero(&mut self.io, request.offset, len, zeros);
                 done.map_err(|e| error_of(e, beyond))?;
                 self.force(request)
             }
-            _ => Err(Error::Invalid),
+            _ => Err(NbdError::Invalid),
         }
     }
 
-    fn check_writable(&self) -> Result<(), Error> {
-        if self.agreed.export.is_read_only() { Err(Error::Permission) } else { Ok(()) }
+    fn check_writable(&self) -> Result<(), NbdError> {
+        if self.agreed.export.is_read_only() { Err(NbdError::Permission) } else { Ok(()) }
     }
 
-    fn flush(&mut self) -> Result<(), Error> {
-        self.agreed.export.flush().map_err(|e| error_of(e, Error::Io))
+    fn flush(&mut self) -> Result<(), NbdError> {
+        self.agreed.export.flush().map_err(|e| error_of(e, NbdError::Io))
     }
 
     /// Makes a write durable if the client requested that.
-    fn force(&mut self, request: &Request) -> Result<(), Error> {
+    fn force(&mut self, request: &NbdRequest) -> Result<(), NbdError> {
         if request.flags & flag::FUA != 0 { self.flush() } else { Ok(()) }
     }
 
     /// Pushes a reply without data.
-    fn simple(&mut self, request: &Request, done: Result<(), Error>) -> io::Result<()> {
-        self.push(Head::simple(request.cookie, done.err()), 0)
+    fn simple(&mut self, request: &NbdRequest, done: Result<(), NbdError>) -> io::Result<()> {
+        self.push(ReplyHead::simple(request.cookie, done.err()), 0)
     }
 
-    fn push(&mut self, head: Head, len: usize) -> io::Result<()> {
+    fn push(&mut self, head: ReplyHead, len: usize) -> io::Result<()> {
         if !self.output.has_room() {
             // Only replies without data are pushed without asking for room first.
             debug_assert!(len == 0);
@@ -165,7 +171,7 @@ impl<'a, L: Read + Write> Session<'a, L> {
     // Writes.
 
     /// Uses the payload as it comes, block by block, so no more of it is kept than fits the input.
-    fn write(&mut self, request: &Request) -> io::Result<()> {
+    fn write(&mut self, request: &NbdRequest) -> io::Result<()> {
         if request.len > PAYLOAD_MAX {
             return self.end(io::ErrorKind::InvalidData.into());
         }
@@ -180,7 +186,7 @@ impl<'a, L: Read + Write> Session<'a, L> {
                     offset,
                     &self.input.bytes()[..count],
                 );
-                done = written.map_err(|e| error_of(e, Error::NoSpace));
+                done = written.map_err(|e| error_of(e, NbdError::NoSpace));
             }
             self.input.consume(count);
             offset = offset.wrapping_add(count as u64);
@@ -190,26 +196,30 @@ impl<'a, L: Read + Write> Session<'a, L> {
         self.simple(request, done)
     }
 
-    fn check_write(&self, request: &Request) -> Result<(), Error> {
+    fn check_write(&self, request: &NbdRequest) -> Result<(), NbdError> {
         self.check_writable()?;
         if request.flags & !flag::FUA != 0 {
-            return Err(Error::Invalid);
+            return Err(NbdError::Invalid);
         }
         // A write beyond the end changes nothing.
-        if is_beyond(self.agreed.export.device(), request) { Err(Error::NoSpace) } else { Ok(()) }
+        if is_beyond(self.agreed.export.device(), request) {
+            Err(NbdError::NoSpace)
+        } else {
+            Ok(())
+        }
     }
 
     // Reads.
 
-    fn read(&mut self, request: &Request) -> io::Result<()> {
+    fn read(&mut self, request: &NbdRequest) -> io::Result<()> {
         let structured = self.agreed.structured;
         let allowed = flag::FUA | if structured { flag::DF } else { 0 };
         let is_whole = request.flags & flag::DF != 0;
         let makes_sense = request.flags & !allowed == 0 && request.len <= PAYLOAD_MAX;
         let error = if !makes_sense || is_beyond(self.agreed.export.device(), request) {
-            Some(Error::Invalid)
+            Some(NbdError::Invalid)
         } else if is_whole && request.len as usize > self.output.room() {
-            Some(Error::Overflow)
+            Some(NbdError::Overflow)
         } else {
             None
         };
@@ -220,19 +230,19 @@ impl<'a, L: Read + Write> Session<'a, L> {
         }
     }
 
-    fn refuse_read(&mut self, request: &Request, error: Error) -> io::Result<()> {
+    fn refuse_read(&mut self, request: &NbdRequest, error: NbdError) -> io::Result<()> {
         let head = match self.agreed.structured {
-            true => Head::error(request.cookie, error),
-            false => Head::simple(request.cookie, Some(error)),
+            true => ReplyHead::error(request.cookie, error),
+            false => ReplyHead::simple(request.cookie, Some(error)),
         };
         self.push(head, 0)
     }
 
     /// Pushes chunks of data and of zeros; an error in the place of the last chunk if a read fails.
-    fn read_structured(&mut self, request: &Request, is_whole: bool) -> io::Result<()> {
+    fn read_structured(&mut self, request: &NbdRequest, is_whole: bool) -> io::Result<()> {
         let (mut offset, mut left) = (request.offset, request.len as usize);
         if left == 0 {
-            return self.push(Head::chunk(request.cookie, true, chunk::NONE, 0), 0);
+            return self.push(ReplyHead::chunk(request.cookie, true, chunk::NONE, 0), 0);
         }
         while left > 0 {
             let count = match is_whole {
@@ -241,7 +251,7 @@ impl<'a, L: Read + Write> Session<'a, L> {
             };
             let done = count == left;
             let head = |kind, len| {
-                Head::chunk(request.cookie, done, kind, 8 + len).with(&offset.to_be_bytes())
+                ReplyHead::chunk(request.cookie, done, kind, 8 + len).with(&offset.to_be_bytes())
             };
             if !is_whole && self.is_zero(offset, count) {
                 let head = head(chunk::OFFSET_HOLE, 4).with(&(count as u32).to_be_bytes());
@@ -261,9 +271,9 @@ impl<'a, L: Read + Write> Session<'a, L> {
 
     /// Pushes one head for all data. A read that fails after that ends the connection, because no
     /// error can be sent any more.
-    fn read_simple(&mut self, request: &Request) -> io::Result<()> {
+    fn read_simple(&mut self, request: &NbdRequest) -> io::Result<()> {
         let (mut offset, mut left) = (request.offset, request.len as usize);
-        let mut head = Head::simple(request.cookie, None);
+        let mut head = ReplyHead::simple(request.cookie, None);
         if left == 0 {
             return self.push(head, 0);
         }
@@ -274,7 +284,7 @@ impl<'a, L: Read + Write> Session<'a, L> {
                 Err(error) if offset == request.offset => return self.refuse_read(request, error),
                 Err(_) => return self.end(io::ErrorKind::InvalidData.into()),
             }
-            head = Head::EMPTY;
+            head = ReplyHead::EMPTY;
             offset += count as u64;
             left -= count;
         }
@@ -285,29 +295,29 @@ impl<'a, L: Read + Write> Session<'a, L> {
     fn is_zero(&self, offset: u64, len: usize) -> bool {
         let mut zeros = 0;
         let each = |count, status| {
-            zeros += if status == Status::Data { 0 } else { count };
-            status != Status::Data
+            zeros += if status == RangeStatus::Data { 0 } else { count };
+            status != RangeStatus::Data
         };
         self.agreed.export.device().status(offset, len as u64, each).is_ok() && zeros == len as u64
     }
 
     /// Reads bytes to the place of the next reply's data.
-    fn load(&mut self, offset: u64, len: usize) -> io::Result<Result<(), Error>> {
+    fn load(&mut self, offset: u64, len: usize) -> io::Result<Result<(), NbdError>> {
         if !self.output.has_room() || self.output.data(len).is_none() {
             self.output.send(self.link)?;
         }
         let to = self.output.data(len).expect("at most its room");
         let read = self.agreed.export.device().read(&mut self.io, offset, to);
-        Ok(read.map_err(|e| error_of(e, Error::Invalid)))
+        Ok(read.map_err(|e| error_of(e, NbdError::Invalid)))
     }
 
     // Block status.
 
-    fn block_status(&mut self, request: &Request) -> io::Result<()> {
+    fn block_status(&mut self, request: &NbdRequest) -> io::Result<()> {
         let device = self.agreed.export.device();
         let is_known = self.agreed.allocation && request.flags & !(flag::REQ_ONE | flag::FUA) == 0;
         if !is_known || request.len == 0 || is_beyond(device, request) {
-            return self.refuse_read(request, Error::Invalid);
+            return self.refuse_read(request, NbdError::Invalid);
         }
         let most = if request.flags & flag::REQ_ONE != 0 { 1 } else { RUNS_MAX };
         if !self.output.has_room() || self.output.data(4 + 8 * RUNS_MAX).is_none() {
@@ -316,13 +326,13 @@ impl<'a, L: Read + Write> Session<'a, L> {
         let to = self.output.data(4 + 8 * RUNS_MAX).expect("far less than its room");
         let len = 4 + 8 * runs(device, request, most, &mut to[4..]);
         to[..4].copy_from_slice(&CONTEXT_ID.to_be_bytes());
-        self.output.push(Head::chunk(request.cookie, true, chunk::BLOCK_STATUS, len), len);
+        self.output.push(ReplyHead::chunk(request.cookie, true, chunk::BLOCK_STATUS, len), len);
         Ok(())
     }
 }
 
 /// Writes up to `most` runs of one status each to `to`, 8 bytes each. Returns their number.
-fn runs(device: &Device, request: &Request, most: usize, to: &mut [u8]) -> usize {
+fn runs(device: &Device, request: &NbdRequest, most: usize, to: &mut [u8]) -> usize {
     let (mut count, mut run, mut last) = (0, 0u32, None);
     let each = |len: u64, status| {
         if last == Some(status) {
@@ -333,9 +343,9 @@ fn runs(device: &Device, request: &Request, most: usize, to: &mut [u8]) -> usize
             (count, run, last) = (count + 1, len as u32, Some(status));
         }
         let bits = match status {
-            Status::Data => 0,
-            Status::Zeros => allocation::ZERO,
-            Status::Hole => allocation::HOLE | allocation::ZERO,
+            RangeStatus::Data => 0,
+            RangeStatus::Zeros => allocation::ZERO,
+            RangeStatus::Hole => allocation::HOLE | allocation::ZERO,
         };
         let at = 8 * (count - 1);
         to[at..at + 4].copy_from_slice(&run.to_be_bytes());
@@ -357,16 +367,16 @@ fn piece(device: &Device, offset: u64, left: usize, room: usize) -> usize {
     if beyond < room { room - beyond } else { room }
 }
 
-fn is_beyond(device: &Device, request: &Request) -> bool {
+fn is_beyond(device: &Device, request: &NbdRequest) -> bool {
     device.check_range(request.offset, request.len.into()).is_err()
 }
 
-fn error_of(error: IoError, beyond: Error) -> Error {
+fn error_of(error: IoError, beyond: NbdError) -> NbdError {
     match error {
         IoError::OutOfRange => beyond,
-        IoError::NoSpace => Error::NoSpace,
+        IoError::NoSpace => NbdError::NoSpace,
         IoError::Damaged(_) | IoError::Refused(_) | IoError::Unread | IoError::NotDurable => {
-            Error::Io
+            NbdError::Io
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 const SEND_BYTES: libc::c_int = 1 << 20;
 
 /// A socket that clients connect to.
-pub enum Listener {
+pub enum SocketListener {
     /// A Unix socket.
     Unix(UnixListener),
     /// A TCP port.
@@ -17,30 +17,34 @@ pub enum Listener {
 }
 
 /// A connection.
-pub struct Socket {
-    stream: Stream,
+pub struct NbdSocket {
+    stream: SocketStream,
     deadline: Option<Instant>,
 }
 
-enum Stream {
+enum SocketStream {
     Unix(UnixStream),
     Tcp(TcpStream),
 }
 
-impl Listener {
+impl SocketListener {
     /// Waits for a client.
     ///
     /// # Errors
-    /// The system's, also that the socket was closed by [`Listener::close`].
-    pub fn accept(&self) -> io::Result<Socket> {
+    /// The system's, also that the socket was closed by [`SocketListener::close`].
+    pub fn accept(&self) -> io::Result<NbdSocket> {
         let stream = match self {
-            Listener::Unix(listener) => listener.accept().map(|(it, _)| Stream::Unix(it))?,
-            Listener::Tcp(listener) => listener.accept().map(|(it, _)| Stream::Tcp(it))?,
+            SocketListener::Unix(listener) => {
+                listener.accept().map(|(it, _)| SocketStream::Unix(it))?
+            }
+            SocketListener::Tcp(listener) => {
+                listener.accept().map(|(it, _)| SocketStream::Tcp(it))?
+            }
         };
-        Ok(Socket { stream, deadline: None })
+        Ok(NbdSocket { stream, deadline: None })
     }
 
-    /// Wakes [`Listener::accept`], which fails from then on.
+    /// Wakes [`SocketListener::accept`], which fails from then on.
     pub fn close(&self) {
         // SAFETY: the descriptor is open and belongs to this value; no memory is passed.
         unsafe { libc::shutdown(self.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
@@ -49,32 +53,32 @@ impl Listener {
     /// Returns whether other machines can connect; `true` where the address is unknown.
     pub fn is_reachable_from_afar(&self) -> bool {
         match self {
-            Listener::Unix(_) => false,
-            Listener::Tcp(listener) => {
+            SocketListener::Unix(_) => false,
+            SocketListener::Tcp(listener) => {
                 listener.local_addr().map_or(true, |at| !at.ip().to_canonical().is_loopback())
             }
         }
     }
 }
 
-impl AsFd for Listener {
+impl AsFd for SocketListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Listener::Unix(listener) => listener.as_fd(),
-            Listener::Tcp(listener) => listener.as_fd(),
+            SocketListener::Unix(listener) => listener.as_fd(),
+            SocketListener::Tcp(listener) => listener.as_fd(),
         }
     }
 }
 
-impl Socket {
+impl NbdSocket {
     /// Configures it for many short messages.
     pub fn prepare(&self) {
-        if let Stream::Tcp(stream) = &self.stream {
+        if let SocketStream::Tcp(stream) = &self.stream {
             // A failure is not fatal: the connection is slower, or notices a lost peer later.
             let _ = stream.set_nodelay(true);
             set(stream.as_fd(), libc::SO_KEEPALIVE, 1);
         }
-        if let Stream::Unix(stream) = &self.stream {
+        if let SocketStream::Unix(stream) = &self.stream {
             // Above the system's bound only for who may; TCP finds its own size.
             if !set(stream.as_fd(), libc::SO_SNDBUFFORCE, SEND_BYTES) {
                 set(stream.as_fd(), libc::SO_SNDBUF, SEND_BYTES);
@@ -96,19 +100,19 @@ impl Socket {
     ///
     /// # Errors
     /// The system's.
-    pub fn again(&self) -> io::Result<Socket> {
+    pub fn again(&self) -> io::Result<NbdSocket> {
         let stream = match &self.stream {
-            Stream::Unix(stream) => stream.try_clone().map(Stream::Unix)?,
-            Stream::Tcp(stream) => stream.try_clone().map(Stream::Tcp)?,
+            SocketStream::Unix(stream) => stream.try_clone().map(SocketStream::Unix)?,
+            SocketStream::Tcp(stream) => stream.try_clone().map(SocketStream::Tcp)?,
         };
-        Ok(Socket { stream, deadline: None })
+        Ok(NbdSocket { stream, deadline: None })
     }
 
     /// Ends one way of the connection, or both.
     pub fn end(&self, how: Shutdown) {
         let _ = match &self.stream {
-            Stream::Unix(stream) => stream.shutdown(how),
-            Stream::Tcp(stream) => stream.shutdown(how),
+            SocketStream::Unix(stream) => stream.shutdown(how),
+            SocketStream::Tcp(stream) => stream.shutdown(how),
         };
     }
 
@@ -125,10 +129,10 @@ impl Socket {
 
     fn set_timeouts(&self, timeout: Option<Duration>) -> io::Result<()> {
         match &self.stream {
-            Stream::Unix(s) => {
+            SocketStream::Unix(s) => {
                 s.set_read_timeout(timeout).and_then(|()| s.set_write_timeout(timeout))
             }
-            Stream::Tcp(s) => {
+            SocketStream::Tcp(s) => {
                 s.set_read_timeout(timeout).and_then(|()| s.set_write_timeout(timeout))
             }
         }
@@ -150,17 +154,17 @@ fn set(socket: BorrowedFd, option: libc::c_int, value: libc::c_int) -> bool {
     done == 0
 }
 
-impl Read for Socket {
+impl Read for NbdSocket {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         self.keep_deadline()?;
         match &mut self.stream {
-            Stream::Unix(stream) => stream.read(to),
-            Stream::Tcp(stream) => stream.read(to),
+            SocketStream::Unix(stream) => stream.read(to),
+            SocketStream::Tcp(stream) => stream.read(to),
         }
     }
 }
 
-impl Write for Socket {
+impl Write for NbdSocket {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         self.write_vectored(&[IoSlice::new(from)])
     }
@@ -168,8 +172,8 @@ impl Write for Socket {
     fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
         self.keep_deadline()?;
         match &mut self.stream {
-            Stream::Unix(stream) => stream.write_vectored(from),
-            Stream::Tcp(stream) => stream.write_vectored(from),
+            SocketStream::Unix(stream) => stream.write_vectored(from),
+            SocketStream::Tcp(stream) => stream.write_vectored(from),
         }
     }
 

@@ -1,9 +1,9 @@
 //! Tests the server's promises one by one, with a client that verifies everything.
-use super::client::{Client, info, text};
-use super::socket::Listener;
+use super::client::{NbdClient, info, text};
+use super::socket::SocketListener;
 use super::wire::{self, allocation, command, flag, option, reply};
 use super::*;
-use crate::device::{Backing, Device, Settings};
+use crate::device::{Device, DeviceMemory, MemorySettings};
 use crate::export::Export;
 use memfold_sys::units::Order;
 use memfold_testkit::fill::fill;
@@ -23,7 +23,9 @@ const EPERM: u32 = 1;
 
 fn exports(order: u8, size: u64) -> Vec<Arc<Export>> {
     let block_order = Order::new(order).unwrap();
-    let backing = Backing::new(&Settings { block_order, pools: 2, ..Settings::default() }).unwrap();
+    let backing =
+        DeviceMemory::new(&MemorySettings { block_order, pools: 2, ..MemorySettings::default() })
+            .unwrap();
     let device = Device::new(&backing, size).unwrap();
     vec![
         Arc::new(Export::new("", device, false, 512)),
@@ -33,30 +35,30 @@ fn exports(order: u8, size: u64) -> Vec<Arc<Export>> {
 
 /// A server on its own abstract socket.
 struct Served {
-    server: Option<Server>,
+    server: Option<NbdServer>,
     address: SocketAddr,
 }
 
 impl Served {
     fn new(exports: &[Arc<Export>], connections: usize) -> Served {
-        Served::with(|| Server::new(exports, None, connections))
+        Served::with(|| NbdServer::new(exports, None, connections))
     }
 
-    fn with(server: impl FnOnce() -> Server) -> Served {
+    fn with(server: impl FnOnce() -> NbdServer) -> Served {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let name =
             format!("memfold-nbd-test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
         let address = SocketAddr::from_abstract_name(name).unwrap();
         let mut server = server();
-        server.listen(Listener::Unix(UnixListener::bind_addr(&address).unwrap())).unwrap();
+        server.listen(SocketListener::Unix(UnixListener::bind_addr(&address).unwrap())).unwrap();
         Served { server: Some(server), address }
     }
 
-    fn connect(&self) -> Client<UnixStream> {
-        Client::greet(UnixStream::connect_addr(&self.address).unwrap()).unwrap()
+    fn connect(&self) -> NbdClient<UnixStream> {
+        NbdClient::greet(UnixStream::connect_addr(&self.address).unwrap()).unwrap()
     }
 
-    fn client(&self, export: &str) -> Client<UnixStream> {
+    fn client(&self, export: &str) -> NbdClient<UnixStream> {
         let mut client = self.connect();
         assert_eq!(client.go(export).unwrap(), reply::ACK);
         client
@@ -70,7 +72,7 @@ impl Drop for Served {
 }
 
 /// Returns whether the server has ended the connection.
-fn is_gone(client: &mut Client<UnixStream>) -> bool {
+fn is_gone(client: &mut NbdClient<UnixStream>) -> bool {
     matches!(client.link.read(&mut [0]), Ok(0) | Err(_))
 }
 
@@ -78,11 +80,11 @@ fn is_gone(client: &mut Client<UnixStream>) -> bool {
 fn client_that_never_ends_its_handshake_is_dropped() {
     let patience = Duration::from_millis(10);
     let exports = exports(2, 8 << 20);
-    let served = Served::with(|| Server::with_patience(&exports, None, 1, patience));
+    let served = Served::with(|| NbdServer::with_patience(&exports, None, 1, patience));
     let connect = || UnixStream::connect_addr(&served.address).unwrap();
     // On a busy machine even the greeting may be late.
     let greeted = || loop {
-        if let Ok(client) = Client::greet(connect()) {
+        if let Ok(client) = NbdClient::greet(connect()) {
             return client;
         }
     };
@@ -480,10 +482,12 @@ fn a_server_that_ends_answers_what_it_has_taken() {
 #[test]
 fn a_port_that_others_can_reach_needs_tls() {
     let exports = exports(2, 1 << 20);
-    let mut server = Server::new(&exports, None, 1);
+    let mut server = NbdServer::new(&exports, None, 1);
     let everywhere = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
-    let refused = server.listen(Listener::Tcp(everywhere)).unwrap_err();
+    let refused = server.listen(SocketListener::Tcp(everywhere)).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
-    server.listen(Listener::Tcp(std::net::TcpListener::bind("127.0.0.1:0").unwrap())).unwrap();
+    server
+        .listen(SocketListener::Tcp(std::net::TcpListener::bind("127.0.0.1:0").unwrap()))
+        .unwrap();
     server.end();
 }

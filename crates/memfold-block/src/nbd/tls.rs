@@ -11,15 +11,19 @@ use std::sync::Arc;
 
 /// A certificate with its key, and optionally the authorities of client certificates.
 #[derive(Clone)]
-pub struct Tls(pub(super) Arc<ServerConfig>);
+pub struct TlsIdentity(pub(super) Arc<ServerConfig>);
 
-impl Tls {
+impl TlsIdentity {
     /// Reads PEM files: the server's certificate chain, its key, and the authorities of client
     /// certificates. Without authorities any client may connect.
     ///
     /// # Errors
     /// One line that names the file and says what is wrong with it.
-    pub fn load(certificate: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Tls, String> {
+    pub fn load(
+        certificate: &Path,
+        key: &Path,
+        client_ca: Option<&Path>,
+    ) -> Result<TlsIdentity, String> {
         let chain = certificates(certificate)?;
         let private = PrivateKeyDer::from_pem_file(key)
             .map_err(|e| at(key, "the file has no private key in PEM format", e))?;
@@ -47,7 +51,7 @@ impl Tls {
         let config = config.map_err(|e| {
             at(certificate, &format!("the certificate does not match the key {}", key.display()), e)
         })?;
-        Ok(Tls(Arc::new(config)))
+        Ok(TlsIdentity(Arc::new(config)))
     }
 }
 

@@ -105,7 +105,7 @@ pub mod chunk {
 /// Errors, as the protocol numbers them.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Error {
+pub enum NbdError {
     /// The export is read-only.
     Permission = 1,
     /// Stored data can't be read, or could not be written to disk.
@@ -136,7 +136,7 @@ pub const REQUEST_BYTES: usize = 28;
 
 /// A request.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct NbdRequest {
     pub flags: u16,
     pub command: u16,
     /// The client's identifier of it.
@@ -145,16 +145,16 @@ pub struct Request {
     pub len: u32,
 }
 
-impl Request {
+impl NbdRequest {
     /// Parses a request; `None` if it is invalid. The connection is then out of step.
-    pub fn parse(bytes: &[u8; REQUEST_BYTES]) -> Option<Request> {
+    pub fn parse(bytes: &[u8; REQUEST_BYTES]) -> Option<NbdRequest> {
         let (magic, rest) = bytes.split_first_chunk::<4>()?;
         let (flags, rest) = rest.split_first_chunk::<2>()?;
         let (command, rest) = rest.split_first_chunk::<2>()?;
         let (cookie, rest) = rest.split_first_chunk::<8>()?;
         let (offset, rest) = rest.split_first_chunk::<8>()?;
         let (len, _) = rest.split_first_chunk::<4>()?;
-        (u32::from_be_bytes(*magic) == REQUEST_MAGIC).then(|| Request {
+        (u32::from_be_bytes(*magic) == REQUEST_MAGIC).then(|| NbdRequest {
             flags: u16::from_be_bytes(*flags),
             command: u16::from_be_bytes(*command),
             cookie: *cookie,
@@ -176,23 +176,23 @@ impl Request {
     }
 }
 
-/// Bytes of a simple reply, or of a chunk without its payload; the longest head of [`Head`].
+/// Bytes of a simple reply, or of a chunk without its payload; the longest head of [`ReplyHead`].
 const HEAD_MAX: usize = 48;
 
 /// The bytes before a reply's data.
 #[derive(Copy, Clone)]
-pub struct Head {
+pub struct ReplyHead {
     bytes: [u8; HEAD_MAX],
     len: usize,
 }
 
-impl Head {
+impl ReplyHead {
     /// An empty head.
-    pub const EMPTY: Head = Head { bytes: [0; HEAD_MAX], len: 0 };
+    pub const EMPTY: ReplyHead = ReplyHead { bytes: [0; HEAD_MAX], len: 0 };
 
     /// Makes a simple reply.
-    pub fn simple(cookie: [u8; 8], error: Option<Error>) -> Head {
-        let mut head = Head::EMPTY;
+    pub fn simple(cookie: [u8; 8], error: Option<NbdError>) -> ReplyHead {
+        let mut head = ReplyHead::EMPTY;
         head.push(&SIMPLE_MAGIC.to_be_bytes());
         head.push(&error.map_or(0, |e| e as u32).to_be_bytes());
         head.push(&cookie);
@@ -200,8 +200,8 @@ impl Head {
     }
 
     /// Makes a chunk of a structured reply, with `len` bytes after its own 20.
-    pub fn chunk(cookie: [u8; 8], done: bool, kind: u16, len: usize) -> Head {
-        let mut head = Head::EMPTY;
+    pub fn chunk(cookie: [u8; 8], done: bool, kind: u16, len: usize) -> ReplyHead {
+        let mut head = ReplyHead::EMPTY;
         head.push(&CHUNK_MAGIC.to_be_bytes());
         head.push(&if done { chunk::DONE } else { 0 }.to_be_bytes());
         head.push(&kind.to_be_bytes());
@@ -211,15 +211,17 @@ impl Head {
     }
 
     /// Makes the last chunk of a request that failed.
-    pub fn error(cookie: [u8; 8], error: Error) -> Head {
-        Head::chunk(cookie, true, chunk::ERROR, 6).with(&(error as u32).to_be_bytes()).with(&[0; 2])
+    pub fn error(cookie: [u8; 8], error: NbdError) -> ReplyHead {
+        ReplyHead::chunk(cookie, true, chunk::ERROR, 6)
+            .with(&(error as u32).to_be_bytes())
+            .with(&[0; 2])
     }
 
     /// Adds bytes.
     ///
     /// # Panics
     /// If they don't fit.
-    pub fn with(mut self, bytes: &[u8]) -> Head {
+    pub fn with(mut self, bytes: &[u8]) -> ReplyHead {
         self.push(bytes);
         self
     }
@@ -241,7 +243,7 @@ mod tests {
 
     #[test]
     fn requests_come_back_and_other_bytes_are_none() {
-        let request = Request {
+        let request = NbdRequest {
             flags: flag::FUA,
             command: command::WRITE,
             cookie: *b"12345678",
@@ -249,8 +251,8 @@ mod tests {
             len: 512,
         };
         let mut bytes: [u8; REQUEST_BYTES] = request.bytes().try_into().unwrap();
-        assert_eq!(Request::parse(&bytes), Some(request));
+        assert_eq!(NbdRequest::parse(&bytes), Some(request));
         bytes[3] ^= 1;
-        assert_eq!(Request::parse(&bytes), None);
+        assert_eq!(NbdRequest::parse(&bytes), None);
     }
 }

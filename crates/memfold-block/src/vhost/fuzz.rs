@@ -1,7 +1,7 @@
 //! The fuzz target: a guest's memory of any bytes. Built only for tests and fuzzers.
 use super::spans::Memory;
-use super::worker::{Next, Worker};
-use crate::device::{Backing, Device, Settings};
+use super::worker::{NextRequest, QueueWorker};
+use crate::device::{Device, DeviceMemory, MemorySettings};
 use crate::export::Export;
 use std::sync::{Mutex, OnceLock};
 use virtio_queue::{Queue, QueueT};
@@ -20,7 +20,7 @@ const MEMORY: usize = 0x10000;
 /// # Panics
 /// If it doesn't.
 pub fn queue(data: &[u8]) {
-    static DISK: OnceLock<Mutex<(Export, Worker)>> = OnceLock::new();
+    static DISK: OnceLock<Mutex<(Export, QueueWorker)>> = OnceLock::new();
     let mut disk = DISK.get_or_init(|| Mutex::new(disk())).lock().expect("it panics but once");
     let (export, worker) = &mut *disk;
     let memory = Memory::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
@@ -32,7 +32,8 @@ pub fn queue(data: &[u8]) {
     queue.set_ready(true);
     let mut served = 0;
     // The guest's own requests may write more requests into its queue.
-    while served < 4 * QUEUE_SIZE && worker.serve_next(export, &memory, &mut queue) == Next::Served
+    while served < 4 * QUEUE_SIZE
+        && worker.serve_next(export, &memory, &mut queue) == NextRequest::Served
     {
         served += 1;
     }
@@ -41,12 +42,15 @@ pub fn queue(data: &[u8]) {
     export.device().check().expect("the device's promises");
 }
 
-fn disk() -> (Export, Worker) {
-    let backing =
-        Backing::new(&Settings { limit_bytes: 16 << 20, pools: 1, ..Settings::default() });
+fn disk() -> (Export, QueueWorker) {
+    let backing = DeviceMemory::new(&MemorySettings {
+        limit_bytes: 16 << 20,
+        pools: 1,
+        ..MemorySettings::default()
+    });
     let device = Device::new(&backing.expect("a backing"), 256 << 10).expect("a device");
     let export = Export::new("", device, false, 512);
-    let worker = Worker::new(&export);
+    let worker = QueueWorker::new(&export);
     (export, worker)
 }
 
@@ -91,7 +95,7 @@ mod tests {
         ring.try_set_avail_ring_address(GuestAddress(AVAILABLE)).unwrap();
         ring.try_set_used_ring_address(GuestAddress(USED)).unwrap();
         ring.set_ready(true);
-        while worker.serve_next(&export, &memory, &mut ring) == Next::Served {}
+        while worker.serve_next(&export, &memory, &mut ring) == NextRequest::Served {}
         assert_eq!(ring.next_used(), 6);
         for status in [0x1000 + 512, 0x700, 0x1000 + 0x1000, 0x1000 + 0x1800 + 20] {
             assert_eq!(memory.read_obj::<u8>(GuestAddress(status)).unwrap(), 0, "{status:x}");

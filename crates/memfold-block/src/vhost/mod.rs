@@ -29,7 +29,7 @@ mod tests;
 
 use crate::export::Export;
 use ring::SharedMemory;
-use session::{Disk, Session};
+use session::{VhostDisk, VhostSession};
 use spans::Memory;
 use std::fmt;
 use std::io;
@@ -51,9 +51,9 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 /// Serves one device on a Unix socket, to one VMM after the other. Other VMMs wait while one is
 /// connected.
-pub struct Server {
+pub struct VhostServer {
     listener: Mutex<Listener>,
-    disk: Arc<Disk>,
+    disk: Arc<VhostDisk>,
     /// The listener and `stop`.
     waited: Epoll,
     stop: EventFd,
@@ -63,32 +63,36 @@ pub struct Server {
 
 /// Why a connection broke. Its text is one line.
 #[derive(Debug)]
-pub enum Broken {
+pub enum VhostError {
     /// The VMM broke the protocol.
     Protocol(String),
     /// The VMM could not be served, for lack of threads or files.
     Refused(String),
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for VhostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Broken::Protocol(why) => {
+            VhostError::Protocol(why) => {
                 write!(f, "A VMM was disconnected, because it broke the vhost-user protocol: {why}")
             }
-            Broken::Refused(why) => write!(f, "A VMM can't be served: {why}"),
+            VhostError::Refused(why) => write!(f, "A VMM can't be served: {why}"),
         }
     }
 }
 
-impl Server {
+impl VhostServer {
     /// Makes a server and allocates all memory that requests will need: the buffers of each thread.
     /// As many queues as threads are served at the same time.
     ///
     /// # Errors
     /// No more files can be open.
-    pub fn new(listener: UnixListener, export: Arc<Export>, threads: usize) -> io::Result<Server> {
-        Server::with_turn(listener, export, threads, TURN)
+    pub fn new(
+        listener: UnixListener,
+        export: Arc<Export>,
+        threads: usize,
+    ) -> io::Result<VhostServer> {
+        VhostServer::with_turn(listener, export, threads, TURN)
     }
 
     /// Makes a server whose threads serve a queue for `turn` before they look at others, and at
@@ -101,23 +105,23 @@ impl Server {
         export: Arc<Export>,
         threads: usize,
         turn: Duration,
-    ) -> io::Result<Server> {
+    ) -> io::Result<VhostServer> {
         let (waited, stop) = (Epoll::new()?, EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         for fd in [listener.as_raw_fd(), stop.as_raw_fd()] {
             waited.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, 0))?;
         }
-        let disk = Arc::new(Disk::new(export, threads, turn));
+        let disk = Arc::new(VhostDisk::new(export, threads, turn));
         let (stopping, connection) = (AtomicBool::new(false), Mutex::new(None));
         // It is polled only when a connection waits, but a connection that vanished must not block
         // it.
         listener.set_nonblocking(true)?;
         let listener = Mutex::new(Listener::from(listener));
-        Ok(Server { listener, disk, waited, stop, stopping, connection })
+        Ok(VhostServer { listener, disk, waited, stop, stopping, connection })
     }
 
-    /// Serves until [`Server::stop`]. Calls `report` for every connection that breaks or fails.
+    /// Serves until [`VhostServer::stop`]. Calls `report` for every connection that breaks or fails.
     /// Neither ends the server, because the device's data would be lost.
-    pub fn serve(&self, mut report: impl FnMut(&Broken)) {
+    pub fn serve(&self, mut report: impl FnMut(&VhostError)) {
         loop {
             let served = self
                 .wait_for_connection()
@@ -130,7 +134,7 @@ impl Server {
         }
     }
 
-    /// Ends [`Server::serve`], and its connection after the request in progress. The server can't
+    /// Ends [`VhostServer::serve`], and its connection after the request in progress. The server can't
     /// be started again.
     pub fn stop(&self) {
         self.stopping.store(true, SeqCst);
@@ -142,18 +146,18 @@ impl Server {
     }
 
     /// Returns `false` if it was stopped.
-    fn wait_for_connection(&self) -> Result<bool, Broken> {
+    fn wait_for_connection(&self) -> Result<bool, VhostError> {
         loop {
             match self.waited.wait(-1, &mut [EpollEvent::default()]) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Broken::Refused(error.to_string())),
+                Err(error) => return Err(VhostError::Refused(error.to_string())),
                 Ok(_) => return Ok(!self.stopping.load(SeqCst)),
             }
         }
     }
 
     /// Serves the waiting connection to its end. Always returns `true`.
-    fn serve_one(&self) -> Result<bool, Broken> {
+    fn serve_one(&self) -> Result<bool, VhostError> {
         let mut listener = self.listener.lock().expect("nobody panics with the lock");
         let started =
             self.daemon().and_then(|mut daemon| daemon.start(&mut listener).map(|()| daemon));
@@ -163,7 +167,7 @@ impl Server {
             if listener.accept().is_err() {
                 thread::sleep(PAUSE);
             }
-            Broken::Refused(error.to_string())
+            VhostError::Refused(error.to_string())
         })?;
         *self.connection() = daemon.shutdown_handle();
         if self.stopping.load(SeqCst) {
@@ -175,14 +179,15 @@ impl Server {
             // The crate returns this error when a VMM disconnects, also if it is killed.
             Err(Error::HandleRequest(Protocol::Disconnected | Protocol::PartialMessage))
             | Ok(()) => Ok(true),
-            Err(error) => Err(Broken::Protocol(error.to_string())),
+            Err(error) => Err(VhostError::Protocol(error.to_string())),
         }
     }
 
-    fn daemon(&self) -> Result<VhostUserDaemon<Arc<Session>>, Error> {
+    fn daemon(&self) -> Result<VhostUserDaemon<Arc<VhostSession>>, Error> {
         let memory = SharedMemory::new(Memory::new());
-        let session =
-            Arc::new(Session::new(self.disk.clone(), memory.clone()).map_err(Error::StartDaemon)?);
+        let session = Arc::new(
+            VhostSession::new(self.disk.clone(), memory.clone()).map_err(Error::StartDaemon)?,
+        );
         let daemon = VhostUserDaemon::new("memfold-vhost".to_string(), session.clone(), memory);
         let daemon = daemon.inspect_err(|_| session.end_threads())?;
         session.attend(&daemon.get_epoll_handlers()).map_err(Error::StartDaemon)?;

@@ -1,5 +1,5 @@
 //! A request as a driver lays it out: a chain of descriptors, none of which is trusted.
-use super::spans::{Memory, OutOfMemory, Spans};
+use super::spans::{GuestSpans, Memory, OutOfMemory};
 use virtio_bindings::virtio_blk as blk;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress};
@@ -11,7 +11,7 @@ const HEADER_BYTES: usize = 16;
 /// The status of a request, with its number in the protocol.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Status {
+pub(super) enum RequestStatus {
     Ok = blk::VIRTIO_BLK_S_OK as u8,
     /// It failed, or is invalid.
     Error = blk::VIRTIO_BLK_S_IOERR as u8,
@@ -19,15 +19,15 @@ pub(super) enum Status {
     Unsupported = blk::VIRTIO_BLK_S_UNSUPP as u8,
 }
 
-impl From<OutOfMemory> for Status {
-    fn from(_: OutOfMemory) -> Status {
-        Status::Error
+impl From<OutOfMemory> for RequestStatus {
+    fn from(_: OutOfMemory) -> RequestStatus {
+        RequestStatus::Error
     }
 }
 
 /// The operation of a request.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RequestKind {
     Read,
     Write,
     Flush,
@@ -39,42 +39,42 @@ pub(super) enum Kind {
 
 /// The header of every request.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    pub kind: Kind,
+pub(super) struct RequestHeader {
+    pub kind: RequestKind,
     /// In sectors of 512 bytes, whatever the logical sector size.
     pub sector: u64,
 }
 
-impl Header {
-    fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Status> {
+impl RequestHeader {
+    fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<RequestHeader, RequestStatus> {
         let [k0, k1, k2, k3, _, _, _, _, sector @ ..] = *bytes;
         let kind = match u32::from_le_bytes([k0, k1, k2, k3]) {
-            blk::VIRTIO_BLK_T_IN => Kind::Read,
-            blk::VIRTIO_BLK_T_OUT => Kind::Write,
-            blk::VIRTIO_BLK_T_FLUSH => Kind::Flush,
-            blk::VIRTIO_BLK_T_GET_ID => Kind::Identify,
-            blk::VIRTIO_BLK_T_DISCARD => Kind::Discard,
-            blk::VIRTIO_BLK_T_WRITE_ZEROES => Kind::WriteZeroes,
-            _ => return Err(Status::Unsupported),
+            blk::VIRTIO_BLK_T_IN => RequestKind::Read,
+            blk::VIRTIO_BLK_T_OUT => RequestKind::Write,
+            blk::VIRTIO_BLK_T_FLUSH => RequestKind::Flush,
+            blk::VIRTIO_BLK_T_GET_ID => RequestKind::Identify,
+            blk::VIRTIO_BLK_T_DISCARD => RequestKind::Discard,
+            blk::VIRTIO_BLK_T_WRITE_ZEROES => RequestKind::WriteZeroes,
+            _ => return Err(RequestStatus::Unsupported),
         };
-        Ok(Header { kind, sector: u64::from_le_bytes(sector) })
+        Ok(RequestHeader { kind, sector: u64::from_le_bytes(sector) })
     }
 }
 
 /// The memory of one request: what the driver sends, and where it wants the answer.
-pub(super) struct Request {
-    /// The driver's bytes; the data, after [`Request::header`].
-    pub readable: Spans,
+pub(super) struct VhostRequest {
+    /// The driver's bytes; the data, after [`VhostRequest::header`].
+    pub readable: GuestSpans,
     /// Where the requested data goes.
-    pub writable: Spans,
+    pub writable: GuestSpans,
     status: Option<GuestAddress>,
 }
 
-impl Request {
+impl VhostRequest {
     /// Makes one and allocates all memory that any request needs.
-    pub fn new() -> Request {
-        let spans = || Spans::with_capacity(DESCRIPTORS_MAX);
-        Request { readable: spans(), writable: spans(), status: None }
+    pub fn new() -> VhostRequest {
+        let spans = || GuestSpans::with_capacity(DESCRIPTORS_MAX);
+        VhostRequest { readable: spans(), writable: spans(), status: None }
     }
 
     /// Returns whether its capacity is unchanged, for tests.
@@ -90,7 +90,7 @@ impl Request {
     /// # Errors
     /// The chain breaks off, has too many descriptors, no room for a status, or says something
     /// after it has left room for the answer.
-    pub fn fill(&mut self, chain: impl Iterator<Item = Descriptor>) -> Result<(), Status> {
+    pub fn fill(&mut self, chain: impl Iterator<Item = Descriptor>) -> Result<(), RequestStatus> {
         self.readable.clear();
         self.writable.clear();
         let (mut right, mut ended) = (true, false);
@@ -99,7 +99,7 @@ impl Request {
             ended = !part.has_next();
         }
         self.status = self.writable.take_last_byte();
-        if right && ended && self.status.is_some() { Ok(()) } else { Err(Status::Error) }
+        if right && ended && self.status.is_some() { Ok(()) } else { Err(RequestStatus::Error) }
     }
 
     fn add(&mut self, part: &Descriptor) -> bool {
@@ -114,14 +114,14 @@ impl Request {
     ///
     /// # Errors
     /// There is none, or its operation is unknown.
-    pub fn header(&mut self, memory: &Memory) -> Result<Header, Status> {
+    pub fn header(&mut self, memory: &Memory) -> Result<RequestHeader, RequestStatus> {
         let mut bytes = [0; HEADER_BYTES];
         self.readable.read(memory, &mut bytes)?;
-        Header::parse(&bytes)
+        RequestHeader::parse(&bytes)
     }
 
     /// Writes the status, if there is room for it. Returns its length.
-    pub fn answer(&self, memory: &Memory, status: Status) -> u32 {
+    pub fn answer(&self, memory: &Memory, status: RequestStatus) -> u32 {
         let written = self.status.is_some_and(|at| memory.write_obj(status as u8, at).is_ok());
         u32::from(written)
     }
@@ -129,7 +129,7 @@ impl Request {
 
 /// A range to discard or to zero, as a driver writes it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(super) struct Range {
+pub(super) struct DriverRange {
     pub sector: u64,
     pub sectors: u32,
     /// Its memory may be freed.
@@ -141,16 +141,16 @@ pub(super) const RANGE_BYTES: usize = 16;
 /// The most ranges of a request.
 pub(super) const RANGES_MAX: usize = 256;
 
-impl Range {
+impl DriverRange {
     /// # Errors
     /// A flag that is not known.
-    pub fn parse(bytes: &[u8; RANGE_BYTES]) -> Result<Range, Status> {
+    pub fn parse(bytes: &[u8; RANGE_BYTES]) -> Result<DriverRange, RequestStatus> {
         let [s0, s1, s2, s3, s4, s5, s6, s7, n0, n1, n2, n3, flags @ ..] = *bytes;
         let flags = u32::from_le_bytes(flags);
         if flags & !blk::VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0 {
-            return Err(Status::Unsupported);
+            return Err(RequestStatus::Unsupported);
         }
-        Ok(Range {
+        Ok(DriverRange {
             sector: u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]),
             sectors: u32::from_le_bytes([n0, n1, n2, n3]),
             unmap: flags != 0,

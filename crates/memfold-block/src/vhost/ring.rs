@@ -14,13 +14,13 @@ pub(super) type SharedMemory = GuestMemoryAtomic<Memory>;
 /// queue. If another thread had read it first, that thread would sleep for good or end, and a VMM
 /// may give two queues one event. Here the thread never sleeps, and a missing event is no error.
 #[derive(Clone)]
-pub(super) struct Ring(VringMutex<SharedMemory>);
+pub(super) struct VhostRing(VringMutex<SharedMemory>);
 
-impl<'a> VringStateGuard<'a, SharedMemory> for Ring {
+impl<'a> VringStateGuard<'a, SharedMemory> for VhostRing {
     type G = <VringMutex<SharedMemory> as VringStateGuard<'a, SharedMemory>>::G;
 }
 
-impl<'a> VringStateMutGuard<'a, SharedMemory> for Ring {
+impl<'a> VringStateMutGuard<'a, SharedMemory> for VhostRing {
     type G = <VringMutex<SharedMemory> as VringStateMutGuard<'a, SharedMemory>>::G;
 }
 
@@ -33,9 +33,9 @@ macro_rules! as_they_are {
     };
 }
 
-impl VringT<SharedMemory> for Ring {
-    fn new(memory: SharedMemory, size_max: u16) -> Result<Ring, Error> {
-        VringMutex::new(memory, size_max).map(Ring)
+impl VringT<SharedMemory> for VhostRing {
+    fn new(memory: SharedMemory, size_max: u16) -> Result<VhostRing, Error> {
+        VringMutex::new(memory, size_max).map(VhostRing)
     }
 
     fn set_kick(&self, file: Option<File>) {

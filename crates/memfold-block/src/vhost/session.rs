@@ -1,7 +1,7 @@
 //! One VMM's connection: the backend of the crate `vhost-user-backend`.
 use super::config;
-use super::ring::{Ring, SharedMemory};
-use super::worker::{Next, Worker};
+use super::ring::{SharedMemory, VhostRing};
+use super::worker::{NextRequest, QueueWorker};
 use crate::export::Export;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
@@ -21,40 +21,40 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 pub(super) const PUT_OFF: u16 = config::QUEUES_MAX as u16 + 1;
 
 /// A device and the threads' own memory, for one connection after the other.
-pub(super) struct Disk {
+pub(super) struct VhostDisk {
     export: Arc<Export>,
     /// One for each thread of a connection.
-    workers: Vec<Mutex<Worker>>,
+    workers: Vec<Mutex<QueueWorker>>,
     /// Time that a thread serves a queue before it looks at its others.
     turn: Duration,
 }
 
-impl Disk {
-    pub fn new(export: Arc<Export>, threads: usize, turn: Duration) -> Disk {
+impl VhostDisk {
+    pub fn new(export: Arc<Export>, threads: usize, turn: Duration) -> VhostDisk {
         let threads = threads.clamp(1, config::QUEUES_MAX);
-        let workers = (0..threads).map(|_| Mutex::new(Worker::new(&export))).collect();
-        Disk { workers, export, turn }
+        let workers = (0..threads).map(|_| Mutex::new(QueueWorker::new(&export))).collect();
+        VhostDisk { workers, export, turn }
     }
 
-    fn worker(&self, thread: usize) -> MutexGuard<'_, Worker> {
+    fn worker(&self, thread: usize) -> MutexGuard<'_, QueueWorker> {
         self.workers[thread].lock().expect("nobody panics with the lock")
     }
 }
 
 /// The event that ends a thread of the crate.
-struct Exit {
+struct ThreadExit {
     /// The crate waits on it, and never closes it, so this value owns it.
     event: EventFd,
     notifier: Mutex<Option<EventNotifier>>,
 }
 
-impl Exit {
-    fn new() -> io::Result<Exit> {
+impl ThreadExit {
+    fn new() -> io::Result<ThreadExit> {
         let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
         let clone = event.try_clone()?.into_raw_fd();
         // SAFETY: the file is open, and nothing else uses it any more.
         let notifier = unsafe { EventNotifier::from_raw_fd(clone) };
-        Ok(Exit { event, notifier: Mutex::new(Some(notifier)) })
+        Ok(ThreadExit { event, notifier: Mutex::new(Some(notifier)) })
     }
 }
 
@@ -86,7 +86,7 @@ impl PutOff {
 
 /// Why a queue is no longer served.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-enum Pause {
+enum PauseReason {
     /// It is empty.
     Empty,
     /// Its turn is over.
@@ -96,28 +96,28 @@ enum Pause {
 }
 
 /// A VMM's connection to a disk.
-pub(super) struct Session {
-    disk: Arc<Disk>,
+pub(super) struct VhostSession {
+    disk: Arc<VhostDisk>,
     memory: SharedMemory,
-    exits: Vec<Exit>,
+    exits: Vec<ThreadExit>,
     /// One for each thread.
     put_off: Vec<PutOff>,
 }
 
-impl Session {
+impl VhostSession {
     /// # Errors
     /// No more files can be open.
-    pub fn new(disk: Arc<Disk>, memory: SharedMemory) -> io::Result<Session> {
-        let exits = disk.workers.iter().map(|_| Exit::new()).collect::<io::Result<_>>()?;
+    pub fn new(disk: Arc<VhostDisk>, memory: SharedMemory) -> io::Result<VhostSession> {
+        let exits = disk.workers.iter().map(|_| ThreadExit::new()).collect::<io::Result<_>>()?;
         let put_off = disk.workers.iter().map(|_| PutOff::new()).collect::<io::Result<_>>()?;
-        Ok(Session { disk, memory, exits, put_off })
+        Ok(VhostSession { disk, memory, exits, put_off })
     }
 
     /// Makes the crate's threads wait for postponed queues, too.
     ///
     /// # Errors
     /// The system's.
-    pub fn attend(&self, handlers: &[Arc<VringEpollHandler<Arc<Session>>>]) -> io::Result<()> {
+    pub fn attend(&self, handlers: &[Arc<VringEpollHandler<Arc<VhostSession>>>]) -> io::Result<()> {
         for (handler, put_off) in handlers.iter().zip(&self.put_off) {
             handler.register_listener(put_off.event.as_raw_fd(), EventSet::IN, PUT_OFF.into())?;
         }
@@ -133,32 +133,32 @@ impl Session {
 
     /// Serves a queue until it is empty and the driver will announce more, or until its turn ends.
     /// So a driver with endless requests delays neither other queues nor the end of the thread.
-    fn serve(&self, ring: &Ring, queue: u16, thread: usize) {
+    fn serve(&self, ring: &VhostRing, queue: u16, thread: usize) {
         let end = Instant::now() + self.disk.turn;
         while self.begin(ring) {
             match self.serve_until(end, ring, thread) {
-                Pause::Over => return self.put_off[thread].add(queue),
-                Pause::Nonsense => return,
+                PauseReason::Over => return self.put_off[thread].add(queue),
+                PauseReason::Nonsense => return,
                 // Requests that came before the driver knew that it must announce them.
-                Pause::Empty if matches!(ring.enable_notification(), Ok(true)) => {}
-                Pause::Empty => return,
+                PauseReason::Empty if matches!(ring.enable_notification(), Ok(true)) => {}
+                PauseReason::Empty => return,
             }
         }
     }
 
     /// Returns `false` if the queue is not in use, or not in the guest's memory.
-    fn begin(&self, ring: &Ring) -> bool {
+    fn begin(&self, ring: &VhostRing) -> bool {
         ring.get_ref().get_queue().is_valid(&*self.memory.memory())
             && ring.disable_notification().is_ok()
     }
 
-    fn serve_until(&self, end: Instant, ring: &Ring, thread: usize) -> Pause {
+    fn serve_until(&self, end: Instant, ring: &VhostRing, thread: usize) -> PauseReason {
         loop {
             match self.serve_next(ring, thread) {
-                Next::Served if Instant::now() >= end => return Pause::Over,
-                Next::Served => {}
-                Next::Nothing => return Pause::Empty,
-                Next::Nonsense => return Pause::Nonsense,
+                NextRequest::Served if Instant::now() >= end => return PauseReason::Over,
+                NextRequest::Served => {}
+                NextRequest::Nothing => return PauseReason::Empty,
+                NextRequest::Nonsense => return PauseReason::Nonsense,
             }
         }
     }
@@ -167,12 +167,12 @@ impl Session {
     ///
     /// It holds the locks only meanwhile. So a thread that stops a queue, or takes memory away,
     /// waits for the end of the request, and none is in progress after that.
-    fn serve_next(&self, ring: &Ring, thread: usize) -> Next {
+    fn serve_next(&self, ring: &VhostRing, thread: usize) -> NextRequest {
         let mut worker = self.disk.worker(thread);
         let mut ring = ring.get_mut();
         let memory = self.memory.memory();
         let next = worker.serve_next(&self.disk.export, &memory, ring.get_queue_mut());
-        if next == Next::Served && ring.needs_notification().unwrap_or(true) {
+        if next == NextRequest::Served && ring.needs_notification().unwrap_or(true) {
             // A VMM without events polls.
             let _ = ring.signal_used_queue();
         }
@@ -180,9 +180,9 @@ impl Session {
     }
 }
 
-impl VhostUserBackend for Session {
+impl VhostUserBackend for VhostSession {
     type Bitmap = ();
-    type Vring = Ring;
+    type Vring = VhostRing;
 
     fn num_queues(&self) -> usize {
         config::QUEUES_MAX
@@ -246,7 +246,7 @@ impl VhostUserBackend for Session {
         &self,
         event: u16,
         _set: EventSet,
-        rings: &[Ring],
+        rings: &[VhostRing],
         thread: usize,
     ) -> io::Result<()> {
         if let Some(ring) = rings.get(usize::from(event)) {

@@ -9,7 +9,7 @@ pub(super) type Memory = GuestMemoryMmap<()>;
 pub(super) struct OutOfMemory;
 
 #[derive(Copy, Clone)]
-struct Span {
+struct GuestSpan {
     at: GuestAddress,
     len: u32,
 }
@@ -18,17 +18,17 @@ struct Span {
 /// removed.
 ///
 /// Only `with_capacity` allocates, because the device may hold the swap of its own machine.
-pub(super) struct Spans {
-    all: Vec<Span>,
+pub(super) struct GuestSpans {
+    all: Vec<GuestSpan>,
     /// The parts before it are removed.
     first: usize,
     /// Bytes of the other parts.
     len: u64,
 }
 
-impl Spans {
-    pub fn with_capacity(count: usize) -> Spans {
-        Spans { all: Vec::with_capacity(count), first: 0, len: 0 }
+impl GuestSpans {
+    pub fn with_capacity(count: usize) -> GuestSpans {
+        GuestSpans { all: Vec::with_capacity(count), first: 0, len: 0 }
     }
 
     pub fn clear(&mut self) {
@@ -46,7 +46,7 @@ impl Spans {
     pub fn push(&mut self, at: GuestAddress, len: u32) -> bool {
         let fits = self.all.len() < self.all.capacity();
         if fits && len > 0 {
-            self.all.push(Span { at, len });
+            self.all.push(GuestSpan { at, len });
             self.len += u64::from(len);
         }
         fits

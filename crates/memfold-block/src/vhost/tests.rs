@@ -1,11 +1,11 @@
 //! Valid and invalid requests of a guest to a device.
 use super::config::QUEUE_SIZE_MAX;
 use super::request::{DESCRIPTORS_MAX, RANGES_MAX};
-use super::ring::{Ring, SharedMemory};
-use super::session::{Disk, PUT_OFF, Session};
+use super::ring::{SharedMemory, VhostRing};
+use super::session::{PUT_OFF, VhostDisk, VhostSession};
 use super::spans::Memory;
-use super::worker::{Next, Worker};
-use crate::device::{Backing, Device, SECTOR_BYTES, Settings, Status};
+use super::worker::{NextRequest, QueueWorker};
+use crate::device::{Device, DeviceMemory, MemorySettings, RangeStatus, SECTOR_BYTES};
 use crate::export::Export;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +37,7 @@ const NONE: u8 = 0xee;
 /// A guest with a queue, and the thread that serves it.
 struct Guest {
     export: Export,
-    worker: Worker,
+    worker: QueueWorker,
     memory: Memory,
     queue: Queue,
     sent: u16,
@@ -61,7 +61,8 @@ impl Guest {
     }
 
     fn with(read_only: bool) -> Guest {
-        let backing = Backing::new(&Settings { pools: 1, ..Settings::default() }).unwrap();
+        let backing =
+            DeviceMemory::new(&MemorySettings { pools: 1, ..MemorySettings::default() }).unwrap();
         let device = Device::new(&backing, SIZE).unwrap();
         let export = Export::new("a disk with quite a long name", device, read_only, 512);
         let memory = Memory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
@@ -70,7 +71,7 @@ impl Guest {
         queue.try_set_avail_ring_address(GuestAddress(AVAILABLE)).unwrap();
         queue.try_set_used_ring_address(GuestAddress(USED)).unwrap();
         queue.set_ready(true);
-        Guest { worker: Worker::new(&export), export, memory, queue, sent: 0, free: DATA }
+        Guest { worker: QueueWorker::new(&export), export, memory, queue, sent: 0, free: DATA }
     }
 
     fn put(&mut self, bytes: &[u8]) -> u64 {
@@ -106,7 +107,7 @@ impl Guest {
     }
 
     /// Offers the chain that begins with a descriptor, and serves it.
-    fn offer(&mut self, head: u16) -> Next {
+    fn offer(&mut self, head: u16) -> NextRequest {
         let slot = u64::from(self.sent) % QUEUE_SIZE_MAX as u64;
         self.memory.write_obj(Le16::from(head), GuestAddress(AVAILABLE + 4 + 2 * slot)).unwrap();
         self.sent += 1;
@@ -119,7 +120,7 @@ impl Guest {
     fn ask(&mut self, parts: &[Part]) -> Vec<u8> {
         self.free = DATA;
         let answers = self.lay_out(DESCRIPTORS, parts);
-        assert_eq!(self.offer(0), Next::Served);
+        assert_eq!(self.offer(0), NextRequest::Served);
         self.bytes(&answers)
     }
 
@@ -202,7 +203,7 @@ fn an_indirect_table_is_a_chain() {
     let table = 0x30000;
     let answers = guest.lay_out(table, &[Says(&header(READ, 1)), Takes(512), Takes(1)]);
     guest.descriptor(DESCRIPTORS, 7, Descriptor::new(table, 3 * 16, INDIRECT, 0));
-    assert_eq!(guest.offer(7), Next::Served);
+    assert_eq!(guest.offer(7), NextRequest::Served);
     assert_eq!(guest.bytes(&answers), [&guest.device(512, 512)[..], &[OK]].concat());
 }
 
@@ -312,11 +313,11 @@ fn a_chain_that_never_ends_is_an_error() {
     guest.descriptor(DESCRIPTORS, 0, Descriptor::new(at, 16, NEXT, 1));
     guest.descriptor(DESCRIPTORS, 1, Descriptor::new(DATA + 512, 512, NEXT | WRITE, 2));
     guest.descriptor(DESCRIPTORS, 2, Descriptor::new(DATA + 1024, 1, NEXT | WRITE, 1));
-    assert_eq!(guest.offer(0), Next::Served);
+    assert_eq!(guest.offer(0), NextRequest::Served);
     // A chain through its own tail, into itself, or to an invalid descriptor.
     for next in [0, 2, QUEUE_SIZE_MAX as u16, u16::MAX] {
         guest.descriptor(DESCRIPTORS, 2, Descriptor::new(DATA + 1024, 1, NEXT | WRITE, next));
-        assert_eq!(guest.offer(0), Next::Served);
+        assert_eq!(guest.offer(0), NextRequest::Served);
         assert_eq!(guest.bytes(&[(DATA + 1024, 1)]), [ERROR]);
     }
 }
@@ -325,7 +326,7 @@ fn a_chain_that_never_ends_is_an_error() {
 fn a_head_that_is_no_descriptor_ends_no_queue() {
     let mut guest = Guest::new();
     for head in [QUEUE_SIZE_MAX as u16, u16::MAX] {
-        assert_eq!(guest.offer(head), Next::Nonsense);
+        assert_eq!(guest.offer(head), NextRequest::Nonsense);
     }
     guest.sent -= 2;
     guest.memory.write_obj(Le16::from(guest.sent), GuestAddress(AVAILABLE + 2)).unwrap();
@@ -333,7 +334,7 @@ fn a_head_that_is_no_descriptor_ends_no_queue() {
     guest.queue.set_next_avail(guest.sent.wrapping_sub(QUEUE_SIZE_MAX as u16 + 1));
     assert_eq!(
         guest.worker.serve_next(&guest.export, &guest.memory, &mut guest.queue),
-        Next::Nonsense
+        NextRequest::Nonsense
     );
     guest.queue.set_next_avail(guest.sent);
     assert_eq!(guest.status(&[Says(&header(FLUSH, 0)), Takes(1)]), OK);
@@ -346,7 +347,7 @@ fn an_indirect_table_within_another_or_of_no_size_is_an_error() {
     for len in [0, 8, 16 * 65536, !15] {
         guest.descriptor(DESCRIPTORS, 0, Descriptor::new(table, len, INDIRECT, 0));
         guest.descriptor(table, 0, Descriptor::new(table, 16, INDIRECT, 0));
-        assert_eq!(guest.offer(0), Next::Served);
+        assert_eq!(guest.offer(0), NextRequest::Served);
         assert_eq!(guest.used_bytes(), 0);
     }
 }
@@ -370,7 +371,7 @@ fn more_descriptors_than_a_queue_has_are_refused() {
         0,
         Descriptor::new(table, 16 * (u32::from(count) + 1), INDIRECT, 0),
     );
-    assert_eq!(guest.offer(0), Next::Served);
+    assert_eq!(guest.offer(0), NextRequest::Served);
     assert_eq!(guest.used_bytes(), 1);
 }
 
@@ -408,9 +409,11 @@ fn what_is_not_known_is_said_to_be_so() {
 
 #[test]
 fn discarding_and_zeroing_are_exact_to_the_sector() {
-    for (kind, flags, status) in
-        [(DISCARD, 0, Status::Hole), (ZEROES, 1, Status::Hole), (ZEROES, 0, Status::Zeros)]
-    {
+    for (kind, flags, status) in [
+        (DISCARD, 0, RangeStatus::Hole),
+        (ZEROES, 1, RangeStatus::Hole),
+        (ZEROES, 0, RangeStatus::Zeros),
+    ] {
         let mut guest = Guest::new();
         guest.fill();
         let mut wanted = guest.device(0, SIZE as usize);
@@ -490,11 +493,11 @@ fn turn_of_a_queue_ends_although_it_has_more() {
     }
     guest.memory.write_obj(Le16::from(count), GuestAddress(AVAILABLE + 2)).unwrap();
     let memory = SharedMemory::new(guest.memory.clone());
-    let ring = Ring::new(memory.clone(), QUEUE_SIZE_MAX as u16).unwrap();
+    let ring = VhostRing::new(memory.clone(), QUEUE_SIZE_MAX as u16).unwrap();
     *ring.get_mut().get_queue_mut() = guest.queue;
     ring.set_enabled(true);
-    let disk = Arc::new(Disk::new(Arc::new(guest.export), 1, Duration::ZERO));
-    let session = Session::new(disk, memory).unwrap();
+    let disk = Arc::new(VhostDisk::new(Arc::new(guest.export), 1, Duration::ZERO));
+    let session = VhostSession::new(disk, memory).unwrap();
     let rings = [ring];
     let serve = |event| session.handle_event(event, EventSet::IN, &rings, 0).unwrap();
     let served = || guest.memory.read_obj::<Le16>(GuestAddress(USED + 2)).unwrap();
@@ -511,12 +514,16 @@ fn turn_of_a_queue_ends_although_it_has_more() {
 
 #[test]
 fn a_full_device_is_an_error_and_takes_writes_again() {
-    let backing =
-        Backing::new(&Settings { limit_bytes: 8 << 20, pools: 1, ..Settings::default() }).unwrap();
+    let backing = DeviceMemory::new(&MemorySettings {
+        limit_bytes: 8 << 20,
+        pools: 1,
+        ..MemorySettings::default()
+    })
+    .unwrap();
     let device = Device::new(&backing, 64 << 20).unwrap();
     let mut guest = Guest::new();
     guest.export = Export::new("", device, false, 512);
-    guest.worker = Worker::new(&guest.export);
+    guest.worker = QueueWorker::new(&guest.export);
     let noise = memfold_testkit::random::Random::new(1).noise(1 << 20);
     let write = |guest: &mut Guest, at: u64| {
         guest.status(&[Says(&header(WRITES, at)), Says(&noise), Takes(1)])

@@ -1,7 +1,9 @@
 //! Serves one request in a thread: from the guest's memory to the device, or back.
-use super::request::{Kind, RANGE_BYTES, RANGES_MAX, Range, Request, Status};
+use super::request::{
+    DriverRange, RANGE_BYTES, RANGES_MAX, RequestKind, RequestStatus, VhostRequest,
+};
 use super::spans::Memory;
-use crate::device::{Io, IoError, SECTOR_BYTES, Zeros};
+use crate::device::{DeviceIo, IoError, SECTOR_BYTES, ZeroPolicy};
 use crate::export::Export;
 use memfold_sys::page::PageBuffer;
 use memfold_sys::units::Order;
@@ -14,7 +16,7 @@ const COPY_ORDER: Order = Order::new(5).expect("an order");
 
 /// The result for the next request of a queue.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum NextRequest {
     /// It was answered.
     Served,
     /// There is none.
@@ -23,28 +25,28 @@ pub(super) enum Next {
     Nonsense,
 }
 
-impl From<IoError> for Status {
-    fn from(_: IoError) -> Status {
-        Status::Error
+impl From<IoError> for RequestStatus {
+    fn from(_: IoError) -> RequestStatus {
+        RequestStatus::Error
     }
 }
 
 /// Codec state and buffers of a thread that serves requests. Allocates nothing after its creation.
-pub(super) struct Worker {
-    io: Io,
-    request: Request,
+pub(super) struct QueueWorker {
+    io: DeviceIo,
+    request: VhostRequest,
     /// The guest's memory changes at any time, so no reference may point into it, and everything is
     /// copied.
     buffer: PageBuffer,
 }
 
-impl Worker {
-    pub fn new(export: &Export) -> Worker {
+impl QueueWorker {
+    pub fn new(export: &Export) -> QueueWorker {
         let device = export.device();
         let block = Order::covering(device.block_bytes()).expect("a block has an order");
-        Worker {
+        QueueWorker {
             io: device.io(),
-            request: Request::new(),
+            request: VhostRequest::new(),
             buffer: PageBuffer::new(block.max(COPY_ORDER)),
         }
     }
@@ -56,13 +58,22 @@ impl Worker {
     }
 
     /// Serves the next request of a queue, if there is one.
-    pub fn serve_next(&mut self, export: &Export, memory: &Memory, queue: &mut Queue) -> Next {
-        let Ok(mut heads) = queue.iter(memory) else { return Next::Nonsense };
-        let Some(chain) = heads.next() else { return Next::Nothing };
+    pub fn serve_next(
+        &mut self,
+        export: &Export,
+        memory: &Memory,
+        queue: &mut Queue,
+    ) -> NextRequest {
+        let Ok(mut heads) = queue.iter(memory) else { return NextRequest::Nonsense };
+        let Some(chain) = heads.next() else { return NextRequest::Nothing };
         let head = chain.head_index();
         let written = self.serve(export, memory, chain);
         // Fails for a head that is not a descriptor, whose chain was empty.
-        if queue.add_used(memory, head, written).is_ok() { Next::Served } else { Next::Nonsense }
+        if queue.add_used(memory, head, written).is_ok() {
+            NextRequest::Served
+        } else {
+            NextRequest::Nonsense
+        }
     }
 
     /// Serves the request of a chain of descriptors, whatever it contains. Returns how many bytes
@@ -76,27 +87,34 @@ impl Worker {
         let filled = self.request.fill(chain);
         let room = self.request.writable.len();
         let status =
-            filled.and_then(|()| self.carry_out(export, memory)).err().unwrap_or(Status::Ok);
+            filled.and_then(|()| self.carry_out(export, memory)).err().unwrap_or(RequestStatus::Ok);
         // This fits, because a chain has at most 2^32 - 1 bytes.
         (room - self.request.writable.len()) as u32 + self.request.answer(memory, status)
     }
 
-    fn carry_out(&mut self, export: &Export, memory: &Memory) -> Result<(), Status> {
+    fn carry_out(&mut self, export: &Export, memory: &Memory) -> Result<(), RequestStatus> {
         let header = self.request.header(memory)?;
-        let changes = matches!(header.kind, Kind::Write | Kind::Discard | Kind::WriteZeroes);
+        let changes = matches!(
+            header.kind,
+            RequestKind::Write | RequestKind::Discard | RequestKind::WriteZeroes
+        );
         if changes && export.is_read_only() {
-            return Err(Status::Error);
+            return Err(RequestStatus::Error);
         }
         match header.kind {
-            Kind::Read => self.read(export, memory, header.sector),
-            Kind::Write => self.write(export, memory, header.sector),
-            Kind::Flush => Ok(export.flush()?),
-            Kind::Identify => Ok(self.request.writable.write(memory, &serial(export.name()))?),
-            Kind::Discard | Kind::WriteZeroes => self.zero(export, memory, header.kind),
+            RequestKind::Read => self.read(export, memory, header.sector),
+            RequestKind::Write => self.write(export, memory, header.sector),
+            RequestKind::Flush => Ok(export.flush()?),
+            RequestKind::Identify => {
+                Ok(self.request.writable.write(memory, &serial(export.name()))?)
+            }
+            RequestKind::Discard | RequestKind::WriteZeroes => {
+                self.zero(export, memory, header.kind)
+            }
         }
     }
 
-    fn read(&mut self, export: &Export, memory: &Memory, sector: u64) -> Result<(), Status> {
+    fn read(&mut self, export: &Export, memory: &Memory, sector: u64) -> Result<(), RequestStatus> {
         let (mut at, end) = bytes(export, sector, self.request.writable.len())?;
         while at < end {
             let count = self.copied_at_once(at, end);
@@ -108,7 +126,12 @@ impl Worker {
         Ok(())
     }
 
-    fn write(&mut self, export: &Export, memory: &Memory, sector: u64) -> Result<(), Status> {
+    fn write(
+        &mut self,
+        export: &Export,
+        memory: &Memory,
+        sector: u64,
+    ) -> Result<(), RequestStatus> {
         let (mut at, end) = bytes(export, sector, self.request.readable.len())?;
         while at < end {
             let count = self.copied_at_once(at, end);
@@ -128,24 +151,32 @@ impl Worker {
     }
 
     /// Does nothing unless all ranges are valid.
-    fn zero(&mut self, export: &Export, memory: &Memory, kind: Kind) -> Result<(), Status> {
+    fn zero(
+        &mut self,
+        export: &Export,
+        memory: &Memory,
+        kind: RequestKind,
+    ) -> Result<(), RequestStatus> {
         let len = self.request.readable.len() as usize;
         if len == 0 || !len.is_multiple_of(RANGE_BYTES) || len > RANGES_MAX * RANGE_BYTES {
-            return Err(Status::Error);
+            return Err(RequestStatus::Error);
         }
         let all = &mut self.buffer.bytes_mut()[..len];
         self.request.readable.read(memory, all)?;
-        let ranges = || all.as_chunks().0.iter().map(Range::parse);
+        let ranges = || all.as_chunks().0.iter().map(DriverRange::parse);
         for range in ranges() {
             let range = range?;
-            if kind == Kind::Discard && range.unmap {
-                return Err(Status::Unsupported);
+            if kind == RequestKind::Discard && range.unmap {
+                return Err(RequestStatus::Unsupported);
             }
             bytes(export, range.sector, u64::from(range.sectors) * SECTOR_BYTES)?;
         }
         for range in ranges().flatten() {
-            let zeros =
-                if kind == Kind::Discard || range.unmap { Zeros::Hole } else { Zeros::Written };
+            let zeros = if kind == RequestKind::Discard || range.unmap {
+                ZeroPolicy::Hole
+            } else {
+                ZeroPolicy::Written
+            };
             let (at, len) = (range.sector * SECTOR_BYTES, u64::from(range.sectors) * SECTOR_BYTES);
             export.device().zero(&mut self.io, at, len, zeros)?;
         }
@@ -154,9 +185,9 @@ impl Worker {
 }
 
 /// Returns the begin and end of `len` bytes from a sector on.
-fn bytes(export: &Export, sector: u64, len: u64) -> Result<(u64, u64), Status> {
+fn bytes(export: &Export, sector: u64, len: u64) -> Result<(u64, u64), RequestStatus> {
     if !len.is_multiple_of(SECTOR_BYTES) {
-        return Err(Status::Error);
+        return Err(RequestStatus::Error);
     }
     // An overflow lies beyond the end of any device.
     let start = sector.saturating_mul(SECTOR_BYTES);

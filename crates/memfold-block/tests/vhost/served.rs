@@ -1,6 +1,6 @@
 //! A device that is served on its own socket while the value lives.
-use memfold_block::vhost::Server;
-use memfold_block::{Backing, Device, Export, Settings};
+use memfold_block::vhost::VhostServer;
+use memfold_block::{Device, DeviceMemory, Export, MemorySettings};
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ pub const SIZE: u64 = 16 << 20;
 
 pub struct Served {
     pub device: Arc<Device>,
-    pub server: Arc<Server>,
+    pub server: Arc<VhostServer>,
     /// The reports of broken connections.
     pub reports: Arc<Mutex<Vec<String>>>,
     path: PathBuf,
@@ -26,24 +26,25 @@ impl Served {
     }
 
     pub fn with(read_only: bool, threads: usize) -> Served {
-        Served::started(read_only, |listener, export| Server::new(listener, export, threads))
+        Served::started(read_only, |listener, export| VhostServer::new(listener, export, threads))
     }
 
     /// Serves with one thread, which serves one request of a queue, and then one of another.
     pub fn in_turns() -> Served {
         Served::started(false, |listener, export| {
-            Server::with_turn(listener, export, 1, Duration::ZERO)
+            VhostServer::with_turn(listener, export, 1, Duration::ZERO)
         })
     }
 
     fn started(
         read_only: bool,
-        server: impl FnOnce(UnixListener, Arc<Export>) -> io::Result<Server>,
+        server: impl FnOnce(UnixListener, Arc<Export>) -> io::Result<VhostServer>,
     ) -> Served {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let name = format!("memfold-vhost-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
         let path = std::env::temp_dir().join(name);
-        let backing = Backing::new(&Settings { pools: 2, ..Settings::default() }).unwrap();
+        let backing =
+            DeviceMemory::new(&MemorySettings { pools: 2, ..MemorySettings::default() }).unwrap();
         let device = Device::new(&backing, SIZE).unwrap();
         let export = Arc::new(Export::new("test", device.clone(), read_only, 512));
         let server = Arc::new(server(UnixListener::bind(&path).unwrap(), export).unwrap());

@@ -1,6 +1,6 @@
 //! Requests to a server of devices: `memfold blk stat`, `set`, `idle`, `recompress`, `writeback`,
 //! `compact`, `flush`.
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::program::plain;
 use crate::sockets;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -15,14 +15,14 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A subcommand: its name, its description, and its flags.
-struct Ask {
+struct AskCommand {
     name: &'static str,
     about: &'static str,
     flags: &'static [(&'static str, &'static str, &'static str)],
 }
 
-const ASKS: &[Ask] = &[
-    Ask {
+const ASKS: &[AskCommand] = &[
+    AskCommand {
         name: "stat",
         about: "Prints the memory use and counters of the devices",
         flags: &[
@@ -35,7 +35,7 @@ const ASKS: &[Ask] = &[
             ("export", "NAME", "Device for --block-state"),
         ],
     },
-    Ask {
+    AskCommand {
         name: "set",
         about: "Changes limits of a running server",
         flags: &[
@@ -47,7 +47,7 @@ const ASKS: &[Ask] = &[
             ),
         ],
     },
-    Ask {
+    AskCommand {
         name: "idle",
         about: "Marks data that was not used for a while as idle, until it is used again",
         flags: &[(
@@ -56,7 +56,7 @@ const ASKS: &[Ask] = &[
             "Mark only data that was not used for this long [default: 0]",
         )],
     },
-    Ask {
+    AskCommand {
         name: "recompress",
         about: "Compresses data again with a stronger codec, where that makes it smaller",
         flags: &[
@@ -69,7 +69,7 @@ const ASKS: &[Ask] = &[
             ("threshold", "SIZE", "Take only data with at least this many compressed bytes"),
         ],
     },
-    Ask {
+    AskCommand {
         name: "writeback",
         about: "Moves data to the file of memfold blk --writeback",
         flags: &[(
@@ -78,12 +78,12 @@ const ASKS: &[Ask] = &[
             "Which data: idle, huge, huge_idle, incompressible or all [default: idle]",
         )],
     },
-    Ask {
+    AskCommand {
         name: "compact",
         about: "Packs the compressed memory and returns free pages to the system",
         flags: &[],
     },
-    Ask {
+    AskCommand {
         name: "flush",
         about: "Writes all data to the image of memfold blk --persist, and waits for it",
         flags: &[],
@@ -121,7 +121,7 @@ pub fn commands() -> impl Iterator<Item = Command> {
 ///
 /// # Errors
 /// 125: no such server, or it refuses.
-pub fn main(name: &str, matches: &ArgMatches) -> Result<u8, Failure> {
+pub fn main(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let request = request(name, matches)?;
     let path = find(matches)?;
     let is_long = matches!(name, "recompress" | "writeback" | "flush" | "compact");
@@ -143,7 +143,7 @@ pub fn main(name: &str, matches: &ArgMatches) -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn request(name: &str, matches: &ArgMatches) -> Result<Value, Failure> {
+fn request(name: &str, matches: &ArgMatches) -> Result<Value, CommandFailure> {
     let mut request = json!({ "do": name });
     let text = |flag: &str| matches.try_get_one::<String>(flag).ok().flatten();
     let sized = |flag: &str| {
@@ -151,7 +151,7 @@ fn request(name: &str, matches: &ArgMatches) -> Result<Value, Failure> {
             "none" => Ok("none".into()),
             text => parse_size(text, 0)
                 .map(Value::from)
-                .map_err(|e| Failure::own(format!("--{flag}: {e}"))),
+                .map_err(|e| CommandFailure::own(format!("--{flag}: {e}"))),
         };
         text(flag).map(parse).transpose()
     };
@@ -170,19 +170,21 @@ fn request(name: &str, matches: &ArgMatches) -> Result<Value, Failure> {
         }
     }
     if let Some(age) = text("older") {
-        let seconds: u64 = age
-            .parse()
-            .map_err(|_| Failure::own(format!("--older: {age:?} is not a number of seconds")))?;
+        let seconds: u64 = age.parse().map_err(|_| {
+            CommandFailure::own(format!("--older: {age:?} is not a number of seconds"))
+        })?;
         request["age_seconds"] = seconds.into();
     }
     if name == "set" && request.as_object().is_some_and(|all| all.len() == 1) {
-        return Err(Failure::own("No limit given. Give --limit SIZE or --writeback-limit SIZE"));
+        return Err(CommandFailure::own(
+            "No limit given. Give --limit SIZE or --writeback-limit SIZE",
+        ));
     }
     Ok(request)
 }
 
 /// Returns the control socket that the flags select.
-fn find(matches: &ArgMatches) -> Result<PathBuf, Failure> {
+fn find(matches: &ArgMatches) -> Result<PathBuf, CommandFailure> {
     if let Some(path) = matches.get_one::<OsString>("control") {
         return Ok(path.into());
     }
@@ -193,16 +195,16 @@ fn find(matches: &ArgMatches) -> Result<PathBuf, Failure> {
         (Some(pid), all) => {
             let found = all.iter().find(|(of, _)| of == pid).map(|(_, path)| path.clone());
             found.ok_or_else(|| {
-                Failure::own(format!("Process {pid} is no memfold blk of this user."))
+                CommandFailure::own(format!("Process {pid} is no memfold blk of this user."))
             })
         }
         (None, [(_, path)]) => Ok(path.clone()),
-        (None, []) => Err(Failure::own(
+        (None, []) => Err(CommandFailure::own(
             "This user runs no memfold blk. If its socket is elsewhere, give --control PATH.",
         )),
         (None, many) => {
             let pids: Vec<String> = many.iter().map(|(pid, _)| pid.to_string()).collect();
-            Err(Failure::own(format!(
+            Err(CommandFailure::own(format!(
                 "Several memfold blk are running. Give the PID of one: {}.",
                 pids.join(", ")
             )))
@@ -210,14 +212,18 @@ fn find(matches: &ArgMatches) -> Result<PathBuf, Failure> {
     }
 }
 
-fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> Result<Value, Failure> {
+fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> Result<Value, CommandFailure> {
     let answer = sockets::ask(path, request, patience);
-    let answer = answer.map_err(|e| Failure::own(format!("{}: {}", path.display(), plain(&e))))?;
+    let answer =
+        answer.map_err(|e| CommandFailure::own(format!("{}: {}", path.display(), plain(&e))))?;
     let Some(answer) = answer else {
-        return Err(Failure::own(format!("{}: no server answers on this socket", path.display())));
+        return Err(CommandFailure::own(format!(
+            "{}: no server answers on this socket",
+            path.display()
+        )));
     };
     match answer["error"].as_str() {
-        Some(why) => Err(Failure::own(why)),
+        Some(why) => Err(CommandFailure::own(why)),
         None => Ok(answer),
     }
 }
@@ -269,7 +275,7 @@ fn print_stat(about: &Value) {
     }
 }
 
-fn block_state(path: &Path, matches: &ArgMatches) -> Result<u8, Failure> {
+fn block_state(path: &Path, matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let export = matches.get_one::<String>("export").map_or("", String::as_str);
     let mut from = 0;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());

@@ -1,45 +1,47 @@
 //! The devices to serve: new ones, or those of an image.
-use super::flags::{Settings, Wanted};
-use crate::failure::Failure;
-use memfold_block::image::{self, Entry, Image, ImageError, Journal, Place};
-use memfold_block::{Backing, Device, DeviceError, Export, NAME_BYTES_MAX};
+use super::flags::{BlkSettings, WantedDevice};
+use crate::failure::CommandFailure;
+use memfold_block::image::{
+    self, DeviceEntry, ImageError, ImageJournal, ImagePlace, VerifiedImage,
+};
+use memfold_block::{Device, DeviceError, DeviceMemory, Export, NAME_BYTES_MAX};
 use std::path::Path;
 use std::sync::Arc;
 
 /// The devices, and what is written of them at the end.
-pub struct Devices {
-    pub backing: Arc<Backing>,
+pub struct ServedDevices {
+    pub backing: Arc<DeviceMemory>,
     pub exports: Vec<Arc<Export>>,
     devices: Vec<Arc<Device>>,
-    entries: Vec<Entry>,
-    journal: Option<Arc<Journal>>,
+    entries: Vec<DeviceEntry>,
+    journal: Option<Arc<ImageJournal>>,
 }
 
 /// An image to start with.
-struct Found {
-    image: Image,
+struct FoundImage {
+    image: VerifiedImage,
     /// Its place, if it is the image that follows the devices.
-    own: Option<Place>,
+    own: Option<ImagePlace>,
     flag: &'static str,
 }
 
-impl Devices {
+impl ServedDevices {
     /// Makes the devices, with the content of an image.
     ///
     /// # Errors
     /// 125: the settings or an image make no sense, or there is no memory.
-    pub fn open(settings: &Settings) -> Result<Devices, Failure> {
+    pub fn open(settings: &BlkSettings) -> Result<ServedDevices, CommandFailure> {
         if let Some(path) = &settings.save {
             check_place(path)?;
         }
         let (found, wanted) = find_image(settings)?;
-        let entries: Vec<Entry> = wanted
+        let entries: Vec<DeviceEntry> = wanted
             .iter()
-            .map(|wanted| Entry { name: wanted.name.clone(), size: wanted.size })
+            .map(|wanted| DeviceEntry { name: wanted.name.clone(), size: wanted.size })
             .collect();
-        let backing = Backing::new(&settings.backing).map_err(|e| match e {
+        let backing = DeviceMemory::new(&settings.backing).map_err(|e| match e {
             DeviceError::Spill(why) => of("writeback", why),
-            other => Failure::own(other),
+            other => CommandFailure::own(other),
         })?;
         let mut devices = Vec::new();
         for wanted in &wanted {
@@ -61,19 +63,19 @@ impl Devices {
                 None => export,
             })
         });
-        Ok(Devices { backing, exports: exports.collect(), devices, entries, journal })
+        Ok(ServedDevices { backing, exports: exports.collect(), devices, entries, journal })
     }
 
     /// Writes the image at the end.
     ///
     /// # Errors
     /// 125: it can't be written; an older image is as it was.
-    pub fn end(&self, settings: &Settings) -> Result<(), Failure> {
+    pub fn end(&self, settings: &BlkSettings) -> Result<(), CommandFailure> {
         if let Some(journal) = &self.journal {
             journal.flush().map_err(|e| at("persist", settings.persist.as_deref(), e))?;
         }
         if let Some(path) = &settings.save {
-            Place::open(path)
+            ImagePlace::open(path)
                 .and_then(|place| image::save(&place, &self.entries, &self.devices))
                 .map_err(|e| at("save", Some(path), e))?;
         }
@@ -81,16 +83,16 @@ impl Devices {
     }
 }
 
-fn of(flag: &str, why: impl std::fmt::Display) -> Failure {
-    Failure::own(format!("--{flag}: {why}"))
+fn of(flag: &str, why: impl std::fmt::Display) -> CommandFailure {
+    CommandFailure::own(format!("--{flag}: {why}"))
 }
 
-fn at(flag: &str, path: Option<&Path>, why: impl std::fmt::Display) -> Failure {
+fn at(flag: &str, path: Option<&Path>, why: impl std::fmt::Display) -> CommandFailure {
     of(flag, format!("{}: {why}", path.unwrap_or(Path::new("?")).display()))
 }
 
 /// Checks that the place of an image to be written has an image or nothing.
-fn check_place(path: &Path) -> Result<(), Failure> {
+fn check_place(path: &Path) -> Result<(), CommandFailure> {
     let directory =
         path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !directory.is_dir() {
@@ -100,7 +102,7 @@ fn check_place(path: &Path) -> Result<(), Failure> {
             "the directory of the image does not exist. Make it first.",
         ));
     }
-    match Place::open(path).and_then(|place| Image::check_head(&place)) {
+    match ImagePlace::open(path).and_then(|place| VerifiedImage::check_head(&place)) {
         Ok(()) => Ok(()),
         Err(error @ ImageError::System(_)) => Err(at("save", Some(path), error)),
         Err(ImageError::NoImage) => Err(at(
@@ -113,7 +115,9 @@ fn check_place(path: &Path) -> Result<(), Failure> {
 }
 
 /// Returns the image to start with, if there is one, and the devices to make.
-fn find_image(settings: &Settings) -> Result<(Option<Found>, Vec<Wanted>), Failure> {
+fn find_image(
+    settings: &BlkSettings,
+) -> Result<(Option<FoundImage>, Vec<WantedDevice>), CommandFailure> {
     let own = match &settings.persist {
         Some(path) => look(path).map_err(|e| at("persist", Some(path), e))?,
         None => None,
@@ -128,10 +132,10 @@ fn find_image(settings: &Settings) -> Result<(Option<Found>, Vec<Wanted>), Failu
         ));
     }
     let found = match (own, &settings.load) {
-        (Some((place, image)), _) => Some(Found { image, own: Some(place), flag }),
+        (Some((place, image)), _) => Some(FoundImage { image, own: Some(place), flag }),
         (None, Some(path)) => {
             let image = load(path).map_err(|e| at("load", Some(path), e))?;
-            Some(Found { image, own: None, flag })
+            Some(FoundImage { image, own: None, flag })
         }
         (None, None) => None,
     };
@@ -151,25 +155,28 @@ fn find_image(settings: &Settings) -> Result<(Option<Found>, Vec<Wanted>), Failu
 }
 
 /// Opens an image that is written to, with its place.
-fn look(path: &Path) -> Result<Option<(Place, Image)>, ImageError> {
-    let place = Place::open(path)?;
-    Ok(Journal::look(&place)?.map(|image| (place, image)))
+fn look(path: &Path) -> Result<Option<(ImagePlace, VerifiedImage)>, ImageError> {
+    let place = ImagePlace::open(path)?;
+    Ok(ImageJournal::look(&place)?.map(|image| (place, image)))
 }
 
 /// Opens an image that is only read.
-fn load(path: &Path) -> Result<Image, ImageError> {
-    let found = Image::open(&Place::open(path)?)?;
+fn load(path: &Path) -> Result<VerifiedImage, ImageError> {
+    let found = VerifiedImage::open(&ImagePlace::open(path)?)?;
     found.ok_or(ImageError::System("no such file".to_string()))
 }
 
 /// Returns the devices of an image, which must equal the requested ones, if any were requested.
-fn wanted(settings: &Settings, entries: &[Entry]) -> Result<Vec<Wanted>, String> {
+fn wanted(settings: &BlkSettings, entries: &[DeviceEntry]) -> Result<Vec<WantedDevice>, String> {
     if settings.exports.is_empty() {
         if entries.iter().any(|entry| entry.name.len() > NAME_BYTES_MAX) {
             return Err("the image has a device with a name that is too long".to_string());
         }
-        let all =
-            entries.iter().map(|e| Wanted { name: e.name.clone(), size: e.size, read_only: false });
+        let all = entries.iter().map(|e| WantedDevice {
+            name: e.name.clone(),
+            size: e.size,
+            read_only: false,
+        });
         return Ok(all.collect());
     }
     let same = entries.len() == settings.exports.len()
@@ -185,7 +192,7 @@ fn wanted(settings: &Settings, entries: &[Entry]) -> Result<Vec<Wanted>, String>
     ))
 }
 
-fn with_read_only(settings: &Settings, mut wanted: Vec<Wanted>) -> Vec<Wanted> {
+fn with_read_only(settings: &BlkSettings, mut wanted: Vec<WantedDevice>) -> Vec<WantedDevice> {
     wanted.iter_mut().filter(|w| w.name.is_empty()).for_each(|w| w.read_only |= settings.read_only);
     wanted
 }
@@ -193,21 +200,23 @@ fn with_read_only(settings: &Settings, mut wanted: Vec<Wanted>) -> Vec<Wanted> {
 /// Puts an image's bytes into the devices. Returns the image that follows them from now on, if
 /// there is one.
 fn restore(
-    settings: &Settings,
-    found: Option<Found>,
-    entries: &[Entry],
+    settings: &BlkSettings,
+    found: Option<FoundImage>,
+    entries: &[DeviceEntry],
     devices: &[Arc<Device>],
-) -> Result<Option<Arc<Journal>>, Failure> {
+) -> Result<Option<Arc<ImageJournal>>, CommandFailure> {
     let mut own = None;
-    if let Some(Found { image, own: place, flag }) = found {
+    if let Some(FoundImage { image, own: place, flag }) = found {
         let path = if place.is_some() { &settings.persist } else { &settings.load };
         image.restore(devices).map_err(|e| at(flag, path.as_deref(), e))?;
         own = place.map(|place| (place, image));
     }
     let Some(path) = &settings.persist else { return Ok(None) };
     let journal = match own {
-        Some((place, image)) => Journal::resume(place, image, devices),
-        None => Place::open(path).and_then(|place| Journal::create(place, entries, devices)),
+        Some((place, image)) => ImageJournal::resume(place, image, devices),
+        None => {
+            ImagePlace::open(path).and_then(|place| ImageJournal::create(place, entries, devices))
+        }
     };
     journal.map(|journal| Some(Arc::new(journal))).map_err(|e| at("persist", Some(path), e))
 }

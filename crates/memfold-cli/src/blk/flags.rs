@@ -1,5 +1,5 @@
 //! The table of the flags of `memfold blk`, and the settings from them.
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::machine;
 use clap::{Arg, ArgAction, ArgMatches};
 use memfold::config::parse_size;
@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// One flag, as help and docs show it.
-pub struct Flag {
+pub struct BlkFlag {
     /// Name, as in `--name`.
     pub name: &'static str,
     /// What a value looks like; empty for a switch.
@@ -28,14 +28,14 @@ const fn flag(
     value: &'static str,
     default: &'static str,
     help: &'static str,
-) -> Flag {
-    Flag { name, value, default, help, many: false }
+) -> BlkFlag {
+    BlkFlag { name, value, default, help, many: false }
 }
 
 /// Every flag there is.
-pub const FLAGS: &[Flag] = &[
+pub const FLAGS: &[BlkFlag] = &[
     flag("size", "SIZE", "none", "Size of the device, a multiple of 512"),
-    Flag {
+    BlkFlag {
         many: true,
         ..flag(
             "export",
@@ -67,7 +67,7 @@ pub const FLAGS: &[Flag] = &[
         "none",
         "Serve NBD on this TCP port; beyond loopback TLS is required",
     ),
-    Flag {
+    BlkFlag {
         many: true,
         ..flag(
             "vhost",
@@ -134,7 +134,7 @@ pub const FLAGS: &[Flag] = &[
 
 /// A device to serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WantedDevice {
     /// The export's name; empty for the default one.
     pub name: String,
     /// Bytes.
@@ -145,19 +145,19 @@ pub struct Wanted {
 
 /// A device, and the socket on which a virtual machine finds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct MachinePlace {
     /// The export's name; `None` for the first one.
     pub export: Option<String>,
     /// Path of the socket.
     pub path: PathBuf,
 }
 
-impl Place {
+impl MachinePlace {
     /// Parses `[NAME=]PATH`.
     ///
     /// # Errors
     /// The path is empty.
-    pub fn parse(text: &str) -> Result<Place, String> {
+    pub fn parse(text: &str) -> Result<MachinePlace, String> {
         let (export, path) = match text.split_once('=') {
             Some((name, path)) => (Some(name.to_string()), path),
             None => (None, text),
@@ -165,7 +165,7 @@ impl Place {
         if path.is_empty() {
             return Err(format!("{text:?} has no path. Write PATH or NAME=PATH."));
         }
-        Ok(Place { export, path: PathBuf::from(path) })
+        Ok(MachinePlace { export, path: PathBuf::from(path) })
     }
 
     /// Returns its URI for stdout.
@@ -187,19 +187,19 @@ pub struct TlsFiles {
 
 /// The settings of `memfold blk`.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct BlkSettings {
     /// Devices, the default one first; none for those of an image.
-    pub exports: Vec<Wanted>,
+    pub exports: Vec<WantedDevice>,
     /// Clients may only read the default one.
     pub read_only: bool,
     /// Logical sector size, bytes.
     pub sector_bytes: u32,
     /// The memory behind them.
-    pub backing: memfold_block::Settings,
+    pub backing: memfold_block::MemorySettings,
     /// Unix socket for NBD.
     pub unix: Option<PathBuf>,
     /// Sockets for virtual machines.
-    pub vhost: Vec<Place>,
+    pub vhost: Vec<MachinePlace>,
     /// TCP address and port for NBD.
     pub tcp: Option<String>,
     /// Certificates.
@@ -240,23 +240,23 @@ pub fn arguments() -> impl Iterator<Item = Arg> {
 }
 
 /// The given flags, with messages that name them.
-struct Given<'a>(&'a ArgMatches);
+struct GivenFlags<'a>(&'a ArgMatches);
 
-impl Given<'_> {
-    fn fail(flag: &str, why: impl std::fmt::Display) -> Failure {
-        Failure::own(format!("--{flag}: {why}"))
+impl GivenFlags<'_> {
+    fn fail(flag: &str, why: impl std::fmt::Display) -> CommandFailure {
+        CommandFailure::own(format!("--{flag}: {why}"))
     }
 
     fn path(&self, flag: &str) -> Option<PathBuf> {
         self.0.get_one::<OsString>(flag).map(PathBuf::from)
     }
 
-    fn text(&self, flag: &str) -> Result<Option<&str>, Failure> {
+    fn text(&self, flag: &str) -> Result<Option<&str>, CommandFailure> {
         let Some(value) = self.0.get_one::<OsString>(flag) else { return Ok(None) };
         value
             .to_str()
             .map(Some)
-            .ok_or_else(|| Given::fail(flag, format!("{value:?} is not valid UTF-8")))
+            .ok_or_else(|| GivenFlags::fail(flag, format!("{value:?} is not valid UTF-8")))
     }
 
     /// Returns a value parsed by `parse`, if the flag was given.
@@ -264,8 +264,10 @@ impl Given<'_> {
         &self,
         flag: &str,
         parse: impl FnOnce(&str) -> Result<T, String>,
-    ) -> Result<Option<T>, Failure> {
-        self.text(flag)?.map(|text| parse(text).map_err(|why| Given::fail(flag, why))).transpose()
+    ) -> Result<Option<T>, CommandFailure> {
+        self.text(flag)?
+            .map(|text| parse(text).map_err(|why| GivenFlags::fail(flag, why)))
+            .transpose()
     }
 
     /// Returns a value parsed by `parse`, or the table's default.
@@ -273,10 +275,10 @@ impl Given<'_> {
         &self,
         flag: &str,
         parse: impl FnOnce(&str) -> Result<T, String>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, CommandFailure> {
         let default =
             FLAGS.iter().find(|known| known.name == flag).expect("a flag of the table").default;
-        parse(self.text(flag)?.unwrap_or(default)).map_err(|why| Given::fail(flag, why))
+        parse(self.text(flag)?.unwrap_or(default)).map_err(|why| GivenFlags::fail(flag, why))
     }
 
     /// Returns whether a flag was given a value.
@@ -289,9 +291,9 @@ impl Given<'_> {
 ///
 /// # Errors
 /// 125, with one line: a value that makes no sense, or flags that don't fit each other.
-pub fn settings(matches: &ArgMatches) -> Result<Settings, Failure> {
-    let given = Given(matches);
-    Ok(Settings {
+pub fn settings(matches: &ArgMatches) -> Result<BlkSettings, CommandFailure> {
+    let given = GivenFlags(matches);
+    Ok(BlkSettings {
         exports: exports(&given)?,
         read_only: given.0.get_flag("read-only"),
         sector_bytes: given.value("sector", sector)?,
@@ -310,26 +312,26 @@ pub fn settings(matches: &ArgMatches) -> Result<Settings, Failure> {
     })
 }
 
-fn vhost(given: &Given) -> Result<Vec<Place>, Failure> {
+fn vhost(given: &GivenFlags) -> Result<Vec<MachinePlace>, CommandFailure> {
     let places = given.0.get_many::<OsString>("vhost").into_iter().flatten().map(|value| {
         let text = value
             .to_str()
-            .ok_or_else(|| Given::fail("vhost", "a name or path is not valid UTF-8"))?;
-        Place::parse(text).map_err(|why| Given::fail("vhost", why))
+            .ok_or_else(|| GivenFlags::fail("vhost", "a name or path is not valid UTF-8"))?;
+        MachinePlace::parse(text).map_err(|why| GivenFlags::fail("vhost", why))
     });
     places.collect()
 }
 
-fn tls(given: &Given) -> Result<Option<TlsFiles>, Failure> {
+fn tls(given: &GivenFlags) -> Result<Option<TlsFiles>, CommandFailure> {
     let client_ca = given.path("tls-client-ca");
     match (given.path("tls-cert"), given.path("tls-key")) {
         (Some(certificate), Some(key)) => Ok(Some(TlsFiles { certificate, key, client_ca })),
         (None, None) if client_ca.is_none() => Ok(None),
-        (None, _) => Err(Given::fail(
+        (None, _) => Err(GivenFlags::fail(
             "tls-cert",
             "--tls-key and --tls-client-ca need it. Give --tls-cert FILE too.",
         )),
-        (_, None) => Err(Given::fail(
+        (_, None) => Err(GivenFlags::fail(
             "tls-key",
             "--tls-cert and --tls-client-ca need it. Give --tls-key FILE too.",
         )),
@@ -351,17 +353,18 @@ fn sector(text: &str) -> Result<u32, String> {
     }
 }
 
-fn exports(given: &Given) -> Result<Vec<Wanted>, Failure> {
+fn exports(given: &GivenFlags) -> Result<Vec<WantedDevice>, CommandFailure> {
     let size = given.parsed("size", size)?;
     let read_only = given.0.get_flag("read-only");
-    let first = size.map(|size| Wanted { name: String::new(), size, read_only });
-    let mut all: Vec<Wanted> = first.into_iter().collect();
+    let first = size.map(|size| WantedDevice { name: String::new(), size, read_only });
+    let mut all: Vec<WantedDevice> = first.into_iter().collect();
     for value in given.0.get_many::<OsString>("export").into_iter().flatten() {
-        let text =
-            value.to_str().ok_or_else(|| Given::fail("export", "the name is not valid UTF-8"))?;
-        let wanted = export(text).map_err(|why| Given::fail("export", why))?;
+        let text = value
+            .to_str()
+            .ok_or_else(|| GivenFlags::fail("export", "the name is not valid UTF-8"))?;
+        let wanted = export(text).map_err(|why| GivenFlags::fail("export", why))?;
         if all.iter().any(|other| other.name == wanted.name) {
-            return Err(Given::fail(
+            return Err(GivenFlags::fail(
                 "export",
                 format!("{:?} is given twice. Give each device another name.", wanted.name),
             ));
@@ -369,13 +372,15 @@ fn exports(given: &Given) -> Result<Vec<Wanted>, Failure> {
         all.push(wanted);
     }
     if all.is_empty() && given.path("load").or(given.path("persist")).is_none() {
-        return Err(Failure::own("No device given. Write --size SIZE or --export NAME=SIZE."));
+        return Err(CommandFailure::own(
+            "No device given. Write --size SIZE or --export NAME=SIZE.",
+        ));
     }
     Ok(all)
 }
 
 /// Parses `NAME=SIZE[,ro]`.
-fn export(text: &str) -> Result<Wanted, String> {
+fn export(text: &str) -> Result<WantedDevice, String> {
     let (rest, read_only) = match text.strip_suffix(",ro") {
         Some(rest) => (rest, true),
         None => (text, false),
@@ -389,11 +394,11 @@ fn export(text: &str) -> Result<Wanted, String> {
             memfold_block::NAME_BYTES_MAX
         ));
     }
-    Ok(Wanted { name: name.to_string(), size: self::size(size)?, read_only })
+    Ok(WantedDevice { name: name.to_string(), size: self::size(size)?, read_only })
 }
 
-fn backing(given: &Given) -> Result<memfold_block::Settings, Failure> {
-    let mut settings = memfold_block::Settings {
+fn backing(given: &GivenFlags) -> Result<memfold_block::MemorySettings, CommandFailure> {
+    let mut settings = memfold_block::MemorySettings {
         codec: given.value("codec", codec)?,
         block_order: given.value("block", order)?,
         verify: given.0.get_flag("verify"),
@@ -402,15 +407,15 @@ fn backing(given: &Given) -> Result<memfold_block::Settings, Failure> {
     };
     if let Some(text) = given.text("limit")?.filter(|text| *text != "none") {
         let memory = machine::memory_bytes();
-        let limit = parse_size(text, memory).map_err(|why| Given::fail("limit", why))?;
+        let limit = parse_size(text, memory).map_err(|why| GivenFlags::fail("limit", why))?;
         if limit < LIMIT_BYTES_MIN {
-            return Err(Given::fail(
+            return Err(GivenFlags::fail(
                 "limit",
                 format!("{limit} bytes are too small. Give at least {}M.", LIMIT_BYTES_MIN >> 20),
             ));
         }
         if limit > memory {
-            return Err(Given::fail(
+            return Err(GivenFlags::fail(
                 "limit",
                 format!(
                     "{text} is more than the memory of this machine or cgroup ({memory} bytes). Give less."
@@ -430,7 +435,7 @@ fn codec(text: &str) -> Result<CodecSpec, String> {
     CodecSpec::parse(text).map_err(|e| e.to_string())
 }
 
-fn spill(given: &Given) -> Result<Option<SpillSettings>, Failure> {
+fn spill(given: &GivenFlags) -> Result<Option<SpillSettings>, CommandFailure> {
     let limit_bytes = given.value("writeback-limit", |text| match text {
         "none" => Ok(None),
         _ => size(text).map(Some),
@@ -447,7 +452,7 @@ fn spill(given: &Given) -> Result<Option<SpillSettings>, Failure> {
     let Some(path) = given.text("writeback")? else {
         let own = ["writeback-limit", "writeback-size", "writeback-encrypt"];
         return match own.into_iter().find(|flag| given.has(flag)) {
-            Some(flag) => Err(Given::fail(
+            Some(flag) => Err(GivenFlags::fail(
                 flag,
                 "this flag needs a writeback file. Give --writeback PATH too.",
             )),
@@ -480,7 +485,7 @@ mod tests {
     use super::*;
 
     /// Returns a row; a bar within a cell would end it.
-    fn row(flag: &Flag) -> String {
+    fn row(flag: &BlkFlag) -> String {
         let name = format!("`--{} {}", flag.name, flag.value);
         let cells = [format!("{}`", name.trim()), flag.default.to_string(), flag.help.to_string()];
         format!("| {} |\n", cells.map(|cell| cell.replace('|', "\\|")).join(" | "))
@@ -501,8 +506,9 @@ mod tests {
 
     #[test]
     fn exports_are_told_apart() {
-        let wanted =
-            |name: &str, size, read_only| Ok(Wanted { name: name.to_string(), size, read_only });
+        let wanted = |name: &str, size, read_only| {
+            Ok(WantedDevice { name: name.to_string(), size, read_only })
+        };
         assert_eq!(export("a=1M"), wanted("a", 1 << 20, false));
         assert_eq!(export("a=b=512,ro"), wanted("a=b", 512, true));
         for (text, word) in

@@ -1,9 +1,9 @@
 //! The sockets for clients: made here, or given by systemd.
-use super::flags::Settings;
-use crate::failure::Failure;
+use super::flags::BlkSettings;
+use crate::failure::CommandFailure;
 use crate::program::plain;
 use crate::sockets;
-use memfold_block::nbd::Listener;
+use memfold_block::nbd::SocketListener;
 use std::env;
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 const GIVEN_FIRST: RawFd = 3;
 
 /// A listener, and its URI for clients.
-pub struct Named {
-    pub listener: Listener,
+pub struct NamedListener {
+    pub listener: SocketListener,
     pub uri: String,
 }
 
@@ -52,26 +52,28 @@ impl Drop for SocketName {
 ///
 /// # Errors
 /// 125: there is none, or one can't be had.
-pub fn open(settings: &Settings) -> Result<(Vec<Named>, Vec<SocketName>), Failure> {
+pub fn open(
+    settings: &BlkSettings,
+) -> Result<(Vec<NamedListener>, Vec<SocketName>), CommandFailure> {
     let (mut all, mut paths) = (given()?, Vec::new());
     if let Some(path) = &settings.unix {
-        let (listener, own) =
-            unix(path).map_err(|why| Failure::own(format!("--unix: {}: {why}", path.display())))?;
-        all.push(Named { listener: Listener::Unix(listener), uri: unix_uri(path) });
+        let (listener, own) = unix(path)
+            .map_err(|why| CommandFailure::own(format!("--unix: {}: {why}", path.display())))?;
+        all.push(NamedListener { listener: SocketListener::Unix(listener), uri: unix_uri(path) });
         paths.push(own);
     }
     if let Some(address) = &settings.tcp {
         let listener =
-            tcp(address).map_err(|why| Failure::own(format!("--tcp: {address}: {why}")))?;
+            tcp(address).map_err(|why| CommandFailure::own(format!("--tcp: {address}: {why}")))?;
         all.push(named_tcp(listener, settings.tls.is_some()));
     }
     Ok((all, paths))
 }
 
-fn named_tcp(listener: TcpListener, tls: bool) -> Named {
+fn named_tcp(listener: TcpListener, tls: bool) -> NamedListener {
     let at = listener.local_addr().map_or_else(|_| "?".to_string(), |at| at.to_string());
-    Named {
-        listener: Listener::Tcp(listener),
+    NamedListener {
+        listener: SocketListener::Tcp(listener),
         uri: format!("{}://{at}/", if tls { "nbds" } else { "nbd" }),
     }
 }
@@ -114,7 +116,7 @@ fn tcp(address: &str) -> Result<TcpListener, String> {
 }
 
 /// Returns the sockets of systemd's socket activation (LISTEN_PID, LISTEN_FDS).
-fn given() -> Result<Vec<Named>, Failure> {
+fn given() -> Result<Vec<NamedListener>, CommandFailure> {
     let number = |name: &str| env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
     if number("LISTEN_PID") != Some(std::process::id()) {
         return Ok(Vec::new());
@@ -123,7 +125,7 @@ fn given() -> Result<Vec<Named>, Failure> {
     (GIVEN_FIRST..GIVEN_FIRST + count)
         .map(|fd| {
             listener_of(fd).map_err(|e| {
-                Failure::own(format!(
+                CommandFailure::own(format!(
                     "LISTEN_FDS: descriptor {fd} is not a listening stream socket: {}",
                     plain(&e)
                 ))
@@ -132,7 +134,7 @@ fn given() -> Result<Vec<Named>, Failure> {
         .collect()
 }
 
-fn listener_of(fd: RawFd) -> io::Result<Named> {
+fn listener_of(fd: RawFd) -> io::Result<NamedListener> {
     let option = |name| {
         let (mut value, mut len) = (0, size_of::<libc::c_int>() as libc::socklen_t);
         // SAFETY: the pointers lead to locals of the length that is given.
@@ -162,7 +164,7 @@ fn listener_of(fd: RawFd) -> io::Result<Named> {
                 .as_ref()
                 .and_then(|at| at.as_pathname())
                 .map_or("nbd+unix:".to_string(), unix_uri);
-            Ok(Named { listener: Listener::Unix(listener), uri })
+            Ok(NamedListener { listener: SocketListener::Unix(listener), uri })
         }
         libc::AF_INET | libc::AF_INET6 => Ok(named_tcp(TcpListener::from(owned), false)),
         _ => Err(ErrorKind::InvalidInput.into()),

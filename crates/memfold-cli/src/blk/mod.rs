@@ -7,7 +7,7 @@ mod vhost;
 mod serve;
 mod ask;
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use clap::{ArgMatches, Command};
 
 const EXAMPLES: &str = "\
@@ -41,7 +41,7 @@ pub fn command() -> Command {
 ///
 /// # Errors
 /// 125, as the help says.
-pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
+pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     match matches.subcommand() {
         Some((name, matches)) => ask::main(name, matches),
         None => serve::main(matches),

@@ -1,16 +1,16 @@
 //! Serves devices: from settings to sockets, and to the end.
-use super::devices::Devices;
-use super::flags::{self, Place, Settings};
-use super::listeners::{self, Named, SocketName};
+use super::devices::ServedDevices;
+use super::flags::{self, BlkSettings, MachinePlace};
+use super::listeners::{self, NamedListener, SocketName};
 use super::swap_safe;
-use super::vhost::Machines;
-use crate::child::signals::Signals;
-use crate::failure::Failure;
+use super::vhost::MachineServers;
+use crate::child::signals::PassedSignals;
+use crate::failure::CommandFailure;
 use crate::program::plain;
 use crate::sockets;
 use clap::ArgMatches;
-use memfold_block::ctl::Control;
-use memfold_block::nbd::{Server, Tls};
+use memfold_block::ctl::DeviceControl;
+use memfold_block::nbd::{NbdServer, TlsIdentity};
 use memfold_remote::each_connection;
 use std::env;
 use std::io::Write;
@@ -27,36 +27,38 @@ const TIDY_PERIOD: Duration = Duration::from_secs(1);
 /// # Errors
 /// 125: the settings make no sense, what they name can't be had, or an image can't be written at
 /// the end.
-pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
-    let signals = Signals::block();
+pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
+    let signals = PassedSignals::block();
     let settings = flags::settings(matches)?;
     let tls = tls(&settings)?;
     let (listeners, names) = listeners::open(&settings)?;
     if listeners.is_empty() && settings.vhost.is_empty() {
         let flags = "--unix PATH, --tcp ADDRESS:PORT or --vhost PATH";
-        return Err(Failure::own(format!(
+        return Err(CommandFailure::own(format!(
             "No socket given, so no client could reach the device. Give {flags}."
         )));
     }
     if settings.swap_safe {
         swap_safe::enter()?;
     }
-    let devices = Devices::open(&settings)?;
+    let devices = ServedDevices::open(&settings)?;
     let control = control(&settings, &devices)?;
-    let mut server = Server::new(&devices.exports, tls, settings.connections);
+    let mut server = NbdServer::new(&devices.exports, tls, settings.connections);
     let mut uris = Vec::new();
-    for Named { listener, uri } in listeners {
-        server.listen(listener).map_err(|e| Failure::own(format!("{uri}: {}", plain(&e))))?;
+    for NamedListener { listener, uri } in listeners {
+        server
+            .listen(listener)
+            .map_err(|e| CommandFailure::own(format!("{uri}: {}", plain(&e))))?;
         uris.push(uri);
     }
-    let machines = Machines::start(&settings.vhost, &devices.exports)?;
-    uris.extend(settings.vhost.iter().map(Place::uri));
+    let machines = MachineServers::start(&settings.vhost, &devices.exports)?;
+    uris.extend(settings.vhost.iter().map(MachinePlace::uri));
     let backing = devices.backing.clone();
     let tender = thread::Builder::new()
         .name("memfold-tend".to_string())
         .spawn(move || backing.tend(TIDY_PERIOD));
-    let tender =
-        tender.map_err(|e| Failure::own(format!("Starting a thread failed: {}", plain(&e))))?;
+    let tender = tender
+        .map_err(|e| CommandFailure::own(format!("Starting a thread failed: {}", plain(&e))))?;
     tell_ready(&uris);
     wait_for_end(&signals);
     server.end();
@@ -68,18 +70,21 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     done.map(|()| 0)
 }
 
-fn tls(settings: &Settings) -> Result<Option<Tls>, Failure> {
+fn tls(settings: &BlkSettings) -> Result<Option<TlsIdentity>, CommandFailure> {
     let Some(files) = &settings.tls else { return Ok(None) };
-    let loaded = Tls::load(&files.certificate, &files.key, files.client_ca.as_deref());
-    loaded.map(Some).map_err(|why| Failure::own(format!("TLS: {why}")))
+    let loaded = TlsIdentity::load(&files.certificate, &files.key, files.client_ca.as_deref());
+    loaded.map(Some).map_err(|why| CommandFailure::own(format!("TLS: {why}")))
 }
 
 /// Answers `memfold blk stat`, `set` and the others, from a thread for each request. Returns `None`
 /// where no socket can be made and none was requested: the devices are then served without one.
-fn control(settings: &Settings, devices: &Devices) -> Result<Option<SocketName>, Failure> {
+fn control(
+    settings: &BlkSettings,
+    devices: &ServedDevices,
+) -> Result<Option<SocketName>, CommandFailure> {
     let (listener, name) = match &settings.control {
         Some(path) => listeners::unix(path)
-            .map_err(|e| Failure::own(format!("--control: {}: {e}", path.display())))?,
+            .map_err(|e| CommandFailure::own(format!("--control: {}: {e}", path.display())))?,
         None => {
             let found = sockets::listen(sockets::BLK);
             let named = found.and_then(|(listener, path)| Ok((listener, SocketName::of(&path)?)));
@@ -87,14 +92,15 @@ fn control(settings: &Settings, devices: &Devices) -> Result<Option<SocketName>,
             named
         }
     };
-    let control = Arc::new(Control::new(&devices.backing, &devices.exports, settings.recompress));
+    let control =
+        Arc::new(DeviceControl::new(&devices.backing, &devices.exports, settings.recompress));
     let serve = move || serve_control(&listener, &control);
     let started = thread::Builder::new().name("memfold-control".to_string()).spawn(serve);
-    started.map_err(|e| Failure::own(format!("Starting a thread failed: {}", plain(&e))))?;
+    started.map_err(|e| CommandFailure::own(format!("Starting a thread failed: {}", plain(&e))))?;
     Ok(Some(name))
 }
 
-fn serve_control(listener: &UnixListener, control: &Arc<Control>) {
+fn serve_control(listener: &UnixListener, control: &Arc<DeviceControl>) {
     each_connection(listener, |stream| {
         let control = control.clone();
         // Some requests take long, and others must not wait for them. A broken connection affects
@@ -114,7 +120,7 @@ fn tell_ready(uris: &[String]) {
     let _ = UnixDatagram::unbound().and_then(|socket| socket.send_to(b"READY=1", path));
 }
 
-fn wait_for_end(signals: &Signals) {
+fn wait_for_end(signals: &PassedSignals) {
     loop {
         match signals.next(None).map(|caught| caught.number) {
             Some(libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT) => return,

@@ -1,6 +1,6 @@
 //! Makes a server of swap safe: its memory is never swapped out, and its I/O never waits for
 //! itself.
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::program::plain;
 use std::fs;
 use std::io;
@@ -15,12 +15,12 @@ const PR_SET_IO_FLUSHER: libc::c_int = 57;
 ///
 /// # Errors
 /// 125: memory may not be locked.
-pub fn enter() -> Result<(), Failure> {
+pub fn enter() -> Result<(), CommandFailure> {
     // On fault: reserved memory that is never touched takes no memory.
     // SAFETY: changes how the kernel treats this process; no memory is passed.
     if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } != 0 {
         let why = plain(&io::Error::last_os_error());
-        return Err(Failure::own(format!(
+        return Err(CommandFailure::own(format!(
             "--swap-safe: locking memory (mlockall) failed: {why}. Run it as root, or with CAP_IPC_LOCK."
         )));
     }

@@ -1,30 +1,35 @@
 //! Disks of virtual machines: a socket for each device of `--vhost`.
-use super::flags::Place;
+use super::flags::MachinePlace;
 use super::listeners::{self, SocketName};
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::program::plain;
 use memfold_block::Export;
-use memfold_block::vhost::{Broken, Server};
+use memfold_block::vhost::{VhostError, VhostServer};
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-/// Running servers. They end when [`Machines::end`] is called.
-pub struct Machines {
-    all: Vec<(Arc<Server>, JoinHandle<()>)>,
+/// Running servers. They end when [`MachineServers::end`] is called.
+pub struct MachineServers {
+    all: Vec<(Arc<VhostServer>, JoinHandle<()>)>,
     _names: Vec<SocketName>,
 }
 
-impl Machines {
+impl MachineServers {
     /// Serves each device on its socket.
     ///
     /// # Errors
     /// 125: there is no such device, or the socket can't be made.
-    pub fn start(places: &[Place], exports: &[Arc<Export>]) -> Result<Machines, Failure> {
-        let mut machines = Machines { all: Vec::new(), _names: Vec::new() };
+    pub fn start(
+        places: &[MachinePlace],
+        exports: &[Arc<Export>],
+    ) -> Result<MachineServers, CommandFailure> {
+        let mut machines = MachineServers { all: Vec::new(), _names: Vec::new() };
         for place in places {
-            let at = |why: &str| Failure::own(format!("--vhost: {}: {why}", place.path.display()));
+            let at = |why: &str| {
+                CommandFailure::own(format!("--vhost: {}: {why}", place.path.display()))
+            };
             let export = find(place, exports).ok_or_else(|| {
                 let name = place.export.as_deref().unwrap_or_default();
                 at(&format!("there is no device {name:?}. Give its name as in --export, or no name for the first device."))
@@ -33,7 +38,7 @@ impl Machines {
             machines._names.push(name);
             let threads = thread::available_parallelism().map_or(1, |n| n.get());
             let server =
-                Server::new(listener, export.clone(), threads).map_err(|e| at(&plain(&e)))?;
+                VhostServer::new(listener, export.clone(), threads).map_err(|e| at(&plain(&e)))?;
             machines
                 .run(Arc::new(server), &place.path)
                 .map_err(|e| at(&format!("starting a thread failed: {}", plain(&e))))?;
@@ -41,11 +46,11 @@ impl Machines {
         Ok(machines)
     }
 
-    fn run(&mut self, server: Arc<Server>, path: &Path) -> io::Result<()> {
+    fn run(&mut self, server: Arc<VhostServer>, path: &Path) -> io::Result<()> {
         let (own, path) = (server.clone(), path.to_path_buf());
         // Not eprintln!, which panics if stderr is closed: disks of other machines must survive
         // that.
-        let report = move |why: &Broken| {
+        let report = move |why: &VhostError| {
             drop(writeln!(io::stderr(), "memfold: --vhost: {}: {why}", path.display()))
         };
         let serve = move || own.serve(report);
@@ -63,7 +68,7 @@ impl Machines {
     }
 }
 
-fn find<'a>(place: &Place, exports: &'a [Arc<Export>]) -> Option<&'a Arc<Export>> {
+fn find<'a>(place: &MachinePlace, exports: &'a [Arc<Export>]) -> Option<&'a Arc<Export>> {
     match &place.export {
         Some(name) => exports.iter().find(|export| export.name() == name),
         None => exports.first(),

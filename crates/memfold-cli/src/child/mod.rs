@@ -2,8 +2,8 @@
 mod inherited;
 pub mod signals;
 
-use crate::child::signals::{Caught, Signals};
-use crate::failure::Failure;
+use crate::child::signals::{CaughtSignal, PassedSignals};
+use crate::failure::CommandFailure;
 use crate::program::{SHELL, plain};
 use std::ffi::{CString, OsStr, OsString, c_char};
 use std::io::{self, ErrorKind};
@@ -13,13 +13,13 @@ use std::path::Path;
 use std::process::Command;
 
 /// A started program.
-pub struct Child {
+pub struct ChildProgram {
     pid: libc::pid_t,
-    signals: Signals,
+    signals: PassedSignals,
 }
 
 /// How a program ended.
-pub struct End {
+pub struct ProgramEnd {
     /// Its number.
     pub pid: libc::pid_t,
     /// The status to exit with: the program's own, or 128 + n if signal n ended it.
@@ -28,7 +28,7 @@ pub struct End {
     pub dumped: bool,
 }
 
-impl Child {
+impl ChildProgram {
     /// Executes `path` with `arguments` (the first is the name it was called by), in `environment`.
     /// A file that the kernel can't execute is given to sh, as execvp does.
     ///
@@ -42,10 +42,10 @@ impl Child {
         path: &Path,
         arguments: &[OsString],
         environment: Vec<CString>,
-    ) -> Result<Child, Failure> {
-        let image =
-            Image::new(path, arguments, environment).map_err(|e| Failure::own(plain(&e)))?;
-        let signals = Signals::block();
+    ) -> Result<ChildProgram, CommandFailure> {
+        let image = ExecImage::new(path, arguments, environment)
+            .map_err(|e| CommandFailure::own(plain(&e)))?;
+        let signals = PassedSignals::block();
         let parent = std::process::id() as libc::pid_t;
         let prepare = {
             let signals = signals.clone();
@@ -70,16 +70,16 @@ impl Child {
         // SAFETY: the closure makes async-signal-safe system calls only and allocates nothing.
         unsafe { command.pre_exec(prepare) };
         match command.spawn() {
-            Ok(child) => Ok(Child { pid: child.id() as libc::pid_t, signals }),
+            Ok(child) => Ok(ChildProgram { pid: child.id() as libc::pid_t, signals }),
             Err(e) => {
                 signals.restore();
                 let text = format!("{}: {}", path.display(), plain(&e));
                 Err(if e.kind() == ErrorKind::NotFound {
-                    Failure::not_found(text)
+                    CommandFailure::not_found(text)
                 } else if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM)) {
-                    Failure::own(text)
+                    CommandFailure::own(text)
                 } else {
-                    Failure::not_executable(text)
+                    CommandFailure::not_executable(text)
                 })
             }
         }
@@ -94,7 +94,7 @@ impl Child {
     ///
     /// # Errors
     /// 125: the program can't be waited for.
-    pub fn wait(self) -> Result<End, Failure> {
+    pub fn wait(self) -> Result<ProgramEnd, CommandFailure> {
         loop {
             if let Some(end) = self.collect()? {
                 self.signals.restore();
@@ -107,7 +107,7 @@ impl Child {
     }
 
     /// Returns the end of the program; `None` while it runs.
-    fn collect(&self) -> Result<Option<End>, Failure> {
+    fn collect(&self) -> Result<Option<ProgramEnd>, CommandFailure> {
         loop {
             let mut status = 0;
             // SAFETY: `status` is local; the process is our child, and nothing else waits for it.
@@ -116,14 +116,14 @@ impl Child {
                 -1 => {
                     let error = io::Error::last_os_error();
                     if error.kind() != ErrorKind::Interrupted {
-                        return Err(Failure::own(format!(
+                        return Err(CommandFailure::own(format!(
                             "Waiting for the program failed: {}",
                             plain(&error)
                         )));
                     }
                 }
                 _ if libc::WIFEXITED(status) => {
-                    return Ok(Some(End {
+                    return Ok(Some(ProgramEnd {
                         pid: self.pid,
                         status: libc::WEXITSTATUS(status) as u8,
                         dumped: false,
@@ -131,7 +131,7 @@ impl Child {
                 }
                 _ if libc::WIFSIGNALED(status) => {
                     let dumped = libc::WCOREDUMP(status);
-                    return Ok(Some(End {
+                    return Ok(Some(ProgramEnd {
                         pid: self.pid,
                         status: 128 + libc::WTERMSIG(status) as u8,
                         dumped,
@@ -145,7 +145,7 @@ impl Child {
 
     /// Passes a signal that memfold got on to the program, unless the program has it already:
     /// Ctrl-C reaches the whole process group, and the program's own `kill 0` reaches its group.
-    fn pass_on(&self, caught: Caught) {
+    fn pass_on(&self, caught: CaughtSignal) {
         if caught.number == libc::SIGCHLD || caught.from_kernel || caught.sender == Some(self.pid) {
             return;
         }
@@ -155,28 +155,32 @@ impl Child {
 }
 
 /// What to execute, prepared for a process that may not allocate.
-struct Image {
+struct ExecImage {
     path: CString,
-    arguments: Pointers,
-    environment: Pointers,
+    arguments: ExecStrings,
+    environment: ExecStrings,
     /// Arguments for the shell: its name, the path as a script, and the arguments after the first.
-    by_shell: Pointers,
+    by_shell: ExecStrings,
 }
 
-impl Image {
+impl ExecImage {
     /// # Errors
     /// A path or an argument with a zero byte in it.
-    fn new(path: &Path, arguments: &[OsString], environment: Vec<CString>) -> io::Result<Image> {
+    fn new(
+        path: &Path,
+        arguments: &[OsString],
+        environment: Vec<CString>,
+    ) -> io::Result<ExecImage> {
         let text = |s: &OsStr| CString::new(s.as_bytes());
         let path = text(path.as_os_str())?;
         let arguments = arguments.iter().map(|a| text(a)).collect::<Result<Vec<_>, _>>()?;
         let mut by_shell = vec![SHELL.to_owned(), path.clone()];
         by_shell.extend_from_slice(&arguments[1..]);
-        Ok(Image {
+        Ok(ExecImage {
             path,
-            arguments: Pointers::new(arguments),
-            environment: Pointers::new(environment),
-            by_shell: Pointers::new(by_shell),
+            arguments: ExecStrings::new(arguments),
+            environment: ExecStrings::new(environment),
+            by_shell: ExecStrings::new(by_shell),
         })
     }
 
@@ -195,21 +199,21 @@ impl Image {
 }
 
 /// Strings, and the array of them that execve takes.
-struct Pointers {
+struct ExecStrings {
     /// What `array` points to.
     _strings: Vec<CString>,
     array: Vec<*const c_char>,
 }
 
 // SAFETY: the pointers lead to strings that the struct owns, and neither is ever changed.
-unsafe impl Send for Pointers {}
+unsafe impl Send for ExecStrings {}
 // SAFETY: the pointers lead to strings that the struct owns, and neither is ever changed.
-unsafe impl Sync for Pointers {}
+unsafe impl Sync for ExecStrings {}
 
-impl Pointers {
-    fn new(strings: Vec<CString>) -> Pointers {
+impl ExecStrings {
+    fn new(strings: Vec<CString>) -> ExecStrings {
         let array = strings.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect();
-        Pointers { _strings: strings, array }
+        ExecStrings { _strings: strings, array }
     }
 
     fn as_ptr(&self) -> *const *const c_char {

@@ -16,7 +16,7 @@ const PASSED_ON: [i32; 8] = [
 
 /// A signal that arrived.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Caught {
+pub struct CaughtSignal {
     /// Its number.
     pub number: i32,
     /// The kernel sent it, not a process. For the signals of a terminal (Ctrl-C, Ctrl-Z, hang-up)
@@ -28,15 +28,15 @@ pub struct Caught {
 
 /// The signals that memfold passes on, and SIGCHLD, blocked from here on.
 #[derive(Clone)]
-pub struct Signals {
+pub struct PassedSignals {
     taken: libc::sigset_t,
     before: libc::sigset_t,
     children_ignored: bool,
 }
 
-impl Signals {
+impl PassedSignals {
     /// Blocks them. None that arrives from now on is lost. The process must have only one thread.
-    pub fn block() -> Signals {
+    pub fn block() -> PassedSignals {
         // SAFETY: the sets are initialised by sigemptyset and sigprocmask before they are read, and
         // local.
         unsafe {
@@ -49,11 +49,15 @@ impl Signals {
             libc::sigprocmask(libc::SIG_BLOCK, taken.as_ptr(), before.as_mut_ptr());
             // A caller that ignores SIGCHLD would take the program's exit status from us.
             let children_ignored = libc::signal(libc::SIGCHLD, libc::SIG_DFL) == libc::SIG_IGN;
-            Signals { taken: taken.assume_init(), before: before.assume_init(), children_ignored }
+            PassedSignals {
+                taken: taken.assume_init(),
+                before: before.assume_init(),
+                children_ignored,
+            }
         }
     }
 
-    /// Restores what [`Signals::block`] found. Safe to call between fork and exec.
+    /// Restores what [`PassedSignals::block`] found. Safe to call between fork and exec.
     pub fn restore(&self) {
         // SAFETY: the set is initialised; both calls are async-signal-safe.
         unsafe {
@@ -66,7 +70,7 @@ impl Signals {
 
     /// Returns the next signal; `None` after `patience`. Without `patience` it sleeps until one
     /// comes.
-    pub fn next(&self, patience: Option<Duration>) -> Option<Caught> {
+    pub fn next(&self, patience: Option<Duration>) -> Option<CaughtSignal> {
         let limit = patience.map(|p| libc::timespec {
             tv_sec: p.as_secs() as libc::time_t,
             tv_nsec: p.subsec_nanos() as libc::c_long,
@@ -87,7 +91,7 @@ impl Signals {
                 matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
             (info.si_code, by_process.then(|| info.si_pid()))
         };
-        Some(Caught { number, from_kernel: code == libc::SI_KERNEL, sender })
+        Some(CaughtSignal { number, from_kernel: code == libc::SI_KERNEL, sender })
     }
 }
 
@@ -97,13 +101,13 @@ mod tests {
 
     #[test]
     fn a_signal_from_a_process_is_caught_with_its_origin() {
-        let signals = Signals::block();
+        let signals = PassedSignals::block();
         // SAFETY: raise sends to this thread only, where the signal is blocked.
         unsafe { libc::raise(libc::SIGUSR1) };
         let sender = Some(std::process::id() as i32);
         assert_eq!(
             signals.next(None),
-            Some(Caught { number: libc::SIGUSR1, from_kernel: false, sender })
+            Some(CaughtSignal { number: libc::SIGUSR1, from_kernel: false, sender })
         );
         assert_eq!(signals.next(Some(Duration::ZERO)), None);
         signals.restore();

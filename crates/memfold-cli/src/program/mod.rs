@@ -1,7 +1,7 @@
 //! The program to run: where it is, and whether the preload library can work in it.
 mod elf;
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::program::elf::Elf;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::{self, File};
@@ -23,16 +23,16 @@ const FIRST_LINE_LEN: usize = 256;
 ///
 /// # Errors
 /// 127: not found. 126: found, but a directory or without execute permission.
-pub fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, Failure> {
+pub fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, CommandFailure> {
     let shown = name.display();
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
         return match executable(&path) {
             Ok(()) => Ok(path),
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                Err(Failure::not_found(format!("{shown}: {}", plain(&e))))
+                Err(CommandFailure::not_found(format!("{shown}: {}", plain(&e))))
             }
-            Err(e) => Err(Failure::not_executable(format!("{shown}: {}", plain(&e)))),
+            Err(e) => Err(CommandFailure::not_executable(format!("{shown}: {}", plain(&e)))),
         };
     }
     let mut refused = None;
@@ -48,8 +48,8 @@ pub fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, Failure> {
         }
     }
     Err(match refused {
-        Some(why) => Failure::not_executable(why),
-        None => Failure::not_found(format!("{shown}: command not found")),
+        Some(why) => CommandFailure::not_executable(why),
+        None => CommandFailure::not_found(format!("{shown}: command not found")),
     })
 }
 
@@ -61,15 +61,15 @@ pub fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, Failure> {
 /// # Errors
 /// 125: static, set-user-ID and the like, for another machine or another C library. 126: an ELF
 /// file that is no program. 127: a script's interpreter is missing.
-pub fn check(path: &Path, arguments: &[OsString]) -> Result<(), Failure> {
+pub fn check(path: &Path, arguments: &[OsString]) -> Result<(), CommandFailure> {
     let mut at = path.to_path_buf();
     for _ in 0..=SCRIPTS_MAX {
         let shown = at.display();
         let file = File::open(&at).map_err(|e| match e.kind() {
-            ErrorKind::PermissionDenied => Failure::own(format!(
+            ErrorKind::PermissionDenied => CommandFailure::own(format!(
                 "{shown}: can't be read, so memfold can't tell whether it can manage it"
             )),
-            _ => Failure::not_executable(format!("{shown}: {}", plain(&e))),
+            _ => CommandFailure::not_executable(format!("{shown}: {}", plain(&e))),
         })?;
         if let Some(next) = script_interpreter(&file, &at)? {
             at = next;
@@ -77,8 +77,9 @@ pub fn check(path: &Path, arguments: &[OsString]) -> Result<(), Failure> {
         }
         if !elf::is_one(&file) {
             at = PathBuf::from(OsStr::from_bytes(SHELL.to_bytes()));
-            let shell = File::open(&at)
-                .map_err(|e| Failure::not_executable(format!("{}: {}", at.display(), plain(&e))))?;
+            let shell = File::open(&at).map_err(|e| {
+                CommandFailure::not_executable(format!("{}: {}", at.display(), plain(&e)))
+            })?;
             return check_image(&shell, &at);
         }
         return match at == path && is_own_linker(path) {
@@ -86,7 +87,10 @@ pub fn check(path: &Path, arguments: &[OsString]) -> Result<(), Failure> {
             false => check_image(&file, &at),
         };
     }
-    Err(Failure::not_executable(format!("{}: too many scripts that name scripts", path.display())))
+    Err(CommandFailure::not_executable(format!(
+        "{}: too many scripts that name scripts",
+        path.display()
+    )))
 }
 
 /// Options of the dynamic linker that are followed by a value.
@@ -102,7 +106,7 @@ const LINKER_OPTIONS: [&str; 7] = [
 
 /// Checks the program that the dynamic linker is given. What it can't open, or that none is given,
 /// the linker says itself.
-fn check_linked(arguments: &[OsString]) -> Result<(), Failure> {
+fn check_linked(arguments: &[OsString]) -> Result<(), CommandFailure> {
     let mut words = arguments.iter().skip(1);
     while let Some(word) = words.next() {
         if LINKER_OPTIONS.iter().any(|option| word == option) {
@@ -124,34 +128,34 @@ fn is_own_linker(path: &Path) -> bool {
     })
 }
 
-fn check_image(file: &File, path: &Path) -> Result<(), Failure> {
+fn check_image(file: &File, path: &Path) -> Result<(), CommandFailure> {
     check_elf(file, path)?;
     match privilege(file)? {
         None => Ok(()),
-        Some(what) => Err(Failure::own(format!(
+        Some(what) => Err(CommandFailure::own(format!(
             "{}: {what}; the dynamic linker ignores memfold in programs that gain privileges",
             path.display()
         ))),
     }
 }
 
-fn check_elf(file: &File, path: &Path) -> Result<(), Failure> {
+fn check_elf(file: &File, path: &Path) -> Result<(), CommandFailure> {
     let shown = path.display();
     let elf = elf::read(file)
-        .map_err(|e| Failure::not_executable(format!("{shown}: exec format error: {e}")))?;
+        .map_err(|e| CommandFailure::not_executable(format!("{shown}: exec format error: {e}")))?;
     let interpreter = match elf {
         None => {
             let why = "exec format error: not an ELF program";
-            return Err(Failure::not_executable(format!("{shown}: {why}")));
+            return Err(CommandFailure::not_executable(format!("{shown}: {why}")));
         }
         Some(Elf::Foreign(machine)) => {
-            return Err(Failure::own(format!(
+            return Err(CommandFailure::own(format!(
                 "{shown}: a program for another machine ({machine}); memfold manages {} programs only",
                 std::env::consts::ARCH
             )));
         }
         Some(Elf::Native { interpreter: None }) => {
-            return Err(Failure::own(format!(
+            return Err(CommandFailure::own(format!(
                 "{shown}: statically linked; memfold can manage only programs that load shared libraries"
             )));
         }
@@ -159,7 +163,7 @@ fn check_elf(file: &File, path: &Path) -> Result<(), Failure> {
     };
     let ours = own_interpreter().and_then(|own| own.file_name().map(OsString::from));
     match (Path::new(&interpreter).file_name(), ours) {
-        (theirs, Some(ours)) if theirs != Some(&ours) => Err(Failure::own(format!(
+        (theirs, Some(ours)) if theirs != Some(&ours) => Err(CommandFailure::own(format!(
             "{shown}: uses another C library ({interpreter}); this memfold was built for {}",
             ours.display()
         ))),
@@ -178,8 +182,8 @@ fn own_interpreter() -> Option<PathBuf> {
 
 /// How a program gains privileges when it is executed, if it does. The bits count even where this
 /// user gains nothing by them: what memfold refuses must not depend on who asks.
-fn privilege(file: &File) -> Result<Option<&'static str>, Failure> {
-    let mode = file.metadata().map_err(|e| Failure::own(plain(&e)))?.permissions().mode();
+fn privilege(file: &File) -> Result<Option<&'static str>, CommandFailure> {
+    let mode = file.metadata().map_err(|e| CommandFailure::own(plain(&e)))?.permissions().mode();
     if mode & libc::S_ISUID != 0 {
         return Ok(Some("a set-user-ID program"));
     }
@@ -197,22 +201,27 @@ fn privilege(file: &File) -> Result<Option<&'static str>, Failure> {
 
 /// The program that the script `file` is given to; `None` if it isn't a script. `#!/usr/bin/env
 /// NAME` means NAME.
-fn script_interpreter(file: &File, script: &Path) -> Result<Option<PathBuf>, Failure> {
+fn script_interpreter(file: &File, script: &Path) -> Result<Option<PathBuf>, CommandFailure> {
     let mut start = [0u8; FIRST_LINE_LEN];
-    let len = elf::read_up_to(file, &mut start)
-        .map_err(|e| Failure::not_executable(format!("{}: {}", script.display(), plain(&e))))?;
+    let len = elf::read_up_to(file, &mut start).map_err(|e| {
+        CommandFailure::not_executable(format!("{}: {}", script.display(), plain(&e)))
+    })?;
     let Some(line) = start[..len].strip_prefix(b"#!") else { return Ok(None) };
     let line = line.split(|&b| b == b'\n').next().unwrap_or_default();
     let mut words = line.split(|b| matches!(b, b' ' | b'\t' | 0)).filter(|w| !w.is_empty());
     let bad = |why: &str| format!("{}: bad interpreter: {why}", script.display());
     let Some(first) = words.next() else {
-        return Err(Failure::not_executable(bad("none is named")));
+        return Err(CommandFailure::not_executable(bad("none is named")));
     };
     let path = PathBuf::from(OsString::from_vec(first.to_vec()));
     if let Err(e) = executable(&path) {
         let text = bad(&format!("{}: {}", path.display(), plain(&e)));
         let missing = matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
-        return Err(if missing { Failure::not_found(text) } else { Failure::not_executable(text) });
+        return Err(if missing {
+            CommandFailure::not_found(text)
+        } else {
+            CommandFailure::not_executable(text)
+        });
     }
     if path.file_name() == Some(OsStr::new("env")) {
         let name = words.find(|w| !w.starts_with(b"-") && !w.contains(&b'='));

@@ -5,23 +5,23 @@ use memfold_run::users::UserTables;
 
 /// Counters of one process, or sums over several.
 #[derive(Clone)]
-pub struct Figures {
+pub struct RunFigures {
     values: [u64; FIGURES.len()],
     orders: [[u64; ORDERS]; ORDER_FIGURES.len()],
 }
 
-impl Figures {
+impl RunFigures {
     /// Returns the present counters of one process.
-    pub fn of(stats: &Stats) -> Figures {
-        Figures { values: stats.values(), orders: stats.order_values() }
+    pub fn of(stats: &Stats) -> RunFigures {
+        RunFigures { values: stats.values(), orders: stats.order_values() }
     }
 
     /// Returns the sums over every process of the run. A peak is that of all processes at one
     /// moment, and at least the largest of one process; `peak_held_bytes` is the latter.
-    pub fn sum(tables: &UserTables) -> Figures {
+    pub fn sum(tables: &UserTables) -> RunFigures {
         let mut sum =
-            Figures { values: [0; FIGURES.len()], orders: [[0; ORDERS]; ORDER_FIGURES.len()] };
-        for one in tables.processes().map(|process| Figures::of(process.stats())) {
+            RunFigures { values: [0; FIGURES.len()], orders: [[0; ORDERS]; ORDER_FIGURES.len()] };
+        for one in tables.processes().map(|process| RunFigures::of(process.stats())) {
             for ((to, from), figure) in sum.values.iter_mut().zip(one.values).zip(FIGURES) {
                 *to = match figure.name.starts_with("peak_") {
                     true => from.max(*to),
@@ -85,7 +85,7 @@ mod tests {
             stats.faults.store(5, Relaxed);
             stats.zswpout_folio[4].store(2, Relaxed);
         }
-        let sum = Figures::sum(&tables);
+        let sum = RunFigures::sum(&tables);
         let get =
             |name: &str| sum.each().find(|f| f.0 == name).unwrap_or_else(|| panic!("{name}")).1;
         assert_eq!((get("faults"), get("zswpout_64K"), get("swpout_fallback_2M")), (10, 4, 0));
@@ -102,23 +102,23 @@ mod tests {
                 peak.store(70 + now, Relaxed);
             }
         }
-        let peaks = |sum: &Figures| (sum.get("peak_bytes"), sum.get("peak_held_bytes"));
-        assert_eq!(peaks(&Figures::sum(&tables)), (120, 120));
+        let peaks = |sum: &RunFigures| (sum.get("peak_bytes"), sum.get("peak_held_bytes"));
+        assert_eq!(peaks(&RunFigures::sum(&tables)), (120, 120));
         tables.bounds().set_slotless(1, 100);
         tables.note_totals();
-        assert_eq!(peaks(&Figures::sum(&tables)), (190, 120));
+        assert_eq!(peaks(&RunFigures::sum(&tables)), (190, 120));
     }
 
     #[test]
     fn the_ratio_is_that_of_all_that_was_stored() {
         let tables = tables();
-        assert_eq!(Figures::sum(&tables).ratio(), None);
+        assert_eq!(RunFigures::sum(&tables).ratio(), None);
         for (pid, payload) in [(1, 30), (2, 90)] {
             let stats = claim(&tables, pid).stats();
             stats.saved_bytes.store(100, Relaxed);
             stats.payload_bytes.store(payload, Relaxed);
         }
         claim(&tables, 3).stats().recompress_gained_bytes.store(20, Relaxed);
-        assert_eq!(Figures::sum(&tables).ratio(), Some(2.0));
+        assert_eq!(RunFigures::sum(&tables).ratio(), Some(2.0));
     }
 }

@@ -1,5 +1,5 @@
 //! The JSON text of a stats file.
-use crate::report::figures::Figures;
+use crate::report::figures::RunFigures;
 use memfold::config::Config;
 use memfold_run::table::ProcessSlot;
 use memfold_run::users::UserTables;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use std::ffi::OsString;
 
 /// The facts about the run as a whole.
-pub struct Run<'a> {
+pub struct RunReport<'a> {
     /// Its settings.
     pub config: &'a Config,
     /// The program and its arguments.
@@ -20,7 +20,7 @@ pub struct Run<'a> {
 
 /// Returns one object: the run, the sum of every counter over all processes, and `processes` with
 /// the counters of each.
-pub fn json(run: &Run, sum: &Figures, tables: &UserTables) -> String {
+pub fn json(run: &RunReport, sum: &RunFigures, tables: &UserTables) -> String {
     let mut all = figures(sum);
     let command: Vec<_> = run.arguments.iter().map(|a| a.to_string_lossy()).collect();
     let about = json!({
@@ -44,20 +44,20 @@ pub fn json(run: &Run, sum: &Figures, tables: &UserTables) -> String {
 
 /// Returns the counters of one process.
 pub fn of_process(process: ProcessSlot) -> Value {
-    let mut one = figures(&Figures::of(process.stats()));
+    let mut one = figures(&RunFigures::of(process.stats()));
     one.insert("pid".to_string(), process.pid().into());
     Value::Object(one)
 }
 
 /// Returns the share of requests for large frames that got the requested size; `None` without
 /// requests.
-fn frame_success(sum: &Figures) -> Option<f64> {
+fn frame_success(sum: &RunFigures) -> Option<f64> {
     let asked = sum.get("frame_alloc") as f64;
     (asked > 0.0).then(|| 1.0 - sum.get("frame_alloc_failed") as f64 / asked)
 }
 
 /// Returns every counter by name.
-fn figures(figures: &Figures) -> Map<String, Value> {
+fn figures(figures: &RunFigures) -> Map<String, Value> {
     figures.each().map(|(name, value)| (name, value.into())).collect()
 }
 
@@ -74,8 +74,8 @@ mod tests {
         stats.faults.store(3, Relaxed);
         stats.frame_alloc.store(8, Relaxed);
         stats.frame_alloc_failed.store(2, Relaxed);
-        let (config, sum) = (Config::new(1 << 30), Figures::sum(&tables));
-        let run = Run { config: &config, arguments: &["a".into()], status: 3, seconds: 0.5 };
+        let (config, sum) = (Config::new(1 << 30), RunFigures::sum(&tables));
+        let run = RunReport { config: &config, arguments: &["a".into()], status: 3, seconds: 0.5 };
         let value: Value = serde_json::from_str(&json(&run, &sum, &tables)).unwrap();
         let map = value.as_object().unwrap();
         assert!(sum.each().all(|(name, number)| map[&name] == number));

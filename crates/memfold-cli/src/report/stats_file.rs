@@ -1,6 +1,6 @@
 //! The file of `--stats-file`: opened before the program starts, filled after its end, never half
 //! written.
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::program::plain;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -22,9 +22,10 @@ impl StatsFile {
     ///
     /// # Errors
     /// 125: it can't be written.
-    pub fn open(name: &Path) -> Result<StatsFile, Failure> {
-        let fail =
-            |e: io::Error| Failure::own(format!("--stats-file: {}: {}", name.display(), plain(&e)));
+    pub fn open(name: &Path) -> Result<StatsFile, CommandFailure> {
+        let fail = |e: io::Error| {
+            CommandFailure::own(format!("--stats-file: {}: {}", name.display(), plain(&e)))
+        };
         if ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc/self/fd"]
             .iter()
             .any(|open| name.starts_with(open))
@@ -63,13 +64,13 @@ impl StatsFile {
     ///
     /// # Errors
     /// 125: the disk is full, or its directory is gone.
-    pub fn write(mut self, text: &str) -> Result<(), Failure> {
+    pub fn write(mut self, text: &str) -> Result<(), CommandFailure> {
         let written = self.out.write_all(text.as_bytes()).and_then(|()| match &self.replace {
             Some((from, to)) => fs::rename(from, to),
             None => Ok(()),
         });
         let done = written.map_err(|e| {
-            Failure::own(format!("--stats-file: {}: {}", self.name.display(), plain(&e)))
+            CommandFailure::own(format!("--stats-file: {}: {}", self.name.display(), plain(&e)))
         });
         if done.is_ok() {
             self.replace = None;

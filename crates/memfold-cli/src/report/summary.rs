@@ -1,5 +1,5 @@
 //! The lines of `--summary`.
-use crate::report::figures::Figures;
+use crate::report::figures::RunFigures;
 use memfold::config::{Config, Size};
 use memfold_run::table::APART;
 use memfold_run::users::UserTables;
@@ -8,7 +8,7 @@ use memfold_run::users::UserTables;
 const SMALL_BYTES: u64 = 8 << 20;
 
 /// How the run ended.
-pub struct Ended {
+pub struct RunEnd {
     /// The status that memfold exits with.
     pub status: u8,
     /// The largest resident size of a process, with its pages of files, bytes.
@@ -16,8 +16,8 @@ pub struct Ended {
 }
 
 /// Returns the summary: a few lines of text, each with `memfold: ` in front.
-pub fn summary(config: &Config, tables: &UserTables, ended: &Ended) -> String {
-    let sum = Figures::sum(tables);
+pub fn summary(config: &Config, tables: &UserTables, ended: &RunEnd) -> String {
+    let sum = RunFigures::sum(tables);
     let lines = match sum.get("adopted_bytes") {
         0 => vec![unfolded(config, tables, &sum, ended)],
         _ => folded(config, tables, &sum),
@@ -58,7 +58,7 @@ fn processes(tables: &UserTables) -> String {
 
 /// Returns the line of a run in which nothing was folded. It claims that the limit was far only if
 /// the run ended with status 0 and no process was large.
-fn unfolded(config: &Config, tables: &UserTables, sum: &Figures, ended: &Ended) -> String {
+fn unfolded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunEnd) -> String {
     let least =
         config.limit_bytes.unwrap_or(u64::MAX).min(config.resident_bytes.unwrap_or(u64::MAX));
     let (peak, unmanaged) = (sum.get("peak_bytes"), tables.bounds().peak_slotless_bytes());
@@ -99,7 +99,7 @@ fn unfolded(config: &Config, tables: &UserTables, sum: &Figures, ended: &Ended) 
 }
 
 /// Returns the lines of a run in which memory was managed.
-fn folded(config: &Config, tables: &UserTables, sum: &Figures) -> Vec<String> {
+fn folded(config: &Config, tables: &UserTables, sum: &RunFigures) -> Vec<String> {
     let size = |name: &str| Size(sum.get(name));
     let mut lines = vec![
         format!(
@@ -140,7 +140,7 @@ mod tests {
     use crate::table::hand_over::tests::{claim, tables};
     use std::sync::atomic::Ordering::Relaxed;
 
-    const WELL: Ended = Ended { status: 0, largest_bytes: 0 };
+    const WELL: RunEnd = RunEnd { status: 0, largest_bytes: 0 };
 
     fn limited(size: &str) -> Config {
         let mut config = Config::new(1 << 30);
@@ -184,7 +184,7 @@ mod tests {
             tables.tables()[0].note_process();
             claim(&tables, 5).stats().peak_bytes.store(peak, Relaxed);
             tables.bounds().set_slotless(1, unmanaged);
-            let text = summary(&config, &tables, &Ended { status, largest_bytes });
+            let text = summary(&config, &tables, &RunEnd { status, largest_bytes });
             assert!(text.contains(words), "{words}: {text}");
             assert_eq!(text.contains("far below"), words.contains("far below"), "{text}");
         }

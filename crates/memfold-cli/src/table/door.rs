@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 /// Room for two descriptors or the credentials of one process.
 #[repr(C)]
-union Control {
+union DescriptorBuffer {
     _head: libc::cmsghdr,
     _bytes: [u8; 64],
 }
@@ -21,17 +21,17 @@ pub struct Door {
 
 /// The address of a socket, and its length.
 #[derive(Copy, Clone)]
-struct Address(libc::sockaddr_un, libc::socklen_t);
+struct SocketAddress(libc::sockaddr_un, libc::socklen_t);
 
-impl Address {
-    fn none() -> Address {
+impl SocketAddress {
+    fn none() -> SocketAddress {
         // SAFETY: all zeros are an address of no family.
-        Address(unsafe { zeroed() }, size_of::<libc::sockaddr_un>() as libc::socklen_t)
+        SocketAddress(unsafe { zeroed() }, size_of::<libc::sockaddr_un>() as libc::socklen_t)
     }
 
     /// The abstract one of a name, which is short.
-    fn of(name: &str) -> Address {
-        let mut address = Address::none();
+    fn of(name: &str) -> SocketAddress {
+        let mut address = SocketAddress::none();
         address.0.sun_family = libc::AF_UNIX as libc::sa_family_t;
         for (to, from) in address.0.sun_path[1..].iter_mut().zip(name.bytes()) {
             *to = from as libc::c_char;
@@ -71,7 +71,7 @@ impl Door {
             )?;
         // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-        let (on, address) = (1i32, Address::of(&name));
+        let (on, address) = (1i32, SocketAddress::of(&name));
         // SAFETY: option and address are local, of the lengths that are given.
         unsafe {
             let len = size_of::<i32>() as libc::socklen_t;
@@ -116,11 +116,11 @@ impl Door {
     }
 
     /// The next message: from where, and who sent it; `None` if its key is wrong.
-    fn next(&self) -> io::Result<Option<(Address, Option<libc::ucred>)>> {
+    fn next(&self) -> io::Result<Option<(SocketAddress, Option<libc::ucred>)>> {
         // One more than is right.
-        let (mut bytes, mut from) = ([0u8; HALF + 1], Address::none());
+        let (mut bytes, mut from) = ([0u8; HALF + 1], SocketAddress::none());
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        let mut control = Control { _bytes: [0; 64] };
+        let mut control = DescriptorBuffer { _bytes: [0; 64] };
         // SAFETY: all zeros are a header of nothing; what it is given is local and of the lengths
         // that are given.
         let (len, who) = unsafe {
@@ -128,7 +128,7 @@ impl Door {
             (message.msg_name, message.msg_namelen) = ((&raw mut from.0).cast(), from.1);
             (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
             (message.msg_control, message.msg_controllen) =
-                ((&raw mut control).cast(), size_of::<Control>());
+                ((&raw mut control).cast(), size_of::<DescriptorBuffer>());
             let len = checked(libc::recvmsg(
                 self.socket.as_raw_fd(),
                 &raw mut message,
@@ -140,11 +140,11 @@ impl Door {
         Ok((len == HALF && bytes[..HALF] == self.key.ask).then_some((from, who)))
     }
 
-    fn answer(&self, to: &Address, number: u32, files: &[i32]) -> io::Result<()> {
+    fn answer(&self, to: &SocketAddress, number: u32, files: &[i32]) -> io::Result<()> {
         let mut bytes = [0u8; ANSWER_BYTES];
         bytes[..HALF].copy_from_slice(&self.key.answer);
         bytes[HALF..].copy_from_slice(&number.to_ne_bytes());
-        let (mut to, mut control) = (*to, Control { _bytes: [0; 64] });
+        let (mut to, mut control) = (*to, DescriptorBuffer { _bytes: [0; 64] });
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         // SAFETY: all zeros are a header of nothing; what it is given is local and of the lengths
         // that are given, and the control message has room for the two descriptors at most.
@@ -219,11 +219,11 @@ mod tests {
         });
         let (name, key) = (door.name(), *door.key());
         // One that is wrong is passed over.
-        let stranger = Address::of("");
+        let stranger = SocketAddress::of("");
         let other = std::os::unix::net::UnixDatagram::unbound().unwrap();
         // SAFETY: bytes and address are local, of the lengths that are given.
         let sent = unsafe {
-            let to = Address::of(name);
+            let to = SocketAddress::of(name);
             let fd = other.as_fd().as_raw_fd();
             libc::sendto(
                 fd,

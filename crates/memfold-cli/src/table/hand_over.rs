@@ -1,6 +1,6 @@
 //! How processes get at the tables of the run ([`memfold_run::users`]) and at its bounds: by a path in
 //! /proc, or, where that leads nowhere (in a PID namespace, as another user), at a door.
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::program::plain;
 use crate::table::door::Door;
 use memfold_run::request::{self, TableAddress};
@@ -25,13 +25,13 @@ pub struct HandOver {
     door: Door,
 }
 
-fn fail(e: io::Error) -> Failure {
-    Failure::own(format!("the table of the run: {}", plain(&e)))
+fn fail(e: io::Error) -> CommandFailure {
+    CommandFailure::own(format!("the table of the run: {}", plain(&e)))
 }
 
-fn system(e: memfold_sys::Errno) -> Failure {
+fn system(e: memfold_sys::Errno) -> CommandFailure {
     match e {
-        memfold_sys::Errno::FBIG => Failure::own(
+        memfold_sys::Errno::FBIG => CommandFailure::own(
             "the table of the run: `ulimit -f` allows no file for it; raise the hard limit (ulimit -H -f)",
         ),
         e => fail(io::Error::from_raw_os_error(e.raw_os_error())),
@@ -43,7 +43,7 @@ impl HandOver {
     ///
     /// # Errors
     /// 125: no memfd, no memory, or no socket.
-    pub fn new() -> Result<HandOver, Failure> {
+    pub fn new() -> Result<HandOver, CommandFailure> {
         let door = Door::open().map_err(fail)?;
         // SAFETY: only asks.
         let uid = unsafe { libc::getuid() };

@@ -2,7 +2,7 @@
 //! that need room.
 use super::*;
 use super::{Pair, noise};
-use crate::device::holder::Holder;
+use crate::device::holder::SlotHolder;
 use memfold_store::{CodecSpec, Handle};
 use memfold_testkit::fill::fill;
 use memfold_testkit::random::{Random, seed};
@@ -23,11 +23,16 @@ fn random_requests_match_a_byte_vector_during_writeback() {
             for _ in 0..60 {
                 pair.any_request(&mut random, 0..end);
             }
-            let pick = random.pick(&[Pick::All, Pick::Huge, Pick::Idle, Pick::All]);
+            let pick = random.pick(&[
+                ObjectPick::All,
+                ObjectPick::Huge,
+                ObjectPick::Idle,
+                ObjectPick::All,
+            ]);
             pair.device.backing.mark_idle(Duration::ZERO);
             let freed = pair.device.backing.write_back(pick).unwrap();
             assert!(
-                freed > 0 || turn > 0 || pick == Pick::Huge,
+                freed > 0 || turn > 0 || pick == ObjectPick::Huge,
                 "order {order}: nothing left memory"
             );
             if turn % 3 == 0 {
@@ -154,7 +159,7 @@ fn full_file_or_spent_writeback_limit_keeps_every_byte() {
             assert!(pair.device.backing.set_writeback_limit(None));
             pair.write(20 << 20, &noise(9, 4 << 20)).unwrap();
         } else {
-            pair.zero(0, 6 << 20, Zeros::Hole);
+            pair.zero(0, 6 << 20, ZeroPolicy::Hole);
             pair.write(20 << 20, &noise(9, 1 << 20)).unwrap();
         }
         pair.check();
@@ -184,14 +189,14 @@ fn what_is_idle_or_huge_is_what_leaves() {
     pair.write(0, &soft).unwrap();
     pair.write(1 << 20, &noise(1, 1 << 20)).unwrap();
     let backing = pair.device.backing.clone();
-    assert_eq!(backing.write_back(Pick::Idle), Some(0), "nothing was marked");
+    assert_eq!(backing.write_back(ObjectPick::Idle), Some(0), "nothing was marked");
     backing.mark_idle(Duration::ZERO);
     pair.compare(0, 512 << 10);
     let (soft_left, huge_left) = (64, 64);
     let spilled = || backing.stats().spill.unwrap().objects;
-    backing.write_back(Pick::HugeIdle).unwrap();
+    backing.write_back(ObjectPick::HugeIdle).unwrap();
     assert_eq!(spilled(), huge_left);
-    backing.write_back(Pick::Idle).unwrap();
+    backing.write_back(ObjectPick::Idle).unwrap();
     assert_eq!(spilled(), huge_left + soft_left / 2, "what was read is idle no more");
     let mut seen = Vec::new();
     backing.each_object(&pair.device, 0, |object| {
@@ -215,9 +220,12 @@ fn what_is_idle_or_huge_is_what_leaves() {
 
 #[test]
 fn recompression_makes_objects_smaller_and_changes_no_byte() {
-    let settings =
-        Settings { codec: CodecSpec::parse("lz4").unwrap(), pools: 2, ..Settings::default() };
-    let mut pair = Pair::new(&Backing::new(&settings).unwrap(), 8 << 20);
+    let settings = MemorySettings {
+        codec: CodecSpec::parse("lz4").unwrap(),
+        pools: 2,
+        ..MemorySettings::default()
+    };
+    let mut pair = Pair::new(&DeviceMemory::new(&settings).unwrap(), 8 << 20);
     let text: Vec<u8> = (0..1u32 << 20)
         .flat_map(|i| (i.wrapping_mul(i) >> 7).to_string().into_bytes())
         .take(4 << 20)
@@ -227,7 +235,7 @@ fn recompression_makes_objects_smaller_and_changes_no_byte() {
     let backing = pair.device.backing.clone();
     let before = backing.stats().store.stored_bytes;
     let codec = CodecSpec::parse("zstd:6").unwrap();
-    assert_eq!(backing.recompress(Pick::Idle, codec, 0), Recompressed::default());
+    assert_eq!(backing.recompress(ObjectPick::Idle, codec, 0), RecompressResult::default());
     let stop = AtomicBool::new(false);
     let done = thread::scope(|scope| {
         scope.spawn(|| {
@@ -239,17 +247,17 @@ fn recompression_makes_objects_smaller_and_changes_no_byte() {
                 }
             }
         });
-        let done = backing.recompress(Pick::All, codec, 0);
+        let done = backing.recompress(ObjectPick::All, codec, 0);
         stop.store(true, Relaxed);
         done
     });
     assert_eq!((done.tried, done.smaller), (320, 256));
     assert_eq!(before - backing.stats().store.stored_bytes, done.gained_bytes);
     assert_eq!(
-        backing.recompress(Pick::All, codec, 0),
-        Recompressed::default(),
+        backing.recompress(ObjectPick::All, codec, 0),
+        RecompressResult::default(),
         "nothing is tried twice"
     );
-    assert_eq!(backing.write_back(Pick::All), None, "there is no file");
+    assert_eq!(backing.write_back(ObjectPick::All), None, "there is no file");
     pair.check();
 }

@@ -1,7 +1,7 @@
 //! Compares the device with a vector of bytes, and checks its promises one by one.
 mod cold;
 
-use super::table::Table;
+use super::table::SlotTable;
 use super::*;
 use memfold_store::{CodecSpec, Fault};
 use memfold_sys::units::Order;
@@ -14,11 +14,17 @@ use std::thread;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-fn backing(block_order: u8, limit_bytes: u64, codec: &str) -> Arc<Backing> {
+fn backing(block_order: u8, limit_bytes: u64, codec: &str) -> Arc<DeviceMemory> {
     let block_order = Order::new(block_order).unwrap();
     let codec = CodecSpec::parse(codec).unwrap();
-    Backing::new(&Settings { limit_bytes, codec, block_order, pools: 2, ..Settings::default() })
-        .unwrap()
+    DeviceMemory::new(&MemorySettings {
+        limit_bytes,
+        codec,
+        block_order,
+        pools: 2,
+        ..MemorySettings::default()
+    })
+    .unwrap()
 }
 
 pub(crate) fn spill_settings(size_bytes: u64, limit_bytes: Option<u64>) -> SpillSettings {
@@ -27,16 +33,16 @@ pub(crate) fn spill_settings(size_bytes: u64, limit_bytes: Option<u64>) -> Spill
 }
 
 /// Makes a backing with lz4, two pools and a file.
-pub(crate) fn spilling(order: u8, limit_bytes: u64, spill: SpillSettings) -> Arc<Backing> {
-    let settings = Settings {
+pub(crate) fn spilling(order: u8, limit_bytes: u64, spill: SpillSettings) -> Arc<DeviceMemory> {
+    let settings = MemorySettings {
         limit_bytes,
         codec: CodecSpec::parse("lz4").unwrap(),
         block_order: Order::new(order).unwrap(),
         pools: 2,
         spill: Some(spill),
-        ..Settings::default()
+        ..MemorySettings::default()
     };
-    Backing::new(&settings).unwrap()
+    DeviceMemory::new(&settings).unwrap()
 }
 
 pub(super) fn noise(seed: u64, len: usize) -> Vec<u8> {
@@ -46,12 +52,12 @@ pub(super) fn noise(seed: u64, len: usize) -> Vec<u8> {
 /// A device and the expected value of each of its bytes.
 pub(super) struct Pair {
     pub device: Arc<Device>,
-    io: Io,
+    io: DeviceIo,
     bytes: Vec<u8>,
 }
 
 impl Pair {
-    pub fn new(backing: &Arc<Backing>, size: u64) -> Pair {
+    pub fn new(backing: &Arc<DeviceMemory>, size: u64) -> Pair {
         let device = Device::new(backing, size).unwrap();
         Pair { io: device.io(), device, bytes: vec![0; size as usize] }
     }
@@ -84,7 +90,7 @@ impl Pair {
         }
     }
 
-    pub fn zero(&mut self, offset: u64, len: u64, zeros: Zeros) {
+    pub fn zero(&mut self, offset: u64, len: u64, zeros: ZeroPolicy) {
         self.device.zero(&mut self.io, offset, len, zeros).unwrap();
         self.bytes[offset as usize..(offset + len) as usize].fill(0);
     }
@@ -119,7 +125,7 @@ impl Pair {
         let each = |len, status| {
             let run = &bytes[at as usize..(at + len) as usize];
             assert!(
-                len > 0 && (status == Status::Data || run.iter().all(|b| *b == 0)),
+                len > 0 && (status == RangeStatus::Data || run.iter().all(|b| *b == 0)),
                 "{status:?} at {at}"
             );
             at += len;
@@ -148,8 +154,8 @@ impl Pair {
                 fill(random, &mut from);
                 let _ = self.write(offset, &from);
             }
-            7 => self.zero(offset, len, Zeros::Hole),
-            _ => self.zero(offset, len, Zeros::Written),
+            7 => self.zero(offset, len, ZeroPolicy::Hole),
+            _ => self.zero(offset, len, ZeroPolicy::Written),
         }
     }
 }
@@ -225,7 +231,7 @@ fn threads_sharing_blocks_and_pages_lose_no_byte() {
                                 &mut io,
                                 at,
                                 own.len() as u64,
-                                random.pick(&[Zeros::Hole, Zeros::Written]),
+                                random.pick(&[ZeroPolicy::Hole, ZeroPolicy::Written]),
                             )
                             .unwrap();
                         own.fill(0);
@@ -332,12 +338,12 @@ fn m4_a_blocks_object_goes_with_its_last_page() {
     let mut pair = Pair::new(&backing(2, 0, "lz4"), 1 << 20);
     pair.write(0, &noise(1, 16384)).unwrap();
     for page in 0..3 {
-        pair.zero(page * PAGE, PAGE, Zeros::Hole);
+        pair.zero(page * PAGE, PAGE, ZeroPolicy::Hole);
         assert_eq!(pair.device.backing.store.stats().objects, 1);
         pair.compare(0, 16384);
     }
     assert_eq!(pair.device.stats().deferred_frees, 3);
-    pair.zero(3 * PAGE, PAGE, Zeros::Hole);
+    pair.zero(3 * PAGE, PAGE, ZeroPolicy::Hole);
     assert_eq!(
         (pair.device.backing.store.stats().objects, pair.device.stats().deferred_frees),
         (0, 3)
@@ -377,7 +383,7 @@ fn discard_gives_the_memory_back_and_is_exact_to_the_byte() {
     pair.write(0, &noise(1, 32 << 20)).unwrap();
     let full = pair.device.backing.held_bytes();
     assert!(full >= 32 << 20, "{full}");
-    pair.zero(1, (32 << 20) - 2, Zeros::Hole);
+    pair.zero(1, (32 << 20) - 2, ZeroPolicy::Hole);
     while pair.device.backing.tidy() > 0 {}
     let rest = pair.device.backing.held_bytes();
     assert!(rest < 3 << 20, "{full} -> {rest}");
@@ -391,7 +397,10 @@ fn discard_gives_the_memory_back_and_is_exact_to_the_byte() {
     };
     pair.device.status(0, 32 << 20, each).unwrap();
     let hole = (32 << 20) - 2 * PAGE;
-    assert_eq!(runs, [(PAGE, Status::Data), (hole, Status::Hole), (PAGE, Status::Data)]);
+    assert_eq!(
+        runs,
+        [(PAGE, RangeStatus::Data), (hole, RangeStatus::Hole), (PAGE, RangeStatus::Data)]
+    );
 }
 
 #[test]
@@ -399,8 +408,8 @@ fn zeros_that_were_written_hold_no_memory_and_are_no_hole() {
     let mut pair = Pair::new(&backing(2, 0, "lz4"), 1 << 20);
     pair.write(0, &[0; 16384]).unwrap();
     pair.write(16384, &[0; 4096]).unwrap();
-    pair.zero(5 * PAGE, 100, Zeros::Written);
-    pair.zero(6 * PAGE, PAGE, Zeros::Hole);
+    pair.zero(5 * PAGE, 100, ZeroPolicy::Written);
+    pair.zero(6 * PAGE, PAGE, ZeroPolicy::Hole);
     let mut runs = Vec::new();
     pair.device
         .status(0, 8 * PAGE, |len, status| {
@@ -408,7 +417,7 @@ fn zeros_that_were_written_hold_no_memory_and_are_no_hole() {
             true
         })
         .unwrap();
-    assert_eq!(runs, [(6, Status::Zeros), (2, Status::Hole)]);
+    assert_eq!(runs, [(6, RangeStatus::Zeros), (2, RangeStatus::Hole)]);
     assert_eq!(pair.device.backing.store.stats().objects, 0);
 }
 
@@ -426,7 +435,7 @@ fn full_device_fails_writes_keeps_data_and_recovers_with_room() {
     assert!(held <= limit + (64 << 10), "{held} bytes held");
     pair.check();
     // A discard is never refused, even of parts of pages.
-    pair.zero(1000, (2 << 20) - 999, Zeros::Hole);
+    pair.zero(1000, (2 << 20) - 999, ZeroPolicy::Hole);
     pair.write(40 << 20, &noise(9, 1 << 20)).unwrap();
     pair.check();
 }
@@ -477,17 +486,17 @@ fn what_makes_no_sense_is_refused() {
     assert!(refused(1000).contains("multiple of 512"), "{}", refused(1000));
     assert!(refused(SIZE_BYTES_MAX + 512).contains("at most"));
     assert!(
-        Table::bytes(SIZE_BYTES_MAX / PAGE) > LIMIT_BYTES_MIN
+        SlotTable::bytes(SIZE_BYTES_MAX / PAGE) > LIMIT_BYTES_MIN
             && refused(SIZE_BYTES_MAX).contains("Raise the limit")
     );
-    let settings = Settings { limit_bytes: 1 << 20, ..Settings::default() };
-    assert_eq!(Backing::new(&settings).err(), Some(DeviceError::Limit(1 << 20)));
+    let settings = MemorySettings { limit_bytes: 1 << 20, ..MemorySettings::default() };
+    assert_eq!(DeviceMemory::new(&settings).err(), Some(DeviceError::Limit(1 << 20)));
     let device = Device::new(&limited, 1536).unwrap();
     let (mut io, mut byte) = (device.io(), [0]);
     for offset in [1536, 1 << 40, u64::MAX] {
         assert_eq!(device.read(&mut io, offset, &mut byte), Err(IoError::OutOfRange));
         assert_eq!(device.write(&mut io, offset, &byte), Err(IoError::OutOfRange));
-        assert_eq!(device.zero(&mut io, offset, 1, Zeros::Hole), Err(IoError::OutOfRange));
+        assert_eq!(device.zero(&mut io, offset, 1, ZeroPolicy::Hole), Err(IoError::OutOfRange));
         assert_eq!(device.status(offset, 1, |_, _| true), Err(IoError::OutOfRange));
     }
     assert_eq!(device.stats().invalid, 12);
