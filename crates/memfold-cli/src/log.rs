@@ -3,7 +3,7 @@
 //! once, however many processes leave it.
 use crate::failure::CommandFailure;
 use crate::program::plain;
-use memfold_run::mailbox::Letter;
+use memfold_run::mailbox::MailLine;
 use memfold_run::table::RunTable;
 use memfold_run::users::UserTables;
 use std::collections::HashSet;
@@ -90,7 +90,7 @@ fn lost(said: &mut HashSet<String>, count: u32) -> Option<String> {
 
 /// Returns a line for output; `None` if it has been printed. The reason why a process ends is
 /// printed for each process. Lines that differ only in numbers count as one.
-fn line(said: &mut HashSet<String>, letter: &Letter, command: u32) -> Option<String> {
+fn line(said: &mut HashSet<String>, letter: &MailLine, command: u32) -> Option<String> {
     let thing = || letter.text.chars().filter(|c| !c.is_ascii_digit()).collect();
     if !letter.last && (said.len() >= REMEMBERED || !said.insert(thing())) {
         return None;
@@ -120,7 +120,7 @@ mod tests {
         assert!(lost(&mut said, 3).is_some_and(|line| line.contains("were lost")));
         assert_eq!(lost(&mut said, 3), None);
         said.extend((said.len()..REMEMBERED).map(|n| n.to_string()));
-        let letter = Letter { process: 1, last: false, text: "another one".to_string() };
+        let letter = MailLine { process: 1, last: false, text: "another one".to_string() };
         assert_eq!(line(&mut said, &letter, 7), None);
         assert!(lost(&mut said, 0).is_some_and(|line| line.contains("are not printed")));
         assert_eq!(lost(&mut said, 0), None);
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn what_a_terminal_would_obey_is_escaped() {
         let letter =
-            Letter { process: 1, last: true, text: "a\u{1b}[2J\r\nmemfold: b é".to_string() };
+            MailLine { process: 1, last: true, text: "a\u{1b}[2J\r\nmemfold: b é".to_string() };
         let expected = "memfold: process 1: a\\u{1b}[2J\\r\\nmemfold: b é\n";
         assert_eq!(line(&mut HashSet::new(), &letter, 7).as_deref(), Some(expected));
     }
@@ -138,7 +138,7 @@ mod tests {
     fn warning_prints_once_and_each_process_end_prints() {
         let mut said = HashSet::new();
         let mut of = |process, last, text: &str| {
-            line(&mut said, &Letter { process, last, text: text.to_string() }, 7)
+            line(&mut said, &MailLine { process, last, text: text.to_string() }, 7)
         };
         assert_eq!(
             of(8, false, "warning: process 8 is so").as_deref(),

@@ -4,7 +4,7 @@
 //! descriptor when it ends.
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
-use memfold_gate::{BadAddress, Ending, Fault, Hold, Keeper, Names, NoRoom};
+use memfold_gate::{BadAddress, Ending, Keeper, KeeperFault, KeeperHold, Names, NoHoldRoom};
 
 struct Counting;
 
@@ -24,7 +24,7 @@ impl Keeper for Counting {
         names: Names,
         _thread: usize,
         touch: fn(usize, bool) -> Result<(), BadAddress>,
-    ) -> Result<Option<Hold>, NoRoom> {
+    ) -> Result<Option<KeeperHold>, NoHoldRoom> {
         names(&mut |span| {
             CONCERNS.fetch_add(1, Relaxed);
             // What is touched is the program's, and goes on as it was.
@@ -36,10 +36,10 @@ impl Keeper for Counting {
                 at = (at | 4095) + 1;
             }
         });
-        Ok(Some(Hold(0)))
+        Ok(Some(KeeperHold(0)))
     }
 
-    fn release(&self, _hold: Hold) {}
+    fn release(&self, _hold: KeeperHold) {}
 
     fn piece_bytes(&self) -> usize {
         usize::MAX
@@ -63,7 +63,7 @@ impl Keeper for Counting {
 
     fn end_copy(&self, _made: isize) {}
 
-    fn fault(&self, _fault: Fault) -> bool {
+    fn fault(&self, _fault: KeeperFault) -> bool {
         false
     }
 

@@ -1,6 +1,6 @@
 //! A library that is loaded into a program that runs: `memfold_late_arm` arms it. `madvise` with the
 //! advice 4242 is answered 4242 by the gate, so a thread can tell whether its calls pass there.
-use memfold_gate::{BadAddress, Ending, Fault, Hold, Keeper, Names, NoRoom};
+use memfold_gate::{BadAddress, Ending, Keeper, KeeperFault, KeeperHold, Names, NoHoldRoom};
 
 struct Answers;
 
@@ -17,11 +17,11 @@ impl Keeper for Answers {
         _names: Names,
         _thread: usize,
         _touch: fn(usize, bool) -> Result<(), BadAddress>,
-    ) -> Result<Option<Hold>, NoRoom> {
+    ) -> Result<Option<KeeperHold>, NoHoldRoom> {
         Ok(None)
     }
 
-    fn release(&self, _hold: Hold) {}
+    fn release(&self, _hold: KeeperHold) {}
 
     fn piece_bytes(&self) -> usize {
         usize::MAX
@@ -42,7 +42,7 @@ impl Keeper for Answers {
 
     fn end_copy(&self, _made: isize) {}
 
-    fn fault(&self, _fault: Fault) -> bool {
+    fn fault(&self, _fault: KeeperFault) -> bool {
         false
     }
 

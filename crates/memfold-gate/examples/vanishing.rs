@@ -6,7 +6,9 @@
 //! without it nothing is taken away, and the process says so when it ends.
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
-use memfold_gate::{BadAddress, Ending, Fault, Hold, Keeper, Names, NoRoom, Span};
+use memfold_gate::{
+    BadAddress, Ending, Keeper, KeeperFault, KeeperHold, NamedSpan, Names, NoHoldRoom,
+};
 use memfold_sys::raw::system_call;
 use memfold_sys::sync::StaticMutex;
 
@@ -39,21 +41,22 @@ struct Area {
 /// What a call holds; with more ranges than there is room for, everything.
 #[derive(Copy, Clone)]
 struct Held {
-    spans: [Span; SPANS],
+    spans: [NamedSpan; SPANS],
     count: usize,
 }
 
 impl Held {
-    const NONE: Held = Held { spans: [Span { start: 0, len: 0, write: false }; SPANS], count: 0 };
+    const NONE: Held =
+        Held { spans: [NamedSpan { start: 0, len: 0, write: false }; SPANS], count: 0 };
 
-    fn push(&mut self, span: Span) {
+    fn push(&mut self, span: NamedSpan) {
         if let Some(place) = self.spans.get_mut(self.count) {
             *place = span;
         }
         self.count += 1;
     }
 
-    fn as_slice(&self) -> &[Span] {
+    fn as_slice(&self) -> &[NamedSpan] {
         &self.spans[..self.count.min(SPANS)]
     }
 }
@@ -143,7 +146,7 @@ impl State {
     }
 
     fn is_held(&self, page: usize) -> bool {
-        let is_here = |span: &Span| span.start < page + PAGE && page < span.start + span.len;
+        let is_here = |span: &NamedSpan| span.start < page + PAGE && page < span.start + span.len;
         let taken = self.holds.iter().zip(&self.is_taken).filter(|(_, is_taken)| **is_taken);
         taken.into_iter().any(|(held, _)| held.count > SPANS || held.as_slice().iter().any(is_here))
     }
@@ -198,7 +201,7 @@ impl Keeper for Vanishing {
         names: Names,
         _thread: usize,
         touch: fn(usize, bool) -> Result<(), BadAddress>,
-    ) -> Result<Option<Hold>, NoRoom> {
+    ) -> Result<Option<KeeperHold>, NoHoldRoom> {
         let mut held = Held::NONE;
         // What it reads may be away.
         names(&mut |span| held.push(span));
@@ -221,10 +224,10 @@ impl Keeper for Vanishing {
                 at = (at | (PAGE - 1)) + 1;
             }
         }
-        Ok(Some(Hold(place as u32)))
+        Ok(Some(KeeperHold(place as u32)))
     }
 
-    fn release(&self, hold: Hold) {
+    fn release(&self, hold: KeeperHold) {
         STATE.lock().is_taken[hold.0 as usize] = false;
     }
 
@@ -291,7 +294,7 @@ impl Keeper for Vanishing {
         unsafe { STATE.unlock() };
     }
 
-    fn fault(&self, fault: Fault) -> bool {
+    fn fault(&self, fault: KeeperFault) -> bool {
         let addr = fault.address;
         let mut state = STATE.lock();
         state.take();

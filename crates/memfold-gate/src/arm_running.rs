@@ -30,7 +30,7 @@ use crate::frame::{AlternateStack, SignalAction, SignalContext, SignalInfo};
 use crate::image;
 use crate::keeper::Keeper;
 use crate::patch;
-use crate::record::{KEEPER, ThreadRecord};
+use crate::record::{GateThread, KEEPER};
 use crate::signals::{HANDLER, calling, give_back, set_real, take_over};
 use crate::threads::robust_list;
 use crate::trap::{on_patched, on_signal};
@@ -144,7 +144,7 @@ pub unsafe fn start_late(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
         LIST.store(zone.start(), SeqCst);
         forget(zone);
     }
-    let record = ThreadRecord::take().ok_or(WhyNot::NoMemory)?;
+    let record = GateThread::take().ok_or(WhyNot::NoMemory)?;
     record.robust.store(robust_list(), SeqCst);
     let before = set_signals_blocked(u64::MAX);
     // SAFETY: the caller's promise.
@@ -167,7 +167,7 @@ fn has_small_stacks() -> bool {
 
 unsafe fn arm_all(
     keeper: &'static dyn Keeper,
-    record: &'static ThreadRecord,
+    record: &'static GateThread,
     before: u64,
 ) -> Result<(), WhyNot> {
     record.claim();
@@ -198,7 +198,7 @@ unsafe fn arm_all(
 ///
 /// # Safety
 /// - All other threads stand.
-unsafe fn arm_caller(keeper: &'static dyn Keeper, record: &ThreadRecord) -> Result<(), WhyNot> {
+unsafe fn arm_caller(keeper: &'static dyn Keeper, record: &GateThread) -> Result<(), WhyNot> {
     user_dispatch::arm().map_err(WhyNot::NoDispatch)?;
     // SAFETY: the caller's promise.
     unsafe { KEEPER.set(keeper) };
@@ -380,8 +380,8 @@ unsafe extern "C" fn on_call(signal: i32, info: *const SignalInfo, context: *mut
 }
 
 /// Switches the calling thread's dispatch on, with a slot for its handlers.
-fn prepare() -> Result<(&'static ThreadRecord, AlternateStack), u32> {
-    let record = ThreadRecord::take().ok_or(NO_MEMORY)?;
+fn prepare() -> Result<(&'static GateThread, AlternateStack), u32> {
+    let record = GateThread::take().ok_or(NO_MEMORY)?;
     record.claim();
     record.robust.store(robust_list(), SeqCst);
     let theirs = set_alternate(&record.stack()).map_err(|_| {

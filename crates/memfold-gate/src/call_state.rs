@@ -2,7 +2,7 @@
 //! back to the program, and what a signal does in each.
 //!
 //! **Promise**: a signal is handled in [`CallStage::Program`] only. One that comes in another stage is
-//! *pending* ([`ThreadRecord::pending`](crate::record::ThreadRecord::pending)) until the thread is back there. A
+//! *pending* ([`GateThread::pending`](crate::record::ThreadRecord::pending)) until the thread is back there. A
 //! thread never sleeps in the kernel, and never goes back, with a signal pending: it looks just before,
 //! and a signal that comes after the look sends it to the look again ([`CallStage::interrupted`]).
 //!

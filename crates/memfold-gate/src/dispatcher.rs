@@ -2,7 +2,7 @@
 use crate::call_state::CallOutcome;
 use crate::frame::SignalContext;
 use crate::keeper::Keeper;
-use crate::record::ThreadRecord;
+use crate::record::GateThread;
 use crate::syscalls::plain::CallingThread;
 use crate::syscalls::row::{ProgramCall, ServedBy};
 use crate::syscalls::table::TABLE;
@@ -10,7 +10,7 @@ use crate::syscalls::table::TABLE;
 /// Serves a call that has trapped: the caller goes on as `context` says.
 pub fn serve(
     keeper: &'static dyn Keeper,
-    record: &'static ThreadRecord,
+    record: &'static GateThread,
     context: &mut SignalContext,
     nr: usize,
     args: [usize; 6],
@@ -26,7 +26,7 @@ pub fn is_plain(nr: usize, args: &[usize; 6]) -> bool {
 /// Makes a call of a patched site; `None`: it must come as SIGSYS.
 pub fn make_plain(
     keeper: &dyn Keeper,
-    record: &ThreadRecord,
+    record: &GateThread,
     nr: usize,
     args: &[usize; 6],
 ) -> Option<isize> {

@@ -4,7 +4,7 @@ use memfold_sys::raw::system_call;
 
 /// A range of the program's memory that a call names.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct NamedSpan {
     /// First address.
     pub start: usize,
     /// Bytes.
@@ -13,20 +13,20 @@ pub struct Span {
     pub write: bool,
 }
 
-impl Span {
+impl NamedSpan {
     /// Returns the range unless it is empty or reaches past the end of the address space.
-    pub fn new(start: usize, len: usize, write: bool) -> Option<Span> {
-        (len > 0 && start.checked_add(len).is_some()).then_some(Span { start, len, write })
+    pub fn new(start: usize, len: usize, write: bool) -> Option<NamedSpan> {
+        (len > 0 && start.checked_add(len).is_some()).then_some(NamedSpan { start, len, write })
     }
 }
 
 /// A walk over the ranges that a call names: it calls its argument with each. There may be a
 /// million.
-pub type Names<'a> = &'a dyn Fn(&mut dyn FnMut(Span));
+pub type Names<'a> = &'a dyn Fn(&mut dyn FnMut(NamedSpan));
 
 /// There is no memory to note what a call holds, so the call fails with ENOMEM.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct NoRoom;
+pub struct NoHoldRoom;
 
 /// Nothing is mapped at an address, or it may not be written to.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct BadAddress;
 
 /// A fault of the program's, or of a touch by the gate.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct KeeperFault {
     /// The address that was touched.
     pub address: usize,
     /// It was a write.
@@ -45,7 +45,7 @@ pub struct Fault {
 
 /// The number of a hold of [`Keeper::hold`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Hold(pub u32);
+pub struct KeeperHold(pub u32);
 
 /// The thing that is about to end.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub enum Ending {
 
 /// A request of the program's that is refused, or after which it isn't managed.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum RefusedCall {
     /// A system call by `int 0x80` fails with ENOSYS.
     Int80,
     /// A task has asked to be traced by its parent. It isn't managed from now on.
@@ -97,10 +97,10 @@ pub trait Keeper: Sync {
         names: Names,
         thread: usize,
         touch: fn(usize, bool) -> Result<(), BadAddress>,
-    ) -> Result<Option<Hold>, NoRoom>;
+    ) -> Result<Option<KeeperHold>, NoHoldRoom>;
 
     /// Ends a hold.
-    fn release(&self, hold: Hold);
+    fn release(&self, hold: KeeperHold);
 
     /// The most bytes that one piece of a call in pieces should name.
     fn piece_bytes(&self) -> usize;
@@ -147,7 +147,7 @@ pub trait Keeper: Sync {
 
     /// Serves a fault: SIGBUS with BUS_ADRERR, or the SIGSEGV of [`Keeper::hides`]. `true`: the
     /// page is resident, and writable if the fault was a write.
-    fn fault(&self, fault: Fault) -> bool;
+    fn fault(&self, fault: KeeperFault) -> bool;
 
     /// A call follows after which the keeper may not be able to begin. The process is about to
     /// share its memory with another task, not counting a child of vfork, or to give up a right. A
@@ -216,7 +216,7 @@ pub trait Keeper: Sync {
     }
 
     /// Reports what was refused, as the program may not know why.
-    fn tells(&self, _what: Refused) {}
+    fn tells(&self, _what: RefusedCall) {}
 
     /// Makes `execve` or `execveat` by `make`, with these arguments or others. Returns the result
     /// of the last try, which has failed.

@@ -25,7 +25,9 @@ mod trap;
 mod arm_running;
 
 pub use arm_running::start_late;
-pub use keeper::{BadAddress, Ending, Fault, Hold, Keeper, Names, NoRoom, Refused, Span};
+pub use keeper::{
+    BadAddress, Ending, Keeper, KeeperFault, KeeperHold, NamedSpan, Names, NoHoldRoom, RefusedCall,
+};
 pub use threads::{all_are_gone, child, first_has_exited, hand_over, serve_errands};
 pub use touch::{read_bytes, touch, write_bytes};
 
@@ -68,7 +70,7 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     if !user_dispatch::find_range() {
         return Err(WhyNot::NoRange);
     }
-    let record = record::ThreadRecord::take().ok_or(WhyNot::NoMemory)?;
+    let record = record::GateThread::take().ok_or(WhyNot::NoMemory)?;
     if syscalls::has_no_counter() {
         use_no_counter();
     }

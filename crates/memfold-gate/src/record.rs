@@ -6,7 +6,7 @@
 use crate::actions::SignalActions;
 use crate::errand::VforkErrand;
 use crate::frame::{AlternateStack, SignalInfo};
-use crate::keeper::{Hold, Keeper};
+use crate::keeper::{Keeper, KeeperHold};
 use crate::user_dispatch::ProgramDispatch;
 use core::cell::{Cell, UnsafeCell};
 use core::mem::forget;
@@ -43,7 +43,7 @@ pub const REFUSED: isize = -(libc::ENOSYS as isize);
 
 /// A thread of the program. Cells are used by the thread alone; others may read the atomics.
 #[repr(C)]
-pub struct ThreadRecord {
+pub struct GateThread {
     /// A bit for each entry of `deferred` that counts. Assembly reads this word.
     pub pending: AtomicU32,
     /// 0: the slot is free.
@@ -78,7 +78,7 @@ pub struct ThreadRecord {
     /// The work that another task does for it.
     pub errand: VforkErrand,
     /// The hold of its system call.
-    pub hold: Cell<Option<Hold>>,
+    pub hold: Cell<Option<KeeperHold>>,
     /// The head of its robust list, which the kernel walks when the thread ends. 0: it has none.
     pub robust: AtomicUsize,
     /// The thread's number in the kernel.
@@ -100,7 +100,7 @@ pub struct ThreadRecord {
     pub flags: Cell<usize>,
 }
 
-const _: () = assert!(size_of::<ThreadRecord>() <= RECORD_BYTES);
+const _: () = assert!(size_of::<GateThread>() <= RECORD_BYTES);
 
 /// A set of signals of a thread. Other threads may read it.
 pub struct SignalSet(AtomicU64);
@@ -120,21 +120,21 @@ impl SignalSet {
 /// The signal actions of the first process.
 pub static ACTIONS: SignalActions = SignalActions::new();
 
-impl ThreadRecord {
+impl GateThread {
     /// Returns the record of the thread whose stack pointer is `sp`. `None`: the thread isn't in the gate.
-    pub fn of_stack(sp: usize) -> Option<&'static ThreadRecord> {
+    pub fn of_stack(sp: usize) -> Option<&'static GateThread> {
         let slot = CHUNK.iter().enumerate().find_map(|(at, start)| {
             let start = start.load(SeqCst);
             let inside = start != 0 && sp.wrapping_sub(start) < slots(at) * SLOT_BYTES;
             inside.then(|| start + (sp - start) / SLOT_BYTES * SLOT_BYTES)
         })?;
-        Some(ThreadRecord::at(slot))
+        Some(GateThread::at(slot))
     }
 
-    fn at(slot: usize) -> &'static ThreadRecord {
+    fn at(slot: usize) -> &'static GateThread {
         // SAFETY: slots stay mapped, and zeros are a record; only its thread uses what is in a
         // cell.
-        unsafe { &*((slot + SLOT_BYTES - RECORD_BYTES) as *const ThreadRecord) }
+        unsafe { &*((slot + SLOT_BYTES - RECORD_BYTES) as *const GateThread) }
     }
 
     fn slot(&self) -> usize {
@@ -142,14 +142,14 @@ impl ThreadRecord {
     }
 
     /// Takes a free slot. `None`: there is no memory or address space for one.
-    pub fn take() -> Option<&'static ThreadRecord> {
+    pub fn take() -> Option<&'static GateThread> {
         for (chunk, start) in CHUNK.iter().enumerate() {
             let mut start = start.load(SeqCst);
             if start == 0 {
                 start = grow(chunk)?;
             }
             for slot in 0..slots(chunk) {
-                let record = ThreadRecord::at(start + slot * SLOT_BYTES);
+                let record = GateThread::at(start + slot * SLOT_BYTES);
                 if record.state.compare_exchange(0, 1, SeqCst, SeqCst).is_ok() {
                     record.clear();
                     record.number.set(slots(chunk) - FIRST_SLOTS + slot);
@@ -199,7 +199,7 @@ impl ThreadRecord {
     }
 
     /// Puts the thread into the process of `other`, or makes it the first of a new one.
-    pub fn join(&self, other: Option<&ThreadRecord>) {
+    pub fn join(&self, other: Option<&GateThread>) {
         static LAST: AtomicU32 = AtomicU32::new(0);
         let process = match other {
             Some(other) => other.process.load(SeqCst),
@@ -209,7 +209,7 @@ impl ThreadRecord {
     }
 
     /// Calls `each` with the records of all threads of its process.
-    pub fn each_of_process(&self, mut each: impl FnMut(&ThreadRecord)) {
+    pub fn each_of_process(&self, mut each: impl FnMut(&GateThread)) {
         let process = self.process.load(SeqCst);
         each_used(|record| {
             if record.process.load(SeqCst) == process {
@@ -230,14 +230,14 @@ impl ThreadRecord {
 
     /// Notes that the thread is about to end. Returns whether it is the last of the first process: each
     /// other thread ends, too, or `is_gone`. Of several that end at once, at least one is the last.
-    pub fn ends_last(&self, is_gone: fn(&ThreadRecord) -> bool) -> bool {
+    pub fn ends_last(&self, is_gone: fn(&GateThread) -> bool) -> bool {
         self.ends.store(true, SeqCst);
         let mut is_last = self.process.load(SeqCst) == 0;
         self.each_of_process(|each| is_last = is_last && (each.ends.load(SeqCst) || is_gone(each)));
         is_last
     }
 
-    /// Returns the address of the word that [`ThreadRecord::give_back`] stores 0 in.
+    /// Returns the address of the word that [`GateThread::give_back`] stores 0 in.
     pub fn state(&self) -> *const u32 {
         self.state.as_ptr()
     }
@@ -278,7 +278,7 @@ impl ThreadRecord {
     }
 
     /// Gives its process the actions of `parent`'s: the same ones if `shared`, else a copy.
-    pub fn inherit_actions(&'static self, parent: &ThreadRecord, shared: bool) {
+    pub fn inherit_actions(&'static self, parent: &GateThread, shared: bool) {
         if shared {
             return self.actions.set(parent.actions.get());
         }
@@ -292,13 +292,13 @@ impl ThreadRecord {
 
 /// Calls `each` with the records of all slots that aren't free. It only reads, so a slot that was never
 /// used stays without a page of its own.
-pub fn each_used(mut each: impl FnMut(&'static ThreadRecord)) {
+pub fn each_used(mut each: impl FnMut(&'static GateThread)) {
     for (chunk, start) in CHUNK.iter().enumerate() {
         let start = start.load(SeqCst);
         if start == 0 {
             return;
         }
-        let all = (0..slots(chunk)).map(|slot| ThreadRecord::at(start + slot * SLOT_BYTES));
+        let all = (0..slots(chunk)).map(|slot| GateThread::at(start + slot * SLOT_BYTES));
         all.filter(|record| record.state.load(SeqCst) != 0).for_each(&mut each);
     }
 }

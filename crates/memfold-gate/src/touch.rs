@@ -111,35 +111,35 @@ pub unsafe fn write_bytes(addr: usize, from: &[u8]) -> Result<(), BadAddress> {
 ///
 /// # Safety
 /// - As it says.
-pub(crate) unsafe trait Plain: Copy {}
+pub(crate) unsafe trait PlainBytes: Copy {}
 // SAFETY: integers.
-unsafe impl Plain for u8 {}
+unsafe impl PlainBytes for u8 {}
 // SAFETY: integers.
-unsafe impl Plain for u32 {}
+unsafe impl PlainBytes for u32 {}
 // SAFETY: integers.
-unsafe impl Plain for u64 {}
+unsafe impl PlainBytes for u64 {}
 // SAFETY: integers.
-unsafe impl Plain for usize {}
+unsafe impl PlainBytes for usize {}
 // SAFETY: integers.
-unsafe impl Plain for [usize; 2] {}
+unsafe impl PlainBytes for [usize; 2] {}
 // SAFETY: integers.
-unsafe impl Plain for [usize; 3] {}
+unsafe impl PlainBytes for [usize; 3] {}
 // SAFETY: integers.
-unsafe impl Plain for crate::frame::SignalAction {}
+unsafe impl PlainBytes for crate::frame::SignalAction {}
 // SAFETY: integers.
-unsafe impl Plain for crate::frame::AlternateStack {}
+unsafe impl PlainBytes for crate::frame::AlternateStack {}
 // SAFETY: integers.
-unsafe impl Plain for crate::frame::SignalInfo {}
+unsafe impl PlainBytes for crate::frame::SignalInfo {}
 // SAFETY: integers.
-unsafe impl Plain for crate::frame::SignalFrame {}
+unsafe impl PlainBytes for crate::frame::SignalFrame {}
 // SAFETY: integers.
-unsafe impl Plain for crate::frame::SignalContext {}
+unsafe impl PlainBytes for crate::frame::SignalContext {}
 
 /// Reads a value of the program's.
 ///
 /// # Errors
 /// As [`read_bytes`].
-pub(crate) fn read<T: Plain>(addr: usize) -> Result<T, BadAddress> {
+pub(crate) fn read<T: PlainBytes>(addr: usize) -> Result<T, BadAddress> {
     let mut value = MaybeUninit::<T>::uninit();
     // SAFETY: the place is ours, and what can't be read is an error.
     let left = unsafe { copy_code(value.as_mut_ptr() as usize, addr, size_of::<T>()) };
@@ -154,7 +154,7 @@ pub(crate) fn read<T: Plain>(addr: usize) -> Result<T, BadAddress> {
 ///
 /// # Safety
 /// - The program expects it there.
-pub(crate) unsafe fn write<T: Plain>(addr: usize, value: &T) -> Result<(), BadAddress> {
+pub(crate) unsafe fn write<T: PlainBytes>(addr: usize, value: &T) -> Result<(), BadAddress> {
     // SAFETY: what can't be written is an error, and the rest is the caller's promise.
     let left = unsafe { copy_code(addr, &raw const *value as usize, size_of::<T>()) };
     if left == 0 { Ok(()) } else { Err(BadAddress) }

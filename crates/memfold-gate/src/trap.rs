@@ -7,10 +7,10 @@ use crate::call_state::{CALLED_OFF, CallOutcome, CallStage, NEEDS_CONTEXT};
 use crate::dispatcher::{self, is_plain, make_plain};
 use crate::entry;
 use crate::frame::{SignalContext, SignalInfo};
-use crate::keeper::{Fault, Keeper, Refused};
+use crate::keeper::{Keeper, KeeperFault, RefusedCall};
 use crate::patch;
 use crate::patch::entry::{BELOW, EnteredCall};
-use crate::record::{KEEPER, REFUSED, ThreadRecord};
+use crate::record::{GateThread, KEEPER, REFUSED};
 use crate::signals::{block_all, defer, deliver, deliver_pending, end_by, set_mask};
 use crate::touch::{fix_up, read};
 use crate::user_dispatch::{DispatchVerdict, SYS_USER_DISPATCH};
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn on_signal(
     let before = info.before_forwarding();
     let info = before.as_ref().unwrap_or(info);
     let here = &raw const *context as usize;
-    let (Some(keeper), Some(record)) = (KEEPER.get(), ThreadRecord::of_stack(here)) else {
+    let (Some(keeper), Some(record)) = (KEEPER.get(), GateThread::of_stack(here)) else {
         // A thread of the engine's has faulted, and nothing serves such a fault.
         return die(signal);
     };
@@ -77,13 +77,13 @@ fn served(keeper: &dyn Keeper, context: &SignalContext, info: &SignalInfo) -> bo
     let address = info.address as usize;
     match info.signal {
         libc::SIGBUS => {
-            info.code == libc::BUS_ADRERR && keeper.fault(Fault { address, write, protected })
+            info.code == libc::BUS_ADRERR && keeper.fault(KeeperFault { address, write, protected })
         }
         _ => {
             info.code == SEGV_ACCERR
                 && keeper.hides()
                 && context.regs.error & FETCHED == 0
-                && keeper.fault(Fault { address, write, protected: false })
+                && keeper.fault(KeeperFault { address, write, protected: false })
         }
     }
 }
@@ -91,7 +91,7 @@ fn served(keeper: &dyn Keeper, context: &SignalContext, info: &SignalInfo) -> bo
 /// Handles a signal that has interrupted the gate's own code.
 fn in_gate(
     keeper: &'static dyn Keeper,
-    record: &ThreadRecord,
+    record: &GateThread,
     context: &mut SignalContext,
     info: &SignalInfo,
     stage: CallStage,
@@ -136,7 +136,7 @@ fn in_gate(
 /// patched site.
 fn from_program(
     keeper: &'static dyn Keeper,
-    record: &'static ThreadRecord,
+    record: &'static GateThread,
     context: &mut SignalContext,
     info: &SignalInfo,
 ) {
@@ -172,7 +172,7 @@ fn from_program(
 /// # Safety
 /// - Called by the entry.
 pub unsafe extern "C" fn on_patched(
-    record: *const ThreadRecord,
+    record: *const GateThread,
     entered: *const EnteredCall,
 ) -> isize {
     // SAFETY: the entry's.
@@ -188,14 +188,14 @@ pub unsafe extern "C" fn on_patched(
 }
 
 /// Whether the thread's own dispatch lets a call pass that the instruction before `after` makes.
-fn passes(record: &ThreadRecord, after: usize) -> bool {
+fn passes(record: &GateThread, after: usize) -> bool {
     record.dispatch.get().is_none_or(|own| own.verdict(after) == DispatchVerdict::Passes)
 }
 
 /// Serves a system call of the program's whose context says where the program goes on.
 fn trapped(
     keeper: &'static dyn Keeper,
-    record: &'static ThreadRecord,
+    record: &'static GateThread,
     context: &mut SignalContext,
     info: &SignalInfo,
 ) {
@@ -208,7 +208,7 @@ fn trapped(
     }
     if (info.call >> 32) as u32 != AUDIT_ARCH_X86_64 {
         // Calls by `int 0x80` have other numbers, and addresses below 4 GiB.
-        keeper.tells(Refused::Int80);
+        keeper.tells(RefusedCall::Int80);
         context.regs.rax = -i64::from(libc::ENOSYS) as u64;
         return;
     }
@@ -226,7 +226,7 @@ fn trapped(
 
 /// Delivers the SIGSYS that a filter, or the program's own dispatch, raises for a call. The register of
 /// the result still has the call's number: the program's handler sets the result.
-fn force(record: &ThreadRecord, context: &mut SignalContext, info: &SignalInfo) {
+fn force(record: &GateThread, context: &mut SignalContext, info: &SignalInfo) {
     block_all();
     if record.pending.load(SeqCst) != 0 {
         // What came before is delivered first. The call has done nothing, so it is made again.

@@ -3,7 +3,7 @@ use crate::diagnostics::limit;
 use crate::marks::state::{FLAGS, MemoryMark, ProgramState};
 use crate::program::ManagedProgram;
 use crate::size::process_size;
-use crate::size::share::Seen;
+use crate::size::share::SizeLook;
 use crate::threads::{self, START_SHARE, start_pending};
 use crate::{diagnostics, engine};
 use alloc::vec::Vec;
@@ -55,7 +55,7 @@ impl ManagedProgram {
         if state.traced > 0 {
             return LOOK_NS;
         }
-        let Seen { before, unmanaged, slower } = seen;
+        let SizeLook { before, unmanaged, slower } = seen;
         let anonymous = state.level.anonymous;
         let max = self.pager.limits().bound_bytes();
         let is_past = self.pager.gauges().excess_bytes() > 0;

@@ -16,9 +16,9 @@
 //!   process, but not if a signal ends it: then others have an engine sooner, and the limit is lower
 //!   by as much, at most by [`RUN_SHARE`].
 use crate::diagnostics::unserved::unserved_later;
-use crate::engine::{self, Life};
+use crate::engine::{self, EngineLife};
 use crate::mappings::given::gives;
-use crate::program::{self, Lacking, get, open};
+use crate::program::{self, LackingEngine, get, open};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold::config::Config;
@@ -39,7 +39,7 @@ const RUN_SHARE: u64 = 16;
 const STEP_BYTES: usize = 1 << 20;
 
 /// What its first thread does.
-pub const LIFE: Life = Life {
+pub const LIFE: EngineLife = EngineLife {
     create: program::create,
     exists: || get().is_some(),
     begin_as_child: |stats| program::existing().begin_as_child(stats),
@@ -219,7 +219,7 @@ pub fn begin() {
     member::note_begun();
     match open(&config) {
         Ok(()) => engine::start(config, &LIFE),
-        Err(Lacking(why)) => unserved_later(format_args!("{why}")),
+        Err(LackingEngine(why)) => unserved_later(format_args!("{why}")),
     }
 }
 

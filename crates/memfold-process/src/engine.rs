@@ -28,7 +28,7 @@ static ENDS: AtomicBool = AtomicBool::new(false);
 static GOES_ON: AtomicBool = AtomicBool::new(false);
 
 /// What the first engine thread does, as faults are delivered.
-pub struct Life {
+pub struct EngineLife {
     /// Makes the engine.
     pub create: fn(Config, &'static Stats) -> Result<(), String>,
     /// Whether that has been done, in this process or in the parent that it is a copy of.
@@ -47,11 +47,11 @@ struct GivenConfig(UnsafeCell<Option<Config>>);
 // SAFETY: written before the engine's first thread starts, taken by that thread.
 unsafe impl Sync for GivenConfig {}
 static CONFIG: GivenConfig = GivenConfig(UnsafeCell::new(None));
-static LIFE: AtomicPtr<Life> = AtomicPtr::new(core::ptr::null_mut());
+static LIFE: AtomicPtr<EngineLife> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Starts the engine, and waits until this process is under management, or is found not to be
 /// served. Called once, by the only thread.
-pub fn start(config: Config, life: &'static Life) {
+pub fn start(config: Config, life: &'static EngineLife) {
     LIFE.store((&raw const *life).cast_mut(), SeqCst);
     // SAFETY: no engine thread runs yet.
     unsafe { *CONFIG.0.get() = Some(config) };

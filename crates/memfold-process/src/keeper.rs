@@ -10,7 +10,7 @@ use memfold::fault::{FaultOutcome, PageFault};
 use memfold::known::TOP;
 use memfold_gate::child;
 use memfold_gate::touch;
-use memfold_gate::{BadAddress, Ending, Hold, Keeper, Names, NoRoom, Refused};
+use memfold_gate::{BadAddress, Ending, Keeper, KeeperHold, Names, NoHoldRoom, RefusedCall};
 use memfold_run::member;
 use memfold_sys::Errno;
 use memfold_sys::raw::populates;
@@ -29,21 +29,21 @@ const PIECE_SMALL: usize = 64 << 10;
 const BAD_MAX: usize = 8;
 
 /// The keeper.
-pub struct Owner;
+pub struct ProgramKeeper;
 
 /// A call that another task may make, if it is about the memory that both have.
-struct Shared<'a>(&'a mut dyn FnMut(&[usize; 6]) -> isize);
+struct LentCall<'a>(&'a mut dyn FnMut(&[usize; 6]) -> isize);
 // SAFETY: who lends it waits meanwhile, and it is the call alone.
-unsafe impl Send for Shared<'_> {}
+unsafe impl Send for LentCall<'_> {}
 
-impl Shared<'_> {
+impl LentCall<'_> {
     fn make(&mut self, args: &[usize; 6]) -> isize {
         (self.0)(args)
     }
 }
 
 /// There is one.
-pub static KEEPER: Owner = Owner;
+pub static KEEPER: ProgramKeeper = ProgramKeeper;
 
 impl ManagedProgram {
     /// Whether a call that names a range must hold it.
@@ -57,7 +57,7 @@ impl ManagedProgram {
         names: Names,
         thread: usize,
         touch: fn(usize, bool) -> Result<(), BadAddress>,
-    ) -> Result<Option<Hold>, NoRoom> {
+    ) -> Result<Option<KeeperHold>, NoHoldRoom> {
         let holds = self.pager.holds();
         let is_child = child().is_some();
         if is_child {
@@ -76,7 +76,7 @@ impl ManagedProgram {
                 holding.push(range, span.write);
             }
         });
-        let Some(hold) = holding.publish().map_err(|_| NoRoom)? else { return Ok(None) };
+        let Some(hold) = holding.publish().map_err(|_| NoHoldRoom)? else { return Ok(None) };
         if is_child {
             holds.wait_by_looking(hold);
         } else {
@@ -86,7 +86,7 @@ impl ManagedProgram {
             self.pager.gauges().note_held();
             holds.each(hold, |pages, write| self.touch_all(pages, write, touch));
         }
-        Ok(Some(Hold(hold.0)))
+        Ok(Some(KeeperHold(hold.0)))
     }
 
     fn touch_all(
@@ -115,8 +115,8 @@ impl ManagedProgram {
         }
     }
 
-    fn fault(&self, fault: memfold_gate::Fault) -> bool {
-        let memfold_gate::Fault { address: addr, write, protected } = fault;
+    fn fault(&self, fault: memfold_gate::KeeperFault) -> bool {
+        let memfold_gate::KeeperFault { address: addr, write, protected } = fault;
         loop {
             match self.pager.faults().fault(PageFault { addr, write, protected }) {
                 FaultOutcome::Yes => return true,
@@ -188,7 +188,7 @@ fn shut_in() {
     }
 }
 
-impl Keeper for Owner {
+impl Keeper for ProgramKeeper {
     fn concerns(&self, start: usize, len: usize) -> bool {
         get().is_some_and(|gated| len > 0 && gated.concerns(&(start..start.saturating_add(len))))
     }
@@ -198,11 +198,11 @@ impl Keeper for Owner {
         names: Names,
         thread: usize,
         touch: fn(usize, bool) -> Result<(), BadAddress>,
-    ) -> Result<Option<Hold>, NoRoom> {
+    ) -> Result<Option<KeeperHold>, NoHoldRoom> {
         get().map_or(Ok(None), |gated| gated.hold(names, thread, touch))
     }
 
-    fn release(&self, hold: Hold) {
+    fn release(&self, hold: KeeperHold) {
         if let Some(gated) = get() {
             gated.pager.holds().release(memfold::holds::HoldId(hold.0));
         }
@@ -235,7 +235,7 @@ impl Keeper for Owner {
         if deferred::is_waiting() {
             deferred::see(nr, args);
         }
-        let mut make = Shared(make);
+        let mut make = LentCall(make);
         match get() {
             Some(gated) => gated.change(nr, args, &mut |args| make.make(args)),
             None => make.make(args),
@@ -300,7 +300,7 @@ impl Keeper for Owner {
         get().is_some_and(|gated| gated.paging.hides())
     }
 
-    fn fault(&self, fault: memfold_gate::Fault) -> bool {
+    fn fault(&self, fault: memfold_gate::KeeperFault) -> bool {
         get().is_some_and(|gated| gated.on_behalf(|| gated.fault(fault)))
     }
 
@@ -346,26 +346,26 @@ impl Keeper for Owner {
         bare::has(number)
     }
 
-    fn tells(&self, what: Refused) {
+    fn tells(&self, what: RefusedCall) {
         match what {
-            Refused::Int80 => say_once!(
+            RefusedCall::Int80 => say_once!(
                 "warning: System calls by `int 0x80` fail with ENOSYS, because memfold does not support them"
             ),
-            Refused::Traced => {
+            RefusedCall::Traced => {
                 member::note_unmanaged(b"traced by its parent (PTRACE_TRACEME)");
             }
-            Refused::Strict => {
+            RefusedCall::Strict => {
                 member::note_unmanaged(b"a thread in SECCOMP_MODE_STRICT");
                 shut_in();
             }
-            Refused::Filter => {
+            RefusedCall::Filter => {
                 say_once!(
                     "warning: A seccomp filter of the program refuses system calls that memfold makes in its threads. From now \
                      on its memory is not folded"
                 );
                 shut_in();
             }
-            Refused::Task(e) => say::warn(format_args!(
+            RefusedCall::Task(e) => say::warn(format_args!(
                 "warning: A thread or process that the program started ends with status 255, because its seccomp filter refuses \
                  prctl(PR_SET_SYSCALL_USER_DISPATCH): {e}. Allow this call"
             )),

@@ -55,7 +55,7 @@ mod fixture;
 
 use crate::diagnostics::unserved::unserved;
 use crate::execution::{environment, executes};
-use crate::program::{Lacking, get};
+use crate::program::{LackingEngine, get};
 use core::ffi::c_char;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold::config::Config;
@@ -127,7 +127,7 @@ pub fn fold() -> bool {
 /// - As for [`begin`].
 unsafe fn start(config: Config, count: usize, arguments: *mut *mut c_char) {
     let room = deferred::room(&config);
-    if let Err(Lacking(why)) = prepare(&config, room > 0) {
+    if let Err(LackingEngine(why)) = prepare(&config, room > 0) {
         return unserved(format_args!("{why}"));
     }
     if room > 0 {
@@ -154,10 +154,10 @@ unsafe fn start(config: Config, count: usize, arguments: *mut *mut c_char) {
 
 /// Opens what needs the program's own table of descriptors; where the engine can wait, that is
 /// tried, until it has been once in the run.
-fn prepare(config: &Config, may_wait: bool) -> Result<(), Lacking> {
+fn prepare(config: &Config, may_wait: bool) -> Result<(), LackingEngine> {
     if !dispatches() {
         let why = "Syscall User Dispatch (Linux 5.11) is missing, or a sandbox hides it";
-        return Err(Lacking(why.into()));
+        return Err(LackingEngine(why.into()));
     }
     if !may_wait {
         return program::open(config);

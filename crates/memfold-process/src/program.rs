@@ -3,11 +3,11 @@ use crate::diagnostics;
 use crate::diagnostics::addresses::Remedy;
 use crate::engine;
 use crate::heap::arena;
-use crate::marks::ranges::Ranges;
-use crate::marks::state::{Apart, Before, MemoryMark, ProgramState};
+use crate::marks::ranges::RangeSet;
+use crate::marks::state::{ApartCall, FoundRanges, MemoryMark, ProgramState};
 use crate::paging::Paging;
 use crate::size::process_size;
-use crate::size::share::{self, Scale};
+use crate::size::share::{self, SizeScale};
 use crate::threads::ring;
 use alloc::boxed::Box;
 use alloc::format;
@@ -54,7 +54,7 @@ pub struct ManagedProgram {
     pub maps: Maps,
     /// Of the engine's table of descriptors.
     pub smaps: Smaps,
-    pub scale: Scale,
+    pub scale: SizeScale,
     pub config: Config,
     /// Of the first engine thread before it raised itself: of all the others.
     pub nice: i32,
@@ -63,7 +63,7 @@ pub struct ManagedProgram {
     pub state: Mutex<ProgramState>,
     /// Where faults are the program's own to serve: registered with a userfaultfd of its own. Taken
     /// last, and nothing else is done while it is held.
-    pub faults_of_program: Mutex<Ranges>,
+    pub faults_of_program: Mutex<RangeSet>,
     /// The program's memory is managed, or about to be.
     pub managing: AtomicBool,
     /// A thread does what children of vfork must not do.
@@ -115,7 +115,7 @@ pub fn existing() -> &'static ManagedProgram {
 ///
 /// # Errors
 /// What is lacking.
-pub fn open(config: &Config) -> Result<(), Lacking> {
+pub fn open(config: &Config) -> Result<(), LackingEngine> {
     let opened = opened(config)?;
     let mut own =
         numbers([opened.paging.fd(), opened.pagemap.fd(), opened.maps.fd()], &opened.file);
@@ -128,11 +128,11 @@ pub fn open(config: &Config) -> Result<(), Lacking> {
 ///
 /// # Errors
 /// As [`open`].
-pub fn try_open(config: &Config) -> Result<(), Lacking> {
+pub fn try_open(config: &Config) -> Result<(), LackingEngine> {
     opened(config).map(drop)
 }
 
-fn opened(config: &Config) -> Result<OpenedFiles, Lacking> {
+fn opened(config: &Config) -> Result<OpenedFiles, LackingEngine> {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let least = NUMBERS_FROM.min(most.saturating_sub(NUMBERS)) as i32;
     let number = |e: Errno| format!("Numbering a descriptor failed: {e}");
@@ -145,16 +145,16 @@ fn opened(config: &Config) -> Result<OpenedFiles, Lacking> {
     let options = FileDiskOptions { uring: false, number: least, ..FileDiskOptions::default() };
     let open = |path: &String| FileDisk::open(path, options);
     let file = config.swap.as_ref().map(open).transpose();
-    let file = file.map_err(|e| Lacking(format!("--swap: {e}")))?.map(Arc::new);
+    let file = file.map_err(|e| LackingEngine(format!("--swap: {e}")))?.map(Arc::new);
     Ok(OpenedFiles { paging, pagemap, maps, file })
 }
 
 /// Why there is no engine.
-pub struct Lacking(pub String);
+pub struct LackingEngine(pub String);
 
-impl From<String> for Lacking {
-    fn from(why: String) -> Lacking {
-        Lacking(why)
+impl From<String> for LackingEngine {
+    fn from(why: String) -> LackingEngine {
+        LackingEngine(why)
     }
 }
 
@@ -218,7 +218,7 @@ fn make(
     let no_room = |e: Errno| format!("Reserving address space failed: {e}");
     bare::reserve(config.worker_count(pager.cpus()) + MORE_THREADS).map_err(no_room)?;
     let scale =
-        Scale::open(config.clone()).map_err(|e| format!("Starting the engine failed: {e}"))?;
+        SizeScale::open(config.clone()).map_err(|e| format!("Starting the engine failed: {e}"))?;
     let smaps = Smaps::open().map_err(|e| format!("/proc/self/smaps: {e}"))?;
     let (state, stack_end) = present().map_err(|e| format!("/proc/self/maps: {e}"))?;
     Ok(ManagedProgram {
@@ -383,7 +383,7 @@ impl ManagedProgram {
         state: &mut ProgramState,
         child: Option<usize>,
         ranges: [Range<usize>; 2],
-    ) -> Apart {
+    ) -> ApartCall {
         let before = self.before(state, &ranges);
         let number = self.apart_calls.fetch_add(1, SeqCst);
         let apart = state.begin_apart(number, child, before);
@@ -392,7 +392,7 @@ impl ManagedProgram {
     }
 
     /// What there is in some ranges.
-    pub fn before(&self, state: &ProgramState, ranges: &[Range<usize>]) -> Before {
+    pub fn before(&self, state: &ProgramState, ranges: &[Range<usize>]) -> FoundRanges {
         let faults = self.faults_of_program.lock();
         let faults = ranges.iter().flat_map(|range| faults.within(range)).collect();
         state.before(ranges, faults)

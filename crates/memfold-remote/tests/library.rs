@@ -5,7 +5,7 @@ use common::Scratch;
 use memfold::{Memory, Region};
 use memfold_remote::{Service, StoreSettings};
 use memfold_swap::remote::socket::SocketRemote;
-use memfold_swap::remote::{Fetch, Remote, StoredObject};
+use memfold_swap::remote::{ObjectFetch, Remote, StoredObject};
 use memfold_sys::memory::witness::DescendantWatch;
 use memfold_testkit::fill::partly_random;
 use memfold_testkit::redis::{Server, is_there};
@@ -202,7 +202,9 @@ fn data_lent_to_a_forked_child_is_kept_until_it_ends() {
             remote.get(&mut []).unwrap();
             hear(&go);
             let mut page = [0; PAGE];
-            remote.get(&mut [Fetch { forks: 1, number: 1, offset: 0, to: &mut page }]).unwrap();
+            remote
+                .get(&mut [ObjectFetch { forks: 1, number: 1, offset: 0, to: &mut page }])
+                .unwrap();
             assert_eq!(page, [7; PAGE]);
             say(&tell);
             hear(&go);

@@ -3,7 +3,7 @@ mod common;
 use common::{Scratch, remote};
 use memfold_remote::{Service, StoreSettings};
 use memfold_swap::remote::socket::SocketRemote;
-use memfold_swap::remote::{Fetch, Remote, StoredObject};
+use memfold_swap::remote::{ObjectFetch, Remote, StoredObject};
 use memfold_testkit::fill::partly_random;
 use memfold_testkit::redis::{Server, is_there};
 use std::fs::File;
@@ -119,7 +119,7 @@ fn puts(remote: &SocketRemote, engine: u64) {
 fn gets(remote: &SocketRemote, engine: u64) -> bool {
     let get = |number: u64| {
         let mut to = vec![0; 4096];
-        remote.get(&mut [Fetch { forks: 0, number, offset: 0, to: &mut to }]).unwrap();
+        remote.get(&mut [ObjectFetch { forks: 0, number, offset: 0, to: &mut to }]).unwrap();
         to == object(engine, number)
     };
     std::thread::scope(|scope| {

@@ -45,7 +45,7 @@ struct LetterPlace {
 
 /// A line that was left.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Letter {
+pub struct MailLine {
     /// The process that has left it, by the number that it gave.
     pub process: u32,
     /// It is the last that the process says: it ends.
@@ -78,7 +78,7 @@ impl Mailbox {
     }
 
     /// Takes what was left, in its order: a thread's later line never comes before an earlier one.
-    pub fn take(&self) -> Vec<Letter> {
+    pub fn take(&self) -> Vec<MailLine> {
         let mut found = Vec::new();
         self.collect(&mut found, u64::MAX);
         // One that was left at a place already passed, before another that was found.
@@ -95,7 +95,7 @@ impl Mailbox {
     }
 
     /// Takes what has a number below `end`; whether there was any.
-    fn collect(&self, found: &mut Vec<(u64, Letter)>, end: u64) -> bool {
+    fn collect(&self, found: &mut Vec<(u64, MailLine)>, end: u64) -> bool {
         let before = found.len();
         for place in self.places.iter().filter(|place| place.state.load(Acquire) == WHOLE) {
             let number = place.number.load(Relaxed);
@@ -104,7 +104,7 @@ impl Mailbox {
             }
             let len = (place.len.load(Relaxed) as usize).min(LINE_BYTES_MAX);
             let bytes: Vec<u8> = place.text[..len].iter().map(|byte| byte.load(Relaxed)).collect();
-            let letter = Letter {
+            let letter = MailLine {
                 process: place.process.load(Relaxed),
                 last: place.last.load(Relaxed) != 0,
                 text: String::from_utf8_lossy(&bytes).into_owned(),
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!([mailbox.take_lost(), mailbox.take_lost()], [2, 0]);
         let found = mailbox.take();
         assert_eq!(found.len(), PLACES);
-        assert_eq!(found[3], Letter { process: 3, last: true, text: "line 3".into() });
+        assert_eq!(found[3], MailLine { process: 3, last: true, text: "line 3".into() });
         assert!(found.iter().enumerate().all(|(n, l)| l.process == n as u32 && l.last == (n == 3)));
         assert!(mailbox.take().is_empty());
         assert!(mailbox.leave(7, false, &[b'x'; 3000]));

@@ -6,7 +6,7 @@ use crate::fair_share::{ShareClaim, share};
 use crate::mailbox::Mailbox;
 use crate::request::TableAddress;
 use crate::table::bounds::RunBounds;
-use crate::table::{Least, ProcessSlot, RunTable};
+use crate::table::{LeastBytes, ProcessSlot, RunTable};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -47,7 +47,7 @@ pub fn bounds() -> Option<(u64, u64)> {
 
 /// What the run was given, bytes (limit, resident), and what it holds at least; `None` without a
 /// table.
-pub fn whole(limit: bool) -> Option<((u64, u64), Least)> {
+pub fn whole(limit: bool) -> Option<((u64, u64), LeastBytes)> {
     table().map(|table| (table.portion().bounds().given(), table.least(limit)))
 }
 

@@ -1,7 +1,7 @@
 //! The side of `memfold run`: a table for each user of the run, and how the run's bounds are shared
 //! between them. What a table says is believed up to what the kernel says of the user's processes.
 use crate::table::bounds::{AskedShare, RunBounds, USERS};
-use crate::table::totals::{PEAKS, Sum, Totals};
+use crate::table::totals::{PEAKS, PeakSums, TablePeaks};
 use crate::table::{ProcessSlot, RunTable};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -32,7 +32,7 @@ pub struct UserTables {
     measured: Mutex<MeasuredUsers>,
     bounds: RunBounds,
     /// Of all users at once, if there are several.
-    totals: Totals,
+    totals: TablePeaks,
 }
 
 impl UserTable {
@@ -67,7 +67,7 @@ impl UserTables {
             users: Mutex::new(vec![own]),
             measured: Mutex::default(),
             bounds,
-            totals: Totals::default(),
+            totals: TablePeaks::default(),
         })
     }
 
@@ -158,7 +158,7 @@ impl UserTables {
         match &self.tables()[..] {
             [one] => one.note_totals(),
             all => {
-                let mut sum = Sum::default();
+                let mut sum = PeakSums::default();
                 all.iter().for_each(|table| table.add_to(&mut sum));
                 self.totals.note(sum, self.bounds.slotless().1);
             }

@@ -29,7 +29,7 @@ pub const TAG_BYTES: usize = 16;
 
 /// What a sealed object is binding to.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Binding {
+pub struct SealBinding {
     /// Byte in the file where it lies.
     pub start: u64,
     /// The number that [`Sealer::number`] gave for it alone.
@@ -122,13 +122,13 @@ impl Sealer {
         Some(&self.ciphers[after.checked_sub(1)?].1)
     }
 
-    /// A number that no other object has, for [`Binding::number`].
+    /// A number that no other object has, for [`SealBinding::number`].
     pub fn number(&self) -> u64 {
         self.next.fetch_add(1, Relaxed)
     }
 
     /// Seals `bytes` in place; returns the tag that opens them.
-    pub fn seal(&self, binding: Binding, bytes: &mut [u8]) -> [u8; TAG_BYTES] {
+    pub fn seal(&self, binding: SealBinding, bytes: &mut [u8]) -> [u8; TAG_BYTES] {
         match self.cipher(binding.number) {
             Some(cipher) => {
                 let tag = cipher.seal_in_place_separate_tag(
@@ -145,7 +145,7 @@ impl Sealer {
     /// Opens `bytes` in place. `false`: they are not what was sealed for this place under this
     /// number with this key; they are not to be used then.
     #[must_use]
-    pub fn open(&self, binding: Binding, bytes: &mut [u8], tag: &[u8; TAG_BYTES]) -> bool {
+    pub fn open(&self, binding: SealBinding, bytes: &mut [u8], tag: &[u8; TAG_BYTES]) -> bool {
         match self.cipher(binding.number) {
             None if !self.ciphers.is_empty() => false,
             Some(cipher) => {
@@ -165,20 +165,20 @@ impl Sealer {
     }
 }
 
-fn nonce(binding: Binding) -> Nonce {
+fn nonce(binding: SealBinding) -> Nonce {
     let mut nonce = [0; NONCE_LEN];
     nonce[..8].copy_from_slice(&binding.number.to_le_bytes());
     Nonce::assume_unique_for_key(nonce)
 }
 
-fn associated_data(binding: Binding) -> [u8; 16] {
+fn associated_data(binding: SealBinding) -> [u8; 16] {
     let mut associated_data = [0; 16];
     associated_data[..8].copy_from_slice(&binding.start.to_le_bytes());
     associated_data[8..].copy_from_slice(&binding.header.to_le_bytes());
     associated_data
 }
 
-fn checksum(binding: Binding, bytes: &[u8]) -> [u8; TAG_BYTES] {
+fn checksum(binding: SealBinding, bytes: &[u8]) -> [u8; TAG_BYTES] {
     let [low, high] = xxh3_128(bytes);
     let words = [low, high, binding.start, binding.number, binding.header];
     let mut all = [0; 40];
@@ -204,11 +204,11 @@ mod tests {
     fn sealed_bytes_come_back_and_every_change_is_refused() {
         for encrypt in [true, false] {
             let seal = Sealer::new(encrypt).unwrap();
-            let binding = Binding { start: 8192, number: seal.number(), header: 77 };
+            let binding = SealBinding { start: 8192, number: seal.number(), header: 77 };
             let mut sealed = plain();
             let tag = seal.seal(binding, &mut sealed);
             assert_eq!(sealed != plain(), encrypt);
-            let opens = |binding: Binding, bytes: &[u8], tag: [u8; TAG_BYTES]| {
+            let opens = |binding: SealBinding, bytes: &[u8], tag: [u8; TAG_BYTES]| {
                 let mut bytes = bytes.to_vec();
                 let opened = seal.open(binding, &mut bytes, &tag);
                 assert!(!opened || bytes == plain());
@@ -227,9 +227,9 @@ mod tests {
                 assert!(!opens(binding, &sealed, flipped), "bit {bit} of the tag");
             }
             // Bytes of another slot, another time, or with another header.
-            assert!(!opens(Binding { start: 4096, ..binding }, &sealed, tag));
-            assert!(!opens(Binding { number: seal.number(), ..binding }, &sealed, tag));
-            assert!(!opens(Binding { header: 78, ..binding }, &sealed, tag));
+            assert!(!opens(SealBinding { start: 4096, ..binding }, &sealed, tag));
+            assert!(!opens(SealBinding { number: seal.number(), ..binding }, &sealed, tag));
+            assert!(!opens(SealBinding { header: 78, ..binding }, &sealed, tag));
         }
     }
 
@@ -281,7 +281,7 @@ mod tests {
             Ok(())
         }
         let seal = Sealer::with_key(Some(make)).unwrap();
-        let binding = Binding { start: 8192, number: seal.number(), header: 77 };
+        let binding = SealBinding { start: 8192, number: seal.number(), header: 77 };
         let mut sealed = plain();
         let tag = seal.seal(binding, &mut sealed);
         assert!(seal.open(binding, &mut sealed, &tag));
@@ -301,12 +301,12 @@ mod tests {
     #[test]
     fn another_key_opens_nothing_and_equal_bytes_look_different() {
         let (a, b) = (Sealer::new(true).unwrap(), Sealer::new(true).unwrap());
-        let binding = Binding { start: 0, number: 1, header: 0 };
+        let binding = SealBinding { start: 0, number: 1, header: 0 };
         let mut sealed = plain();
         let tag = a.seal(binding, &mut sealed);
         assert!(!b.open(binding, &mut sealed.clone(), &tag));
         let mut again = plain();
-        a.seal(Binding { number: 2, ..binding }, &mut again);
+        a.seal(SealBinding { number: 2, ..binding }, &mut again);
         assert_ne!(sealed, again);
     }
 
@@ -315,13 +315,13 @@ mod tests {
         for encrypt in [true, false] {
             let seal = Sealer::new(encrypt).unwrap();
             let sealed = |seal: &Sealer| {
-                let binding = Binding { start: 8192, number: seal.number(), header: 77 };
+                let binding = SealBinding { start: 8192, number: seal.number(), header: 77 };
                 let mut bytes = plain();
                 let tag = seal.seal(binding, &mut bytes);
                 (binding, bytes, tag)
             };
             let opens =
-                |seal: &Sealer, (binding, bytes, tag): &(Binding, Vec<u8>, [u8; TAG_BYTES])| {
+                |seal: &Sealer, (binding, bytes, tag): &(SealBinding, Vec<u8>, [u8; TAG_BYTES])| {
                     let mut bytes = bytes.clone();
                     seal.open(*binding, &mut bytes, tag) && bytes == plain()
                 };

@@ -25,7 +25,7 @@ pub struct RawWrite {
 
 /// What the lock guards.
 #[derive(Default)]
-struct QueueState {
+struct WriteQueueState {
     raw: [Option<RawWrite>; WRITES_MAX],
     /// Raw writes that were submitted and have not ended.
     under_way: usize,
@@ -58,7 +58,7 @@ pub struct PendingWork {
 /// Work for the writer. Any number of threads may call every method at once.
 #[derive(Default)]
 pub struct WriteQueue {
-    state: Mutex<QueueState>,
+    state: Mutex<WriteQueueState>,
     changed: Condvar,
 }
 

@@ -7,7 +7,9 @@
 //! - being away for any time ([`MemoryRemote::set_away`]);
 //! - [`MemoryRemote::lose`], [`MemoryRemote::damage`], [`MemoryRemote::exchange`]: objects that are
 //!   gone or not what was put: found, never believed.
-use memfold_swap::remote::{BYTES_MAX, ENTRIES_MAX, Fetch, Remote, RemoteError, StoredObject};
+use memfold_swap::remote::{
+    BYTES_MAX, ENTRIES_MAX, ObjectFetch, Remote, RemoteError, StoredObject,
+};
 use memfold_sys::memory::witness::DescendantWatch;
 use memfold_sys::sync::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -163,7 +165,7 @@ impl Remote for MemoryRemote {
         result
     }
 
-    fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), RemoteError> {
+    fn get(&self, fetches: &mut [ObjectFetch<'_>]) -> Result<(), RemoteError> {
         let mut inner = self.inner.lock();
         let (count, result) = inner.due(Ask::Get, fetches.len());
         for fetch in &mut fetches[..count] {

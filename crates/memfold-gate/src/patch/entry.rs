@@ -4,7 +4,7 @@
 //! While the stack pointer isn't on the slot yet, or any more, a signal becomes pending as in the
 //! gate. The way back looks for it. If the thread's record isn't found, or the call needs a full
 //! context, the call goes on as a trap of its site.
-use crate::record::{SLOT_BYTES, ThreadRecord};
+use crate::record::{GateThread, SLOT_BYTES};
 use core::arch::global_asm;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -69,7 +69,7 @@ pub struct EnteredCall {
     pub resume: usize,
     /// The program's stack pointer.
     pub sp: usize,
-    record: *const ThreadRecord,
+    record: *const GateThread,
     result: isize,
     unused: usize,
     vectors: [[u8; WIDE_BYTES]; VECTORS],
@@ -91,7 +91,7 @@ impl EnteredCall {
 }
 
 /// Makes a call.
-pub type PatchHandler = unsafe extern "C" fn(*const ThreadRecord, *const EnteredCall) -> isize;
+pub type PatchHandler = unsafe extern "C" fn(*const GateThread, *const EnteredCall) -> isize;
 
 const PLACES: usize = 1024;
 
@@ -112,9 +112,8 @@ static TRAP_CALL: AtomicUsize = AtomicUsize::new(0);
 static TRAP_DONE: AtomicUsize = AtomicUsize::new(0);
 
 // The entry finds both by the record's address alone, and the stack by the record's.
-const _: () = assert!(
-    offset_of!(ThreadRecord, pending) == 0 && align_of::<ThreadRecord>() >= size_of::<usize>()
-);
+const _: () =
+    assert!(offset_of!(GateThread, pending) == 0 && align_of::<GateThread>() >= size_of::<usize>());
 const _: () = assert!(PLACES.is_power_of_two());
 
 global_asm!(
@@ -313,8 +312,8 @@ global_asm!(
     below_bytes = const size_of::<BelowStack>(),
     red_zone = const size_of::<BelowStack>() - offset_of!(BelowStack, red_zone),
     below = const BELOW,
-    pending = const offset_of!(ThreadRecord, pending),
-    fs = const offset_of!(ThreadRecord, fs),
+    pending = const offset_of!(GateThread, pending),
+    fs = const offset_of!(GateThread, fs),
     slot_bytes = const SLOT_BYTES,
     places = const PLACES,
     needs_context = const NEEDS_CONTEXT,
@@ -371,7 +370,7 @@ pub fn traps() -> (usize, usize) {
 }
 
 /// Enters the record of the calling thread, so that patched sites find it.
-pub fn learn(record: &'static ThreadRecord) {
+pub fn learn(record: &'static GateThread) {
     if record.shares_fs.get() {
         return;
     }

@@ -2,7 +2,7 @@
 use crate::actions::{PROTECTED, SIGNALS, UNBLOCKABLE, bit};
 use crate::entry::restorer;
 use crate::frame::SignalAction;
-use crate::record::ThreadRecord;
+use crate::record::GateThread;
 use crate::signals::sent::forget;
 use crate::touch::{read, write};
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -51,14 +51,14 @@ pub fn calling(handler: usize) -> SignalAction {
 }
 
 /// Has the gate's handler take SIGSYS, SIGBUS and SIGSEGV.
-pub fn install_protected(record: &ThreadRecord) -> Result<(), Errno> {
+pub fn install_protected(record: &GateThread) -> Result<(), Errno> {
     [libc::SIGBUS, libc::SIGSEGV, libc::SIGSYS]
         .into_iter()
         .try_for_each(|signal| tell_kernel(signal, &record.actions().of(signal)))
 }
 
 /// Reads the program's actions, and has the gate's handler take each signal that has a handler.
-pub fn take_over(record: &ThreadRecord) -> Result<(), Errno> {
+pub fn take_over(record: &GateThread) -> Result<(), Errno> {
     for signal in 1..=SIGNALS as i32 {
         let Ok(now) = set_real(signal, None) else { continue };
         record.actions().with(|actions| actions[signal as usize] = now);
@@ -70,7 +70,7 @@ pub fn take_over(record: &ThreadRecord) -> Result<(), Errno> {
 }
 
 /// Undoes [`take_over`].
-pub fn give_back(record: &ThreadRecord) {
+pub fn give_back(record: &GateThread) {
     for signal in 1..=SIGNALS as i32 {
         let _ = set_real(signal, Some(&record.actions().of(signal)));
     }
@@ -93,7 +93,7 @@ pub fn tell_kernel(signal: i32, action: &SignalAction) -> Result<(), Errno> {
 
 /// Serves `rt_sigaction`.
 pub fn set_action(
-    record: &ThreadRecord,
+    record: &GateThread,
     [signal, new, old, bytes, ..]: &[usize; 6],
 ) -> Result<(), Errno> {
     let signal = *signal as i32;

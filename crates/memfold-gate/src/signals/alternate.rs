@@ -1,20 +1,20 @@
 //! `sigaltstack`: the kernel has the slot's stack for good. The record keeps the program's own.
 use crate::frame::{AlternateStack, SignalContext};
-use crate::record::ThreadRecord;
+use crate::record::GateThread;
 use crate::touch::{read, write};
 use memfold_sys::Errno;
 
 const SS_AUTODISARM: i32 = i32::MIN;
 
 /// Whether a thread whose stack pointer is `sp` is on the program's alternate stack.
-pub fn is_on(record: &ThreadRecord, sp: usize) -> bool {
+pub fn is_on(record: &GateThread, sp: usize) -> bool {
     let stack = record.alternate.get();
     stack.flags & SS_AUTODISARM == 0 && stack.contains(sp)
 }
 
 /// Serves `sigaltstack`. Returns the new stack if one was set.
 pub fn set_alternate(
-    record: &ThreadRecord,
+    record: &GateThread,
     context: &SignalContext,
     [new, old, ..]: &[usize; 6],
 ) -> Result<Option<AlternateStack>, Errno> {
@@ -54,7 +54,7 @@ pub fn checked(wanted: AlternateStack) -> Result<AlternateStack, Errno> {
 }
 
 /// Notes that a handler has entered the program's alternate stack.
-pub fn entered(record: &ThreadRecord) {
+pub fn entered(record: &GateThread) {
     if record.alternate.get().flags & SS_AUTODISARM != 0 {
         record.alternate.set(AlternateStack::NONE);
     }

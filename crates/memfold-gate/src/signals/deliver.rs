@@ -2,7 +2,7 @@
 use crate::actions::{PROTECTED, UNBLOCKABLE, bit};
 use crate::frame::{SignalAction, SignalContext, SignalFrame, SignalInfo, clear_fp, fp_bytes_at};
 use crate::keeper::BadAddress;
-use crate::record::ThreadRecord;
+use crate::record::GateThread;
 use crate::signals::actions::{set_real, tell_kernel};
 use crate::signals::alternate;
 use crate::signals::sent::{keep, put, send};
@@ -17,7 +17,7 @@ const CLEARED_FLAGS: u64 = 0x400 | 0x1_0000 | 0x100;
 
 /// Makes a signal pending that has interrupted the gate at `context`. All other signals are blocked
 /// until the thread leaves the gate.
-pub fn defer(record: &ThreadRecord, context: &mut SignalContext, info: &SignalInfo) {
+pub fn defer(record: &GateThread, context: &mut SignalContext, info: &SignalInfo) {
     // The kernel may deliver two signals at one return. Then the second one's handler runs first,
     // and finds all blocked by the first one's. So the mask of the first one counts.
     let blocks_all = |mask: u64| mask | PROTECTED | UNBLOCKABLE == u64::MAX;
@@ -35,7 +35,7 @@ pub fn defer(record: &ThreadRecord, context: &mut SignalContext, info: &SignalIn
 pub unsafe extern "C" fn deliver_pending(context: usize, record: usize) {
     // SAFETY: the caller's promise.
     let (record, context) =
-        unsafe { (&*(record as *const ThreadRecord), &mut *(context as *mut SignalContext)) };
+        unsafe { (&*(record as *const GateThread), &mut *(context as *mut SignalContext)) };
     loop {
         let pending = record.pending.load(SeqCst);
         if pending == 0 {
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn deliver_pending(context: usize, record: usize) {
 
 /// Delivers a signal to the program, which is to go on at `context`. It enters the program's
 /// handler, or does what the program's action says.
-pub fn deliver(record: &ThreadRecord, context: &mut SignalContext, info: &SignalInfo) {
+pub fn deliver(record: &GateThread, context: &mut SignalContext, info: &SignalInfo) {
     if info.is_nudge() {
         return;
     }
@@ -92,7 +92,7 @@ pub fn end_by(info: &SignalInfo) {
 }
 
 /// Delivers SIGSEGV where a frame has no room. If that has none either, the process ends.
-fn cannot_enter(record: &ThreadRecord, context: &mut SignalContext, signal: i32) {
+fn cannot_enter(record: &GateThread, context: &mut SignalContext, signal: i32) {
     if signal == libc::SIGSEGV {
         end_by(&SignalInfo::forced(signal));
     } else {
@@ -102,7 +102,7 @@ fn cannot_enter(record: &ThreadRecord, context: &mut SignalContext, signal: i32)
 
 /// Writes the frame, and has `context` go on in the handler.
 fn enter(
-    record: &ThreadRecord,
+    record: &GateThread,
     context: &mut SignalContext,
     info: &SignalInfo,
     action: &SignalAction,

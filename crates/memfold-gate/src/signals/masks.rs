@@ -1,19 +1,19 @@
 //! Signal masks. The kernel's mask never has the gate's own signals: the record keeps those.
 use crate::actions::{PROTECTED, UNBLOCKABLE};
 use crate::frame::SignalContext;
-use crate::record::ThreadRecord;
+use crate::record::GateThread;
 use crate::signals::sent::{kept, promote};
 use crate::touch::{read, write};
 use memfold_sys::Errno;
 use memfold_sys::raw::{set_signals_blocked, system_call};
 
 /// Returns the mask that the program believes to have.
-pub fn mask_of(record: &ThreadRecord, context: &SignalContext) -> u64 {
+pub fn mask_of(record: &GateThread, context: &SignalContext) -> u64 {
     context.mask | record.blocked.get()
 }
 
 /// Sets the mask with which the program goes on at `context`.
-pub fn replace_mask(record: &ThreadRecord, context: &mut SignalContext, mask: u64) {
+pub fn replace_mask(record: &GateThread, context: &mut SignalContext, mask: u64) {
     context.mask = mask & !(PROTECTED | UNBLOCKABLE);
     record.blocked.set(mask & PROTECTED);
     promote(record, mask);
@@ -26,7 +26,7 @@ pub fn block_all() {
 
 /// Serves `rt_sigprocmask`.
 pub fn set_mask(
-    record: &ThreadRecord,
+    record: &GateThread,
     context: &mut SignalContext,
     [how, new, old, bytes, ..]: &[usize; 6],
 ) -> Result<(), Errno> {
@@ -52,7 +52,7 @@ pub fn set_mask(
 }
 
 /// Serves `rt_sigpending`.
-pub fn pending(record: &ThreadRecord, [set, bytes, ..]: &[usize; 6]) -> Result<(), Errno> {
+pub fn pending(record: &GateThread, [set, bytes, ..]: &[usize; 6]) -> Result<(), Errno> {
     if *bytes > 8 {
         return Err(Errno::INVAL);
     }

@@ -1,20 +1,20 @@
 //! `rt_sigreturn`: leaves a handler of the program's by the frame on its stack.
 use crate::frame::{SignalContext, SignalInfo, fp_bytes, fp_bytes_at};
 use crate::keeper::BadAddress;
-use crate::record::ThreadRecord;
+use crate::record::GateThread;
 use crate::signals::alternate::{checked, is_on};
 use crate::signals::deliver::deliver;
 use crate::signals::masks::replace_mask;
 use crate::touch::{copy, read, read_bytes};
 
 /// Serves `rt_sigreturn`, called at `context`: the program goes on as the frame on its stack says.
-pub fn resume(record: &ThreadRecord, context: &mut SignalContext) {
+pub fn resume(record: &GateThread, context: &mut SignalContext) {
     if take(record, context).is_err() {
         deliver(record, context, &SignalInfo::forced(libc::SIGSEGV));
     }
 }
 
-fn take(record: &ThreadRecord, context: &mut SignalContext) -> Result<(), BadAddress> {
+fn take(record: &GateThread, context: &mut SignalContext) -> Result<(), BadAddress> {
     let sp = context.regs.rsp as usize;
     let theirs = read::<SignalContext>(sp)?;
     let (from, to) = (theirs.regs.fp as usize, context.regs.fp as usize);

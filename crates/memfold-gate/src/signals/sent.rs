@@ -8,12 +8,12 @@
 //! may fault runs in between. A thread that already waits for a `signalfd` is called off, and looks again.
 //!
 //! **A signal for the process goes to a thread that takes it**: one that doesn't block it, or waits for it
-//! ([`ThreadRecord::awaits`]). The thread that keeps a signal stores it, and then looks for a taker. A thread
+//! ([`GateThread::awaits`]). The thread that keeps a signal stores it, and then looks for a taker. A thread
 //! that begins to wait says so, and then looks for kept signals. So one of the two sees the other.
 use crate::actions::{PROTECTED, bit};
 use crate::entry;
 use crate::frame::{SignalInfo, code_of_nudge, code_to_show};
-use crate::record::ThreadRecord;
+use crate::record::GateThread;
 use crate::touch::{read, read_bytes, write, write_bytes};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use memfold_sys::raw::{set_signals_blocked, system_call};
@@ -34,7 +34,7 @@ pub fn place_of(signal: i32) -> usize {
 }
 
 /// Makes a signal pending, unless one of its kind is.
-pub fn put(record: &ThreadRecord, info: &SignalInfo) {
+pub fn put(record: &GateThread, info: &SignalInfo) {
     let place = place_of(info.signal);
     let is_free = record.pending.load(SeqCst) & (1 << place) == 0;
     if is_free || record.deferred[place].get().is_nudge() {
@@ -52,7 +52,7 @@ pub fn note_read(set: u64) {
 }
 
 /// Keeps a signal that was sent.
-pub fn keep(record: &ThreadRecord, info: &SignalInfo) {
+pub fn keep(record: &GateThread, info: &SignalInfo) {
     if info.is_nudge() {
         return;
     }
@@ -86,7 +86,7 @@ pub fn keep(record: &ThreadRecord, info: &SignalInfo) {
     }
 }
 
-fn takes(record: &ThreadRecord, signal: i32) -> bool {
+fn takes(record: &GateThread, signal: i32) -> bool {
     // A thread that has just been made has no number yet.
     let is_there = record.thread.load(SeqCst) != 0;
     is_there && (record.blocked.get() & bit(signal) == 0 || record.awaits.get() & bit(signal) != 0)
@@ -107,7 +107,7 @@ pub fn send(thread: u32, info: &SignalInfo) -> bool {
 }
 
 /// Sends a signal on to another thread of this process. `false`: there is no such thread.
-fn forward(record: &ThreadRecord, thread: u32, info: &SignalInfo) -> bool {
+fn forward(record: &GateThread, thread: u32, info: &SignalInfo) -> bool {
     let is_own = thread == record.thread.load(SeqCst);
     send(thread, &if is_own { *info } else { info.forwarded() })
 }
@@ -125,11 +125,11 @@ pub fn tell_as_sent(at: usize) {
 }
 
 /// Returns the signals that are kept for a thread.
-pub fn kept(record: &ThreadRecord) -> u64 {
+pub fn kept(record: &GateThread) -> u64 {
     record.sent.get() | record.actions().sent()
 }
 
-fn take(record: &ThreadRecord, set: u64) -> Option<SignalInfo> {
+fn take(record: &GateThread, set: u64) -> Option<SignalInfo> {
     let own = SIGNALS.into_iter().find(|signal| record.sent.get() & set & bit(*signal) != 0);
     if let Some(signal) = own {
         record.sent.set(record.sent.get() & !bit(signal));
@@ -139,7 +139,7 @@ fn take(record: &ThreadRecord, set: u64) -> Option<SignalInfo> {
 }
 
 /// Makes kept signals pending that `mask` doesn't block.
-pub fn promote(record: &ThreadRecord, mask: u64) {
+pub fn promote(record: &GateThread, mask: u64) {
     if kept(record) == 0 {
         return;
     }
@@ -149,7 +149,7 @@ pub fn promote(record: &ThreadRecord, mask: u64) {
 }
 
 /// Forgets a signal that is ignored from now on.
-pub fn forget(record: &ThreadRecord, signal: i32) {
+pub fn forget(record: &GateThread, signal: i32) {
     record.sent.set(record.sent.get() & !bit(signal));
     record.actions().take_sent(bit(signal));
 }
@@ -161,7 +161,7 @@ fn change_mask(how: i32, set: u64) {
 }
 
 /// Blocks `set` in the kernel, and sends it the kept signals of the set.
-pub fn hand_over(record: &ThreadRecord, set: u64) {
+pub fn hand_over(record: &GateThread, set: u64) {
     change_mask(libc::SIG_BLOCK, set & PROTECTED);
     while let Some(info) = take(record, set) {
         // To itself.
@@ -174,7 +174,7 @@ pub fn hand_over(record: &ThreadRecord, set: u64) {
 ///
 /// # Safety
 /// - As [`entry::call`]: what the call names is held.
-pub unsafe fn call(record: &ThreadRecord, nr: usize, args: &[usize; 6]) -> isize {
+pub unsafe fn call(record: &GateThread, nr: usize, args: &[usize; 6]) -> isize {
     // SAFETY: the caller's promise; the word is the record's.
     let make = || unsafe { entry::call(nr, args, record.pending.as_ptr()) };
     loop {
@@ -207,7 +207,7 @@ pub unsafe fn call(record: &ThreadRecord, nr: usize, args: &[usize; 6]) -> isize
 
 /// Corrects what a `signalfd` has returned. A nudge is replaced by the signal that it was about,
 /// which is kept no longer.
-fn take_read(record: &ThreadRecord, nr: usize, args: &[usize; 6], bytes: usize) {
+fn take_read(record: &GateThread, nr: usize, args: &[usize; 6], bytes: usize) {
     /// `struct signalfd_siginfo`: the signal is at byte 0, the code at byte 8.
     const INFO_BYTES: usize = 128;
     const CODE_AT: usize = 8;
@@ -318,7 +318,7 @@ fn goes_on(nr: usize, args: &[usize; 6]) -> bool {
 
 /// Keeps all pending signals, if the program has all of them blocked. Signals arrive again as
 /// before.
-fn put_back(record: &ThreadRecord) -> bool {
+fn put_back(record: &GateThread) -> bool {
     let pending = record.pending.load(SeqCst);
     let is_kept = |signal: &i32| {
         let info = record.deferred[place_of(*signal)].get();
@@ -360,7 +360,7 @@ pub fn make_up(
 
 /// Serves `kill` of the caller's own process by one of these three signals. If the caller takes it,
 /// it has the signal before the call returns. `None`: it is another call.
-pub fn kill(record: &ThreadRecord, [process, signal, ..]: &[usize; 6]) -> Option<isize> {
+pub fn kill(record: &GateThread, [process, signal, ..]: &[usize; 6]) -> Option<isize> {
     let signal = *signal as i32;
     if *process as i32 != process_id() as i32 || !SIGNALS.contains(&signal) {
         return None;

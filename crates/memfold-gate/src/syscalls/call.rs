@@ -2,7 +2,7 @@
 use crate::actions::{PROTECTED, UNBLOCKABLE};
 use crate::call_state::CallOutcome;
 use crate::keeper::BadAddress;
-use crate::record::ThreadRecord;
+use crate::record::GateThread;
 use crate::signals;
 use crate::syscalls::plain::{CallingThread, raw};
 use crate::syscalls::row::{CallRow, MaskUse, ProgramCall, ServedBy};
@@ -103,7 +103,7 @@ impl ProgramCall<'_> {
 }
 
 /// Ends the mask of a call, unless a signal has interrupted it.
-fn end_wait(record: &ThreadRecord, made: isize) {
+fn end_wait(record: &GateThread, made: isize) {
     let interrupted = made == -(libc::EINTR as isize);
     if !interrupted || record.pending.load(SeqCst) == 0 {
         record.waiting_mask.set(None);

@@ -33,7 +33,7 @@ mod call;
 mod handlers;
 pub(crate) mod table;
 
-use crate::keeper::{BadAddress, Span};
+use crate::keeper::{BadAddress, NamedSpan};
 
 pub(crate) use handlers::threads::has_no_counter;
 
@@ -52,7 +52,7 @@ pub fn name(
     row: &row::CallRow,
     args: &[usize; 6],
     read: operands::ReadMemory,
-    out: &mut dyn FnMut(Span),
+    out: &mut dyn FnMut(NamedSpan),
 ) -> Result<(), BadAddress> {
     row.name_memory(args, read, out)
 }

@@ -1,6 +1,6 @@
 //! The operands of one call: its arguments, a guarded way to read what they point to, and the ranges
 //! found so far. The functions of the table work with it.
-use crate::keeper::{BadAddress, Span};
+use crate::keeper::{BadAddress, NamedSpan};
 
 /// Most bytes that the kernel takes or gives in one call.
 pub const BYTES_MAX: usize = 0x7fff_f000;
@@ -19,7 +19,7 @@ pub struct Operands<'a> {
     /// The call's arguments.
     pub args: [usize; 6],
     read: ReadMemory<'a>,
-    out: &'a mut dyn FnMut(Span),
+    out: &'a mut dyn FnMut(NamedSpan),
     bad: bool,
 }
 
@@ -28,7 +28,7 @@ impl<'a> Operands<'a> {
     pub fn new(
         args: &[usize; 6],
         read: ReadMemory<'a>,
-        out: &'a mut dyn FnMut(Span),
+        out: &'a mut dyn FnMut(NamedSpan),
     ) -> Operands<'a> {
         Operands { args: *args, read, out, bad: false }
     }
@@ -54,7 +54,8 @@ impl<'a> Operands<'a> {
     }
 
     fn put(&mut self, start: usize, len: usize, write: bool) {
-        if let Some(span) = Span::new(start, len.min(BYTES_MAX), write).filter(|_| start != 0) {
+        if let Some(span) = NamedSpan::new(start, len.min(BYTES_MAX), write).filter(|_| start != 0)
+        {
             (self.out)(span);
         }
     }

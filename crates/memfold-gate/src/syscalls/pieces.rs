@@ -28,7 +28,7 @@
 //! readiness first, which the program could notice: the descriptor may be another file by then, and no
 //! signal restarts `poll`.
 use crate::call_state::CALLED_OFF;
-use crate::keeper::Span;
+use crate::keeper::NamedSpan;
 use crate::syscalls::operands::{BYTES_MAX, ReadMemory};
 
 /// The length of a piece is a multiple of this, and parts are cut at multiples. Direct I/O needs
@@ -57,9 +57,9 @@ pub struct CallPiece<'a> {
 
 impl CallPiece<'_> {
     /// Calls `each` with the program's memory that it names.
-    pub fn names(&self, each: &mut dyn FnMut(Span)) {
+    pub fn names(&self, each: &mut dyn FnMut(NamedSpan)) {
         let spans =
-            self.parts.iter().filter_map(|[start, len]| Span::new(*start, *len, !self.writes));
+            self.parts.iter().filter_map(|[start, len]| NamedSpan::new(*start, *len, !self.writes));
         spans.for_each(each);
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! This is the path of nearly all calls. For one that names no managed memory it costs a walk through the
 //! row's operands, one question of the keeper's ([`Keeper::hold`]), and the call.
-use crate::keeper::{Fault, Keeper, Names, Span};
-use crate::record::ThreadRecord;
+use crate::keeper::{Keeper, KeeperFault, NamedSpan, Names};
+use crate::record::GateThread;
 use crate::signals;
 use crate::syscalls::pieces::{self, CallPiece};
 use crate::syscalls::row::{CallRow, CallRows, CutInto};
@@ -28,13 +28,13 @@ pub struct CallingThread<'a> {
     /// The owner of the memory.
     pub keeper: &'a dyn Keeper,
     /// The thread.
-    pub record: &'a ThreadRecord,
+    pub record: &'a GateThread,
     /// The table.
     pub rows: &'static CallRows,
 }
 
 /// Calls `each` with what a call names.
-fn name(row: &CallRow, args: &[usize; 6], each: &mut dyn FnMut(Span)) {
+fn name(row: &CallRow, args: &[usize; 6], each: &mut dyn FnMut(NamedSpan)) {
     // Pointers that can't be read name nothing. The kernel will fail at them, too.
     let _ = row.name_memory(args, &read_bytes, each);
 }
@@ -67,7 +67,7 @@ impl CallingThread<'_> {
         if !row.names {
             return make();
         }
-        self.under_hold(&|each: &mut dyn FnMut(Span)| name(row, args, each), make)
+        self.under_hold(&|each: &mut dyn FnMut(NamedSpan)| name(row, args, each), make)
     }
 
     /// Makes a call that needs no more than a hold.
@@ -94,17 +94,17 @@ impl CallingThread<'_> {
     }
 
     /// Makes a call that copies between a buffer and the program's memory `seen`, through a file.
-    fn in_own_memory(&self, nr: usize, args: &[usize; 6], seen: Span) -> isize {
+    fn in_own_memory(&self, nr: usize, args: &[usize; 6], seen: NamedSpan) -> isize {
         let make = |write: bool| {
-            let names = |each: &mut dyn FnMut(Span)| {
-                each(Span { start: args[1], len: args[2], write: !seen.write });
-                each(Span { write, ..seen });
+            let names = |each: &mut dyn FnMut(NamedSpan)| {
+                each(NamedSpan { start: args[1], len: args[2], write: !seen.write });
+                each(NamedSpan { write, ..seen });
             };
             self.under_hold(&names, || {
                 if seen.write && !write {
                     let first = seen.start & !(PAGE_SIZE - 1);
                     for address in (first..seen.start + seen.len).step_by(PAGE_SIZE) {
-                        self.keeper.fault(Fault { address, write: true, protected: true });
+                        self.keeper.fault(KeeperFault { address, write: true, protected: true });
                     }
                 }
                 raw(nr, args)
@@ -125,7 +125,7 @@ impl CallingThread<'_> {
         if !row.names {
             return checked(keeper, row, nr, args, &|_| {}, call(nr, args));
         }
-        let names = |each: &mut dyn FnMut(Span)| name(row, args, each);
+        let names = |each: &mut dyn FnMut(NamedSpan)| name(row, args, each);
         if row.lends {
             let concerns = || concerns(keeper, &names);
             let mut make = |nr: i64, args: [usize; 6]| {
@@ -160,7 +160,7 @@ impl CallingThread<'_> {
         let most = || keeper.piece_bytes();
         let pieces = pieces::in_pieces(nr, args, most, concerns, &read_bytes, &mut raw)?;
         let mut make = |piece: &CallPiece| {
-            let names = |each: &mut dyn FnMut(Span)| piece.names(each);
+            let names = |each: &mut dyn FnMut(NamedSpan)| piece.names(each);
             self.under_hold(&names, || {
                 let made = match piece.must {
                     true => raw(piece.nr, &piece.args),
@@ -231,7 +231,7 @@ fn checked(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keeper::{BadAddress, Ending, Hold, NoRoom};
+    use crate::keeper::{BadAddress, Ending, KeeperHold, NoHoldRoom};
     use crate::syscalls::table::TABLE;
     use std::sync::Mutex;
 
@@ -247,10 +247,10 @@ mod tests {
             _: Names,
             _: usize,
             _: fn(usize, bool) -> Result<(), BadAddress>,
-        ) -> Result<Option<Hold>, NoRoom> {
+        ) -> Result<Option<KeeperHold>, NoHoldRoom> {
             Ok(None)
         }
-        fn release(&self, _: Hold) {}
+        fn release(&self, _: KeeperHold) {}
         fn piece_bytes(&self) -> usize {
             64 << 10
         }
@@ -271,7 +271,7 @@ mod tests {
         fn end_copy(&self, _: isize) {
             unreachable!()
         }
-        fn fault(&self, _: Fault) -> bool {
+        fn fault(&self, _: KeeperFault) -> bool {
             false
         }
         fn never_fold(&self, _: usize, _: usize) {}
@@ -295,7 +295,7 @@ mod tests {
             (libc::SYS_write, [fd, bad, BYTES, 0, 0, 0]),
             (libc::SYS_writev, [fd, parts.as_ptr() as usize, 2, 0, 0, 0]),
         ];
-        let record = ThreadRecord::take().unwrap();
+        let record = GateThread::take().unwrap();
         for (nr, args) in calls {
             let asked = Asked(Mutex::new(Vec::new()));
             let caller = CallingThread { keeper: &asked, record, rows: &TABLE };
@@ -328,7 +328,7 @@ mod tests {
         let room = [fd, libc::F_SETPIPE_SZ as usize, 4 * PIECE, 0, 0, 0];
         // SAFETY: the call touches no memory.
         unsafe { system_call(libc::SYS_fcntl, room) }.unwrap();
-        let (record, asked) = (ThreadRecord::take().unwrap(), Asked(Mutex::new(Vec::new())));
+        let (record, asked) = (GateThread::take().unwrap(), Asked(Mutex::new(Vec::new())));
         let (nr, args) = (libc::SYS_write as usize, [fd, start, 2 * PIECE, 0, 0, 0]);
         let caller = CallingThread { keeper: &asked, record, rows: &TABLE };
         let made = caller.plain(TABLE.look_up(nr), nr, &args);

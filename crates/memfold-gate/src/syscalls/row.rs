@@ -1,7 +1,7 @@
 //! One row of the table of system calls: name, number, operands, and how the call is served.
 use crate::frame::SignalContext;
-use crate::keeper::{BadAddress, Keeper, Span};
-use crate::record::ThreadRecord;
+use crate::keeper::{BadAddress, Keeper, NamedSpan};
+use crate::record::GateThread;
 use crate::syscalls::operands::{Operands, ReadMemory, TEXT_MAX};
 use memfold_sys::Errno;
 
@@ -10,7 +10,7 @@ pub(crate) struct ProgramCall<'a> {
     /// The owner of the memory.
     pub keeper: &'static dyn Keeper,
     /// The thread.
-    pub record: &'static ThreadRecord,
+    pub record: &'static GateThread,
     /// Where the program goes on.
     pub context: &'a mut SignalContext,
     /// Its number.
@@ -198,7 +198,7 @@ impl CallRow {
         &self,
         args: &[usize; 6],
         read: ReadMemory,
-        out: &mut dyn FnMut(Span),
+        out: &mut dyn FnMut(NamedSpan),
     ) -> Result<(), BadAddress> {
         let mut operands = Operands::new(args, read, out);
         self.operands.iter().for_each(|each| each.name(&mut operands));

@@ -3,8 +3,8 @@
 //!   `status` and `stat`. Some programs go on only while they have one thread, or stop each that they find.
 //! - `limits` has the limits that the keeper answers for.
 //! - `/proc/self/mem` has folded memory, too. Some compilers write their code by it, past its protection.
-use crate::keeper::{Keeper, Span};
-use crate::record::ThreadRecord;
+use crate::keeper::{Keeper, NamedSpan};
+use crate::record::GateThread;
 use crate::touch::{copy, read, read_bytes, write, write_bytes};
 use core::ffi::CStr;
 use core::mem::zeroed;
@@ -53,7 +53,7 @@ const COUNT_FIELD: usize = 17;
 /// then. `None`: nothing else was returned, so the call is to be made again.
 pub fn without_threads(
     keeper: &dyn Keeper,
-    record: &ThreadRecord,
+    record: &GateThread,
     nr: usize,
     args: &[usize; 6],
     made: isize,
@@ -257,7 +257,7 @@ pub fn with_own_memory(
     nr: usize,
     args: &[usize; 6],
     made: isize,
-    mut again: impl FnMut(usize, &[usize; 6], Span) -> isize,
+    mut again: impl FnMut(usize, &[usize; 6], NamedSpan) -> isize,
 ) -> isize {
     let (call, place) = match nr as i64 {
         libc::SYS_pread64 | libc::SYS_pwrite64 => (nr, Some(args[3])),
@@ -284,7 +284,8 @@ pub fn with_own_memory(
         let at = start + done;
         let len = (wanted - done).min(PIECE_BYTES - at % PAGE_SIZE);
         let write = call as i64 == libc::SYS_pwrite64;
-        let one = again(call, &[fd, buffer + done, len, at, 0, 0], Span { start: at, len, write });
+        let one =
+            again(call, &[fd, buffer + done, len, at, 0, 0], NamedSpan { start: at, len, write });
         if one <= 0 {
             break;
         }

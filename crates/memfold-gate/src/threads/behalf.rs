@@ -1,10 +1,10 @@
 //! Has a thread of the keeper's work for a child of `vfork`: see [`crate::errand`].
 use crate::keeper::Keeper;
-use crate::record::{ThreadRecord, each_used};
+use crate::record::{GateThread, each_used};
 
-fn of_caller() -> Option<&'static ThreadRecord> {
+fn of_caller() -> Option<&'static GateThread> {
     let here = 0u8;
-    ThreadRecord::of_stack(&raw const here as usize)
+    GateThread::of_stack(&raw const here as usize)
 }
 
 /// Returns the number of the calling task, if it is a child that shares the keeper's memory. It
@@ -40,7 +40,7 @@ pub(super) unsafe fn on_behalf(keeper: &dyn Keeper, what: &mut dyn FnMut()) {
 
 /// Makes all memory resident for the caller ([`Keeper::keep_home`]), or ends that. The parent of a
 /// child of `vfork` ends it with the child.
-pub fn keep_home(keeper: &dyn Keeper, record: &ThreadRecord, keep: bool) -> bool {
+pub fn keep_home(keeper: &dyn Keeper, record: &GateThread, keep: bool) -> bool {
     let mut done = false;
     // SAFETY: the record is the caller's, who waits.
     unsafe {
@@ -53,7 +53,7 @@ pub fn keep_home(keeper: &dyn Keeper, record: &ThreadRecord, keep: bool) -> bool
 }
 
 /// Stops all eviction for the caller, or ends that ([`Keeper::keep_all`]).
-pub(super) fn keep_all(keeper: &dyn Keeper, record: &ThreadRecord, keep: bool) {
+pub(super) fn keep_all(keeper: &dyn Keeper, record: &GateThread, keep: bool) {
     // SAFETY: as above.
     unsafe {
         on_behalf(keeper, &mut || {

@@ -1,9 +1,9 @@
 //! Copies the process: `fork`, and `clone` without CLONE_VM.
 use crate::actions::PROTECTED;
 use crate::frame::SignalAction;
-use crate::keeper::{Keeper, Refused};
+use crate::keeper::{Keeper, RefusedCall};
 use crate::patch;
-use crate::record::{KEEPER, ThreadRecord, resume_growth, stop_growth};
+use crate::record::{GateThread, KEEPER, resume_growth, stop_growth};
 use crate::signals::{block_all, install_protected};
 use crate::threads::behalf::child;
 use crate::user_dispatch::arm;
@@ -20,7 +20,7 @@ pub const CLEAR_SIGHAND: usize = 0x1_0000_0000;
 /// reports it to a userfaultfd of the program's. The locks are free again by then.
 pub fn copy(
     keeper: &dyn Keeper,
-    record: &'static ThreadRecord,
+    record: &'static GateThread,
     nr: usize,
     args: &[usize; 6],
     flags: usize,
@@ -68,7 +68,7 @@ pub fn copy(
 }
 
 /// Keeps the state of gate and keeper unchanged until [`resume`].
-fn stop(keeper: &dyn Keeper, record: &ThreadRecord) {
+fn stop(keeper: &dyn Keeper, record: &GateThread) {
     stop_growth();
     patch::stop();
     keeper.begin_copy();
@@ -80,7 +80,7 @@ fn stop(keeper: &dyn Keeper, record: &ThreadRecord) {
 /// # Safety
 /// - `stop` has returned, in this process or in the parent that it is a copy of, and this is called once
 ///   for it. In the copy it is called by the only thread.
-unsafe fn resume(keeper: &dyn Keeper, record: &'static ThreadRecord, made: isize, flags: usize) {
+unsafe fn resume(keeper: &dyn Keeper, record: &'static GateThread, made: isize, flags: usize) {
     // SAFETY: the caller's promise; likewise below.
     unsafe { record.actions().resume() };
     if made == 0 {
@@ -102,7 +102,7 @@ unsafe fn resume(keeper: &dyn Keeper, record: &'static ThreadRecord, made: isize
 }
 
 /// Begins a task, with all signals blocked that may be.
-pub fn begin(record: &ThreadRecord, flags: usize) {
+pub fn begin(record: &GateThread, flags: usize) {
     // A task begins without a dispatch of its own: the kernel clears that, too.
     record.dispatch.set(None);
     if flags & CLEAR_SIGHAND != 0 {
@@ -117,7 +117,7 @@ pub fn begin(record: &ThreadRecord, flags: usize) {
         // Its calls would meet folded memory. A filter that refuses the task the call looks the
         // same as a kernel without it.
         if let Some(keeper) = KEEPER.get() {
-            keeper.tells(Refused::Task(e));
+            keeper.tells(RefusedCall::Task(e));
         }
         set_signals_blocked(PROTECTED);
         // SAFETY: it has done nothing yet.

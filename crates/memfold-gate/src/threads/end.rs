@@ -1,7 +1,7 @@
 //! Ends threads.
 use crate::entry;
 use crate::keeper::{Ending, Keeper};
-use crate::record::{ThreadRecord, each_used};
+use crate::record::{GateThread, each_used};
 use crate::threads::behalf::keep_all;
 use crate::touch::{read, touch};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
@@ -25,7 +25,7 @@ pub fn first_has_exited() -> bool {
 
 /// Serves `exit`. The keeper's threads would keep the process alive, so the last thread of the
 /// program ends it.
-pub fn exit(keeper: &dyn Keeper, record: &ThreadRecord, code: usize) -> ! {
+pub fn exit(keeper: &dyn Keeper, record: &GateThread, code: usize) -> ! {
     touch_locks(record.robust.load(SeqCst));
     keeper.ends(Ending::Thread);
     set_signals_blocked(u64::MAX);
@@ -63,7 +63,7 @@ fn last_decides() -> bool {
 
 /// Whether a filter has killed a thread. The kernel lists the process's first thread to the end,
 /// but clears its robust list.
-fn is_gone(record: &ThreadRecord) -> bool {
+fn is_gone(record: &GateThread) -> bool {
     let thread = record.thread.load(SeqCst);
     if thread == 0 {
         return false;
@@ -94,7 +94,7 @@ pub fn all_are_gone() -> bool {
 
 /// Makes the locks of all threads resident for good, as the process is about to end or to execute a
 /// program. The kernel reads and writes them then. `false`: no thread has any.
-pub fn keep_locks(keeper: &dyn Keeper, record: &ThreadRecord) -> bool {
+pub fn keep_locks(keeper: &dyn Keeper, record: &GateThread) -> bool {
     let mut kept = false;
     record.each_of_process(|each| {
         let head = each.robust.load(SeqCst);

@@ -3,7 +3,7 @@ use crate::actions::{PROTECTED, bit};
 use crate::entry;
 use crate::frame::{SignalAction, SignalContext};
 use crate::keeper::{Ending, Keeper};
-use crate::record::ThreadRecord;
+use crate::record::GateThread;
 use crate::signals::{hand_over, ignore_really, install_protected};
 use crate::threads::behalf::keep_all;
 use crate::threads::end::keep_locks;
@@ -12,7 +12,7 @@ use memfold_sys::raw::set_signals_blocked;
 /// Serves `execve` or `execveat`. It returns if the call has failed.
 pub fn execute(
     keeper: &dyn Keeper,
-    record: &ThreadRecord,
+    record: &GateThread,
     context: &SignalContext,
     nr: usize,
     args: &[usize; 6],

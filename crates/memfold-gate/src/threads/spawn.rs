@@ -1,8 +1,8 @@
 //! `clone`, `clone3`, `vfork`: makes threads, and processes that share the memory for a while.
 use crate::entry;
 use crate::frame::{AlternateStack, SignalContext, fp_bytes_at};
-use crate::keeper::{Keeper, Span};
-use crate::record::ThreadRecord;
+use crate::keeper::{Keeper, NamedSpan};
+use crate::record::GateThread;
 use crate::signals::{block_all, deliver_pending};
 use crate::threads::behalf::{keep_all, keep_home, on_behalf};
 use crate::threads::copy::{CLEAR_SIGHAND, begin, copy};
@@ -41,7 +41,7 @@ struct CloneRequest {
     /// The arguments of `clone3`.
     words: [usize; WORDS],
     /// The ranges that the kernel reads and writes.
-    spans: [Option<Span>; SPANS_MAX],
+    spans: [Option<NamedSpan>; SPANS_MAX],
 }
 
 impl CloneRequest {
@@ -115,7 +115,7 @@ impl CloneRequest {
 
     fn name(&mut self, start: usize, len: usize, write: bool) {
         let free = self.spans.iter_mut().find(|place| place.is_none());
-        *free.expect("each of the four is named once") = Span::new(start, len, write);
+        *free.expect("each of the four is named once") = NamedSpan::new(start, len, write);
     }
 
     /// Returns where the kernel writes 0 when the task ends.
@@ -140,7 +140,7 @@ impl CloneRequest {
 /// Serves these calls. The caller goes on as `context` says.
 pub fn clone(
     keeper: &dyn Keeper,
-    record: &'static ThreadRecord,
+    record: &'static GateThread,
     context: &mut SignalContext,
     nr: usize,
     args: &[usize; 6],
@@ -156,7 +156,7 @@ pub fn clone(
         keeper.never_fold(at, 4);
     }
     let spans = wanted.spans;
-    let names = |each: &mut dyn FnMut(Span)| spans.into_iter().flatten().for_each(each);
+    let names = |each: &mut dyn FnMut(NamedSpan)| spans.into_iter().flatten().for_each(each);
     let Ok(hold) = keeper.hold(&names, record.number.get(), touch) else {
         return -(libc::ENOMEM as isize);
     };
@@ -178,7 +178,7 @@ pub fn clone(
 
 fn spawn(
     keeper: &dyn Keeper,
-    record: &'static ThreadRecord,
+    record: &'static GateThread,
     context: &SignalContext,
     wanted: &mut CloneRequest,
 ) -> isize {
@@ -190,7 +190,7 @@ fn spawn(
     // SAFETY: the record is the caller's, who waits; slots are the gate's.
     unsafe {
         on_behalf(keeper, &mut || {
-            child = ThreadRecord::take();
+            child = GateThread::take();
             // The slot of a caller that is killed belongs to no process that goes on.
             let is_thread = wanted.flags & libc::CLONE_THREAD as usize != 0;
             child.inspect(|child| child.join(is_thread.then_some(record)));
@@ -236,7 +236,7 @@ fn spawn(
 
 /// Copies the frame of `context` onto the child's stack, and returns its address. The call returns
 /// 0 there.
-fn copy_frame(child: &ThreadRecord, context: &SignalContext, top: usize) -> usize {
+fn copy_frame(child: &GateThread, context: &SignalContext, top: usize) -> usize {
     let from = &raw const *context as usize;
     let fp = context.regs.fp as usize;
     // SAFETY: the context is the kernel's, with its floating point state above it.
@@ -260,7 +260,7 @@ fn copy_frame(child: &ThreadRecord, context: &SignalContext, top: usize) -> usiz
 /// The child's first code, on its slot's stack.
 unsafe extern "C" fn first(record: usize) -> ! {
     // SAFETY: its parent has made it for this thread.
-    let record = unsafe { &*(record as *const ThreadRecord) };
+    let record = unsafe { &*(record as *const GateThread) };
     let stack = record.stack();
     // SAFETY: the stack is this thread's for good.
     let _ =

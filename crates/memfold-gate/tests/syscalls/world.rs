@@ -5,7 +5,7 @@
 //! it comes to a page that the table has not named; named ones are copied in, write-protected unless
 //! they are to be written to. Objects of [`World::put`] may only be read, by anybody.
 use memfold_gate::syscalls::{look_up, name};
-use memfold_gate::{BadAddress, Span};
+use memfold_gate::{BadAddress, NamedSpan};
 use memfold_sys::raw::system_call;
 use memfold_sys::uffd::{Uffd, feature};
 use std::cell::RefCell;
@@ -272,7 +272,7 @@ impl Folded<'_> {
 
     /// Brings what the table names, and nothing else.
     fn bring(&self, nr: usize, args: &[usize; 6]) -> Vec<(usize, usize)> {
-        let mut spans: Vec<Span> = Vec::new();
+        let mut spans: Vec<NamedSpan> = Vec::new();
         let read = |at: usize, into: &mut [u8]| self.read(at, into);
         let _ = name(look_up(nr), args, &read, &mut |span| spans.push(span));
         // Reading must not help: only spans are held.

@@ -9,7 +9,7 @@ use memfold::limits::gauges::stays;
 use memfold::pager::Pager;
 use memfold::stats::Stats;
 use memfold_run::member;
-use memfold_run::table::{Least, ProcessSlot};
+use memfold_run::table::{LeastBytes, ProcessSlot};
 use memfold_sys::maps::{Smaps, SmapsDetails, Vma, flag};
 use memfold_sys::memory::zone::overlaps_own;
 
@@ -51,7 +51,7 @@ pub struct LimitReach {
 /// How far the run is past its limit. `None`: it can be kept, as others fold more.
 pub fn reach(pager: &Pager) -> Option<LimitReach> {
     let reach = match member::whole(pager.limits().is_limited()) {
-        Some(((limit, resident), Least { bytes, slotless, largest, has_largest })) => {
+        Some(((limit, resident), LeastBytes { bytes, slotless, largest, has_largest })) => {
             let bound = if pager.limits().is_limited() { limit } else { resident };
             let is_own = |largest: ProcessSlot| member::own().is_none_or(|own| own.is(&largest));
             let is_largest = has_largest && largest.is_none_or(is_own);

@@ -5,8 +5,8 @@
 //! read or overwrite had the kernel dropped them. MADV_FREE may leave pages as they are, so it
 //! does. A guard ends the call, as the kernel would have it.
 use crate::mappings::call::{HeapLoan, whole};
-use crate::marks::ranges::{Ranges, without};
-use crate::marks::state::{Apart, MemoryMark};
+use crate::marks::ranges::{RangeSet, without};
+use crate::marks::state::{ApartCall, MemoryMark};
 use crate::program::ManagedProgram;
 use alloc::vec::Vec;
 use core::iter::once;
@@ -102,7 +102,7 @@ impl ManagedProgram {
         advice: i32,
         make: MakeAdvice,
         child: Option<usize>,
-    ) -> Result<(isize, Vec<Range<usize>>), Apart> {
+    ) -> Result<(isize, Vec<Range<usize>>), ApartCall> {
         let mut state = self.state.lock();
         let state = &mut *state;
         if DISCARDS.contains(&advice) && self.is_watched(state, &range) {
@@ -246,7 +246,7 @@ impl ManagedProgram {
             return (make(), Vec::new());
         }
         let leaving = self.pager.holds().leave(once(range.clone()));
-        let mut held = Ranges::default();
+        let mut held = RangeSet::default();
         for part in &managed {
             leaving.each_held(part.clone(), |part| held.add(part));
         }

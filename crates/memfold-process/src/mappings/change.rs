@@ -4,7 +4,7 @@ use crate::diagnostics::warn_once;
 use crate::limits;
 use crate::mappings::call::{HeapLoan, MakeCall, end_of, whole};
 use crate::marks::ranges::{common, without};
-use crate::marks::state::{Apart, Before, MemoryMark, Moved, ProgramState};
+use crate::marks::state::{ApartCall, FoundRanges, MemoryMark, ProgramState, RemappedTo};
 use crate::program::ManagedProgram;
 use alloc::vec::Vec;
 use core::iter::once;
@@ -46,9 +46,9 @@ fn replaced(args: &[usize; 6]) -> Range<usize> {
     if flags & libc::MAP_FIXED != 0 { at..end_of(at, len) } else { 0..0 }
 }
 
-impl Moved {
+impl RemappedTo {
     /// That of a call with these arguments which has returned `at`; `None` if it moves nothing.
-    fn of(args: &[usize; 6], at: usize) -> Option<Moved> {
+    fn of(args: &[usize; 6], at: usize) -> Option<RemappedTo> {
         let [start, old, new, flags, ..] = *args;
         let (from, after) = (whole(start, old)?, whole(start, new)?);
         let keeps_source = flags as i32 & libc::MREMAP_DONTUNMAP != 0;
@@ -58,7 +58,7 @@ impl Moved {
             (false, false) => from.clone(),
         };
         let taken = start..(start + old.min(new)).next_multiple_of(PAGE_SIZE);
-        Some(Moved { here: at..at + after.len(), from, taken, gone })
+        Some(RemappedTo { here: at..at + after.len(), from, taken, gone })
     }
 }
 
@@ -192,7 +192,7 @@ impl ManagedProgram {
         args: &[usize; 6],
         make: MakeCall,
         (child, by_itself): (Option<usize>, bool),
-    ) -> Result<isize, Apart> {
+    ) -> Result<isize, ApartCall> {
         let [start, len, third, ..] = *args;
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -243,7 +243,7 @@ impl ManagedProgram {
     }
 
     /// A call was made apart.
-    fn end_apart(&self, nr: usize, args: &[usize; 6], apart: Apart, result: isize) {
+    fn end_apart(&self, nr: usize, args: &[usize; 6], apart: ApartCall, result: isize) {
         let mut state = self.state.lock();
         let state = &mut *state;
         let before = state.end_apart(apart);
@@ -425,10 +425,10 @@ impl ManagedProgram {
         &self,
         state: &mut ProgramState,
         args: &[usize; 6],
-        before: Before,
+        before: FoundRanges,
         result: isize,
     ) {
-        let Some(moved) = Moved::of(args, result as usize) else { return };
+        let Some(moved) = RemappedTo::of(args, result as usize) else { return };
         state.note_moved(&moved, &before);
         if moved.is_elsewhere() {
             self.forget_faults(&moved.here);

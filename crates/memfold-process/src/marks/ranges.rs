@@ -4,9 +4,9 @@ use core::ops::Range;
 
 /// Ranges in ascending order; none touch.
 #[derive(Default)]
-pub struct Ranges(Vec<Range<usize>>);
+pub struct RangeSet(Vec<Range<usize>>);
 
-impl Ranges {
+impl RangeSet {
     /// Adds a range.
     pub fn add(&mut self, range: Range<usize>) {
         if range.is_empty() {
@@ -115,7 +115,7 @@ mod tests {
     fn ranges_are_as_a_set_of_their_numbers() {
         let mut random = Random::new(7);
         for _ in 0..200 {
-            let (mut ranges, mut numbers) = (Ranges::default(), BTreeSet::new());
+            let (mut ranges, mut numbers) = (RangeSet::default(), BTreeSet::new());
             for _ in 0..40 {
                 let range = any(&mut random);
                 if random.below(2) == 0 {

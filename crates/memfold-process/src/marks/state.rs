@@ -1,7 +1,7 @@
 //! What is known of the program's memory beside what is managed: marks, and calls that are under way
 //! with no lock held. It is changed with the program's mappings.
-use crate::marks::ranges::{Ranges, common, without};
-use crate::size::share::Level;
+use crate::marks::ranges::{RangeSet, common, without};
+use crate::size::share::SizeLevel;
 use alloc::vec::Vec;
 use core::ops::Range;
 use memfold::delivery::background::EngineThread;
@@ -63,9 +63,9 @@ pub const FLAGS: [(u32, MemoryMark); 6] = [
 #[derive(Default)]
 pub struct ProgramState {
     /// By [`MemoryMark`].
-    never: [Ranges; MARKS.len()],
+    never: [RangeSet; MARKS.len()],
     /// To be taken with what the program maps next: see [`ManagedProgram::adopt_later`].
-    pub late: Ranges,
+    pub late: RangeSet,
     /// What is mapped from now on is locked.
     pub locks_future: bool,
     /// The kernel may merge equal pages of all memory.
@@ -75,7 +75,7 @@ pub struct ProgramState {
     /// The program serves some of its memory by a userfaultfd of its own.
     pub has_userfault: bool,
     /// Calls that are being made apart.
-    apart: Vec<Pending>,
+    apart: Vec<PendingCall>,
     /// Engine threads that are still to be started, the next one last; `None` before the first try.
     pub pending: Option<Vec<EngineThread>>,
     /// It was told that they can't be started.
@@ -85,14 +85,14 @@ pub struct ProgramState {
     /// It was reported that the limit can't be kept.
     pub told_limit: bool,
     /// The process's size.
-    pub level: Level,
+    pub level: SizeLevel,
     /// So much more has been mapped since it was looked at, bytes.
     pub mapped_since: usize,
 }
 
 impl ProgramState {
     /// The memory with a mark.
-    pub fn marked(&mut self, mark: MemoryMark) -> &mut Ranges {
+    pub fn marked(&mut self, mark: MemoryMark) -> &mut RangeSet {
         &mut self.never[mark as usize]
     }
 
@@ -102,9 +102,9 @@ impl ProgramState {
     }
 
     /// The call apart of a child.
-    pub fn apart_of(&self, child: usize) -> Option<Apart> {
+    pub fn apart_of(&self, child: usize) -> Option<ApartCall> {
         let found = self.apart.iter().find(|pending| pending.child == Some(child))?;
-        Some(Apart(found.number))
+        Some(ApartCall(found.number))
     }
 
     /// Children that the process is a copy of had them.
@@ -124,32 +124,43 @@ impl ProgramState {
     }
 
     /// What there is in some ranges, where `faults` are the program's own to serve.
-    pub fn before(&self, ranges: &[Range<usize>], faults: Vec<Range<usize>>) -> Before {
+    pub fn before(&self, ranges: &[Range<usize>], faults: Vec<Range<usize>>) -> FoundRanges {
         let marks = ranges.iter().flat_map(|range| self.marks_in(range)).collect();
-        Before { parts: ranges.to_vec(), marks, faults }
+        FoundRanges { parts: ranges.to_vec(), marks, faults }
     }
 
     /// A call on the parts of `before` is about to be made with no lock held: until
     /// [`ProgramState::end_apart`] nothing of them may be managed. `number`: of the call; `child`: of the
     /// caller, if it is a child.
-    pub fn begin_apart(&mut self, number: u64, child: Option<usize>, before: Before) -> Apart {
-        let (marked, mut added) = (self.marked(MemoryMark::Other), Ranges::default());
+    pub fn begin_apart(
+        &mut self,
+        number: u64,
+        child: Option<usize>,
+        before: FoundRanges,
+    ) -> ApartCall {
+        let (marked, mut added) = (self.marked(MemoryMark::Other), RangeSet::default());
         for range in &before.parts {
             for part in without(range, &marked.within(range)) {
                 marked.add(part.clone());
                 added.add(part);
             }
         }
-        self.apart.push(Pending { number, child, added, before, new_since: Ranges::default() });
-        Apart(number)
+        self.apart.push(PendingCall {
+            number,
+            child,
+            added,
+            before,
+            new_since: RangeSet::default(),
+        });
+        ApartCall(number)
     }
 
     /// It was made. Gives what it has found. Its parts are those where nothing was mapped or registered
     /// meanwhile.
-    pub fn end_apart(&mut self, apart: Apart) -> Before {
+    pub fn end_apart(&mut self, apart: ApartCall) -> FoundRanges {
         let at = self.apart.iter().position(|pending| pending.number == apart.0);
         let at = at.expect("it is ended once, by who began it");
-        let Pending { mut before, added, new_since, .. } = self.apart.swap_remove(at);
+        let PendingCall { mut before, added, new_since, .. } = self.apart.swap_remove(at);
         before.parts = new_since.cut_out_of(before.parts);
         for part in before.parts.iter().flat_map(|part| added.within(part)) {
             self.marked(MemoryMark::Other).remove(&part);
@@ -165,7 +176,7 @@ impl ProgramState {
 
     /// An mremap was made, where `before` was what it has found. Marks go where it has taken the memory.
     /// What it leaves behind, if it does, is locked no more.
-    pub fn note_moved(&mut self, moved: &Moved, before: &Before) {
+    pub fn note_moved(&mut self, moved: &RemappedTo, before: &FoundRanges) {
         self.note_new(&moved.here);
         if moved.is_elsewhere() {
             self.forget(&moved.here);
@@ -206,7 +217,7 @@ impl ProgramState {
 }
 
 /// Where an mremap has taken memory.
-pub struct Moved {
+pub struct RemappedTo {
     /// What it was given, and what there is now.
     pub from: Range<usize>,
     pub here: Range<usize>,
@@ -216,7 +227,7 @@ pub struct Moved {
     pub gone: Range<usize>,
 }
 
-impl Moved {
+impl RemappedTo {
     /// Whether the memory has another address now.
     pub fn is_elsewhere(&self) -> bool {
         self.from.start != self.here.start
@@ -231,22 +242,22 @@ impl Moved {
 }
 
 /// A call that is made with no lock held: see [`ProgramState::begin_apart`].
-pub struct Apart(u64);
+pub struct ApartCall(u64);
 
 /// What is kept of it.
-struct Pending {
+struct PendingCall {
     number: u64,
     /// The number of the child that makes it.
     child: Option<usize>,
     /// Parts that have a mark for it.
-    added: Ranges,
-    before: Before,
+    added: RangeSet,
+    before: FoundRanges,
     /// What was mapped or registered since.
-    new_since: Ranges,
+    new_since: RangeSet,
 }
 
 /// What a call finds in its ranges.
-pub struct Before {
+pub struct FoundRanges {
     /// Its ranges, or what of them is still as it was.
     pub parts: Vec<Range<usize>>,
     pub marks: Vec<(MemoryMark, Range<usize>)>,
@@ -276,18 +287,18 @@ mod tests {
         state
     }
 
-    fn moved(from: Range<usize>, here: Range<usize>, keeps_source: bool) -> Moved {
+    fn moved(from: Range<usize>, here: Range<usize>, keeps_source: bool) -> RemappedTo {
         let taken = from.start..from.start + from.len().min(here.len());
         let gone = match (here.start == from.start, keeps_source) {
             (true, _) => here.end..from.end.max(here.end),
             (false, true) => 0..0,
             (false, false) => from.clone(),
         };
-        Moved { from, here, taken, gone }
+        RemappedTo { from, here, taken, gone }
     }
 
     /// An mremap of which nothing was changed meanwhile.
-    fn move_all(state: &mut ProgramState, moved: &Moved) {
+    fn move_all(state: &mut ProgramState, moved: &RemappedTo) {
         let before = state.before(core::slice::from_ref(&moved.from), Vec::new());
         state.note_moved(moved, &before);
     }

@@ -34,7 +34,7 @@ impl SharedLimit for OwnCharge {
 
 /// What was seen last.
 #[derive(Default)]
-pub struct Level {
+pub struct SizeLevel {
     /// Resident at the last look, bytes.
     pub anonymous: u64,
     /// A fork has made this process or a child of it, and they may still share memory.
@@ -50,7 +50,7 @@ pub struct Level {
 }
 
 /// One look.
-pub struct Seen {
+pub struct SizeLook {
     /// Resident at the look before, bytes.
     pub before: u64,
     /// Resident and not under management, bytes.
@@ -60,18 +60,18 @@ pub struct Seen {
 }
 
 /// Looks at the process's size.
-pub struct Scale {
+pub struct SizeScale {
     statm: Statm,
     config: Config,
 }
 
-impl Scale {
+impl SizeScale {
     /// For the calling process.
     ///
     /// # Errors
     /// ENOENT without /proc.
-    pub fn open(config: Config) -> Result<Scale, Errno> {
-        Ok(Scale { statm: Statm::open()?, config })
+    pub fn open(config: Config) -> Result<SizeScale, Errno> {
+        Ok(SizeScale { statm: Statm::open()?, config })
     }
 
     /// Whether this is a child of fork that can't see its own size.
@@ -82,7 +82,7 @@ impl Scale {
     /// By a thread with a new table of descriptors.
     ///
     /// # Errors
-    /// As [`Scale::open`].
+    /// As [`SizeScale::open`].
     pub fn reopen(&self) -> Result<(), Errno> {
         self.statm.reopen()
     }
@@ -90,8 +90,8 @@ impl Scale {
     /// In a child of fork, before it has an engine of its own.
     ///
     /// # Errors
-    /// As [`Scale::open`].
-    pub fn begin_as_child(&self, pager: &Pager, level: &mut Level) -> Result<(), Errno> {
+    /// As [`SizeScale::open`].
+    pub fn begin_as_child(&self, pager: &Pager, level: &mut SizeLevel) -> Result<(), Errno> {
         // Until the first measurement all counts as shared. Most children end sooner, or execute
         // something.
         (level.sharing, level.measure_at_ns) = (true, now_ns() + MEASURE_NS);
@@ -102,7 +102,12 @@ impl Scale {
 
     /// Measures, tells the others, and takes this process's share. `None` if nothing can be known.
     /// Before anything is managed nobody knows how much of it can be folded.
-    pub fn look(&self, pager: &Pager, level: &mut Level, is_managing: bool) -> Option<Seen> {
+    pub fn look(
+        &self,
+        pager: &Pager,
+        level: &mut SizeLevel,
+        is_managing: bool,
+    ) -> Option<SizeLook> {
         let managed = pager.gauges().own_bytes() + pager.gauges().mapped_bytes();
         let anonymous = match self.statm.is_lost() {
             // What isn't managed is as it was at the fork then, as far as anybody knows.
@@ -127,11 +132,11 @@ impl Scale {
         member::set_least(least, pager.limits().stored_bytes());
         member::note_totals();
         self.take_share(pager, level, need);
-        Some(Seen { before, unmanaged, slower: 1 + level.company / LOOK_OTHERS })
+        Some(SizeLook { before, unmanaged, slower: 1 + level.company / LOOK_OTHERS })
     }
 
     /// Takes this process's share of what the whole run may use.
-    fn take_share(&self, pager: &Pager, level: &mut Level, need: u64) {
+    fn take_share(&self, pager: &Pager, level: &mut SizeLevel, need: u64) {
         let (limit, resident) = self.shares(level, need);
         let (most, processes) = (self.bounds(), level.company as u64 + 1);
         pager.gauges().set_bounds(limit, resident, most.0.min(most.1) / processes);
@@ -145,7 +150,7 @@ impl Scale {
     }
 
     /// This process's shares of them.
-    fn shares(&self, level: &mut Level, need: u64) -> (u64, u64) {
+    fn shares(&self, level: &mut SizeLevel, need: u64) -> (u64, u64) {
         let mut of = |bound: u64, is_limit: bool| {
             if bound == u64::MAX {
                 return bound;
@@ -161,7 +166,7 @@ impl Scale {
     /// Whether this process may come to have `most` bytes before its next look. The others are told
     /// at once that it needs them: processes that begin to grow at the same time would each find room
     /// for all of it otherwise.
-    pub fn has_room(&self, level: &mut Level, most: u64) -> bool {
+    pub fn has_room(&self, level: &mut SizeLevel, most: u64) -> bool {
         let need = most.saturating_sub(level.others);
         member::set_need(need);
         let (limit, resident) = self.shares(level, need);
@@ -172,7 +177,7 @@ impl Scale {
 /// What processes of a run share counts in each with its part, so that the sum is right: measured
 /// from time to time, as long as there is any, because whoever writes to it gets a page of its own
 /// that the engine knows nothing of.
-fn measure_shared(pager: &Pager, level: &mut Level) {
+fn measure_shared(pager: &Pager, level: &mut SizeLevel) {
     let now = now_ns();
     if !level.sharing || now < level.measure_at_ns {
         return;
@@ -195,7 +200,7 @@ mod tests {
     #[test]
     fn program_of_no_run_has_all_of_its_limit() {
         each_paging_alone(|program| {
-            let (pager, scale, mut level) = (&program.pager, &program.scale, Level::default());
+            let (pager, scale, mut level) = (&program.pager, &program.scale, SizeLevel::default());
             let limit = program.config.limit_bytes.unwrap();
             let seen = scale.look(pager, &mut level, true).unwrap();
             assert_eq!((seen.before, seen.slower), (0, 1));
@@ -209,7 +214,7 @@ mod tests {
     fn folded_memory_is_needed_as_if_it_were_not() {
         each_paging_alone(|program| {
             let (calls, room) = (Calls(program), Room::new(256));
-            let (all, mut level) = (room.pages(0..256), Level::default());
+            let (all, mut level) = (room.pages(0..256), SizeLevel::default());
             calls.map(&all);
             calls.fold(&all);
             program.scale.look(&program.pager, &mut level, true).unwrap();
@@ -226,7 +231,7 @@ mod tests {
     fn shared_memory_counts_where_others_have_it() {
         each_paging_alone(|program| {
             let limit = program.config.limit_bytes.unwrap();
-            let mut level = Level { others: 1000, ..Level::default() };
+            let mut level = SizeLevel { others: 1000, ..SizeLevel::default() };
             program.scale.look(&program.pager, &mut level, true).unwrap();
             assert_eq!(program.pager.stats().need_bytes.load(Relaxed), level.anonymous - 1000);
             assert_eq!(program.pager.limits().bound_bytes(), limit + 1000);

@@ -201,19 +201,19 @@ impl RunBounds {
     ///
     /// # Panics
     /// If there are not so many users.
-    pub fn portion(&self, user: usize) -> Portion {
-        Portion { page: self.page, part: &self.page.parts[user] }
+    pub fn portion(&self, user: usize) -> UserPortion {
+        UserPortion { page: self.page, part: &self.page.parts[user] }
     }
 }
 
 /// What one user may use of the bounds of a run.
 #[derive(Copy, Clone)]
-pub struct Portion {
+pub struct UserPortion {
     page: &'static BoundsPage,
     part: &'static UserPart,
 }
 
-impl Portion {
+impl UserPortion {
     /// All bounds of the run.
     pub fn bounds(&self) -> RunBounds {
         RunBounds { page: self.page }

@@ -13,10 +13,10 @@ pub mod totals;
 mod tests;
 
 pub use self::bounds::LAYOUT_VERSION;
-use self::bounds::{AskedShare, Portion, RunBounds};
+use self::bounds::{AskedShare, RunBounds, UserPortion};
 pub use self::slot::ProcessSlot;
-use self::slot::{Charges, GROUP, SlotGroup, SlotWords};
-use self::totals::{Sum, Totals};
+use self::slot::{GROUP, SlotWords, TableCharges, TableGroup};
+use self::totals::{PeakSums, TablePeaks};
 use crate::fair_share::ShareClaim;
 use crate::mailbox::Mailbox;
 use alloc::vec::Vec;
@@ -63,8 +63,8 @@ struct RunHeader {
     /// Tells this table from that of any other run.
     key: [AtomicU64; 2],
     unmanaged: UnmanagedPrograms,
-    charges: Charges,
-    totals: Totals,
+    charges: TableCharges,
+    totals: TablePeaks,
     /// 1 once a process has reported that the limit can't be kept.
     reported: AtomicU64,
     /// The largest of the least limits that could be kept at a moment, bytes; 0: the given one could.
@@ -73,7 +73,7 @@ struct RunHeader {
 }
 
 const _: () = assert!(
-    size_of::<RunHeader>().is_multiple_of(PAGE_SIZE) && align_of::<SlotGroup>() <= PAGE_SIZE
+    size_of::<RunHeader>().is_multiple_of(PAGE_SIZE) && align_of::<TableGroup>() <= PAGE_SIZE
 );
 
 /// A table is mapped so often at most: each time twice as far.
@@ -82,14 +82,14 @@ const MAPPINGS: usize = usize::BITS as usize;
 /// Where a table is mapped. A longer mapping takes the place of a shorter one, which stays for those
 /// who use it.
 struct MappedSlots {
-    groups: &'static [SlotGroup],
+    groups: &'static [TableGroup],
     /// Address and length of each mapping.
     all: [(usize, usize); MAPPINGS],
     count: usize,
 }
 
 impl MappedSlots {
-    fn add(&mut self, at: *mut c_void, len: usize, groups: &'static [SlotGroup]) {
+    fn add(&mut self, at: *mut c_void, len: usize, groups: &'static [TableGroup]) {
         self.all[self.count] = (at as usize, len);
         self.count += 1;
         self.groups = groups;
@@ -99,14 +99,14 @@ impl MappedSlots {
 /// The table, mapped for as long as this process lives.
 pub struct RunTable {
     head: &'static RunHeader,
-    portion: Portion,
+    portion: UserPortion,
     /// Seats at most.
     slots: usize,
     mapped: Mutex<MappedSlots>,
 }
 
 /// What a run holds at least, bytes.
-pub struct Least {
+pub struct LeastBytes {
     /// All of its processes.
     pub bytes: u64,
     /// Of that, those without a slot.
@@ -119,7 +119,7 @@ pub struct Least {
 
 /// Length of the file of a table with `slots` slots, bytes.
 fn len_of(slots: usize) -> usize {
-    size_of::<RunHeader>() + slots.div_ceil(GROUP) * size_of::<SlotGroup>()
+    size_of::<RunHeader>() + slots.div_ceil(GROUP) * size_of::<TableGroup>()
 }
 
 impl RunTable {
@@ -137,8 +137,8 @@ impl RunTable {
         bounds: RunBounds,
         user: usize,
     ) -> Result<(RunTable, OwnedFd), Errno> {
-        let most =
-            bytes_max.saturating_sub(size_of::<RunHeader>() as u64) / size_of::<SlotGroup>() as u64;
+        let most = bytes_max.saturating_sub(size_of::<RunHeader>() as u64)
+            / size_of::<TableGroup>() as u64;
         let slots = slots.min((most as usize).saturating_mul(GROUP));
         if slots == 0 {
             return Err(Errno::FBIG);
@@ -172,11 +172,11 @@ impl RunTable {
 
     fn map(
         file: impl AsFd,
-        portion: impl FnOnce(&RunHeader) -> Result<Portion, Errno>,
+        portion: impl FnOnce(&RunHeader) -> Result<UserPortion, Errno>,
     ) -> Result<RunTable, Errno> {
         let len = len_of(1);
         let (at, file_len) = shared::map(file, len)?;
-        let slots = (file_len as usize - size_of::<RunHeader>()) / size_of::<SlotGroup>() * GROUP;
+        let slots = (file_len as usize - size_of::<RunHeader>()) / size_of::<TableGroup>() * GROUP;
         // SAFETY: the mapping is page-aligned, long enough for both, and stays; what is in it is
         // atomics only, for which every bit pattern is valid and which other processes may change
         // at any time.
@@ -200,7 +200,7 @@ impl RunTable {
     }
 
     /// What the run and this table's user may use.
-    pub fn portion(&self) -> &Portion {
+    pub fn portion(&self) -> &UserPortion {
         &self.portion
     }
 
@@ -221,27 +221,27 @@ impl RunTable {
         if !self.head.totals.is_due(used, now_ns()) {
             return;
         }
-        let mut sum = Sum::default();
+        let mut sum = PeakSums::default();
         self.add_to(&mut sum);
         self.head.totals.note(sum, self.portion.bounds().slotless().1);
     }
 
     /// Adds what processes with a slot hold now.
-    pub fn add_to(&self, sum: &mut Sum) {
+    pub fn add_to(&self, sum: &mut PeakSums) {
         self.alive().for_each(|process| sum.add(process.stats()));
     }
 
     /// What all processes of the run hold at least, bytes, however much is folded; of it, what
     /// processes without a slot hold. And the process that holds most of it, if it is one of this
     /// user's.
-    pub fn least(&self, limit: bool) -> Least {
+    pub fn least(&self, limit: bool) -> LeastBytes {
         let slotless = self.slotless_bytes();
         let (others, has_largest) = self.portion.others(limit);
         let least = |process: &ProcessSlot| process.claim(limit).least;
         let own = self.asked(limit).claim.least;
         let largest = self.alive().max_by_key(|process| (least(process), process.number));
         let bytes = own.saturating_add(slotless).saturating_add(others);
-        Least { bytes, slotless, largest: largest.filter(|_| has_largest), has_largest }
+        LeastBytes { bytes, slotless, largest: largest.filter(|_| has_largest), has_largest }
     }
 
     /// What its processes ask of a bound together.
@@ -283,7 +283,7 @@ impl RunTable {
     }
 
     /// What its processes held at most.
-    pub fn totals(&self) -> &'static Totals {
+    pub fn totals(&self) -> &'static TablePeaks {
         &self.head.totals
     }
 
@@ -451,7 +451,7 @@ impl RunTable {
     }
 
     /// The groups of the first `slots` slots, or as many as can be mapped.
-    fn mapped(&self, slots: usize) -> &'static [SlotGroup] {
+    fn mapped(&self, slots: usize) -> &'static [TableGroup] {
         let mut mapped = self.mapped.lock();
         let count = slots.div_ceil(GROUP);
         if count > mapped.groups.len() {
@@ -471,7 +471,9 @@ impl RunTable {
 
 /// # Safety
 /// - At `at` a table with so many groups is mapped, and stays.
-unsafe fn groups_at(at: *mut c_void, count: usize) -> &'static [SlotGroup] {
+unsafe fn groups_at(at: *mut c_void, count: usize) -> &'static [TableGroup] {
     // SAFETY: by the caller's promise; atomics only, as in `map_any`.
-    unsafe { core::slice::from_raw_parts(at.cast::<RunHeader>().add(1).cast::<SlotGroup>(), count) }
+    unsafe {
+        core::slice::from_raw_parts(at.cast::<RunHeader>().add(1).cast::<TableGroup>(), count)
+    }
 }

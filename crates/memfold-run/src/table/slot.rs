@@ -1,5 +1,5 @@
 //! The slot of a process in the table of its user, and what it is charged with.
-use super::bounds::Portion;
+use super::bounds::UserPortion;
 use crate::fair_share::ShareClaim;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
 use memfold_stats::Stats;
@@ -13,14 +13,14 @@ const CHARGE_BYTES: u64 = 256 << 10;
 
 /// What processes of a table have in common.
 #[repr(C)]
-pub(super) struct Charges {
+pub(super) struct TableCharges {
     /// What those without an engine have mapped past what each may have, bytes.
     pub(super) waiting_bytes: AtomicU64,
     /// What all with a slot are charged with, bytes.
     pub(super) charged_bytes: AtomicU64,
 }
 
-impl Charges {
+impl TableCharges {
     /// A process that has ended, or begins, holds nothing.
     pub(super) fn forget(&self, slot: &SlotWords) {
         if slot.charged_bytes.load(Relaxed) > 0 {
@@ -62,7 +62,7 @@ pub(super) struct SlotFigures {
 }
 
 #[repr(C)]
-pub(super) struct SlotGroup {
+pub(super) struct TableGroup {
     pub(super) slots: [SlotWords; GROUP],
     pub(super) places: [SlotFigures; GROUP],
 }
@@ -72,8 +72,8 @@ pub(super) struct SlotGroup {
 pub struct ProcessSlot {
     /// Of its slot, which is at several addresses where several mappings have it.
     pub(super) number: usize,
-    pub(super) charges: &'static Charges,
-    pub(super) portion: Portion,
+    pub(super) charges: &'static TableCharges,
+    pub(super) portion: UserPortion,
     pub(super) slot: &'static SlotWords,
     pub(super) place: &'static SlotFigures,
 }

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_stats::{Stats, raise};
 
-/// Names of the figures of which the run has a peak of its own, in the order of [`Sum`].
+/// Names of the figures of which the run has a peak of its own, in the order of [`PeakSums`].
 pub const PEAKS: [&str; 5] = [
     "peak_bytes",
     "peak_resident_bytes",
@@ -18,9 +18,9 @@ const SLOT_NS: u64 = 20_000;
 
 /// Bytes that several processes hold, in the order of [`PEAKS`].
 #[derive(Copy, Clone, Default)]
-pub struct Sum([u64; PEAKS.len()]);
+pub struct PeakSums([u64; PEAKS.len()]);
 
-impl Sum {
+impl PeakSums {
     /// Adds what one process holds now. Memory that it shares with others after a fork counts in
     /// each with its part.
     pub fn add(&mut self, stats: &Stats) {
@@ -48,12 +48,12 @@ impl Sum {
 /// The peaks. All zeros are none.
 #[repr(C)]
 #[derive(Default)]
-pub struct Totals {
+pub struct TablePeaks {
     summed_at_ns: AtomicU64,
     peaks: [AtomicU64; PEAKS.len()],
 }
 
-impl Totals {
+impl TablePeaks {
     /// Whether a sum over so many slots is due. `true` is for the caller alone, who sums then.
     pub fn is_due(&self, slots: usize, now_ns: u64) -> bool {
         let last = self.summed_at_ns.load(Relaxed);
@@ -63,7 +63,7 @@ impl Totals {
     }
 
     /// Raises the peaks to what processes with a slot hold now, and those without.
-    pub fn note(&self, mut sum: Sum, slotless_bytes: u64) {
+    pub fn note(&self, mut sum: PeakSums, slotless_bytes: u64) {
         sum.add_unmanaged(slotless_bytes);
         for (peak, now) in self.peaks.iter().zip(sum.0) {
             raise(peak, now);

@@ -183,7 +183,7 @@ pub struct StoredObject<'a> {
 
 /// A part of an object to be read.
 #[derive(Debug)]
-pub struct Fetch<'a> {
+pub struct ObjectFetch<'a> {
     /// Whose object it is: this process's at 0, its parent's at 1, and so on.
     pub forks: usize,
     /// The object's number.
@@ -210,7 +210,7 @@ pub trait Remote: Send + Sync {
     ///
     /// # Errors
     /// What was to be read into holds any bytes then.
-    fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), RemoteError>;
+    fn get(&self, fetches: &mut [ObjectFetch<'_>]) -> Result<(), RemoteError>;
 
     /// Deletes objects, whether or not they are there.
     ///
@@ -241,7 +241,7 @@ impl<R: Remote + ?Sized> Remote for Delegated<R> {
         self.with(|remote| remote.put(objects))
     }
 
-    fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), RemoteError> {
+    fn get(&self, fetches: &mut [ObjectFetch<'_>]) -> Result<(), RemoteError> {
         self.with(|remote| remote.get(fetches))
     }
 

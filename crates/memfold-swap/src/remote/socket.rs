@@ -4,7 +4,7 @@
 //! the service. There is no thread that receives: of those that wait for answers one reads the next
 //! answer's head, and leaves what follows to the thread that has asked for it.
 use crate::remote::{
-    AnswerHead, DELETE, DONE, ENTRIES_MAX, Fetch, GET, HELLO, KEEP, LEND, LOST, PUT, Remote,
+    AnswerHead, DELETE, DONE, ENTRIES_MAX, GET, HELLO, KEEP, LEND, LOST, ObjectFetch, PUT, Remote,
     RemoteError, RequestEntry, RequestHead, StoredObject,
 };
 use alloc::format;
@@ -168,8 +168,8 @@ impl Remote for SocketRemote {
         self.ask(&put, is_closed, &mut |_| Ok(()))
     }
 
-    fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), RemoteError> {
-        let entry = |f: &Fetch<'_>| RequestEntry {
+    fn get(&self, fetches: &mut [ObjectFetch<'_>]) -> Result<(), RemoteError> {
+        let entry = |f: &ObjectFetch<'_>| RequestEntry {
             engine: self.engine(f.forks),
             number: f.number,
             offset: f.offset as u32,
@@ -424,7 +424,7 @@ mod tests {
         let remote =
             SocketRemote::new("/nowhere/at.all", "redis://x", Duration::from_secs(1)).unwrap();
         let failure = remote
-            .get(&mut [Fetch { forks: 0, number: 1, offset: 0, to: &mut [0; 16] }])
+            .get(&mut [ObjectFetch { forks: 0, number: 1, offset: 0, to: &mut [0; 16] }])
             .unwrap_err();
         assert!(
             !failure.is_lost && failure.is_cut && failure.why.contains("/nowhere/at.all"),
@@ -477,7 +477,7 @@ mod tests {
 
     fn gets(remote: &SocketRemote, number: u64) -> Result<bool, RemoteError> {
         let mut to = [0; 8];
-        remote.get(&mut [Fetch { forks: 0, number, offset: 0, to: &mut to }])?;
+        remote.get(&mut [ObjectFetch { forks: 0, number, offset: 0, to: &mut to }])?;
         Ok(to == content(number))
     }
 

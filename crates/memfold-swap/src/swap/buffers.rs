@@ -21,18 +21,18 @@ const PACK_BYTES: usize = 512 << 10;
 
 /// What a buffer is taken for.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum BufferPurpose {
     /// To be written from.
     Write,
     /// To be read into.
     Read,
 }
 
-impl Purpose {
+impl BufferPurpose {
     fn buffers(self) -> Range<usize> {
         match self {
-            Purpose::Write => 0..WRITE_BUFFERS,
-            Purpose::Read => WRITE_BUFFERS..BUFFERS,
+            BufferPurpose::Write => 0..WRITE_BUFFERS,
+            BufferPurpose::Read => WRITE_BUFFERS..BUFFERS,
         }
     }
 }
@@ -69,7 +69,12 @@ impl Buffers {
     ///
     /// # Safety
     /// - The disk is dropped before the buffers, and is the same each time.
-    pub unsafe fn take(&self, disk: &dyn Disk, purpose: Purpose, wait: bool) -> Option<usize> {
+    pub unsafe fn take(
+        &self,
+        disk: &dyn Disk,
+        purpose: BufferPurpose,
+        wait: bool,
+    ) -> Option<usize> {
         let mut is_free = self.is_free.lock();
         if !self.registered.swap(true, Relaxed) {
             // Not before they are needed: most processes of a run never write.

@@ -13,7 +13,7 @@ use crate::lent::{ANCESTORS_MAX, LentSlots};
 use crate::location::SLOTS_MAX;
 use crate::remote::Remote;
 use crate::seal::{RawSeal, Sealer};
-use crate::swap::buffers::{Buffers, Purpose};
+use crate::swap::buffers::{BufferPurpose, Buffers};
 use crate::tier::{RemoteCounts, Tier, TierBounds};
 use crate::write_queue::WriteQueue;
 use alloc::boxed::Box;
@@ -218,10 +218,10 @@ impl Swap {
 
     /// Takes a buffer to write from. With `wait`, sleeps until there is one.
     pub fn take_write_buffer(&self, wait: bool) -> Option<usize> {
-        self.take_buffer(Purpose::Write, wait)
+        self.take_buffer(BufferPurpose::Write, wait)
     }
 
-    fn take_buffer(&self, purpose: Purpose, wait: bool) -> Option<usize> {
+    fn take_buffer(&self, purpose: BufferPurpose, wait: bool) -> Option<usize> {
         // SAFETY: it is this disk always, which is dropped first, as the fields are in this order.
         unsafe { self.buffers.take(&*self.disk, purpose, wait) }
     }

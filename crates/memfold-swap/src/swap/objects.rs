@@ -1,8 +1,8 @@
 //! Objects: sealed, written, read and opened.
 use crate::location::{ObjectLocation, UNIT_BYTES};
-use crate::seal::{Binding, RawSeal, TAG_BYTES};
+use crate::seal::{RawSeal, SealBinding, TAG_BYTES};
 use crate::swap::Swap;
-use crate::swap::buffers::Purpose;
+use crate::swap::buffers::BufferPurpose;
 use crate::tier::SlotReadError;
 use alloc::string::String;
 use memfold_sys::Errno;
@@ -147,7 +147,7 @@ impl Swap {
     ) -> Result<R, ReadError> {
         let len = ((last.slot - first.slot) as usize + last.slots()) * PAGE_SIZE;
         assert!(len <= self.buffers.buffer_bytes());
-        let buffer = self.take_buffer(Purpose::Read, true).expect("it waits");
+        let buffer = self.take_buffer(BufferPurpose::Read, true).expect("it waits");
         // SAFETY: the buffer is this thread's.
         let result = unsafe {
             let bytes = self.buffer_mut(buffer);
@@ -244,10 +244,10 @@ impl PackedObjects<'_> {
     }
 }
 
-fn raw_binding(slot: u64, number: u64, block: Order) -> Binding {
-    Binding { start: slot * PAGE_SIZE as u64, number, header: 1 << 32 | block.get() as u64 }
+fn raw_binding(slot: u64, number: u64, block: Order) -> SealBinding {
+    SealBinding { start: slot * PAGE_SIZE as u64, number, header: 1 << 32 | block.get() as u64 }
 }
 
-fn packed_binding(location: ObjectLocation, number: u64, fields: u32) -> Binding {
-    Binding { start: location.start(), number, header: 2 << 32 | fields as u64 }
+fn packed_binding(location: ObjectLocation, number: u64, fields: u32) -> SealBinding {
+    SealBinding { start: location.start(), number, header: 2 << 32 | fields as u64 }
 }

@@ -1,5 +1,5 @@
 //! The service that is silent.
-use crate::remote::{Fetch, Remote, RemoteError, StoredObject};
+use crate::remote::{ObjectFetch, Remote, RemoteError, StoredObject};
 use crate::tier::expiry::ExpiryWatch;
 use core::time::Duration;
 use memfold_sys::memory::witness::DescendantWatch;
@@ -22,7 +22,7 @@ impl Remote for Keeper {
         unreachable!()
     }
 
-    fn get(&self, _: &mut [Fetch<'_>]) -> Result<(), RemoteError> {
+    fn get(&self, _: &mut [ObjectFetch<'_>]) -> Result<(), RemoteError> {
         unreachable!()
     }
 

@@ -3,7 +3,7 @@
 use crate::cluster::Clusters;
 use crate::disk::Disk;
 use crate::lent::LentSlots;
-use crate::remote::{ENTRIES_MAX, Fetch, RemoteError, StoredObject};
+use crate::remote::{ENTRIES_MAX, ObjectFetch, RemoteError, StoredObject};
 use crate::tier::slot_group::{Demotion, GROUP_SLOTS, ones, rank, runs};
 use crate::tier::{GROUP_BYTES, Tier, first_own};
 use alloc::vec::Vec;
@@ -282,7 +282,7 @@ impl Tier {
                 } else {
                     let (number, stored) = demotion.old;
                     let offset = rank(stored, at) * PAGE_SIZE;
-                    fetches.push(Fetch { forks: 0, number, offset, to });
+                    fetches.push(ObjectFetch { forks: 0, number, offset, to });
                 }
             }
         }

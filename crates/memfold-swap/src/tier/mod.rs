@@ -38,7 +38,7 @@ mod demote;
 use crate::cluster::Clusters;
 use crate::disk::Disk;
 use crate::lent::ANCESTORS_MAX;
-use crate::remote::{ENTRIES_MAX, Fetch, Remote, RemoteError};
+use crate::remote::{ENTRIES_MAX, ObjectFetch, Remote, RemoteError};
 use crate::tier::expiry::ExpiryWatch;
 use crate::tier::slot_group::{GROUP_SLOTS, SlotGroup, SlotGroups, each_group, ones, rank};
 use alloc::string::String;
@@ -505,13 +505,13 @@ impl Tier {
         unsafe { disk.transfer(&mut reads) };
         reads.iter().try_for_each(|read| read.result.map_err(SlotReadError::File))?;
         let far = parts.iter().filter_map(|p| Some((p, p.object?)));
-        let mut fetches: Vec<Fetch<'_>> = far
+        let mut fetches: Vec<ObjectFetch<'_>> = far
             .map(|(p, ObjectPart { forks, number, offset })| {
                 // SAFETY: as above; parts don't overlap, and the memory is the caller's alone.
                 let to = unsafe {
                     core::slice::from_raw_parts_mut(place(p).cast(), p.count * PAGE_SIZE)
                 };
-                Fetch { forks, number, offset, to }
+                ObjectFetch { forks, number, offset, to }
             })
             .collect();
         for some in fetches.chunks_mut(ENTRIES_MAX) {

@@ -33,7 +33,7 @@ use core::ops::Range;
 use core::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering::SeqCst,
 };
-use memfold_gate::{BadAddress, Ending, Hold, Keeper, Names, NoRoom, WhyNot};
+use memfold_gate::{BadAddress, Ending, Keeper, KeeperHold, Names, NoHoldRoom, WhyNot};
 use memfold_sys::memory::zone::{freeze_list, unfreeze_list};
 use memfold_sys::thread::{process_id, yield_now};
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
@@ -211,7 +211,7 @@ impl Keeper for RegionKeeper {
         names: Names,
         thread: usize,
         touch: fn(usize, bool) -> Result<(), BadAddress>,
-    ) -> Result<Option<Hold>, NoRoom> {
+    ) -> Result<Option<KeeperHold>, NoHoldRoom> {
         let holds = Holds::of_process(true);
         let mut holding = holds.begin(thread);
         names(&mut |span| {
@@ -220,13 +220,13 @@ impl Keeper for RegionKeeper {
                 holding.push(range, span.write);
             }
         });
-        let Some(hold) = holding.publish().map_err(|_| NoRoom)? else { return Ok(None) };
+        let Some(hold) = holding.publish().map_err(|_| NoHoldRoom)? else { return Ok(None) };
         holds.wait(hold);
         holds.each(hold, |pages, write| touch_all(pages, write, touch));
-        Ok(Some(Hold(hold.0)))
+        Ok(Some(KeeperHold(hold.0)))
     }
 
-    fn release(&self, hold: Hold) {
+    fn release(&self, hold: KeeperHold) {
         Holds::of_process(true).release(crate::holds::HoldId(hold.0));
     }
 
@@ -277,8 +277,8 @@ impl Keeper for RegionKeeper {
         }
     }
 
-    fn fault(&self, fault: memfold_gate::Fault) -> bool {
-        let memfold_gate::Fault { address: addr, write, protected } = fault;
+    fn fault(&self, fault: memfold_gate::KeeperFault) -> bool {
+        let memfold_gate::KeeperFault { address: addr, write, protected } = fault;
         sigbus::serve(PageFault { addr, write, protected })
     }
 

@@ -1,6 +1,6 @@
 //! Filters of system calls that the program sets, and strict mode.
 use crate::call_state::CALLED_OFF;
-use crate::keeper::Refused;
+use crate::keeper::RefusedCall;
 use crate::signals;
 use crate::syscalls::handlers::filter;
 use crate::syscalls::handlers::rights::give_up_rights;
@@ -34,7 +34,7 @@ fn set_filter(call: &mut ProgramCall, at: usize) -> isize {
     call.keeper.last_chance();
     call.keeper.filtered();
     if filter::refuses_own(call.keeper, at) {
-        return shut_in(call, Refused::Filter);
+        return shut_in(call, RefusedCall::Filter);
     }
     call.wait()
 }
@@ -47,13 +47,13 @@ fn be_strict(call: &mut ProgramCall) -> isize {
     if raw(libc::SYS_prctl as usize, &has) != 0 {
         return call.raw();
     }
-    shut_in(call, Refused::Strict)
+    shut_in(call, RefusedCall::Strict)
 }
 
 /// Serves a caller that asks the kernel to refuse it what the gate does. All memory is made
 /// resident, and the caller's calls don't pass the gate from now on. This call is the first,
 /// because even a return from a handler may be refused after it.
-fn shut_in(call: &mut ProgramCall, how: Refused) -> isize {
+fn shut_in(call: &mut ProgramCall, how: RefusedCall) -> isize {
     let is_alone = call.is_alone();
     signals::block_all();
     if !threads::keep_home(call.keeper, call.record, true) {

@@ -1,5 +1,5 @@
 //! What makes, ends or replaces a thread or a process, and what the kernel keeps of one.
-use crate::keeper::{Ending, Refused};
+use crate::keeper::{Ending, RefusedCall};
 use crate::signals;
 use crate::syscalls::handlers::namespaces;
 use crate::syscalls::plain::raw;
@@ -125,7 +125,7 @@ pub fn be_traced(call: &mut ProgramCall) -> isize {
         threads::keep_home(keeper, record, false);
         return made;
     }
-    keeper.tells(Refused::Traced);
+    keeper.tells(RefusedCall::Traced);
     pass_by(call, true);
     made
 }
