@@ -14,7 +14,7 @@ help:
 	@echo "make wheel             build the Python package with the command as one wheel in $(TARGET)/wheel"
 	@echo "make install           install the command, the C library, its header and memfold.pc to PREFIX=/usr/local (DESTDIR= is supported)"
 	@echo "make test              run everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
-	@echo "make torture           run tests that take hours or a quiet machine: new random cases (MEMFOLD_SECONDS=600 each), bounds on time, all of stress-ng, memfold run on Linux 6.1 in a virtual machine, and suites in other modes than CI (without privilege, without userfaultfd)"
+	@echo "make torture           run tests that take hours or a quiet machine: new random cases (MEMFOLD_SECONDS=600 each), 25 times the runs of each model, bounds on time, all of stress-ng, memfold run on Linux 6.1 in a virtual machine, and suites in other modes than CI (without privilege, without userfaultfd)"
 	@echo "make bench-quick       run the short form of each benchmark; fails if one stops or finds a wrong byte, but not for a slow figure"
 	@echo "make demo              run a 1 GiB SQLite job without memfold and in a quarter of its memory (SIZE=... in MiB, OPTIONS=... for memfold run)"
 	@echo "make setup             install missing packages for all of these, and the programs that tests and bench apps run"
@@ -61,6 +61,7 @@ test:
 
 torture: build
 	scripts/guest-run
+	MEMFOLD_MODEL_RUNS=25 scripts/check models
 	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release cargo test -p memfold -p memfold-gate -p memfold-block -p memfold-cli --no-fail-fast --tests -- --ignored --nocapture
 	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_WORLD=unprivileged cargo test -p memfold-cli --no-fail-fast --test programs --test fork
 	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_WORLD=own cargo test -p memfold-cli --no-fail-fast --test real --test servers

@@ -18,7 +18,8 @@ use shuttle::thread;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-const RUNS: usize = 200;
+/// Runs of each model, scheduler and delivery. `make torture` multiplies them by 25.
+const RUNS: usize = 80;
 
 /// Explores `model` under both schedulers, in both deliveries.
 fn explore(model: fn(Delivery)) {
