@@ -1,11 +1,11 @@
-//! What is in the pool never falls off writeback's list, whoever else is at its folio.
+//! A folio in the pool stays on writeback's list, whichever other thread works on it.
 use super::fault::Engine;
 use crate::parts::bytes;
 use memfold_store::{CodecSpec, Cold};
 use memfold_sys::units::Order;
 use memfold_testkit::fill::partly_random;
 
-/// 64 pages in the pool, in blocks of four, of which each shrinks to about `share` of 4.
+/// Makes 64 pages in the pool, in blocks of four. Each compresses to about `share` of 4.
 fn stored(share: usize) -> Engine {
     let engine = Engine::new(Order::new(2).unwrap());
     engine.fill(0..64, share);
@@ -14,7 +14,7 @@ fn stored(share: usize) -> Engine {
     engine
 }
 
-/// What page `number` holds where zstd is to do better than lz4.
+/// Returns the contents of page `number`, which zstd compresses better than lz4.
 fn hex(number: usize) -> Vec<u8> {
     partly_random(number as u64, 2)
         .iter()
@@ -57,7 +57,7 @@ fn a_block_that_is_recompressed_while_its_old_object_is_written_goes_to_the_file
     let (pager, swap) = (&engine.pager, engine.pager.0.backing.swap().unwrap());
     let run = pager.writeback().pack_run(swap, &mut Vec::new()).unwrap();
     let mut writes = [swap.write_from(run.buffer, run.slot, bytes(run.pages))];
-    // SAFETY: buffer and run are this thread's.
+    // SAFETY: buffer and run belong to this thread.
     unsafe { swap.write(&mut writes) };
     let mut worker = pager.0.backing.store().worker_for(CodecSpec::parse("zstd:3").unwrap());
     assert!(
@@ -80,7 +80,7 @@ fn a_block_longer_than_any_free_run_goes_to_the_file_when_there_is_a_longer_one(
     let engine = stored(1);
     let (pager, swap) = (&engine.pager, engine.pager.0.backing.swap().unwrap());
     let pair = Order::new(1).unwrap();
-    // Every second pair of slots is free: nothing longer.
+    // Every second pair of slots is free, and no longer run.
     let mut pairs: Vec<u64> = core::iter::from_fn(|| swap.allocate(pair)).collect();
     pairs.sort_unstable();
     pairs.iter().step_by(2).for_each(|slot| swap.release(*slot, pair.pages()));
