@@ -1,18 +1,18 @@
-//! Where an object lies in the swap file, and the handle that says so.
+//! The location of an object in the swap file, and its handle.
 use memfold_store::Handle;
 use memfold_sys::units::PAGE_SIZE;
 
 /// Objects start at multiples of this.
 pub const UNIT_BYTES: usize = 16;
-/// Slots that a place can name: 16 TiB.
+/// Slots that a location can name: 16 TiB.
 pub const SLOTS_MAX: u64 = 1 << 32;
 
-/// Where an object lies.
+/// The location of an object.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ObjectLocation {
     /// First slot.
     pub slot: u64,
-    /// Where it starts in that slot, bytes.
+    /// Offset in that slot, bytes.
     pub offset: usize,
     /// Length with head and padding, bytes.
     pub len: usize,
