@@ -10,8 +10,8 @@ use memfold_sys::sync::Mutex;
 
 /// Most files of ancestors that a process reads.
 pub const ANCESTORS_MAX: u64 = 4;
-/// So many sets are told apart; with more children at the same time, they share the last one. A
-/// slot has one reference for each, besides at most 86 objects: it can count them.
+/// Most sets. With more children at the same time, they share the last one. A slot has one reference
+/// for each set, besides at most 86 objects, so its count is large enough.
 const SETS_MAX: usize = 16;
 
 struct LentSet {

@@ -21,7 +21,7 @@ pub struct ObjectLocation {
 }
 
 impl ObjectLocation {
-    /// The place that a handle names, if it names one.
+    /// Returns the location that a handle names, if it names one.
     pub fn from_handle(handle: Handle) -> Option<ObjectLocation> {
         let bits = handle.as_foreign()?;
         Some(ObjectLocation {
@@ -32,7 +32,7 @@ impl ObjectLocation {
         })
     }
 
-    /// The handle that names this place.
+    /// Returns the handle of this location.
     pub fn handle(self) -> Handle {
         debug_assert!(self.slot < SLOTS_MAX && self.offset < PAGE_SIZE && self.len > 0);
         debug_assert!(
@@ -42,17 +42,17 @@ impl ObjectLocation {
         Handle::foreign(self.slot | offset << 32 | (units - 1) << 40 | (self.is_raw as u64) << 57)
     }
 
-    /// First byte in the file.
+    /// Returns the first byte in the file.
     pub fn start(self) -> u64 {
         self.slot * PAGE_SIZE as u64 + self.offset as u64
     }
 
-    /// The byte after its last.
+    /// Returns the end in the file.
     pub fn end(self) -> u64 {
         self.start() + self.len as u64
     }
 
-    /// Slots that it lies in.
+    /// Returns the number of slots that it lies in.
     pub fn slots(self) -> usize {
         (self.offset + self.len).div_ceil(PAGE_SIZE)
     }

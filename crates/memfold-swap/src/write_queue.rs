@@ -45,7 +45,7 @@ struct QueueState {
 /// Work that [`WriteQueue::take_work`] has taken out of the queue.
 #[derive(Default)]
 pub struct PendingWork {
-    /// Raw writes to do.
+    /// Raw writes to make.
     pub raw: [Option<RawWrite>; WRITES_MAX],
     /// Write packed objects until the pool holds less.
     pub shrink_pool: bool,

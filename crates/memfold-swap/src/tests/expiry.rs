@@ -1,11 +1,11 @@
-//! The service that is silent.
+//! Tests of a silent service.
 use crate::remote::{Fetch, Remote, RemoteError, StoredObject};
 use crate::tier::expiry::ExpiryWatch;
 use core::time::Duration;
 use memfold_sys::memory::witness::DescendantWatch;
 use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// A store that is asked nothing else.
+/// A store that takes no other request.
 #[derive(Default)]
 struct Keeper {
     is_silent: AtomicBool,
@@ -46,7 +46,7 @@ impl Remote for Keeper {
     }
 }
 
-/// Asks until there is a warning.
+/// Asks until there is a warning, and returns it.
 fn warning(watched: &ExpiryWatch, remote: &Keeper) -> String {
     loop {
         if let Some(why) = watched.ask(remote, true) {
