@@ -78,7 +78,7 @@ pub fn hides() -> Result<bool, Errno> {
             return Err(Errno::OPNOTSUPP);
         }
         space.copy(home, to as *const u8, PAGE_SIZE, false).map_err(|_| Errno::IO)?;
-        assert!(zone.as_ptr().read() == 77, "memfold: paging by protection has lost a byte");
+        assert!(zone.as_ptr().read() == 77, "memfold: Paging by protection has lost a byte");
     }
     Ok(forces)
 }

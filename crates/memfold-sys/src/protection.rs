@@ -110,8 +110,8 @@ impl Protection {
     pub fn show(&self, range: &Range<usize>) {
         if let Err(e) = set_access(range, libc::PROT_READ | libc::PROT_WRITE) {
             panic!(
-                "memfold: memory can't be given back to the program ({e}): the process has too many mappings \
-                 (vm.max_map_count is {})",
+                "memfold: The kernel refuses to show folded memory to the program ({e}). The process has \
+                 too many mappings. Raise vm.max_map_count, which is {}",
                 self.mappings_max
             );
         }
@@ -384,7 +384,7 @@ impl ProtectionSpace {
             if !self.pagemap.is_populated(page) {
                 // SAFETY: nobody can have written there, so the bytes are its own.
                 let put = unsafe { self.protection.write(page, bytes.add(at), PAGE_SIZE) };
-                assert_eq!(put, PAGE_SIZE, "memfold: a page can't be put back");
+                assert_eq!(put, PAGE_SIZE, "memfold: A page cannot be put back");
             }
             self.protection.show(&(page..page + PAGE_SIZE));
             // With a write it isn't given up any more.

@@ -109,7 +109,7 @@ impl DiskFile {
         .map_err(|e| fail("no swap file can be made there", e))?;
         let file = match options.number {
             0 => file,
-            number => renumber(file, number).map_err(|e| fail("a number for a descriptor", e))?,
+            number => renumber(file, number).map_err(|e| fail("numbering its descriptor failed", e))?,
         };
         let stat = fs::fstat(&file).map_err(|e| fail("fstat", e))?;
         let identity = (stat.st_dev, stat.st_ino);
@@ -268,7 +268,7 @@ impl FileDisk {
     fn assert_itself(&self, file: &DiskFile) {
         assert!(
             file.is_itself(),
-            "memfold: {}: the program has closed the descriptor of the swap file",
+            "memfold: The program has closed the descriptor of the swap file {}, so its data is lost",
             self.name
         );
     }

@@ -205,11 +205,11 @@ impl Swap {
         if !self.warned.swap(true, Relaxed) {
             let why = alloc::format!("{errno}");
             memfold_sys::raw::warn(&[
-                "memfold: warning: swap file ",
+                "memfold: warning: Writing to the swap file ",
                 self.disk.name(),
-                ": a write failed (",
+                " failed (",
                 &why,
-                "); the data stays in memory\n",
+                "). The data stays in memory\n",
             ]);
         }
     }

@@ -41,7 +41,7 @@ impl core::fmt::Display for ReadError {
         }
         match &self.why {
             Some(why) => write!(f, "reading failed: {why}"),
-            None => write!(f, "what is there is not what was written"),
+            None => write!(f, "its bytes are not what was written"),
         }
     }
 }
@@ -209,7 +209,7 @@ impl Swap {
         assert!(end <= self.raw_seals.len());
         let done = self.raw_seals.need(&self.edge, 0, self.raw_seals.len(), end);
         if done.is_err() {
-            NoPromise::end("the table of the swap file");
+            NoPromise::end("The table of the swap file");
         }
         // SAFETY: the seal lies in the zone.
         unsafe { self.raw_seals.as_ptr().cast::<RawSeal>().add(slot as usize) }

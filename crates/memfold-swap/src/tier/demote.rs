@@ -104,7 +104,7 @@ impl Tier {
         }
         if let Some(why) = self.watched.ask(&*self.remote, self.is_used()) {
             memfold_sys::raw::warn(&[
-                "memfold: warning: remote store ",
+                "memfold: warning: Remote store ",
                 self.name(),
                 ": ",
                 &why,
@@ -127,11 +127,11 @@ impl Tier {
             let why = alloc::format!("{failure}");
             let name = self.name();
             memfold_sys::raw::warn(&[
-                "memfold: warning: remote store ",
+                "memfold: warning: Remote store ",
                 name,
                 ": ",
                 &why,
-                "; data stays local\n",
+                ". New data stays local\n",
             ]);
         }
     }

@@ -157,7 +157,7 @@ impl Pagemap {
             Ok(is_there) => is_there,
             Err(e) => {
                 panic!(
-                    "memfold: asking /proc/self/pagemap failed (has the program closed all descriptors?): {e}"
+                    "memfold: Reading /proc/self/pagemap failed ({e}). Has the program closed all descriptors?"
                 )
             }
         }

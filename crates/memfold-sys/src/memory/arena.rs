@@ -350,7 +350,7 @@ impl AllocatorState {
             return null_mut();
         };
         if zone.need(&self.edge, 0, zone.len(), end - base).is_err() {
-            NoPromise::end("the engine's own memory");
+            NoPromise::end("The engine's own memory");
         }
         self.top = end - base;
         let gap = at - (base + old_top);

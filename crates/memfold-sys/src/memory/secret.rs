@@ -37,7 +37,8 @@ impl<T> Secret<T> {
         zone.keep_from_children();
         if zone.lock().is_err() {
             raw::warn(&[
-                "memfold: a key can't be locked in memory (RLIMIT_MEMLOCK): the kernel may write it to its own swap\n",
+                "memfold: warning: A key cannot be locked in memory (RLIMIT_MEMLOCK), so the kernel may \
+                 write it to its own swap. Raise the limit: ulimit -l\n",
             ]);
         }
         let secret = Secret { zone, of: PhantomData };

@@ -309,7 +309,7 @@ impl Zone {
         // SAFETY: the range lies in this zone's own mapping, and the caller gives up its bytes.
         let done =
             unsafe { madvise(self.base.add(offset).cast(), len, Advice::LinuxDontneedLocked) };
-        done.expect("memfold: releasing the engine's own pages failed");
+        done.expect("memfold: Releasing the engine's own pages failed");
     }
 }
 
@@ -502,10 +502,10 @@ mod tests {
 
     #[test]
     fn table_that_cant_grow_ends_the_process_with_one_line() {
-        let ended = std::panic::catch_unwind(|| NoPromise::end("the index")).unwrap_err();
+        let ended = std::panic::catch_unwind(|| NoPromise::end("The index")).unwrap_err();
         let text = ended.downcast_ref::<std::string::String>().unwrap();
         assert!(
-            text.starts_with("memfold: the index can't grow: vm.overcommit_memory is 2"),
+            text.starts_with("memfold: The index can't grow: vm.overcommit_memory is 2"),
             "{text}"
         );
         assert!(text.contains("CommitLimit") && text.ends_with("or add swap"), "{text}");

@@ -152,7 +152,7 @@ impl IoRing {
                     self.rings.word(sq.tail).store(tail, Release);
                     return Err(e);
                 }
-                Err(e) => panic!("memfold: io_uring has taken a transfer and fails: {e}"),
+                Err(e) => panic!("memfold: io_uring has taken a transfer and failed: {e}"),
             }
             left -= self.reap(transfers);
         }

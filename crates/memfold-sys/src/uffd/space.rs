@@ -204,7 +204,7 @@ impl UffdSpace {
         assert_eq!(
             done,
             Ok(true),
-            "memfold: no page could be had in place of one that the kernel has dropped"
+            "memfold: The kernel has dropped a page, and gives none in its place"
         );
     }
 }

@@ -108,7 +108,7 @@ pub unsafe fn arm() -> Result<(), String> {
 
 unsafe fn arm_alone() -> Result<(), String> {
     if ENGINES.load(SeqCst) > 0 {
-        return Err(String::from("there are engines with other deliveries already"));
+        return Err(String::from("engines with other deliveries exist already"));
     }
     if KNOWN.load(SeqCst).is_null() {
         KNOWN.store(Box::into_raw(Box::new(FoldableMap::default())), SeqCst);

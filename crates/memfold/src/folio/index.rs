@@ -137,7 +137,7 @@ impl FolioIndex {
         let end = ((key >> MAX_ORDER) as usize + 1) * size_of::<u32>();
         let done = self.chunks.need(&self.edge, 0, self.chunks.len(), end);
         if done.is_err() {
-            NoPromise::end("the index");
+            NoPromise::end("The index");
         }
     }
 

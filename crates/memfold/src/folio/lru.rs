@@ -112,7 +112,7 @@ impl Lru {
             size_of::<FolioLink>() * (id as usize + 1),
         );
         if done.is_err() {
-            NoPromise::end("the list of folios");
+            NoPromise::end("The list of folios");
         }
         // SAFETY: ids are at most LIMIT, and the zone has a link for each.
         unsafe { self.links.as_ptr().cast::<FolioLink>().add(id as usize) }

@@ -75,7 +75,7 @@ impl<T> Slab<T> {
         }
         let done = self.zone.need(&self.edge, 0, self.zone.len(), self.stride * (id as usize + 1));
         if done.is_err() {
-            NoPromise::end("the index");
+            NoPromise::end("The index");
         }
         // Stored after the record has memory; written only under the lock.
         self.fresh.store(id + 1, Release);

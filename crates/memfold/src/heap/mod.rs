@@ -454,7 +454,7 @@ impl HeapState {
 
 fn rounded(len: usize) -> Result<usize, Error> {
     if len == 0 {
-        return Err(Error::System("an allocation of no bytes", Errno::INVAL));
+        return Err(Error::System("An allocation must have at least 1 byte", Errno::INVAL));
     }
     let most = isize::MAX as usize - SPAN_BYTES;
     let rounded = len.checked_next_multiple_of(GRANULE_BYTES).filter(|len| *len <= most);

@@ -135,7 +135,7 @@ impl Gauges<'_> {
         }
         if self.config.on_full == OnFull::Stop {
             memfold_sys::raw::end(&format!(
-                "{self}. The program is ended, as --on-full stop asks for; give a larger limit{}",
+                "{self}. The program is ended, because of --on-full stop. Give a larger limit{}",
                 self.swap_hint()
             ));
         }
@@ -156,7 +156,7 @@ impl Gauges<'_> {
     /// Returns the end of a message: another remedy.
     pub fn swap_hint(&self) -> &'static str {
         match self.backing.swap() {
-            None => "; with --swap DIR what doesn't fit goes to a file",
+            None => ". With --swap DIR, data that does not fit goes to a file",
             Some(_) => "",
         }
     }
@@ -241,7 +241,7 @@ impl Gauges<'_> {
 pub fn stays(stats: &Stats) -> [(u64, &'static str); 5] {
     let of = |gauge: &AtomicU64| gauge.load(Relaxed);
     [
-        (of(&stats.refused_dense_bytes), "doesn't shrink"),
+        (of(&stats.refused_dense_bytes), "does not compress"),
         (of(&stats.refused_full_bytes), "found no room in the pool (--max-pool)"),
         (of(&stats.refused_pinned_bytes), "is pinned by a device"),
         (of(&stats.refused_shared_bytes), "is shared by a fork"),
@@ -255,11 +255,11 @@ impl fmt::Display for Gauges<'_> {
         let what = if self.limits().limit_bytes().is_some() { "limit" } else { "resident limit" };
         write!(f, "The {what} of {} can't be kept: ", Size(self.limits().bound_bytes()))?;
         let outside = [(self.budget.quota().outside_bytes(), "is not managed")].into_iter();
-        let stored = [(self.limits().stored_bytes(), "is what is folded, compressed")];
+        let stored = [(self.limits().stored_bytes(), "is folded data, compressed")];
         let takes = outside.chain(stays(&self.stats)).chain(stored);
         for (bytes, why) in takes.filter(|(bytes, _)| *bytes >= TOLD_BYTES) {
             write!(f, "{} {why}, ", Size(bytes))?;
         }
-        write!(f, "and the least that would do now is {}", Size(self.least_limit_bytes()))
+        write!(f, "and the smallest possible limit is now {}", Size(self.least_limit_bytes()))
     }
 }

@@ -297,7 +297,7 @@ impl Mappings<'_> {
                     let own = folio.key().max(keys.start)..folio.end().min(keys.end);
                     let len = ((own.end - own.start) as usize) << PAGE_SHIFT;
                     let shown = self.mapper.space().protect(area.addr_of(own.start), len, false);
-                    shown.expect("memfold: showing what is there failed");
+                    shown.expect("memfold: Showing hidden pages failed");
                 }
             });
         }
@@ -323,7 +323,7 @@ impl Mappings<'_> {
                 area.addr_of(keys.end),
                 |start, end| there.push(key_of(start)..key_of(end)),
             );
-            told.expect("memfold: asking /proc/self/pagemap failed");
+            told.expect("memfold: Reading /proc/self/pagemap failed");
             there.into_iter().for_each(|keys| self.drop_strays_among(&area, keys));
         }
     }
@@ -345,7 +345,7 @@ impl Mappings<'_> {
             for key in keys.filter(|key| !folio.is_here(*key)) {
                 // SAFETY: the engine has the bytes, and no thread has written to a stray page.
                 let dropped = unsafe { self.mapper.space().discard(area.addr_of(key), PAGE_SIZE) };
-                dropped.expect("memfold: dropping a page that came by itself failed");
+                dropped.expect("memfold: Dropping a stray page failed");
             }
         });
         if at < there.end {

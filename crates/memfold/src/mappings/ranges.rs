@@ -141,7 +141,7 @@ impl KeyRanges<'_> {
                     .space()
                     .discard(area.addr_of(keys.start), bytes((keys.end - keys.start) as usize))
             };
-            done.expect("memfold: dropping managed pages failed");
+            done.expect("memfold: Dropping managed pages failed");
         }
         let mut dropped = 0;
         self.table.each(keys.clone(), |guard, id| {
@@ -157,7 +157,7 @@ impl KeyRanges<'_> {
                 }
                 FolioState::Stored => {}
                 FolioState::Loading | FolioState::Saving | FolioState::Leaving => {
-                    unreachable!("somebody works while areas are written")
+                    unreachable!("a thread works on a folio while areas are written")
                 }
             }
             dropped += order.pages() as u64;
@@ -284,7 +284,7 @@ impl KeyRanges<'_> {
                     .mapper
                     .frames()
                     .take(order, FrameKind::Empty)
-                    .expect("memfold: no address space for a frame");
+                    .expect("memfold: No address space is left for a frame");
                 // A frame that could not be filled has been freed.
                 match self.mapper.frames().populate(self.mapper.space(), frame, order) {
                     Ok(()) => break frame,

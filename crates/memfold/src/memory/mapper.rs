@@ -339,7 +339,7 @@ impl Mapper {
                     stop = (done < len).then_some(MapStop::Busy);
                 }
                 Errno::EXIST => panic!(
-                    "memfold: page {} of frame {frame} should be empty and isn't (order {}, {moved} moved, {holes} holes)",
+                    "memfold: Page {} of frame {frame} must be empty and is not (order {}, {moved} moved, {holes} holes)",
                     done >> PAGE_SHIFT,
                     order.get()
                 ),

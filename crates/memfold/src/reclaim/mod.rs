@@ -151,9 +151,9 @@ impl Reclaim<'_> {
                 gauges.past_the_limit();
                 Ok(Some(frame))
             }
-            None if counts_reservations() => NoPromise::end("memory for pages"),
+            None if counts_reservations() => NoPromise::end("Memory for pages"),
             None => panic!(
-                "memfold: no frame of order {} in {} of frames",
+                "memfold: No frame of order {} is left in {} of frames",
                 order.get(),
                 Size(self.mapper.frames().zone().len() as u64)
             ),
