@@ -216,8 +216,8 @@ impl Pagemap {
         self.word(page).is_ok_and(is)
     }
 
-    /// Whether the page at an address is in memory and this process's alone, or in the kernel's swap:
-    /// not the page of zeros that reading puts where there was none. Without /proc, none is.
+    /// Returns whether the page at an address is in memory and private to this process, or in the
+    /// kernel's swap. The page of zeros that a read maps is neither. Without /proc, returns `false`.
     pub fn is_private(&self, page: usize) -> bool {
         self.word(page).is_ok_and(|word| {
             word & WORD_SWAPPED != 0

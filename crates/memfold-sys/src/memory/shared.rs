@@ -79,14 +79,14 @@ pub unsafe fn map_again(at: *mut c_void, len: usize) -> Result<*mut c_void, Errn
     unsafe { rustix::mm::mremap(at, 0, len, MremapFlags::MAYMOVE) }
 }
 
-/// Puts memory of zeros, which is nobody else's, in the place of a mapping: who still has a pointer
-/// into it reads and writes that.
+/// Replaces a mapping by private memory of zeros. Threads that still have a pointer into it read
+/// and write that.
 ///
 /// # Errors
-/// ENOMEM: the kernel has no room to note it; the mapping is as it was.
+/// ENOMEM: the kernel has no memory for it; the mapping is unchanged.
 ///
 /// # Safety
-/// - `at` and `len` are of a mapping of this module, in which anything may be read at any time.
+/// - `at` and `len` are of a mapping of this module, in which any value may be read at any time.
 pub unsafe fn replace_by_zeros(at: *mut c_void, len: usize) -> Result<(), Errno> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: by the caller's promise the addresses are that mapping's, and zeros may be read
