@@ -392,7 +392,7 @@ impl ProtectionSpace {
                 assert_eq!(put, PAGE_SIZE, "memfold: A page cannot be put back");
             }
             self.protection.show(&(page..page + PAGE_SIZE));
-            // With a write it isn't given up any more.
+            // A write ends the effect of MADV_FREE.
             populates(page, true);
             if locked {
                 // SAFETY: munlock changes no byte. Memory that the program has locked isn't the

@@ -109,7 +109,9 @@ impl DiskFile {
         .map_err(|e| fail("no swap file can be made there", e))?;
         let file = match options.number {
             0 => file,
-            number => renumber(file, number).map_err(|e| fail("numbering its descriptor failed", e))?,
+            number => {
+                renumber(file, number).map_err(|e| fail("numbering its descriptor failed", e))?
+            }
         };
         let stat = fs::fstat(&file).map_err(|e| fail("fstat", e))?;
         let identity = (stat.st_dev, stat.st_ino);

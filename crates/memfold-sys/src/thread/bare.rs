@@ -45,7 +45,8 @@ struct ThreadRecord {
     name: &'static CStr,
     main: fn(usize),
     arg: usize,
-    /// It has a table of descriptors to itself, and shares it with the threads that it starts.
+    /// Whether it has a table of descriptors of its own, which it shares with the threads that it
+    /// starts.
     own_files: bool,
     stack_top: usize,
     thread_pointer: usize,
