@@ -279,7 +279,7 @@ mod tests {
 
     /// The key is its own first round key, so its cipher holds it.
     #[test]
-    fn the_key_is_in_its_locked_page_and_nowhere_else_and_gone_at_the_end() {
+    fn key_is_only_in_its_locked_page_and_is_wiped_at_the_end() {
         fn make(key: &mut [u8]) -> Result<(), Errno> {
             key.iter_mut().enumerate().for_each(|(n, byte)| *byte = key_byte(n));
             Ok(())
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_reads_what_its_parent_has_sealed_and_seals_with_a_key_of_its_own() {
+    fn child_opens_its_parents_seals_and_has_a_key_of_its_own() {
         for encrypt in [true, false] {
             let seal = Sealer::new(encrypt).unwrap();
             let sealed = |seal: &Sealer| {

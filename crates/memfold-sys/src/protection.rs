@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn only_blocks_without_a_page_are_hidden_when_a_range_is_covered() {
+    fn cover_hides_only_blocks_without_a_page() {
         let setup = Setup::new(true);
         let range = setup.home.start()..setup.home.start() + LEN;
         let page = |page: usize| range.start + page * PAGE_SIZE;

@@ -672,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn hold_that_was_not_published_holds_nothing_and_gives_its_slots_back() {
+    fn unpublished_hold_holds_nothing_and_frees_its_slots() {
         let holds = Holds::new(true);
         let mut holding = holds.begin(0);
         (1..100).for_each(|n| holding.push(n << 20..(n << 20) + 1, false));

@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_in_batches_and_alone_from_registered_memory_and_other() {
+    fn reads_return_written_bytes_in_batches_and_alone() {
         every_way(|disk| {
             let zone = Zone::reserve(4 * MAX_BYTES, PAGE_SIZE).unwrap();
             disk.grow(2 * MAX_BYTES as u64).unwrap();
@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_reads_what_was_and_writes_behind_it_generation_by_generation() {
+    fn child_reads_older_generations_and_writes_behind_them() {
         const BASE: u64 = 4 * PAGE_SIZE as u64;
         every_way(|disk| {
             for n in 0..4u64 {
@@ -702,7 +702,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_that_start_together_with_one_file_name_get_a_file_each() {
+    fn disks_opened_together_at_one_path_get_a_file_each() {
         let dir =
             std::env::temp_dir().join(std::format!("memfold-together-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();

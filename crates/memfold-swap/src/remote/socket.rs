@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn one_connection_carries_many_requests_whose_answers_come_in_any_order() {
+    fn one_connection_carries_requests_answered_in_any_order() {
         const THREADS: usize = 8;
         let stage = FakeService::new("many");
         let remote = &stage.remote();

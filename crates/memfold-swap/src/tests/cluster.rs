@@ -105,7 +105,7 @@ fn s2_order_0_takes_every_free_slot_from_every_cluster() {
 }
 
 #[test]
-fn s4_an_emptied_cluster_is_discarded_once_and_joined_with_its_neighbour() {
+fn s4_emptied_cluster_is_discarded_once_with_its_neighbour() {
     let clusters = Clusters::new();
     clusters.grow(3);
     let runs: Vec<u64> =

@@ -56,7 +56,7 @@ fn warning(watched: &ExpiryWatch, remote: &Keeper) -> String {
 }
 
 #[test]
-fn a_service_that_is_silent_is_told_of_once_and_anew_when_it_has_answered() {
+fn silent_service_is_reported_once_until_it_answers_again() {
     let remote = Keeper::default();
     let watched = ExpiryWatch::new(Duration::from_millis(40));
     remote.set_silent(true);

@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn where_reservations_count_only_what_was_asked_for_may_be_written_and_all_can_be_read() {
+    fn counted_zone_is_readable_and_writable_up_to_its_edge() {
         let zone = Zone::reserve_as(8 << 20, 2 << 20, true).unwrap();
         let (first, second) = (ZoneEdge::new(), ZoneEdge::new());
         // SAFETY: offsets lie inside the zone, and no other thread uses it. Written bytes were made
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn list_is_crowded_from_seven_eighths_on_and_has_room_to_the_last_place() {
+    fn list_is_crowded_at_seven_eighths_and_takes_all_places() {
         let mut list = ZoneList::<16>::new();
         for n in 1..=16 {
             assert_eq!(list.is_crowded(), n > 14, "{n}");

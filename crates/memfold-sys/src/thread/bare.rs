@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn a_brief_thread_has_a_table_of_its_own_and_its_result_comes_back() {
+    fn brief_thread_has_its_own_table_and_returns_its_result() {
         let before = std::fs::File::open("/proc/self/maps").unwrap();
         for n in 0..100 {
             let work = || {

@@ -180,7 +180,7 @@ mod tests {
     use std::thread::{current, scope};
 
     #[test]
-    fn errands_of_many_threads_are_each_done_once_by_those_who_serve() {
+    fn delegated_calls_of_many_threads_each_run_once() {
         fn is_server() -> bool {
             current().name() == Some("server")
         }

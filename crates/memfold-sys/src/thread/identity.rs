@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_calling_threads_is_what_the_kernel_says_and_can_become_itself() {
+    fn identity_is_the_kernels_and_can_become_itself() {
         let own = ThreadIdentity::own().unwrap();
         // SAFETY: both calls only read.
         let ids = unsafe { (libc::getuid(), libc::getgid()) };

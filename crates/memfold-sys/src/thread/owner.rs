@@ -113,7 +113,7 @@ mod tests {
     use std::boxed::Box;
 
     #[test]
-    fn a_thing_is_held_until_its_owners_thread_ends_and_can_be_taken_again() {
+    fn word_is_held_until_its_owners_thread_ends() {
         let (owner, will): (&RobustOwner, &RobustList) =
             (Box::leak(Box::default()), Box::leak(Box::default()));
         assert_eq!(owner.state(), OwnerState::Free);

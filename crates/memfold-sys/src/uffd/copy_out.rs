@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_be_written_to_goes_and_what_may_not_be_read_stays() {
+    fn read_only_page_is_evicted_and_unreadable_page_stays() {
         let setup = Setup::new();
         let protect = |page: usize, access: i32| {
             let args = [setup.home.start() + page * PAGE_SIZE, PAGE_SIZE, access as usize, 0, 0, 0];

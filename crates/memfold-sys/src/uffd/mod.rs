@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn the_device_is_tried_when_a_sandbox_refuses_the_call_in_either_way() {
+    fn open_tries_the_device_when_a_sandbox_refuses_the_call() {
         let by_device = Uffd::can_open(UffdSource::Device, true);
         for errno in [Errno::PERM, Errno::NOSYS] {
             let in_sandbox = move || {

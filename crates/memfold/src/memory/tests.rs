@@ -119,7 +119,7 @@ fn on_one_cpu(test: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn single_pages_are_evicted_side_by_side_and_given_back_in_one_call() {
+fn single_pages_lie_side_by_side_and_go_back_in_one_call() {
     on_one_cpu(|| {
         let space = Troubled::new(&FakeSpace::new(1));
         let (frames, mut singles) = filled(&space, 64);

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_hardly_shrinks_stays_where_faults_cost_more_than_they_save() {
+    fn incompressible_data_stays_where_faults_cost_too_much() {
         let mut thrash = ThrashJudge::default();
         assert_eq!(thrash.judge(cost(50, 1), &POOR), 0, "too early to tell");
         assert_eq!(thrash.judge(cost(200, 30), &POOR), 0, "7 times the own time");

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distance_is_what_left_meanwhile_also_across_the_end_of_the_clock() {
+    fn distance_counts_evictions_also_when_the_clock_wraps() {
         assert_eq!(distance(1000, shadow(200, true)), 800);
         let end = (1u64 << 33) - 40;
         assert_eq!(distance(end + 100, shadow(end, false)), 100);

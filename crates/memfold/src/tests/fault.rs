@@ -207,7 +207,7 @@ fn fault_of_one_page_locks_its_shard_twice() {
 }
 
 #[test]
-fn m3_m7_pages_at_rest_come_from_one_decompression_of_their_block() {
+fn m3_m7_pages_at_rest_share_one_decompression_of_a_block() {
     let engine = Engine::of_blocks();
     engine.fill(0..12, 2);
     engine.page_out(0..12);
@@ -232,7 +232,7 @@ fn m3_m7_pages_at_rest_come_from_one_decompression_of_their_block() {
 }
 
 #[test]
-fn c1_what_a_load_takes_past_the_bound_is_asked_back_without_another_fault() {
+fn c1_load_past_the_bound_requests_reclaim_without_a_fault() {
     let engine = Engine::of_blocks();
     let (pager, block) = (&engine.pager, Order::new(2).unwrap());
     // Other loads have taken all frames.

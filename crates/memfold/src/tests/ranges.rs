@@ -82,7 +82,7 @@ fn s5_only_a_folio_that_the_range_cuts_is_split_first() {
 }
 
 #[test]
-fn s5_a_partly_discarded_folio_is_split_and_its_rest_leaves_in_pieces() {
+fn s5_partly_discarded_folio_is_split_and_evicted_in_pieces() {
     let engine = three_folios();
     // SAFETY: the bytes are not needed.
     unsafe { engine.pager.mappings().discard_at(engine.page(36)..engine.page(40)) };
@@ -96,7 +96,7 @@ fn s5_a_partly_discarded_folio_is_split_and_its_rest_leaves_in_pieces() {
 }
 
 #[test]
-fn m3_m5_a_discard_that_cuts_a_stored_block_is_counted_and_keeps_its_other_pages() {
+fn m3_m5_discard_inside_a_stored_block_keeps_its_other_pages() {
     let engine = three_folios();
     engine.page_out(16..64);
     // SAFETY: the bytes are not needed.

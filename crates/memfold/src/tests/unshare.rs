@@ -47,7 +47,7 @@ fn what_no_store_would_take_stays_shared() {
 
 /// The other processes keep the copies anyway, and a loaded page would have to be stored once more.
 #[test]
-fn copies_that_many_share_are_kept_of_what_comes_back_also_after_the_next_fork() {
+fn copies_shared_by_many_are_kept_after_a_load_and_a_fork() {
     const PAGES: usize = 1024;
     for own in [0, 1 << 20] {
         let engine = limited(PAGES);

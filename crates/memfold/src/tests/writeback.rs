@@ -23,7 +23,7 @@ fn hex(number: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_folio_that_is_recompressed_while_the_writer_looks_goes_to_the_file_later() {
+fn folio_recompressed_while_the_writer_scans_is_written_later() {
     let engine = stored(2);
     let (pager, swap) = (&engine.pager, engine.pager.0.backing.swap().unwrap());
     let mut cold = [Cold::NONE; 16];
@@ -46,7 +46,7 @@ fn a_folio_that_is_recompressed_while_the_writer_looks_goes_to_the_file_later() 
 }
 
 #[test]
-fn a_block_that_is_recompressed_while_its_old_object_is_written_goes_to_the_file_later() {
+fn block_recompressed_during_its_write_is_written_later() {
     let mut engine = Engine::new(Order::new(2).unwrap());
     engine.pager.0.config.recompress_after_s = 0;
     engine.fill(0..64, 2);
@@ -76,7 +76,7 @@ fn a_block_that_is_recompressed_while_its_old_object_is_written_goes_to_the_file
 }
 
 #[test]
-fn a_block_longer_than_any_free_run_goes_to_the_file_when_there_is_a_longer_one() {
+fn block_longer_than_any_free_run_is_written_later() {
     let engine = stored(1);
     let (pager, swap) = (&engine.pager, engine.pager.0.backing.swap().unwrap());
     let pair = Order::new(1).unwrap();
