@@ -6,8 +6,8 @@
 //! each order, so that its writes lie together. This follows the clusters of Linux's
 //! `mm/swapfile.c`.
 //!
-//! A run is taken from the first of these that has one: this CPU's cluster of the order, `NonFull`
-//! clusters of the order, `Free` ones, `Emptied` ones (their discard is saved). With
+//! A search for a run looks at these, in this order: this CPU's cluster of the order, `NonFull`
+//! clusters of the order, `Free` ones, and `Emptied` ones (their discard is saved). With
 //! [`SearchScope::All`], every other cluster follows. So every free run can be found. For order 0
 //! each free slot is a run, so each can be used (S2).
 //!
@@ -23,9 +23,8 @@
 //! - An inherited cluster is on no list.
 //! - A cluster with no used slot is `Free`, `Emptied`, or being discarded.
 //! - A cluster with all slots used is `Full`.
-//! - Any other cluster is `NonFull`, `Fragment` (it has no free run of its own order), or reserved
-//!   by a CPU.
-//! is left), or reserved by a CPU.
+//! - Any other cluster is `NonFull`, `Fragment` (no run of its own order is free), or reserved by a
+//!   CPU.
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Range;

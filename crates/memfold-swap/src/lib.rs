@@ -20,9 +20,9 @@
 //! - **A crash loses the file.** The file has no name and the key is in memory only. When the
 //!   process ends, however it ends, the kernel frees the file. With encryption, data that remains
 //!   on the device can't be decrypted. No later process reads the file, so it is never synced.
-//! - **A seal proves that an object was sealed for this place in the file under its number.** Bytes
-//!   of another place, number or key, and damaged bytes, are refused with a [`ReadError`] that
-//!   names file and slot. An older state of the same place under its own number passes for packed
+//! - **A seal proves that an object was sealed for this place in the file under its number.**
+//!   Damaged bytes, and bytes of another place, number or key, are refused. The [`ReadError`] names
+//!   file and slot. An older state of the same place under its own number passes for packed
 //!   objects. So the caller must compare a fingerprint that it keeps in memory. Without encryption
 //!   a seal is a checksum, which finds damage and no forgery.
 //! - **The remote store is not trusted.** It gets sealed bytes only, and its data is opened by the

@@ -1,6 +1,6 @@
-//! The kernel seam of memfold: page units, locks and atomics that a model checker can replace,
-//! private address-space zones, userfaultfd, page-map scans, engine threads, and the
-//! [`uffd::space::Space`] trait that the tests replace.
+//! The kernel seam of memfold: page units, private address-space zones, userfaultfd, page-map scans
+//! and engine threads. A model checker can replace its locks and atomics, and tests replace its
+//! trait [`uffd::space::Space`].
 //!
 //! Nearly all raw unsafe code of the project is here. No function of this crate calls the host's
 //! `malloc`, or touches thread-local storage or `errno`. So every function may be called from a

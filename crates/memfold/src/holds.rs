@@ -15,9 +15,9 @@
 //! the time of the touch, which loads it, and no later evictor takes it. `tests/holds.rs` explores
 //! this, also with a step left out.
 //!
-//! The mark has further uses: write-protecting a page, as a write of the kernel to such a page
-//! fails too; a discard by the program; and adoption, after which missing pages need a thread that
-//! serves their faults.
+//! The mark has further uses. A page is marked while it is write-protected, because a write of the
+//! kernel to such a page fails too. It is marked while the program discards it. And it is marked
+//! while it is adopted, because missing pages then need a thread that serves their faults.
 //!
 //! Marks are counters, one for each of 256 classes of 2 MiB chunks. So a holder may wait for
 //! another thread's chunk, which is short.

@@ -386,8 +386,8 @@ impl Drop for RegionEngine {
 ///
 /// Any thread may read and write it through [`Region::as_ptr`], by the same rules as other memory.
 /// In gate delivery that holds for system calls too. In signal delivery a system call fails with
-/// EFAULT if it is passed a folded part, or is to write to a page that was only read since it was
-/// folded: [`Region::pin`] it around the call.
+/// EFAULT if it is passed a folded part. It fails too if it is to write to a page that was only
+/// read since it was folded. [`Region::pin`] it around the call.
 ///
 /// Contents are discarded by [`Region::discard`] only, not by `madvise`. The kernel merges none of
 /// its pages with equal ones. In signal delivery the program must not request that later, by

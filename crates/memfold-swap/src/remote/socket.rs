@@ -125,7 +125,7 @@ impl SocketRemote {
     }
 
     /// Sends a request by the shared connection. If that has broken off in a way that `again`
-    /// accepts, sends it once more by a new one: the servers may be well, and the request may be
+    /// accepts, sends it once more by a new one. The servers may be well, and the request may be
     /// made twice.
     fn ask(
         &self,

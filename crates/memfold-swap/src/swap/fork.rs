@@ -19,9 +19,9 @@
 //! use at the fork stay where they are, in file or store, until the child has ended: none of their
 //! groups moves.
 //!
-//! The caller must load all objects into memory before the fork, and the child begins with an empty
-//! file, in two cases: files are already stacked [`ANCESTORS_MAX`] deep, or a child couldn't reach
-//! the service (the parent is in another root directory by now, or another user).
+//! In two cases the caller must load all objects into memory before the fork, and the child begins
+//! with an empty file. Files may already be stacked [`ANCESTORS_MAX`] deep. Or a child couldn't
+//! reach the service, because the parent has changed its root directory or user.
 //!
 //! [`Clusters::inherit`]: crate::cluster::Clusters::inherit
 use crate::lent::ANCESTORS_MAX;

@@ -54,8 +54,10 @@ pub struct SwapBounds {
 
 /// A swap file with its slots, seals and buffers.
 ///
-/// Equation: each slot in use has a reference of each object in it, of the caller that has
-/// allocated it and not released it yet, and of each set of slots that children of fork read.
+/// Equation: each slot in use has one reference for each of these:
+/// - an object in it,
+/// - the caller that has allocated it and not released it yet,
+/// - a set of slots that children of fork read.
 pub struct Swap {
     // The disk is dropped before the buffers that it knows.
     disk: Box<dyn Disk>,

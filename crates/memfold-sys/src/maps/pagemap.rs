@@ -193,9 +193,9 @@ impl Pagemap {
         Ok(())
     }
 
-    /// Returns the length of the run from `start`, a page's address, that has no page which is in
-    /// memory and shared with another process, as by a fork; at most `len`. Without /proc, returns
-    /// `len`.
+    /// Returns how many bytes from `start`, a page's address, are not shared, at most `len`. A page
+    /// is shared if it is in memory and another process has it too, as after a fork. Without /proc,
+    /// returns `len`.
     pub fn unshared_bytes(&self, start: usize, len: usize) -> usize {
         let (mut at, end, mut words) = (start, start + len, [0; WORDS]);
         let is_shared = |word: &u64| word & WORD_PRESENT != 0 && word & WORD_EXCLUSIVE == 0;

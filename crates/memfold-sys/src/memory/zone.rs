@@ -334,9 +334,9 @@ impl NoPromise {
     }
 }
 
-/// Returns whether the system counts writable memory as used (`vm.overcommit_memory=2`). The answer
-/// is that of the first call in this process, or in the one that it is a copy of, because each look
-/// costs as much as reserving a zone.
+/// Returns whether the system counts writable memory as used (`vm.overcommit_memory=2`). The first
+/// call decides, in this process or in the one that it is a copy of. Each look costs as much as
+/// reserving a zone.
 pub fn counts_reservations() -> bool {
     const UNKNOWN: u8 = 0;
     const NO: u8 = 1;

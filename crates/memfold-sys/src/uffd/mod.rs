@@ -298,8 +298,10 @@ impl Uffd {
     /// wait there.
     ///
     /// # Errors
-    /// EEXIST (a page is there), EAGAIN (an event waits to be read, or part was done), ENOENT
-    /// (nothing is mapped there any more, or the range lies in two areas), ENOMEM, ESRCH.
+    /// - EEXIST: a page is present.
+    /// - EAGAIN: an event must be read first, or a part was done.
+    /// - ENOENT: nothing is mapped there any more, or the range lies in two areas.
+    /// - ENOMEM, ESRCH.
     ///
     /// # Safety
     /// - `src` must be readable for `len` bytes.
@@ -372,10 +374,12 @@ impl Uffd {
     /// afterwards.
     ///
     /// # Errors
-    /// EEXIST (`dst` holds a page), ENOENT (`src` lacks a page, or nothing is mapped), EBUSY (a
-    /// page is shared by fork or pinned), EAGAIN (an event waits to be read, or part was done),
-    /// EINVAL (an area isn't private, anonymous and writable, the two differ in protection, or one
-    /// of the ranges lies in two areas).
+    /// - EEXIST: `dst` holds a page.
+    /// - ENOENT: `src` lacks a page, or nothing is mapped.
+    /// - EBUSY: a page is shared by fork or pinned.
+    /// - EAGAIN: an event must be read first, or a part was done.
+    /// - EINVAL: an area isn't private, anonymous and writable, the two differ in protection, or
+    ///   one of the ranges lies in two areas.
     ///
     /// # Safety
     /// - The caller must hold the right to change both ranges for the whole process.

@@ -1,5 +1,5 @@
-//! Background threads. They load windows ahead of streams, save dirty folios, give memory back,
-//! compress cold blocks again, write and read the swap file, and move its cold end on.
+//! Background threads. They load windows ahead of streams, save dirty folios, give memory back, and
+//! compress cold blocks again. Others write and read the swap file, and move its cold end on.
 use crate::config::{Delivery, DictionarySource};
 use crate::fault::load::Loads;
 use crate::pager::Pager;

@@ -8,9 +8,9 @@
 //! - **Threads of engines never pass the gate.** They are started while their starter's calls
 //!   don't, and no engine may exist when the process is armed. They touch the memory of regions
 //!   only by moving it.
-//! - **Regions are the library's.** The program's calls that would unmap or replace their memory,
-//!   or share it with children, are refused (EINVAL), because the engine would not notice. Calls
-//!   may change the access, and give advice that changes no byte.
+//! - **Regions are the library's.** Calls of the program that would unmap or replace their memory,
+//!   or share it with children, are refused (EINVAL). The engine would not notice them. Calls may
+//!   change the access, and give advice that changes no byte.
 //! - **A child of `vfork`** shares the memory, and serves its own faults with its own copies of the
 //!   descriptors. Python's closes all descriptors. So those of the engine are spared, and have high
 //!   numbers, which programs seldom choose. A swap file's are not, because this delivery has no

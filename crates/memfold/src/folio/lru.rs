@@ -128,8 +128,8 @@ impl Lru {
     pub fn push(&self, id: FolioId, key: u64, order: u8, list: LruList) {
         debug_assert!(!matches!(list, LruList::None | LruList::Isolated));
         let mut ends = self.ends.lock();
-        // SAFETY: links are read and written only under the lock of the ends, which `ends` is; the
-        // id is at most LIMIT, so the link exists; `unlink` and `enter` keep neighbours linked both
+        // SAFETY: links are read and written only under the lock of the ends, which is held. The id
+        // is at most LIMIT, so the link exists. `unlink` and `enter` keep neighbours linked both
         // ways.
         unsafe {
             self.unlink(&mut ends, id);

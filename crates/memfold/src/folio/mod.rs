@@ -368,8 +368,8 @@ impl Folios {
         // SAFETY: `place` panics unless the record was taken once, so the slab has memory for it as
         // long as it lives. The memory is zeros at first, which are a valid `Folio`. Later writes
         // are valid too: they are made through `Cell`s and atomics, and by the slab into `array`,
-        // any bits of which are valid. `Cell`s are touched only by `create`, whose id no other
-        // thread has yet, and by the holder of the guard of the folio's shard, which `get` asks
+        // any bits of which are valid. Two kinds of code touch `Cell`s. `create` does, whose id no
+        // other thread has yet. The holder of the guard of the folio's shard does, which `get` asks
         // for.
         unsafe { self.folios.place(id).as_ref() }
     }

@@ -286,8 +286,8 @@ impl Heap {
     }
 
     /// Loads a range of addresses inside one piece (rounded outwards to pages) and keeps it in
-    /// memory until [`Heap::unpin`] with the same range, or until the piece is freed. Whole 2 MiB
-    /// of it become huge pages. Pins nest.
+    /// memory. It stays until [`Heap::unpin`] with the same range, or until the piece is freed.
+    /// Whole 2 MiB of it become huge pages. Pins nest.
     ///
     /// # Errors
     /// The errors of [`Heap::hint`].

@@ -217,11 +217,11 @@ impl Mappings<'_> {
     /// memory that may move. Neither may fail.
     ///
     /// The kernel ends the registration of memory that it moves. It may have joined that memory
-    /// with a neighbour at the new place by then, whose registration ends too (Linux 6.18,
-    /// `mremap_userfaultfd_prep`): another thread would read zeros there. Unregistered memory joins
-    /// no registered neighbour. No other thread may touch the source while it moves, because the
-    /// program itself couldn't know where it is. But the kernel may map pages there: see
-    /// `Mappings::drop_strays`.
+    /// with a neighbour at the new place by then. The neighbour's registration ends too (Linux
+    /// 6.18, `mremap_userfaultfd_prep`), and another thread would read zeros there. Unregistered
+    /// memory joins no registered neighbour. No other thread may touch the source while it moves,
+    /// because the program itself couldn't know where it is. But the kernel may map pages there:
+    /// see `Mappings::drop_strays`.
     pub fn remap_with(
         &self,
         remap: &RemapCall,

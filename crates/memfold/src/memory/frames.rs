@@ -18,13 +18,13 @@
 //!   interrupts every CPU.
 //!
 //! Invariants:
-//! - **An empty frame has no page.** A page that is found in one was brought by the move that is under
-//!   way, whether the kernel counted it or not.
-//! - **A page in the kernel's swap counts as present.** Only the page map tells
+//! - **An empty frame has no page.** If there is a page in one, the present move has brought it,
+//!   whether the kernel counted it or not.
+//! - **A page in the kernel's swap counts as present.** Only the page map shows it
 //!   ([`Space::is_populated`]); `mincore` would report swapped frames as empty.
-//! - Memory that the program gave up with MADV_FREE arrives as a page that the kernel may drop until it
-//!   is written to, also from a frame. So each page is written to when it arrives, by a call that
-//!   changes no byte and doesn't wait where the page is gone ([`Space::keep`]).
+//! - Memory to which the program has applied MADV_FREE arrives as a page that the kernel may drop
+//!   until it is written to, also from a frame. So each page is written to when it arrives. The
+//!   call changes no byte and doesn't wait if the page is gone ([`Space::keep`]).
 use core::ops::Range;
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::{Zone, ZoneEdge};

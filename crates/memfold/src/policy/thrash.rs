@@ -8,8 +8,8 @@
 
 /// Folding may cost at least so many times the program's own time.
 const SLOWDOWN_LEAST: f64 = 10.0;
-/// For each part of the memory that it saves, folding may cost so many times more: for a fifth of
-/// the memory 20 times the program's own time.
+/// For each part of the memory that it saves, folding may cost so many times more. For a fifth of
+/// the memory that is 20 times the program's own time.
 const SLOWDOWN_FOR_ALL: f64 = 100.0;
 /// Data that is stored in less than this part of its size is always folded.
 const SHRINKS_WELL: f64 = 0.6;

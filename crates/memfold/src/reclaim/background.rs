@@ -68,9 +68,9 @@ impl Background<'_> {
         }
     }
 
-    /// Makes a managed page private. It locks the shard, so that the page is not folded meanwhile:
-    /// while mremap moves a page, it is not registered, and zeros would be mapped in its place. No
-    /// fault is waited for here. A page that no store would take stays shared.
+    /// Makes a managed page private. It locks the shard, so that the page is not folded meanwhile.
+    /// While mremap moves a page, the page is not registered, and zeros would be mapped in its
+    /// place. No fault is waited for here. A page that no store would take stays shared.
     fn unshare_managed(&self, page: usize) {
         let areas = self.areas.read();
         let Some(area) = areas.find(page) else { return };

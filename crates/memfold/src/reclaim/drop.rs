@@ -52,7 +52,7 @@ use memfold_sys::uffd::drop::{AddressSpan, SPANS_MAX};
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 
 /// Most pages that are dropped together, unless one folio is larger. The fault that drops them
-/// waits: with 16, 64 and 256 the 99th percentile of random reads is 45, 67 and 165 us, and a walk
+/// waits. With 16, 64 and 256 the 99th percentile of random reads is 45, 67 and 165 us. A walk
 /// takes 2.24, 2.15 and 2.16 s of CPU time (two busy CPUs, blocks of 16 KiB).
 const BATCH_PAGES: u64 = 64;
 /// A batch is also at most one part in this many of the memory there is.

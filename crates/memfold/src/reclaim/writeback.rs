@@ -1,11 +1,11 @@
 //! Writeback: folded data that memory and pool can't keep goes to the swap file.
 //!
-//! - A folio that the store refuses (it doesn't shrink, or the pool is full) is written **raw**:
-//!   sealed into a buffer, whole, in one run of slots, in one write. Meanwhile it is `Cached` with
-//!   a ticket in `Folio::writing`, on no list, and its frame is authoritative. A touch maps it back
-//!   at once and ends the ticket. The result of the write is then ignored.
+//! - A folio that the store refuses (it doesn't compress, or the pool is full) is written **raw**.
+//!   It is sealed into a buffer, whole, and written to one run of slots in one write. Meanwhile it
+//!   is `Cached` with a ticket in `Folio::writing`, on no list, and its frame is authoritative. A
+//!   touch maps it back at once and ends the ticket. The result of the write is then ignored.
 //! - When the pool holds more than its share of the limit, the blocks of the coldest `Stored`
-//!   folios are **packed**: copied as they are stored, sealed, and written many at a time.
+//!   folios are **packed**. They are copied as they are stored, sealed, and written many at a time.
 //!   Meanwhile the pool's copy is authoritative, and loads, splits and merges continue. After the
 //!   write, each block is looked up again. If its handle and hash are those that were copied, and
 //!   its folio still is `Stored`, the block gets the handle of the file. Only then is the pool's

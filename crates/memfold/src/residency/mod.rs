@@ -182,8 +182,8 @@ impl Residency<'_> {
     }
 
     /// Records that the page at `key` can't be evicted. If that is lasting, its folio is refused.
-    /// If a fork shares the page with many processes, only the page's block is refused, because the
-    /// program may have written to other blocks of the folio since.
+    /// If a fork shares the page with many processes, only the page's block is refused. The program
+    /// may have written to other blocks of the folio since.
     fn refuse(&self, guard: &mut ShardGuard<'_>, key: u64) {
         let mut id = self.table.find(guard, key).expect("a folio covers what it covered");
         let is_shared = self.to_unshare.is_shared_by_many();
