@@ -101,7 +101,6 @@ impl Sealer {
     ///
     /// # Errors
     /// The errors of [`Sealer::new`].
-    /// As [`Sealer::new`].
     ///
     /// # Safety
     /// - The caller is the only thread of the process.

@@ -15,7 +15,6 @@
 //! Each border between shown and hidden memory is a border between two of the kernel's areas, of
 //! which a process has at most `vm.max_map_count`. So ranges should be large, and no more memory is
 //! hidden when few areas remain (`Protection::may_hide`).
-//! more is hidden when few are left (`Protection::may_hide`).
 use crate::Errno;
 use crate::maps::each_area;
 use crate::maps::own::OwnFile;

@@ -26,7 +26,6 @@
 //! there. A call that names more ranges than fit takes further slots: a hold is a chain of slots,
 //! and names exactly its ranges. Evictors look at all slots up to the last one in use. If there is
 //! no memory for a slot, nothing is held, and the call fails with ENOMEM.
-//! stands for more than its ranges.
 use alloc::boxed::Box;
 use core::ops::Range;
 use core::ptr::null_mut;

@@ -201,7 +201,6 @@ impl FileDisk {
     ///
     /// # Errors
     /// The errors of [`FileDisk::open`].
-    /// As [`FileDisk::open`].
     ///
     /// # Safety
     /// - [`FileDisk::leave_rings`] was called, and the caller is the only thread of the process.

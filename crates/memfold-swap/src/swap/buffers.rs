@@ -73,9 +73,9 @@ impl Buffers {
     pub unsafe fn take(&self, disk: &dyn Disk, purpose: Purpose, wait: bool) -> Option<usize> {
         let mut is_free = self.is_free.lock();
         if !self.registered.swap(true, Relaxed) {
-            // Only when they are needed, because most processes of a run never write. SAFETY: the
-            // memory is mapped as long as the buffers live, which is longer than the disk by the
-            // caller's promise.
+            // Only when they are needed, because most processes of a run never write.
+            // SAFETY: the memory is mapped as long as the buffers live, which is longer than the
+            // disk by the caller's promise.
             unsafe { disk.register(self.memory.as_ptr(), self.memory.len()) };
         }
         loop {

@@ -54,8 +54,8 @@ impl DescendantWatch {
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
         let at = unsafe { mmap(null_mut(), PAGE_SIZE, access, MapFlags::SHARED, &self.file, 0)? };
         self.at.store(at as usize, SeqCst);
-        // No thread may touch it. It counts as long as it could be made writable again. SAFETY:
-        // this is the mapping just made.
+        // No thread may touch it. It counts as long as it could be made writable again.
+        // SAFETY: this is the mapping just made.
         unsafe { mprotect(at, PAGE_SIZE, MprotectFlags::empty()) }
     }
 

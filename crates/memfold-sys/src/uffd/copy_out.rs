@@ -48,7 +48,8 @@ pub unsafe fn take(
     let gone = match pagemap {
         // SAFETY: the bytes are at `to`, which has room for so many.
         Some(pagemap) => unsafe { drop_unused(pagemap, home, read, || read_again(home, to, read)) },
-        // Without the page map it is unknown which pages remain. SAFETY: the bytes are at `to`.
+        // Without the page map it is unknown which pages remain.
+        // SAFETY: the bytes are at `to`.
         None => unsafe { advise(home, read, libc::MADV_DONTNEED) }.map_or(0, |()| read),
     };
     for at in (gone..protected).step_by(PAGE_SIZE) {
@@ -130,8 +131,8 @@ unsafe fn put_back(uffd: &Uffd, page: usize, bytes: Option<*mut u8>) {
     if write_if_there(page) {
         return;
     }
-    // The page is gone, or isn't writable, and might be freed later. SAFETY: `bytes` are its
-    // contents, as no thread can have written to it.
+    // The page is gone, or isn't writable, and might be freed later.
+    // SAFETY: `bytes` are its contents, as no thread can have written to it.
     let _ = unsafe { advise(page, PAGE_SIZE, libc::MADV_DONTNEED) };
     loop {
         // SAFETY: by the caller's promise `bytes` are readable, and the program expects them there.
@@ -206,7 +207,8 @@ mod tests {
         for map in [true, false] {
             let setup = Setup::new();
             if !map {
-                // Without the page map all pages count as present. SAFETY: the page is missing.
+                // Without the page map all pages count as present.
+                // SAFETY: the page is missing.
                 unsafe { setup.uffd.zero(setup.home.start() + 3 * PAGE_SIZE, PAGE_SIZE).unwrap() };
             }
             // SAFETY: the bytes are inside the zone.

@@ -164,8 +164,8 @@ fn on_sigbus(info: &SigbusInfo) {
     if serve(PageFault { addr: info.addr(), protected, write }) {
         return;
     }
-    // The fault is the program's own, so its former action is taken. SAFETY: the pointer is null,
-    // or that of a leaked box.
+    // The fault is the program's own, so its former action is taken.
+    // SAFETY: the pointer is null, or that of a leaked box.
     match unsafe { PREVIOUS.load(SeqCst).as_ref() } {
         Some(previous) => previous.call(info),
         None => unreachable!("the handler is installed after what it replaced was noted"),

@@ -10,7 +10,6 @@ use memfold_sys::units::Order;
 /// `Loading` folio.
 ///
 /// Invariant: there is one token for each folio that is loaded for the program.
-/// Invariant: there is one token for each folio that is loaded for the program.
 #[must_use = "the folio is `Loading` until the load ends, and whoever touches it waits"]
 pub struct LoadingFolio {
     id: FolioId,

@@ -135,7 +135,8 @@ impl KeyRanges<'_> {
         }
         if zap {
             // The whole range, because a load by copy that was undone may have mapped pages of a
-            // folio that is stored. SAFETY: the owner gives up the bytes.
+            // folio that is stored.
+            // SAFETY: the owner gives up the bytes.
             let done = unsafe {
                 self.mapper
                     .space()
