@@ -24,10 +24,8 @@ pub struct Requirement {
 use Shown::{Figures, Test};
 
 /// All rows, in the order of the requirements.
-const FULL_POOL: Shown = Test(
-    "crates/memfold/tests/swap.rs",
-    "m9_z10_full_pool_is_packed_and_loaded_block_by_block",
-);
+const FULL_POOL: Shown =
+    Test("crates/memfold/tests/swap.rs", "m9_z10_full_pool_is_packed_and_loaded_block_by_block");
 const COLD_OBJECTS: Shown =
     Test("crates/memfold-block/src/device/tests/cold.rs", "what_is_idle_or_huge_is_what_leaves");
 

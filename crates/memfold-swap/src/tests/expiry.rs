@@ -32,7 +32,9 @@ impl Remote for Keeper {
 
     fn keep(&self, _: Duration) -> Result<(), RemoteError> {
         match self.is_silent.load(Relaxed) {
-            true => Err(RemoteError { is_lost: false, is_cut: true, why: "nobody answers".into() }),
+            true => {
+                Err(RemoteError { is_lost: false, is_cut: true, why: "no service answers".into() })
+            }
             false => Ok(()),
         }
     }
@@ -63,7 +65,7 @@ fn silent_service_is_reported_once_until_it_answers_again() {
     for _ in 0..2 {
         let why = warning(&watched, &remote);
         assert!(
-            why.contains("nobody answers")
+            why.contains("no service answers")
                 && why.contains("kill -CONT")
                 && why.contains("--remote-expiry"),
             "{why}"

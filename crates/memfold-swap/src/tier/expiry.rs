@@ -60,8 +60,8 @@ impl ExpiryWatch {
             return None;
         }
         Some(format!(
-            "nobody has kept its data from expiring for {} s: {failure}; if it is stopped, let it go on (kill -CONT), or the data \
-             is gone after {} s (--remote-expiry)",
+            "its service has not refreshed the data for {} s ({failure}). If the service is stopped, \
+             continue it (kill -CONT). The data is lost after {} s (--remote-expiry)",
             silent.as_secs(),
             self.expiry.as_secs()
         ))

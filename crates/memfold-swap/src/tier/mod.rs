@@ -385,7 +385,7 @@ impl Tier {
         let mut state = self.state.lock();
         for (group, mask) in each_group(slot, count) {
             let group = state.groups.group(group);
-            assert!(group.backed & mask == mask, "slots that nobody has claimed were written");
+            assert!(group.backed & mask == mask, "slots that no thread has claimed were written");
             group.written |= mask;
         }
     }

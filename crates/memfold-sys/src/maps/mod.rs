@@ -100,7 +100,7 @@ pub struct Vma {
 }
 
 impl Vma {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.end - self.start

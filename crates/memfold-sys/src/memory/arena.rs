@@ -416,7 +416,7 @@ impl AllocatorState {
         }
     }
 
-    /// If `run` ends at the top, takes it off the list and lowers the top to its start.
+    /// Takes `run` off the list and lowers the top to its start, if it ends at the top.
     ///
     /// # Safety
     /// - `run` is on the list.

@@ -481,7 +481,7 @@ mod tests {
         assert!(reader.join().unwrap() <= 1);
         let held = lock.read();
         assert!(lock.write_within(0).is_none());
-        assert!(lock.try_read().is_some(), "nobody waits any more");
+        assert!(lock.try_read().is_some(), "no thread waits any more");
         drop(held);
         *lock.write_within(0).unwrap() += 1;
         assert_eq!(*lock.read(), 2);

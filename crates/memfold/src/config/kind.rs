@@ -46,7 +46,7 @@ pub(super) const SHARD: ValueKind<u64> =
 pub(super) const PERCENT: ValueKind<u32> =
     ValueKind { parse: |text, _| read_number(text.trim_end_matches('%'), 100), show: shown };
 
-/// A number up to `MAX`.
+/// Makes the kind of numbers up to `MAX`.
 pub(super) const fn number<const MAX: u32>() -> ValueKind<u32> {
     ValueKind { parse: |text, _| read_number(text, MAX), show: shown }
 }

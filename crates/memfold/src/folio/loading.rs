@@ -10,7 +10,7 @@ use memfold_sys::units::Order;
 /// `Loading` folio.
 ///
 /// Invariant: there is one token for each folio that is loaded for the program.
-#[must_use = "the folio is `Loading` until the load ends, and whoever touches it waits"]
+#[must_use = "the folio is `Loading` until the load ends, and threads that touch it wait"]
 pub struct LoadingFolio {
     id: FolioId,
     key: u64,

@@ -231,7 +231,7 @@ impl Heap {
             let found = state.parts[i].extents.find(start);
             let (_, old) = found.filter(|e| e.0 == start).ok_or(NOT_OURS)?;
             if len < old {
-                // SAFETY: the tail is the caller's, who gives it up; it becomes free only after
+                // SAFETY: the caller gives up the tail; it becomes free only after
                 // this.
                 unsafe { state.parts[i].span.region.discard(start + len..start + old) };
                 state.unpin_all(addr + len..addr + old);

@@ -539,7 +539,7 @@ impl Writeback<'_> {
         self.backing.swap().is_some_and(|swap| swap.queue().wait_for_write())
     }
 
-    /// Waits until no raw write is under way.
+    /// Waits until no raw write is in progress.
     pub(crate) fn drain_writes(&self) {
         while self.await_write() {}
     }

@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn a_page_is_asked_for_once_and_nothing_is_dropped() {
         let reads = DeviceFaults::default();
-        assert!(!reads.ask(4096, false), "nobody reads");
+        assert!(!reads.ask(4096, false), "no thread reads");
         reads.set_served();
         assert!((0..WAITING).all(|n| reads.ask(n * PAGE_SIZE + 5, false)));
         assert!(reads.ask(7 * PAGE_SIZE + 9, false), "that page is asked for already");

@@ -30,7 +30,7 @@ fn folio_recompressed_while_the_writer_scans_is_written_later() {
     assert_eq!(pager.0.backing.store().to_recompress(0, 1 << 16, &mut cold), 16);
     let claims: Vec<_> = cold
         .iter()
-        .map(|cold| pager.recompress().claim(cold).expect("nobody else is at it"))
+        .map(|cold| pager.recompress().claim(cold).expect("no other thread claims it"))
         .collect();
     assert_eq!(pager.writeback().pack_round(swap), 0, "all are claimed");
     let areas = pager.0.areas.read();
