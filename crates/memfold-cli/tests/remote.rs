@@ -228,7 +228,7 @@ fn stopped_service_is_reported_before_data_is_lost() {
     let errors = keeper.errors();
     let words = [&server.url(), "kill -CONT", "lost after 40 s", "--remote-expiry"];
     assert!(words.iter().all(|word| errors.contains(word)), "{errors}");
-    assert_eq!(errors.matches("expiring").count(), 1, "{errors}");
+    assert_eq!(errors.matches("not refreshed the data").count(), 1, "{errors}");
     keeper.does("check");
     keeper.end();
 }
