@@ -279,7 +279,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "a reserve of large frames",
         shown: &[
             Test(
-                "crates/memfold/src/folio/tests/frames.rs",
+                "crates/memfold/src/memory/tests.rs",
                 "m8_a_reserve_of_large_frames_is_left_to_large_folios",
             ),
             Test(
