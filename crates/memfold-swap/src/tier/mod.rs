@@ -503,8 +503,8 @@ impl Tier {
                 )
             })
             .collect();
-        // SAFETY: the caller promises room at `to` and that it has no other user. Bytes of slots
-        // that are written meanwhile are not used.
+        // SAFETY: the caller promises room at `to` and that it has no other user. The slots have
+        // objects that are not freed meanwhile, so no transfer writes to them.
         unsafe { disk.transfer(&mut reads) };
         reads.iter().try_for_each(|read| read.result.map_err(SlotReadError::File))?;
         let far = parts.iter().filter_map(|p| Some((p, p.object?)));
