@@ -123,7 +123,7 @@ impl Builder {
     /// Starts the engine.
     ///
     /// # Errors
-    /// See [`Error`].
+    /// An [`Error`] with the cause.
     pub fn build(self) -> Result<Memory, Error> {
         if let Some(e) = self.wrong {
             return Err(Error::Config(e.0));

@@ -161,7 +161,7 @@ impl Uffd {
     /// inside system calls are not served (they fail with EFAULT), which needs no privilege.
     ///
     /// # Errors
-    /// See [`OpenError`].
+    /// An [`OpenError`] with the cause.
     pub fn open(features: u64, user_only: bool) -> Result<Uffd, OpenError> {
         let supported = Uffd::open_raw(true)?.handshake(0)?;
         if features & !supported != 0 {
@@ -187,7 +187,7 @@ impl Uffd {
     /// features and the same number, and no registered range yet.
     ///
     /// # Errors
-    /// See [`OpenError`].
+    /// An [`OpenError`] with the cause.
     pub fn reopen(&self) -> Result<(), OpenError> {
         raw::reopen(&self.fd, || Ok(Uffd::open(self.features, self.user_only)?.fd))
     }
@@ -195,7 +195,7 @@ impl Uffd {
     /// Returns the features that this kernel offers ([`feature`]).
     ///
     /// # Errors
-    /// See [`OpenError`].
+    /// An [`OpenError`] with the cause.
     pub fn probe() -> Result<u64, OpenError> {
         Uffd::open_raw(true)?.handshake(0)
     }

@@ -117,7 +117,7 @@ pub(super) const PAGING: ValueKind<bool> = ValueKind {
     show: |by_protection| word(*by_protection, PAGINGS),
 };
 
-/// What happens to memory that is kept out of core dumps.
+/// Whether memory that is kept out of core dumps is folded.
 pub(super) const DONT_DUMP: ValueKind<bool> =
     ValueKind { parse: |text, _| choice(text, DONT_DUMPS), show: |fold| word(*fold, DONT_DUMPS) };
 

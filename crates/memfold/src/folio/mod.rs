@@ -176,7 +176,7 @@ pub struct Folio {
     /// Pages: `2^order`. Only this module may change it, because `array` has the slots of a folio
     /// of this order.
     order: Cell<Order>,
-    /// See [`FolioState`].
+    /// Its state.
     pub state: Cell<FolioState>,
     /// Every block has a stored copy.
     pub has_copy: Cell<bool>,

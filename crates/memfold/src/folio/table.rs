@@ -33,7 +33,7 @@ pub struct FolioTable {
     tally: PageTally,
     /// Whether `Stored` folios are listed too, because a swap file takes the oldest.
     lists_stored: bool,
-    /// See [`FolioTable::generation`].
+    /// The generation of this process.
     generation: AtomicU32,
     stats: Arc<StatsPlace>,
 }

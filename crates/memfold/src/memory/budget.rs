@@ -24,7 +24,7 @@ pub struct Budget {
     /// Whether evictions are stopped.
     frozen: AtomicBool,
     reports_limit: bool,
-    /// See [`Budget::take_past`].
+    /// Whether the bounds could not be kept since the last [`Budget::take_past`].
     is_past: AtomicBool,
 }
 

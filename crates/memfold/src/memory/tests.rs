@@ -28,7 +28,7 @@ fn m8_a_reserve_of_large_frames_is_left_to_large_folios() {
         !large.iter().any(|run| frame / MAX_PAGES as u32 == run / MAX_PAGES as u32)
     }));
     frames.check(&FakeSpace::new(1)).unwrap();
-    // What comes back fills the reserve first.
+    // Freed runs fill the reserve first.
     large.into_iter().for_each(|run| frames.give(run, Order::MAX, FrameKind::Empty));
     assert_eq!(frames.take(Order::PAGE, FrameKind::Empty), None);
     small.into_iter().for_each(|(frame, order)| frames.give(frame, order, FrameKind::Empty));
