@@ -186,7 +186,7 @@ fn on_full_stop_ends_the_process_that_can_fold_least() {
     let Some(output) = managed_in("", &flags, &command) else { return };
     let text = String::from_utf8_lossy(&output.stderr);
     let stops: Vec<&str> = text.lines().filter(|line| line.contains("--on-full stop")).collect();
-    assert!(stops.len() == 1 && stops[0].contains("doesn't shrink"), "{text}");
+    assert!(stops.len() == 1 && stops[0].contains("does not compress"), "{text}");
     assert_eq!(output.status.code(), Some(3), "the parent hears of it: {output:?}");
 }
 
@@ -201,7 +201,7 @@ fn warning_names_each_cause_and_the_least_limit() {
     for word in ["limit of 40.0 MiB", "core dumps (--dont-dump fold", "least limit", "--swap DIR"] {
         assert!(warnings[0].contains(word), "{word}: {text}");
     }
-    for word in ["B doesn't shrink", "pinned", "shared by a fork"] {
+    for word in ["B does not compress", "pinned", "shared by a fork"] {
         assert!(!warnings[0].contains(word), "{word}: {text}");
     }
 }
@@ -212,7 +212,7 @@ fn warning_names_each_cause_and_the_least_limit() {
 fn warning_of_several_processes_gives_the_sums_and_the_largest() {
     let (unlike, shrinking) = (compile("unlike"), compile("shrinking"));
     let cases: [(&str, &str, &[&str]); 2] = [
-        ("B doesn't shrink", "--limit", &[&unlike.path, "64", "48"]),
+        ("B does not compress", "--limit", &[&unlike.path, "64", "48"]),
         ("B is kept out of core dumps", "--resident", &[&shrinking.path, "half", "96", "2"]),
     ];
     for (words, flag, command) in cases {
@@ -239,7 +239,7 @@ fn on_full_stop_ends_the_program_with_one_line() {
     let stops: Vec<&str> = text.lines().filter(|line| line.contains("--on-full stop")).collect();
     assert_eq!((output.status.code(), stops.len()), (Some(1), 1), "{text}");
     assert!(output.stdout.starts_with(b"WRONG"), "its process has ended: {output:?}");
-    assert!(!text.contains("panic") && stops[0].contains("doesn't shrink"), "{text}");
+    assert!(!text.contains("panic") && stops[0].contains("does not compress"), "{text}");
 }
 
 /// What is written of a private file mapping is the process's own memory, and isn't folded: so its

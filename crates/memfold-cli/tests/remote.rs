@@ -222,13 +222,13 @@ fn stopped_service_is_reported_before_data_is_lost() {
     let keys = keeper.settled(&server).len();
     let service = keeper.service();
     signal(service, libc::SIGSTOP);
-    wait_for("a warning", || keeper.errors().contains("kept its data from expiring"));
+    wait_for("a warning", || keeper.errors().contains("not refreshed the data"));
     assert_eq!(server.keys().len(), keys, "the warning comes before");
     signal(service, libc::SIGCONT);
     let errors = keeper.errors();
-    let words = [&server.url(), "kill -CONT", "gone after 40 s", "--remote-expiry"];
+    let words = [&server.url(), "kill -CONT", "lost after 40 s", "--remote-expiry"];
     assert!(words.iter().all(|word| errors.contains(word)), "{errors}");
-    assert_eq!(errors.matches("expiring").count(), 1, "{errors}");
+    assert_eq!(errors.matches("not refreshed the data").count(), 1, "{errors}");
     keeper.does("check");
     keeper.end();
 }

@@ -1,27 +1,30 @@
-//! The slots of a swap file, in clusters: runs of every order stay whole however long the file is
+//! The slots of a swap file, in clusters. Runs of every order stay whole however long the file is
 //! used (S1 to S4).
 //!
-//! A cluster is 512 slots of 4 KiB, as long as the largest run. It serves one order at a time,
-//! so that small runs don't eat into the room of large ones, and each CPU fills a cluster of its
-//! own for each order, so that what one CPU writes lies together. Modelled on the clusters of
-//! Linux's `mm/swapfile.c`.
+//! A cluster is 512 slots of 4 KiB, as long as the largest run. It serves one order at a time, so
+//! that small runs don't fragment the room of large ones. Each CPU fills a cluster of its own for
+//! each order, so that its writes lie together. This follows the clusters of Linux's
+//! `mm/swapfile.c`.
 //!
-//! Where a run is looked for: this CPU's cluster of the order, `NonFull` clusters of the order,
-//! `Free` ones, `Emptied` ones (their discard is spared). With [`SearchScope::All`] then every other
-//! cluster: no free run is ever out of reach, and order 0, for which each free slot is a run, can
-//! use each free slot (S2).
+//! A search for a run looks at these, in this order: this CPU's cluster of the order, `NonFull`
+//! clusters of the order, `Free` ones, and `Emptied` ones (their discard is saved). With
+//! [`SearchScope::All`], every other cluster follows. So every free run can be found. For order 0
+//! each free slot is a run, so each can be used (S2).
 //!
-//! A slot has a count of references, as several small objects may lie in it. It is free when the
-//! last one is released.
+//! A slot has a count of references, because several small objects may lie in it. It is free when
+//! the last one is released.
 //!
 //! In a child of fork the clusters of its parent are **inherited**: they are read and released, and
-//! no slot of them is ever allocated. In the parent, what was in use then has one reference
-//! more until the child has ended ([`Clusters::retain_used`]).
+//! none of their slots is ever allocated. In the parent, slots in use at the fork have one more
+//! reference until the child has ended ([`Clusters::retain_used`]).
 //!
-//! Equations: `used` = slots with references = sum of `used` of all clusters that aren't inherited.
-//! An inherited cluster is on no list, another one on that which its use asks for: none used: `Free`,
-//! `Emptied`, or being discarded; all: `Full`; else `NonFull`, `Fragment` (no run of its own order
-//! is left), or reserved by a CPU.
+//! Equations:
+//! - `used` = slots with references = sum of `used` of all clusters that aren't inherited.
+//! - An inherited cluster is on no list.
+//! - A cluster with no used slot is `Free`, `Emptied`, or being discarded.
+//! - A cluster with all slots used is `Full`.
+//! - Any other cluster is `NonFull`, `Fragment` (no run of its own order is free), or reserved by a
+//!   CPU.
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -32,13 +35,13 @@ use memfold_sys::units::{MAX_ORDER, MAX_PAGES, Order};
 /// Slots in a cluster.
 pub const CLUSTER_SLOTS: usize = MAX_PAGES;
 const ORDERS: usize = MAX_ORDER as usize + 1;
-/// CPUs that fill clusters of their own; others share with one of these.
+/// CPUs that fill clusters of their own. Further CPUs share with one of these.
 const CPUS: usize = 16;
-/// Clusters of a list that are compared.
+/// Clusters of a list that are compared, at most.
 const LOOKED_AT: usize = 32;
 const NIL: u32 = u32::MAX;
 
-/// How far to look for a run.
+/// How far to search for a run.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum SearchScope {
     /// Clusters of the order and unused ones.
@@ -50,7 +53,7 @@ pub enum SearchScope {
 /// The list of a cluster.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum ClusterList {
-    /// Unused, and holding no disk space that could be given back.
+    /// Unused, and without disk space that could be given back.
     Free,
     /// Unused; its disk space is to be given back.
     Emptied,
@@ -99,12 +102,12 @@ pub struct Clusters {
     inherited: AtomicU64,
 }
 
-/// A bit for each slot, by cluster.
+/// A set of slots: a bit for each, by cluster.
 #[derive(Default)]
 pub struct SlotSet(Vec<[u64; CLUSTER_SLOTS / 64]>);
 
 impl SlotSet {
-    /// Those of 16 slots, `16 * group` and the next, which are counted from the first that isn't
+    /// Returns the bits of 16 slots from `16 * group` on, counted from the first slot that isn't
     /// inherited.
     pub fn bits_of(&self, group: u64) -> u16 {
         let at = group as usize * 16;
@@ -116,11 +119,11 @@ impl SlotSet {
 struct ClusterTable {
     clusters: Vec<Cluster>,
     ends: [(u32, u32); LISTS],
-    /// Where each CPU goes on, for each order: cluster and offset in it.
+    /// Where each CPU continues, for each order: cluster and offset in it.
     next: [[(u32, u16); ORDERS]; CPUS],
-    /// No run of this order or above is free anywhere: known until a slot becomes free.
+    /// No run of this order or above is free. Valid until a slot becomes free.
     unavailable: u8,
-    /// Clusters that are inherited: the first ones.
+    /// Number of inherited clusters, which are the first ones.
     inherited: usize,
 }
 
@@ -131,7 +134,7 @@ impl Default for Clusters {
 }
 
 impl Clusters {
-    /// No slots yet.
+    /// Makes an allocator without slots.
     pub fn new() -> Clusters {
         let table = ClusterTable {
             clusters: Vec::new(),
@@ -148,8 +151,8 @@ impl Clusters {
         }
     }
 
-    /// Adds a reference to every used slot that isn't in `set` yet nor inherited, and enters it
-    /// there: it stays as it is until [`Clusters::release_set`].
+    /// Adds a reference to every used slot that isn't inherited nor in `set`, and enters it there.
+    /// Its bytes stay until [`Clusters::release_set`].
     pub fn retain_used(&self, set: &mut SlotSet) {
         let mut table = self.table.lock();
         let inherited = table.inherited;
@@ -170,7 +173,7 @@ impl Clusters {
         }
     }
 
-    /// Takes those references off again.
+    /// Releases these references.
     pub fn release_set(&self, set: &SlotSet) {
         let first = self.inherited.load(Relaxed);
         for (cluster, bits) in set.0.iter().enumerate() {
@@ -180,12 +183,12 @@ impl Clusters {
         }
     }
 
-    /// In a child of fork: all clusters are inherited from now on.
+    /// Makes all clusters inherited, in a child of fork.
     ///
     /// # Safety
     /// - The caller is the only thread of the process.
     pub unsafe fn inherit(&self) {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise no other thread uses the table.
         let table = unsafe {
             self.table.reset();
             self.table.peek_mut()
@@ -200,12 +203,12 @@ impl Clusters {
         self.used.store(0, Relaxed);
     }
 
-    /// In a child of fork, where nothing is used: there are no slots.
+    /// Removes all slots, in a child of fork that uses none.
     ///
     /// # Safety
     /// - The caller is the only thread of the process.
     pub unsafe fn clear(&self) {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise no other thread uses the table.
         unsafe {
             self.inherit();
             let table = self.table.peek_mut();
@@ -237,22 +240,22 @@ impl Clusters {
         self.slots.fetch_add((count * CLUSTER_SLOTS) as u64, Relaxed);
     }
 
-    /// Slots there are.
+    /// Returns the number of slots.
     pub fn slots(&self) -> u64 {
         self.slots.load(Relaxed)
     }
 
-    /// Those of them that are inherited: the first ones.
+    /// Returns the number of inherited slots, which are the first ones.
     pub fn inherited(&self) -> u64 {
         self.inherited.load(Relaxed)
     }
 
-    /// Slots with references, but for inherited ones.
+    /// Returns the number of slots with references that aren't inherited.
     pub fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
 
-    /// Which of the 16 slots from `first`, a multiple of 16, have references.
+    /// Returns which of the 16 slots from `first`, a multiple of 16, have references.
     pub fn used_bits(&self, first: u64) -> u16 {
         let (id, offset) = (first as usize / CLUSTER_SLOTS, first as usize % CLUSTER_SLOTS);
         debug_assert!(offset.is_multiple_of(16));
@@ -263,11 +266,11 @@ impl Clusters {
             .map_or(0, |c| (c.bits[offset / 64] >> (offset % 64)) as u16)
     }
 
-    /// Takes an aligned run of free slots that lies in one cluster; each has one reference then. `cpu`
-    /// says who asks.
+    /// Takes an aligned run of free slots in one cluster. Each has one reference then. `cpu` is the
+    /// caller's CPU.
     ///
-    /// `None` with [`SearchScope::All`] means that there is no such run, but for clusters that are being
-    /// discarded.
+    /// `None` with [`SearchScope::All`] means that there is no such run, except in clusters that
+    /// are being discarded.
     pub fn allocate(&self, order: Order, cpu: usize, reach: SearchScope) -> Option<u64> {
         let mut table = self.table.lock();
         if order.get() >= table.unavailable {
@@ -278,7 +281,7 @@ impl Clusters {
             if reach == SearchScope::All { table.allocate_anywhere(order) } else { None }
         });
         if found.is_some() {
-            // Under the lock, so that the count is never below what is in use.
+            // Under the lock, so that the count is never below the slots in use.
             self.used.fetch_add(order.pages() as u64, Relaxed);
         }
         found
@@ -300,8 +303,8 @@ impl Clusters {
         });
     }
 
-    /// Takes a reference off each of `count` slots from `first`, as one operation (S4). Returns how
-    /// many became free to be taken.
+    /// Releases a reference of each of `count` slots from `first`, as one operation (S4). Returns
+    /// how many became free.
     ///
     /// # Panics
     /// If one of them has no reference.
@@ -314,8 +317,7 @@ impl Clusters {
     }
 
     /// Takes up to `out.len()` emptied clusters whose disk space is to be given back, and returns
-    /// their slots as joined ranges. They are not handed out before
-    /// [`Clusters::discarded`].
+    /// their slots as joined ranges. They are not allocated before [`Clusters::discarded`].
     pub fn begin_discard(&self, out: &mut [Range<u64>]) -> usize {
         let mut table = self.table.lock();
         let mut ids: Vec<u32> = Vec::new();
@@ -343,8 +345,8 @@ impl Clusters {
         ranges
     }
 
-    /// Ends the discard of a range that [`Clusters::begin_discard`] gave: its slots can be used
-    /// again.
+    /// Ends the discard of a range that [`Clusters::begin_discard`] returned: its slots may be
+    /// allocated.
     pub fn discarded(&self, range: &Range<u64>) {
         let mut table = self.table.lock();
         for id in range.start / CLUSTER_SLOTS as u64..range.end / CLUSTER_SLOTS as u64 {
@@ -360,7 +362,7 @@ impl Clusters {
     /// Verifies every cluster and list.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The first condition that does not hold.
     pub fn check(&self) -> Result<(), String> {
         let table = self.table.lock();
         let mut used = 0;
@@ -458,8 +460,8 @@ impl ClusterTable {
         self.clusters[id as usize].list = ClusterList::Off;
     }
 
-    /// Puts a cluster on the list that its use asks for; one that a CPU fills stays with it while
-    /// it has room.
+    /// Puts a cluster on the list for its use. A cluster that a CPU fills stays with it while it
+    /// has room.
     fn relist(&mut self, id: u32, has_run: bool) {
         if (id as usize) < self.inherited {
             return;
@@ -482,8 +484,8 @@ impl ClusterTable {
         }
     }
 
-    /// The fullest of the first clusters of the order that have room: the emptier ones may become
-    /// unused.
+    /// Returns the fullest of the first clusters of the order that have room. The emptier ones may
+    /// become unused.
     fn fullest(&self, order: Order) -> u32 {
         let (mut at, mut best) = (self.head(ClusterList::NonFull(order.get())), NIL);
         for _ in 0..LOOKED_AT {
@@ -499,7 +501,8 @@ impl ClusterTable {
         best
     }
 
-    /// From this CPU's cluster, from one of the order that has room, or from an unused one.
+    /// Allocates from this CPU's cluster, from one of the order that has room, or from an unused
+    /// one.
     fn allocate_near(&mut self, order: Order, cpu: u8) -> Option<u64> {
         let slot = order.get() as usize;
         loop {
@@ -527,7 +530,8 @@ impl ClusterTable {
         }
     }
 
-    /// From whatever cluster has such a run: the fullest one, to leave the others whole.
+    /// Allocates from any cluster that has such a run. It takes the fullest one, so that the others
+    /// stay whole.
     fn allocate_anywhere(&mut self, order: Order) -> Option<u64> {
         let room = |c: &Cluster| c.used > 0 && c.used as usize + order.pages() <= CLUSTER_SLOTS;
         let with_run = (self.inherited..self.clusters.len())
@@ -573,7 +577,7 @@ impl ClusterTable {
 }
 
 impl Cluster {
-    /// The first free run at or after `from`, else before it.
+    /// Returns the first free run at or after `from`, or else before it.
     fn find(&self, order: Order, from: usize) -> Option<usize> {
         let step = order.pages();
         let first = from.next_multiple_of(step);

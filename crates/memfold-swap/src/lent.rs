@@ -1,5 +1,5 @@
-//! Slots that children of fork read: what was used when a copy was made stays as it is until the
-//! child has ended, and all that were copied from it. The kernel tells when
+//! Slots that children of fork read. Slots in use when a copy of the process is made keep their
+//! bytes until the child, and all processes copied from it, have ended. The kernel reports that
 //! (`memfold_sys::memory::witness`).
 use crate::cluster::{Clusters, SlotSet};
 use alloc::vec::Vec;
@@ -8,16 +8,16 @@ use memfold_sys::Errno;
 use memfold_sys::memory::witness::DescendantWatch;
 use memfold_sys::sync::Mutex;
 
-/// Files of ancestors that a process reads, at most.
+/// Most files of ancestors that a process reads.
 pub const ANCESTORS_MAX: u64 = 4;
-/// So many sets are told apart; with more children at the same time, they share the last one. A
-/// slot has one reference for each, besides at most 86 objects: it can count them.
+/// Most sets. With more children at the same time, they share the last one. A slot has one reference
+/// for each set, besides at most 86 objects, so its count is large enough.
 const SETS_MAX: usize = 16;
 
 struct LentSet {
     witness: DescendantWatch,
     slots: SlotSet,
-    /// The service knows the witness.
+    /// Whether the service knows the witness.
     is_known: bool,
 }
 
@@ -26,11 +26,11 @@ struct LentSet {
 pub struct LentSlots(Mutex<Vec<LentSet>>);
 
 impl LentSlots {
-    /// Retains the slots in use, for a copy that is about to be made. Called by a thread that has
-    /// the engine's descriptors. `tell`, if there is one, passes a new witness on to the service.
+    /// Retains the slots in use, for a copy that is about to be made. The calling thread has the
+    /// engine's descriptors. `tell`, if there is one, passes a new witness to the service.
     ///
     /// # Errors
-    /// What the kernel says, or `tell`; then nothing is retained.
+    /// The error of the kernel, or of `tell`. No slot is retained then.
     pub fn begin_copy(
         &self,
         clusters: &Clusters,
@@ -52,36 +52,37 @@ impl LentSlots {
         });
         match begun {
             Ok(()) => clusters.retain_used(&mut last.slots),
-            // A set that retains nothing is over at the next look.
+            // A set that retains no slot is dropped by the next `collect`.
             Err(_) => last.witness.end_copy(),
         }
         begun
     }
 
-    /// In the parent, after the copy was made, or was not.
+    /// Ends a copy in the parent, whether it was made or not.
     pub fn end_copy(&self) {
         self.0.lock().iter().for_each(|set| set.witness.end_copy());
     }
 
-    /// In a child of fork: what the parent has lent isn't this process's matter.
+    /// Forgets the parent's sets, in a child of fork.
     ///
     /// # Safety
     /// - The caller is the only thread of the process.
     pub unsafe fn begin_in_child(&self, clusters: &Clusters) {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise no other thread uses the sets.
         let sets = unsafe {
             self.0.reset();
             core::mem::take(self.0.peek_mut())
         };
         for LentSet { witness, slots, .. } in sets {
             clusters.release_set(&slots);
-            // Its descriptor isn't here; its mapping, if there is one, tells of this process.
+            // Its descriptor isn't in this process. Its mapping, if any, is a witness of this
+            // process.
             forget(witness);
         }
     }
 
-    /// Gives back what nobody reads any more. Called by a thread that has the engine's descriptors.
-    /// Returns whether there was anything.
+    /// Releases slots that no child reads any more. The calling thread has the engine's
+    /// descriptors. Returns whether there were any.
     pub fn collect(&self, clusters: &Clusters) -> bool {
         let mut sets = self.0.lock();
         let before = sets.len();
@@ -95,12 +96,12 @@ impl LentSlots {
         sets.len() < before
     }
 
-    /// Whether any slot of a group is lent: 16 of them, from a multiple of 16 on.
+    /// Returns whether any slot of a group is lent. A group is 16 slots from a multiple of 16 on.
     pub fn has_group(&self, group: u64) -> bool {
         self.0.lock().iter().any(|set| set.slots.bits_of(group) != 0)
     }
 
-    /// Whether anything is lent.
+    /// Returns whether any slot is lent.
     pub fn is_any(&self) -> bool {
         !self.0.lock().is_empty()
     }

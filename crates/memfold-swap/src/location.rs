@@ -1,18 +1,18 @@
-//! Where an object lies in the swap file, and the handle that says so.
+//! The location of an object in the swap file, and its handle.
 use memfold_store::Handle;
 use memfold_sys::units::PAGE_SIZE;
 
 /// Objects start at multiples of this.
 pub const UNIT_BYTES: usize = 16;
-/// Slots that a place can name: 16 TiB.
+/// Slots that a location can name: 16 TiB.
 pub const SLOTS_MAX: u64 = 1 << 32;
 
-/// Where an object lies.
+/// The location of an object.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ObjectLocation {
     /// First slot.
     pub slot: u64,
-    /// Where it starts in that slot, bytes.
+    /// Offset in that slot, bytes.
     pub offset: usize,
     /// Length with head and padding, bytes.
     pub len: usize,
@@ -21,7 +21,7 @@ pub struct ObjectLocation {
 }
 
 impl ObjectLocation {
-    /// The place that a handle names, if it names one.
+    /// Returns the location that a handle names, if it names one.
     pub fn from_handle(handle: Handle) -> Option<ObjectLocation> {
         let bits = handle.as_foreign()?;
         Some(ObjectLocation {
@@ -32,7 +32,7 @@ impl ObjectLocation {
         })
     }
 
-    /// The handle that names this place.
+    /// Returns the handle of this location.
     pub fn handle(self) -> Handle {
         debug_assert!(self.slot < SLOTS_MAX && self.offset < PAGE_SIZE && self.len > 0);
         debug_assert!(
@@ -42,17 +42,17 @@ impl ObjectLocation {
         Handle::foreign(self.slot | offset << 32 | (units - 1) << 40 | (self.is_raw as u64) << 57)
     }
 
-    /// First byte in the file.
+    /// Returns the first byte in the file.
     pub fn start(self) -> u64 {
         self.slot * PAGE_SIZE as u64 + self.offset as u64
     }
 
-    /// The byte after its last.
+    /// Returns the end in the file.
     pub fn end(self) -> u64 {
         self.start() + self.len as u64
     }
 
-    /// Slots that it lies in.
+    /// Returns the number of slots that it lies in.
     pub fn slots(self) -> usize {
         (self.offset + self.len).div_ceil(PAGE_SIZE)
     }

@@ -1,20 +1,22 @@
-//! The guard of what leaves memory: encryption with authentication, or a checksum alone.
+//! The seal of data outside of memory: encryption with authentication, or only a checksum.
 //!
-//! AES-256-GCM under a random key that is made for this run and kept in memory only: in a page that
-//! is locked there, left out of core dumps and of children, and wiped at the end. **No nonce is
-//! used twice with the key**: the nonce is a number from one counter of this [`Sealer`], each number
-//! is given out once by one atomic addition, 2^64 of them are never used up, and no other `Sealer`
-//! has the key. A write that is tried again takes a new number. A child of fork that goes on with
-//! its parent's engine gets the parent's key, to read what was written, and seals with another one,
-//! for numbers from there on; which key it was is told by the number.
+//! The cipher is AES-256-GCM under a random key of this run. The key is kept in memory only: in a
+//! page that is locked there, left out of core dumps and of children, and wiped at the end. **No
+//! nonce is used twice with the key.** The nonce is a number from one counter of this [`Sealer`].
+//! One atomic addition takes each number once, 2^64 of them are never used up, and no other
+//! `Sealer` has the key. A write that is tried again takes a new number.
 //!
-//! The number and the place of an object are authenticated with it, so bytes from another place, of
-//! another time or under another key are refused. An older state of the very same place under its
-//! own number would pass here; the fingerprint of the block, which stays in memory, then tells
-//! (the engine keeps it beside the handle).
+//! A child of fork that continues its parent's engine gets the parent's key, to read what was
+//! written. It seals with another key, for numbers from there on. So the number shows which key was
+//! used.
 //!
-//! Without encryption the tag is an XXH3-128 of the same: it finds damage before it is decoded.
-//! That nobody's bytes are taken for others is left to the fingerprint.
+//! The number and the place of an object are authenticated with it. So bytes from another place, of
+//! another time or under another key are refused. An older state of the same place under its own
+//! number would pass here. The fingerprint of the block, which the engine keeps in memory beside
+//! the handle, detects it.
+//!
+//! Without encryption the tag is an XXH3-128 of the same data: it finds damage before the data is
+//! decoded. Only the fingerprint detects forged bytes.
 use alloc::vec::Vec;
 use memfold_store::xxh3_128;
 use memfold_sys::Errno;
@@ -27,14 +29,14 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKe
 /// Bytes of a tag.
 pub const TAG_BYTES: usize = 16;
 
-/// What a sealed object is binding to.
+/// The place and time that a sealed object is bound to.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct SealBinding {
-    /// Byte in the file where it lies.
+    /// Its first byte in the file.
     pub start: u64,
-    /// The number that [`Sealer::number`] gave for it alone.
+    /// The number that [`Sealer::number`] returned for it alone.
     pub number: u64,
-    /// What else must come back as it was.
+    /// Further data that must be the same when it is opened.
     pub header: u64,
 }
 
@@ -52,7 +54,8 @@ type MakeKey = fn(&mut [u8]) -> Result<(), Errno>;
 
 /// Seals and opens objects.
 pub struct Sealer {
-    /// Each for numbers from its first on, up to the next one's; none: checksums only.
+    /// Each cipher is for numbers from its first on, up to the next one's. If there is none, tags
+    /// are checksums.
     ciphers: ForkCell<Vec<(u64, Secret<LessSafeKey>)>>,
     next: AtomicU64,
 }
@@ -61,7 +64,7 @@ fn cipher_of(make: MakeKey) -> Result<Secret<LessSafeKey>, Errno> {
     Secret::new(|| {
         let mut key = [0; 32];
         make(&mut key)?;
-        // "Less safe" is that the caller chooses the nonces; see above.
+        // "Less safe" means that the caller chooses the nonces, which the module comment argues.
         let cipher = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("32 bytes"));
         wipe_bytes(&mut key);
         Ok(cipher)
@@ -69,7 +72,7 @@ fn cipher_of(make: MakeKey) -> Result<Secret<LessSafeKey>, Errno> {
 }
 
 impl Sealer {
-    /// With a key of its own, or with checksums only.
+    /// Makes a sealer with a key of its own, or with checksums only.
     ///
     /// # Errors
     /// The kernel gives no random bytes, or no page for the key.
@@ -83,26 +86,26 @@ impl Sealer {
         Ok(Sealer { ciphers: ForkCell::new(ciphers), next: AtomicU64::new(1) })
     }
 
-    /// Has a child of fork get the keys, until [`Sealer::end_copy`].
+    /// Lets a child of fork get the keys, until [`Sealer::end_copy`].
     pub fn begin_copy(&self) {
         self.ciphers.iter().for_each(|(_, cipher)| cipher.begin_copy());
     }
 
-    /// In the parent, and in a child that got them.
+    /// Ends [`Sealer::begin_copy`], in the parent, and in a child that got the keys.
     pub fn end_copy(&self) {
         self.ciphers.iter().for_each(|(_, cipher)| cipher.end_copy());
     }
 
-    /// In a child of fork, which has got the keys of its parent: seals with a key of its own from
-    /// now on. With `reads`, it reads what they have sealed; else they are wiped.
+    /// Begins in a child of fork, which has got the keys of its parent. It seals with a key of its
+    /// own from now on. With `reads`, it can open what they have sealed; otherwise they are wiped.
     ///
     /// # Errors
-    /// As [`Sealer::new`].
+    /// The errors of [`Sealer::new`].
     ///
     /// # Safety
     /// - The caller is the only thread of the process.
     pub unsafe fn begin_in_child(&self, reads: bool) -> Result<(), Errno> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise no other thread uses the ciphers.
         let ciphers = unsafe { self.ciphers.change() };
         if ciphers.is_empty() {
             return Ok(());
@@ -116,18 +119,18 @@ impl Sealer {
         Ok(())
     }
 
-    /// The key for a number.
+    /// Returns the key for a number.
     fn cipher(&self, number: u64) -> Option<&LessSafeKey> {
         let after = self.ciphers.partition_point(|(first, _)| *first <= number);
         Some(&self.ciphers[after.checked_sub(1)?].1)
     }
 
-    /// A number that no other object has, for [`SealBinding::number`].
+    /// Returns a number that no other object has, for [`SealBinding::number`].
     pub fn number(&self) -> u64 {
         self.next.fetch_add(1, Relaxed)
     }
 
-    /// Seals `bytes` in place; returns the tag that opens them.
+    /// Seals `bytes` in place, and returns the tag that opens them.
     pub fn seal(&self, binding: SealBinding, bytes: &mut [u8]) -> [u8; TAG_BYTES] {
         match self.cipher(binding.number) {
             Some(cipher) => {
@@ -142,8 +145,8 @@ impl Sealer {
         }
     }
 
-    /// Opens `bytes` in place. `false`: they are not what was sealed for this place under this
-    /// number with this key; they are not to be used then.
+    /// Opens `bytes` in place. Returns `false` if they are not those sealed for this place under
+    /// this number with this key; they must not be used then.
     #[must_use]
     pub fn open(&self, binding: SealBinding, bytes: &mut [u8], tag: &[u8; TAG_BYTES]) -> bool {
         match self.cipher(binding.number) {
@@ -215,7 +218,7 @@ mod tests {
                 opened
             };
             assert!(opens(binding, &sealed, tag));
-            // A flipped bit, wherever it is.
+            // A flipped bit at any place.
             for bit in (0..sealed.len() * 8).step_by(997) {
                 let mut flipped = sealed.clone();
                 flipped[bit / 8] ^= 1 << (bit % 8);
@@ -233,12 +236,12 @@ mod tests {
         }
     }
 
-    /// Byte `n` of a key that no place but the one under test has as it is.
+    /// Returns byte `n` of a key. Only the place under test has it unchanged.
     fn key_byte(n: usize) -> u8 {
         (n as u8).wrapping_mul(73) ^ 0x5a
     }
 
-    /// Addresses in memory that this process may write to, where the first half of that key lies.
+    /// Returns addresses of this process's writable memory that hold the first half of that key.
     fn places_of_key() -> Vec<usize> {
         use std::os::unix::fs::FileExt;
         let memory = std::fs::File::open("/proc/self/mem").unwrap();
@@ -252,7 +255,7 @@ mod tests {
         {
             let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
             let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).unwrap());
-            // Reservations of terabytes hold next to nothing; reading them would make their pages.
+            // Reservations of terabytes hold hardly any data; reading them would make their pages.
             let pagemap = memfold_sys::maps::pagemap::Pagemap::open().unwrap();
             let _ = pagemap.for_each_populated(start, end, |start, end| {
                 let mut at = start;
@@ -275,7 +278,7 @@ mod tests {
 
     /// The key is its own first round key, so its cipher holds it.
     #[test]
-    fn the_key_is_in_its_locked_page_and_nowhere_else_and_gone_at_the_end() {
+    fn key_is_only_in_its_locked_page_and_is_wiped_at_the_end() {
         fn make(key: &mut [u8]) -> Result<(), Errno> {
             key.iter_mut().enumerate().for_each(|(n, byte)| *byte = key_byte(n));
             Ok(())
@@ -311,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_reads_what_its_parent_has_sealed_and_seals_with_a_key_of_its_own() {
+    fn child_opens_its_parents_seals_and_has_a_key_of_its_own() {
         for encrypt in [true, false] {
             let seal = Sealer::new(encrypt).unwrap();
             let sealed = |seal: &Sealer| {
@@ -329,7 +332,7 @@ mod tests {
             for _ in 0..3 {
                 let parent: Vec<usize> =
                     seal.ciphers.iter().map(|(_, key)| &raw const **key as usize).collect();
-                // SAFETY: nobody else uses it, as in a child.
+                // SAFETY: no other thread uses it, as in a child.
                 unsafe { seal.begin_in_child(true) }.unwrap();
                 all.push(sealed(&seal));
                 assert!(all.iter().all(|sealed| opens(&seal, sealed)));
@@ -339,7 +342,7 @@ mod tests {
                     assert!(!parent.contains(&own));
                 }
             }
-            // SAFETY: as above.
+            // SAFETY: no other thread uses it, as in a child.
             unsafe { seal.begin_in_child(false) }.unwrap();
             assert!(opens(&seal, &sealed(&seal)));
             assert_eq!(all.iter().any(|sealed| opens(&seal, sealed)), !encrypt);

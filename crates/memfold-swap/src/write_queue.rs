@@ -3,35 +3,35 @@
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::units::Order;
 
-/// Raw writes that can wait: one for each buffer.
+/// Most queued raw writes: one for each buffer.
 pub const WRITES_MAX: usize = 3;
 
-/// A raw object whose write is under way.
+/// A raw object that is being written.
 #[derive(Copy, Clone, Debug)]
 pub struct RawWrite {
-    /// For the caller: what the object is known by. With `ticket` it names one state of it.
+    /// For the caller: names the object. With `ticket` it names one state of it.
     pub id: u32,
-    /// For the caller: where the object belongs.
+    /// For the caller: the key of the object.
     pub key: u64,
     /// Its order.
     pub order: Order,
-    /// Tells this write from others of the same object.
+    /// Distinguishes this write from others of the same object.
     pub ticket: u32,
     /// The buffer that holds its sealed bytes.
     pub buffer: usize,
-    /// First slot that they go to.
+    /// First slot of the write.
     pub slot: u64,
 }
 
-/// What the lock guards.
+/// The state under the lock.
 #[derive(Default)]
 struct WriteQueueState {
     raw: [Option<RawWrite>; WRITES_MAX],
     /// Raw writes that were submitted and have not ended.
     under_way: usize,
-    /// The pool holds more than it should.
+    /// The pool holds more than its share.
     shrink_pool: bool,
-    /// Emptied clusters wait to be discarded.
+    /// Emptied clusters are to be discarded.
     discard: bool,
     stop: bool,
     /// A thread serves the queue.
@@ -45,13 +45,13 @@ struct WriteQueueState {
 /// Work that [`WriteQueue::take_work`] has taken out of the queue.
 #[derive(Default)]
 pub struct PendingWork {
-    /// Raw writes to do.
+    /// Raw writes to make.
     pub raw: [Option<RawWrite>; WRITES_MAX],
     /// Write packed objects until the pool holds less.
     pub shrink_pool: bool,
     /// Discard emptied clusters.
     pub discard: bool,
-    /// End the thread when all is done.
+    /// End the thread when all work is done.
     pub stop: bool,
 }
 
@@ -63,20 +63,20 @@ pub struct WriteQueue {
 }
 
 impl WriteQueue {
-    /// Returns a number for a raw write that none had for a long time; never 0.
+    /// Returns a ticket for a raw write that was not used for a long time; never 0.
     pub fn next_ticket(&self) -> u32 {
         let mut state = self.state.lock();
         state.ticket = state.ticket.wrapping_add(1).max(1);
         state.ticket
     }
 
-    /// Asks for a discard of emptied clusters.
+    /// Requests a discard of emptied clusters.
     pub fn request_discard(&self) {
         self.state.lock().discard = true;
         self.changed.notify_all();
     }
 
-    /// Hands a sealed raw write to the writer. Returns `false` if there is no writer: then the
+    /// Passes a sealed raw write to the writer. Returns `false` if there is no writer. Then the
     /// caller must do the work of [`WriteQueue::take_work`].
     pub fn submit(&self, write: RawWrite) -> bool {
         let mut state = self.state.lock();
@@ -87,15 +87,15 @@ impl WriteQueue {
         state.has_writer
     }
 
-    /// Asks the writer to make the pool smaller; with `wait`, sleeps until it has ended a round.
-    /// Returns `false` if there is no writer.
+    /// Requests that the writer makes the pool smaller. With `wait`, sleeps until it has ended a
+    /// round. Returns `false` if there is no writer.
     pub fn request_shrink(&self, wait: bool) -> bool {
         let mut state = self.state.lock();
         if !state.shrink_pool {
             state.shrink_pool = true;
             self.changed.notify_all();
         }
-        // Asked and read under one lock, so a round will end.
+        // Requested and read under one lock, so a round will end.
         let round = state.rounds;
         while wait && state.has_writer && state.rounds == round && !state.stop {
             state = self.changed.wait(state);
@@ -108,18 +108,18 @@ impl WriteQueue {
         self.state.lock().has_writer = true;
     }
 
-    /// Ends the writer, when it has done what waits.
+    /// Ends the writer when all queued work is done.
     pub(crate) fn stop(&self) {
         self.state.lock().stop = true;
         self.changed.notify_all();
     }
 
-    /// Takes back [`WriteQueue::stop`]: the writer is about to be started again.
+    /// Undoes [`WriteQueue::stop`]: the writer is about to be started again.
     pub(crate) fn resume(&self) {
         self.state.lock().stop = false;
     }
 
-    /// Sleeps until there is something to do.
+    /// Sleeps until there is work.
     pub fn wait_for_work(&self) {
         let mut state = self.state.lock();
         while state.raw.iter().all(|w| w.is_none())
@@ -131,7 +131,7 @@ impl WriteQueue {
         }
     }
 
-    /// Takes all the work that waits.
+    /// Takes all queued work.
     pub fn take_work(&self) -> PendingWork {
         let mut state = self.state.lock();
         let raw = core::mem::take(&mut state.raw);
@@ -148,8 +148,8 @@ impl WriteQueue {
         self.changed.notify_all();
     }
 
-    /// Sleeps until the writer has ended a round, if raw writes are under way. Returns `false` if
-    /// none are, or no thread does them.
+    /// Sleeps until the writer has ended a round, if raw writes are in progress. Returns `false` if
+    /// there are none, or no thread makes them.
     pub fn wait_for_write(&self) -> bool {
         let mut state = self.state.lock();
         if !state.has_writer || state.stop || state.under_way == 0 {
@@ -162,8 +162,8 @@ impl WriteQueue {
         true
     }
 
-    /// Keeps the queue as it is until [`WriteQueue::unfreeze`], for a fork: a thread that calls
-    /// another method waits.
+    /// Blocks the queue until [`WriteQueue::unfreeze`], for a fork: a thread that calls another
+    /// method waits.
     pub(crate) fn freeze(&self) {
         core::mem::forget(self.state.lock());
     }
@@ -174,7 +174,7 @@ impl WriteQueue {
     /// - `freeze` has returned, in this process or in the parent that it is a copy of, and this is
     ///   called once for it.
     pub(crate) unsafe fn unfreeze(&self) {
-        // SAFETY: the guard was forgotten.
+        // SAFETY: the guard was forgotten by `freeze`, so the lock is held.
         unsafe { self.state.unlock() };
     }
 }

@@ -1,20 +1,20 @@
-//! Time.
+//! Clocks.
 //!
-//! Threads of a foreign program ask for it too. One may have the kernel refuse it the processor's counter,
-//! which the vDSO reads (`prctl(PR_SET_TSC)`), or the system call (a seccomp filter).
+//! Threads of the program use them too. The kernel may refuse such a thread the processor's
+//! counter, which the vDSO reads (`prctl(PR_SET_TSC)`), or the system call (a seccomp filter).
 use crate::raw::system_call;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Whether a thread of the process may be refused the processor's counter.
+/// Whether the kernel may refuse a thread of the process the processor's counter.
 static NO_COUNTER: AtomicBool = AtomicBool::new(false);
 
-/// A thread of the process is refused the processor's counter: from now on each asks the kernel.
+/// Makes all threads ask the kernel for the time, because one may not read the processor's counter.
 pub fn use_no_counter() {
     NO_COUNTER.store(true, Relaxed);
 }
 
-/// Nanoseconds of the monotonic clock.
+/// Returns the nanoseconds of the monotonic clock.
 pub fn now_ns() -> u64 {
     if NO_COUNTER.load(Relaxed) {
         return asked_ns(libc::CLOCK_MONOTONIC);
@@ -23,17 +23,17 @@ pub fn now_ns() -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// Nanoseconds that the calling thread has run.
+/// Returns the nanoseconds that the calling thread has run.
 pub fn cpu_ns() -> u64 {
     asked_ns(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// Nanoseconds that all threads of the process have run.
+/// Returns the nanoseconds that all threads of the process have run.
 pub fn process_cpu_ns() -> u64 {
     asked_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
-/// What the kernel says of a clock; 0 if it says nothing.
+/// Asks the kernel for a clock's nanoseconds; 0 if it refuses.
 fn asked_ns(clock: libc::clockid_t) -> u64 {
     let mut time = [0u64; 2];
     let args = [clock as usize, &raw mut time as usize, 0, 0, 0, 0];

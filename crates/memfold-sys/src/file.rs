@@ -4,13 +4,13 @@ use alloc::vec;
 use alloc::vec::Vec;
 use rustix::fs::{Mode, OFlags};
 
-/// The bytes of the file at `path`, of which there may be at most `bytes_max`.
+/// Returns the bytes of the file at `path`, at most `bytes_max`.
 ///
 /// # Errors
-/// What `open` and `read` say; EFBIG for a longer file.
+/// The errors of `open` and `read`; EFBIG for a longer file.
 pub fn read(path: &str, bytes_max: usize) -> Result<Vec<u8>, Errno> {
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    // One byte more, to see that the file ends.
+    // One byte more, to find out whether the file ends.
     let mut bytes = vec![0; bytes_max + 1];
     let mut len = 0;
     loop {

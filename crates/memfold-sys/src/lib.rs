@@ -1,10 +1,10 @@
-//! The kernel seam of memfold: page units, locks and atomics that a model checker can replace,
-//! private address-space zones, userfaultfd, page-map scans, engine threads, and the
-//! [`uffd::space::Space`] trait that the tests replace.
+//! The kernel seam of memfold: page units, private address-space zones, userfaultfd, page-map scans
+//! and engine threads. A model checker can replace its locks and atomics, and tests replace its
+//! trait [`uffd::space::Space`].
 //!
-//! Nearly all raw unsafe of the project is here. Nothing in this crate allocates from the host's
-//! `malloc`, touches thread-local storage or `errno`: every function may be called from a signal
-//! handler and from an engine thread.
+//! Nearly all raw unsafe code of the project is here. No function of this crate calls the host's
+//! `malloc`, or touches thread-local storage or `errno`. So every function may be called from a
+//! signal handler and from an engine thread.
 #![cfg_attr(not(any(test, shuttle)), no_std)]
 extern crate alloc;
 
@@ -27,6 +27,6 @@ pub mod probe;
 
 pub use rustix::io::Errno;
 
-/// Held by tests that fork, and by those whose pages no fork may share meanwhile.
+/// Locked by tests that fork, and by tests whose pages no fork may share meanwhile.
 #[cfg(test)]
 static FORKS: sync::Mutex<()> = sync::Mutex::new(());

@@ -1,5 +1,5 @@
-//! Whole pages as a type: what a device that passes the page cache by (O_DIRECT) reads and writes,
-//! and what a block is decoded to.
+//! Whole pages as a type. A device that bypasses the page cache (O_DIRECT) reads and writes them,
+//! and blocks are decoded to them.
 use crate::units::{Order, PAGE_SIZE};
 use alloc::boxed::Box;
 
@@ -10,16 +10,16 @@ pub struct Page([u8; PAGE_SIZE]);
 const _: () = assert!(align_of::<Page>() == PAGE_SIZE && size_of::<Page>() == PAGE_SIZE);
 
 impl Page {
-    /// The page that begins at `byte`.
+    /// Returns the page that begins at `byte`.
     ///
     /// # Panics
-    /// If none begins there.
+    /// If `byte` is not the start of a page.
     pub fn at(byte: *mut u8) -> *mut Page {
         assert!(Page::begins_at(byte), "{byte:p} is not where a page begins");
         byte.cast()
     }
 
-    /// Whether a page begins at `byte`.
+    /// Returns whether a page begins at `byte`.
     pub fn begins_at(byte: *const u8) -> bool {
         byte.addr().is_multiple_of(PAGE_SIZE)
     }
@@ -29,47 +29,47 @@ impl Page {
 pub struct PageBuffer(Box<[Page]>);
 
 impl PageBuffer {
-    /// Room for a block of `order`.
+    /// Makes room for a block of `order`.
     pub fn new(order: Order) -> PageBuffer {
         PageBuffer::of_pages(order.pages())
     }
 
-    /// Room for so many pages.
+    /// Makes room for so many pages.
     pub fn of_pages(count: usize) -> PageBuffer {
         // SAFETY: zeros are a valid value of every byte of a page.
         PageBuffer(unsafe { Box::new_zeroed_slice(count).assume_init() })
     }
 
-    /// Bytes.
+    /// Returns its bytes.
     #[allow(clippy::len_without_is_empty)] // It never is.
     pub fn len(&self) -> usize {
         self.0.len() * PAGE_SIZE
     }
 
-    /// The first page.
+    /// Returns the first page.
     pub fn pages_mut(&mut self) -> *mut Page {
         self.0.as_mut_ptr()
     }
 
-    /// The first byte.
+    /// Returns the first byte.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.0.as_mut_ptr().cast()
     }
 
-    /// The first byte.
+    /// Returns the first byte.
     pub fn as_ptr(&self) -> *const u8 {
         self.0.as_ptr().cast()
     }
 
-    /// All bytes.
+    /// Returns all bytes, for reading.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: as many bytes, initialised, borrowed as long as the buffer.
+        // SAFETY: the buffer has so many bytes, initialised, borrowed as long as it is.
         unsafe { core::slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
 
-    /// All bytes.
+    /// Returns all bytes, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as many bytes, initialised, borrowed as long as the buffer.
+        // SAFETY: the buffer has so many bytes, initialised, mutably borrowed as long as it is.
         unsafe { core::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
     }
 }

@@ -1,5 +1,5 @@
-//! What works here: each thing is tried, on memory and descriptors made for it, and the kernel's
-//! answer is given as it is.
+//! Probes: each feature is tried, on memory and descriptors made for it. The kernel's answer is
+//! returned unchanged.
 use crate::Errno;
 use crate::maps::lookup;
 use crate::maps::pagemap::Pagemap;
@@ -16,25 +16,25 @@ use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use rustix::fd::AsRawFd;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
-/// A zone of one page, written to.
+/// Makes a zone of one page, written to.
 fn page(byte: u8) -> Result<Zone, Errno> {
     let zone = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
-    // SAFETY: inside the zone, which nobody else knows of.
+    // SAFETY: the page is inside the zone, which no other thread knows.
     unsafe { zone.as_ptr().write(byte) };
     Ok(zone)
 }
 
-/// Whether UFFDIO_MOVE takes a page from one address to another.
+/// Returns whether UFFDIO_MOVE moves a page from one address to another.
 ///
 /// # Errors
-/// No userfaultfd, or what the kernel says: EINVAL before Linux 6.8.
+/// No userfaultfd, or the kernel's error: EINVAL before Linux 6.8.
 pub fn moves() -> Result<(), OpenError> {
     let uffd = Uffd::open(feature::MOVE, true)?;
     let (from, to) = (
         page(77).map_err(OpenError::Other)?,
         Zone::reserve(PAGE_SIZE, PAGE_SIZE).map_err(OpenError::Other)?,
     );
-    // SAFETY: both are ours; `to` is touched only when the page is there.
+    // SAFETY: this function owns both; `to` is touched only when the page is present.
     unsafe {
         uffd.register(to.start(), PAGE_SIZE, false).map_err(OpenError::Other)?;
         let moved = uffd.move_pages(to.start(), from.start(), PAGE_SIZE, true);
@@ -44,15 +44,15 @@ pub fn moves() -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Whether pages can be made present.
+/// Returns whether pages can be populated.
 pub fn populates() -> bool {
     page(1).is_ok_and(|zone| raw::populates(zone.start(), true))
 }
 
-/// Whether memory of the process can be read without touching it.
+/// Returns whether memory of the process can be read without touching it.
 ///
 /// # Errors
-/// What the kernel says: EPERM or ENOSYS in a sandbox.
+/// The kernel's: EPERM or ENOSYS in a sandbox.
 pub fn reads_itself() -> Result<(), Errno> {
     let (zone, mut byte) = (page(77)?, 0u8);
     // SAFETY: there is room for the one byte.
@@ -60,33 +60,33 @@ pub fn reads_itself() -> Result<(), Errno> {
     if byte == 77 { Ok(()) } else { Err(Errno::OPNOTSUPP) }
 }
 
-/// Whether memory can be paged by its protection: bytes put where there is no access, and shown. Returns
-/// whether the kernel forces access for that (`proc_mem.force_override`); else they are moved there,
-/// which is slower.
+/// Returns whether memory can be paged by its protection: bytes are put into inaccessible memory,
+/// and shown. `true`: the kernel forces access for that (`proc_mem.force_override`). `false`: the
+/// bytes are moved there, which is slower.
 ///
 /// # Errors
-/// What the kernel says: ENOENT without /proc.
+/// The kernel's: ENOENT without /proc.
 pub fn hides() -> Result<bool, Errno> {
     let (zone, shown) = (page(77)?, page(78)?);
     let (protection, pagemap) = (Protection::open()?, Pagemap::open()?);
     let forces = protection.forces();
     let space = ProtectionSpace::new(Arc::new(protection), Arc::new(pagemap));
     let [home, to] = [zone.start(), shown.start()];
-    // SAFETY: both are ours, and nobody touches what is hidden.
+    // SAFETY: this function owns both, and no thread touches the hidden page.
     unsafe {
         if space.take_by_copy(home, to as *mut u8, PAGE_SIZE) < PAGE_SIZE {
             return Err(Errno::OPNOTSUPP);
         }
         space.copy(home, to as *const u8, PAGE_SIZE, false).map_err(|_| Errno::IO)?;
-        assert!(zone.as_ptr().read() == 77, "memfold: paging by protection has lost a byte");
+        assert!(zone.as_ptr().read() == 77, "memfold: Paging by protection has lost a byte");
     }
     Ok(forces)
 }
 
-/// Whether PAGEMAP_SCAN finds a page that is there.
+/// Returns whether PAGEMAP_SCAN finds a populated page.
 ///
 /// # Errors
-/// What the kernel says: ENOTTY before Linux 6.7, ENOENT without /proc.
+/// The kernel's: ENOTTY before Linux 6.7, ENOENT without /proc.
 pub fn scans() -> Result<(), Errno> {
     let zone = page(1)?;
     let mut found = false;
@@ -95,18 +95,19 @@ pub fn scans() -> Result<(), Errno> {
     if found { Ok(()) } else { Err(Errno::OPNOTSUPP) }
 }
 
-/// Whether PROCMAP_QUERY is there; without, the whole map is read.
+/// Returns whether PROCMAP_QUERY is supported. Without it, the whole map is read.
 ///
 /// # Errors
-/// What the kernel says: ENOTTY before Linux 6.11.
+/// The kernel's: ENOTTY before Linux 6.11.
 pub fn queries_maps() -> Result<(), Errno> {
     lookup::probe()
 }
 
-/// Whether `process_madvise(MADV_DONTNEED)` drops pages of the process itself, many ranges at once.
+/// Returns whether `process_madvise(MADV_DONTNEED)` drops pages of the process itself, many ranges
+/// at once.
 ///
 /// # Errors
-/// What the kernel says: EINVAL before Linux 6.13, EPERM or ENOSYS in a sandbox.
+/// The kernel's: EINVAL before Linux 6.13, EPERM or ENOSYS in a sandbox.
 pub fn drops_batches() -> Result<(), Errno> {
     let own = pidfd_open(getpid(), PidfdFlags::empty())?;
     let zones = [page(1)?, page(2)?];
@@ -119,27 +120,27 @@ pub fn drops_batches() -> Result<(), Errno> {
         0,
         0,
     ];
-    // SAFETY: the ranges are two zones of ours, which hold nothing that is wanted.
+    // SAFETY: the ranges are two zones of this function, whose bytes are not needed.
     unsafe { system_call(libc::SYS_process_madvise, args)? };
     if zones.iter().any(|zone| is_resident(zone.start())) { Err(Errno::OPNOTSUPP) } else { Ok(()) }
 }
 
-/// Whether the process may ask for Syscall User Dispatch.
+/// Returns whether the process may use Syscall User Dispatch.
 pub fn dispatches() -> bool {
     const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
-    // SAFETY: what is off is switched off.
+    // SAFETY: the call switches dispatch off, and it is off already.
     unsafe { system_call(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0, 0]) }.is_ok()
 }
 
-/// Whether an io_uring can be had.
+/// Returns whether io_uring is available.
 ///
 /// # Errors
-/// ENOSYS or EPERM: the kernel has none, or not for us.
+/// ENOSYS or EPERM: the kernel has none, or permits none.
 pub fn rings() -> Result<(), Errno> {
     has_uring()
 }
 
-/// A system call that is asked for nothing.
+/// A system call without effect.
 pub struct ProbeCall {
     /// Its name.
     pub name: &'static str,
@@ -147,13 +148,13 @@ pub struct ProbeCall {
     args: [usize; 6],
 }
 
-/// No descriptor has it.
+/// A number that no descriptor has.
 const NONE: usize = usize::MAX;
 
-/// The calls that sandboxes refuse and that memfold makes, with arguments by which each fails, or
-/// does nothing, if it gets as far as the kernel.
+/// Calls of memfold that sandboxes refuse. Their arguments make each fail, or do nothing, if it
+/// reaches the kernel.
 pub const CALLS: &[ProbeCall] = &[
-    // Flags that don't exist, beside those for which nobody asks for a privilege.
+    // Flags that don't exist, beside those that need no privilege.
     ProbeCall {
         name: "userfaultfd",
         number: libc::SYS_userfaultfd,
@@ -182,24 +183,24 @@ pub const CALLS: &[ProbeCall] = &[
 ];
 
 impl ProbeCall {
-    /// The error with which a sandbox, or a kernel that lacks it, keeps the call from us.
+    /// Returns the error with which a sandbox, or a kernel that lacks it, refuses the call.
     pub fn refusal(&self) -> Option<Errno> {
-        // SAFETY: no argument is the address of anything.
+        // SAFETY: no argument is an address.
         let result = unsafe { system_call(self.number, self.args) };
         result.err().filter(|e| matches!(*e, Errno::PERM | Errno::ACCESS | Errno::NOSYS))
     }
 }
 
-/// The call that asks for an io_uring.
+/// The call that makes an io_uring.
 pub const RING: &str = "io_uring_setup";
 
-/// Calls that a sandbox may answer by killing: those of [`CALLS`], and two that are told apart by
-/// their arguments or made only by some runs.
+/// Returns calls that a sandbox may answer by killing: those of [`CALLS`], and two that differ by
+/// their arguments or are made only by some runs.
 fn deadly() -> impl Iterator<Item = (&'static str, i64, [usize; 6])> {
     const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
     let own = getpid().as_raw_nonzero().get() as usize;
     let more = [
-        // What is off is switched off.
+        // This switches dispatch off, and it is off already.
         (
             "prctl(PR_SET_SYSCALL_USER_DISPATCH)",
             libc::SYS_prctl,
@@ -210,9 +211,9 @@ fn deadly() -> impl Iterator<Item = (&'static str, i64, [usize; 6])> {
     CALLS.iter().map(|call| (call.name, call.number, call.args)).chain(more)
 }
 
-/// The calls, by name, that end the process which makes them. A seccomp filter (`Seccomp: 2` in
-/// /proc/self/status) can do that; without one there is nothing to ask. A child makes them, and
-/// another goes on behind each that has killed one.
+/// Returns the names of the calls that end the process which makes them. A seccomp filter
+/// (`Seccomp: 2` in /proc/self/status) can do that; without one no call is tried. A child makes the
+/// calls, and another child continues after each call that has killed one.
 ///
 /// # Safety
 /// - The calling process has one thread.
@@ -220,25 +221,25 @@ pub unsafe fn killing_calls() -> Vec<&'static str> {
     let mut killing = Vec::new();
     let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize;
     let page = [0, PAGE_SIZE, (libc::PROT_READ | libc::PROT_WRITE) as usize, flags, NONE, 0];
-    // SAFETY: a new page, which both sides only see as an atomic.
+    // SAFETY: the page is new, and both processes access it only as an atomic.
     let Ok(at) = (unsafe { system_call(libc::SYS_mmap, page) }) else { return killing };
-    // SAFETY: it is there until the end of this function.
+    // SAFETY: the page is mapped until the end of this function.
     let made = unsafe { &*(at as *const AtomicU32) };
     let calls: Vec<_> = deadly().collect();
     while (made.load(SeqCst) as usize) < calls.len() {
-        // SAFETY: the child shares nothing but the page with us, and makes only system calls.
+        // SAFETY: the child shares only the page with this process, and makes only system calls.
         match unsafe { system_call(libc::SYS_clone, [0; 6]) } {
             // SAFETY: this is the child, which ends there.
             Ok(0) => unsafe { make(&calls, made) },
             Ok(child) if is_killed(child) => {
-                // It may end before the first.
+                // A child may end before the first call.
                 let Some(last) = (made.load(SeqCst) as usize).checked_sub(1) else { break };
                 killing.push(calls[last].0);
             }
             _ => break,
         }
     }
-    // SAFETY: nobody has the page any more.
+    // SAFETY: the page is not used any more.
     let _ = unsafe { system_call(libc::SYS_munmap, [at as usize, PAGE_SIZE, 0, 0, 0, 0]) };
     killing
 }
@@ -246,11 +247,11 @@ pub unsafe fn killing_calls() -> Vec<&'static str> {
 /// Makes those calls that are not made yet, and ends the process without a core dump.
 ///
 /// # Safety
-/// - The process is a child for nothing else.
+/// - The process is a child for this purpose only.
 unsafe fn make(calls: &[(&str, i64, [usize; 6])], made: &AtomicU32) -> ! {
     let limit = [0u64; 2];
     let limit = [0, libc::RLIMIT_CORE as usize, limit.as_ptr() as usize, 0, 0, 0];
-    // SAFETY: it is a limit; of what is called next no argument is the address of anything.
+    // SAFETY: the first call sets a limit; no argument of the next calls is an address.
     unsafe {
         let _ = system_call(libc::SYS_prlimit64, limit);
         while let Some((_, number, args)) = calls.get(made.fetch_add(1, SeqCst) as usize) {
@@ -262,7 +263,7 @@ unsafe fn make(calls: &[(&str, i64, [usize; 6])], made: &AtomicU32) -> ! {
     }
 }
 
-/// Waits for the end of a child; whether a signal ended it.
+/// Waits for the end of a child, and returns whether a signal ended it.
 fn is_killed(child: i64) -> bool {
     let mut status = 0i32;
     let wait = [child as usize, &raw mut status as usize, libc::__WALL as usize, 0, 0, 0];
@@ -286,7 +287,7 @@ mod tests {
             let known = [Errno::PERM, Errno::NOSYS, Errno::INVAL, Errno::NOTTY];
             assert!(answer.is_ok() || answer.is_err_and(|e| known.contains(&e)), "{answer:?}");
         }
-        // Other tests open descriptors meanwhile, but none leaves hundreds.
+        // Other tests open descriptors meanwhile, but none leaves hundreds open.
         let before = descriptors();
         for _ in 0..500 {
             CALLS.iter().for_each(|call| {

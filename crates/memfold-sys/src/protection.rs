@@ -1,20 +1,20 @@
-//! Paging by access, where no userfaultfd can be had: what is away lies under PROT_NONE, so that a
-//! touch is a SIGSEGV in the thread that makes it (A. Appel and K. Li, "Virtual memory primitives
-//! for user programs", ASPLOS 1991).
+//! Paging by protection, where no userfaultfd is available. Folded memory lies under PROT_NONE, so
+//! a touch is a SIGSEGV in the touching thread (A. Appel and K. Li, "Virtual memory primitives for
+//! user programs", ASPLOS 1991).
 //!
-//! Bytes are put under PROT_NONE through `/proc/self/mem`, whose accesses are forced
-//! (`mm/gup.c` FOLL_FORCE), and then shown by one mprotect: no thread sees a part of them. They are
-//! taken away in reverse, and the pages freed by the kernel's own reclaim, as in
-//! `uffd/copy_out.rs`: one that somebody else holds stays.
+//! Bytes are written to hidden memory through `/proc/self/mem`, whose accesses are forced
+//! (`mm/gup.c` FOLL_FORCE). One mprotect then shows all of them at once. An eviction hides the
+//! pages, copies them, and has the kernel's own reclaim free them, as in `uffd/copy_out.rs`. A page
+//! that a device or another process holds stays.
 //!
-//! Where the kernel forces no access (CONFIG_PROC_MEM_NO_FORCE or _FORCE_PTRACE, Linux 6.12), bytes are
-//! put into pages elsewhere, which move there under PROT_NONE, and are read while the program may read
-//! them too. What has moved is an area of its own for good: a process may have fewer of them than
-//! blocks of a large memory.
+//! Some kernels force no access (CONFIG_PROC_MEM_NO_FORCE or _FORCE_PTRACE, Linux 6.12). Then bytes
+//! are put into pages elsewhere, which move there under PROT_NONE. They are read while the program
+//! may read them too. A moved block is an area of its own for good. The kernel allows fewer areas
+//! than a large memory has blocks.
 //!
-//! Each border between what is shown and what is hidden is a border between two of the kernel's
-//! areas, of which a process has at most `vm.max_map_count`. So ranges should be large, and nothing
-//! more is hidden when few are left (`Protection::may_hide`).
+//! Each border between shown and hidden memory is a border between two of the kernel's areas, of
+//! which a process has at most `vm.max_map_count`. So ranges should be large, and no more memory is
+//! hidden when few areas remain (`Protection::may_hide`).
 use crate::Errno;
 use crate::maps::each_area;
 use crate::maps::own::OwnFile;
@@ -35,19 +35,20 @@ use core::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use rustix::fd::OwnedFd;
 use rustix::mm::{Advice, madvise};
 
-/// Mappings that are left to the program, and to what must be shown.
+/// Mappings that remain for the program, and for memory that must be shown.
 const MAPPINGS_KEPT: i64 = 8192;
-/// So often it isn't asked again how many there are, once there are too many.
+/// When there are too many mappings, they are counted again after so many requests.
 const PATIENCE: i64 = 256;
 
-/// Access to memory of this process, whatever its protection.
+/// Access to memory of this process, with any protection.
 pub struct Protection {
     file: OwnFile,
-    /// What is read and written by the file needs no access.
+    /// Whether accesses through the file ignore the protection.
     forces: bool,
     /// `vm.max_map_count`.
     mappings_max: i64,
-    /// So many ranges may be hidden until mappings are counted again; below 0, so many are refused.
+    /// Ranges that may be hidden until mappings are counted again. Below 0, requests that are
+    /// refused.
     may_hide: AtomicI64,
 }
 
@@ -55,7 +56,7 @@ impl Protection {
     /// Opens `/proc/self/mem`.
     ///
     /// # Errors
-    /// What `open` says: ENOENT without /proc, EACCES in a process that may not be dumped.
+    /// The errors of `open`: ENOENT without /proc, EACCES in a process that may not be dumped.
     pub fn open() -> Result<Protection, Errno> {
         let text = crate::file::read("/proc/sys/vm/max_map_count", 32).unwrap_or_default();
         let number = core::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
@@ -69,61 +70,61 @@ impl Protection {
         })
     }
 
-    /// The same under a number from `least` on.
+    /// Moves the descriptor to a number from `least` on.
     ///
     /// # Errors
-    /// EMFILE: there is none free.
+    /// EMFILE: no number is free.
     pub fn at_least(self, least: i32) -> Result<Protection, Errno> {
         Ok(Protection { file: self.file.at_least(least)?, ..self })
     }
 
-    /// Whether the kernel forces access to what is hidden.
+    /// Returns whether the kernel forces access to hidden memory.
     pub fn forces(&self) -> bool {
         self.forces
     }
 
-    /// The descriptor.
+    /// Returns the descriptor.
     pub fn fd(&self) -> &OwnedFd {
         self.file.fd()
     }
 
-    /// In a child of fork: opens its own in place of its parent's, under the same number.
+    /// Opens its own file in a child of fork, in place of its parent's, under the same number.
     ///
     /// # Errors
-    /// As [`Protection::open`].
+    /// The errors of [`Protection::open`].
     pub fn reopen(&self) -> Result<(), Errno> {
         self.file.reopen()
     }
 
-    /// Keeps a range from the program. What is there stays.
+    /// Hides a range from the program. Its pages stay.
     ///
     /// # Errors
-    /// What `mprotect` says, ENOMEM where there are too many mappings; a part may be hidden.
+    /// The errors of `mprotect`, ENOMEM where there are too many mappings; a part may be hidden.
     pub fn hide(&self, range: &Range<usize>) -> Result<(), Errno> {
         set_access(range, libc::PROT_NONE)
     }
 
-    /// Lets the program have a range, for reading and writing.
+    /// Shows a range to the program, for reading and writing.
     ///
     /// # Panics
-    /// If the kernel refuses it: there is no way on from there.
+    /// If the kernel refuses, because the program cannot continue then.
     pub fn show(&self, range: &Range<usize>) {
         if let Err(e) = set_access(range, libc::PROT_READ | libc::PROT_WRITE) {
             panic!(
-                "memfold: memory can't be given back to the program ({e}): the process has too many mappings \
-                 (vm.max_map_count is {})",
+                "memfold: The kernel refuses to show folded memory to the program ({e}). The process has \
+                 too many mappings. Raise vm.max_map_count, which is {}",
                 self.mappings_max
             );
         }
     }
 
-    /// Hides what holds no page of a range that the program uses, `block` (a power of two) bytes
-    /// around each page apart. Nobody may give up pages of it meanwhile.
+    /// Hides the parts of a range of the program that have no page. Around each page, `block` (a
+    /// power of two) bytes are not hidden. No thread may discard pages of it meanwhile.
     ///
     /// # Errors
-    /// What `mprotect` or the page map says. Then nothing is hidden.
+    /// The errors of `mprotect` or of the page map. No part is hidden then.
     pub fn cover(&self, range: &Range<usize>, block: usize, map: &Pagemap) -> Result<(), Errno> {
-        // Parts of an area that has had no page when it was parted never join again.
+        // Parts of an area that had no page when it was split never join again.
         populates(range.start, true);
         let done = self.cover_gaps(range, block, map);
         if done.is_err() {
@@ -141,17 +142,17 @@ impl Protection {
                 continue;
             }
             self.hide(&gap)?;
-            // What has come meanwhile; nothing comes any more.
+            // Pages may have been made meanwhile; from now on none is.
             blocks(&gap, block, map)?.iter().for_each(|there| self.show(there));
         }
         Ok(())
     }
 
-    /// Hides a range of the program's that has just been mapped, readable and writable, of which
-    /// nobody knows yet.
+    /// Hides a range of the program that has just been mapped, readable and writable, and that no
+    /// thread knows yet.
     ///
     /// # Errors
-    /// What `mprotect` says. Then nothing is hidden.
+    /// The errors of `mprotect`. No part is hidden then.
     pub fn cover_new(&self, range: &Range<usize>) -> Result<(), Errno> {
         let joins = populates(range.start, true);
         let done = self.hide(range);
@@ -159,17 +160,17 @@ impl Protection {
             self.show(range);
         }
         if joins {
-            // SAFETY: nobody has written there.
+            // SAFETY: no thread has written there.
             let _ = unsafe { madvise(range.start as *mut _, PAGE_SIZE, Advice::LinuxDontNeed) };
         }
         done
     }
 
-    /// Whether one more range may be hidden without running out of mappings.
+    /// Returns whether one more range may be hidden without running out of mappings.
     fn may_hide(&self) -> bool {
         let left = self.may_hide.load(Relaxed);
         if left != 0 {
-            // Several threads may be here: it is an estimate.
+            // Several threads may be here, so this is an estimate.
             self.may_hide.fetch_sub(left.signum(), Relaxed);
             return left > 0;
         }
@@ -179,36 +180,37 @@ impl Protection {
             Continue(())
         });
         let kept = MAPPINGS_KEPT.min(self.mappings_max / 4);
-        // Hiding one makes two more at most, and so does showing it again.
+        // Hiding a range makes at most two more, and so does showing it again.
         let room = if counted.is_ok() { (self.mappings_max - kept - count) / 4 } else { PATIENCE };
         self.may_hide.store(if room > 0 { room } else { -PATIENCE }, Relaxed);
         room > 0
     }
 
-    /// Copies bytes to a range, whatever its protection; returns how many.
+    /// Copies bytes to a range, with any protection, and returns their number.
     ///
     /// # Safety
     /// - `from` is readable for `len` bytes, and the caller may define the bytes at `to`.
     unsafe fn write(&self, to: usize, from: *const u8, len: usize) -> usize {
         if !self.forces {
-            // SAFETY: by the caller's promise.
+            // SAFETY: by the caller's promise `from` is readable, and the bytes at `to` may be
+            // defined.
             return unsafe { move_copy(to, from, len) }.map_or(0, |()| len);
         }
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise `from` is readable for `len` bytes.
         let bytes = unsafe { core::slice::from_raw_parts(from, len) };
         self.transfer(len, |fd, done| rustix::io::pwrite(fd, &bytes[done..], (to + done) as u64))
     }
 
-    /// Copies bytes of a range, whatever its protection; returns how many.
+    /// Copies bytes of a range, with any protection, and returns their number.
     ///
     /// # Safety
-    /// - `to` is writable for `len` bytes, and the caller's alone.
+    /// - `to` is writable for `len` bytes, and no other thread uses it.
     unsafe fn read(&self, from: usize, to: *mut u8, len: usize) -> usize {
         if !self.forces {
-            // SAFETY: by the caller's promise.
+            // SAFETY: by the caller's promise `to` is writable, and no other thread uses it.
             return unsafe { read_shown(from, to, len) }.map_or(0, |()| len);
         }
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise `to` is writable for `len` bytes, and has no other user.
         let bytes = unsafe { core::slice::from_raw_parts_mut(to, len) };
         self.transfer(len, |fd, done| {
             rustix::io::pread(fd, &mut bytes[done..], (from + done) as u64)
@@ -234,7 +236,7 @@ impl Protection {
     }
 }
 
-/// Whether what is hidden can be written by `/proc/self/mem`.
+/// Returns whether hidden memory can be written through `/proc/self/mem`.
 fn forces(file: &OwnedFd) -> Result<bool, Errno> {
     let zone = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
     let hidden = zone.start()..zone.start() + PAGE_SIZE;
@@ -245,34 +247,35 @@ fn forces(file: &OwnedFd) -> Result<bool, Errno> {
 /// Copies bytes into pages of their own, and moves those, hidden, into a range.
 ///
 /// # Errors
-/// What making or moving them says: ENOMEM where there are too many mappings.
+/// The errors of making or moving them: ENOMEM where there are too many mappings.
 ///
 /// # Safety
 /// - `from` is readable for `len` bytes, and the caller may define the bytes at `to`, whole pages.
 unsafe fn move_copy(to: usize, from: *const u8, len: usize) -> Result<(), Errno> {
     const FLAGS: i32 = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
     let pages = Zone::reserve(len, PAGE_SIZE)?;
-    // The program's are in dumps.
+    // Memory of the program is in dumps.
     pages.show_in_dumps();
-    // SAFETY: the zone is as long, and nobody else's.
+    // SAFETY: the zone has this length, and no other thread knows it.
     unsafe { core::ptr::copy_nonoverlapping(from, pages.as_ptr(), len) };
     set_access(&(pages.start()..pages.start() + len), libc::PROT_NONE)?;
     let args = [pages.start(), len, len, FLAGS as usize, to, 0];
-    // SAFETY: the pages leave the zone, which stays mapped; what was at `to` is the caller's to define.
+    // SAFETY: the pages leave the zone, which stays mapped; the caller may define the bytes at
+    // `to`.
     unsafe { system_call(libc::SYS_mremap, args) }.map(drop)
 }
 
-/// Copies bytes of a hidden range, which can be read meanwhile.
+/// Copies bytes of a hidden range, which is readable meanwhile.
 ///
 /// # Errors
-/// What `mprotect` says.
+/// The errors of `mprotect`.
 ///
 /// # Safety
-/// - `to` is writable for `len` bytes, and the caller's alone.
+/// - `to` is writable for `len` bytes, and no other thread uses it.
 unsafe fn read_shown(from: usize, to: *mut u8, len: usize) -> Result<(), Errno> {
     let range = from & !(PAGE_SIZE - 1)..(from + len).next_multiple_of(PAGE_SIZE);
     set_access(&range, libc::PROT_READ)?;
-    // SAFETY: all of it can be read, and by the caller's promise written.
+    // SAFETY: the range is readable now, and by the caller's promise `to` is writable.
     unsafe { core::ptr::copy(from as *const u8, to, len) };
     set_access(&range, libc::PROT_NONE)
 }
@@ -282,11 +285,11 @@ fn set_access(range: &Range<usize>, access: i32) -> Result<(), Errno> {
         return Ok(());
     }
     let args = [range.start, range.len(), access as usize, 0, 0, 0];
-    // SAFETY: changes no byte; who touches what is hidden is served.
+    // SAFETY: mprotect changes no byte; faults on hidden memory are served.
     unsafe { system_call(libc::SYS_mprotect, args) }.map(drop)
 }
 
-/// The blocks of a range that have a page, in order; neighbours as one.
+/// Returns the blocks of a range that have a page, in order, with neighbours joined.
 fn blocks(range: &Range<usize>, block: usize, map: &Pagemap) -> Result<Vec<Range<usize>>, Errno> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     map.for_each_populated(range.start, range.end, |start, end| {
@@ -300,23 +303,23 @@ fn blocks(range: &Range<usize>, block: usize, map: &Pagemap) -> Result<Vec<Range
     Ok(runs)
 }
 
-/// The address space of this process, paged by access. Nothing moves: pages are copied.
+/// The address space of this process, paged by protection. Pages are copied, never moved.
 pub struct ProtectionSpace {
     protection: Arc<Protection>,
     pagemap: Arc<Pagemap>,
 }
 
 impl ProtectionSpace {
-    /// The process's address space; both are this process's.
+    /// Makes the process's address space; both arguments are of this process.
     pub fn new(protection: Arc<Protection>, pagemap: Arc<Pagemap>) -> ProtectionSpace {
         ProtectionSpace { protection, pagemap }
     }
 
-    /// Copies the pages of a hidden range that are there, and puts zeros for the others. Returns how
-    /// many bytes, from the first on.
+    /// Copies the present pages of a hidden range, and zeros for the others. Returns the number of
+    /// copied bytes, from the first on.
     ///
     /// # Safety
-    /// - As [`Protection::read`].
+    /// - The conditions of [`Protection::read`].
     unsafe fn read(&self, home: usize, to: *mut u8, len: usize) -> usize {
         let mut at = 0;
         let mut stopped = false;
@@ -325,9 +328,9 @@ impl ProtectionSpace {
                 return;
             }
             let (start, end) = (start - home, end - home);
-            // SAFETY: inside `to`, by the caller's promise.
+            // SAFETY: the bytes are inside `to`, by the caller's promise.
             unsafe { to.add(at).write_bytes(0, start - at) };
-            // SAFETY: as above.
+            // SAFETY: the bytes are inside `to`, by the caller's promise.
             let read = unsafe { self.protection.read(home + start, to.add(start), end - start) };
             at = start + read;
             stopped = at < end;
@@ -335,19 +338,19 @@ impl ProtectionSpace {
         if told.is_err() || stopped {
             return if told.is_err() { 0 } else { at & !(PAGE_SIZE - 1) };
         }
-        // SAFETY: as above.
+        // SAFETY: the bytes are inside `to`, by the caller's promise.
         unsafe { to.add(at).write_bytes(0, len - at) };
         len
     }
 
-    /// Reads the pages of a hidden range that are there, once more: see [`crate::uffd::copy_out`].
+    /// Reads the present pages of a hidden range once more: see [`crate::uffd::copy_out`].
     ///
     /// # Safety
-    /// - As [`Protection::read`], and `to` has what was read before.
+    /// - The conditions of [`Protection::read`], and `to` has the bytes of the first reading.
     unsafe fn read_again(&self, home: usize, to: *mut u8, len: usize) {
         let mut bytes = [0; PAGE_SIZE];
         let mut read_page = |page: usize| {
-            // SAFETY: inside `to`, by the caller's promise.
+            // SAFETY: the page is inside `to`, by the caller's promise.
             let before = unsafe { core::slice::from_raw_parts_mut(to.add(page - home), PAGE_SIZE) };
             // SAFETY: there is room for a page.
             let read = unsafe { self.protection.read(page, bytes.as_mut_ptr(), PAGE_SIZE) };
@@ -357,8 +360,8 @@ impl ProtectionSpace {
             if self.pagemap.is_private(page) {
                 before.copy_from_slice(&bytes);
             } else {
-                // The kernel has reclaimed it meanwhile, and the reading has put zeros there.
-                // SAFETY: nobody can have written to them.
+                // The kernel has reclaimed it meanwhile, and this reading has made a page of zeros.
+                // SAFETY: no thread can have written to it.
                 let _ = unsafe { self.discard(page, PAGE_SIZE) };
             }
         };
@@ -367,30 +370,32 @@ impl ProtectionSpace {
         });
     }
 
-    /// Ends what [`drop_unused`] has begun with a hidden range, whose bytes are at `bytes`: pages
-    /// that are there stay, with whatever somebody has written to them; the others are put back.
+    /// Ends [`drop_unused`] on a hidden range, whose bytes are at `bytes`. Pages that are present
+    /// stay, with any bytes that were written to them. The others are put back.
     ///
     /// # Safety
-    /// - They are readable, and what the program expects there.
+    /// - They are readable, and the program expects these bytes there.
     unsafe fn keep_rest(&self, start: usize, bytes: *const u8, len: usize) {
         for at in (0..len).step_by(PAGE_SIZE) {
             let page = start + at;
-            // If it is there it may have been given up, and would go later. While it is locked the
-            // kernel doesn't take it. Where the process may lock no page, the kernel would have to
-            // take it just now, of all pages.
+            // A present page may be marked with MADV_FREE, and would be freed later. While it is
+            // locked the kernel doesn't free it. Where the process may lock no page, this page
+            // could be freed just now, which is very unlikely.
             let lock = [page, PAGE_SIZE, libc::MLOCK_ONFAULT as usize, 0, 0, 0];
-            // SAFETY: changes no byte.
+            // SAFETY: mlock2 changes no byte.
             let locked = unsafe { system_call(libc::SYS_mlock2, lock) }.is_ok();
             if !self.pagemap.is_populated(page) {
-                // SAFETY: nobody can have written there, so the bytes are its own.
+                // SAFETY: no thread can have written there, so the page's bytes are those at
+                // `bytes`.
                 let put = unsafe { self.protection.write(page, bytes.add(at), PAGE_SIZE) };
-                assert_eq!(put, PAGE_SIZE, "memfold: a page can't be put back");
+                assert_eq!(put, PAGE_SIZE, "memfold: A page cannot be put back");
             }
             self.protection.show(&(page..page + PAGE_SIZE));
-            // With a write it isn't given up any more.
+            // A write ends the effect of MADV_FREE.
             populates(page, true);
             if locked {
-                // SAFETY: changes no byte. What the program locks isn't the engine's.
+                // SAFETY: munlock changes no byte. Memory that the program has locked isn't the
+                // engine's.
                 let _ = unsafe { system_call(libc::SYS_munlock, [page, PAGE_SIZE, 0, 0, 0, 0]) };
             }
         }
@@ -415,10 +420,10 @@ impl Space for ProtectionSpace {
         len: usize,
         _wake: bool,
     ) -> Result<(), Partial> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise `src` is readable, and the bytes at `dst` may be defined.
         let done = unsafe { self.protection.write(dst, src, len) };
         if done < len {
-            // SAFETY: this call has brought them.
+            // SAFETY: this call has made these pages.
             let _ = unsafe { madvise(dst as *mut _, len, Advice::LinuxDontNeed) };
             return Err(Partial { done: 0, errno: Errno::FAULT });
         }
@@ -440,7 +445,7 @@ impl Space for ProtectionSpace {
     }
 
     unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize {
-        // What a fork shares would not be freed.
+        // The kernel would not free a page that a fork shares.
         let len = self.pagemap.unshared_bytes(home, len);
         if len == 0 || !self.protection.may_hide() {
             return 0;
@@ -451,11 +456,11 @@ impl Space for ProtectionSpace {
         }
         // SAFETY: `to` has room, by the caller's promise.
         let read = unsafe { self.read(home, to, len) };
-        // SAFETY: the bytes are at `to`.
+        // SAFETY: the bytes are at `to`, so the pages are not needed unless they are written to.
         let gone =
             unsafe { drop_unused(&self.pagemap, home, read, || self.read_again(home, to, read)) };
         if gone < read {
-            // SAFETY: as above.
+            // SAFETY: the bytes of the range are at `to`.
             unsafe { self.keep_rest(home + gone, to.add(gone), read - gone) };
         }
         self.protection.show(&(home + read..home + len));
@@ -503,7 +508,7 @@ mod tests {
     const PAGES: usize = 16;
     const LEN: usize = PAGES * PAGE_SIZE;
 
-    /// With nobody forking meanwhile: what a fork shares doesn't go.
+    /// A test's zones, with the lock of forks, because pages that a fork shares aren't evicted.
     struct Setup {
         _alone: MutexGuard<'static, ()>,
         space: ProtectionSpace,
@@ -512,16 +517,16 @@ mod tests {
     }
 
     impl Setup {
-        /// Pages that hold their number, but for one that isn't there.
+        /// Makes pages that hold their number, except for one that is missing.
         fn new(forces: bool) -> Setup {
             let _alone = crate::FORKS.lock();
-            // A page that another CPU has just been given is in a batch of that one's own, and stays.
+            // A page that another CPU has just been given is in that CPU's batch, and stays.
             pin(rustix::thread::sched_getcpu());
             let (protection, pagemap) = (Protection::open().unwrap(), Pagemap::open().unwrap());
             let protection = Protection { forces: forces && protection.forces, ..protection };
             let [home, frame] = [(); 2].map(|()| Zone::reserve(LEN, LEN).unwrap());
             for page in (0..PAGES).filter(|page| *page != 3) {
-                // SAFETY: inside the zone.
+                // SAFETY: the page is inside the zone.
                 unsafe { home.as_ptr().add(page * PAGE_SIZE).write_bytes(page as u8, PAGE_SIZE) };
             }
             Setup {
@@ -533,11 +538,11 @@ mod tests {
         }
 
         fn take(&self) -> usize {
-            // SAFETY: the zones are the test's own.
+            // SAFETY: only the test uses the zones.
             unsafe { self.space.take_by_copy(self.home.start(), self.frame.as_ptr(), LEN) }
         }
 
-        /// The first byte of a page at home, or why it can't be read.
+        /// Returns the first byte of a page at home, or the error of reading it.
         fn byte(&self, page: usize) -> Result<u8, Errno> {
             let mut byte = 0;
             let from = self.home.start() + page * PAGE_SIZE;
@@ -546,7 +551,7 @@ mod tests {
         }
 
         fn taken(&self, page: usize) -> u8 {
-            // SAFETY: inside the zone.
+            // SAFETY: the page is inside the zone.
             unsafe { self.frame.as_ptr().add(page * PAGE_SIZE).read_volatile() }
         }
 
@@ -565,7 +570,7 @@ mod tests {
     }
 
     fn go_and_come_back(setup: Setup) {
-        // SAFETY: inside the zone.
+        // SAFETY: the bytes are inside the zone.
         unsafe { setup.frame.as_ptr().write_bytes(0xAA, LEN) };
         for turn in 0..3 {
             assert_eq!(setup.take(), LEN);
@@ -577,13 +582,13 @@ mod tests {
                 assert_eq!(setup.byte(page), Err(Errno::FAULT), "hidden");
             }
             let (home, from) = (setup.home.start(), setup.frame.as_ptr());
-            // SAFETY: the zones are the test's own.
+            // SAFETY: only the test uses the zones.
             unsafe { setup.space.copy(home, from, LEN, false) }.unwrap();
             (0..PAGES).for_each(|page| assert_eq!(setup.byte(page), Ok(number(page))));
         }
     }
 
-    /// A pipe holds a page for whoever has lent it, as a device would that writes to it.
+    /// A pipe holds a page, like a device that writes to it.
     #[test]
     fn a_page_that_somebody_holds_stays_with_those_behind_it() {
         [true, false].into_iter().map(Setup::new).for_each(stay_while_held);
@@ -593,31 +598,31 @@ mod tests {
         let (out, into) = std::io::pipe().unwrap();
         let held = [setup.home.start() + 7 * PAGE_SIZE, PAGE_SIZE];
         let pipe = std::os::fd::AsRawFd::as_raw_fd(&into) as usize;
-        // SAFETY: the page is there; nobody writes to it while the pipe has it.
+        // SAFETY: the page is present; no thread writes to it while the pipe has it.
         let lent =
             unsafe { system_call(libc::SYS_vmsplice, [pipe, held.as_ptr() as usize, 1, 0, 0, 0]) };
         assert_eq!(lent.unwrap(), PAGE_SIZE as i64);
         assert_eq!(setup.take(), 7 * PAGE_SIZE);
         for page in 7..PAGES {
             assert!(setup.is_there(page) && setup.byte(page) == Ok(page as u8), "{page}");
-            // SAFETY: inside the zone: it may be written to.
+            // SAFETY: the page is inside the zone, and writable.
             unsafe { setup.home.as_ptr().add(page * PAGE_SIZE).write_volatile(99) };
         }
         assert_eq!((setup.byte(6), setup.taken(6)), (Err(Errno::FAULT), 6));
         drop((out, into));
-        // And goes when nobody does any more.
+        // It is evicted when the pipe no longer holds it.
         assert_eq!(setup.take(), LEN);
         assert_eq!(setup.taken(9), 99);
     }
 
     #[test]
-    fn only_blocks_without_a_page_are_hidden_when_a_range_is_covered() {
+    fn cover_hides_only_blocks_without_a_page() {
         let setup = Setup::new(true);
         let range = setup.home.start()..setup.home.start() + LEN;
         let page = |page: usize| range.start + page * PAGE_SIZE;
-        // SAFETY: the zone is the test's own.
+        // SAFETY: only the test uses the zone.
         unsafe { setup.space.discard(page(4), 8 * PAGE_SIZE) }.unwrap();
-        // SAFETY: inside the zone.
+        // SAFETY: the page is inside the zone.
         unsafe { setup.home.as_ptr().add(9 * PAGE_SIZE).write_volatile(77) };
         let block = 4 * PAGE_SIZE;
         let is_hidden = |page: usize| setup.byte(page) == Err(Errno::FAULT);

@@ -1,4 +1,4 @@
-//! The raw `ioctl` system call, for requests whose result struct counts on errors too (rustix drops
+//! Raw system calls. `ioctl` is for requests whose result struct counts on errors too (rustix drops
 //! it then).
 use crate::Errno;
 use crate::units::PAGE_SIZE;
@@ -9,7 +9,7 @@ use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::IoSliceMut;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// `ioctl(fd, request, arg)` as one instruction: no `errno`, no libc.
+/// Makes `ioctl(fd, request, arg)` as one instruction, without `errno` and libc.
 ///
 /// # Safety
 /// - `arg` must point to the struct that `request` reads and writes, alive and exclusively borrowed
@@ -17,7 +17,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn ioctl(fd: i32, request: u64, arg: *mut core::ffi::c_void) -> Result<i64, Errno> {
     let ret: i64;
-    // SAFETY: the system call clobbers rcx and r11 only, and memory behind `arg`, which the caller
+    // SAFETY: the system call clobbers only rcx, r11 and memory behind `arg`, which the caller
     // vouches for.
     unsafe {
         core::arch::asm!("syscall", inlateout("rax") 16i64 => ret, in("rdi") fd as i64, in("rsi") request, in("rdx") arg,
@@ -26,7 +26,7 @@ pub unsafe fn ioctl(fd: i32, request: u64, arg: *mut core::ffi::c_void) -> Resul
     errno_of(ret)
 }
 
-/// `ioctl(fd, request, arg)` as one instruction: no `errno`, no libc.
+/// Makes `ioctl(fd, request, arg)` as one instruction, without `errno` and libc.
 ///
 /// # Safety
 /// - `arg` must point to the struct that `request` reads and writes, alive and exclusively borrowed
@@ -34,18 +34,18 @@ pub unsafe fn ioctl(fd: i32, request: u64, arg: *mut core::ffi::c_void) -> Resul
 #[cfg(target_arch = "aarch64")]
 pub unsafe fn ioctl(fd: i32, request: u64, arg: *mut core::ffi::c_void) -> Result<i64, Errno> {
     let ret: i64;
-    // SAFETY: `svc 0` changes x0 and memory behind `arg` only, and the caller vouches for `arg`.
+    // SAFETY: `svc 0` changes only x0 and memory behind `arg`, which the caller vouches for.
     unsafe {
         core::arch::asm!("svc 0", in("x8") 29u64, inlateout("x0") fd as i64 => ret, in("x1") request, in("x2") arg, options(nostack));
     }
     errno_of(ret)
 }
 
-/// One `recvmsg`: how many bytes came, 0 at a stream's end, and the descriptor that came with them,
-/// if one did.
+/// Makes one `recvmsg`. Returns the number of received bytes, 0 at a stream's end, and the
+/// descriptor that was sent with them, if one was.
 ///
 /// # Errors
-/// What recvmsg says.
+/// The errors of recvmsg.
 pub fn receive_with_file(
     socket: impl AsFd,
     bytes: &mut [u8],
@@ -54,10 +54,10 @@ pub fn receive_with_file(
     Ok((count, second.or(first)))
 }
 
-/// The same with the first two descriptors.
+/// Makes one `recvmsg`, and returns the first two descriptors.
 ///
 /// # Errors
-/// What recvmsg says.
+/// The errors of recvmsg.
 pub fn receive_with_files(
     socket: impl AsFd,
     bytes: &mut [u8],
@@ -75,14 +75,14 @@ pub fn receive_with_files(
     Ok((got.bytes, sent))
 }
 
-/// Bytes that the processor fetches at once.
+/// Bytes of a cache line of the processor.
 pub const LINE_BYTES: usize = 64;
 
-/// Asks the processor to fetch the line at `at`, which may be any address, and doesn't wait for it.
+/// Prefetches the line at `at`, which may be any address, without waiting for it.
 #[inline(always)]
 pub fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint: it reads nothing that the program can see, and never faults.
+    // SAFETY: it is a hint: it changes no register or memory of the program, and never faults.
     unsafe {
         core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast());
     }
@@ -90,20 +90,20 @@ pub fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// Where the program's heap ends now (`brk`).
+/// Returns the present end of the program's heap (`brk`).
 pub fn program_break() -> usize {
-    // SAFETY: an address that can't be the end changes nothing; the answer is the end as it is.
+    // SAFETY: an address that can't be the end changes nothing; the call returns the present end.
     unsafe { system_call(libc::SYS_brk, [0; 6]) }.unwrap_or(0) as usize
 }
 
-/// Any system call as one instruction: no `errno`, no libc.
+/// Makes any system call as one instruction, without `errno` and libc.
 ///
 /// # Safety
-/// - As the system call's own conditions say.
+/// - The conditions of the system call.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn system_call(number: i64, args: [usize; 6]) -> Result<i64, Errno> {
     let ret: i64;
-    // SAFETY: the system call clobbers rcx and r11 only, and what the caller vouches for.
+    // SAFETY: the system call clobbers only rcx, r11 and the memory that the caller vouches for.
     unsafe {
         core::arch::asm!("syscall", inlateout("rax") number => ret, in("rdi") args[0], in("rsi") args[1],
             in("rdx") args[2], in("r10") args[3], in("r8") args[4], in("r9") args[5],
@@ -112,14 +112,14 @@ pub unsafe fn system_call(number: i64, args: [usize; 6]) -> Result<i64, Errno> {
     errno_of(ret)
 }
 
-/// Any system call as one instruction: no `errno`, no libc.
+/// Makes any system call as one instruction, without `errno` and libc.
 ///
 /// # Safety
-/// - As the system call's own conditions say.
+/// - The conditions of the system call.
 #[cfg(target_arch = "aarch64")]
 pub unsafe fn system_call(number: i64, args: [usize; 6]) -> Result<i64, Errno> {
     let ret: i64;
-    // SAFETY: `svc 0` changes x0 and what the caller vouches for.
+    // SAFETY: `svc 0` changes only x0 and the memory that the caller vouches for.
     unsafe {
         core::arch::asm!("svc 0", in("x8") number, inlateout("x0") args[0] as i64 => ret, in("x1") args[1],
             in("x2") args[2], in("x3") args[3], in("x4") args[4], in("x5") args[5], options(nostack));
@@ -127,34 +127,33 @@ pub unsafe fn system_call(number: i64, args: [usize; 6]) -> Result<i64, Errno> {
     errno_of(ret)
 }
 
-/// Whether the page at `addr` is in memory. `false` where nothing is mapped, and for a page that
-/// the kernel has swapped out: where that matters, ask
+/// Returns whether the page at `addr` is in memory. Returns `false` where nothing is mapped, and
+/// for a page that the kernel has swapped out. Where swap matters, use
 /// [`crate::maps::pagemap::Pagemap::is_populated`].
 pub fn is_resident(addr: usize) -> bool {
     let (page, mut state) = (addr & !(PAGE_SIZE - 1), 0u8);
-    // SAFETY: `state` has room for the one byte that one page takes. An unmapped address gives an
-    // error.
+    // SAFETY: `state` has room for the one byte of one page. An unmapped address is an error.
     let done = unsafe {
         system_call(libc::SYS_mincore, [page, PAGE_SIZE, &raw mut state as usize, 0, 0, 0])
     };
     done.is_ok() && state & 1 != 0
 }
 
-/// Has the kernel make the page at `addr` present, for reading or for writing, and returns whether
-/// it did. It never waits for who serves the page's userfaultfd, if that is for the program's own
-/// accesses alone.
+/// Makes the kernel populate the page at `addr`, for reading or for writing. Returns whether it
+/// did. It never waits for the thread that serves the page's userfaultfd, if that serves only the
+/// program's own accesses.
 pub fn populates(addr: usize, write: bool) -> bool {
     let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
     let args = [addr & !(PAGE_SIZE - 1), PAGE_SIZE, advice as usize, 0, 0, 0];
-    // SAFETY: changes no byte.
+    // SAFETY: the advice changes no byte.
     unsafe { system_call(libc::SYS_madvise, args) }.is_ok()
 }
 
-/// Copies bytes of this process as far as their pages are there and may be read, and touches none:
-/// it never waits for who serves their userfaultfd. Returns how many.
+/// Copies bytes of this process as far as their pages are present and readable, and touches none.
+/// It never waits for the thread that serves their userfaultfd. Returns the number of bytes.
 ///
 /// # Errors
-/// What `process_vm_readv` says: EFAULT if the first page can't be read, EPERM or ENOSYS in a
+/// The errors of `process_vm_readv`: EFAULT if the first page can't be read, EPERM or ENOSYS in a
 /// sandbox.
 ///
 /// # Safety
@@ -167,18 +166,19 @@ pub unsafe fn read_if_there(from: usize, to: *mut u8, len: usize) -> Result<usiz
     unsafe { system_call(libc::SYS_process_vm_readv, args) }.map(|read| read as usize)
 }
 
-/// Writes to the word at `addr`, a multiple of 4, if its page is there and may be written to, and
-/// changes no byte; returns whether it was. It never waits for who serves the page's userfaultfd.
+/// Writes to the word at `addr`, a multiple of 4, if its page is present and writable, and changes
+/// no byte. Returns whether it did. It never waits for the thread that serves the page's
+/// userfaultfd.
 ///
-/// FUTEX_WAKE_OP adds zero to the word in one atomic operation. Where the page is missing the
-/// kernel faults it in with no leave to wait (`fault_in_user_writeable`), which a userfaultfd
-/// answers with an error.
+/// FUTEX_WAKE_OP adds zero to the word in one atomic operation. If the page is missing, the kernel
+/// faults it in without permission to wait (`fault_in_user_writeable`), so a userfaultfd returns an
+/// error.
 pub fn write_if_there(addr: usize) -> bool {
     const ADD_ZERO: usize = 1 << 28;
     let nobody = 0u32;
     let operation = (libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG) as usize;
-    // SAFETY: `nobody` is alive, and nobody waits there. The word may be anywhere: the kernel
-    // checks it, and leaves its value.
+    // SAFETY: `nobody` is alive, and no thread waits there. The word may be at any address: the
+    // kernel checks it, and keeps its value.
     unsafe {
         system_call(libc::SYS_futex, [&raw const nobody as usize, operation, 0, 0, addr, ADD_ZERO])
     }
@@ -189,8 +189,8 @@ pub(crate) fn errno_of(ret: i64) -> Result<i64, Errno> {
     if ret < 0 { Err(Errno::from_raw_os_error(-ret as i32)) } else { Ok(ret) }
 }
 
-/// Blocks exactly these signals (bit n - 1 for signal n) in the calling thread, libc's own two
-/// included; returns what was blocked before.
+/// Blocks exactly these signals (bit n - 1 for signal n) in the calling thread, also libc's own
+/// two. Returns the signals that were blocked before.
 pub fn set_signals_blocked(blocked: u64) -> u64 {
     change_mask(libc::SIG_SETMASK, blocked)
 }
@@ -203,22 +203,22 @@ fn change_mask(how: i32, signals: u64) -> u64 {
     before
 }
 
-/// Signals that the thread's own instructions raise: where one is blocked, the kernel ends the
-/// process instead. With the gate, each system call of libc's is a SIGSYS.
+/// Signals that the thread's own instructions raise. If one is blocked, the kernel ends the process
+/// instead. With the gate, each system call of libc is a SIGSYS.
 const SYNCHRONOUS: u64 =
     1 << (libc::SIGSYS - 1) | 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGSEGV - 1);
 
-/// No signal but SIGSYS, SIGBUS and SIGSEGV reaches the calling thread until this is dropped, by the
-/// same thread: a handler of the program's could touch memory whose fault waits for a lock that the
+/// Blocks all signals but SIGSYS, SIGBUS and SIGSEGV in the calling thread, until the same thread
+/// drops it. A handler of the program could touch memory whose fault waits for a lock that the
 /// thread holds.
 pub struct SignalsBlocked {
     before: u64,
-    /// It stays in its thread.
+    /// Keeps it in its thread.
     _thread: PhantomData<*const ()>,
 }
 
 impl SignalsBlocked {
-    /// From now on.
+    /// Blocks them from now on.
     #[allow(clippy::new_without_default)]
     pub fn new() -> SignalsBlocked {
         SignalsBlocked { before: change_mask(libc::SIG_BLOCK, !SYNCHRONOUS), _thread: PhantomData }
@@ -231,36 +231,36 @@ impl Drop for SignalsBlocked {
     }
 }
 
-/// Puts `new` in the place of `old`, under its number.
+/// Replaces `old` by `new`, under the number of `old`.
 ///
 /// # Errors
-/// What dup3 says.
+/// The errors of dup3.
 pub fn replace(old: &OwnedFd, new: OwnedFd) -> Result<(), Errno> {
     if old.as_raw_fd() == new.as_raw_fd() {
-        // The number was free, as it is where the old one was not inherited: `old` owns it from now
+        // The number was free, because the old descriptor was not inherited. `old` owns it from now
         // on.
         core::mem::forget(new);
         return Ok(());
     }
     let args =
         [new.as_raw_fd() as usize, old.as_raw_fd() as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
-    // SAFETY: both are open or, as for `old` in a child of fork, just numbers; `old` goes on to own
-    // what is at its number.
+    // SAFETY: both are open or, as for `old` in a child of fork, only numbers; `old` continues to
+    // own the descriptor at its number.
     unsafe { system_call(libc::SYS_dup3, args) }.map(drop)
 }
 
-/// In a child of fork: what `open` opens takes the place of `old`, which is its parent's, also
-/// where no other number is free. If it can't be opened, `old` keeps its number.
+/// Opens a file in a child of fork in place of `old`, which is its parent's, also if no other
+/// number is free. If it can't be opened, `old` keeps its number.
 ///
 /// # Errors
-/// What `open` says, or dup3.
+/// The errors of `open` or dup3.
 pub fn reopen<E: From<Errno> + PartialEq>(
     old: &OwnedFd,
     mut open: impl FnMut() -> Result<OwnedFd, E>,
 ) -> Result<(), E> {
     let mut opened = open();
     if opened.as_ref().is_err_and(|e| *e == E::from(Errno::MFILE)) {
-        // SAFETY: `replace` puts another there, and by then nobody uses it.
+        // SAFETY: `replace` puts another file there, and until then no thread uses it.
         let closed =
             unsafe { system_call(libc::SYS_close, [old.as_raw_fd() as usize, 0, 0, 0, 0, 0]) };
         opened = closed.map_err(E::from).and_then(|_| open());
@@ -268,10 +268,10 @@ pub fn reopen<E: From<Errno> + PartialEq>(
     Ok(replace(old, opened?)?)
 }
 
-/// The same file under a number from `least` on, not inherited by what is executed.
+/// Moves a file to a number from `least` on, which is closed on exec.
 ///
 /// # Errors
-/// EMFILE: there is none free.
+/// EMFILE: no number is free.
 pub fn renumber(old: OwnedFd, least: i32) -> Result<OwnedFd, Errno> {
     rustix::io::fcntl_dupfd_cloexec(&old, least)
 }
@@ -286,42 +286,42 @@ pub fn write_stderr(text: &[u8]) {
         let _ = rustix::io::write(&stderr, text);
         return;
     }
-    // SAFETY: descriptor 2 is only written to; if it is closed, the write fails and nothing is lost
-    // but the text.
+    // SAFETY: descriptor 2 is only written to. If it is closed, the write fails, and only the text
+    // is lost.
     let stderr = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
     let _ = rustix::io::write(stderr, text);
 }
 
-/// Who is told of warnings; null for standard error.
+/// The function that gets warnings; null for standard error.
 static WARNER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Has warnings from inside the engine told to `warner`, in place of standard error.
+/// Sends warnings from inside the engine to `warner` instead of standard error.
 pub fn set_warner(warner: fn(&[u8])) {
     WARNER.store(warner as *mut (), Relaxed);
 }
 
-/// Who ends the process; null for a panic.
+/// The function that ends the process; null for a panic.
 static ENDER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Has [`end`] end the process by `ender`, which is given the reason.
+/// Makes [`end`] call `ender` with the reason.
 pub fn set_ender(ender: fn(&str) -> !) {
     ENDER.store(ender as *mut (), Relaxed);
 }
 
-/// Ends the process for a reason that is its user's choice, and no mistake of the engine's.
+/// Ends the process for a reason that its user chose, which is no bug of the engine.
 ///
 /// # Panics
-/// Where nobody has called [`set_ender`].
+/// If [`set_ender`] was not called.
 pub fn end(why: &str) -> ! {
     match ENDER.load(Relaxed) {
         ender if ender.is_null() => panic!("memfold: {why}"),
-        // SAFETY: `set_ender` alone stores it, from a function of this type.
+        // SAFETY: only `set_ender` stores it, from a function of this type.
         ender => unsafe { core::mem::transmute::<*mut (), fn(&str) -> !>(ender)(why) },
     }
 }
 
-/// Warns of something: tells it to who wants to know, or writes it to standard error, as one piece
-/// if it fits 512 bytes. For warnings from inside the engine.
+/// Passes a warning to the function of [`set_warner`], or writes it to standard error. It is one
+/// write if it fits 512 bytes. For warnings from inside the engine.
 pub fn warn(parts: &[&str]) {
     let mut line = [0u8; 512];
     let mut len = 0;
@@ -331,7 +331,7 @@ pub fn warn(parts: &[&str]) {
     }
     match WARNER.load(Relaxed) {
         warner if warner.is_null() => write_stderr(&line[..len]),
-        // SAFETY: `set_warner` alone stores it, from a function of this type.
+        // SAFETY: only `set_warner` stores it, from a function of this type.
         warner => unsafe { core::mem::transmute::<*mut (), fn(&[u8])>(warner)(&line[..len]) },
     }
 }

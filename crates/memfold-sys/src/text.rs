@@ -1,9 +1,8 @@
-//! Text of a bounded length, written without memory.
+//! Text of a bounded length, written without allocation.
 use core::ffi::CStr;
 use core::fmt::{Arguments, Error, Result, Write};
 
-/// Up to `N - 1` bytes of text, with place for one byte behind it, which is zero. What doesn't fit is
-/// cut off.
+/// Up to `N - 1` bytes of text, followed by a zero byte. Longer text is truncated.
 pub struct TextBuffer<const N: usize> {
     bytes: [u8; N],
     len: usize,
@@ -11,28 +10,28 @@ pub struct TextBuffer<const N: usize> {
 }
 
 impl<const N: usize> TextBuffer<N> {
-    /// What `text` says, as far as it fits.
+    /// Formats `text`, as far as it fits.
     pub fn of(text: Arguments<'_>) -> TextBuffer<N> {
         let mut all = TextBuffer { bytes: [0; N], len: 0, is_cut: false };
         let _ = all.write_fmt(text);
         all
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 
-    /// The bytes with a line end behind them.
+    /// Returns the bytes with a line end.
     pub fn line(&mut self) -> &[u8] {
         self.bytes[self.len] = b'\n';
         &self.bytes[..=self.len]
     }
 
-    /// As a path or another name.
+    /// Returns it as a path or another name.
     ///
     /// # Errors
-    /// It was cut off.
+    /// It was truncated.
     pub fn as_c_str(&self) -> core::result::Result<&CStr, Error> {
         if self.is_cut {
             Err(Error)
@@ -52,7 +51,7 @@ impl<const N: usize> Write for TextBuffer<N> {
     }
 }
 
-/// The path of this process's open file.
+/// Returns the path of this process's open file.
 pub fn path_of(number: i32) -> TextBuffer<32> {
     TextBuffer::of(format_args!("/proc/self/fd/{number}"))
 }

@@ -21,12 +21,12 @@ impl Order {
     /// The largest order, 2 MiB.
     pub const MAX: Order = Order(MAX_ORDER);
 
-    /// The order `n`, or `None` above [`MAX_ORDER`].
+    /// Makes the order `n`; returns `None` above [`MAX_ORDER`].
     pub const fn new(n: u8) -> Option<Order> {
         if n <= MAX_ORDER { Some(Order(n)) } else { None }
     }
 
-    /// The smallest order that holds `bytes` bytes, or `None` above 2 MiB.
+    /// Returns the smallest order that holds `bytes` bytes, or `None` above 2 MiB.
     pub const fn covering(bytes: usize) -> Option<Order> {
         let pages = bytes.div_ceil(PAGE_SIZE);
         if pages == 0 || pages > MAX_PAGES {
@@ -35,27 +35,27 @@ impl Order {
         Some(Order(pages.next_power_of_two().trailing_zeros() as u8))
     }
 
-    /// The number itself, `0..=9`.
+    /// Returns the number itself, `0..=9`.
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// Pages in a folio of this order.
+    /// Returns the pages in a folio of this order.
     pub const fn pages(self) -> usize {
         1 << self.0
     }
 
-    /// Bytes in a folio of this order.
+    /// Returns the bytes in a folio of this order.
     pub const fn bytes(self) -> usize {
         PAGE_SIZE << self.0
     }
 
-    /// The order below, or `None` at order 0.
+    /// Returns the order below, or `None` at order 0.
     pub const fn smaller(self) -> Option<Order> {
         if self.0 == 0 { None } else { Some(Order(self.0 - 1)) }
     }
 
-    /// The order above, or `None` at [`Order::MAX`].
+    /// Returns the order above, or `None` at [`Order::MAX`].
     pub const fn larger(self) -> Option<Order> {
         Order::new(self.0 + 1)
     }

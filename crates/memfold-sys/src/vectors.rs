@@ -1,7 +1,7 @@
-//! What the processor can do with vectors, and whether the system saves their registers.
+//! The vector instructions of the processor, and whether the system saves their registers.
 #![cfg(target_arch = "x86_64")]
 use core::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
-// `core`'s, never a model checker's: models run side by side and share what is static.
+// `core`'s, never a model checker's, because models run side by side and share statics.
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 const KNOWN: u8 = 1;
@@ -9,19 +9,19 @@ const AVX2: u8 = 2;
 const VPCLMULQDQ: u8 = 4;
 const AVX512F: u8 = 8;
 
-/// Whether AVX2 may be used. Asks the processor once, as the others do.
+/// Returns whether AVX2 may be used. The first of these functions queries the processor.
 #[inline]
 pub fn have_avx2() -> bool {
     have(AVX2)
 }
 
-/// Whether VPCLMULQDQ may be used, with AVX2 and PCLMULQDQ.
+/// Returns whether VPCLMULQDQ may be used, with AVX2 and PCLMULQDQ.
 #[inline]
 pub fn have_vpclmulqdq() -> bool {
     have(VPCLMULQDQ)
 }
 
-/// Whether AVX-512F may be used.
+/// Returns whether AVX-512F may be used.
 #[inline]
 pub fn have_avx512() -> bool {
     have(AVX512F)
@@ -42,14 +42,15 @@ fn have(what: u8) -> bool {
 fn detect() -> u8 {
     const PCLMULQDQ: u32 = 1 << 1;
     const XSAVE_AND_AVX: u32 = 1 << 27 | 1 << 28;
-    // Registers that the system saves: those of 16 and 32 bytes; of 64 too, with their masks.
+    // Registers that the system saves: those of 16 and 32 bytes; also those of 64, with their
+    // masks.
     const TO_32: u64 = 0x06;
     const TO_64: u64 = 0xe6;
     let base = __cpuid(1).ecx;
     if __cpuid(0).eax < 7 || base & XSAVE_AND_AVX != XSAVE_AND_AVX {
         return KNOWN;
     }
-    // SAFETY: the OSXSAVE bit says that the instruction exists and is allowed.
+    // SAFETY: the OSXSAVE bit means that the instruction exists and is permitted.
     let saved = unsafe { saved_by_system() };
     let more = __cpuid_count(7, 0);
     let mut found = KNOWN;

@@ -1,32 +1,31 @@
-//! Holds: memory that a system call of the program names stays in the page table until the call is
-//! over, though no lock is held meanwhile.
+//! Holds: buffers of a system call stay in the page table until the call returns, though no lock is
+//! held meanwhile.
 //!
-//! In inline delivery the kernel serves itself nothing: a system call that meets a page which isn't
-//! there fails. So whoever makes a call holds what it names:
+//! In inline delivery the kernel cannot fault in folded pages: a system call that meets a missing
+//! page fails. So the thread that makes a call holds the call's buffers:
 //!
 //! | the holder | the evictor |
 //! |---|---|
 //! | writes its ranges into a slot ([`HoldBuilder::publish`]) | marks the pages as leaving ([`Holds::leave`]) |
-//! | looks whether any of them is leaving, and waits for that to end ([`Holds::wait`]) | looks at all slots ([`LeavingPages::may_evict`]), and passes over what is held |
-//! | touches every page, and makes the call | takes the rest out of the page table, and ends the mark |
+//! | looks whether any of them is marked, and waits for the end of that ([`Holds::wait`]) | looks at all slots ([`LeavingPages::may_evict`]), and skips pages that are held |
+//! | touches every page, and makes the call | evicts the rest, and ends the mark |
 //!
-//! Writes before looks on both sides, all sequentially consistent: one of the two sees the other. If
-//! it is the evictor, the page stays. If it is the holder, the page is gone by the time of the
-//! touch, which brings it back, and no later evictor takes it. `tests/holds.rs` explores it, also
-//! with a step left out.
+//! Both sides write before they look, and all accesses are sequentially consistent. So one of the
+//! two sees the other. If the evictor does, the page stays. If the holder does, the page is gone by
+//! the time of the touch, which loads it, and no later evictor takes it. `tests/holds.rs` explores
+//! this, also with a step left out.
 //!
-//! "Leaving" is not only eviction: also write-protecting a page, as a write of the kernel to such a
-//! page fails too; a discard by the program; and adoption, at which missing pages begin to need
-//! somebody who serves them.
+//! The mark has further uses. A page is marked while it is write-protected, because a write of the
+//! kernel to such a page fails too. It is marked while the program discards it. And it is marked
+//! while it is adopted, because missing pages then need a thread that serves their faults.
 //!
-//! Marks are counters, one for each of 256 classes of 2 MiB chunks, so a holder may wait for
-//! somebody else's chunk; that is short.
+//! Marks are counters, one for each of 256 classes of 2 MiB chunks. So a holder may wait for
+//! another thread's chunk, which is short.
 //!
 //! **Slots grow with the threads.** Each thread has the slot of its number, so threads don't meet
-//! there. A call that names more ranges than a slot has takes further ones: a hold is a chain of
-//! slots, and says exactly what it holds. Evictors look at all slots up to the last that is in use.
-//! Where no memory is left for a slot, nothing is held, and the call fails with ENOMEM: no hold ever
-//! stands for more than its ranges.
+//! there. A call that names more ranges than fit takes further slots: a hold is a chain of slots,
+//! and names exactly its ranges. Evictors look at all slots up to the last one in use. If there is
+//! no memory for a slot, nothing is held, and the call fails with ENOMEM.
 use alloc::boxed::Box;
 use core::ops::Range;
 use core::ptr::null_mut;
@@ -40,8 +39,8 @@ use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::thread::yield_now;
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
-/// Slots of the first chunk (each further one has twice as many as the one before), and classes. A
-/// model has few, as each is made anew for each run.
+/// Slots of the first chunk, and classes. Each further chunk has twice as many slots as the one
+/// before. A model has few, because each run makes them anew.
 #[cfg(not(shuttle))]
 const SIZES: [usize; 2] = [256, 256];
 #[cfg(shuttle)]
@@ -51,30 +50,30 @@ const CELLS: usize = SIZES[1];
 /// More slots than the system can have threads.
 const CHUNKS: usize = 20;
 
-/// Ranges of one slot.
+/// Ranges that fit into a slot.
 const RANGES: usize = 7;
-/// Below so many slots it isn't looked whether the last ones are still in use.
+/// With fewer slots than this, `trim` does nothing.
 const FEW: usize = 64;
 
-/// From here on a hold counts.
+/// Holds of at least so many bytes are counted.
 const LARGE: usize = 64 << 10;
 
 const FREE: u32 = 0;
 /// The slot is in use, and has this less many ranges.
 const TAKEN: u32 = 1;
-/// In place of a slot that follows.
+/// Marks the last slot of a chain.
 const LAST: u32 = u32::MAX;
-/// A range that the kernel writes to, beside its first address.
+/// Marks a range that the kernel writes to, beside its first address.
 const WRITE: usize = 1;
 
-/// Ranges held by one call, or some of them.
+/// Ranges held by a call, or a part of them.
 #[repr(C, align(64))]
 struct HoldSlot {
-    /// [`FREE`], or [`TAKEN`] and the number of ranges that count.
+    /// [`FREE`], or [`TAKEN`] plus the number of its ranges.
     state: AtomicU32,
-    /// The slot with further ranges of the same hold; only its holder looks.
+    /// The next slot of the hold. Only its holder reads it.
     next: AtomicU32,
-    /// What it adds to `Holds::bytes`.
+    /// The bytes that it has added to `Holds::bytes`.
     bytes: AtomicUsize,
     ranges: [(AtomicUsize, AtomicUsize); RANGES],
 }
@@ -84,9 +83,9 @@ const _: () = assert!(size_of::<HoldSlot>() == 128);
 
 #[derive(Default)]
 struct HoldCell {
-    /// Evictors at work on chunks of this class.
+    /// Number of evictors that work on chunks of this class.
     leaving: AtomicU32,
-    /// Holders that wait for the end of that.
+    /// Number of holders that wait for these evictors.
     waiting: AtomicU32,
     lock: Mutex<()>,
     ended: Condvar,
@@ -94,19 +93,20 @@ struct HoldCell {
 
 /// All holds of a process.
 pub struct Holds {
-    /// Null: not there yet. What is there stays.
+    /// Null until a chunk is made. It stays then.
     chunks: [AtomicPtr<HoldSlot>; CHUNKS],
-    /// Empty where nobody ever holds.
+    /// Empty where no thread ever holds.
     cells: Box<[HoldCell]>,
-    /// Slots from here on are free.
+    /// All slots from this one on are free.
     used: AtomicUsize,
-    /// Who wants that nothing is evicted: see [`Holds::stop_eviction`].
+    /// Number of threads that have stopped eviction: see [`Holds::stop_eviction`].
     stops: AtomicU32,
-    /// Of holds of [`LARGE`] and more: of smaller ones all threads would have to tell.
+    /// Bytes of holds of [`LARGE`] and more. Counting smaller ones would make all threads write
+    /// here.
     bytes: AtomicUsize,
 }
 
-/// Those of the process, once there are any, and none.
+/// The holds of the process, once there are any, and the empty ones.
 static USED: AtomicPtr<Holds> = AtomicPtr::new(null_mut());
 static UNUSED: AtomicPtr<Holds> = AtomicPtr::new(null_mut());
 
@@ -118,19 +118,20 @@ pub struct HoldId(pub u32);
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct NoHoldSlot;
 
-/// A hold in the making: dropped, it holds nothing.
+/// A hold that is being built. If it is dropped, no range is held.
 pub struct HoldBuilder<'a> {
     holds: &'a Holds,
     near: usize,
-    /// First and last slot.
+    /// The first and the last slot.
     ends: Option<(u32, u32)>,
-    /// Ranges in the last one.
+    /// Ranges in the last slot.
     count: usize,
     bytes: usize,
     lacks_room: bool,
 }
 
-/// Puts `count` free slots at `place`, for good, if there are none yet; `false`: there is no memory.
+/// Makes `count` free slots at `place` if there are none yet. They stay. Returns `false` without
+/// memory.
 #[cfg(not(shuttle))]
 fn put_slots(place: &AtomicPtr<HoldSlot>, count: usize) -> bool {
     const { assert!(FREE == 0 && (FIRST * size_of::<HoldSlot>()).is_multiple_of(PAGE_SIZE)) };
@@ -143,7 +144,7 @@ fn put_slots(place: &AtomicPtr<HoldSlot>, count: usize) -> bool {
     true
 }
 
-/// As above; a model's atomics are no plain numbers.
+/// Makes `count` free slots at `place`, in a model, whose atomics are no plain numbers.
 #[cfg(shuttle)]
 fn put_slots(place: &AtomicPtr<HoldSlot>, count: usize) -> bool {
     let slot = |_| HoldSlot {
@@ -154,12 +155,12 @@ fn put_slots(place: &AtomicPtr<HoldSlot>, count: usize) -> bool {
     };
     let slots: Box<[HoldSlot]> = (0..count).map(slot).collect();
     let slots = Box::leak(slots).as_mut_ptr();
-    // The loser's stay, too: a model is short.
+    // The slots of the thread that comes second stay too, because a model is short.
     let _ = place.compare_exchange(null_mut(), slots, SeqCst, SeqCst);
     true
 }
 
-/// Pages that are marked as leaving, until it is dropped.
+/// A mark on pages as leaving, until it is dropped.
 pub struct LeavingPages<'a> {
     holds: &'a Holds,
     cells: [u64; CELLS / 64],
@@ -174,14 +175,14 @@ fn each_class(range: &Range<usize>, mut each: impl FnMut(usize)) {
     (first..=last.min(first + CELLS - 1)).for_each(|chunk| each(chunk % CELLS));
 }
 
-/// Chunk of a slot, and its place there.
+/// Returns the chunk of a slot, and its place there.
 fn place_of(slot: usize) -> (usize, usize) {
     let chunk = (slot / FIRST + 1).ilog2() as usize;
     (chunk, slot + FIRST - (FIRST << chunk))
 }
 
 impl Holds {
-    /// None. With `used`, there will be some.
+    /// Makes an empty set. Without `used`, no thread will hold.
     pub fn new(used: bool) -> Holds {
         Holds {
             chunks: core::array::from_fn(|_| AtomicPtr::new(null_mut())),
@@ -192,34 +193,34 @@ impl Holds {
         }
     }
 
-    /// Those of all engines of the process, as a call may name memory of several; or, without `used`,
-    /// none.
+    /// Returns the holds of all engines of the process, because a call may name memory of several.
+    /// Without `used`, returns an empty set that stays so.
     #[cfg(not(shuttle))]
     pub fn of_process(used: bool) -> &'static Holds {
         let place = if used { &USED } else { &UNUSED };
         if place.load(SeqCst).is_null() {
             let new = Box::into_raw(Box::new(Holds::new(used)));
             if place.compare_exchange(null_mut(), new, SeqCst, SeqCst).is_err() {
-                // SAFETY: made above, and nobody else has it.
+                // SAFETY: this thread made the box above, and has not shared it.
                 drop(unsafe { Box::from_raw(new) });
             }
         }
-        // SAFETY: a leaked box.
+        // SAFETY: the pointer is that of a leaked box.
         unsafe { &*place.load(SeqCst) }
     }
 
-    /// Of a model each run has its own.
+    /// Makes a new set, because each run of a model has its own.
     #[cfg(shuttle)]
     pub fn of_process(used: bool) -> &'static Holds {
         Box::leak(Box::new(Holds::new(used)))
     }
 
-    /// Bytes that are held by holds of 64 KiB and more.
+    /// Returns the bytes that holds of 64 KiB and more hold.
     pub fn held_bytes(&self) -> u64 {
         self.bytes.load(Relaxed) as u64
     }
 
-    /// Whether anybody ever holds.
+    /// Returns whether any thread ever holds.
     pub fn are_used(&self) -> bool {
         !self.cells.is_empty()
     }
@@ -248,7 +249,7 @@ impl Holds {
         (!slots.is_null()).then(|| unsafe { &*slots.add(place) })
     }
 
-    /// A slot that somebody has, or has had.
+    /// Returns a slot that is, or was, in use.
     fn known(&self, at: u32) -> &HoldSlot {
         self.slot(at as usize).expect("a chunk stays")
     }
@@ -284,7 +285,7 @@ impl Holds {
             new += 1;
         }
         let found = found?;
-        // Before its ranges count. Nobody lowers it below a slot that is taken.
+        // Before its ranges count. No thread lowers it below a slot that is taken.
         if self.used.load(SeqCst) <= found {
             self.used.fetch_max(found + 1, SeqCst);
         }
@@ -298,15 +299,15 @@ impl Holds {
         })
     }
 
-    /// Makes the chunk of a slot; `false`: there is no memory for it.
+    /// Makes the chunk of a slot. Returns `false` if there is no memory for it.
     fn grow(&self, at: usize) -> bool {
         let (chunk, _) = place_of(at);
         let place = self.chunks.get(chunk);
         place.is_some_and(|place| !place.load(SeqCst).is_null() || put_slots(place, FIRST << chunk))
     }
 
-    /// Lowers `used` past slots that are free. Who lowers it has the slot meanwhile, so nobody else
-    /// takes that one; who takes a later one raises it again.
+    /// Lowers `used` past free slots. The thread takes each of these slots meanwhile, so no other
+    /// can. A thread that takes a later one raises `used` again.
     #[cold]
     fn trim(&self) {
         loop {
@@ -322,8 +323,8 @@ impl Holds {
         }
     }
 
-    /// Nothing is evicted any more until [`Holds::allow_eviction`]; what was about to be is by then.
-    /// For a process that is about to end, and has memory that the kernel reads then.
+    /// Stops evictions until [`Holds::allow_eviction`]. Evictions in progress have ended on return.
+    /// It is for a process that is about to end, while the kernel reads its memory.
     pub fn stop_eviction(&self) {
         self.stops.fetch_add(1, SeqCst);
         self.cells.iter().for_each(HoldCell::wait);
@@ -331,18 +332,18 @@ impl Holds {
 
     /// Ends [`Holds::stop_eviction`].
     pub fn allow_eviction(&self) {
-        // In a child of fork, one of its parent's is ended that isn't there.
+        // A child of fork may end a stop of its parent that is not counted here.
         let less = |count: u32| count.checked_sub(1);
         let _ = self.stops.fetch_update(SeqCst, SeqCst, less);
     }
 
-    /// The second step, after [`HoldBuilder::publish`]: waits until no page of the hold is leaving that
-    /// an evictor has found free.
+    /// Runs the second step, after [`HoldBuilder::publish`]: waits until no page of the hold is
+    /// marked by an evictor that did not see the hold.
     pub fn wait(&self, hold: HoldId) {
         self.each(hold, |range, _| each_class(&range, |class| self.cells[class].wait()));
     }
 
-    /// As [`Holds::wait`], by looking only: no lock is left taken if the caller is killed.
+    /// Waits like [`Holds::wait`], but polls, so that no lock stays taken if the caller is killed.
     pub fn wait_by_looking(&self, hold: HoldId) {
         self.each(hold, |range, _| {
             each_class(&range, |class| {
@@ -353,8 +354,8 @@ impl Holds {
         });
     }
 
-    /// Whether a hold of so many ranges finds slots without asking for memory; with `grow`, asks for
-    /// it.
+    /// Returns whether a hold of so many ranges finds slots without taking memory. With `grow`,
+    /// takes memory for them.
     pub fn has_room(&self, near: usize, ranges: usize, grow: bool) -> bool {
         let last = self.used.load(SeqCst).max(near) + ranges / RANGES + 1;
         let places = (place_of(near).0..=place_of(last).0).map(|chunk| FIRST * ((1 << chunk) - 1));
@@ -380,7 +381,7 @@ impl Holds {
         while at != LAST {
             let slot = self.known(at);
             if slot.state.load(Relaxed) == FREE {
-                // In a child of fork, a hold of its parent's.
+                // In a child of fork, the slot is that of its parent's hold, and is free already.
                 return;
             }
             if slot.bytes.load(Relaxed) > 0 {
@@ -409,7 +410,8 @@ impl Holds {
         leaving
     }
 
-    /// What a copy of the process has in a model; locks apart, which the child makes free.
+    /// Returns the state that a forked child inherits in the model. Locks are not part of it: the
+    /// child re-initializes them.
     #[cfg(shuttle)]
     pub fn copied(&self) -> Holds {
         let copy = Holds::new(self.are_used());
@@ -434,10 +436,10 @@ impl Holds {
         copy
     }
 
-    /// In a child of fork: the caller's thread is the only one, and it holds nothing.
+    /// Ends all holds in a child of fork.
     ///
     /// # Safety
-    /// - That is so.
+    /// - The caller's thread is the only one of the process, and it holds nothing.
     pub unsafe fn reset_in_child(&self) {
         self.each_slot(|_, slot| {
             slot.bytes.store(0, Relaxed);
@@ -448,7 +450,7 @@ impl Holds {
         for cell in &self.cells {
             cell.leaving.store(0, SeqCst);
             cell.waiting.store(0, SeqCst);
-            // SAFETY: by the caller's promise nobody holds it.
+            // SAFETY: by the caller's promise no thread holds the lock.
             #[cfg(not(shuttle))]
             unsafe {
                 cell.lock.reset();
@@ -458,15 +460,15 @@ impl Holds {
 }
 
 impl HoldSlot {
-    /// Ranges that count.
+    /// Returns the number of its ranges.
     fn count(&self) -> usize {
         self.state.load(SeqCst).saturating_sub(TAKEN) as usize
     }
 }
 
 impl HoldBuilder<'_> {
-    /// Adds a range of bytes, to which the kernel writes or not. One of the same pages as the last
-    /// one is passed over: mostly the strings of an environment.
+    /// Adds a range of bytes, and whether the kernel writes to it. A range of the same pages as the
+    /// last one is skipped. These are mostly the strings of an environment.
     pub fn push(&mut self, range: Range<usize>, write: bool) {
         let end = range.end.checked_next_multiple_of(PAGE_SIZE).unwrap_or(usize::MAX);
         let start = range.start & !(PAGE_SIZE - 1) | if write { WRITE } else { 0 };
@@ -489,7 +491,7 @@ impl HoldBuilder<'_> {
         self.count += 1;
     }
 
-    /// The last slot, and a free place for a range there.
+    /// Returns the last slot, and a free place for a range there.
     fn place(&mut self) -> Option<(&HoldSlot, usize)> {
         let holds = self.holds;
         let (first, last) = match self.ends {
@@ -511,7 +513,8 @@ impl HoldBuilder<'_> {
         Some((holds.known(last), self.count))
     }
 
-    /// The first step: whoever looks from now on sees these ranges. `None`: there are none.
+    /// Runs the first step: every evictor that looks from now on sees these ranges. Returns `None`
+    /// if there are none.
     ///
     /// # Errors
     /// There was no memory for a slot; nothing is held.
@@ -552,7 +555,7 @@ impl HoldCell {
     }
 
     fn end(&self) {
-        // Who waits has said so before it looked for the last time.
+        // A waiter counts itself before it looks for the last time.
         if self.leaving.fetch_sub(1, SeqCst) == 1 && self.waiting.load(SeqCst) != 0 {
             let _guard = self.lock.lock();
             self.ended.notify_all();
@@ -561,20 +564,20 @@ impl HoldCell {
 }
 
 impl LeavingPages<'_> {
-    /// Whether any page of a range, which was marked, is held.
+    /// Returns whether any page of a marked range is held.
     pub fn is_held(&self, range: Range<usize>) -> bool {
         let mut held = false;
         self.each_held(range, |_| held = true);
         held
     }
 
-    /// Whether a range, which was marked, may be evicted: it isn't held, and eviction isn't stopped.
+    /// Returns whether a marked range may be evicted: it isn't held, and eviction isn't stopped.
     pub fn may_evict(&self, range: Range<usize>) -> bool {
         self.holds.stops.load(SeqCst) == 0 && !self.is_held(range)
     }
 
-    /// Calls `each` with the parts of a range, which was marked, that are held: whole pages, maybe
-    /// some more than once.
+    /// Calls `each` with the held parts of a marked range: whole pages, some possibly more than
+    /// once.
     pub fn each_held(&self, range: Range<usize>, mut each: impl FnMut(Range<usize>)) {
         let holds = self.holds;
         if range.is_empty() {
@@ -636,7 +639,7 @@ mod tests {
     fn any_number_of_holds_holds_exactly_its_ranges() {
         let holds = Holds::new(true);
         let at = |n: usize| (n + 1) << 20;
-        // Some threads have the same number: a thread's second hold.
+        // Two threads each have the same number: the second hold takes another slot.
         let all: Vec<_> = (0..5000).map(|n| holds.hold(n / 2, at(n)..at(n) + 1).unwrap()).collect();
         for n in [0, 1, 255, 256, 257, 4999] {
             assert_eq!(held_of(&holds, at(n)..at(n) + 0x2000), [(at(n), at(n) + 0x1000)]);
@@ -668,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn hold_that_was_not_published_holds_nothing_and_gives_its_slots_back() {
+    fn unpublished_hold_holds_nothing_and_frees_its_slots() {
         let holds = Holds::new(true);
         let mut holding = holds.begin(0);
         (1..100).for_each(|n| holding.push(n << 20..(n << 20) + 1, false));

@@ -1,4 +1,4 @@
-//! The engine against its equations (see [`Pager`]): what tests and fuzzers ask after each round.
+//! The engine's equations (see [`Pager`]). Tests and fuzzers check them after each round.
 use crate::area::Area;
 use crate::folio::index::FolioId;
 use crate::folio::lru::LruList;
@@ -11,11 +11,11 @@ use alloc::vec::Vec;
 use memfold_swap::Swap;
 use memfold_sys::units::{MAX_PAGES, PAGE_SIZE};
 
-/// What the folios of all areas come to.
+/// Sums over the folios of all areas.
 #[derive(Default)]
 struct FolioSums {
     mapped: u64,
-    /// Pages of the folios that mapped ones belong to.
+    /// Pages of folios that have mapped pages.
     listed: u64,
     cached: u64,
     clean: u64,
@@ -26,15 +26,16 @@ struct FolioSums {
 }
 
 walk! {
-    /// The engine is verified.
+    /// Verifies the engine.
     pub(crate) struct Invariants
 }
 
 impl Invariants<'_> {
-    /// Verifies what must hold while nobody works: store, frames, and every folio of every area.
+    /// Verifies the conditions that hold while no thread works: store, frames, and every folio of
+    /// every area.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The first condition that does not hold.
     pub fn check(&self) -> Result<(), String> {
         Writeback(self.0).drain_writes();
         let areas = self.areas.write();
@@ -117,7 +118,7 @@ impl Invariants<'_> {
         let zeros = handles().filter(|h| h.is_zero()).count();
         found.objects += (self.table.slots(folio).len() - zeros - foreign) as u64;
         found.in_file += foreign as u64;
-        // What is on no list never leaves the pool.
+        // Objects of folios that are on no list never leave the pool.
         let in_pool = stored && handles().any(|h| self.backing.store().payload(h).is_some());
         if in_pool
             && self.backing.swap().is_some()
@@ -128,7 +129,7 @@ impl Invariants<'_> {
         Ok(())
     }
 
-    /// What is clean is in memory, and equals its stored copy.
+    /// Verifies that the pages of a clean folio are in memory, and equal its stored copy.
     fn check_clean(&self, area: &Area, id: FolioId, folio: &Folio) -> Result<(), String> {
         if !self.table.is_clean(folio) {
             return Ok(());
@@ -145,14 +146,14 @@ impl Invariants<'_> {
         }
         let mut context = self.backing.context();
         let buffer = context.buffer.pages_mut();
-        // SAFETY: the buffer holds a block, and is this context's, which is lent to this thread;
-        // nobody works, so nobody frees the copy.
+        // SAFETY: the buffer holds a block, and belongs to this context, which is lent to this
+        // thread. No other thread works, so the copy is not freed.
         unsafe {
             self.backing.fetch_one(&mut context, slots[0].get(), order, order.pages(), buffer)
         };
         let bytes = |from: *const u8| {
-            // SAFETY: both are of the folio's size; the pages at home that are asked for are there,
-            // so that nothing is faulted in. They may be written to, hence no reference.
+            // SAFETY: both have the folio's size. The pages that are read at home are present, so
+            // no fault is taken. They may be written to meanwhile, hence there is no reference.
             move |n| unsafe { from.add(n).read_volatile() }
         };
         let (own, stored) = (bytes(home as *const u8), bytes(buffer.cast()));

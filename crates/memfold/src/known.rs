@@ -1,7 +1,7 @@
-//! Where memory may be that is folded, now or later: a bit for each 2 MiB of the address space. Under
-//! `memfold run` it is set when something private without a file is mapped there, and never taken
-//! back; for regions of the library while there is one. In tables for 256 GiB each, which are made as
-//! they are needed: programs use few.
+//! A map of the address space where memory may be folded, now or later: a bit for each 2 MiB. Under
+//! `memfold run` a bit is set when private memory without a file is mapped there, and is never
+//! cleared. For regions of the library it is set while there is one. Tables for 256 GiB each are
+//! made when they are needed, because programs use few.
 use alloc::boxed::Box;
 use core::array::from_fn;
 use core::ops::Range;
@@ -9,9 +9,9 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 const CHUNK_SHIFT: u32 = 21;
-/// Nothing above is ever managed.
+/// The end of the addresses that may be managed.
 pub const TOP: usize = 1 << 47;
-/// Of a larger range nobody asks for each chunk.
+/// Ranges of more chunks are not queried chunk by chunk.
 const CHUNKS_MAX: usize = 4096;
 const TABLE_SHIFT: u32 = 38;
 const TABLES: usize = TOP >> TABLE_SHIFT;
@@ -20,10 +20,10 @@ const WORDS: usize = (1 << (TABLE_SHIFT - CHUNK_SHIFT)) / WORD_BITS;
 
 type Table = [AtomicU64; WORDS];
 
-/// See the module.
+/// The map; see the module.
 pub struct FoldableMap([AtomicPtr<Table>; TABLES]);
 
-/// Words in all tables, counted through, that hold the bits of a range.
+/// Returns the words, counted through all tables, that hold the bits of a range.
 fn words(range: &Range<usize>) -> Range<usize> {
     let chunks = chunks(range);
     chunks.start / WORD_BITS..chunks.end.div_ceil(WORD_BITS)
@@ -34,7 +34,7 @@ fn chunks(range: &Range<usize>) -> Range<usize> {
     (range.start >> CHUNK_SHIFT)..end.div_ceil(1 << CHUNK_SHIFT)
 }
 
-/// The bits of a word that are in a range of chunks.
+/// Returns the bits of a word that are in a range of chunks.
 fn mask(word: usize, chunks: &Range<usize>) -> u64 {
     let first = word * WORD_BITS;
     let from = chunks.start.saturating_sub(first);
@@ -43,7 +43,7 @@ fn mask(word: usize, chunks: &Range<usize>) -> u64 {
 }
 
 impl Default for FoldableMap {
-    /// Nothing is known.
+    /// Makes an empty map.
     fn default() -> FoldableMap {
         FoldableMap(from_fn(|_| AtomicPtr::new(null_mut())))
     }
@@ -51,20 +51,21 @@ impl Default for FoldableMap {
 
 impl FoldableMap {
     fn table(&self, word: usize) -> Option<&Table> {
-        // SAFETY: null, or a box that was leaked.
+        // SAFETY: the pointer is null, or that of a leaked box.
         unsafe { self.0[word / WORDS].load(SeqCst).as_ref() }
     }
 
     #[cold]
     fn make_table(&self, word: usize) -> &Table {
-        // SAFETY: zeros are a table. It comes as zeros, so what isn't used of it stays without a page.
+        // SAFETY: zeros are a valid table. The box is allocated as zeros, so unused parts get no
+        // page.
         let new = Box::into_raw(unsafe { Box::<Table>::new_zeroed().assume_init() });
         let place = &self.0[word / WORDS];
         match place.compare_exchange(null_mut(), new, SeqCst, SeqCst) {
-            // SAFETY: leaked.
+            // SAFETY: the exchange has just leaked the box.
             Ok(_) => unsafe { &*new },
             Err(other) => {
-                // SAFETY: made above and given to nobody; the other is a leaked box.
+                // SAFETY: this thread made `new` and has not shared it; the other is a leaked box.
                 unsafe {
                     drop(Box::from_raw(new));
                     &*other
@@ -73,7 +74,7 @@ impl FoldableMap {
         }
     }
 
-    /// Something is there.
+    /// Sets the bits of a range.
     pub fn set(&self, range: &Range<usize>) {
         let chunks = chunks(range);
         for word in words(range) {
@@ -85,7 +86,7 @@ impl FoldableMap {
         }
     }
 
-    /// Nothing is there any more.
+    /// Clears the bits of a range.
     pub fn unset(&self, range: &Range<usize>) {
         let chunks = chunks(range);
         for word in words(range) {
@@ -95,17 +96,17 @@ impl FoldableMap {
         }
     }
 
-    /// Nothing is anywhere any more.
+    /// Clears all bits.
     pub fn clear(&self) {
         for table in &self.0 {
-            // SAFETY: null, or a box that was leaked.
+            // SAFETY: the pointer is null, or that of a leaked box.
             if let Some(table) = unsafe { table.load(SeqCst).as_ref() } {
                 table.iter().for_each(|word| word.store(0, Relaxed));
             }
         }
     }
 
-    /// Whether something may be there.
+    /// Returns whether memory of a range may be folded.
     pub fn is_set(&self, range: &Range<usize>) -> bool {
         let chunks = chunks(range);
         let is_any = |word: usize| {
@@ -126,7 +127,7 @@ mod tests {
         let known = FoldableMap::default();
         let at = (1 << TABLE_SHIFT) - 3 * CHUNK;
         known.set(&(at - CHUNK..at));
-        // Across two tables, its last chunk in part.
+        // Across two tables; it covers its last chunk only in part.
         let region = at..at + 100 * CHUNK + 5;
         known.set(&region);
         known.set(&(at + 101 * CHUNK..at + 102 * CHUNK));

@@ -7,7 +7,7 @@
 //! let mut region = memory.region(1 << 30)?;           // 1 GiB of zeros, no memory yet
 //! region.as_mut_slice()[12345] = 7;
 //! region.pageout(0..region.len());                    // fold it now
-//! assert_eq!(region.as_slice()[12345], 7);            // and it is back
+//! assert_eq!(region.as_slice()[12345], 7);            // a touch loads it
 //! println!("{} bytes in the pool", memory.stats().pool_bytes.load(std::sync::atomic::Ordering::Relaxed));
 //! # Ok::<(), memfold::Error>(())
 //! ```

@@ -1,8 +1,8 @@
-//! The parts of an engine, and what a walk is.
+//! The parts of an engine, and the definition of a walk.
 //!
-//! A part owns its data: its fields are private, and it knows no walk. A walk (a fault, a reclaim, a
-//! fork) is a type that holds nothing but a reference to the parts. Its methods can be called only by
-//! who has imported it, and imports go down only: so calls do.
+//! A part owns its data: its fields are private, and it knows no walk. A walk (a fault, a reclaim,
+//! a fork) is a type that holds only a reference to the parts. Only code that imports its type can
+//! call its methods, and imports go down only: so calls do.
 use crate::area::lock::AreaLock;
 use crate::backing::Backing;
 use crate::config::{Config, Delivery};
@@ -23,14 +23,15 @@ use memfold_sys::memory::zone::Zone;
 use memfold_sys::thread::errands::DelegateQueue;
 use memfold_sys::units::PAGE_SIZE;
 
-/// What an engine consists of.
+/// The parts of an engine.
 ///
-/// Lock order: the gates of background work -> `areas` (two locks, see `area/lock.rs`) -> a context ->
-/// a shard -> the locks inside lists, frames, slabs, store. At most one shard and one context at a time.
-/// No lock is held while bytes are compressed or decompressed, except a context, and one of `areas` for
-/// reading: so who writes both meets no folio that is `Loading` or `Saving`.
+/// Lock order: the pauses of background work -> `areas` (two locks, see `area/lock.rs`) -> a
+/// context -> a shard -> the locks inside lists, frames, slabs, store. A thread holds at most one
+/// shard and one context. No lock is held while bytes are compressed or decompressed, except a
+/// context, and one of `areas` for reading. So a thread that writes both meets no folio that is
+/// `Loading` or `Saving`.
 ///
-/// Equation, while nobody works: `mapped + frames.populated` is the uncompressed memory held.
+/// Equation, while no thread works: `mapped + frames.populated` is the uncompressed memory held.
 pub struct EngineParts {
     pub(crate) config: Config,
     pub(crate) stats: Arc<StatsPlace>,
@@ -41,25 +42,25 @@ pub struct EngineParts {
     pub(crate) areas: AreaLock,
     pub(crate) streams: Streams,
     pub(crate) swap_readahead: SwapReadahead,
-    /// What background threads are asked for.
+    /// Requests to background threads.
     pub(crate) requests: RequestQueue,
     /// Faults that need the swap file or the remote store.
     pub(crate) reads: DeviceFaults,
-    /// In gate delivery: what threads of the program have the engine's do with file and store.
+    /// In gate delivery: calls on file and store that the engine's threads make for the program's.
     pub(crate) errands: Option<Arc<DelegateQueue>>,
-    /// Where a fork stops the engine's threads.
+    /// Where a fork pauses the engine's threads.
     pub(crate) gates: PauseGates,
     pub(crate) to_unshare: ToUnshare,
     pub(crate) holds: &'static Holds,
-    /// Room for the largest block, of who has the areas to itself.
+    /// Room for the largest block, for the thread that has exclusive areas.
     pub(crate) scratch: Zone,
-    /// What cold blocks are compressed by again.
+    /// The codec that compresses cold blocks again.
     pub(crate) recompress: Option<CodecSpec>,
     pub(crate) cpus: usize,
 }
 
 impl EngineParts {
-    /// Whether a fault is answered by the thread that took it.
+    /// Returns whether the faulting thread serves its fault itself.
     pub(crate) fn is_inline(&self) -> bool {
         self.config.delivery != Delivery::Thread
     }
@@ -82,7 +83,7 @@ macro_rules! walk {
 }
 pub(crate) use walk;
 
-/// Bytes of `pages` pages.
+/// Returns the bytes of `pages` pages.
 pub(crate) const fn bytes(pages: usize) -> usize {
     pages * PAGE_SIZE
 }

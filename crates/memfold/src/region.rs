@@ -1,8 +1,8 @@
 //! The public Rust API: [`Builder`] -> [`Memory`] -> [`Region`].
 //!
-//! All of them belong to the process that made them. A child of fork inherits copies, whose
-//! userfaultfd acts on the parent's memory and whose threads and locks are the parent's: there
-//! every call does nothing, and what is dropped is left as it is.
+//! All of them belong to the process that made them. A child of fork inherits copies. Their
+//! userfaultfd acts on the parent's memory, and their threads and locks are the parent's. So in the
+//! child every call does nothing, and dropped values are forgotten.
 use crate::config::{Config, ConfigError, Delivery};
 use crate::delivery::background::{self, EngineThread};
 use crate::delivery::gate;
@@ -29,16 +29,16 @@ use memfold_sys::uffd::{OpenError, Uffd, feature};
 use memfold_sys::units::{MAX_BYTES, PAGE_SHIFT, PAGE_SIZE};
 use rustix::fd::AsRawFd;
 
-/// Why folded memory could not be had. Displays as one line that says what to do.
+/// Why folded memory is unavailable. Displays as one line that says what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
     /// A setting is wrong.
     Config(String),
     /// The kernel gives no userfaultfd.
     Userfaultfd(OpenError),
-    /// A system call failed; the text says which.
+    /// A system call failed; the text names the step.
     System(&'static str, Errno),
-    /// The memory is that of a process of which the caller is a child.
+    /// The memory belongs to a parent of this process.
     Inherited,
 }
 
@@ -99,21 +99,21 @@ impl Builder {
         self
     }
 
-    /// The codec, such as `lz4` or `zstd:3`.
+    /// Sets the codec, such as `lz4` or `zstd:3`.
     #[must_use]
     pub fn codec(self, spec: &str) -> Builder {
         self.set("codec", spec)
     }
 
-    /// How faults are delivered.
+    /// Sets how faults are delivered.
     #[must_use]
     pub fn delivery(mut self, delivery: Delivery) -> Builder {
         self.config.delivery = delivery;
         self
     }
 
-    /// The socket of the service that speaks with the remote store of the key `remote`:
-    /// `memfold_remote::Service` is one.
+    /// Sets the socket of the service for the remote store of the key `remote`.
+    /// `memfold_remote::Service` is such a service.
     #[must_use]
     pub fn remote_socket(mut self, path: &str) -> Builder {
         self.config.remote_socket = Some(String::from(path));
@@ -123,7 +123,7 @@ impl Builder {
     /// Starts the engine.
     ///
     /// # Errors
-    /// See [`Error`].
+    /// An [`Error`] with the cause.
     pub fn build(self) -> Result<Memory, Error> {
         if let Some(e) = self.wrong {
             return Err(Error::Config(e.0));
@@ -133,7 +133,7 @@ impl Builder {
 }
 
 /// Folded memory: an engine with its threads. Regions keep it alive. A child of fork doesn't have
-/// it and builds its own.
+/// it, and builds its own.
 #[derive(Clone)]
 pub struct Memory {
     engine: Arc<RegionEngine>,
@@ -145,16 +145,16 @@ struct RegionEngine {
     uffd: Arc<Uffd>,
     handlers: Option<FaultHandlers>,
     workers: Vec<Thread>,
-    /// Those that a child of `vfork` needs.
+    /// The descriptors that a child of `vfork` needs.
     descriptors: [i32; 2],
-    /// Dropped last, when there are no threads.
+    /// Dropped last, when there are no threads any more.
     _counted: gate::EngineCount,
 }
 
 type Opened = (Arc<Uffd>, Option<Arc<Pagemap>>, bool);
 
 impl Memory {
-    /// Settings, all at their defaults; give at least a limit.
+    /// Returns the default settings. Set at least a limit.
     pub fn builder() -> Builder {
         Builder { config: Config::new(memory_bytes()), wrong: None }
     }
@@ -205,7 +205,7 @@ impl Memory {
         let workers = config.worker_count(parts.cpus);
         let pager = Arc::new(Pager::new(config, parts)?);
         let (start, len) = pager.frames_zone();
-        // SAFETY: the engine never touches a frame that is empty.
+        // SAFETY: the engine never touches an empty frame.
         unsafe { uffd.register(start, len, !has_move) }
             .map_err(|e| Error::System("Registering frames failed", e))?;
         let birthplace = ProcessTag::new().map_err(|e| {
@@ -235,7 +235,7 @@ impl Memory {
         engine.workers =
             starts.iter().map(EngineThread::by_libc).collect::<Result<_, _>>().map_err(threads)?;
         if is_signal {
-            // The gate's handler asks the same list.
+            // The gate's handler uses the same list.
             if !sigbus::enlist(&engine.pager, !gate::is_armed())
                 .map_err(|e| Error::System("Mapping a page for the list of engines failed", e))?
             {
@@ -251,29 +251,31 @@ impl Memory {
         Ok(Memory { engine: Arc::new(engine) })
     }
 
-    /// The descriptors of an engine, and whether it can move pages.
+    /// Opens the descriptors of an engine, and finds out whether it can move pages.
     fn open(is_signal: bool, use_move: bool) -> Result<Opened, Error> {
         let supported = Uffd::probe().map_err(Error::Userfaultfd)?;
-        // Where there is no /proc, pages are copied.
+        // Without /proc, pages are copied.
         let number = |e| Error::System("Numbering a descriptor failed", e);
         let least = gate::least_descriptor();
         let pagemap = Pagemap::open().ok().map(|pagemap| pagemap.at_least(least));
         let pagemap = pagemap.transpose().map_err(number)?.map(Arc::new);
         let has_move = use_move && supported & feature::MOVE != 0 && pagemap.is_some();
         let mut features = if has_move { feature::MOVE } else { feature::WP };
-        // WP is there to drop what is clean; without it, that is moved out.
+        // WP is needed to drop clean pages. Without it they are moved out.
         features |= if is_signal { feature::SIGBUS | supported & feature::WP } else { 0 };
         let uffd = Uffd::open(features, is_signal).map_err(Error::Userfaultfd)?;
         let uffd = uffd.at_least(least).map_err(number)?;
         Ok((Arc::new(uffd), pagemap, has_move))
     }
 
-    /// A new region of `len` bytes (rounded up to pages), all zeros, taking no memory until
-    /// touched.
+    /// Makes a region of `len` bytes (rounded up to pages). It is all zeros, and takes no memory
+    /// until it is touched.
     ///
     /// # Errors
-    /// EINVAL for a length of zero; no address space; ENOMEM for too many regions, or too much that is
-    /// folded; registration refused; [`Error::Inherited`] in a child of fork.
+    /// - EINVAL: the length is zero.
+    /// - ENOMEM: no address space, too many regions, or too much folded data.
+    /// - The errors of registering it.
+    /// - [`Error::Inherited`] in a child of fork.
     pub fn region(&self, len: usize) -> Result<Region, Error> {
         if !self.engine.is_here() {
             return Err(Error::Inherited);
@@ -318,7 +320,8 @@ impl Memory {
         Ok(Region { zone: ManuallyDrop::new(zone), engine })
     }
 
-    /// Figures, brought up to date; in a child of fork those that there were last.
+    /// Returns the counters, brought up to date. A child of fork gets the last values before the
+    /// fork.
     pub fn stats(&self) -> &Stats {
         if self.engine.is_here() {
             let _unsignalled = SignalsBlocked::new();
@@ -327,13 +330,13 @@ impl Memory {
         self.engine.pager.stats()
     }
 
-    /// Figures of the compressed store by itself, such as the waits for its locks.
+    /// Returns the counters of the compressed store, such as the waits for its locks.
     pub fn store_stats(&self) -> memfold_store::StoreStats {
         let _unsignalled = SignalsBlocked::new();
         self.engine.pager.0.backing.store().stats()
     }
 
-    /// How faults are delivered.
+    /// Returns how faults are delivered.
     pub fn delivery(&self) -> Delivery {
         self.engine.pager.config().delivery
     }
@@ -342,7 +345,7 @@ impl Memory {
     /// meanwhile.
     ///
     /// # Errors
-    /// What is wrong; that this is a child of fork.
+    /// The first condition that does not hold, or that this is a child of fork.
     pub fn check(&self) -> Result<(), String> {
         if !self.engine.is_here() {
             return Err(String::from(INHERITED));
@@ -353,7 +356,7 @@ impl Memory {
 }
 
 impl RegionEngine {
-    /// Whether the caller is in the process that made it. Elsewhere nothing of it may be used.
+    /// Returns whether the caller is in the process that made it. No other process may use it.
     fn is_here(&self) -> bool {
         self.birthplace.is_here()
     }
@@ -362,8 +365,8 @@ impl RegionEngine {
 impl Drop for RegionEngine {
     fn drop(&mut self) {
         if !self.is_here() {
-            // A copy. Its threads aren't here, its descriptors act on the parent, and its locks may
-            // be held for ever.
+            // This is a copy. Its threads don't exist here, its descriptors act on the parent, and
+            // its locks may be held for ever.
             forget((self.handlers.take(), take(&mut self.workers), self.pager.clone()));
             return;
         }
@@ -376,21 +379,21 @@ impl Drop for RegionEngine {
     }
 }
 
-/// A region of folded memory. It is dropped with everything in it.
+/// A region of folded memory. Dropping it discards its contents.
 ///
 /// A child of fork doesn't have it: touching it there is a segmentation fault. The methods do
 /// nothing there, and dropping it changes nothing, in the child or in the parent.
 ///
 /// Any thread may read and write it through [`Region::as_ptr`], by the same rules as other memory.
-/// In gate delivery that holds for system calls too. In signal delivery, a system call that is given
-/// a folded part, or is to write to one that was only read since it was folded, fails with EFAULT:
-/// [`Region::pin`] it around the call.
+/// In gate delivery that holds for system calls too. In signal delivery a system call fails with
+/// EFAULT if it is passed a folded part. It fails too if it is to write to a page that was only
+/// read since it was folded. [`Region::pin`] it around the call.
 ///
-/// Contents are discarded by [`Region::discard`] only, not by `madvise`. The kernel merges none of its
-/// pages with equal ones; in signal delivery the program must not ask for that later, by
+/// Contents are discarded by [`Region::discard`] only, not by `madvise`. The kernel merges none of
+/// its pages with equal ones. In signal delivery the program must not request that later, by
 /// MADV_MERGEABLE or PR_SET_MEMORY_MERGE: writes would be lost.
 pub struct Region {
-    /// Dropped by `drop`, but not in a child, which may have something else at its addresses.
+    /// Dropped by `drop`, but not in a child, which may have other memory at its addresses.
     zone: ManuallyDrop<Zone>,
     engine: Arc<RegionEngine>,
 }
@@ -402,32 +405,33 @@ pub struct PinnedRange<'a> {
 }
 
 impl Region {
-    /// The first byte.
+    /// Returns the address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.zone.as_ptr()
     }
 
-    /// Length in bytes: what was asked for, rounded up to pages.
+    /// Returns the length in bytes, rounded up to pages.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.zone.len()
     }
 
-    /// The bytes, for reading.
+    /// Returns the bytes, for reading.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the zone is mapped and readable for its whole length while `self` lives; faults
         // are served by the engine, which never changes a byte.
         unsafe { core::slice::from_raw_parts(self.zone.as_ptr(), self.zone.len()) }
     }
 
-    /// The bytes, for writing.
+    /// Returns the bytes, for writing.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` makes the borrow unique.
+        // SAFETY: the zone is mapped and writable for its whole length while `self` lives; the
+        // engine serves faults, and never changes a byte. `&mut self` makes the borrow unique.
         unsafe { core::slice::from_raw_parts_mut(self.zone.as_ptr(), self.zone.len()) }
     }
 
-    /// Folds the pages of a byte range now (rounded inwards to pages). Returns pages that left
-    /// memory.
+    /// Folds the pages of a byte range now (rounded inwards to pages). Returns the number of
+    /// evicted pages.
     ///
     /// # Panics
     /// If the range reaches past the region.
@@ -459,8 +463,8 @@ impl Region {
         }
     }
 
-    /// Loads a byte range (rounded outwards) and keeps it in memory, readable and writable for the
-    /// kernel too, as long as the pin lives. Untouched pages are made.
+    /// Loads a byte range (rounded outwards) and keeps it in memory as long as the pin lives. It is
+    /// readable and writable for the kernel too. Untouched pages are made.
     ///
     /// # Panics
     /// If the range reaches past the region.
@@ -470,18 +474,19 @@ impl Region {
         };
         let unsignalled = SignalsBlocked::new();
         self.engine.pager.mappings().pin_at(addrs.clone());
-        // What follows faults.
+        // Signals are allowed again before the loop, which faults.
         drop(unsignalled);
         let at = range.start & !(PAGE_SIZE - 1);
         for page in (at..range.end).step_by(PAGE_SIZE) {
-            // SAFETY: inside the region. A read makes the page present; pinned, it stays.
+            // SAFETY: the address is inside the region. A read makes the page present; pinned, it
+            // stays.
             unsafe { self.zone.as_ptr().add(page).read_volatile() };
         }
         PinnedRange { region: self, addrs }
     }
 
-    /// Keeps what is loaded of a range in memory until [`Region::unpin`], for a fork. Untouched pages
-    /// stay untouched.
+    /// Keeps the loaded pages of a range in memory until [`Region::unpin`], for a fork. Untouched
+    /// pages stay untouched.
     pub(crate) fn hold(&self, range: Range<usize>) {
         self.engine.pager.0.to_unshare.note_unseen_forks();
         let _unsignalled = SignalsBlocked::new();
@@ -509,12 +514,13 @@ impl Region {
     pub unsafe fn discard(&self, range: Range<usize>) {
         if let Some(addrs) = self.addrs(&range) {
             let _unsignalled = SignalsBlocked::new();
-            // SAFETY: as the caller says.
+            // SAFETY: the caller promises that no reference is alive, and no other thread uses the
+            // range.
             unsafe { self.engine.pager.mappings().discard_at(addrs) };
         }
     }
 
-    /// The addresses of a range; `None` in a child of fork.
+    /// Returns the addresses of a range; `None` in a child of fork.
     fn addrs(&self, range: &Range<usize>) -> Option<Range<usize>> {
         assert!(
             range.start <= range.end && range.end <= self.zone.len(),
@@ -533,7 +539,7 @@ impl Drop for Region {
         let pager = &self.engine.pager;
         let _unsignalled = SignalsBlocked::new();
         let mut areas = pager.0.areas.write();
-        // Unregistered first: from now on nobody is sent here for a fault.
+        // Unregistered first: from now on no fault arrives for it.
         let _ = self.engine.uffd.unregister(self.zone.start(), self.zone.len());
         KeyRanges(&pager.0).forget(
             &mut areas,
@@ -545,7 +551,7 @@ impl Drop for Region {
         if pager.config().delivery == Delivery::Gate {
             gate::ends(&(self.zone.start()..self.zone.start() + self.zone.len()));
         }
-        // SAFETY: the region is being dropped, so nobody uses the zone again.
+        // SAFETY: the region is being dropped, so no thread uses the zone again.
         unsafe { ManuallyDrop::drop(&mut self.zone) };
     }
 }

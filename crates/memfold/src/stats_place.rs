@@ -1,19 +1,19 @@
-//! Where an engine's figures are.
+//! The place of an engine's counters.
 use alloc::boxed::Box;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 use memfold_stats::Stats;
 
-/// Figures of an engine: its own, or in memory that others read.
+/// The counters of an engine: its own, or in memory that others read.
 pub enum StatsPlace {
-    /// The engine's own.
+    /// Counters of the engine's own.
     Own(Box<Stats>),
-    /// Shared with whoever made the place.
+    /// Counters shared with the owner of the place.
     Shared(AtomicPtr<Stats>),
 }
 
 impl StatsPlace {
-    /// Figures that live in memory that others read.
+    /// Makes counters in memory that other processes or threads read.
     pub fn shared(stats: &'static Stats) -> StatsPlace {
         StatsPlace::Shared(AtomicPtr::new(stats as *const Stats as *mut Stats))
     }
@@ -24,7 +24,7 @@ impl Deref for StatsPlace {
     fn deref(&self) -> &Stats {
         match self {
             StatsPlace::Own(stats) => stats,
-            // SAFETY: it comes from a `&'static`.
+            // SAFETY: the pointer comes from a `&'static`.
             StatsPlace::Shared(stats) => unsafe { &*stats.load(Relaxed) },
         }
     }

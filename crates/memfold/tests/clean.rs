@@ -143,7 +143,7 @@ fn c2_what_can_not_be_dropped_stays() {
 
 /// A child of fork shares pages with its parent for a while, which goes on to read and write.
 #[test]
-fn c1_pages_that_a_child_shares_are_dropped_and_written_to_like_others() {
+fn c1_pages_shared_with_a_child_are_dropped_like_others() {
     let memory = memory("4K");
     let mut region = memory.region(4 * RESIDENT as usize).unwrap();
     fill(&mut region);

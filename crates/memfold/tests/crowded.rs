@@ -12,7 +12,7 @@ fn fill(region: &mut Region, n: usize) {
 }
 
 #[test]
-fn regions_and_engines_are_refused_before_the_last_area_and_what_is_there_goes_on() {
+fn regions_are_refused_before_the_last_area_and_others_work() {
     let memory = engine().unwrap();
     let mut regions: Vec<Region> = Vec::new();
     let refused = loop {

@@ -143,7 +143,7 @@ fn links_between_documents_lead_somewhere() {
 }
 
 #[test]
-fn the_map_names_every_folder_of_the_engine_and_no_file_that_is_not_there() {
+fn map_names_every_folder_of_the_engine_and_no_missing_file() {
     let map = read("ARCHITECTURE.md");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     for entry in std::fs::read_dir(&source).unwrap().map(Result::unwrap) {

@@ -184,7 +184,7 @@ fn what_a_child_drops_stays_its_parents() {
 }
 
 #[test]
-fn a_touch_of_the_parents_region_ends_the_child_and_no_byte_changes() {
+fn touch_of_the_parents_region_ends_the_child_unchanged() {
     let _alone = alone();
     for delivery in [Delivery::Signal, Delivery::Thread] {
         let (memory, region) = half_folded(delivery);

@@ -22,7 +22,7 @@ fn holds(addr: usize, words: usize, seed: u64) -> bool {
 }
 
 #[test]
-fn pieces_keep_their_bytes_through_eviction_and_come_back_as_zeros() {
+fn pieces_keep_bytes_through_eviction_and_restart_as_zeros() {
     let heap = heap();
     let words = 3 * MIB / 8 + 11;
     for round in 0..3 {

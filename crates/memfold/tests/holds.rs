@@ -295,7 +295,7 @@ fn a_child_of_fork_has_neither_holds_nor_marks_of_its_parents() {
 
 /// The same of the marks alone.
 #[test]
-fn a_call_of_a_child_of_fork_waits_for_no_evictor_of_its_parents() {
+fn call_in_a_child_waits_for_no_evictor_of_its_parent() {
     fn model(without: Without) {
         let world = World::new(true);
         join(vec![

@@ -102,7 +102,7 @@ impl Setup {
 }
 
 #[test]
-fn frames_that_the_kernel_has_swapped_out_are_not_taken_for_empty() {
+fn frames_swapped_out_by_the_kernel_are_not_empty() {
     let _alone = alone();
     let Some(_swap) = KernelSwap::on(192) else { return };
     let mut setup = Setup::new();
@@ -122,7 +122,7 @@ fn frames_that_the_kernel_has_swapped_out_are_not_taken_for_empty() {
 }
 
 #[test]
-fn pages_that_the_kernel_has_swapped_out_are_folded_all_the_same() {
+fn pages_swapped_out_by_the_kernel_are_folded() {
     let _alone = alone();
     let Some(_swap) = KernelSwap::on(192) else { return };
     let mut setup = Setup::new();
@@ -171,7 +171,7 @@ fn what_is_in_the_kernels_swap_when_it_is_adopted_is_there() {
 }
 
 #[test]
-fn regions_keep_every_byte_while_the_kernel_swaps_and_the_process_forks() {
+fn regions_keep_every_byte_under_kernel_swap_and_forks() {
     let _alone = alone();
     let Some(_swap) = KernelSwap::on(192) else { return };
     for delivery in [Delivery::Signal, Delivery::Thread] {

@@ -19,7 +19,7 @@ fn merged_in(range: Range<usize>) -> Vec<bool> {
 
 /// The kernel ends the write protection of what it merges, which tells what is clean.
 #[test]
-fn the_kernel_merges_no_pages_of_a_region_in_a_process_whose_pages_it_merges() {
+fn kernel_merges_no_pages_of_a_region_in_a_merged_process() {
     // SAFETY: changes no byte.
     if unsafe { libc::prctl(libc::PR_SET_MEMORY_MERGE, 1, 0, 0, 0) } != 0 {
         eprintln!("SKIPPED: this kernel merges no pages, or not for a whole process (Linux 6.4)");

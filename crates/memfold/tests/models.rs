@@ -164,7 +164,7 @@ fn c1_a_rescue_during_compression_keeps_the_folio() {
 /// The areas are not locked while a background thread compresses: another may be added, and pages
 /// discarded.
 #[test]
-fn c1_background_saving_a_touch_and_changes_of_areas_keep_every_folio() {
+fn c1_saving_touches_and_area_changes_keep_every_folio() {
     static SAVED: AtomicU64 = AtomicU64::new(0);
     static WAITED: AtomicU64 = AtomicU64::new(0);
     let model = |delivery| {

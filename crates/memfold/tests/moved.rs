@@ -128,7 +128,7 @@ impl Setup {
 }
 
 #[test]
-fn z1_zeros_that_come_by_themselves_while_memory_moves_replace_nothing() {
+fn z1_stray_zeros_during_a_move_replace_no_page() {
     let setup = Setup::new();
     let (from, to) = (setup.folded(), map());
     assert_eq!(setup.remap(from, to), to as isize);

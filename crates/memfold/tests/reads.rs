@@ -65,7 +65,7 @@ fn handler(setup: &Arc<Setup>, pages: Vec<usize>) -> Receiver<(usize, FaultOutco
 }
 
 #[test]
-fn a_fault_on_pool_memory_is_served_while_a_read_of_the_device_is_held() {
+fn pool_fault_is_served_while_a_device_read_is_stalled() {
     let disk = MemoryDisk::default();
     let (setup, reader) = folded(&disk, 64);
     disk.hold_reads();
@@ -127,7 +127,7 @@ fn a_window_of_the_pool_ends_where_the_file_begins() {
 }
 
 #[test]
-fn with_too_many_waiting_the_handler_reads_for_itself_and_nobody_is_forgotten() {
+fn handler_reads_itself_when_the_queue_of_reads_is_full() {
     let disk = MemoryDisk::default();
     let pages = 64 * 100;
     let (setup, reader) = folded(&disk, pages);

@@ -73,7 +73,7 @@ fn get(counter: &AtomicU64) -> u64 {
 }
 
 #[test]
-fn eagain_while_mapping_out_stops_the_round_and_the_next_goes_on() {
+fn eagain_while_mapping_out_ends_only_the_present_round() {
     let filled = Filled::new(|_| ());
     filled.setup.troubles.strike(Call::MoveOut, 2, Trouble::Again);
     assert!(filled.page_out() < PAGES as u64);
@@ -226,7 +226,7 @@ fn a_page_that_is_moved_and_not_counted_is_where_it_went() {
 /// An unmap makes a move stop early, and before the engine has looked, another thread has mapped
 /// something there.
 #[test]
-fn a_page_that_is_moved_and_replaced_is_not_left_in_a_frame_that_counts_as_empty() {
+fn moved_and_replaced_page_is_not_in_an_empty_frame() {
     let mut filled = Filled::new(|_| ());
     filled.setup.troubles.strike(Call::MoveOut, 1, Trouble::Replaced);
     filled.page_out();
@@ -284,7 +284,7 @@ fn no_memory_for_a_frame_is_tried_again() {
 }
 
 #[test]
-fn a_discarded_part_of_a_block_that_the_store_refuses_by_page_comes_back_to_memory() {
+fn discard_loads_a_block_that_the_store_refuses_by_page() {
     let mut filled = Filled::new(|_| ());
     filled.page_out();
     // New pages take all free frames, so that the block needs a fresh one, which can't be had at
@@ -328,12 +328,12 @@ fn refused(
 }
 
 #[test]
-fn z3_z4_z5_a_full_pool_leaves_the_folio_resident_and_nothing_in_the_store() {
+fn z3_z4_z5_full_pool_keeps_the_folio_resident_and_stores_none() {
     refused(|_| (), StoreFault::PoolFull, |s| &s.save_refused);
 }
 
 #[test]
-fn z3_z5_a_codec_failure_leaves_the_folio_resident_and_nothing_in_the_store() {
+fn z3_z5_codec_failure_keeps_the_folio_resident() {
     refused(|_| (), StoreFault::Codec, |s| &s.save_refused);
 }
 

@@ -49,7 +49,7 @@ fn stats(setup: &Setup) -> &Stats {
 }
 
 #[test]
-fn z4_what_does_not_shrink_stays_under_a_limit_and_is_not_tried_again_at_each_fault() {
+fn z4_incompressible_data_stays_and_is_not_retried_each_fault() {
     let setup = setup(|c| c.limit_bytes = Some(8 << 20));
     write(&setup, DENSE);
     let s = stats(&setup);
@@ -135,7 +135,7 @@ fn z4_a_full_pool_is_not_asked_again_at_each_fault() {
 }
 
 #[test]
-fn z4_what_was_refused_is_tried_again_when_nothing_is_refused_any_more() {
+fn z4_refused_folios_are_retried_when_refusals_end() {
     let setup = setup(|c| {
         c.resident_bytes = Some(8 << 20);
         c.max_pool_bytes = Some(1 << 20);

@@ -312,7 +312,7 @@ fn mixed(source: &[u8], n: usize, out: &mut [u8]) {
 }
 
 #[test]
-fn a_region_with_a_swap_file_keeps_every_byte_at_every_block_size() {
+fn region_with_a_swap_file_keeps_bytes_at_every_block_size() {
     use std::sync::atomic::Ordering::Relaxed;
     let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
     for (block, fallback) in
@@ -347,7 +347,7 @@ fn a_region_with_a_swap_file_keeps_every_byte_at_every_block_size() {
 /// A handler of the program's touches the region while its thread is inside a call: it waited for a
 /// lock that its own thread had.
 #[test]
-fn handler_that_touches_a_region_waits_for_no_call_of_its_own_thread() {
+fn handler_that_touches_a_region_waits_for_no_own_call() {
     use std::sync::atomic::{AtomicBool, AtomicUsize};
     const LEN: usize = 16 * MIB;
     static AT: AtomicUsize = AtomicUsize::new(0);

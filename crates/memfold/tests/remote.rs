@@ -172,7 +172,7 @@ fn a_put_that_fails_in_any_way_leaves_the_data_where_it_was() {
 }
 
 #[test]
-fn a_store_that_is_away_costs_memory_and_no_data_and_is_used_again_later() {
+fn unreachable_store_costs_memory_but_no_data() {
     let world = World::new(config());
     world.remote.set_away(true);
     for n in 0..PAGES {

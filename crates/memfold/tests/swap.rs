@@ -44,7 +44,7 @@ fn stats(setup: &Setup) -> &Stats {
 }
 
 #[test]
-fn z4_what_does_not_shrink_goes_whole_in_one_write_and_comes_back() {
+fn z4_incompressible_folio_is_written_whole_in_one_write() {
     for encrypt in [true, false] {
         let disk = MemoryDisk::default();
         let mut config = small_config();
@@ -104,7 +104,7 @@ fn overfilled(config: Config, disk: &MemoryDisk) -> Setup {
 }
 
 #[test]
-fn m9_z10_a_full_pool_goes_on_compressed_and_comes_back_block_by_block() {
+fn m9_z10_full_pool_is_packed_and_loaded_block_by_block() {
     let disk = MemoryDisk::default();
     let setup = overfilled(small_config(), &disk);
     let s = stats(&setup);
@@ -190,7 +190,7 @@ fn random_failures_of_writes_under_load_lose_nothing() {
 }
 
 #[test]
-fn s3_a_full_file_is_used_to_the_last_slot_and_then_memory_grows() {
+fn s3_full_file_is_used_to_the_last_slot_then_memory_grows() {
     let disk = MemoryDisk::default();
     let mut config = small_config();
     config.swap_bytes = 4 << 20;

@@ -155,7 +155,7 @@ fn b3_on_full_says_what_a_full_file_does() {
 }
 
 #[test]
-fn s5_pageout_and_cold_write_whole_folios_and_a_discarded_part_is_split_off() {
+fn s5_pageout_and_cold_write_whole_folios_after_a_discard() {
     let disk = MemoryDisk::default();
     let mut config = small_config();
     config.codec = "none".into();

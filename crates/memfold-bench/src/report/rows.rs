@@ -24,10 +24,8 @@ pub struct Requirement {
 use Shown::{Figures, Test};
 
 /// All rows, in the order of the requirements.
-const FULL_POOL: Shown = Test(
-    "crates/memfold/tests/swap.rs",
-    "m9_z10_a_full_pool_goes_on_compressed_and_comes_back_block_by_block",
-);
+const FULL_POOL: Shown =
+    Test("crates/memfold/tests/swap.rs", "m9_z10_full_pool_is_packed_and_loaded_block_by_block");
 const COLD_OBJECTS: Shown =
     Test("crates/memfold-block/src/device/tests/cold.rs", "what_is_idle_or_huge_is_what_leaves");
 
@@ -75,11 +73,11 @@ pub const REQUIREMENTS: &[Requirement] = &[
         shown: &[
             Test(
                 "crates/memfold/tests/swap.rs",
-                "z4_what_does_not_shrink_goes_whole_in_one_write_and_comes_back",
+                "z4_incompressible_folio_is_written_whole_in_one_write",
             ),
             Test(
                 "crates/memfold/tests/refused.rs",
-                "z4_what_does_not_shrink_stays_under_a_limit_and_is_not_tried_again_at_each_fault",
+                "z4_incompressible_data_stays_and_is_not_retried_each_fault",
             ),
         ],
         lacks: "",
@@ -91,7 +89,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
             Test("crates/memfold-stats/src/lib.rs", "sums_are_checked_against_orders"),
             Test(
                 "crates/memfold/tests/refusals.rs",
-                "z3_z5_a_codec_failure_leaves_the_folio_resident_and_nothing_in_the_store",
+                "z3_z5_codec_failure_keeps_the_folio_resident",
             ),
         ],
         lacks: "",
@@ -214,11 +212,11 @@ pub const REQUIREMENTS: &[Requirement] = &[
             ),
             Test(
                 "crates/memfold/src/tests/fault.rs",
-                "m3_m7_pages_at_rest_come_from_one_decompression_of_their_block",
+                "m3_m7_pages_at_rest_share_one_decompression_of_a_block",
             ),
             Test(
                 "crates/memfold/src/tests/ranges.rs",
-                "m3_m5_a_discard_that_cuts_a_stored_block_is_counted_and_keeps_its_other_pages",
+                "m3_m5_discard_inside_a_stored_block_keeps_its_other_pages",
             ),
         ],
         lacks: "",
@@ -229,7 +227,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         shown: &[
             Test(
                 "crates/memfold/tests/refusals.rs",
-                "a_discarded_part_of_a_block_that_the_store_refuses_by_page_comes_back_to_memory",
+                "discard_loads_a_block_that_the_store_refuses_by_page",
             ),
             Test("crates/memfold/tests/swap.rs", "a_discard_that_cuts_a_raw_block_takes_no_frame"),
             Test(
@@ -246,11 +244,11 @@ pub const REQUIREMENTS: &[Requirement] = &[
             Test("crates/memfold-stats/src/lib.rs", "names_are_unique_and_helped"),
             Test(
                 "crates/memfold/src/tests/ranges.rs",
-                "m3_m5_a_discard_that_cuts_a_stored_block_is_counted_and_keeps_its_other_pages",
+                "m3_m5_discard_inside_a_stored_block_keeps_its_other_pages",
             ),
             Test(
                 "crates/memfold/tests/refusals.rs",
-                "z3_z5_a_codec_failure_leaves_the_folio_resident_and_nothing_in_the_store",
+                "z3_z5_codec_failure_keeps_the_folio_resident",
             ),
         ],
         lacks: "deferred frees: there are none, a block that a discard cuts is stored again page by page at once",
@@ -271,7 +269,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
             ),
             Test(
                 "crates/memfold/src/tests/fault.rs",
-                "m3_m7_pages_at_rest_come_from_one_decompression_of_their_block",
+                "m3_m7_pages_at_rest_share_one_decompression_of_a_block",
             ),
         ],
         lacks: "",
@@ -281,7 +279,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "a reserve of large frames",
         shown: &[
             Test(
-                "crates/memfold/src/folio/tests/frames.rs",
+                "crates/memfold/src/memory/tests.rs",
                 "m8_a_reserve_of_large_frames_is_left_to_large_folios",
             ),
             Test(
@@ -381,7 +379,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "no run left: split and retry smaller, counted",
         shown: &[Test(
             "crates/memfold/tests/swap.rs",
-            "s3_a_full_file_is_used_to_the_last_slot_and_then_memory_grows",
+            "s3_full_file_is_used_to_the_last_slot_then_memory_grows",
         )],
         lacks: "",
     },
@@ -390,7 +388,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "contiguous slots are freed in one operation",
         shown: &[Test(
             "crates/memfold-swap/src/tests/cluster.rs",
-            "s4_an_emptied_cluster_is_discarded_once_and_joined_with_its_neighbour",
+            "s4_emptied_cluster_is_discarded_once_with_its_neighbour",
         )],
         lacks: "",
     },
@@ -408,7 +406,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
             ),
             Test(
                 "crates/memfold/src/tests/ranges.rs",
-                "s5_a_partly_discarded_folio_is_split_and_its_rest_leaves_in_pieces",
+                "s5_partly_discarded_folio_is_split_and_evicted_in_pieces",
             ),
         ],
         lacks: "",
@@ -457,7 +455,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
             ),
             Test(
                 "crates/memfold/tests/reads.rs",
-                "a_fault_on_pool_memory_is_served_while_a_read_of_the_device_is_held",
+                "pool_fault_is_served_while_a_device_read_is_stalled",
             ),
             Figures("swap", "1 thread(s) touch"),
             Figures("swap", "16 thread(s) touch"),

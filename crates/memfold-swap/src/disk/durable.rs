@@ -1,5 +1,5 @@
-//! Files that must survive a power cut, and the directory they lie in: the seam where tests put
-//! a disk that forgets, tears and fails.
+//! Files that must survive a power cut, and their directory. Tests replace them with a disk that
+//! forgets, tears and fails.
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::Arc;
@@ -7,13 +7,13 @@ use memfold_sys::Errno;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 
-/// Where this process finds its open files.
+/// The directory of this process's open files.
 const OWN_FILES: &str = "/proc/self/fd";
 
 /// Device and inode of a file.
 pub type FileIdentity = (u64, u64);
 
-/// What a file is opened for.
+/// The purpose of opening a file.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum FileAccess {
     /// Reading.
@@ -22,8 +22,8 @@ pub enum FileAccess {
     Write,
 }
 
-/// A directory. What is done to its names is on disk after [`Folder::sync`]; before that, any
-/// part of it may be.
+/// A directory. Changes of its names are on disk after [`Folder::sync`]. Before that, any part of
+/// them may be.
 pub trait Folder: Send + Sync {
     /// Opens the file of a name.
     ///
@@ -31,45 +31,45 @@ pub trait Folder: Send + Sync {
     /// ENOENT: there is none. EMFILE and others.
     fn open(&self, name: &[u8], access: FileAccess) -> Result<Box<dyn File>, Errno>;
 
-    /// Makes an empty file under a name that is free, readable by its owner only.
+    /// Makes an empty file under a free name, readable by its owner only.
     ///
     /// # Errors
     /// EEXIST: it isn't free.
     fn create(&self, name: &[u8]) -> Result<Box<dyn File>, Errno>;
 
-    /// Makes an empty file without a name, which goes away with its last descriptor.
+    /// Makes an empty file without a name, which is gone with its last descriptor.
     ///
     /// # Errors
-    /// EOPNOTSUPP, EISDIR: the file system has none, or they can't be given a name here.
+    /// EOPNOTSUPP, EISDIR: the file system has no such files, or they can't be given a name here.
     fn create_nameless(&self) -> Result<Box<dyn File>, Errno>;
 
-    /// Gives the file of one name another one, in one step. A file that has it loses it.
+    /// Renames a file, in one step. A file that had the new name loses it.
     ///
     /// # Errors
-    /// Both names are as they were.
+    /// Both names are unchanged.
     fn rename(&self, from: &[u8], to: &[u8]) -> Result<(), Errno>;
 
-    /// Takes a name away.
+    /// Removes a name.
     ///
     /// # Errors
-    /// It is as it was.
+    /// It is unchanged.
     fn remove(&self, name: &[u8]) -> Result<(), Errno>;
 
-    /// Says which file has a name.
+    /// Returns which file has a name.
     ///
     /// # Errors
-    /// ENOENT: none has.
+    /// ENOENT: no file has it.
     fn identity(&self, name: &[u8]) -> Result<FileIdentity, Errno>;
 
-    /// Returns when all that was done to names is on disk.
+    /// Returns when all changes of names are on disk.
     ///
     /// # Errors
-    /// Any part of it may be.
+    /// Any part of them may be on disk.
     fn sync(&self) -> Result<(), Errno>;
 }
 
-/// An open file. What is written is on disk after [`File::sync`]; before that, any part of it may
-/// be, in any order.
+/// An open file. Written data is on disk after [`File::sync`]. Before that, any part of it may be,
+/// in any order.
 pub trait File: Send + Sync {
     /// Reads from `at` on, perhaps less than asked for; 0 bytes at the end of the file.
     ///
@@ -83,20 +83,20 @@ pub trait File: Send + Sync {
     /// The system's. A part may be written.
     fn write(&self, at: u64, from: &[u8]) -> Result<usize, Errno>;
 
-    /// Cuts the file off, or makes it longer by zeros.
+    /// Truncates the file, or extends it by zeros.
     ///
     /// # Errors
-    /// It is as it was.
+    /// It is unchanged.
     fn set_len(&self, len: u64) -> Result<(), Errno>;
 
-    /// Returns when all that was written is on disk, and the file's length.
+    /// Returns when all written data is on disk, and the file's length.
     ///
     /// # Errors
-    /// Any part of what was written since the last time may be lost, and a later call says nothing
-    /// of it: what is to be on disk must be written again.
+    /// Any part of the data written since the last call may be lost, and a later call doesn't
+    /// report that. Data that must be on disk must be written again.
     fn sync(&self) -> Result<(), Errno>;
 
-    /// Keeps others from locking the file as long as this descriptor is open.
+    /// Keeps other processes from locking the file as long as this descriptor is open.
     ///
     /// # Errors
     /// EWOULDBLOCK: another process has it locked.
@@ -108,14 +108,14 @@ pub trait File: Send + Sync {
     /// EEXIST: the name isn't free.
     fn link(&self, name: &[u8]) -> Result<(), Errno>;
 
-    /// Says which file it is.
+    /// Returns which file it is.
     ///
     /// # Errors
     /// The system's.
     fn identity(&self) -> Result<FileIdentity, Errno>;
 }
 
-/// A real directory, kept open: what is done there later needs no path.
+/// A real directory, kept open, so that later calls need no path.
 pub struct Directory(Arc<OwnedFd>);
 
 /// A file in a real directory.
@@ -152,7 +152,7 @@ impl Folder for Directory {
     }
 
     fn create_nameless(&self) -> Result<Box<dyn File>, Errno> {
-        // Without it the file could not be given a name.
+        // Without this directory the file could not be given a name.
         rustix::fs::access(OWN_FILES, rustix::fs::Access::EXISTS).map_err(|_| Errno::OPNOTSUPP)?;
         self.open_at(b".", OFlags::RDWR | OFlags::TMPFILE)
     }
@@ -196,7 +196,7 @@ impl File for RealFile {
     }
 
     fn link(&self, name: &[u8]) -> Result<(), Errno> {
-        // By its descriptor itself only root may.
+        // Only root may link a file by its descriptor itself.
         let own = format!("{OWN_FILES}/{}", self.fd.as_raw_fd());
         rustix::fs::linkat(CWD, &*own, &*self.folder, name, AtFlags::SYMLINK_FOLLOW)
     }

@@ -12,14 +12,14 @@ use memfold_sys::transfer::{Direction, Transfer};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{self, FallocateFlags, Mode, OFlags};
 
-/// How transfers may be done.
+/// How transfers are made.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct FileDiskOptions {
-    /// io_uring if the kernel lets us; else one system call for each transfer.
+    /// Use io_uring if the kernel permits it; otherwise one system call for each transfer.
     pub uring: bool,
-    /// Past the page cache if the file system lets us.
+    /// Bypass the page cache if the file system permits it.
     pub direct: bool,
-    /// The file's descriptor has this number at least.
+    /// The least number of the file's descriptor.
     pub number: i32,
 }
 
@@ -29,7 +29,7 @@ impl Default for FileDiskOptions {
     }
 }
 
-/// Rings: this many threads can have a batch under way; others use plain system calls.
+/// Number of rings: so many threads can have a batch in progress; others use plain system calls.
 const RINGS: usize = 4;
 const PROBE_BYTES: usize = 4096;
 /// Names tried for a file in a directory whose file system has no nameless files.
@@ -38,8 +38,8 @@ const NAME_TRIES: usize = 16;
 /// A file without a name, readable by this user only. It is gone when the process ends, however it
 /// ends.
 ///
-/// A child of fork may go on to read what its parent had written, and the parent's own: files of
-/// which it changes nothing. What lies behind that is in a file of its own.
+/// A child of fork may continue to read the files of its parent and of the parent's ancestors. It
+/// changes nothing in them. Later bytes are in a file of its own.
 pub struct FileDisk {
     files: ForkCell<DiskFiles>,
     name: String,
@@ -47,26 +47,26 @@ pub struct FileDisk {
     options: FileDiskOptions,
 }
 
-/// Where bytes lie: each file has those from its first on, up to those of the next.
+/// The files of a disk: each has the bytes from its first on, up to that of the next.
 struct DiskFiles {
-    /// Of ancestors, in this order.
+    /// Files of ancestors, in this order.
     older: Vec<DiskFile>,
-    /// `None`: it could not be made, so nothing can be written.
+    /// `None` if the file could not be made, so nothing can be written.
     own: Option<DiskFile>,
-    /// The first byte of the own one.
+    /// The first byte of the own file.
     base: u64,
 }
 
 struct DiskFile {
     file: OwnedFd,
     first: u64,
-    /// Device and inode: a program that closes descriptors it doesn't know must not make us write
-    /// to another file.
+    /// Device and inode. They are checked, because a program may close descriptors that it doesn't
+    /// know, and open another file under the number.
     identity: (u64, u64),
     is_direct: bool,
 }
 
-/// What an error of a directory means to who chose it.
+/// Returns the meaning of an error for the user who chose the directory.
 fn reason(e: Errno) -> Option<&'static str> {
     match e {
         Errno::ACCESS | Errno::PERM => Some("this user may not write there"),
@@ -77,7 +77,7 @@ fn reason(e: Errno) -> Option<&'static str> {
 }
 
 impl DiskFile {
-    /// A new one: see [`FileDisk::open`]. `known`: whether the directory's file system takes
+    /// Opens a file: see [`FileDisk::open`]. `known`: whether the directory's file system takes
     /// O_DIRECT, if that was tried.
     fn open(
         path: &str,
@@ -109,7 +109,9 @@ impl DiskFile {
         .map_err(|e| fail("no swap file can be made there", e))?;
         let file = match options.number {
             0 => file,
-            number => renumber(file, number).map_err(|e| fail("a number for a descriptor", e))?,
+            number => {
+                renumber(file, number).map_err(|e| fail("numbering its descriptor failed", e))?
+            }
         };
         let stat = fs::fstat(&file).map_err(|e| fail("fstat", e))?;
         let identity = (stat.st_dev, stat.st_ino);
@@ -138,12 +140,12 @@ impl DiskFile {
         )
     }
 
-    /// Writes and reads a page: some file systems accept O_DIRECT and fail with it.
+    /// Writes and reads a page, because some file systems accept O_DIRECT and fail with it.
     fn probe(&self) -> Result<(), Errno> {
         let zone =
             memfold_sys::memory::zone::Zone::reserve(PROBE_BYTES, memfold_sys::units::PAGE_SIZE)?;
         let (at, first) = (zone.as_ptr(), self.first);
-        // SAFETY: the zone is ours and a page long.
+        // SAFETY: the zone belongs to this function, and is a page long.
         unsafe {
             at.write_bytes(0xA5, PROBE_BYTES);
             Transfer::new(Direction::Write, first, Page::at(at), PROBE_BYTES)
@@ -164,11 +166,12 @@ impl DiskFile {
 }
 
 impl FileDisk {
-    /// A file in directory `path`, or beside where `path` would be if nothing is there. It never
-    /// has that name, so any number of processes may be given the same one at the same time.
+    /// Opens a file in directory `path`, or in the parent directory if `path` doesn't exist. The
+    /// file never has that name, so any number of processes may be given the same path at the same
+    /// time.
     ///
     /// # Errors
-    /// One line that says what is wrong and what to do.
+    /// One line: what is wrong, and what to do.
     pub fn open(path: &str, options: FileDiskOptions) -> Result<FileDisk, String> {
         let own = DiskFile::open(path, options, 0, None)?;
         let disk = FileDisk {
@@ -183,8 +186,8 @@ impl FileDisk {
         Ok(disk)
     }
 
-    /// Has io_uring used, if the kernel lets us. Its descriptors are in the table of the caller,
-    /// and of who transfers from now on.
+    /// Makes transfers use io_uring, if the kernel permits it. Its descriptors are in the table of
+    /// the caller, and of the threads that transfer from now on.
     pub fn make_rings(&self) {
         for place in &self.rings {
             let Ok(ring) = IoRing::new() else { break };
@@ -192,18 +195,18 @@ impl FileDisk {
         }
     }
 
-    /// In a child of fork: goes on with a file of its own, where what lies from `base` on is
-    /// written; what lies before is read where it was, or, if `base` is 0, needed no longer. Where
-    /// no file can be made, which is told, nothing can be written.
+    /// Begins a file of its own in a child of fork, for the bytes from `base` on. Bytes before
+    /// `base` are read from the parent's files. If `base` is 0, these are not needed any more. If
+    /// no file can be made, nothing can be written.
     ///
     /// # Errors
-    /// As [`FileDisk::open`].
+    /// The errors of [`FileDisk::open`].
     ///
     /// # Safety
-    /// - [`FileDisk::leave_rings`] was called, the caller is the only thread of the process, and no
-    ///   transfer is under way here or, below `base`, ever a write in the parent.
+    /// - [`FileDisk::leave_rings`] was called, and the caller is the only thread of the process.
+    /// - No transfer is in progress here, and the parent never writes below `base`.
     pub unsafe fn begin_in_child(&self, base: u64) -> Result<(), String> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise no other thread uses the files.
         let files = unsafe { self.files.change() };
         let known = files.own.as_ref().map(|own| own.is_direct);
         files.older.extend(files.own.take());
@@ -215,15 +218,17 @@ impl FileDisk {
         Ok(())
     }
 
-    /// In a child of fork, before its first transfer, or where the threads that made transfers have
-    /// ended: each is a system call from now on, as the rings are the parent's, or theirs.
+    /// Drops the rings. From now on each transfer is a system call. Called in a child of fork
+    /// before its first transfer, or when the threads that made transfers have ended, because the
+    /// rings are theirs.
     ///
     /// # Safety
     /// - No other thread uses the file.
     pub unsafe fn leave_rings(&self) {
         for place in &self.rings {
-            // SAFETY: nobody else is there. Its descriptor isn't either, and its memory is the
-            // parent's too: it is left alone.
+            // SAFETY: by the caller's promise no other thread uses the rings. Their descriptors
+            // aren't in this process, and the memory is shared with the parent, so they are only
+            // forgotten.
             unsafe {
                 place.reset();
                 core::mem::forget(place.peek_mut().take());
@@ -231,7 +236,7 @@ impl FileDisk {
         }
     }
 
-    /// DiskFiles of ancestors that are read.
+    /// Returns the number of ancestors' files that are read.
     pub fn older(&self) -> usize {
         self.files.older.len()
     }
@@ -241,17 +246,17 @@ impl FileDisk {
         self.files.older.iter().chain(&self.files.own).map(|f| f.file.as_raw_fd()).for_each(each);
     }
 
-    /// Whether transfers go past the page cache.
+    /// Returns whether transfers bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.files.own.as_ref().is_some_and(|own| own.is_direct)
     }
 
-    /// Whether io_uring is used.
+    /// Returns whether io_uring is used.
     pub fn has_uring(&self) -> bool {
         self.rings[0].lock().is_some()
     }
 
-    /// The own file.
+    /// Returns the own file.
     ///
     /// # Errors
     /// EBADF: there is none.
@@ -264,12 +269,12 @@ impl FileDisk {
     fn assert_itself(&self, file: &DiskFile) {
         assert!(
             file.is_itself(),
-            "memfold: {}: the program has closed the descriptor of the swap file",
+            "memfold: The program has closed the descriptor of the swap file {}, so its data is lost",
             self.name
         );
     }
 
-    /// The file that has the byte at `offset`, and its end.
+    /// Returns the file that has the byte at `offset`, and its end.
     fn file_at(&self, offset: u64) -> Result<(&DiskFile, u64), Errno> {
         let DiskFiles { older, base, .. } = &*self.files;
         if offset >= *base {
@@ -281,10 +286,10 @@ impl FileDisk {
         Ok((&older[after - 1], end))
     }
 
-    /// Does a transfer of which the bytes before `end` lie in one file, the others in later ones.
+    /// Makes a transfer whose bytes before `end` are in one file, and the others in later ones.
     ///
     /// # Safety
-    /// - As for [`Disk::transfer`].
+    /// - The conditions of [`Disk::transfer`].
     unsafe fn transfer_parts(&self, whole: &mut Transfer, end: u64) {
         let len = (end - whole.offset) as usize;
         let second = whole.at.wrapping_add(len / PROBE_BYTES);
@@ -292,16 +297,16 @@ impl FileDisk {
             Transfer::new(whole.direction, whole.offset, whole.at, len),
             Transfer::new(whole.direction, whole.offset + len as u64, second, whole.len - len),
         ];
-        // SAFETY: as the caller says: they are parts of it.
+        // SAFETY: the caller promises the conditions for the whole, and these are parts of it.
         unsafe { self.transfer(&mut parts) };
         whole.done = parts[0].done + parts[1].done;
         whole.result = parts[0].result.and(parts[1].result);
     }
 
-    /// Does transfers that go to one file.
+    /// Makes transfers that go to one file.
     ///
     /// # Safety
-    /// - As for [`Disk::transfer`].
+    /// - The conditions of [`Disk::transfer`].
     unsafe fn transfer_by(&self, file: &DiskFile, transfers: &mut [Transfer]) {
         for batch in transfers.chunks_mut(BATCH) {
             let mut free = self.rings.iter().filter_map(|ring| ring.try_lock());
@@ -309,19 +314,19 @@ impl FileDisk {
                 && let Some(ring) = ring
             {
                 debug_assert!(file.first == 0, "a child of fork has no rings");
-                // SAFETY: as the caller says. If the ring fails, nothing was done, and the plain
-                // way does it all.
+                // SAFETY: the caller promises the conditions of `Disk::transfer`. If the ring
+                // fails, no transfer was made, and the system calls below make all.
                 let _ = unsafe { ring.run(file.file.as_fd(), batch) };
             }
             for transfer in batch.iter_mut().filter(|t| t.result.is_ok() && t.done < t.len) {
-                // SAFETY: as the caller says.
+                // SAFETY: the caller promises the conditions of `Disk::transfer`.
                 transfer.result = unsafe { transfer.finish(file.file.as_fd(), file.first) };
             }
         }
     }
 }
 
-/// The directory in which `path` names something.
+/// Returns the directory of `path`.
 fn directory_of(path: &str) -> &str {
     match path.rsplit_once('/') {
         None => ".",
@@ -330,7 +335,7 @@ fn directory_of(path: &str) -> &str {
     }
 }
 
-/// A file without a name in a directory.
+/// Makes a file without a name in a directory.
 fn nameless(dir: &str) -> Result<OwnedFd, Errno> {
     let mode = Mode::RUSR | Mode::WUSR;
     match fs::open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::EXCL, mode) {
@@ -347,7 +352,7 @@ fn nameless(dir: &str) -> Result<OwnedFd, Errno> {
     Err(last)
 }
 
-/// A new file that loses its name at once.
+/// Makes a file, and removes its name at once.
 fn named(path: &str) -> Result<OwnedFd, Errno> {
     let file = fs::open(
         path,
@@ -374,7 +379,7 @@ impl Disk for FileDisk {
             };
             let count = transfers.iter().take_while(|t| is_here(t)).count();
             let (here, rest) = transfers.split_at_mut(count.max(1));
-            // SAFETY: as the caller says.
+            // SAFETY: the caller promises the conditions of `Disk::transfer`.
             unsafe {
                 match count {
                     0 => self.transfer_parts(&mut here[0], end),
@@ -419,7 +424,8 @@ impl Disk for FileDisk {
 
     unsafe fn register(&self, start: *mut u8, len: usize) {
         for ring in &self.rings {
-            // SAFETY: as the caller says. Without it (RLIMIT_MEMLOCK) the ring works all the same.
+            // SAFETY: by the caller's promise the memory stays mapped as long as the disk lives.
+            // The ring also works without it (RLIMIT_MEMLOCK).
             let _ = ring.lock().as_mut().map(|ring| unsafe { ring.register(start, len) });
         }
     }
@@ -435,7 +441,7 @@ mod tests {
     use memfold_sys::memory::zone::Zone;
     use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
-    /// Directories to try: a disk's, and one in memory.
+    /// Returns directories to try: a disk's, and one in memory.
     fn dirs() -> Vec<String> {
         let tmp = std::env::temp_dir().to_str().unwrap().to_string();
         std::vec![tmp, "/dev/shm".to_string()]
@@ -450,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_in_batches_and_alone_from_registered_memory_and_other() {
+    fn reads_return_written_bytes_in_batches_and_alone() {
         every_way(|disk| {
             let zone = Zone::reserve(4 * MAX_BYTES, PAGE_SIZE).unwrap();
             disk.grow(2 * MAX_BYTES as u64).unwrap();
@@ -472,7 +478,7 @@ mod tests {
                     (0..64).map(|n| part(Direction::Write, 0, n)).collect();
                 disk.transfer(&mut writes);
                 assert!(writes.iter().all(|t| t.result == Ok(())));
-                // Half of it into registered memory, half of it not.
+                // Half of it is read into registered memory, half of it not.
                 let mut reads: Vec<Transfer> =
                     (0..64).map(|n| part(Direction::Read, 2 * MAX_BYTES, n)).collect();
                 disk.transfer(&mut reads);
@@ -577,7 +583,7 @@ mod tests {
         std::thread::spawn(denied).join().unwrap();
     }
 
-    /// A page of `byte`s, written to a byte of the disk, or read from there.
+    /// Writes a page of `byte`s to a byte of the disk, or reads it from there.
     fn moved(disk: &FileDisk, direction: Direction, offset: u64, byte: u8) -> Result<u8, Errno> {
         let zone = Zone::reserve(PAGE_SIZE, PAGE_SIZE).unwrap();
         let mut all = [Transfer::new(direction, offset, Page::at(zone.as_ptr()), PAGE_SIZE)];
@@ -590,7 +596,7 @@ mod tests {
     }
 
     fn begin_in_child(disk: &FileDisk, base: u64) -> Result<(), String> {
-        // SAFETY: nobody else uses it, as in a child.
+        // SAFETY: no other thread uses it, as in a child.
         unsafe {
             disk.leave_rings();
             disk.begin_in_child(base)
@@ -598,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_reads_what_was_and_writes_behind_it_generation_by_generation() {
+    fn child_reads_older_generations_and_writes_behind_them() {
         const BASE: u64 = 4 * PAGE_SIZE as u64;
         every_way(|disk| {
             for n in 0..4u64 {
@@ -675,8 +681,8 @@ mod tests {
         assert_eq!(before - blocks(), 4 << 20);
     }
 
-    /// Opens a disk at a path in each of many threads at the same time, a hundred times; what went
-    /// wrong.
+    /// Opens a disk at a path in each of many threads at the same time, a hundred times. Returns
+    /// the failures.
     fn open_in_many_threads(path: &str, prepare: fn()) -> Vec<String> {
         let together = std::sync::Barrier::new(16);
         let open = || {
@@ -695,13 +701,13 @@ mod tests {
     }
 
     #[test]
-    fn any_number_that_start_together_with_one_file_name_get_a_file_each() {
+    fn disks_opened_together_at_one_path_get_a_file_each() {
         let dir =
             std::env::temp_dir().join(std::format!("memfold-together-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         let path = dir.join("file");
         assert_eq!(open_in_many_threads(path.to_str().unwrap(), || {}), [""; 0]);
-        // As on a file system that has no nameless files.
+        // Imitates a file system that has no nameless files.
         let refuse_nameless = || {
             refuse(
                 libc::SYS_openat,

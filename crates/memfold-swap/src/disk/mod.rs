@@ -1,4 +1,4 @@
-//! The swap device as the engine sees it: the seam where tests put a faulty one.
+//! The swap device as the engine sees it. Tests replace it with a faulty one.
 pub mod durable;
 pub mod file_disk;
 
@@ -6,62 +6,65 @@ use memfold_sys::Errno;
 use memfold_sys::thread::errands::Delegated;
 use memfold_sys::transfer::Transfer;
 
-/// Where cold data goes when memory is full.
+/// The device for cold data.
 ///
-/// What an implementation must keep: `Ok` for a write means that a later read gives these bytes,
-/// until the range is written again or punched; `Ok` is never said of a transfer that was done in
-/// part. What fails leaves other ranges alone. It need not survive the process.
+/// Conditions for an implementation:
+/// - `Ok` for a write means that a later read gives these bytes, until the range is written again
+///   or punched.
+/// - `Ok` is never returned for a transfer that was made in part.
+/// - A failed transfer changes no other range.
+///
+/// Data need not survive the process.
 pub trait Disk: Send + Sync {
-    /// Does all transfers, at once if it can, and returns when all have ended. Sets each one's
-    /// `result`: `Ok` if all of it was done. After an error, what was to be read or written holds
-    /// any bytes.
+    /// Makes all transfers, at once if it can, and returns when all have ended. Sets each one's
+    /// `result`: `Ok` if all of it was made. After an error, the range or memory holds any bytes.
     ///
     /// # Safety
-    /// - Memory that is read into is nobody else's until the return; memory that is written from is
-    ///   not changed until then.
-    /// - Nobody writes to a range of the device that another transfer reads or writes at the same
-    ///   time.
+    /// - No other thread uses memory that is read into until the return. No thread changes memory
+    ///   that is written from until then.
+    /// - No thread writes to a range of the device that another transfer reads or writes at the
+    ///   same time.
     unsafe fn transfer(&self, transfers: &mut [Transfer]);
 
-    /// Makes room for `len` bytes in all; writes within that should not run out of space.
+    /// Makes room for `len` bytes in all. Writes within that should not run out of space.
     ///
     /// # Errors
-    /// ENOSPC, EFBIG, EDQUOT: no room; what was there stays.
+    /// ENOSPC, EFBIG, EDQUOT: no room; earlier bytes stay.
     fn grow(&self, len: u64) -> Result<(), Errno>;
 
-    /// Makes the device `len` bytes long in all, without taking space for them: writes there may
-    /// run out of it.
+    /// Makes the device `len` bytes long in all, without taking space for them. Writes there may
+    /// run out of space.
     ///
     /// # Errors
     /// EFBIG: it can't be so long.
     fn stretch(&self, len: u64) -> Result<(), Errno>;
 
-    /// Gives the space of a range back. Its bytes are anything afterwards.
+    /// Gives the space of a range back. Its bytes are undefined afterwards.
     ///
     /// # Errors
-    /// EOPNOTSUPP: the device can't. Harmless, as every other error.
+    /// EOPNOTSUPP: the device can't. It is harmless, like every other error.
     fn punch(&self, offset: u64, len: u64) -> Result<(), Errno>;
 
-    /// Bytes that others may still store on the same file system.
+    /// Returns the bytes that may still be stored on the same file system.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's.
     fn free_bytes(&self) -> Result<u64, Errno>;
 
-    /// Tells of memory that most transfers will use.
+    /// Registers memory that most transfers will use.
     ///
     /// # Safety
     /// - It stays mapped as long as the device lives.
     unsafe fn register(&self, start: *mut u8, len: usize);
 
-    /// What to call it in messages.
+    /// Returns its name for messages.
     fn name(&self) -> &str;
 }
 
 /// Transfers on their way to another thread.
 struct SentTransfers<'a>(&'a mut [Transfer]);
-// SAFETY: by the contract of `Disk::transfer` the memory is the implementation's until the return, in
-// whatever thread it works.
+// SAFETY: by the contract of `Disk::transfer` only the implementation uses the memory until the
+// return, in whichever thread it works.
 unsafe impl Send for SentTransfers<'_> {}
 
 impl<D: Disk + ?Sized> Disk for Delegated<D> {
@@ -69,7 +72,8 @@ impl<D: Disk + ?Sized> Disk for Delegated<D> {
         let sent = SentTransfers(transfers);
         self.with(|disk| {
             let SentTransfers(transfers) = { sent };
-            // SAFETY: as the caller says, who waits until this has ended.
+            // SAFETY: the caller promises the conditions of `Disk::transfer`, and waits until this
+            // has ended.
             unsafe { disk.transfer(transfers) }
         });
     }
@@ -92,7 +96,7 @@ impl<D: Disk + ?Sized> Disk for Delegated<D> {
 
     unsafe fn register(&self, start: *mut u8, len: usize) {
         let start = start as usize;
-        // SAFETY: as the caller says.
+        // SAFETY: the caller promises that the memory stays mapped as long as the device lives.
         self.with(|disk| unsafe { disk.register(start as *mut u8, len) });
     }
 

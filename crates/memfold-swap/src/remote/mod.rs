@@ -1,20 +1,20 @@
-//! The remote store as the engine sees it ([`Remote`]: the seam where tests put a faulty one), and
-//! the messages to the service that speaks with the servers. [`crate::remote::socket`] is the real
+//! The remote store as the engine sees it ([`Remote`], which tests replace with a faulty one), and
+//! the messages to the service that talks to the servers. [`crate::remote::socket`] is the real
 //! one: a client of the service.
 //!
-//! The service lives outside of the program, in a process of `memfold run` or wherever a user of
-//! the library starts it: a client of such servers needs `std`, `malloc` and TLS, which the engine
-//! can't have. It sees sealed bytes only.
+//! The service runs outside of the program, in a process of `memfold run`, or in one that a user of
+//! the library starts. A client of such servers needs `std`, `malloc` and TLS, which the engine
+//! can't have. The service gets sealed bytes only.
 //!
-//! A message is one [`RequestHead`], its [`RequestEntry`]s, and for [`PUT`] the bytes of all objects one
-//! behind the other. The answer is one [`AnswerHead`], and what was asked for, or a line that says what
-//! is wrong. A connection may have several requests under way, whose answers come in any order and
-//! bear their numbers. It begins with [`HELLO`], which has no answer. Numbers are in the machine's
-//! byte order.
+//! A message is one [`RequestHead`], its [`RequestEntry`]s, and for [`PUT`] the bytes of all
+//! objects, consecutively. The answer is one [`AnswerHead`], followed by the requested bytes, or by
+//! a line with the error. A connection may have several requests in progress. Their answers come in
+//! any order and have the requests' numbers. A connection begins with [`HELLO`], which has no
+//! answer. Numbers are in the machine's byte order.
 //!
-//! Objects are an engine's, and go when its process has ended. A child of fork is another engine,
-//! which reads its ancestors' objects all the same; before the copy is made, its parent has them
-//! lent ([`LEND`]).
+//! Objects belong to an engine, and are dropped when its process has ended. A child of fork is
+//! another engine, which reads its ancestors' objects too. So the parent lends them before the copy
+//! is made ([`LEND`]).
 pub mod socket;
 
 use alloc::string::String;
@@ -22,29 +22,29 @@ use core::time::Duration;
 use memfold_sys::memory::witness::DescendantWatch;
 use memfold_sys::thread::errands::Delegated;
 
-/// The first message of a connection: one entry with the engine that it is of. It has no answer.
+/// The first message of a connection: one entry with its engine. It has no answer.
 pub const HELLO: u32 = 1;
 /// Stores objects of the connection's engine, whose numbers were never used before.
 pub const PUT: u32 = 2;
-/// Reads parts of objects, of whatever engine of the run.
+/// Reads parts of objects of any engine of the run.
 pub const GET: u32 = 3;
 /// Deletes objects of the connection's engine.
 pub const DELETE: u32 = 4;
 /// Asks whether the objects are kept from expiring.
 pub const KEEP: u32 = 5;
-/// Keeps the objects of the connection's engine as long as a [`DescendantWatch`] isn't over, whose
-/// descriptor comes with its first byte.
+/// Keeps the objects of the connection's engine as long as a [`DescendantWatch`] isn't over. The
+/// watch's descriptor is sent with the first byte.
 pub const LEND: u32 = 6;
-/// Entries of a message, at most.
+/// Most entries of a message.
 pub const ENTRIES_MAX: usize = 1024;
-/// Bytes of all objects or parts of a message, at most.
+/// Most bytes of all objects or parts of a message.
 pub const BYTES_MAX: usize = 4 << 20;
 
-/// It was done.
+/// The request succeeded.
 pub const DONE: u32 = 0;
-/// An object is not there.
+/// An object is missing.
 pub const LOST: u32 = 1;
-/// The servers could not be asked, or have refused.
+/// The servers could not be reached, or have refused.
 pub const FAILED: u32 = 2;
 
 /// The head of a message to the service.
@@ -52,7 +52,7 @@ pub const FAILED: u32 = 2;
 pub struct RequestHead {
     /// [`HELLO`], [`PUT`], [`GET`], [`DELETE`], [`KEEP`] or [`LEND`].
     pub what: u32,
-    /// What its answer is known by.
+    /// Its number, which the answer repeats.
     pub id: u32,
     /// Entries that follow.
     pub entries: u32,
@@ -76,7 +76,7 @@ pub struct RequestEntry {
 pub struct AnswerHead {
     /// [`DONE`], [`LOST`] or [`FAILED`].
     pub status: u32,
-    /// The request's.
+    /// The number of the request.
     pub id: u32,
     /// Bytes that follow.
     pub len: u32,
@@ -86,12 +86,12 @@ impl RequestHead {
     /// Bytes of the head.
     pub const BYTES: usize = 12;
 
-    /// As it is sent.
+    /// Returns the bytes that are sent.
     pub fn to_bytes(self) -> [u8; RequestHead::BYTES] {
         triple([self.what, self.id, self.entries])
     }
 
-    /// What was sent.
+    /// Reads the bytes that were sent.
     pub fn of_bytes(bytes: [u8; RequestHead::BYTES]) -> RequestHead {
         let [what, id, entries] = untriple(bytes);
         RequestHead { what, id, entries }
@@ -102,12 +102,12 @@ impl AnswerHead {
     /// Bytes of the head.
     pub const BYTES: usize = 12;
 
-    /// As it is sent.
+    /// Returns the bytes that are sent.
     pub fn to_bytes(self) -> [u8; AnswerHead::BYTES] {
         triple([self.status, self.id, self.len])
     }
 
-    /// What was sent.
+    /// Reads the bytes that were sent.
     pub fn of_bytes(bytes: [u8; AnswerHead::BYTES]) -> AnswerHead {
         let [status, id, len] = untriple(bytes);
         AnswerHead { status, id, len }
@@ -118,7 +118,7 @@ impl RequestEntry {
     /// Bytes of an entry.
     pub const BYTES: usize = 24;
 
-    /// As it is sent.
+    /// Returns the bytes that are sent.
     pub fn to_bytes(self) -> [u8; RequestEntry::BYTES] {
         let mut bytes = [0; RequestEntry::BYTES];
         bytes[..8].copy_from_slice(&self.engine.to_ne_bytes());
@@ -128,7 +128,7 @@ impl RequestEntry {
         bytes
     }
 
-    /// What was sent.
+    /// Reads the bytes that were sent.
     pub fn of_bytes(bytes: [u8; RequestEntry::BYTES]) -> RequestEntry {
         let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
         let (offset, len) = (word(&bytes[16..20]), word(&bytes[20..]));
@@ -153,16 +153,15 @@ fn word(bytes: &[u8]) -> u32 {
     u32::from_ne_bytes(bytes.try_into().expect("4 bytes"))
 }
 
-/// Why the remote store did not do something. Displays as what went wrong, without the store's
-/// name.
+/// The error of a request. Displays as the cause, without the store's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteError {
-    /// It has answered, and an object is not there: trying again is in vain.
+    /// The store has answered that an object is missing: trying again is useless.
     pub is_lost: bool,
-    /// The connection to the service has broken off: the servers were not asked, or their answer is
-    /// unknown.
+    /// The connection to the service has broken off. The servers were not reached, or their answer
+    /// is unknown.
     pub is_cut: bool,
-    /// What went wrong.
+    /// The cause.
     pub why: String,
 }
 
@@ -184,55 +183,57 @@ pub struct StoredObject<'a> {
 /// A part of an object to be read.
 #[derive(Debug)]
 pub struct ObjectFetch<'a> {
-    /// Whose object it is: this process's at 0, its parent's at 1, and so on.
+    /// The generation of the object: this process's at 0, its parent's at 1, and so on.
     pub forks: usize,
     /// The object's number.
     pub number: u64,
     /// Where the part starts in it, bytes.
     pub offset: usize,
-    /// Where it goes.
+    /// The destination.
     pub to: &'a mut [u8],
 }
 
-/// Where the cold end of the swap device goes.
+/// The store for the cold end of the swap device.
 ///
-/// What an implementation must keep: `Ok` of a put means that a later get gives these bytes, until
-/// they are deleted. Nothing is believed all the same: who reads verifies. It need not survive the
-/// process. Objects and parts are at most [`ENTRIES_MAX`] and [`BYTES_MAX`] a call.
+/// Condition for an implementation: `Ok` of a put means that a later get gives these bytes, until
+/// they are deleted. The caller verifies them all the same. Data need not survive the process. A
+/// call has at most [`ENTRIES_MAX`] objects or parts, and [`BYTES_MAX`] bytes.
 pub trait Remote: Send + Sync {
     /// Stores objects whose numbers were never used before.
     ///
     /// # Errors
-    /// Any of them may be stored then or not: their numbers are to be deleted and not used again.
+    /// Any of them may be stored or not. The caller deletes their numbers, and never uses them
+    /// again.
     fn put(&self, objects: &[StoredObject<'_>]) -> Result<(), RemoteError>;
 
     /// Reads parts of objects. Tries again for as long as the settings allow.
     ///
     /// # Errors
-    /// What was to be read into holds any bytes then.
+    /// The destinations hold any bytes then.
     fn get(&self, fetches: &mut [ObjectFetch<'_>]) -> Result<(), RemoteError>;
 
-    /// Deletes objects, whether or not they are there.
+    /// Deletes objects, whether or not they exist.
     ///
     /// # Errors
-    /// Any of them may be left.
+    /// Any of them may remain.
     fn delete(&self, numbers: &[u64]) -> Result<(), RemoteError>;
 
-    /// Whether the objects are kept from expiring: asked now and then while there are any. Waits
-    /// for `patience` at most.
+    /// Asks whether the objects are kept from expiring. It is called now and then while there are
+    /// any. Waits for `patience` at most.
     ///
     /// # Errors
-    /// They are not, and who answers has said so to the user; or, where `is_cut`, nobody answers.
+    /// They are not kept, and the service has reported that to the user. Or, where `is_cut`, there
+    /// is no answer.
     fn keep(&self, patience: Duration) -> Result<(), RemoteError>;
 
-    /// Has this process's objects kept for copies of it that the witness sees, also after its end.
+    /// Keeps this process's objects for copies of it that the witness sees, also after its end.
     /// Called while the witness isn't over, by a thread that has its descriptor.
     ///
     /// # Errors
     /// They may be gone when the process has ended.
     fn lend(&self, copies: &DescendantWatch) -> Result<(), RemoteError>;
 
-    /// What to call the store in messages.
+    /// Returns its name for messages.
     fn name(&self) -> &str;
 }
 

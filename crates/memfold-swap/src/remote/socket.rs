@@ -1,8 +1,8 @@
-//! [`SocketRemote`]: the remote store by way of the service, over a Unix socket.
+//! [`SocketRemote`]: the remote store through the service, over a Unix socket.
 //!
 //! One connection carries the requests of all threads, so that a process takes one descriptor in
-//! the service. There is no thread that receives: of those that wait for answers one reads the next
-//! answer's head, and leaves what follows to the thread that has asked for it.
+//! the service. There is no receiving thread. One of the threads that wait for answers reads the
+//! next answer's head. The thread of that request reads the rest.
 use crate::remote::{
     AnswerHead, DELETE, DONE, ENTRIES_MAX, GET, HELLO, KEEP, LEND, LOST, ObjectFetch, PUT, Remote,
     RemoteError, RequestEntry, RequestHead, StoredObject,
@@ -25,26 +25,26 @@ use rustix::net::{
     SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 
-/// The service answers in time; this much later it is given up.
+/// The service answers in time. After this much more time the request fails.
 const GRACE: Duration = Duration::from_secs(10);
-/// Of a line that says what is wrong, no more is read.
+/// Most bytes that are read of a line with an error.
 const WHY_BYTES_MAX: u32 = 1 << 16;
-/// Ancestors whose objects are read, at most.
+/// Most ancestors whose objects are read.
 const ANCESTORS_MAX: usize = 15;
 
 /// A client of the service.
 pub struct SocketRemote {
     path: String,
     name: String,
-    /// Of ancestors, and the own one last.
+    /// Numbers of the ancestors' engines, and the own one last.
     engines: ForkCell<Vec<u64>>,
     patience: Duration,
     line: Mutex<Option<Arc<Connection>>>,
 }
 
 impl SocketRemote {
-    /// A client of the service at the socket `path`, which is connected to when it is needed.
-    /// `name` is for messages; the service tries a read again for `timeout`.
+    /// Makes a client of the service at the socket `path`. It connects when it is needed. `name` is
+    /// for messages; the service tries a read again for `timeout`.
     ///
     /// # Errors
     /// The kernel gives no random bytes.
@@ -58,8 +58,8 @@ impl SocketRemote {
         })
     }
 
-    /// In a child of fork: another engine to the service, by a connection of its own. It may read
-    /// the objects of its last 15 ancestors.
+    /// Begins in a child of fork, which is another engine to the service, with a connection of its
+    /// own. It may read the objects of its last 15 ancestors.
     ///
     /// # Errors
     /// The kernel gives no random bytes.
@@ -67,8 +67,8 @@ impl SocketRemote {
     /// # Safety
     /// - The caller is the only thread of the process.
     pub unsafe fn begin_in_child(&self) -> Result<(), Errno> {
-        // SAFETY: by the caller's promise. The parent's connection goes on in the parent, and its
-        // descriptor isn't here.
+        // SAFETY: by the caller's promise no other thread uses them. The parent's connection stays
+        // in use in the parent, and its descriptor isn't in this process.
         unsafe {
             self.line.reset();
             core::mem::forget(self.line.peek_mut().take());
@@ -79,22 +79,22 @@ impl SocketRemote {
         Ok(())
     }
 
-    /// Ends the connection. The next request makes another one.
+    /// Closes the connection. The next request makes another one.
     pub fn close(&self) {
         self.line.lock().take();
     }
 
-    /// The engine of the process that this one is a copy of by so many forks.
+    /// Returns the engine of the ancestor by so many forks.
     fn engine(&self, forks: usize) -> u64 {
         self.engines[self.engines.len() - 1 - forks]
     }
 
-    /// An entry of this process's own engine.
+    /// Makes an entry of this process's own engine.
     fn own(&self, number: u64, len: usize) -> RequestEntry {
         RequestEntry { engine: self.engine(0), number, offset: 0, len: len as u32 }
     }
 
-    /// A new connection, on which nothing is waited for longer than `patience`.
+    /// Makes a connection. Each wait on it is at most `patience`.
     fn connect(&self, patience: Duration) -> Result<Connection, Errno> {
         let socket =
             net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -111,7 +111,7 @@ impl SocketRemote {
         Ok(line)
     }
 
-    /// The connection that all share, made anew if there is none or it has broken off.
+    /// Returns the shared connection. Makes a new one if there is none, or it has broken off.
     fn line(&self) -> Result<Arc<Connection>, Errno> {
         let mut line = self.line.lock();
         match &*line {
@@ -124,9 +124,9 @@ impl SocketRemote {
         }
     }
 
-    /// Asks by the connection that all share, and once more by a new one if it has broken off in a
-    /// way that `again` takes: that says nothing about the servers, and to do the same twice is no
-    /// harm.
+    /// Sends a request by the shared connection. If that has broken off in a way that `again`
+    /// accepts, sends it once more by a new one. The servers may be well, and the request may be
+    /// made twice.
     fn ask(
         &self,
         message: &OutgoingRequest<'_>,
@@ -141,7 +141,7 @@ impl SocketRemote {
         self.failure(result)
     }
 
-    /// Tells the two kinds of failure apart: what the service said, and that it said nothing.
+    /// Distinguishes the two kinds of failure: an error of the service, and no answer.
     fn failure(&self, result: Result<Outcome, Errno>) -> Result<(), RemoteError> {
         match result {
             Ok(said) => said,
@@ -154,7 +154,7 @@ impl SocketRemote {
     }
 }
 
-/// The connection was closed at the other end.
+/// Returns whether the other end has closed the connection.
 fn is_closed(e: Errno) -> bool {
     matches!(e, Errno::PIPE | Errno::CONNRESET)
 }
@@ -189,7 +189,7 @@ impl Remote for SocketRemote {
     }
 
     fn keep(&self, patience: Duration) -> Result<(), RemoteError> {
-        // A connection of its own: on the other one a silent service is waited for longer.
+        // A connection of its own, because on the shared one a silent service is waited for longer.
         let asked =
             self.connect(patience).and_then(|line| line.exchange(&message(KEEP), &mut |_| Ok(())));
         self.failure(asked)
@@ -205,7 +205,7 @@ impl Remote for SocketRemote {
     }
 }
 
-/// A request, and what goes with it.
+/// A request, and the data that is sent with it.
 struct OutgoingRequest<'a> {
     what: u32,
     entries: &'a [RequestEntry],
@@ -213,43 +213,43 @@ struct OutgoingRequest<'a> {
     file: Option<BorrowedFd<'a>>,
 }
 
-/// One with nothing.
+/// Makes a request without data.
 fn message<'a>(what: u32) -> OutgoingRequest<'a> {
     OutgoingRequest { what, entries: &[], bytes: &[], file: None }
 }
 
-/// What an answer says.
+/// The result in an answer.
 type Outcome = Result<(), RemoteError>;
 
 /// One connection to the service.
 struct Connection {
     socket: OwnedFd,
-    /// Held while a request is sent.
+    /// Locked while a request is sent.
     sending: Mutex<()>,
     turn: Mutex<ReceiveTurn>,
     changed: Condvar,
 }
 
-/// Who receives next.
+/// The state of receiving.
 #[derive(Default)]
 struct ReceiveTurn {
     /// The number of the last request.
     last: u32,
     /// Numbers of requests that have no answer yet.
     asked: Vec<u32>,
-    /// A thread receives.
+    /// Whether a thread is receiving.
     is_taken: bool,
-    /// The head of an answer that its thread has not seen yet.
+    /// The head of an answer that its thread has not taken yet.
     head: Option<AnswerHead>,
-    /// It has broken off: what comes on it now would be taken for another answer.
+    /// The connection has broken off: later bytes on it would be taken for another answer.
     cut: bool,
 }
 
 impl Connection {
-    /// Sends one request and receives its answer, the bytes that it asked for by `receive`.
+    /// Sends one request and receives its answer. `receive` receives the requested bytes.
     ///
     /// # Errors
-    /// The connection has broken off, for all.
+    /// The connection has broken off, for all threads.
     fn exchange(
         &self,
         message: &OutgoingRequest<'_>,
@@ -286,8 +286,8 @@ impl Connection {
         bytes.iter().try_for_each(|b| write(&self.socket, b))
     }
 
-    /// Waits for the answer of request `id`, and reads heads of answers while nobody else does.
-    /// Then the turn is the caller's, who receives what follows.
+    /// Waits for the answer of request `id`, and reads heads of answers while no other thread does.
+    /// Then the turn is the caller's, which receives the rest.
     fn await_head(&self, id: u32) -> Result<AnswerHead, Errno> {
         let mut turn = self.turn.lock();
         loop {
@@ -318,7 +318,7 @@ impl Connection {
         }
     }
 
-    /// Receives what follows a head, and ends the turn.
+    /// Receives the rest of an answer, and ends the turn.
     fn receive(
         &self,
         head: AnswerHead,
@@ -341,7 +341,7 @@ impl Connection {
         Ok(said)
     }
 
-    /// Lets everybody know, also who receives, that nothing is to be had any more.
+    /// Marks the connection as broken off, and wakes all its threads, also the receiving one.
     fn cut(&self) {
         self.turn.lock().cut = true;
         let _ = net::shutdown(&self.socket, net::Shutdown::Both);
@@ -364,10 +364,10 @@ fn send_with_file(socket: &OwnedFd, bytes: &[u8], file: BorrowedFd<'_>) -> Resul
 }
 
 /// Receives all of `bytes` from a stream's socket, and the witness whose descriptor was sent with
-/// them, if one was. `false`: the stream has ended before the first.
+/// them, if one was. Returns `false` if the stream has ended before the first byte.
 ///
 /// # Errors
-/// What recvmsg says; ECONNRESET: it has ended.
+/// The error of recvmsg. ECONNRESET: the stream has ended.
 ///
 /// # Safety
 /// - The descriptor stays open during the call.
@@ -375,7 +375,7 @@ pub unsafe fn receive_with_witness(
     socket: i32,
     bytes: &mut [u8],
 ) -> Result<(bool, Option<DescendantWatch>), Errno> {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's promise the descriptor stays open during the call.
     let socket = unsafe { BorrowedFd::borrow_raw(socket) };
     let (mut done, mut file) = (0, None);
     while done < bytes.len() {
@@ -470,7 +470,7 @@ mod tests {
         (RequestHead::of_bytes(head), RequestEntry::of_bytes(entry))
     }
 
-    /// What object `number` holds.
+    /// Returns the contents of object `number`.
     fn content(number: u64) -> [u8; 8] {
         (number * 1001).to_ne_bytes()
     }
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn one_connection_carries_many_requests_whose_answers_come_in_any_order() {
+    fn one_connection_carries_requests_answered_in_any_order() {
         const THREADS: usize = 8;
         let stage = FakeService::new("many");
         let remote = &stage.remote();

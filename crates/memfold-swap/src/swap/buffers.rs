@@ -1,5 +1,5 @@
-//! Buffers: some that are written from, and others that are read into, so that a read never waits
-//! for a write.
+//! Buffers. Some are written from, and others are read into, so that a read never waits for a
+//! write.
 use crate::disk::Disk;
 use crate::write_queue::WRITES_MAX;
 use core::ops::Range;
@@ -12,14 +12,14 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 const WRITE_BUFFERS: usize = WRITES_MAX;
 const READ_BUFFERS: usize = 2;
 const BUFFERS: usize = WRITE_BUFFERS + READ_BUFFERS;
-/// Buffers take at most one part in this many of the limit, each.
+/// All buffers of a kind take at most one part in this many of the limit.
 const LIMIT_SHARE: u64 = 64;
 const BUFFER_MIN_BYTES: usize = 64 << 10;
-/// Packed objects are best written in so many bytes: buffers are this large also where raw objects
-/// are small.
+/// Packed objects are best written in so many bytes. So buffers have at least this size, also where
+/// raw objects are small.
 const PACK_BYTES: usize = 512 << 10;
 
-/// What a buffer is taken for.
+/// The purpose of a buffer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum BufferPurpose {
     /// To be written from.
@@ -37,18 +37,19 @@ impl BufferPurpose {
     }
 }
 
-/// All buffers of a swap file. Each has one user at a time, who knows it by its number.
+/// All buffers of a swap file. Each has one user at a time, and is named by its number.
 pub struct Buffers {
     memory: Zone,
     buffer_bytes: usize,
     is_free: Mutex<[bool; BUFFERS]>,
     freed: Condvar,
-    /// The disk knows the buffers, which then hold memory.
+    /// Whether the buffers are registered with the disk. They hold memory then.
     registered: AtomicBool,
 }
 
 impl Buffers {
-    /// All are free. The engine may hold `limit_bytes`; no object is larger than `largest`.
+    /// Makes the buffers, all free. The engine may hold `limit_bytes`; no object is larger than
+    /// `largest`.
     ///
     /// # Errors
     /// No address space.
@@ -65,7 +66,7 @@ impl Buffers {
         })
     }
 
-    /// Takes a buffer, which the disk then knows. With `wait`, sleeps until there is one.
+    /// Takes a buffer, and registers it with the disk. With `wait`, sleeps until there is one.
     ///
     /// # Safety
     /// - The disk is dropped before the buffers, and is the same each time.
@@ -77,7 +78,7 @@ impl Buffers {
     ) -> Option<usize> {
         let mut is_free = self.is_free.lock();
         if !self.registered.swap(true, Relaxed) {
-            // Not before they are needed: most processes of a run never write.
+            // Only when they are needed, because most processes of a run never write.
             // SAFETY: the memory is mapped as long as the buffers live, which is longer than the
             // disk by the caller's promise.
             unsafe { disk.register(self.memory.as_ptr(), self.memory.len()) };
@@ -107,17 +108,17 @@ impl Buffers {
         unsafe { self.memory.as_ptr().add(buffer * self.buffer_bytes) }
     }
 
-    /// Bytes of one buffer.
+    /// Returns the bytes of one buffer.
     pub fn buffer_bytes(&self) -> usize {
         self.buffer_bytes
     }
 
-    /// Bytes of all buffers.
+    /// Returns the bytes of all buffers.
     pub fn bytes_max(&self) -> u64 {
         self.memory.len() as u64
     }
 
-    /// Bytes of memory that they take: none before the first is taken.
+    /// Returns the bytes of memory that they take: none before the first is taken.
     pub fn memory_bytes(&self) -> u64 {
         if self.registered.load(Relaxed) { self.bytes_max() } else { 0 }
     }

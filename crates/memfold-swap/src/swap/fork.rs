@@ -1,27 +1,27 @@
 //! The swap file across a fork, in gate delivery.
 //!
 //! A child **reads its parent's file**, whose descriptor it inherits, and writes to a file of its
-//! own. The parent's slots are the first ones to the child, and the child's own lie behind them. So
-//! a fork costs no I/O, and no memory but a bit for each slot.
+//! own. To the child, the parent's slots are the first ones, and its own follow. So a fork costs no
+//! I/O, and only a bit of memory for each slot.
 //!
-//! - The parent goes on to write to its file. Slots in use at the fork get one reference more
+//! - The parent continues to write to its file. Slots in use at the fork get one more reference
 //!   (`lent.rs`), so they are neither allocated again nor punched until the child has ended. Slots
-//!   that the child frees meanwhile stay in use in the parent: disk space, while the child runs.
-//! - The child allocates no slot of its parent's ([`Clusters::inherit`]), and seals with a key of
-//!   its own (`seal.rs`).
-//! - A child that can't make its own file (no such directory any more, or no right to write there)
-//!   writes nothing: what doesn't fit stays in memory.
-//! - The thread that writes is paused at the fork, and no raw write is under way: a child has
-//!   nothing half done.
+//!   that the child frees meanwhile take disk space in the parent while the child runs.
+//! - The child allocates no slot of its parent ([`Clusters::inherit`]), and seals with a key of its
+//!   own (`seal.rs`).
+//! - A child may be unable to make its own file: the directory is gone, or it may not write there.
+//!   Then it writes nothing, and data that doesn't fit stays in memory.
+//! - The thread that writes is paused at the fork, and no raw write is in progress. So a child has
+//!   no work that is half done.
 //!
-//! The child also reads what lies in the **remote store**. The service keeps a process's objects as
-//! long as a child of it runs: the parent sends it the witness that tells (`lend`). Slots in use at
-//! the fork stay where they are, in file or store, until the child has ended: no group of theirs
-//! moves.
+//! The child also reads objects in the **remote store**. The service keeps a process's objects as
+//! long as a child of it runs: the parent sends it the witness that shows this (`lend`). Slots in
+//! use at the fork stay where they are, in file or store, until the child has ended: none of their
+//! groups moves.
 //!
-//! The caller must load all objects into memory before the fork, and the child begins with an empty
-//! file, in two cases: files are already stacked [`ANCESTORS_MAX`] deep, or a child couldn't reach
-//! the service (the parent is in another root directory by now, or another user).
+//! In two cases the caller must load all objects into memory before the fork, and the child begins
+//! with an empty file. Files may already be stacked [`ANCESTORS_MAX`] deep. Or a child couldn't
+//! reach the service, because the parent has changed its root directory or user.
 //!
 //! [`Clusters::inherit`]: crate::cluster::Clusters::inherit
 use crate::lent::ANCESTORS_MAX;
@@ -33,23 +33,23 @@ use memfold_sys::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold_sys::units::PAGE_SIZE;
 
 impl Swap {
-    /// Whether a child could read what is in the file: not too many are read already.
+    /// Returns whether a child could read the file: not too many ancestors' files are read already.
     pub fn can_lend(&self) -> bool {
         self.ancestors.load(Relaxed) < ANCESTORS_MAX
     }
 
-    /// Nothing more goes to the file, or it may again.
+    /// Closes the file to further writes, or opens it again.
     pub fn set_closed(&self, closed: bool) {
         self.is_closed.store(closed, SeqCst);
     }
 
-    /// For a fork, when the engine is at rest, the thread that writes too. `false`: what is in file
-    /// and store must be loaded first; nothing was done then. `reaches`: whether a child
-    /// would reach the remote store; asked if it needs it.
+    /// Prepares a fork, when the engine is quiesced, with the thread that writes. Returns `false`,
+    /// and does nothing, if the objects in file and store must be loaded first. `reaches` returns
+    /// whether a child would reach the remote store. It is called only if the child needs it.
     pub fn begin_copy(&self, reaches: impl Fn() -> bool) -> bool {
         self.tier.iter().for_each(Tier::freeze);
         if self.objects() > 0 && !self.lend(reaches) {
-            // SAFETY: frozen above, by this thread.
+            // SAFETY: this thread has frozen it above.
             self.tier.iter().for_each(|tier| unsafe { tier.unfreeze() });
             return false;
         }
@@ -58,10 +58,10 @@ impl Swap {
         true
     }
 
-    /// Has all that is used kept as it is for a child, where the tier is frozen. `false`: it can't
-    /// be.
+    /// Keeps all used slots as they are for a child, where the tier is frozen. Returns `false` if
+    /// that is impossible.
     fn lend(&self, reaches: impl Fn() -> bool) -> bool {
-        // SAFETY: frozen by the caller.
+        // SAFETY: the caller has frozen it.
         let is_far = |tier: &&Tier| unsafe { tier.is_used_at_rest() };
         let tier = self.tier.as_ref().filter(is_far);
         if !self.can_lend() || tier.is_some() && !reaches() {
@@ -74,18 +74,19 @@ impl Swap {
         self.errands.as_ref().is_some_and(|errands| errands.run(lend).is_ok())
     }
 
-    /// The first part of the end of [`Swap::begin_copy`]: the write queue takes requests again.
+    /// Runs the first part of the end of [`Swap::begin_copy`]: the write queue takes requests
+    /// again.
     ///
     /// # Safety
     /// - `begin_copy` has returned true, in this process or in the parent that it is a copy of, and
     ///   this is called once for it.
     pub unsafe fn allow_requests(&self) {
-        // SAFETY: frozen by `begin_copy`.
+        // SAFETY: `begin_copy` has frozen it, by the caller's promise.
         unsafe { self.queue.unfreeze() };
     }
 
-    /// In a child, between [`Swap::begin_in_child`] and [`Swap::end_copy`]: connects to the service
-    /// of the remote store, if the child reads there.
+    /// Connects to the service of the remote store, if the child reads there. Called in a child,
+    /// between [`Swap::begin_in_child`] and [`Swap::end_copy`].
     ///
     /// # Safety
     /// - `end_copy` is not called meanwhile.
@@ -94,13 +95,15 @@ impl Swap {
         self.tier.iter().for_each(|tier| unsafe { tier.connect() });
     }
 
-    /// In the parent and in a child, after [`Swap::begin_in_child`] and [`Swap::allow_requests`].
+    /// Ends a fork, in the parent and in a child, after [`Swap::begin_in_child`] and
+    /// [`Swap::allow_requests`].
     ///
     /// # Safety
     /// - `begin_copy` has returned true, in this process or in the parent that it is a copy of, and
     ///   this is called once for it.
     pub unsafe fn end_copy(&self, in_child: bool) {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise `begin_copy` has frozen all of these, and this is the one
+        // call for it.
         unsafe {
             if let Some(tier) = &self.tier {
                 tier.unfreeze();
@@ -113,12 +116,13 @@ impl Swap {
         self.set_closed(false);
     }
 
-    /// In a child: from which byte on its own file begins; 0 if it needs nothing of its parent's.
+    /// Returns the byte from which on a child's own file begins; 0 if it reads no slot of its
+    /// parent.
     pub fn base(&self) -> u64 {
         if self.objects() == 0 { 0 } else { self.clusters.slots() * PAGE_SIZE as u64 }
     }
 
-    /// In a child, after [`Swap::base`] was asked.
+    /// Begins a file of its own in a child, after [`Swap::base`] was called.
     ///
     /// # Errors
     /// No random bytes for the key, or no page for it.
@@ -128,7 +132,7 @@ impl Swap {
     ///   parent.
     pub unsafe fn begin_in_child(&self) -> Result<(), Errno> {
         let reads = self.objects() > 0;
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise no other thread uses any of these.
         unsafe {
             self.lent.begin_in_child(&self.clusters);
             self.sealer.begin_in_child(reads)?;

@@ -1,5 +1,5 @@
 //! [`Swap`]: objects in the swap file. It allocates slots, seals, writes and reads objects, and
-//! passes the cold end of the file on to the remote store.
+//! passes the cold end of the file to the remote store.
 mod buffers;
 mod fork;
 mod objects;
@@ -30,23 +30,23 @@ use memfold_sys::sync::atomic::{
 use memfold_sys::thread::errands::DelegateQueue;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
-/// After a failed write or growth, none is tried for this long.
+/// After a failed write or growth, no other is tried for this long.
 const RETRY_NS: u64 = 100_000_000;
 
 /// Sizes and bounds of a swap file.
 #[derive(Copy, Clone, Debug)]
 pub struct SwapBounds {
-    /// The most that it may take, bytes.
+    /// Maximum size of the file, bytes.
     pub size_bytes: u64,
-    /// What must stay free on its file system, bytes.
+    /// Bytes that must stay free on its file system.
     pub keep_free_bytes: u64,
-    /// The most that may lie in the remote store, bytes.
+    /// Most bytes in the remote store.
     pub remote_bytes: u64,
-    /// The file may be so full before its cold end moves there, percent.
+    /// Percent of the file in use above which its cold end moves there.
     pub mark_percent: u64,
-    /// What lies there is gone when the service refreshes nothing for so long.
+    /// Data there is lost when the service refreshes nothing for so long.
     pub remote_expiry: Duration,
-    /// What the caller may hold in memory, bytes: buffers are a small part of it.
+    /// The caller's limit, bytes: buffers are a small part of it.
     pub limit_bytes: u64,
     /// The largest run of raw objects.
     pub run_order_max: Order,
@@ -54,8 +54,10 @@ pub struct SwapBounds {
 
 /// A swap file with its slots, seals and buffers.
 ///
-/// Equation: each slot in use has a reference of each object in it, of the caller that has
-/// allocated it and not released it yet, and of each set of slots that children of fork read.
+/// Equation: each slot in use has one reference for each of these:
+/// - an object in it,
+/// - the caller that has allocated it and not released it yet,
+/// - a set of slots that children of fork read.
 pub struct Swap {
     // The disk is dropped before the buffers that it knows.
     disk: Box<dyn Disk>,
@@ -73,19 +75,19 @@ pub struct Swap {
     /// Slots that became free since emptied clusters were last discarded.
     freed: AtomicU64,
     warned: AtomicBool,
-    /// Nothing more goes to the file.
+    /// No more is written to the file.
     is_closed: AtomicBool,
-    /// What children of fork read.
+    /// The slots that children of fork read.
     lent: LentSlots,
-    /// Files of ancestors that are read here.
+    /// Number of ancestors' files that are read here.
     ancestors: AtomicU64,
-    /// In gate delivery: who has the engine's descriptors.
+    /// In gate delivery: the queue to the threads that have the engine's descriptors.
     errands: Option<Arc<DelegateQueue>>,
     queue: WriteQueue,
 }
 
 impl Swap {
-    /// An empty swap file on `disk`, whose cold end moves to `remote`.
+    /// Makes an empty swap file on `disk`, whose cold end moves to `remote`.
     ///
     /// # Errors
     /// No random bytes for the key, or no address space.
@@ -114,7 +116,7 @@ impl Swap {
             clusters: Clusters::new(),
             tier,
             raw_seals: Zone::reserve_growing(
-                // In a child of fork, slots of its ancestors too.
+                // A child of fork has slots of its ancestors too.
                 ((ANCESTORS_MAX as usize + 1) * slots.max(1) * size_of::<RawSeal>())
                     .next_multiple_of(PAGE_SIZE),
                 PAGE_SIZE,
@@ -135,23 +137,23 @@ impl Swap {
         })
     }
 
-    /// Has what needs a descriptor of the engine's done by errands.
+    /// Makes calls that need a descriptor of the engine go through the queue.
     pub fn with_errands(self, errands: Option<Arc<DelegateQueue>>) -> Swap {
         Swap { errands, ..self }
     }
 
-    /// Work for the thread that writes.
+    /// Returns the queue of the thread that writes.
     pub fn queue(&self) -> &WriteQueue {
         &self.queue
     }
 
-    /// Ends the threads that write and that demote, when they have done what waits.
+    /// Ends the threads that write and that demote, when they have finished queued work.
     pub fn stop(&self) {
         self.queue.stop();
         self.tier.iter().for_each(Tier::stop);
     }
 
-    /// Takes back [`Swap::stop`]: the threads are about to be started again.
+    /// Undoes [`Swap::stop`]: the threads are about to be started again.
     pub fn resume(&self) {
         self.queue.resume();
         self.tier.iter().for_each(Tier::resume);
@@ -166,9 +168,9 @@ impl Swap {
         self.tier.is_some()
     }
 
-    /// Demotes the coldest slots to the remote store until the file is below its mark: one round.
-    /// With `wait`, sleeps until there is something to do, and after failures. Returns `false`
-    /// after [`Swap::stop`], without a remote store, or, without `wait`, if nothing was done.
+    /// Runs one round of demotion: moves the coldest slots to the remote store until the file is
+    /// below its mark. With `wait`, sleeps until there is work, and after failures. Returns `false`
+    /// after [`Swap::stop`], without a remote store, or, without `wait`, if there was no work.
     pub fn demote(&self, wait: bool) -> bool {
         self.tier.as_ref().is_some_and(|tier| {
             if wait {
@@ -178,14 +180,14 @@ impl Swap {
         })
     }
 
-    /// Takes the counts of what has gone to the remote store and come back, and begins anew at 0.
+    /// Returns the counts of pages moved to and read from the remote store, and resets them.
     pub fn take_remote_counts(&self) -> RemoteCounts {
         self.tier.as_ref().map_or(RemoteCounts::default(), Tier::take_counts)
     }
 
     // Writes that fail.
 
-    /// Returns whether a write may be tried now: none has failed lately.
+    /// Returns whether a write may be tried now: no write has failed lately.
     pub fn accepts_writes(&self) -> bool {
         if self.is_closed.load(SeqCst) {
             return false;
@@ -194,22 +196,22 @@ impl Swap {
         retry_at == 0 || memfold_sys::thread::now_ns() >= retry_at
     }
 
-    /// Notes that the file is full: no write is tried for a while.
+    /// Records that the file is full: no write is tried for a while.
     pub fn note_full(&self) {
         self.retry_at.store(memfold_sys::thread::now_ns() + RETRY_NS, Relaxed);
     }
 
-    /// Notes that a write has failed: none is tried for a while. Warns once.
+    /// Records that a write has failed: no write is tried for a while. Warns once.
     pub fn note_failure(&self, errno: Errno) {
         self.note_full();
         if !self.warned.swap(true, Relaxed) {
             let why = alloc::format!("{errno}");
             memfold_sys::raw::warn(&[
-                "memfold: warning: swap file ",
+                "memfold: warning: Writing to the swap file ",
                 self.disk.name(),
-                ": a write failed (",
+                " failed (",
                 &why,
-                "); the data stays in memory\n",
+                "). The data stays in memory\n",
             ]);
         }
     }
@@ -222,7 +224,8 @@ impl Swap {
     }
 
     fn take_buffer(&self, purpose: BufferPurpose, wait: bool) -> Option<usize> {
-        // SAFETY: it is this disk always, which is dropped first, as the fields are in this order.
+        // SAFETY: the disk is the same each time, and is dropped first, as the fields are in this
+        // order.
         unsafe { self.buffers.take(&*self.disk, purpose, wait) }
     }
 
@@ -237,7 +240,8 @@ impl Swap {
     /// - The caller has taken the buffer, and makes no second slice of it.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn buffer_mut(&self, buffer: usize) -> &mut [u8] {
-        // SAFETY: the buffer is so long, mapped as long as `self` lives, and the caller's alone.
+        // SAFETY: the buffer has this length, and is mapped as long as `self` lives. By the
+        // caller's promise no other slice of it exists.
         unsafe {
             core::slice::from_raw_parts_mut(
                 self.buffers.start_of(buffer),
@@ -248,22 +252,22 @@ impl Swap {
 
     // Figures.
 
-    /// The largest run of slots that one buffer holds.
+    /// Returns the order of the largest run of slots that one buffer holds.
     pub fn run_order_max(&self) -> Order {
         Order::covering(self.buffers.buffer_bytes()).unwrap_or(Order::MAX)
     }
 
-    /// Objects in the file.
+    /// Returns the number of objects in the file.
     pub fn objects(&self) -> u64 {
         self.objects.load(Relaxed)
     }
 
-    /// Bytes of the file in use.
+    /// Returns the bytes of the file in use.
     pub fn used_bytes(&self) -> u64 {
         (self.clusters.used() * PAGE_SIZE as u64).saturating_sub(self.remote_bytes())
     }
 
-    /// Bytes that lie in the remote store.
+    /// Returns the bytes in the remote store.
     pub fn remote_bytes(&self) -> u64 {
         self.tier.as_ref().map_or(0, |tier| tier.remote_slots() * PAGE_SIZE as u64)
     }
@@ -273,24 +277,24 @@ impl Swap {
         self.clusters.used() < self.clusters.slots() - self.clusters.inherited()
     }
 
-    /// Returns whether more than half of what file and remote store may hold is in use.
+    /// Returns whether more than half of the room of file and remote store is in use.
     pub fn is_half_full(&self) -> bool {
         let most =
             self.tier.as_ref().map_or(self.bounds.size_bytes / PAGE_SIZE as u64, Tier::slots_max);
         self.clusters.used() > most / 2
     }
 
-    /// Bytes of memory that buffers and tables take, at most.
+    /// Returns the most bytes of memory of buffers and tables.
     pub fn memory_bytes(&self) -> u64 {
         self.buffers.memory_bytes() + self.table_bytes()
     }
 
-    /// The part of it that is buffers, from the first write on.
+    /// Returns the part of it for buffers, which is taken from the first write on.
     pub fn buffer_bytes_max(&self) -> u64 {
         self.buffers.bytes_max()
     }
 
-    /// The part of it that is tables.
+    /// Returns the part of it for tables.
     pub fn table_bytes(&self) -> u64 {
         let per_cluster = (CLUSTER_SLOTS + 128) as u64;
         let slots = self.clusters.slots();
@@ -301,7 +305,7 @@ impl Swap {
     /// Verifies the slots.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The first condition that does not hold.
     pub fn check(&self) -> Result<(), String> {
         self.clusters.check()?;
         self.tier.as_ref().map_or(Ok(()), |tier| tier.check(&self.clusters))

@@ -1,4 +1,4 @@
-//! Objects: sealed, written, read and opened.
+//! Objects: how they are sealed, written, read and opened.
 use crate::location::{ObjectLocation, UNIT_BYTES};
 use crate::seal::{RawSeal, SealBinding, TAG_BYTES};
 use crate::swap::Swap;
@@ -21,7 +21,7 @@ pub struct ReadError {
     slot: u64,
     /// The object of the remote store that has the slot.
     object: Option<u64>,
-    /// `None`: what was read is not what was written.
+    /// The cause; `None` if the bytes that were read are not those that were written.
     why: Option<String>,
 }
 
@@ -41,7 +41,7 @@ impl core::fmt::Display for ReadError {
         }
         match &self.why {
             Some(why) => write!(f, "reading failed: {why}"),
-            None => write!(f, "what is there is not what was written"),
+            None => write!(f, "its bytes are not what was written"),
         }
     }
 }
@@ -54,13 +54,13 @@ impl Swap {
             let slot = slot + (i * block.pages()) as u64;
             let number = self.sealer.number();
             let tag = self.sealer.seal(raw_binding(slot, number, block), bytes);
-            // SAFETY: the slots are the caller's, so nobody reads or writes their seals.
+            // SAFETY: the slots are the caller's, so no other thread reads or writes their seals.
             unsafe { self.raw_seal(slot).write(RawSeal { number, tag }) };
         }
     }
 
-    /// Seals one packed object, whose payload of `len` bytes lies behind the head in `bytes`; it
-    /// goes to `location`.
+    /// Seals one packed object, which goes to `location`. Its payload of `len` bytes lies behind
+    /// the head in `bytes`.
     pub fn seal_packed(&self, location: ObjectLocation, fields: u32, len: usize, bytes: &mut [u8]) {
         let number = self.sealer.number();
         let (head, payload) = bytes.split_at_mut(HEAD_BYTES);
@@ -72,20 +72,20 @@ impl Swap {
         head[16..].copy_from_slice(&tag);
     }
 
-    /// A write of the first `len` bytes of a buffer to the run at `slot`.
+    /// Returns a write of the first `len` bytes of a buffer to the run at `slot`.
     pub fn write_from(&self, buffer: usize, slot: u64, len: usize) -> Transfer {
         debug_assert!(len <= self.buffers.buffer_bytes());
         let at = self.buffers.start_of(buffer);
         Transfer::new(Direction::Write, slot * PAGE_SIZE as u64, Page::at(at), len)
     }
 
-    /// Does writes that [`Swap::write_from`] has made.
+    /// Makes writes that [`Swap::write_from`] has prepared.
     ///
     /// # Safety
     /// - The caller has taken the buffers and the runs.
     pub unsafe fn write(&self, writes: &mut [Transfer]) {
-        // SAFETY: as the caller says; slots are read only through handles, which nobody has for a
-        // run that is written to.
+        // SAFETY: the caller has taken the buffers and runs, so no other thread changes the memory.
+        // Slots are read only through handles, and a run that is being written has no handle yet.
         unsafe { self.disk.transfer(writes) };
         let Some(tier) = &self.tier else { return };
         for write in writes.iter().filter(|w| w.result.is_ok()) {
@@ -93,14 +93,13 @@ impl Swap {
         }
     }
 
-    /// Reads a run of raw blocks, which lie one behind the other from `location`, to `to`, and opens
-    /// them.
+    /// Reads a run of consecutive raw blocks from `location` to `to`, and opens them.
     ///
     /// # Errors
-    /// [`ReadError`]; what is at `to` is not to be used then.
+    /// [`ReadError`]; the bytes at `to` must not be used then.
     ///
     /// # Safety
-    /// - `to` has room for `count` blocks that nobody else touches; the objects are not freed
+    /// - `to` has room for `count` blocks that no other thread touches; the objects are not freed
     ///   meanwhile.
     pub unsafe fn read_raw(
         &self,
@@ -110,12 +109,13 @@ impl Swap {
         to: *mut Page,
     ) -> Result<(), ReadError> {
         let len = count * block.bytes();
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller promises that `to` has room and no other user, and that the objects
+        // are not freed, so no write goes to the slots.
         unsafe { self.read(location.slot, to, len)? };
         for i in 0..count {
             let slot = location.slot + (i * block.pages()) as u64;
-            // SAFETY: the seal was written before the object was entered; `to` has room, as the
-            // caller says.
+            // SAFETY: the seal was written before the object was entered; by the caller's promise
+            // `to` has room.
             let opened = unsafe {
                 let seal = self.raw_seal(slot).read();
                 let bytes = core::slice::from_raw_parts_mut(
@@ -131,8 +131,8 @@ impl Swap {
         Ok(())
     }
 
-    /// Reads the bytes of the file from `first` to `last`, which hold packed objects, and calls
-    /// `each` with a function that opens one of them: it gives fields and payload.
+    /// Reads the bytes of the file from `first` to `last`, which hold packed objects. Calls `each`
+    /// with [`PackedObjects`], which opens each of them.
     ///
     /// # Errors
     /// [`ReadError`].
@@ -148,7 +148,8 @@ impl Swap {
         let len = ((last.slot - first.slot) as usize + last.slots()) * PAGE_SIZE;
         assert!(len <= self.buffers.buffer_bytes());
         let buffer = self.take_buffer(BufferPurpose::Read, true).expect("it waits");
-        // SAFETY: the buffer is this thread's.
+        // SAFETY: the buffer belongs to this thread. The caller has handles of the objects, so no
+        // write goes to the slots.
         let result = unsafe {
             let bytes = self.buffer_mut(buffer);
             self.read(first.slot, Page::at(bytes.as_mut_ptr()), len).and_then(|()| {
@@ -159,16 +160,17 @@ impl Swap {
         result
     }
 
-    /// The most bytes that [`Swap::read_packed`] reads at once.
+    /// Returns the most bytes that [`Swap::read_packed`] reads at once.
     pub fn packed_bytes_max(&self) -> usize {
         self.buffers.buffer_bytes()
     }
 
     /// # Safety
-    /// - As for [`Disk::transfer`].
+    /// - The conditions of [`Disk::transfer`] for a read to `to`.
     unsafe fn read(&self, slot: u64, to: *mut Page, len: usize) -> Result<(), ReadError> {
         if let Some(tier) = &self.tier {
-            // SAFETY: as the caller says.
+            // SAFETY: the caller promises that `to` has room and no other user; it has handles of
+            // the objects, so they are not freed meanwhile.
             let result = unsafe { tier.read(&*self.disk, slot, len / PAGE_SIZE, to) };
             return result.map_err(|why| match why {
                 SlotReadError::File(e) => self.unread(slot, e),
@@ -179,8 +181,8 @@ impl Swap {
             });
         }
         let mut read = [Transfer::new(Direction::Read, slot * PAGE_SIZE as u64, to, len)];
-        // SAFETY: as the caller says. The caller has a handle, so no write goes to these
-        // slots.
+        // SAFETY: the caller promises that `to` has room and no other user. It has a handle, so no
+        // write goes to these slots.
         unsafe { self.disk.transfer(&mut read) };
         read[0].result.map_err(|e| self.unread(slot, e))
     }
@@ -194,7 +196,7 @@ impl Swap {
         }
     }
 
-    /// The error for an object that is not what was written.
+    /// Returns the error for an object whose bytes are not those that were written.
     pub fn damage_at(&self, slot: u64) -> ReadError {
         let far = self.tier.as_ref().and_then(|tier| Some((tier.name(), tier.object_of(slot)?)));
         let (name, object) =
@@ -207,14 +209,14 @@ impl Swap {
         assert!(end <= self.raw_seals.len());
         let done = self.raw_seals.need(&self.edge, 0, self.raw_seals.len(), end);
         if done.is_err() {
-            NoPromise::end("the table of the swap file");
+            NoPromise::end("The table of the swap file");
         }
         // SAFETY: the seal lies in the zone.
         unsafe { self.raw_seals.as_ptr().cast::<RawSeal>().add(slot as usize) }
     }
 }
 
-/// PackedObjects objects that were read.
+/// Packed objects that were read.
 pub struct PackedObjects<'a> {
     swap: &'a Swap,
     slot: u64,
@@ -222,10 +224,10 @@ pub struct PackedObjects<'a> {
 }
 
 impl PackedObjects<'_> {
-    /// Opens one object; gives its fields and its payload.
+    /// Opens one object, and returns its fields and its payload.
     ///
     /// # Errors
-    /// [`ReadError`]: it is not what was written.
+    /// [`ReadError`]: its bytes are not those that were written.
     pub fn open(&mut self, location: ObjectLocation) -> Result<(u32, &[u8]), ReadError> {
         let start = (location.start() - self.slot * PAGE_SIZE as u64) as usize;
         let (head, payload) = self.bytes[start..start + location.len].split_at_mut(HEAD_BYTES);

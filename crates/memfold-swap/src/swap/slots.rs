@@ -6,9 +6,9 @@ use memfold_store::Handle;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
-/// The file grows by this many clusters at a time, fewer near its bounds.
+/// The file grows by this many clusters at a time, and by fewer near its bounds.
 const GROWTH_CLUSTERS: usize = 32;
-/// Slots that became free before emptied clusters are discarded.
+/// Emptied clusters are discarded after so many slots became free.
 const DISCARD_SLOTS: u64 = 8 * CLUSTER_SLOTS as u64;
 
 impl Swap {
@@ -30,7 +30,7 @@ impl Swap {
         }
     }
 
-    /// Claims an allocated run for the file. Releases it if the file may not take more.
+    /// Claims an allocated run for the file. Releases it if the file is at its bound.
     fn claim(&self, slot: u64, order: Order) -> Option<u64> {
         let Some(tier) = &self.tier else { return Some(slot) };
         let free = self.disk.free_bytes().unwrap_or(0).saturating_sub(self.bounds.keep_free_bytes);
@@ -41,7 +41,7 @@ impl Swap {
         None
     }
 
-    /// Takes slots back that no child reads any more. Returns whether there were any.
+    /// Releases slots that no child reads any more. Returns whether there were any.
     fn collect_lent(&self) -> bool {
         let collect = || self.lent.collect(&self.clusters);
         self.lent.is_any() && self.errands.as_ref().is_some_and(|errands| errands.run(collect))
@@ -57,7 +57,8 @@ impl Swap {
         let cluster = (CLUSTER_SLOTS * PAGE_SIZE) as u64;
         let now = slots * PAGE_SIZE as u64;
         if let Some(tier) = &self.tier {
-            // Slots only: the file's space is taken and given back one by one, as slots move.
+            // Only slots are added: the file's space is taken and given back slot by slot, as data
+            // moves.
             let own = slots - self.clusters.inherited();
             let room = (tier.slots_max() - own) / CLUSTER_SLOTS as u64;
             let count = room.min(GROWTH_CLUSTERS as u64);
@@ -92,14 +93,14 @@ impl Swap {
         }
     }
 
-    /// Adds an object that was written to a location in a run that the caller has allocated and not
-    /// released yet.
+    /// Adds a written object at a location in a run that the caller has allocated and not released
+    /// yet.
     pub fn insert(&self, location: ObjectLocation) {
         self.clusters.retain(location.slot, location.slots());
         self.objects.fetch_add(1, Relaxed);
     }
 
-    /// Frees the object that a handle names, if it names one of the file.
+    /// Frees the object that a handle names, if it is in the file.
     pub fn free(&self, handle: Handle) {
         if let Some(location) = ObjectLocation::from_handle(handle) {
             self.objects.fetch_sub(1, Relaxed);

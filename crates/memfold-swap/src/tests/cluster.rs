@@ -8,7 +8,7 @@ fn order(n: u8) -> Order {
     Order::new(n).unwrap()
 }
 
-/// A bool for each slot: what the clusters must agree with.
+/// A count for each slot, to compare the clusters with.
 struct Naive(Vec<u8>);
 
 impl Naive {
@@ -29,8 +29,8 @@ impl Naive {
 }
 
 proptest! {
-    /// S1, S2, S4: every run is aligned, whole and free before; none is refused while one is there;
-    /// slots are free exactly when their last holder lets go.
+    /// S1, S2, S4: every run is aligned, whole and free before. None is refused while there is one.
+    /// Slots are free exactly when their last holder releases them.
     #[test]
     fn s1_agrees_with_a_bitmap(ops in prop::collection::vec((0u8..=9, 0usize..4, 0usize..6, any::<prop::sample::Index>()), 1..400)) {
         let clusters = Clusters::new();
@@ -49,7 +49,7 @@ proptest! {
                 },
                 3 | 4 if !held.is_empty() => {
                     let (first, count) = held.swap_remove(pick.index(held.len()));
-                    // A part of it goes, perhaps across the middle; the rest stays held.
+                    // A part of it is released, perhaps across the middle; the rest stays held.
                     let part = if what == 3 { count } else { 1 + pick.index(count) };
                     let run = &mut naive.0[first as usize..][..part];
                     run.iter_mut().for_each(|holders| *holders -= 1);
@@ -105,7 +105,7 @@ fn s2_order_0_takes_every_free_slot_from_every_cluster() {
 }
 
 #[test]
-fn s4_an_emptied_cluster_is_discarded_once_and_joined_with_its_neighbour() {
+fn s4_emptied_cluster_is_discarded_once_with_its_neighbour() {
     let clusters = Clusters::new();
     clusters.grow(3);
     let runs: Vec<u64> =
@@ -137,8 +137,8 @@ fn s4_an_emptied_cluster_is_used_again_before_its_discard() {
     clusters.check().unwrap();
 }
 
-/// S-bench: mixed orders taken and freed for 100 rounds at up to 60% of the slots; the runs that
-/// had to be made smaller though their room was there: none.
+/// S-bench: mixed orders are taken and freed for 100 rounds at up to 60% of the slots. No run has
+/// to be made smaller while there is room for it.
 #[test]
 fn s_ageing_has_no_fallback_while_there_is_space() {
     let clusters = Clusters::new();
@@ -151,7 +151,7 @@ fn s_ageing_has_no_fallback_while_there_is_space() {
     let (mut asked, mut fallback) = (0, 0);
     for round in 0..100 {
         while clusters.used() < total * 6 / 10 {
-            // As a program's folios are: many small ones, few large ones.
+            // Like the folios of a program: many small ones, few large ones.
             let order = order(random.pick(&[0, 0, 0, 2, 2, 2, 4, 4, 4, 4, 5, 6, 7, 8, 9]));
             asked += 1;
             match clusters.allocate(order, random.below(4), SearchScope::All) {
@@ -177,8 +177,8 @@ fn s_ageing_has_no_fallback_while_there_is_space() {
     assert_eq!(fallback, 0, "of {asked}");
 }
 
-/// A parent and its child, which begin with equal clusters: what was used at the copy is taken by
-/// neither, until it isn't lent any more, and then by the parent only.
+/// A parent and its child begin with equal clusters. Neither takes slots that were used at the
+/// copy, until they aren't lent any more. Then only the parent takes them.
 #[test]
 fn what_is_lent_or_inherited_is_never_given_out() {
     let mut random = Random::new(seed(1));
@@ -204,7 +204,7 @@ fn what_is_lent_or_inherited_is_never_given_out() {
         parent.retain_used(&mut lent[0]);
         child.retain_used(&mut lent[1]);
         child.release_set(&lent[1]);
-        // SAFETY: nobody else uses it, as in a child.
+        // SAFETY: no other thread uses it, as in a child.
         unsafe { child.inherit() };
         assert_eq!(child.allocate(Order::PAGE, 0, SearchScope::All), None);
         child.grow(1);

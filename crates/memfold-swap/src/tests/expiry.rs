@@ -1,11 +1,11 @@
-//! The service that is silent.
+//! Tests of a silent service.
 use crate::remote::{ObjectFetch, Remote, RemoteError, StoredObject};
 use crate::tier::expiry::ExpiryWatch;
 use core::time::Duration;
 use memfold_sys::memory::witness::DescendantWatch;
 use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// A store that is asked nothing else.
+/// A store that takes no other request.
 #[derive(Default)]
 struct Keeper {
     is_silent: AtomicBool,
@@ -32,7 +32,9 @@ impl Remote for Keeper {
 
     fn keep(&self, _: Duration) -> Result<(), RemoteError> {
         match self.is_silent.load(Relaxed) {
-            true => Err(RemoteError { is_lost: false, is_cut: true, why: "nobody answers".into() }),
+            true => {
+                Err(RemoteError { is_lost: false, is_cut: true, why: "no service answers".into() })
+            }
             false => Ok(()),
         }
     }
@@ -46,7 +48,7 @@ impl Remote for Keeper {
     }
 }
 
-/// Asks until there is a warning.
+/// Asks until there is a warning, and returns it.
 fn warning(watched: &ExpiryWatch, remote: &Keeper) -> String {
     loop {
         if let Some(why) = watched.ask(remote, true) {
@@ -56,14 +58,14 @@ fn warning(watched: &ExpiryWatch, remote: &Keeper) -> String {
 }
 
 #[test]
-fn a_service_that_is_silent_is_told_of_once_and_anew_when_it_has_answered() {
+fn silent_service_is_reported_once_until_it_answers_again() {
     let remote = Keeper::default();
     let watched = ExpiryWatch::new(Duration::from_millis(40));
     remote.set_silent(true);
     for _ in 0..2 {
         let why = warning(&watched, &remote);
         assert!(
-            why.contains("nobody answers")
+            why.contains("no service answers")
                 && why.contains("kill -CONT")
                 && why.contains("--remote-expiry"),
             "{why}"

@@ -1,4 +1,4 @@
-//! SlotGroups of slots while the process is copied.
+//! Tests of groups of slots while the process is copied.
 use crate::tier::slot_group::SlotGroups;
 
 #[test]

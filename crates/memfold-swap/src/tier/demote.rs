@@ -1,5 +1,5 @@
-//! The demoter: moves the coldest groups of the swap file to the remote store, and deletes objects there
-//! that are not needed any more. [`crate::tier`] says what is true meanwhile.
+//! The demoter: moves the coldest groups of the swap file to the remote store, and deletes objects
+//! there that are not needed any more. [`crate::tier`] has the invariants.
 use crate::cluster::Clusters;
 use crate::disk::Disk;
 use crate::lent::LentSlots;
@@ -14,20 +14,19 @@ use memfold_sys::thread::sleep_ns;
 use memfold_sys::transfer::{Direction, Transfer};
 use memfold_sys::units::PAGE_SIZE;
 
-/// Groups that are looked at with the lock held.
+/// Groups that are scanned with the lock held.
 const LOOK_GROUPS: u64 = 1024;
-/// The file is emptied until it holds this much less than the mark: one part in so many of its
-/// size.
+/// Demotion ends when the file holds this much less than the mark: one part in so many of its size.
 const HYSTERESIS: u64 = 32;
-/// After a failure, or where nothing can move, nothing is moved for so long, twice as long each
-/// time.
+/// After a failure, or where no group can move, the demoter pauses for so long. Each pause is twice
+/// as long as the one before.
 const PAUSE_MIN_NS: u64 = 100_000_000;
 const PAUSE_MAX_NS: u64 = 5_000_000_000;
-/// Steps of that pause, after which is looked whether there is something else to do.
+/// Steps of that pause, after which the demoter looks for other work.
 const STEP_NS: u64 = 50_000_000;
 
 impl Tier {
-    /// Sleeps until there may be something for [`Tier::run_round`] to do.
+    /// Sleeps until there may be work for [`Tier::run_round`].
     pub fn wait_for_work(&self) {
         let mut state = self.state.lock();
         while !state.woken && !state.stop {
@@ -39,9 +38,9 @@ impl Tier {
         }
     }
 
-    /// One round of the demoter: deletes what nobody needs, and moves groups until the file is below
-    /// its mark, but for what is lent. With `wait`, sleeps after failures. `false`: [`Tier::stop`]
-    /// was called, or, without `wait`, nothing was done.
+    /// Runs one round of the demoter: deletes unneeded objects, and moves groups until the file is
+    /// below its mark, except for groups that are lent. With `wait`, sleeps after failures. Returns
+    /// `false` after [`Tier::stop`], or, without `wait`, if there was no work.
     pub fn run_round(
         &self,
         disk: &dyn Disk,
@@ -51,7 +50,7 @@ impl Tier {
     ) -> bool {
         let mut state = self.state.lock();
         state.woken = false;
-        // With the lock held: no copy of the process is made meanwhile.
+        // With the lock held, so that no copy of the process is made meanwhile.
         lent.collect(clusters);
         let (trim, stop) = (core::mem::take(&mut state.trim), state.stop);
         drop(state);
@@ -88,7 +87,7 @@ impl Tier {
             }
             None => {
                 self.has_failed.store(false, Relaxed);
-                // Each write would have it look again.
+                // Otherwise each write would make it scan again.
                 match is_stuck {
                     true => self.pause(wait),
                     false => self.pause_ns.store(0, Relaxed),
@@ -98,14 +97,14 @@ impl Tier {
         wait || moved > 0
     }
 
-    /// Looks now and then whether the service keeps what lies in the store.
+    /// Asks now and then whether the service keeps the data in the store.
     fn watch_service(&self) {
         if self.watched.left_ns() > 0 {
             return;
         }
         if let Some(why) = self.watched.ask(&*self.remote, self.is_used()) {
             memfold_sys::raw::warn(&[
-                "memfold: warning: remote store ",
+                "memfold: warning: Remote store ",
                 self.name(),
                 ": ",
                 &why,
@@ -114,7 +113,7 @@ impl Tier {
         }
     }
 
-    /// Lets who waits for the demoter look again.
+    /// Wakes threads that wait for the demoter.
     fn finish_round(&self, stalled: bool) {
         let mut state = self.state.lock();
         state.rounds += 1;
@@ -128,16 +127,16 @@ impl Tier {
             let why = alloc::format!("{failure}");
             let name = self.name();
             memfold_sys::raw::warn(&[
-                "memfold: warning: remote store ",
+                "memfold: warning: Remote store ",
                 name,
                 ": ",
                 &why,
-                "; data stays local\n",
+                ". New data stays local\n",
             ]);
         }
     }
 
-    /// With `wait`, does nothing for a while, twice as long as the last time.
+    /// Pauses with `wait`, twice as long as the last time.
     fn pause(&self, wait: bool) {
         let pause = (self.pause_ns.load(Relaxed) * 2).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS);
         self.pause_ns.store(pause, Relaxed);
@@ -153,7 +152,7 @@ impl Tier {
         self.wake(&mut self.state.lock());
     }
 
-    /// Forgets the bytes of free slots in the remote store; with `trim`, gives the file's space of
+    /// Forgets the bytes of free slots in the remote store. With `trim`, gives the file's space of
     /// free slots back.
     fn collect(&self, disk: &dyn Disk, clusters: &Clusters, trim: bool) {
         let groups = clusters.slots() / GROUP_SLOTS as u64;
@@ -178,9 +177,10 @@ impl Tier {
         }
     }
 
-    /// Gives back space of the file that [`TierState::begin_punch`] has taken from its slots.
+    /// Gives back the file's space of slots for which [`SlotGroups::begin_punch`] was called.
     fn punch(&self, disk: &dyn Disk, which: &[(u64, u16)]) {
-        // Joined: a file system takes milliseconds for each call, however long the range.
+        // Ranges are joined, because a file system takes milliseconds for each call, however long
+        // the range.
         let mut joined: Vec<Range<u64>> = Vec::new();
         for &(group, mask) in which {
             for run in runs(mask) {
@@ -205,7 +205,7 @@ impl Tier {
         }
     }
 
-    /// Moves some cold groups. Returns pages that moved.
+    /// Moves some cold groups. Returns the number of pages that moved.
     fn move_batch(
         &self,
         disk: &dyn Disk,
@@ -216,7 +216,7 @@ impl Tier {
         if batch.is_empty() {
             return Ok(0);
         }
-        // SAFETY: the buffer is the demoter's alone, and holds as many groups as were picked.
+        // SAFETY: only the demoter uses the buffer, which holds as many groups as were picked.
         let buffer =
             unsafe { core::slice::from_raw_parts_mut(self.buffer.as_ptr(), self.buffer.len()) };
         self.fill(disk, &mut batch, buffer)?;
@@ -253,8 +253,8 @@ impl Tier {
         Ok(moved.max(1))
     }
 
-    /// Reads what the groups of a batch hold. One whose bytes can't be had stays, with `local` at
-    /// 0.
+    /// Reads the slots of the groups of a batch. If the bytes of a group can't be read, it stays,
+    /// with `local` at 0.
     fn fill(
         &self,
         disk: &dyn Disk,
@@ -300,8 +300,8 @@ impl Tier {
                 }
             }
         }
-        // SAFETY: the pages are the buffer's, each in one transfer. No slot that has been written
-        // is written again before it is claimed, and what is claimed meanwhile is not believed.
+        // SAFETY: the pages are the buffer's, each in one transfer. A written slot is written again
+        // only after it was claimed, and the bytes of claimed slots are not used.
         unsafe { disk.transfer(&mut joined) };
         let fetched = fetches.chunks_mut(ENTRIES_MAX).try_for_each(|some| self.remote.get(some));
         if let Err(failure) = fetched {
@@ -317,21 +317,22 @@ impl Tier {
         Ok(())
     }
 
-    /// The coldest groups that can move, as many as the buffer holds; they are marked as moving.
+    /// Picks the coldest groups that can move, as many as the buffer holds, and marks them as
+    /// moving.
     fn pick(&self, clusters: &Clusters, lent: &LentSlots) -> Vec<Demotion> {
         let first_own = first_own(clusters);
         let groups = clusters.slots() / GROUP_SLOTS as u64 - first_own;
         let room = self.buffer.len() / GROUP_BYTES;
         let mut batch = Vec::new();
         let mut looked = 0;
-        // Two rounds: the first may take only the second chances.
+        // Two rounds, because the first may only clear the second chances.
         while looked < 2 * groups && batch.len() < room {
             let mut state = self.state.lock();
             for _ in 0..LOOK_GROUPS.min(2 * groups - looked) {
                 looked += 1;
                 let group = first_own + state.hand % groups;
                 state.hand = group - first_own + 1;
-                // A copy of the process reads it where it is.
+                // A copy of the process reads it at its present place.
                 if lent.has_group(group - first_own) {
                     continue;
                 }
@@ -349,7 +350,7 @@ impl Tier {
         batch
     }
 
-    /// Deletes objects that nobody needs any more.
+    /// Deletes objects that are not needed any more.
     fn discard(&self) -> Result<(), RemoteError> {
         loop {
             let mut state = self.state.lock();

@@ -1,5 +1,6 @@
-//! Data in the remote store expires unless the service refreshes it. The service says if it can't;
-//! that the service is silent, stopped perhaps, only the engine can see.
+//! Data in the remote store expires unless the service refreshes it. The service reports if it
+//! can't. Only the engine can notice that the service is silent, for example because it was
+//! stopped.
 use crate::remote::Remote;
 use alloc::format;
 use alloc::string::String;
@@ -7,16 +8,16 @@ use core::time::Duration;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use memfold_sys::thread::now_ns;
 
-/// So often in the lifetime of an object the service is asked.
+/// The service is asked so often in the lifetime of an object.
 const ASKS: u32 = 8;
-/// The user is told when this part of it is over without an answer. Objects may be as old when the
-/// last one came.
+/// The engine warns when this part of the lifetime has passed without an answer. Objects may be
+/// that old already when the last answer came.
 const SILENT: u64 = 4;
-/// An answer is waited for no longer than this, or a part of the lifetime.
+/// The longest wait for an answer; a part of the lifetime if that is less.
 const PATIENCE_MAX: Duration = Duration::from_secs(30);
 const PATIENCE_SHARE: u32 = 16;
 
-/// How long it is ago that the service has answered.
+/// Measures the time since the service has answered.
 pub struct ExpiryWatch {
     expiry: Duration,
     asked_ns: AtomicU64,
@@ -25,21 +26,21 @@ pub struct ExpiryWatch {
 }
 
 impl ExpiryWatch {
-    /// Nothing lies in the store. What does, lives for `expiry`.
+    /// Starts with an empty store, where data lives for `expiry`.
     pub fn new(expiry: Duration) -> ExpiryWatch {
         let now = now_ns();
         let at = || AtomicU64::new(now);
         ExpiryWatch { expiry, asked_ns: at(), answered_ns: at(), warned: AtomicBool::new(false) }
     }
 
-    /// Nanoseconds until it is to be asked again.
+    /// Returns the nanoseconds until the service is to be asked again.
     pub fn left_ns(&self) -> u64 {
         let next = self.asked_ns.load(Relaxed) + (self.expiry / ASKS).as_nanos() as u64;
         next.saturating_sub(now_ns())
     }
 
-    /// Asks whether objects are refreshed, if `any` lie in the store. Gives a warning when there
-    /// has been no answer for long.
+    /// Asks whether objects are refreshed, if `any` are in the store. Returns a warning if there
+    /// was no answer for long.
     pub fn ask(&self, remote: &dyn Remote, any: bool) -> Option<String> {
         let patience = (self.expiry / PATIENCE_SHARE).min(PATIENCE_MAX);
         let asked = if any { remote.keep(patience) } else { Ok(()) };
@@ -48,7 +49,7 @@ impl ExpiryWatch {
         let failure = match asked {
             Err(failure) if failure.is_cut => failure,
             _ => {
-                // It is there: what it can't do it says itself.
+                // The service runs, so it reports failures itself.
                 self.answered_ns.store(now, Relaxed);
                 self.warned.store(false, Relaxed);
                 return None;
@@ -59,8 +60,8 @@ impl ExpiryWatch {
             return None;
         }
         Some(format!(
-            "nobody has kept its data from expiring for {} s: {failure}; if it is stopped, let it go on (kill -CONT), or the data \
-             is gone after {} s (--remote-expiry)",
+            "its service has not refreshed the data for {} s ({failure}). If the service is stopped, \
+             continue it (kill -CONT). The data is lost after {} s (--remote-expiry)",
             silent.as_secs(),
             self.expiry.as_secs()
         ))

@@ -1,36 +1,36 @@
-//! The remote tier: the cold end of the swap file lies in a remote store.
+//! The remote tier: the cold end of the swap file is in a remote store.
 //!
-//! It works below objects, on slots. A slot number names the same data wherever the data lies, so
-//! handles and seals stay as they are when data moves. Slots move in aligned **groups** of 16. A
-//! group has at most one object in the remote store, which holds its slots one behind the other as
-//! they lay in the file: sealed, so the servers learn nothing, and a change is detected. The number
-//! of an object is never used twice, so a command that arrives late harms no later object.
+//! It works below objects, on slots. A slot number names the same data in either place, so handles
+//! and seals stay as they are when data moves. Slots move in aligned **groups** of 16. A group has
+//! at most one object in the remote store, which holds its slots consecutively, with the bytes of
+//! the file. They are sealed, so the servers learn nothing, and a change is detected. The number of
+//! an object is never used twice, so a command that arrives late harms no later object.
 //!
-//! - **Slots**: there are more than the file may hold (`--swap-size` + `--remote-size`). The file is
-//!   sparse, and the space that it takes is counted by slot (`backed`). A thread that allocates
-//!   slots claims them for the file first ([`Tier::claim`]), as a write always goes to the file. At
-//!   the bound the claim fails, and is tried again later.
+//! - **Slots**: there are more than the file may hold (`--swap-size` + `--remote-size`). The file
+//!   is sparse, and its space is counted by slot (`backed`). A write always goes to the file. So a
+//!   thread that allocates slots claims them for the file first ([`Tier::claim`]). At the bound the
+//!   claim fails, and is tried again later.
 //! - **One place**: for each slot in use exactly one of `backed` and `remote` is set (`locate`
 //!   asserts it, `check` verifies it). The demoter reads written slots from the file and puts them
 //!   as a new object. When the store has acknowledged it, the bits change under the lock, except
-//!   for slots that were claimed meanwhile (`moving`). Then the demoter punches the file; until
-//!   that is done, no thread can claim these slots. Slots of the group that lay in an older object
-//!   are fetched and put again with them.
-//! - **Readers** take no lock across a read. They look up where the slots are, read, and look again.
-//!   If that has changed, they begin anew. So bytes that were punched or deleted meanwhile are
-//!   never judged.
-//! - **Cold** groups are found by a clock with a second chance: those that were not read since the
-//!   hand's last pass. The demoter's walk over the groups also finds slots that became free, and
-//!   deletes objects of which no slot counts any more.
-//! - **A fork**: groups of which a child may read a slot don't move. A move that is under way when
-//!   the process forks comes to nothing. The child names its ancestors' objects by how many forks
-//!   ago they were stored.
+//!   for slots that were claimed meanwhile (`moving`). Then the demoter punches the file. Until
+//!   that is done, no thread can claim these slots. Slots of the group in an older object are
+//!   fetched and put again with them.
+//! - **Readers** take no lock across a read. They look up the slots, read, and look them up again.
+//!   If the slots have moved, they start over. So bytes that were punched or deleted meanwhile are
+//!   never used.
+//! - **Cold** groups are found by a clock with a second chance: they were not read since the hand's
+//!   last pass. The demoter's walk over the groups also finds slots that became free. It deletes
+//!   objects of which no slot counts any more.
+//! - **A fork**: a group doesn't move if a child may read one of its slots. A move in progress when
+//!   the process forks is cancelled. The child names an ancestor's object by the number of forks
+//!   since it was stored.
 //! - **Failures** of a put or delete change nothing; the demoter pauses, 100 ms to 5 s. The service
-//!   tries reads again for `--remote-timeout`; after that a failed read is like one of the file.
-//! - **The service** (`memfold-remote`) is a process of `memfold run`, as a client of such servers
-//!   needs `std`. An engine reaches it by a Unix socket, with one connection for all its threads
-//!   (`remote/socket.rs`). The service refreshes the expiry of the objects, and warns if it can't.
-//!   If the service is silent itself, the demoter warns (`expiry.rs`).
+//!   tries reads again for `--remote-timeout`. After that a failed read is like one of the file.
+//! - **The service** (`memfold-remote`) is a process of `memfold run`, because a client of such
+//!   servers needs `std`. An engine reaches it by a Unix socket, with one connection for all its
+//!   threads (`remote/socket.rs`). The service refreshes the expiry of the objects, and warns if it
+//!   can't. If the service is silent, the demoter warns (`expiry.rs`).
 pub(crate) mod slot_group;
 pub(crate) mod expiry;
 mod demote;
@@ -56,52 +56,53 @@ use memfold_sys::units::PAGE_SIZE;
 
 /// Bytes of a group.
 pub(crate) const GROUP_BYTES: usize = GROUP_SLOTS * PAGE_SIZE;
-/// SlotGroups that move at once, at most: what the buffer for them takes.
+/// Most groups that move at once: those that fit into the buffer.
 const BATCH_GROUPS: usize = 16;
 /// The buffer takes at most one part in this many of the limit.
 const BUFFER_SHARE: u64 = 64;
-/// Whose slots are read, at most: a child's own, and its ancestors'.
+/// Generations whose slots are read: a child's own, and its ancestors'.
 const GENERATIONS: u64 = ANCESTORS_MAX + 1;
-/// Rounds of the demoter that a claim waits for.
+/// Rounds of the demoter that a claim waits for, at most.
 const CLAIM_TURNS: u32 = 16;
 
 /// Bounds of the tier.
 #[derive(Copy, Clone, Debug)]
 pub struct TierBounds {
-    /// The most that the file may take, bytes.
+    /// Maximum size of the file, bytes.
     pub file_bytes: u64,
-    /// The most that may lie in the remote store, bytes.
+    /// Most bytes in the remote store.
     pub remote_bytes: u64,
-    /// The file may be so full before its cold end moves, percent.
+    /// Percent of the file in use above which its cold end moves.
     pub mark_percent: u64,
-    /// What lies in the remote store is gone when nobody refreshes it for so long.
+    /// Data in the remote store is lost when it is not refreshed for so long.
     pub expiry: Duration,
     /// The engine's limit, bytes: the buffer is a small part of it.
     pub limit_bytes: u64,
 }
 
-/// What the tier's lock guards.
+/// The state under the tier's lock.
 struct TierState {
     pub groups: SlotGroups,
     pub hand: u64,
-    /// There may be something to do.
+    /// There may be work.
     pub woken: bool,
-    /// Free space of the file is to be given back, as it holds all that it may.
+    /// The file's free space is to be given back, because the file is at its bound.
     pub trim: bool,
     pub stop: bool,
-    /// A thread moves.
+    /// Whether a thread moves groups.
     has_demoter: bool,
-    /// Its last round has brought nothing.
+    /// Whether its last round has moved nothing.
     pub stalled: bool,
-    /// Rounds that it has ended.
+    /// Number of rounds that it has ended.
     pub rounds: u64,
-    /// In a child of fork: where the slots of each generation end that is read here, oldest first.
-    /// They are read and released, and no group of them moves.
+    /// In a child of fork: the ends of the slots of each generation that is read here, oldest
+    /// first. These slots are read and released, and their groups don't move.
     inherited: Vec<u64>,
 }
 
 impl TierState {
-    /// Nothing lies in `slots` slots, nor in those of as many generations as may be read.
+    /// Makes a state without data, for `slots` slots, and for as many of each generation that may
+    /// be read.
     fn new(slots: u64) -> Result<TierState, Errno> {
         Ok(TierState {
             groups: SlotGroups::new(GENERATIONS * slots)?,
@@ -116,23 +117,23 @@ impl TierState {
         })
     }
 
-    /// Whether anything lies in the store that this process reads.
+    /// Returns whether this process reads any object in the store.
     fn is_used(&self) -> bool {
         self.groups.remote_slots > 0 || !self.inherited.is_empty()
     }
 
-    /// By how many forks a slot is an ancestor's.
+    /// Returns the number of forks since a slot's generation; 0 for the own one.
     fn forks(&self, slot: u64) -> usize {
         self.inherited.iter().filter(|end| slot < **end).count()
     }
 }
 
-/// The first group that isn't inherited.
+/// Returns the first group that isn't inherited.
 pub(crate) fn first_own(clusters: &Clusters) -> u64 {
     clusters.inherited() / GROUP_SLOTS as u64
 }
 
-/// Pages that went to the remote store and came back, since they were last asked for.
+/// Pages moved to and read from the remote store, since the last call.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteCounts {
     /// Pages that moved to the remote store.
@@ -143,7 +144,7 @@ pub struct RemoteCounts {
     pub failed: u64,
 }
 
-/// What has been done since it was last asked.
+/// Counts since the last call.
 #[derive(Default)]
 struct TierCounts {
     /// Pages that moved to the remote store.
@@ -162,13 +163,13 @@ pub struct Tier {
     changed: Condvar,
     buffer: Zone,
     pause_ns: AtomicU64,
-    /// The last request of the demoter has failed, which was told.
+    /// Whether the last request of the demoter has failed, and was reported.
     has_failed: AtomicBool,
     watched: ExpiryWatch,
     counts: TierCounts,
 }
 
-/// Where a run of slots lies: in the file, or in an object.
+/// A part of a run of slots in one place: in the file, or in an object.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 struct SlotRun {
     slot: u64,
@@ -184,16 +185,16 @@ struct ObjectPart {
     offset: usize,
 }
 
-/// SlotReadError slots could not be read.
+/// The error of slots that could not be read.
 pub enum SlotReadError {
     /// The file can't be read.
     File(Errno),
-    /// The object's number, and what the remote store has said.
+    /// The object's number, and the error of the remote store.
     Remote(u64, RemoteError),
 }
 
 impl Tier {
-    /// A tier in which nothing lies.
+    /// Makes an empty tier.
     ///
     /// # Errors
     /// No address space.
@@ -214,8 +215,8 @@ impl Tier {
         })
     }
 
-    /// Nothing of what its lock guards changes until [`Tier::unfreeze`]: for a fork. What is on its
-    /// way stays where it is.
+    /// Blocks changes of the state under the lock until [`Tier::unfreeze`]: for a fork. Moves in
+    /// progress have no effect.
     pub fn freeze(&self) {
         let mut state = self.state.lock();
         state.groups.begin_copy();
@@ -228,13 +229,12 @@ impl Tier {
     /// - `freeze` has returned, in this process or in the parent that it is a copy of, and this is
     ///   called once for it.
     pub unsafe fn unfreeze(&self) {
-        // SAFETY: the guard was forgotten.
+        // SAFETY: the guard was forgotten by `freeze`, so the lock is held.
         unsafe { self.state.unlock() };
     }
 
-    /// In a child of fork, frozen: what its parent's demoter was doing, and what is still to be
-    /// deleted, is the parent's. The slots before `inherited` are its ancestors'; 0: nothing of
-    /// them is read.
+    /// Begins in a child of fork, frozen. Its parent's moves and deletes in progress are the
+    /// parent's. The slots before `inherited` are its ancestors'. If it is 0, none of them is read.
     ///
     /// # Errors
     /// No address space.
@@ -242,7 +242,7 @@ impl Tier {
     /// # Safety
     /// - The caller is the only thread of the process.
     pub unsafe fn begin_in_child(&self, inherited: u64) -> Result<(), Errno> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise no other thread uses the state.
         let state = unsafe { self.state.peek_mut() };
         if inherited == 0 {
             state.groups = SlotGroups::new(GENERATIONS * self.slots_max())?;
@@ -257,28 +257,28 @@ impl Tier {
         Ok(())
     }
 
-    /// Whether a child would read anything of the store.
+    /// Returns whether a child would read an object in the store.
     ///
     /// # Safety
     /// - [`Tier::freeze`] has returned, and [`Tier::unfreeze`] is not called meanwhile.
     pub unsafe fn is_used_at_rest(&self) -> bool {
-        // SAFETY: frozen: nobody changes it.
+        // SAFETY: by the caller's promise it is frozen, so no thread changes it.
         unsafe { self.state.peek() }.is_used()
     }
 
-    /// In a child of fork: connects to the store's service, if it is of use. Who can't do it later
-    /// goes on with that.
+    /// Connects to the store's service in a child of fork, if the child needs it. A child that
+    /// can't connect later keeps this connection.
     ///
     /// # Safety
-    /// - As [`Tier::is_used_at_rest`].
+    /// - [`Tier::freeze`] has returned, and [`Tier::unfreeze`] is not called meanwhile.
     pub unsafe fn connect(&self) {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise it is frozen.
         if unsafe { self.is_used_at_rest() } {
             let _ = self.remote.get(&mut []);
         }
     }
 
-    /// Has the objects kept for copies of the process: see [`Remote::lend`].
+    /// Keeps the objects for copies of the process: see [`Remote::lend`].
     ///
     /// # Errors
     /// They may be gone when this process has ended.
@@ -286,7 +286,7 @@ impl Tier {
         self.remote.lend(copies)
     }
 
-    /// Takes the counts, and begins anew at 0.
+    /// Returns the counts, and resets them.
     pub fn take_counts(&self) -> RemoteCounts {
         let take = |count: &AtomicU64| match count.load(Relaxed) {
             0 => 0,
@@ -299,32 +299,32 @@ impl Tier {
         }
     }
 
-    /// What to call the store in messages.
+    /// Returns the name of the store for messages.
     pub fn name(&self) -> &str {
         self.remote.name()
     }
 
-    /// Slots there may be: in the file and in the store.
+    /// Returns the most slots in file and store.
     pub fn slots_max(&self) -> u64 {
         (self.bounds.file_bytes + self.bounds.remote_bytes) / PAGE_SIZE as u64
     }
 
-    /// Whether anything lies in the remote store that this process reads.
+    /// Returns whether this process reads any object in the remote store.
     fn is_used(&self) -> bool {
         self.state.lock().is_used()
     }
 
-    /// Own slots whose bytes lie in the remote store.
+    /// Returns the number of own slots whose bytes are in the remote store.
     pub fn remote_slots(&self) -> u64 {
         self.state.lock().groups.remote_slots
     }
 
-    /// Bytes of memory that the table of groups and the buffer take for `slots` slots, at most.
+    /// Returns the most bytes of memory for the table of groups and the buffer, for `slots` slots.
     pub fn memory_bytes(&self, slots: u64) -> u64 {
         slots / GROUP_SLOTS as u64 * size_of::<SlotGroup>() as u64 + self.buffer.len() as u64
     }
 
-    /// The object that has the bytes of a slot.
+    /// Returns the object that has the bytes of a slot.
     pub fn object_of(&self, slot: u64) -> Option<u64> {
         let mut state = self.state.lock();
         let group = state.groups.group(slot / GROUP_SLOTS as u64);
@@ -333,14 +333,14 @@ impl Tier {
 
     // Slots.
 
-    /// Tells that a thread moves.
+    /// Notes that a thread moves groups.
     pub fn set_demoter(&self) {
         self.state.lock().has_demoter = true;
     }
 
-    /// Makes slots that the caller has taken the file's, to be written. `free_bytes` is what the
-    /// file system has. Where the file may not hold so much, waits for the demoter while it makes room.
-    /// `false`: it doesn't.
+    /// Claims allocated slots for the file, to be written. `free_bytes` are free on the file
+    /// system. If the file is at its bound, waits for the demoter to make room. Returns `false` if
+    /// there is none.
     pub fn claim(&self, clusters: &Clusters, slot: u64, count: usize, free_bytes: u64) -> bool {
         let mut state = self.state.lock();
         let mut more = 0;
@@ -380,17 +380,18 @@ impl Tier {
         true
     }
 
-    /// Notes that claimed slots have been written.
+    /// Records that claimed slots have been written.
     pub fn written(&self, slot: u64, count: usize) {
         let mut state = self.state.lock();
         for (group, mask) in each_group(slot, count) {
             let group = state.groups.group(group);
-            assert!(group.backed & mask == mask, "slots that nobody has claimed were written");
+            assert!(group.backed & mask == mask, "slots that no thread has claimed were written");
             group.written |= mask;
         }
     }
 
-    /// Notes that the file's space of free slots was given back, while nobody can take them.
+    /// Records that the file's space of free slots was given back. No thread may allocate them
+    /// meanwhile.
     pub fn discarded(&self, range: &Range<u64>) {
         let mut state = self.state.lock();
         for (group, mask) in each_group(range.start, (range.end - range.start) as usize) {
@@ -403,7 +404,7 @@ impl Tier {
         }
     }
 
-    /// Asks for objects that nobody needs any more to be deleted.
+    /// Requests that unneeded objects are deleted.
     pub fn tidy(&self) {
         self.wake(&mut self.state.lock());
     }
@@ -425,14 +426,14 @@ impl Tier {
 
     // Reading.
 
-    /// Reads slots that objects are in, wherever their bytes lie.
+    /// Reads slots of objects, in either place.
     ///
     /// # Errors
-    /// [`SlotReadError`]; what is at `to` is not to be used then.
+    /// [`SlotReadError`]; the bytes at `to` must not be used then.
     ///
     /// # Safety
-    /// - `to` has room for `count` pages that nobody else touches; an object is in each slot and is
-    ///   not freed meanwhile.
+    /// - `to` has room for `count` pages that no other thread touches. Each slot has an object,
+    ///   which is not freed meanwhile.
     pub unsafe fn read(
         &self,
         disk: &dyn Disk,
@@ -442,9 +443,10 @@ impl Tier {
     ) -> Result<(), SlotReadError> {
         loop {
             let parts = self.locate(slot, count);
-            // SAFETY: as the caller says.
+            // SAFETY: the caller promises room at `to` and that it has no other user; the parts are
+            // of this run.
             let result = unsafe { self.read_parts(disk, slot, &parts, to) };
-            // What has moved meanwhile was read in part from where it is no more.
+            // If a slot has moved meanwhile, some bytes were read from its former place.
             if self.locate(slot, count) == parts {
                 if result.is_ok() {
                     let far =
@@ -480,7 +482,7 @@ impl Tier {
     }
 
     /// # Safety
-    /// - As for [`Tier::read`]; the parts are of the run at `slot`.
+    /// - The conditions of [`Tier::read`]; the parts are of the run at `slot`.
     unsafe fn read_parts(
         &self,
         disk: &dyn Disk,
@@ -501,13 +503,15 @@ impl Tier {
                 )
             })
             .collect();
-        // SAFETY: as the caller says.
+        // SAFETY: the caller promises room at `to` and that it has no other user. The slots have
+        // objects that are not freed meanwhile, so no transfer writes to them.
         unsafe { disk.transfer(&mut reads) };
         reads.iter().try_for_each(|read| read.result.map_err(SlotReadError::File))?;
         let far = parts.iter().filter_map(|p| Some((p, p.object?)));
         let mut fetches: Vec<ObjectFetch<'_>> = far
             .map(|(p, ObjectPart { forks, number, offset })| {
-                // SAFETY: as above; parts don't overlap, and the memory is the caller's alone.
+                // SAFETY: the part lies within the run, for which there is room. Parts don't
+                // overlap, and only the caller uses the memory.
                 let to = unsafe {
                     core::slice::from_raw_parts_mut(place(p).cast(), p.count * PAGE_SIZE)
                 };
@@ -529,7 +533,7 @@ impl Tier {
         self.changed.notify_all();
     }
 
-    /// Takes back [`Tier::stop`]: it is about to be started again.
+    /// Undoes [`Tier::stop`]: the demoter is about to be started again.
     pub fn resume(&self) {
         self.state.lock().stop = false;
     }
@@ -537,7 +541,7 @@ impl Tier {
     /// Verifies every group.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The first condition that does not hold.
     pub fn check(&self, clusters: &Clusters) -> Result<(), String> {
         let mut state = self.state.lock();
         let (mut far, mut backed, first_own) = (0, 0, first_own(clusters));

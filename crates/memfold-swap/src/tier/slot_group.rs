@@ -1,9 +1,12 @@
-//! Groups of slots: what of the swap file lies in the remote store. The table, and each change of
-//! it.
+//! Groups of slots: which slots of the swap file are in the remote store. The table, and each
+//! change of it.
 //!
-//! Equations: `remote_slots` = sum of the bits of `remote`; `backed` = sum of those of `backed`, and of what
-//! is being given back; no slot is in both; `remote` is a part of `stored`, and `written` of
-//! `backed`; a group has an object if `remote` is not 0.
+//! Equations:
+//! - `remote_slots` = sum of the bits of `remote`.
+//! - `backed` = sum of the bits of `backed`, and of the slots whose space is being given back.
+//! - No slot is in both.
+//! - `remote` is a part of `stored`, and `written` of `backed`.
+//! - A group has an object if `remote` is not 0.
 use alloc::vec::Vec;
 use core::ops::Range;
 use memfold_sys::Errno;
@@ -12,28 +15,28 @@ use memfold_sys::units::PAGE_SIZE;
 
 /// Slots of a group.
 pub const GROUP_SLOTS: usize = 16;
-/// Objects to be deleted that are remembered; of others the store is rid at the end of the run.
+/// Most objects to be deleted that are remembered. The store drops others at the end of the run.
 const GARBAGE_MAX: usize = 1 << 20;
 
-/// All zero: no slot has bytes anywhere.
+/// A group of slots. All zero: no slot has bytes in file or store.
 #[derive(Copy, Clone)]
 #[repr(C)]
 pub struct SlotGroup {
     /// Its object; 0 for none.
     pub number: u64,
-    /// Slots whose bytes the object has, one behind the other.
+    /// Slots whose bytes the object has, consecutively.
     pub stored: u16,
-    /// Those of them that count.
+    /// The part of `stored` that counts.
     pub remote: u16,
     /// Slots that take space of the file.
     pub backed: u16,
-    /// Those of them whose bytes have been written.
+    /// The part of `backed` that has been written.
     pub written: u16,
-    /// Slots that are being moved and were not taken for other data since.
+    /// Slots that are being moved and were not claimed since.
     pub moving: u16,
-    /// Read since the hand's last pass.
+    /// Whether it was read since the hand's last pass.
     pub used: bool,
-    /// Space of the file is being given back.
+    /// Whether space of the file is being given back.
     pub punching: bool,
 }
 
@@ -41,33 +44,33 @@ pub struct SlotGroup {
 pub struct Demotion {
     pub group: u64,
     pub number: u64,
-    /// Its present object, and which slots that has.
+    /// Its present object, and the slots in that.
     pub old: (u64, u16),
     /// Slots that come from the file.
     pub local: u16,
     /// Slots that come from its present object.
     pub keep: u16,
-    /// Copies of the process that were made before.
+    /// Number of copies of the process when the move began.
     copies: u64,
 }
 
-/// All groups. Whoever has it may change it: callers keep it under a lock.
+/// All groups. Callers keep it under a lock.
 pub struct SlotGroups {
     table: Zone,
-    /// Slots whose bytes lie in the remote store.
+    /// Slots whose bytes are in the remote store.
     pub remote_slots: u64,
     /// Slots that take space of the file.
     pub backed: u64,
     /// Objects to be deleted.
     pub garbage: Vec<u64>,
-    /// The last number that was given to an object.
+    /// The last number of an object.
     number: u64,
-    /// Copies of the process that were made.
+    /// Number of copies of the process.
     copies: u64,
 }
 
 impl SlotGroups {
-    /// SlotGroups for `slots` slots, all zero.
+    /// Makes groups for `slots` slots, all zero.
     ///
     /// # Errors
     /// No address space.
@@ -84,19 +87,19 @@ impl SlotGroups {
         })
     }
 
-    /// The process is about to be copied: moves that have begun come to nothing, as the copy may
-    /// read what they would take away.
+    /// Cancels moves in progress, because the process is about to be copied. The copy may read
+    /// slots that they would remove.
     pub fn begin_copy(&mut self) {
         self.copies += 1;
     }
 
-    /// In the copy: all groups there are, are the parent's.
+    /// Makes all present groups the parent's, in the copy.
     pub fn begin_in_child(&mut self) {
         (self.remote_slots, self.backed) = (0, 0);
         self.garbage.clear();
     }
 
-    /// A group.
+    /// Returns a group.
     ///
     /// # Panics
     /// If there is no such slot.
@@ -107,7 +110,7 @@ impl SlotGroups {
         unsafe { &mut *self.table.as_ptr().cast::<SlotGroup>().add(index as usize) }
     }
 
-    /// The bytes of some slots in the remote store count no more.
+    /// Drops the bytes of some slots in the remote store.
     pub fn forget(&mut self, index: u64, mask: u16) {
         let group = self.group(index);
         let gone = ones(group.remote & mask);
@@ -119,14 +122,14 @@ impl SlotGroups {
         }
     }
 
-    /// Objects that nobody needs any more.
+    /// Queues objects for deletion that are not needed any more.
     pub fn discard(&mut self, numbers: &[u64]) {
         if self.garbage.len() < GARBAGE_MAX {
             self.garbage.extend_from_slice(numbers);
         }
     }
 
-    /// Begins the move of a group, if it is cold and something of it can move.
+    /// Begins the move of a group, if it is cold and has slots that can move.
     pub fn begin_demotion(&mut self, index: u64, live: u16) -> Option<Demotion> {
         let group = self.group(index);
         let local = group.written & live & !group.remote;
@@ -140,17 +143,17 @@ impl SlotGroups {
         Some(Demotion { group: index, number, old, local, keep, copies })
     }
 
-    /// Ends a move that has failed: everything stays where it is.
+    /// Cancels a failed move: all slots stay where they are.
     pub fn cancel(&mut self, batch: &[Demotion]) {
         for demotion in batch {
             self.group(demotion.group).moving = 0;
-            // It may have arrived all the same.
+            // The object may have arrived all the same.
             self.discard(&[demotion.number]);
         }
     }
 
-    /// Ends a move: from now on the new object counts, as far as slots were not taken for other
-    /// data meanwhile. Returns the slots that have moved; none, if the process was copied.
+    /// Ends a move: from now on the new object counts, except for slots that were claimed
+    /// meanwhile. Returns the slots that have moved; none, if the process was copied.
     pub fn finish(&mut self, demotion: &Demotion, live: u16) -> u64 {
         if demotion.copies != self.copies {
             self.cancel(core::slice::from_ref(demotion));
@@ -168,7 +171,7 @@ impl SlotGroups {
         ones(moved)
     }
 
-    /// Takes slots out of the file, whose space the caller then gives back. Until it has, nobody
+    /// Takes slots out of the file. The caller gives their space back next. Until it has, no thread
     /// can claim them.
     pub fn begin_punch(&mut self, index: u64, mask: u16) {
         let group = self.group(index);
@@ -178,7 +181,7 @@ impl SlotGroups {
     }
 }
 
-/// The groups of a run of slots, each with the bits of those that belong to the run.
+/// Returns the groups of a run of slots, each with the bits of its slots in the run.
 pub fn each_group(slot: u64, count: usize) -> impl Iterator<Item = (u64, u16)> {
     let end = slot + count as u64;
     let size = GROUP_SLOTS as u64;
@@ -189,7 +192,7 @@ pub fn each_group(slot: u64, count: usize) -> impl Iterator<Item = (u64, u16)> {
     })
 }
 
-/// The runs of set bits.
+/// Returns the runs of set bits.
 pub fn runs(mask: u16) -> impl Iterator<Item = Range<usize>> {
     let mut at = 0;
     core::iter::from_fn(move || {
@@ -207,7 +210,7 @@ pub fn ones(mask: u16) -> u64 {
     mask.count_ones() as u64
 }
 
-/// How many of the bits below `at` are set.
+/// Returns the number of set bits below `at`.
 pub fn rank(mask: u16, at: u64) -> usize {
     (mask as u32 & ((1 << at) - 1)).count_ones() as usize
 }

@@ -85,7 +85,7 @@ fn child_of(swap: &Swap) -> Sharer {
 }
 
 #[test]
-fn however_many_children_run_the_service_keeps_a_bounded_number_of_witnesses() {
+fn service_keeps_few_witnesses_for_many_children() {
     let (swap, _disk, remote) = tiers();
     let all = fill(&swap, 0..200);
     let before = remote.asked();
@@ -95,7 +95,7 @@ fn however_many_children_run_the_service_keeps_a_bounded_number_of_witnesses() {
 }
 
 #[test]
-fn what_a_child_reads_stays_where_it_is_until_the_child_has_ended() {
+fn slots_that_a_child_reads_stay_until_the_child_has_ended() {
     let (swap, disk, remote) = tiers();
     let all = fill(&swap, 0..200);
     let child = child_of(&swap);

@@ -67,7 +67,7 @@ pub fn read_raw(swap: &Swap, place: ObjectLocation) -> Result<Vec<u8>, ReadError
 }
 
 #[test]
-fn a_file_of_another_run_is_refused_and_the_message_names_the_slot() {
+fn file_of_another_run_is_refused_and_the_error_names_the_slot() {
     let disk = MemoryDisk::default();
     let (first, second) = (swap(&disk, true), swap(&disk, true));
     let place = write_raw(&first, 7);

@@ -1,12 +1,13 @@
-//! Shows whether the memory of the process has been copied by a fork, before that has returned: a page
-//! that was this process's alone is another's, too. The kernel tells that of no page while it copies.
+//! Detects whether a fork has copied the memory of the process, also before the fork has returned.
+//! A page that only this process had is then shared. The kernel doesn't report that for a page
+//! while it copies.
 use crate::maps::pagemap::Pagemap;
 use crate::raw::system_call;
 use crate::units::PAGE_SIZE;
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// The page; a static. It counts, so that no other page has its bytes, with which the kernel could merge
-/// it.
+/// The page; a static. It counts, so that no other page has its bytes. Otherwise the kernel could
+/// merge it with one.
 #[repr(align(4096))]
 pub struct CopyMark {
     count: AtomicU64,
@@ -14,7 +15,7 @@ pub struct CopyMark {
 }
 
 impl CopyMark {
-    /// Shows nothing yet.
+    /// Makes a mark that detects nothing yet.
     pub const fn new() -> CopyMark {
         CopyMark { count: AtomicU64::new(u64::MAX / 3), _rest: [1; PAGE_SIZE - 8] }
     }
@@ -23,19 +24,19 @@ impl CopyMark {
         &raw const *self as usize
     }
 
-    /// Keeps it in memory: swapped out, it would not show whose it is.
+    /// Locks it in memory: a swapped-out page would not show whether it is shared.
     pub fn lock(&self) {
-        // SAFETY: changes no byte.
+        // SAFETY: mlock changes no byte.
         let _ = unsafe { system_call(libc::SYS_mlock, [self.address(), PAGE_SIZE, 0, 0, 0, 0]) };
     }
 
-    /// From now on the page is this process's alone, until the memory is copied.
+    /// Makes the page private to this process again, until the memory is copied.
     pub fn renew(&self) {
         self.count.fetch_add(1, SeqCst);
     }
 
-    /// Whether the memory has been copied since the last [`CopyMark::renew`]. Without /proc, it never
-    /// has.
+    /// Returns whether the memory has been copied since the last [`CopyMark::renew`]. Without /proc
+    /// it returns `false`.
     pub fn is_copied(&self, pagemap: &Pagemap) -> bool {
         pagemap.is_shared(self.address())
     }
@@ -59,16 +60,16 @@ mod tests {
         for _ in 0..3 {
             MARK.renew();
             assert!(!MARK.is_copied(&pagemap));
-            // SAFETY: the child makes system calls only.
+            // SAFETY: the child makes only system calls.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                // SAFETY: waits to be killed.
+                // SAFETY: the child waits to be killed.
                 unsafe { libc::pause() };
             }
             assert!(MARK.is_copied(&pagemap));
-            // SAFETY: a child of this test.
+            // SAFETY: the process is a child of this test.
             unsafe { libc::kill(child, libc::SIGKILL) };
-            // SAFETY: waits for it.
+            // SAFETY: the process is a child of this test, and no status is stored.
             unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) };
         }
     }

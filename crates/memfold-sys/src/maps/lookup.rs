@@ -1,5 +1,5 @@
-//! `PROCMAP_QUERY`: the areas at some addresses, without reading the whole map (Linux 6.11,
-//! `include/uapi/linux/fs.h`); before that, by reading the whole map.
+//! `PROCMAP_QUERY` (Linux 6.11, `include/uapi/linux/fs.h`): the areas at some addresses, without
+//! reading the whole map. Older kernels need the whole map.
 use crate::Errno;
 use crate::maps::own::OwnFile;
 use crate::maps::{Vma, each_area_in};
@@ -14,7 +14,7 @@ const COVERING_OR_NEXT: u64 = 0x10;
 const READABLE: u64 = 0x01;
 const WRITABLE: u64 = 0x02;
 const EXECUTABLE: u64 = 0x04;
-/// Bits as mprotect's.
+/// The bits are those of mprotect.
 const _: () = assert!(libc::PROT_READ as u64 == READABLE && libc::PROT_WRITE as u64 == WRITABLE);
 const _: () = assert!(libc::PROT_EXEC as u64 == EXECUTABLE);
 const SHARED: u64 = 0x08;
@@ -38,66 +38,66 @@ struct MapsQuery {
     build_id_addr: u64,
 }
 
-/// `/proc/self/maps`, open for questions about single addresses.
+/// `/proc/self/maps`, open for queries of single addresses.
 pub struct Maps {
     file: OwnFile,
-    /// Held while the map is read as text, as the file has one position.
+    /// Locked while the map is read as text, because the file has one position.
     reading: Mutex<()>,
 }
 
-/// An area, as far as [`Maps`] tells.
+/// An area, as [`Maps`] reports it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct FoundVma {
     /// First byte.
     pub start: usize,
     /// First byte past it.
     pub end: usize,
-    /// Private, and without a file.
+    /// Private memory without a file.
     pub anonymous: bool,
-    /// What may be done there, as mprotect is told.
+    /// Its access, as the flags of mprotect.
     pub access: i32,
 }
 
 impl Maps {
-    /// Opens the calling process's.
+    /// Opens the map of the calling process.
     ///
     /// # Errors
-    /// What `open` says: ENOENT without /proc.
+    /// The errors of `open`: ENOENT without /proc.
     pub fn open() -> Result<Maps, Errno> {
         Ok(Maps { file: OwnFile::open(c"/proc/self/maps")?, reading: Mutex::new(()) })
     }
 
-    /// The same under a number from `least` on.
+    /// Moves the descriptor to a number from `least` on.
     ///
     /// # Errors
-    /// EMFILE: there is none free.
+    /// EMFILE: no number is free.
     pub fn at_least(self, least: i32) -> Result<Maps, Errno> {
         Ok(Maps { file: self.file.at_least(least)?, ..self })
     }
 
-    /// The descriptor.
+    /// Returns the descriptor.
     pub fn fd(&self) -> &OwnedFd {
         self.file.fd()
     }
 
-    /// In a child of fork: opens its own in place of its parent's, under the same number.
+    /// Opens its own map in a child of fork, in place of its parent's, under the same number.
     ///
     /// # Errors
-    /// As [`Maps::open`]. From then on it answers nothing.
+    /// The errors of [`Maps::open`]. It answers no query from then on.
     ///
     /// # Safety
-    /// - This is the only thread.
+    /// - The caller is the only thread.
     pub unsafe fn reopen(&self) -> Result<(), Errno> {
-        // SAFETY: whoever held it is not in this process.
+        // SAFETY: by the caller's promise no thread of this process holds it.
         unsafe { self.reading.reset() };
         self.file.reopen()
     }
 
-    /// Calls `each` with every area of which something is in `[start, end)`, in ascending order. It
-    /// must ask nothing here.
+    /// Calls `each` with every area that overlaps `[start, end)`, in ascending order. `each` must
+    /// not call this.
     ///
     /// # Errors
-    /// What the kernel says; NOENT in a child of fork that could not open its own.
+    /// The kernel's; NOENT in a child of fork that could not open its own map.
     pub fn each(
         &self,
         start: usize,
@@ -119,14 +119,14 @@ impl Maps {
                 start: area.area_start as usize,
                 end: at,
                 anonymous: area.area_flags & SHARED == 0 && area.inode == 0,
-                // The bits are the same.
+                // The bits are those of mprotect.
                 access: access as i32,
             });
         }
         Ok(())
     }
 
-    /// The same by reading the whole map.
+    /// Calls `each` with these areas by reading the whole map.
     fn each_as_text(
         &self,
         file: &OwnedFd,
@@ -158,17 +158,17 @@ fn found(area: &Vma) -> FoundVma {
     }
 }
 
-/// Whether the kernel answers such questions.
+/// Returns whether the kernel supports these queries.
 ///
 /// # Errors
-/// What opening /proc/self/maps says; ENOTTY before Linux 6.11.
+/// The errors of opening /proc/self/maps; ENOTTY before Linux 6.11.
 pub fn probe() -> Result<(), Errno> {
     let file =
         rustix::fs::open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     next(&file, 0).map(drop)
 }
 
-/// The area at an address, or the next after it.
+/// Returns the area at an address, or the next one.
 fn next(file: &OwnedFd, at: usize) -> Result<MapsQuery, Errno> {
     let mut query = MapsQuery {
         size: size_of::<MapsQuery>() as u64,
@@ -190,11 +190,11 @@ mod tests {
 
     #[test]
     fn a_map_that_is_read_as_text_tells_the_same() {
-        // What other tests map beside it can't become one area with what is inside.
+        // Mappings of other tests beside it can't join with the areas inside.
         let zone = Zone::reserve(4 * PAGE_SIZE, PAGE_SIZE).unwrap();
         let inside = zone.start() + PAGE_SIZE;
         let access = [inside, 2 * PAGE_SIZE, libc::PROT_READ as usize, 0, 0, 0];
-        // SAFETY: in the zone, which nobody touches.
+        // SAFETY: the range is in the zone, which no thread touches.
         unsafe { system_call(libc::SYS_mprotect, access) }.unwrap();
         let maps = Maps::open().unwrap();
         let code = a_map_that_is_read_as_text_tells_the_same as *const () as usize;

@@ -1,7 +1,7 @@
 //! The areas of this process's address space, from /proc/self/maps and smaps, without allocation.
 //!
-//! The kernel's text is not one snapshot: an area that exists the whole time is reported exactly
-//! once, one that comes or goes or changes meanwhile may be missed or reported in part.
+//! The kernel's text is not one snapshot. An area that exists the whole time is reported exactly
+//! once. An area that is added, removed or changed meanwhile may be missed or reported in part.
 pub mod own;
 pub mod lookup;
 pub mod pagemap;
@@ -13,8 +13,8 @@ use own::{OwnFile, open};
 use rustix::fd::OwnedFd;
 use rustix::fs::SeekFrom;
 
-/// The text read at a time. A line is longer only if a path is longer than half of PATH_MAX; such a
-/// path is cut off.
+/// Bytes of text that are read at a time. A line is longer only if a path is longer than half of
+/// PATH_MAX; such a path is cut off.
 const BUFFER_BYTES: usize = 4096;
 
 /// Properties of an area from smaps, by the kernel's two-letter names.
@@ -75,7 +75,7 @@ pub mod flag {
     ];
 }
 
-/// The most of an area's name that is kept.
+/// Most bytes of an area's name that are kept.
 pub const NAME_LEN_MAX: usize = 64;
 
 /// One area (VMA).
@@ -100,20 +100,20 @@ pub struct Vma {
 }
 
 impl Vma {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.end - self.start
     }
 
-    /// What the kernel calls it: a path, `[heap]`, `[stack]`, `[anon:...]` or nothing; at most
-    /// [`NAME_LEN_MAX`] bytes.
+    /// Returns the kernel's name for it: a path, `[heap]`, `[stack]`, `[anon:...]` or nothing; at
+    /// most [`NAME_LEN_MAX`] bytes.
     pub fn name(&self) -> &[u8] {
         &self.name[..self.name_len as usize]
     }
 
-    /// Private memory with no file behind it, by whatever name (heap, stack, plain `mmap`).
-    /// `[vdso]`, `[vvar]` and the like, which belong to the kernel, are not.
+    /// Returns whether it is private memory with no file behind it, by any name (heap, stack, plain
+    /// `mmap`). `[vdso]`, `[vvar]` and similar areas belong to the kernel, and are not.
     pub fn is_private_anonymous(&self) -> bool {
         let name = self.name();
         let plain =
@@ -121,7 +121,7 @@ impl Vma {
         self.private && self.inode == 0 && plain
     }
 
-    /// What may be done there, as mprotect is told.
+    /// Returns its access, as the flags of mprotect.
     pub fn access(&self) -> i32 {
         let bit = |is: bool, bit: i32| if is { bit } else { 0 };
         bit(self.readable, libc::PROT_READ)
@@ -129,12 +129,12 @@ impl Vma {
             | bit(self.executable, libc::PROT_EXEC)
     }
 
-    /// The main thread's stack.
+    /// Returns whether it is the main thread's stack.
     pub fn is_stack(&self) -> bool {
         self.name() == b"[stack]"
     }
 
-    /// From a line such as `7f0-7f8 rw-p 00000000 00:00 0    [heap]`; `None` if it isn't one.
+    /// Parses a line such as `7f0-7f8 rw-p 00000000 00:00 0    [heap]`; `None` if it isn't one.
     fn parse(line: &[u8]) -> Option<Vma> {
         let mut fields = SplitWords { rest: line };
         let range = fields.next()?;
@@ -160,7 +160,7 @@ impl Vma {
     }
 }
 
-/// What smaps says of an area beyond [`Vma`].
+/// Details of an area from smaps, beyond [`Vma`].
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct SmapsDetails {
     /// Memory that is mapped, bytes.
@@ -174,7 +174,7 @@ pub struct SmapsDetails {
 }
 
 impl SmapsDetails {
-    /// Whether any of `flags` is set.
+    /// Returns whether any of `flags` is set.
     pub fn has(&self, flags: u32) -> bool {
         self.flags & flags != 0
     }
@@ -201,12 +201,12 @@ impl SmapsDetails {
 /// area.
 ///
 /// # Errors
-/// What opening or reading says: ENOENT without /proc.
+/// The errors of opening or reading: ENOENT without /proc.
 pub fn each_area(each: impl FnMut(&Vma) -> ControlFlow<()>) -> Result<(), Errno> {
     each_area_in(&open(c"/proc/self/maps")?, each)
 }
 
-/// The same of an open map, from where it stands on.
+/// Calls `each` with the areas of an open map, from its present position on.
 fn each_area_in(
     file: &OwnedFd,
     mut each: impl FnMut(&Vma) -> ControlFlow<()>,
@@ -217,8 +217,8 @@ fn each_area_in(
     })
 }
 
-/// Where the private anonymous mapping begins and ends in which `addr` lies, in bytes; `None` if
-/// there is none, or if the list can't be read.
+/// Returns the bounds, in bytes, of the private anonymous mapping that holds `addr`; `None` if
+/// there is none, or if the map can't be read.
 pub fn private_anonymous_at(addr: usize) -> Option<(usize, usize)> {
     let mut found = None;
     let _ = each_area(|area| {
@@ -234,7 +234,7 @@ pub fn private_anonymous_at(addr: usize) -> Option<(usize, usize)> {
 /// walks all page tables for it: about a millisecond for a gigabyte of small pages.
 ///
 /// # Errors
-/// As [`each_area`].
+/// The errors of [`each_area`].
 pub fn each_detailed(
     each: impl FnMut(&Vma, &SmapsDetails) -> ControlFlow<()>,
 ) -> Result<(), Errno> {
@@ -245,26 +245,26 @@ pub fn each_detailed(
 pub struct Smaps(OwnFile);
 
 impl Smaps {
-    /// Opens the calling process's.
+    /// Opens the smaps of the calling process.
     ///
     /// # Errors
-    /// What `open` says: ENOENT without /proc.
+    /// The errors of `open`: ENOENT without /proc.
     pub fn open() -> Result<Smaps, Errno> {
         OwnFile::open(c"/proc/self/smaps").map(Smaps)
     }
 
-    /// In a child of fork: opens its own in place of its parent's, under the same number.
+    /// Opens its own smaps in a child of fork, in place of its parent's, under the same number.
     ///
     /// # Errors
-    /// As [`Smaps::open`]. Then there is none.
+    /// The errors of [`Smaps::open`]. There is none from then on.
     pub fn reopen(&self) -> Result<(), Errno> {
         self.0.reopen()
     }
 
-    /// As [`each_detailed`].
+    /// Calls `each` with every area and its details, as [`each_detailed`] does.
     ///
     /// # Errors
-    /// What reading says; ENOENT where there is none.
+    /// The errors of reading; ENOENT where there is no file.
     pub fn each(
         &self,
         each: impl FnMut(&Vma, &SmapsDetails) -> ControlFlow<()>,
@@ -428,7 +428,7 @@ mod tests {
         let marks =
             [(libc::MADV_DONTFORK, flag::DONT_FORK), (libc::MADV_WIPEONFORK, flag::WIPE_ON_FORK)];
         for (advice, expected) in marks {
-            // SAFETY: a fresh mapping of our own, written and advised within its length, then
+            // SAFETY: this test's fresh mapping is written and advised within its length, then
             // unmapped.
             let (found, at) = unsafe {
                 let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -443,7 +443,7 @@ mod tests {
             assert!(
                 details.resident_bytes >= 2 * PAGE_SIZE && details.resident_bytes <= area.len()
             );
-            // SAFETY: the mapping made above, used by nobody.
+            // SAFETY: the mapping made above is not used any more.
             unsafe { rustix::mm::munmap(at, len).unwrap() };
             assert!(find(at as usize).is_none_or(|(_, details)| !details.has(expected)));
         }

@@ -1,4 +1,4 @@
-//! What /proc tells of this process, kept open: so that it can be asked also from an empty root, or
+//! Files of /proc about this process, kept open. So they can be read also from an empty root, or
 //! without /proc.
 use crate::Errno;
 use crate::raw;
@@ -12,7 +12,7 @@ pub struct OwnFile {
     path: &'static CStr,
     access: OFlags,
     fd: OwnedFd,
-    /// It is another process's: a child of fork could not open its own.
+    /// The file is another process's, because a child of fork could not open its own.
     is_lost: AtomicBool,
 }
 
@@ -26,18 +26,18 @@ fn open_for(path: &CStr, access: OFlags) -> Result<OwnedFd, Errno> {
 }
 
 impl OwnFile {
-    /// Opens the calling process's.
+    /// Opens the file of the calling process.
     ///
     /// # Errors
-    /// What `open` says: ENOENT without /proc.
+    /// The errors of `open`: ENOENT without /proc.
     pub fn open(path: &'static CStr) -> Result<OwnFile, Errno> {
         OwnFile::open_for(path, OFlags::RDONLY)
     }
 
-    /// The same for writing too.
+    /// Opens the file of the calling process for writing too.
     ///
     /// # Errors
-    /// As [`OwnFile::open`].
+    /// The errors of [`OwnFile::open`].
     pub fn open_to_write(path: &'static CStr) -> Result<OwnFile, Errno> {
         OwnFile::open_for(path, OFlags::RDWR)
     }
@@ -47,30 +47,30 @@ impl OwnFile {
         Ok(OwnFile { path, access, fd, is_lost: AtomicBool::new(false) })
     }
 
-    /// The same under a number from `least` on.
+    /// Moves the descriptor to a number from `least` on.
     ///
     /// # Errors
-    /// EMFILE: there is none free.
+    /// EMFILE: no number is free.
     pub fn at_least(self, least: i32) -> Result<OwnFile, Errno> {
         Ok(OwnFile { fd: raw::renumber(self.fd, least)?, ..self })
     }
 
-    /// In a child of fork: opens its own in place of its parent's, under the same number.
+    /// Opens its own file in a child of fork, in place of its parent's, under the same number.
     ///
     /// # Errors
-    /// As [`OwnFile::open`]. Then there is none from now on.
+    /// The errors of [`OwnFile::open`]. There is none from then on.
     pub fn reopen(&self) -> Result<(), Errno> {
         let reopened = raw::reopen(&self.fd, || open_for(self.path, self.access));
         self.is_lost.store(reopened.is_err(), SeqCst);
         reopened
     }
 
-    /// The descriptor's number, whatever it leads to.
+    /// Returns the descriptor, also if the file is lost.
     pub fn fd(&self) -> &OwnedFd {
         &self.fd
     }
 
-    /// The file, if there is one.
+    /// Returns the file, if there is one.
     pub fn get(&self) -> Option<&OwnedFd> {
         (!self.is_lost.load(SeqCst)).then_some(&self.fd)
     }

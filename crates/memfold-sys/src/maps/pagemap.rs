@@ -1,13 +1,13 @@
-//! `PAGEMAP_SCAN`: which pages of a range are there (Linux 6.7, `include/uapi/linux/fs.h`); before
-//! that, by reading the page map (`Documentation/admin-guide/mm/pagemap.rst`).
+//! `PAGEMAP_SCAN` (Linux 6.7, `include/uapi/linux/fs.h`): which pages of a range are populated. On
+//! older kernels it reads the page map (`Documentation/admin-guide/mm/pagemap.rst`).
 //!
-//! A page is there if it is in memory or in the kernel's swap. What only asks for memory
-//! (`mincore`) takes a page that the kernel has swapped out for one that was never there.
+//! A page is populated if it is in memory or in the kernel's swap. `mincore` reports only memory,
+//! so a swapped-out page looks like one that was never touched.
 //!
-//! A child of fork may be unable to open its own: it isn't dumpable any more, or sees no /proc. It
-//! asks the kernel to populate page by page for reading then. Where missing pages are a
-//! userfaultfd's, which serves the program's own accesses alone, that fails for a page that isn't
-//! there, and brings one in that was swapped out.
+//! A child of fork may be unable to open its own: it isn't dumpable any more, or sees no /proc.
+//! Then it asks the kernel to populate page by page for reading. Where missing pages belong to a
+//! userfaultfd that serves only the program's own accesses, that fails for a missing page, and
+//! loads a swapped-out one.
 use crate::Errno;
 use crate::maps::own::OwnFile;
 use crate::raw::{ioctl, populates};
@@ -15,11 +15,12 @@ use crate::units::PAGE_SIZE;
 use core::ops::Range;
 use rustix::fd::{AsRawFd, OwnedFd};
 
-/// The request.
+/// The request number.
 pub const PAGEMAP_SCAN: u64 = 0xc060_6610;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
-/// Of a word of the map: the page is this mapping's alone; it is in the kernel's swap; in memory.
+/// Bits of a word of the map: only this mapping has the page; it is in the kernel's swap; in
+/// memory.
 const WORD_EXCLUSIVE: u64 = 1 << 56;
 const WORD_SWAPPED: u64 = 1 << 62;
 const WORD_PRESENT: u64 = 1 << 63;
@@ -57,32 +58,32 @@ pub struct Pagemap {
 }
 
 impl Pagemap {
-    /// Opens the calling process's page map.
+    /// Opens the page map of the calling process.
     ///
     /// # Errors
-    /// What `open` says: ENOENT without /proc.
+    /// The errors of `open`: ENOENT without /proc.
     pub fn open() -> Result<Pagemap, Errno> {
         Ok(Pagemap { file: OwnFile::open(c"/proc/self/pagemap")? })
     }
 
-    /// The same under a number from `least` on.
+    /// Moves the descriptor to a number from `least` on.
     ///
     /// # Errors
-    /// EMFILE: there is none free.
+    /// EMFILE: no number is free.
     pub fn at_least(self, least: i32) -> Result<Pagemap, Errno> {
         Ok(Pagemap { file: self.file.at_least(least)? })
     }
 
-    /// The descriptor.
+    /// Returns the descriptor.
     pub fn fd(&self) -> &OwnedFd {
         self.file.fd()
     }
 
-    /// In a child of fork: opens its own in place of its parent's, under the same number.
+    /// Opens its own page map in a child of fork, in place of its parent's, under the same number.
     ///
     /// # Errors
-    /// As [`Pagemap::open`]. From then on what it says is right for pages that may be read, and are
-    /// served by a userfaultfd for the program's own accesses alone.
+    /// The errors of [`Pagemap::open`]. From then on answers are right only for readable pages of a
+    /// userfaultfd that serves only the program's own accesses.
     pub fn reopen(&self) -> Result<(), Errno> {
         self.file.reopen()
     }
@@ -91,7 +92,7 @@ impl Pagemap {
     /// or in the kernel's swap), in ascending order. Addresses are page-aligned.
     ///
     /// # Errors
-    /// What the kernel says: EFAULT when the range leaves the address space.
+    /// The kernel's: EFAULT when the range leaves the address space.
     pub fn for_each_populated(
         &self,
         start: usize,
@@ -112,7 +113,7 @@ impl Pagemap {
         }
     }
 
-    /// The same by PAGEMAP_SCAN.
+    /// Calls `each` with these runs by PAGEMAP_SCAN.
     ///
     /// # Errors
     /// ENOTTY before Linux 6.7, of the first page.
@@ -137,12 +138,13 @@ impl Pagemap {
         Ok(())
     }
 
-    /// Whether the page at `addr` is there, in memory or in the kernel's swap. `false` also where
-    /// nothing is mapped. Touches nothing, and takes about as long as any other system call.
+    /// Returns whether the page at `addr` is populated, in memory or in the kernel's swap. Returns
+    /// `false` also where nothing is mapped. Touches no page, and takes about as long as any other
+    /// system call.
     ///
     /// # Panics
-    /// If the kernel doesn't tell, as after the program has closed descriptors that it doesn't
-    /// know: whoever asks would take data for lost, or lost data for there.
+    /// If the kernel doesn't answer, for example after the program has closed descriptors that it
+    /// doesn't know. A wrong answer would lose data.
     pub fn is_populated(&self, addr: usize) -> bool {
         let start = (addr & !(PAGE_SIZE - 1)) as u64;
         if self.file.get().is_none() {
@@ -157,13 +159,13 @@ impl Pagemap {
             Ok(is_there) => is_there,
             Err(e) => {
                 panic!(
-                    "memfold: asking /proc/self/pagemap failed (has the program closed all descriptors?): {e}"
+                    "memfold: Reading /proc/self/pagemap failed ({e}). Has the program closed all descriptors?"
                 )
             }
         }
     }
 
-    /// [`Pagemap::for_each_populated`] before Linux 6.7.
+    /// Calls `each` like [`Pagemap::for_each_populated`], before Linux 6.7.
     fn read_populated(
         &self,
         range: Range<usize>,
@@ -191,8 +193,9 @@ impl Pagemap {
         Ok(())
     }
 
-    /// How many bytes from `start` on, a page's address, up to `len`, hold no page that is in memory
-    /// and shared with another process, as by a fork. Without /proc, none.
+    /// Returns how many bytes from `start`, a page's address, are not shared, at most `len`. A page
+    /// is shared if it is in memory and another process has it too, as after a fork. Without /proc,
+    /// returns `len`.
     pub fn unshared_bytes(&self, start: usize, len: usize) -> usize {
         let (mut at, end, mut words) = (start, start + len, [0; WORDS]);
         let is_shared = |word: &u64| word & WORD_PRESENT != 0 && word & WORD_EXCLUSIVE == 0;
@@ -206,15 +209,15 @@ impl Pagemap {
         at - start
     }
 
-    /// Whether the page at an address is in memory, and another process has it too. Without /proc, none
-    /// is.
+    /// Returns whether the page at an address is in memory, and another process has it too. Without
+    /// /proc, returns `false`.
     pub fn is_shared(&self, page: usize) -> bool {
         let is = |word: u64| word & WORD_PRESENT != 0 && word & WORD_EXCLUSIVE == 0;
         self.word(page).is_ok_and(is)
     }
 
-    /// Whether the page at an address is in memory and this process's alone, or in the kernel's swap:
-    /// not the page of zeros that reading puts where there was none. Without /proc, none is.
+    /// Returns whether the page at an address is in memory and private to this process, or in the
+    /// kernel's swap. The page of zeros that a read maps is neither. Without /proc, returns `false`.
     pub fn is_private(&self, page: usize) -> bool {
         self.word(page).is_ok_and(|word| {
             word & WORD_SWAPPED != 0
@@ -222,7 +225,8 @@ impl Pagemap {
         })
     }
 
-    /// Reads words of the map for pages from `start` on, before `end`; how many, at least one.
+    /// Reads words of the map for pages from `start` on, before `end`. Returns their number, at
+    /// least one.
     fn words(&self, start: usize, end: usize, words: &mut [u64; WORDS]) -> Result<usize, Errno> {
         let file = self.file.get().ok_or(Errno::NOENT)?;
         let count = ((end - start) / PAGE_SIZE).min(WORDS);
@@ -242,8 +246,8 @@ impl Pagemap {
         self.words(page, page + PAGE_SIZE, &mut words).map(|_| words[0])
     }
 
-    /// Notes runs of pages in `[start, end)` that are there in `found`. Returns how many, and up to
-    /// where it has looked.
+    /// Records populated runs of pages in `[start, end)` in `found`. Returns their number, and the
+    /// end of the scanned range.
     fn scan(&self, start: u64, end: u64, found: &mut [PageRegion]) -> Result<(usize, u64), Errno> {
         let mut arg = ScanArg {
             size: size_of::<ScanArg>() as u64,
@@ -255,8 +259,8 @@ impl Pagemap {
             return_mask: PAGE_IS_PRESENT,
             ..Default::default()
         };
-        // SAFETY: `arg` is the struct of this request, local, and names a vector that is borrowed
-        // for the call with its length.
+        // SAFETY: `arg` is the struct of this request. It is local, and names a vector that is
+        // borrowed for the call, with its length.
         let count = unsafe { ioctl(self.fd().as_raw_fd(), PAGEMAP_SCAN, (&raw mut arg).cast())? };
         Ok((count as usize, arg.walk_end))
     }
@@ -276,7 +280,7 @@ mod tests {
         let pages = 3 * WORDS;
         let zone = Zone::reserve(pages * PAGE_SIZE, PAGE_SIZE).unwrap();
         for page in [0, 1, 5, WORDS - 1, WORDS, WORDS + 1, 2 * WORDS - 1, pages - 2] {
-            // SAFETY: inside the zone.
+            // SAFETY: the page is inside the zone.
             unsafe { *zone.as_ptr().add(page * PAGE_SIZE) = 1 };
         }
         let map = Pagemap::open().unwrap();
@@ -295,7 +299,7 @@ mod tests {
     fn scan_finds_the_pages_that_were_touched() {
         let zone = Zone::reserve(1 << 20, 4096).unwrap();
         for page in [1usize, 2, 7] {
-            // SAFETY: inside the zone.
+            // SAFETY: the page is inside the zone.
             unsafe { *zone.as_ptr().add(page * 4096) = 1 };
         }
         let mut pages = Vec::new();

@@ -2,8 +2,8 @@
 //! `malloc`.
 //!
 //! Sizes up to 8 KiB come from size classes, four to a doubling, each with a list of free objects.
-//! Larger ones are runs of whole pages. Memory that goes to a size class stays with it; free runs
-//! are merged with their neighbours and their pages given back. Everything is under one lock, so
+//! Larger ones are runs of whole pages. A size class keeps its memory. Free runs are merged with
+//! their neighbours and their pages are given back to the kernel. One lock guards everything, so
 //! this is not for hot paths.
 use crate::Errno;
 use crate::memory::zone::{NoPromise, Zone, ZoneEdge};
@@ -12,32 +12,34 @@ use crate::units::PAGE_SIZE;
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::null_mut;
 
-/// Address space that an arena reserves at its first use, bytes; less where a limit on address
-/// space forbids it.
+/// Address space that an arena reserves at its first use, bytes; less if a limit on address space
+/// forbids it.
 const RESERVE_BYTES: usize = 16 << 30;
-/// The least address space that an arena is content with, bytes.
+/// The least address space that an arena accepts, bytes.
 const RESERVE_MIN_BYTES: usize = 64 << 20;
 
-/// Buffers of a block are runs: what is not used of them takes no memory.
+/// Buffers of a block are runs: their unused part takes no memory.
 const SMALL_BYTES_MAX: usize = 8 << 10;
 const SMALL_BYTES_MIN: usize = 16;
 /// 16, 32, 48, 64, then four classes to each doubling: 80, 96, 112, 128, 160, ... 8192.
 const CLASSES: usize = class_of(SMALL_BYTES_MAX) + 1;
 /// Memory that a class takes at a time.
 const CHUNK_BYTES: usize = 32 << 10;
-/// Free runs up to this are cleared by hand: a call to the kernel costs more, and other threads a
-/// TLB flush.
+/// Free runs up to this size are cleared by a loop. A system call costs more, and makes other
+/// threads flush their TLBs.
 const CLEAR_BYTES_MAX: usize = 64 << 10;
 
 const _: () = assert!(CHUNK_BYTES.is_multiple_of(PAGE_SIZE) && CHUNK_BYTES >= SMALL_BYTES_MAX);
 const _: () = assert!(size_of::<FreeRun>() <= PAGE_SIZE && size_of::<*mut u8>() <= SMALL_BYTES_MIN);
 
-/// An allocator of its own, usable as `#[global_allocator]`. Reserves address space at the first
+/// An allocator of its own, usable as `#[global_allocator]`. It reserves address space at the first
 /// allocation.
 ///
-/// What holds ([`ZoneAllocator::check`] verifies it): free runs are in ascending order, don't touch one
-/// another nor the top, and are all zeros but for their headers; everything from the top on is
-/// untouched; used + free bytes = top.
+/// Invariants, which [`ZoneAllocator::check`] verifies:
+/// - Free runs are in ascending order, touch neither each other nor the top, and are all zeros
+///   except for their headers.
+/// - Everything from the top on is untouched.
+/// - Used + free bytes = top.
 pub struct ZoneAllocator {
     inner: Mutex<AllocatorState>,
 }
@@ -45,7 +47,7 @@ pub struct ZoneAllocator {
 struct AllocatorState {
     zone: Option<Zone>,
     edge: ZoneEdge,
-    /// Offset of the first page that was never given out, or has come back.
+    /// Offset of the first page that is not in use by callers, classes or free runs.
     top: usize,
     /// The free run with the lowest address.
     runs: *mut FreeRun,
@@ -56,10 +58,10 @@ struct AllocatorState {
 /// The free objects of a size class.
 #[derive(Copy, Clone)]
 struct FreeObjects {
-    /// Those that have come back, linked through their first word.
+    /// Freed objects, linked through their first word.
     back: *mut u8,
-    /// The next that was never given out, of the chunk that the class took last, and how many there
-    /// are: untouched memory.
+    /// The next object of the class's last chunk that was never used, and the number of these:
+    /// untouched memory.
     fresh: *mut u8,
     count: usize,
 }
@@ -84,7 +86,7 @@ impl Default for ZoneAllocator {
 }
 
 impl ZoneAllocator {
-    /// An arena that has reserved nothing yet.
+    /// Makes an arena that has reserved nothing yet.
     pub const fn new() -> ZoneAllocator {
         let inner = AllocatorState {
             zone: None,
@@ -97,14 +99,14 @@ impl ZoneAllocator {
         ZoneAllocator { inner: Mutex::new(inner) }
     }
 
-    /// Bytes of whole pages that are given out, be it to callers or to size classes.
+    /// Returns the bytes of whole pages in use, by callers or size classes.
     pub fn used_bytes(&self) -> usize {
         let inner = self.inner.lock();
         inner.top - inner.free_bytes
     }
 
-    /// Nobody allocates or frees until [`ZoneAllocator::unfreeze`]. For a fork, whose child must not get an
-    /// arena that some other thread is changing.
+    /// Blocks allocation and freeing until [`ZoneAllocator::unfreeze`]. It is for a fork, whose
+    /// child must not get an arena that another thread is changing.
     pub fn freeze(&self) {
         core::mem::forget(self.inner.lock());
     }
@@ -115,14 +117,14 @@ impl ZoneAllocator {
     /// - [`ZoneAllocator::freeze`] has returned, in this process or in the parent that it is a copy of, and
     ///   this is called once for it.
     pub unsafe fn unfreeze(&self) {
-        // SAFETY: the guard was forgotten.
+        // SAFETY: the guard was forgotten by `freeze`, so the lock is held.
         unsafe { self.inner.unlock() };
     }
 
     /// Verifies the free runs and the sums.
     ///
     /// # Errors
-    /// Names what is broken.
+    /// The first condition that does not hold.
     pub fn check(&self) -> Result<(), &'static str> {
         let inner = self.inner.lock();
         let Some(zone) = &inner.zone else {
@@ -144,7 +146,7 @@ impl ZoneAllocator {
             if len == 0 || !len.is_multiple_of(PAGE_SIZE) || !start.is_multiple_of(PAGE_SIZE) {
                 return Err("a free run is not whole pages");
             }
-            // SAFETY: a free run is `len` readable bytes that nobody else uses.
+            // SAFETY: a free run is `len` readable bytes that no other thread uses.
             let bytes = unsafe { core::slice::from_raw_parts(at.cast::<u8>(), len) };
             if bytes[size_of::<FreeRun>()..].iter().any(|&b| b != 0) {
                 return Err("a free run is not all zeros");
@@ -158,7 +160,7 @@ impl ZoneAllocator {
     }
 }
 
-/// The class of objects of `size` bytes, `1..=SMALL_BYTES_MAX`.
+/// Returns the class of objects of `size` bytes, `1..=SMALL_BYTES_MAX`.
 const fn class_of(size: usize) -> usize {
     if size <= 4 * SMALL_BYTES_MIN {
         return size.div_ceil(SMALL_BYTES_MIN).saturating_sub(1);
@@ -169,7 +171,7 @@ const fn class_of(size: usize) -> usize {
     4 + (n - 6) * 4 + step
 }
 
-/// Bytes of an object of `class`.
+/// Returns the bytes of an object of `class`.
 const fn class_bytes(class: usize) -> usize {
     if class < 4 {
         return (class + 1) * SMALL_BYTES_MIN;
@@ -178,7 +180,7 @@ const fn class_bytes(class: usize) -> usize {
     (1 << n) + ((class - 4) % 4 + 1) * (1 << n) / 4
 }
 
-/// The class that serves `layout`: one whose objects are large enough and, by their size, aligned
+/// Returns the class that serves `layout`: its objects are large enough and, by their size, aligned
 /// well enough.
 fn class_for(layout: &Layout) -> Option<usize> {
     let size = layout.size().max(1);
@@ -195,9 +197,9 @@ fn run_bytes(layout: &Layout) -> Option<usize> {
     layout.size().checked_next_multiple_of(PAGE_SIZE)
 }
 
-// SAFETY: memory handed out comes from a zone that lives as long as the arena, is aligned as asked,
-// and belongs to one caller until it is given back: the lock keeps the lists consistent, and sizes
-// are derived from the layout alone, which the caller must pass again.
+// SAFETY: allocated memory comes from a zone that lives as long as the arena, is aligned as asked,
+// and belongs to one caller until it is freed. The lock keeps the lists consistent. Sizes are
+// derived only from the layout, which the caller must pass again.
 unsafe impl GlobalAlloc for ZoneAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let mut inner = self.inner.lock();
@@ -220,9 +222,9 @@ unsafe impl GlobalAlloc for ZoneAllocator {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise is the callee's condition.
+        // SAFETY: `alloc` needs a layout with a size, which the caller promises.
         let at = unsafe { self.alloc(layout) };
-        // Runs come zeroed, so that large tables stay untouched.
+        // Runs are zeroed already, so that large tables stay untouched.
         if !at.is_null() && class_for(&layout).is_some() {
             // SAFETY: `at` was just allocated with this size.
             unsafe { at.write_bytes(0, layout.size()) };
@@ -240,7 +242,7 @@ unsafe impl GlobalAlloc for ZoneAllocator {
         if same {
             return at;
         }
-        // SAFETY: both blocks are as long as the shorter of the sizes and distinct; the caller
+        // SAFETY: both blocks are distinct, and as long as the shorter of the sizes; the caller
         // gives up the old one.
         unsafe {
             let to = self.alloc(wanted);
@@ -254,13 +256,13 @@ unsafe impl GlobalAlloc for ZoneAllocator {
 }
 
 impl AllocatorState {
-    /// An object of a class; null if there is no room.
+    /// Takes an object of a class; returns null if there is no room.
     fn take_object(&mut self, class: usize) -> *mut u8 {
         let size = class_bytes(class);
         let back = self.classes[class].back;
         if !back.is_null() {
-            // SAFETY: the first word of an object that has come back is the pointer to the next,
-            // written by `put_object`.
+            // SAFETY: the first word of a freed object is the pointer to the next, written by
+            // `put_object`.
             self.classes[class].back = unsafe { back.cast::<*mut u8>().read() };
             return back;
         }
@@ -274,7 +276,7 @@ impl AllocatorState {
         let class = &mut self.classes[class];
         let object = class.fresh;
         class.count -= 1;
-        // SAFETY: at most one past the last object of the chunk.
+        // SAFETY: the pointer is at most one past the last object of the chunk.
         class.fresh = unsafe { object.add(size) };
         object
     }
@@ -282,20 +284,21 @@ impl AllocatorState {
     /// Puts an object on the list of its class.
     ///
     /// # Safety
-    /// - `at` is an object of `class`, 16-aligned, that nobody uses any more.
+    /// - `at` is an object of `class`, 16-aligned, that no thread uses any more.
     unsafe fn put_object(&mut self, at: *mut u8, class: usize) {
         // SAFETY: the object is free and at least a word long.
         unsafe { at.cast::<*mut u8>().write(self.classes[class].back) };
         self.classes[class].back = at;
     }
 
-    /// A zeroed run of `len` bytes (whole pages) aligned to `align`; null if there is no room.
+    /// Takes a zeroed run of `len` bytes (whole pages) aligned to `align`; returns null if there is
+    /// no room.
     fn take_run(&mut self, len: usize, align: usize) -> *mut u8 {
         let align = align.max(PAGE_SIZE);
         let mut link = &raw mut self.runs;
-        // SAFETY: `link` points to `self.runs` or to the `next` of a free run's header; every
-        // non-null pointer in the list leads to a header; the lock is held, so nobody changes them
-        // meanwhile.
+        // SAFETY: `link` points to `self.runs` or to the `next` of a free run's header. Every
+        // non-null pointer in the list leads to a header. The lock is held, so no other thread
+        // changes them meanwhile.
         unsafe {
             while !(*link).is_null() {
                 let run = *link;
@@ -310,8 +313,8 @@ impl AllocatorState {
         self.grow(len, align)
     }
 
-    /// Takes `[at, at + len)` out of the free run that `link` leads to; what is left on both sides
-    /// stays free.
+    /// Takes `[at, at + len)` out of the free run that `link` leads to. The parts on both sides
+    /// stay free.
     ///
     /// # Safety
     /// - `link` is a link of the list to a run that contains the range.
@@ -350,22 +353,22 @@ impl AllocatorState {
             return null_mut();
         };
         if zone.need(&self.edge, 0, zone.len(), end - base).is_err() {
-            NoPromise::end("the engine's own memory");
+            NoPromise::end("The engine's own memory");
         }
         self.top = end - base;
         let gap = at - (base + old_top);
         if gap > 0 {
-            // SAFETY: the gap lies between the old top and the run, so it is untouched and
-            // nobody's.
+            // SAFETY: the gap lies between the old top and the run, so it is untouched, and no
+            // thread uses it.
             unsafe { self.insert((base + old_top) as *mut u8, gap) };
         }
         at as *mut u8
     }
 
-    /// Gives a run back: clears it and lists it, or lowers the top.
+    /// Frees a run: clears it and lists it, or lowers the top.
     ///
     /// # Safety
-    /// - `at` is a run of `len` bytes that nobody uses any more.
+    /// - `at` is a run of `len` bytes that no thread uses any more.
     unsafe fn put_run(&mut self, at: *mut u8, len: usize) {
         let Some(zone) = &self.zone else { return };
         // SAFETY: the run lies in the zone and is given up, so its bytes may be cleared and its
@@ -383,12 +386,12 @@ impl AllocatorState {
     /// Puts a cleared run on the list, merged with its neighbours.
     ///
     /// # Safety
-    /// - `at` is `len` zeroed bytes of whole pages in the zone, on no list, used by nobody.
+    /// - `at` is `len` zeroed bytes of whole pages in the zone, on no list, not in use.
     unsafe fn insert(&mut self, at: *mut u8, len: usize) {
         self.free_bytes += len;
         let (mut before, mut next) = (null_mut::<FreeRun>(), self.runs);
         // SAFETY: every pointer in the list leads to a header of a free run; the lock is held. The
-        // headers written lie in free memory, and a header that a merge swallows is cleared.
+        // headers written lie in free memory, and the header of a merged run is cleared.
         unsafe {
             while !next.is_null() && (next as usize) < at as usize {
                 (before, next) = (next, (*next).next);
@@ -413,7 +416,7 @@ impl AllocatorState {
         }
     }
 
-    /// If `run` ends at the top, takes it off the list and lowers the top to its start.
+    /// Takes `run` off the list and lowers the top to its start, if it ends at the top.
     ///
     /// # Safety
     /// - `run` is on the list.
@@ -465,7 +468,8 @@ mod tests {
         }
     }
 
-    /// Every block is filled with bytes of its own; none may change while others come and go.
+    /// Every block is filled with bytes of its own. None may change while others are allocated and
+    /// freed.
     #[test]
     fn blocks_never_overlap_are_aligned_and_come_zeroed_when_asked() {
         let arena = ZoneAllocator::new();
@@ -478,7 +482,7 @@ mod tests {
         for round in 0..6000 {
             if live.len() > 60 || (!live.is_empty() && next(3) == 0) {
                 let (at, layout, fill) = live.swap_remove(next(live.len()));
-                // SAFETY: a live block of this arena, `layout.size()` bytes long.
+                // SAFETY: the block is a live one of this arena, `layout.size()` bytes long.
                 unsafe {
                     let bytes = core::slice::from_raw_parts(at, layout.size());
                     assert!(bytes.iter().all(|&b| b == fill));
@@ -504,7 +508,7 @@ mod tests {
             }
         }
         for (at, layout, _) in live {
-            // SAFETY: a live block of this arena.
+            // SAFETY: the block is a live one of this arena.
             unsafe { arena.dealloc(at, layout) };
         }
         arena.check().unwrap();
@@ -515,7 +519,7 @@ mod tests {
     fn runs_come_back_whole() {
         let arena = ZoneAllocator::new();
         let layout = Layout::from_size_align(100 << 10, 8).unwrap();
-        // SAFETY: plain use of the allocator, each block given back once.
+        // SAFETY: each layout has a size, and each block is freed once.
         unsafe {
             let blocks: Vec<_> = (0..8).map(|_| arena.alloc(layout)).collect();
             for index in [1, 3, 2, 6, 0, 7, 5, 4] {
@@ -536,7 +540,7 @@ mod tests {
     fn a_block_keeps_its_bytes_when_it_grows_and_shrinks() {
         let arena = ZoneAllocator::new();
         let mut layout = Layout::from_size_align(10, 1).unwrap();
-        // SAFETY: plain use of the allocator; every access lies within the block's present size.
+        // SAFETY: each layout has a size; every access lies within the block's present size.
         unsafe {
             let mut at = arena.alloc(layout);
             (0..10).for_each(|i| *at.add(i) = i as u8);

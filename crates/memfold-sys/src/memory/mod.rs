@@ -1,4 +1,4 @@
-//! Memory of the engine's own: reserved zones, and what lies in them.
+//! Memory of the engine's own: reserved zones, and data structures in them.
 pub mod huge;
 pub mod zone;
 pub mod birthplace;

@@ -1,5 +1,5 @@
-//! A key's place: a page that is locked in memory, is left out of core dumps, is nobody's but this
-//! process's, and is wiped at the end.
+//! Memory for a key: a page that is locked in memory, left out of core dumps, private to this
+//! process, and wiped at the end.
 use crate::Errno;
 use crate::memory::zone::{Zone, set_inherited};
 use crate::raw;
@@ -9,7 +9,7 @@ use core::mem::{MaybeUninit, needs_drop, size_of};
 use core::ops::Deref;
 use core::sync::atomic::{Ordering::SeqCst, compiler_fence};
 
-/// What the making of a key leaves on the stack lies within so many bytes below its caller's frame.
+/// Making a key uses at most so many bytes of stack below its caller's frame.
 const STACK_BYTES: usize = 32 << 10;
 
 /// A secret value. A child of fork doesn't have it: touching it there is a segmentation fault.
@@ -18,16 +18,16 @@ pub struct Secret<T> {
     of: PhantomData<T>,
 }
 
-// SAFETY: it owns its value, and shares it by `&T` only.
+// SAFETY: it owns its value, and shares it only by `&T`.
 unsafe impl<T: Send> Send for Secret<T> {}
-// SAFETY: as above.
+// SAFETY: it shares its value only by `&T`.
 unsafe impl<T: Sync> Sync for Secret<T> {}
 
 impl<T> Secret<T> {
     const FITS: () = assert!(!needs_drop::<T>() && align_of::<T>() <= PAGE_SIZE);
 
-    /// Puts what `make` returns there, and wipes what that has left on the stack. Where the kernel
-    /// doesn't lock a page (RLIMIT_MEMLOCK) it says so on standard error and goes on.
+    /// Stores the result of `make`, and wipes the stack that `make` used. If the kernel doesn't
+    /// lock a page (RLIMIT_MEMLOCK), warns and continues.
     ///
     /// # Errors
     /// No memory.
@@ -37,7 +37,8 @@ impl<T> Secret<T> {
         zone.keep_from_children();
         if zone.lock().is_err() {
             raw::warn(&[
-                "memfold: a key can't be locked in memory (RLIMIT_MEMLOCK): the kernel may write it to its own swap\n",
+                "memfold: warning: A key cannot be locked in memory (RLIMIT_MEMLOCK), so the kernel may \
+                 write it to its own swap. Raise the limit: ulimit -l\n",
             ]);
         }
         let secret = Secret { zone, of: PhantomData };
@@ -48,39 +49,39 @@ impl<T> Secret<T> {
 }
 
 impl<T> Secret<T> {
-    /// Has children of fork get it, until [`Secret::end_copy`].
+    /// Lets children of fork get the value, until [`Secret::end_copy`].
     pub fn begin_copy(&self) {
         set_inherited(self.zone.start(), self.zone.start() + self.zone.len(), true);
     }
 
-    /// In the parent, and in a child that has it.
+    /// Ends [`Secret::begin_copy`], in the parent, and in a child that has the value.
     pub fn end_copy(&self) {
         self.zone.keep_from_children();
     }
 
-    /// In a child of fork that has it: locks it in memory, as far as may be.
+    /// Locks the value in memory, if possible, in a child of fork that has it.
     pub fn lock_again(&self) {
         let _ = self.zone.lock();
     }
 }
 
-/// In a frame of its own, which ends before the stack below its caller's is wiped.
+/// Makes the value in a frame of its own, which ends before the stack below its caller's is wiped.
 #[inline(never)]
 fn fill<T>(to: *mut T, make: impl FnOnce() -> Result<T, Errno>) -> Result<(), Errno> {
     let made = make()?;
-    // SAFETY: `Secret::new` has reserved enough for one value, aligned, that nobody else uses.
+    // SAFETY: `Secret::new` has reserved enough for one value, aligned, that no other thread uses.
     unsafe { to.write(made) };
     Ok(())
 }
 
-/// Overwrites what calls before this one have left below the caller's frame.
+/// Overwrites the stack below the caller's frame, which earlier calls have used.
 #[inline(never)]
 fn wipe_stack() {
     let mut stack = MaybeUninit::<[u8; STACK_BYTES]>::uninit();
     wipe(stack.as_mut_ptr().cast(), STACK_BYTES);
 }
 
-/// Overwrites bytes with zeros though nobody reads them again.
+/// Overwrites bytes with zeros, though they are not read again.
 fn wipe(at: *mut u8, len: usize) {
     for n in 0..len {
         // SAFETY: the callers own these bytes.
@@ -98,8 +99,7 @@ impl<T> Deref for Secret<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: `new` has put a value there, in the zone that this owns, and nobody has a `&mut`
-        // to it.
+        // SAFETY: `new` has put a value into the zone, which this owns, and no `&mut` to it exists.
         unsafe { &*self.zone.as_ptr().cast::<T>() }
     }
 }
@@ -143,9 +143,9 @@ mod tests {
         assert_eq!(bytes, [0; 64]);
         let secret = core::mem::ManuallyDrop::new(Secret::new(|| Ok([9u8; 64])).unwrap());
         let at = secret.zone.as_ptr();
-        // What `drop` does, without giving the page back.
+        // `drop` does this too, and gives the page back.
         wipe(at, secret.zone.len());
-        // SAFETY: the page is still there.
+        // SAFETY: the page is still mapped.
         assert!((0..PAGE_SIZE).all(|n| unsafe { at.add(n).read() } == 0));
     }
 }

@@ -1,16 +1,16 @@
-//! Memory that processes share by a sealed file without a name (memfd), mapped from its start and
-//! as far as it is needed.
+//! Memory that processes share by a sealed file without a name (memfd). It is mapped from its
+//! start, as far as it is needed.
 use crate::Errno;
 use core::ffi::{CStr, c_void};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
-/// A file of `len` bytes that read as zeros and take memory as they are written. No process can cut
-/// it off under the others.
+/// Makes a file of `len` bytes. They read as zeros and take memory when they are written. No
+/// process can truncate it under the others.
 ///
 /// # Errors
-/// What `memfd_create`, `ftruncate` or sealing says.
+/// The errors of `memfd_create`, `ftruncate` or sealing.
 pub fn create(name: &CStr, len: u64) -> Result<OwnedFd, Errno> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, len)?;
@@ -18,11 +18,11 @@ pub fn create(name: &CStr, len: u64) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-/// As [`create`], mapped for the caller to write to; nobody else can ever write to it, whoever has
-/// the file. Returns the file and the address.
+/// Makes a file like [`create`], mapped for the caller to write to. No other process can ever write
+/// to it, even with its descriptor. Returns the file and the address.
 ///
 /// # Errors
-/// As [`create`], and what `mmap` says. EINVAL: the kernel is older than 5.1.
+/// The errors of [`create`] and `mmap`. EINVAL: the kernel is older than 5.1.
 pub fn create_to_show(name: &CStr, len: usize) -> Result<(OwnedFd, *mut c_void), Errno> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, len as u64)?;
@@ -36,21 +36,21 @@ pub fn create_to_show(name: &CStr, len: usize) -> Result<(OwnedFd, *mut c_void),
 /// Returns the address, and the length of the file.
 ///
 /// # Errors
-/// EINVAL: it is another file, or a shorter one; what `mmap` says.
+/// EINVAL: it is another file, or a shorter one. The errors of `mmap`.
 pub fn map(file: impl AsFd, len: usize) -> Result<(*mut c_void, u64), Errno> {
     map_for(file, len, ProtFlags::READ | ProtFlags::WRITE)
 }
 
-/// As [`map`], of a file that [`create_to_show`] has made, to read only.
+/// Maps a file that [`create_to_show`] has made, only for reading.
 ///
 /// # Errors
-/// As [`map`].
+/// The errors of [`map`].
 pub fn map_to_read(file: impl AsFd, len: usize) -> Result<*mut c_void, Errno> {
     map_for(file, len, ProtFlags::READ).map(|(at, _)| at)
 }
 
 fn map_for(file: impl AsFd, len: usize, access: ProtFlags) -> Result<(*mut c_void, u64), Errno> {
-    // What isn't sealed could shrink under the mapping. Other files have no seals: EINVAL.
+    // An unsealed file could shrink under the mapping. Other files have no seals: EINVAL.
     let seals = rustix::fs::fcntl_get_seals(&file)?;
     let size = rustix::fs::fstat(&file)?.st_size as u64;
     if !seals.contains(SealFlags::SHRINK) || size < len as u64 {
@@ -60,7 +60,7 @@ fn map_for(file: impl AsFd, len: usize, access: ProtFlags) -> Result<(*mut c_voi
     let at = unsafe {
         rustix::mm::mmap(core::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0)?
     };
-    // SAFETY: changes no byte of the mapping just made. Not fatal.
+    // SAFETY: the advice changes no byte of the mapping just made. Failure is harmless.
     let _ = unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontDump) };
     Ok((at, size))
 }
@@ -69,27 +69,28 @@ fn map_for(file: impl AsFd, len: usize, access: ProtFlags) -> Result<(*mut c_voi
 /// descriptor.
 ///
 /// # Errors
-/// What `mremap` says.
+/// The errors of `mremap`.
 ///
 /// # Safety
 /// - `at` is the address of a mapping of [`map`] or of this function, and its file has `len` bytes.
 pub unsafe fn map_again(at: *mut c_void, len: usize) -> Result<*mut c_void, Errno> {
-    // SAFETY: an old length of 0 leaves the old mapping as it is; the new one is where the kernel
-    // likes.
+    // SAFETY: an old length of 0 leaves the old mapping as it is; the kernel chooses the new
+    // address.
     unsafe { rustix::mm::mremap(at, 0, len, MremapFlags::MAYMOVE) }
 }
 
-/// Puts memory of zeros, which is nobody else's, in the place of a mapping: who still has a pointer
-/// into it reads and writes that.
+/// Replaces a mapping by private memory of zeros. Threads that still have a pointer into it read
+/// and write that.
 ///
 /// # Errors
-/// ENOMEM: the kernel has no room to note it; the mapping is as it was.
+/// ENOMEM: the kernel has no memory for it; the mapping is unchanged.
 ///
 /// # Safety
-/// - `at` and `len` are of a mapping of this module, in which anything may be read at any time.
+/// - `at` and `len` are of a mapping of this module, in which any value may be read at any time.
 pub unsafe fn replace_by_zeros(at: *mut c_void, len: usize) -> Result<(), Errno> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: by the caller's promise the addresses are that mapping's, and zeros may be read there.
+    // SAFETY: by the caller's promise the addresses are that mapping's, and zeros may be read
+    // there.
     unsafe { rustix::mm::mmap_anonymous(at, len, access, MapFlags::PRIVATE | MapFlags::FIXED) }?;
     Ok(())
 }
@@ -97,9 +98,9 @@ pub unsafe fn replace_by_zeros(at: *mut c_void, len: usize) -> Result<(), Errno>
 /// Ends a mapping.
 ///
 /// # Safety
-/// - `at` and `len` are of a mapping of this module, and nobody uses it from now on.
+/// - `at` and `len` are of a mapping of this module, and no thread uses it from now on.
 pub unsafe fn unmap(at: *mut c_void, len: usize) {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's promise the mapping is this module's, and not in use.
     let _ = unsafe { rustix::mm::munmap(at, len) };
 }
 
@@ -114,9 +115,9 @@ mod tests {
         let (first, size) = map(&file, 4096).unwrap();
         assert_eq!(size, LEN as u64);
         drop(file);
-        // SAFETY: the file is as long.
+        // SAFETY: the file has this length.
         let second = unsafe { map_again(first, LEN) }.unwrap();
-        // SAFETY: both mappings are that long, and this test's alone.
+        // SAFETY: both mappings have this length, and only this test uses them.
         unsafe {
             first.cast::<u64>().write_volatile(7);
             assert_eq!(second.cast::<u64>().read_volatile(), 7);
@@ -131,12 +132,12 @@ mod tests {
     #[test]
     fn what_is_shown_can_be_written_by_its_maker_alone() {
         let (file, at) = create_to_show(c"memfold-test", 8192).unwrap();
-        // SAFETY: the mapping is that long, and this test's alone.
+        // SAFETY: the mapping has this length, and only this test uses it.
         unsafe { at.cast::<u64>().write_volatile(7) };
         assert_eq!(map(&file, 8192).err(), Some(Errno::PERM));
         assert_eq!(rustix::io::pwrite(&file, &[1], 0), Err(Errno::PERM));
         let shown = map_to_read(&file, 8192).unwrap();
-        // SAFETY: likewise; the mapping has that address and length.
+        // SAFETY: the mapping has this address and length, and only this test uses it.
         let (seen, made) = unsafe {
             let access = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
             (shown.cast::<u64>().read_volatile(), rustix::mm::mprotect(shown, 8192, access))
@@ -148,7 +149,7 @@ mod tests {
     fn what_is_replaced_by_zeros_is_the_others_no_more() {
         let file = create(c"memfold-test", 8192).unwrap();
         let ((first, _), (second, _)) = (map(&file, 8192).unwrap(), map(&file, 8192).unwrap());
-        // SAFETY: both mappings are that long, and this test's alone.
+        // SAFETY: both mappings have this length, and only this test uses them.
         unsafe {
             first.cast::<u64>().write_volatile(7);
             replace_by_zeros(second, 8192).unwrap();

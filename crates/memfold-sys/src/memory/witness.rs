@@ -1,11 +1,11 @@
-//! A witness: tells whether any process that was copied from this one still runs, or one that was
-//! copied from such a one.
+//! A witness: shows whether a process that was copied from this one, or from such a copy, still
+//! runs.
 //!
-//! A page of a nameless file (memfd), which nobody reads or writes, is mapped while the copy is
-//! made; this process then ends its own mapping. The kernel counts writable mappings of a file, and
-//! refuses to seal one against writing while there are any. A copy has the mapping from its first
-//! moment, hands it on to its own copies, and loses it when it ends, by whatever, or executes
-//! another program. So nobody has to say anything.
+//! A page of a nameless file (memfd), which no process reads or writes, is mapped while the copy is
+//! made. This process then unmaps it. The kernel counts writable mappings of a file, and refuses to
+//! seal the file against writing while there are any. A copy has the mapping from its first moment,
+//! and its own copies inherit it. It loses the mapping when it ends, for any reason, or executes
+//! another program. So no process has to report anything.
 use crate::Errno;
 use crate::units::PAGE_SIZE;
 use core::ptr::null_mut;
@@ -14,7 +14,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
 
-/// See the module.
+/// The witness; see the module.
 pub struct DescendantWatch {
     file: OwnedFd,
     /// This process's own mapping; 0 if there is none.
@@ -22,10 +22,10 @@ pub struct DescendantWatch {
 }
 
 impl DescendantWatch {
-    /// Nobody is seen yet. It has a descriptor in the caller's table.
+    /// Makes a witness that sees no process yet. It has a descriptor in the caller's table.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's.
     pub fn new() -> Result<DescendantWatch, Errno> {
         let file =
             memfd_create(c"memfold-witness", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -33,44 +33,44 @@ impl DescendantWatch {
         Ok(DescendantWatch { file, at: AtomicUsize::new(0) })
     }
 
-    /// One that another process has made, by the descriptor that it has sent.
+    /// Makes a witness of another process's, by the descriptor that it has sent.
     pub fn of(file: OwnedFd) -> DescendantWatch {
         DescendantWatch { file, at: AtomicUsize::new(0) }
     }
 
-    /// The descriptor, to be sent.
+    /// Returns the descriptor, to be sent.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Whoever is copied from now on, until [`DescendantWatch::end_copy`], is seen. Called by a thread that
-    /// has the descriptor.
+    /// Begins to see processes that are copied from now on, until [`DescendantWatch::end_copy`].
+    /// The calling thread has the descriptor.
     ///
     /// # Errors
-    /// What mmap says; EPERM also where [`DescendantWatch::is_over`] was true.
+    /// The errors of mmap; EPERM also where [`DescendantWatch::is_over`] was true.
     pub fn begin_copy(&self) -> Result<(), Errno> {
-        // One that isn't writable is allowed of a sealed file too, and isn't counted there.
+        // A read-only mapping is allowed of a sealed file too, and isn't counted.
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
         let at = unsafe { mmap(null_mut(), PAGE_SIZE, access, MapFlags::SHARED, &self.file, 0)? };
         self.at.store(at as usize, SeqCst);
-        // Nobody may touch it; it counts as long as it could be made writable again.
-        // SAFETY: the mapping just made.
+        // No thread may touch it. It counts as long as it could be made writable again.
+        // SAFETY: this is the mapping just made.
         unsafe { mprotect(at, PAGE_SIZE, MprotectFlags::empty()) }
     }
 
-    /// After the copy was made, or was not. Any thread may call it. A copy doesn't: it keeps what
-    /// it has.
+    /// Ends a copy, whether it was made or not. Any thread may call it. The copy itself doesn't: it
+    /// keeps its mapping.
     pub fn end_copy(&self) {
         let at = self.at.swap(0, SeqCst);
         if at != 0 {
-            // SAFETY: the mapping of `begin_copy`, which nobody touches.
+            // SAFETY: this is the mapping of `begin_copy`, which no thread touches.
             let _ = unsafe { munmap(at as *mut _, PAGE_SIZE) };
         }
     }
 
-    /// Whether all are gone. It then stays so: this is no witness of further copies. Called by a
-    /// thread that has the descriptor.
+    /// Returns whether all copies are gone. It then stays so, and sees no further copies. The
+    /// calling thread has the descriptor.
     pub fn is_over(&self) -> bool {
         self.at.load(SeqCst) == 0 && fcntl_add_seals(&self.file, SealFlags::WRITE).is_ok()
     }
@@ -90,13 +90,13 @@ mod tests {
         from.read_exact(&mut [0]).unwrap();
     }
 
-    /// A child of fork, which does `work` and ends.
+    /// Makes a child of fork, which runs `work` and ends.
     fn child(work: impl FnOnce()) -> i32 {
-        // SAFETY: the child makes system calls only.
+        // SAFETY: the child makes only system calls.
         match unsafe { libc::fork() } {
             0 => {
                 work();
-                // SAFETY: ends the process.
+                // SAFETY: the call ends the process.
                 unsafe { libc::_exit(0) }
             }
             pid => pid,
@@ -105,7 +105,7 @@ mod tests {
 
     fn wait(pid: i32) {
         let mut status = 0;
-        // SAFETY: waits for a child of this test.
+        // SAFETY: the process is a child of this test.
         assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
     }
 
@@ -158,7 +158,7 @@ mod tests {
             assert!(begin.elapsed().as_secs() < 60, "it executes another program");
             std::thread::yield_now();
         }
-        // SAFETY: a child of this test.
+        // SAFETY: the process is a child of this test.
         unsafe { libc::kill(sleeper, libc::SIGKILL) };
         wait(sleeper);
     }

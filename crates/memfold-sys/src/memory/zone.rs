@@ -1,7 +1,7 @@
 //! Zones: the engine's own reservations of address space.
 //!
-//! Everything that the engine keeps (frames, pool, index, arena) lives in zones. Every live zone is
-//! listed, so that `memfold run` can tell its own memory from the program's and never adopts it.
+//! All data of the engine (frames, pool, index, arena) is in zones. Every live zone is listed, so
+//! that `memfold run` can distinguish its own memory from the program's and never adopts it.
 use crate::Errno;
 use crate::sync::StaticMutex;
 use crate::text::TextBuffer;
@@ -12,13 +12,13 @@ use rustix::mm::{
     munmap,
 };
 
-/// A private anonymous reservation, readable and writable, backed by memory page by page as it is
-/// touched, and left out of core dumps.
+/// A private anonymous reservation, readable and writable. It gets memory page by page as it is
+/// touched, and is left out of core dumps.
 pub struct Zone {
     base: *mut u8,
     len: usize,
-    /// What may be written counts as used memory, used or not (`vm.overcommit_memory=2`): it is
-    /// asked for by [`Zone::need`].
+    /// Whether writable memory counts as used, even if untouched (`vm.overcommit_memory=2`). Then
+    /// [`Zone::need`] makes it writable.
     is_counted: bool,
 }
 
@@ -27,31 +27,31 @@ pub struct Zone {
 pub struct ZoneEdge(AtomicUsize);
 
 impl ZoneEdge {
-    /// Nothing may be written yet.
+    /// Makes an edge at 0: nothing may be written yet.
     pub const fn new() -> ZoneEdge {
         ZoneEdge(AtomicUsize::new(0))
     }
 }
 
-/// What is asked for at a time where it counts.
+/// Bytes made writable at a time where they count.
 const STEP_BYTES: usize = 256 << 10;
 
-// SAFETY: a zone is only an address range; what is done with the memory behind it is each user's
-// own proof.
+// SAFETY: a zone is only an address range; each user proves its own use of the memory behind it.
 unsafe impl Send for Zone {}
-// SAFETY: as above; the methods take raw addresses and change nothing in the struct.
+// SAFETY: the methods take raw addresses and change nothing in the struct; each user proves its own
+// use of the memory.
 unsafe impl Sync for Zone {}
 
-/// Zones that a process can have.
+/// Most zones of a process.
 pub const ZONES_MAX: usize = 4096;
 static LIST: StaticMutex<ZoneList<ZONES_MAX>> = StaticMutex::new(ZoneList::new());
 
-/// All live zones: first byte and first past it.
+/// All live zones: first byte and end.
 struct ZoneList<const MAX: usize> {
     zones: [(usize, usize); MAX],
-    /// The engine has locked it in memory.
+    /// Whether the engine has locked it in memory.
     locked: [bool; MAX],
-    /// So many places have been used.
+    /// Number of places that have been used.
     used: usize,
     count: usize,
 }
@@ -102,7 +102,7 @@ impl Zone {
     /// switched off.
     ///
     /// # Errors
-    /// What `mmap` says (ENOMEM: no address space, or a limit such as RLIMIT_AS); ENFILE when
+    /// The errors of `mmap` (ENOMEM: no address space, or a limit such as RLIMIT_AS); ENFILE when
     /// [`ZONES_MAX`] are alive.
     ///
     /// # Panics
@@ -111,15 +111,15 @@ impl Zone {
         Zone::reserve_as(len, align, false)
     }
 
-    /// As [`Zone::reserve`], for what is filled part by part, each from its start on, and asked for
-    /// before by [`Zone::need`]: only that counts where the system counts what may be written
-    /// (`vm.overcommit_memory=2`). All can be read.
+    /// Reserves a zone whose parts are filled each from its start on, after a call of
+    /// [`Zone::need`]. Only the needed memory counts where the system counts writable memory
+    /// (`vm.overcommit_memory=2`). All of it is readable.
     ///
     /// # Errors
-    /// As [`Zone::reserve`].
+    /// The errors of [`Zone::reserve`].
     ///
     /// # Panics
-    /// Likewise.
+    /// If `len` or `align` is not a multiple of the page size, or `align` is not a power of two.
     pub fn reserve_growing(len: usize, align: usize) -> Result<Zone, Errno> {
         Zone::reserve_as(len, align, counts_reservations())
     }
@@ -134,8 +134,8 @@ impl Zone {
         let whole = len + align - PAGE_SIZE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let access = if is_counted { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
-        // Held from before the mapping is there until it is listed: who finds it in the kernel's
-        // map meanwhile, and asks whose it is, waits.
+        // Locked before the mapping exists until it is listed. A thread that finds it in the
+        // kernel's map meanwhile, and looks up its owner, waits.
         let mut list = LIST.lock();
         let free = list.free_place().ok_or(Errno::NFILE)?;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
@@ -151,10 +151,10 @@ impl Zone {
             if start + whole > end {
                 munmap(end as *mut _, start + whole - end)?;
             }
-            // Not fatal: a kernel without THP says EINVAL.
+            // Failure is harmless: a kernel without THP returns EINVAL.
             let _ = madvise(base as *mut _, len, Advice::LinuxNoHugepage);
-            // A core dump looks at each page of a mapping, there or not: at terabytes it would take
-            // minutes.
+            // A core dump looks at each page of a mapping, present or not: at terabytes it would
+            // take minutes.
             let _ = madvise(base as *mut _, len, Advice::LinuxDontDump);
         }
         let zone = Zone { base: base as *mut u8, len, is_counted };
@@ -162,11 +162,12 @@ impl Zone {
         Ok(zone)
     }
 
-    /// The first `end` bytes of the part of `len` bytes at `offset` are about to be written for the
-    /// first time. Does nothing where reservations don't count. `edge` is that part's.
+    /// Makes the first `end` bytes of the part of `len` bytes at `offset` writable, before they are
+    /// written for the first time. Does nothing where reservations don't count. `edge` is that of
+    /// the part.
     ///
     /// # Errors
-    /// ENOMEM: the system lets no more memory be promised to programs.
+    /// ENOMEM: the system promises no more memory to programs.
     ///
     /// # Panics
     /// If the part is not page-aligned or reaches past the zone, or `end` past the part.
@@ -192,7 +193,7 @@ impl Zone {
         let from = edge.0.load(Relaxed);
         if from < to {
             // SAFETY: the range lies in this zone's own mapping, whose users may write there from
-            // now on. Two threads at once ask for the same, or for more.
+            // now on. Two threads at once request the same range, or a larger one.
             unsafe {
                 mprotect(
                     self.base.add(offset + from).cast(),
@@ -205,62 +206,62 @@ impl Zone {
         Ok(())
     }
 
-    /// The first byte.
+    /// Returns the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base
     }
 
-    /// The address of the first byte.
+    /// Returns the address of the first byte.
     pub fn start(&self) -> usize {
         self.base as usize
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether `addr` lies in this zone.
+    /// Returns whether `addr` lies in this zone.
     pub fn contains(&self, addr: usize) -> bool {
         addr.wrapping_sub(self.base as usize) < self.len
     }
 
-    /// Core dumps get what is in memory of the zone, as its bytes are somebody else's.
+    /// Includes the zone's memory in core dumps, because it holds data of the program.
     pub fn show_in_dumps(&self) {
-        // SAFETY: changes no byte of the zone's own mapping. Not fatal.
+        // SAFETY: the advice changes no byte of the zone's own mapping. Failure is harmless.
         let _ = unsafe { madvise(self.base.cast(), self.len, Advice::LinuxDoDump) };
     }
 
-    /// A child of fork doesn't get the zone: a touch there ends the child rather than reading
+    /// Leaves the zone out of children of fork: a touch there ends the child, instead of reading
     /// zeros.
     pub fn keep_from_children(&self) {
         set_inherited(self.start(), self.start() + self.len, false);
     }
 
-    /// The kernel merges no pages of the zone with equal ones, also where it does so for the whole
-    /// process (PR_SET_MEMORY_MERGE, which is inherited): merging ends a page's write protection
-    /// without a word, and with it all that is known of whether it was written to.
+    /// Keeps the kernel from merging pages of the zone with equal ones, also where it does so for
+    /// the whole process (PR_SET_MEMORY_MERGE, which is inherited). Merging silently ends a page's
+    /// write protection, so writes would no longer be noticed.
     pub fn keep_from_merging(&self) {
-        // SAFETY: changes no byte. It fails only where the kernel can't merge.
+        // SAFETY: the advice changes no byte. It fails only where the kernel can't merge.
         let _ = unsafe { madvise(self.base.cast(), self.len, Advice::LinuxUnmergeable) };
     }
 
-    /// A child of fork finds zeros in place of the zone's bytes.
+    /// Makes a child of fork find zeros in place of the zone's bytes.
     ///
     /// # Errors
     /// EINVAL before Linux 4.14.
     pub fn wipe_in_children(&self) -> Result<(), Errno> {
-        // SAFETY: the zone's own mapping; no byte of this process changes.
+        // SAFETY: this is the zone's own mapping; no byte of this process changes.
         unsafe { madvise(self.base.cast(), self.len, Advice::LinuxWipeOnFork) }
     }
 
-    /// Brings all of the zone to memory and keeps it there, also past what the program unlocks.
+    /// Locks all of the zone in memory, also when the program unlocks memory.
     ///
     /// # Errors
-    /// What `mlock` says: ENOMEM past RLIMIT_MEMLOCK.
+    /// The errors of `mlock`: ENOMEM past RLIMIT_MEMLOCK.
     pub fn lock(&self) -> Result<(), Errno> {
-        // SAFETY: the zone's own mapping; no byte changes.
+        // SAFETY: this is the zone's own mapping; no byte changes.
         unsafe { mlock(self.base.cast(), self.len)? };
         let mut list = LIST.lock();
         let own = list
@@ -273,8 +274,8 @@ impl Zone {
     }
 
     /// Asks the kernel for the memory of `[offset, offset + len)` in one call, which costs less
-    /// than a fault for each page. Changes no byte; where the kernel refuses, the pages come when
-    /// they are touched.
+    /// than a fault for each page. Changes no byte. If the kernel refuses, pages are made when they
+    /// are touched.
     ///
     /// # Panics
     /// If the range is not page-aligned or reaches past the zone.
@@ -289,11 +290,11 @@ impl Zone {
         let _ = unsafe { madvise(self.base.add(offset).cast(), len, Advice::LinuxPopulateWrite) };
     }
 
-    /// Gives the pages of `[offset, offset + len)` back to the kernel; they read as zeros
+    /// Gives the pages of `[offset, offset + len)` back to the kernel. They read as zeros
     /// afterwards.
     ///
     /// # Safety
-    /// - The bytes there are no longer needed, and no reference into them is alive.
+    /// - The bytes there are not needed any more, and no reference into them is alive.
     ///
     /// # Panics
     /// If the range is not page-aligned or reaches past the zone.
@@ -309,7 +310,7 @@ impl Zone {
         // SAFETY: the range lies in this zone's own mapping, and the caller gives up its bytes.
         let done =
             unsafe { madvise(self.base.add(offset).cast(), len, Advice::LinuxDontneedLocked) };
-        done.expect("memfold: releasing the engine's own pages failed");
+        done.expect("memfold: Releasing the engine's own pages failed");
     }
 }
 
@@ -323,7 +324,8 @@ impl core::fmt::Display for NoPromise {
 }
 
 impl NoPromise {
-    /// Ends the process, as one of the engine's tables can't grow: with one line, made without memory.
+    /// Ends the process, because one of the engine's tables can't grow. The message takes no
+    /// memory.
     pub fn end(what: &str) -> ! {
         let text: TextBuffer<256> = TextBuffer::of(format_args!(
             "{what} can't grow: {NoPromise}. Raise vm.overcommit_ratio, or add swap"
@@ -332,8 +334,8 @@ impl NoPromise {
     }
 }
 
-/// Whether the system counts memory that may be written as used (`vm.overcommit_memory=2`): as it
-/// was when this process or one that it is a copy of first asked, as each look costs as much as
+/// Returns whether the system counts writable memory as used (`vm.overcommit_memory=2`). The first
+/// call decides, in this process or in the one that it is a copy of. Each look costs as much as
 /// reserving a zone.
 pub fn counts_reservations() -> bool {
     const UNKNOWN: u8 = 0;
@@ -368,21 +370,21 @@ impl Drop for Zone {
     }
 }
 
-/// Memory that a process has in common with the children it forks from then on, zeros at first. It
-/// isn't private, so nobody takes it for the program's.
+/// Memory that a process shares with the children it forks from then on, zeros at first. It isn't
+/// private, so it is never taken for the program's.
 pub struct SharedZone {
     base: *mut u8,
     len: usize,
 }
 
-// SAFETY: as for `Zone`.
+// SAFETY: it is only an address range; each user proves its own use of the memory behind it.
 unsafe impl Send for SharedZone {}
 
 impl SharedZone {
-    /// Reserves `len` bytes; pages come as they are touched.
+    /// Reserves `len` bytes. They get memory as they are touched.
     ///
     /// # Errors
-    /// What `mmap` says.
+    /// The errors of `mmap`.
     pub fn reserve(len: usize) -> Result<SharedZone, Errno> {
         let (access, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
@@ -391,7 +393,7 @@ impl SharedZone {
         Ok(SharedZone { base: at.cast(), len })
     }
 
-    /// The first byte.
+    /// Returns the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base
     }
@@ -404,8 +406,8 @@ impl Drop for SharedZone {
     }
 }
 
-/// Keeps the list of zones as it is until [`unfreeze_list`]: no zone comes or goes. For a fork,
-/// whose child must not get a list that some other thread is changing.
+/// Keeps the list of zones unchanged until [`unfreeze_list`]: no zone is added or removed. It is
+/// for a fork, whose child must not get a list that another thread is changing.
 pub fn freeze_list() {
     core::mem::forget(LIST.lock());
 }
@@ -416,74 +418,72 @@ pub fn freeze_list() {
 /// - [`freeze_list`] has returned, in this process or in the parent that it is a copy of, and this
 ///   is called once for it.
 pub unsafe fn unfreeze_list() {
-    // SAFETY: the guard was forgotten.
+    // SAFETY: the guard was forgotten by `freeze_list`, so the lock is held.
     unsafe { LIST.unlock() };
 }
 
-/// Says whether children of fork get copies of the pages of `[start, end)` (whole pages). Where
-/// they don't, a touch in the child ends it with SIGSEGV. Parts that are not mapped are passed
-/// over.
+/// Sets whether children of fork get copies of the pages of `[start, end)` (whole pages). If they
+/// don't, a touch in the child ends it with SIGSEGV. Unmapped parts are skipped.
 pub fn set_inherited(start: usize, end: usize, inherited: bool) {
     let advice = if inherited { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
-    // SAFETY: changes what fork copies, and no byte. Not fatal: the kernel refuses it for no
-    // anonymous mapping.
+    // SAFETY: the advice changes what fork copies, and no byte. Failure is harmless: the kernel
+    // refuses it for no anonymous mapping.
     let _ = unsafe { madvise(start as *mut _, end - start, advice) };
 }
 
-/// Sets or ends a mark of `[start, end)` (whole pages of private anonymous memory) that the kernel
-/// takes along where it moves it, and that nothing has which is mapped anew:
-/// [`crate::maps::flag::RANDOM`]. It means nothing for memory without a file.
+/// Sets or clears a mark on `[start, end)` (whole pages of private anonymous memory):
+/// [`crate::maps::flag::RANDOM`]. The kernel keeps the mark when it moves the memory, and new
+/// mappings don't have it. It has no effect on memory without a file.
 pub fn set_marked(start: usize, end: usize, marked: bool) {
     let advice = if marked { Advice::Random } else { Advice::Normal };
-    // SAFETY: changes no byte. Parts that are not mapped are passed over.
+    // SAFETY: the advice changes no byte. Unmapped parts are skipped.
     let _ = unsafe { madvise(start as *mut _, end - start, advice) };
 }
 
-/// Bytes that the engine has locked by itself ([`Zone::lock`]).
+/// Returns the bytes that the engine itself has locked ([`Zone::lock`]).
 pub fn locked_bytes() -> usize {
     LIST.lock().live_where(true).map(|zone| zone.1 - zone.0).sum()
 }
 
-/// Undoes what the program's munlockall has done to what the engine has locked.
+/// Locks the engine's zones again, after the program's munlockall.
 pub fn lock_again() {
     for zone in LIST.lock().live_where(true) {
-        // SAFETY: the engine's own mapping; no byte changes. It was possible before.
+        // SAFETY: this is the engine's own mapping; no byte changes. It was possible before.
         let _ = unsafe { mlock(zone.0 as *mut _, zone.1 - zone.0) };
     }
 }
 
-/// Undoes for every live zone what the program's mlockall has done to it: frames that are locked
-/// could not take part in moves, and the kernel would fill zones that are meant to be sparse.
+/// Undoes the program's mlockall for every live zone. Locked frames could not take part in moves,
+/// and the kernel would fill sparse zones.
 pub fn unlock_all() {
     for zone in LIST.lock().live_where(false) {
-        // SAFETY: the engine's own mapping; no byte changes. Not fatal: a locked frame is copied
-        // from, not moved.
+        // SAFETY: this is the engine's own mapping; no byte changes. Failure is harmless: a locked
+        // frame is copied, not moved.
         let _ = unsafe { munlock(zone.0 as *mut _, zone.1 - zone.0) };
     }
 }
 
-/// Addresses that all live zones reserve, bytes.
+/// Returns the bytes of address space that all live zones reserve.
 pub fn reserved_bytes() -> usize {
     LIST.lock().live().map(|zone| zone.1 - zone.0).sum()
 }
 
-/// Whether 7 of 8 of all zones that there can be are alive: what a program can do without, such as a
-/// new region or engine, is refused then. The last ones are for what the engines there are need to go
-/// on.
+/// Returns whether 7 of 8 of all possible zones are alive. The engine then refuses new regions and
+/// engines. Present engines need the remaining zones to continue.
 pub fn are_crowded() -> bool {
     LIST.lock().is_crowded()
 }
 
-/// Whether `[start, end)` touches any live zone of the engine.
+/// Returns whether `[start, end)` touches any live zone of the engine.
 pub fn overlaps_own(start: usize, end: usize) -> bool {
     LIST.lock().overlaps(start, end)
 }
 
-/// Calls `take` if `[start, end)` touches no live zone of the engine; meanwhile none comes or goes,
-/// so that what is mapped there is not the engine's.
+/// Calls `take` if `[start, end)` touches no live zone of the engine. No zone is added or removed
+/// meanwhile, so the memory there is not the engine's.
 ///
 /// # Errors
-/// What `take` says; EBUSY: a zone is there.
+/// The error of `take`; EBUSY: a zone is there.
 pub fn unless_own(
     start: usize,
     end: usize,
@@ -502,21 +502,21 @@ mod tests {
 
     #[test]
     fn table_that_cant_grow_ends_the_process_with_one_line() {
-        let ended = std::panic::catch_unwind(|| NoPromise::end("the index")).unwrap_err();
+        let ended = std::panic::catch_unwind(|| NoPromise::end("The index")).unwrap_err();
         let text = ended.downcast_ref::<std::string::String>().unwrap();
         assert!(
-            text.starts_with("memfold: the index can't grow: vm.overcommit_memory is 2"),
+            text.starts_with("memfold: The index can't grow: vm.overcommit_memory is 2"),
             "{text}"
         );
         assert!(text.contains("CommitLimit") && text.ends_with("or add swap"), "{text}");
     }
 
     #[test]
-    fn where_reservations_count_only_what_was_asked_for_may_be_written_and_all_can_be_read() {
+    fn counted_zone_is_readable_and_writable_up_to_its_edge() {
         let zone = Zone::reserve_as(8 << 20, 2 << 20, true).unwrap();
         let (first, second) = (ZoneEdge::new(), ZoneEdge::new());
-        // SAFETY: offsets lie inside the zone, and nothing else uses it; what is written was asked
-        // for.
+        // SAFETY: offsets lie inside the zone, and no other thread uses it. Written bytes were made
+        // writable by `need`.
         unsafe {
             assert_eq!(zone.as_ptr().add(7 << 20).read_volatile(), 0);
             zone.need(&first, 0, 4 << 20, 5000).unwrap();
@@ -532,7 +532,7 @@ mod tests {
         let zone = Zone::reserve(8 << 20, 2 << 20).unwrap();
         assert_eq!(zone.start() % (2 << 20), 0);
         assert!(overlaps_own(zone.start() + 4096, zone.start() + 8192));
-        // SAFETY: offsets lie inside the zone, and nothing else uses it.
+        // SAFETY: offsets lie inside the zone, and no other thread uses it.
         unsafe {
             *zone.as_ptr().add(5000) = 7;
             zone.release(4096, 4096);
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn list_is_crowded_from_seven_eighths_on_and_has_room_to_the_last_place() {
+    fn list_is_crowded_at_seven_eighths_and_takes_all_places() {
         let mut list = ZoneList::<16>::new();
         for n in 1..=16 {
             assert_eq!(list.is_crowded(), n > 14, "{n}");
@@ -559,7 +559,7 @@ mod tests {
         assert!(!list.is_crowded() && list.free_place() == Some(0));
     }
 
-    /// One that was mapped, and not listed yet, was taken for the program's.
+    /// A zone that was mapped, and not listed yet, was taken for the program's.
     #[test]
     fn no_zone_is_ever_taken_for_somebody_elses() {
         const LEN: usize = 12_347 * PAGE_SIZE;

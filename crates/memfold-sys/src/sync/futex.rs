@@ -1,7 +1,7 @@
 //! Futex locks: a mutex, a condition variable and a readers-writer lock.
 //!
 //! The mutex is the three-state lock of Ulrich Drepper's "Futexes Are Tricky" (mutex 3): 0 free, 1
-//! held, 2 held and somebody may wait. Uncontended lock and unlock cost one atomic each and no
+//! held, 2 held and threads may wait. Uncontended lock and unlock cost one atomic each and no
 //! system call.
 use crate::clock::now_ns;
 use core::cell::UnsafeCell;
@@ -23,10 +23,10 @@ fn wake(word: &AtomicU32, count: u32) {
     let _ = futex::wake(word, futex::Flags::PRIVATE, count);
 }
 
-/// Turns of polling before a thread goes to sleep: bounded, as short sections end within it.
+/// Turns of polling before a thread sleeps. Short sections end within them.
 const TURNS: u32 = 60;
 
-/// The same for readers and writers: as long as a move of pages takes that interrupts another CPU,
+/// Turns of polling of readers and writers: as long as a move of pages that interrupts another CPU,
 /// 10 to 30 us. To sleep and be woken from another CPU takes longer (80 us a round trip on an idle
 /// virtual machine).
 const RW_TURNS: u32 = 1000;
@@ -37,7 +37,7 @@ pub struct Mutex<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the lock hands out `&mut T` to one holder at a time, so sharing the lock only moves `T`
+// SAFETY: the lock gives `&mut T` to one holder at a time, so sharing the lock only moves `T`
 // between threads.
 unsafe impl<T: Send> Sync for Mutex<T> {}
 // SAFETY: owning the lock is owning the value.
@@ -46,12 +46,12 @@ unsafe impl<T: Send> Send for Mutex<T> {}
 /// Holds a [`Mutex`] until dropped.
 pub struct MutexGuard<'a, T> {
     lock: &'a Mutex<T>,
-    /// It hands out `&T`: threads share it only where they may share a `T`.
+    /// It gives out `&T`, so threads may share it only if they may share a `T`.
     value: PhantomData<T>,
 }
 
 impl<'a, T> MutexGuard<'a, T> {
-    /// The caller holds the lock.
+    /// Makes the guard of a lock that the caller holds.
     fn of(lock: &'a Mutex<T>) -> Self {
         MutexGuard { lock, value: PhantomData }
     }
@@ -64,7 +64,7 @@ impl<T: Default> Default for Mutex<T> {
 }
 
 impl<T> Mutex<T> {
-    /// A free mutex.
+    /// Makes a free mutex.
     pub const fn new(value: T) -> Self {
         Mutex { state: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
@@ -107,27 +107,30 @@ impl<T> Mutex<T> {
         drop(MutexGuard::of(self));
     }
 
-    /// The value, whoever holds the lock.
+    /// Returns the value, also if the lock is held.
     ///
     /// # Safety
     /// - No other thread uses the value while the reference lives: the holder, if there is one, is
     ///   not in this process.
     pub unsafe fn peek(&self) -> &T {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise no other thread uses the value.
         unsafe { &*self.value.get() }
     }
 
-    /// The value for changing, whoever holds the lock.
+    /// Returns the value for changing, also if the lock is held.
     ///
     /// # Safety
-    /// - As [`Mutex::peek`], and no other reference to the value is alive.
+    /// - No other thread uses the value while the reference lives: the holder, if there is one, is
+    ///   not in this process.
+    /// - No other reference to the value is alive.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn peek_mut(&self) -> &mut T {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise no other thread uses the value, and this is the only
+        // reference.
         unsafe { &mut *self.value.get() }
     }
 
-    /// Makes the lock free, whoever holds it.
+    /// Makes the lock free, also if it is held.
     ///
     /// # Safety
     /// - No thread of this process holds it or waits for it: this is a child of fork.
@@ -135,7 +138,7 @@ impl<T> Mutex<T> {
         self.state.store(0, SeqCst);
     }
 
-    /// The value, without locking: `&mut self` proves that nobody holds it.
+    /// Returns the value without locking: `&mut self` proves that the lock is free.
     pub fn get_mut(&mut self) -> &mut T {
         self.value.get_mut()
     }
@@ -161,7 +164,8 @@ impl<T> Deref for MutexGuard<'_, T> {
 
 impl<T> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above, and `&mut self` makes this borrow of the value unique.
+        // SAFETY: the guard exists only while its thread holds the lock, so no other `&mut T` is
+        // alive, and `&mut self` makes this borrow of the value unique.
         unsafe { &mut *self.lock.value.get() }
     }
 }
@@ -179,7 +183,7 @@ impl Default for Condvar {
 }
 
 impl Condvar {
-    /// Nobody waits.
+    /// Makes one without waiters.
     pub const fn new() -> Self {
         Condvar { sequence: AtomicU32::new(0), waiters: AtomicU32::new(0) }
     }
@@ -192,7 +196,7 @@ impl Condvar {
         self.wait_by(guard, wait_while)
     }
 
-    /// As [`Condvar::wait`], but sleeps for about `ns` nanoseconds at most.
+    /// Waits like [`Condvar::wait`], but sleeps for at most about `ns` nanoseconds.
     pub fn wait_within<'a, T>(&self, guard: MutexGuard<'a, T>, ns: u64) -> MutexGuard<'a, T> {
         self.wait_by(guard, |word, seen| {
             // ETIMEDOUT means: look again, too.
@@ -237,7 +241,7 @@ const WRITER_WAITS: u32 = 1 << 30;
 const READER_WAITS: u32 = 1 << 29;
 const READERS: u32 = READER_WAITS - 1;
 
-/// A readers-writer lock that lets a waiting writer go first.
+/// A readers-writer lock that prefers a waiting writer.
 ///
 /// A thread that holds it for reading must not take it for reading again: with a writer waiting,
 /// that would deadlock.
@@ -261,7 +265,7 @@ pub struct WriteGuard<'a, T> {
 }
 
 impl<T> RwLock<T> {
-    /// A free lock.
+    /// Makes a free lock.
     pub const fn new(value: T) -> Self {
         RwLock { state: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
@@ -301,24 +305,25 @@ impl<T> RwLock<T> {
         None
     }
 
-    /// Waits until nobody holds the lock.
+    /// Waits until no thread holds the lock.
     pub fn write(&self) -> WriteGuard<'_, T> {
         self.write_until(|| None).expect("waits for ever")
     }
 
-    /// As [`RwLock::write`], but gives up after about `ns` nanoseconds.
+    /// Waits like [`RwLock::write`], but gives up after about `ns` nanoseconds.
     pub fn write_within(&self, ns: u64) -> Option<WriteGuard<'_, T>> {
         let end = now_ns() + ns;
         self.write_until(|| Some(end.saturating_sub(now_ns())))
     }
 
-    /// `left`: nanoseconds for which to wait, if not for ever.
+    /// Waits as long as `left` returns nanoseconds that remain, or without end if it returns
+    /// `None`.
     fn write_until(&self, left: impl Fn() -> Option<u64>) -> Option<WriteGuard<'_, T>> {
         let mut turns = RW_TURNS;
         loop {
             let s = self.state.load(Relaxed);
             if s & (WRITER | READERS) == 0 {
-                // Others that wait set their marks again when they wake and find the lock held.
+                // Other waiters set their marks again when they wake and find the lock held.
                 if self
                     .state
                     .compare_exchange_weak(s, s & READER_WAITS | WRITER, Acquire, Relaxed)
@@ -334,7 +339,7 @@ impl<T> RwLock<T> {
             {
                 let left = left();
                 if left == Some(0) {
-                    // Everybody who waits looks again, and another writer sets the mark anew.
+                    // All waiters look again, and another writer sets the mark anew.
                     self.state.fetch_and(!WRITER_WAITS, Relaxed);
                     wake(&self.state, i32::MAX as u32);
                     return None;
@@ -352,10 +357,10 @@ impl<T> RwLock<T> {
 }
 
 impl<T> RwLock<T> {
-    /// The value, whoever holds the lock.
+    /// Returns the value, also if the lock is held.
     ///
     /// # Safety
-    /// - Nobody changes the value while the reference lives.
+    /// - No thread changes the value while the reference lives.
     pub unsafe fn peek(&self) -> &T {
         // SAFETY: by the caller's promise only shared references exist.
         unsafe { &*self.value.get() }
@@ -398,13 +403,14 @@ impl<T> Deref for ReadGuard<'_, T> {
 impl<T> Deref for WriteGuard<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: the writer is alone.
+        // SAFETY: while the writer holds the lock, no other thread has a reference.
         unsafe { &*self.lock.value.get() }
     }
 }
 impl<T> DerefMut for WriteGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the writer is alone, and `&mut self` makes this borrow unique.
+        // SAFETY: while the writer holds the lock, no other thread has a reference; `&mut self`
+        // makes this borrow unique.
         unsafe { &mut *self.lock.value.get() }
     }
 }
@@ -415,8 +421,8 @@ mod tests {
     use core::cell::Cell;
     use std::sync::Arc;
 
-    /// A guard hands out `&T`: two threads could change a `Cell` at once. Which of the two is meant is
-    /// unclear, and this compiles no more, where a guard of a `Cell` is `Sync`.
+    /// A guard gives out `&T`: two threads could change a `Cell` at once. If a guard of a `Cell`
+    /// were `Sync`, two implementations below would match, and this would not compile.
     #[test]
     fn guard_of_what_threads_may_not_share_is_not_shared() {
         trait Unclear<A> {
@@ -464,7 +470,7 @@ mod tests {
             let lock = lock.clone();
             std::thread::spawn(move || lock.write_within(20_000_000).is_none())
         };
-        // Behind the marks of both.
+        // It is queued behind the marks of both.
         let reader = {
             let lock = lock.clone();
             std::thread::spawn(move || *lock.read())
@@ -475,7 +481,7 @@ mod tests {
         assert!(reader.join().unwrap() <= 1);
         let held = lock.read();
         assert!(lock.write_within(0).is_none());
-        assert!(lock.try_read().is_some(), "nobody waits any more");
+        assert!(lock.try_read().is_some(), "no thread waits any more");
         drop(held);
         *lock.write_within(0).unwrap() += 1;
         assert_eq!(*lock.read(), 2);

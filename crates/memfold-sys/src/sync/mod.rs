@@ -5,7 +5,7 @@
 //! A panic while a lock is held ends the process (the engine is built with `panic = "abort"`), so
 //! poisoning has no use.
 
-// Under the model checker it still serves statics.
+// Statics use it also under the model checker.
 #[cfg_attr(shuttle, allow(dead_code))]
 mod futex;
 #[cfg(shuttle)]
@@ -13,7 +13,7 @@ mod model;
 mod steady;
 
 /// The lock for statics: a futex lock also under the model checker, whose own locks live for one
-/// run only. No other lock is taken, and nothing waits, while it is held.
+/// run only. While it is held, the thread takes no other lock and doesn't wait.
 pub use futex::Mutex as StaticMutex;
 pub use steady::ForkCell;
 

@@ -1,4 +1,4 @@
-//! The same locks over shuttle's, for the models.
+//! The locks of the models, over shuttle's.
 use core::ops::{Deref, DerefMut};
 
 /// A mutex whose schedule the model checker chooses.
@@ -8,7 +8,7 @@ pub struct Mutex<T>(shuttle::sync::Mutex<T>);
 pub struct MutexGuard<'a, T>(shuttle::sync::MutexGuard<'a, T>);
 
 impl<T> Mutex<T> {
-    /// A free mutex.
+    /// Makes a free mutex.
     pub const fn new(value: T) -> Self {
         Mutex(shuttle::sync::Mutex::new(value))
     }
@@ -20,7 +20,7 @@ impl<T> Mutex<T> {
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.0.try_lock().ok().map(MutexGuard)
     }
-    /// The value, without locking.
+    /// Returns the value, without locking.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(|e| e.into_inner())
     }
@@ -42,7 +42,7 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 pub struct Condvar(shuttle::sync::Condvar);
 
 impl Condvar {
-    /// Nobody waits.
+    /// Makes one without waiters.
     pub const fn new() -> Self {
         Condvar(shuttle::sync::Condvar::new())
     }
@@ -50,7 +50,7 @@ impl Condvar {
     pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         MutexGuard(self.0.wait(guard.0).unwrap_or_else(|e| e.into_inner()))
     }
-    /// Likewise: models have no time.
+    /// Waits without a limit, because models have no time.
     pub fn wait_within<'a, T>(&self, guard: MutexGuard<'a, T>, _ns: u64) -> MutexGuard<'a, T> {
         self.wait(guard)
     }
@@ -81,14 +81,14 @@ impl<T> Mutex<T> {
     pub unsafe fn unlock(&self) {
         panic!("no model forks")
     }
-    /// The value, whoever holds the lock.
+    /// Returns the value, also if the lock is held.
     ///
     /// # Safety
     /// - No other thread uses the value while the reference lives.
     pub unsafe fn peek(&self) -> &T {
         panic!("no model forks")
     }
-    /// The value for changing, whoever holds the lock.
+    /// Returns the value for changing, also if the lock is held.
     ///
     /// # Safety
     /// - No other thread uses the value while the reference lives.
@@ -96,7 +96,7 @@ impl<T> Mutex<T> {
     pub unsafe fn peek_mut(&self) -> &mut T {
         panic!("no model forks")
     }
-    /// Makes the lock free, whoever holds it.
+    /// Makes the lock free, also if it is held.
     ///
     /// # Safety
     /// - No thread of this process holds it or waits for it.
@@ -106,7 +106,7 @@ impl<T> Mutex<T> {
 }
 
 impl<T> RwLock<T> {
-    /// A free lock.
+    /// Makes a free lock.
     pub const fn new(value: T) -> Self {
         RwLock(shuttle::sync::RwLock::new(value))
     }
@@ -118,21 +118,21 @@ impl<T> RwLock<T> {
     pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
         self.0.try_read().ok().map(ReadGuard)
     }
-    /// As [`RwLock::write`]: no model has a clock.
+    /// Waits without a limit, because models have no time.
     pub fn write_within(&self, _ns: u64) -> Option<WriteGuard<'_, T>> {
         Some(self.write())
     }
-    /// Waits until nobody holds the lock.
+    /// Waits until no thread holds the lock.
     pub fn write(&self) -> WriteGuard<'_, T> {
         WriteGuard(self.0.write().unwrap_or_else(|e| e.into_inner()))
     }
 }
 /// For a fork. Not modelled.
 impl<T> RwLock<T> {
-    /// The value, whoever holds the lock.
+    /// Returns the value, also if the lock is held.
     ///
     /// # Safety
-    /// - Nobody changes the value while the reference lives.
+    /// - No thread changes the value while the reference lives.
     pub unsafe fn peek(&self) -> &T {
         panic!("no model forks")
     }

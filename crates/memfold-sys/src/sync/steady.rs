@@ -1,28 +1,28 @@
-//! [`ForkCell`]: what changes in a child of fork only.
+//! [`ForkCell`]: a value that changes only in a child of fork.
 use core::cell::UnsafeCell;
 use core::ops::Deref;
 
-/// A value that all threads read, and that is changed only while there is one thread: in a child of
-/// fork, which takes over what its parent had.
+/// A value that all threads read. It is changed only while there is one thread: in a child of fork,
+/// which takes over its parent's state.
 pub struct ForkCell<T>(UnsafeCell<T>);
 
-// SAFETY: it is shared by `&T`; who changes it is alone, by the contract of `change`, and so is
-// where what it puts there is dropped.
+// SAFETY: it is shared by `&T`. By the contract of `change` the thread that changes it is the only
+// one, so a former value is also dropped by the only thread.
 unsafe impl<T: Send + Sync> Sync for ForkCell<T> {}
 
 impl<T> ForkCell<T> {
-    /// With this value.
+    /// Makes a cell with this value.
     pub const fn new(value: T) -> ForkCell<T> {
         ForkCell(UnsafeCell::new(value))
     }
 
-    /// The value for changing.
+    /// Returns the value for changing.
     ///
     /// # Safety
     /// - The caller is the only thread of the process, and has no reference to the value.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn change(&self) -> &mut T {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise this is the only reference, and the only thread.
         unsafe { &mut *self.0.get() }
     }
 }
@@ -30,7 +30,8 @@ impl<T> ForkCell<T> {
 impl<T> Deref for ForkCell<T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: nobody changes it while another reference lives.
+        // SAFETY: by the contract of `change` the value isn't changed while another reference
+        // lives.
         unsafe { &*self.0.get() }
     }
 }

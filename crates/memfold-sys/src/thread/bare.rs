@@ -1,13 +1,13 @@
 //! Bare threads: engine threads inside a foreign program that its C library doesn't know of.
 //!
-//! To libc the program stays as many-threaded as it is: a program of one thread keeps its unlocked
-//! `malloc` and stdio, and a main thread that ends by `pthread_exit` ends the process. A bare
-//! thread needs nothing of the program's heap, so it can be started where that heap is folded: in a
-//! child of fork. It has a stack and a thread block of its own, every signal blocked, and must not
-//! call anything of libc that uses thread-local storage.
+//! The program has the same number of threads for libc. So a program of one thread keeps its
+//! unlocked `malloc` and stdio, and a main thread that ends by `pthread_exit` ends the process. A
+//! bare thread needs no memory of the program's heap, so it can be started where that heap is
+//! folded: in a child of fork. It has a stack and a thread block of its own, and blocks every
+//! signal. It must not call functions of libc that use thread-local storage.
 //!
-//! Bare threads share a table of descriptors that is not the program's: what the program closes,
-//! they keep; and pipes that the program closes are closed.
+//! Bare threads share a table of descriptors that is not the program's. They keep descriptors that
+//! the program closes, and don't keep the program's pipes open.
 use crate::Errno;
 use crate::memory::zone::{Zone, counts_reservations};
 use crate::raw::{self, system_call};
@@ -22,37 +22,37 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use rustix::mm::{MprotectFlags, mprotect};
 use rustix::thread::futex;
 
-/// Bare threads at most.
+/// Most bare threads.
 pub const THREADS_MAX: usize = 160;
 const STACK_BYTES: usize = 512 << 10;
-/// Below the thread pointer: libc's own thread-local variables have their places here on x86-64,
-/// though nobody uses them.
+/// Bytes below the thread pointer. On x86-64 libc's own thread-local variables have their places
+/// here, but bare threads don't use them.
 const TLS_BYTES: usize = 64 << 10;
 
-/// A child of fork tries so often to start a thread that can't be had, with pauses of so many
-/// nanoseconds: for 10 s.
+/// A child of fork retries so often to start a thread, with pauses of so many nanoseconds: for 10
+/// s.
 const TRIES: usize = 1000;
 const PAUSE_NS: u64 = 10_000_000;
 
-/// What a thread takes of the address space: the end of the stack, the stack, the thread block, the
-/// record.
+/// Address space of a thread: the end of the stack, the stack, the thread block, the record.
 const THREAD_BYTES: usize = PAGE_SIZE + STACK_BYTES + TLS_BYTES + 2 * PAGE_SIZE;
 
-/// Reserved for threads to come: where the next one begins, and how many there are left.
+/// Addresses reserved for future threads: the start of the next one, and their number.
 static SPARE: StaticMutex<(usize, usize)> = StaticMutex::new((0, 0));
 
-/// What a thread is and where it lives; in its own zone, so that a child of fork finds it.
+/// The record of a thread. It is in the thread's own zone, so that a child of fork finds it.
 struct ThreadRecord {
     name: &'static CStr,
     main: fn(usize),
     arg: usize,
-    /// It has a table of descriptors to itself, and shares it with the threads that it starts.
+    /// Whether it has a table of descriptors of its own, which it shares with the threads that it
+    /// starts.
     own_files: bool,
     stack_top: usize,
     thread_pointer: usize,
-    /// Of a brief thread ([`once`]): 1 until the kernel, at its end, makes it 0.
+    /// For a brief thread ([`once`]): 1 until the kernel, at its end, sets it to 0.
     runs: AtomicU32,
-    /// Its number; 0: it has not been started.
+    /// Its number; 0 before it is started.
     number: AtomicU32,
 }
 
@@ -62,7 +62,7 @@ impl ThreadRecord {
     }
 }
 
-/// Addresses of records, 0 where there is none. Never taken away but where a thread could not be
+/// Addresses of records, 0 where there is none. They are removed only if a thread could not be
 /// started.
 static RECORDS: [AtomicUsize; THREADS_MAX] = [const { AtomicUsize::new(0) }; THREADS_MAX];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -71,11 +71,11 @@ const _: () = assert!(size_of::<ThreadRecord>() <= PAGE_SIZE);
 
 /// The program's descriptors that bare threads keep, under the same numbers: ascending, then zeros.
 static KEPT: [AtomicU32; KEPT_MAX] = [const { AtomicU32::new(0) }; KEPT_MAX];
-/// So many at most.
+/// Most of these.
 pub const KEPT_MAX: usize = 16;
 
-/// Has the first bare thread keep the program's descriptors with these numbers, none of them 0.
-/// Called before it is started.
+/// Makes the first bare thread keep the program's descriptors with these numbers, none of them 0.
+/// Call it before that thread is started.
 ///
 /// # Panics
 /// If they are more than [`KEPT_MAX`].
@@ -86,74 +86,75 @@ pub fn keep_descriptors(numbers: &mut [u32]) {
     KEPT.iter().zip(all).for_each(|(kept, number)| kept.store(number, SeqCst));
 }
 
-/// Threads that run, in this process.
+/// Returns the number of threads that run in this process.
 pub fn count() -> usize {
     COUNT.load(SeqCst)
 }
 
-/// All that were started and are to run again in a child of fork.
+/// Returns the records of all started threads, which run again in a child of fork.
 fn records() -> impl Iterator<Item = usize> {
     RECORDS.iter().map(|record| record.load(SeqCst)).filter(|record| *record != 0)
 }
 
-/// Whether a thread of this process with this number is a bare one.
+/// Returns whether the thread of this process with this number is a bare one.
 pub fn has(number: u32) -> bool {
-    // SAFETY: records stay.
+    // SAFETY: records are never freed.
     let number_of =
         |record: usize| unsafe { (*(record as *const ThreadRecord)).number.load(SeqCst) };
     count() > 0 && records().any(|record| number_of(record) == number)
 }
 
-/// Waits until the kernel knows of no bare thread any more. Called by another thread, when all have
-/// been told to end.
+/// Waits until the kernel has no bare thread any more. Called by another thread, when all have been
+/// requested to end.
 pub fn await_end() {
     await_each(records(), yield_now);
 }
 
-/// The same of those with such names, without the first, which may call it. Does `meanwhile` again and
-/// again.
+/// Waits until the kernel has no bare thread with such a name, except for the first, which may call
+/// this. Calls `meanwhile` again and again.
 pub fn await_others_end(which: impl Fn(&CStr) -> bool, meanwhile: impl FnMut()) {
-    // SAFETY: records stay.
+    // SAFETY: records are never freed.
     let is_one = |record: &usize| unsafe { which((*(*record as *const ThreadRecord)).name) };
     await_each(records().skip(1).filter(is_one), meanwhile);
 }
 
 fn await_each(records: impl Iterator<Item = usize>, mut meanwhile: impl FnMut()) {
     for record in records {
-        // SAFETY: records stay.
+        // SAFETY: records are never freed.
         let number = unsafe { &(*(record as *const ThreadRecord)).number };
         let args = [process_id() as usize, number.load(SeqCst) as usize, 0, 0, 0, 0];
-        // SAFETY: no signal is sent: it asks whether there is such a thread.
+        // SAFETY: signal 0 is not sent: the call checks whether there is such a thread.
         while args[1] != 0 && unsafe { system_call(libc::SYS_tgkill, args) }.is_ok() {
             meanwhile();
         }
         number.store(0, SeqCst);
     }
-    // One is taken off the kernel's lists under a lock, which this call takes too: so the last one
-    // is off all of them.
+    // The kernel takes a thread off its lists under a lock, which this call takes too. So the last
+    // thread is off all of them.
     let _ = rustix::process::getpriority_pgrp(None);
 }
 
-/// Whether the calling thread may start others: not when its children are to have another PID or time
-/// namespace than itself. Starts none: it asks for one with its own number, which isn't free.
+/// Returns whether the calling thread may start others. It may not if its children are to have
+/// another PID or time namespace. Starts none: it requests one with its own number, which isn't
+/// free.
 pub fn may_be_started() -> bool {
     const FLAGS: i32 = libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
     let number = thread_id();
     // `struct clone_args` up to `set_tid_size`.
     let args = [FLAGS as usize, 0, 0, 0, 0, 0, 0, 0, &raw const number as usize, 1];
     let args = [args.as_ptr() as usize, size_of_val(&args), 0, 0, 0, 0];
-    // SAFETY: the struct is there, with one number of a thread that runs, so no other gets it: the call
-    // fails. Kernels that know of no such number refuse a struct that has one.
+    // SAFETY: the struct has one number, of a thread that runs. No other thread can have it, so the
+    // call fails. Kernels without this field refuse a struct that has it.
     let asked = unsafe { system_call(libc::SYS_clone3, args) };
     asked != Err(Errno::INVAL)
 }
 
-/// Reserves addresses for `count` threads that may be started later, so that they don't lie in
-/// holes that the program leaves in its own. Called once. Where addresses count as memory, nothing
-/// is reserved before it is needed.
+/// Reserves addresses for `count` threads that may be started later, so that they don't take gaps
+/// between the program's mappings. Called once. Where addresses count as memory, nothing is
+/// reserved before it is needed.
 ///
 /// # Errors
-/// What reserving a zone says.
+/// The errors of reserving a zone.
 pub fn reserve(count: usize) -> Result<(), Errno> {
     if !counts_reservations() {
         let zone = Zone::reserve(count * THREAD_BYTES, PAGE_SIZE)?;
@@ -170,7 +171,7 @@ fn take_spare() -> Option<usize> {
     Some(start)
 }
 
-/// Gives back the spare addresses that were taken last, of a thread that could not be started.
+/// Returns the spare addresses that were taken last, of a thread that could not be started.
 fn give_back_spare(start: usize) {
     let mut spare = SPARE.lock();
     if spare.0 == start + THREAD_BYTES {
@@ -178,41 +179,41 @@ fn give_back_spare(start: usize) {
     }
 }
 
-/// Starts `main(arg)` on the first bare thread, with no descriptors but three of /dev/null. It
-/// starts the others.
+/// Starts `main(arg)` on the first bare thread, with only three descriptors of /dev/null. It starts
+/// the others.
 ///
 /// # Errors
-/// EAGAIN: no more threads; what reserving its zone says.
+/// EAGAIN: no more threads. The errors of reserving its zone.
 pub fn start_first(name: &'static CStr, main: fn(usize), arg: usize) -> Result<(), Errno> {
     start_as(name, main, arg, true)
 }
 
-/// Starts `main(arg)` on a further bare thread. Called by a bare thread,
-/// whose descriptors it shares.
+/// Starts `main(arg)` on a further bare thread. Called by a bare thread, whose descriptors it
+/// shares.
 ///
 /// # Errors
-/// As [`start_first`].
+/// The errors of [`start_first`].
 pub fn start(name: &'static CStr, main: fn(usize), arg: usize) -> Result<(), Errno> {
     start_as(name, main, arg, false)
 }
 
-/// Does `work` on a brief thread, and waits until it has ended. To the kernel it is as the caller
-/// (its user, its root directory, its seccomp filters) but has no descriptors, and what it opens is
-/// nobody else's.
+/// Runs `work` on a brief thread, and waits until it has ended. The thread has the caller's user,
+/// root directory and seccomp filters. It has no descriptors, and no other thread gets those that
+/// it opens.
 ///
 /// # Errors
-/// EAGAIN: no more threads; what reserving its zone says. Nothing was done then.
+/// EAGAIN: no more threads. The errors of reserving its zone. `work` was not run then.
 pub fn once<R: Send>(name: &'static CStr, work: impl FnOnce() -> R + Send) -> Result<R, Errno> {
     let (mut work, mut result) = (Some(work), None);
     let mut main = || result = work.take().map(|work| work());
     let mut main: &mut dyn FnMut() = &mut main;
     let zone = Zone::reserve(THREAD_BYTES, PAGE_SIZE)?;
     let record = place(zone.start(), name, call, &raw mut main as usize, true)?;
-    // SAFETY: the record was just written, and its thread does not run. It lives in the zone, which
-    // is dropped when the thread has ended.
+    // SAFETY: the record was just written, and its thread does not run. It is in the zone, which is
+    // dropped when the thread has ended.
     let runs = unsafe { &(*(record as *const ThreadRecord)).runs };
     runs.store(1, SeqCst);
-    // SAFETY: as above.
+    // SAFETY: the record was just written, and its thread does not run.
     unsafe { run(record)? };
     while runs.load(SeqCst) != 0 {
         // The kernel's wake at the end of a thread is not a private one.
@@ -221,7 +222,7 @@ pub fn once<R: Send>(name: &'static CStr, work: impl FnOnce() -> R + Send) -> Re
     Ok(result.expect("it was done"))
 }
 
-/// Calls what a `&mut dyn FnMut()` at an address leads to.
+/// Calls the `&mut dyn FnMut()` at an address.
 fn call(at: usize) {
     // SAFETY: `once` waits until this has returned.
     unsafe { (*(at as *mut &mut dyn FnMut()))() }
@@ -260,10 +261,10 @@ fn start_as(
     result
 }
 
-/// Makes the record of a thread whose zone begins at `start`, and gives its address.
+/// Makes the record of a thread whose zone begins at `start`, and returns its address.
 ///
 /// # Errors
-/// What mprotect says.
+/// The errors of mprotect.
 fn place(
     start: usize,
     name: &'static CStr,
@@ -274,13 +275,13 @@ fn place(
     let record_at = start + THREAD_BYTES - PAGE_SIZE;
     let thread_pointer = record_at - PAGE_SIZE;
     let stack_top = stack_below(record_at).end;
-    // SAFETY: the lowest page of a zone that nobody uses yet: the end of the stack.
+    // SAFETY: this is the lowest page of a zone that is not used yet: the end of the stack.
     unsafe { mprotect(start as *mut _, PAGE_SIZE, MprotectFlags::empty())? };
     let (runs, number) = (AtomicU32::new(0), AtomicU32::new(0));
     let record =
         ThreadRecord { name, main, arg, own_files, stack_top, thread_pointer, runs, number };
-    // SAFETY: the zone's last page, which nobody uses yet, is large enough; the page before it is
-    // the thread block, whose first word leads to itself (x86-64's ABI) and whose third does so in
+    // SAFETY: the zone's last page, which is not used yet, is large enough. The page before it is
+    // the thread block. Its first word points to itself (x86-64's ABI), and its third does so in
     // glibc's.
     unsafe {
         (record_at as *mut ThreadRecord).write(record);
@@ -290,38 +291,38 @@ fn place(
     Ok(record_at)
 }
 
-/// The stack of the thread that has its record at `record`: see [`THREAD_BYTES`].
+/// Returns the stack of the thread that has its record at `record`: see [`THREAD_BYTES`].
 fn stack_below(record: usize) -> Range<usize> {
     let start = record + PAGE_SIZE - THREAD_BYTES + PAGE_SIZE;
     start..start + STACK_BYTES
 }
 
-/// The stack that holds an address, if it is a bare thread's.
+/// Returns the stack that holds an address, if it is a bare thread's.
 fn stack_of(at: usize) -> Option<Range<usize>> {
     records().map(stack_below).find(|stack| stack.contains(&at))
 }
 
-/// Whether the calling thread is a bare one, and stands on its own stack.
+/// Returns whether the calling thread is a bare one, and runs on its own stack.
 pub fn is_current() -> bool {
     let here = 0u8;
     stack_of(&raw const here as usize).is_some()
 }
 
-/// Gives back the memory below what the calling thread uses of its stack: it is a bare thread.
+/// Frees the memory below the used part of the calling thread's stack. The caller is a bare thread.
 pub fn trim_stack() {
     let here = 0u8;
-    // Some pages for what is called from now on, and for this call.
+    // Some pages remain for later calls, and for this call.
     let end = ((&raw const here as usize) & !(PAGE_SIZE - 1)).saturating_sub(2 * PAGE_SIZE);
     if let Some(Range { start, .. }) = stack_of(end) {
-        // SAFETY: below the stack pointer of its thread, which this is, nothing is kept but 128
-        // bytes.
+        // SAFETY: the range is below the stack pointer of this thread, where only 128 bytes are in
+        // use, which are kept.
         let _ = unsafe {
             rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxDontNeed)
         };
     }
 }
 
-/// In a child of fork: starts the first bare thread again, from the beginning of its `main`.
+/// Starts the first bare thread again in a child of fork, from the beginning of its `main`.
 ///
 /// # Errors
 /// EAGAIN: no more threads.
@@ -329,7 +330,7 @@ pub fn trim_stack() {
 /// # Safety
 /// - The process has just been copied by a fork and has one thread, the caller.
 pub unsafe fn restart_first() -> Result<(), Errno> {
-    // SAFETY: the copy of a record; its thread was not copied.
+    // SAFETY: this is the copy of a record; its thread was not copied.
     unsafe { run_again(RECORDS[0].load(SeqCst)) }
 }
 
@@ -347,8 +348,8 @@ pub unsafe fn start_first_again() -> Result<(), Errno> {
     unsafe { run_again(RECORDS[0].load(SeqCst)) }.inspect_err(|_| COUNT.store(0, SeqCst))
 }
 
-/// In a child of fork, or where all had ended: starts all the other bare threads again, each from the
-/// beginning of its `main`.
+/// Starts all other bare threads again, each from the beginning of its `main`. Called in a child of
+/// fork, or where all had ended.
 ///
 /// # Errors
 /// EAGAIN: no more threads.
@@ -360,12 +361,14 @@ pub unsafe fn restart_others() -> Result<(), Errno> {
     records().skip(1).try_for_each(|record| unsafe { run_again(record) })
 }
 
-/// What threads that are started take on first, if it isn't null, and how many have.
+/// The rights that starting threads take first, if it isn't null, and the number that have taken
+/// them.
 static RIGHTS: AtomicPtr<ThreadRights> = AtomicPtr::new(core::ptr::null_mut());
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-/// As [`restart_others`], and all of them, also the caller, have no more than `rights` when this
-/// returns. They are started with the caller's: with fewer the kernel might refuse them.
+/// Starts the others like [`restart_others`]. All of them and the caller have no more than `rights`
+/// when this returns. They are started with the caller's rights, because with fewer the kernel
+/// might refuse.
 ///
 /// # Errors
 /// EAGAIN: no more threads.
@@ -378,7 +381,7 @@ static TAKEN: AtomicUsize = AtomicUsize::new(0);
 pub unsafe fn restart_others_with(rights: &ThreadRights) -> Result<(), Errno> {
     TAKEN.store(0, SeqCst);
     RIGHTS.store((&raw const *rights).cast_mut(), SeqCst);
-    // SAFETY: the others have ended, by the caller's promise.
+    // SAFETY: by the caller's promise the others have ended.
     unsafe { restart_others() }?;
     while TAKEN.load(SeqCst) < records().skip(1).count() {
         yield_now();
@@ -392,29 +395,29 @@ fn take(rights: &ThreadRights) {
     rights.take().expect("the kernel takes a right that the program has given up");
 }
 
-/// As [`run`]. While the machine or the user has as many threads as it may have, it waits for
-/// others to end: the child can't go on without.
+/// Starts a thread like [`run`]. While the machine or the user has as many threads as it may have,
+/// it waits for others to end, because the child can't continue without.
 ///
 /// # Safety
-/// - As [`run`].
+/// - `record` is the address of a record whose thread does not run.
 unsafe fn run_again(record: usize) -> Result<(), Errno> {
     for _ in 1..TRIES {
-        // SAFETY: by the caller's promise; what has failed runs nothing.
+        // SAFETY: by the caller's promise the record's thread does not run, also after a failure.
         match unsafe { run(record) } {
             Err(Errno::AGAIN) => sleep_ns(PAUSE_NS),
             result => return result,
         }
     }
-    // SAFETY: as above.
+    // SAFETY: the last call has failed, so the record's thread does not run.
     unsafe { run(record) }
 }
 
 /// # Safety
 /// - `record` is the address of a record whose thread does not run.
 unsafe fn run(record: usize) -> Result<(), Errno> {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's promise it is the address of a record.
     let about = unsafe { &*(record as *const ThreadRecord) };
-    // Not CLONE_SYSVSEM: it would give the process a list of semaphores to undo (SEM_UNDO).
+    // Without CLONE_SYSVSEM, which would give the process a list of semaphores to undo (SEM_UNDO).
     let flags = libc::CLONE_VM
         | libc::CLONE_FS
         | libc::CLONE_SIGHAND
@@ -423,7 +426,7 @@ unsafe fn run(record: usize) -> Result<(), Errno> {
         | libc::CLONE_PARENT_SETTID
         | if about.own_files { 0 } else { libc::CLONE_FILES }
         | if about.is_brief() { libc::CLONE_CHILD_CLEARTID } else { 0 };
-    // SAFETY: the stack and the thread block lie in the thread's own zone, which nobody uses now.
+    // SAFETY: the stack and the thread block lie in the thread's own zone, which is not in use now.
     // All signals are blocked around the call, so the new thread begins with all of them blocked.
     unsafe {
         let before = raw::set_signals_blocked(u64::MAX);
@@ -434,7 +437,7 @@ unsafe fn run(record: usize) -> Result<(), Errno> {
 }
 
 /// # Safety
-/// - `stack_top` and `tls` are those of the record at `record`, which nobody uses.
+/// - `stack_top` and `tls` are those of the record at `record`, which is not in use.
 #[cfg(target_arch = "x86_64")]
 unsafe fn clone_onto(
     flags: usize,
@@ -443,12 +446,13 @@ unsafe fn clone_onto(
     record: usize,
 ) -> Result<i64, Errno> {
     let ret: i64;
-    // SAFETY: by the caller's promise; where the kernel is not told to, it leaves `runs` alone.
+    // SAFETY: by the caller's promise it is a record. Without the flag for it the kernel ignores
+    // `runs`.
     let (runs, number) = unsafe {
         let record = record as *const ThreadRecord;
         (&raw const (*record).runs, &raw const (*record).number)
     };
-    // SAFETY: the new thread touches its own stack only and never returns from `entry`; in the
+    // SAFETY: the new thread touches only its own stack and never returns from `entry`; in the
     // caller the system call clobbers rcx and r11.
     unsafe {
         let top = (stack_top as *mut usize).sub(2);
@@ -473,7 +477,7 @@ unsafe fn clone_onto(
 }
 
 /// # Safety
-/// - `stack_top` and `tls` are those of the record at `record`, which nobody uses.
+/// - `stack_top` and `tls` are those of the record at `record`, which is not in use.
 #[cfg(target_arch = "aarch64")]
 unsafe fn clone_onto(
     flags: usize,
@@ -482,12 +486,13 @@ unsafe fn clone_onto(
     record: usize,
 ) -> Result<i64, Errno> {
     let ret: i64;
-    // SAFETY: by the caller's promise; where the kernel is not told to, it leaves `runs` alone.
+    // SAFETY: by the caller's promise it is a record. Without the flag for it the kernel ignores
+    // `runs`.
     let (runs, number) = unsafe {
         let record = record as *const ThreadRecord;
         (&raw const (*record).runs, &raw const (*record).number)
     };
-    // SAFETY: the new thread touches its own stack only and never returns from `entry`.
+    // SAFETY: the new thread touches only its own stack and never returns from `entry`.
     unsafe {
         let top = (stack_top as *mut usize).sub(2);
         top.write(record);
@@ -517,7 +522,8 @@ extern "C" fn entry(record: usize) -> ! {
     }
     let _ = rustix::thread::set_name(about.name);
     if !about.is_brief() {
-        // SAFETY: null, or what `restart_others_with` was given, which waits for this thread.
+        // SAFETY: the pointer is null, or that of `restart_others_with`, which waits for this
+        // thread.
         if let Some(rights) = unsafe { RIGHTS.load(SeqCst).as_ref() } {
             take(rights);
             TAKEN.fetch_add(1, SeqCst);
@@ -528,18 +534,18 @@ extern "C" fn entry(record: usize) -> ! {
         COUNT.fetch_sub(1, SeqCst);
     }
     loop {
-        // SAFETY: ends the calling thread only; its stack stays.
+        // SAFETY: the call ends only the calling thread; its stack stays.
         let _ = unsafe { system_call(libc::SYS_exit, [0; 6]) };
     }
 }
 
-/// Leaves the calling thread, whose table of descriptors is its own, with /dev/null as 0, 1 and 2,
-/// and what is to be kept.
+/// Closes all descriptors of the calling thread's own table, except for those to keep, and opens
+/// /dev/null as 0, 1 and 2.
 fn close_everything() {
     use rustix::fs::{Mode, OFlags, open};
     let close = |from: u32, to: u32| {
         let range = [from as usize, to as usize, 0, 0, 0, 0];
-        // SAFETY: the table is a copy that nobody else uses, and this thread has opened nothing
+        // SAFETY: the table is a copy that no other thread uses, and this thread has opened no file
         // yet.
         let _ = (from <= to).then(|| unsafe { system_call(libc::SYS_close_range, range) });
     };
@@ -564,7 +570,7 @@ mod tests {
     fn first(arg: usize) {
         assert_eq!(arg, 17);
         assert!(is_current());
-        // The descriptors of the test are not here, nor are those made here there.
+        // The descriptors of the test are not in this table, nor those made here in the test's.
         assert!(rustix::io::fcntl_getfd(unsafe_fd(3)).is_err());
         start(c"bare-second", second, 18).unwrap();
     }
@@ -576,12 +582,12 @@ mod tests {
     }
 
     fn unsafe_fd(number: i32) -> rustix::fd::BorrowedFd<'static> {
-        // SAFETY: only asked about.
+        // SAFETY: the descriptor is only queried.
         unsafe { rustix::fd::BorrowedFd::borrow_raw(number) }
     }
 
     #[test]
-    fn a_brief_thread_has_a_table_of_its_own_and_its_result_comes_back() {
+    fn brief_thread_has_its_own_table_and_returns_its_result() {
         let before = std::fs::File::open("/proc/self/maps").unwrap();
         for n in 0..100 {
             let work = || {

@@ -1,46 +1,47 @@
-//! Errands: what a thread of the program has done by engine threads, and waits for.
+//! Delegated calls: a thread of the program has an engine thread make a call, and waits for it.
 //!
 //! Engine threads have a table of descriptors that isn't the program's ([`crate::thread::bare`]),
-//! and every signal blocked: what the engine opens is there, and what it does to a file sends no
-//! SIGXFSZ to the program. So where faults are served by the thread that has them, what needs such
-//! a descriptor is handed to a thread that does nothing else. It takes no lock but the queue's, so
-//! whoever waits may hold any other.
+//! and block every signal. The engine's files are open only there, and an engine thread's write to
+//! a file sends no SIGXFSZ to the program. So in inline delivery the faulting thread passes calls
+//! that need such a descriptor to a dedicated thread. That thread takes only the queue's lock, so
+//! the waiting thread may hold any other.
 use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::sync::{Condvar, Mutex};
 use alloc::sync::Arc;
 
-/// One errand, on the stack of who waits for it.
+/// One call, on the stack of the waiting thread.
 struct DelegatedCall<'a> {
     work: *mut (dyn FnMut() + Send + 'a),
     next: *mut DelegatedCall<'a>,
     done: bool,
 }
 
-/// First in, first out; null where there is none.
+/// The queue, first in, first out; null where it is empty.
 struct CallList {
     first: *mut DelegatedCall<'static>,
     last: *mut DelegatedCall<'static>,
-    /// Who serves is to end.
+    /// Whether the serving threads are to end.
     stop: bool,
 }
 
-// SAFETY: the pointers lead to errands of threads that wait until they are done, whose work may be
-// done by another thread; all else of them is used with the lock held.
+// SAFETY: the pointers lead to calls of threads that wait until they are done. Another thread may
+// run their work; all other fields are used with the lock held.
 unsafe impl Send for CallList {}
 
-/// Where errands are handed over.
+/// The queue of delegated calls.
 pub struct DelegateQueue {
     line: Mutex<CallList>,
     asked: Condvar,
     done: Condvar,
-    /// Whether the calling thread has what errands need.
+    /// Returns whether the calling thread has the engine's descriptors.
     is_own: fn() -> bool,
-    /// Nobody serves yet.
+    /// Whether no thread serves yet.
     is_alone: AtomicBool,
 }
 
 impl DelegateQueue {
-    /// No errands. `is_own`: whether the calling thread does its own, as an engine thread does.
+    /// Makes an empty queue. `is_own` returns whether the calling thread is an engine thread, which
+    /// makes its own calls.
     pub fn new(is_own: fn() -> bool) -> DelegateQueue {
         let line =
             CallList { first: core::ptr::null_mut(), last: core::ptr::null_mut(), stop: false };
@@ -54,7 +55,8 @@ impl DelegateQueue {
         }
     }
 
-    /// Does `work`: here, or by a thread that calls [`DelegateQueue::serve`], and waits until it is done.
+    /// Runs `work` here, or in a thread that calls [`DelegateQueue::serve`], and waits until it is
+    /// done.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         if (self.is_own)() || self.is_alone.load(Relaxed) {
             return work();
@@ -63,17 +65,17 @@ impl DelegateQueue {
         let mut once = || result = work.take().map(|work| work());
         let mut errand =
             DelegatedCall { work: &raw mut once, next: core::ptr::null_mut(), done: false };
-        // The line names no lifetime: nothing of the errand is used once this has returned.
+        // The queue's type has no lifetime: it doesn't use the call after this has returned.
         let own = (&raw mut errand).cast::<DelegatedCall<'static>>();
         let mut line = self.line.lock();
         match line.last.is_null() {
             true => line.first = own,
-            // SAFETY: what is in the line waits, so it is there; the lock is held.
+            // SAFETY: queued calls wait, so the last one exists; the lock is held.
             false => unsafe { (*line.last).next = own },
         }
         line.last = own;
         self.asked.notify_one();
-        // SAFETY: its own errand; the lock is held at each look.
+        // SAFETY: it is this thread's own call; the lock is held at each look.
         let is_done = || unsafe { (*own).done };
         while !is_done() {
             line = self.done.wait(line);
@@ -82,7 +84,8 @@ impl DelegateQueue {
         result.expect("it was done")
     }
 
-    /// Waits for one errand and does it. `false`: there is none, and [`DelegateQueue::stop`] was called.
+    /// Waits for one call and runs it. Returns `false` if there is none after
+    /// [`DelegateQueue::stop`].
     pub fn serve(&self) -> bool {
         let mut line = self.line.lock();
         while line.first.is_null() {
@@ -92,8 +95,8 @@ impl DelegateQueue {
             line = self.asked.wait(line);
         }
         let errand = line.first;
-        // SAFETY: what is in the line waits until `done`, which only this thread sets for it, as it
-        // takes it out; the lock is held.
+        // SAFETY: a queued call waits until `done`. Only this thread sets that, because it takes
+        // the call out; the lock is held.
         let work = unsafe {
             line.first = (*errand).next;
             (*errand).work
@@ -102,33 +105,33 @@ impl DelegateQueue {
             line.last = core::ptr::null_mut();
         }
         drop(line);
-        // SAFETY: as above: its owner waits, and touches nothing of it.
+        // SAFETY: the caller waits until `done`, and touches nothing of the call.
         unsafe { (*work)() };
         let _line = self.line.lock();
-        // SAFETY: the owner looks with the lock held only, so it still waits.
+        // SAFETY: the caller reads `done` only with the lock held, so it still waits.
         unsafe { (*errand).done = true };
         self.done.notify_all();
         true
     }
 
-    /// Ends the threads that serve, when they have done what waits.
+    /// Ends the serving threads when the queue is empty.
     pub fn stop(&self) {
         self.line.lock().stop = true;
         self.asked.notify_all();
     }
 
-    /// Takes back [`DelegateQueue::stop`]: they are about to be started again.
+    /// Undoes [`DelegateQueue::stop`]: the threads are about to be started again.
     pub fn resume(&self) {
         self.line.lock().stop = false;
     }
 
-    /// In a child of fork, while it has one thread: that does all by itself, until this is said not
-    /// to be so any more.
+    /// Sets whether the calling thread makes all calls itself. It does in a child of fork while it
+    /// is the only thread.
     pub fn set_alone(&self, alone: bool) {
         self.is_alone.store(alone, Relaxed);
     }
 
-    /// Nobody hands anything over until [`DelegateQueue::unfreeze`]: for a fork. Nothing is under way.
+    /// Blocks the queue until [`DelegateQueue::unfreeze`], for a fork. No call is in progress then.
     pub fn freeze(&self) {
         core::mem::forget(self.line.lock());
     }
@@ -139,29 +142,29 @@ impl DelegateQueue {
     /// - `freeze` has returned, in this process or in the parent that it is a copy of, and this is
     ///   called once for it.
     pub unsafe fn unfreeze(&self) {
-        // SAFETY: the guard was forgotten.
+        // SAFETY: the guard was forgotten by `freeze`, so the lock is held.
         unsafe { self.line.unlock() };
     }
 }
 
-/// What is used by way of [`DelegateQueue`]: a disk or a remote store, where `T` is one.
+/// A disk or a remote store that is used through a [`DelegateQueue`].
 pub struct Delegated<T: ?Sized> {
     to: Arc<T>,
     errands: Arc<DelegateQueue>,
 }
 
 impl<T: ?Sized> Delegated<T> {
-    /// `to`, used by errands.
+    /// Makes calls to `to` go through the queue.
     pub fn new(to: Arc<T>, errands: Arc<DelegateQueue>) -> Delegated<T> {
         Delegated { to, errands }
     }
 
-    /// The thing itself, for what needs no descriptor.
+    /// Returns the object itself, for calls that need no descriptor.
     pub fn itself(&self) -> &T {
         &self.to
     }
 
-    /// Does something with it.
+    /// Runs a call on it.
     pub fn with<R: Send>(&self, work: impl FnOnce(&T) -> R + Send) -> R
     where
         T: Send + Sync,
@@ -177,7 +180,7 @@ mod tests {
     use std::thread::{current, scope};
 
     #[test]
-    fn errands_of_many_threads_are_each_done_once_by_those_who_serve() {
+    fn delegated_calls_of_many_threads_each_run_once() {
         fn is_server() -> bool {
             current().name() == Some("server")
         }

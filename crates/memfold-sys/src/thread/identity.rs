@@ -1,5 +1,5 @@
-//! What the kernel lets a thread do by whose it is (credentials(7)): it is the thread's own, also
-//! where libc has all threads of a program change theirs together.
+//! The identity of a thread (credentials(7)), which decides what the kernel permits. It is the
+//! thread's own, although libc changes it in all threads of a program together.
 use crate::Errno;
 use crate::raw::system_call;
 use alloc::vec::Vec;
@@ -19,29 +19,29 @@ pub struct ThreadIdentity {
 }
 
 impl ThreadIdentity {
-    /// The calling thread's.
+    /// Returns the calling thread's.
     ///
     /// # Errors
-    /// Only where a filter of system calls of the program's refuses to tell.
+    /// Only if a system call filter of the program refuses the query.
     pub fn own() -> Result<ThreadIdentity, Errno> {
         let mut own = ThreadIdentity::default();
         three(libc::SYS_getresuid, &mut own.users)?;
         three(libc::SYS_getresgid, &mut own.groups)?;
         let (mut head, mut words) = ([VERSION, 0], [0u32; 6]);
         let args = [&raw mut head as usize, &raw mut words as usize, 0, 0, 0, 0];
-        // SAFETY: both are local and as long as the kernel takes them to be in this version.
+        // SAFETY: both are local and have the length of this version.
         unsafe { system_call(libc::SYS_capget, args) }?;
-        // Effective, permitted, inheritable; the upper three behind the lower.
+        // Effective, permitted, inheritable; the upper three follow the lower.
         own.permitted = u64::from(words[1]) | u64::from(words[4]) << 32;
         Ok(own)
     }
 
-    /// The real user.
+    /// Returns the real user.
     pub fn user(&self) -> u32 {
         self.users[0]
     }
 
-    /// Whether a thread that is this can become `other` by itself.
+    /// Returns whether a thread with this identity can become `other` itself.
     pub fn can_become(&self, other: &ThreadIdentity) -> bool {
         let has = |own: &[u32], its: &[u32], by| {
             self.permitted & by != 0 || its.iter().all(|id| own.contains(id))
@@ -52,7 +52,7 @@ impl ThreadIdentity {
     }
 }
 
-/// What a thread may do, to be taken on by others.
+/// The rights of a thread, which other threads can take.
 pub struct ThreadRights {
     identity: ThreadIdentity,
     /// Supplementary groups.
@@ -60,15 +60,15 @@ pub struct ThreadRights {
 }
 
 impl ThreadRights {
-    /// The calling thread's.
+    /// Returns the calling thread's.
     ///
     /// # Errors
-    /// As [`ThreadIdentity::own`].
+    /// The errors of [`ThreadIdentity::own`].
     pub fn own() -> Result<ThreadRights, Errno> {
         let mut groups = Vec::new();
         loop {
             let (at, len) = (groups.as_mut_ptr() as usize, groups.len());
-            // SAFETY: as many as it says; 0 asks for their number.
+            // SAFETY: the list has as many places as passed; 0 asks for their number.
             let count =
                 unsafe { system_call(libc::SYS_getgroups, [len, at, 0, 0, 0, 0]) }? as usize;
             if len > 0 || count == 0 {
@@ -79,7 +79,7 @@ impl ThreadRights {
         }
     }
 
-    /// The calling thread has no more than these from now on. It can become that
+    /// Limits the calling thread to these rights from now on. The thread must be able to
     /// ([`ThreadIdentity::can_become`]).
     ///
     /// # Errors
@@ -87,14 +87,14 @@ impl ThreadRights {
     pub fn take(&self) -> Result<(), Errno> {
         let ThreadIdentity { users, groups, permitted } = self.identity;
         let call = |number, args: [usize; 3]| {
-            // SAFETY: changes what the kernel lets the calling thread do, by numbers and by lists that
-            // are as long as is said.
+            // SAFETY: the call changes what the kernel permits to the calling thread. Its arguments
+            // are numbers, and lists of the passed length.
             unsafe { system_call(number, [args[0], args[1], args[2], 0, 0, 0]) }.map(drop)
         };
         let three = |ids: [u32; 3]| ids.map(|id| id as usize);
-        // Who may not set them has those that it had.
+        // A thread that may not set its groups keeps them.
         let _ = call(libc::SYS_setgroups, [self.groups.len(), self.groups.as_ptr() as usize, 0]);
-        // Else a change of user may take all capabilities, and what comes later couldn't be followed.
+        // Otherwise a change of user may drop all capabilities, and the next steps would fail.
         let keep = |keeps: usize| {
             let _ = call(libc::SYS_prctl, [libc::PR_SET_KEEPCAPS as usize, keeps, 0]);
         };
@@ -102,7 +102,7 @@ impl ThreadRights {
         keep(usize::from(permitted != 0));
         call(libc::SYS_setresuid, three(users))?;
         keep(0);
-        // A change of user may have taken them all the same.
+        // A change of user may have dropped them all the same.
         let left = ThreadIdentity::own()?.permitted & permitted;
         let (low, high) = (left as u32, (left >> 32) as u32);
         let (head, words) = ([VERSION, 0u32], [low, low, 0, high, high, 0]);
@@ -110,7 +110,7 @@ impl ThreadRights {
     }
 }
 
-/// Three numbers of a kind, by a call that stores them.
+/// Reads three numbers of a kind, by a call that stores them.
 fn three(call: i64, to: &mut [u32; 3]) -> Result<(), Errno> {
     let at = to.as_mut_ptr();
     let args = [at as usize, at.wrapping_add(1) as usize, at.wrapping_add(2) as usize, 0, 0, 0];
@@ -123,9 +123,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_calling_threads_is_what_the_kernel_says_and_can_become_itself() {
+    fn identity_is_the_kernels_and_can_become_itself() {
         let own = ThreadIdentity::own().unwrap();
-        // SAFETY: only ask.
+        // SAFETY: both calls only read.
         let ids = unsafe { (libc::getuid(), libc::getgid()) };
         assert_eq!((own.user(), own.groups[0]), ids);
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
@@ -134,7 +134,7 @@ mod tests {
         assert!(own.can_become(&own));
     }
 
-    /// In a thread of its own, whose rights are nobody else's.
+    /// Runs in a thread of its own, whose rights no other thread shares.
     #[test]
     fn what_another_thread_may_do_is_taken_and_no_more() {
         let nobody = || {
@@ -143,7 +143,7 @@ mod tests {
                 return None;
             }
             let args = [65534, 65534, 65534, 0, 0, 0];
-            // SAFETY: of this thread alone.
+            // SAFETY: the calls change only this thread.
             unsafe {
                 system_call(libc::SYS_setgroups, [0; 6]).unwrap();
                 system_call(libc::SYS_setresgid, args).unwrap();

@@ -9,7 +9,7 @@ pub use crate::clock::{cpu_ns, now_ns, process_cpu_ns, use_no_counter};
 use crate::text::TextBuffer;
 use core::ffi::CStr;
 
-/// A running engine thread. Dropping it lets it run on.
+/// A running engine thread. If it is dropped, the thread continues.
 pub struct Thread {
     id: libc::pthread_t,
 }
@@ -31,10 +31,10 @@ impl Thread {
     pub fn start(name: &CStr, main: fn(usize), arg: usize) -> Result<Thread, Errno> {
         let start = alloc::boxed::Box::into_raw(alloc::boxed::Box::new(ThreadStart { main, arg }));
         let mut id: libc::pthread_t = 0;
-        // SAFETY: the signal sets are local; the new thread takes over `start`, which nobody else
-        // touches, unless creation fails, and then it is taken back. All signals are blocked around
-        // creation so that the new thread inherits the full mask (glibc keeps its own two internal
-        // signals open).
+        // SAFETY: the signal sets are local. The new thread takes over `start`, which no other
+        // thread touches; if creation fails, this thread takes it back. All signals are blocked
+        // around creation so that the new thread inherits the full mask (glibc keeps its own two
+        // internal signals open).
         unsafe {
             let mut all: libc::sigset_t = core::mem::zeroed();
             let mut before: libc::sigset_t = core::mem::zeroed();
@@ -68,7 +68,7 @@ extern "C" fn entry(start: *mut libc::c_void) -> *mut libc::c_void {
     core::ptr::null_mut()
 }
 
-/// Pins the calling thread to a CPU. Where the system doesn't allow that CPU, the thread stays as
+/// Pins the calling thread to a CPU. If the system doesn't permit that CPU, the thread stays where
 /// it is.
 pub fn pin(cpu: usize) {
     let mut set = rustix::thread::CpuSet::new();
@@ -76,20 +76,20 @@ pub fn pin(cpu: usize) {
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
-/// Lets the calling thread stand back where it and others want a CPU: nice 10, a tenth of the
-/// weight of 0 (`sched(7)`).
+/// Gives the calling thread a lower priority for CPUs: nice 10, a tenth of the weight of 0
+/// (`sched(7)`).
 pub fn stand_back() {
     const NICE: i32 = 10;
-    // Refused only for a smaller value than the thread has: then it stands back further already.
+    // Refused only if the thread has a larger value, which is a lower priority already.
     let _ = rustix::process::setpriority_process(None, NICE);
 }
 
-/// The calling thread's number.
+/// Returns the calling thread's number.
 pub fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
-/// The calling process's number.
+/// Returns the calling process's number.
 pub fn process_id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
 }
@@ -104,27 +104,27 @@ fn open_stat(thread: u32) -> Option<rustix::fd::OwnedFd> {
     .ok()
 }
 
-/// Whether a thread of this process sleeps such that a signal could wake it: it waits for a lock,
-/// or for a fault of its own to be served, say. In the middle of a system call such as `fork` it
-/// doesn't. `false` also if nobody can tell.
+/// Returns whether a thread of this process sleeps so that a signal could wake it. It does so while
+/// it waits for a lock, or for its own fault to be served. It doesn't in the middle of a system
+/// call such as `fork`. Returns `false` also if that is unknown.
 pub fn is_asleep(thread: u32) -> bool {
     let mut stat = [0u8; 512];
     read_stat(thread, &mut stat).is_some_and(|len| stat_field(&stat[..len], 3) == Some("S"))
 }
 
-/// Reads proc_pid_stat(5) of a thread of this process; the bytes read.
+/// Reads proc_pid_stat(5) of a thread of this process; returns the number of bytes.
 pub fn read_stat(thread: u32, stat: &mut [u8]) -> Option<usize> {
     rustix::io::pread(&open_stat(thread)?, stat, 0).ok()
 }
 
-/// Field `number` of proc_pid_stat(5), from 3 on; `None` if there is no such field. The name, field
-/// 2, may hold blanks and brackets, and anything else.
+/// Returns field `number` of proc_pid_stat(5), from 3 on; `None` if there is no such field. The
+/// name, field 2, may contain any bytes, also blanks and brackets.
 pub fn stat_field(stat: &[u8], number: usize) -> Option<&str> {
     let end = stat.windows(2).rposition(|pair| pair == b") ")?;
     core::str::from_utf8(&stat[end + 2..]).ok()?.split(' ').nth(number - 3)
 }
 
-/// The CPUs that the calling thread may run on, counted (at least 1).
+/// Returns the number of CPUs that the calling thread may run on (at least 1).
 pub fn cpus() -> usize {
     rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize).max(1)
 }
@@ -136,12 +136,12 @@ pub fn each_cpu(mut each: impl FnMut(usize)) {
     }
 }
 
-/// The CPU that runs the caller now: a hint, it may change at once.
+/// Returns the CPU that runs the caller now. It is a hint, because it may change at once.
 pub fn current_cpu() -> usize {
     rustix::thread::sched_getcpu()
 }
 
-/// Sleeps for `ns` nanoseconds, or less if a signal comes.
+/// Sleeps for `ns` nanoseconds, or less if a signal arrives.
 pub fn sleep_ns(ns: u64) {
     let time = rustix::time::Timespec {
         tv_sec: (ns / 1_000_000_000) as i64,
@@ -158,14 +158,14 @@ pub fn yield_now() {
     rustix::thread::sched_yield();
 }
 
-/// Memory of the machine, bytes.
+/// Returns the memory of the machine, bytes.
 pub fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram as u64 * info.mem_unit as u64
 }
 
-/// Whether a page fault with this error code of the processor's was a write, and whether that met a
-/// page that is there, but write-protected: bit 0, the page was there; bit 1, it was written to
+/// Decodes the processor's error code of a page fault: whether it was a write, and whether the page
+/// was mapped but write-protected. Bit 0: the page was mapped. Bit 1: it was a write
 /// (`arch/x86/include/asm/trap_pf.h`).
 #[cfg(target_arch = "x86_64")]
 pub const fn access_of(error: u64) -> (bool, bool) {
@@ -173,7 +173,7 @@ pub const fn access_of(error: u64) -> (bool, bool) {
     (write, write && error & 1 != 0)
 }
 
-/// What the kernel says with a SIGBUS.
+/// The kernel's information about a SIGBUS.
 pub struct SigbusInfo {
     signal: i32,
     info: *mut libc::siginfo_t,
@@ -181,15 +181,15 @@ pub struct SigbusInfo {
 }
 
 impl SigbusInfo {
-    /// The address that was touched.
+    /// Returns the address that was touched.
     pub fn addr(&self) -> usize {
         // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, and SIGBUS fills in
         // the address.
         unsafe { (*self.info).si_addr() as usize }
     }
 
-    /// Whether it was a write, and whether that met a page that is there, but write-protected. Where
-    /// it isn't known which it was, it is taken for a write.
+    /// Returns whether it was a write, and whether the page was mapped but write-protected. If the
+    /// kind of access is unknown, it counts as a write.
     #[cfg(target_arch = "x86_64")]
     pub fn access(&self) -> (bool, bool) {
         // SAFETY: the kernel passes a valid context to an SA_SIGINFO handler, with the processor's
@@ -201,7 +201,7 @@ impl SigbusInfo {
         access_of(error as u64)
     }
 
-    /// See above.
+    /// Returns that it was a write, because the kind of access is unknown here.
     #[cfg(not(target_arch = "x86_64"))]
     pub fn access(&self) -> (bool, bool) {
         (true, false)
@@ -216,8 +216,9 @@ unsafe impl Send for PreviousAction {}
 
 static ON_SIGBUS: core::sync::atomic::AtomicUsize = core::sync::atomic::AtomicUsize::new(0);
 
-/// Makes `handler` answer every SIGBUS of the process, with all signals blocked while it runs.
-/// `note` is given the action that was in force, before it ends; not if that is this one already.
+/// Installs `handler` for every SIGBUS of the process; all signals are blocked while it runs.
+/// `note` gets the action that was in force, before that is replaced. It isn't called if this
+/// handler is in force already.
 pub fn set_sigbus(handler: fn(&SigbusInfo), note: impl FnOnce(PreviousAction)) {
     ON_SIGBUS.store(handler as usize, core::sync::atomic::Ordering::SeqCst);
     // SAFETY: both structs are local, and zeros are a valid one; the new action names a handler of
@@ -246,12 +247,12 @@ extern "C" fn trampoline(signal: i32, info: *mut libc::siginfo_t, context: *mut 
 }
 
 impl PreviousAction {
-    /// Does what the action before would have done. With the default action in force, the handler
-    /// is taken out and the fault happens again, which ends the process.
+    /// Takes the former action. If that is the default one, the handler is removed and the fault
+    /// happens again, which ends the process.
     pub fn call(&self, info: &SigbusInfo) {
         let old = &self.0;
         if old.sa_sigaction == libc::SIG_DFL || old.sa_sigaction == libc::SIG_IGN {
-            // SAFETY: restoring what was installed before.
+            // SAFETY: the call restores an action that was installed before.
             unsafe { libc::sigaction(libc::SIGBUS, old, core::ptr::null_mut()) };
         } else if old.sa_flags & libc::SA_SIGINFO != 0 {
             // SAFETY: SA_SIGINFO says that the stored value is a function of this type.
@@ -266,7 +267,7 @@ impl PreviousAction {
     }
 }
 
-/// Sleeps until a descriptor can be read, or `limit_ns` is over. Whether it can be read.
+/// Sleeps until a descriptor is readable, or `limit_ns` is over. Returns whether it is readable.
 pub fn wait_readable(fd: &rustix::fd::OwnedFd, limit_ns: Option<u64>) -> bool {
     let mut fds = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)];
     let limit = limit_ns.map(|ns| rustix::time::Timespec {

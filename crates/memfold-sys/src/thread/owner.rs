@@ -1,10 +1,11 @@
-//! Who has a thing in shared memory, and whether it is still there: told by the kernel, in the
+//! The owner of an object in shared memory, and whether it still runs. The kernel notes that in the
 //! memory itself.
 //!
-//! The owner's word holds the number of its thread. When that thread ends, however it does, or its
+//! The owner's word holds the number of its thread. When that thread ends, for any reason, or its
 //! process executes another program, the kernel marks the word (robust futexes,
-//! `Documentation/locking/robust-futexes.rst`). So nobody asks for a process by its number, which
-//! is another in each PID namespace and may not be asked about after a change of user.
+//! `Documentation/locking/robust-futexes.rst`). So no process is looked up by its number. That
+//! number differs in each PID namespace, and after a change of user the look-up may not be
+//! permitted.
 use crate::Errno;
 use crate::raw::system_call;
 use crate::thread::thread_id;
@@ -20,14 +21,14 @@ const THREAD: u32 = 0x3fff_ffff;
 /// `FUTEX_OWNER_DIED`.
 const ENDED: u32 = 0x4000_0000;
 
-/// Whose a thing is.
+/// The owner of an object.
 #[repr(transparent)]
 #[derive(Default)]
 pub struct RobustOwner(AtomicU32);
 
-/// What the kernel reads when the owner ends: a list with one entry (`struct robust_list_head`,
-/// then the entry). It lies in the shared memory too, where an OOM killer takes nothing away before
-/// it is read. Its addresses are those of the owner's mapping.
+/// The list that the kernel reads when the owner ends. It has one entry (`struct robust_list_head`,
+/// then the entry). It is in the shared memory too, where an OOM killer frees no page before it is
+/// read. Its addresses are those of the owner's mapping.
 #[repr(C)]
 #[derive(Default)]
 pub struct RobustList {
@@ -38,19 +39,19 @@ pub struct RobustList {
     entry: AtomicU64,
 }
 
-/// What an [`RobustOwner`] may be.
+/// The states of a [`RobustOwner`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum OwnerState {
-    /// Nobody has ever had it.
+    /// It never had an owner.
     Free,
-    /// Somebody has it.
+    /// It has an owner.
     Held,
-    /// Who had it has ended.
+    /// Its owner has ended.
     Ended,
 }
 
 impl RobustOwner {
-    /// Whose it is now.
+    /// Returns its present state.
     pub fn state(&self) -> OwnerState {
         match self.0.load(Acquire) {
             0 => OwnerState::Free,
@@ -59,17 +60,17 @@ impl RobustOwner {
         }
     }
 
-    /// Takes it for the calling thread, until that ends, if nobody has it. Returns whether that was
-    /// so. A thread that is killed before this returns may leave it held for good.
+    /// Claims it for the calling thread, until that ends, if it has no owner. Returns whether it
+    /// had none. If a thread is killed before this returns, it may stay held for good.
     ///
     /// # Errors
-    /// What `set_robust_list` says: ENOSYS on a kernel without.
+    /// The errors of `set_robust_list`: ENOSYS on a kernel without it.
     ///
     /// # Safety
-    /// - The calling thread has no robust list that anybody needs: it is not known to libc, or uses
-    ///   no robust mutex.
-    /// - `self` and `will` stay mapped where they are as long as the thread lives, and `will` is no
-    ///   other owner's.
+    /// - The calling thread has no robust list that is needed: libc doesn't know the thread, or it
+    ///   uses no robust mutex.
+    /// - `self` and `will` stay mapped where they are as long as the thread lives, and no other
+    ///   owner uses `will`.
     pub unsafe fn claim(&self, will: &RobustList) -> Result<bool, Errno> {
         let before = self.0.load(Acquire);
         let is_free = before & THREAD == 0;
@@ -82,8 +83,8 @@ impl RobustOwner {
         will.offset.store(word.wrapping_sub(entry) as u64, Relaxed);
         will.pending.store(0, Relaxed);
         will.entry.store(head as u64, Relaxed);
-        // SAFETY: the list has the kernel's layout and, by the caller's promise, stays as long as
-        // the thread lives.
+        // SAFETY: the list has the kernel's layout. By the caller's promise it stays as long as the
+        // thread lives.
         let done = unsafe {
             system_call(libc::SYS_set_robust_list, [head, 3 * size_of::<u64>(), 0, 0, 0, 0])
         };
@@ -93,10 +94,10 @@ impl RobustOwner {
         done.map(|_| true)
     }
 
-    /// Gives it up before the calling thread ends, which has claimed it.
+    /// Releases it, before the calling thread ends, which has claimed it.
     ///
     /// # Errors
-    /// As [`RobustOwner::claim`].
+    /// The errors of [`RobustOwner::claim`].
     pub fn leave(&self) -> Result<(), Errno> {
         let args = [0, 3 * size_of::<u64>(), 0, 0, 0, 0];
         // SAFETY: the thread has no list from now on.
@@ -112,7 +113,7 @@ mod tests {
     use std::boxed::Box;
 
     #[test]
-    fn a_thing_is_held_until_its_owners_thread_ends_and_can_be_taken_again() {
+    fn word_is_held_until_its_owners_thread_ends() {
         let (owner, will): (&RobustOwner, &RobustList) =
             (Box::leak(Box::default()), Box::leak(Box::default()));
         assert_eq!(owner.state(), OwnerState::Free);
@@ -120,7 +121,7 @@ mod tests {
             let take = move || {
                 // SAFETY: both are leaked, and the thread uses no robust mutex.
                 let taken = unsafe { owner.claim(will) };
-                // SAFETY: likewise.
+                // SAFETY: both are leaked, and the thread uses no robust mutex.
                 let state = (owner.state(), unsafe { owner.claim(Box::leak(Box::default())) });
                 if leaves {
                     owner.leave().unwrap();

@@ -1,12 +1,12 @@
-//! Reads and writes of files, from and to memory that the caller vouches for: one by one by plain
-//! system calls, or many at once by io_uring ([`uring::IoRing`]).
+//! Reads and writes of files, from and to memory that the caller vouches for. They are made one by
+//! one by plain system calls, or many at once by io_uring ([`uring::IoRing`]).
 pub mod uring;
 
 use crate::Errno;
 use crate::page::Page;
 use rustix::fd::BorrowedFd;
 
-/// Which way bytes go.
+/// The direction of a transfer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the device to memory.
@@ -18,41 +18,41 @@ pub enum Direction {
 /// One read or write. Offset and length are multiples of the page size.
 #[derive(Copy, Clone, Debug)]
 pub struct Transfer {
-    /// Which way.
+    /// Its direction.
     pub direction: Direction,
-    /// Where on the device, bytes.
+    /// Its place on the device, bytes.
     pub offset: u64,
-    /// Where in memory.
+    /// Its place in memory.
     pub at: *mut Page,
-    /// How much, bytes.
+    /// Its length, bytes.
     pub len: usize,
-    /// Bytes done so far; for implementations.
+    /// Bytes transferred so far; for implementations.
     pub done: usize,
-    /// How it ended.
+    /// Its result.
     pub result: Result<(), Errno>,
 }
 
 impl Transfer {
-    /// A transfer to be done.
+    /// Makes a transfer that has not begun.
     pub fn new(direction: Direction, offset: u64, at: *mut Page, len: usize) -> Transfer {
         Transfer { direction, offset, at, len, done: 0, result: Ok(()) }
     }
 
-    /// Does what is left of it by plain system calls on `file`, whose first byte is byte `first` of
+    /// Makes the rest of it by plain system calls on `file`, whose first byte is byte `first` of
     /// the device.
     ///
     /// # Errors
-    /// What the kernel says; EIO where the file ends too early.
+    /// The kernel's; EIO where the file ends too early.
     ///
     /// # Safety
-    /// - Memory that is read into is nobody else's until the return; memory that is written from is
-    ///   not changed until then.
+    /// - No other thread uses memory that is read into until the return. No thread changes memory
+    ///   that is written from until then.
     pub unsafe fn finish(&mut self, file: BorrowedFd<'_>, first: u64) -> Result<(), Errno> {
         while self.done < self.len {
             let (offset, left) = (self.offset + self.done as u64 - first, self.len - self.done);
-            // SAFETY: `done` is less than the length of the memory that the caller vouches for.
-            // What is read into is nobody else's during the call; what is written from may be read
-            // by others, and is not changed.
+            // SAFETY: `done` is less than the length of the memory that the caller vouches for. No
+            // other thread uses memory that is read into during the call. Memory that is written
+            // from may be read by other threads, and is not changed.
             let step = unsafe {
                 let at = self.at.cast::<u8>().add(self.done);
                 match self.direction {
@@ -65,7 +65,7 @@ impl Transfer {
                 }
             };
             match step {
-                // The end of a file that must be longer: somebody has cut it.
+                // The end of a file that must be longer: it was truncated.
                 Ok(0) => return Err(Errno::IO),
                 Ok(n) => self.done += n,
                 Err(Errno::INTR) => {}

@@ -12,18 +12,18 @@ use rustix::io_uring::{
 };
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Transfers that one system call submits, at most.
+/// Most transfers that one system call submits.
 pub const BATCH: usize = 32;
-/// Bytes of one transfer that one entry can carry.
+/// Most bytes of one entry.
 const LEN_MAX: usize = 1 << 30;
 
-/// A submission and a completion queue. Used by one thread at a time (`&mut`).
+/// A submission and a completion queue. One thread uses it at a time (`&mut`).
 pub struct IoRing {
     fd: OwnedFd,
     rings: RingMapping,
     entries: RingMapping,
     params: io_uring_params,
-    /// Memory that is registered: start and length.
+    /// Registered memory: start and length.
     registered: (usize, usize),
 }
 
@@ -32,7 +32,7 @@ struct RingMapping {
     len: usize,
 }
 
-// SAFETY: the mappings belong to the ring, which is used through `&mut` only.
+// SAFETY: the mappings belong to the ring, which is used only through `&mut`.
 unsafe impl Send for IoRing {}
 
 impl RingMapping {
@@ -45,30 +45,31 @@ impl RingMapping {
         Ok(RingMapping { at: at.cast(), len })
     }
 
-    /// A word that the kernel also reads or writes.
+    /// Returns a word that the kernel also reads or writes.
     fn word(&self, offset: u32) -> &AtomicU32 {
         assert!(offset as usize + 4 <= self.len);
-        // SAFETY: the word lies in the mapping, aligned as the kernel lays it out, and is only
-        // accessed atomically.
+        // SAFETY: the word lies in the mapping, aligned as the kernel lays it out, and is accessed
+        // only atomically.
         unsafe { &*self.at.add(offset as usize).cast::<AtomicU32>() }
     }
 }
 
 impl Drop for RingMapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping belongs to this struct and nothing refers into it any more.
+        // SAFETY: the mapping belongs to this struct, and no reference into it is alive.
         let _ = unsafe { munmap(self.at.cast(), self.len) };
     }
 }
 
 impl IoRing {
-    /// A ring of [`BATCH`] entries.
+    /// Makes a ring of [`BATCH`] entries.
     ///
     /// # Errors
-    /// ENOSYS or EPERM: the kernel has none, or not for us; EOPNOTSUPP: too old a kernel; ENOMEM.
+    /// ENOSYS or EPERM: the kernel has none, or permits none. EOPNOTSUPP: the kernel is too old.
+    /// ENOMEM.
     pub fn new() -> Result<IoRing, Errno> {
         let mut params = io_uring_params::default();
-        // SAFETY: no memory is handed to the kernel here.
+        // SAFETY: no memory is passed to the kernel here.
         let fd = unsafe { io_uring_setup(BATCH as u32, &mut params)? };
         if !params.features.contains(IoringFeatureFlags::SINGLE_MMAP | IoringFeatureFlags::NODROP) {
             return Err(Errno::OPNOTSUPP);
@@ -82,11 +83,11 @@ impl IoRing {
         Ok(IoRing { fd, rings, entries, params, registered: (0, 0) })
     }
 
-    /// Registers memory, so that the kernel needn't look up its pages for each transfer. It takes
-    /// all of its pages.
+    /// Registers memory, so that the kernel needn't look up its pages for each transfer. All of its
+    /// pages are made.
     ///
     /// # Errors
-    /// ENOMEM: more than RLIMIT_MEMLOCK allows. The ring works without.
+    /// ENOMEM: more than RLIMIT_MEMLOCK permits. The ring also works without it.
     ///
     /// # Safety
     /// - The memory stays mapped as long as the ring lives.
@@ -105,17 +106,18 @@ impl IoRing {
         Ok(())
     }
 
-    /// Does up to [`BATCH`] transfers on `file`; each one's `done` says how many bytes (a short
-    /// transfer is left to the caller), its `result` why no more. Returns when all have ended.
+    /// Makes up to [`BATCH`] transfers on `file`, and returns when all have ended. Each one's
+    /// `done` is its number of bytes, and `result` is the error, if any. The caller completes short
+    /// transfers.
     ///
     /// # Errors
-    /// The ring itself fails; then nothing was submitted.
+    /// The ring itself failed; then no transfer was submitted.
     ///
     /// # Panics
-    /// If there are more than [`BATCH`]; if the kernel fails to end what it has begun.
+    /// If there are more than [`BATCH`]; if the kernel fails to end transfers that it has begun.
     ///
     /// # Safety
-    /// - As for [`Transfer::finish`], for each of them; they are all on `file`.
+    /// - The conditions of [`Transfer::finish`] hold for each of them; they are all on `file`.
     pub unsafe fn run(
         &mut self,
         file: BorrowedFd<'_>,
@@ -141,7 +143,7 @@ impl IoRing {
         self.rings.word(sq.tail).store(tail.wrapping_add(transfers.len() as u32), Release);
         let (mut to_submit, mut left) = (transfers.len() as u32, transfers.len() as u32);
         while left > 0 {
-            // SAFETY: what is submitted are the entries above, whose buffers the caller vouches for
+            // SAFETY: the submitted entries are those above, whose buffers the caller vouches for
             // until they end.
             let entered =
                 unsafe { io_uring_enter(&self.fd, to_submit, left, IoringEnterFlags::GETEVENTS) };
@@ -152,7 +154,7 @@ impl IoRing {
                     self.rings.word(sq.tail).store(tail, Release);
                     return Err(e);
                 }
-                Err(e) => panic!("memfold: io_uring has taken a transfer and fails: {e}"),
+                Err(e) => panic!("memfold: io_uring has taken a transfer and failed: {e}"),
             }
             left -= self.reap(transfers);
         }
@@ -178,7 +180,7 @@ impl IoRing {
         entry
     }
 
-    /// Takes the completions that are there; returns how many.
+    /// Takes the present completions, and returns their number.
     fn reap(&self, transfers: &mut [Transfer]) -> u32 {
         let cq = &self.params.cq_off;
         let mask = self.rings.word(cq.ring_mask).load(Relaxed);
@@ -207,10 +209,10 @@ impl IoRing {
     }
 }
 
-/// Whether an io_uring can be had; without, each transfer is a system call.
+/// Returns whether io_uring is available. Without it, each transfer is a system call.
 ///
 /// # Errors
-/// ENOSYS or EPERM: the kernel has none, or not for us; EOPNOTSUPP: too old a kernel.
+/// ENOSYS or EPERM: the kernel has none, or permits none. EOPNOTSUPP: the kernel is too old.
 pub fn has_uring() -> Result<(), Errno> {
     IoRing::new().map(drop)
 }

@@ -1,17 +1,16 @@
-//! Pages leave the program's page table by copy, where UFFDIO_MOVE can't be had (before Linux 6.8).
+//! Evicts pages by copy, where UFFDIO_MOVE is unavailable (before Linux 6.8).
 //!
-//! They are write-protected, copied, and then freed **by the kernel's own reclaim**: MADV_FREE says
-//! that they are needed no longer unless somebody writes to them again, and MADV_PAGEOUT has them
-//! reclaimed now. The kernel frees such a page only if nobody has written to it since and nobody
-//! else holds it (`mm/rmap.c` `try_to_unmap_one`, `mm/vmscan.c` `shrink_page_list`, Linux 6.1). So a
-//! write that is on its way past the page table, by a device or by another process
-//! (`process_vm_writev`), is not lost, as it would be with MADV_DONTNEED: its page stays, and is put
-//! back as it was.
+//! They are write-protected, copied, and then freed **by the kernel's own reclaim**. MADV_FREE
+//! declares that they are not needed unless they are written to again, and MADV_PAGEOUT reclaims
+//! them now. The kernel frees such a page only if it was not written to since, and has no other
+//! holder (`mm/rmap.c` `try_to_unmap_one`, `mm/vmscan.c` `shrink_page_list`, Linux 6.1). A device,
+//! or another process (`process_vm_writev`), may be writing past the page table. MADV_DONTNEED
+//! would lose that write. Here its page stays, and is put back unchanged.
 //!
-//! **They are read once more after MADV_FREE**: such a write may have ended between the first
-//! reading and that, and nothing would tell. With one reading, 1 in 3000 of another process's writes
-//! into pages that come and go all the time was lost. The first is for a page that the kernel
-//! reclaims by itself before the second.
+//! **Pages are read once more after MADV_FREE.** Such a write may have ended between the first
+//! reading and MADV_FREE, unnoticed. With one reading, 1 in 3000 writes of another process into
+//! pages that are evicted and loaded all the time was lost. The first reading is for pages that the
+//! kernel reclaims on its own before the second.
 use crate::Errno;
 use crate::maps::pagemap::Pagemap;
 use crate::raw::{read_if_there, system_call, write_if_there};
@@ -19,10 +18,10 @@ use crate::thread::yield_now;
 use crate::uffd::Uffd;
 use crate::units::PAGE_SIZE;
 
-/// [`crate::uffd::space::Space::take_by_copy`].
+/// Evicts pages: see [`crate::uffd::space::Space::take_by_copy`].
 ///
 /// # Safety
-/// - As there.
+/// - The conditions of [`crate::uffd::space::Space::take_by_copy`].
 pub unsafe fn take(
     uffd: &Uffd,
     pagemap: Option<&Pagemap>,
@@ -30,27 +29,27 @@ pub unsafe fn take(
     to: *mut u8,
     len: usize,
 ) -> usize {
-    // What a fork shares would not be freed.
+    // The kernel would not free a page that a fork shares.
     let len = pagemap.map_or(len, |pagemap| pagemap.unshared_bytes(home, len));
     let protected = protect(uffd, home, len);
     let is_there = |page: usize| pagemap.is_none_or(|pagemap| pagemap.is_populated(page));
     let mut read = 0;
     while read < protected {
-        // SAFETY: `to` has room for so much more.
+        // SAFETY: `to` has room for so many more bytes.
         let more = unsafe { read_if_there(home + read, to.add(read), protected - read) };
         read += more.unwrap_or(0) & !(PAGE_SIZE - 1);
         if read == protected || is_there(home + read) {
             break;
         }
-        // SAFETY: as above.
+        // SAFETY: `to` has room for the page.
         unsafe { to.add(read).write_bytes(0, PAGE_SIZE) };
         read += PAGE_SIZE;
     }
     let gone = match pagemap {
         // SAFETY: the bytes are at `to`, which has room for so many.
         Some(pagemap) => unsafe { drop_unused(pagemap, home, read, || read_again(home, to, read)) },
-        // Nobody could tell what is left.
-        // SAFETY: as above.
+        // Without the page map it is unknown which pages remain.
+        // SAFETY: the bytes are at `to`.
         None => unsafe { advise(home, read, libc::MADV_DONTNEED) }.map_or(0, |()| read),
     };
     for at in (gone..protected).step_by(PAGE_SIZE) {
@@ -60,21 +59,21 @@ pub unsafe fn take(
     gone
 }
 
-/// Reads the pages of a range that are there.
+/// Reads the present pages of a range.
 ///
 /// # Safety
 /// - `to` is writable for `len` bytes.
 unsafe fn read_again(home: usize, to: *mut u8, len: usize) {
     let mut at = 0;
     while at < len {
-        // SAFETY: `to` has room for so much more.
+        // SAFETY: `to` has room for so many more bytes.
         let more = unsafe { read_if_there(home + at, to.add(at), len - at) };
-        // A page that is missing ends it, and is passed over.
+        // A missing page ends the reading, and is skipped.
         at += (more.unwrap_or(0) & !(PAGE_SIZE - 1)).max(PAGE_SIZE);
     }
 }
 
-/// Protects as much of a range as can be; a range may lie in several of the kernel's areas, which
+/// Protects as much of a range as possible. A range may lie in several of the kernel's areas, which
 /// older kernels refuse.
 fn protect(uffd: &Uffd, home: usize, len: usize) -> usize {
     if len == 0 || uffd.protect(home, len, true).is_ok() {
@@ -85,30 +84,30 @@ fn protect(uffd: &Uffd, home: usize, len: usize) -> usize {
 }
 
 /// # Safety
-/// - The bytes of the range are needed no longer, unless they are written to.
+/// - The bytes of the range are not needed any more, unless they are written to.
 unsafe fn advise(start: usize, len: usize, advice: i32) -> Result<(), Errno> {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's promise the bytes are not needed.
     unsafe { system_call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) }.map(drop)
 }
 
-/// Drops pages that are protected and that nobody else uses. `read_again` is called when whatever
-/// is written from then on keeps its page. Returns how many bytes are gone, from the first on; of
-/// the rest, pages may be gone too.
+/// Drops protected pages that have no other user. `read_again` is called when each later write
+/// keeps its page. Returns the number of dropped bytes, from the first on. Later pages may be gone
+/// too.
 ///
 /// # Safety
-/// - As [`advise`].
+/// - The bytes of the range are not needed any more, unless they are written to.
 pub(crate) unsafe fn drop_unused(
     pagemap: &Pagemap,
     start: usize,
     len: usize,
     read_again: impl FnOnce(),
 ) -> usize {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's promise the bytes are not needed, unless they are written to.
     if unsafe { advise(start, len, libc::MADV_FREE) }.is_err() {
         return 0;
     }
     read_again();
-    // SAFETY: as above.
+    // SAFETY: by the caller's promise the bytes are not needed, unless they are written to.
     if unsafe { advise(start, len, libc::MADV_PAGEOUT) }.is_err() {
         return 0;
     }
@@ -118,27 +117,28 @@ pub(crate) unsafe fn drop_unused(
     told.map_or(0, |()| gone)
 }
 
-/// Ends the protection of a page that stays. `bytes`: what it held, if it may have been given up.
+/// Ends the protection of a page that stays. `bytes` are its contents, if MADV_FREE may have been
+/// applied.
 ///
 /// # Safety
-/// - They are readable, and what the program expects there.
+/// - They are readable, and the program expects them there.
 unsafe fn put_back(uffd: &Uffd, page: usize, bytes: Option<*mut u8>) {
     while uffd.protect(page, PAGE_SIZE, false) == Err(Errno::AGAIN) {
         yield_now();
     }
     let Some(bytes) = bytes else { return };
-    // A page that was written to isn't given up any more.
+    // A write ends the effect of MADV_FREE.
     if write_if_there(page) {
         return;
     }
-    // It is gone, or may not be written to, and might go later.
-    // SAFETY: `bytes` are its own, as nobody can have written to it.
+    // The page is gone, or isn't writable, and might be freed later.
+    // SAFETY: `bytes` are its contents, as no thread can have written to it.
     let _ = unsafe { advise(page, PAGE_SIZE, libc::MADV_DONTNEED) };
     loop {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise `bytes` are readable, and the program expects them there.
         match unsafe { uffd.copy(page, bytes, PAGE_SIZE, true) } {
             Err(partial) if matches!(partial.errno, Errno::AGAIN | Errno::NOMEM) => yield_now(),
-            // Or nothing is mapped there any more.
+            // Or the page is not mapped any more.
             _ => return,
         }
     }
@@ -155,7 +155,7 @@ mod tests {
 
     const PAGES: usize = 16;
 
-    /// With nobody forking meanwhile: what a fork shares doesn't go.
+    /// A test's zones, with the lock of forks, because pages that a fork shares aren't evicted.
     struct Setup {
         _alone: MutexGuard<'static, ()>,
         uffd: Uffd,
@@ -165,26 +165,26 @@ mod tests {
     }
 
     impl Setup {
-        /// Pages that hold their number, but for one that isn't there.
+        /// Makes pages that hold their number, except for one that is missing.
         fn new() -> Setup {
             let _alone = crate::FORKS.lock();
-            // A page that another CPU has just been given is in a batch of that one's own, and stays.
+            // A page that another CPU has just been given is in that CPU's batch, and stays.
             pin(rustix::thread::sched_getcpu());
             let uffd = Uffd::open(feature::GATE, true).expect("userfaultfd");
             let len = PAGES * PAGE_SIZE;
             let [home, frame] = [(); 2].map(|()| Zone::reserve(len, PAGE_SIZE).unwrap());
             for page in (0..PAGES).filter(|page| *page != 3) {
-                // SAFETY: inside the zone.
+                // SAFETY: the page is inside the zone.
                 unsafe { home.as_ptr().add(page * PAGE_SIZE).write_bytes(page as u8, PAGE_SIZE) };
             }
-            // SAFETY: what is missing is not touched.
+            // SAFETY: the test doesn't touch missing pages.
             unsafe { uffd.register(home.start(), len, true).unwrap() };
             Setup { _alone, uffd, pagemap: Pagemap::open().unwrap(), home, frame }
         }
 
         fn take(&self, map: bool) -> usize {
             let map = map.then_some(&self.pagemap);
-            // SAFETY: the zones are the test's own.
+            // SAFETY: only the test uses the zones.
             unsafe {
                 let (home, to) = (self.home.start(), self.frame.as_ptr());
                 take(&self.uffd, map, home, to, self.home.len())
@@ -195,9 +195,9 @@ mod tests {
             self.pagemap.is_populated(self.home.start() + page * PAGE_SIZE)
         }
 
-        /// The first byte of a page that is there or was taken.
+        /// Returns the first byte of a page that is present or was evicted.
         fn byte(&self, zone: &Zone, page: usize) -> u8 {
-            // SAFETY: inside the zone.
+            // SAFETY: the page is inside the zone.
             unsafe { zone.as_ptr().add(page * PAGE_SIZE).read_volatile() }
         }
     }
@@ -207,11 +207,11 @@ mod tests {
         for map in [true, false] {
             let setup = Setup::new();
             if !map {
-                // Without the page map all of it is there.
-                // SAFETY: nothing is there.
+                // Without the page map all pages count as present.
+                // SAFETY: the page is missing.
                 unsafe { setup.uffd.zero(setup.home.start() + 3 * PAGE_SIZE, PAGE_SIZE).unwrap() };
             }
-            // SAFETY: inside the zone.
+            // SAFETY: the bytes are inside the zone.
             unsafe { setup.frame.as_ptr().write_bytes(0xAA, setup.frame.len()) };
             assert_eq!(setup.take(map), PAGES * PAGE_SIZE);
             for page in 0..PAGES {
@@ -221,14 +221,14 @@ mod tests {
         }
     }
 
-    /// A pipe holds a page for whoever has lent it, as a device would that writes to it.
+    /// A pipe holds a page, like a device that writes to it.
     #[test]
     fn a_page_that_somebody_holds_stays_with_those_behind_it() {
         let setup = Setup::new();
         let (mut out, into) = std::io::pipe().unwrap();
         let held = [setup.home.start() + 7 * PAGE_SIZE, PAGE_SIZE];
         let number = std::os::fd::AsRawFd::as_raw_fd(&into) as usize;
-        // SAFETY: the page is there; nobody writes to it while the pipe has it.
+        // SAFETY: the page is present; no thread writes to it while the pipe has it.
         let lent = unsafe {
             system_call(libc::SYS_vmsplice, [number, held.as_ptr() as usize, 1, 0, 0, 0])
         };
@@ -236,25 +236,25 @@ mod tests {
         assert_eq!(setup.take(true), 7 * PAGE_SIZE);
         for page in 7..PAGES {
             assert!(setup.is_there(page) && setup.byte(&setup.home, page) == page as u8, "{page}");
-            // SAFETY: inside the zone: it may be written to.
+            // SAFETY: the page is inside the zone, and writable.
             unsafe { setup.home.as_ptr().add(page * PAGE_SIZE).write_volatile(99) };
         }
         assert_eq!((setup.is_there(6), setup.byte(&setup.frame, 6)), (false, 6));
         let mut bytes = [0; PAGE_SIZE];
         std::io::Read::read_exact(&mut out, &mut bytes).unwrap();
         drop((out, into));
-        // And goes when nobody does any more.
+        // It is evicted when the pipe no longer holds it.
         assert_eq!(setup.take(true), PAGES * PAGE_SIZE);
         assert_eq!(setup.byte(&setup.frame, 9), 99);
     }
 
-    /// The other process of the test below: writes to all pages at once, again and again, and counts
-    /// those that hold something else afterwards.
+    /// Runs the other process of the test below. It writes to all pages at once, again and again,
+    /// and counts those that have other contents afterwards.
     fn write_from_outside(parent: usize, home: usize, [stop, written, lost]: &[AtomicU32; 3]) {
         let transfer = |number: i64, bytes: *mut u32, there: usize, len: usize| {
             let (own, there) = ([bytes as usize, len], [there, len]);
             let (own, there) = (own.as_ptr() as usize, there.as_ptr() as usize);
-            // SAFETY: `bytes` has room; the other is the zone of the test.
+            // SAFETY: `bytes` has room; the other range is the zone of the test.
             let done = unsafe { system_call(number, [parent, own, 1, there, 1, 0]) };
             done.map_or(0, |bytes| bytes as usize / PAGE_SIZE)
         };
@@ -283,18 +283,18 @@ mod tests {
     fn a_write_by_another_process_is_refused_or_lasts() {
         let setup = Setup::new();
         let shared = SharedZone::reserve(PAGE_SIZE).unwrap();
-        // SAFETY: zeros, on a page that both processes see.
+        // SAFETY: the page is zeros, and both processes share it.
         let words = unsafe { &*shared.as_ptr().cast::<[AtomicU32; 3]>() };
         let [stop, written, lost] = words;
         let (parent, home) = (std::process::id() as usize, setup.home.start());
-        // SAFETY: the child makes system calls, on its own stack, and ends.
+        // SAFETY: the child makes only system calls, on its own stack, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let mut all = rustix::thread::CpuSet::new();
             (0..rustix::thread::CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
             let _ = rustix::thread::sched_setaffinity(None, &all);
             write_from_outside(parent, home, words);
-            // SAFETY: nothing is left to do.
+            // SAFETY: the call ends the process.
             unsafe { libc::_exit(0) };
         }
         let (mut taken, mut page) = (0, 0);
@@ -302,7 +302,7 @@ mod tests {
             page = (page + 1) % PAGES;
             let home = home + page * PAGE_SIZE;
             let frame = setup.frame.as_ptr();
-            // SAFETY: the zones are the test's own.
+            // SAFETY: only the test uses the zones.
             unsafe {
                 if take(&setup.uffd, Some(&setup.pagemap), home, frame, PAGE_SIZE) > 0 {
                     taken += 1;
@@ -311,17 +311,17 @@ mod tests {
             }
         }
         stop.store(1, SeqCst);
-        // SAFETY: its child.
+        // SAFETY: the process is a child of this test.
         unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) };
         assert_eq!(lost.load(SeqCst), 0, "of {}", written.load(SeqCst));
     }
 
     #[test]
-    fn what_may_not_be_written_to_goes_and_what_may_not_be_read_stays() {
+    fn read_only_page_is_evicted_and_unreadable_page_stays() {
         let setup = Setup::new();
         let protect = |page: usize, access: i32| {
             let args = [setup.home.start() + page * PAGE_SIZE, PAGE_SIZE, access as usize, 0, 0, 0];
-            // SAFETY: a page of the zone, which is touched as it may be.
+            // SAFETY: the page is in the zone, and is touched only as its access permits.
             unsafe { system_call(libc::SYS_mprotect, args) }.unwrap()
         };
         protect(2, libc::PROT_READ);

@@ -1,9 +1,10 @@
-//! Dropping many scattered pages by one system call: `process_madvise` of this process itself.
+//! Drops many scattered pages by one system call: `process_madvise` of this process itself.
 //!
 //! Each `madvise` that drops a page interrupts all other CPUs that the program runs on, to flush
-//! their TLBs. One `process_madvise` of many ranges does so once, since Linux 6.16. Before 6.13 it
-//! was refused (MADV_DONTNEED could be asked of nobody). The process is named by `PIDFD_SELF`, which
-//! is newer than that: there is no descriptor that a program could close or a child of fork inherit.
+//! their TLBs. One `process_madvise` of many ranges does so once, since Linux 6.16. Kernels before
+//! 6.13 refuse it (MADV_DONTNEED was not supported). The process is named by `PIDFD_SELF`, which is
+//! newer than that. So there is no descriptor that a program could close or a child of fork
+//! inherit.
 use crate::Errno;
 use crate::memory::zone::Zone;
 use crate::raw::system_call;
@@ -11,13 +12,13 @@ use crate::uffd::Partial;
 use crate::units::PAGE_SIZE;
 use core::ops::Range;
 
-/// Ranges that one call drops, at most.
+/// Most ranges that one call drops.
 pub const SPANS_MAX: usize = 64;
 
 /// `PIDFD_SELF_THREAD_GROUP`.
 const SELF: isize = -10001;
 
-/// A range of addresses, as the kernel's `iovec` has it. Whole pages.
+/// A range of addresses, as the kernel's `iovec`. Whole pages.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct AddressSpan {
@@ -33,11 +34,11 @@ impl From<&Range<usize>> for AddressSpan {
     }
 }
 
-/// Whether this kernel can.
+/// Returns whether this kernel supports it.
 pub fn is_offered() -> bool {
     let Ok(zone) = Zone::reserve(PAGE_SIZE, PAGE_SIZE) else { return false };
     let page = zone.as_ptr();
-    // SAFETY: the page is the zone's, which is this function's alone.
+    // SAFETY: the page is in the zone, which only this function uses.
     unsafe {
         page.write_volatile(1);
         drop_spans(&[AddressSpan { start: page as usize, len: PAGE_SIZE }]).is_ok()
@@ -48,22 +49,22 @@ pub fn is_offered() -> bool {
 /// Drops the pages of at most [`SPANS_MAX`] ranges.
 ///
 /// # Errors
-/// `done` bytes are gone: whole ranges, counted from the first on. Of the next, pages may be gone
-/// too where it lies in several of the kernel's areas. EINVAL (pages are locked), ENOMEM (nothing is
-/// mapped there; or no memory for the call itself), EAGAIN, EINTR, ENOSYS, EBADF.
+/// `done` bytes are gone: whole ranges, counted from the first on. Pages of the next range may be
+/// gone too if it lies in several of the kernel's areas. EINVAL (pages are locked), ENOMEM (nothing
+/// is mapped there, or no memory for the call itself), EAGAIN, EINTR, ENOSYS, EBADF.
 ///
 /// # Safety
-/// - The bytes there are needed no longer.
+/// - The bytes there are not needed any more.
 pub unsafe fn drop_spans(spans: &[AddressSpan]) -> Result<(), Partial> {
     debug_assert!(spans.len() <= SPANS_MAX);
     let len: usize = spans.iter().map(|span| span.len).sum();
     let advice = libc::MADV_DONTNEED as usize;
     let args = [SELF as usize, spans.as_ptr() as usize, spans.len(), advice, 0, 0];
-    // SAFETY: a `Span` is laid out as an `iovec`, and there are so many; the caller gives up the
-    // bytes.
+    // SAFETY: an `AddressSpan` is laid out as an `iovec`, and `spans` has so many; the caller gives
+    // up the bytes.
     match unsafe { system_call(libc::SYS_process_madvise, args) } {
         Ok(done) if done as usize == len => Ok(()),
-        // Why it stopped is learnt by asking for the rest.
+        // A call for the rest returns why it stopped.
         Ok(done) => Err(Partial { done: done as usize, errno: Errno::AGAIN }),
         Err(errno) => Err(Partial { done: 0, errno }),
     }
@@ -82,10 +83,10 @@ mod tests {
         let at = |page: usize| zone.start() + page * PAGE_SIZE;
         let spans = [0, 2, 4, 6].map(|page| AddressSpan { start: at(page), len: PAGE_SIZE });
         let first = |page: usize| {
-            // SAFETY: inside the zone.
+            // SAFETY: the page is inside the zone.
             unsafe { (at(page) as *const u8).read_volatile() }
         };
-        // SAFETY: inside the zone, which is this test's alone.
+        // SAFETY: the pages are inside the zone, which only this test uses.
         unsafe {
             zone.as_ptr().write_bytes(7, zone.len());
             let locked = [at(4), PAGE_SIZE, 0, 0, 0, 0];

@@ -1,7 +1,7 @@
-//! userfaultfd: our own small layer over the ioctls of `include/uapi/linux/userfaultfd.h`.
+//! userfaultfd: a small layer over the ioctls of `include/uapi/linux/userfaultfd.h`.
 //!
-//! The result field of COPY, ZEROPAGE and MOVE counts on errors too: a call may do part of the
-//! range and then fail. [`Partial`] carries both, and no error is ever taken for progress.
+//! The result field of COPY, ZEROPAGE and MOVE counts on errors too: a call may complete a part of
+//! the range and then fail. [`Partial`] carries both, so no error is taken for progress.
 use crate::Errno;
 use crate::raw::{self, ioctl};
 use core::mem::size_of;
@@ -14,11 +14,11 @@ pub mod feature {
     pub const WP: u64 = 1 << 0;
     /// A fault raises SIGBUS in the faulting thread; no message.
     pub const SIGBUS: u64 = 1 << 7;
-    /// Pages that are not there can be write-protected too.
+    /// Missing pages can be write-protected too.
     pub const WP_UNPOPULATED: u64 = 1 << 13;
     /// UFFDIO_MOVE exists (Linux 6.8).
     pub const MOVE: u64 = 1 << 16;
-    /// What gate delivery needs.
+    /// The features that gate delivery needs.
     pub const GATE: u64 = SIGBUS | WP;
 }
 
@@ -39,7 +39,7 @@ const COPY: u64 = request(READ_WRITE, 0x03, size_of::<CopyArg>());
 const ZEROPAGE: u64 = request(READ_WRITE, 0x04, size_of::<ZeropageArg>());
 const MOVE: u64 = request(READ_WRITE, 0x05, size_of::<CopyArg>());
 const WRITEPROTECT: u64 = request(READ_WRITE, 0x06, size_of::<ProtectArg>());
-/// Requests that threads make which serve their own faults.
+/// Requests of threads that serve their own faults.
 pub const REQUESTS: [u64; 4] = [COPY, ZEROPAGE, MOVE, WRITEPROTECT];
 /// `USERFAULTFD_IOC_NEW` on /dev/userfaultfd.
 const DEVICE_NEW: u64 = 0xAA00;
@@ -83,10 +83,10 @@ struct ProtectArg {
 }
 
 /// A request that stopped early: `done` bytes from the start of the range succeeded, then the
-/// kernel said `errno`.
+/// kernel returned `errno`.
 ///
-/// After `done > 0` the kernel reports EAGAIN whatever the reason was: repeat the call for the rest
-/// to learn it.
+/// After `done > 0` the kernel returns EAGAIN for any cause. Repeat the call for the rest to get
+/// the cause.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Partial {
     /// Bytes that succeeded.
@@ -95,16 +95,16 @@ pub struct Partial {
     pub errno: Errno,
 }
 
-/// Why no userfaultfd could be had.
+/// Why no userfaultfd is available.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum OpenError {
-    /// The kernel was built without userfaultfd, or a sandbox says so.
+    /// The kernel was built without userfaultfd, or a sandbox pretends so.
     Missing,
     /// No permission: neither the system call nor /dev/userfaultfd is open to this user.
     Forbidden,
-    /// The kernel lacks features that were asked for; the mask names them ([`feature`]).
+    /// The kernel lacks requested features; the mask names them ([`feature`]).
     Lacks(u64),
-    /// Something else.
+    /// Another error.
     Other(Errno),
 }
 
@@ -136,16 +136,16 @@ impl core::fmt::Display for OpenError {
 pub struct FaultReport {
     /// The address that was touched.
     pub address: usize,
-    /// The page is there, but write-protected.
+    /// The page is mapped, but write-protected.
     pub protected: bool,
 }
 
-/// How a userfaultfd is asked for.
+/// The ways to get a userfaultfd.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum UffdSource {
-    /// By the system call, which needs CAP_SYS_PTRACE or the sysctl for faults inside system calls.
+    /// The system call, which needs CAP_SYS_PTRACE or the sysctl for faults inside system calls.
     Call,
-    /// By /dev/userfaultfd, which needs its permissions alone.
+    /// /dev/userfaultfd, which needs only its permissions.
     Device,
 }
 
@@ -161,7 +161,7 @@ impl Uffd {
     /// inside system calls are not served (they fail with EFAULT), which needs no privilege.
     ///
     /// # Errors
-    /// See [`OpenError`].
+    /// An [`OpenError`] with the cause.
     pub fn open(features: u64, user_only: bool) -> Result<Uffd, OpenError> {
         let supported = Uffd::open_raw(true)?.handshake(0)?;
         if features & !supported != 0 {
@@ -174,35 +174,35 @@ impl Uffd {
         Ok(uffd)
     }
 
-    /// The same under a number from `least` on.
+    /// Moves the descriptor to a number from `least` on.
     ///
     /// # Errors
-    /// EMFILE: there is none free.
+    /// EMFILE: no number is free.
     pub fn at_least(mut self, least: i32) -> Result<Uffd, Errno> {
         self.fd = raw::renumber(self.fd, least)?;
         Ok(self)
     }
 
-    /// In a child of fork, which has no use for its parent's: opens a userfaultfd of its own, with
-    /// the same features, under the same number. Nothing is registered yet.
+    /// Opens its own userfaultfd in a child of fork, which can't use its parent's. It has the same
+    /// features and the same number, and no registered range yet.
     ///
     /// # Errors
-    /// See [`OpenError`].
+    /// An [`OpenError`] with the cause.
     pub fn reopen(&self) -> Result<(), OpenError> {
         raw::reopen(&self.fd, || Ok(Uffd::open(self.features, self.user_only)?.fd))
     }
 
-    /// The features that this kernel offers ([`feature`]).
+    /// Returns the features that this kernel offers ([`feature`]).
     ///
     /// # Errors
-    /// See [`OpenError`].
+    /// An [`OpenError`] with the cause.
     pub fn probe() -> Result<u64, OpenError> {
         Uffd::open_raw(true)?.handshake(0)
     }
 
-    /// By the system call, else by the device: that one's own permissions count in place of the
-    /// sysctl, and a sandbox that refuses the call (EPERM in Docker's profile, ENOSYS in others)
-    /// may let the device through.
+    /// Opens it by the system call, or else by the device. The device has permissions of its own,
+    /// instead of the sysctl. A sandbox that refuses the call (EPERM in Docker's profile, ENOSYS in
+    /// others) may permit the device.
     fn open_raw(user_only: bool) -> Result<Uffd, OpenError> {
         let refused = match Uffd::open_by(UffdSource::Call, user_only) {
             Ok(uffd) => return Ok(uffd),
@@ -220,22 +220,22 @@ impl Uffd {
         let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
         let flags = if user_only { flags | UserfaultfdFlags::from_bits_retain(1) } else { flags };
         if way == UffdSource::Call {
-            // SAFETY: opening a descriptor touches no memory; what it may do later is each call's
-            // own proof.
+            // SAFETY: opening a descriptor touches no memory; each later call proves its own
+            // conditions.
             let fd = unsafe { rustix::mm::userfaultfd(flags)? };
             return Ok(Uffd { fd, features: 0, user_only });
         }
         let device = open(c"/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         // SAFETY: this request takes flags in place of a pointer and touches no memory.
         let fd = unsafe { ioctl(device.as_raw_fd(), DEVICE_NEW, flags.bits() as usize as *mut _)? };
-        // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+        // SAFETY: the kernel has just made this descriptor for this call, so it has no other owner.
         Ok(Uffd { fd: unsafe { OwnedFd::from_raw_fd(fd as i32) }, features: 0, user_only })
     }
 
-    /// Whether a userfaultfd can be had in one way alone.
+    /// Returns whether a userfaultfd is available in one way.
     ///
     /// # Errors
-    /// What the kernel says: EPERM (sysctl, or a sandbox), ENOSYS, ENOENT and EACCES of the device.
+    /// The kernel's: EPERM (sysctl, or a sandbox), ENOSYS, ENOENT and EACCES of the device.
     pub fn can_open(way: UffdSource, user_only: bool) -> Result<(), Errno> {
         Uffd::open_by(way, user_only).map(drop)
     }
@@ -250,12 +250,12 @@ impl Uffd {
         }
     }
 
-    /// The features that were enabled.
+    /// Returns the enabled features.
     pub fn features(&self) -> u64 {
         self.features
     }
 
-    /// The descriptor number, for poll.
+    /// Returns the descriptor, for poll.
     pub fn fd(&self) -> &OwnedFd {
         &self.fd
     }
@@ -266,18 +266,18 @@ impl Uffd {
     /// EINVAL (not anonymous, or not page-aligned), EBUSY (another userfaultfd has it), ENOMEM.
     ///
     /// # Safety
-    /// - From now on a touch of a missing page in the range waits for whoever serves this
-    ///   descriptor: somebody must, and that somebody must never touch the range itself.
+    /// - From now on a touch of a missing page in the range waits for the thread that serves this
+    ///   descriptor. There must be one, and it must never touch the range itself.
     pub unsafe fn register(&self, start: usize, len: usize, protect: bool) -> Result<(), Errno> {
         let range = RangeArg { start: start as u64, len: len as u64 };
         let mut arg = RegisterArg { range, mode: 1 | (protect as u64) << 1, ioctls: 0 };
-        // SAFETY: `arg` is the struct of this request; the caller vouches for what registration
-        // means.
+        // SAFETY: `arg` is the struct of this request; the caller vouches for the effects of
+        // registration.
         unsafe { ioctl(self.fd.as_raw_fd(), REGISTER, (&raw mut arg).cast()) }.map(drop)
     }
 
-    /// Ends the registration of a range and wakes whoever waits in it. Missing pages read as zeros
-    /// from now on.
+    /// Ends the registration of a range and wakes the threads that wait in it. Missing pages read
+    /// as zeros from now on.
     ///
     /// # Errors
     /// EINVAL if the range holds a mapping that can't be registered.
@@ -294,17 +294,19 @@ impl Uffd {
         let _ = unsafe { ioctl(self.fd.as_raw_fd(), WAKE, (&raw mut arg).cast()) };
     }
 
-    /// Copies `len` bytes from `src` into fresh pages at `dst`, and if `wake` is set wakes whoever
-    /// waits there.
+    /// Copies `len` bytes from `src` into fresh pages at `dst`. With `wake`, wakes the threads that
+    /// wait there.
     ///
     /// # Errors
-    /// EEXIST (a page is there), EAGAIN (an event waits to be read, or part was done), ENOENT
-    /// (nothing is mapped there any more, or the range lies in two areas), ENOMEM, ESRCH.
+    /// - EEXIST: a page is present.
+    /// - EAGAIN: an event must be read first, or a part was done.
+    /// - ENOENT: nothing is mapped there any more, or the range lies in two areas.
+    /// - ENOMEM, ESRCH.
     ///
     /// # Safety
     /// - `src` must be readable for `len` bytes.
     /// - The pages at `dst` become these bytes for the whole process: the caller must hold the
-    ///   right to say so.
+    ///   right to define them.
     pub unsafe fn copy(
         &self,
         dst: usize,
@@ -313,18 +315,18 @@ impl Uffd {
         wake: bool,
     ) -> Result<(), Partial> {
         // UFFDIO_COPY_MODE_DONTWAKE is 1.
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise `src` is readable, and the bytes at `dst` may be defined.
         unsafe { self.copy_mode(dst, src, len, !wake as u64) }
     }
 
-    /// As [`Uffd::copy`], but the fresh pages are write-protected from the first moment on. The
-    /// range is registered for protection. Wakes nobody.
+    /// Copies like [`Uffd::copy`], but the fresh pages are write-protected from the first moment
+    /// on. The range is registered for protection. Wakes no thread.
     ///
     /// # Errors
-    /// As [`Uffd::copy`].
+    /// The errors of [`Uffd::copy`].
     ///
     /// # Safety
-    /// - As [`Uffd::copy`].
+    /// - The conditions of [`Uffd::copy`].
     pub unsafe fn copy_protected(
         &self,
         dst: usize,
@@ -332,12 +334,12 @@ impl Uffd {
         len: usize,
     ) -> Result<(), Partial> {
         // UFFDIO_COPY_MODE_WP is 2.
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise `src` is readable, and the bytes at `dst` may be defined.
         unsafe { self.copy_mode(dst, src, len, 1 | 2) }
     }
 
     /// # Safety
-    /// - As [`Uffd::copy`].
+    /// - The conditions of [`Uffd::copy`].
     unsafe fn copy_mode(
         &self,
         dst: usize,
@@ -351,14 +353,14 @@ impl Uffd {
         partial(ret, arg.done)
     }
 
-    /// Maps the zero page at `dst`, `len` bytes of it, and wakes whoever waits there.
+    /// Maps the zero page at `dst`, `len` bytes of it, and wakes the threads that wait there.
     ///
     /// # Errors
-    /// As [`Uffd::copy`].
+    /// The errors of [`Uffd::copy`].
     ///
     /// # Safety
     /// - The pages at `dst` become zeros for the whole process: the caller must hold the right to
-    ///   say so.
+    ///   define them.
     pub unsafe fn zero(&self, dst: usize, len: usize) -> Result<(), Partial> {
         let range = RangeArg { start: dst as u64, len: len as u64 };
         let mut arg = ZeropageArg { range, mode: 0, done: 0 };
@@ -367,15 +369,17 @@ impl Uffd {
         partial(ret, arg.done)
     }
 
-    /// Moves the pages of `[src, src + len)` to `dst`, which must be empty and registered here,
-    /// without copying, and if `wake` is set wakes whoever waits at `dst`. `src` is empty
+    /// Moves the pages of `[src, src + len)` to `dst`, without copying. `dst` must be empty and
+    /// registered here. With `wake`, wakes the threads that wait at `dst`. `src` is empty
     /// afterwards.
     ///
     /// # Errors
-    /// EEXIST (`dst` holds a page), ENOENT (`src` lacks a page, or nothing is mapped), EBUSY (a
-    /// page is shared by fork or pinned), EAGAIN (an event waits to be read, or part was done),
-    /// EINVAL (an area isn't private, anonymous and writable, the two differ in protection, or one
-    /// of the ranges lies in two areas).
+    /// - EEXIST: `dst` holds a page.
+    /// - ENOENT: `src` lacks a page, or nothing is mapped.
+    /// - EBUSY: a page is shared by fork or pinned.
+    /// - EAGAIN: an event must be read first, or a part was done.
+    /// - EINVAL: an area isn't private, anonymous and writable, the two differ in protection, or
+    ///   one of the ranges lies in two areas.
     ///
     /// # Safety
     /// - The caller must hold the right to change both ranges for the whole process.
@@ -401,12 +405,12 @@ impl Uffd {
     pub fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
         let range = RangeArg { start: start as u64, len: len as u64 };
         let mut arg = ProtectArg { range, mode: on as u64 };
-        // SAFETY: `arg` is the struct of this request. Protection only delays writers, it changes
+        // SAFETY: `arg` is the struct of this request. Protection only delays writers; it changes
         // no byte.
         unsafe { ioctl(self.fd.as_raw_fd(), WRITEPROTECT, (&raw mut arg).cast()) }.map(drop)
     }
 
-    /// Reads one report; never sleeps for it.
+    /// Reads one report, without sleeping.
     ///
     /// # Errors
     /// EAGAIN when there is none, EINTR.
@@ -468,11 +472,11 @@ mod tests {
         assert_eq!(WRITEPROTECT, 0xc018_aa06);
     }
 
-    /// Has the kernel answer `number` with an error in the calling thread, for good.
+    /// Makes the kernel answer `number` with an error in the calling thread, for good.
     fn refuse(number: i64, errno: Errno) {
         let code = |code: u32| code as u16;
         let mut filter = [
-            // The number is the first word of what a filter sees.
+            // The number is the first word of a filter's data.
             libc::sock_filter {
                 code: code(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS),
                 jt: 0,
@@ -500,7 +504,8 @@ mod tests {
         ];
         let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
         let at = &raw const program as usize;
-        // SAFETY: the filter is alive during the call, which copies it; both are about this thread.
+        // SAFETY: the filter is alive during the call, which copies it; both calls affect only this
+        // thread.
         unsafe {
             raw::system_call(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0])
                 .unwrap();
@@ -510,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn the_device_is_tried_when_a_sandbox_refuses_the_call_in_either_way() {
+    fn open_tries_the_device_when_a_sandbox_refuses_the_call() {
         let by_device = Uffd::can_open(UffdSource::Device, true);
         for errno in [Errno::PERM, Errno::NOSYS] {
             let in_sandbox = move || {
@@ -537,7 +542,7 @@ mod tests {
             Zone::reserve(16 * PAGE_SIZE, PAGE_SIZE).unwrap(),
         );
         for page in [0usize, 1, 3] {
-            // SAFETY: inside the zone, before it is registered.
+            // SAFETY: the page is inside the zone, which is not registered yet.
             unsafe { *a.as_ptr().add(page * PAGE_SIZE) = 40 + page as u8 };
         }
         // SAFETY: the test touches only pages of `b` that it has moved there.

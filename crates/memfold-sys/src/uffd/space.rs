@@ -1,4 +1,4 @@
-//! The address space as the engine sees it: the seam where tests put a fake or inject faults.
+//! The address space as the engine sees it. Tests replace it with a fake, or inject faults.
 use crate::Errno;
 use crate::maps::pagemap::Pagemap;
 use crate::raw::{is_resident, write_if_there};
@@ -10,17 +10,19 @@ use alloc::sync::Arc;
 use core::ops::Range;
 use rustix::mm::{Advice, madvise};
 
-/// What the pager does to page tables. All addresses and lengths are multiples of the page size.
+/// Operations of the pager on page tables. All addresses and lengths are multiples of the page
+/// size.
 ///
-/// What an implementation must keep: a page is at one address or at none; `move_pages` and `copy`
-/// never overwrite a page that is there; every error leaves the pages past `Partial::done` as they
-/// were.
+/// Conditions for an implementation:
+/// - A page is at one address or at none.
+/// - `move_pages` and `copy` never overwrite a page that is present.
+/// - Every error leaves the pages past `Partial::done` unchanged.
 pub trait Space: Send + Sync {
-    /// Moves the pages at `src` to the empty range `dst`, and if `wake` is set wakes whoever waits
+    /// Moves the pages at `src` to the empty range `dst`. With `wake`, wakes the threads that wait
     /// at `dst`.
     ///
     /// # Errors
-    /// As [`Uffd::move_pages`].
+    /// The errors of [`Uffd::move_pages`].
     ///
     /// # Safety
     /// - The caller holds the right to change both ranges for the whole process.
@@ -32,11 +34,11 @@ pub trait Space: Send + Sync {
         wake: bool,
     ) -> Result<(), Partial>;
 
-    /// Makes fresh pages at the empty range `dst` with the bytes at `src`, and if `wake` is set
-    /// wakes whoever waits there.
+    /// Makes fresh pages at the empty range `dst` with the bytes at `src`. With `wake`, wakes the
+    /// threads that wait there.
     ///
     /// # Errors
-    /// As [`Uffd::copy`].
+    /// The errors of [`Uffd::copy`].
     ///
     /// # Safety
     /// - `src` is readable for `len` bytes, and the caller holds the right to define the bytes at
@@ -50,114 +52,115 @@ pub trait Space: Send + Sync {
     ) -> Result<(), Partial>;
 
     /// Makes fresh pages at the empty range `dst` with the bytes at `src`, write-protected from the
-    /// first moment on. Wakes nobody.
+    /// first moment on. Wakes no thread.
     ///
     /// # Errors
-    /// As [`Uffd::copy_protected`].
+    /// The errors of [`Uffd::copy_protected`].
     ///
     /// # Safety
-    /// - As [`Space::copy`].
+    /// - The conditions of [`Space::copy`].
     unsafe fn copy_protected(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial>;
 
     /// Write-protects a range (`on`), or ends the protection and wakes the writers. Where memory is
-    /// hidden ([`Space::hides`]): keeps all of it from the program, or lets it have it.
+    /// hidden ([`Space::hides`]), it hides or shows all of the range.
     ///
     /// # Errors
-    /// As [`Uffd::protect`].
+    /// The errors of [`Uffd::protect`].
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno>;
 
-    /// Copies the pages of a range to `to` and takes them away. Returns how many bytes went, from
-    /// the first on; what was missing of them is zeros. The rest is as it was, as far as one who
-    /// writes there can tell: no write is lost, whoever makes it.
+    /// Copies the pages of a range to `to` and evicts them. Returns the number of evicted bytes,
+    /// from the first on. Missing pages among them are zeros at `to`. The rest is unchanged as far
+    /// as a writer can notice: no write is lost, from any source.
     ///
     /// # Safety
-    /// - The range is registered for write protection. `to` is writable for `len` bytes, and the
-    ///   caller's alone.
-    /// - Nobody else changes what is mapped there, or serves faults of its pages.
+    /// - The range is registered for write protection. `to` is writable for `len` bytes, and no
+    ///   other thread uses it.
+    /// - No other thread changes the mapping of these pages, or serves their faults.
     unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize;
 
     /// Drops the pages of a range.
     ///
     /// # Errors
-    /// What `madvise` says.
+    /// The errors of `madvise`.
     ///
     /// # Safety
-    /// - The bytes there are needed no longer.
+    /// - The bytes there are not needed any more.
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno>;
 
-    /// As [`Space::discard`], but never waits for a handler of discards, so that handlers may call
-    /// it. Returns how many bytes are gone, counted from the first range on; the rest is as it was.
+    /// Drops pages like [`Space::discard`], but never waits for a handler of discards, so that
+    /// handlers may call it. Returns the number of dropped bytes, counted from the first range on.
+    /// The rest is unchanged.
     ///
     /// # Safety
-    /// - As [`Space::discard`], and every page of the ranges holds memory.
+    /// - The conditions of [`Space::discard`], and every page of the ranges holds memory.
     unsafe fn discard_now(&self, ranges: &[Range<usize>]) -> usize {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller promises that the bytes are not needed.
         unsafe { discard_each(self, ranges) }
     }
 
-    /// Whether [`Space::copy_protected`] and [`Space::drop_spans`] can be had.
+    /// Returns whether [`Space::copy_protected`] and [`Space::drop_spans`] are available.
     fn can_drop(&self) -> bool;
 
-    /// Whether what is away is kept from the program by its access: then whole folios come and go, as
-    /// a page that is missing where there is access is made by the kernel, and each border between the
-    /// two costs a mapping.
+    /// Returns whether folded memory is hidden from the program by its access. Then whole folios
+    /// are evicted and loaded. The kernel would make a page that is missing in accessible memory,
+    /// and each border between the two costs a mapping.
     fn hides(&self) -> bool {
         false
     }
 
-    /// Drops the pages of at most [`SPANS_MAX`] ranges, all at one go.
+    /// Drops the pages of at most [`SPANS_MAX`] ranges at once.
     ///
     /// # Errors
-    /// As [`drop_spans`].
+    /// The errors of [`drop_spans`].
     ///
     /// # Safety
-    /// - As [`Space::discard`].
+    /// - The conditions of [`Space::discard`].
     unsafe fn drop_spans(&self, spans: &[AddressSpan]) -> Result<(), Partial>;
 
     /// Makes every page of a range private to this process again, after a fork had shared it.
     ///
     /// # Errors
-    /// What `madvise(MADV_POPULATE_WRITE)` says.
+    /// The errors of `madvise(MADV_POPULATE_WRITE)`.
     fn unshare(&self, start: usize, len: usize) -> Result<(), Errno>;
 
-    /// Whether there is a page at `addr`, in memory, in the kernel's swap, or on its way. Touches
-    /// nothing.
+    /// Returns whether there is a page at `addr`, in memory, in the kernel's swap, or being read
+    /// from there. Touches no page.
     fn is_populated(&self, addr: usize) -> bool;
 
-    /// Keeps the pages of a range, which were moved there from memory of the program's: what that
-    /// has given up with MADV_FREE comes along as it is, and the kernel may drop it until it is
-    /// written to. Afterwards all of them are there for good; what had been dropped by then is
+    /// Keeps the pages of a range, which were moved there from memory of the program. Pages to
+    /// which the program has applied MADV_FREE move as they are, and the kernel may drop them until
+    /// they are written to. Afterwards all of them stay. Pages that had been dropped by then are
     /// zeros. Never waits for a fault to be served.
     ///
     /// # Safety
-    /// - The range is registered, the engine's own, and nobody else uses it.
+    /// - The range is registered, belongs to the engine, and no other thread uses it.
     unsafe fn keep(&self, start: usize, len: usize);
 
-    /// Wakes whoever waits for pages of a range; they look again.
+    /// Wakes the threads that wait for pages of a range; they look again.
     fn wake(&self, start: usize, len: usize);
 }
 
-/// [`Space::discard_now`] where [`Space::discard`] waits for nobody.
+/// Implements [`Space::discard_now`] where [`Space::discard`] doesn't wait.
 ///
 /// # Safety
-/// - As there.
+/// - The conditions of [`Space::discard_now`].
 unsafe fn discard_each<S: Space + ?Sized>(space: &S, ranges: &[Range<usize>]) -> usize {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's promise the bytes are not needed.
     let is_gone =
         |range: &&Range<usize>| unsafe { space.discard(range.start, range.len()) }.is_ok();
     ranges.iter().take_while(is_gone).map(Range::len).sum()
 }
 
-/// The same with few calls.
+/// Implements [`Space::discard_now`] with few calls.
 ///
 /// # Safety
-/// - As there.
+/// - The conditions of [`Space::discard_now`].
 unsafe fn discard_at_once(ranges: &[Range<usize>]) -> usize {
     let mut gone = 0;
     for part in ranges.chunks(SPANS_MAX) {
         let mut spans = [AddressSpan::default(); SPANS_MAX];
         spans.iter_mut().zip(part).for_each(|(span, range)| *span = range.into());
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise the bytes are not needed.
         match unsafe { drop_spans(&spans[..part.len()]) } {
             Ok(()) => gone += part.iter().map(Range::len).sum::<usize>(),
             Err(partial) => return gone + partial.done,
@@ -170,41 +173,41 @@ unsafe fn discard_at_once(ranges: &[Range<usize>]) -> usize {
 pub struct UffdSpace {
     uffd: Arc<Uffd>,
     pagemap: Option<Arc<Pagemap>>,
-    /// The program may give up memory with MADV_FREE.
+    /// Whether the program may apply MADV_FREE to its memory.
     frees: bool,
     can_drop: bool,
 }
 
 impl UffdSpace {
-    /// The process's address space, changed through `uffd`; `pagemap` is this process's. Without
-    /// one, pages may be copied, but not moved: nobody could tell what a move that failed has done.
-    /// Nobody gives up memory in it with MADV_FREE.
+    /// Makes the process's address space, changed through `uffd`; `pagemap` is this process's.
+    /// Without `pagemap`, pages may be copied, but not moved, because the effect of a failed move
+    /// would be unknown. No thread applies MADV_FREE to its memory.
     pub fn new(uffd: Arc<Uffd>, pagemap: Option<Arc<Pagemap>>) -> UffdSpace {
         let can_drop = uffd.features() & feature::WP != 0 && is_offered();
         UffdSpace { uffd, pagemap, frees: false, can_drop }
     }
 
-    /// The same with memory of a program's, which may do that.
+    /// Makes it for memory of a program that may apply MADV_FREE.
     pub fn with_free(uffd: Arc<Uffd>, pagemap: Arc<Pagemap>) -> UffdSpace {
         UffdSpace { frees: true, ..UffdSpace::new(uffd, Some(pagemap)) }
     }
 
-    /// Makes a page of zeros where there is none, also while an event waits to be read, when the
-    /// kernel copies nothing.
+    /// Makes a page of zeros if there is none, also while an event must be read, when the kernel
+    /// copies nothing.
     ///
     /// # Safety
-    /// - The page is registered, the engine's own, and nobody else uses it.
+    /// - The page is registered, belongs to the engine, and no other thread uses it.
     unsafe fn refill(&self, page: usize) {
-        // A page that isn't registered comes by itself when it is touched.
+        // The kernel makes a page that isn't registered when it is touched.
         let made = self.uffd.unregister(page, PAGE_SIZE).map(|()| write_if_there(page));
-        // SAFETY: it was registered before, so whoever serves it is there. It holds a page, and
-        // none is missing.
+        // SAFETY: it was registered before, so there is a thread that serves it. The page is
+        // present, so none is missing.
         let done = made
             .and_then(|made| unsafe { self.uffd.register(page, PAGE_SIZE, false) }.map(|()| made));
         assert_eq!(
             done,
             Ok(true),
-            "memfold: no page could be had in place of one that the kernel has dropped"
+            "memfold: The kernel has dropped a page, and gives none in its place"
         );
     }
 }
@@ -218,7 +221,7 @@ impl Space for UffdSpace {
         wake: bool,
     ) -> Result<(), Partial> {
         debug_assert!(self.pagemap.is_some());
-        // SAFETY: the caller's promise is the callee's condition.
+        // SAFETY: the caller holds the right to change both ranges, as the callee asks.
         unsafe { self.uffd.move_pages(dst, src, len, wake) }
     }
 
@@ -229,12 +232,14 @@ impl Space for UffdSpace {
         len: usize,
         wake: bool,
     ) -> Result<(), Partial> {
-        // SAFETY: the caller's promise is the callee's condition.
+        // SAFETY: the caller promises that `src` is readable, and holds the right to define the
+        // bytes.
         unsafe { self.uffd.copy(dst, src, len, wake) }
     }
 
     unsafe fn copy_protected(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {
-        // SAFETY: the caller's promise is the callee's condition.
+        // SAFETY: the caller promises that `src` is readable, and holds the right to define the
+        // bytes.
         unsafe { self.uffd.copy_protected(dst, src, len) }
     }
 
@@ -243,7 +248,7 @@ impl Space for UffdSpace {
     }
 
     unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller promises the conditions of `take_by_copy`, which are those of `take`.
         unsafe { take(&self.uffd, self.pagemap.as_deref(), home, to, len) }
     }
 
@@ -253,7 +258,8 @@ impl Space for UffdSpace {
     }
 
     unsafe fn discard_now(&self, ranges: &[Range<usize>]) -> usize {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller promises that the bytes are not needed, and that every page holds
+        // memory.
         unsafe { if self.can_drop { discard_at_once(ranges) } else { discard_each(self, ranges) } }
     }
 
@@ -262,7 +268,7 @@ impl Space for UffdSpace {
     }
 
     unsafe fn drop_spans(&self, spans: &[AddressSpan]) -> Result<(), Partial> {
-        // SAFETY: the caller's promise is the callee's condition.
+        // SAFETY: the caller promises that the bytes are not needed.
         unsafe { drop_spans(spans) }
     }
 
@@ -274,7 +280,7 @@ impl Space for UffdSpace {
     fn is_populated(&self, addr: usize) -> bool {
         match &self.pagemap {
             Some(pagemap) => pagemap.is_populated(addr),
-            // Who doesn't move pages asks this to save work, or to check.
+            // Without moves this is called only to save work, or to check.
             None => is_resident(addr),
         }
     }
@@ -285,7 +291,8 @@ impl Space for UffdSpace {
         }
         for page in (start..start + len).step_by(PAGE_SIZE) {
             if !write_if_there(page) {
-                // SAFETY: by the caller's promise.
+                // SAFETY: the caller promises that the page is registered, the engine's, and has no
+                // other user.
                 unsafe { self.refill(page) };
             }
         }

@@ -1,38 +1,38 @@
-//! The lock of the areas, in two parts, so that memory can be taken under management while
-//! background threads compress.
+//! The lock of the areas. It has two parts, so that memory can be adopted while background threads
+//! compress.
 //!
-//! A background thread stands back behind the program ([`memfold_sys::thread::stand_back`]). On a
-//! busy machine it may wait for a CPU in the middle of a block, for tens of milliseconds, and
-//! whoever wants the areas to itself would wait with it. A program that grows fast passes its limit
-//! meanwhile. So a thread that saves folios in the background holds `work` for reading, and the
-//! areas only to look something up.
+//! The program has priority over background threads ([`memfold_sys::thread::stand_back`]). On a
+//! busy machine a background thread may wait for a CPU in the middle of a block, for tens of
+//! milliseconds. A thread that wants exclusive areas would wait with it, and a program that grows
+//! fast would pass its limit meanwhile. So a thread that saves folios in the background holds
+//! `work` for reading, and locks the areas only for look-ups.
 use crate::area::Areas;
 use core::ops::{Deref, DerefMut};
 use memfold_sys::sync::{ReadGuard, RwLock, WriteGuard};
 
-/// Work on a folio ends within this time on a CPU that is free.
+/// Work on a folio ends within this time if a CPU is free.
 const PATIENCE_NS: u64 = 1_000_000;
 
-/// The areas, and who may use them for what.
+/// The areas and their locks.
 pub(crate) struct AreaLock {
     /// Locked before `areas`.
     work: RwLock<()>,
     areas: RwLock<Areas>,
 }
 
-/// The areas alone, for changes of any kind: no folio of any area is `Loading` or `Saving`.
+/// Exclusive access, for changes of any kind: no folio of any area is `Loading` or `Saving`.
 pub(crate) struct ExclusiveAreas<'a> {
     areas: WriteGuard<'a, Areas>,
     _work: WriteGuard<'a, ()>,
 }
 
-/// Saves folios in the background: see [`AreaLock::work`].
+/// Permission to save folios in the background: see [`AreaLock::work`].
 pub(crate) struct BackgroundAccess<'a> {
     lands: &'a AreaLock,
     _work: ReadGuard<'a, ()>,
 }
 
-/// How a thread that makes room holds the areas.
+/// How a thread that reclaims holds the areas.
 #[derive(Copy, Clone)]
 pub(crate) enum AreasAccess<'a> {
     /// For all of its work.
@@ -42,33 +42,33 @@ pub(crate) enum AreasAccess<'a> {
 }
 
 impl AreaLock {
-    /// No areas.
+    /// Makes an empty set of areas.
     pub fn new() -> AreaLock {
         AreaLock { work: RwLock::new(()), areas: RwLock::new(Areas::default()) }
     }
 
-    /// For whoever works on folios: no area comes, goes or changes meanwhile. Must not be called by
-    /// a thread that holds them already.
+    /// Locks the areas for work on folios: no area is added, removed or changed meanwhile. Must not
+    /// be called by a thread that holds them already.
     pub fn read(&self) -> ReadGuard<'_, Areas> {
         self.areas.read()
     }
 
-    /// While the engine is at rest.
+    /// Returns the areas while the engine is quiesced.
     ///
     /// # Safety
-    /// - Nobody changes areas while the reference lives.
+    /// - No thread changes areas while the reference lives.
     pub unsafe fn peek(&self) -> &Areas {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise no thread changes the areas.
         unsafe { self.areas.peek() }
     }
 
-    /// For whoever changes areas, or what can't be changed while somebody works on a folio.
+    /// Locks the areas for changes that need all work on folios to have ended.
     pub fn write(&self) -> ExclusiveAreas<'_> {
         let work = self.work.write();
         ExclusiveAreas { areas: self.areas.write(), _work: work }
     }
 
-    /// Waits as [`AreaLock::write`], and keeps them until [`AreaLock::open`].
+    /// Locks like [`AreaLock::write`], and keeps the locks until [`AreaLock::open`].
     pub fn close(&self) {
         core::mem::forget(self.write());
     }
@@ -86,22 +86,23 @@ impl AreaLock {
         }
     }
 
-    /// For whoever only adds an area. Background threads may go on saving folios of the others.
-    /// `None`: they were held for longer than [`PATIENCE_NS`].
+    /// Locks the areas for adding one. Background threads may continue to save folios of the
+    /// others. Returns `None` if other threads held the areas for longer than [`PATIENCE_NS`].
     pub fn grow(&self) -> Option<WriteGuard<'_, Areas>> {
         self.areas.write_within(PATIENCE_NS)
     }
 
-    /// For a background thread that saves folios. With it, it may read the areas for a moment,
-    /// while it holds no shard, no context, and no folio that is `Saving`: somebody who has them
-    /// read may be waiting for one of these.
+    /// Permits a background thread to save folios. It may then read the areas for a moment, while
+    /// it holds no shard, no context, and no folio that is `Saving`. A thread that reads the areas
+    /// may be waiting for one of these.
     pub fn work(&self) -> BackgroundAccess<'_> {
         BackgroundAccess { lands: self, _work: self.work.read() }
     }
 }
 
 impl AreasAccess<'_> {
-    /// Reads the areas, for a moment if they aren't held. The conditions of [`AreaLock::work`].
+    /// Calls `read` with the areas, locking them for that if needed. The conditions of
+    /// [`AreaLock::work`] hold.
     pub fn with<R>(self, read: impl FnOnce(&Areas) -> R) -> R {
         match self {
             AreasAccess::Read(areas) => read(areas),

@@ -1,15 +1,13 @@
-//! Areas: the parts of the address space under management, and the keys of their pages.
-//!
-//! The index is keyed not by address but by a *key* that stays with a page when mremap moves it: an
-//! area maps addresses to keys by one offset. Keys equal page numbers unless another area still
-//! owns those.
+//! Areas: the managed parts of the address space, and the keys of their pages.
 //!
 //! # Keys and addresses
-//! The index is keyed by a **key**, not by an address (`area/mod.rs`). mremap can move gigabytes of
-//! managed memory, folded parts too; with keys only one offset changes and no folio does. A key is
-//! the page's number unless that number is still owned by an area that has moved away; then it
-//! comes from beyond the 47-bit address space, congruent modulo 2 MiB where alignment matters for
-//! folios. The store gets a key only to choose a pool.
+//! The index is keyed by a **key**, not by an address. A key stays with its page when mremap moves
+//! the page: an area maps addresses to keys by one offset. So mremap can move gigabytes of managed
+//! memory, folded parts too, and only the offset changes.
+//!
+//! A key is the page's number, unless an area that has moved away still owns that number. Then the
+//! key comes from beyond the 47-bit address space, congruent modulo 2 MiB where alignment matters
+//! for folios. The store gets a key only to choose a pool.
 pub mod lock;
 
 use crate::folio::index::KEYS;
@@ -18,7 +16,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT};
 
-/// The number of the page at an address.
+/// Returns the number of the page at an address.
 pub fn page_of(addr: usize) -> u64 {
     (addr >> PAGE_SHIFT) as u64
 }
@@ -28,24 +26,24 @@ pub fn page_of(addr: usize) -> u64 {
 pub struct Area {
     /// First page.
     pub start: u64,
-    /// First page past it.
+    /// The page after its last one.
     pub end: u64,
     /// Key of the first page.
     pub key: u64,
 }
 
 impl Area {
-    /// Key of the page at `addr`.
+    /// Returns the key of the page at `addr`.
     pub fn key_of(&self, addr: usize) -> u64 {
         (addr as u64 >> PAGE_SHIFT) - self.start + self.key
     }
 
-    /// Address of the page with this key.
+    /// Returns the address of the page with this key.
     pub fn addr_of(&self, key: u64) -> usize {
         ((key - self.key + self.start) << PAGE_SHIFT) as usize
     }
 
-    /// First key past the area's.
+    /// Returns the key after its last one.
     pub fn key_end(&self) -> u64 {
         self.key + (self.end - self.start)
     }
@@ -54,30 +52,30 @@ impl Area {
 /// All areas, and the ranges in them that are pinned.
 #[derive(Clone, Default)]
 pub struct Areas {
-    /// By their first page.
+    /// Areas by their first page.
     by_addr: BTreeMap<u64, Area>,
-    /// From the key of an area's first page to that page.
+    /// First pages of areas by their keys.
     by_key: BTreeMap<u64, u64>,
     pins: Vec<(u64, u64)>,
 }
 
-/// Keys at or above this are given to areas whose own page numbers are taken: beyond the 47-bit
+/// Keys from this one on are for areas whose own page numbers are taken. They lie beyond the 47-bit
 /// user address space.
 const SPARE_KEYS: u64 = 1 << (47 - PAGE_SHIFT);
 
 impl Areas {
-    /// The area that holds `addr`.
+    /// Returns the area that holds `addr`.
     pub fn find(&self, addr: usize) -> Option<&Area> {
         let page = page_of(addr);
         self.last_before(page + 1).filter(|a| page < a.end)
     }
 
-    /// Whether any of `[start, end)` (page numbers) is in an area.
+    /// Returns whether any page of `[start, end)` (page numbers) is in an area.
     pub fn touch(&self, start: u64, end: u64) -> bool {
         self.last_before(end).is_some_and(|a| start < a.end)
     }
 
-    /// Whether a page is in an area, and up to which page that stays so.
+    /// Returns whether a page is in an area, and the end of the run for which that is so.
     pub fn run_at(&self, page: u64) -> (bool, u64) {
         match self.last_before(page + 1).filter(|area| page < area.end) {
             Some(area) => (true, area.end),
@@ -88,27 +86,27 @@ impl Areas {
         }
     }
 
-    /// The last area that begins before a page.
+    /// Returns the last area that begins before a page.
     fn last_before(&self, page: u64) -> Option<&Area> {
         self.by_addr.range(..page).next_back().map(|(_, area)| area)
     }
 
-    /// The area that owns `key`.
+    /// Returns the area that owns `key`.
     pub fn find_key(&self, key: u64) -> Option<&Area> {
         self.last_key_before(key + 1).filter(|a| key < a.key_end())
     }
 
-    /// The area with the last first key before `key`.
+    /// Returns the area with the last first key before `key`.
     fn last_key_before(&self, key: u64) -> Option<&Area> {
         self.by_key.range(..key).next_back().map(|(_, start)| &self.by_addr[start])
     }
 
-    /// All areas in ascending order of address.
+    /// Returns all areas in ascending order of address.
     pub fn iter(&self) -> impl Iterator<Item = &Area> {
         self.by_addr.values()
     }
 
-    /// The parts of areas that lie in a range of pages, in ascending order, with the keys of each.
+    /// Returns the parts of areas in a range of pages, in ascending order, with the keys of each.
     pub fn parts(&self, pages: &Range<u64>) -> Vec<(Area, Range<u64>)> {
         let part = |a: &Area| {
             let (s, e) = (pages.start.max(a.start), pages.end.min(a.end));
@@ -129,7 +127,7 @@ impl Areas {
         self.put(Area { start, end, key });
     }
 
-    /// The first gap between spare keys that holds `pages` pages, aligned as `start` is.
+    /// Returns the first gap between spare keys that holds `pages` pages, aligned as `start` is.
     fn spare(&self, start: u64, pages: u64) -> u64 {
         let align = MAX_PAGES as u64;
         let fit = |key: u64| key.next_multiple_of(align) + start % align;
@@ -169,14 +167,14 @@ impl Areas {
         self.by_key.insert(area.key, area.start);
     }
 
-    /// Takes the area that begins at page `start`.
+    /// Removes the area that begins at page `start`, and returns it.
     fn take(&mut self, start: u64) -> Area {
         let area = self.by_addr.remove(&start).expect("an area begins there");
         self.by_key.remove(&area.key);
         area
     }
 
-    /// Takes `[start, end)` (page numbers) out; returns the parts of areas that it held, in
+    /// Removes `[start, end)` (page numbers), and returns the parts of areas that it held, in
     /// ascending order of address.
     pub fn remove(&mut self, start: u64, end: u64) -> Vec<Area> {
         let mut out = Vec::new();
@@ -198,8 +196,8 @@ impl Areas {
         out
     }
 
-    /// Moves `pages` pages of address space from `from` to `to` (page numbers); keys stay. What was
-    /// managed at `to` must have been removed before.
+    /// Moves `pages` pages of address space from `from` to `to` (page numbers). Keys stay. Areas at
+    /// `to` must have been removed before.
     pub fn relocate(&mut self, from: u64, to: u64, pages: u64) {
         for part in self.remove(from, from + pages) {
             let start = part.start - from + to;
@@ -219,7 +217,7 @@ impl Areas {
         }
     }
 
-    /// Whether any of keys `[start, end)` is pinned.
+    /// Returns whether any of the keys `[start, end)` is pinned.
     pub fn is_pinned(&self, start: u64, end: u64) -> bool {
         self.pins.iter().any(|p| p.0 < end && start < p.1)
     }
@@ -261,7 +259,7 @@ mod tests {
         let mut areas = Areas::default();
         areas.add(0, GIB);
         areas.relocate(0, 10 * GIB, GIB);
-        // What moved away keeps its keys, so whatever comes in its place needs spare ones.
+        // An area that moved away keeps its keys, so an area in its place needs spare ones.
         for round in 0..100_000 {
             areas.add(0, GIB);
             let key =
@@ -301,7 +299,7 @@ mod tests {
         );
     }
 
-    /// Random changes against a map from page to key.
+    /// Makes random changes, and compares with a map from page to key.
     #[test]
     fn agrees_with_a_map_from_page_to_key() {
         let mut random = Random::new(seed(11));

@@ -1,5 +1,5 @@
-//! Contexts: what a thread needs to compress, decompress and compare, kept and lent out. No
-//! thread-local storage.
+//! Contexts: the state that a thread needs to compress, decompress and compare. They are kept and
+//! lent out, without thread-local storage.
 use crate::backing::fingerprint::Fingerprint;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -9,7 +9,7 @@ use memfold_sys::page::PageBuffer;
 use memfold_sys::sync::{Mutex, MutexGuard};
 use memfold_sys::units::{MAX_PAGES, Order};
 
-/// No block takes this long on a software thread that runs at all.
+/// A block takes less than this on any software thread that runs at all.
 const OFFLOAD_TIMEOUT_NS: u64 = 1_000_000_000;
 
 /// One thread's working set.
@@ -26,11 +26,11 @@ pub struct CodecContext {
     pub buffer: PageBuffer,
 }
 
-/// All contexts of an engine, each made when it is first borrowed, the first also by
-/// [`ContextPool::prepare`]: most processes of a run are small, and short.
+/// All contexts of an engine. Each is made when it is first borrowed, because most processes of a
+/// run are small and short. [`ContextPool::prepare`] makes the first one.
 pub struct ContextPool {
     all: Vec<Mutex<Option<Box<CodecContext>>>>,
-    /// Dropped after those that use it.
+    /// Dropped after the contexts that use it.
     codecs: Option<SoftwarePool>,
     batch: usize,
     block: Order,
@@ -53,8 +53,8 @@ impl DerefMut for BorrowedContext<'_> {
 }
 
 impl ContextPool {
-    /// Up to `count` contexts (at least 1) for blocks of up to `block`, with batches of `batch`
-    /// blocks if there are `codecs`: threads that compress for them.
+    /// Makes room for up to `count` contexts (at least 1) for blocks of up to `block`. With
+    /// `codecs`, threads that compress, they have batches of `batch` blocks.
     pub fn new(
         count: usize,
         block: Order,
@@ -65,7 +65,7 @@ impl ContextPool {
         ContextPool { all, codecs, batch, block }
     }
 
-    /// Makes the one that [`ContextPool::at_rest`] gives, if there is none.
+    /// Makes the context that [`ContextPool::at_rest`] returns, if there is none.
     pub fn prepare(&self, store: &Store) {
         self.all[0].lock().get_or_insert_with(|| self.make(store));
     }
@@ -83,20 +83,20 @@ impl ContextPool {
         })
     }
 
-    /// A context for who serves while the engine is at rest.
+    /// Returns a context for the thread that serves faults while the engine is quiesced.
     ///
     /// # Safety
-    /// - Nobody borrows a context, or calls this, while the reference lives.
+    /// - No thread borrows a context, or calls this, while the reference lives.
     ///
     /// # Panics
-    /// If nobody has called [`ContextPool::prepare`].
+    /// If [`ContextPool::prepare`] was not called.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn at_rest(&self) -> &mut CodecContext {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise no other thread uses a context meanwhile.
         unsafe { self.all[0].peek_mut() }.as_mut().expect("made before the rest")
     }
 
-    /// A free context, the one last used on this CPU if it is; waits for one if all are taken.
+    /// Borrows a free context: the one last used on this CPU if it is free. Waits if all are lent.
     /// `store` is that of [`ContextPool::new`].
     pub fn borrow(&self, store: &Store) -> BorrowedContext<'_> {
         let first = memfold_sys::thread::current_cpu();

@@ -1,14 +1,14 @@
-//! Fingerprints of blocks: where two are equal, the bytes are taken for equal. A folio that was
-//! touched and has the fingerprints of its stored copy is not written again, and what comes back
-//! from a device must have the one it left with.
+//! Fingerprints of blocks. Blocks with equal fingerprints are taken for equal. A folio that was
+//! touched and has the fingerprints of its stored copy is not written again. Data read from a
+//! device must have the fingerprint that it was written with.
 //!
-//! A fingerprint is POLYVAL (RFC 8452, section 3) of the block under a random secret, as
-//! AES-GCM-SIV authenticates with. It is a polynomial in the secret with the block's words of 16
-//! bytes as coefficients, so two given blocks of `n` words have equal fingerprints for at most `n`
-//! of the 2^128 secrets: a chance below 2^-110 for the largest block, whoever chose the bytes, as
-//! long as he knows nothing of the secret. He can't learn of it: neither secret nor fingerprints
-//! leave the process. XXH3 and its like have no such bound: pairs of blocks with equal hashes can
-//! be written down.
+//! A fingerprint is POLYVAL (RFC 8452, section 3) of the block under a random secret, with which
+//! AES-GCM-SIV authenticates too. It is a polynomial in the secret. The block's words of 16 bytes
+//! are its coefficients. So two given blocks of `n` words have equal fingerprints for at most `n`
+//! of the 2^128 secrets. That is a chance below 2^-110 for the largest block, for any choice of
+//! bytes, as long as the choice doesn't depend on the secret. An attacker can't learn the secret,
+//! because neither secret nor fingerprints leave the process. XXH3 and similar hashes have no such
+//! bound: pairs of blocks with equal hashes can be written down.
 #[cfg(target_arch = "x86_64")]
 use crate::backing::polyval::{STEP, SecretPowers};
 use memfold_sys::Errno;
@@ -16,17 +16,17 @@ use memfold_sys::random;
 use polyval::universal_hash::UniversalHash;
 use polyval::{Key, Polyval};
 
-/// What a block's bytes are known by. Only those of blocks of one size, by one [`Fingerprints`],
-/// may be compared.
+/// The fingerprint of a block. Only those of blocks of one size, by one [`Fingerprints`], may be
+/// compared.
 #[derive(Copy, Clone, PartialEq, Eq)]
 pub struct Fingerprint([u64; 2]);
 
 impl Fingerprint {
-    /// Of no block.
+    /// The fingerprint of no block.
     pub const NONE: Fingerprint = Fingerprint([0; 2]);
 }
 
-/// Takes fingerprints under one secret, which children of fork have too.
+/// Computes fingerprints under one secret, which children of fork have too.
 pub struct Fingerprints {
     hash: Polyval,
     #[cfg(target_arch = "x86_64")]
@@ -34,7 +34,7 @@ pub struct Fingerprints {
 }
 
 impl Fingerprints {
-    /// With a new secret.
+    /// Takes a new secret.
     ///
     /// # Errors
     /// The kernel gives no random bytes.
@@ -52,8 +52,8 @@ impl Fingerprints {
         }
     }
 
-    /// The fingerprint of `block`. About 40 GB/s with AVX-512 and VPCLMULQDQ, 20 with AVX2 and that,
-    /// 6 with PCLMULQDQ alone (Zen 5, in the cache).
+    /// Returns the fingerprint of `block`. Takes about 40 GB/s with AVX-512 and VPCLMULQDQ, 20 with
+    /// AVX2 and VPCLMULQDQ, 6 with only PCLMULQDQ (Zen 5, in the cache).
     pub fn of(&self, block: &[u8]) -> Fingerprint {
         #[cfg(target_arch = "x86_64")]
         if let Some(powers) = self.powers.as_ref().filter(|_| block.len().is_multiple_of(STEP)) {
@@ -77,7 +77,7 @@ mod tests {
     use memfold_testkit::fill::equal_xxh3;
     use std::vec::Vec;
 
-    /// RFC 8452, appendix A.
+    /// Uses the examples of RFC 8452, appendix A.
     #[test]
     fn it_is_polyval() {
         let hex = |text: &str| -> Vec<u8> {
@@ -109,7 +109,7 @@ mod tests {
         }
     }
 
-    /// Prints how fast blocks of 16 KiB are hashed, here and by the crate.
+    /// Prints how fast blocks of 16 KiB are hashed, by this module and by the crate.
     #[test]
     #[ignore = "measures"]
     fn measure() {

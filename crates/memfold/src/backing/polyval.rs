@@ -1,17 +1,18 @@
-//! POLYVAL of whole pages, 32 words of 16 bytes at a time, on processors with VPCLMULQDQ: five to
-//! ten times as fast as the crate `polyval`, which says what is right and does the rest.
+//! POLYVAL of whole pages, 32 words of 16 bytes at a time, on processors with VPCLMULQDQ. It is
+//! five to ten times as fast as the crate `polyval`, which defines the result and computes the
+//! rest.
 //!
-//! Of 32 words the products with 32 powers of the secret are summed before they are reduced: 32
-//! steps of the definition, `sum = (sum + word) * secret * x^-128`, at once. A product is three of
-//! half as long factors (Karatsuba's), of which one is of the sums of halves. The reduction is
-//! Gueron's and Lindell's (the paper of AES-GCM-SIV).
+//! The products of 32 words with 32 powers of the secret are summed before they are reduced. These
+//! are 32 steps of the definition, `sum = (sum + word) * secret * x^-128`, at once. A product is
+//! made of three products of half as long factors (Karatsuba's), one of them of the sums of halves.
+//! The reduction is Gueron's and Lindell's (the paper of AES-GCM-SIV).
 #![cfg(target_arch = "x86_64")]
 use core::arch::x86_64::*;
 use memfold_sys::vectors::{have_avx512, have_vpclmulqdq};
 
-/// Words that are done at a time, and powers of the secret that it takes.
+/// Words hashed at a time, and powers of the secret for them.
 const WORDS: usize = 32;
-/// Their bytes: what is hashed here must be a multiple.
+/// Bytes of these words: the length of the hashed data must be a multiple.
 pub const STEP: usize = 16 * WORDS;
 
 /// The secret's powers, the highest first.
@@ -20,28 +21,29 @@ pub struct SecretPowers {
     whole: [[u64; 2]; WORDS],
     /// The sum of the halves of each, twice.
     folded: [[u64; 2]; WORDS],
-    /// Four words are done by one instruction, not two.
+    /// Whether one instruction computes four words, not two.
     by_four: bool,
 }
 
 impl SecretPowers {
-    /// Those of a secret; `None` where the processor or the system lacks what is needed.
+    /// Computes the powers of a secret; `None` where the processor or the system lacks the
+    /// instructions.
     pub fn of(secret: &[u8; 16]) -> Option<SecretPowers> {
-        // SAFETY: the processor and the system have all that is asked for.
+        // SAFETY: the processor and the system support the instructions.
         have_vpclmulqdq().then(|| unsafe { powers(secret, have_avx512()) })
     }
 
-    /// POLYVAL of bytes.
+    /// Returns the POLYVAL of bytes.
     ///
     /// # Panics
     /// If they are no multiple of [`STEP`].
     pub fn hash(&self, bytes: &[u8]) -> [u64; 2] {
         assert!(bytes.len().is_multiple_of(STEP));
-        // SAFETY: `of` found that the processor and the system have all that is asked for.
+        // SAFETY: `of` has found that the processor and the system support the instructions.
         unsafe { if self.by_four { hash_by_four(self, bytes) } else { hash_by_two(self, bytes) } }
     }
 
-    /// The same, which does two words by one instruction.
+    /// Returns a copy that computes two words by one instruction.
     #[cfg(test)]
     pub fn without_four(&self) -> SecretPowers {
         SecretPowers { by_four: false, ..self.clone() }
@@ -74,7 +76,7 @@ fn hash_by_two(powers: &SecretPowers, bytes: &[u8]) -> [u64; 2] {
     for step in bytes.chunks_exact(STEP) {
         let zero = _mm256_setzero_si256();
         let (mut low, mut middle, mut high) = (zero, zero, zero);
-        // What waits for the step before comes last.
+        // The words that depend on the step before come last.
         for at in (0..WORDS).step_by(2).rev() {
             let (whole, folded) = (&powers.whole[at..][..2], &powers.folded[at..][..2]);
             // SAFETY: 32 readable bytes each; the loads need no alignment.
@@ -99,7 +101,7 @@ fn hash_by_two(powers: &SecretPowers, bytes: &[u8]) -> [u64; 2] {
     numbers(hash)
 }
 
-/// As [`hash_by_two`].
+/// Hashes like [`hash_by_two`], with twice as wide registers.
 #[target_feature(enable = "avx2,avx512f,pclmulqdq,vpclmulqdq")]
 fn hash_by_four(powers: &SecretPowers, bytes: &[u8]) -> [u64; 2] {
     let mut hash = _mm_setzero_si128();
@@ -134,8 +136,8 @@ fn hash_by_four(powers: &SecretPowers, bytes: &[u8]) -> [u64; 2] {
     numbers(hash)
 }
 
-/// A product of 256 bits, its middle 128 apart, times x^-128, modulo
-/// x^128 + x^127 + x^126 + x^121 + 1.
+/// Returns a product of 256 bits, its middle 128 apart, times x^-128, modulo x^128 + x^127 + x^126
+/// + x^121 + 1.
 #[target_feature(enable = "avx2,pclmulqdq")]
 #[inline]
 fn reduced(low: __m128i, middle: __m128i, high: __m128i) -> __m128i {
@@ -149,7 +151,7 @@ fn reduced(low: __m128i, middle: __m128i, high: __m128i) -> __m128i {
     _mm_xor_si128(high, once(once(low)))
 }
 
-/// The sum of two lanes.
+/// Returns the sum of two lanes.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn joined(lanes: __m256i) -> __m128i {

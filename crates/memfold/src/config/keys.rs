@@ -1,6 +1,6 @@
-//! The one table of settings: the fields of [`Config`], their defaults, flags, help, what is passed
-//! on to other processes and the table of the documents all follow it. A new setting is one entry
-//! here.
+//! The one table of settings. The fields of [`Config`], their defaults, flags and help, and the
+//! settings passed to other processes follow it, and so does the table of the documents. A new
+//! setting is one entry here.
 use crate::config::choices::{Delivery, DictionarySource, OnFull};
 use crate::config::kind::{self, ValueKind};
 use alloc::string::{String, ToString};
@@ -10,25 +10,25 @@ use memfold_sys::units::Order;
 pub struct SettingKey {
     /// Name, as in `--name`.
     pub name: &'static str,
-    /// What a value looks like.
+    /// The form of a value, for help.
     pub value: &'static str,
     /// The default, as text; `none` where there is none.
     pub default: &'static str,
     /// One line of help.
     pub help: &'static str,
-    /// Whom it is for.
+    /// Its users.
     pub audience: Audience,
     pub(super) set: fn(&mut Config, &str) -> Result<(), String>,
-    /// The value as text; `None` if it is not set.
+    /// Returns the value as text; `None` if it is not set.
     pub(super) get: fn(&Config) -> Option<String>,
 }
 
-/// Whom a setting is for.
+/// The users of a setting.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Audience {
-    /// Whoever uses memfold.
+    /// Users of memfold.
     Users,
-    /// Who measures it: kept out of the short help.
+    /// Developers who measure memfold: it is not in the short help.
     Measuring,
     /// Programs that make regions: `run` has no such flag.
     Libraries,
@@ -37,27 +37,27 @@ pub enum Audience {
 macro_rules! keys {
     ($(#[doc = $doc:literal] $field:ident: $type:ty = $default:expr, $kind:expr;
        $audience:ident $name:literal $value:literal $text:literal $help:literal;)*) => {
-        /// All settings of one engine. Made by [`Config::new`], changed by [`Config::set`], judged
-        /// whole by [`Config::check`].
+        /// All settings of one engine. Made by [`Config::new`], changed by [`Config::set`], checked
+        /// as a whole by [`Config::check`].
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct Config {
-            /// Memory of the machine (or of the cgroup), bytes: what a percentage refers to and
-            /// what no limit may pass.
+            /// Memory of the machine (or of the cgroup), bytes. Percentages refer to it, and no
+            /// limit may exceed it.
             pub memory_bytes: u64,
-            /// Socket of the service that speaks with the remote store. No key: whoever starts the
+            /// Socket of the service for the remote store. It has no key: the code that starts the
             /// service sets it.
             pub remote_socket: Option<String>,
             $(#[doc = $doc] pub $field: $type,)*
         }
 
         impl Config {
-            /// The defaults, for a machine of `memory_bytes`.
+            /// Returns the defaults, for a machine of `memory_bytes`.
             pub fn new(memory_bytes: u64) -> Config {
                 Config { memory_bytes, remote_socket: None, $($field: $default,)* }
             }
         }
 
-        /// Every setting there is.
+        /// Every setting.
         pub const KEYS: &[SettingKey] = &[$(SettingKey {
             name: $name,
             value: $value,
@@ -77,7 +77,7 @@ macro_rules! keys {
     };
 }
 
-/// What the limit counts: help and documents say it in these words.
+/// States what the limit counts, for help and documents.
 pub const COUNTED: &str = "The limit counts the private memory of all processes of the run: anonymous pages, written pages of private file \
     mappings, the compressed pool, and memfold's own tables. Processes without an engine count too. It does not count other pages of \
     files (the page cache), shared memory, or kernel memory; memfold stat shows the mapped pages of files and the shared memory of \
@@ -112,31 +112,31 @@ keys! {
     delivery: Delivery = Delivery::Thread, kind::DELIVERY;
     Libraries "delivery" "thread|signal|gate" "thread" "How page faults of a region are handled: by handler threads (thread) or in the faulting thread (signal, gate)";
 
-    /// What happens at the limit.
+    /// Action at the limit.
     on_full: OnFull = OnFull::Grow, kind::ON_FULL;
     Users "on-full" "grow|stop" "grow" "When nothing more can be folded: exceed the limit with a warning (grow), or end the process with status 125 (stop)";
 
-    /// Where the swap file is made.
+    /// Directory of the swap file.
     swap: Option<String> = None, kind::PATH;
     Users "swap" "DIR|FILE" "none" "Directory for an unnamed swap file, which takes data that does not compress or fit; a FILE must not exist, and only its directory is used";
 
-    /// The most that it may take, bytes.
+    /// Its maximum size, bytes.
     swap_bytes: u64 = 64 << 30, kind::SIZE;
     Users "swap-size" "SIZE" "64G" "Largest size of the swap file";
 
-    /// Encrypted, not only checked.
+    /// Whether it is encrypted, or only checked.
     swap_encrypt: bool = true, kind::SWITCH;
     Users "swap-encrypt" "on|off" "on" "Encrypt the swap file; off keeps checksums only";
 
-    /// What stays free on its file system, bytes.
+    /// Bytes that stay free on its file system.
     swap_keep_free_bytes: u64 = 1 << 30, kind::SIZE;
     Users "swap-keep-free" "SIZE" "1G" "Space that the swap file leaves free on its file system";
 
-    /// Where the remote store is, without credentials.
+    /// Address of the remote store, without credentials.
     remote: Option<String> = None, kind::PATH;
     Users "remote" "URL" "none" "Remote store for the coldest data of the swap file: redis://HOST:PORT, rediss:// with TLS, several hosts for a cluster";
 
-    /// The most that may lie there, bytes.
+    /// Maximum size of its data, bytes.
     remote_bytes: u64 = 256 << 30, kind::SIZE;
     Users "remote-size" "SIZE" "256G" "Most data that the remote store may hold";
 
@@ -152,11 +152,11 @@ keys! {
     remote_ca: Option<String> = None, kind::PATH;
     Users "remote-ca" "FILE" "none" "Certificates (PEM) to trust with rediss://, instead of those of the system";
 
-    /// Seconds for which a read is tried.
+    /// Seconds for which a read is retried.
     remote_timeout_s: u32 = 60, kind::number::<3600>();
     Users "remote-timeout" "SECONDS" "60" "Time after which a read that keeps failing ends the program";
 
-    /// Seconds that an object lives in the store when nobody refreshes it.
+    /// Seconds that an object lives in the store unless it is refreshed.
     remote_expiry_s: u32 = 24 * 60 * 60, kind::EXPIRY;
     Users "remote-expiry" "SECONDS" "86400" "Time after which the remote store deletes data that is no longer refreshed; choose more than the machine ever sleeps";
 
@@ -208,7 +208,7 @@ keys! {
     readahead: bool = true, kind::SWITCH;
     Users "readahead" "on|off" "on" "Load sequential data in large windows, ahead of its use";
 
-    /// What refaults at a short distance comes back active.
+    /// Folios that refault at a short distance become active.
     workingset: bool = true, kind::SWITCH;
     Measuring "workingset" "on|off" "on" "Make pages that refault soon after their eviction active; off is for measurements";
 
@@ -220,7 +220,7 @@ keys! {
     use_move: bool = true, kind::SWITCH;
     Measuring "move" "on|off" "on" "Move pages with UFFDIO_MOVE where the kernel has it; off forces copies, for measurements";
 
-    /// What is away is told of by its protection, and not by a userfaultfd.
+    /// A touch of folded memory is reported by its protection, and not by a userfaultfd.
     by_protection: bool = false, kind::PAGING;
     Users "paging" "userfaultfd|protection" "userfaultfd" "How memfold run detects an access to folded memory; protection is slower and folds at least 64K at once, and is chosen where userfaultfd is unavailable";
 
@@ -228,11 +228,11 @@ keys! {
     shard_bytes: u64 = 2 << 20, kind::SHARD;
     Measuring "shard" "SIZE" "2M" "Address range that one lock of the index covers, 2M to 1G";
 
-    /// Where `run` begins to adopt, percent of the limit.
+    /// Percent of the limit from which on `run` adopts.
     adopt_percent: u32 = 75, kind::PERCENT;
     Users "adopt-at" "PERCENT" "75" "Share of the limit that the program must use before memfold run manages its memory";
 
-    /// `run` folds what the program keeps out of core dumps.
+    /// `run` folds memory that the program keeps out of core dumps.
     fold_dont_dump: bool = false, kind::DONT_DUMP;
     Users "dont-dump" "leave|fold" "leave" "What memfold run does with memory that the program keeps out of core dumps (secrets, or a database's buffer pool): leave it, or fold it";
 }

@@ -1,4 +1,4 @@
-//! Kinds of settings: how a value is read from text, and shown.
+//! Kinds of settings: how a value is parsed and shown.
 use crate::config::choices::{Delivery, DictionarySource, OnFull};
 use crate::config::parse::{
     choice, number as read_number, on_off, parse_order, parse_shard, parse_size, path,
@@ -6,14 +6,14 @@ use crate::config::parse::{
 use alloc::string::{String, ToString};
 use memfold_sys::units::Order;
 
-/// Threads in the background at most, and pools.
+/// Most background threads, and pools.
 pub(super) const COUNT_MAX: u32 = 64;
 
-/// How values of one kind are read and shown.
+/// How values of one kind are parsed and shown.
 pub(super) struct ValueKind<T> {
-    /// From text; the number is what a percentage refers to, bytes. Errors say what would be right.
+    /// Parses text. A percentage refers to the number, bytes. Errors name the valid values.
     pub parse: fn(&str, u64) -> Result<T, String>,
-    /// As text that `parse` takes; `None` for what is not set.
+    /// Returns text that `parse` takes; `None` for a value that is not set.
     pub show: fn(&T) -> Option<String>,
 }
 
@@ -42,16 +42,16 @@ pub(super) const ORDER: ValueKind<Order> =
 pub(super) const SHARD: ValueKind<u64> =
     ValueKind { parse: |text, _| parse_shard(text), show: shown };
 
-/// A share of something, with or without `%`.
+/// A percentage, with or without `%`.
 pub(super) const PERCENT: ValueKind<u32> =
     ValueKind { parse: |text, _| read_number(text.trim_end_matches('%'), 100), show: shown };
 
-/// A number up to `MAX`.
+/// Makes the kind of numbers up to `MAX`.
 pub(super) const fn number<const MAX: u32>() -> ValueKind<u32> {
     ValueKind { parse: |text, _| read_number(text, MAX), show: shown }
 }
 
-/// How long something lives elsewhere, seconds: up to a year.
+/// Seconds that an object lives in a remote store: up to a year.
 pub(super) const EXPIRY: ValueKind<u32> = ValueKind {
     parse: |text, _| match read_number(text, 365 * 24 * 60 * 60)? {
         0 | 1 => Err(alloc::format!(
@@ -62,7 +62,7 @@ pub(super) const EXPIRY: ValueKind<u32> = ValueKind {
     show: shown,
 };
 
-/// How many threads or pools.
+/// A number of threads or pools.
 pub(super) const COUNT: ValueKind<usize> =
     ValueKind { parse: |text, _| read_number(text, COUNT_MAX).map(|n| n as usize), show: shown };
 
@@ -81,11 +81,11 @@ pub(super) const SWITCH: ValueKind<bool> = ValueKind {
     show: |on| word(*on, &[("on", true), ("off", false)]),
 };
 
-/// Text that others judge.
+/// Text that is checked elsewhere.
 pub(super) const TEXT: ValueKind<String> =
     ValueKind { parse: |text, _| Ok(text.to_string()), show: shown };
 
-/// Likewise, or `off`.
+/// Text that is checked elsewhere, or `off`.
 pub(super) const TEXT_OR_OFF: ValueKind<Option<String>> = ValueKind {
     parse: |text, _| Ok((text != "off").then(|| text.to_string())),
     show: |text| Some(text.clone().unwrap_or_else(|| "off".to_string())),
@@ -107,21 +107,21 @@ pub(super) const DELIVERY: ValueKind<Delivery> = ValueKind {
     show: |delivery| word(*delivery, DELIVERIES),
 };
 
-/// What happens at the limit.
+/// Action at the limit.
 pub(super) const ON_FULL: ValueKind<OnFull> =
     ValueKind { parse: |text, _| choice(text, ON_FULLS), show: |on_full| word(*on_full, ON_FULLS) };
 
-/// What tells of a touch of folded memory.
+/// How a touch of folded memory is reported.
 pub(super) const PAGING: ValueKind<bool> = ValueKind {
     parse: |text, _| choice(text, PAGINGS),
     show: |by_protection| word(*by_protection, PAGINGS),
 };
 
-/// What becomes of memory that is kept out of core dumps.
+/// Whether memory that is kept out of core dumps is folded.
 pub(super) const DONT_DUMP: ValueKind<bool> =
     ValueKind { parse: |text, _| choice(text, DONT_DUMPS), show: |fold| word(*fold, DONT_DUMPS) };
 
-/// Where dictionaries come from.
+/// The source of dictionaries.
 pub(super) const CANNED: ValueKind<DictionarySource> = ValueKind {
     parse: |text, _| match text {
         "off" => Ok(DictionarySource::Off),

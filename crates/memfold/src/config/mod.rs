@@ -17,7 +17,7 @@ use core::fmt::Write;
 /// largest order.
 pub const WORKABLE_MIN_BYTES: u64 = 8 << 20;
 
-/// Why a setting was refused. Displays as one line that says what is wrong and what would be right.
+/// Why a setting was refused. Displays as one line with the mistake and the valid values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError(pub String);
 
@@ -36,8 +36,8 @@ impl Config {
     /// Sets the key `name` from text.
     ///
     /// # Errors
-    /// An unknown name, or a value that the key doesn't take; the message names the key and what it
-    /// takes.
+    /// An unknown name, or a value that the key doesn't take. The message names the key and its
+    /// valid values.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), ConfigError> {
         let Some(key) = KEYS.iter().find(|key| key.name == name) else {
             return Err(ConfigError(alloc::format!("{name:?} is not a setting")));
@@ -45,7 +45,7 @@ impl Config {
         (key.set)(self, value).map_err(|why| ConfigError(alloc::format!("--{name}: {why}")))
     }
 
-    /// Judges the settings together.
+    /// Checks the settings together.
     ///
     /// # Errors
     /// A limit of zero, above the machine's memory, or too small to work in; no limit at all;
@@ -94,26 +94,26 @@ impl Config {
         Ok(())
     }
 
-    /// Background threads on a machine with so many CPUs, 1 to 64: one for each CPU. They stand
-    /// back behind the program, whose faults compress as well when they can't keep up. With a
-    /// thread less on two CPUs, a program that fills memory is as fast, but one that changes what
-    /// it reads takes 1.6 times as long, and redis twice.
+    /// Returns the number of background threads for so many CPUs, 1 to 64: one for each CPU. The
+    /// program has priority over them, and its faults compress too when they can't keep up. With a
+    /// thread less on two CPUs, a program that fills memory is as fast. But a program that changes
+    /// the data it reads takes 1.6 times as long, and redis twice.
     pub fn worker_count(&self, cpus: usize) -> usize {
         or_cpus(self.workers, cpus)
     }
 
-    /// Pools on a machine with so many CPUs, 1 to 64.
+    /// Returns the number of pools for so many CPUs, 1 to 64.
     pub fn pool_count(&self, cpus: usize) -> usize {
         or_cpus(self.pools, cpus)
     }
 
-    /// The most uncompressed memory (mapped pages and frames) that the settings allow while the
-    /// pool is empty, bytes.
+    /// Returns the most uncompressed memory (mapped pages and frames) that the settings allow while
+    /// the pool is empty, bytes.
     pub fn resident_max_bytes(&self) -> u64 {
         self.limit_bytes.unwrap_or(u64::MAX).min(self.resident_bytes.unwrap_or(u64::MAX))
     }
 
-    /// All settings as `name=value` lines, for [`Config::decode`] in another process.
+    /// Writes all settings as `name=value` lines, for [`Config::decode`] in another process.
     pub fn encode(&self) -> String {
         let mut out = alloc::format!("memory={}\n", self.memory_bytes);
         let keys = KEYS.iter().map(|key| (key.name, (key.get)(self)));
@@ -125,10 +125,10 @@ impl Config {
         out
     }
 
-    /// The settings that [`Config::encode`] wrote.
+    /// Reads the settings that [`Config::encode`] wrote.
     ///
     /// # Errors
-    /// As [`Config::set`]; also a line that is not `name=value`.
+    /// The errors of [`Config::set`]; also a line that is not `name=value`.
     pub fn decode(text: &str) -> Result<Config, ConfigError> {
         let mut config = Config::new(0);
         for line in text.lines().filter(|l| !l.is_empty()) {

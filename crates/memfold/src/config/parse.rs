@@ -18,7 +18,7 @@ impl core::fmt::Display for Size {
     }
 }
 
-/// Bytes from text: a number with an optional K, M, G or T (powers of 1024, `KiB` and `KB` alike),
+/// Parses bytes: a number with an optional K, M, G or T (powers of 1024, also as `KiB` and `KB`),
 /// or a percentage of `whole` bytes.
 ///
 /// # Errors
@@ -50,7 +50,7 @@ pub fn parse_size(text: &str, whole: u64) -> Result<u64, String> {
     if bytes >= u64::MAX as f64 { Err(wrong()) } else { Ok(bytes as u64) }
 }
 
-/// The order of a folio or block size.
+/// Parses the order of a folio or block size.
 pub(crate) fn parse_order(text: &str) -> Result<Order, String> {
     let bytes = parse_size(text, 0)? as usize;
     match Order::covering(bytes) {
@@ -63,7 +63,7 @@ pub(crate) fn parse_order(text: &str) -> Result<Order, String> {
     }
 }
 
-/// The span of one lock of the index, bytes.
+/// Parses the span of one lock of the index, bytes.
 pub(crate) fn parse_shard(text: &str) -> Result<u64, String> {
     let bytes = parse_size(text, 0)?;
     if bytes.is_power_of_two() && (2 << 20..=1 << 30).contains(&bytes) {
@@ -73,7 +73,7 @@ pub(crate) fn parse_shard(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A number up to `max`.
+/// Parses a number up to `max`.
 pub(crate) fn number(text: &str, max: u32) -> Result<u32, String> {
     match text.parse() {
         Ok(n) if n <= max => Ok(n),
@@ -81,7 +81,7 @@ pub(crate) fn number(text: &str, max: u32) -> Result<u32, String> {
     }
 }
 
-/// A path, or other text that can stand in a line of settings.
+/// Parses a path, or other text that is valid in a line of settings.
 pub(crate) fn path(text: &str) -> Result<String, String> {
     if text.is_empty() || text.contains([';', '\n', '\0']) {
         return Err(alloc::format!(
@@ -91,12 +91,12 @@ pub(crate) fn path(text: &str) -> Result<String, String> {
     Ok(text.to_string())
 }
 
-/// `on` or `off`.
+/// Parses `on` or `off`.
 pub(crate) fn on_off(text: &str) -> Result<bool, String> {
     choice(text, &[("on", true), ("off", false)])
 }
 
-/// One of some words.
+/// Parses one of some words.
 pub(crate) fn choice<T: Copy>(text: &str, all: &[(&str, T)]) -> Result<T, String> {
     all.iter().find(|(name, _)| *name == text).map(|(_, v)| *v).ok_or_else(|| {
         let names: Vec<&str> = all.iter().map(|(n, _)| *n).collect();

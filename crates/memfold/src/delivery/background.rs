@@ -1,5 +1,5 @@
-//! Background threads: load windows ahead of streams, save dirty folios, give memory back; compress
-//! cold blocks again; write and read the swap file, and move its cold end on.
+//! Background threads. They load windows ahead of streams, save dirty folios, give memory back, and
+//! compress cold blocks again. Others write and read the swap file, and move its cold end on.
 use crate::config::{Delivery, DictionarySource};
 use crate::fault::load::Loads;
 use crate::pager::Pager;
@@ -14,8 +14,8 @@ use memfold_sys::Errno;
 use memfold_sys::thread::{Thread, cpu_ns};
 
 impl Pager {
-    /// Waits for one request to the background threads and serves it. `false`: [`Pager::stop`] was
-    /// called.
+    /// Waits for one request to the background threads and serves it. Returns `false` after
+    /// [`Pager::stop`].
     pub fn work(&self) -> bool {
         let request = self.0.requests.next();
         let _open = self.0.gates.background();
@@ -37,19 +37,19 @@ impl Pager {
     }
 }
 
-/// An engine thread that is to be started: by libc's means or past it.
+/// An engine thread that is to be started, by libc or without it.
 pub struct EngineThread {
     /// Its name.
     pub name: &'static CStr,
-    /// What it runs, and with what: to be called once; in gate delivery once more where the thread
-    /// is no more: after [`Pager::stop`], and in a child of fork.
+    /// Its function, called once with `arg`. In gate delivery it is called once more where the
+    /// thread has ended: after [`Pager::stop`], and in a child of fork.
     pub main: fn(usize),
-    /// See `main`.
+    /// The argument of `main`.
     pub arg: usize,
 }
 
 impl EngineThread {
-    /// Starts it as a thread that libc knows of.
+    /// Starts it as a thread of libc.
     ///
     /// # Errors
     /// EAGAIN: no more threads.
@@ -58,20 +58,21 @@ impl EngineThread {
     }
 }
 
-/// Names of those that may wait for what the others do.
+/// Names of the threads that may wait for the others.
 const WORKER: &CStr = c"memfold-worker";
 const RECOMPRESSES: &CStr = c"memfold-again";
 
-/// Whether a thread with this name ends at [`Pager::stop_workers`].
+/// Returns whether a thread with this name ends at [`Pager::stop_workers`].
 pub fn is_worker(name: &CStr) -> bool {
     name == WORKER || name == RECOMPRESSES
 }
 
-/// The background threads of a pager, `count` of them for reclaim and read-ahead; those of the swap
-/// file if there is one, which write it and, but in signal delivery, read it for faults; and one
-/// that moves its cold end to the remote store if there is one. They run until [`Pager::stop`]. Each
-/// holds a reference of the pager, also while it isn't started; in gate delivery for ever, as it may
-/// be started again.
+/// Returns the background threads of a pager. `count` of them reclaim and read ahead. If there is a
+/// swap file, a thread writes it, and others read it for faults, but not in inline delivery. If
+/// there is a remote store, one moves the file's cold end there.
+///
+/// They run until [`Pager::stop`]. Each holds a reference of the pager, also while it isn't
+/// started. In gate delivery it holds it for ever, because it may be started again.
 pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<EngineThread> {
     let start =
         |name, main| EngineThread { name, main, arg: Arc::into_raw(pager.clone()) as usize };
@@ -98,15 +99,15 @@ pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<EngineThread> {
     threads
 }
 
-/// Does a thread's work with its reference of the pager.
+/// Runs a thread's work with its reference of the pager.
 ///
 /// # Safety
 /// - `arg` is that of a [`EngineThread`] of [`threads`], whose `main` calls this, once while the thread
 ///   lives.
 unsafe fn with_pager(arg: usize, work: impl FnOnce(&Pager)) {
-    // SAFETY: `threads` made it by `into_raw` for this one thread. One that is started in its place,
-    // in a child of fork or after `Pager::stop`, has the reference of the one that is no more: in
-    // gate delivery, the only one where that is done, it isn't dropped.
+    // SAFETY: `threads` made it by `into_raw` for this one thread. In a child of fork, or after
+    // `Pager::stop`, a thread may be started in place of an ended one, and has its reference. That
+    // is done in gate delivery only, where the reference isn't dropped.
     let pager = unsafe { Arc::from_raw(arg as *const Pager) };
     work(&pager);
     if pager.0.config.delivery == Delivery::Gate {
@@ -116,22 +117,22 @@ unsafe fn with_pager(arg: usize, work: impl FnOnce(&Pager)) {
 
 fn work(arg: usize) {
     memfold_sys::thread::stand_back();
-    // SAFETY: a `main` of `threads`.
+    // SAFETY: this is a `main` of `threads`, which is called with its `arg`.
     unsafe { with_pager(arg, |pager| while pager.work() {}) }
 }
 
 fn recompress(arg: usize) {
-    // SAFETY: a `main` of `threads`.
+    // SAFETY: this is a `main` of `threads`, which is called with its `arg`.
     unsafe { with_pager(arg, |pager| pager.recompress().until_stopped()) }
 }
 
 fn write(arg: usize) {
-    // SAFETY: a `main` of `threads`.
+    // SAFETY: this is a `main` of `threads`, which is called with its `arg`.
     unsafe { with_pager(arg, |pager| while pager.writeback().write_pending(true) {}) }
 }
 
 fn read(arg: usize) {
-    // SAFETY: a `main` of `threads`.
+    // SAFETY: this is a `main` of `threads`, which is called with its `arg`.
     unsafe { with_pager(arg, |pager| while pager.faults().read() {}) }
 }
 
@@ -140,11 +141,11 @@ fn run_errands(arg: usize) {
         let errands = pager.0.errands.as_ref().expect("in gate delivery there are");
         while errands.serve() {}
     };
-    // SAFETY: a `main` of `threads`.
+    // SAFETY: this is a `main` of `threads`, which is called with its `arg`.
     unsafe { with_pager(arg, serve) }
 }
 
 fn move_out(arg: usize) {
-    // SAFETY: a `main` of `threads`.
+    // SAFETY: this is a `main` of `threads`, which is called with its `arg`.
     unsafe { with_pager(arg, |pager| while pager.writeback().move_out(true) {}) }
 }

@@ -1,26 +1,26 @@
-//! Gate delivery of regions: the thread that faults serves itself, as in signal delivery, and every
-//! system call of the process passes the gate, which keeps what it names of regions present until
-//! it is over. Nobody needs a permission for that.
+//! Gate delivery of regions. The faulting thread serves itself, as in signal delivery. Every system
+//! call of the process passes the gate, which keeps the call's buffers in regions resident until
+//! the call returns. It needs no permission.
 //!
-//! # What holds
-//! - **Nothing of a region that a call names leaves the page table, or becomes write-protected, until
-//!   the call is over** (`holds.rs`), of whichever engine the region is.
-//! - **Threads of engines never pass the gate**: they are started while their starter's calls don't,
-//!   and no engine may be there when the process is armed. They meet no region's memory but by
-//!   moving it.
-//! - **Regions are the library's.** Calls of the program's that would take their memory away, put
-//!   something in its place, or lend it to children are refused (EINVAL), as the engine would go on
-//!   believing in what was there. Access may be changed, and advice that changes no byte be given.
+//! # Invariants
+//! - **No page of a region that a call names is evicted or write-protected until the call returns**
+//!   (`holds.rs`), whichever engine the region belongs to.
+//! - **Threads of engines never pass the gate.** They are started while their starter's calls
+//!   don't, and no engine may exist when the process is armed. They touch the memory of regions
+//!   only by moving it.
+//! - **Regions are the library's.** Calls of the program that would unmap or replace their memory,
+//!   or share it with children, are refused (EINVAL). The engine would not notice them. Calls may
+//!   change the access, and give advice that changes no byte.
 //! - **A child of `vfork`** shares the memory, and serves its own faults with its own copies of the
-//!   descriptors. Python's closes all there are, so the engine's are spared, and have high numbers,
-//!   which programs seldom choose themselves. Those of a swap file aren't: it doesn't go with this
-//!   delivery.
-//! - A child of fork is armed and has no regions: what tells of them is cleared there.
+//!   descriptors. Python's closes all descriptors. So those of the engine are spared, and have high
+//!   numbers, which programs seldom choose. A swap file's are not, because this delivery has no
+//!   swap file.
+//! - A child of fork is armed and has no regions: the records of them are cleared there.
 //!
-//! # What isn't covered
-//! Requests of io_uring and AIO that name folded memory fail with EFAULT, and those that name what
-//! is there work while it is: [`crate::Region::pin`] it for them. Another process reads nothing that
-//! is folded.
+//! # Limits
+//! Requests of io_uring and AIO that name folded memory fail with EFAULT. Those that name resident
+//! memory work as long as it is resident: [`crate::Region::pin`] it for them. Another process
+//! cannot read folded memory.
 use crate::delivery::sigbus;
 use crate::fault::PageFault;
 use crate::holds::Holds;
@@ -41,18 +41,19 @@ use rustix::process::{Resource, getrlimit};
 
 /// Bytes that a piece of a call should name: the least limit is some MiB.
 const PIECE_BYTES: usize = 512 << 10;
-/// So many pages that can't be touched end the touching of a range: the kernel gets no further.
+/// After so many pages that can't be touched a range is given up, because the kernel stops there
+/// too.
 const BAD_MAX: usize = 8;
 const PAGE_MASK: usize = PAGE_SIZE - 1;
 
 static ARMED: AtomicBool = AtomicBool::new(false);
 static KNOWN: AtomicPtr<FoldableMap> = AtomicPtr::new(core::ptr::null_mut());
 static ENGINES: AtomicUsize = AtomicUsize::new(0);
-/// Descriptors of engines; 0: none.
+/// Descriptors of engines; 0 for none.
 static DESCRIPTORS: [AtomicI32; 2 * sigbus::ENGINES_MAX] =
     [const { AtomicI32::new(0) }; 2 * sigbus::ENGINES_MAX];
-/// The process that is being armed. Who builds an engine counts it and then looks here; who arms
-/// says so here and then looks whether there is one: one of the two sees the other.
+/// The process that is being armed. A thread that builds an engine counts it and then reads this. A
+/// thread that arms writes this and then reads the count. So one of the two sees the other.
 static ARMING: AtomicU32 = AtomicU32::new(0);
 
 /// Counts an engine, from before its first thread is started until after its last one has ended.
@@ -61,7 +62,7 @@ pub(crate) struct EngineCount(());
 impl EngineCount {
     pub fn one_more() -> EngineCount {
         ENGINES.fetch_add(1, SeqCst);
-        // A copy of the process made meanwhile isn't armed by anybody.
+        // In a copy of the process made meanwhile, no thread is arming.
         while ARMING.load(SeqCst) == process_id() {
             yield_now();
         }
@@ -75,31 +76,31 @@ impl Drop for EngineCount {
     }
 }
 
-/// Whether the process is armed: [`crate::Delivery::Gate`] can be had.
+/// Returns whether the process is armed, so that [`crate::Delivery::Gate`] is available.
 pub fn is_armed() -> bool {
     ARMED.load(SeqCst)
 }
 
-/// Arms the process, for good: from now on all system calls of all its threads pass the gate. A
-/// thread that waits in one meanwhile goes on waiting, as after a signal handler with SA_RESTART:
-/// `nanosleep`, `poll`, `epoll_wait`, `select` and the like may return EINTR, once.
+/// Arms the process for good: from now on all system calls of all its threads pass the gate. A
+/// thread that waits in a call continues to wait, as after a signal handler with SA_RESTART.
+/// `nanosleep`, `poll`, `epoll_wait`, `select` and similar calls may return EINTR, once.
 ///
 /// # Errors
-/// One line: why not. Then nothing has changed.
+/// The reason, one line. The process is unchanged then.
 ///
 /// # Safety
-/// - This code lies in a shared library of its own, none of whose code but the engine's makes system
-///   calls by its own instructions: those pass no gate.
+/// - This code is in a shared library of its own. Only the engine's code in it makes system calls
+///   by its own instructions, because those don't pass the gate.
 pub unsafe fn arm() -> Result<(), String> {
     if is_armed() {
         return Ok(());
     }
     let (here, found) = (process_id(), ARMING.load(SeqCst));
-    // What a child of fork finds there is its parent's.
+    // A child of fork finds its parent's value there.
     if found == here || ARMING.compare_exchange(found, here, SeqCst, SeqCst).is_err() {
         return Err(reason(WhyNot::Busy));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises what `arm_alone` asks for.
     let armed = if is_armed() { Ok(()) } else { unsafe { arm_alone() } };
     ARMING.store(0, SeqCst);
     armed
@@ -107,13 +108,13 @@ pub unsafe fn arm() -> Result<(), String> {
 
 unsafe fn arm_alone() -> Result<(), String> {
     if ENGINES.load(SeqCst) > 0 {
-        return Err(String::from("there are engines with other deliveries already"));
+        return Err(String::from("engines with other deliveries exist already"));
     }
     if KNOWN.load(SeqCst).is_null() {
         KNOWN.store(Box::into_raw(Box::new(FoldableMap::default())), SeqCst);
     }
     Holds::of_process(true);
-    // SAFETY: the caller's promise; there is no engine, and so no region.
+    // SAFETY: the caller promises what `start_late` asks for; there is no engine, so no region.
     match unsafe { memfold_gate::start_late(&RegionKeeper) } {
         Ok(()) => {
             ARMED.store(true, SeqCst);
@@ -137,59 +138,61 @@ fn reason(why: WhyNot) -> String {
     }
 }
 
-/// Calls `with`, which starts an engine's threads, while the caller's system calls don't pass.
+/// Calls `with`, which starts an engine's threads, while the caller's system calls don't pass the
+/// gate.
 pub(crate) fn apart<T>(with: impl FnOnce() -> T) -> T {
     if !is_armed() {
         return with();
     }
-    // SAFETY: who builds an engine hands the kernel no memory of another.
+    // SAFETY: building an engine passes no memory of another engine to the kernel.
     unsafe { memfold_gate::apart(with) }
 }
 
-/// The least number of an engine's descriptors.
+/// Returns the least number of an engine's descriptors.
 pub(crate) fn least_descriptor() -> i32 {
-    /// From here on, or from this much below the limit.
+    /// Numbers begin here, or this much below the limit.
     const FROM: u64 = 896;
     const COUNT: u64 = 2 * sigbus::ENGINES_MAX as u64;
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     if is_armed() { FROM.min(most.saturating_sub(COUNT)) as i32 } else { 0 }
 }
 
-/// The program can't close a descriptor until [`disown`]. `false`: there are too many.
+/// Protects a descriptor from the program's close calls until [`disown`]. Returns `false` if there
+/// are too many.
 pub(crate) fn own(fd: i32) -> bool {
     DESCRIPTORS.iter().any(|place| place.compare_exchange(0, fd, SeqCst, SeqCst).is_ok())
 }
 
-/// It is about to be closed.
+/// Ends the protection of a descriptor, which is about to be closed.
 pub(crate) fn disown(fd: i32) {
     DESCRIPTORS.iter().find(|place| place.compare_exchange(fd, 0, SeqCst, SeqCst).is_ok());
 }
 
 fn known() -> Option<&'static FoldableMap> {
-    // SAFETY: null, or a leaked box.
+    // SAFETY: the pointer is null, or that of a leaked box.
     unsafe { KNOWN.load(SeqCst).as_ref() }
 }
 
-/// A region begins: calls that name it are held, before anything of it can be folded.
+/// Begins a region: calls that name it are held, before any page of it can be folded.
 pub(crate) fn begins(region: &Range<usize>) {
     if let Some(known) = known() {
         known.set(region);
     }
 }
 
-/// A region has ended.
+/// Ends a region.
 pub(crate) fn ends(region: &Range<usize>) {
     if let Some(known) = known() {
         known.unset(region);
     }
 }
 
-/// Whether a range may have something of a region.
+/// Returns whether a range may contain a part of a region.
 fn concerns(range: &Range<usize>) -> bool {
     range.start < TOP && known().is_some_and(|known| known.is_set(range))
 }
 
-/// Whether a range of whole pages has something of a region.
+/// Returns whether a range of whole pages contains a part of a region.
 fn meets_region(start: usize, len: usize) -> bool {
     let end = start.saturating_add(len).min(TOP).next_multiple_of(PAGE_SIZE);
     let range = start & !PAGE_MASK..end;
@@ -198,7 +201,7 @@ fn meets_region(start: usize, len: usize) -> bool {
         && sigbus::any(|pager| pager.mappings().touches(&range))
 }
 
-/// What the gate asks.
+/// Answers the gate's questions.
 struct RegionKeeper;
 
 impl Keeper for RegionKeeper {
@@ -240,12 +243,13 @@ impl Keeper for RegionKeeper {
                 && !pager.0.mapper.space().is_populated(page)
         };
         for page in words.iter().map(|word| word & !PAGE_MASK) {
-            // Those of signal delivery aren't known here, and are refused rightly.
+            // Engines of signal delivery aren't listed here. Their pages are not held, so a refusal
+            // is right.
             if concerns(&(page..page + PAGE_SIZE)) && sigbus::any(|pager| lacks(page, pager)) {
                 return memfold_sys::raw::warn(&[
-                    "memfold: warning: the call ",
+                    "memfold: warning: The system call ",
                     name,
-                    " met folded memory and failed, which is a bug of memfold\n",
+                    " failed because it met folded memory. This is a bug of memfold: please report it\n",
                 ]);
             }
         }
@@ -261,18 +265,18 @@ impl Keeper for RegionKeeper {
     }
 
     fn begin_copy(&self) {
-        // The child maps stacks of threads.
+        // The list is frozen first, because the child maps stacks of threads.
         freeze_list();
     }
 
     fn end_copy(&self, made: isize) {
-        // SAFETY: frozen by `begin_copy`, here or in the parent.
+        // SAFETY: `begin_copy` has frozen it, here or in the parent.
         unsafe { unfreeze_list() };
         if made == 0 {
             if let Some(known) = known() {
                 known.clear();
             }
-            // SAFETY: the child has one thread, which holds nothing but by this call.
+            // SAFETY: the child has one thread, which holds nothing outside this call.
             unsafe { Holds::of_process(true).reset_in_child() };
         }
     }
@@ -299,7 +303,7 @@ impl Keeper for RegionKeeper {
 fn touch_all(range: Range<usize>, write: bool, touch: fn(usize, bool) -> Result<(), BadAddress>) {
     let (mut at, mut bad) = (range.start, 0);
     while at < range.end && bad < BAD_MAX {
-        // Of what has nothing of a region, whole chunks are passed over.
+        // Where there is no region, whole chunks are skipped.
         let step = if concerns(&(at..at + 1)) {
             bad += touch(at, write).is_err() as usize;
             PAGE_SIZE
@@ -311,7 +315,7 @@ fn touch_all(range: Range<usize>, write: bool, touch: fn(usize, bool) -> Result<
     }
 }
 
-/// Whether a call would change what the engine believes of a region.
+/// Returns whether a call would change a region unnoticed by its engine.
 fn harms_region(nr: i64, args: &[usize; 6]) -> bool {
     let [start, len, third, fourth, fifth, _] = *args;
     match nr {
@@ -333,7 +337,7 @@ fn harms_region(nr: i64, args: &[usize; 6]) -> bool {
     }
 }
 
-/// Advice that changes no byte, and nothing that children get.
+/// Returns whether advice changes no byte, and nothing that children inherit.
 fn is_harmless(advice: i32) -> bool {
     matches!(
         advice,
@@ -353,7 +357,7 @@ fn is_harmless(advice: i32) -> bool {
     )
 }
 
-/// Whether one of `count` ranges at `at` has something of a region.
+/// Returns whether one of `count` ranges at `at` contains a part of a region.
 fn names_region(at: usize, count: usize) -> bool {
     (0..count.min(libc::UIO_MAXIOV as usize)).any(|n| {
         let mut range = [0u8; 16];

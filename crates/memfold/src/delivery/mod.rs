@@ -1,4 +1,4 @@
-//! Who brings faults to the pager, and the threads that work in the background.
+//! Delivery: how faults reach the pager, and the threads that work in the background.
 pub mod background;
 pub(crate) mod sigbus;
 #[cfg(all(target_arch = "x86_64", not(shuttle)))]

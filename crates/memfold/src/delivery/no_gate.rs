@@ -1,19 +1,19 @@
-//! Where there is no gate.
+//! Replaces the gate where there is none.
 use alloc::string::String;
 use core::ops::Range;
 
-/// Arms the process.
+/// Returns an error: the process can't be armed.
 ///
 /// # Errors
-/// That it can't be.
+/// Always.
 ///
 /// # Safety
-/// - None here.
+/// - No condition.
 pub unsafe fn arm() -> Result<(), String> {
     Err(String::from("the gate is for x86-64"))
 }
 
-/// Whether the process is armed.
+/// Returns whether the process is armed: never.
 pub fn is_armed() -> bool {
     false
 }

@@ -1,4 +1,4 @@
-//! Thread delivery: handler threads, of which one at a time waits for a fault.
+//! Thread delivery: handler threads. One at a time waits for a fault.
 use crate::fault::{FaultOutcome, PageFault};
 use crate::pager::Pager;
 use alloc::sync::Arc;
@@ -11,10 +11,10 @@ use memfold_sys::thread::{Thread, cpus, wait_readable, yield_now};
 use memfold_sys::uffd::{FaultReport, Uffd};
 use memfold_sys::units::PAGE_SIZE;
 
-/// Handlers at most.
+/// Most handlers.
 const HANDLERS_MAX: usize = 16;
 
-/// How many handlers there are: one for each CPU that the caller may run on, up to a bound.
+/// Returns the number of handlers: one for each CPU that the caller may run on, up to a bound.
 pub(crate) fn handler_count() -> usize {
     cpus().min(HANDLERS_MAX)
 }
@@ -28,10 +28,11 @@ pub(crate) struct FaultHandlers {
 struct HandlerState {
     pager: Arc<Pager>,
     uffd: Arc<Uffd>,
-    /// Held by the handler that waits: a fault wakes every thread that waits for the descriptor.
+    /// Locked by the handler that waits, because a fault wakes every thread that waits for the
+    /// descriptor.
     turn: Mutex<()>,
     ended: AtomicBool,
-    /// One page for each handler, registered: a touch wakes a handler, which ends if the service
+    /// One registered page for each handler. A touch wakes a handler, which ends when the service
     /// does.
     bells: Zone,
 }
@@ -40,7 +41,7 @@ impl FaultHandlers {
     /// Starts the handlers.
     ///
     /// # Errors
-    /// EAGAIN: no more threads; what registering the bells says.
+    /// EAGAIN: no more threads. The errors of registering the bells.
     pub fn start(pager: &Arc<Pager>, uffd: &Arc<Uffd>) -> Result<FaultHandlers, Errno> {
         let count = handler_count();
         let bells = Zone::reserve(count * PAGE_SIZE, PAGE_SIZE)?;
@@ -62,8 +63,8 @@ impl Drop for FaultHandlers {
     fn drop(&mut self) {
         self.shared.ended.store(true, SeqCst);
         for bell in 0..self.threads.len() {
-            // SAFETY: inside the zone. The page is missing, so this waits until a handler has
-            // served it and ended.
+            // SAFETY: the address is inside the zone. The page is missing, so this waits until a
+            // handler has served it and ended.
             unsafe { self.shared.bells.as_ptr().add(bell * PAGE_SIZE).read_volatile() };
         }
         self.threads.drain(..).for_each(Thread::join);
@@ -83,7 +84,7 @@ fn run(shared: usize) {
         let Ok(FaultReport { address, protected }) = next(&shared) else { continue };
         if shared.bells.contains(address) {
             let page = address & !(PAGE_SIZE - 1);
-            // SAFETY: the bell is the engine's own page; zeros are as good as anything.
+            // SAFETY: the bell is the engine's own page, and its contents are not used.
             let _ = unsafe { shared.uffd.zero(page, PAGE_SIZE) };
             if shared.ended.load(SeqCst) {
                 return;
@@ -96,7 +97,7 @@ fn run(shared: usize) {
                 FaultOutcome::Yes => break,
                 FaultOutcome::Again => yield_now(),
                 FaultOutcome::NotManaged => {
-                    // Its area has ended since: let the thread look again.
+                    // Its area has ended since: the thread faults again, and finds that.
                     shared.uffd.wake(address & !(PAGE_SIZE - 1), PAGE_SIZE);
                     break;
                 }

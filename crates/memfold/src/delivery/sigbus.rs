@@ -1,7 +1,7 @@
 //! Signal delivery: the faulting thread serves itself in a SIGBUS handler.
 //!
 //! The handler runs with every signal blocked, so no other handler of the program can fault while
-//! an engine lock is held. It makes raw system calls only, so `errno` stays as it was.
+//! an engine lock is held. It makes only raw system calls, so `errno` is unchanged.
 //!
 //! A child of fork has the handler, but none of its parent's engines: the list of them is empty
 //! there.
@@ -17,17 +17,18 @@ use memfold_sys::sync::StaticMutex;
 use memfold_sys::thread::{PreviousAction, SigbusInfo, set_sigbus, yield_now};
 use memfold_sys::units::PAGE_SIZE;
 
-/// Engines with signal delivery in one process, at most.
+/// Most engines with signal delivery in one process.
 pub const ENGINES_MAX: usize = 64;
 
-/// In a page that fork wipes, once there is one.
+/// The list of engines, in a page that fork wipes, once there is one.
 static LIST: AtomicPtr<RegistryState> = AtomicPtr::new(null_mut());
-/// What the handler has replaced. Noted before it is installed, and installed before that is noted:
-/// who looks at both at any time, as a child of fork does, knows what is left to do.
+/// The action that the handler has replaced. It is stored before the handler is installed, and the
+/// handler is marked as installed after that. A child of fork, which may be made at any time, reads
+/// both and knows which steps remain.
 static PREVIOUS: AtomicPtr<PreviousAction> = AtomicPtr::new(null_mut());
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// All that a child of fork must find as new. Zeros are an empty list that nobody holds.
+/// State that a child of fork must find as new. Zeros are an empty list, not locked.
 struct RegistryState {
     engines: EngineRegistry<Pager>,
     installing: StaticMutex<()>,
@@ -37,8 +38,9 @@ const _: () = assert!(size_of::<RegistryState>() <= PAGE_SIZE);
 
 impl RegistryState {
     fn get() -> Option<&'static RegistryState> {
-        // SAFETY: null, or an aligned page that is large enough, holds nothing else, and is never
-        // given back. It began as zeros, as it does in children of fork, and these are a list.
+        // SAFETY: the pointer is null, or that of an aligned page. The page is large enough, is
+        // used for nothing else, and is never freed. It began as zeros, as it does in children of
+        // fork, and zeros are a list.
         unsafe { LIST.load(SeqCst).as_ref() }
     }
 
@@ -56,17 +58,17 @@ impl RegistryState {
     }
 }
 
-/// Engines that any thread may look through at any time, also from a signal handler, while others
-/// come and go.
+/// A list of engines that any thread may visit at any time, also from a signal handler, while
+/// engines are listed and delisted.
 struct EngineRegistry<T> {
     places: [RegistryPlace<T>; ENGINES_MAX],
 }
 
 struct RegistryPlace<T> {
     engine: AtomicPtr<T>,
-    /// Threads that look at `engine`. Who looks counts itself before it reads the pointer, and who
-    /// empties the place reads the count after that: one of the two sees the other, as all four
-    /// accesses are sequentially consistent.
+    /// Number of threads that visit `engine`. A visitor counts itself before it reads the pointer.
+    /// A thread that empties the place reads the count after that. All four accesses are
+    /// sequentially consistent, so one of the two sees the other.
     visitors: AtomicU32,
 }
 
@@ -78,19 +80,19 @@ impl<T> RegistryPlace<T> {
 }
 
 impl<T> EngineRegistry<T> {
-    /// Lists an engine. `false` if there are too many.
+    /// Lists an engine. Returns `false` if there are too many.
     fn enlist(&self, engine: *const T) -> bool {
         self.places.iter().any(|p| {
             p.engine.compare_exchange(null_mut(), engine.cast_mut(), SeqCst, SeqCst).is_ok()
         })
     }
 
-    /// Takes an engine off the list; on return nobody looks at it any more.
+    /// Delists an engine, and waits until no thread visits it any more.
     fn delist(&self, engine: *const T) {
         for place in &self.places {
             if place.engine.compare_exchange(engine.cast_mut(), null_mut(), SeqCst, SeqCst).is_ok()
             {
-                // A look takes less than a microsecond, unless its thread loses its CPU meanwhile.
+                // A visit takes less than a microsecond, unless its thread loses its CPU meanwhile.
                 while place.visitors.load(SeqCst) > 0 {
                     yield_now();
                 }
@@ -98,7 +100,7 @@ impl<T> EngineRegistry<T> {
         }
     }
 
-    /// Shows each engine to `visit` until that says `true`. Whether it did.
+    /// Calls `visit` for each engine until it returns `true`. Returns whether it did.
     fn any(&self, mut visit: impl FnMut(&T) -> bool) -> bool {
         self.places.iter().any(|place| {
             if place.engine.load(SeqCst).is_null() {
@@ -106,8 +108,7 @@ impl<T> EngineRegistry<T> {
             }
             place.visitors.fetch_add(1, SeqCst);
             let engine = place.engine.load(SeqCst);
-            // SAFETY: an engine is dropped after it was taken off the list, which waits for those
-            // who look at it.
+            // SAFETY: an engine is dropped only after it was delisted, which waits for visitors.
             let found = !engine.is_null() && visit(unsafe { &*engine });
             place.visitors.fetch_sub(1, SeqCst);
             found
@@ -115,11 +116,11 @@ impl<T> EngineRegistry<T> {
     }
 }
 
-/// Lists an engine, and with `handles`, if none has before, installs the handler. `false` if there are
-/// too many.
+/// Lists an engine. With `handles`, also installs the handler if it is not installed yet. Returns
+/// `false` if there are too many engines.
 ///
 /// # Errors
-/// No page for the list.
+/// No memory for the list.
 pub(crate) fn enlist(pager: &Pager, handles: bool) -> Result<bool, Errno> {
     let list = RegistryState::get_or_make()?;
     let installing = list.installing.lock();
@@ -131,15 +132,15 @@ pub(crate) fn enlist(pager: &Pager, handles: bool) -> Result<bool, Errno> {
     Ok(list.engines.enlist(pager))
 }
 
-/// Takes an engine off the list. No thread may be touching its memory. Threads that touch that of
-/// others may be looking at the engine to see whether a fault is its own: they are waited for.
+/// Delists an engine. No thread may be touching its memory. Threads that touch memory of other
+/// engines may be visiting this one: this waits for them.
 pub(crate) fn delist(pager: &Pager) {
     if let Some(list) = RegistryState::get() {
         list.engines.delist(pager);
     }
 }
 
-/// Serves a fault, if it lies in a region of any engine on the list.
+/// Serves a fault, if it lies in a region of any listed engine. Returns whether it does.
 pub(crate) fn serve(fault: PageFault) -> bool {
     let serve = |pager: &Pager| {
         loop {
@@ -153,7 +154,7 @@ pub(crate) fn serve(fault: PageFault) -> bool {
     any(serve)
 }
 
-/// Shows the engines on the list to `visit` until that says `true`. Whether it did.
+/// Calls `visit` for each listed engine until it returns `true`. Returns whether it did.
 pub(crate) fn any(visit: impl FnMut(&Pager) -> bool) -> bool {
     RegistryState::get().is_some_and(|list| list.engines.any(visit))
 }
@@ -163,8 +164,8 @@ fn on_sigbus(info: &SigbusInfo) {
     if serve(PageFault { addr: info.addr(), protected, write }) {
         return;
     }
-    // Not ours: do what the program had asked for.
-    // SAFETY: null, or a leaked box.
+    // The fault is the program's own, so its former action is taken.
+    // SAFETY: the pointer is null, or that of a leaked box.
     match unsafe { PREVIOUS.load(SeqCst).as_ref() } {
         Some(previous) => previous.call(info),
         None => unreachable!("the handler is installed after what it replaced was noted"),
@@ -179,7 +180,8 @@ mod tests {
 
     #[test]
     fn a_list_of_zeros_is_an_empty_one() {
-        // SAFETY: pointers, numbers and a lock of numbers, for all of which zeros are a value.
+        // SAFETY: the type consists of pointers, numbers and a lock of numbers; zeros are valid for
+        // all.
         let list: RegistryState = unsafe { core::mem::zeroed() };
         assert!(!list.engines.any(|_| true));
         drop(list.installing.lock());
@@ -211,7 +213,7 @@ mod tests {
                 engines.delist(one);
                 is_gone.store(true, SeqCst);
             });
-            // It is off the list at once, but not gone before the look has ended.
+            // The engine is delisted at once, but the call returns only when the visit has ended.
             while !engines.places[0].engine.load(SeqCst).is_null() {
                 yield_now();
             }

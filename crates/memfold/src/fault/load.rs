@@ -1,4 +1,4 @@
-//! Load: from the store (or from nothing) into a frame.
+//! Loads: from the store, or of zeros, into a frame.
 use crate::area::{Area, Areas};
 use crate::backing::BlockSlot;
 use crate::backing::contexts::CodecContext;
@@ -18,43 +18,42 @@ use crate::stats;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::Order;
 
-/// What a load is for.
+/// The purpose of a load.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LoadPurpose {
-    /// A fault: what is loaded is mapped, and how it was asked for is noted.
+    /// A fault: the window is mapped, and its kind of access is recorded.
     Fault(FaultAccess),
-    /// To be there when it is needed: it goes to the swap cache, unless somebody wants it by then.
+    /// Readahead: the window goes to the swap cache, unless a thread wants it by then.
     Ahead,
 }
 
-/// Where a load may take blocks from.
+/// The places that a load may take blocks from.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum BlockSource {
-    /// From wherever they are: the caller may sleep.
+    /// The pool and the swap file: the caller may sleep.
     Any,
-    /// From the pool. The block that is asked for is there; a window ends before the first that
-    /// isn't.
+    /// The pool. The faulting block is there. A window ends before the first block that isn't.
     Pool,
 }
 
-/// How a load ended.
+/// The result of a load.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LoadOutcome {
-    /// The page that was asked for is mapped (or, ahead of use, in the swap cache).
+    /// The page is mapped or, in readahead, in the swap cache.
     Done,
-    /// The kernel refuses for the moment; the folio is as it was, or waits in the swap cache.
+    /// The kernel returned EAGAIN. The folio has its earlier state, or is in the swap cache.
     Again,
 }
 
 walk! {
-    /// Folios are loaded.
+    /// Loads folios.
     pub(crate) struct Loads
 }
 
 impl Loads<'_> {
     /// Loads the `Stored` folio that covers `key`, or as much of its neighbourhood as `want`
-    /// allows, and maps it unless it is loaded ahead of use; or some pages of its block, or of the
-    /// `Partial` folio that it is already. Takes the guard of the key's shard.
+    /// allows. Maps it, except for readahead. A single page or small block may be loaded alone,
+    /// also into a `Partial` folio. Takes the guard of the key's shard.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn load(
         &self,
@@ -77,7 +76,7 @@ impl Loads<'_> {
             LoadPurpose::Ahead => None,
         };
         drop(guard);
-        // While a frame is made free.
+        // The prefetch overlaps with the search for a frame.
         self.backing.store().prefetch(load.first_slot().handle);
         let load = match (purpose, copied) {
             (LoadPurpose::Fault(access), Some(keys)) => {
@@ -113,8 +112,8 @@ impl Loads<'_> {
         let awaited = purpose == LoadPurpose::Ahead && self.table.is_wanted(load.id());
         let done = self.finish(&mut guard, area, load, frame, purpose);
         if awaited {
-            // Somebody has caught up with the window: the stream goes on as if it had been there in
-            // time.
+            // A thread has caught up with the window, so the stream advances as if it had been
+            // loaded in time.
             drop(guard);
             Readahead(self.0).advance_stream(area, start, start, start + pages, from_file);
         }
@@ -152,7 +151,7 @@ impl Loads<'_> {
             Err(NoFrame::Again) => return (LoadOutcome::Again, key, key + 1),
         };
         let (start, order) = (load.key(), load.order());
-        // SAFETY: the frame is full, of this order, and this thread's alone.
+        // SAFETY: the frame is full, of this order, and only this thread has it.
         unsafe {
             core::ptr::write_bytes(self.mapper.frames().addr(frame) as *mut u8, 0, order.bytes())
         };
@@ -164,7 +163,7 @@ impl Loads<'_> {
         (reached, start, start + order.pages() as u64)
     }
 
-    /// Ends a load: the frame holds the bytes. Returns how many pages are where they should be.
+    /// Ends a load whose bytes are in the frame. Returns how many pages are in their final place.
     fn finish(
         &self,
         guard: &mut ShardGuard<'_>,
@@ -186,9 +185,9 @@ impl Loads<'_> {
         Residency(self.0).map_in(guard, area.addr_of(folio.key()), id).pages
     }
 
-    /// Makes one `Loading` folio of the largest aligned window around `key`, at most `want`, in
-    /// which everything is `Stored` where `from` says: by splitting the folio that covers it, or by
-    /// merging those that lie in it. A `Partial` folio is a window by itself.
+    /// Makes one `Loading` folio of the largest aligned window around `key`. The window is at most
+    /// `want`, and is all `Stored` in places that `from` allows. The folio that covers it is split,
+    /// or the folios in it are merged. A `Partial` folio is a window of its own.
     fn form_window(
         &self,
         guard: &mut ShardGuard<'_>,
@@ -221,8 +220,8 @@ impl Loads<'_> {
         self.table.begin_load(guard, id)
     }
 
-    /// Whether the swap file, or the remote store behind it, has a block of the `Stored` folios in
-    /// the window at `start`.
+    /// Returns whether a block of the `Stored` folios in the window at `start` is in the swap file,
+    /// or in the remote store behind it.
     pub(crate) fn reaches_file(&self, guard: &ShardGuard<'_>, start: u64, order: Order) -> bool {
         if self.backing.swap().is_none_or(|swap| swap.objects() == 0) {
             return false;
@@ -261,8 +260,8 @@ impl Loads<'_> {
         true
     }
 
-    /// Returns a frame for a load; makes the load smaller around `key` where a large frame can't be
-    /// had. Where there is none at all, the load is given up.
+    /// Returns a frame for a load. Makes the load smaller around `key` if there is no large frame.
+    /// If there is no frame at all, the load is undone.
     fn frame_for_loading(
         &self,
         areas: &Areas,
@@ -294,7 +293,8 @@ impl Loads<'_> {
         let wanted = self.table.is_wanted(load.id());
         let load = self.table.shrink_load(&mut guard, load, key, order, &self.backing);
         if wanted {
-            // Threads that wait for the folio look again; some may find their part no longer loading.
+            // Threads that wait for the folio look again, as some of their pages may no longer be
+            // loading.
             Residency(self.0).wake_waiters(&guard, area, keys.start, keys.end);
         }
         load
@@ -307,7 +307,7 @@ impl Loads<'_> {
         Residency(self.0).wake_waiters(&guard, area, keys.start, keys.end);
     }
 
-    /// Notes in `context` where the blocks of a load are.
+    /// Records in `context` the slots of the blocks of a load.
     fn note_slots(&self, context: &mut CodecContext, load: &LoadingFolio) {
         let mut note = |i, BlockSlot { handle, fingerprint }| {
             (context.handles[i], context.fingerprints[i]) = (handle, fingerprint);
@@ -324,7 +324,7 @@ impl Loads<'_> {
     /// the swap file was needed.
     fn decompress(&self, context: &mut CodecContext, order: Order, frame: Frame) -> bool {
         let (block, count) = (self.table.block_order(order), self.table.block_count(order));
-        // SAFETY: the frame is full, of this order, and this thread's alone; the folio is
+        // SAFETY: the frame is full, of this order, and only this thread has it. The folio is
         // `Loading`, so its copy stays.
         unsafe { self.backing.fetch(context, block, count, self.mapper.frames().page(frame)) }
     }
@@ -336,7 +336,7 @@ impl Loads<'_> {
         let guard = self.table.lock(window.key);
         let Some(id) = self.table.find(&guard, window.key) else { return };
         let folio = self.table.get(&guard, id);
-        // Single pages are mapped by the fault that meets them: `load_pages_after`.
+        // Single pages are mapped by the fault that meets them, in `load_pages_after`.
         if folio.state.get() != FolioState::Stored || folio.order() < self.config.block_order {
             return;
         }

@@ -1,5 +1,6 @@
-//! The fault path: `fault` -> index look-up -> swap cache (take, or wait) -> load -> map in. What
-//! must be read from a device is passed on to threads that may sleep (`pager/device_faults.rs`).
+//! The fault path: `fault` -> index look-up -> swap cache (take, or wait) -> load -> map in. Pages
+//! that must be read from a device are passed on to threads that may sleep
+//! (`requests/device_faults.rs`).
 pub(crate) mod readahead;
 pub(crate) mod load;
 pub(crate) mod load_by_copy;
@@ -22,46 +23,46 @@ use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::cpu_ns;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
-/// Of blocks that were cut into pages, a stream loads so much at once.
+/// A stream loads this much at once if blocks were cut into pages.
 const CUT_WINDOW: Order = match Order::new(4) {
     Some(order) => order,
     None => unreachable!(),
 };
 
-/// One fault in so many is timed: that takes two system calls.
+/// One fault in so many is timed, because timing takes two system calls.
 const TIMED: u64 = 16;
 
-/// How a fault was answered.
+/// The result of a fault.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum FaultOutcome {
-    /// The page is there, or will be when another thread's work on its folio ends, which wakes
-    /// whoever waits for it.
+    /// The page is mapped. Or another thread works on its folio, maps it, and wakes the threads
+    /// that wait for it.
     Yes,
-    /// The kernel refuses for the moment; the faulting thread still waits. Serve it again, or wake it.
+    /// The kernel returned EAGAIN, and the faulting thread still waits. Serve it again, or wake it.
     Again,
     /// The address is not under management.
     NotManaged,
 }
 
-/// What the kernel said of a fault.
+/// A fault as the kernel reports it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Default)]
 pub struct PageFault {
     /// The address that was touched.
     pub addr: usize,
-    /// The page is there but write-protected.
+    /// The page is mapped but write-protected.
     pub protected: bool,
-    /// It was a write, for certain; a page that is missing is then loaded to be written to.
+    /// It certainly was a write. A missing page is then loaded to be written to.
     pub write: bool,
 }
 
 walk! {
-    /// Faults are served.
+    /// Serves faults.
     pub struct Faults
 }
 
 impl Faults<'_> {
-    /// Serves one fault. In signal delivery the page is there on return; in thread delivery it may
-    /// be another thread's task to map it.
+    /// Serves one fault. In inline delivery the page is mapped on return. In thread delivery
+    /// another thread may map it later.
     pub fn fault(&self, fault: PageFault) -> FaultOutcome {
         if !self.stats.faults.load(Relaxed).is_multiple_of(TIMED) {
             return self.serve_at(fault);
@@ -84,14 +85,14 @@ impl Faults<'_> {
         )
     }
 
-    /// Says that threads call [`Faults::read`] from now on: faults that need a device are left to
-    /// them.
+    /// Notes that threads call [`Faults::read`] from now on. Faults that need a device are passed
+    /// to them.
     pub fn expect_readers(&self) {
         self.reads.set_served();
     }
 
-    /// Waits for one fault that a handler has passed on, and serves it. `false`: [`crate::pager::Pager::stop`]
-    /// was called.
+    /// Waits for one fault that a handler has passed on, and serves it. Returns `false` after
+    /// [`crate::pager::Pager::stop`].
     pub fn read(&self) -> bool {
         let Some((addr, protected)) = self.reads.next() else { return false };
         let fault = PageFault { addr, protected, ..PageFault::default() };
@@ -99,7 +100,7 @@ impl Faults<'_> {
             let _open = self.gates.background();
             let areas = self.areas.read();
             let Some(area) = areas.find(addr).copied() else {
-                // Its area has ended since: let the thread look again.
+                // Its area has ended since: the thread faults again, and finds that.
                 self.mapper.space().wake(addr, PAGE_SIZE);
                 return true;
             };
@@ -150,8 +151,8 @@ impl Faults<'_> {
         }
     }
 
-    /// The page is there, or the program has discarded it. A `Resident` folio's missing page is
-    /// zeros, and so is one that is `here`.
+    /// Serves a fault on a page that is mapped, or that the program has discarded. A missing page
+    /// of a `Resident` folio is zeros, and so is one that is `here`.
     fn touch_resident(
         &self,
         guard: &ShardGuard<'_>,
@@ -163,24 +164,24 @@ impl Faults<'_> {
         let folio = self.table.get(guard, id);
         let (was_clean, hides) = (self.table.is_clean(folio), self.mapper.space().hides());
         if fault.protected || fault.write && was_clean || hides {
-            // The first write since it was loaded: from here on it isn't known to equal its copy.
-            // Or the eviction that protected or hid it was given up, or has ended and the page has
-            // come back.
+            // The first write since the page was loaded, after which it may differ from its copy.
+            // Or the eviction that protected or hid the page was undone. Or the eviction has ended,
+            // and the page was loaded again.
             stats::add(if hides { &self.stats.faults_stale } else { &self.stats.faults_write }, 1);
             folio.clean_in.set(0);
             let (start, len) = match was_clean || hides {
                 true => (area.addr_of(folio.key()), bytes(folio.pages() as usize)),
                 false => (page, PAGE_SIZE),
             };
-            // If that fails, nobody has been woken.
+            // If that fails, no thread has been woken.
             return self
                 .mapper
                 .space()
                 .protect(start, len, false)
                 .map_or(FaultOutcome::Again, |()| FaultOutcome::Yes);
         }
-        // SAFETY: the shard is locked and the page's folio `Resident`, or the page `here`: if it is
-        // missing, zeros are what it reads.
+        // SAFETY: the shard is locked and the page's folio is `Resident`, or the page is `here`. If
+        // the page is missing, it is zeros.
         match unsafe {
             self.mapper.space().copy(page, self.mapper.frames().zeros(), PAGE_SIZE, true)
         } {
@@ -197,7 +198,7 @@ impl Faults<'_> {
         FaultOutcome::Yes
     }
 
-    /// Takes a folio back from the swap cache: a second chance.
+    /// Maps a folio back from the swap cache: a second chance.
     fn rescue(
         &self,
         guard: &mut ShardGuard<'_>,
@@ -302,8 +303,8 @@ impl Faults<'_> {
         served(loaded)
     }
 
-    /// Where blocks were cut into pages, a window is not one folio: for a stream, maps those that
-    /// follow too. Returns the end of what was loaded.
+    /// Loads and maps the pages that follow, for a stream, where blocks were cut into pages, so
+    /// that a window is not one folio. Returns the end of the loaded range.
     fn load_pages_after(
         &self,
         areas: &Areas,
@@ -346,7 +347,7 @@ impl Faults<'_> {
     }
 }
 
-/// The answer, after a load.
+/// Returns the result of a fault after a load.
 fn served(loaded: LoadOutcome) -> FaultOutcome {
     match loaded {
         LoadOutcome::Again => FaultOutcome::Again,

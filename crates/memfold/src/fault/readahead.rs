@@ -1,4 +1,4 @@
-//! What is loaded for a fault, and what is asked for ahead of the next ones.
+//! How much is loaded for a fault, and what is requested ahead of the next ones.
 use crate::area::Area;
 use crate::folio::Folio;
 use crate::limits::Limits;
@@ -8,17 +8,17 @@ use crate::policy::swap_readahead::NeighbourWindow;
 use crate::requests::background::LoadWindow;
 use crate::stats;
 
-/// A window is at most one part in this many of the memory there is.
+/// A window is at most one part in this many of the available memory.
 const WINDOW_SHARE: u64 = 32;
 
 walk! {
-    /// How much is loaded, and what is asked for ahead.
+    /// Decides how much is loaded, and requests windows ahead.
     pub(crate) struct Readahead
 }
 
 impl Readahead<'_> {
-    /// What to load for a fault: as the streams say, but no window larger than a small part of the
-    /// memory there is.
+    /// Returns how much to load for a fault, as the streams advise. A window is at most a small
+    /// part of the available memory.
     pub(crate) fn advise(&self, key: u64) -> WindowAdvice {
         let mut advice = self.streams.advise(key);
         while advice.order > self.config.block_order
@@ -29,7 +29,7 @@ impl Readahead<'_> {
         advice
     }
 
-    /// The window `[start, end)` that was loaded ahead is being used, at `key`: its stream goes on.
+    /// Advances a stream: the window `[start, end)` was loaded ahead, and is being used at `key`.
     pub(crate) fn advance_stream(
         &self,
         area: &Area,
@@ -48,7 +48,7 @@ impl Readahead<'_> {
         self.ask_ahead(area, start, end, advice, in_file);
     }
 
-    /// Whether a folio's stored copy begins in the swap file.
+    /// Returns whether a folio's stored copy begins in the swap file.
     pub(crate) fn is_in_file(&self, folio: &Folio) -> bool {
         self.backing.swap().is_some()
             && folio.has_copy.get()
@@ -61,7 +61,7 @@ impl Readahead<'_> {
         }
     }
 
-    /// Asks for the windows that a stream reaches after `[start, end)`.
+    /// Requests the windows that a stream reaches after `[start, end)`.
     pub(crate) fn ask_ahead(
         &self,
         area: &Area,
@@ -74,8 +74,9 @@ impl Readahead<'_> {
         if !self.config.readahead || order <= self.config.block_order {
             return;
         }
-        // In thread delivery a handler is at work too: a second window only takes CPUs from it (13%
-        // slower on two), but while one is read from the file another can be decrypted.
+        // In thread delivery a handler works too, and a second window only takes CPU time from it
+        // (13% slower on two CPUs). But while one window is read from the file, another can be
+        // decrypted.
         let windows = if self.is_inline() || in_file { ahead } else { ahead.min(1) };
         for n in 0..windows as u64 {
             let far = n * order.pages() as u64;

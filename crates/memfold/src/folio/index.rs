@@ -1,9 +1,9 @@
 //! The multi-index: from a page's key to its folio, one entry for a folio of any order (C3).
 //!
-//! A chunk is 2 MiB of key space. Its word in the chunk table names an order-9 folio, or a node of
-//! 8 words (256 KiB each: a folio of order 6 to 8, or a leaf of 64 words, one for each page). A
-//! folio that spans several words is entered in each, as in the kernel's XArray. Words of one chunk
-//! are guarded by the lock of its shard.
+//! A chunk is 2 MiB of key space. Its word in the chunk table names an order-9 folio or a node. A
+//! node has 8 words of 256 KiB each. A word of a node names a folio of order 6 to 8, or a leaf of
+//! 64 words, one for each page. A folio that spans several words is entered in each, as in the
+//! kernel's XArray. The lock of a chunk's shard guards the chunk's words.
 use crate::folio::slab::Slab;
 use core::marker::PhantomData;
 use memfold_sys::Errno;
@@ -15,14 +15,14 @@ use memfold_sys::units::{MAX_ORDER, MAX_PAGES, Order, PAGE_SIZE};
 /// A folio's id in the slab of folios; 0 is none.
 pub type FolioId = u32;
 
-/// Keys are page numbers below this: 256 TiB of key space.
+/// Keys are page numbers below this limit: 256 TiB of key space.
 pub const KEYS: u64 = 1 << 36;
 const CHUNKS: usize = (KEYS >> MAX_ORDER) as usize;
-/// Words in a node, and the order of what each covers.
+/// Words in a node, and the order that each word covers.
 const NODE_WORDS: usize = 8;
 const NODE_ORDER: u8 = 6;
 const LEAF_WORDS: usize = 1 << NODE_ORDER;
-/// Marks a word that names a folio; others name a node or leaf, or nothing (0).
+/// Marks a word that names a folio. Other words name a node or a leaf, or are empty (0).
 const FOLIO: u32 = 1 << 31;
 const SHARDS: usize = 256;
 
@@ -30,7 +30,7 @@ const SHARDS: usize = 256;
 pub struct Shards {
     locks: [Shard; SHARDS],
     shift: u32,
-    /// Times that a shard was locked.
+    /// Counts how often a shard was locked.
     #[cfg(test)]
     pub(crate) locked: AtomicUsize,
 }
@@ -41,8 +41,8 @@ struct Shard {
     changed: Condvar,
 }
 
-/// The lock of one shard. What is borrowed from it stays in this thread: no other may use the
-/// folios of the shard.
+/// The lock of one shard. References borrowed from it stay in this thread. No other thread may use
+/// the folios of the shard meanwhile.
 pub struct ShardGuard<'a> {
     guard: MutexGuard<'a, ()>,
     shards: &'a Shards,
@@ -51,14 +51,14 @@ pub struct ShardGuard<'a> {
 }
 
 impl ShardGuard<'_> {
-    /// Whether this is the lock of the shard of `key`; of no shard are keys from [`KEYS`] on.
+    /// Returns whether this is the lock of the shard of `key`. Keys from [`KEYS`] on have no shard.
     pub fn covers(&self, key: u64) -> bool {
         key < KEYS && self.shards.number(key) == self.shard
     }
 }
 
 impl Shards {
-    /// Locks that each cover `span_bytes` (a power of two, at least 2 MiB).
+    /// Makes locks that each cover `span_bytes` (a power of two, at least 2 MiB).
     pub fn new(span_bytes: u64) -> Shards {
         let shift = span_bytes.trailing_zeros() - PAGE_SIZE.trailing_zeros();
         Shards {
@@ -81,7 +81,7 @@ impl Shards {
         self.held(self.locks[shard].lock.lock(), shard)
     }
 
-    /// Sleeps until a folio of the shard changes its state; the lock is free meanwhile.
+    /// Sleeps until a folio of the shard changes its state. The lock is released meanwhile.
     pub fn wait<'a>(&'a self, guard: ShardGuard<'a>) -> ShardGuard<'a> {
         let shard = guard.shard;
         self.held(self.locks[shard].changed.wait(guard.guard), shard)
@@ -91,29 +91,29 @@ impl Shards {
         ShardGuard { guard, shards: self, shard, _thread: PhantomData }
     }
 
-    /// Wakes whoever waits for a folio of the shard.
+    /// Wakes the threads that wait for a folio of the shard.
     pub fn notify(&self, guard: &ShardGuard<'_>) {
         self.locks[guard.shard].changed.notify_all();
     }
 }
 
-/// From key to folio. Every method is given the guard of the key's shard.
+/// Finds a folio by key. Callers pass the guard of the key's shard to each method.
 pub struct FolioIndex {
     chunks: Zone,
     edge: ZoneEdge,
     nodes: Slab<[u32; NODE_WORDS]>,
     leaves: Slab<[u32; LEAF_WORDS]>,
     chunks_used: AtomicUsize,
-    /// Look-ups by one key, and those of them that found nothing (C5).
+    /// Look-ups by one key, and the part of them that found no folio (C5).
     #[cfg(test)]
     pub(crate) looked: [AtomicUsize; 2],
 }
 
 impl FolioIndex {
-    /// An empty index.
+    /// Makes an empty index.
     ///
     /// # Errors
-    /// What reserving address space says.
+    /// The errors of reserving address space.
     pub fn new() -> Result<FolioIndex, Errno> {
         Ok(FolioIndex {
             chunks: Zone::reserve_growing(CHUNKS * 4, PAGE_SIZE)?,
@@ -132,16 +132,16 @@ impl FolioIndex {
         unsafe { self.chunks.as_ptr().cast::<u32>().add((key >> MAX_ORDER) as usize) }
     }
 
-    /// That word is about to be written.
+    /// Gets memory for the word of `key`, which is about to be written.
     fn need_chunk(&self, key: u64) {
         let end = ((key >> MAX_ORDER) as usize + 1) * size_of::<u32>();
         let done = self.chunks.need(&self.edge, 0, self.chunks.len(), end);
         if done.is_err() {
-            NoPromise::end("the index");
+            NoPromise::end("The index");
         }
     }
 
-    /// The folio that covers `key`.
+    /// Returns the folio that covers `key`.
     pub fn find(&self, guard: &ShardGuard<'_>, key: u64) -> Option<FolioId> {
         let found = self.word(guard, key);
         #[cfg(test)]
@@ -159,12 +159,13 @@ impl FolioIndex {
         unsafe { self.peek(key) }
     }
 
-    /// As [`FolioIndex::find`], without the lock.
+    /// Returns the folio that covers `key`, without the lock.
     ///
     /// # Safety
-    /// - Nobody writes to the index meanwhile.
+    /// - No thread writes to the index meanwhile.
     pub unsafe fn peek(&self, key: u64) -> Option<FolioId> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise no thread writes to the words, nodes and leaves
+        // meanwhile.
         unsafe {
             let chunk = *self.chunk(key);
             if chunk == 0 || chunk & FOLIO != 0 {
@@ -179,13 +180,13 @@ impl FolioIndex {
         }
     }
 
-    /// Enters a folio for `2^order` pages from `key`, which must be empty.
+    /// Enters a folio for `2^order` pages from `key`. No folio may cover them yet.
     pub fn insert(&self, guard: &ShardGuard<'_>, key: u64, order: Order, id: FolioId) {
         debug_assert!(key.is_multiple_of(order.pages() as u64));
         self.write(guard, key, order, id);
     }
 
-    /// Empties `2^order` pages from `key`, which one folio of that order had.
+    /// Erases the entry of `2^order` pages from `key`, which one folio of that order covered.
     pub fn erase(&self, guard: &ShardGuard<'_>, key: u64, order: Order) {
         self.write(guard, key, order, 0);
     }
@@ -195,8 +196,8 @@ impl FolioIndex {
         let mark = if id == 0 { 0 } else { id | FOLIO };
         let count = order.pages();
         // SAFETY: the guard, of the key's shard, excludes every other reader and writer of this
-        // chunk's words, nodes and leaves; a node or leaf is given back only when its last word has
-        // become 0, and its name is erased at the same time.
+        // chunk's words, nodes and leaves. A node or leaf is freed only when its last word has
+        // become 0, and the word that names it is erased at the same time.
         unsafe {
             self.need_chunk(key);
             let chunk = &mut *self.chunk(key);
@@ -245,16 +246,18 @@ impl FolioIndex {
         };
     }
 
-    /// Whether `2^order` pages from `key` hold no folio.
+    /// Returns whether `2^order` pages from `key` hold no folio.
     pub fn is_empty(&self, guard: &ShardGuard<'_>, key: u64, order: Order) -> bool {
         self.first(guard, key, key + order.pages() as u64).is_none()
     }
 
-    /// The first key in `[key, end)`, all in one chunk, that a folio covers, and that folio.
+    /// Returns the first key in `[key, end)`, all in one chunk, that a folio covers, and that
+    /// folio.
     pub fn first(&self, guard: &ShardGuard<'_>, key: u64, end: u64) -> Option<(u64, FolioId)> {
         assert!(guard.covers(key), "the lock of another shard");
         debug_assert!(end > key && (end - 1) >> MAX_ORDER == key >> MAX_ORDER);
-        // SAFETY: as in `find`.
+        // SAFETY: the guard, of the key's shard, excludes every writer of this chunk's words, nodes
+        // and leaves.
         unsafe {
             let chunk = *self.chunk(key);
             if chunk == 0 || chunk & FOLIO != 0 {
@@ -281,12 +284,12 @@ impl FolioIndex {
         None
     }
 
-    /// Whether nearly all of its records are in use.
+    /// Returns whether nearly all of its records are in use.
     pub fn is_crowded(&self) -> bool {
         self.nodes.is_crowded() || self.leaves.is_crowded()
     }
 
-    /// Bytes that the index takes: nodes, leaves and the chunk table's words in use.
+    /// Returns the bytes of the index: nodes, leaves and the used words of the chunk table.
     pub fn used_bytes(&self) -> usize {
         self.nodes.used_bytes() + self.leaves.used_bytes() + self.chunks_used.load(Relaxed) * 4
     }
@@ -309,7 +312,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     proptest! {
-        /// Random inserts and erases of all orders against a map from page to folio.
+        /// Applies random inserts and erases of all orders, and compares with a map from page to
+        /// folio.
         #[test]
         fn agrees_with_a_map(ops in prop::collection::vec((0u8..=9, 0u64..1536, any::<bool>()), 1..200)) {
             let (index, shards) = (FolioIndex::new().unwrap(), Shards::new(2 << 20));

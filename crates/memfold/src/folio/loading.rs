@@ -4,12 +4,13 @@ use crate::folio::index::FolioId;
 use core::ops::Range;
 use memfold_sys::units::Order;
 
-/// A `Loading` folio, for the one thread that loads it: from `FolioTable::begin_load` until it is
-/// mapped, rests in the swap cache, or is as it was before. What it says of the folio stays true
-/// meanwhile without a lock: no other thread changes the key, order, slots or pages of a `Loading` folio.
+/// A `Loading` folio, owned by the one thread that loads it. It lives from `FolioTable::begin_load`
+/// until the folio is mapped, is in the swap cache, or has its earlier state again. Its values stay
+/// true meanwhile without a lock: no other thread changes the key, order, slots or pages of a
+/// `Loading` folio.
 ///
 /// Invariant: there is one token for each folio that is loaded for the program.
-#[must_use = "the folio is `Loading` until the load ends, and whoever touches it waits"]
+#[must_use = "the folio is `Loading` until the load ends, and threads that touch it wait"]
 pub struct LoadingFolio {
     id: FolioId,
     key: u64,
@@ -19,7 +20,7 @@ pub struct LoadingFolio {
 }
 
 impl LoadingFolio {
-    /// The token of a folio that has just become `Loading`.
+    /// Makes the token of a folio that has just become `Loading`.
     pub(super) fn new(
         id: FolioId,
         key: u64,
@@ -30,27 +31,27 @@ impl LoadingFolio {
         LoadingFolio { id, key, order, first, here }
     }
 
-    /// Its id.
+    /// Returns its id.
     pub fn id(&self) -> FolioId {
         self.id
     }
 
-    /// Its first page's key.
+    /// Returns its first page's key.
     pub fn key(&self) -> u64 {
         self.key
     }
 
-    /// Its order.
+    /// Returns its order.
     pub fn order(&self) -> Order {
         self.order
     }
 
-    /// The keys of its pages.
+    /// Returns the keys of its pages.
     pub fn keys(&self) -> Range<u64> {
         self.key..self.key + self.order.pages() as u64
     }
 
-    /// The slot of its first block.
+    /// Returns the slot of its first block.
     pub fn first_slot(&self) -> BlockSlot {
         self.first
     }
@@ -60,7 +61,7 @@ impl LoadingFolio {
         self.here != 0
     }
 
-    /// Ends the load. The caller has locked its shard, and gives the folio another state.
+    /// Ends the load. The caller has locked its shard, and sets another state.
     pub fn end(self) -> FolioId {
         self.id
     }

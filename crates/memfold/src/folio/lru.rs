@@ -1,8 +1,8 @@
-//! The lists that order folios by age. Intrusive, doubly linked, newest at the head, counted in
-//! pages.
+//! The lists that order folios by age. They are intrusive, doubly linked, newest at the head,
+//! counted in pages.
 //!
-//! User space can't read accessed bits, so the swap cache is the inactive end: a folio that is
-//! mapped out rests on `Cooling`, where a touch takes it back cheaply, before it is saved.
+//! User space cannot read accessed bits, so the swap cache is the inactive end. A folio that is
+//! mapped out is first on `Cooling`. There a touch maps it back cheaply, before it is saved.
 use crate::folio::index::FolioId;
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::{NoPromise, Zone, ZoneEdge};
@@ -10,40 +10,40 @@ use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::PAGE_SIZE;
 
-/// A list, or why a folio is on none.
+/// A list, or the reason why a folio is on none.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum LruList {
     /// On no list.
     None,
-    /// Mapped; the tail is mapped out next.
+    /// Mapped. The tail is mapped out next.
     Inactive,
-    /// Mapped, and touched again soon after it was once evicted: ages into `Inactive`.
+    /// Mapped, and was refaulted. Ages into `Inactive`.
     Active,
-    /// Mapped, and when it was last to leave, nothing took it, as it doesn't shrink: tried again
-    /// later. The next three are kept likewise.
+    /// Mapped, and refused at its last eviction, because its bytes do not compress. It is tried
+    /// again later, like the folios of the next three lists.
     Dense,
-    /// As nothing had room for it.
+    /// Refused, because neither pool nor swap file had room for it.
     Full,
-    /// As the kernel doesn't let go of it: a device has pinned it.
+    /// Refused, because a device has pinned it, so the kernel cannot move it.
     Pinned,
-    /// As a fork shares it.
+    /// Refused, because a fork shares it.
     Shared,
-    /// In the swap cache; whether it changed since it was stored isn't known yet.
+    /// In the swap cache. It may be dirty: its fingerprint was not compared yet.
     Cooling,
     /// In the swap cache, loaded ahead of its use: equal to its stored copy.
     Ahead,
-    /// In the swap cache, and known to need compression.
+    /// In the swap cache, and known to be dirty: it must be compressed.
     Dirty,
-    /// In the store only; kept where there is a swap file, to which the tail goes next.
+    /// In the store only. The list is kept where there is a swap file, to which the tail goes next.
     Folded,
-    /// Taken off by somebody who is about to work on it.
+    /// Taken off its list by a thread that is about to work on it.
     Isolated,
 }
 const LISTS: usize = LruList::Isolated as usize;
 
 impl LruList {
-    /// Those of folios that could not leave.
+    /// The lists of folios that could not be evicted.
     pub const REFUSED: [LruList; 4] =
         [LruList::Dense, LruList::Full, LruList::Pinned, LruList::Shared];
 }
@@ -72,7 +72,7 @@ impl FolioLink {
     }
 }
 
-/// All lists.
+/// All lists of an engine.
 pub struct Lru {
     links: Zone,
     edge: ZoneEdge,
@@ -89,10 +89,10 @@ struct ListEnds {
 const LIMIT: usize = 1 << 26;
 
 impl Lru {
-    /// Empty lists.
+    /// Makes empty lists.
     ///
     /// # Errors
-    /// What reserving address space says.
+    /// The errors of reserving address space.
     pub fn new() -> Result<Lru, Errno> {
         let len = (size_of::<FolioLink>() * (LIMIT + 1)).next_multiple_of(PAGE_SIZE);
         Ok(Lru {
@@ -112,23 +112,25 @@ impl Lru {
             size_of::<FolioLink>() * (id as usize + 1),
         );
         if done.is_err() {
-            NoPromise::end("the list of folios");
+            NoPromise::end("The list of folios");
         }
         // SAFETY: ids are at most LIMIT, and the zone has a link for each.
         unsafe { self.links.as_ptr().cast::<FolioLink>().add(id as usize) }
     }
 
-    /// Pages on a list.
+    /// Returns the number of pages on a list.
     pub fn pages(&self, list: LruList) -> u64 {
         self.pages[list as usize].load(Relaxed)
     }
 
-    /// Puts a folio at the head of `list`, taking it off the list it was on. Under its shard lock.
+    /// Puts a folio at the head of `list`, taking it off its former list. The caller has locked its
+    /// shard.
     pub fn push(&self, id: FolioId, key: u64, order: u8, list: LruList) {
         debug_assert!(!matches!(list, LruList::None | LruList::Isolated));
         let mut ends = self.ends.lock();
-        // SAFETY: links are read and written under the lock of the ends only; `unlink` and `enter`
-        // keep them whole.
+        // SAFETY: links are read and written only under the lock of the ends, which is held. The id
+        // is at most LIMIT, so the link exists. `unlink` and `enter` keep neighbours linked both
+        // ways.
         unsafe {
             self.unlink(&mut ends, id);
             (*self.link(id)).what = key | (order as u64) << 36;
@@ -136,17 +138,17 @@ impl Lru {
         }
     }
 
-    /// Takes the folio at the tail of `list`; the caller now has it isolated, and must end that by
-    /// `push` or `settle`. Its key tells which shard to lock. Until then others may settle it, list
-    /// it again or end it: under the lock, the index tells whether the folio at that key still is
-    /// this one.
+    /// Isolates the folio at the tail of `list`, and returns its id and its key. The caller locks
+    /// the key's shard next, and ends the isolation by `push` or `detach`. Until then other threads
+    /// may detach it, list it again or end it. Under the lock, the index shows whether the folio at
+    /// that key still is this one.
     pub fn isolate(&self, list: LruList) -> Option<(FolioId, u64)> {
         let mut ends = self.ends.lock();
         let id = ends[list as usize].tail;
         if id == 0 {
             return None;
         }
-        // SAFETY: as in `push`.
+        // SAFETY: the lock of the ends is held, and listed ids have links.
         unsafe {
             self.unlink(&mut ends, id);
             (*self.link(id)).set_list(LruList::Isolated);
@@ -154,10 +156,10 @@ impl Lru {
         }
     }
 
-    /// Isolates this folio if it is on a list. Under its shard lock.
+    /// Isolates this folio if it is on a list. The caller has locked its shard.
     pub fn isolate_this(&self, id: FolioId) -> bool {
         let mut ends = self.ends.lock();
-        // SAFETY: as in `push`.
+        // SAFETY: the lock of the ends is held, and the folio's id has a link.
         unsafe {
             let list = (*self.link(id)).list() as usize;
             if list == LruList::None as usize || list >= LISTS {
@@ -169,28 +171,30 @@ impl Lru {
         true
     }
 
-    /// Ends an isolation, or takes a folio off its list: it is on none now. Under its shard lock.
+    /// Ends an isolation, or takes a folio off its list: it is on none now. The caller has locked
+    /// its shard.
     pub fn detach(&self, id: FolioId) {
         let mut ends = self.ends.lock();
-        // SAFETY: as in `push`.
+        // SAFETY: the lock of the ends is held, and the folio's id has a link.
         unsafe {
             self.unlink(&mut ends, id);
             (*self.link(id)).set_list(LruList::None);
         }
     }
 
-    /// Whether a folio is on `list`. Under its shard lock, which keeps everybody but
-    /// [`Lru::isolate`] from changing that.
+    /// Returns whether a folio is on `list`. The caller has locked its shard, so only
+    /// [`Lru::isolate`] can change that.
     pub fn is_on(&self, id: FolioId, list: LruList) -> bool {
         let _ends = self.ends.lock();
-        // SAFETY: as in `push`.
+        // SAFETY: the lock of the ends is held, and the folio's id has a link.
         unsafe { (*self.link(id)).list() == list as u8 }
     }
 
-    /// Notes that a folio has become smaller. Under its shard lock.
+    /// Notes that a folio has become smaller. The caller has locked its shard.
     pub fn resize(&self, id: FolioId, order: u8) {
         let mut ends = self.ends.lock();
-        // SAFETY: as in `push`.
+        // SAFETY: the lock of the ends is held as long as the reference lives, and the folio's id
+        // has a link.
         let link = unsafe { &mut *self.link(id) };
         let (list, before) = (link.list() as usize, link.pages());
         link.what = link.what & !(0xff << 36) | (order as u64) << 36;
@@ -200,11 +204,12 @@ impl Lru {
         let _ = &mut ends;
     }
 
-    /// Puts a folio at the tail of `list`: next in line. Under its shard lock.
+    /// Puts a folio at the tail of `list`, so that it is taken next. The caller has locked its
+    /// shard.
     pub fn push_tail(&self, id: FolioId, key: u64, order: u8, list: LruList) {
         self.push(id, key, order, list);
         let mut ends = self.ends.lock();
-        // SAFETY: as in `push`.
+        // SAFETY: the lock of the ends is held, and the folio's id has a link.
         unsafe {
             if (*self.link(id)).list() != list as u8 || ends[list as usize].tail == id {
                 return;
@@ -222,7 +227,7 @@ impl Lru {
         }
     }
 
-    /// Moves the tail of `Active` to the head of `Inactive` while `Active` is the larger one.
+    /// Moves the tail of `Active` to the head of `Inactive` until `Active` is the smaller one.
     pub fn rebalance(&self) {
         while self.pages(LruList::Active) > self.pages(LruList::Inactive) {
             let mut ends = self.ends.lock();
@@ -230,7 +235,7 @@ impl Lru {
             if id == 0 {
                 return;
             }
-            // SAFETY: as in `push`.
+            // SAFETY: the lock of the ends is held, and listed ids have links.
             unsafe {
                 self.unlink(&mut ends, id);
                 self.enter(&mut ends, id, LruList::Inactive);
@@ -239,10 +244,10 @@ impl Lru {
     }
 
     /// # Safety
-    /// - Under the lock of the ends.
+    /// - The caller holds the lock of the ends.
     unsafe fn unlink(&self, ends: &mut [ListEnds; LISTS], id: FolioId) {
-        // SAFETY: neighbours of a listed folio are listed ones, so their links exist; the lock
-        // excludes others.
+        // SAFETY: neighbours of a listed folio are listed too, so their links exist; the lock
+        // excludes other threads.
         unsafe {
             let link = *self.link(id);
             let list = link.list() as usize;
@@ -262,9 +267,10 @@ impl Lru {
     }
 
     /// # Safety
-    /// - Under the lock of the ends, and the folio is on no list.
+    /// - The caller holds the lock of the ends, and the folio is on no list.
     unsafe fn enter(&self, ends: &mut [ListEnds; LISTS], id: FolioId, list: LruList) {
-        // SAFETY: as in `unlink`.
+        // SAFETY: the head of the list, if any, is a listed folio, so its link exists; the lock
+        // excludes other threads.
         unsafe {
             let head = ends[list as usize].head;
             let link = &mut *self.link(id);

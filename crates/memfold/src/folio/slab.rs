@@ -17,7 +17,7 @@ pub struct Slab<T> {
     edge: ZoneEdge,
     stride: usize,
     limit: u32,
-    /// The first free record; 0 for none. Each holds the id of the next.
+    /// The first free record; 0 for none. Each free record holds the id of the next.
     free: Mutex<u32>,
     /// Records from this one on were never taken and may have no memory.
     fresh: AtomicU32,
@@ -25,17 +25,17 @@ pub struct Slab<T> {
     _records: PhantomData<T>,
 }
 
-// SAFETY: the slab hands out raw places only; who may read or write a place is its users' own
-// proof.
+// SAFETY: the slab only hands out raw places. Its users prove for each place which thread may read
+// or write it.
 unsafe impl<T> Sync for Slab<T> {}
-// SAFETY: as above.
+// SAFETY: the slab only hands out raw places, and is bound to no thread.
 unsafe impl<T> Send for Slab<T> {}
 
 impl<T> Slab<T> {
-    /// Room for `limit` records of `count` consecutive `T`s, backed by memory as it is used.
+    /// Makes room for `limit` records of `count` consecutive `T`s. It gets memory as it is used.
     ///
     /// # Errors
-    /// What [`Zone::reserve`] says.
+    /// The errors of [`Zone::reserve`].
     pub fn new(limit: u32, count: usize) -> Result<Slab<T>, Errno> {
         let stride = (size_of::<T>() * count).max(8);
         let len = (stride * (limit as usize + 1)).next_multiple_of(PAGE_SIZE);
@@ -51,10 +51,10 @@ impl<T> Slab<T> {
         })
     }
 
-    /// Takes a record; its bytes are whatever they were.
+    /// Takes a record. Its bytes are undefined.
     ///
-    /// Ends the process if all ids are taken: more data is under management than the engine can
-    /// describe. Or if the system promises no more memory.
+    /// Ends the process if all ids are taken, because the engine cannot describe more data. Ends it
+    /// also if the system promises no more memory.
     pub fn take(&self) -> u32 {
         self.used.fetch_add(1, Relaxed);
         let mut free = self.free.lock();
@@ -67,38 +67,38 @@ impl<T> Slab<T> {
         }
         let id = self.fresh.load(Relaxed);
         if id > self.limit {
-            // Not reached by what is refused from `is_crowded` on.
+            // Callers that check `is_crowded` never get here.
             memfold_sys::raw::end(
-                "the index is full: memory that was managed already has taken the last of its records \
-                 (docs/limits.md, Fixed tables). A larger --block needs fewer",
+                "The index is full: managed memory has taken its last record (docs/limits.md, Fixed \
+                 tables). Use a larger --block, which needs fewer records",
             );
         }
         let done = self.zone.need(&self.edge, 0, self.zone.len(), self.stride * (id as usize + 1));
         if done.is_err() {
-            NoPromise::end("the index");
+            NoPromise::end("The index");
         }
-        // After its memory is there; written under the lock.
+        // Stored after the record has memory; written only under the lock.
         self.fresh.store(id + 1, Release);
         id
     }
 
-    /// Gives a record back.
+    /// Frees a record.
     ///
     /// # Safety
-    /// - `id` was taken from this slab, is given back once, and nobody uses it any more.
+    /// - `id` was taken from this slab, is freed once, and no thread uses it any more.
     pub unsafe fn give(&self, id: u32) {
         self.used.fetch_sub(1, Relaxed);
         let mut free = self.free.lock();
-        // SAFETY: the caller hands the record over, so its bytes are ours; a record holds at least
-        // 8 of them.
+        // SAFETY: the caller hands the record over, so no other thread uses its bytes. A record has
+        // at least 8 of them.
         unsafe { self.place(id).cast::<u32>().write(*free) };
         *free = id;
     }
 
-    /// The place of a record that was taken at some time: it has memory from then on.
+    /// Returns the place of a record that was taken at some time. It has memory from then on.
     ///
     /// # Panics
-    /// If it never was.
+    /// If the record was never taken.
     pub fn place(&self, id: u32) -> NonNull<T> {
         assert!(id != 0 && id < self.fresh.load(Acquire), "record {id} was never taken");
         // SAFETY: `stride * (limit + 1)` bytes are inside the zone, and `fresh` is at most one past
@@ -106,17 +106,17 @@ impl<T> Slab<T> {
         unsafe { NonNull::new_unchecked(self.zone.as_ptr().add(self.stride * id as usize).cast()) }
     }
 
-    /// Records in use.
+    /// Returns the number of records in use.
     pub fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
 
-    /// Whether 7 of 8 of its records are in use.
+    /// Returns whether 7 of 8 of its records are in use.
     pub fn is_crowded(&self) -> bool {
         self.used() >= self.limit as usize / 8 * 7
     }
 
-    /// Bytes that the records in use take.
+    /// Returns the bytes of the records in use.
     pub fn used_bytes(&self) -> usize {
         self.used() * self.stride
     }
@@ -149,8 +149,8 @@ mod tests {
             .collect();
         let ended = std::panic::catch_unwind(AssertUnwindSafe(|| slab.take())).unwrap_err();
         let text = ended.downcast_ref::<String>().unwrap();
-        assert!(text.contains("the index is full") && text.contains("--block"), "{text}");
-        // SAFETY: taken above, and used no more.
+        assert!(text.contains("The index is full") && text.contains("--block"), "{text}");
+        // SAFETY: the ids were taken above, and are not used any more.
         ids.into_iter().for_each(|id| unsafe { slab.give(id) });
     }
 }

@@ -1,5 +1,6 @@
-//! The table of all folios: found by key, locked by shard, listed by age, counted by where their bytes
-//! are; and the transitions that need nothing else: a folio is added, split, merged, listed, removed.
+//! The table of all folios. They are found by key, locked by shard, listed by age, and counted by
+//! the place of their bytes. The transitions that need no other part are here: a folio is added,
+//! split, merged, listed, removed.
 use crate::backing::{Backing, BlockSlot};
 use crate::folio::index::{FolioId, FolioIndex, ShardGuard, Shards};
 use crate::folio::loading::LoadingFolio;
@@ -16,29 +17,33 @@ use memfold_sys::Errno;
 use memfold_sys::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use memfold_sys::units::{MAX_PAGES, Order};
 
-/// All folios. Every method that reaches a folio is given the guard of its key's shard.
+/// All folios. Callers pass the guard of the key's shard to every method that reaches a folio.
 ///
-/// Equations, while nobody works: every `Cached` folio is on `Cooling`, `Ahead` or `Dirty`, every
-/// `Resident` or `Partial` one on `Active`, `Inactive` or a list of [`List::REFUSED`], every other one
-/// on no list, or on `Folded` where there is a swap file; the [`PageTally`] is the sum over the folios.
+/// Equations, while the engine is quiesced:
+/// - Every `Cached` folio is on `Cooling`, `Ahead` or `Dirty`.
+/// - Every `Resident` or `Partial` folio is on `Active`, `Inactive` or a list of
+///   [`LruList::REFUSED`].
+/// - Every other folio is on no list, or on `Folded` where there is a swap file.
+/// - The [`PageTally`] is the sum over the folios.
 pub struct FolioTable {
     shards: Shards,
     index: FolioIndex,
     folios: Folios,
     lists: Lru,
     tally: PageTally,
-    /// Whether `Stored` folios are listed too, as a swap file takes the oldest.
+    /// Whether `Stored` folios are listed too, because a swap file takes the oldest.
     lists_stored: bool,
-    /// See [`FolioTable::generation`].
+    /// The generation of this process.
     generation: AtomicU32,
     stats: Arc<StatsPlace>,
 }
 
 impl FolioTable {
-    /// An empty table for folios made of blocks of order `block`, with shards of `shard_bytes`.
+    /// Makes an empty table for folios made of blocks of order `block`, with shards of
+    /// `shard_bytes`.
     ///
     /// # Errors
-    /// What reserving address space says.
+    /// The errors of reserving address space.
     pub fn new(
         block: Order,
         shard_bytes: u64,
@@ -62,7 +67,7 @@ impl FolioTable {
         self.shards.lock(key)
     }
 
-    /// Sleeps until a folio of the shard changes its state; the lock is free meanwhile.
+    /// Sleeps until a folio of the shard changes its state. The lock is released meanwhile.
     pub fn wait<'a>(&'a self, guard: ShardGuard<'a>) -> ShardGuard<'a> {
         self.shards.wait(guard)
     }
@@ -87,7 +92,7 @@ impl FolioTable {
         self.index.is_empty(guard, key, order)
     }
 
-    /// Returns the folio that covers `key` while the engine is at rest, without a lock.
+    /// Returns the folio that covers `key` while the engine is quiesced, without a lock.
     ///
     /// # Safety
     /// - No thread changes the table while the reference lives.
@@ -132,12 +137,12 @@ impl FolioTable {
         self.folios.handles(folio)
     }
 
-    /// The lists by age.
+    /// Returns the lists by age.
     pub fn lists(&self) -> &Lru {
         &self.lists
     }
 
-    /// The counts of pages.
+    /// Returns the counts of pages.
     pub fn tally(&self) -> &PageTally {
         &self.tally
     }
@@ -152,24 +157,24 @@ impl FolioTable {
         self.index.used_bytes() + self.folios.used_bytes() + self.folios.count() * 16
     }
 
-    /// Returns whether nearly all that can be described is: see [`Folios::is_crowded`].
+    /// Returns whether nearly all records are in use: see [`Folios::is_crowded`].
     pub fn is_crowded(&self) -> bool {
         self.folios.is_crowded(&self.index)
     }
 
-    /// As if so few folios could be described.
+    /// Sets the number of folios from which on they count as nearly all.
     #[cfg(test)]
     pub fn crowd_at(&self, count: usize) {
         self.folios.crowd_at(count);
     }
 
-    /// Look-ups by one key, and those of them that found nothing.
+    /// Returns the look-ups by one key, and the part of them that found no folio.
     #[cfg(test)]
     pub fn looked(&self) -> [usize; 2] {
         self.index.looked.each_ref().map(|count| count.load(Relaxed))
     }
 
-    /// Times that a shard was locked.
+    /// Returns how often a shard was locked.
     #[cfg(test)]
     pub fn locked(&self) -> usize {
         self.shards.locked.load(Relaxed)
@@ -192,8 +197,8 @@ impl FolioTable {
         }
     }
 
-    /// Adds a folio of `2^order` pages from `key`, which no folio covers, on no list and without a
-    /// stored copy.
+    /// Adds a folio of `2^order` pages from `key`, which no folio covers. It is on no list and has
+    /// no stored copy.
     pub fn add(
         &self,
         guard: &ShardGuard<'_>,
@@ -206,7 +211,7 @@ impl FolioTable {
         id
     }
 
-    /// Puts one folio in the place of the `Stored` ones that make up `2^order` pages from `start`; its
+    /// Replaces the `Stored` folios that make up `2^order` pages from `start` by one folio. Its
     /// shadow is that of the folio that covers `key`.
     pub fn merge(&self, guard: &mut ShardGuard<'_>, start: u64, order: Order, key: u64) -> FolioId {
         let whole = self.folios.create(guard, start, order, FolioState::Stored);
@@ -227,8 +232,8 @@ impl FolioTable {
             self.index.erase(guard, at, part.order());
             self.lists.detach(id);
             at = part.end();
-            // Its objects belong to `whole` now. Who has isolated it will look it up again before
-            // using it.
+            // Its objects belong to `whole` now. A thread that has isolated it will look it up
+            // again before using it.
             self.folios.destroy(guard, id);
         }
         let merged = self.get(guard, whole);
@@ -239,7 +244,7 @@ impl FolioTable {
         whole
     }
 
-    /// Makes a `Stored` or `Partial` folio the caller's, to load.
+    /// Makes a `Stored` or `Partial` folio `Loading`, and returns its token to the caller.
     ///
     /// # Panics
     /// If it is neither.
@@ -265,7 +270,7 @@ impl FolioTable {
         LoadingFolio::new(id, folio.key(), folio.order(), first, folio.here.get())
     }
 
-    /// Goes on loading only the `2^order` pages around `key`; the others are as they were before.
+    /// Limits a load to the `2^order` pages around `key`. The others get their earlier state again.
     pub fn shrink_load(
         &self,
         guard: &mut ShardGuard<'_>,
@@ -290,7 +295,7 @@ impl FolioTable {
         self.loading(folio, kept)
     }
 
-    /// Gives a load up: the folio is as it was before.
+    /// Undoes a load: the folio gets its earlier state again.
     pub fn undo_load(&self, guard: &mut ShardGuard<'_>, load: LoadingFolio, backing: &Backing) {
         self.end_unloaded(guard, load.end(), backing);
     }
@@ -307,50 +312,52 @@ impl FolioTable {
         }
     }
 
-    /// Whether the folio that was isolated with this key is alive: it may have been settled,
-    /// listed, merged and its record used again before its shard was locked.
+    /// Returns whether the folio that was isolated with this key is alive. Before its shard was
+    /// locked, another thread may have settled, listed or merged it, and its record may be used
+    /// again.
     pub fn is_still(&self, guard: &ShardGuard<'_>, id: FolioId, key: u64) -> bool {
         self.index.find(guard, key) == Some(id) && self.folios.get(guard, id).key() == key
     }
 
-    /// More memory may be managed.
+    /// Returns an error if no more memory may be managed.
     ///
     /// # Errors
-    /// ENOMEM: nearly all that can be described is.
+    /// ENOMEM: nearly all records are in use.
     pub fn room_for_more(&self) -> Result<(), Errno> {
         if self.folios.is_crowded(&self.index) { Err(Errno::NOMEM) } else { Ok(()) }
     }
 
-    /// The generation of this process: one more than its parent's, in a child of fork.
+    /// Returns the generation of this process: its parent's plus one, in a child of fork.
     pub fn generation(&self) -> u32 {
         self.generation.load(Relaxed)
     }
 
-    /// In a child of fork, before its memory is registered.
+    /// Begins a generation in a child of fork, before its memory is registered.
     pub fn begin_generation(&self) {
         let before = self.generation.fetch_add(1, Relaxed);
         assert!(before < u32::MAX, "a generation is never used twice");
     }
 
-    /// Whether the pages of a folio that are in the program's page table are known to equal their
-    /// stored copy: all of them are write-protected. The kernel protects nothing in the copy that a child of fork gets, so what
-    /// was clean in the parent's generation isn't in the child's.
+    /// Returns whether the mapped pages of a folio are known to equal their stored copy, because
+    /// all of them are write-protected. A child of fork gets unprotected pages from the kernel. So
+    /// folios that were clean in the parent's generation are not clean in the child's.
     pub fn is_clean(&self, folio: &Folio) -> bool {
         folio.clean_in.get() == self.generation()
     }
 
-    /// Ends a folio: no index entry, no stored copy, no list. Its frame must have been given back.
+    /// Ends a folio: no index entry, no stored copy, no list. Its frame must have been freed
+    /// before.
     pub fn remove(&self, guard: &mut ShardGuard<'_>, id: FolioId, backing: &Backing) {
         self.drop_copy(guard, id, backing);
         let folio = self.folios.get(guard, id);
         self.index.erase(guard, folio.key(), folio.order());
-        // Who has isolated it will look it up again before using it.
+        // A thread that has isolated it will look it up again before using it.
         self.lists.detach(id);
         self.folios.destroy(guard, id);
     }
 
-    /// Lets go of the stored copy of a folio. The bytes must be authoritative elsewhere (so it isn't
-    /// `Partial`), or needed no longer.
+    /// Drops the stored copy of a folio. Its bytes must be authoritative elsewhere (so it isn't
+    /// `Partial`), or not needed any more.
     pub fn drop_copy(&self, guard: &ShardGuard<'_>, id: FolioId, backing: &Backing) {
         let folio = self.folios.get(guard, id);
         if !folio.has_copy.replace(false) {
@@ -375,8 +382,8 @@ impl FolioTable {
         }
     }
 
-    /// Splits a folio in two halves; returns the second. A block that would be cut in two loses its
-    /// stored copy, so a `Stored` folio may only be split between blocks.
+    /// Splits a folio in two halves, and returns the second. A block that would be cut in two loses
+    /// its stored copy, so a `Stored` folio may only be split between blocks.
     pub fn split(&self, guard: &mut ShardGuard<'_>, id: FolioId, backing: &Backing) -> FolioId {
         let left = self.folios.get(guard, id);
         left.clean_in.set(0);
@@ -419,7 +426,7 @@ impl FolioTable {
         right_id
     }
 
-    /// Puts a folio on the list that its state asks for.
+    /// Puts a folio on the list for its state.
     pub fn list_by_state(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let folio = self.folios.get(guard, id);
         let list = match folio.state.get() {
@@ -439,7 +446,7 @@ impl FolioTable {
         self.lists.push(id, folio.key(), folio.order().get(), list);
     }
 
-    /// Splits until one folio is exactly `[key, key + order)`; returns it.
+    /// Splits until one folio is exactly `[key, key + order)`, and returns it.
     pub fn carve(
         &self,
         guard: &mut ShardGuard<'_>,
@@ -457,7 +464,7 @@ impl FolioTable {
         id
     }
 
-    /// Splits a folio so that no piece reaches across its page `at`.
+    /// Splits a folio until no piece reaches across its page `at`.
     pub fn split_at(&self, guard: &mut ShardGuard<'_>, id: FolioId, at: usize, backing: &Backing) {
         let pages = self.folios.get(guard, id).order().pages();
         if at == 0 || at >= pages {

@@ -1,8 +1,9 @@
-//! An engine across a fork: at rest in the parent, used again in the child, and what both share after.
+//! An engine across a fork: quiesced in the parent, used again in the child, and the pages that
+//! both share afterwards.
 //!
-//! A child has a copy-on-write copy of the page table and of everything that the engine keeps: pool,
-//! index and frames are private memory. It has no thread but its own. The gate sees every system call
-//! that copies the process, and calls the steps (`memfold-process/src/fork.rs`):
+//! A child has a copy-on-write copy of the page table and of all data of the engine: pool, index
+//! and frames are private memory. Its only thread is the forking one. The gate sees every system
+//! call that copies the process, and calls the steps (`memfold-process/src/fork.rs`):
 //!
 //! 1. [`Fork::begin_copy`] pauses background work and the writer of the swap file (`requests/pause.rs`),
 //!    and locks the areas and the requests. The forking thread then holds every lock of the engine.
@@ -19,10 +20,10 @@
 //! vfork and posix_spawn share the parent's memory, and the parent's engine serves it. Regions of the
 //! library are always `MADV_DONTFORK`.
 //!
-//! **Shared pages.** What processes share after a fork counts in each with its part (Pss), so that the
-//! sum over a run is right. A process that writes to such a page gets its own from the kernel, and no
-//! event reports that. So `memfold-process/src/size/share.rs` reads smaps_rollup from time to time, for at
-//! most a tenth of a CPU, until nothing is shared any more.
+//! **Shared pages.** Pages that processes share after a fork count in each with its part (Pss), so
+//! that the sum over a run is right. A process that writes to such a page gets its own from the
+//! kernel, and no event reports that. So `memfold-process/src/size/share.rs` reads smaps_rollup
+//! from time to time. It takes at most a tenth of a CPU, and ends when no page is shared any more.
 //!
 //! To fold a shared page, a process must first make it private. That frees its part of the page, and
 //! takes a compressed copy. Where the copy is larger than the part (three or more processes share), the
@@ -34,6 +35,6 @@ mod copy;
 use crate::parts::walk;
 
 walk! {
-    /// The engine across a fork.
+    /// Handles a fork of the process.
     pub struct Fork
 }

@@ -1,5 +1,4 @@
-//! Which parts of a span of addresses are free and which are given out. Best fit; free neighbours
-//! join.
+//! Free and used parts of a span of addresses. Allocation is best fit, and free neighbours join.
 use alloc::collections::{BTreeMap, BTreeSet};
 
 /// Free and used extents of `[0, len)`. Numbers are offsets and lengths in any one unit.
@@ -9,14 +8,14 @@ pub struct Extents {
     len: usize,
     /// Start -> length.
     free: BTreeMap<usize, usize>,
-    /// The same as (length, start), to find the smallest that fits.
+    /// The free extents as (length, start), to find the smallest that fits.
     by_len: BTreeSet<(usize, usize)>,
     /// Start -> length.
     used: BTreeMap<usize, usize>,
 }
 
 impl Extents {
-    /// All of `[0, len)` free.
+    /// Makes a span with all of `[0, len)` free.
     pub fn new(len: usize) -> Extents {
         let mut extents =
             Extents { len, free: BTreeMap::new(), by_len: BTreeSet::new(), used: BTreeMap::new() };
@@ -36,8 +35,8 @@ impl Extents {
         self.by_len.remove(&(len, start));
     }
 
-    /// Gives out `len` (above 0) from the smallest free extent that holds it at a multiple of
-    /// `align`. The start.
+    /// Takes `len` (above 0) from the smallest free extent that holds it at a multiple of `align`.
+    /// Returns its start.
     pub fn take(&mut self, len: usize, align: usize) -> Option<usize> {
         let fits =
             |&&(free, start): &&(usize, usize)| start.next_multiple_of(align) - start + len <= free;
@@ -50,8 +49,8 @@ impl Extents {
         Some(at)
     }
 
-    /// Makes the used extent at `start` longer or shorter where it is. `false`, and nothing is
-    /// changed, if there is none or what comes after it is not free. What it loses is free at once.
+    /// Resizes the used extent at `start` in place. Returns `false`, and changes nothing, if there
+    /// is none, or the following extent is not free. The part that it loses is free at once.
     pub fn resize(&mut self, start: usize, len: usize) -> bool {
         let Some(&old) = self.used.get(&start) else { return false };
         let after = self.free.get(&(start + old)).copied().unwrap_or(0);
@@ -64,13 +63,13 @@ impl Extents {
         true
     }
 
-    /// Ends the used extent at `start`; its addresses stay taken until [`Extents::give`]. Its
-    /// length.
+    /// Ends the used extent at `start`, and returns its length. Its addresses stay taken until
+    /// [`Extents::give`].
     pub fn end(&mut self, start: usize) -> Option<usize> {
         self.used.remove(&start)
     }
 
-    /// Makes an extent free that was ended.
+    /// Frees an extent that was ended.
     pub fn give(&mut self, mut start: usize, mut len: usize) {
         if let Some((&before, &size)) =
             self.free.range(..start).next_back().filter(|(s, l)| *s + *l == start)
@@ -85,28 +84,28 @@ impl Extents {
         self.insert_free(start, len);
     }
 
-    /// The used extent that holds `at`: start and length.
+    /// Returns the start and length of the used extent that holds `at`.
     pub fn find(&self, at: usize) -> Option<(usize, usize)> {
         let (&start, &len) = self.used.range(..=at).next_back()?;
         (at - start < len).then_some((start, len))
     }
 
-    /// Whether nothing is given out, nor ended and not yet given back.
+    /// Returns whether all of the span is free. Ended extents are not free before they are given.
     pub fn is_free(&self) -> bool {
         self.free.get(&0) == Some(&self.len)
     }
 
-    /// What is given out: starts and lengths.
+    /// Returns the starts and lengths of used extents.
     pub fn used(&self) -> impl Iterator<Item = (usize, usize)> {
         self.used.iter().map(|(start, len)| (*start, *len))
     }
 
-    /// How much is given out.
+    /// Returns the length of all used extents.
     pub fn used_len(&self) -> usize {
         self.used.values().sum()
     }
 
-    /// Verifies the struct's equations while nothing is ended and not yet given.
+    /// Verifies the struct's equations. No extent may be ended and not yet given.
     ///
     /// # Panics
     /// If one doesn't hold.
@@ -131,7 +130,7 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// Against an array of owners.
+    /// Compares with an array of owners.
     #[test]
     fn extents_agree_with_a_naive_map() {
         const LEN: usize = 256;

@@ -1,4 +1,4 @@
-//! Allocations in folded memory: pieces of a few large regions, by address, as `malloc` gives them.
+//! Allocations in folded memory: pieces of a few large regions, by address, like those of `malloc`.
 mod extents;
 pub(crate) mod vec;
 
@@ -16,20 +16,20 @@ use memfold_sys::sync::Mutex;
 use memfold_sys::thread::process_id;
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
-/// Pieces begin at multiples of this and take multiples of it in address space; memory goes by the
-/// page.
+/// Pieces begin at multiples of this, and take multiples of it in address space. Memory is taken by
+/// the page.
 pub const GRANULE_BYTES: usize = 64 << 10;
-/// From here on they begin at multiples of the largest folio.
+/// Pieces of at least so many bytes begin at multiples of the largest folio.
 const LARGE_BYTES: usize = 1 << 20;
 /// Address space of a region; a larger piece has one of its own.
 const SPAN_BYTES: usize = 16 << 30;
-/// Regions of one heap, at most.
+/// Most regions of a heap.
 const SPANS_MAX: usize = 256;
 
 /// An allocator of folded memory. Clones share it; it and its pieces keep the engine alive.
 ///
-/// A piece is known by its address. In a child of fork there are no pieces: all that is asked of
-/// them there is refused.
+/// A piece is named by its address. In a child of fork there are no pieces: all requests for them
+/// are refused there.
 ///
 /// ```
 /// # use memfold::{Heap, Hint, Memory};
@@ -38,12 +38,12 @@ const SPANS_MAX: usize = 256;
 /// let len = 1 << 20;
 /// let piece = heap.alloc(len)?; // zeros, which take no memory yet
 /// let addr = piece.as_ptr() as usize;
-/// // SAFETY: the piece has so many bytes, and nobody else knows of it.
+/// // SAFETY: the piece has so many bytes, and no other thread knows of it.
 /// unsafe { piece.as_ptr().write_bytes(7, len) };
 /// heap.hint(addr..addr + len, Hint::Fold)?;
-/// // SAFETY: as above.
+/// // SAFETY: the piece has more than 1000 bytes, and no thread writes to it.
 /// assert_eq!(unsafe { piece.as_ptr().add(1000).read() }, 7); // and it is back
-/// // SAFETY: nobody uses it any more.
+/// // SAFETY: no thread uses it any more.
 /// unsafe { heap.free(addr)? };
 /// assert!(heap.hint(addr..addr + len, Hint::Fold).is_err());
 /// # Ok(())
@@ -58,8 +58,8 @@ struct HeapShared {
     memory: Memory,
     process: u32,
     state: Mutex<HeapState>,
-    /// First address and end of each region; zeros where there is none. Read without the lock: a
-    /// child of fork may have got a copy of it locked.
+    /// First address and end of each region; zeros where there is none. Read without the lock,
+    /// because a child of fork may have got a copy of it locked.
     bounds: [[AtomicUsize; 2]; SPANS_MAX],
 }
 
@@ -68,15 +68,15 @@ struct HeapState {
     parts: Vec<HeapRegion>,
     /// Pinned ranges of addresses, which end with their piece.
     pins: Vec<Range<usize>>,
-    /// Pieces that are lent to a child of fork to be, which are pinned, and end likewise.
+    /// Pieces that are lent to a child of fork. They are pinned; a loan ends with its piece.
     lent: Vec<Range<usize>>,
 }
 
-/// A region, and what of it is given out.
+/// A region, and its used and free parts.
 struct HeapRegion {
     span: Arc<FreeSpan>,
     extents: Extents,
-    /// Its place in [`HeapShared::bounds`].
+    /// Its index in [`HeapShared::bounds`].
     place: usize,
 }
 
@@ -89,13 +89,13 @@ impl FreeSpan {
         self.region.as_ptr() as usize
     }
 
-    /// A range of addresses as the region counts.
+    /// Converts a range of addresses to offsets in the region.
     fn offsets(&self, addrs: &Range<usize>) -> Range<usize> {
         addrs.start - self.start()..addrs.end - self.start()
     }
 }
 
-/// What a heap is asked to do with part of a piece.
+/// A hint for a part of a piece.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Hint {
     /// Fold the pages wholly inside now.
@@ -114,7 +114,7 @@ const NOT_OURS: Error =
     Error::System("this is not allocated in this folded memory, or was freed", Errno::INVAL);
 
 impl Heap {
-    /// An empty heap.
+    /// Makes an empty heap.
     pub fn new(memory: &Memory) -> Heap {
         let bounds = [const { [const { AtomicUsize::new(0) }; 2] }; SPANS_MAX];
         let inner = HeapShared {
@@ -126,31 +126,32 @@ impl Heap {
         Heap { inner: Arc::new(inner) }
     }
 
-    /// The engine that it lies in.
+    /// Returns the engine that it lies in.
     pub fn memory(&self) -> &Memory {
         &self.inner.memory
     }
 
-    /// Whether this is the process that made it, not a child of fork.
+    /// Returns whether this is the process that made it, not a child of fork.
     pub fn is_at_home(&self) -> bool {
         process_id() == self.inner.process
     }
 
-    /// First address and end of each region. Waits for no lock, so a child of fork may ask too.
+    /// Returns the first address and the end of each region. It waits for no lock, so a child of
+    /// fork may call it too.
     pub fn regions(&self) -> impl Iterator<Item = Range<usize>> {
         let bounds = self.inner.bounds.iter();
-        // Who sees the start sees the end, which was stored before it.
+        // A thread that reads the start reads the end, which was stored before it.
         bounds
             .map(|[start, end]| start.load(Acquire)..end.load(Acquire))
             .filter(|region| region.start != 0)
     }
 
-    /// Whether `addr` lies in one of its regions. Waits for no lock.
+    /// Returns whether `addr` lies in one of its regions. Waits for no lock.
     pub fn owns(&self, addr: usize) -> bool {
         self.regions().any(|region| region.contains(&addr))
     }
 
-    /// [`Heap::is_at_home`], as a result.
+    /// Checks that this is the process that made the heap.
     ///
     /// # Errors
     /// ECHILD in a child of fork.
@@ -158,8 +159,8 @@ impl Heap {
         if self.is_at_home() { Ok(()) } else { Err(FORKED) }
     }
 
-    /// A new piece of `len` bytes: zeros, taking no memory until touched. It begins at a multiple
-    /// of 64 KiB.
+    /// Allocates a piece of `len` bytes. It is zeros, and takes no memory until it is touched. It
+    /// begins at a multiple of 64 KiB.
     ///
     /// # Errors
     /// EINVAL for a length of zero; no address space; ECHILD in a child of fork.
@@ -180,14 +181,14 @@ impl Heap {
         Ok(NonNull::new(at as *mut u8).expect("no mapping begins at 0"))
     }
 
-    /// Frees the piece that begins at `addr`: its memory and what is folded of it is dropped. A region
-    /// in which nothing is left goes back to the system, but for one.
+    /// Frees the piece that begins at `addr`, with its memory and its folded data. An empty region
+    /// is given back to the system, except for one.
     ///
     /// # Errors
-    /// EINVAL: no piece begins there, as after a first free; ECHILD in a child of fork.
+    /// EINVAL: no piece begins there, because it was freed, for example. ECHILD in a child of fork.
     ///
     /// # Safety
-    /// - Nobody uses the piece any more.
+    /// - No thread uses the piece any more.
     pub unsafe fn free(&self, addr: usize) -> Result<(), Error> {
         self.at_home()?;
         let mut state = self.inner.state.lock();
@@ -196,10 +197,10 @@ impl Heap {
         let span = state.parts[i].span.clone();
         state.unpin_all(addr..addr + len);
         drop(state);
-        // SAFETY: the piece has ended, and nobody else is given its addresses before `give`.
+        // SAFETY: the piece has ended, and its addresses are not used again before `give`.
         unsafe { span.region.discard(start..start + len) };
         let mut state = self.inner.state.lock();
-        // Others may have come and gone. This one stays until its extents are given back.
+        // Other regions may have been added or dropped. This one stays until its extents are given.
         let (i, _) = state.locate(addr).expect("a region stays while an extent of it is taken");
         state.parts[i].extents.give(start, len);
         let gone = state.spare().map(|i| state.parts.swap_remove(i));
@@ -212,14 +213,15 @@ impl Heap {
         Ok(())
     }
 
-    /// Makes the piece that begins at `addr` hold `len` bytes, here or elsewhere. What it held is
-    /// kept as far as it fits; what comes new is zeros where it grows past the pages it had.
+    /// Resizes the piece that begins at `addr`, in place or elsewhere. Its contents are kept as far
+    /// as they fit. Where it grows past the pages it had, it is zeros.
     ///
     /// # Errors
-    /// As [`Heap::alloc`] and [`Heap::free`]; the piece is unchanged then.
+    /// The errors of [`Heap::alloc`] and [`Heap::free`]; the piece is unchanged then.
     ///
     /// # Safety
-    /// - Nobody else uses the piece meanwhile, nor, if the result is another address, ever again.
+    /// - No other thread uses the piece meanwhile. If the result is another address, no thread ever
+    ///   uses it again.
     pub unsafe fn resize(&self, addr: usize, len: usize) -> Result<NonNull<u8>, Error> {
         self.at_home()?;
         let len = rounded(len)?;
@@ -229,7 +231,7 @@ impl Heap {
             let found = state.parts[i].extents.find(start);
             let (_, old) = found.filter(|e| e.0 == start).ok_or(NOT_OURS)?;
             if len < old {
-                // SAFETY: the tail is the caller's, who gives it up; it becomes free only after
+                // SAFETY: the caller gives up the tail; it becomes free only after
                 // this.
                 unsafe { state.parts[i].span.region.discard(start + len..start + old) };
                 state.unpin_all(addr + len..addr + old);
@@ -238,17 +240,17 @@ impl Heap {
         };
         if !in_place {
             let new = self.alloc(len)?;
-            // SAFETY: both are pieces of at least `old` bytes that nobody else uses, and so they
-            // don't overlap.
+            // SAFETY: both are pieces of at least `old` bytes that no other thread uses. They are
+            // different pieces, so they don't overlap.
             unsafe { core::ptr::copy_nonoverlapping(addr as *const u8, new.as_ptr(), old) };
-            // SAFETY: as the caller says.
+            // SAFETY: the caller promises that no thread uses the old piece again.
             unsafe { self.free(addr)? };
             return Ok(new);
         }
         Ok(NonNull::new(addr as *mut u8).expect("a piece is there"))
     }
 
-    /// The piece that holds `addr`: its first address and the first past it, whole granules.
+    /// Returns the piece that holds `addr`: its first address and its end, in whole granules.
     pub fn piece(&self, addr: usize) -> Option<Range<usize>> {
         let state = self.inner.state.lock();
         let (i, at) = state.locate(addr)?;
@@ -267,8 +269,8 @@ impl Heap {
         Ok(state.parts[i].span.clone())
     }
 
-    /// Asks for something to be done with a range of addresses inside one piece. Returns pages that
-    /// left memory.
+    /// Applies a hint to a range of addresses inside one piece. Returns the number of evicted
+    /// pages.
     ///
     /// # Errors
     /// EINVAL: it is not inside one piece; ECHILD in a child of fork.
@@ -284,21 +286,21 @@ impl Heap {
     }
 
     /// Loads a range of addresses inside one piece (rounded outwards to pages) and keeps it in
-    /// memory until [`Heap::unpin`] with the same range, or until the piece is freed. Whole 2 MiB
-    /// of it come into huge pages. Pins nest.
+    /// memory. It stays until [`Heap::unpin`] with the same range, or until the piece is freed.
+    /// Whole 2 MiB of it become huge pages. Pins nest.
     ///
     /// # Errors
-    /// As [`Heap::hint`].
+    /// The errors of [`Heap::hint`].
     pub fn pin(&self, addrs: Range<usize>) -> Result<(), Error> {
         let span = self.span_of(&addrs)?;
         core::mem::forget(span.region.pin(span.offsets(&addrs)));
-        // What stays for long may as well be fast.
+        // Pinned memory stays for long, so huge pages are worth their cost.
         huge::collapse(addrs.clone());
         self.inner.state.lock().pins.push(addrs);
         Ok(())
     }
 
-    /// Ends one pin of just this range.
+    /// Ends one pin of exactly this range.
     ///
     /// # Errors
     /// EINVAL: it has no pin, or the piece was freed; ECHILD in a child of fork.
@@ -314,21 +316,22 @@ impl Heap {
     /// as zeros.
     ///
     /// # Errors
-    /// As [`Heap::hint`].
+    /// The errors of [`Heap::hint`].
     ///
     /// # Safety
     /// - No reference into the range is alive, and no other thread is using it.
     pub unsafe fn discard(&self, addrs: Range<usize>) -> Result<(), Error> {
         let span = self.span_of(&addrs)?;
-        // SAFETY: as the caller says; the range lies in one piece.
+        // SAFETY: the caller promises that no reference is alive, and no other thread uses the
+        // range, which lies in one piece.
         unsafe { span.region.discard(span.offsets(&addrs)) };
         Ok(())
     }
 
-    /// Before a fork: brings every piece back to memory, past the limit if need be, and keeps it
-    /// there, so that the child gets copy-on-write copies, which are ordinary memory there. What it
-    /// returns goes to [`Heap::take_back`] after the fork. A piece that is made or freed meanwhile isn't
-    /// in the child. One fork at a time.
+    /// Loads every piece before a fork, past the limit if needed, and keeps it in memory. So the
+    /// child gets copy-on-write copies, which are ordinary memory there. Pass the result to
+    /// [`Heap::take_back`] after the fork. A piece that is made or freed meanwhile isn't in the
+    /// child. There may be one fork at a time.
     ///
     /// # Errors
     /// ECHILD in a child of fork.
@@ -342,7 +345,7 @@ impl Heap {
         let addrs = |(span, range): &(Arc<FreeSpan>, Range<usize>)| {
             span.start() + range.start..span.start() + range.end
         };
-        // With the lock held: a piece that is freed from now on is no longer lent.
+        // With the lock held, because a piece that is freed from now on is no longer lent.
         for piece in &pieces {
             piece.0.region.hold(piece.1.clone());
             set_inherited(addrs(piece).start, addrs(piece).end, true);
@@ -353,7 +356,7 @@ impl Heap {
         Ok(pieces.iter().map(addrs).collect())
     }
 
-    /// After a fork, in the parent: ends what [`Heap::lend`] began. In the child it does nothing.
+    /// Undoes [`Heap::lend`] after a fork, in the parent. In the child it does nothing.
     pub fn take_back(&self, lent: Vec<Range<usize>>) {
         if !self.is_at_home() {
             return;
@@ -366,7 +369,7 @@ impl Heap {
         }
     }
 
-    /// Bytes of address space in use by pieces.
+    /// Returns the bytes of address space in use by pieces.
     pub fn allocated_bytes(&self) -> u64 {
         self.inner.state.lock().parts.iter().map(|part| part.extents.used_len() as u64).sum()
     }
@@ -380,7 +383,7 @@ impl HeapState {
         self.parts.iter_mut().find_map(taken)
     }
 
-    /// One more span, which holds `len` bytes: its addresses, and its place.
+    /// Adds a span that holds `len` bytes, and returns its addresses and its index.
     fn grow(&mut self, memory: &Memory, len: usize) -> Result<(Range<usize>, usize), Error> {
         let is_free = |place: &usize| self.parts.iter().all(|part| part.place != *place);
         let place = (0..SPANS_MAX).find(is_free).ok_or(Error::System(
@@ -400,14 +403,15 @@ impl HeapState {
         Ok((addrs, place))
     }
 
-    /// A region that is free as a whole, beside another one: by number. The smaller ones go first.
+    /// Returns the index of a region that is wholly free, if there are other ones. The smaller ones
+    /// go first.
     fn spare(&self) -> Option<usize> {
         let free = (0..self.parts.len()).filter(|i| self.parts[*i].extents.is_free());
         let smallest = free.clone().min_by_key(|i| self.parts[*i].span.region.len());
         smallest.filter(|_| free.count() > 1)
     }
 
-    /// The span that holds `addr`, by number, and the offset there.
+    /// Returns the index of the span that holds `addr`, and the offset there.
     fn locate(&self, addr: usize) -> Option<(usize, usize)> {
         let inside =
             |part: &HeapRegion| addr.wrapping_sub(part.span.start()) < part.span.region.len();
@@ -450,7 +454,7 @@ impl HeapState {
 
 fn rounded(len: usize) -> Result<usize, Error> {
     if len == 0 {
-        return Err(Error::System("an allocation of no bytes", Errno::INVAL));
+        return Err(Error::System("An allocation must have at least 1 byte", Errno::INVAL));
     }
     let most = isize::MAX as usize - SPAN_BYTES;
     let rounded = len.checked_next_multiple_of(GRANULE_BYTES).filter(|len| *len <= most);

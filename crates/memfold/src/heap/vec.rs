@@ -5,10 +5,10 @@ use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
 use core::ptr::{NonNull, drop_in_place, slice_from_raw_parts_mut};
 
-/// A vector whose elements lie in folded memory: as `Vec`, but growing can fail. Elements are found
-/// by slice methods.
+/// A vector whose elements lie in folded memory. It is like `Vec`, but growing can fail. Elements
+/// are found by slice methods.
 ///
-/// What the elements themselves point to (the text of a `String`) lies where it always does.
+/// Memory that the elements point to (the text of a `String`) is ordinary memory.
 ///
 /// ```
 /// # use memfold::{FoldedVec, Heap, Memory};
@@ -33,13 +33,14 @@ pub struct FoldedVec<T> {
 
 // SAFETY: it owns its elements as a `Vec` does, and the heap may be used from any thread.
 unsafe impl<T: Send> Send for FoldedVec<T> {}
-// SAFETY: as above; a shared borrow gives only shared borrows of elements.
+// SAFETY: a shared borrow gives only shared borrows of elements, as with `Vec`, and the heap may be
+// used from any thread.
 unsafe impl<T: Sync> Sync for FoldedVec<T> {}
 
 impl<T> FoldedVec<T> {
     const SIZED: () = assert!(size_of::<T>() > 0 && align_of::<T>() <= GRANULE_BYTES);
 
-    /// An empty vector, which takes nothing until it grows.
+    /// Makes an empty vector, which takes nothing until it grows.
     pub fn new(heap: &Heap) -> FoldedVec<T> {
         let () = Self::SIZED;
         FoldedVec {
@@ -51,17 +52,18 @@ impl<T> FoldedVec<T> {
         }
     }
 
-    /// An empty vector with address space for so many elements; memory comes as they are pushed.
+    /// Makes an empty vector with address space for so many elements. Memory is taken as they are
+    /// pushed.
     ///
     /// # Errors
-    /// As [`FoldedVec::reserve`].
+    /// The errors of [`FoldedVec::reserve`].
     pub fn with_capacity(heap: &Heap, capacity: usize) -> Result<FoldedVec<T>, Error> {
         let mut vec = FoldedVec::new(heap);
         vec.reserve(capacity)?;
         Ok(vec)
     }
 
-    /// Elements that it has address space for.
+    /// Returns how many elements it has address space for.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -69,7 +71,7 @@ impl<T> FoldedVec<T> {
     /// Makes room for so many more elements.
     ///
     /// # Errors
-    /// No address space; a child of fork. The vector is as before.
+    /// No address space; a child of fork. The vector is unchanged then.
     pub fn reserve(&mut self, more: usize) -> Result<(), Error> {
         let wanted = self.len.saturating_add(more);
         if wanted <= self.capacity {
@@ -78,8 +80,8 @@ impl<T> FoldedVec<T> {
         let bytes = wanted.max(self.capacity.saturating_mul(2)).saturating_mul(size_of::<T>());
         let start = match self.capacity {
             0 => self.heap.alloc(bytes)?,
-            // SAFETY: `&mut self`: nobody else uses the piece, and the new address takes the place
-            // of the old at once.
+            // SAFETY: `&mut self` excludes other users of the piece, and the new address replaces
+            // the old one at once.
             _ => unsafe { self.heap.resize(self.start.as_ptr() as usize, bytes)? },
         };
         self.start = start.cast();
@@ -90,7 +92,7 @@ impl<T> FoldedVec<T> {
     /// Adds an element at the end.
     ///
     /// # Errors
-    /// As [`FoldedVec::reserve`]; the value is dropped then.
+    /// The errors of [`FoldedVec::reserve`]; the value is dropped then.
     pub fn push(&mut self, value: T) -> Result<(), Error> {
         self.reserve(1)?;
         // SAFETY: there is room for one more, aligned as a granule is.
@@ -99,7 +101,7 @@ impl<T> FoldedVec<T> {
         Ok(())
     }
 
-    /// Takes the last element.
+    /// Removes the last element, and returns it.
     pub fn pop(&mut self) -> Option<T> {
         self.len = self.len.checked_sub(1)?;
         // SAFETY: it was written by `push`, and lies past the end from now on.
@@ -109,7 +111,7 @@ impl<T> FoldedVec<T> {
     /// Adds copies of all elements of a slice at the end.
     ///
     /// # Errors
-    /// As [`FoldedVec::reserve`].
+    /// The errors of [`FoldedVec::reserve`].
     pub fn extend_from_slice(&mut self, values: &[T]) -> Result<(), Error>
     where
         T: Copy,
@@ -134,7 +136,7 @@ impl<T> FoldedVec<T> {
         unsafe { drop_in_place(slice_from_raw_parts_mut(self.start.add(len).as_ptr(), gone)) };
     }
 
-    /// The heap that it lies in, for hints.
+    /// Returns the heap that it lies in, for hints.
     pub fn heap(&self) -> &Heap {
         &self.heap
     }
@@ -144,7 +146,7 @@ impl<T> Deref for FoldedVec<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the first `len` elements are written; the pointer is aligned and not null also
+        // SAFETY: the first `len` elements are written. The pointer is aligned and not null, also
         // when there are none.
         unsafe { core::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
@@ -152,7 +154,8 @@ impl<T> Deref for FoldedVec<T> {
 
 impl<T> DerefMut for FoldedVec<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above, and `&mut self` makes the borrow unique.
+        // SAFETY: the first `len` elements are written. The pointer is aligned and not null, also
+        // when there are none. `&mut self` makes the borrow unique.
         unsafe { core::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
@@ -162,7 +165,7 @@ impl<T> Drop for FoldedVec<T> {
         // A child of fork doesn't have the elements.
         if self.capacity > 0 && self.heap.is_at_home() {
             self.truncate(0);
-            // SAFETY: `&mut self`, and nothing is left in it.
+            // SAFETY: `&mut self` excludes other users, and all elements have been dropped.
             let _ = unsafe { self.heap.free(self.start.as_ptr() as usize) };
         }
     }

@@ -1,5 +1,5 @@
-//! Gauges: what is held, published and reported, also that the bounds can't be kept; and the bounds as
-//! the owner sets them.
+//! Gauges: how much is held, published and reported, and the report that the bounds can't be kept.
+//! The owner sets the bounds here.
 use crate::config::{OnFull, Size};
 use crate::folio::lru::LruList;
 use crate::limits::Limits;
@@ -14,15 +14,15 @@ use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::{cpu_ns, process_cpu_ns};
 use memfold_sys::units::PAGE_SHIFT;
 
-/// A cause of less is not reported.
+/// Smaller causes are not reported.
 const TOLD_BYTES: u64 = 64 << 10;
-/// CPU time that the kernel takes to deliver a fault and to go on after it, nanoseconds: the program's
-/// own by its clocks. Measured: 230,000 faults of a program that takes 0.15 s took 0.7 s beside what the
-/// engine counts.
+/// CPU time that the kernel takes to deliver a fault and to continue after it, nanoseconds. The
+/// clocks count it as the program's own. Measured: 230,000 faults of a program that takes 0.15 s
+/// took 0.7 s beside the time that the engine counts.
 const DELIVERY_NS: u64 = 2_400;
 
 walk! {
-    /// What is held, and what is reported of it.
+    /// Counts how much is held, and reports it.
     pub struct Gauges
 }
 
@@ -31,7 +31,7 @@ impl Gauges<'_> {
         Limits(self.0)
     }
 
-    /// Whether the bounds can't be kept, because all that could be folded is.
+    /// Returns whether the bounds can't be kept, because all evictable data is folded.
     fn is_out_of_reach(&self) -> bool {
         self.limits().is_at_least()
             && self.limits().physical() <= self.limits().target()
@@ -42,9 +42,9 @@ impl Gauges<'_> {
         self.table.tally().mapped() + self.table.tally().folded() > 0
     }
 
-    /// Judges whether folding costs more than it saves ([`crate::policy::thrash`]). Called from time
-    /// to time by the first engine thread. Not where a swap file makes room, nor where the program is
-    /// to end instead.
+    /// Judges whether folding costs more than it saves ([`crate::policy::thrash`]). The first
+    /// engine thread calls it from time to time. It judges nothing where a swap file makes room, or
+    /// where the program is to end instead.
     pub fn judge_cost(&self) {
         let may_exceed = self.backing.swap().is_none() && self.config.on_full == OnFull::Grow;
         if !may_exceed || !self.config.pool_counts || self.limits().limit_bytes().is_none() {
@@ -67,14 +67,14 @@ impl Gauges<'_> {
         s.kept_bytes.store(kept, Relaxed);
     }
 
-    /// Sets the bounds that hold from now on in place of those of the settings, bytes; `u64::MAX`
-    /// for none. `even_bytes`: what each process of the run would have if all had the same.
+    /// Replaces the bounds of the settings, bytes; `u64::MAX` for none. `even_bytes` is the share
+    /// of each process of the run if all had equal ones.
     pub fn set_bounds(&self, limit_bytes: u64, resident_bytes: u64, even_bytes: u64) {
         self.budget.quota().set(limit_bytes, resident_bytes, even_bytes);
         self.limits().ask_past_target();
     }
 
-    /// Tells the run what this process holds, and what it can't fold.
+    /// Charges the run with the bytes that this process holds, and those that it can't fold.
     fn settle_charge(&self) {
         if let Some(shared) = self.budget.shared_limit() {
             shared.settle(self.limits().charge_for(self.limits().physical()));
@@ -125,9 +125,9 @@ impl Gauges<'_> {
         stats::raise(&s.peak_folded_bytes, folded);
     }
 
-    /// Notes that the bounds could not be kept. Reports it the first time, or ends the program, as
-    /// `--on-full` says; or leaves that to the owner, who knows whether other processes of the run
-    /// can fold more ([`Gauges::take_past`]).
+    /// Records that the bounds could not be kept. Reports it the first time, or ends the program,
+    /// as `--on-full` says. If the owner reports it, only a note is made for [`Gauges::take_past`]:
+    /// the owner knows whether other processes of the run can fold more.
     pub fn past_the_limit(&self) {
         if self.budget.reports_limit() {
             self.budget.note_past();
@@ -135,7 +135,7 @@ impl Gauges<'_> {
         }
         if self.config.on_full == OnFull::Stop {
             memfold_sys::raw::end(&format!(
-                "{self}. The program is ended, as --on-full stop asks for; give a larger limit{}",
+                "{self}. The program is ended, because of --on-full stop. Give a larger limit{}",
                 self.swap_hint()
             ));
         }
@@ -148,15 +148,15 @@ impl Gauges<'_> {
         }
     }
 
-    /// Whether this process's bounds could not be kept since this was asked last.
+    /// Returns whether this process's bounds could not be kept since the last call.
     pub fn take_past(&self) -> bool {
         self.budget.take_past()
     }
 
-    /// What else would do, for the end of a message.
+    /// Returns the end of a message: another remedy.
     pub fn swap_hint(&self) -> &'static str {
         match self.backing.swap() {
-            None => "; with --swap DIR what doesn't fit goes to a file",
+            None => ". With --swap DIR, data that does not fit goes to a file",
             Some(_) => "",
         }
     }
@@ -165,13 +165,13 @@ impl Gauges<'_> {
         self.limits().refused() << PAGE_SHIFT
     }
 
-    /// The least limit that could be kept now, bytes.
+    /// Returns the least limit that could be kept now, bytes.
     pub fn least_limit_bytes(&self) -> u64 {
         let stored = if self.limits().is_limited() { self.limits().stored_bytes() } else { 0 };
         stored + self.least_resident_bytes()
     }
 
-    /// Uncompressed memory that stays whatever is folded, managed or not, bytes.
+    /// Returns the uncompressed memory that remains when all else is folded, managed or not, bytes.
     pub fn least_resident_bytes(&self) -> u64 {
         let kept = self
             .limits()
@@ -181,8 +181,8 @@ impl Gauges<'_> {
         self.budget.quota().outside_bytes() + self.refused_bytes() + kept.max(held)
     }
 
-    /// A call of the program's holds what it names: if all that is held is past the bounds, so is
-    /// what is in memory.
+    /// Counts memory held by the program's system calls as resident. If it is past the bounds,
+    /// resident memory is too.
     pub fn note_held(&self) {
         let held = self.holds.held_bytes();
         if held > 0 {
@@ -193,56 +193,55 @@ impl Gauges<'_> {
         }
     }
 
-    /// Tells how much memory of the program is not under management, in bytes: it counts against
-    /// the limit.
+    /// Sets how much memory of the program is not managed, bytes. It counts against the limit.
     pub fn set_unmanaged_bytes(&self, bytes: u64) {
         self.budget.quota().set_outside(bytes);
         self.limits().ask_past_target();
     }
 
-    /// What [`Gauges::set_unmanaged_bytes`] was told last.
+    /// Returns the last value of [`Gauges::set_unmanaged_bytes`].
     pub fn unmanaged_bytes(&self) -> u64 {
         self.budget.quota().outside_bytes()
     }
 
-    /// Uncompressed memory past what may be held now, bytes.
+    /// Returns the uncompressed memory past the target, bytes.
     pub fn excess_bytes(&self) -> u64 {
         self.limits().excess() << PAGE_SHIFT
     }
 
-    /// Uncompressed memory that may still be taken before something must be folded, bytes.
+    /// Returns the uncompressed memory that may be taken before a folio must be folded, bytes.
     pub fn room_bytes(&self) -> u64 {
         self.limits().target().saturating_sub(self.limits().physical()) << PAGE_SHIFT
     }
 
-    /// Bytes that the engine's own data takes: frames, pool, index.
+    /// Returns the bytes of the engine's own data: frames, pool, index.
     pub fn own_bytes(&self) -> u64 {
         (self.mapper.frames().populated() << PAGE_SHIFT)
             + self.backing.store().pool_bytes()
             + self.limits().metadata_bytes()
     }
 
-    /// Bytes of frames that hold memory.
+    /// Returns the bytes of frames that hold memory.
     pub fn frame_bytes(&self) -> u64 {
         self.mapper.frames().populated() << PAGE_SHIFT
     }
 
-    /// Bytes mapped under management.
+    /// Returns the managed bytes that are mapped.
     pub fn mapped_bytes(&self) -> u64 {
         self.table.tally().mapped() << PAGE_SHIFT
     }
 
-    /// Bytes that [`crate::fork::Fork::freeze`] would have to bring back.
+    /// Returns the bytes that [`crate::fork::Fork::freeze`] would have to load.
     pub fn away_bytes(&self) -> u64 {
         self.table.tally().folded() << PAGE_SHIFT
     }
 }
 
-/// What stays uncompressed of the managed memory of a process, bytes, and why.
+/// Returns how much managed memory of a process stays uncompressed, bytes, for each reason.
 pub fn stays(stats: &Stats) -> [(u64, &'static str); 5] {
     let of = |gauge: &AtomicU64| gauge.load(Relaxed);
     [
-        (of(&stats.refused_dense_bytes), "doesn't shrink"),
+        (of(&stats.refused_dense_bytes), "does not compress"),
         (of(&stats.refused_full_bytes), "found no room in the pool (--max-pool)"),
         (of(&stats.refused_pinned_bytes), "is pinned by a device"),
         (of(&stats.refused_shared_bytes), "is shared by a fork"),
@@ -250,17 +249,17 @@ pub fn stays(stats: &Stats) -> [(u64, &'static str); 5] {
     ]
 }
 
-/// Which bound can't be kept, and what takes the memory.
+/// Writes which bound can't be kept, and which data takes the memory.
 impl fmt::Display for Gauges<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.limits().limit_bytes().is_some() { "limit" } else { "resident limit" };
         write!(f, "The {what} of {} can't be kept: ", Size(self.limits().bound_bytes()))?;
         let outside = [(self.budget.quota().outside_bytes(), "is not managed")].into_iter();
-        let stored = [(self.limits().stored_bytes(), "is what is folded, compressed")];
+        let stored = [(self.limits().stored_bytes(), "is folded data, compressed")];
         let takes = outside.chain(stays(&self.stats)).chain(stored);
         for (bytes, why) in takes.filter(|(bytes, _)| *bytes >= TOLD_BYTES) {
             write!(f, "{} {why}, ", Size(bytes))?;
         }
-        write!(f, "and the least that would do now is {}", Size(self.least_limit_bytes()))
+        write!(f, "and the smallest possible limit is now {}", Size(self.least_limit_bytes()))
     }
 }

@@ -1,4 +1,4 @@
-//! Limits: how much memory may be held now, and how much is.
+//! Limits: how much memory may be held now, and how much is held.
 pub mod gauges;
 
 use crate::config::{OnFull, WORKABLE_MIN_BYTES};
@@ -8,34 +8,35 @@ use memfold_swap::Swap;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SHIFT};
 
-/// Resident memory has a floor, bytes: half of an even part of the limit, or one part in
-/// [`FLOOR_DATA_SHARE`] of the data, whichever is less; but no more than [`FLOOR_BYTES`] or one part
-/// in [`FLOOR_SHARE`] of what can't be lowered, whichever is more, and no less than the least.
-/// Without room to work in, the program would fault for each access.
+/// Resident memory has a floor, bytes. It is half of an even part of the limit, or one part in
+/// [`FLOOR_DATA_SHARE`] of the data, whichever is less. It is at most [`FLOOR_BYTES`], or one part
+/// in [`FLOOR_SHARE`] of the memory that can't be lowered, whichever is more. It is never below the
+/// least. Without room to work in, the program would fault at each access.
 const FLOOR_BYTES: u64 = WORKABLE_MIN_BYTES / 2;
 const FLOOR_LEAST_BYTES: u64 = 512 << 10;
 const FLOOR_SHARE: u64 = 32;
 const FLOOR_DATA_SHARE: u64 = 16;
-/// A folio that leaves memory is at most one part in this many of the bounds.
+/// An evicted folio is at most one part in this many of the bounds.
 const LEAVING_SHARE: u64 = 64;
-/// With a swap file the pool leaves one part in this many of the limit to resident memory: what it
-/// refuses goes to the file.
+/// With a swap file the pool leaves one part in this many of the limit to resident memory. Data
+/// that the pool refuses goes to the file.
 const RESERVE_SHARE: u64 = 8;
-/// Folios that could not leave are tried again when none was refused for this long, nanoseconds.
+/// Refused folios are tried again when no folio was refused for this long, nanoseconds.
 const REST_NS: u64 = 50_000_000;
 walk! {
-    /// What the bounds come to beside what is held now.
+    /// Compares the bounds with the memory that is held now.
     pub struct Limits
 }
 
 impl Limits<'_> {
-    /// Uncompressed memory that the pager holds, in pages.
+    /// Returns the uncompressed memory that the engine holds, in pages.
     pub(crate) fn physical(&self) -> u64 {
         self.table.tally().mapped() + self.mapper.frames().populated()
     }
 
-    /// Uncompressed memory that the pager may hold now, in pages: what the bounds leave, but never
-    /// less than what can't be folded and the floor. So a smaller limit never folds less.
+    /// Returns the uncompressed memory that the engine may hold now, in pages. It is the bounds
+    /// less other memory, but at least the memory that can't be folded, and the floor. So a smaller
+    /// limit never folds less.
     pub(crate) fn target(&self) -> u64 {
         if self.budget.is_frozen() {
             return u64::MAX >> PAGE_SHIFT;
@@ -44,13 +45,14 @@ impl Limits<'_> {
         self.bound_beside(stored).max(self.least_beside(stored))
     }
 
-    /// What pools that count and the index take, bytes.
+    /// Returns the bytes of counted pools and the index.
     pub fn stored_bytes(&self) -> u64 {
         self.counted_pool_bytes() + self.metadata_bytes()
     }
 
-    /// Uncompressed memory that stays whatever the bounds are, in pages. Where the program ends at
-    /// once by `--on-full stop`, it does before what can't be folded counts in.
+    /// Returns the uncompressed memory that remains whatever the bounds are, in pages. With
+    /// `--on-full stop` memory that can't be folded isn't part of it, because the program ends
+    /// before it counts.
     fn least_beside(&self, stored: u64) -> u64 {
         let refused = match self.config.on_full {
             OnFull::Stop if !self.budget.reports_limit() => 0,
@@ -60,37 +62,37 @@ impl Limits<'_> {
         refused + floor.max(self.budget.kept_pages())
     }
 
-    /// Whether the bounds leave less than what stays whatever they are.
+    /// Returns whether the bounds leave less than the memory that remains whatever they are.
     pub(crate) fn is_at_least(&self) -> bool {
         let stored = self.stored_bytes();
         self.bound_beside(stored) < self.least_beside(stored)
     }
 
-    /// The largest folio that leaves memory at once. Until it is stored it counts twice, so it is a
-    /// small part of the bounds; never less than a block.
+    /// Returns the order of the largest folio that is evicted at once. Until a folio is stored it
+    /// counts twice, so this is a small part of the bounds; never less than a block.
     pub(crate) fn leaving_order(&self) -> Order {
         let pages = (self.budget.quota().least_bytes() / LEAVING_SHARE) >> PAGE_SHIFT;
         let order = Order::new(pages.max(1).ilog2() as u8).unwrap_or(Order::MAX);
         order.max(self.config.block_order)
     }
 
-    /// Asks the background for what is past the target, or for a denser pool where it takes more than
-    /// is saved. After each load too: two at once may each have found the last room, and no later
-    /// fault might come.
+    /// Asks background threads to reclaim down to the target, or to make the pool denser if it
+    /// takes more than folding saves. It is called after each load too: two loads at once may each
+    /// have found the last room, and no later fault might come.
     pub(crate) fn ask_past_target(&self) {
         if self.excess() > 0 || self.stored_takes_more() {
             self.requests.reclaim();
         }
     }
 
-    /// As [`Limits::bound_beside`], but never less than there always is.
+    /// Returns [`Limits::bound_beside`] for the present pools, but at least the floor.
     pub(crate) fn bound_or_floor(&self) -> u64 {
         let stored = self.stored_bytes();
         self.bound_beside(stored).max(self.floor_beside(stored) >> PAGE_SHIFT)
     }
 
-    /// Uncompressed memory with which the bounds are kept, in pages: the smaller of `resident`, and
-    /// of `limit` less what pool, index and unmanaged memory take.
+    /// Returns the uncompressed memory with which the bounds are kept, in pages. It is the smaller
+    /// of `resident`, and of `limit` less the memory of pool, index and unmanaged data.
     fn bound_beside(&self, stored: u64) -> u64 {
         let outside = self.budget.quota().outside_bytes();
         let mut bytes = u64::MAX;
@@ -110,9 +112,9 @@ impl Limits<'_> {
         room.clamp(FLOOR_LEAST_BYTES, most)
     }
 
-    /// Tells the store what it may hold now. A page that shrinks saves memory whatever the limit is,
-    /// so the limit doesn't bound the pool, unless a swap file takes what the pool refuses. Where
-    /// the pool counts against the limit, it takes nothing that doesn't shrink.
+    /// Sets how much the store may hold now. A page that compresses saves memory whatever the limit
+    /// is. So the limit doesn't bound the pool, unless a swap file takes what the pool refuses.
+    /// Where the pool counts against the limit, it refuses data that does not compress.
     pub(crate) fn bound_pool(&self) {
         let limit = self.limit_bytes().filter(|_| self.config.pool_counts);
         let has_swap = self.backing.swap().is_some_and(Swap::accepts_writes);
@@ -127,33 +129,33 @@ impl Limits<'_> {
         self.backing.store().set_refuse_incompressible(has_swap || limit.is_some());
     }
 
-    /// Whether there is reason to try folios again that could not leave: the bounds are not kept,
-    /// and none was refused for a while.
+    /// Returns whether refused folios should be tried again: the bounds are not kept, and no folio
+    /// was refused for a while.
     pub(crate) fn is_retry_due(&self) -> bool {
         self.physical() > self.bound_or_floor() && self.may_retry()
     }
 
-    /// Whether folios that could not leave may be tried again.
+    /// Returns whether refused folios may be tried again.
     pub(crate) fn may_retry(&self) -> bool {
         self.refused() > 0 && self.budget.since_refusal_ns() > REST_NS
     }
 
-    /// What may be used now of `--limit`; `None` without one.
+    /// Returns how much of `--limit` may be used now; `None` without one.
     pub(crate) fn limit_bytes(&self) -> Option<u64> {
         self.budget.quota().limit_bytes()
     }
 
-    /// What counts of `pages` of uncompressed memory against the bound of the run, with what the
-    /// process holds besides, bytes.
+    /// Returns the charge, bytes, for `pages` of uncompressed memory and the other memory of the
+    /// process that counts against the bound of the run.
     pub(super) fn charge_for(&self, pages: u64) -> u64 {
         let stored = if self.is_limited() { self.stored_bytes() } else { 0 };
         let held = (pages << PAGE_SHIFT) + stored + self.budget.quota().outside_bytes();
         held.saturating_sub(self.stats.shared_bytes.load(Relaxed))
     }
 
-    /// Whether uncompressed memory may grow to `pages`: to the target, as long as the run has room.
-    /// Where other processes have taken that before this one's share was computed anew, its bound is
-    /// what it holds, until then: it folds as much as it takes.
+    /// Returns whether uncompressed memory may grow to `pages`: to the target, as long as the run
+    /// has room. Other processes may have taken that room before this one's share is computed anew.
+    /// Until then its bound is the memory that it holds: it folds as much as it takes.
     pub(crate) fn may_hold(&self, pages: u64) -> bool {
         let target = self.target();
         if pages > target {
@@ -175,9 +177,9 @@ impl Limits<'_> {
         false
     }
 
-    /// Whether copies beside what is in memory are to go, as store and index take more than folding
-    /// has freed. Where a limit is kept, that bounds the sum; copies in a swap file take no memory, and
-    /// what many share goes nowhere.
+    /// Returns whether stored copies of mapped pages are to be dropped, because store and index
+    /// take more than folding has freed. A limit bounds the sum anyway. Copies in a swap file take
+    /// no memory, and pages that many processes share stay.
     pub(crate) fn stored_takes_more(&self) -> bool {
         let is_bounded = self.limit_bytes().is_some() && !self.is_at_least();
         !is_bounded
@@ -191,39 +193,40 @@ impl Limits<'_> {
             > self.table.tally().folded() << PAGE_SHIFT
     }
 
-    /// Bytes of the pools that count against the limit.
+    /// Returns the bytes of the pools that count against the limit.
     pub(crate) fn counted_pool_bytes(&self) -> u64 {
         if self.config.pool_counts { self.backing.store().pool_bytes() } else { 0 }
     }
 
-    /// Bytes that index, folios, frames and lists take.
+    /// Returns the bytes of index, folios, frames and lists.
     pub(crate) fn metadata_bytes(&self) -> u64 {
         let bytes = self.table.used_bytes();
         let swap = self.backing.swap().map_or(0, Swap::memory_bytes);
         (bytes + self.mapper.frames().metadata_bytes()) as u64 + swap
     }
 
-    /// Whether all memory is bounded, not only what is uncompressed.
+    /// Returns whether all memory is bounded, not only uncompressed memory.
     pub fn is_limited(&self) -> bool {
         self.limit_bytes().is_some()
     }
 
-    /// Mapped pages that nothing took when they were last to leave.
+    /// Returns the mapped pages that were refused at their last eviction.
     pub(crate) fn refused(&self) -> u64 {
         LruList::REFUSED.iter().map(|list| self.table.lists().pages(*list)).sum()
     }
 
-    /// Uncompressed memory that stays although the bounds can't be kept, bytes: [`gauges::Gauges::judge_cost`].
+    /// Returns the uncompressed memory that stays although the bounds can't be kept, bytes: see
+    /// [`gauges::Gauges::judge_cost`].
     pub fn kept_bytes(&self) -> u64 {
         self.budget.kept_pages() << PAGE_SHIFT
     }
 
-    /// As [`Gauges::excess_bytes`], in pages.
+    /// Returns the uncompressed memory past the target, in pages.
     pub(crate) fn excess(&self) -> u64 {
         self.physical().saturating_sub(self.target())
     }
 
-    /// The smaller of the bounds that hold now, bytes.
+    /// Returns the smaller of the present bounds, bytes.
     pub fn bound_bytes(&self) -> u64 {
         self.budget.quota().least_bytes()
     }

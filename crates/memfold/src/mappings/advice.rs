@@ -1,12 +1,11 @@
-//! What the owner of managed memory may ask of the pager, by address. Locks `areas` and turns
-//! addresses into keys.
+//! The owner's requests for managed memory, by address. They lock `areas` and turn addresses into
+//! keys.
 use crate::mappings::Mappings;
 use crate::mappings::ranges::KeyRanges;
 use core::ops::Range;
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 
-/// The pages of a byte range of addresses: those inside it wholly, or with `outwards` those that it
-/// touches.
+/// Returns the pages that lie wholly in a byte range, or with `outwards` those that it touches.
 fn pages(addrs: &Range<usize>, outwards: bool) -> Range<u64> {
     let (start, end) = if outwards {
         (addrs.start >> PAGE_SHIFT, addrs.end.div_ceil(PAGE_SIZE))
@@ -17,8 +16,7 @@ fn pages(addrs: &Range<usize>, outwards: bool) -> Range<u64> {
 }
 
 impl Mappings<'_> {
-    /// Takes `[start, end)` under management, which touches no area, is registered already, and
-    /// holds no page.
+    /// Manages `[start, end)`, which touches no area, is registered already, and holds no page.
     ///
     /// # Panics
     /// If it overlaps an area.
@@ -31,7 +29,7 @@ impl Mappings<'_> {
         areas.add((start >> PAGE_SHIFT) as u64, (end >> PAGE_SHIFT) as u64);
     }
 
-    /// Folds the pages wholly inside a range of addresses now. Returns pages that left memory.
+    /// Folds the pages wholly inside a range of addresses now. Returns the number of evicted pages.
     pub fn page_out_at(&self, addrs: Range<usize>) -> u64 {
         let areas = self.areas.read();
         areas
@@ -69,7 +67,7 @@ impl Mappings<'_> {
     /// Drops the contents of the pages wholly inside a range of addresses: they read as zeros.
     ///
     /// # Safety
-    /// - The bytes there are needed no longer, and nobody is using them.
+    /// - The bytes there are not needed any more, and no thread is using them.
     pub unsafe fn discard_at(&self, addrs: Range<usize>) {
         let areas = self.areas.write();
         areas
@@ -78,8 +76,9 @@ impl Mappings<'_> {
             .for_each(|(area, keys)| KeyRanges(self.0).discard_keys(&area, keys, true));
     }
 
-    /// Keeps the pages that a range of addresses touches mapped from their next touch until
-    /// [`Mappings::unpin_at`] with the same range, and writable, also for the kernel. Pins nest.
+    /// Pins the pages that a range of addresses touches. They stay mapped from their next touch,
+    /// and writable, also for the kernel, until [`Mappings::unpin_at`] with the same range. Pins
+    /// nest.
     pub fn pin_at(&self, addrs: Range<usize>) {
         let mut areas = self.areas.write();
         for (area, keys) in areas.parts(&pages(&addrs, true)) {

@@ -1,9 +1,9 @@
-//! In gate delivery the program's own calls change the address space here, with the areas locked:
-//! nobody serves a fault, evicts or adopts between the call and what follows of it for the areas,
-//! so there is no order to be argued, and nothing to be told later.
+//! In gate delivery the program's own calls change the address space here, with the areas locked.
+//! No thread serves a fault, evicts or adopts between a call and the change of the areas that
+//! follows from it. So there is no order to be argued, and no event to be handled later.
 //!
-//! The caller (the preload library) lets one thread at a time in, so what it has asked about areas
-//! stays true.
+//! The caller (`memfold-process`) admits one thread at a time. So its earlier queries of areas stay
+//! true.
 use crate::area::{Area, Areas, page_of};
 use crate::folio::FolioState;
 use crate::mappings::Mappings;
@@ -16,7 +16,7 @@ use memfold_sys::Errno;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 
-/// Whether a system call's result is one of its errors.
+/// Returns whether a system call's result is one of its errors.
 pub fn failed(result: isize) -> bool {
     (-4095..0).contains(&result)
 }
@@ -25,14 +25,14 @@ fn pages(range: &Range<usize>) -> Range<u64> {
     page_of(range.start)..range.end.div_ceil(PAGE_SIZE) as u64
 }
 
-/// An mremap of the program's, addresses and lengths in whole pages.
+/// An mremap of the program, addresses and lengths in whole pages.
 #[derive(Clone, Debug)]
 pub struct RemapCall {
-    /// What is to be moved, or to become longer or shorter.
+    /// The range that is to be moved or resized.
     pub from: Range<usize>,
     /// Its new length.
     pub len: usize,
-    /// Where it must go (MREMAP_FIXED).
+    /// Its new address (MREMAP_FIXED).
     pub to: Option<usize>,
     /// It may go elsewhere (MREMAP_MAYMOVE).
     pub may_move: bool,
@@ -40,11 +40,11 @@ pub struct RemapCall {
     pub keeps_source: bool,
 }
 
-/// A block of which less than one part in so many is there is taken page by page: else sparse memory
-/// would count as much more than it is.
+/// A block of which less than one part in so many is present is adopted page by page. Otherwise
+/// sparse memory would count as much more than it is.
 const SPARSE: usize = 2;
 
-/// What is there of a range, in runs that end where blocks do.
+/// The present parts of a range, in runs that end where blocks do.
 struct PresentRuns<'a> {
     range: &'a Range<usize>,
     block: usize,
@@ -61,7 +61,7 @@ impl PresentRuns<'_> {
         start.max(self.range.start)..(start + self.block).min(self.range.end)
     }
 
-    /// Adds a run, which lies above all that were added.
+    /// Adds a run, which lies above all earlier ones.
     fn add(&mut self, run: Range<usize>) {
         let first = self.block_of(run.start);
         let last = self.block_of(run.end - 1);
@@ -76,8 +76,8 @@ impl PresentRuns<'_> {
         }
     }
 
-    /// Blocks of which one part in `least` is there, whole; of the others the runs. Neighbours are
-    /// joined.
+    /// Returns whole blocks of which one part in `least` is present, and the runs of the others.
+    /// Neighbours are joined.
     fn into_blocks(self, least: usize) -> Vec<Range<usize>> {
         let (mut all, mut at): (Vec<Range<usize>>, _) = (Vec::new(), 0);
         let mut push = |run: Range<usize>| match all.last_mut() {
@@ -101,32 +101,32 @@ impl PresentRuns<'_> {
 }
 
 impl Mappings<'_> {
-    /// Whether any of a range of addresses is managed.
+    /// Returns whether any part of a range of addresses is managed.
     pub fn touches(&self, range: &Range<usize>) -> bool {
         let pages = pages(range);
         self.areas.read().touch(pages.start, pages.end)
     }
 
-    /// Whether what is at an address is managed, and up to where that stays so.
+    /// Returns whether an address is managed, and the end of the run for which that is so.
     pub fn run_at(&self, at: usize) -> (bool, usize) {
         let areas = self.areas.read();
         let (is_managed, end) = areas.run_at(page_of(at));
         (is_managed, (end as usize) << PAGE_SHIFT)
     }
 
-    /// The managed parts of a range of addresses.
+    /// Returns the managed parts of a range of addresses.
     pub fn managed_parts(&self, range: &Range<usize>) -> Vec<Range<usize>> {
         let (areas, pages) = (self.areas.read(), pages(range));
         parts(&areas, &pages)
     }
 
-    /// Takes a range that touches no area under management, and has `register` register it. A call
-    /// that names a part of it waits, or has been found: what it holds is brought in by `bring`,
-    /// as nobody serves the kernel from then on. Faults of the program in it wait meanwhile.
+    /// Manages a range that touches no area, and calls `register` to register it. Calls that name a
+    /// part of it either wait, or hold it already. `bring` loads the held parts, because the kernel
+    /// can't fault them in from then on. Faults of the program in the range wait meanwhile.
     ///
     /// # Errors
-    /// What `register` or the page-map scan says; then it is registered or not, and not managed. ENOMEM:
-    /// no more can be described.
+    /// The error of `register` or of the page-map scan; then the range may be registered, but is
+    /// not managed. ENOMEM: all records are in use.
     pub fn take(
         &self,
         range: Range<usize>,
@@ -156,10 +156,10 @@ impl Mappings<'_> {
         Ok(())
     }
 
-    /// Takes what has just been mapped, and holds no page, under management.
+    /// Manages a range that has just been mapped, and holds no page.
     ///
     /// # Errors
-    /// What `register` says; ENOMEM: no more can be described. Then it is not managed.
+    /// The error of `register`. ENOMEM: all records are in use. Then it is not managed.
     pub fn take_empty(
         &self,
         range: Range<usize>,
@@ -172,8 +172,8 @@ impl Mappings<'_> {
         Ok(())
     }
 
-    /// Makes a call that ends all mappings in a range, or puts others there. If it succeeds, what
-    /// was managed there has ended.
+    /// Makes a call that ends or replaces all mappings in a range. If it succeeds, management of
+    /// the range has ended.
     pub fn end_with(&self, range: Range<usize>, make: impl FnOnce() -> isize) -> isize {
         if !self.touches(&range) {
             return make();
@@ -191,7 +191,7 @@ impl Mappings<'_> {
         result
     }
 
-    /// Makes a call that gives up the contents of `ranges`, none of which is held. If `is_done` of
+    /// Makes a call that discards the contents of `ranges`, none of which is held. If `is_done` of
     /// its result, they read as zeros.
     pub fn discard_with(
         &self,
@@ -212,15 +212,16 @@ impl Mappings<'_> {
         result
     }
 
-    /// Makes an mremap, and lets the areas follow if it succeeds. `register` is called for what is
-    /// managed at its new place, also of a part that has come to be there, `unregister` before the
-    /// call for what may move; neither may fail.
+    /// Makes an mremap, and moves the areas if it succeeds. `register` is called for the managed
+    /// memory at its new place, also for a part of it. `unregister` is called before the call for
+    /// memory that may move. Neither may fail.
     ///
-    /// The kernel ends the registration of what it moves, and with it that of a neighbour at the new
-    /// place with which it has joined it by then (Linux 6.18, `mremap_userfaultfd_prep`): another
-    /// thread would read zeros there. What isn't registered any more joins with nothing that is.
-    /// Nobody else may touch the source while it moves, as the program itself couldn't tell where
-    /// it is; but the kernel itself may put pages there: see `Mappings::drop_strays`.
+    /// The kernel ends the registration of memory that it moves. It may have joined that memory
+    /// with a neighbour at the new place by then. The neighbour's registration ends too (Linux
+    /// 6.18, `mremap_userfaultfd_prep`), and another thread would read zeros there. Unregistered
+    /// memory joins no registered neighbour. No other thread may touch the source while it moves,
+    /// because the program itself couldn't know where it is. But the kernel may map pages there:
+    /// see `Mappings::drop_strays`.
     pub fn remap_with(
         &self,
         remap: &RemapCall,
@@ -241,7 +242,7 @@ impl Mappings<'_> {
             KeyRanges(self.0).cut(&areas, edge, edge);
         }
         if may_move {
-            // With the registration goes the protection.
+            // The protection ends with the registration.
             for (_, keys) in areas.parts(&old) {
                 self.table.each(keys, |guard, id| self.table.get(guard, id).clean_in.set(0));
             }
@@ -284,7 +285,7 @@ impl Mappings<'_> {
         result
     }
 
-    /// Where memory is hidden, and all of a range has just been: lets the program have what is there.
+    /// Shows the program's pages of a range that was hidden as a whole.
     fn show_resident(&self, areas: &Areas, range: &Range<u64>) {
         if !self.mapper.space().hides() {
             return;
@@ -296,22 +297,22 @@ impl Mappings<'_> {
                     let own = folio.key().max(keys.start)..folio.end().min(keys.end);
                     let len = ((own.end - own.start) as usize) << PAGE_SHIFT;
                     let shown = self.mapper.space().protect(area.addr_of(own.start), len, false);
-                    shown.expect("memfold: showing what is there failed");
+                    shown.expect("memfold: Showing hidden pages failed");
                 }
             });
         }
     }
 
-    /// Drops pages of a range that are in the program's page table though the engine has them: none
-    /// of its threads can have put them there. For a moment the range was not registered, and the
-    /// kernel may have put zeros there by itself, as khugepaged does where a part of a huge page is
-    /// missing. The caller has registered the range again, and nobody works on the areas.
+    /// Drops stray pages of a range: they are in the program's page table though the engine has
+    /// their bytes. No thread of the program can have mapped them. For a moment the range was not
+    /// registered, and khugepaged may have mapped zeros there, where a part of a huge page is
+    /// missing. The caller has registered the range again, and no other thread works on the areas.
     ///
     /// # Panics
-    /// If the kernel doesn't tell what is there.
+    /// If the kernel doesn't report which pages are present.
     pub(crate) fn drop_strays(&self, areas: &Areas, range: &Range<u64>, pagemap: &Pagemap) {
         if !self.mapper.drops_clean() && self.config.fallback_percent > 0 {
-            // A load that is given up half-way leaves pages, which may have been written to.
+            // A load that is undone half-way leaves pages, which may have been written to.
             return;
         }
         for (area, keys) in areas.parts(range) {
@@ -322,13 +323,13 @@ impl Mappings<'_> {
                 area.addr_of(keys.end),
                 |start, end| there.push(key_of(start)..key_of(end)),
             );
-            told.expect("memfold: asking /proc/self/pagemap failed");
+            told.expect("memfold: Reading /proc/self/pagemap failed");
             there.into_iter().for_each(|keys| self.drop_strays_among(&area, keys));
         }
     }
 
-    /// The same among keys of pages that are there. Those of no folio are zeros that came by
-    /// themselves where zeros belong: they have one from now on.
+    /// Drops stray pages among keys of pages that are present. If no folio covers a page, zeros
+    /// belong there, and the page gets a folio.
     fn drop_strays_among(&self, area: &Area, there: Range<u64>) {
         let (mut at, mut new) = (there.start, Vec::new());
         self.table.each(there.clone(), |guard, id| {
@@ -342,9 +343,9 @@ impl Mappings<'_> {
             }
             let keys = folio.key().max(there.start)..folio.end().min(there.end);
             for key in keys.filter(|key| !folio.is_here(*key)) {
-                // SAFETY: the engine has the bytes, and nobody has written to what came by itself.
+                // SAFETY: the engine has the bytes, and no thread has written to a stray page.
                 let dropped = unsafe { self.mapper.space().discard(area.addr_of(key), PAGE_SIZE) };
-                dropped.expect("memfold: dropping a page that came by itself failed");
+                dropped.expect("memfold: Dropping a stray page failed");
             }
         });
         if at < there.end {
@@ -354,7 +355,7 @@ impl Mappings<'_> {
     }
 }
 
-/// The managed parts of a range of pages, as addresses.
+/// Returns the managed parts of a range of pages, as addresses.
 fn parts(areas: &Areas, pages: &Range<u64>) -> Vec<Range<usize>> {
     let addrs = |(area, keys): (Area, Range<u64>)| area.addr_of(keys.start)..area.addr_of(keys.end);
     areas.parts(pages).into_iter().map(addrs).collect()
@@ -365,7 +366,7 @@ mod tests {
     use super::*;
     use memfold_testkit::random::Random;
 
-    /// Page by page: a block whole if enough of it is there.
+    /// Expects page by page, or a block whole if enough of it is present.
     fn expected(range: &Range<usize>, there: &[bool], block: usize, least: usize) -> Vec<bool> {
         let mut taken = there.to_vec();
         let mut at = range.start;

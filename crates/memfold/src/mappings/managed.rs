@@ -1,16 +1,15 @@
-//! What is managed: folios of memory that is adopted, parts that aren't managed, and all of it brought
-//! home.
+//! Queries of managed memory.
 use crate::mappings::Mappings;
 use alloc::vec::Vec;
 use memfold_sys::units::PAGE_SHIFT;
 
 impl Mappings<'_> {
-    /// Whether an address is under management.
+    /// Returns whether an address is managed.
     pub fn manages(&self, addr: usize) -> bool {
         self.areas.read().find(addr).is_some()
     }
 
-    /// The parts of `[start, end)` that are not under management.
+    /// Returns the parts of `[start, end)` that are not managed.
     pub fn unmanaged_parts(&self, start: usize, end: usize) -> Vec<(usize, usize)> {
         let areas = self.areas.read();
         let mut parts = Vec::new();

@@ -1,4 +1,4 @@
-//! Mappings: what the owner of memory asks for, and what the program's calls mean for what is managed.
+//! Mappings: the owner's requests, and the effect of the program's calls on managed memory.
 pub(crate) mod ranges;
 mod advice;
 mod managed;
@@ -8,6 +8,6 @@ pub mod calls;
 use crate::parts::walk;
 
 walk! {
-    /// What is managed, by address: hints, adoption, and calls that change mappings.
+    /// Changes managed memory, by address: hints, adoption, and calls that change mappings.
     pub struct Mappings
 }

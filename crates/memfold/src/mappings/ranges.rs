@@ -1,5 +1,5 @@
-//! What the owner of memory may ask for: page out, cold, will need, pin, discard; and what the
-//! kernel reports of it.
+//! Operations on ranges of keys, as the owner requests or the kernel reports them: page out, cold,
+//! will need, pin, discard.
 use crate::area::lock::AreasAccess;
 use crate::area::{Area, Areas};
 use crate::backing::BlockSlot;
@@ -26,7 +26,7 @@ use memfold_sys::page::Page;
 use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 
 walk! {
-    /// Ranges of keys are evicted, discarded, loaded.
+    /// Evicts, discards and loads ranges of keys.
     pub(crate) struct KeyRanges
 }
 
@@ -48,8 +48,8 @@ impl KeyRanges<'_> {
         }
     }
 
-    /// Folds the mapped folios of a range now. Whole folios; one that reaches across an edge is
-    /// split first. Returns pages that left memory.
+    /// Folds the mapped folios of a range now. A folio that reaches across an edge is split first.
+    /// Returns the number of evicted pages.
     pub(crate) fn page_out(&self, areas: &Areas, keys: Range<u64>) -> u64 {
         self.cut_edges(&keys);
         let before = self.table.tally().folded();
@@ -74,13 +74,13 @@ impl KeyRanges<'_> {
             {
                 break;
             }
-            // Whoever touches what is in it waits.
+            // Threads that touch a folio of the batch wait, so it is dropped soon.
             if Reclaim(self.0).is_full(&batch) || key.is_multiple_of(MAX_PAGES as u64) {
                 Reclaim(self.0).drop_batch(&mut batch);
             }
         }
         Reclaim(self.0).drop_batch(&mut batch);
-        // What rests in the swap cache is saved oldest first, this range among it.
+        // The swap cache is saved oldest first, with this range among it.
         for list in [LruList::Ahead, LruList::Cooling, LruList::Dirty] {
             while Saver(self.0).save_next(AreasAccess::Read(areas), list, true) {}
         }
@@ -88,7 +88,7 @@ impl KeyRanges<'_> {
         self.table.tally().folded().saturating_sub(before)
     }
 
-    /// Makes the mapped folios of a range the next to leave.
+    /// Makes the mapped folios of a range the next to be evicted.
     pub(crate) fn cool(&self, keys: Range<u64>) {
         self.cut_edges(&keys);
         self.table.each(keys, |guard, id| {
@@ -106,8 +106,8 @@ impl KeyRanges<'_> {
         });
     }
 
-    /// Makes the pages of a range that is pinned writable: who has pinned them may give them to the
-    /// kernel to write to. The caller holds `areas` for writing.
+    /// Makes the pages of a pinned range writable, because the owner may pass them to the kernel to
+    /// write to. The caller holds `areas` for writing.
     pub(crate) fn unprotect(&self, area: &Area, keys: Range<u64>) {
         if !self.mapper.drops_clean() {
             return;
@@ -120,9 +120,9 @@ impl KeyRanges<'_> {
         }
     }
 
-    /// Drops the contents of a range: it reads as zeros afterwards. `zap` says whether the pages
-    /// are still to be dropped from the page table (the kernel has done it itself where it reported
-    /// the discard).
+    /// Drops the contents of a range: it reads as zeros afterwards. With `zap`, the pages are still
+    /// in the page table, and are dropped from there. (Where the kernel reported the discard, it
+    /// has dropped them.)
     ///
     /// The caller holds `areas` for writing, so no folio is being loaded or saved.
     pub(crate) fn discard_keys(&self, area: &Area, keys: Range<u64>, zap: bool) {
@@ -134,14 +134,15 @@ impl KeyRanges<'_> {
             self.unfold_across(edge);
         }
         if zap {
-            // All of it: a load by the small-page path that was given up may have mapped pages of a
-            // folio that is stored. SAFETY: the owner gives up the bytes.
+            // The whole range, because a load by copy that was undone may have mapped pages of a
+            // folio that is stored.
+            // SAFETY: the owner gives up the bytes.
             let done = unsafe {
                 self.mapper
                     .space()
                     .discard(area.addr_of(keys.start), bytes((keys.end - keys.start) as usize))
             };
-            done.expect("memfold: dropping managed pages failed");
+            done.expect("memfold: Dropping managed pages failed");
         }
         let mut dropped = 0;
         self.table.each(keys.clone(), |guard, id| {
@@ -157,7 +158,7 @@ impl KeyRanges<'_> {
                 }
                 FolioState::Stored => {}
                 FolioState::Loading | FolioState::Saving | FolioState::Leaving => {
-                    unreachable!("somebody works while areas are written")
+                    unreachable!("a thread works on a folio while areas are written")
                 }
             }
             dropped += order.pages() as u64;
@@ -165,13 +166,13 @@ impl KeyRanges<'_> {
         });
         stats::add(&self.stats.discarded_pages, dropped);
         if dropped > 0 {
-            // What was freed may leave the pool sparse: a background thread compacts it.
+            // Freed objects may leave the pool sparse: a background thread compacts it.
             self.requests.reclaim();
         }
     }
 
-    /// Makes sure that no folio reaches across `edge`: one in memory is split; a block in the store
-    /// that would be cut in two comes back to memory first, page by page.
+    /// Makes sure that no folio reaches across `edge`. A folio in memory is split. A stored block
+    /// that would be cut in two is loaded first, page by page.
     pub(crate) fn unfold_across(&self, edge: u64) {
         if edge.is_multiple_of(MAX_PAGES as u64) {
             return;
@@ -198,33 +199,34 @@ impl KeyRanges<'_> {
         }
     }
 
-    /// Puts single pages into the store in place of a one-block `Stored` or `Partial` folio, but for
-    /// those that are here. `false`: the store refused, nothing changed.
+    /// Stores single pages in place of a one-block `Stored` or `Partial` folio, except for pages
+    /// that are `here`. Returns `false`, and changes nothing, if the store refused.
     ///
-    /// The caller holds `areas` for writing, so the scratch is its own.
+    /// The caller holds `areas` for writing, so no other thread uses the scratch.
     fn store_by_page(&self, guard: &mut ShardGuard<'_>, id: FolioId) -> bool {
         let folio = self.table.get(guard, id);
         let (key, order, slot) = (folio.key(), folio.order(), self.table.slots(folio)[0].get());
         let mut context = self.backing.context();
         let context = &mut *context;
-        // SAFETY: the scratch holds the largest block, and is this thread's alone while it holds
-        // `areas` for writing; who frees a `Stored` folio's copy holds its shard, as we do.
+        // SAFETY: the scratch holds the largest block, and belongs to this thread while it holds
+        // `areas` for writing. A thread that frees a `Stored` folio's copy holds its shard, as this
+        // thread does.
         unsafe {
             let to = Page::at(self.scratch.as_ptr());
             self.backing.fetch_one(context, slot, order, order.pages(), to)
         };
         let one = BlockSet::first(1);
-        // A full pool, or that they don't shrink, is no reason to refuse: these pages take the
-        // place of the block. Whoever saves a folio sets the switch anew, and nobody does while
-        // `areas` is written.
+        // These pages replace the block. So a full pool, or pages that don't compress, are no
+        // reason to refuse. A thread that saves a folio sets the switch anew, and no thread saves
+        // while `areas` is written.
         let _past = self.backing.store().past_limit();
         self.backing.store().set_refuse_incompressible(false);
         context.handles[..order.pages()].fill(Handle::NONE);
         let away: Vec<usize> =
             (0..order.pages()).filter(|page| !folio.is_here(key + *page as u64)).collect();
         for &page in &away {
-            // SAFETY: as above, so nobody writes there; page `page` of the block lies in the
-            // scratch.
+            // SAFETY: this thread holds `areas` for writing, so no other thread writes to the
+            // scratch. Page `page` of the block lies in the scratch.
             let saved = unsafe {
                 let from = self.scratch.as_ptr().add(page * PAGE_SIZE);
                 context.fingerprints[page] =
@@ -266,8 +268,8 @@ impl KeyRanges<'_> {
         true
     }
 
-    /// A one-block `Stored` or `Partial` folio becomes `Cached`, but for pages that are here, and is
-    /// split at `edge`. Takes memory past the target if it must: data comes first.
+    /// Makes a one-block `Stored` or `Partial` folio `Cached`, except for pages that are `here`,
+    /// and splits it at `edge`. Exceeds the target if it must, because no data may be lost.
     fn unfold_block(&self, guard: &mut ShardGuard<'_>, id: FolioId, edge: u64) {
         let folio = self.table.get(guard, id);
         let (key, order) = (folio.key(), folio.order());
@@ -283,8 +285,8 @@ impl KeyRanges<'_> {
                     .mapper
                     .frames()
                     .take(order, FrameKind::Empty)
-                    .expect("memfold: no address space for a frame");
-                // A frame that could not be made full has been given back.
+                    .expect("memfold: No address space is left for a frame");
+                // A frame that could not be filled has been freed.
                 match self.mapper.frames().populate(self.mapper.space(), frame, order) {
                     Ok(()) => break frame,
                     Err(_) => memfold_sys::thread::sleep_ns(100_000),
@@ -292,8 +294,8 @@ impl KeyRanges<'_> {
             }
         });
         let mut context = self.backing.context();
-        // SAFETY: the frame is full, of the block's order, and ours; who frees the folio's copy
-        // holds its shard, as we do.
+        // SAFETY: the frame is full, of the block's order, and this thread's. A thread that frees
+        // the folio's copy holds its shard, as this thread does.
         unsafe {
             let to = self.mapper.frames().page(frame);
             self.backing.fetch_one(&mut context, slot, order, order.pages(), to)
@@ -310,7 +312,7 @@ impl KeyRanges<'_> {
             let id = self.table.find(guard, page).expect("a split folio covers what it covered");
             let id = self.table.carve(guard, id, page, Order::PAGE, &self.backing);
             let folio = self.table.get(guard, id);
-            // What is here is newer than what came into the frame.
+            // A page that is `here` is newer than that in the frame.
             self.mapper.frames().give(folio.frame.get(), Order::PAGE, FrameKind::Full);
             folio.state.set(FolioState::Resident);
             self.table.lists().detach(id);
@@ -325,8 +327,8 @@ impl KeyRanges<'_> {
     /// Loads and maps every folded page of a range.
     ///
     /// # Errors
-    /// The address of the first that is left, as the kernel refuses it for the moment: give up
-    /// `areas` and go on there.
+    /// The address of the first page that was not loaded, because the kernel returned EAGAIN.
+    /// Unlock `areas` and continue there.
     pub(crate) fn need(&self, areas: &Areas, area: &Area, keys: Range<u64>) -> Result<(), usize> {
         let (mut key, last) = (keys.start.max(area.key), keys.end.min(area.key_end()));
         while key < last {
@@ -364,7 +366,7 @@ impl KeyRanges<'_> {
         areas.remove(first, last);
     }
 
-    /// No folio reaches across either end of `[start, end)` (page numbers).
+    /// Splits folios until none reaches across either end of `[start, end)` (page numbers).
     pub(crate) fn cut(&self, areas: &Areas, start: u64, end: u64) {
         for page in [start, end] {
             if let Some(area) = areas.iter().find(|a| a.start < page && page < a.end) {
@@ -387,7 +389,7 @@ impl KeyRanges<'_> {
         }
     }
 
-    /// Whether every folio of a range of keys is in the page table.
+    /// Returns whether every folio of a range of keys is in the page table.
     pub(crate) fn is_home(&self, start: u64, end: u64) -> bool {
         let mut home = true;
         self.table.each(start..end, |guard, id| {
@@ -397,7 +399,8 @@ impl KeyRanges<'_> {
     }
 }
 
-/// The largest order, at most `most`, of an aligned run that starts at `key` and ends by `end`.
+/// Returns the largest order, at most `most`, of an aligned run that starts at `key` and ends by
+/// `end`.
 pub(crate) fn largest_aligned(key: u64, end: u64, most: Order) -> Order {
     let mut order = most;
     while order > Order::PAGE

@@ -1,4 +1,4 @@
-//! Memory that leaves management for good: brought home, and then the kernel's alone.
+//! The end of management: memory is loaded, and then belongs to the kernel alone.
 use crate::mappings::Mappings;
 use crate::mappings::ranges::KeyRanges;
 use core::ops::Range;
@@ -6,15 +6,15 @@ use memfold_sys::thread::yield_now;
 use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT, PAGE_SIZE};
 
 impl Mappings<'_> {
-    /// Brings what is folded of a range of addresses home and ends its management; `unregister` is
-    /// called for each part (addresses) at the moment when all its pages are in the page table and
-    /// none is the engine's any more.
+    /// Loads the folded parts of a range of addresses and ends its management. `unregister` is
+    /// called for each part (addresses), at a moment when all its pages are in the page table, and
+    /// none has a folio any more.
     ///
-    /// Part by part, so that no more than a part must be held against the bounds at once. Called by
-    /// an engine thread while no area may be added.
+    /// It works part by part, so that only one part at a time must fit the bounds. An engine thread
+    /// calls it while no area may be added.
     pub fn leave(&self, addrs: Range<usize>, mut unregister: impl FnMut(usize, usize)) {
         while let Some(part) = self.first_part(&addrs) {
-            // Or others may evict it as fast as it comes.
+            // Otherwise other threads may evict the part as fast as it is loaded.
             let holds = self.holds.are_used();
             // Without room for a hold it takes longer.
             let held = holds.then(|| self.holds.hold(0, part.clone()).ok()).flatten();
@@ -29,7 +29,7 @@ impl Mappings<'_> {
         }
     }
 
-    /// The first managed part of a range of addresses, at most a chunk of keys.
+    /// Returns the first managed part of a range of addresses, at most a chunk of keys.
     fn first_part(&self, addrs: &Range<usize>) -> Option<Range<usize>> {
         let areas = self.areas.read();
         let (first, last) =

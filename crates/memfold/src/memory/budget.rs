@@ -1,5 +1,5 @@
-//! The budget: the bounds of this process, where it is charged, and what is known of how well they are
-//! kept. What they come to beside what is held now: `limits/`.
+//! The budget: the bounds of this process, the limit that it is charged to, and the record of how
+//! well they are kept. `limits/` compares the bounds with the memory that is held.
 use crate::config::Config;
 use crate::memory::quota::{Quota, SharedLimit};
 use crate::policy::thrash::{FoldingCost, FoldingGain, ThrashJudge};
@@ -10,27 +10,27 @@ use memfold_sys::sync::atomic::{
 use memfold_sys::thread::now_ns;
 use memfold_sys::units::PAGE_SHIFT;
 
-/// See the module.
+/// The bounds of an engine, and how well they are kept.
 pub struct Budget {
     quota: Quota,
     shared_limit: Option<&'static dyn SharedLimit>,
     thrash: Mutex<ThrashJudge>,
-    /// What that says must stay uncompressed, pages.
+    /// Pages that must stay uncompressed, as the judge has decided.
     kept_pages: AtomicU64,
-    /// Times that a folio which had been refused was tried again.
+    /// Counts the retries of refused folios.
     retries: AtomicU32,
-    /// When a folio was last refused, nanoseconds.
+    /// Time of the last refusal, nanoseconds.
     refused_at: AtomicU64,
-    /// All memory stays where it is.
+    /// Whether evictions are stopped.
     frozen: AtomicBool,
     reports_limit: bool,
-    /// See [`Budget::take_past`].
+    /// Whether the bounds could not be kept since the last [`Budget::take_past`].
     is_past: AtomicBool,
 }
 
 impl Budget {
-    /// The bounds of the settings. `reports_limit`: the owner asks [`Budget::take_past`] and reports
-    /// that the bounds can't be kept, or ends the program.
+    /// Takes the bounds of the settings. `reports_limit`: the owner calls [`Budget::take_past`],
+    /// and reports that the bounds can't be kept, or ends the program.
     pub fn new(
         config: &Config,
         shared_limit: Option<&'static dyn SharedLimit>,
@@ -49,71 +49,71 @@ impl Budget {
         }
     }
 
-    /// The bounds that hold now.
+    /// Returns the present bounds.
     pub fn quota(&self) -> &Quota {
         &self.quota
     }
 
-    /// What the engine takes is charged there, before it is taken.
+    /// Returns the limit that is charged before the engine takes memory.
     pub fn shared_limit(&self) -> Option<&'static dyn SharedLimit> {
         self.shared_limit
     }
 
-    /// Uncompressed memory that stays although the bounds can't be kept, pages, as folding it would
-    /// cost more than it saves.
+    /// Returns the uncompressed memory that stays although the bounds can't be kept, pages, because
+    /// folding it would cost more than it saves.
     pub fn kept_pages(&self) -> u64 {
         self.kept_pages.load(Relaxed)
     }
 
-    /// Judges anew what is to stay; returns it, bytes.
+    /// Judges anew how much is to stay, and returns it, bytes.
     pub fn judge(&self, cost: FoldingCost, gain: &FoldingGain) -> u64 {
         let kept = self.thrash.lock().judge(cost, gain);
         self.kept_pages.store(kept >> PAGE_SHIFT, Relaxed);
         kept
     }
 
-    /// Forgets the costs so far: in a child of fork.
+    /// Clears the record of costs, in a child of fork.
     pub fn forget_cost(&self) {
         *self.thrash.lock() = ThrashJudge::default();
         self.kept_pages.store(0, Relaxed);
     }
 
-    /// Notes that a folio could not leave.
+    /// Records that a folio could not be evicted.
     pub fn note_refusal(&self) {
         self.refused_at.store(now_ns(), Relaxed);
     }
 
-    /// Nanoseconds since a folio last could not leave.
+    /// Returns the nanoseconds since a folio last was refused.
     pub fn since_refusal_ns(&self) -> u64 {
         now_ns().saturating_sub(self.refused_at.load(Relaxed))
     }
 
-    /// Counts a retry; returns how many there were.
+    /// Counts a retry, and returns how many there were.
     pub fn next_retry(&self) -> u32 {
         self.retries.fetch_add(1, Relaxed)
     }
 
-    /// Whether the owner reports that the bounds can't be kept.
+    /// Returns whether the owner reports that the bounds can't be kept.
     pub fn reports_limit(&self) -> bool {
         self.reports_limit
     }
 
-    /// Notes for the owner that the bounds could not be kept.
+    /// Records for the owner that the bounds could not be kept.
     pub fn note_past(&self) {
         self.is_past.store(true, Relaxed);
     }
 
-    /// Returns whether the bounds could not be kept since this was asked last.
+    /// Returns whether the bounds could not be kept since the last call.
     pub fn take_past(&self) -> bool {
         self.is_past.swap(false, Relaxed)
     }
 
-    /// Whether all memory stays where it is, for a fork.
+    /// Returns whether evictions are stopped, for a fork.
     pub fn is_frozen(&self) -> bool {
         self.frozen.load(Relaxed)
     }
 
-    /// Keeps all memory where it is, or no longer.
+    /// Stops or allows evictions.
     pub fn set_frozen(&self, frozen: bool) {
         self.frozen.store(frozen, SeqCst);
     }

@@ -18,13 +18,13 @@
 //!   interrupts every CPU.
 //!
 //! Invariants:
-//! - **An empty frame has no page.** A page that is found in one was brought by the move that is under
-//!   way, whether the kernel counted it or not.
-//! - **A page in the kernel's swap counts as present.** Only the page map tells
+//! - **An empty frame has no page.** If there is a page in one, the present move has brought it,
+//!   whether the kernel counted it or not.
+//! - **A page in the kernel's swap counts as present.** Only the page map shows it
 //!   ([`Space::is_populated`]); `mincore` would report swapped frames as empty.
-//! - Memory that the program gave up with MADV_FREE arrives as a page that the kernel may drop until it
-//!   is written to, also from a frame. So each page is written to when it arrives, by a call that
-//!   changes no byte and doesn't wait where the page is gone ([`Space::keep`]).
+//! - Memory to which the program has applied MADV_FREE arrives as a page that the kernel may drop
+//!   until it is written to, also from a frame. So each page is written to when it arrives. The
+//!   call changes no byte and doesn't wait if the page is gone ([`Space::keep`]).
 use core::ops::Range;
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::{Zone, ZoneEdge};
@@ -50,7 +50,7 @@ pub enum FrameKind {
 
 const ORDERS: usize = MAX_ORDER as usize + 1;
 const NONE: u32 = u32::MAX;
-/// As many as a [`Frame`] can name, nearly 16 TiB.
+/// Most bytes that a [`Frame`] can name, nearly 16 TiB.
 const BYTES_MAX: usize = (u32::MAX as usize + 1 - MAX_PAGES) << PAGE_SHIFT;
 
 #[repr(C)]
@@ -62,12 +62,12 @@ struct FrameRun {
     mark: u8,
 }
 
-/// All frames.
+/// All frames of an engine.
 pub struct Frames {
     zone: Zone,
     zeros: Zone,
     runs: Zone,
-    /// Of the zone and of `runs`.
+    /// Edges of the zone and of `runs`.
     edges: [ZoneEdge; 2],
     pages: u32,
     free: Mutex<FreeLists>,
@@ -80,35 +80,35 @@ struct FreeLists {
     /// Free runs of the largest order that are kept for large folios (M8).
     reserve: u32,
     whole: [u32; 2],
-    /// From here on nothing was ever taken: empty runs of the largest order that are in no list,
-    /// and have no records yet. They would be 6 MiB for 24 GiB of frames, in each process that
-    /// starts.
+    /// No run from this page on was ever taken. These are empty runs of the largest order that are
+    /// in no list, and have no records yet. Records would be 6 MiB for 24 GiB of frames, in each
+    /// process that starts.
     fresh: u32,
-    /// What is left of the runs that single empty pages are taken from, in order.
+    /// The rest of the runs that single empty pages are taken from, in order.
     strips: [Range<u32>; STRIPS],
 }
 
-/// Strips of empty pages, one for each CPU; CPUs beyond this share them. What is evicted lies side
-/// by side there, so one call gives it back; and as each strip is all that its page table has, CPUs
-/// that evict at the same time don't wait for each other (a move holds the table's lock while it
-/// interrupts other CPUs).
+/// Strips of empty pages, one for each CPU. Further CPUs share them. Evicted pages lie side by side
+/// there, so one call gives them back. Each strip has a page table of its own. So CPUs that evict
+/// at the same time don't wait for each other: a move holds the table's lock while it interrupts
+/// other CPUs.
 const STRIPS: usize = 8;
-/// Free runs that are given back at once.
+/// Most free runs that are given back at once.
 const RUNS: usize = 64;
 
 impl Frames {
-    /// Address space for `bytes` of frames, all of them empty; `reserve` runs of 2 MiB are kept for
-    /// large folios.
+    /// Reserves address space for `bytes` of frames, all of them empty. `reserve` runs of 2 MiB are
+    /// kept for large folios.
     ///
     /// # Errors
-    /// What reserving address space says.
+    /// The errors of reserving address space.
     pub fn new(bytes: usize, reserve: u32) -> Result<Frames, Errno> {
         let bytes = bytes.min(BYTES_MAX).next_multiple_of(MAX_BYTES);
         let zone = Zone::reserve_growing(bytes, MAX_BYTES)?;
         let pages = (zone.len() >> PAGE_SHIFT) as u32;
         let runs_len = (pages as usize * size_of::<FrameRun>()).next_multiple_of(PAGE_SIZE);
         Ok(Frames {
-            // Never written.
+            // No thread ever writes there.
             zeros: Zone::reserve_growing(MAX_BYTES, PAGE_SIZE)?,
             runs: Zone::reserve_growing(runs_len, PAGE_SIZE)?,
             edges: Default::default(),
@@ -126,32 +126,32 @@ impl Frames {
         })
     }
 
-    /// The zone, to be registered.
+    /// Returns the zone, to be registered.
     pub fn zone(&self) -> &Zone {
         &self.zone
     }
 
-    /// Address of a frame.
+    /// Returns the address of a frame.
     pub fn addr(&self, frame: Frame) -> usize {
         self.zone.start() + ((frame as usize) << PAGE_SHIFT)
     }
 
-    /// First page of a frame.
+    /// Returns the first page of a frame.
     pub fn page(&self, frame: Frame) -> *mut Page {
         Page::at(self.addr(frame) as *mut u8)
     }
 
-    /// 2 MiB of zeros.
+    /// Returns 2 MiB of zeros.
     pub fn zeros(&self) -> *const u8 {
         self.zeros.as_ptr()
     }
 
-    /// Pages of frames that hold memory, free or in use.
+    /// Returns how many pages of frames hold memory, free or in use.
     pub fn populated(&self) -> u64 {
         self.populated.load(Relaxed)
     }
 
-    /// Pages of full frames that nobody uses.
+    /// Returns the pages of free full frames.
     pub fn full_free(&self) -> u64 {
         self.full_free.load(Relaxed)
     }
@@ -161,8 +161,8 @@ impl Frames {
         self.populated.fetch_add(pages as u64, Relaxed);
     }
 
-    /// Bytes of metadata in use: one record for each page that ever was in a frame is bounded by
-    /// this.
+    /// Returns the bytes of metadata in use, at most: one record for each page that ever was in a
+    /// frame.
     pub fn metadata_bytes(&self) -> usize {
         self.populated() as usize * size_of::<FrameRun>()
     }
@@ -190,12 +190,12 @@ impl Frames {
             .or_else(|| free.strips.iter_mut().find_map(Iterator::next))
     }
 
-    /// Empty runs of the largest order.
+    /// Returns the number of empty runs of the largest order.
     fn empty_whole(&self, free: &FreeLists) -> u32 {
         free.whole[FrameKind::Empty as usize] + (self.pages - free.fresh) / MAX_PAGES as u32
     }
 
-    /// Asks for what a run that was never taken needs; `false` if it can't be had.
+    /// Gets memory for the records of a run that was never taken. Returns `false` if there is none.
     fn need_run(&self, run: u32) -> bool {
         let pages = run as usize + MAX_PAGES;
         let need = |zone: &Zone, edge: &ZoneEdge, end: usize| {
@@ -227,14 +227,14 @@ impl Frames {
         for half in (order.get()..from).rev() {
             self.enter(free, run + (1 << half), half, kind);
         }
-        // Under the lock: who reads the count must find what it promises.
+        // Under the lock, because threads that read the count must find as many pages.
         if kind == FrameKind::Full {
             self.full_free.fetch_sub(order.pages() as u64, Relaxed);
         }
         Some(run)
     }
 
-    /// Gives a frame back as `kind`.
+    /// Frees a frame, as one of `kind`.
     pub fn give(&self, frame: Frame, order: Order, kind: FrameKind) {
         let mut free = self.free.lock();
         if kind == FrameKind::Full {
@@ -256,7 +256,7 @@ impl Frames {
     /// Makes an empty frame full of zeros.
     ///
     /// # Errors
-    /// What the copy says: EAGAIN for the moment, ENOMEM. The frame has been given back then.
+    /// The errors of the copy: EAGAIN for the moment, ENOMEM. The frame has been freed then.
     pub fn populate(&self, space: &dyn Space, frame: Frame, order: Order) -> Result<(), Errno> {
         let (at, len) = (self.addr(frame), order.bytes());
         let mut done = 0;
@@ -277,7 +277,7 @@ impl Frames {
         Ok(())
     }
 
-    /// Gives a frame back page by page; `full(i)` tells which of its pages hold memory.
+    /// Frees a frame page by page; `full(i)` returns which of its pages hold memory.
     pub fn give_mixed(&self, frame: Frame, order: Order, full: impl Fn(u32) -> bool) {
         for page in 0..order.pages() as u32 {
             self.give(
@@ -289,10 +289,10 @@ impl Frames {
     }
 
     /// Makes one full frame of `order` out of smaller free ones by moving their pages together.
-    /// `None` if free full pages or an empty run are lacking; nothing is lost then.
+    /// Returns `None` if free full pages or an empty run are lacking; no page is lost then.
     ///
     /// # Errors
-    /// What a move that failed says: EAGAIN for the moment. Nothing is lost.
+    /// The error of a failed move: EAGAIN for the moment. No page is lost.
     pub fn gather(&self, space: &dyn Space, order: Order) -> Result<Option<Frame>, Errno> {
         let Some(run) = self.take(order, FrameKind::Empty) else { return Ok(None) };
         let (mut done, mut result) = (0u32, Ok(()));
@@ -316,7 +316,7 @@ impl Frames {
     }
 
     /// Moves the memory of `piece` to the empty run `to`, both of this size and the caller's.
-    /// Returns how many pages went.
+    /// Returns the number of moved pages.
     fn move_free(
         &self,
         space: &dyn Space,
@@ -336,14 +336,14 @@ impl Frames {
             };
             done += (e.done >> PAGE_SHIFT) as u32;
             if !space.is_populated(self.addr(piece + done)) {
-                // One page more was moved than was said: see `Mapper::carry_out`.
+                // One page more was moved than the kernel reported: see `Mapper::carry_out`.
                 done += 1;
             }
             if done as usize == size.pages() {
                 return (done, Ok(()));
             }
-            // What a fork shares doesn't move. That of a frame is there, so this meets no fault
-            // that a handler would serve.
+            // A page that a fork shares can't be moved. The page of a full frame is present, so
+            // making it private causes no fault that a handler would serve.
             let rest = (size.pages() - done as usize) << PAGE_SHIFT;
             if tried
                 || e.errno != Errno::BUSY
@@ -355,7 +355,7 @@ impl Frames {
         }
     }
 
-    /// After the first `moved` pages of a full piece went away.
+    /// Frees a full piece, after its first `moved` pages were moved away.
     fn give_mixed_run(&self, piece: Frame, order: Order, moved: u32) {
         if moved as usize == order.pages() {
             self.give(piece, order, FrameKind::Empty);
@@ -364,22 +364,23 @@ impl Frames {
         }
     }
 
-    /// Gives memory of up to `pages` free full pages back to the kernel. Returns the pages given
-    /// back.
+    /// Gives memory of up to `pages` free full pages back to the kernel, and returns their number.
     pub fn trim(&self, space: &dyn Space, pages: u64) -> u64 {
-        // SAFETY: `give_back` gives up the bytes.
+        // SAFETY: `give_back` passes ranges of free frames, so no thread needs their bytes.
         let is_gone =
             |range: &&Range<usize>| unsafe { space.discard(range.start, range.len()) }.is_ok();
         self.give_back(pages, |ranges| ranges.iter().take_while(is_gone).map(Range::len).sum())
     }
 
-    /// As [`Frames::trim`], for handlers of discards: see [`Space::discard_now`].
+    /// Gives memory back as [`Frames::trim`] does, for handlers of discards: see
+    /// [`Space::discard_now`].
     pub fn trim_now(&self, space: &dyn Space, pages: u64) -> u64 {
-        // SAFETY: as above; the pages are full.
+        // SAFETY: `give_back` passes ranges of free frames, so no thread needs their bytes; the
+        // pages are full.
         self.give_back(pages, |ranges| unsafe { space.discard_now(ranges) })
     }
 
-    /// Gives up to `pages` back, at most 2 MiB at a time, by `discard`, which returns how many
+    /// Gives up to `pages` back by `discard`, at most 2 MiB at a time. `discard` returns how many
     /// bytes are gone, counted from the first range on.
     fn give_back(&self, pages: u64, discard: impl Fn(&[Range<usize>]) -> usize) -> u64 {
         let mut done = 0;
@@ -392,7 +393,7 @@ impl Frames {
             let mut count = 0;
             for &(frame, order) in runs.iter() {
                 let start = self.addr(frame);
-                // Neighbours go in one call.
+                // Neighbours are given back in one call.
                 if count > 0 && ranges[count - 1].end == start {
                     ranges[count - 1].end += order.bytes();
                 } else {
@@ -400,7 +401,7 @@ impl Frames {
                     count += 1;
                 }
             }
-            // The frames are free: their bytes are needed by nobody.
+            // The frames are free: no thread needs their bytes.
             let mut gone = (discard(&ranges[..count]) >> PAGE_SHIFT) as u64;
             self.populated.fetch_sub(gone, Relaxed);
             done += gone;
@@ -418,7 +419,7 @@ impl Frames {
         done
     }
 
-    /// Takes free full runs of `pages` together, or fewer, the largest first; returns them by
+    /// Takes free full runs of `pages` together, or fewer, the largest first. Returns them by
     /// address.
     fn take_full<'a>(
         &self,
@@ -443,8 +444,8 @@ impl Frames {
     #[allow(clippy::mut_from_ref)]
     fn run(&self, page: u32) -> &mut FrameRun {
         assert!(page < self.pages);
-        // SAFETY: the zone has a record for each page, zeros being valid; the caller holds the lock
-        // of the free lists, and drops the reference before it asks for the next one.
+        // SAFETY: the zone has a record for each page, and zeros are valid. The caller holds the
+        // lock of the free lists, and drops the reference before it asks for the next one.
         unsafe { &mut *self.runs.as_ptr().cast::<FrameRun>().add(page as usize) }
     }
 
@@ -474,10 +475,10 @@ impl Frames {
     }
 
     /// Verifies the free lists: every run is marked, aligned and linked both ways, runs don't
-    /// overlap, the sums hold, and full ones have memory and empty ones none.
+    /// overlap, the sums hold, full runs have memory and empty ones none.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The first condition that does not hold.
     pub fn check(&self, space: &dyn Space) -> Result<(), &'static str> {
         let free = self.free.lock();
         let mut full = 0u64;

@@ -1,7 +1,7 @@
-//! The mapper: pages between the engine's frames and the program's page table.
+//! The mapper: carries pages between the engine's frames and the program's page table.
 //!
-//! Each verb does as much as the kernel lets it and says how far it got; what it did not do is as it
-//! was. All are called under the lock of the folio's shard, so no other thread moves these pages; the
+//! Each verb does as much as the kernel lets it, and returns how far it got. The rest is unchanged.
+//! All are called under the lock of the folio's shard, so no other thread moves these pages. The
 //! program may touch, discard or unmap them at any time.
 use crate::folio::tally::PageTally;
 use crate::memory::frames::{Frame, FrameKind, Frames};
@@ -18,26 +18,27 @@ use memfold_sys::units::{Order, PAGE_SHIFT, PAGE_SIZE};
 /// Why a mapping stopped before the end of the folio.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum MapStop {
-    /// The kernel refuses for the moment.
+    /// The kernel returned EAGAIN.
     Again,
-    /// A page can't leave: shared by fork, pinned, or its area isn't writable any more.
+    /// A page can't be evicted: it is shared by fork or pinned, or its area isn't writable any
+    /// more.
     Busy,
-    /// Nothing is mapped at the home any more.
+    /// There is no mapping at the home any more.
     Gone,
 }
 
-/// What a mapping did.
+/// The result of a mapping.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct MapProgress {
-    /// Pages from the start of the folio that are where they should be.
+    /// Pages from the start of the folio that are in their final place.
     pub pages: usize,
-    /// Why not all.
+    /// Why it stopped early.
     pub stop: Option<MapStop>,
 }
 
-/// How much to ask for at once. ENOENT means that a page is missing, or, as EINVAL does, that the
-/// range reaches across the border of two of the kernel's areas, which no call fills or moves at once;
-/// only for a single page does it mean more.
+/// How much to ask for at once. ENOENT means that a page is missing. ENOENT and EINVAL can also
+/// mean that the range crosses the border of two of the kernel's areas, which no call fills or
+/// moves at once. Only for a single page do they have other causes.
 pub struct StepSize(usize);
 
 impl StepSize {
@@ -49,7 +50,7 @@ impl StepSize {
         self.0.min(left)
     }
 
-    /// Asks for less; `false` if `asked` was a single page.
+    /// Halves the step, and returns `false` if `asked` was a single page.
     pub fn narrow(&mut self, asked: usize) -> bool {
         self.0 = (asked / 2).next_multiple_of(PAGE_SIZE).max(PAGE_SIZE);
         asked > PAGE_SIZE
@@ -70,7 +71,7 @@ pub struct Mapper {
 }
 
 impl Mapper {
-    /// Frames over an address space. `has_move`: it moves pages. `drops_clean`: see
+    /// Makes frames over an address space. `has_move`: it moves pages. `drops_clean`: see
     /// [`Mapper::drops_clean`].
     pub fn new(
         space: Box<dyn Space>,
@@ -82,12 +83,12 @@ impl Mapper {
         Mapper { space, frames, has_move, drops_clean, stats }
     }
 
-    /// The program's address space.
+    /// Returns the program's address space.
     pub fn space(&self) -> &dyn Space {
         &*self.space
     }
 
-    /// The engine's own pages.
+    /// Returns the engine's own pages.
     pub fn frames(&self) -> &Frames {
         &self.frames
     }
@@ -97,8 +98,8 @@ impl Mapper {
         self.has_move
     }
 
-    /// Returns whether what is loaded for a read is protected, and dropped while it is clean
-    /// (`reclaim/drop.rs`): where the thread that faults serves itself, and all discards are known.
+    /// Returns whether pages loaded for a read are protected, and dropped while they are clean
+    /// (`reclaim/drop.rs`). That is so in inline delivery, where all discards are known.
     pub fn drops_clean(&self) -> bool {
         self.drops_clean
     }
@@ -108,7 +109,8 @@ impl Mapper {
         !self.has_move || self.drops_clean
     }
 
-    /// Takes an empty frame and fills it with zeros. `None`: there is no run of this order.
+    /// Takes an empty frame and fills it with zeros. Returns `None` if there is no run of this
+    /// order.
     ///
     /// # Errors
     /// EAGAIN for the moment, ENOMEM.
@@ -117,8 +119,8 @@ impl Mapper {
         self.frames.populate(&*self.space, frame, order).map(|()| Some(frame))
     }
 
-    /// Makes one full frame out of smaller ones: see [`Frames::gather`]. `None` where pages aren't
-    /// moved.
+    /// Makes one full frame out of smaller ones: see [`Frames::gather`]. Returns `None` where pages
+    /// aren't moved.
     ///
     /// # Errors
     /// EAGAIN for the moment.
@@ -126,18 +128,19 @@ impl Mapper {
         if self.has_move { self.frames.gather(&*self.space, order) } else { Ok(None) }
     }
 
-    /// Gives up to `pages` free full pages back to the kernel: see [`Frames::trim`]. Returns how many.
+    /// Gives up to `pages` free full pages back to the kernel: see [`Frames::trim`]. Returns their
+    /// number.
     pub fn trim(&self, pages: u64) -> u64 {
         self.frames.trim(&*self.space, pages)
     }
 
-    /// As [`Mapper::trim`], without waiting for a handler of discards: see [`Frames::trim_now`].
+    /// Gives pages back without waiting for a handler of discards: see [`Frames::trim_now`].
     pub fn trim_now(&self, pages: u64) -> u64 {
         self.frames.trim_now(&*self.space, pages)
     }
 
-    /// Maps a frame's pages at `home` and gives the frame back, as far as it got. Wakes whoever
-    /// waits for them.
+    /// Maps a frame's pages at `home` and frees the frame, as far as it got. Wakes the threads that
+    /// wait for them.
     pub fn carry_in(
         &self,
         home: usize,
@@ -164,8 +167,8 @@ impl Mapper {
         self.carry_in_slowly(home, frame, order, 0, tally)
     }
 
-    /// The rest of [`Mapper::carry_in`] after `done` bytes were moved: page runs one error at a
-    /// time.
+    /// Maps the rest of a folio after [`Mapper::carry_in`] has moved `done` bytes. It makes
+    /// progress page by page, where calls fail.
     fn carry_in_slowly(
         &self,
         home: usize,
@@ -202,14 +205,14 @@ impl Mapper {
             }
             match result.map_or_else(|p| p.errno, |()| Errno::AGAIN) {
                 _ if !by_copy && !self.space.is_populated(from + done) => {
-                    // It was moved and not counted: see `carry_out`. The kernel has woken nobody
-                    // for that page.
+                    // The page was moved and not counted: see `carry_out`. The kernel has woken no
+                    // thread for it.
                     self.space.wake(home + done, PAGE_SIZE);
                     (moved, mapped, done) = (moved + 1, mapped + 1, done + PAGE_SIZE);
                 }
                 Errno::EXIST => {
-                    // A page that is there is newer than ours: it was there before the area was
-                    // managed, or somebody has filled a hole. It counts as mapped.
+                    // The page that is mapped there is newer than the folio's. It was there before
+                    // the area was managed, or the program has filled a hole. It counts as mapped.
                     stats::add(&self.stats.move_exists, 1);
                     kept.insert(done >> PAGE_SHIFT);
                     mapped += 1;
@@ -217,8 +220,8 @@ impl Mapper {
                 }
                 Errno::AGAIN | Errno::NOMEM => stop = Some(MapStop::Again),
                 Errno::NOENT | Errno::INVAL if span.narrow(most) => {}
-                // The frame is pinned for a moment, or the home isn't writable: copying works all
-                // the same.
+                // The frame is pinned for a moment, or the home isn't writable. A copy works in
+                // both cases.
                 Errno::BUSY | Errno::INVAL if !by_copy => by_copy = true,
                 _ => stop = Some(MapStop::Gone),
             }
@@ -260,8 +263,9 @@ impl Mapper {
         result
     }
 
-    /// Moves a folio's pages from `home` to its frame, or copies them where pages can't be moved. Pages
-    /// that the program has discarded become zeros. The frame is empty; full where pages are copied.
+    /// Moves a folio's pages from `home` to its frame, or copies them where pages can't be moved.
+    /// Pages that the program has discarded become zeros. The frame is empty, or full where pages
+    /// are copied.
     pub fn carry_out(
         &self,
         home: usize,
@@ -287,7 +291,7 @@ impl Mapper {
             // `done` on.
             let result = unsafe { self.space.move_pages(to + done, home + done, most, false) };
             let step = result.map_or_else(|p| p.done, |()| most);
-            // SAFETY: the pages that the move has just brought to a frame of ours.
+            // SAFETY: the move has just brought these pages to a frame of the engine.
             unsafe { self.space.keep(to + done, step) };
             moved += step >> PAGE_SHIFT;
             done += step;
@@ -297,14 +301,14 @@ impl Mapper {
             };
             match errno {
                 _ if self.space.is_populated(to + done) => {
-                    // A move that stops early may have moved one page more than it says (Linux
-                    // 6.18), or have tried that page again and found its place taken: believing it
-                    // would lose the page, and leave it in a frame that is thought to be empty. The
-                    // frame was empty, so what is in it came from there. By now something else may
-                    // be at the home: an unmap was under way, and another thread has mapped
-                    // something there since.
+                    // A move that stops early may have moved one page more than it reports (Linux
+                    // 6.18). Or it has tried that page again and found its place taken. Without
+                    // this, the page would be lost, in a frame that is believed to be empty. The
+                    // frame was empty, so the page came from the home. By now there may be another
+                    // page at the home: an unmap was in progress, and another thread has mapped
+                    // memory there since.
                     stats::add(&self.stats.move_uncounted, 1);
-                    // SAFETY: as above.
+                    // SAFETY: the move has brought this page to a frame of the engine.
                     unsafe { self.space.keep(to + done, PAGE_SIZE) };
                     moved += 1;
                     done += PAGE_SIZE;
@@ -327,7 +331,7 @@ impl Mapper {
                     stats::add(&self.stats.move_again, 1);
                     stop = Some(MapStop::Again);
                 }
-                // Memory that may be executed, or not be written, is never moved to a frame.
+                // Memory that is executable or read-only is never moved to a frame.
                 Errno::INVAL if self.protects() => {
                     let gone = self.copy_out_rest(home + done, to + done, len - done);
                     holes += gone >> PAGE_SHIFT;
@@ -335,7 +339,7 @@ impl Mapper {
                     stop = (done < len).then_some(MapStop::Busy);
                 }
                 Errno::EXIST => panic!(
-                    "memfold: page {} of frame {frame} should be empty and isn't (order {}, {moved} moved, {holes} holes)",
+                    "memfold: Page {} of frame {frame} must be empty and is not (order {}, {moved} moved, {holes} holes)",
                     done >> PAGE_SHIFT,
                     order.get()
                 ),
@@ -350,8 +354,9 @@ impl Mapper {
         MapProgress { pages: done >> PAGE_SHIFT, stop }
     }
 
-    /// Copies the last `len` bytes of a folio out to those of its frame, which are empty. Returns how
-    /// many have left; the frame is empty behind them. Only where areas are registered for protection.
+    /// Copies the last `len` bytes of a folio to those of its frame, which are empty. Returns how
+    /// many bytes were evicted; the frame is empty behind them. Used only where areas are
+    /// registered for protection.
     fn copy_out_rest(&self, home: usize, to: usize, len: usize) -> usize {
         // SAFETY: the frame is this thread's, and empty there; `zeros` is readable.
         let filled = unsafe { self.space.copy(to, self.frames.zeros(), len, false) };
@@ -359,24 +364,26 @@ impl Mapper {
         if filled == 0 {
             return 0;
         }
-        // SAFETY: as in `copy_out`; the frame is full so far.
+        // SAFETY: the folio is `Resident` and its shard locked, so no other thread maps its pages
+        // or serves their faults, and areas don't change. Its area is registered for protection.
+        // The frame is full up to `filled`.
         let gone = unsafe { self.space.take_by_copy(home, to as *mut u8, filled) };
         self.space.wake(home, gone);
         if gone < filled {
             let left = to + gone..to + filled;
-            // SAFETY: the frame's pages hold nothing.
+            // SAFETY: the frame's pages hold no data.
             let emptied = unsafe { self.space.discard_now(core::slice::from_ref(&left)) };
             assert!(emptied == left.len(), "a frame's pages can be given back");
         }
         gone
     }
 
-    /// Without UFFDIO_MOVE. The frame is full.
+    /// Copies a folio out, where pages can't be moved. The frame is full.
     fn copy_out(&self, home: usize, frame: Frame, order: Order, tally: &PageTally) -> MapProgress {
         let (to, len) = (self.frames.addr(frame) as *mut u8, order.bytes());
-        // SAFETY: the folio is `Resident` and its shard locked, so nobody else maps its pages or
-        // serves their faults, and areas don't change; its area is registered for protection
-        // (`Mapper::protects`). The frame is full and ours.
+        // SAFETY: the folio is `Resident` and its shard locked, so no other thread maps its pages
+        // or serves their faults, and areas don't change. Its area is registered for protection
+        // (`Mapper::protects`). The frame is full, and belongs to this thread.
         let gone = unsafe { self.space.take_by_copy(home, to, len) };
         self.space.wake(home, gone);
         let pages = gone >> PAGE_SHIFT;

@@ -28,7 +28,7 @@ fn m8_a_reserve_of_large_frames_is_left_to_large_folios() {
         !large.iter().any(|run| frame / MAX_PAGES as u32 == run / MAX_PAGES as u32)
     }));
     frames.check(&FakeSpace::new(1)).unwrap();
-    // What comes back fills the reserve first.
+    // Freed runs fill the reserve first.
     large.into_iter().for_each(|run| frames.give(run, Order::MAX, FrameKind::Empty));
     assert_eq!(frames.take(Order::PAGE, FrameKind::Empty), None);
     small.into_iter().for_each(|(frame, order)| frames.give(frame, order, FrameKind::Empty));
@@ -78,12 +78,12 @@ fn free_pages_that_a_fork_shares_are_put_together_all_the_same() {
     };
     let cases = [
         (vec![], Ok(true)),
-        // Shared: they are made private, and go then.
+        // A fork shares the page: it is made private, and moved then.
         (vec![(1, Trouble::Busy)], Ok(true)),
         (vec![(2, Trouble::Busy)], Ok(true)),
-        // Pinned.
+        // A device has pinned the page.
         (vec![(1, Trouble::Busy), (2, Trouble::Busy)], Err(Errno::BUSY)),
-        // An event waits to be read: the caller must know.
+        // An event must be read first: the caller must know.
         (vec![(2, Trouble::Again)], Err(Errno::AGAIN)),
     ];
     for (troubles, expected) in cases {
@@ -98,7 +98,7 @@ fn free_pages_that_a_fork_shares_are_put_together_all_the_same() {
     }
 }
 
-/// Single pages, full.
+/// Makes single full pages.
 fn filled(space: &Troubled, pages: usize) -> (Frames, Vec<u32>) {
     let frames = Frames::new(8 * MAX_BYTES, 1).unwrap();
     let singles: Vec<u32> =
@@ -107,7 +107,7 @@ fn filled(space: &Troubled, pages: usize) -> (Frames, Vec<u32>) {
     (frames, singles)
 }
 
-/// On a thread that stays on one CPU.
+/// Runs a test in a thread that stays on one CPU.
 fn on_one_cpu(test: impl FnOnce() + Send + 'static) {
     let pinned = || {
         let mut cpus = Vec::new();
@@ -119,7 +119,7 @@ fn on_one_cpu(test: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn single_pages_are_evicted_side_by_side_and_given_back_in_one_call() {
+fn single_pages_lie_side_by_side_and_go_back_in_one_call() {
     on_one_cpu(|| {
         let space = Troubled::new(&FakeSpace::new(1));
         let (frames, mut singles) = filled(&space, 64);

@@ -1,4 +1,4 @@
-//! Folios that could not be moved out because a fork still shares their pages: a background thread
+//! Folios that could not be moved out because a fork still shares their pages. A background thread
 //! makes them private again (`reclaim/background.rs`).
 use core::ops::Range;
 use memfold_sys::sync::Mutex;
@@ -7,8 +7,8 @@ use memfold_sys::thread::now_ns;
 use memfold_sys::units::PAGE_SIZE;
 
 const NOTED: usize = 64;
-/// A fork shares all that is in memory, so what is around such a page is made private with it: an
-/// aligned range of this size.
+/// A fork shares all memory. So an aligned range of this size around such a page is made private
+/// with it.
 const AROUND_BYTES: usize = 64 << 10;
 
 /// Ranges of addresses to be made private.
@@ -16,15 +16,15 @@ pub struct ToUnshare {
     ranges: Mutex<([(usize, usize); NOTED], usize)>,
     forked_ns: AtomicU64,
     met: AtomicU64,
-    /// Making such pages private, to fold them, would take more memory than it brings.
+    /// Making shared pages private, to fold them, would take more memory than it frees.
     shared_by_many: AtomicBool,
 }
 
-/// For this long after a fork it is likely that a page which can't be moved is shared by it.
+/// For this long after a fork, a page that can't be moved is probably shared by it.
 const SHARED_NS: u64 = 1_000_000_000;
 
 impl ToUnshare {
-    /// None.
+    /// Makes an empty set.
     pub const fn new() -> ToUnshare {
         ToUnshare {
             ranges: Mutex::new(([(0, 0); NOTED], 0)),
@@ -34,42 +34,43 @@ impl ToUnshare {
         }
     }
 
-    /// The process has just forked, or been made by a fork. What was shared by many still is.
+    /// Records that the process has just forked, or been made by a fork. Pages that were shared by
+    /// many processes still are.
     pub fn note_fork(&self) {
         self.forked_ns.store(now_ns(), SeqCst);
     }
 
-    /// The process forks now and then from now on, unseen: a page that can't be moved is likely to
-    /// be shared at any time.
+    /// Records that the process forks unseen from now on. So a page that can't be moved may be
+    /// shared at any time.
     pub fn note_unseen_forks(&self) {
         self.forked_ns.store(u64::MAX, SeqCst);
     }
 
-    /// It still shares memory by a fork, `by_many` or not.
+    /// Records that the process still shares memory by a fork, `by_many` or not.
     pub fn note_shared(&self, by_many: bool) {
         self.shared_by_many.store(by_many, SeqCst);
         self.forked_ns.store(now_ns(), SeqCst);
     }
 
-    /// Whether what can't be moved is most likely shared by so many that it is best left where it
-    /// is.
+    /// Returns whether a page that can't be moved is probably shared by so many processes that it
+    /// should stay.
     pub fn is_shared_by_many(&self) -> bool {
         self.has_forked_lately() && self.shared_by_many.load(SeqCst)
     }
 
-    /// Whether there was a fork not long ago.
+    /// Returns whether there was a fork not long ago.
     pub fn has_forked_lately(&self) -> bool {
         let forked = self.forked_ns.load(SeqCst);
         forked != 0 && now_ns().saturating_sub(forked) < SHARED_NS
     }
 
-    /// Counts the calls of [`ToUnshare::note`].
+    /// Returns the number of calls of [`ToUnshare::note`].
     pub fn met(&self) -> u64 {
         self.met.load(SeqCst)
     }
 
-    /// Notes a range of addresses of the area within `bounds`. Forgotten if too many are: it will
-    /// be met again.
+    /// Records a range of addresses of the area within `bounds`. It is dropped if there are too
+    /// many ranges, because it will be met again.
     pub fn note(&self, range: Range<usize>, bounds: Range<usize>) {
         let start = (range.start & !(AROUND_BYTES - 1)).max(bounds.start);
         let len = range.end.next_multiple_of(AROUND_BYTES).min(bounds.end) - start;
@@ -82,7 +83,7 @@ impl ToUnshare {
         }
     }
 
-    /// The pages (addresses) of the noted ranges, which are noted no more.
+    /// Takes the pages (addresses) of the recorded ranges, which are not recorded any more.
     pub fn take(&self) -> impl Iterator<Item = usize> {
         let mut ranges = self.ranges.lock();
         let (list, count) = (ranges.0, core::mem::take(&mut ranges.1));

@@ -1,33 +1,33 @@
-//! Streams: from the last faults, whether this one goes on where an earlier one ended, and how much
-//! to load for it.
+//! Streams: decides from the last faults whether this one continues an earlier one, and how much to
+//! load for it.
 use crate::folio::TouchKind;
 use memfold_sys::sync::Mutex;
 use memfold_sys::units::Order;
 
-/// What to load for a fault.
+/// How much to load for a fault.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct WindowAdvice {
-    /// Order of the window to load now, at most; the block's order for a random touch.
+    /// The largest order of the window to load now; the block's order for a random touch.
     pub order: Order,
-    /// It goes on downwards.
+    /// The stream moves downwards.
     pub backward: bool,
-    /// It is a stream: so many windows after this one are to be loaded ahead.
+    /// Number of windows after this one to load ahead; 0 unless it is a stream.
     pub ahead: u8,
-    /// What to note of the folio that is loaded.
+    /// The kind of access to record for the loaded folio.
     pub touch: TouchKind,
 }
 
 const STREAMS: usize = 16;
 /// A stream's window grows by this many orders (x4) each time it is continued.
 const GROWTH: u8 = 2;
-/// Continuations before a window is loaded ahead, and before two are: then one can be loaded by
-/// another thread while the stream still waits for the first.
+/// Continuations before a window is loaded ahead, and again before two are. With two, another
+/// thread can load one while the stream still waits for the first.
 const SURE: u8 = 2;
 const SURER: u8 = 6;
 
 #[derive(Copy, Clone, Default)]
 struct AccessStream {
-    /// The window last loaded, `[start, end)` in keys.
+    /// First key of the window that was loaded last, `[start, end)`.
     start: u64,
     end: u64,
     order: u8,
@@ -35,7 +35,7 @@ struct AccessStream {
     used: u64,
 }
 
-/// The streams seen lately.
+/// The recent streams.
 pub struct Streams {
     table: Mutex<StreamTable>,
     block: Order,
@@ -48,7 +48,7 @@ struct StreamTable {
 }
 
 impl Streams {
-    /// No streams yet; windows from one block to `largest`.
+    /// Makes an empty set; windows are from one block to `largest`.
     pub fn new(block: Order, largest: Order) -> Streams {
         Streams {
             table: Mutex::new(StreamTable {
@@ -60,8 +60,8 @@ impl Streams {
         }
     }
 
-    /// Says what to load for a fault at page `key`. A stream may skip up to a window, so that a few
-    /// pages that were there already don't end it.
+    /// Advises how much to load for a fault at page `key`. A stream may skip up to a window, so
+    /// that a few mapped pages don't end it.
     pub fn advise(&self, key: u64) -> WindowAdvice {
         let block = 1u64 << self.block.get();
         let mut table = self.table.lock();
@@ -79,7 +79,7 @@ impl Streams {
             s.hits = s.hits.saturating_add(1);
             s.used = clock;
             let order = Order::new(s.order).unwrap_or(self.block);
-            // One page after another may be one object.
+            // A few consecutive pages may be one object.
             let touch = if s.hits >= SURE { TouchKind::STREAM } else { TouchKind::UNKNOWN };
             return WindowAdvice {
                 order,
@@ -101,7 +101,7 @@ impl Streams {
         WindowAdvice { order: self.block, backward: false, ahead: 0, touch: TouchKind::RANDOM }
     }
 
-    /// Tells what was loaded for the fault at `key`: pages `[start, end)`.
+    /// Records the pages `[start, end)` that were loaded for the fault at `key`.
     pub fn loaded(&self, key: u64, start: u64, end: u64) {
         let mut table = self.table.lock();
         let near = |s: &&mut AccessStream| {

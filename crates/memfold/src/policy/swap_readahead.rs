@@ -1,10 +1,10 @@
-//! Read-ahead for the slow tier (C6): how much to read beside a random touch of a block in the swap
+//! Readahead for the slow tier (C6): how much to read beside a random touch of a block in the swap
 //! file.
 //!
-//! A window for each region of 2 MiB: it doubles when something that was read ahead there was used
-//! since the last touch, and halves when nothing was. It lies in the direction in which the touches
-//! of the region move. Streams have windows of their own ([`crate::policy::stream_readahead`]);
-//! what is in the pool is never read ahead by this.
+//! Each region of 2 MiB has a window. It doubles if a block that was read ahead there was used
+//! since the last touch, and halves otherwise. It lies in the direction in which the touches of the
+//! region move. Streams have windows of their own ([`crate::policy::stream_readahead`]). Blocks in
+//! the pool are never read ahead by this.
 use memfold_sys::sync::Mutex;
 use memfold_sys::units::{MAX_ORDER, Order};
 
@@ -19,13 +19,13 @@ struct TouchedRegion {
     /// Number of the region + 1; 0 for none.
     name: u64,
     last: u64,
-    /// The window has `2^(window - 1)` blocks; 0: none.
+    /// The window has `2^(window - 1)` blocks; 0 for none.
     window: u8,
     hits: u8,
     missed: u8,
 }
 
-/// What to read beside a touch.
+/// A window to read beside a touch.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct NeighbourWindow {
     /// A page of it.
@@ -34,14 +34,14 @@ pub struct NeighbourWindow {
     pub order: Order,
 }
 
-/// The windows of the regions touched lately.
+/// The windows of recently touched regions.
 pub struct SwapReadahead {
     regions: Mutex<[TouchedRegion; REGIONS]>,
     block: Order,
 }
 
 impl SwapReadahead {
-    /// No windows yet.
+    /// Makes an empty set.
     pub fn new(block: Order) -> SwapReadahead {
         SwapReadahead { regions: Mutex::new([TouchedRegion::default(); REGIONS]), block }
     }
@@ -55,7 +55,7 @@ impl SwapReadahead {
         region
     }
 
-    /// A block in the file is touched at `key`: what to read beside it, if anything.
+    /// Records a touch of a block in the file at `key`. Returns a window to read beside it, if any.
     pub fn touched(&self, key: u64) -> Option<NeighbourWindow> {
         let mut regions = self.regions.lock();
         let region = Self::region(&mut regions, key);
@@ -80,7 +80,7 @@ impl SwapReadahead {
         Some(NeighbourWindow { key, order })
     }
 
-    /// Something that was read ahead is used.
+    /// Records that a block that was read ahead is used.
     pub fn hit(&self, key: u64) {
         let mut regions = self.regions.lock();
         let region = Self::region(&mut regions, key);

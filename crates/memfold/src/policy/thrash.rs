@@ -1,29 +1,29 @@
-//! Whether folding costs more than it saves: a part of the limit that a program pays for with most
-//! of its time, for little memory, is not kept.
+//! Decides whether folding costs more than it saves. A limit is then exceeded, if a program would
+//! pay for it with most of its time, and save little memory.
 //!
-//! Data that hardly shrinks is the one case: the pool fills with it, the program's working set finds
-//! no room beside the pool, and each access faults. A tenth of the memory is then paid for with a
-//! hundred times the time. Data that shrinks well never counts as such: there the limit is kept,
-//! whatever it costs.
+//! This happens with data that hardly compresses. The pool fills with it, the program's working set
+//! finds no room beside the pool, and each access faults. A tenth of the memory then costs a
+//! hundred times the time. With data that compresses well the limit is always kept, whatever it
+//! costs.
 
-/// Folding may cost so many times the program's own time, at least.
+/// Folding may cost at least so many times the program's own time.
 const SLOWDOWN_LEAST: f64 = 10.0;
-/// For each part of the memory that it saves it may cost so many times more: for a fifth of the
-/// memory 20 times the program's own time.
+/// For each part of the memory that it saves, folding may cost so many times more. For a fifth of
+/// the memory that is 20 times the program's own time.
 const SLOWDOWN_FOR_ALL: f64 = 100.0;
 /// Data that is stored in less than this part of its size is always folded.
 const SHRINKS_WELL: f64 = 0.6;
-/// How well data shrinks isn't known before one part in this many of all memory is stored.
+/// The compression ratio counts only after one part in this many of all memory was stored.
 const STORED_SHARE: u64 = 8;
-/// Before so much time has gone into faults nothing is judged, nanoseconds: a start costs more than
-/// what follows.
+/// Faults must have taken so much time before the first judgement, nanoseconds. A start costs more
+/// than the rest of a run.
 const LEAST_NS: u64 = 100_000_000;
 /// Time between two judgements, of faults and program together, nanoseconds.
 const APART_NS: u64 = 20_000_000;
-/// What stays resident grows by one part in this many with each judgement.
+/// The memory that stays resident grows by one part in this many with each judgement.
 const STEP: u64 = 4;
 
-/// What the engine has seen of a process since it began.
+/// The costs of a process since it began.
 #[derive(Copy, Clone, Debug, Default)]
 pub struct FoldingCost {
     /// CPU time in faults, nanoseconds.
@@ -32,23 +32,23 @@ pub struct FoldingCost {
     pub own_ns: u64,
 }
 
-/// What folding has brought by now, bytes.
+/// The memory that folding has saved by now, bytes.
 #[derive(Copy, Clone, Debug)]
 pub struct FoldingGain {
     /// All memory of the process as it would be without folding.
     pub plain: u64,
-    /// What of it is only in the store.
+    /// The part of it that is only in the store.
     pub folded: u64,
-    /// What has a stored copy, before compression.
+    /// The part of it that has a stored copy, before compression.
     pub stored: u64,
-    /// What store and index take.
+    /// Bytes of store and index.
     pub takes: u64,
-    /// What is uncompressed now.
+    /// Bytes that are uncompressed now.
     pub resident: u64,
 }
 
 impl FoldingGain {
-    /// The part of all memory that folding saves.
+    /// Returns the part of all memory that folding saves.
     fn share(&self) -> f64 {
         self.folded.saturating_sub(self.takes) as f64 / self.plain.max(1) as f64
     }
@@ -59,7 +59,7 @@ impl FoldingGain {
     }
 }
 
-/// The judgement of one process.
+/// The judge of one process.
 #[derive(Debug, Default)]
 pub struct ThrashJudge {
     last: FoldingCost,
@@ -67,7 +67,8 @@ pub struct ThrashJudge {
 }
 
 impl ThrashJudge {
-    /// Judges anew; returns how much uncompressed memory stays, bytes: 0 if the bounds alone decide.
+    /// Judges anew, and returns how much uncompressed memory stays, bytes: 0 if the bounds alone
+    /// decide.
     pub fn judge(&mut self, now: FoldingCost, gain: &FoldingGain) -> u64 {
         if now.fault_ns + now.own_ns < self.last.fault_ns + self.last.own_ns + APART_NS {
             return self.floor;
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_hardly_shrinks_stays_where_faults_cost_more_than_they_save() {
+    fn incompressible_data_stays_where_faults_cost_too_much() {
         let mut thrash = ThrashJudge::default();
         assert_eq!(thrash.judge(cost(50, 1), &POOR), 0, "too early to tell");
         assert_eq!(thrash.judge(cost(200, 30), &POOR), 0, "7 times the own time");

@@ -1,4 +1,4 @@
-//! What background threads reclaim, beside what the program's own threads do.
+//! Reclaim by background threads, ahead of what the program's own threads need.
 use crate::area::lock::AreasAccess;
 use crate::folio::lru::LruList;
 use crate::limits::Limits;
@@ -13,20 +13,20 @@ use memfold_sys::raw::read_if_there;
 use memfold_sys::units::PAGE_SIZE;
 
 walk! {
-    /// One round of a background thread.
+    /// The rounds of a background thread.
     pub struct Background
 }
 
 impl Background<'_> {
-    /// One background round: saves a dirty folio, or gives back memory past the target. Returns
-    /// whether more may be due.
+    /// Runs one background round: saves a dirty folio, or gives back memory past the target.
+    /// Returns whether more may be due.
     pub fn reclaim_in_background(&self) -> bool {
         let limits = Limits(self.0);
         self.unshare();
         let saved =
             Saver(self.0).save_next(AreasAccess::Work(&self.areas.work()), LruList::Dirty, true);
         let over = limits.excess();
-        // Where the bounds can't be kept, or folding saves nothing, a denser pool is worth the time.
+        // A denser pool is worth the time if the bounds cannot be kept or folding saves nothing.
         let dense = if limits.is_at_least() || limits.stored_takes_more() {
             self.backing.store().tidy() + self.backing.store().trim()
         } else {
@@ -45,8 +45,8 @@ impl Background<'_> {
         if over == 0 && limits.is_retry_due() {
             return Reclaim(self.0).evict(&self.areas.read()) == ReclaimProgress::Freed || saved;
         }
-        // With nothing else to do, one step of compaction at a time: whoever needs a window gets it
-        // in between.
+        // With nothing else to do, compaction takes one step at a time. So a thread that needs a
+        // window gets it in between.
         let tidied =
             if over == 0 && !saved && dense == 0 { self.backing.store().tidy() } else { dense };
         stats::add(&self.stats.compacted_bytes, tidied);
@@ -54,23 +54,23 @@ impl Background<'_> {
         over > 0 || saved || tidied > 0
     }
 
-    /// Makes private what could not leave because a fork shares it. What is missing by now is folded,
-    /// or was never there: it must not be brought here for this. A range that has gone, or that a
-    /// device has pinned, stays as it is.
+    /// Makes pages private that could not be evicted because a fork shares them. Pages that are
+    /// missing by now are folded, or were never touched. They must not be loaded for this. A range
+    /// that has ended, or that a device has pinned, stays shared.
     fn unshare(&self) {
         for page in self.to_unshare.take() {
             if self.is_inline() {
                 self.unshare_managed(page);
             } else if self.mapper.space().is_populated(page) {
-                // With no lock held: if the page goes missing now, this waits for a handler.
+                // No lock is held: if the page goes missing now, this waits for a handler.
                 let _ = self.mapper.space().unshare(page, PAGE_SIZE);
             }
         }
     }
 
-    /// Nobody waits for a fault here. The shard is locked lest the page be folded meanwhile: while
-    /// mremap moves it, it isn't registered, and zeros would come in its place. What no store would
-    /// take stays shared.
+    /// Makes a managed page private. It locks the shard, so that the page is not folded meanwhile.
+    /// While mremap moves a page, the page is not registered, and zeros would be mapped in its
+    /// place. No fault is waited for here. A page that no store would take stays shared.
     fn unshare_managed(&self, page: usize) {
         let areas = self.areas.read();
         let Some(area) = areas.find(page) else { return };
@@ -92,8 +92,8 @@ impl Background<'_> {
         }
     }
 
-    /// Whether a page that is there, shared by a fork, would be refused once it was private: a copy
-    /// of it would have been made for nothing, in each of the processes that share it.
+    /// Returns whether a mapped page, shared by a fork, would be refused once it was private. Then
+    /// a copy of it would be made for nothing, in each of the processes that share it.
     fn is_private_in_vain(&self, page: usize) -> bool {
         if !self.backing.store().refuses_incompressible()
             || self.backing.swap().is_some_and(Swap::accepts_writes)
@@ -101,14 +101,14 @@ impl Background<'_> {
             return false;
         }
         let mut bytes = [0; PAGE_SIZE];
-        // SAFETY: `bytes` is as long, and this function's own.
+        // SAFETY: `bytes` has this length, and belongs to this function.
         let read = unsafe { read_if_there(page, bytes.as_mut_ptr(), PAGE_SIZE) };
         read == Ok(PAGE_SIZE) && looks_dense(&bytes)
     }
 
-    /// Gives free frames back to the kernel. `areas` must not be locked: where discards are
-    /// reported, this waits until a handler has read the report, and that handler may be waiting to
-    /// apply another one.
+    /// Gives free frames back to the kernel. `areas` must not be locked. Where discards are
+    /// reported, this waits until a handler has read the report, and that handler may be waiting
+    /// for `areas` to apply an earlier one.
     fn trim(&self, pages: u64) -> u64 {
         self.mapper.trim(pages)
     }

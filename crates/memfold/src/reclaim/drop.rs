@@ -1,41 +1,41 @@
-//! Clean folios leave memory by being dropped, many at a time.
+//! Clean folios are dropped, many at a time.
 //!
-//! A folio that is loaded for a read, for one page or block that was asked for by itself, is copied
-//! home **write-protected** (`fault/load_by_copy.rs`) and marked `clean`: it equals its stored
-//! copy, and nobody can change that unnoticed. The first write faults, and the thread that takes
-//! the fault clears the mark under the shard lock, and then the protection
-//! (`Faults::touch_resident`). So an eviction needs no frame, no fingerprint and no move: the oldest
-//! clean folios become `Leaving`, each under its shard lock; one `process_madvise` drops the pages
-//! of all; they become `Stored`. Whoever touches one of them meanwhile waits for that.
+//! A random read loads one page or block. It is copied home **write-protected**
+//! (`fault/load_by_copy.rs`), and its folio is marked `clean`: it equals its stored copy, and each
+//! write to it is noticed. The first write faults. The faulting thread clears the mark under the
+//! shard lock, and then the protection (`Faults::touch_resident`). So an eviction of clean folios
+//! needs no frame, no fingerprint and no move. The oldest clean folios become `Leaving`, each under
+//! its shard lock. One `process_madvise` drops the pages of all of them, and they become `Stored`.
+//! A thread that touches one of them meanwhile waits for that.
 //!
 //! # Why no write is lost
-//! - **By the program.** The page was mapped where there was none, and protected from the first
-//!   moment on, so no TLB has an entry that allows a write to it: each write faults. A fault before
-//!   the folio is `Leaving` ends the mark, and then it isn't dropped. One after that waits, and
-//!   writes to the page that is loaded again.
-//! - **By the kernel in a system call**: it takes the same fault, which fails there (EFAULT). Memory
-//!   that is given to system calls is pinned before ([`crate::Region::pin`]): what is pinned is
-//!   neither protected nor dropped. In gate delivery it is held (`holds.rs`): what the kernel is to
-//!   write has been written to before, and what is held isn't dropped.
-//! - **By a device**, or by a thread of the kernel, through pages that it holds for writing: to get
-//!   hold of a page so is a write fault, which fails as above. While the page wasn't protected
-//!   nobody can have got hold of it: it wasn't there. Who holds it for reading keeps the page and
-//!   its bytes as they were, which are those that he asked for.
-//! - **Through another process.** A fork shares the page; who writes to it first has a copy made for
-//!   himself, and the other's bytes stay. Here it stays protected, and dropping it takes away this
-//!   process's part only; in the child nothing is protected, nor clean (`FolioTable::generation`).
-//!   `ptrace` and `/proc/PID/mem` write as system calls do.
-//! - **Discards** by the owner hold the areas for writing, so nothing is `Leaving` then. A hole that
-//!   the program makes by itself with `madvise` is not noticed: in regions of the library that is
-//!   not allowed, and where it is reported or otherwise known, it ends the folio. So the engine
-//!   drops nothing where discards come as events. In gate delivery they are the program's calls, and
-//!   end the folio, as mremap ends the protection of what it moves.
+//! - **By the program.** The page was missing before it was mapped, and was mapped protected. So no
+//!   TLB has an entry that allows a write to it: each write faults. A fault before the folio is
+//!   `Leaving` clears the mark, and then the folio isn't dropped. A later fault waits, and writes
+//!   to the page that is loaded again.
+//! - **By the kernel in a system call.** It takes the same fault, which fails there (EFAULT). In
+//!   regions of the library, buffers of system calls are pinned before ([`crate::Region::pin`]). A
+//!   pinned page is neither protected nor dropped. In gate delivery buffers are held (`holds.rs`):
+//!   pages that the kernel writes to are made writable before, and held pages aren't dropped.
+//! - **By a device**, or by a thread of the kernel, through pages that it has pinned for writing.
+//!   Pinning for writing is a write fault, which fails like that of a system call. No device can
+//!   have pinned the page before it was protected, because it was missing then. A device that
+//!   pinned the page for reading keeps the old contents, which is what it asked for.
+//! - **Through another process.** A fork shares the page. The process that writes first gets a
+//!   copy, and the other's bytes stay. In this process the page stays protected, and dropping it
+//!   unmaps it here only. In the child no page is protected, and no folio clean
+//!   (`FolioTable::generation`). `ptrace` and `/proc/PID/mem` write as system calls do.
+//! - **Discards** by the owner lock the areas for writing, so no folio is `Leaving` then. A discard
+//!   that the program makes with `madvise` is unnoticed in regions of the library, where it is not
+//!   allowed. Where discards come as events, the engine drops no folio. In gate delivery they are
+//!   calls of the program, and end the folio, as mremap ends the protection of the pages that it
+//!   moves.
 //!
 //! # What the kernel refuses
-//! A call may do a part, and says so in whole ranges. What it refuses for good (locked pages) goes
-//! back to the program's memory and is moved out next time, which is refused in its turn and noted.
-//! If a page of a larger folio has gone by then, the folio is `Partial`: the pages that are left are
-//! here, and the others in the store.
+//! A call may drop only some ranges, and returns how far it got. Locked pages are refused for good:
+//! they become resident again, and the next eviction moves them out, which is refused and noted. If
+//! a page of a larger folio has gone by then, the folio is `Partial`: the remaining pages are here,
+//! the others in the store.
 use crate::area::Areas;
 use crate::folio::FolioState;
 use crate::folio::index::{FolioId, ShardGuard};
@@ -51,16 +51,16 @@ use memfold_sys::Errno;
 use memfold_sys::uffd::drop::{AddressSpan, SPANS_MAX};
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 
-/// Pages that leave together, at most, unless one folio is larger. The fault that drops them waits:
-/// with 16, 64 and 256 the 99th percentile of random reads is 45, 67 and 165 us, and a walk takes
-/// 2.24, 2.15 and 2.16 s of CPU time (two busy CPUs, blocks of 16 KiB).
+/// Most pages that are dropped together, unless one folio is larger. The fault that drops them
+/// waits. With 16, 64 and 256 the 99th percentile of random reads is 45, 67 and 165 us. A walk
+/// takes 2.24, 2.15 and 2.16 s of CPU time (two busy CPUs, blocks of 16 KiB).
 const BATCH_PAGES: u64 = 64;
-/// That is at most one part in this many of the memory there is.
+/// A batch is also at most one part in this many of the memory there is.
 const BATCH_SHARE: u64 = 64;
-/// How often a call is repeated that did nothing, and may do better.
+/// How often a call is repeated that dropped no page, and may succeed later.
 const TRIES: usize = 4;
 
-/// Folios that are `Leaving`, for whoever has put them here.
+/// Folios that this thread has made `Leaving`.
 pub(crate) struct DropBatch {
     folios: [(FolioId, u64); SPANS_MAX],
     spans: [AddressSpan; SPANS_MAX],
@@ -74,7 +74,7 @@ impl DropBatch {
         DropBatch { folios: [(0, 0); SPANS_MAX], spans: [none; SPANS_MAX], count: 0, pages: 0 }
     }
 
-    /// Folios in it.
+    /// Returns the number of its folios.
     pub fn count(&self) -> usize {
         self.count
     }
@@ -88,18 +88,19 @@ impl DropBatch {
 }
 
 impl Reclaim<'_> {
-    /// Whether no more folios go into a batch.
+    /// Returns whether a batch takes no more folios.
     pub(crate) fn is_full(&self, batch: &DropBatch) -> bool {
         batch.count == SPANS_MAX || batch.pages >= self.batch_pages()
     }
 
-    /// Pages that leave together.
+    /// Returns how many pages are dropped together.
     pub(crate) fn batch_pages(&self) -> u64 {
         BATCH_PAGES.min(Limits(self.0).target() / BATCH_SHARE)
     }
 
     /// Takes an isolated folio, in memory and not pinned, into a batch that isn't full, if it is
-    /// clean and best stays as it is: one that is to be cut or joined is moved out for that.
+    /// clean and its block keeps its size. A block that is to be cut or joined is moved out for
+    /// that.
     pub(crate) fn prepare_eviction(
         &self,
         areas: &Areas,
@@ -124,19 +125,21 @@ impl Reclaim<'_> {
         true
     }
 
-    /// Drops the folios of a batch, which is empty then. Returns the pages that are gone.
+    /// Drops the folios of a batch, which is empty then. Returns the number of evicted pages.
     pub(crate) fn drop_batch(&self, batch: &mut DropBatch) -> u64 {
         if batch.count == 0 {
             return 0;
         }
         let ranges =
             batch.spans[..batch.count].iter().map(|span| span.start..span.start + span.len);
-        // Until the pages are gone: who makes a call on one of them then waits.
+        // Marked until the pages are gone: a thread that makes a call on one of them waits
+        // meanwhile.
         let leaving = self.holds.leave(ranges);
         self.keep_held(batch, &leaving);
         let (mut first, mut tries, mut gone) = (0, 0, 0);
         while first < batch.count {
-            // SAFETY: the folios are `Leaving`: their bytes are in the store. They aren't held.
+            // SAFETY: the folios are `Leaving`, so their bytes are in the store. No call holds
+            // them.
             let result =
                 unsafe { self.mapper.space().drop_spans(&batch.spans[first..batch.count]) };
             stats::add(&self.stats.drops, 1);
@@ -160,7 +163,7 @@ impl Reclaim<'_> {
         gone
     }
 
-    /// Takes what a system call holds out of a batch: it stays as it is.
+    /// Takes folios that a system call holds out of a batch: they stay resident.
     fn keep_held(&self, batch: &mut DropBatch, leaving: &LeavingPages<'_>) {
         let mut kept = 0;
         for n in 0..batch.count {
@@ -182,8 +185,8 @@ impl Reclaim<'_> {
         batch.count = kept;
     }
 
-    /// Ends the leaving of folio `n` of a batch, whose pages are gone if the kernel says so. Returns
-    /// how many pages have left.
+    /// Ends the eviction of folio `n` of a batch. `is_gone`: the kernel has dropped its pages.
+    /// Returns the number of evicted pages.
     fn settle(&self, batch: &DropBatch, n: usize, is_gone: bool) -> u64 {
         let ((id, key), AddressSpan { start, len }) = (batch.folios[n], batch.spans[n]);
         let pages = (start..start + len).step_by(PAGE_SIZE).enumerate();
@@ -214,7 +217,7 @@ impl Reclaim<'_> {
         gone
     }
 
-    /// What was `Leaving` has left, but for the pages that are `here`.
+    /// Makes a `Leaving` folio `Stored`, or `Partial` with the pages `here`.
     fn end_leaving(&self, guard: &ShardGuard<'_>, id: FolioId, here: u16) {
         let folio = self.table.get(guard, id);
         let all = folio.bits(folio.key()..folio.end());

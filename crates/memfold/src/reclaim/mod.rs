@@ -30,45 +30,45 @@ use memfold_sys::memory::zone::{NoPromise, counts_reservations};
 use memfold_sys::uffd::drop::SPANS_MAX;
 use memfold_sys::units::{MAX_PAGES, Order, PAGE_SHIFT};
 
-/// Why there is no frame at all.
+/// Why a frame cannot be had.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoFrame {
-    /// The kernel wants an event read first.
+    /// The kernel returned EAGAIN: an event must be read first.
     Again,
 }
 
-/// What a round of reclaim brought.
+/// The result of a round of reclaim.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ReclaimProgress {
-    /// Free full frames, or memory given up.
+    /// Frames became free, or memory was given back.
     Freed,
-    /// Nothing is left that could be folded.
+    /// No page remains that could be folded.
     Nothing,
-    /// The kernel wants an event read first.
+    /// The kernel returned EAGAIN: an event must be read first.
     Again,
 }
 
-/// Folios tried in one round before it is given up.
+/// Most folios tried in a round.
 const TRIES: usize = 256;
-/// Rounds for one frame. Others may take what a round has freed, so a few don't mean that nothing
-/// can be freed.
+/// Most rounds for one frame. Other threads may take the frames that a round has freed, so a few
+/// failures don't mean that no memory can be freed.
 const ATTEMPTS: usize = 64;
-/// Folios that can't leave before an eviction is given up: a fault waits meanwhile.
+/// Most refused folios of one eviction, because a fault waits meanwhile.
 const EVICT_TRIES: usize = 64;
-/// Folios that are moved out beside those that are dropped together.
+/// Most folios that are moved out beside those that are dropped together.
 const MOVES_MAX: usize = 16;
-/// How long a fault waits for pages that a fork shares, at most [`ATTEMPTS`] times.
+/// How long a fault waits for pages that a fork shares. It waits at most [`ATTEMPTS`] times.
 const SHARED_WAIT_NS: u64 = 250_000;
 /// Frames that dirty folios may hold while background threads compress them: one part in this many
 /// of the target.
 const DIRTY_SHARE: u64 = 8;
-/// Faults work off what is past the target by more than one part in this many of it. Each gains so
-/// many times what it takes, but folds no more than [`WORK_OFF_MOST`] times as much for that.
+/// Faults reclaim if memory is past the target by more than one part in this many of it. Each fault
+/// gains so many times the memory that it takes, but folds at most [`WORK_OFF_MOST`] times as much.
 const EXCESS_SHARE: u64 = 128;
 const WORK_OFF_TIMES: u64 = 2;
 const WORK_OFF_MOST: u64 = 32;
-/// What was read ahead and not used yet may hold one part in this many of the target: four of the
-/// largest windows.
+/// Pages that were read ahead and not used yet may take one part in this many of the target: four
+/// of the largest windows.
 const AHEAD_SHARE: u64 = 8;
 
 walk! {
@@ -77,9 +77,9 @@ walk! {
 }
 
 impl Reclaim<'_> {
-    /// A full frame. `None` for an order above the block's: a run of that size can't be had, ask
-    /// for less. At or below the block's order there always is one: by reclaim, or past the limit
-    /// as `--on-full` says.
+    /// Returns a full frame. For an order above the block's it returns `None` if no run of that
+    /// size can be had, and the caller asks for less. At or below the block's order it always
+    /// returns one: by reclaim, or past the limit as `--on-full` says.
     pub(crate) fn frame_for(&self, areas: &Areas, order: Order) -> Result<Option<Frame>, NoFrame> {
         let gauges = Gauges(self.0);
         let limits = Limits(self.0);
@@ -93,13 +93,12 @@ impl Reclaim<'_> {
         self.work_off_excess(areas, pages);
         let met = self.to_unshare.met();
         for _ in 0..ATTEMPTS {
-            // A move takes as much memory away from the frames as it maps; only copies need room of
-            // their own.
+            // A move takes as much memory from the frames as it maps; only copies need more.
             let room = copies == 0 || limits.physical() + copies <= limits.target();
             if room && let Some(frame) = self.mapper.frames().take(order, FrameKind::Full) {
                 return Ok(Some(frame));
             }
-            // Read once: other threads take and give memory meanwhile.
+            // Read once, because other threads take and free memory meanwhile.
             let held = limits.physical() + pages + copies;
             if limits.may_hold(held) {
                 if held > limits.bound_or_floor() && limits.refused() > 0 {
@@ -113,8 +112,8 @@ impl Reclaim<'_> {
                     Ok(Some(frame)) => return Ok(Some(frame)),
                     Err(Errno::AGAIN) => return Err(NoFrame::Again),
                     _ if large => return Ok(None),
-                    // Single pages that can't be moved together: given back, they make room for a
-                    // fresh run.
+                    // Free single pages that cannot be moved together: giving them back makes room
+                    // for a fresh run.
                     _ if self.mapper.trim_now(pages) > 0 => continue,
                     _ => {}
                 }
@@ -123,9 +122,9 @@ impl Reclaim<'_> {
             match self.reclaim(AreasAccess::Read(areas), pages, copies) {
                 ReclaimProgress::Freed => {}
                 ReclaimProgress::Again => return Err(NoFrame::Again),
-                // What the two processes share can't leave until a background thread has made it
-                // private: worth a moment's wait, but not more, as that thread may itself be
-                // waiting for a fault to be served.
+                // Pages that a fork shares can't be evicted until a background thread has made them
+                // private. That is worth a moment's wait, but not more, because that thread may
+                // itself be waiting for a fault to be served.
                 ReclaimProgress::Nothing
                     if !large
                         && self.to_unshare.met() != met
@@ -134,7 +133,8 @@ impl Reclaim<'_> {
                     self.requests.reclaim();
                     memfold_sys::thread::sleep_ns(SHARED_WAIT_NS);
                 }
-                // What is left may still leave: the program is not ended before all was tried.
+                // Folios remain that may be evicted: the program is ended only after all were
+                // tried.
                 ReclaimProgress::Nothing
                     if self.config.on_full == OnFull::Stop && self.may_evict() => {}
                 ReclaimProgress::Nothing => break,
@@ -151,23 +151,23 @@ impl Reclaim<'_> {
                 gauges.past_the_limit();
                 Ok(Some(frame))
             }
-            None if counts_reservations() => NoPromise::end("memory for pages"),
+            None if counts_reservations() => NoPromise::end("Memory for pages"),
             None => panic!(
-                "memfold: no frame of order {} in {} of frames",
+                "memfold: No frame of order {} is left in {} of frames",
                 order.get(),
                 Size(self.mapper.frames().zone().len() as u64)
             ),
         }
     }
 
-    /// Brings memory down where it is far past the target: by more than the `pages` that the caller
-    /// is about to take, as what is stored for them lowers the target. A program that faults faster
-    /// than background threads reclaim would grow past the limit otherwise.
+    /// Reclaims if memory is far past the target: by more than the `pages` that the caller is about
+    /// to take. Each stored page lowers the target. So without this, a program that faults faster
+    /// than background threads reclaim would grow past the limit.
     fn work_off_excess(&self, areas: &Areas, pages: u64) {
         if Limits(self.0).excess() <= Limits(self.0).target() / EXCESS_SHARE {
             return;
         }
-        // To gain one page, so many must be folded: each takes its part of the pool.
+        // Each folded page takes its part of the pool, so more than one must be folded to gain one.
         let stored = (self.table.tally().folded() + self.table.tally().clean()) << PAGE_SHIFT;
         let saved = stored.saturating_sub(Limits(self.0).counted_pool_bytes()).max(1);
         let times = (WORK_OFF_TIMES * stored / saved).clamp(WORK_OFF_TIMES, WORK_OFF_MOST);
@@ -179,7 +179,7 @@ impl Reclaim<'_> {
 
     /// Makes `pages` full frames free, or brings memory `slack` pages under the target.
     pub(crate) fn reclaim(&self, hold: AreasAccess<'_>, pages: u64, slack: u64) -> ReclaimProgress {
-        // What is dropped leaves no frame, but room for a fresh one.
+        // A drop frees no frame, but makes room for a fresh one.
         let enough = |limits: Limits<'_>| {
             let has_room = |pages| limits.physical() + pages <= limits.target();
             limits.mapper.frames().full_free() >= pages && (slack == 0 || has_room(slack))
@@ -188,7 +188,7 @@ impl Reclaim<'_> {
         self.reclaim_until(hold, pages, slack, enough)
     }
 
-    /// [`Reclaim::reclaim`] until the caller has enough.
+    /// Reclaims until the caller has enough.
     fn reclaim_until(
         &self,
         hold: AreasAccess<'_>,
@@ -201,18 +201,20 @@ impl Reclaim<'_> {
             if enough(limits) {
                 return ReclaimProgress::Freed;
             }
-            // Small dirty folios are not left to the background for ever: the round must end with a
-            // free frame.
+            // Small dirty folios can't wait for background threads forever: the round must end with
+            // a free frame.
             let urgent = tried >= TRIES / 2;
-            // Together, as each call interrupts the program's other CPUs. What is copied out takes
-            // more memory until its frames are given back, so they are at once.
+            // Gives frames back together, because each call interrupts the program's other CPUs.
+            // Copies take more memory until their frames are given back, so these are given back at
+            // once.
             let lacking = (limits.physical() + slack).saturating_sub(Limits(self.0).target());
             let batch = lacking.clamp(1, if self.mapper.has_move() { MAX_PAGES as u64 } else { 1 });
             if slack > 0 && self.mapper.frames().full_free() >= pages + batch {
                 self.shrink_frames(slack.max(batch));
                 continue;
             }
-            // What was read ahead is about to be used: it goes last, but for what nobody came for.
+            // Pages that were read ahead are about to be used. They are evicted last, unless they
+            // are too many.
             let ahead = self.table.lists().pages(LruList::Ahead);
             if ahead > Limits(self.0).target() / AHEAD_SHARE || ahead > 0 && urgent {
                 Saver(self.0).save_next(hold, LruList::Ahead, false);
@@ -257,15 +259,15 @@ impl Reclaim<'_> {
         }
     }
 
-    /// Whether folios are left that were not refused.
+    /// Returns whether folios remain that were not refused.
     fn may_evict(&self) -> bool {
         [LruList::Inactive, LruList::Active, LruList::Cooling, LruList::Ahead, LruList::Dirty]
             .iter()
             .any(|list| self.table.lists().pages(*list) > 0)
     }
 
-    /// Maps the oldest evictable folio out into the swap cache. Of the clean ones, many are dropped
-    /// at once, and what is met between them is mapped out.
+    /// Maps the oldest evictable folio out into the swap cache. If it is clean, many clean folios
+    /// are dropped at once, and dirty ones between them are mapped out.
     pub(crate) fn evict(&self, areas: &Areas) -> ReclaimProgress {
         if self.budget.is_frozen() {
             return ReclaimProgress::Nothing;
@@ -287,9 +289,9 @@ impl Reclaim<'_> {
         if self.drop_batch(&mut batch) > 0 || moved > 0 { ReclaimProgress::Freed } else { last }
     }
 
-    /// Maps one isolated folio out, or its first part where it is of an order above `most`; or takes it
-    /// into a batch, which isn't full, to be dropped.
-    /// `Nothing`: it can't leave now, or died.
+    /// Maps one isolated folio out, or its first part if it is of an order above `most`. Or takes
+    /// it into a batch that isn't full, to be dropped. Returns `Nothing` if it can't be evicted
+    /// now, or has ended.
     pub(crate) fn evict_isolated(
         &self,
         areas: &Areas,
@@ -376,8 +378,8 @@ impl Reclaim<'_> {
         }
     }
 
-    /// Splits an isolated folio that is too large to leave at once; returns its first part. The
-    /// others leave next.
+    /// Splits an isolated folio that is too large to be evicted at once, and returns its first
+    /// part. The others are evicted next.
     fn split_leaving(
         &self,
         guard: &mut ShardGuard<'_>,

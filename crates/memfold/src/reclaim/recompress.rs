@@ -1,7 +1,7 @@
-//! Recompression (M9): cold blocks, and those that did not shrink, are compressed again by a
-//! stronger codec.
+//! Recompression (M9): a stronger codec compresses cold blocks again, and blocks that did not
+//! shrink.
 //!
-//! While a block is at it, its folio is `Loading`: a touch waits, as for a load, and then loads the
+//! Meanwhile the block's folio is `Loading`. A touch waits, as for a load, and then loads the
 //! block.
 use crate::area::{Area, Areas};
 use crate::backing::BlockSlot;
@@ -20,14 +20,14 @@ use memfold_sys::units::Order;
 const TURN_NS: u64 = 20_000_000;
 /// Turns of a second, which is the store's tick.
 const TURNS_A_TICK: u64 = 1_000_000_000 / TURN_NS;
-/// Entries looked at, and blocks taken, at a time.
+/// Entries scanned, and blocks taken, at a time.
 const SCAN: usize = 512;
 const FEW: usize = 8;
 
-/// A block at which recompression is.
+/// A block that is being recompressed.
 pub(crate) struct BlockClaim {
     id: FolioId,
-    /// Which block of its folio.
+    /// Index of the block in its folio.
     at: usize,
 }
 
@@ -37,7 +37,7 @@ walk! {
 }
 
 impl Recompress<'_> {
-    /// What the background thread for recompression does, until the queue is stopped.
+    /// Runs recompression in a background thread until the queue is stopped.
     pub(crate) fn until_stopped(&self) {
         let Some(spec) = self.recompress else { return };
         let mut w = self.backing.store().worker_for(spec);
@@ -54,8 +54,8 @@ impl Recompress<'_> {
         }
     }
 
-    /// Works for about `budget_ns`, or until a look finds nothing. Returns blocks that became
-    /// smaller.
+    /// Works for about `budget_ns`, or until a scan finds no block. Returns the number of blocks
+    /// that became smaller.
     pub fn some(&self, w: &mut Worker, budget_ns: u64) -> u64 {
         let (start, mut smaller) = (now_ns(), 0);
         let mut cold = [Cold::NONE; FEW];
@@ -75,21 +75,21 @@ impl Recompress<'_> {
         smaller
     }
 
-    /// Whether the block became smaller. Does nothing if the object is no longer the block's, or
-    /// its folio is in use.
+    /// Recompresses a block, and returns whether it became smaller. Does nothing if the object is
+    /// no longer the block's, or its folio is in use.
     fn recompress_block(&self, areas: &Areas, w: &mut Worker, cold: &Cold) -> bool {
         let Some(area) = areas.find_key(cold.key) else { return false };
         let Some(claim) = self.claim(cold) else { return false };
-        // SAFETY: the folio is `Loading` by this thread, so nobody else frees its blocks.
+        // SAFETY: this thread has made the folio `Loading`, so no other thread frees its blocks.
         let new = unsafe { self.backing.store().recompress(w, cold.handle, cold.order) };
-        // A damaged block stays as it is: its load will say so.
+        // A damaged block stays as it is: its load will report it.
         let new = new.ok().flatten();
         self.end_claim(area, claim, cold, new);
         new.is_some()
     }
 
-    /// Makes the folio of a block `Loading` if the object still is the block's;
-    /// [`Recompress::end_claim`] must follow.
+    /// Makes the folio of a block `Loading` if the object still is the block's. The caller must
+    /// call [`Recompress::end_claim`] after that.
     pub(crate) fn claim(&self, cold: &Cold) -> Option<BlockClaim> {
         if self.budget.is_frozen() {
             return None;
@@ -110,8 +110,8 @@ impl Recompress<'_> {
         Some(BlockClaim { id, at })
     }
 
-    /// Puts `new`, if there is one, in the place of the claimed block's object, and makes the folio
-    /// `Stored` again.
+    /// Replaces the claimed block's object by `new`, if there is one, and makes the folio `Stored`
+    /// again.
     pub(crate) fn end_claim(
         &self,
         area: &Area,
@@ -132,8 +132,8 @@ impl Recompress<'_> {
         }
         folio.state.set(FolioState::Stored);
         folio.wanted.store(false, Relaxed);
-        // Writeback takes a folio that it meets `Loading` off its list; and one whose old object it
-        // is writing is on none.
+        // Writeback takes `Loading` folios off their list. A folio whose old object is being
+        // written is on no list either.
         if self.backing.swap().is_some() && self.table.lists().is_on(claim.id, LruList::None) {
             self.table.lists().push_tail(
                 claim.id,

@@ -1,5 +1,5 @@
-//! Saving: what becomes of a folio in the swap cache. It leaves memory, as its copy is true or is
-//! made now; or it stays.
+//! Saving: a folio in the swap cache is stored, and its frame freed. If its bytes equal its stored
+//! copy, they are not compressed again. A wanted or refused folio is mapped back.
 use crate::area::Areas;
 use crate::area::lock::AreasAccess;
 use crate::backing::BlockSlot;
@@ -20,7 +20,7 @@ use memfold_store::{BlockSet, SaveError, SaveReport};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::Order;
 
-/// A folio that its caller is saving.
+/// A folio that this thread is saving.
 struct SavingFolio {
     id: FolioId,
     key: u64,
@@ -30,37 +30,37 @@ struct SavingFolio {
     touch: TouchKind,
 }
 
-/// A folio that is to go home from the swap cache.
+/// A folio in the swap cache that is to be mapped back.
 struct ReturningFolio {
     id: FolioId,
     key: u64,
     order: Order,
 }
 
-/// What became of the oldest folio of a list.
+/// The result for the oldest folio of a list.
 enum SaveOutcome {
     /// The list is empty.
     None,
-    /// It has left memory, or waits on another list.
+    /// It was stored, or is on another list.
     Settled,
-    /// It is `Cached`, and the caller takes it home.
+    /// It is `Cached`, and the caller maps it back.
     Home(ReturningFolio),
 }
 
 walk! {
-    /// Folios in the swap cache are stored.
+    /// Stores folios of the swap cache.
     pub(crate) struct Saver
 }
 
 impl Saver<'_> {
-    /// Saves the oldest folio of a swap-cache list. Without `compress`, a folio that has changed
-    /// goes to `Dirty` instead, and a background thread is asked to compress it. Returns whether
-    /// there was a folio.
+    /// Saves the oldest folio of a swap-cache list. Without `compress`, a dirty folio goes to
+    /// `Dirty` instead, and a background thread is asked to compress it. Returns whether there was
+    /// a folio.
     pub(crate) fn save_next(&self, hold: AreasAccess<'_>, list: LruList, compress: bool) -> bool {
         match self.save_oldest(list, compress) {
             SaveOutcome::None => return false,
             SaveOutcome::Settled => {}
-            // No lock is held and nothing is `Saving` here, as `hold` wants.
+            // `hold` requires that this thread holds no lock, and has no `Saving` folio.
             SaveOutcome::Home(home) => hold.with(|areas| self.map_back(areas, &home)),
         }
         true
@@ -129,8 +129,8 @@ impl Saver<'_> {
         } else {
             Writeback(self.0).relieve_pool();
             Limits(self.0).bound_pool();
-            // SAFETY: the frame has the folio's size and holds its bytes, full and still, as long
-            // as it is `Saving`.
+            // SAFETY: the frame has the folio's size and holds its bytes. It stays full and unmoved
+            // as long as the folio is `Saving`.
             unsafe {
                 let out = &mut context.handles[..count];
                 let w = &mut context.worker;
@@ -175,8 +175,8 @@ impl Saver<'_> {
                 return SaveOutcome::Settled;
             }
             Err(e) => {
-                // The store keeps nothing of it; the folio's old copy is invalid at every offset
-                // (Z3), and with no device below it stays in memory, marked active (Z4).
+                // The store keeps no part of it. The folio's old copy is invalid at every offset
+                // (Z3). Without a swap file it stays in memory, marked active (Z4).
                 stats::add(
                     if e == SaveError::Verify {
                         &self.stats.verify_mismatch
@@ -193,8 +193,8 @@ impl Saver<'_> {
                 self.budget.note_refusal();
             }
         }
-        // It rests in the swap cache until the caller has mapped it: whoever comes first may take
-        // it from there.
+        // It is in the swap cache until the caller has mapped it. The first thread that wants it
+        // may take it from there.
         folio.state.set(FolioState::Cached);
         folio.wanted.store(false, Relaxed);
         self.table.list_by_state(&guard, id);
@@ -202,8 +202,8 @@ impl Saver<'_> {
         SaveOutcome::Home(ReturningFolio { id, key, order })
     }
 
-    /// The blocks whose bytes differ from their stored copy; `context.fingerprints` has the old
-    /// ones before, the new after.
+    /// Returns the blocks whose bytes differ from their stored copy. `context.fingerprints` has the
+    /// old ones before, the new ones after.
     fn changed_blocks(&self, context: &mut CodecContext, work: &SavingFolio) -> BlockSet {
         let frame = self.mapper.frames().addr(work.frame) as *const u8;
         let block_bytes = self.table.block_order(work.order).bytes();
@@ -211,8 +211,8 @@ impl Saver<'_> {
         for (i, old) in
             context.fingerprints.iter_mut().enumerate().take(self.table.block_count(work.order))
         {
-            // SAFETY: block `i` lies in the frame, which is full, and nobody writes to it while the
-            // folio is `Saving`.
+            // SAFETY: block `i` lies in the frame, which is full, and no thread writes to it while
+            // the folio is `Saving`.
             let block =
                 unsafe { core::slice::from_raw_parts(frame.add(i * block_bytes), block_bytes) };
             let new = self.backing.fingerprint(block);
@@ -224,7 +224,7 @@ impl Saver<'_> {
         changed
     }
 
-    /// Notes the new objects of a folio whose save succeeded.
+    /// Records the new objects of a folio whose save succeeded.
     fn accept(
         &self,
         context: &CodecContext,
@@ -260,11 +260,11 @@ impl Saver<'_> {
         }
     }
 
-    /// Somebody wants a folio that was being saved, or the store refused it: it goes home, if
-    /// nobody has taken it meanwhile.
+    /// Maps a folio back that is wanted, or that the store refused, unless another thread has taken
+    /// it meanwhile.
     fn map_back(&self, areas: &Areas, home: &ReturningFolio) {
         let &ReturningFolio { id, key, order } = home;
-        // An area that has ended has nobody who waits.
+        // No thread waits for an area that has ended.
         let Some(area) = areas.find_key(key) else { return };
         let mut guard = self.table.lock(key);
         let mut mapped = 0;
@@ -274,7 +274,7 @@ impl Saver<'_> {
             mapped = Residency(self.0).map_in(&mut guard, area.addr_of(key), id).pages;
         }
         if mapped < order.pages() {
-            // Whoever waits for what could not be mapped faults again and asks for it.
+            // A thread that waits for a page that could not be mapped faults again.
             self.mapper.space().wake(area.addr_of(key), bytes(order.pages()));
         }
     }

@@ -1,18 +1,19 @@
-//! Writeback: what memory and pool can't keep goes to the swap file. Nothing waits that needn't.
+//! Writeback: folded data that memory and pool can't keep goes to the swap file.
 //!
-//! - A folio that the store refuses (it doesn't shrink, or the pool is full) is written **raw**:
-//!   sealed into a buffer, whole, in one run of slots, in one write. Meanwhile it is `Cached` with
-//!   a ticket in `Folio::writing`, on no list, its frame authoritative. A touch takes it home at
-//!   once and so ends the ticket; the write is then for nothing.
+//! - A folio that the store refuses (it doesn't compress, or the pool is full) is written **raw**.
+//!   It is sealed into a buffer, whole, and written to one run of slots in one write. Meanwhile it
+//!   is `Cached` with a ticket in `Folio::writing`, on no list, and its frame is authoritative. A
+//!   touch maps it back at once and ends the ticket. The result of the write is then ignored.
 //! - When the pool holds more than its share of the limit, the blocks of the coldest `Stored`
-//!   folios are **packed**: copied as they are stored, sealed, written many at a time. Meanwhile
-//!   the pool's copy is authoritative, and loads, splits and merges go on. When the write has
-//!   ended, each block whose handle and hash are still those that were copied, in a folio that
-//!   still is `Stored`, gets the handle of the file, and only then the pool's copy is freed.
+//!   folios are **packed**. They are copied as they are stored, sealed, and written many at a time.
+//!   Meanwhile the pool's copy is authoritative, and loads, splits and merges continue. After the
+//!   write, each block is looked up again. If its handle and hash are those that were copied, and
+//!   its folio still is `Stored`, the block gets the handle of the file. Only then is the pool's
+//!   copy freed.
 //!
 //! So the data is in one authoritative place at any time, and a write that fails changes nothing.
 //!
-//! The writer takes shard locks only. Whoever waits for it may hold `areas` for reading and a
+//! The writer takes shard locks only. A thread that waits for it may hold `areas` for reading and a
 //! context, but no shard.
 use crate::backing::BlockSlot;
 use crate::backing::contexts::CodecContext;
@@ -33,20 +34,21 @@ use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::transfer::Transfer;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
-/// The pool may hold one part in this many of the limit before its coldest blocks go to the file.
+/// The pool may hold one part in this many of the limit. Above it, its coldest blocks go to the
+/// file.
 const POOL_SHARE: u64 = 2;
-/// They go until the pool holds this much less of its share: one part in so many.
+/// Packing ends when the pool holds this much less than its share: one part in so many.
 const HYSTERESIS: u64 = 8;
-/// Orders of the runs that packed blocks are written to: the largest that can be had.
+/// Orders of the runs that packed blocks are written to. The largest free one is taken.
 const PACK_ORDERS: core::ops::RangeInclusive<u8> = 1..=7;
 /// Runs that one round writes at once.
 const PACK_RUNS: usize = 2;
-/// Folios looked at for one run.
+/// Folios scanned for one run.
 const PACK_TRIES: usize = 4096;
-/// Pool bytes that packing has freed before the pool is compacted.
+/// The pool is compacted after packing has freed so many bytes of it.
 const COMPACT_BYTES: u64 = 1 << 20;
 
-/// A folio that its caller is saving, whose bytes the store has refused.
+/// A folio that this thread is saving, and that the store has refused.
 pub(crate) struct RefusedFolio {
     pub id: FolioId,
     pub key: u64,
@@ -55,16 +57,16 @@ pub(crate) struct RefusedFolio {
     pub frame: *const u8,
 }
 
-/// What became of a refused folio.
+/// The result for a refused folio.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum WriteOutcome {
-    /// It is being written, or its pieces wait to be.
+    /// It is being written, or its pieces are queued.
     Leaving,
-    /// Somebody wants it, or it can't be written: the caller takes it back. It still is `Saving`.
+    /// A thread wants it, or it can't be written: the caller maps it back. It still is `Saving`.
     Stays,
 }
 
-/// One packed object on its way.
+/// One packed object that is being written.
 struct PackedItem {
     /// First page of the block.
     key: u64,
@@ -76,7 +78,7 @@ struct PackedItem {
     len: usize,
 }
 
-/// One run of packed objects on its way.
+/// One run of packed objects that is being written.
 pub(crate) struct PackedRun {
     pub buffer: usize,
     pub slot: u64,
@@ -84,34 +86,33 @@ pub(crate) struct PackedRun {
     items: Vec<PackedItem>,
 }
 
-/// A folio of which not all went into a run.
+/// A folio of which only a part fitted into a run.
 pub(crate) struct UnpackedFolio {
     id: FolioId,
     key: u64,
     why: LeftReason,
 }
 
-/// Why it didn't.
+/// Why a block did not fit.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum LeftReason {
-    /// The run is full: the next one begins with what is left.
+    /// The run is full: the next one begins with the remaining blocks.
     Full,
-    /// No run that could be had is as long as one of its blocks: its turn comes again after all
-    /// others'.
+    /// No free run is as long as one of its blocks: it is tried again after all others.
     TooLong,
 }
 
 walk! {
-    /// What memory and pool can't keep goes to the swap file.
+    /// Writes to the swap file what memory and pool can't keep.
     pub struct Writeback
 }
 
 impl Writeback<'_> {
-    /// What the pool may hold, bytes: above it, its coldest blocks go to the swap file.
+    /// Returns the pool's share, bytes. Above it, the coldest blocks go to the swap file.
     fn pool_share(&self) -> u64 {
         let limit = self.config.limit_bytes.unwrap_or(u64::MAX);
         let share = limit.saturating_sub(self.budget.quota().outside_bytes()) / POOL_SHARE;
-        // Below what the store takes at most: what it refuses goes uncompressed.
+        // Below the store's own maximum, because what the store refuses is written uncompressed.
         match self.backing.store().pool_bytes_max() {
             0 => share,
             most => share.min(most - most / HYSTERESIS),
@@ -130,8 +131,8 @@ impl Writeback<'_> {
         let slot = if order <= swap.run_order_max() { swap.allocate(order) } else { None };
         let Some(slot) = slot else { return self.halve(id, key, order) };
         let buffer = swap.take_write_buffer(true).expect("it waits");
-        // SAFETY: the buffer is this thread's; the frame holds the folio's bytes, full and still,
-        // as it is `Saving`.
+        // SAFETY: the buffer is this thread's. The frame holds the folio's bytes; it stays full and
+        // unmoved, because the folio is `Saving`.
         unsafe {
             let bytes = &mut swap.buffer_mut(buffer)[..order.bytes()];
             core::ptr::copy_nonoverlapping(frame, bytes.as_mut_ptr(), order.bytes());
@@ -159,7 +160,7 @@ impl Writeback<'_> {
         WriteOutcome::Leaving
     }
 
-    /// No run of this order can be had: two halves are tried later (S3).
+    /// Splits a folio for which no run of its order is free. The halves are tried later (S3).
     fn halve(&self, id: FolioId, key: u64, order: Order) -> WriteOutcome {
         if let Some(swap) = self.backing.swap()
             && (order == Order::PAGE || order <= swap.run_order_max() && !swap.has_room())
@@ -182,7 +183,7 @@ impl Writeback<'_> {
         WriteOutcome::Leaving
     }
 
-    /// Ends a raw write: the folio leaves memory if it was not touched meanwhile.
+    /// Ends a raw write: the folio becomes `Stored` if it was not touched meanwhile.
     fn end_raw(&self, swap: &Swap, write: &RawWrite, result: Result<(), Errno>) {
         let &RawWrite { id, key, order, ticket, buffer, slot } = write;
         swap.give_buffer_back(buffer);
@@ -208,7 +209,7 @@ impl Writeback<'_> {
         swap.release(slot, order.pages());
     }
 
-    /// Enters the blocks of a folio that was written whole to the run at `slot`.
+    /// Records the slots of a folio's blocks, which were written whole to the run at `slot`.
     fn note_written(&self, swap: &Swap, guard: &ShardGuard<'_>, id: FolioId, slot: u64) {
         let folio = self.table.get(guard, id);
         debug_assert!(folio.state.get() == FolioState::Cached && !folio.has_copy.get());
@@ -231,7 +232,7 @@ impl Writeback<'_> {
 
     // Packed blocks.
 
-    /// Asks for writeback if the pool holds more than its share, and waits for it where it holds
+    /// Asks for writeback if the pool holds more than its share, and waits for it if the pool holds
     /// far more.
     pub(crate) fn relieve_pool(&self) {
         let Some(swap) = self.backing.swap() else { return };
@@ -251,8 +252,8 @@ impl Writeback<'_> {
         }
     }
 
-    /// Copies, seals and writes the coldest blocks of the pool, one round. Returns pool bytes that
-    /// became free, as payload.
+    /// Copies, seals and writes the coldest blocks of the pool, one round. Returns the pool bytes
+    /// that became free, as payload.
     pub(crate) fn pack_round(&self, swap: &Swap) -> u64 {
         let mut runs: Vec<PackedRun> = Vec::new();
         let mut left = Vec::new();
@@ -263,19 +264,19 @@ impl Writeback<'_> {
         }
         let writes = runs.iter().map(|run| swap.write_from(run.buffer, run.slot, bytes(run.pages)));
         let mut writes: Vec<Transfer> = writes.collect();
-        // SAFETY: buffers and runs are this thread's.
+        // SAFETY: buffers and runs belong to this thread.
         unsafe { swap.write(&mut writes) };
         let freed = runs
             .iter()
             .zip(&writes)
             .map(|(run, write)| self.end_packed(swap, run, write.result))
             .sum();
-        // Only now, so that no block is copied twice.
+        // Listed only now, so that no block is copied twice.
         self.list_left(&left);
         freed
     }
 
-    /// Lists again what is left of the folios of a round.
+    /// Lists the folios again of which a round did not pack all.
     fn list_left(&self, left: &[UnpackedFolio]) {
         for &UnpackedFolio { id, key, why } in left {
             let guard = self.table.lock(key);
@@ -301,7 +302,7 @@ impl Writeback<'_> {
         }
     }
 
-    /// Fills one buffer with packed objects. `None`: no buffer, no slots, or nothing to write.
+    /// Fills one buffer with packed objects. Returns `None` without a buffer, slots, or folios.
     pub(crate) fn pack_run(&self, swap: &Swap, left: &mut Vec<UnpackedFolio>) -> Option<PackedRun> {
         let buffer = swap.take_write_buffer(false)?;
         let orders =
@@ -330,7 +331,7 @@ impl Writeback<'_> {
                 &mut room[start..start + item.place.len],
             );
         }
-        // What lies behind the last object is written too: not what some other thread left there.
+        // The rest of the run is written too. It must not hold data of another thread.
         let used =
             items.last().map_or(0, |item| (item.place.end() - slot * PAGE_SIZE as u64) as usize);
         let pages = used.div_ceil(PAGE_SIZE);
@@ -342,7 +343,7 @@ impl Writeback<'_> {
     }
 
     /// Copies the payloads of the coldest folios to `room`, which goes to the run at `slot`. Folios
-    /// whose blocks have not all found room are added to `left`.
+    /// of which not all blocks fitted are added to `left`.
     fn pack_items(
         &self,
         slot: u64,
@@ -375,7 +376,7 @@ impl Writeback<'_> {
         items
     }
 
-    /// Copies the payloads of one folio, or of those of its blocks for which there is room.
+    /// Copies the payloads of one folio, or of as many of its blocks as fit.
     fn pack_folio(
         &self,
         guard: &ShardGuard<'_>,
@@ -400,7 +401,7 @@ impl Writeback<'_> {
             }
             let to = &mut room[*used + HEAD_BYTES..*used + len];
             let exported = self.backing.store().export(slot.handle, to).unwrap_or_else(|e| {
-                panic!("memfold: stored data is damaged, stopping before a wrong byte is written: {e:?}")
+                panic!("memfold: Stored data is damaged, stopping before a wrong byte is written: {e:?}")
             });
             let place = ObjectLocation {
                 slot: run + (*used / PAGE_SIZE) as u64,
@@ -422,7 +423,7 @@ impl Writeback<'_> {
         found
     }
 
-    /// Ends the write of a run: blocks that are still what was copied are in the file from now on.
+    /// Ends the write of a run: unchanged blocks are in the file from now on.
     pub(crate) fn end_packed(
         &self,
         swap: &Swap,
@@ -468,22 +469,22 @@ impl Writeback<'_> {
 
     // The writer.
 
-    /// One round of the writer: writes what waits, makes the pool smaller, discards. With `wait`,
-    /// sleeps until there is something to do. `false`: nothing was done, or [`crate::pager::Pager::stop`] was
-    /// called.
+    /// Runs one round of the writer: writes queued folios, shrinks the pool, discards. With `wait`,
+    /// sleeps until there is work. Returns `false` if there was none, or after
+    /// [`crate::pager::Pager::stop`].
     pub fn write_pending(&self, wait: bool) -> bool {
         let Some(swap) = self.backing.swap() else { return false };
         if wait {
             swap.queue().wait_for_work();
         }
-        // Before anything is taken: a fork copies no work that is half done.
+        // Before any work is taken, so that a fork copies no work that is half done.
         let _open = self.gates.writing();
         let work = swap.queue().take_work();
         let raw: Vec<RawWrite> = work.raw.iter().flatten().copied().collect();
         if !raw.is_empty() {
             let mut writes: Vec<Transfer> =
                 raw.iter().map(|w| swap.write_from(w.buffer, w.slot, w.order.bytes())).collect();
-            // SAFETY: who submitted them has handed buffers and runs over.
+            // SAFETY: the submitters have handed buffers and runs over.
             unsafe { swap.write(&mut writes) };
             raw.iter()
                 .zip(&writes)
@@ -497,8 +498,8 @@ impl Writeback<'_> {
         !work.stop && (wait || !raw.is_empty() || packed > 0)
     }
 
-    /// Some rounds of packing; asks for more while the pool holds too much and they bring
-    /// something.
+    /// Runs some rounds of packing. Asks for more while the pool holds too much and rounds free
+    /// memory.
     fn shrink_pool(&self, swap: &Swap) -> u64 {
         let share = self.pool_share();
         let low = share - share / HYSTERESIS;
@@ -514,7 +515,7 @@ impl Writeback<'_> {
         }
         let above = self.backing.store().pool_bytes().saturating_sub(low);
         if above > 0 && freed > 0 {
-            // What was freed lies between what stays.
+            // Freed objects lie between live ones.
             self.backing.store().compact(above);
             if self.backing.store().pool_bytes() > low {
                 swap.queue().request_shrink(false);
@@ -523,9 +524,9 @@ impl Writeback<'_> {
         freed
     }
 
-    /// One round of the thread that moves the cold end of the swap file to the remote store. With
-    /// `wait`, sleeps until there is something to do. `false`: nothing was done, or [`crate::pager::Pager::stop`]
-    /// was called.
+    /// Runs one round of the thread that moves the cold end of the swap file to the remote store.
+    /// With `wait`, sleeps until there is work. Returns `false` if there was none, or after
+    /// [`crate::pager::Pager::stop`].
     pub fn move_out(&self, wait: bool) -> bool {
         let Some(swap) = self.backing.swap() else { return false };
         let goes_on = swap.demote(wait);
@@ -533,12 +534,12 @@ impl Writeback<'_> {
         goes_on
     }
 
-    /// Sleeps until a write under way has ended. `false`: there is none.
+    /// Sleeps until a write in progress has ended. Returns `false` if there is none.
     pub(crate) fn await_write(&self) -> bool {
         self.backing.swap().is_some_and(|swap| swap.queue().wait_for_write())
     }
 
-    /// Waits until no raw write is under way.
+    /// Waits until no raw write is in progress.
     pub(crate) fn drain_writes(&self) {
         while self.await_write() {}
     }

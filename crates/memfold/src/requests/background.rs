@@ -1,4 +1,4 @@
-//! What the background threads are asked to do: windows to load ahead, and dirty folios to save.
+//! Requests to the background threads: windows to load ahead, and dirty folios to save.
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::units::Order;
 
@@ -9,11 +9,11 @@ const WINDOWS: usize = 16;
 pub struct LoadWindow {
     /// A page of it, as a key.
     pub key: u64,
-    /// Its order, at most.
+    /// Its largest order.
     pub order: Order,
 }
 
-/// Requests to the background threads.
+/// The queue of requests.
 #[derive(Default)]
 pub struct RequestQueue {
     inner: Mutex<QueueState>,
@@ -34,19 +34,19 @@ struct QueueState {
 pub enum BackgroundRequest {
     /// Load this window into the swap cache.
     Load(LoadWindow),
-    /// Dirty folios or memory past the target: reclaim until neither is there.
+    /// Reclaim until no dirty folio remains, and no memory past the target.
     Reclaim,
     /// End the thread.
     Stop,
 }
 
 impl RequestQueue {
-    /// No requests.
+    /// Makes an empty queue.
     pub fn new() -> RequestQueue {
         RequestQueue::default()
     }
 
-    /// Asks for a window. Dropped if too many wait: read-ahead is never owed.
+    /// Requests a window. It is dropped if too many are queued, because readahead is optional.
     pub fn load(&self, window: LoadWindow) {
         let mut inner = self.inner.lock();
         let waiting =
@@ -59,7 +59,7 @@ impl RequestQueue {
         }
     }
 
-    /// Asks for reclaim.
+    /// Requests reclaim.
     pub fn reclaim(&self) {
         let mut inner = self.inner.lock();
         if !inner.save {
@@ -68,13 +68,13 @@ impl RequestQueue {
         }
     }
 
-    /// Asks for reclaim on behalf of a background thread that calls [`RequestQueue::next`] at once: nobody
-    /// else is woken for it.
+    /// Requests reclaim for a background thread that calls [`RequestQueue::next`] at once. No other
+    /// thread is woken for it.
     pub fn go_on(&self) {
         self.inner.lock().save = true;
     }
 
-    /// Nobody asks or is answered until [`RequestQueue::unfreeze`]: for a fork.
+    /// Blocks the queue until [`RequestQueue::unfreeze`]: for a fork.
     pub fn freeze(&self) {
         core::mem::forget(self.inner.lock());
     }
@@ -95,17 +95,17 @@ impl RequestQueue {
         self.changed.notify_all();
     }
 
-    /// Takes back [`RequestQueue::stop`]: they are about to be started again.
+    /// Undoes [`RequestQueue::stop`]: the threads are about to be started again.
     pub fn resume(&self) {
         self.inner.lock().stop = false;
     }
 
-    /// Whether the threads are to end.
+    /// Returns whether the threads are to end.
     pub fn is_stopped(&self) -> bool {
         self.inner.lock().stop
     }
 
-    /// Whether reclaim waits to be done.
+    /// Returns whether reclaim is requested.
     #[cfg(test)]
     pub fn is_reclaim_due(&self) -> bool {
         self.inner.lock().save
@@ -121,7 +121,7 @@ impl RequestQueue {
         inner.windows[at].take()
     }
 
-    /// Sleeps until there is a request. Windows come first: somebody is about to need them.
+    /// Sleeps until there is a request. Windows come first, because a thread is about to need them.
     pub fn next(&self) -> BackgroundRequest {
         let mut inner = self.inner.lock();
         loop {

@@ -1,26 +1,25 @@
-//! Faults that need the swap file or the remote store, on their way from the handlers to the
-//! threads that read.
+//! Faults that need the swap file or the remote store. Handlers pass them to the threads that read.
 //!
-//! Whoever reads a device may sleep for as long as the device likes. A handler that did so would
-//! keep every other fault waiting, also those that the pool can answer; so it passes such a fault
-//! on and takes the next one. The folio stays `Stored` meanwhile: who serves the fault looks it up
-//! anew, as if the fault had just come.
+//! A thread that reads a device may sleep for a long time. A handler that read would delay every
+//! other fault, also those that the pool can serve. So it passes the fault on, and takes the next
+//! one. The folio stays `Stored` meanwhile: the reading thread looks it up anew, as if the fault
+//! had just come.
 use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::units::PAGE_SIZE;
 
-/// Threads that read.
+/// Number of threads that read.
 pub const READERS: usize = 4;
-/// Faults that can wait for them; with more, handlers read for themselves.
+/// Most queued faults. With more, handlers read for themselves.
 const WAITING: usize = 64;
 
-/// A fault: its address, and whether the page was there but protected.
+/// A fault: its address, and whether the page was mapped but protected.
 pub type Asked = (usize, bool);
 
-/// Faults to be served by who may sleep.
+/// The queue of faults for threads that may sleep.
 #[derive(Default)]
 pub struct DeviceFaults {
-    /// There are threads that read. Set before any fault.
+    /// Whether there are threads that read. Set before any fault.
     served: AtomicBool,
     inner: Mutex<WaitingFaults>,
     changed: Condvar,
@@ -40,17 +39,18 @@ impl Default for WaitingFaults {
 }
 
 impl DeviceFaults {
-    /// Says that threads call [`DeviceFaults::next`].
+    /// Notes that threads call [`DeviceFaults::next`].
     pub fn set_served(&self) {
         self.served.store(true, Relaxed);
     }
 
-    /// Whether there are threads that read.
+    /// Returns whether there are threads that read.
     pub fn is_served(&self) -> bool {
         self.served.load(Relaxed)
     }
 
-    /// Passes a fault on. `false`: too many wait, or nobody reads: the caller serves it.
+    /// Passes a fault on. Returns `false` if too many are queued, or no thread reads: the caller
+    /// serves the fault.
     pub fn ask(&self, addr: usize, protected: bool) -> bool {
         if !self.is_served() {
             return false;
@@ -58,7 +58,7 @@ impl DeviceFaults {
         let mut inner = self.inner.lock();
         let page = |addr: usize| addr & !(PAGE_SIZE - 1);
         let is_same = |i| inner.faults[(inner.head + i) % WAITING] == (page(addr), protected);
-        // Whoever waits for the page is woken when it comes.
+        // The faulting thread is woken when the page is mapped.
         if (0..inner.count).any(is_same) {
             return true;
         }
@@ -72,7 +72,8 @@ impl DeviceFaults {
         true
     }
 
-    /// Sleeps until there is a fault. `None`: the thread is to end, and no fault is left.
+    /// Sleeps until there is a fault. Returns `None` if the thread is to end, and no fault is
+    /// queued.
     pub fn next(&self) -> Option<Asked> {
         let mut inner = self.inner.lock();
         loop {
@@ -103,7 +104,7 @@ mod tests {
     #[test]
     fn a_page_is_asked_for_once_and_nothing_is_dropped() {
         let reads = DeviceFaults::default();
-        assert!(!reads.ask(4096, false), "nobody reads");
+        assert!(!reads.ask(4096, false), "no thread reads");
         reads.set_served();
         assert!((0..WAITING).all(|n| reads.ask(n * PAGE_SIZE + 5, false)));
         assert!(reads.ask(7 * PAGE_SIZE + 9, false), "that page is asked for already");

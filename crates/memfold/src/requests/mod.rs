@@ -1,4 +1,4 @@
-//! What is asked of the engine's own threads, and where a fork stops them.
+//! Requests to the engine's own threads, and where a fork pauses them.
 pub mod background;
 pub mod device_faults;
 pub mod pause;

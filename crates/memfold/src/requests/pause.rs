@@ -1,8 +1,7 @@
-//! Gates: where the engine's threads can be kept from working, so that a fork copies an engine at
-//! rest.
+//! Pauses: a fork makes the engine's threads wait here, so that it copies a quiesced engine.
 use memfold_sys::sync::{ReadGuard, RwLock};
 
-/// See the module.
+/// The two pauses: of background work, and of writes to the swap file.
 pub struct PauseGates {
     background: RwLock<()>,
     writing: RwLock<()>,
@@ -15,19 +14,19 @@ impl Default for PauseGates {
 }
 
 impl PauseGates {
-    /// Permission to do background work; waits while the gate is closed.
+    /// Permits background work. Waits while it is paused.
     pub fn background(&self) -> ReadGuard<'_, ()> {
         self.background.read()
     }
 
-    /// Permission to write to the swap file, for the thread that does; waits while the gate is
-    /// closed.
+    /// Permits the writer to write to the swap file. Waits while writes are paused.
     pub fn writing(&self) -> ReadGuard<'_, ()> {
         self.writing.read()
     }
 
-    /// Waits until nobody writes, and keeps it so until [`PauseGates::open_writing`]. After
-    /// [`PauseGates::close`], and when no fault is served either: nobody waits for a write any more.
+    /// Waits until no thread writes, and pauses writes until [`PauseGates::open_writing`]. Call it
+    /// after [`PauseGates::close`], when no fault is served either: no thread waits for a write any
+    /// more.
     pub fn close_writing(&self) {
         core::mem::forget(self.writing.write());
     }
@@ -38,12 +37,12 @@ impl PauseGates {
     /// - `close_writing` has returned, in this process or in the parent that it is a copy of, and
     ///   this is called once for it.
     pub unsafe fn open_writing(&self) {
-        // SAFETY: the guard was forgotten.
+        // SAFETY: the guard was forgotten by `close_writing`, so the lock is held for writing.
         unsafe { self.writing.unlock_write() };
     }
 
-    /// Waits until nobody works in the background, and keeps it so until [`PauseGates::open`]. The caller is no engine
-    /// thread, and must not touch anything that is folded.
+    /// Waits until no thread works in the background, and pauses such work until
+    /// [`PauseGates::open`]. The caller is no engine thread, and must not touch folded memory.
     pub fn close(&self) {
         core::mem::forget(self.background.write());
     }
@@ -54,7 +53,7 @@ impl PauseGates {
     /// - `close` has returned, in this process or in the parent that it is a copy of, and this is
     ///   called once for it.
     pub unsafe fn open(&self) {
-        // SAFETY: the guard was forgotten.
+        // SAFETY: the guard was forgotten by `close`, so the lock is held for writing.
         unsafe { self.background.unlock_write() };
     }
 }

@@ -1,4 +1,4 @@
-//! Residency: how a folio comes to be in the program's page table, and how it leaves.
+//! Residency: how a folio enters and leaves the program's page table.
 pub mod copy_in;
 
 use crate::area::Area;
@@ -15,24 +15,24 @@ use memfold_swap::Swap;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SHIFT};
 
-/// Clean copies may hold one part in this many of `--limit`.
+/// Clean copies may take one part in this many of `--limit`.
 const CLEAN_SHARE: u128 = 8;
-/// Where the limit can't be kept, they may hold one part in this many of what is folded.
+/// Where the limit can't be kept, they may take one part in this many of what is folded.
 const LEAST_CLEAN_SHARE: u128 = 64;
 
-/// Dirty single pages for which a background thread is woken, and that as one part in so many of
-/// the memory there is.
+/// Number of dirty single pages for which a background thread is woken. It is also limited to one
+/// part in so many of the available memory.
 const DIRTY_BATCH: u64 = 64;
 const WAIT_SHARE: u64 = 64;
 
 walk! {
-    /// Folios enter and leave the program's page table.
+    /// Maps folios into the program's page table, and out of it.
     pub(crate) struct Residency
 }
 
 impl Residency<'_> {
     /// Maps a folio that is in the swap cache (`Cached`, or its caller's `Loading` or `Saving`): it
-    /// becomes `Resident`. If the kernel stops half-way, the folio is split: what is mapped is
+    /// becomes `Resident`. If the kernel stops half-way, the folio is split: the mapped part is
     /// `Resident`, the rest `Cached`.
     pub(crate) fn map_in(
         &self,
@@ -62,15 +62,15 @@ impl Residency<'_> {
                 FolioState::Resident,
                 FolioState::Cached,
             );
-            // Others may wait in the kernel for this folio: they fault again.
+            // Other threads may wait in the kernel for this folio: they fault again.
             self.mapper.space().wake(home, order.bytes());
         }
         self.table.notify(guard);
         done
     }
 
-    /// After a split at page `at`: pieces before it become `before`, the others `after`, each on
-    /// its list.
+    /// Sets the states after a split at page `at`: pieces before it become `before`, the others
+    /// `after`, each on its list.
     fn settle_pieces(
         &self,
         guard: &ShardGuard<'_>,
@@ -95,16 +95,18 @@ impl Residency<'_> {
         }
     }
 
-    /// Drops the stored copy of a folio that was just mapped if clean copies take more than their
-    /// budget: a share of resident memory, and under `--limit` an eighth of it, unless many share
-    /// the copies too, which would go on holding them; or if all that is stored takes more than what
-    /// is folded would; or if folding costs more than it saves ([`Limits::kept_bytes`]); or if it takes
-    /// room in a swap file that is half full.
+    /// Drops the stored copy of a folio that was just mapped, if one of these holds:
+    /// - Clean copies take more than their budget. That is a share of resident memory, and under
+    ///   `--limit` an eighth of it. It is not checked if many processes share the copies, which
+    ///   would keep them.
+    /// - All copies take more than the folded data would.
+    /// - Folding costs more than it saves ([`Limits::kept_bytes`]).
+    /// - The copy takes room in a swap file that is half full.
     pub(crate) fn keep_clean_budget(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let limits = Limits(self.0);
         let (clean, folded) = (self.table.tally().clean(), self.table.tally().folded());
         let budget = limits.target() * self.config.clean_percent as u64 / 100;
-        // What clean copies hold of the pool, as if they compressed like the rest.
+        // The pool's part of clean copies, as if they compressed like the rest.
         let held = self.backing.store().pool_bytes() as u128 * clean as u128
             / (clean + folded).max(1) as u128;
         let folio = self.table.get(guard, id);
@@ -112,7 +114,7 @@ impl Residency<'_> {
             folio.has_copy.get() && self.backing.swap().is_some_and(Swap::is_half_full);
         let crowded = is_crowded && self.table.handles(folio).any(|h| h.as_foreign().is_some());
         let limit = limits.limit_bytes().filter(|_| !self.to_unshare.is_shared_by_many());
-        // Copies beside what is in memory must not take more than folding saves.
+        // Copies of mapped pages must not take more than folding saves.
         let folded_bytes = folded << PAGE_SHIFT;
         if crowded
             || clean > budget
@@ -131,7 +133,7 @@ impl Residency<'_> {
 
     /// Moves a `Resident` folio from its home into an empty frame: it becomes `Cached`. Pages that
     /// the program had discarded become zeros. If the kernel stops half-way, the folio is split:
-    /// what moved is `Cached`, the rest `Resident` and protected. `frame` is given back if nothing
+    /// the moved part is `Cached`, the rest `Resident` and protected. `frame` is freed if no page
     /// moved.
     pub(crate) fn map_out(
         &self,
@@ -179,9 +181,9 @@ impl Residency<'_> {
         done
     }
 
-    /// The page at `key` can't leave. If that is for long, its folio is refused; so is what a fork
-    /// shares with many, but for the page's block only, as others of the folio may have been
-    /// written to since.
+    /// Records that the page at `key` can't be evicted. If that is lasting, its folio is refused.
+    /// If a fork shares the page with many processes, only the page's block is refused. The program
+    /// may have written to other blocks of the folio since.
     fn refuse(&self, guard: &mut ShardGuard<'_>, key: u64) {
         let mut id = self.table.find(guard, key).expect("a folio covers what it covered");
         let is_shared = self.to_unshare.is_shared_by_many();
@@ -190,7 +192,7 @@ impl Residency<'_> {
             id =
                 self.table.carve(guard, id, key, order.min(self.config.block_order), &self.backing);
         } else if self.to_unshare.has_forked_lately() {
-            // Soon to be had.
+            // The cause is short-lived.
             return;
         }
         let list = if is_shared { LruList::Shared } else { LruList::Pinned };
@@ -198,9 +200,8 @@ impl Residency<'_> {
         self.budget.note_refusal();
     }
 
-    /// Asks a background thread to compress, now that a folio of this order has become dirty.
-    /// Single pages wait until there are some: a thread to wake for each costs more than
-    /// compressing it.
+    /// Asks a background thread to compress, after a folio of this order has become dirty. Single
+    /// pages wait until there are some, because waking a thread costs more than compressing a page.
     pub(crate) fn ask_to_save(&self, order: Order) {
         let dirty = self.table.lists().pages(LruList::Dirty);
         if order >= self.config.block_order
@@ -210,8 +211,8 @@ impl Residency<'_> {
         }
     }
 
-    /// What is evicted next: the oldest of the mapped folios; from time to time, one that could not
-    /// leave before.
+    /// Isolates the next folio to evict: the oldest of the mapped folios. From time to time it is
+    /// one that was refused before.
     pub(crate) fn isolate_mapped(&self) -> Option<(FolioId, u64)> {
         if Limits(self.0).may_retry() {
             // The lists take turns.
@@ -229,8 +230,8 @@ impl Residency<'_> {
             .or_else(|| self.table.lists().isolate(LruList::Active))
     }
 
-    /// A folio in the swap cache whose stored copy is true leaves memory: it becomes `Stored`, its
-    /// frame is free.
+    /// Frees the frame of a folio in the swap cache whose stored copy equals it. The folio becomes
+    /// `Stored`.
     pub(crate) fn release_frame(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let folio = self.table.get(guard, id);
         assert!(folio.has_copy.get(), "a folio without a copy can't leave memory");
@@ -244,8 +245,8 @@ impl Residency<'_> {
         self.table.notify(guard);
     }
 
-    /// Tells from the shadow of a folio that comes back whether it belongs to the working set (C4),
-    /// and notes how it was asked for.
+    /// Decides from the shadow of a loaded folio whether it belongs to the working set (C4), and
+    /// records its kind of access.
     pub(crate) fn note_refault(
         &self,
         guard: &ShardGuard<'_>,
@@ -270,7 +271,7 @@ impl Residency<'_> {
         }
     }
 
-    /// Counts a load; one that needed the swap file, for a part at least, counts as from there.
+    /// Counts a load. It counts as one from the swap file if any part of it was.
     pub(crate) fn count_load(&self, order: Order, from_file: bool) {
         let s = &self.stats;
         let (folios, pages) =
@@ -279,8 +280,8 @@ impl Residency<'_> {
         stats::add(pages, order.pages() as u64);
     }
 
-    /// Makes everybody who waits for pages with keys `[start, end)` look again, in the kernel and
-    /// in the engine.
+    /// Wakes all threads that wait for pages with keys `[start, end)`, in the kernel and in the
+    /// engine. They look again.
     pub(crate) fn wake_waiters(&self, guard: &ShardGuard<'_>, area: &Area, start: u64, end: u64) {
         self.table.notify(guard);
         self.mapper.space().wake(area.addr_of(start), bytes((end - start) as usize));

@@ -1,4 +1,4 @@
-//! Where a fault looks, and where a page comes from while the engine is at rest.
+//! The look-ups of a fault, and the source of a page while the engine is quiesced.
 use crate::config::{Config, Delivery, WORKABLE_MIN_BYTES};
 use crate::fault::{FaultOutcome, PageFault};
 use crate::folio::TouchKind;
@@ -14,16 +14,15 @@ use memfold_testkit::disk::MemoryDisk;
 use memfold_testkit::fake::FakeSpace;
 use memfold_testkit::fill::partly_random;
 
-/// An engine over 64 pages, with a swap file in memory. Its program's faults are served by the
-/// tests.
+/// An engine over 64 pages, with a swap file in memory. The tests serve its program's faults.
 pub struct Engine {
     pub space: FakeSpace,
     pub pager: Pager,
     pub disk: MemoryDisk,
 }
 
-/// What a touch did: look-ups in the index that found nothing, blocks out of the store, reads of
-/// the device.
+/// The effects of a touch: look-ups in the index that found no folio, blocks loaded from the store,
+/// reads of the device.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Looked {
     nothing: usize,
@@ -32,12 +31,12 @@ pub struct Looked {
 }
 
 impl Engine {
-    /// Whose program's touches load a block each.
+    /// Makes an engine where each touch loads a block.
     fn of_blocks() -> Engine {
         Engine::new(Order::new(2).unwrap())
     }
 
-    /// Whose folios grow to `largest` where they are touched in order.
+    /// Makes an engine whose folios grow to `largest` where they are touched in order.
     pub fn new(largest: Order) -> Engine {
         Engine::with(Engine::settings(largest), 64)
     }
@@ -50,7 +49,7 @@ impl Engine {
         config
     }
 
-    /// With an area of so many pages.
+    /// Makes an engine with an area of so many pages.
     pub fn with(config: Config, pages: usize) -> Engine {
         let (space, disk) = (FakeSpace::new(pages), MemoryDisk::default());
         let parts = PagerParts {
@@ -81,7 +80,7 @@ impl Engine {
         }
     }
 
-    /// Writes a page, whose faults it serves.
+    /// Writes a page, and serves the faults of that.
     pub fn write(&self, number: usize, write: impl Fn(&mut [u8])) {
         let addr = self.page(number);
         while let Err(ticket) = self.space.write(addr, &write) {
@@ -95,7 +94,7 @@ impl Engine {
         self.pager.mappings().page_out_at(self.page(pages.start)..self.page(pages.end));
     }
 
-    /// The orders of the folios that begin in a range of pages.
+    /// Returns the orders of the folios that begin in a range of pages.
     pub fn orders(&self, pages: Range<usize>) -> Vec<u8> {
         let areas = self.pager.0.areas.read();
         let key = |number: usize| {
@@ -108,7 +107,7 @@ impl Engine {
         orders
     }
 
-    /// Asserts that a page holds what `fill` has written there with `share`.
+    /// Asserts that a page holds the bytes that `fill` has written there with `share`.
     pub fn assert_holds(&self, number: usize, share: usize) {
         let want = partly_random(number as u64, share);
         while let Err(ticket) =
@@ -143,35 +142,35 @@ fn c5_a_fault_looks_nowhere_but_where_its_page_is() {
     let engine = Engine::of_blocks();
     let get = |counter: &core::sync::atomic::AtomicU64| counter.load(Relaxed);
     let looked = |blocks, reads| Looked { nothing: 0, blocks, reads };
-    // Nothing was there: neither pool nor file is asked.
+    // The page is new: neither pool nor file is read.
     assert_eq!(engine.touch(0), Looked { nothing: 1, blocks: 0, reads: 0 });
     engine.fill(0..4, 2);
-    // In the swap cache: not looked for in the pool.
+    // In the swap cache: the pool is not searched.
     let areas = engine.pager.0.areas.read();
     Reclaim(&engine.pager.0).evict(&areas);
     drop(areas);
     assert!(!engine.space.is_present(engine.page(0)));
     assert_eq!(engine.touch(0), looked(0, 0));
     assert_eq!(get(&engine.pager.0.stats.rescues), 1);
-    // A page that the program has dropped in a folio that is there.
+    // The program has discarded a page of a resident folio.
     assert!(engine.space.punch(engine.page(3)));
     assert_eq!(engine.touch(3), looked(0, 0));
-    // In the pool: one block, and no look at the file.
+    // In the pool: one block, and the file is not read.
     engine.page_out(0..4);
     assert_eq!(engine.touch(2), looked(1, 0));
-    // In the file, as it doesn't shrink: one read, and no look into the pool.
+    // In the file, because it doesn't compress: one read, and the pool is not searched.
     engine.fill(32..36, 0);
     engine.page_out(32..36);
     assert!(get(&engine.pager.0.stats.pswpout) == 4 && !engine.space.is_present(engine.page(32)));
     assert_eq!(engine.touch(33), looked(0, 1));
-    // Outside all areas nothing is looked up at all.
+    // Outside all areas there is no look-up.
     let before = engine.pager.0.table.looked()[0];
     assert_eq!(
         engine.pager.faults().fault(PageFault { addr: PAGE_SIZE, ..PageFault::default() }),
         FaultOutcome::NotManaged
     );
     assert_eq!(engine.pager.0.table.looked()[0], before);
-    // Every fault went one way.
+    // Every fault is counted once.
     let s = &engine.pager.0.stats;
     let ways =
         [&s.faults_zero, &s.faults_stale, &s.rescues, &s.pgmajfault, &s.faults_waited].map(get);
@@ -189,13 +188,13 @@ fn fault_of_one_page_locks_its_shard_twice() {
         engine.touch(number);
         engine.pager.0.table.locked() - before
     };
-    // A page of zeros; pages of blocks in the pool, with the block or by themselves; and a block that
-    // lies in the file, as it doesn't shrink.
+    // A page of zeros; pages of blocks in the pool, loaded with the block or alone; and a block in
+    // the file, which doesn't compress.
     assert_eq!(locks(0), 2);
     for _ in 0..4 {
         engine.fill(0..1024, 2);
         engine.page_out(0..1024);
-        // Far from each other: a stream's fault looks at what follows too.
+        // They are far from each other, because a stream's fault also looks at the following pages.
         for number in (1..24).map(|n| n * 389 % 1024) {
             assert_eq!(locks(number), 2, "page {number}");
         }
@@ -208,16 +207,16 @@ fn fault_of_one_page_locks_its_shard_twice() {
 }
 
 #[test]
-fn m3_m7_pages_at_rest_come_from_one_decompression_of_their_block() {
+fn m3_m7_pages_at_rest_share_one_decompression_of_a_block() {
     let engine = Engine::of_blocks();
     engine.fill(0..12, 2);
     engine.page_out(0..12);
     assert_eq!(engine.space.present_pages(), 0);
     let before = engine.pager.0.backing.store().stats().events;
     for number in [0, 1, 5, 2, 4, 3, 7, 6, 11] {
-        // SAFETY: nobody else uses the engine.
+        // SAFETY: no other thread uses the engine.
         let page = unsafe { engine.pager.fork().page_at_rest(Some(engine.page(number))) };
-        // SAFETY: a page that stays until the next call.
+        // SAFETY: the page stays until the next call.
         let bytes = unsafe { core::slice::from_raw_parts(page, PAGE_SIZE) };
         assert!(bytes == partly_random(number as u64, 2), "page {number}");
     }
@@ -233,10 +232,10 @@ fn m3_m7_pages_at_rest_come_from_one_decompression_of_their_block() {
 }
 
 #[test]
-fn c1_what_a_load_takes_past_the_bound_is_asked_back_without_another_fault() {
+fn c1_load_past_the_bound_requests_reclaim_without_a_fault() {
     let engine = Engine::of_blocks();
     let (pager, block) = (&engine.pager, Order::new(2).unwrap());
-    // Other loads have taken all there is.
+    // Other loads have taken all frames.
     let mut taken = Vec::new();
     while pager.limits().physical() + block.pages() as u64 <= pager.limits().target() {
         let frame = pager.0.mapper.frames().take(block, FrameKind::Empty).unwrap();
@@ -287,7 +286,7 @@ fn no_more_is_managed_where_nearly_all_folios_are_taken() {
     pager.0.table.crowd_at(pager.0.table.count());
     assert_eq!(take(2 << 20), Err(Errno::NOMEM));
     assert!(!pager.mappings().manages((2 << 20) * PAGE_SIZE));
-    // What is managed is served.
+    // Managed memory is served.
     engine.fill(16..32, 3);
     pager.check().unwrap();
 }

@@ -1,4 +1,4 @@
-//! What is taken for unchanged.
+//! Folios that are taken for unchanged.
 use super::fault::Engine;
 use crate::config::{Config, Delivery, WORKABLE_MIN_BYTES};
 use core::sync::atomic::Ordering::Relaxed;
@@ -7,14 +7,14 @@ use memfold_testkit::fill::{equal_xxh3, partly_random};
 
 const PAGES: usize = 64;
 
-/// Writes to every page what has the same XXH3-128 for any `x` and `y` of equal sum.
+/// Writes bytes to every page that have the same XXH3-128 for any `x` and `y` of equal sum.
 fn write(engine: &Engine, x: u32, y: u32) {
     for number in 0..PAGES {
         engine.write(number, |page| equal_xxh3(page, x, y));
     }
 }
 
-/// Pages that shrink are kept in the pool, those of random bytes in the swap file.
+/// Pages that compress are kept in the pool, those of random bytes in the swap file.
 #[test]
 fn a_write_that_keeps_a_pages_public_hash_is_not_lost() {
     for (block, zeros) in [0, 2, 4].into_iter().flat_map(|order| [(order, 2), (order, 0)]) {

@@ -7,7 +7,7 @@ use memfold_testkit::random::Random;
 
 const PAGES: usize = 4096;
 
-/// An engine with half of its pages in memory, in which each fault loads one page.
+/// Makes an engine with half of its pages in memory, in which each fault loads one page.
 fn of_pages() -> Engine {
     let mut config = Config::new(1 << 30);
     (config.resident_bytes, config.delivery) = (Some(8 << 20), Delivery::Thread);
@@ -17,7 +17,7 @@ fn of_pages() -> Engine {
     engine
 }
 
-/// The most pages that were free at once while pages were touched at random.
+/// Returns the most pages that were free at once while pages were touched at random.
 fn most_free(engine: &Engine, random: &mut Random, touches: usize) -> u64 {
     let touch = |_| {
         engine.assert_holds(random.below(PAGES), 2);
@@ -26,14 +26,13 @@ fn most_free(engine: &Engine, random: &mut Random, touches: usize) -> u64 {
     (0..touches).map(touch).max().unwrap()
 }
 
-/// Each time that pages are given back costs interrupts of all CPUs that the program runs on, so it
-/// must be many at once.
+/// Giving pages back interrupts all CPUs that the program runs on, so it must be many at once.
 #[test]
 fn a_batch_of_free_pages_comes_back_after_others_have_taken_it() {
     let (engine, mut random) = (of_pages(), Random::new(1));
     let batch = most_free(&engine, &mut random, 1000);
     assert!(batch >= 30, "{batch} pages at once");
-    // Somebody takes all that is free, again and again.
+    // Another thread takes all free pages, again and again.
     for round in 0..20 {
         let frames = engine.pager.0.mapper.frames();
         let taken: Vec<Frame> =

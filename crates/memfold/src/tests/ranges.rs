@@ -1,14 +1,15 @@
-//! What page out, cold and discard do to folios (S5).
+//! The effects of page out, cold and discard on folios (S5).
 use super::fault::Engine;
 use crate::folio::lru::LruList;
 use crate::reclaim::Reclaim;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::Order;
 
-/// All of a page is zeros.
+/// The share of a page of zeros.
 const ZEROS: usize = 4;
 
-/// An engine whose pages 16..64 are three mapped folios of 64 KiB, made by a stream of writes.
+/// Makes an engine whose pages 16..64 are three mapped folios of 64 KiB, made by a stream of
+/// writes.
 fn three_folios() -> Engine {
     let engine = Engine::new(Order::new(4).unwrap());
     engine.fill(0..64, 2);
@@ -22,7 +23,7 @@ fn get(counter: &AtomicU64) -> u64 {
     counter.load(Relaxed)
 }
 
-/// Folios saved, by order.
+/// Returns the number of saved folios, by order.
 fn saved(engine: &Engine) -> [u64; 5] {
     core::array::from_fn(|order| get(&engine.pager.0.stats.zswpout_folio[order]))
 }
@@ -33,7 +34,7 @@ fn s5_page_out_and_cold_act_on_whole_folios_without_splitting() {
     let addrs = engine.page(32)..engine.page(64);
     engine.pager.mappings().cool_at(addrs.clone());
     assert_eq!((engine.orders(32..64), get(&engine.pager.0.stats.splits)), (vec![4, 4], 0));
-    // The cold ones are the next to leave: neither is the oldest.
+    // The cold folios are the next to be evicted, though neither is the oldest.
     for _ in 0..2 {
         Reclaim(&engine.pager.0).evict(&engine.pager.0.areas.read());
     }
@@ -81,9 +82,9 @@ fn s5_only_a_folio_that_the_range_cuts_is_split_first() {
 }
 
 #[test]
-fn s5_a_partly_discarded_folio_is_split_and_its_rest_leaves_in_pieces() {
+fn s5_partly_discarded_folio_is_split_and_evicted_in_pieces() {
     let engine = three_folios();
-    // SAFETY: nobody needs the bytes.
+    // SAFETY: the bytes are not needed.
     unsafe { engine.pager.mappings().discard_at(engine.page(36)..engine.page(40)) };
     assert_eq!(engine.orders(32..48), [2, 3], "nothing is left where it was discarded");
     assert_eq!((engine.orders(16..32), engine.orders(48..64)), (vec![4], vec![4]));
@@ -95,12 +96,13 @@ fn s5_a_partly_discarded_folio_is_split_and_its_rest_leaves_in_pieces() {
 }
 
 #[test]
-fn m3_m5_a_discard_that_cuts_a_stored_block_is_counted_and_keeps_its_other_pages() {
+fn m3_m5_discard_inside_a_stored_block_keeps_its_other_pages() {
     let engine = three_folios();
     engine.page_out(16..64);
-    // SAFETY: nobody needs the bytes.
+    // SAFETY: the bytes are not needed.
     unsafe { engine.pager.mappings().discard_at(engine.page(33)..engine.page(35)) };
-    // Pages 32 and 35 are left of their block: read once and stored again, page by page.
+    // Pages 32 and 35 remain of their block: it is read once, and they are stored again, page by
+    // page.
     assert_eq!(get(&engine.pager.0.stats.partial_writes), 1);
     assert_eq!(engine.orders(32..36), [0, 0]);
     for (number, share) in [(32, 2), (33, ZEROS), (34, ZEROS), (35, 2)] {

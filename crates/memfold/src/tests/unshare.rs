@@ -1,18 +1,18 @@
-//! What a fork shares is made private, and nothing else is touched for that.
+//! Pages that a fork shares are made private, and no other page is touched for that.
 use super::fault::Engine;
 use crate::config::{Config, Delivery, WORKABLE_MIN_BYTES};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
-/// An engine under a limit, over so many pages.
+/// Makes an engine under a limit, over so many pages.
 fn limited(pages: usize) -> Engine {
     let mut config = Config::new(1 << 30);
     (config.limit_bytes, config.delivery) = (Some(WORKABLE_MIN_BYTES), Delivery::Signal);
     Engine::with(config, pages)
 }
 
-/// While mremap moves memory it isn't registered. A page of it that had been folded since it was
-/// noted, and was touched to be made private, came as one of zeros.
+/// While mremap moves memory it isn't registered. A page of it was noted, and folded since. When it
+/// was touched to be made private, the kernel mapped a page of zeros.
 #[test]
 fn what_is_folded_by_the_time_it_is_made_private_is_left_alone() {
     let engine = Engine::new(Order::new(2).unwrap());
@@ -26,7 +26,7 @@ fn what_is_folded_by_the_time_it_is_made_private_is_left_alone() {
     (0..32).for_each(|number| engine.assert_holds(number, 2));
 }
 
-/// Made private it would have been refused, and each of the processes would have had a copy.
+/// A private page would have been refused, and each of the processes would have had a copy.
 #[test]
 fn what_no_store_would_take_stays_shared() {
     let engine = limited(64);
@@ -45,9 +45,9 @@ fn what_no_store_would_take_stays_shared() {
     engine.pager.check().unwrap();
 }
 
-/// Those who share them hold them anyway; and what came back would have to be stored once more.
+/// The other processes keep the copies anyway, and a loaded page would have to be stored once more.
 #[test]
-fn copies_that_many_share_are_kept_of_what_comes_back_also_after_the_next_fork() {
+fn copies_shared_by_many_are_kept_after_a_load_and_a_fork() {
     const PAGES: usize = 1024;
     for own in [0, 1 << 20] {
         let engine = limited(PAGES);

@@ -1,11 +1,11 @@
-//! What is in the pool never falls off writeback's list, whoever else is at its folio.
+//! A folio in the pool stays on writeback's list, whichever other thread works on it.
 use super::fault::Engine;
 use crate::parts::bytes;
 use memfold_store::{CodecSpec, Cold};
 use memfold_sys::units::Order;
 use memfold_testkit::fill::partly_random;
 
-/// 64 pages in the pool, in blocks of four, of which each shrinks to about `share` of 4.
+/// Makes 64 pages in the pool, in blocks of four. Each compresses to about `share` of 4.
 fn stored(share: usize) -> Engine {
     let engine = Engine::new(Order::new(2).unwrap());
     engine.fill(0..64, share);
@@ -14,7 +14,7 @@ fn stored(share: usize) -> Engine {
     engine
 }
 
-/// What page `number` holds where zstd is to do better than lz4.
+/// Returns the contents of page `number`, which zstd compresses better than lz4.
 fn hex(number: usize) -> Vec<u8> {
     partly_random(number as u64, 2)
         .iter()
@@ -23,14 +23,14 @@ fn hex(number: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_folio_that_is_recompressed_while_the_writer_looks_goes_to_the_file_later() {
+fn folio_recompressed_while_the_writer_scans_is_written_later() {
     let engine = stored(2);
     let (pager, swap) = (&engine.pager, engine.pager.0.backing.swap().unwrap());
     let mut cold = [Cold::NONE; 16];
     assert_eq!(pager.0.backing.store().to_recompress(0, 1 << 16, &mut cold), 16);
     let claims: Vec<_> = cold
         .iter()
-        .map(|cold| pager.recompress().claim(cold).expect("nobody else is at it"))
+        .map(|cold| pager.recompress().claim(cold).expect("no other thread claims it"))
         .collect();
     assert_eq!(pager.writeback().pack_round(swap), 0, "all are claimed");
     let areas = pager.0.areas.read();
@@ -46,7 +46,7 @@ fn a_folio_that_is_recompressed_while_the_writer_looks_goes_to_the_file_later() 
 }
 
 #[test]
-fn a_block_that_is_recompressed_while_its_old_object_is_written_goes_to_the_file_later() {
+fn block_recompressed_during_its_write_is_written_later() {
     let mut engine = Engine::new(Order::new(2).unwrap());
     engine.pager.0.config.recompress_after_s = 0;
     engine.fill(0..64, 2);
@@ -57,7 +57,7 @@ fn a_block_that_is_recompressed_while_its_old_object_is_written_goes_to_the_file
     let (pager, swap) = (&engine.pager, engine.pager.0.backing.swap().unwrap());
     let run = pager.writeback().pack_run(swap, &mut Vec::new()).unwrap();
     let mut writes = [swap.write_from(run.buffer, run.slot, bytes(run.pages))];
-    // SAFETY: buffer and run are this thread's.
+    // SAFETY: buffer and run belong to this thread.
     unsafe { swap.write(&mut writes) };
     let mut worker = pager.0.backing.store().worker_for(CodecSpec::parse("zstd:3").unwrap());
     assert!(
@@ -76,11 +76,11 @@ fn a_block_that_is_recompressed_while_its_old_object_is_written_goes_to_the_file
 }
 
 #[test]
-fn a_block_longer_than_any_free_run_goes_to_the_file_when_there_is_a_longer_one() {
+fn block_longer_than_any_free_run_is_written_later() {
     let engine = stored(1);
     let (pager, swap) = (&engine.pager, engine.pager.0.backing.swap().unwrap());
     let pair = Order::new(1).unwrap();
-    // Every second pair of slots is free: nothing longer.
+    // Every second pair of slots is free, and no longer run.
     let mut pairs: Vec<u64> = core::iter::from_fn(|| swap.allocate(pair)).collect();
     pairs.sort_unstable();
     pairs.iter().step_by(2).for_each(|slot| swap.release(*slot, pair.pages()));
