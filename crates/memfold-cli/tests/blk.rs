@@ -351,8 +351,8 @@ fn it_is_asked_and_told_while_it_serves() {
         (&["recompress", "--pick", "some"], &["some", "idle"]),
         (&["idle", "--older", "x"], &["--older"]),
         (&["stat", "--block-state", "--export", "none"], &["none"]),
-        (&["stat", "1"], &["process 1"]),
-        (&["stat", "--control", "/nowhere/x"], &["/nowhere/x", "nobody answers"]),
+        (&["stat", "1"], &["Process 1"]),
+        (&["stat", "--control", "/nowhere/x"], &["/nowhere/x", "no server answers"]),
     ] {
         common::assert_refused(&blk.ask(arguments), 125, words);
     }
