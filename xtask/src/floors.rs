@@ -9,7 +9,7 @@ use crate::tree::Tree;
 
 /// Every crate and its floor; `BESIDE` stands for none.
 const FLOORS: &[(&str, u8)] = &[
-    ("memfold-sys", 0),
+    ("memfold-os", 0),
     ("memfold-gate", 1),
     ("memfold-store", 1),
     ("memfold-stats", 1),
@@ -152,13 +152,13 @@ mod tests {
         assert!(
             found(
                 "memfold",
-                "[dependencies]\nmemfold-sys.workspace = true\nmemfold-store = { path = \"x\" }"
+                "[dependencies]\nmemfold-os.workspace = true\nmemfold-store = { path = \"x\" }"
             )
             .is_empty()
         );
         assert!(
             found(
-                "memfold-sys",
+                "memfold-os",
                 "[dependencies]\nlibc = \"1\"\n[target.\"cfg(a.b)\".dependencies]\nx.workspace = true"
             )
             .is_empty()
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn comments_and_other_tables_are_passed_over() {
         assert!(
-            found("memfold-sys", "[features]\nmemfold = []\n[dependencies]\n# memfold = \"1\"")
+            found("memfold-os", "[features]\nmemfold = []\n[dependencies]\n# memfold = \"1\"")
                 .is_empty()
         );
     }

@@ -20,10 +20,10 @@ const OWN_BYTES: &str = "the program's may be a sanitizer's: use those of bytes.
 /// `false`: a warning.
 const UNWANTED: &[(&str, bool, &str)] = &[
     ("__tls_get_addr", true, "thread-local storage is allocated by the host's malloc"),
-    ("malloc", true, "the host's heap may be folded: use memfold_sys's allocator"),
-    ("calloc", true, "the host's heap may be folded: use memfold_sys's allocator"),
-    ("realloc", true, "the host's heap may be folded: use memfold_sys's allocator"),
-    ("free", true, "the host's heap may be folded: use memfold_sys's allocator"),
+    ("malloc", true, "the host's heap may be folded: use memfold_os's allocator"),
+    ("calloc", true, "the host's heap may be folded: use memfold_os's allocator"),
+    ("realloc", true, "the host's heap may be folded: use memfold_os's allocator"),
+    ("free", true, "the host's heap may be folded: use memfold_os's allocator"),
     ("memcpy", true, OWN_BYTES),
     ("memmove", true, OWN_BYTES),
     ("memset", true, OWN_BYTES),

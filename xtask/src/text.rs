@@ -8,7 +8,7 @@ use crate::tree::{Crate, Tree};
 /// Crates that run inside the program: no std (it brings thread-local storage, the host's malloc
 /// and locks) and no printing.
 const ENGINE: &[&str] = &[
-    "memfold-sys",
+    "memfold-os",
     "memfold-gate",
     "memfold-store",
     "memfold-swap",
@@ -55,7 +55,7 @@ fn no_std(source: &Source) -> Vec<Finding> {
         let path = code[offset + 3..].trim_start().starts_with("::");
         let named = code[..offset].trim_end();
         if path || named.ends_with("extern crate") || named.ends_with("use") {
-            let message = "std in an engine crate: use core, alloc or memfold_sys (std brings thread-local storage and malloc)";
+            let message = "std in an engine crate: use core, alloc or memfold_os (std brings thread-local storage and malloc)";
             findings.push(Finding::error(&source.path, source.line(offset), message));
         }
     }

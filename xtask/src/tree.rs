@@ -151,7 +151,7 @@ mod tests {
             tree.crates.iter().find(|krate| krate.name == "xtask").expect("xtask is a crate");
         assert!(xtask.sources.iter().any(|source| source.path == "xtask/src/tree.rs"));
         assert!(tree.others.iter().any(|(path, _)| path == "Makefile"));
-        assert!(tree.crates.iter().any(|krate| krate.name == "memfold-sys"));
+        assert!(tree.crates.iter().any(|krate| krate.name == "memfold-os"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `memfold check`, and `memfold run --check`: what works here, what does not, why, and what to do.
 //!
-//! Each line is something tried (`memfold_sys::probe`) or read. The last line runs a program as
+//! Each line is something tried (`memfold_os::probe`) or read. The last line runs a program as
 //! `memfold run` would, so it also finds reasons that no other line knows.
 use crate::failure::CommandFailure;
 use crate::{delivery, machine, program, run};
@@ -8,9 +8,9 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 use memfold::config::keys::KEYS;
 use memfold::config::{Config, Size};
+use memfold_os::probe::{self, CALLS};
+use memfold_os::uffd::{Uffd, UffdSource, feature};
 use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
-use memfold_sys::probe::{self, CALLS};
-use memfold_sys::uffd::{Uffd, UffdSource, feature};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::ffi::OsString;

@@ -2,10 +2,10 @@
 //! gate is unavailable, `run` refuses.
 use crate::failure::CommandFailure;
 use memfold::config::{Config, Delivery};
-use memfold_sys::maps::lookup::Maps;
-use memfold_sys::probe;
-use memfold_sys::uffd::{Uffd, feature};
-use memfold_sys::units::Order;
+use memfold_os::maps::lookup::Maps;
+use memfold_os::probe;
+use memfold_os::uffd::{Uffd, feature};
+use memfold_os::units::Order;
 
 /// The least block with page protection: each border between folded and resident memory uses one of
 /// a process's 65,530 mappings.

@@ -3,11 +3,11 @@ use crate::failure::CommandFailure;
 use crate::program;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use memfold::config::DictionarySource;
+use memfold_os::units::Order;
 use memfold_store::{
-    CodecSpec, Comparison, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryKind, Trial,
-    raw_dictionaries, trained_dictionaries,
+    CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryKind, DictionaryTrial,
+    SizeComparison, raw_dictionaries, trained_dictionaries,
 };
-use memfold_sys::units::Order;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -82,7 +82,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let inputs: Vec<&PathBuf> = matches.get_many("input").expect("required").collect();
     let blocks = sample(&inputs, order.bytes())?;
     let (teach, judge) = split(&blocks, order.bytes());
-    let mut trial = Trial::new(spec, order);
+    let mut trial = DictionaryTrial::new(spec, order);
     let judged = judge.chunks_exact(order.bytes());
     let off = trial.without(judged.clone());
     let raw = trial.best(judged.clone(), raw_dictionaries(&teach, order.bytes()));
@@ -111,7 +111,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         show("trained", &trained);
     }
     let best = [raw, trained].into_iter().flatten().min_by_key(|(on, _)| *on);
-    match best.filter(|(on, _)| Comparison { off, on: *on }.wins()) {
+    match best.filter(|(on, _)| SizeComparison { off, on: *on }.wins()) {
         Some((_, dictionary)) => {
             let fail = |e| CommandFailure::own(format!("{}: {e}", out.display()));
             fs::write(out, dictionary.to_file()).map_err(fail)?;

@@ -2,7 +2,7 @@
 mod common;
 use common::blk::{Blk, binary, have, path, real_bytes, run, text, works};
 use common::{Scratch, memfold};
-use memfold_sys::thread::stat_field;
+use memfold_os::thread::stat_field;
 use serde_json::json;
 use std::fs;
 use std::io::Read;
@@ -512,8 +512,8 @@ fn a_server_without_descriptors_sleeps_until_there_are_some() {
     let control = blk.scratch.path(&format!("memfold/{pid}.blk"));
     let waits = UnixStream::connect(control).unwrap();
     let before = cpu_ns(pid);
-    let begun = memfold_sys::thread::cpu_ns();
-    while memfold_sys::thread::cpu_ns() - begun < 300_000_000 {}
+    let begun = memfold_os::thread::cpu_ns();
+    while memfold_os::thread::cpu_ns() - begun < 300_000_000 {}
     let taken = cpu_ns(pid) - before;
     assert!(taken < 75_000_000, "{taken} ns in which a thread that spins gets 300 ms");
     set_limit(1024);

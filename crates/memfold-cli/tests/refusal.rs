@@ -238,7 +238,7 @@ fn too_few_addresses_are_refused_with_the_limits_name() {
         );
     }
     // Half a tebibyte beside what frames take, which is twice the memory of the machine.
-    let frames = memfold_sys::thread::memory_bytes() / 512;
+    let frames = memfold_os::thread::memory_bytes() / 512;
     let output = run(&format!("-v {}", frames + (512 << 20)));
     assert_eq!(output.stdout, b"right\n", "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -97,7 +97,7 @@ fn say() {
     let to = TO.load(Relaxed) as usize;
     // SAFETY: the text is alive; a descriptor that isn't there is an error.
     let _ = unsafe {
-        memfold_sys::raw::system_call(libc::SYS_write, [to, text.as_ptr() as usize, 64, 0, 0, 0])
+        memfold_os::raw::system_call(libc::SYS_write, [to, text.as_ptr() as usize, 64, 0, 0, 0])
     };
 }
 

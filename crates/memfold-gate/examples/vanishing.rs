@@ -9,8 +9,8 @@ use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
 use memfold_gate::{
     BadAddress, Ending, Keeper, KeeperFault, KeeperHold, NamedSpan, Names, NoHoldRoom,
 };
-use memfold_sys::raw::system_call;
-use memfold_sys::sync::StaticMutex;
+use memfold_os::raw::system_call;
+use memfold_os::sync::StaticMutex;
 
 const PAGE: usize = 4096;
 const AREAS: usize = 512;

@@ -2,7 +2,7 @@
 use crate::frame::{SignalAction, SignalInfo};
 use core::mem::forget;
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use memfold_sys::sync::StaticMutex;
+use memfold_os::sync::StaticMutex;
 
 /// Signals are numbered from 1 to this.
 pub const SIGNALS: usize = 64;

@@ -38,12 +38,12 @@ use crate::user_dispatch;
 use crate::{WhyNot, set_alternate};
 use core::mem::forget;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::Zone;
-use memfold_sys::raw::{set_signals_blocked, system_call};
-use memfold_sys::sync::StaticMutex;
-use memfold_sys::thread::{now_ns, process_id, sleep_ns, stat_field, thread_id};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::Errno;
+use memfold_os::memory::zone::Zone;
+use memfold_os::raw::{set_signals_blocked, system_call};
+use memfold_os::sync::StaticMutex;
+use memfold_os::thread::{now_ns, process_id, sleep_ns, stat_field, thread_id};
+use memfold_os::units::PAGE_SIZE;
 
 /// The signal: SIGSETXID of glibc, SIGCANCEL of musl. Both handlers check the sender.
 const CALL: i32 = 33;
@@ -433,6 +433,6 @@ fn each_thread(mut each: impl FnMut(u32)) -> Result<(), WhyNot> {
 /// Whether a thread has ended, and only its number is left.
 fn is_zombie(thread: u32) -> bool {
     let mut stat = [0u8; 512];
-    let read = memfold_sys::thread::read_stat(thread, &mut stat);
+    let read = memfold_os::thread::read_stat(thread, &mut stat);
     read.is_some_and(|len| matches!(stat_field(&stat[..len], 3), Some("Z" | "X")))
 }

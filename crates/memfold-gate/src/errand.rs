@@ -11,8 +11,8 @@
 //! middle of an errand ([`VforkErrand::ask`]). The serving thread holds the locks, and releases them even
 //! if the task is gone or waits for long.
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
-use memfold_sys::raw::system_call;
-use memfold_sys::thread::yield_now;
+use memfold_os::raw::system_call;
+use memfold_os::thread::yield_now;
 
 const NONE: u32 = 0;
 const POSTED: u32 = 1;

@@ -1,7 +1,7 @@
 //! The structs that the kernel writes when a signal is handled, and reads when a handler returns
 //! (`arch/x86/include/uapi/asm/sigcontext.h`, `ucontext.h`).
 
-use memfold_sys::raw::system_call;
+use memfold_os::raw::system_call;
 
 /// `struct sigcontext`.
 #[repr(C)]

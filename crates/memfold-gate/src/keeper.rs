@@ -1,6 +1,6 @@
 //! The owner of the program's memory, as the gate sees it.
-use memfold_sys::Errno;
-use memfold_sys::raw::system_call;
+use memfold_os::Errno;
+use memfold_os::raw::system_call;
 
 /// A range of the program's memory that a call names.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]

@@ -32,9 +32,9 @@ pub use threads::{all_are_gone, child, first_has_exited, hand_over, serve_errand
 pub use touch::{read_bytes, touch, write_bytes};
 
 use core::sync::atomic::Ordering::SeqCst;
-use memfold_sys::Errno;
-use memfold_sys::raw::{set_signals_blocked, system_call};
-use memfold_sys::thread::use_no_counter;
+use memfold_os::Errno;
+use memfold_os::raw::{set_signals_blocked, system_call};
+use memfold_os::thread::use_no_counter;
 
 /// Why a process can't be armed.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]

@@ -11,11 +11,11 @@ use crate::user_dispatch::ProgramDispatch;
 use core::cell::{Cell, UnsafeCell};
 use core::mem::forget;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use memfold_sys::memory::zone::Zone;
-use memfold_sys::raw::system_call;
-use memfold_sys::sync::StaticMutex;
-use memfold_sys::thread::thread_id;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::memory::zone::Zone;
+use memfold_os::raw::system_call;
+use memfold_os::sync::StaticMutex;
+use memfold_os::thread::thread_id;
+use memfold_os::units::PAGE_SIZE;
 
 /// The bytes of a slot.
 pub const SLOT_BYTES: usize = 256 << 10;

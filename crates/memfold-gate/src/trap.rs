@@ -15,8 +15,8 @@ use crate::signals::{block_all, defer, deliver, deliver_pending, end_by, set_mas
 use crate::touch::{fix_up, read};
 use crate::user_dispatch::{DispatchVerdict, SYS_USER_DISPATCH};
 use core::sync::atomic::Ordering::SeqCst;
-use memfold_sys::raw::system_call;
-use memfold_sys::thread::access_of;
+use memfold_os::raw::system_call;
+use memfold_os::thread::access_of;
 
 const SYSCALL_BYTES: u64 = 2;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;

@@ -14,8 +14,8 @@ use crate::touch::read;
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::SeqCst};
 use elf::abi::{PF_X, PT_LOAD};
 use elf::segment::ProgramHeader;
-use memfold_sys::Errno;
-use memfold_sys::raw::system_call;
+use memfold_os::Errno;
+use memfold_os::raw::system_call;
 
 pub(crate) const PR_SET_SYSCALL_USER_DISPATCH: i32 = 59;
 const OFF: usize = 0;

@@ -2,8 +2,8 @@
 //! would hang for ever.
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use memfold_os::thread::{sleep_ns, thread_id};
 use memfold_process::diagnostics::{die, last_words};
-use memfold_sys::thread::{sleep_ns, thread_id};
 
 /// The thread that has panicked first; 0 if none has.
 static FIRST: AtomicU32 = AtomicU32::new(0);

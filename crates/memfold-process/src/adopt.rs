@@ -16,13 +16,13 @@ use memfold::delivery::background;
 use memfold::known::TOP;
 use memfold::stats::Stats;
 use memfold_gate::{all_are_gone, child, first_has_exited};
+use memfold_os::Errno;
+use memfold_os::memory::zone::{overlaps_own, unless_own};
+use memfold_os::raw::populates;
+use memfold_os::thread::identity::ThreadRights;
+use memfold_os::thread::{bare, yield_now};
+use memfold_os::units::PAGE_SIZE;
 use memfold_run::member;
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::{overlaps_own, unless_own};
-use memfold_sys::raw::populates;
-use memfold_sys::thread::identity::ThreadRights;
-use memfold_sys::thread::{bare, yield_now};
-use memfold_sys::units::PAGE_SIZE;
 
 /// How most memory may be accessed.
 pub const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;

@@ -23,11 +23,11 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold::config::Config;
 use memfold_gate::child;
+use memfold_os::memory::zone::counts_reservations;
+use memfold_os::raw::program_break;
+use memfold_os::sync::Mutex;
+use memfold_os::thread::process_id;
 use memfold_run::member;
-use memfold_sys::memory::zone::counts_reservations;
-use memfold_sys::raw::program_break;
-use memfold_sys::sync::Mutex;
-use memfold_sys::thread::process_id;
 use rustix::process::{Resource, getrlimit};
 
 /// It gets an engine when it has mapped so much, bytes; or one part in [`SHARE`] of its limit.

@@ -8,10 +8,10 @@ use core::sync::atomic::Ordering::SeqCst;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
 use memfold::config::Config;
 use memfold::stats::Stats;
+use memfold_os::Errno;
+use memfold_os::sync::Mutex;
+use memfold_os::thread::bare;
 use memfold_run::member;
-use memfold_sys::Errno;
-use memfold_sys::sync::Mutex;
-use memfold_sys::thread::bare;
 use rustix::thread::{Timespec, futex};
 
 /// One errand at a time.

@@ -7,9 +7,9 @@ use crate::program::{ManagedProgram, managed};
 use core::ops::Range;
 use memfold::Delivery;
 use memfold::config::Config;
-use memfold_sys::Errno;
-use memfold_sys::raw::system_call;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::Errno;
+use memfold_os::raw::system_call;
+use memfold_os::units::PAGE_SIZE;
 use std::sync::{OnceLock, PoisonError, RwLock};
 use std::vec::Vec;
 

@@ -32,12 +32,12 @@ use core::time::Duration;
 use memfold::config::Size;
 use memfold::known::TOP;
 use memfold_gate::{touch, write_bytes};
+use memfold_os::Errno;
+use memfold_os::raw::{is_resident, system_call};
+use memfold_os::thread::bare;
+use memfold_os::units::PAGE_SIZE;
 use memfold_run::member;
 use memfold_swap::remote::Remote;
-use memfold_sys::Errno;
-use memfold_sys::raw::{is_resident, system_call};
-use memfold_sys::thread::bare;
-use memfold_sys::units::PAGE_SIZE;
 
 /// The remote store's service may be stopped: so long it is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -1,6 +1,6 @@
 //! The heap of this library, which whoever links it allocates from.
 use core::sync::atomic::{AtomicPtr, Ordering::SeqCst};
-use memfold_sys::memory::arena::ZoneAllocator;
+use memfold_os::memory::arena::ZoneAllocator;
 
 static ARENA: AtomicPtr<ZoneAllocator> = AtomicPtr::new(core::ptr::null_mut());
 

@@ -11,12 +11,12 @@ use memfold::known::TOP;
 use memfold_gate::child;
 use memfold_gate::touch;
 use memfold_gate::{BadAddress, Ending, Keeper, KeeperHold, Names, NoHoldRoom, RefusedCall};
+use memfold_os::Errno;
+use memfold_os::raw::populates;
+use memfold_os::thread::identity::ThreadRights;
+use memfold_os::thread::{bare, yield_now};
+use memfold_os::units::PAGE_SIZE;
 use memfold_run::member;
-use memfold_sys::Errno;
-use memfold_sys::raw::populates;
-use memfold_sys::thread::identity::ThreadRights;
-use memfold_sys::thread::{bare, yield_now};
-use memfold_sys::units::PAGE_SIZE;
 
 /// One part in this many of the limit may be held by a piece of a call; and the least and the most.
 const PIECE_SHARE: u64 = 64;

@@ -59,9 +59,9 @@ use crate::program::{LackingEngine, get};
 use core::ffi::c_char;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold::config::Config;
+use memfold_os::memory::arena::ZoneAllocator;
+use memfold_os::probe::{RING, dispatches, killing_calls};
 use memfold_run::member;
-use memfold_sys::memory::arena::ZoneAllocator;
-use memfold_sys::probe::{RING, dispatches, killing_calls};
 
 /// Begins in a program that is about to begin: reads what it was asked for, if anything, and starts
 /// what that asks for. Called by the constructor, with the arguments of `main`, and the arena behind

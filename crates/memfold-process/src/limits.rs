@@ -6,10 +6,10 @@
 use crate::program::{ManagedProgram, get};
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use memfold_gate::child;
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::reserved_bytes;
-use memfold_sys::raw::system_call;
-use memfold_sys::sync::Mutex;
+use memfold_os::Errno;
+use memfold_os::memory::zone::reserved_bytes;
+use memfold_os::raw::system_call;
+use memfold_os::sync::Mutex;
 use rustix::thread::{CapabilitySet, capabilities};
 
 /// A limit: soft, hard.

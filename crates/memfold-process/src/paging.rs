@@ -1,17 +1,17 @@
 //! How the kernel tells of touches of what is away: by a userfaultfd, or, where none can be had, by
-//! the protection of memory (`memfold_sys::protection`).
+//! the protection of memory (`memfold_os::protection`).
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use core::ops::Range;
 use memfold::config::Config;
-use memfold_sys::Errno;
-use memfold_sys::maps::pagemap::{PAGEMAP_SCAN, Pagemap};
-use memfold_sys::protection::{Protection, ProtectionSpace};
-use memfold_sys::uffd::space::{Space, UffdSpace};
-use memfold_sys::uffd::{REQUESTS, Uffd, feature};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::Errno;
+use memfold_os::maps::pagemap::{PAGEMAP_SCAN, Pagemap};
+use memfold_os::protection::{Protection, ProtectionSpace};
+use memfold_os::uffd::space::{Space, UffdSpace};
+use memfold_os::uffd::{REQUESTS, Uffd, feature};
+use memfold_os::units::PAGE_SIZE;
 use rustix::fd::OwnedFd;
 
 const WAIT: usize = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;

@@ -3,8 +3,8 @@ use crate::diagnostics::unserved::unserved_later;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use memfold::delivery::background::EngineThread;
-use memfold_sys::Errno;
-use memfold_sys::thread::bare;
+use memfold_os::Errno;
+use memfold_os::thread::bare;
 use rustix::process::{getpriority_process, setpriority_process};
 use rustix::thread::{futex, gettid};
 

@@ -1,5 +1,5 @@
 //! Whether the keys of a run are refreshed in time, and the warnings if not.
-use memfold_sys::raw::warn;
+use memfold_os::raw::warn;
 use std::sync::Mutex;
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 //! The identity of an engine's process, which a later process with the same number does not share.
-use memfold_sys::thread::stat_field;
+use memfold_os::thread::stat_field;
 use std::fs;
 
 /// A process as seen from here: in another PID namespace it may have another number.

@@ -3,7 +3,7 @@ use crate::accept::each_connection;
 use crate::line::{EngineLine, named};
 use crate::settings::StoreSettings;
 use crate::store::RunStore;
-use memfold_sys::raw::warn;
+use memfold_os::raw::warn;
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
@@ -36,7 +36,7 @@ impl Service {
         // A failure means that a provider is installed already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut run = [0; 16];
-        memfold_sys::random::fill(&mut run)
+        memfold_os::random::fill(&mut run)
             .map_err(|e| format!("reading random bytes failed: {e}"))?;
         let run: String = run.iter().map(|byte| format!("{byte:02x}")).collect();
         let store = RunStore::new(settings, run);

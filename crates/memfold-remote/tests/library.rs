@@ -3,10 +3,10 @@
 mod common;
 use common::Scratch;
 use memfold::{Memory, Region};
+use memfold_os::memory::witness::DescendantWatch;
 use memfold_remote::{Service, StoreSettings};
 use memfold_swap::remote::socket::SocketRemote;
 use memfold_swap::remote::{ObjectFetch, Remote, StoredObject};
-use memfold_sys::memory::witness::DescendantWatch;
 use memfold_testkit::fill::partly_random;
 use memfold_testkit::redis::{Server, is_there};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -189,9 +189,9 @@ fn a_service_without_descriptors_sleeps_until_there_are_some() {
     let waits = UnixStream::connect(&world.socket).unwrap();
     let before = world.cpu();
     let mut own = 0;
-    let begun = memfold_sys::thread::cpu_ns();
+    let begun = memfold_os::thread::cpu_ns();
     while own < 300_000_000 {
-        own = memfold_sys::thread::cpu_ns() - begun;
+        own = memfold_os::thread::cpu_ns() - begun;
     }
     let taken = world.cpu() - before;
     assert!(

@@ -7,8 +7,8 @@
 //! of the bounds of the run. One message each, so nobody can keep the other end busy.
 use core::fmt;
 use core::time::Duration;
-use memfold_sys::Errno;
-use memfold_sys::raw::receive_with_files;
+use memfold_os::Errno;
+use memfold_os::raw::receive_with_files;
 use rustix::fd::OwnedFd;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{

@@ -9,7 +9,7 @@ use core::sync::atomic::{
     AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
 };
 use core::sync::atomic::{Ordering::Release, Ordering::SeqCst};
-use memfold_sys::Errno;
+use memfold_os::Errno;
 use rustix::thread::futex;
 
 /// Lines that may wait to be read.

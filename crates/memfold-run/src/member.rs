@@ -11,10 +11,10 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
+use memfold_os::Errno;
+use memfold_os::sync::Mutex;
+use memfold_os::thread::identity::ThreadIdentity;
 use memfold_stats::Stats;
-use memfold_sys::Errno;
-use memfold_sys::sync::Mutex;
-use memfold_sys::thread::identity::ThreadIdentity;
 use rustix::fs::{CWD, Mode, OFlags};
 
 /// The first table, once it is mapped; never unmapped. A child of fork inherits the mapping.

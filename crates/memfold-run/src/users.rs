@@ -7,8 +7,8 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
-use memfold_sys::Errno;
-use memfold_sys::sync::Mutex;
+use memfold_os::Errno;
+use memfold_os::sync::Mutex;
 use rustix::fd::OwnedFd;
 
 /// The table of one user: mapped here, and open for its processes.

@@ -6,7 +6,7 @@
 #![cfg_attr(not(test), no_std)]
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use memfold_sys::units::MAX_ORDER;
+use memfold_os::units::MAX_ORDER;
 
 /// Orders counted one by one: 0..=9.
 pub const ORDERS: usize = MAX_ORDER as usize + 1;

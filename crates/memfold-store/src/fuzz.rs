@@ -3,19 +3,19 @@
 //!
 //! `fuzz/` in the root runs them with libFuzzer. `store/tests/fuzz.rs` runs them on a few thousand
 //! mutations in every test run.
-use crate::block::dictionaries::{Cans, Decoders};
-use crate::block::{self, Encoded, Packer, Scratch};
+use crate::block::dictionaries::{DecoderSet, DictionarySet};
+use crate::block::{self, BlockPacker, EncodeScratch, EncodedBlock};
 use crate::codec::{CODECS, CodecSpec};
 use crate::dictionary::Dictionary;
 use crate::format;
-use crate::pool::budget::Budget;
-use crate::pool::entry::Header;
+use crate::pool::budget::PoolBudget;
+use crate::pool::entry::ObjectHeader;
 use alloc::boxed::Box;
 use alloc::string::ToString;
 use alloc::vec;
 use alloc::vec::Vec;
-use memfold_sys::page::PageBuffer;
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_os::page::PageBuffer;
+use memfold_os::units::{Order, PAGE_SIZE};
 
 /// The largest block that is tried: 64 KiB.
 const ORDER_MAX: u8 = 4;
@@ -30,7 +30,7 @@ pub fn decode(data: &[u8]) {
     let [format, shape, payload @ ..] = data else { return };
     let order = order(shape % (ORDER_MAX + 1));
     let mut decoders = decoders();
-    let header = Header {
+    let header = ObjectHeader {
         len: payload.len() as u32,
         order: order.get(),
         format: format % 32,
@@ -68,12 +68,12 @@ pub fn round_trip(data: &[u8]) {
     for page in (0..order.pages()).filter(|page| same >> (page % 8) & 1 != 0) {
         bytes[page * PAGE_SIZE..][..PAGE_SIZE].fill(page as u8 & same);
     }
-    let (mut scratch, mut encoder) = (Scratch::new(order), spec.encoder(order.bytes()));
+    let (mut scratch, mut encoder) = (EncodeScratch::new(order), spec.encoder(order.bytes()));
     // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
     let encoded = unsafe {
         block::encode(
             &mut scratch,
-            Packer {
+            BlockPacker {
                 encoder: &mut *encoder,
                 format: spec.format(),
                 canned: None,
@@ -83,7 +83,7 @@ pub fn round_trip(data: &[u8]) {
             order,
         )
     };
-    let Encoded::Object { format, mixed, head, head_len, body, len, .. } =
+    let EncodedBlock::Object { format, mixed, head, head_len, body, len, .. } =
         encoded.expect("the codec works")
     else {
         assert!(bytes.iter().all(|byte| *byte == 0));
@@ -96,7 +96,7 @@ pub fn round_trip(data: &[u8]) {
     };
     assert!(payload.len() <= order.bytes() + 1 + order.pages().div_ceil(8) + 8 * order.pages());
     let header =
-        Header { len: payload.len() as u32, order: order.get(), format, mixed, checksum: 0 };
+        ObjectHeader { len: payload.len() as u32, order: order.get(), format, mixed, checksum: 0 };
     let back = decode_guarded(&mut decoders(), header, &payload, order).expect("it decodes");
     assert!(back == bytes, "{spec}, {order:?}");
 }
@@ -117,10 +117,10 @@ pub fn dictionary(data: &[u8]) {
     for name in ["lz4", "zstd"] {
         let spec = CodecSpec::parse(name).expect("a name of the table");
         let Some(canned) = spec.canned(&dictionary, PAGE_SIZE) else { continue };
-        let (mut scratch, mut encoder) = (Scratch::new(Order::PAGE), spec.encoder(PAGE_SIZE));
+        let (mut scratch, mut encoder) = (EncodeScratch::new(Order::PAGE), spec.encoder(PAGE_SIZE));
         let mut block = PageBuffer::new(order(0));
         let len = dictionary.content().len().min(PAGE_SIZE);
-        let packer = Packer {
+        let packer = BlockPacker {
             encoder: &mut *encoder,
             format: spec.format(),
             canned: Some((format::CANNED, &canned)),
@@ -136,8 +136,8 @@ pub fn dictionary(data: &[u8]) {
 }
 
 /// Makes the decoders of a worker whose store has a dictionary for lz4 and one for zstd.
-fn decoders() -> Decoders {
-    let cans = Cans::new(alloc::sync::Arc::new(Budget::new(0, 100)));
+fn decoders() -> DecoderSet {
+    let cans = DictionarySet::new(alloc::sync::Arc::new(PoolBudget::new(0, 100)));
     let content: Vec<u8> = (0..2000u32).map(|i| ((i * i) >> 3) as u8).collect();
     let dictionary =
         Dictionary::new(crate::dictionary::DictionaryKind::Raw, content).expect("of a good size");
@@ -145,7 +145,7 @@ fn decoders() -> Decoders {
         let spec = CodecSpec::parse(name).expect("a name of the table");
         cans.install(spec, spec.canned(&dictionary, PAGE_SIZE).expect("takes raw dictionaries"));
     }
-    Decoders::new(alloc::sync::Arc::new(cans), order(ORDER_MAX).bytes())
+    DecoderSet::new(alloc::sync::Arc::new(cans), order(ORDER_MAX).bytes())
 }
 
 fn order(n: u8) -> Order {
@@ -154,8 +154,8 @@ fn order(n: u8) -> Order {
 
 /// Decodes into the middle of a buffer and checks the bytes around it.
 fn decode_guarded(
-    decoders: &mut Decoders,
-    header: Header,
+    decoders: &mut DecoderSet,
+    header: ObjectHeader,
     payload: &[u8],
     order: Order,
 ) -> Option<Vec<u8>> {
@@ -213,12 +213,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
                 // SAFETY: the second page of the buffer.
                 unsafe { buffer.as_mut_ptr().add(PAGE_SIZE).write_bytes(shape, PAGE_SIZE) };
             }
-            let (mut scratch, mut encoder) = (Scratch::new(order), spec.encoder(order.bytes()));
+            let (mut scratch, mut encoder) =
+                (EncodeScratch::new(order), spec.encoder(order.bytes()));
             // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
             let encoded = unsafe {
                 block::encode(
                     &mut scratch,
-                    Packer {
+                    BlockPacker {
                         encoder: &mut *encoder,
                         format: spec.format(),
                         canned: None,
@@ -228,7 +229,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
                     order,
                 )
             };
-            let Ok(Encoded::Object { format, head, head_len, body, len, .. }) = encoded else {
+            let Ok(EncodedBlock::Object { format, head, head_len, body, len, .. }) = encoded else {
                 continue;
             };
             // SAFETY: the parts that `encode` says.

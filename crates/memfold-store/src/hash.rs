@@ -3,7 +3,7 @@
 //! The functions are those of twox-hash, which without std has no AVX2 and is then half as fast.
 //! The AVX2 loop for long inputs is here; twox-hash does everything else.
 #[cfg(target_arch = "x86_64")]
-use memfold_sys::vectors::have_avx2;
+use memfold_os::vectors::have_avx2;
 
 /// Returns XXH3-64 with seed 0. About 45 GB/s for long inputs in the cache with AVX2, 25 without.
 #[inline]

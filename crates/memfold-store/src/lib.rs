@@ -25,7 +25,7 @@ mod store;
 pub mod fuzz;
 
 pub use batch::software::{SoftwarePool, SoftwareQueue};
-pub use batch::{BATCH_MAX, Compressor, Done, Job};
+pub use batch::{BATCH_MAX, BatchJob, BatchResult, Compressor};
 pub use block::entropy::looks_dense;
 pub use block::huge_threshold;
 pub use block::set::BlockSet;
@@ -38,16 +38,17 @@ pub use dictionary::{
 };
 pub use handle::{Handle, POOLS_MAX};
 pub use hash::xxh3_128;
-pub use store::cold::Cold;
+pub use store::cold::ColdObject;
 pub use store::config::{RECENT_BLOCKS_MAX, StoreConfig, StoreError};
 pub use store::error::{LoadError, LoadProblem, SaveError};
-pub use store::export::Exported;
-pub use store::fault_injection::{Fault, FaultPlan};
+pub use store::export::ExportedObject;
+pub use store::fault_injection::{FaultPlan, InjectedFault};
 pub use store::offload::{Offload, OffloadStats};
 pub use store::save::SaveReport;
 pub use store::stats::{ClassStats, Events, StoreStats};
 pub use store::training::{
-    CANNED_MARGIN_PERCENT, CannedError, CannedStep, Comparison, Trial, raw_dictionaries,
+    CANNED_MARGIN_PERCENT, CannedError, CannedStep, DictionaryTrial, SizeComparison,
+    raw_dictionaries,
 };
-pub use store::worker::Worker;
+pub use store::worker::CodecWorker;
 pub use store::{PastLimit, Store};

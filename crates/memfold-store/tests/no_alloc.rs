@@ -1,7 +1,7 @@
 //! Nothing allocates after set-up, because the pager saves and loads where the host's `malloc` must
 //! not be called.
+use memfold_os::units::{Order, PAGE_SIZE};
 use memfold_store::{BlockSet, CodecSpec, Handle, Store, StoreConfig};
-use memfold_sys::units::{Order, PAGE_SIZE};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::SeqCst};
 

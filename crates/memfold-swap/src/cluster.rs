@@ -28,9 +28,9 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Range;
-use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use memfold_sys::sync::{Mutex, MutexGuard};
-use memfold_sys::units::{MAX_ORDER, MAX_PAGES, Order};
+use memfold_os::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use memfold_os::sync::{Mutex, MutexGuard};
+use memfold_os::units::{MAX_ORDER, MAX_PAGES, Order};
 
 /// Slots in a cluster.
 pub const CLUSTER_SLOTS: usize = MAX_PAGES;

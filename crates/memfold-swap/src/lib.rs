@@ -32,10 +32,10 @@
 //!   that the child may read until the child has ended (`swap/fork.rs`).
 //!
 //! # Where it makes system calls
-//! Raw reads, writes and io_uring are in `memfold_sys::transfer`: that is nearly all the unsafe
+//! Raw reads, writes and io_uring are in `memfold_os::transfer`: that is nearly all the unsafe
 //! code below a [`Disk`](disk::Disk). This crate chooses between them, and makes the safe calls
 //! that make, grow and punch a file. So the traits that tests replace, [`Disk`](disk::Disk) and
-//! [`Remote`](remote::Remote), are beside their users, and only `memfold-sys` fills a submission
+//! [`Remote`](remote::Remote), are beside their users, and only `memfold-os` fills a submission
 //! queue.
 //!
 //! # Modules, bottom first

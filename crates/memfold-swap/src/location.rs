@@ -1,6 +1,6 @@
 //! The location of an object in the swap file, and its handle.
+use memfold_os::units::PAGE_SIZE;
 use memfold_store::Handle;
-use memfold_sys::units::PAGE_SIZE;
 
 /// Objects start at multiples of this.
 pub const UNIT_BYTES: usize = 16;

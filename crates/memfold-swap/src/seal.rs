@@ -18,12 +18,12 @@
 //! Without encryption the tag is an XXH3-128 of the same data: it finds damage before the data is
 //! decoded. Only the fingerprint detects forged bytes.
 use alloc::vec::Vec;
+use memfold_os::Errno;
+use memfold_os::memory::secret::{Secret, wipe_bytes};
+use memfold_os::random;
+use memfold_os::sync::ForkCell;
+use memfold_os::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_store::xxh3_128;
-use memfold_sys::Errno;
-use memfold_sys::memory::secret::{Secret, wipe_bytes};
-use memfold_sys::random;
-use memfold_sys::sync::ForkCell;
-use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
 
 /// Bytes of a tag.
@@ -256,7 +256,7 @@ mod tests {
             let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
             let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).unwrap());
             // Reservations of terabytes hold hardly any data; reading them would make their pages.
-            let pagemap = memfold_sys::maps::pagemap::Pagemap::open().unwrap();
+            let pagemap = memfold_os::maps::pagemap::Pagemap::open().unwrap();
             let _ = pagemap.for_each_populated(start, end, |start, end| {
                 let mut at = start;
                 while at < end {

@@ -1,7 +1,7 @@
 //! The write queue: work for the thread that writes to the swap file, and the threads that wait for
 //! that work.
-use memfold_sys::sync::{Condvar, Mutex};
-use memfold_sys::units::Order;
+use memfold_os::sync::{Condvar, Mutex};
+use memfold_os::units::Order;
 
 /// Most queued raw writes: one for each buffer.
 pub const WRITES_MAX: usize = 3;

@@ -6,8 +6,8 @@
 //! switches). `MEMFOLD_MODEL_RUNS` multiplies the number of runs.
 #![cfg(shuttle)]
 
+use memfold_os::units::Order;
 use memfold_swap::cluster::{CLUSTER_SLOTS, Clusters, SearchScope};
-use memfold_sys::units::Order;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::thread;
 use std::sync::Arc;

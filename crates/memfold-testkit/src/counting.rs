@@ -1,5 +1,5 @@
 //! An allocator that counts, for tests of code that must not allocate.
-use memfold_sys::thread::{is_asleep, process_id, thread_id};
+use memfold_os::thread::{is_asleep, process_id, thread_id};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};

@@ -5,13 +5,13 @@
 //! did only a part returns EAGAIN with the count. An absent page has poison bytes, which are
 //! checked when the page returns: a read of them gets wrong data, and a write to them is detected.
 //! The fake has no limits, forks or DMA; [`crate::trouble`] simulates those.
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::Zone;
-use memfold_sys::sync::{Condvar, Mutex};
-use memfold_sys::uffd::Partial;
-use memfold_sys::uffd::drop::AddressSpan;
-use memfold_sys::uffd::space::Space;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::Errno;
+use memfold_os::memory::zone::Zone;
+use memfold_os::sync::{Condvar, Mutex};
+use memfold_os::uffd::Partial;
+use memfold_os::uffd::drop::AddressSpan;
+use memfold_os::uffd::space::Space;
+use memfold_os::units::PAGE_SIZE;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ impl FakeSpace {
     /// Makes a space whose area has `pages` absent pages (aligned to 2 MiB).
     pub fn new(pages: usize) -> FakeSpace {
         let zone =
-            Zone::reserve(pages * PAGE_SIZE, memfold_sys::units::MAX_BYTES).expect("address space");
+            Zone::reserve(pages * PAGE_SIZE, memfold_os::units::MAX_BYTES).expect("address space");
         let (table, changed) = (Mutex::new(Table::default()), Condvar::new());
         let inner = Inner { zone, table, changed, is_leaving: AtomicBool::new(false) };
         FakeSpace { inner: Arc::new(inner) }

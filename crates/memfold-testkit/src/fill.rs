@@ -1,7 +1,7 @@
 //! Contents for pages: real bytes of this machine's shared libraries, zeros, short patterns, and
 //! noise.
 use crate::random::Random;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::units::PAGE_SIZE;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 

@@ -83,7 +83,7 @@ pub fn swap_out(start: usize, len: usize) {
 /// Makes the kernel swap out all private memory of this process that has no file.
 pub fn swap_all_out() {
     let mut areas = Vec::new();
-    let _ = memfold_sys::maps::each_area(|area| {
+    let _ = memfold_os::maps::each_area(|area| {
         if area.is_private_anonymous() && area.readable {
             areas.push((area.start, area.len()));
         }
@@ -95,7 +95,7 @@ pub fn swap_all_out() {
 /// Returns the swapped-out bytes of this process's areas that touch `[start, end)`.
 pub fn swapped_bytes(start: usize, end: usize) -> usize {
     let mut bytes = 0;
-    let _ = memfold_sys::maps::each_detailed(|area, about| {
+    let _ = memfold_os::maps::each_detailed(|area, about| {
         if area.start < end && start < area.end {
             bytes += about.swapped_bytes;
         }

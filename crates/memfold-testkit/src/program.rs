@@ -3,8 +3,8 @@
 use crate::fake::FakeSpace;
 use memfold::fault::{FaultOutcome, PageFault};
 use memfold::pager::Pager;
-use memfold_sys::thread::yield_now;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::thread::yield_now;
+use memfold_os::units::PAGE_SIZE;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ pub fn small_config() -> memfold::Config {
     let mut config = memfold::Config::new(1 << 30);
     config.limit_bytes = Some(memfold::config::WORKABLE_MIN_BYTES);
     config.delivery = memfold::Delivery::Thread;
-    config.folio_order = memfold_sys::units::Order::new(4).expect("an order");
+    config.folio_order = memfold_os::units::Order::new(4).expect("an order");
     config.swap_keep_free_bytes = 0;
     config.pools = 1;
     config

@@ -7,11 +7,11 @@
 //! - being away for any time ([`MemoryRemote::set_away`]);
 //! - [`MemoryRemote::lose`], [`MemoryRemote::damage`], [`MemoryRemote::exchange`]: objects that are
 //!   gone or not what was put: found, never believed.
+use memfold_os::memory::witness::DescendantWatch;
+use memfold_os::sync::Mutex;
 use memfold_swap::remote::{
     BYTES_MAX, ENTRIES_MAX, ObjectFetch, Remote, RemoteError, StoredObject,
 };
-use memfold_sys::memory::witness::DescendantWatch;
-use memfold_sys::sync::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;

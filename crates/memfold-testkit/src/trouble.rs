@@ -24,12 +24,12 @@
 //! an empty frame, ENOENT for a present page.
 use crate::fake::FakeSpace;
 use crate::random::Random;
-use memfold_sys::Errno;
-use memfold_sys::sync::Mutex;
-use memfold_sys::uffd::Partial;
-use memfold_sys::uffd::drop::AddressSpan;
-use memfold_sys::uffd::space::Space;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::Errno;
+use memfold_os::sync::Mutex;
+use memfold_os::uffd::Partial;
+use memfold_os::uffd::drop::AddressSpan;
+use memfold_os::uffd::space::Space;
+use memfold_os::units::PAGE_SIZE;
 use std::sync::Arc;
 
 /// A fault.

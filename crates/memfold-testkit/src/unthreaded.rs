@@ -3,8 +3,8 @@
 use memfold::config::{Config, WORKABLE_MIN_BYTES};
 use memfold::pager::{Pager, PagerParts, StatsPlace};
 use memfold::{Delivery, Stats};
-use memfold_sys::uffd::Uffd;
-use memfold_sys::uffd::space::UffdSpace;
+use memfold_os::uffd::Uffd;
+use memfold_os::uffd::space::UffdSpace;
 
 /// Makes an engine with signal delivery and the least resident memory, whose frames are registered
 /// with `uffd`. It manages nothing yet. `space` is that of the process, with the same descriptor.

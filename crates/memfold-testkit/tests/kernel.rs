@@ -1,10 +1,10 @@
 //! Compares the fake address space with the kernel: the same calls on both give the same results
 //! and pages.
-use memfold_sys::maps::pagemap::Pagemap;
-use memfold_sys::memory::zone::{Zone, set_inherited};
-use memfold_sys::uffd::space::{Space, UffdSpace};
-use memfold_sys::uffd::{Uffd, feature};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::maps::pagemap::Pagemap;
+use memfold_os::memory::zone::{Zone, set_inherited};
+use memfold_os::uffd::space::{Space, UffdSpace};
+use memfold_os::uffd::{Uffd, feature};
+use memfold_os::units::PAGE_SIZE;
 use memfold_testkit::fake::FakeSpace;
 use memfold_testkit::random::{Random, seed};
 use std::sync::Arc;

@@ -30,14 +30,14 @@ use alloc::boxed::Box;
 use core::ops::Range;
 use core::ptr::null_mut;
 #[cfg(not(shuttle))]
-use memfold_sys::memory::zone::Zone;
-use memfold_sys::sync::atomic::{
+use memfold_os::memory::zone::Zone;
+use memfold_os::sync::atomic::{
     AtomicPtr, AtomicU32, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
 };
-use memfold_sys::sync::{Condvar, Mutex};
-use memfold_sys::thread::yield_now;
-use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
+use memfold_os::sync::{Condvar, Mutex};
+use memfold_os::thread::yield_now;
+use memfold_os::units::{MAX_BYTES, PAGE_SIZE};
 
 /// Slots of the first chunk, and classes. Each further chunk has twice as many slots as the one
 /// before. A model has few, because each run makes them anew.

@@ -8,8 +8,8 @@ use crate::reclaim::writeback::Writeback;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
+use memfold_os::units::{MAX_PAGES, PAGE_SIZE};
 use memfold_swap::Swap;
-use memfold_sys::units::{MAX_PAGES, PAGE_SIZE};
 
 /// Sums over the folios of all areas.
 #[derive(Default)]

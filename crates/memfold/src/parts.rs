@@ -18,10 +18,10 @@ use crate::requests::device_faults::DeviceFaults;
 use crate::requests::pause::PauseGates;
 use crate::stats_place::StatsPlace;
 use alloc::sync::Arc;
+use memfold_os::memory::zone::Zone;
+use memfold_os::thread::errands::DelegateQueue;
+use memfold_os::units::PAGE_SIZE;
 use memfold_store::CodecSpec;
-use memfold_sys::memory::zone::Zone;
-use memfold_sys::thread::errands::DelegateQueue;
-use memfold_sys::units::PAGE_SIZE;
 
 /// The parts of an engine.
 ///

@@ -18,15 +18,15 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem::{ManuallyDrop, forget, take};
 use core::ops::Range;
-use memfold_sys::Errno;
-use memfold_sys::maps::pagemap::Pagemap;
-use memfold_sys::memory::birthplace::ProcessTag;
-use memfold_sys::memory::zone::{self, Zone};
-use memfold_sys::raw::SignalsBlocked;
-use memfold_sys::thread::{Thread, cpus, memory_bytes};
-use memfold_sys::uffd::space::UffdSpace;
-use memfold_sys::uffd::{OpenError, Uffd, feature};
-use memfold_sys::units::{MAX_BYTES, PAGE_SHIFT, PAGE_SIZE};
+use memfold_os::Errno;
+use memfold_os::maps::pagemap::Pagemap;
+use memfold_os::memory::birthplace::ProcessTag;
+use memfold_os::memory::zone::{self, Zone};
+use memfold_os::raw::SignalsBlocked;
+use memfold_os::thread::{Thread, cpus, memory_bytes};
+use memfold_os::uffd::space::UffdSpace;
+use memfold_os::uffd::{OpenError, Uffd, feature};
+use memfold_os::units::{MAX_BYTES, PAGE_SHIFT, PAGE_SIZE};
 use rustix::fd::AsRawFd;
 
 /// Why folded memory is unavailable. Displays as one line that says what to do.

@@ -1,7 +1,7 @@
 //! What is loaded for a read is protected, and dropped while it is clean: with real faults, no write
 //! is lost, and what is pinned may be written to by the kernel. Rows C1, C2.
 use memfold::{Delivery, Memory, Region};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::units::PAGE_SIZE;
 use memfold_testkit::random::{Random, seed};
 use memfold_testkit::sharer::Sharer;
 use std::io::Read;

@@ -29,7 +29,7 @@ fn regions_are_refused_before_the_last_area_and_others_work() {
     assert!(refused.contains("another engine") && refused.contains("end some"), "{refused}");
     // There is room for what these need: here for an area that isn't a region.
     let spare: Vec<_> =
-        (0..400).map(|_| memfold_sys::memory::zone::Zone::reserve(4096, 4096).unwrap()).collect();
+        (0..400).map(|_| memfold_os::memory::zone::Zone::reserve(4096, 4096).unwrap()).collect();
     for (n, region) in regions.iter().enumerate() {
         region.pageout(0..4096);
         assert!(region.as_slice().iter().all(|byte| *byte == n as u8 | 1), "{n}");

@@ -1,8 +1,8 @@
 //! Faults at random: whatever the kernel or the store refuses, no byte is lost, no thread stays
 //! asleep, and at rest all sums hold. Rows Z3, Z4, Z5, Z7, C1, C2.
 use memfold::{Config, Delivery};
-use memfold_store::Fault;
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_os::units::{Order, PAGE_SIZE};
+use memfold_store::InjectedFault;
 use memfold_testkit::fill::fill;
 use memfold_testkit::program::{Program, Setup};
 use memfold_testkit::random::{Random, seed};
@@ -98,10 +98,10 @@ fn heavy(seed: u64, count: usize, change: impl FnOnce(&mut Config)) {
     let setup = &Setup::new(config(change), PAGES);
     setup.troubles.strike_at_random(60, random.word());
     let faults = setup.pager.store().faults();
-    faults.strike_every(Fault::Codec, 97);
-    faults.strike_every(Fault::PoolFull, 131);
+    faults.strike_every(InjectedFault::Codec, 97);
+    faults.strike_every(InjectedFault::PoolFull, 131);
     if setup.pager.config().verify {
-        faults.strike_every(Fault::Compressed, 89);
+        faults.strike_every(InjectedFault::Compressed, 89);
     }
     let mut shadows: Vec<_> = (0..2).map(|me| Shadow::new(PAGES, me, 2)).collect();
     std::thread::scope(|scope| {

@@ -8,7 +8,7 @@
 #![cfg(shuttle)]
 
 use memfold::holds::Holds;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::units::PAGE_SIZE;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};

@@ -3,11 +3,11 @@
 use memfold::fault::PageFault;
 use memfold::pager::Pager;
 use memfold::{Delivery, Memory};
-use memfold_sys::maps::pagemap::Pagemap;
-use memfold_sys::memory::zone::Zone;
-use memfold_sys::uffd::space::{Space, UffdSpace};
-use memfold_sys::uffd::{Uffd, feature};
-use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
+use memfold_os::maps::pagemap::Pagemap;
+use memfold_os::memory::zone::Zone;
+use memfold_os::uffd::space::{Space, UffdSpace};
+use memfold_os::uffd::{Uffd, feature};
+use memfold_os::units::{MAX_BYTES, PAGE_SIZE};
 use memfold_testkit::kernel_swap::{KernelSwap, swap_all_out, swap_out, swapped_bytes};
 use memfold_testkit::sharer::Sharer;
 use memfold_testkit::unthreaded::engine;

@@ -1,7 +1,7 @@
 //! A process whose equal pages the kernel merges: a test binary of its own, as that is for all of the
 //! process.
 use memfold::{Delivery, Memory};
-use memfold_sys::maps::{each_detailed, flag};
+use memfold_os::maps::{each_detailed, flag};
 use std::ops::{ControlFlow, Range};
 
 /// Of each mapping in a range, whether the kernel may merge its pages.

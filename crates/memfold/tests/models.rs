@@ -9,7 +9,7 @@
 
 use memfold::config::WORKABLE_MIN_BYTES;
 use memfold::{Config, Delivery};
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_os::units::{Order, PAGE_SIZE};
 use memfold_testkit::program::Setup;
 use memfold_testkit::random::Random;
 use memfold_testkit::trouble::{Call, Trouble};
@@ -206,7 +206,7 @@ fn c1_a_refused_save_and_a_touch_keep_the_folio() {
     explore(|delivery| {
         let setup = setup(delivery);
         (0..8).for_each(|n| write(&setup, n, 1));
-        setup.pager.store().faults().strike_at(memfold_store::Fault::PoolFull, 2);
+        setup.pager.store().faults().strike_at(memfold_store::InjectedFault::PoolFull, 2);
         let (saver, toucher) = (setup.clone(), setup.clone());
         join(vec![
             thread::spawn(move || drop(saver.pager.mappings().page_out_at(saver.addrs(0..8)))),
@@ -494,7 +494,7 @@ fn c1_writeback_and_touches_keep_every_byte_and_slot() {
         let disk = MemoryDisk::default();
         let setup = Arc::new(Setup::with_disk(with_file(delivery), 64, Some(&disk)));
         (0..8).for_each(|n| write(&setup, n, 1));
-        disk.strike(memfold_sys::transfer::Direction::Write, 2, DiskTrouble::Failed);
+        disk.strike(memfold_os::transfer::Direction::Write, 2, DiskTrouble::Failed);
         let threads = [0..4, 4..8].map(|pages| {
             let setup = setup.clone();
             thread::spawn(move || drop(setup.pager.mappings().page_out_at(setup.addrs(pages))))

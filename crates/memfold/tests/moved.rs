@@ -4,10 +4,10 @@
 use memfold::fault::PageFault;
 use memfold::mappings::calls::{RemapCall, failed};
 use memfold::pager::Pager;
-use memfold_sys::maps::pagemap::Pagemap;
-use memfold_sys::uffd::space::UffdSpace;
-use memfold_sys::uffd::{Uffd, feature};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::maps::pagemap::Pagemap;
+use memfold_os::uffd::space::UffdSpace;
+use memfold_os::uffd::{Uffd, feature};
+use memfold_os::units::PAGE_SIZE;
 use memfold_testkit::fill::partly_random;
 use memfold_testkit::unthreaded::engine;
 use std::ops::Range;

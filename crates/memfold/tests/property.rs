@@ -5,7 +5,7 @@
 //! A failure prints its seed; `MEMFOLD_SEED=N cargo test -p memfold --test property` runs it again.
 //! `hunt` (ignored) goes on with new seeds for `MEMFOLD_SECONDS`.
 use memfold::{Delivery, Memory, PinnedRange, Region};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::units::PAGE_SIZE;
 use memfold_testkit::fill::fill;
 use memfold_testkit::random::{Random, seed};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -2,8 +2,8 @@
 //! lost by it.
 use memfold::fault::{FaultOutcome, PageFault};
 use memfold::{Config, Stats};
-use memfold_store::Fault as StoreFault;
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_os::units::{Order, PAGE_SIZE};
+use memfold_store::InjectedFault as StoreFault;
 use memfold_testkit::fill::fill;
 use memfold_testkit::program::Setup;
 use memfold_testkit::random::Random;

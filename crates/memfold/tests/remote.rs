@@ -1,7 +1,7 @@
 //! The remote tier behind the swap file, over a fake address space, a device and a store in memory.
 //! Row B3.
 use memfold::{Config, stats::Stats};
-use memfold_sys::transfer::Direction;
+use memfold_os::transfer::Direction;
 use memfold_testkit::disk::{DiskTrouble, MemoryDisk};
 use memfold_testkit::fill::partly_random;
 use memfold_testkit::program::{Setup, fatal, small_config};

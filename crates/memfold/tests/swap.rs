@@ -1,8 +1,8 @@
 //! The swap file behind the pool, over a fake address space and a device in memory. Rows S3, Z4,
 //! Z5, Z10, M9, C2, B3.
 use memfold::{Config, stats::Stats};
-use memfold_sys::transfer::Direction;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::transfer::Direction;
+use memfold_os::units::PAGE_SIZE;
 use memfold_testkit::disk::{DiskTrouble, MemoryDisk};
 use memfold_testkit::fill::partly_random;
 use memfold_testkit::program::{Setup, fatal, small_config};

@@ -1,6 +1,6 @@
 //! The swap device fails at every operation there is, one at a time. Rows S3, S5, B3.
 use memfold::{Config, OnFull, stats::Stats};
-use memfold_sys::transfer::Direction;
+use memfold_os::transfer::Direction;
 use memfold_testkit::disk::{DiskTrouble, MemoryDisk};
 use memfold_testkit::fill::partly_random;
 use memfold_testkit::program::{Setup, small_config};

@@ -5,7 +5,9 @@ use crate::common::summary::{Spread, show};
 use crate::corpus::file::{CorpusFile, PAGE};
 use crate::store::pool::Buffer;
 use anyhow::ensure;
-use memfold_store::{BareCodec, CodecSpec, Compressor, Done, Job, SoftwarePool, huge_threshold};
+use memfold_store::{
+    BareCodec, BatchJob, BatchResult, CodecSpec, Compressor, SoftwarePool, huge_threshold,
+};
 use std::time::Instant;
 
 const BLOCK: usize = 16 << 10;
@@ -56,9 +58,9 @@ fn measure(corpus: &CorpusFile, codec: &str, rounds: usize) -> anyhow::Result<(f
     Ok((Spread::of(ratios).map_or(f64::NAN, |spread| spread.median), note))
 }
 
-fn jobs(corpus: &CorpusFile, batch: usize, to: &mut Buffer) -> [Job; BATCH] {
+fn jobs(corpus: &CorpusFile, batch: usize, to: &mut Buffer) -> [BatchJob; BATCH] {
     let to = to.bytes().as_mut_ptr();
-    std::array::from_fn(|at| Job {
+    std::array::from_fn(|at| BatchJob {
         tag: at as u64,
         src: corpus.page(((batch * BATCH + at) * BLOCK / PAGE) as u64),
         len: BLOCK,
@@ -68,7 +70,7 @@ fn jobs(corpus: &CorpusFile, batch: usize, to: &mut Buffer) -> [Job; BATCH] {
 }
 
 fn on_one(codec: &mut BareCodec, corpus: &CorpusFile, batch: usize, to: &mut Buffer) -> usize {
-    let compress = |job: Job| {
+    let compress = |job: BatchJob| {
         // SAFETY: the block lies in the corpus, which nobody writes; `to` has room for a block at
         // each place.
         let size = unsafe { codec.compress(job.src, job.len, job.dst, job.room) };
@@ -84,7 +86,7 @@ fn on_two(queue: &mut dyn Compressor, corpus: &CorpusFile, batch: usize, to: &mu
     assert_eq!(taken, BATCH, "an idle queue takes a batch");
     let (mut left, mut bytes) = (BATCH, 0);
     while left > 0 {
-        let mut done = [Done::NONE; BATCH];
+        let mut done = [BatchResult::NONE; BATCH];
         let count = queue.complete(&mut done, u64::MAX);
         bytes += done[..count]
             .iter()

@@ -6,8 +6,10 @@ use crate::corpus::PIECE;
 use crate::corpus::file::{CorpusFile, PAGE};
 use crate::store::pool::{Buffer, FOLIO_PAGES, folio, load, order, save, store};
 use anyhow::ensure;
-use memfold_store::{CodecSpec, Dictionary, Handle, Trial, raw_dictionaries, trained_dictionaries};
-use memfold_sys::units::Order;
+use memfold_os::units::Order;
+use memfold_store::{
+    CodecSpec, Dictionary, DictionaryTrial, Handle, raw_dictionaries, trained_dictionaries,
+};
 use std::time::Instant;
 
 /// The kinds that alternate in a corpus of `memfold bench corpus`.
@@ -74,7 +76,7 @@ fn row(
     let own = measure(corpus, codec, block, folios, &With::Own)?;
     let spec = CodecSpec::parse(codec).map_err(|e| anyhow::anyhow!("{e}"))?;
     let (teach, judge) = samples(corpus, block, folios);
-    let mut trial = Trial::new(spec, block);
+    let mut trial = DictionaryTrial::new(spec, block);
     let mut best = |dictionaries: &mut dyn Iterator<Item = Dictionary>| {
         let best = trial.best(judge.chunks_exact(block.bytes()), dictionaries);
         let taken = best

@@ -4,10 +4,10 @@
 use crate::common::row::StoreRow;
 use crate::common::summary::Spread;
 use crate::corpus::file::{CorpusFile, PAGE};
+use memfold_os::units::Order;
 use memfold_store::{
-    BareCodec, BlockSet, CodecSpec, Handle, Store, StoreConfig, Worker, huge_threshold,
+    BareCodec, BlockSet, CodecSpec, CodecWorker, Handle, Store, StoreConfig, huge_threshold,
 };
-use memfold_sys::units::Order;
 use memfold_testkit::random::Sequence as Random;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -39,7 +39,7 @@ pub fn store(codec: &str, block: u8, pools: usize) -> anyhow::Result<Store> {
 /// Saves the folio of `order` that starts at corpus page `page`, which must not wrap around.
 pub fn save(
     store: &Store,
-    w: &mut Worker,
+    w: &mut CodecWorker,
     corpus: &CorpusFile,
     page: u64,
     order: Order,
@@ -64,7 +64,7 @@ pub fn save(
 }
 
 /// Loads a folio to `to`, which is page-aligned.
-pub fn load(store: &Store, w: &mut Worker, handles: &[Handle], order: Order, to: &mut [u8]) {
+pub fn load(store: &Store, w: &mut CodecWorker, handles: &[Handle], order: Order, to: &mut [u8]) {
     let block = store.block_order(order);
     assert!(to.len() >= order.bytes());
     for (index, handle) in handles.iter().enumerate() {
@@ -203,7 +203,7 @@ pub fn overhead(corpus: &CorpusFile, codec: &str, rounds: usize) -> anyhow::Resu
 
 struct Ours {
     store: Store,
-    w: Worker,
+    w: CodecWorker,
     ring: Vec<Vec<Handle>>,
     to: Buffer,
 }

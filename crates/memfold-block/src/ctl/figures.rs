@@ -1,7 +1,7 @@
 //! Counters as JSON, with zram's names where zram has them.
 use crate::device::{DeviceMemory, ObjectState};
 use crate::export::Export;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::units::PAGE_SIZE;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! The age of objects: which ones were not used since some moment.
-use memfold_store::{Cold, Store};
+use memfold_store::{ColdObject, Store};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ impl ObjectAges {
     }
 
     /// Returns whether an object is marked idle.
-    pub fn is_idle(&self, store: &Store, cold: &Cold) -> bool {
+    pub fn is_idle(&self, store: &Store, cold: &ColdObject) -> bool {
         let idle = self.0.lock().expect("nobody panics with the lock").idle;
         idle.is_some_and(|since| cold.idle_ticks > store.now().wrapping_sub(since))
     }

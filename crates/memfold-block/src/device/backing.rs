@@ -5,8 +5,8 @@ use super::error::DeviceError;
 use super::holder::SlotHolder;
 use super::spill::{SpillFile, SpillSettings, SpillStats};
 use super::units::LIMIT_BYTES_MIN;
+use memfold_os::units::{Order, PAGE_SIZE};
 use memfold_store::{CodecSpec, Handle, Store, StoreConfig, StoreStats};
-use memfold_sys::units::{Order, PAGE_SIZE};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, RwLock, Weak};
 

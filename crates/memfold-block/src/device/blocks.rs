@@ -6,9 +6,9 @@ use super::state::{BlockPart, Device};
 use super::table::{BlockSlots, IN_BLOCK, TableChunk};
 use super::units::ZeroPolicy;
 use super::writeback;
-use memfold_store::{BlockSet, Handle, Worker};
-use memfold_sys::page::Page;
-use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
+use memfold_os::page::Page;
+use memfold_os::units::{MAX_PAGES, Order, PAGE_SIZE};
+use memfold_store::{BlockSet, CodecWorker, Handle};
 use std::ops::Range;
 
 impl Device {
@@ -135,7 +135,7 @@ impl Device {
     /// Stores a block or page. The caller puts the handle in a slot, or frees it.
     fn save(
         &self,
-        worker: &mut Worker,
+        worker: &mut CodecWorker,
         from: &[u8],
         order: Order,
         key: u64,

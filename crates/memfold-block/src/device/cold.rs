@@ -4,8 +4,8 @@ use super::holder::{RecompressResult, SlotHolder};
 use super::state::Device;
 use super::table::IN_BLOCK;
 use super::writeback;
-use memfold_store::{CodecSpec, Cold, Exported, Handle, Worker};
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_os::units::{Order, PAGE_SIZE};
+use memfold_store::{CodecSpec, CodecWorker, ColdObject, ExportedObject, Handle};
 use std::time::Duration;
 
 /// Objects that are picked before they are processed.
@@ -53,7 +53,7 @@ impl DeviceMemory {
         self.ages.mark_idle(&self.store, age);
     }
 
-    fn picks(&self, pick: ObjectPick, cold: &Cold) -> bool {
+    fn picks(&self, pick: ObjectPick, cold: &ColdObject) -> bool {
         let idle = || self.ages.is_idle(&self.store, cold);
         match pick {
             ObjectPick::Idle => idle(),
@@ -65,7 +65,7 @@ impl DeviceMemory {
     }
 
     /// Calls `each` with batches of picked objects until it returns `false`.
-    fn each_turn(&self, pick: ObjectPick, mut each: impl FnMut(&[Cold]) -> bool) {
+    fn each_turn(&self, pick: ObjectPick, mut each: impl FnMut(&[ColdObject]) -> bool) {
         let mut turn = Vec::with_capacity(TURN);
         let mut goes_on = true;
         self.store.each_object(|cold| {
@@ -162,7 +162,7 @@ impl SlotHolder for Device {
         (self.key..self.key + pages).contains(&key)
     }
 
-    fn export(&self, cold: &Cold, out: &mut [u8]) -> Option<Exported> {
+    fn export(&self, cold: &ColdObject, out: &mut [u8]) -> Option<ExportedObject> {
         let (block, page) = self.spot(cold);
         let _lock = self.lock_of(block).read();
         if !self.holds(block, page, cold) {
@@ -171,7 +171,7 @@ impl SlotHolder for Device {
         self.backing.store.export(cold.handle, out).ok()
     }
 
-    fn replace(&self, cold: &Cold, new: Handle) -> bool {
+    fn replace(&self, cold: &ColdObject, new: Handle) -> bool {
         let (block, page) = self.spot(cold);
         let _lock = self.lock_of(block).write();
         if !self.holds(block, page, cold) {
@@ -186,7 +186,7 @@ impl SlotHolder for Device {
         true
     }
 
-    fn recompress(&self, worker: &mut Worker, cold: &Cold, done: &mut RecompressResult) {
+    fn recompress(&self, worker: &mut CodecWorker, cold: &ColdObject, done: &mut RecompressResult) {
         let (block, page) = self.spot(cold);
         let store = &self.backing.store;
         let smaller = {
@@ -213,7 +213,7 @@ impl SlotHolder for Device {
 
 impl Device {
     /// Returns the block of an object, and the page in it if the object is one page.
-    fn spot(&self, cold: &Cold) -> (u64, Option<usize>) {
+    fn spot(&self, cold: &ColdObject) -> (u64, Option<usize>) {
         let page = cold.key - self.key;
         let (block, page) = (page / self.order.pages() as u64, page as usize % self.order.pages());
         (block, (cold.order != self.order || self.order == Order::PAGE).then_some(page))
@@ -221,7 +221,7 @@ impl Device {
 
     /// Returns whether a slot still holds the object with the same bytes. The caller holds the
     /// block's lock.
-    fn holds(&self, block: u64, page: Option<usize>, cold: &Cold) -> bool {
+    fn holds(&self, block: u64, page: Option<usize>, cold: &ColdObject) -> bool {
         let Some(chunk) = self.table.chunk(block) else { return false };
         let slots = self.table.slots(chunk, block);
         let held = page.map_or_else(|| slots.block(), |page| slots.page(page));

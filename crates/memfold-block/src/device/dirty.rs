@@ -4,8 +4,8 @@ use super::state::Device;
 use super::table::{IN_BLOCK, TableChunk};
 use super::units::ZeroPolicy;
 use super::writeback;
+use memfold_os::units::{Order, PAGE_SIZE};
 use memfold_store::Handle;
-use memfold_sys::units::{Order, PAGE_SIZE};
 use std::sync::atomic::Ordering::Acquire;
 
 /// Which blocks to visit.

@@ -1,9 +1,9 @@
 //! The state that a thread needs to use devices.
 use super::backing::DeviceMemory;
 use super::error::IoError;
-use memfold_store::Worker;
-use memfold_sys::page::PageBuffer;
-use memfold_sys::units::Order;
+use memfold_os::page::PageBuffer;
+use memfold_os::units::Order;
+use memfold_store::CodecWorker;
 use std::sync::Arc;
 
 /// Codec state and buffers of one thread, for devices of one backing.
@@ -16,7 +16,7 @@ pub struct DeviceIo {
 
 /// The part of it that a load needs.
 pub(super) struct BlockDecoder {
-    pub worker: Worker,
+    pub worker: CodecWorker,
     /// A block from the file, of which a part is wanted.
     pub whole: PageBuffer,
 }

@@ -53,8 +53,8 @@ pub use state::Device;
 pub use units::{LIMIT_BYTES_MIN, RangeStatus, SECTOR_BYTES, SIZE_BYTES_MAX, ZeroPolicy};
 
 use counters::DeviceCounters;
+use memfold_os::units::PAGE_SIZE;
 use memfold_store::Handle;
-use memfold_sys::units::PAGE_SIZE;
 
 impl Device {
     /// Reads bytes from `offset` on. Reads of whole pages into page-aligned memory are the fastest.

@@ -1,11 +1,11 @@
 //! The file for data that does not fit in memory: its space, counters and writer (`writeback.rs`
 //! describes the writes).
 use super::holder::SlotHolder;
-use memfold_store::{Cold, Handle};
+use memfold_os::sync::Mutex;
+use memfold_os::units::Order;
+use memfold_store::{ColdObject, Handle};
 use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
 use memfold_swap::{ObjectLocation, Swap, SwapBounds};
-use memfold_sys::sync::Mutex;
-use memfold_sys::units::Order;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -81,14 +81,14 @@ pub struct SpillStats {
 /// The writer; one thread at a time.
 pub(super) struct SpillWriter {
     pub items: Vec<SpillItem>,
-    pub found: [Cold; LOOK],
+    pub found: [ColdObject; LOOK],
     pub used: usize,
     pub count: usize,
 }
 
 pub(super) struct SpillItem {
     pub device: Arc<dyn SlotHolder>,
-    pub cold: Cold,
+    pub cold: ColdObject,
     pub place: ObjectLocation,
 }
 
@@ -115,7 +115,7 @@ impl SpillFile {
         let swap = Swap::new(Box::new(disk), None, settings.encrypt, bounds);
         let writer = SpillWriter {
             items: Vec::with_capacity(ITEMS_MAX),
-            found: [Cold::NONE; LOOK],
+            found: [ColdObject::NONE; LOOK],
             used: 0,
             count: 0,
         };

@@ -6,8 +6,8 @@ use super::holder::SlotHolder;
 use super::io::DeviceIo;
 use super::table::{IN_BLOCK, SlotTable, TableChunk};
 use super::units::{SECTOR_BYTES, SIZE_BYTES_MAX};
-use memfold_sys::sync::RwLock;
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_os::sync::RwLock;
+use memfold_os::units::{Order, PAGE_SIZE};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 

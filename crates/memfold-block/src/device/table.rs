@@ -1,8 +1,8 @@
 //! The table of a device: a slot for each page and one for each block, with the object that holds
 //! it.
 use super::backing::DeviceMemory;
+use memfold_os::units::Order;
 use memfold_store::Handle;
-use memfold_sys::units::Order;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
 

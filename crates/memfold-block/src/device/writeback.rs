@@ -8,10 +8,10 @@ use super::backing::DeviceMemory;
 use super::error::IoError;
 use super::io::BlockDecoder;
 use super::spill::{ITEMS_MAX, SpillFile, SpillItem, SpillWriter};
-use memfold_store::{Cold, Handle};
+use memfold_os::page::Page;
+use memfold_os::units::{Order, PAGE_SIZE};
+use memfold_store::{ColdObject, Handle};
 use memfold_swap::{HEAD_BYTES, ObjectLocation, UNIT_BYTES};
-use memfold_sys::page::Page;
-use memfold_sys::units::{Order, PAGE_SIZE};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -158,7 +158,7 @@ pub(crate) fn write_cold(backing: &DeviceMemory, spill: &SpillFile, bytes: u64) 
 }
 
 /// Writes these objects back. Returns the payload bytes freed.
-pub(crate) fn write_these(backing: &DeviceMemory, spill: &SpillFile, these: &[Cold]) -> u64 {
+pub(crate) fn write_these(backing: &DeviceMemory, spill: &SpillFile, these: &[ColdObject]) -> u64 {
     let mut writer = spill.writer.lock();
     (writer.used, writer.count) = (0, 0);
     let (mut rest, mut freed) = (these, 0);
@@ -181,7 +181,7 @@ pub(crate) fn write_these(backing: &DeviceMemory, spill: &SpillFile, these: &[Co
     }
 }
 
-fn look_for_cold(backing: &DeviceMemory, found: &mut [Cold]) -> usize {
+fn look_for_cold(backing: &DeviceMemory, found: &mut [ColdObject]) -> usize {
     // Two turns, because an object that was used since the last turn gets a second chance.
     for _ in 0..2 * (backing.store.stats().objects as usize / SCAN + 2) {
         let count = backing.store.coldest(SCAN, found);
@@ -198,7 +198,7 @@ fn write_run(
     backing: &DeviceMemory,
     spill: &SpillFile,
     writer: &mut SpillWriter,
-    mut look: impl FnMut(&mut [Cold]) -> usize,
+    mut look: impl FnMut(&mut [ColdObject]) -> usize,
 ) -> u64 {
     let swap = &spill.swap;
     if !swap.accepts_writes() || spill.limit_left() == Some(0) {
@@ -242,7 +242,7 @@ fn fill(
     writer: &mut SpillWriter,
     slot: u64,
     room: &mut [u8],
-    look: &mut impl FnMut(&mut [Cold]) -> usize,
+    look: &mut impl FnMut(&mut [ColdObject]) -> usize,
 ) -> usize {
     let (mut used, mut looks) = (0, 0);
     writer.items.clear();
@@ -295,7 +295,7 @@ fn fill(
 fn end_run(
     spill: &SpillFile,
     writer: &mut SpillWriter,
-    result: Result<(), memfold_sys::Errno>,
+    result: Result<(), memfold_os::Errno>,
 ) -> u64 {
     let mut freed = 0;
     if let Err(error) = result {

@@ -2,9 +2,9 @@
 //! acknowledged.
 use super::{DeviceEntry, ImageError, ImageJournal, ImagePlace, VerifiedImage};
 use crate::device::{Device, DeviceMemory, MemorySettings, ZeroPolicy};
+use memfold_os::Errno;
+use memfold_os::units::Order;
 use memfold_store::CodecSpec;
-use memfold_sys::Errno;
-use memfold_sys::units::Order;
 use memfold_testkit::disk::files::{Fate, Fault, Forgetful};
 use memfold_testkit::fill::fill;
 use memfold_testkit::random::{Random, seed};

@@ -24,9 +24,9 @@
 //! written.
 use crate::device::{DirtyPiece, IoError, ZeroPolicy};
 use crate::plain::plain;
+use memfold_os::Errno;
+use memfold_os::units::Order;
 use memfold_store::xxh3_128;
-use memfold_sys::Errno;
-use memfold_sys::units::Order;
 use std::fmt;
 use std::io;
 

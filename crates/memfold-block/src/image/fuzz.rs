@@ -3,9 +3,9 @@
 use super::format::{self, GroupHash, ImageRecord, ImageSums, RECORD_BYTES, RecordKind, SUM_BYTES};
 use super::{DeviceEntry, VerifiedImage};
 use crate::device::{Device, DeviceMemory, DirtyPiece, IoError, MemorySettings, ZeroPolicy};
+use memfold_os::Errno;
+use memfold_os::units::Order;
 use memfold_swap::disk::durable::{File, FileIdentity};
-use memfold_sys::Errno;
-use memfold_sys::units::Order;
 use std::sync::Arc;
 
 const SIZE: u64 = 64 << 10;

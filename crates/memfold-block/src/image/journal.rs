@@ -18,8 +18,8 @@ use super::place::ImagePlace;
 use super::read::VerifiedImage;
 use super::writer::{GroupContent, GroupFailure, ImageWriter};
 use crate::device::{BlockChoice, Device};
+use memfold_os::Errno;
 use memfold_swap::disk::durable::{File, FileAccess};
-use memfold_sys::Errno;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 

@@ -1,9 +1,9 @@
 //! The path of an image, and its replacement by a new one.
 use super::format::ImageError;
 use crate::plain::plain;
+use memfold_os::Errno;
+use memfold_os::random;
 use memfold_swap::disk::durable::{Directory, File, FileAccess, Folder};
-use memfold_sys::Errno;
-use memfold_sys::random;
 use std::fmt::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};

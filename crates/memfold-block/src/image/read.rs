@@ -5,9 +5,9 @@ use super::format::{
 };
 use super::place::ImagePlace;
 use crate::device::{Device, DeviceIo, IoError};
+use memfold_os::page::PageBuffer;
+use memfold_os::units::Order;
 use memfold_swap::disk::durable::{File, FileAccess};
-use memfold_sys::page::PageBuffer;
-use memfold_sys::units::Order;
 use std::sync::Arc;
 
 const READ_BYTES: usize = 1 << 20;

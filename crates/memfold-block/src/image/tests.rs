@@ -3,7 +3,7 @@ use super::format::{self, ImageRecord, ImageSums, RECORD_BYTES, RecordKind};
 use super::*;
 use crate::device::tests::{spill_settings, spilling};
 use crate::device::{Device, DeviceMemory, MemorySettings, RangeStatus, ZeroPolicy};
-use memfold_sys::units::Order;
+use memfold_os::units::Order;
 use memfold_testkit::fill::fill;
 use memfold_testkit::mutations::feed;
 use memfold_testkit::random::{Random, seed};

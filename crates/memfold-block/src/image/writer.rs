@@ -3,9 +3,9 @@ use super::format::{
     self, DeviceEntry, GROUP_UNIT, GroupHash, ImageError, ImageRecord, ImageSums, SUM_BYTES, UNIT,
 };
 use crate::device::{BlockChoice, Device, DirtyPiece, IoError, ZeroPolicy};
+use memfold_os::Errno;
+use memfold_os::random;
 use memfold_swap::disk::durable::File;
-use memfold_sys::Errno;
-use memfold_sys::random;
 use std::sync::Arc;
 
 /// Records are gathered up to this many bytes and then written.

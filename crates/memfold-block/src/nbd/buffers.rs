@@ -1,8 +1,8 @@
 //! Buffers of a connection, allocated once. They read many requests, and send many replies, at a
 //! time.
 use super::wire::{REQUEST_BYTES, ReplyHead};
-use memfold_sys::page::PageBuffer;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::page::PageBuffer;
+use memfold_os::units::PAGE_SIZE;
 use std::io::{self, IoSlice, Read, Write};
 use std::ops::Range;
 

@@ -5,7 +5,7 @@ use super::wire::{self, allocation, command, flag, option, reply};
 use super::*;
 use crate::device::{Device, DeviceMemory, MemorySettings};
 use crate::export::Export;
-use memfold_sys::units::Order;
+use memfold_os::units::Order;
 use memfold_testkit::fill::fill;
 use memfold_testkit::random::{Random, seed};
 use std::io::{self, Read, Write};

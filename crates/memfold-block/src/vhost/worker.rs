@@ -5,8 +5,8 @@ use super::request::{
 use super::spans::Memory;
 use crate::device::{DeviceIo, IoError, SECTOR_BYTES, ZeroPolicy};
 use crate::export::Export;
-use memfold_sys::page::PageBuffer;
-use memfold_sys::units::Order;
+use memfold_os::page::PageBuffer;
+use memfold_os::units::Order;
 use virtio_bindings::virtio_blk::VIRTIO_BLK_ID_BYTES;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};

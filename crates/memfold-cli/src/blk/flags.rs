@@ -4,8 +4,8 @@ use crate::machine;
 use clap::{Arg, ArgAction, ArgMatches};
 use memfold::config::parse_size;
 use memfold_block::{LIMIT_BYTES_MIN, SpillSettings};
+use memfold_os::units::{MAX_ORDER, Order, PAGE_SIZE};
 use memfold_store::CodecSpec;
-use memfold_sys::units::{MAX_ORDER, Order, PAGE_SIZE};
 use std::ffi::OsString;
 use std::path::PathBuf;
 

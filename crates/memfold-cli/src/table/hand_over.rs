@@ -29,9 +29,9 @@ fn fail(e: io::Error) -> CommandFailure {
     CommandFailure::own(format!("the table of the run: {}", plain(&e)))
 }
 
-fn system(e: memfold_sys::Errno) -> CommandFailure {
+fn system(e: memfold_os::Errno) -> CommandFailure {
     match e {
-        memfold_sys::Errno::FBIG => CommandFailure::own(
+        memfold_os::Errno::FBIG => CommandFailure::own(
             "the table of the run: `ulimit -f` allows no file for it; raise the hard limit (ulimit -H -f)",
         ),
         e => fail(io::Error::from_raw_os_error(e.raw_os_error())),

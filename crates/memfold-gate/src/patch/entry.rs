@@ -8,7 +8,7 @@ use crate::record::{GateThread, SLOT_BYTES};
 use core::arch::global_asm;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use memfold_sys::vectors::have_avx2;
+use memfold_os::vectors::have_avx2;
 
 /// The result of a [`PatchHandler`] for a call that must trap.
 pub const NEEDS_CONTEXT: isize = -513;

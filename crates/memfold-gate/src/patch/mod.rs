@@ -20,11 +20,11 @@ use crate::patch::padding::JUMP_BYTES;
 use core::mem::forget;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use memfold_sys::maps::{Vma, each_area};
-use memfold_sys::memory::zone::Zone;
-use memfold_sys::raw::{LINE_BYTES, system_call};
-use memfold_sys::sync::StaticMutex;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::maps::{Vma, each_area};
+use memfold_os::memory::zone::Zone;
+use memfold_os::raw::{LINE_BYTES, system_call};
+use memfold_os::sync::StaticMutex;
+use memfold_os::units::PAGE_SIZE;
 
 /// Traps after which a site is patched: by then they have cost more than the page that is copied.
 const HOT: u32 = 8;

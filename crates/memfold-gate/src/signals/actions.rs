@@ -6,8 +6,8 @@ use crate::record::GateThread;
 use crate::signals::sent::forget;
 use crate::touch::{read, write};
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use memfold_sys::Errno;
-use memfold_sys::raw::system_call;
+use memfold_os::Errno;
+use memfold_os::raw::system_call;
 
 /// The gate's handler of all signals.
 pub static HANDLER: AtomicUsize = AtomicUsize::new(0);

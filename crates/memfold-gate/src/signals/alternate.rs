@@ -2,7 +2,7 @@
 use crate::frame::{AlternateStack, SignalContext};
 use crate::record::GateThread;
 use crate::touch::{read, write};
-use memfold_sys::Errno;
+use memfold_os::Errno;
 
 const SS_AUTODISARM: i32 = i32::MIN;
 

@@ -8,7 +8,7 @@ use crate::signals::alternate;
 use crate::signals::sent::{keep, put, send};
 use crate::touch::{copy, write};
 use core::sync::atomic::Ordering::SeqCst;
-use memfold_sys::thread::thread_id;
+use memfold_os::thread::thread_id;
 
 const RED_ZONE: usize = 128;
 const FP_ALIGN: usize = 64;

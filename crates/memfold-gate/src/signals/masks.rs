@@ -4,8 +4,8 @@ use crate::frame::SignalContext;
 use crate::record::GateThread;
 use crate::signals::sent::{kept, promote};
 use crate::touch::{read, write};
-use memfold_sys::Errno;
-use memfold_sys::raw::{set_signals_blocked, system_call};
+use memfold_os::Errno;
+use memfold_os::raw::{set_signals_blocked, system_call};
 
 /// Returns the mask that the program believes to have.
 pub fn mask_of(record: &GateThread, context: &SignalContext) -> u64 {

@@ -16,8 +16,8 @@ use crate::frame::{SignalInfo, code_of_nudge, code_to_show};
 use crate::record::GateThread;
 use crate::touch::{read, read_bytes, write, write_bytes};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use memfold_sys::raw::{set_signals_blocked, system_call};
-use memfold_sys::thread::process_id;
+use memfold_os::raw::{set_signals_blocked, system_call};
+use memfold_os::thread::process_id;
 
 /// The number of `io_pgetevents`, which the libc crate lacks.
 pub const SYS_IO_PGETEVENTS: i64 = 333;

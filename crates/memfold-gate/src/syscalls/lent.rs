@@ -7,8 +7,8 @@
 //! - A socket may have got SO_ZEROCOPY in another process. Sending with MSG_ZEROCOPY fails there with
 //!   ENOBUFS, as where the limit of lent pages is reached.
 use crate::touch::read;
-use memfold_sys::raw::system_call;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::raw::system_call;
+use memfold_os::units::PAGE_SIZE;
 
 /// Makes a call of the program's by number and arguments.
 pub type MakeCall<'a> = &'a mut dyn FnMut(i64, [usize; 6]) -> isize;

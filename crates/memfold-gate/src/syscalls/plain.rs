@@ -10,8 +10,8 @@ use crate::syscalls::pieces::{self, CallPiece};
 use crate::syscalls::row::{CallRow, CallRows, CutInto};
 use crate::syscalls::{lent, messages, seen};
 use crate::touch::{read, read_bytes, touch};
-use memfold_sys::raw::system_call;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::raw::system_call;
+use memfold_os::units::PAGE_SIZE;
 
 /// Makes a call without a hold.
 pub fn raw(nr: usize, args: &[usize; 6]) -> isize {

@@ -3,7 +3,7 @@ use crate::frame::SignalContext;
 use crate::keeper::{BadAddress, Keeper, NamedSpan};
 use crate::record::GateThread;
 use crate::syscalls::operands::{Operands, ReadMemory, TEXT_MAX};
-use memfold_sys::Errno;
+use memfold_os::Errno;
 
 /// A system call of the program's that has come as SIGSYS.
 pub(crate) struct ProgramCall<'a> {

@@ -9,10 +9,10 @@ use crate::touch::{copy, read, read_bytes, write, write_bytes};
 use core::ffi::CStr;
 use core::mem::zeroed;
 use core::ops::Range;
-use memfold_sys::raw::system_call;
-use memfold_sys::text::{TextBuffer, path_of};
-use memfold_sys::thread::process_id;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::raw::system_call;
+use memfold_os::text::{TextBuffer, path_of};
+use memfold_os::thread::process_id;
+use memfold_os::units::PAGE_SIZE;
 
 /// The offsets of some fields of a struct.
 struct StatOffsets {

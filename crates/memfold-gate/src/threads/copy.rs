@@ -8,7 +8,7 @@ use crate::signals::{block_all, install_protected};
 use crate::threads::behalf::child;
 use crate::user_dispatch::arm;
 use core::sync::atomic::{AtomicIsize, Ordering::SeqCst};
-use memfold_sys::raw::{set_signals_blocked, system_call};
+use memfold_os::raw::{set_signals_blocked, system_call};
 
 /// The flag of `clone3` by which the child has no handlers.
 pub const CLEAR_SIGHAND: usize = 0x1_0000_0000;

@@ -5,9 +5,9 @@ use crate::record::{GateThread, each_used};
 use crate::threads::behalf::keep_all;
 use crate::touch::{read, touch};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
-use memfold_sys::Errno;
-use memfold_sys::raw::{set_signals_blocked, system_call};
-use memfold_sys::thread::{process_id, thread_id};
+use memfold_os::Errno;
+use memfold_os::raw::{set_signals_blocked, system_call};
+use memfold_os::thread::{process_id, thread_id};
 
 /// The kernel follows a robust list no further (`ROBUST_LIST_LIMIT`).
 const ENTRIES_MAX: usize = 2048;

@@ -7,7 +7,7 @@ use crate::record::GateThread;
 use crate::signals::{hand_over, ignore_really, install_protected};
 use crate::threads::behalf::keep_all;
 use crate::threads::end::keep_locks;
-use memfold_sys::raw::set_signals_blocked;
+use memfold_os::raw::set_signals_blocked;
 
 /// Serves `execve` or `execveat`. It returns if the call has failed.
 pub fn execute(

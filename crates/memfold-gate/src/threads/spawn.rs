@@ -7,9 +7,9 @@ use crate::signals::{block_all, deliver_pending};
 use crate::threads::behalf::{keep_all, keep_home, on_behalf};
 use crate::threads::copy::{CLEAR_SIGHAND, begin, copy};
 use crate::touch::{read_bytes, touch};
-use memfold_sys::Errno;
-use memfold_sys::raw::system_call;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::Errno;
+use memfold_os::raw::system_call;
+use memfold_os::units::PAGE_SIZE;
 
 const VM: usize = libc::CLONE_VM as usize;
 const SETTLS: usize = libc::CLONE_SETTLS as usize;

@@ -6,8 +6,8 @@
 //! they are to be written to. Objects of [`World::put`] may only be read, by anybody.
 use memfold_gate::syscalls::{look_up, name};
 use memfold_gate::{BadAddress, NamedSpan};
-use memfold_sys::raw::system_call;
-use memfold_sys::uffd::{Uffd, feature};
+use memfold_os::raw::system_call;
+use memfold_os::uffd::{Uffd, feature};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::OnceLock;

@@ -2,7 +2,7 @@
 //! `malloc`.
 mod c_heap;
 
-use memfold_sys::memory::arena::ZoneAllocator;
+use memfold_os::memory::arena::ZoneAllocator;
 
 #[global_allocator]
 static HEAP: ZoneAllocator = ZoneAllocator::new();

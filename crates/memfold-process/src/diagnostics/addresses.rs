@@ -1,7 +1,7 @@
 //! Limits on a process's address space. The engine reserves more of it than it will ever use:
 //! addresses, not memory.
 use core::fmt::{self, Display, Formatter};
-use memfold_sys::memory::zone::{NoPromise, counts_reservations};
+use memfold_os::memory::zone::{NoPromise, counts_reservations};
 use rustix::process::{Resource, getrlimit};
 
 /// Below this nothing can be said but that it is too little, bytes.

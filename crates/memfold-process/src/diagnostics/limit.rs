@@ -8,10 +8,10 @@ use memfold::config::Size;
 use memfold::limits::gauges::stays;
 use memfold::pager::Pager;
 use memfold::stats::Stats;
+use memfold_os::maps::{Smaps, SmapsDetails, Vma, flag};
+use memfold_os::memory::zone::overlaps_own;
 use memfold_run::member;
 use memfold_run::table::{LeastBytes, ProcessSlot};
-use memfold_sys::maps::{Smaps, SmapsDetails, Vma, flag};
-use memfold_sys::memory::zone::overlaps_own;
 
 /// A cause of less isn't named.
 const TOLD_BYTES: u64 = 256 << 10;

@@ -8,10 +8,10 @@ pub mod limit;
 pub mod unserved;
 
 use core::fmt;
+use memfold_os::raw::{set_ender, set_warner, system_call, write_stderr};
+use memfold_os::text::TextBuffer;
 use memfold_run::mailbox::LINE_BYTES_MAX;
 use memfold_run::member;
-use memfold_sys::raw::{set_ender, set_warner, system_call, write_stderr};
-use memfold_sys::text::TextBuffer;
 
 const PREFIX: &str = "memfold: ";
 type DiagnosticLine = TextBuffer<{ PREFIX.len() + LINE_BYTES_MAX + 1 }>;

@@ -13,8 +13,8 @@ use core::iter::once;
 use core::ops::Range;
 use memfold::mappings::calls::failed;
 use memfold_gate::{child, read_bytes, touch, write_bytes};
-use memfold_sys::raw::system_call;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::raw::system_call;
+use memfold_os::units::PAGE_SIZE;
 
 /// Linux 6.13, `include/uapi/asm-generic/mman-common.h`.
 const MADV_GUARD_INSTALL: i32 = 102;

@@ -3,7 +3,7 @@ use crate::program::ManagedProgram;
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, Range};
 use memfold::known::TOP;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::units::PAGE_SIZE;
 
 /// The raw call, with these arguments.
 pub type MakeCall<'a> = &'a mut (dyn FnMut(&[usize; 6]) -> isize + Send);

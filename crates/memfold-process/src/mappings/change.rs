@@ -12,9 +12,9 @@ use core::ops::Range;
 use memfold::known::TOP;
 use memfold::mappings::calls::{RemapCall, failed};
 use memfold_gate::child;
-use memfold_sys::memory::zone::lock_again;
-use memfold_sys::raw::{program_break, system_call};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::memory::zone::lock_again;
+use memfold_os::raw::{program_break, system_call};
+use memfold_os::units::PAGE_SIZE;
 
 /// What a program is told that has too many mappings.
 const NO_MEMORY: isize = -(libc::ENOMEM as isize);

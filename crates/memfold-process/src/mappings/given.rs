@@ -10,7 +10,7 @@ use crate::program::ManagedProgram;
 use core::ops::Range;
 use memfold::known::TOP;
 use memfold_gate::{read_bytes, write_bytes};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::units::PAGE_SIZE;
 
 const UFFDIO_API: usize = 0xc018_aa3f;
 /// Where it names the features that are asked for, and the one by which it is told of forks.

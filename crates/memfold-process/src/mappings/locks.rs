@@ -7,9 +7,9 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use memfold::known::TOP;
 use memfold::mappings::calls::failed;
-use memfold_sys::memory::zone::{overlaps_own, unlock_all};
-use memfold_sys::raw::system_call;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::memory::zone::{overlaps_own, unlock_all};
+use memfold_os::raw::system_call;
+use memfold_os::units::PAGE_SIZE;
 
 /// Whether `mlock` that has said so may have locked something: it met what isn't mapped, or can't be
 /// filled.

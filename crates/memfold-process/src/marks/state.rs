@@ -5,7 +5,7 @@ use crate::size::share::SizeLevel;
 use alloc::vec::Vec;
 use core::ops::Range;
 use memfold::delivery::background::EngineThread;
-use memfold_sys::maps::flag;
+use memfold_os::maps::flag;
 
 /// What keeps memory from being managed; or, one of them, from children.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! What /proc says of this process's size, read without allocation.
-use memfold_sys::Errno;
-use memfold_sys::maps::own::OwnFile;
-use memfold_sys::raw::system_call;
-use memfold_sys::thread::{bare, process_id, read_stat, stat_field};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::Errno;
+use memfold_os::maps::own::OwnFile;
+use memfold_os::raw::system_call;
+use memfold_os::thread::{bare, process_id, read_stat, stat_field};
+use memfold_os::units::PAGE_SIZE;
 use rustix::fs::{Mode, OFlags, open};
 
 /// `/proc/self/statm`, open.

@@ -3,9 +3,9 @@ use crate::size::process_size::{self, Statm};
 use core::sync::atomic::Ordering::Relaxed;
 use memfold::config::Config;
 use memfold::pager::{Pager, SharedLimit};
+use memfold_os::Errno;
+use memfold_os::thread::{cpu_ns, now_ns};
 use memfold_run::member;
-use memfold_sys::Errno;
-use memfold_sys::thread::{cpu_ns, now_ns};
 
 /// Of many processes that share a limit each looks less often, but for one that grows: with each so
 /// many others by so much.

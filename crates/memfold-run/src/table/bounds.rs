@@ -10,9 +10,9 @@ use crate::fair_share::{ShareClaim, share};
 use core::ffi::c_void;
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use memfold_sys::Errno;
-use memfold_sys::memory::shared;
-use memfold_sys::thread::owner::{OwnerState, RobustList, RobustOwner};
+use memfold_os::Errno;
+use memfold_os::memory::shared;
+use memfold_os::thread::owner::{OwnerState, RobustList, RobustOwner};
 use rustix::fd::{AsFd, OwnedFd};
 
 /// Version of the layout of bounds and tables; another is refused.

@@ -3,7 +3,7 @@
 //!
 //! It has a slot for each process that the system can have, takes memory for those that were used,
 //! and is mapped as far. A slot belongs to a process as long as that lives
-//! ([`memfold_sys::thread::owner`]); the counters of those that have ended stay in the sums. The
+//! ([`memfold_os::thread::owner`]); the counters of those that have ended stay in the sums. The
 //! first [`APART`] processes have slots of their own for good, so that each is told of; later ones
 //! go on with the slots of ended ones.
 pub mod bounds;
@@ -26,12 +26,12 @@ use core::sync::atomic::{AtomicU8, AtomicU64};
 use core::sync::atomic::{
     Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
+use memfold_os::memory::shared;
+use memfold_os::sync::Mutex;
+use memfold_os::thread::now_ns;
+use memfold_os::thread::owner::OwnerState;
+use memfold_os::{Errno, units::PAGE_SIZE};
 use memfold_stats::Stats;
-use memfold_sys::memory::shared;
-use memfold_sys::sync::Mutex;
-use memfold_sys::thread::now_ns;
-use memfold_sys::thread::owner::OwnerState;
-use memfold_sys::{Errno, units::PAGE_SIZE};
 use rustix::fd::{AsFd, OwnedFd};
 
 /// Seats that are not given again.
@@ -366,7 +366,7 @@ impl RunTable {
     /// and its counters go on. `None` if there is none left, or no address space to map it.
     ///
     /// # Safety
-    /// - As for [`memfold_sys::thread::owner::RobustOwner::claim`]: the calling thread has no robust list that anybody needs.
+    /// - As for [`memfold_os::thread::owner::RobustOwner::claim`]: the calling thread has no robust list that anybody needs.
     pub unsafe fn claim(&self, pid: u32) -> Option<ProcessSlot> {
         let used = self.head.used.load(Relaxed) as usize;
         let is_left =

@@ -2,9 +2,9 @@
 use super::bounds::UserPortion;
 use crate::fair_share::ShareClaim;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
+use memfold_os::Errno;
+use memfold_os::thread::owner::{OwnerState, RobustList, RobustOwner};
 use memfold_stats::Stats;
-use memfold_sys::Errno;
-use memfold_sys::thread::owner::{OwnerState, RobustList, RobustOwner};
 
 /// Seats that lie together.
 pub(super) const GROUP: usize = 64;

@@ -15,7 +15,7 @@ pub const BATCH_MAX: usize = 64;
 
 /// One block to compress.
 #[derive(Copy, Clone, Debug)]
-pub struct Job {
+pub struct BatchJob {
     /// Identifies its result; any number.
     pub tag: u64,
     /// The block.
@@ -29,11 +29,11 @@ pub struct Job {
 }
 
 // SAFETY: a job is numbers. What may be done with its pointers is stated where it is submitted.
-unsafe impl Send for Job {}
+unsafe impl Send for BatchJob {}
 
 /// The result of a job.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Done {
+pub struct BatchResult {
     /// The job's tag.
     pub tag: u64,
     /// Compressed bytes at `dst`; `None`: more than `room`; an error: the job failed and may be
@@ -41,9 +41,9 @@ pub struct Done {
     pub result: Result<Option<usize>, CodecError>,
 }
 
-impl Done {
+impl BatchResult {
     /// Initial value for arrays of results.
-    pub const NONE: Done = Done { tag: 0, result: Ok(None) };
+    pub const NONE: BatchResult = BatchResult { tag: 0, result: Ok(None) };
 }
 
 /// One queue pair of a device that compresses blocks. It has one user at a time; several queues may
@@ -60,11 +60,11 @@ pub trait Compressor: Send {
     /// - `src` is readable for `len` bytes, and no thread writes there.
     /// - `dst` is writable for `room` bytes, overlaps no other memory in use, and no other thread
     ///   touches it.
-    unsafe fn submit(&mut self, jobs: &[Job]) -> usize;
+    unsafe fn submit(&mut self, jobs: &[BatchJob]) -> usize;
 
     /// Writes results to the front of `done` and returns their number. If there is none, it waits
     /// for one, up to about `wait_ns` nanoseconds. A result is returned once.
-    fn complete(&mut self, done: &mut [Done], wait_ns: u64) -> usize;
+    fn complete(&mut self, done: &mut [BatchResult], wait_ns: u64) -> usize;
 
     /// Cancels all jobs in progress. Afterwards none of their memory is touched and none of their
     /// results is returned.

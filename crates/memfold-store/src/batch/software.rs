@@ -1,13 +1,13 @@
 //! Compression on several cores: threads that serve the queues of a pool.
-use crate::batch::{BATCH_MAX, Compressor, Done, Job};
+use crate::batch::{BATCH_MAX, BatchJob, BatchResult, Compressor};
 use crate::codec::CodecSpec;
 use crate::codec::bare::BareCodec;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use memfold_sys::Errno;
-use memfold_sys::sync::{Condvar, Mutex};
-use memfold_sys::thread::Thread;
+use memfold_os::Errno;
+use memfold_os::sync::{Condvar, Mutex};
+use memfold_os::thread::Thread;
 
 /// Most jobs that wait in a pool, over all queues.
 const WAITING_MAX: usize = 4 * BATCH_MAX;
@@ -17,22 +17,22 @@ const TURNS: usize = 2000;
 
 /// Threads that compress for the [`SoftwareQueue`]s made from it. They block all signals.
 pub struct SoftwarePool {
-    shared: Arc<Shared>,
+    shared: Arc<SoftwareState>,
     threads: Vec<Thread>,
     spec: CodecSpec,
     block_bytes_max: usize,
 }
 
-struct Shared {
-    jobs: Mutex<Jobs>,
+struct SoftwareState {
+    jobs: Mutex<JobQueue>,
     /// Signalled when jobs come, or the pool ends.
     changed: Condvar,
 }
 
 /// A job and the queue for its result.
-type Ticket = (Job, Arc<Results>);
+type Ticket = (BatchJob, Arc<ResultQueue>);
 
-struct Jobs {
+struct JobQueue {
     waiting: Box<[Option<Ticket>]>,
     head: usize,
     count: usize,
@@ -40,13 +40,13 @@ struct Jobs {
 }
 
 /// The results of one queue.
-struct Results {
+struct ResultQueue {
     state: Mutex<ResultState>,
     changed: Condvar,
 }
 
 struct ResultState {
-    done: [Done; BATCH_MAX],
+    done: [BatchResult; BATCH_MAX],
     count: usize,
     /// Jobs that a thread is running.
     running: usize,
@@ -55,8 +55,8 @@ struct ResultState {
 /// One user's queue of a [`SoftwarePool`]. Its user works too: while it waits in `complete` it runs
 /// jobs itself.
 pub struct SoftwareQueue {
-    shared: Arc<Shared>,
-    results: Arc<Results>,
+    shared: Arc<SoftwareState>,
+    results: Arc<ResultQueue>,
     codec: BareCodec,
     spec: CodecSpec,
     under_way: usize,
@@ -74,8 +74,8 @@ impl SoftwarePool {
         threads: usize,
     ) -> Result<SoftwarePool, Errno> {
         let waiting = (0..WAITING_MAX).map(|_| None).collect();
-        let jobs = Mutex::new(Jobs { waiting, head: 0, count: 0, stop: false });
-        let shared = Arc::new(Shared { jobs, changed: Condvar::new() });
+        let jobs = Mutex::new(JobQueue { waiting, head: 0, count: 0, stop: false });
+        let shared = Arc::new(SoftwareState { jobs, changed: Condvar::new() });
         let mut pool = SoftwarePool { shared, threads: Vec::new(), spec, block_bytes_max };
         for _ in 0..threads {
             let own = Box::new((pool.shared.clone(), BareCodec::new(spec, block_bytes_max)));
@@ -94,10 +94,10 @@ impl SoftwarePool {
 
     /// Makes a queue. It allocates everything that it will ever need.
     pub fn queue(&self) -> SoftwareQueue {
-        let state = ResultState { done: [Done::NONE; BATCH_MAX], count: 0, running: 0 };
+        let state = ResultState { done: [BatchResult::NONE; BATCH_MAX], count: 0, running: 0 };
         SoftwareQueue {
             shared: self.shared.clone(),
-            results: Arc::new(Results { state: Mutex::new(state), changed: Condvar::new() }),
+            results: Arc::new(ResultQueue { state: Mutex::new(state), changed: Condvar::new() }),
             codec: BareCodec::new(self.spec, self.block_bytes_max),
             spec: self.spec,
             under_way: 0,
@@ -116,15 +116,16 @@ impl Drop for SoftwarePool {
 
 fn run(arg: usize) {
     // SAFETY: `start` gave this thread the box.
-    let (shared, mut codec) = *unsafe { Box::from_raw(arg as *mut (Arc<Shared>, BareCodec)) };
+    let (shared, mut codec) =
+        *unsafe { Box::from_raw(arg as *mut (Arc<SoftwareState>, BareCodec)) };
     while let Some((job, results)) = shared.await_ticket() {
         // SAFETY: the caller of `submit` vouched for the job's memory until the result is there.
         let result = unsafe { codec.compress(job.src, job.len, job.dst, job.room) };
-        results.finish(Done { tag: job.tag, result });
+        results.finish(BatchResult { tag: job.tag, result });
     }
 }
 
-impl Shared {
+impl SoftwareState {
     /// Waits for a job; `None` at the end of the pool.
     fn await_ticket(&self) -> Option<Ticket> {
         let mut turns = 0;
@@ -149,8 +150,8 @@ impl Shared {
     }
 }
 
-impl Jobs {
-    fn push(&mut self, job: Job, results: &Arc<Results>) -> bool {
+impl JobQueue {
+    fn push(&mut self, job: BatchJob, results: &Arc<ResultQueue>) -> bool {
         // Gaps of jobs that were taken out of the middle.
         while self.count > 0 && self.waiting[(self.head + self.count - 1) % WAITING_MAX].is_none() {
             self.count -= 1;
@@ -179,7 +180,7 @@ impl Jobs {
     }
 
     /// Removes the jobs of one queue.
-    fn withdraw(&mut self, results: &Arc<Results>) {
+    fn withdraw(&mut self, results: &Arc<ResultQueue>) {
         for slot in &mut self.waiting {
             if slot.as_ref().is_some_and(|(_, r)| Arc::ptr_eq(r, results)) {
                 *slot = None;
@@ -189,7 +190,7 @@ impl Jobs {
 
     /// Takes the newest waiting job of one queue, so that the threads and the user work at
     /// different ends.
-    fn pop_own(&mut self, results: &Arc<Results>) -> Option<Job> {
+    fn pop_own(&mut self, results: &Arc<ResultQueue>) -> Option<BatchJob> {
         for back in (0..self.count).rev() {
             let slot = &mut self.waiting[(self.head + back) % WAITING_MAX];
             if slot.as_ref().is_some_and(|(_, r)| Arc::ptr_eq(r, results)) {
@@ -200,8 +201,8 @@ impl Jobs {
     }
 }
 
-impl Results {
-    fn finish(&self, done: Done) {
+impl ResultQueue {
+    fn finish(&self, done: BatchResult) {
         let mut state = self.state.lock();
         let count = state.count;
         // There are never more results than jobs in progress, which `submit` bounds.
@@ -212,7 +213,7 @@ impl Results {
         self.changed.notify_all();
     }
 
-    fn drain_into(&self, done: &mut [Done]) -> usize {
+    fn drain_into(&self, done: &mut [BatchResult]) -> usize {
         let mut state = self.state.lock();
         let count = state.count.min(done.len());
         let rest = state.count - count;
@@ -227,7 +228,7 @@ impl Compressor for SoftwareQueue {
         self.spec
     }
 
-    unsafe fn submit(&mut self, jobs: &[Job]) -> usize {
+    unsafe fn submit(&mut self, jobs: &[BatchJob]) -> usize {
         let mut waiting = self.shared.jobs.lock();
         let room = BATCH_MAX - self.under_way;
         let taken =
@@ -238,7 +239,7 @@ impl Compressor for SoftwareQueue {
         taken
     }
 
-    fn complete(&mut self, done: &mut [Done], wait_ns: u64) -> usize {
+    fn complete(&mut self, done: &mut [BatchResult], wait_ns: u64) -> usize {
         loop {
             let count = self.results.drain_into(done);
             if count > 0 || self.under_way == 0 || done.is_empty() {
@@ -254,7 +255,7 @@ impl Compressor for SoftwareQueue {
                 // the job any more.
                 let result = unsafe { self.codec.compress(job.src, job.len, job.dst, job.room) };
                 self.under_way -= 1;
-                done[0] = Done { tag: job.tag, result };
+                done[0] = BatchResult { tag: job.tag, result };
                 return 1;
             }
             // All remaining jobs run on threads, which need no more than a codec's time.

@@ -7,43 +7,43 @@
 //! loaded. The registry holds the last reference, so workers never free memory.
 use crate::block::error::DecodeError;
 use crate::block::shuffle;
-use crate::codec::{Canned, CodecSpec, Decoder, Input, Output, decoders};
+use crate::codec::{CodecInput, CodecOutput, CodecSpec, Decoder, DigestedDictionary, decoders};
 use crate::format;
-use crate::pool::budget::Budget;
+use crate::pool::budget::PoolBudget;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
-use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{AtomicU64, Ordering::*, fence};
+use memfold_os::sync::Mutex;
+use memfold_os::sync::atomic::{AtomicU64, Ordering::*, fence};
 
-type Slots = [Option<Arc<Canned>>; format::CANNED_SLOTS];
+type Slots = [Option<Arc<DigestedDictionary>>; format::CANNED_SLOTS];
 
 /// The dictionaries of a store.
-pub(crate) struct Cans {
-    list: Mutex<List>,
+pub(crate) struct DictionarySet {
+    list: Mutex<DictionaryList>,
     /// Changes with the list.
     epoch: AtomicU64,
     bytes: AtomicU64,
-    budget: Arc<Budget>,
+    budget: Arc<PoolBudget>,
 }
 
 #[derive(Default)]
-struct List {
+struct DictionaryList {
     slots: Slots,
-    current: Option<Current>,
+    current: Option<SaveDictionary>,
 }
 
 /// The dictionary that saves take.
 #[derive(Copy, Clone, PartialEq, Eq)]
-struct Current {
+struct SaveDictionary {
     slot: u8,
     spec: CodecSpec,
 }
 
-impl Cans {
-    pub fn new(budget: Arc<Budget>) -> Cans {
-        Cans {
-            list: Mutex::new(List::default()),
+impl DictionarySet {
+    pub fn new(budget: Arc<PoolBudget>) -> DictionarySet {
+        DictionarySet {
+            list: Mutex::new(DictionaryList::default()),
             epoch: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             budget,
@@ -51,13 +51,13 @@ impl Cans {
     }
 
     /// Makes `canned` the dictionary of saves with `spec`. Returns `false` if all slots are taken.
-    pub fn install(&self, spec: CodecSpec, canned: Canned) -> bool {
+    pub fn install(&self, spec: CodecSpec, canned: DigestedDictionary) -> bool {
         let mut list = self.list.lock();
         let Some(slot) = list.slots.iter().position(Option::is_none) else { return false };
         self.bytes.fetch_add(canned.bytes as u64, Relaxed);
         self.budget.charge(canned.bytes as u64);
         list.slots[slot] = Some(Arc::new(canned));
-        list.current = Some(Current { slot: slot as u8, spec });
+        list.current = Some(SaveDictionary { slot: slot as u8, spec });
         self.epoch.fetch_add(1, Release);
         true
     }
@@ -79,7 +79,7 @@ impl Cans {
             // Workers copy references only under the lock, so the count can't grow meanwhile. It is
             // read first, because a worker that stores an object lists the dictionary while it
             // does.
-            let mut unneeded = |c: &mut Arc<Canned>| {
+            let mut unneeded = |c: &mut Arc<DigestedDictionary>| {
                 let listed = Arc::strong_count(c) > 1;
                 fence(Acquire);
                 let unused = Some(slot) != current && objects(slot) == 0;
@@ -100,7 +100,7 @@ impl Cans {
     }
 
     /// Returns the dictionary that saves with `spec` take.
-    pub fn current(&self, spec: CodecSpec) -> Option<Arc<Canned>> {
+    pub fn current(&self, spec: CodecSpec) -> Option<Arc<DigestedDictionary>> {
         let list = self.list.lock();
         let current = list.current.filter(|c| c.spec == spec)?;
         list.slots[current.slot as usize].clone()
@@ -118,21 +118,21 @@ impl Cans {
 }
 
 /// What a thread needs to read objects of every format, and the dictionary for its own.
-pub(crate) struct Decoders {
+pub(crate) struct DecoderSet {
     plain: [Box<dyn Decoder>; format::DECODERS],
     /// Planes of a shuffled block.
     planes: Box<[u8]>,
-    cans: Arc<Cans>,
+    cans: Arc<DictionarySet>,
     /// The epoch of the list below.
     epoch: u64,
     slots: Slots,
-    current: Option<Current>,
+    current: Option<SaveDictionary>,
 }
 
-impl Decoders {
+impl DecoderSet {
     /// Makes one for blocks of at most `block_bytes_max`.
-    pub fn new(cans: Arc<Cans>, block_bytes_max: usize) -> Decoders {
-        Decoders {
+    pub fn new(cans: Arc<DictionarySet>, block_bytes_max: usize) -> DecoderSet {
+        DecoderSet {
             plain: decoders(),
             planes: vec![0; block_bytes_max].into_boxed_slice(),
             cans,
@@ -158,7 +158,7 @@ impl Decoders {
         // need.
         self.slots = Slots::default();
         self.current = list.current;
-        if let Some(Current { slot, .. }) = self.current {
+        if let Some(SaveDictionary { slot, .. }) = self.current {
             self.slots[slot as usize] = list.slots[slot as usize].clone();
         }
     }
@@ -173,8 +173,8 @@ impl Decoders {
     pub unsafe fn decode(
         &mut self,
         format: u8,
-        src: Input,
-        dst: Output,
+        src: CodecInput,
+        dst: CodecOutput,
         len: usize,
     ) -> Result<(), DecodeError> {
         if let Some(format) = format::shuffled(format) {
@@ -197,7 +197,7 @@ impl Decoders {
     }
 
     /// Returns the decoder of a format and its dictionary.
-    fn get(&mut self, format: u8) -> Option<(&mut dyn Decoder, Option<&Canned>)> {
+    fn get(&mut self, format: u8) -> Option<(&mut dyn Decoder, Option<&DigestedDictionary>)> {
         let Some(slot) = format::dictionary_slot(format) else {
             return Some((&mut **self.plain.get_mut(format as usize)?, None));
         };
@@ -211,8 +211,8 @@ impl Decoders {
     }
 
     /// Returns the format and dictionary of saves with `spec`, if they take one. The caller has
-    /// called [`Decoders::sync`].
-    pub fn current(&self, spec: CodecSpec) -> Option<(u8, &Canned)> {
+    /// called [`DecoderSet::sync`].
+    pub fn current(&self, spec: CodecSpec) -> Option<(u8, &DigestedDictionary)> {
         let current = self.current.filter(|c| c.spec == spec)?;
         Some((format::CANNED + current.slot, self.slots[current.slot as usize].as_deref()?))
     }

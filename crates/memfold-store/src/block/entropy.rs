@@ -7,7 +7,7 @@
 //! which even random bytes have a known number. Where btrfs compares the two halves of its sample,
 //! this looks for words that occur twice, chosen by content so that both copies are chosen.
 use core::ptr::read_unaligned;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::units::PAGE_SIZE;
 
 /// Bytes of a piece.
 const PIECE: usize = 8;
@@ -126,7 +126,7 @@ const _: () = assert!(
 mod tests {
     use super::*;
     use crate::block::huge_threshold;
-    use crate::codec::{CodecSpec, Input, Output};
+    use crate::codec::{CodecInput, CodecOutput, CodecSpec};
     use crate::store::tests::{Random, corpus};
 
     fn dense(bytes: &[u8]) -> bool {
@@ -148,8 +148,8 @@ mod tests {
             // SAFETY: both buffers are as long as said and apart.
             let size = unsafe {
                 encoder.encode(
-                    Input { at: block.as_ptr(), len: block.len() },
-                    Output::of(&mut packed),
+                    CodecInput { at: block.as_ptr(), len: block.len() },
+                    CodecOutput::of(&mut packed),
                     None,
                 )
             };

@@ -17,18 +17,18 @@ pub(crate) mod entropy;
 pub(crate) mod shuffle;
 pub(crate) mod dictionaries;
 
-use crate::block::dictionaries::Decoders;
+use crate::block::dictionaries::DecoderSet;
 pub(crate) use crate::block::error::DecodeError;
 use crate::block::same_filled::{fill, pattern_of};
 use crate::block::set::BlockSet;
-use crate::block::shuffle::plan::Plan;
-use crate::codec::{Canned, CodecError, Encoder, Input, Output};
+use crate::block::shuffle::plan::ShufflePlan;
+use crate::codec::{CodecError, CodecInput, CodecOutput, DigestedDictionary, Encoder};
 use crate::format;
-use crate::pool::entry::Header;
+use crate::pool::entry::ObjectHeader;
 use alloc::boxed::Box;
 use alloc::vec;
-use memfold_sys::page::PageBuffer;
-use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
+use memfold_os::page::PageBuffer;
+use memfold_os::units::{MAX_PAGES, Order, PAGE_SIZE};
 
 const MODE_ZERO: u8 = 0;
 const MODE_ONE: u8 = 1;
@@ -43,7 +43,7 @@ pub const fn huge_threshold(block_bytes: usize) -> usize {
 }
 
 /// Buffers for encoding, allocated once.
-pub(crate) struct Scratch {
+pub(crate) struct EncodeScratch {
     /// The list of same-filled pages, ending at `BODY`, and from there the compressed bytes: one
     /// payload.
     packed: Box<[u8]>,
@@ -51,12 +51,12 @@ pub(crate) struct Scratch {
     pub gathered: PageBuffer,
     /// The result without the dictionary, to compare.
     plain: Box<[u8]>,
-    luck: Luck,
+    luck: ShrinkHistory,
     /// The planes of a block.
     planes: Box<[u8]>,
     /// Whether planes have made the latest blocks smaller, and whether the codec alone would have
     /// been better for those.
-    shuffling: [Luck; 2],
+    shuffling: [ShrinkHistory; 2],
     patterns: Box<[u64; MAX_PAGES]>,
     /// Blocks that were not given to the codec because they looked too dense. The reader resets it.
     pub dense_blocks: u64,
@@ -79,12 +79,12 @@ const SHUFFLED_WORTH: usize = 8;
 const UNTRIED: u8 = 7;
 
 /// What compresses a block.
-pub(crate) struct Packer<'a> {
+pub(crate) struct BlockPacker<'a> {
     pub encoder: &'a mut dyn Encoder,
     /// Format of the output without a dictionary.
     pub format: u8,
     /// A dictionary to try, and the format of its output.
-    pub canned: Option<(u8, &'a Canned)>,
+    pub canned: Option<(u8, &'a DigestedDictionary)>,
     /// Whether blocks of numbers are split into planes.
     pub shuffle: bool,
 }
@@ -92,12 +92,12 @@ pub(crate) struct Packer<'a> {
 /// Whether a method has made the latest blocks smaller. Neighbouring blocks mostly have similar
 /// content.
 #[derive(Default)]
-struct Luck {
+struct ShrinkHistory {
     losses: u8,
     untried: u8,
 }
 
-impl Luck {
+impl ShrinkHistory {
     /// Returns whether it should be tried on this block.
     fn tries(&mut self) -> bool {
         let tries = self.untried == 0;
@@ -112,7 +112,7 @@ impl Luck {
 }
 
 /// A block that is ready to be stored.
-pub(crate) enum Encoded {
+pub(crate) enum EncodedBlock {
     /// All zeros.
     Zero,
     /// The payload is `head_len` bytes at `head` (0 unless mixed), then `len` bytes at `body`. Each
@@ -128,17 +128,17 @@ pub(crate) enum Encoded {
     },
 }
 
-impl Scratch {
-    pub fn new(block_order: Order) -> Scratch {
+impl EncodeScratch {
+    pub fn new(block_order: Order) -> EncodeScratch {
         let block_bytes_max = block_order.bytes();
         // More than any codec needs in the worst case, so that none has to check its output for
         // room.
         let body = block_bytes_max + block_bytes_max / 128 + 1024;
-        Scratch {
+        EncodeScratch {
             packed: vec![0; BODY + body].into_boxed_slice(),
             gathered: PageBuffer::new(block_order),
             plain: vec![0; body].into_boxed_slice(),
-            luck: Luck::default(),
+            luck: ShrinkHistory::default(),
             planes: vec![0; block_bytes_max].into_boxed_slice(),
             shuffling: Default::default(),
             patterns: vec![0; MAX_PAGES]
@@ -167,11 +167,11 @@ impl Scratch {
 ///   the result is in use.
 /// - `scratch` and the packer's encoder were made for blocks of at least that size.
 pub(crate) unsafe fn encode(
-    scratch: &mut Scratch,
-    mut packer: Packer<'_>,
+    scratch: &mut EncodeScratch,
+    mut packer: BlockPacker<'_>,
     src: *const u8,
     order: Order,
-) -> Result<Encoded, CodecError> {
+) -> Result<EncodedBlock, CodecError> {
     let pages = order.pages();
     let mut same = BlockSet::EMPTY;
     let mut same_pages = 0;
@@ -186,12 +186,12 @@ pub(crate) unsafe fn encode(
     if same_pages == 0 {
         // SAFETY: the whole block is to be compressed.
         let packed =
-            unsafe { compress(scratch, &mut packer, Input { at: src, len: order.bytes() })? };
+            unsafe { compress(scratch, &mut packer, CodecInput { at: src, len: order.bytes() })? };
         let (format, body, len) = match packed {
             Some((format, size)) => (format, scratch.payload(0), size),
             None => (format::NONE, src, order.bytes()),
         };
-        return Ok(Encoded::Object {
+        return Ok(EncodedBlock::Object {
             format,
             mixed: false,
             head: body,
@@ -212,13 +212,13 @@ pub(crate) unsafe fn encode(
 /// - As for [`encode`]; `same` has `same_pages` pages, all below `pages`, whose patterns are in the
 ///   scratch.
 unsafe fn encode_mixed(
-    scratch: &mut Scratch,
-    packer: &mut Packer<'_>,
+    scratch: &mut EncodeScratch,
+    packer: &mut BlockPacker<'_>,
     src: *const u8,
     pages: usize,
     same: &BlockSet,
     same_pages: usize,
-) -> Result<Encoded, CodecError> {
+) -> Result<EncodedBlock, CodecError> {
     let head_len = write_head(scratch, same, same_pages, pages);
     let raw_len = (pages - same_pages) * PAGE_SIZE;
     let head = scratch.payload(head_len);
@@ -227,13 +227,21 @@ unsafe fn encode_mixed(
         // SAFETY: the block is readable, and the scratch was made for it.
         let raw = unsafe { gather(scratch, same, src, pages) };
         // SAFETY: `raw` has `raw_len` readable bytes, of the block or of `gathered`.
-        match unsafe { compress(scratch, packer, Input { at: raw, len: raw_len })? } {
+        match unsafe { compress(scratch, packer, CodecInput { at: raw, len: raw_len })? } {
             Some(packed) => (format_used, len) = packed,
             // Stored from where they are.
             None => body = raw,
         }
     }
-    Ok(Encoded::Object { format: format_used, mixed: true, head, head_len, body, len, same_pages })
+    Ok(EncodedBlock::Object {
+        format: format_used,
+        mixed: true,
+        head,
+        head_len,
+        body,
+        len,
+        same_pages,
+    })
 }
 
 /// Compresses `src` to the scratch body. Returns format and size; `None` if they don't compress
@@ -244,9 +252,9 @@ unsafe fn encode_mixed(
 /// - `scratch` and the packer's encoder were made for at least as many bytes, which are whole pages
 ///   and not 0.
 unsafe fn compress(
-    scratch: &mut Scratch,
-    packer: &mut Packer<'_>,
-    src: Input,
+    scratch: &mut EncodeScratch,
+    packer: &mut BlockPacker<'_>,
+    src: CodecInput,
 ) -> Result<Option<(u8, usize)>, CodecError> {
     // SAFETY: as the caller says.
     if let Some(packed) = unsafe { compress_shuffled(scratch, packer, src)? } {
@@ -263,16 +271,16 @@ unsafe fn compress(
     {
         // SAFETY: as the caller says.
         let with = unsafe { compress_canned(scratch, &mut *packer.encoder, canned, src)? };
-        scratch.luck.note(matches!(with, Canning::With(_)));
+        scratch.luck.note(matches!(with, DictionaryTry::With(_)));
         match with {
-            Canning::With(size) => return Ok(Some((format, size))),
-            Canning::Without(size) => return Ok(Some((packer.format, size))),
-            Canning::Unknown => {}
+            DictionaryTry::With(size) => return Ok(Some((format, size))),
+            DictionaryTry::Without(size) => return Ok(Some((packer.format, size))),
+            DictionaryTry::Unknown => {}
         }
     }
     let body = &mut scratch.packed[BODY..];
     // SAFETY: as the caller says; `body` is writable for its length.
-    let size = unsafe { packer.encoder.encode(src, Output::of(body), None)? };
+    let size = unsafe { packer.encoder.encode(src, CodecOutput::of(body), None)? };
     Ok(size.filter(|size| *size <= huge_threshold(src.len)).map(|size| (packer.format, size)))
 }
 
@@ -282,9 +290,9 @@ unsafe fn compress(
 /// # Safety
 /// - As for [`compress`].
 unsafe fn compress_shuffled(
-    scratch: &mut Scratch,
-    packer: &mut Packer<'_>,
-    src: Input,
+    scratch: &mut EncodeScratch,
+    packer: &mut BlockPacker<'_>,
+    src: CodecInput,
 ) -> Result<Option<(u8, usize)>, CodecError> {
     if !packer.shuffle || !scratch.shuffling[0].tries() {
         return Ok(None);
@@ -300,12 +308,12 @@ unsafe fn compress_shuffled(
 /// # Safety
 /// - As for [`compress`].
 unsafe fn shuffled_size(
-    scratch: &mut Scratch,
-    packer: &mut Packer<'_>,
-    plan: Plan,
-    src: Input,
+    scratch: &mut EncodeScratch,
+    packer: &mut BlockPacker<'_>,
+    plan: ShufflePlan,
+    src: CodecInput,
 ) -> Result<Option<usize>, CodecError> {
-    let Scratch { packed, planes, plain, shuffling: [_, others], .. } = scratch;
+    let EncodeScratch { packed, planes, plain, shuffling: [_, others], .. } = scratch;
     let codes = packer.format != format::NONE;
     // SAFETY: the caller vouches for `src`; `planes` has room for a block.
     let size = unsafe {
@@ -319,14 +327,14 @@ unsafe fn shuffled_size(
     let most = size - size / SHUFFLED_WORTH;
     let room = (most + CODEC_ROOM).min(plain.len());
     // SAFETY: as the caller says; `plain` is writable for `room` bytes.
-    let alone = unsafe { packer.encoder.encode(src, Output::of(&mut plain[..room]), None)? };
+    let alone = unsafe { packer.encoder.encode(src, CodecOutput::of(&mut plain[..room]), None)? };
     let is_less = alone.is_some_and(|alone| alone <= most);
     others.note(is_less);
     Ok((!is_less).then_some(size))
 }
 
 /// The result of a try with a dictionary, in the scratch body, and its size.
-enum Canning {
+enum DictionaryTry {
     With(usize),
     Without(usize),
     /// Nothing: it does not compress enough with the dictionary.
@@ -338,27 +346,28 @@ enum Canning {
 /// # Safety
 /// - As for [`compress`].
 unsafe fn compress_canned(
-    scratch: &mut Scratch,
+    scratch: &mut EncodeScratch,
     encoder: &mut dyn Encoder,
-    canned: &Canned,
-    src: Input,
-) -> Result<Canning, CodecError> {
+    canned: &DigestedDictionary,
+    src: CodecInput,
+) -> Result<DictionaryTry, CodecError> {
     let body = &mut scratch.packed[BODY..];
     // SAFETY: as the caller says; `body` is writable for its length.
-    let with = unsafe { encoder.encode(src, Output::of(body), Some(canned))? };
+    let with = unsafe { encoder.encode(src, CodecOutput::of(body), Some(canned))? };
     let Some(with) = with.filter(|size| *size <= huge_threshold(src.len)) else {
-        return Ok(Canning::Unknown);
+        return Ok(DictionaryTry::Unknown);
     };
     // A larger output would lose, so the codec may stop there.
     let most = (with + with / CANNED_GAIN).min(huge_threshold(src.len));
     let room = (most + CODEC_ROOM).min(scratch.plain.len());
     // SAFETY: as the caller says; `plain` is writable for `room` bytes.
-    let without = unsafe { encoder.encode(src, Output::of(&mut scratch.plain[..room]), None)? };
+    let without =
+        unsafe { encoder.encode(src, CodecOutput::of(&mut scratch.plain[..room]), None)? };
     let Some(without) = without.filter(|size| *size <= most) else {
-        return Ok(Canning::With(with));
+        return Ok(DictionaryTry::With(with));
     };
     scratch.packed[BODY..][..without].copy_from_slice(&scratch.plain[..without]);
-    Ok(Canning::Without(without))
+    Ok(DictionaryTry::Without(without))
 }
 
 /// Writes the block that `header` describes to `dst`, at least the first `pages` pages of it;
@@ -368,8 +377,8 @@ unsafe fn compress_canned(
 /// - `payload` is readable for `header.len` bytes, and no thread writes there meanwhile.
 /// - `dst` is writable for a block of `order`, page-aligned; no other thread touches it meanwhile.
 pub(crate) unsafe fn decode(
-    decoders: &mut Decoders,
-    header: Header,
+    decoders: &mut DecoderSet,
+    header: ObjectHeader,
     payload: *const u8,
     dst: *mut u8,
     order: Order,
@@ -386,13 +395,14 @@ pub(crate) unsafe fn decode(
         return Ok(());
     }
     if !header.mixed {
-        let (from, to) = (Input { at: payload, len }, Output { at: dst, len: order.bytes() });
+        let (from, to) =
+            (CodecInput { at: payload, len }, CodecOutput { at: dst, len: order.bytes() });
         // SAFETY: as the caller says.
         return unsafe { decoders.decode(header.format, from, to, pages * PAGE_SIZE) };
     }
     // SAFETY: the payload is `len` readable bytes that no thread writes.
     let bytes = unsafe { core::slice::from_raw_parts(payload, len) };
-    let head = Head::read(bytes, order.pages()).ok_or(DecodeError::Layout)?;
+    let head = SameFilledHead::read(bytes, order.pages()).ok_or(DecodeError::Layout)?;
     let others = order.pages() - head.same.count();
     let body = &bytes[head.len..];
     if others == 0 && !body.is_empty() {
@@ -401,8 +411,8 @@ pub(crate) unsafe fn decode(
     let wanted = (0..pages).filter(|page| !head.same.contains(*page)).count();
     if wanted > 0 {
         let (from, to) = (
-            Input { at: body.as_ptr(), len: body.len() },
-            Output { at: dst, len: others * PAGE_SIZE },
+            CodecInput { at: body.as_ptr(), len: body.len() },
+            CodecOutput { at: dst, len: others * PAGE_SIZE },
         );
         // SAFETY: `body` is a part of the payload; `others` pages fit the block at `dst`.
         unsafe { decoders.decode(header.format, from, to, wanted * PAGE_SIZE)? };
@@ -412,14 +422,14 @@ pub(crate) unsafe fn decode(
     Ok(())
 }
 
-fn one_pattern(scratch: &mut Scratch, pages: usize) -> Encoded {
+fn one_pattern(scratch: &mut EncodeScratch, pages: usize) -> EncodedBlock {
     let pattern = scratch.patterns[0];
     if pattern == 0 {
-        return Encoded::Zero;
+        return EncodedBlock::Zero;
     }
     scratch.packed[BODY..BODY + 8].copy_from_slice(&pattern.to_ne_bytes());
     let body = scratch.payload(0);
-    Encoded::Object {
+    EncodedBlock::Object {
         format: format::SAME,
         mixed: false,
         head: body,
@@ -431,7 +441,7 @@ fn one_pattern(scratch: &mut Scratch, pages: usize) -> Encoded {
 }
 
 /// Writes the list of same-filled pages so that it ends where the body starts. Returns its length.
-fn write_head(scratch: &mut Scratch, same: &BlockSet, count: usize, pages: usize) -> usize {
+fn write_head(scratch: &mut EncodeScratch, same: &BlockSet, count: usize, pages: usize) -> usize {
     let patterns = &scratch.patterns[..count];
     let (mode, kept) = if patterns.iter().all(|p| *p == 0) {
         (MODE_ZERO, 0)
@@ -459,7 +469,7 @@ fn write_head(scratch: &mut Scratch, same: &BlockSet, count: usize, pages: usize
 /// # Safety
 /// - `src` is readable for `pages` pages; the scratch was made for as many.
 unsafe fn gather(
-    scratch: &mut Scratch,
+    scratch: &mut EncodeScratch,
     same: &BlockSet,
     src: *const u8,
     pages: usize,
@@ -489,7 +499,7 @@ unsafe fn gather(
 ///
 /// # Safety
 /// - `dst` is writable for `pages` pages, aligned to 8.
-unsafe fn spread(head: &Head, dst: *mut u8, pages: usize, others: usize) {
+unsafe fn spread(head: &SameFilledHead, dst: *mut u8, pages: usize, others: usize) {
     let (mut same_left, mut others_left) = (pages - others, others);
     for page in (0..pages).rev() {
         // SAFETY: `page` and `others_left` are below `pages`; different pages do not overlap.
@@ -509,15 +519,15 @@ unsafe fn spread(head: &Head, dst: *mut u8, pages: usize, others: usize) {
 }
 
 /// A valid list of same-filled pages.
-struct Head<'a> {
+struct SameFilledHead<'a> {
     same: BlockSet,
     mode: u8,
     patterns: &'a [u8],
     len: usize,
 }
 
-impl Head<'_> {
-    fn read(bytes: &[u8], pages: usize) -> Option<Head<'_>> {
+impl SameFilledHead<'_> {
+    fn read(bytes: &[u8], pages: usize) -> Option<SameFilledHead<'_>> {
         let (mode, rest) = bytes.split_first()?;
         let bitmap = rest.get(..pages.div_ceil(8))?;
         let bits = bitmap.iter().enumerate();
@@ -536,7 +546,7 @@ impl Head<'_> {
         if same.end() > pages {
             return None;
         }
-        Some(Head { same, mode: *mode, patterns, len: 1 + bitmap.len() + patterns.len() })
+        Some(SameFilledHead { same, mode: *mode, patterns, len: 1 + bitmap.len() + patterns.len() })
     }
 
     /// Returns the pattern of the same-filled page of this rank.

@@ -1,5 +1,5 @@
 //! The same-filled test: whether a page repeats one 8-byte pattern.
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::units::PAGE_SIZE;
 
 const WORDS: usize = PAGE_SIZE / 8;
 /// Words that are compared before the next early exit; a multiple of every vector width.

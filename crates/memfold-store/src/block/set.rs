@@ -1,5 +1,5 @@
 //! A set of blocks of one folio.
-use memfold_sys::units::MAX_PAGES;
+use memfold_os::units::MAX_PAGES;
 
 const WORDS: usize = MAX_PAGES / 64;
 

@@ -1,5 +1,5 @@
 //! A codec without pool, handles or checksums.
-use super::coder::{CodecError, Decoder, Encoder, Input, Output};
+use super::coder::{CodecError, CodecInput, CodecOutput, Decoder, Encoder};
 use super::spec::CodecSpec;
 use alloc::boxed::Box;
 
@@ -37,7 +37,13 @@ impl BareCodec {
         room: usize,
     ) -> Result<Option<usize>, CodecError> {
         // SAFETY: as the caller says.
-        unsafe { self.encoder.encode(Input { at: src, len }, Output { at: dst, len: room }, None) }
+        unsafe {
+            self.encoder.encode(
+                CodecInput { at: src, len },
+                CodecOutput { at: dst, len: room },
+                None,
+            )
+        }
     }
 
     /// Decompresses `len` bytes at `src` to exactly `raw_len` bytes at `dst`.
@@ -58,7 +64,11 @@ impl BareCodec {
     ) -> Result<(), CodecError> {
         // SAFETY: as the caller says.
         unsafe {
-            self.decoder.decode(Input { at: src, len }, Output { at: dst, len: raw_len }, None)
+            self.decoder.decode(
+                CodecInput { at: src, len },
+                CodecOutput { at: dst, len: raw_len },
+                None,
+            )
         }
     }
 }

@@ -6,20 +6,20 @@ use crate::format;
 use alloc::boxed::Box;
 
 /// A dictionary prepared for one codec at one level.
-pub(crate) struct Canned {
+pub(crate) struct DigestedDictionary {
     /// Format of objects compressed with it, apart from the dictionary.
     pub format: u8,
-    pub digest: Digest,
+    pub digest: CodecDigest,
     /// Bytes of its memory.
     pub bytes: usize,
 }
 
-pub(crate) enum Digest {
+pub(crate) enum CodecDigest {
     Lz4(Lz4Dictionary),
     Zstd(ZstdDictionary),
 }
 
-impl Canned {
+impl DigestedDictionary {
     /// Prepares a dictionary. Returns `None` if the codec can't use that kind of dictionary, or
     /// finds it damaged. Allocates.
     pub fn new(
@@ -27,23 +27,23 @@ impl Canned {
         level: i32,
         dictionary: &Dictionary,
         block_bytes_max: usize,
-    ) -> Option<Canned> {
+    ) -> Option<DigestedDictionary> {
         let content: Box<[u8]> = dictionary.content().into();
         let len = content.len();
         let (digest, more) = match (codec, dictionary.kind()) {
             ("lz4", DictionaryKind::Raw) => {
                 let digest = Lz4Dictionary::new(content);
                 let bytes = digest.bytes();
-                (Digest::Lz4(digest), bytes)
+                (CodecDigest::Lz4(digest), bytes)
             }
             ("zstd", kind) => {
                 let digest = ZstdDictionary::new(content, kind, level, block_bytes_max)?;
                 let bytes = digest.bytes();
-                (Digest::Zstd(digest), bytes)
+                (CodecDigest::Zstd(digest), bytes)
             }
             _ => return None,
         };
-        let format = if matches!(digest, Digest::Lz4(_)) { format::LZ4 } else { format::ZSTD };
-        Some(Canned { format, digest, bytes: len + more })
+        let format = if matches!(digest, CodecDigest::Lz4(_)) { format::LZ4 } else { format::ZSTD };
+        Some(DigestedDictionary { format, digest, bytes: len + more })
     }
 }

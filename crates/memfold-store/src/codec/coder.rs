@@ -1,5 +1,5 @@
 //! The interface of a codec to the store: an encoder and a decoder.
-use super::canned::Canned;
+use super::canned::DigestedDictionary;
 
 /// A codec failed; the number is its own code.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -7,22 +7,22 @@ pub struct CodecError(pub i64);
 
 /// Bytes that a codec reads.
 #[derive(Copy, Clone)]
-pub(crate) struct Input {
+pub(crate) struct CodecInput {
     pub at: *const u8,
     pub len: usize,
 }
 
 /// Bytes that a codec may write.
 #[derive(Copy, Clone)]
-pub(crate) struct Output {
+pub(crate) struct CodecOutput {
     pub at: *mut u8,
     pub len: usize,
 }
 
-impl Output {
+impl CodecOutput {
     /// Describes all of `bytes`, which are borrowed only for this call: the caller keeps them.
-    pub fn of(bytes: &mut [u8]) -> Output {
-        Output { at: bytes.as_mut_ptr(), len: bytes.len() }
+    pub fn of(bytes: &mut [u8]) -> CodecOutput {
+        CodecOutput { at: bytes.as_mut_ptr(), len: bytes.len() }
     }
 }
 
@@ -41,7 +41,12 @@ pub(crate) trait Encoder: Send {
     /// - `src` is readable, and no thread writes there during the call.
     /// - `dst` is writable, does not overlap `src`, and no other thread touches it during the call.
     /// - `src.len` is not above the `block_bytes_max` that the encoder was made with.
-    unsafe fn encode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> EncodeResult;
+    unsafe fn encode(
+        &mut self,
+        src: CodecInput,
+        dst: CodecOutput,
+        canned: Option<&DigestedDictionary>,
+    ) -> EncodeResult;
 
     /// Returns whether it gives up on an incompressible block as fast as the entropy estimate
     /// would.
@@ -60,7 +65,12 @@ pub(crate) trait Decoder: Send {
     /// # Safety
     /// - `src` is readable, and no thread writes there during the call.
     /// - `dst` is writable, does not overlap `src`, and no other thread touches it during the call.
-    unsafe fn decode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> DecodeResult;
+    unsafe fn decode(
+        &mut self,
+        src: CodecInput,
+        dst: CodecOutput,
+        canned: Option<&DigestedDictionary>,
+    ) -> DecodeResult;
 
     /// Decompresses at least the first `len` bytes of `dst`: at least one and not all. Bytes after
     /// them are undefined, and parts of `src` that are not needed are not read. Codecs that can't
@@ -70,10 +80,10 @@ pub(crate) trait Decoder: Send {
     /// - As for [`Decoder::decode`].
     unsafe fn decode_start(
         &mut self,
-        src: Input,
-        dst: Output,
+        src: CodecInput,
+        dst: CodecOutput,
         len: usize,
-        canned: Option<&Canned>,
+        canned: Option<&DigestedDictionary>,
     ) -> DecodeResult {
         debug_assert!(len > 0 && len < dst.len);
         // SAFETY: as the caller says.

@@ -1,7 +1,9 @@
 //! DEFLATE by libdeflate, the software equivalent of hardware accelerators. It allocates only when
 //! a context is made.
-use super::canned::Canned;
-use super::coder::{CodecError, DecodeResult, Decoder, EncodeResult, Encoder, Input, Output};
+use super::canned::DigestedDictionary;
+use super::coder::{
+    CodecError, CodecInput, CodecOutput, DecodeResult, Decoder, EncodeResult, Encoder,
+};
 use alloc::boxed::Box;
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
@@ -72,7 +74,12 @@ pub(super) fn decoder() -> Box<dyn Decoder> {
 }
 
 impl Encoder for DeflateEncoder {
-    unsafe fn encode(&mut self, src: Input, dst: Output, _canned: Option<&Canned>) -> EncodeResult {
+    unsafe fn encode(
+        &mut self,
+        src: CodecInput,
+        dst: CodecOutput,
+        _canned: Option<&DigestedDictionary>,
+    ) -> EncodeResult {
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both
         // ranges.
         let size = unsafe {
@@ -93,7 +100,12 @@ impl Encoder for DeflateEncoder {
 }
 
 impl Decoder for DeflateDecoder {
-    unsafe fn decode(&mut self, src: Input, dst: Output, _canned: Option<&Canned>) -> DecodeResult {
+    unsafe fn decode(
+        &mut self,
+        src: CodecInput,
+        dst: CodecOutput,
+        _canned: Option<&DigestedDictionary>,
+    ) -> DecodeResult {
         let (mut used, mut written) = (0, 0);
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both
         // ranges, and libdeflate stays within them whatever the input; the two lengths are written

@@ -1,6 +1,8 @@
 //! LZ4, with the state owned by the encoder.
-use super::canned::{Canned, Digest};
-use super::coder::{CodecError, DecodeResult, Decoder, EncodeResult, Encoder, Input, Output};
+use super::canned::{CodecDigest, DigestedDictionary};
+use super::coder::{
+    CodecError, CodecInput, CodecOutput, DecodeResult, Decoder, EncodeResult, Encoder,
+};
 use super::lz4_dictionary::stream;
 use alloc::boxed::Box;
 use alloc::vec;
@@ -78,12 +80,17 @@ pub(super) fn decoder() -> Box<dyn Decoder> {
 }
 
 impl Encoder for Lz4Encoder {
-    unsafe fn encode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> EncodeResult {
+    unsafe fn encode(
+        &mut self,
+        src: CodecInput,
+        dst: CodecOutput,
+        canned: Option<&DigestedDictionary>,
+    ) -> EncodeResult {
         let size = match canned.map(|c| &c.digest) {
             // SAFETY: `stream` is initialised and exclusively borrowed; the dictionary lives longer
             // than this call, at the end of which it is detached; the caller vouches for both
             // ranges, which fit a c_int.
-            Some(Digest::Lz4(dictionary)) => unsafe {
+            Some(CodecDigest::Lz4(dictionary)) => unsafe {
                 let stream = self.stream.as_mut_ptr().cast();
                 LZ4_resetStream_fast(stream);
                 LZ4_attach_dictionary(stream, dictionary.stream.as_ptr().cast());
@@ -132,14 +139,19 @@ pub(super) fn packed(size: c_int, room: usize) -> EncodeResult {
 }
 
 impl Decoder for Lz4Decoder {
-    unsafe fn decode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> DecodeResult {
+    unsafe fn decode(
+        &mut self,
+        src: CodecInput,
+        dst: CodecOutput,
+        canned: Option<&DigestedDictionary>,
+    ) -> DecodeResult {
         let (from, to, len, room) =
             (src.at.cast(), dst.at.cast(), src.len as c_int, dst.len as c_int);
         // SAFETY: both read only `src` and the dictionary, and write only to `dst`, whatever the
         // input; the caller vouches for both ranges.
         let size = unsafe {
             match canned.map(|c| &c.digest) {
-                Some(Digest::Lz4(dictionary)) => LZ4_decompress_safe_usingDict(
+                Some(CodecDigest::Lz4(dictionary)) => LZ4_decompress_safe_usingDict(
                     from,
                     to,
                     len,
@@ -155,10 +167,10 @@ impl Decoder for Lz4Decoder {
 
     unsafe fn decode_start(
         &mut self,
-        src: Input,
-        dst: Output,
+        src: CodecInput,
+        dst: CodecOutput,
         len: usize,
-        canned: Option<&Canned>,
+        canned: Option<&DigestedDictionary>,
     ) -> DecodeResult {
         let (from, to, src_len) = (src.at.cast(), dst.at.cast(), src.len as c_int);
         let (target, room) = (len as c_int, dst.len as c_int);
@@ -166,7 +178,7 @@ impl Decoder for Lz4Decoder {
         // `room` allow, whatever the input; the caller vouches for both ranges.
         let size = unsafe {
             match canned.map(|c| &c.digest) {
-                Some(Digest::Lz4(dictionary)) => LZ4_decompress_safe_partial_usingDict(
+                Some(CodecDigest::Lz4(dictionary)) => LZ4_decompress_safe_partial_usingDict(
                     from,
                     to,
                     src_len,

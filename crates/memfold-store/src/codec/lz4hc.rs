@@ -1,6 +1,6 @@
 //! LZ4HC: slower than LZ4, with smaller output in the same stored format, read by LZ4's decoder.
-use super::canned::Canned;
-use super::coder::{EncodeResult, Encoder, Input, Output};
+use super::canned::DigestedDictionary;
+use super::coder::{CodecInput, CodecOutput, EncodeResult, Encoder};
 use super::lz4::packed;
 use alloc::boxed::Box;
 use alloc::vec;
@@ -37,7 +37,12 @@ pub(super) fn encoder(level: i32, _block_bytes_max: usize) -> Box<dyn Encoder> {
 }
 
 impl Encoder for Lz4HcEncoder {
-    unsafe fn encode(&mut self, src: Input, dst: Output, _canned: Option<&Canned>) -> EncodeResult {
+    unsafe fn encode(
+        &mut self,
+        src: CodecInput,
+        dst: CodecOutput,
+        _canned: Option<&DigestedDictionary>,
+    ) -> EncodeResult {
         // SAFETY: `state` was initialised by the library and is exclusively borrowed; the caller
         // vouches for both ranges, both at most 2 MiB and a little, so they fit a c_int. Levels up
         // to 9 allocate nothing.

@@ -17,9 +17,9 @@ pub(crate) mod bare;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use canned::Canned;
+pub(crate) use canned::DigestedDictionary;
 pub use coder::CodecError;
-pub(crate) use coder::{Decoder, Encoder, Input, Output};
+pub(crate) use coder::{CodecInput, CodecOutput, Decoder, Encoder};
 pub use spec::{CodecSpec, SpecError};
 
 use crate::format;

@@ -1,31 +1,38 @@
 //! No compression: the encoder always reports "does not fit", so that the block is stored raw.
-use super::canned::Canned;
-use super::coder::{CodecError, DecodeResult, Decoder, EncodeResult, Encoder, Input, Output};
+use super::canned::DigestedDictionary;
+use super::coder::{
+    CodecError, CodecInput, CodecOutput, DecodeResult, Decoder, EncodeResult, Encoder,
+};
 use alloc::boxed::Box;
 
-struct None_;
+struct PlainCodec;
 
 pub(super) fn encoder(_level: i32, _block_bytes_max: usize) -> Box<dyn Encoder> {
-    Box::new(None_)
+    Box::new(PlainCodec)
 }
 
 pub(super) fn decoder() -> Box<dyn Decoder> {
-    Box::new(None_)
+    Box::new(PlainCodec)
 }
 
-impl Encoder for None_ {
+impl Encoder for PlainCodec {
     unsafe fn encode(
         &mut self,
-        _src: Input,
-        _dst: Output,
-        _canned: Option<&Canned>,
+        _src: CodecInput,
+        _dst: CodecOutput,
+        _canned: Option<&DigestedDictionary>,
     ) -> EncodeResult {
         Ok(None)
     }
 }
 
-impl Decoder for None_ {
-    unsafe fn decode(&mut self, src: Input, dst: Output, _canned: Option<&Canned>) -> DecodeResult {
+impl Decoder for PlainCodec {
+    unsafe fn decode(
+        &mut self,
+        src: CodecInput,
+        dst: CodecOutput,
+        _canned: Option<&DigestedDictionary>,
+    ) -> DecodeResult {
         if src.len != dst.len {
             return Err(CodecError(src.len as i64));
         }

@@ -1,5 +1,5 @@
 //! Codec specifications: `lz4`, `lz4:8`, `zstd:-1`, `zstd+shuffle`.
-use super::canned::Canned;
+use super::canned::DigestedDictionary;
 use super::coder::Encoder;
 use super::{CODECS, Codec};
 use crate::dictionary::Dictionary;
@@ -90,8 +90,12 @@ impl CodecSpec {
 
     /// Prepares a dictionary for the codec at this level. Returns `None` if it can't use that kind
     /// of dictionary, or finds it damaged. Allocates.
-    pub(crate) fn canned(&self, dictionary: &Dictionary, block_bytes_max: usize) -> Option<Canned> {
-        Canned::new(self.name(), self.level, dictionary, block_bytes_max)
+    pub(crate) fn canned(
+        &self,
+        dictionary: &Dictionary,
+        block_bytes_max: usize,
+    ) -> Option<DigestedDictionary> {
+        DigestedDictionary::new(self.name(), self.level, dictionary, block_bytes_max)
     }
 
     fn codec(&self) -> &'static Codec {

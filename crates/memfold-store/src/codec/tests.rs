@@ -49,8 +49,8 @@ fn every_codec_gives_back_its_input_at_every_page_multiple() {
             // SAFETY: the three buffers are distinct and BLOCK bytes long, and len <= BLOCK.
             let size = unsafe {
                 encoder.encode(
-                    Input { at: raw.as_ptr(), len },
-                    Output { at: packed.as_mut_ptr(), len },
+                    CodecInput { at: raw.as_ptr(), len },
+                    CodecOutput { at: packed.as_mut_ptr(), len },
                     None,
                 )
             };
@@ -69,8 +69,8 @@ fn every_codec_gives_back_its_input_at_every_page_multiple() {
             // SAFETY: the three buffers are distinct and BLOCK bytes long; size <= BLOCK.
             unsafe {
                 decoder.decode(
-                    Input { at: packed.as_ptr(), len: size },
-                    Output { at: back.as_mut_ptr(), len },
+                    CodecInput { at: packed.as_ptr(), len: size },
+                    CodecOutput { at: back.as_mut_ptr(), len },
                     None,
                 )
             }
@@ -79,8 +79,8 @@ fn every_codec_gives_back_its_input_at_every_page_multiple() {
             // SAFETY: the three buffers are distinct and BLOCK bytes long; size <= BLOCK.
             let short = unsafe {
                 decoder.decode(
-                    Input { at: packed.as_ptr(), len: size - 1 },
-                    Output { at: back.as_mut_ptr(), len },
+                    CodecInput { at: packed.as_ptr(), len: size - 1 },
+                    CodecOutput { at: back.as_mut_ptr(), len },
                     None,
                 )
             };
@@ -99,8 +99,8 @@ fn what_does_not_fit_is_refused_without_an_error() {
         // SAFETY: distinct buffers of 16384 bytes; room is smaller.
         let size = unsafe {
             encoder.encode(
-                Input { at: random.as_ptr(), len: 16384 },
-                Output { at: packed.as_mut_ptr(), len: 15360 },
+                CodecInput { at: random.as_ptr(), len: 16384 },
+                CodecOutput { at: packed.as_mut_ptr(), len: 15360 },
                 None,
             )
         };
@@ -110,8 +110,8 @@ fn what_does_not_fit_is_refused_without_an_error() {
         // SAFETY: distinct buffers of 16384 bytes; room is smaller.
         let size = unsafe {
             encoder.encode(
-                Input { at: text.as_ptr(), len: 16384 },
-                Output { at: packed.as_mut_ptr(), len: 15360 },
+                CodecInput { at: text.as_ptr(), len: 16384 },
+                CodecOutput { at: packed.as_mut_ptr(), len: 15360 },
                 None,
             )
         };
@@ -134,8 +134,8 @@ fn garbage_is_an_error_or_wrong_bytes_but_stays_in_bounds() {
             // SAFETY: `out` has more than 4096 bytes and does not overlap `garbage`.
             let _ = unsafe {
                 decoder.decode(
-                    Input { at: garbage.as_ptr(), len: 200 },
-                    Output { at: out.as_mut_ptr(), len: 4096 },
+                    CodecInput { at: garbage.as_ptr(), len: 200 },
+                    CodecOutput { at: out.as_mut_ptr(), len: 4096 },
                     None,
                 )
             };

@@ -1,11 +1,13 @@
 //! Zstandard, with contexts in memory that is allocated once: static contexts never allocate.
-use super::canned::{Canned, Digest};
-use super::coder::{CodecError, DecodeResult, Decoder, EncodeResult, Encoder, Input, Output};
+use super::canned::{CodecDigest, DigestedDictionary};
+use super::coder::{
+    CodecError, CodecInput, CodecOutput, DecodeResult, Decoder, EncodeResult, Encoder,
+};
 use super::zstd_dictionary::parameters;
 use crate::dictionary::DICTIONARY_BYTES_MAX;
 use alloc::boxed::Box;
 use alloc::vec;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::units::PAGE_SIZE;
 use zstd_safe::zstd_sys as c;
 
 struct ZstdEncoder {
@@ -78,9 +80,14 @@ fn workspace_bytes(level: i32, block_bytes_max: usize) -> usize {
 }
 
 impl Encoder for ZstdEncoder {
-    unsafe fn encode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> EncodeResult {
+    unsafe fn encode(
+        &mut self,
+        src: CodecInput,
+        dst: CodecOutput,
+        canned: Option<&DigestedDictionary>,
+    ) -> EncodeResult {
         let cdict = match canned.map(|c| &c.digest) {
-            Some(Digest::Zstd(dictionary)) => dictionary.cdict,
+            Some(CodecDigest::Zstd(dictionary)) => dictionary.cdict,
             _ => core::ptr::null(),
         };
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both
@@ -106,13 +113,18 @@ impl Encoder for ZstdEncoder {
 }
 
 impl Decoder for ZstdDecoder {
-    unsafe fn decode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> DecodeResult {
+    unsafe fn decode(
+        &mut self,
+        src: CodecInput,
+        dst: CodecOutput,
+        canned: Option<&DigestedDictionary>,
+    ) -> DecodeResult {
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both
         // ranges, and zstd stays within them whatever the input.
         let size = unsafe {
             let (to, from) = (dst.at.cast(), src.at.cast());
             match canned.map(|c| &c.digest) {
-                Some(Digest::Zstd(dictionary)) => c::ZSTD_decompress_usingDDict(
+                Some(CodecDigest::Zstd(dictionary)) => c::ZSTD_decompress_usingDDict(
                     self.dctx,
                     to,
                     dst.len,

@@ -12,16 +12,16 @@ const D: usize = 8;
 const HASH_BITS: u32 = 17;
 
 /// The sequences of the samples.
-pub(crate) struct Cover<'a> {
+pub(crate) struct SampleCover<'a> {
     samples: &'a [u8],
     /// In how many samples a sequence occurs, by hash. One counts as none, because nothing is
     /// gained from a sequence of one sample.
     found_in: Vec<u16>,
 }
 
-impl<'a> Cover<'a> {
+impl<'a> SampleCover<'a> {
     /// Counts the sequences of samples of `sample_bytes` each. Takes 0.75 MiB meanwhile.
-    pub fn new(samples: &'a [u8], sample_bytes: usize) -> Cover<'a> {
+    pub fn new(samples: &'a [u8], sample_bytes: usize) -> SampleCover<'a> {
         let mut found_in = vec![0u16; 1 << HASH_BITS];
         let mut last = vec![u32::MAX; 1 << HASH_BITS];
         for (nth, sample) in samples.chunks(sample_bytes).enumerate() {
@@ -37,7 +37,7 @@ impl<'a> Cover<'a> {
         for byte in [0, 0xff] {
             found_in[hash(&[byte; D])] = 0;
         }
-        Cover { samples, found_in }
+        SampleCover { samples, found_in }
     }
 
     /// Returns content of at most `bytes` bytes in pieces of `piece` bytes. The best come last,
@@ -96,14 +96,14 @@ mod tests {
         for (sample, at) in samples.chunks_mut(4096).zip(places) {
             sample[at..at + 512].copy_from_slice(&shared);
         }
-        let content = Cover::new(&samples, 4096).choose(2048, 256);
+        let content = SampleCover::new(&samples, 4096).choose(2048, 256);
         assert!(content.len() <= 2048);
         let kept =
             shared.windows(64).filter(|part| content.windows(64).any(|c| c == *part)).count();
         assert!(kept * 10 > (512 - 63) * 8, "{kept}");
         let noise: Vec<u8> = (0..64 * 512).flat_map(|_| random.word().to_ne_bytes()).collect();
-        assert!(Cover::new(&noise, 4096).choose(2048, 256).len() <= 2048);
-        assert!(Cover::new(&[0; 8192], 4096).choose(2048, 256).is_empty());
-        assert!(Cover::new(&[], 4096).choose(2048, 256).is_empty());
+        assert!(SampleCover::new(&noise, 4096).choose(2048, 256).len() <= 2048);
+        assert!(SampleCover::new(&[0; 8192], 4096).choose(2048, 256).is_empty());
+        assert!(SampleCover::new(&[], 4096).choose(2048, 256).is_empty());
     }
 }

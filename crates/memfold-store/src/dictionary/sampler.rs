@@ -1,8 +1,8 @@
 //! Copies some blocks while they are saved, as samples for dictionaries.
 use alloc::vec::Vec;
-use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-use memfold_sys::units::Order;
+use memfold_os::sync::Mutex;
+use memfold_os::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use memfold_os::units::Order;
 
 /// Bytes of blocks that are sampled: three of four train, every fourth judges.
 const SAMPLE_BYTES: usize = 2 << 20;
@@ -15,7 +15,7 @@ const FACTOR: u64 = 4;
 const OFF: u32 = u32::MAX;
 
 /// Sampled blocks, all of one order.
-pub(crate) struct Samples {
+pub(crate) struct BlockSamples {
     pub order: Order,
     pub bytes: Vec<u8>,
 }
@@ -24,14 +24,14 @@ pub(crate) struct Samples {
 pub(crate) struct Sampler {
     /// Saves until the next sample; `OFF` while none is taken.
     left: AtomicU32,
-    buffer: Mutex<Buffer>,
+    buffer: Mutex<SampleBuffer>,
     /// Blocks saved at which sampling starts; `u64::MAX` while off.
     start_at: AtomicU64,
     order: Order,
     room: usize,
 }
 
-struct Buffer {
+struct SampleBuffer {
     bytes: Vec<u8>,
 }
 
@@ -39,7 +39,7 @@ impl Sampler {
     /// Makes one for blocks of `order`; smaller ones are not sampled.
     pub fn new(order: Order) -> Sampler {
         let room = SAMPLE_BYTES.max(16 * order.bytes());
-        let buffer = Mutex::new(Buffer { bytes: Vec::new() });
+        let buffer = Mutex::new(SampleBuffer { bytes: Vec::new() });
         Sampler {
             left: AtomicU32::new(OFF),
             buffer,
@@ -92,7 +92,7 @@ impl Sampler {
 
     /// Returns the samples, if there are enough. Otherwise starts sampling when it is time, with
     /// `saved` blocks saved so far.
-    pub fn collect(&self, saved: u64) -> Option<Samples> {
+    pub fn collect(&self, saved: u64) -> Option<BlockSamples> {
         if saved < self.start_at.load(Relaxed) {
             return None;
         }
@@ -107,6 +107,6 @@ impl Sampler {
         }
         self.left.store(OFF, Relaxed);
         self.start_at.store(saved.saturating_mul(FACTOR), Relaxed);
-        Some(Samples { order: self.order, bytes: core::mem::take(&mut buffer.bytes) })
+        Some(BlockSamples { order: self.order, bytes: core::mem::take(&mut buffer.bytes) })
     }
 }

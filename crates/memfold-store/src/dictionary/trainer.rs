@@ -2,7 +2,7 @@
 //! folded themselves may call it. `cargo xtask symbols` checks that the others have no malloc.
 use crate::dictionary::{DICTIONARY_BYTES_MAX, Dictionary, DictionaryKind};
 use alloc::vec;
-use memfold_sys::units::Order;
+use memfold_os::units::Order;
 
 /// Sizes to try.
 const TRAINED_BYTES: [usize; 3] = [DICTIONARY_BYTES_MAX, 32 << 10, 16 << 10];

@@ -1,24 +1,24 @@
 //! Areas: parts of a shared zone, and tables of plain records in them.
 use alloc::sync::Arc;
 use core::marker::PhantomData;
-use memfold_sys::memory::zone::{Zone, ZoneEdge};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::memory::zone::{Zone, ZoneEdge};
+use memfold_os::units::PAGE_SIZE;
 
 /// A part of a zone, which stays mapped while one of its areas lives.
-pub(crate) struct Area {
+pub(crate) struct ZoneArea {
     zone: Arc<Zone>,
     offset: usize,
     len: usize,
     edge: ZoneEdge,
 }
 
-impl Area {
+impl ZoneArea {
     /// # Panics
     /// If the range is not page-aligned or reaches past the zone.
-    pub fn new(zone: &Arc<Zone>, offset: usize, len: usize) -> Area {
+    pub fn new(zone: &Arc<Zone>, offset: usize, len: usize) -> ZoneArea {
         assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE));
         assert!(offset.checked_add(len).is_some_and(|end| end <= zone.len()));
-        Area { zone: zone.clone(), offset, len, edge: ZoneEdge::new() }
+        ZoneArea { zone: zone.clone(), offset, len, edge: ZoneEdge::new() }
     }
 
     pub fn len(&self) -> usize {
@@ -67,17 +67,17 @@ impl Area {
 pub(crate) unsafe trait ZoneRecord: Sync {}
 
 // SAFETY: two atomics, valid as zeros, without destructor, 16-aligned.
-unsafe impl ZoneRecord for crate::pool::entry::Entry {}
+unsafe impl ZoneRecord for crate::pool::entry::ObjectEntry {}
 
 /// An array of records that fills an area and takes memory only where it is touched.
-pub(crate) struct Table<T: ZoneRecord> {
-    area: Area,
+pub(crate) struct AreaTable<T: ZoneRecord> {
+    area: ZoneArea,
     records: PhantomData<T>,
 }
 
-impl<T: ZoneRecord> Table<T> {
-    pub fn new(area: Area) -> Table<T> {
-        Table { area, records: PhantomData }
+impl<T: ZoneRecord> AreaTable<T> {
+    pub fn new(area: ZoneArea) -> AreaTable<T> {
+        AreaTable { area, records: PhantomData }
     }
 
     /// Returns how many records fit.

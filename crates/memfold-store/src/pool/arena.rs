@@ -3,13 +3,13 @@
 //! A span keeps its address and length forever. Empty spans wait in the list of their length:
 //! *warm* ones still hold their memory, so that churn costs no system calls; *bare* ones returned
 //! it. Address space is plentiful, memory is not: only class spans and warm spans count as held.
-use crate::pool::area::{Area, Table};
-use crate::pool::budget::Budget;
-use crate::pool::size_class::Class;
-use crate::pool::span::Span;
+use crate::pool::area::{AreaTable, ZoneArea};
+use crate::pool::budget::PoolBudget;
+use crate::pool::size_class::SizeClass;
+use crate::pool::span::PoolSpan;
 use alloc::sync::Arc;
-use memfold_sys::sync::{Mutex, MutexGuard};
-use memfold_sys::units::{MAX_PAGES, PAGE_SIZE};
+use memfold_os::sync::{Mutex, MutexGuard};
+use memfold_os::units::{MAX_PAGES, PAGE_SIZE};
 
 /// No span: ends a list.
 pub(crate) const NIL: u32 = u32::MAX;
@@ -26,16 +26,16 @@ const BATCH: usize = 64;
 /// Spans that are returned by a free that finds too much warm.
 const FEW: usize = 4;
 
-pub(crate) struct Arena {
-    data: Area,
-    spans: Table<Span>,
-    budget: Arc<Budget>,
-    state: Mutex<State>,
+pub(crate) struct SpanArena {
+    data: ZoneArea,
+    spans: AreaTable<PoolSpan>,
+    budget: Arc<PoolBudget>,
+    state: Mutex<ArenaState>,
     warm_min: u64,
 }
 
 /// `cut` spans = class spans + warm + bare + `moving`.
-pub(crate) struct State {
+pub(crate) struct ArenaState {
     /// Pages that were ever cut.
     edge: u32,
     /// Spans that were ever cut.
@@ -50,13 +50,25 @@ pub(crate) struct State {
     moving: u32,
 }
 
-impl Arena {
+impl SpanArena {
     /// Makes the arena of one of `pools` pools.
-    pub fn new(data: Area, spans: Table<Span>, budget: Arc<Budget>, pools: usize) -> Arena {
+    pub fn new(
+        data: ZoneArea,
+        spans: AreaTable<PoolSpan>,
+        budget: Arc<PoolBudget>,
+        pools: usize,
+    ) -> SpanArena {
         let lists = [NIL; MAX_PAGES + 1];
-        let state =
-            State { edge: 0, cut: 0, warm: lists, bare: lists, warm_bytes: 0, held: 0, moving: 0 };
-        Arena {
+        let state = ArenaState {
+            edge: 0,
+            cut: 0,
+            warm: lists,
+            bare: lists,
+            warm_bytes: 0,
+            held: 0,
+            moving: 0,
+        };
+        SpanArena {
             data,
             spans,
             budget,
@@ -67,13 +79,13 @@ impl Arena {
 
     /// Returns span `index`, or `None` past the table.
     #[inline]
-    pub fn span(&self, index: u32) -> Option<&Span> {
+    pub fn span(&self, index: u32) -> Option<&PoolSpan> {
         self.spans.get(index)
     }
 
     /// Returns the address of slot `slot`; any address, if the span has another class by now.
     #[inline]
-    pub fn slot_hint(&self, span: &Span, class: &Class, slot: u8) -> *const u8 {
+    pub fn slot_hint(&self, span: &PoolSpan, class: &SizeClass, slot: u8) -> *const u8 {
         let offset =
             span.first_page() as usize * PAGE_SIZE + slot as usize * class.slot_bytes as usize;
         self.data.at(0).wrapping_add(offset)
@@ -84,7 +96,7 @@ impl Arena {
     /// # Panics
     /// If the slot lies past the area: never for spans of this arena.
     #[inline]
-    pub fn slot(&self, span: &Span, class: &Class, slot: u8) -> *mut u8 {
+    pub fn slot(&self, span: &PoolSpan, class: &SizeClass, slot: u8) -> *mut u8 {
         self.data
             .at(span.first_page() as usize * PAGE_SIZE + slot as usize * class.slot_bytes as usize)
     }
@@ -113,7 +125,7 @@ impl Arena {
     }
 
     /// Populates a span that has no memory yet: one call instead of a fault for each page.
-    pub fn populate(&self, span: &Span) {
+    pub fn populate(&self, span: &PoolSpan) {
         if span.pages() > 1 {
             self.data.populate(
                 span.first_page() as usize * PAGE_SIZE,
@@ -123,7 +135,7 @@ impl Arena {
     }
 
     /// Frees an empty span. Returns true if so much is warm that the caller should call
-    /// [`Arena::trim_some`] after it has released its locks.
+    /// [`SpanArena::trim_some`] after it has released its locks.
     pub fn free(&self, index: u32) -> bool {
         let Some(span) = self.spans.get(index) else { return false };
         span.set_class(None);
@@ -179,22 +191,22 @@ impl Arena {
         released
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, State> {
+    pub fn lock(&self) -> MutexGuard<'_, ArenaState> {
         self.state.lock()
     }
 
     /// Returns the bytes of the spans' descriptions.
-    pub fn metadata_bytes(&self, state: &State) -> u64 {
-        Table::<Span>::bytes(state.cut)
+    pub fn metadata_bytes(&self, state: &ArenaState) -> u64 {
+        AreaTable::<PoolSpan>::bytes(state.cut)
     }
 
     /// Returns start and length of everything that was ever cut.
     #[cfg(test)]
-    pub fn extent(&self, state: &State) -> (usize, usize) {
+    pub fn extent(&self, state: &ArenaState) -> (usize, usize) {
         (self.data.at(0) as usize, state.edge as usize * PAGE_SIZE)
     }
 
-    fn warm_max(&self, state: &State) -> u64 {
+    fn warm_max(&self, state: &ArenaState) -> u64 {
         self.warm_min + (state.held >> WARM_SHIFT)
     }
 
@@ -207,7 +219,7 @@ impl Arena {
                 pages -= 1;
                 continue;
             };
-            let first_page = self.spans.get(index).map_or(0, Span::first_page);
+            let first_page = self.spans.get(index).map_or(0, PoolSpan::first_page);
             batch[count] = (first_page, index);
             count += 1;
             state.warm_bytes -= (pages * PAGE_SIZE) as u64;
@@ -240,7 +252,7 @@ impl Arena {
         }
     }
 
-    fn cut(&self, state: &mut State, pages: u16) -> Option<u32> {
+    fn cut(&self, state: &mut ArenaState, pages: u16) -> Option<u32> {
         let index = state.cut;
         let span = self.spans.get(index)?;
         if (state.edge as usize + pages as usize) * PAGE_SIZE > self.data.len() {
@@ -251,7 +263,8 @@ impl Arena {
         {
             return None;
         }
-        self.budget.charge(Table::<Span>::bytes(index + 1) - Table::<Span>::bytes(index));
+        self.budget
+            .charge(AreaTable::<PoolSpan>::bytes(index + 1) - AreaTable::<PoolSpan>::bytes(index));
         span.set_first_page(state.edge);
         span.set_pages(pages);
         state.edge += pages as u32;
@@ -276,7 +289,12 @@ impl Arena {
     ///
     /// # Errors
     /// Says what does not fit.
-    pub fn check(&self, state: &State, owned: u32, owned_bytes: u64) -> Result<(), &'static str> {
+    pub fn check(
+        &self,
+        state: &ArenaState,
+        owned: u32,
+        owned_bytes: u64,
+    ) -> Result<(), &'static str> {
         let (mut waiting, mut warm_bytes, mut pages_seen) = (0, 0, 0);
         for pages in 1..=MAX_PAGES {
             for (is_warm, head) in [(true, state.warm[pages]), (false, state.bare[pages])] {

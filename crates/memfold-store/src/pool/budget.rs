@@ -1,8 +1,8 @@
 //! The bytes that all pools of a store hold together.
-use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use memfold_os::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// Held bytes, their peak, and the limit for span memory.
-pub(crate) struct Budget {
+pub(crate) struct PoolBudget {
     held: AtomicU64,
     peak: AtomicU64,
     /// 0: unlimited.
@@ -11,13 +11,13 @@ pub(crate) struct Budget {
     /// again.
     accept_percent: AtomicU64,
     refusing: AtomicBool,
-    /// How many callers hold [`Budget::lift`]: while any does, there is no limit.
+    /// How many callers hold [`PoolBudget::lift`]: while any does, there is no limit.
     lifted: AtomicU64,
 }
 
-impl Budget {
-    pub const fn new(max: u64, accept_percent: u8) -> Budget {
-        Budget {
+impl PoolBudget {
+    pub const fn new(max: u64, accept_percent: u8) -> PoolBudget {
+        PoolBudget {
             held: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             max: AtomicU64::new(max),
@@ -82,12 +82,12 @@ impl Budget {
         accepts
     }
 
-    /// Lifts the limit, until [`Budget::lower`].
+    /// Lifts the limit, until [`PoolBudget::lower`].
     pub fn lift(&self) {
         self.lifted.fetch_add(1, Relaxed);
     }
 
-    /// Ends a [`Budget::lift`].
+    /// Ends a [`PoolBudget::lift`].
     pub fn lower(&self) {
         self.lifted.fetch_sub(1, Relaxed);
     }

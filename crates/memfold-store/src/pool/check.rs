@@ -10,28 +10,28 @@
 use crate::format;
 use crate::pool::arena::{self, NIL};
 use crate::pool::entries::FreeList;
-use crate::pool::entry::Place;
+use crate::pool::entry::PoolLocation;
 use crate::pool::size_class::{CLASSES, COUNT};
-use crate::pool::span::Span;
+use crate::pool::span::PoolSpan;
 use crate::pool::{ClassState, Pool, group, owner_of};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
-use memfold_sys::sync::MutexGuard;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::sync::MutexGuard;
+use memfold_os::units::PAGE_SIZE;
 
 /// A pool in which nothing is allocated, freed or moved while this lives. Reads go on.
-pub(crate) struct Frozen<'a> {
+pub(crate) struct FrozenPool<'a> {
     pool: &'a Pool,
     classes: Vec<MutexGuard<'a, ClassState>>,
     entries: MutexGuard<'a, FreeList>,
-    arena: MutexGuard<'a, arena::State>,
+    arena: MutexGuard<'a, arena::ArenaState>,
 }
 
 /// The sums over the spans of a class.
 #[derive(Copy, Clone, Default)]
-struct Sums {
+struct SpanSums {
     spans: u32,
     objects: u32,
     stored: u64,
@@ -42,13 +42,13 @@ struct Sums {
 
 impl Pool {
     /// Takes every lock of the pool, in order.
-    pub(crate) fn freeze(&self) -> Frozen<'_> {
+    pub(crate) fn freeze(&self) -> FrozenPool<'_> {
         let classes = (0..COUNT).map(|c| self.lock_class(c)).collect();
-        Frozen { pool: self, classes, entries: self.entries.lock(), arena: self.arena.lock() }
+        FrozenPool { pool: self, classes, entries: self.entries.lock(), arena: self.arena.lock() }
     }
 }
 
-impl Frozen<'_> {
+impl FrozenPool<'_> {
     /// Returns the bytes of memory that the pool holds, as its parts count them.
     pub fn held(&self) -> u64 {
         self.arena.held + self.metadata_bytes()
@@ -64,7 +64,7 @@ impl Frozen<'_> {
     /// # Errors
     /// Says what does not hold.
     pub fn check(&self) -> Result<(), String> {
-        let mut sums = vec![Sums::default(); COUNT];
+        let mut sums = vec![SpanSums::default(); COUNT];
         let mut owned_bytes = 0;
         let mut owned = 0;
         for index in 0..self.arena.cut {
@@ -96,9 +96,9 @@ impl Frozen<'_> {
     fn check_span(
         &self,
         index: u32,
-        span: &Span,
+        span: &PoolSpan,
         class_index: usize,
-        sum: &mut Sums,
+        sum: &mut SpanSums,
     ) -> Result<(), String> {
         let class = &CLASSES[class_index];
         if span.pages() != class.pages {
@@ -125,10 +125,10 @@ impl Frozen<'_> {
     fn check_object(
         &self,
         index: u32,
-        span: &Span,
+        span: &PoolSpan,
         class: usize,
         slot: u8,
-        sum: &mut Sums,
+        sum: &mut SpanSums,
     ) -> Result<(), String> {
         let info = &CLASSES[class];
         if slot as u16 >= info.slots {
@@ -140,7 +140,7 @@ impl Frozen<'_> {
         let entry = entry.ok_or_else(|| format!("owner {owner} was never used"))?;
         let snapshot =
             entry.snapshot(owner).map_err(|w| format!("entry {owner} is damaged: {w:#x}"))?;
-        if !snapshot.is_live() || snapshot.place() != (Place { span: index, slot }) {
+        if !snapshot.is_live() || snapshot.place() != (PoolLocation { span: index, slot }) {
             return Err(format!("entry {owner} points elsewhere"));
         }
         let header = entry.header();
@@ -164,7 +164,7 @@ impl Frozen<'_> {
         Ok(())
     }
 
-    fn check_class(&self, index: usize, sum: &Sums) -> Result<(), String> {
+    fn check_class(&self, index: usize, sum: &SpanSums) -> Result<(), String> {
         let (state, class) = (&self.classes[index], &CLASSES[index]);
         if (state.spans, state.objects, state.limbo_spans) != (sum.spans, sum.objects, sum.limbo) {
             return Err(format!(

@@ -1,10 +1,10 @@
 //! Compaction: objects of sparse spans move into the gaps of fuller ones, behind their handles.
 use crate::pool::arena::NIL;
-use crate::pool::entry::Place;
-use crate::pool::size_class::{CLASSES, Class};
-use crate::pool::span::Span;
+use crate::pool::entry::PoolLocation;
+use crate::pool::size_class::{CLASSES, SizeClass};
+use crate::pool::span::PoolSpan;
 use crate::pool::{ClassState, Pool, group, owner_of};
-use memfold_sys::sync::atomic::Ordering::*;
+use memfold_os::sync::atomic::Ordering::*;
 
 /// Warm bytes that gather before compaction returns them in one step.
 const FLUSH: u64 = 1 << 20;
@@ -89,10 +89,10 @@ impl Pool {
     }
 
     /// Returns a span of the sparsest group without pins.
-    fn sparsest(&self, state: &ClassState) -> Option<(u32, &Span)> {
+    fn sparsest(&self, state: &ClassState) -> Option<(u32, &PoolSpan)> {
         for head in state.partial {
             let mut at = head;
-            let mut best: Option<(u32, &Span)> = None;
+            let mut best: Option<(u32, &PoolSpan)> = None;
             for _ in 0..TRIES {
                 let Some(span) = self.arena.span(at).filter(|_| at != NIL) else { break };
                 // Writers pin under the class lock, so an unpinned span has no object that is being
@@ -111,17 +111,17 @@ impl Pool {
 
     /// Returns whether every object of the span names an entry that names it; `false` if one is
     /// damaged.
-    fn owners_fit(&self, class: &Class, index: u32, span: &Span) -> bool {
+    fn owners_fit(&self, class: &SizeClass, index: u32, span: &PoolSpan) -> bool {
         span.used_slots().all(|slot| {
             // SAFETY: a used slot of a span whose class is locked.
             let owner = unsafe { owner_of(span, class, self.arena.slot(span, class, slot)) };
             let place = self.entries.get(owner).and_then(|e| e.snapshot(owner).ok());
-            place.is_some_and(|p| p.is_live() && p.place() == Place { span: index, slot })
+            place.is_some_and(|p| p.is_live() && p.place() == PoolLocation { span: index, slot })
         })
     }
 
     /// Copies all objects of a span into other spans of the class and changes their entries.
-    fn move_objects(&self, state: &mut ClassState, class: &Class, index: u32, span: &Span) {
+    fn move_objects(&self, state: &mut ClassState, class: &SizeClass, index: u32, span: &PoolSpan) {
         let before = group(class, span);
         let slots = span.in_use();
         // A span that counts as empty is in no list, so the objects can't be moved within it.
@@ -144,7 +144,7 @@ impl Pool {
                 entry.set_place(
                     owner,
                     entry.generation_unchecked(),
-                    Place { span: to_index, slot: to_slot },
+                    PoolLocation { span: to_index, slot: to_slot },
                 );
             }
         }

@@ -1,20 +1,20 @@
 //! The entries of a pool: which are free, and how many were ever used.
 use crate::handle::{GENERATION_BITS, INDEX_BITS};
-use crate::pool::area::Table;
-use crate::pool::budget::Budget;
-use crate::pool::entry::Entry;
-use crate::pool::mark::Mark;
+use crate::pool::area::AreaTable;
+use crate::pool::budget::PoolBudget;
+use crate::pool::entry::ObjectEntry;
+use crate::pool::mark::ObjectMark;
 use alloc::sync::Arc;
-use memfold_sys::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use memfold_sys::sync::{Mutex, MutexGuard};
+use memfold_os::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use memfold_os::sync::{Mutex, MutexGuard};
 
 const NIL: u32 = u32::MAX;
 
 /// All entries of a pool. Free ones form a list through their second words.
-pub(crate) struct Entries {
-    table: Table<Entry>,
+pub(crate) struct EntryTable {
+    table: AreaTable<ObjectEntry>,
     list: Mutex<FreeList>,
-    budget: Arc<Budget>,
+    budget: Arc<PoolBudget>,
     /// A copy of `FreeList::fresh` that is read without the lock.
     used_ever: AtomicU32,
 }
@@ -28,9 +28,9 @@ pub(crate) struct FreeList {
     pub fresh: u32,
 }
 
-impl Entries {
-    pub fn new(table: Table<Entry>, budget: Arc<Budget>) -> Entries {
-        Entries {
+impl EntryTable {
+    pub fn new(table: AreaTable<ObjectEntry>, budget: Arc<PoolBudget>) -> EntryTable {
+        EntryTable {
             table,
             list: Mutex::new(FreeList { head: NIL, free: 0, fresh: 0 }),
             budget,
@@ -39,7 +39,7 @@ impl Entries {
     }
 
     /// Takes a free entry and the generation of its next use; `None` when all are used.
-    pub fn allocate(&self) -> Option<(u32, u16, &Entry)> {
+    pub fn allocate(&self) -> Option<(u32, u16, &ObjectEntry)> {
         let mut list = self.list.lock();
         if list.head != NIL {
             let index = list.head;
@@ -71,7 +71,7 @@ impl Entries {
 
     /// Returns entry `index`, used or not, or `None` past the table.
     #[inline]
-    pub fn get(&self, index: u32) -> Option<&Entry> {
+    pub fn get(&self, index: u32) -> Option<&ObjectEntry> {
         self.table.get(index)
     }
 
@@ -90,7 +90,7 @@ impl Entries {
     }
 
     fn bytes_of(count: u32) -> u64 {
-        Table::<Entry>::bytes(count) + Table::<Mark>::bytes(count)
+        AreaTable::<ObjectEntry>::bytes(count) + AreaTable::<ObjectMark>::bytes(count)
     }
 
     /// Walks the list of free entries.

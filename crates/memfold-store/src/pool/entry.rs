@@ -13,14 +13,14 @@ const FORMAT_BITS: u32 = 5;
 
 /// The place of an object.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct PoolLocation {
     pub span: u32,
     pub slot: u8,
 }
 
 /// The header of an object, which is stored beside it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct ObjectHeader {
     /// Payload bytes.
     pub len: u32,
     /// Order of the block.
@@ -41,14 +41,14 @@ pub(crate) struct Header {
 /// the second by the checksum.
 #[derive(Default)]
 #[repr(C, align(16))]
-pub(crate) struct Entry {
+pub(crate) struct ObjectEntry {
     place: AtomicU64,
     header: AtomicU64,
 }
 
 /// The first word, read once and verified.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Snapshot {
+pub(crate) struct EntrySnapshot {
     word: u64,
 }
 
@@ -57,28 +57,28 @@ const LIVE: u64 = 1 << (GENERATION_SHIFT + GENERATION_BITS);
 const GUARD_SHIFT: u32 = 48;
 const GUARD_K: u64 = 0x9E37_79B9_7F4A_7C15;
 
-impl Snapshot {
+impl EntrySnapshot {
     pub fn is_live(self) -> bool {
         self.word & LIVE != 0
     }
     pub fn generation(self) -> u16 {
         ((self.word >> GENERATION_SHIFT) & ((1 << GENERATION_BITS) - 1)) as u16
     }
-    pub fn place(self) -> Place {
-        Place {
+    pub fn place(self) -> PoolLocation {
+        PoolLocation {
             span: (self.word & ((1 << SPAN_BITS) - 1)) as u32,
             slot: ((self.word >> SPAN_BITS) & ((1 << SLOT_BITS) - 1)) as u8,
         }
     }
 }
 
-impl Entry {
+impl ObjectEntry {
     /// Returns the first word, or the damaged word if its guard is wrong.
     #[inline]
-    pub fn snapshot(&self, index: u32) -> Result<Snapshot, u64> {
+    pub fn snapshot(&self, index: u32) -> Result<EntrySnapshot, u64> {
         let word = self.place.load(SeqCst);
         if word == 0 || word >> GUARD_SHIFT == guard(word, index) {
-            Ok(Snapshot { word })
+            Ok(EntrySnapshot { word })
         } else {
             Err(word)
         }
@@ -86,12 +86,12 @@ impl Entry {
 
     /// Returns whether the first word still equals `snapshot`.
     #[inline]
-    pub fn is_still(&self, snapshot: Snapshot) -> bool {
+    pub fn is_still(&self, snapshot: EntrySnapshot) -> bool {
         self.place.load(SeqCst) == snapshot.word
     }
 
     /// Makes the entry live at `place`. Callers hold the lock of the object's class.
-    pub fn set_place(&self, index: u32, generation: u16, place: Place) {
+    pub fn set_place(&self, index: u32, generation: u16, place: PoolLocation) {
         self.store_place(
             index,
             generation,
@@ -117,17 +117,17 @@ impl Entry {
     }
 
     #[inline]
-    pub fn header(&self) -> Header {
-        Header::unpack(self.header.load(Acquire))
+    pub fn header(&self) -> ObjectHeader {
+        ObjectHeader::unpack(self.header.load(Acquire))
     }
 
-    pub fn set_header(&self, header: Header) {
+    pub fn set_header(&self, header: ObjectHeader) {
         self.header.store(header.pack(), Release);
     }
 
     /// Returns the generation in the raw first word, for an entry that is free or about to be.
     pub fn generation_unchecked(&self) -> u16 {
-        Snapshot { word: self.place.load(Relaxed) }.generation()
+        EntrySnapshot { word: self.place.load(Relaxed) }.generation()
     }
 
     /// Flips one of the entry's 128 bits: damage, for tests.
@@ -138,7 +138,7 @@ impl Entry {
     }
 }
 
-impl Header {
+impl ObjectHeader {
     fn pack(self) -> u64 {
         debug_assert!(
             self.len < 1 << LEN_BITS
@@ -157,13 +157,13 @@ impl Header {
     }
 
     /// Makes a header with these fields, without its checksum.
-    pub fn of_fields(fields: u32) -> Header {
-        Header::unpack(fields as u64)
+    pub fn of_fields(fields: u32) -> ObjectHeader {
+        ObjectHeader::unpack(fields as u64)
     }
 
-    fn unpack(word: u64) -> Header {
+    fn unpack(word: u64) -> ObjectHeader {
         let fields = word as u32;
-        Header {
+        ObjectHeader {
             len: fields & ((1 << LEN_BITS) - 1),
             order: (fields >> LEN_BITS & ((1 << ORDER_BITS) - 1)) as u8,
             format: (fields >> (LEN_BITS + ORDER_BITS) & ((1 << FORMAT_BITS) - 1)) as u8,
@@ -201,7 +201,7 @@ const _: () = {
 };
 const _: () = assert!(GENERATION_SHIFT + GENERATION_BITS + 1 == GUARD_SHIFT);
 const _: () = assert!(LEN_BITS + ORDER_BITS + FORMAT_BITS + 1 == 32);
-const _: () = assert!(memfold_sys::units::MAX_BYTES < 1 << LEN_BITS);
+const _: () = assert!(memfold_os::units::MAX_BYTES < 1 << LEN_BITS);
 const _: () = assert!(crate::pool::size_class::SLOTS_MAX <= 1 << SLOT_BITS);
 const _: () = assert!(INDEX_BITS <= 32);
 
@@ -211,8 +211,8 @@ mod tests {
 
     #[test]
     fn words_come_back_and_every_flip_of_the_first_is_found() {
-        let entry = Entry::default();
-        let place = Place { span: (1 << SPAN_BITS) - 1, slot: 127 };
+        let entry = ObjectEntry::default();
+        let place = PoolLocation { span: (1 << SPAN_BITS) - 1, slot: 127 };
         for index in [0, 1, 12345, (1 << INDEX_BITS) - 1] {
             entry.set_place(index, 9999, place);
             let snapshot = entry.snapshot(index).unwrap();
@@ -232,16 +232,16 @@ mod tests {
 
     #[test]
     fn headers_come_back_and_every_flip_changes_the_checksum() {
-        let header = Header {
+        let header = ObjectHeader {
             len: 1 << 21,
             order: 9,
             format: crate::format::SAME,
             mixed: true,
             checksum: 0xdead_beef,
         };
-        assert_eq!(Header::unpack(header.pack()), header);
+        assert_eq!(ObjectHeader::unpack(header.pack()), header);
         for bit in 0..32 {
-            let flipped = Header::unpack(header.pack() ^ 1 << bit);
+            let flipped = ObjectHeader::unpack(header.pack() ^ 1 << bit);
             assert_ne!(checksum(header.fields(), 5, 42), checksum(flipped.fields(), 5, 42));
         }
         assert_ne!(checksum(header.fields(), 5, 42), checksum(header.fields(), 6, 42));

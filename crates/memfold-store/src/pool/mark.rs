@@ -20,12 +20,12 @@ pub(crate) const TRIED: u64 = 1 << 58;
 /// harmless.
 #[derive(Default)]
 #[repr(transparent)]
-pub(crate) struct Mark(AtomicU64);
+pub(crate) struct ObjectMark(AtomicU64);
 
 // SAFETY: one atomic, valid as zero, without destructor, 8-aligned.
-unsafe impl ZoneRecord for Mark {}
+unsafe impl ZoneRecord for ObjectMark {}
 
-impl Mark {
+impl ObjectMark {
     /// Makes the mark of a new object. A key that is too large is cut, and then names no folio of
     /// the caller.
     pub fn begin(&self, key: u64, tick: u16, flags: u64) {
@@ -72,7 +72,7 @@ impl Mark {
 
 /// The position of a sweep over all entries of all pools.
 #[derive(Copy, Clone, Debug, Default)]
-pub(crate) struct Hand {
+pub(crate) struct SweepHand {
     pub pool: usize,
     pub index: u32,
 }
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_mark_keeps_its_parts_apart() {
-        let mark = Mark::default();
+        let mark = ObjectMark::default();
         mark.begin(0x12_3456_789a, 65000, REFERENCED | HUGE);
         assert_eq!((mark.key(), mark.idle(65010), mark.idle(4)), (0x12_3456_789a, 10, 540));
         assert!(

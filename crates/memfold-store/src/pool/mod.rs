@@ -25,19 +25,19 @@ pub(crate) mod compact;
 use crate::format;
 use crate::handle::ObjectName;
 use crate::hash::xxh3;
-use crate::pool::area::Table;
-use crate::pool::arena::{Arena, NIL};
-use crate::pool::entries::Entries;
-use crate::pool::entry::{Entry, Header, Place};
-use crate::pool::mark::Mark;
-use crate::pool::size_class::{CLASSES, Class};
-use crate::pool::span::Span;
+use crate::pool::area::AreaTable;
+use crate::pool::arena::{NIL, SpanArena};
+use crate::pool::entries::EntryTable;
+use crate::pool::entry::{ObjectEntry, ObjectHeader, PoolLocation};
+use crate::pool::mark::ObjectMark;
+use crate::pool::size_class::{CLASSES, SizeClass};
+use crate::pool::span::PoolSpan;
 use alloc::boxed::Box;
-use memfold_sys::raw::{LINE_BYTES, prefetch};
-use memfold_sys::sync::atomic::{AtomicU64, Ordering::*};
-use memfold_sys::sync::{Mutex, MutexGuard};
-use memfold_sys::thread::now_ns;
-use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
+use memfold_os::raw::{LINE_BYTES, prefetch};
+use memfold_os::sync::atomic::{AtomicU64, Ordering::*};
+use memfold_os::sync::{Mutex, MutexGuard};
+use memfold_os::thread::now_ns;
+use memfold_os::units::{MAX_BYTES, PAGE_SIZE};
 
 /// Partly used spans are listed by how full they are, in this many groups; the fullest are used
 /// first.
@@ -45,10 +45,10 @@ const GROUPS: usize = 4;
 
 pub(crate) struct Pool {
     pub(crate) number: u8,
-    pub(crate) arena: Arena,
-    pub(crate) entries: Entries,
+    pub(crate) arena: SpanArena,
+    pub(crate) entries: EntryTable,
     /// By the entry's index.
-    pub(crate) marks: Table<Mark>,
+    pub(crate) marks: AreaTable<ObjectMark>,
     pub(crate) classes: Box<[Mutex<ClassState>]>,
     pub(crate) counters: PoolCounters,
 }
@@ -87,7 +87,7 @@ pub(crate) struct ClassState {
 /// The payload for [`Pool::store`].
 ///
 /// `head_len` bytes at `head`, then the rest of the `len` bytes at `bytes`.
-pub(crate) struct Payload {
+pub(crate) struct ObjectPayload {
     pub head: *const u8,
     pub head_len: usize,
     pub bytes: *const u8,
@@ -99,11 +99,11 @@ pub(crate) struct Payload {
 
 /// No memory within the limit, or no address space or entry left.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Full;
+pub(crate) struct PoolFull;
 
 /// Why an object can't be read.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Damage {
+pub(crate) enum ObjectDamage {
     /// The handle was never returned by a save, or was freed.
     Unknown,
     /// The entry or the object's own note of its owner is damaged.
@@ -113,16 +113,21 @@ pub(crate) enum Damage {
 }
 
 /// An object that does not move until this is dropped.
-pub(crate) struct Pinned<'a> {
-    span: &'a Span,
+pub(crate) struct PinnedObject<'a> {
+    span: &'a PoolSpan,
     index: u32,
-    pub header: Header,
+    pub header: ObjectHeader,
     /// `header.len` readable bytes.
     pub payload: *const u8,
 }
 
 impl Pool {
-    pub fn new(number: u8, arena: Arena, entries: Entries, marks: Table<Mark>) -> Pool {
+    pub fn new(
+        number: u8,
+        arena: SpanArena,
+        entries: EntryTable,
+        marks: AreaTable<ObjectMark>,
+    ) -> Pool {
         let empty = || ClassState {
             partial: [NIL; GROUPS],
             limbo: NIL,
@@ -139,11 +144,11 @@ impl Pool {
     /// Stores an object.
     ///
     /// # Errors
-    /// [`Full`]; nothing is changed then.
+    /// [`PoolFull`]; nothing is changed then.
     ///
     /// # Safety
     /// - Both parts of the payload are readable, and no thread writes there meanwhile.
-    pub unsafe fn store(&self, payload: &Payload) -> Result<ObjectName, Full> {
+    pub unsafe fn store(&self, payload: &ObjectPayload) -> Result<ObjectName, PoolFull> {
         let len = payload.len;
         let slot = self.allocate(len, payload.order)?;
         if slot.is_fresh {
@@ -157,7 +162,7 @@ impl Pool {
             core::ptr::copy_nonoverlapping(payload.bytes, rest, len - payload.head_len);
             hash(slot.payload, len)
         };
-        let mut header = Header {
+        let mut header = ObjectHeader {
             len: len as u32,
             order: payload.order,
             format: payload.format,
@@ -195,16 +200,16 @@ impl Pool {
     /// Finds and pins an object, without reading its payload. Takes no lock.
     ///
     /// # Errors
-    /// [`Damage::Unknown`] or [`Damage::Entry`].
+    /// [`ObjectDamage::Unknown`] or [`ObjectDamage::ObjectEntry`].
     #[inline]
-    pub fn pin(&self, name: ObjectName) -> Result<Pinned<'_>, Damage> {
-        let entry = self.entries.get(name.index).ok_or(Damage::Unknown)?;
+    pub fn pin(&self, name: ObjectName) -> Result<PinnedObject<'_>, ObjectDamage> {
+        let entry = self.entries.get(name.index).ok_or(ObjectDamage::Unknown)?;
         let (span, place) = loop {
-            let snapshot = entry.snapshot(name.index).map_err(|_| Damage::Entry)?;
+            let snapshot = entry.snapshot(name.index).map_err(|_| ObjectDamage::Entry)?;
             if !snapshot.is_live() || snapshot.generation() != name.generation {
-                return Err(Damage::Unknown);
+                return Err(ObjectDamage::Unknown);
             }
-            let span = self.arena.span(snapshot.place().span).ok_or(Damage::Entry)?;
+            let span = self.arena.span(snapshot.place().span).ok_or(ObjectDamage::Entry)?;
             span.pin();
             if entry.is_still(snapshot) {
                 break (span, snapshot.place());
@@ -213,12 +218,16 @@ impl Pool {
             // move.
             span.unpin();
         };
-        let mut pinned =
-            Pinned { span, index: name.index, header: entry.header(), payload: core::ptr::null() };
-        let class = span.class().and_then(|c| CLASSES.get(c)).ok_or(Damage::Entry)?;
+        let mut pinned = PinnedObject {
+            span,
+            index: name.index,
+            header: entry.header(),
+            payload: core::ptr::null(),
+        };
+        let class = span.class().and_then(|c| CLASSES.get(c)).ok_or(ObjectDamage::Entry)?;
         let len = pinned.header.len as usize;
         if len == 0 || len > class.payload_max() || place.slot as u16 >= class.slots {
-            return Err(Damage::Entry);
+            return Err(ObjectDamage::Entry);
         }
         let at = self.arena.slot(span, class, place.slot);
         // SAFETY: the slot is pinned and holds this object, so it is readable and no thread writes
@@ -226,7 +235,7 @@ impl Pool {
         if unsafe { owner_of(span, class, at) } != name.index
             || pinned.header.format == format::BUILDING
         {
-            return Err(Damage::Entry);
+            return Err(ObjectDamage::Entry);
         }
         pinned.payload = at.wrapping_add(class.payload_offset());
         Ok(pinned)
@@ -254,20 +263,20 @@ impl Pool {
         })
     }
 
-    fn allocate(&self, len: usize, order: u8) -> Result<Slot<'_>, Full> {
+    fn allocate(&self, len: usize, order: u8) -> Result<PinnedSlot<'_>, PoolFull> {
         let class_index = size_class::of_payload(len);
         let class = &CLASSES[class_index];
         let mut state = self.lock_class(class_index);
-        let (index, generation, entry) = self.entries.allocate().ok_or(Full)?;
+        let (index, generation, entry) = self.entries.allocate().ok_or(PoolFull)?;
         if !self.marks.need(index + 1) {
             self.entries.free(index);
-            return Err(Full);
+            return Err(PoolFull);
         }
         let found = state.fullest().map(|index| (index, false));
         let Some((span_index, is_fresh)) = found.or_else(|| self.add_span(&mut state, class_index))
         else {
             self.entries.free(index);
-            return Err(Full);
+            return Err(PoolFull);
         };
         let (span, slot) = self.allocate_slot(&mut state, class, span_index);
         let at = self.arena.slot(span, class, slot);
@@ -275,19 +284,25 @@ impl Pool {
         // lock hands slots out.
         unsafe { set_owner(span, class, at, index) };
         span.pin();
-        entry.set_header(Header {
+        entry.set_header(ObjectHeader {
             len: len as u32,
             order,
             format: format::BUILDING,
             mixed: false,
             checksum: 0,
         });
-        entry.set_place(index, generation, Place { span: span_index, slot });
+        entry.set_place(index, generation, PoolLocation { span: span_index, slot });
         state.objects += 1;
         state.stored += len as u64;
         state.original += (PAGE_SIZE << order) as u64;
         let name = ObjectName { pool: self.number, index, generation };
-        Ok(Slot { name, entry, span, is_fresh, payload: at.wrapping_add(class.payload_offset()) })
+        Ok(PinnedSlot {
+            name,
+            entry,
+            span,
+            is_fresh,
+            payload: at.wrapping_add(class.payload_offset()),
+        })
     }
 
     /// Frees an object. Returns `None` for a dead or damaged handle, and `Some(true)` if the arena
@@ -346,9 +361,9 @@ impl Pool {
     pub(crate) fn allocate_slot(
         &self,
         state: &mut ClassState,
-        class: &Class,
+        class: &SizeClass,
         index: u32,
-    ) -> (&Span, u8) {
+    ) -> (&PoolSpan, u8) {
         let span = self.arena.span(index).expect("a listed span is in the table");
         let before = group(class, span);
         let slot = span.allocate_slot(class);
@@ -360,7 +375,7 @@ impl Pool {
     pub(crate) fn regroup(
         &self,
         state: &mut ClassState,
-        class: &Class,
+        class: &SizeClass,
         index: u32,
         before: Option<usize>,
     ) {
@@ -392,7 +407,7 @@ impl Pool {
         }
     }
 
-    fn link(&self, head: &mut u32, index: u32, span: &Span) {
+    fn link(&self, head: &mut u32, index: u32, span: &PoolSpan) {
         span.set_prev(NIL);
         span.set_next(*head);
         if let Some(next) = self.arena.span(*head) {
@@ -401,7 +416,7 @@ impl Pool {
         *head = index;
     }
 
-    fn unlink(&self, head: &mut u32, span: &Span) {
+    fn unlink(&self, head: &mut u32, span: &PoolSpan) {
         match self.arena.span(span.prev()) {
             Some(prev) => prev.set_next(span.next()),
             None => *head = span.next(),
@@ -417,13 +432,13 @@ impl Pool {
     /// Returns start and length of the used parts of the pool's address space.
     pub(crate) fn extents(&self) -> [(usize, usize); 4] {
         let (list, state) = (self.entries.lock(), self.arena.lock());
-        let entries = self.entries.get(0).map_or(0, |e| e as *const Entry as usize);
-        let spans = self.arena.span(0).map_or(0, |s| s as *const Span as usize);
+        let entries = self.entries.get(0).map_or(0, |e| e as *const ObjectEntry as usize);
+        let spans = self.arena.span(0).map_or(0, |s| s as *const PoolSpan as usize);
         let (data, data_bytes) = self.arena.extent(&state);
-        let marks = self.marks.get(0).map_or(0, |m| m as *const Mark as usize);
+        let marks = self.marks.get(0).map_or(0, |m| m as *const ObjectMark as usize);
         [
-            (entries, Table::<Entry>::bytes(list.fresh) as usize),
-            (marks, Table::<Mark>::bytes(list.fresh) as usize),
+            (entries, AreaTable::<ObjectEntry>::bytes(list.fresh) as usize),
+            (marks, AreaTable::<ObjectMark>::bytes(list.fresh) as usize),
             (spans, self.arena.metadata_bytes(&state) as usize),
             (data, data_bytes),
         ]
@@ -437,19 +452,19 @@ impl ClassState {
     }
 }
 
-impl Pinned<'_> {
+impl PinnedObject<'_> {
     /// Returns whether the header's checksum matches the payload.
     #[inline]
-    pub fn verify(&self) -> Result<(), Damage> {
+    pub fn verify(&self) -> Result<(), ObjectDamage> {
         // SAFETY: the pinned payload is `len` readable bytes that no thread writes.
         let hash = unsafe { hash(self.payload, self.header.len as usize) };
         let found = entry::checksum(self.header.fields(), self.index, hash);
         let expected = self.header.checksum;
-        if found == expected { Ok(()) } else { Err(Damage::Checksum { expected, found }) }
+        if found == expected { Ok(()) } else { Err(ObjectDamage::Checksum { expected, found }) }
     }
 }
 
-impl Drop for Pinned<'_> {
+impl Drop for PinnedObject<'_> {
     #[inline]
     fn drop(&mut self) {
         self.span.unpin();
@@ -457,17 +472,17 @@ impl Drop for Pinned<'_> {
 }
 
 /// A new slot, pinned.
-struct Slot<'a> {
+struct PinnedSlot<'a> {
     name: ObjectName,
-    entry: &'a Entry,
-    span: &'a Span,
+    entry: &'a ObjectEntry,
+    span: &'a PoolSpan,
     /// The span has no memory yet.
     is_fresh: bool,
     payload: *mut u8,
 }
 
 /// Returns the list where a span belongs: none when it is full or empty.
-pub(crate) fn group(class: &Class, span: &Span) -> Option<usize> {
+pub(crate) fn group(class: &SizeClass, span: &PoolSpan) -> Option<usize> {
     let (used, slots) = (span.in_use() as usize, class.slots as usize);
     if used == 0 || used >= slots { None } else { Some(used * GROUPS / slots) }
 }
@@ -475,7 +490,7 @@ pub(crate) fn group(class: &Class, span: &Span) -> Option<usize> {
 /// # Safety
 /// - `slot` is a used slot of `span`, which is pinned or whose class is locked.
 #[inline]
-pub(crate) unsafe fn owner_of(span: &Span, class: &Class, slot: *const u8) -> u32 {
+pub(crate) unsafe fn owner_of(span: &PoolSpan, class: &SizeClass, slot: *const u8) -> u32 {
     if class.is_sole() {
         span.owner()
     } else {
@@ -486,7 +501,7 @@ pub(crate) unsafe fn owner_of(span: &Span, class: &Class, slot: *const u8) -> u3
 
 /// # Safety
 /// - `slot` is a slot of `span` that no object uses yet, and the class is locked.
-unsafe fn set_owner(span: &Span, class: &Class, slot: *mut u8, index: u32) {
+unsafe fn set_owner(span: &PoolSpan, class: &SizeClass, slot: *mut u8, index: u32) {
     if class.is_sole() {
         span.set_owner(index);
     } else {

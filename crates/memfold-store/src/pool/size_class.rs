@@ -6,7 +6,7 @@
 //! the span unused, or the best one of up to 32 pages. Neighbouring classes that would cut the same
 //! span into the same number of slots are merged. Above 64 KiB a span holds one object and has
 //! exactly the pages that it needs.
-use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
+use memfold_os::units::{MAX_BYTES, PAGE_SIZE};
 
 /// Most slots in a span: the bits of the span's bitmap.
 pub(crate) const SLOTS_MAX: usize = 128;
@@ -33,7 +33,7 @@ const STEPS: usize = SHARED_STEPS + (MAX_BYTES - SHARED_MAX) / PAGE_SIZE;
 
 /// One size class.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Class {
+pub(crate) struct SizeClass {
     /// Bytes of a slot.
     pub slot_bytes: u32,
     /// Pages of a span.
@@ -42,7 +42,7 @@ pub(crate) struct Class {
     pub slots: u16,
 }
 
-impl Class {
+impl SizeClass {
     /// Returns whether the object has its own span. Its owner is then noted in the span, and the
     /// payload fills the slot.
     pub const fn is_sole(&self) -> bool {
@@ -67,7 +67,7 @@ impl Class {
 /// The number of classes.
 pub(crate) const COUNT: usize = count();
 /// All classes, smallest first.
-pub(crate) static CLASSES: [Class; COUNT] = table();
+pub(crate) static CLASSES: [SizeClass; COUNT] = table();
 static CLASS_OF_STEP: [u16; STEPS] = class_of_step();
 
 /// Returns the class of an object of `len` payload bytes. A few instructions and two table
@@ -115,9 +115,9 @@ const fn size_of_step(step: usize) -> usize {
 }
 
 /// Returns the span for slots of `size` bytes, before the slot size is widened.
-const fn span_for(size: usize) -> Class {
+const fn span_for(size: usize) -> SizeClass {
     let least = size.div_ceil(PAGE_SIZE);
-    let mut best = Class { slot_bytes: size as u32, pages: least as u16, slots: 1 };
+    let mut best = SizeClass { slot_bytes: size as u32, pages: least as u16, slots: 1 };
     if size > SHARED_MAX {
         return best;
     }
@@ -141,7 +141,7 @@ const fn span_for(size: usize) -> Class {
     best
 }
 
-const fn same_cut(a: &Class, b: &Class) -> bool {
+const fn same_cut(a: &SizeClass, b: &SizeClass) -> bool {
     a.pages == b.pages && a.slots == b.slots
 }
 
@@ -161,8 +161,8 @@ const fn count() -> usize {
     classes
 }
 
-const fn table() -> [Class; COUNT] {
-    let mut classes = [Class { slot_bytes: 0, pages: 0, slots: 0 }; COUNT];
+const fn table() -> [SizeClass; COUNT] {
+    let mut classes = [SizeClass { slot_bytes: 0, pages: 0, slots: 0 }; COUNT];
     let (mut step, mut at) = (FIRST_STEP, 0);
     while step < STEPS {
         if ends_class(step) {

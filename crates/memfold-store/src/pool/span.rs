@@ -1,6 +1,6 @@
 //! Spans: runs of pages that are cut into slots of one size class.
 use crate::pool::area::ZoneRecord;
-use crate::pool::size_class::{Class, SLOTS_MAX};
+use crate::pool::size_class::{SLOTS_MAX, SizeClass};
 // Spans live in zone memory, whose zero bytes must be valid spans: `core`'s atomics, never a model
 // checker's.
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::*};
@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::*};
 /// them.
 #[derive(Default)]
 #[repr(C, align(64))]
-pub(crate) struct Span {
+pub(crate) struct PoolSpan {
     /// Readers and writers that are active in the span. Compaction leaves a pinned span alone.
     pins: AtomicU32,
     first_page: AtomicU32,
@@ -28,7 +28,7 @@ pub(crate) struct Span {
 }
 
 // SAFETY: only atomics, valid as zeros, without destructor, 64-aligned.
-unsafe impl ZoneRecord for Span {}
+unsafe impl ZoneRecord for PoolSpan {}
 
 macro_rules! field {
     ($get:ident, $set:ident, $field:ident, $type:ty) => {
@@ -41,7 +41,7 @@ macro_rules! field {
     };
 }
 
-impl Span {
+impl PoolSpan {
     field!(first_page, set_first_page, first_page, u32);
     field!(pages, set_pages, pages, u16);
     field!(in_use, set_in_use, in_use, u16);
@@ -79,7 +79,7 @@ impl Span {
     ///
     /// # Panics
     /// If all slots of the class are used.
-    pub fn allocate_slot(&self, class: &Class) -> u8 {
+    pub fn allocate_slot(&self, class: &SizeClass) -> u8 {
         for (i, word) in self.used.iter().enumerate() {
             let bits = word.load(Relaxed);
             if bits != u64::MAX {
@@ -119,4 +119,4 @@ impl Span {
     }
 }
 
-const _: () = assert!(size_of::<Span>() == 64);
+const _: () = assert!(size_of::<PoolSpan>() == 64);

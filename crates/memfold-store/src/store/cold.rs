@@ -2,15 +2,15 @@
 use crate::format;
 use crate::handle::{Handle, ObjectName};
 use crate::pool::Pool;
-use crate::pool::entry::Header;
-use crate::pool::mark::{HUGE, Hand, Mark, REFERENCED, TRIED};
+use crate::pool::entry::ObjectHeader;
+use crate::pool::mark::{HUGE, ObjectMark, REFERENCED, SweepHand, TRIED};
 use crate::store::Store;
-use memfold_sys::sync::atomic::Ordering::*;
-use memfold_sys::units::Order;
+use memfold_os::sync::atomic::Ordering::*;
+use memfold_os::units::Order;
 
 /// An object that may be written back or compressed again.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Cold {
+pub struct ColdObject {
     /// Its handle at the time of the look. It may be dead by now; its owner knows.
     pub handle: Handle,
     /// The page key of the block: the key of its folio at the save, plus the page of the block in
@@ -45,7 +45,7 @@ impl Store {
 
     /// Returns what [`Store::each_object`] reports about one object; `None` if there is no such
     /// object.
-    pub fn object(&self, handle: Handle) -> Option<Cold> {
+    pub fn object(&self, handle: Handle) -> Option<ColdObject> {
         let name = handle.object()?;
         let (cold, ..) = self.object_at(self.pools.get(name.pool as usize)?, name.index)?;
         (cold.handle == handle).then_some(cold)
@@ -53,7 +53,7 @@ impl Store {
 
     /// Returns whether the handle still names the same bytes. The handle alone does not show that:
     /// it names another object again when its entry was reused 2^14 times.
-    pub fn is_still(&self, cold: &Cold) -> bool {
+    pub fn is_still(&self, cold: &ColdObject) -> bool {
         self.object(cold.handle).is_some_and(|now| {
             (now.checksum, now.stored_bytes) == (cold.checksum, cold.stored_bytes)
         })
@@ -61,7 +61,7 @@ impl Store {
 
     /// Calls `each` with every object, until it returns `false`. Objects that are added or freed
     /// meanwhile may be left out. No lock is held meanwhile, as in [`Store::coldest`].
-    pub fn each_object(&self, mut each: impl FnMut(&Cold) -> bool) {
+    pub fn each_object(&self, mut each: impl FnMut(&ColdObject) -> bool) {
         for pool in &self.pools {
             let all = (0..pool.entries.used_ever()).filter_map(|index| self.object_at(pool, index));
             for (cold, ..) in all {
@@ -79,14 +79,14 @@ impl Store {
     ///
     /// No lock is held meanwhile. Before it acts, the owner checks that the handle is still the
     /// block's.
-    pub fn coldest(&self, scan: usize, out: &mut [Cold]) -> usize {
+    pub fn coldest(&self, scan: usize, out: &mut [ColdObject]) -> usize {
         self.sweep(&mut self.shrinker.lock(), scan, out, |mark, _| !mark.test_and_clear(REFERENCED))
     }
 
     /// Names objects that a stronger codec may make smaller: those idle for at least
     /// `idle_ticks_min` ticks, and raw ones. It skips objects that were tried before or can't get
     /// smaller. It works like [`Store::coldest`], with its own turn.
-    pub fn to_recompress(&self, idle_ticks_min: u16, scan: usize, out: &mut [Cold]) -> usize {
+    pub fn to_recompress(&self, idle_ticks_min: u16, scan: usize, out: &mut [ColdObject]) -> usize {
         let now = self.clock.load(Relaxed);
         self.sweep(&mut self.recompressor.lock(), scan, out, |mark, header| {
             let due = mark.has(HUGE) || mark.idle(now) >= idle_ticks_min;
@@ -127,10 +127,10 @@ impl Store {
 
     fn sweep(
         &self,
-        hand: &mut Hand,
+        hand: &mut SweepHand,
         scan: usize,
-        out: &mut [Cold],
-        mut wanted: impl FnMut(&Mark, Header) -> bool,
+        out: &mut [ColdObject],
+        mut wanted: impl FnMut(&ObjectMark, ObjectHeader) -> bool,
     ) -> usize {
         let (mut found, mut pools_done) = (0, 0);
         for _ in 0..scan {
@@ -139,7 +139,7 @@ impl Store {
             }
             let pool = &self.pools[hand.pool % self.pools.len()];
             if hand.index >= pool.entries.used_ever() {
-                *hand = Hand { pool: (hand.pool + 1) % self.pools.len(), index: 0 };
+                *hand = SweepHand { pool: (hand.pool + 1) % self.pools.len(), index: 0 };
                 pools_done += 1;
                 if pools_done > self.pools.len() {
                     break;
@@ -159,7 +159,11 @@ impl Store {
     }
 
     /// Returns the object of an entry, if it has one.
-    fn object_at<'a>(&self, pool: &'a Pool, index: u32) -> Option<(Cold, &'a Mark, Header)> {
+    fn object_at<'a>(
+        &self,
+        pool: &'a Pool,
+        index: u32,
+    ) -> Option<(ColdObject, &'a ObjectMark, ObjectHeader)> {
         let (entry, mark) = (pool.entries.get(index)?, pool.marks.get(index)?);
         let place = entry.snapshot(index).ok()?;
         let header = entry.header();
@@ -167,7 +171,7 @@ impl Store {
             return None;
         }
         let name = ObjectName { pool: pool.number, index, generation: place.generation() };
-        let cold = Cold {
+        let cold = ColdObject {
             handle: Handle::of_object(name),
             key: mark.key(),
             order: Order::new(header.order)?,
@@ -182,9 +186,9 @@ impl Store {
     }
 }
 
-impl Cold {
+impl ColdObject {
     /// Initial value for arrays.
-    pub const NONE: Cold = Cold {
+    pub const NONE: ColdObject = ColdObject {
         handle: Handle::NONE,
         key: 0,
         order: Order::PAGE,

@@ -2,8 +2,8 @@
 use crate::codec::CodecSpec;
 use crate::handle::POOLS_MAX;
 use core::fmt;
-use memfold_sys::Errno;
-use memfold_sys::units::Order;
+use memfold_os::Errno;
+use memfold_os::units::Order;
 
 /// Most blocks that can be kept decompressed.
 pub const RECENT_BLOCKS_MAX: usize = 4096;

@@ -2,16 +2,16 @@
 //! stores them compressed.
 use crate::block::{self, DecodeError};
 use crate::handle::Handle;
-use crate::pool::entry::Header;
+use crate::pool::entry::ObjectHeader;
 use crate::store::Store;
 use crate::store::error::LoadProblem;
-use crate::store::worker::Worker;
-use memfold_sys::page::Page;
-use memfold_sys::units::Order;
+use crate::store::worker::CodecWorker;
+use memfold_os::page::Page;
+use memfold_os::units::Order;
 
 /// A stored object's payload, and what decoding needs.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Exported {
+pub struct ExportedObject {
     /// Payload bytes.
     pub len: usize,
     /// Length, order and format in one word; goes back to [`Store::import`].
@@ -21,10 +21,10 @@ pub struct Exported {
 impl Store {
     /// Returns what [`Store::export`] would return, without the bytes; `None` for handles that are
     /// not objects of the store.
-    pub fn payload(&self, handle: Handle) -> Option<Exported> {
+    pub fn payload(&self, handle: Handle) -> Option<ExportedObject> {
         let name = handle.object()?;
         let pinned = self.pools.get(name.pool as usize)?.pin(name).ok()?;
-        Some(Exported { len: pinned.header.len as usize, fields: pinned.header.fields() })
+        Some(ExportedObject { len: pinned.header.len as usize, fields: pinned.header.fields() })
     }
 
     /// Copies the stored payload of an object to the start of `out`, and verifies its checksum. The
@@ -32,7 +32,7 @@ impl Store {
     ///
     /// # Errors
     /// The object is unknown or damaged, or longer than `out` (`Layout`).
-    pub fn export(&self, handle: Handle, out: &mut [u8]) -> Result<Exported, LoadProblem> {
+    pub fn export(&self, handle: Handle, out: &mut [u8]) -> Result<ExportedObject, LoadProblem> {
         let name = handle.object().ok_or(LoadProblem::Unknown)?;
         let pool = self.pools.get(name.pool as usize).ok_or(LoadProblem::Unknown)?;
         let pinned = pool.pin(name)?;
@@ -42,7 +42,7 @@ impl Store {
         // another buffer.
         unsafe { core::ptr::copy_nonoverlapping(pinned.payload, out.as_mut_ptr(), len) };
         pinned.verify()?;
-        Ok(Exported { len, fields: pinned.header.fields() })
+        Ok(ExportedObject { len, fields: pinned.header.fields() })
     }
 
     /// Decodes an exported payload to `dst`. The caller has verified that payload and fields are
@@ -59,14 +59,14 @@ impl Store {
     ///   call.
     pub unsafe fn import(
         &self,
-        w: &mut Worker,
+        w: &mut CodecWorker,
         fields: u32,
         payload: &[u8],
         order: Order,
         dst: *mut u8,
     ) -> Result<(), LoadProblem> {
         assert!(Page::begins_at(dst));
-        let header = Header::of_fields(fields);
+        let header = ObjectHeader::of_fields(fields);
         if header.order != order.get() {
             return Err(LoadProblem::Order { expected: order.get(), found: header.order });
         }

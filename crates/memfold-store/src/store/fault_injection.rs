@@ -1,10 +1,10 @@
 //! Deliberate faults for tests: the Nth codec call fails, the Nth allocation finds the pool full,
 //! bytes are damaged.
-use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use memfold_os::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// A kind of fault.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum InjectedFault {
     /// A block's compression fails: `SaveError::Codec`.
     Codec,
     /// An allocation finds the pool full: `SaveError::PoolFull`.
@@ -21,10 +21,10 @@ const KINDS: usize = 4;
 /// The armed faults. Costs one relaxed load per chance when none is armed.
 pub struct FaultPlan {
     armed: AtomicBool,
-    due: [Due; KINDS],
+    due: [DueFault; KINDS],
 }
 
-struct Due {
+struct DueFault {
     /// Chances until the fault, 0 when off.
     left: AtomicU64,
     /// Chances between repetitions, 0 for once.
@@ -35,18 +35,22 @@ struct Due {
 impl FaultPlan {
     pub(crate) const fn new() -> FaultPlan {
         let due = [const {
-            Due { left: AtomicU64::new(0), every: AtomicU64::new(0), struck: AtomicU64::new(0) }
+            DueFault {
+                left: AtomicU64::new(0),
+                every: AtomicU64::new(0),
+                struck: AtomicU64::new(0),
+            }
         }; KINDS];
         FaultPlan { armed: AtomicBool::new(false), due }
     }
 
     /// Makes `fault` strike once, at the `nth` chance from now (1: the next). 0 disarms it.
-    pub fn strike_at(&self, fault: Fault, nth: u64) {
+    pub fn strike_at(&self, fault: InjectedFault, nth: u64) {
         self.arm(fault, nth, 0);
     }
 
     /// Makes `fault` strike at every `nth` chance. 0 disarms it.
-    pub fn strike_every(&self, fault: Fault, nth: u64) {
+    pub fn strike_every(&self, fault: InjectedFault, nth: u64) {
         self.arm(fault, nth, nth);
     }
 
@@ -59,17 +63,17 @@ impl FaultPlan {
     }
 
     /// Returns how often `fault` struck.
-    pub fn struck(&self, fault: Fault) -> u64 {
+    pub fn struck(&self, fault: InjectedFault) -> u64 {
         self.due[fault as usize].struck.load(SeqCst)
     }
 
     /// Returns whether `fault` strikes at this chance.
     #[inline]
-    pub(crate) fn strikes(&self, fault: Fault) -> bool {
+    pub(crate) fn strikes(&self, fault: InjectedFault) -> bool {
         self.armed.load(Relaxed) && self.count_down(fault)
     }
 
-    fn arm(&self, fault: Fault, nth: u64, every: u64) {
+    fn arm(&self, fault: InjectedFault, nth: u64, every: u64) {
         let due = &self.due[fault as usize];
         due.every.store(every, SeqCst);
         due.left.store(nth, SeqCst);
@@ -77,7 +81,7 @@ impl FaultPlan {
     }
 
     #[cold]
-    fn count_down(&self, fault: Fault) -> bool {
+    fn count_down(&self, fault: InjectedFault) -> bool {
         let due = &self.due[fault as usize];
         let every = due.every.load(SeqCst);
         let next = |left: u64| match left {
@@ -98,15 +102,18 @@ mod tests {
     #[test]
     fn a_fault_strikes_at_its_chance_and_no_other() {
         let plan = FaultPlan::new();
-        assert!(!plan.strikes(Fault::Codec));
-        plan.strike_at(Fault::Codec, 3);
-        let struck: Vec<_> = (0..6).map(|_| plan.strikes(Fault::Codec)).collect();
+        assert!(!plan.strikes(InjectedFault::Codec));
+        plan.strike_at(InjectedFault::Codec, 3);
+        let struck: Vec<_> = (0..6).map(|_| plan.strikes(InjectedFault::Codec)).collect();
         assert_eq!(struck, [false, false, true, false, false, false]);
-        plan.strike_every(Fault::PoolFull, 2);
-        let struck: Vec<_> = (0..5).map(|_| plan.strikes(Fault::PoolFull)).collect();
+        plan.strike_every(InjectedFault::PoolFull, 2);
+        let struck: Vec<_> = (0..5).map(|_| plan.strikes(InjectedFault::PoolFull)).collect();
         assert_eq!(struck, [false, true, false, true, false]);
         plan.clear();
-        assert!((0..9).all(|_| !plan.strikes(Fault::PoolFull)));
-        assert_eq!((plan.struck(Fault::Codec), plan.struck(Fault::PoolFull)), (1, 2));
+        assert!((0..9).all(|_| !plan.strikes(InjectedFault::PoolFull)));
+        assert_eq!(
+            (plan.struck(InjectedFault::Codec), plan.struck(InjectedFault::PoolFull)),
+            (1, 2)
+        );
     }
 }

@@ -1,16 +1,16 @@
 //! Loading blocks, whole or in part.
-use crate::block::dictionaries::Decoders;
+use crate::block::dictionaries::DecoderSet;
 use crate::block::same_filled::fill;
 use crate::block::{self, DecodeError};
 use crate::format;
 use crate::handle::Handle;
-use crate::pool::{Damage, Pinned};
+use crate::pool::{ObjectDamage, PinnedObject};
 use crate::store::Store;
 use crate::store::error::{LoadError, LoadProblem};
-use crate::store::worker::Worker;
-use memfold_sys::page::Page;
-use memfold_sys::sync::atomic::Ordering::*;
-use memfold_sys::units::{Order, PAGE_SIZE};
+use crate::store::worker::CodecWorker;
+use memfold_os::page::Page;
+use memfold_os::sync::atomic::Ordering::*;
+use memfold_os::units::{Order, PAGE_SIZE};
 
 impl Store {
     /// Writes the block of `handle`, which was saved as a block of `order`, to `dst`.
@@ -29,7 +29,7 @@ impl Store {
     /// - `handle` is not freed during the call.
     pub unsafe fn load(
         &self,
-        w: &mut Worker,
+        w: &mut CodecWorker,
         handle: Handle,
         order: Order,
         dst: *mut u8,
@@ -51,7 +51,7 @@ impl Store {
     /// - As for [`Store::load`].
     pub unsafe fn load_start(
         &self,
-        w: &mut Worker,
+        w: &mut CodecWorker,
         handle: Handle,
         order: Order,
         pages: usize,
@@ -103,7 +103,7 @@ impl Store {
     /// - `handle` is not freed during the call.
     pub unsafe fn load_pages(
         &self,
-        w: &mut Worker,
+        w: &mut CodecWorker,
         handle: Handle,
         order: Order,
         first_page: usize,
@@ -170,7 +170,7 @@ impl Store {
     /// - As for [`Store::load_start`].
     pub(crate) unsafe fn load_object(
         &self,
-        decoders: &mut Decoders,
+        decoders: &mut DecoderSet,
         handle: Handle,
         order: Order,
         pages: usize,
@@ -214,19 +214,19 @@ impl Store {
         unsafe { at.write(at.read() ^ 0x10) };
     }
 
-    fn pin(&self, handle: Handle) -> Result<Pinned<'_>, LoadProblem> {
+    fn pin(&self, handle: Handle) -> Result<PinnedObject<'_>, LoadProblem> {
         let name = handle.object().ok_or(LoadProblem::Unknown)?;
         let pool = self.pools.get(name.pool as usize).ok_or(LoadProblem::Unknown)?;
         pool.pin(name).map_err(LoadProblem::from)
     }
 }
 
-impl From<Damage> for LoadProblem {
-    fn from(damage: Damage) -> LoadProblem {
+impl From<ObjectDamage> for LoadProblem {
+    fn from(damage: ObjectDamage) -> LoadProblem {
         match damage {
-            Damage::Unknown => LoadProblem::Unknown,
-            Damage::Entry => LoadProblem::Entry,
-            Damage::Checksum { expected, found } => LoadProblem::Checksum { expected, found },
+            ObjectDamage::Unknown => LoadProblem::Unknown,
+            ObjectDamage::Entry => LoadProblem::Entry,
+            ObjectDamage::Checksum { expected, found } => LoadProblem::Checksum { expected, found },
         }
     }
 }

@@ -15,32 +15,32 @@ pub(crate) mod offload;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::block::dictionaries::Cans;
+use crate::block::dictionaries::DictionarySet;
 use crate::codec::CodecSpec;
 use crate::dictionary::sampler::Sampler;
 use crate::handle::{Handle, INDEX_BITS};
 use crate::pool::Pool;
-use crate::pool::area::{Area, Table};
-use crate::pool::arena::Arena;
-use crate::pool::budget::Budget;
-use crate::pool::entries::Entries;
-use crate::pool::entry::{Entry, SPAN_BITS};
-use crate::pool::mark::{Hand, Mark};
-use crate::pool::span::Span;
+use crate::pool::area::{AreaTable, ZoneArea};
+use crate::pool::arena::SpanArena;
+use crate::pool::budget::PoolBudget;
+use crate::pool::entries::EntryTable;
+use crate::pool::entry::{ObjectEntry, SPAN_BITS};
+use crate::pool::mark::{ObjectMark, SweepHand};
+use crate::pool::span::PoolSpan;
 use crate::store::config::{StoreConfig, StoreError};
 use crate::store::fault_injection::FaultPlan;
 use crate::store::recent_blocks::RecentBlocks;
 use crate::store::stats::{ClassStats, Counters, StoreStats};
-use crate::store::worker::Worker;
+use crate::store::worker::CodecWorker;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use memfold_sys::memory::zone::Zone;
-use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering::*};
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_os::memory::zone::Zone;
+use memfold_os::sync::Mutex;
+use memfold_os::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering::*};
+use memfold_os::units::{Order, PAGE_SIZE};
 
 /// Address space for the spans of all pools together, and the most of one pool.
 const DATA_BYTES: usize = 16 << 40;
@@ -58,14 +58,14 @@ const POOL_DATA_MIN: usize = 64 << 20;
 /// error texts.
 pub struct Store {
     pub(crate) pools: Box<[Pool]>,
-    pub(crate) budget: Arc<Budget>,
+    pub(crate) budget: Arc<PoolBudget>,
     pub(crate) block_order: Order,
     pub(crate) verify: AtomicBool,
     pub(crate) refuse_incompressible: AtomicBool,
     pub(crate) faults: FaultPlan,
     pub(crate) recent: RecentBlocks,
     pub(crate) counters: Box<[Counters]>,
-    pub(crate) cans: Arc<Cans>,
+    pub(crate) cans: Arc<DictionarySet>,
     pub(crate) sampler: Sampler,
     codec: Mutex<CodecSpec>,
     workers: AtomicUsize,
@@ -73,12 +73,12 @@ pub struct Store {
     tidied: AtomicUsize,
     /// The clock of [`Store::tick`].
     pub(crate) clock: AtomicU16,
-    pub(crate) shrinker: Mutex<Hand>,
-    pub(crate) recompressor: Mutex<Hand>,
+    pub(crate) shrinker: Mutex<SweepHand>,
+    pub(crate) recompressor: Mutex<SweepHand>,
 }
 
 /// The guards of [`Store::past_limit`].
-pub struct PastLimit<'a>(&'a Budget);
+pub struct PastLimit<'a>(&'a PoolBudget);
 
 impl Drop for PastLimit<'_> {
     fn drop(&mut self) {
@@ -93,10 +93,10 @@ impl Store {
     /// A setting out of range, or no address space; nothing stays behind then.
     pub fn new(config: &StoreConfig) -> Result<Store, StoreError> {
         config.check()?;
-        let budget = Arc::new(Budget::new(config.pool_bytes_max, config.accept_percent));
+        let budget = Arc::new(PoolBudget::new(config.pool_bytes_max, config.accept_percent));
         Ok(Store {
             pools: make_pools(config.pools, &budget)?,
-            cans: Arc::new(Cans::new(budget.clone())),
+            cans: Arc::new(DictionarySet::new(budget.clone())),
             sampler: Sampler::new(config.block_order),
             budget,
             block_order: config.block_order,
@@ -109,20 +109,20 @@ impl Store {
             workers: AtomicUsize::new(0),
             tidied: AtomicUsize::new(0),
             clock: AtomicU16::new(0),
-            shrinker: Mutex::new(Hand::default()),
-            recompressor: Mutex::new(Hand::default()),
+            shrinker: Mutex::new(SweepHand::default()),
+            recompressor: Mutex::new(SweepHand::default()),
         })
     }
 
     /// Makes a worker for the store's present codec. Allocates everything that the worker will ever
     /// need.
-    pub fn worker(&self) -> Worker {
+    pub fn worker(&self) -> CodecWorker {
         self.worker_for(self.codec())
     }
 
     /// Makes a worker for another codec, for example to recompress.
-    pub fn worker_for(&self, spec: CodecSpec) -> Worker {
-        Worker::new(
+    pub fn worker_for(&self, spec: CodecSpec) -> CodecWorker {
+        CodecWorker::new(
             spec,
             self.block_order,
             self.workers.fetch_add(1, Relaxed) % stats::GROUPS,
@@ -137,7 +137,7 @@ impl Store {
 
     /// Sets the codec of workers made from now on. Objects keep theirs. Existing workers keep
     /// theirs too, because a save must not allocate: their owners change it with
-    /// [`Worker::set_codec`].
+    /// [`CodecWorker::set_codec`].
     pub fn set_codec(&self, spec: CodecSpec) {
         *self.codec.lock() = spec;
     }
@@ -342,20 +342,20 @@ impl Store {
 
 /// Address space of one pool.
 #[derive(Copy, Clone)]
-struct Layout {
+struct PoolLayout {
     entries: usize,
     marks: usize,
     spans: usize,
     data: usize,
 }
 
-impl Layout {
-    fn of(data: usize) -> Layout {
+impl PoolLayout {
+    fn of(data: usize) -> PoolLayout {
         // Room for objects of 256 bytes on average; smaller ones only if they are few.
         let count = (data / 256).min(1 << INDEX_BITS);
-        let (entries, marks) = (count * size_of::<Entry>(), count * size_of::<Mark>());
-        let spans = (data / PAGE_SIZE).min(1 << SPAN_BITS) * size_of::<Span>();
-        Layout { entries, marks, spans, data }
+        let (entries, marks) = (count * size_of::<ObjectEntry>(), count * size_of::<ObjectMark>());
+        let spans = (data / PAGE_SIZE).min(1 << SPAN_BITS) * size_of::<PoolSpan>();
+        PoolLayout { entries, marks, spans, data }
     }
 
     fn bytes(&self) -> usize {
@@ -365,8 +365,8 @@ impl Layout {
 
 /// Reserves one zone for all pools, a smaller one where address space is scarce: at most half of
 /// the free space, because others need some.
-fn make_pools(count: usize, budget: &Arc<Budget>) -> Result<Box<[Pool]>, StoreError> {
-    let mut layout = Layout::of((DATA_BYTES / count.next_power_of_two()).min(POOL_DATA_MAX));
+fn make_pools(count: usize, budget: &Arc<PoolBudget>) -> Result<Box<[Pool]>, StoreError> {
+    let mut layout = PoolLayout::of((DATA_BYTES / count.next_power_of_two()).min(POOL_DATA_MAX));
     let zone = loop {
         let len = layout.bytes() * count;
         match Zone::reserve_growing(2 * len, PAGE_SIZE).and_then(|twice| {
@@ -375,18 +375,18 @@ fn make_pools(count: usize, budget: &Arc<Budget>) -> Result<Box<[Pool]>, StoreEr
         }) {
             Ok(zone) => break Arc::new(zone),
             Err(error) if layout.data / 2 < POOL_DATA_MIN => return Err(StoreError::Memory(error)),
-            Err(_) => layout = Layout::of(layout.data / 2),
+            Err(_) => layout = PoolLayout::of(layout.data / 2),
         }
     };
     let pool = |number: usize| {
         let start = number * layout.bytes();
-        let entries = Table::new(Area::new(&zone, start, layout.entries));
-        let marks = Table::new(Area::new(&zone, start + layout.entries, layout.marks));
+        let entries = AreaTable::new(ZoneArea::new(&zone, start, layout.entries));
+        let marks = AreaTable::new(ZoneArea::new(&zone, start + layout.entries, layout.marks));
         let start = start + layout.entries + layout.marks;
-        let spans = Table::new(Area::new(&zone, start, layout.spans));
-        let data = Area::new(&zone, start + layout.spans, layout.data);
-        let arena = Arena::new(data, spans, budget.clone(), count);
-        Pool::new(number as u8, arena, Entries::new(entries, budget.clone()), marks)
+        let spans = AreaTable::new(ZoneArea::new(&zone, start, layout.spans));
+        let data = ZoneArea::new(&zone, start + layout.spans, layout.data);
+        let arena = SpanArena::new(data, spans, budget.clone(), count);
+        Pool::new(number as u8, arena, EntryTable::new(entries, budget.clone()), marks)
     };
     Ok((0..count).map(pool).collect())
 }

@@ -3,22 +3,22 @@
 //!
 //! Blocks that the device fails at, or does not finish in time, are compressed by the worker. So a
 //! broken device costs only time. A device that failed or hung too often is not used any more.
-use crate::batch::{BATCH_MAX, Compressor, Done, Job};
+use crate::batch::{BATCH_MAX, BatchJob, BatchResult, Compressor};
 use crate::block::huge_threshold;
 use crate::block::same_filled::pattern_of;
 use crate::block::set::BlockSet;
 use crate::handle::Handle;
-use crate::pool::{Payload, Pool};
+use crate::pool::{ObjectPayload, Pool};
 use crate::store::Store;
 use crate::store::error::SaveError;
 use crate::store::save::SaveReport;
-use crate::store::worker::Worker;
+use crate::store::worker::CodecWorker;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use memfold_sys::page::{Page, PageBuffer};
-use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::thread::now_ns;
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_os::page::{Page, PageBuffer};
+use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_os::thread::now_ns;
+use memfold_os::units::{Order, PAGE_SIZE};
 
 /// Failures and time-outs after which a device is not used any more.
 const TROUBLE_MAX: u64 = 16;
@@ -53,7 +53,7 @@ pub struct Offload {
 }
 
 /// A folio that is being saved.
-struct Saving<'a> {
+struct OffloadSave<'a> {
     /// Blocks that may be incompressible before the folio is refused.
     huge_max: u64,
     pool: &'a Pool,
@@ -112,7 +112,7 @@ impl Store {
     #[allow(clippy::too_many_arguments)]
     pub unsafe fn save_through(
         &self,
-        w: &mut Worker,
+        w: &mut CodecWorker,
         offload: &mut Offload,
         folio: *const u8,
         order: Order,
@@ -129,7 +129,7 @@ impl Store {
         assert!(offload.buffers[0].len() >= self.block_order(order).bytes());
         self.admit_save(w)?;
         let (pool, order_of_blocks) = (self.pool_of(key), self.block_order(order));
-        let mut saving = Saving {
+        let mut saving = OffloadSave {
             huge_max: which.count() as u64 / 2,
             pool,
             folio,
@@ -175,9 +175,9 @@ impl Store {
     /// - As for [`Store::save`], for these blocks.
     unsafe fn save_batch(
         &self,
-        w: &mut Worker,
+        w: &mut CodecWorker,
         offload: &mut Offload,
-        saving: &mut Saving<'_>,
+        saving: &mut OffloadSave<'_>,
         batch: &[(usize, usize)],
     ) -> Result<(), SaveError> {
         let first = saving.done;
@@ -185,17 +185,17 @@ impl Store {
         w.saved[first..saving.done].fill(Handle::NONE);
         let (folio, order) = (saving.folio, saving.order);
         let block = |index: usize| folio.wrapping_add(index * order.bytes());
-        let mut state = [Turn::Own; BATCH_MAX];
+        let mut state = [OffloadTurn::Own; BATCH_MAX];
         // SAFETY: the caller vouches for the blocks.
         unsafe { offload.submit(batch, order, block, &mut state) };
         let mut result = Ok(());
         // The worker's own blocks come first, while the queue works; then the results.
         loop {
             for (at, (rank, index)) in batch.iter().enumerate() {
-                if state[at] != Turn::Own || result.is_err() {
+                if state[at] != OffloadTurn::Own || result.is_err() {
                     continue;
                 }
-                state[at] = Turn::Over;
+                state[at] = OffloadTurn::Over;
                 // SAFETY: the caller vouches for the block.
                 let saved = unsafe {
                     self.save_block(
@@ -214,7 +214,7 @@ impl Store {
                 return result;
             }
             let Some((at, size)) = offload.await_next(&mut state[..batch.len()]) else {
-                if state[..batch.len()].contains(&Turn::Own) {
+                if state[..batch.len()].contains(&OffloadTurn::Own) {
                     continue;
                 }
                 return Ok(());
@@ -233,9 +233,9 @@ impl Store {
     ///   does not shrink; it is readable, and no thread writes there.
     unsafe fn store_offloaded(
         &self,
-        w: &mut Worker,
+        w: &mut CodecWorker,
         offload: &Offload,
-        saving: &mut Saving<'_>,
+        saving: &mut OffloadSave<'_>,
         at: usize,
         src: *const u8,
         size: Option<usize>,
@@ -251,7 +251,7 @@ impl Store {
         let format = size.map_or(crate::format::NONE, |_| offload.queue.codec().format());
         let (bytes, len) =
             size.map_or((src, order.bytes()), |size| (offload.buffers[at].as_ptr(), size));
-        let payload = Payload {
+        let payload = ObjectPayload {
             head: bytes,
             head_len: 0,
             bytes,
@@ -267,7 +267,7 @@ impl Store {
 
 /// Who compresses a block of a batch.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-enum Turn {
+enum OffloadTurn {
     /// The worker's.
     Own,
     /// The device's.
@@ -287,14 +287,19 @@ impl Offload {
         batch: &[(usize, usize)],
         order: Order,
         block: impl Fn(usize) -> *const u8,
-        state: &mut [Turn; BATCH_MAX],
+        state: &mut [OffloadTurn; BATCH_MAX],
     ) {
         if !self.is_trusted() {
             self.stats.fallbacks += batch.len() as u64;
             return;
         }
-        let none =
-            Job { tag: 0, src: core::ptr::null(), len: 0, dst: core::ptr::null_mut(), room: 0 };
+        let none = BatchJob {
+            tag: 0,
+            src: core::ptr::null(),
+            len: 0,
+            dst: core::ptr::null_mut(),
+            room: 0,
+        };
         let mut jobs = [none; BATCH_MAX];
         self.room = huge_threshold(order.bytes());
         let mut count = 0;
@@ -305,7 +310,7 @@ impl Offload {
             if !(0..order.pages()).any(filled) {
                 let dst = self.buffers[at].as_mut_ptr();
                 let (len, room) = (order.bytes(), self.room);
-                jobs[count] = Job { tag: at as u64, src, len, dst, room };
+                jobs[count] = BatchJob { tag: at as u64, src, len, dst, room };
                 count += 1;
             }
         }
@@ -315,7 +320,7 @@ impl Offload {
             // for each job.
             _ => unsafe { self.queue.submit(&jobs[..count]) }.min(count),
         };
-        jobs[..taken].iter().for_each(|job| state[job.tag as usize] = Turn::Device);
+        jobs[..taken].iter().for_each(|job| state[job.tag as usize] = OffloadTurn::Device);
         self.stats.batches += (taken > 0) as u64;
         self.stats.fallbacks += (count - taken) as u64;
     }
@@ -323,18 +328,18 @@ impl Offload {
     /// Waits for the next block that the device has compressed. Returns its place in the batch and
     /// the size; `None` if the device has nothing left. The worker then does the blocks that
     /// failed, or all of them if the device hangs.
-    fn await_next(&mut self, state: &mut [Turn]) -> Option<(usize, Option<usize>)> {
+    fn await_next(&mut self, state: &mut [OffloadTurn]) -> Option<(usize, Option<usize>)> {
         let mut since = now_ns();
-        while state.contains(&Turn::Device) {
-            let mut done = [Done::NONE; 1];
+        while state.contains(&OffloadTurn::Device) {
+            let mut done = [BatchResult::NONE; 1];
             if self.queue.complete(&mut done, self.timeout_ns) == 0 {
                 if now_ns() - since < self.timeout_ns {
                     continue;
                 }
                 self.queue.cancel();
                 self.stats.timeouts += 1;
-                for turn in state.iter_mut().filter(|turn| **turn == Turn::Device) {
-                    *turn = Turn::Own;
+                for turn in state.iter_mut().filter(|turn| **turn == OffloadTurn::Device) {
+                    *turn = OffloadTurn::Own;
                     self.stats.fallbacks += 1;
                 }
                 return None;
@@ -342,18 +347,18 @@ impl Offload {
             since = now_ns();
             let at = done[0].tag as usize;
             // An unknown or repeated tag is a failure of the device.
-            let Some(turn) = state.get_mut(at).filter(|turn| **turn == Turn::Device) else {
+            let Some(turn) = state.get_mut(at).filter(|turn| **turn == OffloadTurn::Device) else {
                 self.stats.failures += 1;
                 continue;
             };
             match done[0].result {
                 Ok(size) if size.is_none_or(|size| size > 0 && size <= self.room) => {
-                    *turn = Turn::Over;
+                    *turn = OffloadTurn::Over;
                     self.stats.blocks += 1;
                     return Some((at, size));
                 }
                 _ => {
-                    *turn = Turn::Own;
+                    *turn = OffloadTurn::Own;
                     self.stats.failures += 1;
                     self.stats.fallbacks += 1;
                 }

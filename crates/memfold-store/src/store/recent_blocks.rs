@@ -1,10 +1,10 @@
 //! Recently decompressed blocks, so that reading a block page by page decompresses it once.
 use crate::handle::Handle;
 use alloc::boxed::Box;
-use memfold_sys::page::PageBuffer;
-use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{AtomicU64, Ordering::*};
-use memfold_sys::units::Order;
+use memfold_os::page::PageBuffer;
+use memfold_os::sync::Mutex;
+use memfold_os::sync::atomic::{AtomicU64, Ordering::*};
+use memfold_os::units::Order;
 
 /// A few block buffers, each tagged with the handle whose bytes it holds. The least recently used
 /// one is replaced.

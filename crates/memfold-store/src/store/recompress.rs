@@ -1,14 +1,14 @@
 //! Recompression of cold objects by a stronger codec (M9).
 use crate::block;
 use crate::handle::Handle;
-use crate::pool::Payload;
+use crate::pool::ObjectPayload;
 use crate::pool::mark::TRIED;
 use crate::pool::size_class::of_payload;
 use crate::store::Store;
 use crate::store::error::LoadError;
-use crate::store::worker::Worker;
-use memfold_sys::sync::atomic::Ordering::*;
-use memfold_sys::units::Order;
+use crate::store::worker::CodecWorker;
+use memfold_os::sync::atomic::Ordering::*;
+use memfold_os::units::Order;
 
 impl Store {
     /// Compresses the object of `handle` again with the codec of `w`. Returns `Ok(Some(new))` if a
@@ -26,7 +26,7 @@ impl Store {
     /// - `handle` is not freed during the call.
     pub unsafe fn recompress(
         &self,
-        w: &mut Worker,
+        w: &mut CodecWorker,
         handle: Handle,
         order: Order,
     ) -> Result<Option<Handle>, LoadError> {
@@ -45,7 +45,7 @@ impl Store {
         let pool = &self.pools[name.pool as usize];
         let old_mark = pool.marks.get(name.index);
         old_mark.inspect(|mark| mark.set(TRIED));
-        let packer = block::Packer {
+        let packer = block::BlockPacker {
             encoder: &mut *w.encoder,
             format: w.spec.format(),
             canned: None,
@@ -53,7 +53,8 @@ impl Store {
         };
         // SAFETY: the spare holds the block, and the scratch is another buffer.
         let encoded = unsafe { block::encode(&mut w.scratch, packer, block, order) };
-        let Ok(block::Encoded::Object { format, mixed, head, head_len, body, len, .. }) = encoded
+        let Ok(block::EncodedBlock::Object { format, mixed, head, head_len, body, len, .. }) =
+            encoded
         else {
             return Ok(None);
         };
@@ -62,7 +63,7 @@ impl Store {
             return Ok(None);
         }
         let payload =
-            Payload { head, head_len, bytes: body, len, order: order.get(), format, mixed };
+            ObjectPayload { head, head_len, bytes: body, len, order: order.get(), format, mixed };
         // SAFETY: the payload lies in the worker's scratch and spare buffer, which no thread
         // writes.
         let Ok(new) = (unsafe { pool.store(&payload) }) else { return Ok(None) };
@@ -83,7 +84,7 @@ impl Store {
     }
 
     /// Returns whether `new` decodes to the block in the spare buffer.
-    fn reads_back(&self, w: &mut Worker, new: Handle, order: Order) -> bool {
+    fn reads_back(&self, w: &mut CodecWorker, new: Handle, order: Order) -> bool {
         let back = w.scratch.gathered.as_mut_ptr();
         // SAFETY: the buffer has room for a block of the store's order, page-aligned, and belongs
         // to this worker; no other thread knows the new object.

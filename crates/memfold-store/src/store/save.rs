@@ -1,17 +1,17 @@
 //! Saving folios: all or nothing.
 use crate::block::set::BlockSet;
-use crate::block::{self, Encoded, Packer};
+use crate::block::{self, BlockPacker, EncodedBlock};
 use crate::codec::CodecError;
 use crate::format;
 use crate::handle::Handle;
-use crate::pool::{Full, Payload, Pool};
+use crate::pool::{ObjectPayload, Pool, PoolFull};
 use crate::store::Store;
 use crate::store::error::SaveError;
-use crate::store::fault_injection::Fault;
-use crate::store::worker::Worker;
-use memfold_sys::page::Page;
-use memfold_sys::sync::atomic::Ordering::*;
-use memfold_sys::units::Order;
+use crate::store::fault_injection::InjectedFault;
+use crate::store::worker::CodecWorker;
+use memfold_os::page::Page;
+use memfold_os::sync::atomic::Ordering::*;
+use memfold_os::units::Order;
 
 /// Memory that a save tries to free when the pool is full.
 const RELIEF_BYTES: u64 = 256 << 10;
@@ -62,7 +62,7 @@ impl Store {
     #[allow(clippy::too_many_arguments)]
     pub unsafe fn save(
         &self,
-        w: &mut Worker,
+        w: &mut CodecWorker,
         folio: *const u8,
         order: Order,
         key: u64,
@@ -119,20 +119,20 @@ impl Store {
     /// - As for [`Store::save`], for the one block at `src`.
     pub(crate) unsafe fn save_block(
         &self,
-        w: &mut Worker,
+        w: &mut CodecWorker,
         pool: &Pool,
         src: *const u8,
         order: Order,
         huge_max: u64,
         report: &mut SaveReport,
     ) -> Result<Handle, SaveError> {
-        if self.faults.strikes(Fault::Codec) {
+        if self.faults.strikes(InjectedFault::Codec) {
             return Err(SaveError::Codec(CodecError(0)));
         }
         w.decoders.sync();
         let canned = w.decoders.current(w.spec);
         let (format, shuffle) = (w.spec.format(), w.spec.shuffles());
-        let packer = Packer { encoder: &mut *w.encoder, format, canned, shuffle };
+        let packer = BlockPacker { encoder: &mut *w.encoder, format, canned, shuffle };
         // SAFETY: the caller vouches for the block; the worker's buffers have the size of this
         // store's blocks.
         let encoded = unsafe {
@@ -142,13 +142,13 @@ impl Store {
         report.blocks += 1;
         report.bytes += order.bytes() as u64;
         let (format, payload) = match encoded.map_err(SaveError::Codec)? {
-            Encoded::Zero => {
+            EncodedBlock::Zero => {
                 report.zero_blocks += 1;
                 report.counted_bytes += counted_bytes(0, order);
                 report.same_pages += order.pages() as u64;
                 return Ok(Handle::ZERO);
             }
-            Encoded::Object { format, mixed, head, head_len, body, len, same_pages } => {
+            EncodedBlock::Object { format, mixed, head, head_len, body, len, same_pages } => {
                 report.same_pages += same_pages as u64;
                 report.huge_blocks += (format == format::NONE && same_pages < order.pages()) as u64;
                 if report.huge_blocks > huge_max && self.refuse_incompressible.load(Relaxed) {
@@ -157,7 +157,7 @@ impl Store {
                 let order = order.get();
                 (
                     format,
-                    Payload {
+                    ObjectPayload {
                         head,
                         head_len,
                         bytes: body,
@@ -171,7 +171,7 @@ impl Store {
         };
         if format != format::SAME
             && format != format::NONE
-            && self.faults.strikes(Fault::Compressed)
+            && self.faults.strikes(InjectedFault::Compressed)
         {
             w.scratch.damage();
         }
@@ -186,9 +186,9 @@ impl Store {
     /// - As for [`Pool::store`], and `src` is a readable block of `order` that no thread writes.
     pub(crate) unsafe fn store_verified(
         &self,
-        w: &mut Worker,
+        w: &mut CodecWorker,
         pool: &Pool,
-        payload: &Payload,
+        payload: &ObjectPayload,
         src: *const u8,
         order: Order,
         report: &mut SaveReport,
@@ -201,7 +201,7 @@ impl Store {
             // SAFETY: the caller vouches for the block at `src`.
             unsafe { self.verify_block(w, handle, src, order)? };
         }
-        if self.faults.strikes(Fault::Stored) {
+        if self.faults.strikes(InjectedFault::Stored) {
             self.damage_payload(handle);
         }
         Ok(handle)
@@ -209,20 +209,24 @@ impl Store {
 
     /// # Safety
     /// - As for [`Pool::store`].
-    unsafe fn store_payload(&self, pool: &Pool, payload: &Payload) -> Result<Handle, SaveError> {
-        if self.faults.strikes(Fault::PoolFull) {
+    unsafe fn store_payload(
+        &self,
+        pool: &Pool,
+        payload: &ObjectPayload,
+    ) -> Result<Handle, SaveError> {
+        if self.faults.strikes(InjectedFault::PoolFull) {
             return Err(SaveError::PoolFull);
         }
         // SAFETY: as the caller says.
         let mut stored = unsafe { pool.store(payload) };
-        if stored == Err(Full) && self.compact(RELIEF_BYTES) > 0 {
+        if stored == Err(PoolFull) && self.compact(RELIEF_BYTES) > 0 {
             // SAFETY: as the caller says.
             stored = unsafe { pool.store(payload) };
         }
-        if stored == Err(Full) {
+        if stored == Err(PoolFull) {
             self.budget.refuse();
         }
-        stored.map(Handle::of_object).map_err(|Full| SaveError::PoolFull)
+        stored.map(Handle::of_object).map_err(|PoolFull| SaveError::PoolFull)
     }
 
     /// Loads the block and compares it; frees it if it differs.
@@ -231,7 +235,7 @@ impl Store {
     /// - `src` is a readable block of `order` that no thread writes.
     unsafe fn verify_block(
         &self,
-        w: &mut Worker,
+        w: &mut CodecWorker,
         handle: Handle,
         src: *const u8,
         order: Order,
@@ -253,7 +257,7 @@ impl Store {
     }
 
     /// Returns whether the limit allows saves now. Counts a refusal.
-    pub(crate) fn admit_save(&self, w: &Worker) -> Result<(), SaveError> {
+    pub(crate) fn admit_save(&self, w: &CodecWorker) -> Result<(), SaveError> {
         // Empty spans that wait for reuse count as held, although they need not.
         if self.budget.accepts() || (self.release_warm() > 0 && self.budget.accepts()) {
             return Ok(());
@@ -262,7 +266,7 @@ impl Store {
         Err(SaveError::PoolFull)
     }
 
-    pub(crate) fn count_save(&self, w: &mut Worker, order: Order, report: &SaveReport) {
+    pub(crate) fn count_save(&self, w: &mut CodecWorker, order: Order, report: &SaveReport) {
         let counters = &self.counters[w.counters];
         if report.blocks > 0 {
             counters.saves[order.get() as usize].fetch_add(1, Relaxed);
@@ -282,7 +286,7 @@ impl Store {
         }
     }
 
-    pub(crate) fn count_failure(&self, w: &Worker, error: SaveError) {
+    pub(crate) fn count_failure(&self, w: &CodecWorker, error: SaveError) {
         let counters = &self.counters[w.counters];
         let counter = match error {
             SaveError::PoolFull => &counters.refused_full,

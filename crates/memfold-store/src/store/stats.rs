@@ -1,9 +1,9 @@
 //! Counters of a store.
 use crate::pool::Pool;
-use crate::pool::size_class::{CLASSES, Class};
+use crate::pool::size_class::{CLASSES, SizeClass};
 use alloc::boxed::Box;
-use memfold_sys::sync::atomic::{AtomicU64, Ordering::*};
-use memfold_sys::units::{MAX_ORDER, PAGE_SIZE};
+use memfold_os::sync::atomic::{AtomicU64, Ordering::*};
+use memfold_os::units::{MAX_ORDER, PAGE_SIZE};
 
 const ORDERS: usize = MAX_ORDER as usize + 1;
 /// Workers spread over this many groups of counters, so that few share a cache line.
@@ -194,7 +194,7 @@ impl StoreStats {
 
 /// Calls `each` with the counters of every size class that has a span, smallest first.
 pub(crate) fn each_class(pools: &[Pool], mut each: impl FnMut(ClassStats)) {
-    for (index, Class { slot_bytes, pages, slots }) in CLASSES.iter().copied().enumerate() {
+    for (index, SizeClass { slot_bytes, pages, slots }) in CLASSES.iter().copied().enumerate() {
         let mut sum = ClassStats {
             slot_bytes,
             span_pages: pages,

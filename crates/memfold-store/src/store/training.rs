@@ -1,17 +1,17 @@
 //! Canned mode (Z8): dictionaries made from saved blocks, and used where they win.
-use crate::block::dictionaries::{Cans, Decoders};
-use crate::block::{Encoded, Packer, Scratch, encode};
-use crate::codec::{Canned, CodecSpec};
-use crate::dictionary::cover::Cover;
+use crate::block::dictionaries::{DecoderSet, DictionarySet};
+use crate::block::{BlockPacker, EncodeScratch, EncodedBlock, encode};
+use crate::codec::{CodecSpec, DigestedDictionary};
+use crate::dictionary::cover::SampleCover;
 use crate::dictionary::{DICTIONARY_BYTES_MAX, Dictionary, DictionaryKind};
 use crate::format;
 use crate::store::Store;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
-use memfold_sys::page::PageBuffer;
-use memfold_sys::sync::atomic::Ordering::*;
-use memfold_sys::units::Order;
+use memfold_os::page::PageBuffer;
+use memfold_os::sync::atomic::Ordering::*;
+use memfold_os::units::Order;
 
 /// Share of their size by which a dictionary must make held-out blocks smaller, in percent.
 pub const CANNED_MARGIN_PERCENT: u64 = 3;
@@ -34,14 +34,14 @@ pub enum CannedError {
 
 /// Sizes of compressed blocks.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Comparison {
+pub struct SizeComparison {
     /// Without a dictionary.
     pub off: u64,
     /// With it.
     pub on: u64,
 }
 
-impl Comparison {
+impl SizeComparison {
     /// Returns whether the dictionary wins by the margin.
     pub fn wins(&self) -> bool {
         self.on * 100 < self.off * (100 - CANNED_MARGIN_PERCENT)
@@ -54,27 +54,27 @@ pub enum CannedStep {
     /// Nothing: canned mode is off, too little is sampled yet, or there is nothing new to judge.
     Nothing,
     /// A new dictionary is used from now on.
-    Installed(Comparison),
+    Installed(SizeComparison),
     /// The present one still wins and is kept.
-    Kept(Comparison),
+    Kept(SizeComparison),
     /// No dictionary wins; none is used from now on. Holds the best one's comparison.
-    Off(Comparison),
+    Off(SizeComparison),
 }
 
 /// Compresses blocks for the comparison.
-pub struct Trial {
+pub struct DictionaryTrial {
     spec: CodecSpec,
     order: Order,
-    scratch: Scratch,
+    scratch: EncodeScratch,
     buffer: PageBuffer,
     encoder: alloc::boxed::Box<dyn crate::codec::Encoder>,
 }
 
-impl Trial {
+impl DictionaryTrial {
     /// Makes one for blocks of `order`.
-    pub fn new(spec: CodecSpec, order: Order) -> Trial {
-        let (scratch, encoder) = (Scratch::new(order), spec.encoder(order.bytes()));
-        Trial { spec, order, scratch, buffer: PageBuffer::new(order), encoder }
+    pub fn new(spec: CodecSpec, order: Order) -> DictionaryTrial {
+        let (scratch, encoder) = (EncodeScratch::new(order), spec.encoder(order.bytes()));
+        DictionaryTrial { spec, order, scratch, buffer: PageBuffer::new(order), encoder }
     }
 
     /// Returns the payload bytes of `blocks` without a dictionary.
@@ -103,14 +103,14 @@ impl Trial {
         judged.min_by_key(|(bytes, _)| *bytes)
     }
 
-    fn size(&mut self, block: &[u8], canned: Option<&Canned>) -> u64 {
+    fn size(&mut self, block: &[u8], canned: Option<&DigestedDictionary>) -> u64 {
         assert!(block.len() == self.order.bytes());
         // SAFETY: the buffer has room for a block of the order; then it is a whole block that no
         // thread writes, and scratch and encoder were made for it.
         let encoded = unsafe {
             core::ptr::copy_nonoverlapping(block.as_ptr(), self.buffer.as_mut_ptr(), block.len());
             let canned = canned.map(|canned| (format::CANNED, canned));
-            let packer = Packer {
+            let packer = BlockPacker {
                 encoder: &mut *self.encoder,
                 format: self.spec.format(),
                 canned,
@@ -119,16 +119,16 @@ impl Trial {
             encode(&mut self.scratch, packer, self.buffer.as_ptr(), self.order)
         };
         match encoded {
-            Ok(Encoded::Zero) => 0,
-            Ok(Encoded::Object { head_len, len, .. }) => (head_len + len) as u64,
+            Ok(EncodedBlock::Zero) => 0,
+            Ok(EncodedBlock::Object { head_len, len, .. }) => (head_len + len) as u64,
             Err(_) => block.len() as u64,
         }
     }
 }
 
-/// Makes dictionaries of raw content from samples of `sample_bytes` each, for a [`Trial`] to judge.
+/// Makes dictionaries of raw content from samples of `sample_bytes` each, for a [`DictionaryTrial`] to judge.
 pub fn raw_dictionaries(samples: &[u8], sample_bytes: usize) -> impl Iterator<Item = Dictionary> {
-    let cover = Cover::new(samples, sample_bytes);
+    let cover = SampleCover::new(samples, sample_bytes);
     TRIED.iter().filter_map(move |(bytes, piece)| {
         let content = cover.choose((*bytes).min(DICTIONARY_BYTES_MAX), *piece);
         Dictionary::new(DictionaryKind::Raw, content).ok()
@@ -152,7 +152,7 @@ impl Store {
 
     /// Returns whether a dictionary would save more than its own memory, by what the pools hold
     /// now.
-    fn is_worth_it(&self, dictionary: &Dictionary, comparison: Comparison) -> bool {
+    fn is_worth_it(&self, dictionary: &Dictionary, comparison: SizeComparison) -> bool {
         let Some(canned) = self.codec().canned(dictionary, self.block_order.bytes()) else {
             return false;
         };
@@ -200,7 +200,7 @@ impl Store {
         let (teach, judge): (Vec<_>, Vec<_>) = blocks.partition(|(nth, _)| nth % 4 != 3);
         let teach = teach.iter().flat_map(|(_, block)| block.iter().copied()).collect::<Vec<u8>>();
         let judge = judge.iter().map(|(_, block)| *block);
-        let mut trial = Trial::new(spec, order);
+        let mut trial = DictionaryTrial::new(spec, order);
         let off = trial.without(judge.clone());
         let present = self
             .cans
@@ -218,19 +218,19 @@ impl Store {
     ) -> CannedStep {
         // A new one must beat the present one by the margin too.
         if let Some((on, dictionary)) = &best
-            && (Comparison { off, on: *on }).wins()
-            && self.is_worth_it(dictionary, Comparison { off, on: *on })
-            && present.is_none_or(|present| (Comparison { off: present, on: *on }).wins())
+            && (SizeComparison { off, on: *on }).wins()
+            && self.is_worth_it(dictionary, SizeComparison { off, on: *on })
+            && present.is_none_or(|present| (SizeComparison { off: present, on: *on }).wins())
             && self.install_dictionary(dictionary).is_ok()
         {
-            return CannedStep::Installed(Comparison { off, on: *on });
+            return CannedStep::Installed(SizeComparison { off, on: *on });
         }
-        let kept = present.map(|on| Comparison { off, on });
-        if let Some(comparison) = kept.filter(Comparison::wins) {
+        let kept = present.map(|on| SizeComparison { off, on });
+        if let Some(comparison) = kept.filter(SizeComparison::wins) {
             return CannedStep::Kept(comparison);
         }
         self.cans.retire();
-        CannedStep::Off(Comparison { off, on: best.map_or(off, |(on, _)| on) })
+        CannedStep::Off(SizeComparison { off, on: best.map_or(off, |(on, _)| on) })
     }
 }
 
@@ -252,7 +252,7 @@ impl core::error::Error for CannedError {}
 
 const _: () = {
     const fn is_shared<T: Send + Sync>() {}
-    is_shared::<Arc<Cans>>();
+    is_shared::<Arc<DictionarySet>>();
     const fn is_sent<T: Send>() {}
-    is_sent::<Decoders>();
+    is_sent::<DecoderSet>();
 };

@@ -1,23 +1,23 @@
 //! Workers: the state that one thread needs to save and load.
-use crate::block::Scratch;
-use crate::block::dictionaries::{Cans, Decoders};
+use crate::block::EncodeScratch;
+use crate::block::dictionaries::{DecoderSet, DictionarySet};
 use crate::codec::{CodecSpec, Encoder};
 use crate::handle::Handle;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
-use memfold_sys::page::PageBuffer;
-use memfold_sys::units::{MAX_PAGES, Order};
+use memfold_os::page::PageBuffer;
+use memfold_os::units::{MAX_PAGES, Order};
 
 /// Codec contexts and buffers of one thread. Everything is allocated at its creation, nothing
 /// afterwards.
 ///
 /// It belongs to the store that made it. It saves with its codec and loads objects of every codec.
-pub struct Worker {
+pub struct CodecWorker {
     pub(crate) spec: CodecSpec,
     pub(crate) encoder: Box<dyn Encoder>,
-    pub(crate) decoders: Decoders,
-    pub(crate) scratch: Scratch,
+    pub(crate) decoders: DecoderSet,
+    pub(crate) scratch: EncodeScratch,
     pub(crate) spare: PageBuffer,
     /// Handles of a save that is not finished.
     pub(crate) saved: Box<[Handle]>,
@@ -25,19 +25,19 @@ pub struct Worker {
     pub(crate) counters: usize,
 }
 
-impl Worker {
+impl CodecWorker {
     pub(crate) fn new(
         spec: CodecSpec,
         block_order: Order,
         counters: usize,
-        cans: Arc<Cans>,
-    ) -> Worker {
+        cans: Arc<DictionarySet>,
+    ) -> CodecWorker {
         let bytes = block_order.bytes();
-        Worker {
+        CodecWorker {
             spec,
             encoder: spec.encoder(bytes),
-            decoders: Decoders::new(cans, bytes),
-            scratch: Scratch::new(block_order),
+            decoders: DecoderSet::new(cans, bytes),
+            scratch: EncodeScratch::new(block_order),
             spare: PageBuffer::new(block_order),
             saved: vec![Handle::NONE; MAX_PAGES].into_boxed_slice(),
             counters,

@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::Arc;
-use memfold_sys::Errno;
+use memfold_os::Errno;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 

@@ -2,13 +2,13 @@
 use crate::disk::Disk;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use memfold_sys::Errno;
-use memfold_sys::page::Page;
-use memfold_sys::random;
-use memfold_sys::raw::renumber;
-use memfold_sys::sync::{ForkCell, Mutex};
-use memfold_sys::transfer::uring::{BATCH, IoRing};
-use memfold_sys::transfer::{Direction, Transfer};
+use memfold_os::Errno;
+use memfold_os::page::Page;
+use memfold_os::random;
+use memfold_os::raw::renumber;
+use memfold_os::sync::{ForkCell, Mutex};
+use memfold_os::transfer::uring::{BATCH, IoRing};
+use memfold_os::transfer::{Direction, Transfer};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{self, FallocateFlags, Mode, OFlags};
 
@@ -143,7 +143,7 @@ impl DiskFile {
     /// Writes and reads a page, because some file systems accept O_DIRECT and fail with it.
     fn probe(&self) -> Result<(), Errno> {
         let zone =
-            memfold_sys::memory::zone::Zone::reserve(PROBE_BYTES, memfold_sys::units::PAGE_SIZE)?;
+            memfold_os::memory::zone::Zone::reserve(PROBE_BYTES, memfold_os::units::PAGE_SIZE)?;
         let (at, first) = (zone.as_ptr(), self.first);
         // SAFETY: the zone belongs to this function, and is a page long.
         unsafe {
@@ -438,8 +438,8 @@ impl Disk for FileDisk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memfold_sys::memory::zone::Zone;
-    use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
+    use memfold_os::memory::zone::Zone;
+    use memfold_os::units::{MAX_BYTES, PAGE_SIZE};
 
     /// Returns directories to try: a disk's, and one in memory.
     fn dirs() -> Vec<String> {

@@ -2,9 +2,9 @@
 pub mod durable;
 pub mod file_disk;
 
-use memfold_sys::Errno;
-use memfold_sys::thread::errands::Delegated;
-use memfold_sys::transfer::Transfer;
+use memfold_os::Errno;
+use memfold_os::thread::errands::Delegated;
+use memfold_os::transfer::Transfer;
 
 /// The device for cold data.
 ///

@@ -13,11 +13,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem::MaybeUninit;
 use core::time::Duration;
-use memfold_sys::Errno;
-use memfold_sys::memory::witness::DescendantWatch;
-use memfold_sys::random;
-use memfold_sys::raw::receive_with_file;
-use memfold_sys::sync::{Condvar, ForkCell, Mutex};
+use memfold_os::Errno;
+use memfold_os::memory::witness::DescendantWatch;
+use memfold_os::random;
+use memfold_os::raw::receive_with_file;
+use memfold_os::sync::{Condvar, ForkCell, Mutex};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::IoSlice;
 use rustix::net::{

@@ -3,11 +3,11 @@
 use crate::disk::Disk;
 use crate::write_queue::WRITES_MAX;
 use core::ops::Range;
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::Zone;
-use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use memfold_sys::sync::{Condvar, Mutex};
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_os::Errno;
+use memfold_os::memory::zone::Zone;
+use memfold_os::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use memfold_os::sync::{Condvar, Mutex};
+use memfold_os::units::{Order, PAGE_SIZE};
 
 const WRITE_BUFFERS: usize = WRITES_MAX;
 const READ_BUFFERS: usize = 2;

@@ -27,10 +27,10 @@
 use crate::lent::ANCESTORS_MAX;
 use crate::swap::Swap;
 use crate::tier::Tier;
-use memfold_sys::Errno;
-use memfold_sys::memory::witness::DescendantWatch;
-use memfold_sys::sync::atomic::Ordering::{Relaxed, SeqCst};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::Errno;
+use memfold_os::memory::witness::DescendantWatch;
+use memfold_os::sync::atomic::Ordering::{Relaxed, SeqCst};
+use memfold_os::units::PAGE_SIZE;
 
 impl Swap {
     /// Returns whether a child could read the file: not too many ancestors' files are read already.

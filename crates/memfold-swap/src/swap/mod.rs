@@ -20,15 +20,15 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
 use core::time::Duration;
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::{Zone, ZoneEdge};
-use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{
+use memfold_os::Errno;
+use memfold_os::memory::zone::{Zone, ZoneEdge};
+use memfold_os::sync::Mutex;
+use memfold_os::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
-use memfold_sys::thread::errands::DelegateQueue;
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_os::thread::errands::DelegateQueue;
+use memfold_os::units::{Order, PAGE_SIZE};
 
 /// After a failed write or growth, no other is tried for this long.
 const RETRY_NS: u64 = 100_000_000;
@@ -193,12 +193,12 @@ impl Swap {
             return false;
         }
         let retry_at = self.retry_at.load(Relaxed);
-        retry_at == 0 || memfold_sys::thread::now_ns() >= retry_at
+        retry_at == 0 || memfold_os::thread::now_ns() >= retry_at
     }
 
     /// Records that the file is full: no write is tried for a while.
     pub fn note_full(&self) {
-        self.retry_at.store(memfold_sys::thread::now_ns() + RETRY_NS, Relaxed);
+        self.retry_at.store(memfold_os::thread::now_ns() + RETRY_NS, Relaxed);
     }
 
     /// Records that a write has failed: no write is tried for a while. Warns once.
@@ -206,7 +206,7 @@ impl Swap {
         self.note_full();
         if !self.warned.swap(true, Relaxed) {
             let why = alloc::format!("{errno}");
-            memfold_sys::raw::warn(&[
+            memfold_os::raw::warn(&[
                 "memfold: warning: Writing to the swap file ",
                 self.disk.name(),
                 " failed (",

@@ -5,11 +5,11 @@ use crate::swap::Swap;
 use crate::swap::buffers::BufferPurpose;
 use crate::tier::SlotReadError;
 use alloc::string::String;
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::NoPromise;
-use memfold_sys::page::Page;
-use memfold_sys::transfer::{Direction, Transfer};
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_os::Errno;
+use memfold_os::memory::zone::NoPromise;
+use memfold_os::page::Page;
+use memfold_os::transfer::{Direction, Transfer};
+use memfold_os::units::{Order, PAGE_SIZE};
 
 /// Bytes before the payload of a packed object.
 pub const HEAD_BYTES: usize = 16 + TAG_BYTES;

@@ -2,9 +2,9 @@
 use crate::cluster::{CLUSTER_SLOTS, SearchScope};
 use crate::location::{ObjectLocation, SLOTS_MAX};
 use crate::swap::Swap;
+use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_os::units::{Order, PAGE_SIZE};
 use memfold_store::Handle;
-use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::units::{Order, PAGE_SIZE};
 
 /// The file grows by this many clusters at a time, and by fewer near its bounds.
 const GROWTH_CLUSTERS: usize = 32;
@@ -15,7 +15,7 @@ impl Swap {
     /// Allocates a run of slots, growing the file if it may. Returns `None` if there is none of this
     /// order.
     pub fn allocate(&self, order: Order) -> Option<u64> {
-        let cpu = memfold_sys::thread::current_cpu();
+        let cpu = memfold_os::thread::current_cpu();
         loop {
             let slots = self.clusters.slots();
             if let Some(slot) = self.clusters.allocate(order, cpu, SearchScope::Own) {

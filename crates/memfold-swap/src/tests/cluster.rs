@@ -1,6 +1,6 @@
 //! Tests of the slot allocator: against a naive bitmap, and aged.
 use crate::cluster::{CLUSTER_SLOTS, Clusters, SearchScope, SlotSet};
-use memfold_sys::units::Order;
+use memfold_os::units::Order;
 use memfold_testkit::random::{Random, seed};
 use proptest::prelude::*;
 

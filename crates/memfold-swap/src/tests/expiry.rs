@@ -2,8 +2,8 @@
 use crate::remote::{ObjectFetch, Remote, RemoteError, StoredObject};
 use crate::tier::expiry::ExpiryWatch;
 use core::time::Duration;
-use memfold_sys::memory::witness::DescendantWatch;
-use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use memfold_os::memory::witness::DescendantWatch;
+use memfold_os::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// A store that takes no other request.
 #[derive(Default)]

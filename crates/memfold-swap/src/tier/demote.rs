@@ -8,11 +8,11 @@ use crate::tier::slot_group::{Demotion, GROUP_SLOTS, ones, rank, runs};
 use crate::tier::{GROUP_BYTES, Tier, first_own};
 use alloc::vec::Vec;
 use core::ops::Range;
-use memfold_sys::page::Page;
-use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::thread::sleep_ns;
-use memfold_sys::transfer::{Direction, Transfer};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::page::Page;
+use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_os::thread::sleep_ns;
+use memfold_os::transfer::{Direction, Transfer};
+use memfold_os::units::PAGE_SIZE;
 
 /// Groups that are scanned with the lock held.
 const LOOK_GROUPS: u64 = 1024;
@@ -103,7 +103,7 @@ impl Tier {
             return;
         }
         if let Some(why) = self.watched.ask(&*self.remote, self.is_used()) {
-            memfold_sys::raw::warn(&[
+            memfold_os::raw::warn(&[
                 "memfold: warning: Remote store ",
                 self.name(),
                 ": ",
@@ -126,7 +126,7 @@ impl Tier {
         if !self.has_failed.swap(true, Relaxed) {
             let why = alloc::format!("{failure}");
             let name = self.name();
-            memfold_sys::raw::warn(&[
+            memfold_os::raw::warn(&[
                 "memfold: warning: Remote store ",
                 name,
                 ": ",

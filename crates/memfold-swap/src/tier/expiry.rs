@@ -5,8 +5,8 @@ use crate::remote::Remote;
 use alloc::format;
 use alloc::string::String;
 use core::time::Duration;
-use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use memfold_sys::thread::now_ns;
+use memfold_os::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use memfold_os::thread::now_ns;
 
 /// The service is asked so often in the lifetime of an object.
 const ASKS: u32 = 8;

@@ -45,14 +45,14 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::time::Duration;
-use memfold_sys::Errno;
-use memfold_sys::memory::witness::DescendantWatch;
-use memfold_sys::memory::zone::Zone;
-use memfold_sys::page::Page;
-use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use memfold_sys::sync::{Condvar, Mutex, MutexGuard};
-use memfold_sys::transfer::{Direction, Transfer};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::Errno;
+use memfold_os::memory::witness::DescendantWatch;
+use memfold_os::memory::zone::Zone;
+use memfold_os::page::Page;
+use memfold_os::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use memfold_os::sync::{Condvar, Mutex, MutexGuard};
+use memfold_os::transfer::{Direction, Transfer};
+use memfold_os::units::PAGE_SIZE;
 
 /// Bytes of a group.
 pub(crate) const GROUP_BYTES: usize = GROUP_SLOTS * PAGE_SIZE;

@@ -9,9 +9,9 @@
 //! - A group has an object if `remote` is not 0.
 use alloc::vec::Vec;
 use core::ops::Range;
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::Zone;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::Errno;
+use memfold_os::memory::zone::Zone;
+use memfold_os::units::PAGE_SIZE;
 
 /// Slots of a group.
 pub const GROUP_SLOTS: usize = 16;

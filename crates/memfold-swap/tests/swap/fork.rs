@@ -1,8 +1,8 @@
 //! Tests of what a child of fork reads in the remote store. Row B3.
 use super::objects::{bounds, read_raw, write_raw};
+use memfold_os::thread::errands::DelegateQueue;
+use memfold_os::units::PAGE_SIZE;
 use memfold_swap::{ANCESTORS_MAX, ObjectLocation, Swap, SwapBounds};
-use memfold_sys::thread::errands::DelegateQueue;
-use memfold_sys::units::PAGE_SIZE;
 use memfold_testkit::disk::MemoryDisk;
 use memfold_testkit::remote::{Ask, MemoryRemote, RemoteTrouble};
 use memfold_testkit::sharer::Sharer;

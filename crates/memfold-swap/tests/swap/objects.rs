@@ -1,10 +1,10 @@
 //! Tests of the swap file's objects, below folios.
+use memfold_os::page::PageBuffer;
+use memfold_os::thread::errands::DelegateQueue;
+use memfold_os::units::{Order, PAGE_SIZE};
 use memfold_store::Handle;
 use memfold_swap::location::SLOTS_MAX;
 use memfold_swap::{ANCESTORS_MAX, ObjectLocation, ReadError, Swap, SwapBounds};
-use memfold_sys::page::PageBuffer;
-use memfold_sys::thread::errands::DelegateQueue;
-use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_testkit::disk::MemoryDisk;
 use std::sync::Arc;
 

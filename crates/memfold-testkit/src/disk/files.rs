@@ -8,8 +8,8 @@
 //!   is short; a sync after whose failure what was written never reaches the disk, although the
 //!   next sync says that it did.
 use crate::random::Random;
+use memfold_os::Errno;
 use memfold_swap::disk::durable::{File, FileAccess, FileIdentity, Folder};
-use memfold_sys::Errno;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 

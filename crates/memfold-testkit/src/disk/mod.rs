@@ -14,10 +14,10 @@
 pub mod files;
 
 use crate::random::Random;
+use memfold_os::Errno;
+use memfold_os::sync::{Condvar, Mutex};
+use memfold_os::transfer::{Direction, Transfer};
 use memfold_swap::disk::Disk;
-use memfold_sys::Errno;
-use memfold_sys::sync::{Condvar, Mutex};
-use memfold_sys::transfer::{Direction, Transfer};
 use std::sync::Arc;
 
 /// A fault of a transfer.
@@ -237,7 +237,7 @@ impl Disk for MemoryDisk {
             inner.delay_us
         };
         if delay > 0 {
-            memfold_sys::thread::sleep_ns(delay * 1000);
+            memfold_os::thread::sleep_ns(delay * 1000);
         }
         // The last one is first, because no order is promised.
         for transfer in transfers.iter_mut().rev() {

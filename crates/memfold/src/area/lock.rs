@@ -1,14 +1,14 @@
 //! The lock of the areas. It has two parts, so that memory can be adopted while background threads
 //! compress.
 //!
-//! The program has priority over background threads ([`memfold_sys::thread::stand_back`]). On a
+//! The program has priority over background threads ([`memfold_os::thread::stand_back`]). On a
 //! busy machine a background thread may wait for a CPU in the middle of a block, for tens of
 //! milliseconds. A thread that wants exclusive areas would wait with it, and a program that grows
 //! fast would pass its limit meanwhile. So a thread that saves folios in the background holds
 //! `work` for reading, and locks the areas only for look-ups.
 use crate::area::Areas;
 use core::ops::{Deref, DerefMut};
-use memfold_sys::sync::{ReadGuard, RwLock, WriteGuard};
+use memfold_os::sync::{ReadGuard, RwLock, WriteGuard};
 
 /// Work on a folio ends within this time if a CPU is free.
 const PATIENCE_NS: u64 = 1_000_000;

@@ -14,7 +14,7 @@ use crate::folio::index::KEYS;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::ops::Range;
-use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT};
+use memfold_os::units::{MAX_PAGES, PAGE_SHIFT};
 
 /// Returns the number of the page at an address.
 pub fn page_of(addr: usize) -> u64 {

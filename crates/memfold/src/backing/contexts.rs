@@ -4,10 +4,10 @@ use crate::backing::fingerprint::Fingerprint;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
-use memfold_store::{Handle, Offload, SoftwarePool, Store, Worker};
-use memfold_sys::page::PageBuffer;
-use memfold_sys::sync::{Mutex, MutexGuard};
-use memfold_sys::units::{MAX_PAGES, Order};
+use memfold_os::page::PageBuffer;
+use memfold_os::sync::{Mutex, MutexGuard};
+use memfold_os::units::{MAX_PAGES, Order};
+use memfold_store::{CodecWorker, Handle, Offload, SoftwarePool, Store};
 
 /// A block takes less than this on any software thread that runs at all.
 const OFFLOAD_TIMEOUT_NS: u64 = 1_000_000_000;
@@ -15,7 +15,7 @@ const OFFLOAD_TIMEOUT_NS: u64 = 1_000_000_000;
 /// One thread's working set.
 pub struct CodecContext {
     /// Codec state.
-    pub worker: Worker,
+    pub worker: CodecWorker,
     /// Other cores that compress blocks of a folio, if batches are on.
     pub offload: Option<Offload>,
     /// New handles of the folio being saved.
@@ -99,7 +99,7 @@ impl ContextPool {
     /// Borrows a free context: the one last used on this CPU if it is free. Waits if all are lent.
     /// `store` is that of [`ContextPool::new`].
     pub fn borrow(&self, store: &Store) -> BorrowedContext<'_> {
-        let first = memfold_sys::thread::current_cpu();
+        let first = memfold_os::thread::current_cpu();
         let n = self.all.len();
         let free = (0..n).find_map(|i| self.all[(first + i) % n].try_lock());
         let mut context = free.unwrap_or_else(|| self.all[first % n].lock());

@@ -11,8 +11,8 @@
 //! bound: pairs of blocks with equal hashes can be written down.
 #[cfg(target_arch = "x86_64")]
 use crate::backing::polyval::{STEP, SecretPowers};
-use memfold_sys::Errno;
-use memfold_sys::random;
+use memfold_os::Errno;
+use memfold_os::random;
 use polyval::universal_hash::UniversalHash;
 use polyval::{Key, Polyval};
 

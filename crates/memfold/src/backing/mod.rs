@@ -14,11 +14,11 @@ use crate::backing::fingerprint::{Fingerprint, Fingerprints};
 use crate::stats;
 use crate::stats_place::StatsPlace;
 use alloc::sync::Arc;
+use memfold_os::page::Page;
+use memfold_os::units::{Order, PAGE_SIZE};
 use memfold_store::{Handle, Store};
 use memfold_swap::location::ObjectLocation;
 use memfold_swap::{ReadError, Swap};
-use memfold_sys::page::Page;
-use memfold_sys::units::{Order, PAGE_SIZE};
 
 /// One block in the store.
 #[derive(Copy, Clone, PartialEq, Eq)]

@@ -8,7 +8,7 @@
 //! The reduction is Gueron's and Lindell's (the paper of AES-GCM-SIV).
 #![cfg(target_arch = "x86_64")]
 use core::arch::x86_64::*;
-use memfold_sys::vectors::{have_avx512, have_vpclmulqdq};
+use memfold_os::vectors::{have_avx512, have_vpclmulqdq};
 
 /// Words hashed at a time, and powers of the secret for them.
 const WORDS: usize = 32;

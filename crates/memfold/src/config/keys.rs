@@ -4,7 +4,7 @@
 use crate::config::choices::{Delivery, DictionarySource, OnFull};
 use crate::config::kind::{self, ValueKind};
 use alloc::string::{String, ToString};
-use memfold_sys::units::Order;
+use memfold_os::units::Order;
 
 /// One setting, as flags and help show it.
 pub struct SettingKey {

@@ -4,7 +4,7 @@ use crate::config::parse::{
     choice, number as read_number, on_off, parse_order, parse_shard, parse_size, path,
 };
 use alloc::string::{String, ToString};
-use memfold_sys::units::Order;
+use memfold_os::units::Order;
 
 /// Most background threads, and pools.
 pub(super) const COUNT_MAX: u32 = 64;

@@ -1,7 +1,7 @@
 //! Values of settings from text, and sizes as text.
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use memfold_sys::units::{MAX_ORDER, Order, PAGE_SIZE};
+use memfold_os::units::{MAX_ORDER, Order, PAGE_SIZE};
 
 /// Bytes, shown with the largest unit that divides or rounds them well.
 pub struct Size(pub u64);

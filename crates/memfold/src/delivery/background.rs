@@ -10,8 +10,8 @@ use crate::stats;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ffi::CStr;
-use memfold_sys::Errno;
-use memfold_sys::thread::{Thread, cpu_ns};
+use memfold_os::Errno;
+use memfold_os::thread::{Thread, cpu_ns};
 
 impl Pager {
     /// Waits for one request to the background threads and serves it. Returns `false` after
@@ -116,7 +116,7 @@ unsafe fn with_pager(arg: usize, work: impl FnOnce(&Pager)) {
 }
 
 fn work(arg: usize) {
-    memfold_sys::thread::stand_back();
+    memfold_os::thread::stand_back();
     // SAFETY: this is a `main` of `threads`, which is called with its `arg`.
     unsafe { with_pager(arg, |pager| while pager.work() {}) }
 }

@@ -34,9 +34,9 @@ use core::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering::SeqCst,
 };
 use memfold_gate::{BadAddress, Ending, Keeper, KeeperHold, Names, NoHoldRoom, WhyNot};
-use memfold_sys::memory::zone::{freeze_list, unfreeze_list};
-use memfold_sys::thread::{process_id, yield_now};
-use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
+use memfold_os::memory::zone::{freeze_list, unfreeze_list};
+use memfold_os::thread::{process_id, yield_now};
+use memfold_os::units::{MAX_BYTES, PAGE_SIZE};
 use rustix::process::{Resource, getrlimit};
 
 /// Bytes that a piece of a call should name: the least limit is some MiB.
@@ -246,7 +246,7 @@ impl Keeper for RegionKeeper {
             // Engines of signal delivery aren't listed here. Their pages are not held, so a refusal
             // is right.
             if concerns(&(page..page + PAGE_SIZE)) && sigbus::any(|pager| lacks(page, pager)) {
-                return memfold_sys::raw::warn(&[
+                return memfold_os::raw::warn(&[
                     "memfold: warning: The system call ",
                     name,
                     " failed because it met folded memory. This is a bug of memfold: please report it\n",

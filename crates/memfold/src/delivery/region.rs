@@ -3,13 +3,13 @@ use crate::fault::{FaultOutcome, PageFault};
 use crate::pager::Pager;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::Zone;
-use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use memfold_sys::thread::{Thread, cpus, wait_readable, yield_now};
-use memfold_sys::uffd::{FaultReport, Uffd};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::Errno;
+use memfold_os::memory::zone::Zone;
+use memfold_os::sync::Mutex;
+use memfold_os::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use memfold_os::thread::{Thread, cpus, wait_readable, yield_now};
+use memfold_os::uffd::{FaultReport, Uffd};
+use memfold_os::units::PAGE_SIZE;
 
 /// Most handlers.
 const HANDLERS_MAX: usize = 16;

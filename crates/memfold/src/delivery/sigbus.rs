@@ -11,11 +11,11 @@ use alloc::boxed::Box;
 use core::mem::forget;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::SeqCst};
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::Zone;
-use memfold_sys::sync::StaticMutex;
-use memfold_sys::thread::{PreviousAction, SigbusInfo, set_sigbus, yield_now};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::Errno;
+use memfold_os::memory::zone::Zone;
+use memfold_os::sync::StaticMutex;
+use memfold_os::thread::{PreviousAction, SigbusInfo, set_sigbus, yield_now};
+use memfold_os::units::PAGE_SIZE;
 
 /// Most engines with signal delivery in one process.
 pub const ENGINES_MAX: usize = 64;

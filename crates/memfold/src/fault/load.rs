@@ -15,8 +15,8 @@ use crate::requests::background::LoadWindow;
 use crate::residency::Residency;
 use crate::residency::copy_in::FaultAccess;
 use crate::stats;
-use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::units::Order;
+use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_os::units::Order;
 
 /// The purpose of a load.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]

@@ -23,8 +23,8 @@ use crate::reclaim::block_size::BlockSize;
 use crate::residency::Residency;
 use crate::residency::copy_in::FaultAccess;
 use core::ops::Range;
-use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::units::Order;
+use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_os::units::Order;
 
 /// Pages that are given back to the kernel at once to make room for small pages.
 const BATCH_PAGES: u64 = 64;

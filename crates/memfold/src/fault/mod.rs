@@ -18,10 +18,10 @@ use crate::policy::stream_readahead::WindowAdvice;
 use crate::residency::Residency;
 use crate::residency::copy_in::FaultAccess;
 use crate::stats;
-use memfold_sys::Errno;
-use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::thread::cpu_ns;
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_os::Errno;
+use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_os::thread::cpu_ns;
+use memfold_os::units::{Order, PAGE_SIZE};
 
 /// A stream loads this much at once if blocks were cut into pages.
 const CUT_WINDOW: Order = match Order::new(4) {
@@ -108,7 +108,7 @@ impl Faults<'_> {
                 return true;
             }
             drop((areas, _open));
-            memfold_sys::thread::yield_now();
+            memfold_os::thread::yield_now();
         }
     }
 

@@ -6,11 +6,11 @@
 //! kernel's XArray. The lock of a chunk's shard guards the chunk's words.
 use crate::folio::slab::Slab;
 use core::marker::PhantomData;
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::{NoPromise, Zone, ZoneEdge};
-use memfold_sys::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use memfold_sys::sync::{Condvar, Mutex, MutexGuard};
-use memfold_sys::units::{MAX_ORDER, MAX_PAGES, Order, PAGE_SIZE};
+use memfold_os::Errno;
+use memfold_os::memory::zone::{NoPromise, Zone, ZoneEdge};
+use memfold_os::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use memfold_os::sync::{Condvar, Mutex, MutexGuard};
+use memfold_os::units::{MAX_ORDER, MAX_PAGES, Order, PAGE_SIZE};
 
 /// A folio's id in the slab of folios; 0 is none.
 pub type FolioId = u32;

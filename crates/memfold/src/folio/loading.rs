@@ -2,7 +2,7 @@
 use crate::backing::BlockSlot;
 use crate::folio::index::FolioId;
 use core::ops::Range;
-use memfold_sys::units::Order;
+use memfold_os::units::Order;
 
 /// A `Loading` folio, owned by the one thread that loads it. It lives from `FolioTable::begin_load`
 /// until the folio is mapped, is in the swap cache, or has its earlier state again. Its values stay

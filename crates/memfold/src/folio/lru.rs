@@ -4,11 +4,11 @@
 //! User space cannot read accessed bits, so the swap cache is the inactive end. A folio that is
 //! mapped out is first on `Cooling`. There a touch maps it back cheaply, before it is saved.
 use crate::folio::index::FolioId;
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::{NoPromise, Zone, ZoneEdge};
-use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::Errno;
+use memfold_os::memory::zone::{NoPromise, Zone, ZoneEdge};
+use memfold_os::sync::Mutex;
+use memfold_os::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use memfold_os::units::PAGE_SIZE;
 
 /// A list, or the reason why a folio is on none.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]

@@ -60,10 +60,10 @@ use crate::folio::lru::LruList;
 use crate::folio::slab::Slab;
 use core::cell::Cell;
 use core::ops::Range;
+use memfold_os::Errno;
+use memfold_os::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use memfold_os::units::{MAX_ORDER, Order};
 use memfold_store::Handle;
-use memfold_sys::Errno;
-use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use memfold_sys::units::{MAX_ORDER, Order};
 
 /// A folio's state: where the one authoritative copy of its bytes is, and which thread may change
 /// it.
@@ -465,7 +465,7 @@ impl Folios {
             || self.arrays.iter().any(Slab::is_crowded)
             || index.is_crowded();
         if is_crowded && !self.told_crowded.swap(true, Relaxed) {
-            memfold_sys::raw::warn(&[
+            memfold_os::raw::warn(&[
                 "memfold: warning: 7 of 8 records of folded memory are in use. So blocks are no longer \
                  cut into pages, which makes random access slower. New memory is not managed and \
                  stays uncompressed, and new regions are refused. A larger --block needs fewer \

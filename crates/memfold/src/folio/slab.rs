@@ -2,13 +2,13 @@
 use core::marker::PhantomData;
 use core::mem::size_of;
 use core::ptr::NonNull;
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::{NoPromise, Zone, ZoneEdge};
-use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{
+use memfold_os::Errno;
+use memfold_os::memory::zone::{NoPromise, Zone, ZoneEdge};
+use memfold_os::sync::Mutex;
+use memfold_os::sync::atomic::{
     AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::units::PAGE_SIZE;
 
 /// A slab of `T` records, each of `count` consecutive `T`s. Freed records are reused, most recent
 /// first.
@@ -68,7 +68,7 @@ impl<T> Slab<T> {
         let id = self.fresh.load(Relaxed);
         if id > self.limit {
             // Callers that check `is_crowded` never get here.
-            memfold_sys::raw::end(
+            memfold_os::raw::end(
                 "The index is full: managed memory has taken its last record (docs/limits.md, Fixed \
                  tables). Use a larger --block, which needs fewer records",
             );

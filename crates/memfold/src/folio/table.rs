@@ -12,10 +12,10 @@ use crate::stats_place::StatsPlace;
 use alloc::sync::Arc;
 use core::cell::Cell;
 use core::ops::Range;
+use memfold_os::Errno;
+use memfold_os::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use memfold_os::units::{MAX_PAGES, Order};
 use memfold_store::Handle;
-use memfold_sys::Errno;
-use memfold_sys::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use memfold_sys::units::{MAX_PAGES, Order};
 
 /// All folios. Callers pass the guard of the key's shard to every method that reaches a folio.
 ///

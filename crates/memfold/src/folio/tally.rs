@@ -1,5 +1,5 @@
 //! Counts of pages by the place of their bytes.
-use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use memfold_os::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Counts of pages. `invariants.rs` compares them with the folios. Mapped pages are those of
 /// `Resident` folios. Clean ones are in memory and have a stored copy. Folded ones are only in the

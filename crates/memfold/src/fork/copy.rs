@@ -16,14 +16,14 @@ use crate::stats_place::StatsPlace;
 use alloc::vec::Vec;
 use core::cell::Cell;
 use core::ops::Range;
+use memfold_os::Errno;
+use memfold_os::maps::pagemap::Pagemap;
+use memfold_os::page::Page;
+use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_os::thread::yield_now;
+use memfold_os::units::{MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
 use memfold_store::Handle;
 use memfold_swap::{ObjectLocation, Swap};
-use memfold_sys::Errno;
-use memfold_sys::maps::pagemap::Pagemap;
-use memfold_sys::page::Page;
-use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::thread::yield_now;
-use memfold_sys::units::{MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
 
 impl Fork<'_> {
     /// In gate delivery: waits until nobody works, and keeps all as it is until

@@ -9,12 +9,12 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
-use memfold_sys::Errno;
-use memfold_sys::memory::huge;
-use memfold_sys::memory::zone::set_inherited;
-use memfold_sys::sync::Mutex;
-use memfold_sys::thread::process_id;
-use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
+use memfold_os::Errno;
+use memfold_os::memory::huge;
+use memfold_os::memory::zone::set_inherited;
+use memfold_os::sync::Mutex;
+use memfold_os::thread::process_id;
+use memfold_os::units::{MAX_BYTES, PAGE_SIZE};
 
 /// Pieces begin at multiples of this, and take multiples of it in address space. Memory is taken by
 /// the page.

@@ -9,10 +9,10 @@ use crate::stats::{self, Stats};
 use alloc::format;
 use core::fmt;
 use core::sync::atomic::AtomicU64;
+use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_os::thread::{cpu_ns, process_cpu_ns};
+use memfold_os::units::PAGE_SHIFT;
 use memfold_swap::Swap;
-use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::thread::{cpu_ns, process_cpu_ns};
-use memfold_sys::units::PAGE_SHIFT;
 
 /// Smaller causes are not reported.
 const TOLD_BYTES: u64 = 64 << 10;
@@ -134,14 +134,14 @@ impl Gauges<'_> {
             return;
         }
         if self.config.on_full == OnFull::Stop {
-            memfold_sys::raw::end(&format!(
+            memfold_os::raw::end(&format!(
                 "{self}. The program is ended, because of --on-full stop. Give a larger limit{}",
                 self.swap_hint()
             ));
         }
         if self.stats.over_limit.fetch_add(1, Relaxed) == 0 {
             self.publish();
-            memfold_sys::raw::warn(&[
+            memfold_os::raw::warn(&[
                 "memfold: warning: ",
                 &format!("{self}. It is exceeded, so that no data is lost{}\n", self.swap_hint()),
             ]);

@@ -4,9 +4,9 @@ pub mod gauges;
 use crate::config::{OnFull, WORKABLE_MIN_BYTES};
 use crate::folio::lru::LruList;
 use crate::parts::walk;
+use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_os::units::{Order, PAGE_SHIFT};
 use memfold_swap::Swap;
-use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::units::{Order, PAGE_SHIFT};
 
 /// Resident memory has a floor, bytes. It is half of an even part of the limit, or one part in
 /// [`FLOOR_DATA_SHARE`] of the data, whichever is less. It is at most [`FLOOR_BYTES`], or one part

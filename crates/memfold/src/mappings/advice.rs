@@ -3,7 +3,7 @@
 use crate::mappings::Mappings;
 use crate::mappings::ranges::KeyRanges;
 use core::ops::Range;
-use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
+use memfold_os::units::{PAGE_SHIFT, PAGE_SIZE};
 
 /// Returns the pages that lie wholly in a byte range, or with `outwards` those that it touches.
 fn pages(addrs: &Range<usize>, outwards: bool) -> Range<u64> {
@@ -60,7 +60,7 @@ impl Mappings<'_> {
         };
         while let Err(at) = need(&addrs) {
             addrs.start = at;
-            memfold_sys::thread::yield_now();
+            memfold_os::thread::yield_now();
         }
     }
 

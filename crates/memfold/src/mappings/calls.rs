@@ -12,9 +12,9 @@ use crate::stats;
 use alloc::vec::Vec;
 use core::iter::once;
 use core::ops::Range;
-use memfold_sys::Errno;
-use memfold_sys::maps::pagemap::Pagemap;
-use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
+use memfold_os::Errno;
+use memfold_os::maps::pagemap::Pagemap;
+use memfold_os::units::{PAGE_SHIFT, PAGE_SIZE};
 
 /// Returns whether a system call's result is one of its errors.
 pub fn failed(result: isize) -> bool {

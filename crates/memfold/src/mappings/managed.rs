@@ -1,7 +1,7 @@
 //! Queries of managed memory.
 use crate::mappings::Mappings;
 use alloc::vec::Vec;
-use memfold_sys::units::PAGE_SHIFT;
+use memfold_os::units::PAGE_SHIFT;
 
 impl Mappings<'_> {
     /// Returns whether an address is managed.

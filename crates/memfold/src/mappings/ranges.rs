@@ -20,10 +20,10 @@ use crate::reclaim::writeback::Writeback;
 use crate::stats;
 use alloc::vec::Vec;
 use core::ops::Range;
+use memfold_os::Errno;
+use memfold_os::page::Page;
+use memfold_os::units::{MAX_PAGES, Order, PAGE_SIZE};
 use memfold_store::{BlockSet, Handle};
-use memfold_sys::Errno;
-use memfold_sys::page::Page;
-use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 
 walk! {
     /// Evicts, discards and loads ranges of keys.
@@ -116,7 +116,7 @@ impl KeyRanges<'_> {
         let len = bytes((keys.end - keys.start) as usize);
         while self.mapper.space().protect(area.addr_of(keys.start), len, false) == Err(Errno::AGAIN)
         {
-            memfold_sys::thread::yield_now();
+            memfold_os::thread::yield_now();
         }
     }
 
@@ -289,7 +289,7 @@ impl KeyRanges<'_> {
                 // A frame that could not be filled has been freed.
                 match self.mapper.frames().populate(self.mapper.space(), frame, order) {
                     Ok(()) => break frame,
-                    Err(_) => memfold_sys::thread::sleep_ns(100_000),
+                    Err(_) => memfold_os::thread::sleep_ns(100_000),
                 }
             }
         });
@@ -350,7 +350,7 @@ impl KeyRanges<'_> {
                 return Err(fault.addr);
             }
             // In thread delivery another thread may still be loading it; look again.
-            memfold_sys::thread::yield_now();
+            memfold_os::thread::yield_now();
         }
         Ok(())
     }

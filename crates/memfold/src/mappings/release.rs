@@ -2,8 +2,8 @@
 use crate::mappings::Mappings;
 use crate::mappings::ranges::KeyRanges;
 use core::ops::Range;
-use memfold_sys::thread::yield_now;
-use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT, PAGE_SIZE};
+use memfold_os::thread::yield_now;
+use memfold_os::units::{MAX_PAGES, PAGE_SHIFT, PAGE_SIZE};
 
 impl Mappings<'_> {
     /// Loads the folded parts of a range of addresses and ends its management. `unregister` is

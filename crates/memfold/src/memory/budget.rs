@@ -3,12 +3,12 @@
 use crate::config::Config;
 use crate::memory::quota::{Quota, SharedLimit};
 use crate::policy::thrash::{FoldingCost, FoldingGain, ThrashJudge};
-use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{
+use memfold_os::sync::Mutex;
+use memfold_os::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst,
 };
-use memfold_sys::thread::now_ns;
-use memfold_sys::units::PAGE_SHIFT;
+use memfold_os::thread::now_ns;
+use memfold_os::units::PAGE_SHIFT;
 
 /// The bounds of an engine, and how well they are kept.
 pub struct Budget {

@@ -26,14 +26,14 @@
 //!   until it is written to, also from a frame. So each page is written to when it arrives. The
 //!   call changes no byte and doesn't wait if the page is gone ([`Space::keep`]).
 use core::ops::Range;
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::{Zone, ZoneEdge};
-use memfold_sys::page::Page;
-use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use memfold_sys::thread::current_cpu;
-use memfold_sys::uffd::space::Space;
-use memfold_sys::units::{MAX_BYTES, MAX_ORDER, MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
+use memfold_os::Errno;
+use memfold_os::memory::zone::{Zone, ZoneEdge};
+use memfold_os::page::Page;
+use memfold_os::sync::Mutex;
+use memfold_os::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use memfold_os::thread::current_cpu;
+use memfold_os::uffd::space::Space;
+use memfold_os::units::{MAX_BYTES, MAX_ORDER, MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
 
 /// First page of a frame, counted from the start of the zone.
 pub type Frame = u32;

@@ -9,11 +9,11 @@ use crate::stats;
 use crate::stats_place::StatsPlace;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use memfold_os::Errno;
+use memfold_os::uffd::Partial;
+use memfold_os::uffd::space::Space;
+use memfold_os::units::{Order, PAGE_SHIFT, PAGE_SIZE};
 use memfold_store::BlockSet;
-use memfold_sys::Errno;
-use memfold_sys::uffd::Partial;
-use memfold_sys::uffd::space::Space;
-use memfold_sys::units::{Order, PAGE_SHIFT, PAGE_SIZE};
 
 /// Why a mapping stopped before the end of the folio.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! The present bounds, and the memory that counts against them besides the engine's own.
 use crate::config::Config;
-use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use memfold_os::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A limit that the engine shares with engines of other processes.
 pub trait SharedLimit: Sync {

@@ -1,8 +1,8 @@
 //! Tests of frames below folios.
 use crate::memory::frames::{FrameKind, Frames};
-use memfold_sys::Errno;
-use memfold_sys::thread::{each_cpu, pin};
-use memfold_sys::units::{MAX_BYTES, MAX_PAGES, Order};
+use memfold_os::Errno;
+use memfold_os::thread::{each_cpu, pin};
+use memfold_os::units::{MAX_BYTES, MAX_PAGES, Order};
 use memfold_testkit::fake::FakeSpace;
 use memfold_testkit::trouble::{Call, Trouble, Troubled};
 

@@ -1,10 +1,10 @@
 //! Folios that could not be moved out because a fork still shares their pages. A background thread
 //! makes them private again (`reclaim/background.rs`).
 use core::ops::Range;
-use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use memfold_sys::thread::now_ns;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::sync::Mutex;
+use memfold_os::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use memfold_os::thread::now_ns;
+use memfold_os::units::PAGE_SIZE;
 
 const NOTED: usize = 64;
 /// A fork shares all memory. So an aligned range of this size around such a page is made private

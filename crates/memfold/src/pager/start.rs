@@ -23,6 +23,10 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use core::fmt::{Display, Formatter};
 use core::time::Duration;
+use memfold_os::Errno;
+use memfold_os::memory::zone::Zone;
+use memfold_os::thread::errands::DelegateQueue;
+use memfold_os::units::{MAX_BYTES, PAGE_SIZE};
 use memfold_store::{
     CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig, StoreError,
 };
@@ -31,10 +35,6 @@ use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
 use memfold_swap::remote::Remote;
 use memfold_swap::remote::socket::SocketRemote;
 use memfold_swap::{Swap, SwapBounds};
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::Zone;
-use memfold_sys::thread::errands::DelegateQueue;
-use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
 /// Blocks that stay decompressed while single pages are asked for: see `fork/copy.rs`.
 const RECENT_BLOCKS: usize = 4;
@@ -228,8 +228,8 @@ fn set_up_dictionaries(store: &Store, canned: &DictionarySource) -> Result<(), S
         return Ok(());
     };
     let fail = |e: &dyn core::fmt::Display| format!("--canned: {path}: {e}");
-    let bytes = memfold_sys::file::read(path, DICTIONARY_FILE_BYTES_MAX).map_err(|e| match e {
-        memfold_sys::Errno::FBIG => fail(&"longer than any dictionary"),
+    let bytes = memfold_os::file::read(path, DICTIONARY_FILE_BYTES_MAX).map_err(|e| match e {
+        memfold_os::Errno::FBIG => fail(&"longer than any dictionary"),
         e => fail(&e),
     })?;
     let dictionary = Dictionary::from_file(&bytes).map_err(|e| fail(&e))?;

@@ -1,8 +1,8 @@
 //! Streams: decides from the last faults whether this one continues an earlier one, and how much to
 //! load for it.
 use crate::folio::TouchKind;
-use memfold_sys::sync::Mutex;
-use memfold_sys::units::Order;
+use memfold_os::sync::Mutex;
+use memfold_os::units::Order;
 
 /// How much to load for a fault.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]

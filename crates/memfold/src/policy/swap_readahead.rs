@@ -5,8 +5,8 @@
 //! since the last touch, and halves otherwise. It lies in the direction in which the touches of the
 //! region move. Streams have windows of their own ([`crate::policy::stream_readahead`]). Blocks in
 //! the pool are never read ahead by this.
-use memfold_sys::sync::Mutex;
-use memfold_sys::units::{MAX_ORDER, Order};
+use memfold_os::sync::Mutex;
+use memfold_os::units::{MAX_ORDER, Order};
 
 const REGIONS: usize = 64;
 /// The largest window: this many orders above a block.

@@ -7,10 +7,10 @@ use crate::parts::walk;
 use crate::reclaim::save::Saver;
 use crate::reclaim::{Reclaim, ReclaimProgress};
 use crate::stats;
+use memfold_os::raw::read_if_there;
+use memfold_os::units::PAGE_SIZE;
 use memfold_store::looks_dense;
 use memfold_swap::Swap;
-use memfold_sys::raw::read_if_there;
-use memfold_sys::units::PAGE_SIZE;
 
 walk! {
     /// The rounds of a background thread.

@@ -27,8 +27,8 @@ use crate::parts::walk;
 use crate::policy::workingset;
 use crate::stats;
 use core::ops::Range;
+use memfold_os::units::Order;
 use memfold_store::Handle;
-use memfold_sys::units::Order;
 
 /// Pages that left memory within the time in which one part in this many of it leaves, and are all
 /// back, belong together. Were each asked for at random, with a quarter of the data in memory, that

@@ -47,9 +47,9 @@ use crate::policy::workingset;
 use crate::reclaim::Reclaim;
 use crate::reclaim::block_size::BlockSize;
 use crate::stats;
-use memfold_sys::Errno;
-use memfold_sys::uffd::drop::{AddressSpan, SPANS_MAX};
-use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
+use memfold_os::Errno;
+use memfold_os::uffd::drop::{AddressSpan, SPANS_MAX};
+use memfold_os::units::{PAGE_SHIFT, PAGE_SIZE};
 
 /// Most pages that are dropped together, unless one folio is larger. The fault that drops them
 /// waits. With 16, 64 and 256 the 99th percentile of random reads is 45, 67 and 165 us. A walk

@@ -25,10 +25,10 @@ use crate::reclaim::writeback::Writeback;
 use crate::residency::Residency;
 use crate::stats;
 use core::iter::once;
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::{NoPromise, counts_reservations};
-use memfold_sys::uffd::drop::SPANS_MAX;
-use memfold_sys::units::{MAX_PAGES, Order, PAGE_SHIFT};
+use memfold_os::Errno;
+use memfold_os::memory::zone::{NoPromise, counts_reservations};
+use memfold_os::uffd::drop::SPANS_MAX;
+use memfold_os::units::{MAX_PAGES, Order, PAGE_SHIFT};
 
 /// Why a frame cannot be had.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -131,7 +131,7 @@ impl Reclaim<'_> {
                         && self.to_unshare.has_forked_lately() =>
                 {
                     self.requests.reclaim();
-                    memfold_sys::thread::sleep_ns(SHARED_WAIT_NS);
+                    memfold_os::thread::sleep_ns(SHARED_WAIT_NS);
                 }
                 // Folios remain that may be evicted: the program is ended only after all were
                 // tried.

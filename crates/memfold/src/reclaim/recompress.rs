@@ -11,10 +11,10 @@ use crate::folio::lru::LruList;
 use crate::parts::walk;
 use crate::residency::Residency;
 use crate::stats;
-use memfold_store::{Cold, Handle, Worker};
-use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::thread::{now_ns, sleep_ns};
-use memfold_sys::units::Order;
+use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_os::thread::{now_ns, sleep_ns};
+use memfold_os::units::Order;
+use memfold_store::{CodecWorker, ColdObject, Handle};
 
 /// Time from one turn to the next.
 const TURN_NS: u64 = 20_000_000;
@@ -56,9 +56,9 @@ impl Recompress<'_> {
 
     /// Works for about `budget_ns`, or until a scan finds no block. Returns the number of blocks
     /// that became smaller.
-    pub fn some(&self, w: &mut Worker, budget_ns: u64) -> u64 {
+    pub fn some(&self, w: &mut CodecWorker, budget_ns: u64) -> u64 {
         let (start, mut smaller) = (now_ns(), 0);
-        let mut cold = [Cold::NONE; FEW];
+        let mut cold = [ColdObject::NONE; FEW];
         while now_ns() - start < budget_ns {
             let found = self.backing.store().to_recompress(
                 self.config.recompress_after_s as u16,
@@ -77,7 +77,7 @@ impl Recompress<'_> {
 
     /// Recompresses a block, and returns whether it became smaller. Does nothing if the object is
     /// no longer the block's, or its folio is in use.
-    fn recompress_block(&self, areas: &Areas, w: &mut Worker, cold: &Cold) -> bool {
+    fn recompress_block(&self, areas: &Areas, w: &mut CodecWorker, cold: &ColdObject) -> bool {
         let Some(area) = areas.find_key(cold.key) else { return false };
         let Some(claim) = self.claim(cold) else { return false };
         // SAFETY: this thread has made the folio `Loading`, so no other thread frees its blocks.
@@ -90,7 +90,7 @@ impl Recompress<'_> {
 
     /// Makes the folio of a block `Loading` if the object still is the block's. The caller must
     /// call [`Recompress::end_claim`] after that.
-    pub(crate) fn claim(&self, cold: &Cold) -> Option<BlockClaim> {
+    pub(crate) fn claim(&self, cold: &ColdObject) -> Option<BlockClaim> {
         if self.budget.is_frozen() {
             return None;
         }
@@ -116,7 +116,7 @@ impl Recompress<'_> {
         &self,
         area: &Area,
         claim: BlockClaim,
-        cold: &Cold,
+        cold: &ColdObject,
         new: Option<Handle>,
     ) {
         let guard = self.table.lock(cold.key);

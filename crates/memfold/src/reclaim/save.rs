@@ -16,9 +16,9 @@ use crate::reclaim::writeback::Writeback;
 use crate::reclaim::writeback::{RefusedFolio, WriteOutcome};
 use crate::residency::Residency;
 use crate::stats;
+use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_os::units::Order;
 use memfold_store::{BlockSet, SaveError, SaveReport};
-use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::units::Order;
 
 /// A folio that this thread is saving.
 struct SavingFolio {

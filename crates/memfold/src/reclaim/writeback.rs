@@ -26,13 +26,13 @@ use crate::residency::Residency;
 use crate::stats;
 use alloc::vec::Vec;
 use core::cell::Cell;
+use memfold_os::Errno;
+use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_os::transfer::Transfer;
+use memfold_os::units::{Order, PAGE_SIZE};
 use memfold_swap::location::{ObjectLocation, UNIT_BYTES};
 use memfold_swap::write_queue::RawWrite;
 use memfold_swap::{HEAD_BYTES, Swap};
-use memfold_sys::Errno;
-use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::transfer::Transfer;
-use memfold_sys::units::{Order, PAGE_SIZE};
 
 /// The pool may hold one part in this many of the limit. Above it, its coldest blocks go to the
 /// file.

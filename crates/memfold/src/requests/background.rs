@@ -1,6 +1,6 @@
 //! Requests to the background threads: windows to load ahead, and dirty folios to save.
-use memfold_sys::sync::{Condvar, Mutex};
-use memfold_sys::units::Order;
+use memfold_os::sync::{Condvar, Mutex};
+use memfold_os::units::Order;
 
 const WINDOWS: usize = 16;
 

@@ -4,9 +4,9 @@
 //! other fault, also those that the pool can serve. So it passes the fault on, and takes the next
 //! one. The folio stays `Stored` meanwhile: the reading thread looks it up anew, as if the fault
 //! had just come.
-use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use memfold_sys::sync::{Condvar, Mutex};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use memfold_os::sync::{Condvar, Mutex};
+use memfold_os::units::PAGE_SIZE;
 
 /// Number of threads that read.
 pub const READERS: usize = 4;

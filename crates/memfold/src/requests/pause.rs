@@ -1,5 +1,5 @@
 //! Pauses: a fork makes the engine's threads wait here, so that it copies a quiesced engine.
-use memfold_sys::sync::{ReadGuard, RwLock};
+use memfold_os::sync::{ReadGuard, RwLock};
 
 /// The two pauses: of background work, and of writes to the swap file.
 pub struct PauseGates {

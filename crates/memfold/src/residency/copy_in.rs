@@ -8,10 +8,10 @@ use crate::parts::bytes;
 use crate::residency::Residency;
 use crate::stats;
 use core::ops::Range;
-use memfold_sys::Errno;
-use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::uffd::Partial;
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_os::Errno;
+use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_os::uffd::Partial;
+use memfold_os::units::{Order, PAGE_SIZE};
 
 /// What a load knows of the fault that it is for.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]

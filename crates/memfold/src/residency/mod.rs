@@ -11,9 +11,9 @@ use crate::memory::mapper::{MapProgress, MapStop};
 use crate::parts::{bytes, walk};
 use crate::policy::workingset;
 use crate::stats;
+use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_os::units::{Order, PAGE_SHIFT};
 use memfold_swap::Swap;
-use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::units::{Order, PAGE_SHIFT};
 
 /// Clean copies may take one part in this many of `--limit`.
 const CLEAN_SHARE: u128 = 8;

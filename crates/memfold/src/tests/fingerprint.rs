@@ -2,7 +2,7 @@
 use super::fault::Engine;
 use crate::config::{Config, Delivery, WORKABLE_MIN_BYTES};
 use core::sync::atomic::Ordering::Relaxed;
-use memfold_sys::units::Order;
+use memfold_os::units::Order;
 use memfold_testkit::fill::{equal_xxh3, partly_random};
 
 const PAGES: usize = 64;

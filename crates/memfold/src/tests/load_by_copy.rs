@@ -2,7 +2,7 @@
 use super::fault::Engine;
 use crate::config::{Config, Delivery};
 use crate::memory::frames::{Frame, FrameKind};
-use memfold_sys::units::Order;
+use memfold_os::units::Order;
 use memfold_testkit::random::Random;
 
 const PAGES: usize = 4096;

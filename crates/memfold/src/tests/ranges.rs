@@ -3,7 +3,7 @@ use super::fault::Engine;
 use crate::folio::lru::LruList;
 use crate::reclaim::Reclaim;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use memfold_sys::units::Order;
+use memfold_os::units::Order;
 
 /// The share of a page of zeros.
 const ZEROS: usize = 4;

@@ -1,8 +1,8 @@
 //! Pages that a fork shares are made private, and no other page is touched for that.
 use super::fault::Engine;
 use crate::config::{Config, Delivery, WORKABLE_MIN_BYTES};
-use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_os::units::{Order, PAGE_SIZE};
 
 /// Makes an engine under a limit, over so many pages.
 fn limited(pages: usize) -> Engine {

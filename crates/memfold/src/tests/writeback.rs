@@ -1,8 +1,8 @@
 //! A folio in the pool stays on writeback's list, whichever other thread works on it.
 use super::fault::Engine;
 use crate::parts::bytes;
-use memfold_store::{CodecSpec, Cold};
-use memfold_sys::units::Order;
+use memfold_os::units::Order;
+use memfold_store::{CodecSpec, ColdObject};
 use memfold_testkit::fill::partly_random;
 
 /// Makes 64 pages in the pool, in blocks of four. Each compresses to about `share` of 4.
@@ -26,7 +26,7 @@ fn hex(number: usize) -> Vec<u8> {
 fn folio_recompressed_while_the_writer_scans_is_written_later() {
     let engine = stored(2);
     let (pager, swap) = (&engine.pager, engine.pager.0.backing.swap().unwrap());
-    let mut cold = [Cold::NONE; 16];
+    let mut cold = [ColdObject::NONE; 16];
     assert_eq!(pager.0.backing.store().to_recompress(0, 1 << 16, &mut cold), 16);
     let claims: Vec<_> = cold
         .iter()

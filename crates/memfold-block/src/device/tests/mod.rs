@@ -3,8 +3,8 @@ mod cold;
 
 use super::table::SlotTable;
 use super::*;
-use memfold_store::{CodecSpec, Fault};
-use memfold_sys::units::Order;
+use memfold_os::units::Order;
+use memfold_store::{CodecSpec, InjectedFault};
 use memfold_testkit::fill::fill;
 use memfold_testkit::random::{Random, seed};
 use std::ops::Range;
@@ -185,7 +185,7 @@ fn m10_random_unaligned_requests_match_a_byte_vector() {
 #[test]
 fn a_device_refused_memory_at_random_has_no_wrong_byte() {
     let mut random = Random::new(seed(21));
-    for (kind, every) in [(Fault::PoolFull, 3), (Fault::Codec, 5)] {
+    for (kind, every) in [(InjectedFault::PoolFull, 3), (InjectedFault::Codec, 5)] {
         let mut pair = Pair::new(&backing(2, 0, "lz4"), (1 << 20) + 512);
         let end = pair.device.size();
         for _ in 0..2000 {
@@ -368,7 +368,7 @@ fn block_rewritten_by_pages_drops_its_old_object_early() {
     for page in 16..24 {
         let faults = pair.device.backing.store.faults();
         if page == 23 {
-            faults.strike_at(Fault::PoolFull, 3);
+            faults.strike_at(InjectedFault::PoolFull, 3);
         }
         pair.write(page * PAGE, &noise(page, PAGE_SIZE)).unwrap();
     }
@@ -443,7 +443,7 @@ fn full_device_fails_writes_keeps_data_and_recovers_with_room() {
 #[test]
 fn damaged_block_is_an_error_until_it_is_rewritten() {
     let mut pair = Pair::new(&backing(2, 0, "lz4"), 1 << 20);
-    pair.device.backing.store.faults().strike_at(Fault::Stored, 1);
+    pair.device.backing.store.faults().strike_at(InjectedFault::Stored, 1);
     pair.write(0, &noise(1, 16384)).unwrap();
     pair.device.backing.store.faults().clear();
     let mut found = vec![0; 16384];

@@ -1,5 +1,5 @@
 //! Questions to the kernel while a call's memory is named.
-use memfold_sys::raw;
+use memfold_os::raw;
 
 /// Asks the kernel something; what it points to is the gate's own.
 ///

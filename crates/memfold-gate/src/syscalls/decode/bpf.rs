@@ -2,7 +2,7 @@
 use super::ask::ask;
 use super::process::cpus_possible;
 use crate::syscalls::operands::{Operands, StructFields, TEXT_MAX};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::units::PAGE_SIZE;
 
 /// The part of the struct that has pointers.
 const LOOKED_AT: usize = 152;

@@ -7,7 +7,7 @@ use super::requests::{self, RequestKind};
 use super::vectors;
 use crate::syscalls::operands::{Operands, TEXT_MAX};
 use crate::syscalls::sizes::*;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::units::PAGE_SIZE;
 
 /// By request.
 pub fn ioctl(n: &mut Operands) {

@@ -2,7 +2,7 @@
 use super::ask::ask;
 use crate::syscalls::operands::Operands;
 use crate::syscalls::sizes::*;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::units::PAGE_SIZE;
 
 /// The numbers of the new task, by flag.
 pub fn clone(n: &mut Operands) {

@@ -1,7 +1,7 @@
 //! Mounts, quotas, modules, tracing: calls of administrators.
 use crate::syscalls::operands::{Operands, TEXT_MAX};
 use crate::syscalls::sizes::*;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::units::PAGE_SIZE;
 
 /// Options of a mount: the kernel takes a page of them, or as much of it as there is.
 pub fn mount_data(n: &mut Operands) {

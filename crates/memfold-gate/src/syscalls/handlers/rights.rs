@@ -2,8 +2,8 @@
 use crate::signals;
 use crate::syscalls::row::{ProgramCall, value};
 use crate::touch::{read, write};
-use memfold_sys::Errno;
-use memfold_sys::thread::process_id;
+use memfold_os::Errno;
+use memfold_os::thread::process_id;
 
 /// Limits of memory, descriptors and threads, below which the keeper can't begin any more.
 const LIMITS: [u32; 5] = [

@@ -7,8 +7,8 @@ use crate::syscalls::row::{ProgramCall, value};
 use crate::threads;
 use crate::user_dispatch::{self, ProgramDispatch};
 use core::sync::atomic::Ordering::SeqCst;
-use memfold_sys::raw::system_call;
-use memfold_sys::thread::use_no_counter;
+use memfold_os::raw::system_call;
+use memfold_os::thread::use_no_counter;
 
 /// `prctl`: whether the processor's counter is refused to the calling thread, by SIGSEGV.
 const PR_GET_TSC: usize = 25;

@@ -211,7 +211,7 @@ fn stream_waits_and_signals_with_its_first_piece_only() {
 
 fn real(nr: usize, args: &[usize; 6]) -> isize {
     // SAFETY: only asks what descriptors are, into the caller's memory.
-    unsafe { memfold_sys::raw::system_call(nr as i64, *args) }
+    unsafe { memfold_os::raw::system_call(nr as i64, *args) }
         .map_or_else(|e| -(e.raw_os_error() as isize), |v| v as isize)
 }
 

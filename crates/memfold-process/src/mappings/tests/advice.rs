@@ -2,8 +2,8 @@
 use crate::fixture::{Calls, Room, each_paging, each_paging_alone, error, numbers, raw};
 use crate::marks::state::MemoryMark;
 use core::ops::Range;
-use memfold_sys::Errno;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::Errno;
+use memfold_os::units::PAGE_SIZE;
 
 const GUARD_INSTALL: i32 = 102;
 const GUARD_REMOVE: i32 = 103;

@@ -3,8 +3,8 @@
 use crate::fixture::{Calls, Room, each_paging, each_paging_alone, error, numbers};
 use crate::marks::state::MemoryMark;
 use memfold::known::TOP;
-use memfold_sys::Errno;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::Errno;
+use memfold_os::units::PAGE_SIZE;
 use std::vec::Vec;
 
 const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;

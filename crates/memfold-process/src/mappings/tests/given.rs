@@ -1,8 +1,8 @@
 //! `ioctl`s by which memory is given away. The device is a fake: only what the calls name matters.
 use crate::fixture::{Calls, Room, each_paging, error, numbers};
 use crate::marks::state::MemoryMark;
-use memfold_sys::Errno;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_os::Errno;
+use memfold_os::units::PAGE_SIZE;
 
 const UFFDIO_API: usize = 0xc018_aa3f;
 const UFFDIO_REGISTER: usize = 0xc020_aa00;

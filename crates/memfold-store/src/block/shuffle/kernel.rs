@@ -10,7 +10,7 @@ pub(super) const STEP: usize = 16;
 
 /// The source of a plane.
 #[derive(Copy, Clone)]
-pub(super) enum Plane {
+pub(super) enum PlaneSource {
     /// One byte for each word from here on.
     Bytes(*const u8),
     /// The same byte for all words.
@@ -79,7 +79,7 @@ pub(super) fn folded<const W: usize>(difference: u64) -> u64 {
 /// - Each of the first `width` planes is readable for `count` bytes; `to` is writable for `count`
 ///   words, overlaps none of them, and no other thread touches either.
 pub(super) unsafe fn join(
-    planes: &[Plane; WIDTH_MAX],
+    planes: &[PlaneSource; WIDTH_MAX],
     width: usize,
     count: usize,
     first: Option<u64>,
@@ -104,7 +104,7 @@ pub(super) unsafe fn join(
 /// - As for [`join`].
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn join_words<const W: usize, const DELTAS: bool>(
-    planes: &[Plane; WIDTH_MAX],
+    planes: &[PlaneSource; WIDTH_MAX],
     count: usize,
     first: u64,
     to: *mut u8,
@@ -117,7 +117,7 @@ unsafe fn join_words<const W: usize, const DELTAS: bool>(
 /// - As for [`join`].
 #[cfg(any(test, not(target_arch = "x86_64")))]
 unsafe fn plain<const W: usize, const DELTAS: bool>(
-    planes: &[Plane; WIDTH_MAX],
+    planes: &[PlaneSource; WIDTH_MAX],
     count: usize,
     first: u64,
     to: *mut u8,
@@ -128,8 +128,8 @@ unsafe fn plain<const W: usize, const DELTAS: bool>(
         for (byte, plane) in bytes.iter_mut().zip(&planes[..W]) {
             *byte = match plane {
                 // SAFETY: the plane has a byte for each word.
-                Plane::Bytes(at) => unsafe { *at.add(nth) },
-                Plane::Constant(byte) => *byte,
+                PlaneSource::Bytes(at) => unsafe { *at.add(nth) },
+                PlaneSource::Constant(byte) => *byte,
             };
         }
         let mut word = u64::from_le_bytes(bytes);
@@ -147,7 +147,7 @@ use sse2::join_words;
 
 #[cfg(target_arch = "x86_64")]
 mod sse2 {
-    use super::{Plane, STEP};
+    use super::{PlaneSource, STEP};
     use crate::block::shuffle::plan::WIDTH_MAX;
     use core::arch::x86_64::*;
 
@@ -155,7 +155,7 @@ mod sse2 {
     /// - As for [`super::join`]; every x86-64 has SSE2.
     #[target_feature(enable = "sse2")]
     pub unsafe fn join_words<const W: usize, const DELTAS: bool>(
-        planes: &[Plane; WIDTH_MAX],
+        planes: &[PlaneSource; WIDTH_MAX],
         count: usize,
         first: u64,
         to: *mut u8,
@@ -165,8 +165,8 @@ mod sse2 {
         let mut sources = [(core::ptr::null(), 0usize); W];
         for ((source, plane), constant) in sources.iter_mut().zip(planes).zip(&mut constants) {
             *source = match plane {
-                Plane::Bytes(at) => (*at, !0),
-                Plane::Constant(byte) => {
+                PlaneSource::Bytes(at) => (*at, !0),
+                PlaneSource::Constant(byte) => {
                     constant.fill(*byte);
                     (constant.as_ptr(), 0)
                 }
@@ -272,12 +272,16 @@ mod tests {
         let mut bytes = vec![0; words.len()];
         split(&words, W, deltas, &mut bytes);
         let count = words.len() / W;
-        let mut planes = [Plane::Constant(0); WIDTH_MAX];
+        let mut planes = [PlaneSource::Constant(0); WIDTH_MAX];
         for (i, plane) in planes[..W].iter_mut().enumerate() {
             let own = &bytes[i * count..][..count];
             let is_constant = own.iter().all(|byte| *byte == own[0]);
             assert!(deltas || constant != Some(i) || is_constant);
-            *plane = if is_constant { Plane::Constant(own[0]) } else { Plane::Bytes(own.as_ptr()) };
+            *plane = if is_constant {
+                PlaneSource::Constant(own[0])
+            } else {
+                PlaneSource::Bytes(own.as_ptr())
+            };
         }
         let first = deltas.then(|| word::<W>(&words, 0));
         let mut joined = [vec![0xc3; words.len()], vec![0xc3; words.len()]];

@@ -1,6 +1,6 @@
 //! Examines a sample of a block's words: which of their planes don't change.
 use crate::block::shuffle::kernel;
-use crate::block::shuffle::plan::{Plan, TABLE_MAX, Words};
+use crate::block::shuffle::plan::{PlaneWords, ShufflePlan, TABLE_MAX};
 
 /// Positions that are examined, and bytes at each: a cache line.
 const PLACES: usize = 16;
@@ -11,28 +11,28 @@ const SEEN_MAX: usize = 110;
 const DRAWN: usize = 128;
 
 /// Returns how to split the block, if that looks as if it left at most 7/8 of it.
-pub(super) fn look(block: &[u8]) -> Option<Plan> {
+pub(super) fn look(block: &[u8]) -> Option<ShufflePlan> {
     let lines = sample(block);
     let mut best = (block.len() / 8 * 7 + 1, None);
     let mut offer = |cost: usize, width, words| {
         if cost < best.0 {
-            best = (cost, Some(Plan { width, words }));
+            best = (cost, Some(ShufflePlan { width, words }));
         }
         best.0
     };
     // Of two plans with one cost, the faster one to decode comes first.
     let share = block.len() / 64;
-    offer(share * planes::<2>(&lines, false), 2, Words::Plain);
-    offer(share * planes::<4>(&lines, false), 4, Words::Plain);
-    offer(share * planes::<8>(&lines, false), 8, Words::Plain);
-    offer(share * planes::<2>(&lines, true), 2, Words::Deltas);
-    offer(share * planes::<4>(&lines, true), 4, Words::Deltas);
-    let least = offer(share * planes::<8>(&lines, true), 8, Words::Deltas);
+    offer(share * planes::<2>(&lines, false), 2, PlaneWords::Plain);
+    offer(share * planes::<4>(&lines, false), 4, PlaneWords::Plain);
+    offer(share * planes::<8>(&lines, false), 8, PlaneWords::Plain);
+    offer(share * planes::<2>(&lines, true), 2, PlaneWords::Deltas);
+    offer(share * planes::<4>(&lines, true), 4, PlaneWords::Deltas);
+    let least = offer(share * planes::<8>(&lines, true), 8, PlaneWords::Deltas);
     if least > block.len() / 4 {
-        offer(table::<4>(&lines, block.len()), 4, Words::Table);
+        offer(table::<4>(&lines, block.len()), 4, PlaneWords::Table);
     }
     if least > block.len() / 8 {
-        offer(table::<8>(&lines, block.len()), 8, Words::Table);
+        offer(table::<8>(&lines, block.len()), 8, PlaneWords::Table);
     }
     best.1
 }
@@ -94,8 +94,8 @@ mod tests {
         (0..2048).map(word).flat_map(u64::to_le_bytes).collect()
     }
 
-    fn plan(width: usize, words: Words) -> Option<Plan> {
-        Some(Plan { width, words })
+    fn plan(width: usize, words: PlaneWords) -> Option<ShufflePlan> {
+        Some(ShufflePlan { width, words })
     }
 
     #[test]
@@ -106,15 +106,15 @@ mod tests {
             row += random.below(60) as u64;
             row
         });
-        assert_eq!(look(&rows), plan(8, Words::Deltas));
+        assert_eq!(look(&rows), plan(8, PlaneWords::Deltas));
         let small = block(|_| random.word() & 0x3f_0000_003f);
-        assert_eq!(look(&small), plan(4, Words::Plain));
+        assert_eq!(look(&small), plan(4, PlaneWords::Plain));
         let some: Vec<u64> = (0..120).map(|_| random.word()).collect();
         let picked = block(|_| some[random.below(120)]);
-        assert_eq!(look(&picked), plan(8, Words::Table));
+        assert_eq!(look(&picked), plan(8, PlaneWords::Table));
         let eighths = |n: usize| (n as f32 / 127.0).to_bits() as u64;
         let picked = block(|_| eighths(random.below(128)) | eighths(random.below(128)) << 32);
-        assert_eq!(look(&picked), plan(4, Words::Table));
+        assert_eq!(look(&picked), plan(4, PlaneWords::Table));
         let mut level = 0x8000u16;
         let sound = block(|_| {
             (0..4).fold(0, |word, i| {
@@ -122,7 +122,7 @@ mod tests {
                 word | (level as u64) << (16 * i)
             })
         });
-        assert_eq!(look(&sound), plan(2, Words::Deltas));
+        assert_eq!(look(&sound), plan(2, PlaneWords::Deltas));
     }
 
     #[test]

@@ -23,9 +23,9 @@ mod look;
 mod tests;
 
 use crate::block::error::DecodeError;
-use crate::codec::{CodecError, Decoder, Encoder, Input, Output};
-use kernel::Plane;
-use plan::{Plan, TABLE_MAX, WIDTH_MAX, Words};
+use crate::codec::{CodecError, CodecInput, CodecOutput, Decoder, Encoder};
+use kernel::PlaneSource;
+use plan::{PlaneWords, ShufflePlan, TABLE_MAX, WIDTH_MAX};
 
 const CONSTANT: u16 = 0;
 const DENSE: u16 = 1;
@@ -40,7 +40,7 @@ const PAIRS_CODED: u32 = (SAMPLE * SAMPLE / 2) as u32 / 45;
 ///
 /// # Safety
 /// - `src` is readable, at least a page, and no thread writes there meanwhile.
-pub(super) unsafe fn plan(src: Input) -> Option<Plan> {
+pub(super) unsafe fn plan(src: CodecInput) -> Option<ShufflePlan> {
     // SAFETY: as the caller says.
     look::look(unsafe { core::slice::from_raw_parts(src.at, src.len) })
 }
@@ -54,8 +54,8 @@ pub(super) unsafe fn plan(src: Input) -> Option<Plan> {
 pub(super) unsafe fn encode(
     encoder: &mut dyn Encoder,
     codes: bool,
-    plan: Plan,
-    src: Input,
+    plan: ShufflePlan,
+    src: CodecInput,
     planes: &mut [u8],
     dst: &mut [u8],
 ) -> Result<Option<usize>, CodecError> {
@@ -63,7 +63,7 @@ pub(super) unsafe fn encode(
     let block = unsafe { core::slice::from_raw_parts(src.at, src.len) };
     let count = src.len / plan.width;
     let planes = &mut planes[..plan.planes() * count];
-    let mut out = Out { dst, at: 0 };
+    let mut out = PayloadOut { dst, at: 0 };
     if out.put(&[plan.pack()]).is_none() || take_apart(plan, block, planes, &mut out).is_none() {
         return Ok(None);
     }
@@ -95,19 +95,19 @@ pub(super) unsafe fn encode(
         return Ok(Some(out.at));
     }
     let (from, to) =
-        (Input { at: planes.as_ptr(), len: coded }, Output::of(&mut out.dst[out.at..]));
+        (CodecInput { at: planes.as_ptr(), len: coded }, CodecOutput::of(&mut out.dst[out.at..]));
     // SAFETY: both are borrowed, and no more than a block.
     let size = unsafe { encoder.encode(from, to, None)? };
     Ok(size.map(|size| out.at + size))
 }
 
 /// The destination of a payload.
-struct Out<'a> {
+struct PayloadOut<'a> {
     dst: &'a mut [u8],
     at: usize,
 }
 
-impl Out<'_> {
+impl PayloadOut<'_> {
     fn put(&mut self, bytes: &[u8]) -> Option<()> {
         self.dst.get_mut(self.at..self.at + bytes.len())?.copy_from_slice(bytes);
         self.at += bytes.len();
@@ -116,18 +116,23 @@ impl Out<'_> {
 }
 
 /// Fills `planes`, and writes what decoding needs.
-fn take_apart(plan: Plan, block: &[u8], planes: &mut [u8], out: &mut Out<'_>) -> Option<()> {
+fn take_apart(
+    plan: ShufflePlan,
+    block: &[u8],
+    planes: &mut [u8],
+    out: &mut PayloadOut<'_>,
+) -> Option<()> {
     match (plan.words, plan.width) {
-        (Words::Plain, width) => {
+        (PlaneWords::Plain, width) => {
             kernel::split(block, width, false, planes);
             Some(())
         }
-        (Words::Deltas, width) => {
+        (PlaneWords::Deltas, width) => {
             kernel::split(block, width, true, planes);
             out.put(&block[..width])
         }
-        (Words::Table, 4) => tabulate::<4>(block, planes, out),
-        (Words::Table, _) => tabulate::<8>(block, planes, out),
+        (PlaneWords::Table, 4) => tabulate::<4>(block, planes, out),
+        (PlaneWords::Table, _) => tabulate::<8>(block, planes, out),
     }
 }
 
@@ -135,7 +140,11 @@ fn take_apart(plan: Plan, block: &[u8], planes: &mut [u8], out: &mut Out<'_>) ->
 const SLOTS: usize = 2 * TABLE_MAX;
 
 /// Writes a table of the block's words and fills `places`. Returns `None` if there are too many.
-fn tabulate<const W: usize>(block: &[u8], places: &mut [u8], out: &mut Out<'_>) -> Option<()> {
+fn tabulate<const W: usize>(
+    block: &[u8],
+    places: &mut [u8],
+    out: &mut PayloadOut<'_>,
+) -> Option<()> {
     let mut words = [0u64; TABLE_MAX];
     // 0: free; else the position of a word, plus one.
     let mut slots = [0u16; SLOTS];
@@ -195,7 +204,7 @@ pub(super) unsafe fn decode(
     decoder: &mut dyn Decoder,
     payload: &[u8],
     buffer: &mut [u8],
-    dst: Output,
+    dst: CodecOutput,
 ) -> Result<(), DecodeError> {
     let mut rest = payload;
     let mut take = |len: usize| -> Result<&[u8], DecodeError> {
@@ -203,12 +212,12 @@ pub(super) unsafe fn decode(
         rest = others;
         Ok(taken)
     };
-    let plan = Plan::unpack(take(1)?[0]).ok_or(DecodeError::Layout)?;
+    let plan = ShufflePlan::unpack(take(1)?[0]).ok_or(DecodeError::Layout)?;
     let count = dst.len / plan.width;
     let own = match plan.words {
-        Words::Plain => &[],
-        Words::Deltas => take(plan.width)?,
-        Words::Table => {
+        PlaneWords::Plain => &[],
+        PlaneWords::Deltas => take(plan.width)?,
+        PlaneWords::Table => {
             let len = take(1)?[0] as usize + 1;
             take(len * plan.width)?
         }
@@ -219,34 +228,35 @@ pub(super) unsafe fn decode(
     if kinds.iter().any(|kind| *kind > CODED) {
         return Err(DecodeError::Layout);
     }
-    let mut planes = [Plane::Constant(0); WIDTH_MAX];
+    let mut planes = [PlaneSource::Constant(0); WIDTH_MAX];
     for (plane, _) in planes.iter_mut().zip(kinds).filter(|(_, kind)| **kind == CONSTANT) {
-        *plane = Plane::Constant(take(1)?[0]);
+        *plane = PlaneSource::Constant(take(1)?[0]);
     }
     for (plane, _) in planes.iter_mut().zip(kinds).filter(|(_, kind)| **kind == DENSE) {
-        *plane = Plane::Bytes(take(count)?.as_ptr());
+        *plane = PlaneSource::Bytes(take(count)?.as_ptr());
     }
     let coded = kinds.iter().filter(|kind| **kind == CODED).count() * count;
     let buffer = buffer.get_mut(..coded).ok_or(DecodeError::Layout)?;
     if coded > 0 {
-        let from = Input { at: rest.as_ptr(), len: rest.len() };
+        let from = CodecInput { at: rest.as_ptr(), len: rest.len() };
         // SAFETY: both are borrowed.
-        unsafe { decoder.decode(from, Output::of(buffer), None) }.map_err(DecodeError::Codec)?;
+        unsafe { decoder.decode(from, CodecOutput::of(buffer), None) }
+            .map_err(DecodeError::Codec)?;
     } else if !rest.is_empty() {
         return Err(DecodeError::Layout);
     }
     let others = planes.iter_mut().zip(kinds).filter(|(_, kind)| **kind == CODED);
     for ((plane, _), bytes) in others.zip(buffer.chunks_exact(count)) {
-        *plane = Plane::Bytes(bytes.as_ptr());
+        *plane = PlaneSource::Bytes(bytes.as_ptr());
     }
     // SAFETY: the planes have `count` bytes each, of the payload or the buffer; the caller vouches
     // for `dst`, which has room for as many words.
     unsafe {
         match plan.words {
-            Words::Plain => kernel::join(&planes, plan.width, count, None, dst.at),
-            Words::Deltas => join_deltas(&planes, plan.width, count, number(own), dst.at),
-            Words::Table if plan.width == 4 => look_up::<4>(planes[0], own, count, dst.at),
-            Words::Table => look_up::<8>(planes[0], own, count, dst.at),
+            PlaneWords::Plain => kernel::join(&planes, plan.width, count, None, dst.at),
+            PlaneWords::Deltas => join_deltas(&planes, plan.width, count, number(own), dst.at),
+            PlaneWords::Table if plan.width == 4 => look_up::<4>(planes[0], own, count, dst.at),
+            PlaneWords::Table => look_up::<8>(planes[0], own, count, dst.at),
         }
     }
     Ok(())
@@ -257,7 +267,7 @@ pub(super) unsafe fn decode(
 /// # Safety
 /// - As for [`kernel::join`].
 unsafe fn join_deltas(
-    planes: &[Plane; WIDTH_MAX],
+    planes: &[PlaneSource; WIDTH_MAX],
     width: usize,
     count: usize,
     first: u64,
@@ -283,7 +293,7 @@ fn number(word: &[u8]) -> u64 {
 ///
 /// # Safety
 /// - As for [`kernel::join`], of one plane.
-unsafe fn look_up<const W: usize>(places: Plane, table: &[u8], count: usize, to: *mut u8) {
+unsafe fn look_up<const W: usize>(places: PlaneSource, table: &[u8], count: usize, to: *mut u8) {
     let mut words = [[0; W]; TABLE_MAX];
     for (to, from) in words.iter_mut().zip(table.chunks_exact(W)) {
         to.copy_from_slice(from);
@@ -291,8 +301,8 @@ unsafe fn look_up<const W: usize>(places: Plane, table: &[u8], count: usize, to:
     for nth in 0..count {
         let place = match places {
             // SAFETY: the plane has a byte for each word.
-            Plane::Bytes(at) => unsafe { *at.add(nth) },
-            Plane::Constant(place) => place,
+            PlaneSource::Bytes(at) => unsafe { *at.add(nth) },
+            PlaneSource::Constant(place) => place,
         };
         // SAFETY: word `nth` lies in what the caller vouches for.
         unsafe { to.add(nth * W).cast::<[u8; W]>().write(words[place as usize]) };

@@ -7,39 +7,40 @@ pub const TABLE_MAX: usize = 256;
 
 /// How to split a block.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(in crate::block) struct Plan {
+pub(in crate::block) struct ShufflePlan {
     /// Bytes of a word: 2, 4 or 8.
     pub width: usize,
-    pub words: Words,
+    pub words: PlaneWords,
 }
 
 /// What the planes contain.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(in crate::block) enum Words {
+pub(in crate::block) enum PlaneWords {
     Plain,
     Deltas,
     /// Positions of words of 4 or 8 bytes in a table: one plane.
     Table,
 }
 
-impl Plan {
+impl ShufflePlan {
     pub fn pack(self) -> u8 {
         self.width as u8 | (self.words as u8) << 4
     }
 
-    pub fn unpack(byte: u8) -> Option<Plan> {
+    pub fn unpack(byte: u8) -> Option<ShufflePlan> {
         let words = match byte >> 4 {
-            0 => Words::Plain,
-            1 => Words::Deltas,
-            2 => Words::Table,
+            0 => PlaneWords::Plain,
+            1 => PlaneWords::Deltas,
+            2 => PlaneWords::Table,
             _ => return None,
         };
         let width = (byte & 0xf) as usize;
-        let is_width = matches!((width, words), (4 | 8, _) | (2, Words::Plain | Words::Deltas));
-        is_width.then_some(Plan { width, words })
+        let is_width =
+            matches!((width, words), (4 | 8, _) | (2, PlaneWords::Plain | PlaneWords::Deltas));
+        is_width.then_some(ShufflePlan { width, words })
     }
 
     pub fn planes(self) -> usize {
-        if self.words == Words::Table { 1 } else { self.width }
+        if self.words == PlaneWords::Table { 1 } else { self.width }
     }
 }

@@ -1,16 +1,16 @@
 //! Words of 8 bytes whose differences fit one byte, such as the row numbers of a join or offsets of
 //! short strings. The sums of 16 differences fit 16 bits, so they are added there, all 16 in one
 //! register, and become words only then.
-use crate::block::shuffle::kernel::{Plane, STEP};
+use crate::block::shuffle::kernel::{PlaneSource, STEP};
 use crate::block::shuffle::plan::WIDTH_MAX;
 use core::arch::x86_64::*;
-use memfold_sys::vectors::have_avx2;
+use memfold_os::vectors::have_avx2;
 
 /// Returns the lowest plane of differences, if they are this small and the processor has what
 /// [`join`] needs.
-pub(super) fn only_plane(planes: &[Plane; WIDTH_MAX]) -> Option<*const u8> {
-    let (Plane::Bytes(plane), others) = (planes[0], &planes[1..]) else { return None };
-    let small = others.iter().all(|plane| matches!(plane, Plane::Constant(0)));
+pub(super) fn only_plane(planes: &[PlaneSource; WIDTH_MAX]) -> Option<*const u8> {
+    let (PlaneSource::Bytes(plane), others) = (planes[0], &planes[1..]) else { return None };
+    let small = others.iter().all(|plane| matches!(plane, PlaneSource::Constant(0)));
     (small && have_avx2()).then_some(plane)
 }
 
@@ -81,8 +81,8 @@ mod tests {
                 .collect();
             let mut planes = vec![0; words.len()];
             kernel::split(&words, 8, true, &mut planes);
-            let mut sources = [Plane::Constant(0); WIDTH_MAX];
-            sources[0] = Plane::Bytes(planes.as_ptr());
+            let mut sources = [PlaneSource::Constant(0); WIDTH_MAX];
+            sources[0] = PlaneSource::Bytes(planes.as_ptr());
             assert!(planes[WORDS..].iter().all(|byte| *byte == 0), "steps of one byte");
             let Some(plane) = only_plane(&sources) else { return eprintln!("SKIPPED: no AVX2") };
             let mut joined = [vec![0xc3; words.len()], vec![0x3c; words.len()]];
@@ -93,7 +93,7 @@ mod tests {
                 kernel::join(&sources, 8, WORDS, Some(first), joined[1].as_mut_ptr());
             }
             assert!(joined[0] == words && joined[1] == words, "steps of {most} from {first}");
-            sources[3] = Plane::Constant(1);
+            sources[3] = PlaneSource::Constant(1);
             assert!(only_plane(&sources).is_none());
         }
     }

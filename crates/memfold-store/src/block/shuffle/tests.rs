@@ -1,20 +1,20 @@
 //! Blocks of numbers, encoded and decoded.
 use super::*;
-use crate::block::{Encoded, Packer, Scratch};
+use crate::block::{BlockPacker, EncodeScratch, EncodedBlock};
 use crate::codec::{CodecSpec, decoders};
 use crate::format;
 use crate::store::tests::{Pages, Random, corpus};
-use memfold_sys::units::Order;
+use memfold_os::units::Order;
 
 /// Returns the size of a block of `words` by a plan, after comparing the decoded block; `None` if
 /// it is refused.
-fn size(spec: &str, plan: Plan, words: &[u8]) -> Option<usize> {
+fn size(spec: &str, plan: ShufflePlan, words: &[u8]) -> Option<usize> {
     let spec = CodecSpec::parse(spec).unwrap();
     let mut encoder = spec.encoder(words.len());
     let codes = spec.format() != format::NONE;
     let mut planes = vec![0; words.len()];
     let mut packed = vec![0; words.len() + 4096];
-    let src = Input { at: words.as_ptr(), len: words.len() };
+    let src = CodecInput { at: words.as_ptr(), len: words.len() };
     // SAFETY: the words are borrowed, and the planes and the encoder made for as many.
     let size =
         unsafe { encode(&mut *encoder, codes, plan, src, &mut planes, &mut packed).unwrap()? };
@@ -22,19 +22,20 @@ fn size(spec: &str, plan: Plan, words: &[u8]) -> Option<usize> {
     let decoder = &mut *decoders[spec.format() as usize];
     let mut back = vec![0xc3; words.len()];
     // SAFETY: this function owns the buffer.
-    let decoded = unsafe { decode(decoder, &packed[..size], &mut planes, Output::of(&mut back)) };
+    let decoded =
+        unsafe { decode(decoder, &packed[..size], &mut planes, CodecOutput::of(&mut back)) };
     assert_eq!(decoded, Ok(()));
     assert!(back == words, "{spec} {plan:?}");
     for wrong in [&packed[..size - 1], &packed[..size + 1], &[]] {
         // SAFETY: this function owns the buffer.
-        let decoded = unsafe { decode(decoder, wrong, &mut planes, Output::of(&mut back)) };
+        let decoded = unsafe { decode(decoder, wrong, &mut planes, CodecOutput::of(&mut back)) };
         assert!(decoded.is_err(), "{spec} {plan:?}: of {size} bytes {} were read", wrong.len());
     }
     Some(size)
 }
 
-fn plans() -> impl Iterator<Item = Plan> {
-    (0..=u8::MAX).filter_map(Plan::unpack)
+fn plans() -> impl Iterator<Item = ShufflePlan> {
+    (0..=u8::MAX).filter_map(ShufflePlan::unpack)
 }
 
 #[test]
@@ -49,7 +50,7 @@ fn every_plan_gives_back_any_block() {
             (0..pages as u64 * 512).flat_map(|i| (i * i + (7 << 50)).to_le_bytes()).collect();
         for plan in plans() {
             for spec in ["none", "lz4", "zstd", "deflate"] {
-                let is_table = plan.words == Words::Table;
+                let is_table = plan.words == PlaneWords::Table;
                 assert_eq!(size(spec, plan, &any).is_none(), is_table, "{spec} {plan:?}");
                 assert!(size(spec, plan, &small).is_some() || is_table);
                 assert!(size(spec, plan, &same).unwrap() < 32, "{spec} {plan:?}");
@@ -69,9 +70,9 @@ fn numbers_shrink_as_their_planes_say() {
             row.to_le_bytes()
         })
         .collect();
-    let deltas = Plan { width: 8, words: Words::Deltas };
+    let deltas = ShufflePlan { width: 8, words: PlaneWords::Deltas };
     assert!(size("zstd", deltas, &rows).unwrap() < 2048 + 32, "one plane of eight");
-    let table = Plan { width: 4, words: Words::Table };
+    let table = ShufflePlan { width: 4, words: PlaneWords::Table };
     let few: Vec<u8> =
         (0..4096).flat_map(|_| (random.below(200) as f32 / 127.0).to_le_bytes()).collect();
     assert!(size("none", table, &few).unwrap() < 4096 + 810, "a byte for each, and the table");
@@ -87,7 +88,7 @@ fn what_does_not_fit_is_refused_without_an_error() {
     let words: Vec<u8> = (0..512u64).flat_map(|i| (i * i * i).to_le_bytes()).collect();
     let mut encoder = CodecSpec::default().encoder(words.len());
     let mut planes = vec![0; words.len()];
-    let src = Input { at: words.as_ptr(), len: words.len() };
+    let src = CodecInput { at: words.as_ptr(), len: words.len() };
     for plan in plans() {
         let mut whole = vec![0; 8192];
         // SAFETY: the words are borrowed, and the planes and the encoder were made for as many.
@@ -109,18 +110,18 @@ fn what_does_not_fit_is_refused_without_an_error() {
 /// Returns the size of blocks of 16 KiB, and how many were split.
 fn stored(spec: &str, blocks: &[u8]) -> (usize, usize) {
     let (spec, order) = (CodecSpec::parse(spec).unwrap(), Order::new(2).unwrap());
-    let (mut scratch, mut encoder) = (Scratch::new(order), spec.encoder(order.bytes()));
+    let (mut scratch, mut encoder) = (EncodeScratch::new(order), spec.encoder(order.bytes()));
     let mut sums = (0, 0);
     for bytes in blocks.chunks_exact(order.bytes()) {
         let mut block = Pages::new(order.pages());
         block.bytes_mut().copy_from_slice(bytes);
         let (format, shuffle) = (spec.format(), spec.shuffles());
-        let packer = Packer { encoder: &mut *encoder, format, canned: None, shuffle };
+        let packer = BlockPacker { encoder: &mut *encoder, format, canned: None, shuffle };
         // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
         let encoded = unsafe {
             crate::block::encode(&mut scratch, packer, block.bytes().as_ptr(), order).unwrap()
         };
-        if let Encoded::Object { format, head_len, len, .. } = encoded {
+        if let EncodedBlock::Object { format, head_len, len, .. } = encoded {
             sums.0 += head_len + len;
             sums.1 += format::shuffled(format).is_some() as usize;
         }
@@ -161,7 +162,7 @@ fn measure() {
             let spec = CodecSpec::parse(spec).unwrap();
             let mut encoder = spec.encoder(block.len());
             let (mut planes, mut packed) = (vec![0; block.len()], vec![0; block.len() + 4096]);
-            let src = Input { at: block.as_ptr(), len: block.len() };
+            let src = CodecInput { at: block.as_ptr(), len: block.len() };
             let (mut size, turns) = (0, 20_000);
             let start = std::time::Instant::now();
             for _ in 0..turns {
@@ -190,7 +191,8 @@ fn measure() {
             for _ in 0..turns {
                 // SAFETY: this function owns the buffer.
                 unsafe {
-                    decode(decoder, &packed[..size], &mut planes, Output::of(&mut back)).unwrap()
+                    decode(decoder, &packed[..size], &mut planes, CodecOutput::of(&mut back))
+                        .unwrap()
                 };
             }
             let decoded = start.elapsed() / turns;

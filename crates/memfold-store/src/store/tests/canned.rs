@@ -199,7 +199,7 @@ fn other_codecs_and_levels_do_not_take_the_dictionary() {
 /// Saves folios until canned mode has judged, at most `folios`.
 fn until_judged(
     store: &Store,
-    w: &mut Worker,
+    w: &mut CodecWorker,
     folios: u64,
     fill: impl Fn(u64, &mut Pages),
 ) -> CannedStep {

@@ -9,7 +9,7 @@ fn real(o: Order, at: usize) -> Pages {
 }
 
 /// Saves `count` real folios of order 4 with keys 16 pages apart, from key 1000 on.
-fn filled(store: &Store, w: &mut Worker, count: usize) -> Vec<(Vec<Handle>, Pages)> {
+fn filled(store: &Store, w: &mut CodecWorker, count: usize) -> Vec<(Vec<Handle>, Pages)> {
     let one = |i: usize| {
         let folio = real(order(4), i * 70_000);
         (save(store, w, &folio, order(4), 1000 + 16 * i as u64).unwrap(), folio)
@@ -57,7 +57,7 @@ fn z10_full_pool_accepts_saves_again_below_the_threshold() {
 }
 
 /// Returns everything that the shrinker names in one turn.
-fn named(store: &Store, out: &mut [Cold]) -> Vec<Cold> {
+fn named(store: &Store, out: &mut [ColdObject]) -> Vec<ColdObject> {
     let found = store.coldest(100_000, out);
     out[..found].to_vec()
 }
@@ -89,7 +89,7 @@ fn z10_the_shrinker_names_what_was_not_used_since_its_last_look() {
     let store = store_with(|c| c.pools = 3);
     let mut w = store.worker();
     let saved = filled(&store, &mut w, 50);
-    let mut out = [Cold::NONE; 400];
+    let mut out = [ColdObject::NONE; 400];
     assert_eq!(store.coldest(200 + 3, &mut out), 0, "what is new has its second chance");
     let used: HashSet<_> =
         saved.iter().step_by(3).flat_map(|(handles, _)| handles.clone()).collect();
@@ -121,7 +121,7 @@ fn z10_a_look_is_bounded_and_goes_on_where_it_ended() {
     let store = store_with(|_| ());
     let mut w = store.worker();
     let saved = filled(&store, &mut w, 25);
-    let mut out = [Cold::NONE; 7];
+    let mut out = [ColdObject::NONE; 7];
     store.coldest(100, &mut out);
     let mut seen = HashSet::new();
     for _ in 0..100 {
@@ -141,7 +141,7 @@ fn m9_idle_and_huge_objects_become_smaller_and_keep_their_bytes() {
         let mut raw = Pages::new(4);
         (0..4).for_each(|p| Fill::Random(p as u64).write(raw.page_mut(p)));
         let huge = save(&store, &mut w, &raw, order(2), 5).unwrap();
-        let mut out = [Cold::NONE; 300];
+        let mut out = [ColdObject::NONE; 300];
         let found = store.to_recompress(3, 1000, &mut out);
         assert!(
             out[..found].iter().all(|c| c.is_huge && c.idle_ticks == 0),
@@ -191,7 +191,7 @@ fn m9_idle_and_huge_objects_become_smaller_and_keep_their_bytes() {
 fn m9_a_damaged_object_is_refused_and_stays() {
     let store = store_with(|_| ());
     let mut w = store.worker();
-    store.faults().strike_at(Fault::Stored, 1);
+    store.faults().strike_at(InjectedFault::Stored, 1);
     let handle = save(&store, &mut w, &real(order(2), 0), order(2), 1).unwrap()[0];
     let mut strong = store.worker_for(CodecSpec::parse("zstd:9").unwrap());
     // SAFETY: only this test frees its handles.

@@ -15,7 +15,7 @@ fn folio() -> Pages {
 /// Saves with a failing block and checks that `error` is the only effect.
 fn assert_nothing_stays(
     store: &Store,
-    w: &mut Worker,
+    w: &mut CodecWorker,
     error: SaveError,
     cancel: impl Fn() -> bool,
 ) {
@@ -49,9 +49,9 @@ fn z3_a_fault_in_any_block_leaves_nothing() {
     let others = save(&store, &mut w, &folio(), order(6), 1).unwrap();
     for nth in 1..=16 {
         for (fault, error) in [
-            (Fault::Codec, SaveError::Codec(CodecError(0))),
-            (Fault::PoolFull, SaveError::PoolFull),
-            (Fault::Compressed, SaveError::Verify),
+            (InjectedFault::Codec, SaveError::Codec(CodecError(0))),
+            (InjectedFault::PoolFull, SaveError::PoolFull),
+            (InjectedFault::Compressed, SaveError::Verify),
         ] {
             store.faults().clear();
             store.faults().strike_at(fault, nth);
@@ -130,7 +130,7 @@ fn a_full_pool_compacts_itself_before_it_refuses() {
 fn a_bit_flipped_in_the_store_is_an_error_at_load() {
     let store = store_with(|_| ());
     let mut w = store.worker();
-    store.faults().strike_at(Fault::Stored, 3);
+    store.faults().strike_at(InjectedFault::Stored, 3);
     let folio = folio();
     let handles = save(&store, &mut w, &folio, order(6), 1).unwrap();
     for (i, handle) in handles.iter().enumerate() {
@@ -147,13 +147,13 @@ fn a_bit_flipped_in_the_store_is_an_error_at_load() {
 #[test]
 fn codec_fault_goes_unseen_without_verify_mode() {
     let store = store_with(|c| c.codec = CodecSpec::parse("none").unwrap());
-    store.faults().strike_every(Fault::Compressed, 1);
+    store.faults().strike_every(InjectedFault::Compressed, 1);
     // Nothing is compressed, so there is no chance for the fault.
     save(&store, &mut store.worker(), &folio(), order(6), 1).unwrap();
-    assert_eq!(store.faults().struck(Fault::Compressed), 0);
+    assert_eq!(store.faults().struck(InjectedFault::Compressed), 0);
     store.set_codec(CodecSpec::default());
     let _ = save(&store, &mut store.worker(), &folio(), order(6), 1).unwrap();
-    assert_eq!(store.faults().struck(Fault::Compressed), 16);
+    assert_eq!(store.faults().struck(InjectedFault::Compressed), 16);
     store.set_verify(true);
     assert_eq!(save(&store, &mut store.worker(), &folio(), order(6), 1), Err(SaveError::Verify));
 }

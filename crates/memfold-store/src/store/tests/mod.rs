@@ -11,7 +11,7 @@ mod promises;
 mod threads;
 
 use crate::*;
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_os::units::{Order, PAGE_SIZE};
 use memfold_testkit::fill::libraries;
 pub(crate) use memfold_testkit::random::Random;
 use std::sync::OnceLock;
@@ -106,7 +106,7 @@ pub(crate) fn store_with(change: impl FnOnce(&mut StoreConfig)) -> Store {
 /// Saves all blocks of a folio.
 pub(crate) fn save(
     store: &Store,
-    w: &mut Worker,
+    w: &mut CodecWorker,
     folio: &Pages,
     o: Order,
     key: u64,
@@ -117,7 +117,7 @@ pub(crate) fn save(
 
 pub(crate) fn save_some(
     store: &Store,
-    w: &mut Worker,
+    w: &mut CodecWorker,
     folio: &Pages,
     o: Order,
     key: u64,
@@ -132,7 +132,7 @@ pub(crate) fn save_some(
 /// Loads a block of a folio of order `o`.
 pub(crate) fn load(
     store: &Store,
-    w: &mut Worker,
+    w: &mut CodecWorker,
     handle: Handle,
     block: Order,
 ) -> Result<Vec<u8>, LoadError> {
@@ -145,7 +145,7 @@ pub(crate) fn load(
 /// Checks that the blocks of a folio load as the folio.
 pub(crate) fn assert_same(
     store: &Store,
-    w: &mut Worker,
+    w: &mut CodecWorker,
     handles: &[Handle],
     folio: &Pages,
     o: Order,

@@ -8,7 +8,7 @@ struct FakeDevice {
     spec: CodecSpec,
     latency: Duration,
     trouble: Trouble,
-    under_way: Vec<(Instant, Job)>,
+    under_way: Vec<(Instant, BatchJob)>,
     jobs: u64,
 }
 
@@ -42,7 +42,7 @@ impl Compressor for FakeDevice {
         self.spec
     }
 
-    unsafe fn submit(&mut self, jobs: &[Job]) -> usize {
+    unsafe fn submit(&mut self, jobs: &[BatchJob]) -> usize {
         let count =
             if let Trouble::TakesFew(n) = self.trouble { jobs.len().min(n) } else { jobs.len() };
         let ready = Instant::now() + self.latency;
@@ -50,7 +50,7 @@ impl Compressor for FakeDevice {
         count
     }
 
-    fn complete(&mut self, done: &mut [Done], wait_ns: u64) -> usize {
+    fn complete(&mut self, done: &mut [BatchResult], wait_ns: u64) -> usize {
         let hung = matches!(self.trouble, Trouble::HangsAfter(n) if self.jobs >= n);
         let Some((ready, job)) = self.under_way.first().copied().filter(|_| !hung) else {
             std::thread::sleep(Duration::from_nanos(wait_ns));
@@ -65,7 +65,7 @@ impl Compressor for FakeDevice {
         self.jobs += 1;
         // SAFETY: the caller of `submit` vouched for the job's memory until now.
         let result = unsafe { self.codec.compress(job.src, job.len, job.dst, job.room) };
-        done[0] = Done { tag: job.tag, result };
+        done[0] = BatchResult { tag: job.tag, result };
         match self.trouble {
             Trouble::FailsEvery(n) if self.jobs.is_multiple_of(n) => {
                 done[0].result = Err(CodecError(-7))
@@ -93,7 +93,7 @@ fn real_folio(o: Order, at: usize) -> Pages {
 
 fn save_through(
     store: &Store,
-    w: &mut Worker,
+    w: &mut CodecWorker,
     offload: &mut Offload,
     folio: &Pages,
     o: Order,
@@ -196,7 +196,7 @@ fn z9_saves_through_a_queue_are_all_or_nothing() {
     let mut offload = Offload::new(Box::new(pool.queue()), 8, order(2), TIMEOUT_NS);
     let folio = real_folio(order(7), 0);
     for nth in 1..=32 {
-        store.faults().strike_at(Fault::PoolFull, nth);
+        store.faults().strike_at(InjectedFault::PoolFull, nth);
         assert_eq!(
             save_through(&store, &mut w, &mut offload, &folio, order(7)),
             Err(SaveError::PoolFull)

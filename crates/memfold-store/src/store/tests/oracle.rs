@@ -76,8 +76,8 @@ fn step() -> impl Strategy<Value = Step> {
 
 struct Model {
     store: Store,
-    worker: Worker,
-    strong: Worker,
+    worker: CodecWorker,
+    strong: CodecWorker,
     offload: Offload,
     blocks: Vec<(Handle, Order, Vec<u8>)>,
 }
@@ -123,7 +123,7 @@ impl Model {
                 self.store.tidy();
             }
             Step::Coldest { scan } => {
-                let mut out = [Cold::NONE; 8];
+                let mut out = [ColdObject::NONE; 8];
                 let found = self.store.coldest(scan, &mut out);
                 for cold in &out[..found] {
                     let known = self
@@ -136,8 +136,8 @@ impl Model {
             }
             Step::Recompress { nth } => self.recompress(nth),
             Step::Through { order, seed } => self.save_through(super::order(order), seed),
-            Step::FailCodec { nth } => self.store.faults().strike_at(Fault::Codec, nth),
-            Step::FailPool { nth } => self.store.faults().strike_at(Fault::PoolFull, nth),
+            Step::FailCodec { nth } => self.store.faults().strike_at(InjectedFault::Codec, nth),
+            Step::FailPool { nth } => self.store.faults().strike_at(InjectedFault::PoolFull, nth),
         }
     }
 
@@ -148,8 +148,9 @@ impl Model {
         let count = self.store.blocks(o);
         let which: BlockSet = (0..count).filter(|_| !sparse || random.below(2) == 0).collect();
         let mut out = vec![Handle::NONE; count];
-        let struck =
-            |s: &Store| s.faults().struck(Fault::Codec) + s.faults().struck(Fault::PoolFull);
+        let struck = |s: &Store| {
+            s.faults().struck(InjectedFault::Codec) + s.faults().struck(InjectedFault::PoolFull)
+        };
         let before = struck(&self.store);
         let saved = save_some(&self.store, &mut self.worker, &folio, o, seed, &which, &mut out);
         assert_eq!(saved.is_err(), struck(&self.store) > before, "{saved:?}");

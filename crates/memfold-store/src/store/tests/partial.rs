@@ -3,7 +3,7 @@ use super::*;
 
 fn load_page(
     store: &Store,
-    w: &mut Worker,
+    w: &mut CodecWorker,
     handle: Handle,
     o: Order,
     first: usize,
