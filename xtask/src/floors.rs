@@ -173,7 +173,7 @@ mod tests {
             found("memfold-store", "[dependencies]\nlibc = \"1\"\nmemfold.workspace = true"),
             [3]
         );
-        assert_eq!(found("memfold-ffi", "[dependencies]\nmemfold-block.workspace = true"), [2]);
+        assert_eq!(found("memfold-ffi", "[dependencies]\nmemfold-process.workspace = true"), [2]);
         assert_eq!(found("memfold-store", "[dependencies.memfold]\nworkspace = true"), [1]);
         assert_eq!(
             found(

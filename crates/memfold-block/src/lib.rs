@@ -1,14 +1,14 @@
 //! memfold-block: compressed block devices, blocks over `memfold-store`.
 //!
 //! A [`DeviceMemory`] is the memory of one or more [`Device`]s: a store, and one limit for all that they
-//! hold. A thread that reads or writes has an [`DeviceIo`] of its own.
+//! hold. A thread that reads or writes has a [`DeviceIo`] of its own.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use memfold_block::{Backing, Device, Settings};
+//! use memfold_block::{Device, DeviceMemory, MemorySettings};
 //!
-//! let backing = Backing::new(&Settings::default())?;
-//! let device = Device::new(&backing, 8 << 30)?;
+//! let memory = DeviceMemory::new(&MemorySettings::default())?;
+//! let device = Device::new(&memory, 8 << 30)?;
 //! let mut io = device.io();
 //! device.write(&mut io, 1000, b"any alignment")?;
 //! let mut bytes = [0; 13];

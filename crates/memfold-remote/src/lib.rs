@@ -12,11 +12,11 @@
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use memfold::Memory;
-//! use memfold_remote::{Service, Settings};
+//! use memfold_remote::{Service, StoreSettings};
 //! use std::{path::Path, time::Duration};
 //!
 //! let (url, socket) = ("redis://10.0.0.5:6379", "/run/user/1000/mine.socket");
-//! let service = Service::start(Settings::parse(url, Duration::from_secs(10))?, Path::new(socket))?;
+//! let service = Service::start(StoreSettings::parse(url, Duration::from_secs(10))?, Path::new(socket))?;
 //! let memory = Memory::builder()
 //!     .limit_bytes(256 << 20)
 //!     .set("swap", "/var/tmp")
