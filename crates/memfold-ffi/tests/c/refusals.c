@@ -24,7 +24,7 @@ int main(void) {
 
     OK(memfold_create("limit=64M\nresident=32M", &memory));
     CHECK(memfold_last_error()[0] == 0);
-    REFUSED(memfold_map(memory, 0, &at), INVALID, "no bytes");
+    REFUSED(memfold_map(memory, 0, &at), INVALID, "at least 1 byte");
     REFUSED(memfold_map(memory, SIZE_MAX, &at), NO_MEMORY, "larger than the address space");
     REFUSED(memfold_map(memory, (size_t)1 << 50, &at), NO_MEMORY, "Reserving");
     REFUSED(memfold_map(memory, 1, NULL), INVALID, "null");
@@ -37,7 +37,7 @@ int main(void) {
     REFUSED(memfold_fold(memory, at, (size_t)1 << 40), INVALID, "not allocated");
     REFUSED(memfold_fold(memory, at, SIZE_MAX), INVALID, "past the end");
     REFUSED(memfold_unpin(memory, at, 100), INVALID, "not allocated");
-    REFUSED(memfold_resize(memory, at, 0, &other), INVALID, "no bytes");
+    REFUSED(memfold_resize(memory, at, 0, &other), INVALID, "at least 1 byte");
     REFUSED(memfold_resize(memory, at, SIZE_MAX, &other), NO_MEMORY, "larger");
     REFUSED(memfold_resize(memory, at, 5, NULL), INVALID, "null");
     REFUSED(memfold_stats(memory, NULL, sizeof stats), INVALID, "null");
