@@ -453,8 +453,8 @@ fn process_that_may_start_no_thread_is_served() {
     assert_right("denied", 32, &["spaces"]);
 }
 
-/// As plainly: what it is told of each dispatched call, the kernel's verdicts on its arguments, and
-/// how its processes end.
+/// The program gets the same SIGSYS for each dispatched call, the same errors for wrong arguments,
+/// and the same ends of its processes as without memfold.
 #[test]
 fn program_dispatches_its_own_system_calls_as_without_memfold() {
     let Some(bin) = binaries() else { return };

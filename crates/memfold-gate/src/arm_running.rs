@@ -1,8 +1,8 @@
 //! Arms a process that has threads.
 //!
 //! Each thread is called into a handler. There it arms itself, and waits until the last thread has come.
-//! Then the program's signal actions are taken over, and all threads go on. If one thread can't be had,
-//! none is armed, and all go on as before. So no armed thread ever runs beside an unarmed one.
+//! Then the gate takes over the program's signal actions, and all threads continue. If one thread can't be
+//! interrupted, none is armed, and all continue unarmed. So no armed thread ever runs beside an unarmed one.
 //!
 //! - **The signal** is one that libc reserves and blocks only for a few instructions. When another sender
 //!   uses it (`setuid` of libc), the signal is passed to the handler before. The gate sends it with the
@@ -11,7 +11,7 @@
 //!   threads may create new ones between two looks. A new thread is in the list before its `clone`
 //!   returns. A thread that has ended isn't in it, but for the first one, which stays as a zombie.
 //! - **The stack** of the handler is the thread's own: a thread can't change the alternate stack that it
-//!   stands on. If a thread does stand on one, all are let go and called again. Go's stacks are too small
+//!   stands on. If a thread does stand on one, all threads continue and are interrupted again. Go's stacks are too small
 //!   for a frame. Where Go's runtime has the signals, no thread is called.
 //! - **Waiting calls** behave as after a handler with SA_RESTART. `read`, `futex`, `accept` and `wait4` are
 //!   made again, and pass the gate. `nanosleep`, `poll`, `epoll_wait`, `select` and `pause` return EINTR
@@ -70,7 +70,7 @@ const ARMED: u32 = 2;
 const STANDS: u32 = 3;
 const NO_MEMORY: u32 = 4;
 const NO_DISPATCH: u32 = 5;
-/// The thread has gone on.
+/// The thread has left the handler.
 const WENT: u32 = 6;
 /// The thread will never come.
 const ZOMBIE: u32 = 7;
@@ -237,7 +237,7 @@ fn call_all() -> Result<(), WhyNot> {
     called(0).thread.store(0, SeqCst);
     set_real(CALL, Some(&calling(on_call as *const () as usize))).map_err(WhyNot::NoHandlers)?;
     let came = wait_for_all();
-    // All have come, or are to be let go. libc's handler ignores a signal that comes late. The
+    // Every thread is in the handler, or the round is given up. libc's handler ignores a signal that comes late. The
     // default action would end the process.
     let previous = *PREVIOUS.lock();
     if previous.is_handler() {
@@ -306,7 +306,7 @@ fn look(count: &mut usize, asks: bool) -> Result<usize, WhyNot> {
     refused.map_or(Ok(missing), Err)
 }
 
-/// Gives the verdict, and waits until all that have come have gone on.
+/// Publishes the verdict, and waits until every thread in the handler has left it.
 fn let_go(verdict: u32) {
     VERDICT.store(in_round(ROUND.load(SeqCst), verdict), SeqCst);
     futex(&VERDICT, libc::FUTEX_WAKE, i32::MAX as usize);

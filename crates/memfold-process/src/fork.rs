@@ -230,7 +230,8 @@ impl ManagedProgram {
                 ));
             }
         };
-        // SAFETY: likewise, for each.
+        // SAFETY: this is the only thread of the child, so no other uses the remote store or the swap
+        // file.
         let begun = unsafe {
             let remote = self.remote.as_ref().map_or(Ok(()), |remote| remote.begin_in_child());
             remote.and_then(|()| self.pager.fork().begin_file_in_child(open))

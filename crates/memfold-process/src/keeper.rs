@@ -1,7 +1,6 @@
 //! What the gate asks.
-use crate::diagnostics as say;
-use crate::diagnostics::warn_once as say_once;
-use crate::marks::state::MemoryMark as Mark;
+use crate::diagnostics::{self, warn_once};
+use crate::marks::state::MemoryMark;
 use crate::program::{ManagedProgram, get};
 use crate::{deferred, execution::executes, limits, threads};
 use core::ops::Range;
@@ -165,7 +164,7 @@ impl ManagedProgram {
         };
         if let Some(word) = words.iter().find(is_missing) {
             memfold::stats::add(&self.pager.stats().calls_refused, 1);
-            say::warn(format_args!(
+            diagnostics::warn(format_args!(
                 "warning: System call {nr} ({name}) failed because of folded memory at {word:#x}. This is a bug of memfold; please report it"
             ));
         }
@@ -175,7 +174,7 @@ impl ManagedProgram {
         let range = start & !(PAGE_SIZE - 1)..start.saturating_add(len).min(TOP);
         let range = range.start..range.end.next_multiple_of(PAGE_SIZE);
         let mut state = self.state.lock();
-        state.marked(Mark::Own).add(range.clone());
+        state.marked(MemoryMark::Own).add(range.clone());
         if self.is_managing() && self.pager.mappings().touches(&range) {
             self.leave(&range);
         }
@@ -330,7 +329,9 @@ impl Keeper for ProgramKeeper {
             None => member::change_user().map(drop),
         };
         if let Err(e) = done {
-            say::die(format_args!("Discarding memory that the program discarded failed: {e}"));
+            diagnostics::die(format_args!(
+                "Discarding memory that the program discarded failed: {e}"
+            ));
         }
     }
 
@@ -348,7 +349,7 @@ impl Keeper for ProgramKeeper {
 
     fn tells(&self, what: RefusedCall) {
         match what {
-            RefusedCall::Int80 => say_once!(
+            RefusedCall::Int80 => warn_once!(
                 "warning: System calls by `int 0x80` fail with ENOSYS, because memfold does not support them"
             ),
             RefusedCall::Traced => {
@@ -359,13 +360,13 @@ impl Keeper for ProgramKeeper {
                 shut_in();
             }
             RefusedCall::Filter => {
-                say_once!(
+                warn_once!(
                     "warning: A seccomp filter of the program refuses system calls that memfold makes in its threads. From now \
                      on its memory is not folded"
                 );
                 shut_in();
             }
-            RefusedCall::Task(e) => say::warn(format_args!(
+            RefusedCall::Task(e) => diagnostics::warn(format_args!(
                 "warning: A thread or process that the program started ends with status 255, because its seccomp filter refuses \
                  prctl(PR_SET_SYSCALL_USER_DISPATCH): {e}. Allow this call"
             )),

@@ -8,7 +8,7 @@ use crate::reclaim::writeback::Writeback;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use memfold_os::units::{MAX_PAGES, PAGE_SIZE};
+use memfold_os::units::PAGE_SIZE;
 use memfold_swap::Swap;
 
 /// Sums over the folios of all areas.
@@ -51,13 +51,7 @@ impl Invariants<'_> {
 
     fn check_area(&self, area: &Area, found: &mut FolioSums) -> Result<(), String> {
         let mut key = area.key;
-        while key < area.key_end() {
-            let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(area.key_end());
-            let guard = self.table.lock(key);
-            let Some((at, id)) = self.table.first(&guard, key, end) else {
-                key = end;
-                continue;
-            };
+        while let Some((guard, at, id)) = self.table.lock_next(key..area.key_end()) {
             let folio = self.table.get(&guard, id);
             if folio.key() != at || at + folio.pages() > area.key_end() {
                 let key = folio.key();

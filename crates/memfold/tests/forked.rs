@@ -171,7 +171,7 @@ fn what_a_child_drops_stays_its_parents() {
             }
             // SAFETY: dropped once in each process.
             drop(unsafe { std::ptr::read(&*region) });
-            // SAFETY: likewise.
+            // SAFETY: the memory is dropped once in each process, too.
             drop(unsafe { std::ptr::read(&*memory) });
             // SAFETY: mapped above.
             (0..LEN).all(|byte| unsafe { *at.add(byte) } == 77)

@@ -116,7 +116,7 @@ impl Lifted {
         }
         let set = |most| {
             let wanted = libc::rlimit { rlim_cur: most, rlim_max: most };
-            // SAFETY: likewise.
+            // SAFETY: `wanted` is local, and the call only reads it.
             unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const wanted) == 0 }
         };
         // The hard limit can be raised with CAP_SYS_RESOURCE only.

@@ -1,4 +1,4 @@
-//! The program's signals: its actions, masks, frames and stacks, beside what the kernel is told.
+//! The program's signals: its actions, masks, frames and stacks. The kernel has those of the gate.
 //!
 //! For each handler of the program's the kernel has the gate's handler, which runs on the slot's stack.
 //! - **The program was interrupted**: the signal is delivered at once. The gate writes the frame where the

@@ -17,7 +17,7 @@
 //!   once by the kernel. A program that changes an iovec during its call may get EFAULT. A copy in place
 //!   of the struct would prevent that, but the kernel writes back to msghdr and mmsghdr.
 //! - A pointer that can't be read names nothing more. The kernel fails with EFAULT, or does first what
-//!   comes before the pointer (recvmmsg). All other arguments are named all the same.
+//!   comes before the pointer (recvmmsg). The other arguments are still named.
 //! - Memory that only other threads, devices or later calls touch isn't named.
 
 mod operands;

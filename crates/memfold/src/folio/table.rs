@@ -82,9 +82,19 @@ impl FolioTable {
         self.index.find(guard, key)
     }
 
-    /// Returns the first key in `[key, end)`, all in one chunk, that a folio covers, and that folio.
-    pub fn first(&self, guard: &ShardGuard<'_>, key: u64, end: u64) -> Option<(u64, FolioId)> {
-        self.index.first(guard, key, end)
+    /// Locks the shard of the first folio that covers a page with a key in the range, and returns the
+    /// lock, the first such key, and the folio. Locks one shard at a time.
+    pub fn lock_next(&self, keys: Range<u64>) -> Option<(ShardGuard<'_>, u64, FolioId)> {
+        let mut key = keys.start;
+        while key < keys.end {
+            let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(keys.end);
+            let guard = self.lock(key);
+            if let Some((at, id)) = self.index.first(&guard, key, end) {
+                return Some((guard, at, id));
+            }
+            key = end;
+        }
+        None
     }
 
     /// Returns whether `2^order` pages from `key` hold no folio.
@@ -184,15 +194,8 @@ impl FolioTable {
     /// lock.
     pub fn each(&self, keys: Range<u64>, mut each: impl FnMut(&mut ShardGuard<'_>, FolioId)) {
         let mut key = keys.start;
-        while key < keys.end {
-            let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(keys.end);
-            let mut guard = self.lock(key);
-            let Some((at, id)) = self.first(&guard, key, end) else {
-                key = end;
-                continue;
-            };
-            let folio = self.get(&guard, id);
-            key = (at + 1).max(folio.end());
+        while let Some((mut guard, at, id)) = self.lock_next(key..keys.end) {
+            key = (at + 1).max(self.get(&guard, id).end());
             each(&mut guard, id);
         }
     }

@@ -21,7 +21,7 @@ use memfold_os::maps::pagemap::Pagemap;
 use memfold_os::page::Page;
 use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::thread::yield_now;
-use memfold_os::units::{MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
+use memfold_os::units::{Order, PAGE_SHIFT, PAGE_SIZE};
 use memfold_store::Handle;
 use memfold_swap::{ObjectLocation, Swap};
 
@@ -96,13 +96,7 @@ impl Fork<'_> {
 
     fn bring_from_file(&self, areas: &Areas, area: &Area) {
         let mut key = area.key;
-        while key < area.key_end() {
-            let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(area.key_end());
-            let guard = self.table.lock(key);
-            let Some((at, id)) = self.table.first(&guard, key, end) else {
-                key = end;
-                continue;
-            };
+        while let Some((guard, at, id)) = self.table.lock_next(key..area.key_end()) {
             let folio = self.table.get(&guard, id);
             let slots = self.table.slots(folio);
             let in_file = |slot: &Cell<BlockSlot>| slot.get().handle.as_foreign().is_some();
@@ -137,7 +131,7 @@ impl Fork<'_> {
         // SAFETY: by the caller's promise.
         unsafe { self.holds.reset_in_child() };
         self.table.begin_generation();
-        let (start, len) = (self.mapper.frames().zone().start(), self.mapper.frames().zone().len());
+        let (start, len) = self.mapper.frames_zone();
         register(start, start + len);
         // SAFETY: by the caller's promise.
         unsafe { self.each_area_in_child(register) };

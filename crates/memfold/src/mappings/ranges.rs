@@ -55,13 +55,7 @@ impl KeyRanges<'_> {
         let before = self.table.tally().folded();
         let mut batch = DropBatch::new();
         let mut key = keys.start;
-        while key < keys.end {
-            let guard = self.table.lock(key);
-            let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(keys.end);
-            let Some((at, id)) = self.table.first(&guard, key, end) else {
-                key = end;
-                continue;
-            };
+        while let Some((guard, at, id)) = self.table.lock_next(key..keys.end) {
             let folio = self.table.get(&guard, id);
             key = at.max(folio.end() - 1) + 1;
             let in_memory = matches!(folio.state.get(), FolioState::Resident | FolioState::Partial);
@@ -331,13 +325,7 @@ impl KeyRanges<'_> {
     /// Unlock `areas` and continue there.
     pub(crate) fn need(&self, areas: &Areas, area: &Area, keys: Range<u64>) -> Result<(), usize> {
         let (mut key, last) = (keys.start.max(area.key), keys.end.min(area.key_end()));
-        while key < last {
-            let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(last);
-            let guard = self.table.lock(key);
-            let Some((at, id)) = self.table.first(&guard, key, end) else {
-                key = end;
-                continue;
-            };
+        while let Some((guard, at, id)) = self.table.lock_next(key..last) {
             let folio = self.table.get(&guard, id);
             let away = (at..folio.end().min(last)).find(|key| !folio.is_here(*key));
             key = away.unwrap_or(folio.end());

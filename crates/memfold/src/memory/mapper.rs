@@ -109,6 +109,11 @@ impl Mapper {
         !self.has_move || self.drops_clean
     }
 
+    /// Returns the first address and the length of the frames.
+    pub fn frames_zone(&self) -> (usize, usize) {
+        (self.frames.zone().start(), self.frames.zone().len())
+    }
+
     /// Takes an empty frame and fills it with zeros. Returns `None` if there is no run of this
     /// order.
     ///

@@ -130,8 +130,7 @@ impl Pager {
     /// Returns the first address and the length of the frames. They are registered with the same
     /// userfaultfd as the areas.
     pub fn frames_zone(&self) -> (usize, usize) {
-        let zone = self.0.mapper.frames().zone();
-        (zone.start(), zone.len())
+        self.0.mapper.frames_zone()
     }
 
     /// Returns 2 MiB of zeros that no thread writes to.

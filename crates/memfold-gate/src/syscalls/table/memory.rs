@@ -1,4 +1,4 @@
-//! Mappings, and what the kernel is told of memory.
+//! Calls that change mappings, or query or advise about memory.
 //!
 //! Those that move or mark areas are served by [`ServedBy::Change`], as the owner of the memory must
 //! change its areas with them. What looks at memory only (`mincore`, `msync`, `move_pages`) is plain.
