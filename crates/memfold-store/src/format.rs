@@ -30,6 +30,11 @@ const _: () = assert!(DECODERS <= CANNED as usize);
 const _: () = assert!(CANNED as usize + CANNED_SLOTS <= SHUFFLED as usize);
 const _: () = assert!(SHUFFLED as usize + DECODERS <= SAME as usize);
 
+/// Returns whether the start of a block can be had without decompressing all of it.
+pub fn stops_early(format: u8) -> bool {
+    matches!(format, NONE | LZ4 | SAME)
+}
+
 /// Returns the slot of the dictionary of a format, if it has one.
 pub fn dictionary_slot(format: u8) -> Option<usize> {
     let slot = format.checked_sub(CANNED)? as usize;

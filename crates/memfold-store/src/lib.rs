@@ -39,7 +39,8 @@ pub use dictionary::{
 pub use handle::{Handle, POOLS_MAX};
 pub use hash::xxh3_128;
 pub use store::cold::ColdObject;
-pub use store::config::{RECENT_BLOCKS_MAX, StoreConfig, StoreError};
+pub use store::config::{CACHED_BLOCKS_MAX, StoreConfig, StoreError};
+pub use store::decompressed_blocks::CacheUse;
 pub use store::error::{LoadError, LoadProblem, SaveError};
 pub use store::export::ExportedObject;
 pub use store::fault_injection::{FaultPlan, InjectedFault};

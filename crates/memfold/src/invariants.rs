@@ -143,7 +143,7 @@ impl Invariants<'_> {
         // SAFETY: the buffer holds a block, and belongs to this context, which is lent to this
         // thread. No other thread works, so the copy is not freed.
         unsafe {
-            self.backing.fetch_one(&mut context, slots[0].get(), order, order.pages(), buffer)
+            self.backing.fetch_pages(&mut context, slots[0].get(), order, 0..order.pages(), buffer)
         };
         let bytes = |from: *const u8| {
             // SAFETY: both have the folio's size. The pages that are read at home are present, so

@@ -446,7 +446,7 @@ fn c1_pages_of_a_block_that_is_here_in_part_keep_every_byte() {
         setup.pager.mappings().page_out_at(setup.addrs(0..64));
         versions.into_iter().for_each(|(n, version)| assert_holds(&setup, n, version));
         setup.assert_sound();
-        PARTS.fetch_add(get(&setup.pager.stats().part_loads), Relaxed);
+        PARTS.fetch_add(get(&setup.pager.stats().page_loads), Relaxed);
     });
     assert!(get(&PARTS) > 0, "nothing was loaded in part");
 }

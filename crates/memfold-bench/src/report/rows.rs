@@ -261,11 +261,19 @@ pub const REQUIREMENTS: &[Requirement] = &[
     },
     Requirement {
         name: "M7",
-        what: "recently decompressed blocks are kept",
+        what: "recently decompressed blocks are kept in a cache",
         shown: &[
             Test(
                 "crates/memfold-store/src/store/tests/partial.rs",
                 "m7_a_freed_block_is_forgotten_and_the_oldest_is_replaced",
+            ),
+            Test(
+                "crates/memfold-store/src/store/tests/partial.rs",
+                "m7_no_thread_reads_a_stale_block_from_the_cache",
+            ),
+            Test(
+                "crates/memfold/src/tests/fault.rs",
+                "m7_pages_asked_for_one_after_another_decompress_their_block_once",
             ),
             Test(
                 "crates/memfold/src/tests/fault.rs",

@@ -32,7 +32,7 @@ pub fn store(codec: &str, block: u8, pools: usize) -> anyhow::Result<Store> {
     let codec = CodecSpec::parse(codec).map_err(|e| anyhow::anyhow!("{e}"))?;
     let block_order = order(block);
     let config =
-        StoreConfig { codec, block_order, pools, recent_blocks: 0, ..StoreConfig::default() };
+        StoreConfig { codec, block_order, pools, cached_blocks: 0, ..StoreConfig::default() };
     Store::new(&config).map_err(|e| anyhow::anyhow!("store: {e}"))
 }
 

@@ -23,7 +23,7 @@ pub struct MemorySettings {
     /// Compressed pools, 1..=64.
     pub pools: usize,
     /// Decompressed blocks that are kept for reads of their parts, 0..=4096.
-    pub recent_blocks: usize,
+    pub cached_blocks: usize,
     /// Whether everything that is written is decompressed and compared.
     pub verify: bool,
     /// A file for data that does not fit in memory.
@@ -31,18 +31,18 @@ pub struct MemorySettings {
 }
 
 impl Default for MemorySettings {
-    /// Returns settings without a limit: lz4, 16 KiB blocks, one pool for each CPU, 16 recent
+    /// Returns settings without a limit: lz4, 16 KiB blocks, one pool for each CPU, 16 cached
     /// blocks.
     fn default() -> MemorySettings {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let pools = StoreConfig::pools_for(cores);
-        let StoreConfig { codec, block_order, recent_blocks, .. } = StoreConfig::default();
+        let StoreConfig { codec, block_order, cached_blocks, .. } = StoreConfig::default();
         MemorySettings {
             limit_bytes: 0,
             codec,
             block_order,
             pools,
-            recent_blocks,
+            cached_blocks,
             verify: false,
             spill: None,
         }
@@ -68,6 +68,8 @@ pub struct DeviceMemory {
     pub(super) called: Condvar,
 }
 
+/// Divisor of the limit: cached blocks take at most this part of it, unless one takes more.
+const CACHE_SHARE: u64 = 16;
 /// Divisor of the limit: with a file, a background thread keeps memory this part of the limit below
 /// it.
 const HEADROOM: u64 = 16;
@@ -84,6 +86,15 @@ pub struct BackingStats {
     pub limit_bytes: u64,
     /// DeviceCounters of the file, if there is one.
     pub spill: Option<SpillStats>,
+}
+
+/// Returns how many decompressed blocks a backing may keep.
+fn cached_blocks(settings: &MemorySettings) -> usize {
+    let most = settings.limit_bytes / CACHE_SHARE / settings.block_order.bytes() as u64;
+    match settings.limit_bytes {
+        0 => settings.cached_blocks,
+        _ => settings.cached_blocks.min(most.max(1) as usize),
+    }
 }
 
 impl DeviceMemory {
@@ -105,7 +116,7 @@ impl DeviceMemory {
             accept_percent: 100,
             verify: settings.verify,
             refuse_incompressible: false,
-            recent_blocks: settings.recent_blocks,
+            cached_blocks: cached_blocks(settings),
         })
         .map_err(DeviceError::Store)?;
         let spill = settings

@@ -196,6 +196,14 @@ impl DecoderSet {
         decoded.map_err(DecodeError::Codec)
     }
 
+    /// Returns whether [`DecoderSet::decode`] of a format ends with the bytes that are asked for.
+    pub fn stops_early(&mut self, format: u8) -> bool {
+        match self.get(format) {
+            Some((_, Some(canned))) => format::stops_early(canned.format),
+            _ => format::stops_early(format),
+        }
+    }
+
     /// Returns the decoder of a format and its dictionary.
     fn get(&mut self, format: u8) -> Option<(&mut dyn Decoder, Option<&DigestedDictionary>)> {
         let Some(slot) = format::dictionary_slot(format) else {

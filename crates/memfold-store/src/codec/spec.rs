@@ -73,9 +73,9 @@ impl CodecSpec {
     }
 
     /// Returns whether the start of a block can be loaded without decompressing all of it
-    /// ([`crate::Store::load_start`]).
+    /// ([`crate::Store::load_in_place`]).
     pub fn stops_early(&self) -> bool {
-        self.format() == format::LZ4 && !self.shuffles
+        format::stops_early(self.format()) && !self.shuffles
     }
 
     pub(crate) fn format(&self) -> u8 {

@@ -6,7 +6,7 @@ use memfold_os::Errno;
 use memfold_os::units::Order;
 
 /// Most blocks that can be kept decompressed.
-pub const RECENT_BLOCKS_MAX: usize = 4096;
+pub const CACHED_BLOCKS_MAX: usize = 4096;
 
 /// Settings of a store, fixed for its life except where a method of [`crate::Store`] changes one.
 #[derive(Clone, Debug)]
@@ -27,8 +27,9 @@ pub struct StoreConfig {
     pub verify: bool,
     /// Whether folios whose blocks mostly don't compress are refused instead of stored raw.
     pub refuse_incompressible: bool,
-    /// Decompressed blocks kept for partial reads, 0..=4096.
-    pub recent_blocks: usize,
+    /// Decompressed blocks that are kept for loads of their parts, 0..=4096. Each takes its memory when
+    /// it is first used.
+    pub cached_blocks: usize,
 }
 
 /// Why a store could not be made.
@@ -36,8 +37,8 @@ pub struct StoreConfig {
 pub enum StoreError {
     /// The number of pools is not within 1..=64; holds it.
     Pools(usize),
-    /// More recent blocks than 4096; holds the number.
-    RecentBlocks(usize),
+    /// More cached blocks than 4096; holds the number.
+    CachedBlocks(usize),
     /// A share of the limit above 100 percent; holds it.
     AcceptPercent(u8),
     /// No address space for the pools.
@@ -58,15 +59,15 @@ impl StoreConfig {
         if self.accept_percent > 100 {
             return Err(StoreError::AcceptPercent(self.accept_percent));
         }
-        if self.recent_blocks > RECENT_BLOCKS_MAX {
-            return Err(StoreError::RecentBlocks(self.recent_blocks));
+        if self.cached_blocks > CACHED_BLOCKS_MAX {
+            return Err(StoreError::CachedBlocks(self.cached_blocks));
         }
         Ok(())
     }
 }
 
 impl Default for StoreConfig {
-    /// Returns settings: lz4, 16 KiB blocks, one pool without limit, 16 recent blocks.
+    /// Returns settings: lz4, 16 KiB blocks, one pool without limit, 16 cached blocks.
     fn default() -> StoreConfig {
         StoreConfig {
             codec: CodecSpec::default(),
@@ -76,7 +77,7 @@ impl Default for StoreConfig {
             accept_percent: 90,
             verify: false,
             refuse_incompressible: false,
-            recent_blocks: 16,
+            cached_blocks: 16,
         }
     }
 }
@@ -85,8 +86,8 @@ impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StoreError::Pools(n) => write!(f, "{n} pools: must be 1 to {POOLS_MAX}"),
-            StoreError::RecentBlocks(n) => {
-                write!(f, "{n} recent blocks: must be at most {RECENT_BLOCKS_MAX}")
+            StoreError::CachedBlocks(n) => {
+                write!(f, "{n} cached blocks: must be at most {CACHED_BLOCKS_MAX}")
             }
             StoreError::AcceptPercent(n) => {
                 write!(f, "{n} percent of the limit: must be at most 100")

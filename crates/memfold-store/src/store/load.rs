@@ -2,12 +2,13 @@
 use crate::block::dictionaries::DecoderSet;
 use crate::block::same_filled::fill;
 use crate::block::{self, DecodeError};
-use crate::format;
 use crate::handle::Handle;
 use crate::pool::{ObjectDamage, PinnedObject};
 use crate::store::Store;
+use crate::store::decompressed_blocks::CacheUse;
 use crate::store::error::{LoadError, LoadProblem};
 use crate::store::worker::CodecWorker;
+use core::ops::Range;
 use memfold_os::page::Page;
 use memfold_os::sync::atomic::Ordering::*;
 use memfold_os::units::{Order, PAGE_SIZE};
@@ -34,41 +35,10 @@ impl Store {
         order: Order,
         dst: *mut u8,
     ) -> Result<(), LoadError> {
+        assert!(Page::begins_at(dst));
         // SAFETY: as the caller says.
-        unsafe { self.load_start(w, handle, order, order.pages(), dst) }
-    }
-
-    /// As [`Store::load`], but only the first `pages` pages of the block are wanted: what is behind
-    /// them at `dst` may be anything afterwards. Codecs that can stop there do.
-    ///
-    /// # Errors
-    /// As for [`Store::load`].
-    ///
-    /// # Panics
-    /// Also if these pages are none, or not within a block of `order`.
-    ///
-    /// # Safety
-    /// - As for [`Store::load`].
-    pub unsafe fn load_start(
-        &self,
-        w: &mut CodecWorker,
-        handle: Handle,
-        order: Order,
-        pages: usize,
-        dst: *mut u8,
-    ) -> Result<(), LoadError> {
-        assert!(Page::begins_at(dst) && pages > 0 && pages <= order.pages());
-        // SAFETY: as the caller says.
-        let loaded = unsafe { self.load_object(&mut w.decoders, handle, order, pages, dst) };
-        let counters = &self.counters[w.counters];
-        match loaded {
-            Ok(()) => {
-                self.touch(handle);
-                counters.loads[order.get() as usize].fetch_add(1, Relaxed)
-            }
-            Err(_) => counters.failed_loads.fetch_add(1, Relaxed),
-        };
-        loaded
+        let loaded = unsafe { self.load_object(&mut w.decoders, handle, order, dst) };
+        self.count(w, handle, order, loaded)
     }
 
     /// Asks the processor for what [`Store::load`] of `handle` will read, to be called some
@@ -81,15 +51,9 @@ impl Store {
         }
     }
 
-    /// Whether a block is stored as planes of bytes, from which it is put together as fast as it
-    /// could be copied, or nearly.
-    pub fn is_in_planes(&self, handle: Handle) -> bool {
-        self.pin(handle).is_ok_and(|pinned| format::shuffled(pinned.header.format).is_some())
-    }
-
     /// Writes `pages` pages of the block of `handle`, from page `first_page` of the block, to
-    /// `dst`. A block that is read page by page is decompressed once, as long as it is among the
-    /// recent ones. Returns whether it was.
+    /// `dst`. A block that is read page by page is decompressed once, as long as it is in the cache
+    /// of decompressed blocks.
     ///
     /// # Errors
     /// As for [`Store::load`].
@@ -109,100 +73,142 @@ impl Store {
         first_page: usize,
         pages: usize,
         dst: *mut u8,
-    ) -> Result<bool, LoadError> {
-        assert!(
-            order <= self.block_order
-                && first_page + pages <= order.pages()
-                && Page::begins_at(dst)
-        );
+    ) -> Result<CacheUse, LoadError> {
+        // SAFETY: as the caller says.
+        unsafe { self.load_part(w, handle, order, first_page..first_page + pages, None, dst) }
+    }
+
+    /// Writes these pages of the block of `handle` to their places in the block at `block`. Where
+    /// other pages belong may be anything afterwards. A codec that can stop after the pages does;
+    /// of others, the block goes to the cache of decompressed blocks, which serves further pages.
+    ///
+    /// # Errors
+    /// As for [`Store::load`].
+    ///
+    /// # Panics
+    /// Also if there are no pages, or not within a block of `order`, or `order` is above the store's
+    /// block order.
+    ///
+    /// # Safety
+    /// - As for [`Store::load`].
+    pub unsafe fn load_in_place(
+        &self,
+        w: &mut CodecWorker,
+        handle: Handle,
+        order: Order,
+        pages: Range<usize>,
+        block: *mut u8,
+    ) -> Result<CacheUse, LoadError> {
+        let dst = block.wrapping_add(pages.start * PAGE_SIZE);
+        // SAFETY: as the caller says; `dst` is where the first of the pages belongs.
+        unsafe { self.load_part(w, handle, order, pages, Some(block), dst) }
+    }
+
+    /// Loads pages of a block to `dst`, which may be their place in `block`: there the block may be
+    /// decompressed.
+    ///
+    /// # Safety
+    /// - `dst` points to the pages' bytes, `block` to those of the block; both are writable, and
+    ///   nobody else accesses them during the call. With `block`, `dst` is the pages' place in it.
+    /// - `handle` is not freed during the call.
+    unsafe fn load_part(
+        &self,
+        w: &mut CodecWorker,
+        handle: Handle,
+        order: Order,
+        pages: Range<usize>,
+        block: Option<*mut u8>,
+        dst: *mut u8,
+    ) -> Result<CacheUse, LoadError> {
+        let is_whole = pages.len() == order.pages();
+        assert!(order <= self.block_order && Page::begins_at(dst));
+        assert!(!pages.is_empty() && pages.end <= order.pages());
         let counters = &self.counters[w.counters];
-        let whole = pages == order.pages();
-        if !whole {
-            counters.partial_loads.fetch_add(1, Relaxed);
+        counters.partial_loads.fetch_add(!is_whole as u64, Relaxed);
+        let bytes = pages.len() * PAGE_SIZE;
+        let copy_out = |from: *const u8| {
+            let from = from.wrapping_add(pages.start * PAGE_SIZE);
+            // SAFETY: a block of `order` begins at what is passed; `dst` has room. They may be one.
+            unsafe { core::ptr::copy(from, dst, bytes) };
+        };
+        if order > Order::PAGE && self.cache.find(handle, order, copy_out) {
+            self.touch(handle);
+            counters.block_cache_hits.fetch_add(1, Relaxed);
+            return Ok(CacheUse::Hit);
         }
         if handle.is_zero() {
             // SAFETY: `dst` has room for the pages.
-            unsafe { fill(dst, pages * PAGE_SIZE, 0) };
-            return Ok(false);
+            unsafe { fill(dst, bytes, 0) };
+            return Ok(CacheUse::Unused);
         }
-        let copy_out = |block: *const u8| {
-            // SAFETY: `block` is a whole block of `order`, in a buffer of the store's or worker's
-            // own; `dst` has room.
-            unsafe {
-                core::ptr::copy_nonoverlapping(
-                    block.add(first_page * PAGE_SIZE),
-                    dst,
-                    pages * PAGE_SIZE,
-                )
-            };
-        };
-        self.touch(handle);
-        if self.recent.find(handle, order, copy_out) {
-            counters.recent_hits.fetch_add(1, Relaxed);
-            return Ok(true);
-        }
-        counters.recent_misses.fetch_add(1, Relaxed);
-        if whole {
+        if is_whole {
             // SAFETY: as the caller says.
-            return unsafe { self.load(w, handle, order, dst) }.map(|()| false);
+            return unsafe { self.load(w, handle, order, dst) }.map(|()| CacheUse::Unused);
         }
-        // SAFETY: `to` is a buffer for a block of the store's order, not shared during the call.
-        let decode = |to: *mut u8| unsafe {
-            self.load_object(&mut w.decoders, handle, order, order.pages(), to)
-        };
-        let loaded = match self.recent.insert_with(handle, order, decode, copy_out) {
-            Some(loaded) => loaded,
-            None => {
-                let to = w.spare.as_mut_ptr();
-                // SAFETY: the spare buffer has room for a block of the store's order.
-                let loaded =
-                    unsafe { self.load_object(&mut w.decoders, handle, order, order.pages(), to) };
-                loaded.inspect(|()| copy_out(to))
+        let pinned = self.pin(handle).map_err(|problem| LoadError { handle, problem });
+        let loaded = pinned.and_then(|pinned| {
+            let decoders = &mut w.decoders;
+            let stops_early = decoders.stops_early(pinned.header.format);
+            let mut decode = |pages, to: *mut u8| {
+                // SAFETY: `to` is room for a block of `order`, and not shared meanwhile.
+                unsafe { decode(decoders, &pinned, handle, order, pages, to) }
+            };
+            if let Some(block) = block
+                && stops_early
+            {
+                return decode(pages.end, block).map(|()| CacheUse::Unused);
             }
-        };
-        if loaded.is_err() {
-            counters.failed_loads.fetch_add(1, Relaxed);
-        }
-        loaded.map(|()| false)
+            counters.block_cache_misses.fetch_add(1, Relaxed);
+            let mut all = |to| decode(order.pages(), to);
+            let loaded = match self.cache.insert_with(handle, order, &mut all, copy_out) {
+                Some(loaded) => loaded,
+                None => {
+                    let to = block.unwrap_or(w.spare.as_mut_ptr());
+                    all(to).map(|()| copy_out(to))
+                }
+            };
+            loaded.map(|()| CacheUse::Miss)
+        });
+        self.count(w, handle, order, loaded)
     }
 
+    /// Counts a load that decompressed.
+    fn count<T>(
+        &self,
+        w: &CodecWorker,
+        handle: Handle,
+        order: Order,
+        loaded: Result<T, LoadError>,
+    ) -> Result<T, LoadError> {
+        let counters = &self.counters[w.counters];
+        if loaded.is_ok() {
+            self.touch(handle);
+            counters.loads[order.get() as usize].fetch_add(1, Relaxed);
+        } else {
+            counters.failed_loads.fetch_add(1, Relaxed);
+        }
+        loaded
+    }
+
+    /// Writes a block to `dst`.
+    ///
     /// # Safety
-    /// - As for [`Store::load_start`].
+    /// - As for [`Store::load`].
     pub(crate) unsafe fn load_object(
         &self,
         decoders: &mut DecoderSet,
         handle: Handle,
         order: Order,
-        pages: usize,
         dst: *mut u8,
     ) -> Result<(), LoadError> {
         if handle.is_zero() {
             // SAFETY: `dst` has room for the block.
-            unsafe { fill(dst, pages * PAGE_SIZE, 0) };
+            unsafe { fill(dst, order.bytes(), 0) };
             return Ok(());
         }
-        let fail = |problem| LoadError { handle, problem };
-        let pinned = self.pin(handle).map_err(fail)?;
-        let header = pinned.header;
-        if header.order != order.get() {
-            // Which of the two is wrong?
-            pinned.verify().map_err(|d| fail(d.into()))?;
-            return Err(fail(LoadProblem::Order { expected: order.get(), found: header.order }));
-        }
-        // SAFETY: the pinned payload is readable and nobody writes it; the caller vouches for
-        // `dst`.
-        let decoded = unsafe { block::decode(decoders, header, pinned.payload, dst, order, pages) };
-        // Decoders stay within bounds whatever they read, so the checksum can come after them, when
-        // the payload is in the cache: before, it would wait for memory, which the decoder does
-        // beside its work.
-        pinned.verify().map_err(|d| fail(d.into()))?;
-        decoded.map_err(|error| {
-            fail(match error {
-                DecodeError::Layout => LoadProblem::Layout,
-                DecodeError::Format => LoadProblem::Format(header.format),
-                DecodeError::Codec(code) => LoadProblem::Codec(code),
-            })
-        })
+        let pinned = self.pin(handle).map_err(|problem| LoadError { handle, problem })?;
+        // SAFETY: as the caller says.
+        unsafe { decode(decoders, &pinned, handle, order, order.pages(), dst) }
     }
 
     /// Flips a bit in the middle of a stored payload: damage, for tests.
@@ -219,6 +225,40 @@ impl Store {
         let pool = self.pools.get(name.pool as usize).ok_or(LoadProblem::Unknown)?;
         pool.pin(name).map_err(LoadProblem::from)
     }
+}
+
+/// Writes the pinned block of `handle` to `dst`, at least its first `pages` pages.
+///
+/// # Safety
+/// - `dst` points to `order.bytes()` writable bytes that nobody else accesses during the call.
+unsafe fn decode(
+    decoders: &mut DecoderSet,
+    pinned: &PinnedObject<'_>,
+    handle: Handle,
+    order: Order,
+    pages: usize,
+    dst: *mut u8,
+) -> Result<(), LoadError> {
+    let fail = |problem| LoadError { handle, problem };
+    let header = pinned.header;
+    if header.order != order.get() {
+        // Which of the two is wrong?
+        pinned.verify().map_err(|d| fail(d.into()))?;
+        return Err(fail(LoadProblem::Order { expected: order.get(), found: header.order }));
+    }
+    // SAFETY: the pinned payload is readable and nobody writes it; the caller vouches for `dst`.
+    let decoded = unsafe { block::decode(decoders, header, pinned.payload, dst, order, pages) };
+    // DecoderSet stay within bounds whatever they read, so the checksum can come after them, when the
+    // payload is in the cache: before, it would wait for memory, which the decoder does beside its
+    // work.
+    pinned.verify().map_err(|d| fail(d.into()))?;
+    decoded.map_err(|error| {
+        fail(match error {
+            DecodeError::Layout => LoadProblem::Layout,
+            DecodeError::Format => LoadProblem::Format(header.format),
+            DecodeError::Codec(code) => LoadProblem::Codec(code),
+        })
+    })
 }
 
 impl From<ObjectDamage> for LoadProblem {

@@ -2,7 +2,7 @@
 pub(crate) mod config;
 pub(crate) mod error;
 pub(crate) mod fault_injection;
-pub(crate) mod recent_blocks;
+pub(crate) mod decompressed_blocks;
 pub(crate) mod stats;
 pub(crate) mod worker;
 pub(crate) mod training;
@@ -28,8 +28,8 @@ use crate::pool::entry::{ObjectEntry, SPAN_BITS};
 use crate::pool::mark::{ObjectMark, SweepHand};
 use crate::pool::span::PoolSpan;
 use crate::store::config::{StoreConfig, StoreError};
+use crate::store::decompressed_blocks::DecompressedBlocks;
 use crate::store::fault_injection::FaultPlan;
-use crate::store::recent_blocks::RecentBlocks;
 use crate::store::stats::{ClassStats, Counters, StoreStats};
 use crate::store::worker::CodecWorker;
 use alloc::boxed::Box;
@@ -63,7 +63,7 @@ pub struct Store {
     pub(crate) verify: AtomicBool,
     pub(crate) refuse_incompressible: AtomicBool,
     pub(crate) faults: FaultPlan,
-    pub(crate) recent: RecentBlocks,
+    pub(crate) cache: DecompressedBlocks,
     pub(crate) counters: Box<[Counters]>,
     pub(crate) cans: Arc<DictionarySet>,
     pub(crate) sampler: Sampler,
@@ -94,6 +94,8 @@ impl Store {
     pub fn new(config: &StoreConfig) -> Result<Store, StoreError> {
         config.check()?;
         let budget = Arc::new(PoolBudget::new(config.pool_bytes_max, config.accept_percent));
+        let cache =
+            DecompressedBlocks::new(config.cached_blocks, config.block_order, budget.clone());
         Ok(Store {
             pools: make_pools(config.pools, &budget)?,
             cans: Arc::new(DictionarySet::new(budget.clone())),
@@ -103,7 +105,7 @@ impl Store {
             verify: AtomicBool::new(config.verify),
             refuse_incompressible: AtomicBool::new(config.refuse_incompressible),
             faults: FaultPlan::new(),
-            recent: RecentBlocks::new(config.recent_blocks, config.block_order),
+            cache,
             counters: stats::groups(),
             codec: Mutex::new(config.codec),
             workers: AtomicUsize::new(0),
@@ -210,13 +212,13 @@ impl Store {
     ///   nothing in it.
     pub unsafe fn reset_in_child(&self) {
         // SAFETY: the caller promises to be the only user of the store.
-        unsafe { self.recent.reset_in_child() };
+        unsafe { self.cache.reset_in_child() };
     }
 
     /// Frees a block. `NONE` and `ZERO` are allowed and do nothing.
     pub fn free(&self, handle: Handle) {
         let Some(name) = handle.object() else { return };
-        self.recent.forget(handle);
+        self.cache.forget(handle);
         if let Some(pool) = self.pools.get(name.pool as usize) {
             pool.free(name);
         }
@@ -268,7 +270,10 @@ impl Store {
 
     /// Returns the counters.
     pub fn stats(&self) -> StoreStats {
-        StoreStats::gather(&self.counters, &self.pools, self.budget.held(), self.budget.peak())
+        let (held, peak) = (self.budget.held(), self.budget.peak());
+        let mut stats = StoreStats::gather(&self.counters, &self.pools, held, peak);
+        stats.metadata_bytes += self.cache.held_bytes();
+        stats
     }
 
     /// Calls `each` with the counters of every size class in use, smallest first.
@@ -282,14 +287,16 @@ impl Store {
     /// # Errors
     /// Says what does not hold, and where.
     pub fn check(&self) -> Result<(), String> {
+        let _slots = self.cache.freeze();
         let frozen: Vec<_> = self.pools.iter().map(Pool::freeze).collect();
         for (number, pool) in frozen.iter().enumerate() {
             pool.check().map_err(|e| format!("pool {number}: {e}"))?;
         }
-        let held = frozen.iter().map(|p| p.held()).sum::<u64>() + self.cans.bytes();
+        let pools = frozen.iter().map(|p| p.held()).sum::<u64>();
+        let held = pools + self.cans.bytes() + self.cache.held_bytes();
         if held != self.budget.held() {
             return Err(format!(
-                "pools and dictionaries hold {held} bytes but {} are counted",
+                "pools, dictionaries and cached blocks hold {held} bytes but {} are counted",
                 self.budget.held()
             ));
         }

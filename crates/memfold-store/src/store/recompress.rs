@@ -37,10 +37,9 @@ impl Store {
         let block = w.spare.as_mut_ptr();
         // SAFETY: the spare buffer has room for a block of the store's order; the caller keeps the
         // handle alive.
-        unsafe { self.load_object(&mut w.decoders, handle, order, order.pages(), block) }
-            .inspect_err(|_| {
-                counters.failed_loads.fetch_add(1, Relaxed);
-            })?;
+        unsafe { self.load_object(&mut w.decoders, handle, order, block) }.inspect_err(|_| {
+            counters.failed_loads.fetch_add(1, Relaxed);
+        })?;
         counters.recompress_tried.fetch_add(1, Relaxed);
         let pool = &self.pools[name.pool as usize];
         let old_mark = pool.marks.get(name.index);
@@ -88,7 +87,7 @@ impl Store {
         let back = w.scratch.gathered.as_mut_ptr();
         // SAFETY: the buffer has room for a block of the store's order, page-aligned, and belongs
         // to this worker; no other thread knows the new object.
-        let loaded = unsafe { self.load_object(&mut w.decoders, new, order, order.pages(), back) };
+        let loaded = unsafe { self.load_object(&mut w.decoders, new, order, back) };
         loaded.is_ok()
             && w.scratch.gathered.bytes()[..order.bytes()] == w.spare.bytes()[..order.bytes()]
     }

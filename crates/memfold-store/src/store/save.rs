@@ -246,7 +246,7 @@ impl Store {
         // SAFETY: the spare buffer has room for the block and is not shared; the caller vouches for
         // `src`.
         let same = unsafe {
-            self.load_object(&mut w.decoders, handle, order, order.pages(), back).is_ok()
+            self.load_object(&mut w.decoders, handle, order, back).is_ok()
                 && core::slice::from_raw_parts(back, len) == core::slice::from_raw_parts(src, len)
         };
         if !same {

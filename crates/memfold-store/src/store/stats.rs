@@ -26,7 +26,7 @@ macro_rules! counters {
             $($(#[doc = $doc])+ pub $name: u64,)*
             /// Folios saved, by folio order. Successful saves only.
             pub saves: [u64; ORDERS],
-            /// Blocks loaded whole, by block order. Successful loads only.
+            /// Blocks decompressed by loads, by block order. Successful loads only.
             pub loads: [u64; ORDERS],
         }
 
@@ -88,10 +88,10 @@ counters! {
     recompressed,
     /// Payload bytes that it saved.
     recompress_gained,
-    /// Loads of pages answered from the recently decompressed blocks.
-    recent_hits,
-    /// Loads of pages that were not among the recently decompressed blocks.
-    recent_misses,
+    /// Loads answered from the cache of decompressed blocks.
+    block_cache_hits,
+    /// Loads of a part of a block that had to decompress the whole block.
+    block_cache_misses,
 }
 
 /// Counters of a store at one moment. Each is exact; counters read while threads work may differ by
@@ -112,7 +112,7 @@ pub struct StoreStats {
     pub held_bytes_peak: u64,
     /// The part of `held_bytes` in empty spans kept for reuse.
     pub warm_bytes: u64,
-    /// The part of `held_bytes` in entries and descriptions of spans.
+    /// The part of `held_bytes` in entries, descriptions of spans, and cached blocks.
     pub metadata_bytes: u64,
     /// Spans in use.
     pub spans: u64,
@@ -151,11 +151,11 @@ impl StoreStats {
         if self.held_bytes == 0 { 0.0 } else { self.stored_bytes as f64 / self.held_bytes as f64 }
     }
 
-    /// Returns the share of partial and repeated loads answered from the recent blocks, 0 without
-    /// any.
-    pub fn recent_hit_rate(&self) -> f64 {
-        let all = self.events.recent_hits + self.events.recent_misses;
-        if all == 0 { 0.0 } else { self.events.recent_hits as f64 / all as f64 }
+    /// Returns the share of hits among the loads that the cache of decompressed blocks is for, 0
+    /// without any.
+    pub fn block_cache_hit_rate(&self) -> f64 {
+        let all = self.events.block_cache_hits + self.events.block_cache_misses;
+        if all == 0 { 0.0 } else { self.events.block_cache_hits as f64 / all as f64 }
     }
 
     pub(crate) fn gather(groups: &[Counters], pools: &[Pool], held: u64, peak: u64) -> StoreStats {

@@ -14,9 +14,10 @@ use crate::backing::fingerprint::{Fingerprint, Fingerprints};
 use crate::stats;
 use crate::stats_place::StatsPlace;
 use alloc::sync::Arc;
+use core::ops::Range;
 use memfold_os::page::Page;
 use memfold_os::units::{Order, PAGE_SIZE};
-use memfold_store::{Handle, Store};
+use memfold_store::{CacheUse, Handle, LoadError, Store};
 use memfold_swap::location::ObjectLocation;
 use memfold_swap::{ReadError, Swap};
 
@@ -91,7 +92,7 @@ impl Backing {
         unsafe { self.contexts.at_rest() }
     }
 
-    /// Returns whether the start of a block can be had without decompressing all of it.
+    /// Returns whether the codec can decompress the start of a block alone.
     pub fn stops_early(&self) -> bool {
         self.store.codec().stops_early()
     }
@@ -109,24 +110,27 @@ impl Backing {
         }
     }
 
-    /// Writes one stored block to `to`, at least the first `pages` pages of it, which are not none.
-    /// Ends the program if it is damaged. Returns whether it came from the swap file.
+    /// Writes these pages of a stored block to their places in the block at `to`; what is beside
+    /// them there may be anything afterwards. Ends the program if it is damaged. Returns whether it
+    /// came from the swap file.
     ///
     /// # Safety
     /// - `to` has room for a block of `order` that nobody else touches; the block is not freed
     ///   meanwhile.
-    pub unsafe fn fetch_one(
+    pub unsafe fn fetch_pages(
         &self,
         context: &mut CodecContext,
         slot: BlockSlot,
         order: Order,
-        pages: usize,
+        pages: Range<usize>,
         to: *mut Page,
     ) -> bool {
         if slot.handle.as_foreign().is_none() {
+            let worker = &mut context.worker;
             // SAFETY: as the caller says.
-            unsafe { self.fetch_start(context, slot.handle, order, pages, to) };
-            stats::add(&self.stats.blocks_loaded, 1);
+            let loaded =
+                unsafe { self.store.load_in_place(worker, slot.handle, order, pages, to.cast()) };
+            self.count_part(loaded.unwrap_or_else(|e| stop(&e)));
             return false;
         }
         (context.handles[0], context.fingerprints[0]) = (slot.handle, slot.fingerprint);
@@ -164,7 +168,8 @@ impl Backing {
                 }
                 _ => {
                     // SAFETY: as the caller says.
-                    unsafe { self.fetch_start(context, handle, block, block.pages(), at) };
+                    unsafe { self.store.load(&mut context.worker, handle, block, at.cast()) }
+                        .unwrap_or_else(|e| stop(&e));
                     1
                 }
             };
@@ -176,25 +181,26 @@ impl Backing {
         from_file
     }
 
-    /// Writes a block of the pool to `to`, at least the first `pages` pages of it. Ends the program
-    /// if it is damaged.
+    /// Returns one page of a block in the pool, written to `to`, for the thread that serves while
+    /// the engine is at rest. Ends the program if it is damaged.
     ///
     /// # Safety
-    /// - As for [`Backing::fetch`].
-    unsafe fn fetch_start(
-        &self,
-        context: &mut CodecContext,
-        handle: Handle,
-        order: Order,
-        pages: usize,
-        to: *mut Page,
-    ) {
-        // SAFETY: as the caller says.
-        let loaded =
-            unsafe { self.store.load_start(&mut context.worker, handle, order, pages, to.cast()) };
-        loaded.unwrap_or_else(|e| {
-            panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}")
-        });
+    /// - As for [`Backing::context_at_rest`]; `to` has room for a page that nobody else touches.
+    pub unsafe fn fetch_at_rest(&self, handle: Handle, order: Order, page: usize, to: *mut u8) {
+        // SAFETY: by the caller's promise. Nothing is freed at rest.
+        let loaded = unsafe {
+            let worker = &mut self.context_at_rest().worker;
+            self.store.load_pages(worker, handle, order, page, 1, to)
+        };
+        self.count_part(loaded.unwrap_or_else(|e| stop(&e)));
+        stats::add(&self.stats.fork_page_loads, 1);
+    }
+
+    fn count_part(&self, cache: CacheUse) {
+        let s = &self.stats;
+        stats::add(&s.block_cache_hits, (cache == CacheUse::Hit) as u64);
+        stats::add(&s.block_cache_misses, (cache == CacheUse::Miss) as u64);
+        stats::add(&s.blocks_loaded, (cache != CacheUse::Hit) as u64);
     }
 
     /// Counts what has gone to the remote store and come back.
@@ -279,4 +285,9 @@ impl Backing {
         }
         Ok(run)
     }
+}
+
+/// Ends the program: its data is damaged.
+fn stop(error: &LoadError) -> ! {
+    panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {error}")
 }

@@ -3,11 +3,12 @@
 //! CPUs; a larger block as the small-page fallback (M6), where memory for a whole folio can't be
 //! had. `--fallback` forces that.
 //!
-//! Where clean folios are dropped (`reclaim/drop.rs`), and the codec can stop early or the block is
-//! stored as planes, of a block that is touched at random **only the page that was touched** is
-//! loaded, write-protected if it is to be read. The folio is `Partial` then: it keeps its stored
-//! block, from which other touches take further pages, and when it is evicted clean nothing is
-//! compressed. Of a codec that can stop, only the start of the block is decoded, up to the page.
+//! Where clean folios are dropped (`reclaim/drop.rs`), of a block that is touched at random **only
+//! the page that was touched** is loaded, write-protected if it is to be read. The folio is
+//! `Partial` then: it keeps its stored block, from which other touches take further pages, and when
+//! it is evicted clean nothing is compressed. Of a codec that can stop, only the start of the block
+//! is decompressed, up to the page. Of others the whole block is, into the store's cache, from which
+//! further pages come ([`memfold_store::Store::load_in_place`]).
 //! Where a page was written to, the others are brought home when it is evicted
 //! ([`Residency::load_rest`]).
 use crate::area::lock::AreasAccess;
@@ -70,7 +71,7 @@ impl Loads<'_> {
         }
         // What comes from the file is read there as a whole.
         let handle = self.table.slots(folio)[0].get().handle;
-        if handle.as_foreign().is_none() && BlockSize(self.0).loads_parts_of(order, handle) {
+        if handle.as_foreign().is_none() && BlockSize(self.0).loads_parts(order) {
             return Some(key..key + 1);
         }
         (order <= COPIED_MAX && !access.write).then_some(whole)

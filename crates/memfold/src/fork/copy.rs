@@ -11,7 +11,7 @@ use crate::known::TOP;
 use crate::mappings::Mappings;
 use crate::mappings::ranges::KeyRanges;
 use crate::reclaim::writeback::Writeback;
-use crate::stats::{self, Stats};
+use crate::stats::Stats;
 use crate::stats_place::StatsPlace;
 use alloc::vec::Vec;
 use core::cell::Cell;
@@ -199,7 +199,7 @@ impl Fork<'_> {
                     if read != slot.handle {
                         let context = self.backing.context_at_rest();
                         let to = Page::at(self.scratch.as_ptr());
-                        self.backing.fetch_one(context, slot, block, block.pages(), to);
+                        self.backing.fetch_pages(context, slot, block, 0..block.pages(), to);
                         read = slot.handle;
                     }
                     put(addr, self.scratch.as_ptr().add(page * PAGE_SIZE));
@@ -334,21 +334,10 @@ impl Fork<'_> {
                     self.table.slots(folio)[page / block.pages()].get().handle,
                     page % block.pages(),
                 );
-                // SAFETY: nobody borrows a context at rest, and the caller is alone.
-                let (context, to) =
-                    (unsafe { self.backing.context_at_rest() }, self.scratch.as_ptr());
-                // Single pages are what is asked for at rest: the recent blocks save decompressing
-                // one for each (M7). SAFETY: the scratch holds a page, and nobody else uses it at
-                // rest; nothing is freed there.
-                match unsafe {
-                    self.backing.store().load_pages(&mut context.worker, handle, block, page, 1, to)
-                } {
-                    Ok(recent) => stats::add(&self.stats.recent_hits, recent as u64),
-                    Err(e) => panic!(
-                        "memfold: stored data is damaged, stopping before a wrong byte is read: {e}"
-                    ),
-                }
-                stats::add(&self.stats.partial_loads, 1);
+                let to = self.scratch.as_ptr();
+                // SAFETY: nobody borrows a context at rest, and the caller is alone. The scratch holds
+                // a page, and nobody else uses it at rest.
+                unsafe { self.backing.fetch_at_rest(handle, block, page, to) };
                 to
             }
             FolioState::Loading | FolioState::Saving | FolioState::Leaving => {

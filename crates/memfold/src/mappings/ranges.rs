@@ -207,7 +207,7 @@ impl KeyRanges<'_> {
         // thread does.
         unsafe {
             let to = Page::at(self.scratch.as_ptr());
-            self.backing.fetch_one(context, slot, order, order.pages(), to)
+            self.backing.fetch_pages(context, slot, order, 0..order.pages(), to)
         };
         let one = BlockSet::first(1);
         // These pages replace the block. So a full pool, or pages that don't compress, are no
@@ -292,7 +292,7 @@ impl KeyRanges<'_> {
         // the folio's copy holds its shard, as this thread does.
         unsafe {
             let to = self.mapper.frames().page(frame);
-            self.backing.fetch_one(&mut context, slot, order, order.pages(), to)
+            self.backing.fetch_pages(&mut context, slot, order, 0..order.pages(), to)
         };
         drop(context);
         self.table.tally().load(folio.pages() - folio.pages_here());

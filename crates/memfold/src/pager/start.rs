@@ -36,8 +36,8 @@ use memfold_swap::remote::Remote;
 use memfold_swap::remote::socket::SocketRemote;
 use memfold_swap::{Swap, SwapBounds};
 
-/// Blocks that stay decompressed while single pages are asked for: see `fork/copy.rs`.
-const RECENT_BLOCKS: usize = 4;
+/// Blocks that stay decompressed while pages of them are asked for one after another.
+const CACHED_BLOCKS: usize = 4;
 
 /// Why there is no engine. Displays as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ fn make_store(config: &Config, cpus: usize) -> Result<(Store, CodecSpec), StartE
         pool_bytes_max: config.max_pool_bytes.unwrap_or(0),
         accept_percent: config.accept_percent as u8,
         verify: config.verify,
-        recent_blocks: RECENT_BLOCKS,
+        cached_blocks: CACHED_BLOCKS,
         ..StoreConfig::default()
     })
     .map_err(|e| match e {

@@ -28,7 +28,6 @@ use crate::policy::workingset;
 use crate::stats;
 use core::ops::Range;
 use memfold_os::units::Order;
-use memfold_store::Handle;
 
 /// Pages that left memory within the time in which one part in this many of it leaves, and are all
 /// back, belong together. Were each asked for at random, with a quarter of the data in memory, that
@@ -50,24 +49,17 @@ impl BlockSize<'_> {
     pub(crate) fn is_to_be_cut(&self, order: Order, touch: TouchKind, changed: bool) -> bool {
         order == self.config.block_order
             && order > Order::PAGE
-            && (changed || !self.loads_parts(order))
+            && (changed || !self.loads_parts(order) || !self.backing.stops_early())
             && touch.random_count() >= if changed && !touch.is_joined() { 1 } else { CLEAN_LOADS }
             && self.has_room_for_pages()
     }
 
     /// Whether of a block of this order pages that are asked for by themselves are loaded alone
-    /// (`fault/load_by_copy.rs`): then one that never changes is best as it is. To decompress all of
-    /// a block for each of its pages costs more than to cut it.
+    /// (`fault/load_by_copy.rs`). One that never changes is best as it is then, if the codec can stop
+    /// early. Of other codecs, a page of its own is loaded in 16 us, and one of a block in 25 (zstd):
+    /// what is hot is cut.
     pub(crate) fn loads_parts(&self, order: Order) -> bool {
-        self.mapper.drops_clean() && order <= PARTIAL_MAX && self.backing.stops_early()
-    }
-
-    /// The same of a stored block, which may be put together faster than what the codec makes.
-    pub(crate) fn loads_parts_of(&self, order: Order, handle: Handle) -> bool {
-        self.loads_parts(order)
-            || self.mapper.drops_clean()
-                && order <= PARTIAL_MAX
-                && self.backing.store().is_in_planes(handle)
+        self.mapper.drops_clean() && order <= PARTIAL_MAX
     }
 
     /// Whether a block was joined because its pages are asked for at about the same time, and nothing

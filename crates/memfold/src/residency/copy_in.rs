@@ -70,12 +70,12 @@ impl Residency<'_> {
         let (start, order, slot) = (load.key(), load.order(), load.first_slot());
         let mut context = self.backing.context();
         let buffer = context.buffer.pages_mut();
-        let wanted = (keys.end - start) as usize;
+        let wanted = (keys.start - start) as usize..(keys.end - start) as usize;
         // SAFETY: the buffer holds a block of the largest order that blocks have here, and is this
         // context's, which is lent to this thread; the folio is `Loading` by it, so that nobody
         // else frees its copy.
         let from_file =
-            unsafe { self.backing.fetch_one(&mut context, slot, order, wanted, buffer) };
+            unsafe { self.backing.fetch_pages(&mut context, slot, order, wanted, buffer) };
         let guard = self.table.lock(start);
         let folio = self.table.get(&guard, load.id());
         let before = folio.here.get();
@@ -105,7 +105,7 @@ impl Residency<'_> {
         }
         self.table.notify(&guard);
         let in_part = before != 0 || !is_whole;
-        stats::add(&self.stats.part_loads, in_part as u64);
+        stats::add(&self.stats.page_loads, in_part as u64);
         let is_fallback = order > Order::PAGE && !clean && !in_part;
         stats::add(&self.stats.load_fallback, is_fallback as u64);
         if in_part {

@@ -199,7 +199,7 @@ fn fault_of_one_page_locks_its_shard_twice() {
             assert_eq!(locks(number), 2, "page {number}");
         }
     }
-    assert!(engine.pager.stats().part_loads.load(Relaxed) > 0, "some were loaded by themselves");
+    assert!(engine.pager.stats().page_loads.load(Relaxed) > 0, "some were loaded by themselves");
     engine.fill(512..516, 0);
     engine.page_out(512..516);
     assert_eq!(locks(513), 2);
@@ -222,13 +222,42 @@ fn m3_m7_pages_at_rest_share_one_decompression_of_a_block() {
     }
     let now = engine.pager.0.backing.store().stats().events;
     assert_eq!(
-        (now.recent_misses - before.recent_misses, now.recent_hits - before.recent_hits),
+        (
+            now.block_cache_misses - before.block_cache_misses,
+            now.block_cache_hits - before.block_cache_hits
+        ),
         (3, 6)
     );
-    assert_eq!(engine.pager.0.stats.partial_loads.load(Relaxed), 9);
-    assert_eq!(engine.pager.0.stats.recent_hits.load(Relaxed), 6);
+    assert_eq!(engine.pager.0.stats.fork_page_loads.load(Relaxed), 9);
+    assert_eq!(engine.pager.0.stats.block_cache_hits.load(Relaxed), 6);
     assert_eq!(engine.space.present_pages(), 0, "nothing changes at rest");
     engine.pager.check().unwrap();
+}
+
+#[test]
+fn m7_pages_asked_for_one_after_another_decompress_their_block_once() {
+    for codec in ["zstd", "deflate"] {
+        let mut config = Engine::settings(Order::new(2).unwrap());
+        (config.limit_bytes, config.codec) = (Some(64 << 20), codec.into());
+        let engine = Engine::with(config, 1024);
+        let stats = engine.pager.stats();
+        let counts = || {
+            [&stats.block_cache_misses, &stats.block_cache_hits, &stats.blocks_loaded]
+                .map(|counter| counter.load(Relaxed))
+        };
+        engine.fill(0..1024, 2);
+        engine.page_out(0..1024);
+        // Blocks far from each other.
+        for first in (0..40).map(|n| n * 389 % 128 * 8) {
+            let (before, shown) = (counts(), engine.space.present_pages());
+            engine.assert_holds(first + 2, 2);
+            assert_eq!(engine.space.present_pages(), shown + 1, "only the page asked for");
+            assert_eq!(counts(), [before[0] + 1, before[1], before[2] + 1], "{codec}");
+            (0..4).for_each(|page| engine.assert_holds(first + page, 2));
+            assert_eq!(counts(), [before[0] + 1, before[1] + 1, before[2] + 1], "{codec}");
+        }
+        engine.pager.check().unwrap();
+    }
 }
 
 #[test]

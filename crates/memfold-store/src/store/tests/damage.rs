@@ -156,7 +156,7 @@ fn a_wrong_order_is_an_error() {
         let error = load(&store, &mut w, handle, o).unwrap_err();
         assert_eq!(error.problem, LoadProblem::Order { expected: o.get(), found: 2 });
     }
-    // SAFETY: the buffer has room for the pages. The block is among the recent ones, but with
+    // SAFETY: the buffer has room for the pages. The block is in the cache, but with
     // another order.
     let partial =
         unsafe { store.load_pages(&mut w, handle, order(1), 0, 1, page.bytes_mut().as_mut_ptr()) };

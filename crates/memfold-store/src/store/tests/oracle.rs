@@ -220,11 +220,16 @@ impl Model {
         // SAFETY: the buffer has room for the pages, and is ours.
         unsafe { self.store.load_pages(&mut self.worker, handle, o, first, pages, dst).unwrap() };
         assert!(to.bytes() == &bytes[first * PAGE_SIZE..(first + pages) * PAGE_SIZE]);
-        let (mut start, wanted) = (Pages::new(o.pages()), first + pages);
-        let dst = start.bytes_mut().as_mut_ptr();
-        // SAFETY: the buffer has room for the block, and is ours.
-        unsafe { self.store.load_start(&mut self.worker, handle, o, wanted, dst).unwrap() };
-        assert!(start.bytes()[..wanted * PAGE_SIZE] == bytes[..wanted * PAGE_SIZE]);
+        let (mut block, end) = (Pages::new(o.pages()), first + pages);
+        for wanted in [first..end, 0..end] {
+            let dst = block.bytes_mut().as_mut_ptr();
+            let range = wanted.start * PAGE_SIZE..end * PAGE_SIZE;
+            // SAFETY: the buffer has room for the block, and is ours.
+            unsafe {
+                self.store.load_in_place(&mut self.worker, handle, o, wanted, dst).unwrap();
+            }
+            assert!(block.bytes()[range.clone()] == bytes[range]);
+        }
     }
 
     fn pick(&self, nth: usize) -> Option<(Handle, Order, Vec<u8>)> {
@@ -252,13 +257,14 @@ proptest! {
         block in 0u8..=9,
         pools in 1usize..=3,
         verify in any::<bool>(),
+        cached_blocks in prop_oneof![Just(0), Just(1), Just(4)],
         steps in proptest::collection::vec(step(), 1..60),
     ) {
         let store = store_with(|c| {
             c.block_order = order(block);
             c.pools = pools;
             c.verify = verify;
-            c.recent_blocks = 2;
+            c.cached_blocks = cached_blocks;
         });
         let worker = store.worker();
         let strong = store.worker_for(CodecSpec::parse("zstd:6").unwrap());

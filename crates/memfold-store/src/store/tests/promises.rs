@@ -319,7 +319,7 @@ fn m2_bounded_tidying_packs_a_sparse_pool_and_stops() {
 
 #[test]
 fn m2_efficiency_stays_high_under_churn() {
-    let store = store_with(|c| c.recent_blocks = 0);
+    let store = store_with(|c| c.cached_blocks = 0);
     let mut w = store.worker();
     let mut random = Random::new(7);
     let mut live: Vec<Vec<Handle>> = Vec::new();

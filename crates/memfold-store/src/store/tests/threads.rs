@@ -53,7 +53,7 @@ fn churn(store: &Store, me: u64, rounds: usize) -> Vec<Handle> {
 fn loads_frees_and_compaction_do_not_disturb_each_other() {
     let store = store_with(|c| {
         c.pools = 2;
-        c.recent_blocks = 3;
+        c.cached_blocks = 3;
     });
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
