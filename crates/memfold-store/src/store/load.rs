@@ -248,7 +248,7 @@ unsafe fn decode(
     }
     // SAFETY: the pinned payload is readable and nobody writes it; the caller vouches for `dst`.
     let decoded = unsafe { block::decode(decoders, header, pinned.payload, dst, order, pages) };
-    // DecoderSet stay within bounds whatever they read, so the checksum can come after them, when the
+    // Decoders stay within bounds whatever they read, so the checksum can come after them, when the
     // payload is in the cache: before, it would wait for memory, which the decoder does beside its
     // work.
     pinned.verify().map_err(|d| fail(d.into()))?;
