@@ -182,7 +182,7 @@ fn process_that_cant_fold_has_what_others_can_fold() {
 #[test]
 fn on_full_stop_ends_the_process_that_can_fold_least() {
     let program = compile("unlike");
-    let command = [program.path.as_str(), "64", "64", "0"];
+    let command = [program.path.as_str(), "64", "64", "1000000"];
     let flags = ["--limit", "60M", "--on-full", "stop"];
     let Some(output) = managed_in("", &flags, &command) else { return };
     let text = String::from_utf8_lossy(&output.stderr);
@@ -213,7 +213,7 @@ fn warning_names_each_cause_and_the_least_limit() {
 fn warning_of_several_processes_gives_the_sums_and_the_largest() {
     let (unlike, shrinking) = (compile("unlike"), compile("shrinking"));
     let cases: [(&str, &str, &[&str]); 2] = [
-        ("B does not compress", "--limit", &[&unlike.path, "64", "48"]),
+        ("B does not compress", "--limit", &[&unlike.path, "64", "48", "1000000"]),
         ("B is kept out of core dumps", "--resident", &[&shrinking.path, "half", "96", "2"]),
     ];
     for (words, flag, command) in cases {
