@@ -196,9 +196,10 @@ fn c1_saving_touches_and_area_changes_keep_every_folio() {
         (0..12).for_each(|n| assert_holds(&setup, n, if n == 5 { 2 } else { 1 }));
         (12..16).for_each(|n| setup.program.read(n, |page| assert!(page.iter().all(|b| *b == 0))));
     };
-    // Schedules are drawn anew each time, and in few of them the touch meets the saving.
+    // Schedules are drawn anew each time, and in few of them the touch meets the saving: nearly
+    // always within ten times.
     let meets = || get(&SAVED) > 0 && get(&WAITED) > 0;
-    assert!((0..10).any(|_| (explore(model), meets()).1), "schedules in which nothing meets");
+    assert!((0..200).any(|_| (explore(model), meets()).1), "schedules in which nothing meets");
 }
 
 #[test]
