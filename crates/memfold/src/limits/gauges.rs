@@ -253,13 +253,14 @@ pub fn stays(stats: &Stats) -> [(u64, &'static str); 5] {
 impl fmt::Display for Gauges<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.limits().limit_bytes().is_some() { "limit" } else { "resident limit" };
-        write!(f, "The {what} of {} can't be kept: ", Size(self.limits().bound_bytes()))?;
+        write!(f, "The {what} of {} can't be kept", Size(self.limits().bound_bytes()))?;
         let outside = [(self.budget.quota().outside_bytes(), "is not managed")].into_iter();
         let stored = [(self.limits().stored_bytes(), "is folded data, compressed")];
         let takes = outside.chain(stays(&self.stats)).chain(stored);
-        for (bytes, why) in takes.filter(|(bytes, _)| *bytes >= TOLD_BYTES) {
-            write!(f, "{} {why}, ", Size(bytes))?;
+        let told = takes.filter(|(bytes, _)| *bytes >= TOLD_BYTES).enumerate();
+        for (n, (bytes, why)) in told {
+            write!(f, "{} {} {why}", if n == 0 { ":" } else { "," }, Size(bytes))?;
         }
-        write!(f, "and the smallest possible limit is now {}", Size(self.least_limit_bytes()))
+        write!(f, ". The smallest possible limit is now {}", Size(self.least_limit_bytes()))
     }
 }
