@@ -200,13 +200,29 @@ fn links_between_documents_lead_somewhere() {
     for document in documents() {
         let text = read(&document);
         for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let file = target.split('#').next().unwrap();
-            if !file.is_empty() && !file.contains("://") {
-                let path = root().join(&document).parent().unwrap().join(file);
-                assert!(path.exists(), "{document}: a link to {target}, which isn't there");
+            if target.contains("://") {
+                continue;
             }
+            let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+            let folder = Path::new(&document).parent().unwrap();
+            let path = if file.is_empty() { PathBuf::from(&document) } else { folder.join(file) };
+            assert!(
+                root().join(&path).exists(),
+                "{document}: a link to {target}, which isn't there"
+            );
+            let has_heading = heading.is_empty()
+                || read(path.to_str().unwrap()).lines().any(|line| is_heading(line, heading));
+            assert!(has_heading, "{document}: a link to {target}, which has no such heading");
         }
     }
+}
+
+/// Returns whether a line is the heading of this name in links, as GitHub makes them.
+fn is_heading(line: &str, name: &str) -> bool {
+    let Some(title) = line.strip_prefix('#') else { return false };
+    let title = title.trim_start_matches('#').trim().to_lowercase();
+    let kept = title.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+    kept.map(|c| if c == ' ' { '-' } else { c }).eq(name.chars())
 }
 
 #[test]
