@@ -103,36 +103,9 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         command_of(&about)
     );
     println!("{}", bounds(&about));
-    println!(
-        "{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
-        "PID",
-        "MAPPED",
-        "FRAMES",
-        "UNMANAGED",
-        "POOL",
-        "INDEX",
-        "FOLDED",
-        "FILES",
-        "SHARED",
-        "FAULTS",
-        "MAJOR"
-    );
+    println!("{}", columns(|column| column.title.to_string()));
     for one in processes(&about) {
-        let size = |name: &str| Size(one[name].as_u64().unwrap_or(0)).to_string();
-        println!(
-            "{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
-            one["pid"],
-            size("resident_bytes"),
-            size("frame_bytes"),
-            size("unmanaged_bytes"),
-            size("pool_bytes"),
-            size("index_bytes"),
-            size("folded_bytes"),
-            size("file_bytes"),
-            size("shmem_bytes"),
-            one["faults"],
-            one["pgmajfault"]
-        );
+        println!("{}", columns(|column| column.of(one)));
     }
     println!(
         "processes without an engine: {}, {} (counted against the limit)\nFILES and SHARED are not counted against the limit",
@@ -140,6 +113,52 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         Size(about["unmanaged_processes_bytes"].as_u64().unwrap_or(0))
     );
     Ok(0)
+}
+
+/// A column of `memfold stat`.
+struct StatColumn {
+    title: &'static str,
+    /// Name of its value in the answer of a run.
+    name: &'static str,
+    is_size: bool,
+}
+
+impl StatColumn {
+    /// Returns its value for one process.
+    fn of(&self, process: &Value) -> String {
+        let number = process[self.name].as_u64().unwrap_or(0);
+        if self.is_size { Size(number).to_string() } else { number.to_string() }
+    }
+}
+
+const fn count_column(title: &'static str, name: &'static str) -> StatColumn {
+    StatColumn { title, name, is_size: false }
+}
+
+const fn size_column(title: &'static str, name: &'static str) -> StatColumn {
+    StatColumn { title, name, is_size: true }
+}
+
+/// The columns of `memfold stat`, which docs/usage.md explains.
+const STAT_COLUMNS: [StatColumn; 11] = [
+    count_column("PID", "pid"),
+    size_column("MAPPED", "resident_bytes"),
+    size_column("FRAMES", "frame_bytes"),
+    size_column("UNMANAGED", "unmanaged_bytes"),
+    size_column("POOL", "pool_bytes"),
+    size_column("INDEX", "index_bytes"),
+    size_column("FOLDED", "folded_bytes"),
+    size_column("FILES", "file_bytes"),
+    size_column("SHARED", "shmem_bytes"),
+    count_column("FAULTS", "faults"),
+    count_column("MAJOR", "pgmajfault"),
+];
+
+/// Returns a line of `memfold stat`, with a cell for each column.
+fn columns(cell: impl Fn(&StatColumn) -> String) -> String {
+    let cells: Vec<String> =
+        STAT_COLUMNS.iter().map(|column| format!("{:>10}", cell(column))).collect();
+    cells.join(" ")
 }
 
 /// Runs `memfold set PID`.
@@ -233,5 +252,33 @@ fn command_of(about: &Value) -> String {
     match line.char_indices().nth(COMMAND_LEN_MAX) {
         Some((end, _)) => format!("{}...", &line[..end]),
         None => line,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_stat_stand_below_their_titles() {
+        let process = json!({"pid": 7, "resident_bytes": 3 << 20, "faults": 12, "pgmajfault": 5});
+        let (title, line) =
+            (columns(|column| column.title.to_string()), columns(|column| column.of(&process)));
+        assert_eq!(title.len(), line.len(), "{title}\n{line}");
+        assert!(line.starts_with("         7    3.0 MiB        0 B"), "{line}");
+        assert!(line.ends_with("        12          5"), "{line}");
+    }
+
+    #[test]
+    fn usage_explains_every_column_of_stat() {
+        let document = include_str!("../../../docs/usage.md");
+        for column in &STAT_COLUMNS {
+            let shown = [format!("| `{}`", column.title), format!(", `{}`", column.title)];
+            assert!(
+                shown.iter().any(|shown| document.contains(shown)),
+                "docs/usage.md does not explain {}",
+                column.title
+            );
+        }
     }
 }

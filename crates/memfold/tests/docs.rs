@@ -77,6 +77,73 @@ fn usage_lists_every_codec_with_its_levels() {
     );
 }
 
+/// A message that has changed would send its reader to no row, or to a wrong one.
+#[test]
+fn usage_quotes_messages_as_the_code_prints_them() {
+    let code = printing_code();
+    let table = section("docs/usage.md", "messages");
+    let cells = table.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+    let quotes = cells.flat_map(|cell| cell.split('`').step_by(2));
+    let mut count = 0;
+    for quote in quotes.filter(|quote| !quote.is_empty()) {
+        let message = with_holes(quote, ('<', '>'), |_| true);
+        let message = message.trim_matches([HOLE, ' ']);
+        assert!(code.contains(message), "docs/usage.md: no code prints `{quote}`");
+        count += 1;
+    }
+    assert!(count > 40, "only {count} messages were found");
+}
+
+/// Stands for a value: `<size>` in a document, `{}` or `{size}` in a format string.
+const HOLE: char = '\0';
+
+/// Returns `text` with a hole for each value, which is between the two marks.
+fn with_holes(text: &str, marks: (char, char), is_value: fn(&str) -> bool) -> String {
+    let (mut out, mut rest) = (String::new(), text);
+    while let Some((before, after)) = rest.split_once(marks.0) {
+        out.push_str(before);
+        let value = after.split_once(marks.1).filter(|(value, _)| is_value(value));
+        out.push(if value.is_some() { HOLE } else { marks.0 });
+        rest = value.map_or(after, |(_, behind)| behind);
+    }
+    out + rest
+}
+
+/// Returns all code without tests and comments, with strings of several lines as one line, and with
+/// holes in format strings.
+fn printing_code() -> String {
+    let mut code = String::new();
+    for file in sources(&root().join("crates")) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let mut continues = false;
+        let text = text.split("#[cfg(test)]\nmod ").next().expect("there is a first part");
+        for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
+            let line = if continues { line.trim_start() } else { line };
+            let part = line.strip_suffix('\\');
+            continues = part.is_some();
+            code.push_str(part.unwrap_or(line));
+            code.extend((!continues).then_some('\n'));
+        }
+    }
+    let is_value = |text: &str| !text.contains([' ', '{', '"', '\n', ',', ';']);
+    with_holes(&code, ('{', '}'), is_value)
+}
+
+/// Returns the Rust files below `folder` that are built into memfold.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let (path, name) = (entry.path(), entry.file_name());
+        match name.to_str().unwrap_or_default() {
+            "tests" | "tests.rs" | "examples" | "memfold-bench" | "memfold-testkit" => {}
+            _ if path.is_dir() => found.extend(sources(&path)),
+            name if name.ends_with(".rs") => found.push(path),
+            _ => {}
+        }
+    }
+    found
+}
+
 /// What is not a hidden line of it: rustdoc compiles and runs it.
 #[test]
 fn usage_shows_the_example_that_the_crate_runs() {
@@ -133,13 +200,29 @@ fn links_between_documents_lead_somewhere() {
     for document in documents() {
         let text = read(&document);
         for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let file = target.split('#').next().unwrap();
-            if !file.is_empty() && !file.contains("://") {
-                let path = root().join(&document).parent().unwrap().join(file);
-                assert!(path.exists(), "{document}: a link to {target}, which isn't there");
+            if target.contains("://") {
+                continue;
             }
+            let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+            let folder = Path::new(&document).parent().unwrap();
+            let path = if file.is_empty() { PathBuf::from(&document) } else { folder.join(file) };
+            assert!(
+                root().join(&path).exists(),
+                "{document}: a link to {target}, which isn't there"
+            );
+            let has_heading = heading.is_empty()
+                || read(path.to_str().unwrap()).lines().any(|line| is_heading(line, heading));
+            assert!(has_heading, "{document}: a link to {target}, which has no such heading");
         }
     }
+}
+
+/// Returns whether a line is the heading of this name in links, as GitHub makes them.
+fn is_heading(line: &str, name: &str) -> bool {
+    let Some(title) = line.strip_prefix('#') else { return false };
+    let title = title.trim_start_matches('#').trim().to_lowercase();
+    let kept = title.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+    kept.map(|c| if c == ' ' { '-' } else { c }).eq(name.chars())
 }
 
 #[test]
@@ -159,4 +242,18 @@ fn map_names_every_folder_of_the_engine_and_no_missing_file() {
             "ARCHITECTURE.md names {file}"
         );
     }
+}
+
+#[test]
+fn map_names_no_missing_function() {
+    let (map, code) = (read("ARCHITECTURE.md"), printing_code());
+    let quotes = map.split('`').skip(1).step_by(2);
+    let names: Vec<&str> = quotes.filter_map(|word| Some(word.rsplit_once("::")?.1)).collect();
+    for name in &names {
+        let name = name.trim_end_matches("()");
+        let forms = [format!("fn {name}("), format!("fn {name}<"), format!(" {name}: ")];
+        let is_there = forms.iter().any(|form| code.contains(form));
+        assert!(is_there, "ARCHITECTURE.md names `{name}`, which no code has");
+    }
+    assert!(names.len() > 10, "only {} names were found", names.len());
 }

@@ -275,6 +275,12 @@ fn print_stat(about: &Value) {
     }
 }
 
+/// Returns the line of an object, in columns. A JSON value itself ignores the width of a column.
+fn object_line(object: &Value) -> String {
+    let [offset, bytes, stored_bytes] = [0, 1, 2].map(|n| object[n].to_string());
+    format!("{offset:>14} {bytes:>8} {stored_bytes:>8} {}", object[3].as_str().unwrap_or(""))
+}
+
 fn block_state(path: &Path, matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let export = matches.get_one::<String>("export").map_or("", String::as_str);
     let mut from = 0;
@@ -286,10 +292,8 @@ fn block_state(path: &Path, matches: &ArgMatches) -> Result<u8, CommandFailure> 
             Some(PATIENCE),
         )?;
         for object in answer["objects"].as_array().into_iter().flatten() {
-            let flags = object[3].as_str().unwrap_or("");
             // A closed stdout means that the reader has seen enough.
-            if writeln!(out, "{:>14} {:>8} {:>8} {flags}", object[0], object[1], object[2]).is_err()
-            {
+            if writeln!(out, "{}", object_line(object)).is_err() {
                 return Ok(0);
             }
         }
@@ -300,4 +304,15 @@ fn block_state(path: &Path, matches: &ArgMatches) -> Result<u8, CommandFailure> 
     }
     let _ = out.flush();
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_of_blocks_stand_in_columns() {
+        let line = object_line(&json!([4096, 16384, 77, "..h..."]));
+        assert_eq!(line, "          4096    16384       77 ..h...");
+    }
 }
