@@ -1,4 +1,4 @@
-//! The benchmarks as a user calls them, at their smallest.
+//! Runs each benchmark at its smallest size, as a user calls it.
 mod common;
 use common::{Scratch, assert_refused, benchmarks, binaries, json, memfold};
 
@@ -115,7 +115,7 @@ fn without_the_benchmarks_one_line_says_how_to_build_them() {
         let output = memfold(&scratch.0, arguments).env("PATH", &scratch.0).output().unwrap();
         assert_refused(&output, 125, &["memfold-bench", "cargo build --release -p memfold-bench"]);
     }
-    // Not the command's own file, but some program of that name in PATH.
+    // A program named memfold-bench in PATH, not the one beside the command.
     let found = scratch.file("elsewhere", "#!/bin/sh\necho $0 \"$@\"\n", 0o755);
     let directory = scratch.path("bin");
     std::fs::create_dir(&directory).unwrap();

@@ -1,4 +1,4 @@
-//! `memfold blk` with the clients that people use.
+//! Tests `memfold blk` with common NBD clients.
 mod common;
 use common::blk::{Blk, binary, have, path, real_bytes, run, text, works};
 use common::{Scratch, memfold};
@@ -17,7 +17,7 @@ fn files_copied_over_several_connections_come_out_equal() {
         return;
     }
     let blk = Blk::start(&["--size", "64M", "--limit", "256M"]);
-    // No whole number of sectors.
+    // Not a multiple of the sector size.
     let bytes = real_bytes(40_000_123);
     let file = blk.scratch.file("file", &bytes, 0o600);
     works("nbdcopy", &["--connections=4", "--requests=16", &file, &blk.uri]);
@@ -154,7 +154,7 @@ fn a_client_killed_while_it_writes_leaves_a_server_that_goes_on() {
         "--size=32M",
     ];
     for _ in 0..3 {
-        // In one process, which can be killed whole.
+        // In one process, so that one kill ends it.
         let endless = ["--thread", "--time_based", "--runtime=600"];
         let mut fio =
             Command::new("fio").args(flags).args(endless).stdout(Stdio::null()).spawn().unwrap();
@@ -165,7 +165,7 @@ fn a_client_killed_while_it_writes_leaves_a_server_that_goes_on() {
         }
         fio.kill().unwrap();
         fio.wait().unwrap();
-        // All four places are there for the next.
+        // All four connections are free again.
         works("nbdcopy", &["--connections=4", &file, &blk.uri]);
         let back = blk.scratch.path("back");
         works("nbdcopy", &[&blk.uri, &back]);
@@ -191,8 +191,7 @@ fn flushed_data_survives_a_kill_and_all_data_a_clean_end() {
         assert!(!said.contains("failed"), "{said}");
     };
     let mut blk = start(Scratch::new());
-    // Each round kills the server after a flush, or after a write that was forced to disk by
-    // itself.
+    // Each round kills the server after a flush, or after a write with FUA.
     for round in 1..5u32 {
         let at = round * 300;
         let write = match round % 2 {
@@ -214,7 +213,7 @@ fn flushed_data_survives_a_kill_and_all_data_a_clean_end() {
     works("nbdcopy", &[&blk.uri, &back]);
     assert!(fs::read(&back).unwrap()[..bytes.len()] == bytes);
     assert!(blk.stat()["exports"][0]["image_bytes"].as_u64().unwrap() > 1 << 20);
-    // The socket of one that was killed is taken over; the image of one that runs is not.
+    // A new server takes over the socket of a killed server, but not the image of a running one.
     let image = blk.scratch.path("image");
     let output =
         memfold(&binary(), &["blk", "--persist", &image, "--tcp", "127.0.0.1:0"]).output().unwrap();
@@ -237,7 +236,7 @@ fn an_image_is_saved_and_loaded_with_all_its_devices() {
     works("nbdcopy", &[&b, &blk.export("b")]);
     blk.stop();
     assert!(fs::metadata(&image).unwrap().len() < 7 << 20);
-    // Sizes come from it; another codec and block size are no matter.
+    // Sizes come from the image. It can be loaded with another codec and block size.
     let blk = Blk::start(&["--load", &image, "--read-only", "--codec", "zstd:1", "--block", "64K"]);
     let back = scratch.path("back");
     works("nbdcopy", &[&blk.uri, &back]);
@@ -285,7 +284,7 @@ fn what_does_not_fit_goes_to_a_file_and_a_full_file_is_no_room() {
         !full.status.success() && String::from_utf8_lossy(&full.stderr).contains("No space left")
     );
     assert!(blk.stat()["writeback"]["error"].as_str().unwrap().contains("full"));
-    // What it took, it has; and there is room where something is given up.
+    // The server keeps the data that it accepted. Discards make room for new data.
     let uri = format!("--uri={}", blk.uri);
     works("fio", &["--name=t", "--ioengine=nbd", &uri, "--rw=trim", "--bs=1M", "--size=64M"]);
     let part = scratch.file("part", &bytes[..4 << 20], 0o600);
@@ -357,7 +356,7 @@ fn it_is_asked_and_told_while_it_serves() {
         common::assert_refused(&blk.ask(arguments), 125, words);
     }
     let pid = blk.child.id().to_string();
-    // Without a number it is found, or named beside others of this user.
+    // Without a PID, `stat` finds the user's only server, or lists all of them.
     let found = memfold(&binary(), &["blk", "stat"])
         .env("XDG_RUNTIME_DIR", &blk.scratch.0)
         .output()
@@ -388,7 +387,7 @@ fn a_socket_that_systemd_gives_is_served() {
     // SAFETY: `dup2` is async-signal-safe; the copy has no close-on-exec flag.
     unsafe {
         command.pre_exec(move || {
-            // To itself it would be no copy, and keep the flag.
+            // `dup2` of a descriptor to itself would keep its close-on-exec flag.
             if libc::dup2(fd, 3) != 3 || libc::fcntl(3, libc::F_SETFD, 0) != 0 {
                 return Err(std::io::Error::last_os_error());
             }
@@ -437,7 +436,7 @@ fn a_file_system_made_and_filled_on_it_is_found_clean() {
     blk.stop();
 }
 
-/// A mounted disk, which goes also if the test fails.
+/// A mounted disk. Dropping it unmounts the disk, also when the test fails.
 struct Fuse {
     child: std::process::Child,
     mounted: String,
@@ -452,7 +451,7 @@ impl Drop for Fuse {
 
 #[test]
 fn swap_safe_is_locked_in_memory_and_never_waits_for_its_own_io() {
-    // SAFETY: only asks.
+    // SAFETY: the call has no preconditions.
     if unsafe { libc::geteuid() } != 0 {
         eprintln!("SKIPPED: locking memory needs root");
         return;
@@ -467,7 +466,7 @@ fn swap_safe_is_locked_in_memory_and_never_waits_for_its_own_io() {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap().trim();
     assert_ne!(locked, "0 kB");
-    // PF_MEMALLOC_NOIO, of every thread, where this user may set it (CAP_SYS_RESOURCE).
+    // PF_MEMALLOC_NOIO must be set on every thread if this user may set it (CAP_SYS_RESOURCE).
     let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap().trim();
     let wanted = u64::from_str_radix(capabilities, 16).unwrap() >> 24 & 1;
     let wanted = wanted * 0x8_0000;
@@ -477,7 +476,7 @@ fn swap_safe_is_locked_in_memory_and_never_waits_for_its_own_io() {
             stat.rsplit_once(')').unwrap().1.split_whitespace().nth(6).unwrap().parse().unwrap();
         assert_eq!(flags & 0x8_0000, wanted, "{stat}");
     }
-    // Memory is still given back.
+    // The server still frees memory.
     let held = || blk.stat()["mm_stat"]["mem_used_total"].as_u64().unwrap();
     let full = held();
     let zeros = blk.scratch.file("zeros", vec![0; 8 << 20], 0o600);
@@ -487,12 +486,12 @@ fn swap_safe_is_locked_in_memory_and_never_waits_for_its_own_io() {
     blk.stop();
 }
 
-/// Processor time that a process has taken, nanoseconds.
+/// Returns the processor time that a process has used, in nanoseconds.
 fn cpu_ns(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let ticks =
         |number: usize| stat_field(stat.as_bytes(), number).unwrap().parse::<u64>().unwrap();
-    // SAFETY: only asks.
+    // SAFETY: the call has no preconditions.
     (ticks(14) + ticks(15)) * 1_000_000_000 / unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as u64
 }
 
@@ -502,7 +501,7 @@ fn a_server_without_descriptors_sleeps_until_there_are_some() {
     let pid = blk.child.id();
     let set_limit = |count| {
         let limit = libc::rlimit { rlim_cur: count, rlim_max: 1024 };
-        // SAFETY: the limit is local, and the process a child of ours.
+        // SAFETY: the limit is a local variable, and the process is a child of this one.
         let set = unsafe {
             libc::prlimit(pid as i32, libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut())
         };

@@ -1,4 +1,4 @@
-//! `memfold blk` given what makes no sense, and TLS with right and wrong certificates.
+//! `memfold blk` with invalid arguments, and TLS with valid and invalid certificates.
 mod common;
 use common::blk::{Blk, binary, have, run, works};
 use common::{Scratch, assert_refused, memfold};
@@ -12,7 +12,7 @@ fn refused(arguments: &[&str], words: &[&str]) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    // One that is not refused says where it serves, and would do so for ever.
+    // A server that starts prints its address and would run forever.
     if !line.is_empty() {
         child.kill().unwrap();
     }
@@ -95,7 +95,7 @@ fn another_servers_socket_and_image_are_left_alone() {
     }
 }
 
-/// An authority, and what it signs.
+/// Makes a certificate authority, and certificates signed by it.
 fn certificates(scratch: &Scratch, name: &str) -> String {
     let directory = scratch.path(name);
     fs::create_dir(&directory).unwrap();
@@ -160,7 +160,7 @@ fn tls_lets_in_whom_it_should_and_nobody_else() {
         let uri = format!("{scheme}://localhost:{}/?tls-certificates={directory}", port(blk));
         run("nbdinfo", &[&uri])
     };
-    // Where others can connect: TLS or nothing.
+    // A server on a public address requires TLS.
     let blk = serve("0.0.0.0:0", &[]);
     assert!(
         info("nbds", &blk, &good).status.success(),
@@ -179,13 +179,13 @@ fn tls_lets_in_whom_it_should_and_nobody_else() {
     works("nbdcopy", &[&uri, &back]);
     assert!(fs::read(&back).unwrap()[..bytes.len()] == bytes);
     blk.stop();
-    // On loopback it is offered.
+    // A server on loopback offers TLS but does not require it.
     let blk = serve("127.0.0.1:0", &[]);
     assert!(
         info("nbds", &blk, &good).status.success() && info("nbd", &blk, &good).status.success()
     );
     blk.stop();
-    // Only those that an authority has signed.
+    // Only clients with a certificate signed by the authority may connect.
     let blk = serve("0.0.0.0:0", &["--tls-client-ca", &ca]);
     assert!(info("nbds", &blk, &good).status.success());
     let nobody = scratch.path("nobody");

@@ -1,5 +1,5 @@
-//! `memfold blk --vhost`: sockets for virtual machines. What is said over them is tested in
-//! memfold-block; a machine itself by `scripts/guest-test`.
+//! `memfold blk --vhost`: the sockets for virtual machines. memfold-block tests the protocol, and
+//! `scripts/guest-test` runs a virtual machine.
 mod common;
 use common::blk::{Blk, binary};
 use common::{Scratch, assert_refused, memfold};
@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
-/// Features as a VMM asks for them, by the protocol's first request.
+/// Gets the features as a VMM does, with the protocol's first request.
 fn features(path: &str) -> (UnixStream, u64) {
     let mut stream = UnixStream::connect(path).unwrap();
     let (get_features, version, bytes) = (1_u32, 1_u32, 0_u32);
@@ -61,7 +61,7 @@ fn a_vmm_that_makes_no_sense_costs_a_line_and_no_disk() {
         said.contains("--vhost") && said.contains(&path) && said.contains("protocol"),
         "{said:?}"
     );
-    // Nobody reads its stderr any more, and it goes on.
+    // The server survives a closed stderr.
     UnixStream::connect(&path).unwrap().write_all(&[0xff; 64]).unwrap();
     features(&path);
     child.kill().unwrap();

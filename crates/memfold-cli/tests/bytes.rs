@@ -1,4 +1,5 @@
-//! The preload library's own `memcpy` and the like, which all of this program uses, too.
+//! The preload library's own `memcpy`, `memmove`, `memset` and `memcmp`. This test program also
+//! uses them itself.
 use memfold_testkit::random::Random;
 use std::ffi::{c_int, c_void};
 
@@ -16,7 +17,7 @@ unsafe extern "C" {
 
 const LEN: usize = 4096;
 
-/// Bytes at places of no order, and how many, mostly few.
+/// Returns random unaligned offsets with lengths, most of them short.
 fn cases(random: &mut Random) -> Vec<(usize, usize, usize)> {
     let near: Vec<_> =
         (0..700).flat_map(|len| [(100, 100 + len % 80, len), (180, 100, len)]).collect();
@@ -42,13 +43,13 @@ fn copies_are_those_of_single_bytes() {
     for (a, b, len) in cases(&mut random) {
         let mut expected = to.clone();
         (0..len).for_each(|n| expected[b + n] = from[a + n]);
-        // SAFETY: both are as long.
+        // SAFETY: both buffers have at least `len` bytes from their offsets on.
         let result = unsafe { memcpy(to[b..].as_mut_ptr().cast(), from[a..].as_ptr().cast(), len) };
         assert!(to.iter().eq(&expected) && result == to[b..].as_mut_ptr().cast(), "{a} {b} {len}");
-        // Within itself.
+        // Source and destination overlap.
         let moved: Vec<u8> = (0..len).map(|n| to[a + n]).collect();
         (0..len).for_each(|n| expected[b + n] = moved[n]);
-        // SAFETY: both are in it.
+        // SAFETY: both ranges lie within the buffer.
         unsafe { memmove(to.as_mut_ptr().add(b).cast(), to.as_ptr().add(a).cast(), len) };
         assert!(to.iter().eq(&expected), "within itself: {a} {b} {len}");
     }
@@ -61,14 +62,14 @@ fn filling_and_comparing_are_those_of_single_bytes() {
     for (a, b, len) in cases(&mut random) {
         let (byte, mut expected) = (random.below(256) as u8, to.clone());
         (0..len).for_each(|n| expected[b + n] = byte);
-        // SAFETY: it is as long.
+        // SAFETY: the buffer has at least `len` bytes from its offset on.
         let result = unsafe { memset(to[b..].as_mut_ptr().cast(), byte.into(), len) };
         assert!(to.iter().eq(&expected) && result == to[b..].as_mut_ptr().cast(), "{b} {len}");
         let other = (0..len).map(|n| to[a + n]).collect::<Vec<u8>>();
         let mut changed = other.clone();
         for at in [0, len / 2, len.saturating_sub(1)] {
             let compared = |changed: &[u8]| {
-                // SAFETY: all are as long.
+                // SAFETY: all ranges lie within their buffers.
                 let (order, differ) = unsafe {
                     let (a, b) = (changed.as_ptr().cast(), other.as_ptr().cast());
                     (memcmp(a, b, len), bcmp(a, b, len))
@@ -90,7 +91,7 @@ fn length_of_a_text_is_where_its_zero_is() {
     for len in 0..300 {
         let mut text = vec![7u8; len];
         text.extend([0, 7, 0]);
-        // SAFETY: a zero is there.
+        // SAFETY: the text ends with a zero.
         assert_eq!(unsafe { strlen(text.as_ptr().cast()) }, len);
     }
 }

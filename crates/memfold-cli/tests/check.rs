@@ -1,5 +1,5 @@
-//! `memfold check` says what is so, in sandboxes too, and `memfold run` then does as it said;
-//! `memfold jupyter`.
+//! `memfold check` reports what works, also in sandboxes, and `memfold run` behaves accordingly.
+//! `memfold jupyter` is tested here too.
 mod common;
 use common::{
     Program, Scratch, assert_refused, binaries, can_make_worlds, compile, json, memfold,
@@ -9,10 +9,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// The line of a screen for one thing: its mark, and the rest with what stands below it.
+/// Returns the entry of one item in the output of `check`: its mark, and the rest with the lines
+/// below it.
 #[track_caller]
 fn line(screen: &str, name: &str) -> (String, String) {
-    // A column of names, as wide as the widest, then the mark.
+    // The names fill a column as wide as the longest. The mark follows.
     let named = |line: &&str| line.get(..17).is_some_and(|column| column.trim_end() == name);
     let mut lines = screen.lines().skip_while(|line| !named(line));
     let first = lines.next().unwrap_or_else(|| panic!("no {name} in\n{screen}"));
@@ -21,7 +22,7 @@ fn line(screen: &str, name: &str) -> (String, String) {
     (mark.to_string(), [rest.trim()].into_iter().chain(below).collect::<Vec<_>>().join("\n"))
 }
 
-/// The screen, of one that ended so.
+/// Returns the output of `check`, which must end with this status.
 #[track_caller]
 fn screen(output: &Output, status: i32) -> String {
     let text = String::from_utf8(output.stdout.clone()).unwrap();
@@ -54,7 +55,7 @@ fn where_run_works_it_says_so_and_each_thing_has_its_line() {
     }
 }
 
-/// It ended memfold without a word.
+/// The filter kills the caller. `memfold run` once ended by that without a message.
 #[test]
 fn killing_filter_is_named_and_its_child_runs_unmanaged() {
     let Some(bin) = binaries() else { return };
@@ -82,7 +83,7 @@ fn killing_filter_is_named_and_its_child_runs_unmanaged() {
         assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"ran\n"[..]), "{said}");
         assert!(said.contains("runs unmanaged") && said.contains(name), "{said}");
     }
-    // Only a swap file needs it.
+    // Only a swap file needs io_uring.
     let ring = libc::SYS_io_uring_setup;
     let output = filtered(ring, &["run", "--limit", "64M", "--", "echo", "ran"]);
     assert_eq!(output.stdout, b"ran\n", "{output:?}");
@@ -112,7 +113,7 @@ fn an_absolute_limit_works_where_files_may_have_no_length() {
         command.args(["-c", &script, "sh", own.to_str().unwrap(), "run", "--limit", "64M", "--"]);
         command.args(["sh", "-c", "ulimit -f"]).env_remove("MEMFOLD_RUN").output().unwrap()
     };
-    // The program has the limit that it was given.
+    // The program gets the limit of the caller.
     let output = run("-S -f 0");
     assert_eq!(output.stdout, b"0\n", "{output:?}");
     let output = run("-f 0");
@@ -122,7 +123,7 @@ fn an_absolute_limit_works_where_files_may_have_no_length() {
     }
 }
 
-/// `true` is static in some systems, and may be anything.
+/// `true` is static on some systems. `memfold check` must not report a failure because of that.
 #[test]
 fn a_static_true_is_no_reason_for_a_no() {
     let Some(bin) = binaries() else { return };
@@ -169,7 +170,7 @@ fn a_swap_directory_is_tried_for_o_direct() {
     assert!(matches!(&*mark, "ok" | "--") && text.contains("O_DIRECT"), "{mark} {text}");
 }
 
-/// A place that others can enter, with memfold and the filter in it.
+/// A directory that other users can enter, with memfold and the filter in it.
 struct Sandbox {
     bin: Scratch,
     filter: Program,
@@ -189,8 +190,8 @@ fn sandbox() -> Option<Sandbox> {
     Some(Sandbox { bin, filter })
 }
 
-/// What stands in front of the filter: the device's mode in a world of its own, and who it is that
-/// runs there, without capabilities as in a container that was given none.
+/// The shell words that run before the filter: they set the device's mode in a mount namespace, and
+/// the user, without capabilities as in a container without any.
 struct World {
     device: &'static str,
     user: &'static str,
@@ -224,7 +225,7 @@ impl Sandbox {
 }
 
 const HELD: &[&str] = &["run", "--limit", "16M", "--summary", "--", "python3", "-c"];
-/// Four times the limit, each page told from the others, twice over.
+/// Fills four times the limit with pages of different bytes, twice.
 const FOLDS: &str = "
 b = bytearray(64 << 20)
 for turn in (1, 2):
@@ -322,7 +323,7 @@ fn a_kernelspec_is_written_once_and_its_command_is_what_runs() {
     assert_eq!(spec["display_name"], "Python 3 in 64M (memfold)");
     assert_refused(&write(&[]), 125, &[&path, "--force"]);
     assert!(write(&["--force"]).status.success());
-    // Another's, with what else it says, and a directory of its own.
+    // The specification of another kernel, with further fields, and a directory for the new one.
     let other =
         r#"{"argv":["/bin/echo","{connection_file}"],"display_name":"Echo","env":{"A":"b"}}"#;
     let (other, own) = (scratch.file("kernel.json", other, 0o644), scratch.path("own"));

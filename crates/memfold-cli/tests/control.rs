@@ -1,4 +1,4 @@
-//! `memfold run --list`, `memfold stat` and `memfold set`, on programs that run.
+//! `memfold run --list`, `memfold stat` and `memfold set` on running programs.
 mod common;
 use common::{Holder, Scratch, assert_refused, binaries, can_make_worlds, compile, memfold};
 use std::io::BufReader;
@@ -28,7 +28,7 @@ fn a_live_limit_is_shrunk_and_grown_and_memory_follows() {
     holder.wait_for("limit 64M", |mib| mib <= 64);
     holder.check();
     holder.wait_for("limit 64M, all touched", |mib| mib <= 64);
-    // The number of memfold itself does as well.
+    // The PID of `memfold run` itself is accepted too.
     let runner = holder.runner.id().to_string();
     let said =
         text(&ask(&bin, &scratch, &["set", &runner, "--limit", "none", "--resident", "24M"]));
@@ -36,7 +36,7 @@ fn a_live_limit_is_shrunk_and_grown_and_memory_follows() {
     holder.wait_for("resident 24M, the rest compressed", |mib| mib <= 24 + 32);
     holder.check();
     text(&ask(&bin, &scratch, &["set", &pid, "--limit", "256M", "--resident", "none"]));
-    // Its next look at the table is a few milliseconds away.
+    // An engine reads its limits every few milliseconds.
     let begin = Instant::now();
     while holder.resident_mib() < 96 {
         assert!(
@@ -49,7 +49,7 @@ fn a_live_limit_is_shrunk_and_grown_and_memory_follows() {
     holder.end();
 }
 
-/// It has no slot in the run's table.
+/// A process without an engine has no slot in the run's table.
 #[test]
 fn a_small_process_is_found_by_its_number_too() {
     let Some(bin) = binaries() else { return };
@@ -97,7 +97,7 @@ fn two_runs_are_listed_and_told_apart() {
     let line = |runner: u32| {
         list.lines().find(|line| line.trim_start().starts_with(&format!("{runner} "))).unwrap()
     };
-    // Others may have runs of their own on this machine.
+    // Other users may have runs on this machine.
     let own = |list: &str| list.lines().filter(|line| line.contains(&program.path)).count();
     assert_eq!(own(&list), 2, "{list}");
     assert!(
@@ -189,7 +189,7 @@ fn another_user_finds_and_changes_nothing() {
     }
     let (program, scratch) = (compile("holder"), Scratch::new());
     let holder = Holder::start(&bin, &scratch, &["--limit", "64M"], &program.path, "8");
-    // The command where everybody can execute it.
+    // The command lies where every user can execute it.
     let open = Scratch::new();
     let command = open.file("memfold", std::fs::read(bin.join("memfold")).unwrap(), 0o755);
     let as_nobody = |arguments: &[&str]| {
@@ -202,8 +202,8 @@ fn another_user_finds_and_changes_nothing() {
     assert_refused(&as_nobody(&["stat", &pid]), 125, &["another user (0)"]);
     assert_refused(&as_nobody(&["set", &pid, "--limit", "32M"]), 125, &["another user (0)"]);
     assert_eq!(text(&as_nobody(&["run", "--list"])).lines().count(), 1);
-    // With the directory open to all, the run itself asks who is there, and the client whose
-    // directory it is.
+    // The directory is open to all, so the run checks the peer's user, and the client checks the
+    // directory's owner.
     use std::os::unix::fs::PermissionsExt;
     let set = |path: &Path, mode| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap()

@@ -1,11 +1,11 @@
-//! Forks with a swap file: a child reads its parent's file and writes to one of its own, and both
-//! find every byte. Rows B3, Z4.
+//! Forks with a swap file: a child reads its parent's file and writes to its own, and both find
+//! every byte. Rows B3, Z4.
 #![cfg(target_arch = "x86_64")]
 mod common;
 use common::{Mounted, Scratch, assert_all_right, can_make_worlds, compile, folded_in, managed_in};
 use memfold_testkit::redis::{self, Server};
 
-/// 40 MiB that don't shrink, of which two fifths may be in memory.
+/// For 40 MiB of incompressible data, of which two fifths may be in memory.
 const SMALL: [&str; 4] = ["--resident", "16M", "--swap-keep-free", "64M"];
 
 #[track_caller]
@@ -51,7 +51,7 @@ fn a_child_without_userfaultfd_has_all_of_the_files_back() {
     assert_right(&[], &["filter"]);
 }
 
-/// The file may hold 104 MiB, so what is written in all says that slots were used again.
+/// The file holds at most 104 MiB. More than that is written in total, so slots must be reused.
 #[test]
 fn what_an_ended_child_has_read_is_written_to_again() {
     let (swap, program) = (Scratch::new(), compile("copied"));
@@ -66,7 +66,7 @@ fn what_an_ended_child_has_read_is_written_to_again() {
     }
 }
 
-/// The blocks that the pool can't hold are packed into the file.
+/// The pool's overflow is packed into the file.
 #[test]
 fn packed_blocks_are_read_across_forks() {
     let swap = Scratch::new();
@@ -100,7 +100,7 @@ fn full_file_system_loses_no_data_in_parent_or_child() {
     assert_all_right("", &flags, "copied", 20, &["both", "generations", "execs"]);
 }
 
-/// Holds with a part of the data in a remote store.
+/// Asserts the same as [`assert_right`], with a part of the data in a remote store.
 #[track_caller]
 fn assert_right_with_remote(promises: &[&str]) {
     if !redis::is_there() {
@@ -139,7 +139,7 @@ fn a_fork_reads_nothing_of_a_remote_store() {
     let command = [&*program.path, "idle"];
     let Some((output, figures)) = folded_in("", &flags, 20, &command) else { return };
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]));
-    // All was written and read once, before 12 forks.
+    // All data was written and read once before the 12 forks.
     let (out, back) = (figures["remote_out"].as_u64(), figures["remote_in"].as_u64());
     assert!(out > Some(12 << 8) && back < Some(80 << 8), "{figures}");
 }
@@ -154,7 +154,7 @@ fn a_fork_that_lacks_the_memory_to_bring_all_home_is_refused() {
     let world = format!("mount --bind {meminfo} /proc/meminfo && exec \"$@\"");
     let (swap, url) = (scratch.0.to_str().unwrap(), server.url());
     let flags = [&SMALL[..], &["--swap", swap, "--remote", &url]].concat();
-    // Deeper than files are stacked.
+    // More generations than the limit of stacked files.
     let Some(output) = managed_in(&world, &flags, &[&program.path, "generations"]) else { return };
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{text}");

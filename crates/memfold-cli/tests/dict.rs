@@ -1,10 +1,10 @@
-//! `memfold dict train`: a dictionary that wins is written, one that doesn't is not, and bad input
-//! is one line.
+//! `memfold dict train` writes a dictionary only if it improves compression, and refuses bad input
+//! with one line.
 mod common;
 use common::{Scratch, assert_refused, binaries, memfold};
 use memfold_testkit::random::Random;
 
-/// Records that share words.
+/// Returns records with common words.
 fn records(bytes: usize) -> Vec<u8> {
     let mut state = 1u32;
     let mut text = Vec::new();

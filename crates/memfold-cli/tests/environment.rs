@@ -1,5 +1,5 @@
-//! Children with an environment of their own are managed, see nothing of memfold's, and run as without
-//! it where it can't be in them.
+//! Children with an environment of their own are managed and don't see memfold's variables. Where
+//! the variables can't be added, they run unmanaged.
 #![cfg(target_arch = "x86_64")]
 mod common;
 use common::real::{installed, missing};
@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 const FLAGS: &[&str] = &["--resident", "16M"];
 const LEAST_MIB: u64 = 96;
 
-/// Asserts that a program under the words of `launcher` is folded.
+/// Asserts that a program started by the words of `launcher` is folded.
 #[track_caller]
 fn assert_folded(launcher: &[&str]) {
     let heap = compile("heap");
@@ -22,7 +22,8 @@ fn assert_folded(launcher: &[&str]) {
     assert!(!said.contains("warning"), "{launcher:?}: {said}");
 }
 
-/// gperftools' recurses in libc functions that the library replaces, with or without this.
+/// gperftools' full allocator is left out: it recurses in libc functions that the library replaces,
+/// with or without this.
 const ALLOCATORS: [&str; 3] = ["libjemalloc.so.2", "libmimalloc.so.2", "libtcmalloc_minimal.so.4"];
 
 #[test]
@@ -73,7 +74,7 @@ fn child_of_a_sandbox_that_clears_the_environment_is_folded() {
     assert_folded(&bare);
 }
 
-/// What a program prints of its environment under memfold, started by `launcher`.
+/// Returns what `program` prints of its environment under memfold, started by `launcher`.
 fn shown(bin: &Path, launcher: &[&str], program: &str) -> String {
     let output = run(bin, &[], &[launcher, &[program, "show"]].concat());
     assert!(output.status.success() && output.stderr.is_empty(), "{launcher:?}: {output:?}");
@@ -115,8 +116,8 @@ fn exec_that_fails_is_not_reported() {
     assert!(!said.contains("warning") && !said.contains("memfold can't manage"), "{said}");
 }
 
-/// Asserts that what `sh` executes by `script` is counted as not managed once, for this reason, and
-/// that memfold prints no warning.
+/// Asserts that memfold counts the program that `sh` executes by `script` as unmanaged, once and
+/// for this reason, and prints no warning.
 #[track_caller]
 fn assert_counted(output: &Output, program: &str, why: &str) {
     let said = String::from_utf8_lossy(&output.stderr);
@@ -127,7 +128,7 @@ fn assert_counted(output: &Output, program: &str, why: &str) {
     assert!(said.lines().any(|each| each == line), "{program}: {said}");
 }
 
-/// Its own C library can't load memfold's.
+/// A program's own C library can't load memfold's library.
 #[test]
 fn child_of_another_c_library_runs_with_its_own_environment() {
     let (Some(bin), passed) = (binaries(), compile("passed")) else { return };
@@ -142,7 +143,7 @@ fn child_of_another_c_library_runs_with_its_own_environment() {
         assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
         assert_counted(&output, &program, "it uses another C library");
     }
-    // A dynamic linker of another release, as far as one can tell.
+    // A dynamic linker whose name suggests another glibc release.
     let linker = scratch.path("ld-linux-x86-64.so.2");
     let mut bytes = fs::read("/lib64/ld-linux-x86-64.so.2").unwrap();
     let text = b"release version 2.";
@@ -173,7 +174,7 @@ fn child_of_another_c_library_runs_with_its_own_environment() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "");
 }
 
-/// A static program can't be managed, and what it executes can.
+/// A static program is unmanaged, but the programs that it executes are managed.
 #[test]
 fn child_of_a_static_program_is_folded() {
     let scratch = Scratch::new();

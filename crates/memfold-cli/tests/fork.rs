@@ -1,4 +1,4 @@
-//! Processes that copy themselves under `memfold run`: what parent and child find in folded memory.
+//! Forks under `memfold run`: parent and child find the right bytes in folded memory.
 mod common;
 use common::{NOBODY, assert_right, assert_right_in, can_make_worlds};
 

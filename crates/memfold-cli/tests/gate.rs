@@ -1,5 +1,5 @@
-//! Who may have faults served by the gate: everybody, without any privilege. And what is done where
-//! it can't be had.
+//! The gate serves faults for every user, without any privilege. Where it is unavailable, `memfold
+//! run` refuses or takes another paging.
 #![cfg(target_arch = "x86_64")]
 mod common;
 use common::{
@@ -95,7 +95,7 @@ fn program_in_a_user_namespace_is_right() {
     }
     let heap = compile("heap");
     if let Some(bwrap) = common::real::installed("bwrap") {
-        // Two namespaces, one of them by `unshare` after rights were given up.
+        // Two namespaces. `unshare` makes the second after the privileges were dropped.
         let words = ["--bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid"];
         let command = [&[bwrap.as_str()], &words[..], &[&heap.path, "fast"]].concat();
         let Some(printed) = printed_in(UNPRIVILEGED, FLAGS, 96, &command) else { return };
@@ -108,7 +108,7 @@ fn program_in_a_user_namespace_is_right() {
     }
 }
 
-/// Static data isn't folded, and counts.
+/// Static data isn't folded, but counts against the limit.
 #[test]
 fn a_program_with_much_static_data_has_an_engine_from_its_start() {
     let Some(bin) = binaries() else { return };
@@ -120,8 +120,8 @@ fn a_program_with_much_static_data_has_an_engine_from_its_start() {
     assert_eq!(json(&path)["processes"].as_array().unwrap().len(), 1);
 }
 
-/// Asserts that a command prints what it prints without memfold and with all privileges, and was
-/// folded.
+/// Asserts that a command, run unprivileged under memfold, is folded and prints the same as without
+/// memfold.
 #[track_caller]
 fn assert_same(resident: &str, least_mib: u64, command: &[&str]) {
     let flags = ["--resident", resident];
@@ -141,7 +141,7 @@ fn unprivileged_programs_print_the_same_as_without_memfold() {
             std::fs::read(format!("{}/tests/programs/{name}.py", env!("CARGO_MANIFEST_DIR")));
         scratch.file(name, text.unwrap(), 0o644)
     };
-    // An interpreter that others may execute too.
+    // An interpreter that other users may execute too.
     assert_same("16M", 12, &["/usr/bin/python3", &script("database")]);
     assert_same("20M", 64, &["/usr/bin/python3", &script("processes")]);
     let lines: String = (0..600_000u64).map(|n| format!("{}\n", n * 7_919 % 600_011)).collect();
@@ -149,12 +149,12 @@ fn unprivileged_programs_print_the_same_as_without_memfold() {
     assert_same("16M", 12, &["/usr/bin/sort", "-n", "-S", "200M", &file]);
 }
 
-/// In front of `memfold`: what lacks there.
+/// Returns the words that start `program` under a filter that removes a kernel feature.
 fn lacking(what: &str, program: &Program) -> String {
     format!("exec {} {what} \"$@\"", program.path)
 }
 
-/// Linux 5.14 to 6.7: pages are copied, and the map and the page map are read.
+/// Linux 5.14 to 6.7: the engine copies pages, and reads /proc's maps and pagemap.
 #[test]
 fn simulated_older_kernel_runs_right_and_unprivileged() {
     if !can_make_worlds() {
@@ -181,8 +181,8 @@ fn simulated_older_kernel_runs_right_and_unprivileged() {
     assert!(!text.contains("warning"), "{text}");
 }
 
-/// No userfaultfd at all, as in Docker's default profile without the device: what is away is told of
-/// by its protection.
+/// No userfaultfd, as in Docker's default profile without the device: page protection reports
+/// touches of folded pages.
 #[test]
 fn run_without_userfaultfd_is_right_and_unprivileged() {
     if !can_make_worlds() {
@@ -204,7 +204,7 @@ fn run_without_userfaultfd_is_right_and_unprivileged() {
         ("hard", 48, &["five", "handler", "coroutines", "crash"]),
         ("kinds", 32, &["stacks", "faults"]),
         ("apart", 300, &["marked"]),
-        // A child that may not open /proc/self/mem has everything back.
+        // A child that may not open /proc/self/mem loads all its memory.
         ("shut", 32, &["dumpable_memory"]),
     ] {
         assert_all_right(&world, &flags, name, least_mib, promises);
@@ -249,8 +249,8 @@ fn a_child_without_the_gate_runs_unmanaged_with_one_line() {
     assert_eq!(text.lines().filter(said).count(), 1, "{text}");
 }
 
-/// A child of fork needs no /proc, no privilege and no free descriptor; without a userfaultfd it has
-/// everything back.
+/// A child of fork needs no /proc, no privilege and no free descriptor. Without a userfaultfd it
+/// loads all its memory.
 #[test]
 fn sandboxed_processes_fork_with_every_byte_right() {
     if !can_make_worlds() {
@@ -261,13 +261,13 @@ fn sandboxed_processes_fork_with_every_byte_right() {
     assert_all_right(UNPRIVILEGED, FLAGS, "shut", 32, &["dumpable", "descriptors"]);
 }
 
-/// It is folded like any other memory, and gone in a child of fork.
+/// MADV_DONTFORK memory is folded like any other, and absent in a child of fork.
 #[test]
 fn memory_that_is_not_for_children_is_folded_and_gone_in_them() {
     assert_right("apart", 128, &["marked", "parts", "moved", "racing"]);
 }
 
-/// V8 marks its heap so: most of what is folded of such a program is that.
+/// V8 marks its heap with MADV_DONTFORK, so most of the folded memory of such a program is marked.
 #[test]
 fn the_heap_of_node_is_folded() {
     let script = "const all = [];
@@ -302,7 +302,8 @@ fn every_signal_is_handled_on_coroutine_stacks() {
     assert_right("kinds", 32, &["coroutines"]);
 }
 
-/// Runs a program of calls on buffers of 64 MiB in 16 MiB; gives the run's figures.
+/// Runs a program that makes calls on buffers of 64 MiB with 16 MiB resident. Returns the run's
+/// figures.
 fn large(promise: &str) -> Option<serde_json::Value> {
     let program = compile("large");
     let (output, stats) = folded_in("", FLAGS, 44, &[&program.path, promise])?;
@@ -312,7 +313,7 @@ fn large(promise: &str) -> Option<serde_json::Value> {
     Some(stats)
 }
 
-/// Calls that may be made in pieces give what one call gives, and little is in memory meanwhile.
+/// Calls made in pieces return what one call returns, and keep little in memory.
 #[test]
 fn calls_on_huge_buffers_act_as_one_call_within_the_limit() {
     for promise in ["files", "offset", "pipes", "sockets", "signals", "readers"] {
@@ -320,15 +321,15 @@ fn calls_on_huge_buffers_act_as_one_call_within_the_limit() {
         let [held, resident] = ["peak_held_bytes", "peak_resident_bytes"]
             .map(|name| stats[name].as_u64().expect("a figure"));
         println!("{promise}: {held} bytes held at most, {resident} in memory");
-        // All that waits for input at once is a piece for each of a hundred threads; one call that
-        // must be whole names a buffer of it all (MSG_WAITALL).
+        // When a hundred threads wait for input, each holds one piece. A call that can't be made in
+        // pieces (MSG_WAITALL) holds its whole buffer.
         let whole = if promise == "sockets" { 64 << 20 } else { 0 };
         assert!(held > 0 && held < (10 << 20) + whole, "{promise}: {held} bytes held");
         assert!(resident < (40 << 20) + whole, "{promise}: {resident} bytes in memory");
     }
 }
 
-/// What must be one call is held whole, past the limit, which is said.
+/// A call that can't be made in pieces is held whole, past the limit, with a warning.
 #[test]
 fn messages_and_appended_writes_are_made_by_one_call() {
     let Some(stats) = large("messages") else { return };
@@ -336,7 +337,7 @@ fn messages_and_appended_writes_are_made_by_one_call() {
     assert!(stats["over_limit"].as_u64() > Some(0), "{stats}");
 }
 
-/// However many calls wait, and whatever parts they name, just that is in memory.
+/// Many waiting calls with scattered parts hold only the pages that they name.
 #[test]
 fn calls_hold_exactly_what_they_name() {
     let ways = ["threads", "thousands", "discarded", "gaps", "spread", "environment"];
@@ -344,7 +345,7 @@ fn calls_hold_exactly_what_they_name() {
     assert_right("held", 24, &["gaps:bare", "spread:bare", "closed", "closed:bare", "beside"]);
 }
 
-/// Two thousand threads of a runtime that wait; what is folded beside them is within the limit.
+/// Asserts that two thousand waiting threads of a runtime leave the folded memory within the limit.
 #[track_caller]
 fn assert_threads_leave_room(limit: &str, command: &[&str]) {
     let flags = ["--resident", limit];
@@ -387,7 +388,7 @@ fn two_thousand_waiting_threads_of_java_leave_room_for_eviction() {
     assert_threads_leave_room("320M", &[&java, "-Xss256k", "-Xmx600m", "-XX:+UseSerialGC", &path]);
 }
 
-/// What a call waits for may need another thread to map memory first.
+/// A waiting call may need another thread to map memory first.
 #[test]
 fn thread_that_fills_memory_for_a_waiting_call_maps_its_own() {
     assert_right("held", 24, &["filled", "filled:bare"]);
@@ -398,7 +399,7 @@ fn killed_writer_leaves_the_offset_where_it_has_written_to() {
     assert_right("held", 24, &["killed", "killed:bare"]);
 }
 
-/// In whatever call it was.
+/// The process may be inside any call when it is killed.
 #[test]
 fn killed_child_of_vfork_leaves_no_lock_taken() {
     assert_right("held", 24, &["children"]);
@@ -422,7 +423,7 @@ fn socket_that_waits_for_much_gives_it_by_one_call() {
     assert_right("held", 24, &["low_water", "low_water:bare"]);
 }
 
-/// SIGBUS, SIGSEGV and SIGSYS, by which the gate works.
+/// The gate uses SIGBUS, SIGSEGV and SIGSYS. A program may use them too.
 #[test]
 fn signals_of_the_gate_that_are_sent_arrive_as_any_other() {
     assert_right("sent", 32, &["sigwaits", "sigsuspends", "signalfds", "threads", "stay"]);
@@ -453,8 +454,8 @@ fn process_that_may_start_no_thread_is_served() {
     assert_right("denied", 32, &["spaces"]);
 }
 
-/// The program gets the same SIGSYS for each dispatched call, the same errors for wrong arguments,
-/// and the same ends of its processes as without memfold.
+/// As without memfold, the program gets the same SIGSYS for each dispatched call, the same errors
+/// for wrong arguments, and the same exit statuses of its processes.
 #[test]
 fn program_dispatches_its_own_system_calls_as_without_memfold() {
     let Some(bin) = binaries() else { return };

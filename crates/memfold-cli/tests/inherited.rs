@@ -1,12 +1,12 @@
-//! The program gets what it would get without memfold.
+//! A program inherits the same state under memfold as without it.
 mod common;
 use common::{Scratch, binaries, compile, memfold};
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// What a caller may do before it starts a program, as a shell's words, and what of the program's
-/// record must show that it was done (nothing where any record would do).
+/// Shell words that change the state a program inherits, and a text that the program's record must
+/// then contain (empty if any record is accepted).
 const WORLDS: &[(&str, &str)] = &[
     ("", ""),
     ("trap '' PIPE", "signal 13: ignored"),
@@ -31,7 +31,7 @@ const WORLDS: &[(&str, &str)] = &[
     ("echo 500 >/proc/$$/oom_score_adj", "500"),
 ];
 
-/// What `prepare` and then the program's record is, started by `launcher`.
+/// Runs the words of `prepare`, then the program started by `launcher`, and returns its record.
 fn record(scratch: &Scratch, program: &str, launcher: &[&OsStr], prepare: &str) -> String {
     let file = scratch.path("record");
     let _ = std::fs::remove_file(&file);
@@ -40,7 +40,7 @@ fn record(scratch: &Scratch, program: &str, launcher: &[&OsStr], prepare: &str) 
         .args(["-c", &format!("{prepare}\nexec \"$@\""), "bash"])
         .args(launcher)
         .args([program, &file]);
-    // An order that no sorting gives, and names that are no names.
+    // Unsorted variables, and entries that are no valid variables.
     command.env_clear().envs([("PATH", std::env::var("PATH").unwrap()), ("HOME", "/".into())]);
     let status = command.stdin(std::process::Stdio::null()).status().unwrap();
     assert!(status.success(), "{prepare}: {status}");
@@ -74,7 +74,7 @@ fn a_program_inherits_exactly_what_env_would_give_it() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A shell can't block signals, nor have the same variable twice.
+/// A shell can't block signals, and can't pass the same variable twice.
 #[test]
 fn blocked_signals_and_environment_order_are_inherited() {
     let Some(bin) = binaries() else { return };

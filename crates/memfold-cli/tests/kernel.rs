@@ -1,5 +1,5 @@
-//! Those who use a program's folded memory past its own loads and stores: devices, other processes,
-//! locks in the kernel. And memory that the program marks as never to be folded.
+//! Accesses to folded memory that bypass the program's own loads and stores: devices, other
+//! processes, locks in the kernel. Also memory that the program marks as never to be folded.
 mod common;
 use common::{Holder, Scratch, assert_right, assert_right_with, binaries, compile, managed};
 use memfold_testkit::random::mix;
@@ -94,13 +94,13 @@ fn marks_come_and_go_while_threads_use_the_memory() {
     assert_right("marks", 32, &["threads"]);
 }
 
-/// Word 0 of a page of the pattern 1 that `holder` fills its memory with: see `common.h`.
+/// Returns word 0 of a page of pattern 1, with which `holder` fills its memory (see `common.h`).
 fn first_word(page: u64) -> u64 {
     mix(mix(0x100000001u64.wrapping_add(page)))
 }
 
-/// Not where it can't write the registers back ("Couldn't write extended state status": gdb 13 on
-/// CPUs with AMX), which ends the program, be it folded or not.
+/// Returns whether gdb can call functions here. gdb 13 can't on CPUs with AMX: it fails to restore
+/// registers ("Couldn't write extended state status"), which ends any program, folded or not.
 fn gdb_calls_functions() -> bool {
     let mut sleep = Command::new("sleep").arg("60").spawn().unwrap();
     let mut gdb = Command::new("gdb");
@@ -152,7 +152,7 @@ fn gdb_says_what_it_cant_read_and_reads_it_after_asking() {
     } else {
         eprintln!("SKIPPED in part: this gdb can't call functions of any program on this CPU");
     }
-    // It is folded again, and every byte is right.
+    // The memory is folded again, and every byte is right.
     holder.check();
     holder.wait_for("after gdb", |mib| mib <= 16 + 24);
     holder.check();
@@ -169,7 +169,7 @@ fn a_core_dump_without_the_folded_data_says_so() {
         let Some(output) = managed("16M", &["sh", "-c", &script(limit)]) else { return };
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(139), "{text}");
-        // The kernel's core_pattern may be such that there is none.
+        // The kernel's core_pattern can prevent a core file.
         let dumped = std::fs::read_dir(&scratch.0).unwrap().count() > 0;
         assert!(dumps || !dumped);
         assert!(text.contains("The core dump has zeros in place of") == dumped, "{limit}: {text}");

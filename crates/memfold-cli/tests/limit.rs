@@ -7,9 +7,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The program leaves a page in 16 untouched. What is adopted is folded in large folios all the
-/// same, so reading all of it takes few faults: 28,000 when each untouched page ended a folio, 200
-/// to 700 now, and some thousand where the machine is busy.
+/// The program leaves one page in 16 untouched. Adopted memory must still be folded in large
+/// folios, so reading all of it takes few faults: 200 to 700, or some thousand on a busy machine.
+/// It took 28,000 when each untouched page ended a folio.
 #[test]
 fn untouched_pages_do_not_cut_what_is_adopted_in_pieces() {
     let program = compile("overshoot");
@@ -22,7 +22,7 @@ fn untouched_pages_do_not_cut_what_is_adopted_in_pieces() {
 
 #[test]
 fn processes_of_a_run_share_its_limit() {
-    // The program adds up what its processes hold.
+    // The program itself sums the memory of its processes.
     assert_right_with(&["--limit", "128M"], "family", 64, &["exec", "fork", "rewrite"]);
 }
 
@@ -52,12 +52,14 @@ fn z4_data_that_does_not_shrink_passes_the_limit_and_it_says_so() {
     assert!(pool < 32 << 20, "{pool} bytes in the pool");
 }
 
-/// How many times data shrinks; of `half`, half is kept from core dumps and never folded.
+/// Compression ratios of the data. In `half`, half of the memory is excluded from core dumps and
+/// never folded.
 const KINDS: [&str; 5] = ["48", "3", "1.3", "1", "half"];
-/// An engine's own memory in a process, MiB: threads, buffers, and what is in work at the moment.
+/// The engine's own memory in a process, in MiB: threads, buffers, and pages in transit.
 const ENGINE_MIB: f64 = 2.0;
 
-/// What all processes of the program hold at the end under a limit, and without one, MiB.
+/// Returns the memory that all processes of the program hold at the end, with or without a limit,
+/// in MiB.
 fn held_at(program: &str, kind: &str, mib: u64, count: u64, limit: Option<u64>) -> Option<f64> {
     let (mib, count) = (mib.to_string(), count.to_string());
     let command = [program, kind, &mib, &count];
@@ -71,7 +73,7 @@ fn held_at(program: &str, kind: &str, mib: u64, count: u64, limit: Option<u64>) 
     Some(total.parse::<f64>().unwrap() / 1024.0)
 }
 
-/// Holds for each kind of data and number of processes, at limits from 90 to 15% of the whole.
+/// Asserts the limit for each kind of data and number of processes, at 90 to 15% of the whole.
 fn assert_the_limit_is_the_promise(mib: u64, counts: &[u64]) {
     let program = compile("shrinking");
     for kind in KINDS {
@@ -86,8 +88,8 @@ fn assert_the_limit_is_the_promise(mib: u64, counts: &[u64]) {
                 };
                 println!("{kind} x{count}: {total:.0} MiB at {limit} of {plain:.0}");
                 assert!(total <= plain * 1.02 + own, "{kind} x{count}: more than without memfold");
-                // To fold the last tenth of what hardly shrinks may cost more than it is worth: then
-                // that stays, whatever the limit is (`policy/thrash.rs`).
+                // Folding the last tenth of data that hardly compresses can cost more than it
+                // gains. Then it stays resident, whatever the limit is (`policy/thrash.rs`).
                 let may_stay = kind == "1.3";
                 if let Some(&before) = held.last().filter(|_| !may_stay) {
                     assert!(
@@ -119,7 +121,7 @@ fn b1_total_never_rises_as_the_limit_falls_at_length() {
     assert_the_limit_is_the_promise(400, &[1, 10]);
 }
 
-/// What the processes of a run have in memory at most, MiB, and its output.
+/// Returns the peak memory of a run's processes in MiB, and the run's output.
 fn peak_of(flags: &[&str], command: &[&str]) -> Option<(f64, std::process::Output)> {
     let bin = binaries()?;
     let arguments = [&["run"], flags, &["--"], command].concat();
@@ -134,7 +136,7 @@ fn peak_of(flags: &[&str], command: &[&str]) -> Option<(f64, std::process::Outpu
     Some((peak as f64 / 1024.0, run.wait_with_output().unwrap()))
 }
 
-/// What all processes of a program have in memory, KiB.
+/// Returns the resident memory of all processes of a program, in KiB.
 fn resident_kib(program: &str) -> u64 {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let of = |entry: std::fs::DirEntry| {
@@ -147,7 +149,7 @@ fn resident_kib(program: &str) -> u64 {
     entries.filter_map(of).sum()
 }
 
-/// Each has room for itself when it asks, and only for itself.
+/// Each process has room for its own share when it asks for it, and for no more.
 #[test]
 #[ignore = "a busy machine fails it: make torture"]
 fn ten_processes_that_fill_at_once_stay_near_the_limit() {
@@ -162,7 +164,8 @@ fn ten_processes_that_fill_at_once_stay_near_the_limit() {
     }
 }
 
-/// The process whose data doesn't shrink has more than half of the limit, as the other folds more.
+/// The process with incompressible data gets more than half of the limit, because the other process
+/// can fold more.
 #[test]
 fn process_that_cant_fold_has_what_others_can_fold() {
     let program = compile("unlike");
@@ -178,7 +181,7 @@ fn process_that_cant_fold_has_what_others_can_fold() {
     assert!(!text.contains("can't be kept"), "{text}");
 }
 
-/// The process with most of it ends; the other has room then.
+/// When the process with the most memory ends, the other one gets its room.
 #[test]
 fn on_full_stop_ends_the_process_that_can_fold_least() {
     let program = compile("unlike");
@@ -207,8 +210,8 @@ fn warning_names_each_cause_and_the_least_limit() {
     }
 }
 
-/// By `--limit` and by `--resident`: the sums cover all processes, and the causes are those of the
-/// process that can fold least.
+/// With `--limit` and with `--resident`: the sums cover all processes, and the causes are those of
+/// the process that can fold least.
 #[test]
 fn warning_of_several_processes_gives_the_sums_and_the_largest() {
     let (unlike, shrinking) = (compile("unlike"), compile("shrinking"));
@@ -243,8 +246,8 @@ fn on_full_stop_ends_the_program_with_one_line() {
     assert!(!text.contains("panic") && stops[0].contains("does not compress"), "{text}");
 }
 
-/// What is written of a private file mapping is the process's own memory, and isn't folded: so its
-/// heap has the rest.
+/// Written pages of a private file mapping count as the process's memory but aren't folded. So the
+/// heap has only the rest of the limit.
 #[test]
 fn written_pages_of_private_file_mappings_count() {
     let source = r#"
@@ -279,7 +282,7 @@ fn written_pages_of_private_file_mappings_count() {
     assert!((70 << 20..110 << 20).contains(&peak), "{peak}");
 }
 
-/// It is static, and has 48 MiB of the 96.
+/// The program is static, and has 48 of the 96 MiB.
 #[test]
 fn unmanaged_process_reduces_the_limit_of_the_others() {
     let Some(bin) = binaries() else { return };
@@ -318,8 +321,8 @@ fn unmanaged_process_reduces_the_limit_of_the_others() {
     assert!(json(&stats)["peak_unmanaged_processes_bytes"].as_u64() >= Some(48 << 20));
 }
 
-/// A heap that is readable, writable and executable, as Lisps and JITs have: the code in it is
-/// called after it was folded.
+/// A heap that is readable, writable and executable, as in Lisps and JITs. Code in it is called
+/// after it was folded.
 #[test]
 fn executable_memory_is_folded_and_runs_on() {
     let source = r#"

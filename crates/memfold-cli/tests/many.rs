@@ -1,5 +1,5 @@
-//! Runs of many processes, in other PID namespaces and as other users: all of them count, and what
-//! one costs that does nothing.
+//! Runs of many processes, in other PID namespaces and as other users: all of them count against
+//! the limit. Also the cost of an idle process.
 mod common;
 use common::{Scratch, binaries, can_make_worlds, compile, folded_in, memfold};
 use std::fs;
@@ -7,16 +7,16 @@ use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 
-/// /dev/userfaultfd is open to all: who is another user after exec can be served.
+/// Opens /dev/userfaultfd to all, so that processes of other users can be managed after exec.
 const OPEN: &str = r#"
     node=$(mktemp -u) && mknod $node c $(tr : ' ' </sys/class/misc/userfaultfd/dev) && chmod 666 $node &&
     mount --bind $node /dev/userfaultfd && rm $node && exec "$@""#;
 
-/// So much may be past a limit: what is being folded.
+/// The tolerance above a limit, in MiB: memory that is being folded.
 const SLACK_MIB: u64 = 32;
 
-/// Runs `many`, which finds out what its processes hold in all, within `limit_mib`; the figures of
-/// the run.
+/// Runs `many`, which measures the total memory of its processes, within `limit_mib`. Returns the
+/// figures of the run.
 fn run_many(
     world: &str,
     limit_mib: u64,
@@ -30,7 +30,7 @@ fn run_many(
     let bound = (limit_mib + SLACK_MIB).to_string();
     let limit = format!("{limit_mib}M");
     let command = [before, &[&program.path], &arguments[..2], &[&bound], &arguments[2..]].concat();
-    // Each of them is somebody else: what they execute must be open to all.
+    // Each process runs as another user, so the executed files must be open to all.
     for path in [&program.scratch.0, &scratch.0] {
         fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     }
@@ -40,7 +40,7 @@ fn run_many(
     Some(stats)
 }
 
-/// The processes that the figures tell of.
+/// Returns the PIDs in the figures.
 fn pids(stats: &serde_json::Value) -> Vec<u64> {
     let mut pids: Vec<u64> = stats["processes"]
         .as_array()
@@ -53,21 +53,22 @@ fn pids(stats: &serde_json::Value) -> Vec<u64> {
     pids
 }
 
-/// Of 200, 136 were not counted by the others, and held what they liked.
+/// Of 200 processes, 136 were not counted by the others, and were not limited.
 #[test]
 fn a_limit_that_200_processes_share_is_kept() {
     let Some(stats) = run_many("", 1024, 256, &[], &["200", "8"]) else { return };
-    // Those without an engine have none, and a sixteenth of the limit: at least 4 MiB each.
+    // Processes without an engine have no slot. Together they may use a sixteenth of the limit, at
+    // 4 MiB each or more.
     assert!(pids(&stats).len() >= 200 - 1024 / 16 / 4, "each other has a slot of its own");
 }
 
-/// An equal share is less than one process alone would be content with. They held 650 MiB.
+/// An equal share of the limit is less than each process needs. The processes once held 650 MiB.
 #[test]
 fn a_limit_of_which_each_process_gets_5_mib_is_kept() {
     run_many("", 512, 512, &[], &["100", "20"]);
 }
 
-/// They see neither `memfold run` in their /proc nor one another from outside.
+/// The processes see neither `memfold run` in their /proc nor the processes of other namespaces.
 #[test]
 fn pid_namespace_processes_share_limit_and_show_outer_numbers() {
     if !can_make_worlds() {
@@ -79,12 +80,11 @@ fn pid_namespace_processes_share_limit_and_show_outer_numbers() {
     };
     let pids = pids(&stats);
     assert!(pids.len() >= 4, "{pids:?}");
-    // Inside they are 2 to 5.
+    // Inside the namespaces the PIDs are 2 to 5.
     assert!(pids.iter().all(|pid| *pid > 10), "numbers of another namespace: {pids:?}");
 }
 
-/// Half of them execute another program after that, which may not look at `memfold run`; half
-/// don't.
+/// Half of the processes then execute another program, which may not read `memfold run`'s /proc.
 #[test]
 fn processes_that_become_other_users_share_the_limit() {
     if !can_make_worlds() {
@@ -93,7 +93,7 @@ fn processes_that_become_other_users_share_the_limit() {
     run_many(OPEN, 128, 128, &[], &["4", "96", "60000"]);
 }
 
-/// A program that does nothing until its input ends, plainly or under memfold.
+/// A program that waits for the end of its input, plainly or under memfold.
 struct Idle(Child);
 
 impl Idle {
@@ -110,8 +110,8 @@ impl Idle {
     }
 }
 
-/// KiB of memory, by a process's part in what it shares, and threads of all processes that run
-/// `path`.
+/// Returns the memory (Pss, in KiB) and the threads of all processes that run `path`, and their
+/// number.
 fn cost(path: &str) -> (u64, u64, u64) {
     let (mut kib, mut threads, mut count) = (0, 0, 0);
     for entry in fs::read_dir("/proc").unwrap().flatten() {
@@ -131,8 +131,8 @@ fn cost(path: &str) -> (u64, u64, u64) {
     (kib, threads, count)
 }
 
-/// It was 0.5 MiB and 6 threads beside what they share, which is the library's code. 24 KiB of it are
-/// pointers in the gate's table of system calls, which the loader writes to.
+/// An idle process once cost 0.5 MiB and 6 threads, without the shared code of the library. 24 KiB
+/// are pointers in the gate's table of system calls, which the loader relocates.
 #[test]
 fn idle_process_costs_at_most_400_kib_and_one_thread() {
     // More than all processes without an engine may have together.
@@ -141,8 +141,8 @@ fn idle_process_costs_at_most_400_kib_and_one_thread() {
     }
 }
 
-/// Asserts that processes that have mapped so many MiB, and touched none of them, cost so many
-/// threads each, and at most so many KiB.
+/// Asserts the cost of processes that have mapped memory without touching it: exactly
+/// `more_threads` threads, and at most `most` KiB each.
 fn costs(mapped: &str, more_threads: u64, most: u64) {
     const COUNT: u64 = 20;
     let Some(bin) = binaries() else { return };
@@ -184,7 +184,7 @@ fn costs(mapped: &str, more_threads: u64, most: u64) {
     let measure = |command: Command, most: u64| {
         let idle = Idle::start(command);
         let mut measured = cost(&path);
-        // On busy CPUs an engine's thread may not have given its stack back yet.
+        // On busy CPUs an ended engine thread may not have freed its stack yet.
         for _ in 0..1000 {
             if measured.0 <= most {
                 break;

@@ -1,16 +1,15 @@
-//! What memfold asks for where the system counts all that may be written
-//! (`vm.overcommit_memory=2`). A setting of the whole machine: the test lets the system promise
-//! more than anybody asks for, and is in a file of its own, as files run one after another.
+//! memfold's commit charge where the system limits it (`vm.overcommit_memory=2`). This is a setting
+//! of the whole machine. The test sets a limit above all needs. It has its own file because test
+//! files run one after another.
 mod common;
 use common::{Scratch, assert_figures, binaries, json, run};
 use std::process::{Child, Command, Stdio};
 
-/// The settings are as they were when this is gone, or the test is, however it ends: a shell waits
-/// for that.
+/// Restores the settings when dropped, and also when the test is killed: a shell waits for its end.
 struct Counted(Child);
 
 impl Counted {
-    /// `None` if this process may not change them.
+    /// Returns `None` if this process may not change the settings.
     fn begin() -> Option<Counted> {
         let script = r#"
             trap '' INT TERM HUP QUIT
@@ -45,8 +44,8 @@ impl Drop for Counted {
     }
 }
 
-/// Says how much of this process counts, MiB: at its start, and when it has filled and read what is
-/// folded.
+/// Prints this process's commit charge in MiB: at its start, and after it has filled and read
+/// folded memory.
 const PROGRAM: &str = r#"
 import hashlib
 def counted():
@@ -82,7 +81,7 @@ fn where_reservations_count_memfold_asks_for_what_it_fills() {
     let (plain, managed) = (numbers(&plain.stdout), numbers(&output.stdout));
     println!("plainly {plain:?} MiB, under memfold {managed:?}");
     assert_figures(&json(&figures), &words, 32);
-    // It was terabytes. What folds has frames for twice the limit and 64 MiB, pools for as much as
+    // The charge was terabytes once. An engine has frames for twice the limit and 64 MiB, pools for
     // the limit, and tables.
     assert!(managed[0] < plain[0] + 16, "an idle process: {managed:?}, {plain:?} plainly");
     assert!(

@@ -1,18 +1,19 @@
-//! How far a program that allocates fast passes its limit. What else the machine does decides that
-//! too, so CI asks only that every way to allocate keeps its bytes; the bound is torture.
+//! How far a program that allocates fast exceeds its limit. That also depends on the machine's
+//! load. So CI checks only that each way to allocate keeps its bytes; the bound itself is a torture
+//! test.
 mod common;
 use common::{compile, managed_in};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// The limit and what a program may be past it, KiB: 5% or 32 MiB, whichever is larger.
+/// The limit plus the allowed excess, in KiB: 5% or 32 MiB, whichever is larger.
 const BOUND_KIB: u64 = (256 + 32) << 10;
 
-/// One test at a time.
+/// Serializes the tests.
 static MACHINE: Mutex<()> = Mutex::new(());
 
-/// The peak that `overshoot` reports, KiB.
+/// Returns the peak that `overshoot` reports, in KiB.
 fn peak_kib(path: &str, way: &str) -> Option<u64> {
     let output = managed_in("", &["--limit", "256M"], &[path, way])?;
     let text = String::from_utf8_lossy(&output.stderr);
@@ -27,7 +28,7 @@ fn peak_kib(path: &str, way: &str) -> Option<u64> {
 }
 
 const WAYS: [&str; 7] = ["large", "malloc", "mmap", "brk", "populate", "populate_small", "advise"];
-/// Ways by which the kernel is asked to fill memory at once, larger than the limit.
+/// Ways to make the kernel fill memory at once, larger than the limit.
 const FILLED: [&str; 8] = [
     "populate",
     "populate:bare",
@@ -45,8 +46,8 @@ fn a_program_that_allocates_fast_keeps_every_byte() {
     for way in WAYS {
         let Some(kib) = peak_kib(&program.path, way) else { return };
         println!("{way}: {kib} KiB");
-        // What is mapped at once, larger than the limit, is never filled before it is managed; the
-        // kernel had filled all of it.
+        // Memory that is mapped and filled by one call, larger than the limit, must be managed
+        // before it is filled. Once, the kernel filled all of it.
         let is_known_before = way == "populate" || way == "large";
         assert!(!is_known_before || kib < 512 << 10, "{way}: {kib} KiB");
     }
@@ -70,7 +71,7 @@ fn a_program_that_allocates_fast_hardly_passes_its_limit() {
     let _machine = MACHINE.lock();
     let program = compile("overshoot");
     for way in WAYS {
-        // The machine may be busy with something else all the same: the best of three runs counts.
+        // The machine may be busy, so the best of three runs counts.
         let mut peaks = Vec::new();
         while peaks.len() < 3 && peaks.last().is_none_or(|kib| *kib > BOUND_KIB) {
             let Some(kib) = peak_kib(&program.path, way) else { return };
@@ -82,8 +83,7 @@ fn a_program_that_allocates_fast_hardly_passes_its_limit() {
     drop(program.scratch);
 }
 
-/// Whoever takes the memory under management must not wait for a background thread that waits for a
-/// CPU.
+/// Adopting memory must not wait for a background thread that waits for a CPU.
 #[test]
 #[ignore = "a busy machine fails it: make torture"]
 fn nor_beside_programs_that_keep_every_cpu_busy() {
@@ -107,7 +107,7 @@ fn nor_beside_programs_that_keep_every_cpu_busy() {
     for (way, mut peaks) in measured.expect("both run right") {
         println!("{way}: {peaks:?} KiB");
         peaks.sort_unstable();
-        // The median: one run in 26 was past it.
+        // The median, because one run in 26 exceeded the bound.
         assert!(peaks.get(1).is_none_or(|kib| *kib <= BOUND_KIB), "{way}: {peaks:?} KiB");
     }
     drop(program.scratch);

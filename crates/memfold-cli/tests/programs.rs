@@ -1,15 +1,14 @@
-//! Real programs under `memfold run`, with several times the memory that they may have: every byte
-//! stays right.
+//! Programs under `memfold run`, with several times the memory that they may have: every byte stays
+//! right.
 //!
-//! The C programs fill memory with a pattern that tells where each page belongs, wait until it is
-//! folded, exercise it and verify it all. The Python programs must print what they print without
-//! memfold.
+//! The C programs fill memory with a pattern that identifies each page, wait until it is folded,
+//! exercise it, and verify all of it. The Python programs must print the same as without memfold.
 mod common;
 use common::real::{copied, plainly, python};
 use common::{Scratch, assert_right, assert_right_with, compile, folded_in, printed_in};
 use common::{binaries, json, memfold};
 
-/// Asserts that a Python program prints under memfold what it prints without.
+/// Asserts that a Python program prints the same under memfold as without.
 #[track_caller]
 fn assert_same(name: &str, resident: &str, least_mib: u64) {
     let (Some(python), scratch) = (python("sqlite3"), Scratch::new()) else { return };
@@ -25,7 +24,7 @@ fn a_heap_that_grows_and_shrinks_stays_right() {
     assert_right("heap", 32, &["brk", "realloc", "fast"]);
 }
 
-/// Whoever chooses the bytes of a page can give it the public hash that it had.
+/// An attacker who chooses a page's bytes can give it the same public hash as its stored copy.
 #[test]
 fn a_write_that_keeps_a_pages_public_hash_is_not_lost() {
     for block in ["4K", "16K", "64K"] {
@@ -51,9 +50,9 @@ fn advice_on_folded_memory_does_what_the_kernel_says() {
     assert_right_with(&by_protection, "mappings", 20, &["guards", "guards_stay"]);
 }
 
-/// Also what the kernel has dropped of it, and what was given up before it was managed, or by a
-/// call that nobody sees.
-/// The kernel takes one mapping after the other, and stops at the first for which it refuses.
+/// Covers pages that the kernel has already dropped, and memory given up before it was managed, or
+/// by a call that memfold doesn't see.
+/// The kernel handles one mapping after the other, and stops at the first one that it refuses.
 #[test]
 fn calls_on_several_mappings_do_what_the_kernel_does_of_them() {
     let all = ["mremap_several", "mremap_half", "advised", "locked"];
@@ -83,8 +82,8 @@ fn memory_of_the_programs_own_userfaultfd_stays_its_own() {
     assert_right("userfault", 16, &others);
 }
 
-/// The kernel has a fork, or a call that changes memory, wait until a thread of the program has read of
-/// it, which may need anything first.
+/// A fork, or a call that changes mappings, blocks in the kernel until a thread of the program has
+/// read the event. That thread may need folded memory first.
 #[test]
 fn thread_that_reads_what_becomes_of_memory_waits_for_nobody() {
     let kinds = ["forks", "changes", "mixed"];
@@ -97,7 +96,7 @@ fn limits_that_a_program_sets_itself_are_its_own() {
     assert_right("rlimits", 40, &["as", "data", "nofile"]);
 }
 
-/// Their runtimes stand before many functions of libc, and look at variables of the thread.
+/// Sanitizer runtimes interpose many functions of libc, and use thread-local variables.
 #[test]
 fn programs_with_a_sanitizer_run() {
     let Some(bin) = binaries() else { return };
@@ -108,7 +107,7 @@ fn programs_with_a_sanitizer_run() {
         let program = scratch.compile("sanitized", source.as_ref().unwrap(), &["-pthread", &flag]);
         let path = scratch.path("s.json");
         let words = ["run", "--limit", "48M", "--stats-file", &path, "--", &program];
-        // gcc's wants to be the first library.
+        // gcc's runtime insists on being the first library.
         let mut command = memfold(&bin, &words);
         let output = command.env("ASAN_OPTIONS", "verify_asan_link_order=0").output().unwrap();
         assert_eq!(output.stdout, b"right\n", "{sanitizer}: {output:?}");
@@ -121,8 +120,8 @@ fn sparse_memory_stays_right() {
     assert_right("mappings", 40, &["sparse"]);
 }
 
-/// Near the limit a part of a block is loaded by UFFDIO_COPY, which refuses a range across the border
-/// of two of the kernel's areas.
+/// Near the limit a part of a block is loaded by UFFDIO_COPY, which refuses a range that crosses a
+/// border of two kernel areas.
 #[test]
 fn memory_with_borders_in_the_middle_of_blocks_is_loaded() {
     for limit in ["12M", "16M", "24M"] {
@@ -130,7 +129,7 @@ fn memory_with_borders_in_the_middle_of_blocks_is_loaded() {
     }
 }
 
-/// Nothing of libc's is interposed: the gate sees the calls, and disabled means that it doesn't.
+/// The gate sees the system calls of such functions. With MEMFOLD_DISABLE=1 there is no gate.
 #[test]
 fn program_with_own_libc_functions_runs_managed_and_disabled() {
     assert_right("own_calls", 32, &["folded"]);

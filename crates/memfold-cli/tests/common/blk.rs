@@ -1,11 +1,11 @@
-//! A server of block devices, and the programs that use it.
+//! A block-device server, and the client programs that use it.
 use super::{Scratch, memfold};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
-/// A server that runs; killed when dropped.
+/// A running server. Dropping it kills the server.
 pub struct Blk {
     pub child: Child,
     pub out: BufReader<ChildStdout>,
@@ -13,7 +13,7 @@ pub struct Blk {
     pub scratch: Scratch,
 }
 
-/// The built command: the block tests need nothing of the preload library.
+/// The built command. The block tests don't need the preload library.
 pub fn binary() -> PathBuf {
     match std::env::var_os("MEMFOLD_BIN_DIR") {
         Some(directory) => PathBuf::from(directory),
@@ -22,7 +22,7 @@ pub fn binary() -> PathBuf {
 }
 
 impl Blk {
-    /// `memfold blk --unix SOCKET FLAGS`, in a directory of its own.
+    /// Starts `memfold blk --unix SOCKET FLAGS` in a new scratch directory.
     pub fn start(flags: &[&str]) -> Blk {
         Blk::start_in(Scratch::new(), flags)
     }
@@ -33,7 +33,7 @@ impl Blk {
         Blk::spawn(scratch, command)
     }
 
-    /// Starts a command that is a server in the end, and waits for its first line.
+    /// Starts a command that becomes a server, and waits for its first line.
     pub fn spawn(scratch: Scratch, mut command: Command) -> Blk {
         command.env("XDG_RUNTIME_DIR", &scratch.0).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
@@ -44,14 +44,14 @@ impl Blk {
         Blk { child, out, uri: uri.trim().to_string(), scratch }
     }
 
-    /// Ends it as systemd does, and gives the directory back. It must end well.
+    /// Ends the server with SIGTERM, as systemd does, asserts success, and returns the directory.
     pub fn stop(mut self) -> Scratch {
         self.signal(libc::SIGTERM);
         assert_eq!(self.child.wait().unwrap().code(), Some(0));
         std::mem::replace(&mut self.scratch, Scratch::new())
     }
 
-    /// Kills it.
+    /// Kills the server and returns the directory.
     pub fn kill(mut self) -> Scratch {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -59,17 +59,17 @@ impl Blk {
     }
 
     pub fn signal(&self, signal: i32) {
-        // SAFETY: a child of ours that was not waited for.
+        // SAFETY: the process is a child that was not waited for, so its PID is not reused.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// The URI of another export.
+    /// Returns the URI of another export.
     pub fn export(&self, name: &str) -> String {
         self.uri.replace("///", &format!("///{name}"))
     }
 
-    /// `memfold blk ARGUMENTS`, asking this server, unless another one is named. The user may run
-    /// others.
+    /// Runs `memfold blk ARGUMENTS` with this server's PID, unless the arguments name a server. The
+    /// user may run other servers.
     pub fn ask(&self, arguments: &[&str]) -> Output {
         let is_named = arguments.contains(&"--control")
             || arguments[1..].iter().any(|word| word.parse::<u32>().is_ok());
@@ -79,13 +79,13 @@ impl Blk {
         command.env("XDG_RUNTIME_DIR", &self.scratch.0).output().unwrap()
     }
 
-    /// The same, which must work; what it says.
+    /// Runs [`Blk::ask`], asserts success, and returns its stdout.
     #[track_caller]
     pub fn asked(&self, arguments: &[&str]) -> String {
         text(&self.ask(arguments))
     }
 
-    /// What it holds now.
+    /// Returns the server's counters.
     #[track_caller]
     pub fn stat(&self) -> serde_json::Value {
         serde_json::from_str(&self.asked(&["stat", "--json"])).unwrap()
@@ -105,7 +105,7 @@ pub fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// Whether all these programs are here; says so if not, which fails under CI=true.
+/// Returns whether all these programs are installed. If not, prints a line, or fails under CI=true.
 pub fn have(programs: &[&str]) -> bool {
     let path = path();
     let missing: Vec<_> = programs
@@ -120,7 +120,7 @@ pub fn have(programs: &[&str]) -> bool {
     missing.is_empty()
 }
 
-/// A program run to its end, which ends with this test at the latest.
+/// Runs a program to its end. It is killed when this test ends.
 pub fn run(program: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).env("PATH", path());
@@ -138,7 +138,7 @@ pub fn path() -> String {
     std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin"
 }
 
-/// The same, which must work; what it says.
+/// Runs [`run`], asserts success, and returns its stdout.
 #[track_caller]
 pub fn works(program: &str, arguments: &[&str]) -> String {
     let output = run(program, arguments);
@@ -148,7 +148,7 @@ pub fn works(program: &str, arguments: &[&str]) -> String {
     out.into_owned()
 }
 
-/// The first `len` bytes of real data: of the largest libraries that are here.
+/// Returns `len` bytes of real data, from the largest shared libraries on this machine.
 pub fn real_bytes(len: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     let own = std::env::current_exe().unwrap();

@@ -1,12 +1,12 @@
-//! What every program must show that was run under memfold: that much of it was folded, and that no
-//! system call met what was.
+//! Assertions for every program run under memfold: enough of its memory was folded, and no system
+//! call failed because of folded memory.
 use super::{Scratch, compile, json, managed_in};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Output;
 
-/// Asserts by a run's figures that at least `least_mib` were folded at once, and that no call failed
-/// because of folded memory; `said` is what memfold wrote.
+/// Asserts by a run's figures that at least `least_mib` were folded at once, and that no call
+/// failed because of folded memory. `said` is memfold's log.
 #[track_caller]
 pub fn assert_figures(stats: &Value, said: &str, least_mib: u64) {
     let figure = |name: &str| stats[name].as_u64().unwrap_or_else(|| panic!("no {name}: {stats}"));
@@ -17,8 +17,8 @@ pub fn assert_figures(stats: &Value, said: &str, least_mib: u64) {
     println!("{folded} MiB folded at most");
 }
 
-/// Runs a command to its end in a `world` of [`managed_in`], and asserts what
-/// [`assert_figures`] does; gives what it has printed, and the figures.
+/// Runs a command to its end in a `world` of [`managed_in`], and checks its figures by
+/// [`assert_figures`]. Returns its output and the figures.
 #[track_caller]
 pub fn folded_in(
     world: &str,
@@ -38,7 +38,7 @@ pub fn folded_in(
     Some((output, stats))
 }
 
-/// The same with a command that must succeed; gives what it has printed.
+/// Runs [`run_folded`] with a command that must succeed, and returns its stdout.
 #[track_caller]
 pub fn printed_in(
     world: &str,
@@ -52,27 +52,27 @@ pub fn printed_in(
     Some(output.stdout)
 }
 
-/// A scratch directory that any user may use.
+/// Returns a scratch directory that any user may use.
 pub fn open_scratch() -> Scratch {
     let scratch = Scratch::new();
     std::fs::set_permissions(&scratch.0, std::fs::Permissions::from_mode(0o777)).unwrap();
     scratch
 }
 
-/// Asserts that a C program finds every byte right, for each of `promises` with so many MiB folded
-/// at least.
+/// Asserts that a C program finds every byte right in each of `promises`, with at least `least_mib`
+/// folded.
 #[track_caller]
 pub fn assert_right(name: &str, least_mib: u64, promises: &[&str]) {
     assert_right_in("", name, least_mib, promises);
 }
 
-/// The same with these flags; a program may have bounds of its own, and keeps them.
+/// Asserts the same as [`assert_right`], for a run with these flags.
 #[track_caller]
 pub fn assert_right_with(flags: &[&str], name: &str, least_mib: u64, promises: &[&str]) {
     assert_all_right("", flags, name, least_mib, promises);
 }
 
-/// The same in a `world` of [`managed_in`].
+/// Asserts the same as [`assert_right`], in a `world` of [`managed_in`].
 #[track_caller]
 pub fn assert_right_in(world: &str, name: &str, least_mib: u64, promises: &[&str]) {
     assert_all_right(world, &["--resident", "16M"], name, least_mib, promises);

@@ -1,4 +1,5 @@
-//! What the end-to-end tests share: the built command, and a directory that goes away.
+//! Shared by the end-to-end tests: the built command, and a scratch directory that is removed when
+//! dropped.
 #![allow(dead_code)] // Each test file uses a part of this.
 pub mod blk;
 pub mod folded;
@@ -11,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Where the built `memfold` and the preload library are: MEMFOLD_BIN_DIR, or where cargo puts this
-/// test's own build.
+/// Returns the directory of the built `memfold` and preload library: MEMFOLD_BIN_DIR, or the
+/// directory where cargo puts this test's build.
 ///
-/// The preload library is built on its own (`cargo build -p memfold-preload`). Without it the test
-/// can't run: that fails under CI=true; elsewhere the test says so and passes.
+/// The preload library is built separately (`cargo build -p memfold-preload`). Without it the test
+/// can't run. Then it fails under CI=true; elsewhere it prints a line and passes.
 pub fn binaries() -> Option<PathBuf> {
     let directory = match std::env::var_os("MEMFOLD_BIN_DIR") {
         Some(directory) => PathBuf::from(directory),
@@ -25,7 +26,7 @@ pub fn binaries() -> Option<PathBuf> {
     with(directory, "libmemfold_preload.so", "memfold-preload")
 }
 
-/// The same, where the program with the benchmarks is too.
+/// Returns [`binaries`] if memfold-bench is there too.
 pub fn benchmarks() -> Option<PathBuf> {
     with(binaries()?, "memfold-bench", "memfold-bench")
 }
@@ -40,8 +41,8 @@ fn with(directory: PathBuf, file: &str, package: &str) -> Option<PathBuf> {
     None
 }
 
-/// The flag that MEMFOLD_TEST_PAGING asks for: by hand, whole suites can be run with another paging
-/// than `memfold run` takes. Runs that say theirs keep it.
+/// Returns the paging flag that MEMFOLD_TEST_PAGING asks for. It lets a developer run whole suites
+/// with another paging. Runs that name a paging keep it.
 fn asked_flags(arguments: &[&str]) -> Vec<String> {
     let is_run = arguments.first() == Some(&"run") && arguments.contains(&"--");
     let asked = std::env::var("MEMFOLD_TEST_PAGING");
@@ -53,7 +54,8 @@ fn asked_flags(arguments: &[&str]) -> Vec<String> {
     }
 }
 
-/// `memfold` with `arguments`, in an environment without memfold's variables.
+/// Returns a command that runs `memfold` with `arguments`, in an environment without memfold's
+/// variables.
 pub fn memfold(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(directory.join("memfold"));
     let asked = asked_flags(arguments);
@@ -65,8 +67,8 @@ pub fn memfold(directory: &Path, arguments: &[&str]) -> Command {
         .env_remove("MEMFOLD_RUN")
         .env_remove("MEMFOLD_DISABLE")
         .stdin(Stdio::null());
-    // Tests that are started in the background, or by nohup, ignore these, and a shell can't trap
-    // what it was born ignoring. SAFETY: `signal` is async-signal-safe.
+    // Tests started in the background or by nohup inherit these signals as ignored, and a shell
+    // can't trap a signal that was ignored at its start. SAFETY: `signal` is async-signal-safe.
     unsafe {
         command.pre_exec(|| {
             for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
@@ -78,7 +80,8 @@ pub fn memfold(directory: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// The world that MEMFOLD_TEST_WORLD asks for where a test says none: "unprivileged" or "own".
+/// Returns the world that MEMFOLD_TEST_WORLD asks for, for tests without one: "unprivileged" or
+/// "own".
 fn asked_world(world: &str) -> &str {
     match std::env::var("MEMFOLD_TEST_WORLD").as_deref() {
         Ok("unprivileged") if world.is_empty() => UNPRIVILEGED,
@@ -86,7 +89,7 @@ fn asked_world(world: &str) -> &str {
     }
 }
 
-/// The same in a `world` of [`managed_in`].
+/// Returns [`memfold`] in a `world` of [`managed_in`].
 pub fn memfold_in(world: &str, directory: &Path, arguments: &[&str]) -> Command {
     let inner = memfold(directory, arguments);
     let world = asked_world(world);
@@ -99,19 +102,19 @@ pub fn memfold_in(world: &str, directory: &Path, arguments: &[&str]) -> Command 
     outer
 }
 
-/// A file of JSON, whole.
+/// Reads and parses a JSON file.
 pub fn json(path: &str) -> serde_json::Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// `memfold run --limit 64M FLAGS -- COMMAND` to its end.
+/// Runs `memfold run --limit 64M FLAGS -- COMMAND` to its end.
 pub fn run(directory: &Path, flags: &[&str], command: &[&str]) -> Output {
     let arguments = [&["run", "--limit", "64M"], flags, &["--"], command].concat();
     memfold(directory, &arguments).output().unwrap()
 }
 
-/// Asserts that memfold itself refused with `status`, nothing on stdout and one line on stderr that
-/// holds every word.
+/// Asserts that memfold itself refused: it ended with `status`, printed nothing to stdout, and one
+/// line with every word to stderr.
 #[track_caller]
 pub fn assert_refused(output: &Output, status: i32, words: &[&str]) {
     let text = String::from_utf8_lossy(&output.stderr);
@@ -124,7 +127,7 @@ pub fn assert_refused(output: &Output, status: i32, words: &[&str]) {
     assert!(words.iter().all(|word| text.contains(word)), "{text:?} lacks one of {words:?}");
 }
 
-/// A program from `programs/`, compiled.
+/// A compiled program from `programs/`.
 pub struct Program {
     pub scratch: Scratch,
     pub path: String,
@@ -142,7 +145,7 @@ pub fn compile(name: &str) -> Program {
     Program { scratch, path }
 }
 
-/// A Go program from `programs/`, compiled with cgo: without, it would be static.
+/// A Go program from `programs/`, compiled with cgo. Without cgo it would be static.
 pub fn compile_go(name: &str) -> Option<Program> {
     let (go, scratch) = (real::installed("go")?, Scratch::new());
     let path = scratch.path(name);
@@ -153,14 +156,14 @@ pub fn compile_go(name: &str) -> Option<Program> {
     Some(Program { scratch, path })
 }
 
-/// Runs a command to its end under memfold with `--resident SIZE`, or fails after a minute.
+/// Runs a command to its end under memfold with `--resident SIZE`. Fails after a minute.
 pub fn managed(resident: &str, command: &[&str]) -> Option<Output> {
     managed_in("", &["--resident", resident], command)
 }
 
-/// Runs a command to its end under memfold with `flags` and a summary, or fails after ten minutes:
-/// a hang is a failure, not a wait. With a `world`, a shell script that is given the command as
-/// `"$@"`, in a mount namespace of its own (as root).
+/// Runs a command to its end under memfold with `flags` and a summary. Fails after ten minutes, so
+/// that a hang is a failure. A `world` is a shell script that gets the command as `"$@"`, and runs
+/// as root in a new mount namespace.
 pub fn managed_in(world: &str, flags: &[&str], command: &[&str]) -> Option<Output> {
     let bin = binaries()?;
     let arguments = [&["run", "--summary"], flags, &["--"], command].concat();
@@ -190,7 +193,7 @@ pub fn managed_in(world: &str, flags: &[&str], command: &[&str]) -> Option<Outpu
     })
 }
 
-/// A program that holds memory under `memfold run`.
+/// A program under `memfold run` that keeps memory until it is told to end.
 pub struct Holder {
     pub runner: Child,
     pub pid: u32,
@@ -224,20 +227,20 @@ impl Holder {
         line.trim().to_string()
     }
 
-    /// Has it verify every byte.
+    /// Makes the program verify every byte.
     pub fn check(&mut self) {
         self.input.as_mut().unwrap().write_all(b"check\n").unwrap();
         assert_eq!(self.line(), "right");
     }
 
-    /// Resident anonymous memory, MiB.
+    /// Returns the program's resident anonymous memory, in MiB.
     pub fn resident_mib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
     }
 
-    /// Waits until its resident memory is as wanted.
+    /// Waits until the program's resident memory is as wanted.
     #[track_caller]
     pub fn wait_for(&self, what: &str, wanted: impl Fn(u64) -> bool) {
         let begin = Instant::now();
@@ -269,22 +272,23 @@ impl Drop for Holder {
     }
 }
 
-/// A world in which nobody is root and /dev/userfaultfd is open to all.
+/// A world that runs the command as the user nobody, with /dev/userfaultfd open to all.
 pub const NOBODY: &str = r#"
     node=$(mktemp -u) && mknod $node c $(tr : ' ' </sys/class/misc/userfaultfd/dev) && chmod 666 $node &&
     mount --bind $node /dev/userfaultfd && rm $node &&
     exec setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all -- "$@""#;
 
-/// A world in which nobody has any privilege, and none to use a userfaultfd for the kernel's own
-/// faults: the command and its library are copied to where all can read them.
+/// A world that runs the command as the user nobody, without capabilities and without a userfaultfd
+/// for faults in the kernel. The command and its library are copied to a directory that all users
+/// can read.
 pub const UNPRIVILEGED: &str = r#"
     test "$(cat /proc/sys/vm/unprivileged_userfaultfd)" = 0 || { echo "vm.unprivileged_userfaultfd is not 0" >&2; exit 99; }
     mount -t tmpfs none /mnt && chmod 755 /mnt && cp "$1" "$(dirname "$1")/libmemfold_preload.so" /mnt && shift && cd / &&
     exec setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs /mnt/memfold "$@""#;
 
-/// The world of suites that run without any privilege where that can be had. By hand they are run as
-/// whoever asks for it (MEMFOLD_TEST_WORLD=own). What needs a privilege
-/// stands in other suites, but for memcached's `-u`, which has a run of its own.
+/// Returns the world of suites that run without privileges, where it can be made.
+/// MEMFOLD_TEST_WORLD=own runs them as the calling user. Tests that need a privilege are in other
+/// suites, except memcached's `-u`, which is a run of its own.
 pub fn unprivileged() -> &'static str {
     // SAFETY: the call has no preconditions.
     let is_root = unsafe { libc::geteuid() } == 0;
@@ -292,7 +296,7 @@ pub fn unprivileged() -> &'static str {
     if is_root && !is_own && can_make_worlds() { UNPRIVILEGED } else { "" }
 }
 
-/// Whether worlds can be made here; says so if not, which fails under CI=true.
+/// Returns whether worlds can be made here. If not, prints a line, or fails under CI=true.
 pub fn can_make_worlds() -> bool {
     let done = Command::new("unshare")
         .args(["-m", "sh", "-c", "mount --bind /dev/null /proc/meminfo"])
@@ -306,11 +310,11 @@ pub fn can_make_worlds() -> bool {
     can
 }
 
-/// A mounted file system.
+/// A mounted file system. Dropping it unmounts it.
 pub struct Mounted(String);
 
 impl Mounted {
-    /// A new file system of so many bytes in a new directory.
+    /// Mounts a new tmpfs of this size in a new directory.
     pub fn tmpfs(dir: &str, size: &str) -> Option<Mounted> {
         std::fs::create_dir(dir).unwrap();
         let options = format!("size={size}");

@@ -1,6 +1,6 @@
-//! Installed programs, run plainly and in less memory than they want: what they print is the same.
-//! One that is not installed fails under CI=true (scripts/setup installs them); elsewhere it is
-//! passed over, with a line that says so.
+//! Installed programs must print the same plainly and under memfold in less memory than they need.
+//! A program that is not installed fails the test under CI=true (scripts/setup installs it).
+//! Elsewhere the test prints a line and skips it.
 use super::{Scratch, UNPRIVILEGED, printed_in, unprivileged};
 use std::process::Command;
 
@@ -9,9 +9,10 @@ pub fn missing(what: &str) {
     eprintln!("SKIPPED: {what} (scripts/setup programs installs it)");
 }
 
-/// The path of an installed program.
+/// Returns the path of an installed program.
 pub fn installed(name: &str) -> Option<String> {
-    // Debian's commands of PostgreSQL are scripts that look for its server's own.
+    // Debian's PostgreSQL commands are scripts that choose a server's version, so its own directory
+    // comes first.
     let places = "for at in /usr/lib/postgresql/*/bin; do PATH=$at:$PATH; done; PATH=$PATH:/usr/sbin:/usr/local/go/bin";
     let look = format!("{places}; command -v {name}");
     let found = Command::new("sh").args(["-c", &look]).output().unwrap();
@@ -23,13 +24,13 @@ pub fn installed(name: &str) -> Option<String> {
     Some(path)
 }
 
-/// The paths of several.
+/// Returns the paths of several installed programs.
 pub fn all_installed<const N: usize>(names: [&str; N]) -> Option<[String; N]> {
     names.map(installed).into_iter().collect::<Option<Vec<_>>>()?.try_into().ok()
 }
 
-/// An interpreter that has the modules, itself: `python3` may be a script that starts it. The
-/// system's is the one that every user may execute.
+/// Returns the interpreter itself that has these modules. `python3` may be a script that starts it.
+/// The system's interpreter is executable by every user.
 pub fn python(modules: &str) -> Option<String> {
     let script = format!("import sys, {modules}; print(sys.executable)");
     let mut names = vec!["/usr/bin/python3"];
@@ -47,14 +48,14 @@ pub fn python(modules: &str) -> Option<String> {
     None
 }
 
-/// A copy of a file of `programs/` that every user may read.
+/// Copies a file of `programs/` to where every user may read it.
 pub fn copied(scratch: &Scratch, name: &str) -> String {
     let from = format!("{}/tests/programs/{name}", env!("CARGO_MANIFEST_DIR"));
     scratch.file(name, std::fs::read(from).unwrap(), 0o644)
 }
 
-/// A world of [`unprivileged`] in which a directory is where everybody may enter it, and its path
-/// there.
+/// Returns an [`unprivileged`] world in which every user may enter `directory`, and the directory's
+/// path there.
 pub fn seen(directory: &str) -> (String, String) {
     if unprivileged().is_empty() {
         return (String::new(), directory.to_string());
@@ -64,7 +65,7 @@ pub fn seen(directory: &str) -> (String, String) {
     (format!("{before}{bound}exec setpriv{after}"), "/mnt/seen".to_string())
 }
 
-/// What a command prints plainly.
+/// Returns the stdout of a command run without memfold.
 #[track_caller]
 pub fn plainly(command: &[&str]) -> Vec<u8> {
     let plain = Command::new(command[0]).args(&command[1..]).output().unwrap();
@@ -72,14 +73,14 @@ pub fn plainly(command: &[&str]) -> Vec<u8> {
     plain.stdout
 }
 
-/// Asserts that a command prints the same with `--limit`, without any privilege, as without memfold,
-/// and that at least so many MiB of it were folded.
+/// Asserts that a command prints the same with `--limit`, without any privilege, as without
+/// memfold, and that at least `least_mib` of it were folded.
 #[track_caller]
 pub fn assert_same(limit: &str, least_mib: u64, command: &[&str]) {
     assert_prints(unprivileged(), &["--limit", limit], least_mib, command, &plainly(command));
 }
 
-/// Asserts that a command prints this.
+/// Asserts that a command prints `expected`.
 #[track_caller]
 pub fn assert_prints(
     world: &str,
@@ -92,9 +93,9 @@ pub fn assert_prints(
     assert!(printed == expected, "{command:?} prints something else");
 }
 
-/// Where the source of a package is that this workspace depends on.
+/// Returns the directory with the source of a package that this workspace depends on.
 pub fn source_of(package: &str) -> String {
-    // What other platforms need was not downloaded.
+    // Packages for other platforms were not downloaded.
     let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let metadata =
         ["metadata", "--format-version", "1", "--offline", "--filter-platform", &platform];
@@ -106,7 +107,7 @@ pub fn source_of(package: &str) -> String {
     manifest.parent().unwrap().to_str().unwrap().to_string()
 }
 
-/// Where a Python package is that scripts/setup has put beside the build output.
+/// Returns the directory of a Python package that scripts/setup has put beside the build output.
 pub fn python_package(name: &str) -> Option<String> {
     let directory = super::binaries()?.parent()?.join("tools/python");
     if !directory.join(name).is_dir() {
