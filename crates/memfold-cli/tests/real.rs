@@ -1,5 +1,5 @@
-//! Well-known programs under `memfold run` in less memory than they want, as a user without any
-//! privilege: they must give what they give without it.
+//! Well-known programs under `memfold run`, in less memory than they need and without any
+//! privilege. They must print the same as without it.
 mod common;
 use common::real::{
     assert_prints, assert_same, copied, installed, plainly, python, python_package, seen, source_of,
@@ -20,7 +20,7 @@ fn pandas_groups_and_joins() {
     assert_same("128M", 32, &[&python, &copied(&scratch, "pandas_tables.py")]);
 }
 
-/// Tasks, threads and processes at once, which share and hand over what is folded.
+/// Tasks, threads and processes at once, which share and pass on folded memory.
 #[test]
 fn python_runs_tasks_and_pools() {
     let (Some(python), scratch) = (python("asyncio"), Scratch::new()) else { return };
@@ -106,7 +106,7 @@ fn sort_sorts() {
     assert_same("32M", 4, &[&sort, "-S", "200M", "--parallel=2", &file]);
 }
 
-/// Records of 32 MiB, which it keeps in memory.
+/// tar keeps a record of 32 MiB in memory.
 #[test]
 fn tar_packs_and_unpacks() {
     let (Some(tar), scratch) = (installed("tar"), Scratch::new()) else { return };
@@ -135,7 +135,7 @@ fn node_keeps_a_map() {
     assert_same("64M", 24, &[&node, "-e", script]);
 }
 
-/// A part of zstd.
+/// Compiles a part of zstd.
 #[test]
 fn gcc_compiles_zstd_to_the_same_code() {
     let Some(gcc) = installed("gcc") else { return };
@@ -153,7 +153,7 @@ fn rustc_compiles_memchr_to_the_same_code() {
     assert!(Command::new("cp").args(copied).status().unwrap().success());
     let told = plainly(&["rustc", "--print", "sysroot"]);
     let sysroot = String::from_utf8(told).unwrap().trim().to_string();
-    // It makes files where it is.
+    // The compiler writes files into its working directory.
     let script = |sysroot: &str| {
         format!(
             "cd {} && exec {sysroot}/bin/rustc src/lib.rs --crate-name memchr --edition 2021 --crate-type rlib \

@@ -1,4 +1,4 @@
-//! What `memfold run` refuses before it starts anything: one line each, status 125.
+//! Errors that `memfold run` reports before it starts a program: one line each, status 125.
 mod common;
 use common::{Scratch, assert_refused, binaries, memfold, run};
 use memfold::config::keys::{Audience, KEYS};
@@ -47,7 +47,7 @@ fn bad_flags_and_settings_are_one_line_each() {
     ];
     for (flags, words) in cases {
         let arguments = [&["run"], *flags, &["--", "echo", "ran"]].concat();
-        // A flag without its value swallows nothing: the `--` after it ends the flags.
+        // A flag without its value does not take the `--` after it as value.
         assert_refused(&memfold(&bin, &arguments).output().unwrap(), 125, words);
     }
 }
@@ -115,7 +115,7 @@ fn static_programs_are_refused() {
     assert_eq!(run(&bin, &[], &[&dynamic]).status.code(), Some(0));
 }
 
-/// As AppImages and other bundles do.
+/// AppImages and other bundles do this.
 #[test]
 fn a_program_given_to_the_dynamic_linker_is_managed() {
     let Some(bin) = binaries() else { return };
@@ -208,7 +208,7 @@ fn a_stats_file_that_cant_be_written_stops_it_before_the_start() {
     assert!(!std::path::Path::new(&mark).exists());
 }
 
-/// The shell's own limits: the engine reserves addresses that it never uses.
+/// Shell limits on address space: the engine reserves addresses that it never uses.
 #[test]
 fn too_few_addresses_are_refused_with_the_limits_name() {
     let Some(bin) = binaries() else { return };
@@ -237,14 +237,14 @@ fn too_few_addresses_are_refused_with_the_limits_name() {
             &["address space", &format!("ulimit {}", &limit[..2]), "MiB"],
         );
     }
-    // Half a tebibyte beside what frames take, which is twice the memory of the machine.
+    // Half a tebibyte, and the addresses of the frames, which are twice the machine's memory.
     let frames = memfold_os::thread::memory_bytes() / 512;
     let output = run(&format!("-v {}", frames + (512 << 20)));
     assert_eq!(output.stdout, b"right\n", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// `memfold run` of a shell script whose `ran` can't be served, with flags and arguments for the
-/// script.
+/// Asserts that a shell script under `memfold run`, with flags and arguments, prints `ran` from an
+/// unmanaged program, and that memfold prints one warning with all `words`.
 #[track_caller]
 fn assert_ran_unmanaged(
     bin: &std::path::Path,
@@ -267,7 +267,7 @@ fn assert_ran_unmanaged(
     );
 }
 
-/// The shell is served, and begins what isn't; also as its own process.
+/// The shell is managed, and starts programs that can't be managed, also by exec.
 #[test]
 fn unmanageable_children_run_unmanaged_with_one_warning() {
     let Some(bin) = binaries() else { return };

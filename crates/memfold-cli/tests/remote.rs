@@ -1,5 +1,5 @@
-//! `memfold run --remote`: the cold end of the swap file in real servers on loopback, which are
-//! killed and restarted. Row B3.
+//! `memfold run --remote`: the coldest part of the swap file is in real servers on loopback, which
+//! are killed and restarted. Row B3.
 mod common;
 use common::{Program, Scratch, assert_refused, binaries, compile, memfold, run};
 use memfold_testkit::redis::{self, DURABLE, Server, port};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The built command, if servers can be had too.
+/// Returns the directory of the built command, if the servers are installed too.
 fn tools() -> Option<PathBuf> {
     binaries().filter(|_| redis::is_there())
 }
@@ -28,7 +28,7 @@ impl Keeper {
         Keeper::start_by(bin, program, remote, |_| {})
     }
 
-    /// The same, with something done to the command before.
+    /// Starts a `Keeper`, after `prepare` has changed the command.
     fn start_by(
         bin: &Path,
         program: &Program,
@@ -49,7 +49,7 @@ impl Keeper {
             "--swap-keep-free",
             "64M",
         ];
-        // A cluster is tried for as long as the default says.
+        // A cluster is retried for the default time.
         let is_cluster = remote.iter().any(|word| word.starts_with("redis-cluster"));
         let timeout = if is_cluster { &[][..] } else { &["--remote-timeout", "5"] };
         let more = [timeout, &["--stats-file", &json, "--remote-at", "70"]].concat();
@@ -79,14 +79,14 @@ impl Keeper {
         self.line()
     }
 
-    /// Has it do something, and find that all is right.
+    /// Sends a command to the program, and asserts success.
     #[track_caller]
     fn does(&mut self, what: &str) {
         let said = self.ask(what);
         assert_eq!(said, "right", "{what}: {}", self.errors());
     }
 
-    /// The process of the run's service.
+    /// Returns the PID of the run's service.
     fn service(&self) -> i32 {
         let parent = format!("PPid:\t{}\n", self.runner.id());
         let is_it = |pid: &i32| {
@@ -98,7 +98,7 @@ impl Keeper {
         processes.find(is_it).expect("the service is a child of memfold run")
     }
 
-    /// The keys in the store, when data has ceased to move there.
+    /// Returns the keys in the store when data has ceased to move.
     fn settled(&self, server: &Server) -> Vec<String> {
         let mut keys = Vec::new();
         wait_for("the mover to rest", || {
@@ -113,14 +113,14 @@ impl Keeper {
         std::fs::read_to_string(self.scratch.path("err")).unwrap()
     }
 
-    /// Has it end, and gives its figures.
+    /// Ends the program, and returns its figures.
     fn end(mut self) -> String {
         drop(self.input.take());
         assert_eq!(self.runner.wait().unwrap().code(), Some(0), "{}", self.errors());
         std::fs::read_to_string(self.scratch.path("json")).unwrap()
     }
 
-    /// Has it read what can't be had: it must end with a message, and have said nothing.
+    /// Makes the program read unavailable data. It must end with a message, and without an answer.
     fn dies(mut self) -> String {
         let said = self.ask("check");
         assert_eq!(said, "", "a wrong byte was read: {}", self.errors());
@@ -142,7 +142,7 @@ fn figure(json: &str, name: &str) -> u64 {
     rest[..rest.find(|c: char| !c.is_ascii_digit()).unwrap()].parse().unwrap()
 }
 
-/// Waits for something that others do in the background.
+/// Waits for a change by another thread or process.
 #[track_caller]
 fn wait_for(what: &str, mut wanted: impl FnMut() -> bool) {
     let begin = Instant::now();
@@ -181,11 +181,11 @@ fn b3_every_byte_comes_back_and_no_key_is_left() {
 }
 
 fn signal(pid: i32, number: i32) {
-    // SAFETY: only sends.
+    // SAFETY: `kill` has no preconditions.
     assert_eq!(unsafe { libc::kill(pid, number) }, 0);
 }
 
-/// As Ctrl-Z does in a terminal, or an operator's `kill -STOP`.
+/// As with Ctrl-Z in a terminal, or an operator's `kill -STOP`.
 #[test]
 fn stored_data_outlives_expiry_while_the_job_is_stopped() {
     let Some(bin) = tools() else { return };
@@ -198,7 +198,7 @@ fn stored_data_outlives_expiry_while_the_job_is_stopped() {
     keeper.does("fill 96");
     let keys = keeper.settled(&server);
     signal(job, libc::SIGSTOP);
-    // What the promise is about.
+    // Longer than the expiry of 4 s.
     std::thread::sleep(Duration::from_secs(6));
     let left = server.keys().len();
     signal(job, libc::SIGCONT);
@@ -261,7 +261,7 @@ fn a_run_that_is_killed_leaves_nothing_in_the_store() {
     let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url()]);
     keeper.does("fill 96");
     assert!(server.keys().len() > 100);
-    // Who has stopped it and then kills the run has forgotten it.
+    // The keys must go even if the service is stopped when the run is killed.
     signal(keeper.service(), libc::SIGSTOP);
     keeper.runner.kill().unwrap();
     wait_for("the keys to go", || server.cli(&["dbsize"]) == "0");
@@ -284,18 +284,18 @@ fn a_service_that_was_killed_is_told_of_at_the_end_too() {
     );
 }
 
-/// What each has in the service is one descriptor of those that the hard limit allows; with 8 of
-/// the soft limit each, the seventh process was not served.
+/// In the service each process needs one of the descriptors that the hard limit allows. With 8 of
+/// the soft limit for each, the seventh process was not served.
 #[test]
 fn more_processes_than_descriptors_share_a_store() {
-    /// Of descriptors `memfold run` may have 50.
+    /// `memfold run` may have 50 descriptors.
     const PROCESSES: usize = 80;
     let Some(bin) = tools() else { return };
     let (server, program) = (Server::start(&[]), compile("keeper"));
     let scratch = Scratch::new();
     let (swap, out) = (scratch.path("swap"), scratch.path("out"));
     std::fs::create_dir(&swap).unwrap();
-    // Each says "right" for either order, and ends when it is told so.
+    // Each program prints "right" for either command, and ends on request.
     let script = format!(
         "ulimit -S -n; mkfifo {out}.gate; exec 9<>{out}.gate; \
          for i in $(seq {PROCESSES}); do {{ printf 'fill 4\\ncheck\\n'; read x <&9; }} | {} >{out}.$i & done; \
@@ -306,7 +306,7 @@ fn more_processes_than_descriptors_share_a_store() {
         ["run", "--limit", "32M", "--swap", &swap, "--swap-size", "1M", "--swap-keep-free", "64M"];
     let more = ["--remote-at", "10", "--remote", &server.url(), "--", "bash", "-c", &script];
     let mut command = memfold(&bin, &[&flags[..], &more].concat());
-    // SAFETY: setrlimit is async-signal-safe, and `limit` local.
+    // SAFETY: `setrlimit` is async-signal-safe, and `limit` is a local variable.
     unsafe {
         command.pre_exec(|| {
             let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -416,7 +416,7 @@ fn a_flipped_bit_in_a_value_is_never_believed() {
     assert!(errors.contains(&server.url()) && errors.contains("not what was written"), "{errors}");
 }
 
-/// Redis's default puts writes off while the disk is busy (CI lost a key by that).
+/// Redis delays writes to its file while the disk is busy, by default. CI lost a key by that.
 #[test]
 fn killed_durable_server_keeps_acknowledged_data_on_slow_disk() {
     let Some(_) = tools() else { return };
@@ -454,7 +454,8 @@ fn cluster_of_three_shares_keys_across_a_restart() {
         servers.iter().all(|s| s.cli(&["cluster", "info"]).contains("cluster_state:ok"))
     });
     let program = compile("keeper");
-    // One address is enough, but says itself that it is not a server alone.
+    // The URL of a single server is not accepted for a cluster. The message names redis-cluster://,
+    // for which one address is enough.
     assert_refused(
         &refused(&bin, &["--remote", &servers[0].url()]),
         125,
@@ -478,8 +479,8 @@ fn cluster_of_three_shares_keys_across_a_restart() {
     }
 }
 
-/// A master ends for good, the one whose address was given, and its replica takes its place: after 15
-/// s, and some to agree on it. All that it had acknowledged is there.
+/// A master ends for good, the one whose address was given, and its replica replaces it after 15 s
+/// and an election. All acknowledged data is there.
 #[test]
 #[ignore = "waits for the servers' default of 15 s: make torture"]
 fn b3_failover_of_a_cluster_at_default_settings_ends_no_program() {
@@ -509,7 +510,7 @@ fn b3_failover_of_a_cluster_at_default_settings_ends_no_program() {
     keeper.end();
 }
 
-/// A replica that stands still acknowledges nothing: what would be lost with its server stays local.
+/// A stopped replica acknowledges nothing. Data that its server alone holds stays local.
 #[test]
 fn what_no_replica_has_acknowledged_stays_local() {
     let Some(bin) = tools() else { return };
@@ -583,7 +584,7 @@ fn data_of_ended_processes_is_deleted_during_the_run() {
     runner.wait().unwrap();
 }
 
-/// What `memfold run --swap ... FLAGS -- true` says.
+/// Returns the output of `memfold run --swap ... FLAGS -- true`.
 fn refused(bin: &Path, flags: &[&str]) -> std::process::Output {
     run(bin, &[&["--swap", "/tmp"], flags].concat(), &["true"])
 }

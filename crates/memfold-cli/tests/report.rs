@@ -35,7 +35,7 @@ fn every_process_has_its_own_figures_also_after_a_crash() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let path = scratch.path("s.json");
-    // The shell stays small, and has none.
+    // The shell stays small, so it has no engine.
     let small = compile("small");
     let script = format!("ulimit -c 0; {0} ends; {0} crashes; {0} ends", small.path);
     let output = run(&bin, &["--stats-file", &path], &["sh", "-c", &script]);
@@ -88,7 +88,7 @@ fn the_summary_of_a_failed_program_is_still_there() {
     assert!(String::from_utf8(output.stderr).unwrap().starts_with("memfold: "));
 }
 
-/// 200 MiB, filled with what the first argument says and read twice over.
+/// Fills 200 MiB with the data that the first argument names, and reads it twice.
 const FILLED: &str = r#"
 #include <stdlib.h>
 #include <string.h>
@@ -103,7 +103,7 @@ int main(int count, char **words) {
     return count > 1 ? atoi(words[1]) : sum == 77;
 }"#;
 
-/// Of one moment it was anything from 1.6 to 52.
+/// The ratio of a single moment was anything from 1.6 to 52.
 #[test]
 fn equal_runs_have_equal_ratios() {
     let Some(bin) = binaries() else { return };
@@ -120,7 +120,7 @@ fn equal_runs_have_equal_ratios() {
     }
 }
 
-/// Their sum was what the summary said.
+/// The summary once printed the sum of their peaks.
 #[test]
 fn processes_that_follow_one_another_have_the_peak_of_one() {
     let Some(bin) = binaries() else { return };
@@ -220,7 +220,7 @@ fn a_program_without_an_order_is_left_alone() {
 #[test]
 fn figures_are_not_lost_where_memfold_is_gone() {
     let Some(bin) = binaries() else { return };
-    // The path leads to no table: the process keeps its figures to itself and runs.
+    // The path leads to no table. The process keeps its figures private and runs.
     for stats in ["/proc/999999999/fd/3", "/dev/null", "/etc/passwd", ""] {
         let mut command = std::process::Command::new("/bin/echo");
         command.arg("ran").env("LD_PRELOAD", bin.join("libmemfold_preload.so"));

@@ -1,5 +1,5 @@
-//! What a run says: each thing once, on memfold's own standard error or in a file, and never into a
-//! stream of the program's.
+//! Messages of a run: each is printed once, to memfold's own standard error or to a file, and never
+//! into a stream of the program.
 mod common;
 use common::{
     NOBODY, Scratch, assert_refused, binaries, can_make_worlds, compile, folded_in, managed_in,
@@ -12,7 +12,7 @@ use std::process::Output;
 
 const RANDOM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/random_data.py");
 
-/// Each child is managed, passes its limit, and has a parent that reads its standard error.
+/// Each child is managed and exceeds its limit. Its parent reads its standard error.
 const PARENT: &str = r#"
 import subprocess, sys
 for _ in range(3):
@@ -24,7 +24,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The lines that memfold has said, and that alone.
+/// Returns memfold's lines on standard error. Asserts that there are no others.
 #[track_caller]
 fn said(output: &Output) -> Vec<String> {
     let lines: Vec<String> = text(&output.stderr).lines().map(str::to_string).collect();
@@ -41,7 +41,7 @@ fn warning_prints_once_and_never_to_program_streams() {
     assert_eq!(text(&output.stdout), "0 b'right\\n' b''\n".repeat(3), "{output:?}");
     let lines = said(&output);
     assert!(lines.len() == 1 && lines[0].contains("can't be kept"), "{lines:?}");
-    // Nor where the program that can't be served is new.
+    // A program that can't be managed gets no warning in its streams either.
     let script = r#"for n in 1 2 3; do (ulimit -v 60000; /bin/echo ran) 2>&1; done; exit $?"#;
     let output = run(&bin, &[], &["sh", "-c", script]);
     assert_eq!(text(&output.stdout), "ran\n".repeat(3), "{output:?}");
@@ -90,7 +90,7 @@ fn log_flag_appends_all_messages_to_the_file() {
     }
 }
 
-/// On a machine or of a user that has as many threads as it may have. Root would have more.
+/// The machine or the user has as many threads as allowed. Root may have more.
 #[test]
 fn failed_engine_threads_are_retried_and_warned_of_once() {
     if !can_make_worlds() {
@@ -119,7 +119,7 @@ print(all(it == page(n) for n, it in enumerate(pages)))
     assert_eq!(found.matches("starting engine threads").count(), 1, "{found}");
 }
 
-/// A daemon outlives `memfold run`: nobody is there to say what it leaves.
+/// A daemon outlives `memfold run`, so its messages can't be printed.
 #[test]
 fn process_outliving_run_is_managed_and_prints_its_own_end() {
     let Some(bin) = binaries() else { return };
@@ -143,9 +143,10 @@ fn an_occupied_directory_of_sockets_is_named() {
     if !can_make_worlds() {
         return;
     }
-    // SAFETY: only asks.
+    // SAFETY: the call has no preconditions.
     let path = format!("/tmp/memfold-{}", unsafe { libc::geteuid() });
-    // Another user's. Not all of /tmp: memfold itself may lie there.
+    // A directory of another user. Only this one is mounted over, because memfold itself may lie in
+    // /tmp.
     let occupied = format!("mkdir -p -m 700 {path} && mount -t tmpfs -o uid=54321 none {path}");
     let world = format!("{occupied} && exec env -u XDG_RUNTIME_DIR \"$@\"");
     let Some(output) = managed_in(&world, &["--limit", "64M"], &["/bin/echo", "ran"]) else {
@@ -156,7 +157,7 @@ fn an_occupied_directory_of_sockets_is_named() {
     assert!(words.lines().any(|line| line.contains("warning") && line.contains(&path)), "{words}");
 }
 
-/// Such memory can't be folded, all of it.
+/// None of this memory can be folded.
 #[test]
 fn program_with_kernel_merging_gets_a_warning() {
     let Some(bin) = binaries() else { return };
@@ -194,7 +195,7 @@ print(all(one == random.Random(n).randbytes(1 << 20) for n, one in enumerate(dat
     assert!(stats["pswpin"].as_u64() > Some(0), "it never read its swap file");
 }
 
-/// Asserts that a run says one line, which has all the words.
+/// Asserts that a run prints one line, with all the words.
 #[track_caller]
 fn assert_says(output: &Output, words: &[&str]) {
     let lines = said(output);
@@ -232,7 +233,8 @@ fn what_is_refused_or_never_folded_is_said_once() {
     assert_says(&output, &["status 255", "prctl"]);
 }
 
-/// What CMD executes, and memfold can't be in: no warning, and a line of the summary.
+/// A program that CMD executes and memfold can't be loaded into: no warning, and a line in the
+/// summary.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn program_that_runs_unmanaged_is_counted_in_the_summary() {
@@ -257,7 +259,7 @@ fn program_that_runs_unmanaged_is_counted_in_the_summary() {
         let output = run(&bin, &[], &["sh", "-c", &format!("{command}; exit 0")]);
         assert!(said(&output).is_empty(), "{output:?}");
     }
-    // By descriptor and by posix_spawn, and a file that can't be executed, which isn't counted.
+    // Executed by descriptor and by posix_spawn. A file that can't be executed isn't counted.
     let script = r#"
 import os, subprocess, sys
 pid = os.fork()
@@ -276,7 +278,7 @@ except PermissionError: pass
     if !can_make_worlds() {
         return;
     }
-    // Root is no other user to its own programs.
+    // Root is no other user for its own set-user-ID programs.
     let su = scratch.compile("su", source, &[]);
     fs::set_permissions(&su, fs::Permissions::from_mode(0o4755)).unwrap();
     fs::set_permissions(&scratch.0, fs::Permissions::from_mode(0o755)).unwrap();

@@ -1,6 +1,6 @@
 //! Real servers under `memfold run`, in a part of the memory that their data needs, with real
-//! clients, as a user without any privilege: every answer is right, their limit is kept, and they
-//! end as they are told to.
+//! clients and without any privilege. Every answer is right, the limit is kept, and the servers end
+//! on request.
 mod common;
 use common::real::all_installed;
 use common::{NOBODY, Scratch, assert_figures, json, memfold_in, open_scratch, printed_in};
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A server on a socket, until it is told to end.
+/// A server on a socket, under memfold.
 struct Service {
     runner: Option<Child>,
     errors: PathBuf,
@@ -19,7 +19,7 @@ struct Service {
     least_mib: u64,
 }
 
-/// What a server may have in memory, and what of it is folded at least.
+/// The resident limit of a server, and the least folded memory.
 struct Bounds {
     resident_mib: u64,
     folded_mib: u64,
@@ -63,7 +63,8 @@ impl Service {
         std::fs::read_to_string(&self.errors).unwrap_or_default()
     }
 
-    /// SIGTERM: it must end with status 0, folded, and its limit kept.
+    /// Ends the server with SIGTERM. Asserts status 0, that it was folded, and that its limit was
+    /// kept.
     #[track_caller]
     fn end(mut self) {
         let mut runner = self.runner.take().unwrap();
@@ -91,7 +92,8 @@ impl Service {
     }
 }
 
-/// One that a test leaves by a panic is told to end first: of what it has started some would live on.
+/// A test that panics ends its server with SIGTERM first, because some of the server's processes
+/// would outlive a kill.
 impl Drop for Service {
     fn drop(&mut self) {
         let Some(mut runner) = self.runner.take() else { return };
@@ -105,7 +107,7 @@ impl Drop for Service {
     }
 }
 
-/// A server without memfold, which SIGINT ends in order when this is dropped.
+/// A server without memfold. Dropping it sends SIGINT.
 struct Plain(Child);
 
 impl Plain {
@@ -130,7 +132,7 @@ fn client(command: &[&str]) -> Output {
     timed.output().unwrap()
 }
 
-/// What a client prints, if it succeeds.
+/// Runs a client, asserts success, and returns its stdout.
 #[track_caller]
 fn told(command: &[&str]) -> String {
     let output = client(command);
@@ -140,7 +142,7 @@ fn told(command: &[&str]) -> String {
     text.trim().to_string()
 }
 
-/// A directory whose files belong to whom the server is there.
+/// Changes the owner of a directory's files to the user of the server.
 fn give(world: &str, directory: &str) {
     if !world.is_empty() {
         told(&["chown", "-R", "65534:65534", directory]);
@@ -203,7 +205,7 @@ fn redis_answers_and_saves_under_load() {
     let about = told(&[&check, &scratch.path("dump.rdb")]);
     assert!(about.contains("RDB looks OK"), "{about}");
     assert!(about.contains(&format!("{keys} keys read")) || about.contains("keys read"), "{about}");
-    // What was saved is read again by a redis without memfold.
+    // A redis without memfold loads the saved data.
     let saved = scratch.path("saved");
     let plain = [&server, "--port", "0", "--save", "", "--unixsocket", &saved, "--dir", directory];
     let plain = Plain::start(&plain);
@@ -219,9 +221,9 @@ fn redis_answers_and_saves_under_load() {
 #[test]
 fn memcached_keeps_every_value_also_as_another_user() {
     let Some([server]) = all_installed(["memcached"]) else { return };
-    // SAFETY: touches no memory and can't fail.
+    // SAFETY: the call touches no memory and can't fail.
     let is_root = unsafe { libc::geteuid() } == 0;
-    // It refuses to be root's, and only root can become somebody else.
+    // The server refuses to run as root, and only root can change its user.
     let mut ways = Vec::new();
     if !(is_root && unprivileged().is_empty()) {
         ways.push((unprivileged(), &[][..]));
@@ -300,21 +302,22 @@ fn mariadb_answers_transactions() {
     assert!(text.contains("transactions:") && errors.contains(" 0 "), "{text}");
     assert_eq!(query(check), before);
     service.end();
-    // What is on disk is the same.
+    // The data on disk is the same.
     let service = start().unwrap();
     assert_eq!(query(check), before);
     bench(&["--threads=2", "--time=1", "run"]);
     service.end();
 }
 
-/// Sorts, joins and aggregates, in memory.
+/// Sorts, joins and aggregates in memory.
 const QUERIES: &str =
     "set work_mem = '256MB'; set max_parallel_workers_per_gather = 0; set jit = off;
     select count(*), md5(string_agg(a, ',' order by a)) from t;
     select sum(x.i), count(distinct y.a) from t x join t y on x.k = y.k;
     select k % 10, count(*), max(a) from t group by 1 order by 1;";
 
-/// It refuses to be root's. The first run is plain, the second folded, and each answers the same.
+/// The server refuses to run as root. The first run is plain, the second folded, and both give the
+/// same answers.
 #[test]
 fn postgres_sorts_joins_and_answers_transactions() {
     let Some([initdb, server, shell, bench]) =
@@ -363,7 +366,7 @@ fn postgres_sorts_joins_and_answers_transactions() {
     service.end();
 }
 
-/// It listens before it answers.
+/// The server listens before it answers.
 fn wait_for_postgres(shell: &str, at: &[&str]) {
     let begin = Instant::now();
     let ask = [&[shell], at, &["-d", "postgres", "-qAtc", "select 1"]].concat();
@@ -373,7 +376,7 @@ fn wait_for_postgres(shell: &str, at: &[&str]) {
     }
 }
 
-/// Sends back what it is sent, one request a connection, for as long as the program runs.
+/// Echoes one request for each connection, as long as the program runs.
 fn echo(socket: &str) {
     let listener = UnixListener::bind(socket).unwrap();
     std::os::unix::fs::chown(socket, Some(65534), None).unwrap();
@@ -398,7 +401,7 @@ fn echo(socket: &str) {
     });
 }
 
-/// Both keep what passes in memory: the requests are larger than they may have, and come back.
+/// Both proxies buffer in memory. The requests are larger than their limit, and arrive complete.
 #[test]
 fn nginx_and_curl_pass_on_large_requests() {
     let (Some([server, curl]), scratch) = (all_installed(["nginx", "curl"]), open_scratch()) else {

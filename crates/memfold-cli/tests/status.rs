@@ -83,12 +83,12 @@ fn scripts_run_and_their_arguments_arrive_untouched() {
     assert_eq!(bare.code(), Some(5));
 }
 
-/// A program that says `ready`, prints the name of each signal it gets, and ends at TERM with
-/// status 9.
+/// A program that prints `ready` and the name of each signal it gets, and ends at TERM with status
+/// 9.
 const LISTENER: &str = "trap 'echo TERM; exit 9' TERM; for s in INT HUP QUIT USR1 USR2; do trap \"echo $s\" $s; done; \
                         echo ready; while :; do sleep 0.02; done";
 
-/// A started memfold that doesn't outlive a failed test.
+/// A started memfold. Dropping it kills it, so it does not outlive a failed test.
 struct Running(Child);
 
 impl std::ops::Deref for Running {
@@ -114,8 +114,8 @@ impl Drop for Running {
 
 fn start(bin: &Path, script: &str) -> (Running, BufReader<std::process::ChildStdout>) {
     let mut command = memfold(bin, &["run", "--limit", "64M", "--", "bash", "-c", script]);
-    // In a group of its own, whose parent is this test: where nobody outside watches a group (as
-    // when all of this runs in the background of a shell that has ended), the kernel drops SIGTSTP.
+    // In a process group of its own, whose parent is this test. The kernel drops SIGTSTP in an
+    // orphaned group, such as a test run in the background of a shell that has ended.
     let mut child = command.stdout(Stdio::piped()).process_group(0).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     assert_eq!(line(&mut lines), "ready");
@@ -167,7 +167,7 @@ fn killing_memfold_kills_the_program() {
     let program = line(&mut lines);
     send(child.id(), libc::SIGKILL);
     child.wait().unwrap();
-    // The pipe ends when the program is gone, as no other process holds it.
+    // The pipe ends when the program is gone, because no other process has it.
     assert_eq!(line(&mut lines), "", "of {program}");
 }
 
@@ -235,14 +235,14 @@ fn ctrl_c_reaches_the_program_once() {
     assert_eq!(child.wait().unwrap().code(), Some(41));
 }
 
-/// Both ends of a new terminal.
+/// Returns both ends of a new terminal.
 fn terminal() -> (File, File) {
     let (mut keyboard, mut terminal) = (-1, -1);
     let none = std::ptr::null_mut();
-    // SAFETY: the two descriptors are local, and nothing is asked for beyond them.
+    // SAFETY: the two descriptors are local variables, and the optional arguments are null.
     let status =
         unsafe { libc::openpty(&mut keyboard, &mut terminal, none, none.cast(), none.cast()) };
     assert_eq!(status, 0);
-    // SAFETY: the kernel has just made both descriptors for us.
+    // SAFETY: the kernel has just made both descriptors, and nothing else owns them.
     unsafe { (File::from_raw_fd(keyboard), File::from_raw_fd(terminal)) }
 }

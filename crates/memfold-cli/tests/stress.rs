@@ -1,27 +1,28 @@
-//! Every stressor of stress-ng that passes plainly passes under `memfold run` too, in little memory.
-//! It takes half an hour: `make torture`. STRESSORS="vm mmap" runs only these.
+//! Every stressor of stress-ng that passes plainly also passes under `memfold run`, in little
+//! memory. It takes half an hour: `make torture`. STRESSORS="vm mmap" runs only these.
 mod common;
 use common::real::installed;
 use common::{binaries, json, managed_in, open_scratch, unprivileged};
 use std::process::{Command, Output};
 
-/// Those that are not run, and why.
+/// The stressors that are not run, and why.
 const LEFT_OUT: &[(&str, &str)] = &[("aiol", "io_setup fails with ENOSYS: docs/limits.md")];
 
-/// Run without any privilege, as some of them can end a machine that runs them as root.
+/// Runs without any privilege, because some stressors can end a machine as root.
 fn stressor(name: &str, directory: &str) -> Vec<String> {
     let option = format!("--{name}");
     let words = [&option, "1", "-t", "1", "--verify", "--oomable", "--temp-path", directory];
     words.map(String::from).into()
 }
 
-/// Whether it has done anything: one that can't says so, and that it has failed or not even that.
+/// Returns whether the stressor ran and passed. A stressor that can't run prints "skipped" or "No
+/// stress workers".
 fn passes(output: &Output) -> bool {
     let said = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
     output.status.success() && !said.contains("skipp") && !said.contains("No stress workers")
 }
 
-/// What is wrong with a stressor under memfold.
+/// Returns what is wrong with a stressor under memfold.
 fn wrong_managed(stress: &str, arguments: &[String]) -> Option<String> {
     let scratch = open_scratch();
     let figures = scratch.path("figures");

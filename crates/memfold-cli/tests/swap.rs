@@ -1,4 +1,4 @@
-//! `memfold run --swap`: data that doesn't shrink in a limit that can't hold it. Rows B3, Z4.
+//! `memfold run --swap`: incompressible data that is larger than the limit. Rows B3, Z4.
 mod common;
 use common::{Mounted, Scratch, assert_refused, binaries, managed_in, memfold, run};
 use std::io::{BufRead, BufReader};
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/random_data.py");
 
-/// A figure of a stats file.
+/// Returns a figure of a stats file.
 fn figure(json: &str, name: &str) -> u64 {
     let at = json.find(&format!("\"{name}\"")).unwrap_or_else(|| panic!("no {name} in {json}"));
     let digits: String = json[at + name.len() + 2..]
@@ -69,7 +69,8 @@ fn a_full_file_system_costs_memory_and_no_data() {
     assert!(text.contains("--on-full stop"), "{text}");
 }
 
-/// The program with these arguments in 64 MiB, with a swap file in `dir`.
+/// Returns a command that runs the program with these arguments in 64 MiB, with a swap file in
+/// `dir`.
 fn swapping(bin: &Path, dir: &str, keep_free: &str, arguments: &[&str]) -> Command {
     let flags = ["run", "--limit", "64M", "--swap", dir, "--swap-keep-free", keep_free];
     memfold(bin, &[&flags[..], &["--", "python3", PROGRAM], arguments].concat())
@@ -92,7 +93,7 @@ fn a_killed_run_leaves_no_file_and_no_space_taken() {
     assert_eq!(names_in(Path::new(&dir)), 0);
 }
 
-/// Bytes free on the file system at `dir`, by `df`.
+/// Returns the free bytes on the file system at `dir`, by `df`.
 fn free_bytes(dir: &str) -> u64 {
     let output = Command::new("df").args(["--output=avail", "-B1", dir]).output().unwrap();
     String::from_utf8_lossy(&output.stdout).lines().nth(1).unwrap().trim().parse().unwrap()
@@ -108,7 +109,7 @@ fn run_killed_while_writing_frees_its_swap_space() {
     for _ in 0..3 {
         let mut child = swapping(&bin, &dir, "1M", &["300"]).stdout(Stdio::null()).spawn().unwrap();
         let start = std::time::Instant::now();
-        // The file grows 64 MiB at a time; at the second growth writes are under way for sure.
+        // The file grows 64 MiB at a time. At the second growth, writes are certainly in progress.
         while free_bytes(&dir) + (100 << 20) > free {
             assert!(child.try_wait().unwrap().is_none(), "it has ended before it wrote");
             assert!(start.elapsed().as_secs() < 600, "nothing was written");
@@ -116,7 +117,7 @@ fn run_killed_while_writing_frees_its_swap_space() {
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        // The program dies with `memfold run`, but is waited for by somebody else.
+        // The program dies with `memfold run`, but is reaped by another process.
         let start = std::time::Instant::now();
         while free_bytes(&dir) < free {
             assert!(
@@ -131,7 +132,7 @@ fn run_killed_while_writing_frees_its_swap_space() {
     drop(mounted);
 }
 
-/// Each process of the shell's begins with a look at whether the file is there.
+/// Each process that the shell starts checks whether the file is there.
 #[test]
 fn processes_that_start_together_with_one_swap_file_never_fail() {
     let Some(bin) = binaries() else { return };

@@ -1,5 +1,5 @@
-//! The kernel swaps a managed program out, and memfold's own memory in it, while the program
-//! changes its address space. Needs root. Rows B1, Z1.
+//! The kernel swaps out a managed program and memfold's own memory in it, while the program changes
+//! its address space. Needs root. Rows B1, Z1.
 mod common;
 use common::assert_right;
 use memfold_testkit::kernel_swap::KernelSwap;
@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// Bytes that one call takes.
+/// The most bytes that one call takes.
 const MOST: usize = 1 << 30;
 
-/// Processes that run the program `name`.
+/// Returns the PIDs that run the program `name`.
 fn processes(name: &str) -> Vec<i32> {
     let pids = std::fs::read_dir("/proc")
         .unwrap()
@@ -22,25 +22,25 @@ fn processes(name: &str) -> Vec<i32> {
     pids.filter(runs).collect()
 }
 
-/// Resident anonymous memory from which on a process is swapped out: more than the 75% of 16 MiB at
-/// which memfold takes it under management. A process that never gets there is never folded.
+/// Resident anonymous memory from which on a process is swapped out. It is more than 75% of 16 MiB,
+/// where memfold adopts a process's memory. A process below that is never folded.
 const GROWN_BYTES: u64 = 13 << 20;
 
-/// A line of a process's status, bytes.
+/// Returns a line of a process's status, in bytes.
 fn status(pid: i32, name: &str) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? << 10)
 }
 
-/// Has the kernel swap out all that is anonymous of a process that has grown. Returns the bytes
-/// that it has in swap then.
+/// Makes the kernel swap out all anonymous memory of a process that has grown. Returns the
+/// process's bytes in swap afterwards.
 fn swap_out(pid: i32) -> Option<u64> {
     if status(pid, "RssAnon:")? < GROWN_BYTES {
         return None;
     }
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    // SAFETY: opens a descriptor of a process.
+    // SAFETY: the call touches no memory.
     let process = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     if process < 0 {
         return None;
@@ -51,7 +51,7 @@ fn swap_out(pid: i32) -> Option<u64> {
         let (start, end) = (address(start)?, address(end)?);
         for at in (start..end).step_by(MOST) {
             let range = libc::iovec { iov_base: at as *mut _, iov_len: MOST.min(end - at) };
-            // SAFETY: MADV_PAGEOUT changes no byte.
+            // SAFETY: `range` is valid for the call, and MADV_PAGEOUT changes no byte.
             unsafe {
                 libc::syscall(
                     libc::SYS_process_madvise,
@@ -64,12 +64,12 @@ fn swap_out(pid: i32) -> Option<u64> {
             };
         }
     }
-    // SAFETY: opened above.
+    // SAFETY: the descriptor was opened above, and nothing else owns it.
     unsafe { libc::close(process as i32) };
     status(pid, "VmSwap:")
 }
 
-/// [`assert_right`] while the kernel swaps out all that it can, again and again.
+/// Runs [`assert_right`] while the kernel repeatedly swaps out all that it can.
 #[track_caller]
 fn assert_right_swapped(name: &str, least_mib: u64, promises: &[&str]) {
     static ALONE: Mutex<()> = Mutex::new(());
@@ -84,7 +84,7 @@ fn assert_right_swapped(name: &str, least_mib: u64, promises: &[&str]) {
                 }
             }
         });
-        // The thread ends too where this fails.
+        // Ends the thread also if an assertion fails.
         struct End<'a>(&'a AtomicBool);
         impl Drop for End<'_> {
             fn drop(&mut self) {

@@ -1,5 +1,5 @@
-//! strace and perf on a folded program, below them and above them: it prints what it prints alone,
-//! and they see it. (gdb: `kernel.rs`.)
+//! strace and perf on a folded program, inside memfold and around it. The program prints the same
+//! as without them, and they trace it. (gdb: `kernel.rs`.)
 mod common;
 use common::real::{installed, plainly, python};
 use common::{
@@ -8,7 +8,7 @@ use common::{
 };
 use std::process::Command;
 
-/// Four times the limit, each page told from the others, and files that are read.
+/// Fills four times the limit with different bytes in each page, and reads files.
 const SCRIPT: &str = "import glob, hashlib
 block, sum = bytearray(64 << 20), hashlib.sha256()
 for at in range(0, len(block), 4096): block[at] = at // 4096 % 251
@@ -17,8 +17,8 @@ for at in range(0, len(block), 1 << 20): sum.update(block[at:at + 4096])
 print(sum.hexdigest())";
 const FLAGS: [&str; 2] = ["--limit", "24M"];
 
-/// What a tracer has left of a program that it has started under memfold, and of one that it was
-/// started with by memfold; `None` if it can't trace anything here.
+/// Returns the trace of a program that a tracer has started under memfold, and of one that memfold
+/// has started with a tracer. `None` if tracing is unavailable here.
 #[track_caller]
 fn traced(tracer: &str, arguments: &[&str]) -> Option<[Vec<u8>; 2]> {
     let (tracer, python, bin) = (installed(tracer)?, python("hashlib")?, binaries()?);
@@ -69,7 +69,7 @@ fn strace_shows_the_gates_signals_if_asked_to() {
     }
 }
 
-/// By a clock: a virtual machine may have no counters.
+/// Uses a clock, because a virtual machine may have no hardware counters.
 #[test]
 fn perf_records_a_folded_program_with_unchanged_output() {
     let Some(traces) = traced("perf", &["record", "-q", "-e", "cpu-clock"]) else { return };
@@ -78,7 +78,7 @@ fn perf_records_a_folded_program_with_unchanged_output() {
     }
 }
 
-/// A debugger's child asks to be traced: by vfork, its parent waits for it and can't go on.
+/// A debugger's child asks to be traced. With vfork, its parent waits for it and can't continue.
 #[test]
 fn child_that_asks_to_be_traced_stops_only_at_its_exec() {
     let program = compile("traced");
@@ -92,7 +92,8 @@ fn child_that_asks_to_be_traced_stops_only_at_its_exec() {
     }
 }
 
-/// Asserts that a tracer, as the program of a run, ends as it does without, and prints `ends`.
+/// Asserts that a tracer as the program of a run ends as it does without memfold, and prints
+/// `ends`.
 #[track_caller]
 fn started_by(tracer: &[&str], ends: &str) {
     let Some(path) = installed(tracer[0]) else { return };
@@ -113,8 +114,8 @@ fn debugger_as_the_program_runs_another_program_to_its_end() {
     started_by(&["gdb", "-nx", "-batch", "-ex", "run", "--args", "/bin/true"], "exited normally");
 }
 
-/// A child traces the program, and sends the signal of each round one instruction later in a patched
-/// call than that of the round before. One instruction is a push that faults.
+/// A child traces the program. In each round it sends a signal one instruction later in a patched
+/// call. One instruction is a push that faults.
 #[test]
 fn signal_at_each_instruction_of_a_call_leaves_none_blocked() {
     assert_right_with(&FLAGS, "stepped", 16, &["64"]);

@@ -1,15 +1,15 @@
-//! Processes of a run that become another user: they go on, and can do nothing to those that don't.
+//! Processes of a run that become another user. They continue, and can't affect the others.
 mod common;
 use common::{Scratch, assert_right, assert_right_with, can_make_worlds, compile, managed_in};
 
-/// One that wrote a smaller limit ended its parent.
+/// A child that wrote a smaller limit into the shared table once ended its parent.
 #[test]
 fn process_without_its_old_rights_harms_no_other() {
     if !can_make_worlds() {
         return;
     }
     let program = compile("users");
-    // What it writes to the figures of its own user is told as it is.
+    // Wrong figures that it writes for its own user are printed as they are.
     let flags = ["--limit", "64M", "--on-full", "stop"];
     let Some(output) = managed_in("", &flags, &[&program.path, "spoils"]) else { return };
     let said = String::from_utf8_lossy(&output.stderr);
@@ -23,7 +23,8 @@ fn engine_gives_up_what_the_program_gives_up_for_good() {
     }
 }
 
-/// Its workers wait for buffers that others of its threads give back: they hung where all ended at once.
+/// Worker threads wait for buffers that other threads return. They once hung when all ended at
+/// once.
 #[test]
 fn engine_with_a_swap_file_gives_up_what_the_program_gives_up() {
     if can_make_worlds() {

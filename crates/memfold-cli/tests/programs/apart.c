@@ -1,4 +1,4 @@
-/* Memory that is not for children (MADV_DONTFORK), which is folded like any other, and gone in a child of fork. */
+/* Memory with MADV_DONTFORK is folded like any other, and is absent in a child of fork. */
 #include "common.h"
 
 static const size_t LEN = 32 * MIB;
@@ -14,21 +14,22 @@ static void need_gone(char *at, size_t len) {
     if (pid == 0) _exit(*(volatile char *)(at + len / 2) & 1);
     int status = wait_for(pid);
     NEED(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
-    /* A system call says so. */
+    /* System calls return the errors of a plain process: EBADF comes before EFAULT. */
     NEED(write(-1, at, 10) == -1 && errno == EBADF);
     int ends[2];
     NEED(pipe(ends) == 0 && write(ends[1], at, 10) == -1 && errno == EFAULT);
     close(ends[0]), close(ends[1]);
 }
 
-/* Most of what was touched before leaves. All that is larger than what may be in memory can be waited for; a part of what is
- * smaller may stay for as long as nothing else is touched twice. */
+/* Pushes out most of what was touched before. If the range is larger than the resident limit,
+ * the program can wait for that. A part of a smaller range may stay resident as long as nothing
+ * else is touched twice. */
 static void push(char *at, size_t len) {
     if (len >= LEN) return push_out(at, len);
     for (int round = 0; round < 3; round++) fill(filler, 48 * MIB, round);
 }
 
-/* In a child: nothing is there, and something else can be. */
+/* In a child: nothing is mapped there, and new memory can be mapped. */
 static void be_child(char *gone, size_t len, uint64_t seed) {
     check(common_part, LEN, seed);
     need_gone(gone, len);
@@ -62,7 +63,7 @@ static void prepare(void) {
     fill(common_part, LEN, 1);
 }
 
-/* Marked before it was ever folded, and after. */
+/* Marks the memory before it is first folded, and again after. */
 static void marked(void) {
     prepare();
     NEED(madvise(own, LEN, MADV_DONTFORK) == 0);
@@ -72,7 +73,7 @@ static void marked(void) {
     need_apart(raw_fork, own, LEN, 1);
     check(own, LEN, 2);
     push_out(own, LEN);
-    /* For children again; and twice not. */
+    /* Clears the mark, and then sets it twice. */
     NEED(madvise(own, LEN, MADV_DOFORK) == 0);
     pid_t pid = fork();
     NEED(pid >= 0);
@@ -88,7 +89,7 @@ static void marked(void) {
     check(own, LEN, 2);
 }
 
-/* Parts of one mapping. */
+/* Marks parts of one mapping. */
 static void parts(void) {
     prepare();
     fill(own, LEN, 2);
@@ -109,7 +110,7 @@ static void parts(void) {
     check(own, LEN, 2);
 }
 
-/* The mark goes where the memory goes, and grows with it. */
+/* mremap moves the mark with the memory. The mark also covers the grown part. */
 static void moved(void) {
     prepare();
     fill(own, LEN, 2);
@@ -125,7 +126,7 @@ static void moved(void) {
     NEED(mremap(place, LEN + 4 * MIB, LEN / 2, 0) == place);
     need_apart(fork, place, LEN / 2, 1);
     check(place, LEN / 2, 2);
-    /* What was left is anybody's. */
+    /* New memory at the old address has no mark. */
     char *other = map_at(own, LEN, MAP_FIXED_NOREPLACE);
     fill(other, LEN, 3);
     push_out(other, LEN);
@@ -134,7 +135,7 @@ static void moved(void) {
     check(other, LEN, 3);
     if (pid == 0) be_child(place, LEN / 2, 1);
     NEED(WEXITSTATUS(wait_for(pid)) == 4);
-    /* And what takes its place. */
+    /* New memory that replaces marked memory has no mark either. */
     NEED(munmap(place, LEN / 2) == 0);
     char *new = map_at(place, LEN / 2, MAP_FIXED_NOREPLACE);
     fill(new, LEN / 2, 4);
@@ -144,7 +145,7 @@ static void moved(void) {
     check(other, LEN, 3);
     if (pid == 0) _exit(6);
     NEED(WEXITSTATUS(wait_for(pid)) == 6);
-    /* The source stays, and stays marked. */
+    /* With MREMAP_DONTUNMAP the source stays mapped, and keeps its mark. */
     NEED(madvise(new, LEN / 2, MADV_DONTFORK) == 0);
     char *target = mremap(new, LEN / 2, LEN / 2, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
     NEED(target != MAP_FAILED);
@@ -165,7 +166,8 @@ static void *mark(void *arg) {
     return NULL;
 }
 
-/* Marks come and go while others fork: a page is there with its bytes in a child, or not at all. */
+/* One thread sets and clears marks while others fork. In a child a page has its bytes or is
+ * absent. */
 static void racing(void) {
     prepare();
     fill(own, LEN, 2);

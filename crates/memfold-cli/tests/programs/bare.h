@@ -1,5 +1,5 @@
-/* The calls below by libc's function, or by an instruction of the program's own, as Go's and Rust's are: for a test that is named
-   with ":bare" behind. */
+/* Makes the calls below by libc's function or, in a test whose name ends with ":bare", by an
+ * instruction of the program's own, as Go and Rust programs do. */
 #include "common.h"
 #include <sys/ioctl.h>
 

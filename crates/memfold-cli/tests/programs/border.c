@@ -1,5 +1,5 @@
-/* border MIB: memory that the kernel keeps in two areas, with a border in the middle of a block; pages are filled,
-   touched at random, and checked. Prints "right". */
+/* border MIB: memory that the kernel keeps in two areas, with a border in the middle of a block.
+ * Fills pages, touches them at random, and checks them. Prints "right". */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@ int main(int n, char **arg)
         size_t page = (random >> 33) % pages;
         fill(want, page);
         if (memcmp(at + page * PAGE, want, PAGE)) return printf("wrong in page %zu\n", page), 1;
-        /* As one that is written is stored again, in other blocks. */
+        /* A written page is stored again, in another block. */
         if (random >> 63) fill((uint64_t *)(at + page * PAGE), page);
     }
     puts("right");

@@ -1,4 +1,4 @@
-/* System calls whose buffers are folded: the kernel takes the fault. */
+/* System calls whose buffers are folded. */
 #include "common.h"
 
 static const size_t LEN = 40 * MIB;
@@ -23,7 +23,6 @@ int main(void) {
     char name[] = "/tmp/memfold-calls-XXXXXX";
     int fd = mkstemp(name);
     NEED(fd >= 0 && unlink(name) == 0);
-    /* write and pwritev from folded memory, read and preadv into it. */
     NEED(write(fd, p, LEN / 2) == (ssize_t)(LEN / 2));
     struct iovec parts[64];
     for (int i = 0; i < 64; i++) parts[i] = (struct iovec){p + LEN / 2 + i * (LEN / 128), LEN / 128};
@@ -34,13 +33,12 @@ int main(void) {
     NEED(preadv(fd, parts, 64, LEN / 2) == (ssize_t)(LEN / 2));
     check(q, LEN, 1);
     check(p, LEN, 1);
-    /* O_DIRECT-like pins and a shared mapping of the file. */
+    /* Direct I/O, and a shared mapping of the file. */
     push_out(q, LEN);
     char *shared = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     NEED(shared != MAP_FAILED);
     NEED(memcmp(shared, q, LEN) == 0);
     munmap(shared, LEN);
-    /* A pipe, with a thread at the other end. */
     int ends[2];
     NEED(pipe(ends) == 0);
     pthread_t thread;
@@ -53,7 +51,6 @@ int main(void) {
     }
     NEED(!pthread_join(thread, NULL));
     check(q, LEN, 2);
-    /* Messages over a socket. */
     int pair[2];
     NEED(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0);
     push_out(p, LEN);
@@ -65,7 +62,8 @@ int main(void) {
         NEED(recvmsg(pair[1], &to, 0) == 64 << 10);
     }
     check(q, LEN, 1);
-    /* Another process's view of this one, and small results at folded addresses. */
+    /* process_vm_readv from another process, and calls that write small results to folded
+     * addresses. */
     fill(q, LEN, 3);
     push_out(p, LEN);
     for (size_t at = 0; at < LEN; at += MIB) {

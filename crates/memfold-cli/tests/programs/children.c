@@ -1,4 +1,4 @@
-/* Processes made by a folded one. */
+/* Child processes of a program with folded memory. */
 #include "common.h"
 #include <dlfcn.h>
 #include <sched.h>
@@ -18,7 +18,8 @@ static void other_programs(void) {
     for (int i = 0; i < 5; i++) {
         pid_t pid = vfork();
         if (pid == 0) {
-            /* On the parent's memory, which its engine serves. */
+            /* The child of vfork uses the parent's memory, so the parent's engine serves its
+             * faults. */
             volatile char touched = 0;
             for (size_t at = 0; at < LEN; at += 501 * PAGE) touched += memory[at];
             execl("/bin/sh", "sh", "-c", "exit 7", NULL);
@@ -57,7 +58,8 @@ static void fork_right(void) {
     check(memory, LEN, 4);
 }
 
-/* What was only read since it was folded is known to be unchanged; in the child nothing tells of a write to it. */
+/* Pages that were only read since they were folded are clean. The child has no write protection
+ * on them, so its engine must not treat them as clean. */
 static void reread(void) {
     folded();
     for (int i = 0; i < 3; i++) {
@@ -76,7 +78,8 @@ static void reread(void) {
     }
 }
 
-/* The parent stays over its limit while a child shares its pages: it must neither spin nor go wrong. */
+/* The parent stays over its limit while a child shares its pages. It must neither spin nor
+ * corrupt data. */
 static void long_lived_child(void) {
     folded();
     int ends[2];
@@ -153,8 +156,9 @@ static void *idle(void *arg) {
     return arg;
 }
 
-/* libc's own part of a child touches the blocks of threads, which lie in their stacks, and the locks of open files. Threads
- * past our pthread_create, as libraries start them, have stacks that are folded. */
+/* In a child, libc touches the thread blocks, which lie in the threads' stacks, and the locks of
+ * open files. Threads that are started without our pthread_create, as some libraries do, have
+ * stacks that are folded. */
 static void what_libc_touches(void) {
     int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = dlsym(dlopen("libc.so.6", RTLD_NOW), "pthread_create");
     NEED(create);
@@ -222,7 +226,7 @@ static long without_libc(long number, long a) {
     return result;
 }
 
-/* Copies made past pthread_atfork find every byte. */
+/* Children made without running the pthread_atfork handlers find every byte. */
 static void copies(void) {
     folded();
     fflush(stdout);
@@ -242,7 +246,8 @@ static void copies(void) {
     }
 }
 
-/* A daemon: the parent goes, the grandchild lives on in a session of its own, with every descriptor closed, and is folded. */
+/* A daemon: the parent ends, and the grandchild continues in a new session with every descriptor
+ * closed. It is folded. */
 static void daemonize(void) {
     int ends[2];
     folded();
@@ -266,12 +271,12 @@ static void daemonize(void) {
     close(ends[1]);
     char byte;
     NEED(read(ends[0], &byte, 1) == 1 && byte == 'r');
-    /* Nobody keeps a copy of the pipe's end, the engine neither. */
+    /* No process keeps a copy of the pipe's end, and neither does the engine. */
     NEED(read(ends[0], &byte, 1) == 0);
     check(memory, LEN, 1);
 }
 
-/* Closing descriptors that one doesn't know must not take the engine's. */
+/* Closing all descriptors must not close the engine's. */
 static void close_all(void) {
     folded();
     NEED(syscall(SYS_close_range, 3, ~0u, 0) == 0);
@@ -291,7 +296,7 @@ static void close_all(void) {
     check(memory, LEN, 1);
 }
 
-/* Generations: each child changes a part, folds it, and has a child of its own. */
+/* In each generation, a child changes a part, folds it, and forks its own child. */
 static void generations(void) {
     folded();
     FILE *file = fopen("/dev/null", "w");
@@ -313,7 +318,7 @@ static void generations(void) {
     _exit(9);
 }
 
-/* Fork after fork, with little done in each. */
+/* Forks in a loop, with little work in each child. */
 static void loop(void) {
     folded();
     for (int i = 0; i < 60; i++) {
@@ -330,7 +335,8 @@ static void loop(void) {
     check(memory, LEN, 1);
 }
 
-/* Moves a mapping to where nothing was, all at once: to the kernel it must be one still. */
+/* Moves a mapping to an unused address with one call. The kernel must still see it as one
+ * mapping. */
 static void move(size_t len) {
     char *to = mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     NEED(to != MAP_FAILED);
@@ -338,7 +344,7 @@ static void move(size_t len) {
     memory = to;
 }
 
-/* A mapping that has grown before a fork, and was not touched there yet. */
+/* A mapping that grew before a fork, and whose new part is untouched. */
 static void grown(void) {
     folded();
     memory = mremap(memory, LEN, 2 * LEN, MREMAP_MAYMOVE);
@@ -362,7 +368,7 @@ static void grown(void) {
     check(memory + LEN, 3 * MIB, 2);
 }
 
-/* clone3 of a kernel to come: what this one doesn't know is zeros, or refused. */
+/* clone3 with fields of a future kernel: unknown zeros are accepted, other values are refused. */
 static void later(void) {
     folded();
     uint64_t *args = map(2 * MIB);

@@ -1,4 +1,4 @@
-/* What the test programs share: bytes that tell where they belong, and words about what went wrong. */
+/* Shared by the test programs: byte patterns that identify each page, and error messages. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +29,7 @@ static void fail(const char *what, const char *file, int line) {
     _exit(99);
 }
 
-/* A test of a program that has several, and its name. */
+/* A named test of a program. */
 struct test {
     const char *name;
     void (*run)(void);
@@ -38,7 +38,7 @@ struct test {
 /* See bare.h. */
 static int by_instruction;
 
-/* Runs the test that the first argument names, up to a colon; what `main` returns. */
+/* Runs the test that the first argument names, up to a colon. Returns the result for `main`. */
 static inline int run_named(int argc, char **argv, const struct test *all, size_t count) {
     char *way = argc > 1 ? strchr(argv[1], ':') : NULL;
     if (way) by_instruction = !strcmp(way, ":bare"), *way = 0;
@@ -58,7 +58,7 @@ static int wait_for(pid_t pid) {
     return status;
 }
 
-/* Other programs, by the ways that libc has beside fork and vfork. */
+/* Starts other programs with posix_spawn and system. */
 static void spawn_and_system(void) {
     pid_t pid;
     char *argv[] = {"sh", "-c", "exit 8", NULL};
@@ -74,7 +74,8 @@ static uint64_t mix(uint64_t x) {
     return x ^ x >> 31;
 }
 
-/* Word `w` of page `page` of the pattern `seed`: a quarter of a page can't be compressed, the rest repeats. */
+/* Word `w` of page `page` of the pattern `seed`. A quarter of each page is incompressible; the
+ * rest repeats. */
 static inline uint64_t word(uint64_t key, unsigned w) { return w < 128 ? mix(key + w) : key ^ (w & 7); }
 static uint64_t page_key(uint64_t seed, uint64_t page) { return mix(seed * 0x100000001ul + page); }
 
@@ -86,7 +87,7 @@ static void fill_from(void *at, size_t len, uint64_t seed, uint64_t first) {
     }
 }
 
-/* Verifies every byte of what `fill_from` made. */
+/* Verifies every byte written by `fill_from`. */
 static void check_from(const void *at, size_t len, uint64_t seed, uint64_t first) {
     for (size_t p = 0; p < len / PAGE; p++) {
         const uint64_t *from = (const uint64_t *)((const char *)at + p * PAGE);
@@ -106,7 +107,8 @@ static void check_from(const void *at, size_t len, uint64_t seed, uint64_t first
 static void fill(void *at, size_t len, uint64_t seed) { fill_from(at, len, seed, 0); }
 static void check(const void *at, size_t len, uint64_t seed) { check_from(at, len, seed, 0); }
 
-/* Pages too far apart to be taken for a stream, each of another block, and no more than stay in memory. */
+/* A distance between pages that prevents readahead and puts each page into a different block.
+ * Pages this far apart fit into the resident limit. */
 #define APART (41 * PAGE)
 static inline void read_apart(const char *at, size_t len, uint64_t seed) {
     for (size_t p = 0; p < len; p += APART) check_from(at + p, PAGE, seed, p / PAGE);
@@ -114,7 +116,8 @@ static inline void read_apart(const char *at, size_t len, uint64_t seed) {
 static inline void fill_apart(char *at, size_t len, uint64_t seed) {
     for (size_t p = 0; p < len; p += APART) fill_from(at + p, PAGE, seed, p / PAGE);
 }
-/* Verifies pages of the pattern `seed`, in which those apart are of another. */
+/* Verifies pages of the pattern `seed`, except those APART from each other, which have the
+ * pattern `apart`. */
 static inline void check_apart(const char *at, size_t len, uint64_t seed, uint64_t apart) {
     for (size_t p = 0; p < len; p += PAGE) check_from(at + p, PAGE, p % APART ? seed : apart, p / PAGE);
 }
@@ -137,7 +140,7 @@ static void *map_at(void *at, size_t len, int flags) {
 }
 static void *map(size_t len) { return map_at(NULL, len, 0); }
 
-/* Pages of `[at, at + len)` that are in memory. */
+/* Counts the pages of `[at, at + len)` that are resident. */
 static size_t present(void *at, size_t len) {
     int fd = open("/proc/self/pagemap", O_RDONLY);
     NEED(fd >= 0);
@@ -152,7 +155,8 @@ static size_t present(void *at, size_t len) {
     return n;
 }
 
-/* Pushes what was touched before out of memory, and says so: these tests are about memory that is folded. */
+/* Pushes all memory touched before out of the page table, and asserts that. These tests are
+ * about folded memory. */
 static void *filler;
 static void push_out(void *at, size_t len) {
     size_t want = len / PAGE / 2;
@@ -165,7 +169,7 @@ static void push_out(void *at, size_t len) {
     fail("memory was not folded", __FILE__, __LINE__);
 }
 
-/* New memory, filled with a pattern and pushed out. */
+/* Maps new memory, fills it with a pattern, and pushes it out. */
 static inline char *map_folded(size_t len, uint64_t seed) {
     char *p = map(len);
     fill(p, len, seed);

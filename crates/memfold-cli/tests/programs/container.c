@@ -1,20 +1,20 @@
-/* container ERRNO COMMAND...: becomes COMMAND under a seccomp filter that says of the calls that
-   matter here what Docker's default profile (moby, profiles/seccomp/default.json) says of them to
-   who has no capability. `userfaultfd` gets ERRNO: 1 (EPERM) there, 38 (ENOSYS) in sandboxes that
-   say so of all that they don't know. */
+/* container ERRNO COMMAND...: executes COMMAND under a seccomp filter that answers the calls
+ * that matter here as Docker's default profile (moby, profiles/seccomp/default.json) does for a
+ * process without capabilities. `userfaultfd` fails with ERRNO: 1 (EPERM) in Docker, 38 (ENOSYS)
+ * in sandboxes that refuse all unknown calls so. */
 #include "filtered.h"
 #include <stdlib.h>
 
 static const struct { int call, error; } refused[] = {
     { SYS_userfaultfd, 0 },
-    /* These three are for CAP_SYS_PTRACE. */
+    /* These three need CAP_SYS_PTRACE. */
     { SYS_process_madvise, EPERM }, { SYS_pidfd_getfd, EPERM }, { SYS_kcmp, EPERM },
-    /* These are for CAP_SYS_ADMIN; of clone3 it can't be told what it would do. */
+    /* These need CAP_SYS_ADMIN. A filter can't read the flags of clone3, so Docker refuses it. */
     { SYS_clone3, ENOSYS }, { SYS_unshare, EPERM }, { SYS_setns, EPERM }, { SYS_mount, EPERM },
     { SYS_umount2, EPERM }, { SYS_bpf, EPERM }, { SYS_perf_event_open, EPERM },
-    /* For CAP_SYS_NICE. */
+    /* These need CAP_SYS_NICE. */
     { SYS_mbind, EPERM }, { SYS_set_mempolicy, EPERM }, { SYS_get_mempolicy, EPERM },
-    /* Allowed to nobody, since Docker 25 the last three too. */
+    /* Refused to all, the last three since Docker 25. */
     { SYS_keyctl, EPERM }, { SYS_add_key, EPERM }, { SYS_move_pages, EPERM },
     { SYS_io_uring_setup, EPERM }, { SYS_io_uring_enter, EPERM }, { SYS_io_uring_register, EPERM },
 };

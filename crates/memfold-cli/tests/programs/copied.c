@@ -1,5 +1,5 @@
-/* Forks of a program whose data doesn't shrink, so that most of it is in the swap file: each process finds every byte of its own,
-   whatever the others write, let go, and copy. */
+/* Forks of a program with incompressible data, so that most of it is in the swap file. Each
+ * process finds every byte of its own, whatever the others write, discard and copy. */
 #include "common.h"
 #include "filtered.h"
 #include <sys/prctl.h>
@@ -7,7 +7,7 @@
 static const size_t LEN = 40 * MIB;
 static char *data;
 
-/* Bytes of which none can be guessed from the others. */
+/* Fills a page with incompressible bytes. */
 static void write_page(size_t page, uint64_t seed) {
     uint64_t *to = (uint64_t *)(data + page * PAGE), key = page_key(seed, page);
     for (unsigned w = 0; w < PAGE / 8; w++) to[w] = mix(key + w);
@@ -36,7 +36,8 @@ static void begin(void) {
 static void end_child(void) { _exit(3); }
 static void expect_end(pid_t pid) { NEED(wait_for(pid) == 3 << 8); }
 
-/* The parent writes everything anew, twice, while a child reads what was, and a child of the child writes too. */
+/* The parent rewrites everything twice, while a child reads the old data, and a grandchild
+ * writes too. */
 static void both(void) {
     begin();
     pid_t child = fork();
@@ -63,7 +64,7 @@ static void both(void) {
     check_all(3);
 }
 
-/* A fork while of many blocks a page that isn't the first has been read, and the rest not. */
+/* Forks while many blocks are partly resident: one page, not the first, has been read. */
 static void parts(void) {
     enum { READS = 2000, BLOCK = 4 };
     begin();
@@ -74,7 +75,8 @@ static void parts(void) {
     expect_end(child);
 }
 
-/* Each generation changes a part, and reads what all before it have left; deeper than files are stacked. */
+/* Each generation changes a part, and reads the data of all its ancestors. There are more
+ * generations than the limit of stacked files. */
 static void generations(void) {
     enum { DEPTH = 7 };
     static uint64_t seed[40 * MIB / PAGE];
@@ -98,7 +100,8 @@ static void generations(void) {
     end_child();
 }
 
-/* More children at a time than sets of slots are told apart, each copied after another change. */
+/* More children at once than there are separate sets of slots. The parent changes its data
+ * before each fork. */
 static void many(void) {
     enum { CHILDREN = 18 };
     pid_t child[CHILDREN];
@@ -122,7 +125,8 @@ static void many(void) {
     check_all(77);
 }
 
-/* One child after another, and all written anew each time: what the ended ones have read is used again. */
+/* Forks one child after another, and rewrites everything each time. The slots that ended
+ * children read are reused. */
 static void again(void) {
     begin();
     for (uint64_t round = 2; round < 14; round++) {
@@ -137,7 +141,7 @@ static void again(void) {
     }
 }
 
-/* Children that touch nothing of it. */
+/* Children that touch nothing. */
 static void idle(void) {
     begin();
     for (int i = 0; i < 12; i++) {
@@ -159,7 +163,7 @@ static void *turn_over(void *arg) {
     return NULL;
 }
 
-/* Threads that write and read the file all the time while another one forks. */
+/* Threads write and read the file while another thread forks. */
 static void busy(void) {
     enum { BUSY_ROUNDS = 5 };
     pthread_t thread[3];
@@ -181,7 +185,7 @@ static void busy(void) {
     for (size_t page = 3; page < LEN / PAGE; page += 4) check_page(page, 1 + BUSY_ROUNDS);
 }
 
-/* Whoever closes all that it knows of, and forks, finds every byte. */
+/* A process closes all its descriptors, forks, and finds every byte. */
 static void closed(void) {
     begin();
     for (int fd = 3; fd < 1100; fd++) close(fd);
@@ -204,7 +208,7 @@ static void closed(void) {
     check_all(1);
 }
 
-/* A child that may write to no directory reads what was. */
+/* A child that may write to no directory reads the old data. */
 static void barred(void) {
     begin();
     NEED(chdir("/proc") == 0);
@@ -227,7 +231,7 @@ static void barred(void) {
     check_all(1);
 }
 
-/* A child whose parent has ended reads what that had written, and goes on. */
+/* A child whose parent has ended reads the parent's data, and continues. */
 static void orphan(void) {
     int told[2];
     char byte = 0;
@@ -255,7 +259,8 @@ static void orphan(void) {
     check_all(5);
 }
 
-/* What a child would read is free again when it executes another program, long before that ends. */
+/* When a child executes another program, the slots that it could have read are free at once,
+ * long before the program ends. */
 static void execs(void) {
     enum { CHILDREN = 12 };
     pid_t child[CHILDREN];
@@ -279,7 +284,7 @@ static void execs(void) {
     }
 }
 
-/* A child that gets no userfaultfd has everything back, also what was read from its parent's parent's file. */
+/* A child without a userfaultfd loads all its memory, including data in its grandparent's file. */
 static void filter(void) {
     begin();
     pid_t child = fork();

@@ -1,5 +1,5 @@
-/* What a program has the kernel deny it: calls of its threads by filters, the processor's counter, further threads. It finds every
-   byte right, and ends as without memfold. */
+/* A program limits itself in the kernel: filters on its threads' calls, no access to the
+ * processor's counter, no more threads. It finds every byte right, and ends as without memfold. */
 #include "common.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -25,7 +25,7 @@ static void deny(unsigned nr, unsigned action) {
     set(code, 4, nr % 2);
 }
 
-/* Lets through what the thread itself goes on with, and no more. */
+/* Allows only the calls that the thread itself needs. */
 static void deny_all_but(const int *nr, int count, unsigned action) {
     struct sock_filter code[64] = {NUMBER};
     int len = 1;
@@ -37,7 +37,7 @@ static void deny_all_but(const int *nr, int count, unsigned action) {
     set(code, len, 1);
 }
 
-/* In a child: what it ends with. */
+/* Runs `what` in a child, and returns its exit status. */
 static int in_child(void (*what)(void)) {
     fflush(NULL);
     pid_t child = fork();
@@ -72,7 +72,7 @@ static void kill_only(void) {
     deny(SYS_getppid, SECCOMP_RET_KILL_THREAD);
     asks(NULL);
 }
-/* Where there is no /proc. */
+/* A thread is killed where there is no /proc. */
 static void kill_apart(void) {
     push_out(memory, LEN);
     if (!chroot("/sys/kernel")) NEED(!chdir("/"));
@@ -100,7 +100,7 @@ static void kill_first(void) {
     asks(NULL);
 }
 
-/* A filter that kills threads: the process ends when the last is gone, as that one does. */
+/* A filter kills threads. As in the kernel, the process ends when the last thread is gone. */
 static void killed(void) {
     memory = map_folded(LEN, 1);
     NEED(in_child(kill_only) == SIGSYS);
@@ -148,7 +148,7 @@ static void beside_another(void) {
     _exit(7);
 }
 
-/* A child of vfork, whose parent is folded again when that has ended. */
+/* A child of vfork. Its parent is folded again after the child has ended. */
 static void of_vfork(void) {
     static const int some[] = {SYS_exit_group};
     pid_t child = vfork();
@@ -164,7 +164,7 @@ static void of_vfork(void) {
     _exit(7);
 }
 
-/* What a kernel refuses it takes no part in. */
+/* The kernel refuses a filter, so it must have no effect. */
 static void is_not_one(void) {
     push_out(memory, LEN);
     struct sock_filter code = BPF_STMT(BPF_LD | BPF_W | BPF_LEN, 0);
@@ -174,7 +174,7 @@ static void is_not_one(void) {
     _exit(7);
 }
 
-/* A filter that refuses nearly all: what was folded is read, whatever it says of the rest. */
+/* A filter that refuses nearly all calls does not prevent reads of folded memory. */
 static void refused(void) {
     memory = map_folded(LEN, 1);
     static const unsigned all[] = {SECCOMP_RET_ERRNO | EPERM, SECCOMP_RET_TRAP, SECCOMP_RET_KILL_THREAD, SECCOMP_RET_KILL_PROCESS};
@@ -188,7 +188,7 @@ static void refused(void) {
     check(memory, LEN, 1);
 }
 
-/* The processor's counter, by which the vDSO tells the time. */
+/* The processor's time-stamp counter, which the vDSO reads to tell the time. */
 static void counter(void) {
     memory = map_folded(LEN, 1);
     NEED(!prctl(PR_SET_TSC, PR_TSC_SIGSEGV));
@@ -224,7 +224,7 @@ static void unshares(int flags) {
     }
     push_out(memory, LEN);
     check(memory, LEN, 1);
-    /* It may start no threads now, nor may memfold. */
+    /* The process can start no threads now, and neither can memfold. */
     NEED(unshare(CLONE_THREAD | 1) == -1 && errno == EINVAL);
     int again = unshare(CLONE_NEWUSER);
     NEED(!again || errno == EINVAL || errno == EPERM || errno == ENOSPC);
@@ -235,7 +235,7 @@ static void of_processes(void) { unshares(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NE
 static void of_time(void) { unshares(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWTIME); }
 static void of_children(void) { unshares(CLONE_NEWPID); }
 
-/* Namespaces for children, after which a process may start no thread. */
+/* Namespaces for children, after which a process can start no thread. */
 static void spaces(void) {
     memory = map_folded(LEN, 1);
     NEED(in_child(of_processes) == 7 << 8);

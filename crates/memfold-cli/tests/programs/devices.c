@@ -1,11 +1,13 @@
-/* Input and output that goes past the page tables: O_DIRECT, pages given to a pipe or a socket. */
+/* Input and output that bypasses the page tables: O_DIRECT, and pages given to a pipe or a
+ * socket. */
 #include "bare.h"
 #include <netinet/in.h>
 
 static const size_t LEN = 40 * MIB;
 static const size_t PART = 256 << 10;
 
-/* A file of its own. O_DIRECT where the file system has it: /var/tmp is more often a disk than /tmp. */
+/* Opens a new file, with O_DIRECT if the file system supports it. /var/tmp is more often on a
+ * disk than /tmp. */
 static int open_file(void) {
     char name[] = "/var/tmp/memfold-devices-XXXXXX";
     int fd = mkstemp(name);
@@ -20,7 +22,8 @@ static int open_file(void) {
     return fd;
 }
 
-/* The file must hold the pattern: read by a mapping, which the engine has nothing to do with. */
+/* Asserts that the file holds the pattern. Reads it through a mapping, which the engine does not
+ * manage. */
 static void check_file(int fd, uint64_t seed) {
     char *shared = mmap(NULL, LEN, PROT_READ, MAP_SHARED, fd, 0);
     NEED(shared != MAP_FAILED);
@@ -44,7 +47,7 @@ static void direct(void) {
     check(p, LEN, 1);
 }
 
-/* Pages given to a pipe stay what they were, whatever is folded before they are read. */
+/* Pages given to a pipe keep their bytes, whatever is folded before they are read. */
 static void splice_from(char *p, ssize_t (*give)(int, const struct iovec *, size_t, unsigned)) {
     int ends[2], copies[2];
     NEED(pipe(ends) == 0 && pipe(copies) == 0);
@@ -68,7 +71,7 @@ static void splice_from(char *p, ssize_t (*give)(int, const struct iovec *, size
     check(p, LEN, 9);
 }
 
-/* By an instruction in a test that is named so. */
+/* Used in tests whose name asks for the instruction. */
 static ssize_t by_call(int fd, const struct iovec *parts, size_t n, unsigned flags) { return vmsplice(fd, parts, n, flags); }
 static ssize_t by_syscall(int fd, const struct iovec *parts, size_t n, unsigned flags) {
     return syscall(SYS_vmsplice, fd, parts, n, flags);
@@ -78,7 +81,7 @@ static void splice_pages(void) {
     char *p = map_folded(LEN, 9);
     splice_from(p, by_call);
     if (!by_instruction) splice_from(p, by_syscall);
-    /* What vmsplice says without memfold. */
+    /* The results of vmsplice without memfold. */
     int ends[2], file = open_file();
     char full[PAGE];
     struct iovec part = {p, 64 * PAGE}, back = {p + 5 * MIB, PAGE};
@@ -94,7 +97,7 @@ static void splice_pages(void) {
     check_from(p + 5 * MIB, PAGE, 9, 1);
 }
 
-/* A pipe that is full makes a writer wait, whose signals are handled meanwhile. */
+/* A full pipe makes a writer wait. Its signals are handled meanwhile. */
 static char *whole;
 static int full[2];
 static void *drain(void *unused) {
@@ -128,7 +131,7 @@ static void splice_waits(void) {
         close(full[0]), close(full[1]);
     }
     NEED(alarms > 10);
-    /* A signal whose handler restarts no call ends the wait. */
+    /* A signal whose handler has no SA_RESTART ends the wait. */
     struct itimerval once = {{0, 0}, {0, 200000}};
     struct iovec part = {whole, LEN};
     action.sa_flags = 0;
@@ -136,13 +139,14 @@ static void splice_waits(void) {
     while (vmsplice(full[1], &part, 1, SPLICE_F_NONBLOCK) > 0) {}
     NEED(errno == EAGAIN && setitimer(ITIMER_REAL, &once, NULL) == 0);
     NEED(vmsplice(full[1], &part, 1, 0) == -1 && errno == EINTR);
-    /* Nobody reads. */
+    /* A pipe without a reader. */
     NEED(signal(SIGPIPE, SIG_IGN) != SIG_ERR && close(full[0]) == 0);
     NEED(vmsplice(full[1], &part, 1, 0) == -1 && errno == EPIPE);
     check(whole, LEN, 9);
 }
 
-/* Sets a variable to what the kernel has for `name`: memfold hides its own from the environment. */
+/* Sets a variable to the value in the kernel's copy of the environment. memfold hides its own
+ * variables from the program. */
 static void keep_variable(const char *name, const char *as) {
     static char text[1 << 16];
     size_t len = strlen(name);
@@ -154,13 +158,14 @@ static void keep_variable(const char *name, const char *as) {
         if (!strncmp(at, name, len) && at[len] == '=') NEED(!setenv(as, at + len + 1, 1));
 }
 
-/* A socket that got SO_ZEROCOPY outside of memfold's reach: ENOBUFS, as where no more may be lent. */
+/* A socket whose SO_ZEROCOPY was set outside of memfold: sends fail with ENOBUFS, as when no
+ * more pages can be pinned. */
 static void zerocopy_inherited(void) {
     const char *fd = getenv("ZEROCOPY_SOCKET");
     int out = fd ? atoi(fd) : socket(AF_INET, SOCK_STREAM, 0), one = 1;
     char self[] = "/proc/self/exe", name[64], *again[] = {self, "zerocopy_inherited", NULL}, *bare[] = {self, "zerocopy_inherited:bare", NULL};
     if (!fd) {
-        /* Without memfold, which passes nothing on then, and then with it. */
+        /* First without memfold, which the environment prevents, and then with it. */
         snprintf(name, sizeof name, "%d", out);
         keep_variable("MEMFOLD_RUN", "KEPT_RUN");
         keep_variable("LD_PRELOAD", "KEPT_PRELOAD");
@@ -192,7 +197,7 @@ static void zerocopy_inherited(void) {
     check(p, LEN, 10);
 }
 
-/* Data given to a socket and not yet sent stays what it was, as SO_ZEROCOPY is refused. */
+/* SO_ZEROCOPY is refused, so data given to a socket and not yet sent keeps its bytes. */
 static void zerocopy(void) {
     char *p = map_folded(LEN, 10);
     int server = socket(AF_INET, SOCK_STREAM, 0), out = socket(AF_INET, SOCK_STREAM, 0), one = 1, small = 4096, large = 8 << 20;

@@ -1,5 +1,6 @@
-/* Syscall User Dispatch of the program's own (Documentation/admin-guide/syscall-user-dispatch.rst), as Wine uses it: what this
-   prints is the same with memfold and without. */
+/* Syscall User Dispatch by the program itself
+ * (Documentation/admin-guide/syscall-user-dispatch.rst), as in Wine. The output is the same with
+ * memfold and without. */
 #include "common.h"
 #include <sys/prctl.h>
 #include <ucontext.h>
@@ -10,7 +11,8 @@
 #define INCLUSIVE 2
 enum { ALLOW, BLOCK };
 
-/* call(number, first, second, third): at an instruction that ends at a label, outside and inside a range; and a restorer inside. */
+/* call(number, first, second, third): an instruction followed by a label, outside and inside the
+ * range. Also a restorer inside the range. */
 long outside(long number, long a, long b, long c);
 long inside(long number, long a, long b, long c);
 extern char outside_start[], outside_after[], outside_end[], inside_start[], inside_after[], inside_end[];
@@ -32,7 +34,7 @@ static long set_dispatch(long mode, void *start, long len, volatile char *at) {
     return made < 0 ? -errno : made;
 }
 
-/* Makes no call of its own. The selector lets through what the handler's end does, if there is one. */
+/* Makes no system call. If there is a selector, sets it to allow the handler's return. */
 static void take(int signal, siginfo_t *info, void *context) {
     greg_t *regs = ((ucontext_t *)context)->uc_mcontext.gregs;
     seen = *info, seen_rax = regs[REG_RAX], seen_rip = regs[REG_RIP];
@@ -89,7 +91,7 @@ static void info(void) {
     tell("off", 0, outside_after);
 }
 
-/* What libc calls often, and a site of it that is called often. */
+/* Frequent calls of libc, and one call site of libc that is used often. */
 static void libc_sites(void) {
     handle(take, 0);
     NEED(set_dispatch(ON, NULL, 0, &selector) == 0);
@@ -99,7 +101,7 @@ static void libc_sites(void) {
         tell("allowed", 0, outside_after);
         selector = BLOCK;
         long made = getppid();
-        /* Not by the address of the function: a linker may have a step before it. */
+        /* Not computed from the function's address, because the linker may insert a stub. */
         const char *after = (const char *)seen.si_call_addr;
         NEED(after[-2] == 0x0f || after[-2] == (char)0xeb);
         tell("blocked", made, after);
@@ -108,7 +110,7 @@ static void libc_sites(void) {
 
 static void ranges(void) {
     handle(take, 0);
-    /* Up to and from the address behind the instruction. */
+    /* Range borders around the address after the instruction. */
     for (int n = -1; n <= 1; n++) {
         char *start = inside_after + n;
         NEED(set_dispatch(ON, start, inside_end - start, &selector) == 0);
@@ -123,7 +125,8 @@ static void ranges(void) {
         selector = ALLOW;
         tell("to", made == getppid(), inside_after);
     }
-    /* No selector: what is outside is never let through, and the handler's end lies inside. */
+    /* Without a selector, calls outside the range always trap, and the handler must return
+     * inside the range. */
     NEED(set_dispatch(ON, inside_start, inside_end - inside_start, NULL) == 0);
     selector = BLOCK;
     long parent = inside(SYS_getppid, 0, 0, 0), made = outside(SYS_getppid, 0, 0, 0);
@@ -157,13 +160,13 @@ static void arguments(void) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         pid_t pid = fork();
         if (pid == 0) _exit(-inside(SYS_gettid, 0, 0, 0) < 0 ? -set_dispatch(all[i].mode, all[i].start, all[i].len, all[i].at) & 255 : 0);
-        /* One whose selector can't be read ends at its end. */
+        /* A process whose selector can't be read is killed by its exit call. */
         int status = wait_for(pid);
         printf("%zu: exits with %d, signal %d\n", i, WEXITSTATUS(status), WTERMSIG(status));
     }
-    /* Of the number of the command the lower half counts. */
+    /* The kernel reads only the lower half of the command's number. */
     NEED(syscall(SYS_prctl, 1l << 32 | SET_DISPATCH, ON, 0, 0, &selector) == 0);
-    /* One that is refused leaves the one before. */
+    /* A refused command leaves the previous state. */
     handle(take, 0);
     NEED(set_dispatch(ON, page, -1, &selector) == -EINVAL && set_dispatch(ON, page, 1, kernel) == -EFAULT);
     selector = BLOCK;
@@ -226,7 +229,7 @@ static void ends(void) {
     end_of("one call", once);
 }
 
-/* A call from within the handler, which is blocked there: a level deeper. */
+/* A call from within the handler traps again, one level deeper. */
 static volatile int depth;
 static void deeper(int signal, siginfo_t *info, void *context) {
     greg_t *regs = ((ucontext_t *)context)->uc_mcontext.gregs;
@@ -234,7 +237,8 @@ static void deeper(int signal, siginfo_t *info, void *context) {
     regs[REG_RAX] = ++depth < 5 ? outside(SYS_getppid, 0, 0, 0) + 1 : 100;
     selector = ALLOW;
 }
-/* Toggled in the handler: blocked again when it is left, by a restorer inside of the range. */
+/* The handler changes the selector. Its return is trapped again, so the restorer lies inside the
+ * range. */
 static void toggling(int signal, siginfo_t *info, void *context) {
     selector = ALLOW;
     ((ucontext_t *)context)->uc_mcontext.gregs[REG_RAX] = getpid() == (pid_t)outside(SYS_getpid, 0, 0, 0) ? info->si_syscall + ++count : -1;
@@ -264,7 +268,7 @@ static void of_thread(int signal, siginfo_t *info, void *context) {
     own_selector = BLOCK;
 }
 static void *thread(void *number) {
-    /* It has none of its parent's. */
+    /* A child has none of its parent's dispatch state. */
     long id = outside(SYS_gettid, 0, 0, 0);
     NEED(id == syscall(SYS_gettid));
     if (number == NULL) return (void *)own_count;
@@ -324,7 +328,7 @@ static void inherited(void) {
     tell("parent", outside(SYS_getppid, 0, 0, 0), outside_after);
 }
 
-/* Signals come at any time, beside the dispatched calls, and have calls of their own. */
+/* Signals arrive at any time, and their handlers make calls too. */
 static volatile int alarms;
 static void on_alarm(int signal, siginfo_t *info, void *context) {
     char before = selector;
@@ -351,7 +355,8 @@ static void beside_signals(void) {
     printf("beside signals: %d\n", calls == count);
 }
 
-/* The handler makes calls on folded buffers, as does what lies in the range; the selector is folded, too. */
+/* The handler and the code inside the range make calls on folded buffers. The selector is folded
+ * too. */
 static const size_t LEN = 40 * MIB;
 static char *large, *selector_at;
 static int file;
@@ -387,7 +392,7 @@ static void folded(void) {
     int pipes[2];
     NEED(pipe(pipes) == 0);
     push_out(large, LEN);
-    /* In the range, and at sites of libc while the selector lets them through. */
+    /* Calls inside the range, and at call sites of libc while the selector allows them. */
     for (size_t at = 0; at < LEN; at += APART) {
         *selector_at = BLOCK;
         long in = inside(SYS_write, pipes[1], (long)(large + at), PAGE);

@@ -1,4 +1,4 @@
-"""Tables in memory, grouped, joined and sorted by DuckDB; the argument is where its package is."""
+"""Groups, joins and sorts tables in memory with DuckDB. The argument is the directory of its package."""
 import sys
 
 sys.path.insert(0, sys.argv[1])

@@ -1,6 +1,6 @@
-/* A program whose userfaultfd tells it of what becomes of its memory: of a fork, a move, a discard, an unmapping. The kernel has the caller
-   wait until a thread of the program has read that. That thread uses memory that is folded, maps more, begins threads and signals itself
-   before it reads. */
+/* A program with a userfaultfd that reports fork, move, discard and unmapping of its memory. The
+ * kernel blocks the caller until a thread of the program has read the event. That thread touches
+ * folded memory, maps memory, starts threads and signals itself before it reads. */
 #include "bare.h"
 #include <linux/userfaultfd.h>
 #include <poll.h>
@@ -16,7 +16,7 @@ static char served[PAGE] __attribute__((aligned(4096)));
 static void on_signal(int signal) { (void)signal; }
 static void *nothing(void *arg) { return arg; }
 
-/* What takes locks of all kinds, if it is not to wait. */
+/* Makes calls that take locks of many kinds. */
 static void be_busy(uint64_t turn) {
     uint64_t page = mix(turn) % (LEN / PAGE);
     check_from(memory + page * PAGE, PAGE, 3, page);
@@ -40,7 +40,7 @@ static void answer(int fd, struct uffd_msg *message) {
     }
 }
 
-/* Before it reads what it is told of it does other things. */
+/* Works before it reads each event. */
 static void *serve(void *unused) {
     struct uffd_msg message;
     for (uint64_t turn = 1; !over; turn++) {
@@ -86,13 +86,13 @@ static void end(void) {
     check(memory, LEN, 3);
 }
 
-/* The child's memory is its own, and what it misses is served, too; it copies itself likewise. */
+/* A child's memory is its own, its faults are served, and it can fork too. */
 static void forks(void) {
     begin();
     int told = events[UFFD_EVENT_FORK] >= 0;
     for (int i = 0; i < 25; i++) {
         NEED(own[i * PAGE] == 77);
-        /* By libc's function it would be made with libc's locks held. */
+        /* libc's fork function would hold libc's locks during the call. */
         pid_t pid = i % 5 == 4 ? vfork() : syscall(SYS_fork);
         if (!pid && i % 5 == 4) _exit(0);
         if (!pid) {
@@ -127,7 +127,7 @@ static void changes(void) {
     end();
 }
 
-/* Parts of what a call changes are folded, and parts are told of. */
+/* Some parts of each changed range are folded, and others report events. */
 static void mixed(void) {
     begin();
     int file = open("/proc/self/exe", O_RDONLY);

@@ -1,4 +1,4 @@
-/* Processes that share one limit: each holds data, and all of them together must stay within it. */
+/* Processes that share one limit. Each holds data, and the total must stay within the limit. */
 #include "common.h"
 #include "members.h"
 

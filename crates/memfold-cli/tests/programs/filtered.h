@@ -1,4 +1,4 @@
-/* Seccomp filters: becoming another program under one, and going on without a system call. */
+/* Seccomp filters: executes another program under a filter, or forbids one system call. */
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -8,7 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Becomes the command; 99 if that fails. */
+/* Executes the command under the filter. Returns 99 if that fails. */
 static int become_filtered(struct sock_filter *filter, int len, char **command) {
     struct sock_fprog program = { len, filter };
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program)) {
@@ -20,7 +20,7 @@ static int become_filtered(struct sock_filter *filter, int len, char **command) 
     return 99;
 }
 
-/* From now on this process and what it starts are refused this call: EPERM; 0 if that could be had. */
+/* Makes this call fail with EPERM in this process and all that it starts. Returns 0 on success. */
 static int forbid(unsigned nr) {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),

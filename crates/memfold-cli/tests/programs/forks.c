@@ -1,4 +1,5 @@
-/* Processes that fork while other threads of theirs work on memory: what the child finds, and the parent. */
+/* Processes that fork while their other threads work on memory. Parent and child verify their
+ * data. */
 #include "common.h"
 #include <sched.h>
 
@@ -6,9 +7,9 @@ enum { THREADS = 4, BLOCK_PAGES = 512 };
 static const size_t LEN = 40 * MIB;
 static char *memory;
 static volatile int stop;
-static int raw; /* Mappings are changed by system calls of one's own. */
+static int raw; /* Change mappings by system-call instructions. */
 
-/* A child ends with 5 if it found all right; what else it says went wrong. */
+/* Asserts that the child ended with status 5, which means that it found no wrong byte. */
 static void need_right(pid_t pid) {
     int status = wait_for(pid);
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 5) {
@@ -41,8 +42,8 @@ static char *map_block(char *at, size_t len, int flags) {
     return (char *)call(SYS_mmap, (long)at, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
 }
 
-/* What each thread has, in memory that isn't folded: where its block is, which version of each page was written last (0: none,
-   zeros), and which pages it is changing. */
+/* The state of each thread, in memory that isn't folded: the address of its block, the last
+ * written version of each page (0: none, zeros), and the pages that it is changing. */
 static struct worker {
     char *volatile block;
     volatile uint32_t version[BLOCK_PAGES];
@@ -65,7 +66,8 @@ static void wrong_page(uint64_t me, uint64_t page, uint64_t found, uint64_t vers
     _exit(98);
 }
 
-/* A page of a block of which nobody is writing: the version or, as a fork is no snapshot of what is being written, a later one. */
+/* Verifies a page that no thread is writing. It has `version`, or a later one if `later` is set,
+ * because a fork is no snapshot of pages under change. */
 static void check_page(uint64_t me, uint64_t page, const uint64_t *at, uint64_t version, int later) {
     uint64_t key = at[0] ^ mix(0), found = key >> 24 & 0xffffffff;
     int zero = at[0] == 0 && at[63] == 0 && at[511] == 0;
@@ -97,13 +99,14 @@ static void *work(void *arg) {
         case 0: call(SYS_madvise, (long)at, many * PAGE, MADV_DONTNEED, 0, 0, 0); break;
         case 1: map_block(at, many * PAGE, MAP_FIXED); break;
         case 2:
-            /* In two parts; what another thread maps may come there at once. */
+            /* In two parts. Another thread may map memory there in between. */
             call(SYS_munmap, (long)at, 64 * PAGE, 0, 0, 0, 0);
             call(SYS_munmap, (long)(at + 64 * PAGE), (BLOCK_PAGES - 64) * PAGE, 0, 0, 0, 0);
             own->block = map_block(NULL, BLOCK_PAGES * PAGE, 0);
             break;
         case 3: {
-            /* Piece by piece, as the block may be several areas, to where something else was. */
+            /* Page by page, because the block may consist of several areas, over an existing
+             * mapping. */
             char *to = map_block(NULL, BLOCK_PAGES * PAGE, 0);
             for (size_t p = 0; p < BLOCK_PAGES; p += 64) *(uint64_t *)(to + p * PAGE) = 1;
             for (size_t p = 0; p < BLOCK_PAGES; p++)
@@ -112,7 +115,7 @@ static void *work(void *arg) {
             break;
         }
         case 4: {
-            /* malloc's own calls are not seen by anybody. */
+            /* libc's internal calls in malloc bypass the interposed functions. */
             size_t len = 256 * 1024 + (random >> 44) % 64 * 32768;
             char *now = large ? realloc(large, len) : malloc(len);
             NEED(now);
@@ -164,7 +167,8 @@ static void end_workers(void) {
     check(memory, LEN, 1);
 }
 
-/* In a child: what the parent's threads had, as far as they were not just changing it. Then all of it is changed. */
+/* In a child: verifies the data of the parent's threads, except pages that they were changing.
+ * Then changes all of it. */
 static void check_workers(void) {
     for (uint64_t me = 0; me < THREADS; me++) {
         struct worker *own = &worker[me];
@@ -191,7 +195,7 @@ static void be_child(int round) {
     _exit(5);
 }
 
-/* Forks while others change mappings. */
+/* Forks while other threads change mappings. */
 static void race(void) {
     start_workers();
     struct timespec begin, now;
@@ -210,7 +214,7 @@ static void race(void) {
     end_workers();
 }
 
-/* Several threads fork at once, none of them the first. */
+/* Several threads fork at once. None of them is the first thread. */
 static void *fork_in_thread(void *arg) {
     for (int round = 0; round < 4; round++) {
         pid_t pid = fork();
@@ -229,7 +233,7 @@ static void elsewhere(void) {
     end_workers();
 }
 
-/* Other programs. */
+/* Starts other programs. */
 static void *spawn_in_thread(void *arg) {
     for (int round = 0; round < 4; round++) {
         pid_t pid = vfork();
@@ -245,7 +249,8 @@ static void *spawn_in_thread(void *arg) {
             _exit(1);
         }
         NEED(WEXITSTATUS(wait_for(pid)) == 10);
-        /* A copy that keeps the caller waiting until it executes something. */
+        /* The caller waits until the child executes a program (CLONE_VFORK), but shares no
+         * memory with it. */
         pid = syscall(SYS_clone, CLONE_VFORK | SIGCHLD, 0, 0, 0, 0);
         if (pid == 0) {
             execl("/bin/sh", "sh", "-c", "exit 11", NULL);
@@ -269,7 +274,7 @@ static void *sleeper(void *arg) {
     return arg;
 }
 
-/* A daemon of a program with threads: the grandchild starts others, and forks again. */
+/* A program with threads becomes a daemon. The grandchild starts threads, and forks again. */
 static void daemonize(void) {
     memory = map(LEN);
     fill(memory, LEN, 1);
@@ -309,7 +314,7 @@ static void daemonize(void) {
     check(memory, LEN, 1);
 }
 
-/* A fork brings nothing home, in parent or child. */
+/* A fork loads no folded memory, in the parent or in the child. */
 static void kept(void) {
     memory = map(LEN);
     fill(memory, LEN, 1);
@@ -322,7 +327,7 @@ static void kept(void) {
         if (pid == 0) {
             check(memory, LEN, 1);
             fill(memory, LEN, 2);
-            push_out(memory, LEN); /* It is managed itself. */
+            push_out(memory, LEN); /* The child is managed too. */
             check(memory, LEN, 2);
             _exit(5);
         }

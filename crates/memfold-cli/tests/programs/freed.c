@@ -1,11 +1,12 @@
-/* Memory given up with MADV_FREE: each of its pages holds what it held or zeros until it is written to, and never what it held
-   once it was zeros. A thread has the kernel drop what it may drop, wherever it is, memfold's own memory included. */
+/* Memory given up with MADV_FREE. Each page has its old bytes or zeros until it is written to,
+ * and never its old bytes after it was zeros. A thread makes the kernel drop all such pages,
+ * memfold's own memory included. */
 #include "common.h"
 #include <sys/prctl.h>
 
 static const size_t LEN = 40 * MIB;
 
-/* Past libc: nobody but the kernel sees the call. */
+/* Makes the call without libc, so that only the kernel sees it. */
 static long bare(long number, long a, long b, long c) {
 #ifdef __x86_64__
     long result;
@@ -20,7 +21,7 @@ static long bare(long number, long a, long b, long c) {
 static int bare_free(void *at, size_t len) { return (int)bare(SYS_madvise, (long)at, len, MADV_FREE); }
 static int libc_free(void *at, size_t len) { return madvise(at, len, MADV_FREE); }
 static int number_free(void *at, size_t len) { return (int)syscall(SYS_madvise, at, len, MADV_FREE); }
-/* Linux 6.13 lets a process do that to itself. */
+/* A process can do that to itself from Linux 6.13 on. */
 static int process_free(void *at, size_t len) {
     struct iovec halves[] = {{at, len / 2}, {(char *)at + len / 2, len - len / 2}};
     int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
@@ -34,10 +35,11 @@ static int process_free(void *at, size_t len) {
     return 0;
 }
 
-/* Not dropped where the program has it: then it is still as it was when it comes elsewhere. */
+/* A range of the program where the kernel drops nothing. So its pages still have their old bytes
+ * after they were moved. */
 static volatile uintptr_t spared, spared_end;
 
-/* Has the kernel drop all that it may drop: without swap, what was given up only. */
+/* Makes the kernel reclaim memory. Without swap it can drop only pages given up with MADV_FREE. */
 static void drop_all(void) {
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[512];
@@ -55,15 +57,17 @@ static void drop_all(void) {
 }
 static volatile int stop;
 static void *drop_until_stopped(void *arg) {
-    /* Not all the time: the kernel looks at every page for it, and moves none of them meanwhile. */
+    /* With pauses, because the kernel scans every page for this, and no page can be moved
+     * meanwhile. */
     while (!stop) drop_all(), usleep(3000);
     return arg;
 }
 
-/* Whether a page may still be as it was. */
+/* Which pages may still have their old bytes. */
 static char kept[40 * MIB / PAGE];
 
-/* Page `p` of what was given up is page `was` of the pattern `seed`, or zeros. It may become zeros while it is read. */
+/* Page `p` of the range is page `was` of the pattern `seed`, or zeros. It may become zeros while
+ * it is read. */
 static void check_page(char *at, size_t p, uint64_t seed, uint64_t was) {
     volatile uint64_t *word_at = (uint64_t *)(at + p * PAGE);
     uint64_t key = page_key(seed, was);
@@ -77,7 +81,8 @@ static void check_freed(char *at, size_t len, uint64_t seed, uint64_t first) {
     for (size_t p = 0; p < len / PAGE; p++) check_page(at, p, seed, first + p);
 }
 
-/* What was given up is read, written to, pushed out and read again. It began as the pages `first`... of the pattern `was`. */
+/* Reads the range, writes to it, pushes it out and reads it again. It began as the pages
+ * `first`... of the pattern `was`. */
 static void use(char *at, size_t len, uint64_t was, uint64_t first, uint64_t seed) {
     check_freed(at, len, was, first);
     push_out(filler, 48 * MIB);
@@ -88,16 +93,17 @@ static void use(char *at, size_t len, uint64_t was, uint64_t first, uint64_t see
             else check_from(at + p * PAGE, PAGE, seed + 1, p);
         push_out(filler, 48 * MIB);
     }
-    /* All of it is memory as any other from now on. */
+    /* From here on it is ordinary memory. */
     fill(at, len, seed);
     push_out(filler, 48 * MIB);
     check(at, len, seed);
 }
 
-/* Of memory that is folded in part. */
+/* Gives up memory of which a part is folded. */
 static void managed(int (*give_up)(void *, size_t)) {
     char *p = map_folded(LEN, 21);
-    /* Seen by memfold, it discards: nothing is left that could not be folded. (A fault may be served late, with zeros.) */
+    /* If memfold sees the call, it discards the pages, so no unmanageable page remains. A fault
+     * in progress may still map zeros afterwards. */
     char *q = map(MIB);
     fill(q, MIB, 20);
     NEED(!give_up(q, MIB) && (give_up == bare_free || present(q, MIB) < MIB / PAGE / 2));
@@ -114,14 +120,14 @@ static void managed(int (*give_up)(void *, size_t)) {
     NEED(!pthread_join(other, NULL));
 }
 
-/* Before anything is managed: the program is still small. */
+/* Gives up memory before the program is managed, while it is small. */
 static void before(void) {
     size_t len = 8 * MIB;
     char *p = map(len);
     fill(p, len, 41);
     memset(kept, 1, sizeof kept);
     NEED(!bare_free(p, len));
-    /* Half of it is in use again: it stays. */
+    /* Half of the pages are written again, so they stay. */
     for (size_t at = 0; at < len; at += 2 * PAGE) fill_from(p + at, PAGE, 41, at / PAGE);
     spared = (uintptr_t)p, spared_end = spared + len;
     pthread_t other;
@@ -145,7 +151,7 @@ static void by_number(void) { managed(number_free); }
 static void by_process(void) { managed(process_free); }
 static void past_libc(void) { managed(bare_free); }
 
-/* It is what MADV_FREE refuses that is not discarded either. */
+/* Where MADV_FREE fails, memfold must not discard either. */
 static void refused(void) {
     char *p = map_folded(LEN, 51), name[] = "/tmp/memfold-test-XXXXXX";
     int file = mkstemp(name);

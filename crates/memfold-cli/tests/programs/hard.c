@@ -1,4 +1,4 @@
-/* What programs do that is hard to get right below them. */
+/* Uses of memory and processes that are hard to support. */
 #include "common.h"
 #include <dlfcn.h>
 #include <linux/filter.h>
@@ -19,7 +19,7 @@ static void folded(void) {
     push_out(memory, LEN);
 }
 
-/* Five processes share what was folded, each writes to a part of its own, and all fold it again. */
+/* Five processes share folded memory. Each writes to a part of its own, and all fold it again. */
 static void five(void) {
     folded();
     enum { CHILDREN = 4 };
@@ -78,7 +78,8 @@ static void *own_and_end(void *how) {
     return NULL;
 }
 
-/* The kernel walks the list of locks of a thread that ends, and marks each: all of them are folded. */
+/* When a thread ends, the kernel walks the thread's robust locks and marks each. All of them are
+ * folded. */
 static void robust(void) {
     folded();
     locks = (struct lock *)map(LOCKS * sizeof *locks);
@@ -116,8 +117,8 @@ static void *take_all_and_stay(void *none) {
     return NULL;
 }
 
-/* The kernel's walk reaches a lock that processes share behind those that are folded, of all threads, where the process
-   ends and where it becomes another program. */
+/* At the end of a process and at exec, the kernel's walk reaches a lock in shared memory that
+ * comes after folded locks, in all threads. */
 static void ends(void) {
     folded();
     behind = mmap(NULL, sizeof *behind, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -153,7 +154,8 @@ static void ends(void) {
     check(memory, LEN, 1);
 }
 
-/* What the calls name by which children of vfork become other programs is held no longer than they take. */
+/* Calls by which children of vfork execute other programs hold their arguments no longer than
+ * the call. */
 static void spawns(void) {
     folded();
     char **args = (char **)map(MIB), *name = strcpy((char *)(args + 8), "/bin/true");
@@ -183,7 +185,7 @@ static void same_affinity(const cpu_set_t *as) {
     NEED(!pthread_create(&thread, NULL, affinity_of_thread, &its) && !pthread_join(thread, NULL) && CPU_EQUAL(&its, as));
 }
 
-/* The processors that it may use are what they were. */
+/* The set of allowed processors is unchanged. */
 static void affinity(void) {
     cpu_set_t before, one;
     NEED(sched_getaffinity(0, sizeof before, &before) == 0);
@@ -231,7 +233,7 @@ static void *visit(void *arg) {
     return NULL;
 }
 
-/* Three hundred threads on folded pages beside one that discards, on one CPU. */
+/* Three hundred threads use folded pages on one CPU, while another thread discards. */
 static void crowd(void) {
     cpu_set_t one;
     CPU_ZERO(&one);
@@ -259,7 +261,7 @@ static const char LIBRARY[] =
     "int check(void) { for (long i = 0; i < 64; i++) { pthread_join(thread[i], 0);"
     " for (int k = 0; k < 300000; k++) if (blocks[i][k] != i) return -1; } return ran; }\n";
 
-/* A library whose constructor starts threads, loaded while all is folded. */
+/* A library whose constructor starts threads is loaded while all memory is folded. */
 static void constructor(void) {
     char name[64] = "/tmp/memfold-library-XXXXXX", text[256];
     NEED(mkdtemp(name));
@@ -288,8 +290,8 @@ static void constructor(void) {
 enum { FORKS = 300 };
 static volatile long forked, failed_children;
 
-/* A signal in a millisecond: of a timer that goes on by itself, one would always be waiting where forks take
- * longer, and nothing else would be done. */
+/* Asks for one signal in a millisecond. With a periodic timer, a signal would always be pending
+ * where forks take longer, and the program would make no progress. */
 static void ask_for_signal(void) {
     struct itimerval soon = {{0, 0}, {0, 1000}};
     NEED(setitimer(ITIMER_REAL, &soon, NULL) == 0);
@@ -338,7 +340,7 @@ static void *fill_and_check(void *arg) {
     return NULL;
 }
 
-/* A filter for all threads, memfold's too: what it allows goes on, and what it refuses is refused. */
+/* A filter for all threads, memfold's included: allowed calls work, and refused calls fail. */
 static void filter_for_all(void) {
     folded();
     pthread_t thread[8];
@@ -397,7 +399,7 @@ static void coroutine(int self) {
     ended++;
 }
 
-/* Stacks of coroutines in the heap are folded, and signals arrive on them. */
+/* Coroutine stacks in the heap are folded, and signals arrive on them. */
 static void coroutines(void) {
     folded();
     char *stacks = malloc(COROUTINES * (size_t)STACK);
@@ -422,7 +424,7 @@ static void coroutines(void) {
     check(memory, LEN, 1);
 }
 
-/* A crash is a crash, with a core dump or without. */
+/* A crash ends the program as without memfold, with and without a core dump. */
 static void crash(void) {
     folded();
     char directory[] = "/tmp/memfold-crash-XXXXXX";
@@ -444,7 +446,7 @@ static void crash(void) {
     check(memory, LEN, 1);
 }
 
-/* A process without threads of its own has no list of semaphores to undo, nor has its child. */
+/* A process without threads has no list of semaphores to undo, and neither has its child. */
 static void undo(void) {
     folded();
     pid_t pid = fork();
@@ -459,7 +461,8 @@ static void undo(void) {
 }
 
 #ifdef __x86_64__
-/* libc's pread, with a pattern in the vector registers before, and what they hold after. It touches none itself. */
+/* Calls libc's pread with a pattern in the vector registers, and stores their contents after the
+ * call. This function uses no vector register itself. */
 __attribute__((target("avx2"), noinline)) static long pread_between(const void *before, void *after, int file, void *to, size_t len) {
     register const void *in asm("r12") = before;
     register void *out asm("r13") = after;
@@ -476,8 +479,9 @@ __attribute__((target("avx2"), noinline)) static long pread_between(const void *
     return result;
 }
 
-/* The kernel changes no vector register in a call, whoever makes it in its place. Where libc may use AVX-512 to copy, it
- * leaves these registers alone by itself, so it must not. Ends in another process image. */
+/* The kernel changes no vector register in a call, so the gate must not either. libc itself
+ * preserves these registers where it may copy with AVX-512, so the test forbids AVX-512. Ends by
+ * executing another program. */
 static void registers(void) {
     if (!__builtin_cpu_supports("avx2")) return;
     if (!getenv("GLIBC_TUNABLES")) {

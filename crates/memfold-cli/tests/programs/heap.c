@@ -1,4 +1,4 @@
-/* The brk heap grows and shrinks; an array that realloc moves keeps its bytes. */
+/* The brk heap grows and shrinks. An array that realloc moves keeps its bytes. */
 #include "common.h"
 #include <malloc.h>
 
@@ -48,7 +48,7 @@ static void growing_array(void) {
     free(p);
 }
 
-/* Filling as fast as one can: prints the peak in KiB as the kernel counts it. */
+/* Fills memory as fast as possible, and prints the peak that the kernel counts, in KiB. */
 static void fast_filler(void) {
     size_t len = 256 * MIB;
     char *p = map(len);

@@ -1,5 +1,6 @@
-/* What system calls name is kept in memory, and nothing else is: many threads that wait, many parts, parts beside memory that can't
-   be touched; and calls that wait for another thread of the program, or end half-way. */
+/* Buffers of system calls are held in memory, and nothing else is: with many waiting threads,
+ * many parts, parts beside inaccessible memory, calls that wait for another thread of the
+ * program, and calls that end half-way. */
 #include "bare.h"
 #include <linux/userfaultfd.h>
 #include <netinet/in.h>
@@ -14,7 +15,7 @@
 #define recvmmsg(...) EITHER(recvmmsg, __VA_ARGS__)
 
 #define LEN (128 * MIB)
-/* Above what is in memory of the program by its limit, and far below what would be there of a test's memory otherwise. */
+/* More than the resident limit of the program, and far less than the test's memory. */
 #define MANY_PAGES (32 * MIB / PAGE)
 
 static int quiet[2], waiting;
@@ -34,7 +35,7 @@ static void start_waiting(int count) {
     pthread_attr_t attributes;
     NEED(!pthread_attr_init(&attributes) && !pthread_attr_setstacksize(&attributes, 64 << 10));
     for (int i = 0; i < count; i++) NEED(!pthread_create(&thread[i], &attributes, waits, NULL));
-    /* Until the last one sleeps in the kernel. */
+    /* Waits until the last thread sleeps in the kernel. */
     while (__atomic_load_n(&waiting, __ATOMIC_SEQ_CST) < count) sched_yield();
     for (int i = 0; i < 1000; i++) sched_yield();
 }
@@ -54,11 +55,11 @@ static void wait_with(int count) {
     check(p, LEN, 1);
     end_waiting(count);
 }
-/* More than there ever was a fixed number of places for. */
+/* More threads than any fixed number of hold slots. */
 static void threads(void) { wait_with(300); }
 static void thousands(void) { wait_with(2000); }
 
-/* Memory that was never touched is not there after a discard, whoever waits. */
+/* A discard removes untouched memory, even if a waiting call names it. */
 static void discarded(void) {
     start_waiting(300);
     char *p = map(LEN), *empty = map(4 * LEN);
@@ -70,7 +71,7 @@ static void discarded(void) {
     end_waiting(300);
 }
 
-/* Small parts in pieces of memory with gaps between them that can't be touched. */
+/* Small parts, with inaccessible gaps between them. */
 #define PARTS 64
 #define STEP MIB
 #define USED (256ul << 10)
@@ -86,7 +87,7 @@ static void lay_parts(void) {
     }
 }
 
-/* Other pages than before: those that come back soon stay. */
+/* Chooses other pages than before, because refaulting pages stay resident. */
 static void choose_parts(void) {
     static int turn;
     turn += 5;
@@ -126,7 +127,7 @@ static void gaps(void) {
     fold_parts();
     NEED(sendmsg(pair[0], &all, 0) == sizeof got && recv(pair[1], got, sizeof got, 0) == sizeof got);
     check_parts(got);
-    /* A datagram that can't be taken is lost. */
+    /* A datagram is lost if it can't be received. */
     NEED(send(pair[0], got, sizeof got, 0) == sizeof got);
     choose_parts();
     for (int i = 0; i < PARTS; i++) memset(part[i].iov_base, 'Z', 10);
@@ -134,7 +135,7 @@ static void gaps(void) {
     NEED(recvmsg(pair[1], &all, 0) == sizeof got);
     for (int i = 0; i < PARTS; i++) memcpy(got + i * 10, part[i].iov_base, 10);
     check_parts(got);
-    /* A message a part. The queue of a socket takes few. */
+    /* One message for each part. A socket's queue has few places. */
     static struct mmsghdr each[PARTS];
     for (int i = 0; i < PARTS; i++) each[i].msg_hdr = (struct msghdr){.msg_iov = &part[i], .msg_iovlen = 1};
     NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
@@ -149,14 +150,14 @@ static void gaps(void) {
     NEED(recvmmsg(pair[1], each, PARTS, 0, NULL) == PARTS);
     for (int i = 0; i < PARTS; i++) memcpy(got + i * 10, part[i].iov_base, 10);
     check_parts(got);
-    /* A message that can't be taken keeps none of those before it from being sent. */
+    /* The messages before an invalid one are still sent. */
     choose_parts();
     fold_parts();
     each[40].msg_hdr.msg_iov = &(struct iovec){base + 40 * STEP + USED + PAGE, 10};
     NEED(sendmmsg(pair[0], each, PARTS, 0) == 40 && recv(pair[1], got, 400, MSG_WAITALL) == 400);
 }
 
-/* Parts far apart bring home their own pages. */
+/* Parts far apart load only their own pages. */
 static void spread_over(char *p, int count) {
     static struct iovec far[1024];
     for (int i = 0; i < count; i++) far[i] = (struct iovec){p + LEN / count * i + 64, 64};
@@ -177,7 +178,7 @@ static void spread(void) {
     spread_over(p, 64);
     spread_over(p, 512);
     spread_over(p, 1024);
-    /* As many parts as calls may name. */
+    /* The largest number of parts that a call may have. */
     enum { MESSAGES = 64, EACH = 512 };
     static struct mmsghdr all[MESSAGES];
     static struct iovec far[MESSAGES][EACH];
@@ -212,7 +213,7 @@ static void environment(void) {
     NEED(WEXITSTATUS(wait_for(pid)) == 49 + 81);
 }
 
-/* Memory that another thread serves, which maps some of its own first. */
+/* Memory whose faults another thread serves. That thread maps memory first. */
 static int served;
 static void *serve(void *arg) {
     (void)arg;
@@ -233,7 +234,7 @@ static char *serve_memory(size_t len) {
     return p;
 }
 
-/* Calls that wait for that thread keep it from nothing. */
+/* Calls that wait for that thread must not block it. */
 static void filled(void) {
     char *own = map(LEN);
     fill(own, LEN, 5);
@@ -267,8 +268,8 @@ static void filled(void) {
     check(own, LEN, 6);
 }
 
-/* A process that is killed while it writes leaves the file's offset at the end of what it has written: what the next one writes
-   follows that. */
+/* If a process is killed while it writes, the file's offset is the end of the written bytes. The
+ * next writer continues there. */
 static void killed(void) {
     char *p = map(LEN);
     fill(p, LEN, 8);
@@ -295,7 +296,7 @@ static void killed(void) {
     }
 }
 
-/* Children of vfork that are killed while they are served: their parent goes on. */
+/* Children of vfork are killed while the engine serves them. Their parent continues. */
 static volatile pid_t victim;
 static void *kill_children(void *arg) {
     for (uint64_t turn = 1; !*(volatile int *)arg; turn++) {
@@ -340,7 +341,8 @@ static void children(void) {
     check(p, LEN, 10);
 }
 
-/* Parts of a call that the program has closed itself, or may not write to, while they are folded: EFAULT. */
+/* Parts of a call that the program has protected itself, while they are folded: the call fails
+ * with EFAULT. */
 static void closed(void) {
     lay_parts();
     int pair[2];
@@ -375,7 +377,7 @@ static void *send_all(void *arg) {
     return NULL;
 }
 
-/* A socket that waits for much (SO_RCVLOWAT) gives it by one call. */
+/* A socket with a high SO_RCVLOWAT returns the data in one call. */
 static void low_water(void) {
     char *own = map(LEN), *to = map(4 * MIB);
     fill(own, LEN, 9);
@@ -395,7 +397,8 @@ static void low_water(void) {
     _exit(puts("right") < 0 || fflush(stdout));
 }
 
-/* A call that names more than it writes changes no file that is mapped beside folded memory, and ends no sharing with it. */
+/* A call that names more memory than it writes changes no mapped file beside folded memory, and
+ * does not end its sharing. */
 static void beside_a_file(void) {
     enum { PAGES = 64 };
     char name[] = "/tmp/memfold-held-XXXXXX", *page = malloc(PAGE);

@@ -1,4 +1,5 @@
-/* Holds memory for as long as it is asked to: each line on standard input has it check all and say so. */
+/* Holds memory until its input ends. For each line on standard input it verifies all bytes and
+ * prints a line. */
 #include "common.h"
 
 char *memory;

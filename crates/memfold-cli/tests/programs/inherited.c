@@ -1,4 +1,4 @@
-// Writes all that a program is given by whoever starts it to the file it is told.
+// Writes the state that a program inherits from its parent to the given file.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sched.h>

@@ -1,5 +1,5 @@
-/* Keeps bytes that don't shrink. Each line on standard input has it do something and say when it is done:
-   "fill N" makes N MiB more, "check" verifies all, "change" writes to a part of all. */
+/* Holds incompressible data. Runs a command for each line on standard input, and prints a line
+ * at its end: "fill N" adds N MiB, "check" verifies all, "change" writes to a part. */
 #include "common.h"
 
 #define PARTS 64

@@ -1,5 +1,5 @@
-/* killing CALL COMMAND...: becomes COMMAND under a seccomp filter that kills the process which makes the call of
-   this number; prctl only with PR_SET_SYSCALL_USER_DISPATCH. */
+/* killing CALL COMMAND...: executes COMMAND under a seccomp filter that kills a process which
+ * makes the call of this number. prctl kills only with PR_SET_SYSCALL_USER_DISPATCH. */
 #include "filtered.h"
 #include <stdlib.h>
 

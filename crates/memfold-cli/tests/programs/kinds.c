@@ -1,4 +1,5 @@
-/* Signals of every kind on folded memory: where they arrive, what stands on their stacks, and what they leave. */
+/* Signals of every kind on folded memory: their delivery, their stacks, and the state after
+ * them. */
 #include "common.h"
 #include <setjmp.h>
 #include <sys/epoll.h>
@@ -13,7 +14,7 @@ static void folded(void) {
     push_out(memory, LEN);
 }
 
-/* Pushes out a buffer that is about to be used; the engine may keep what it takes to be in use. */
+/* Pushes out a buffer that is used next. The engine may keep pages that it takes to be in use. */
 static char *buffers;
 static size_t pushed_out;
 static void fold(char *at, size_t len) {
@@ -46,8 +47,8 @@ static void handle_all(void) {
 static pid_t target;
 static volatile int over;
 
-/* Sends all of them, at most one a millisecond, and the next when it has come: were many pending, their frames would stand on one
-   stack together, and that is small. */
+/* Sends all signals, at most one a millisecond, and each after the last has arrived. If many
+ * were pending, their frames would share one stack, which is small. */
 static void *send_all(void *none) {
     sigset_t all;
     sigfillset(&all);
@@ -55,7 +56,8 @@ static void *send_all(void *none) {
     for (int signal = 1; !over; signal = signal % 64 + 1) {
         if (!is_usable(signal)) continue;
         long before = came[signal];
-        /* One that is sent in the moment in which memfold's own of that number comes is the same to the kernel. */
+        /* The kernel merges a sent signal with memfold's own signal of the same number, if both
+         * arrive at once. */
         int is_shared = signal == SIGBUS || signal == SIGSYS;
         for (int tries = 0; !over && came[signal] == before; tries++) {
             if (tries == 0 || is_shared) NEED(syscall(SYS_tgkill, getpid(), target, signal) == 0);
@@ -87,7 +89,7 @@ static void coroutine(int self) {
     }
 }
 
-/* Every signal, from timers and from a thread, on stacks in malloc'ed memory that is folded. */
+/* Every signal, from timers and from a thread, on folded stacks in malloc'ed memory. */
 static void coroutines(void) {
     folded();
     char *stacks = malloc(COROUTINES * (size_t)STACK);
@@ -135,7 +137,7 @@ static void stand_on(char *stack, size_t len) {
     NEED(stood_at > stack && stood_at < stack + len);
 }
 
-/* Alternate stacks in folded memory: set, changed, given up, unmapped. */
+/* Alternate stacks in folded memory: set, changed, removed, unmapped. */
 static void stacks(void) {
     folded();
     struct sigaction action = {.sa_handler = stand, .sa_flags = SA_ONSTACK};
@@ -169,10 +171,11 @@ static void stacks(void) {
     check(memory, LEN, 1);
 }
 
-/* A signal that stops ends one that goes on. */
+/* A pending stop signal is dropped when SIGCONT arrives. */
 static int is_kept(int signal) { return is_usable(signal) && signal != SIGCONT; }
 
-/* Pages are folded and come back while all is blocked, and what was sent comes once it isn't. */
+/* Pages are folded and loaded while all signals are blocked. Sent signals arrive when they are
+ * unblocked. */
 static void blocked(void) {
     folded();
     handle_all();
@@ -197,11 +200,11 @@ static void blocked(void) {
     NEED(wrong == 0);
 }
 
-/* More turns than there are places for holds. */
+/* More turns than there are hold slots. */
 enum { KINDS = 3, TURNS = 100, BUFFER = 64 << 10 };
 static int empty[2], sockets[2], poller;
 
-/* Waits for what never comes, with a buffer that is folded. */
+/* Waits with a folded buffer for an event that never comes. */
 static void wait_in(int kind, char *at) {
     struct iovec *part = (struct iovec *)at;
     struct msghdr *message = (struct msghdr *)(at + PAGE);
@@ -225,7 +228,7 @@ static void prepare(void) {
     buffers = map(KINDS * BUFFER);
 }
 
-/* What was held by what never returned is held no more. */
+/* The buffers of calls that never returned are no longer held. */
 static void nothing_is_held(void) {
     check(memory, LEN, 1);
     push_out(memory, LEN);
@@ -316,7 +319,7 @@ static void on_fault(int signal, siginfo_t *info, void *context) {
     }
 }
 
-/* Handlers of its own for the signals by which memory is served. */
+/* The program handles the signals by which memfold serves faults. */
 static void faults(void) {
     folded();
     char name[] = "/tmp/memfold-hole-XXXXXX";

@@ -1,6 +1,7 @@
-/* lacking WHAT COMMAND...: becomes COMMAND where the kernel seems to lack Syscall User Dispatch (`dispatch`), or to be
-   Linux 6.6 (`moves`: no UFFDIO_MOVE, PAGEMAP_SCAN or PROCMAP_QUERY, and no process_madvise that drops pages), or to know no
-   write to a pipe that doesn't wait (`nowait`: RWF_NOWAIT): a seccomp filter says what older ones say. */
+/* lacking WHAT COMMAND...: executes COMMAND where the kernel seems to lack a feature, under a
+ * seccomp filter that returns the errors of older kernels. WHAT is `dispatch` (no Syscall User
+ * Dispatch), `moves` (Linux 6.6: no UFFDIO_MOVE, PAGEMAP_SCAN or PROCMAP_QUERY, and no
+ * process_madvise that drops pages), or `nowait` (no RWF_NOWAIT for pipes). */
 #include "filtered.h"
 #include <string.h>
 

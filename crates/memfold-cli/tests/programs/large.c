@@ -1,13 +1,13 @@
-/* Calls on buffers that are far larger than what may be in memory. */
+/* Calls on buffers far larger than the resident limit. */
 #include "common.h"
 #include <poll.h>
 #include <sys/resource.h>
 
-/* More than may be in memory, and than a call may hold: 40 MiB by `gate.rs`. */
+/* More than the resident limit, and more than a call may hold: 40 MiB by `gate.rs`. */
 static const size_t LEN = 64 * MIB;
 static char *from, *to;
 
-/* The bytes of a pattern, a little at a time, in memory that is not folded. */
+/* The bytes of a pattern, one window at a time, in memory that is not folded. */
 static __thread char window[64 << 10];
 
 static void *pour(void *arg) {
@@ -66,7 +66,7 @@ static void files(void) {
     NEED(pread(fd, to, LEN, 0) == (ssize_t)LEN && lseek(fd, 0, SEEK_CUR) == (off_t)LEN);
     check(to, LEN, 1);
     fresh();
-    /* Parts of many sizes, some of them nothing. */
+    /* Parts of many sizes, some of them empty. */
     struct iovec parts[100];
     size_t at = 0;
     for (int i = 0; i < 100; i++) {
@@ -81,7 +81,8 @@ static void files(void) {
     fresh();
     NEED(preadv(fd, parts, 100, 5 * PAGE) == (ssize_t)LEN);
     check(to, LEN, 1);
-    /* The end of the buffer can't be read, or not written: as much as comes before it. */
+    /* The end of the buffer is unreadable, or unwritable. The call transfers the bytes before
+     * it. */
     NEED(mprotect(to + LEN / 2, PAGE, PROT_NONE) == 0);
     NEED(pread(fd, to, LEN, 5 * PAGE) == (ssize_t)(LEN / 2));
     NEED(lseek(fd, 5 * PAGE, SEEK_SET) > 0 && read(fd, to, LEN) == (ssize_t)(LEN / 2));
@@ -89,7 +90,7 @@ static void files(void) {
     NEED(read(fd, to + LEN / 2, LEN / 2) == -1 && errno == EFAULT);
     NEED(pread(fd, to, LEN, -1) == -1 && errno == EINVAL && preadv(fd, parts, 100, -1) == -1 && errno == EINVAL);
     close(fd);
-    /* Direct, where the file system does it. */
+    /* With O_DIRECT where the file system supports it. */
     char name[] = "/tmp/memfold-direct-XXXXXX";
     fd = mkostemp(name, O_DIRECT);
     if (fd >= 0) {
@@ -101,12 +102,12 @@ static void files(void) {
     }
 }
 
-/* A record is several pieces. */
+/* A record consists of several pieces. */
 enum { RECORD = MIB, RECORDS = 16 };
 static int shared_fd;
 static size_t records[4];
 
-/* Each read of the shared offset gives one record, whole. */
+/* Each read at the shared offset returns one whole record. */
 static void *records_of(void *arg) {
     size_t own = (uintptr_t)arg;
     char *at = to + own * RECORDS * RECORD;
@@ -153,7 +154,7 @@ static void pipes(void) {
     }
     NEED(!pthread_join(thread, NULL));
     check(to, LEN, 1);
-    /* One read takes all that is there, as large as the pipe is. */
+    /* One read returns all data in the pipe, up to the pipe's size. */
     long size = fcntl(ends[1], F_SETPIPE_SZ, MIB);
     NEED(size >= (long)MIB && write(ends[1], from, MIB) == MIB);
     fresh();
@@ -195,7 +196,7 @@ static void sockets(void) {
     NEED(!pthread_join(thread, NULL));
     check(to, LEN, 1);
     NEED(recv(pair[1], to, LEN, MSG_DONTWAIT) == -1 && errno == EAGAIN);
-    /* A signal ends a send with what it has sent, and raises no error. */
+    /* A signal ends a send with the number of bytes sent, and without an error. */
     ssize_t n = send(pair[1], from, LEN, MSG_DONTWAIT);
     NEED(n > 0 && send(pair[1], from, LEN, MSG_DONTWAIT) == -1 && errno == EAGAIN);
     close(pair[0]);
@@ -206,7 +207,7 @@ static void sockets(void) {
 static volatile int alarms;
 static void on_alarm(int signal) { alarms++; }
 
-/* Signals end no call on a file, and others with what they have done. */
+/* Signals end no call on a file. They end other calls with the number of bytes transferred. */
 static void interrupted(void) {
     begin();
     for (int flags = 0; flags <= SA_RESTART; flags += SA_RESTART) {
@@ -254,7 +255,7 @@ static void *reader(void *arg) {
     return NULL;
 }
 
-/* A hundred threads wait for input with a large buffer each, and all else is folded beside them. */
+/* A hundred threads wait for input with a large buffer each, and all other memory is folded. */
 static void readers(void) {
     begin();
     fill(to, LEN, 2);
@@ -269,7 +270,7 @@ static void readers(void) {
     for (int i = 0; i < READERS; i++) NEED(!pthread_join(thread[i], NULL));
 }
 
-/* One message is one call: past the limit, but whole. */
+/* One message needs one call: it is sent whole, past the limit. */
 static void messages(void) {
     begin();
     int pair[2], size = 64 * MIB;
@@ -278,7 +279,7 @@ static void messages(void) {
     NEED(send(pair[0], from, 2 * MIB, 0) == 2 * MIB);
     NEED(recv(pair[1], to, LEN, 0) == 2 * MIB);
     check(to, 2 * MIB, 1);
-    /* Appended by one call. */
+    /* An append needs one call. */
     char name[] = "/tmp/memfold-large-XXXXXX";
     int fd = mkostemp(name, O_APPEND);
     NEED(fd >= 0 && unlink(name) == 0 && write(fd, from, 24 * MIB) == 24 * MIB);

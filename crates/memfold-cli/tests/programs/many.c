@@ -1,10 +1,12 @@
-/* Many processes that share one limit: each holds data that shrinks well, and all of them together must stay within it. */
+/* Many processes that share one limit. Each holds data that compresses well, and the total must
+ * stay within the limit. */
 #include "common.h"
 #include "members.h"
 
 static size_t len;
 
-/* many COUNT MIB LIMIT_MIB [USER]: so many processes with so much data each, and what all of them may hold; as so many users. */
+/* many COUNT MIB LIMIT_MIB [USER]: COUNT processes with MIB MiB each, which may hold LIMIT_MIB
+ * in total. USER is the first user ID if each process runs as another user. */
 int main(int argc, char **argv) {
     if (argc == 4 && is(argv[1], "member")) {
         len = atol(argv[2]) * MIB;
@@ -25,7 +27,7 @@ int main(int argc, char **argv) {
         dup2(go[0], 0);
         dup2(ready[1], 1);
         close(go[0]), close(go[1]), close(ready[0]), close(ready[1]);
-        /* Each a user of its own, to whom none of the others may say anything. */
+        /* Each process has a user of its own, so none may signal the others. */
         if (users) NEED(setresuid(users + i, users + i, users + i) == 0);
         if (users && i % 2) _exit(hold_until_closed(map(len), len, 1000 + i * 977));
         execl(argv[0], argv[0], "member", argv[2], seed, NULL);
@@ -34,7 +36,7 @@ int main(int argc, char **argv) {
     char byte;
     close(ready[1]);
     for (int i = 0; i < count; i++) NEED(read(ready[0], &byte, 1) == 1);
-    /* What was last to be written is folded as fast as can be. */
+    /* Pages that were written last are folded as fast as possible. */
     for (int tries = 0; tries < 250; tries++) {
         kib = anonymous_kib(getpid());
         for (int i = 0; i < count; i++) kib += anonymous_kib(pid[i]);

@@ -46,22 +46,21 @@ static void mremap_move(void) {
     check_from(p, 9 * MIB + PAGE, 5, 3 * MIB / PAGE);
     check(to, 3 * MIB, 5);
     check_from(to + 12 * MIB + PAGE, LEN - 12 * MIB - PAGE, 5, 12 * MIB / PAGE + 1);
-    /* New memory where the old was: the keys of the old are taken. */
+    /* New memory at the old address. The keys of the old memory are still in use. */
     char *fresh = map_at(p + 9 * MIB + PAGE, LEN - 9 * MIB - PAGE, MAP_FIXED_NOREPLACE);
     fill(fresh, LEN - 9 * MIB - PAGE, 6);
     push_out(p, LEN);
     check(fresh, LEN - 9 * MIB - PAGE, 6);
     check_from(p, 9 * MIB + PAGE, 5, 3 * MIB / PAGE);
     check(to, 3 * MIB, 5);
-    /* Over something that is folded. */
+    /* Over folded memory. */
     NEED(mremap(to, 3 * MIB, 3 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, fresh + 5 * PAGE) == fresh + 5 * PAGE);
     check(fresh, 5 * PAGE, 6);
     check(fresh + 5 * PAGE, 3 * MIB, 5);
     check_from(fresh + 5 * PAGE + 3 * MIB, MIB, 6, 5 + 3 * MIB / PAGE);
 }
 
-/* What was only read since it was folded is known to be unchanged, until it moves. */
-/* What was mapped is empty where the pages leave an empty mapping behind (MREMAP_DONTUNMAP), and all right where they go. */
+/* MREMAP_DONTUNMAP leaves an empty mapping behind. The pages are right at their new place. */
 static void mremap_leaves(void) {
     char *p = map_folded(LEN, 4);
     for (int round = 0; round < 3; round++) {
@@ -133,7 +132,7 @@ static void dontneed(void) {
     check_from(p + end, LEN - end, 9, end / PAGE);
 }
 
-/* After MADV_FREE a page holds what it held or zeros, until it is written to. */
+/* After MADV_FREE a page has its old bytes or zeros, until it is written to. */
 static void madv_free(void) {
     char *p = map_folded(LEN, 11);
     NEED(madvise(p + 8 * MIB, 24 * MIB, MADV_FREE) == 0);
@@ -152,7 +151,7 @@ static void madv_free(void) {
 #define MADV_GUARD_REMOVE 103
 #endif
 
-/* Guards discard what is there, and nothing of it comes back with their end. */
+/* Guard pages discard the old contents. These don't return when the guards are removed. */
 static void guards(void) {
     char *p = map_folded(LEN, 15);
     size_t cut = 9 * MIB + 7 * PAGE, end = 30 * MIB + 9 * PAGE;
@@ -176,7 +175,7 @@ static void meet(int signal) {
     siglongjmp(at_guard, 1);
 }
 
-/* Guards stay where they are whatever is done around them. */
+/* Guard pages stay in place during all other changes around them. */
 static void guards_stay(void) {
     char *p = map_folded(LEN, 17);
     size_t cut = 9 * MIB, end = 9 * MIB + 32 * PAGE;
@@ -233,12 +232,12 @@ static void read_only(void) {
     check(p, LEN, 14);
     push_out(p, LEN);
     check(p, LEN, 14);
-    push_out(p, LEN); /* What is there from now on can't leave. */
+    push_out(p, LEN); /* The pages that are resident from now on can't be folded. */
     NEED(mprotect(p + 5 * PAGE, LEN - 16 * PAGE, PROT_NONE) == 0);
     push_out(p, LEN);
     NEED(mprotect(p + 5 * PAGE, LEN - 16 * PAGE, PROT_READ) == 0);
     check(p, LEN, 14);
-    /* Many small areas of either kind. */
+    /* Many small areas of both kinds. */
     NEED(mprotect(p, LEN, PROT_READ | PROT_WRITE) == 0);
     for (size_t at = 0; at < LEN; at += 40 * PAGE) NEED(mprotect(p + at, 7 * PAGE, PROT_READ) == 0);
     push_out(filler, 48 * MIB);
@@ -257,12 +256,12 @@ static void sparse(void) {
         fill(p + PAGE * 4, 40 * PAGE, 16);
         check(p + PAGE * 4, 40 * PAGE, 16);
     }
-    /* Reading what was never written costs zeros only. */
+    /* Reading untouched memory maps only zeros. */
     check_zero(p + all - 32 * MIB, 16 * PAGE);
     NEED(munmap(p, all) == 0);
 }
 
-/* Nothing of the mapping may change from then on (mseal, Linux 6.10); its bytes may. */
+/* mseal (Linux 6.10): the mapping can't be changed any more, but its bytes can. */
 static void sealed(void) {
     char *p = map_folded(LEN, 15);
     if (syscall(462, p, LEN / 2, 0)) {
@@ -280,7 +279,8 @@ static void sealed(void) {
 #define SYS_mseal 462
 #endif
 
-/* Moves of several mappings, where the kernel does them (Linux 6.17): a gap leaves what is at the new place. */
+/* Moves of several mappings, which Linux 6.17 supports: a gap leaves the old memory at the new
+ * place. */
 static void mremap_several(void) {
     const size_t part = LEN / 4;
     for (int keeps = 0; keeps < 2; keeps++)
@@ -303,7 +303,7 @@ static void mremap_several(void) {
         }
 }
 
-/* The same up to one that can't be moved: those before it have. */
+/* One mapping can't be moved. Those before it have moved. */
 static void mremap_fails_half_way(void) {
     const size_t part = LEN / 4;
     for (int keeps = 0; keeps < 2; keeps++) {
@@ -314,7 +314,8 @@ static void mremap_fails_half_way(void) {
         if (syscall(SYS_mseal, from + 2 * part, part, 0)) return;
         push_out(to, LEN);
         NEED(mremap(from, LEN, LEN, flags, to) == MAP_FAILED && (errno == EPERM || errno == EFAULT));
-        /* Before Linux 6.17 nothing is moved by plain mremap; the gate moves one by one. */
+        /* Before Linux 6.17, a plain mremap moves nothing. The gate moves one mapping after the
+         * other. */
         check_from(to, 2 * part, 33, 0);
         check_from(to + 2 * part, 2 * part, 34, 2 * part / PAGE);
         check_from(from + 2 * part, 2 * part, 33, 2 * part / PAGE);
@@ -325,7 +326,7 @@ static void mremap_fails_half_way(void) {
     }
 }
 
-/* Advice that the kernel follows up to a mapping for which it refuses. */
+/* The kernel follows the advice up to the first mapping that refuses it. */
 static void advised_in_part(void) {
     const size_t part = LEN / 4;
     for (int way = 0; way < 3; way++) {
@@ -354,7 +355,7 @@ static void advised_in_part(void) {
     }
 }
 
-/* A lock that ends at a gap: what is before it is locked. */
+/* A lock that ends at a gap: the memory before the gap is locked. */
 static void locked_in_part(void) {
     const size_t part = MIB;
     char *p = map_folded(LEN, 37);

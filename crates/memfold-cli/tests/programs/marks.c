@@ -1,9 +1,10 @@
-/* Memory that is folded and then marked as never to be: locked, or kept from children or core dumps. */
+/* Memory that is folded and then marked as never to be folded: locked, or excluded from fork or
+ * core dumps. */
 #include "bare.h"
 
 static const size_t LEN = 40 * MIB;
 static char *p;
-/* The marked part: it begins and ends in the middle of everything. */
+/* The marked part. It begins and ends in the middle of folios and blocks. */
 static char *marked;
 static const size_t MARKED = 9 * MIB + 5 * PAGE;
 static size_t before;
@@ -18,7 +19,8 @@ static void prepare(uint64_t seed) {
 
 static void check_all(uint64_t seed) { check(p, LEN, seed); }
 
-/* The marked part is in memory and stays there, however much is folded; the rest of the program is folded as ever. */
+/* The marked part is resident and stays so, however much is folded. The rest of the program is
+ * folded as before. */
 static void check_stays(uint64_t seed) {
     NEED(present(marked, MARKED) == MARKED / PAGE);
     for (int round = 0; round < 4; round++) {
@@ -36,7 +38,7 @@ static void check_stays(uint64_t seed) {
     check_all(seed);
 }
 
-/* The value of a line of the area of /proc/self/smaps that holds an address. */
+/* Whether the VmFlags of the area with this address in /proc/self/smaps contain `flag`. */
 static int has_flag(const void *address, const char *flag) {
     FILE *smaps = fopen("/proc/self/smaps", "r");
     NEED(smaps);
@@ -65,7 +67,7 @@ static void locks(void) {
     NEED(syscall(SYS_mlock, marked, MARKED) == 0);
     check_stays(1);
     NEED(syscall(SYS_mlock2, marked, MARKED, 0) == 0);
-    /* What fails changes nothing. */
+    /* A call that fails changes nothing. */
     NEED(mlock((void *)8, 5) == -1 && errno == ENOMEM);
     NEED(mlock2(marked, MARKED, 1 << 20) == -1 && errno == EINVAL);
     check_all(1);
@@ -78,7 +80,7 @@ static void lock_all(void) {
     fill(filler, 48 * MIB, 5);
     NEED(present(p, LEN) == LEN / PAGE);
     check_all(2);
-    /* Not what comes later. */
+    /* Memory mapped later is not marked. */
     char *q = map(LEN);
     fill(q, LEN, 3);
     NEED(munlockall() == 0);
@@ -99,14 +101,14 @@ static void dump(void) {
     NEED(madvise(marked, MARKED, MADV_DONTDUMP) == 0);
     NEED(has_flag(marked, " dd"));
     check_stays(5);
-    /* New memory with the mark is not taken either. */
+    /* New memory with the mark is not adopted. */
     char *q = map(16 * MIB);
     NEED(syscall(SYS_madvise, q, 16 * MIB, MADV_DONTDUMP) == 0);
     fill(q, 16 * MIB, 6);
     push_out(p, LEN - MARKED);
     fill(filler, 48 * MIB, 5);
     NEED(present(q, 16 * MIB) == 16 * MIB / PAGE);
-    /* Without the mark it is like any other. */
+    /* When the mark is cleared, the memory is managed like any other. */
     NEED(madvise(marked, MARKED, MADV_DODUMP) == 0 && madvise(q, 16 * MIB, MADV_DODUMP) == 0);
     char *more = map(16 * MIB);
     fill(more, 16 * MIB, 7);
@@ -125,7 +127,8 @@ static void *keep_busy(void *memory) {
     return NULL;
 }
 
-/* What could not be taken back at once, as others were at work on busy CPUs, is taken later. */
+/* Memory that could not be adopted at once, because other threads kept the CPUs busy, is adopted
+ * later. */
 static void unmarked(void) {
     pthread_t busy[8];
     prepare(5);
@@ -141,7 +144,7 @@ static void unmarked(void) {
     check_all(5);
 }
 
-/* More of it than the limit. */
+/* Marks more memory than the limit. */
 static void dump_large(void) {
     char *q = map(48 * MIB);
     NEED(madvise(q, 48 * MIB, MADV_DONTDUMP) == 0);
@@ -150,7 +153,8 @@ static void dump_large(void) {
     check(q, 48 * MIB, 6);
 }
 
-/* With --dont-dump fold: what is kept from core dumps is folded like any other, marked before or after it was. */
+/* With --dont-dump fold, memory excluded from core dumps is folded like any other, whether
+ * marked before or after it was adopted. */
 static void dump_folded(void) {
     prepare(5);
     NEED(madvise(marked, MARKED, MADV_DONTDUMP) == 0);
@@ -191,7 +195,7 @@ static void forks(void) {
     if ((pid = fork()) == 0) _exit(*(volatile char *)(marked + MIB) & 1);
     ended(pid, SIGSEGV);
     check_all(8);
-    /* Given back to children, it is like any other. */
+    /* When the mark is cleared, the memory is folded and copied like any other. */
     NEED(madvise(marked, MARKED, MADV_DOFORK) == 0);
     char *more = map(16 * MIB);
     fill(more, 16 * MIB, 7);
@@ -205,7 +209,8 @@ static void forks(void) {
     }
     ended(pid, 0);
     check_all(8);
-    /* Said of all, as some libraries do: what is managed is as it was. */
+    /* Clears the mark of memory that has none, as some libraries do. Managed memory is
+     * unchanged. */
     NEED(madvise(p, LEN, MADV_DOFORK) == 0);
     push_out(p, LEN);
     check_all(8);
@@ -253,7 +258,7 @@ static void *work(void *arg) {
     return NULL;
 }
 
-/* Marks come and go while other threads use the memory. */
+/* Marks are set and cleared while other threads use the memory. */
 static void threads(void) {
     prepare(13);
     pthread_t thread[3];

@@ -1,6 +1,6 @@
-/* What the members of a run do: they hold data, and are measured. */
+/* The member processes of a run: they hold data, and are measured. */
 
-/* Pages that shrink to a tenth. */
+/* Fills memory with pages that compress to a tenth. */
 static void hold(char *at, size_t len, uint64_t seed) {
     for (size_t p = 0; p < len; p += PAGE)
         for (unsigned w = 0; w < 40; w++) ((uint64_t *)(at + p))[w] = mix(seed + p * 64 + w);
@@ -10,7 +10,7 @@ static void verify(const char *at, size_t len, uint64_t seed) {
         for (unsigned w = 0; w < 40; w++) NEED(((uint64_t *)(at + p))[w] == mix(seed + p * 64 + w));
 }
 
-/* Fills memory, and says so; verifies it when the parent has closed its pipe. */
+/* Fills memory, and reports that. Verifies it when the parent has closed its pipe. */
 static int hold_until_closed(char *at, size_t len, uint64_t seed) {
     char byte = 1;
     hold(at, len, seed);
@@ -20,7 +20,7 @@ static int hold_until_closed(char *at, size_t len, uint64_t seed) {
     return 3;
 }
 
-/* What several have is counted once in all. */
+/* Returns a process's anonymous memory in KiB. Each process counts its part of shared pages. */
 static long anonymous_kib(pid_t pid) {
     char path[64], line[256];
     long kib = 0;

@@ -1,4 +1,4 @@
-"""Fills a memcached on a socket from several threads, replaces a part at random, and reads every value back."""
+"""Fills a memcached from several threads, replaces random values, and reads every value back."""
 import random
 import socket
 import sys

@@ -1,4 +1,4 @@
-"""Arrays that are filled, sorted, multiplied and changed in place."""
+"""Fills, sorts and multiplies arrays, and changes them in place."""
 import hashlib
 import numpy
 

@@ -1,4 +1,5 @@
-# Many small objects: dictionaries, lists, strings and numbers, made, changed, dropped and summed up.
+# Makes many small objects (dictionaries, lists, strings and numbers), changes and drops some, and
+# prints a sum.
 import hashlib
 import json
 

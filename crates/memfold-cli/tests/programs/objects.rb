@@ -1,4 +1,5 @@
-# A table of objects that fibers fill and threads change, beside a child; garbage all the time.
+# Fibers fill a table of objects and threads change it, beside a child process. Garbage is collected
+# all the time.
 rows = {}
 fibers = (0...8).map do |part|
   Fiber.new do

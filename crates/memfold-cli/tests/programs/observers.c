@@ -1,11 +1,13 @@
-/* Others that look into a folded program's memory or wait in it: another process, a debugger, futexes. */
+/* Accesses to a folded program's memory from outside, and waits in it: another process, a
+ * debugger, futexes. */
 #include "common.h"
 #include <linux/futex.h>
 #include <sys/ptrace.h>
 
 static const size_t LEN = 40 * MIB;
 
-/* Has a child visit the folded memory at `p` in its parent, which waits in a pipe until `there` bytes of it are in memory. */
+/* A child visits the folded memory at `p` in its parent. The parent waits in a pipe until
+ * `there` bytes of it are resident. */
 static void beside_child(char *p, size_t there, void (*visit)(pid_t parent, char *p)) {
     fill(p, LEN, 1);
     push_out(p, LEN);
@@ -50,16 +52,17 @@ static void visit_pages(pid_t parent, char *p) {
     NEED(there > 0 && refused > 0);
 }
 
-/* Where the kernel's own faults find nobody: what is folded is refused (EFAULT, or a short count), never a wrong byte, and what
- * is written is there. */
+/* Where the kernel's own faults aren't served: reads of folded memory fail (EFAULT or a short
+ * count) and never return a wrong byte. Writes arrive. */
 static void other_process_refused(void) {
     char *p = map(LEN);
     beside_child(p, MIB, visit_pages);
     check(p, LEN, 1);
 }
 
-/* How a debugger reads: with every thread of the program stopped, nobody is there to bring a page back. What is in memory is
- * read; what is folded is an error, never a wrong byte, and is right once the program runs on. */
+/* Reads as a debugger does: every thread of the program is stopped, so no page can be loaded.
+ * Resident memory can be read. Reads of folded memory fail, and it is right when the program
+ * continues. */
 static void debugger(void) {
     char *p = map(LEN);
     fill(p, LEN, 3);
@@ -119,13 +122,14 @@ static void *partner(void *arg) {
         NEED(pthread_cond_signal(&at->changed) == 0);
         NEED(pthread_mutex_unlock(&at->mutex) == 0);
     }
-    /* The word: asleep on it while it is folded, until it is changed. */
+    /* Waits on the folded word until it changes. */
     while (__atomic_load_n(&at->word, __ATOMIC_SEQ_CST) == 0) syscall(SYS_futex, &at->word, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
     NEED(pthread_mutex_lock(&at->robust) == 0);
     return NULL;
 }
 
-/* Locks, condition variables and futex words in memory that is folded while others sleep on them. */
+/* Locks, condition variables and futex words in memory that is folded while threads sleep on
+ * them. */
 static void futexes(void) {
     char *p = map(LEN);
     fill(p, LEN, 4);
@@ -145,17 +149,18 @@ static void futexes(void) {
         NEED(pthread_cond_signal(&at->changed) == 0);
         NEED(pthread_mutex_unlock(&at->mutex) == 0);
     }
-    /* Nobody touches the page now but the kernel and the partner's next look. */
+    /* From here on, only the kernel and the partner's next access touch the page. */
     push_out(p, LEN);
     push_out(p, LEN);
     usleep(20000);
     __atomic_store_n(&at->word, 1, __ATOMIC_SEQ_CST);
     push_out(p, LEN);
-    /* A private futex is known by its address: the wake finds the sleeper whether or not the page is there. */
+    /* A private futex is identified by its address, so the wake finds the sleeper even if the
+     * page is folded. */
     syscall(SYS_futex, &at->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
     NEED(pthread_join(thread, NULL) == 0);
     NEED(at->turns == 120);
-    /* The partner died with the robust lock: the kernel has marked it, folded or not. */
+    /* The partner died with the robust lock. The kernel has marked the lock, folded or not. */
     push_out(p, LEN);
     NEED(pthread_mutex_lock(&at->robust) == EOWNERDEAD);
     NEED(pthread_mutex_consistent(&at->robust) == 0 && pthread_mutex_unlock(&at->robust) == 0);
@@ -163,7 +168,7 @@ static void futexes(void) {
     check_from(p + 17 * MIB + PAGE, LEN - 17 * MIB - PAGE, 4, 17 * MIB / PAGE + 1);
 }
 
-/* Stopped and continued, with its engine, as job control does it. */
+/* The program and its engine are stopped and continued, as by job control. */
 static void stopped(void) {
     char *p = map(LEN);
     fill(p, LEN, 5);
@@ -186,7 +191,8 @@ static void stopped(void) {
     check(p, LEN, 5);
 }
 
-/* A program's own memory by its file: as some compilers write code, past its access. */
+/* Writes to the program's own memory through /proc/self/mem, past its protection, as some
+ * compilers do. */
 static void own_memory(void) {
     size_t len = 48 * MIB;
     char *p = map_folded(len, 61), *copy = map(len);
@@ -199,7 +205,7 @@ static void own_memory(void) {
     NEED(read(file, copy + 5, len - 5) == (ssize_t)len - 5);
     NEED(lseek(file, 0, SEEK_CUR) == (off_t)(p + len));
     check(copy, len, 61);
-    /* What may not be written to otherwise. */
+    /* Memory that is read-only for the program. */
     NEED(mprotect(p + 8 * MIB, 8 * MIB, PROT_READ) == 0);
     fill(copy, len, 62);
     push_out(p, len);
@@ -209,7 +215,7 @@ static void own_memory(void) {
     push_out(p, len);
     NEED(lseek(file, (off_t)p, SEEK_SET) == (off_t)p && write(file, copy, MIB) == MIB);
     check(p, len - PAGE, 62);
-    /* Up to what isn't there. */
+    /* A read and a write end before unmapped memory. */
     NEED(munmap(p + 24 * MIB, PAGE) == 0);
     NEED(pread(file, copy, len, (off_t)p) == 24 * MIB);
     NEED(pread(file, copy, PAGE, (off_t)p + 24 * MIB) == -1 && errno == EIO);

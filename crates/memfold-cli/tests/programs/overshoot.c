@@ -3,7 +3,7 @@
 
 static const size_t LEN = 1024 * MIB;
 
-/* As `fill` and `check`, but quick, and the pages shrink to a tenth. */
+/* Faster variants of `fill` and `check`, for pages that compress to a tenth. */
 static void quick_fill(char *at, size_t len, uint64_t seed) {
     for (size_t p = 0; p < len; p += PAGE)
         for (unsigned w = 0; w < 40; w++) ((uint64_t *)(at + p))[w] = mix(seed + p * 64 + w);

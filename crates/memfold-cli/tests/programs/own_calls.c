@@ -1,4 +1,5 @@
-/* A program that defines functions of libc's itself and makes the calls by libc's `syscall`, as allocators with hooks do. */
+/* A program that defines functions of libc itself and makes the calls by libc's `syscall`, as
+ * allocators with hooks do. */
 #include "common.h"
 
 void *mmap(void *at, size_t len, int access, int flags, int fd, off_t offset) {

@@ -1,10 +1,11 @@
-/* Pages that are written so that their XXH3-128 stays what it was: a fold must not take them for unchanged. */
+/* Overwrites pages so that their XXH3-128 stays the same. They must not be taken for unchanged. */
 #include "common.h"
 
 static const size_t LEN = 64 * MIB;
 static char *p;
 
-/* The public secret of XXH3 makes one factor of each product 0: what is left of the two words is x + y. */
+/* The public secret of XXH3 makes one factor of each product 0. So only x + y of the two words
+ * remains. */
 static void put(uint64_t x, uint64_t y) {
     for (size_t page = 0; page < LEN / PAGE; page++) {
         uint64_t *at = (uint64_t *)(p + page * PAGE);

@@ -1,4 +1,4 @@
-"""Groups, joins and sorts of a table."""
+"""Groups, joins and sorts a table."""
 import numpy
 import pandas
 

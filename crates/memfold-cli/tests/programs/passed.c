@@ -1,11 +1,13 @@
-// Executes another program with an environment of its own, or shows the environment that this one was given.
+// Executes another program with a different environment, or prints the environment that it was
+// given.
 #include "common.h"
 #include <link.h>
 #include <sys/auxv.h>
 
 extern char **environ;
 
-/* As those do that look for the auxiliary vector behind arguments and environment: a Go program, among others. */
+/* Finds the environment as programs do that look for the auxiliary vector behind arguments and
+ * environment, such as those in Go. */
 static void show(char **argv) {
     for (char **e = environ; *e; e++) printf("%s\n", *e);
     char **at = argv;
@@ -33,7 +35,8 @@ int main(int argc, char **argv) {
     if (!strcmp(how, "empty")) return execve(argv[2], argv + 2, none), 97;
     if (!strcmp(how, "at")) return syscall(SYS_execveat, open(argv[2], O_PATH | O_CLOEXEC), "", argv + 2, none, 0x1000), 97;
     if (!strcmp(how, "vfork")) {
-        /* What is made for a call that fails, or succeeds in a child that shares the memory, doesn't stay. */
+        /* Memory allocated for a call is freed if the call fails, or if it succeeds in a child
+         * that shares the memory. */
         for (int i = 0; i < 300; i++) {
             pid_t child = vfork();
             if (!child) {
@@ -51,7 +54,7 @@ int main(int argc, char **argv) {
         wait_child(child);
         return 0;
     }
-    /* So many entries, which must arrive in their order. */
+    /* The number of entries, which must arrive in order. */
     int count = atoi(how);
     char **many = calloc(count + 1, sizeof *many), (*text)[16] = calloc(count, sizeof *text);
     for (int i = 0; i < count; i++) sprintf(many[i] = text[i], "V%d=%d", i, i);

@@ -1,4 +1,4 @@
-"""Tasks, threads and processes at once: blocks are made, handed over, kept, and looked at again."""
+"""Tasks, threads and processes make blocks, pass them on, keep them, and verify them, all at once."""
 import asyncio
 import concurrent.futures
 import hashlib

@@ -1,4 +1,4 @@
-# Processes of a folded interpreter: spawned and forked workers, and other programs.
+# Child processes of a folded interpreter: spawned and forked workers, and other programs.
 import hashlib
 import multiprocessing
 import os

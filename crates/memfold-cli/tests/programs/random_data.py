@@ -1,4 +1,4 @@
-"""Random bytes that don't shrink, several times what may be in memory: filled, read, changed, read backwards."""
+"""Random, incompressible bytes, several times the limit: filled, read, changed, read backwards."""
 import hashlib
 import random
 import sys

@@ -1,4 +1,5 @@
-/* A program that limits itself while it is folded: its limits hold, and are told, as without memfold. */
+/* A program sets its own resource limits while it is folded. They hold, and are reported, as
+ * without memfold. */
 #include "common.h"
 #include <sys/resource.h>
 
@@ -22,7 +23,7 @@ static void is_told(int resource, rlim_t soft, rlim_t hard) {
     fclose(limits);
 }
 
-/* What a program that is executed sees. */
+/* Asserts the limit that an executed program sees. */
 static void is_handed_on(const char *flag, rlim_t value) {
     char command[128], line[64] = "";
     snprintf(command, sizeof command, "ulimit -S%s; ulimit -H%s", flag, flag);
@@ -49,7 +50,7 @@ static void addresses(int resource, const char *flag) {
     is_told(resource, BOUND, BOUND);
     NEED(!setrlimit(resource, &limit));
     if (geteuid()) NEED(setrlimit(resource, &higher) && errno == EPERM);
-    /* There is room below it, and none past it. */
+    /* Memory can be mapped below the limit, and not beyond it. */
     for (int i = 0; i < 20; i++) {
         char *more = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         NEED(more != MAP_FAILED);
@@ -97,7 +98,7 @@ static void nofile(void) {
             check(p, LEN, 1);
             fill(p, LEN, 2);
             check(p, LEN, 2);
-            /* Of which some is not there. */
+            /* Some of it is not resident. */
             unsigned long pages = 0, size;
             close(63);
             FILE *statm = fopen("/proc/self/statm", "r");

@@ -1,4 +1,4 @@
-/* A program that a sanitizer watches: threads fill memory of the heap and look at it again, and one text is copied to and fro. */
+/* A program built with a sanitizer. Threads fill heap memory and verify it, and copy a text. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

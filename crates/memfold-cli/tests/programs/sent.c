@@ -1,4 +1,5 @@
-/* SIGBUS, SIGSEGV and SIGSYS that somebody sends arrive as without memfold: these are the signals by which it works. */
+/* SIGBUS, SIGSEGV and SIGSYS sent by a process arrive as without memfold, which uses these
+ * signals itself. */
 #include "common.h"
 #include <poll.h>
 #include <sys/epoll.h>
@@ -39,7 +40,8 @@ static void each(void (*test)(int)) {
     check(p, 64 * MIB, 1);
 }
 
-/* Taken by one's own calls, whether it came before or comes meanwhile, to the process or to the thread. */
+/* The program takes the signal by a call. It was sent before or during the call, to the process
+ * or to the thread. */
 static int waited;
 static void *send_later(void *arg) {
     int signal = (int)(long)arg;
@@ -91,7 +93,7 @@ static void suspends(int signal) {
     waited = 1;
     NEED(sigsuspend(&none) == -1 && errno == EINTR && got == signal);
     NEED(!pthread_join(thread, NULL));
-    /* What is ready comes first. */
+    /* A ready descriptor takes precedence over a pending signal. */
     int ends[2];
     NEED(!pipe(ends) && write(ends[1], "x", 1) == 1);
     struct pollfd ready = {.fd = ends[0], .events = POLLIN};
@@ -102,20 +104,22 @@ static void suspends(int signal) {
 }
 static void sigsuspends(void) { each(suspends); }
 
-/* Ways to read a descriptor: whole, into several buffers, and those by preadv2, which reads on for an offset of -1. */
+/* Ways to read a descriptor: into one buffer, into several, and by preadv2, which uses the
+ * file's own position for an offset of -1. */
 static ssize_t by_read(int fd, struct signalfd_siginfo *info) { return read(fd, info, sizeof *info); }
 static ssize_t by_vector(int fd, struct signalfd_siginfo *info, int by_preadv2) {
     char *at = (char *)info;
     struct iovec parts[] = {{at, 2}, {at + 2, 0}, {at + 2, 8}, {at + 10, sizeof *info - 10}}, whole = {info, sizeof *info};
     ssize_t n = by_preadv2 ? preadv2(fd, parts, 4, -1, 0) : readv(fd, parts, 4);
-    /* Before Linux 6.10 each buffer must hold what is read. */
+    /* Before Linux 6.10 each buffer must have room for a whole record. */
     if (n == -1 && errno == EINVAL) n = by_preadv2 ? preadv2(fd, &whole, 1, -1, 0) : readv(fd, &whole, 1);
     return n;
 }
 static ssize_t by_readv(int fd, struct signalfd_siginfo *info) { return by_vector(fd, info, 0); }
 static ssize_t by_preadv2(int fd, struct signalfd_siginfo *info) { return by_vector(fd, info, 1); }
 
-/* What only looks like what a signalfd gives stays as it is: a nudge of memfold's has such a code. */
+/* Data that only looks like a record of a signalfd is unchanged. It has the code of memfold's
+ * internal signal. */
 static void reads_what_looks_so(int signal) {
     struct signalfd_siginfo written = {.ssi_signo = (uint32_t)signal, .ssi_code = -(1 << 20)}, info;
     sigset_t set = only(signal);
@@ -159,7 +163,8 @@ static void reads(int signal) {
 }
 static void signalfds(void) { each(reads); }
 
-/* A thread that doesn't block it gets it, before the call returns if that is its own. */
+/* A thread that doesn't block the signal gets it. If that is the caller, it arrives before the
+ * call returns. */
 
 static void *open_to_all(void *arg) {
     block(0);
@@ -183,7 +188,7 @@ static void others(int signal) {
     NEED(!kill(getpid(), signal));
     NEED(!pthread_join(thread, NULL));
     NEED(code == SI_USER && from == getpid());
-    /* By another process, too. */
+    /* Sent by another process. */
     got = 0;
     NEED(!pthread_create(&thread, NULL, open_to_all, NULL));
     pid_t parent = getpid(), child = fork();
@@ -198,7 +203,8 @@ static void others(int signal) {
 }
 static void threads(void) { each(others); }
 
-/* A blocked one ends no call, waits over exec, and is gone when it is ignored. */
+/* A blocked signal ends no call, stays pending over exec, and is dropped when it is set to be
+ * ignored. */
 static void stays(int signal) {
     handle(signal, 0);
     block(signal);
@@ -229,7 +235,8 @@ static void stays(int signal) {
 }
 static void stay(void) { each(stays); }
 
-/* A thread sends to itself what says that it comes from the kernel: a fault, a refused call, a trapped one. */
+/* A thread sends itself a signal whose data claims to come from the kernel: a fault, a refused
+ * call, a trapped call. */
 static void *fault_address;
 static void note_fault(int signal, siginfo_t *info, void *context) {
     note(signal, info, context);
@@ -267,7 +274,7 @@ static void *takes_none(void *over) {
     while (!*(volatile int *)over) sched_yield();
     return NULL;
 }
-/* What is sent to a thread that has it blocked isn't another one's. */
+/* A signal sent to a thread that blocks it is not delivered to another thread. */
 static void made_up_for_one(int signal) {
     siginfo_t info = {.si_signo = signal, .si_code = 1};
     pthread_t thread;
@@ -290,13 +297,13 @@ static void made_up(void) {
         makes_up(signals[i / 6], codes[i % 6], p, by_descriptor);
     }
     for (int i = 0; i < 6; i++) made_up_for_one(signals[i]);
-    /* Nobody else may be told so. */
+    /* The kernel allows such data only from the process itself. */
     siginfo_t info = {.si_signo = SIGSEGV, .si_code = SEGV_MAPERR};
     pid_t child = fork();
     if (!child) pause();
     NEED(syscall(SYS_rt_sigqueueinfo, child, SIGSEGV, &info) == -1 && errno == EPERM);
     NEED(!kill(child, SIGKILL) && WIFSIGNALED(wait_for(child)));
-    /* One that has no handler ends the process, as a fault does. */
+    /* A process without a handler is ended, as by a fault. */
     child = fork();
     if (!child) {
         signal(SIGBUS, SIG_DFL);
@@ -308,7 +315,7 @@ static void made_up(void) {
     check(p, 64 * MIB, 3);
 }
 
-/* SECCOMP_MODE_STRICT: the program goes on, and ends. */
+/* SECCOMP_MODE_STRICT: the program continues, and ends normally. */
 static void strict_with(int last) {
     char *p = map_folded(64 * MIB, 3);
     pid_t child = fork();

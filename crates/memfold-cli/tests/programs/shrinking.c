@@ -1,7 +1,8 @@
-/* shrinking KIND MIB PROCESSES: each process fills its part with data of a kind, reads it, writes at random, and
-   reads it again; then says what all of them have in memory. KIND says how many times the data shrinks: 48, 3,
-   1.3, 1 (not at all); or half: half of it is kept from core dumps, which is never folded, and the rest shrinks 3
-   times. Prints "right TOTAL" with the total in KiB. */
+/* shrinking KIND MIB PROCESSES: each process fills its part with data of a kind, reads it,
+ * writes at random, and reads it again. Then it prints the memory of all processes. KIND is the
+ * compression ratio: 48, 3, 1.3, 1 (incompressible), or half: half of the memory is excluded
+ * from core dumps, so it is never folded, and the rest compresses 3 times. Prints "right TOTAL"
+ * with the total in KiB. */
 #pragma GCC optimize("O2")
 #include <stdint.h>
 #include <stdio.h>
@@ -14,7 +15,7 @@
 enum { MOST = 64, LINE = 64, TOUCHES = 1000 };
 
 static int ready[2], go[2][2];
-static int words; /* of each line, so many words of 8 are random */
+static int words; /* random words of 8 in each line */
 
 static void fill(uint64_t *to, uint64_t number)
 {
@@ -27,7 +28,7 @@ static void fill(uint64_t *to, uint64_t number)
     }
 }
 
-/* Waits until all processes are as far: all of their memory is there at once. */
+/* Waits until all processes are here, so that all their memory exists at once. */
 static void meet(int round)
 {
     char c;
@@ -85,7 +86,7 @@ int main(int n, char **arg)
     for (int i = 0; i < count; i++) if ((children[i] = fork()) == 0) _exit(work(size, half));
     long total = 0;
     char c;
-    /* A child that has died isn't waited for. */
+    /* A dead child isn't waited for. */
     close(ready[1]);
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < count; i++) bad |= read(ready[0], &c, 1) != 1;

@@ -1,4 +1,4 @@
-/* Processes that shut themselves in, and fork then: without privileges, files, descriptors or calls that memfold could use. */
+/* Processes that remove their own privileges, files, descriptors or system calls, and then fork. */
 #include "common.h"
 #include "filtered.h"
 #include <sched.h>
@@ -10,7 +10,7 @@
 static const size_t LEN = 64 * MIB;
 static char *memory, *closed, *constant;
 
-/* Pages in memory, where there is no /proc to ask: nothing is swapped out here. */
+/* Counts resident pages where /proc is unavailable. Nothing is swapped out by the kernel here. */
 static size_t resident(char *at, size_t len) {
     static unsigned char there[64 * MIB / PAGE];
     size_t n = 0;
@@ -31,7 +31,7 @@ static void folded(void) {
     NEED(mprotect(constant, 2 * MIB, PROT_READ) == 0);
 }
 
-/* What a child does to its memory, and whether it is folded still. */
+/* A child changes its memory, and checks whether it is still folded. */
 static void live(int is_managed) {
     check(memory, LEN, 1);
     check(constant, 2 * MIB, 3);
@@ -51,7 +51,7 @@ static void live(int is_managed) {
     memset(heap, 7, 9 * MIB);
     check(memory, LEN, 5);
     for (size_t i = 0; i < 9 * MIB; i++) NEED(heap[i] == 7);
-    /* 16 MiB may stay of it all. */
+    /* At most 16 MiB of it may be resident. */
     if (is_managed) NEED(resident(memory, LEN) + resident(moved, LEN) < 40 * MIB);
 }
 
@@ -93,7 +93,7 @@ static void undumped(int is_managed) {
 
 static void not_dumpable(void) { undumped(1); }
 
-/* Who has no userfaultfd needs /proc/self/mem. */
+/* Without a userfaultfd the child needs /proc/self/mem. */
 static void not_dumpable_in_memory(void) { undumped(0); }
 
 static void shut_in(void) {
@@ -116,7 +116,7 @@ static void without_proc(void) {
     both(1);
 }
 
-/* Memory that is folded. */
+/* Folds memory. */
 static void grow(void) {
     memory = map(LEN);
     fill(memory, LEN, 1);
@@ -141,7 +141,7 @@ static void small(void) {
     grow();
 }
 
-/* Every number that may be used is used. */
+/* All descriptor numbers are in use. */
 static void no_descriptor_left(void) {
     folded();
     while (dup(0) >= 0);
@@ -149,7 +149,7 @@ static void no_descriptor_left(void) {
     both(1);
 }
 
-/* The child can't be managed: it has everything back. */
+/* The child can't be managed, so it loads all its memory. */
 static void filtered(void) {
     folded();
     become_nobody();
@@ -165,7 +165,8 @@ static void filtered_in_an_empty_root(void) {
     become_nobody();
     NEED(forbid(SYS_userfaultfd) == 0);
     NEED(sysinfo(&about) == 0);
-    /* Nobody can tell there what the kernel has swapped out: such a child is ended. */
+    /* With swap, such a child can't find out what the kernel has swapped out, so memfold ends
+     * it. */
     if (!about.totalswap) both(0);
 }
 

@@ -1,4 +1,4 @@
-/* Signals, long jumps and ends of a folded program. */
+/* Signals, long jumps and exits of a folded program. */
 #include "common.h"
 #include <setjmp.h>
 
@@ -28,7 +28,7 @@ static void alarms(void) {
     NEED(ticks > 100);
 }
 
-/* A handler on its own stack, which jumps out of a fault that is ours to answer, and of one that isn't. */
+/* A handler on its own stack jumps out of a fault of memfold's, and out of another fault. */
 static void jumps(void) {
     stack_t stack = {.ss_sp = malloc(64 << 10), .ss_size = 64 << 10};
     NEED(sigaltstack(&stack, NULL) == 0);
@@ -73,7 +73,8 @@ static void need_masks(int blocks_sys) {
     NEED(sigaction(SIGSYS, NULL, &action) == 0 && action.sa_handler == take && (action.sa_flags & SA_RESTART));
 }
 
-/* A fork leaves the masks and SIGSYS as they were, in both; and no signal of another thread is lost or kills. */
+/* A fork keeps the signal masks and SIGSYS in parent and child. No signal to another thread is
+ * lost or kills the process. */
 static void forks(void) {
     struct sigaction tick_action = {.sa_handler = tick, .sa_flags = SA_RESTART}, action = {.sa_handler = take, .sa_flags = SA_RESTART};
     NEED(sigaction(SIGALRM, &tick_action, NULL) == 0 && sigaction(SIGSYS, &action, NULL) == 0);

@@ -1,11 +1,12 @@
-/* Processes that begin small, without an engine, and come by one in every way there is. */
+/* Processes that begin small, without an engine, and grow in every possible way until they get
+ * one. */
 #include "common.h"
 #include "members.h"
 #include <sched.h>
 
 static const size_t LEN = 48 * MIB, STEP = 64 << 10;
 
-/* They say who they are, when they have one. */
+/* They print their PID when they have an engine. */
 static void ends(void) {
     fill(map(5 * MIB), 5 * MIB, 1);
     printf("%d\n", getpid());
@@ -58,14 +59,14 @@ static void by_mremap(void) {
     check(at, LEN, 2);
 }
 
-/* What was there before is what one asked for then. */
+/* The existing reservation becomes accessible memory. */
 static void by_reservation(void) {
     char *at = mmap(NULL, 1ul << 30, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     NEED(at != MAP_FAILED && mprotect(at, LEN, PROT_READ | PROT_WRITE) == 0);
     holds(at);
 }
 
-/* A call under way, of the thread that was there before there were two. */
+/* A call of the first thread is in progress when the second thread makes the process grow. */
 static int pipes[2];
 static void *grow_and_write(void *small) {
     char *at = map(LEN);
@@ -83,7 +84,7 @@ static void by_thread(void) {
     check(mine, PAGE, 3);
 }
 
-/* Who has given up its rights, and has no /proc, is no worse off. */
+/* A process without privileges and /proc is managed too. */
 static void without_rights(void) {
     char dir[] = "/tmp/memfold-small-XXXXXX";
     int go[2], ready[2];
@@ -109,7 +110,7 @@ static void without_rights(void) {
     NEED(WEXITSTATUS(status) == 3 && kib > 0 && kib <= 24 << 10);
 }
 
-/* A child of one without an engine has none, until it grows. */
+/* A child of a process without an engine has none, until it grows. */
 static void by_fork(void) {
     char *before = map(MIB);
     fill(before, MIB, 4);
@@ -124,7 +125,7 @@ static void by_fork(void) {
     check(before, MIB, 4);
 }
 
-/* A child that shares the memory grows in it, and ends. */
+/* A child that shares the memory makes it grow, and ends. */
 static char *shared;
 static int grow_shared(void *unused) {
     (void)unused;

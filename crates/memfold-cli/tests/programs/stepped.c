@@ -1,6 +1,6 @@
-/* Calls getppid on a stack whose next page isn't there, in rounds. A child traces this process, and in round N sends a
-   signal after N instructions of the call. Each signal is handled once, and none is blocked afterwards. Prints
-   "right". */
+/* Calls getppid on a stack whose next page is missing, in rounds. A child traces this process,
+ * and in round N sends a signal after N instructions of the call. Each signal is handled once,
+ * and none is blocked afterwards. Prints "right". */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdio.h>
@@ -75,7 +75,7 @@ int main(int n, char **arg)
         sigset_t blocked;
         char *top = stack + 32 * PAGE + 24;
         if (madvise(stack, 64 * PAGE, MADV_DONTNEED)) return 1;
-        *(volatile char *)top = 1; /* there, and the page below isn't */
+        *(volatile char *)top = 1; /* resident; the page below is missing */
         call_from(top);
         sigprocmask(SIG_BLOCK, 0, &blocked);
         for (int signal = 1; signal < 32; signal++)

@@ -1,4 +1,4 @@
-/* Threads that touch, discard, unmap and map at once, each in memory of its own; threads that come and go. */
+/* Threads touch, discard, unmap and map memory at once, each its own. Threads start and end. */
 #include "common.h"
 #include <sys/utsname.h>
 
@@ -8,9 +8,9 @@
 static char *base;
 static volatile int stop;
 static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
-static int ops = 15; /* Which changes of the address space to make: a bit each. */
+static int ops = 15; /* A bit for each kind of change to make. */
 
-/* Each page of a slot is a version of the pattern, or zeros: version 0. */
+/* Each page of a slot is a version of the pattern. Version 0 is zeros. */
 static void *work(void *arg) {
     uint64_t me = (uintptr_t)arg, random = me + 99;
     char *slot = base + me * SLOT;
@@ -37,10 +37,10 @@ static void *work(void *arg) {
             memset(version + page, 0, many * 4);
             break;
         case 3: {
-            /* Away and back. */
+            /* Moves the memory away and back. */
             if (ops & 16) pthread_mutex_lock(&one);
             char *away = mremap(at, many * PAGE, many * PAGE, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
-            if (away == MAP_FAILED) { /* Made of several areas by now. */
+            if (away == MAP_FAILED) { /* It consists of several areas by now. */
                 if (ops & 16) pthread_mutex_unlock(&one);
                 break;
             }
@@ -144,7 +144,8 @@ static void *end_last(void *at) {
     syscall(SYS_exit, 9);
     return NULL;
 }
-/* A process ends with its last thread, whoever that is, and with the status that this one gave; before Linux 6.0, with that of its first. */
+/* A process ends with its last thread, and with that thread's status. Before Linux 6.0, with the
+ * status of its first thread. */
 static void ends(void) {
     struct utsname kernel;
     NEED(uname(&kernel) == 0);

@@ -1,4 +1,5 @@
-// A debugger starts its program: a child asks to be traced, uses folded memory, and executes; its parent waits for the stop at exec.
+// A debugger starts its program: a child asks to be traced, uses folded memory, and executes a
+// program. Its parent waits for the stop at exec.
 #include "common.h"
 #include <sys/ptrace.h>
 
@@ -10,7 +11,8 @@ static long raw(long number) {
     return result;
 }
 
-/* As debuggers do: signals back to default, calls of its own and of libc, strings and memory that may be folded. */
+/* Acts as debuggers do: sets signals to default, makes calls by libc and directly, with strings
+ * and memory that may be folded. */
 static void child(unsigned char *memory, char *path, char **arguments, int writes) {
     if (ptrace(PTRACE_TRACEME, 0, 0, 0)) _exit(96);
     for (int i = 0; i < 20; i++) raw(SYS_getppid), getppid();

@@ -1,6 +1,7 @@
-/* unlike STIFF SOFT MOST: two processes. One has STIFF MiB that don't shrink, the other SOFT MiB that shrink 3 times.
-   Each fills its part, reads it when both are full, and again. Prints "right TOTAL" with what both have in memory, KiB,
-   as soon as that is at most MOST KiB: on a busy machine a process folds only once it runs. */
+/* unlike STIFF SOFT MOST: two processes. One has STIFF MiB of incompressible data, the other SOFT
+ * MiB that compress 3 times. Each fills its part, reads it when both are full, and reads it again.
+ * Prints "right TOTAL" with the memory of both, in KiB, as soon as that is at most MOST KiB. It
+ * waits for that, because on a busy machine a process folds only when it runs. */
 #pragma GCC optimize("O2")
 #include <signal.h>
 #include <stdint.h>
@@ -33,7 +34,7 @@ static long resident(pid_t pid)
 int main(int n, char **arg)
 {
     int up[2], down[2], status, bad = 0;
-    signal(SIGPIPE, SIG_IGN); /* of the other's end */
+    signal(SIGPIPE, SIG_IGN); /* if the other end is closed */
     if (n != 4 || pipe(up) || pipe(down)) return 1;
     pid_t child = fork();
     int words = child ? 2 : 8, in = child ? up[0] : down[0], out = child ? down[1] : up[1];

@@ -1,4 +1,4 @@
-/* What isn't done as the program wants it; twice each, as it is to be said once. */
+/* Calls that memfold refuses. Each is made twice, because memfold must warn once. */
 #include "common.h"
 #include "filtered.h"
 #include <setjmp.h>
@@ -30,7 +30,7 @@ static void int80(void) {
     }
 }
 
-/* By the number of the request alone: there needn't be such a device. */
+/* Only the request's number counts. The device need not exist. */
 static void given(unsigned long request) {
     uint64_t about[8] = {0};
     for (int i = 0; i < 2; i++) NEED(ioctl(0, request, about) == -1);
@@ -42,7 +42,7 @@ static void userfaultfd(void) { given(0xc020aa00); }
 
 static void *nothing(void *none) { return NULL; }
 
-/* A filter that refuses prctl: what is started after it can't be served. */
+/* A filter that refuses prctl: threads and children started after it can't be served. */
 static void filter(void) {
     NEED(forbid(SYS_prctl) == 0);
     pid_t pid = fork();

@@ -1,5 +1,5 @@
-/* A program with a userfaultfd of its own: what it serves stays its own, whether it registers it before memfold has taken it or
-   after, and every byte is right in that and around it. */
+/* A program with its own userfaultfd. It serves its own memory, registered before memfold has
+ * adopted it or after. Every byte in that memory and around it is right. */
 #include "bare.h"
 #include <linux/userfaultfd.h>
 
@@ -23,7 +23,7 @@ static void *serve(void *unused) {
 static void open_with(uint64_t features) {
     struct uffdio_api api = {.api = UFFD_API, .features = features};
     uffd = syscall(SYS_userfaultfd, O_CLOEXEC);
-    /* Without a privilege it serves the program's own touches only, and there are no others. */
+    /* Without a privilege it serves only faults in user mode. The test makes no others. */
     if (uffd < 0 && errno == EPERM) uffd = syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
     NEED(uffd >= 0 && !ioctl(uffd, UFFDIO_API, &api));
 }
@@ -60,12 +60,12 @@ static void after(int by_number) {
     fill(p, LEN, 3);
     check(p, LEN, 3);
     register_own(p, by_number);
-    check(p, LEN, 3); /* What was there stays. */
+    check(p, LEN, 3); /* The existing bytes stay. */
     NEED(!madvise(p + OWN, OWN_LEN, MADV_DONTNEED));
     use(p);
 }
 
-/* Another's bytes that push what is filled before out of memory. */
+/* Pushes all memory filled before out of the page table by filling other memory. */
 static void push(void) {
     char *p = map(LEN);
     for (int round = 0; round < 3; round++) fill(p, LEN, round);
@@ -85,7 +85,7 @@ static void answer(int signal, siginfo_t *info, void *context) {
     calls++, (void)signal, (void)context;
 }
 
-/* Its faults come as signals, in memory around which all is folded. */
+/* Its faults arrive as signals, and all memory around is folded. */
 static void signals(int protects) {
     struct sigaction action = {.sa_sigaction = answer, .sa_flags = SA_SIGINFO};
     NEED(!sigaction(SIGBUS, &action, NULL));
@@ -100,7 +100,7 @@ static void signals(int protects) {
     NEED(!ioctl(uffd, UFFDIO_REGISTER, &range));
     check(p, LEN, 3);
     NEED(!calls && !madvise(p + OWN, OWN_LEN, MADV_DONTNEED));
-    /* The kernel gets no signal. */
+    /* A fault in the kernel raises no signal. The call fails with EFAULT. */
     NEED(!pipe(pair) && write(pair[1], &byte, 1) == 1 && read(pair[0], p + OWN + PAGE, 1) == -1 && errno == EFAULT);
     use(p);
     NEED(calls == OWN_LEN / PAGE);
@@ -111,7 +111,7 @@ static void signals(int protects) {
         NEED(calls == 2 * OWN_LEN / PAGE);
         for (size_t at = 0; at < OWN_LEN; at += PAGE) NEED(p[OWN + at] == (char)(at / PAGE));
     }
-    /* What is mapped there instead is none of it. */
+    /* New memory mapped there is not registered. */
     NEED(munmap(p, LEN) == 0 && map_at(p, LEN, MAP_FIXED) == p);
     for (size_t at = 0; at < LEN; at += PAGE) NEED(!p[at]);
     fill(p, LEN, 9);
@@ -134,7 +134,7 @@ struct uffdio_poison { struct uffdio_range range; uint64_t mode; int64_t pages_u
 #define UFFDIO_POISON _IOWR(UFFDIO, 0x08, struct uffdio_poison)
 #endif
 
-/* Out of folded memory into its own, and into what isn't registered. */
+/* Copies and moves from folded memory into its registered memory, and into unregistered memory. */
 static void sources(void) {
     open_with(0);
     char *from = map(LEN), *to = map(LEN);
@@ -159,7 +159,7 @@ static void sources(void) {
     check(to, LEN, 3);
 }
 
-/* What it has not registered isn't its to change, folded or not. */
+/* A userfaultfd can't change memory that it has not registered, folded or not. */
 static void misplaced(void) {
     open_with(UFFD_FEATURE_PAGEFAULT_FLAG_WP);
     char *p = map(LEN), *own = map(OWN_LEN);
@@ -180,7 +180,7 @@ static void misplaced(void) {
         struct uffdio_poison poison = {.range = {page, PAGE}};
         NEED(ioctl(uffd, UFFDIO_POISON, &poison) == -1 && (errno == ENOENT || errno == EINVAL));
     }
-    /* Nor is what it takes away: an answer, and no more. */
+    /* UFFDIO_UNREGISTER of such memory has no effect, whatever it returns. */
     struct uffdio_range all = {(uintptr_t)p, LEN};
     NEED(!ioctl(uffd, UFFDIO_UNREGISTER, &all) || errno == EINVAL);
     for (size_t at = 0; at < LEN; at += PAGE)

@@ -1,4 +1,5 @@
-/* Processes that give up what they may do: the run's others lose nothing by what they write, and the engine goes on with what they have left. */
+/* Processes that give up privileges. Their writes can't harm the run's other processes, and the
+ * engine continues with the privileges that are left. */
 #include "common.h"
 #include <dirent.h>
 #include <grp.h>
@@ -18,7 +19,9 @@ static char *folded(void) {
 
 static void become_nobody(void) { NEED(setgroups(0, NULL) == 0 && setgid(NOBODY) == 0 && setuid(NOBODY) == 0); }
 
-/* Threads of a process, the engine's, too, and whether each is all one user's; by another process, as its own are not shown. */
+/* Counts the threads of a process, the engine's included, and checks that all run as one user.
+ * `first` gets a number that identifies them. Another process must call it, because a process's
+ * own engine threads are hidden from it. */
 static int threads_of(pid_t pid, unsigned user, int *first) {
     char path[300], line[300];
     snprintf(path, sizeof path, "/proc/%d/task", pid);
@@ -45,7 +48,8 @@ static int threads_of(pid_t pid, unsigned user, int *first) {
     return count;
 }
 
-/* A child looks at this process's threads. `same`: what it saw, if they must be the same ones. */
+/* A child inspects this process's threads. Returns the number that identifies them, which must
+ * be `same` if that is given. */
 static int seen(unsigned user, int least, int *same) {
     int to[2];
     NEED(pipe(to) == 0);
@@ -65,7 +69,7 @@ static int seen(unsigned user, int least, int *same) {
     return which;
 }
 
-/* Writes to all that memfold shares with other processes. */
+/* Overwrites all memory that memfold shares with other processes. */
 static void spoil(unsigned char with, int *tables) {
     char line[512];
     FILE *maps = fopen("/proc/self/maps", "r");
@@ -85,7 +89,8 @@ static void spoil(unsigned char with, int *tables) {
     fclose(maps);
 }
 
-/* A child that has become nobody, by itself or by executing this program, writes what it likes. */
+/* A child that has become nobody, by itself or by executing this program, overwrites what it
+ * can. */
 static void spoils(void) {
     char *memory = folded();
     unsigned char all[] = {0xff, 0, 0x7f, 1};
@@ -106,7 +111,7 @@ static void spoils(void) {
         }
         int status;
         while (waitpid(pid, &status, WNOHANG) == 0) check(memory, LEN, 1);
-        /* One that has spoiled the figures of its own engine may end by that. */
+        /* A child that has overwritten its own engine's figures may end by that. */
         NEED(WIFSIGNALED(status) || WEXITSTATUS(status) < 98 || WEXITSTATUS(status) > 99);
     }
     check(memory, LEN, 1);
@@ -120,7 +125,7 @@ static void *reads(void *seed) {
     return NULL;
 }
 
-/* All threads of libc's are told; the engine's go with the first. */
+/* setuid changes all threads of libc. The engine's threads follow with the first. */
 static void while_others_read(void) {
     pthread_t all[8];
     shared = folded();
@@ -135,7 +140,7 @@ static void while_others_read(void) {
     check(shared, LEN, 1), check(more, LEN, 1);
 }
 
-/* What can be taken back changes nothing for the engine. */
+/* A reversible change leaves the engine as it is. */
 static void for_a_while(void) {
     char *memory = folded();
     int same = seen(0, 2, NULL);
@@ -149,7 +154,7 @@ static void for_a_while(void) {
     check(memory, LEN, 1);
 }
 
-/* A child of vfork has its parent's memory, and rights of its own. */
+/* A child of vfork has its parent's memory, and its own privileges. */
 static void in_a_child_of_vfork(void) {
     char *memory = folded();
     pid_t pid = vfork();
@@ -166,7 +171,7 @@ static void in_a_child_of_vfork(void) {
     check(memory, LEN, 1);
 }
 
-/* The new user may have no process more. */
+/* The new user may have no further process. */
 static void without_a_process_to_spare(void) {
     char *memory = folded();
     struct rlimit none = {0, 0}, after;
@@ -185,7 +190,7 @@ static void *becomes(void *user) {
     return NULL;
 }
 
-/* Threads with different rights: the engine's can't have all of them. */
+/* Threads with different privileges. The engine's threads can't have all of them. */
 static void threads_differ(void) {
     pthread_t all[8];
     shared = folded();
@@ -201,7 +206,7 @@ static void set_capabilities(unsigned which) {
     NEED(syscall(SYS_capset, &head, words) == 0);
 }
 
-/* Capabilities that a change of user leaves, and that are given up step by step. */
+/* Capabilities that stay after a change of user, and are dropped step by step. */
 static void keeps_capabilities(void) {
     char *memory = folded();
     NEED(prctl(PR_SET_KEEPCAPS, 1) == 0 && setgid(1000) == 0 && setuid(1000) == 0);
@@ -221,7 +226,7 @@ int main(int argc, char **argv) {
         {"keeps", keeps_capabilities},
     };
     if (argc == 3 && !strcmp(argv[1], "spoil")) {
-        /* It has an engine by then. */
+        /* The process has an engine by then. */
         char *memory = map(SMALL);
         fill(memory, SMALL, 1);
         check(memory, SMALL, 1);

@@ -1,5 +1,6 @@
-/* Children of vfork that are killed while they make a call: their parent goes on, and what it maps later is folded. Each kind of call is a
-   test; with ":long" behind there are more of them. */
+/* Children of vfork are killed while they make a call. Their parent continues, and its new
+ * memory is folded. Each kind of call is a test. A test whose name ends with ":long" has more of
+ * them. */
 #include "bare.h"
 #include <linux/userfaultfd.h>
 #include <sys/ptrace.h>
@@ -25,7 +26,8 @@ static void *kill_children(void *unused) {
     return unused;
 }
 
-/* Has children do `work` again and again until they are killed, as the parent does between them. */
+/* Makes children that repeat `work` until they are killed. The parent makes changes between
+ * them. */
 static void with_children(void (*work)(unsigned)) {
     pthread_t killer;
     over = 0;
@@ -40,7 +42,7 @@ static void with_children(void (*work)(unsigned)) {
         int status = wait_for(pid);
         NEED(WIFSIGNALED(status) ? WTERMSIG(status) == SIGKILL : WEXITSTATUS(status) == 0);
         victim = 0;
-        /* By the engine's locks. */
+        /* These calls take the engine's locks. */
         char *p = map(MIB);
         p[0] = 1;
         NEED(!(madvise)(p, MIB, MADV_DONTNEED) && !p[0] && !munmap(p, MIB));
@@ -51,7 +53,7 @@ static void with_children(void (*work)(unsigned)) {
     NEED(!pthread_join(killer, NULL));
 }
 
-/* `work` by children that are killed; what there was, and what comes then, is folded. */
+/* Runs `work` in children that are killed. Old and new memory is folded. */
 static void killed_in(void (*work)(unsigned)) {
     memory = map(LEN);
     other = map(OTHER);
@@ -78,7 +80,7 @@ static void *waits(void *unused) {
     NEED(read(quiet[0], other + 4 * PAGE, 8 * PAGE) == 1);
     return unused;
 }
-/* What a call of another thread holds is overwritten with zeros. */
+/* Overwrites memory that a call of another thread holds with zeros. */
 static void discard_held(unsigned k) {
     other[5 * PAGE] = k;
     (madvise)(other, OTHER, MADV_DONTNEED);
@@ -129,7 +131,7 @@ static void protect(unsigned k) {
 }
 static void protects(void) { killed_in(protect); }
 
-/* Programs that can't be executed, and one that can. */
+/* Executes programs that can't be executed, and one that can. */
 static void try_to_execute(unsigned k) {
     static char *const argv[] = {"true", NULL};
     struct rlimit limit;
@@ -157,7 +159,7 @@ static void gives(void) {
     killed_in(give);
 }
 
-/* Before anything is managed, with an engine and without one. */
+/* Maps memory before anything is managed, with an engine and without one. */
 static void map_some(unsigned k) {
     char *p = mmap(NULL, 64 << 10, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     (void)k;
@@ -178,13 +180,13 @@ static void earlier(void) {
     killed_in(map_much);
 }
 
-/* Children that are traced, as a debugger has it. */
+/* Children that are traced, as by a debugger. */
 static void be_traced(unsigned k) {
     if (k == 0) ptrace(PTRACE_TRACEME, 0, 0, 0);
     map_some(k);
 }
 static void traced(void) {
-    few = 30; /* Each has all memory brought in. */
+    few = 30; /* Each child loads all memory. */
     killed_in(be_traced);
 }
 
@@ -197,7 +199,7 @@ static void copies(void) {
     killed_in(copy);
 }
 
-/* Children with locks that the kernel looks at when they end, which they do of their own. */
+/* Children that end by themselves with a robust lock, which the kernel then marks. */
 static void end_with_lock(unsigned k) {
     static struct {
         void *next;

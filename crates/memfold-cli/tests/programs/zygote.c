@@ -1,4 +1,5 @@
-// A program that goes on only while it has one thread, as it is seen in /proc; with "folds", when its memory is folded.
+// A program that continues only while /proc shows one thread. With "folds", also when its memory is
+// folded.
 #include "common.h"
 #include <dirent.h>
 #include <linux/filter.h>
@@ -23,7 +24,7 @@ static void count(int threads) {
     DIR *list = opendir("/proc/self/task");
     for (struct dirent *each; (each = readdir(list));) listed += each->d_name[0] != '.';
     closedir(list);
-    /* By as many bytes as one entry takes. */
+    /* With a buffer for one entry. */
     char entry[32], text[4096];
     int small = 0, by_small = open("/proc/self/task", O_RDONLY | O_DIRECTORY);
     for (long got; (got = syscall(SYS_getdents64, by_small, entry, sizeof entry)); small += entry[19] != '.') NEED(got > 0);
@@ -50,7 +51,7 @@ static void *wait_there(void *memory) {
     return NULL;
 }
 
-/* A sandbox makes namespaces after it has given up rights, and is folded later. */
+/* A sandbox makes namespaces after it has given up privileges, and is folded later. */
 static void namespaces(void) {
     NEED(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
     pid_t before = vfork();
@@ -74,7 +75,7 @@ static void namespaces(void) {
     puts("right");
 }
 
-/* Threads of this process that have a filter, as another program sees them. */
+/* Counts the threads of this process that have a filter, as another program sees them. */
 static int filtered(int *all) {
     char command[128];
     int count = 0;
@@ -85,7 +86,7 @@ static int filtered(int *all) {
     return count;
 }
 
-/* What the kernel does for a process of one thread alone, with all memory folded. */
+/* Calls that the kernel allows only in a process of one thread, with all memory folded. */
 static void alone(char *memory, size_t len) {
     pid_t child = fork();
     if (!child) {
@@ -99,7 +100,7 @@ static void alone(char *memory, size_t len) {
     snprintf(path, sizeof path, "/proc/%d/ns/user", child);
     int space = open(path, O_RDONLY);
     for (int i = 0; made == 'y' && i < 2; i++) {
-        /* A copy goes into the space of another process, and this one into its own. */
+        /* The child enters the namespace of another process, and this process enters its own. */
         pid_t copy = i ? 0 : fork();
         for (size_t at = 0; at < len; at += PAGE) NEED(memory[at] == (char)(at / PAGE % 251)), memory[at] += 0;
         if (!copy) NEED(i ? !unshare(CLONE_NEWUSER) : !setns(space, CLONE_NEWUSER));
@@ -126,7 +127,7 @@ int main(int argc, char **argv) {
     size_t len = folds ? 64 * MIB : 16 * MIB;
     char *memory = malloc(len);
     for (size_t at = 0; at < len; at += PAGE) memory[at] = at / PAGE % 251;
-    /* Often enough for the sites to be rewritten. */
+    /* Enough calls for the sites to be rewritten. */
     for (int i = 0; i < 50; i++) count(1);
     if (folds) {
         pthread_barrier_t barrier;
@@ -144,7 +145,7 @@ int main(int argc, char **argv) {
         close(back[1]);
         alone(memory, len);
     } else {
-        /* A sandbox of its own: the kernel gives it to who has one thread. */
+        /* The kernel makes a user namespace only for a process of one thread. */
         long made = unshare(CLONE_NEWUSER);
         NEED(!made || errno == EPERM || errno == ENOSPC);
     }
