@@ -1,4 +1,4 @@
-//! Tells the report which commit it is built from.
+//! Passes the commit that the program is built from to the report.
 
 use std::process::Command;
 

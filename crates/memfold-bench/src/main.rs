@@ -51,9 +51,9 @@ use clap::error::ErrorKind;
 use common::refusal::Refusal;
 use std::process::ExitCode;
 
-/// Status of a command line that makes no sense, as `memfold` has it.
+/// Exit status for an invalid command line, as in `memfold`.
 const USAGE: u8 = 125;
-/// Status of a benchmark that broke off, after sysexits.h (EX_SOFTWARE).
+/// Exit status of a failed benchmark, after sysexits.h (EX_SOFTWARE).
 const BROKEN: i32 = 70;
 
 /// Measures memfold against the kernel's own compressed swap
@@ -72,7 +72,7 @@ enum Bench {
     Apps(apps::AppsArgs),
     /// Several processes write and read more memory than they may keep (usemem)
     Usemem(usemem::UsememArgs),
-    /// Shows what each codec makes of the corpus, by the size of the block
+    /// Shows the compression of the corpus by codec and block size
     Blocks(harness::brief::BriefArgs),
     /// Ten workloads reclaim and refault at once, on one pool and on several
     Pools(harness::brief::BriefArgs),
@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a benchmark; the status to exit with.
+/// Runs a benchmark, and returns the exit status.
 fn run(bench: Bench) -> anyhow::Result<i32> {
     match bench {
         Bench::Corpus(args) => corpus::corpus(args).map(|()| 0),
@@ -118,8 +118,7 @@ fn run(bench: Bench) -> anyhow::Result<i32> {
     }
 }
 
-/// Help is printed as asked for; anything else is a failure of one line: clap's own, without the
-/// advice below it.
+/// Prints help on request. Other errors are printed as one line: clap's own, without its advice.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = error.print();

@@ -1,4 +1,4 @@
-//! Well-known programs with more data than the memory that they are given.
+//! Well-known programs with more data than their memory limit.
 
 use crate::apps::run::Work;
 use crate::apps::server::{mariadb, memcached, redis};
@@ -11,7 +11,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// A program with its work.
+/// A program and its work.
 #[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum App {
     /// MariaDB: sysbench's read-only transactions
@@ -32,13 +32,13 @@ pub enum App {
     Idle,
 }
 
-/// Something that is measured, and how it must compare with the kernel's zram.
+/// A measured figure, and its target against the kernel's zram.
 pub struct Figure {
-    /// What, with its unit.
+    /// Name, with the unit.
     pub name: &'static str,
     /// Whether more is better.
     pub more: bool,
-    /// How many times better it must be.
+    /// The least factor of improvement over the kernel.
     pub target: f64,
 }
 
@@ -57,7 +57,7 @@ const REDIS: [Figure; 3] = [
 ];
 
 impl App {
-    /// All of them.
+    /// All programs.
     pub const ALL: [App; 8] = [
         App::Mariadb,
         App::Memcached,
@@ -69,7 +69,7 @@ impl App {
         App::Idle,
     ];
 
-    /// As on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             App::Mariadb => "mariadb",
@@ -83,7 +83,7 @@ impl App {
         }
     }
 
-    /// What is measured of it.
+    /// The figures measured for the program.
     pub fn figures(self) -> &'static [Figure] {
         match self {
             App::Mariadb => &MARIADB,
@@ -93,17 +93,18 @@ impl App {
         }
     }
 
-    /// What `memfold run` is told beside its limit.
+    /// The flags of `memfold run` beside the limit.
     pub fn flags(self) -> &'static [&'static str] {
         match self {
-            // Its buffer pool is kept out of core dumps, and so would not be folded.
+            // MariaDB excludes its buffer pool from core dumps, so by default it would not be
+            // folded.
             App::Mariadb => &["--dont-dump", "fold"],
             _ => &[],
         }
     }
 
-    /// Its work. Files that it needs are made in `directory`. `quick` has less to do. An error says
-    /// what is not installed.
+    /// Returns the program's work. Creates the files that it needs in `directory`. `quick` makes
+    /// less data. Fails if the program is not installed, and the error names what is missing.
     pub fn work(self, directory: &Path, quick: bool) -> anyhow::Result<Work> {
         let pick = |normal: usize, short: usize| if quick { short } else { normal };
         let grouped = |count: usize| {
@@ -195,7 +196,7 @@ for key in 'region', 'day', 'customer', 'region':
     print(key, len(sums), sums['count'].sum(), round(sums['price'].max(), 2), round(means.min(), 4))
 ";
 
-/// An interpreter that has a module, itself: `python3` may be a script that starts it.
+/// Returns the interpreter itself that has a module. `python3` may be a script that starts it.
 fn python(module: &str) -> anyhow::Result<String> {
     let script = format!("import sys, {module}; print(sys.executable)");
     for name in [find("python3", "python3")?.as_str(), "/usr/bin/python3"] {

@@ -30,25 +30,25 @@ pub struct AppsArgs {
     /// Only these programs [default: all]
     #[arg(value_enum, value_name = "NAME")]
     pub names: Vec<App>,
-    /// A short look: less data, one run, two folio sizes of the kernel
+    /// A quick run: less data, one run, two folio sizes of the kernel
     #[arg(long)]
     pub quick: bool,
-    /// Runs of each program and peer, which take turns [default: 3]
+    /// Runs of each program and peer, in turn [default: 3]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: Option<u32>,
-    /// What becomes of the report
+    /// Where the report goes
     #[command(flatten)]
     pub output: Output,
 }
 
-/// A program may hold one part in so many of what it holds without a limit.
+/// The limit is the memory that a program holds without a limit, divided by this.
 const PART: u64 = 3;
-/// `memfold run` takes no less.
+/// The smallest limit that `memfold run` accepts.
 const LIMIT_MIN_BYTES: u64 = 8 << 20;
-/// The limit of a program that is to stay far under it, as times what it holds.
+/// For a program far under its limit: the limit as a multiple of its memory.
 const FAR: u64 = 8;
 
-/// Everything that was measured.
+/// All results.
 #[derive(Serialize)]
 struct Found {
     runs: u32,
@@ -64,11 +64,11 @@ struct Measured {
     what: &'static str,
     spread: Option<Spread>,
     note: String,
-    /// A run printed something else than without a limit, or one of memfold's broke off.
+    /// A run of memfold failed, or a run printed something else than without a limit.
     failed: bool,
 }
 
-/// What several runs with a peer gave.
+/// The results of several runs with a peer.
 #[derive(Default)]
 struct Runs {
     /// One list for each figure.
@@ -79,8 +79,8 @@ struct Runs {
 }
 
 /// Measures, prints the report, and returns the exit status: 1 if a program printed something else
-/// than without a limit, a run of memfold's broke off or, with `--check`, a row is short. Every
-/// kernel setting is restored, as by `bench walk`.
+/// than without a limit, a run of memfold failed or, with `--check`, a row is short. Every kernel
+/// setting is restored, as by `bench walk`.
 pub fn apps(args: AppsArgs) -> anyhow::Result<i32> {
     guard::install()?;
     let kernel = Hierarchy::find().map(drop).and_then(|()| Zram::check("lz4"));
@@ -105,12 +105,12 @@ pub fn apps(args: AppsArgs) -> anyhow::Result<i32> {
 const WRONG: &str = "PRINTED SOMETHING ELSE";
 
 impl Runs {
-    /// What was measured, for each figure the median of the runs.
+    /// Returns the median of a figure over the runs.
     fn median(&self, figure: usize) -> Option<f64> {
         Spread::of(self.figures.get(figure)?.clone()).map(|spread| spread.median)
     }
 
-    /// The same, the least of them.
+    /// Returns the least value of a figure over the runs.
     fn least(&self, figure: usize) -> Option<f64> {
         Spread::of(self.figures.get(figure)?.clone()).map(|spread| spread.min)
     }
@@ -131,15 +131,15 @@ impl Runs {
         }
     }
 
-    /// Whether the benchmark fails by this. That the kernel's own swap can't run a program is a
-    /// result, not a failure.
+    /// Returns whether the benchmark fails because of these runs. If the kernel's own swap can't
+    /// run a program, that is a result and not a failure.
     fn has_failed(&self, peer: Peer) -> bool {
         self.is_wrong || self.broke_off && !matches!(peer, Peer::Zram(_))
     }
 }
 
 impl Report<Found> {
-    /// Measures one program. What isn't installed is a row that says so.
+    /// Measures one program. A program that isn't installed gets a row with the reason.
     fn measure(&mut self, app: App, quick: bool, no_kernel: Option<String>) -> anyhow::Result<()> {
         let scratch = Scratch::new("apps")?;
         eprintln!("memfold bench: {}", app.name());
@@ -206,8 +206,8 @@ impl Report<Found> {
         Ok(())
     }
 
-    /// A program far under its limit: times alternate with and without memfold, and the least of
-    /// each are compared, since whatever else the machine does only adds to them.
+    /// Measures a program far under its limit. Runs with and without memfold alternate, and the
+    /// shortest times are compared, because other load on the machine only adds time.
     fn measure_idle(&mut self, work: &Work) -> anyhow::Result<()> {
         let first = run_with(Peer::Plain, work, 0, 0).context("idle without a limit")?;
         let limit_bytes = first.peak_bytes * FAR;
@@ -263,7 +263,7 @@ fn label(app: App, figure: &Figure) -> String {
     format!("{}: {}, times as good as on zram", app.name(), figure.name)
 }
 
-/// The row of a figure: `ours` with a note, and the best of the kernel's with its name.
+/// Adds the row of a figure: `ours` with a note, and the kernel's best with its name.
 fn judge(
     app: App,
     figure: &Figure,
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!((runs.median(1), runs.note.as_str()), (Some(2.0), ""));
         runs.add(done(8), 7);
         assert!(runs.note == WRONG && runs.figures[0].len() == 1);
-        // A later run that is right, or breaks off, doesn't hide it.
+        // A later run that is right, or fails, doesn't hide the wrong result.
         runs.add(done(7), 7);
         runs.add(Err(anyhow::anyhow!("killed")), 7);
         assert!(runs.has_failed(Peer::Memfold(&[])) && runs.has_failed(Peer::Zram(FolioKib(4))));

@@ -1,5 +1,5 @@
-//! A client that sends many requests at once over several connections, as load generators for
-//! memcached and redis do.
+//! A client that pipelines requests over several connections, like the load generators of memcached
+//! and redis.
 
 use anyhow::{Context, bail};
 use std::io::{Read, Write};
@@ -7,15 +7,15 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Connections, each with a thread of its own.
+/// Connections, each with its own thread.
 const CONNECTIONS: u64 = 4;
-/// Requests that are sent before their answers are read.
+/// Requests sent before their answers are read.
 const DEPTH: u64 = 16;
-/// A server that doesn't answer for so long has failed.
+/// A server that doesn't answer within this time has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Sends `requests` of them, made by `make(number, buffer)`, which appends; each must be answered
-/// by exactly `answer`. Returns requests per second.
+/// Sends `requests` requests, which `make(number, buffer)` appends to a buffer. Each must be
+/// answered by exactly `answer`. Returns requests per second.
 pub fn pipeline(
     socket: &Path,
     requests: u64,
@@ -66,7 +66,7 @@ fn one(
     Ok(())
 }
 
-/// A connection whose reads and writes fail rather than wait for ever.
+/// Connects to a socket. Reads and writes on it time out.
 pub fn connect(socket: &Path) -> anyhow::Result<UnixStream> {
     let stream = UnixStream::connect(socket)
         .with_context(|| format!("connecting to {}", socket.display()))?;
@@ -75,7 +75,7 @@ pub fn connect(socket: &Path) -> anyhow::Result<UnixStream> {
     Ok(stream)
 }
 
-/// Sends one request and reads until what came has `least` bytes and ends with `end`.
+/// Sends one request, and reads until the answer has at least `least` bytes and ends with `end`.
 pub fn ask(
     stream: &mut UnixStream,
     request: &[u8],

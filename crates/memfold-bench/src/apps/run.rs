@@ -18,42 +18,42 @@ use std::time::{Duration, Instant};
 
 /// A run that takes longer than this is killed.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// The same for the start and the end of a server.
+/// The time limit for the start and the end of a server.
 const SERVER_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What is run.
+/// The program to run.
 pub enum Work {
-    /// A command that does its work and ends: its only figure is the time, seconds.
+    /// A command that does its work and ends. Its only figure is its time in seconds.
     Job(Vec<String>),
-    /// A server, and what to do with it.
+    /// A server, and its clients.
     Server(Server),
 }
 
 /// A server on a socket in the file system.
 pub struct Server {
-    /// It runs in the foreground and ends with status 0 by SIGTERM.
+    /// The command. It runs in the foreground, and ends with status 0 on SIGTERM.
     pub command: Vec<String>,
-    /// Where it listens.
+    /// The socket that it listens on.
     pub socket: PathBuf,
-    /// Clients, and what they measured.
+    /// Runs the clients.
     pub load: Clients,
 }
 
-/// They are given the server's socket.
+/// Clients of a server. They get its socket, and return what they measured.
 pub type Clients = Box<dyn Fn(&Path) -> anyhow::Result<Load>>;
 
-/// What clients measured.
+/// The results of the clients.
 pub struct Load {
-    /// In the order of the program's list.
+    /// Figures, in the order of the program's list.
     pub figures: Vec<f64>,
-    /// What they read, which is the same in each run.
+    /// The data that they read, which must be the same in each run.
     pub answers: String,
 }
 
-/// Who gives a program its memory.
+/// What limits a program's memory, if anything.
 #[derive(Copy, Clone, PartialEq)]
 pub enum Peer<'a> {
-    /// Nobody: it has no limit.
+    /// No limit.
     Plain,
     /// `memfold run` with these flags.
     Memfold(&'a [String]),
@@ -62,7 +62,7 @@ pub enum Peer<'a> {
 }
 
 impl Peer<'_> {
-    /// As printed.
+    /// The name in reports.
     pub fn name(self) -> String {
         match self {
             Peer::Plain => "no limit".into(),
@@ -72,18 +72,18 @@ impl Peer<'_> {
     }
 }
 
-/// A run of a program.
+/// The results of one run.
 pub struct Done {
-    /// What was measured.
+    /// Figures, in the order of the program's list.
     pub figures: Vec<f64>,
-    /// The hash of what it printed or answered.
+    /// The hash of its output or answers.
     pub output: u64,
-    /// The most anonymous memory that its first process held.
+    /// The peak of anonymous memory of its first process.
     pub peak_bytes: u64,
 }
 
-/// Runs it to its end. `limit_bytes` is for Zram alone, which also wants to know how much there is
-/// to swap.
+/// Runs the work to its end. `limit_bytes` and `data_bytes`, the amount to swap, are used only for
+/// Zram.
 pub fn run_with(
     peer: Peer,
     work: &Work,
@@ -105,8 +105,8 @@ fn run_on_zram(
     guard::change(|journal| folio.select(journal))?;
     let _zram =
         guard::change(|journal| Zram::swap_on(journal, "lz4", data_bytes * 2 + (64 << 20)))?;
-    // Page tables are charged to the cgroup too, and what the shell and the program need of the
-    // kernel.
+    // The cgroup is also charged for page tables, and for kernel memory of the shell and the
+    // program.
     let charged_bytes = limit_bytes + data_bytes / 512 + (1 << 20);
     let cgroup =
         guard::change(|journal| Cgroup::create(journal, &Hierarchy::find()?, charged_bytes))?;
@@ -120,7 +120,7 @@ fn run_on_zram(
     }
 }
 
-/// A shell that waits for a line and becomes the program.
+/// Returns a shell command that waits for a line and then executes the program.
 fn waiting(peer: Peer, program: &[String]) -> anyhow::Result<Command> {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "read -r go && exec \"$@\" </dev/null", "sh"]);
@@ -131,7 +131,7 @@ fn waiting(peer: Peer, program: &[String]) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// `before` sees the process before it becomes the program.
+/// Runs a command. `before` gets the process before it executes the program.
 fn run(
     peer: Peer,
     work: &Work,
@@ -161,7 +161,7 @@ struct Pipes {
 }
 
 impl Pipes {
-    /// Lets the child go.
+    /// Starts to read the outputs, and makes the child continue.
     fn of(child: &mut Child) -> anyhow::Result<Pipes> {
         let (mut input, mut errors) =
             (child.stdin.take().context("no pipe")?, child.stderr.take().context("no pipe")?);
@@ -181,7 +181,7 @@ impl Pipes {
         Ok(Pipes { start, output: receiver, complaints })
     }
 
-    /// An error if the child has failed: what it said last.
+    /// Returns an error with the last output if the child has failed.
     fn judge(self, status: ExitStatus) -> anyhow::Result<Pipes> {
         if status.success() {
             return Ok(self);
@@ -222,10 +222,9 @@ fn serve(child: &mut Child, pipes: Pipes, server: &Server) -> anyhow::Result<Don
         std::thread::sleep(Duration::from_millis(10));
     }
     let load = (server.load)(&server.socket)?;
-    // What it holds at the end is the most that it held: none of the servers gives memory back.
+    // The final value is the peak, because none of the servers returns memory.
     let peak_bytes = anonymous_bytes(child.id());
-    // SAFETY: kill touches no memory; the child has not been waited for, so the number is still its
-    // own.
+    // SAFETY: kill touches no memory; the child has not been waited for, so its PID is not reused.
     unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
     let start = Instant::now();
     let status = loop {
@@ -246,7 +245,7 @@ fn anonymous_bytes(pid: u32) -> u64 {
     kib_field(&text, "RssAnon:").unwrap_or(0)
 }
 
-/// Runs a client to its end, and returns what it printed. It is killed with this process.
+/// Runs a client to its end, and returns its output. It is killed with this process.
 pub fn client(program: &[&str]) -> anyhow::Result<String> {
     let mut command = Command::new(program[0]);
     command.args(&program[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

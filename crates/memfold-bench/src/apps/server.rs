@@ -1,5 +1,4 @@
-//! Servers with more data than the memory that they are given, and their clients: MariaDB,
-//! memcached, redis.
+//! Servers with more data than their memory limit, and their clients: MariaDB, memcached, redis.
 
 use crate::apps::pipe::{ask, connect, pipeline};
 use crate::apps::run::{Done, Load, Peer, Server, Work, client, run_with};
@@ -16,11 +15,11 @@ fn text(path: &Path) -> anyhow::Result<String> {
     path.to_str().map(String::from).context("a path that is not text")
 }
 
-/// The value of a key is a part of this text, so that it compresses as real data does, and says
-/// which: anyone can check it.
+/// A text whose parts are the values of keys. So values compress as real data does, and can be
+/// verified.
 struct Values(Vec<u8>);
 
-/// Bytes of a value.
+/// Size of a value.
 const VALUE_BYTES: usize = 1000;
 
 impl Values {
@@ -28,7 +27,7 @@ impl Values {
         Values(json_text(16 << 20, 7))
     }
 
-    /// Another one for each `seed`.
+    /// Appends the value for `seed` to `out`.
     fn append(&self, seed: u64, out: &mut Vec<u8>) {
         let at = mix(seed) as usize % (self.0.len() - VALUE_BYTES);
         let _ = write!(out, "{at:08}");
@@ -44,15 +43,16 @@ impl Values {
     }
 }
 
-/// Numbers in which every `step`th key is read back.
+/// Returns the keys that are read back: every `step`th.
 fn samples(keys: u64) -> impl Iterator<Item = u64> {
     (0..keys).step_by((keys / 1000).max(1) as usize)
 }
 
-/// memcached: every key once, then as many at random; nothing is read but at the end, to check.
+/// memcached: writes every key once, then as many keys at random. Values are read only at the end,
+/// to verify them.
 pub fn memcached(directory: &Path, keys: u64) -> anyhow::Result<Work> {
     let socket = directory.join("memcached.socket");
-    // As root it wants to be told for which user it is to run.
+    // As root, memcached must be given a user.
     let command =
         [&find("memcached", "memcached")?, "-u", "root", "-m", "65536", "-s", &text(&socket)?];
     let values = Arc::new(Values::new());
@@ -86,7 +86,8 @@ pub fn memcached(directory: &Path, keys: u64) -> anyhow::Result<Work> {
     }))
 }
 
-/// redis: filled, then SET and GET of random keys by redis-benchmark, then a snapshot to disk.
+/// redis: fills the database, runs SET and GET of random keys with redis-benchmark, and writes a
+/// snapshot to disk.
 pub fn redis(directory: &Path, keys: u64) -> anyhow::Result<Work> {
     let socket = directory.join("redis.socket");
     let bench = find("redis-benchmark", "redis-tools")?;
@@ -95,7 +96,7 @@ pub fn redis(directory: &Path, keys: u64) -> anyhow::Result<Work> {
             .map(String::from);
     let command = [&[find("redis-server", "redis-server")?], &flags[..]].concat();
     let values = Arc::new(Values::new());
-    // It would be loaded by the next run.
+    // The next run would load it.
     let file = directory.join("dump.rdb");
     let load = move |socket: &Path| {
         let set = |name: &str, key: u64, out: &mut Vec<u8>| {
@@ -138,7 +139,7 @@ pub fn redis(directory: &Path, keys: u64) -> anyhow::Result<Work> {
     Ok(Work::Server(Server { command, socket, load: Box::new(load) }))
 }
 
-/// Has redis save to disk in a forked child; the seconds that takes.
+/// Makes redis write a snapshot in a forked child, and returns the time in seconds.
 fn snapshot(stream: &mut std::os::unix::net::UnixStream) -> anyhow::Result<f64> {
     let start = Instant::now();
     let told = ask(stream, b"BGSAVE\r\n", 2, b"\r\n")?;
@@ -167,8 +168,8 @@ fn csv_figure(text: &str, test: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(&head))?.split('"').next()?.parse().ok()
 }
 
-/// MariaDB: a table read whole, to fill the buffer pool, then sysbench's read-only transactions at
-/// random. The database is made here, once.
+/// MariaDB: reads a table whole, to fill the buffer pool, then runs sysbench's read-only
+/// transactions at random. The database is created here, once.
 pub fn mariadb(directory: &Path, rows: u64, seconds: u32) -> anyhow::Result<Work> {
     let (data, socket) = (text(&directory.join("mariadb"))?, directory.join("mariadb.socket"));
     let package = "mariadb-server-core mariadb-client-core sysbench";

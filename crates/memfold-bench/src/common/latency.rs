@@ -1,5 +1,5 @@
-//! A histogram of latencies in a fixed 15 KiB, so that measuring adds no memory to what is
-//! measured.
+//! A histogram of latencies with a fixed size of 15 KiB, so that the measurement does not grow
+//! memory.
 
 use std::time::Duration;
 
@@ -38,23 +38,23 @@ impl Latency {
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// How many measurements there are.
+    /// Returns the number of measurements.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The mean in microseconds; 0 without measurements.
+    /// Returns the mean in microseconds; 0 without measurements.
     pub fn mean_us(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum_ns as f64 / self.count as f64 / 1e3 }
     }
 
-    /// The largest, in microseconds.
+    /// Returns the largest measurement in microseconds.
     pub fn max_us(&self) -> f64 {
         self.max_ns as f64 / 1e3
     }
 
-    /// Points of the distribution: a value in microseconds, and the share of the measurements that
-    /// don't exceed it.
+    /// Returns points of the distribution: a value in microseconds, and the share of measurements
+    /// that don't exceed it.
     pub fn cdf(&self) -> Vec<(f64, f64)> {
         let mut seen = 0;
         let mut points = Vec::new();
@@ -70,7 +70,7 @@ impl Latency {
         points
     }
 
-    /// The value, in microseconds, that `share` (0..=1) of the measurements don't exceed.
+    /// Returns the value in microseconds that `share` (0..=1) of the measurements don't exceed.
     pub fn quantile_us(&self, share: f64) -> f64 {
         let wanted = (share * self.count as f64).ceil() as u64;
         let mut seen = 0;
@@ -92,7 +92,7 @@ fn bucket(ns: u64) -> usize {
     (shift * 32) as usize + (ns >> shift) as usize
 }
 
-/// The largest value that falls into bucket `index`.
+/// Returns the largest value that falls into bucket `index`.
 fn upper(index: usize) -> u64 {
     if index < 64 {
         return index as u64;

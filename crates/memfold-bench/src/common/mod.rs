@@ -1,4 +1,4 @@
-//! Small tools of all benchmarks: numbers, sizes, tables, rows and their verdicts.
+//! Shared by all benchmarks: numbers, sizes, tables, rows and their verdicts.
 
 pub mod refusal;
 pub mod size;

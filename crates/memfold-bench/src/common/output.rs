@@ -1,10 +1,10 @@
-//! What every benchmark does with what it found.
+//! Flags that every benchmark has, and the end of its run.
 
 use anyhow::Context;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// The arguments that say so.
+/// Flags for the report and the exit status.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Output {
     /// Write everything measured to this file
@@ -16,8 +16,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// Writes the report where that is asked for, and returns the exit status: 1 if something was
-    /// wrong or, with `--check`, not good.
+    /// Writes the report to the file of `--json`, and returns the exit status: 1 if the run failed
+    /// or, with `--check`, a row is short.
     pub fn finish(
         &self,
         report: &impl Serialize,

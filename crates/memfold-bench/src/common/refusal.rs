@@ -1,21 +1,20 @@
-//! Why a benchmark did not start.
+//! Reasons why a benchmark does not start.
 
 use std::fmt;
 
-/// An input or a machine on which the benchmark can't run; the message is one clear line.
+/// An input or a machine on which the benchmark can't run. The message is one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// An argument that makes no sense.
+    /// An invalid argument.
     Usage(String),
-    /// The corpus can't be read, built or is too small.
+    /// The corpus can't be read or built, or is too small.
     Corpus(String),
-    /// A peer needs a right or a kernel feature that is not there.
+    /// A peer needs a privilege or a kernel feature that is missing.
     Machine(String),
 }
 
 impl Refusal {
-    /// The exit status for this refusal, after sysexits.h: 64 usage, 66 no input, 77 permission or
-    /// machine.
+    /// Returns the exit status, after sysexits.h: 64 usage, 66 no input, 77 permission or machine.
     pub fn exit_code(&self) -> i32 {
         match self {
             Refusal::Usage(_) => 64,

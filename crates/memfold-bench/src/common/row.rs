@@ -1,4 +1,4 @@
-//! Rows of the store's report: a figure, what it must be, and whether it is.
+//! Rows of the store's report: a figure, its target, and the verdict.
 
 use crate::common::summary::show;
 use crate::common::verdict::Verdict;
@@ -7,27 +7,27 @@ use serde::Serialize;
 /// One row.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StoreRow {
-    /// What was measured, with its unit.
+    /// The name of the figure, with its unit.
     pub label: String,
     /// The figure.
     pub figure: Option<f64>,
     /// `<= 1.1x`; empty for a figure that only explains another.
     pub target: String,
-    /// Whether the target is reached; none without a target.
+    /// The verdict; none without a target.
     pub verdict: Option<Verdict>,
-    /// From what the figure follows, or why there is none.
+    /// How the figure was computed, or why there is none.
     pub note: String,
 }
 
 impl StoreRow {
-    /// A figure that must be at most `most`.
+    /// Makes the row of a figure that must be at most `most`.
     pub fn at_most(label: &str, figure: f64, most: f64, note: String) -> StoreRow {
         StoreRow::judged(label, figure, format!("<= {most}"), figure <= most, note)
     }
 
-    /// A figure that must be at most `most`, and that can't be below `floor`, the figure of the
-    /// codec's output alone: if that is above `most`, no store could reach it with this codec on
-    /// this data, and the row says so.
+    /// Makes the row of a figure that must be at most `most`. `floor` is the figure of the codec's
+    /// output alone. If that is above `most`, no store can reach the target with this codec on this
+    /// data, and the row says so.
     pub fn at_most_of(label: &str, figure: f64, most: f64, floor: f64, note: String) -> StoreRow {
         let row = StoreRow::at_most(label, figure, most, note);
         if row.verdict == Some(Verdict::Pass) || floor <= most {
@@ -37,12 +37,12 @@ impl StoreRow {
         StoreRow { verdict: Some(Verdict::Bound), note, ..row }
     }
 
-    /// A figure that must be at least `least`.
+    /// Makes the row of a figure that must be at least `least`.
     pub fn at_least(label: &str, figure: f64, least: f64, note: String) -> StoreRow {
         StoreRow::judged(label, figure, format!(">= {least}"), figure >= least, note)
     }
 
-    /// A figure without a target.
+    /// Makes the row of a figure without a target.
     pub fn plain(label: &str, figure: f64, note: String) -> StoreRow {
         StoreRow {
             label: label.into(),
@@ -53,7 +53,7 @@ impl StoreRow {
         }
     }
 
-    /// A target that could not be measured.
+    /// Makes the row of a target that could not be measured.
     pub fn not_run(label: &str, target: &str, why: &str) -> StoreRow {
         let verdict = Some(Verdict::NotRun);
         StoreRow {
@@ -70,7 +70,7 @@ impl StoreRow {
         StoreRow { label: label.into(), figure: Some(figure), target, verdict, note }
     }
 
-    /// The cells of the printed table.
+    /// Returns the cells of the printed table.
     pub fn cells(&self) -> Vec<String> {
         let figure = match self.figure {
             None => "-".into(),
@@ -82,7 +82,7 @@ impl StoreRow {
     }
 }
 
-/// Whether no row is short.
+/// Returns whether no row is short.
 pub fn all_good(rows: &[StoreRow]) -> bool {
     rows.iter().all(|row| row.verdict != Some(Verdict::Short))
 }

@@ -1,4 +1,4 @@
-//! Sizes as people write them: `64k`, `256M`, `1G`, always powers of 1024.
+//! Sizes in the form `64k`, `256M`, `1G`, always in powers of 1024.
 
 /// Parses a size in bytes. Suffixes K, M, G, T (either case, `iB` or `B` may follow) are powers of
 /// 1024.
@@ -18,8 +18,8 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("'{text}' is too large"))
 }
 
-/// Prints bytes with the largest unit that leaves a number of at least one: `1 GiB`, `256 MiB`,
-/// `1.5 MiB`.
+/// Formats bytes in the largest unit that leaves a number of at least one: `1 GiB`, `256 MiB`, `1.5
+/// MiB`.
 pub fn show_size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut unit = 0;

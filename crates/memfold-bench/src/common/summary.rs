@@ -1,20 +1,20 @@
-//! Several runs in three numbers.
+//! The results of several runs in three numbers.
 
 use serde::{Deserialize, Serialize};
 
-/// Median, least and greatest of some measurements.
+/// Median, minimum and maximum of some measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// The middle one (the mean of the two middle ones of an even number).
+    /// The median (the mean of the two middle ones of an even number).
     pub median: f64,
-    /// The least.
+    /// The minimum.
     pub min: f64,
-    /// The greatest.
+    /// The maximum.
     pub max: f64,
 }
 
 impl Spread {
-    /// None of no measurement.
+    /// Returns `None` without measurements.
     pub fn of(mut values: Vec<f64>) -> Option<Spread> {
         values.sort_by(f64::total_cmp);
         let (min, max) = (*values.first()?, *values.last()?);
@@ -27,15 +27,15 @@ impl Spread {
         Some(Spread { median, min, max })
     }
 
-    /// `270`, or `270 (255..281)` if the measurements differ in what is shown. Below 100 with one
-    /// decimal.
+    /// Formats as `270`, or as `270 (255..281)` if the shown digits differ. Numbers below 100 have
+    /// one decimal.
     pub fn show(&self) -> String {
         let (median, min, max) = (show(self.median), show(self.min), show(self.max));
         if min == max { median } else { format!("{median} ({min}..{max})") }
     }
 }
 
-/// A figure with three or four digits that matter.
+/// Formats a figure with three or four significant digits.
 pub fn show(value: f64) -> String {
     if value >= 99.95 || value == 0.0 { format!("{value:.0}") } else { format!("{value:.1}") }
 }

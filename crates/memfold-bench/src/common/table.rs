@@ -1,6 +1,6 @@
-//! Columns that line up.
+//! Text tables.
 
-/// Lays rows out in columns, the first to the left, the others to the right. The first row is the
+/// Lays out rows in columns, the first left-aligned, the others right-aligned. The first row is the
 /// heading.
 pub fn layout(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);

@@ -2,24 +2,24 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How a row came out.
+/// The verdict on a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
-    /// Reached.
+    /// The target is reached.
     Pass,
-    /// Not reached.
+    /// The target is not reached.
     Short,
-    /// Not reached, nor could it be: what bounds the figure from outside is short of the target by
-    /// itself.
+    /// The target is not reached, and can't be: an external bound of the figure is itself short of
+    /// it.
     Bound,
     /// One of the two sides was not run.
     NotRun,
-    /// The form of memfold kept more in memory than it was allowed: its figure says nothing.
+    /// memfold kept more in memory than allowed, so its figure is not valid.
     Void,
 }
 
 impl Verdict {
-    /// As printed.
+    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Verdict::Pass => "pass",

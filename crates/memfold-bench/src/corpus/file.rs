@@ -1,4 +1,4 @@
-//! The corpus as the walk uses it: a read-only mapping of whole pages.
+//! A corpus file as a read-only mapping of whole pages.
 
 use crate::common::refusal::Refusal;
 use memfold::Region;
@@ -6,24 +6,23 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-/// Bytes of a page.
+/// Size of a page.
 pub const PAGE: usize = 4096;
 /// Words of 8 bytes in a page.
 pub const WORDS: usize = PAGE / 8;
-/// The smallest corpus that the walk takes, in bytes: below this a compressor's work isn't
-/// representative.
+/// The smallest corpus for a walk, in bytes. A smaller one is not representative for a compressor.
 pub const CORPUS_BYTES_MIN: u64 = 1 << 20;
 
-/// A mapped corpus file. It is page cache, neither anonymous memory of the process nor charged to
-/// the cgroup of a walk (the parent reads the file first), so that it costs every peer nothing.
+/// A mapped corpus file. It is page cache: neither anonymous memory of the process, nor charged to
+/// the cgroup of a walk, because the parent reads the file first. So it costs no peer any memory.
 pub struct CorpusFile {
     start: *const u8,
     pages: usize,
 }
 
-// SAFETY: the mapping is read only and lives as long as the value; all access is by reads.
+// SAFETY: the mapping is read-only and lives as long as the value; all access is by reads.
 unsafe impl Send for CorpusFile {}
-// SAFETY: as above, concurrent reads don't conflict.
+// SAFETY: the mapping is read-only, so concurrent reads don't conflict.
 unsafe impl Sync for CorpusFile {}
 
 impl CorpusFile {
@@ -62,12 +61,12 @@ impl CorpusFile {
         Ok(CorpusFile { start: start.cast(), pages })
     }
 
-    /// Number of whole pages, at least 256.
+    /// Returns the number of whole pages, at least 256.
     pub fn pages(&self) -> usize {
         self.pages
     }
 
-    /// Start of page `number` modulo the corpus: 4096 readable bytes, aligned to a page.
+    /// Returns the start of page `number` modulo the corpus: 4096 readable bytes, page-aligned.
     #[inline]
     pub fn page(&self, number: u64) -> *const u8 {
         let index = (number % self.pages as u64) as usize;
@@ -75,7 +74,7 @@ impl CorpusFile {
         unsafe { self.start.add(index * PAGE) }
     }
 
-    /// Fills the region with the corpus's pages from the first on, again and again.
+    /// Fills the region with the corpus's pages, repeated.
     pub fn fill(&self, region: &mut Region) {
         for number in 0..region.len() / PAGE {
             // SAFETY: the page lies in the region, which is borrowed for writing; a corpus page is

@@ -1,4 +1,4 @@
-//! `memfold bench corpus`: builds the file that every walk copies its pages from.
+//! `memfold bench corpus`: builds the file from which every walk copies its pages.
 
 pub mod file;
 pub mod parts;
@@ -22,7 +22,7 @@ pub struct CorpusArgs {
     pub size: u64,
 }
 
-/// The argument of the benchmarks that work on it.
+/// The corpus argument of the other benchmarks.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Given {
     /// The corpus file; without it the default one is used, and built if it is missing
@@ -31,7 +31,7 @@ pub struct Given {
 }
 
 impl Given {
-    /// The file that was given, or the default one, which is built if it is missing.
+    /// Returns the given file, or the default one, which is built if it is missing.
     pub fn find(&self) -> anyhow::Result<PathBuf> {
         if let Some(path) = &self.corpus {
             return Ok(path.clone());
@@ -45,7 +45,7 @@ impl Given {
     }
 }
 
-/// Builds the corpus and prints what it is made of. The same machine gives the same bytes.
+/// Builds the corpus and prints its composition. The result is always the same on one machine.
 pub fn corpus(args: CorpusArgs) -> anyhow::Result<()> {
     let path = args.out.clone().map_or_else(default_path, Ok)?;
     for line in build(&path, args.size)? {
@@ -54,7 +54,7 @@ pub fn corpus(args: CorpusArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where a corpus is looked for when none is named.
+/// Returns the path of the default corpus.
 fn default_path() -> anyhow::Result<PathBuf> {
     let cache = match (std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME")) {
         (Some(cache), _) if !cache.is_empty() => PathBuf::from(cache),
@@ -69,11 +69,11 @@ fn default_path() -> anyhow::Result<PathBuf> {
     Ok(cache.join("memfold/corpus.bin"))
 }
 
-/// Pieces that alternate in the file, so that every window of a walk has mixed content.
+/// Size of the pieces that alternate in the file, so that every part of it has mixed content.
 pub const PIECE: usize = 1 << 20;
 
-/// Writes a corpus of `bytes` (rounded down to pages) to `path`, complete or not at all; returns
-/// lines about it.
+/// Writes a corpus of `bytes` (rounded down to pages) to `path`, atomically. Returns lines that
+/// describe it.
 pub fn build(path: &Path, bytes: u64) -> anyhow::Result<Vec<String>> {
     if bytes < CORPUS_BYTES_MIN {
         let least = show_size(CORPUS_BYTES_MIN);
@@ -110,14 +110,15 @@ pub fn build(path: &Path, bytes: u64) -> anyhow::Result<Vec<String>> {
     Ok(lines)
 }
 
-/// Reads the whole corpus, which also brings it into the page cache at this process's charge.
+/// Describes a corpus. Reads all of it, which also puts it into the page cache and charges it to
+/// this process.
 pub fn describe(path: &Path) -> anyhow::Result<String> {
     let bytes =
         fs::read(path).map_err(|e| Refusal::Corpus(format!("corpus {}: {e}", path.display())))?;
     Ok(format!("{}, {}, xxh3 {:016x}", path.display(), show_size(bytes.len() as u64), hash(&bytes)))
 }
 
-/// XXH3 of some bytes, as printed in reports.
+/// Returns the XXH3 of some bytes in hexadecimal.
 pub fn hash(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)
 }

@@ -1,42 +1,41 @@
-//! What every page of the walk must hold, and the checks of it.
+//! The content of the walk's pages, and its verification.
 //!
-//! Page `n` is page `n` (modulo its length) of the corpus, with two words replaced: the stamp, so
-//! that no two pages are equal, and, once the page was changed, a word that follows from how often
-//! it was.
+//! Page `n` is page `n` (modulo its length) of the corpus, with two words replaced: a stamp, so
+//! that no two pages are equal, and, once the page was changed, a word computed from the number of
+//! changes.
 
 use crate::corpus::file::{CorpusFile, PAGE, WORDS};
 use memfold_testkit::random::mix;
 
-/// The word that holds the stamp.
+/// Index of the stamp in a page.
 const STAMP: usize = 0;
-/// The word that a change writes: away from the stamp, in the middle of the page.
+/// Index of the word that a change writes: in the middle of the page, away from the stamp.
 const CHANGED: usize = 261;
-/// Sequential reads look at this many words of a page, spread over it, besides the two above.
+/// Sequential reads check this many words spread over a page, besides the two above.
 const SAMPLES: usize = 8;
 /// Sequential reads compare every page of this number whole.
 const WHOLE_EVERY: u64 = 64;
 
-/// A run of pages that one thread works on.
+/// A run of pages for one thread.
 pub struct Pages<'c> {
     start: *mut u8,
     first: u64,
     changes: Vec<u16>,
     corpus: &'c CorpusFile,
     sums: &'c [u64],
-    /// Bytes found different from what they must be, in all checks so far.
+    /// Wrong bytes found in all checks so far.
     pub bytes_wrong: u64,
 }
 
-// SAFETY: `start` is owned by this value alone (see `new`), the rest is Send by itself.
+// SAFETY: only this value owns `start` (see `new`); all other fields are Send.
 unsafe impl Send for Pages<'_> {}
 
 impl<'c> Pages<'c> {
-    /// The pages from `start`, numbered from `first`, with `sums` from [`corpus_sums`].
+    /// Makes the pages from `start`, numbered from `first`, with `sums` from [`corpus_sums`].
     ///
     /// # Safety
-    /// - `start` is aligned to a page, and `pages` pages from it are readable and writable for
-    ///   `'c`;
-    /// - nothing else reads or writes them meanwhile, but for a pager that keeps their content.
+    /// - `start` is page-aligned, and `pages` pages from it are readable and writable for `'c`;
+    /// - nothing else reads or writes them meanwhile, except a pager that keeps their content.
     pub unsafe fn new(
         start: *mut u8,
         pages: usize,
@@ -44,13 +43,13 @@ impl<'c> Pages<'c> {
         corpus: &'c CorpusFile,
         sums: &'c [u64],
     ) -> Self {
-        // Written, not only reserved: it must not fault in later, inside a measured phase.
+        // Written now, so that it does not fault in during a measured phase.
         let mut changes = Vec::with_capacity(pages);
         changes.resize_with(pages, || std::hint::black_box(0));
         Pages { start, first, changes, corpus, sums, bytes_wrong: 0 }
     }
 
-    /// Number of pages.
+    /// Returns the number of pages.
     pub fn len(&self) -> usize {
         self.changes.len()
     }
@@ -74,7 +73,7 @@ impl<'c> Pages<'c> {
         self.set(i, CHANGED, self.expected(i, CHANGED));
     }
 
-    /// Reads words spread over page `i` and, on every 64th page, all of it.
+    /// Reads words spread over page `i`. Every 64th page is read whole.
     #[inline]
     pub fn check_samples(&mut self, i: usize) {
         let number = self.first + i as u64;
@@ -90,13 +89,13 @@ impl<'c> Pages<'c> {
         }
     }
 
-    /// Reads every word of page `i` against a checksum (a sum: any single wrong word is found).
+    /// Verifies page `i` by the sum of its words, which finds any single wrong word.
     #[inline]
     pub fn check_sum(&mut self, i: usize) {
         let expected = self.sums[((self.first + i as u64) % self.corpus.pages() as u64) as usize]
             .wrapping_add(self.expected(i, STAMP))
             .wrapping_add(self.expected(i, CHANGED));
-        // SAFETY: `at` gives a whole page, aligned to more than a word.
+        // SAFETY: `at` returns a whole page, which is aligned for words.
         if unsafe { sum(self.at(i)) } != expected {
             self.check_whole(i);
         }
@@ -106,11 +105,11 @@ impl<'c> Pages<'c> {
     pub fn check_whole(&mut self, i: usize) {
         let mut expected = [0u64; WORDS];
         let corpus = self.corpus.page(self.first + i as u64);
-        // SAFETY: a whole page of the corpus into as many bytes of ours.
+        // SAFETY: reads a whole page of the corpus into a local buffer of the same size.
         unsafe { std::ptr::copy_nonoverlapping(corpus, expected.as_mut_ptr().cast(), PAGE) };
         expected[STAMP] = self.expected(i, STAMP);
         expected[CHANGED] = self.expected(i, CHANGED);
-        // SAFETY: both are readable for a page; memcmp has no other demand.
+        // SAFETY: both are readable for a page, which is all that memcmp requires.
         if unsafe { libc::memcmp(self.at(i).cast(), expected.as_ptr().cast(), PAGE) } == 0 {
             return;
         }
@@ -121,14 +120,14 @@ impl<'c> Pages<'c> {
         }
     }
 
-    /// What word `word` of page `i` must be.
+    /// Returns the expected value of word `word` of page `i`.
     #[inline]
     fn expected(&self, i: usize, word: usize) -> u64 {
         let number = self.first + i as u64;
         match (word, self.changes[i]) {
             (STAMP, _) => mix(number),
             (CHANGED, changes) if changes > 0 => mix(number ^ (u64::from(changes) << 40)),
-            // SAFETY: word < WORDS (every caller's), so it lies in the page, which is aligned.
+            // SAFETY: word < WORDS in every caller, so it lies in the page, which is aligned.
             _ => unsafe { self.corpus.page(number).cast::<u64>().add(word).read() },
         }
     }
@@ -155,8 +154,8 @@ impl<'c> Pages<'c> {
     }
 }
 
-/// For each corpus page the sum of the words that stay: all but the stamp, and the changed word
-/// added by the reader.
+/// Returns the sum of each corpus page without the two words that the walk replaces: the stamp and
+/// the changed word. The reader adds those.
 pub fn corpus_sums(corpus: &CorpusFile) -> Vec<u64> {
     (0..corpus.pages() as u64)
         .map(|number| {

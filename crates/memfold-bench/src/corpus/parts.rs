@@ -8,11 +8,12 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// One library gives at most this share of the part, so that one huge file can't be all of it.
+/// A single library provides at most one in this many bytes of the part, so that a huge file can't
+/// fill it.
 const LIBRARY_SHARES: usize = 8;
 
-/// `bytes` of this machine's shared libraries, largest first (by name where equal), and how many
-/// files it took.
+/// Returns `bytes` of this machine's shared libraries, largest first (by name where equal), and the
+/// number of files used.
 pub fn libraries(bytes: usize) -> anyhow::Result<(Vec<u8>, usize)> {
     let mut found = Vec::new();
     for root in ["/usr/lib", "/lib", "/usr/lib64", "/lib64", "/usr/local/lib"] {
@@ -84,8 +85,8 @@ while sent < want:
     sent += len(block)
 "#;
 
-/// `bytes` of pickled Python objects (rows, trees, tables of words), made by python3 from a fixed
-/// seed.
+/// Returns `bytes` of pickled Python objects (rows, trees, tables of words), made by python3 from a
+/// fixed seed.
 pub fn pickled_heap(bytes: usize) -> anyhow::Result<Vec<u8>> {
     let refuse = |why: String| Refusal::Corpus(format!("the pickled heap needs python3: {why}"));
     let mut python = Command::new("python3")
@@ -108,7 +109,7 @@ pub fn pickled_heap(bytes: usize) -> anyhow::Result<Vec<u8>> {
     Ok(part)
 }
 
-/// `bytes` of JSON lines as a web service logs them.
+/// Returns `bytes` of JSON lines as in a web service's log.
 pub fn json_text(bytes: usize, seed: u64) -> Vec<u8> {
     const VERBS: [&str; 5] = ["GET", "GET", "POST", "PUT", "DELETE"];
     const PATHS: [&str; 6] =
@@ -152,9 +153,9 @@ pub fn json_text(bytes: usize, seed: u64) -> Vec<u8> {
     part
 }
 
-/// `bytes` of arrays of 64 KiB, f64 and f32 in turn: smooth series with noise, readings of a 12-bit
-/// converter, and running counts. The noise of the first kind is not compressible, as in real
-/// measurements.
+/// Returns `bytes` of arrays of 64 KiB, f64 and f32 in turn: smooth series with noise, readings of
+/// a 12-bit converter, and running counts. The noise of the first kind is incompressible, as in
+/// real measurements.
 pub fn floats(bytes: usize, seed: u64) -> Vec<u8> {
     const ARRAY: usize = 64 << 10;
     let mut random = Random::new(seed);

@@ -1,4 +1,4 @@
-//! What the small benchmarks share: the corpus, the report, the exit status.
+//! Shared by the small benchmarks: the corpus, the report, the exit status.
 
 use crate::common::output::Output;
 use crate::common::row::StoreRow;
@@ -16,25 +16,25 @@ pub struct BriefArgs {
     /// The data
     #[command(flatten)]
     pub corpus: Given,
-    /// A short look, some seconds
+    /// A quick run of some seconds
     #[arg(long)]
     pub quick: bool,
-    /// What becomes of the report
+    /// Where the report goes
     #[command(flatten)]
     pub output: Output,
 }
 
-/// What a benchmark found: rows, and a list of raw figures under a name of its own.
+/// The results of a benchmark: rows, and a named list of raw figures.
 pub struct Found {
     /// The rows.
     pub rows: Vec<StoreRow>,
-    /// The name.
+    /// The name of the list.
     pub name: &'static str,
     /// The list, for plots.
     pub raw: Vec<Value>,
 }
 
-/// Runs `measure` over the corpus, prints what it found, and returns the exit status: 1 with
+/// Runs `measure` over the corpus, prints the results, and returns the exit status: 1 with
 /// `--check` if a row is short.
 pub fn brief(
     name: &str,

@@ -1,4 +1,4 @@
-//! The kernel's own swap to a file, in a memory cgroup, with zswap in front of it or without.
+//! The kernel's own swap to a file, in a memory cgroup, with or without zswap.
 
 use crate::common::refusal::Refusal;
 use crate::harness::message::Message;
@@ -21,7 +21,7 @@ const ZSWAP: &str = "/sys/module/zswap/parameters";
 /// The codec of zswap that memfold is compared with.
 pub const ZSWAP_CODEC: &str = "lzo";
 
-/// Why the kernel's swap can't be used here, if so.
+/// Checks whether the kernel's swap can be used here.
 pub fn check() -> Result<(), Refusal> {
     // SAFETY: geteuid touches no memory and can't fail.
     if unsafe { libc::geteuid() } != 0 {
@@ -30,7 +30,7 @@ pub fn check() -> Result<(), Refusal> {
     Hierarchy::find().map(drop)
 }
 
-/// Why zswap can't be used here, if so.
+/// Checks whether zswap can be used here.
 pub fn check_zswap() -> Result<(), Refusal> {
     if !Path::new(ZSWAP).join("max_pool_percent").exists() {
         return Err(Refusal::Machine("this kernel has no zswap (CONFIG_ZSWAP)".into()));
@@ -38,8 +38,8 @@ pub fn check_zswap() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether zswap was ever set up since the boot: from then on the kernel swaps large folios in page
-/// by page.
+/// Returns whether zswap was ever set up since the boot. After that, the kernel swaps in large
+/// folios page by page.
 pub fn zswap_history() -> &'static str {
     let is_on =
         fs::read_to_string(Path::new(ZSWAP).join("enabled")).is_ok_and(|text| text.trim() == "Y");
@@ -54,22 +54,23 @@ pub fn zswap_history() -> &'static str {
     }
 }
 
-/// One run on a swap file of the kernel's.
+/// One run on a swap file of the kernel.
 pub struct FileRun<'a> {
     /// Directory of the swap file.
     pub dir: &'a Path,
-    /// The folio size that the kernel is to use.
+    /// The folio size of the kernel.
     pub folio: FolioKib,
     /// Size of the load.
     pub area_bytes: u64,
     /// How much of it may be resident.
     pub resident_bytes: u64,
-    /// Put zswap in front: its codec, and the most it may hold, percent of the machine's memory.
+    /// The codec of zswap, and its size limit in percent of the machine's memory; `None` for no
+    /// zswap.
     pub zswap: Option<(&'a str, u64)>,
 }
 
 impl FileRun<'_> {
-    /// Sets the kernel up, runs `command` (a `walk-child` over plain memory), and restores every
+    /// Sets up the kernel, runs `command` (a `walk-child` over plain memory), and restores every
     /// setting.
     pub fn run(
         &self,
@@ -144,7 +145,7 @@ fn swap_file_on(journal: &mut Journal, dir: &Path, bytes: u64) -> anyhow::Result
     swap_on(&path)
 }
 
-/// zswap with this codec. Its switch is set last, and restored first.
+/// Enables zswap with this codec. Its switch is set last, and restored first.
 fn zswap_on(journal: &mut Journal, codec: &str, percent: u64) -> anyhow::Result<()> {
     let path = |name: &str| Path::new(ZSWAP).join(name);
     journal.set(&path("max_pool_percent"), &percent.to_string())?;
@@ -156,7 +157,7 @@ fn zswap_on(journal: &mut Journal, codec: &str, percent: u64) -> anyhow::Result<
     Ok(())
 }
 
-/// What zswap holds now.
+/// Returns the current size of zswap.
 fn zswap_bytes() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     crate::host::machine::kib_field(&text, "Zswap:").unwrap_or(0)

@@ -1,26 +1,26 @@
-//! What a walking child tells its parent: one JSON value a line on its standard output.
+//! Messages of a walking child to its parent: one JSON value per line on its standard output.
 
 use crate::harness::workload::PhaseResult;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::Write;
 
-/// One line from the child.
+/// A message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Message {
     /// The area exists and is untouched; the child waits for a line on its standard input.
     Ready {
-        /// The walking process (under `memfold run` not the one that was started).
+        /// The walking process. Under `memfold run` it is not the process that was started.
         pid: i32,
     },
-    /// A phase is over.
+    /// A phase has ended.
     Phase(PhaseResult),
-    /// Everything is over and verified; the area still exists until standard input ends.
+    /// All phases have ended and the area is verified. The area exists until standard input ends.
     Done {
-        /// Wrong bytes in the last, whole comparison.
+        /// Wrong bytes in the final, full comparison.
         bytes_wrong: u64,
-        /// memfold's counters, where it is memfold's area.
+        /// memfold's counters, if the area is memfold's.
         counters: BTreeMap<String, u64>,
     },
 }
@@ -34,7 +34,7 @@ pub fn say(what: &impl Serialize) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// A line from standard input, or its end: both mean "go on".
+/// Waits for a line from standard input, or its end. Both mean "continue".
 pub fn wait_for_line() -> anyhow::Result<()> {
     std::io::stdin().read_line(&mut String::new())?;
     Ok(())

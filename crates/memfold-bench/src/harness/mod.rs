@@ -1,5 +1,5 @@
-//! What benchmarks run: memory, the phases over it, a child process that goes through them, and who
-//! follows it.
+//! What benchmarks run: memory, the phases over it, a child process that runs them, and the parent
+//! that follows it.
 
 pub mod plain;
 pub mod region;

@@ -1,4 +1,4 @@
-//! Plain anonymous memory: the area of the kernel's own swap and of a walk under `memfold run`.
+//! Plain anonymous memory, for walks on the kernel's own swap and under `memfold run`.
 
 use std::io::{Error, Result};
 
@@ -12,8 +12,8 @@ pub struct PlainArea {
 }
 
 impl PlainArea {
-    /// Maps `len` bytes. With `huge`, asks for large folios (MADV_HUGEPAGE): without it the kernel
-    /// would not reclaim for a large folio at a cgroup's limit, and would fall back to small ones.
+    /// Maps `len` bytes. `huge` asks for large folios (MADV_HUGEPAGE). Without it the kernel would
+    /// not reclaim for a large folio at a cgroup's limit, and would use small ones.
     pub fn new(len: usize, huge: bool) -> Result<PlainArea> {
         let base_len =
             len.checked_add(HUGE).ok_or_else(|| Error::from_raw_os_error(libc::ENOMEM))?;
@@ -36,7 +36,7 @@ impl PlainArea {
         Ok(area)
     }
 
-    /// Start of the area, aligned to 2 MiB.
+    /// Returns the start of the area, aligned to 2 MiB.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start
     }

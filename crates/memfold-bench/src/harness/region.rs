@@ -1,19 +1,19 @@
-//! An area of memfold's library: a region in signal or thread mode.
+//! A region of memfold's library, in signal or thread mode.
 
 use memfold::stats::{ORDER_FIGURES, size_suffix};
 use memfold::{Delivery, Memory, Region};
 use std::collections::BTreeMap;
 
-/// A region with the memory that it belongs to.
+/// A region and its `Memory`.
 pub struct FoldedArea {
-    // The region first: it must go before its memory does.
+    // The region first, because it must be dropped before its `Memory`.
     region: Region,
     memory: Memory,
 }
 
 impl FoldedArea {
-    /// A region of `len` bytes of which `resident_bytes` stay mapped, folded with `codec`;
-    /// `settings` are `name=value`.
+    /// Makes a region of `len` bytes, of which `resident_bytes` may be resident, folded with
+    /// `codec`. `settings` have the form `name=value`.
     pub fn new(
         len: usize,
         resident_bytes: u64,
@@ -28,18 +28,18 @@ impl FoldedArea {
         Ok(FoldedArea { region, memory })
     }
 
-    /// Start of the region.
+    /// Returns the start of the region.
     pub fn as_ptr(&self) -> *mut u8 {
         self.region.as_ptr()
     }
 
-    /// memfold's own counters, by name.
+    /// Returns memfold's counters by name.
     pub fn counters(&self) -> BTreeMap<String, u64> {
         counters_of(&self.memory)
     }
 }
 
-/// A region of `len` bytes in an engine with these `settings`, each `name=value`.
+/// Makes a region of `len` bytes in an engine with these `settings`, each `name=value`.
 pub fn folded(
     len: usize,
     delivery: Delivery,
@@ -54,7 +54,7 @@ pub fn folded(
     Ok((memory, region))
 }
 
-/// All counters of an engine, by the names they have in a stats file.
+/// Returns all counters of an engine, by their names in a stats file.
 pub fn counters_of(memory: &Memory) -> BTreeMap<String, u64> {
     let stats = memory.stats();
     let mut all: BTreeMap<String, u64> =

@@ -1,4 +1,4 @@
-//! What every benchmark reports: where and how it ran, what it found, and its rows.
+//! The report of every benchmark: machine, command line, results and rows.
 
 use crate::common::output::Output;
 use crate::common::row::{StoreRow, all_good};
@@ -6,14 +6,14 @@ use crate::common::table::layout;
 use crate::host::machine::Machine;
 use serde::Serialize;
 
-/// A report. In JSON the fields of `found` stand beside the others.
+/// A report. In JSON the fields of `found` are beside the others.
 #[derive(Debug, Serialize)]
 pub struct Report<T, R = StoreRow> {
     /// The machine.
     pub machine: Machine,
     /// The command line.
     pub command: String,
-    /// What this benchmark alone has to tell.
+    /// The results of this benchmark.
     #[serde(flatten)]
     pub found: T,
     /// Figures, targets and verdicts.
@@ -21,7 +21,7 @@ pub struct Report<T, R = StoreRow> {
 }
 
 impl<T, R> Report<T, R> {
-    /// Of this machine and this command line, without rows.
+    /// Makes a report of this machine and this command line, without rows.
     pub fn new(found: T) -> Report<T, R> {
         let command = std::env::args().collect::<Vec<_>>().join(" ");
         Report { machine: Machine::read(), command, found, rows: Vec::new() }
@@ -29,9 +29,9 @@ impl<T, R> Report<T, R> {
 }
 
 impl<T: Serialize> Report<T> {
-    /// Prints the report, writes it where that is asked for, and returns the exit status: 1 if
-    /// something was wrong or, with `--check`, a row is short. `beside` follows the name of the
-    /// machine; `body` stands between the command and the rows.
+    /// Prints the report, writes it to the file of `--json`, and returns the exit status: 1 if the
+    /// run failed or, with `--check`, a row is short. `beside` is printed after the name of the
+    /// machine, and `body` between the command and the rows.
     pub fn finish(
         &self,
         output: &Output,

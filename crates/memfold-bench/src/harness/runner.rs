@@ -13,31 +13,31 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// What one run measured.
+/// The results of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
     /// Name of the peer.
     pub peer: String,
-    /// The phases that it completed, in order.
+    /// The completed phases, in order.
     pub phases: Vec<PhaseResult>,
-    /// Wrong bytes in all phases and in the last comparison of everything.
+    /// Wrong bytes in all phases and in the final comparison.
     pub bytes_wrong: u64,
-    /// The most anonymous memory that the process had mapped, in bytes, sampled ten times a second.
-    /// memfold's frames, pool and index are in it; zram's store is not.
+    /// Peak anonymous memory of the process in bytes, sampled ten times a second. It includes
+    /// memfold's frames, pool and index, but not zram's store.
     pub resident_bytes_max: u64,
-    /// The same memory over time: seconds since the first sample, and bytes.
+    /// That memory over time: seconds since the first sample, and bytes.
     #[serde(default)]
     pub memory: Vec<(f64, u64)>,
-    /// Further figures by name: memfold's counters, or zram's, the cgroup's and the folio sizes the
-    /// kernel used.
+    /// Further figures by name: memfold's counters, or those of zram, the cgroup and the kernel's
+    /// folio sizes.
     pub counters: BTreeMap<String, u64>,
-    /// Why it ended before its end, if it did.
+    /// Why the run failed before its end, if it did.
     pub broke_off: Option<String>,
 }
 
-/// Runs `command`, which is or leads to a `walk-child`. `on_message` sees each message before the
-/// child is answered. A child that says nothing for `silence_max` is killed. However the run ends,
-/// what it measured before counts.
+/// Runs `command`, which is or starts a `walk-child`. `on_message` gets each message before the
+/// child is answered. A child that sends nothing for `silence_max` is killed. The results up to the
+/// end of the run count, however it ends.
 pub fn run(
     peer: &str,
     command: &mut Command,
@@ -77,7 +77,7 @@ pub fn run(
     result.resident_bytes_max = samples.iter().map(|sample| sample.1).max().unwrap_or(0);
     result.memory = thinned(&samples);
     if let Some((start, end)) = soak {
-        // After a warm-up of a tenth: the first fifth against the last.
+        // After a warm-up of a tenth, the first fifth is compared with the last.
         let span = end - start;
         for (name, from, to) in [("soak_bytes_early", 0.1, 0.3), ("soak_bytes_late", 0.8, 1.0)] {
             let window = start + span.mul_f64(from)..start + span.mul_f64(to);
@@ -89,14 +89,14 @@ pub fn run(
     Ok(result)
 }
 
-/// At most some 200 of the samples, with times from the first on.
+/// Returns about 200 of the samples, with times relative to the first.
 fn thinned(samples: &[(Instant, u64)]) -> Vec<(f64, u64)> {
     let every = samples.len().div_ceil(200).max(1);
     let since = |at: Instant| (at - samples[0].0).as_secs_f64();
     samples.iter().step_by(every).map(|&(at, bytes)| (since(at), bytes)).collect()
 }
 
-/// Follows the child to its end; it is dead and waited for afterwards, whatever happened.
+/// Follows the child to its end. Afterwards it has ended and was waited for in any case.
 fn follow(
     mut child: Child,
     silence_max: Duration,
@@ -104,7 +104,8 @@ fn follow(
     on_message: impl FnMut(&Message) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let talked = talk(&mut child, silence_max, result, on_message);
-    // All is said, or the pipe is closed: then it ends by itself. Else it is killed.
+    // If all messages came, or the pipe is closed, the child ends by itself. Otherwise it is
+    // killed.
     let patience = if talked.is_ok() { silence_max } else { Duration::from_secs(1) };
     let start = Instant::now();
     let mut status = child.try_wait()?;
@@ -165,7 +166,7 @@ fn next_step(result: &RunResult) -> String {
     }
 }
 
-/// The lines of a pipe, read by a thread that ends with the pipe.
+/// Returns the lines of a pipe. A thread reads them, and ends with the pipe.
 fn lines_of(pipe: std::process::ChildStdout) -> Receiver<std::io::Result<String>> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
@@ -178,7 +179,7 @@ fn lines_of(pipe: std::process::ChildStdout) -> Receiver<std::io::Result<String>
     receiver
 }
 
-/// Anonymous resident bytes of the process, ten times a second.
+/// Samples the anonymous resident bytes of the process, ten times a second.
 fn watch_memory(pid: &AtomicI32, stop: &AtomicBool) -> Vec<(Instant, u64)> {
     let mut samples = Vec::new();
     while !stop.load(Ordering::Relaxed) {

@@ -1,26 +1,26 @@
-//! The file that `memfold run` writes its figures to.
+//! The stats file of `memfold run`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Data before compression for 1000 bytes of the pool, at its height.
+/// Bytes of data per 1000 bytes of the pool, at the pool's peak.
 pub const RATIO_PERMILLE: &str = "ratio_permille";
 
-/// The file; gone with the value.
+/// A stats file. Dropping it removes the file.
 pub struct StatsFile(PathBuf);
 
 impl StatsFile {
-    /// A name that no other process has.
+    /// Makes a name that no other process uses.
     pub fn new() -> StatsFile {
         StatsFile(std::env::temp_dir().join(format!("memfold-bench-{}.json", std::process::id())))
     }
 
-    /// Where it is.
+    /// Returns the file's path.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Every figure that is a whole number, and [`RATIO_PERMILLE`]; none if there is no such file.
+    /// Returns every integer figure, and [`RATIO_PERMILLE`]; none if there is no such file.
     pub fn counters(&self) -> BTreeMap<String, u64> {
         let text = std::fs::read_to_string(&self.0).unwrap_or_default();
         let figures: BTreeMap<String, serde_json::Value> =

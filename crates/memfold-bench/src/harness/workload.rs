@@ -1,5 +1,5 @@
-//! The walk itself: phases over an area of memory, by one or more threads. It knows nothing of who
-//! pages the area.
+//! The phases of a walk over an area of memory, in one or more threads. This module does not know
+//! how the area is paged.
 
 use crate::common::latency::Latency;
 use crate::corpus::file::{CorpusFile, PAGE};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// A phase of the walk. Every phase checks what it reads.
+/// A phase of the walk. Every phase verifies what it reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -19,25 +19,25 @@ pub enum Phase {
     Fill,
     /// Reads all pages in order
     Read1,
-    /// The same again: nothing was changed since, so stored copies may still be valid
+    /// Reads all pages in order again: nothing has changed, so stored copies may still be valid
     Read2,
     /// Reads all pages in order and changes one word of each
     Dirty,
     /// Reads whole pages at random
     Random,
-    /// The same, and changes one of eight
+    /// Reads whole pages at random, and changes one of eight
     Mixed,
-    /// Of all accesses 90% go to 10% of the memory (scattered runs of 64 KiB), one in ten is a
+    /// Makes 90% of all accesses to 10% of the memory (scattered runs of 64 KiB); one in ten is a
     /// write
     Skewed,
-    /// Reads whole pages at random and changes one in ten, for the time of --soak: does memory
-    /// grow?
+    /// Reads whole pages at random and changes one in ten, for the time of --soak, to detect growth
+    /// of memory
     #[value(skip)]
     Soak,
 }
 
 impl Phase {
-    /// All phases in their order; a soak, if asked for, comes after them.
+    /// All phases in order, without the soak, which comes after them.
     pub const ALL: [Phase; 7] = [
         Phase::Fill,
         Phase::Read1,
@@ -48,7 +48,7 @@ impl Phase {
         Phase::Skewed,
     ];
 
-    /// The name on the command line and in reports.
+    /// Returns the name on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Fill => "fill",
@@ -62,63 +62,65 @@ impl Phase {
         }
     }
 
-    /// Whether the phase is measured by the latency of its accesses, else by bytes per second.
+    /// Returns whether the phase is measured by the latency of accesses. Otherwise it is measured
+    /// in bytes per second.
     pub fn is_latency(self) -> bool {
         matches!(self, Phase::Random | Phase::Mixed | Phase::Skewed | Phase::Soak)
     }
 }
 
-/// What one phase of one run measured.
+/// The results of one phase of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PhaseResult {
-    /// Which phase.
+    /// The phase.
     pub phase: Phase,
-    /// From the first thread's start to the last one's end.
+    /// Time from the start of the first thread to the end of the last.
     pub seconds: f64,
-    /// Bytes of the pages accessed, over a million, per second.
+    /// Accessed bytes per second, in millions.
     pub mb_per_s: f64,
-    /// Pages accessed.
+    /// Number of accessed pages.
     pub accesses: u64,
-    /// Latency of one access in microseconds (0 for sequential phases): mean,
+    /// Mean latency of an access in microseconds (0 for sequential phases).
     pub mean_us: f64,
-    /// median,
+    /// Median latency.
     pub p50_us: f64,
-    /// 99th percentile
+    /// 99th percentile of latency.
     pub p99_us: f64,
-    /// and the worst.
+    /// Maximum latency.
     pub max_us: f64,
     /// Points of the distribution of latencies: microseconds, and the share of accesses that took
     /// no longer.
     #[serde(default)]
     pub cdf: Vec<(f64, f64)>,
-    /// Bytes that were not what was last written there.
+    /// Wrong bytes: they differ from what was last written.
     pub bytes_wrong: u64,
 }
 
-/// How long the random phases last: until one of two bounds is met.
+/// The bounds of a random phase. It ends when it reaches the first of them.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Accesses of a random phase, of all threads together.
+    /// Accesses of a random phase, over all threads.
     pub accesses: u64,
     /// Time of a random phase.
     pub random: Duration,
-    /// Time of the soak, which has no other bound.
+    /// Time of the soak, which is its only bound.
     pub soak: Duration,
     /// Seed of the random phases.
     pub seed: u64,
 }
 
-/// The area of one run, split into one slice a thread.
+/// The area of one run, split into one slice for each thread.
 pub struct Workload<'c> {
     slices: Vec<Pages<'c>>,
     bounds: Bounds,
 }
 
 impl<'c> Workload<'c> {
-    /// A walk of `threads` over `len` bytes from `start`; `sums` from [`corpus_sums`].
+    /// Makes a walk of `threads` over `len` bytes from `start`, with `sums` from [`corpus_sums`].
     ///
     /// # Safety
-    /// As for [`Pages::new`], for `len` bytes: `start` aligned to a page, `len` a multiple of it.
+    /// As for [`Pages::new`], for `len` bytes: `start` is page-aligned, and `len` a multiple of a
+    /// page.
     pub unsafe fn new(
         (start, len): (*mut u8, usize),
         (corpus, sums): (&'c CorpusFile, &'c [u64]),
@@ -137,7 +139,7 @@ impl<'c> Workload<'c> {
         Workload { slices: slices.collect(), bounds }
     }
 
-    /// Runs one phase. `Fill` comes first, always.
+    /// Runs one phase. `Fill` must be the first.
     pub fn run(&mut self, phase: Phase) -> PhaseResult {
         let mut bounds = self.bounds;
         bounds.accesses = match phase {
@@ -178,7 +180,7 @@ impl<'c> Workload<'c> {
         }
     }
 
-    /// Compares every byte of the area, untimed; returns how many are wrong.
+    /// Compares every byte of the area, untimed, and returns the number of wrong bytes.
     pub fn verify(&mut self) -> u64 {
         let before = self.bytes_wrong();
         each_slice(&mut self.slices, |_, slice| {
@@ -187,13 +189,13 @@ impl<'c> Workload<'c> {
         self.bytes_wrong() - before
     }
 
-    /// Wrong bytes found since the start.
+    /// Returns the number of wrong bytes found since the start.
     pub fn bytes_wrong(&self) -> u64 {
         self.slices.iter().map(|s| s.bytes_wrong).sum()
     }
 }
 
-/// One thread's work of a phase; returns the latencies of the phases that have them.
+/// Runs one thread's part of a phase, and returns the latencies of phases that have them.
 fn work(phase: Phase, slice: &mut Pages<'_>, bounds: Bounds, random: Random) -> Latency {
     let pages = slice.len();
     match phase {
@@ -219,8 +221,8 @@ fn work(phase: Phase, slice: &mut Pages<'_>, bounds: Bounds, random: Random) -> 
     Latency::default()
 }
 
-/// Accesses of whole pages that `choose` names, of which one in `write_every` (0: none) also
-/// writes, until there were `count` of them or `time` is over.
+/// Accesses the pages that `choose` returns, until there were `count` accesses or `time` is over.
+/// One in `write_every` (0: none) also writes.
 fn accesses(
     slice: &mut Pages<'_>,
     count: u64,
@@ -251,7 +253,7 @@ fn uniform(random: &mut Random, pages: usize) -> usize {
     random.below(pages)
 }
 
-/// Nine times of ten a page of every tenth run of 16 pages, else any page.
+/// Returns a page of every tenth run of 16 pages in nine of ten cases, otherwise any page.
 fn skewed(random: &mut Random, pages: usize) -> usize {
     const RUN: usize = 16;
     let hot_runs = pages / (10 * RUN);
@@ -261,8 +263,8 @@ fn skewed(random: &mut Random, pages: usize) -> usize {
     random.below(hot_runs) * 10 * RUN + random.below(RUN)
 }
 
-/// Does `job` on every slice, each on a thread of its own that starts with the others; on the
-/// calling thread if there is only one, so that a walk of one thread is a process of one thread.
+/// Runs `job` on every slice. Each slice has a thread, and all start together. A single slice runs
+/// on the calling thread, so that a walk of one thread is a process of one thread.
 fn each_slice<'c, T: Send>(
     slices: &mut [Pages<'c>],
     job: impl Fn(usize, &mut Pages<'c>) -> T + Sync,
@@ -371,7 +373,7 @@ mod tests {
             // SAFETY: page 7 of the area, no phase runs.
             unsafe { std::ptr::copy_nonoverlapping(start.add(7 * PAGE), old.as_mut_ptr(), PAGE) };
             walk.run(Phase::Dirty);
-            // SAFETY: as above.
+            // SAFETY: page 7 of the area, and no phase runs.
             unsafe { std::ptr::copy_nonoverlapping(old.as_ptr(), start.add(7 * PAGE), PAGE) };
             assert!(
                 (1..=8).contains(&walk.run(Phase::Read1).bytes_wrong),

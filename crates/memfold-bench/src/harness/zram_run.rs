@@ -9,14 +9,13 @@ use crate::host::zram::Zram;
 use std::process::Command;
 use std::time::Duration;
 
-/// Memory of the cgroup beyond the resident size, in bytes: what the walking process needs for
-/// itself.
+/// Memory of the cgroup beyond the resident size, in bytes: for the walking process itself.
 const OWN_BYTES: u64 = 1 << 20;
-/// One page table entry of 8 bytes maps 4096: page tables are charged to the cgroup, and are given
-/// to it on top.
+/// A page table entry of 8 bytes maps 4096 bytes. Page tables are charged to the cgroup, so its
+/// limit is increased by them.
 const PAGE_TABLE_SHARE: u64 = 512;
 
-/// The limit of a cgroup in which `resident_bytes` of an area may be resident.
+/// Returns the limit of a cgroup in which `resident_bytes` of an area may be resident.
 pub fn charged_bytes(area_bytes: u64, resident_bytes: u64) -> u64 {
     resident_bytes + area_bytes / PAGE_TABLE_SHARE + OWN_BYTES
 }
@@ -25,16 +24,16 @@ pub fn charged_bytes(area_bytes: u64, resident_bytes: u64) -> u64 {
 pub struct ZramRun<'a> {
     /// The kernel's name of the codec.
     pub codec: &'a str,
-    /// The folio size that the kernel is to use.
+    /// The folio size of the kernel.
     pub folio: FolioKib,
-    /// The area of the walk.
+    /// Size of the walk's area.
     pub area_bytes: u64,
     /// How much of it may be resident.
     pub resident_bytes: u64,
 }
 
 impl ZramRun<'_> {
-    /// Sets the kernel up, runs `command` (a `walk-child` over plain memory), and restores every
+    /// Sets up the kernel, runs `command` (a `walk-child` over plain memory), and restores every
     /// setting.
     pub fn run(
         &self,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Where the memory controller is.
+/// The version and mount point of the memory controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hierarchy {
     /// Version 1, mounted here.
@@ -39,7 +39,7 @@ impl Hierarchy {
 }
 
 impl Cgroup {
-    /// Makes an empty cgroup with room for `limit_bytes`.
+    /// Makes an empty cgroup with a limit of `limit_bytes`.
     pub fn create(
         journal: &mut Journal,
         hierarchy: &Hierarchy,
@@ -63,17 +63,17 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// Moves a process into the cgroup: what it allocates from now on is charged here.
+    /// Moves a process into the cgroup. Its further allocations are charged here.
     pub fn add(&self, pid: i32) -> anyhow::Result<()> {
         self.write("cgroup.procs", &pid.to_string())
     }
 
-    /// Keeps the kernel's figures of the cgroup up to date until it is dropped.
+    /// Keeps the kernel's figures of the cgroup up to date until the result is dropped.
     ///
-    /// By them the kernel decides whether to age pages that were used again, and it renews them
-    /// only every few seconds (Linux 6.18, `mem_cgroup_flush_stats_ratelimited`). A program that
-    /// touches all that it has at random is killed within that time, though all of it could be
-    /// swapped. Reading `memory.stat` renews them too.
+    /// The kernel uses them to decide whether to age refaulting pages, and updates them only every
+    /// few seconds (Linux 6.18, `mem_cgroup_flush_stats_ratelimited`). A program that touches all
+    /// its memory at random is killed within that time, though all of it could be swapped. Reading
+    /// `memory.stat` also updates them.
     pub fn keep_current(&self) -> Current {
         let (stop, path) = (Arc::new(AtomicBool::new(false)), self.dir.join("memory.stat"));
         let seen = stop.clone();
@@ -86,13 +86,13 @@ impl Cgroup {
         Current { stop, thread: Some(thread) }
     }
 
-    /// The most memory that was ever charged, in bytes; None where the kernel doesn't say.
+    /// Returns the peak of charged memory in bytes. `None` if the kernel doesn't count it.
     pub fn peak_bytes(&self) -> Option<u64> {
         let name = if self.v2 { "memory.peak" } else { "memory.max_usage_in_bytes" };
         fs::read_to_string(self.dir.join(name)).ok()?.trim().parse().ok()
     }
 
-    /// How often the kernel killed a member because nothing could be reclaimed.
+    /// Returns how often the kernel killed a member because nothing could be reclaimed.
     pub fn oom_kills(&self) -> u64 {
         let name = if self.v2 { "memory.events" } else { "memory.oom_control" };
         let text = fs::read_to_string(self.dir.join(name)).unwrap_or_default();
@@ -108,10 +108,10 @@ impl Cgroup {
     }
 }
 
-/// How often a cgroup's figures are renewed.
+/// The interval between updates of a cgroup's figures.
 const RENEWAL: Duration = Duration::from_millis(10);
 
-/// See [`Cgroup::keep_current`].
+/// Updates a cgroup's figures until it is dropped; see [`Cgroup::keep_current`].
 pub struct Current {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -124,7 +124,7 @@ impl Drop for Current {
     }
 }
 
-/// Lets children of the root have a memory controller; undone by taking it away again.
+/// Enables the memory controller for children of the root. The undo disables it.
 fn enable_v2_memory(journal: &mut Journal, root: &Path) -> anyhow::Result<()> {
     let path = root.join("cgroup.subtree_control");
     let enabled =

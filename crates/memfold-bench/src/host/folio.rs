@@ -1,4 +1,4 @@
-//! The kernel's large anonymous folios: which size it uses, and whether it really did.
+//! The kernel's large anonymous folios: selects a size, and counts whether it was used.
 
 use crate::common::refusal::Refusal;
 use crate::host::journal::Journal;
@@ -12,12 +12,12 @@ const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 pub struct FolioKib(pub u64);
 
 impl FolioKib {
-    /// The sizes that memfold is compared with.
+    /// The folio sizes that memfold is compared with.
     pub const ALL: [FolioKib; 6] =
         [FolioKib(4), FolioKib(16), FolioKib(64), FolioKib(256), FolioKib(1024), FolioKib(2048)];
 
-    /// Parses `4k`, `64k`, `1m` …: a power of two from 4k to 2m, but 8k is no folio size of
-    /// anonymous memory's own.
+    /// Parses `4k`, `64k`, `1m` …: a power of two from 4k to 2m, except 8k, which anonymous memory
+    /// does not support.
     pub fn parse(text: &str) -> Option<FolioKib> {
         let kib = match text.to_ascii_lowercase() {
             t if t.ends_with('k') => t[..t.len() - 1].parse().ok()?,
@@ -27,7 +27,7 @@ impl FolioKib {
         (u64::is_power_of_two(kib) && (4..=2048).contains(&kib)).then_some(FolioKib(kib))
     }
 
-    /// `4k`, `64k`, `1m`.
+    /// Returns `4k`, `64k`, `1m`.
     pub fn name(self) -> String {
         if self.0 >= 1024 { format!("{}m", self.0 / 1024) } else { format!("{}k", self.0) }
     }
@@ -36,7 +36,7 @@ impl FolioKib {
         Path::new(THP).join(format!("hugepages-{}kB", self.0))
     }
 
-    /// An error if this kernel has no folios of this size.
+    /// Returns an error if this kernel has no folios of this size.
     pub fn check(self) -> Result<(), Refusal> {
         if self.0 == 4 || self.dir().join("enabled").exists() {
             return Ok(());
@@ -48,7 +48,7 @@ impl FolioKib {
         )))
     }
 
-    /// Makes the kernel use this size alone, where memory asks for large folios.
+    /// Makes the kernel use only this size, in memory that asks for large folios.
     pub fn select(self, journal: &mut Journal) -> anyhow::Result<()> {
         let mut sizes: Vec<PathBuf> = fs::read_dir(THP)
             .map(|dir| {
@@ -66,7 +66,7 @@ impl FolioKib {
         Ok(())
     }
 
-    /// The counters of this size, and of all swap, now.
+    /// Reads the counters of this size, and of all swap.
     pub fn counters(self) -> FolioCounters {
         let stat = |name: &str| number(&self.dir().join("stats").join(name));
         FolioCounters {
@@ -79,7 +79,7 @@ impl FolioKib {
     }
 }
 
-/// Counters in pages since boot; differences of two readings tell what happened between.
+/// Counters in pages since boot. The difference of two readings covers the time between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FolioCounters {
     /// Pages swapped out, in folios of any size.
@@ -88,14 +88,14 @@ pub struct FolioCounters {
     pub swapped_in: u64,
     /// Pages swapped out in folios of the chosen size.
     pub large_out: u64,
-    /// Pages swapped in likewise.
+    /// Pages swapped in, in folios of the chosen size.
     pub large_in: u64,
-    /// Pages first allocated in such folios.
+    /// Pages first allocated in folios of the chosen size.
     pub large_alloc: u64,
 }
 
 impl FolioCounters {
-    /// What happened from `before` to `self`.
+    /// Returns the difference from `before` to `self`.
     pub fn since(&self, before: &FolioCounters) -> FolioCounters {
         FolioCounters {
             swapped_out: self.swapped_out.wrapping_sub(before.swapped_out),

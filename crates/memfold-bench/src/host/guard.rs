@@ -1,8 +1,8 @@
-//! Brings the machine back whatever happens: the one holder of the journal, of the running children
-//! and of their files.
+//! Restores the machine in all cases. This module owns the journal, the running children and their
+//! files.
 //!
-//! Every change of a kernel setting and every start of a child happens under one lock. A signal
-//! thread that takes the lock for good therefore sees a finished step, and no step follows.
+//! Every change of a kernel setting and every start of a child happens under one lock. The signal
+//! thread takes the lock and keeps it, so it sees only completed steps, and no further step starts.
 
 use crate::host::journal::{Journal, replay};
 use anyhow::Context;
@@ -24,15 +24,15 @@ struct State {
 static STATE: Mutex<State> =
     Mutex::new(State { journal: None, children: Vec::new(), scratch: None });
 
-/// For the panic hook, which can't wait for the lock: the text of the journal is in this file.
+/// The journal's path. The panic hook reads that file, because it can't wait for the lock.
 static JOURNAL_FILE: OnceLock<PathBuf> = OnceLock::new();
 static JOURNAL_IS_OURS: AtomicBool = AtomicBool::new(false);
 
 const SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
-/// From here on SIGINT, SIGTERM, SIGHUP and SIGQUIT kill the children, restore all settings, remove
-/// the scratch directory and end the process with 128 + the signal; a panic restores too. Call it
-/// once, before the process has other threads.
+/// Installs handlers: from here on SIGINT, SIGTERM, SIGHUP and SIGQUIT kill the children, restore
+/// all settings, remove the scratch directory and end the process with 128 + the signal. A panic
+/// restores too. Call it once, before the process has other threads.
 pub fn install() -> anyhow::Result<()> {
     let set = signal_set();
     mask(libc::SIG_BLOCK, &set)?;
@@ -40,7 +40,7 @@ pub fn install() -> anyhow::Result<()> {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         report(info);
-        // The lock may be held by the panicking thread: the file on disk has it all.
+        // The panicking thread may hold the lock. The file on disk is complete.
         if JOURNAL_IS_OURS.load(Ordering::SeqCst)
             && let Some(Ok(text)) = JOURNAL_FILE.get().map(std::fs::read_to_string)
         {
@@ -50,8 +50,8 @@ pub fn install() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes the journal at `path` (always the same in one process), and first restores what a killed
-/// run left in it.
+/// Opens the journal at `path` (always the same in one process), after restoring what a killed run
+/// left in it.
 pub fn open_journal(path: &Path) -> anyhow::Result<()> {
     let (journal, problems) = Journal::open(path)?;
     tell(&problems);
@@ -67,20 +67,20 @@ pub fn open_journal(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Changes kernel settings in `job`, which records each change in the journal first.
+/// Runs `job`, which changes kernel settings and records each change in the journal first.
 pub fn change<T>(job: impl FnOnce(&mut Journal) -> anyhow::Result<T>) -> anyhow::Result<T> {
     let mut state = state();
     job(state.journal.as_mut().expect("the journal is opened before anything is changed"))
 }
 
-/// Undoes all changes so far; prints what can't be undone.
+/// Undoes all changes so far, and prints those that can't be undone.
 pub fn restore() {
     if let Some(journal) = state().journal.as_mut() {
         tell(&journal.undo_all());
     }
 }
 
-/// Undoes everything and gives the journal back.
+/// Undoes all changes and closes the journal.
 pub fn close_journal() {
     if let Some(journal) = state().journal.take() {
         JOURNAL_IS_OURS.store(false, Ordering::SeqCst);
@@ -88,7 +88,7 @@ pub fn close_journal() {
     }
 }
 
-/// Starts `command` in a process group of its own, which dies with this process.
+/// Starts `command` in a process group of its own, which is killed with this process.
 pub fn spawn(command: &mut Command) -> std::io::Result<Child> {
     let mut state = state();
     // SAFETY: between fork and exec only async-signal-safe calls are made: setpgid, prctl, sigmask.
@@ -106,8 +106,8 @@ pub fn spawn(command: &mut Command) -> std::io::Result<Child> {
     Ok(child)
 }
 
-/// Kills the child's process group and waits for the child. What a dead child left of its group is
-/// killed too.
+/// Kills the child's process group and waits for the child. Also kills processes that outlived the
+/// child.
 pub fn end_child(mut child: Child) -> std::io::Result<()> {
     let mut state = state();
     kill_group(child.id() as i32);
@@ -115,12 +115,12 @@ pub fn end_child(mut child: Child) -> std::io::Result<()> {
     child.wait().map(drop)
 }
 
-/// A directory in the system's temporary one, which goes away with this value, or with the process
-/// after a signal.
+/// A directory in the system's temporary directory. Dropping it removes it; so does a signal that
+/// ends the process.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes it; there is at most one at a time.
+    /// Makes the directory. At most one exists at a time.
     pub fn new(name: &str) -> anyhow::Result<Scratch> {
         let path = std::env::temp_dir().join(format!("memfold-{name}-{}", std::process::id()));
         let mut state = state();
@@ -129,7 +129,7 @@ impl Scratch {
         Ok(Scratch(path))
     }
 
-    /// Where it is.
+    /// Returns the directory's path.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -143,7 +143,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Prints problems of an undo, each on a line.
+/// Prints the problems of an undo, one per line.
 pub fn tell(problems: &[String]) {
     for problem in problems {
         eprintln!("memfold bench: NOT restored: {problem}");
@@ -155,9 +155,8 @@ fn state() -> MutexGuard<'static, State> {
 }
 
 fn kill_group(leader: i32) {
-    // SAFETY: kill touches no memory. The group was made by our child a moment ago; a process
-    // group's number is not given to another while a member lives, and where none lives the call
-    // fails.
+    // SAFETY: kill touches no memory. The group was made by our child. The number of a process
+    // group is not reused while a member lives, and the call fails if none lives.
     unsafe { libc::kill(-leader, libc::SIGKILL) };
 }
 
@@ -171,7 +170,7 @@ fn wait_for_signal(set: &libc::sigset_t) {
     let problems = state.journal.take().map_or(Vec::new(), Journal::close);
     tell(&problems);
     if let Some(scratch) = state.scratch.take() {
-        // The dead may still be closing files.
+        // Killed processes may still be closing files.
         let gone = (0..100).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
             std::fs::remove_dir_all(&scratch).is_ok()
@@ -183,7 +182,7 @@ fn wait_for_signal(set: &libc::sigset_t) {
     if changed && problems.is_empty() {
         eprintln!("memfold bench: interrupted; all kernel settings are restored");
     }
-    // The lock is kept: no other thread can change anything before the end.
+    // The lock is kept, so that no other thread can change anything before the end.
     std::process::exit(128 + signal);
 }
 
@@ -217,7 +216,7 @@ mod tests {
 
     const DIR: &str = "MEMFOLD_BENCH_GUARD_TEST";
 
-    /// Not a test by itself: what the tests below run in a process of its own, with this in its
+    /// No test by itself: the tests below run it in a separate process, with this in its
     /// environment.
     #[test]
     fn a_guarded_process() {
@@ -236,8 +235,8 @@ mod tests {
             change(|_| -> anyhow::Result<()> { panic!("in the middle of a change") }).unwrap();
         }
         fs::write(dir.join("ready"), "").unwrap();
-        // The child dies by the signal. As in a run, the next step needs the lock, and doesn't come
-        // through.
+        // The child is killed by the signal. As in a real run, the next step needs the lock, and
+        // must not get it.
         child.wait().unwrap();
         second.wait().unwrap();
         end_child(child).unwrap();
@@ -271,7 +270,7 @@ mod tests {
         let start = Instant::now();
         for child in fs::read_to_string(dir.join("children")).unwrap().split(' ') {
             let child: i32 = child.parse().unwrap();
-            // SAFETY: signal 0 only asks whether the process exists.
+            // SAFETY: signal 0 only checks whether the process exists.
             while unsafe { libc::kill(child, 0) } == 0 && !is_zombie(child) {
                 assert!(start.elapsed() < Duration::from_secs(20), "a child outlived its parent");
                 std::thread::sleep(Duration::from_millis(5));

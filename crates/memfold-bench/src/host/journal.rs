@@ -1,8 +1,8 @@
-//! The undo journal: what to do to bring the kernel's settings back.
+//! The undo journal: how to restore the kernel's settings.
 //!
-//! Every change is recorded, with how to undo it, **before** it is made. The file on disk is the
-//! only copy: the normal end, an error, a signal, a panic and the next start after a kill all
-//! replay it the same way, newest first. Undoing what was never done, or is undone already, does
+//! Every change is recorded, with its undo, **before** it is made. The file on disk is the only
+//! copy. The normal end, an error, a signal, a panic and the next start after a kill all replay it
+//! in the same way, newest first. Undoing a change that was never made, or was already undone, does
 //! nothing.
 
 use crate::common::refusal::Refusal;
@@ -14,12 +14,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where the journal lives: gone after a reboot, as the settings are.
+/// The path of the journal. A reboot removes it, as it resets the settings.
 pub const JOURNAL_PATH: &str = "/run/memfold-bench.journal";
-/// Our cgroups are called this and a number; nothing else is ever emptied or removed.
+/// The prefix of our cgroups' names, before a number. No other cgroup is ever emptied or removed.
 pub const CGROUP_PREFIX: &str = "memfold-bench-";
 
-/// Our swap files are called this and a number; nothing else is ever removed.
+/// The prefix of our swap files' names, before a number. No other file is ever removed.
 pub const FILE_PREFIX: &str = "memfold-bench-swap-";
 
 /// How to undo one change.
@@ -29,12 +29,12 @@ pub enum Undo {
     Write {
         /// A file of /proc or /sys.
         path: PathBuf,
-        /// Its value before.
+        /// Its previous value.
         value: String,
     },
     /// Stop swapping to this device.
     SwapOff {
-        /// Such as /dev/zram0.
+        /// For example /dev/zram0.
         device: PathBuf,
     },
     /// Reset a zram device.
@@ -47,26 +47,26 @@ pub enum Undo {
         /// N of zramN.
         index: u32,
     },
-    /// Remove a file of ours.
+    /// Remove a file of this benchmark.
     RemoveFile {
-        /// Its name begins with [`FILE_PREFIX`].
+        /// A path whose name begins with [`FILE_PREFIX`].
         path: PathBuf,
     },
-    /// Kill what is left in a cgroup of ours, and remove it.
+    /// Kill all members of a cgroup of this benchmark, and remove it.
     RemoveCgroup {
         /// Its directory.
         dir: PathBuf,
     },
 }
 
-/// The open, locked journal. One benchmark at a time can have it.
+/// The open, locked journal. Only one benchmark at a time can have it.
 pub struct Journal {
     path: PathBuf,
     file: File,
 }
 
 impl Journal {
-    /// Takes the journal, and replays what a killed benchmark left in it; returns what could not be
+    /// Opens the journal, and replays what a killed benchmark left in it. Returns what could not be
     /// undone.
     pub fn open(path: &Path) -> anyhow::Result<(Journal, Vec<String>)> {
         loop {
@@ -84,7 +84,7 @@ impl Journal {
                 Err(TryLockError::Error(error)) => return Err(error.into()),
             }
             if file.metadata()?.nlink() == 0 {
-                continue; // Its last holder removed it between our open and our lock.
+                continue; // Its last owner removed it between our open and our lock.
             }
             let mut text = String::new();
             file.read_to_string(&mut text)?;
@@ -97,7 +97,7 @@ impl Journal {
         }
     }
 
-    /// Records how to undo a change that the caller is about to make.
+    /// Records the undo of a change that the caller is about to make.
     pub fn record(&mut self, undo: &Undo) -> anyhow::Result<()> {
         let mut line = serde_json::to_string(undo)?;
         line.push('\n');
@@ -106,7 +106,7 @@ impl Journal {
         Ok(self.file.sync_data()?)
     }
 
-    /// Writes a setting, having recorded its value from before. No write where it has the value
+    /// Writes a setting after recording its previous value. Does nothing if it has the value
     /// already.
     pub fn set(&mut self, path: &Path, value: &str) -> anyhow::Result<()> {
         let before = current_value(path).with_context(|| format!("reading {}", path.display()))?;
@@ -117,8 +117,8 @@ impl Journal {
         fs::write(path, value).with_context(|| format!("writing '{value}' to {}", path.display()))
     }
 
-    /// Undoes all that is recorded, newest first. What can't be undone stays recorded and is
-    /// returned.
+    /// Undoes all recorded changes, newest first. Changes that can't be undone stay recorded and
+    /// are returned.
     pub fn undo_all(&mut self) -> Vec<String> {
         let mut text = String::new();
         let read =
@@ -135,7 +135,7 @@ impl Journal {
         problems
     }
 
-    /// Undoes everything, and removes the file if that worked.
+    /// Undoes all changes, and removes the file if that succeeded.
     pub fn close(mut self) -> Vec<String> {
         let problems = self.undo_all();
         if problems.is_empty() {
@@ -150,8 +150,8 @@ impl Journal {
     }
 }
 
-/// Undoes the changes recorded in `text`, newest first; returns what failed. A torn last line
-/// belongs to a change that was never made.
+/// Undoes the changes recorded in `text`, newest first, and returns those that failed. An
+/// incomplete last line belongs to a change that was never made.
 pub fn replay(text: &str) -> Vec<String> {
     let undos: Vec<Undo> =
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
@@ -164,7 +164,8 @@ pub fn replay(text: &str) -> Vec<String> {
     problems
 }
 
-/// The value of a setting: of a choice (`always [madvise] never`) the one in brackets.
+/// Returns the value of a setting. For a choice (`always [madvise] never`) it is the one in
+/// brackets.
 pub fn current_value(path: &Path) -> std::io::Result<String> {
     let text = fs::read_to_string(path)?;
     let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
@@ -238,8 +239,8 @@ fn absent_is_done(result: std::io::Result<()>) -> std::io::Result<()> {
     }
 }
 
-/// Tries again while the kernel says "busy", for up to 20 seconds: a killed process takes time to
-/// give its memory back.
+/// Retries for up to 20 seconds while the kernel returns EBUSY, because a killed process takes time
+/// to free its memory.
 fn retry(mut job: impl FnMut() -> std::io::Result<()>) -> std::io::Result<()> {
     let start = Instant::now();
     loop {
@@ -282,8 +283,8 @@ mod tests {
         }
     }
 
-    /// A test beside this one may be starting a child, which has a copy of our descriptor, and so
-    /// the lock, until it executes its program.
+    /// Another test may be starting a child, which has a copy of our descriptor, and so of the
+    /// lock, until it executes its program.
     fn open_again(path: &Path) -> (Journal, Vec<String>) {
         let start = Instant::now();
         loop {
@@ -307,7 +308,7 @@ mod tests {
         journal.set(&setting, "100").unwrap();
         journal.set(&setting, "0").unwrap();
         journal.set(&choice, "never").unwrap();
-        drop(journal); // As a kill leaves it: the file with its records stays.
+        drop(journal); // As after a kill: the file and its records stay.
         assert_eq!(fs::read_to_string(&setting).unwrap(), "0");
 
         let (journal, problems) = open_again(&path);

@@ -1,4 +1,4 @@
-//! What a report says of the machine.
+//! The description of the machine in a report.
 
 use crate::common::size::show_size;
 use serde::{Deserialize, Serialize};
@@ -17,17 +17,17 @@ pub struct Machine {
     pub kernel: String,
     /// Coordinated universal time, `2026-01-31 12:00:00`.
     pub date_utc: String,
-    /// zswap's switch (`Y`, `N`, or `absent`); never written here: that would change how the kernel
-    /// swaps.
+    /// zswap's switch (`Y`, `N`, or `absent`). It is never written here, because that would change
+    /// how the kernel swaps.
     pub zswap_enabled: String,
-    /// vm.page-cluster: the kernel's swap read-ahead; left as it is.
+    /// vm.page-cluster, the kernel's swap read-ahead, which is not changed.
     pub page_cluster: String,
     /// The machine's own transparent huge page mode.
     pub thp_enabled: String,
 }
 
 impl Machine {
-    /// What every report begins with: when, and on what.
+    /// Returns the first line of a report: the date and the machine.
     pub fn heading(&self) -> String {
         let memory = show_size(self.memory_bytes);
         format!(
@@ -36,7 +36,7 @@ impl Machine {
         )
     }
 
-    /// Reads the facts; what can't be read is `?`.
+    /// Reads the facts. Unreadable ones are `?`.
     pub fn read() -> Machine {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -58,7 +58,7 @@ impl Machine {
     }
 }
 
-/// A `Name:   123 kB` line of /proc/meminfo or /proc/PID/status, in bytes.
+/// Returns the bytes of a `Name:   123 kB` line of /proc/meminfo or /proc/PID/status.
 pub fn kib_field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib << 10)

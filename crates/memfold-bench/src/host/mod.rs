@@ -1,4 +1,4 @@
-//! The machine: every kernel setting is noted before it is changed, and restored whatever happens.
+//! The machine: every kernel setting is recorded before it is changed, and restored in all cases.
 
 pub mod machine;
 pub mod program;

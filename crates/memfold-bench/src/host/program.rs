@@ -3,21 +3,21 @@
 use crate::common::refusal::Refusal;
 use std::path::PathBuf;
 
-/// This program, also if its file was replaced meanwhile. Not for what runs under memfold, where it
-/// would be memfold.
+/// The path of this program, also if its file was replaced meanwhile. Not for programs run under
+/// memfold, where it would be memfold.
 pub const THIS: &str = "/proc/self/exe";
 
-/// The path of a program, or a refusal that says how to install it.
+/// Returns the path of a program, or a refusal that names its package.
 pub fn find(name: &str, package: &str) -> Result<String, Refusal> {
     let missing =
         || Refusal::Machine(format!("{name} is not installed: apt-get install {package}"));
     in_path(name).and_then(|path| path.to_str().map(String::from)).ok_or_else(missing)
 }
 
-/// The `memfold` beside this program, else the one that PATH finds.
+/// Returns the `memfold` beside this program, or else the one in PATH.
 ///
 /// # Errors
-/// There is none; the refusal says how to build it.
+/// If there is none. The message tells how to build it.
 pub fn memfold() -> Result<PathBuf, Refusal> {
     let beside = std::env::current_exe().ok().map(|this| this.with_file_name("memfold"));
     beside.filter(|path| path.is_file()).or_else(|| in_path("memfold")).ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! A zram device as swap, set up for one run.
+//! A zram device as swap, for one run.
 
 use crate::common::refusal::Refusal;
 use crate::host::journal::{Journal, Undo, current_value};
@@ -11,26 +11,26 @@ const HOT_ADD: &str = "/sys/class/zram-control/hot_add";
 const SWAP_FLAG_PREFER: i32 = 0x8000;
 const PRIORITY_MAX: i32 = 0x7fff;
 
-/// A zram device that is in use as swap, with the highest priority.
+/// A zram device in use as swap, with the highest priority.
 pub struct Zram {
     index: u32,
 }
 
-/// What zram holds, in bytes.
+/// Sizes of a zram device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZramBytes {
     /// Data stored, uncompressed.
     pub original: u64,
-    /// The same compressed.
+    /// Compressed data.
     pub compressed: u64,
-    /// Memory that it holds, with its overhead.
+    /// Memory in use, with overhead.
     pub held: u64,
-    /// The most memory it held at any time, with its overhead.
+    /// Peak memory in use, with overhead.
     pub held_max: u64,
 }
 
 impl Zram {
-    /// Why zram can't be used here, if so. `codec` must be one that the kernel offers.
+    /// Checks whether zram can be used here. The kernel must offer `codec`.
     pub fn check(codec: &str) -> Result<(), Refusal> {
         let refuse = |why: String| Err(Refusal::Machine(why));
         // SAFETY: geteuid touches no memory and can't fail.
@@ -52,8 +52,8 @@ impl Zram {
         Ok(())
     }
 
-    /// Takes an unused device (or adds one) and swaps to it: `disk_bytes` of pages, compressed with
-    /// `codec`.
+    /// Claims an unused device (or adds one) and swaps to it: `disk_bytes` of pages, compressed
+    /// with `codec`.
     pub fn swap_on(journal: &mut Journal, codec: &str, disk_bytes: u64) -> anyhow::Result<Zram> {
         let zram = Zram::claim(journal)?;
         fs::write(zram.attribute("comp_algorithm"), codec)
@@ -67,7 +67,7 @@ impl Zram {
         Ok(zram)
     }
 
-    /// Takes an unused device (or adds one) as a plain disk of `disk_bytes`, compressed with
+    /// Claims an unused device (or adds one) as a plain disk of `disk_bytes`, compressed with
     /// `codec`.
     pub fn disk(journal: &mut Journal, codec: &str, disk_bytes: u64) -> anyhow::Result<Zram> {
         let zram = Zram::claim(journal)?;
@@ -77,7 +77,7 @@ impl Zram {
         Ok(zram)
     }
 
-    /// Opens the disk for transfers that pass the page cache by.
+    /// Opens the disk with O_DIRECT, which bypasses the page cache.
     pub fn open_direct(&self) -> anyhow::Result<File> {
         use std::os::unix::fs::OpenOptionsExt;
         let device = self.device();
@@ -86,14 +86,13 @@ impl Zram {
         file.with_context(|| device.display().to_string())
     }
 
-    /// What the device holds now.
+    /// Returns the device's current sizes.
     pub fn bytes(&self) -> anyhow::Result<ZramBytes> {
         let text = fs::read_to_string(self.attribute("mm_stat"))?;
         parse_mm_stat(&text).with_context(|| format!("zram mm_stat '{}'", text.trim()))
     }
 
-    /// Chooses the device, and records how to bring it back. A device that was there keeps its
-    /// number and its codec.
+    /// Chooses the device, and records its undo. An existing device keeps its number and its codec.
     fn claim(journal: &mut Journal) -> anyhow::Result<Zram> {
         for index in 0..16 {
             let zram = Zram { index };
@@ -132,7 +131,7 @@ pub fn swap_on(device: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What mkswap writes: the first page of the device or file, version 1, no bad pages.
+/// Writes the header of mkswap: the first page of the device or file, version 1, no bad pages.
 pub fn write_swap_header(device: &Path, disk_bytes: u64) -> std::io::Result<()> {
     let mut page = [0u8; 4096];
     let last_page = (disk_bytes / 4096 - 1) as u32;

@@ -1,15 +1,15 @@
-//! Which plots a report has, from the files of the benchmarks.
+//! The plots of a report, from the files of the benchmarks.
 
 use crate::common::summary::Spread;
 use crate::report::gather::Gathered;
 use crate::report::plot::{Axes, Bar, Line, bars, lines};
 use serde_json::Value;
 
-/// A plot with its caption; the reason in its place where there is none.
+/// A plot with its caption, or the reason why there is none.
 pub struct Chart {
-    /// What it shows.
+    /// The caption.
     pub title: String,
-    /// The picture.
+    /// The SVG, or the reason.
     pub svg: Result<String, String>,
 }
 
@@ -104,7 +104,7 @@ fn peer_charts(peers: &Value) -> Vec<Chart> {
     ]
 }
 
-/// memfold's own bars have one colour, each other kind of peer another.
+/// Returns the colour group of a peer: one for memfold, others for each kind of peer.
 fn group(peer: &str) -> usize {
     ["memfold", "zram", "zswap", "file", "nbdkit", "blosc2"]
         .iter()
@@ -116,7 +116,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Names of the peers of a walk, in order.
+/// Returns the names of the peers of a walk, in order.
 fn walkers(walk: &Value) -> Vec<&str> {
     let mut names = Vec::new();
     for name in list(&walk["runs"]).iter().filter_map(|run| run["peer"].as_str()) {
@@ -147,7 +147,7 @@ fn phase_bars(walk: &Value, phase: &str, field: &str) -> Vec<Bar> {
     walkers(walk).into_iter().filter_map(bar).collect()
 }
 
-/// A point: two numbers.
+/// Parses a point of two numbers.
 fn point(value: &Value) -> Option<(f64, f64)> {
     Some((value.get(0)?.as_f64()?, value.get(1)?.as_f64()?))
 }
@@ -162,14 +162,14 @@ fn latencies(walk: &Value) -> Vec<Line> {
 }
 
 fn memories(walk: &Value) -> Vec<Line> {
-    // zram's sizes all look the same.
+    // zram's sizes have the same curve.
     let shown = |name: &&str| {
         name.starts_with("memfold") || name.ends_with(":4k") || name.ends_with(":64k")
     };
     let line = |name: &str| {
         let run = list(&walk["runs"]).iter().rfind(|run| run["peer"] == name)?;
         let is_kernels = name.starts_with("zram");
-        // A run that broke off does not say what its store held.
+        // A failed run has no figure of the kernel's store.
         let store = if is_kernels { run["counters"]["pool_bytes"].as_f64()? } else { 0.0 };
         let mib = |(s, bytes): (f64, f64)| (s, (bytes + store) / 1048576.0);
         let points: Vec<_> = list(&run["memory"]).iter().filter_map(point).map(mib).collect();
@@ -180,7 +180,7 @@ fn memories(walk: &Value) -> Vec<Line> {
     walkers(walk).into_iter().filter(shown).filter_map(line).collect()
 }
 
-/// `peers: [{peer, FIELD: {median, min, max}}]`
+/// Returns bars from `peers: [{peer, FIELD: {median, min, max}}]`.
 fn peer_bars(document: &Value, field: &str) -> Vec<Bar> {
     let bar = |entry: &Value| {
         let (name, spread) = (entry["peer"].as_str()?, &entry[field]);
@@ -195,7 +195,7 @@ fn peer_bars(document: &Value, field: &str) -> Vec<Bar> {
     list(&document["peers"]).iter().filter_map(bar).collect()
 }
 
-/// `blocks: [{codec, block_kib, FIELD}]`
+/// Returns lines from `blocks: [{codec, block_kib, FIELD}]`.
 fn block_lines(document: &Value, field: &str) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     for entry in list(&document["blocks"]) {
@@ -212,7 +212,7 @@ fn block_lines(document: &Value, field: &str) -> Vec<Line> {
     lines
 }
 
-/// `pools: [{pools, FIELD: {median, min, max}}]`
+/// Returns bars from `pools: [{pools, FIELD: {median, min, max}}]`.
 fn pool_bars(document: &Value, field: &str) -> Vec<Bar> {
     let bar = |entry: &Value| {
         let spread = &entry[field];

@@ -1,4 +1,4 @@
-//! What a report says: every requirement and target, and where it stands.
+//! The content of a report: every requirement and target, and its state.
 
 use crate::common::table::layout;
 use crate::common::verdict::Verdict;
@@ -8,11 +8,11 @@ use crate::report::gather::Gathered;
 use crate::report::state::{State, figure, states};
 use serde::Serialize;
 
-/// What the figures in every table are.
+/// The explanation of the figures in all tables.
 pub const LEGEND: &str = "Figures are medians over the rounds, with the least and the greatest where they differ. Noisy: these, or \
                           the medians of this report and of an earlier one, differ by more than 15%.";
 
-/// Everything that a report says.
+/// The content of a report.
 #[derive(Serialize)]
 pub struct Evidence {
     /// The machine.
@@ -21,18 +21,18 @@ pub struct Evidence {
     pub commit: String,
     /// The command line.
     pub command: String,
-    /// How long it took.
+    /// The duration of the run.
     pub seconds: f64,
-    /// What the benchmarks said.
+    /// The results of the benchmarks.
     pub gathered: Gathered,
-    /// Where each requirement stands.
+    /// The state of each requirement.
     pub states: Vec<State>,
     /// What changed since an earlier report.
     pub against: Vec<String>,
 }
 
 impl Evidence {
-    /// What these figures say, as of now.
+    /// Evaluates these results.
     pub fn of(gathered: Gathered, command: String) -> Evidence {
         let (states, commit) = (states(&gathered), env!("MEMFOLD_COMMIT").to_string());
         Evidence {
@@ -46,7 +46,7 @@ impl Evidence {
         }
     }
 
-    /// When, where and how, a line each.
+    /// Returns date, machine and command line, one item per line.
     pub fn heading(&self) -> Vec<String> {
         let machine = &self.machine;
         let mut lines: Vec<String> = machine.heading().lines().map(String::from).collect();
@@ -69,7 +69,7 @@ impl Evidence {
         lines
     }
 
-    /// The counts of all states and verdicts in a line.
+    /// Returns one line with the counts of all states and verdicts.
     pub fn sum(&self) -> String {
         let states = ["shown", "in part", "SHORT", "not run", "missing"].map(|state| {
             format!("{} {state}", self.states.iter().filter(|s| s.state == state).count())
@@ -92,14 +92,14 @@ impl Evidence {
         format!("Requirements: {states}. Targets: {verdicts}. {noisy} of {all} figures are noisy.")
     }
 
-    /// Whether nothing is short and no benchmark failed.
+    /// Returns whether nothing is short and no benchmark failed.
     pub fn is_good(&self) -> bool {
         let bad = |verdict| matches!(verdict, Some(Verdict::Short | Verdict::Void));
         !self.gathered.facts.iter().any(|fact| bad(fact.verdict()))
             && self.gathered.steps.iter().all(|step| step.trouble.is_none())
     }
 
-    /// The states and targets as printed.
+    /// Returns the states and targets as text.
     pub fn text(&self) -> String {
         let mut text =
             format!("memfold bench report, {}\n{}\n\n", self.heading().join("\n"), self.sum());

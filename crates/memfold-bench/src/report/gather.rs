@@ -1,4 +1,4 @@
-//! Runs the other benchmarks as children, in turns, and gathers the rows of their `--json` files.
+//! Runs the other benchmarks as children, in turn, and gathers the rows of their `--json` files.
 
 use crate::common::summary::Spread;
 use crate::common::verdict::Verdict;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Runs of one figure that differ by more than this share are noise.
+/// Differences between runs above this share count as noise.
 pub const NOISE: f64 = 0.15;
 
 /// One child: `memfold bench NAME ARGS`.
@@ -19,33 +19,33 @@ pub const NOISE: f64 = 0.15;
 pub struct Step {
     /// Name of the benchmark.
     pub bench: &'static str,
-    /// What comes after it.
+    /// Its arguments.
     pub args: Vec<String>,
-    /// It is ended after this long.
+    /// The time after which it is ended.
     pub seconds_max: u64,
     /// Whether it runs in the first round only.
     pub once: bool,
 }
 
-/// How a child went.
+/// The result of a child.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct StepDone {
     /// The command line, as a user would write it.
     pub command: String,
-    /// How long it took.
+    /// Its duration.
     pub seconds: f64,
-    /// Why it gave nothing, if so.
+    /// Why it gave no result, if so.
     pub trouble: Option<String>,
-    /// What it printed.
+    /// Its output.
     pub text: String,
 }
 
-/// A figure of one benchmark, once for each round.
+/// A figure of one benchmark, from all rounds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Fact {
     /// The benchmark.
     pub bench: String,
-    /// What was measured.
+    /// The name of the figure.
     pub label: String,
     /// The figures, one for each round that has it.
     pub figures: Vec<f64>,
@@ -53,21 +53,21 @@ pub struct Fact {
     pub target: String,
     /// The verdicts of the rounds.
     pub verdicts: Vec<Verdict>,
-    /// From what the last figure follows, or why there is none.
+    /// How the last figure was computed, or why there is none.
     pub note: String,
-    /// The median of an earlier report that this one was compared with, where they differ by more
+    /// The median in the earlier report that this one was compared with, if they differ by more
     /// than [`NOISE`].
     #[serde(default)]
     pub before: Option<f64>,
 }
 
 impl Fact {
-    /// Median, least and greatest of the rounds.
+    /// Returns median, minimum and maximum of the rounds.
     pub fn spread(&self) -> Option<Spread> {
         Spread::of(self.figures.clone())
     }
 
-    /// The verdict on the median; none without a target.
+    /// Returns the verdict on the median; none without a target.
     pub fn verdict(&self) -> Option<Verdict> {
         let last = *self.verdicts.last()?;
         if let Some(void) = self.verdicts.iter().find(|verdict| **verdict == Verdict::Void) {
@@ -98,34 +98,34 @@ impl Fact {
         })
     }
 
-    /// Whether two rounds differ by more than [`NOISE`], or an earlier report does.
+    /// Returns whether two rounds, or this and the earlier report, differ by more than [`NOISE`].
     pub fn is_noisy(&self) -> bool {
         self.before.is_some() || self.spread().is_some_and(|spread| differ(spread.min, spread.max))
     }
 }
 
-/// Whether two figures of one thing are further apart than [`NOISE`].
+/// Returns whether two figures differ by more than [`NOISE`].
 pub fn differ(a: f64, b: f64) -> bool {
     let (less, more) = (a.abs().min(b.abs()), a.abs().max(b.abs()));
     more > less * (1.0 + NOISE)
 }
 
-/// Everything that the children said.
+/// All results of the children.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Gathered {
     /// The children, in the order they ran.
     pub steps: Vec<StepDone>,
-    /// Their figures, in the order they came.
+    /// Their figures, in order of arrival.
     pub facts: Vec<Fact>,
-    /// In what the conditions differ from those that the targets are set for.
+    /// Differences of the conditions from those that the targets are set for.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// Whole files by benchmark, those of the last round.
+    /// The JSON files of the last round, by benchmark.
     pub documents: BTreeMap<String, serde_json::Value>,
 }
 
-/// A row as any benchmark writes it: a figure with a target, or one of memfold's against the
-/// kernel's best.
+/// A row of any benchmark: a figure with a target, or a figure of memfold against the kernel's
+/// best.
 #[derive(Deserialize)]
 struct RawRow {
     label: String,
@@ -144,8 +144,7 @@ struct RawRow {
 }
 
 impl Gathered {
-    /// Runs all steps in turn, `rounds` times over; `before` hears which is next, and its place
-    /// among all.
+    /// Runs all steps in turn, `rounds` times. `before` gets the next step and its number.
     pub fn run(
         &mut self,
         program: &Path,
@@ -184,8 +183,8 @@ impl Gathered {
         Ok(())
     }
 
-    /// Takes a benchmark's report in. Rows that are not understood are left to the document; one
-    /// that ran `aside` of the others doesn't take the place of theirs.
+    /// Adds a benchmark's report. Rows of an unknown form stay in the document only. A report that
+    /// ran `aside` of the others does not replace theirs.
     pub fn add(&mut self, bench: &str, aside: bool, document: serde_json::Value) {
         for row in document["rows"].as_array().into_iter().flatten() {
             let Ok(row) = serde_json::from_value::<RawRow>(row.clone()) else { continue };
@@ -215,7 +214,7 @@ impl Gathered {
             });
             let fact = &mut self.facts[at];
             if row.verdict == Some(Verdict::NotRun) && !fact.figures.is_empty() {
-                // Without the other side the figure is another one: no ratio.
+                // Without the other side, the figure is not a ratio.
                 continue;
             }
             fact.figures.extend(figure.filter(|figure| figure.is_finite()));
@@ -236,7 +235,7 @@ impl Gathered {
     }
 }
 
-/// Runs a child to its end. It ends itself and restores what it changed if this process dies.
+/// Runs a child to its end. If this process dies, the child ends and restores its changes.
 fn run_child(program: &Path, step: &Step, files: &Files) -> anyhow::Result<()> {
     let mut command = Command::new(program);
     command.arg(step.bench).args(&step.args).arg("--json").arg(files.path("json"));
@@ -261,8 +260,8 @@ fn run_child(program: &Path, step: &Step, files: &Files) -> anyhow::Result<()> {
         }
         let over = start.elapsed().saturating_sub(Duration::from_secs(step.seconds_max));
         if !over.is_zero() && !asked {
-            // SAFETY: signals our own child, which has not been waited for. By it the child
-            // restores what it changed.
+            // SAFETY: signals our own child, which has not been waited for. SIGTERM makes the child
+            // restore its changes.
             unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
             asked = true;
         }
@@ -275,7 +274,7 @@ fn run_child(program: &Path, step: &Step, files: &Files) -> anyhow::Result<()> {
         bail!("stopped after {} s", step.seconds_max);
     }
     match status.code() {
-        // 1: something was short or wrong, which the rows say.
+        // Status 1: a row is short, or a byte was wrong. The rows show that.
         Some(0 | 1) => Ok(()),
         _ => {
             let errors = fs::read_to_string(files.path("errors")).unwrap_or_default();
@@ -285,7 +284,7 @@ fn run_child(program: &Path, step: &Step, files: &Files) -> anyhow::Result<()> {
     }
 }
 
-/// A directory for a child's output; gone with the value.
+/// A directory for a child's output. Dropping it removes it.
 struct Files(PathBuf);
 
 impl Files {

@@ -1,4 +1,4 @@
-//! The report as one page that needs nothing else: no script, no font, no picture from elsewhere.
+//! The report as one self-contained page, without scripts, external fonts or pictures.
 
 use crate::common::verdict::Verdict;
 use crate::report::charts::charts;

@@ -1,5 +1,5 @@
-//! `memfold bench report`: runs every benchmark, and says of every requirement and target where it
-//! stands.
+//! `memfold bench report`: runs every benchmark, and shows the state of every requirement and
+//! target.
 
 mod rows;
 mod gather;
@@ -26,13 +26,13 @@ use std::time::{Duration, Instant};
 /// Arguments of `memfold bench report`.
 #[derive(clap::Args, Debug, Clone)]
 pub struct ReportArgs {
-    /// A short look, under three minutes: one round of each benchmark's own short look
+    /// A quick run, under three minutes: one round of each benchmark's own quick run
     #[arg(long)]
     pub quick: bool,
-    /// Rounds over all benchmarks, which take turns [default: 2, with --quick 1]
+    /// Rounds over all benchmarks, in turn [default: 2, with --quick 1]
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..))]
     pub rounds: Option<u8>,
-    /// Only these benchmarks [default: all that there are]
+    /// Only these benchmarks [default: all]
     #[arg(long, value_delimiter = ',', value_name = "BENCH")]
     pub only: Vec<String>,
     /// Also zswap, at the very end: from then to the next boot the kernel reads no large folios
@@ -50,7 +50,7 @@ pub struct ReportArgs {
     /// -->
     #[arg(long, value_name = "FILE")]
     pub readme: Option<PathBuf>,
-    /// Take the figures from the report.json of an earlier run instead of running anything
+    /// Take the figures from the report.json of an earlier run, and run nothing
     #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "rounds", "only", "zswap"])]
     pub from: Option<PathBuf>,
     /// Exit with status 1 if a row is short of its target
@@ -58,8 +58,8 @@ pub struct ReportArgs {
     pub check: bool,
 }
 
-/// Runs the benchmarks, writes the page, the table and the figures, and returns the exit status:
-/// with `--check` 1 if a row is short or a benchmark failed.
+/// Runs the benchmarks, writes the page, the table and the figures, and returns the exit status: 1
+/// with `--check` if a row is short or a benchmark failed.
 pub fn report(args: ReportArgs) -> anyhow::Result<i32> {
     let start = Instant::now();
     let command = std::iter::once("memfold bench".to_string())
@@ -94,7 +94,8 @@ pub fn report(args: ReportArgs) -> anyhow::Result<i32> {
     Ok(i32::from(args.check && !evidence.is_good()))
 }
 
-/// An earlier report's figures, with the present table of requirements.
+/// Reads the figures of an earlier report, and evaluates them with the present table of
+/// requirements.
 fn read(path: &Path) -> anyhow::Result<Evidence> {
     #[derive(serde::Deserialize)]
     struct Earlier {
@@ -140,7 +141,7 @@ fn gather(args: &ReportArgs) -> anyhow::Result<Gathered> {
     );
     bar.enable_steady_tick(Duration::from_millis(500));
     let mut gathered = Gathered::default();
-    // What changes the kernel for good comes last of all, once.
+    // Steps that change the kernel until the next boot run last, and once.
     let last: Vec<Step> =
         steps.extract_if(.., |step| step.args.iter().any(|arg| arg.contains("zswap"))).collect();
     gathered.run(this, &steps, rounds, |step, number| {
@@ -152,13 +153,13 @@ fn gather(args: &ReportArgs) -> anyhow::Result<Gathered> {
     Ok(gathered)
 }
 
-/// All benchmarks, in the order of a round. Full: two rounds in about 30 minutes; quick: one in
-/// about 3.
+/// Returns all benchmarks, in the order of a round. Full: two rounds in about 30 minutes. Quick:
+/// one in about 3.
 fn steps(quick: bool, zswap: bool) -> Vec<Step> {
     // SAFETY: geteuid touches no memory and can't fail.
     let root = unsafe { libc::geteuid() } == 0;
     let walk = match (root, quick) {
-        // What takes half a millisecond a read shows in a few seconds what it does in the usual 10.
+        // An operation of half a millisecond needs only a few seconds instead of the usual 10.
         (true, true) => "--quick --random-seconds 2 --vs zram:4k,zram:64k",
         (true, false) => "--runs 1 --random-seconds 5 --vs zram",
         (false, true) => "--quick",
@@ -210,8 +211,8 @@ mod tests {
     use crate::report::gather::StepDone;
     use serde_json::json;
 
-    /// A report without a run, of these rounds, against that of one round before: its exit status,
-    /// and all that it says in text, Markdown, HTML and README.md.
+    /// Makes a report of these rounds, without a run, and compares it with an earlier round.
+    /// Returns its exit status, and its content as text, Markdown, HTML and README.md.
     fn written(rounds: &[f64], before: f64, trouble: Option<&str>) -> (i32, [String; 4]) {
         let name =
             format!("memfold-report-{}-{}-{}", std::process::id(), rounds.len(), trouble.is_some());
@@ -261,7 +262,7 @@ mod tests {
         (status, [text, markdown, html, readme])
     }
 
-    /// The line or table row that a text has of a figure.
+    /// Returns the line or table row of a figure in a text.
     fn row_of<'a>(text: &'a str, label: &str) -> &'a str {
         let rows = if text.contains("<tr>") {
             text.split("<tr>").collect::<Vec<_>>()

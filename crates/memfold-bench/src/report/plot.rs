@@ -1,4 +1,4 @@
-//! Plots as SVG that takes its text colour from the page around it, for light and dark.
+//! Plots as SVG that takes its text colour from the surrounding page, for light and dark.
 
 use anyhow::anyhow;
 use plotters::chart::MeshStyle;
@@ -21,42 +21,42 @@ const COLOURS: [RGBColor; 10] = [
     RGBColor(0x64, 0x74, 0x8b),
 ];
 
-/// A bar: its name and length, and the extremes of what was measured.
+/// A bar, with the minimum and maximum of its measurements.
 #[derive(Debug, Clone)]
 pub struct Bar {
-    /// Shown beside it.
+    /// Its label.
     pub name: String,
     /// Its length.
     pub value: f64,
-    /// Least and greatest.
+    /// Minimum and maximum.
     pub range: (f64, f64),
-    /// Which colour.
+    /// Its colour group.
     pub group: usize,
 }
 
-/// A line: its name and points.
+/// A line.
 #[derive(Debug, Clone)]
 pub struct Line {
-    /// Shown in the legend.
+    /// Its label in the legend.
     pub name: String,
-    /// x and y.
+    /// Its points (x, y).
     pub points: Vec<(f64, f64)>,
 }
 
 /// Axes of a plot of lines.
 #[derive(Debug, Clone, Copy)]
 pub struct Axes {
-    /// What x is, with its unit.
+    /// The name of x, with its unit.
     pub x: &'static str,
-    /// What y is, with its unit.
+    /// The name of y, with its unit.
     pub y: &'static str,
-    /// Whether x is logarithmic, and to which base: its powers are marked.
+    /// The base of the logarithmic x axis, whose powers are marked; `None` for a linear axis.
     pub log_x: Option<f64>,
-    /// The greatest y, if it is known beforehand.
+    /// The largest y, if it is known beforehand.
     pub y_max: Option<f64>,
 }
 
-/// Horizontal bars from the top down; `unit` is written under the axis.
+/// Draws horizontal bars from the top down, with `unit` under the axis.
 pub fn bars(unit: &str, bars: &[Bar]) -> anyhow::Result<String> {
     let mut svg = String::new();
     let top = bars.iter().map(|bar| bar.range.1.max(bar.value)).fold(0.0, f64::max);
@@ -115,7 +115,7 @@ pub fn bars(unit: &str, bars: &[Bar]) -> anyhow::Result<String> {
     Ok(themed(&svg))
 }
 
-/// Lines with a legend.
+/// Draws lines with a legend.
 pub fn lines(axes: Axes, lines: &[Line]) -> anyhow::Result<String> {
     let points = || lines.iter().flat_map(|line| &line.points);
     let bound =
@@ -186,7 +186,7 @@ fn draw_lines<'a, X: Ranged<ValueType = f64> + ValueFormatter<f64>>(
     Ok(())
 }
 
-/// Draws axes and lines as all plots have them.
+/// Draws axes and grid in the common style.
 fn draw_mesh<X, Y>(mesh: &mut MeshStyle<'_, '_, X, Y, SVGBackend<'_>>) -> anyhow::Result<()>
 where
     X: Ranged + ValueFormatter<<X as Ranged>::ValueType>,
@@ -200,7 +200,7 @@ where
     Ok(())
 }
 
-/// Black becomes the colour of the page's text, and the picture as wide as its place.
+/// Replaces black by the page's text colour, and makes the picture as wide as its container.
 fn themed(svg: &str) -> String {
     let svg = svg.replace("#000000", "currentColor");
     match svg.find("<svg width=") {
@@ -213,7 +213,7 @@ fn themed(svg: &str) -> String {
     }
 }
 
-/// A figure in few characters.
+/// Formats a figure in few characters.
 pub fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),

@@ -1,34 +1,34 @@
-//! The rows of what memfold must do, and where each is shown: the one table.
+//! The table of all requirements, and of the tests and figures that show each.
 
-/// Where a row is shown.
+/// What shows that a requirement is met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shown {
-    /// By a test: its file from the root of the repository, and its name.
+    /// A test: its file from the root of the repository, and its name.
     Test(&'static str, &'static str),
-    /// By figures of a benchmark whose labels begin so; an empty beginning is all of them.
+    /// The figures of a benchmark whose labels have this prefix. An empty prefix selects all.
     Figures(&'static str, &'static str),
 }
 
-/// A row.
+/// A requirement.
 pub struct Requirement {
     /// Its name, which never changes.
     pub name: &'static str,
-    /// What it asks for, in short.
+    /// A summary.
     pub what: &'static str,
-    /// Where it is shown; nothing where it is missing.
+    /// What shows it; empty if nothing does.
     pub shown: &'static [Shown],
-    /// What of it is known to be missing; empty if nothing is.
+    /// Its known gaps; empty if there are none.
     pub lacks: &'static str,
 }
 
 use Shown::{Figures, Test};
 
-/// All rows, in the order of the requirements.
 const FULL_POOL: Shown =
     Test("crates/memfold/tests/swap.rs", "m9_z10_full_pool_is_packed_and_loaded_block_by_block");
 const COLD_OBJECTS: Shown =
     Test("crates/memfold-block/src/device/tests/cold.rs", "what_is_idle_or_huge_is_what_leaves");
 
+/// All requirements, in order.
 pub const REQUIREMENTS: &[Requirement] = &[
     Requirement {
         name: "Z1",

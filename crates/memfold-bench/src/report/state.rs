@@ -1,4 +1,4 @@
-//! Where each row of the requirements stands, by tests and figures.
+//! The state of each requirement, from tests and figures.
 
 use crate::common::summary::show;
 use crate::common::verdict::Verdict;
@@ -7,27 +7,27 @@ use crate::report::rows::{REQUIREMENTS, Requirement, Shown};
 use serde::Serialize;
 use std::path::Path;
 
-/// A row with what shows it.
+/// A requirement with its evidence.
 #[derive(Debug, Serialize)]
 pub struct State {
     /// Its name.
     pub name: &'static str,
-    /// What it asks for.
+    /// Its summary.
     pub what: &'static str,
     /// `shown`, `SHORT`, `in part`, `not run` or `missing`.
     pub state: &'static str,
     /// The names of its tests.
     pub tests: Vec<&'static str>,
-    /// Its figures in words.
+    /// Its figures as text.
     pub figures: Vec<String>,
-    /// What is missing of it, and which of its figures were not measured.
+    /// Its known gaps, and figures that were not measured.
     pub lacks: String,
 }
 
-/// How many figures of one benchmark stand in a row; the tables have them all.
+/// The most figures of one benchmark in a row. The tables have all.
 const FIGURES_MAX: usize = 4;
 
-/// All rows.
+/// Returns the states of all requirements.
 pub fn states(gathered: &Gathered) -> Vec<State> {
     REQUIREMENTS.iter().map(|requirement| state(requirement, gathered)).collect()
 }
@@ -41,7 +41,7 @@ fn state(requirement: &Requirement, gathered: &Gathered) -> State {
             Shown::Figures(bench, label) => {
                 let matches = |fact: &&Fact| fact.bench == *bench && fact.label.starts_with(label);
                 let found: Vec<&Fact> = gathered.facts.iter().filter(matches).collect();
-                // Those with a verdict say the most.
+                // Figures with a verdict come first.
                 let mut first: Vec<&&Fact> =
                     found.iter().filter(|fact| fact.verdict().is_some()).collect();
                 first.extend(found.iter().filter(|fact| fact.verdict().is_none()));
@@ -87,7 +87,8 @@ fn in_words(fact: &Fact) -> String {
     format!("{}: {}{verdict}", fact.label, figure(fact))
 }
 
-/// `1.05`, `1.05 (0.98..1.12)`, with `noisy` where the rounds or an earlier report differ too much.
+/// Formats a figure: `1.05`, or `1.05 (0.98..1.12)`, with `noisy` where the rounds or an earlier
+/// report differ too much.
 pub fn figure(fact: &Fact) -> String {
     let Some(spread) = fact.spread() else { return "-".into() };
     let short = |value: f64| if value.abs() < 10.0 { format!("{value:.3}") } else { show(value) };
@@ -104,8 +105,8 @@ pub fn figure(fact: &Fact) -> String {
     text
 }
 
-/// Compares with the facts of an earlier report: notes in each figure that it has moved by more
-/// than the noise allowed, and returns a line for each.
+/// Compares with the facts of an earlier report. Marks each figure that moved by more than the
+/// noise allowed, and returns a line for each.
 pub fn against(gathered: &mut Gathered, earlier: &Path) -> anyhow::Result<Vec<String>> {
     #[derive(serde::Deserialize)]
     struct Earlier {

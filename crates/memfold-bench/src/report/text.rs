@@ -1,4 +1,4 @@
-//! The report as Markdown, and the section of docs/benchmarks.md that is made of it.
+//! The report as Markdown, and the generated section of docs/benchmarks.md.
 
 use crate::report::evidence::{Evidence, LEGEND};
 use crate::report::gather::Fact;
@@ -19,7 +19,7 @@ fn head(cells: &[&str]) -> String {
     row(cells) + &format!("|{}\n", "---|".repeat(cells.len()))
 }
 
-/// Rows of the requirements and their states.
+/// Returns the table of requirements and their states.
 pub fn requirements(evidence: &Evidence) -> String {
     let mut text = head(&["row", "it asks for", "state", "figures", "tests", "missing"]);
     for state in &evidence.states {
@@ -36,7 +36,7 @@ pub fn requirements(evidence: &Evidence) -> String {
     text
 }
 
-/// Figures of all benchmarks that have a target, or all the others.
+/// Returns the figures of all benchmarks that have a target, or all the others.
 pub fn facts(evidence: &Evidence, judged: bool) -> String {
     let mut text = head(&["bench", "it must reach", "figure", "target", "verdict", "from"]);
     for fact in evidence.gathered.facts.iter().filter(|fact| fact.verdict().is_some() == judged) {
@@ -46,7 +46,7 @@ pub fn facts(evidence: &Evidence, judged: bool) -> String {
     text
 }
 
-/// The whole report.
+/// Returns the whole report.
 pub fn markdown(evidence: &Evidence) -> String {
     let mut text = format!("# memfold: the evidence\n\n{}\n\n", evidence.heading().join("  \n"));
     text += &format!("## Requirements\n{}\n{}\n", evidence.sum(), requirements(evidence));
@@ -68,7 +68,7 @@ pub fn markdown(evidence: &Evidence) -> String {
     text
 }
 
-/// The section of docs/benchmarks.md: the rows in short and the targets.
+/// Returns the section of docs/benchmarks.md: the summary of requirements, and the targets.
 fn section(evidence: &Evidence) -> String {
     let mut text =
         format!("{}\n\n{} {LEGEND}\n\n", evidence.heading().join("  \n"), evidence.sum());
@@ -96,7 +96,7 @@ fn section(evidence: &Evidence) -> String {
     text + &format!("\nRows of the requirements that are not wholly shown: {}.\n", open.join("; "))
 }
 
-/// Puts the section into docs/benchmarks.md, between its marks.
+/// Writes the section into docs/benchmarks.md, between its marks.
 pub fn write_readme(evidence: &Evidence, readme: &Path) -> anyhow::Result<()> {
     let text =
         std::fs::read_to_string(readme).with_context(|| format!("reading {}", readme.display()))?;
@@ -104,7 +104,7 @@ pub fn write_readme(evidence: &Evidence, readme: &Path) -> anyhow::Result<()> {
     std::fs::write(readme, text).with_context(|| format!("writing {}", readme.display()))
 }
 
-/// `text` with other content between the marks, which must be there once.
+/// Replaces the text between the marks, which must occur once.
 fn replaced(text: &str, section: &str) -> anyhow::Result<String> {
     let (before, rest) =
         text.split_once(MARKS.0).with_context(|| format!("has no line {}", MARKS.0.trim()))?;
@@ -126,7 +126,7 @@ mod tests {
         assert!(new.contains(&format!("{}new\n{}", MARKS.0, MARKS.1)));
         let (_, rest) = text.split_once(MARKS.0).unwrap();
         let (section, _) = rest.split_once(MARKS.1).unwrap();
-        // Its first lines name the machine, the command and the commit; then comes the table.
+        // The first lines name the machine, the command and the commit. The table follows.
         for wanted in ["UTC", "cores", "Linux", "command: ", "commit "] {
             assert!(section.contains(wanted), "the section has no '{wanted}'");
         }

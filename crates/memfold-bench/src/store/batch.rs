@@ -12,10 +12,10 @@ use std::time::Instant;
 
 const BLOCK: usize = 16 << 10;
 const BATCH: usize = 16;
-/// What two cores must reach of one core's throughput.
+/// The least throughput of two cores, relative to one.
 const SPEEDUP_MIN: f64 = 1.7;
 
-/// Compresses the corpus in batches on one core and on two, in turns.
+/// Compresses the corpus in batches on one core and on two, in turn.
 pub fn rows(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Vec<StoreRow>> {
     let label = |codec: &str| format!("{codec}: batches of {BATCH} blocks on 2 cores, of one core");
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -71,8 +71,8 @@ fn jobs(corpus: &CorpusFile, batch: usize, to: &mut Buffer) -> [BatchJob; BATCH]
 
 fn on_one(codec: &mut BareCodec, corpus: &CorpusFile, batch: usize, to: &mut Buffer) -> usize {
     let compress = |job: BatchJob| {
-        // SAFETY: the block lies in the corpus, which nobody writes; `to` has room for a block at
-        // each place.
+        // SAFETY: the block lies in the corpus, which is never written; `to` has room for a block
+        // at each place.
         let size = unsafe { codec.compress(job.src, job.len, job.dst, job.room) };
         size.expect("the codec works").unwrap_or(BLOCK)
     };
@@ -81,7 +81,8 @@ fn on_one(codec: &mut BareCodec, corpus: &CorpusFile, batch: usize, to: &mut Buf
 
 fn on_two(queue: &mut dyn Compressor, corpus: &CorpusFile, batch: usize, to: &mut Buffer) -> usize {
     let jobs = jobs(corpus, batch, to);
-    // SAFETY: as above; nobody else uses the places until all results are there.
+    // SAFETY: each job's block lies in the corpus, and its place has room; nothing else uses the
+    // places until all results are there.
     let taken = unsafe { queue.submit(&jobs) };
     assert_eq!(taken, BATCH, "an idle queue takes a batch");
     let (mut left, mut bytes) = (BATCH, 0);

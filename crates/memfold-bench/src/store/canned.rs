@@ -1,5 +1,5 @@
-//! Canned mode on each kind of data in the corpus and on all of it mixed: bytes stored with
-//! dictionaries on, of off.
+//! Canned mode on each kind of data in the corpus and on all of it mixed: stored bytes with
+//! dictionaries, relative to those without.
 
 use crate::common::row::StoreRow;
 use crate::corpus::PIECE;
@@ -14,32 +14,32 @@ use std::time::Instant;
 
 /// The kinds that alternate in a corpus of `memfold bench corpus`.
 const KINDS: [&str; 4] = ["libraries", "pickles", "JSON", "floats"];
-/// Bytes of blocks that the dictionaries of the `raw` and `trained` figures are made from and
-/// judged by.
+/// Size of the sample of blocks that the dictionaries of the `raw` and `trained` figures are made
+/// from and judged by.
 const SAMPLE_BYTES: usize = 2 << 20;
-/// One sampled block in so many is not learnt from, but judged by.
+/// One sampled block in this many is used to judge a dictionary, not to make it.
 const HELD_OUT: usize = 4;
-/// Folios saved from one look of canned mode to the next.
+/// Folios saved between two evaluations of canned mode.
 const STEP: usize = 16;
 
-/// How a store comes to its dictionary.
+/// The source of a store's dictionary.
 enum With<'a> {
     Nothing,
-    /// It makes and judges them itself, from what is saved.
+    /// The store makes and judges dictionaries itself, from saved blocks.
     Own,
-    /// This one, unjudged.
+    /// This dictionary, unjudged.
     This(&'a Dictionary),
 }
 
-/// What a part takes in a store.
+/// The memory that a part needs in a store.
 struct Taken {
     stored: u64,
-    /// Pool pages and dictionaries.
+    /// Bytes of pool pages and dictionaries.
     held: u64,
     save_s: f64,
 }
 
-/// One row for each codec, block size and part; for a short look only for the last part.
+/// Returns one row for each codec, block size and part. A quick run measures only the last part.
 pub fn rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
     let mut rows = Vec::new();
     for codec in ["lz4", "zstd"] {
@@ -54,7 +54,7 @@ pub fn rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
     Ok(rows)
 }
 
-/// The parts and the pages that their folios start at.
+/// Returns the parts, and the first pages of their folios.
 fn parts(corpus: &CorpusFile) -> Vec<(&'static str, Vec<u64>)> {
     let all: Vec<u64> =
         (0..corpus.pages() as u64 / FOLIO_PAGES).map(|folio| folio * FOLIO_PAGES).collect();
@@ -102,7 +102,7 @@ fn row(
     Ok(StoreRow::at_most(&label, own.stored as f64 / off.stored as f64, 1.0, note))
 }
 
-/// Saves everything twice, as a program that goes on would; times and bytes are of the second save.
+/// Saves everything twice, as a program that runs on would. Times and bytes are of the second save.
 fn measure(
     corpus: &CorpusFile,
     codec: &str,
@@ -142,7 +142,8 @@ fn measure(
     Ok(Taken { stored: stats.stored_bytes, held: stats.held_bytes - stats.warm_bytes, save_s })
 }
 
-/// Blocks from all over a part: those to learn from, and those to judge by.
+/// Returns blocks from all over a part: those to make dictionaries from, and those to judge them
+/// by.
 fn samples(corpus: &CorpusFile, block: Order, folios: &[u64]) -> (Vec<u8>, Vec<u8>) {
     let folio_bytes = FOLIO_PAGES as usize * PAGE;
     let step = (folios.len() * folio_bytes / SAMPLE_BYTES).max(1);

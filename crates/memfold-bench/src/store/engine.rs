@@ -1,4 +1,4 @@
-//! The store under the engine: a region folded and touched again, by block size and with the
+//! The store under the engine: a region is folded and touched again, by block size and with the
 //! small-page fallback.
 
 use crate::common::row::StoreRow;
@@ -9,24 +9,25 @@ use memfold::{Memory, Region};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-/// The source's own ratios of 16 KiB to 4 KiB blocks, with zstd.
+/// The ratio of 16 KiB to 4 KiB blocks, as in the source's own figures, with zstd.
 const OUT_MAX: f64 = 0.73;
 const IN_MAX: f64 = 0.68;
 const STORED_MAX: f64 = 0.83;
-/// The time in with every load forced onto small pages, of that without. The source lost 3.2x.
+/// The most time of loads with all of them forced onto small pages, relative to normal loads. The
+/// source lost 3.2x.
 const FALLBACK_MAX: f64 = 1.10;
 
-/// What folding a region and touching it again takes.
+/// The results of folding a region and touching it again.
 struct Folded {
     out_ms: f64,
     in_ms: f64,
-    /// Pool bytes per byte folded.
+    /// Pool bytes per folded byte.
     held: f64,
 }
 
-/// A region that is folded and touched in turns with others.
+/// A region that is folded and touched in turn with others.
 struct Bench {
-    // The region first: it must go before its memory does.
+    // The region first, because it must be dropped before its `Memory`.
     region: Region,
     memory: Memory,
     rounds: Vec<Folded>,
@@ -43,12 +44,12 @@ impl Bench {
         Ok(Bench { region, memory, rounds: Vec::new() })
     }
 
-    /// Folds and touches everything once, and checks every byte.
+    /// Folds and touches all pages once, and checks every byte.
     fn round(&mut self, corpus: &CorpusFile) -> anyhow::Result<()> {
         let len = self.region.len();
         let start = Instant::now();
         self.region.pageout(0..len);
-        // Workers may still be at the last folios.
+        // Workers may still be saving the last folios.
         while self.memory.stats().folded_bytes.load(Relaxed) < len as u64 {
             self.region.pageout(0..len);
         }
@@ -66,7 +67,7 @@ impl Bench {
         let wrong = (0..len / PAGE).filter(|page| !right(*page)).count();
         anyhow::ensure!(wrong == 0, "{wrong} PAGES came back WRONG");
         self.rounds.push(Folded { out_ms, in_ms, held });
-        // Every block changes a little, so that the next round compresses it again.
+        // A small change in every block makes the next round compress it again.
         let round = self.rounds.len() as u8;
         let bytes = self.region.as_mut_slice();
         (0..len / PAGE).for_each(|page| {
@@ -80,7 +81,7 @@ impl Bench {
     }
 }
 
-/// The byte of each page that every round changes.
+/// The offset of the byte in each page that every round changes.
 const CHANGED: usize = 8;
 
 fn corpus_page(corpus: &CorpusFile, page: usize) -> &[u8] {
@@ -89,20 +90,20 @@ fn corpus_page(corpus: &CorpusFile, page: usize) -> &[u8] {
     unsafe { std::slice::from_raw_parts(corpus.page(page as u64), PAGE) }
 }
 
-/// Whether a page is that of the corpus, but for the changed byte, to which `changed` was added.
+/// Returns whether a page equals that of the corpus, except for the changed byte, to which
+/// `changed` was added.
 fn is_right(page: &[u8], original: &[u8], changed: u8) -> bool {
     page[..CHANGED] == original[..CHANGED]
         && page[CHANGED] == original[CHANGED].wrapping_add(changed)
         && page[CHANGED + 1..] == original[CHANGED + 1..]
 }
 
-/// Measures 4 KiB blocks, 16 KiB blocks, and 16 KiB blocks with every load on small pages, in
-/// turns.
+/// Measures 4 KiB blocks, 16 KiB blocks, and 16 KiB blocks with every load on small pages, in turn.
 pub fn rows(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result<Vec<StoreRow>> {
     let mut all = [("4K", "0"), ("16K", "0"), ("16K", "100")]
         .into_iter()
         .map(|(block, fallback)| {
-            // Folios of one block and no read-ahead, as in the source: each touch of a folio is a
+            // Folios of one block without read-ahead, as in the source: each touch of a folio is a
             // fault.
             let settings =
                 [("folio", block), ("block", block), ("readahead", "off"), ("fallback", fallback)];
@@ -151,8 +152,8 @@ pub fn rows(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result<Ve
     ])
 }
 
-/// What batches on several cores bring the engine, whose threads already work at several folios at
-/// once.
+/// Measures the gain of batches on several cores in the engine, whose threads already work on
+/// several folios at once.
 pub fn batches(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result<Vec<StoreRow>> {
     let mut all = ["1", "16"]
         .into_iter()

@@ -1,4 +1,4 @@
-//! `memfold bench store`: what the compressed store must reach, by itself and under the engine.
+//! `memfold bench store`: the targets of the compressed store, alone and under the engine.
 
 mod pool;
 mod engine;
@@ -27,13 +27,13 @@ pub struct StoreArgs {
     /// The data
     #[command(flatten)]
     pub corpus: Given,
-    /// A short look, under a minute: fewer rounds and objects
+    /// A quick run, under a minute: fewer rounds and objects
     #[arg(long)]
     pub quick: bool,
     /// Only these parts [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
     pub part: Vec<Part>,
-    /// What becomes of the report
+    /// Where the report goes
     #[command(flatten)]
     pub output: Output,
 }

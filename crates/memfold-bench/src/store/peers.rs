@@ -1,4 +1,4 @@
-//! `memfold bench peers`: other memory that is compressed, with the same data: nbdkit's memory disk
+//! `memfold bench peers`: other kinds of compressed memory with the same data: nbdkit's memory disk
 //! and python-blosc2.
 
 use crate::common::row::StoreRow;
@@ -31,13 +31,13 @@ struct Pass {
 
 type Run = dyn Fn(&Data) -> anyhow::Result<Pass>;
 
-/// A peer: its name, and its way to take and give back the data.
+/// A peer: its name, and the function that writes and reads the data.
 struct Other {
     name: String,
     run: Box<Run>,
 }
 
-/// The corpus a few times over, as a file in memory; gone with the value.
+/// The corpus, repeated a few times, as a file in memory. Dropping it removes it.
 struct Data<'c> {
     dir: PathBuf,
     bytes: usize,
@@ -133,7 +133,7 @@ fn measure(corpus: &CorpusFile, (times, rounds): (usize, usize)) -> anyhow::Resu
     Ok(found)
 }
 
-/// The first line that a program prints of itself.
+/// Returns the first line that a program prints with these arguments.
 fn version(program: &str, args: &[&str]) -> anyhow::Result<String> {
     let output = Command::new(program)
         .args(args)
@@ -152,7 +152,7 @@ fn version(program: &str, args: &[&str]) -> anyhow::Result<String> {
         .to_string())
 }
 
-/// A region: written, folded whole, and read again.
+/// Writes a region, folds all of it, and reads it again.
 fn memfold(data: &Data, codec: &str) -> anyhow::Result<Pass> {
     let problem = |error: memfold::Error| anyhow::anyhow!("memfold: {error}");
     let resident_bytes = 2 * data.bytes as u64 + (64 << 20);
@@ -168,7 +168,7 @@ fn memfold(data: &Data, codec: &str) -> anyhow::Result<Pass> {
         unsafe {
             std::ptr::copy_nonoverlapping(data.corpus.page(number as u64), page(number), PAGE)
         };
-        // Leaves memory as it is written, 2 MiB at a time, as a disk would take it.
+        // Folds memory as it is written, 2 MiB at a time, as a disk would receive it.
         if (number + 1).is_multiple_of(512) {
             region.pageout((number - 511) * PAGE..(number + 1) * PAGE);
         }
@@ -190,7 +190,7 @@ fn memfold(data: &Data, codec: &str) -> anyhow::Result<Pass> {
     Ok(Pass { out_mb_s, in_mb_s, held_bytes })
 }
 
-/// nbdkit as a disk in memory, over a socket: copied to, copied from, and compared.
+/// Runs nbdkit as a disk in memory, over a socket: copies to it, copies from it, and compares.
 fn nbdkit_memory(data: &Data, allocator: &str) -> anyhow::Result<Pass> {
     let socket = data.dir.join("socket");
     let _ = fs::remove_file(&socket);
@@ -218,7 +218,7 @@ fn copy_and_compare(data: &Data, socket: &Path, pid: u32) -> anyhow::Result<Pass
     let start = Instant::now();
     nbdcopy(&[&file, &uri])?;
     let out_mb_s = data.mb_s(start);
-    // All of its memory: one allocator takes its own before it is written to.
+    // All of its memory, because one allocator allocates before it is written to.
     let held_bytes = held()?;
     let start = Instant::now();
     nbdcopy(&[&uri, "null:"])?;
@@ -241,8 +241,7 @@ fn nbdcopy(args: &[&str]) -> anyhow::Result<()> {
     }
 }
 
-/// An array with chunks of 2 MiB and blocks of 16 KiB, compressed and read on as many cores as
-/// there are.
+/// Makes an array with chunks of 2 MiB and blocks of 16 KiB, compressed and read on all cores.
 fn blosc2(data: &Data, codec: &str) -> anyhow::Result<Pass> {
     let output = Command::new("python3")
         .args(["-c", BLOSC, &data.file().display().to_string(), codec])

@@ -1,5 +1,5 @@
-//! The store alone: what it adds to the bare codec, what it holds for the corpus, and how well it
-//! keeps memory.
+//! The store alone: its overhead over the bare codec, its memory for the corpus, and its
+//! fragmentation.
 
 use crate::common::row::StoreRow;
 use crate::common::summary::Spread;
@@ -17,17 +17,17 @@ use std::time::{Duration, Instant};
 pub const FOLIO_PAGES: u64 = 16;
 const FOLIO_BYTES: usize = FOLIO_PAGES as usize * PAGE;
 const BLOCK_BYTES: usize = 16 << 10;
-/// What the pool may add to the time of the bare codec.
+/// The most overhead of the pool, relative to the time of the bare codec.
 const OVERHEAD_MAX: f64 = 0.10;
 const EFFICIENCY_MIN: f64 = 0.85;
 const EFFICIENCY_COMPACT_MIN: f64 = 0.95;
 
-/// An order from its number.
+/// Makes an order from its number.
 pub fn order(number: u8) -> Order {
     Order::new(number).expect("0 to 9 are orders")
 }
 
-/// A store for the tests here, with blocks of 2^`block` pages.
+/// Makes a store with blocks of 2^`block` pages.
 pub fn store(codec: &str, block: u8, pools: usize) -> anyhow::Result<Store> {
     let codec = CodecSpec::parse(codec).map_err(|e| anyhow::anyhow!("{e}"))?;
     let block_order = order(block);
@@ -36,7 +36,7 @@ pub fn store(codec: &str, block: u8, pools: usize) -> anyhow::Result<Store> {
     Store::new(&config).map_err(|e| anyhow::anyhow!("store: {e}"))
 }
 
-/// Saves the folio of `order` that starts at corpus page `page`, which must not wrap around.
+/// Saves the folio of `order` that starts at corpus page `page`. It must not wrap around.
 pub fn save(
     store: &Store,
     w: &mut CodecWorker,
@@ -68,15 +68,15 @@ pub fn load(store: &Store, w: &mut CodecWorker, handles: &[Handle], order: Order
     let block = store.block_order(order);
     assert!(to.len() >= order.bytes());
     for (index, handle) in handles.iter().enumerate() {
-        // SAFETY: block `index` lies in the folio, for which `to` has room; nobody frees the handle
-        // meanwhile.
+        // SAFETY: block `index` lies in the folio, for which `to` has room; nothing frees the
+        // handle meanwhile.
         let loaded =
             unsafe { store.load(w, *handle, block, to[index * block.bytes()..].as_mut_ptr()) };
         loaded.expect("what was saved loads");
     }
 }
 
-/// Room for one folio of any order, page-aligned.
+/// A page-aligned buffer for one folio of any order.
 pub struct Buffer(Vec<Page>);
 
 #[repr(C, align(4096))]
@@ -84,34 +84,34 @@ pub struct Buffer(Vec<Page>);
 struct Page([u8; PAGE]);
 
 impl Buffer {
-    /// All zeros.
+    /// Makes a buffer of zeros.
     pub fn new(bytes: usize) -> Buffer {
         Buffer(vec![Page([0; PAGE]); bytes.div_ceil(PAGE)])
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: pages are arrays of bytes, one after another, borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * PAGE) }
     }
 }
 
-/// The bytes of a corpus folio of 64 KiB.
+/// Returns the bytes of a corpus folio of 64 KiB.
 pub fn folio(corpus: &CorpusFile, page: u64) -> &[u8] {
     assert!(page as usize + FOLIO_PAGES as usize <= corpus.pages());
     // SAFETY: the pages lie in the corpus one after another, which is mapped and never written.
     unsafe { std::slice::from_raw_parts(corpus.page(page), FOLIO_BYTES) }
 }
 
-/// What the whole corpus takes in a store.
+/// The results of storing the whole corpus.
 pub struct Whole {
-    /// Bytes that the codec made of it.
+    /// Bytes of the codec's output.
     pub stored: u64,
     /// Bytes of memory held, metadata included.
     pub held: u64,
-    /// The fastest of some rounds, MB/s.
+    /// Throughput of saves in the fastest round, MB/s.
     pub out_mb_s: f64,
-    /// The same for loads.
+    /// Throughput of loads in the fastest round, MB/s.
     pub in_mb_s: f64,
 }
 
@@ -148,12 +148,12 @@ pub fn whole(corpus: &CorpusFile, codec: &str, block: u8, rounds: usize) -> anyh
     Ok(Whole { stored, held, out_mb_s: mb / out_s, in_mb_s: mb / in_s })
 }
 
-/// Folios kept at a time while the overhead is measured: more than the caches hold.
+/// Folios kept at a time while the overhead is measured: more than fits into the CPU caches.
 const RING: usize = 512;
 
-/// Save and load of 64 KiB folios against the codec alone, which writes to and reads from a ring of
-/// as many folios. Folios with a same-filled page are left out: the store skips those, so they
-/// would flatter it.
+/// Measures save and load of 64 KiB folios against the codec alone, which uses a ring of as many
+/// folios. Folios with a same-filled page are left out: the store skips those, which would improve
+/// its figures.
 pub fn overhead(corpus: &CorpusFile, codec: &str, rounds: usize) -> anyhow::Result<StoreRow> {
     let filled = |page: &[u8]| page.chunks_exact(8).all(|word| word == &page[..8]);
     let starts = (0..corpus.pages() as u64 / FOLIO_PAGES).map(|folio| folio * FOLIO_PAGES);
@@ -171,7 +171,7 @@ pub fn overhead(corpus: &CorpusFile, codec: &str, rounds: usize) -> anyhow::Resu
     let bare = BareCodec::new(spec, BLOCK_BYTES);
     let mut bare =
         Bare { codec: bare, ring: Buffer::new(RING * FOLIO_BYTES), to: Buffer::new(FOLIO_BYTES) };
-    // Both once through their rings first, so that neither meets fresh memory.
+    // Both run once through their rings first, so that neither touches new memory.
     (0..2 * RING).for_each(|at| {
         ours.step(corpus, pages[at % pages.len()], at % RING);
         bare.step(corpus, pages[at % pages.len()], at % RING);
@@ -181,7 +181,7 @@ pub fn overhead(corpus: &CorpusFile, codec: &str, rounds: usize) -> anyhow::Resu
     for round in 0..rounds {
         let (mut ours_time, mut bare_time) = (Duration::ZERO, Duration::ZERO);
         for (at, page) in pages.iter().enumerate() {
-            // The second of the two finds the folio in the caches, so they take turns at that.
+            // The second of the two finds the folio in the CPU caches, so they take turns.
             if (at + round) % 2 == 0 {
                 ours_time += ours.step(corpus, *page, at % RING);
                 bare_time += bare.step(corpus, *page, at % RING);
@@ -253,8 +253,8 @@ impl Bare {
     }
 }
 
-/// Objects of mixed size that live for a short, a middle or a long time; then what the pool stores
-/// of what it holds, before and after compaction.
+/// Stores objects of mixed size with short, medium and long lives. Then returns the stored bytes
+/// relative to the memory held, before and after compaction.
 pub fn churn(corpus: &CorpusFile, objects: u64) -> anyhow::Result<Vec<StoreRow>> {
     let store = store("lz4", 2, 1)?;
     let mut w = store.worker();

@@ -1,6 +1,6 @@
 //! `memfold bench pools`: ten workloads reclaim and refault at once, on one pool and on several
-//! (P2); and single streams out and in, of zeros and of real data, in small and in large folios
-//! (C-bench). And for `memfold bench store`: ten workloads on a store by itself.
+//! (P2). Also single streams out and in, of zeros and of real data, in small and in large folios
+//! (C-bench). For `memfold bench store`: ten workloads on a store alone.
 
 use crate::common::row::StoreRow;
 use crate::common::summary::Spread;
@@ -18,11 +18,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 const WORKLOADS: u64 = 10;
-/// Pages that a workload takes one after another from a random place on: 64 KiB.
+/// Consecutive pages that a workload touches from a random place on: 64 KiB.
 const RUN: usize = 16;
 /// Folios that each workload on a store keeps.
 const LIVE: usize = 64;
-/// The default number of pools must be within this of the best number.
+/// The default number of pools must reach this share of the best number.
 const BEST_SHARE: f64 = 0.97;
 
 /// Measures, prints and returns the exit status.
@@ -47,18 +47,18 @@ fn region(memory: &Memory, len: usize) -> anyhow::Result<Region> {
     memory.region(len).map_err(|error| anyhow::anyhow!("memfold: {error}"))
 }
 
-/// One run of all workloads.
+/// The results of one run of all workloads.
 struct Together {
-    /// What they did in a second: MB, or folios.
+    /// Their rate per second: MB, or folios.
     rate: f64,
     /// Waits for locks of the pools, per 1000 runs of pages or folios.
     waits: f64,
-    /// Time that they took, of the time of all workloads, in percent.
+    /// The time of these waits, in percent of the time of all workloads.
     wait_percent: f64,
 }
 
 impl Together {
-    /// `steps` in `seconds`, each worth `each` of the rate, with these waits.
+    /// Computes the results of `steps` in `seconds`. Each step adds `each` to the rate.
     fn of(steps: f64, each: f64, seconds: f64, waits: u64, wait_ns: u64) -> Together {
         Together {
             rate: steps * each / seconds,
@@ -68,7 +68,7 @@ impl Together {
     }
 }
 
-/// The default number of pools, and all numbers that are compared: that, 1 and `others`.
+/// Returns the default number of pools, and all numbers to compare: the default, 1 and `others`.
 fn pool_counts(others: &[usize]) -> (usize, Vec<usize>) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let default = StoreConfig::pools_for(cores);
@@ -78,7 +78,7 @@ fn pool_counts(others: &[usize]) -> (usize, Vec<usize>) {
     (default, counts)
 }
 
-/// Every workload has a part of one region and a quarter of it in memory, so each touch evicts and
+/// Every workload has a part of one region, and a quarter of it in memory. So each touch evicts and
 /// loads.
 fn together(
     corpus: &CorpusFile,
@@ -125,7 +125,7 @@ fn together(
                 })
             })
             .collect();
-        barrier.wait(); // All is filled.
+        barrier.wait(); // All parts are filled.
         before = memory.store_stats();
         start = Instant::now();
         barrier.wait();
@@ -183,7 +183,7 @@ fn many(corpus: &CorpusFile, quick: bool, found: &mut Found) -> anyhow::Result<(
     Ok(())
 }
 
-/// A whole region out and in again, in order.
+/// Evicts and loads a whole region, in order.
 fn sequential(
     corpus: &CorpusFile,
     zeros: bool,
@@ -214,7 +214,7 @@ fn sequential(
     for _ in 0..rounds {
         let start = Instant::now();
         region.pageout(0..len);
-        // Workers may still be at the last folios.
+        // Workers may still be saving the last folios.
         while memory.stats().folded_bytes.load(Relaxed) < len as u64 {
             region.pageout(0..len);
         }
@@ -222,7 +222,8 @@ fn sequential(
         index_bytes = memory.stats().index_bytes.load(Relaxed).max(index_bytes);
         held = memory.stats().pool_bytes.load(Relaxed).max(held);
         let start = Instant::now();
-        // SAFETY: each page lies in the region; volatile, so that it is really touched.
+        // SAFETY: each page lies in the region; the read is volatile, so that the page is really
+        // touched.
         (0..len / PAGE).for_each(|number| unsafe {
             std::hint::black_box(page(number).read_volatile());
         });
@@ -252,7 +253,7 @@ fn sequential(
     Ok(())
 }
 
-/// A workload saves a folio, loads another and frees a third, over and over.
+/// Runs a workload that saves a folio, loads another and frees a third, repeatedly.
 fn on_store(store: &Store, corpus: &CorpusFile, number: u64, steps: usize) {
     let (mut w, mut random) = (store.worker(), Random::new(number));
     let mut to = Buffer::new(order(4).bytes());
@@ -293,7 +294,7 @@ fn together_on_store(corpus: &CorpusFile, pools: usize, steps: usize) -> anyhow:
     ))
 }
 
-/// Ten workloads on one pool, on the default number and on 32, each the best of `rounds`.
+/// Runs ten workloads on one pool, on the default number and on 32, and takes the best of `rounds`.
 pub fn store_rows(
     corpus: &CorpusFile,
     steps: usize,

@@ -12,12 +12,12 @@ use std::path::Path;
 use std::time::Instant;
 
 const CHUNK: usize = 1 << 20;
-/// What memfold may hold of what zram lz4 holds.
+/// The most memory, relative to zram lz4.
 const LZ4_MAX: f64 = 0.85;
 const ZSTD_MAX: f64 = 0.65;
 
 /// Writes the corpus to zram lz4 and reads it back, with direct transfers of 1 MiB. The device is
-/// gone afterwards.
+/// removed afterwards.
 fn zram(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Whole> {
     guard::open_journal(Path::new(JOURNAL_PATH))?;
     let measured = on_device(corpus, rounds);
@@ -56,10 +56,10 @@ fn on_device(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Whole> {
     })
 }
 
-/// The whole corpus in the store and in zram lz4: memory held, and speed.
+/// Compares the whole corpus in the store and in zram lz4: memory held, and speed.
 ///
-/// With lz4 the target is for the best block size that is no slower than zram: blocks of 256 KiB;
-/// 16 KiB, the default, is shown beside it.
+/// With lz4 the target is for the best block size that is no slower than zram: blocks of 256 KiB.
+/// The default of 16 KiB is shown beside it.
 pub fn rows(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Vec<StoreRow>> {
     let asked =
         [("lz4", 2, "16K", LZ4_MAX), ("lz4", 6, "256K", LZ4_MAX), ("zstd", 2, "16K", ZSTD_MAX)];

@@ -10,23 +10,24 @@ use memfold::{Delivery, Memory, Region};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-/// What 2 MiB folios must save of the index that 4 KiB entries take.
+/// The least saving of 2 MiB folios in the index, relative to 4 KiB entries.
 const SAVED_MIN: f64 = 0.94;
-/// What index and pool may take for a terabyte touched once in 2 MiB steps; for less, as much less.
+/// The most memory of index and pool for a terabyte touched once in 2 MiB steps. For smaller areas
+/// it is proportional.
 const SPARSE_MAX_MIB: u64 = 256;
 const HUGE: usize = 2 << 20;
 
-/// What an engine holds when all is folded, bytes.
+/// Memory of an engine when all is folded, in bytes.
 struct Held {
     index: u64,
     pool: u64,
 }
 
-/// A region of `len` bytes, every page filled with a pattern of its own and folded.
+/// Fills every page of a region of `len` bytes with a different pattern, and folds it.
 fn held(len: usize, settings: &[String]) -> anyhow::Result<Held> {
     let (memory, region) = folded(len, Delivery::Signal, settings)?;
     for page in 0..len / PAGE {
-        // SAFETY: the page lies in the region, which nobody else uses.
+        // SAFETY: the page lies in the region, which nothing else uses.
         let words = unsafe {
             std::slice::from_raw_parts_mut(region.as_ptr().add(page * PAGE).cast::<u64>(), PAGE / 8)
         };
@@ -37,7 +38,7 @@ fn held(len: usize, settings: &[String]) -> anyhow::Result<Held> {
     let held =
         Held { index: stats.index_bytes.load(Relaxed), pool: stats.pool_bytes.load(Relaxed) };
     for page in (0..len / PAGE).step_by(997) {
-        // SAFETY: as above.
+        // SAFETY: the page lies in the region, which nothing else uses.
         let word = unsafe {
             region.as_ptr().add(page * PAGE + 8 * (page % 512)).cast::<u64>().read_volatile()
         };
@@ -50,7 +51,7 @@ fn pattern(page: usize) -> u64 {
     0x0101_0101_0101_0101 * (page as u64 % 250 + 1)
 }
 
-/// Folds all of it; workers may be at the last folios for a while.
+/// Folds all of it, and waits until workers have saved the last folios.
 fn fold(memory: &Memory, region: &Region, len: usize) {
     let start = Instant::now();
     while memory.stats().folded_bytes.load(Relaxed) < len as u64 && start.elapsed().as_secs() < 20 {
@@ -58,7 +59,7 @@ fn fold(memory: &Memory, region: &Region, len: usize) {
     }
 }
 
-/// Index memory by folio size, and the sparse terabyte.
+/// Measures index memory by folio size, and the sparse terabyte.
 pub fn rows(quick: bool) -> anyhow::Result<Vec<StoreRow>> {
     let len: usize = if quick { 2 << 30 } else { 16 << 30 };
     let of = |folio: &str, block: &str| {
@@ -87,7 +88,7 @@ pub fn rows(quick: bool) -> anyhow::Result<Vec<StoreRow>> {
     Ok(rows)
 }
 
-/// `len` bytes, one word written in each 2 MiB, and read again.
+/// Writes one word in each 2 MiB of `len` bytes, and reads it again.
 fn sparse(len: usize) -> anyhow::Result<Vec<StoreRow>> {
     let tables = || {
         kib_field(&std::fs::read_to_string("/proc/self/status").unwrap_or_default(), "VmPTE:")
@@ -95,11 +96,11 @@ fn sparse(len: usize) -> anyhow::Result<Vec<StoreRow>> {
     };
     let tables_before = tables();
     let (memory, region) = folded(len, Delivery::Signal, &["resident=256M".into()])?;
-    // SAFETY: `at` lies in the region, which nobody else uses.
+    // SAFETY: `at` lies in the region, which nothing else uses.
     let word = |at: usize| unsafe { region.as_ptr().add(at).cast::<u64>() };
     let start = Instant::now();
     for at in (0..len).step_by(HUGE) {
-        // SAFETY: as above.
+        // SAFETY: `at` lies in the region, which nothing else uses.
         unsafe { word(at).write_volatile(!(at as u64)) };
     }
     let seconds = start.elapsed().as_secs_f64();
@@ -108,7 +109,7 @@ fn sparse(len: usize) -> anyhow::Result<Vec<StoreRow>> {
     let peak = stats.peak_resident_bytes.load(Relaxed);
     let table_bytes = tables().saturating_sub(tables_before);
     for at in (0..len).step_by(HUGE * 61) {
-        // SAFETY: as above.
+        // SAFETY: `at` lies in the region, which nothing else uses.
         let found = unsafe { word(at).read_volatile() };
         anyhow::ensure!(found == !(at as u64), "byte {at:#x} is WRONG");
     }

@@ -1,5 +1,5 @@
-//! The load of `bench swap`: threads that write their parts of an area, read them and write them
-//! again, as usemem does, over a swap file of memfold's or of the kernel's. Every page is checked.
+//! The load of `bench swap`: as in usemem, threads write their parts of an area, read them and
+//! write them again, over a swap file of memfold or of the kernel. Every page is checked.
 
 use crate::common::row::StoreRow;
 use crate::common::size::show_size;
@@ -22,28 +22,29 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// What folios of 64 KiB and 2 MiB must bring over folios of 4 KiB.
+/// The least gain of folios of 64 KiB and 2 MiB over folios of 4 KiB.
 const LARGE_MIN: [(&str, f64); 2] = [("64K", 1.46), ("2M", 1.90)];
-/// What memfold must bring over the kernel.
+/// The least gain of memfold over the kernel.
 const KERNEL_MIN: f64 = 1.5;
 const SILENCE_MAX: Duration = Duration::from_secs(120);
-/// zswap may hold this much of the machine's memory: the least that it can be told.
+/// The size limit of zswap, in percent of the machine's memory: the smallest that the kernel
+/// accepts.
 const ZSWAP_PERCENT: u64 = 1;
 
-/// Where and how much.
+/// The parameters of a load.
 #[derive(Clone)]
 pub struct Load<'a> {
     /// The corpus file.
     pub corpus: &'a Path,
-    /// Where swap files are made.
+    /// The directory of swap files.
     pub dir: &'a Path,
     /// Bytes written.
     pub size: u64,
-    /// Bytes of memory for it.
+    /// The memory limit, in bytes.
     pub limit: u64,
-    /// Threads, each with its part.
+    /// Threads, each with its own part.
     pub threads: usize,
-    /// Runs of each kind, which take turns.
+    /// Runs of each kind, in turn.
     pub runs: usize,
 }
 
@@ -72,8 +73,8 @@ impl Load<'_> {
         args.words()
     }
 
-    /// The load in a region of the library (thread mode), within `limit`, everything that leaves it
-    /// in the swap file.
+    /// Runs the load in a region of the library (thread mode), within `limit`. All evicted data
+    /// goes to the swap file.
     fn in_region(
         &self,
         phases: &[Phase],
@@ -90,8 +91,8 @@ impl Load<'_> {
         )?)
     }
 
-    /// The load as a plain program under `memfold run --limit --swap` with more flags; `on_ready`
-    /// gets its process.
+    /// Runs the load as a plain program under `memfold run --limit --swap` with further flags.
+    /// `on_ready` gets its process.
     pub fn under_run(&self, flags: &[&str], on_ready: impl Fn(i32)) -> anyhow::Result<RunResult> {
         let stats = StatsFile::new();
         let mut command = Command::new(memfold()?);
@@ -131,10 +132,10 @@ impl Load<'_> {
     }
 }
 
-/// What is compared with the kernel: write, read, write again.
+/// The phases that are compared with the kernel: write, read, write again.
 const WALK: [Phase; 3] = [Phase::Fill, Phase::Read1, Phase::Dirty];
 
-/// An error if a run broke off or found a wrong byte.
+/// Returns an error if a run failed or found a wrong byte.
 fn finished(result: RunResult) -> anyhow::Result<RunResult> {
     if let Some(why) = &result.broke_off {
         bail!("{}: broke off: {why}", result.peer);
@@ -145,7 +146,7 @@ fn finished(result: RunResult) -> anyhow::Result<RunResult> {
     Ok(result)
 }
 
-/// Bytes of all phases over their time, MB/s.
+/// Returns the bytes of all phases over their time, in MB/s.
 fn throughput(result: &RunResult) -> f64 {
     let bytes: f64 = result.phases.iter().map(|phase| phase.mb_per_s * phase.seconds).sum();
     bytes / result.phases.iter().map(|phase| phase.seconds).sum::<f64>()
@@ -155,7 +156,7 @@ fn median(results: &[RunResult], of: impl Fn(&RunResult) -> f64) -> f64 {
     Spread::of(results.iter().map(of).collect()).map_or(f64::NAN, |spread| spread.median)
 }
 
-/// Figures of the phases, for a note: `fill 500, read1 400, dirty 300`.
+/// Formats the figures of the phases for a note: `fill 500, read1 400, dirty 300`.
 fn phases(results: &[RunResult]) -> String {
     let show = |phase: &Phase| {
         let of = |r: &RunResult| {
@@ -166,8 +167,8 @@ fn phases(results: &[RunResult]) -> String {
     WALK.iter().map(show).collect::<Vec<_>>().join(", ")
 }
 
-/// usemem's load, write once, with nothing compressed: folios of 64 KiB and 2 MiB against those of
-/// 4 KiB.
+/// Runs usemem's load, write once, with nothing compressed: folios of 64 KiB and 2 MiB against
+/// those of 4 KiB.
 pub fn folio_rows(load: &Load<'_>) -> anyhow::Result<Vec<StoreRow>> {
     let sizes = ["4K", "64K", "2M"];
     let mut results: [Vec<RunResult>; 3] = Default::default();
@@ -208,7 +209,8 @@ fn sizes_bytes(size: &str) -> u64 {
     crate::common::size::parse_size(size).unwrap_or(0)
 }
 
-/// The kernel's swap to a file on the same disk. zswap comes last, and only if it is wanted.
+/// Runs the load on the kernel's swap to a file on the same disk. zswap comes last, and only on
+/// request.
 pub fn kernel_rows(load: &Load<'_>, zswap: bool) -> anyhow::Result<Vec<StoreRow>> {
     let labels =
         ["of kernel swap to a file: throughput", "of kernel swap with zswap lzo: throughput"];
@@ -243,7 +245,7 @@ fn against_kernel(
     label: &str,
     zswap_percent: Option<u64>,
 ) -> anyhow::Result<Vec<StoreRow>> {
-    // In a cgroup of version 1 zswap's memory is not counted: memfold gets as much on top, and the
+    // A cgroup of version 1 doesn't count zswap's memory. So memfold gets as much on top, and the
     // load grows with it.
     let outside = match (zswap_percent, Hierarchy::find()?) {
         (Some(percent), Hierarchy::V1(_)) => Machine::read().memory_bytes / 100 * percent,

@@ -1,4 +1,4 @@
-//! `memfold bench swap`: what the swap file must reach.
+//! `memfold bench swap`: the targets of the swap file.
 
 mod load;
 mod index;
@@ -28,7 +28,7 @@ pub struct SwapArgs {
     /// The data
     #[command(flatten)]
     pub corpus: Given,
-    /// A short look, under 90 seconds: less data, one run of each
+    /// A quick run, under 90 seconds: less data, one run of each
     #[arg(long)]
     pub quick: bool,
     /// Only these parts [default: all]
@@ -38,7 +38,7 @@ pub struct SwapArgs {
     /// page by page
     #[arg(long)]
     pub zswap: bool,
-    /// What becomes of the report
+    /// Where the report goes
     #[command(flatten)]
     pub output: Output,
 }
@@ -78,12 +78,12 @@ const PARTS: [SwapPart; 9] = [
     SwapPart::Kernel,
 ];
 
-/// On what it was measured.
+/// The conditions of the measurement.
 #[derive(Serialize)]
 struct Found {
     corpus: String,
     dir: String,
-    /// zswap before the benchmark.
+    /// zswap's state before the benchmark.
     zswap: &'static str,
 }
 

@@ -18,12 +18,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// What must be read of what fio reads.
+/// The least share of fio's throughput.
 const FIO_MIN: f64 = 0.8;
 /// fio's requests.
 const REQUEST: &str = "256k";
 
-/// Reads `len` bytes of a nameless file in `dir` with fio, O_DIRECT, one request at a time; MB/s.
+/// Reads `len` bytes of an unnamed file in `dir` with fio, O_DIRECT, one request at a time. Returns
+/// MB/s.
 fn fio(corpus: &CorpusFile, dir: &Path, len: usize) -> anyhow::Result<f64> {
     let flags = libc::O_TMPFILE | libc::O_CLOEXEC;
     let mut file =
@@ -33,7 +34,7 @@ fn fio(corpus: &CorpusFile, dir: &Path, len: usize) -> anyhow::Result<f64> {
         file.write_all(unsafe { std::slice::from_raw_parts(corpus.page(page as u64), PAGE) })?;
     }
     file.sync_all()?;
-    // SAFETY: posix_fadvise takes numbers only; it drops the pages that were written back just now.
+    // SAFETY: posix_fadvise takes only numbers; it drops pages that were just written back.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
     let name = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
     let mut command = Command::new("fio");
@@ -63,12 +64,12 @@ fn fio(corpus: &CorpusFile, dir: &Path, len: usize) -> anyhow::Result<f64> {
     }
 }
 
-/// One reading in order of a region that is in the swap file.
+/// The results of reading a region in the swap file in order.
 struct Reading {
     mb_s: f64,
-    /// Of the bytes read, those that came from the file.
+    /// The share of bytes that came from the file.
     from_file: f64,
-    /// Data bytes for each byte in the file.
+    /// Data bytes per byte in the file.
     ratio: f64,
     counters: BTreeMap<String, u64>,
 }
@@ -83,12 +84,12 @@ fn reading(
     all.push(format!("swap={}", dir.display()));
     let (memory, region) = folded(len, Delivery::Thread, &all)?;
     let sums = corpus_sums(corpus);
-    // SAFETY: the region is `len` bytes, page-aligned, and nobody else uses it.
+    // SAFETY: the region is `len` bytes, page-aligned, and nothing else uses it.
     let mut pages = unsafe { Pages::new(region.as_ptr(), len / PAGE, 0, corpus, &sums) };
     (0..pages.len()).for_each(|i| pages.fill(i));
     let start = Instant::now();
     let get = |name: &str| counters_of(&memory).get(name).copied().unwrap_or(0);
-    // Until nothing more leaves memory, and the pool has gone to the file as far as it does.
+    // Waits until no more data is evicted, and the pool has moved to the file as far as it does.
     let mut last = (0, 0);
     while start.elapsed().as_secs() < 20 {
         region.pageout(0..len);
@@ -117,7 +118,7 @@ fn reading(
     })
 }
 
-/// Reading raw folios and packed blocks against fio.
+/// Measures reads of raw folios and of packed blocks against fio.
 pub fn rows(corpus: &CorpusFile, dir: &Path, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
     let (len, rounds) = if quick { (256 << 20, 2) } else { (512 << 20, 5) };
     let label = "raw folios read in order, of fio's rate";

@@ -1,6 +1,6 @@
-//! The remote tier with a real redis-server on loopback: how fast data goes there and comes back,
-//! what one fault waits, and what the service takes. No targets: the server, the network and the
-//! pace of the program decide.
+//! The remote tier with a real redis-server on loopback: throughput to it and back, latency of one
+//! fault, and memory of the service. There are no targets, because the server, the network and the
+//! program's speed decide.
 
 use crate::common::latency::Latency;
 use crate::common::row::StoreRow;
@@ -25,9 +25,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const FOLIO: usize = 64 << 10;
-/// What a read is tried for.
+/// The time for which a read is retried.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The mover rests when it has moved nothing for this long.
+/// The mover is idle when it has moved nothing for this long.
 const REST: Duration = Duration::from_secs(2);
 const LABELS: [&str; 6] = [
     "out to the remote store: MB/s",
@@ -38,7 +38,7 @@ const LABELS: [&str; 6] = [
     "memory of memfold run with its service, at most: MiB",
 ];
 
-/// A server on loopback, which ends with this value.
+/// A server on loopback. Dropping it ends the server.
 struct Redis {
     child: Option<Child>,
     url: String,
@@ -80,9 +80,9 @@ fn answers(port: u16) -> bool {
     ask().is_ok_and(|answer| &answer == b"+PONG")
 }
 
-/// A region whose data goes to the store, but for a few percent.
+/// A region whose data is in the remote store, except for a few percent.
 struct Far {
-    // The region first: it must go before its memory does.
+    // The region first, because it must be dropped before its `Memory`.
     region: Region,
     memory: Memory,
     out_mb_s: f64,
@@ -90,7 +90,7 @@ struct Far {
 }
 
 impl Far {
-    /// Fills `len` bytes with incompressible folios and waits until the mover rests.
+    /// Fills `len` bytes with incompressible folios and waits until the mover is idle.
     fn filled(
         load: &Load<'_>,
         pages: &mut Filler<'_>,
@@ -120,7 +120,7 @@ impl Far {
         region.pageout(0..len);
         let (mut bytes, mut at) = (0, Instant::now());
         while at.elapsed() < REST {
-            // The counter of what has moved comes when the mover rests.
+            // The mover updates the counter only when it becomes idle.
             let now = count(&memory, "remote_bytes");
             (bytes, at) = if now > bytes { (now, Instant::now()) } else { (bytes, at) };
             std::thread::sleep(Duration::from_millis(5));
@@ -137,7 +137,7 @@ impl Far {
     }
 }
 
-/// Does something with each page of a region.
+/// A function that is called for each page of a region.
 type Filler<'a> =
     dyn FnMut(&Region, &mut dyn FnMut(&mut Pages<'_>, usize)) -> anyhow::Result<()> + 'a;
 
@@ -145,7 +145,7 @@ fn count(memory: &Memory, name: &str) -> u64 {
     counters_of(memory).get(name).copied().unwrap_or(0)
 }
 
-/// The rows, or why there are none.
+/// Returns the rows, or why there are none.
 pub fn rows(load: &Load<'_>, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow>> {
     let program = match find("redis-server", "redis-server") {
         Ok(program) => program,
@@ -164,7 +164,7 @@ pub fn rows(load: &Load<'_>, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow
     let socket = socket.to_str().context("a path that is not text")?;
     let sums = corpus_sums(corpus);
     let mut each = |region: &Region, work: &mut dyn FnMut(&mut Pages<'_>, usize)| {
-        // SAFETY: the region's bytes, page-aligned, and nobody else uses them.
+        // SAFETY: the pages lie in the region, page-aligned, and nothing else uses them.
         let mut pages =
             unsafe { Pages::new(region.as_ptr(), region.len() / PAGE, 0, corpus, &sums) };
         (0..pages.len()).for_each(|i| work(&mut pages, i));
@@ -241,8 +241,8 @@ fn single_faults(
     Ok(rows.collect())
 }
 
-/// A program under `memfold run --remote`: the most anonymous memory that the command and its
-/// service hold.
+/// Runs a program under `memfold run --remote`, and returns the peak of anonymous memory of the
+/// command and its service.
 fn service_memory(load: &Load<'_>, redis: &Redis) -> anyhow::Result<StoreRow> {
     let (runner, stop) = (AtomicI32::new(0), AtomicBool::new(false));
     let status =
@@ -280,7 +280,7 @@ fn service_memory(load: &Load<'_>, redis: &Redis) -> anyhow::Result<StoreRow> {
     Ok(StoreRow::plain(LABELS[5], most as f64 / (1 << 20) as f64, note))
 }
 
-/// The service of a `memfold run`: the child with that name.
+/// Returns the PID of a run's service: the child with that name.
 fn service_of(runner: i32) -> Option<i32> {
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
     let start = format!(" (memfold-remote) S {runner} ");

@@ -1,4 +1,5 @@
-//! The swap cache under contention, refault distance, the slots' ageing, and the span of one lock.
+//! The swap cache under contention, refault distance, the ageing of slots, and the span of a shard
+//! lock.
 
 use crate::common::latency::Latency;
 use crate::common::row::StoreRow;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 const FOLIO: usize = 64 << 10;
 
-/// A region filled with corpus pages, all of it folded.
+/// Makes a region filled with corpus pages, all of it folded.
 fn filled(
     corpus: &CorpusFile,
     len: usize,
@@ -38,7 +39,7 @@ fn count(memory: &Memory, name: &str) -> u64 {
     counters_of(memory).get(name).copied().unwrap_or(0)
 }
 
-/// C2: `threads` touch different pages of one folio in the file at once, a new folio each round.
+/// C2: `threads` touch different pages of one folio in the file at once, a new folio in each round.
 pub fn wait_rows(corpus: &CorpusFile, dir: &Path, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
     let len = if quick { 64 << 20 } else { 192 << 20 };
     let mut rows = Vec::new();
@@ -109,8 +110,8 @@ fn touch_together(
     Ok(all)
 }
 
-/// C4: a hot set of 20 MiB, touched once for each 16 MiB of a scan, in 64 MiB: loads of hot blocks
-/// in the later half.
+/// C4: in 64 MiB, a hot set of 20 MiB is touched once for each 16 MiB of a scan. Returns loads of
+/// hot blocks in the second half.
 pub fn hot_rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
     const BLOCK: usize = 16 << 10;
     let (hot, step, rounds) = (20 << 20, 16 << 20, if quick { 12 } else { 24 });
@@ -151,7 +152,8 @@ pub fn hot_rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow
     )])
 }
 
-/// An error if a byte of a region that was [`filled`] and only read isn't the corpus's.
+/// Returns an error if a byte of a region that was [`filled`] and only read differs from the
+/// corpus.
 fn check_all(corpus: &CorpusFile, region: &Region) -> anyhow::Result<()> {
     // SAFETY: a whole page of the corpus, which is mapped and never written.
     let wanted =
@@ -166,7 +168,7 @@ fn check_all(corpus: &CorpusFile, region: &Region) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// S-bench: mixed orders taken and freed for 100 rounds, at up to 60% of the slots.
+/// S-bench: takes and frees slots of mixed orders for 100 rounds, at up to 60% of the slots.
 pub fn ageing_rows() -> Vec<StoreRow> {
     const ORDERS: [u8; 15] = [0, 0, 0, 2, 2, 2, 4, 4, 4, 4, 5, 6, 7, 8, 9];
     let (clusters, count) = (Clusters::new(), 256);
@@ -202,7 +204,7 @@ pub fn ageing_rows() -> Vec<StoreRow> {
     )]
 }
 
-/// C7: four threads fill and read a region in turns, by the span of one lock.
+/// C7: four threads fill and read a region in turn, by the span of a shard lock.
 pub fn shard_rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
     let (len, rounds) = if quick { (128 << 20, 2) } else { (256 << 20, 5) };
     let spans = ["2M", "16M", "1G"];
@@ -214,7 +216,7 @@ pub fn shard_rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreR
             let (_memory, region) = folded(len, Delivery::Signal, &settings)?;
             let bounds =
                 Bounds { accesses: 0, random: Duration::ZERO, soak: Duration::ZERO, seed: 1 };
-            // SAFETY: the region is `len` bytes, page-aligned, outlives the walk, and nobody else
+            // SAFETY: the region is `len` bytes, page-aligned, outlives the walk, and nothing else
             // touches it.
             let mut walk =
                 unsafe { Workload::new((region.as_ptr(), len), (corpus, &sums), 4, bounds) };

@@ -1,5 +1,5 @@
-//! The processes of `memfold bench usemem`: one that leads, and the tasks that it starts, each with
-//! memory of its own.
+//! The processes of `memfold bench usemem`: a leader, and the tasks that it starts, each with its
+//! own memory.
 
 use crate::common::size::parse_size;
 use crate::corpus::file::{CorpusFile, PAGE};
@@ -41,12 +41,12 @@ pub struct UsememChildArgs {
     /// Passes that read and change every page, after the one that fills
     #[arg(long, default_value_t = 1)]
     pub repeat: u32,
-    /// Be the task of this number
+    /// Run as the task of this number
     #[arg(long)]
     pub task: Option<u64>,
 }
 
-/// What a task did in one of its two parts.
+/// The results of one of a task's two parts.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Part {
     init_s: f64,
@@ -57,7 +57,7 @@ struct Part {
     bytes_wrong: u64,
 }
 
-/// Leads the tasks, or is one.
+/// Runs as the leader or as a task.
 pub fn usemem_child(args: UsememChildArgs) -> anyhow::Result<()> {
     // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
@@ -115,7 +115,7 @@ fn lead(args: &UsememChildArgs) -> anyhow::Result<()> {
     tasks.into_iter().try_for_each(Task::end)
 }
 
-/// A task as its leader sees it.
+/// A task, in its leader.
 struct Task {
     child: Child,
     input: ChildStdin,
@@ -174,8 +174,8 @@ fn task(args: &UsememChildArgs, number: u64) -> anyhow::Result<()> {
     let pages = args.size as usize / PAGE;
     let area = PlainArea::new(pages * PAGE, args.huge)
         .with_context(|| format!("can't map {} bytes", args.size))?;
-    // SAFETY: the area is as long, page-aligned, lives until the end of this function, and nothing
-    // else touches it.
+    // SAFETY: the area has this length, is page-aligned, lives until the end of this function, and
+    // nothing else touches it.
     let mut work =
         unsafe { Pages::new(area.as_ptr(), pages, number * pages as u64, &corpus, &sums) };
     let mut order: Vec<u32> = (0..pages as u32).collect();
@@ -204,7 +204,7 @@ fn task(args: &UsememChildArgs, number: u64) -> anyhow::Result<()> {
     wait_for_line()
 }
 
-/// Waits for the word, works, and tells what it took.
+/// Waits for the start message, works, and reports its usage.
 fn timed(work: &mut Pages<'_>, job: impl FnOnce(&mut Pages<'_>)) -> anyhow::Result<()> {
     wait_for_line()?;
     let (before, wrong) = (usage(), work.bytes_wrong);
@@ -220,7 +220,7 @@ fn timed(work: &mut Pages<'_>, job: impl FnOnce(&mut Pages<'_>)) -> anyhow::Resu
     })
 }
 
-/// Of the whole process, memfold's threads in it included.
+/// Returns the usage of the whole process, memfold's threads included.
 fn usage() -> Part {
     // SAFETY: an all-zero rusage is valid, and getrusage only writes to it.
     let usage = unsafe {

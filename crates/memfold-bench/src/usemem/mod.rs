@@ -35,7 +35,7 @@ use std::time::Duration;
 
 pub use child::{UsememChildArgs, usemem_child};
 
-/// Arguments of `memfold bench usemem`. Those of one letter are usemem's own.
+/// Arguments of `memfold bench usemem`. One-letter flags are those of usemem.
 #[derive(clap::Args, Debug, Clone)]
 pub struct UsememArgs {
     /// Memory of each task [default: 256M, with --quick 48M]
@@ -48,7 +48,7 @@ pub struct UsememArgs {
     /// 70 x 1G]
     #[arg(long, value_parser = parse_size)]
     pub limit: Option<u64>,
-    /// Only read; the memory is filled before the time is taken
+    /// Only read; the memory is filled before the measurement
     #[arg(short = 'o', long)]
     pub readonly: bool,
     /// Pages in random order
@@ -60,13 +60,13 @@ pub struct UsememArgs {
     /// Show the time of set-up, which is never part of the other times
     #[arg(long)]
     pub init_time: bool,
-    /// Accepted as usemem's: memory is always written
+    /// Accepted for compatibility with usemem: memory is always written
     #[arg(short = 'w', long = "open-rw")]
     pub open_rw: bool,
-    /// Accepted as usemem's: memory is always anonymous
+    /// Accepted for compatibility with usemem: memory is always anonymous
     #[arg(short = 'O', long)]
     pub anonymous: bool,
-    /// Accepted as usemem's: all is always read again, and every page checked
+    /// Accepted for compatibility with usemem: all is always read again, and every page checked
     #[arg(short = 'Z', long)]
     pub read_again: bool,
     #[allow(rustdoc::broken_intra_doc_links)]
@@ -78,25 +78,25 @@ pub struct UsememArgs {
     /// The data
     #[command(flatten)]
     pub corpus: Given,
-    /// Runs of each peer, which take turns [default: 1; bench report has rounds of its own]
+    /// Runs of each peer, in turn [default: 1; bench report has rounds of its own]
     #[arg(long, default_value_t = 1)]
     pub runs: usize,
-    /// A short look: less memory, fewer peers
+    /// A quick run: less memory, fewer peers
     #[arg(long)]
     pub quick: bool,
-    /// What becomes of the report
+    /// Where the report goes
     #[command(flatten)]
     pub output: Output,
 }
 
-/// Memory beyond the limit for each process: its own, which no peer is charged for.
+/// Memory beyond the limit for each process itself, which no peer is charged for.
 const OWN_BYTES: u64 = 1 << 20;
-/// zswap may hold this much of the machine's memory, as the kernel sets it by itself.
+/// The size limit of zswap, in percent of the machine's memory: the kernel's default.
 const ZSWAP_PERCENT: u64 = 20;
-/// A run that says nothing for so long is killed.
+/// A run that prints nothing for this long is killed.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 
-/// What a peer did, over its runs.
+/// The results of a peer over its runs.
 #[derive(Serialize)]
 struct Took {
     peer: String,
@@ -105,9 +105,9 @@ struct Took {
     user_s: Option<Spread>,
     system_s: Option<Spread>,
     cpu_s: Option<Spread>,
-    /// Pool memory held at its height, in bytes.
+    /// Peak pool memory, in bytes.
     pool_bytes: Option<u64>,
-    /// Data for each byte of it then.
+    /// Data bytes per byte of the pool at that time.
     ratio: Option<f64>,
     bytes_wrong: u64,
     counters: BTreeMap<String, u64>,
@@ -128,7 +128,7 @@ struct Plan {
 }
 
 /// Runs usemem on every peer in turn, prints the report, and returns the exit status: 1 if a byte
-/// was wrong, a run broke off or, with `--check`, a row is short. Every kernel setting is restored.
+/// was wrong, a run failed or, with `--check`, a row is short. Every kernel setting is restored.
 pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
     guard::install()?;
     let plan = Plan::new(args)?;
@@ -184,13 +184,13 @@ pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
     report.finish(&plan.args.output, "usemem", (&beside, &body), failed || wrong)
 }
 
-/// Whether a run broke off. That the kernel killed it for want of memory in its cgroup is a result,
-/// not a failure.
+/// Returns whether a run failed. If the kernel killed it because its cgroup was out of memory, that
+/// is a result and not a failure.
 fn has_failed(result: &RunResult) -> bool {
     result.broke_off.is_some() && result.counters.get("oom_kills").is_none_or(|kills| *kills == 0)
 }
 
-/// Why this machine can't run it.
+/// Returns why this machine can't run this peer.
 fn why_not(pager: &Pager) -> Result<(), Refusal> {
     match pager {
         Pager::Memfold { with, .. } if with.contains(&"batch") => Err(Refusal::Machine(
@@ -227,7 +227,7 @@ impl Plan {
             () => Ok(()),
         }?;
         let corpus = args.corpus.find()?;
-        // Read whole, so that it is page cache at this process's charge.
+        // Reading all of it puts it into the page cache, charged to this process.
         CorpusFile::open(&corpus)?;
         std::fs::read(&corpus).with_context(|| format!("reading {}", corpus.display()))?;
         Ok(Plan { corpus, size, limit, args })
@@ -339,7 +339,7 @@ impl Took {
         }
     }
 
-    /// Pages out and in by folio size, as far as they are counted.
+    /// Returns the pages out and in by folio size, as far as they are counted.
     fn by_order(&self) -> String {
         let mut parts = Vec::new();
         for kind in ["zswpout", "zswpin", "swpout", "swpin"] {
@@ -360,7 +360,8 @@ impl Took {
     }
 }
 
-/// memfold against zram at the same folio size; large folios against small ones; memory held.
+/// Makes rows of memfold against zram at the same folio size, of large folios against small ones,
+/// and of memory held.
 fn rows(pagers: &[Pager], peers: &[Took], left_out: &[(Pager, String)]) -> Vec<StoreRow> {
     let mut rows: Vec<StoreRow> =
         pagers.iter().zip(peers).flat_map(|(pager, took)| against(pager, took, peers)).collect();
@@ -385,7 +386,7 @@ fn find<'a>(peers: &'a [Took], name: &str) -> Option<&'a Took> {
     peers.iter().find(|took| took.peer == name)
 }
 
-/// A run of memfold's against those that it is to be compared with.
+/// Makes rows of a memfold run against the peers that it is compared with.
 fn against(pager: &Pager, took: &Took, peers: &[Took]) -> Vec<StoreRow> {
     let Pager::Memfold { codec, folio, with } = pager else { return Vec::new() };
     let mut rows = Vec::new();
@@ -446,7 +447,7 @@ fn held_row(took: &Took) -> Option<StoreRow> {
     Some(StoreRow::plain(&label, took.ratio?, note))
 }
 
-/// The pool left out of the limit against the pool in it (Z6).
+/// Makes rows of the pool outside of the limit against the pool inside it (Z6).
 fn switch_rows(outside: &Took, inside: &Took) -> Option<[StoreRow; 2]> {
     let held = |took: &Took| Some(*took.counters.get("peak_bytes")? as f64);
     let (out, counted) = (held(outside)?, held(inside)?);

@@ -1,4 +1,4 @@
-//! Who gives usemem its memory.
+//! The peers of usemem.
 
 use crate::host::folio::FolioKib;
 use crate::walk::peer::{Peer, parse_vs};
@@ -12,30 +12,30 @@ pub enum Pager {
         codec: String,
         /// `--folio`.
         folio: FolioKib,
-        /// Words after `+`: settings by short names.
+        /// Settings by short names, the words after `+`.
         with: Vec<&'static str>,
     },
     /// zram swap in a memory cgroup.
     Zram {
         /// The kernel's name of its codec.
         codec: String,
-        /// The folio size that the kernel is set to.
+        /// The folio size of the kernel.
         folio: FolioKib,
     },
     /// The kernel's swap to a file, with zswap in front or without.
     File {
         /// The kernel's name of zswap's codec.
         zswap: Option<String>,
-        /// The folio size that the kernel is set to.
+        /// The folio size of the kernel.
         folio: FolioKib,
     },
 }
 
-/// Where swap files are made.
+/// The directory of swap files.
 pub const SWAP_DIR: &str = "/var/tmp";
 
-/// Short names of settings, and what they are for `memfold run`. `lean` keeps no stored copy of
-/// what is in memory; `counted` and `uncounted` put the pool inside the limit and beside it.
+/// Short names of settings, and their flags of `memfold run`. `lean` keeps no stored copy of
+/// resident pages; `counted` and `uncounted` put the pool inside the limit and outside of it.
 const WITH: [(&str, [&str; 2]); 7] = [
     ("verify", ["--verify", "on"]),
     ("canned", ["--canned", "on"]),
@@ -46,11 +46,11 @@ const WITH: [(&str, [&str; 2]); 7] = [
     ("uncounted", ["--pool-counts", "off"]),
 ];
 
-/// memfold's blocks, where folios are not smaller.
+/// memfold's block size, unless folios are smaller.
 const BLOCK_KIB: u64 = 16;
 
 impl Pager {
-    /// `memfold:lz4:64k+verify`, `zram:lzo-rle:64k`.
+    /// Returns `memfold:lz4:64k+verify`, `zram:lzo-rle:64k`.
     pub fn name(&self) -> String {
         match self {
             Pager::Memfold { codec, folio, with } => {
@@ -63,14 +63,14 @@ impl Pager {
         }
     }
 
-    /// The settings of `memfold run` for `limit_bytes`. With a swap file the pool counts against
-    /// the limit, as the kernel's zswap does; without one it does not, as zram's memory does not,
-    /// unless the peer says so.
+    /// Returns the settings of `memfold run` for `limit_bytes`. With a swap file the pool counts
+    /// against the limit, as the kernel's zswap does. Without one it does not, as zram's memory
+    /// does not, unless the peer asks for it.
     pub fn run_args(&self, limit_bytes: u64) -> Vec<String> {
         let Pager::Memfold { codec, folio, with } = self else { return Vec::new() };
         let switched = with.contains(&"counted") || with.contains(&"uncounted");
         let bound = if switched || with.contains(&"swap") { "--limit" } else { "--resident" };
-        // With the pool inside it, all the data would hardly fit into the usual limit.
+        // With the pool inside the limit, the usual limit would hardly hold all data.
         let limit_bytes = if switched { limit_bytes / 4 * 5 } else { limit_bytes };
         let mut args = vec![
             "run",
@@ -93,10 +93,10 @@ impl Pager {
     }
 }
 
-/// What `--peer` takes.
+/// The forms of `--peer`.
 pub const FORMS: &str = "memfold[:CODEC[:FOLIO]][+verify][+canned][+batch][+lean][+swap][+counted|+uncounted], zram[:CODEC][:FOLIO], zswap:CODEC:FOLIO or file:FOLIO";
 
-/// Reads one `--peer`, as in [`FORMS`].
+/// Parses one `--peer`, as in [`FORMS`].
 pub fn parse(text: &str) -> Result<Vec<Pager>, String> {
     if text.starts_with("zram") {
         let pagers = parse_vs(text)?.into_iter().filter_map(|peer| match peer {
@@ -136,7 +136,7 @@ pub fn parse(text: &str) -> Result<Vec<Pager>, String> {
     Ok(vec![Pager::Memfold { codec, folio, with }])
 }
 
-/// The peers of a run for which none is named.
+/// Returns the default peers.
 pub fn default_peers(quick: bool) -> Vec<&'static str> {
     let quick_peers = vec![
         "memfold:lz4:4k",

@@ -1,4 +1,4 @@
-//! `memfold bench walk-child`: one run of the walk in a process of its own.
+//! `memfold bench walk-child`: one run of the walk in a separate process.
 
 use crate::common::size::parse_size;
 use crate::corpus::file::{CorpusFile, PAGE};
@@ -13,10 +13,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Which memory the child walks over.
+/// The kind of memory that the child walks over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum AreaKind {
-    /// Anonymous memory as any program has it
+    /// Ordinary anonymous memory
     Plain,
     /// The same with MADV_HUGEPAGE, so that the kernel uses the folio size it is set to
     Huge,
@@ -59,7 +59,7 @@ pub struct WalkChildArgs {
     /// Most seconds of each random phase
     #[arg(long)]
     pub random_seconds: u64,
-    /// Seconds of a last phase that looks for growth; 0 for none
+    /// Seconds of a final phase that detects growth; 0 for none
     #[arg(long)]
     pub soak: u64,
     /// Seed of the random phases
@@ -67,8 +67,8 @@ pub struct WalkChildArgs {
     pub seed: u64,
 }
 
-/// Runs the walk and writes a `Message` a line to standard output; waits for a line on standard
-/// input before the first phase and for its end after the last.
+/// Runs the walk and writes one `Message` per line to standard output. Waits for a line on standard
+/// input before the first phase, and for its end after the last.
 pub fn walk_child(args: WalkChildArgs) -> anyhow::Result<()> {
     // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
@@ -93,14 +93,14 @@ pub fn walk_child(args: WalkChildArgs) -> anyhow::Result<()> {
 }
 
 impl AreaKind {
-    /// The memory of a run on the kernel's swap with folios of this size.
+    /// Returns the kind of memory for a run on the kernel's swap with folios of this size.
     pub fn of_kernel(folio: FolioKib) -> AreaKind {
         if folio.0 == 4 { AreaKind::Plain } else { AreaKind::Huge }
     }
 }
 
 impl WalkChildArgs {
-    /// The command line of this program that gives these arguments.
+    /// Returns the command line of this program with these arguments.
     pub fn words(&self) -> Vec<OsString> {
         let area = self.area.to_possible_value().expect("no value is skipped");
         let phases: Vec<&str> = self.phases.iter().map(|phase| phase.name()).collect();

@@ -1,4 +1,4 @@
-//! `memfold bench walk`: the same walk for every peer, in turn, and how they compare.
+//! `memfold bench walk`: the same walk for every peer, in turn, and the comparison.
 
 mod child;
 pub mod peer;
@@ -47,14 +47,14 @@ pub struct WalkArgs {
     /// memfold's codec
     #[arg(long, default_value = "lz4")]
     pub codec: String,
-    /// Runs of each peer, which take turns [default: 5]
+    /// Runs of each peer, in turn [default: 5]
     #[arg(long)]
     pub runs: Option<usize>,
-    /// A short look: 256M in 64M, one run, 50000 random reads
+    /// A quick run: 256M in 64M, one run, 50000 random reads
     #[arg(long)]
     pub quick: bool,
-    /// Only these phases (fill always runs first); without it all but mixed, whose writes at random
-    /// make blocks into pages and metadata larger
+    /// Only these phases (fill always runs first) [default: all but mixed, whose writes at random
+    /// make blocks into pages and metadata larger]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub phases: Vec<Phase>,
     /// Threads, each with its own part of the area
@@ -66,8 +66,7 @@ pub struct WalkArgs {
     /// Most seconds of each random phase
     #[arg(long, default_value_t = 10, value_name = "SECONDS")]
     pub random_seconds: u64,
-    /// After the other phases read and write at random for this long, and watch whether memory
-    /// grows
+    /// After the other phases, read and write at random for this long, and detect growth of memory
     #[arg(long, default_value_t = 0, value_name = "SECONDS")]
     pub soak: u64,
     /// Seed of the random phases
@@ -76,7 +75,7 @@ pub struct WalkArgs {
     /// Only these forms of memfold [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "FORM")]
     pub peer: Vec<Form>,
-    /// No form of memfold: only the peers of --vs
+    /// No form of memfold, only the peers of --vs
     #[arg(long, conflicts_with = "peer")]
     pub no_memfold: bool,
     #[allow(rustdoc::broken_intra_doc_links)]
@@ -84,10 +83,10 @@ pub struct WalkArgs {
     /// Repeatable, commas too
     #[arg(long, value_name = "PEER")]
     pub vs: Vec<String>,
-    /// What becomes of the report
+    /// Where the report goes
     #[command(flatten)]
     pub output: Output,
-    /// Kill a run that says nothing for this long (a soak's time comes on top)
+    /// Kill a run that prints nothing for this long (a soak's time is added)
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     pub silence_max: u64,
     /// The memfold program for `memfold-run` [default: the one beside this program, else that of
@@ -126,7 +125,7 @@ pub fn walk(args: WalkArgs) -> anyhow::Result<i32> {
     args.output.finish(&report, outcome.failed || wrong, report.is_good())
 }
 
-/// What went wrong in some runs.
+/// The failures of some runs.
 #[derive(Default)]
 struct Outcome {
     notes: Vec<String>,
@@ -239,7 +238,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Why this form of memfold can't run, if so.
+    /// Returns why this form of memfold can't run, if so.
     fn why_not(&self, form: Form) -> Option<String> {
         if form != Form::Run {
             return None;
@@ -261,9 +260,9 @@ impl Plan {
         }
     }
 
-    /// Runs all peers in turn, as often as asked; returns what went wrong. A peer that failed isn't
-    /// run again. That the kernel killed a walk on zram for want of memory in its cgroup is a
-    /// result, not a failure.
+    /// Runs all peers in turn, as often as asked, and returns the failures. A failed peer isn't run
+    /// again. If the kernel killed a walk on zram because its cgroup was out of memory, that is a
+    /// result and not a failure.
     fn run_all(&self, results: &mut Vec<RunResult>) -> Outcome {
         let steps =
             self.runs * self.peers.len() * (self.phases.len() + 1 + usize::from(self.soak > 0));

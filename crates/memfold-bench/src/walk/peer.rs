@@ -1,9 +1,9 @@
-//! Who is compared: memfold in its three forms, and the kernel's zram at its folio sizes.
+//! The peers of a walk: memfold in three forms, and the kernel's zram at its folio sizes.
 
 use crate::host::folio::FolioKib;
 use clap::ValueEnum;
 
-/// memfold's own forms, as `--peer` takes them.
+/// The forms of memfold, for `--peer`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
 pub enum Form {
     /// A library region, signal mode
@@ -18,7 +18,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// Its name on the command line and in reports.
+    /// Returns the name on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Form::Signal => "memfold-signal",
@@ -28,7 +28,7 @@ impl Form {
     }
 }
 
-/// One row of the report.
+/// A peer: one row of the report.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Peer {
     /// memfold.
@@ -37,13 +37,13 @@ pub enum Peer {
     Zram {
         /// The kernel's name of its codec.
         codec: String,
-        /// The folio size that the kernel is set to.
+        /// The folio size of the kernel.
         folio: FolioKib,
     },
 }
 
 impl Peer {
-    /// `memfold-signal`, `zram:lz4:64k`.
+    /// Returns `memfold-signal`, `zram:lz4:64k`.
     pub fn name(&self) -> String {
         match self {
             Peer::Memfold(form) => form.name().into(),
@@ -52,8 +52,8 @@ impl Peer {
     }
 }
 
-/// Peers named by one `--vs` value: `zram`, `zram:64k`, `zram:lzo-rle`, `zram:lz4:2m`, or several
-/// with commas. Without a codec lz4, without a size all six.
+/// Parses one `--vs` value: `zram`, `zram:64k`, `zram:lzo-rle`, `zram:lz4:2m`, or several with
+/// commas. The default codec is lz4. Without a size, all six are returned.
 pub fn parse_vs(text: &str) -> Result<Vec<Peer>, String> {
     let mut peers = Vec::new();
     for item in text.split(',') {

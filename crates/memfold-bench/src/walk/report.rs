@@ -1,4 +1,4 @@
-//! The printed and the JSON report of a walk.
+//! The text and the JSON report of a walk.
 
 use crate::common::size::show_size;
 use crate::common::summary::Spread;
@@ -12,28 +12,28 @@ use crate::walk::targets::{Row, compare, memory_rows, wrong_row};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Everything that a walk found out.
+/// The results of a walk.
 #[derive(Debug, Serialize)]
 pub struct Walked {
     /// Corpus: file, size and hash.
     pub corpus: String,
-    /// The resident bound of every peer, in bytes.
+    /// The resident limit of every peer, in bytes.
     pub resident_bytes: u64,
-    /// Area, resident size, codec, threads, runs, in words.
+    /// Area, resident size, codec, threads, runs, as text.
     pub conditions: String,
-    /// In what the conditions differ from those that the targets are set for; empty if in nothing.
+    /// Differences of the conditions from those that the targets are set for.
     pub departures: Vec<String>,
-    /// Peers that were asked for and not run, or broke off, with the reason.
+    /// Peers that were not run or failed, with the reason.
     pub left_out: Vec<String>,
-    /// All runs, in the order they ran.
+    /// All runs, in order.
     pub runs: Vec<RunResult>,
 }
 
-/// A walk's report, whose rows compare with the kernel's best.
+/// The report of a walk, whose rows compare with the kernel's best.
 pub type WalkReport = Report<Walked, Row>;
 
 impl WalkReport {
-    /// Fills in the rows from the runs.
+    /// Computes the rows from the runs.
     pub fn judge(&mut self) {
         let ours = |form: Form, phase| {
             self.spread(form.name(), phase, metric(phase)).map(|spread| spread.median)
@@ -53,13 +53,13 @@ impl WalkReport {
         self.rows = rows;
     }
 
-    /// Whether no row is short, no peer failed and no byte is wrong, the kernel's included.
+    /// Returns whether no row is short, no peer failed and no byte is wrong, the kernel's included.
     pub fn is_good(&self) -> bool {
         self.rows.iter().all(|row| matches!(row.verdict, Verdict::Pass | Verdict::NotRun))
             && self.found.runs.iter().all(|run| run.bytes_wrong == 0)
     }
 
-    /// The report as people read it.
+    /// Returns the report as text.
     pub fn text(&self) -> String {
         let machine = &self.machine;
         let mut text = format!(
@@ -149,7 +149,7 @@ impl WalkReport {
         rows
     }
 
-    /// Memory of each peer, from its last whole run.
+    /// Returns the memory of each peer, from its last complete run.
     fn memory_table(&self) -> Vec<Vec<String>> {
         let heading = [
             "peer",
@@ -170,13 +170,13 @@ impl WalkReport {
             let Some(run) = whole else { continue };
             let bytes =
                 |name: &str| run.counters.get(name).map_or("-".into(), |&bytes| show_size(bytes));
-            // memfold's store is memory of the process, zram's is the kernel's.
+            // memfold's store is memory of the process, but zram's is kernel memory.
             let outside = if peer.starts_with("zram") {
                 run.counters.get("pool_bytes").unwrap_or(&0)
             } else {
                 &0
             };
-            // A program under `run` has given its memory back by the time its figures are read.
+            // A program under `run` has freed its memory by the time its figures are read.
             let pool = if run.counters.contains_key("peak_pool_bytes") {
                 "peak_pool_bytes"
             } else {
@@ -206,8 +206,9 @@ impl WalkReport {
         rows
     }
 
-    /// Bytes that a form of memfold kept resident beside its store, in the worst run, if that is
-    /// over the bound by more than a tenth and 16 MiB (the process's own memory, frames in flight).
+    /// Returns the bytes that a form of memfold kept resident beside its store, in the worst run,
+    /// if they exceed the limit by more than a tenth and 16 MiB (the process's own memory, and
+    /// frames in use).
     fn over_bound(&self, peer: &str) -> Option<u64> {
         let runs =
             self.found.runs.iter().filter(|run| run.peer == peer && peer.starts_with("memfold"));
@@ -223,7 +224,7 @@ impl WalkReport {
         self.found.runs.iter().any(|run| run.phases.iter().any(|result| result.phase == phase))
     }
 
-    /// Names of the peers that ran, in order.
+    /// Returns the names of the peers that ran, in order.
     fn peers(&self) -> Vec<String> {
         let mut peers: Vec<String> = Vec::new();
         for run in &self.found.runs {
@@ -245,12 +246,12 @@ impl WalkReport {
     }
 }
 
-/// The line that names a peer that could not run.
+/// Formats the line of a peer that could not run.
 pub fn left_out(peer: &Peer, why: &str) -> String {
     format!("{}: {why}", peer.name())
 }
 
-/// What a phase is measured by.
+/// Returns the metric of a phase.
 fn metric(phase: Phase) -> fn(&PhaseResult) -> f64 {
     if phase.is_latency() { |result| result.mean_us } else { |result| result.mb_per_s }
 }

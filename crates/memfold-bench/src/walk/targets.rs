@@ -1,4 +1,4 @@
-//! What memfold must reach against the best of the kernel's zram lz4.
+//! The targets of memfold against the best of the kernel's zram lz4.
 
 use crate::common::summary::show;
 use crate::common::verdict::Verdict;
@@ -7,7 +7,7 @@ use crate::harness::workload::Phase;
 use crate::walk::peer::Form;
 use serde::{Deserialize, Serialize};
 
-/// One promise: a phase, a form of memfold, and the ratio to the kernel's best.
+/// A target: a phase, a form of memfold, and the ratio to the kernel's best.
 struct Target {
     label: &'static str,
     phase: Phase,
@@ -37,20 +37,20 @@ const TARGETS: [Target; 14] = [
     target("skewed, under run", Phase::Skewed, Form::Run, 0.7),
 ];
 
-/// A target with what was measured. Throughput in MB/s, latency in microseconds.
+/// A target and its measurement. Throughput in MB/s, latency in microseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What is promised.
+    /// The name of the target.
     pub label: String,
     /// memfold's median.
     pub figure: Option<f64>,
-    /// The kernel's best median, and at which folio size.
+    /// The kernel's best median, and its folio size.
     pub best: Option<(f64, String)>,
-    /// The first over the second.
+    /// The figure over the best.
     pub ratio: Option<f64>,
     /// `>= 1.5x` or `<= 0.9x`.
     pub target: String,
-    /// Whether it is reached.
+    /// Whether the target is reached.
     pub verdict: Verdict,
 }
 
@@ -72,8 +72,8 @@ impl Row {
     }
 }
 
-/// Compares. `ours` gives the median of a form in a phase, `kernel` those of the zram lz4 peers
-/// with their folio size. A form for which `void` is true gets no verdict but that.
+/// Compares. `ours` returns the median of a form in a phase, and `kernel` those of the zram lz4
+/// peers with their folio size. A form for which `void` is true gets that verdict.
 pub fn compare(
     ours: impl Fn(Form, Phase) -> Option<f64>,
     kernel: impl Fn(Phase) -> Vec<(f64, String)>,
@@ -107,7 +107,7 @@ pub fn compare(
     rows.collect()
 }
 
-/// The row of wrong bytes, which must be none; `runs` is how many runs were checked.
+/// Makes the row of wrong bytes, which must be none. `runs` is the number of checked runs.
 pub fn wrong_row(bytes_wrong: u64, runs: usize) -> Row {
     Row {
         label: "bytes wrong, memfold, all runs".into(),
@@ -123,7 +123,7 @@ pub fn wrong_row(bytes_wrong: u64, runs: usize) -> Row {
     }
 }
 
-/// Rows about memfold's own memory: its index, and growth in a soak.
+/// Makes the rows of memfold's own memory: its index, and growth in a soak.
 pub fn memory_rows(runs: &[&RunResult]) -> Vec<Row> {
     let worst = |part: &str, whole: &str| {
         let pairs = runs
@@ -167,11 +167,11 @@ mod tests {
     #[test]
     fn throughput_must_beat_the_best_and_latency_stay_below_it() {
         use Verdict::*;
-        // 3.5x of the best: 4x is not reached, and as a latency it is far too much.
+        // 3.5x of the best: the target of 4x is not reached. As a latency it is far too much.
         let throughput = [Pass, Pass, NotRun, Short, Pass, NotRun, Pass, Pass, NotRun];
         let latency = [Short, Short, NotRun, NotRun, NotRun];
         assert_eq!(verdicts(350.0, &[50.0, 100.0]), [&throughput[..], &latency].concat());
-        // As latency the kernel's best is 50: 45 is 0.9x.
+        // As a latency the kernel's best is 50, so 45 is 0.9x.
         assert_eq!(verdicts(45.0, &[50.0, 100.0])[9..11], [Pass, Pass]);
         assert_eq!(verdicts(46.0, &[50.0, 100.0])[9..11], [Short, Pass]);
     }
