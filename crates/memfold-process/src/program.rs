@@ -29,7 +29,7 @@ use memfold_os::maps::pagemap::Pagemap;
 use memfold_os::maps::{Smaps, each_area};
 use memfold_os::memory::zone::{freeze_list, overlaps_own, unfreeze_list};
 use memfold_os::sync::Mutex;
-use memfold_os::thread::errands::{DelegateQueue, Delegated};
+use memfold_os::thread::delegate_queue::{DelegateQueue, Delegated};
 use memfold_os::thread::{bare, cpus};
 use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
 use memfold_swap::remote::socket::SocketRemote;

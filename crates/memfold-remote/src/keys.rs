@@ -1,6 +1,6 @@
 //! The keys of the run in the store: which ones to refresh, and to delete at its end.
 use crate::process::EngineProcess;
-use memfold_os::memory::witness::DescendantWatch;
+use memfold_os::memory::descendant_watch::DescendantWatch;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
 

@@ -1,7 +1,7 @@
 //! One connection of an engine: requests and answers, several at a time.
 use crate::process::EngineProcess;
 use crate::store::{RunStore, StoreTrouble};
-use memfold_os::memory::witness::DescendantWatch;
+use memfold_os::memory::descendant_watch::DescendantWatch;
 use memfold_swap::remote::socket::receive_with_witness;
 use memfold_swap::remote::{
     AnswerHead, BYTES_MAX, DELETE, DONE, ENTRIES_MAX, FAILED, GET, HELLO, KEEP, LEND, LOST, PUT,

@@ -3,7 +3,7 @@
 mod common;
 use common::Scratch;
 use memfold::{Memory, Region};
-use memfold_os::memory::witness::DescendantWatch;
+use memfold_os::memory::descendant_watch::DescendantWatch;
 use memfold_remote::{Service, StoreSettings};
 use memfold_swap::remote::socket::SocketRemote;
 use memfold_swap::remote::{ObjectFetch, Remote, StoredObject};

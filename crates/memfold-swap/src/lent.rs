@@ -1,11 +1,11 @@
 //! Slots that children of fork read. Slots in use when a copy of the process is made keep their
 //! bytes until the child, and all processes copied from it, have ended. The kernel reports that
-//! (`memfold_os::memory::witness`).
+//! (`memfold_os::memory::descendant_watch`).
 use crate::cluster::{Clusters, SlotSet};
 use alloc::vec::Vec;
 use core::mem::forget;
 use memfold_os::Errno;
-use memfold_os::memory::witness::DescendantWatch;
+use memfold_os::memory::descendant_watch::DescendantWatch;
 use memfold_os::sync::Mutex;
 
 /// Most files of ancestors that a process reads.

@@ -7,7 +7,7 @@
 //! - being away for any time ([`MemoryRemote::set_away`]);
 //! - [`MemoryRemote::lose`], [`MemoryRemote::damage`], [`MemoryRemote::exchange`]: objects that are
 //!   gone or not what was put: found, never believed.
-use memfold_os::memory::witness::DescendantWatch;
+use memfold_os::memory::descendant_watch::DescendantWatch;
 use memfold_os::sync::Mutex;
 use memfold_swap::remote::{
     BYTES_MAX, ENTRIES_MAX, ObjectFetch, Remote, RemoteError, StoredObject,

@@ -19,7 +19,7 @@ use crate::requests::pause::PauseGates;
 use crate::stats_place::StatsPlace;
 use alloc::sync::Arc;
 use memfold_os::memory::zone::Zone;
-use memfold_os::thread::errands::DelegateQueue;
+use memfold_os::thread::delegate_queue::DelegateQueue;
 use memfold_os::units::PAGE_SIZE;
 use memfold_store::CodecSpec;
 

@@ -20,7 +20,7 @@ use core::mem::{ManuallyDrop, forget, take};
 use core::ops::Range;
 use memfold_os::Errno;
 use memfold_os::maps::pagemap::Pagemap;
-use memfold_os::memory::birthplace::ProcessTag;
+use memfold_os::memory::process_tag::ProcessTag;
 use memfold_os::memory::zone::{self, Zone};
 use memfold_os::raw::SignalsBlocked;
 use memfold_os::thread::{Thread, cpus, memory_bytes};

@@ -10,12 +10,12 @@
 mod futex;
 #[cfg(shuttle)]
 mod model;
-mod steady;
+mod fork_cell;
 
+pub use fork_cell::ForkCell;
 /// The lock for statics: a futex lock also under the model checker, whose own locks live for one
 /// run only. While it is held, the thread takes no other lock and doesn't wait.
 pub use futex::Mutex as StaticMutex;
-pub use steady::ForkCell;
 
 #[cfg(not(shuttle))]
 pub use futex::{Condvar, Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard};

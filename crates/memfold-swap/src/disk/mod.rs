@@ -3,7 +3,7 @@ pub mod durable;
 pub mod file_disk;
 
 use memfold_os::Errno;
-use memfold_os::thread::errands::Delegated;
+use memfold_os::thread::delegate_queue::Delegated;
 use memfold_os::transfer::Transfer;
 
 /// The device for cold data.

@@ -19,8 +19,8 @@ pub mod socket;
 
 use alloc::string::String;
 use core::time::Duration;
-use memfold_os::memory::witness::DescendantWatch;
-use memfold_os::thread::errands::Delegated;
+use memfold_os::memory::descendant_watch::DescendantWatch;
+use memfold_os::thread::delegate_queue::Delegated;
 
 /// The first message of a connection: one entry with its engine. It has no answer.
 pub const HELLO: u32 = 1;

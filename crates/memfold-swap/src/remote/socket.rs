@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 use core::mem::MaybeUninit;
 use core::time::Duration;
 use memfold_os::Errno;
-use memfold_os::memory::witness::DescendantWatch;
+use memfold_os::memory::descendant_watch::DescendantWatch;
 use memfold_os::random;
 use memfold_os::raw::receive_with_file;
 use memfold_os::sync::{Condvar, ForkCell, Mutex};

@@ -28,7 +28,7 @@ use crate::lent::ANCESTORS_MAX;
 use crate::swap::Swap;
 use crate::tier::Tier;
 use memfold_os::Errno;
-use memfold_os::memory::witness::DescendantWatch;
+use memfold_os::memory::descendant_watch::DescendantWatch;
 use memfold_os::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold_os::units::PAGE_SIZE;
 

@@ -27,7 +27,7 @@ use memfold_os::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
-use memfold_os::thread::errands::DelegateQueue;
+use memfold_os::thread::delegate_queue::DelegateQueue;
 use memfold_os::units::{Order, PAGE_SIZE};
 
 /// After a failed write or growth, no other is tried for this long.

@@ -2,7 +2,7 @@
 use crate::remote::{ObjectFetch, Remote, RemoteError, StoredObject};
 use crate::tier::expiry::ExpiryWatch;
 use core::time::Duration;
-use memfold_os::memory::witness::DescendantWatch;
+use memfold_os::memory::descendant_watch::DescendantWatch;
 use memfold_os::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// A store that takes no other request.

@@ -46,7 +46,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use core::time::Duration;
 use memfold_os::Errno;
-use memfold_os::memory::witness::DescendantWatch;
+use memfold_os::memory::descendant_watch::DescendantWatch;
 use memfold_os::memory::zone::Zone;
 use memfold_os::page::Page;
 use memfold_os::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

@@ -1,6 +1,6 @@
 //! Tests of what a child of fork reads in the remote store. Row B3.
 use super::objects::{bounds, read_raw, write_raw};
-use memfold_os::thread::errands::DelegateQueue;
+use memfold_os::thread::delegate_queue::DelegateQueue;
 use memfold_os::units::PAGE_SIZE;
 use memfold_swap::{ANCESTORS_MAX, ObjectLocation, Swap, SwapBounds};
 use memfold_testkit::disk::MemoryDisk;

@@ -1,6 +1,6 @@
 //! Tests of the swap file's objects, below folios.
 use memfold_os::page::PageBuffer;
-use memfold_os::thread::errands::DelegateQueue;
+use memfold_os::thread::delegate_queue::DelegateQueue;
 use memfold_os::units::{Order, PAGE_SIZE};
 use memfold_store::Handle;
 use memfold_swap::location::SLOTS_MAX;

@@ -21,7 +21,7 @@ pub use crate::stats_place::StatsPlace;
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
-use memfold_os::thread::errands::DelegateQueue;
+use memfold_os::thread::delegate_queue::DelegateQueue;
 use memfold_os::uffd::space::Space;
 use memfold_store::Store;
 use memfold_swap::disk::Disk;
@@ -48,7 +48,7 @@ pub struct PagerParts {
     /// socket that they name.
     pub remote: Option<Box<dyn Remote>>,
     /// The queue by which engine threads use disk and store, where threads of the program can't. A
-    /// given disk or store uses it itself ([`memfold_os::thread::errands::Delegated`]).
+    /// given disk or store uses it itself ([`memfold_os::thread::delegate_queue::Delegated`]).
     pub errands: Option<Arc<DelegateQueue>>,
     /// The limit that is charged before the engine takes memory; `None` if its bounds are its own.
     pub shared_limit: Option<&'static dyn SharedLimit>,

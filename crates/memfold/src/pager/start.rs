@@ -25,7 +25,7 @@ use core::fmt::{Display, Formatter};
 use core::time::Duration;
 use memfold_os::Errno;
 use memfold_os::memory::zone::Zone;
-use memfold_os::thread::errands::DelegateQueue;
+use memfold_os::thread::delegate_queue::DelegateQueue;
 use memfold_os::units::{MAX_BYTES, PAGE_SIZE};
 use memfold_store::{
     CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig, StoreError,
