@@ -2,7 +2,7 @@
 //! opens a userfaultfd of its own before anything of the program runs in it.
 //!
 //! The thread that copies, or one that does it for that, holds every lock that may be held by another,
-//! in the engine's order: `state`, the gates, the areas, the queue, the list of zones, the arena. Faults
+//! in the engine's order: `state`, the pauses, the areas, the queue, the list of zones, the arena. Faults
 //! of other threads wait meanwhile, and calls that change mappings. Others go on; the child has none of
 //! them.
 //!

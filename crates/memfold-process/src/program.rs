@@ -190,13 +190,13 @@ fn make(
     let OpenedFiles { paging, pagemap, maps, file } = opened;
     let pagemap = Arc::new(pagemap);
     let remote = open_remote(&config)?.map(Arc::new);
-    let errands = Arc::new(DelegateQueue::new(bare::is_current));
+    let queue = Arc::new(DelegateQueue::new(bare::is_current));
     if let Some(file) = &file {
         file.make_rings();
     }
-    let disk = file.clone().map(|file| Box::new(Delegated::new(file, errands.clone())) as Box<_>);
+    let disk = file.clone().map(|file| Box::new(Delegated::new(file, queue.clone())) as Box<_>);
     let store =
-        remote.clone().map(|store| Box::new(Delegated::new(store, errands.clone())) as Box<_>);
+        remote.clone().map(|store| Box::new(Delegated::new(store, queue.clone())) as Box<_>);
     let parts = PagerParts {
         space: paging.space(&pagemap),
         has_move: config.use_move && !paging.hides(),
@@ -205,7 +205,7 @@ fn make(
         cpus: cpus(),
         disk,
         remote: store,
-        errands: Some(errands),
+        delegate_queue: Some(queue),
         shared_limit: Some(&share::OwnCharge),
     };
     let pager = match Pager::new(config.clone(), parts) {

@@ -11,7 +11,7 @@ struct EngineKeys {
     process: Option<EngineProcess>,
     /// Its open connections.
     lines: usize,
-    /// Witnesses of copies of its process, which read its objects.
+    /// Watches of copies of its process, which read its objects.
     copies: Vec<DescendantWatch>,
     numbers: BTreeSet<u64>,
 }
@@ -58,7 +58,7 @@ impl RunKeys {
         }
     }
 
-    /// Keeps an engine's objects until this witness has ended, too.
+    /// Keeps an engine's objects until this watch is over, too.
     pub fn lend(&self, engine: u64, copies: DescendantWatch) {
         let mut engines = self.engines();
         let engine = engines.entry(engine).or_default();

@@ -2,7 +2,7 @@
 use crate::process::EngineProcess;
 use crate::store::{RunStore, StoreTrouble};
 use memfold_os::memory::descendant_watch::DescendantWatch;
-use memfold_swap::remote::socket::receive_with_witness;
+use memfold_swap::remote::socket::receive_with_watch;
 use memfold_swap::remote::{
     AnswerHead, BYTES_MAX, DELETE, DONE, ENTRIES_MAX, FAILED, GET, HELLO, KEEP, LEND, LOST, PUT,
     RequestEntry, RequestHead,
@@ -190,7 +190,7 @@ fn peer(stream: &UnixStream) -> io::Result<libc::ucred> {
 fn receive(mut stream: &UnixStream) -> io::Result<Option<LineJob>> {
     let mut head = [0; RequestHead::BYTES];
     // SAFETY: the stream is borrowed, so its descriptor stays open.
-    let received = unsafe { receive_with_witness(stream.as_raw_fd(), &mut head) };
+    let received = unsafe { receive_with_watch(stream.as_raw_fd(), &mut head) };
     let (goes_on, copies) = received.map_err(|e| io::Error::from_raw_os_error(e.raw_os_error()))?;
     if !goes_on {
         return Ok(None);

@@ -15,9 +15,9 @@ pub const ANCESTORS_MAX: u64 = 4;
 const SETS_MAX: usize = 16;
 
 struct LentSet {
-    witness: DescendantWatch,
+    watch: DescendantWatch,
     slots: SlotSet,
-    /// Whether the service knows the witness.
+    /// Whether the service knows the watch.
     is_known: bool,
 }
 
@@ -27,7 +27,7 @@ pub struct LentSlots(Mutex<Vec<LentSet>>);
 
 impl LentSlots {
     /// Retains the slots in use, for a copy that is about to be made. The calling thread has the
-    /// engine's descriptors. `tell`, if there is one, passes a new witness to the service.
+    /// engine's descriptors. `tell`, if there is one, passes a new watch to the service.
     ///
     /// # Errors
     /// The error of the kernel, or of `tell`. No slot is retained then.
@@ -40,27 +40,27 @@ impl LentSlots {
         let mut sets = self.0.lock();
         if sets.len() < SETS_MAX {
             sets.push(LentSet {
-                witness: DescendantWatch::new()?,
+                watch: DescendantWatch::new()?,
                 slots: SlotSet::default(),
                 is_known: false,
             });
         }
         let last = sets.last_mut().expect("just looked");
-        let begun = last.witness.begin_copy().and_then(|()| match tell {
-            Some(tell) if !last.is_known => tell(&last.witness).inspect(|()| last.is_known = true),
+        let begun = last.watch.begin_copy().and_then(|()| match tell {
+            Some(tell) if !last.is_known => tell(&last.watch).inspect(|()| last.is_known = true),
             _ => Ok(()),
         });
         match begun {
             Ok(()) => clusters.retain_used(&mut last.slots),
             // A set that retains no slot is dropped by the next `collect`.
-            Err(_) => last.witness.end_copy(),
+            Err(_) => last.watch.end_copy(),
         }
         begun
     }
 
     /// Ends a copy in the parent, whether it was made or not.
     pub fn end_copy(&self) {
-        self.0.lock().iter().for_each(|set| set.witness.end_copy());
+        self.0.lock().iter().for_each(|set| set.watch.end_copy());
     }
 
     /// Forgets the parent's sets, in a child of fork.
@@ -73,11 +73,11 @@ impl LentSlots {
             self.0.reset();
             core::mem::take(self.0.peek_mut())
         };
-        for LentSet { witness, slots, .. } in sets {
+        for LentSet { watch, slots, .. } in sets {
             clusters.release_set(&slots);
-            // Its descriptor isn't in this process. Its mapping, if any, is a witness of this
-            // process.
-            forget(witness);
+            // Its descriptor isn't in this process. Its mapping, if any, belongs to the watch of
+            // this process.
+            forget(watch);
         }
     }
 
@@ -87,7 +87,7 @@ impl LentSlots {
         let mut sets = self.0.lock();
         let before = sets.len();
         sets.retain(|set| {
-            let over = set.witness.is_over();
+            let over = set.watch.is_over();
             if over {
                 clusters.release_set(&set.slots);
             }

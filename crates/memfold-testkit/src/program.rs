@@ -161,7 +161,7 @@ impl Setup {
             stats: memfold::pager::StatsPlace::Own(Box::new(memfold::Stats::new())),
             cpus: 1,
             disk: disk.map(|disk| Box::new(disk.clone()) as Box<dyn memfold_swap::disk::Disk>),
-            errands: None,
+            delegate_queue: None,
             shared_limit: None,
             remote: remote
                 .map(|remote| Box::new(remote.clone()) as Box<dyn memfold_swap::remote::Remote>),

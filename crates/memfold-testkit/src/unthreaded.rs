@@ -19,7 +19,7 @@ pub fn engine(uffd: &Uffd, space: UffdSpace) -> Pager {
         cpus: 1,
         disk: None,
         remote: None,
-        errands: None,
+        delegate_queue: None,
         shared_limit: None,
     };
     let mut config = Config::new(1 << 30);

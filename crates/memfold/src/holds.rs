@@ -6,7 +6,7 @@
 //!
 //! | the holder | the evictor |
 //! |---|---|
-//! | writes its ranges into a slot ([`HoldBuilder::publish`]) | marks the pages as leaving ([`Holds::leave`]) |
+//! | writes its ranges into a slot ([`HoldBuilder::publish`]) | marks the pages as leaving ([`Holds::mark_leaving`]) |
 //! | looks whether any of them is marked, and waits for the end of that ([`Holds::wait`]) | looks at all slots ([`LeavingPages::may_evict`]), and skips pages that are held |
 //! | touches every page, and makes the call | evicts the rest, and ends the mark |
 //!
@@ -393,7 +393,7 @@ impl Holds {
     }
 
     /// Marks the pages of some ranges as leaving.
-    pub fn leave(&self, ranges: impl Iterator<Item = Range<usize>>) -> LeavingPages<'_> {
+    pub fn mark_leaving(&self, ranges: impl Iterator<Item = Range<usize>>) -> LeavingPages<'_> {
         let mut leaving = LeavingPages { holds: self, cells: [0; CELLS / 64] };
         if !self.are_used() {
             return leaving;
@@ -620,7 +620,9 @@ mod tests {
 
     fn held_of(holds: &Holds, range: Range<usize>) -> Vec<(usize, usize)> {
         let mut held = Vec::new();
-        holds.leave(once(range.clone())).each_held(range, |part| held.push((part.start, part.end)));
+        holds
+            .mark_leaving(once(range.clone()))
+            .each_held(range, |part| held.push((part.start, part.end)));
         held
     }
 
@@ -629,7 +631,7 @@ mod tests {
         let holds = Holds::new(true);
         let hold = holds.hold(3, 0x5001..0x6001).unwrap();
         assert_eq!(held_of(&holds, 0..0x100000), [(0x5000, 0x7000)]);
-        let leaving = holds.leave(once(0..0x100000));
+        let leaving = holds.mark_leaving(once(0..0x100000));
         assert!(leaving.is_held(0x6000..0x7000) && !leaving.is_held(0x7000..0x8000));
         holds.release(hold);
         assert!(!leaving.is_held(0..0x100000));
@@ -684,7 +686,7 @@ mod tests {
     fn stopped_eviction_holds_nothing_and_evicts_nothing() {
         let holds = Holds::new(true);
         holds.stop_eviction();
-        let leaving = holds.leave(once(0..0x100000));
+        let leaving = holds.mark_leaving(once(0..0x100000));
         assert!(!leaving.may_evict(0x1000..0x2000) && !leaving.is_held(0x1000..0x2000));
         holds.allow_eviction();
         assert!(leaving.may_evict(0x1000..0x2000));

@@ -15,7 +15,7 @@ use crate::policy::stream_readahead::Streams;
 use crate::policy::swap_readahead::SwapReadahead;
 use crate::requests::background::RequestQueue;
 use crate::requests::device_faults::DeviceFaults;
-use crate::requests::pause::PauseGates;
+use crate::requests::pause::ForkPauses;
 use crate::stats_place::StatsPlace;
 use alloc::sync::Arc;
 use memfold_os::memory::zone::Zone;
@@ -47,9 +47,9 @@ pub struct EngineParts {
     /// Faults that need the swap file or the remote store.
     pub(crate) reads: DeviceFaults,
     /// In gate delivery: calls on file and store that the engine's threads make for the program's.
-    pub(crate) errands: Option<Arc<DelegateQueue>>,
+    pub(crate) delegate_queue: Option<Arc<DelegateQueue>>,
     /// Where a fork pauses the engine's threads.
-    pub(crate) gates: PauseGates,
+    pub(crate) pauses: ForkPauses,
     pub(crate) to_unshare: ToUnshare,
     pub(crate) holds: &'static Holds,
     /// Room for the largest block, for the thread that has exclusive areas.

@@ -140,7 +140,7 @@ pub struct Memory {
 }
 
 struct RegionEngine {
-    birthplace: ProcessTag,
+    process_tag: ProcessTag,
     pager: Arc<Pager>,
     uffd: Arc<Uffd>,
     handlers: Option<FaultHandlers>,
@@ -199,7 +199,7 @@ impl Memory {
             cpus: cpus(),
             disk: None,
             remote: None,
-            errands: None,
+            delegate_queue: None,
             shared_limit: None,
         };
         let workers = config.worker_count(parts.cpus);
@@ -208,7 +208,7 @@ impl Memory {
         // SAFETY: the engine never touches an empty frame.
         unsafe { uffd.register(start, len, !has_move) }
             .map_err(|e| Error::System("Registering frames failed", e))?;
-        let birthplace = ProcessTag::new().map_err(|e| {
+        let process_tag = ProcessTag::new().map_err(|e| {
             Error::System("Mapping a page that children of fork don't inherit failed", e)
         })?;
         let threads = |e| Error::System("Starting engine threads failed", e);
@@ -217,7 +217,7 @@ impl Memory {
             false => [0; 2],
         };
         let mut engine = RegionEngine {
-            birthplace,
+            process_tag,
             pager,
             uffd,
             handlers: None,
@@ -358,7 +358,7 @@ impl Memory {
 impl RegionEngine {
     /// Returns whether the caller is in the process that made it. No other process may use it.
     fn is_here(&self) -> bool {
-        self.birthplace.is_here()
+        self.process_tag.is_here()
     }
 }
 

@@ -143,7 +143,7 @@ impl World {
         let _shard = self.shard.lock().unwrap();
         let range = page(numbers.start).start..page(numbers.end - 1).end;
         let marked = if without == Without::Mark { 0..0 } else { range.clone() };
-        let leaving = self.holds.leave(once(marked));
+        let leaving = self.holds.mark_leaving(once(marked));
         for number in numbers {
             if leaving.may_evict(page(number)) {
                 self.there[number].store(false, SeqCst);
@@ -153,7 +153,7 @@ impl World {
 
     /// The program gives both pages up.
     fn discard(&self, without: Without) {
-        let leaving = self.holds.leave(once(all()));
+        let leaving = self.holds.mark_leaving(once(all()));
         let mut held = [false; PAGES];
         for (number, held) in held.iter_mut().enumerate() {
             *held = leaving.is_held(page(number)) && without != Without::Zeros;
@@ -171,7 +171,7 @@ impl World {
 
     fn adopt(&self, without: Without) {
         self.managing.store(true, SeqCst);
-        let leaving = self.holds.leave(once(all()));
+        let leaving = self.holds.mark_leaving(once(all()));
         for number in 0..PAGES {
             if without != Without::Bring {
                 leaving.each_held(page(number), |_| self.there[number].store(true, SeqCst));

@@ -1,5 +1,5 @@
-//! A witness: shows whether a process that was copied from this one, or from such a copy, still
-//! runs.
+//! A descendant watch: shows whether a process that was copied from this one, or from such a copy,
+//! still runs.
 //!
 //! A page of a nameless file (memfd), which no process reads or writes, is mapped while the copy is
 //! made. This process then unmaps it. The kernel counts writable mappings of a file, and refuses to
@@ -14,7 +14,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
 
-/// The witness; see the module.
+/// A watch of the copies of this process; see the module.
 pub struct DescendantWatch {
     file: OwnedFd,
     /// This process's own mapping; 0 if there is none.
@@ -22,18 +22,18 @@ pub struct DescendantWatch {
 }
 
 impl DescendantWatch {
-    /// Makes a witness that sees no process yet. It has a descriptor in the caller's table.
+    /// Makes a watch that sees no process yet. It has a descriptor in the caller's table.
     ///
     /// # Errors
     /// The kernel's.
     pub fn new() -> Result<DescendantWatch, Errno> {
         let file =
-            memfd_create(c"memfold-witness", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+            memfd_create(c"memfold-descendants", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, PAGE_SIZE as u64)?;
         Ok(DescendantWatch { file, at: AtomicUsize::new(0) })
     }
 
-    /// Makes a witness of another process's, by the descriptor that it has sent.
+    /// Makes the watch of another process, from the descriptor that it has sent.
     pub fn of(file: OwnedFd) -> DescendantWatch {
         DescendantWatch { file, at: AtomicUsize::new(0) }
     }
@@ -112,8 +112,8 @@ mod tests {
     #[test]
     fn a_copy_is_seen_until_it_and_its_own_copies_have_ended() {
         let _forks = crate::FORKS.lock();
-        let witness = DescendantWatch::new().unwrap();
-        witness.begin_copy().unwrap();
+        let watch = DescendantWatch::new().unwrap();
+        watch.begin_copy().unwrap();
         let pair = || UnixStream::pair().unwrap();
         let ((go, stop), (told, tell)) = (pair(), pair());
         let parent = child(|| {
@@ -122,11 +122,11 @@ mod tests {
                 hear(&go);
             });
         });
-        assert!(!witness.is_over(), "this process has it itself");
-        witness.end_copy();
+        assert!(!watch.is_over(), "this process has it itself");
+        watch.end_copy();
         hear(&told);
         wait(parent);
-        assert!(!witness.is_over(), "the child's child runs");
+        assert!(!watch.is_over(), "the child's child runs");
         let later = child(|| {
             hear(&go);
         });
@@ -134,27 +134,27 @@ mod tests {
         say(&stop);
         wait(later);
         let begin = std::time::Instant::now();
-        while !witness.is_over() {
+        while !watch.is_over() {
             assert!(begin.elapsed().as_secs() < 60, "it has ended");
             std::thread::yield_now();
         }
-        assert!(witness.begin_copy().is_err());
+        assert!(watch.begin_copy().is_err());
     }
 
     #[test]
     fn what_a_copy_executes_is_another_program() {
         let _forks = crate::FORKS.lock();
-        let witness = DescendantWatch::new().unwrap();
-        witness.begin_copy().unwrap();
+        let watch = DescendantWatch::new().unwrap();
+        watch.begin_copy().unwrap();
         let sleeper = child(|| {
             // SAFETY: the strings end with zeros, and the list with a null pointer.
             unsafe {
                 libc::execl(c"/bin/sleep".as_ptr(), c"sleep".as_ptr(), c"60".as_ptr(), 0usize)
             };
         });
-        witness.end_copy();
+        watch.end_copy();
         let begin = std::time::Instant::now();
-        while !witness.is_over() {
+        while !watch.is_over() {
             assert!(begin.elapsed().as_secs() < 60, "it executes another program");
             std::thread::yield_now();
         }

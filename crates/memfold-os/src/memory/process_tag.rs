@@ -23,9 +23,9 @@ impl ProcessTag {
     pub fn new() -> Result<ProcessTag, Errno> {
         let page = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
         page.wipe_in_children()?;
-        let place = ProcessTag { page };
-        place.word().store(1, Relaxed);
-        Ok(place)
+        let tag = ProcessTag { page };
+        tag.word().store(1, Relaxed);
+        Ok(tag)
     }
 
     /// Returns whether the caller is in the process where this was made. Costs one load.
@@ -45,14 +45,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_is_another_place_and_its_parent_is_not() {
+    fn child_of_fork_has_another_tag_than_its_parent() {
         let _alone = crate::FORKS.lock();
-        let place = ProcessTag::new().unwrap();
-        assert!(place.is_here());
+        let tag = ProcessTag::new().unwrap();
+        assert!(tag.is_here());
         // SAFETY: the child reads memory and ends.
         match unsafe { libc::fork() } {
             // SAFETY: the child ends here.
-            0 => unsafe { libc::_exit(place.is_here() as i32) },
+            0 => unsafe { libc::_exit(tag.is_here() as i32) },
             child => {
                 let mut status = 0;
                 // SAFETY: no other thread waits for the child.
@@ -60,6 +60,6 @@ mod tests {
                 assert_eq!(status, 0, "the child takes itself for its parent");
             }
         }
-        assert!(place.is_here());
+        assert!(tag.is_here());
     }
 }

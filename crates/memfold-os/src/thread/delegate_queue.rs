@@ -63,10 +63,10 @@ impl DelegateQueue {
         }
         let (mut work, mut result) = (Some(work), None);
         let mut once = || result = work.take().map(|work| work());
-        let mut errand =
+        let mut call =
             DelegatedCall { work: &raw mut once, next: core::ptr::null_mut(), done: false };
         // The queue's type has no lifetime: it doesn't use the call after this has returned.
-        let own = (&raw mut errand).cast::<DelegatedCall<'static>>();
+        let own = (&raw mut call).cast::<DelegatedCall<'static>>();
         let mut line = self.line.lock();
         match line.last.is_null() {
             true => line.first = own,
@@ -94,12 +94,12 @@ impl DelegateQueue {
             }
             line = self.asked.wait(line);
         }
-        let errand = line.first;
+        let call = line.first;
         // SAFETY: a queued call waits until `done`. Only this thread sets that, because it takes
         // the call out; the lock is held.
         let work = unsafe {
-            line.first = (*errand).next;
-            (*errand).work
+            line.first = (*call).next;
+            (*call).work
         };
         if line.first.is_null() {
             line.last = core::ptr::null_mut();
@@ -109,7 +109,7 @@ impl DelegateQueue {
         unsafe { (*work)() };
         let _line = self.line.lock();
         // SAFETY: the caller reads `done` only with the lock held, so it still waits.
-        unsafe { (*errand).done = true };
+        unsafe { (*call).done = true };
         self.done.notify_all();
         true
     }
@@ -150,13 +150,13 @@ impl DelegateQueue {
 /// A disk or a remote store that is used through a [`DelegateQueue`].
 pub struct Delegated<T: ?Sized> {
     to: Arc<T>,
-    errands: Arc<DelegateQueue>,
+    queue: Arc<DelegateQueue>,
 }
 
 impl<T: ?Sized> Delegated<T> {
     /// Makes calls to `to` go through the queue.
-    pub fn new(to: Arc<T>, errands: Arc<DelegateQueue>) -> Delegated<T> {
-        Delegated { to, errands }
+    pub fn new(to: Arc<T>, queue: Arc<DelegateQueue>) -> Delegated<T> {
+        Delegated { to, queue }
     }
 
     /// Returns the object itself, for calls that need no descriptor.
@@ -169,7 +169,7 @@ impl<T: ?Sized> Delegated<T> {
     where
         T: Send + Sync,
     {
-        self.errands.run(|| work(&self.to))
+        self.queue.run(|| work(&self.to))
     }
 }
 
@@ -184,12 +184,12 @@ mod tests {
         fn is_server() -> bool {
             current().name() == Some("server")
         }
-        let errands = Arc::new(DelegateQueue::new(is_server));
+        let queue = Arc::new(DelegateQueue::new(is_server));
         for _ in 0..3 {
-            let errands = errands.clone();
+            let queue = queue.clone();
             let serve = move || {
                 loop {
-                    errands.serve();
+                    queue.serve();
                 }
             };
             std::thread::Builder::new().name("server".into()).spawn(serve).unwrap();
@@ -198,7 +198,7 @@ mod tests {
         let ask = |n: u64| {
             for i in 0..2000 {
                 let mut local = 7;
-                let by = errands.run(|| {
+                let by = queue.run(|| {
                     sum.fetch_add(n + i, SeqCst);
                     local += i;
                     is_server()
@@ -219,11 +219,11 @@ mod tests {
     }
 
     #[test]
-    fn who_has_what_is_needed_does_it_itself() {
+    fn thread_with_own_descriptors_runs_its_call_itself() {
         let here = current().id();
         assert_eq!(DelegateQueue::new(|| true).run(|| current().id()), here);
-        let errands = DelegateQueue::new(|| false);
-        errands.set_alone(true);
-        assert_eq!(errands.run(|| current().id()), here);
+        let queue = DelegateQueue::new(|| false);
+        queue.set_alone(true);
+        assert_eq!(queue.run(|| current().id()), here);
     }
 }

@@ -132,7 +132,7 @@ impl ManagedProgram {
                 result
             }
             MADV_GUARD_INSTALL => {
-                let _leaving = self.pager.holds().leave(once(range.clone()));
+                let _leaving = self.pager.holds().mark_leaving(once(range.clone()));
                 let discard = |part: &Range<usize>, make: MakeAdvice| {
                     self.pager.mappings().discard_with(core::slice::from_ref(part), make, is_gone)
                 };
@@ -245,7 +245,7 @@ impl ManagedProgram {
         if managed.is_empty() {
             return (make(), Vec::new());
         }
-        let leaving = self.pager.holds().leave(once(range.clone()));
+        let leaving = self.pager.holds().mark_leaving(once(range.clone()));
         let mut held = RangeSet::default();
         for part in &managed {
             leaving.each_held(part.clone(), |part| held.add(part));

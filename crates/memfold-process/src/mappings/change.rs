@@ -396,7 +396,7 @@ impl ManagedProgram {
         self.expect(state, after.len().saturating_sub(from.len()));
         let is_hidden = self.paging.hides() && self.pager.mappings().touches(&from);
         // Hidden for a moment, it would be missing for the kernel in another call.
-        let leaving = is_hidden.then(|| self.pager.holds().leave(once(from.clone())));
+        let leaving = is_hidden.then(|| self.pager.holds().mark_leaving(once(from.clone())));
         if leaving.as_ref().is_some_and(|leaving| leaving.is_held(from.clone())) {
             return NO_MEMORY;
         }

@@ -226,8 +226,8 @@ pub trait Remote: Send + Sync {
     /// is no answer.
     fn keep(&self, patience: Duration) -> Result<(), RemoteError>;
 
-    /// Keeps this process's objects for copies of it that the witness sees, also after its end.
-    /// Called while the witness isn't over, by a thread that has its descriptor.
+    /// Keeps this process's objects for copies of it that the watch sees, also after its end.
+    /// Called while the watch isn't over, by a thread that has its descriptor.
     ///
     /// # Errors
     /// They may be gone when the process has ended.

@@ -363,15 +363,15 @@ fn send_with_file(socket: &OwnedFd, bytes: &[u8], file: BorrowedFd<'_>) -> Resul
     }
 }
 
-/// Receives all of `bytes` from a stream's socket, and the witness whose descriptor was sent with
-/// them, if one was. Returns `false` if the stream has ended before the first byte.
+/// Receives all of `bytes` from a stream's socket, and the descendant watch whose descriptor was
+/// sent with them, if one was. Returns `false` if the stream has ended before the first byte.
 ///
 /// # Errors
 /// The error of recvmsg. ECONNRESET: the stream has ended.
 ///
 /// # Safety
 /// - The descriptor stays open during the call.
-pub unsafe fn receive_with_witness(
+pub unsafe fn receive_with_watch(
     socket: i32,
     bytes: &mut [u8],
 ) -> Result<(bool, Option<DescendantWatch>), Errno> {

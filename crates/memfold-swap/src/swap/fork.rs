@@ -15,9 +15,9 @@
 //!   no work that is half done.
 //!
 //! The child also reads objects in the **remote store**. The service keeps a process's objects as
-//! long as a child of it runs: the parent sends it the witness that shows this (`lend`). Slots in
-//! use at the fork stay where they are, in file or store, until the child has ended: none of their
-//! groups moves.
+//! long as a child of it runs: the parent sends it the descendant watch that shows this (`lend`).
+//! Slots in use at the fork stay where they are, in file or store, until the child has ended: none
+//! of their groups moves.
 //!
 //! In two cases the caller must load all objects into memory before the fork, and the child begins
 //! with an empty file. Files may already be stacked [`ANCESTORS_MAX`] deep. Or a child couldn't
@@ -71,7 +71,7 @@ impl Swap {
             move |copies: &DescendantWatch| tier.lend(copies).map_err(|_| Errno::REMOTEIO)
         });
         let lend = || self.lent.begin_copy(&self.clusters, tell);
-        self.errands.as_ref().is_some_and(|errands| errands.run(lend).is_ok())
+        self.delegate_queue.as_ref().is_some_and(|queue| queue.run(lend).is_ok())
     }
 
     /// Runs the first part of the end of [`Swap::begin_copy`]: the write queue takes requests

@@ -82,7 +82,7 @@ pub struct Swap {
     /// Number of ancestors' files that are read here.
     ancestors: AtomicU64,
     /// In gate delivery: the queue to the threads that have the engine's descriptors.
-    errands: Option<Arc<DelegateQueue>>,
+    delegate_queue: Option<Arc<DelegateQueue>>,
     queue: WriteQueue,
 }
 
@@ -132,14 +132,14 @@ impl Swap {
             is_closed: AtomicBool::new(false),
             lent: LentSlots::default(),
             ancestors: AtomicU64::new(0),
-            errands: None,
+            delegate_queue: None,
             queue: WriteQueue::default(),
         })
     }
 
     /// Makes calls that need a descriptor of the engine go through the queue.
-    pub fn with_errands(self, errands: Option<Arc<DelegateQueue>>) -> Swap {
-        Swap { errands, ..self }
+    pub fn with_delegate_queue(self, queue: Option<Arc<DelegateQueue>>) -> Swap {
+        Swap { delegate_queue: queue, ..self }
     }
 
     /// Returns the queue of the thread that writes.

@@ -44,7 +44,7 @@ impl Swap {
     /// Releases slots that no child reads any more. Returns whether there were any.
     fn collect_lent(&self) -> bool {
         let collect = || self.lent.collect(&self.clusters);
-        self.lent.is_any() && self.errands.as_ref().is_some_and(|errands| errands.run(collect))
+        self.lent.is_any() && self.delegate_queue.as_ref().is_some_and(|queue| queue.run(collect))
     }
 
     /// Makes the file larger than `slots`, unless another thread has. Returns `false` if it

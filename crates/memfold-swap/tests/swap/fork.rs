@@ -20,7 +20,7 @@ fn tiers() -> (Swap, MemoryDisk, MemoryRemote) {
         ..bounds()
     };
     let swap = Swap::new(Box::new(disk.clone()), Some(Box::new(remote.clone())), true, of).unwrap();
-    (swap.with_errands(Some(Arc::new(DelegateQueue::new(|| true)))), disk, remote)
+    (swap.with_delegate_queue(Some(Arc::new(DelegateQueue::new(|| true)))), disk, remote)
 }
 
 /// Objects of 16 KiB, which move on as they fill the file.
@@ -85,7 +85,7 @@ fn child_of(swap: &Swap) -> Sharer {
 }
 
 #[test]
-fn service_keeps_few_witnesses_for_many_children() {
+fn service_keeps_few_watches_for_many_children() {
     let (swap, _disk, remote) = tiers();
     let all = fill(&swap, 0..200);
     let before = remote.asked();

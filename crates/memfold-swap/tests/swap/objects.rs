@@ -119,8 +119,8 @@ fn the_size_is_kept() {
 fn a_child_reads_its_parents_objects_and_writes_behind_them() {
     for encrypt in [true, false] {
         let disk = MemoryDisk::default();
-        let errands = DelegateQueue::new(|| true);
-        let swap = swap(&disk, encrypt).with_errands(Some(Arc::new(errands)));
+        let queue = DelegateQueue::new(|| true);
+        let swap = swap(&disk, encrypt).with_delegate_queue(Some(Arc::new(queue)));
         let mut all = Vec::new();
         for generation in 0..=ANCESTORS_MAX {
             assert_eq!(swap.can_lend(), generation < ANCESTORS_MAX);

@@ -18,7 +18,7 @@ impl Pager {
     /// [`Pager::stop`].
     pub fn work(&self) -> bool {
         let request = self.0.requests.next();
-        let _open = self.0.gates.background();
+        let _open = self.0.pauses.background();
         let begin = cpu_ns();
         match request {
             BackgroundRequest::Load(window) => Loads(&self.0).load_ahead(window),
@@ -89,7 +89,7 @@ pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<EngineThread> {
                 pager.faults().expect_readers();
                 readers(read);
             }
-            Delivery::Gate => readers(run_errands),
+            Delivery::Gate => readers(run_delegated_calls),
             Delivery::Signal => {}
         }
         if swap.set_demoter() {
@@ -136,10 +136,10 @@ fn read(arg: usize) {
     unsafe { with_pager(arg, |pager| while pager.faults().read() {}) }
 }
 
-fn run_errands(arg: usize) {
+fn run_delegated_calls(arg: usize) {
     let serve = |pager: &Pager| {
-        let errands = pager.0.errands.as_ref().expect("in gate delivery there are");
-        while errands.serve() {}
+        let queue = pager.0.delegate_queue.as_ref().expect("gate delivery has a delegate queue");
+        while queue.serve() {}
     };
     // SAFETY: this is a `main` of `threads`, which is called with its `arg`.
     unsafe { with_pager(arg, serve) }

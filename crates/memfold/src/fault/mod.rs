@@ -97,7 +97,7 @@ impl Faults<'_> {
         let Some((addr, protected)) = self.reads.next() else { return false };
         let fault = PageFault { addr, protected, ..PageFault::default() };
         loop {
-            let _open = self.gates.background();
+            let _open = self.pauses.background();
             let areas = self.areas.read();
             let Some(area) = areas.find(addr).copied() else {
                 // Its area has ended since: the thread faults again, and finds that.

@@ -41,27 +41,27 @@ impl Fork<'_> {
             bring(swap);
         }
         loop {
-            self.gates.close();
+            self.pauses.pause_background();
             self.areas.close();
             let Some(swap) = self.backing.swap() else { break };
             // Nobody waits for the thread that writes any more, and it gets nothing new.
             Writeback(self.0).drain_writes();
-            self.gates.close_writing();
+            self.pauses.pause_writing();
             if swap.begin_copy(&reaches) {
                 break;
             }
             // SAFETY: closed above.
             unsafe {
-                self.gates.open_writing();
+                self.pauses.resume_writing();
                 self.areas.open();
-                self.gates.open();
+                self.pauses.resume_background();
             }
             bring(swap);
         }
         // After that: who serves a fault asks.
         self.requests.freeze();
-        if let Some(errands) = &self.errands {
-            errands.freeze();
+        if let Some(queue) = &self.delegate_queue {
+            queue.freeze();
         }
     }
 
@@ -211,7 +211,7 @@ impl Fork<'_> {
     /// In a child: whether its only thread does by itself what engine threads do for it later. It
     /// has the descriptors of the swap file.
     pub fn set_alone(&self, alone: bool) {
-        self.errands.iter().for_each(|errands| errands.set_alone(alone));
+        self.delegate_queue.iter().for_each(|queue| queue.set_alone(alone));
     }
 
     /// In a child, after [`Fork::begin_copy`] in its parent: the swap file's part of
@@ -252,10 +252,10 @@ impl Fork<'_> {
         unsafe {
             if let Some(swap) = self.backing.swap() {
                 swap.end_copy(in_child);
-                self.gates.open_writing();
+                self.pauses.resume_writing();
             }
             self.areas.open();
-            self.gates.open();
+            self.pauses.resume_background();
         }
     }
 
@@ -269,7 +269,7 @@ impl Fork<'_> {
     }
 
     /// The first part of the end of [`Fork::begin_copy`]: there may be requests to background threads
-    /// again, which wait for the gates.
+    /// again, which wait for the pauses.
     ///
     /// # Safety
     /// - `begin_copy` has returned, in this process or in the parent that it is a copy of, and this is
@@ -277,8 +277,8 @@ impl Fork<'_> {
     pub unsafe fn allow_requests(&self) {
         // SAFETY: by the caller's promise.
         unsafe {
-            if let Some(errands) = &self.errands {
-                errands.unfreeze();
+            if let Some(queue) = &self.delegate_queue {
+                queue.unfreeze();
                 self.backing.swap().into_iter().for_each(|swap| swap.allow_requests());
             }
             self.requests.unfreeze();

@@ -135,7 +135,7 @@ impl Mappings<'_> {
         register: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         self.table.room_for_more()?;
-        let leaving = self.holds.leave(once(range.clone()));
+        let leaving = self.holds.mark_leaving(once(range.clone()));
         leaving.each_held(range.clone(), &mut bring);
         let mut areas = self.areas.write();
         register()?;

@@ -49,7 +49,7 @@ pub struct PagerParts {
     pub remote: Option<Box<dyn Remote>>,
     /// The queue by which engine threads use disk and store, where threads of the program can't. A
     /// given disk or store uses it itself ([`memfold_os::thread::delegate_queue::Delegated`]).
-    pub errands: Option<Arc<DelegateQueue>>,
+    pub delegate_queue: Option<Arc<DelegateQueue>>,
     /// The limit that is charged before the engine takes memory; `None` if its bounds are its own.
     pub shared_limit: Option<&'static dyn SharedLimit>,
 }
@@ -162,7 +162,7 @@ impl Pager {
     pub fn stop(&self) {
         self.0.requests.stop();
         self.0.reads.stop();
-        self.0.errands.iter().for_each(|errands| errands.stop());
+        self.0.delegate_queue.iter().for_each(|queue| queue.stop());
         if let Some(swap) = self.0.backing.swap() {
             swap.stop();
         }
@@ -177,14 +177,14 @@ impl Pager {
     /// Serves the queued delegated calls, in a thread that may. It is called after [`Pager::stop`]:
     /// threads that are to end may need a call served, when the threads that served them are gone.
     pub fn serve_waiting(&self) {
-        while self.0.errands.as_ref().is_some_and(|errands| errands.serve()) {}
+        while self.0.delegate_queue.as_ref().is_some_and(|queue| queue.serve()) {}
     }
 
     /// Prepares background threads to be started again. It is called after [`Pager::stop`], in gate
     /// delivery, when they have ended.
     pub fn resume(&self) {
         self.0.requests.resume();
-        self.0.errands.iter().for_each(|errands| errands.resume());
+        self.0.delegate_queue.iter().for_each(|queue| queue.resume());
         if let Some(swap) = self.0.backing.swap() {
             swap.resume();
         }

@@ -16,7 +16,7 @@ use crate::policy::stream_readahead::Streams;
 use crate::policy::swap_readahead::SwapReadahead;
 use crate::requests::background::RequestQueue;
 use crate::requests::device_faults::{DeviceFaults, READERS};
-use crate::requests::pause::PauseGates;
+use crate::requests::pause::ForkPauses;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -133,7 +133,7 @@ impl Pager {
                 Some(remote) => Some(remote),
                 None => open_remote(&config)?.map(|remote| Box::new(remote) as Box<_>),
             };
-            backing.set_swap(make_swap(&config, disk, remote, parts.errands.clone())?);
+            backing.set_swap(make_swap(&config, disk, remote, parts.delegate_queue.clone())?);
         }
         let drops_clean =
             matches!(config.delivery, Delivery::Signal | Delivery::Gate) && parts.space.can_drop();
@@ -162,8 +162,8 @@ impl Pager {
             swap_readahead: SwapReadahead::new(config.block_order),
             requests: RequestQueue::new(),
             reads: DeviceFaults::default(),
-            errands: parts.errands,
-            gates: PauseGates::default(),
+            delegate_queue: parts.delegate_queue,
+            pauses: ForkPauses::default(),
             to_unshare: ToUnshare::new(),
             holds: Holds::of_process(config.delivery == Delivery::Gate),
             scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE)?,
@@ -179,7 +179,7 @@ fn make_swap(
     config: &Config,
     disk: Box<dyn Disk>,
     remote: Option<Box<dyn Remote>>,
-    errands: Option<Arc<DelegateQueue>>,
+    delegate_queue: Option<Arc<DelegateQueue>>,
 ) -> Result<Swap, String> {
     let bounds = SwapBounds {
         size_bytes: config.swap_bytes,
@@ -191,7 +191,7 @@ fn make_swap(
         run_order_max: config.folio_order,
     };
     Swap::new(disk, remote, config.swap_encrypt, bounds)
-        .map(|swap| swap.with_errands(errands))
+        .map(|swap| swap.with_delegate_queue(delegate_queue))
         .map_err(|e| format!("no swap file: {e}"))
 }
 fn open_disk(path: &str) -> Result<Box<dyn Disk>, String> {

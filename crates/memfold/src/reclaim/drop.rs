@@ -134,7 +134,7 @@ impl Reclaim<'_> {
             batch.spans[..batch.count].iter().map(|span| span.start..span.start + span.len);
         // Marked until the pages are gone: a thread that makes a call on one of them waits
         // meanwhile.
-        let leaving = self.holds.leave(ranges);
+        let leaving = self.holds.mark_leaving(ranges);
         self.keep_held(batch, &leaving);
         let (mut first, mut tries, mut gone) = (0, 0, 0);
         while first < batch.count {

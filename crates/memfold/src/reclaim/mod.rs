@@ -355,7 +355,7 @@ impl Reclaim<'_> {
             let folio = self.table.get(&guard, id);
             (folio.order(), folio.order().pages())
         };
-        let leaving = self.holds.leave(once(home..home + bytes(pages)));
+        let leaving = self.holds.mark_leaving(once(home..home + bytes(pages)));
         if !leaving.may_evict(home..home + bytes(pages)) {
             self.mapper.frames().give(frame, order, kind);
             self.table.get(&guard, id).active.set(true);

@@ -49,7 +49,7 @@ impl Recompress<'_> {
             if turn % TURNS_A_TICK == 0 {
                 self.backing.store().tick();
             }
-            let _open = self.gates.background();
+            let _open = self.pauses.background();
             self.some(&mut w, budget_ns);
         }
     }

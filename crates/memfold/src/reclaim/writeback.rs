@@ -478,7 +478,7 @@ impl Writeback<'_> {
             swap.queue().wait_for_work();
         }
         // Before any work is taken, so that a fork copies no work that is half done.
-        let _open = self.gates.writing();
+        let _open = self.pauses.writing();
         let work = swap.queue().take_work();
         let raw: Vec<RawWrite> = work.raw.iter().flatten().copied().collect();
         if !raw.is_empty() {

@@ -2,18 +2,18 @@
 use memfold_os::sync::{ReadGuard, RwLock};
 
 /// The two pauses: of background work, and of writes to the swap file.
-pub struct PauseGates {
+pub struct ForkPauses {
     background: RwLock<()>,
     writing: RwLock<()>,
 }
 
-impl Default for PauseGates {
-    fn default() -> PauseGates {
-        PauseGates { background: RwLock::new(()), writing: RwLock::new(()) }
+impl Default for ForkPauses {
+    fn default() -> ForkPauses {
+        ForkPauses { background: RwLock::new(()), writing: RwLock::new(()) }
     }
 }
 
-impl PauseGates {
+impl ForkPauses {
     /// Permits background work. Waits while it is paused.
     pub fn background(&self) -> ReadGuard<'_, ()> {
         self.background.read()
@@ -24,36 +24,36 @@ impl PauseGates {
         self.writing.read()
     }
 
-    /// Waits until no thread writes, and pauses writes until [`PauseGates::open_writing`]. Call it
-    /// after [`PauseGates::close`], when no fault is served either: no thread waits for a write any
+    /// Waits until no thread writes, and pauses writes until [`ForkPauses::resume_writing`]. Call it
+    /// after [`ForkPauses::pause_background`], when no fault is served either: no thread waits for a write any
     /// more.
-    pub fn close_writing(&self) {
+    pub fn pause_writing(&self) {
         core::mem::forget(self.writing.write());
     }
 
-    /// Ends [`PauseGates::close_writing`].
+    /// Ends [`ForkPauses::pause_writing`].
     ///
     /// # Safety
-    /// - `close_writing` has returned, in this process or in the parent that it is a copy of, and
+    /// - `pause_writing` has returned, in this process or in the parent that it is a copy of, and
     ///   this is called once for it.
-    pub unsafe fn open_writing(&self) {
-        // SAFETY: the guard was forgotten by `close_writing`, so the lock is held for writing.
+    pub unsafe fn resume_writing(&self) {
+        // SAFETY: the guard was forgotten by `pause_writing`, so the lock is held for writing.
         unsafe { self.writing.unlock_write() };
     }
 
     /// Waits until no thread works in the background, and pauses such work until
-    /// [`PauseGates::open`]. The caller is no engine thread, and must not touch folded memory.
-    pub fn close(&self) {
+    /// [`ForkPauses::resume_background`]. The caller is no engine thread, and must not touch folded memory.
+    pub fn pause_background(&self) {
         core::mem::forget(self.background.write());
     }
 
-    /// Ends [`PauseGates::close`].
+    /// Ends [`ForkPauses::pause_background`].
     ///
     /// # Safety
-    /// - `close` has returned, in this process or in the parent that it is a copy of, and this is
+    /// - `pause_background` has returned, in this process or in the parent that it is a copy of, and this is
     ///   called once for it.
-    pub unsafe fn open(&self) {
-        // SAFETY: the guard was forgotten by `close`, so the lock is held for writing.
+    pub unsafe fn resume_background(&self) {
+        // SAFETY: the guard was forgotten by `pause_background`, so the lock is held for writing.
         unsafe { self.background.unlock_write() };
     }
 }

@@ -60,7 +60,7 @@ impl Engine {
             cpus: 1,
             disk: Some(Box::new(disk.clone())),
             remote: None,
-            errands: None,
+            delegate_queue: None,
             shared_limit: None,
         };
         let pager = Pager::new(config, parts).unwrap();
