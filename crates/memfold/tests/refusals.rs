@@ -355,7 +355,7 @@ fn copying_survives_pages_that_stay() {
 }
 
 #[test]
-#[should_panic(expected = "stored data is damaged")]
+#[should_panic(expected = "Stored data is damaged")]
 fn damaged_data_stops_the_program_before_a_wrong_byte_is_read() {
     let filled = Filled::new(|_| ());
     filled.setup.pager.store().faults().strike_at(StoreFault::Stored, 1);

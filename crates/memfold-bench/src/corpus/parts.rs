@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seeded_parts_are_the_same_every_time_and_have_the_asked_length() {
+    fn seeded_parts_are_reproducible_and_have_the_given_length() {
         for bytes in [1000, 200_000] {
             assert_eq!(json_text(bytes, 1), json_text(bytes, 1));
             assert_eq!(floats(bytes, 1), floats(bytes, 1));

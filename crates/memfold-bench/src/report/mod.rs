@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_gave_nothing_is_told_everywhere_and_the_others_count() {
+    fn failed_run_is_reported_everywhere_and_others_count() {
         let (status, texts) = written(&[1.0], 1.0, Some("stopped after 300 s"));
         assert_eq!(status, 1, "with --check");
         for text in texts {
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn zswap_runs_only_where_it_is_asked_for_and_every_step_has_an_end() {
+    fn zswap_runs_only_on_request_and_every_step_has_a_timeout() {
         for quick in [false, true] {
             let named = |steps: &[Step]| {
                 steps.iter().flat_map(|step| &step.args).any(|arg| arg.contains("zswap"))

@@ -273,7 +273,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
             ),
             Test(
                 "crates/memfold/src/tests/fault.rs",
-                "m7_pages_asked_for_one_after_another_decompress_their_block_once",
+                "m7_consecutive_page_loads_decompress_their_block_once",
             ),
             Test(
                 "crates/memfold/src/tests/fault.rs",

@@ -531,7 +531,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_that_broke_off_fails_unless_the_kernel_killed_it_for_want_of_memory() {
+    fn failed_run_is_a_failure_unless_it_was_oom_killed() {
         let run = |broke_off: Option<&str>, oom_kills: Option<u64>| RunResult {
             peer: "a".into(),
             phases: Vec::new(),

@@ -1,9 +1,8 @@
-//! From stored copies to bytes: blocks out of the pool, and out of the swap file behind it.
+//! Loads stored blocks from the pool, and from the swap file behind it.
 //!
-//! Nothing is decompressed but what is asked for: a packed object's payload is opened and decoded
-//! by itself, a raw one needs no decoding. What comes from the file must also have the fingerprint
-//! that was taken when it left memory, so that not even an older state of the same slot is
-//! believed.
+//! Only the requested blocks are decompressed. A packed object's payload is opened and decoded by
+//! itself, and a raw object needs no decoding. A block from the file must also have the fingerprint
+//! that was computed when it was stored. So an older state of the same slot is detected.
 #[cfg(target_arch = "x86_64")]
 mod polyval;
 pub mod fingerprint;
@@ -27,16 +26,16 @@ use memfold_swap::{ReadError, Swap};
 pub struct BlockSlot {
     /// Its object.
     pub handle: Handle,
-    /// Of the block's bytes when it was stored.
+    /// The fingerprint of the block's bytes when it was stored.
     pub fingerprint: Fingerprint,
 }
 
 impl BlockSlot {
-    /// Nothing stored.
+    /// No block.
     pub const NONE: BlockSlot = BlockSlot { handle: Handle::NONE, fingerprint: Fingerprint::NONE };
 }
 
-/// Where folded data is: the pool, and the swap file behind it; and what is needed to get it out.
+/// The stores of folded data: the pool, and the swap file behind it. Also the state that loads need.
 pub struct Backing {
     store: Store,
     /// `None` without `--swap`.
@@ -57,7 +56,7 @@ impl Backing {
         Backing { store, swap: None, contexts, fingerprints, stats }
     }
 
-    /// Puts a swap file behind the store. To be called before anything is folded.
+    /// Puts a swap file behind the store. Call it before anything is folded.
     pub fn set_swap(&mut self, swap: Swap) {
         self.swap = Some(swap);
     }
@@ -77,12 +76,12 @@ impl Backing {
         self.contexts.prepare(&self.store);
     }
 
-    /// Borrows codec state and buffers for one thread; waits for them if all are lent.
+    /// Borrows codec state and buffers for one thread. Waits if all are lent.
     pub fn context(&self) -> BorrowedContext<'_> {
         self.contexts.borrow(&self.store)
     }
 
-    /// Returns a context for the thread that serves while the engine is at rest.
+    /// Returns a context for the thread that serves while the engine is quiesced.
     ///
     /// # Safety
     /// - As for [`ContextPool::at_rest`].
@@ -92,7 +91,7 @@ impl Backing {
         unsafe { self.contexts.at_rest() }
     }
 
-    /// Returns whether the codec can decompress the start of a block alone.
+    /// Returns whether the codec can decompress only the start of a block.
     pub fn stops_early(&self) -> bool {
         self.store.codec().stops_early()
     }
@@ -110,12 +109,12 @@ impl Backing {
         }
     }
 
-    /// Writes these pages of a stored block to their places in the block at `to`; what is beside
-    /// them there may be anything afterwards. Ends the program if it is damaged. Returns whether it
-    /// came from the swap file.
+    /// Writes these pages of a stored block to their places in the block at `to`. The bytes of its
+    /// other pages are undefined afterwards. Ends the program if the block is damaged. Returns
+    /// whether it came from the swap file.
     ///
     /// # Safety
-    /// - `to` has room for a block of `order` that nobody else touches; the block is not freed
+    /// - `to` has room for a block of `order` that nothing else touches; the block is not freed
     ///   meanwhile.
     pub unsafe fn fetch_pages(
         &self,
@@ -143,7 +142,7 @@ impl Backing {
     /// came from the swap file.
     ///
     /// # Safety
-    /// - `to` has room for all of them that nobody else touches; none is freed meanwhile.
+    /// - `to` has room for all of them that nothing else touches; none is freed meanwhile.
     pub unsafe fn fetch(
         &self,
         context: &mut CodecContext,
@@ -163,7 +162,9 @@ impl Backing {
                     // SAFETY: as the caller says.
                     unsafe { self.fetch_run(swap, context, i, count, place, block, at) }
                         .unwrap_or_else(|e| {
-                            panic!("memfold: {e}; stopping before a wrong byte is read")
+                            panic!(
+                                "memfold: Loading folded memory failed: {e}. The program is ended before it reads a wrong byte"
+                            )
                         })
                 }
                 _ => {
@@ -181,13 +182,13 @@ impl Backing {
         from_file
     }
 
-    /// Returns one page of a block in the pool, written to `to`, for the thread that serves while
-    /// the engine is at rest. Ends the program if it is damaged.
+    /// Writes one page of a block in the pool to `to`, for the thread that serves while the engine
+    /// is quiesced. Ends the program if it is damaged.
     ///
     /// # Safety
-    /// - As for [`Backing::context_at_rest`]; `to` has room for a page that nobody else touches.
+    /// - As for [`Backing::context_at_rest`]; `to` has room for a page that nothing else touches.
     pub unsafe fn fetch_at_rest(&self, handle: Handle, order: Order, page: usize, to: *mut u8) {
-        // SAFETY: by the caller's promise. Nothing is freed at rest.
+        // SAFETY: by the caller's promise. Nothing is freed while the engine is quiesced.
         let loaded = unsafe {
             let worker = &mut self.context_at_rest().worker;
             self.store.load_pages(worker, handle, order, page, 1, to)
@@ -203,7 +204,7 @@ impl Backing {
         stats::add(&s.blocks_loaded, (cache != CacheUse::Hit) as u64);
     }
 
-    /// Counts what has gone to the remote store and come back.
+    /// Counts the pages moved to the remote store, and loaded from it.
     pub fn note_remote(&self) {
         let Some(swap) = &self.swap else { return };
         let (from, to) = (swap.take_remote_counts(), &self.stats);
@@ -218,8 +219,8 @@ impl Backing {
         }
     }
 
-    /// The blocks from number `first` on that lie one behind the other in the file, with one read.
-    /// Returns how many.
+    /// Reads the blocks from number `first` on that lie one behind the other in the file, with one
+    /// read. Returns how many.
     ///
     /// # Safety
     /// - As for [`Backing::fetch`]; `to` is where block `first` goes.
@@ -273,7 +274,7 @@ impl Backing {
             })?;
         }
         for i in 0..run {
-            // SAFETY: just written, and this thread's alone.
+            // SAFETY: the block was just written, and only this thread uses it.
             let bytes = unsafe {
                 core::slice::from_raw_parts(to.add(i * block.pages()).cast(), block.bytes())
             };
@@ -287,7 +288,9 @@ impl Backing {
     }
 }
 
-/// Ends the program: its data is damaged.
+/// Ends the program, because its data is damaged.
 fn stop(error: &LoadError) -> ! {
-    panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {error}")
+    panic!(
+        "memfold: Stored data is damaged: {error}. The program is ended before it reads a wrong byte"
+    )
 }

@@ -36,15 +36,15 @@ use memfold_swap::remote::Remote;
 use memfold_swap::remote::socket::SocketRemote;
 use memfold_swap::{Swap, SwapBounds};
 
-/// Blocks that stay decompressed while pages of them are asked for one after another.
+/// Blocks that stay decompressed while their pages are loaded one after another.
 const CACHED_BLOCKS: usize = 4;
 
-/// Why there is no engine. Displays as one line.
+/// Why an engine could not start. Displays as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StartError {
-    /// Address space can't be reserved.
+    /// Reserving address space failed.
     AddressSpace(Errno),
-    /// A setting is wrong, or what it needs can't be had; the text says which.
+    /// A setting is invalid, or a resource that it needs is unavailable. The text names it.
     Setting(String),
 }
 
@@ -64,7 +64,7 @@ impl Display for StartError {
     fn fmt(&self, f: &mut Formatter<'_>) -> core::fmt::Result {
         match self {
             StartError::AddressSpace(errno) => {
-                write!(f, "no address space for the engine: {errno}")
+                write!(f, "Reserving address space for the engine failed: {errno}")
             }
             StartError::Setting(why) => f.write_str(why),
         }
@@ -92,7 +92,7 @@ fn make_store(config: &Config, cpus: usize) -> Result<(Store, CodecSpec), StartE
     Ok((store, codec))
 }
 
-/// Threads that compress several blocks at once, if that was asked for.
+/// Starts threads that compress several blocks at once, with `--batch` above 1.
 fn make_codecs(
     config: &Config,
     codec: CodecSpec,
@@ -104,15 +104,15 @@ fn make_codecs(
     let threads = (cpus - 1).clamp(1, 63);
     SoftwarePool::start(codec, config.block_order.bytes(), threads)
         .map(Some)
-        .map_err(|e| format!("starting threads that compress: {e}"))
+        .map_err(|e| format!("Starting the compression threads failed: {e}"))
 }
 
 impl Pager {
-    /// An engine without areas. The caller registers the frames' zone ([`Pager::frames_zone`]) and
-    /// starts threads.
+    /// Makes an engine without areas. The caller registers the frames' zone
+    /// ([`Pager::frames_zone`]) and starts threads.
     ///
     /// # Errors
-    /// Settings that don't fit together, an unknown codec, or no address space.
+    /// Settings that contradict each other, an unknown codec, or too little address space.
     pub fn new(config: Config, parts: PagerParts) -> Result<Pager, StartError> {
         config.check().map_err(|e| e.to_string())?;
         let (store, codec) = make_store(&config, parts.cpus)?;
@@ -192,7 +192,7 @@ fn make_swap(
     };
     Swap::new(disk, remote, config.swap_encrypt, bounds)
         .map(|swap| swap.with_delegate_queue(delegate_queue))
-        .map_err(|e| format!("no swap file: {e}"))
+        .map_err(|e| format!("--swap: Setting up the swap file failed: {e}"))
 }
 fn open_disk(path: &str) -> Result<Box<dyn Disk>, String> {
     let disk =
@@ -200,28 +200,32 @@ fn open_disk(path: &str) -> Result<Box<dyn Disk>, String> {
     Ok(Box::new(disk))
 }
 
-/// A client of the service that the settings name, where they ask for a remote store.
+/// Connects to the service that the settings name. Returns `None` without a remote store.
 ///
 /// # Errors
-/// One line that says what is wrong.
+/// One line with the reason.
 pub fn open_remote(config: &Config) -> Result<Option<SocketRemote>, String> {
     let Some(url) = &config.remote else { return Ok(None) };
-    let no_service =
-        || "--remote: no service: a library starts one (memfold_remote::Service)".to_string();
+    let no_service = || {
+        "--remote: No service for the remote store runs. Start one with memfold_remote::Service."
+            .to_string()
+    };
     let socket = config.remote_socket.as_deref().ok_or_else(no_service)?;
     let timeout = Duration::from_secs(config.remote_timeout_s as u64);
     let remote = SocketRemote::new(socket, url, timeout).map_err(|e| format!("--remote: {e}"))?;
     Ok(Some(remote))
 }
 
-/// Lets the store make dictionaries, or gives it the one of a file.
+/// Makes the store use dictionaries: its own, or that of a file.
 fn set_up_dictionaries(store: &Store, canned: &DictionarySource) -> Result<(), String> {
     if *canned == DictionarySource::Off {
         return Ok(());
     }
     let codec = store.codec();
     if !codec.takes_dictionaries() {
-        return Err(format!("--canned: codec {codec} takes no dictionaries; use lz4 or zstd"));
+        return Err(format!(
+            "--canned: Codec {codec} does not support dictionaries. Use lz4 or zstd."
+        ));
     }
     let DictionarySource::File(path) = canned else {
         store.set_canned(true);
@@ -229,7 +233,7 @@ fn set_up_dictionaries(store: &Store, canned: &DictionarySource) -> Result<(), S
     };
     let fail = |e: &dyn core::fmt::Display| format!("--canned: {path}: {e}");
     let bytes = memfold_os::file::read(path, DICTIONARY_FILE_BYTES_MAX).map_err(|e| match e {
-        memfold_os::Errno::FBIG => fail(&"longer than any dictionary"),
+        memfold_os::Errno::FBIG => fail(&"The file is too large for a dictionary"),
         e => fail(&e),
     })?;
     let dictionary = Dictionary::from_file(&bytes).map_err(|e| fail(&e))?;

@@ -401,7 +401,9 @@ impl Writeback<'_> {
             }
             let to = &mut room[*used + HEAD_BYTES..*used + len];
             let exported = self.backing.store().export(slot.handle, to).unwrap_or_else(|e| {
-                panic!("memfold: Stored data is damaged, stopping before a wrong byte is written: {e:?}")
+                panic!(
+                    "memfold: Stored data is damaged: {e:?}. The program is ended before a wrong byte is written"
+                )
             });
             let place = ObjectLocation {
                 slot: run + (*used / PAGE_SIZE) as u64,

@@ -235,7 +235,7 @@ fn m3_m7_pages_at_rest_share_one_decompression_of_a_block() {
 }
 
 #[test]
-fn m7_pages_asked_for_one_after_another_decompress_their_block_once() {
+fn m7_consecutive_page_loads_decompress_their_block_once() {
     for codec in ["zstd", "deflate"] {
         let mut config = Engine::settings(Order::new(2).unwrap());
         (config.limit_bytes, config.codec) = (Some(64 << 20), codec.into());
