@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_print_something_else_or_fail_are_told() {
+    fn runs_with_other_output_or_failure_are_reported() {
         let done = |output| Ok(Done { figures: vec![1.0, 2.0], output, peak_bytes: 0 });
         let mut runs = Runs::default();
         runs.add(done(7), 7);

@@ -99,7 +99,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn every_request_is_sent_once_and_a_wrong_answer_is_told() {
+    fn every_request_is_sent_once_and_wrong_answer_is_reported() {
         let path = std::env::temp_dir().join(format!("memfold-pipe-{}", std::process::id()));
         let listener = UnixListener::bind(&path).unwrap();
         let server = std::thread::spawn(move || {

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_tells_time_output_and_failure() {
+    fn run_reports_time_output_and_failure() {
         let done = run_with(Peer::Plain, &job("sleep 0.05; echo right"), 0, 0).unwrap();
         assert!(done.figures[0] >= 0.05 && done.output == hash(b"right\n") && done.peak_bytes > 0);
         let failed = run_with(Peer::Plain, &job("echo why >&2; exit 3"), 0, 0);
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_ends_early_is_told_and_a_client_that_fails_too() {
+    fn early_server_exit_and_client_failure_are_reported() {
         let server = |script: &str| {
             Work::Server(Server {
                 command: ["/bin/sh", "-c", script].map(String::from).into(),

@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_clients_print_is_understood() {
+    fn client_output_parses() {
         let csv = "\"test\",\"rps\",\"avg_latency_ms\"\n\"SET\",\"81234.50\",\"0.3\"\n";
         assert_eq!(csv_figure(csv, "set"), Some(81234.5));
         assert_eq!(csv_figure(csv, "get"), None);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_known_to_be_right_or_wrong() {
+    fn value_verifies_as_right_or_wrong() {
         let values = Values::new();
         let mut value = Vec::new();
         values.append(5, &mut value);

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_mean_and_maximum() {
+    fn quantiles_mean_and_maximum_are_right() {
         let mut latency = Latency::default();
         for us in 1..=100 {
             latency.add(Duration::from_micros(us));

@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_is_written_and_the_status_says_what_was_asked_for() {
+    fn file_is_written_and_status_follows_the_flags() {
         let path = std::env::temp_dir().join(format!("memfold-output-{}", std::process::id()));
         let output = |check| Output { json: Some(path.clone()), check };
         let status =

@@ -59,7 +59,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_was_found_stands_beside_the_rows() {
+    fn results_are_beside_the_rows() {
         #[derive(Serialize)]
         struct Found {
             dir: &'static str,

@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_run_has_no_figure_and_a_bound_stays_one() {
+    fn rows_not_run_have_no_figure_and_bounds_stay_bounds() {
         let absent = json!({ "label": "a", "figure": null, "target": "<= 1", "verdict": "NotRun", "note": "no zram" });
         assert_eq!(gathered(&[absent]).facts[0].verdict(), Some(Verdict::NotRun));
         let bound = json!({ "label": "a", "figure": 1.2, "target": "<= 1", "verdict": "Bound", "note": "" });
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_fails_or_hangs_is_told_so() {
+    fn failed_or_hung_child_is_reported() {
         let program = std::env::temp_dir().join(format!("memfold-child-{}", std::process::id()));
         let script = "#!/bin/sh\n[ $1 = bad ] && { echo why >&2; exit 70; }\n[ $1 = slow ] && exec sleep 600\n\
                       echo '{\"rows\":[{\"label\":\"a\",\"figure\":2}]}' >$3\n";

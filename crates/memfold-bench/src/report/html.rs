@@ -129,7 +129,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_page_stands_by_itself() {
+    fn page_is_self_contained() {
         let mut gathered = Gathered::default();
         let phase = json!({ "phase": "fill", "mb_per_s": 100.0, "cdf": [] });
         let document = json!({

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_gives_no_plot() {
+    fn empty_data_gives_no_plot() {
         assert!(bars("MB/s", &[]).is_err());
         assert!(lines(Axes { x: "", y: "", log_x: None, y_max: None }, &[]).is_err());
     }

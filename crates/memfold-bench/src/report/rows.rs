@@ -617,7 +617,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
     Requirement {
         name: "B5",
         what: "live view, metrics, fault profile, a report with plots",
-        shown: &[Test("crates/memfold-bench/src/report/html.rs", "a_page_stands_by_itself")],
+        shown: &[Test("crates/memfold-bench/src/report/html.rs", "page_is_self_contained")],
         lacks: "live view, Prometheus metrics, fault profile",
     },
 ];

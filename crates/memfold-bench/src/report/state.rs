@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_short_if_a_figure_is_and_not_run_without_figures() {
+    fn row_is_short_if_any_figure_is_and_not_run_without_figures() {
         let mut gathered = Gathered::default();
         gathered.add("store", false, row("all loads on small pages: time in", 1.3, "Short"));
         let states = states(&gathered);

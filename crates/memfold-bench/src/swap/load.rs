@@ -332,14 +332,14 @@ mod tests {
     }
 
     #[test]
-    fn throughput_is_of_all_phases_by_their_time() {
+    fn throughput_is_all_bytes_over_all_time() {
         let run = result(&[(Phase::Fill, 1.0, 100.0), (Phase::Read1, 3.0, 500.0)]);
         assert_eq!(throughput(&run), 400.0);
         assert_eq!(phases(&[run]), "fill 100, read1 500, dirty NaN");
     }
 
     #[test]
-    fn a_run_with_a_wrong_byte_or_without_an_end_counts_for_nothing() {
+    fn run_with_wrong_byte_or_without_end_is_rejected() {
         let wrong = RunResult { bytes_wrong: 1, ..result(&[]) };
         assert!(finished(wrong).unwrap_err().to_string().contains("1 WRONG BYTES"));
         let broken = RunResult { broke_off: Some("killed".into()), ..result(&[]) };

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_and_lists_parse_and_repetitions_go() {
+    fn fields_and_lists_parse_and_duplicates_are_dropped() {
         assert_eq!(names("zram:64k"), ["zram:lz4:64k"]);
         assert_eq!(
             names("zram:lzo-rle:2m,zram:lz4:4k,zram:4k"),

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_kernel_nothing_is_claimed() {
+    fn report_claims_nothing_without_the_kernel() {
         assert!(verdicts(1000.0, &[]).iter().all(|&verdict| verdict == Verdict::NotRun));
         assert_eq!(wrong_row(0, 0).verdict, Verdict::NotRun);
         assert_eq!(wrong_row(1, 5).verdict, Verdict::Short);
