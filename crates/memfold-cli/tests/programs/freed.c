@@ -6,7 +6,7 @@
 
 static const size_t LEN = 40 * MIB;
 
-/* Makes the call without libc, so that only the kernel sees it. */
+/* Makes the call by an instruction, without libc. */
 static long bare(long number, long a, long b, long c) {
 #ifdef __x86_64__
     long result;
