@@ -63,9 +63,9 @@ torture: build
 	scripts/guest-run
 	MEMFOLD_MODEL_RUNS=25 scripts/check models
 	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release cargo test -p memfold -p memfold-gate -p memfold-block -p memfold-cli --no-fail-fast --tests -- --ignored --nocapture
-	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_WORLD=unprivileged cargo test -p memfold-cli --no-fail-fast --test programs --test fork
-	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_WORLD=own cargo test -p memfold-cli --no-fail-fast --test real --test servers
-	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_PAGING=protection cargo test -p memfold-cli --no-fail-fast --test real --test servers --test status
+	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_WORLD=unprivileged cargo test -p memfold-cli --test e2e -- programs:: fork::
+	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_WORLD=own cargo test -p memfold-cli --test e2e -- real:: servers::
+	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_PAGING=protection cargo test -p memfold-cli --test e2e -- real:: servers:: status::
 
 bench-quick: build
 	@scripts/bench-quick $(TARGET)/release/memfold-bench $(BENCH)

@@ -332,7 +332,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
                 "discard_gives_the_memory_back_and_is_exact_to_the_byte",
             ),
             Test(
-                "crates/memfold-cli/tests/blk.rs",
+                "crates/memfold-cli/tests/e2e/block/blk.rs",
                 "fio_verifies_what_it_wrote_in_mixed_sizes_at_512_bytes",
             ),
         ],
@@ -547,16 +547,16 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "unmodified programs under memfold run",
         shown: &[
             Test(
-                "crates/memfold-cli/tests/programs.rs",
+                "crates/memfold-cli/tests/e2e/managed/programs.rs",
                 "concurrent_discard_unmap_and_remap_keep_own_bytes",
             ),
             Test(
-                "crates/memfold-cli/tests/fork.rs",
+                "crates/memfold-cli/tests/e2e/managed/fork.rs",
                 "parent_and_child_of_fork_both_find_every_byte",
             ),
-            Test("crates/memfold-cli/tests/real.rs", "stress_ng_verifies_its_memory"),
+            Test("crates/memfold-cli/tests/e2e/managed/real.rs", "stress_ng_verifies_its_memory"),
             Test(
-                "crates/memfold-cli/tests/programs.rs",
+                "crates/memfold-cli/tests/e2e/managed/programs.rs",
                 "mremap_moves_grows_and_shrinks_folded_memory",
             ),
             Figures("apps", ""),
@@ -575,7 +575,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "tiers: memory, pool, encrypted file, remote store",
         shown: &[
             Test(
-                "crates/memfold-cli/tests/swap.rs",
+                "crates/memfold-cli/tests/e2e/storage/swap.rs",
                 "b3_incompressible_data_survives_the_swap_file",
             ),
             Test(
@@ -583,7 +583,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
                 "sealed_bytes_come_back_and_every_change_is_refused",
             ),
             Test(
-                "crates/memfold-cli/tests/remote.rs",
+                "crates/memfold-cli/tests/e2e/storage/remote.rs",
                 "b3_every_byte_comes_back_and_no_key_is_left",
             ),
             Test(
@@ -599,12 +599,15 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "block devices: NBD, vhost-user-blk",
         shown: &[
             Test(
-                "crates/memfold-cli/tests/blk.rs",
+                "crates/memfold-cli/tests/e2e/block/blk.rs",
                 "files_copied_over_several_connections_come_out_equal",
             ),
-            Test("crates/memfold-cli/tests/blk.rs", "it_is_asked_and_told_while_it_serves"),
             Test(
-                "crates/memfold-cli/tests/blk.rs",
+                "crates/memfold-cli/tests/e2e/block/blk.rs",
+                "it_is_asked_and_told_while_it_serves",
+            ),
+            Test(
+                "crates/memfold-cli/tests/e2e/block/blk.rs",
                 "what_does_not_fit_goes_to_a_file_and_a_full_file_is_no_room",
             ),
             Test(

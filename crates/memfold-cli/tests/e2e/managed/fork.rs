@@ -1,0 +1,64 @@
+//! Forks under `memfold run`: parent and child find the right bytes in folded memory.
+use crate::common::{NOBODY, assert_right, assert_right_in, can_make_worlds};
+
+#[test]
+fn parent_and_child_of_fork_both_find_every_byte() {
+    assert_right("children", 48, &["fork", "threads"]);
+}
+
+#[test]
+fn a_copy_made_past_the_fork_handlers_never_reads_zeros() {
+    assert_right("children", 48, &["copies"]);
+}
+
+#[test]
+fn parent_sharing_pages_with_a_child_neither_spins_nor_fails() {
+    assert_right("children", 48, &["long"]);
+}
+
+#[test]
+fn generations_of_children_are_folded_and_find_every_byte() {
+    assert_right("children", 48, &["generations", "loop"]);
+}
+
+#[test]
+fn a_mapping_that_has_grown_is_one_in_parent_and_child() {
+    assert_right("children", 48, &["grown"]);
+}
+
+#[test]
+fn a_write_to_what_was_only_read_before_a_fork_is_not_lost() {
+    assert_right("children", 48, &["reread"]);
+}
+
+#[test]
+fn clone3_with_a_longer_struct_is_as_plainly() {
+    assert_right("children", 48, &["later"]);
+}
+
+#[test]
+fn a_daemon_that_closes_every_descriptor_stays_managed() {
+    assert_right("children", 48, &["daemon", "close"]);
+}
+
+#[test]
+fn without_privileges_copies_are_as_right() {
+    if can_make_worlds() {
+        assert_right_in(NOBODY, "children", 48, &["copies", "fork"]);
+    }
+}
+
+#[test]
+fn fork_amid_mapping_changes_gives_the_child_right_bytes() {
+    assert_right("forks", 48, &["libc", "raw", "elsewhere", "spawn", "daemon"]);
+}
+
+#[test]
+fn fork_with_threads_loads_nothing_and_child_is_managed() {
+    assert_right("forks", 48, &["kept"]);
+}
+
+#[test]
+fn what_libc_touches_in_a_child_before_any_handler_is_there() {
+    assert_right("children", 48, &["libc"]);
+}
