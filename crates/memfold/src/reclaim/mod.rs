@@ -12,6 +12,7 @@ use crate::config::{OnFull, Size};
 use crate::folio::FolioState;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;
+use crate::holds::LeavingPages;
 use crate::limits::Limits;
 use crate::limits::gauges::Gauges;
 use crate::memory::frames::{Frame, FrameKind};
@@ -28,7 +29,7 @@ use core::iter::once;
 use memfold_os::Errno;
 use memfold_os::memory::zone::{NoPromise, counts_reservations};
 use memfold_os::uffd::drop::SPANS_MAX;
-use memfold_os::units::{MAX_PAGES, Order, PAGE_SHIFT};
+use memfold_os::units::{MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
 
 /// Why a frame cannot be had.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -358,8 +359,7 @@ impl Reclaim<'_> {
         let leaving = self.holds.mark_leaving(once(home..home + bytes(pages)));
         if !leaving.may_evict(home..home + bytes(pages)) {
             self.mapper.frames().give(frame, order, kind);
-            self.table.get(&guard, id).active.set(true);
-            self.table.list_by_state(&guard, id);
+            self.keep_held_block(&mut guard, id, home, &leaving);
             return ReclaimProgress::Nothing;
         }
         let done = residency.map_out(&mut guard, home, id, frame);
@@ -374,6 +374,43 @@ impl Reclaim<'_> {
                     self.requests.reclaim();
                 }
                 if done.pages > 0 { ReclaimProgress::Freed } else { ReclaimProgress::Nothing }
+            }
+        }
+    }
+
+    /// Keeps a `Resident` folio that may not be evicted, and is on no list. If a call
+    /// holds a part of it, only the first held block becomes active. The rest of a larger folio is
+    /// split off and evicted next: otherwise a call with a buffer in every folio would keep all
+    /// memory.
+    fn keep_held_block(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        id: FolioId,
+        home: usize,
+        leaving: &LeavingPages<'_>,
+    ) {
+        let folio = self.table.get(guard, id);
+        let (key, end) = (folio.key(), folio.end());
+        let mut held = None;
+        leaving.each_held(home..home + bytes(folio.pages() as usize), |part| {
+            held = Some(held.map_or(part.start, |first: usize| first.min(part.start)));
+        });
+        let order = match held {
+            Some(_) => folio.order().min(self.config.block_order),
+            // Evictions are stopped.
+            None => folio.order(),
+        };
+        let page = key + held.map_or(0, |at| (at - home) / PAGE_SIZE) as u64;
+        let id = self.table.carve(guard, id, page, order, &self.backing);
+        self.table.get(guard, id).active.set(true);
+        let mut at = end;
+        while at > key {
+            let piece = self.table.find(guard, at - 1).expect("pieces cover what the folio did");
+            let folio = self.table.get(guard, piece);
+            at = folio.key();
+            self.table.list_by_state(guard, piece);
+            if self.table.lists().is_on(piece, LruList::Inactive) {
+                self.table.lists().push_tail(piece, at, folio.order().get(), LruList::Inactive);
             }
         }
     }

@@ -5,3 +5,4 @@ mod ranges;
 mod load_by_copy;
 mod writeback;
 mod unshare;
+mod held;

@@ -1,0 +1,4 @@
+//! Block devices.
+mod blk;
+mod blk_bad;
+mod blk_vhost;

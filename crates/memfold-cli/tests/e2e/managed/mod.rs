@@ -1,0 +1,12 @@
+//! Programs that are managed: what they read, print and find stays as without memfold.
+mod bytes;
+mod copied;
+mod fork;
+mod gate;
+mod inherited;
+mod kernel;
+mod programs;
+mod real;
+mod servers;
+mod stress;
+mod tracers;

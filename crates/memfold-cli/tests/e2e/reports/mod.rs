@@ -1,0 +1,10 @@
+//! What the command prints, refuses and lets one change.
+mod bench;
+mod check;
+mod control;
+mod dict;
+mod environment;
+mod refusal;
+mod report;
+mod said;
+mod status;

@@ -1,0 +1,4 @@
+//! Swap files and remote stores.
+mod remote;
+mod swap;
+mod swapped;
