@@ -1,30 +1,34 @@
 //! Arms a process that has threads.
 //!
-//! Each thread is called into a handler. There it arms itself, and waits until the last thread has come.
-//! Then the gate takes over the program's signal actions, and all threads continue. If one thread can't be
-//! interrupted, none is armed, and all continue unarmed. So no armed thread ever runs beside an unarmed one.
+//! The gate sends each thread a signal. In its handler the thread arms itself and waits until the
+//! last thread has arrived. Then the gate takes over the program's signal actions, and all threads
+//! continue. If one thread can't be interrupted, none is armed, and all continue unarmed. So no
+//! armed thread ever runs beside an unarmed one.
 //!
-//! - **The signal** is one that libc reserves and blocks only for a few instructions. When another sender
-//!   uses it (`setuid` of libc), the signal is passed to the handler before. The gate sends it with the
-//!   number of the round, so that a late or doubled one has no effect.
-//! - **The threads** are those of `/proc/self/task`, until a look finds no thread that hasn't come. Running
-//!   threads may create new ones between two looks. A new thread is in the list before its `clone`
-//!   returns. A thread that has ended isn't in it, but for the first one, which stays as a zombie.
-//! - **The stack** of the handler is the thread's own: a thread can't change the alternate stack that it
-//!   stands on. If a thread does stand on one, all threads continue and are interrupted again. Go's stacks are too small
-//!   for a frame. Where Go's runtime has the signals, no thread is called.
-//! - **Waiting calls** behave as after a handler with SA_RESTART. `read`, `futex`, `accept` and `wait4` are
-//!   made again, and pass the gate. `nanosleep`, `poll`, `epoll_wait`, `select` and `pause` return EINTR
-//!   once.
-//! - **A thread in a handler of the program's** returns from it by libc's instruction, which traps. The
-//!   kernel wrote that frame, and the gate takes mask and alternate stack from it as from its own.
-//! - **A parent in `vfork`** comes when its child has executed a program. The child is another process,
-//!   which stays as it is.
-//! - **A thread that ends** meanwhile is gone, or comes first.
-//! - **A process that forks** meanwhile: the copy has one thread, unarmed, and goes on unarmed.
+//! - **The signal** is one that libc reserves and blocks only for a few instructions. When another
+//!   sender uses it (`setuid` of libc), the gate's handler calls the previous handler. The gate
+//!   sends the signal with the number of the round, so a late or doubled one has no effect.
+//! - **The threads** are those of `/proc/self/task`. The gate reads the list until it finds no
+//!   thread that hasn't arrived. Running threads may create new ones between two reads. A new
+//!   thread is in the list before its `clone` returns. A thread that has ended isn't in it, except
+//!   the first one, which stays as a zombie.
+//! - **The stack** of the handler is the thread's own, because a thread can't change the alternate
+//!   stack that it runs on. If a thread runs on its alternate stack, all threads continue and are
+//!   interrupted again. Go's stacks are too small for a signal frame. If Go's runtime handles the
+//!   signals, no thread is interrupted.
+//! - **Waiting calls** behave as after a handler with SA_RESTART. The kernel restarts `read`,
+//!   `futex`, `accept` and `wait4`, and they pass the gate then. `nanosleep`, `poll`, `epoll_wait`,
+//!   `select` and `pause` return EINTR once.
+//! - **A thread in a handler of the program** returns from it by libc's instruction, which traps.
+//!   The kernel wrote that frame. The gate takes mask and alternate stack from it as from a frame
+//!   of its own.
+//! - **A parent in `vfork`** arrives when its child has executed a program. The child is another
+//!   process and stays as it is.
+//! - **A thread that ends** meanwhile disappears from the list, or arrives first.
+//! - **A process that forks** meanwhile: the child has one thread, which is unarmed and stays so.
 //!
-//! This code waits for no lock of the program's and allocates nothing: a thread that has come may hold a
-//! lock.
+//! This code waits for no lock of the program and allocates nothing, because a thread that waits in
+//! the handler may hold a lock.
 use crate::actions::PROTECTED;
 use crate::frame::{AlternateStack, SignalAction, SignalContext, SignalInfo};
 use crate::image;
@@ -45,50 +49,52 @@ use memfold_os::sync::StaticMutex;
 use memfold_os::thread::{now_ns, process_id, sleep_ns, stat_field, thread_id};
 use memfold_os::units::PAGE_SIZE;
 
-/// The signal: SIGSETXID of glibc, SIGCANCEL of musl. Both handlers check the sender.
+/// The signal that interrupts threads: SIGSETXID of glibc, SIGCANCEL of musl. Both handlers check
+/// the sender.
 const CALL: i32 = 33;
 const SI_QUEUE: i32 = -1;
-/// The most threads that can be called.
+/// The most threads that can be interrupted.
 const CALLED_MAX: usize = 1 << 15;
-/// The time to wait for the last thread. One that hasn't come by then is held by the kernel, or
-/// blocks the signal. For the same time all are called again because one stands on its alternate
-/// stack.
+/// The time to wait for the last thread. A thread that hasn't arrived by then is stuck in the
+/// kernel, or blocks the signal. It is also the time for which all threads are interrupted again
+/// because one runs on its alternate stack.
 const WAIT_NS: u64 = 1_000_000_000;
-/// The pause until threads are called again. It doubles each time, up to the second value.
+/// The pause before threads are interrupted again. It doubles each time, up to `PAUSE_NS_MAX`.
 const PAUSE_NS: u64 = 100_000;
 const PAUSE_NS_MAX: u64 = 10_000_000;
-/// The pause between two looks whether all have come.
+/// The pause between two checks whether all threads have arrived.
 const LOOK_NS: u64 = 50_000;
-/// After this time a thread that hasn't come is checked for being a zombie, and called again.
+/// After this time the gate checks whether a missing thread is a zombie, and sends it the signal
+/// again.
 const ASK_NS: u64 = 20_000_000;
 
-/// States of a thread that is called. The word also has the number of the round.
+/// States of a thread that is interrupted. The word also has the number of the round.
 const CALLED: u32 = 0;
 const CAME: u32 = 1;
 const ARMED: u32 = 2;
-/// The thread stands on its alternate stack.
+/// The thread runs on its alternate stack.
 const STANDS: u32 = 3;
 const NO_MEMORY: u32 = 4;
 const NO_DISPATCH: u32 = 5;
 /// The thread has left the handler.
 const WENT: u32 = 6;
-/// The thread will never come.
+/// The thread is a zombie and will never arrive.
 const ZOMBIE: u32 = 7;
 
-/// Verdicts. The word also has the number of the round.
+/// The verdict on the round. The word also has the number of the round.
 const WAIT: u32 = 0;
 const GO: u32 = 1;
 const BACK: u32 = 2;
 
-/// The place of the round's number in these words.
+/// The shift of the round's number in these words.
 const ROUND_SHIFT: u32 = 4;
 const ROUNDS: u32 = 1 << 20;
 
 #[repr(C)]
 struct CalledThread {
     thread: AtomicU32,
-    /// State and round in one word: a thread that comes late for a round can't change the next
-    /// one's state.
+    /// The state and the round in one word, so that a thread that arrives late for one round can't
+    /// change its state in the next.
     state: AtomicU32,
 }
 
@@ -110,13 +116,15 @@ fn in_round(round: u32, what: u32) -> u32 {
 static LIST: AtomicUsize = AtomicUsize::new(0);
 static ROUND: AtomicU32 = AtomicU32::new(0);
 static VERDICT: AtomicU32 = AtomicU32::new(WAIT);
-/// The signal's action before. Handlers read it while it can't change.
+/// The action of the signal before the gate's. It changes only while no handler reads it.
 static PREVIOUS: StaticMutex<SignalAction> = StaticMutex::new(SignalAction::DEFAULT);
 static PREVIOUS_HANDLER: AtomicUsize = AtomicUsize::new(0);
 static ALONE: StaticMutex<()> = StaticMutex::new(());
 
 fn called(at: usize) -> &'static CalledThread {
-    // SAFETY: the zone has room for all, stays, and zeros are a value.
+    // SAFETY: `start_late` reserved the zone before the first call, and it is never unmapped. `at`
+    // is below CALLED_MAX, for which the zone has room. All fields are atomics, so zeros are valid
+    // and shared references are allowed.
     unsafe { &*(LIST.load(SeqCst) as *const CalledThread).add(at) }
 }
 
@@ -126,10 +134,11 @@ fn called(at: usize) -> &'static CalledThread {
 /// The process can't be armed. No call passes the gate then.
 ///
 /// # Safety
-/// - Called until it succeeds, and not again, in a process without threads of the engine's. Threads
-///   that shall not pass the gate are started by [`crate::apart`] afterwards.
+/// - It isn't called again after it has succeeded.
+/// - The process has no thread of the engine yet. Threads that must not pass the gate are started
+///   by [`crate::apart`] afterwards.
 /// - The keeper makes system calls only by instructions in the same executable segment.
-/// - The keeper has no memory yet.
+/// - The keeper manages no memory yet.
 pub unsafe fn start_late(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     let Some(_alone) = ALONE.try_lock() else { return Err(WhyNot::Busy) };
     if !user_dispatch::find_range() || image::is_program() {
@@ -147,7 +156,7 @@ pub unsafe fn start_late(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     let record = GateThread::take().ok_or(WhyNot::NoMemory)?;
     record.robust.store(robust_list(), SeqCst);
     let before = set_signals_blocked(u64::MAX);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the conditions of `start_late`, and all signals are blocked above.
     let done = unsafe { arm_all(keeper, record, before) };
     if done.is_err() {
         record.give_back();
@@ -156,7 +165,7 @@ pub unsafe fn start_late(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     done
 }
 
-/// Whether Go's runtime handles the signals: its stacks have a few KiB.
+/// Returns whether Go's runtime handles the signals. The stacks of its goroutines have a few KiB.
 fn has_small_stacks() -> bool {
     let of = |signal| set_real(signal, None).unwrap_or(SignalAction::DEFAULT);
     let (urgent, fault) = (of(libc::SIGURG), of(libc::SIGSEGV));
@@ -165,6 +174,12 @@ fn has_small_stacks() -> bool {
         && urgent.flags & libc::SA_ONSTACK as u64 != 0
 }
 
+/// Arms the calling thread and all others. `before` is the caller's signal mask. On an error all
+/// threads continue unarmed, and the caller has its previous alternate stack.
+///
+/// # Safety
+/// - The conditions of [`start_late`] hold.
+/// - The calling thread has all signals blocked.
 unsafe fn arm_all(
     keeper: &'static dyn Keeper,
     record: &'static GateThread,
@@ -176,7 +191,8 @@ unsafe fn arm_all(
     record.alternate.set(theirs);
     let (begun, mut pause_ns) = (now_ns(), PAUSE_NS);
     let done = loop {
-        // SAFETY: the caller's promise; if all have come, they stand.
+        // SAFETY: `call_all` has succeeded, so all other threads wait in the handler. The rest is
+        // the caller's promise.
         let done = call_all().and_then(|()| unsafe { arm_caller(keeper, record) });
         let again = done == Err(WhyNot::Unreachable) && anybody(STANDS);
         let_go(if done.is_ok() { GO } else { BACK });
@@ -194,13 +210,14 @@ unsafe fn arm_all(
     done
 }
 
-/// Arms the calling thread, and has the gate's handler take all signals of the process.
+/// Arms the calling thread, and makes the gate's handler take all signals of the process.
 ///
 /// # Safety
-/// - All other threads stand.
+/// - All other threads wait in the gate's handler.
+/// - The conditions of [`start_late`] hold.
 unsafe fn arm_caller(keeper: &'static dyn Keeper, record: &GateThread) -> Result<(), WhyNot> {
     user_dispatch::arm().map_err(WhyNot::NoDispatch)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: all other threads wait in the handler, which doesn't use the cell.
     unsafe { KEEPER.set(keeper) };
     HANDLER.store(on_signal as *const () as usize, SeqCst);
     if let Err(e) = take_over(record) {
@@ -210,7 +227,8 @@ unsafe fn arm_caller(keeper: &'static dyn Keeper, record: &GateThread) -> Result
     }
     let previous = *PREVIOUS.lock();
     if !previous.is_handler() {
-        // The gate's own handler is still set, and was taken for the program's.
+        // The kernel still had the gate's handler for this signal, so `take_over` took that for the
+        // program's.
         record.actions().with(|actions| actions[CALL as usize] = previous);
         let _ = set_real(CALL, Some(&calling(on_call as *const () as usize)));
     }
@@ -224,7 +242,7 @@ fn anybody(state: u32) -> bool {
         .any(|each| each.state() == state)
 }
 
-/// Calls all other threads, until they have come.
+/// Interrupts all other threads and waits until they have arrived.
 fn call_all() -> Result<(), WhyNot> {
     let previous = set_real(CALL, None).map_err(WhyNot::NoHandlers)?;
     if previous.handler != on_call as *const () as usize {
@@ -237,8 +255,8 @@ fn call_all() -> Result<(), WhyNot> {
     called(0).thread.store(0, SeqCst);
     set_real(CALL, Some(&calling(on_call as *const () as usize))).map_err(WhyNot::NoHandlers)?;
     let came = wait_for_all();
-    // Every thread is in the handler, or the round is given up. libc's handler ignores a signal that comes late. The
-    // default action would end the process.
+    // Every thread is in the handler, or the round is given up. libc's handler ignores a signal
+    // that comes late. The default action would end the process, so it isn't restored.
     let previous = *PREVIOUS.lock();
     if previous.is_handler() {
         set_real(CALL, Some(&previous)).map_err(WhyNot::NoHandlers)?;
@@ -246,7 +264,7 @@ fn call_all() -> Result<(), WhyNot> {
     came
 }
 
-/// Looks at all threads until two looks in a row find none that hasn't come. One look may miss a
+/// Reads the list of threads until it finds no missing thread twice in a row. One read may miss a
 /// thread while another ends.
 fn wait_for_all() -> Result<(), WhyNot> {
     let begun = now_ns();
@@ -269,8 +287,9 @@ fn wait_for_all() -> Result<(), WhyNot> {
     Ok(())
 }
 
-/// Calls new threads, and returns how many haven't come. `count` threads were called before. With
-/// `asks`, checks why those don't come.
+/// Sends the signal to new threads, and returns how many haven't arrived. `count` is the number of
+/// threads that have been sent the signal, and is increased. With `asks`, missing threads are
+/// checked for being zombies and are sent the signal again.
 fn look(count: &mut usize, asks: bool) -> Result<usize, WhyNot> {
     let (mut missing, mut refused, round) = (0, None, ROUND.load(SeqCst));
     each_thread(|thread| {
@@ -294,7 +313,7 @@ fn look(count: &mut usize, asks: bool) -> Result<usize, WhyNot> {
             CALLED if asks && is_zombie(thread) => {
                 entry.turn(round, CALLED, ZOMBIE);
             }
-            // A known number may be a new thread's, after another has ended.
+            // A known number may be that of a new thread, after the thread that had it has ended.
             CALLED if asks || known.is_none() => call(thread, at),
             STANDS => refused = Some(WhyNot::Unreachable),
             NO_MEMORY => refused = Some(WhyNot::NoMemory),
@@ -310,7 +329,7 @@ fn look(count: &mut usize, asks: bool) -> Result<usize, WhyNot> {
 fn let_go(verdict: u32) {
     VERDICT.store(in_round(ROUND.load(SeqCst), verdict), SeqCst);
     futex(&VERDICT, libc::FUTEX_WAKE, i32::MAX as usize);
-    // A thread that hasn't come finds the verdict when it does, and goes on at once.
+    // A thread that arrives later finds the verdict and continues at once.
     while anybody(ARMED) || anybody(CAME) {
         sleep_ns(LOOK_NS);
     }
@@ -318,31 +337,34 @@ fn let_go(verdict: u32) {
 
 fn futex(word: &AtomicU32, operation: i32, value: usize) {
     let operation = (operation | libc::FUTEX_PRIVATE_FLAG) as usize;
-    // SAFETY: the word is static.
+    // SAFETY: the futex word is a static, so the kernel may read it at any time.
     let _ = unsafe {
         system_call(libc::SYS_futex, [word.as_ptr() as usize, operation, value, 0, 0, 0])
     };
 }
 
-/// Sends the signal.
+/// Sends the signal to a thread, whose entry in the list is `at`.
 fn call(thread: u32, at: usize) {
     let number = u64::from(ROUND.load(SeqCst)) << 32 | at as u64;
     let info = SignalInfo::queued(CALL, SI_QUEUE, process_id(), number);
     let args =
         [process_id() as usize, thread as usize, CALL as usize, &raw const info as usize, 0, 0];
-    // SAFETY: the information is alive. A thread that has ended is an error.
+    // SAFETY: `info` lives until the call returns, and the kernel only reads it. If the thread has
+    // ended, the call fails.
     let _ = unsafe { system_call(libc::SYS_rt_tgsigqueueinfo, args) };
 }
 
-/// Handles the signal in a thread that is called.
+/// Handles the signal in a thread that is interrupted.
 unsafe extern "C" fn on_call(signal: i32, info: *const SignalInfo, context: *mut SignalContext) {
-    // SAFETY: the kernel's, on this stack.
+    // SAFETY: the kernel passes pointers to structs that it wrote on this stack. They stay until
+    // the handler returns, and no other code uses them.
     let (its, context) = unsafe { (&*info, &mut *context) };
     if its.code != SI_QUEUE || its.sender() != process_id() {
         let previous = PREVIOUS_HANDLER.load(SeqCst);
         if previous > libc::SIG_IGN {
             type SignalHandler = unsafe extern "C" fn(i32, *const SignalInfo, *mut SignalContext);
-            // SAFETY: libc has installed it for this signal, and its handler takes these arguments.
+            // SAFETY: `previous` is neither SIG_DFL nor SIG_IGN, so it is the function that libc
+            // installed for this signal. libc's handler takes these three arguments.
             unsafe {
                 core::mem::transmute::<usize, SignalHandler>(previous)(signal, info, context);
             }
@@ -364,7 +386,7 @@ unsafe extern "C" fn on_call(signal: i32, info: *const SignalInfo, context: *mut
                 record.blocked.set(context.mask & PROTECTED);
                 record.alternate.set(theirs);
                 context.mask &= !PROTECTED;
-                // The return from this handler sets what the frame says.
+                // The return from this handler sets the alternate stack that the frame names.
                 context.stack = record.stack();
             } else {
                 user_dispatch::disarm();
@@ -379,7 +401,11 @@ unsafe extern "C" fn on_call(signal: i32, info: *const SignalInfo, context: *mut
     }
 }
 
-/// Switches the calling thread's dispatch on, with a slot for its handlers.
+/// Gives the calling thread a slot for its handlers and arms it. Returns the record and the
+/// thread's previous alternate stack.
+///
+/// # Errors
+/// NO_MEMORY, STANDS or NO_DISPATCH. The thread is as it was.
 fn prepare() -> Result<(&'static GateThread, AlternateStack), u32> {
     let record = GateThread::take().ok_or(NO_MEMORY)?;
     record.claim();
@@ -397,24 +423,28 @@ fn prepare() -> Result<(&'static GateThread, AlternateStack), u32> {
 }
 
 /// Calls `each` with the number of each thread of the process.
+///
+/// # Errors
+/// `/proc/self/task` can't be opened.
 fn each_thread(mut each: impl FnMut(u32)) -> Result<(), WhyNot> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let at = libc::AT_FDCWD as usize;
     let path = c"/proc/self/task".as_ptr() as usize;
-    // SAFETY: the path is a constant.
+    // SAFETY: the path is a constant that ends with a null byte.
     let opened = unsafe { system_call(libc::SYS_openat, [at, path, flags as usize, 0, 0, 0]) };
     let Ok(directory) = opened else { return Err(WhyNot::Unreachable) };
     let mut buffer = [0u64; 256];
     let bytes = size_of_val(&buffer);
     loop {
         let args = [directory as usize, buffer.as_mut_ptr() as usize, bytes, 0, 0, 0];
-        // SAFETY: the buffer has so many bytes.
+        // SAFETY: the kernel writes at most `bytes` bytes, the size of `buffer`.
         let Ok(read @ 1..) = (unsafe { system_call(libc::SYS_getdents64, args) }) else { break };
-        // SAFETY: as above.
+        // SAFETY: `buffer` has at least `read` bytes, which the kernel has written. `u8` needs no
+        // alignment, and nothing writes to `buffer` while `entries` is used.
         let entries =
             unsafe { core::slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), read as usize) };
         let mut at = 0;
-        // An inode, an offset, the entry's length, its kind, its name.
+        // `struct linux_dirent64`: inode, offset, the entry's length, its kind, its name.
         while at + 19 < entries.len() {
             let len = usize::from(u16::from_ne_bytes([entries[at + 16], entries[at + 17]]));
             let name = entries[at + 19..at + len].split(|byte| *byte == 0).next();
@@ -425,12 +455,12 @@ fn each_thread(mut each: impl FnMut(u32)) -> Result<(), WhyNot> {
             at += len;
         }
     }
-    // SAFETY: it was opened above.
+    // SAFETY: the descriptor was opened above and isn't used after this.
     let _ = unsafe { system_call(libc::SYS_close, [directory as usize, 0, 0, 0, 0, 0]) };
     Ok(())
 }
 
-/// Whether a thread has ended, and only its number is left.
+/// Returns whether a thread has ended and only its number is left.
 fn is_zombie(thread: u32) -> bool {
     let mut stat = [0u8; 512];
     let read = memfold_os::thread::read_stat(thread, &mut stat);

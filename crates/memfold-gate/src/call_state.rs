@@ -1,10 +1,11 @@
-//! The states of a thread between an instruction of the program's that makes a system call and the way
-//! back to the program, and what a signal does in each.
+//! The states of a thread on its way through the gate, and the effect of a signal in each. The way
+//! begins at an instruction of the program that makes a system call, and ends back in the program.
 //!
-//! **Promise**: a signal is handled in [`CallStage::Program`] only. One that comes in another stage is
-//! *pending* ([`GateThread::pending`](crate::record::ThreadRecord::pending)) until the thread is back there. A
-//! thread never sleeps in the kernel, and never goes back, with a signal pending: it looks just before,
-//! and a signal that comes after the look sends it to the look again ([`CallStage::interrupted`]).
+//! **Promise**: a signal is handled in [`CallStage::Program`] only. A signal that arrives in
+//! another stage is *pending* ([`GateThread::pending`](crate::record::GateThread::pending)) until
+//! the thread is back there. A thread never sleeps in the kernel, and never returns to the program,
+//! with a signal pending. It checks just before. A signal that arrives after the check makes it
+//! check again ([`CallStage::interrupted`]).
 //!
 //! | state | event | next | by |
 //! |---|---|---|---|
@@ -12,73 +13,85 @@
 //! | `Program` | a patched site jumps | `Coming` | `patch/entry.rs` |
 //! | `Program` | a signal | its handler begins (`Program`) | `signals::deliver` |
 //! | `Coming` | the thread's record is found | `Working` | `patch/entry.rs`, `trap::on_patched` |
-//! | `Coming` | it isn't found | traps: `Program`, `Working` | `patch/entry.rs` (`TRAP_CALL`) |
+//! | `Coming` | it isn't found | traps: `Program`, `Working` | `TRAP_CALL` |
 //! | `Coming` | a signal | pending; `Coming` | `signals::defer` |
-//! | `Working` | the call needs a context ([`NEEDS_CONTEXT`]) | traps: `Working` | `patch/entry.rs` (`TRAP_CALL`) |
+//! | `Working` | the call needs a context ([`NEEDS_CONTEXT`]) | traps: `Working` | `TRAP_CALL` |
 //! | `Working` | the call is to be made | `Looking` | `entry::call` |
 //! | `Working` | trapped, and all is done | `Leaving` | `trap::on_signal` |
 //! | `Working` | patched, and all is done | `LookingBack` | `patch/entry.rs` |
 //! | `Working` | a signal | pending; `Working` | `signals::defer` |
-//! | `Looking` | nothing is pending | in the kernel, then `Working` with the result | `entry::call` |
+//! | `Looking` | nothing is pending | the kernel, then `Working` | `entry::call` |
 //! | `Looking` | a signal is pending | `Working` with [`CALLED_OFF`] | `entry::call` |
-//! | `Looking` | a signal | pending; looks again | `CallStage::interrupted` |
-//! | in the kernel | a signal, and the call ends (EINTR, a short count) | pending; `Working` with the result | kernel |
-//! | in the kernel | a signal, and the kernel would restart the call | pending; `Looking` | kernel, `CallStage::interrupted` |
+//! | `Looking` | a signal | pending; checks again | `CallStage::interrupted` |
+//! | kernel | a signal ends the call (EINTR, a short count) | pending; `Working` | kernel |
+//! | kernel | a signal; the call would restart | pending; `Looking` | `CallStage::interrupted` |
 //! | `Leaving` | nothing is pending | `Program` | `entry::leave` (`rt_sigreturn`) |
-//! | `Leaving` | a signal is pending | its handler's frame is written; `Leaving` | `signals::deliver_pending` |
+//! | `Leaving` | a signal is pending | writes its frame; `Leaving` | `signals::deliver_pending` |
 //! | `Leaving` | a signal | pending; `Leaving` from its start | `CallStage::interrupted` |
 //! | `LookingBack` | nothing is pending | `Back` | `patch/entry.rs` |
-//! | `LookingBack` | a signal is pending | traps: `Working`, `Leaving` | `patch/entry.rs` (`TRAP_DONE`) |
-//! | `LookingBack` | a signal | pending; looks again | `CallStage::interrupted` |
+//! | `LookingBack` | a signal is pending | traps: `Working`, `Leaving` | `TRAP_DONE` |
+//! | `LookingBack` | a signal | pending; checks again | `CallStage::interrupted` |
 //! | `Back` | the jump, or a signal | `Program` | `patch/entry.rs`, `trap::on_signal` |
 //!
-//! A call that was called off has done nothing. The program goes on at its instruction, so the call is
-//! made again when the handler returns: as the kernel does with SA_RESTART. A call that the kernel ends
-//! by EINTR whatever the handler says has that result, and is made again only where no handler of the
-//! program's runs (`signals::call`).
+//! From the kernel the thread returns to `Working` with the call's result. `TRAP_CALL` and
+//! `TRAP_DONE` are the instructions that `patch/entry.rs` jumps to in order to trap.
 //!
-//! **Masks.** While a signal is pending, all others are blocked in the kernel:
+//! A call that was called off has done nothing. The program continues at the call's instruction, so
+//! it makes the call again when the handler returns, as the kernel does with SA_RESTART. Some calls
+//! the kernel ends with EINTR whatever the handler's flags say. Such a call returns EINTR. It is
+//! made again only if no handler of the program runs (`signals::call`).
 //!
-//! | word of the record | says | set by | read by |
-//! |---|---|---|---|
-//! | `pending` | which places of `deferred` count | `defer`, `promote` | `entry::call`, `entry::leave`, `patch/entry.rs` |
-//! | `mask_before` | the kernel's mask when the first came | `defer` | `put_back`, `trap::on_signal` |
-//! | `blocked` | the gate's own signals that the program blocks | `replace_mask`, `deliver` | `deliver`, `keep` |
-//! | `awaits` | those of them that its call takes all the same | `ProgramCall::wait` | `keep`, `call` |
-//! | `waiting_mask` | the mask of a call that waits with another one | `ProgramCall::wait` | `deliver` |
-//! | `sent` | those of them that are kept for the thread | `keep` | `promote`, `hand_over` |
+//! **Masks.** While a signal is pending, the kernel has all others blocked:
+//!
+//! | word of the record | set by | read by |
+//! |---|---|---|
+//! | `pending` | `defer`, `promote` | `entry::call`, `entry::leave`, `patch/entry.rs` |
+//! | `mask_before` | `defer` | `put_back`, `trap::on_signal` |
+//! | `blocked` | `replace_mask`, `deliver` | `deliver`, `keep` |
+//! | `awaits` | `ProgramCall::wait_masked` | `keep`, `call` |
+//! | `waiting_mask` | `ProgramCall::wait_masked` | `deliver` |
+//! | `sent` | `keep` | `promote`, `hand_over` |
+//!
+//! - `pending` tells which entries of `deferred` are in use.
+//! - `mask_before` is the kernel's mask when the first pending signal arrived.
+//! - `blocked` has the gate's own signals that the program blocks.
+//! - `awaits` has those of `blocked` that the thread's call still takes.
+//! - `waiting_mask` is the mask of a call that waits with a mask of its own.
+//! - `sent` has those of `blocked` that are kept for the thread.
 use crate::entry;
 pub use crate::entry::CALLED_OFF;
 use crate::patch;
 use crate::patch::entry as patched;
 pub use crate::patch::entry::NEEDS_CONTEXT;
 
-/// The kernel puts this number into the register of the result to make a call again by
-/// `restart_syscall`.
+/// To restart a call by `restart_syscall`, the kernel puts this number into the register of the
+/// result.
 const RESTART_SYSCALL: u64 = libc::SYS_restart_syscall as u64;
 const SYSCALL_BYTES: usize = 2;
 
-/// Where a thread stands, by its instruction and its stack.
+/// The position of a thread on its way through the gate, given by its instruction and its stack.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum CallStage {
-    /// In the program.
+    /// The thread runs the program.
     Program,
-    /// Between a patched site and the slot's stack, or between that and a trap.
+    /// The thread is between a patched site and the slot's stack, or between the slot's stack and a
+    /// trap.
     Coming,
-    /// In the gate, on the slot's stack.
+    /// The thread is in the gate, on the slot's stack.
     Working,
-    /// Looks whether a signal is pending, and makes a call.
+    /// The thread checks for a pending signal, and then makes a call.
     Looking,
-    /// Looks whether a signal is pending, and leaves a handler.
+    /// The thread checks for a pending signal, and then leaves a handler.
     Leaving,
-    /// Looks whether a signal is pending, and goes back to a patched site.
+    /// The thread checks for a pending signal, and then returns to a patched site.
     LookingBack,
     /// Only the jump back to a patched site is left.
     Back,
 }
 
 impl CallStage {
-    /// Returns the stage of a thread at the instruction `at`. `on_slot`: it is on its slot's stack.
+    /// Returns the stage of a thread at the instruction `at`. `on_slot` is true if its stack
+    /// pointer lies on its slot's stack.
     pub fn of(at: usize, on_slot: bool) -> CallStage {
         match on_slot {
             false if !patch::contains(at) => CallStage::Program,
@@ -91,14 +104,15 @@ impl CallStage {
         }
     }
 
-    /// Returns where a thread goes on that a signal has interrupted, and with which result. The
-    /// signal is pending now. `result` is the register of the call's number and result.
+    /// Returns the address at which an interrupted thread continues, and its result. The signal
+    /// that interrupted it is pending by then. `result` is the content of the register that holds
+    /// the call's number and result.
     pub fn interrupted(self, at: usize, result: u64) -> (usize, u64) {
         match self {
             CallStage::LookingBack => (patched::look_again(), result),
             CallStage::Leaving => (entry::leave_again(), result),
-            // The kernel was about to go on with a call that waits for a time, so the call's number
-            // is lost. After a handler it would end the call, too.
+            // The kernel was about to resume a call that waits for a time, so the call's number is
+            // lost. The kernel would end such a call after a handler, too.
             CallStage::Looking if entry::makes(at) && result == RESTART_SYSCALL => {
                 (at + SYSCALL_BYTES, -i64::from(libc::EINTR) as u64)
             }
@@ -110,10 +124,10 @@ impl CallStage {
     }
 }
 
-/// The end of a call of the program's.
+/// How a call of the program ended.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum CallOutcome {
-    /// The call has this result.
+    /// The call returned this result.
     Returned(isize),
     /// The call was called off. The program makes it again.
     CalledOff,

@@ -1,4 +1,4 @@
-//! The two ways by which a call of the program's comes in: by a trap, or from a patched site.
+//! The two entrances for a call of the program: by a trap, and from a patched site.
 use crate::call_state::CallOutcome;
 use crate::frame::SignalContext;
 use crate::keeper::Keeper;
@@ -7,7 +7,7 @@ use crate::syscalls::plain::CallingThread;
 use crate::syscalls::row::{ProgramCall, ServedBy};
 use crate::syscalls::table::TABLE;
 
-/// Serves a call that has trapped: the caller goes on as `context` says.
+/// Serves a call that has trapped. The program continues as `context` says.
 pub fn serve(
     keeper: &'static dyn Keeper,
     record: &'static GateThread,
@@ -18,12 +18,12 @@ pub fn serve(
     ProgramCall { keeper, record, context, nr, args, rows: &TABLE }.serve()
 }
 
-/// Whether a call can be made without a context, from a patched site.
+/// Returns whether a call can be made from a patched site, without a context.
 pub fn is_plain(nr: usize, args: &[usize; 6]) -> bool {
     matches!(TABLE.look_up(nr).served(args), ServedBy::Plain)
 }
 
-/// Makes a call of a patched site; `None`: it must come as SIGSYS.
+/// Makes a call from a patched site. Returns `None` if the call must trap instead.
 pub fn make_plain(
     keeper: &dyn Keeper,
     record: &GateThread,

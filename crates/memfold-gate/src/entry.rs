@@ -1,23 +1,25 @@
-//! The code that can't be Rust: system calls that a signal can call off, the ways out of a handler, and
-//! the restorer.
+//! The code that can't be written in Rust: system calls that a signal can call off, the ways out of
+//! a handler, and the restorer.
 //!
 //! A signal that arrives in the gate is pending until the thread leaves the gate. Two ranges of
-//! instructions look whether one is. A thread that is interrupted inside such a range looks again: see
-//! `call_state.rs`.
+//! instructions check whether a signal is pending. A thread that is interrupted inside such a range
+//! checks again (`call_state.rs`).
 use core::arch::global_asm;
 
-/// The result of [`call`] where the call was not made, because a signal is to be handled first. No
-/// system call has this result. It differs from the kernel's ERESTARTSYS: a patched site may leave
-/// by a trap with the result in its register, and the kernel would make ERESTARTSYS an EINTR there.
+/// The result of [`call`] if the call was not made because a signal must be handled first. No
+/// system call returns this. It differs from the kernel's ERESTARTSYS for this reason: a patched
+/// site may leave by a trap with the result in its register, and the kernel would turn ERESTARTSYS
+/// into EINTR there.
 pub const CALLED_OFF: isize = -8192;
 
-/// Room between the context of a handler that is left and the code that delivers what is pending.
+/// The bytes between the context of a handler that is left and the stack of the code that delivers
+/// pending signals.
 const LEAVE_BYTES: usize = 512;
 
 global_asm!(
     ".pushsection .text.memfold_gate,\"ax\",@progbits",
-    // Bytes and name are those by which unwinders and debuggers know a signal's frame. They look at
-    // the byte before, too.
+    // Unwinders and debuggers know a signal frame by these bytes and this name. They also look at
+    // the byte before.
     ".balign 16",
     ".type __restore_rt,@function",
     "__restore_rt:",
@@ -116,7 +118,7 @@ global_asm!(
     " mov %r12,%rdi",
     " call *%rbx",
     " ud2",
-    // ! exit(state, code): after the store, another thread may take the stack.
+    // ! exit(state, code): another thread may take the stack as soon as the store is done.
     ".balign 16",
     ".globl memfold_gate_exit",
     ".hidden memfold_gate_exit",
@@ -157,20 +159,21 @@ unsafe extern "C" {
     fn exit_code(state: *const u32, code: usize) -> !;
 }
 
-/// Where the gate's own handlers return to.
+/// Returns the address that the gate's own handlers return to.
 pub fn restorer() -> usize {
     restorer_code as *const () as usize
 }
 
-/// Makes a system call on which the thread may wait. Returns its result, or [`CALLED_OFF`] without
-/// having made it
-/// if `pending` isn't 0, or becomes so before it is made.
+/// Makes a system call on which the thread may wait, and returns its result. If `pending` isn't 0,
+/// or changes from 0 before the call is made, the call is not made and the result is
+/// [`CALLED_OFF`].
 ///
 /// # Safety
-/// - As the system call's own conditions say.
-/// - `pending` can be read.
+/// - The conditions of the system call hold.
+/// - `pending` points to a readable word.
 pub unsafe fn call(nr: usize, args: &[usize; 6], pending: *const u32) -> isize {
-    // SAFETY: the caller's promise.
+    // SAFETY: `args` is a reference to six words. The caller promises that `pending` is readable
+    // and that the system call may be made.
     unsafe { call_code(nr, args, pending) }
 }
 
@@ -178,67 +181,76 @@ fn address(code: unsafe extern "C" fn()) -> usize {
     code as *const () as usize
 }
 
-/// Whether an instruction of [`call`] looks whether a signal is pending, or makes the call.
+/// Returns whether the instruction at `at` is one of [`call`] that checks for a pending signal, or
+/// the system call after the check.
 pub fn looks(at: usize) -> bool {
     (address(call_look)..=address(call_made)).contains(&at)
 }
 
-/// Whether an instruction of [`call`] is the system call.
+/// Returns whether the instruction at `at` is the system call of [`call`].
 pub fn makes(at: usize) -> bool {
     at == address(call_made)
 }
 
-/// Returns the address where [`call`] returns [`CALLED_OFF`].
+/// Returns the address from which [`call`] returns [`CALLED_OFF`].
 pub fn call_off() -> usize {
     address(call_off_code)
 }
 
-/// Whether an instruction of [`leave`] looks whether a signal is pending, or leaves.
+/// Returns whether the instruction at `at` is one of [`leave`] that checks for a pending signal, or
+/// one that leaves after the check.
 pub fn leaves(at: usize) -> bool {
     (leave_again()..=address(left)).contains(&at)
 }
 
-/// Returns the address where [`leave`] looks.
+/// Returns the address at which [`leave`] checks for a pending signal.
 pub fn leave_again() -> usize {
     leave_code as *const () as usize
 }
 
-/// Leaves a handler: delivers what is pending by `deliver(context, record)`, and goes on as the
-/// context says.
+/// Leaves a handler. Calls `deliver(context, record)` while a signal is pending, and then continues
+/// as the context says.
 ///
 /// # Safety
-/// - `context` is the kernel's of the handler, on this stack and above all that lives.
-/// - `record`'s first word says what is pending.
+/// - `context` is the address of the context that the kernel made for this handler. It lies on this
+///   stack, and no frame below it is needed any more.
+/// - The first word of `record` is not 0 while a signal is pending.
 pub unsafe fn leave(
     context: usize,
     record: usize,
     deliver: unsafe extern "C" fn(usize, usize),
 ) -> ! {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `context` is this handler's context and that no frame below
+    // it on this stack is needed, so the stack pointer may move there. It also promises that the
+    // first word of `record` tells whether a signal is pending.
     unsafe { leave_code(context, record, deliver as *const () as usize) }
 }
 
-/// Makes `clone` or `clone3`. The child begins by `child(record)`, on the stack that the arguments
-/// name.
+/// Makes `clone` or `clone3`, and returns its result in the parent. The child begins with
+/// `child(record)`, on the stack that the arguments name.
 ///
 /// # Safety
-/// - As the system call's own conditions say. No other code uses the stack, and all signals are
-///   blocked.
+/// - The conditions of the system call hold.
+/// - No other code uses the child's stack.
+/// - All signals but the gate's own are blocked.
 pub unsafe fn clone(
     nr: usize,
     args: &[usize; 6],
     child: unsafe extern "C" fn(usize) -> !,
     record: usize,
 ) -> isize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the system call may be made, and that the stack is the
+    // child's alone. With the program's signals blocked, none of its handlers runs on that stack.
     unsafe { clone_code(nr, args, child as *const () as usize, record) }
 }
 
-/// Ends the thread, and stores 0 at `state` when it needs its stack no more.
+/// Ends the thread, and stores 0 at `state` when the thread no longer uses its stack.
 ///
 /// # Safety
 /// - All signals are blocked.
+/// - `state` may be written, and stays mapped.
 pub unsafe fn exit(state: *const u32, code: usize) -> ! {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `state` may be written. With all signals blocked, no handler
+    // uses the stack after the store.
     unsafe { exit_code(state, code) }
 }

@@ -1,15 +1,15 @@
-//! Work that a child of `vfork` has done by another task.
+//! Work that another thread does for a child of `vfork`.
 //!
-//! The child shares the memory, and may be killed at any instruction. A lock that it held then would stay
-//! locked. So a thread of the keeper's does what needs the keeper's locks. A parent whose child is gone
-//! waits until such work is over (`threads/behalf.rs`).
+//! The child shares the memory, and may be killed at any instruction. A lock that it held then
+//! would stay locked. So a thread of the keeper does what needs the keeper's locks. If the child
+//! has died, its parent waits until such work is over (`threads/behalf.rs`).
 //!
-//! The errand lies in the child's slot. The parent gives the slot back when no thread uses the errand any
-//! more. A child whose parent doesn't wait for it keeps its slot.
+//! The errand lies in the child's slot. The parent gives the slot back when no thread uses the
+//! errand any more. A child whose parent doesn't wait for it keeps its slot.
 //!
-//! Some calls only the task itself can make, while the keeper's locks are held. They are made in the
-//! middle of an errand ([`VforkErrand::ask`]). The serving thread holds the locks, and releases them even
-//! if the task is gone or waits for long.
+//! Some calls must be made by the child itself while the keeper's locks are held. The child makes
+//! them in the middle of an errand ([`VforkErrand::ask`]). The serving thread holds the locks, and
+//! releases them even if the child has died or waits for long.
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use memfold_os::raw::system_call;
 use memfold_os::thread::yield_now;
@@ -24,13 +24,13 @@ const ASKED: u32 = 3;
 #[repr(C)]
 pub struct VforkErrand {
     state: AtomicU32,
-    /// The address of a `&mut dyn FnMut()`.
+    /// The address of a `&mut dyn FnMut()`, which is the work.
     what: AtomicUsize,
 }
 
 fn futex(word: &AtomicU32, operation: i32, value: u32) {
     let operation = (operation | libc::FUTEX_PRIVATE_FLAG) as usize;
-    // SAFETY: the word stays.
+    // SAFETY: the futex word lies in a slot, which stays mapped.
     let _ = unsafe {
         system_call(libc::SYS_futex, [word.as_ptr() as usize, operation, value as usize, 0, 0, 0])
     };
@@ -42,8 +42,8 @@ impl VforkErrand {
         self.state.store(NONE, SeqCst);
     }
 
-    /// Posts an errand and waits until it is done. `ring` wakes the serving thread. The caller does
-    /// `make` when the errand asks it to. `what` is the address of a `&mut dyn FnMut()`.
+    /// Posts an errand and waits until it is done. `what` is the address of a `&mut dyn FnMut()`.
+    /// `ring` wakes the serving thread. The caller calls `make` when the errand asks for it.
     pub fn post(&self, what: usize, ring: fn(), make: &mut dyn FnMut()) {
         self.what.store(what, SeqCst);
         self.state.store(POSTED, SeqCst);
@@ -60,8 +60,9 @@ impl VforkErrand {
         }
     }
 
-    /// Has the task make its call, within the errand. Returns when the call was made, when
-    /// `is_over`, or when the task is gone. It polls, because no event covers all three.
+    /// Makes the task call its `make` in the middle of the errand. Returns when that is done, when
+    /// `is_over` returns true, or when the task has died. It polls, because no event covers all
+    /// three.
     pub fn ask(&self, is_over: &dyn Fn() -> bool) {
         self.state.store(ASKED, SeqCst);
         futex(&self.state, libc::FUTEX_WAKE, u32::MAX >> 1);
@@ -70,12 +71,13 @@ impl VforkErrand {
         }
     }
 
-    /// Ends [`VforkErrand::ask`]: the call was made, or the task is gone.
+    /// Ends [`VforkErrand::ask`]: the call was made, or the task has died.
     fn answer(&self) {
         let _ = self.state.compare_exchange(ASKED, TAKEN, SeqCst, SeqCst);
     }
 
-    /// Waits until no errand of the task is under way. The task is gone.
+    /// Waits until no thread uses the errand. The task has died, so an errand that no thread has
+    /// begun is dropped.
     pub fn finish(&self) {
         let _ = self.state.compare_exchange(POSTED, NONE, SeqCst, SeqCst);
         loop {
@@ -87,13 +89,16 @@ impl VforkErrand {
         }
     }
 
-    /// Does the errand, if there is one.
+    /// Does the errand if one is posted.
     pub fn serve(&self) {
         if self.state.compare_exchange(POSTED, TAKEN, SeqCst, SeqCst).is_err() {
             return;
         }
         let what = self.what.load(SeqCst) as *mut &mut dyn FnMut();
-        // SAFETY: the task waits, or is gone and its slot is kept as long as the state is this.
+        // SAFETY: `post` stored the address of a `&mut dyn FnMut()`. It stays valid while the state
+        // isn't NONE: the task waits until then. If the task has died, its memory is shared with
+        // its parent, which keeps the slot until then. The exchange above lets only one thread get
+        // here.
         unsafe { (*what)() };
         self.state.store(NONE, SeqCst);
         futex(&self.state, libc::FUTEX_WAKE, u32::MAX >> 1);
@@ -136,7 +141,8 @@ mod tests {
         assert_eq!((made.load(SeqCst), errand.state.load(SeqCst)), (2, NONE));
     }
 
-    /// `is_gone`: the parent gives the task up. Otherwise the serving thread stops waiting.
+    /// Tests that an errand whose task doesn't make its call goes on. With `is_gone` the parent
+    /// gives the task up. Otherwise the serving thread stops waiting.
     fn goes_on_without_the_call(is_gone: bool) {
         let (errand, done, begun) = (&errand(), &AtomicBool::new(false), &AtomicBool::new(false));
         let (end, ends) = channel::<()>();

@@ -1,9 +1,9 @@
-//! The structs that the kernel writes when a signal is handled, and reads when a handler returns
-//! (`arch/x86/include/uapi/asm/sigcontext.h`, `ucontext.h`).
+//! The structs that the kernel writes when it calls a signal handler, and reads when the handler
+//! returns (`arch/x86/include/uapi/asm/sigcontext.h`, `ucontext.h`).
 
 use memfold_os::raw::system_call;
 
-/// `struct sigcontext`.
+/// The kernel's `struct sigcontext`.
 #[repr(C)]
 #[derive(Copy, Clone)]
 #[allow(missing_docs)]
@@ -31,107 +31,108 @@ pub struct SavedRegisters {
     pub trap: u64,
     pub old_mask: u64,
     pub address: u64,
-    /// The address of the floating point state. 0: the state at the start of a program.
+    /// The address of the floating point state. 0 means the state that a program starts with.
     pub fp: u64,
     pub reserved: [u64; 8],
 }
 
 impl SavedRegisters {
-    /// Returns number and arguments of a system call.
+    /// Returns the number and the arguments of the system call that these registers make.
     pub fn call(&self) -> (usize, [usize; 6]) {
         let args = [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9];
         (self.rax as usize, args.map(|word| word as usize))
     }
 }
 
-/// `stack_t`.
+/// The kernel's `stack_t`.
 #[repr(C)]
 #[derive(Copy, Clone, PartialEq, Eq)]
 pub struct AlternateStack {
-    /// First byte.
+    /// The address of the stack's first byte.
     pub sp: usize,
-    /// SS_DISABLE, SS_AUTODISARM.
+    /// Bits of SS_DISABLE, SS_ONSTACK and SS_AUTODISARM.
     pub flags: i32,
     pub(crate) padding: i32,
-    /// Bytes.
+    /// The length of the stack in bytes.
     pub size: usize,
 }
 
 impl AlternateStack {
-    /// None.
+    /// A disabled alternate stack.
     pub const NONE: AlternateStack =
         AlternateStack { sp: 0, flags: libc::SS_DISABLE, padding: 0, size: 0 };
 
-    /// Whether a stack pointer lies in it.
+    /// Returns whether the stack pointer `sp` lies in this stack.
     pub fn contains(&self, sp: usize) -> bool {
         sp > self.sp && sp - self.sp <= self.size
     }
 }
 
-/// `struct ucontext`.
+/// The kernel's `struct ucontext`.
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct SignalContext {
     pub(crate) flags: u64,
     pub(crate) link: u64,
-    /// The alternate stack.
+    /// The alternate stack of the interrupted code.
     pub stack: AlternateStack,
-    /// The registers.
+    /// The registers of the interrupted code.
     pub regs: SavedRegisters,
-    /// The signal mask that is set again.
+    /// The signal mask that the return from the handler sets.
     pub mask: u64,
 }
 
-/// `siginfo_t`.
+/// The kernel's `siginfo_t`.
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct SignalInfo {
     pub(crate) signal: i32,
     errno: i32,
-    /// Why: above 0 from the kernel, else from a process.
+    /// The reason. It is above 0 if the kernel sent the signal, and otherwise a process sent it.
     pub code: i32,
     arch_padding: i32,
-    /// The address of a fault.
+    /// The address of a fault. In a sent signal, the sender's process and user.
     pub address: u64,
-    /// In SIGSYS: number and architecture.
+    /// In SIGSYS, the call's number (low half) and architecture (high half).
     pub call: u64,
     rest: [u64; 12],
 }
 
-/// The kernel's signal codes are below `CODES`, in absolute value. The three others mark signals by
-/// being subtracted from the code: one that is sent on, a nudge, and a fault that the program has
-/// made up.
+/// Bounds and marks of signal codes. The kernel's signal codes are below `CODES` in absolute value.
+/// The gate marks a signal by subtracting one of the other three from its code. They mark a signal
+/// that is sent on, a nudge, and a fault that the program has made up.
 const CODES: u32 = 1 << 12;
 const FORWARDED: i32 = 1 << 16;
 const NUDGE: i32 = 1 << 20;
 const MADE_UP: i32 = 1 << 30;
-/// Marks a fault that the program has made up for a thread.
+/// The mark of a made-up fault that was sent to one thread.
 const MADE_UP_FOR_THREAD: i32 = MADE_UP + MADE_UP_CODES;
-/// Codes above this aren't marked when a program makes them up.
+/// The first code that isn't marked when the program makes it up.
 const MADE_UP_CODES: i32 = 1 << 29;
 
-/// Returns the code of the signal that a nudge is about. `None`: it isn't a nudge's code.
+/// Returns the code of the signal that a nudge is about, or `None` if `code` isn't a nudge's.
 pub fn code_of_nudge(code: i32) -> Option<i32> {
     let code = code.saturating_add(NUDGE);
     (code.unsigned_abs() < CODES).then_some(code)
 }
 
-/// Returns the code that the program made up. `None`: the code isn't marked so.
+/// Returns the code that the program made up, or `None` if `code` has no such mark.
 fn made_up(code: i32) -> Option<i32> {
     let of = |mark: i32| code.checked_add(mark).filter(|code| (1..MADE_UP_CODES).contains(code));
     of(MADE_UP).or_else(|| of(MADE_UP_FOR_THREAD))
 }
 
-/// Returns the code that the program is to see.
+/// Returns the code without a mark of a made-up fault, as the program must see it.
 pub fn code_to_show(code: i32) -> i32 {
     made_up(code).unwrap_or(code)
 }
 
-/// The kernel's code for no special reason, and its greatest code for a fault.
+/// The kernel's code for a signal without a special reason. It is also the greatest code of a
+/// fault.
 const SI_KERNEL: i32 = 0x80;
 
 impl SignalInfo {
-    /// Zeros.
+    /// All fields zero.
     pub const NONE: SignalInfo = SignalInfo {
         signal: 0,
         errno: 0,
@@ -142,33 +143,34 @@ impl SignalInfo {
         rest: [0; 12],
     };
 
-    /// Returns a signal that the kernel forces, as where it can't write a frame.
+    /// Returns the information of a signal that the kernel forces, for example if it can't write a
+    /// frame.
     pub fn forced(signal: i32) -> SignalInfo {
         SignalInfo { signal, code: SI_KERNEL, ..SignalInfo::NONE }
     }
 
-    /// Returns a signal of `rt_tgsigqueueinfo`, with a number.
+    /// Returns the information of a signal for `rt_tgsigqueueinfo`. It carries `number`.
     pub fn queued(signal: i32, code: i32, process: u32, number: u64) -> SignalInfo {
         SignalInfo { signal, code, address: u64::from(process), call: number, ..SignalInfo::NONE }
     }
 
-    /// Returns the number of the call that a filter has refused (SECCOMP_RET_TRAP). `None`: it is
-    /// another signal.
+    /// Returns the number of the call that a filter has refused by SECCOMP_RET_TRAP, or `None` if
+    /// this is another signal.
     pub fn refused(&self) -> Option<usize> {
         const SYS_SECCOMP: i32 = 1;
         let is = self.signal == libc::SIGSYS && self.code == SYS_SECCOMP;
         is.then_some(self.call as u32 as usize)
     }
 
-    /// Returns a signal of `kill`.
+    /// Returns the information of a signal that `process` sends by `kill`.
     pub fn of_user(signal: i32, process: u32) -> SignalInfo {
-        // SAFETY: has no conditions.
+        // SAFETY: the call takes no arguments and touches no memory.
         let user = unsafe { system_call(libc::SYS_getuid, [0; 6]) }.unwrap_or(0) as u64;
         SignalInfo { signal, address: user << 32 | u64::from(process), ..SignalInfo::NONE }
     }
 
-    /// Returns it in a form that one thread may send to another. The kernel refuses codes from 0
-    /// on, and that of `tgkill`.
+    /// Returns the information with a code that one thread may send to another. The kernel refuses
+    /// codes of 0 and above, and that of `tgkill`.
     pub fn forwarded(&self) -> SignalInfo {
         if made_up(self.code).is_some() {
             return *self;
@@ -176,10 +178,11 @@ impl SignalInfo {
         SignalInfo { code: self.code - FORWARDED, ..*self }
     }
 
-    /// Marks a signal that a thread sends to itself with the code of a fault, so that gate and
-    /// kernel don't take it for one. `None`: it has no such code. The kernel would deliver it
-    /// beside a SIGSYS even if it is blocked (`dequeue_synchronous_signal`). Words that the kernel
-    /// doesn't know are dropped, as the kernel does.
+    /// Marks a signal that a thread sends to itself with the code of a fault. Returns `None` if it
+    /// has no such code. Without the mark, the gate and the kernel would take it for a fault: the
+    /// kernel would deliver it beside a SIGSYS even if it is blocked
+    /// (`dequeue_synchronous_signal`). Words that the kernel doesn't know are dropped, as the
+    /// kernel does.
     pub fn made_up(&self, for_thread: bool) -> Option<SignalInfo> {
         const KNOWN_WORDS: usize = 2;
         let mut rest = self.rest;
@@ -194,30 +197,29 @@ impl SignalInfo {
         SignalInfo { signal, ..*self }
     }
 
-    /// Returns it as the program is to see it.
+    /// Returns the information as the program must see it, without a mark of a made-up fault.
     pub fn shown(&self) -> SignalInfo {
         SignalInfo { code: code_to_show(self.code), ..*self }
     }
 
-    /// Returns the signal before it was sent on. `None`: it wasn't sent on.
+    /// Returns the signal as it was before it was sent on, or `None` if it wasn't sent on.
     pub fn before_forwarding(&self) -> Option<SignalInfo> {
         let code = self.code.saturating_add(FORWARDED);
         (code.unsigned_abs() < CODES).then_some(SignalInfo { code, ..*self })
     }
 
-    /// Returns a nudge: a signal by which a thread looks again at the kept signals, of which this
-    /// is one.
+    /// Returns a nudge about this signal. A nudge makes a thread check the kept signals again.
     pub fn nudge(&self) -> SignalInfo {
         let code = if made_up(self.code).is_some() { 0 } else { self.code };
         SignalInfo { code: code - NUDGE, ..*self }
     }
 
-    /// Whether it is a nudge.
+    /// Returns whether this is a nudge.
     pub fn is_nudge(&self) -> bool {
         code_of_nudge(self.code).is_some()
     }
 
-    /// Whether it was sent to a thread (`tgkill`), and not to a process.
+    /// Returns whether the signal was sent to a thread (`tgkill`) and not to a process.
     pub fn is_for_thread(&self) -> bool {
         const SI_TKILL: i32 = -6;
         let of_thread = self.code.saturating_add(MADE_UP_FOR_THREAD);
@@ -229,7 +231,7 @@ impl SignalInfo {
         SignalInfo { address, ..*self }
     }
 
-    /// Returns the process that has sent it.
+    /// Returns the number of the process that sent the signal.
     pub fn sender(&self) -> u32 {
         self.address as u32
     }
@@ -239,8 +241,9 @@ impl SignalInfo {
         faults.contains(&self.signal) || self.signal == libc::SIGSYS
     }
 
-    /// Whether the instruction at which it arrived caused it. Two codes of these signals are sent:
-    /// for damaged memory that isn't touched yet, and for a counter that has run over.
+    /// Returns whether the interrupted instruction caused the signal. Two codes of these signals
+    /// don't come from an instruction: damaged memory that isn't touched yet, and a counter that
+    /// has overflowed.
     pub fn is_fault(&self) -> bool {
         const BUS_MCEERR_AO: i32 = 5;
         const TRAP_PERF: i32 = 6;
@@ -255,15 +258,15 @@ impl SignalInfo {
 
 const _: () = assert!(size_of::<SignalContext>() == 304 && size_of::<SignalInfo>() == 128);
 
-/// The frame on a handler's stack.
+/// The frame that the kernel writes on a handler's stack.
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct SignalFrame {
-    /// The restorer.
+    /// The address of the restorer, to which the handler returns.
     pub returns_to: usize,
-    /// The context.
+    /// The state of the interrupted code.
     pub context: SignalContext,
-    /// The information.
+    /// The signal's information.
     pub info: SignalInfo,
 }
 
@@ -272,33 +275,38 @@ const HEADER_BYTES: usize = 64;
 const MAGIC: u32 = 0x4650_5853;
 const MAGIC_AT: usize = 464;
 
-/// Returns the length of the floating point state that begins with these bytes.
+/// Returns the length in bytes of the floating point state that begins with `legacy`.
 pub fn fp_bytes(legacy: &[u8; LEGACY_BYTES]) -> usize {
     let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|i| legacy[at + i]));
     if word(MAGIC_AT) == MAGIC { word(MAGIC_AT + 4) as usize } else { LEGACY_BYTES }
 }
 
-/// Returns the length of a floating point state of the kernel's.
+/// Returns the length in bytes of a floating point state that the kernel wrote.
 ///
 /// # Safety
-/// - `at` is the kernel's.
+/// - `at` is the address of a floating point state that the kernel wrote. No other code writes to
+///   it.
 pub unsafe fn fp_bytes_at(at: usize) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the kernel wrote a state at `at`. Each state has at least
+    // LEGACY_BYTES bytes, and `u8` needs no alignment.
     fp_bytes(unsafe { &*(at as *const [u8; LEGACY_BYTES]) })
 }
 
-/// Resets a floating point state to that of a program's start.
+/// Resets a floating point state to the one that a program starts with.
 ///
 /// # Safety
-/// - `at` is the kernel's, and no other code uses it.
+/// - `at` is the address of a floating point state that the kernel wrote, and no other code uses
+///   it.
 pub unsafe fn clear_fp(at: usize) {
-    // SAFETY: the caller's promise; a state longer than the old form has the header.
+    // SAFETY: the caller promises that a state lies at `at` and that no other code uses it. The
+    // kernel aligns it to at least 16 bytes. A state that is longer than the legacy part and the
+    // header has the header, so the header's first word may be written.
     unsafe {
         if fp_bytes_at(at) > LEGACY_BYTES + HEADER_BYTES {
             ((at + LEGACY_BYTES) as *mut u64).write(0);
         }
-        // Control words of x87 and SSE. Without the header the registers keep their values, which
-        // handlers don't rely on.
+        // The control words of x87 and SSE. A state without the header leaves the other registers
+        // as they are, and handlers don't rely on their values.
         (at as *mut u16).write(0x37f);
         ((at + 24) as *mut u32).write(0x1f80);
     }
@@ -308,21 +316,21 @@ pub unsafe fn clear_fp(at: usize) {
 #[repr(C)]
 #[derive(Copy, Clone, PartialEq, Eq)]
 pub struct SignalAction {
-    /// A function, SIG_DFL or SIG_IGN.
+    /// The address of a function, or SIG_DFL or SIG_IGN.
     pub handler: usize,
-    /// SA_*.
+    /// Bits of SA_*.
     pub flags: u64,
-    /// The code that the handler returns to.
+    /// The address that the handler returns to.
     pub restorer: usize,
-    /// The signals that are blocked while the handler runs.
+    /// The set of signals that are blocked while the handler runs.
     pub mask: u64,
 }
 
 impl SignalAction {
-    /// SIG_DFL.
+    /// The default action.
     pub const DEFAULT: SignalAction = SignalAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
 
-    /// Whether the program's action is a function.
+    /// Returns whether the action is a function, and not SIG_DFL or SIG_IGN.
     pub fn is_handler(&self) -> bool {
         self.handler > libc::SIG_IGN
     }

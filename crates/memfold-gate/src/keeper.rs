@@ -1,58 +1,58 @@
-//! The owner of the program's memory, as the gate sees it.
+//! The interface to the owner of the program's memory.
 use memfold_os::Errno;
 use memfold_os::raw::system_call;
 
 /// A range of the program's memory that a call names.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct NamedSpan {
-    /// First address.
+    /// The first address.
     pub start: usize,
-    /// Bytes.
+    /// The length in bytes.
     pub len: usize,
-    /// The kernel writes there.
+    /// True if the kernel may write to the range.
     pub write: bool,
 }
 
 impl NamedSpan {
-    /// Returns the range unless it is empty or reaches past the end of the address space.
+    /// Returns the range, or `None` if it is empty or reaches past the end of the address space.
     pub fn new(start: usize, len: usize, write: bool) -> Option<NamedSpan> {
         (len > 0 && start.checked_add(len).is_some()).then_some(NamedSpan { start, len, write })
     }
 }
 
-/// A walk over the ranges that a call names: it calls its argument with each. There may be a
+/// A walk over the ranges that a call names. It calls its argument with each range. There may be a
 /// million.
 pub type Names<'a> = &'a dyn Fn(&mut dyn FnMut(NamedSpan));
 
-/// There is no memory to note what a call holds, so the call fails with ENOMEM.
+/// The error of a call that fails with ENOMEM, because there is no memory to note what it holds.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct NoHoldRoom;
 
-/// Nothing is mapped at an address, or it may not be written to.
+/// The error of an access to an address where nothing is mapped, or which may not be written to.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct BadAddress;
 
-/// A fault of the program's, or of a touch by the gate.
+/// A fault of the program, or of the gate when it touches the program's memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct KeeperFault {
     /// The address that was touched.
     pub address: usize,
-    /// It was a write.
+    /// True if the access was a write.
     pub write: bool,
-    /// The page is resident and write-protected.
+    /// True if the page is resident and write-protected.
     pub protected: bool,
 }
 
-/// The number of a hold of [`Keeper::hold`].
+/// The number of a hold that [`Keeper::hold`] returned.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct KeeperHold(pub u32);
 
-/// The thing that is about to end.
+/// The kind of end that [`Keeper::ends`] announces.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The program: it executes another one.
+    /// The program, because it executes another one.
     Exec,
-    /// The program does not end after all: `execve` has failed.
+    /// Nothing: `execve` has failed after [`Ending::Exec`] was announced.
     ExecFailed,
     /// The calling thread.
     Thread,
@@ -60,38 +60,39 @@ pub enum Ending {
     Process,
 }
 
-/// A request of the program's that is refused, or after which it isn't managed.
+/// A request of the program that is refused, or after which the process isn't managed.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum RefusedCall {
     /// A system call by `int 0x80` fails with ENOSYS.
     Int80,
-    /// A task has asked to be traced by its parent. It isn't managed from now on.
+    /// A task has asked to be traced by its parent. From now on it isn't managed.
     Traced,
-    /// A thread has asked for SECCOMP_MODE_STRICT. The process isn't managed from now on, and its
-    /// last thread doesn't end it.
+    /// A thread has asked for SECCOMP_MODE_STRICT. From now on the process isn't managed, and the
+    /// end of its last thread doesn't end it.
     Strict,
-    /// A thread has asked for a filter that refuses calls which the keeper needs. The process isn't
-    /// managed from now on, and its last thread doesn't end it.
+    /// A thread has asked for a filter that refuses calls which the keeper needs. From now on the
+    /// process isn't managed, and the end of its last thread doesn't end it.
     Filter,
-    /// The kernel, or a filter, refuses a new thread or process its dispatch. The task ends.
+    /// The kernel or a filter refuses to arm a new thread or process. The task ends, with all
+    /// threads of its process.
     Task(Errno),
 }
 
 /// The owner of the program's memory.
 pub trait Keeper: Sync {
-    /// Whether `[start, start + len)` may hold managed memory. It is asked for each call that names
-    /// memory, so it takes no lock and only a few loads. It may be wrong in one way: `true` for
-    /// other memory.
+    /// Returns whether `[start, start + len)` may hold managed memory. The gate asks this for each
+    /// call that names memory, so it takes no lock and only a few loads. It may return `true` for
+    /// other memory, but never `false` for managed memory.
     fn concerns(&self, start: usize, len: usize) -> bool;
 
     /// Makes the managed part of the ranges resident, and keeps it so until [`Keeper::release`].
-    /// `names` is called once. Returns `None` if no range is managed. Calls `touch` (address, to
-    /// write) for each page, with no lock held. An error of it is ignored: the kernel will fail
-    /// with EFAULT itself. `thread` is the number of the calling thread. Living threads have
-    /// different ones.
+    /// Returns `None` if no range is managed. Calls `names` once. Calls `touch` (address, whether
+    /// to write) for each page, with no lock held. An error of `touch` is ignored, because the
+    /// kernel will fail with EFAULT itself. `thread` is the number of the calling thread. Living
+    /// threads have different numbers.
     ///
     /// # Errors
-    /// Nothing is held.
+    /// There is no memory to note the hold. Nothing is held then.
     fn hold(
         &self,
         names: Names,
@@ -102,16 +103,16 @@ pub trait Keeper: Sync {
     /// Ends a hold.
     fn release(&self, hold: KeeperHold);
 
-    /// The most bytes that one piece of a call in pieces should name.
+    /// Returns the most bytes that one piece of a call should name, if the call is made in pieces.
     fn piece_bytes(&self) -> usize;
 
-    /// A call, by number and name, has failed with EFAULT though all that its row names was held.
-    /// `words` are its arguments and the first words of what it names. If one leads to managed
-    /// memory that is folded, the table lacks something.
+    /// Checks a call that has failed with EFAULT although all that its row names was held. `nr` and
+    /// `name` are the call's number and name. `words` are its arguments and the first words of what
+    /// it names. If one of them points to managed memory that is folded, the table lacks something.
     fn refused(&self, nr: usize, name: &str, words: &[usize]);
 
-    /// Makes a call that changes mappings or gives memory up, and returns its result. The keeper
-    /// calls `make` at most once, with these arguments or others.
+    /// Makes a call that changes mappings or frees memory, and returns its result. The keeper calls
+    /// `make` at most once, with these arguments or others.
     fn change(
         &self,
         nr: usize,
@@ -119,107 +120,111 @@ pub trait Keeper: Sync {
         make: &mut dyn FnMut(&[usize; 6]) -> isize,
     ) -> isize;
 
-    /// The process is about to be copied. Until [`Keeper::end_copy`] the keeper's state doesn't
-    /// change.
+    /// Prepares for a copy of the process. From now until [`Keeper::end_copy`] the keeper's state
+    /// doesn't change.
     fn begin_copy(&self);
 
-    /// The process was copied. `made` is 0 in the child, where the gate runs again by then. Any
-    /// thread calls it in the parent, and the only one in the child.
+    /// Ends [`Keeper::begin_copy`] after the copy. `made` is 0 in the child, where the gate works
+    /// again by then. In the parent any thread may call this. In the child its only thread calls
+    /// it.
     fn end_copy(&self, made: isize);
 
-    /// Whether a copy may wait for a thread of the program, so that another thread has the locks
-    /// meanwhile.
+    /// Returns whether a copy may have to wait for a thread of the program. Then another thread
+    /// holds the locks during the copy.
     fn waits_in_copy(&self) -> bool {
         false
     }
 
-    /// Whether the memory has been copied since [`Keeper::begin_copy`]. Asked by the thread of
-    /// [`Keeper::server`] while another makes the copy.
+    /// Returns whether the memory has been copied since [`Keeper::begin_copy`]. The thread of
+    /// [`Keeper::server`] asks this while another thread makes the copy.
     fn is_copied(&self) -> bool {
         false
     }
 
-    /// Whether folded memory may be mapped without access, so that a touch is a SIGSEGV
+    /// Returns whether folded memory may be mapped without access, so that a touch raises SIGSEGV
     /// (SEGV_ACCERR).
     fn hides(&self) -> bool {
         false
     }
 
-    /// Serves a fault: SIGBUS with BUS_ADRERR, or the SIGSEGV of [`Keeper::hides`]. `true`: the
-    /// page is resident, and writable if the fault was a write.
+    /// Serves a fault: SIGBUS with BUS_ADRERR, or the SIGSEGV of [`Keeper::hides`]. Returns whether
+    /// the page is now resident, and writable if the fault was a write.
     fn fault(&self, fault: KeeperFault) -> bool;
 
-    /// A call follows after which the keeper may not be able to begin. The process is about to
-    /// share its memory with another task, not counting a child of vfork, or to give up a right. A
-    /// keeper that has begun, or never will, does nothing.
+    /// Gives the keeper its last chance to begin. After the call that follows it may be unable to.
+    /// The process is about to share its memory with another task, not counting a child of vfork,
+    /// or to give up a right. A keeper that has begun, or never will, does nothing.
     fn last_chance(&self) {}
 
-    /// The calling thread may have given up users, groups or capabilities.
+    /// Notes that the calling thread may have given up users, groups or capabilities.
     fn give_up_rights(&self) {}
 
-    /// The calling thread is about to set a filter of system calls. A filter may kill any thread,
-    /// so a thread may end without a call.
+    /// Notes that the calling thread is about to set a filter of system calls. A filter may kill
+    /// any thread, so from now on a thread may end without a call.
     fn filtered(&self) {}
 
-    /// The calls that the keeper makes in threads of the program, with their second arguments.
+    /// Returns the calls that the keeper makes in threads of the program, each with its second
+    /// argument.
     fn calls(&self) -> &'static [(i64, usize)] {
         &[]
     }
 
-    /// The process is about to have a child that shares its memory. [`crate::child`] tells the
-    /// child's calls from the process's own.
+    /// Notes that the process is about to have a child that shares its memory. [`crate::child`]
+    /// distinguishes calls of the child from those of the process.
     fn has_child(&self) {}
 
-    /// A child that shares the memory has ended, or executes another program. [`crate::child`] has
-    /// returned this number for it. The parent calls it.
+    /// Notes that a child that shares the memory has ended, or executes another program. `number`
+    /// is what [`crate::child`] returned in the child. The parent calls this.
     fn has_no_child(&self, _number: usize) {}
 
-    /// Returns a function that has a thread of the keeper's call [`crate::serve_errands`]. `None`:
-    /// there is no such thread.
+    /// Returns a function that makes a thread of the keeper call [`crate::serve_errands`], or
+    /// `None` if there is no such thread.
     fn server(&self) -> Option<fn()> {
         None
     }
 
-    /// Memory that must never be folded: stacks of threads, their TLS, robust lists, alternate
-    /// stacks, as they become known.
+    /// Excludes a range from folding for good. The gate passes the stacks of threads, their TLS,
+    /// robust lists and alternate stacks when it learns of them.
     fn never_fold(&self, start: usize, len: usize);
 
-    /// Whether a descriptor is the engine's own.
+    /// Returns whether a descriptor is one of the engine's.
     fn owns_descriptor(&self, fd: i32) -> bool;
 
-    /// Makes a call of the program's only thread that the kernel may refuse (EINVAL, EUSERS) to a
-    /// process of several threads. The keeper calls `make`, and once more while it has no threads
-    /// of its own.
+    /// Makes a call of the program's only thread that the kernel may refuse to a process of several
+    /// threads (EINVAL, EUSERS). The keeper calls `make`. If the kernel refuses, it may call `make`
+    /// once more, while it has no threads of its own.
     fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
         make()
     }
 
-    /// Returns a limit of this process (soft, hard), and sets it if there is a new one.
+    /// Returns the soft and the hard limit that this process had, and sets them to `new` if that is
+    /// given.
     ///
     /// # Errors
-    /// As `prlimit`.
+    /// The errors of `prlimit`.
     fn limit(&self, resource: u32, new: Option<[u64; 2]>) -> Result<[u64; 2], Errno> {
         let (mut before, new) = ([0u64; 2], new.as_ref().map_or(0, |new| &raw const *new as usize));
         let args = [0, resource as usize, new, &raw mut before as usize, 0, 0];
-        // SAFETY: both are there.
+        // SAFETY: `new` is 0 or the address of two words that the kernel only reads. `before` has
+        // room for the two words that it writes. Both live until the call returns.
         unsafe { system_call(libc::SYS_prlimit64, args) }.map(|_| before)
     }
 
-    /// The keeper's own threads in this process.
+    /// Returns the number of the keeper's own threads in this process.
     fn threads(&self) -> usize {
         0
     }
 
-    /// Whether the thread with this number is one of the keeper's own.
+    /// Returns whether the thread with this number is one of the keeper's own.
     fn owns_thread(&self, _number: u32) -> bool {
         false
     }
 
-    /// Reports what was refused, as the program may not know why.
+    /// Reports a refused request, because the program may not know the reason.
     fn tells(&self, _what: RefusedCall) {}
 
-    /// Makes `execve` or `execveat` by `make`, with these arguments or others. Returns the result
-    /// of the last try, which has failed.
+    /// Makes `execve` or `execveat` by `make`, with these arguments or others. Returns only if the
+    /// call fails, with the result of the last try.
     fn execute(
         &self,
         _nr: usize,
@@ -229,17 +234,18 @@ pub trait Keeper: Sync {
         make(args)
     }
 
-    /// Stops all eviction, because the process is about to end. What is resident stays so, and what
-    /// is touched from now on. `false`: the process goes on, and eviction with it.
+    /// Stops all eviction if `keep` is true, because the process is about to end. Memory that is
+    /// resident, or is touched from now on, stays resident. If `keep` is false, the process goes on
+    /// and eviction with it.
     fn keep_all(&self, _keep: bool) {}
 
-    /// Makes all memory resident for good, so that no access raises a signal: the caller is about
-    /// to be traced. Returns `false` if that isn't possible. Then nothing has changed. With `keep`
-    /// false, memory may be folded again.
+    /// Makes all memory resident for good if `keep` is true, so that no access raises a signal. The
+    /// caller is about to be traced. Returns `false` if that isn't possible, and then changes
+    /// nothing. If `keep` is false, memory may be folded again.
     fn keep_home(&self, _keep: bool) -> bool {
         true
     }
 
-    /// A thread, the process or the program is about to end.
+    /// Notes that a thread, the process or the program is about to end.
     fn ends(&self, how: Ending);
 }

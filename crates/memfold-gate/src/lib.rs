@@ -1,7 +1,7 @@
-//! The gate: every system call of a program passes here. The memory that a call names is kept resident
-//! until the call returns (x86-64 Linux 5.11 or newer).
+//! The gate. Every system call of a program passes here. The gate keeps the memory that a call
+//! names resident until the call returns. It needs x86-64 Linux 5.11 or newer.
 //!
-//! The gate knows no pager. It asks the owner of the memory through [`Keeper`].
+//! The gate doesn't know how memory is paged. It asks the owner of the memory through [`Keeper`].
 #![cfg_attr(not(test), no_std)]
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
@@ -36,35 +36,36 @@ use memfold_os::Errno;
 use memfold_os::raw::{set_signals_blocked, system_call};
 use memfold_os::thread::use_no_counter;
 
-/// Why a process can't be armed.
+/// The reason why a process can't be armed.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum WhyNot {
-    /// There is no memory for a stack.
+    /// There is no memory for the stacks of handlers, or there are too many threads.
     NoMemory,
-    /// The executable segment of the gate can't be found.
+    /// The executable segment of the gate wasn't found.
     NoRange,
-    /// The kernel has no Syscall User Dispatch, or doesn't allow it.
+    /// The kernel has no Syscall User Dispatch, or refuses it.
     NoDispatch(Errno),
-    /// Handlers can't be installed.
+    /// The kernel refuses the gate's signal handlers or alternate stack.
     NoHandlers(Errno),
-    /// A thread doesn't come: it stays on its alternate stack, or in the kernel.
+    /// A thread can't be interrupted: it stays on its alternate stack, or in the kernel.
     Unreachable,
-    /// A runtime has stacks that are too small for a signal's frame.
+    /// A language runtime has stacks that are too small for a signal frame.
     SmallStacks,
     /// Another thread is arming the process.
     Busy,
 }
 
 /// Arms the process. From now on each system call of the calling thread passes the gate, and so do
-/// those of all threads and processes that it makes. Hot sites of libc enter by a jump, which costs
-/// a thirtieth of a trap.
+/// the calls of all threads and processes that it makes. Call sites of libc that are used often are
+/// patched to enter the gate by a jump. A jump costs a thirtieth of a trap.
 ///
 /// # Errors
 /// The process can't be armed. No call passes the gate then.
 ///
 /// # Safety
-/// - Called once, in a process that has one thread but for threads of the engine's, which have all
-///   signals blocked and touch no memory that `keeper` serves.
+/// - This is called once.
+/// - The process has one thread, not counting threads of the engine. Those have all signals blocked
+///   and touch no memory that `keeper` serves.
 /// - The keeper makes system calls only by instructions in the same executable segment.
 pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     if !user_dispatch::find_range() {
@@ -75,7 +76,8 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
         use_no_counter();
     }
     let before = set_signals_blocked(u64::MAX);
-    // SAFETY: the caller's promise.
+    // SAFETY: the process has one thread besides those of the engine. They block all signals and
+    // don't use the gate, so no other thread uses the cell.
     unsafe { record::KEEPER.set(keeper) };
     signals::HANDLER.store(trap::on_signal as *const () as usize, SeqCst);
     record.claim();
@@ -93,21 +95,28 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     armed
 }
 
-/// Sets the calling thread's alternate stack, and returns the one before. Fails with EPERM if the
-/// thread stands on that.
+/// Sets the calling thread's alternate stack, and returns the previous one.
+///
+/// # Errors
+/// EPERM if the thread runs on its alternate stack.
 fn set_alternate(stack: &frame::AlternateStack) -> Result<frame::AlternateStack, Errno> {
     let mut before = frame::AlternateStack::NONE;
     let args = [&raw const *stack as usize, &raw mut before as usize, 0, 0, 0, 0];
-    // SAFETY: a slot's, which is the thread's for good, or the program's own.
+    // SAFETY: both structs live until the call returns. The new stack is that of the thread's slot,
+    // which no other code uses while the thread lives, or one that the program itself had set.
     unsafe { system_call(libc::SYS_sigaltstack, args) }.map(|_| before)
 }
 
-/// Calls `with` while the calling thread is disarmed. Threads that `with` starts stay unarmed: so
-/// the engine starts its own. Signals are blocked meanwhile.
+/// Calls `with` while the calling thread is disarmed, and returns its result. Threads that `with`
+/// starts stay unarmed. The engine starts its own threads in this way. All signals but the gate's
+/// own are blocked meanwhile.
 ///
 /// # Safety
-/// - `with` hands the kernel no memory that the keeper serves.
+/// - `with` passes the kernel no memory that the keeper serves.
 /// - The process is armed.
+///
+/// # Panics
+/// If the kernel refuses to arm the thread again.
 pub unsafe fn apart<T>(with: impl FnOnce() -> T) -> T {
     let before = set_signals_blocked(!actions::PROTECTED);
     user_dispatch::disarm();

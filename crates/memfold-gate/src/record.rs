@@ -1,8 +1,9 @@
-//! A slot for each thread of the program: the stack of the gate's handlers, and the thread's record.
+//! One slot for each thread of the program. A slot holds the stack of the gate's handlers and the
+//! thread's record.
 //!
-//! The record lies above the stack, so a stack pointer leads to the record. A thread whose stack pointer
-//! lies in its slot is in the gate. The slot's stack is empty while code of the program runs. That
-//! includes the program's own handlers.
+//! The record lies above the stack, so the record can be found from a stack pointer. A thread whose
+//! stack pointer lies in its slot is in the gate. The slot's stack is empty while code of the
+//! program runs, which includes the program's own handlers.
 use crate::actions::SignalActions;
 use crate::errand::VforkErrand;
 use crate::frame::{AlternateStack, SignalInfo};
@@ -17,13 +18,13 @@ use memfold_os::sync::StaticMutex;
 use memfold_os::thread::thread_id;
 use memfold_os::units::PAGE_SIZE;
 
-/// The bytes of a slot.
+/// The length of a slot in bytes.
 pub const SLOT_BYTES: usize = 256 << 10;
 const RECORD_BYTES: usize = 2 * PAGE_SIZE;
-/// The stack begins after a guard page.
+/// The offset of the stack in a slot. A guard page lies below it.
 const STACK_AT: usize = PAGE_SIZE;
 const STACK_BYTES: usize = SLOT_BYTES - STACK_AT - RECORD_BYTES;
-/// Slots come in chunks. Each chunk has twice the slots of the one before.
+/// The number of chunks of slots. Each chunk has twice the slots of the one before.
 const CHUNKS: usize = 14;
 const FIRST_SLOTS: usize = 4;
 
@@ -34,75 +35,82 @@ const fn slots(chunk: usize) -> usize {
     FIRST_SLOTS << chunk
 }
 
-/// Kinds of signals that can be pending at the same time: one of any kind, and the three that are never
-/// blocked in the kernel.
+/// The number of signals that can be pending at the same time: one of any kind, and the three that
+/// are never blocked in the kernel.
 pub const DEFERRED: usize = 4;
 
-/// The result that the gate's code sees of a call that a filter has refused by a signal.
+/// The result that the gate's code gets from a call that a filter has refused by a signal.
 pub const REFUSED: isize = -(libc::ENOSYS as isize);
 
-/// A thread of the program. Cells are used by the thread alone; others may read the atomics.
+/// A thread of the program. Only the thread itself uses the cells. Other threads may read the
+/// atomics.
 #[repr(C)]
 pub struct GateThread {
-    /// A bit for each entry of `deferred` that counts. Assembly reads this word.
+    /// A bit for each entry of `deferred` that is in use. Assembly reads this word.
     pub pending: AtomicU32,
-    /// 0: the slot is free.
+    /// 1 while the slot is in use, and 0 while it is free.
     state: AtomicU32,
-    /// The thread's `fs`, by which patched sites find the record. 0: they don't. Assembly reads it.
+    /// The thread's `fs`, by which patched sites find the record. 0 if they must not find it.
+    /// Assembly reads this word.
     pub fs: Cell<usize>,
-    /// Another thread has the same `fs`, so patched sites can't tell the two apart.
+    /// True if another thread has the same `fs`. Patched sites can't distinguish the two then.
     pub shares_fs: Cell<bool>,
-    /// Pending signals. They are delivered when the thread leaves the gate.
+    /// The pending signals. They are delivered when the thread leaves the gate.
     pub deferred: [Cell<SignalInfo>; DEFERRED],
-    /// The kernel's mask when the first of them came.
+    /// The kernel's mask when the first pending signal arrived.
     pub mask_before: Cell<u64>,
-    /// The signals of [`crate::actions::PROTECTED`] that the program has blocked, as it believes.
+    /// The signals of [`crate::actions::PROTECTED`] that the program has blocked. The kernel never
+    /// has them blocked.
     pub blocked: SignalSet,
-    /// Those of `blocked` that the thread takes all the same while it waits in a call.
+    /// The signals of `blocked` that the thread still takes while it waits in a call.
     pub awaits: SignalSet,
-    /// Those of `blocked` that were sent to the thread meanwhile.
+    /// The signals of `blocked` that were sent to the thread and are kept for it.
     pub sent: Cell<u64>,
-    /// The information of `sent`.
+    /// The information of each signal in `sent`.
     pub sent_info: [Cell<SignalInfo>; DEFERRED],
-    /// The alternate stack that the program believes to have.
+    /// The alternate stack that the program has set. The kernel has the slot's.
     pub alternate: Cell<AlternateStack>,
-    /// The signal by which a filter of the program's has refused the last call.
+    /// The signal by which a filter of the program has refused the last call.
     pub refused: Cell<Option<SignalInfo>>,
-    /// The thread's calls don't pass the gate, and all memory is resident for it. It is a child of vfork
-    /// that has shut itself in, or it has asked to be traced.
+    /// True if the thread's calls don't pass the gate and all memory is resident for it. It is a
+    /// child of vfork that has asked the kernel to refuse calls that the gate needs, or it has
+    /// asked to be traced.
     pub traced: Cell<bool>,
-    /// The Syscall User Dispatch that the program has set for the thread, as it believes.
+    /// The Syscall User Dispatch that the program has set for the thread. The kernel has the
+    /// gate's.
     pub dispatch: Cell<Option<ProgramDispatch>>,
-    /// Eviction is stopped for the thread.
+    /// True while eviction is stopped for the thread.
     pub keeps_all: Cell<bool>,
-    /// The work that another task does for it.
+    /// The work that another task does for the thread.
     pub errand: VforkErrand,
-    /// The hold of its system call.
+    /// The hold of the thread's system call.
     pub hold: Cell<Option<KeeperHold>>,
-    /// The head of its robust list, which the kernel walks when the thread ends. 0: it has none.
+    /// The head of the thread's robust list, which the kernel walks when the thread ends. 0 if it
+    /// has none.
     pub robust: AtomicUsize,
-    /// The thread's number in the kernel.
+    /// The thread's number in the kernel. 0 if the thread has just been made.
     pub thread: AtomicU32,
-    /// The number of the slot. Living threads have different ones, and the numbers are dense.
+    /// The number of the slot. Living threads have different numbers, and the numbers are dense.
     pub number: Cell<usize>,
-    /// The number of its process: 0 for the first, and a new one for each child that shares the memory.
+    /// The number of the thread's process: 0 for the first process, and a new number for each child
+    /// that shares the memory.
     process: AtomicU32,
-    /// The thread is about to end.
+    /// True if the thread is about to end.
     ends: AtomicBool,
-    /// The mask of a call that waits with another one.
+    /// The mask of a call that waits with a mask of its own.
     pub waiting_mask: Cell<Option<u64>>,
-    /// The signal actions of its process. Null: those of the first process.
+    /// The signal actions of the thread's process. Null means those of the first process.
     actions: Cell<*const SignalActions>,
     own_actions: SignalActions,
-    /// The address of the frame that a new thread leaves the gate by.
+    /// The address of the frame by which a new thread leaves the gate.
     pub frame: Cell<usize>,
-    /// Flags of its `clone` that a new thread acts on first.
+    /// The flags of its `clone` that a new thread acts on first.
     pub flags: Cell<usize>,
 }
 
 const _: () = assert!(size_of::<GateThread>() <= RECORD_BYTES);
 
-/// A set of signals of a thread. Other threads may read it.
+/// A set of signals of a thread. Other threads may read it at any time.
 pub struct SignalSet(AtomicU64);
 
 impl SignalSet {
@@ -121,7 +129,8 @@ impl SignalSet {
 pub static ACTIONS: SignalActions = SignalActions::new();
 
 impl GateThread {
-    /// Returns the record of the thread whose stack pointer is `sp`. `None`: the thread isn't in the gate.
+    /// Returns the record of the thread whose stack pointer is `sp`, or `None` if the thread isn't
+    /// in the gate.
     pub fn of_stack(sp: usize) -> Option<&'static GateThread> {
         let slot = CHUNK.iter().enumerate().find_map(|(at, start)| {
             let start = start.load(SeqCst);
@@ -132,8 +141,9 @@ impl GateThread {
     }
 
     fn at(slot: usize) -> &'static GateThread {
-        // SAFETY: slots stay mapped, and zeros are a record; only its thread uses what is in a
-        // cell.
+        // SAFETY: `slot` is the start of a slot. Slots stay mapped and are aligned to SLOT_BYTES.
+        // All fields of a record are valid as zeros. Other threads use only its atomics, and its
+        // cells are used by its thread alone.
         unsafe { &*((slot + SLOT_BYTES - RECORD_BYTES) as *const GateThread) }
     }
 
@@ -141,7 +151,7 @@ impl GateThread {
         &raw const *self as usize + RECORD_BYTES - SLOT_BYTES
     }
 
-    /// Takes a free slot. `None`: there is no memory or address space for one.
+    /// Takes a free slot, or returns `None` if there is no memory or address space for one.
     pub fn take() -> Option<&'static GateThread> {
         for (chunk, start) in CHUNK.iter().enumerate() {
             let mut start = start.load(SeqCst);
@@ -162,7 +172,7 @@ impl GateThread {
 
     fn clear(&self) {
         let guard = self.slot();
-        // SAFETY: the lowest page of a slot is used for nothing.
+        // SAFETY: the lowest page of a slot is its guard page, which nothing uses.
         let _ = unsafe {
             system_call(libc::SYS_mprotect, [guard, PAGE_SIZE, libc::PROT_NONE as usize, 0, 0, 0])
         };
@@ -187,18 +197,19 @@ impl GateThread {
         self.actions.set(core::ptr::null());
     }
 
-    /// Gives the slot back.
+    /// Gives the slot back. The thread must not use it any more.
     pub fn give_back(&self) {
         self.fs.set(0);
         self.state.store(0, SeqCst);
     }
 
-    /// Makes it the calling thread's.
+    /// Makes the calling thread the owner of the record.
     pub fn claim(&self) {
         self.thread.store(thread_id(), SeqCst);
     }
 
-    /// Puts the thread into the process of `other`, or makes it the first of a new one.
+    /// Puts the thread into the process of `other`. With `None` it becomes the first thread of a
+    /// new process.
     pub fn join(&self, other: Option<&GateThread>) {
         static LAST: AtomicU32 = AtomicU32::new(0);
         let process = match other {
@@ -208,7 +219,7 @@ impl GateThread {
         self.process.store(process, SeqCst);
     }
 
-    /// Calls `each` with the records of all threads of its process.
+    /// Calls `each` with the records of all threads of this thread's process.
     pub fn each_of_process(&self, mut each: impl FnMut(&GateThread)) {
         let process = self.process.load(SeqCst);
         each_used(|record| {
@@ -218,18 +229,19 @@ impl GateThread {
         });
     }
 
-    /// Whether it is a thread of the first process of this memory.
+    /// Returns whether the thread belongs to the first process of this memory.
     pub fn is_of_first_process(&self) -> bool {
         self.process.load(SeqCst) == 0
     }
 
-    /// Makes its process, a copy of another, the first of its own memory.
+    /// Makes the thread's process the first of its own memory. It is a copy of another process.
     pub fn begin_as_copy(&self) {
         self.process.store(0, SeqCst);
     }
 
-    /// Notes that the thread is about to end. Returns whether it is the last of the first process: each
-    /// other thread ends, too, or `is_gone`. Of several that end at once, at least one is the last.
+    /// Notes that the thread is about to end. Returns whether it is the last of the first process,
+    /// which means that each other thread is about to end too, or `is_gone`. If several threads end
+    /// at once, this is true for at least one of them.
     pub fn ends_last(&self, is_gone: fn(&GateThread) -> bool) -> bool {
         self.ends.store(true, SeqCst);
         let mut is_last = self.process.load(SeqCst) == 0;
@@ -237,12 +249,12 @@ impl GateThread {
         is_last
     }
 
-    /// Returns the address of the word that [`GateThread::give_back`] stores 0 in.
+    /// Returns the address of the word in which [`GateThread::give_back`] stores 0.
     pub fn state(&self) -> *const u32 {
         self.state.as_ptr()
     }
 
-    /// Gives back all other slots. Their threads are not in this process, which is a copy.
+    /// Gives back all other slots. This process is a copy that doesn't have their threads.
     pub fn give_back_others(&self) {
         each_used(|record| {
             if !core::ptr::eq(record, self) {
@@ -251,8 +263,8 @@ impl GateThread {
         });
     }
 
-    /// Takes the signal by which a filter of the program's has refused the call `nr` with the result
-    /// `made`.
+    /// Takes the signal by which a filter of the program has refused the call `nr`, whose result is
+    /// `made`. Returns `None` if no filter has refused it.
     pub fn take_refused(&self, nr: usize, made: isize) -> Option<SignalInfo> {
         if made != REFUSED {
             return None;
@@ -260,7 +272,7 @@ impl GateThread {
         self.refused.take().filter(|info| info.refused() == Some(nr))
     }
 
-    /// Whether a stack pointer lies on the slot's stack.
+    /// Returns whether a stack pointer lies in the slot.
     pub fn contains(&self, sp: usize) -> bool {
         sp.wrapping_sub(self.slot()) < SLOT_BYTES
     }
@@ -273,25 +285,28 @@ impl GateThread {
     /// Returns the signal actions of the thread's process.
     pub fn actions(&self) -> &'static SignalActions {
         let its = self.actions.get();
-        // SAFETY: a record's own, in a slot, which stays mapped.
+        // SAFETY: a pointer that isn't null points to the `own_actions` of a record. It lies in a
+        // slot, which stays mapped, and is shared only by its lock and atomics.
         if its.is_null() { &ACTIONS } else { unsafe { &*its } }
     }
 
-    /// Gives its process the actions of `parent`'s: the same ones if `shared`, else a copy.
+    /// Gives the thread's process the actions of `parent`: the same ones if `shared` is true, and
+    /// otherwise a copy.
     pub fn inherit_actions(&'static self, parent: &GateThread, shared: bool) {
         if shared {
             return self.actions.set(parent.actions.get());
         }
-        // SAFETY: the slot is this task's alone. A task that had it before may have been killed with
-        // the lock held, and uses it no more.
+        // SAFETY: the slot belongs to this new task alone, so no living task has the lock. A task
+        // that had the slot before may have been killed with the lock held, and doesn't use it any
+        // more.
         unsafe { self.own_actions.reset() };
         self.own_actions.copy_from(parent.actions());
         self.actions.set(&raw const self.own_actions);
     }
 }
 
-/// Calls `each` with the records of all slots that aren't free. It only reads, so a slot that was never
-/// used stays without a page of its own.
+/// Calls `each` with the records of all slots that are in use. It only reads, so a slot that was
+/// never used doesn't get a page.
 pub fn each_used(mut each: impl FnMut(&'static GateThread)) {
     for (chunk, start) in CHUNK.iter().enumerate() {
         let start = start.load(SeqCst);
@@ -317,10 +332,11 @@ fn grow(chunk: usize) -> Option<usize> {
     Some(start)
 }
 
-/// A value that is set once, at the start.
+/// A value that is set once, at start-up.
 pub(crate) struct StartCell<T>(UnsafeCell<Option<T>>);
 
-// SAFETY: it is set before the first other thread, and then only read.
+// SAFETY: the caller of `set` promises that no other thread uses the cell meanwhile. Afterwards
+// threads only read the value, which `T: Sync` allows.
 unsafe impl<T: Sync> Sync for StartCell<T> {}
 
 impl<T: Copy> StartCell<T> {
@@ -328,15 +344,17 @@ impl<T: Copy> StartCell<T> {
         StartCell(UnsafeCell::new(None))
     }
 
+    /// Sets the value.
+    ///
     /// # Safety
-    /// - There is one thread.
+    /// - No other thread uses the cell meanwhile: the process has one thread, or all others wait.
     pub(crate) unsafe fn set(&self, value: T) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that no other thread uses the cell meanwhile.
         unsafe { *self.0.get() = Some(value) }
     }
 
     pub(crate) fn get(&self) -> Option<T> {
-        // SAFETY: nobody writes any more.
+        // SAFETY: `set` runs only while no other thread uses the cell, so nothing writes to it now.
         unsafe { *self.0.get() }
     }
 }
@@ -344,18 +362,19 @@ impl<T: Copy> StartCell<T> {
 /// The owner of the program's memory.
 pub(crate) static KEEPER: StartCell<&'static dyn Keeper> = StartCell::new();
 
-/// Keeps threads from adding slots until [`resume_growth`], so that a copy of the process finds the list
-/// complete.
+/// Stops growth of the list of slots until [`resume_growth`], so that a copy of the process has the
+/// whole list.
 pub fn stop_growth() {
     forget(GROWING.lock());
 }
 
-/// Ends [`stop_growth`].
+/// Releases the lock of [`stop_growth`].
 ///
 /// # Safety
-/// - That was called, in this process or in the parent that it is a copy of, and this is called once for
-///   it.
+/// - `stop_growth` was called in this process, or in the parent that this process is a copy of.
+/// - This is called once for that `stop_growth`.
 pub unsafe fn resume_growth() {
-    // SAFETY: the guard was forgotten.
+    // SAFETY: by the caller's promise `stop_growth` took this lock, and no call has released it
+    // since. `stop_growth` forgot its guard, so the guard doesn't release it.
     unsafe { GROWING.unlock() };
 }

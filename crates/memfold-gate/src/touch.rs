@@ -1,15 +1,15 @@
-//! Reads, writes and touches the program's memory. Where nothing is mapped, or the access isn't allowed,
-//! the function fails, as the kernel's own copies do.
+//! Reads, writes and touches the program's memory. If nothing is mapped there, or the access isn't
+//! allowed, the function fails like the kernel's own copies.
 //!
-//! A folded page is loaded by the handler of SIGBUS or SIGSEGV, and the access goes on. For all other
-//! faults the handler asks [`fix_up`] where to go on.
+//! The handler of SIGBUS or SIGSEGV loads a folded page, and the access continues. For all other
+//! faults the handler asks [`fix_up`] where to continue.
 use crate::keeper::BadAddress;
 use core::arch::global_asm;
 use core::mem::MaybeUninit;
 
 global_asm!(
     ".pushsection .text.memfold_gate,\"ax\",@progbits",
-    // usize copy(to, from, bytes): what is left
+    // usize copy(to, from, bytes): returns the number of bytes that are left
     ".balign 16",
     ".globl memfold_gate_copy",
     ".hidden memfold_gate_copy",
@@ -24,7 +24,7 @@ global_asm!(
     "memfold_gate_copied:",
     " mov %rcx,%rax",
     " ret",
-    // usize touch_read(at), touch_write(at): 0, or 1
+    // usize touch_read(at), touch_write(at): return 0, or 1 after a fault
     ".globl memfold_gate_touch_read",
     ".hidden memfold_gate_touch_read",
     "memfold_gate_touch_read:",
@@ -61,8 +61,8 @@ unsafe extern "C" {
     fn untouched();
 }
 
-/// Returns where a thread goes on whose fault at `at` can't be served. `None`: the fault isn't of
-/// this code.
+/// Returns the address at which a thread continues after a fault at `at` that can't be served.
+/// Returns `None` if the instruction at `at` isn't of this code.
 pub(crate) fn fix_up(at: usize) -> Option<usize> {
     let address = |code: unsafe extern "C" fn()| code as *const () as usize;
     if at == address(copying) {
@@ -74,100 +74,107 @@ pub(crate) fn fix_up(at: usize) -> Option<usize> {
     }
 }
 
-/// Reads the byte at `addr`, or writes it without a change.
+/// Reads the byte at `addr`, or writes it back unchanged if `write` is true.
 ///
 /// # Errors
-/// Nothing is mapped there, or it may not be written.
+/// Nothing is mapped there, or the access isn't allowed.
 pub fn touch(addr: usize, write: bool) -> Result<(), BadAddress> {
-    // SAFETY: an access that isn't allowed is an error; one that is changes nothing.
+    // SAFETY: a fault ends the access with an error. A write doesn't change the byte, because it is
+    // an atomic addition of 0.
     let left = unsafe { if write { touch_write(addr) } else { touch_read(addr) } };
     if left == 0 { Ok(()) } else { Err(BadAddress) }
 }
 
-/// Reads bytes of the program's.
+/// Reads bytes of the program.
 ///
 /// # Errors
-/// They aren't all there. Those before the first that isn't have been read.
+/// Some bytes can't be read. The bytes before the first of those have been read.
 pub fn read_bytes(addr: usize, to: &mut [u8]) -> Result<(), BadAddress> {
-    // SAFETY: `to` is ours, and what can't be read is an error.
+    // SAFETY: `to` has `to.len()` bytes that may be written. A fault at `addr` ends the copy with
+    // an error.
     let left = unsafe { copy_code(to.as_mut_ptr() as usize, addr, to.len()) };
     if left == 0 { Ok(()) } else { Err(BadAddress) }
 }
 
-/// Writes bytes of the program's.
+/// Writes bytes of the program.
 ///
 /// # Errors
-/// They can't all be written. Those before the first that can't have been.
+/// Some bytes can't be written. The bytes before the first of those have been written.
 ///
 /// # Safety
-/// - The program expects them there.
+/// - The program expects these bytes at `addr`.
 pub unsafe fn write_bytes(addr: usize, from: &[u8]) -> Result<(), BadAddress> {
-    // SAFETY: what can't be written is an error, and the rest is the caller's promise.
+    // SAFETY: the caller promises that the program expects the bytes there. A fault at `addr` ends
+    // the copy with an error. `from` has `from.len()` bytes.
     let left = unsafe { copy_code(addr, from.as_ptr() as usize, from.len()) };
     if left == 0 { Ok(()) } else { Err(BadAddress) }
 }
 
-/// Types of which any bytes are a value, with no padding that matters.
+/// A type for which any bytes are a valid value, and which has no padding.
 ///
 /// # Safety
-/// - As it says.
+/// - Any bytes are a valid value of the type.
+/// - The type has no padding.
 pub(crate) unsafe trait PlainBytes: Copy {}
-// SAFETY: integers.
+// SAFETY: any bytes are a valid integer, and integers have no padding.
 unsafe impl PlainBytes for u8 {}
-// SAFETY: integers.
+// SAFETY: any bytes are a valid integer, and integers have no padding.
 unsafe impl PlainBytes for u32 {}
-// SAFETY: integers.
+// SAFETY: any bytes are a valid integer, and integers have no padding.
 unsafe impl PlainBytes for u64 {}
-// SAFETY: integers.
+// SAFETY: any bytes are a valid integer, and integers have no padding.
 unsafe impl PlainBytes for usize {}
-// SAFETY: integers.
+// SAFETY: the elements are integers, and arrays have no padding.
 unsafe impl PlainBytes for [usize; 2] {}
-// SAFETY: integers.
+// SAFETY: the elements are integers, and arrays have no padding.
 unsafe impl PlainBytes for [usize; 3] {}
-// SAFETY: integers.
+// SAFETY: all fields are integers or such structs, with the C layout and without padding.
 unsafe impl PlainBytes for crate::frame::SignalAction {}
-// SAFETY: integers.
+// SAFETY: all fields are integers or such structs, with the C layout and without padding.
 unsafe impl PlainBytes for crate::frame::AlternateStack {}
-// SAFETY: integers.
+// SAFETY: all fields are integers or such structs, with the C layout and without padding.
 unsafe impl PlainBytes for crate::frame::SignalInfo {}
-// SAFETY: integers.
+// SAFETY: all fields are integers or such structs, with the C layout and without padding.
 unsafe impl PlainBytes for crate::frame::SignalFrame {}
-// SAFETY: integers.
+// SAFETY: all fields are integers or such structs, with the C layout and without padding.
 unsafe impl PlainBytes for crate::frame::SignalContext {}
 
-/// Reads a value of the program's.
+/// Reads a value of the program.
 ///
 /// # Errors
-/// As [`read_bytes`].
+/// Some of its bytes can't be read.
 pub(crate) fn read<T: PlainBytes>(addr: usize) -> Result<T, BadAddress> {
     let mut value = MaybeUninit::<T>::uninit();
-    // SAFETY: the place is ours, and what can't be read is an error.
+    // SAFETY: `value` has room for the bytes that are copied. A fault at `addr` ends the copy with
+    // an error.
     let left = unsafe { copy_code(value.as_mut_ptr() as usize, addr, size_of::<T>()) };
-    // SAFETY: all of it has been read, and any bytes are a value.
+    // SAFETY: all bytes of `value` have been copied, and any bytes are a valid `T`.
     if left == 0 { Ok(unsafe { value.assume_init() }) } else { Err(BadAddress) }
 }
 
-/// Writes a value of the program's.
+/// Writes a value of the program.
 ///
 /// # Errors
-/// As [`write_bytes`].
+/// Some of its bytes can't be written. The bytes before the first of those have been written.
 ///
 /// # Safety
-/// - The program expects it there.
+/// - The program expects the value at `addr`.
 pub(crate) unsafe fn write<T: PlainBytes>(addr: usize, value: &T) -> Result<(), BadAddress> {
-    // SAFETY: what can't be written is an error, and the rest is the caller's promise.
+    // SAFETY: the caller promises that the program expects the value there. A fault at `addr` ends
+    // the copy with an error. `value` has no padding, so all its bytes may be read.
     let left = unsafe { copy_code(addr, &raw const *value as usize, size_of::<T>()) };
     if left == 0 { Ok(()) } else { Err(BadAddress) }
 }
 
-/// Copies bytes, either or both of which are the program's.
+/// Copies bytes from `from` to `to`. Either or both may be memory of the program.
 ///
 /// # Errors
-/// As [`read_bytes`] and [`write_bytes`].
+/// Some bytes can't be read or written. The bytes before the first of those have been copied.
 ///
 /// # Safety
-/// - Whoever has `to` expects them there.
+/// - The owner of the memory at `to`, which is the program or the gate, expects the bytes there.
 pub(crate) unsafe fn copy(to: usize, from: usize, bytes: usize) -> Result<(), BadAddress> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the owner of `to` expects the bytes there. A fault at either
+    // address ends the copy with an error.
     if unsafe { copy_code(to, from, bytes) } == 0 { Ok(()) } else { Err(BadAddress) }
 }

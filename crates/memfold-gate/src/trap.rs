@@ -1,8 +1,8 @@
-//! The gate's handler of all signals. It runs on the stack of the thread's slot.
+//! The gate's handler of all signals, which runs on the stack of the thread's slot.
 //!
-//! A system call of the program's arrives as SIGSYS, a touch of folded memory as SIGBUS or SIGSEGV. Each
-//! other signal is one of the program's: it is delivered if the program was interrupted, and becomes
-//! pending if the gate was (`call_state.rs`).
+//! A system call of the program arrives as SIGSYS, and a touch of folded memory as SIGBUS or
+//! SIGSEGV. Each other signal is one of the program. It is delivered if the program was
+//! interrupted, and becomes pending if the gate was (`call_state.rs`).
 use crate::call_state::{CALLED_OFF, CallOutcome, CallStage, NEEDS_CONTEXT};
 use crate::dispatcher::{self, is_plain, make_plain};
 use crate::entry;
@@ -24,27 +24,28 @@ const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 /// Handles a signal.
 ///
 /// # Safety
-/// - Called by the kernel.
+/// - The kernel calls this as a signal handler with SA_SIGINFO.
 pub unsafe extern "C" fn on_signal(
     signal: i32,
     info: *const SignalInfo,
     context: *mut SignalContext,
 ) {
-    // SAFETY: the kernel's, on this stack.
+    // SAFETY: the kernel passes pointers to structs that it wrote on this stack. They stay until
+    // the handler returns, and no other code uses them.
     let (info, context) = unsafe { (&*info, &mut *context) };
     let before = info.before_forwarding();
     let info = before.as_ref().unwrap_or(info);
     let here = &raw const *context as usize;
     let (Some(keeper), Some(record)) = (KEEPER.get(), GateThread::of_stack(here)) else {
-        // A thread of the engine's has faulted, and nothing serves such a fault.
+        // A thread of the engine has faulted, and nothing serves such a fault.
         return die(signal);
     };
     let on_slot = record.contains(context.regs.rsp as usize);
     match CallStage::of(context.regs.rip as usize, on_slot) {
         CallStage::Program => {}
-        // The entry has trapped, or its push has met a page that is folded. A signal that came
-        // earlier in the entry has blocked all others. It is delivered when this handler is left, so
-        // the program's own mask is put back first.
+        // The entry has trapped, or its push has faulted on a folded page. A signal that arrived
+        // earlier in the entry has blocked all others. It is delivered when this handler is left,
+        // so the program's own mask is put back first.
         CallStage::Coming | CallStage::Back if info.is_fault() => {
             if record.pending.load(SeqCst) != 0 {
                 context.mask = record.mask_before.get();
@@ -61,17 +62,20 @@ pub unsafe extern "C" fn on_signal(
         libc::SIGBUS | libc::SIGSEGV if served(keeper, context, info) => {}
         _ => deliver(record, context, info),
     }
-    // SAFETY: the kernel's context lies on this stack, above all that lives, as the stack was empty.
+    // SAFETY: `here` is the context that the kernel made for this handler. It lies on this stack,
+    // which was empty, so all frames below it are this handler's. None of them is needed any more.
+    // The first word of the record tells what is pending.
     unsafe { entry::leave(here, &raw const *record as usize, deliver_pending) }
 }
 
-/// The code of a SIGSEGV where something is mapped (`include/uapi/asm-generic/siginfo.h`).
+/// The code of a SIGSEGV at an address where something is mapped
+/// (`include/uapi/asm-generic/siginfo.h`).
 const SEGV_ACCERR: i32 = 2;
-/// The bit of the processor's error code for the fetch of an instruction
+/// The bit of the processor's error code that marks the fetch of an instruction
 /// (`arch/x86/include/asm/trap_pf.h`).
 const FETCHED: u64 = 1 << 4;
 
-/// Whether the signal is a fault that the keeper has served.
+/// Returns whether the signal was a fault that the keeper has served.
 fn served(keeper: &dyn Keeper, context: &SignalContext, info: &SignalInfo) -> bool {
     let (write, protected) = access_of(context.regs.error);
     let address = info.address as usize;
@@ -102,10 +106,12 @@ fn in_gate(
         libc::SIGSYS if info.code == SYS_USER_DISPATCH => {
             let (nr, args) = context.regs.call();
             let made = if nr as i64 == libc::SYS_rt_sigprocmask {
-                // The end of this handler would undo a change of the mask. `abort` needs one.
+                // The return from this handler would undo a change of the mask, which `abort`
+                // needs.
                 set_mask(record, context, &args).map(|()| 0)
             } else {
-                // SAFETY: the code that makes the call keeps its conditions.
+                // SAFETY: the code that makes the call answers for its conditions. The call is made
+                // here with the same arguments.
                 unsafe { system_call(nr as i64, args) }
             };
             context.regs.rax = match made {
@@ -114,8 +120,8 @@ fn in_gate(
             };
         }
         libc::SIGBUS | libc::SIGSEGV if served(keeper, context, info) => {}
-        // A filter of the program's refuses a call. The result tells the caller, which knows whose
-        // call it was.
+        // A filter of the program has refused a call. The result reports this to the code that made
+        // the call, which knows whether it was the program's.
         libc::SIGSYS if info.refused().is_some() => {
             record.refused.set(Some(*info));
             context.regs.rax = REFUSED as u64;
@@ -132,8 +138,8 @@ fn in_gate(
     }
 }
 
-/// Serves a system call of the program's that has trapped: at its own instruction, or on the way from a
-/// patched site.
+/// Serves a system call of the program that has trapped, at its own instruction or on the way from
+/// a patched site.
 fn from_program(
     keeper: &'static dyn Keeper,
     record: &'static GateThread,
@@ -145,13 +151,13 @@ fn from_program(
     let is_at = |trap: usize| trap != 0 && after == trap + SYSCALL_BYTES as usize;
     if !is_at(call) && !is_at(done) {
         let (nr, args) = context.regs.call();
-        // A child of vfork may be killed at any time, and must take no lock.
+        // A child of vfork may be killed at any time, so it must take no lock.
         if record.is_of_first_process() && passes(record, after) && is_plain(nr, &args) {
             patch::note_trap(after, nr);
         }
         return trapped(keeper, record, context, info);
     }
-    // The entry has put both words there: see `BelowStack`.
+    // The entry has put both words there (`BelowStack`).
     let sp = context.regs.rsp as usize;
     let (Ok(nr), Ok(resume)) = (read::<usize>(sp - 8), read::<usize>(sp)) else {
         return deliver(record, context, &SignalInfo::forced(libc::SIGSEGV));
@@ -167,32 +173,37 @@ fn from_program(
     }
 }
 
-/// Serves a call of a patched site.
+/// Serves a call from a patched site, and returns its result. Returns [`NEEDS_CONTEXT`] if the call
+/// must trap.
 ///
 /// # Safety
-/// - Called by the entry.
+/// - The entry calls this with the calling thread's record and the frame that it has made.
 pub unsafe extern "C" fn on_patched(
     record: *const GateThread,
     entered: *const EnteredCall,
 ) -> isize {
-    // SAFETY: the entry's.
+    // SAFETY: the caller promises that both pointers are valid. The record stays mapped, and the
+    // frame stays until this returns.
     let (record, entered) = unsafe { (&*record, &*entered) };
     record.refused.set(None);
     let keeper = KEEPER.get().filter(|_| passes(record, entered.resume));
     let made = keeper.and_then(|keeper| make_plain(keeper, record, entered.nr, &entered.args()));
     match made {
         Some(made) if record.take_refused(entered.nr, made).is_none() => made,
-        // A handler of the program's needs the context.
+        // A filter has refused the call, and the program's handler needs the context. Or the call
+        // itself needs it.
         _ => NEEDS_CONTEXT,
     }
 }
 
-/// Whether the thread's own dispatch lets a call pass that the instruction before `after` makes.
+/// Returns whether the thread's own dispatch lets a call pass, if the call's instruction ends at
+/// `after`.
 fn passes(record: &GateThread, after: usize) -> bool {
     record.dispatch.get().is_none_or(|own| own.verdict(after) == DispatchVerdict::Passes)
 }
 
-/// Serves a system call of the program's whose context says where the program goes on.
+/// Serves a system call of the program. `context` is the program's state after the call's
+/// instruction.
 fn trapped(
     keeper: &'static dyn Keeper,
     record: &'static GateThread,
@@ -224,22 +235,26 @@ fn trapped(
     }
 }
 
-/// Delivers the SIGSYS that a filter, or the program's own dispatch, raises for a call. The register of
-/// the result still has the call's number: the program's handler sets the result.
+/// Delivers the SIGSYS that a filter, or the program's own dispatch, raises for a call. The
+/// register of the result still has the call's number, because the program's handler sets the
+/// result.
 fn force(record: &GateThread, context: &mut SignalContext, info: &SignalInfo) {
     block_all();
     if record.pending.load(SeqCst) != 0 {
-        // What came before is delivered first. The call has done nothing, so it is made again.
+        // A signal that arrived earlier is delivered first. The call has done nothing, so the
+        // program makes it again.
         context.regs.rip -= SYSCALL_BYTES;
     } else {
         deliver(record, context, &info.made_at(context.regs.rip));
     }
 }
 
-/// Ends the process by this signal: when the handler returns, the fault happens again, unhandled.
+/// Ends the process by this signal. When the handler returns, the fault happens again with the
+/// default action.
 fn die(signal: i32) {
     let default = crate::frame::SignalAction::DEFAULT;
     let args = [signal as usize, &raw const default as usize, 0, 8, 0, 0];
-    // SAFETY: no code of the process goes on after the fault.
+    // SAFETY: `default` lives until the call returns, and the kernel only reads it. The default
+    // action ends the process at the next fault, so no code relies on the previous action.
     let _ = unsafe { system_call(libc::SYS_rt_sigaction, args) };
 }

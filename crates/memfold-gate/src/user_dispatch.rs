@@ -1,13 +1,15 @@
-//! Syscall User Dispatch (Linux 5.11; `Documentation/admin-guide/syscall-user-dispatch.rst`).
+//! Arms threads by Syscall User Dispatch (Linux 5.11;
+//! `Documentation/admin-guide/syscall-user-dispatch.rst`).
 //!
-//! Each system call of an armed thread becomes SIGSYS, except calls from the code of this library. The
-//! kernel compares the address after the instruction with an allowed range. The range is the executable
-//! segment of the object that holds this code.
+//! Each system call of an armed thread becomes SIGSYS, except calls from the code of this library.
+//! The kernel compares the address after the instruction with an allowed range. The range is the
+//! executable segment of the object that holds this code.
 //!
-//! A program may use the mechanism, too, as Wine does. The kernel has one range and one selector for
-//! each thread, and they are the gate's. So the gate keeps the program's own ([`ProgramDispatch`]) and
-//! does what `kernel/entry/syscall_user_dispatch.c` would do: the call is made, becomes SIGSYS, or ends
-//! the process. New threads, children and other programs begin without a dispatch of their own.
+//! A program may use the mechanism too, as Wine does. The kernel has one range and one selector for
+//! each thread, and the gate uses both. So the gate keeps the program's own ([`ProgramDispatch`])
+//! and does what `kernel/entry/syscall_user_dispatch.c` would do: the call is made, becomes SIGSYS,
+//! or ends the process. New threads, children and other programs begin without a dispatch of their
+//! own.
 use crate::image;
 use crate::keeper::BadAddress;
 use crate::touch::read;
@@ -19,21 +21,22 @@ use memfold_os::raw::system_call;
 
 pub(crate) const PR_SET_SYSCALL_USER_DISPATCH: i32 = 59;
 const OFF: usize = 0;
-/// All but a range is dispatched (PR_SYS_DISPATCH_EXCLUSIVE_ON).
+/// The mode in which all calls but those from a range are dispatched
+/// (PR_SYS_DISPATCH_EXCLUSIVE_ON).
 const ON: usize = 1;
 const ALLOW: u8 = 0;
 const BLOCK: u8 = 1;
-/// `si_code` of such a SIGSYS.
+/// The `si_code` of a SIGSYS that the dispatch raises.
 pub const SYS_USER_DISPATCH: i32 = 2;
 
-/// The gate's selector, for good.
+/// The gate's selector, which never changes.
 static SELECTOR: AtomicU8 = AtomicU8::new(BLOCK);
-/// The selector by which the kernel is shown the program's arguments: it lets all calls pass.
+/// The selector with which the kernel checks the program's arguments. It lets all calls pass.
 static ALLOWING: AtomicU8 = AtomicU8::new(ALLOW);
 static START: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);
 
-/// Finds the allowed range. `false`: there is none.
+/// Finds the allowed range and stores it. Returns `false` if there is none.
 pub fn find_range() -> bool {
     let here = find_range as *const () as usize;
     let Some(segments) = image::segments() else { return false };
@@ -56,15 +59,15 @@ pub fn find_range() -> bool {
 /// Arms the calling thread.
 ///
 /// # Errors
-/// The kernel has no such thing, or the process may not use it.
+/// The kernel has no Syscall User Dispatch, or the process may not use it.
 pub fn arm() -> Result<(), Errno> {
-    // SAFETY: the selector is static.
+    // SAFETY: the selector is a static byte, so it stays valid.
     unsafe { set(ON, own_range(), SELECTOR.as_ptr() as usize) }
 }
 
 /// Disarms the calling thread.
 pub fn disarm() {
-    // SAFETY: nothing is named.
+    // SAFETY: the selector is 0, and dispatch is off.
     let _ = unsafe { set(OFF, [0; 2], 0) };
 }
 
@@ -74,49 +77,59 @@ fn own_range() -> [usize; 2] {
     [start, END.load(SeqCst) - start]
 }
 
+/// Sets the calling thread's dispatch in the kernel.
+///
 /// # Safety
-/// - `selector` is 0, stays valid while dispatch is on, or is never read.
+/// - `selector` is 0, or stays valid while dispatch is on, or is never read.
 unsafe fn set(mode: usize, [start, len]: [usize; 2], selector: usize) -> Result<(), Errno> {
     let args = [PR_SET_SYSCALL_USER_DISPATCH as usize, mode, start, len, selector, 0];
-    // SAFETY: the caller's promise.
+    // SAFETY: the call's only pointer is `selector`, about which the caller promises that it is 0,
+    // stays valid or is never read.
     unsafe { system_call(libc::SYS_prctl, args) }.map(drop)
 }
 
-/// The dispatch that the program has set for a thread, as it believes.
+/// The dispatch that the program has set for a thread.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ProgramDispatch {
     /// The first address of the program's allowed range, which may wrap around.
     start: usize,
-    /// The length of that range.
+    /// The length of that range in bytes.
     len: usize,
-    /// The address of the selector, a byte. 0: all calls from outside the range are dispatched.
+    /// The address of the selector, a byte. 0 means that all calls from outside the range are
+    /// dispatched.
     selector: usize,
 }
 
-/// What the program's own dispatch does with a call.
+/// The effect of the program's own dispatch on a call.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum DispatchVerdict {
     /// The call is made.
     Passes,
     /// The call becomes a SIGSYS for the program.
     Dispatched,
-    /// The process ends by this signal, also where the program handles it.
+    /// The process ends by this signal, even if the program handles it.
     Ends(i32),
 }
 
 impl ProgramDispatch {
-    /// Returns the dispatch that `prctl` asks for with these arguments. `None`: it is off.
+    /// Returns the dispatch for which `prctl` asks with these arguments, or `None` if it turns
+    /// dispatch off.
     ///
-    /// The kernel judges the arguments, because newer kernels know more modes. It is shown them in two
-    /// steps, mode and range, and then the selector. Both let the gate's own calls pass.
+    /// The kernel checks the arguments, because newer kernels know more modes. The gate passes them
+    /// to the kernel in two steps: mode and range first, then the selector. In both steps the
+    /// gate's own calls pass.
     ///
     /// # Errors
-    /// The kernel refuses the arguments. Then the dispatch before stays.
+    /// The kernel refuses the arguments. The previous dispatch stays then.
+    ///
+    /// # Panics
+    /// If the kernel refuses to arm the thread again.
     pub fn of(args: &[usize; 6]) -> Result<Option<ProgramDispatch>, Errno> {
         let [_, mode, start, len, selector, _] = *args;
         let shown = if mode == OFF { selector } else { ALLOWING.as_ptr() as usize };
-        // SAFETY: the first selector is a static byte, or is never read as dispatch is off. The second
-        // one is never read, because calls from the gate's own range don't need it.
+        // SAFETY: in the first step the selector is a static byte, or is never read because
+        // dispatch is off. In the second step it is never read, because calls from the gate's own
+        // range don't need it, and `arm` replaces it below.
         let judged = unsafe {
             set(mode, [start, len], shown)?;
             if mode == OFF { Ok(()) } else { set(ON, own_range(), selector) }
@@ -135,7 +148,7 @@ impl ProgramDispatch {
         })
     }
 
-    /// Returns what is done with a call that the instruction before `after` makes.
+    /// Returns what happens to a call whose instruction ends at `after`.
     pub fn verdict(&self, after: usize) -> DispatchVerdict {
         if after.wrapping_sub(self.start) < self.len {
             return DispatchVerdict::Passes;
@@ -182,7 +195,7 @@ mod tests {
             (none.verdict(99), none.verdict(100)),
             (DispatchVerdict::Dispatched, DispatchVerdict::Passes)
         );
-        // The inverse of 100..110.
+        // The inverse of the range 100..110.
         let inverse = ProgramDispatch { start: 110, len: 10usize.wrapping_neg(), selector: 0 };
         let all =
             [99, 100, 109, 110].map(|after| inverse.verdict(after) == DispatchVerdict::Passes);

@@ -1,9 +1,9 @@
-//! Patched sites jump here. The code moves to the thread's slot, and keeps all registers that a
-//! system call keeps.
+//! The code that patched sites jump to. It moves to the thread's slot, and keeps all registers that
+//! a system call keeps.
 //!
-//! While the stack pointer isn't on the slot yet, or any more, a signal becomes pending as in the
-//! gate. The way back looks for it. If the thread's record isn't found, or the call needs a full
-//! context, the call goes on as a trap of its site.
+//! Before the stack pointer is on the slot, and after it has left the slot, a signal becomes
+//! pending as in the gate. The way back checks for it. If the thread's record isn't found, or the
+//! call needs a full context, the call continues as a trap of its site.
 use crate::record::{GateThread, SLOT_BYTES};
 use core::arch::global_asm;
 use core::mem::offset_of;
@@ -32,8 +32,8 @@ struct BelowStack {
     red_zone: [u8; 128],
 }
 
-/// The distance from the program's stack pointer down to `resume`. The number of the call lies a
-/// word below `resume`.
+/// The distance in bytes from the program's stack pointer down to `resume`. The number of the call
+/// lies a word below `resume`.
 pub const BELOW: usize = size_of::<BelowStack>() - offset_of!(BelowStack, resume);
 const _: () =
     assert!(offset_of!(BelowStack, resume) - offset_of!(BelowStack, nr) == size_of::<usize>());
@@ -45,8 +45,8 @@ const _: () =
 ///
 /// ```text
 ///      record -> +------------+ 608  whole
-///                | vectors    |      %ymm0 to %ymm15; %xmm0 to %xmm15, 16 bytes each, in their first half
-///                |            | 96
+///                | vectors    |      %ymm0 to %ymm15, or %xmm0 to %xmm15
+///                |            | 96   in the first half, 16 bytes each
 ///                | result     | 80   of the handler
 ///                | record     | 72
 ///                | sp         | 64   the program's stack pointer
@@ -57,7 +57,7 @@ const _: () =
 /// ```
 #[repr(C)]
 pub struct EnteredCall {
-    /// Number.
+    /// The number of the call.
     pub nr: usize,
     rdi: usize,
     rsi: usize,
@@ -65,7 +65,7 @@ pub struct EnteredCall {
     r10: usize,
     r8: usize,
     r9: usize,
-    /// The end of the site's instruction.
+    /// The address after the site's last instruction.
     pub resume: usize,
     /// The program's stack pointer.
     pub sp: usize,
@@ -75,43 +75,46 @@ pub struct EnteredCall {
     vectors: [[u8; WIDE_BYTES]; VECTORS],
 }
 
-/// Registers that a call keeps, though the handler's code may use them.
+/// The vector registers. A system call keeps them, but the handler's code may use them.
 const VECTORS: usize = 16;
 const WIDE_BYTES: usize = 32;
-/// The handler is called with a stack that is aligned to so much.
+/// The alignment of the stack with which the handler is called.
 const STACK_ALIGN: usize = 16;
 const _: () = assert!(size_of::<EnteredCall>().is_multiple_of(STACK_ALIGN));
 const _: () = assert!(offset_of!(EnteredCall, vectors).is_multiple_of(WIDE_BYTES));
 
 impl EnteredCall {
-    /// The arguments.
+    /// Returns the arguments of the call.
     pub fn args(&self) -> [usize; 6] {
         [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9]
     }
 }
 
-/// Makes a call.
+/// A function that makes a call from a patched site and returns its result, or [`NEEDS_CONTEXT`].
 pub type PatchHandler = unsafe extern "C" fn(*const GateThread, *const EnteredCall) -> isize;
 
 const PLACES: usize = 1024;
 
-/// Records by a hash of their thread's `fs`. An entry may be another thread's.
+/// The addresses of records, by a hash of their thread's `fs`. An entry may belong to another
+/// thread with the same hash.
 #[unsafe(export_name = "memfold_gate_known")]
 static KNOWN: [AtomicUsize; PLACES] = [const { AtomicUsize::new(0) }; PLACES];
-/// The [`PatchHandler`].
+/// The address of the [`PatchHandler`].
 #[unsafe(export_name = "memfold_gate_handler")]
 static HANDLER: AtomicUsize = AtomicUsize::new(0);
-/// Whether vector registers have 32 bytes, in which a libc that was built for such processors may
-/// keep something across a call. None is built to use more.
+/// True if vector registers have 32 bytes. A libc that was built for such processors may keep
+/// something in them across a call. None is built to use more.
 #[unsafe(export_name = "memfold_gate_wide")]
 static WIDE: AtomicBool = AtomicBool::new(false);
-/// Instructions that trap: one makes the call, the other says that it has been made.
+/// The addresses of the instructions that trap. One makes the call, the other reports that it has
+/// been made.
 #[unsafe(export_name = "memfold_gate_trap_call")]
 static TRAP_CALL: AtomicUsize = AtomicUsize::new(0);
 #[unsafe(export_name = "memfold_gate_trap_done")]
 static TRAP_DONE: AtomicUsize = AtomicUsize::new(0);
 
-// The entry finds both by the record's address alone, and the stack by the record's.
+// Assembly finds `pending` at the record's address. The entry makes its frame directly below the
+// record, so the frame has the record's alignment.
 const _: () =
     assert!(offset_of!(GateThread, pending) == 0 && align_of::<GateThread>() >= size_of::<usize>());
 const _: () = assert!(PLACES.is_power_of_two());
@@ -172,7 +175,7 @@ global_asm!(
     ".globl memfold_gate_patched",
     ".hidden memfold_gate_patched",
     ".type memfold_gate_patched,@function",
-    // From a site: rax the number, rcx where to go on.
+    // From a site: rax holds the call's number, rcx the address to continue at.
     "memfold_gate_patched:",
     " lea -{red_zone}(%rsp),%rsp",
     " push %rcx",
@@ -191,7 +194,7 @@ global_asm!(
     " jz 3f",
     " cmp %r11,{fs}(%rdx)",
     " jne 3f",
-    // A library function that the gate has called makes a call: the thread is on its slot already.
+    // The thread is on its slot already: a library function that the gate has called makes a call.
     " mov %rdx,%rcx",
     " sub %rsp,%rcx",
     " cmp ${slot_bytes},%rcx",
@@ -269,7 +272,7 @@ global_asm!(
     ".hidden memfold_gate_patched_out",
     "memfold_gate_patched_out:",
     " jmp *%rcx",
-    // A signal is pending, and is handled first.
+    // A signal is pending and must be handled first.
     "1:",
     " MEMFOLD_GATE_RESTORE",
     " mov {result}(%rsp),%rax",
@@ -331,32 +334,33 @@ unsafe extern "C" {
     fn end();
 }
 
-/// Returns the address that sites jump to.
+/// Returns the address that patched sites jump to.
 pub fn entry() -> usize {
     patched as *const () as usize
 }
 
-/// Whether an instruction of the way back looks whether a signal is pending, or comes after that.
+/// Returns whether the instruction at `at` belongs to the part of the way back that checks for a
+/// pending signal, or that follows the check. The jump back isn't included.
 pub fn looks(at: usize) -> bool {
     (look_again()..out as *const () as usize).contains(&at)
 }
 
-/// Where the way back looks.
+/// Returns the address at which the way back checks for a pending signal.
 pub fn look_again() -> usize {
     look as *const () as usize
 }
 
-/// Whether an instruction is the entry's.
+/// Returns whether the instruction at `at` belongs to the entry.
 pub fn contains(at: usize) -> bool {
     (entry()..end as *const () as usize).contains(&at)
 }
 
-/// Whether an instruction is the jump back.
+/// Returns whether the instruction at `at` is the jump back.
 pub fn is_out(at: usize) -> bool {
     at == out as *const () as usize
 }
 
-/// Sets the handler of calls, and the addresses of the two instructions that trap.
+/// Sets the function that makes calls, and the addresses of the two instructions that trap.
 pub fn set_up(handler: PatchHandler, trap_call: usize, trap_done: usize) {
     WIDE.store(have_avx2(), SeqCst);
     HANDLER.store(handler as *const () as usize, SeqCst);
@@ -369,13 +373,15 @@ pub fn traps() -> (usize, usize) {
     (TRAP_CALL.load(SeqCst), TRAP_DONE.load(SeqCst))
 }
 
-/// Enters the record of the calling thread, so that patched sites find it.
+/// Stores the record of the calling thread where patched sites find it, unless another thread has
+/// the same `fs`.
 pub fn learn(record: &'static GateThread) {
     if record.shares_fs.get() {
         return;
     }
     let fs: usize;
-    // SAFETY: reads a register; sites are patched only where the kernel lets programs.
+    // SAFETY: the instruction only reads a register. Sites are patched only if the kernel lets
+    // programs read `fs`, and this is called only for a patched site.
     unsafe { core::arch::asm!("rdfsbase {}", out(reg) fs, options(nomem, nostack)) };
     record.fs.set(fs);
     KNOWN[(fs >> 12 ^ fs >> 22) % PLACES].store(&raw const *record as usize, SeqCst);

@@ -1,17 +1,17 @@
-//! Patches system call sites of libc and the loader that are called often. A patched site enters the gate
-//! by a jump, which costs a thirtieth of a trap.
+//! Patches system call sites of libc and the loader that are used often. A patched site enters the
+//! gate by a jump, which costs a thirtieth of a trap.
 //!
-//! A site is patched when it has trapped [`HOT`] times, so that short programs copy no page of libc. Other
-//! threads may run through the site meanwhile, and no code knows which jumps lead there. There are two
-//! ways:
-//! - In `mov $nr,%eax; syscall` a jump replaces the first instruction, which has the same length. A thread
-//!   that stands at the second one, or jumps there, traps as before. The jump is written in three stores:
-//!   a jump to itself, the last byte, the rest. None crosses a cache line.
-//! - Elsewhere a short jump replaces the two bytes of the system call, in one store. It leads to a long
-//!   jump in the padding behind a return nearby ([`padding`]).
+//! A site is patched when it has trapped [`HOT`] times, so that short programs copy no page of
+//! libc. Other threads may run through the site meanwhile, and it isn't known which jumps lead
+//! there. There are two ways:
+//! - In `mov $nr,%eax; syscall` a jump replaces the first instruction, which has the same length. A
+//!   thread that is at the second instruction, or jumps there, traps as before. The jump is written
+//!   in three stores: a jump to itself, the last byte, the rest. None crosses a cache line.
+//! - Elsewhere a short jump replaces the two bytes of the system call, in one store. It leads to a
+//!   long jump in the padding after a return nearby ([`padding`]).
 //!
-//! Either way the last instruction of the site ends where it did. A handler of the program's sees the same
-//! address, and a call is made again from there.
+//! In both ways the last instruction of the site ends where it did. A handler of the program sees
+//! the same address, and a call that is made again starts from there.
 pub mod entry;
 mod padding;
 
@@ -26,7 +26,8 @@ use memfold_os::raw::{LINE_BYTES, system_call};
 use memfold_os::sync::StaticMutex;
 use memfold_os::units::PAGE_SIZE;
 
-/// Traps after which a site is patched: by then they have cost more than the page that is copied.
+/// The number of traps after which a site is patched. By then they have cost more than the page
+/// that is copied.
 const HOT: u32 = 8;
 const COUNTERS: usize = 1024;
 static HITS: [AtomicU32; COUNTERS] = [const { AtomicU32::new(0) }; COUNTERS];
@@ -36,14 +37,15 @@ static START: AtomicUsize = AtomicUsize::new(0);
 
 const SITES_BYTES: usize = 64 << 10;
 const STRIDE: usize = 32;
-/// The strides of the head: the entry's address, and the two instructions that trap.
+/// The number of strides at the start, which hold the entry's address and the two instructions that
+/// trap.
 const HEAD_STRIDES: usize = 2;
 const TRAP_DONE: usize = 8;
 const TRAP_CALL: usize = 16;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const UD2: [u8; 2] = [0x0f, 0x0b];
-/// mov (%rsp),%rcx; lea 136(%rsp),%rsp; jmp *%rcx: leads an unarmed thread back to the site after
-/// the kernel has made its call.
+/// `mov (%rsp),%rcx; lea 136(%rsp),%rsp; jmp *%rcx`. It leads an unarmed thread back to the site
+/// after the kernel has made its call.
 const BACK: [u8; 14] = [0x48, 0x8b, 0x0c, 0x24, 0x48, 0x8d, 0xa4, 0x24, 136, 0, 0, 0, 0xff, 0xe1];
 const _: () = assert!(BELOW == 136);
 const MOV_BYTES: usize = 5;
@@ -51,16 +53,16 @@ const SITE_BYTES: usize = MOV_BYTES + SYSCALL.len();
 const _: () = assert!(MOV_BYTES == JUMP_BYTES);
 const TEXTS: usize = 4;
 const HALVES: usize = 32;
-/// Nothing is mapped below this address (`vm.mmap_min_addr`). Numbers of calls are below half of
-/// it.
+/// The address below which nothing is mapped (`vm.mmap_min_addr`). A `mov` is replaced only if its
+/// number is below half of this.
 const LOWEST: usize = 1024;
-/// The reach of a short jump, less the length of the long one.
+/// The reach of a short jump in bytes, less the length of the long jump.
 const REACH: usize = 112;
 
 struct PatchedSites {
-    /// The texts of libc and the loader.
+    /// The start and end of each text of libc and the loader.
     texts: [(usize, usize); TEXTS],
-    /// The second halves of padding that is used by one jump. 0: none.
+    /// The second halves of padding of which one jump uses the first half. 0 marks a free entry.
     halves: [usize; HALVES],
     used: usize,
 }
@@ -68,24 +70,26 @@ struct PatchedSites {
 static SITES: StaticMutex<PatchedSites> =
     StaticMutex::new(PatchedSites { texts: [(0, 0); TEXTS], halves: [0; HALVES], used: 0 });
 
-/// Allows that sites are patched. `handler` makes their calls.
+/// Allows patching of sites. `handler` makes their calls. Does nothing if the kernel doesn't let
+/// programs read `fs`.
 pub fn allow(handler: PatchHandler) {
-    /// `AT_HWCAP2`: programs may read `fs`.
+    /// The bit of `AT_HWCAP2` that tells that programs may read `fs`.
     const FSGSBASE: u64 = 2;
-    // SAFETY: has no conditions.
+    // SAFETY: `getauxval` has no conditions.
     if unsafe { libc::getauxval(libc::AT_HWCAP2) } & FSGSBASE != 0 {
         HANDLER.store(handler as *const () as usize, SeqCst);
         ON.store(true, SeqCst);
     }
 }
 
-/// Whether an instruction lies between a site and the gate's stack.
+/// Returns whether the instruction at `at` lies between a patched site and the gate's stack.
 pub fn contains(at: usize) -> bool {
     let start = START.load(Relaxed);
     entry::contains(at) || start != 0 && at.wrapping_sub(start) < SITES_BYTES
 }
 
-/// Notes that a call `nr` has trapped at the instruction that ends at `after`.
+/// Notes that call `nr` has trapped at the instruction that ends at `after`. Patches the site when
+/// it has trapped often enough.
 pub fn note_trap(after: usize, nr: usize) {
     if !ON.load(Relaxed) {
         return;
@@ -96,18 +100,19 @@ pub fn note_trap(after: usize, nr: usize) {
     }
 }
 
-/// Keeps threads from patching until [`resume`].
+/// Stops patching until [`resume`], by keeping the lock.
 pub fn stop() {
     forget(SITES.lock());
 }
 
-/// Ends [`stop`].
+/// Releases the lock of [`stop`].
 ///
 /// # Safety
-/// - That was called, in this process or in the parent that it is a copy of, and this is called once for
-///   it.
+/// - `stop` was called in this process, or in the parent that this process is a copy of.
+/// - This is called once for that `stop`.
 pub unsafe fn resume() {
-    // SAFETY: the guard was forgotten.
+    // SAFETY: by the caller's promise `stop` took this lock, and no call has released it since.
+    // `stop` forgot its guard, so the guard doesn't release it.
     unsafe { SITES.unlock() };
 }
 
@@ -125,23 +130,25 @@ impl PatchedSites {
         let site = after - SITE_BYTES;
         if sets_number(site, nr) {
             self.go_by(step, Some(nr), after, (site, MOV_BYTES), |distance| {
-                // SAFETY: the site is a whole instruction, and other threads find the old one, the
-                // jump to itself, or the new one.
+                // SAFETY: `sets_number` found that the five bytes at `site` are one whole
+                // instruction, and that the first four lie in one line. `go_by` has made the page
+                // writable.
                 unsafe { replace(site, distance) };
             });
         } else if (after - 2) % LINE_BYTES < LINE_BYTES - 1
             && let Some(room) = self.room_near(after)
         {
             self.go_by(step, None, after, (room, JUMP_BYTES), |distance| {
-                // SAFETY: no code runs through the padding, and then other threads find one
-                // instruction or the other.
+                // SAFETY: `go_by` has made the pages writable. `padding` found that no code runs
+                // through the bytes at `room`. The two bytes of the system call lie in one line, as
+                // checked above.
                 unsafe { detour(after - SYSCALL.len(), room, distance) };
             });
         }
     }
 
-    /// Makes the step of a site. `write` then writes the jump of five bytes at `jump` that leads
-    /// there, given its distance.
+    /// Makes the step of a site, and then lets `write` write the jump that leads there. `jump` is
+    /// the address and the length of that jump. `write` gets the jump's distance.
     fn go_by(
         &mut self,
         step: usize,
@@ -167,7 +174,7 @@ impl PatchedSites {
         }
     }
 
-    /// Finds room for a jump within reach of a short one at the system call before `after`.
+    /// Finds room for a long jump that a short jump at the system call before `after` can reach.
     fn room_near(&mut self, after: usize) -> Option<usize> {
         let reach = after - REACH..after + REACH;
         if let Some(half) = self.halves.iter_mut().find(|half| reach.contains(half)) {
@@ -178,7 +185,8 @@ impl PatchedSites {
             .iter()
             .find(|text| text.0 < reach.start && reach.end + padding::LONGEST < text.1)?;
         let from = reach.start.max(text.0 + padding::BEFORE);
-        // SAFETY: all of it lies in a text.
+        // SAFETY: the bytes from `padding::BEFORE` before `at` to `padding::LONGEST` after it lie
+        // in one text, as checked above. The text stays mapped and readable.
         let found =
             (from..reach.end).find_map(|at| unsafe { padding::at(at) }.map(|len| (at, len)));
         let (at, len) = found?;
@@ -210,10 +218,12 @@ impl PatchedSites {
         put(TRAP_DONE + SYSCALL.len(), &UD2);
         put(TRAP_CALL, &SYSCALL);
         put(TRAP_CALL + SYSCALL.len(), &BACK);
-        // SAFETY: the zone is new.
+        // SAFETY: the zone is new, so no other code uses it, and it has SITES_BYTES bytes. `head`
+        // is shorter.
         unsafe { core::ptr::copy_nonoverlapping(head.as_ptr(), zone.as_ptr(), head.len()) };
         forget(zone);
-        // SAFETY: `allow` stored a function of this type.
+        // SAFETY: sites are patched only if ON is set, and `allow` stores a `PatchHandler` before
+        // it sets ON.
         let handler = unsafe { core::mem::transmute::<usize, PatchHandler>(HANDLER.load(SeqCst)) };
         set_up(handler, start + TRAP_CALL, start + TRAP_DONE);
         START.store(start, SeqCst);
@@ -221,7 +231,8 @@ impl PatchedSites {
         protect(start, SITES_BYTES, false)
     }
 
-    /// Writes the step from a site to the entry: the number, and where to go on.
+    /// Writes the step from a site to the entry. The step sets the call's number, if `nr` is given,
+    /// and the address to continue at.
     fn write_step(&self, at: usize, nr: Option<usize>, after: usize) {
         let (mut step, mut used) = ([0xccu8; STRIDE], 0);
         let mut add = |bytes: &[u8]| {
@@ -239,17 +250,19 @@ impl PatchedSites {
         // jmp *entry(%rip)
         let end = add(&[0xff, 0x25]) + 4;
         add(&(-((self.used * STRIDE + end) as i32)).to_le_bytes());
-        // SAFETY: it lies in the zone, is writable now, and no site leads there yet.
+        // SAFETY: the stride at `at` lies in the zone, which the caller has made writable. No site
+        // leads there yet, so no thread runs it.
         unsafe { core::ptr::copy_nonoverlapping(step.as_ptr(), at as *mut u8, STRIDE) };
     }
 }
 
-/// The number of bytes before a site that are looked at.
+/// The number of bytes before a site that are checked.
 const BEFORE: usize = 5;
 
-/// Whether the instruction before a system call only sets the number.
+/// Returns whether the instruction before a system call only sets the call's number.
 fn sets_number(site: usize, nr: usize) -> bool {
-    // SAFETY: it lies in a text, with so many bytes before.
+    // SAFETY: `patch` has checked that the site lies in a text, with BEFORE bytes of the text
+    // before it. The text stays mapped and readable.
     let bytes = unsafe { &*((site - BEFORE) as *const [u8; BEFORE + SITE_BYTES]) };
     let (before, site_bytes) = bytes.split_at(BEFORE);
     nr < LOWEST / 2
@@ -266,14 +279,15 @@ fn is_libc(area: &Vma) -> bool {
         && (file == b"libc.so.6" || file == b"libpthread.so.0" || file.starts_with(b"ld-linux"))
 }
 
-/// Whether `mov $nr,%eax` may be the end of a longer instruction that begins in these bytes. A
-/// thread has come to the system call behind it with this number in `%rax`.
+/// Returns whether `mov $nr,%eax` may be the end of a longer instruction that begins in these
+/// bytes. A thread has reached the system call after it with this number in `%rax`.
 ///
 /// In a longer instruction, 0xb8 would mean that the operand is memory at `%rax` plus the number.
-/// It has no immediate, which would be the system call's bytes. If it left `%rax` unchanged, it
-/// would have faulted below [`LOWEST`], where nothing is mapped. So only these remain: one that
-/// doesn't touch memory (`lea`, `nop`, a prefetch), one that sets `%rax` (`idiv`, `cmpxchg`), one
-/// that counts from a segment, or 0xb8 as an operation behind a prefix.
+/// It has no immediate operand: that would be the bytes of the system call, which a thread has
+/// reached. If it left `%rax` unchanged, it would have faulted below [`LOWEST`], where nothing is
+/// mapped. So only these remain: an instruction that doesn't touch memory (`lea`, `nop`, a
+/// prefetch), one that sets `%rax` (`idiv`, `cmpxchg`), one that addresses memory from a segment,
+/// or one with 0xb8 as its operation behind a prefix.
 fn may_go_on(before: &[u8]) -> bool {
     let [.., escape, last] = *before else { return true };
     let is_alone = matches!(last, 0x0f | 0x40..=0x4f | 0x8d | 0x8f | 0xc4 | 0xc5 | 0xf6 | 0xf7);
@@ -281,22 +295,27 @@ fn may_go_on(before: &[u8]) -> bool {
     is_alone || is_second || before.iter().any(|byte| matches!(byte, 0x64 | 0x65))
 }
 
-/// Makes pages executable, and writable or not.
+/// Makes pages executable and readable, and writable if `write` is true. Returns whether that
+/// succeeded.
 fn protect(start: usize, bytes: usize, write: bool) -> bool {
     let access = libc::PROT_READ | libc::PROT_EXEC | if write { libc::PROT_WRITE } else { 0 };
-    // SAFETY: only access to code changes, which stays executable.
+    // SAFETY: the pages hold code of libc, the loader or the gate's steps. They stay readable and
+    // executable, and no Rust reference to them exists.
     unsafe { system_call(libc::SYS_mprotect, [start, bytes, access as usize, 0, 0, 0]) }.is_ok()
 }
 
 /// Writes a jump over the five bytes at `site`.
 ///
 /// # Safety
-/// - They are one instruction, writable, and the first four lie in one line.
+/// - The five bytes are one instruction, and writable.
+/// - The first four bytes lie in one cache line.
 unsafe fn replace(site: usize, distance: i32) {
     const TO_ITSELF: u32 = 0xfeeb_feeb;
     let [a, b, c, last] = distance.to_le_bytes();
     let first = u32::from_le_bytes([0xe9, a, b, c]);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the bytes are writable and one instruction, so no thread is
+    // in the middle of them. The first four lie in one line, so each store is atomic. Other threads
+    // find the old instruction, the jump to itself or the new jump.
     unsafe {
         core::arch::asm!(
             "mov dword ptr [{site}], {itself:e}",
@@ -314,16 +333,19 @@ unsafe fn replace(site: usize, distance: i32) {
     }
 }
 
-/// Has the system call at `site` jump to a jump at `room`.
+/// Makes the system call at `site` a short jump to a long jump at `room`.
 ///
 /// # Safety
-/// - Both are writable. No code runs through the five bytes at `room`. The two at `site` lie in one
-///   line.
+/// - The bytes at both addresses are writable.
+/// - No code runs through the five bytes at `room`.
+/// - The two bytes at `site` lie in one cache line.
 unsafe fn detour(site: usize, room: usize, distance: i32) {
     let [a, b, c, d] = distance.to_le_bytes();
     let short = (room as isize - (site + SYSCALL.len()) as isize) as i8;
     let jump = u16::from_le_bytes([0xeb, short as u8]);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the bytes are writable and that no code runs through the
+    // five bytes at `room`. The two bytes at `site` lie in one line, so the store is atomic. Other
+    // threads find the system call or the short jump.
     unsafe {
         core::ptr::copy_nonoverlapping([0xe9, a, b, c, d].as_ptr(), room as *mut u8, JUMP_BYTES);
         core::arch::asm!(
@@ -355,7 +377,8 @@ mod tests {
 
     #[test]
     fn number_site_differs_from_a_longer_instruction_end() {
-        // xor %r9d,%r9d; xor %r8d,%r8d; mov %eax,%r10d; mov 8(%rsp),%edi; sub $8,%rsp; mov %edx,%esi
+        // xor %r9d,%r9d; xor %r8d,%r8d; mov %eax,%r10d; mov 8(%rsp),%edi; sub $8,%rsp; mov
+        // %edx,%esi
         assert!(is_site(&[0x45, 0x31, 0xc9], 45) && is_site(&[0x45, 0x31, 0xc0], 45));
         assert!(is_site(&[0x41, 0x89, 0xca], 44) && is_site(&[0x8b, 0x7c, 0x24, 0x08], 7));
         assert!(is_site(&[0x48, 0x83, 0xec, 0x08], 202) && is_site(&[0x89, 0xd6], 202));
@@ -364,7 +387,7 @@ mod tests {
         assert!(!is_site(&[0x0f, 0xb1], 45) && !is_site(&[0x0f, 0x1f], 45));
         // popcnt; mov %fs:45(%rax),%rdi
         assert!(!is_site(&[0xf3, 0x0f], 45) && !is_site(&[0x64, 0x48, 0x8b], 45));
-        // Whoever maps memory at 0 may call 1000.
+        // A program that maps memory at 0 may use the number 1000.
         assert!(!is_site(&[0x90], 1000));
     }
 }

@@ -1,14 +1,14 @@
-//! Padding that no code runs through: it lies behind a function of libc that makes system calls, and ends
-//! where the next function is aligned.
+//! Finds padding that no code runs through. It lies behind a function of libc that makes system
+//! calls, and ends where the next function is aligned.
 //!
-//! A byte `c3` alone doesn't prove a return, because many instructions end in it. Behind the endings that
-//! [`ends`] knows it does.
+//! A byte `c3` alone doesn't prove a return, because many instructions end in it. After the endings
+//! that [`ends`] knows it does.
 
-/// The number of bytes before padding that are looked at.
+/// The number of bytes before padding that are checked.
 pub const BEFORE: usize = 24;
-/// And so many of it.
+/// The number of bytes of padding that are checked.
 pub const LONGEST: usize = 16;
-/// The length of a jump. In shorter padding it would overwrite code.
+/// The length of a jump in bytes. In shorter padding it would overwrite code.
 pub const JUMP_BYTES: usize = 5;
 
 const NOPS: [&[u8]; 11] = [
@@ -24,20 +24,21 @@ const NOPS: [&[u8]; 11] = [
     &[0x66, 0x90],
     &[0x90],
 ];
-/// The least alignment of code.
+/// The smallest alignment of code that follows padding.
 const ALIGN: usize = 8;
 const RET: u8 = 0xc3;
 /// `mov $-1,%rax`.
 const FAILS: [u8; 7] = [0x48, 0xc7, 0xc0, 0xff, 0xff, 0xff, 0xff];
-/// `jmp` by a byte, behind which that byte stands.
+/// The first byte of a short `jmp`. Its distance is the second byte.
 const JUMP: u8 = 0xeb;
 
-/// The length of the padding that begins at `at`; `None`: there is none that holds a jump.
+/// Returns the length of the padding that begins at `at`, or `None` if there is none that can hold
+/// a jump.
 ///
 /// # Safety
-/// - [`BEFORE`] bytes before, and [`LONGEST`] from there on, can be read.
+/// - [`BEFORE`] bytes before `at` and [`LONGEST`] bytes from `at` on are readable.
 pub unsafe fn at(at: usize) -> Option<usize> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that these bytes are readable, and `u8` needs no alignment.
     let bytes = unsafe { &*((at - BEFORE) as *const [u8; BEFORE + LONGEST]) };
     let (before, padding) = bytes.split_at(BEFORE);
     if !ends(before) {
@@ -50,8 +51,10 @@ pub unsafe fn at(at: usize) -> Option<usize> {
     (len >= JUMP_BYTES && (at + len).is_multiple_of(ALIGN)).then_some(len)
 }
 
-/// Whether code doesn't go on behind these bytes: `cmp $-4096,%rax; ja error; ret`, or a return or a
-/// jump that follows `mov $-1,%rax`, or a return behind `add $x,%rsp` and any number of `pop`.
+/// Returns whether code doesn't continue after these bytes. They end with one of:
+/// - `cmp $-4096,%rax; ja error; ret`
+/// - a return or a jump that follows `mov $-1,%rax`
+/// - a return after `add $x,%rsp` and any number of `pop`
 fn ends(before: &[u8]) -> bool {
     if let [rest @ .., JUMP, _] = before
         && rest.ends_with(&FAILS)
@@ -78,12 +81,12 @@ mod tests {
     #[repr(align(16))]
     struct AlignedCode([u8; 64]);
 
-    /// `start` is that of the padding in `bytes`, which are aligned.
+    /// Returns the padding at offset `start` of `bytes`. `bytes` are placed at an aligned address.
     fn padding_in(bytes: &[u8], start: usize) -> Option<usize> {
         const AT: usize = 32;
         let mut code = AlignedCode([0xcc; 64]);
         code.0[AT..AT + bytes.len()].copy_from_slice(bytes);
-        // SAFETY: it lies inside.
+        // SAFETY: BEFORE bytes before the address and LONGEST from it on lie in `code`.
         unsafe { at(code.0.as_ptr() as usize + AT + start) }
     }
 
@@ -93,7 +96,7 @@ mod tests {
         let behind_ret =
             [0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0x77, 0x10, 0xc3, 0x0f, 0x1f, 0x80, 0, 0, 0, 0];
         assert_eq!(padding_in(&behind_ret, 9), Some(7));
-        // mov %rax,%rbx ends with the same byte, and runs into what follows.
+        // `mov %rax,%rbx` ends with the same byte, and code continues after it.
         let mut runs_on = behind_ret;
         runs_on[6..9].copy_from_slice(&[0x48, 0x89, 0xc3]);
         assert_eq!(padding_in(&runs_on, 9), None);
@@ -101,8 +104,8 @@ mod tests {
         let mut adds = behind_ret;
         adds[..9].copy_from_slice(&[0x90, 0x90, 0x90, 0x90, 0x48, 0x83, 0xc4, 0x08, 0xc3]);
         assert_eq!(padding_in(&adds, 9), Some(7));
-        // add $32,%rsp; pop %r12; pop %rbp; ret; and without the first, which may be the end of
-        // mov -61(%rbp),%ebx
+        // add $32,%rsp; pop %r12; pop %rbp; ret. Then the same without the `add`: the bytes may end
+        // mov -61(%rbp),%ebx.
         let pops =
             [0x48, 0x83, 0xc4, 0x20, 0x41, 0x5c, 0x5d, 0xc3, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0];
         assert_eq!(padding_in(&pops, 8), Some(8));

@@ -1,4 +1,5 @@
-//! `rt_sigaction`: keeps the program's actions, and has the gate's handler take the signals.
+//! Serves `rt_sigaction`. The gate keeps the program's actions, and the gate's handler takes the
+//! signals.
 use crate::actions::{PROTECTED, SIGNALS, UNBLOCKABLE, bit};
 use crate::entry::restorer;
 use crate::frame::SignalAction;
@@ -9,11 +10,11 @@ use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use memfold_os::Errno;
 use memfold_os::raw::system_call;
 
-/// The gate's handler of all signals.
+/// The address of the gate's handler of all signals.
 pub static HANDLER: AtomicUsize = AtomicUsize::new(0);
 
 const SA_RESTORER: u64 = 0x0400_0000;
-/// Flags that the kernel must have from the program.
+/// The flags of the program's action that the kernel must have too.
 const KEPT: u64 = (libc::SA_NOCLDSTOP | libc::SA_NOCLDWAIT | libc::SA_RESTART) as u64;
 /// All flags that the kernel knows (`UAPI_SA_FLAGS`).
 const KNOWN: u64 = KEPT
@@ -22,16 +23,20 @@ const KNOWN: u64 = KEPT
     | (libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER) as u64
     | (libc::SA_RESETHAND as u32) as u64;
 
-/// Sets the kernel's action, and returns the one before.
+/// Sets the kernel's action for a signal if `new` is given. Returns the previous action.
+///
+/// # Errors
+/// The errors of `rt_sigaction`.
 pub fn set_real(signal: i32, new: Option<&SignalAction>) -> Result<SignalAction, Errno> {
     let mut old = SignalAction::DEFAULT;
     let new = new.map_or(0, |new| &raw const *new as usize);
     let args = [signal as usize, new, &raw mut old as usize, 8, 0, 0];
-    // SAFETY: both are the kernel's structs; what handles a signal is the gate's handler.
+    // SAFETY: both structs have the kernel's layout and live until the call returns. The new action
+    // is a handler of the gate or one that the program has set, so it may be called.
     unsafe { system_call(libc::SYS_rt_sigaction, args) }.map(|_| old)
 }
 
-/// Returns the kernel's action for a handler of the program's with these flags.
+/// Returns the action that the kernel gets for a handler of the program with these flags.
 fn ours(flags: u64) -> SignalAction {
     SignalAction {
         handler: HANDLER.load(SeqCst),
@@ -43,21 +48,22 @@ fn ours(flags: u64) -> SignalAction {
     }
 }
 
-/// Returns the action that calls a handler of the gate's on the thread's own stack, with all
-/// signals blocked.
+/// Returns an action that calls `handler`, a handler of the gate, on the thread's own stack and
+/// with all signals blocked.
 pub fn calling(handler: usize) -> SignalAction {
     let flags = SA_RESTORER | (libc::SA_SIGINFO | libc::SA_RESTART) as u64;
     SignalAction { handler, flags, restorer: restorer(), mask: u64::MAX }
 }
 
-/// Has the gate's handler take SIGSYS, SIGBUS and SIGSEGV.
+/// Makes the gate's handler take SIGSYS, SIGBUS and SIGSEGV.
 pub fn install_protected(record: &GateThread) -> Result<(), Errno> {
     [libc::SIGBUS, libc::SIGSEGV, libc::SIGSYS]
         .into_iter()
         .try_for_each(|signal| tell_kernel(signal, &record.actions().of(signal)))
 }
 
-/// Reads the program's actions, and has the gate's handler take each signal that has a handler.
+/// Reads the program's actions, and makes the gate's handler take each signal for which the program
+/// has a handler.
 pub fn take_over(record: &GateThread) -> Result<(), Errno> {
     for signal in 1..=SIGNALS as i32 {
         let Ok(now) = set_real(signal, None) else { continue };
@@ -69,20 +75,20 @@ pub fn take_over(record: &GateThread) -> Result<(), Errno> {
     install_protected(record)
 }
 
-/// Undoes [`take_over`].
+/// Undoes [`take_over`]: the kernel gets the program's actions back.
 pub fn give_back(record: &GateThread) {
     for signal in 1..=SIGNALS as i32 {
         let _ = set_real(signal, Some(&record.actions().of(signal)));
     }
 }
 
-/// Sets the kernel's action for an action of the program's.
+/// Sets the kernel's action for a signal whose action in the program is `action`.
 pub fn tell_kernel(signal: i32, action: &SignalAction) -> Result<(), Errno> {
     if bit(signal) & PROTECTED != 0 {
-        // A signal that the program ignores or has blocked ends no call.
+        // A signal that the program ignores or blocks must not end a call.
         let flags = if action.is_handler() { action.flags } else { libc::SA_RESTART as u64 };
         let ours = ours(flags);
-        // The handler of SIGSYS makes system calls that wait. The program's signals must interrupt
+        // The handler of SIGSYS makes system calls that wait. Signals of the program must interrupt
         // them.
         let mask = if signal == libc::SIGSYS { 0 } else { ours.mask };
         return set_real(signal, Some(&SignalAction { mask, ..ours })).map(drop);
@@ -121,13 +127,13 @@ pub fn set_action(
         forget(record, signal);
     }
     if *old != 0 {
-        // SAFETY: the program wants it there.
+        // SAFETY: the program passed this address for the previous action.
         unsafe { write(*old, &before) }.map_err(|_| Errno::FAULT)?;
     }
     Ok(())
 }
 
-/// Has the kernel ignore these signals, for the program that is executed next.
+/// Makes the kernel ignore these signals, for the program that is executed next.
 pub fn ignore_really(set: u64) {
     let ignore = SignalAction { handler: libc::SIG_IGN, ..SignalAction::DEFAULT };
     for signal in (1..=SIGNALS as i32).filter(|signal| set & bit(*signal) != 0) {

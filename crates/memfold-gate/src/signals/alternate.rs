@@ -1,4 +1,5 @@
-//! `sigaltstack`: the kernel has the slot's stack for good. The record keeps the program's own.
+//! Serves `sigaltstack`. The kernel always has the slot's stack. The record keeps the stack that
+//! the program has set.
 use crate::frame::{AlternateStack, SignalContext};
 use crate::record::GateThread;
 use crate::touch::{read, write};
@@ -6,13 +7,17 @@ use memfold_os::Errno;
 
 const SS_AUTODISARM: i32 = i32::MIN;
 
-/// Whether a thread whose stack pointer is `sp` is on the program's alternate stack.
+/// Returns whether a thread whose stack pointer is `sp` runs on the program's alternate stack.
 pub fn is_on(record: &GateThread, sp: usize) -> bool {
     let stack = record.alternate.get();
     stack.flags & SS_AUTODISARM == 0 && stack.contains(sp)
 }
 
-/// Serves `sigaltstack`. Returns the new stack if one was set.
+/// Serves `sigaltstack`. Returns the new stack if the program has set one.
+///
+/// # Errors
+/// The errors of `sigaltstack`: EFAULT, EPERM if the thread runs on its alternate stack, ENOMEM,
+/// EINVAL.
 pub fn set_alternate(
     record: &GateThread,
     context: &SignalContext,
@@ -37,13 +42,16 @@ pub fn set_alternate(
             () => 0,
         };
         let seen = AlternateStack { flags: state | before.flags & SS_AUTODISARM, ..before };
-        // SAFETY: the program wants it there.
+        // SAFETY: the program passed this address for the previous stack.
         unsafe { write(*old, &seen) }.map_err(|_| Errno::FAULT)?;
     }
     Ok(wanted.map(|_| record.alternate.get()))
 }
 
-/// Returns a stack as the kernel would keep it.
+/// Returns a stack in the form in which the kernel would keep it.
+///
+/// # Errors
+/// ENOMEM if the stack is too small, EINVAL for unknown flags.
 pub fn checked(wanted: AlternateStack) -> Result<AlternateStack, Errno> {
     match wanted.flags & !SS_AUTODISARM {
         libc::SS_DISABLE => Ok(AlternateStack { flags: wanted.flags, ..AlternateStack::NONE }),

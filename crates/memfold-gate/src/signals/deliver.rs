@@ -1,4 +1,4 @@
-//! Makes signals pending, and enters the program's handlers.
+//! Makes signals pending, and enters the handlers of the program.
 use crate::actions::{PROTECTED, UNBLOCKABLE, bit};
 use crate::frame::{SignalAction, SignalContext, SignalFrame, SignalInfo, clear_fp, fp_bytes_at};
 use crate::keeper::BadAddress;
@@ -18,8 +18,9 @@ const CLEARED_FLAGS: u64 = 0x400 | 0x1_0000 | 0x100;
 /// Makes a signal pending that has interrupted the gate at `context`. All other signals are blocked
 /// until the thread leaves the gate.
 pub fn defer(record: &GateThread, context: &mut SignalContext, info: &SignalInfo) {
-    // The kernel may deliver two signals at one return. Then the second one's handler runs first,
-    // and finds all blocked by the first one's. So the mask of the first one counts.
+    // The kernel may deliver two signals at one return. Then the second signal's handler runs
+    // first, and finds all signals blocked by the first one's action. So the first one's mask is
+    // the one to keep.
     let blocks_all = |mask: u64| mask | PROTECTED | UNBLOCKABLE == u64::MAX;
     if record.pending.load(SeqCst) == 0 || blocks_all(record.mask_before.get()) {
         record.mask_before.set(context.mask);
@@ -28,12 +29,14 @@ pub fn defer(record: &GateThread, context: &mut SignalContext, info: &SignalInfo
     context.mask = !PROTECTED;
 }
 
-/// Delivers all pending signals: `context` goes on in their handlers.
+/// Delivers all pending signals. `context` continues in their handlers.
 ///
 /// # Safety
-/// - Both are the thread's own: see [`crate::entry::leave`].
+/// - `context` is the address of the thread's own signal context, and `record` that of its own
+///   record, as for [`crate::entry::leave`].
 pub unsafe extern "C" fn deliver_pending(context: usize, record: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that both addresses are those of the thread's own structs. No
+    // other reference to the context is in use. The record is shared only by its atomics and cells.
     let (record, context) =
         unsafe { (&*(record as *const GateThread), &mut *(context as *mut SignalContext)) };
     loop {
@@ -48,7 +51,7 @@ pub unsafe extern "C" fn deliver_pending(context: usize, record: usize) {
     }
 }
 
-/// Delivers a signal to the program, which is to go on at `context`. It enters the program's
+/// Delivers a signal to the program, which is about to continue at `context`. Enters the program's
 /// handler, or does what the program's action says.
 pub fn deliver(record: &GateThread, context: &mut SignalContext, info: &SignalInfo) {
     if info.is_nudge() {
@@ -85,13 +88,14 @@ pub fn deliver(record: &GateThread, context: &mut SignalContext, info: &SignalIn
     record.blocked.set(mask & PROTECTED);
 }
 
-/// Has the kernel take its default action on a signal. For a fault, that ends the process.
+/// Makes the kernel take its default action on a signal. For a fault, that ends the process.
 pub fn end_by(info: &SignalInfo) {
     let _ = set_real(info.signal, Some(&SignalAction::DEFAULT));
     let _ = send(thread_id(), info);
 }
 
-/// Delivers SIGSEGV where a frame has no room. If that has none either, the process ends.
+/// Delivers SIGSEGV because the frame of `signal` can't be written. If `signal` is SIGSEGV itself,
+/// the process ends.
 fn cannot_enter(record: &GateThread, context: &mut SignalContext, signal: i32) {
     if signal == libc::SIGSEGV {
         end_by(&SignalInfo::forced(signal));
@@ -100,7 +104,10 @@ fn cannot_enter(record: &GateThread, context: &mut SignalContext, signal: i32) {
     }
 }
 
-/// Writes the frame, and has `context` go on in the handler.
+/// Writes the frame of the signal, and makes `context` continue in the handler.
+///
+/// # Errors
+/// The frame can't be written, or the alternate stack has no room for it.
 fn enter(
     record: &GateThread,
     context: &mut SignalContext,
@@ -113,7 +120,8 @@ fn enter(
     let enters = action.flags & libc::SA_ONSTACK as u64 != 0 && stack.size != 0 && !on;
     let top = if enters { stack.sp + stack.size } else { sp.wrapping_sub(RED_ZONE) };
     let from = context.regs.fp as usize;
-    // SAFETY: the context is the kernel's.
+    // SAFETY: the kernel wrote the context, so its `fp` is the address of a state that the kernel
+    // wrote too.
     let bytes = if from == 0 { 0 } else { unsafe { fp_bytes_at(from) } };
     let fp = top.wrapping_sub(bytes) & !(FP_ALIGN - 1);
     let at = (fp.wrapping_sub(size_of::<SignalFrame>()) & !15).wrapping_sub(8);
@@ -125,7 +133,8 @@ fn enter(
     frame.context.stack = stack;
     frame.context.mask = blocked;
     frame.context.regs.fp = if from == 0 { 0 } else { fp as u64 };
-    // SAFETY: this is where the kernel would have written them.
+    // SAFETY: both ranges lie where the kernel would have written the frame: on the alternate
+    // stack, or below the program's stack pointer and its red zone.
     unsafe {
         copy(fp, from, bytes)?;
         write(at, &frame)?;
@@ -142,7 +151,7 @@ fn enter(
     regs.rsp = at as u64;
     regs.flags &= !CLEARED_FLAGS;
     if from != 0 {
-        // SAFETY: the kernel's, which is on the gate's stack.
+        // SAFETY: the kernel wrote the state, on the gate's stack, and only this handler uses it.
         unsafe { clear_fp(from) };
     }
     Ok(())

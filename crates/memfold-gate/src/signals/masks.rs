@@ -1,4 +1,5 @@
-//! Signal masks. The kernel's mask never has the gate's own signals: the record keeps those.
+//! Serves the calls on signal masks. The kernel's mask never has the gate's own signals. The record
+//! keeps those.
 use crate::actions::{PROTECTED, UNBLOCKABLE};
 use crate::frame::SignalContext;
 use crate::record::GateThread;
@@ -7,19 +8,19 @@ use crate::touch::{read, write};
 use memfold_os::Errno;
 use memfold_os::raw::{set_signals_blocked, system_call};
 
-/// Returns the mask that the program believes to have.
+/// Returns the mask that the program has set.
 pub fn mask_of(record: &GateThread, context: &SignalContext) -> u64 {
     context.mask | record.blocked.get()
 }
 
-/// Sets the mask with which the program goes on at `context`.
+/// Sets the mask with which the program continues at `context`.
 pub fn replace_mask(record: &GateThread, context: &mut SignalContext, mask: u64) {
     context.mask = mask & !(PROTECTED | UNBLOCKABLE);
     record.blocked.set(mask & PROTECTED);
     promote(record, mask);
 }
 
-/// Blocks all signals but the gate's own until the thread leaves the gate.
+/// Blocks all signals but the gate's own, until the thread leaves the gate.
 pub fn block_all() {
     set_signals_blocked(!PROTECTED);
 }
@@ -45,7 +46,7 @@ pub fn set_mask(
         replace_mask(record, context, mask);
     }
     if *old != 0 {
-        // SAFETY: the program wants it there.
+        // SAFETY: the program passed this address for the previous mask.
         unsafe { write(*old, &before) }.map_err(|_| Errno::FAULT)?;
     }
     Ok(())
@@ -57,9 +58,9 @@ pub fn pending(record: &GateThread, [set, bytes, ..]: &[usize; 6]) -> Result<(),
         return Err(Errno::INVAL);
     }
     let mut real = 0u64;
-    // SAFETY: it has room for them.
+    // SAFETY: `real` has room for the eight bytes that the kernel writes.
     unsafe { system_call(libc::SYS_rt_sigpending, [&raw mut real as usize, 8, 0, 0, 0, 0]) }?;
     let seen = (real | kept(record)).to_ne_bytes();
-    // SAFETY: the program wants it there.
+    // SAFETY: the program passed this address for a set of `bytes` bytes.
     unsafe { crate::touch::write_bytes(*set, &seen[..*bytes]) }.map_err(|_| Errno::FAULT)
 }

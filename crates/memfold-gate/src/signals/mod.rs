@@ -1,12 +1,15 @@
-//! The program's signals: its actions, masks, frames and stacks. The kernel has those of the gate.
+//! The program's signals: actions, masks, frames and stacks. The gate keeps what the program has
+//! set, and the kernel has the gate's own.
 //!
-//! For each handler of the program's the kernel has the gate's handler, which runs on the slot's stack.
-//! - **The program was interrupted**: the signal is delivered at once. The gate writes the frame where the
-//!   kernel would have, by ordinary stores, so that the stack may be folded. Then it enters the handler.
-//! - **The gate was interrupted**: the signal is pending until the thread leaves the gate. A waiting call
-//!   is called off (`call_state.rs`).
+//! For each handler of the program the kernel has the gate's handler, which runs on the slot's
+//! stack.
+//! - **The program was interrupted**: the gate delivers the signal at once. It writes the frame
+//!   where the kernel would have, by ordinary stores, so that the stack may be folded. Then it
+//!   enters the handler.
+//! - **The gate was interrupted**: the signal is pending until the thread leaves the gate. A
+//!   waiting call is called off (`call_state.rs`).
 //!
-//! So no state of the gate lies below a handler of the program's. The handler may leave by `longjmp`,
+//! So no state of the gate lies below a handler of the program. The handler may leave by `longjmp`,
 //! switch stacks, or never return.
 mod sent;
 mod actions;

@@ -1,4 +1,4 @@
-//! `rt_sigreturn`: leaves a handler of the program's by the frame on its stack.
+//! Serves `rt_sigreturn`, which leaves a handler of the program by the frame on its stack.
 use crate::frame::{SignalContext, SignalInfo, fp_bytes, fp_bytes_at};
 use crate::keeper::BadAddress;
 use crate::record::GateThread;
@@ -7,7 +7,8 @@ use crate::signals::deliver::deliver;
 use crate::signals::masks::replace_mask;
 use crate::touch::{copy, read, read_bytes};
 
-/// Serves `rt_sigreturn`, called at `context`: the program goes on as the frame on its stack says.
+/// Serves `rt_sigreturn`, called at `context`. The program continues as the frame on its stack
+/// says.
 pub fn resume(record: &GateThread, context: &mut SignalContext) {
     if take(record, context).is_err() {
         deliver(record, context, &SignalInfo::forced(libc::SIGSEGV));
@@ -22,11 +23,13 @@ fn take(record: &GateThread, context: &mut SignalContext) -> Result<(), BadAddre
         let mut legacy = [0; 512];
         read_bytes(from, &mut legacy)?;
         let bytes = fp_bytes(&legacy);
-        // SAFETY: the context is the kernel's.
+        // SAFETY: the kernel wrote the context, so a nonzero `fp` is the address of a state that
+        // the kernel wrote too.
         if to == 0 || bytes > unsafe { fp_bytes_at(to) } {
             return Err(BadAddress);
         }
-        // SAFETY: it is as long, and the kernel checks what is in it.
+        // SAFETY: the state at `to` has at least `bytes` bytes and only this handler uses it. Its
+        // content may be anything, because the kernel checks it.
         unsafe { copy(to, from, bytes)? };
     }
     context.flags = theirs.flags;

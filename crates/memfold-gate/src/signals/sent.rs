@@ -1,15 +1,18 @@
-//! Sent signals of the three kinds that the gate works by (SIGBUS, SIGSEGV, SIGSYS), while the program has
-//! them blocked. The kernel never has these blocked, so it delivers each at once. The gate keeps such a
-//! signal pending, for the thread or for the process, as the kernel keeps others.
+//! Keeps sent signals of the three kinds that the gate itself needs (SIGBUS, SIGSEGV, SIGSYS) while
+//! the program has them blocked. The kernel never has them blocked, so it delivers each at once.
+//! The gate keeps such a signal pending, for the thread or for the process, as the kernel keeps
+//! others.
 //!
-//! **The kernel gets them back for a call that may take them**: `sigtimedwait`, `sigsuspend`, `execve`,
-//! and `read`, `readv` and `poll` of a `signalfd`. They are really blocked then, and sent again to the
-//! calling thread. When the call is over, those that it hasn't taken come back to the gate. No code that
-//! may fault runs in between. A thread that already waits for a `signalfd` is called off, and looks again.
+//! **The kernel gets them back for a call that may take them**: `sigtimedwait`, `sigsuspend`,
+//! `execve`, and `read`, `readv` and `poll` of a `signalfd`. For the call the gate blocks them in
+//! the kernel and sends them to the calling thread again. When the call is over, those that it
+//! hasn't taken arrive at the gate again. No code that may fault runs in between. If a thread
+//! already waits for a `signalfd`, its call is called off and the thread checks again.
 //!
-//! **A signal for the process goes to a thread that takes it**: one that doesn't block it, or waits for it
-//! ([`GateThread::awaits`]). The thread that keeps a signal stores it, and then looks for a taker. A thread
-//! that begins to wait says so, and then looks for kept signals. So one of the two sees the other.
+//! **A signal for the process goes to a thread that takes it**: one that doesn't block it, or waits
+//! for it ([`GateThread::awaits`]). The thread that keeps a signal stores it, and then looks for a
+//! taker. A thread that begins to wait sets `awaits`, and then looks for kept signals. So at least
+//! one of the two sees the other.
 use crate::actions::{PROTECTED, bit};
 use crate::entry;
 use crate::frame::{SignalInfo, code_of_nudge, code_to_show};
@@ -23,7 +26,8 @@ use memfold_os::thread::process_id;
 pub const SYS_IO_PGETEVENTS: i64 = 333;
 const SIGNALS: [i32; 3] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGSYS];
 
-/// Returns the place of a pending signal. Each that can come while another is pending has its own.
+/// Returns the place of a pending signal. Each signal that can arrive while another is pending has
+/// a place of its own.
 pub fn place_of(signal: i32) -> usize {
     match signal {
         libc::SIGSEGV => 1,
@@ -33,7 +37,7 @@ pub fn place_of(signal: i32) -> usize {
     }
 }
 
-/// Makes a signal pending, unless one of its kind is.
+/// Makes a signal pending, unless a signal with its place is pending already. It replaces a nudge.
 pub fn put(record: &GateThread, info: &SignalInfo) {
     let place = place_of(info.signal);
     let is_free = record.pending.load(SeqCst) & (1 << place) == 0;
@@ -43,7 +47,7 @@ pub fn put(record: &GateThread, info: &SignalInfo) {
     }
 }
 
-/// Signals of which the program has ever asked for a `signalfd`.
+/// The signals for which the program has ever asked for a `signalfd`.
 static READ: AtomicU64 = AtomicU64::new(0);
 
 /// Notes that the program asks for a `signalfd` of these signals.
@@ -51,7 +55,8 @@ pub fn note_read(set: u64) {
     READ.fetch_or(set & PROTECTED, SeqCst);
 }
 
-/// Keeps a signal that was sent.
+/// Keeps a signal that was sent. A signal for the process is sent on at once if another thread
+/// takes it.
 pub fn keep(record: &GateThread, info: &SignalInfo) {
     if info.is_nudge() {
         return;
@@ -69,7 +74,7 @@ pub fn keep(record: &GateThread, info: &SignalInfo) {
         }
     });
     if taker.is_none() && READ.load(SeqCst) & bit(info.signal) != 0 {
-        // A thread may wait for the signal by a descriptor.
+        // Another thread may wait for the signal by a descriptor.
         record.each_of_process(|each| {
             let thread = each.thread.load(SeqCst);
             if !core::ptr::eq(each, record) && thread != 0 {
@@ -81,7 +86,7 @@ pub fn keep(record: &GateThread, info: &SignalInfo) {
         && let Some(info) = record.actions().take_sent(bit(info.signal))
         && !forward(record, thread, &info)
     {
-        // The thread has ended.
+        // The thread has ended meanwhile.
         record.actions().keep_sent(&info);
     }
 }
@@ -92,7 +97,7 @@ fn takes(record: &GateThread, signal: i32) -> bool {
     is_there && (record.blocked.get() & bit(signal) == 0 || record.awaits.get() & bit(signal) != 0)
 }
 
-/// Sends a signal to a thread of this process. `false`: there is no such thread.
+/// Sends a signal to a thread of this process. Returns `false` if there is no such thread.
 pub fn send(thread: u32, info: &SignalInfo) -> bool {
     let args = [
         process_id() as usize,
@@ -102,23 +107,23 @@ pub fn send(thread: u32, info: &SignalInfo) -> bool {
         0,
         0,
     ];
-    // SAFETY: a signal with its own information.
+    // SAFETY: `info` lives until the call returns, and the kernel only reads it.
     unsafe { system_call(libc::SYS_rt_tgsigqueueinfo, args) }.is_ok()
 }
 
-/// Sends a signal on to another thread of this process. `false`: there is no such thread.
+/// Sends a signal on to a thread of this process. Returns `false` if there is no such thread.
 fn forward(record: &GateThread, thread: u32, info: &SignalInfo) -> bool {
     let is_own = thread == record.thread.load(SeqCst);
     send(thread, &if is_own { *info } else { info.forwarded() })
 }
 
-/// Corrects the information that `sigtimedwait` has written at `at`: the signal may have been sent
-/// on.
+/// Corrects the information that `sigtimedwait` has written at `at`, because the signal may have
+/// been sent on.
 pub fn tell_as_sent(at: usize) {
     let Ok(info) = read::<SignalInfo>(at) else { return };
     let before = info.before_forwarding().unwrap_or(info).shown();
     if before.code != info.code {
-        // SAFETY: the program has asked for it there.
+        // SAFETY: the program passed this address for the information.
         let _ =
             unsafe { write(at + core::mem::offset_of!(SignalInfo, code), &(before.code as u32)) };
     }
@@ -138,7 +143,7 @@ fn take(record: &GateThread, set: u64) -> Option<SignalInfo> {
     record.actions().take_sent(set)
 }
 
-/// Makes kept signals pending that `mask` doesn't block.
+/// Makes those kept signals pending that `mask` doesn't block.
 pub fn promote(record: &GateThread, mask: u64) {
     if kept(record) == 0 {
         return;
@@ -148,7 +153,7 @@ pub fn promote(record: &GateThread, mask: u64) {
     }
 }
 
-/// Forgets a signal that is ignored from now on.
+/// Forgets the kept signals of a kind that is ignored from now on.
 pub fn forget(record: &GateThread, signal: i32) {
     record.sent.set(record.sent.get() & !bit(signal));
     record.actions().take_sent(bit(signal));
@@ -156,26 +161,26 @@ pub fn forget(record: &GateThread, signal: i32) {
 
 fn change_mask(how: i32, set: u64) {
     let args = [how as usize, &raw const set as usize, 0, 8, 0, 0];
-    // SAFETY: the set is there.
+    // SAFETY: the set lives until the call returns, and the kernel only reads it.
     let _ = unsafe { system_call(libc::SYS_rt_sigprocmask, args) };
 }
 
-/// Blocks `set` in the kernel, and sends it the kept signals of the set.
+/// Blocks `set` in the kernel, and sends the kept signals of the set to the thread again.
 pub fn hand_over(record: &GateThread, set: u64) {
     change_mask(libc::SIG_BLOCK, set & PROTECTED);
     while let Some(info) = take(record, set) {
-        // To itself.
         let _ = send(record.thread.load(SeqCst), &info);
     }
 }
 
-/// Makes a system call that may wait. Meanwhile the kernel has all signals that are kept for the
+/// Makes a system call that may wait. Meanwhile the kernel has the signals that are kept for the
 /// thread and that the call may take.
 ///
 /// # Safety
-/// - As [`entry::call`]: what the call names is held.
+/// - The conditions of the system call hold. What the call names is held.
 pub unsafe fn call(record: &GateThread, nr: usize, args: &[usize; 6]) -> isize {
-    // SAFETY: the caller's promise; the word is the record's.
+    // SAFETY: the caller promises that the call may be made. The pending word is the record's,
+    // which stays mapped.
     let make = || unsafe { entry::call(nr, args, record.pending.as_ptr()) };
     loop {
         let kept = match may_read(nr) {
@@ -205,10 +210,10 @@ pub unsafe fn call(record: &GateThread, nr: usize, args: &[usize; 6]) -> isize {
     }
 }
 
-/// Corrects what a `signalfd` has returned. A nudge is replaced by the signal that it was about,
-/// which is kept no longer.
+/// Corrects what a `signalfd` has returned. Each nudge is replaced by the signal that it was about,
+/// which isn't kept any longer.
 fn take_read(record: &GateThread, nr: usize, args: &[usize; 6], bytes: usize) {
-    /// `struct signalfd_siginfo`: the signal is at byte 0, the code at byte 8.
+    /// The length of `struct signalfd_siginfo`. The signal is at byte 0, the code at byte 8.
     const INFO_BYTES: usize = 128;
     const CODE_AT: usize = 8;
     if !bytes.is_multiple_of(INFO_BYTES) {
@@ -229,14 +234,15 @@ fn take_read(record: &GateThread, nr: usize, args: &[usize; 6], bytes: usize) {
         if shown != code && may_be_signalfd(args[0]) {
             for (at, byte) in (info + CODE_AT..).zip(shown.to_ne_bytes()) {
                 let place = place_in(nr, args, at);
-                // SAFETY: the program has asked for it there.
+                // SAFETY: the place lies in a buffer that the program passed for what is read.
                 place.map(|place| unsafe { write_bytes(place, &[byte]) });
             }
         }
     }
 }
 
-/// Returns four bytes that a call has read. They may lie in several of its buffers.
+/// Returns four bytes that a call has read, or `None` if they can't be read. They may lie in
+/// several of its buffers.
 fn given(nr: usize, args: &[usize; 6], from: usize) -> Option<u32> {
     let mut word = [0; 4];
     for (at, byte) in (from..).zip(&mut word) {
@@ -245,7 +251,7 @@ fn given(nr: usize, args: &[usize; 6], from: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(word))
 }
 
-/// Returns where a call of [`gives_bytes`] has put one of its bytes.
+/// Returns the address at which a call of [`gives_bytes`] has put one of its bytes.
 fn place_in(nr: usize, args: &[usize; 6], byte: usize) -> Option<usize> {
     if nr as i64 == libc::SYS_read {
         return args[1].checked_add(byte);
@@ -262,23 +268,23 @@ fn place_in(nr: usize, args: &[usize; 6], byte: usize) -> Option<usize> {
     None
 }
 
-/// Whether a descriptor is of the kind without a file, as a `signalfd` is. Bytes of a file may look
+/// Returns whether a descriptor has no file behind it, like a `signalfd`. Bytes of a file may look
 /// like a signal.
 fn may_be_signalfd(fd: usize) -> bool {
     const NO_FILE: libc::c_long = 0x0904_1934;
-    // SAFETY: zeros are a value of the type.
+    // SAFETY: all fields of `statfs` are integers, for which zeros are valid.
     let mut about: libc::statfs = unsafe { core::mem::zeroed() };
     let args = [fd, &raw mut about as usize, 0, 0, 0, 0];
-    // SAFETY: the struct is there.
+    // SAFETY: `about` has room for the struct that the kernel writes.
     unsafe { system_call(libc::SYS_fstatfs, args) }.is_err() || about.f_type == NO_FILE
 }
 
-/// Whether a call may read from a `signalfd`.
+/// Returns whether a call may read from a `signalfd`.
 fn gives_bytes(nr: usize) -> bool {
     matches!(nr as i64, libc::SYS_read | libc::SYS_readv | libc::SYS_preadv2)
 }
 
-/// Whether a call may learn of a signal by a descriptor.
+/// Returns whether a call may report a signal by a descriptor.
 fn may_read(nr: usize) -> bool {
     let waits = matches!(
         nr as i64,
@@ -293,8 +299,8 @@ fn may_read(nr: usize) -> bool {
     waits || gives_bytes(nr)
 }
 
-/// Whether a call can be made again that the kernel alone wouldn't have ended. Such a call waits
-/// without end or until a moment, or has written back the rest of its time.
+/// Returns whether a call can be made again that the kernel alone wouldn't have ended. Such a call
+/// waits without a limit or until a point in time, or has written back the rest of its time.
 fn goes_on(nr: usize, args: &[usize; 6]) -> bool {
     match nr as i64 {
         libc::SYS_poll => (args[2] as i32) < 0,
@@ -316,8 +322,8 @@ fn goes_on(nr: usize, args: &[usize; 6]) -> bool {
     }
 }
 
-/// Keeps all pending signals, if the program has all of them blocked. Signals arrive again as
-/// before.
+/// Keeps all pending signals, if the program has all of them blocked. Returns whether it did. The
+/// kernel's mask is the previous one then.
 fn put_back(record: &GateThread) -> bool {
     let pending = record.pending.load(SeqCst);
     let is_kept = |signal: &i32| {
@@ -338,9 +344,10 @@ fn put_back(record: &GateThread) -> bool {
 }
 
 /// Serves `rt_sigqueueinfo`, `rt_tgsigqueueinfo` or `pidfd_send_signal` of a signal that claims to
-/// come from the kernel. `args[signal]` is the signal, `args[information]` points to its
-/// information. The kernel allows this only to the caller itself, so it is asked first, by the same
-/// call with signal 0. `None`: the signal makes no such claim.
+/// come from the kernel. `args[signal]` is the signal, and `args[information]` points to its
+/// information. `make` makes the call. The kernel allows this only to the caller itself, so the
+/// gate asks it first by the same call with signal 0. Returns `None` if the signal makes no such
+/// claim.
 pub fn make_up(
     args: &[usize; 6],
     [signal, information]: [usize; 2],
@@ -358,8 +365,8 @@ pub fn make_up(
     Some(if may == 0 { make(&sent) } else { may })
 }
 
-/// Serves `kill` of the caller's own process by one of these three signals. If the caller takes it,
-/// it has the signal before the call returns. `None`: it is another call.
+/// Serves `kill` of the caller's own process by one of these three signals. If the caller takes the
+/// signal, it has it before the call returns. Returns `None` for all other calls.
 pub fn kill(record: &GateThread, [process, signal, ..]: &[usize; 6]) -> Option<isize> {
     let signal = *signal as i32;
     if *process as i32 != process_id() as i32 || !SIGNALS.contains(&signal) {

@@ -1,4 +1,4 @@
-//! Serves a call that has come as SIGSYS, as its row says.
+//! Serves a call that has trapped, as its row says.
 use crate::actions::{PROTECTED, UNBLOCKABLE};
 use crate::call_state::CallOutcome;
 use crate::keeper::BadAddress;
@@ -9,7 +9,7 @@ use crate::syscalls::row::{CallRow, MaskUse, ProgramCall, ServedBy};
 use crate::touch::read;
 use core::sync::atomic::Ordering::SeqCst;
 
-/// The gate's copy of a set of signals. `nested` is its address and size, for calls that want
+/// The gate's copy of a set of signals. `nested` is its address and size, for calls that take
 /// those.
 #[derive(Default)]
 struct OwnSignalSet {
@@ -18,7 +18,7 @@ struct OwnSignalSet {
 }
 
 impl ProgramCall<'_> {
-    /// Serves the call.
+    /// Serves the call, and returns how it ended.
     pub fn serve(&mut self) -> CallOutcome {
         CallOutcome::of(match self.row().served(&self.args) {
             ServedBy::Plain | ServedBy::Trapped | ServedBy::Unknown => self.wait(),
@@ -33,29 +33,30 @@ impl ProgramCall<'_> {
         })
     }
 
-    /// Returns its row.
+    /// Returns the call's row.
     pub fn row(&self) -> &'static CallRow {
         self.rows.look_up(self.nr)
     }
 
-    /// Returns its thread.
+    /// Returns the call's thread.
     pub fn caller(&self) -> CallingThread<'static> {
         CallingThread { keeper: self.keeper, record: self.record, rows: self.rows }
     }
 
-    /// Makes the call without a hold.
+    /// Makes the call without a hold, and returns its result.
     pub fn raw(&self) -> isize {
         raw(self.nr, &self.args)
     }
 
-    /// Whether the program has one thread, the caller.
+    /// Returns whether the caller is the only thread of its process.
     pub fn is_alone(&self) -> bool {
         let mut is_alone = true;
         self.record.each_of_process(|each| is_alone &= core::ptr::eq(each, self.record));
         is_alone
     }
 
-    /// Has the keeper change its areas with the call.
+    /// Makes the call by [`Keeper::change`](crate::keeper::Keeper::change), which changes the
+    /// keeper's areas with it.
     fn change(&mut self) -> isize {
         let (keeper, nr, args) = (self.keeper, self.nr, self.args);
         self.caller().held(self.row(), &args, || {
@@ -70,8 +71,9 @@ impl ProgramCall<'_> {
         self.caller().plain(self.row(), self.nr, &self.args)
     }
 
-    /// Makes a call that takes a set of signals, which argument `at` points to. The kernel may have the
-    /// gate's own signals blocked while it waits: what interrupts the call is pending, which raises none.
+    /// Makes a call that takes a set of signals, to which argument `at` points. The kernel may have
+    /// the gate's own signals blocked while the call waits. A signal that interrupts the call only
+    /// becomes pending, which raises none of them.
     fn wait_masked(&mut self, at: usize, how: MaskUse) -> isize {
         let (mut own, mut args) = (OwnSignalSet::default(), self.args);
         let has_set = match own.take(&mut args[at], how == MaskUse::BlockedNested) {
@@ -82,7 +84,8 @@ impl ProgramCall<'_> {
         let (mut awaits, mut blocks) = (0, None);
         match how {
             _ if !has_set => {}
-            // To those that it doesn't block it is open anyway.
+            // The thread takes signals that it doesn't block anyway, so only blocked ones are
+            // noted.
             MaskUse::Blocked | MaskUse::BlockedNested => {
                 let mask = own.set & !UNBLOCKABLE;
                 (awaits, blocks) = (!mask & record.blocked.get(), Some(mask));
@@ -102,7 +105,7 @@ impl ProgramCall<'_> {
     }
 }
 
-/// Ends the mask of a call, unless a signal has interrupted it.
+/// Ends the mask of a call, unless a pending signal has interrupted the call.
 fn end_wait(record: &GateThread, made: isize) {
     let interrupted = made == -(libc::EINTR as isize);
     if !interrupted || record.pending.load(SeqCst) == 0 {
@@ -111,7 +114,10 @@ fn end_wait(record: &GateThread, made: isize) {
 }
 
 impl OwnSignalSet {
-    /// Has `argument` point to a copy of the set. `false`: there is no set.
+    /// Makes `argument` point to a copy of the set. Returns `false` if there is no set.
+    ///
+    /// # Errors
+    /// The set can't be read.
     fn take(&mut self, argument: &mut usize, is_nested: bool) -> Result<bool, BadAddress> {
         if *argument == 0 {
             return Ok(false);

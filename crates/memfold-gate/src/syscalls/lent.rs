@@ -1,25 +1,26 @@
-//! Calls that lend pages of the program to the kernel beyond their end: `vmsplice`, and sockets with
-//! MSG_ZEROCOPY. The kernel doesn't pin such pages. So the keeper can't see them, and would reuse their
-//! frames.
+//! Serves calls that lend pages of the program to the kernel beyond the end of the call:
+//! `vmsplice`, and sockets with MSG_ZEROCOPY. The kernel doesn't pin such pages. So the keeper
+//! can't see that they are lent, and would reuse their frames.
 //!
-//! - `vmsplice` writes copies of the pages into the pipe. It waits as the kernel's does.
+//! - `vmsplice` writes copies of the pages into the pipe. It waits as the kernel's `vmsplice` does.
 //! - `setsockopt(SO_ZEROCOPY)` fails with EINVAL, as on kernels that lack it.
-//! - A socket may have got SO_ZEROCOPY in another process. Sending with MSG_ZEROCOPY fails there with
-//!   ENOBUFS, as where the limit of lent pages is reached.
+//! - A socket may have got SO_ZEROCOPY in another process. On such a socket, sending with
+//!   MSG_ZEROCOPY fails with ENOBUFS, as if the limit of lent pages were reached.
 use crate::touch::read;
 use memfold_os::raw::system_call;
 use memfold_os::units::PAGE_SIZE;
 
-/// Makes a call of the program's by number and arguments.
+/// A function that makes a call of the program, given its number and arguments, and returns the
+/// result.
 pub type MakeCall<'a> = &'a mut dyn FnMut(i64, [usize; 6]) -> isize;
 
 const AGAIN: isize = -(libc::EAGAIN as isize);
-/// All flags of `vmsplice`.
+/// All flags that `vmsplice` knows.
 const SPLICE_FLAGS: u32 =
     libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
 
-/// Makes the call in a way that lends nothing. Returns `None` for a call that lends nothing anyway.
-/// `names` tells whether the call names memory of the keeper's.
+/// Makes the call in a way that lends nothing, and returns its result. Returns `None` for a call
+/// that lends nothing anyway. `names` tells whether the call names memory of the keeper.
 pub fn make(
     nr: usize,
     args: &[usize; 6],
@@ -30,7 +31,8 @@ pub fn make(
         libc::SYS_vmsplice => (gives(args) && names()).then(|| copy(args, make)),
         libc::SYS_setsockopt => {
             let lends = args[1] as i32 == libc::SOL_SOCKET && args[2] as i32 == libc::SO_ZEROCOPY;
-            // Without its value the kernel refuses the option: EINVAL, or EBADF for no socket.
+            // Without a value the kernel refuses the option, with EINVAL, or EBADF if this isn't a
+            // descriptor.
             lends.then(|| raw(libc::SYS_setsockopt, [args[0], args[1], args[2], 0, 0, 0]))
         }
         libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_sendmmsg => {
@@ -43,14 +45,15 @@ pub fn make(
 }
 
 fn raw(nr: i64, args: [usize; 6]) -> isize {
-    // SAFETY: asks about descriptors, or is a call of the program's own.
+    // SAFETY: the call asks about a descriptor and writes at most to `value` and `size` of the
+    // caller, or it is the program's own `setsockopt` without its pointer.
     match unsafe { system_call(nr, args) } {
         Ok(value) => value as isize,
         Err(e) => -(e.raw_os_error() as isize),
     }
 }
 
-/// Whether a `vmsplice` gives pages to a pipe. All others are left to the kernel.
+/// Returns whether a `vmsplice` gives pages to a pipe. All other calls are left to the kernel.
 fn gives(args: &[usize; 6]) -> bool {
     let ask = |command: i32| raw(libc::SYS_fcntl, [args[0], command as usize, 0, 0, 0, 0]);
     args[3] as u32 & !SPLICE_FLAGS == 0
@@ -58,7 +61,7 @@ fn gives(args: &[usize; 6]) -> bool {
         && ask(libc::F_GETFL) as i32 & libc::O_ACCMODE != libc::O_RDONLY
 }
 
-/// Whether a socket has SO_ZEROCOPY.
+/// Returns whether a socket has SO_ZEROCOPY.
 fn lends_pages(fd: usize) -> bool {
     let (mut on, mut len) = (0u32, 4u32);
     let (value, size) = (&raw mut on as usize, &raw mut len as usize);
@@ -66,15 +69,15 @@ fn lends_pages(fd: usize) -> bool {
     raw(libc::SYS_getsockopt, [fd, level, name, value, size, 0]) == 0 && on != 0
 }
 
-/// Polls a pipe for room. The result is above 0 if there is some, or never will be.
+/// Polls a pipe for room. The result is above 0 if there is room, or never will be any.
 fn poll(fd: usize, wait: bool, make: MakeCall) -> isize {
     let mut room = libc::pollfd { fd: fd as i32, events: libc::POLLOUT, revents: 0 };
     let time: isize = if wait { -1 } else { 0 };
     make(libc::SYS_poll, [&raw mut room as usize, 1, time as usize, 0, 0, 0])
 }
 
-/// The most parts of a call that are taken. The kernel takes one for each page that a pipe has room
-/// for, 16 by default.
+/// The most parts of a call that are taken. The kernel takes one for each page for which the pipe
+/// has room, 16 by default.
 const PARTS_MAX: usize = 128;
 type SplicePart = [usize; 2];
 
@@ -107,29 +110,30 @@ impl SpliceParts {
     }
 }
 
-/// Writes the bytes of the parts as far as there is room. It writes at least one.
+/// Writes the bytes of the parts as far as there is room, and at least one. Returns the number of
+/// bytes, or an error.
 fn copy(args: &[usize; 6], make: MakeCall) -> isize {
     let [fd, parts, count, flags, ..] = *args;
     let waits = flags as u32 & libc::SPLICE_F_NONBLOCK == 0;
-    // No more is held than the pipe can take.
+    // No more is held than the pipe has room for.
     let room = raw(libc::SYS_fcntl, [fd, libc::F_GETPIPE_SZ as usize, 0, 0, 0, 0]);
     let parts = match SpliceParts::read(parts, count, room.max(1) as usize) {
         Ok(parts) => parts,
         Err(e) => return e,
     };
     loop {
-        // With the offset -1 a pipe takes what fits.
+        // With the offset -1 a pipe takes as much as fits.
         let (at, flags) = (parts.parts.as_ptr() as usize, libc::RWF_NOWAIT as usize);
         let now = [fd, at, parts.count, usize::MAX, usize::MAX, flags];
         match make(libc::SYS_pwritev2, now) {
             AGAIN if !waits => return AGAIN,
             AGAIN => {}
-            // Some pipes, and those of older kernels, don't take RWF_NOWAIT.
+            // Some pipes, and all of older kernels, don't take RWF_NOWAIT.
             made if made == -(libc::EOPNOTSUPP as isize) => {}
             made => return made,
         }
         match copy_by_pages(fd, &parts, waits, make) {
-            // The program has set O_NONBLOCK, which `vmsplice` doesn't look at.
+            // The program has set O_NONBLOCK, which `vmsplice` ignores.
             AGAIN if waits => {
                 let waited = poll(fd, true, make);
                 if waited < 0 {
@@ -149,7 +153,7 @@ fn copy_by_pages(fd: usize, parts: &SpliceParts, waits: bool, make: MakeCall) ->
             if (done > 0 || !waits) && poll(fd, false, make) <= 0 {
                 return if done > 0 { done } else { AGAIN };
             }
-            // A pipe takes a page as a whole.
+            // A pipe takes a page as a whole or not at all.
             let some = PAGE_SIZE.min(len - offset);
             let made = make(libc::SYS_write, [fd, start.wrapping_add(offset), some, 0, 0, 0]);
             if made <= 0 {

@@ -1,20 +1,22 @@
-//! `sendmmsg` and `recvmmsg` with many parts: made for some messages at a time. A call may name a million
-//! parts, and all that it names would be held at once. The kernel handles message by message, too.
+//! Makes `sendmmsg` and `recvmmsg` with many parts for some messages at a time. A call may name a
+//! million parts, and otherwise all that it names would be held at once. The kernel also handles
+//! message by message.
 //!
-//! One difference remains. A socket error that comes with a later message is consumed by this call, which
-//! returns only the number of messages before.
+//! One difference remains. A socket error that comes with a later message is consumed by this call,
+//! which returns only the number of messages before.
 use crate::call_state::CALLED_OFF;
 use crate::touch::read;
 
-/// Parts that are named at a time, unless one message has more.
+/// The most parts that are named at a time, unless one message has more.
 const PARTS_MAX: usize = 512;
-/// The kernel takes no more messages.
+/// The most messages that the kernel takes in one call.
 const MESSAGES_MAX: usize = 1024;
-/// `struct mmsghdr`, and in it the count of parts.
+/// The size of `struct mmsghdr`, and the offset of its count of parts.
 const MESSAGE_BYTES: usize = 64;
 const COUNT_AT: usize = 24;
 
-/// Makes such a call for some messages at a time by `make`. `None`: it has few parts.
+/// Makes such a call for some messages at a time, by `make`, and returns its result. Returns `None`
+/// if the call has few parts or is another call.
 pub fn in_pieces(
     nr: usize,
     args: &[usize; 6],
@@ -48,11 +50,11 @@ pub fn in_pieces(
     Some(done as isize)
 }
 
-/// Returns how many messages have few parts together: at least one.
+/// Returns the number of messages that have few parts together. It is at least one.
 fn few(messages: usize, count: usize) -> usize {
     let mut parts = 0usize;
     for n in 0..count {
-        // A count that can't be read names nothing.
+        // A message whose count can't be read names nothing.
         let at = messages.wrapping_add(n * MESSAGE_BYTES + COUNT_AT);
         parts = parts.saturating_add(read::<usize>(at).unwrap_or(0));
         if parts > PARTS_MAX {
@@ -62,7 +64,7 @@ fn few(messages: usize, count: usize) -> usize {
     count
 }
 
-/// Whether none is left of the time that the kernel has written back.
+/// Returns whether nothing is left of the time that the kernel has written back.
 fn is_over(time: usize) -> bool {
     time != 0 && read::<[usize; 2]>(time).is_ok_and(|time| time == [0, 0])
 }
@@ -71,7 +73,8 @@ fn is_over(time: usize) -> bool {
 mod tests {
     use super::*;
 
-    /// Messages with these counts of parts, and what is made of a call on them.
+    /// Makes a call on messages with these counts of parts. Returns its result, and the calls that
+    /// were made for it. `says` has their results.
     fn made(
         nr: i64,
         counts: &[usize],
@@ -98,14 +101,14 @@ mod tests {
         let many = [256, 256, 600, 1, 512];
         let all = vec![[0, 2, 7], [2, 1, 7], [3, 1, 7], [4, 1, 7]];
         assert_eq!(made(send, &many, 7, &[2, 1, 1, 1]), (Some(5), all.clone()));
-        // An end before the end, an error, a signal.
+        // Fewer messages than asked for, an error, a signal.
         assert_eq!(made(send, &many, 7, &[2, 0]), (Some(2), all[..2].to_vec()));
         assert_eq!(made(send, &many, 7, &[1]), (Some(1), all[..1].to_vec()));
         assert_eq!(made(send, &many, 7, &[2, 1, -32]), (Some(3), all[..3].to_vec()));
         assert_eq!(made(send, &many, 7, &[CALLED_OFF]), (Some(CALLED_OFF), all[..1].to_vec()));
         assert_eq!(made(send, &many, 7, &[2, CALLED_OFF]), (Some(2), all[..2].to_vec()));
         assert_eq!(made(receive, &many, 0, &[-11]).0, Some(-11));
-        // The call waits for one message, and then for none.
+        // The call waits for one message, and doesn't wait for the others.
         let (one, now) = (libc::MSG_WAITFORONE, libc::MSG_DONTWAIT);
         let pieces = made(receive, &many, one, &[2, -11]).1;
         assert_eq!(pieces, [[0, 2, one as usize], [2, 1, (one | now) as usize]]);

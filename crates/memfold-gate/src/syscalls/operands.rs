@@ -1,17 +1,18 @@
-//! The operands of one call: its arguments, a guarded way to read what they point to, and the ranges
-//! found so far. The functions of the table work with it.
+//! The operands of one call: its arguments, a guarded way to read what they point to, and the
+//! ranges found so far. The functions of the table use it.
 use crate::keeper::{BadAddress, NamedSpan};
 
-/// Most bytes that the kernel takes or gives in one call.
+/// The most bytes that the kernel takes or gives in one call.
 pub const BYTES_MAX: usize = 0x7fff_f000;
 
-/// Most parts of a vector; more are an error before anything is read.
+/// The most parts of a vector. If there are more, the kernel refuses the call before it reads
+/// anything.
 pub const PARTS_MAX: usize = 1024;
 
-/// Longest path, and most other texts.
+/// The length in bytes of the longest path, and of most other texts.
 pub const TEXT_MAX: usize = 4096;
 
-/// Reads nested memory. Folded pages are loaded, and a bad address is an error.
+/// A function that reads nested memory. Folded pages are loaded. A bad address is an error.
 pub type ReadMemory<'a> = &'a dyn Fn(usize, &mut [u8]) -> Result<(), BadAddress>;
 
 /// The operands of one call.
@@ -33,7 +34,7 @@ impl<'a> Operands<'a> {
         Operands { args: *args, read, out, bad: false }
     }
 
-    /// Whether all that had to be read could be.
+    /// Returns an error if something that had to be read couldn't be.
     pub fn result(&self) -> Result<(), BadAddress> {
         if self.bad { Err(BadAddress) } else { Ok(()) }
     }
@@ -48,7 +49,7 @@ impl<'a> Operands<'a> {
         self.put(start, len, true);
     }
 
-    /// Names memory that the kernel reads, or writes to.
+    /// Names memory that the kernel writes to if `write` is true, and otherwise only reads.
     pub fn touches(&mut self, start: usize, len: usize, write: bool) {
         self.put(start, len, write);
     }
@@ -60,7 +61,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Names a text that the kernel reads up to its null byte, of `max` bytes at most.
+    /// Names a text that the kernel reads up to its null byte, and `max` bytes at most.
     pub fn text(&mut self, start: usize, max: usize) {
         if start == 0 {
             return;
@@ -69,10 +70,10 @@ impl<'a> Operands<'a> {
         let mut part = [0u8; 64];
         while len < max {
             let at = start.wrapping_add(len);
-            // Not past the end of a page: the next one may not be the program's.
+            // A read ends at the end of a page, because the next page may not be the program's.
             let bytes = (64 - at % 64).min(max - len);
             if (self.read)(at, &mut part[..bytes]).is_err() {
-                // The kernel comes as far as this, and no further.
+                // The kernel reads as far as this, and no further.
                 self.bad = true;
                 break;
             }
@@ -87,7 +88,7 @@ impl<'a> Operands<'a> {
         self.reads(start, len);
     }
 
-    /// Returns the program's bytes at `addr`.
+    /// Returns the `N` bytes of the program at `addr`, or `None` if they can't be read.
     pub fn get<const N: usize>(&mut self, addr: usize) -> Option<StructFields<N>> {
         let mut bytes = [0; N];
         if addr == 0 {
@@ -108,30 +109,30 @@ impl<'a> Operands<'a> {
         self.get(addr)
     }
 
-    /// Names a struct that the kernel reads, and writes to by what it says. Returns the struct. It
-    /// may be read-only where the kernel doesn't write.
+    /// Names a struct that the kernel reads, and to which it writes depending on what it says.
+    /// Returns the struct. It may be read-only if the kernel doesn't write.
     pub fn change<const N: usize>(&mut self, addr: usize) -> Option<StructFields<N>> {
         self.reads(addr, N);
         self.writes(addr, N);
         self.get(addr)
     }
 
-    /// Returns a 64-bit number of the program's.
+    /// Returns a 64-bit number of the program, or `None` if it can't be read.
     pub fn word(&mut self, addr: usize) -> Option<usize> {
         self.get::<8>(addr).map(|f| f.word(0))
     }
 
-    /// Returns a 32-bit number of the program's.
+    /// Returns a 32-bit number of the program, or `None` if it can't be read.
     pub fn half(&mut self, addr: usize) -> Option<u32> {
         self.get::<4>(addr).map(|f| f.half(0))
     }
 
-    /// Argument `i`.
+    /// Returns argument `i`.
     pub fn arg(&self, i: usize) -> usize {
         self.args[i]
     }
 
-    /// Argument `i` where the kernel takes 32 bits of it.
+    /// Returns argument `i` of which the kernel takes 32 bits.
     pub fn int(&self, i: usize) -> u32 {
         self.args[i] as u32
     }
@@ -141,26 +142,26 @@ impl<'a> Operands<'a> {
 pub struct StructFields<const N: usize>(pub [u8; N]);
 
 impl<const N: usize> StructFields<N> {
-    /// The 64 bits at `at`.
+    /// Returns the 64 bits at offset `at`.
     pub fn word(&self, at: usize) -> usize {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&self.0[at..at + 8]);
         usize::from_le_bytes(bytes)
     }
 
-    /// The 32 bits at `at`.
+    /// Returns the 32 bits at offset `at`.
     pub fn half(&self, at: usize) -> u32 {
         let mut bytes = [0; 4];
         bytes.copy_from_slice(&self.0[at..at + 4]);
         u32::from_le_bytes(bytes)
     }
 
-    /// The 32 bits at `at`, as a length.
+    /// Returns the 32 bits at offset `at`, as a length.
     pub fn len(&self, at: usize) -> usize {
         self.half(at) as usize
     }
 
-    /// The 16 bits at `at`.
+    /// Returns the 16 bits at offset `at`.
     pub fn short(&self, at: usize) -> usize {
         u16::from_le_bytes([self.0[at], self.0[at + 1]]) as usize
     }

@@ -1,62 +1,72 @@
-//! Calls on large buffers, made in pieces: only a piece of the buffer must be resident at a time.
+//! Makes calls on large buffers in pieces, so that only a piece of the buffer must be resident at a
+//! time.
 //!
-//! | call | how it is made |
-//! |---|---|
-//! | reads and writes of regular files and block devices at a given offset | in a loop, until a piece is short |
-//! | reads at the file's own offset | the offset is moved past the whole read first, and back by what was not read. So threads and processes that share the offset get separate parts, as with one call. The loop reads at given offsets |
-//! | writes at the file's own offset | in a loop, in which each piece moves the offset. A process that is killed meanwhile leaves the offset where it has written to, as with one call |
-//! | writes to pipes | in a loop: a write of more than PIPE_BUF bytes isn't atomic anyway |
-//! | sends to stream sockets | in a loop. Later pieces raise no SIGPIPE, as one call that has sent something raises none |
-//! | reads from pipes and stream sockets | the first piece as the call is. Later ones only while data is there |
+//! How each kind of call is made:
+//! - **Reads and writes of regular files and block devices at a given offset**: in a loop, until a
+//!   piece is short.
+//! - **Reads at the file's own offset**: the offset is moved past the whole read first, and back by
+//!   what was not read. So threads and processes that share the offset get separate parts, as with
+//!   one call. The loop reads at given offsets.
+//! - **Writes at the file's own offset**: in a loop, in which each piece moves the offset. A
+//!   process that is killed meanwhile leaves the offset where it has written to, as with one call.
+//! - **Writes to pipes**: in a loop. A write of more than PIPE_BUF bytes isn't atomic anyway.
+//! - **Sends to stream sockets**: in a loop. Later pieces raise no SIGPIPE, as one call that has
+//!   sent something raises none.
+//! - **Reads from pipes and stream sockets**: the first piece is made like the call. Later ones are
+//!   made only while data is there.
 //!
 //! All other calls are made whole:
-//! - datagrams, terminals and other devices, and messages with a header, because a call is a message;
-//! - file systems without blocks, such as sysfs and /proc, for the same reason;
-//! - sockets with SO_RCVLOWAT, because the call waits for that much;
+//! - calls on datagrams, terminals and other devices, and messages with a header, because each call
+//!   is a message;
+//! - calls on file systems without blocks, such as sysfs and /proc, for that reason too;
+//! - calls on sockets with SO_RCVLOWAT, because the call waits for that much;
 //! - appending writes, because another write could come between;
-//! - writes under a limit of file sizes: a piece past the limit would raise SIGXFSZ too late;
+//! - writes under a limit of file sizes, because a piece past the limit would raise SIGXFSZ too
+//!   late;
 //! - calls with other flags (MSG_WAITALL, MSG_PEEK, RWF_*).
 //!
-//! A piece of a file is made even if a signal is pending, as the kernel finishes file I/O, too. Other
-//! calls end with what they have done. These differences from one call remain:
-//! - a file system may promise that a read sees all of a write or nothing: it holds for each piece;
+//! A piece of a file is made even if a signal is pending, because the kernel finishes file I/O too.
+//! Other calls end with what they have done. These differences from one call remain:
+//! - a file system may promise that a read sees all of a write or nothing. Here that holds for each
+//!   piece;
 //! - two writes at once at a shared offset may alternate by pieces;
 //! - a send timeout counts for each piece;
-//! - a socket error that comes before a later piece is consumed: the call returns only how much it sent.
+//! - a socket error that comes before a later piece is consumed. The call returns only how much it
+//!   sent.
 //!
-//! A thread that waits for input holds at most a piece of its buffer. So the gate never polls for
-//! readiness first, which the program could notice: the descriptor may be another file by then, and no
-//! signal restarts `poll`.
+//! A thread that waits for input holds at most a piece of its buffer. So the gate need not poll for
+//! input first. The program could notice such a poll: the descriptor may be another file by then,
+//! and no signal restarts `poll`.
 use crate::call_state::CALLED_OFF;
 use crate::keeper::NamedSpan;
 use crate::syscalls::operands::{BYTES_MAX, ReadMemory};
 
-/// The length of a piece is a multiple of this, and parts are cut at multiples. Direct I/O needs
-/// aligned parts, and packets of a pipe end there.
+/// The unit of pieces in bytes. A piece is a multiple of it, and parts are cut at multiples. Direct
+/// I/O needs aligned parts, and packets of a pipe end there.
 const UNIT: usize = 64 << 10;
-/// The most parts of a vector in one piece, and in all.
+/// The most parts of a vector in one piece, and in one call.
 const PARTS: usize = 16;
 const VECTOR_MAX: usize = 1024;
 
 const ERRORS_MAX: isize = 4095;
-/// The program's addresses end there.
+/// The program's addresses have this many bits.
 const TOP_SHIFT: u32 = 47;
 
 /// One piece of a call.
 pub struct CallPiece<'a> {
-    /// Number.
+    /// The number of the call.
     pub nr: usize,
-    /// Arguments.
+    /// The arguments of the call.
     pub args: [usize; 6],
-    /// The program's memory that it names: first addresses and lengths.
+    /// The program's memory that the piece names: first addresses and lengths.
     parts: &'a [[usize; 2]],
     writes: bool,
-    /// The piece is made even if a signal is pending.
+    /// True if the piece is made even if a signal is pending.
     pub must: bool,
 }
 
 impl CallPiece<'_> {
-    /// Calls `each` with the program's memory that it names.
+    /// Calls `each` with the ranges of the program's memory that the piece names.
     pub fn names(&self, each: &mut dyn FnMut(NamedSpan)) {
         let spans =
             self.parts.iter().filter_map(|[start, len]| NamedSpan::new(*start, *len, !self.writes));
@@ -64,32 +74,33 @@ impl CallPiece<'_> {
     }
 }
 
-/// Makes a system call: number, arguments, result. What it names is on the caller's stack.
+/// A function that makes a system call with a number and arguments, and returns the result. The
+/// memory that the call names is on the caller's stack.
 pub type AskKernel<'a> = &'a mut dyn FnMut(usize, &[usize; 6]) -> isize;
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum TransferKind {
-    /// At given offsets, from this one on.
+    /// Transfers at given offsets, from this one on.
     At(usize),
     /// Reads at the file's own offset.
     File,
     /// Writes at the file's own offset, which each piece moves.
     Append,
-    /// To a pipe.
+    /// Writes to a pipe.
     Pour,
-    /// To a socket.
+    /// Writes to a socket.
     Send,
-    /// From a pipe.
+    /// Reads from a pipe.
     Drain,
-    /// From a socket.
+    /// Reads from a socket.
     Receive,
 }
 
-/// The buffers of the program.
+/// The buffers of the program that a call names.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum CallBuffers {
     One(usize),
-    /// An array of iovec, and their count.
+    /// The address of an array of iovec, and the number of its entries.
     Vector(usize, usize),
 }
 
@@ -103,7 +114,7 @@ pub struct CallPieces {
     total: usize,
     piece: usize,
     kind: TransferKind,
-    /// For sockets.
+    /// The flags of a call on a socket.
     flags: usize,
 }
 
@@ -126,8 +137,9 @@ struct MessageHeader {
     flags: usize,
 }
 
-/// Whether a call should be made in pieces of about `most` bytes, as it `concerns` the keeper's
-/// memory. `ask` learns what the descriptor is. For most calls: two comparisons.
+/// Returns the pieces of a call that should be made in pieces of about `most` bytes, or `None` if
+/// it should be made whole. `concerns` returns whether the call names memory of the keeper. `ask`
+/// is used to find out the kind of file. For most calls this costs two comparisons.
 pub fn in_pieces(
     nr: usize,
     args: &[usize; 6],
@@ -163,8 +175,8 @@ pub fn in_pieces(
     Some(CallPieces { nr, args: *args, buffers, writes, total, piece, kind, flags })
 }
 
-/// Checks a buffer as the kernel does before it begins. A negative length, or a range past the
-/// program's addresses, is an error.
+/// Checks a buffer as the kernel does before it begins. Returns the length, or `None` if the length
+/// is negative or the buffer reaches past the program's addresses.
 fn checked(start: usize, bytes: usize) -> Option<usize> {
     start.checked_add(bytes).filter(|end| end >> TOP_SHIFT == 0).map(|_| bytes.min(BYTES_MAX))
 }
@@ -186,7 +198,8 @@ fn part_at(at: usize, n: usize, read: ReadMemory) -> Option<[usize; 2]> {
     Some([start, len])
 }
 
-/// Returns the kind of transfer, and the flags for a socket.
+/// Returns the kind of transfer, and the flags for a socket. Returns `None` if the call must be
+/// made whole.
 fn kind(
     nr: usize,
     args: &[usize; 6],
@@ -252,18 +265,18 @@ fn is_limited(ask: AskKernel) -> bool {
     ask(libc::SYS_prlimit64 as usize, &args) < 0 || limit[0] != u64::MAX
 }
 
-/// Whether a file lies in a file system that stores bytes. File systems that are interfaces of the
-/// kernel have no blocks.
+/// Returns whether a file lies in a file system that stores bytes. File systems that are interfaces
+/// of the kernel have no blocks.
 fn has_blocks(fd: usize, ask: AskKernel) -> bool {
     // `struct statfs`: the kind is at byte 0, blocks at 16.
     let mut about = [0u64; 15];
     let asked = ask(libc::SYS_fstatfs as usize, &[fd, &raw mut about as usize, 0, 0, 0, 0]);
-    // These report no blocks if they have no limit.
+    // These file systems report no blocks if they have no limit.
     let in_memory = [libc::TMPFS_MAGIC as u64, 0x8584_58f6];
     asked >= 0 && (about[2] > 0 || in_memory.contains(&about[0]))
 }
 
-/// Returns an option of a socket.
+/// Returns the value of an option of a socket, or `None` if `fd` isn't a socket that has it.
 fn option(fd: usize, name: i32, ask: AskKernel) -> Option<i32> {
     let (mut value, mut len) = (0i32, 4u32);
     let (value_at, len_at) = (&raw mut value as usize, &raw mut len as usize);
@@ -278,8 +291,8 @@ fn is_stream(fd: usize, ask: AskKernel) -> bool {
         && matches!(option(libc::SO_PROTOCOL), Some(0 | libc::IPPROTO_TCP | libc::IPPROTO_MPTCP))
 }
 
-/// Whether a socket has data, and no error or urgent data. A read would consume the error, and
-/// urgent data ends a read.
+/// Returns whether a socket has data to read, and no error or urgent data. A read would consume the
+/// error, and urgent data ends a read.
 fn has_data(fd: usize, ask: AskKernel) -> bool {
     let wanted = libc::POLLIN | libc::POLLPRI;
     let mut polled = libc::pollfd { fd: fd as i32, events: wanted, revents: 0 };
@@ -289,7 +302,8 @@ fn has_data(fd: usize, ask: AskKernel) -> bool {
 }
 
 impl PieceParts {
-    /// Returns the parts of `buffers` from `done` bytes on, of `most` bytes at most.
+    /// Returns the parts of `buffers` from byte `done` on, with `most` bytes at most. Returns
+    /// `None` if there are none or they can't be read.
     fn of(buffers: CallBuffers, done: usize, most: usize, read: ReadMemory) -> Option<PieceParts> {
         let mut parts = PieceParts { parts: [[0; 2]; PARTS], count: 0, bytes: 0 };
         let (at, count) = match buffers {
@@ -324,8 +338,9 @@ impl PieceParts {
 }
 
 impl CallPieces {
-    /// Makes the call by `make`, which holds what each piece names, and returns what one call would;
-    /// or `CALLED_OFF` if nothing was done. `None`: it must be made whole.
+    /// Makes the call in pieces by `make`, which holds the memory that each piece names. Returns
+    /// the result that one call would have, or `CALLED_OFF` if nothing was done. Returns `None` if
+    /// the call must be made whole.
     pub fn run(
         &self,
         read: ReadMemory,
@@ -372,7 +387,7 @@ impl CallPieces {
             };
             let made = self.one(kind, done, &parts, make);
             if made == CALLED_OFF || (-ERRORS_MAX..0).contains(&made) {
-                // A call that has done something returns that, and not the error.
+                // A call that has done something returns how much, and not the error.
                 return if done > 0 { done as isize } else { made };
             }
             done += made as usize;
@@ -383,7 +398,7 @@ impl CallPieces {
         done as isize
     }
 
-    /// Makes the piece that begins at `done`.
+    /// Makes the piece that begins at byte `done`, and returns its result.
     fn one(
         &self,
         kind: TransferKind,

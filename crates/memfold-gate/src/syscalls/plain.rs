@@ -1,8 +1,8 @@
-//! Makes a call of the program's of which nothing else must be known: while all that it names is held,
-//! whole or in pieces.
+//! Makes a call of the program about which nothing else must be known. It is made while the memory
+//! that it names is held, whole or in pieces.
 //!
-//! This is the path of nearly all calls. For one that names no managed memory it costs a walk through the
-//! row's operands, one question of the keeper's ([`Keeper::hold`]), and the call.
+//! Nearly all calls take this path. A call that names no managed memory costs a walk through the
+//! row's operands, one question to the keeper ([`Keeper::hold`]), and the call.
 use crate::keeper::{Keeper, KeeperFault, NamedSpan, Names};
 use crate::record::GateThread;
 use crate::signals;
@@ -13,33 +13,35 @@ use crate::touch::{read, read_bytes, touch};
 use memfold_os::raw::system_call;
 use memfold_os::units::PAGE_SIZE;
 
-/// Makes a call without a hold.
+/// Makes a call without a hold, and returns its result.
 pub fn raw(nr: usize, args: &[usize; 6]) -> isize {
-    // SAFETY: the program's own call.
+    // SAFETY: the call is one that the program makes itself, or a piece of one, or it asks about a
+    // descriptor into memory of the caller. So it does nothing to the program's memory that the
+    // program hasn't asked for.
     match unsafe { system_call(nr as i64, *args) } {
         Ok(value) => value as isize,
         Err(e) => -(e.raw_os_error() as isize),
     }
 }
 
-/// The thread of the program's that calls are made for.
+/// The thread of the program for which calls are made.
 #[derive(Copy, Clone)]
 pub struct CallingThread<'a> {
     /// The owner of the memory.
     pub keeper: &'a dyn Keeper,
-    /// The thread.
+    /// The record of the thread.
     pub record: &'a GateThread,
-    /// The table.
+    /// The table of calls.
     pub rows: &'static CallRows,
 }
 
-/// Calls `each` with what a call names.
+/// Calls `each` with the ranges that a call names.
 fn name(row: &CallRow, args: &[usize; 6], each: &mut dyn FnMut(NamedSpan)) {
-    // Pointers that can't be read name nothing. The kernel will fail at them, too.
+    // Pointers that can't be read name nothing. The kernel will fail at them too.
     let _ = row.name_memory(args, &read_bytes, each);
 }
 
-/// Whether a range may hold managed memory.
+/// Returns whether any of the ranges may hold managed memory.
 fn concerns(keeper: &dyn Keeper, names: Names) -> bool {
     let mut any = false;
     names(&mut |span| any |= keeper.concerns(span.start, span.len));
@@ -47,7 +49,8 @@ fn concerns(keeper: &dyn Keeper, names: Names) -> bool {
 }
 
 impl CallingThread<'_> {
-    /// `make`s a call while what `names` names is held.
+    /// Calls `make` while the ranges of `names` are held, and returns its result. Returns ENOMEM if
+    /// there is no memory to note the hold.
     pub fn under_hold(&self, names: Names, make: impl FnOnce() -> isize) -> isize {
         let CallingThread { keeper, record, .. } = *self;
         let Ok(hold) = keeper.hold(names, record.number.get(), touch) else {
@@ -62,7 +65,7 @@ impl CallingThread<'_> {
         made
     }
 
-    /// `make`s the call while what it names is held.
+    /// Calls `make` while the memory that the call names is held, and returns its result.
     pub fn held(&self, row: &CallRow, args: &[usize; 6], make: impl FnOnce() -> isize) -> isize {
         if !row.names {
             return make();
@@ -70,7 +73,7 @@ impl CallingThread<'_> {
         self.under_hold(&|each: &mut dyn FnMut(NamedSpan)| name(row, args, each), make)
     }
 
-    /// Makes a call that needs no more than a hold.
+    /// Makes a call that needs no more than a hold, and returns its result.
     pub fn plain(&self, row: &CallRow, nr: usize, args: &[usize; 6]) -> isize {
         if !row.tells {
             return self.made(row, nr, args);
@@ -94,6 +97,7 @@ impl CallingThread<'_> {
     }
 
     /// Makes a call that copies between a buffer and the program's memory `seen`, through a file.
+    /// Returns its result.
     fn in_own_memory(&self, nr: usize, args: &[usize; 6], seen: NamedSpan) -> isize {
         let make = |write: bool| {
             let names = |each: &mut dyn FnMut(NamedSpan)| {
@@ -111,16 +115,17 @@ impl CallingThread<'_> {
             })
         };
         match make(seen.write) {
-            // The file lets the program write where its mapping doesn't.
+            // The file lets the program write where the mapping doesn't.
             failed if failed == -(libc::EIO as isize) && seen.write => make(false),
             made => made,
         }
     }
 
-    /// Makes a call while all that it names is held, or in pieces.
+    /// Makes a call while all that it names is held, whole or in pieces. Returns its result.
     fn made(&self, row: &CallRow, nr: usize, args: &[usize; 6]) -> isize {
         let CallingThread { keeper, record, rows } = *self;
-        // SAFETY: the program's own call; what it names is held.
+        // SAFETY: the program makes this call itself, so it may be made with these arguments. What
+        // it names is held.
         let call = |nr: usize, args: &[usize; 6]| unsafe { signals::call(record, nr, args) };
         if !row.names {
             return checked(keeper, row, nr, args, &|_| {}, call(nr, args));
@@ -147,7 +152,8 @@ impl CallingThread<'_> {
         })
     }
 
-    /// Makes a large call in pieces. `None`: it is to be made whole.
+    /// Makes a large call in pieces, and returns its result. Returns `None` if it must be made
+    /// whole.
     fn in_pieces(
         &self,
         row: &CallRow,
@@ -164,10 +170,12 @@ impl CallingThread<'_> {
             self.under_hold(&names, || {
                 let made = match piece.must {
                     true => raw(piece.nr, &piece.args),
-                    // SAFETY: the program's own call; what it names is held.
+                    // SAFETY: the piece is part of a call that the program makes itself, and names
+                    // a part of its memory. What the piece names is held.
                     false => unsafe { signals::call(record, piece.nr, &piece.args) },
                 };
-                // Memory beside this piece isn't held, so it proves nothing.
+                // The rest of the call's memory isn't held. So the keeper is shown only what the
+                // piece names.
                 checked(keeper, row, nr, &piece.args, &names, made)
             })
         };
@@ -175,15 +183,16 @@ impl CallingThread<'_> {
     }
 }
 
-/// The most words of a call that are shown to the keeper: each may be a pointer to memory that the
+/// The most words of a call that are shown to the keeper. Each may be a pointer to memory that the
 /// row doesn't name.
 const WORDS_MAX: usize = 160;
 const STRUCT_MAX: usize = 512;
-/// So many of the words are the starts of the ranges that the call names.
+/// The number of these words that are the starts of the ranges that the call names.
 const SPANS_MAX: usize = 32;
 const _: () = assert!(WORDS_MAX > 6 + SPANS_MAX);
 
-/// Calls that take addresses of another process. Those prove nothing about this one's memory.
+/// Calls that take addresses of another process. Those addresses tell nothing about this process's
+/// memory.
 const FOR_OTHERS: [i64; 5] = [
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
@@ -192,8 +201,9 @@ const FOR_OTHERS: [i64; 5] = [
     libc::SYS_move_pages,
 ];
 
-/// Returns the result of a call. If it is EFAULT, the keeper is shown the call, to learn whether
-/// the table is to blame. The call isn't made again, as the first try may have had an effect.
+/// Returns the result of a call. If it is EFAULT, shows the call to the keeper, to find out whether
+/// the table lacks something. The call isn't made again, because the first try may have had an
+/// effect.
 fn checked(
     keeper: &dyn Keeper,
     row: &CallRow,
@@ -205,7 +215,7 @@ fn checked(
     if made == -(libc::EFAULT as isize) && !FOR_OTHERS.contains(&(nr as i64)) {
         let (mut words, mut count) = ([0; WORDS_MAX], args.len());
         words[..count].copy_from_slice(args);
-        // No argument leads to the parts of a piece.
+        // The arguments of a piece don't point to its parts.
         names(&mut |span| {
             if count < args.len() + SPANS_MAX {
                 words[count] = span.start;
@@ -235,7 +245,7 @@ mod tests {
     use crate::syscalls::table::TABLE;
     use std::sync::Mutex;
 
-    /// Owns all memory, holds nothing, and notes what it is asked about failed calls.
+    /// A keeper that owns all memory, holds nothing, and notes the failed calls that it is shown.
     struct Asked(Mutex<Vec<Vec<usize>>>);
 
     impl Keeper for Asked {
@@ -286,7 +296,7 @@ mod tests {
         const BYTES: usize = 1 << 20;
         let (protection, flags) = (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         let args = [0, BYTES, protection as usize, flags as usize, usize::MAX, 0];
-        // SAFETY: a new mapping.
+        // SAFETY: the kernel chooses an address for the new mapping, so nothing else uses it.
         let bad = unsafe { system_call(libc::SYS_mmap, args) }.unwrap() as usize;
         let (_reader, writer) = std::io::pipe().unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&writer) as usize;
@@ -308,14 +318,15 @@ mod tests {
         record.give_back();
     }
 
-    /// The start of the buffer may be folded by then.
+    /// When the first piece is done, the start of the buffer may be folded. So it must not be read.
     #[test]
     fn failed_later_piece_is_reported_without_the_start() {
         const PIECE: usize = 64 << 10;
         let (access, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         let args = [0, 2 * PIECE, access as usize, flags as usize, usize::MAX, 0];
-        // SAFETY: a new mapping, whose second half isn't used.
+        // SAFETY: the kernel chooses an address for the new mapping. Nothing uses its second half,
+        // which becomes inaccessible.
         let start = unsafe {
             let start = system_call(libc::SYS_mmap, args).unwrap() as usize;
             let half = [start + PIECE, PIECE, libc::PROT_NONE as usize, 0, 0, 0];
@@ -324,7 +335,7 @@ mod tests {
         };
         let (_reader, writer) = std::io::pipe().unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&writer) as usize;
-        // The pipe has room for all.
+        // The pipe has room for all bytes.
         let room = [fd, libc::F_SETPIPE_SZ as usize, 4 * PIECE, 0, 0, 0];
         // SAFETY: the call touches no memory.
         unsafe { system_call(libc::SYS_fcntl, room) }.unwrap();

@@ -1,39 +1,42 @@
-//! One row of the table of system calls: name, number, operands, and how the call is served.
+//! Describes one row of the table of system calls: name, number, operands, and how the call is
+//! served.
 use crate::frame::SignalContext;
 use crate::keeper::{BadAddress, Keeper, NamedSpan};
 use crate::record::GateThread;
 use crate::syscalls::operands::{Operands, ReadMemory, TEXT_MAX};
 use memfold_os::Errno;
 
-/// A system call of the program's that has come as SIGSYS.
+/// A system call of the program that has trapped.
 pub(crate) struct ProgramCall<'a> {
     /// The owner of the memory.
     pub keeper: &'static dyn Keeper,
-    /// The thread.
+    /// The record of the calling thread.
     pub record: &'static GateThread,
-    /// Where the program goes on.
+    /// The state in which the program continues.
     pub context: &'a mut SignalContext,
-    /// Its number.
+    /// The call's number.
     pub nr: usize,
-    /// Its arguments.
+    /// The call's arguments.
     pub args: [usize; 6],
-    /// The table.
+    /// The table of calls.
     pub rows: &'static CallRows,
 }
 
-/// Serves a call and returns its result.
+/// A function that serves a call and returns its result.
 pub(crate) type CallHandler = fn(&mut ProgramCall) -> isize;
 
-/// What [`ServedBy::Masked`] calls do with the set of signals that an argument points to.
+/// The use that a [`ServedBy::Masked`] call makes of the set of signals to which an argument
+/// points.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum MaskUse {
-    /// The set is blocked while the call waits.
+    /// The kernel blocks the set while the call waits.
     Blocked,
-    /// The set is blocked while the call waits. The argument points to the set's address and size.
+    /// The kernel blocks the set while the call waits. The argument points to the set's address and
+    /// size.
     BlockedNested,
-    /// The call waits for these.
+    /// The call waits for the signals of the set.
     Awaited,
-    /// The signals come by a descriptor from now on.
+    /// From now on the signals of the set come by a descriptor.
     Read,
 }
 
@@ -43,20 +46,20 @@ pub enum ServedBy {
     /// The call is made while its memory is held. Only these calls need no trap from a patched
     /// site.
     Plain,
-    /// The call is made while its memory is held, with a context: from a trap.
+    /// The call is made from a trap, with a context, while its memory is held.
     Trapped,
-    /// The call is made from a trap, and this argument points to a set of signals. The kernel gets
-    /// a copy of the set.
+    /// The call is made from a trap. The argument with this number points to a set of signals, of
+    /// which the kernel gets a copy.
     Masked(u8, MaskUse),
-    /// The call changes mappings, or gives memory up. [`Keeper::change`] makes it.
+    /// The call changes mappings or frees memory. [`Keeper::change`] makes it.
     Change,
     /// A function of `handlers/` serves the call.
     Special(RowHandler),
-    /// A function sets the context, in place of a result.
+    /// A function of `handlers/` serves the call. It sets the context and returns no result.
     InContext(ContextHandler),
-    /// An argument gives a command, by which this function decides.
+    /// An argument gives a command. This function decides by it how the call is served.
     ByCommand(fn(&[usize; 6]) -> ServedBy),
-    /// The table lacks the call. It is made from a trap.
+    /// The table doesn't have the call. It is made from a trap.
     Unknown,
 }
 
@@ -68,48 +71,53 @@ pub struct RowHandler(pub(crate) CallHandler);
 #[derive(Copy, Clone)]
 pub struct ContextHandler(pub(crate) fn(&mut ProgramCall));
 
-/// In which pieces a large call may be made.
+/// The pieces in which a large call may be made.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum CutInto {
     /// The call is made whole.
     Whole,
-    /// In pieces of its buffers: see `pieces.rs`.
+    /// The call may be made in pieces of its buffers (`pieces.rs`).
     Bytes,
-    /// In groups of messages: see `messages.rs`.
+    /// The call may be made in groups of messages (`messages.rs`).
     Messages,
 }
 
-/// The length of the memory that an argument points to. Numbers in it count arguments from 0.
+/// The length of the memory that an argument points to. Arguments are counted from 0.
 #[derive(Copy, Clone, Debug)]
 pub(super) enum OperandSize {
     /// A fixed number of bytes.
     Bytes(usize),
-    /// As many bytes as another argument gives.
+    /// The number of bytes that another argument gives.
     Len(u8),
-    /// As many bytes as another argument gives, an `int`. A negative one is an error.
+    /// The number of bytes that another argument gives as an `int`. The kernel refuses a negative
+    /// one.
     Int(u8),
-    /// As many bytes as another argument gives, an `unsigned int`.
+    /// The number of bytes that another argument gives as an `unsigned int`.
     Uint(u8),
-    /// As many items as another argument gives, of a fixed size each.
+    /// The number of items that another argument gives. The second number is the size of an item in
+    /// bytes.
     Items(u8, usize),
-    /// As many items as another argument gives, an `int`.
+    /// The number of items that another argument gives as an `int`. The second number is the size
+    /// of an item in bytes.
     IntItems(u8, usize),
-    /// As many items as another argument gives, an `unsigned int`.
+    /// The number of items that another argument gives as an `unsigned int`. The second number is
+    /// the size of an item in bytes.
     UintItems(u8, usize),
-    /// As many bytes as the `int` gives that another argument points to.
+    /// The number of bytes in the `int` to which another argument points.
     At(u8),
-    /// A socket's address: as many bytes as another argument gives, an `int`, but no more than the
-    /// largest address has.
+    /// A socket's address. It has as many bytes as another argument gives, which is an `int`, but
+    /// no more than the largest address.
     Address(u8),
-    /// A socket's address. Another argument points to the `int`.
+    /// A socket's address. It has as many bytes as the `int` gives to which another argument
+    /// points.
     AddressAt(u8),
-    /// A mask of NUMA nodes: one bit less than another argument gives, in whole words.
+    /// A mask of NUMA nodes. It has one bit less than another argument gives, in whole words.
     Nodes(u8),
-    /// A set of descriptors: as many bits as another argument gives, in whole words.
+    /// A set of descriptors. It has as many bits as another argument gives, in whole words.
     Fds(u8),
 }
 
-/// The memory that one argument names. The first number is the argument's own.
+/// The memory that one argument names. The first number is that of the argument.
 #[derive(Copy, Clone)]
 pub(super) enum Arg {
     /// The kernel reads the memory.
@@ -118,26 +126,26 @@ pub(super) enum Arg {
     Out(u8, OperandSize),
     /// The kernel reads a text up to its null byte, such as a path.
     Text(u8),
-    /// More than this language can say: a function of `decode/` names it.
+    /// More than this language can describe. A function of `decode/` names the memory.
     Decoded(fn(&mut Operands)),
 }
 
 const ADDRESS_MAX: usize = 128;
 
-/// A system call.
+/// A system call: one row of the table.
 #[derive(Copy, Clone)]
 pub struct CallRow {
-    /// Its name.
+    /// The call's name.
     pub name: &'static str,
-    /// Its number.
+    /// The call's number.
     pub number: u16,
-    /// Whether the call names memory.
+    /// True if the call names memory.
     pub names: bool,
-    /// Whether the call can lend pages to the kernel, or have others do so: see `lent.rs`.
+    /// True if the call can lend pages to the kernel, or make other calls do so (`lent.rs`).
     pub lends: bool,
-    /// Whether the call may tell of the engine, so that its answer is changed: see `seen.rs`.
+    /// True if the call may reveal the engine, so that its answer is changed (`seen.rs`).
     pub tells: bool,
-    /// How the call may be made in pieces.
+    /// The pieces in which the call may be made.
     pub cut: CutInto,
     pub(super) served: ServedBy,
     pub(super) operands: &'static [Arg],
@@ -163,13 +171,13 @@ impl CallRow {
         }
     }
 
-    /// Marks a call that can lend pages.
+    /// Marks a call that can lend pages to the kernel.
     pub(super) const fn lending(mut self) -> CallRow {
         self.lends = true;
         self
     }
 
-    /// Marks a call that may tell of the engine.
+    /// Marks a call that may reveal the engine.
     pub(super) const fn telling(mut self) -> CallRow {
         self.tells = true;
         self
@@ -189,11 +197,11 @@ impl CallRow {
         }
     }
 
-    /// Calls `out` with the ranges that a call names. `read` reads the program's memory where structs
-    /// have pointers inside.
+    /// Calls `out` with the ranges that a call names. `read` reads the program's memory where
+    /// structs have pointers inside.
     ///
     /// # Errors
-    /// As [`crate::syscalls::name`].
+    /// A struct can't be read, as for [`crate::syscalls::name`].
     pub fn name_memory(
         &self,
         args: &[usize; 6],
@@ -205,13 +213,13 @@ impl CallRow {
         operands.result()
     }
 
-    /// Whether the table has this call.
+    /// Returns whether the table has this call.
     pub const fn is_known(&self) -> bool {
         !matches!(self.served, ServedBy::Unknown)
     }
 }
 
-/// Returns a row of the most frequent kind.
+/// Returns a row of the most frequent kind: [`ServedBy::Plain`].
 pub(super) const fn plain(number: u16, name: &'static str, operands: &'static [Arg]) -> CallRow {
     CallRow::new(ServedBy::Plain, number, name, operands)
 }
@@ -226,7 +234,7 @@ pub(super) const fn special(
     CallRow::new(ServedBy::Special(RowHandler(handler)), number, name, operands)
 }
 
-/// One past the last call of Linux 6.18.
+/// One more than the number of the last call of Linux 6.18.
 pub const COUNT: usize = 470;
 
 /// The row of unknown calls.
@@ -236,21 +244,21 @@ pub(super) const UNKNOWN: CallRow = CallRow::new(ServedBy::Unknown, u16::MAX, "u
 pub struct CallRows(pub(super) [CallRow; COUNT]);
 
 impl CallRows {
-    /// Returns the row of a call, or one of [`ServedBy::Unknown`] where x86-64 has no call of that
-    /// number.
+    /// Returns the row of a call. If x86-64 has no call with this number, returns a row of
+    /// [`ServedBy::Unknown`].
     pub fn look_up(&'static self, nr: usize) -> &'static CallRow {
         static NO_ROW: CallRow = UNKNOWN;
         self.0.get(nr).unwrap_or(&NO_ROW)
     }
 }
 
-/// Returns a result without a value in the kernel's form.
+/// Returns the result of a call that has no value, in the kernel's form.
 pub(crate) fn value(done: Result<(), Errno>) -> isize {
     done.map_or_else(|e| -(e.raw_os_error() as isize), |()| 0)
 }
 
 impl OperandSize {
-    /// Returns the bytes. `None`: the kernel will refuse the call.
+    /// Returns the length in bytes, or `None` if the kernel will refuse the call.
     fn bytes(self, n: &mut Operands) -> Option<usize> {
         let int = |v: usize| usize::try_from(v as i32).ok();
         let address = |v: usize| int(v).map(|len| len.min(ADDRESS_MAX));
@@ -272,7 +280,7 @@ impl OperandSize {
 }
 
 impl Arg {
-    /// Names what the argument points to.
+    /// Names the memory that the argument points to.
     pub fn name(self, n: &mut Operands) {
         let (i, size, write) = match self {
             Arg::In(i, size) => (i, size, false),

@@ -1,8 +1,10 @@
-//! Changes what some calls tell of the process:
-//! - The engine's threads don't appear: not in `/proc/self/task`, its links, or the number of threads in
-//!   `status` and `stat`. Some programs go on only while they have one thread, or stop each that they find.
-//! - `limits` has the limits that the keeper answers for.
-//! - `/proc/self/mem` has folded memory, too. Some compilers write their code by it, past its protection.
+//! Changes what some calls report about the process:
+//! - The engine's threads don't appear in `/proc/self/task`, in the number of its links, or in the
+//!   number of threads in `status` and `stat`. Some programs continue only while they have one
+//!   thread, or stop each thread that they find.
+//! - `limits` has the limits that the keeper reports.
+//! - `/proc/self/mem` has folded memory too. Some compilers write their code by it, past its
+//!   protection.
 use crate::keeper::{Keeper, NamedSpan};
 use crate::record::GateThread;
 use crate::touch::{copy, read, read_bytes, write, write_bytes};
@@ -14,43 +16,44 @@ use memfold_os::text::{TextBuffer, path_of};
 use memfold_os::thread::process_id;
 use memfold_os::units::PAGE_SIZE;
 
-/// The offsets of some fields of a struct.
+/// The offsets of some fields of a struct, in bytes.
 struct StatOffsets {
     number: usize,
     links: usize,
     mode: usize,
     bytes: usize,
 }
-/// `struct stat`.
+/// The offsets in `struct stat`.
 const STAT: StatOffsets = StatOffsets { number: 8, links: 16, mode: 24, bytes: 48 };
-/// `struct statx`.
+/// The offsets in `struct statx`.
 const STATX: StatOffsets = StatOffsets { number: 32, links: 16, mode: 28, bytes: 40 };
-/// A directory has a link for itself and one for its name.
+/// The links of a directory without subdirectories: one for itself and one for its name.
 const OWN_LINKS: usize = 2;
 
-/// The offsets of an entry's length and, by call, of its name.
+/// The offsets of a directory entry's length and, depending on the call, of its name.
 const ENTRY_BYTES_AT: usize = 16;
 const NAME_AT: usize = 18;
 const NAME64_AT: usize = 19;
-/// The length of the shortest entry.
+/// The length of the shortest directory entry in bytes.
 const ENTRY_LEAST: usize = 24;
-/// The longest number of a thread, with the zero at its end, is shorter.
+/// A length in bytes for which the longest number of a thread, with the null byte at its end, has
+/// room.
 const NAME_BYTES: usize = 12;
 
 /// The most bytes of the program's memory that are held at a time.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// The part of a text that is looked at. The number of threads lies in it.
+/// The number of bytes of a text that are read. The number of threads lies in them.
 const TEXT_BYTES: usize = 2048;
-/// The part by which a text is recognized.
+/// The number of bytes by which a text is recognized.
 const BEGIN_BYTES: usize = 16;
-/// Shorter texts don't have the number.
+/// The length in bytes below which a text doesn't have the number of threads.
 const TEXT_LEAST: usize = 64;
-/// The field of the number of threads in `stat`, counted behind the name in brackets.
+/// The place of the number of threads among the fields of `stat` that follow the name in brackets.
 const COUNT_FIELD: usize = 17;
 
-/// Removes the keeper's threads from what a successful call has returned. Returns the call's result
-/// then. `None`: nothing else was returned, so the call is to be made again.
+/// Removes the keeper's threads from what a successful call has returned, and returns the call's
+/// new result. Returns `None` if nothing is left, so that the call must be made again.
 pub fn without_threads(
     keeper: &dyn Keeper,
     record: &GateThread,
@@ -59,13 +62,14 @@ pub fn without_threads(
     made: isize,
 ) -> Option<isize> {
     let told = made as usize;
-    // The number of the program's threads, if the kernel counts more.
+    // Counts the program's threads. It is `None` if the kernel counts no more than those.
     let threads = || {
         let mut own = 0;
         (keeper.threads() > 0).then(|| record.each_of_process(|_| own += 1))?;
         Some(own)
     };
-    // Memory that can't be read or written has been changed by another thread meanwhile.
+    // If memory can't be read or written, another thread has changed its mapping meanwhile. Then
+    // the result stays as it is.
     match nr as i64 {
         libc::SYS_read | libc::SYS_pread64 if told >= TEXT_LEAST => {
             tell_limits(keeper, args[0], args[1], told);
@@ -93,10 +97,10 @@ pub fn without_threads(
     }
 }
 
-/// Corrects the links in the struct at `at`, if it describes `/proc/self/task`: those of `threads`
-/// entries.
+/// Corrects the number of links in the struct at `at` if it describes `/proc/self/task`, which
+/// should have `threads` entries.
 fn unlink(at: usize, places: &StatOffsets, threads: usize) -> Option<()> {
-    // The number may be wider. Its lower half comes first.
+    // The field may be wider than 32 bits. Its lower half comes first.
     let links = read::<u32>(at.checked_add(places.links)?).ok()?;
     let mode = read::<u32>(at + places.mode).ok()?;
     if links as usize > threads + OWN_LINKS
@@ -104,25 +108,27 @@ fn unlink(at: usize, places: &StatOffsets, threads: usize) -> Option<()> {
         && read::<usize>(at + places.bytes).ok()? == 0
         && read::<usize>(at + places.number).ok()? == own_list()?
     {
-        // SAFETY: the program has asked for it there.
+        // SAFETY: the program passed this address for the struct.
         unsafe { write(at + places.links, &((threads + OWN_LINKS) as u32)) }.ok()?;
     }
     Some(())
 }
 
-/// Returns the inode of `/proc/self/task`. It stays the same while it was looked up lately.
+/// Returns the inode of `/proc/self/task`. It doesn't change while the kernel has the entry cached,
+/// as after a recent lookup.
 fn own_list() -> Option<usize> {
-    // SAFETY: zeros are a value of the type.
+    // SAFETY: all fields of `stat` are integers, for which zeros are valid.
     let mut about: libc::stat = unsafe { zeroed() };
     let args = [c"/proc/self/task".as_ptr() as usize, &raw mut about as usize, 0, 0, 0, 0];
-    // SAFETY: both are there.
+    // SAFETY: the path ends with a null byte, and `about` has room for the struct that the kernel
+    // writes.
     unsafe { system_call(libc::SYS_stat, args) }.ok()?;
     Some(about.st_ino as usize)
 }
 
-/// Removes the keeper's threads from entries of the directory `fd`, if it is one of /proc. Returns
-/// the bytes that are left. This also keeps a child that shares the memory, such as a sanitizer's,
-/// from stopping the threads that serve it.
+/// Removes the keeper's threads from the entries of the directory `fd` if it is one of /proc.
+/// Returns the number of bytes that are left. This also prevents a child that shares the memory,
+/// such as a sanitizer's, from stopping the threads that serve it.
 fn remove(keeper: &dyn Keeper, fd: usize, told: Range<usize>, name_at: usize) -> usize {
     let (mut at, mut end, mut is_own) = (told.start, told.end, false);
     while at + ENTRY_LEAST <= end {
@@ -144,7 +150,7 @@ fn remove(keeper: &dyn Keeper, fd: usize, told: Range<usize>, name_at: usize) ->
             continue;
         }
         is_own = is_own || is_in_proc(fd);
-        // SAFETY: the entries that follow move within what the program has asked for.
+        // SAFETY: both ranges lie in the buffer that the program passed for the entries.
         if !is_own || unsafe { copy(at, at + bytes, end - at - bytes) }.is_err() {
             break;
         }
@@ -153,14 +159,15 @@ fn remove(keeper: &dyn Keeper, fd: usize, told: Range<usize>, name_at: usize) ->
     end - told.start
 }
 
-/// Returns the number that makes up a whole name.
+/// Returns the number that a name consists of, or `None` if it has other characters than digits.
 fn number_in(name: &[u8]) -> Option<u32> {
     let digits = name.split(|byte| *byte == 0).next()?;
     core::str::from_utf8(digits).ok()?.parse().ok()
 }
 
 /// Corrects the number of threads in a text of `told` bytes at `at`, if it was read from this
-/// process's `status` or `stat`. Returns the bytes by which the text becomes shorter.
+/// process's `status` or `stat`. Returns the number of bytes by which the text becomes shorter, or
+/// `None` if nothing was changed.
 fn shorten(fd: usize, at: usize, told: usize, threads: usize) -> Option<usize> {
     let mut begin = [0; BEGIN_BYTES];
     read_bytes(at, &mut begin).ok()?;
@@ -184,7 +191,8 @@ fn shorten(fd: usize, at: usize, told: usize, threads: usize) -> Option<usize> {
     let digits: TextBuffer<16> = TextBuffer::of(format_args!("{threads}"));
     let digits = digits.as_bytes();
     let end = count.start + digits.len();
-    // SAFETY: the program has asked for the text there, and what follows the number moves within it.
+    // SAFETY: the program passed this buffer for the text. The number isn't longer than before, so
+    // all that is written lies within the `told` bytes.
     unsafe {
         write_bytes(at + count.start, digits).ok()?;
         copy(at + end, at + count.end, told - count.end).ok()?;
@@ -193,7 +201,7 @@ fn shorten(fd: usize, at: usize, told: usize, threads: usize) -> Option<usize> {
 }
 
 /// Puts the program's own limits into a text of `told` bytes at `at`, if it was read from this
-/// process's `limits`. The text has a line for each, in columns.
+/// process's `limits`. The text has a line for each limit, in columns.
 fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option<()> {
     const BEGIN: &[u8] = b"Limit           ";
     const LINES: [(u32, &[u8]); 3] = [
@@ -226,17 +234,18 @@ fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option
             place[..word.as_bytes().len()].copy_from_slice(word.as_bytes());
         }
     }
-    // SAFETY: the program has asked for the text there.
+    // SAFETY: the program passed this buffer for the text, which keeps its length.
     unsafe { write_bytes(at, text) }.ok()
 }
 
-/// Whether a file of /proc belongs to this process.
+/// Returns whether a file of /proc belongs to this process.
 fn is_of_this_process(fd: usize) -> bool {
     let mut to = [0u8; 64];
     let path = path_of(fd as i32);
     let Ok(path) = path.as_c_str() else { return false };
     let args = [path.as_ptr() as usize, to.as_mut_ptr() as usize, to.len(), 0, 0, 0];
-    // SAFETY: both are there.
+    // SAFETY: the path ends with a null byte, and `to` has room for the bytes that the kernel
+    // writes.
     let Ok(len) = (unsafe { system_call(libc::SYS_readlink, args) }) else { return false };
     let own: TextBuffer<32> = TextBuffer::of(format_args!("/proc/{}/", process_id()));
     to[..len as usize].starts_with(own.as_bytes())
@@ -244,15 +253,15 @@ fn is_of_this_process(fd: usize) -> bool {
 
 const NAME: &[u8] = b"Name:\t";
 
-/// Whether a text begins like `status`, or like `stat`: `17 (name`.
+/// Returns whether a text begins like `status`, or like `stat`: `17 (name`.
 fn may_tell(begin: &[u8]) -> bool {
     let digits = begin.iter().take_while(|byte| byte.is_ascii_digit()).count();
     begin.starts_with(NAME) || digits > 0 && begin[digits..].starts_with(b" (")
 }
 
-/// Completes a call on the program's own memory by its file that has met folded memory, or ended
-/// before it. `again` makes a call for the rest while its memory is held. Returns the result of
-/// all.
+/// Completes a call on the program's own memory by its file, if it has failed at folded memory or
+/// ended before it. `again` makes a call for a part of the rest while that memory is held. Returns
+/// the result of the whole call.
 pub fn with_own_memory(
     nr: usize,
     args: &[usize; 6],
@@ -274,7 +283,7 @@ pub fn with_own_memory(
         return made;
     }
     let seek = |to: usize, whence: i32| {
-        // SAFETY: touches no memory.
+        // SAFETY: the call touches no memory.
         unsafe { system_call(libc::SYS_lseek, [fd, to, whence as usize, 0, 0, 0]) }
     };
     let Some(start) = place.or_else(|| seek(0, libc::SEEK_CUR).ok().map(|at| at as usize)) else {
@@ -297,19 +306,20 @@ pub fn with_own_memory(
     if done > 0 { done as isize } else { made }
 }
 
-/// Whether a call reads or writes the program's own memory by its file.
+/// Returns whether a call reads or writes the program's own memory by its file.
 pub fn names_own_memory(nr: usize, args: &[usize; 6]) -> bool {
     const CALLS: [i64; 4] =
         [libc::SYS_read, libc::SYS_write, libc::SYS_pread64, libc::SYS_pwrite64];
     CALLS.contains(&(nr as i64)) && is_own_memory(args[0])
 }
 
-/// Whether a file is the memory of this process.
+/// Returns whether a file is the memory of this process.
 fn is_own_memory(fd: usize) -> bool {
     let link = |path: &CStr| {
         let mut to = [0u8; 64];
         let args = [path.as_ptr() as usize, to.as_mut_ptr() as usize, to.len(), 0, 0, 0];
-        // SAFETY: as much is there.
+        // SAFETY: the path ends with a null byte, and `to` has room for the bytes that the kernel
+        // writes.
         let len = unsafe { system_call(libc::SYS_readlink, args) }.ok()?;
         Some((to, len as usize))
     };
@@ -326,24 +336,26 @@ fn is_own_memory(fd: usize) -> bool {
 }
 
 fn is_in_proc(fd: usize) -> bool {
-    // SAFETY: zeros are a value of the type.
+    // SAFETY: all fields of `statfs` are integers, for which zeros are valid.
     let mut about: libc::statfs = unsafe { zeroed() };
     let args = [fd, &raw mut about as usize, 0, 0, 0, 0];
-    // SAFETY: it is there.
+    // SAFETY: `about` has room for the struct that the kernel writes.
     let known = unsafe { system_call(libc::SYS_fstatfs, args) }.is_ok();
     known && about.f_type == libc::PROC_SUPER_MAGIC
 }
 
-/// Returns the rest of the line that begins so.
+/// Returns the range of the rest of the line that begins with `begin`, or `None` if there is no
+/// such line.
 fn in_status(text: &[u8], begin: &[u8]) -> Option<Range<usize>> {
     let start = text.windows(begin.len()).position(|part| part == begin)? + begin.len();
     let end = start + text[start..].iter().position(|byte| *byte == b'\n')?;
     Some(start..end)
 }
 
-/// Returns the place of the number of threads.
+/// Returns the range of the number of threads in a text of `stat`, or `None` if the text is too
+/// short.
 fn in_stat(text: &[u8]) -> Option<Range<usize>> {
-    // A name may contain brackets and spaces.
+    // A name may contain brackets and spaces, so its end is the last bracket.
     let mut start = text.iter().rposition(|byte| *byte == b')')? + 2;
     let length = |start: usize| text.get(start..)?.iter().position(|byte| *byte == b' ');
     for _ in 0..COUNT_FIELD {

@@ -1,9 +1,9 @@
-//! Sizes of the kernel's structs on x86-64, each with what C calls it: a test compiles them.
+//! The sizes of the kernel's structs on x86-64, each with its name in C. A test compiles them.
 
 macro_rules! sizes {
     ($($name:ident = $bytes:literal, $c:literal;)*) => {
         $(#[doc = $c] pub const $name: usize = $bytes;)*
-        /// Name in C, bytes here.
+        /// Each struct's name in C, and its size in bytes here.
         #[cfg(test)]
         pub const ALL: &[(&str, usize)] = &[$(($c, $bytes)),*];
     };

@@ -1,8 +1,8 @@
 use super::{look_up, sizes};
 use std::process::Command;
 
-/// Calls that the headers of this machine may not have yet: as linux-raw-sys 0.12.1 has them
-/// (generated from the kernel's headers), and `uretprobe` and `uprobe`, which only x86 has
+/// Calls that the headers of this machine may not have yet, as linux-raw-sys 0.12.1 has them
+/// (generated from the kernel's headers). `uretprobe` and `uprobe` exist only on x86
 /// (arch/x86/entry/syscalls/syscall_64.tbl of Linux 6.18).
 const NEWEST: &[(&str, usize)] = &[
     ("uretprobe", 335),
@@ -38,7 +38,7 @@ fn header() -> Vec<(String, usize)> {
     text.lines().filter_map(of).collect()
 }
 
-/// Linux 6.18 has no call from this number on; newer headers do.
+/// The number from which on Linux 6.18 has no calls. Newer headers have more.
 const END: usize = 470;
 
 #[test]
@@ -54,7 +54,7 @@ fn each_call_of_the_headers_has_its_row() {
     all.sort();
     all.dedup();
     let in_table = (0..1000).filter(|&nr| look_up(nr).is_known()).count();
-    // The table has no more than these lists.
+    // The table has no other calls than these lists.
     assert_eq!(in_table, all.iter().filter(|(_, number)| *number < END).count());
 }
 
@@ -81,8 +81,8 @@ fn sizes_match_the_kernel_headers() {
     assert!(gcc.status.success(), "{}", String::from_utf8_lossy(&gcc.stderr));
 }
 
-/// Where C says of each struct how large it is; three that only the kernel's own sources have are
-/// written out.
+/// The headers in which C declares the structs. Three structs that only the kernel's own sources
+/// have are written out.
 const INCLUDES: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-//! Has a thread of the keeper's work for a child of `vfork`: see [`crate::errand`].
+//! Makes a thread of the keeper work for a child of `vfork` ([`crate::errand`]).
 use crate::keeper::Keeper;
 use crate::record::{GateThread, each_used};
 
@@ -7,16 +7,18 @@ fn of_caller() -> Option<&'static GateThread> {
     GateThread::of_stack(&raw const here as usize)
 }
 
-/// Returns the number of the calling task, if it is a child that shares the keeper's memory. It
-/// must be on its slot.
+/// Returns the number of the calling task if it is a child that shares the keeper's memory, and
+/// otherwise `None`. The task must be on its slot's stack.
 pub fn child() -> Option<usize> {
     of_caller().filter(|record| !record.is_of_first_process()).map(|record| record.number.get())
 }
 
-/// Has [`serve_errands`] do something, and waits until it is done. `ring` wakes that thread.
+/// Makes [`serve_errands`] call `what`, and waits until that is done. `ring` wakes the thread that
+/// calls [`serve_errands`].
 ///
 /// # Safety
-/// - Another thread may do it while the caller waits. It touches no memory of the program's.
+/// - Another thread may call `what` while the caller waits.
+/// - `what` touches no memory of the program.
 ///
 /// # Panics
 /// If the caller isn't in the gate.
@@ -25,24 +27,27 @@ pub unsafe fn hand_over(mut what: &mut dyn FnMut(), ring: fn()) {
     record.errand.post(&raw mut what as usize, ring, &mut || {});
 }
 
-/// Does work that takes locks of the gate's or the keeper's. For a child of `vfork` the serving
-/// thread does it.
+/// Does work that takes locks of the gate or the keeper. For a child of `vfork` the serving thread
+/// does it.
 ///
 /// # Safety
-/// - As for [`hand_over`].
+/// - The conditions of [`hand_over`] hold for `what`.
 pub(super) unsafe fn on_behalf(keeper: &dyn Keeper, what: &mut dyn FnMut()) {
     match keeper.server().filter(|_| child().is_some()) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that another thread may call `what`, and that it touches no
+        // memory of the program.
         Some(ring) => unsafe { hand_over(what, ring) },
         None => what(),
     }
 }
 
-/// Makes all memory resident for the caller ([`Keeper::keep_home`]), or ends that. The parent of a
-/// child of `vfork` ends it with the child.
+/// Makes all memory resident for the caller ([`Keeper::keep_home`]) if `keep` is true, and
+/// otherwise ends that. Returns whether it succeeded. The parent of a child of `vfork` ends it when
+/// the child ends.
 pub fn keep_home(keeper: &dyn Keeper, record: &GateThread, keep: bool) -> bool {
     let mut done = false;
-    // SAFETY: the record is the caller's, who waits.
+    // SAFETY: the closure uses only the keeper, which all threads may use, and locals and the
+    // record of the caller, which waits meanwhile. It touches no memory of the program.
     unsafe {
         on_behalf(keeper, &mut || {
             done = keeper.keep_home(keep);
@@ -52,9 +57,11 @@ pub fn keep_home(keeper: &dyn Keeper, record: &GateThread, keep: bool) -> bool {
     done
 }
 
-/// Stops all eviction for the caller, or ends that ([`Keeper::keep_all`]).
+/// Stops all eviction for the caller if `keep` is true, and otherwise ends that
+/// ([`Keeper::keep_all`]).
 pub(super) fn keep_all(keeper: &dyn Keeper, record: &GateThread, keep: bool) {
-    // SAFETY: as above.
+    // SAFETY: the closure uses only the keeper, which all threads may use, and the record of the
+    // caller, which waits meanwhile. It touches no memory of the program.
     unsafe {
         on_behalf(keeper, &mut || {
             keeper.keep_all(keep);
@@ -63,7 +70,7 @@ pub(super) fn keep_all(keeper: &dyn Keeper, record: &GateThread, keep: bool) {
     }
 }
 
-/// Does all errands that are posted.
+/// Does all errands that are posted. A thread of the keeper calls this.
 pub fn serve_errands() {
     each_used(|record| record.errand.serve());
 }

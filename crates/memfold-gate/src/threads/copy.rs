@@ -1,4 +1,4 @@
-//! Copies the process: `fork`, and `clone` without CLONE_VM.
+//! Serves calls that copy the process: `fork`, and `clone` without CLONE_VM.
 use crate::actions::PROTECTED;
 use crate::frame::SignalAction;
 use crate::keeper::{Keeper, RefusedCall};
@@ -10,14 +10,15 @@ use crate::user_dispatch::arm;
 use core::sync::atomic::{AtomicIsize, Ordering::SeqCst};
 use memfold_os::raw::{set_signals_blocked, system_call};
 
-/// The flag of `clone3` by which the child has no handlers.
+/// The flag of `clone3` that resets the child's handlers to the default action.
 pub const CLEAR_SIGHAND: usize = 0x1_0000_0000;
 
-/// Makes the copy by the call `nr`, whose arguments name no stack.
+/// Makes the copy by the call `nr`, whose arguments name no stack. Returns the call's result, which
+/// is 0 in the copy.
 ///
-/// The serving thread holds the locks where the caller may be killed meanwhile. It also holds them
-/// where the caller may have to wait for another thread of the program: after the copy the kernel
-/// reports it to a userfaultfd of the program's. The locks are free again by then.
+/// The serving thread holds the locks during the copy in two cases. The caller may be killed
+/// meanwhile. Or the caller may have to wait for another thread of the program, because the kernel
+/// reports the copy to a userfaultfd of the program. The locks are free again by then.
 pub fn copy(
     keeper: &dyn Keeper,
     record: &'static GateThread,
@@ -26,11 +27,12 @@ pub fn copy(
     flags: usize,
 ) -> isize {
     block_all();
-    // The value until the call returns. The task may be gone or wait by then, and the copy was
-    // made.
+    // The value until the call returns. If the errand ends before that, the task has died or still
+    // waits, and the copy was made.
     let made = AtomicIsize::new(1);
     let make = || {
-        // SAFETY: the child goes on here, on its copy of this stack.
+        // SAFETY: the arguments name no stack, so the child continues here on its copy of this
+        // stack. It is alone in its memory.
         let result = unsafe { system_call(nr as i64, *args) };
         let result = result.map_or_else(|e| -(e.raw_os_error() as isize), |pid| pid as isize);
         made.store(result, SeqCst);
@@ -39,27 +41,31 @@ pub fn copy(
     let Some(ring) = server else {
         stop(keeper, record);
         make();
-        // SAFETY: stopped above.
+        // SAFETY: `stop` has returned above, and this is called once for it. In the copy this runs
+        // in its only thread.
         unsafe { resume(keeper, record, made.load(SeqCst), flags) };
         return made.load(SeqCst);
     };
     let mut held = || {
         stop(keeper, record);
         record.errand.ask(&|| keeper.is_copied());
-        // SAFETY: stopped above.
+        // SAFETY: `stop` has returned above, and this is called once for it. In the parent the
+        // serving thread runs this. The copy doesn't have that thread.
         unsafe { resume(keeper, record, made.load(SeqCst), flags) };
     };
     let mut held: &mut dyn FnMut() = &mut held;
     let mut called = false;
-    // A task whose calls don't pass the gate may copy the memory in between.
+    // A task whose calls don't pass the gate may copy the memory while the errand waits for this
+    // call. Then the errand ends early and is posted again.
     while !called {
         record.errand.post(&raw mut held as usize, ring, &mut || {
             called = true;
             make();
             if made.load(SeqCst) == 0 {
-                // SAFETY: stopped in the parent.
+                // SAFETY: the serving thread of the parent has called `stop`. This is the only
+                // thread of the copy, and calls this once for it.
                 unsafe { resume(keeper, record, 0, flags) };
-                // The serving thread is the parent's.
+                // The copy doesn't have the serving thread, so nothing else ends the errand.
                 record.errand.clear();
             }
         });
@@ -67,7 +73,7 @@ pub fn copy(
     made.load(SeqCst)
 }
 
-/// Keeps the state of gate and keeper unchanged until [`resume`].
+/// Keeps the state of gate and keeper unchanged until [`resume`], by holding their locks.
 fn stop(keeper: &dyn Keeper, record: &GateThread) {
     stop_growth();
     patch::stop();
@@ -75,13 +81,16 @@ fn stop(keeper: &dyn Keeper, record: &GateThread) {
     record.actions().stop();
 }
 
-/// Ends [`stop`] after the copy was made by the thread of `record`; `made` is 0 in the copy.
+/// Ends [`stop`] after the thread of `record` has made the copy. `made` is the call's result, which
+/// is 0 in the copy.
 ///
 /// # Safety
-/// - `stop` has returned, in this process or in the parent that it is a copy of, and this is called once
-///   for it. In the copy it is called by the only thread.
+/// - `stop` has returned, in this process or in the parent that this process is a copy of.
+/// - This is called once for that `stop`.
+/// - In the copy its only thread calls this.
 unsafe fn resume(keeper: &dyn Keeper, record: &'static GateThread, made: isize, flags: usize) {
-    // SAFETY: the caller's promise; likewise below.
+    // SAFETY: `stop` has stopped the actions, and by the caller's promise this is called once for
+    // it.
     unsafe { record.actions().resume() };
     if made == 0 {
         record.pending.store(0, SeqCst);
@@ -94,16 +103,18 @@ unsafe fn resume(keeper: &dyn Keeper, record: &'static GateThread, made: isize, 
         begin(record, flags);
     }
     keeper.end_copy(made);
-    // SAFETY: as above.
+    // SAFETY: `stop` has stopped patching and the growth of the slots, and by the caller's promise
+    // this is called once for it.
     unsafe {
         patch::resume();
         resume_growth();
     }
 }
 
-/// Begins a task, with all signals blocked that may be.
+/// Begins a task: arms it, and resets its handlers if `flags` ask for that. All signals that may be
+/// blocked are blocked. If the task can't be armed, its process ends.
 pub fn begin(record: &GateThread, flags: usize) {
-    // A task begins without a dispatch of its own: the kernel clears that, too.
+    // A task begins without a dispatch of its own. The kernel clears that too.
     record.dispatch.set(None);
     if flags & CLEAR_SIGHAND != 0 {
         record.actions().with(|actions| {
@@ -114,13 +125,14 @@ pub fn begin(record: &GateThread, flags: usize) {
     }
     let begun = if flags & CLEAR_SIGHAND != 0 { install_protected(record) } else { Ok(()) };
     if let Err(e) = begun.and_then(|()| arm()) {
-        // Its calls would meet folded memory. A filter that refuses the task the call looks the
-        // same as a kernel without it.
+        // Calls of an unarmed task could name folded memory. A filter that refuses the task this
+        // call can't be distinguished from a kernel that lacks it.
         if let Some(keeper) = KEEPER.get() {
             keeper.tells(RefusedCall::Task(e));
         }
         set_signals_blocked(PROTECTED);
-        // SAFETY: it has done nothing yet.
+        // SAFETY: the call takes no pointers and doesn't return. The task has run no code of the
+        // program yet.
         let _ = unsafe { system_call(libc::SYS_exit_group, [255, 0, 0, 0, 0, 0]) };
     }
 }

@@ -9,22 +9,22 @@ use memfold_os::Errno;
 use memfold_os::raw::{set_signals_blocked, system_call};
 use memfold_os::thread::{process_id, thread_id};
 
-/// The kernel follows a robust list no further (`ROBUST_LIST_LIMIT`).
+/// The most entries of a robust list that the kernel follows (`ROBUST_LIST_LIMIT`).
 const ENTRIES_MAX: usize = 2048;
 
-/// The code that the process's first thread has passed to `exit`. Before Linux 6.0 the process ends
-/// with it, and not with its last thread's.
+/// The code that the process's first thread has passed to `exit`. Before Linux 6.0 this is the exit
+/// code of the process. Later it is that of the last thread.
 static CODE: AtomicUsize = AtomicUsize::new(0);
-/// The process whose first thread has called `exit`.
+/// The number of the process whose first thread has called `exit`.
 static EXITED: AtomicU32 = AtomicU32::new(0);
 
-/// Whether the process's first thread has called `exit`.
+/// Returns whether the process's first thread has called `exit`.
 pub fn first_has_exited() -> bool {
     EXITED.load(SeqCst) == process_id()
 }
 
 /// Serves `exit`. The keeper's threads would keep the process alive, so the last thread of the
-/// program ends it.
+/// program ends the process.
 pub fn exit(keeper: &dyn Keeper, record: &GateThread, code: usize) -> ! {
     touch_locks(record.robust.load(SeqCst));
     keeper.ends(Ending::Thread);
@@ -38,22 +38,24 @@ pub fn exit(keeper: &dyn Keeper, record: &GateThread, code: usize) -> ! {
         keeper.ends(Ending::Process);
         let code = if last_decides() { code } else { CODE.load(SeqCst) };
         let args = [code, 0, 0, 0, 0, 0];
-        // SAFETY: no thread of the program's is left.
+        // SAFETY: the call takes no pointers. No other thread of the program is left.
         let _ = unsafe { system_call(libc::SYS_exit_group, args) };
     }
     record.fs.set(0);
-    // SAFETY: all signals are blocked.
+    // SAFETY: all signals are blocked. The state is a word of the thread's slot, which stays
+    // mapped.
     unsafe { entry::exit(record.state(), code) }
 }
 
-/// Whether a process ends as its last thread does (Linux 6.0).
+/// Returns whether the last thread of a process decides the exit code of the process, as it does
+/// from Linux 6.0 on.
 fn last_decides() -> bool {
     const FIRST: u32 = 6;
     const FIELD_BYTES: usize = 65;
-    /// `struct utsname`: the release is the third field.
+    /// The offset of the release in `struct utsname`, where it is the third field.
     const RELEASE_AT: usize = 2 * FIELD_BYTES;
     let mut names = [0u8; 6 * FIELD_BYTES];
-    // SAFETY: it has room for them.
+    // SAFETY: `names` has room for the six fields that the kernel writes.
     let asked =
         unsafe { system_call(libc::SYS_uname, [names.as_mut_ptr() as usize, 0, 0, 0, 0, 0]) };
     let digits = names[RELEASE_AT..].iter().take_while(|byte| byte.is_ascii_digit());
@@ -61,15 +63,15 @@ fn last_decides() -> bool {
     asked.is_ok() && major >= FIRST
 }
 
-/// Whether a filter has killed a thread. The kernel lists the process's first thread to the end,
-/// but clears its robust list.
+/// Returns whether a filter has killed a thread. The kernel lists the process's first thread until
+/// the process ends, but clears its robust list.
 fn is_gone(record: &GateThread) -> bool {
     let thread = record.thread.load(SeqCst);
     if thread == 0 {
         return false;
     }
     let args = [process_id() as usize, thread as usize, 0, 0, 0, 0];
-    // SAFETY: no signal is sent: it asks whether there is such a thread.
+    // SAFETY: signal 0 isn't sent. The call only asks whether the thread exists.
     if let Err(e) = unsafe { system_call(libc::SYS_tgkill, args) } {
         return e == Errno::SRCH;
     }
@@ -77,11 +79,12 @@ fn is_gone(record: &GateThread) -> bool {
     had_list && list_of(thread) == Some(0) && last_decides()
 }
 
-/// Whether a filter has killed the program's last thread, so that no thread ends the process. A
-/// thread of the keeper's asks. `false` where it can't be known: before Linux 6.0, or if the first
-/// thread has no robust list.
+/// Returns whether a filter has killed the program's last thread, so that no thread ends the
+/// process. A thread of the keeper asks this. Returns `false` if it can't be known: before Linux
+/// 6.0, or if the first thread has no robust list.
 pub fn all_are_gone() -> bool {
-    // The record of a killed thread stays in use. Before the gate has begun there is no record.
+    // The record of a killed thread stays in use. Before the gate has begun there is no record, so
+    // nothing has been killed.
     let (mut all, mut any) = (true, false);
     each_used(|each| {
         if all && each.is_of_first_process() {
@@ -92,8 +95,8 @@ pub fn all_are_gone() -> bool {
     all && any
 }
 
-/// Makes the locks of all threads resident for good, as the process is about to end or to execute a
-/// program. The kernel reads and writes them then. `false`: no thread has any.
+/// Makes the locks of all threads resident for good, because the process is about to end or to
+/// execute a program. The kernel reads and writes them then. Returns `false` if no thread has any.
 pub fn keep_locks(keeper: &dyn Keeper, record: &GateThread) -> bool {
     let mut kept = false;
     record.each_of_process(|each| {
@@ -109,22 +112,22 @@ pub fn keep_locks(keeper: &dyn Keeper, record: &GateThread) -> bool {
     kept
 }
 
-/// Returns the head of the calling thread's robust list. 0: it has none.
+/// Returns the head of the calling thread's robust list, or 0 if it has none.
 pub fn robust_list() -> usize {
     list_of(0).unwrap_or(0)
 }
 
-/// Returns the head of a thread's robust list. Thread 0 is the caller. `None`: the kernel refuses
-/// to tell.
+/// Returns the head of a thread's robust list, or `None` if the kernel refuses to tell. Thread 0 is
+/// the caller.
 fn list_of(thread: u32) -> Option<usize> {
     let (mut head, mut bytes) = (0usize, 0usize);
     let args = [thread as usize, &raw mut head as usize, &raw mut bytes as usize, 0, 0, 0];
-    // SAFETY: both have room.
+    // SAFETY: `head` and `bytes` have room for the two words that the kernel writes.
     unsafe { system_call(libc::SYS_get_robust_list, args) }.ok().map(|_| head)
 }
 
-/// `struct robust_list_head`: the first entry, from there to an entry's lock, and the entry of the
-/// lock that is waited for.
+/// Reads a `struct robust_list_head`: the first entry, the distance from an entry to its lock, and
+/// the entry of the lock that the thread waits for. Returns `None` if `head` is 0 or can't be read.
 fn read_head(head: usize) -> Option<[usize; 3]> {
     if head == 0 { None } else { read::<[usize; 3]>(head).ok() }
 }
@@ -133,7 +136,7 @@ fn has_locks(head: usize) -> bool {
     read_head(head).is_some_and(|[entry, _, waits_for]| entry & !1 != head || waits_for & !1 != 0)
 }
 
-/// Makes the locks of a thread resident, which the kernel is about to read and write.
+/// Makes the locks of a thread resident, because the kernel is about to read and write them.
 fn touch_locks(head: usize) {
     let Some([mut entry, offset, waits_for]) = read_head(head) else { return };
     let futex = |entry: usize| (entry & !1).wrapping_add(offset);

@@ -1,4 +1,5 @@
-//! `execve`: the new program finds the mask and the ignored signals that the old one believed to have.
+//! Serves `execve`. The new program starts with the signal mask and the ignored signals that the
+//! old one has set.
 use crate::actions::{PROTECTED, bit};
 use crate::entry;
 use crate::frame::{SignalAction, SignalContext};
@@ -9,7 +10,7 @@ use crate::threads::behalf::keep_all;
 use crate::threads::end::keep_locks;
 use memfold_os::raw::set_signals_blocked;
 
-/// Serves `execve` or `execveat`. It returns if the call has failed.
+/// Serves `execve` or `execveat`. Returns only if the call fails, with its result.
 pub fn execute(
     keeper: &dyn Keeper,
     record: &GateThread,
@@ -34,7 +35,8 @@ pub fn execute(
         hand_over(record, blocked);
     }
     let failed = keeper.execute(nr, args, &mut |args| {
-        // SAFETY: the program's own call.
+        // SAFETY: the program makes this call itself, and what it names is held. The pending word
+        // is the record's, which stays mapped.
         unsafe { entry::call(nr, args, record.pending.as_ptr()) }
     });
     if blocked != 0 {

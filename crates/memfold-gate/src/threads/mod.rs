@@ -1,9 +1,9 @@
 //! Makes threads and processes, and ends them.
 //!
-//! A new task is unarmed, so its first instructions must be the gate's. A task that shares the memory
-//! begins on a slot of its own, with a copy of the frame of its parent's call, and leaves the gate by it.
-//! A parent that waits for a child of `vfork` so keeps its slot untouched. A copy of the process goes on
-//! inside its parent's call.
+//! The kernel starts a new task unarmed, so its first instructions must be the gate's. A task that
+//! shares the memory begins on a slot of its own. The slot has a copy of the frame of the parent's
+//! call, by which the task leaves the gate. So the slot of a parent that waits for a child of
+//! `vfork` stays untouched. A copy of the process continues inside its parent's call.
 mod behalf;
 mod copy;
 mod end;

@@ -1,4 +1,5 @@
-//! `clone`, `clone3`, `vfork`: makes threads, and processes that share the memory for a while.
+//! Serves `clone`, `clone3` and `vfork`, which make threads, and processes that share the memory
+//! for a while.
 use crate::entry;
 use crate::frame::{AlternateStack, SignalContext, fp_bytes_at};
 use crate::keeper::{Keeper, NamedSpan};
@@ -16,7 +17,7 @@ const SETTLS: usize = libc::CLONE_SETTLS as usize;
 const VFORK: usize = libc::CLONE_VFORK as usize;
 const NAMESPACES: usize = (libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID) as usize;
 
-/// The words of `struct clone_args` that are passed on. Later ones must be 0.
+/// The number of words of `struct clone_args` that are passed on. Later words must be 0.
 const WORDS: usize = 32;
 const FLAGS: usize = 0;
 const PIDFD: usize = 1;
@@ -28,17 +29,17 @@ const SET_TID: usize = 8;
 const SET_TID_COUNT: usize = 9;
 const BYTES_MIN: usize = 64;
 /// The most ranges that the kernel reads or writes: three numbers that it returns, and the numbers
-/// that it is asked for.
+/// that the program asks for.
 const SPANS_MAX: usize = 4;
 
 /// A call that makes a task.
 struct CloneRequest {
     nr: usize,
     flags: usize,
-    /// The child's first stack pointer. 0: its parent's.
+    /// The child's first stack pointer. 0 means its parent's.
     top: usize,
     args: [usize; 6],
-    /// The arguments of `clone3`.
+    /// The words of `clone3`'s `struct clone_args`.
     words: [usize; WORDS],
     /// The ranges that the kernel reads and writes.
     spans: [Option<NamedSpan>; SPANS_MAX],
@@ -63,7 +64,8 @@ impl CloneRequest {
             }
             libc::SYS_clone => {
                 (new.flags, new.top) = (args[0] & !0xff, args[1]);
-                // CLONE_PIDFD has the descriptor put where the thread's number would be.
+                // CLONE_PIDFD makes the kernel put the descriptor where the thread's number would
+                // be.
                 let parent = libc::CLONE_PARENT_SETTID as usize | libc::CLONE_PIDFD as usize;
                 new.kernel_writes(args[2], parent);
                 new.kernel_writes(args[3], libc::CLONE_CHILD_SETTID as usize);
@@ -82,7 +84,7 @@ impl CloneRequest {
         }
         let mut read = [0u8; WORDS * 8];
         let known = bytes.min(read.len());
-        // Words that are unknown here must be 0, as for the kernel.
+        // Words that aren't known here must be 0, as in the kernel.
         for from in (known..bytes).step_by(read.len()) {
             let rest = &mut read[..(bytes - from).min(WORDS * 8)];
             read_bytes(at + from, rest).map_err(|_| Errno::FAULT)?;
@@ -118,7 +120,8 @@ impl CloneRequest {
         *free.expect("each of the four is named once") = NamedSpan::new(start, len, write);
     }
 
-    /// Returns where the kernel writes 0 when the task ends.
+    /// Returns the address at which the kernel writes 0 when the task ends, or `None` if it
+    /// doesn't.
     fn cleared_at_end(&self) -> Option<usize> {
         let set = libc::CLONE_CHILD_CLEARTID as usize | libc::CLONE_CHILD_SETTID as usize;
         let at =
@@ -126,7 +129,7 @@ impl CloneRequest {
         (self.flags & set != 0).then_some(at)
     }
 
-    /// Has the child begin on this stack. With 0 bytes it begins on its parent's.
+    /// Makes the child begin on this stack. With 0 bytes it begins on its parent's.
     fn set_stack(&mut self, start: usize, bytes: usize) {
         if self.nr == libc::SYS_clone as usize {
             self.args[1] = start + bytes;
@@ -137,7 +140,8 @@ impl CloneRequest {
     }
 }
 
-/// Serves these calls. The caller goes on as `context` says.
+/// Serves these calls, and returns the call's result in the parent and in a copy. The caller
+/// continues as `context` says.
 pub fn clone(
     keeper: &dyn Keeper,
     record: &'static GateThread,
@@ -187,11 +191,13 @@ fn spawn(
     }
     block_all();
     let mut child = None;
-    // SAFETY: the record is the caller's, who waits; slots are the gate's.
+    // SAFETY: the closure uses only slots and records, which are the gate's, and locals of the
+    // caller, which waits meanwhile. It touches no memory of the program.
     unsafe {
         on_behalf(keeper, &mut || {
             child = GateThread::take();
-            // The slot of a caller that is killed belongs to no process that goes on.
+            // If the caller is killed now, this slot is never given back. It belongs to a process
+            // that has ended then, and counts as a thread of no other.
             let is_thread = wanted.flags & libc::CLONE_THREAD as usize != 0;
             child.inspect(|child| child.join(is_thread.then_some(record)));
         });
@@ -203,8 +209,8 @@ fn spawn(
         record.shares_fs.set(true);
         child.shares_fs.set(true);
     }
-    // Patched sites find the caller again after its next trap. Meanwhile the child may have the
-    // same `fs`.
+    // Meanwhile the child may have the same `fs`. Patched sites find the caller's record again
+    // after its next trap.
     record.fs.set(0);
     if wanted.flags & VFORK != 0 {
         child.alternate.set(record.alternate.get());
@@ -214,11 +220,12 @@ fn spawn(
     child.frame.set(frame);
     let AlternateStack { sp: start, .. } = child.stack();
     wanted.set_stack(start, ((frame - 256) & !15) - start);
-    // SAFETY: the stack is the child's, and the arguments are the program's but for it.
+    // SAFETY: the arguments are the program's own, except the stack, which is the child slot's. No
+    // other code uses it. All signals but the gate's own are blocked.
     let made = unsafe { entry::clone(wanted.nr, &wanted.args, first, &raw const *child as usize) };
     if made < 0 || wanted.flags & VFORK != 0 {
         child.errand.finish();
-        // The `execve` of a child of vfork never returned, so its hold is still there.
+        // The `execve` of a child of vfork never returned, so its hold still exists.
         if let Some(hold) = child.hold.take() {
             keeper.release(hold);
         }
@@ -234,16 +241,19 @@ fn spawn(
     made
 }
 
-/// Copies the frame of `context` onto the child's stack, and returns its address. The call returns
-/// 0 there.
+/// Copies the frame of `context` onto the child's stack, and returns the copy's address. In the
+/// copy the call returns 0.
 fn copy_frame(child: &GateThread, context: &SignalContext, top: usize) -> usize {
     let from = &raw const *context as usize;
     let fp = context.regs.fp as usize;
-    // SAFETY: the context is the kernel's, with its floating point state above it.
+    // SAFETY: the kernel wrote the context and the floating point state above it, to which `fp`
+    // points.
     let bytes = fp + unsafe { fp_bytes_at(fp) } - from;
     let stack = child.stack();
     let to = ((stack.sp + stack.size - bytes - 64) & !63) + from % 64;
-    // SAFETY: the frame lies on this thread's stack, and nobody uses the other yet.
+    // SAFETY: the `bytes` bytes from `from` on are the frame on this thread's stack, and `to`
+    // leaves room for them below the end of the child's stack. The two don't overlap, and no code
+    // uses the child's stack yet. `to` has the alignment of the frame.
     let theirs = unsafe {
         core::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes);
         &mut *(to as *mut SignalContext)
@@ -257,16 +267,19 @@ fn copy_frame(child: &GateThread, context: &SignalContext, top: usize) -> usize 
     to
 }
 
-/// The child's first code, on its slot's stack.
+/// Runs as the child's first code, on its slot's stack.
 unsafe extern "C" fn first(record: usize) -> ! {
-    // SAFETY: its parent has made it for this thread.
+    // SAFETY: `spawn` passed the address of the record that it took for this thread. Records stay
+    // mapped, and only this thread uses its cells.
     let record = unsafe { &*(record as *const GateThread) };
     let stack = record.stack();
-    // SAFETY: the stack is this thread's for good.
+    // SAFETY: the kernel only reads `stack`, which lives until the call returns. The new alternate
+    // stack is that of this thread's slot, which no other code uses while the thread lives.
     let _ =
         unsafe { system_call(libc::SYS_sigaltstack, [&raw const stack as usize, 0, 0, 0, 0, 0]) };
     record.claim();
     begin(record, record.flags.get());
-    // SAFETY: the frame lies on this stack, above all that lives.
+    // SAFETY: `copy_frame` made the frame. It lies on this stack, and no frame below it is needed
+    // any more. The first word of the record tells what is pending.
     unsafe { entry::leave(record.frame.get(), &raw const *record as usize, deliver_pending) }
 }

@@ -1,15 +1,16 @@
-//! `bpf`: one struct for all commands, whose fields lie where each command has them.
+//! Names the memory of `bpf`. All commands share one struct, and each has its fields at other
+//! places in it.
 use super::ask::ask;
 use super::process::cpus_possible;
 use crate::syscalls::operands::{Operands, StructFields, TEXT_MAX};
 use memfold_os::units::PAGE_SIZE;
 
-/// The part of the struct that has pointers.
+/// The length in bytes of the part of the struct that has pointers.
 const LOOKED_AT: usize = 152;
 
 type BpfAttributes = StructFields<LOOKED_AT>;
 
-/// By command. The kernel writes results into the struct.
+/// Names the memory of `bpf`, by command. The kernel writes results into the struct.
 pub fn bpf(n: &mut Operands) {
     let (command, at, size) = (n.int(0), n.arg(1), n.int(2) as usize);
     if size > PAGE_SIZE {
@@ -61,24 +62,25 @@ pub fn bpf(n: &mut Operands) {
     }
 }
 
-/// Bytes of a map's key and of a value as user space sees it.
+/// Returns the bytes of a map's key and of a value, as user space sees it. Returns `None` if the
+/// kernel doesn't tell.
 fn sizes(map: u32) -> Option<(usize, usize)> {
     let mut info = [0u32; 20];
     let about = [map as u64 | (size_of_val(&info) as u64) << 32, &raw mut info as u64];
     let args = [15, &raw const about as usize, size_of_val(&about), 0, 0, 0];
-    // SAFETY: the command fills `info`, whose length it is told, and writes to `about`, which is
-    // not read again.
+    // SAFETY: `about` tells the kernel the address and the length of `info`, so it writes only to
+    // `info` and to `about`. Both live until the call returns. `about` isn't read again.
     unsafe { ask(libc::SYS_bpf, args) }?;
     let [kind, _, key, value, ..] = info;
     let (key, value) = (key as usize, value as usize);
-    // Per-CPU maps give a value a CPU.
+    // A value of a per-CPU map has one part for each CPU.
     let per_cpu = matches!(kind, 5 | 6 | 10 | 21);
     Some((key, if per_cpu { value.next_multiple_of(8) * cpus_possible() } else { value }))
 }
 
 fn element(n: &mut Operands, command: u32, fields: &BpfAttributes) {
     let Some((key, value)) = sizes(fields.half(0)) else { return };
-    // Queues and stacks have no key, but may be passed one.
+    // Queues and stacks have no key, but the program may pass one.
     n.reads(fields.word(8), key);
     match command {
         1 | 21 => n.writes(fields.word(16), value),
@@ -105,7 +107,8 @@ fn program(n: &mut Operands, fields: &BpfAttributes) {
     n.reads(fields.word(80), fields.len(76).saturating_mul(fields.len(88)));
     n.reads(fields.word(96), fields.len(92).saturating_mul(fields.len(104)));
     n.reads(fields.word(128), fields.len(116).saturating_mul(fields.len(136)));
-    // The array of descriptors has no length in older structs: as far as a page goes.
+    // Older structs have no length for the array of descriptors. Then what is named ends with a
+    // page.
     if fields.word(120) != 0 {
         let count = if fields.half(144) != 0 { fields.len(144) * 4 } else { 256 };
         n.reads(fields.word(120), count);

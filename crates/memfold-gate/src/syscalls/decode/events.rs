@@ -1,22 +1,23 @@
-//! Futexes, masks of waiting calls, asynchronous I/O.
+//! Names the memory of futex calls, of masks of waiting calls and of asynchronous I/O.
 use super::vectors;
 use crate::syscalls::operands::Operands;
 use crate::syscalls::sizes::*;
 
-/// The sixth argument of `pselect6` and `io_pgetevents`: a pointer to a mask, and the mask's size.
+/// Names the sixth argument of `pselect6` and `io_pgetevents`: a pointer to a mask, and the mask's
+/// size.
 pub fn mask_and_size(n: &mut Operands) {
     if let Some(both) = n.take::<16>(n.arg(5)) {
         n.reads(both.word(0), 8);
     }
 }
 
-/// A futex word. The kernel looks for the page behind a shared one as if to write to it; of a
-/// private one it reads the value, if it does even that.
+/// Names a futex word. For a shared futex the kernel looks up the page as if to write to it. For a
+/// private one it reads the value at most.
 fn word(n: &mut Operands, at: usize, write: bool) {
     n.touches(at, 4, write);
 }
 
-/// By operation.
+/// Names the memory of `futex`, by operation.
 pub fn futex(n: &mut Operands) {
     let operation = n.int(1) as i32;
     let shared = operation & libc::FUTEX_PRIVATE_FLAG == 0;
@@ -63,9 +64,9 @@ pub fn futex(n: &mut Operands) {
     }
 }
 
-/// FUTEX2_PRIVATE.
+/// The flag FUTEX2_PRIVATE.
 const PRIVATE: u32 = 128;
-/// FUTEX2_NUMA: the node stands after the word, and may be set by the kernel.
+/// The flag FUTEX2_NUMA. The node follows the word, and the kernel may set it.
 const NUMA: u32 = 4;
 
 fn futex2(n: &mut Operands, at: usize, flags: u32) {
@@ -84,7 +85,7 @@ fn waiters(n: &mut Operands, array: usize, count: usize) {
     }
 }
 
-/// Up to 128 words.
+/// Names up to 128 futex words.
 pub fn futex_waitv(n: &mut Operands) {
     let count = n.int(1) as usize;
     if count <= 128 {
@@ -92,7 +93,7 @@ pub fn futex_waitv(n: &mut Operands) {
     }
 }
 
-/// Names one futex word. The kernel reads nothing of a private one.
+/// Names one futex word. Of a private one the kernel reads nothing.
 pub fn futex_wake(n: &mut Operands) {
     let flags = n.int(3);
     if flags & PRIVATE == 0 || flags & NUMA != 0 {
@@ -100,18 +101,18 @@ pub fn futex_wake(n: &mut Operands) {
     }
 }
 
-/// Names one futex word. The time is the fifth argument.
+/// Names one futex word. The row names the time, which is the fifth argument.
 pub fn futex_wait(n: &mut Operands) {
     futex2(n, n.arg(0), n.int(3));
 }
 
-/// From the first of two words to the second.
+/// Names two futex words. Waiters are moved from the first to the second.
 pub fn futex_requeue(n: &mut Operands) {
     waiters(n, n.arg(0), 2);
 }
 
-/// Requests for asynchronous I/O: the kernel marks each as its own, and uses the buffers until it
-/// is done.
+/// Names requests for asynchronous I/O. The kernel marks each as its own, and uses the buffers
+/// until the request is done.
 pub fn io_submit(n: &mut Operands) {
     let count = n.arg(1).min(PER_CALL_MAX);
     n.reads(n.arg(2), count * 8);
@@ -129,13 +130,14 @@ pub fn io_submit(n: &mut Operands) {
     }
 }
 
-/// Requests of one call that are looked at. The kernel takes no more than the context has room for.
+/// The most requests of one call that are named. The kernel takes no more than the context has room
+/// for.
 const PER_CALL_MAX: usize = 65536;
 
-/// IORING_ENTER_EXT_ARG.
+/// The flag IORING_ENTER_EXT_ARG.
 const EXTENDED: u32 = 8;
 
-/// The mask that holds while it waits, or a struct with that and a time.
+/// Names the mask that holds while the call waits, or a struct with the mask and a time.
 pub fn io_uring_enter(n: &mut Operands) {
     let at = n.arg(4);
     if n.int(3) & EXTENDED == 0 {
@@ -147,7 +149,7 @@ pub fn io_uring_enter(n: &mut Operands) {
     }
 }
 
-/// By opcode; the buffers that are registered are pinned from then on.
+/// Names the memory of `io_uring_register`, by opcode. Registered buffers are pinned from then on.
 pub fn io_uring_register(n: &mut Operands) {
     let (at, count) = (n.arg(2), n.int(3) as usize);
     match n.int(1) & 0x7fff_ffff {

@@ -1,15 +1,15 @@
-//! `ioctl`: by direction and size of the request, by a table of those that say neither, and by
-//! functions for those with pointers or arrays inside.
+//! Names the memory of `ioctl`. Most requests tell direction and size themselves. A table has those
+//! that tell neither. Functions serve those with pointers or arrays inside.
 //!
-//! What is missing here (graphics, video and drivers without number) is found by who makes the
-//! call: it says EFAULT.
+//! Requests that are missing here (graphics, video and drivers without numbers) show up as EFAULT,
+//! after which the keeper checks the call.
 use super::requests::{self, RequestKind};
 use super::vectors;
 use crate::syscalls::operands::{Operands, TEXT_MAX};
 use crate::syscalls::sizes::*;
 use memfold_os::units::PAGE_SIZE;
 
-/// By request.
+/// Names the memory of `ioctl`, by request.
 pub fn ioctl(n: &mut Operands) {
     let (request, at) = (n.int(1), n.arg(2));
     if nested(n, request, at) {
@@ -30,28 +30,28 @@ pub fn ioctl(n: &mut Operands) {
     }
 }
 
-/// Requests whose memory is more than one struct.
+/// Names the memory of a request that has more than one struct. Returns `false` for other requests.
 fn nested(n: &mut Operands, request: u32, at: usize) -> bool {
     match request {
-        // SIOCGIFCONF: length, buffer
+        // SIOCGIFCONF has a length and a buffer.
         0x8912 => {
             if let Some(conf) = n.change::<16>(at) {
                 n.writes(conf.word(8), conf.len(0));
             }
         }
-        // SIOCADDRT, SIOCDELRT: the name of a device
+        // SIOCADDRT, SIOCDELRT have the name of a device.
         0x890b | 0x890c => {
             if let Some(route) = n.take::<120>(at) {
                 n.text(route.word(88), 16);
             }
         }
-        // SIOCETHTOOL: a command with its struct; most are small
+        // SIOCETHTOOL has a command with its struct. Most are small.
         0x8946 => {
             if let Some(interface) = n.change::<40>(at) {
                 n.writes(interface.word(16), PAGE_SIZE);
             }
         }
-        // FS_IOC_FIEMAP: an array follows
+        // FS_IOC_FIEMAP is followed by an array.
         0xc020_660b => counted(n, at, 32, 24, 56),
         // FIDEDUPERANGE
         0xc018_9436 => {
@@ -84,7 +84,8 @@ fn nested(n: &mut Operands, request: u32, at: usize) -> bool {
     true
 }
 
-/// Filters, texts and lists for tracing, tunnels and the pool of random numbers.
+/// Names the filters, texts and lists of requests for tracing, tunnels and the random number pool.
+/// Returns `false` for other requests.
 fn programs(n: &mut Operands, request: u32, at: usize) -> bool {
     match request {
         // PERF_EVENT_IOC_SET_FILTER, QUERY_BPF
@@ -107,20 +108,21 @@ fn programs(n: &mut Operands, request: u32, at: usize) -> bool {
     true
 }
 
-/// A struct of `head` bytes, with a count at `count`, and so many parts of `each` bytes after it.
+/// Names a struct of `head` bytes, which has a count at byte `count`, and that many parts of `each`
+/// bytes after it.
 fn counted(n: &mut Operands, at: usize, head: usize, count: usize, each: usize) {
     let parts = n.half(at.wrapping_add(count)).unwrap_or(0) as usize;
     n.writes(at, head + parts.saturating_mul(each));
 }
 
-/// BLKPG: a partition.
+/// Names the memory of BLKPG: a partition.
 fn partition(n: &mut Operands, at: usize) {
     if let Some(arg) = n.take::<24>(at) {
         n.reads(arg.word(16), 152);
     }
 }
 
-/// SG_IO: command, sense, data.
+/// Names the memory of SG_IO: command, sense, data.
 fn scsi(n: &mut Operands, at: usize) {
     const TO_DEVICE: i32 = -2;
     let Some(io) = n.change::<88>(at) else { return };
@@ -133,7 +135,7 @@ fn scsi(n: &mut Operands, at: usize) {
     }
 }
 
-/// Virtual machines.
+/// Names the memory of requests of virtual machines (KVM). Returns `false` for other requests.
 fn kvm(n: &mut Operands, request: u32, at: usize) -> bool {
     match request {
         // GET_MSR_INDEX_LIST, GET_MSR_FEATURE_INDEX_LIST
@@ -142,7 +144,7 @@ fn kvm(n: &mut Operands, request: u32, at: usize) -> bool {
         0xc008_ae05 | 0xc008_ae09 | 0x4008_ae90 | 0xc008_ae91 => counted(n, at, 8, 0, 40),
         // GET_MSRS, SET_MSRS
         0xc008_ae88 | 0x4008_ae89 => counted(n, at, 8, 0, 16),
-        // GET_DIRTY_LOG: a bit a page, of a slot whose size the call doesn't say
+        // GET_DIRTY_LOG has a bit for each page of a slot. The call doesn't tell the slot's size.
         0x4010_ae42 => {
             if let Some(log) = n.take::<16>(at) {
                 n.writes(log.word(8), PAGE_SIZE);
@@ -155,7 +157,7 @@ fn kvm(n: &mut Operands, request: u32, at: usize) -> bool {
         }
         // SET_GSI_ROUTING
         0x4008_ae6a => counted(n, at, 8, 0, 48),
-        // SET_DEVICE_ATTR, GET_DEVICE_ATTR: a pointer to what the attribute is
+        // SET_DEVICE_ATTR, GET_DEVICE_ATTR have a pointer to the attribute's value.
         0x4018_aee1 | 0x4018_aee2 => {
             if let Some(attribute) = n.take::<24>(at) {
                 n.writes(attribute.word(16), 64);
@@ -166,7 +168,8 @@ fn kvm(n: &mut Operands, request: u32, at: usize) -> bool {
     true
 }
 
-/// VFIO says the size of a struct in the struct; vhost has arrays; DRM has texts.
+/// Names the memory of requests of devices: VFIO has the size of a struct in the struct, vhost has
+/// arrays, DRM has texts. Returns `false` for other requests.
 fn devices(n: &mut Operands, request: u32, at: usize) -> bool {
     match request {
         0x3b66..=0x3bff => {
@@ -186,7 +189,7 @@ fn devices(n: &mut Operands, request: u32, at: usize) -> bool {
                 }
             }
         }
-        // USBDEVFS_CONTROL, BULK: data in or out
+        // USBDEVFS_CONTROL, BULK have data in either direction.
         0xc018_5500 => {
             if let Some(control) = n.change::<24>(at) {
                 n.writes(control.word(16), control.short(6));
@@ -208,10 +211,11 @@ fn devices(n: &mut Operands, request: u32, at: usize) -> bool {
     true
 }
 
-/// Whether a request gives memory to another part of the kernel.
+/// Returns whether a request gives memory to another part of the kernel.
 pub fn gives_memory(args: &[usize; 6]) -> bool {
     let request = args[1] as u32;
-    // KVM_SET_USER_MEMORY_REGION and its second; VFIO_IOMMU_MAP_DMA, UNMAP_DMA; VHOST_SET_MEM_TABLE
+    // KVM_SET_USER_MEMORY_REGION, KVM_SET_USER_MEMORY_REGION2; VFIO_IOMMU_MAP_DMA, UNMAP_DMA;
+    // VHOST_SET_MEM_TABLE
     matches!(request, 0x4020_ae46 | 0x40a0_ae49 | 0x3b71 | 0x3b72 | 0x4008_af03)
         // UFFDIO_REGISTER, UNREGISTER, MOVE, WRITEPROTECT and the others
         || request >> 8 & 0xff == 0xaa

@@ -1,4 +1,4 @@
-//! System V IPC by command, and POSIX queues.
+//! Names the memory of System V IPC by command, and of POSIX queues.
 use super::ask::ask;
 use crate::syscalls::operands::Operands;
 use crate::syscalls::sizes::*;
@@ -7,7 +7,7 @@ const IPC_SET: u32 = 1;
 const IPC_STAT: u32 = 2;
 const IPC_INFO: u32 = 3;
 
-/// Shared memory.
+/// Names the memory of `shmctl`, by command.
 pub fn shmctl(n: &mut Operands) {
     let at = n.arg(2);
     match n.int(1) {
@@ -21,7 +21,7 @@ pub fn shmctl(n: &mut Operands) {
     }
 }
 
-/// Queues.
+/// Names the memory of `msgctl`, by command.
 pub fn msgctl(n: &mut Operands) {
     let at = n.arg(2);
     match n.int(1) {
@@ -34,7 +34,7 @@ pub fn msgctl(n: &mut Operands) {
     }
 }
 
-/// Semaphores.
+/// Names the memory of `semctl`, by command.
 pub fn semctl(n: &mut Operands) {
     let at = n.arg(3);
     match n.int(2) {
@@ -50,24 +50,25 @@ pub fn semctl(n: &mut Operands) {
     }
 }
 
-/// Returns how many semaphores a set has. If the caller may not know, returns the most that a set
-/// may have.
+/// Returns the number of semaphores in a set. If the kernel doesn't tell, returns the most that a
+/// set may have.
 fn semaphores(id: usize) -> usize {
     const MOST: usize = 32000;
     let mut about = [0u64; SEMID_DS / 8];
     let args = [id, 0, IPC_STAT as usize, &raw mut about as usize, 0, 0];
-    // SAFETY: `about` has room for what this command writes. `sem_nsems` stands after the
-    // permissions (48 bytes) and two times, with a word after each.
+    // SAFETY: `about` has room for the struct that this command writes, and lives until the call
+    // returns. `sem_nsems` follows the permissions (48 bytes) and two times, each with a word after
+    // it.
     let known = unsafe { ask(libc::SYS_semctl, args) };
     known.map_or(MOST, |_| (about[10] as usize).min(MOST))
 }
 
-/// Names a type and a message of a given length.
+/// Names a message to send: a type, and a text of a given length.
 pub fn msgsnd(n: &mut Operands) {
     n.reads(n.arg(1), n.arg(2).saturating_add(8));
 }
 
-/// Names a type and room for a message.
+/// Names room for a type and a message.
 pub fn msgrcv(n: &mut Operands) {
     n.writes(n.arg(1), n.arg(2).saturating_add(8));
 }

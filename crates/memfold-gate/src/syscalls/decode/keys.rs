@@ -1,8 +1,8 @@
-//! Keys of the kernel.
+//! Names the memory of calls on keys of the kernel.
 use super::vectors;
 use crate::syscalls::operands::{Operands, TEXT_MAX};
 
-/// By operation.
+/// Names the memory of `keyctl`, by operation.
 pub fn keyctl(n: &mut Operands) {
     let [_, a, b, c, d, _] = n.args;
     match n.int(0) {
@@ -19,7 +19,7 @@ pub fn keyctl(n: &mut Operands) {
         }
         // INSTANTIATE_IOV
         20 => vectors::vector(n, b, c, false),
-        // DH_COMPUTE: three keys, a result, and how to derive it
+        // DH_COMPUTE has three keys, a result, and a way to derive it.
         23 => {
             n.reads(a, 12);
             n.writes(b, c);
@@ -40,7 +40,7 @@ pub fn keyctl(n: &mut Operands) {
     }
 }
 
-/// PKEY_ENCRYPT, DECRYPT, SIGN, VERIFY: two lengths stand in the struct.
+/// Names the memory of PKEY_ENCRYPT, DECRYPT, SIGN and VERIFY. The struct has two lengths.
 fn asymmetric(n: &mut Operands) {
     const VERIFY: u32 = 28;
     let [_, a, b, c, d, _] = n.args;

@@ -1,4 +1,4 @@
-//! Functions that name the memory of calls that the rows' language can't describe.
+//! Names the memory of calls that the rows' language can't describe.
 
 mod ask;
 pub mod vectors;

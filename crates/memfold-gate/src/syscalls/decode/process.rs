@@ -1,10 +1,10 @@
-//! Threads and processes.
+//! Names the memory of calls on threads and processes.
 use super::ask::ask;
 use crate::syscalls::operands::Operands;
 use crate::syscalls::sizes::*;
 use memfold_os::units::PAGE_SIZE;
 
-/// The numbers of the new task, by flag.
+/// Names the places where the kernel puts the numbers of the new task, by flag.
 pub fn clone(n: &mut Operands) {
     let flags = n.arg(0) as i32;
     if flags & (libc::CLONE_PARENT_SETTID | libc::CLONE_PIDFD) != 0 {
@@ -41,13 +41,13 @@ pub fn clone3(n: &mut Operands) {
     }
 }
 
-/// Names a byte for each page.
+/// Names one byte for each page.
 pub fn mincore(n: &mut Operands) {
     n.writes(n.arg(2), n.arg(1).div_ceil(PAGE_SIZE));
 }
 
-/// Names the address whose policy is asked for. The kernel can tell the node of a resident page
-/// only.
+/// Names the address whose policy is asked for. The kernel can tell the node of an address only if
+/// its page is resident.
 pub fn policy_of(n: &mut Operands) {
     const NODE_OF_ADDRESS: usize = 1 | 2;
     if n.arg(4) & NODE_OF_ADDRESS == NODE_OF_ADDRESS {
@@ -57,12 +57,13 @@ pub fn policy_of(n: &mut Operands) {
 
 const VERSION_1: u32 = 0x1998_0330;
 
-/// Returns the length behind a header. The first version has 32 bits of each set.
+/// Returns the length of the sets that follow a header. The first version has 32 bits of each set.
 fn capabilities(version: u32) -> usize {
     if version == VERSION_1 { CAP_DATA } else { 2 * CAP_DATA }
 }
 
-/// Names a header. The kernel writes its own version over one that it doesn't know.
+/// Names a header and returns the length of the sets. The kernel writes its own version over one
+/// that it doesn't know.
 fn header(n: &mut Operands) -> Option<usize> {
     const KNOWN: [u32; 3] = [VERSION_1, 0x2007_1026, 0x2008_0522];
     n.reads(n.arg(0), CAP_HEADER);
@@ -73,21 +74,21 @@ fn header(n: &mut Operands) -> Option<usize> {
     Some(capabilities(version))
 }
 
-/// Sets out.
+/// Names the sets that the kernel writes.
 pub fn capget(n: &mut Operands) {
     if let Some(bytes) = header(n) {
         n.writes(n.arg(1), bytes);
     }
 }
 
-/// Sets in.
+/// Names the sets that the kernel reads.
 pub fn capset(n: &mut Operands) {
     if let Some(bytes) = header(n) {
         n.reads(n.arg(1), bytes);
     }
 }
 
-/// By function.
+/// Names the memory of `modify_ldt`, by function.
 pub fn modify_ldt(n: &mut Operands) {
     match n.int(0) {
         0 | 2 => n.writes(n.arg(1), n.arg(2)),
@@ -107,7 +108,7 @@ pub fn sched_setattr(n: &mut Operands) {
     }
 }
 
-/// By kind of rule: what lies beneath a path, or a port.
+/// Names the memory of a rule, by its kind: files beneath a path, or a port.
 pub fn landlock_add_rule(n: &mut Operands) {
     match n.int(1) {
         1 => n.reads(n.arg(2), 12),
@@ -116,11 +117,11 @@ pub fn landlock_add_rule(n: &mut Operands) {
     }
 }
 
-/// Returns how many CPUs there may be.
+/// Returns the number of CPUs that there may be.
 pub fn cpus_possible() -> usize {
     let mut mask = [0u64; 1024 / 8];
     let len = size_of_val(&mask);
-    // SAFETY: the kernel writes no more than `len` bytes there, and says how many.
+    // SAFETY: the kernel writes at most `len` bytes, the size of `mask`, and returns how many.
     let bytes =
         unsafe { ask(libc::SYS_sched_getaffinity, [0, len, &raw mut mask as usize, 0, 0, 0]) };
     // One bit for each CPU, in whole words.

@@ -1,23 +1,23 @@
-//! Requests of `ioctl` that don't say direction and size themselves, or say them wrongly.
+//! Lists requests of `ioctl` that don't tell direction and size themselves, or tell them wrongly.
 
 /// The kind of a request's argument.
 #[derive(Copy, Clone)]
 pub enum RequestKind {
     /// A number, or nothing.
     Value,
-    /// Memory that the kernel reads.
+    /// Memory of this many bytes that the kernel reads.
     In(usize),
-    /// Memory that it writes to, and may read.
+    /// Memory of this many bytes that the kernel writes to, and may read.
     Out(usize),
 }
 use RequestKind::{In, Out, Value};
 
-/// `struct termios` as the kernel has it.
+/// The size of the kernel's `struct termios`.
 const TERMIOS: usize = 36;
 const TERMIO: usize = 18;
 const IFREQ: usize = 40;
 
-/// Terminals: 0x54..
+/// Returns the kind of a terminal request (0x54..).
 const fn terminal(request: u32) -> Option<RequestKind> {
     Some(match request {
         0x5401 | 0x5456 => Out(TERMIOS),
@@ -26,13 +26,14 @@ const fn terminal(request: u32) -> Option<RequestKind> {
         0x5406..=0x5408 => In(TERMIO),
         // TIOCGPGRP, TIOCOUTQ, TIOCMGET, TIOCGSOFTCAR, FIONREAD, TIOCGETD, TIOCGSID, TIOCSERGETLSR
         0x540f | 0x5411 | 0x5415 | 0x5419 | 0x541b | 0x5424 | 0x5429 | 0x5459 => Out(4),
-        // TIOCSPGRP, TIOCMBIS, TIOCMBIC, TIOCMSET, TIOCSSOFTCAR, TIOCPKT, FIONBIO, TIOCSETD, FIOASYNC
+        // TIOCSPGRP, TIOCMBIS, TIOCMBIC, TIOCMSET, TIOCSSOFTCAR, TIOCPKT, FIONBIO, TIOCSETD,
+        // FIOASYNC
         0x5410 | 0x5416..=0x5418 | 0x541a | 0x5420 | 0x5421 | 0x5423 | 0x5452 => In(4),
         // TIOCSTI
         0x5412 => In(1),
         0x5413 => Out(8),
         0x5414 => In(8),
-        // TIOCLINUX: a byte says what, and what follows it is small
+        // TIOCLINUX: a byte holds the subcommand, and little follows it.
         0x541c => Out(16),
         0x541e => Out(72),
         0x541f => In(72),
@@ -46,7 +47,7 @@ const fn terminal(request: u32) -> Option<RequestKind> {
     })
 }
 
-/// Consoles: 0x4b.. and 0x56..
+/// Returns the kind of a console request (0x4b.. and 0x56..).
 const fn console(request: u32) -> Option<RequestKind> {
     Some(match request {
         // KDGKBTYPE, KDGETLED
@@ -68,7 +69,7 @@ const fn console(request: u32) -> Option<RequestKind> {
     })
 }
 
-/// Sockets and interfaces: 0x89..
+/// Returns the kind of a request on sockets and interfaces (0x89..).
 const fn socket(request: u32) -> Option<RequestKind> {
     Some(match request {
         // FIOSETOWN, SIOCSPGRP
@@ -87,7 +88,8 @@ const fn socket(request: u32) -> Option<RequestKind> {
     })
 }
 
-/// Disks: 0x12.., 0x03.., 0x22.., 0x53.., and loop devices: 0x4c..
+/// Returns the kind of a request on disks (0x12.., 0x03.., 0x22.., 0x53..) or loop devices
+/// (0x4c..).
 const fn disk(request: u32) -> Option<RequestKind> {
     Some(match request {
         0x125d => In(4),
@@ -116,14 +118,15 @@ const fn disk(request: u32) -> Option<RequestKind> {
     })
 }
 
-/// Requests that break the encoding: a number where it says pointer, or another length.
+/// Returns the kind of a request that breaks the encoding. It has a number where the encoding says
+/// pointer, or another length.
 const fn other(request: u32) -> Option<RequestKind> {
     Some(match request {
         // FIBMAP, FIGETBSZ
         1 | 2 => Out(4),
         // NS_GET_OWNER_UID
         0xb704 => Out(4),
-        // FICLONE, EVIOCGRAB, PERF_EVENT_IOC_SET_BPF, KVM's numbers, TUN's flags
+        // FICLONE, EVIOCGRAB, PERF_EVENT_IOC_SET_BPF, numbers of KVM, flags of TUN
         0x4004_9409 | 0x4004_4590 | 0x4004_2408 => Value,
         0x4004_54c8 | 0x4004_54c9 | 0x4004_54cb | 0x4004_54cc | 0x4004_54ce | 0x4004_54d0
         | 0x4004_54cd => Value,
@@ -133,7 +136,7 @@ const fn other(request: u32) -> Option<RequestKind> {
     })
 }
 
-/// Returns what is known of a request.
+/// Returns the kind of a request, or `None` if no table has it.
 pub const fn known(request: u32) -> Option<RequestKind> {
     match request >> 8 {
         0x54 => terminal(request),

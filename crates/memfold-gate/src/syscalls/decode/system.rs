@@ -1,9 +1,9 @@
-//! Mounts, quotas, modules, tracing: calls of administrators.
+//! Names the memory of calls of administrators: mounts, quotas, modules, tracing.
 use crate::syscalls::operands::{Operands, TEXT_MAX};
 use crate::syscalls::sizes::*;
 use memfold_os::units::PAGE_SIZE;
 
-/// Options of a mount: the kernel takes a page of them, or as much of it as there is.
+/// Names the options of a mount. The kernel takes a page of them, or as much of it as there is.
 pub fn mount_data(n: &mut Operands) {
     n.reads(n.arg(4), PAGE_SIZE);
 }
@@ -27,7 +27,7 @@ pub fn open_by_handle(n: &mut Operands) {
     handle(n, n.arg(1), false);
 }
 
-/// By command: a key, and a value that is a text, bytes or a path.
+/// Names a key, and a value that is a text, bytes or a path, by command.
 pub fn fsconfig(n: &mut Operands) {
     n.text(n.arg(2), 256);
     match n.int(1) {
@@ -64,18 +64,18 @@ pub fn xattr_given(n: &mut Operands) {
     xattr(n, true);
 }
 
-/// The kernel's log, by action.
+/// Names the memory for the kernel's log, by action.
 pub fn syslog(n: &mut Operands) {
     if matches!(n.int(0), 2..=4) {
         n.writes(n.arg(1), usize::try_from(n.int(2) as i32).unwrap_or(0));
     }
 }
 
-/// File systems by name and number.
+/// Names the name of a file system: one that the kernel looks up, or room for one.
 pub fn sysfs(n: &mut Operands) {
     match n.int(0) {
         1 => n.text(n.arg(1), TEXT_MAX),
-        // No name is longer; how long it is, the caller can't say.
+        // The caller can't pass a length. No name is longer than this.
         2 => n.writes(n.arg(2), 32),
         _ => {}
     }
@@ -88,7 +88,7 @@ pub fn reboot(n: &mut Operands) {
     }
 }
 
-/// Arguments of a module have no bound.
+/// Names the arguments of a module. The kernel has no bound for them.
 pub fn module_arguments(n: &mut Operands) {
     n.text(n.arg(2), 1 << 20);
 }
@@ -123,18 +123,18 @@ fn quota(n: &mut Operands, command: u32, at: usize) {
     }
 }
 
-/// Quotas of a device.
+/// Names the memory of quotas of a device.
 pub fn quotactl(n: &mut Operands) {
     n.text(n.arg(1), TEXT_MAX);
     quota(n, n.int(0), n.arg(3));
 }
 
-/// Quotas of an open file's file system.
+/// Names the memory of quotas of an open file's file system.
 pub fn quotactl_fd(n: &mut Operands) {
     quota(n, n.int(1), n.arg(3));
 }
 
-/// Segments of a kernel.
+/// Names the segments of a kernel.
 pub fn kexec_load(n: &mut Operands) {
     let count = n.arg(1).min(16);
     n.reads(n.arg(2), count * KEXEC_SEGMENT);

@@ -1,19 +1,20 @@
-//! Arrays of pointers: iovec, msghdr, mmsghdr, arguments of programs.
+//! Names arrays of pointers: iovec, msghdr, mmsghdr, arguments of programs.
 use super::ask::ask;
 use crate::syscalls::operands::{Operands, PARTS_MAX};
 use crate::syscalls::sizes::*;
 use core::mem::size_of;
 
-/// Longest text of an argument or of the environment.
+/// The longest text of an argument or of the environment, in bytes.
 const ARGUMENT_MAX: usize = 128 << 10;
 
-/// Most arguments that are looked at: the kernel allows stack/4 bytes of them, of 6 MiB at most.
+/// The most arguments that are named. The kernel allows a quarter of the stack's limit in bytes,
+/// and 6 MiB at most.
 const ARGUMENTS_MAX: usize = (6 << 20) / size_of::<usize>();
 
-/// The pointers of a vector are taken so many at a time.
+/// The number of parts of a vector that are read at a time.
 const AT_ONCE: usize = 8;
 
-/// An array of iovec, and what it points to.
+/// Names an array of iovec, and the memory that it points to.
 pub fn vector(n: &mut Operands, array: usize, count: usize, write: bool) {
     if count > PARTS_MAX {
         return;
@@ -29,7 +30,7 @@ pub fn vector(n: &mut Operands, array: usize, count: usize, write: bool) {
             continue;
         }
         let Some(parts) = n.get::<{ AT_ONCE * IOVEC }>(at) else {
-            // The first of them may be there.
+            // The first parts may be readable.
             return one_by_one(n, at, write);
         };
         for k in 0..AT_ONCE {
@@ -39,8 +40,8 @@ pub fn vector(n: &mut Operands, array: usize, count: usize, write: bool) {
     }
 }
 
-/// Names the parts that can be read. Where the kernel reads the whole array first this has no
-/// effect, but no caller has to know that.
+/// Names the parts that can be read. This has no effect where the kernel reads the whole array
+/// first, but callers need not know that.
 fn one_by_one(n: &mut Operands, array: usize, write: bool) {
     for i in 0..AT_ONCE {
         let Some(part) = n.get::<IOVEC>(array.wrapping_add(i * IOVEC)) else { return };
@@ -49,23 +50,24 @@ fn one_by_one(n: &mut Operands, array: usize, write: bool) {
 }
 
 fn put(n: &mut Operands, start: usize, len: usize, write: bool) {
-    // A negative length is an error.
+    // The kernel refuses a negative length.
     if len <= isize::MAX as usize {
         n.touches(start, len, write);
     }
 }
 
-/// `readv` and its like: argument 1 and 2, to be filled.
+/// Names the vector that `readv` and similar calls fill: arguments 1 and 2.
 pub fn filled(n: &mut Operands) {
     vector(n, n.arg(1), n.arg(2), true);
 }
 
-/// `writev` and its like.
+/// Names the vector that `writev` and similar calls take: arguments 1 and 2.
 pub fn taken(n: &mut Operands) {
     vector(n, n.arg(1), n.arg(2), false);
 }
 
-/// Fills from a pipe or takes for it, as the descriptor is open for reading or for writing.
+/// Names the vector of `vmsplice`. A pipe that is open for reading fills it, and any other pipe
+/// takes it.
 pub fn vmsplice(n: &mut Operands) {
     // SAFETY: F_GETFL touches no memory.
     let flags = unsafe { ask(libc::SYS_fcntl, [n.arg(0), libc::F_GETFL as usize, 0, 0, 0, 0]) };
@@ -103,12 +105,12 @@ fn messages(n: &mut Operands, sent: bool) {
     }
 }
 
-/// Messages out; the kernel writes how long each was.
+/// Names messages that are sent. The kernel writes the length of each.
 pub fn sendmmsg(n: &mut Operands) {
     messages(n, true);
 }
 
-/// Messages in; what is left of the time is written back.
+/// Names room for messages. The kernel writes back what is left of the time.
 pub fn recvmmsg(n: &mut Operands) {
     n.writes(n.arg(4), TIMESPEC);
     messages(n, false);
@@ -130,20 +132,21 @@ fn strings(n: &mut Operands, array: usize) {
     n.reads(array, count * 8);
 }
 
-/// Arguments and environment.
+/// Names arguments and environment.
 pub fn execve(n: &mut Operands) {
     strings(n, n.arg(1));
     strings(n, n.arg(2));
 }
 
-/// Names arguments and environment of `execveat`, one argument further.
+/// Names arguments and environment, which are one argument further in `execveat`.
 pub fn execveat(n: &mut Operands) {
     strings(n, n.arg(2));
     strings(n, n.arg(3));
 }
 
 fn is_self(pid: u32) -> bool {
-    // SAFETY: neither touches memory; signal 0 is not sent, it asks whether the thread is ours.
+    // SAFETY: neither call touches memory. Signal 0 isn't sent. It only asks whether the thread is
+    // one of this process.
     unsafe {
         ask(libc::SYS_getpid, [0; 6]).is_some_and(|own| {
             own == pid as usize || ask(libc::SYS_tgkill, [own, pid as usize, 0, 0, 0, 0]).is_some()
@@ -161,12 +164,12 @@ fn process_vm(n: &mut Operands, to_local: bool) {
     }
 }
 
-/// From another process, or from one's own.
+/// Names the memory of a read from another process, or from the caller's own.
 pub fn process_vm_readv(n: &mut Operands) {
     process_vm(n, true);
 }
 
-/// To another process, or to one's own.
+/// Names the memory of a write to another process, or to the caller's own.
 pub fn process_vm_writev(n: &mut Operands) {
     process_vm(n, false);
 }

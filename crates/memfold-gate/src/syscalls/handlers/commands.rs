@@ -1,4 +1,4 @@
-//! Calls that are many in one: how each is served, by the command that an argument gives.
+//! Decides how a call with many commands is served, by the command that an argument gives.
 use crate::syscalls::decode::{control, ioctl};
 use crate::syscalls::handlers::descriptors;
 use crate::syscalls::handlers::rights::give_up_rights;
@@ -12,12 +12,12 @@ fn special(handler: CallHandler) -> ServedBy {
     ServedBy::Special(RowHandler(handler))
 }
 
-/// `ioctl`.
+/// Returns how `ioctl` is served.
 pub fn of_ioctl(args: &[usize; 6]) -> ServedBy {
     if ioctl::gives_memory(args) { ServedBy::Change } else { ServedBy::Plain }
 }
 
-/// `fcntl`.
+/// Returns how `fcntl` is served.
 pub fn of_fcntl(args: &[usize; 6]) -> ServedBy {
     match control::asks_for_descriptor(args) {
         true => special(descriptors::of_first),
@@ -25,13 +25,13 @@ pub fn of_fcntl(args: &[usize; 6]) -> ServedBy {
     }
 }
 
-/// `ptrace`.
+/// Returns how `ptrace` is served.
 pub fn of_ptrace(args: &[usize; 6]) -> ServedBy {
     let is_wish = args[0] == libc::PTRACE_TRACEME as usize;
     if is_wish { special(be_traced) } else { ServedBy::Plain }
 }
 
-/// `prctl`.
+/// Returns how `prctl` is served.
 pub fn of_prctl(args: &[usize; 6]) -> ServedBy {
     match args[0] as i32 {
         PR_SET_SYSCALL_USER_DISPATCH => special(set_dispatch),

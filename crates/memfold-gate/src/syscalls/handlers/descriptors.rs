@@ -1,4 +1,5 @@
-//! Calls that close descriptors, or ask whether there are any: they pass over the engine's.
+//! Serves calls that close descriptors, or ask whether they are open. The engine's own descriptors
+//! seem not to be open.
 use crate::syscalls::plain::raw;
 use crate::syscalls::row::ProgramCall;
 
@@ -8,19 +9,19 @@ fn is_own(call: &ProgramCall, fd: usize) -> bool {
     call.keeper.owns_descriptor(fd as i32)
 }
 
-/// `close`, `dup`, and those commands of `fcntl`.
+/// Serves `close`, `dup`, and the commands of `fcntl` on a descriptor.
 pub fn of_first(call: &mut ProgramCall) -> isize {
     if is_own(call, call.args[0]) { BAD } else { call.wait() }
 }
 
-/// `dup2`, `dup3`.
+/// Serves `dup2` and `dup3`.
 pub fn of_both(call: &mut ProgramCall) -> isize {
     if call.args[..2].iter().any(|fd| is_own(call, *fd)) { BAD } else { call.wait() }
 }
 
-/// `close_range`.
+/// Serves `close_range`.
 pub fn close_range(call: &mut ProgramCall) -> isize {
-    /// The engine has none above.
+    /// No descriptor of the engine is above this.
     const OWN_MAX: usize = 1 << 16;
     let [first, last, flags, ..] = call.args.map(|arg| arg as u32 as usize);
     let mut from = first;

@@ -1,13 +1,14 @@
-//! Runs a seccomp filter of the program's on calls that the gate or the keeper makes, to learn whether it
-//! refuses them: classic BPF over `struct seccomp_data` (`kernel/seccomp.c` `seccomp_check_filter`).
+//! Runs a seccomp filter of the program on calls that the gate or the keeper makes, to find out
+//! whether it refuses them. A filter is classic BPF over `struct seccomp_data` (`kernel/seccomp.c`,
+//! `seccomp_check_filter`).
 use crate::keeper::Keeper;
 use crate::touch::read;
 
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
-/// Words of `struct seccomp_data`: number, architecture, address, six arguments.
+/// The number of words of `struct seccomp_data`: number, architecture, address, six arguments.
 const DATA_WORDS: usize = 16;
 const SCRATCH_WORDS: usize = 16;
-/// Actions after which a call is made, at least if a tracer or supervisor agrees.
+/// The actions after which a call is made, at least if a tracer or supervisor agrees.
 const LETS_THROUGH: [u32; 4] = [
     libc::SECCOMP_RET_ALLOW,
     libc::SECCOMP_RET_LOG,
@@ -15,10 +16,10 @@ const LETS_THROUGH: [u32; 4] = [
     libc::SECCOMP_RET_USER_NOTIF,
 ];
 
-/// Calls that the gate makes for a thread, with their second arguments.
+/// The calls that the gate makes for a thread, each with its second argument.
 const OWN_CALLS: [(i64, usize); 2] = [(libc::SYS_rt_sigreturn, 0), (libc::SYS_rt_sigprocmask, 0)];
 
-/// Where a call names the filter that it sets.
+/// Returns the address of the filter that a call sets, or `None` if it sets none.
 pub fn set_by(nr: usize, args: &[usize; 6]) -> Option<usize> {
     let sets = match nr as i64 {
         libc::SYS_prctl => {
@@ -30,7 +31,7 @@ pub fn set_by(nr: usize, args: &[usize; 6]) -> Option<usize> {
     sets.then_some(args[2])
 }
 
-/// Whether a call asks for SECCOMP_MODE_STRICT.
+/// Returns whether a call asks for SECCOMP_MODE_STRICT.
 pub fn wants_strict(nr: usize, args: &[usize; 6]) -> bool {
     match nr as i64 {
         libc::SYS_prctl => {
@@ -43,14 +44,14 @@ pub fn wants_strict(nr: usize, args: &[usize; 6]) -> bool {
     }
 }
 
-/// Whether a filter refuses a call that the gate or the keeper makes.
+/// Returns whether a filter refuses a call that the gate or the keeper makes.
 pub fn refuses_own(keeper: &dyn Keeper, at: usize) -> bool {
     OWN_CALLS.iter().chain(keeper.calls()).any(|call| refuses(at, *call))
 }
 
-/// Whether the filter that `struct sock_fprog` at `at` names refuses the call `nr` with this second
-/// argument, and zeros for the others. One that can't be read, or is none, refuses nothing: the kernel
-/// doesn't take it.
+/// Returns whether a filter refuses the call `nr` with this second argument, and zeros for the
+/// others. `at` is the address of the filter's `struct sock_fprog`. A filter that can't be read or
+/// isn't valid refuses nothing, because the kernel doesn't take it.
 fn refuses(at: usize, (nr, second): (i64, usize)) -> bool {
     let mut data = [0u32; DATA_WORDS];
     (data[0], data[1]) = (nr as u32, AUDIT_ARCH_X86_64);
@@ -61,14 +62,14 @@ fn refuses(at: usize, (nr, second): (i64, usize)) -> bool {
         .is_some_and(|said| !LETS_THROUGH.contains(&(said & libc::SECCOMP_RET_ACTION_FULL)))
 }
 
-/// The registers of a filter.
+/// The state of a filter that runs.
 struct FilterMachine {
     a: u32,
     x: u32,
     scratch: [u32; SCRATCH_WORDS],
 }
 
-/// Returns what the filter returns. `None`: it isn't a filter.
+/// Returns the filter's result, or `None` if it isn't a valid filter.
 fn says(at: usize, data: &[u32; DATA_WORDS]) -> Option<u32> {
     let (len, code) = (read::<u32>(at).ok()? & 0xffff, read::<usize>(at + 8).ok()?);
     let mut machine = FilterMachine { a: 0, x: 0, scratch: [0; SCRATCH_WORDS] };
@@ -175,7 +176,7 @@ mod tests {
         assert!(!refused(&only(SYS_futex), (SYS_futex, 0)));
         assert!(refused(&only(SYS_futex), (SYS_ioctl, 0)));
         assert!(refused(&[kill], (SYS_ioctl, 0)) && !refused(&[ALLOW], (SYS_ioctl, 0)));
-        // By the low word of the second argument, through every kind of step.
+        // A filter that decides by the low word of the second argument, with every kind of step.
         let second = [
             (BPF_LD | BPF_ABS, 0, 0, 24),
             (BPF_ST, 0, 0, 3),

@@ -1,6 +1,7 @@
-//! Calls that need more than to be made: by subject, one function for each row that names one.
+//! Serves calls that need more than a hold. There is one function for each row that names one, in
+//! files by subject.
 //!
-//! Each is a [`CallHandler`](crate::syscalls::row::Handler): it returns the call's result.
+//! Each is a [`CallHandler`](crate::syscalls::row::CallHandler), which returns the call's result.
 mod namespaces;
 mod filter;
 pub mod descriptors;

@@ -1,11 +1,12 @@
-//! What a process may do, and how much it may have.
+//! Serves calls that change what a process may do, or how much it may have.
 use crate::signals;
 use crate::syscalls::row::{ProgramCall, value};
 use crate::touch::{read, write};
 use memfold_os::Errno;
 use memfold_os::thread::process_id;
 
-/// Limits of memory, descriptors and threads, below which the keeper can't begin any more.
+/// The limits of memory, descriptors and threads. If one of them is low, the keeper can't begin any
+/// more.
 const LIMITS: [u32; 5] = [
     libc::RLIMIT_AS,
     libc::RLIMIT_DATA,
@@ -52,7 +53,7 @@ pub fn limit(call: &mut ProgramCall) -> isize {
     let new = new.map(|new| new.map(|each| each as u64));
     value(call.keeper.limit(resource as u32, new).and_then(|before| {
         let before = before.map(|each| each as usize);
-        // SAFETY: the program has asked for it there.
+        // SAFETY: the program passed this address for the previous limit.
         let told = old_at == 0 || unsafe { write(old_at, &before) }.is_ok();
         if told { Ok(()) } else { Err(Errno::FAULT) }
     }))

@@ -1,4 +1,4 @@
-//! Filters of system calls that the program sets, and strict mode.
+//! Serves calls that set filters of system calls, and strict mode.
 use crate::call_state::CALLED_OFF;
 use crate::keeper::RefusedCall;
 use crate::signals;
@@ -9,7 +9,7 @@ use crate::syscalls::plain::raw;
 use crate::syscalls::row::ProgramCall;
 use crate::threads;
 
-/// `seccomp`, and `prctl(PR_SET_SECCOMP)`.
+/// Serves `seccomp` and `prctl(PR_SET_SECCOMP)`.
 pub fn seccomp(call: &mut ProgramCall) -> isize {
     if filter::wants_strict(call.nr, &call.args) {
         return be_strict(call);
@@ -21,8 +21,8 @@ pub fn seccomp(call: &mut ProgramCall) -> isize {
 }
 
 /// Sets the filter at `at`. If the program has one thread, a filter for all threads is set for that
-/// only, because the keeper's threads aren't the program's. A filter that refuses a call of the
-/// keeper's is set after all memory was made resident.
+/// thread only, because the keeper's threads aren't the program's. If the filter refuses a call
+/// that the gate or the keeper needs, all memory is made resident first.
 fn set_filter(call: &mut ProgramCall, at: usize) -> isize {
     const ALL_THREADS: usize =
         (libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_TSYNC_ESRCH) as usize;
@@ -39,10 +39,10 @@ fn set_filter(call: &mut ProgramCall, at: usize) -> isize {
     call.wait()
 }
 
-/// SECCOMP_MODE_STRICT: from now on the kernel lets the caller read, write, return from handlers
-/// and end, and kills it for all else that the gate would do.
+/// Serves SECCOMP_MODE_STRICT. From then on the kernel allows the caller to read, write, return
+/// from handlers and end. It kills the caller for any other call that the gate would make.
 fn be_strict(call: &mut ProgramCall) -> isize {
-    // The kernel refuses this to a thread with a filter.
+    // The kernel refuses strict mode to a thread with a filter.
     let has = [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0];
     if raw(libc::SYS_prctl as usize, &has) != 0 {
         return call.raw();
@@ -50,9 +50,10 @@ fn be_strict(call: &mut ProgramCall) -> isize {
     shut_in(call, RefusedCall::Strict)
 }
 
-/// Serves a caller that asks the kernel to refuse it what the gate does. All memory is made
-/// resident, and the caller's calls don't pass the gate from now on. This call is the first,
-/// because even a return from a handler may be refused after it.
+/// Serves a caller that asks the kernel to refuse calls that the gate needs. Makes all memory
+/// resident, and disarms the caller. The program then makes this call again, which doesn't pass the
+/// gate. This call must be the first such one, because even a return from a handler may be refused
+/// after it.
 fn shut_in(call: &mut ProgramCall, how: RefusedCall) -> isize {
     let is_alone = call.is_alone();
     signals::block_all();
@@ -62,7 +63,8 @@ fn shut_in(call: &mut ProgramCall, how: RefusedCall) -> isize {
     if call.record.is_of_first_process() {
         call.keeper.tells(how);
     } else {
-        // Its parent waits until the child executes a program or ends. Then it is managed again.
+        // The child's parent waits until the child executes a program or ends. Then the memory is
+        // managed again.
         call.record.traced.set(true);
     }
     pass_by(call, is_alone);

@@ -1,4 +1,5 @@
-//! What makes, ends or replaces a thread or a process, and what the kernel keeps of one.
+//! Serves calls that make, end or replace a thread or a process, or change what the kernel keeps
+//! for one.
 use crate::keeper::{Ending, RefusedCall};
 use crate::signals;
 use crate::syscalls::handlers::namespaces;
@@ -10,33 +11,34 @@ use core::sync::atomic::Ordering::SeqCst;
 use memfold_os::raw::system_call;
 use memfold_os::thread::use_no_counter;
 
-/// `prctl`: whether the processor's counter is refused to the calling thread, by SIGSEGV.
+/// The option of `prctl` that tells whether the kernel refuses the time stamp counter to the
+/// calling thread, by SIGSEGV.
 const PR_GET_TSC: usize = 25;
 pub const PR_SET_TSC: usize = 26;
 pub const PR_TSC_SIGSEGV: usize = 2;
 
-/// Whether the processor's counter is refused to the calling thread. It may have that of the program
-/// before it.
+/// Returns whether the kernel refuses the time stamp counter to the calling thread. The thread may
+/// have inherited that from the program before.
 pub fn has_no_counter() -> bool {
     let mut state = 0u32;
     let args = [PR_GET_TSC, &raw mut state as usize, 0, 0, 0, 0];
-    // SAFETY: there is room for the answer.
+    // SAFETY: `state` has room for the answer, and lives until the call returns.
     let asked = unsafe { system_call(libc::SYS_prctl, args) };
     asked.is_ok() && state as usize == PR_TSC_SIGSEGV
 }
 
-/// `prctl(PR_SET_TSC)` that refuses the counter.
+/// Serves a `prctl(PR_SET_TSC)` that refuses the time stamp counter.
 pub fn refuse_counter(call: &mut ProgramCall) -> isize {
     use_no_counter();
     call.wait()
 }
 
-/// `clone`, `clone3`, `fork`, `vfork`.
+/// Serves `clone`, `clone3`, `fork` and `vfork`.
 pub fn clone(call: &mut ProgramCall) -> isize {
     threads::clone(call.keeper, call.record, call.context, call.nr, &call.args)
 }
 
-/// `execve`, `execveat`.
+/// Serves `execve` and `execveat`.
 pub fn execute(call: &mut ProgramCall) -> isize {
     let (row, args, caller) = (call.row(), call.args, call.caller());
     caller.held(row, &args, || {
@@ -44,19 +46,19 @@ pub fn execute(call: &mut ProgramCall) -> isize {
     })
 }
 
-/// `exit`.
+/// Serves `exit`.
 pub fn exit(call: &mut ProgramCall) -> isize {
     threads::exit(call.keeper, call.record, call.args[0])
 }
 
-/// `exit_group`.
+/// Serves `exit_group`.
 pub fn exit_group(call: &mut ProgramCall) -> isize {
     threads::keep_locks(call.keeper, call.record);
     call.keeper.ends(Ending::Process);
     call.raw()
 }
 
-/// `unshare`, `setns`.
+/// Serves `unshare` and `setns`.
 pub fn change_namespaces(call: &mut ProgramCall) -> isize {
     if !call.is_alone() {
         return call.wait();
@@ -65,23 +67,23 @@ pub fn change_namespaces(call: &mut ProgramCall) -> isize {
     namespaces::alone(call.keeper, call.nr, &call.args, raw)
 }
 
-/// `arch_prctl`, which may set `fs`.
+/// Serves `arch_prctl`, which may set `fs`.
 pub fn set_registers(call: &mut ProgramCall) -> isize {
     call.record.fs.set(0);
     call.wait()
 }
 
-/// `set_tid_address`.
+/// Serves `set_tid_address`.
 pub fn set_tid_address(call: &mut ProgramCall) -> isize {
     never_fold(call, call.args[0], 4)
 }
 
-/// `rseq`.
+/// Serves `rseq`.
 pub fn set_rseq(call: &mut ProgramCall) -> isize {
     never_fold(call, call.args[0], call.args[1])
 }
 
-/// `set_robust_list`.
+/// Serves `set_robust_list`.
 pub fn set_robust_list(call: &mut ProgramCall) -> isize {
     let done = never_fold(call, call.args[0], call.args[1]);
     if done >= 0 {
@@ -90,8 +92,8 @@ pub fn set_robust_list(call: &mut ProgramCall) -> isize {
     done
 }
 
-/// Makes a call after which the kernel may write to a range at any time, and excludes the range
-/// from folding.
+/// Makes a call after which the kernel may write to a range at any time. Excludes the range from
+/// folding.
 fn never_fold(call: &ProgramCall, start: usize, len: usize) -> isize {
     let done = call.raw();
     if done >= 0 && start != 0 {
@@ -100,17 +102,16 @@ fn never_fold(call: &ProgramCall, start: usize, len: usize) -> isize {
     done
 }
 
-/// `prctl(PR_SET_SYSCALL_USER_DISPATCH)`.
+/// Serves `prctl(PR_SET_SYSCALL_USER_DISPATCH)`.
 pub fn set_dispatch(call: &mut ProgramCall) -> isize {
     signals::block_all();
     value(ProgramDispatch::of(&call.args).map(|own| call.record.dispatch.set(own)))
 }
 
-/// Serves `ptrace(PTRACE_TRACEME)`. Each signal stops the caller from now on. The parent may wait
-/// in vfork, or know nothing of the gate's signals. So the gate raises none until the caller
-/// executes another program: all memory is resident, and the calls of the only thread don't pass
-/// the gate. The program that it executes isn't managed, as the environment has nothing of
-/// memfold's.
+/// Serves `ptrace(PTRACE_TRACEME)`. From now on each signal stops the caller. The parent may wait
+/// in vfork, or not know the gate's signals. So the gate raises none until the caller executes
+/// another program: all memory is resident, and the calls of the only thread don't pass the gate.
+/// The program that it executes isn't managed, because the environment has nothing of memfold.
 pub fn be_traced(call: &mut ProgramCall) -> isize {
     let (keeper, record) = (call.keeper, call.record);
     if !call.is_alone() {
@@ -130,8 +131,8 @@ pub fn be_traced(call: &mut ProgramCall) -> isize {
     made
 }
 
-/// Disarms the caller: its calls don't pass the gate from now on, nor do those of patched sites. If
-/// it is the only thread, the kernel gets the program's signal actions back.
+/// Disarms the caller. From now on its calls don't pass the gate, and neither do calls from patched
+/// sites. If it is the only thread, the kernel gets the program's signal actions back.
 pub fn pass_by(call: &mut ProgramCall, is_alone: bool) {
     call.record.fs.set(0);
     user_dispatch::disarm();

@@ -6,7 +6,7 @@ const EIO: isize = -5;
 const EINTR: isize = -4;
 
 fn read_own(at: usize, to: &mut [u8]) -> Result<(), BadAddress> {
-    // SAFETY: the tests name memory of their own.
+    // SAFETY: the tests pass addresses of their own buffers, which live while the call is made.
     to.copy_from_slice(unsafe { core::slice::from_raw_parts(at as *const u8, to.len()) });
     Ok(())
 }
@@ -15,25 +15,26 @@ fn no_memory(_: usize, _: &mut [u8]) -> Result<(), BadAddress> {
     Err(BadAddress)
 }
 
-/// The parts of the vector that a piece names.
+/// Returns the parts of a vector that a piece names.
 fn parts_of(at: usize, count: usize) -> Vec<[usize; 2]> {
     (0..count).map(|n| part_at(at, n, &read_own).unwrap()).collect()
 }
 
-/// A file that gives or takes `room` bytes, and then ends or fails.
+/// A model of a file that gives or takes `room` bytes, and then ends or fails.
 #[derive(Clone)]
 struct FileModel {
     at: usize,
     room: usize,
-    /// What it says where there is no room left.
+    /// The result when there is no room left.
     then: isize,
-    /// A signal comes when so much has been done; only a call that is made regardless passes it.
+    /// The number of bytes after which a signal is pending. Then only a call that ignores signals
+    /// is made.
     signal: Option<usize>,
     log: Vec<(usize, usize)>,
 }
 
 impl FileModel {
-    /// As the kernel does it: a signal ends no call on a file that has begun.
+    /// Makes a call like the kernel: a signal ends no call on a file that has begun.
     fn call(&mut self, parts: &[[usize; 2]], at: usize) -> isize {
         let addresses = parts.iter().flat_map(|[start, len]| *start..start + len);
         let places: Vec<_> = addresses.zip(at..self.room.max(at)).collect();
@@ -44,7 +45,7 @@ impl FileModel {
         places.len() as isize
     }
 
-    /// One call at the file's offset.
+    /// Makes one call at the file's offset.
     fn whole(&mut self, parts: &[[usize; 2]]) -> isize {
         if self.signal == Some(0) {
             return CALLED_OFF;
@@ -54,7 +55,8 @@ impl FileModel {
         made
     }
 
-    /// The same, made regardless of a signal or not.
+    /// Makes a piece of a call at the file's offset. A pending signal stops it unless `must` is
+    /// true.
     fn piece(&mut self, parts: &[[usize; 2]], must: bool) -> isize {
         let signal = self.signal.take_if(|_| must);
         let made = self.whole(parts);
@@ -68,8 +70,8 @@ impl FileModel {
     }
 }
 
-/// All totals, vectors, pieces, ends, failures and signals of a small file: the same result, the
-/// same bytes at the same places, the same offset afterwards.
+/// Tries all totals, vectors, pieces, ends, failures and signals of a small file. Each must give
+/// the same result, the same bytes at the same places, and the same offset afterwards.
 #[test]
 fn file_in_pieces_is_as_by_one_call() {
     let vectors: &[&[[usize; 2]]] = &[
@@ -153,7 +155,7 @@ fn parts_are_cut_at_unit_borders() {
     );
 }
 
-/// What is made of a stream, with what the socket or pipe says.
+/// Makes a call on a stream in pieces, with the answers that the socket or pipe gives.
 fn stream(
     kind: TransferKind,
     nr: i64,
@@ -170,7 +172,7 @@ fn stream(
     let ask = &mut |nr: usize, args: &[usize; 6]| {
         assert_eq!((nr as i64, args[2]), (libc::SYS_poll, 0), "it waits for nothing");
         let Some(true) = data.next() else { return 0 };
-        // SAFETY: the caller's, as `poll` has it.
+        // SAFETY: the caller passes the address of its own `pollfd`, as `poll` requires.
         unsafe { (*(args[0] as *mut libc::pollfd)).revents = libc::POLLIN };
         1
     };
@@ -210,7 +212,7 @@ fn stream_waits_and_signals_with_its_first_piece_only() {
 }
 
 fn real(nr: usize, args: &[usize; 6]) -> isize {
-    // SAFETY: only asks what descriptors are, into the caller's memory.
+    // SAFETY: the call only asks about descriptors, and writes only to the caller's memory.
     unsafe { memfold_os::raw::system_call(nr as i64, *args) }
         .map_or_else(|e| -(e.raw_os_error() as isize), |v| v as isize)
 }
@@ -237,7 +239,8 @@ fn kind_of_descriptor_decides_on_pieces() {
     let proc = std::fs::File::open("/proc/self/maps").unwrap();
     let device = std::fs::File::open("/dev/zero").unwrap();
     let speaks = std::fs::OpenOptions::new().write(true).open("/proc/self/comm").unwrap();
-    // SAFETY: a new descriptor, of a file in memory.
+    // SAFETY: the call makes a new descriptor of a file in memory, and reads only its constant
+    // name.
     let memory =
         unsafe { std::os::fd::OwnedFd::from_raw_fd(libc::memfd_create(c"pieces".as_ptr(), 0)) };
     let (patient, _other) = UnixStream::pair().unwrap();

@@ -1,4 +1,4 @@
-//! Open files: reading, writing, descriptors, waiting for them, asynchronous I/O.
+//! Rows of calls on open files: reading, writing, descriptors, waiting for them, asynchronous I/O.
 use crate::syscalls::decode::{control, events, ioctl, vectors};
 use crate::syscalls::handlers::{commands, descriptors};
 use crate::syscalls::row::Arg::{Decoded, In, Out, Text};
@@ -41,7 +41,7 @@ pub(super) const CALLS: &[CallRow] = &[
     plain(193, "fgetxattr", &[Text(1), Out(2, Len(3))]),
     plain(196, "flistxattr", &[Out(1, Len(2))]),
     plain(199, "fremovexattr", &[Text(1)]),
-    // Maps a ring, and what is submitted to it is used at any time.
+    // The call maps a ring. The kernel uses what is submitted to the ring at any time.
     CallRow::new(Change, 206, "io_setup", &[Out(1, Bytes(8))]),
     CallRow::new(Trapped, 207, "io_destroy", &[]),
     CallRow::new(

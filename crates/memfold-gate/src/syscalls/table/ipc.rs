@@ -1,4 +1,4 @@
-//! System V IPC, POSIX queues, futexes.
+//! Rows of System V IPC, POSIX queues and futexes.
 use crate::syscalls::decode::{events, ipc};
 use crate::syscalls::row::Arg::{Decoded, In, Out, Text};
 use crate::syscalls::row::CallRow;

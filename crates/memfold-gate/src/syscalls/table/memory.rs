@@ -1,7 +1,8 @@
-//! Calls that change mappings, or query or advise about memory.
+//! Rows of calls that change mappings, or query or advise about memory.
 //!
-//! Those that move or mark areas are served by [`ServedBy::Change`], as the owner of the memory must
-//! change its areas with them. What looks at memory only (`mincore`, `msync`, `move_pages`) is plain.
+//! Calls that move or mark areas are served by [`ServedBy::Change`], because the owner of the
+//! memory must change its areas with them. Calls that only look at memory (`mincore`, `msync`,
+//! `move_pages`) are plain.
 use crate::syscalls::decode::{process, vectors};
 use crate::syscalls::row::Arg::{Decoded, In, Out};
 use crate::syscalls::row::OperandSize::{Bytes, Items, Nodes};

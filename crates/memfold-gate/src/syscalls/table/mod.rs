@@ -1,4 +1,4 @@
-//! The table, by field. To find a call: `grep '"name"'` in this folder.
+//! The table of system calls, in files by field. To find a call: `grep '"name"'` in this folder.
 
 mod files;
 mod paths;

@@ -1,4 +1,4 @@
-//! Files by their path, and mounts.
+//! Rows of calls on files by their path, and on mounts.
 use crate::syscalls::decode::system;
 use crate::syscalls::handlers::rights::give_up_rights;
 use crate::syscalls::row::Arg::{Decoded, In, Out, Text};

@@ -1,4 +1,5 @@
-//! Threads and processes: their making and end, scheduling, limits, identity, tracing.
+//! Rows of calls on threads and processes: how they begin and end, scheduling, limits, identity,
+//! tracing.
 use crate::syscalls::decode::{control, process, vectors};
 use crate::syscalls::handlers::{commands, rights, seccomp, threads};
 use crate::syscalls::row::Arg::{Decoded, In, Out, Text};

@@ -1,4 +1,4 @@
-//! Signals.
+//! Rows of calls on signals.
 use crate::syscalls::handlers::signals;
 use crate::syscalls::row::Arg::{In, Out};
 use crate::syscalls::row::OperandSize::{Bytes, Len};
@@ -8,7 +8,7 @@ use crate::syscalls::sizes::*;
 
 const MASK: usize = 8;
 
-/// A row of a call that takes a set of signals.
+/// Returns the row of a call that takes a set of signals.
 const fn masked(
     how: (u8, MaskUse),
     number: u16,
@@ -45,8 +45,8 @@ pub(super) const CALLS: &[CallRow] = &[
         signals::set_alternate,
     ),
     plain(200, "tkill", &[]),
-    // The kernel's own way to go on with a call that a stop interrupted: what that call named is
-    // held still.
+    // The kernel continues a call by this after a stop interrupted it. What that call named is
+    // still held.
     plain(219, "restart_syscall", &[]),
     plain(234, "tgkill", &[]),
     masked((1, MaskUse::Read), 282, "signalfd", &[In(1, Bytes(MASK))]),

@@ -1,4 +1,4 @@
-//! Sockets.
+//! Rows of calls on sockets.
 use crate::syscalls::decode::{control, vectors};
 use crate::syscalls::row::Arg::{Decoded, In, Out};
 use crate::syscalls::row::CallRow;

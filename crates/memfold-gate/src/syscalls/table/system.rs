@@ -1,4 +1,5 @@
-//! The whole machine: names, modules, keys, quotas, tracing, and calls that are no more.
+//! Rows of calls on the whole machine (names, modules, keys, quotas, tracing), and of calls that
+//! Linux has no longer.
 use crate::syscalls::decode::{bpf, keys, system};
 use crate::syscalls::row::Arg::{Decoded, In, Out, Text};
 use crate::syscalls::row::CallRow;
@@ -10,7 +11,7 @@ pub(super) const CALLS: &[CallRow] = &[
     plain(63, "uname", &[Out(0, Bytes(UTSNAME))]),
     plain(99, "sysinfo", &[Out(0, Bytes(SYSINFO))]),
     plain(103, "syslog", &[Decoded(system::syslog)]),
-    // "uselib", like the others without arguments at the end, has no code behind it.
+    // "uselib" has no code behind it, and neither do the others without arguments at the end.
     plain(134, "uselib", &[]),
     plain(139, "sysfs", &[Decoded(system::sysfs)]),
     plain(153, "vhangup", &[]),

@@ -1,4 +1,4 @@
-//! Clocks and timers.
+//! Rows of calls on clocks and timers.
 use crate::syscalls::row::Arg::{In, Out};
 use crate::syscalls::row::CallRow;
 use crate::syscalls::row::OperandSize::Bytes;
