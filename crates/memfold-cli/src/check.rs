@@ -33,7 +33,7 @@ use CheckAnswer::{Bad, Good, Less};
 struct SystemCheck {
     name: &'static str,
     probe: fn(&ArgMatches) -> CheckAnswer,
-    /// What is missing if the check fails. `fix` says what to do.
+    /// The loss if the check fails. `fix` is the remedy.
     why: &'static str,
     fix: &'static str,
 }

@@ -181,7 +181,7 @@ pub const ALLOW: &str = "Let the filter allow these calls, or refuse them with E
 /// Checks that a program can be managed by the gate. Returns whether pages can be moved there.
 ///
 /// # Errors
-/// What is lacking.
+/// A message that says what is lacking.
 pub fn can_have_gate() -> Result<bool, String> {
     NEEDS.iter().filter(|need| need.with_uffd).try_for_each(|need| (need.probe)())?;
     Ok(probe::moves().is_ok())
@@ -190,7 +190,7 @@ pub fn can_have_gate() -> Result<bool, String> {
 /// Checks that a program can be managed by the gate without userfaultfd.
 ///
 /// # Errors
-/// What is lacking.
+/// A message that says what is lacking.
 pub fn can_hide() -> Result<(), String> {
     NEEDS.iter().filter(|need| need.with_protection).try_for_each(|need| (need.probe)())
 }

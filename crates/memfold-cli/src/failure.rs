@@ -11,7 +11,6 @@ pub const NOT_FOUND: u8 = 127;
 /// A refusal. `main` prints it as `memfold: TEXT` and exits with its status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandFailure {
-    /// Exit status.
     pub status: u8,
     /// One line, without the prefix `memfold: `.
     pub text: String,

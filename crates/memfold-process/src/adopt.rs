@@ -114,9 +114,9 @@ impl ManagedProgram {
         });
     }
 
-    /// Reports that the run's limit can't be kept, with the causes. Only the process that can fold
-    /// least reports it, once in a run. With `--on-full stop`, ends that process instead. Records
-    /// the least limit that could be kept, as long as that rises.
+    /// Reports that the run's limit can't be kept, with the causes: once in a run, mostly by the
+    /// process that can fold least. With `--on-full stop`, ends that process instead. Records the
+    /// least limit that could be kept, as long as that rises.
     fn judge_limit(&self, state: &mut ProgramState) {
         if !self.pager.gauges().take_past() {
             return;
@@ -298,7 +298,7 @@ impl ManagedProgram {
     ///
     /// # Errors
     /// - EAGAIN: no more threads can be started.
-    /// - Those of [`member::change_user`].
+    /// - The errors of [`member::change_user`].
     pub fn give_up_rights(&self, rights: &ThreadRights) -> Result<(), Errno> {
         let _state = self.state.lock();
         // Another thread may have done this already.

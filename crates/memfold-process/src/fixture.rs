@@ -124,12 +124,10 @@ impl Calls {
         assert_eq!(self.managed(range), [range.clone()]);
     }
 
-    /// Unmaps a range.
     pub fn unmap(self, range: &Range<usize>) -> isize {
         self.call(libc::SYS_munmap, [range.start, range.len(), 0, 0, 0, 0])
     }
 
-    /// Gives advice on a range.
     pub fn advise(self, range: &Range<usize>, advice: i32) -> isize {
         self.call(libc::SYS_madvise, [range.start, range.len(), advice as usize, 0, 0, 0])
     }

@@ -116,7 +116,6 @@ impl ManagedProgram {
         tried.is_some_and(|tried| tried == Ok(true))
     }
 
-    /// Begins in the child.
     fn begin_child(&self) {
         member::begin_as_child();
         if let Some(file) = &self.file {

@@ -9,7 +9,6 @@ pub fn note(arena: &'static ZoneAllocator) {
     ARENA.store((&raw const *arena).cast_mut(), SeqCst);
 }
 
-/// Returns the arena.
 pub fn arena() -> &'static ZoneAllocator {
     // SAFETY: the pointer is null or comes from a `&'static`.
     unsafe { ARENA.load(SeqCst).as_ref() }.expect("noted by the constructor")

@@ -44,7 +44,6 @@ impl LentCall<'_> {
     }
 }
 
-/// The one keeper.
 pub static KEEPER: ProgramKeeper = ProgramKeeper;
 
 impl ManagedProgram {
@@ -397,7 +396,7 @@ impl Keeper for ProgramKeeper {
 
     fn ends(&self, how: Ending) {
         if child().is_some() {
-            // What the child leaves behind is its parent's.
+            // Everything that the child leaves behind belongs to its parent.
             return;
         }
         match how {

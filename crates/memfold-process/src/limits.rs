@@ -30,7 +30,7 @@ trait LimitKeeper {
     /// Returns a limit. Sets it first if `new` is given, and returns the former one.
     ///
     /// # Errors
-    /// Those of `prlimit`.
+    /// The errors of `prlimit`.
     fn limit(&self, resource: u32, new: Option<&Limit>) -> Result<Limit, Errno>;
 
     /// Returns the bytes of addresses that the engine has reserved.
@@ -161,7 +161,7 @@ fn all_set(program: &ManagedProgram) -> OwnLimits {
 /// the former one.
 ///
 /// # Errors
-/// Those of `prlimit`.
+/// The errors of `prlimit`.
 pub fn limit(resource: u32, new: Option<Limit>) -> Result<Limit, Errno> {
     let emulated = EMULATED.iter().position(|each| each.0 == resource);
     let (Some(at), Some(program)) = (emulated, get()) else {

@@ -67,7 +67,6 @@ impl Paging {
         Ok(Paging::Userfault(Arc::new(uffd.at_least(least).map_err(number)?)))
     }
 
-    /// Returns its descriptor.
     pub fn fd(&self) -> &OwnedFd {
         match self {
             Paging::Userfault(uffd) => uffd.fd(),
@@ -90,7 +89,7 @@ impl Paging {
     /// Registers the engine's frames.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// The kernel's error.
     pub fn register_frames(&self, start: usize, len: usize) -> Result<(), Errno> {
         match self {
             // SAFETY: the engine never touches its frames while they are empty, so no fault there
@@ -104,7 +103,7 @@ impl Paging {
     /// is hidden in the child too.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// The kernel's error.
     pub fn register_in_child(&self, range: &Range<usize>, protects: bool) -> Result<(), Errno> {
         match self {
             // SAFETY: faults are handled from now on, and this is the only thread.
@@ -116,7 +115,7 @@ impl Paging {
     /// Ends the registration of a range of the program. All of its memory must be resident or new.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// The kernel's error.
     pub fn unregister(&self, range: &Range<usize>) -> Result<(), Errno> {
         match self {
             Paging::Userfault(uffd) => uffd.unregister(range.start, range.len()),
@@ -131,7 +130,7 @@ impl Paging {
     /// program's, or be about to move.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// The kernel's error.
     pub fn hide(&self, range: &Range<usize>) -> Result<(), Errno> {
         match self {
             Paging::Userfault(_) => Ok(()),

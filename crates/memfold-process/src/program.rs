@@ -48,7 +48,6 @@ pub static MARK: CopyMark = CopyMark::new();
 
 /// The managed program of this process.
 pub struct ManagedProgram {
-    /// The engine.
     pub pager: Arc<Pager>,
     pub paging: Paging,
     pub pagemap: Arc<Pagemap>,
@@ -87,7 +86,7 @@ pub struct ManagedProgram {
     pub remote: Option<Arc<SocketRemote>>,
 }
 
-/// What is opened in the program's own descriptor table.
+/// Files that are opened in the program's own descriptor table.
 struct OpenedFiles {
     paging: Paging,
     pagemap: Pagemap,
@@ -118,7 +117,7 @@ pub fn existing() -> &'static ManagedProgram {
 /// engine's threads keep these descriptors too. The constructor calls it.
 ///
 /// # Errors
-/// What is lacking.
+/// The reason why there is no engine.
 pub fn open(config: &Config) -> Result<(), LackingEngine> {
     let opened = opened(config)?;
     let mut own =
@@ -131,7 +130,7 @@ pub fn open(config: &Config) -> Result<(), LackingEngine> {
 /// Checks that [`open`] can succeed, and closes everything again.
 ///
 /// # Errors
-/// Those of [`open`].
+/// The errors of [`open`].
 pub fn try_open(config: &Config) -> Result<(), LackingEngine> {
     opened(config).map(drop)
 }
@@ -338,7 +337,7 @@ impl ManagedProgram {
     /// Registers a range of the program. Its contents stay as they are.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// The kernel's error.
     pub fn register(&self, range: &Range<usize>) -> Result<(), Errno> {
         match &self.paging {
             // SAFETY: faults of the program are handled from now on. Memory that the kernel touches
@@ -355,7 +354,7 @@ impl ManagedProgram {
     /// Registers a range that the program has just mapped.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// The kernel's error.
     pub fn register_new(&self, range: &Range<usize>) -> Result<(), Errno> {
         match &self.paging {
             Paging::Userfault(_) => self.register(range),
@@ -367,7 +366,7 @@ impl ManagedProgram {
     /// hides all of it; the engine then shows what is resident.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// The kernel's error.
     pub fn register_again(&self, range: &Range<usize>) -> Result<(), Errno> {
         if self.paging.hides() { self.paging.hide(range) } else { self.register(range) }
     }

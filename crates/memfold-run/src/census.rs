@@ -146,7 +146,6 @@ mod tests {
     const OWN: u32 = 10;
     const UID: u32 = 1000;
 
-    /// A process of the fake.
     #[derive(Copy, Clone)]
     struct One {
         parent: u32,

@@ -1,5 +1,5 @@
-//! What `memfold run` asks of each process: the text of one environment variable, and how it is
-//! found there.
+//! The request of `memfold run` to each process: the text of one environment variable, and how it
+//! is found there.
 //!
 //! The text is lines joined by semicolons: the settings of the engine, and `stats=PATH`,
 //! `bounds=PATH` and `door=NAME,KEY`, which lead to the shared memory.
@@ -22,7 +22,7 @@ const STATS: &str = "stats=";
 const BOUNDS: &str = "bounds=";
 /// Prefix of the name of the door and the key.
 const DOOR: &str = "door=";
-/// Where `memfold run` has its descriptors.
+/// Start of the paths of the descriptors of `memfold run`.
 const PROC: &str = "/proc/";
 
 /// How to get at the table.

@@ -56,7 +56,7 @@ impl UserTables {
     /// file of at most `bytes_max` bytes.
     ///
     /// # Errors
-    /// Those of [`RunTable::create`].
+    /// The errors of [`RunTable::create`].
     pub fn create(
         uid: u32,
         slots: usize,
@@ -76,7 +76,7 @@ impl UserTables {
     ///
     /// # Errors
     /// - EUSERS: the run has [`USERS`] users already.
-    /// - Those of [`RunTable::create`].
+    /// - The errors of [`RunTable::create`].
     pub fn add(&self, uid: u32, slots: usize, bytes_max: u64) -> Result<UserTable, Errno> {
         let n = self.users.lock().len();
         if n == USERS {

@@ -119,7 +119,7 @@ impl SlotSet {
 struct ClusterTable {
     clusters: Vec<Cluster>,
     ends: [(u32, u32); LISTS],
-    /// Where each CPU continues, for each order: cluster and offset in it.
+    /// The position at which each CPU continues, for each order: cluster and offset in it.
     next: [[(u32, u16); ORDERS]; CPUS],
     /// No run of this order or a larger one is free. Valid until a slot becomes free.
     unavailable: u8,

@@ -20,7 +20,6 @@ pub struct ChildProgram {
 
 /// How a program ended.
 pub struct ProgramEnd {
-    /// Its process ID.
     pub pid: libc::pid_t,
     /// The exit status: the program's own, or 128 + n if signal n ended it.
     pub status: u8,

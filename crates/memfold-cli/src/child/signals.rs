@@ -18,7 +18,6 @@ const PASSED_ON: [i32; 8] = [
 /// A signal that arrived.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct CaughtSignal {
-    /// The signal's number.
     pub number: i32,
     /// Whether the kernel sent it, not a process. For the signals of a terminal (Ctrl-C, Ctrl-Z,
     /// hang-up) this means that the whole process group got it.

@@ -46,7 +46,7 @@ pub fn is_one(file: &File) -> bool {
 ///
 /// # Errors
 /// - InvalidData: the ELF file is cut short or isn't a program.
-/// - Those of reading the file.
+/// - The errors of reading the file.
 pub fn read(file: &File) -> io::Result<Option<Elf>> {
     let mut header = [0u8; HEADER_LEN];
     let len = read_up_to(file, &mut header)?;

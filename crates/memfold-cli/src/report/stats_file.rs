@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// A stats file that can be written. Dropped without [`StatsFile::write`], it leaves no trace.
 pub struct StatsFile {
-    /// As the user named it, for messages.
+    /// The path as the user gave it, for messages.
     name: PathBuf,
     out: File,
     /// The temporary file and the one it will replace; `None` for a device, a pipe or a

@@ -88,7 +88,6 @@ impl Door {
         Ok(Door { socket, name, key })
     }
 
-    /// Returns the key that opens the door.
     pub fn key(&self) -> &DoorKey {
         &self.key
     }

@@ -21,7 +21,6 @@ const OTHERS_SLOTS: usize = 1 << 12;
 
 /// The tables of a run, and the ways for its processes to get them.
 pub struct HandOver {
-    /// The tables.
     pub tables: UserTables,
     bounds_file: OwnedFd,
     door: Door,

@@ -35,7 +35,7 @@ const MANY: usize = 16_000;
 /// warning.
 const TEXT_BYTES: usize = 8 << 10;
 
-/// What children are given. Never freed.
+/// The variables that children are given. Never freed.
 struct PassedOn {
     /// The path of the library.
     library: Box<[u8]>,

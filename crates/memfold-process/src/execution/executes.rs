@@ -343,8 +343,8 @@ mod tests {
     const HEADER_BYTES: usize = EI_NIDENT + ELF64_EHDR_TAILSIZE;
     const MUSL: &str = "/lib/ld-musl-x86_64.so.1";
 
-    /// Makes an executable file. A child writes it, so that no descriptor of this process has it
-    /// open for writing.
+    /// Makes an executable file. A child writes it, so that it can be executed at once, whatever
+    /// other threads start meanwhile.
     fn file(scratch: &Scratch, name: &str, bytes: impl AsRef<[u8]>, mode: u32) -> String {
         forking(|| scratch.file(name, bytes, mode))
     }

@@ -15,7 +15,6 @@ pub struct HeapLoan<'a, T: Send> {
 }
 
 impl<T: Send> HeapLoan<'_, T> {
-    /// Wraps `what`.
     pub fn new(program: &ManagedProgram, what: T) -> HeapLoan<'_, T> {
         HeapLoan { program, what: ManuallyDrop::new(what) }
     }

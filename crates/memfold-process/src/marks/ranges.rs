@@ -7,7 +7,6 @@ use core::ops::Range;
 pub struct RangeSet(Vec<Range<usize>>);
 
 impl RangeSet {
-    /// Adds a range.
     pub fn add(&mut self, range: Range<usize>) {
         if range.is_empty() {
             return;
@@ -22,7 +21,6 @@ impl RangeSet {
         self.0.splice(first..last, [joined]);
     }
 
-    /// Removes a range.
     pub fn remove(&mut self, range: &Range<usize>) {
         if range.is_empty() {
             return;
@@ -59,7 +57,6 @@ impl RangeSet {
         core::mem::take(&mut self.0)
     }
 
-    /// Removes all ranges.
     pub fn clear(&mut self) {
         self.0.clear();
     }

@@ -1,5 +1,5 @@
-//! What is known of the program's memory beside which of it is managed: marks, and calls in
-//! progress with no lock held. It is changed together with the program's mappings.
+//! The known properties of the program's memory besides its management: marks, and calls in
+//! progress with no lock held. They are changed together with the program's mappings.
 use crate::marks::ranges::{RangeSet, common, without};
 use crate::size::share::SizeLevel;
 use alloc::vec::Vec;
@@ -10,7 +10,7 @@ use memfold_os::maps::flag;
 /// A reason why memory isn't managed. [`MemoryMark::DontFork`] only keeps it from children.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum MemoryMark {
-    /// It was there at the start, is a stack, or was reported by the gate.
+    /// Present at the start, a stack, or reported by the gate.
     Own,
     /// Locked in memory.
     Locked,
@@ -26,7 +26,6 @@ pub enum MemoryMark {
     Other,
 }
 
-/// Every mark.
 pub const MARKS: [MemoryMark; 7] = [
     MemoryMark::Own,
     MemoryMark::Locked,
@@ -86,14 +85,12 @@ pub struct ProgramState {
     pub past_looks: u32,
     /// Whether it was reported that the limit can't be kept.
     pub told_limit: bool,
-    /// The process's size.
     pub level: SizeLevel,
     /// Bytes that were mapped since the last look.
     pub mapped_since: usize,
 }
 
 impl ProgramState {
-    /// Returns the memory with a mark.
     pub fn marked(&mut self, mark: MemoryMark) -> &mut RangeSet {
         &mut self.never[mark as usize]
     }
@@ -260,7 +257,7 @@ struct PendingCall {
     new_since: RangeSet,
 }
 
-/// What a call finds in its ranges.
+/// The state that a call finds in its ranges.
 pub struct FoundRanges {
     /// The ranges of the call, or the parts of them that haven't changed.
     pub parts: Vec<Range<usize>>,

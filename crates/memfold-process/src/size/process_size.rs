@@ -13,7 +13,7 @@ impl Statm {
     /// Opens `/proc/self/statm`.
     ///
     /// # Errors
-    /// Those of `open`; ENOENT without /proc.
+    /// The errors of `open`; ENOENT without /proc.
     pub fn open() -> Result<Statm, Errno> {
         OwnFile::open(c"/proc/self/statm").map(Statm)
     }
@@ -22,7 +22,7 @@ impl Statm {
     /// number.
     ///
     /// # Errors
-    /// Those of [`Statm::open`]. The file is lost then.
+    /// The errors of [`Statm::open`]. The file is lost then.
     pub fn reopen(&self) -> Result<(), Errno> {
         self.0.reopen()
     }

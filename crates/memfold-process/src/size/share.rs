@@ -83,7 +83,7 @@ impl SizeScale {
     /// Reopens the files in a thread with a new descriptor table.
     ///
     /// # Errors
-    /// Those of [`SizeScale::open`].
+    /// The errors of [`SizeScale::open`].
     pub fn reopen(&self) -> Result<(), Errno> {
         self.statm.reopen()
     }
@@ -91,7 +91,7 @@ impl SizeScale {
     /// Begins in a child of fork, before it has an engine of its own.
     ///
     /// # Errors
-    /// Those of [`SizeScale::open`].
+    /// The errors of [`SizeScale::open`].
     pub fn begin_as_child(&self, pager: &Pager, level: &mut SizeLevel) -> Result<(), Errno> {
         // Until the first measurement all memory counts as shared. Most children end or execute a
         // program before it.

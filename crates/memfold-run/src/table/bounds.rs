@@ -1,5 +1,6 @@
-//! What `memfold run` publishes to all processes of a run: its bounds, and the part of them that
-//! each user may use. This page is in a file of its own, which only `memfold run` can write.
+//! The data that `memfold run` publishes to all processes of a run: its bounds, and the part of
+//! them that each user may use. This page is in a file of its own, which only `memfold run` can
+//! write.
 //!
 //! Each user of a run has a table ([`super::RunTable`]) for its processes. They trust one another
 //! as far as the kernel lets them trace one another. The tables of other users are not trusted.
@@ -21,8 +22,9 @@ pub const LAYOUT_VERSION: u64 = 13;
 /// Users of a run, at most. Processes of further users have no table.
 pub const USERS: usize = 64;
 
-/// What one user's processes may use, and what they must know of the other users. Each field is a
-/// pair in bytes: counted as for the limit, and counted as for the bound of resident memory.
+/// One user's part of the bounds, and the figures of other users that its processes need. Each
+/// field is a pair in bytes: counted as for the limit, and counted as for the bound of resident
+/// memory.
 #[repr(C, align(64))]
 struct UserPart {
     bytes: [AtomicU64; 2],
@@ -58,7 +60,7 @@ pub struct RunBounds {
     page: &'static BoundsPage,
 }
 
-/// What a user's processes ask of one bound.
+/// The claim of a user's processes on one bound.
 #[derive(Copy, Clone, Default)]
 pub struct AskedShare {
     /// The sum of the claims of all processes.
@@ -82,7 +84,7 @@ impl RunBounds {
     /// Returns them with the file.
     ///
     /// # Errors
-    /// - Those of [`shared::create_to_show`].
+    /// - The errors of [`shared::create_to_show`].
     /// - EFBIG: the file would be longer than `bytes_max`.
     pub fn create(bytes_max: u64, key: &DoorKey) -> Result<(RunBounds, OwnedFd), Errno> {
         if bytes_max < size_of::<BoundsPage>() as u64 {
@@ -105,7 +107,7 @@ impl RunBounds {
     ///
     /// # Errors
     /// - EINVAL: the file is no file of bounds, belongs to another run, or has another version.
-    /// - Those of [`shared::map_to_read`].
+    /// - The errors of [`shared::map_to_read`].
     pub fn open(file: impl AsFd, key: &DoorKey) -> Result<RunBounds, Errno> {
         let at = shared::map_to_read(file, size_of::<BoundsPage>())?;
         // SAFETY: `map_to_read` mapped the file at `at`, as long as a page of bounds, and nothing
@@ -167,7 +169,7 @@ impl RunBounds {
     /// Marks the calling thread as that of `memfold run`, which reads lines as long as it lives.
     ///
     /// # Errors
-    /// Those of [`RobustOwner::claim`].
+    /// The errors of [`RobustOwner::claim`].
     ///
     /// # Safety
     /// - The calling thread uses no robust mutex.
@@ -219,7 +221,7 @@ impl RunBounds {
     }
 }
 
-/// What one user may use of the bounds of a run.
+/// One user's part of the bounds of a run.
 #[derive(Copy, Clone)]
 pub struct UserPortion {
     page: &'static BoundsPage,

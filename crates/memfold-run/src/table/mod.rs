@@ -107,7 +107,7 @@ pub struct RunTable {
     mapped: Mutex<MappedSlots>,
 }
 
-/// What a run holds at least, in bytes.
+/// The memory that a run holds at least, in bytes.
 pub struct LeastBytes {
     /// The bytes of all processes of the run.
     pub bytes: u64,
@@ -129,7 +129,7 @@ impl RunTable {
     /// a file of at most `bytes_max` bytes. Returns it with the file.
     ///
     /// # Errors
-    /// - Those of creating and mapping the file.
+    /// - The errors of creating and mapping the file.
     /// - EFBIG: `bytes_max` has no room for a group of slots.
     ///
     /// # Panics
@@ -160,7 +160,7 @@ impl RunTable {
     ///
     /// # Errors
     /// - EINVAL: the file is no table, belongs to another run, or has another version.
-    /// - Those of mapping the file.
+    /// - The errors of mapping the file.
     pub fn open(file: impl AsFd, bounds: RunBounds) -> Result<RunTable, Errno> {
         RunTable::map(file, |head| {
             let its = [0, 1].map(|n| head.key[n].load(Relaxed));

@@ -11,7 +11,7 @@ pub(super) const GROUP: usize = 64;
 /// The size of the steps in which a process is charged, in bytes.
 const CHARGE_BYTES: u64 = 256 << 10;
 
-/// What all processes of a table are charged with.
+/// Charges of the processes of a table.
 #[repr(C)]
 pub(super) struct TableCharges {
     /// Bytes that processes without an engine have reserved beyond what each may have anyway.
@@ -93,7 +93,7 @@ impl ProcessSlot {
     /// Gives up the slot. The thread that claimed it must call this.
     ///
     /// # Errors
-    /// Those of [`RobustOwner::leave`].
+    /// The errors of [`RobustOwner::leave`].
     pub fn leave(&self) -> Result<(), Errno> {
         self.slot.owner.leave()
     }

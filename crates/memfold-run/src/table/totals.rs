@@ -1,4 +1,4 @@
-//! What the processes hold at one moment, and the peaks of that. The peaks are in the table that
+//! The memory that the processes hold at one moment, and its peaks. The peaks are in the table that
 //! the processes share.
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_stats::{Stats, raise};

@@ -46,13 +46,13 @@ pub trait Folder: Send + Sync {
     /// Renames a file, in one step. A file that had the new name loses it.
     ///
     /// # Errors
-    /// Those of the system. Both names are unchanged then.
+    /// The system's error. Both names are unchanged then.
     fn rename(&self, from: &[u8], to: &[u8]) -> Result<(), Errno>;
 
     /// Removes a name.
     ///
     /// # Errors
-    /// Those of the system. The name is unchanged then.
+    /// The system's error. The name is unchanged then.
     fn remove(&self, name: &[u8]) -> Result<(), Errno>;
 
     /// Returns the device and inode of the file that has a name.
@@ -64,7 +64,7 @@ pub trait Folder: Send + Sync {
     /// Returns once all changes of names are on disk.
     ///
     /// # Errors
-    /// Those of the system. Any part of the changes may be on disk then.
+    /// The system's error. Any part of the changes may be on disk then.
     fn sync(&self) -> Result<(), Errno>;
 }
 
@@ -75,19 +75,19 @@ pub trait File: Send + Sync {
     /// end of the file.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The system's error.
     fn read(&self, at: u64, to: &mut [u8]) -> Result<usize, Errno>;
 
     /// Writes from `at` on, perhaps less than asked for. Returns the number of bytes written.
     ///
     /// # Errors
-    /// Those of the system. A part may be written then.
+    /// The system's error. A part may be written then.
     fn write(&self, at: u64, from: &[u8]) -> Result<usize, Errno>;
 
     /// Truncates the file, or extends it by zeros.
     ///
     /// # Errors
-    /// Those of the system. The file is unchanged then.
+    /// The system's error. The file is unchanged then.
     fn set_len(&self, len: u64) -> Result<(), Errno>;
 
     /// Returns once all written data and the file's length are on disk.
@@ -112,7 +112,7 @@ pub trait File: Send + Sync {
     /// Returns the file's device and inode.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The system's error.
     fn identity(&self) -> Result<FileIdentity, Errno>;
 }
 
@@ -129,7 +129,7 @@ impl Directory {
     /// Opens the directory at `path`.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The system's error.
     pub fn open(path: &[u8]) -> Result<Directory, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         rustix::fs::open(path, flags, Mode::empty()).map(|fd| Directory(Arc::new(fd)))

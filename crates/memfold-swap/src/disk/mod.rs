@@ -48,7 +48,7 @@ pub trait Disk: Send + Sync {
     /// Returns the number of bytes that may still be stored on the same file system.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The system's error.
     fn free_bytes(&self) -> Result<u64, Errno>;
 
     /// Registers memory that most transfers will use.

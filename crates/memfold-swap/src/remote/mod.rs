@@ -65,7 +65,7 @@ pub struct RequestEntry {
     pub engine: u64,
     /// The object's number.
     pub number: u64,
-    /// Where the part starts, bytes.
+    /// Start of the part, bytes.
     pub offset: u32,
     /// The part's length, bytes.
     pub len: u32,
@@ -187,7 +187,7 @@ pub struct ObjectFetch<'a> {
     pub forks: usize,
     /// The object's number.
     pub number: u64,
-    /// Where the part starts in it, bytes.
+    /// Start of the part in the object, bytes.
     pub offset: usize,
     /// The destination.
     pub to: &'a mut [u8],
@@ -202,20 +202,20 @@ pub trait Remote: Send + Sync {
     /// Stores objects whose numbers were never used before.
     ///
     /// # Errors
-    /// Those of the store. Any of the objects may be stored then. The caller deletes their numbers,
+    /// The store's error. Any of the objects may be stored then. The caller deletes their numbers,
     /// and never uses them again.
     fn put(&self, objects: &[StoredObject<'_>]) -> Result<(), RemoteError>;
 
     /// Reads parts of objects. Tries again for as long as the settings allow.
     ///
     /// # Errors
-    /// Those of the store. The destinations hold any bytes then.
+    /// The store's error. The destinations hold any bytes then.
     fn get(&self, fetches: &mut [ObjectFetch<'_>]) -> Result<(), RemoteError>;
 
     /// Deletes objects, whether or not they exist.
     ///
     /// # Errors
-    /// Those of the store. Any of the objects may remain then.
+    /// The store's error. Any of the objects may remain then.
     fn delete(&self, numbers: &[u64]) -> Result<(), RemoteError>;
 
     /// Asks whether the objects are kept from expiring. It is called now and then while there are
@@ -230,7 +230,7 @@ pub trait Remote: Send + Sync {
     /// Called while the watch isn't over, by a thread that has its descriptor.
     ///
     /// # Errors
-    /// Those of the store. The objects may be gone once the process has ended.
+    /// The store's error. The objects may be gone once the process has ended.
     fn lend(&self, copies: &DescendantWatch) -> Result<(), RemoteError>;
 
     /// Returns the store's name for messages.

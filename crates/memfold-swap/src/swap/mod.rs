@@ -75,7 +75,7 @@ pub struct Swap {
     /// Slots that became free since emptied clusters were last discarded.
     freed: AtomicU64,
     warned: AtomicBool,
-    /// No more is written to the file.
+    /// Whether the file is closed to further writes.
     is_closed: AtomicBool,
     /// The slots that children of fork read.
     lent: LentSlots,

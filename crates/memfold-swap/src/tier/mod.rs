@@ -147,11 +147,8 @@ pub struct RemoteCounts {
 /// Counts since the last call.
 #[derive(Default)]
 struct TierCounts {
-    /// Pages that moved to the remote store.
     out: AtomicU64,
-    /// Pages that were read from it.
     back: AtomicU64,
-    /// Requests that failed.
     failed: AtomicU64,
 }
 
@@ -284,7 +281,7 @@ impl Tier {
     /// Keeps the objects for copies of the process, with [`Remote::lend`].
     ///
     /// # Errors
-    /// Those of [`Remote::lend`]. The objects may be gone once this process has ended.
+    /// The errors of [`Remote::lend`]. The objects may be gone once this process has ended.
     pub fn lend(&self, copies: &DescendantWatch) -> Result<(), RemoteError> {
         self.remote.lend(copies)
     }
