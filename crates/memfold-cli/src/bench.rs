@@ -1,5 +1,5 @@
-//! `memfold bench`: executes `memfold-bench`, a separate program, so that the command needs nothing
-//! of the benchmarks.
+//! `memfold bench`: executes `memfold-bench`. It is a separate program, so that this command
+//! doesn't depend on the benchmarks.
 use crate::failure::CommandFailure;
 use crate::program;
 use clap::{Arg, ArgMatches, Command, value_parser};
@@ -28,7 +28,7 @@ pub fn command() -> Command {
 /// Executes the program with the benchmarks. Returns only if that fails.
 ///
 /// # Errors
-/// It is not there or can't be executed: status 125.
+/// 125: the program is missing or can't be executed.
 pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     Err(become_benchmarks(matches.get_many("rest").into_iter().flatten().cloned()))
 }
@@ -41,7 +41,7 @@ pub fn help() -> Option<CommandFailure> {
     asked.then(|| become_benchmarks(std::iter::once("help".into()).chain(words)))
 }
 
-/// Executes the program beside this one, else that of PATH, under the name that the user knows.
+/// Executes the program beside this one, or else that of PATH, under the name that the user knows.
 fn become_benchmarks(arguments: impl Iterator<Item = OsString>) -> CommandFailure {
     let beside = env::current_exe().ok().map(|own| own.with_file_name(PROGRAM));
     let program = beside.filter(|path| path.is_file()).unwrap_or_else(|| PROGRAM.into());

@@ -1,7 +1,8 @@
-//! `memfold check`, and `memfold run --check`: what works here, what does not, why, and what to do.
+//! `memfold check`, and `memfold run --check`: what works here, what does not work, why, and what
+//! to do.
 //!
-//! Each line is something tried (`memfold_os::probe`) or read. The last line runs a program as
-//! `memfold run` would, so it also finds reasons that no other line knows.
+//! Each line is the result of a probe (`memfold_os::probe`) or of a file. The last line runs a
+//! program as `memfold run` would, so it also finds reasons that no other line knows.
 use crate::failure::CommandFailure;
 use crate::{delivery, machine, program, run};
 use clap::parser::ValueSource;
@@ -32,7 +33,7 @@ use CheckAnswer::{Bad, Good, Less};
 struct SystemCheck {
     name: &'static str,
     probe: fn(&ArgMatches) -> CheckAnswer,
-    /// What is missing where it does not work, and the fix.
+    /// The loss if the check fails. `fix` is the remedy.
     why: &'static str,
     fix: &'static str,
 }
@@ -189,13 +190,13 @@ pub fn command() -> Command {
 /// Prints the results. Returns 0 if a run would work, else 1.
 ///
 /// # Errors
-/// The screen can't be written.
+/// Stdout can't be written.
 pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     use std::io::Write;
     let (mut text, mut bad) = (String::new(), Vec::new());
     let killing = delivery::killing_calls();
     if !killing.is_empty() {
-        // The filter would kill this process in the other checks.
+        // In the other checks the filter would kill this process.
         let (kills, allow) = (delivery::KILLS, delivery::ALLOW);
         let _ = writeln!(text, "{:<17}NO  {kills} {}", "sandbox", killing.join(", "));
         let _ = writeln!(text, "{:<21}fix: {allow}", "");
@@ -322,8 +323,8 @@ fn userfaultfd(_: &ArgMatches) -> CheckAnswer {
     }
 }
 
-/// Returns the answer about a missing feature of userfaultfd, which matters only where page
-/// protection does not work either.
+/// Returns the answer about a missing feature of userfaultfd. It is bad only if page protection
+/// does not work either.
 fn lacks(text: String) -> CheckAnswer {
     if delivery::can_hide().is_ok() { Less(text) } else { Bad(text) }
 }
@@ -527,7 +528,7 @@ fn command_given(matches: &ArgMatches) -> CheckAnswer {
 }
 
 /// Runs a program that does nothing, and returns its message or memfold's. The program is memfold
-/// itself, which uses the C library of its preload library; `true` may be static.
+/// itself, which uses the same C library as the preload library. `true` may be static.
 fn trial(matches: &ArgMatches) -> CheckAnswer {
     let own = match std::env::current_exe() {
         Ok(own) => own,
@@ -553,7 +554,7 @@ fn trial(matches: &ArgMatches) -> CheckAnswer {
                 .unwrap_or("it printed no message")
                 .trim_start_matches("memfold: ");
             let answer = format!("{said} ({})", output.status);
-            // A warning of a successful run.
+            // The text is a warning of a successful run.
             if output.status.success() { Less(answer) } else { Bad(answer) }
         }
         Err(e) => Bad(program::plain(&e)),

@@ -20,7 +20,7 @@ use std::time::Instant;
 
 /// A run, as its control socket sees it.
 pub struct RunControl {
-    /// The counters of its processes, and its bounds.
+    /// The tables of its processes, and its bounds.
     pub shared: HandOver,
     /// Its settings, with the present bounds.
     pub config: Mutex<Config>,
@@ -74,7 +74,7 @@ impl RunControl {
         })
     }
 
-    /// Sets the bounds: invalid bounds change none of them.
+    /// Sets the bounds. Invalid bounds change none of them.
     fn set(&self, request: &Value) -> Result<Value, String> {
         let mut config = self.config.lock().expect("nobody panics with the lock");
         let mut new = config.clone();
@@ -97,8 +97,8 @@ impl RunControl {
     }
 }
 
-/// Returns the resident memory of a process that the limit does not count, by name, bytes: pages of
-/// files, and shared memory.
+/// Returns the resident memory of a process that the limit does not count: pages of files, and
+/// shared memory. Each has its name and its bytes.
 fn uncounted(pid: u32) -> impl Iterator<Item = (&'static str, u64)> {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     [("file_bytes", "RssFile:"), ("shmem_bytes", "RssShmem:")].into_iter().map(
@@ -119,7 +119,7 @@ impl ControlSocket {
     /// Makes the socket. Clients that connect from now on wait until it is served.
     ///
     /// # Errors
-    /// No socket can be made, and where: a program runs without.
+    /// No socket can be made. The error names the place. A program runs without the socket.
     pub fn listen() -> io::Result<(ControlSocket, UnixListener)> {
         let (listener, path) = sockets::listen(sockets::RUN)?;
         Ok((ControlSocket { path }, listener))
@@ -128,7 +128,7 @@ impl ControlSocket {
     /// Serves a run from its own thread, which gets no signal that the caller has blocked.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// No thread can be started.
     pub fn serve(self, listener: UnixListener, run: Arc<RunControl>) -> io::Result<ControlSocket> {
         let serve = move || {
             // A broken connection affects no other.

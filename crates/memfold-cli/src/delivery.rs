@@ -1,5 +1,5 @@
-//! How the gate detects a touch of folded memory: with userfaultfd or page protection. Where the
-//! gate is unavailable, `run` refuses.
+//! How touches of folded memory are detected: by userfaultfd, or by page protection. If the gate is
+//! unavailable, `run` refuses.
 use crate::failure::CommandFailure;
 use memfold::config::{Config, Delivery};
 use memfold_os::maps::lookup::Maps;
@@ -7,8 +7,8 @@ use memfold_os::probe;
 use memfold_os::uffd::{Uffd, feature};
 use memfold_os::units::Order;
 
-/// The least block with page protection: each border between folded and resident memory uses one of
-/// a process's 65,530 mappings.
+/// The smallest block with page protection. Each border between folded and resident memory uses one
+/// of a process's 65,530 mappings.
 const HIDDEN_LEAST: Order = match Order::new(4) {
     Some(order) => order,
     None => unreachable!(),
@@ -21,11 +21,11 @@ fn hide(config: &mut Config) {
     config.folio_order = config.folio_order.max(HIDDEN_LEAST);
 }
 
-/// Chooses how memory is paged: with userfaultfd, or page protection where that is unavailable.
-/// Returns the warning about that.
+/// Chooses how memory is paged: by userfaultfd, or by page protection if that is unavailable.
+/// Returns the warning about the latter.
 ///
 /// # Errors
-/// The gate is unavailable: status 125, with the reason and what to do.
+/// 125: the gate is unavailable. The text has the reason and what to do.
 pub fn settle(config: &mut Config) -> Result<Option<String>, CommandFailure> {
     config.delivery = Delivery::Gate;
     if config.by_protection {
@@ -63,21 +63,23 @@ fn forces_none() -> bool {
     probe::hides() == Ok(false)
 }
 
-/// Printed where paging by page protection is slower still.
+/// The warning for a kernel on which page protection is slower still.
 pub const FORCES_NONE: &str = "The kernel does not let /proc/self/mem write to protected memory, which is slower. Boot with proc_mem.force_override=always to change that.";
 
-/// One thing that the gate needs of the kernel. It is tried in this process, whose result holds for
-/// the program too. Refusals, `memfold check` and `docs/limits.md` all come from [`NEEDS`].
+/// One thing that the gate needs of the kernel. It is tried in this process, and the result holds
+/// for the program too. Refusals, `memfold check` and `docs/limits.md` all come from [`NEEDS`].
 pub struct GateNeed {
     /// Its name.
     pub what: &'static str,
-    /// The first Linux that has it; 0.0: every Linux that memfold runs on.
+    /// The first Linux version that has it; 0.0 for every version on which memfold runs.
     pub linux: (u32, u32),
-    /// Whether it is needed with userfaultfd, and with page protection.
+    /// Whether it is needed with userfaultfd. The next field is the same for page protection.
     with_uffd: bool,
     with_protection: bool,
+    /// Tries it.
+    ///
     /// # Errors
-    /// It lacks, and why.
+    /// The reason why it is unavailable.
     probe: fn() -> Result<(), String>,
 }
 
@@ -147,21 +149,21 @@ fn or_else(holds: bool, why: &str) -> Result<(), String> {
     if holds { Ok(()) } else { Err(why.to_string()) }
 }
 
-/// Returns the system calls for which a seccomp filter kills this process, by name. No probe that
-/// makes one of them may run then.
+/// Returns the names of the system calls for which a seccomp filter kills this process. No probe
+/// that makes one of them may run then.
 pub fn killing_calls() -> Vec<&'static str> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     if !status.lines().any(|line| line.split_ascii_whitespace().eq(["Seccomp:", "2"])) {
         return Vec::new();
     }
-    // SAFETY: no thread is started before the program is.
+    // SAFETY: memfold starts no thread before it starts the program, so this is the only one.
     unsafe { probe::killing_calls() }
 }
 
-/// Refuses a run that a seccomp filter would kill; `swaps`: the run has a swap file.
+/// Refuses a run that a seccomp filter would kill. `swaps` is whether the run has a swap file.
 ///
 /// # Errors
-/// It kills for a call that this run makes: status 125.
+/// 125: the filter kills for a call that this run makes.
 pub fn survives(swaps: bool) -> Result<(), CommandFailure> {
     let mut killing = killing_calls();
     killing.retain(|call| *call != probe::RING || swaps);
@@ -171,15 +173,15 @@ pub fn survives(swaps: bool) -> Result<(), CommandFailure> {
     }
 }
 
-/// Message about a filter that kills, before the names of the calls; [`ALLOW`] follows them.
+/// The message about a filter that kills. The names of the calls follow it, then [`ALLOW`].
 pub const KILLS: &str = "A seccomp filter kills any process that calls";
-/// What to do about it, after [`KILLS`] and the names.
+/// The advice after [`KILLS`] and the names.
 pub const ALLOW: &str = "Let the filter allow these calls, or refuse them with EPERM";
 
 /// Checks that a program can be managed by the gate. Returns whether pages can be moved there.
 ///
 /// # Errors
-/// What is lacking.
+/// A message that says what is lacking.
 pub fn can_have_gate() -> Result<bool, String> {
     NEEDS.iter().filter(|need| need.with_uffd).try_for_each(|need| (need.probe)())?;
     Ok(probe::moves().is_ok())
@@ -188,7 +190,7 @@ pub fn can_have_gate() -> Result<bool, String> {
 /// Checks that a program can be managed by the gate without userfaultfd.
 ///
 /// # Errors
-/// What is lacking.
+/// A message that says what is lacking.
 pub fn can_hide() -> Result<(), String> {
     NEEDS.iter().filter(|need| need.with_protection).try_for_each(|need| (need.probe)())
 }

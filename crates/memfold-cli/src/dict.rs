@@ -12,9 +12,9 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Most bytes of samples; blocks are taken evenly from all inputs to stay below.
+/// Bytes of samples, at most. Blocks are taken evenly from all inputs to stay below.
 const SAMPLE_BYTES_MAX: usize = 32 << 20;
-/// With fewer blocks no judgement is possible.
+/// Blocks that a judgement needs, at least.
 const BLOCKS_MIN: usize = 32;
 /// One block in this many is used for judging, not for training.
 const HELD_OUT: usize = 4;
@@ -65,8 +65,8 @@ pub fn command() -> Command {
 /// Runs `dict`. Returns the exit status: 0, or 1 if no dictionary wins.
 ///
 /// # Errors
-/// A file that can't be read or written, a codec that takes no dictionaries, too little input:
-/// status 125.
+/// 125: a file can't be read or written, the codec takes no dictionaries, or there is too little
+/// input.
 pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let Some(("train", matches)) = matches.subcommand() else {
         unreachable!("clap requires a subcommand")
@@ -128,12 +128,12 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     }
 }
 
-/// Checks `--canned` before a program is started with it, and makes its path absolute, because the
-/// program may run elsewhere.
+/// Checks `--canned` before a program is started with it. Makes its path absolute, because the
+/// program may run in another directory.
 ///
 /// # Errors
-/// A codec without dictionaries; a file that can't be read, is damaged, or is no dictionary for the
-/// codec.
+/// 125: the codec takes no dictionaries, or the file can't be read, is damaged, or is no dictionary
+/// for the codec.
 pub fn check(canned: &mut DictionarySource, codec: CodecSpec) -> Result<(), CommandFailure> {
     if *canned != DictionarySource::Off && !codec.takes_dictionaries() {
         return Err(CommandFailure::own(format!(

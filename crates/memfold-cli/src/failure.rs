@@ -1,7 +1,7 @@
-//! Why memfold did not run a program: one line and an exit status.
+//! The reason why memfold did not run a program: one line and an exit status.
 use std::fmt;
 
-/// Status for memfold's own failures, as `env` and `timeout` use it.
+/// Status for memfold's own failures, as with `env` and `timeout`.
 pub const OWN: u8 = 125;
 /// Status for a command that was found but can't be executed.
 pub const NOT_EXECUTABLE: u8 = 126;
@@ -11,9 +11,8 @@ pub const NOT_FOUND: u8 = 127;
 /// A refusal. `main` prints it as `memfold: TEXT` and exits with its status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandFailure {
-    /// Exit status.
     pub status: u8,
-    /// One line, without the `memfold: ` in front.
+    /// One line, without the prefix `memfold: `.
     pub text: String,
 }
 

@@ -12,7 +12,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// Name of the directory, if none is given.
+/// Default name of the directory.
 const NAME: &str = "memfold-python3";
 
 /// Returns the command line of `jupyter`.
@@ -41,7 +41,7 @@ pub fn command() -> Command {
 /// Writes the kernelspec, and prints its path.
 ///
 /// # Errors
-/// A setting that run would refuse, no Python, a file that is there or can't be written: 125.
+/// 125: a setting that `run` would refuse, no Python, or a file that exists or can't be written.
 pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let limit = matches.get_one::<String>("limit").cloned().unwrap_or_default();
     let mut flags = vec![format!("--limit={limit}")];
@@ -93,7 +93,8 @@ fn ipykernel(python: Option<&Path>) -> Result<Value, CommandFailure> {
     let python = python.map_or(OsStr::new("python3"), Path::as_os_str);
     let found = program::find(python, env::var_os("PATH").as_deref())?;
     program::check(&found, &[])?;
-    // Absolute, but with links: the link in a virtual environment is what makes it one.
+    // The path is absolute but keeps links, because a virtual environment is recognized by its
+    // link.
     let found = std::path::absolute(found).map_err(|e| CommandFailure::own(program::plain(&e)))?;
     Ok(json!({
         "argv": [text(&found)?, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
@@ -113,7 +114,7 @@ fn text(path: &Path) -> Result<String, CommandFailure> {
     path.to_str().map(str::to_string).ok_or_else(not)
 }
 
-/// Returns where Jupyter looks for a user's own kernelspecs.
+/// Returns the directory in which Jupyter looks for a user's own kernelspecs.
 fn directory() -> Result<PathBuf, CommandFailure> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let data = set("JUPYTER_DATA_DIR")

@@ -1,6 +1,6 @@
-//! The messages of a run while and after its program runs: on standard error, or in the file of
-//! `--log`. Its processes leave their lines in the table that they share. Each message is printed
-//! once, however many processes leave it.
+//! The messages of a run while and after its program runs. They go to standard error, or to the
+//! file of `--log`. The processes of the run leave their lines in the table that they share with
+//! memfold. Each message is printed once, however many processes leave it.
 use crate::failure::CommandFailure;
 use crate::program::plain;
 use memfold_run::mailbox::MailLine;
@@ -12,8 +12,8 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Mutex;
 
-/// Different lines that are remembered, so that a program that never ends can't fill the memory.
-/// Further ones are not printed, and one warning reports that.
+/// Different lines that are remembered, at most, so that a program that never ends can't fill the
+/// memory. Further lines are not printed, and one warning reports that.
 const REMEMBERED: usize = 10_000;
 
 /// The destination of lines, and the lines printed so far.
@@ -44,14 +44,15 @@ impl Log {
         Ok(Log { inner: Mutex::new(LogState { out, said: HashSet::new() }) })
     }
 
-    /// Prints a line, or several, each with `memfold: ` in front.
+    /// Prints one or more lines, each with the prefix `memfold: `.
     pub fn say(&self, text: &str) {
         let mut inner = self.inner.lock().expect("nobody panics with the lock");
         // A closed destination is no error.
         let _ = inner.out.write_all(text.as_bytes());
     }
 
-    /// Prints the lines that processes have left. `command` is the number of the program itself.
+    /// Prints the lines that processes have left. `command` is the process ID of the program
+    /// itself.
     pub fn say_left(&self, tables: &UserTables, command: u32) {
         let mut inner = self.inner.lock().expect("nobody panics with the lock");
         let tables = tables.tables();
@@ -66,7 +67,7 @@ impl Log {
         }
     }
 
-    /// Prints the lines of one table as its processes leave them, forever.
+    /// Prints the lines of one table as its processes leave them. Never returns.
     pub fn follow(&self, tables: &UserTables, table: &RunTable, command: u32) {
         loop {
             let rung = table.mailbox().rung();
@@ -76,7 +77,7 @@ impl Log {
     }
 }
 
-/// Reports once that lines are not printed.
+/// Returns a warning, once, that lines were not printed.
 fn lost(said: &mut HashSet<String>, count: u32) -> Option<String> {
     let why = if count > 0 {
         "Some warnings were lost, because processes reported them faster than memfold printed them"
@@ -88,8 +89,8 @@ fn lost(said: &mut HashSet<String>, count: u32) -> Option<String> {
     said.insert(why.to_string()).then(|| format!("memfold: warning: {why}\n"))
 }
 
-/// Returns a line for output; `None` if it has been printed. The reason why a process ends is
-/// printed for each process. Lines that differ only in numbers count as one.
+/// Returns a line for output, or `None` if it has been printed already. The reason why a process
+/// ends is printed for each process. Lines that differ only in numbers count as one.
 fn line(said: &mut HashSet<String>, letter: &MailLine, command: u32) -> Option<String> {
     let thing = || letter.text.chars().filter(|c| !c.is_ascii_digit()).collect();
     if !letter.last && (said.len() >= REMEMBERED || !said.insert(thing())) {
@@ -102,8 +103,8 @@ fn line(said: &mut HashSet<String>, letter: &MailLine, command: u32) -> Option<S
     })
 }
 
-/// Returns a text with its control characters escaped: a process may leave any bytes, and a
-/// terminal would obey them.
+/// Escapes the control characters of a text, because a process may leave any bytes, and a terminal
+/// would obey them.
 fn printable(text: &str) -> String {
     let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
     text.chars().map(escaped).collect()

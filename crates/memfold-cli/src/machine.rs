@@ -1,10 +1,10 @@
-//! The memory of the machine, or of a cgroup if that has less.
+//! The memory of the machine, or of its cgroup if that has less.
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Returns the bytes of memory that this process may use: MemTotal (or the kernel's own figure
-/// where that can't be read), lowered to the memory limit of its cgroup (v1 or v2) and of that
-/// cgroup's ancestors. Percentages of a size refer to it.
+/// Returns the bytes of memory that this process may use: MemTotal, or the kernel's own figure if
+/// that can't be read. It is lowered to the memory limit of the process's cgroup (v1 or v2) and of
+/// that cgroup's ancestors. Percentages of a size refer to it.
 pub fn memory_bytes() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = mem_total(&text).unwrap_or_else(memfold::memory_bytes);
@@ -13,12 +13,12 @@ pub fn memory_bytes() -> u64 {
 }
 
 /// Returns the memory limit of this process's cgroup (v1 or v2), or of an ancestor if that is
-/// lower; `None` if there is none.
+/// lower. Returns `None` without a limit.
 pub fn cgroup_bytes() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let limits = limit_files(&groups, &mounts).into_iter().filter_map(|file| read_limit(&file));
-    // Version 1 reports a number near the largest for no limit.
+    // Version 1 reports a number near the largest one if there is no limit.
     limits.min().filter(|bytes| *bytes < 1 << 60)
 }
 
@@ -27,7 +27,7 @@ fn mem_total(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Returns a limit file's number of bytes; `None` for `max` and for a missing file.
+/// Returns the bytes in a limit file, or `None` for `max` and for a missing file.
 fn read_limit(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
@@ -71,8 +71,8 @@ impl MemoryMount {
         (v2 || memory).then_some(MemoryMount { root, point, v2 })
     }
 
-    /// Returns the path in a line `id:controllers:PATH` of /proc/self/cgroup, if it is about this
-    /// hierarchy.
+    /// Returns the path in a line `id:controllers:PATH` of /proc/self/cgroup, if the line is about
+    /// this hierarchy.
     fn group_of(&self, line: &str) -> Option<PathBuf> {
         let mut fields = line.splitn(3, ':').skip(1);
         let (controllers, path) = (fields.next()?, fields.next()?);

@@ -85,7 +85,7 @@ fn command() -> Command {
         .after_help(EXAMPLES)
 }
 
-/// Prints help and version; anything else is a failure of one line.
+/// Prints help and version. Any other error becomes a failure with one line.
 fn usage(error: clap::Error) -> Result<u8, CommandFailure> {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         let _ = error.print();

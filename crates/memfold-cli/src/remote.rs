@@ -1,8 +1,8 @@
 //! The service of `memfold run --remote`: its flags, its socket, and its process.
 //!
-//! The service has its own process in its own session. So it keeps refreshing the keys in the store
-//! while `memfold run`, or all of its terminal's job, is stopped. Its limits are not those that CMD
-//! inherits.
+//! The service has its own process in its own session. So it refreshes the keys in the store even
+//! while `memfold run`, or its terminal's whole job, is stopped. Its resource limits are
+//! independent of those that CMD inherits.
 use crate::failure::CommandFailure;
 use crate::log::Log;
 use crate::program::plain;
@@ -19,12 +19,12 @@ use std::time::Duration;
 
 /// The suffix of the socket's name.
 const SUFFIX: &str = ".remote";
-/// The service sends this when it is ready, and when all keys have been deleted.
+/// The text that the service sends when it is ready, and again when all keys have been deleted.
 const DONE: &str = "done\n";
-/// Longest wait for its end. Deleting gives up earlier.
+/// Longest wait for the end of the service. Its deletion of keys gives up earlier.
 const END: Duration = Duration::from_secs(20);
-/// Signals that the service ignores: signals to all processes of a unit or of this name are for the
-/// program, which needs its data to end well. The service ends when `memfold run` does.
+/// Signals that the service ignores. Signals to all processes of a unit, or of this name, are meant
+/// for the program, which needs its data to end well. The service ends when `memfold run` does.
 const IGNORED: [i32; 9] = [
     libc::SIGINT,
     libc::SIGTERM,
@@ -37,11 +37,11 @@ const IGNORED: [i32; 9] = [
     libc::SIGTTOU,
 ];
 
-/// A service in its own process. It ends, and deletes its keys in the store, when this is dropped,
+/// A service in its own process. It deletes its keys in the store and ends when this is dropped,
 /// and when this process ends in any other way.
 pub struct RemoteService {
     pid: libc::pid_t,
-    /// Closing it ends the service, which then reports the result.
+    /// The connection to the service. Closing it ends the service, which then reports the result.
     line: UnixStream,
     expiry_s: u32,
 }
@@ -50,10 +50,10 @@ pub struct RemoteService {
 static LOG: OnceLock<Arc<Log>> = OnceLock::new();
 
 /// Starts a service that has reached its store, if the settings have one, and puts its socket into
-/// the settings. It reports into the log. This process must have one thread.
+/// the settings. The service reports into the log. This process must have one thread.
 ///
 /// # Errors
-/// 125: the flags make no sense, the store can't be used, or there is no place for the socket.
+/// 125: the flags are invalid, the store can't be used, or there is no place for the socket.
 pub fn start(config: &mut Config, log: &Arc<Log>) -> Result<Option<RemoteService>, CommandFailure> {
     let Some(url) = &config.remote else {
         for (flag, given) in
@@ -95,7 +95,7 @@ pub fn start(config: &mut Config, log: &Arc<Log>) -> Result<Option<RemoteService
     config.remote_socket = Some(text.to_string());
     let remote = RemoteService::start(settings, path, config.remote_expiry_s, log)
         .map_err(|why| of("remote", why))?;
-    // The program must not see them in its environment.
+    // The program must not see these paths in its environment.
     (config.remote_auth, config.remote_ca) = (None, None);
     Ok(Some(remote))
 }
@@ -109,7 +109,8 @@ impl RemoteService {
     ) -> Result<RemoteService, String> {
         let starting = |e: io::Error| format!("starting its service failed: {}", plain(&e));
         let (line, its) = UnixStream::pair().map_err(starting)?;
-        // SAFETY: this process has one thread, so the child may call anything.
+        // SAFETY: this process has one thread, so no lock is held in the child, which may call
+        // anything.
         let pid = match unsafe { libc::fork() } {
             -1 => return Err(starting(io::Error::last_os_error())),
             0 => {
@@ -135,10 +136,10 @@ impl RemoteService {
         }
     }
 
-    /// Makes it delete its keys in the store, and end.
+    /// Makes the service delete its keys in the store, and ends it.
     ///
     /// # Errors
-    /// Something is left: one line.
+    /// One line: objects may be left in the store.
     pub fn end(&mut self) -> Result<(), String> {
         let gone = |why: &str| {
             format!(
@@ -151,8 +152,8 @@ impl RemoteService {
         }
         let _ = self.line.shutdown(Shutdown::Write);
         let _ = self.line.set_read_timeout(Some(END));
-        // SAFETY: it is a child that was not waited for, so the number is its own. It may be
-        // stopped.
+        // SAFETY: the process is a child that was not waited for, so the number is its own. It may
+        // be stopped, so it is continued.
         unsafe { libc::kill(self.pid, libc::SIGCONT) };
         let mut said = String::new();
         let result = match self.line.read_to_string(&mut said).map(|_| said.as_str()) {
@@ -160,12 +161,12 @@ impl RemoteService {
             Ok("") => Err(gone("was killed")),
             Ok(why) => Err(why.trim_end().to_string()),
             Err(_) => {
-                // SAFETY: it is a child that was not waited for, so the number is its own.
+                // SAFETY: the process is a child that was not waited for, so the number is its own.
                 unsafe { libc::kill(self.pid, libc::SIGKILL) };
                 Err(gone("did not end in time"))
             }
         };
-        // SAFETY: this call only waits; nothing else waits for this child.
+        // SAFETY: the status pointer may be null, and nothing else waits for this child.
         unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), 0) };
         self.pid = 0;
         result
@@ -195,11 +196,11 @@ fn serve(settings: StoreSettings, path: &Path, mut line: UnixStream) -> ! {
     std::process::exit(0)
 }
 
-/// Separates the process from its parent's signals, and gives it as many descriptors as it may
-/// have.
+/// Separates the process from its parent's signals, and raises its limit of descriptors to the hard
+/// limit.
 fn set_apart() {
-    // SAFETY: these change this process alone. The dispositions run no handler; the name is a C
-    // string; `limit` is local and set before it is read, as nothing lowers it.
+    // SAFETY: these calls change only this process. The dispositions run no handler, and the name
+    // is a C string. `limit` is local and was filled by getrlimit before it is used.
     unsafe {
         libc::setsid();
         libc::prctl(libc::PR_SET_NAME, c"memfold-remote".as_ptr());

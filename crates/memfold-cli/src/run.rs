@@ -71,7 +71,7 @@ fn flags() -> impl Iterator<Item = &'static SettingKey> {
 pub fn command() -> Command {
     let keys = flags().map(|key| {
         let help = match key.default {
-            // Its default depends on the machine.
+            // The default depends on the machine.
             "none" => key.help.to_string(),
             default => format!("{} [default: {default}]", key.help),
         };
@@ -178,8 +178,8 @@ fn wrapped_at(text: &str, columns: usize) -> String {
 /// Runs the program. Returns the exit status.
 ///
 /// # Errors
-/// 125, 126, 127, as the help says, before the program is started; 125 also if the stats file can't
-/// be completed.
+/// 125, 126 or 127 before the program is started, as the help says. 125 also if the stats file
+/// can't be completed.
 pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     if matches.get_flag(LIST) {
         return Ok(runs::list());
@@ -191,7 +191,8 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
             "No command given. Write memfold run --limit SIZE -- CMD [ARGS]...",
         ));
     };
-    // This comes first, because the swap file's check makes one of these calls.
+    // This comes first, because the swap file's check makes one of the calls that a filter may kill
+    // for.
     delivery::survives(matches.get_one::<String>("swap").is_some())?;
     let mut config = config(matches)?;
     if is_inside_a_run() {
@@ -211,13 +212,13 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     }
     let shared = HandOver::new()?;
     shared.tables.set_bounds(config.limit_bytes, config.resident_bytes);
-    // SAFETY: no thread of memfold uses a robust mutex. If this fails, lines of processes may stay
-    // unread.
+    // SAFETY: no thread of memfold uses a robust mutex. A failure is ignored: processes may then
+    // leave lines that nobody reads.
     let _ = unsafe { shared.tables.bounds().run_here() };
     let mut remote = crate::remote::start(&mut config, &log)?;
 
     let environment = environment(&config, &shared, library)?;
-    // Whoever sees the program can find its run, so the socket comes first.
+    // A process that sees the program must be able to find its run, so the socket is made first.
     let control = ControlSocket::listen();
     let child = ChildProgram::start(&path, &arguments, environment)?;
     let run = Arc::new(RunControl {
@@ -226,7 +227,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         arguments,
         start: Instant::now(),
     });
-    // Threads are started after the child, because signals are blocked by then.
+    // Threads are started after the child, because the signals are blocked by then.
     tend(&run, &log, child.number())?;
     let control = control.and_then(|(control, listener)| control.serve(listener, run.clone()));
     if let Err(e) = &control {
@@ -257,7 +258,8 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
 
 /// Returns the largest resident size of a process that was waited for, bytes.
 fn largest_bytes() -> u64 {
-    // SAFETY: zeros are a value of the type, which the kernel fills.
+    // SAFETY: the struct has only integers, for which zeros are valid. The kernel writes one
+    // `rusage` to `usage`.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
@@ -306,8 +308,8 @@ fn tend(run: &Arc<RunControl>, log: &Arc<Log>, command: u32) -> Result<(), Comma
     let failed =
         |e| CommandFailure::own(format!("Starting a thread failed: {}", program::plain(&e)));
     follow(run.shared.tables.tables()[0]).map_err(failed)?;
-    // If a thread for a further user can't be started, its lines are printed with the next line of
-    // another table, or at the end.
+    // If a thread for another user can't be started, the lines of that user are printed with the
+    // next line of another table, or at the end.
     let serve = move || for_door.shared.serve(|table| drop(follow(table)));
     start("memfold-door", Box::new(serve)).map_err(failed)?;
     start("memfold-look", Box::new(move || processes::watch(&for_looks.shared.tables)))
@@ -318,7 +320,7 @@ fn tend(run: &Arc<RunControl>, log: &Arc<Log>, command: u32) -> Result<(), Comma
 /// anything.
 ///
 /// # Errors
-/// One is no setting, or can't be kept: status 125.
+/// 125: a setting is unknown, invalid, or impossible here.
 pub fn config(matches: &ArgMatches) -> Result<Config, CommandFailure> {
     let mut config = Config::new(machine::memory_bytes());
     if matches.contains_id(DELIVERY) {
@@ -335,8 +337,7 @@ pub fn config(matches: &ArgMatches) -> Result<Config, CommandFailure> {
         && config.resident_bytes.is_none()
         && let Some(bytes) = machine::cgroup_bytes()
     {
-        // The rest is for the page cache, kernel memory, and memory that is not sampled all the
-        // time.
+        // The rest is for the page cache, kernel memory, and growth between two samples.
         config.limit_bytes = Some(bytes - bytes / 8);
     }
     if let Some(path) = &config.swap {
@@ -377,10 +378,11 @@ fn is_inside_a_run() -> bool {
     env::var_os(VARIABLE).is_some_and(|own| !own.is_empty()) || RunRequest::find(&all).is_some()
 }
 
-/// Returns the preload library: beside this executable, or installed as `../lib/memfold`.
+/// Returns the path of the preload library: beside this executable, or installed as
+/// `../lib/memfold`.
 ///
 /// # Errors
-/// It isn't there, or where LD_PRELOAD can't name it: status 125.
+/// 125: the library is missing, or LD_PRELOAD can't name its path.
 pub fn library() -> Result<PathBuf, CommandFailure> {
     let own = env::current_exe().map_err(|e| {
         CommandFailure::own(format!("Finding {LIBRARY} failed: {}", program::plain(&e)))
@@ -420,9 +422,9 @@ fn environment(
     })
 }
 
-/// Returns `entries`, and after them an LD_PRELOAD with the library before the libraries of the
-/// last LD_PRELOAD, and the request. The dynamic linker uses the last one, and the library hides
-/// these two.
+/// Returns `entries`, followed by two more. The first is an LD_PRELOAD with the library before the
+/// libraries of the last LD_PRELOAD. The second is the request. The dynamic linker uses the last
+/// LD_PRELOAD, and the library hides these two entries.
 fn environment_with(
     entries: Vec<CString>,
     request: Vec<u8>,
@@ -442,14 +444,14 @@ fn environment_with(
     Ok(all)
 }
 
-/// Returns the entries of this process's environment unchanged, also those without a name, or
-/// twice.
+/// Returns the entries of this process's environment unchanged, including entries without a name
+/// and duplicates.
 fn given() -> Vec<CString> {
     unsafe extern "C" {
         static environ: *const *const c_char;
     }
     let mut all = Vec::new();
-    // SAFETY: there is one thread, and nothing changes the environment; it is null or a
+    // SAFETY: there is one thread, and nothing changes the environment. `environ` is null or a
     // null-terminated array of C strings.
     unsafe {
         let mut at = environ;
@@ -465,7 +467,7 @@ fn given() -> Vec<CString> {
 mod tests {
     use super::*;
 
-    /// The settings are in a table of their own, which tests of the engine's crate check.
+    /// The settings have a table of their own, which tests of the engine's crate check.
     #[test]
     fn usage_lists_every_flag_of_run_that_is_no_setting() {
         let document = include_str!("../../../docs/usage.md");

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// A run that does not answer in this time is stopped, or too busy.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Most columns of a command in the list.
+/// Columns of a command in the list, at most.
 const COMMAND_LEN_MAX: usize = 60;
 
 /// Returns the command line of `stat`.
@@ -89,7 +89,7 @@ pub fn list() -> u8 {
 /// Runs `memfold stat PID`.
 ///
 /// # Errors
-/// 125: no such run, or it does not answer.
+/// 125: there is no such run, or it does not answer.
 pub fn stat(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let (_, about) = find(matches)?;
     if matches.get_flag("json") {
@@ -164,7 +164,7 @@ fn columns(cell: impl Fn(&StatColumn) -> String) -> String {
 /// Runs `memfold set PID`.
 ///
 /// # Errors
-/// 125: no such run, it does not answer, or it refuses the bounds.
+/// 125: there is no such run, it does not answer, or it refuses the bounds.
 pub fn set(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let mut request = json!({"do": "set"});
     for name in ["limit", "resident"] {
@@ -219,7 +219,7 @@ fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), CommandFail
     Err(CommandFailure::own(format!("Process {pid}: {why}")))
 }
 
-/// Sends a request to a run; `None` if it has ended.
+/// Sends a request to a run. Returns `None` if the run has ended.
 fn ask(path: &Path, request: &Value) -> io::Result<Option<Value>> {
     sockets::ask(path, request, Some(PATIENCE))
 }
@@ -243,7 +243,8 @@ fn bounds(about: &Value) -> String {
     format!("limit {}, resident limit {}", size("limit_bytes"), size("resident_limit_bytes"))
 }
 
-/// Returns the command as one line; control characters would make it several.
+/// Returns the command as one line. Control characters become blanks, because they could break the
+/// line.
 fn command_of(about: &Value) -> String {
     let words: Vec<&str> =
         about["command"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();

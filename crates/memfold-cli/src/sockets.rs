@@ -1,5 +1,5 @@
-//! The sockets of a user's runs: in a directory that only this user can enter, with one socket for
-//! each run.
+//! The sockets of a user's runs. They are in a directory that only this user can enter, one socket
+//! for each run.
 use crate::program::plain;
 use serde_json::Value;
 use std::env;
@@ -12,22 +12,22 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The suffix of a run's socket; the number of the process `memfold run` is in front.
+/// The suffix of a run's socket. The process ID of `memfold run` is in front of it.
 pub const RUN: &str = ".sock";
 /// The suffix of the socket of a server of block devices.
 pub const BLK: &str = ".blk";
 /// Longest wait for the request of a client.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Longer requests are refused.
+/// Bytes of a request, at most. Longer requests are refused.
 const REQUEST_LEN_MAX: u64 = 4096;
 
 /// Returns the user that this process acts as.
 pub fn own_user() -> u32 {
-    // SAFETY: this call only asks.
+    // SAFETY: geteuid has no conditions.
     unsafe { libc::geteuid() }
 }
 
-/// Returns the directories where a run may have its socket, the preferred first:
+/// Returns the directories where a run may have its socket, in order of preference:
 /// `$XDG_RUNTIME_DIR/memfold`, `/tmp/memfold-UID`.
 pub fn directories() -> Vec<PathBuf> {
     let runtime =
@@ -36,8 +36,8 @@ pub fn directories() -> Vec<PathBuf> {
     runtime.map(|path| path.join("memfold")).into_iter().chain([shared]).collect()
 }
 
-/// Returns whether a directory belongs to this user and is closed to all others, so that only this
-/// user can put files there.
+/// Returns whether a directory belongs to this user and is closed to all other users, so that only
+/// this user can put files there.
 pub fn is_own(directory: &Path) -> bool {
     fs::symlink_metadata(directory)
         .is_ok_and(|m| m.is_dir() && m.uid() == own_user() && m.mode() & 0o077 == 0)
@@ -48,15 +48,17 @@ pub fn peer_user(stream: &UnixStream) -> io::Result<u32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     let to = (&raw mut peer).cast();
-    // SAFETY: `to` leads to a local of the length that is given.
+    // SAFETY: the kernel writes at most `len` bytes to `peer`, which is that long, and the new
+    // length to `len`.
     let done = unsafe {
         libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len)
     };
     if done == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Makes a socket of this process, in the first usable directory. It appears under its name only
-/// when it accepts connections: one that does not would look like that of a killed process.
+/// Makes a socket of this process, in the first usable directory. It gets its name only once it
+/// accepts connections. A socket that does not accept them would look like that of a killed
+/// process.
 pub fn listen(suffix: &str) -> io::Result<(UnixListener, PathBuf)> {
     let mut failure = io::Error::from(ErrorKind::NotFound);
     for directory in directories() {
@@ -96,7 +98,7 @@ fn listen_in(directory: &Path, suffix: &str) -> io::Result<(UnixListener, PathBu
     Ok((listener, path))
 }
 
-/// Returns a free path in such a directory for another socket of this process.
+/// Returns a free path for another socket of this process, in the first usable directory.
 pub fn path(suffix: &str) -> io::Result<PathBuf> {
     let mut failure = io::Error::from(ErrorKind::NotFound);
     for directory in directories() {
@@ -112,7 +114,7 @@ pub fn path(suffix: &str) -> io::Result<PathBuf> {
     Err(failure)
 }
 
-/// Returns the sockets of this user with this suffix: the number of the process that serves each,
+/// Returns the sockets of this user with this suffix, each as the ID of the process that serves it
 /// and its path.
 pub fn all(suffix: &str) -> Vec<(u32, PathBuf)> {
     let mut found = Vec::new();
@@ -144,9 +146,10 @@ pub fn connect(path: &Path) -> io::Result<Option<UnixStream>> {
     }
 }
 
-/// Serves one request of a connection: a process of this user sends a text, and gets one.
+/// Serves one request of a connection: a process of this user sends a text and gets one.
 pub fn answer(mut stream: UnixStream, answer: impl FnOnce(&str) -> String) -> io::Result<()> {
-    // The directory keeps others out. This check holds even if the directory was opened to others.
+    // The directory keeps other users out. This check holds even if the directory was opened to
+    // others.
     if peer_user(&stream)? != own_user() {
         return Err(ErrorKind::PermissionDenied.into());
     }
@@ -158,7 +161,7 @@ pub fn answer(mut stream: UnixStream, answer: impl FnOnce(&str) -> String) -> io
 }
 
 /// Sends a request to the server of a socket. Waits `patience` for each part of the answer, or
-/// forever without; `None` if the server has ended.
+/// without a limit if it is `None`. Returns `None` if the server has ended.
 pub fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> io::Result<Option<Value>> {
     let Some(mut stream) = connect(path)? else { return Ok(None) };
     if peer_user(&stream)? != own_user() {
@@ -182,7 +185,7 @@ pub fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> io::Resu
             let seconds = patience.unwrap_or_default().as_secs();
             Err(io::Error::other(format!("no answer for {seconds} s. Is the process stopped?")))
         }
-        // It ended while it was asked.
+        // The server ended while it was asked.
         Err(e) if matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {
             Ok(None)
         }

@@ -1,4 +1,5 @@
-//! What comes under management, and when.
+//! Adoption: which memory comes under management, and when. It begins when the program's size nears
+//! its bounds.
 use crate::diagnostics::limit;
 use crate::marks::state::{FLAGS, MemoryMark, ProgramState};
 use crate::program::ManagedProgram;
@@ -24,26 +25,27 @@ use memfold_os::thread::{bare, yield_now};
 use memfold_os::units::PAGE_SIZE;
 use memfold_run::member;
 
-/// How most memory may be accessed.
+/// Access of memory that is taken under management.
 pub const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;
 /// Time between looks at the program's size, nanoseconds.
 const LOOK_NS: i64 = 5_000_000;
-/// The same while the program grows and isn't far from its bounds.
+/// Time between looks while the program grows and is near its bounds, nanoseconds.
 const LOOK_SOON_NS: i64 = 1_000_000;
-/// The same while it is past them.
+/// Time between looks while the program is past its bounds, nanoseconds.
 const LOOK_PAST_NS: i64 = 250_000;
-/// Areas smaller than this are left alone unless they continue a managed one.
+/// Smaller areas are left unmanaged unless they continue a managed one.
 const SMALL_BYTES: usize = 64 << 10;
-/// Of a mapping of this size the other processes of the run are told at once.
+/// A mapping of this size or more is reported to the other processes of the run at once.
 const LARGE_BYTES: usize = 1 << 20;
-/// Looks at which the limit could not be kept before a process reports it for a larger one.
+/// A process that is not the largest reports that the limit can't be kept only after this many
+/// looks.
 const LOOKS_OF_LARGEST: u32 = 64;
-/// So much may wait to be taken.
+/// Small ranges that wait for adoption are taken once they have this many bytes.
 const LATE_BYTES: usize = 1 << 20;
 
 impl ManagedProgram {
-    /// Looks at the program's size; near the limit, takes what it has. Returns the time until the
-    /// next look, nanoseconds.
+    /// Looks at the program's size. Near the limit, takes the program's memory under management.
+    /// Returns the time until the next look, nanoseconds.
     pub fn look(&self) -> i64 {
         self.end_with_program();
         let Some(mut state) = self.state.try_lock() else { return LOOK_SOON_NS };
@@ -77,10 +79,10 @@ impl ManagedProgram {
         next
     }
 
-    /// Ends the process if the program's last thread has ended, and no call of it told of that.
+    /// Ends the process if the program's last thread has ended without a call that the gate saw.
     fn end_with_program(&self) {
         let (filtered, shut_in) = (self.filtered.load(SeqCst), self.shut_in.load(SeqCst));
-        // The gate knows all threads but those that come of one whose calls pass it by.
+        // The gate knows all threads, except descendants of a thread whose calls bypass it.
         if filtered && !shut_in && all_are_gone() {
             process_size::end_by(libc::SIGSYS as usize);
         }
@@ -89,8 +91,9 @@ impl ManagedProgram {
         }
     }
 
-    /// The program is about to map `bytes` more. If that could bring it past the limit before anybody
-    /// looks at its size, what it has is taken now: the rest will be with the call.
+    /// Prepares for a call that maps `bytes` more. If the program could exceed the limit before the
+    /// next look at its size, takes its present memory under management now. The new memory is
+    /// taken with the call.
     pub fn expect(&self, state: &mut ProgramState, bytes: usize) {
         state.mapped_since = state.mapped_since.saturating_add(bytes);
         let most = state.level.anonymous.saturating_add(state.mapped_since as u64);
@@ -111,9 +114,9 @@ impl ManagedProgram {
         });
     }
 
-    /// Reports that the run's limit can't be kept, with the causes: once in a run, by the process
-    /// that can fold least. Or ends that process, as `--on-full` says. Notes the least limit that
-    /// could be kept, as long as that rises.
+    /// Reports that the run's limit can't be kept, with the causes: once in a run, mostly by the
+    /// process that can fold least. With `--on-full stop`, ends that process instead. Records the
+    /// least limit that could be kept, as long as that rises.
     fn judge_limit(&self, state: &mut ProgramState) {
         if !self.pager.gauges().take_past() {
             return;
@@ -140,8 +143,8 @@ impl ManagedProgram {
         }
     }
 
-    /// Starts all engine threads but the first, which calls this. Those that can't be had now are
-    /// tried again at the next look.
+    /// Starts all engine threads except the first, which calls this. Threads that can't be started
+    /// now are tried again at the next look.
     fn start_threads(&self, state: &mut ProgramState, is_past: bool) {
         let pending = state.pending.get_or_insert_with(|| {
             self.pager.prepare();
@@ -153,7 +156,7 @@ impl ManagedProgram {
         start_pending(pending, self.nice, is_past, &mut state.told);
     }
 
-    /// Takes everything that suits, in one step: meanwhile no mapping changes.
+    /// Takes all suitable memory under management, in one step. No mapping changes meanwhile.
     fn adopt_all(&self, state: &mut ProgramState) {
         let mut all: Vec<Range<usize>> = Vec::new();
         let dump = if self.config.fold_dont_dump { Some(MemoryMark::DontDump) } else { None };
@@ -185,15 +188,16 @@ impl ManagedProgram {
                 "warning: A child of fork has no /proc, so memory that it inherited stays uncompressed"
             ));
         }
-        // Before the first is registered: who makes a call from now on touches what it names, and
-        // who made one before is found by what it holds.
+        // Set before the first range is registered. A thread that makes a call from now on touches
+        // the buffers of the call. Buffers of earlier calls are found by their holds.
         self.managing.store(true, SeqCst);
         self.take_parts(state, all);
     }
 
-    /// As [`ManagedProgram::adopt`], but a small range waits until there are some, or until the next look. The
-    /// heap and the arenas of libc grow by such: taken one by one, each would be filled by faults of
-    /// its own, and end the folios before and after it.
+    /// Takes a range as [`ManagedProgram::adopt`] does. A small range waits until enough have come
+    /// together, or until the next look. libc's heap and arenas grow in small ranges. If each were
+    /// taken at once, it would be filled by faults of its own, and would end the folios before and
+    /// after it.
     pub fn adopt_later(&self, state: &mut ProgramState, range: &Range<usize>) {
         if self.is_managing() {
             state.late.add(range.clone());
@@ -209,7 +213,8 @@ impl ManagedProgram {
         }
     }
 
-    /// Takes what suits of the mappings in a range, as far as they reach, and isn't managed.
+    /// Takes the suitable mappings in a range that are not managed yet. A mapping is taken only
+    /// within the range.
     pub fn adopt(&self, state: &ProgramState, range: &Range<usize>) {
         if !self.is_managing() || !state.takes() {
             return;
@@ -230,46 +235,50 @@ impl ManagedProgram {
         }
     }
 
-    /// Whether memory with this access is taken: what may be read and written. What may be executed,
-    /// too, unless memory is hidden: there it is shown with the access that most has.
+    /// Returns whether memory with this access is taken: it must be readable and writable.
+    /// Executable memory is taken too, unless memory is hidden: hidden memory is shown again with
+    /// the access that most memory has.
     pub fn suits(&self, access: i32) -> bool {
         let asked = if self.paging.hides() { PLAIN | libc::PROT_EXEC } else { PLAIN };
         access & asked == PLAIN
     }
 
-    /// Makes a call that the kernel refuses (EINVAL, EUSERS) to a process of several threads. The
-    /// caller is the only one of the program's. The engine's end meanwhile, but not where a connection
-    /// to a remote store would end with them.
+    /// Makes a call that the kernel refuses to a process of several threads (EINVAL, EUSERS). The
+    /// caller must be the program's only thread. The engine's threads end meanwhile. They don't if
+    /// the engine has a connection to a remote store, which would end with them.
     pub fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
         let refused = make();
         let wants_one = [libc::EINVAL, libc::EUSERS].map(|e| -(e as isize)).contains(&refused);
         if !wants_one || self.remote.is_some() || child().is_some() {
             return refused;
         }
-        // Once its children are to have another namespace than itself, it can start none again.
+        // Once its children are to be in another namespace than itself, the process can't start
+        // threads again.
         if !bare::may_be_started() {
             return refused;
         }
-        // Locked by hand: the thread that begins again takes it that its starter holds the lock.
+        // The guard is forgotten, because the restarted thread assumes that the thread that starts
+        // it holds the lock.
         forget(self.state.lock());
         self.stop_threads();
         engine::stop();
         if let Some(file) = &self.file {
-            // SAFETY: only threads of the engine's use it.
+            // SAFETY: only engine threads use the rings, and they have ended.
             unsafe { file.leave_rings() };
         }
         self.resume_threads();
         let made = make();
-        // SAFETY: all have ended.
+        // SAFETY: `engine::stop` has returned, so all engine threads have ended.
         if let Err(e) = unsafe { engine::start_again() } {
             diagnostics::die(format_args!("Starting the engine again failed: {e}"));
         }
-        // SAFETY: locked above.
+        // SAFETY: this function has locked it and forgotten the guard, and unlocks it once.
         unsafe { self.state.unlock() };
         made
     }
 
-    /// Tells all to end, the workers first: one may wait for the others.
+    /// Stops all engine threads except the first. The workers are stopped first, because a worker
+    /// may wait for another thread.
     fn stop_threads(&self) {
         self.pager.stop_workers();
         bare::await_others_end(background::is_worker, yield_now);
@@ -277,20 +286,22 @@ impl ManagedProgram {
         threads::stop_serving(true);
     }
 
-    /// All that were told to stop are about to be started again.
+    /// Undoes [`ManagedProgram::stop_threads`]: the threads are about to be started again.
     fn resume_threads(&self) {
         self.pager.resume();
         threads::stop_serving(false);
     }
 
-    /// The calling thread has given up rights for good. So do the engine's threads: all but the first
-    /// are started again. The table of the run is another user's, if the user has changed.
+    /// Makes the engine's threads give up rights that the calling thread has given up for good: all
+    /// except the first are started again. If the user has changed, the process changes to the
+    /// table of its new user.
     ///
     /// # Errors
-    /// EAGAIN: no more threads; as [`member::change_user`].
+    /// - EAGAIN: no more threads can be started.
+    /// - The errors of [`member::change_user`].
     pub fn give_up_rights(&self, rights: &ThreadRights) -> Result<(), Errno> {
         let _state = self.state.lock();
-        // Another thread may have been first.
+        // Another thread may have done this already.
         if !member::has_given_up() {
             return Ok(());
         }
@@ -305,7 +316,7 @@ impl ManagedProgram {
                 },
             );
             self.resume_threads();
-            // SAFETY: the caller is the first engine thread, and the others have ended.
+            // SAFETY: the first engine thread runs this, and the others have ended.
             done = unsafe { bare::restart_others_with(rights) }
                 .and_then(|()| member::change_user())
                 .map(|changed| {
@@ -317,7 +328,7 @@ impl ManagedProgram {
         done
     }
 
-    /// The part of the first engine thread after [`ManagedProgram::alone`].
+    /// Runs the part of the first engine thread after [`ManagedProgram::alone`].
     pub fn go_on(&self, stats: &'static Stats) {
         let _ = self.scale.reopen();
         let _ = self.smaps.reopen();
@@ -325,14 +336,15 @@ impl ManagedProgram {
         if let Some(file) = &self.file {
             file.make_rings();
         }
-        // SAFETY: the caller is the first engine thread, which was started again.
+        // SAFETY: the caller is the first engine thread, which was started again, and the others
+        // have ended.
         if let Err(e) = unsafe { bare::restart_others() } {
             diagnostics::die(format_args!("Starting engine threads again failed: {e}"));
         }
     }
 
-    /// Brings everything home, where it stays, for a task that is about to be traced; or ends that.
-    /// `false`: the machine has no room for it.
+    /// Loads everything into memory and keeps it there, for a task that is about to be traced; or
+    /// ends that. Returns `false` if the machine has too little free memory.
     pub fn keep_home(&self, keep: bool) -> bool {
         let mut state = self.state.lock();
         if keep {
@@ -349,14 +361,15 @@ impl ManagedProgram {
         true
     }
 
-    /// A child of vfork is gone, with this number; it may have been killed in a call apart.
+    /// Ends the apart call of a child of vfork that is gone, if one was in progress: the child may
+    /// have been killed in it. `child` is its number.
     pub fn end_child(&self, child: usize) {
         if self.apart_calls.load(SeqCst) == 0 {
             return;
         }
         let state = &mut *self.state.lock();
         if let Some(apart) = state.apart_of(child) {
-            // Nobody knows whether the call was made: what is there is seen.
+            // It is unknown whether the call was made, so the present mappings are adopted.
             let parts = state.end_apart(apart).parts;
             parts.iter().for_each(|part| self.adopt(state, part));
         }
@@ -373,21 +386,21 @@ impl ManagedProgram {
             let range = start..end;
             if self.is_worth(&range) {
                 self.known.set(&range);
-                // Where the kernel refuses it stays the kernel's.
+                // Memory that the kernel refuses to register stays unmanaged.
                 let register = || unless_own(start, end, || self.register(&range));
                 let _ = self.pager.mappings().take(range.clone(), &self.pagemap, bring, register);
             }
         }
     }
 
-    /// Whether a range is large enough, or continues what is managed.
+    /// Returns whether a range is large enough to be managed, or continues a managed range.
     pub fn is_worth(&self, range: &Range<usize>) -> bool {
         range.len() >= SMALL_BYTES
             || self.pager.mappings().manages(range.start - 1)
             || self.pager.mappings().manages(range.end)
     }
 
-    /// Takes what the program has just mapped, readable and writable.
+    /// Takes memory that the program has just mapped, readable and writable.
     pub fn take_new(&self, state: &ProgramState, range: &Range<usize>) {
         let is_wanted = self.is_managing() && state.takes() && range.end <= TOP;
         if is_wanted && self.is_worth(range) {
@@ -395,24 +408,26 @@ impl ManagedProgram {
         }
     }
 
-    /// In a child of fork: the part of the first engine thread.
+    /// Runs the part of the first engine thread in a child of fork.
     pub fn begin_as_child(&self, stats: &'static Stats) {
-        // SAFETY: the thread that forked holds the lock, and waits for this one.
+        // SAFETY: the thread that forked holds the lock and waits for this thread, so no other
+        // thread uses the state.
         let state = unsafe { self.state.peek_mut() };
         let _ = self.scale.begin_as_child(&self.pager, &mut state.level);
         let _ = self.smaps.reopen();
         self.pager.fork().begin_as_child(stats);
-        // SAFETY: the thread that forked waits for this one, and ends the copy then.
+        // SAFETY: the thread that forked calls `end_copy` only after it has waited for this thread.
         unsafe { self.pager.fork().connect_remote() };
         member::set_need(state.level.anonymous);
-        // SAFETY: the caller is the first engine thread of a child of fork, and nobody else calls
-        // this.
+        // SAFETY: the caller is the first engine thread of a child of fork, where no other engine
+        // thread runs. Only this thread calls this.
         if let Err(e) = unsafe { bare::restart_others() } {
             diagnostics::die(format_args!(
                 "Starting engine threads in a child of fork failed: {e}"
             ));
         }
-        // Nobody could tell later what has been mapped by then.
+        // A process that can't see its size would not notice later how much has been mapped, so
+        // adoption begins now.
         if self.scale.is_blind() && !self.is_managing() {
             self.start_threads(state, false);
             self.adopt_all(state);
@@ -420,8 +435,9 @@ impl ManagedProgram {
     }
 }
 
-/// The time until the next look at the program's size, nanoseconds, which was so many bytes `before`
-/// and is `now`, where it may have `max`. `slower`: what makes looks rarer.
+/// Returns the time until the next look at the program's size, nanoseconds. The size was `before`
+/// bytes and is `now`; the program may have `max`. `slower` is the factor by which looks become
+/// rarer.
 fn next_look_ns((before, now): (u64, u64), max: u64, is_past: bool, slower: i64) -> i64 {
     match now > max / 2 && now > before {
         _ if is_past => LOOK_PAST_NS * slower,
@@ -430,14 +446,14 @@ fn next_look_ns((before, now): (u64, u64), max: u64, is_past: bool, slower: i64)
     }
 }
 
-/// Whether a process that has seen so often that the limit can't be kept reports it. That is for the
-/// largest to do, which may be unable to look.
+/// Returns whether a process that has seen this many times that the limit can't be kept reports it.
+/// The largest process reports at once. Others wait, because the largest may be unable to look.
 fn reports(is_largest: bool, looks: u32) -> bool {
     is_largest || looks >= LOOKS_OF_LARGEST
 }
 
-/// Makes the pages of a range present that a call under way is about to use. What isn't mapped stays
-/// as it is; what isn't writable is made present for reading.
+/// Makes the pages of a range present that a call in progress is about to use. Unmapped pages are
+/// left as they are. Pages that aren't writable are made present for reading.
 fn bring(range: Range<usize>) {
     for page in range.step_by(PAGE_SIZE) {
         let _ = populates(page, true) || populates(page, false);
@@ -466,7 +482,7 @@ mod tests {
         assert!(!reports(false, LOOKS_OF_LARGEST - 1) && reports(false, LOOKS_OF_LARGEST));
     }
 
-    /// Memory that came past the gate, as far as the engine knows.
+    /// Maps memory that is not managed, as if the call had bypassed the gate.
     fn unmanaged(calls: Calls, range: &Range<usize>) {
         calls.map(range);
         calls.0.leave(range);

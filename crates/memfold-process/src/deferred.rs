@@ -1,20 +1,24 @@
-//! A process begins without an engine: most of a script's or a build's stay small and end soon, and
-//! making one takes more than all that they do. Their calls pass the gate all the same, which is how
-//! it is seen that one grows, and the engine is made before it has grown past [`SMALL_BYTES`], and
-//! before all processes without one have [`RUN_SHARE`] of the limit beyond that: programs that go on
-//! only while they have one thread (a browser's zygote) mostly have less.
+//! Processes that have no engine yet. Most processes of a script or a build stay small and end
+//! soon, and making an engine costs more than everything else they do. So a process begins without
+//! one. Its calls pass the gate all the same, so its growth is seen.
 //!
-//! - **Nothing is missed**: what was there by then is never folded, which is little, as all growth
-//!   is counted here. No call is under way that has not said what it names, because the process has
-//!   one thread: it gets its engine before it gets a second one. A child of `vfork` makes none: it
-//!   is another process in the same memory.
-//! - **It can still be made** then: before a call that gives up rights (`chroot`, `setuid`, a filter)
-//!   it is made at once.
-//! - **What isn't counted**: such a process has no slot in the run's table, so that what it has, less
-//!   than [`SMALL_BYTES`] beside its stack, is not part of the run's sum. What it has taken of
-//!   [`RUN_SHARE`] is: the others share what is left of the limit. It is given back at the end of the
-//!   process, but not if a signal ends it: then others have an engine sooner, and the limit is lower
-//!   by as much, at most by [`RUN_SHARE`].
+//! The engine is made before the process has grown by more than [`SMALL_BYTES`]. Beyond that, all
+//! processes without an engine together may use [`RUN_SHARE`] of the limit. Programs that can
+//! continue only while they have one thread, such as a browser's zygote, mostly use less.
+//!
+//! - **Nothing is missed.** Memory that was there before the engine is never folded. That is
+//!   little,
+//!   because all growth is counted here. No call is in progress whose buffers are unknown, because
+//!   the process has one thread: it gets its engine before it gets a second one. A child of `vfork`
+//!   makes no engine, because it is another process in the same memory.
+//! - **The engine can still be made.** It is made at once before a call that gives up rights
+//!   (`chroot`, `setuid`, a filter).
+//! - **What isn't counted.** A process without an engine has no slot in the run's table. So its
+//!   memory, less than [`SMALL_BYTES`] beside its stack, is not part of the run's sum. What it has
+//!   reserved of [`RUN_SHARE`] is counted, and the others share what is left of the limit. It is
+//!   given back when the process ends, but not if a signal ends it. In that case other processes
+//!   get
+//!   an engine sooner, and the limit is lower by as much, at most by [`RUN_SHARE`].
 use crate::diagnostics::unserved::unserved_later;
 use crate::engine::{self, EngineLife};
 use crate::mappings::given::gives;
@@ -30,15 +34,16 @@ use memfold_os::thread::process_id;
 use memfold_run::member;
 use rustix::process::{Resource, getrlimit};
 
-/// It gets an engine when it has mapped so much, bytes; or one part in [`SHARE`] of its limit.
+/// A process gets an engine when it has mapped this many bytes, or the limit divided by [`SHARE`]
+/// if that is less.
 const SMALL_BYTES: usize = 4 << 20;
 const SHARE: u64 = 16;
-/// All processes without an engine may have mapped one part in this many of the limit beyond that;
-/// each takes it in steps.
+/// All processes without an engine together may map the limit divided by this, beyond that. Each
+/// process reserves its part in steps of `STEP_BYTES`.
 const RUN_SHARE: u64 = 16;
 const STEP_BYTES: usize = 1 << 20;
 
-/// What its first thread does.
+/// The work of the first engine thread.
 pub const LIFE: EngineLife = EngineLife {
     create: program::create,
     exists: || get().is_some(),
@@ -48,24 +53,26 @@ pub const LIFE: EngineLife = EngineLife {
     look: || program::existing().look(),
 };
 
-/// What it is to be run with, and the process that waits.
+/// The settings for the engine, and the ID of the process that waits for it.
 static WAITING: Mutex<Option<(Config, u32)>> = Mutex::new(None);
-/// How much more it may map, bytes. 0: nothing is asked any more.
+/// Bytes that this process may still map without an engine. 0 if it doesn't wait for one.
 static ROOM: AtomicUsize = AtomicUsize::new(0);
-/// What this process has taken of [`RUN_SHARE`], bytes.
+/// Bytes that this process has reserved of [`RUN_SHARE`].
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
-/// The end of its heap.
+/// The end of the process's heap.
 static BREAK: AtomicUsize = AtomicUsize::new(0);
 
-/// How much this process may map without an engine, bytes; 0: it is to have one from its start. So
-/// where making one may fail, or where it has files to make: that is told before the program begins.
+/// Returns the bytes that this process may map without an engine. Returns 0 if it must have one
+/// from its start: if making one may fail, or if the engine has files to make. Such failures are
+/// reported before the program begins.
 pub fn room(config: &Config) -> usize {
     let is_free = |what| getrlimit(what).current.is_none();
     let is_bounded = !is_free(Resource::As) || !is_free(Resource::Data) || counts_reservations();
     room_beside(config, is_bounded, static_bytes())
 }
 
-/// The same, where addresses are bounded or not, and the program has `statics` bytes of data.
+/// Returns [`room`] for a program with `statics` bytes of data. `is_bounded` is whether the address
+/// space is limited.
 fn room_beside(config: &Config, is_bounded: bool, statics: usize) -> usize {
     if is_bounded || config.swap.is_some() {
         return 0;
@@ -73,22 +80,24 @@ fn room_beside(config: &Config, is_bounded: bool, statics: usize) -> usize {
     SMALL_BYTES.min((bound(config) / SHARE) as usize).saturating_sub(statics)
 }
 
-/// What the run may have, bytes.
+/// Returns the bytes that the run may use; `u64::MAX` without a bound.
 fn bound(config: &Config) -> u64 {
     let bounds = [config.limit_bytes, config.resident_bytes];
     bounds.into_iter().flatten().min().unwrap_or(u64::MAX)
 }
 
-/// Data of the program and of its libraries that can be written, bytes.
+/// Returns the bytes of writable data of the program and its libraries.
 fn static_bytes() -> usize {
     unsafe extern "C" fn add(
         about: *mut libc::dl_phdr_info,
         _: libc::size_t,
         sum: *mut c_void,
     ) -> c_int {
-        // SAFETY: libc's, of an object that is loaded; the sum is the caller's.
+        // SAFETY: libc passes the description of a loaded object, which is valid during the call.
+        // `sum` is the `usize` that the caller passed, and only this call uses it.
         let (about, sum) = unsafe { (&*about, &mut *sum.cast::<usize>()) };
-        // SAFETY: so many headers are there.
+        // SAFETY: `dlpi_phdr` points to `dlpi_phnum` program headers of a loaded object, which
+        // stays loaded during the call.
         let headers =
             unsafe { core::slice::from_raw_parts(about.dlpi_phdr, about.dlpi_phnum.into()) };
         let is_data = |each: &&libc::Elf64_Phdr| {
@@ -98,38 +107,42 @@ fn static_bytes() -> usize {
         0
     }
     let mut sum = 0usize;
-    // SAFETY: the function is of this type, and keeps nothing.
+    // SAFETY: the function has the type that libc expects, and keeps none of its arguments. `sum`
+    // lives until the call returns.
     unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut sum).cast()) };
     sum
 }
 
-/// From now on this process waits, until it has mapped so much. Called by the constructor.
+/// Lets this process wait for its engine until it has mapped `room` bytes. The constructor calls
+/// it.
 pub fn wait(config: Config, room: usize) {
     BREAK.store(program_break(), Relaxed);
     ROOM.store(room, Relaxed);
     *WAITING.lock() = Some((config, process_id()));
 }
 
-/// Whether this process has no engine, and may get one.
+/// Returns whether this process has no engine and may get one.
 pub fn is_waiting() -> bool {
     ROOM.load(Relaxed) > 0
 }
 
-/// A process that waits has been copied, and this is the child.
+/// Begins in the child after a waiting process was copied.
 pub fn begin_as_child() {
     member::begin_as_child();
-    // SAFETY: this is the only thread, and its parent had no other.
+    // SAFETY: this is the only thread, and its parent had no other one, so no thread holds the
+    // lock.
     if let Some((_, process)) = unsafe { WAITING.peek_mut() } {
         *process = process_id();
     }
-    // What its parent has taken is its parent's.
+    // The parent's reservation stays the parent's, so the child reserves as much for itself.
     if !member::take_waiting(TAKEN.load(Relaxed) as u64, run_bytes()) {
         TAKEN.store(0, Relaxed);
         ROOM.store(1, Relaxed);
     }
 }
 
-/// A process that waits is about to end, or to execute another program, or it isn't after all.
+/// Gives back the reservation of a waiting process that is about to end or to execute another
+/// program. If `ends` is false, reserves it again, because the process goes on.
 pub fn note_end(ends: bool) {
     let taken = TAKEN.load(Relaxed) as u64;
     if taken == 0 || WAITING.lock().as_ref().is_none_or(|(_, process)| *process != process_id()) {
@@ -141,7 +154,7 @@ pub fn note_end(ends: bool) {
     }
 }
 
-/// [`RUN_SHARE`] of what the run may have now, bytes; 0 where there is no bound.
+/// Returns [`RUN_SHARE`] of what the run may use now, bytes; 0 without a bound.
 fn run_bytes() -> u64 {
     match member::bounds().map_or(u64::MAX, |(limit, resident)| limit.min(resident)) {
         u64::MAX => 0,
@@ -149,7 +162,8 @@ fn run_bytes() -> u64 {
     }
 }
 
-/// Whether this process may map so much more, past its room, without an engine.
+/// Reserves room for `grows` more bytes without an engine. Returns `false` if the run has no room
+/// left.
 fn takes(grows: usize) -> bool {
     let Some(wanted) = grows.checked_next_multiple_of(STEP_BYTES) else { return false };
     let has = member::take_waiting(wanted as u64, run_bytes());
@@ -160,8 +174,8 @@ fn takes(grows: usize) -> bool {
     has
 }
 
-/// How much memory that can be folded a call adds, bytes, where the heap ends at `heap_end`;
-/// `usize::MAX`: only an engine can do the call.
+/// Returns the bytes of foldable memory that a call adds. `heap_end` is the present end of the
+/// heap. Returns `usize::MAX` if only an engine can make the call.
 fn growth(nr: usize, args: &[usize; 6], heap_end: usize) -> usize {
     match nr as i64 {
         libc::SYS_mmap => match (args[3] as i32, args[2] as i32 & libc::PROT_WRITE != 0) {
@@ -185,16 +199,16 @@ fn growth(nr: usize, args: &[usize; 6], heap_end: usize) -> usize {
     }
 }
 
-/// A process that waits is about to make a call that changes mappings: makes the engine first if
-/// it grows too much by it, or if only an engine can do the call.
+/// Examines a call that changes mappings before a waiting process makes it. Makes the engine first
+/// if the process grows too much by the call, or if only an engine can make it.
 pub fn see(nr: usize, args: &[usize; 6]) {
     let grows = growth(nr, args, BREAK.load(Relaxed));
     if nr as i64 == libc::SYS_brk && args[0] != 0 {
         BREAK.store(args[0], Relaxed);
     }
     if child().is_some() {
-        // It takes no lock, as it may be killed: its parent has an engine at its own next call, if that
-        // is needed.
+        // A child of vfork takes no lock, because it may be killed. Its parent makes the engine at
+        // its own next call if it is needed.
         let less = |room: usize| (room > 0).then(|| room.saturating_sub(grows).max(1));
         let _ = ROOM.fetch_update(Relaxed, Relaxed, less);
     } else if ROOM.load(Relaxed) > grows || takes(grows) {
@@ -264,7 +278,7 @@ mod tests {
         };
         let (anonymous, write) = (libc::MAP_ANONYMOUS, libc::PROT_READ | libc::PROT_WRITE);
         assert_eq!(map(write, libc::MAP_PRIVATE | anonymous), MIB);
-        // What is reserved is written to later.
+        // Reserved memory is written to later.
         assert_eq!(map(libc::PROT_NONE, libc::MAP_PRIVATE | anonymous), MIB);
         assert_eq!(map(write, libc::MAP_PRIVATE), MIB, "written pages of a file are its own");
         assert_eq!(map(libc::PROT_READ, libc::MAP_PRIVATE), 0);

@@ -1,5 +1,5 @@
-//! The first engine thread: makes the engine, then looks at the program's size, and does what needs
-//! the engine's own descriptors for threads of the program.
+//! The first engine thread. It makes the engine, and then looks at the program's size. It also does
+//! errands for threads of the program that need the engine's own descriptors.
 use crate::diagnostics;
 use crate::diagnostics::unserved::unserved;
 use alloc::string::String;
@@ -14,46 +14,47 @@ use memfold_os::thread::bare;
 use memfold_run::member;
 use rustix::thread::{Timespec, futex};
 
-/// One errand at a time.
+/// Held by the thread whose errand is done, so that there is one errand at a time.
 static LINE: Mutex<()> = Mutex::new(());
 /// The address of the errand (`*mut &mut dyn FnMut()`); 0 if there is none.
 static ERRAND: AtomicUsize = AtomicUsize::new(0);
-/// Raised to wake the first engine thread.
+/// Incremented to wake the first engine thread.
 static BELL: AtomicU32 = AtomicU32::new(0);
-/// Raised by it: when it is ready, and at the end of each errand.
+/// Incremented by the first engine thread when it is ready, and after each errand.
 static DONE: AtomicU32 = AtomicU32::new(0);
 
-/// Whether the first engine thread is to end, and whether it goes on where it had ended.
+/// Whether the first engine thread must end. `GOES_ON` is whether it continues after [`stop`].
 static ENDS: AtomicBool = AtomicBool::new(false);
 static GOES_ON: AtomicBool = AtomicBool::new(false);
 
-/// What the first engine thread does, as faults are delivered.
+/// The work of the first engine thread.
 pub struct EngineLife {
     /// Makes the engine.
     pub create: fn(Config, &'static Stats) -> Result<(), String>,
-    /// Whether that has been done, in this process or in the parent that it is a copy of.
+    /// Returns whether there is an engine, made by this process or by the parent that it is a copy
+    /// of.
     pub exists: fn() -> bool,
-    /// Puts the engine of a child of fork to use.
+    /// Begins with the engine of the parent in a child of fork.
     pub begin_as_child: fn(&'static Stats),
-    /// Goes on with the engine after [`stop`].
+    /// Continues with the engine after [`stop`].
     pub go_on: fn(&'static Stats),
-    /// Before the first look.
+    /// Runs once before the first look.
     pub prepare: fn(),
-    /// Looks at the program's size; gives the time until the next look, nanoseconds.
+    /// Looks at the program's size. Returns the time until the next look, nanoseconds.
     pub look: fn() -> i64,
 }
 
 struct GivenConfig(UnsafeCell<Option<Config>>);
-// SAFETY: written before the engine's first thread starts, taken by that thread.
+// SAFETY: the cell is written before the first engine thread starts. Then only that thread uses it.
 unsafe impl Sync for GivenConfig {}
 static CONFIG: GivenConfig = GivenConfig(UnsafeCell::new(None));
 static LIFE: AtomicPtr<EngineLife> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Starts the engine, and waits until this process is under management, or is found not to be
-/// served. Called once, by the only thread.
+/// Starts the engine. Waits until this process is managed, or turns out to be unmanageable. Called
+/// once, by the only thread.
 pub fn start(config: Config, life: &'static EngineLife) {
     LIFE.store((&raw const *life).cast_mut(), SeqCst);
-    // SAFETY: no engine thread runs yet.
+    // SAFETY: no engine thread runs yet, and the caller is the only thread.
     unsafe { *CONFIG.0.get() = Some(config) };
     let seen = DONE.load(SeqCst);
     match bare::start_first(c"memfold-adopt", run, 0) {
@@ -62,47 +63,48 @@ pub fn start(config: Config, life: &'static EngineLife) {
     }
 }
 
-/// Starts it again in a child of fork, at rest, and waits likewise.
+/// Starts the engine again in a child of fork, where it is quiesced, and waits as [`start`] does.
 ///
 /// # Safety
 /// - The process has just been copied by a fork and has one thread, the caller.
 pub unsafe fn start_in_child() {
-    // What other threads of the parent had the engine do is not for this one.
-    // SAFETY: nobody in this process holds it.
+    // The parent's errands are not for this process. SAFETY: the caller is the only thread of this
+    // process, so no thread holds the lock.
     unsafe { LINE.reset() };
     ERRAND.store(0, SeqCst);
     let seen = DONE.load(SeqCst);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the process was just copied and that it is the only thread.
     if let Err(e) = unsafe { bare::restart_first() } {
         diagnostics::die(format_args!("Starting the engine in a child of fork failed: {e}"));
     }
     wait_past(&DONE, seen);
 }
 
-/// Ends the first engine thread, and waits until it is gone, with the others: they were told to end.
+/// Ends the first engine thread, and waits until it and the others are gone. The others must have
+/// been told to end.
 pub fn stop() {
     ENDS.store(true, SeqCst);
     look_now();
     bare::await_end();
 }
 
-/// Starts it again, which starts the others, and waits until it is ready.
+/// Starts the first engine thread again, which starts the others. Waits until it is ready.
 ///
 /// # Errors
-/// EAGAIN: no more threads.
+/// EAGAIN: no more threads can be started.
 ///
 /// # Safety
 /// - [`stop`] has returned.
 pub unsafe fn start_again() -> Result<(), Errno> {
     GOES_ON.store(true, SeqCst);
     let seen = DONE.load(SeqCst);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `stop` has returned, so the first engine thread has ended.
     unsafe { bare::start_first_again() }?;
     wait_past(&DONE, seen);
     Ok(())
 }
 
-/// Has the first engine thread do something, and waits until it is done.
+/// Runs `errand` in the first engine thread, and waits until it is done.
 pub fn have_done(mut errand: impl FnMut() + Send) {
     let _line = LINE.lock();
     let mut errand: &mut dyn FnMut() = &mut errand;
@@ -112,7 +114,7 @@ pub fn have_done(mut errand: impl FnMut() + Send) {
     wait_past(&DONE, seen);
 }
 
-/// Has the first engine thread look at the program's size without delay.
+/// Makes the first engine thread look at the program's size without delay.
 pub fn look_now() {
     BELL.fetch_add(1, SeqCst);
     let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
@@ -129,16 +131,17 @@ fn tell() {
     let _ = futex::wake(&DONE, futex::Flags::PRIVATE, i32::MAX as u32);
 }
 
-/// The thread's life. In a child of fork it begins again, with the program that it finds.
+/// Runs the first engine thread. In a child of fork it begins again, with the engine that it finds.
 fn run(_: usize) {
-    // SAFETY: `start` stored a `&'static`.
+    // SAFETY: `start` stored a `&'static` before it started this thread.
     let life = unsafe { &*LIFE.load(SeqCst) };
     if GOES_ON.swap(false, SeqCst) {
         (life.go_on)(member::claim());
     } else if (life.exists)() {
         (life.begin_as_child)(member::claim());
     } else {
-        // SAFETY: `start` has left it to this thread.
+        // SAFETY: `start` wrote the cell before it started this thread, and only this thread uses
+        // it since.
         let config = unsafe { (*CONFIG.0.get()).take() }.expect("`start` was given the settings");
         if let Err(why) = (life.create)(config, member::claim()) {
             unserved(format_args!("{why}"));
@@ -147,7 +150,7 @@ fn run(_: usize) {
     }
     tell();
     (life.prepare)();
-    // Making an engine takes more of it than all that comes.
+    // Making an engine takes more of the stack than anything that follows.
     bare::trim_stack();
     loop {
         let bell = BELL.load(SeqCst);
@@ -156,8 +159,8 @@ fn run(_: usize) {
         }
         let errand = ERRAND.swap(0, SeqCst);
         if errand != 0 {
-            // SAFETY: `have_done` waits until it has been told, so what it points to lives until
-            // then.
+            // SAFETY: `have_done` waits until `tell` was called, so the errand and its pointer live
+            // until then.
             unsafe { (*(errand as *mut &mut dyn FnMut()))() };
             tell();
         }

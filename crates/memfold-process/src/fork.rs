@@ -1,25 +1,25 @@
-//! A copy of the process: the child has a copy of the engine at rest, and of the page table, and
-//! opens a userfaultfd of its own before anything of the program runs in it.
+//! Copying the process. The child has a copy of the quiesced engine and of the page table. It opens
+//! a userfaultfd of its own before any code of the program runs in it.
 //!
-//! The thread that copies, or one that does it for that, holds every lock that may be held by another,
-//! in the engine's order: `state`, the pauses, the areas, the queue, the list of zones, the arena. Faults
-//! of other threads wait meanwhile, and calls that change mappings. Others go on; the child has none of
-//! them.
+//! The thread that forks, or one that does it on its behalf, holds every lock that another thread
+//! may hold, in the engine's order: `state`, the pauses, the areas, the queue, the list of zones,
+//! the arena. Faults and mapping changes of other threads wait meanwhile. Other work of theirs goes
+//! on; the child has none of these threads.
 //!
-//! The kernel tells a userfaultfd of the program's of the copy (UFFD_FEATURE_EVENT_FORK) before it has
-//! the child begin, and waits until a thread of the program has read that. So the locks are free again
-//! as soon as all memory is copied, which [`MARK`] shows.
+//! The kernel reports the copy to the program's own userfaultfd (UFFD_FEATURE_EVENT_FORK) before
+//! the child begins, and waits until a thread of the program has read the event. So the locks are
+//! released as soon as all memory is copied, which [`MARK`] shows.
 //!
-//! The kernel registers nothing of the child's, so what is missing would read as zeros until the
-//! child has registered it; it has one thread, which is here. What is shared with the parent can't
-//! be moved until it is private again (`quiesce/unshare.rs`).
+//! The kernel registers none of the child's memory, so missing pages would read as zeros until the
+//! child has registered it. The child has one thread, which runs this code. Pages that are shared
+//! with the parent can't be moved until they are private again (`quiesce/unshare.rs`).
 //!
-//! A child may see no /proc of its own (not dumpable, in an empty root): it goes on without
-//! (`Pagemap`, `Maps`, `Scale`). One that gets no userfaultfd (a sandbox forbids it by now) has
-//! everything brought home, and no engine.
+//! A child may see no /proc of its own (it is not dumpable, or has an empty root). It continues
+//! without it (`Pagemap`, `Maps`, `Scale`). If a child gets no userfaultfd, because a sandbox
+//! forbids it by now, all its memory is loaded and it has no engine.
 //!
-//! With a swap file the child goes on to read its parent's, and what that has in a remote store,
-//! and writes to a file of its own (`memfold/swap/copied.rs`).
+//! With a swap file the child continues to read its parent's file and its objects in a remote
+//! store. It writes to a file of its own (`memfold/swap/copied.rs`).
 use crate::diagnostics::unserved::unserved_later;
 use crate::limits;
 use crate::marks::state::MemoryMark;
@@ -39,20 +39,20 @@ use memfold_os::units::PAGE_SIZE;
 use memfold_run::member;
 use memfold_swap::remote::Remote;
 
-/// The remote store's service may be stopped: so long it is waited for.
+/// How long to wait for the remote store's service, which may be stopped.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Whether the kernel may have swapped something out.
+/// Returns whether the kernel may have swapped pages out.
 fn may_be_swapped() -> bool {
-    // SAFETY: zeros are a value of the type.
+    // SAFETY: the struct has only integers, for which zeros are valid.
     let mut about: libc::sysinfo = unsafe { core::mem::zeroed() };
-    // SAFETY: `about` has room for what is written.
+    // SAFETY: the kernel writes one `sysinfo` to `about`, which has that type.
     let asked = unsafe { system_call(libc::SYS_sysinfo, [&raw mut about as usize, 0, 0, 0, 0, 0]) };
     asked.is_err() || about.totalswap > 0
 }
 
 impl ManagedProgram {
-    /// The process is about to be copied.
+    /// Prepares for a copy of the process.
     pub fn begin_copy(&self) {
         forget(self.state.lock());
         let may_bring = |bytes| {
@@ -70,20 +70,22 @@ impl ManagedProgram {
         MARK.renew();
     }
 
-    /// Whether all memory has been copied since [`ManagedProgram::begin_copy`]: the kernel shows no page while
-    /// it copies.
+    /// Returns whether all memory has been copied since [`ManagedProgram::begin_copy`]. The kernel
+    /// shows no page while it copies.
     pub fn is_copied(&self) -> bool {
         self.waits_in_copy() && MARK.is_copied(&self.pagemap)
     }
 
-    /// Whether a userfaultfd of the program's is told of copies.
+    /// Returns whether a userfaultfd of the program gets an event for each copy.
     pub fn waits_in_copy(&self) -> bool {
         self.tells_of_copies.load(SeqCst)
     }
 
-    /// It was copied: `result` is 0 in the child. Called by any thread in the parent.
+    /// Ends a copy. `result` is that of the call: 0 in the child. In the parent any thread may call
+    /// it.
     pub fn end_copy(&self, result: isize) {
-        // SAFETY: forbidden by `begin_copy`; the copy is the child's own.
+        // SAFETY: `begin_copy` forbade both, and this is the one call that allows them in this
+        // process. The child has its own copy of the locks.
         unsafe {
             self.allow_allocation();
             self.pager.fork().allow_requests();
@@ -91,8 +93,8 @@ impl ManagedProgram {
         if result == 0 {
             limits::with_descriptors(|| self.begin_child());
         }
-        // SAFETY: begun by `begin_copy`, and this is called once in each of the two. `state` was locked
-        // there.
+        // SAFETY: `begin_copy` locked `state` and began the copy, and this is called once for it in
+        // each of the two processes.
         unsafe {
             if result >= 0 {
                 self.state.peek_mut().level.sharing = true;
@@ -102,8 +104,8 @@ impl ManagedProgram {
         }
     }
 
-    /// Whether a child of the calling thread would reach the remote store's service: tried by a
-    /// thread that may do what the child may.
+    /// Returns whether a child of the calling thread would reach the remote store's service. A
+    /// thread with the rights of the child tries it.
     fn child_reaches_store(&self) -> bool {
         let tried = self.remote.as_ref().map(|remote| {
             bare::once(
@@ -114,7 +116,6 @@ impl ManagedProgram {
         tried.is_some_and(|tried| tried == Ok(true))
     }
 
-    /// In the child.
     fn begin_child(&self) {
         member::begin_as_child();
         if let Some(file) = &self.file {
@@ -128,13 +129,13 @@ impl ManagedProgram {
         let ended = state.marked(MemoryMark::DontFork).within(&(0..TOP));
         ended.iter().for_each(|range| state.forget(range));
         if state.traced > 0 {
-            // It was another task that is traced.
+            // The traced task is not in this process.
             state.traced = 0;
             state.late.add(0..TOP);
         }
-        // SAFETY: as above.
+        // SAFETY: this is the only thread, and it holds the locks of the copy.
         unsafe { self.pager.fork().end_in_child(&ended) };
-        // Before anything is read there.
+        // The child's file must be open before anything is read from it.
         self.begin_file();
         let knows_pages = self.pagemap.reopen().is_ok();
         // SAFETY: this is the only thread.
@@ -147,7 +148,7 @@ impl ManagedProgram {
         }
         self.keep_descriptors();
         let mut done: Result<(), Errno> = Ok(());
-        // SAFETY: this is the only thread.
+        // SAFETY: this is the only thread, and it holds the locks of the copy.
         unsafe {
             self.pager.fork().begin_in_child(&self.pagemap, |start, end| {
                 done = done.and_then(|()| {
@@ -163,8 +164,7 @@ impl ManagedProgram {
         unsafe { engine::start_in_child() };
     }
 
-    /// In the child, where nothing is registered: puts what the engine keeps where the program looks
-    /// for it.
+    /// Loads all folded memory in a child in which nothing is registered.
     fn bring_home(&self, knows_pages: bool) {
         let (away, available) = (self.pager.gauges().away_bytes(), process_size::available_bytes());
         if away > available && available > 0 {
@@ -187,7 +187,8 @@ impl ManagedProgram {
                 });
             }
             self.pager.fork().each_away(|page, bytes| {
-                // What is there is newer. Nobody can tell that of what the kernel has swapped out.
+                // A resident page is newer than its stored copy. For a page that the kernel has
+                // swapped out, this can't be known.
                 let is_there =
                     if knows_pages { self.pagemap.is_populated(page) } else { is_resident(page) };
                 if !is_there {
@@ -198,18 +199,19 @@ impl ManagedProgram {
     }
 
     fn put(&self, page: usize, bytes: &[u8]) {
-        // SAFETY: they are what the program expects there.
+        // SAFETY: these are the bytes that the program expects there, and no other thread runs.
         if unsafe { write_bytes(page, bytes) }.is_ok() {
             return;
         }
         let mut access = if touch(page, false).is_ok() { libc::PROT_READ } else { libc::PROT_NONE };
         let _ = self.maps.each(page, page + 1, |found| access = found.access);
         let protect = |access: i32| {
-            // SAFETY: nobody runs meanwhile.
+            // SAFETY: no other thread runs, and the page's access is restored before the program
+            // continues.
             unsafe { system_call(libc::SYS_mprotect, [page, PAGE_SIZE, access as usize, 0, 0, 0]) }
         };
         let opened = protect(libc::PROT_READ | libc::PROT_WRITE);
-        // SAFETY: as above.
+        // SAFETY: these are the bytes that the program expects there, and no other thread runs.
         let put = opened.is_ok() && unsafe { write_bytes(page, bytes) }.is_ok();
         if !put || protect(access).is_err() {
             diagnostics::die(format_args!(
@@ -218,20 +220,20 @@ impl ManagedProgram {
         }
     }
 
-    /// The swap file's part, and the remote store's.
+    /// Begins with a swap file and a remote store in the child.
     fn begin_file(&self) {
         let Some(file) = &self.file else { return };
         let open = |base| {
-            // SAFETY: this is the only thread, the rings were left, and what lies before `base` is
-            // left alone by the parent.
+            // SAFETY: this is the only thread, and `leave_rings` was called. No transfer is in
+            // progress, and the parent leaves the bytes before `base` unchanged.
             if let Err(why) = unsafe { file.begin_in_child(base) } {
                 diagnostics::warn(format_args!(
                     "warning: --swap: a child of fork can't make its swap file: {why}. Data that does not compress stays in memory"
                 ));
             }
         };
-        // SAFETY: this is the only thread of the child, so no other uses the remote store or the swap
-        // file.
+        // SAFETY: this is the only thread of the child, so no other thread uses the remote store or
+        // the swap file.
         let begun = unsafe {
             let remote = self.remote.as_ref().map_or(Ok(()), |remote| remote.begin_in_child());
             remote.and_then(|()| self.pager.fork().begin_file_in_child(open))

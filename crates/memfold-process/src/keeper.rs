@@ -1,4 +1,4 @@
-//! What the gate asks.
+//! The keeper: answers to the gate's questions.
 use crate::diagnostics::{self, warn_once};
 use crate::marks::state::MemoryMark;
 use crate::program::{ManagedProgram, get};
@@ -17,22 +17,25 @@ use memfold_os::thread::{bare, yield_now};
 use memfold_os::units::PAGE_SIZE;
 use memfold_run::member;
 
-/// One part in this many of the limit may be held by a piece of a call; and the least and the most.
+/// A piece of a call may hold the limit divided by this, but no less than `PIECE_LEAST` and no more
+/// than `PIECE_MOST` bytes.
 const PIECE_SHARE: u64 = 64;
 const PIECE_LEAST: u64 = 128 << 10;
 const PIECE_MOST: u64 = 4 << 20;
-/// When so large a part of it is held, pieces are as small as they may be.
+/// When more than the limit divided by this is held, pieces have `PIECE_SMALL` bytes.
 const HELD_SHARE: u64 = 8;
 const PIECE_SMALL: usize = 64 << 10;
-/// So many pages of a range that can't be touched end its touching: the kernel gets no further in it.
+/// After this many pages of a range that can't be touched, the rest of the range is skipped. The
+/// kernel gets no further in it.
 const BAD_MAX: usize = 8;
 
-/// The keeper.
+/// The keeper of the program that the gate asks.
 pub struct ProgramKeeper;
 
-/// A call that another task may make, if it is about the memory that both have.
+/// A call that another task may make, because it concerns the memory that both share.
 struct LentCall<'a>(&'a mut dyn FnMut(&[usize; 6]) -> isize);
-// SAFETY: who lends it waits meanwhile, and it is the call alone.
+// SAFETY: the lender waits while another thread makes the call, so only one thread uses it at a
+// time.
 unsafe impl Send for LentCall<'_> {}
 
 impl LentCall<'_> {
@@ -41,13 +44,12 @@ impl LentCall<'_> {
     }
 }
 
-/// There is one.
 pub static KEEPER: ProgramKeeper = ProgramKeeper;
 
 impl ManagedProgram {
-    /// Whether a call that names a range must hold it.
+    /// Returns whether a call must hold a range that it names.
     fn concerns(&self, range: &Range<usize>) -> bool {
-        // Before the adoption anything may be what is adopted.
+        // Before adoption, any memory may be what will be adopted.
         range.start < TOP && (!self.is_managing() || self.known.is_set(range))
     }
 
@@ -102,8 +104,8 @@ impl ManagedProgram {
             }
             let (is_managed, end) = self.on_behalf(|| self.pager.mappings().run_at(at));
             let end = end.min(pages.end).min(TOP);
-            // Of other memory the kernel knows best: a write would change a file, or end a sharing. Only
-            // where memory is hidden, some of it may be, too.
+            // Unmanaged memory is left to the kernel: a write here would change a file, or end
+            // sharing. Only where memory is hidden, unmanaged memory may be hidden too.
             if is_managed || self.paging.hides() {
                 let mut run = (at..end).step_by(PAGE_SIZE);
                 let touched = |page: usize| touch(page, write && is_managed);
@@ -125,8 +127,8 @@ impl ManagedProgram {
         }
     }
 
-    /// A fault where nothing is managed: it has left management since, and the access is to be made
-    /// again; or the fault is the program's own.
+    /// Returns whether an access that faulted in unmanaged memory must be tried again, because the
+    /// memory has left management since. Otherwise the fault is the program's own.
     fn fault_elsewhere(&self, addr: usize) -> bool {
         let page = addr & !(PAGE_SIZE - 1);
         if !self.known.is_set(&(page..page + PAGE_SIZE)) {
@@ -139,13 +141,13 @@ impl ManagedProgram {
             return true;
         }
         let mut may_be = false;
-        // Where memory is hidden, the program's own mistakes raise the same signal.
+        // Where memory is hidden, the program's own errors raise the same signal.
         let hides = self.paging.hides();
         match self.maps.each(page, page + 1, |found| {
             may_be |= found.anonymous && (!hides || self.suits(found.access));
         }) {
             Ok(()) => may_be,
-            // Without a map: what the kernel serves by now isn't the program's mistake.
+            // Without a map, an access that the kernel now allows isn't the program's error.
             Err(_) => {
                 populates(page, false) || self.pager.mappings().touches(&(page..page + PAGE_SIZE))
             }
@@ -159,7 +161,7 @@ impl ManagedProgram {
                 && self.known.is_set(&(page..page + PAGE_SIZE))
                 && self.pager.mappings().touches(&(page..page + PAGE_SIZE))
                 && !self.pagemap.is_populated(page)
-                // Where the program itself may not write, the kernel is right.
+                // If the program itself may not write there, the kernel is right to refuse.
                 && touch(page, true).is_ok()
         };
         if let Some(word) = words.iter().find(is_missing) {
@@ -394,7 +396,7 @@ impl Keeper for ProgramKeeper {
 
     fn ends(&self, how: Ending) {
         if child().is_some() {
-            // What it leaves behind is its parent's.
+            // Everything that the child leaves behind belongs to its parent.
             return;
         }
         match how {

@@ -1,8 +1,10 @@
-//! Limits that the program sets itself. The kernel counts the engine's reservations of addresses in
-//! RLIMIT_AS and RLIMIT_DATA, though they are no memory: its limit is higher by as much, and the
-//! program is told its own. The hard limit of these, and of RLIMIT_NOFILE, stays in the kernel as it
-//! was, so that more can be reserved, and descriptors with high numbers be opened in a child; the
-//! program gets the answers of its own. What it executes has its own.
+//! Resource limits that the program sets itself.
+//!
+//! The kernel counts the engine's reservations of addresses in RLIMIT_AS and RLIMIT_DATA, though
+//! they are not memory. So the kernel's limit is higher by as much, and the program is shown its
+//! own. The hard limits of these and of RLIMIT_NOFILE are not lowered in the kernel. So the engine
+//! can reserve more, and a child can open descriptors with high numbers. The program is answered as
+//! if its hard limits were set. A program that it executes gets them in the kernel.
 use crate::program::{ManagedProgram, get};
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use memfold_gate::child;
@@ -15,26 +17,26 @@ use rustix::thread::{CapabilitySet, capabilities};
 /// A limit: soft, hard.
 type Limit = [u64; 2];
 
-/// What is emulated, and whether reservations count in it.
+/// The emulated limits, each with whether reservations count in it.
 const EMULATED: [(u32, bool); 3] =
     [(libc::RLIMIT_AS, true), (libc::RLIMIT_DATA, true), (libc::RLIMIT_NOFILE, false)];
-/// Up to the engine's highest, and some for a moment.
+/// Descriptors that the engine may need: up to its highest number, and some for a moment.
 const DESCRIPTORS: u64 = 2048;
-/// For what is mapped beside reservations: the library, the run's table.
+/// Bytes for mappings beside reservations, such as the library and the run's table.
 const MORE_BYTES: u64 = 16 << 20;
 
-/// Who keeps the limits of this process.
+/// The kernel as the keeper of this process's limits. Tests replace it.
 trait LimitKeeper {
-    /// A limit, which is set first if there is a new one: what it was.
+    /// Returns a limit. Sets it first if `new` is given, and returns the former one.
     ///
     /// # Errors
-    /// As `prlimit`.
+    /// The errors of `prlimit`.
     fn limit(&self, resource: u32, new: Option<&Limit>) -> Result<Limit, Errno>;
 
-    /// Addresses that the engine has reserved, bytes.
+    /// Returns the bytes of addresses that the engine has reserved.
     fn reserved_bytes(&self) -> u64;
 
-    /// Whether the caller may raise a hard limit.
+    /// Returns whether the caller may raise a hard limit.
     fn may_raise(&self) -> bool;
 }
 
@@ -45,7 +47,8 @@ impl LimitKeeper for Kernel {
         let mut before = [0u64; 2];
         let new = new.map_or(0, |new| &raw const *new as usize);
         let args = [0, resource as usize, new, &raw mut before as usize, 0, 0];
-        // SAFETY: both are ours.
+        // SAFETY: `new` is null or points to a limit that lives during the call. The kernel writes
+        // one limit to `before`.
         unsafe { system_call(libc::SYS_prlimit64, args) }.map(|_| before)
     }
 
@@ -58,19 +61,19 @@ impl LimitKeeper for Kernel {
     }
 }
 
-/// What the program has set, and what the kernel was given for it. Where the kernel has something else,
-/// another process has set it since.
+/// A limit that the program has set, and the one that the kernel was given for it. If the kernel
+/// has another one, another process has set it since.
 #[derive(Copy, Clone)]
 struct OwnLimit {
     own: Limit,
     kernel: Limit,
 }
 
-/// Those that the program has set, in the order of [`EMULATED`].
+/// The limits that the program has set, in the order of [`EMULATED`].
 #[derive(Copy, Clone)]
 struct OwnLimits([Option<OwnLimit>; EMULATED.len()]);
 
-/// The soft limit for the kernel.
+/// Returns the kernel's soft limit for the program's soft limit `soft`.
 fn raised(kernel: &impl LimitKeeper, soft: u64, counts: bool) -> u64 {
     let more = if counts { kernel.reserved_bytes().saturating_add(MORE_BYTES) } else { 0 };
     soft.saturating_add(more)
@@ -79,14 +82,14 @@ fn raised(kernel: &impl LimitKeeper, soft: u64, counts: bool) -> u64 {
 impl OwnLimits {
     const NONE: OwnLimits = OwnLimits([None; EMULATED.len()]);
 
-    /// The kernel's limit, and what the program sees of it.
+    /// Returns the kernel's limit, and the one that the program is shown.
     fn shown(&self, kernel: &impl LimitKeeper, at: usize) -> Result<(Limit, Limit), Errno> {
         let before = kernel.limit(EMULATED[at].0, None)?;
         let own = self.0[at].filter(|set| set.kernel == before);
         Ok((before, own.map_or(before, |set| set.own)))
     }
 
-    /// Sets one. Returns what it was.
+    /// Sets a limit. Returns the former one.
     fn set(&mut self, kernel: &impl LimitKeeper, at: usize, new: Limit) -> Result<Limit, Errno> {
         let (resource, counts) = EMULATED[at];
         let (before, shown) = self.shown(kernel, at)?;
@@ -103,7 +106,7 @@ impl OwnLimits {
         Ok(shown)
     }
 
-    /// What the engine has reserved since isn't the program's.
+    /// Raises the kernel's limits by what the engine has reserved since.
     fn renew(&mut self, kernel: &impl LimitKeeper) {
         self.each(kernel, |resource, counts, set| {
             set.kernel[0] = raised(kernel, set.own[0], counts).min(set.kernel[1]);
@@ -111,7 +114,7 @@ impl OwnLimits {
         });
     }
 
-    /// The kernel has the program's own.
+    /// Gives the kernel the program's own limits.
     fn hand_on(&mut self, kernel: &impl LimitKeeper) {
         self.each(kernel, |resource, _, set| {
             if kernel.limit(resource, Some(&set.own)).is_ok() {
@@ -120,8 +123,8 @@ impl OwnLimits {
         });
     }
 
-    /// It has what the engine needs again. Who may raise no hard limit has the program's own from now
-    /// on.
+    /// Gives the kernel the engine's limits again. A process that may not raise a hard limit keeps
+    /// the program's own from now on.
     fn take_back(&mut self, kernel: &impl LimitKeeper) {
         self.each(kernel, |resource, counts, set| {
             let wanted = raised(kernel, set.own[0], counts);
@@ -133,7 +136,7 @@ impl OwnLimits {
         });
     }
 
-    /// Calls `each` with what is set and is still so in the kernel.
+    /// Calls `each` with the limits that the program has set and the kernel still has.
     fn each(&mut self, kernel: &impl LimitKeeper, mut each: impl FnMut(u32, bool, &mut OwnLimit)) {
         for ((resource, counts), set) in EMULATED.into_iter().zip(&mut self.0) {
             if let Some(set) = set
@@ -146,25 +149,26 @@ impl OwnLimits {
 }
 
 static SET: Mutex<OwnLimits> = Mutex::new(OwnLimits::NONE);
-/// Any is.
+/// Whether the program has set any limit.
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 
-/// What is set, for a child of vfork, which takes no lock.
+/// Returns the limits that are set, for a child of vfork, which takes no lock.
 fn all_set(program: &ManagedProgram) -> OwnLimits {
     program.on_behalf(|| *SET.lock())
 }
 
-/// Asks for a limit of this process, as the program sees it, and sets it. Returns what it was.
+/// Returns a limit of this process as the program sees it. Sets it if `new` is given, and returns
+/// the former one.
 ///
 /// # Errors
-/// As `prlimit`.
+/// The errors of `prlimit`.
 pub fn limit(resource: u32, new: Option<Limit>) -> Result<Limit, Errno> {
     let emulated = EMULATED.iter().position(|each| each.0 == resource);
     let (Some(at), Some(program)) = (emulated, get()) else {
         return Kernel.limit(resource, new.as_ref());
     };
     if child().is_some() {
-        // A child of vfork, which executes something.
+        // A child of vfork gets the kernel's limits, because it is about to execute a program.
         let (_, shown) = all_set(program).shown(&Kernel, at)?;
         return new.map_or(Ok(shown), |new| Kernel.limit(resource, Some(&new)).map(|_| shown));
     }
@@ -175,13 +179,13 @@ pub fn limit(resource: u32, new: Option<Limit>) -> Result<Limit, Errno> {
     Ok(before)
 }
 
-/// Whether the program has set any of them.
+/// Returns whether the program has set any limit.
 pub fn are_set() -> bool {
     IS_ANY.load(SeqCst)
 }
 
-/// Does something for which a process, with one thread, needs more descriptors than the program may
-/// have: it opens its own.
+/// Runs `work`, which opens more descriptors than the program may have. The process must have one
+/// thread.
 pub fn with_descriptors(work: impl FnOnce()) {
     with_more_descriptors(&Kernel, work);
 }
@@ -195,26 +199,28 @@ fn with_more_descriptors(kernel: &impl LimitKeeper, work: impl FnOnce()) {
     let _ = before.and_then(|before| set(&before));
 }
 
-/// Mappings are about to be made: what the engine has reserved since isn't the program's.
+/// Raises the kernel's limits by what the engine has reserved since. Called before mappings are
+/// made.
 pub fn renew() {
     if are_set() && child().is_none() {
         SET.lock().renew(&Kernel);
     }
 }
 
-/// The program is about to execute another one, which has the program's limits.
+/// Gives the kernel the program's own limits before another program is executed, which inherits
+/// them.
 pub fn hand_on() {
     of_caller(|all| all.hand_on(&Kernel));
 }
 
-/// It does not after all.
+/// Undoes [`hand_on`], because no other program was executed.
 pub fn take_back() {
     of_caller(|all| all.take_back(&Kernel));
 }
 
 fn of_caller(change: impl FnOnce(&mut OwnLimits)) {
     match get().filter(|_| child().is_some()) {
-        // It is another process, which has its own.
+        // A child of vfork is another process with limits of its own.
         Some(program) => change(&mut all_set(program)),
         None => change(&mut SET.lock()),
     }
@@ -231,8 +237,8 @@ mod tests {
     const AS: usize = 0;
     const FILES: usize = 2;
 
-    /// A kernel that refuses as Linux does: EINVAL where the soft limit is above the hard one, EPERM
-    /// where the hard one is raised without the capability.
+    /// A kernel that refuses as Linux does. It returns EINVAL if the soft limit is above the hard
+    /// one, and EPERM if the hard one is raised without the capability.
     struct Fake {
         limits: RefCell<HashMap<u32, Limit>>,
         reserved: Cell<u64>,
@@ -285,7 +291,7 @@ mod tests {
         assert_eq!(shown(&all, &kernel, AS), [NONE, NONE]);
         assert_eq!(all.set(&kernel, AS, [GIB, 2 * GIB]), Ok([NONE, NONE]));
         assert_eq!(shown(&all, &kernel, AS), [GIB, 2 * GIB]);
-        // The hard one stays, so that more can be reserved.
+        // The kernel's hard limit is unchanged, so that more can be reserved.
         assert_eq!(kernel.of(AS), [6 * GIB + MORE_BYTES, NONE]);
         assert_eq!(all.set(&kernel, AS, [2 * GIB, 2 * GIB]), Ok([GIB, 2 * GIB]));
         assert_eq!(kernel.of(AS)[0], 7 * GIB + MORE_BYTES);

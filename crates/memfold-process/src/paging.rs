@@ -1,5 +1,5 @@
-//! How the kernel tells of touches of what is away: by a userfaultfd, or, where none can be had, by
-//! the protection of memory (`memfold_os::protection`).
+//! How the kernel reports touches of folded pages: by a userfaultfd, or by the protection of memory
+//! if there is none (`memfold_os::protection`).
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -43,19 +43,19 @@ const BY_PROTECTION: [(i64, usize); 9] = [
     (libc::SYS_ioctl, PAGEMAP_SCAN as usize),
 ];
 
-/// See the module.
+/// The means by which touches of folded pages are reported.
 pub enum Paging {
-    /// Missing pages of what is registered raise SIGBUS.
+    /// Missing pages of registered memory raise SIGBUS.
     Userfault(Arc<Uffd>),
-    /// What is away is hidden: a touch raises SIGSEGV.
+    /// Folded pages are hidden, so a touch raises SIGSEGV.
     Protection(Arc<Protection>),
 }
 
 impl Paging {
-    /// Opens what the settings ask for, under a number from `least` on.
+    /// Opens the kind that the settings ask for. Its descriptor gets a number of at least `least`.
     ///
     /// # Errors
-    /// Why it can't be had.
+    /// A message that says why it is unavailable.
     pub fn open(config: &Config, least: i32) -> Result<Paging, String> {
         let number = |e: Errno| format!("Numbering a descriptor failed: {e}");
         if config.by_protection {
@@ -67,7 +67,6 @@ impl Paging {
         Ok(Paging::Userfault(Arc::new(uffd.at_least(least).map_err(number)?)))
     }
 
-    /// Its descriptor.
     pub fn fd(&self) -> &OwnedFd {
         match self {
             Paging::Userfault(uffd) => uffd.fd(),
@@ -75,7 +74,7 @@ impl Paging {
         }
     }
 
-    /// The address space as the engine changes it.
+    /// Returns the address space as the engine changes it.
     pub fn space(&self, pagemap: &Arc<Pagemap>) -> Box<dyn Space> {
         match self {
             Paging::Userfault(uffd) => {
@@ -87,35 +86,36 @@ impl Paging {
         }
     }
 
-    /// Registers the engine's frames, which it never touches while they are empty.
+    /// Registers the engine's frames.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn register_frames(&self, start: usize, len: usize) -> Result<(), Errno> {
         match self {
-            // SAFETY: as said.
+            // SAFETY: the engine never touches its frames while they are empty, so no fault there
+            // needs handling.
             Paging::Userfault(uffd) => unsafe { uffd.register(start, len, false) },
             Paging::Protection(_) => Ok(()),
         }
     }
 
-    /// In a child of fork, where `range` of the parent's is to go on being told of: what was hidden
-    /// there is so in the child.
+    /// Registers a range of the parent in a child of fork. Hidden memory needs nothing, because it
+    /// is hidden in the child too.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn register_in_child(&self, range: &Range<usize>, protects: bool) -> Result<(), Errno> {
         match self {
-            // SAFETY: faults are served from now on, and this is the only thread.
+            // SAFETY: faults are handled from now on, and this is the only thread.
             Paging::Userfault(uffd) => unsafe { uffd.register(range.start, range.len(), protects) },
             Paging::Protection(_) => Ok(()),
         }
     }
 
-    /// What is missing of a range of the program's is told of no more: all of it is there, or new.
+    /// Ends the registration of a range of the program. All of its memory must be resident or new.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn unregister(&self, range: &Range<usize>) -> Result<(), Errno> {
         match self {
             Paging::Userfault(uffd) => uffd.unregister(range.start, range.len()),
@@ -126,11 +126,11 @@ impl Paging {
         }
     }
 
-    /// Where memory is hidden: does so with all of `range`, which holds nothing of the program's, or
-    /// is about to move.
+    /// Hides all of `range` if this kind hides memory. The range must hold nothing of the
+    /// program's, or be about to move.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn hide(&self, range: &Range<usize>) -> Result<(), Errno> {
         match self {
             Paging::Userfault(_) => Ok(()),
@@ -138,7 +138,8 @@ impl Paging {
         }
     }
 
-    /// The system calls that are made in threads of the program, with their second arguments.
+    /// Returns the system calls that are made in threads of the program, each with its second
+    /// argument.
     pub fn calls(&self) -> &'static [(i64, usize)] {
         match self {
             Paging::Userfault(_) => &BY_USERFAULT,
@@ -146,25 +147,26 @@ impl Paging {
         }
     }
 
-    /// Whether memory is hidden.
+    /// Returns whether memory is hidden.
     pub fn hides(&self) -> bool {
         matches!(self, Paging::Protection(_))
     }
 
-    /// Puts a page of zeros where one is missing that is registered and not managed. `false`: it
-    /// wasn't missing, or isn't registered.
+    /// Puts a page of zeros where a page is missing that is registered and not managed. Returns
+    /// `false` if the page isn't missing or isn't registered.
     pub fn fills(&self, page: usize) -> bool {
         match self {
-            // SAFETY: where something is registered and not managed, a missing page is a new one.
+            // SAFETY: a missing page that is registered and not managed is a new one, so the
+            // program expects zeros there.
             Paging::Userfault(uffd) => unsafe { uffd.zero(page, PAGE_SIZE) }.is_ok(),
             Paging::Protection(_) => false,
         }
     }
 
-    /// In a child of fork: opens its own in place of its parent's.
+    /// Opens a userfaultfd or a protection of its own in a child of fork, in place of the parent's.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// A message that says why it is unavailable.
     pub fn reopen(&self) -> Result<(), String> {
         match self {
             Paging::Userfault(uffd) => uffd.reopen().map_err(|e| format!("{e}")),

@@ -1,4 +1,4 @@
-//! The program under management by the gate: its engine, and how it begins.
+//! A program that is managed by the gate: its engine, and how it begins.
 use crate::diagnostics;
 use crate::diagnostics::addresses::Remedy;
 use crate::engine;
@@ -38,52 +38,55 @@ use rustix::process::{Resource, getrlimit};
 
 /// Engine threads beside the workers.
 const MORE_THREADS: usize = 10;
-/// The numbers of the engine's descriptors: from here on, or from this much below the limit.
+/// The least number of the engine's descriptors. If the limit is lower, it is the limit less
+/// `NUMBERS`.
 const NUMBERS_FROM: u64 = 992;
 const NUMBERS: u64 = 32;
 
-/// See `fork.rs`.
+/// Shows when a copy of the process is complete (`fork.rs`).
 pub static MARK: CopyMark = CopyMark::new();
 
-/// See the module.
+/// The managed program of this process.
 pub struct ManagedProgram {
-    /// The engine.
     pub pager: Arc<Pager>,
     pub paging: Paging,
     pub pagemap: Arc<Pagemap>,
     pub maps: Maps,
-    /// Of the engine's table of descriptors.
+    /// Opened in the descriptor table of the engine's threads.
     pub smaps: Smaps,
     pub scale: SizeScale,
     pub config: Config,
-    /// Of the first engine thread before it raised itself: of all the others.
+    /// Nice value of the first engine thread before it raised its priority. All other engine
+    /// threads have it.
     pub nice: i32,
     pub known: FoldableMap,
-    /// Held by who changes mappings, adopts, or copies the process.
+    /// Held by a thread that changes mappings, adopts memory, or copies the process.
     pub state: Mutex<ProgramState>,
-    /// Where faults are the program's own to serve: registered with a userfaultfd of its own. Taken
-    /// last, and nothing else is done while it is held.
+    /// Memory where the program handles faults itself, because it is registered with a userfaultfd
+    /// of its own. This lock is taken last, and nothing else is done while it is held.
     pub faults_of_program: Mutex<RangeSet>,
-    /// The program's memory is managed, or about to be.
+    /// Whether the program's memory is managed, or about to be.
     pub managing: AtomicBool,
-    /// A thread does what children of vfork must not do.
+    /// Whether a thread runs that does what children of vfork must not do.
     pub serves_errands: AtomicBool,
-    /// So many calls were made apart.
+    /// Number of calls that were made with no lock held.
     pub apart_calls: AtomicU64,
-    /// A userfaultfd of the program's is told of copies of the process (UFFD_FEATURE_EVENT_FORK).
+    /// Whether a userfaultfd of the program gets an event for each copy of the process
+    /// (UFFD_FEATURE_EVENT_FORK).
     pub tells_of_copies: AtomicBool,
-    /// A thread's calls don't pass the gate, and the kernel may refuse it what the engine would do.
+    /// Whether the calls of a thread bypass the gate. The kernel may refuse that thread the
+    /// engine's calls.
     pub shut_in: AtomicBool,
-    /// A thread has a filter, which may kill it.
+    /// Whether a thread has a seccomp filter, which may kill it.
     pub filtered: AtomicBool,
     /// The first address past the main thread's stack.
     pub stack_end: usize,
-    /// With a swap file: it, and the service of the remote store.
+    /// The swap file, if there is one. `remote` is the service of the remote store.
     pub file: Option<Arc<FileDisk>>,
     pub remote: Option<Arc<SocketRemote>>,
 }
 
-/// What is opened in the program's own table of descriptors.
+/// Files that are opened in the program's own descriptor table.
 struct OpenedFiles {
     paging: Paging,
     pagemap: Pagemap,
@@ -94,27 +97,27 @@ struct OpenedFiles {
 static OPENED: Mutex<Option<OpenedFiles>> = Mutex::new(None);
 static PROGRAM: AtomicPtr<ManagedProgram> = AtomicPtr::new(core::ptr::null_mut());
 
-/// The program, once it has an engine.
+/// Returns the program, once it has an engine.
 pub fn get() -> Option<&'static ManagedProgram> {
-    // SAFETY: the pointer is null or a leaked box.
+    // SAFETY: the pointer is null or a leaked box, which is never freed.
     unsafe { PROGRAM.load(SeqCst).as_ref() }
 }
 
-/// There is none any more.
+/// Abandons the engine: [`get`] returns `None` from now on.
 pub fn abandon() {
     PROGRAM.store(core::ptr::null_mut(), SeqCst);
 }
 
-/// The same where there is one.
+/// Returns the program, which must have an engine.
 pub fn existing() -> &'static ManagedProgram {
     get().expect("it has been created")
 }
 
-/// Opens what the program's threads use, or hand on to a child of fork, in their table, and has the
-/// engine's threads keep it. Called by the constructor.
+/// Opens in the program's descriptor table what its threads use or pass on to a child of fork. The
+/// engine's threads keep these descriptors too. The constructor calls it.
 ///
 /// # Errors
-/// What is lacking.
+/// The reason why there is no engine.
 pub fn open(config: &Config) -> Result<(), LackingEngine> {
     let opened = opened(config)?;
     let mut own =
@@ -124,10 +127,10 @@ pub fn open(config: &Config) -> Result<(), LackingEngine> {
     Ok(())
 }
 
-/// The same, to see whether it can be done.
+/// Checks that [`open`] can succeed, and closes everything again.
 ///
 /// # Errors
-/// As [`open`].
+/// The errors of [`open`].
 pub fn try_open(config: &Config) -> Result<(), LackingEngine> {
     opened(config).map(drop)
 }
@@ -141,7 +144,7 @@ fn opened(config: &Config) -> Result<OpenedFiles, LackingEngine> {
     let pagemap = pagemap.at_least(least).map_err(number)?;
     let maps = Maps::open().map_err(|e| format!("/proc/self/maps: {e}"))?;
     let maps = maps.at_least(least).map_err(number)?;
-    // The rings are the engine's threads' alone.
+    // Only the engine's threads use the rings.
     let options = FileDiskOptions { uring: false, number: least, ..FileDiskOptions::default() };
     let open = |path: &String| FileDisk::open(path, options);
     let file = config.swap.as_ref().map(open).transpose();
@@ -149,7 +152,7 @@ fn opened(config: &Config) -> Result<OpenedFiles, LackingEngine> {
     Ok(OpenedFiles { paging, pagemap, maps, file })
 }
 
-/// Why there is no engine.
+/// The reason why there is no engine.
 pub struct LackingEngine(pub String);
 
 impl From<String> for LackingEngine {
@@ -158,7 +161,7 @@ impl From<String> for LackingEngine {
     }
 }
 
-/// The numbers of the engine's descriptors in the program's table.
+/// Returns the numbers of the engine's descriptors in the program's table.
 fn numbers(own: [&OwnedFd; 3], file: &Option<Arc<FileDisk>>) -> Vec<u32> {
     let mut all: Vec<u32> = own.iter().map(|fd| fd.as_raw_fd() as u32).collect();
     if let Some(file) = file {
@@ -167,10 +170,10 @@ fn numbers(own: [&OwnedFd; 3], file: &Option<Arc<FileDisk>>) -> Vec<u32> {
     all
 }
 
-/// Makes the engine: called by the first of its threads.
+/// Makes the engine. The first engine thread calls it.
 ///
 /// # Errors
-/// One line: what this process lacks.
+/// One line that says what this process lacks.
 pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
     let opened = OPENED.lock().take().expect("opened by the constructor");
     let program = make(config, opened, stats)?;
@@ -178,10 +181,10 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
     Ok(())
 }
 
-/// A program with an engine that manages nothing yet.
+/// Returns a program with an engine that manages nothing yet.
 ///
 /// # Errors
-/// One line: what this process lacks.
+/// One line that says what this process lacks.
 fn make(
     config: Config,
     opened: OpenedFiles,
@@ -245,7 +248,8 @@ fn make(
     })
 }
 
-/// A program that is managed from now on, for tests; `None` where it can't be had.
+/// Returns a program for tests that is managed from now on, or `None` if this kind of paging is
+/// unavailable.
 #[cfg(test)]
 pub fn managed(config: Config) -> Option<&'static ManagedProgram> {
     let stats = Box::leak(Box::new(Stats::new()));
@@ -255,9 +259,10 @@ pub fn managed(config: Config) -> Option<&'static ManagedProgram> {
     Some(Box::leak(Box::new(program)))
 }
 
-/// What is there at the start, of which nothing is managed; and the end of the main thread's stack.
+/// Returns the state with the memory that is there at the start, none of which is managed, and the
+/// end of the main thread's stack.
 fn present() -> Result<(ProgramState, usize), Errno> {
-    // A process inherits it, also over exec.
+    // A process inherits this setting, also across exec.
     let (mut state, mut stack_end) = (ProgramState::default(), 0);
     state.merges = process_size::merges();
     each_area(|area| {
@@ -273,24 +278,26 @@ fn present() -> Result<(ProgramState, usize), Errno> {
 }
 
 impl ManagedProgram {
-    /// Does `what` by a thread of the engine's, if the caller is a child of vfork, which may be killed
-    /// while it has a lock. It touches no memory of the program's.
+    /// Runs `what`. If the caller is a child of vfork, a thread of the engine runs it, because the
+    /// child may be killed while it holds a lock. `what` must not touch the program's memory.
     pub fn on_behalf<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
         if !self.serves_errands.load(SeqCst) || child().is_none() {
             return what();
         }
         let (mut what, mut done) = (Some(what), None);
-        // SAFETY: it is `Send`, and the rest is said above.
+        // SAFETY: `what` is `Send`, and `done` is only read after `hand_over` has returned. `what`
+        // touches no memory of the program, as documented above.
         unsafe { hand_over(&mut || done = what.take().map(|what| what()), ring) };
         done.expect("it waits until it is done")
     }
 
-    /// Whether anything is managed, or about to be.
+    /// Returns whether any memory is managed, or about to be.
     pub fn is_managing(&self) -> bool {
         self.managing.load(SeqCst)
     }
 
-    /// Starts the thread that serves children of vfork. Without it they serve themselves.
+    /// Starts the thread that does errands for children of vfork. Without it they do the work
+    /// themselves.
     pub fn start_serving(&self) {
         if !self.serves_errands.load(SeqCst) {
             engine::have_done(|| {
@@ -302,14 +309,14 @@ impl ManagedProgram {
         }
     }
 
-    /// A userfaultfd of the program's is to be told of copies of the process.
+    /// Prepares for a userfaultfd of the program that gets an event for each copy of the process.
     pub fn tell_of_copies(&self) {
         MARK.lock();
         self.start_serving();
         self.tells_of_copies.store(true, SeqCst);
     }
 
-    /// Whether a descriptor is the engine's.
+    /// Returns whether a descriptor is the engine's.
     pub fn owns(&self, fd: i32) -> bool {
         let mut owns = [self.paging.fd(), self.pagemap.fd(), self.maps.fd()]
             .iter()
@@ -320,21 +327,21 @@ impl ManagedProgram {
         owns
     }
 
-    /// Has the engine's threads keep what they need of the program's descriptors, before they are
-    /// started.
+    /// Makes the engine's threads keep the program's descriptors that they need. Called before
+    /// these threads are started.
     pub fn keep_descriptors(&self) {
         let own = [self.paging.fd(), self.pagemap.fd(), self.maps.fd()];
         bare::keep_descriptors(&mut numbers(own, &self.file));
     }
 
-    /// Registers a range of the program's, which holds what it holds.
+    /// Registers a range of the program. Its contents stay as they are.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn register(&self, range: &Range<usize>) -> Result<(), Errno> {
         match &self.paging {
-            // SAFETY: faults of the program are served from now on, what the kernel touches is
-            // held, and no engine thread touches the range.
+            // SAFETY: faults of the program are handled from now on. Memory that the kernel touches
+            // is held, and no engine thread touches the range.
             Paging::Userfault(uffd) => unsafe {
                 uffd.register(range.start, range.len(), self.pager.protects())
             },
@@ -347,7 +354,7 @@ impl ManagedProgram {
     /// Registers a range that the program has just mapped.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn register_new(&self, range: &Range<usize>) -> Result<(), Errno> {
         match &self.paging {
             Paging::Userfault(_) => self.register(range),
@@ -355,16 +362,16 @@ impl ManagedProgram {
         }
     }
 
-    /// Registers a managed range of the program's that mremap has brought, or left, there. Where
-    /// memory is hidden, all of it is, and the engine shows what is there.
+    /// Registers a managed range that mremap has moved or left there. If this kind hides memory,
+    /// hides all of it; the engine then shows what is resident.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn register_again(&self, range: &Range<usize>) -> Result<(), Errno> {
         if self.paging.hides() { self.paging.hide(range) } else { self.register(range) }
     }
 
-    /// Brings a range home, and gives it back to the kernel.
+    /// Loads a range into memory, and ends its management.
     pub fn leave(&self, range: &Range<usize>) {
         self.pager.mappings().leave(range.clone(), |start, end| {
             if let Err(e) = self.paging.unregister(&(start..end)) {
@@ -373,11 +380,12 @@ impl ManagedProgram {
         });
     }
 
-    /// A call on `range` is about to be made with no lock held. It may wait until another thread of
-    /// the program has done something, which may change mappings first: of what it faults in, and what
-    /// it reports, a userfaultfd or a file system of the program's may be in charge. Or it is made by a
-    /// child that may be killed. Until [`ProgramState::end_apart`] nothing of the range is managed.
-    /// `child`: the number of the caller, if it is a child.
+    /// Begins a call on `ranges` that is made with no lock held. Nothing in them is managed until
+    /// [`ProgramState::end_apart`]. `child` is the number of the caller, if it is a child.
+    ///
+    /// The kernel may wait in the call until another thread of the program has done something,
+    /// which may change mappings first. That is so if a userfaultfd or a file system of the program
+    /// handles its faults or events. Or a child makes the call, and may be killed in it.
     pub fn begin_apart(
         &self,
         state: &mut ProgramState,
@@ -391,15 +399,15 @@ impl ManagedProgram {
         apart
     }
 
-    /// What there is in some ranges.
+    /// Returns what there is in some ranges.
     pub fn before(&self, state: &ProgramState, ranges: &[Range<usize>]) -> FoundRanges {
         let faults = self.faults_of_program.lock();
         let faults = ranges.iter().flat_map(|range| faults.within(range)).collect();
         state.before(ranges, faults)
     }
 
-    /// The kernel's mappings in a range, as far as they reach. What is managed and lies together is one,
-    /// where it is hidden block by block.
+    /// Returns the kernel's mappings in a range, cut to the range. Where memory is hidden block by
+    /// block, adjacent managed memory counts as one mapping.
     pub fn mappings(&self, range: &Range<usize>) -> Vec<Range<usize>> {
         let hidden = match self.paging.hides() {
             true => self.pager.mappings().managed_parts(range),
@@ -417,25 +425,27 @@ impl ManagedProgram {
         all
     }
 
-    /// Whether the program may have what happens to a part of a range reported by a userfaultfd of its
-    /// own.
+    /// Returns whether a userfaultfd of the program may report what happens to a part of a range.
     pub fn is_watched(&self, state: &mut ProgramState, range: &Range<usize>) -> bool {
         state.has_userfault && !state.marked(MemoryMark::Other).within(range).is_empty()
     }
 
-    /// Nobody allocates, and no zone comes or goes, until [`ManagedProgram::allow_allocation`].
+    /// Blocks allocation, and changes of the list of zones, until
+    /// [`ManagedProgram::allow_allocation`].
     pub fn forbid_allocation(&self) {
         freeze_list();
         arena().freeze();
     }
 
-    /// Ends it.
+    /// Ends [`ManagedProgram::forbid_allocation`].
     ///
     /// # Safety
-    /// - [`ManagedProgram::forbid_allocation`] was called, in this process or in the parent that it is a
-    ///   copy of, and this is called once for it.
+    /// - [`ManagedProgram::forbid_allocation`] was called, in this process or in the parent that it
+    ///   is a copy of.
+    /// - This is called once for it.
     pub unsafe fn allow_allocation(&self) {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller promises that `forbid_allocation` has frozen both, and that this is
+        // the one call for it.
         unsafe {
             arena().unfreeze();
             unfreeze_list();

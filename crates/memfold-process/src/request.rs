@@ -1,4 +1,4 @@
-//! What `memfold run` asks of this process.
+//! The request of `memfold run` to this process.
 use crate::diagnostics;
 use crate::diagnostics::addresses::{self, Remedy};
 use crate::diagnostics::unserved::unserved;
@@ -8,15 +8,15 @@ use memfold::config::Config;
 use memfold_run::member;
 use memfold_run::request::{NAME, RunRequest};
 
-/// `1` switches memfold off.
+/// The value `1` switches memfold off.
 const DISABLE: &CStr = c"MEMFOLD_DISABLE";
 
-/// The settings that this process is to be managed with; `None` if it isn't to be managed, memfold is
-/// switched off, or there are too few addresses. Without a request nothing is allocated. Maps the
-/// table that it names.
+/// Returns the settings with which this process is to be managed. Returns `None` if there is no
+/// request, memfold is switched off, or there are too few addresses. Without a request, nothing is
+/// allocated. Maps the table that the request names.
 ///
 /// # Errors
-/// The request makes no sense, as when another version of memfold wrote it.
+/// The request is invalid, for example because another version of memfold wrote it.
 pub fn read() -> Result<Option<Config>, String> {
     let Some(text) = variable(NAME).filter(|text| !text.is_empty()) else { return Ok(None) };
     if variable(DISABLE) == Some(b"1") || variable(c"LD_PRELOAD").is_some_and(is_of_valgrind) {
@@ -36,9 +36,9 @@ pub fn read() -> Result<Option<Config>, String> {
     Ok(Some(config))
 }
 
-/// Whether a LD_PRELOAD is one that valgrind's launcher has made: it puts a library of its own beside
-/// this one. Valgrind runs the program's instructions on a processor of its own, whose system calls
-/// are made by valgrind's: the gate would catch those.
+/// Returns whether valgrind's launcher has made a LD_PRELOAD: it adds a library of its own to this
+/// one. Valgrind runs the program's instructions on a simulated processor and makes their system
+/// calls itself. The gate would catch valgrind's own calls.
 fn is_of_valgrind(preload: &[u8]) -> bool {
     const CORE: &[u8] = b"/vgpreload_core-";
     preload.windows(CORE.len()).any(|part| part == CORE)
@@ -46,7 +46,8 @@ fn is_of_valgrind(preload: &[u8]) -> bool {
 
 fn variable(name: &CStr) -> Option<&'static [u8]> {
     // SAFETY: called from the constructor only, before the program has started any thread that
-    // could change the environment; what `getenv` points to stays in place until then.
+    // could change the environment. The string that `getenv` returns stays in place until then, and
+    // ends in a zero.
     unsafe {
         let value = libc::getenv(name.as_ptr());
         (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())

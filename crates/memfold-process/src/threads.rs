@@ -1,4 +1,4 @@
-//! When the engine's threads start, and before whom they run.
+//! When the engine's threads start, and their priority.
 use crate::diagnostics::unserved::unserved_later;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -8,32 +8,32 @@ use memfold_os::thread::bare;
 use rustix::process::{getpriority_process, setpriority_process};
 use rustix::thread::{futex, gettid};
 
-/// The engine's threads start at one part in this many of what the program may have before anything
-/// is taken: on busy CPUs that takes a while, in which a program that grows fast would go past its
-/// limit.
+/// The engine's threads start when the program's size reaches its bound divided by this, before any
+/// memory is taken. On busy CPUs the start takes a while, in which a fast-growing program would
+/// exceed its limit.
 pub const START_SHARE: u64 = 2;
-/// What the first engine thread raises itself to where it may: a program grows while it waits for a
-/// processor.
+/// The nice value to which the first engine thread raises itself if it may. A program grows while
+/// this thread waits for a CPU.
 const NICE: i32 = -20;
 
-/// The calling thread's.
+/// Returns the nice value of the calling thread.
 pub fn own_nice() -> i32 {
     getpriority_process(Some(gettid())).unwrap_or(0)
 }
 
 fn set_own_nice(nice: i32) {
-    // Not fatal: less than before needs a privilege.
+    // A failure is ignored, because a lower value than before needs a privilege.
     let _ = setpriority_process(Some(gettid()), nice);
 }
 
-/// Lets the calling thread, the first of the engine, run before all others.
+/// Makes the calling thread, the first of the engine, run before all others.
 pub fn raise() {
     set_own_nice(NICE);
 }
 
-/// Starts engine threads, the last one first, at the program's `nice`; the caller is the first of
-/// them. Those that can't be had stay in `pending`, which is told once, if the program is past its
-/// limit by then.
+/// Starts engine threads, the last one first, with the program's nice value. The caller is the
+/// first engine thread. Threads that can't be started stay in `pending`. That is reported once, if
+/// the program is past its limit by then.
 pub fn start_pending(pending: &mut Vec<EngineThread>, nice: i32, is_past: bool, told: &mut bool) {
     set_own_nice(nice);
     let mut result = Ok(());
@@ -50,28 +50,30 @@ pub fn start_pending(pending: &mut Vec<EngineThread>, nice: i32, is_past: bool, 
     }
 }
 
-/// Raised for the thread that serves children of vfork.
+/// Incremented to wake the thread that does errands for children of vfork.
 static BELL: AtomicU32 = AtomicU32::new(0);
 
-/// Tells that thread that there is something to do.
+/// Wakes that thread, because it has something to do.
 pub fn ring() {
     BELL.fetch_add(1, SeqCst);
     let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
 }
 
-/// That thread is to end.
+/// Whether that thread must end.
 static STOPS: AtomicBool = AtomicBool::new(false);
 
-/// Has it end, or, before it is started again with all others, no more. No child is there.
+/// Ends that thread; with `false`, takes that back before it is started again with all others. No
+/// child of vfork may run.
 pub fn stop_serving(stops: bool) {
     STOPS.store(stops, SeqCst);
     ring();
 }
 
-/// Starts it; the caller is the first engine thread.
+/// Starts the thread that does errands for children of vfork. The caller is the first engine
+/// thread.
 ///
 /// # Errors
-/// EAGAIN: no more threads.
+/// EAGAIN: no more threads can be started.
 pub fn start_serving() -> Result<(), Errno> {
     bare::start(c"memfold-serve", serve, 0)
 }

@@ -1,43 +1,47 @@
-//! Which processes are of a run, and which of them have no slot in its tables: small ones without an
-//! engine yet, and those that no engine can manage. Their memory counts against the limit too, so
-//! `memfold run` looks at them from outside. And at all processes, if they are of several users: what
-//! a user's table says is believed up to what the kernel says.
+//! Finds the processes of a run, and which of them have no slot in its tables: small ones without
+//! an engine yet, and those that no engine can manage. The memory of processes without a slot
+//! counts against the limit too, so `memfold run` reads their sizes from the kernel.
 //!
-//! A process is of the run if its parent was when it was first seen, or if it was given the run's
-//! request. It stays so when its parent ends.
+//! If the run has several users, the census also measures every process. The figures in a user's
+//! table are believed only up to what the kernel says.
+//!
+//! A process belongs to the run if its parent did when the process was first seen, or if it was
+//! given the run's request. It still belongs to the run after its parent has ended.
 use crate::users::MeasuredUsers;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-/// Where a census is taken.
+/// The processes of the system, from which a census is taken.
 pub trait Processes {
-    /// The numbers of all processes that can be seen.
+    /// Returns the numbers of all visible processes.
     fn numbers(&self) -> BTreeSet<u32>;
-    /// The parent of a process, and when it started; `None` if it has ended.
+    /// Returns the parent of a process and its start time, or `None` if the process has ended.
     fn parent_and_start(&self, pid: u32) -> Option<(u32, u64)>;
-    /// The process that is the `memfold run` of a process, by the request that it was given.
+    /// Returns the process ID of the `memfold run` of a process, from the request that the process
+    /// was given.
     fn runner_of(&self, pid: u32) -> Option<u32>;
-    /// What counts of a process, bytes; `None` if it has no memory of its own.
+    /// Returns the counted memory of a process in bytes, or `None` if it has no memory of its own.
     fn bytes_of(&self, pid: u32) -> Option<u64>;
-    /// The real user of a process, and its anonymous memory, also in swap, bytes.
+    /// Returns the real user of a process and its anonymous memory in bytes, swap included.
     fn user_and_bytes_of(&self, pid: u32) -> Option<(u32, u64)>;
 }
 
-/// Who is of the run, as far as was seen.
+/// The processes of a run that were seen so far.
 pub struct Census {
     own: u32,
-    /// With their starts: a number is given again.
+    /// Start time by process ID. The start time tells a process from a later one that has the same
+    /// ID.
     members: BTreeMap<u32, u64>,
     strangers: BTreeSet<u32>,
-    /// Those with a slot at the last look.
+    /// Processes that had a slot at the last look.
     with_slots: BTreeSet<u32>,
-    /// The real user and the anonymous memory of each member at the last look, if there are several
-    /// users.
+    /// Real user and anonymous memory in bytes of each member at the last look. Empty if the run
+    /// has one user.
     sizes: BTreeMap<u32, (u32, u64)>,
 }
 
 impl Census {
-    /// That of the run of the process `own`.
+    /// Returns an empty census of the run of the process `own`.
     pub fn new(own: u32) -> Census {
         Census {
             own,
@@ -48,9 +52,14 @@ impl Census {
         }
     }
 
-    /// How many processes of the run have no slot, and their anonymous memory, bytes. One that had a
-    /// slot a moment ago is about to end, or to have it again (its engine starts anew).
-    /// `with_slots` gives the users of those whose tables say that they have one.
+    /// Updates the members. Returns how many of them have no slot, and the bytes of their anonymous
+    /// memory.
+    ///
+    /// A process that had a slot at the last look is not counted. It is about to end, or its engine
+    /// is about to start anew and to take a slot again.
+    ///
+    /// `with_slots` returns the processes that have a slot according to the tables, with the user
+    /// of each table. `has_others` is whether the run has several users.
     pub fn look(
         &mut self,
         all: &impl Processes,
@@ -60,7 +69,7 @@ impl Census {
         self.find(all);
         let size = |pid: &u32| has_others.then(|| Some((*pid, all.user_and_bytes_of(*pid)?)))?;
         self.sizes = self.members.keys().filter_map(size).collect();
-        // A table can name what process it likes.
+        // A table can name any process, so its user is compared with the user from the kernel.
         let is_its =
             |pid: u32, uid: u32| !has_others || self.sizes.get(&pid).is_some_and(|s| s.0 == uid);
         let with_slots: BTreeSet<u32> = with_slots()
@@ -77,7 +86,8 @@ impl Census {
         sum
     }
 
-    /// What each user's processes had at the last look, if there are several users.
+    /// Returns the bytes that each user's processes had at the last look. Empty if the run has one
+    /// user.
     pub fn measured(&self) -> MeasuredUsers {
         let mut measured = MeasuredUsers::new();
         for (uid, bytes) in self.sizes.values() {
@@ -87,12 +97,12 @@ impl Census {
         measured
     }
 
-    /// Whether a process is of the run, as far as was seen.
+    /// Returns whether a process was seen to belong to the run.
     pub fn has(&self, pid: u32) -> bool {
         self.members.contains_key(&pid)
     }
 
-    /// Brings the members up to date.
+    /// Adds new processes of the run to the members and removes those that ended.
     pub fn find(&mut self, all: &impl Processes) {
         let numbers = all.numbers();
         self.strangers.retain(|pid| numbers.contains(pid));
@@ -105,7 +115,8 @@ impl Census {
                 all.parent_and_start(*pid).map(|(parent, start)| (*pid, parent, start))
             })
             .collect();
-        // A parent may have a larger number than its child: until none is added.
+        // A parent may have a larger number than its child, so the loop repeats until a pass adds
+        // no process.
         loop {
             let before = new.len();
             new.retain(|(pid, parent, start)| {
@@ -135,7 +146,6 @@ mod tests {
     const OWN: u32 = 10;
     const UID: u32 = 1000;
 
-    /// A process of the fake.
     #[derive(Copy, Clone)]
     struct One {
         parent: u32,
@@ -145,7 +155,7 @@ mod tests {
         user: u32,
     }
 
-    /// Processes that begin and end as a test likes.
+    /// Processes that begin and end when a test says so.
     #[derive(Default)]
     struct Fake(BTreeMap<u32, One>);
 
@@ -225,7 +235,7 @@ mod tests {
         census.find(&all);
         all.begin(20, 1).start = 2;
         assert_eq!(found(&mut census, &all), [0; 0]);
-        // A stranger's too, once it was seen to be gone.
+        // The number of a stranger can be reused too, once the stranger was seen to be gone.
         all.end(30);
         census.find(&all);
         all.begin(30, OWN).start = 2;
@@ -237,7 +247,7 @@ mod tests {
         let (mut all, mut census) = (Fake::default(), Census::new(OWN));
         all.begin(20, OWN);
         all.begin(21, 20).bytes = Some(7);
-        // It uses its parent's until it executes something.
+        // This process uses its parent's memory until it executes a program.
         all.begin(22, 20).bytes = None;
         assert_eq!(census.look(&all, BTreeMap::new, false), (2, 107));
         let with_slots = BTreeMap::from([(20, UID)]);

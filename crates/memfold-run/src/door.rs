@@ -1,10 +1,11 @@
-//! How a process gets at the shared memory of its run where it doesn't see the process that made
-//! it: in another PID namespace, or as another user.
+//! How a process gets the shared memory of its run if it cannot see the process that made it: the
+//! process is in another PID namespace, or belongs to another user.
 //!
-//! Who made it has a socket with a name of its own (not a file: an abstract one). A process sends
-//! the first half of a key that only processes of the run have; the answer is the second half, the
-//! process's number as it is outside, and the descriptors: of the table of the process's user, and
-//! of the bounds of the run. One message each, so nobody can keep the other end busy.
+//! `memfold run` listens on a socket with an abstract name, not a file. A process sends the first
+//! half of a key that only processes of the run have. The answer holds the second half, the number
+//! of the process outside its PID namespace, and two descriptors: the table of the process's user,
+//! and the bounds of the run. Each side sends one message, so no process can keep the other side
+//! busy.
 use core::fmt;
 use core::time::Duration;
 use memfold_os::Errno;
@@ -15,24 +16,24 @@ use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, sendto, socket_with,
 };
 
-/// Half of a key, bytes.
+/// Length of half a key, in bytes.
 pub const HALF: usize = 16;
-/// The length of an answer: half a key, and a number.
+/// Length of an answer in bytes: half a key and a process number.
 pub const ANSWER_BYTES: usize = HALF + 4;
-/// The other end may be stopped: so long it is waited for.
+/// How long a send and a receive wait each. The other side may be stopped.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What opens a door.
+/// The key that opens a door.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct DoorKey {
-    /// What is sent to it.
+    /// The half that is sent.
     pub ask: [u8; HALF],
-    /// What comes back.
+    /// The half that the answer must hold.
     pub answer: [u8; HALF],
 }
 
 impl DoorKey {
-    /// From 64 hexadecimal digits.
+    /// Parses a key of 64 hexadecimal digits. Returns `None` for any other text.
     pub fn parse(text: &str) -> Option<DoorKey> {
         let digits = text.as_bytes();
         if digits.len() != 4 * HALF {
@@ -48,31 +49,32 @@ impl DoorKey {
     }
 }
 
-/// 64 hexadecimal digits.
+/// Writes the key as 64 hexadecimal digits.
 impl fmt::Display for DoorKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.ask.iter().chain(&self.answer).try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-/// What is had at a door.
+/// The answer at a door.
 pub struct DoorAnswer {
     /// The table of the caller's user.
     pub table: OwnedFd,
     /// The bounds of the run.
     pub bounds: OwnedFd,
-    /// The number of this process as the other end sees it; 0 if it doesn't.
+    /// The number of this process as the other side sees it; 0 if the other side does not see it.
     pub number: u32,
 }
 
-/// Asks at the door `name`.
+/// Asks at the door `name` for the table and the bounds.
 ///
 /// # Errors
-/// ECONNREFUSED: there is nobody; EAGAIN: no answer in time; EPROTO: it is somebody else, or has
-/// nothing for this user.
+/// - ECONNREFUSED: no process listens there.
+/// - EAGAIN: no answer came in time.
+/// - EPROTO: another program answered, or there is no table for this user.
 pub fn ask(name: &[u8], key: &DoorKey) -> Result<DoorAnswer, Errno> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    // Without a name of its own it could not be answered: the kernel chooses one.
+    // The answer needs an address, so the kernel chooses a name for this socket.
     bind(&socket, &SocketAddrUnix::new_unnamed())?;
     set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
     set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;

@@ -1,15 +1,16 @@
 //! How the processes of a run share its limit.
 //!
-//! Every process has a level in common, up to which it may have what it needs. Whoever needs less
-//! leaves the rest to the others. Nobody is given less than it can reach by folding all that it has,
-//! as long as the limit suffices for that: so the others fold more, instead of one that can't.
+//! There is one level for all processes. A process may have what it needs up to that level, and a
+//! process that needs less leaves the rest to the others. As long as the limit suffices, no process
+//! is given less than it can reach by folding all its memory. The other processes fold more in that
+//! case.
 
-/// What a process asks of the limit, bytes.
+/// The claim of a process on the limit, in bytes.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShareClaim {
-    /// All that it has, with what is folded as if it were not.
+    /// All its memory, with folded pages counted as if they were not folded.
     pub need: u64,
-    /// What it holds once all that can be folded is.
+    /// The memory that it holds once everything that can be folded is folded.
     pub least: u64,
 }
 
@@ -18,16 +19,21 @@ impl ShareClaim {
         self.need.max(self.least)
     }
 
-    /// Its share at a level.
+    /// Returns the share of this process at a level.
     fn at(&self, level: u64) -> u64 {
         level.clamp(self.least, self.need())
     }
 }
 
-/// The share of `limit` of a process beside others. All that the others leave, if every process can
-/// have what it needs. Else what it gets at the highest level at which the shares are within the
-/// limit. Where not even the least of all fits, the smallest have theirs, and the largest have less.
-/// Each process that computes it from the same claims comes to the same level.
+/// Returns the share of `limit` for a process with the claim `own` beside `others`.
+///
+/// - If the needs of all processes fit, the process gets everything that the others do not need.
+/// - Otherwise it gets its share at the highest level at which the sum of all shares is within the
+///   limit.
+/// - If the sum of `least` of all processes does not fit, the smallest processes get theirs and the
+///   largest get less.
+///
+/// Every process that computes the shares from the same claims finds the same level.
 pub fn share(limit: u64, own: ShareClaim, others: &[ShareClaim]) -> u64 {
     let sum = |of: &dyn Fn(&ShareClaim) -> u64| {
         others.iter().fold(of(&own), |sum, claim| sum.saturating_add(of(claim)))
@@ -41,7 +47,8 @@ pub fn share(limit: u64, own: ShareClaim, others: &[ShareClaim]) -> u64 {
     own.least.min(highest(limit, |level| sum(&|claim| claim.least.min(level))))
 }
 
-/// The highest level up to `limit` at which the sum, which rises with it, is within `limit`.
+/// Returns the highest level up to `limit` at which `sum` is within `limit`. `sum` must not fall
+/// when the level rises.
 fn highest(limit: u64, sum: impl Fn(u64) -> u64) -> u64 {
     let (mut low, mut high) = (0, limit);
     while low < high {
@@ -88,7 +95,8 @@ mod tests {
         assert_eq!((share(100, more, &[soft]), share(100, soft, &[more])), (95, 5));
     }
 
-    /// Claims of a few processes, and a limit, such that each case is met.
+    /// Runs `check` with random claims of one to six processes and a limit. They are chosen so that
+    /// each of the three cases occurs.
     fn each_case(mut check: impl FnMut(u64, &[ShareClaim], &[u64])) {
         let mut random = Random::new(1);
         for _ in 0..4000 {

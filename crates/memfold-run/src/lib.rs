@@ -1,8 +1,8 @@
-//! What the processes of a run share with `memfold run`, without an engine: the table with a slot for
-//! each process, the run's bounds and how they are shared out, the lines that processes leave, and
-//! how a process gets at all of that.
+//! The state that the processes of a run share with `memfold run`, without an engine: the table
+//! with a slot for each process, the bounds of the run and their shares, the messages that
+//! processes send to `memfold run`, and the ways to get at all of these.
 //!
-//! Most of it is atomics in shared memory, which another process may change at any time, to anything.
+//! Most of it is atomics in shared memory. Another process may write any value there at any time.
 #![cfg_attr(not(test), no_std)]
 extern crate alloc;
 

@@ -1,8 +1,8 @@
-//! Lines that the processes of a run leave for whoever started it, in shared memory.
+//! Lines that the processes of a run leave in shared memory for `memfold run` to read.
 //!
-//! A line is left by one who has taken a free place for it (`TAKEN`), and is read when it is whole
-//! (`WHOLE`). A process that is killed while it leaves one costs its place, and no line of anybody
-//! else.
+//! A process first takes a free place for its line (`TAKEN`), and marks it once the line is
+//! complete (`WHOLE`). `memfold run` reads only complete lines. A process that is killed in between
+//! costs one place, and no line of another process.
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::sync::atomic::{
@@ -12,23 +12,23 @@ use core::sync::atomic::{Ordering::Release, Ordering::SeqCst};
 use memfold_os::Errno;
 use rustix::thread::futex;
 
-/// Lines that may wait to be read.
+/// The number of lines that can wait to be read.
 const PLACES: usize = 64;
-/// Bytes of a line; the rest is cut off.
+/// Length of a line in bytes, at most. A longer line is cut off.
 pub const LINE_BYTES_MAX: usize = 1000;
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 const WHOLE: u32 = 2;
 
-/// The lines. All zeros are an empty one.
+/// The mailbox. All zeros are an empty one.
 #[repr(C)]
 pub struct Mailbox {
-    /// Raised for each line that is whole.
+    /// Incremented for each complete line.
     bell: AtomicU32,
-    /// Lines that had no room.
+    /// Number of lines that found no free place.
     lost: AtomicU32,
-    /// Numbers the lines.
+    /// The number of the next line.
     count: AtomicU64,
     places: [LetterPlace; PLACES],
 }
@@ -43,19 +43,20 @@ struct LetterPlace {
     text: [AtomicU8; LINE_BYTES_MAX],
 }
 
-/// A line that was left.
+/// A line that a process left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MailLine {
-    /// The process that has left it, by the number that it gave.
+    /// The process that left the line, by the number that it gave.
     pub process: u32,
-    /// It is the last that the process says: it ends.
+    /// Whether the process ends after this line.
     pub last: bool,
-    /// The line, without its end.
+    /// The text of the line, without a newline.
     pub text: String,
 }
 
 impl Mailbox {
-    /// Leaves a line. `false` if there is no room for it, which [`Mailbox::take_lost`] tells.
+    /// Leaves a line. Returns `false` if there is no free place; [`Mailbox::take_lost`] counts that
+    /// line.
     pub fn leave(&self, process: u32, last: bool, text: &[u8]) -> bool {
         let take = |place: &&LetterPlace| {
             place.state.compare_exchange(FREE, TAKEN, AcqRel, Relaxed).is_ok()
@@ -77,24 +78,25 @@ impl Mailbox {
         true
     }
 
-    /// Takes what was left, in its order: a thread's later line never comes before an earlier one.
+    /// Takes all complete lines, in their order. A later line of a thread never comes before an
+    /// earlier one.
     pub fn take(&self) -> Vec<MailLine> {
         let mut found = Vec::new();
         self.collect(&mut found, u64::MAX);
-        // One that was left at a place already passed, before another that was found.
+        // A line may have been left at a place already passed, before another line that was found.
         let end = found.iter().map(|(number, _)| *number).max().unwrap_or(0);
-        // No more often than there are places: a process may write there what it likes.
+        // There are at most as many passes as places, since a process may write any number there.
         let _ = self.places.iter().take_while(|_| self.collect(&mut found, end)).count();
         found.sort_by_key(|(number, _)| *number);
         found.into_iter().map(|(_, letter)| letter).collect()
     }
 
-    /// How many lines had no room since this was asked last.
+    /// Returns how many lines found no free place since the last call.
     pub fn take_lost(&self) -> u32 {
         self.lost.swap(0, Relaxed)
     }
 
-    /// Takes what has a number below `end`; whether there was any.
+    /// Takes the lines with a number below `end`. Returns whether there were any.
     fn collect(&self, found: &mut Vec<(u64, MailLine)>, end: u64) -> bool {
         let before = found.len();
         for place in self.places.iter().filter(|place| place.state.load(Acquire) == WHOLE) {
@@ -115,19 +117,20 @@ impl Mailbox {
         found.len() > before
     }
 
-    /// How often the bell has rung: for [`Mailbox::wait`].
+    /// Returns how often the bell has rung, to be passed to [`Mailbox::wait`].
     pub fn rung(&self) -> u32 {
         self.bell.load(SeqCst)
     }
 
-    /// Sleeps until the bell rings; not at all if it has rung since it had `rung` so often.
+    /// Sleeps until the bell rings. Returns at once if it rang after [`Mailbox::rung`] returned
+    /// `rung`. May return early.
     pub fn wait(&self, rung: u32) {
-        // Other processes ring it, so it isn't private. Woken for nothing, the caller looks for
-        // nothing.
+        // Other processes ring the bell, so the futex is not private. After a wake-up without cause
+        // the caller finds no lines.
         let _: Result<(), Errno> = futex::wait(&self.bell, futex::Flags::empty(), rung, None);
     }
 
-    /// Wakes who waits.
+    /// Wakes all waiting threads.
     pub fn ring(&self) {
         self.bell.fetch_add(1, SeqCst);
         let _ = futex::wake(&self.bell, futex::Flags::empty(), i32::MAX as u32);
@@ -140,7 +143,7 @@ mod tests {
     use std::boxed::Box;
 
     fn empty() -> &'static Mailbox {
-        // SAFETY: atomics and a number, all of which may be zeros.
+        // SAFETY: a `Mailbox` holds only atomics of integers, for which all zeros are valid.
         Box::leak(Box::new(unsafe { core::mem::zeroed() }))
     }
 

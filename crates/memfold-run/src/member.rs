@@ -1,6 +1,8 @@
-//! This process's slot in the table that `memfold run` keeps for its user, the run's bounds, and how
-//! the table is found. A process that can't become again what it was gives up the table that it had:
-//! it has that of another user then, or none.
+//! This process's slot in the table that `memfold run` keeps for its user, the bounds of the run,
+//! and the search for the table.
+//!
+//! A process that changes its user and cannot change back gives up its table. It then uses the
+//! table of its new user, or none.
 use crate::door;
 use crate::fair_share::{ShareClaim, share};
 use crate::mailbox::Mailbox;
@@ -17,41 +19,43 @@ use memfold_os::thread::identity::ThreadIdentity;
 use memfold_stats::Stats;
 use rustix::fs::{CWD, Mode, OFlags};
 
-/// The first table, once it is mapped; never unmapped. A child of fork inherits the mapping.
+/// The first table, set once it is mapped and never unmapped. A child of fork inherits the mapping.
 static TABLE: Mutex<Option<RunTable>> = Mutex::new(None);
-/// The table, for those who only ask; null without one.
+/// The table that [`table`] returns; null without one.
 static FOUND: AtomicPtr<RunTable> = AtomicPtr::new(core::ptr::null_mut());
 static ADDRESS: Mutex<Option<TableAddress<'static>>> = Mutex::new(None);
 /// This process's slot: a leaked box, or null.
 static OWN: AtomicPtr<ProcessSlot> = AtomicPtr::new(core::ptr::null_mut());
-/// This process, as `memfold run` sees it; 0 while that isn't known.
+/// The number of this process as `memfold run` sees it; 0 while it is unknown.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
-/// Whether this is the run's first process, and whether the table was got at the door.
+/// 1 if this is the first process of the run and its program has not begun. `BY_DOOR` is 1 if the
+/// table came from the door.
 static FIRST: AtomicU32 = AtomicU32::new(0);
 static BY_DOOR: AtomicU32 = AtomicU32::new(0);
-/// Whose the table is, and the engine's threads: of the thread that started them. A leaked box, or
-/// the first, which is [`FIRST_IDENTITY`]; null while it isn't known.
+/// The identity to which the table belongs, and the engine's threads: that of the thread that
+/// started them. A leaked box, or [`FIRST_IDENTITY`]; null while it is unknown.
 static IDENTITY: AtomicPtr<ThreadIdentity> = AtomicPtr::new(core::ptr::null_mut());
 static FIRST_IDENTITY: Mutex<Option<ThreadIdentity>> = Mutex::new(None);
 
 fn table() -> Option<&'static RunTable> {
-    // SAFETY: the pointer is null or leads into a static that is set once, before it.
+    // SAFETY: the pointer is null or points into `TABLE`, or to a leaked box. `TABLE` is set once,
+    // before the pointer is. Neither is freed or changed afterwards.
     unsafe { FOUND.load(SeqCst).as_ref() }
 }
 
-/// What the processes with a slot may use now, all together, bytes (limit, resident); `None` without
-/// a table.
+/// Returns the bytes that all processes with a slot together may use now, as (limit, resident);
+/// `None` without a table.
 pub fn bounds() -> Option<(u64, u64)> {
     table().map(RunTable::bounds_left)
 }
 
-/// What the run was given, bytes (limit, resident), and what it holds at least; `None` without a
-/// table.
+/// Returns the bounds that the run was given in bytes, as (limit, resident), and the bytes that the
+/// run holds at least. `None` without a table.
 pub fn whole(limit: bool) -> Option<((u64, u64), LeastBytes)> {
     table().map(|table| (table.portion().bounds().given(), table.least(limit)))
 }
 
-/// As [`RunTable::sum_of`]; of this process alone without a table.
+/// Returns [`RunTable::sum_of`]; without a table, the figure of this process alone.
 pub fn sum_of(own: &Stats, of: impl Fn(&Stats) -> u64) -> (u64, usize) {
     match table() {
         Some(table) => table.sum_of(of),
@@ -59,24 +63,26 @@ pub fn sum_of(own: &Stats, of: impl Fn(&Stats) -> u64) -> (u64, usize) {
     }
 }
 
-/// As [`RunTable::note_least`].
+/// Calls [`RunTable::note_least`] if there is a table.
 pub fn note_least(bytes: u64) {
     if let Some(table) = table() {
         table.note_least(bytes);
     }
 }
 
-/// As [`RunTable::report_limit`].
+/// Calls [`RunTable::report_limit`]; returns `true` without a table.
 pub fn report_limit() -> bool {
     table().is_none_or(RunTable::report_limit)
 }
 
-/// Where `memfold run` reads lines; `None` without a table, or if it is gone.
+/// Returns the mailbox that `memfold run` reads; `None` without a table, or if `memfold run` is
+/// gone.
 pub fn mailbox() -> Option<&'static Mailbox> {
     table().filter(|table| !table.is_left_alone()).map(RunTable::mailbox)
 }
 
-/// This process's number for `memfold run`.
+/// Returns this process's number as `memfold run` sees it, or its own process ID while that is
+/// unknown.
 pub fn number() -> u32 {
     match NUMBER.load(Relaxed) {
         0 => rustix::process::getpid().as_raw_nonzero().get() as u32,
@@ -84,25 +90,25 @@ pub fn number() -> u32 {
     }
 }
 
-/// Maps the table, as far as that can be done, and allocates nothing. Called by the constructor,
-/// once.
+/// Maps the table if it can be found. Allocates nothing. The constructor calls it once.
 pub fn open(address: TableAddress<'static>) {
     *ADDRESS.lock() = Some(address);
     if let Ok(own) = ThreadIdentity::own() {
-        // SAFETY: as below.
+        // SAFETY: only the constructor's thread runs, so no other thread locks or reads
+        // `FIRST_IDENTITY`. No reference to it exists yet, and it is never changed afterwards.
         IDENTITY.store(unsafe { FIRST_IDENTITY.peek_mut() }.insert(own), SeqCst);
     }
     let Ok(found) = at_path(&address).or_else(|_| at_door(&address)) else { return };
     FIRST.store(found.note_process() as u32, Relaxed);
-    // SAFETY: the constructor is alone, and nothing has been lent out of it yet; from now on it
-    // stays as it is.
+    // SAFETY: only the constructor's thread runs, so no other thread locks or reads `TABLE`. No
+    // reference to it exists yet, and it is never changed afterwards.
     let place = unsafe { TABLE.peek_mut() }.insert(found);
     FOUND.store(place, SeqCst);
 }
 
-/// The table of the user of `memfold run`, if that is the user of this process.
+/// Opens the table of the user of `memfold run`, if this process has the same user.
 fn at_path(address: &TableAddress<'_>) -> Result<RunTable, Errno> {
-    // Where `memfold run` is gone or invisible the path may lead anywhere.
+    // If `memfold run` is gone or invisible, the path may lead to any file.
     let flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let open = |path, access| rustix::fs::open(path, flags | access, Mode::empty());
     let (file, bounds) =
@@ -113,7 +119,7 @@ fn at_path(address: &TableAddress<'_>) -> Result<RunTable, Errno> {
     RunTable::open(file, RunBounds::open(bounds, &address.key)?)
 }
 
-/// The table of the user of the calling thread.
+/// Gets the table of the calling thread's user from the door.
 fn at_door(address: &TableAddress<'_>) -> Result<RunTable, Errno> {
     let answer = door::ask(address.door.as_bytes(), &address.key)?;
     let table = RunTable::open(answer.table, RunBounds::open(answer.bounds, &address.key)?)?;
@@ -123,14 +129,15 @@ fn at_door(address: &TableAddress<'_>) -> Result<RunTable, Errno> {
 }
 
 fn identity() -> Option<&'static ThreadIdentity> {
-    // SAFETY: the pointer is null, or leads into a static that is set once, before it, or is a
-    // leaked box.
+    // SAFETY: the pointer is null, a leaked box, or points into `FIRST_IDENTITY`. That is set once,
+    // before the pointer is. Neither is freed or changed afterwards.
     unsafe { IDENTITY.load(SeqCst).as_ref() }
 }
 
-/// Whether the calling thread has given something up for good that this process has had since it
-/// found its table, or the engine's threads since they were started, and they can follow. Where threads
-/// of the program have different rights, the engine's may have those of another one.
+/// Returns `true` if the calling thread has given up an identity for good, and the engine's threads
+/// can give it up too. That identity is the one that this process had when it found its table, or
+/// that the engine's threads had when they started. If threads of the program have different
+/// rights, the engine's threads may have those of another thread.
 pub fn has_given_up() -> bool {
     let given_up = |before: &ThreadIdentity| {
         ThreadIdentity::own().is_ok_and(|own| !own.can_become(before) && before.can_become(&own))
@@ -138,11 +145,15 @@ pub fn has_given_up() -> bool {
     identity().is_some_and(given_up)
 }
 
-/// The process has, and the calling thread, which has claimed its slot if it has one. If it is
-/// another user's now, the table is given up, and that of its own user is found: whether that is so.
+/// Records the identity of the calling thread as that of the process. The calling thread must have
+/// claimed the slot of the process if it has one.
+///
+/// If the user changed, gives up the table and searches for that of the new user. Returns whether
+/// the user changed.
 ///
 /// # Errors
-/// The kernel has no room to note it: this process could go on to write to the other user's table.
+/// The kernel has no memory to replace a mapping. This process could then still write to the other
+/// user's table.
 pub fn change_user() -> Result<bool, Errno> {
     let Some(address) = *ADDRESS.lock() else { return Ok(false) };
     let now = ThreadIdentity::own()?;
@@ -160,60 +171,62 @@ pub fn change_user() -> Result<bool, Errno> {
     Ok(true)
 }
 
-/// Whether this is the program that `memfold run` was given, and has begun nothing yet. `false`
-/// without a table, which that program always has.
+/// Returns whether this is the program that `memfold run` was given and it has not begun. Returns
+/// `false` without a table, which that program always has.
 pub fn is_first() -> bool {
     FIRST.load(Relaxed) != 0
 }
 
-/// Processes of the run can have an engine for the gate.
+/// Records that processes of the run can have an engine for the gate.
 pub fn note_gate() {
     if let Some(table) = table() {
         table.note_gate();
     }
 }
 
-/// Whether one has said so.
+/// Returns whether a process recorded [`note_gate`].
 pub fn has_gate() -> bool {
     table().is_some_and(RunTable::has_gate)
 }
 
-/// A program that can't be managed is about to be executed. Returns whether it is the first of the
-/// run, whose name is kept.
+/// Records that this process is about to execute a program that cannot be managed. Returns whether
+/// it is the first such program of the run; the table keeps the text `about` it.
 pub fn note_unmanaged(about: &[u8]) -> bool {
     table().is_some_and(|table| table.note_unmanaged(about))
 }
 
-/// It could not be executed.
+/// Takes back [`note_unmanaged`] because the program could not be executed.
 pub fn forget_unmanaged(first: bool) {
     if let Some(table) = table() {
         table.forget_unmanaged(first);
     }
 }
 
-/// As [`RunTable::take_waiting`]; `false` without a table.
+/// Calls [`RunTable::take_waiting`]; returns `false` without a table.
 pub fn take_waiting(bytes: u64, most: u64) -> bool {
     table().is_some_and(|table| table.take_waiting(bytes, most))
 }
 
-/// As [`RunTable::give_back_waiting`].
+/// Calls [`RunTable::give_back_waiting`] if there is a table.
 pub fn give_back_waiting(bytes: u64) {
     if let Some(table) = table() {
         table.give_back_waiting(bytes);
     }
 }
 
-/// The program runs.
+/// Records that the program has begun, so that it is no longer [`is_first`].
 pub fn note_begun() {
     FIRST.store(0, Relaxed);
 }
 
-/// A slot for this process, called by its first engine thread; its figures. Without a table, or a
-/// slot in it, they are kept in memory of our own that nobody reads: a program never fails for lack
-/// of figures.
+/// Claims a slot for this process and returns its figures. The first engine thread calls it.
+///
+/// Without a table or a free slot the figures are in private memory that no other process reads. So
+/// a program never fails for lack of a slot.
 pub fn claim() -> &'static Stats {
     NUMBER.store(find_number().unwrap_or(0), Relaxed);
-    // SAFETY: the caller is an engine thread, which libc doesn't know of: it has no robust list.
+    // SAFETY: the caller is an engine thread. libc does not know of it, so it has no robust list
+    // that is needed.
     let own = table().and_then(|table| unsafe { table.claim(number()) });
     let place = own.map_or(core::ptr::null_mut(), |own| Box::into_raw(Box::new(own)));
     OWN.store(place, SeqCst);
@@ -223,41 +236,43 @@ pub fn claim() -> &'static Stats {
     }
 }
 
-/// A child of fork begins: number and slot are its parent's, until it claims one.
+/// Forgets the number and the slot in a child of fork. They belong to the parent until the child
+/// claims its own.
 pub fn begin_as_child() {
     NUMBER.store(0, Relaxed);
     OWN.store(core::ptr::null_mut(), SeqCst);
 }
 
-/// This process's slot.
+/// Returns this process's slot, if it has one.
 pub fn own() -> Option<&'static ProcessSlot> {
-    // SAFETY: the pointer is null or a leaked box.
+    // SAFETY: the pointer is null or a leaked box, which is never freed or changed.
     unsafe { OWN.load(SeqCst).as_ref() }
 }
 
-/// Tells the others what this process needs, bytes.
+/// Publishes how many bytes this process needs.
 pub fn set_need(bytes: u64) {
     if let Some(own) = own() {
         own.set_need(bytes);
     }
 }
 
-/// Tells the others what this process can't fold, uncompressed, and what it has folded takes, bytes.
+/// Publishes how many uncompressed bytes this process cannot fold, and how many bytes its folded
+/// memory takes.
 pub fn set_least(bytes: u64, stored: u64) {
     if let Some(own) = own() {
         own.set_least(bytes, stored);
     }
 }
 
-/// Has the run's peaks raised to what its processes hold now.
+/// Raises the peaks of the run to what its processes hold now.
 pub fn note_totals() {
     if let Some(table) = table() {
         table.note_totals();
     }
 }
 
-/// What this process may have of a bound, bytes, if it needs `need`; and how many other processes
-/// need any. `limit`: it is that of the limit, else that of resident memory.
+/// Returns this process's share of a bound in bytes if it needs `need` bytes, and how many other
+/// processes need memory. `limit` says which bound it is: the limit, or that of resident memory.
 pub fn share_of(bound: u64, need: u64, limit: bool) -> (u64, usize) {
     let own = ShareClaim { need, ..own().map(|own| own.claim(limit)).unwrap_or_default() };
     let others =
@@ -265,8 +280,8 @@ pub fn share_of(bound: u64, need: u64, limit: bool) -> (u64, usize) {
     (share(bound, own, &others), others.len())
 }
 
-/// The number of this process where `memfold run` is. /proc tells it where that is seen there;
-/// otherwise the door does.
+/// Finds the number of this process in the PID namespace of `memfold run`. It comes from the door
+/// if the table did, otherwise from /proc.
 fn find_number() -> Option<u32> {
     if BY_DOOR.load(Relaxed) != 0 {
         let address = (*ADDRESS.lock())?;

@@ -1,5 +1,5 @@
-//! What `memfold run` asks of each process: the text of one environment variable, and who finds it
-//! there.
+//! The request of `memfold run` to each process: the text of one environment variable, and how it
+//! is found there.
 //!
 //! The text is lines joined by semicolons: the settings of the engine, and `stats=PATH`,
 //! `bounds=PATH` and `door=NAME,KEY`, which lead to the shared memory.
@@ -8,60 +8,63 @@ use alloc::format;
 use alloc::string::String;
 use core::ffi::CStr;
 
-/// The environment variable, as libc is asked for it.
+/// The name of the environment variable as a C string.
 pub const NAME: &CStr = c"MEMFOLD_RUN";
-/// The same.
+/// The name of the environment variable.
 pub const VARIABLE: &str = match NAME.to_str() {
     Ok(name) => name,
     Err(_) => unreachable!(),
 };
 
-/// In front of the path of the table that processes of the user of `memfold run` share, and of that
-/// of the run's bounds.
+/// Prefixes of the paths: that of the table for processes of the user of `memfold run`, and that of
+/// the bounds of the run.
 const STATS: &str = "stats=";
 const BOUNDS: &str = "bounds=";
-/// In front of where to ask for it, and the key.
+/// Prefix of the name of the door and the key.
 const DOOR: &str = "door=";
-/// Where `memfold run` has its descriptors.
+/// Start of the paths of the descriptors of `memfold run`.
 const PROC: &str = "/proc/";
 
 /// How to get at the table.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct TableAddress<'a> {
-    /// Where that of the user of `memfold run` is for who sees that in /proc, and may; and the bounds.
+    /// The paths of the table of the user of `memfold run`, and of the bounds. They work for a
+    /// process that sees `memfold run` in /proc and may open its descriptors.
     pub paths: [&'a str; 2],
-    /// Where to ask for it otherwise.
+    /// The name of the door, for every other process.
     pub door: &'a str,
-    /// What proves that one may, and that it is the run's.
+    /// The key. It proves to the door that a process may ask, and to the process that the table is
+    /// that of its run.
     pub key: DoorKey,
 }
 
-/// The path of a descriptor of the process `pid`, as a [`TableAddress`] names it.
+/// Returns the path of a descriptor of the process `pid`, for [`TableAddress::paths`].
 pub fn path_of(pid: u32, descriptor: i32) -> String {
     format!("{PROC}{pid}/fd/{descriptor}")
 }
 
-/// What a process is asked to do.
+/// The request that a process is given.
 #[derive(Copy, Clone)]
 pub struct RunRequest<'a> {
     text: &'a str,
 }
 
 impl<'a> RunRequest<'a> {
-    /// The text for a process: `settings` are lines of which none has a semicolon.
+    /// Returns the text of a request. No line of `settings` may have a semicolon.
     pub fn write(settings: &str, address: &TableAddress<'_>) -> String {
         let settings = settings.trim_end().replace('\n', ";");
         let TableAddress { paths: [stats, bounds], door, key } = address;
         format!("{settings};{STATS}{stats};{BOUNDS}{bounds};{DOOR}{door},{key}")
     }
 
-    /// That of a text.
+    /// Returns the request with this text.
     pub fn new(text: &'a str) -> RunRequest<'a> {
         RunRequest { text }
     }
 
-    /// The one in an environment as `/proc/PID/environ` has it: memfold's library hides it from the
-    /// program's own. `None`: the process is of no run.
+    /// Finds the request in an environment as `/proc/PID/environ` shows it. The environment that
+    /// the program itself sees no longer has it, because memfold's library hides it. Returns `None`
+    /// if the process belongs to no run.
     pub fn find(environment: &'a [u8]) -> Option<RunRequest<'a>> {
         let value = environment.split(|byte| *byte == 0).find_map(|entry| {
             let value = entry.strip_prefix(VARIABLE.as_bytes())?.strip_prefix(b"=")?;
@@ -70,7 +73,7 @@ impl<'a> RunRequest<'a> {
         core::str::from_utf8(value).ok().map(RunRequest::new)
     }
 
-    /// The text.
+    /// Returns the text.
     pub fn text(&self) -> &'a str {
         self.text
     }
@@ -83,21 +86,21 @@ impl<'a> RunRequest<'a> {
         self.lines().find_map(|line| line.strip_prefix(prefix))
     }
 
-    /// The settings, a line each.
+    /// Returns the settings, one in each line.
     pub fn settings(&self) -> String {
         let is_setting =
             |line: &&str| [STATS, BOUNDS, DOOR].iter().all(|what| !line.starts_with(what));
         self.lines().filter(is_setting).flat_map(|line| [line, "\n"]).collect()
     }
 
-    /// How to get at the table; `None` if the text doesn't say.
+    /// Returns how to get at the table, or `None` if the text does not say it.
     pub fn address(&self) -> Option<TableAddress<'a>> {
         let (door, key) = self.line(DOOR)?.split_once(',')?;
         let paths = [self.line(STATS)?, self.line(BOUNDS)?];
         Some(TableAddress { paths, door, key: DoorKey::parse(key)? })
     }
 
-    /// The process that is `memfold run`, as it is numbered there.
+    /// Returns the process ID of `memfold run` in its own PID namespace.
     pub fn runner(&self) -> Option<u32> {
         self.line(STATS)?.strip_prefix(PROC)?.split('/').next()?.parse().ok()
     }

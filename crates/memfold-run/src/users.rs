@@ -1,5 +1,6 @@
-//! The side of `memfold run`: a table for each user of the run, and how the run's bounds are shared
-//! between them. What a table says is believed up to what the kernel says of the user's processes.
+//! The tables as `memfold run` sees them: one for each user of the run, and the bounds shared
+//! between them. A table's figures are believed only up to what the kernel says of the user's
+//! processes.
 use crate::table::bounds::{AskedShare, RunBounds, USERS};
 use crate::table::totals::{PEAKS, PeakSums, TablePeaks};
 use crate::table::{ProcessSlot, RunTable};
@@ -14,30 +15,30 @@ use rustix::fd::OwnedFd;
 /// The table of one user: mapped here, and open for its processes.
 #[derive(Copy, Clone)]
 pub struct UserTable {
-    /// The real one of its processes, as `memfold run` sees it.
+    /// The real user of the processes, as `memfold run` sees it.
     pub uid: u32,
-    /// What its processes are given.
+    /// The file that the processes are given.
     pub file: &'static OwnedFd,
     /// The table.
     pub table: &'static RunTable,
 }
 
-/// What each user's processes have, as the kernel tells it, bytes.
+/// The bytes that each user's processes have, according to the kernel.
 pub type MeasuredUsers = BTreeMap<u32, u64>;
 
-/// The tables of a run. What is in them outlives the processes: a crash loses no figure.
+/// The tables of a run. They outlive the processes, so no figure is lost when one crashes.
 pub struct UserTables {
-    /// The user of `memfold run` first.
+    /// The users, that of `memfold run` first.
     users: Mutex<Vec<UserTable>>,
     measured: Mutex<MeasuredUsers>,
     bounds: RunBounds,
-    /// Of all users at once, if there are several.
+    /// The peaks of all users together, if there are several.
     totals: TablePeaks,
 }
 
 impl UserTable {
-    /// An empty table for the `n`th user, with room for so many processes, in a file of at most
-    /// `bytes_max`.
+    /// Creates an empty table for the `n`th user, with room for `slots` processes, in a file of at
+    /// most `bytes_max` bytes.
     fn create(
         uid: u32,
         slots: usize,
@@ -51,11 +52,11 @@ impl UserTable {
 }
 
 impl UserTables {
-    /// An empty table for the user of `memfold run`, with room for so many processes, in a file of at
-    /// most `bytes_max`.
+    /// Creates an empty table for the user of `memfold run`, with room for `slots` processes, in a
+    /// file of at most `bytes_max` bytes.
     ///
     /// # Errors
-    /// As [`RunTable::create`].
+    /// The errors of [`RunTable::create`].
     pub fn create(
         uid: u32,
         slots: usize,
@@ -71,17 +72,18 @@ impl UserTables {
         })
     }
 
-    /// A table for one more user.
+    /// Adds a table for one more user.
     ///
     /// # Errors
-    /// EUSERS: there are too many; as [`RunTable::create`].
+    /// - EUSERS: the run has [`USERS`] users already.
+    /// - The errors of [`RunTable::create`].
     pub fn add(&self, uid: u32, slots: usize, bytes_max: u64) -> Result<UserTable, Errno> {
         let n = self.users.lock().len();
         if n == USERS {
             return Err(Errno::USERS);
         }
         let user = UserTable::create(uid, slots, bytes_max, self.bounds, n)?;
-        // Its processes aren't the program that the run was given.
+        // The program that the run was given is none of this user's processes.
         user.table.note_process();
         if self.tables().iter().any(|table| table.has_gate()) {
             user.table.note_gate();
@@ -91,32 +93,32 @@ impl UserTables {
         Ok(user)
     }
 
-    /// The users, that of `memfold run` first.
+    /// Returns the users, that of `memfold run` first.
     pub fn users(&self) -> Vec<UserTable> {
         self.users.lock().clone()
     }
 
-    /// The table of a user.
+    /// Returns the table of a user.
     pub fn of(&self, uid: u32) -> Option<UserTable> {
         self.users.lock().iter().find(|user| user.uid == uid).copied()
     }
 
-    /// The tables.
+    /// Returns all tables.
     pub fn tables(&self) -> Vec<&'static RunTable> {
         self.users.lock().iter().map(|user| user.table).collect()
     }
 
-    /// The bounds.
+    /// Returns the bounds of the run.
     pub fn bounds(&self) -> &RunBounds {
         &self.bounds
     }
 
-    /// Every process that has had a slot.
+    /// Returns every process that has had a slot.
     pub fn processes(&self) -> impl Iterator<Item = ProcessSlot> {
         self.tables().into_iter().flat_map(|table| table.processes())
     }
 
-    /// The numbers of the processes that have one now, with their users.
+    /// Returns the numbers of the processes that hold a slot now, each with its user.
     pub fn with_slots(&self) -> BTreeMap<u32, u32> {
         let of = |user: UserTable| {
             let alive = user.table.processes().filter(ProcessSlot::is_alive);
@@ -125,20 +127,20 @@ impl UserTables {
         self.users().into_iter().flat_map(of).collect()
     }
 
-    /// Whether there are several users.
+    /// Returns whether there are several users.
     pub fn has_others(&self) -> bool {
         self.users.lock().len() > 1
     }
 
-    /// What the run may use from now on, bytes; `None` for no bound.
+    /// Sets the bytes that the run may use from now on; `None` for no bound.
     pub fn set_bounds(&self, limit_bytes: Option<u64>, resident_bytes: Option<u64>) {
         let or_none = |bytes: Option<u64>| bytes.unwrap_or(u64::MAX);
         self.bounds.set_given(or_none(limit_bytes), or_none(resident_bytes));
         self.deal(None);
     }
 
-    /// Shares the bounds between the users, by what their tables say, which is believed up to what
-    /// they have as it was `measured` now, or last.
+    /// Shares the bounds between the users by the claims in their tables. A claim is capped at the
+    /// user's `measured` bytes; `None` uses the last measurement.
     pub fn deal(&self, measured: Option<MeasuredUsers>) {
         let mut last = self.measured.lock();
         *last = measured.unwrap_or_else(|| core::mem::take(&mut last));
@@ -165,8 +167,8 @@ impl UserTables {
         }
     }
 
-    /// The most that the run held at once, in the order of [`PEAKS`]. What several users held is
-    /// looked at from time to time only.
+    /// Returns the most that the run held at once, in the order of [`PEAKS`]. The sum over several
+    /// users is only sampled from time to time.
     pub fn peaks(&self) -> [u64; PEAKS.len()] {
         let each = self.tables().into_iter().map(|table| table.totals().peaks());
         each.fold(self.totals.peaks(), |most, peaks| {
@@ -174,17 +176,19 @@ impl UserTables {
         })
     }
 
-    /// The least limit that could have been kept all the time, bytes; 0: the given one was.
+    /// Returns the least limit in bytes that could have been kept all the time; 0 if the given one
+    /// was.
     pub fn least_bytes(&self) -> u64 {
         self.tables().iter().map(|table| table.least_bytes()).max().unwrap_or(0)
     }
 
-    /// Whether any process has begun.
+    /// Returns whether any process has begun.
     pub fn has_begun(&self) -> bool {
         self.tables()[0].has_begun()
     }
 
-    /// How often programs were executed that can't be managed, and what is known about the first.
+    /// Returns how often programs that cannot be managed were executed, and the text about the
+    /// first.
     pub fn unmanaged(&self) -> (u64, Vec<u8>) {
         let all = self.tables().into_iter().map(RunTable::unmanaged);
         let add = |(count, first): (u64, Vec<u8>), (more, text): (u64, Vec<u8>)| {
@@ -214,11 +218,12 @@ mod tests {
     }
 
     fn claim(table: &RunTable, pid: u32) -> ProcessSlot {
-        // SAFETY: threads of tests use no robust mutex.
+        // SAFETY: threads of these tests use no robust mutex, so their robust lists are not needed.
         unsafe { table.claim(pid) }.expect("there are slots left")
     }
 
-    /// What another user's table says takes no more from this one's than memory that it has would.
+    /// A claim in another user's table takes no more from this user than the memory that the other
+    /// user has.
     #[test]
     fn user_is_believed_up_to_what_the_kernel_says() {
         let tables = tables();

@@ -107,8 +107,8 @@ pub struct Clusters {
 pub struct SlotSet(Vec<[u64; CLUSTER_SLOTS / 64]>);
 
 impl SlotSet {
-    /// Returns the bits of 16 slots from `16 * group` on, counted from the first slot that isn't
-    /// inherited.
+    /// Returns the bits of 16 slots from `16 * group` on. Slots are counted from the first one that
+    /// isn't inherited.
     pub fn bits_of(&self, group: u64) -> u16 {
         let at = group as usize * 16;
         let word = self.0.get(at / CLUSTER_SLOTS).map_or(0, |bits| bits[at % CLUSTER_SLOTS / 64]);
@@ -119,9 +119,9 @@ impl SlotSet {
 struct ClusterTable {
     clusters: Vec<Cluster>,
     ends: [(u32, u32); LISTS],
-    /// Where each CPU continues, for each order: cluster and offset in it.
+    /// The position at which each CPU continues, for each order: cluster and offset in it.
     next: [[(u32, u16); ORDERS]; CPUS],
-    /// No run of this order or above is free. Valid until a slot becomes free.
+    /// No run of this order or a larger one is free. Valid until a slot becomes free.
     unavailable: u8,
     /// Number of inherited clusters, which are the first ones.
     inherited: usize,
@@ -173,7 +173,7 @@ impl Clusters {
         }
     }
 
-    /// Releases these references.
+    /// Releases the references of a set.
     pub fn release_set(&self, set: &SlotSet) {
         let first = self.inherited.load(Relaxed);
         for (cluster, bits) in set.0.iter().enumerate() {
@@ -188,7 +188,8 @@ impl Clusters {
     /// # Safety
     /// - The caller is the only thread of the process.
     pub unsafe fn inherit(&self) {
-        // SAFETY: by the caller's promise no other thread uses the table.
+        // SAFETY: the caller promises that it is the only thread, so no other thread holds the lock
+        // or uses the table.
         let table = unsafe {
             self.table.reset();
             self.table.peek_mut()
@@ -208,7 +209,8 @@ impl Clusters {
     /// # Safety
     /// - The caller is the only thread of the process.
     pub unsafe fn clear(&self) {
-        // SAFETY: by the caller's promise no other thread uses the table.
+        // SAFETY: the caller promises that it is the only thread, so no other thread holds the lock
+        // or uses the table.
         unsafe {
             self.inherit();
             let table = self.table.peek_mut();
@@ -287,7 +289,10 @@ impl Clusters {
         found
     }
 
-    /// Adds a reference to each of `count` slots from `first`, which all have references.
+    /// Adds a reference to each of `count` slots from `first`.
+    ///
+    /// # Panics
+    /// If a slot has no reference, or too many.
     pub fn retain(&self, first: u64, count: usize) {
         let mut table = self.table.lock();
         each_cluster(first, count, |id, offsets| {
@@ -484,8 +489,8 @@ impl ClusterTable {
         }
     }
 
-    /// Returns the fullest of the first clusters of the order that have room. The emptier ones may
-    /// become unused.
+    /// Returns the fullest of the first clusters of the order that have room, so that the emptier
+    /// ones may become unused.
     fn fullest(&self, order: Order) -> u32 {
         let (mut at, mut best) = (self.head(ClusterList::NonFull(order.get())), NIL);
         for _ in 0..LOOKED_AT {

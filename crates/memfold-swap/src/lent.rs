@@ -8,9 +8,9 @@ use memfold_os::Errno;
 use memfold_os::memory::descendant_watch::DescendantWatch;
 use memfold_os::sync::Mutex;
 
-/// Most files of ancestors that a process reads.
+/// Ancestors' files that a process reads, at most.
 pub const ANCESTORS_MAX: u64 = 4;
-/// Most sets. With more children at the same time, they share the last one. A slot has one reference
+/// Sets, at most. Further children at the same time share the last set. A slot has one reference
 /// for each set, besides at most 86 objects, so its count is large enough.
 const SETS_MAX: usize = 16;
 
@@ -26,8 +26,9 @@ struct LentSet {
 pub struct LentSlots(Mutex<Vec<LentSet>>);
 
 impl LentSlots {
-    /// Retains the slots in use, for a copy that is about to be made. The calling thread has the
-    /// engine's descriptors. `tell`, if there is one, passes a new watch to the service.
+    /// Retains the slots in use, for a copy of the process that is about to be made. The calling
+    /// thread must have the engine's descriptors. `tell`, if there is one, passes a new watch to
+    /// the service.
     ///
     /// # Errors
     /// The error of the kernel, or of `tell`. No slot is retained then.
@@ -58,7 +59,7 @@ impl LentSlots {
         begun
     }
 
-    /// Ends a copy in the parent, whether it was made or not.
+    /// Ends a copy in the parent, after it was made or failed.
     pub fn end_copy(&self) {
         self.0.lock().iter().for_each(|set| set.watch.end_copy());
     }
@@ -68,20 +69,21 @@ impl LentSlots {
     /// # Safety
     /// - The caller is the only thread of the process.
     pub unsafe fn begin_in_child(&self, clusters: &Clusters) {
-        // SAFETY: by the caller's promise no other thread uses the sets.
+        // SAFETY: the caller promises that it is the only thread, so no other thread holds the lock
+        // or uses the sets.
         let sets = unsafe {
             self.0.reset();
             core::mem::take(self.0.peek_mut())
         };
         for LentSet { watch, slots, .. } in sets {
             clusters.release_set(&slots);
-            // Its descriptor isn't in this process. Its mapping, if any, belongs to the watch of
-            // this process.
+            // The watch's descriptor isn't in this process. Its mapping, if any, belongs to the
+            // watch of this process.
             forget(watch);
         }
     }
 
-    /// Releases slots that no child reads any more. The calling thread has the engine's
+    /// Releases slots that no child reads any more. The calling thread must have the engine's
     /// descriptors. Returns whether there were any.
     pub fn collect(&self, clusters: &Clusters) -> bool {
         let mut sets = self.0.lock();

@@ -21,7 +21,7 @@ pub struct ObjectLocation {
 }
 
 impl ObjectLocation {
-    /// Returns the location that a handle names, if it names one.
+    /// Returns the location that a handle names, or `None` if the object isn't in the swap file.
     pub fn from_handle(handle: Handle) -> Option<ObjectLocation> {
         let bits = handle.as_foreign()?;
         Some(ObjectLocation {
@@ -42,17 +42,17 @@ impl ObjectLocation {
         Handle::foreign(self.slot | offset << 32 | (units - 1) << 40 | (self.is_raw as u64) << 57)
     }
 
-    /// Returns the first byte in the file.
+    /// Returns the offset of the object's first byte in the file.
     pub fn start(self) -> u64 {
         self.slot * PAGE_SIZE as u64 + self.offset as u64
     }
 
-    /// Returns the end in the file.
+    /// Returns the offset of the object's end in the file.
     pub fn end(self) -> u64 {
         self.start() + self.len as u64
     }
 
-    /// Returns the number of slots that it lies in.
+    /// Returns the number of slots that the object lies in.
     pub fn slots(self) -> usize {
         (self.offset + self.len).div_ceil(PAGE_SIZE)
     }

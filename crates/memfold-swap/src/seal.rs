@@ -105,7 +105,8 @@ impl Sealer {
     /// # Safety
     /// - The caller is the only thread of the process.
     pub unsafe fn begin_in_child(&self, reads: bool) -> Result<(), Errno> {
-        // SAFETY: by the caller's promise no other thread uses the ciphers.
+        // SAFETY: the caller promises that it is the only thread, so no other thread uses the
+        // ciphers.
         let ciphers = unsafe { self.ciphers.change() };
         if ciphers.is_empty() {
             return Ok(());
@@ -119,7 +120,7 @@ impl Sealer {
         Ok(())
     }
 
-    /// Returns the key for a number.
+    /// Returns the cipher for a number, or `None` if tags are checksums.
     fn cipher(&self, number: u64) -> Option<&LessSafeKey> {
         let after = self.ciphers.partition_point(|(first, _)| *first <= number);
         Some(&self.ciphers[after.checked_sub(1)?].1)
@@ -218,7 +219,7 @@ mod tests {
                 opened
             };
             assert!(opens(binding, &sealed, tag));
-            // A flipped bit at any place.
+            // Any flipped bit is detected.
             for bit in (0..sealed.len() * 8).step_by(997) {
                 let mut flipped = sealed.clone();
                 flipped[bit / 8] ^= 1 << (bit % 8);
@@ -229,7 +230,7 @@ mod tests {
                 flipped[bit / 8] ^= 1 << (bit % 8);
                 assert!(!opens(binding, &sealed, flipped), "bit {bit} of the tag");
             }
-            // Bytes of another slot, another time, or with another header.
+            // Bytes of another slot, of another time, or with another header are refused.
             assert!(!opens(SealBinding { start: 4096, ..binding }, &sealed, tag));
             assert!(!opens(SealBinding { number: seal.number(), ..binding }, &sealed, tag));
             assert!(!opens(SealBinding { header: 78, ..binding }, &sealed, tag));
@@ -332,7 +333,7 @@ mod tests {
             for _ in 0..3 {
                 let parent: Vec<usize> =
                     seal.ciphers.iter().map(|(_, key)| &raw const **key as usize).collect();
-                // SAFETY: no other thread uses it, as in a child.
+                // SAFETY: no other thread uses the sealer, as in a child.
                 unsafe { seal.begin_in_child(true) }.unwrap();
                 all.push(sealed(&seal));
                 assert!(all.iter().all(|sealed| opens(&seal, sealed)));
@@ -342,7 +343,7 @@ mod tests {
                     assert!(!parent.contains(&own));
                 }
             }
-            // SAFETY: no other thread uses it, as in a child.
+            // SAFETY: no other thread uses the sealer, as in a child.
             unsafe { seal.begin_in_child(false) }.unwrap();
             assert!(opens(&seal, &sealed(&seal)));
             assert_eq!(all.iter().any(|sealed| opens(&seal, sealed)), !encrypt);

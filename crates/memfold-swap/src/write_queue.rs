@@ -3,21 +3,21 @@
 use memfold_os::sync::{Condvar, Mutex};
 use memfold_os::units::Order;
 
-/// Most queued raw writes: one for each buffer.
+/// Queued raw writes, at most: one for each buffer.
 pub const WRITES_MAX: usize = 3;
 
 /// A raw object that is being written.
 #[derive(Copy, Clone, Debug)]
 pub struct RawWrite {
-    /// For the caller: names the object. With `ticket` it names one state of it.
+    /// Names the object. The caller chooses it. With `ticket` it names one state of the object.
     pub id: u32,
-    /// For the caller: the key of the object.
+    /// The key of the object. The caller chooses it.
     pub key: u64,
-    /// Its order.
+    /// The object's order.
     pub order: Order,
     /// Distinguishes this write from others of the same object.
     pub ticket: u32,
-    /// The buffer that holds its sealed bytes.
+    /// The buffer that holds the sealed bytes of the object.
     pub buffer: usize,
     /// First slot of the write.
     pub slot: u64,
@@ -63,7 +63,7 @@ pub struct WriteQueue {
 }
 
 impl WriteQueue {
-    /// Returns a ticket for a raw write that was not used for a long time; never 0.
+    /// Returns a ticket for a raw write. It was not used for a long time, and is never 0.
     pub fn next_ticket(&self) -> u32 {
         let mut state = self.state.lock();
         state.ticket = state.ticket.wrapping_add(1).max(1);
@@ -77,7 +77,7 @@ impl WriteQueue {
     }
 
     /// Passes a sealed raw write to the writer. Returns `false` if there is no writer. Then the
-    /// caller must do the work of [`WriteQueue::take_work`].
+    /// caller must do the work that [`WriteQueue::take_work`] returns.
     pub fn submit(&self, write: RawWrite) -> bool {
         let mut state = self.state.lock();
         let place = state.raw.iter_mut().find(|w| w.is_none()).expect("one for each buffer");
@@ -87,15 +87,16 @@ impl WriteQueue {
         state.has_writer
     }
 
-    /// Requests that the writer makes the pool smaller. With `wait`, sleeps until it has ended a
-    /// round. Returns `false` if there is no writer.
+    /// Requests that the writer shrinks the pool. With `wait`, sleeps until it has ended a round.
+    /// Returns `false` if there is no writer.
     pub fn request_shrink(&self, wait: bool) -> bool {
         let mut state = self.state.lock();
         if !state.shrink_pool {
             state.shrink_pool = true;
             self.changed.notify_all();
         }
-        // Requested and read under one lock, so a round will end.
+        // The request and `rounds` are under one lock, so a round that sees the request is still to
+        // end.
         let round = state.rounds;
         while wait && state.has_writer && state.rounds == round && !state.stop {
             state = self.changed.wait(state);
@@ -140,7 +141,8 @@ impl WriteQueue {
         PendingWork { raw, shrink_pool, discard, stop: state.stop }
     }
 
-    /// Ends a round of [`WriteQueue::take_work`]'s work: `raw` writes have ended.
+    /// Ends a round of the work that [`WriteQueue::take_work`] returned, in which `raw` writes have
+    /// ended.
     pub fn finish_round(&self, raw: usize) {
         let mut state = self.state.lock();
         state.under_way -= raw;
@@ -149,7 +151,7 @@ impl WriteQueue {
     }
 
     /// Sleeps until the writer has ended a round, if raw writes are in progress. Returns `false` if
-    /// there are none, or no thread makes them.
+    /// none are, or if no thread makes them.
     pub fn wait_for_write(&self) -> bool {
         let mut state = self.state.lock();
         if !state.has_writer || state.stop || state.under_way == 0 {
@@ -174,7 +176,8 @@ impl WriteQueue {
     /// - `freeze` has returned, in this process or in the parent that it is a copy of, and this is
     ///   called once for it.
     pub(crate) unsafe fn unfreeze(&self) {
-        // SAFETY: the guard was forgotten by `freeze`, so the lock is held.
+        // SAFETY: the caller promises that `freeze` has returned and that this is the one call for
+        // it. `freeze` has forgotten the guard, so the lock is held.
         unsafe { self.state.unlock() };
     }
 }

@@ -228,7 +228,7 @@ fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> Result<Value
     }
 }
 
-/// Prints a line; a closed stdout is no error.
+/// Prints a line. A closed stdout is no error.
 fn say(line: &str) {
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }

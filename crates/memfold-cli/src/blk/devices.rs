@@ -29,7 +29,7 @@ impl ServedDevices {
     /// Makes the devices, with the content of an image.
     ///
     /// # Errors
-    /// 125: the settings or an image make no sense, or there is no memory.
+    /// 125: the settings or an image are invalid, or there is no memory.
     pub fn open(settings: &BlkSettings) -> Result<ServedDevices, CommandFailure> {
         if let Some(path) = &settings.save {
             check_place(path)?;
@@ -69,7 +69,7 @@ impl ServedDevices {
     /// Writes the image at the end.
     ///
     /// # Errors
-    /// 125: it can't be written; an older image is as it was.
+    /// 125: the image can't be written. An older image is unchanged then.
     pub fn end(&self, settings: &BlkSettings) -> Result<(), CommandFailure> {
         if let Some(journal) = &self.journal {
             journal.flush().map_err(|e| at("persist", settings.persist.as_deref(), e))?;
@@ -91,7 +91,7 @@ fn at(flag: &str, path: Option<&Path>, why: impl std::fmt::Display) -> CommandFa
     of(flag, format!("{}: {why}", path.unwrap_or(Path::new("?")).display()))
 }
 
-/// Checks that the place of an image to be written has an image or nothing.
+/// Checks that the place of an image to be written holds an image or nothing.
 fn check_place(path: &Path) -> Result<(), CommandFailure> {
     let directory =
         path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));

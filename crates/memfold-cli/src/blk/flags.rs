@@ -11,15 +11,15 @@ use std::path::PathBuf;
 
 /// One flag, as help and docs show it.
 pub struct BlkFlag {
-    /// Name, as in `--name`.
+    /// The flag's name, as in `--name`.
     pub name: &'static str,
-    /// What a value looks like; empty for a switch.
+    /// The form of a value; empty for a switch.
     pub value: &'static str,
     /// The default, as text.
     pub default: &'static str,
     /// One line of help.
     pub help: &'static str,
-    /// It may be given several times.
+    /// Whether it may be given several times.
     pub many: bool,
 }
 
@@ -32,7 +32,7 @@ const fn flag(
     BlkFlag { name, value, default, help, many: false }
 }
 
-/// Every flag there is.
+/// Every flag.
 pub const FLAGS: &[BlkFlag] = &[
     flag("size", "SIZE", "none", "Size of the device, a multiple of 512"),
     BlkFlag {
@@ -137,9 +137,9 @@ pub const FLAGS: &[BlkFlag] = &[
 pub struct WantedDevice {
     /// The export's name; empty for the default one.
     pub name: String,
-    /// Bytes.
+    /// Its size, bytes.
     pub size: u64,
-    /// Clients may only read.
+    /// Whether clients may only read.
     pub read_only: bool,
 }
 
@@ -168,7 +168,7 @@ impl MachinePlace {
         Ok(MachinePlace { export, path: PathBuf::from(path) })
     }
 
-    /// Returns its URI for stdout.
+    /// Returns the URI that is printed on stdout.
     pub fn uri(&self) -> String {
         format!("vhost-user-blk:{}", self.path.display())
     }
@@ -179,7 +179,7 @@ impl MachinePlace {
 pub struct TlsFiles {
     /// The server's certificate chain.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// The server's private key.
     pub key: PathBuf,
     /// The authorities that may sign certificates of clients.
     pub client_ca: Option<PathBuf>,
@@ -188,13 +188,13 @@ pub struct TlsFiles {
 /// The settings of `memfold blk`.
 #[derive(Clone, Debug)]
 pub struct BlkSettings {
-    /// Devices, the default one first; none for those of an image.
+    /// Devices, the default one first. If empty, the devices of an image are served.
     pub exports: Vec<WantedDevice>,
-    /// Clients may only read the default one.
+    /// Whether clients may only read the default device.
     pub read_only: bool,
     /// Logical sector size, bytes.
     pub sector_bytes: u32,
-    /// The memory behind them.
+    /// Settings of the memory behind the devices.
     pub backing: memfold_block::MemorySettings,
     /// Unix socket for NBD.
     pub unix: Option<PathBuf>,
@@ -202,9 +202,9 @@ pub struct BlkSettings {
     pub vhost: Vec<MachinePlace>,
     /// TCP address and port for NBD.
     pub tcp: Option<String>,
-    /// Certificates.
+    /// Certificates and key for TLS.
     pub tls: Option<TlsFiles>,
-    /// NBD clients at the same time.
+    /// NBD clients at the same time, at most.
     pub connections: usize,
     /// Codec of a recompression.
     pub recompress: CodecSpec,
@@ -214,7 +214,7 @@ pub struct BlkSettings {
     pub save: Option<PathBuf>,
     /// Image that follows the devices.
     pub persist: Option<PathBuf>,
-    /// The devices may be this machine's swap.
+    /// Whether the devices may be this machine's swap.
     pub swap_safe: bool,
     /// Control socket.
     pub control: Option<PathBuf>,
@@ -290,7 +290,7 @@ impl GivenFlags<'_> {
 /// Returns the settings of the flags.
 ///
 /// # Errors
-/// 125, with one line: a value that makes no sense, or flags that don't fit each other.
+/// 125, with one line: a value is invalid, or two flags exclude each other.
 pub fn settings(matches: &ArgMatches) -> Result<BlkSettings, CommandFailure> {
     let given = GivenFlags(matches);
     Ok(BlkSettings {
@@ -484,7 +484,8 @@ fn order(text: &str) -> Result<Order, String> {
 mod tests {
     use super::*;
 
-    /// Returns a row; a bar within a cell would end it.
+    /// Returns a row of the table in the document. A bar within a cell is escaped, because it would
+    /// end the cell.
     fn row(flag: &BlkFlag) -> String {
         let name = format!("`--{} {}", flag.name, flag.value);
         let cells = [format!("{}`", name.trim()), flag.default.to_string(), flag.help.to_string()];

@@ -25,15 +25,16 @@ pub struct NamedListener {
 /// A Unix socket that was made here; the drop removes its name.
 pub struct SocketName {
     path: PathBuf,
-    /// Device and inode: the name may belong to another socket by then.
+    /// Device and inode. They are compared before the name is removed, because it may belong to
+    /// another socket by then.
     identity: (u64, u64),
 }
 
 impl SocketName {
-    /// Notes the name of a socket that this process has just made.
+    /// Records the name of a socket that this process has just made.
     ///
     /// # Errors
-    /// It is gone.
+    /// The file is gone.
     pub fn of(path: &Path) -> io::Result<SocketName> {
         let meta = fs::symlink_metadata(path)?;
         Ok(SocketName { path: path.to_path_buf(), identity: (meta.dev(), meta.ino()) })
@@ -51,7 +52,7 @@ impl Drop for SocketName {
 /// Returns all listeners of the settings and the environment, and the names to remove at the end.
 ///
 /// # Errors
-/// 125: there is none, or one can't be had.
+/// 125: there is no listener, or one can't be made.
 pub fn open(
     settings: &BlkSettings,
 ) -> Result<(Vec<NamedListener>, Vec<SocketName>), CommandFailure> {
@@ -137,7 +138,8 @@ fn given() -> Result<Vec<NamedListener>, CommandFailure> {
 fn listener_of(fd: RawFd) -> io::Result<NamedListener> {
     let option = |name| {
         let (mut value, mut len) = (0, size_of::<libc::c_int>() as libc::socklen_t);
-        // SAFETY: the pointers lead to locals of the length that is given.
+        // SAFETY: the kernel writes at most `len` bytes to `value`, which is that long, and the new
+        // length to `len`.
         let done = unsafe {
             libc::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len)
         };
@@ -149,7 +151,7 @@ fn listener_of(fd: RawFd) -> io::Result<NamedListener> {
         return Err(ErrorKind::InvalidInput.into());
     }
     // SAFETY: systemd gave this process the descriptor. It is open, as the calls above show, and
-    // nothing else uses it.
+    // nothing else owns or uses it. The fcntl calls have no pointers.
     let owned = unsafe {
         libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);
         let flags = libc::fcntl(fd, libc::F_GETFL);

@@ -25,8 +25,8 @@ const TIDY_PERIOD: Duration = Duration::from_secs(1);
 /// Runs `memfold blk` without a subcommand.
 ///
 /// # Errors
-/// 125: the settings make no sense, what they name can't be had, or an image can't be written at
-/// the end.
+/// 125: the settings are invalid, something that they name is unavailable, or an image can't be
+/// written at the end.
 pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let signals = PassedSignals::block();
     let settings = flags::settings(matches)?;
@@ -76,8 +76,8 @@ fn tls(settings: &BlkSettings) -> Result<Option<TlsIdentity>, CommandFailure> {
     loaded.map(Some).map_err(|why| CommandFailure::own(format!("TLS: {why}")))
 }
 
-/// Answers `memfold blk stat`, `set` and the others, from a thread for each request. Returns `None`
-/// where no socket can be made and none was requested: the devices are then served without one.
+/// Answers `memfold blk stat`, `set` and the others, with a thread for each request. If no socket
+/// can be made and none was requested, returns `None`: the devices are served without one.
 fn control(
     settings: &BlkSettings,
     devices: &ServedDevices,
@@ -124,8 +124,8 @@ fn wait_for_end(signals: &PassedSignals) {
     loop {
         match signals.next(None).map(|caught| caught.number) {
             Some(libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT) => return,
-            // The signal is blocked, so this does what its default action would do.
-            // SAFETY: stops this process, and touches no memory.
+            // The signal is blocked, so this does what its default action would do. SAFETY: raise
+            // stops this process and touches no memory.
             Some(libc::SIGTSTP) => drop(unsafe { libc::raise(libc::SIGSTOP) }),
             _ => {}
         }

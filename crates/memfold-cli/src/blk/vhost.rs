@@ -48,8 +48,7 @@ impl MachineServers {
 
     fn run(&mut self, server: Arc<VhostServer>, path: &Path) -> io::Result<()> {
         let (own, path) = (server.clone(), path.to_path_buf());
-        // Not eprintln!, which panics if stderr is closed: disks of other machines must survive
-        // that.
+        // eprintln! would panic if stderr is closed, and disks of other machines must survive that.
         let report = move |why: &VhostError| {
             drop(writeln!(io::stderr(), "memfold: --vhost: {}: {why}", path.display()))
         };

@@ -3,9 +3,9 @@
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
-/// SIGPIPE was ignored. The runtime always ignores it.
+/// Whether SIGPIPE was ignored at the start. The runtime always ignores it.
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
-/// Bit n: descriptor n, of 0 to 2, was closed. The runtime opens /dev/null in its place.
+/// Bit n is set if descriptor n, of 0 to 2, was closed. The runtime opens /dev/null in its place.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
 #[used]
@@ -15,13 +15,14 @@ static REMEMBER: extern "C" fn() = remember;
 /// Runs before the runtime's own start.
 extern "C" fn remember() {
     let mut pipe = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: only asks; the kernel fills `pipe` on success, after which alone it is read.
+    // SAFETY: the call only reads the disposition. The kernel fills `pipe` on success, and it is
+    // read only then.
     let ignored = unsafe {
         libc::sigaction(libc::SIGPIPE, std::ptr::null(), pipe.as_mut_ptr()) == 0
             && pipe.assume_init().sa_sigaction == libc::SIG_IGN
     };
     PIPE_IGNORED.store(ignored, Relaxed);
-    // SAFETY: F_GETFD only asks, and fails for a descriptor that is closed.
+    // SAFETY: F_GETFD only reads flags, has no pointers, and fails for a closed descriptor.
     let closed = (0..3)
         .filter(|&fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0)
         .fold(0, |bits, fd| bits | 1 << fd);
@@ -35,8 +36,8 @@ pub fn restore() {
     unsafe { libc::signal(libc::SIGPIPE, disposition) };
     let closed = CLOSED.load(Relaxed);
     for fd in (0..3).filter(|fd| closed & 1 << fd != 0) {
-        // SAFETY: nothing in this process uses the descriptor that the runtime opened, and the
-        // process executes another program next.
+        // SAFETY: nothing in this process uses the descriptor that the runtime opened. The process
+        // executes another program next.
         unsafe { libc::close(fd) };
     }
 }

@@ -1,4 +1,4 @@
-//! The program as memfold's child: it is started, gets its signals, and is waited for.
+//! The program as memfold's child: its start, its signals, and its end.
 mod inherited;
 pub mod signals;
 
@@ -20,24 +20,23 @@ pub struct ChildProgram {
 
 /// How a program ended.
 pub struct ProgramEnd {
-    /// Its number.
     pub pid: libc::pid_t,
-    /// The status to exit with: the program's own, or 128 + n if signal n ended it.
+    /// The exit status: the program's own, or 128 + n if signal n ended it.
     pub status: u8,
-    /// The kernel made a core dump.
+    /// Whether the kernel made a core dump.
     pub dumped: bool,
 }
 
 impl ChildProgram {
-    /// Executes `path` with `arguments` (the first is the name it was called by), in `environment`.
-    /// A file that the kernel can't execute is given to sh, as execvp does.
+    /// Executes `path` with `arguments`, of which the first is the program's own name, in
+    /// `environment`. A file that the kernel can't execute is given to sh, as execvp does.
     ///
     /// The program inherits what memfold inherited. It is killed when memfold is killed: memfold
-    /// passes on every other signal, but can't pass on SIGKILL, which must not leave the program
+    /// passes on every other signal, but it can't pass on SIGKILL, which must not leave the program
     /// running.
     ///
     /// # Errors
-    /// 126 or 127, as the kernel refuses to execute it.
+    /// 126 or 127, depending on why the kernel refuses to execute it.
     pub fn start(
         path: &Path,
         arguments: &[OsString],
@@ -50,14 +49,14 @@ impl ChildProgram {
         let prepare = {
             let signals = signals.clone();
             move || {
-                // SAFETY: both are plain system calls.
+                // SAFETY: both are system calls without pointers.
                 let orphaned = unsafe {
                     libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                     libc::getppid() != parent
                 };
                 inherited::restore();
                 signals.restore();
-                // memfold was killed before the request took effect.
+                // If the parent differs, memfold was killed before the request took effect.
                 Err(if orphaned {
                     io::Error::from_raw_os_error(libc::ESRCH)
                 } else {
@@ -65,9 +64,9 @@ impl ChildProgram {
                 })
             }
         };
-        // Only for its fork and its error reports: it would sort the environment.
+        // `Command` is used only for its fork and its error reports. It would sort the environment.
         let mut command = Command::new(path);
-        // SAFETY: the closure makes async-signal-safe system calls only and allocates nothing.
+        // SAFETY: the closure makes only async-signal-safe system calls and allocates nothing.
         unsafe { command.pre_exec(prepare) };
         match command.spawn() {
             Ok(child) => Ok(ChildProgram { pid: child.id() as libc::pid_t, signals }),
@@ -85,7 +84,7 @@ impl ChildProgram {
         }
     }
 
-    /// Returns the program's number.
+    /// Returns the program's process ID.
     pub fn number(&self) -> u32 {
         self.pid as u32
     }
@@ -93,7 +92,7 @@ impl ChildProgram {
     /// Waits for the end of the program and passes signals on to it.
     ///
     /// # Errors
-    /// 125: the program can't be waited for.
+    /// 125: waiting for the program failed.
     pub fn wait(self) -> Result<ProgramEnd, CommandFailure> {
         loop {
             if let Some(end) = self.collect()? {
@@ -106,11 +105,12 @@ impl ChildProgram {
         }
     }
 
-    /// Returns the end of the program; `None` while it runs.
+    /// Returns how the program ended, or `None` while it runs.
     fn collect(&self) -> Result<Option<ProgramEnd>, CommandFailure> {
         loop {
             let mut status = 0;
-            // SAFETY: `status` is local; the process is our child, and nothing else waits for it.
+            // SAFETY: the kernel writes one int to `status`, which is local. The process is a child
+            // of this one, and nothing else waits for it.
             match unsafe { libc::waitpid(self.pid, &mut status, libc::WNOHANG | libc::WUNTRACED) } {
                 0 => return Ok(None),
                 -1 => {
@@ -143,18 +143,19 @@ impl ChildProgram {
         }
     }
 
-    /// Passes a signal that memfold got on to the program, unless the program has it already:
-    /// Ctrl-C reaches the whole process group, and the program's own `kill 0` reaches its group.
+    /// Passes a signal on to the program, unless the program has got it already. Ctrl-C reaches the
+    /// whole process group, and the program's own `kill 0` reaches its group.
     fn pass_on(&self, caught: CaughtSignal) {
         if caught.number == libc::SIGCHLD || caught.from_kernel || caught.sender == Some(self.pid) {
             return;
         }
-        // SAFETY: the process is our child and not yet collected, so the number is still its own.
+        // SAFETY: the process is a child that has not been collected, so the number is still its
+        // own.
         unsafe { libc::kill(self.pid, caught.number) };
     }
 }
 
-/// What to execute, prepared for a process that may not allocate.
+/// A program to execute, prepared for a process that may not allocate.
 struct ExecImage {
     path: CString,
     arguments: ExecStrings,
@@ -164,8 +165,10 @@ struct ExecImage {
 }
 
 impl ExecImage {
+    /// Prepares the strings.
+    ///
     /// # Errors
-    /// A path or an argument with a zero byte in it.
+    /// A path or an argument has a zero byte in it.
     fn new(
         path: &Path,
         arguments: &[OsString],
@@ -184,10 +187,10 @@ impl ExecImage {
         })
     }
 
-    /// Executes it. Returns only if that fails, with the reason. Allocates nothing.
+    /// Executes the program. Returns only if that fails, with the reason. Allocates nothing.
     fn execute(&self) -> io::Error {
-        // SAFETY: path and arrays are C strings and null-terminated arrays of such, which `self`
-        // keeps alive.
+        // SAFETY: the path is a C string, and the arrays are null-terminated arrays of C strings.
+        // `self` keeps all of them alive.
         unsafe {
             libc::execve(self.path.as_ptr(), self.arguments.as_ptr(), self.environment.as_ptr());
             if io::Error::last_os_error().raw_os_error() == Some(libc::ENOEXEC) {
@@ -200,7 +203,7 @@ impl ExecImage {
 
 /// Strings, and the array of them that execve takes.
 struct ExecStrings {
-    /// What `array` points to.
+    /// The strings to which `array` points.
     _strings: Vec<CString>,
     array: Vec<*const c_char>,
 }
@@ -221,12 +224,13 @@ impl ExecStrings {
     }
 }
 
-/// Stops memfold when job control stops the program: the shell waits for memfold and must see it. A
-/// plain SIGSTOP is not mirrored, because its sender will also send SIGCONT only to the program.
+/// Stops memfold when job control stops the program, because the shell waits for memfold and must
+/// see it. A plain SIGSTOP is not mirrored, because its sender will also send SIGCONT only to the
+/// program.
 fn stop_like_the_program(signal: i32) {
     if matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
-        // SAFETY: stops this process until SIGCONT, which is then passed on as it is blocked and
-        // taken.
+        // SAFETY: raise stops this process and touches no memory. SIGCONT continues it; it is
+        // blocked, so it is then taken and passed on.
         unsafe { libc::raise(libc::SIGSTOP) };
     }
 }

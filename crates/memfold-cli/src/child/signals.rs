@@ -1,4 +1,5 @@
-//! Signals as values: they are blocked, and taken one by one while memfold waits for its program.
+//! Signals as values: they are blocked, and memfold takes them one by one while it waits for its
+//! program.
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
@@ -17,16 +18,15 @@ const PASSED_ON: [i32; 8] = [
 /// A signal that arrived.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct CaughtSignal {
-    /// Its number.
     pub number: i32,
-    /// The kernel sent it, not a process. For the signals of a terminal (Ctrl-C, Ctrl-Z, hang-up)
-    /// this means that the whole process group got it.
+    /// Whether the kernel sent it, not a process. For the signals of a terminal (Ctrl-C, Ctrl-Z,
+    /// hang-up) this means that the whole process group got it.
     pub from_kernel: bool,
     /// The process that sent it, if a process did.
     pub sender: Option<i32>,
 }
 
-/// The signals that memfold passes on, and SIGCHLD, blocked from here on.
+/// The signals that memfold passes on, and SIGCHLD, all blocked.
 #[derive(Clone)]
 pub struct PassedSignals {
     taken: libc::sigset_t,
@@ -35,10 +35,11 @@ pub struct PassedSignals {
 }
 
 impl PassedSignals {
-    /// Blocks them. None that arrives from now on is lost. The process must have only one thread.
+    /// Blocks these signals. No signal that arrives from now on is lost. The process must have only
+    /// one thread.
     pub fn block() -> PassedSignals {
-        // SAFETY: the sets are initialised by sigemptyset and sigprocmask before they are read, and
-        // local.
+        // SAFETY: the sets are local. sigemptyset and sigprocmask initialise them before they are
+        // read.
         unsafe {
             let mut taken = MaybeUninit::uninit();
             let mut before = MaybeUninit::uninit();
@@ -47,7 +48,7 @@ impl PassedSignals {
                 libc::sigaddset(taken.as_mut_ptr(), number);
             }
             libc::sigprocmask(libc::SIG_BLOCK, taken.as_ptr(), before.as_mut_ptr());
-            // A caller that ignores SIGCHLD would take the program's exit status from us.
+            // If SIGCHLD stays ignored, the kernel discards the program's exit status.
             let children_ignored = libc::signal(libc::SIGCHLD, libc::SIG_DFL) == libc::SIG_IGN;
             PassedSignals {
                 taken: taken.assume_init(),
@@ -57,9 +58,9 @@ impl PassedSignals {
         }
     }
 
-    /// Restores what [`PassedSignals::block`] found. Safe to call between fork and exec.
+    /// Restores the state that [`PassedSignals::block`] found. Safe to call between fork and exec.
     pub fn restore(&self) {
-        // SAFETY: the set is initialised; both calls are async-signal-safe.
+        // SAFETY: the set is initialised, and both calls are async-signal-safe.
         unsafe {
             if self.children_ignored {
                 libc::signal(libc::SIGCHLD, libc::SIG_IGN);
@@ -68,7 +69,7 @@ impl PassedSignals {
         }
     }
 
-    /// Returns the next signal; `None` after `patience`. Without `patience` it sleeps until one
+    /// Returns the next signal, or `None` after `patience`. Without `patience`, sleeps until one
     /// comes.
     pub fn next(&self, patience: Option<Duration>) -> Option<CaughtSignal> {
         let limit = patience.map(|p| libc::timespec {
@@ -77,14 +78,14 @@ impl PassedSignals {
         });
         let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
-        // SAFETY: set and limit are initialised (a null limit means none); the kernel fills `info`
+        // SAFETY: set and limit are initialised (a null limit means none). The kernel fills `info`
         // on success.
         let number = unsafe { libc::sigtimedwait(&self.taken, info.as_mut_ptr(), limit) };
         if number <= 0 {
             return None;
         }
-        // SAFETY: the call succeeded, so `info` is filled; the sender is read only where its field
-        // has a meaning.
+        // SAFETY: the call succeeded, so `info` is filled. The sender is read only if its field has
+        // a meaning for this code.
         let (code, sender) = unsafe {
             let info = info.assume_init();
             let by_process =

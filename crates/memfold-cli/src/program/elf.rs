@@ -1,4 +1,4 @@
-//! ELF headers: just enough to tell what kind of program a file is.
+//! ELF headers, read as far as needed to tell the kind of a program.
 use elf::abi::{EI_CLASS, EI_DATA, EI_NIDENT, ELFCLASS32, ELFCLASS64, ELFDATA2LSB, ELFMAGIC};
 use elf::abi::{EM_386, EM_AARCH64, EM_ARM, EM_RISCV, EM_X86_64, ET_DYN, ET_EXEC, PT_INTERP};
 use elf::endian::{AnyEndian, EndianParse, LittleEndian};
@@ -18,34 +18,35 @@ pub const HOST_MACHINE: u16 = EM_AARCH64;
 
 const HEADER_LEN: usize = EI_NIDENT + ELF64_EHDR_TAILSIZE;
 const ENTRY_LEN: usize = size_of::<Elf64_Phdr>();
-/// The header up to `e_machine`, which lies there in files of 32 bits, too.
+/// End of `e_machine` in the header. It is at the same place in 32-bit files.
 const MACHINE_END: usize = EI_NIDENT + 4;
 /// The kernel's own bound (PATH_MAX).
 const INTERPRETER_LEN_MAX: usize = 4096;
 
-/// What a program's ELF header says.
+/// The kind of a program according to its ELF header.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Elf {
-    /// Runs on this machine's native instruction set.
+    /// A program for this machine's native instruction set.
     Native {
-        /// The dynamic linker it asks for; `None` for a static program.
+        /// The dynamic linker that it names; `None` for a static program.
         interpreter: Option<String>,
     },
-    /// For another machine, or 32-bit; the text names which.
+    /// A program for another machine, or a 32-bit one. The text names which.
     Foreign(String),
 }
 
-/// Whether `file` begins as an ELF file does. What can't be read is taken for one: [`read`] says
-/// why it can't.
+/// Returns whether `file` begins like an ELF file. Returns `true` for a file that can't be read, so
+/// that [`read`] reports the reason.
 pub fn is_one(file: &File) -> bool {
     let mut start = [0u8; ELFMAGIC.len()];
     read_up_to(file, &mut start).is_err() || start == ELFMAGIC
 }
 
-/// Reads the header of `file`; `None` if it isn't an ELF file at all.
+/// Reads the header of `file`. Returns `None` if it isn't an ELF file.
 ///
 /// # Errors
-/// InvalidData for an ELF file that is cut short or isn't a program; otherwise what reading says.
+/// - InvalidData: the ELF file is cut short or isn't a program.
+/// - The errors of reading the file.
 pub fn read(file: &File) -> io::Result<Option<Elf>> {
     let mut header = [0u8; HEADER_LEN];
     let len = read_up_to(file, &mut header)?;
@@ -57,7 +58,7 @@ pub fn read(file: &File) -> io::Result<Option<Elf>> {
     }
     let (ident, rest) = header.split_at(EI_NIDENT);
     let (class, order) = (ident[EI_CLASS], ident[EI_DATA]);
-    // As the kernel does, the version is passed over, which `parse_ident` would look at.
+    // The kernel ignores the version, which `parse_ident` would check.
     let byte_order = AnyEndian::from_ei_data(order).unwrap_or(AnyEndian::Big);
     let machine = byte_order.parse_u16_at(&mut 2, rest).map_err(damaged_at)?;
     if class != ELFCLASS64 || order != ELFDATA2LSB || machine != HOST_MACHINE {
@@ -68,7 +69,7 @@ pub fn read(file: &File) -> io::Result<Option<Elf>> {
     }
     let header = FileHeader::parse_tail((LittleEndian, Class::ELF64, 0, 0), rest);
     let header = header.map_err(damaged_at)?;
-    // The rest are object files and core dumps.
+    // Other types are object files and core dumps.
     if !matches!(header.e_type, ET_EXEC | ET_DYN) {
         return Err(damaged("it is not a program"));
     }
@@ -132,7 +133,8 @@ fn read_all(file: &File, buffer: &mut [u8], at: u64) -> io::Result<()> {
     })
 }
 
-/// Fills as much of `buffer` as the file has from its start; the count.
+/// Fills `buffer` from the start of the file, as far as the file goes. Returns the number of bytes
+/// read.
 pub fn read_up_to(file: &File, buffer: &mut [u8]) -> io::Result<usize> {
     let mut len = 0;
     while len < buffer.len() {

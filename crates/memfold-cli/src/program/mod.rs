@@ -1,4 +1,4 @@
-//! The program to run: where it is, and whether the preload library can work in it.
+//! The program to run: its path, and whether the preload library can work in it.
 mod elf;
 
 use crate::failure::CommandFailure;
@@ -10,19 +10,21 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Where the C library looks when PATH is not set.
+/// The value that the C library uses if PATH is not set.
 const PATH_DEFAULT: &str = "/bin:/usr/bin";
-/// Who gets what the kernel can't execute, as with execvp.
+/// The shell that executes files that the kernel can't execute, as with execvp.
 pub const SHELL: &CStr = c"/bin/sh";
-/// Scripts that name scripts: the kernel's own bound.
+/// How many scripts may name one another. The kernel has the same bound.
 const SCRIPTS_MAX: usize = 5;
-/// The first line of a script that the kernel reads.
+/// Bytes of a script's first line that the kernel reads.
 const FIRST_LINE_LEN: usize = 256;
 
-/// The file that `name` means, looked up in `search` (the value of PATH) unless it holds a slash.
+/// Returns the file that `name` means. If `name` has no slash, it is searched in `search`, the
+/// value of PATH.
 ///
 /// # Errors
-/// 127: not found. 126: found, but a directory or without execute permission.
+/// - 127: the file was not found.
+/// - 126: the file is a directory or has no execute permission.
 pub fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, CommandFailure> {
     let shown = name.display();
     if name.as_bytes().contains(&b'/') {
@@ -38,7 +40,7 @@ pub fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, CommandFail
     let mut refused = None;
     let search = search.unwrap_or(OsStr::new(PATH_DEFAULT));
     for directory in search.as_bytes().split(|&b| b == b':').filter(|_| !name.is_empty()) {
-        // An empty entry means the working directory.
+        // An empty entry is the working directory.
         let directory = if directory.is_empty() { b"." } else { directory };
         let path = Path::new(OsStr::from_bytes(directory)).join(name);
         match executable(&path) {
@@ -53,14 +55,16 @@ pub fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, CommandFail
     })
 }
 
-/// Checks that the dynamic linker will load the preload library into the program at `path`, looking
-/// through scripts to their interpreters, and to the shell where the kernel knows of none. If it is
-/// the dynamic linker itself, the program is the one that `arguments` name; the first of them is its
-/// own name.
+/// Checks that the dynamic linker will load the preload library into the program at `path`. For a
+/// script, checks its interpreter, or the shell if the kernel finds no interpreter. If the program
+/// is the dynamic linker itself, checks the program that `arguments` name. The first of them is the
+/// linker's own name.
 ///
 /// # Errors
-/// 125: static, set-user-ID and the like, for another machine or another C library. 126: an ELF
-/// file that is no program. 127: a script's interpreter is missing.
+/// - 125: the program is static, set-user-ID or the like, for another machine, or for another C
+///   library.
+/// - 126: an ELF file that is no program.
+/// - 127: a script's interpreter is missing.
 pub fn check(path: &Path, arguments: &[OsString]) -> Result<(), CommandFailure> {
     let mut at = path.to_path_buf();
     for _ in 0..=SCRIPTS_MAX {
@@ -93,7 +97,7 @@ pub fn check(path: &Path, arguments: &[OsString]) -> Result<(), CommandFailure> 
     )))
 }
 
-/// Options of the dynamic linker that are followed by a value.
+/// Options of the dynamic linker that take a value.
 const LINKER_OPTIONS: [&str; 7] = [
     "--library-path",
     "--glibc-hwcaps-prepend",
@@ -104,8 +108,8 @@ const LINKER_OPTIONS: [&str; 7] = [
     "--argv0",
 ];
 
-/// Checks the program that the dynamic linker is given. What it can't open, or that none is given,
-/// the linker says itself.
+/// Checks the program that the dynamic linker is given. If it can't be opened, or none is given,
+/// the linker reports that itself.
 fn check_linked(arguments: &[OsString]) -> Result<(), CommandFailure> {
     let mut words = arguments.iter().skip(1);
     while let Some(word) = words.next() {
@@ -120,7 +124,7 @@ fn check_linked(arguments: &[OsString]) -> Result<(), CommandFailure> {
     Ok(())
 }
 
-/// Whether this file is the dynamic linker of memfold's own C library.
+/// Returns whether this file is the dynamic linker of memfold's own C library.
 fn is_own_linker(path: &Path) -> bool {
     let real = |path: &Path| fs::canonicalize(path).ok();
     own_interpreter().is_some_and(|own| {
@@ -171,8 +175,8 @@ fn check_elf(file: &File, path: &Path) -> Result<(), CommandFailure> {
     }
 }
 
-/// The dynamic linker that this memfold, and so its preload library, uses; `None` for a static
-/// build.
+/// Returns the dynamic linker that memfold, and so its preload library, uses. Returns `None` for a
+/// static build.
 fn own_interpreter() -> Option<PathBuf> {
     match elf::read(&File::open("/proc/self/exe").ok()?) {
         Ok(Some(Elf::Native { interpreter: Some(name) })) => Some(PathBuf::from(name)),
@@ -180,26 +184,27 @@ fn own_interpreter() -> Option<PathBuf> {
     }
 }
 
-/// How a program gains privileges when it is executed, if it does. The bits count even where this
-/// user gains nothing by them: what memfold refuses must not depend on who asks.
+/// Returns how a program gains privileges when it is executed, if it does. The mode bits count even
+/// if this user gains nothing by them, so that refusals do not depend on the user.
 fn privilege(file: &File) -> Result<Option<&'static str>, CommandFailure> {
     let mode = file.metadata().map_err(|e| CommandFailure::own(plain(&e)))?.permissions().mode();
     if mode & libc::S_ISUID != 0 {
         return Ok(Some("a set-user-ID program"));
     }
-    // Without the group's execute bit this one means mandatory locking.
+    // Without the group's execute bit, the set-group-ID bit means mandatory locking.
     if mode & libc::S_ISGID != 0 && mode & libc::S_IXGRP != 0 {
         return Ok(Some("a set-group-ID program"));
     }
     use std::os::fd::AsRawFd;
-    // SAFETY: the name is a C string, and with size 0 the kernel writes no value.
+    // SAFETY: the name is a C string. With size 0 the kernel writes no value, so the pointer may be
+    // null.
     let len = unsafe {
         libc::fgetxattr(file.as_raw_fd(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0)
     };
     Ok((len > 0).then_some("a program with file capabilities"))
 }
 
-/// The program that the script `file` is given to; `None` if it isn't a script. `#!/usr/bin/env
+/// Returns the interpreter of the script `file`, or `None` if it isn't a script. `#!/usr/bin/env
 /// NAME` means NAME.
 fn script_interpreter(file: &File, script: &Path) -> Result<Option<PathBuf>, CommandFailure> {
     let mut start = [0u8; FIRST_LINE_LEN];
@@ -227,13 +232,16 @@ fn script_interpreter(file: &File, script: &Path) -> Result<Option<PathBuf>, Com
         let name = words.find(|w| !w.starts_with(b"-") && !w.contains(&b'='));
         let found =
             name.and_then(|n| find(OsStr::from_bytes(n), std::env::var_os("PATH").as_deref()).ok());
-        // If env won't find it, env is the one to say so.
+        // If env won't find the program, env itself reports that.
         return Ok(Some(found.unwrap_or(path)));
     }
     Ok(Some(path))
 }
 
-/// Whether `path` is a file that this user may execute.
+/// Checks that `path` is a file that this user may execute.
+///
+/// # Errors
+/// The reason why it is not.
 fn executable(path: &Path) -> io::Result<()> {
     if fs::metadata(path)?.is_dir() {
         return Err(ErrorKind::IsADirectory.into());
@@ -247,7 +255,7 @@ fn executable(path: &Path) -> io::Result<()> {
     }
 }
 
-/// An error's text without Rust's `(os error 2)`.
+/// Returns an error's text without Rust's `(os error 2)`.
 pub fn plain(error: &io::Error) -> String {
     let text = error.to_string();
     match text.find(" (os error") {

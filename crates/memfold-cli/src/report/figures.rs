@@ -17,7 +17,8 @@ impl RunFigures {
     }
 
     /// Returns the sums over every process of the run. A peak is that of all processes at one
-    /// moment, and at least the largest of one process; `peak_held_bytes` is the latter.
+    /// moment, and at least the largest peak of one process. `peak_held_bytes` is always the
+    /// latter.
     pub fn sum(tables: &UserTables) -> RunFigures {
         let mut sum =
             RunFigures { values: [0; FIGURES.len()], orders: [[0; ORDERS]; ORDER_FIGURES.len()] };
@@ -49,14 +50,14 @@ impl RunFigures {
     }
 
     /// Returns bytes before compression for each compressed byte, of all that was stored over the
-    /// run; `None` if nothing was.
+    /// run. Returns `None` if nothing was stored.
     pub fn ratio(&self) -> Option<f64> {
         let payload = self.get("payload_bytes").saturating_sub(self.get("recompress_gained_bytes"));
         (payload > 0).then(|| self.get("saved_bytes") as f64 / payload as f64)
     }
 
-    /// Returns every counter with its name; those counted per order have the size of the folio in
-    /// it (`zswpout_64K`).
+    /// Returns every counter with its name. The name of a counter for one order has the size of the
+    /// folio in it (`zswpout_64K`).
     pub fn each(&self) -> impl Iterator<Item = (String, u64)> {
         let plain =
             FIGURES.iter().zip(self.values).map(|(figure, value)| (figure.name.to_string(), value));

@@ -1,5 +1,5 @@
-//! The file of `--stats-file`: opened before the program starts, filled after its end, never half
-//! written.
+//! The file of `--stats-file`. It is opened before the program starts, filled after its end, and
+//! never half written.
 use crate::failure::CommandFailure;
 use crate::program::plain;
 use std::fs::{self, File};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// A stats file that can be written. Dropped without [`StatsFile::write`], it leaves no trace.
 pub struct StatsFile {
-    /// As the user named it, for messages.
+    /// The path as the user gave it, for messages.
     name: PathBuf,
     out: File,
     /// The temporary file and the one it will replace; `None` for a device, a pipe or a
@@ -21,7 +21,7 @@ impl StatsFile {
     /// [`StatsFile::write`].
     ///
     /// # Errors
-    /// 125: it can't be written.
+    /// 125: the file can't be written.
     pub fn open(name: &Path) -> Result<StatsFile, CommandFailure> {
         let fail = |e: io::Error| {
             CommandFailure::own(format!("--stats-file: {}: {}", name.display(), plain(&e)))
@@ -33,7 +33,7 @@ impl StatsFile {
             let out = File::options().append(true).open(name).map_err(fail)?;
             return Ok(StatsFile { name: name.into(), out, replace: None });
         }
-        // Absolute and without links, because the rename must replace the file itself.
+        // The path is absolute and without links, because the rename must replace the file itself.
         let target = match fs::canonicalize(name) {
             Ok(path) => path,
             Err(e) if e.kind() == ErrorKind::NotFound => std::path::absolute(name).map_err(fail)?,
@@ -63,7 +63,7 @@ impl StatsFile {
     /// Writes the whole text and puts the file in its place.
     ///
     /// # Errors
-    /// 125: the disk is full, or its directory is gone.
+    /// 125: the disk is full, or the file's directory is gone.
     pub fn write(mut self, text: &str) -> Result<(), CommandFailure> {
         let written = self.out.write_all(text.as_bytes()).and_then(|()| match &self.replace {
             Some((from, to)) => fs::rename(from, to),

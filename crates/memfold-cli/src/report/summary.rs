@@ -4,18 +4,19 @@ use memfold::config::{Config, Size};
 use memfold_run::table::APART;
 use memfold_run::users::UserTables;
 
-/// Memory of processes without an engine that is worth a line, bytes: all are small below.
+/// Processes without an engine are reported if they have more memory than this, bytes. All of them
+/// are small below it.
 const SMALL_BYTES: u64 = 8 << 20;
 
-/// How the run ended.
+/// The end of the run.
 pub struct RunEnd {
     /// The status that memfold exits with.
     pub status: u8,
-    /// The largest resident size of a process, with its pages of files, bytes.
+    /// The largest resident size of a process, including pages of files, bytes.
     pub largest_bytes: u64,
 }
 
-/// Returns the summary: a few lines of text, each with `memfold: ` in front.
+/// Returns the summary: a few lines of text, each with the prefix `memfold: `.
 pub fn summary(config: &Config, tables: &UserTables, ended: &RunEnd) -> String {
     let sum = RunFigures::sum(tables);
     let lines = match sum.get("adopted_bytes") {
@@ -47,7 +48,7 @@ fn bound(config: &Config) -> String {
     }
 }
 
-/// Returns the number of processes. Later ones reuse the seats of ended ones.
+/// Returns the number of processes. Later ones reuse the slots of ended ones.
 fn processes(tables: &UserTables) -> String {
     match tables.processes().count() {
         1 => "1 process".to_string(),

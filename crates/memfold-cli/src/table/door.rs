@@ -5,14 +5,14 @@ use std::io;
 use std::mem::{offset_of, zeroed};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-/// Room for two descriptors or the credentials of one process.
+/// Room for a control message with two descriptors, or with the credentials of one process.
 #[repr(C)]
 union DescriptorBuffer {
     _head: libc::cmsghdr,
     _bytes: [u8; 64],
 }
 
-/// A door, with the key to it.
+/// A door and its key.
 pub struct Door {
     socket: OwnedFd,
     name: String,
@@ -25,11 +25,12 @@ struct SocketAddress(libc::sockaddr_un, libc::socklen_t);
 
 impl SocketAddress {
     fn none() -> SocketAddress {
-        // SAFETY: all zeros are an address of no family.
+        // SAFETY: the struct has only integers, for which zeros are valid. They are an address of
+        // no family.
         SocketAddress(unsafe { zeroed() }, size_of::<libc::sockaddr_un>() as libc::socklen_t)
     }
 
-    /// The abstract one of a name, which is short.
+    /// Returns the abstract address of a name, which must be short.
     fn of(name: &str) -> SocketAddress {
         let mut address = SocketAddress::none();
         address.0.sun_family = libc::AF_UNIX as libc::sa_family_t;
@@ -50,29 +51,29 @@ fn checked(result: isize) -> io::Result<usize> {
 }
 
 impl Door {
-    /// A new one, with a key that nobody has yet. Nobody answers before [`Door::serve`].
+    /// Makes a door with a random key. Requests wait until [`Door::serve`] answers them.
     ///
     /// # Errors
-    /// No socket, or no random bytes.
+    /// The kernel gives no socket or no random bytes.
     pub fn open() -> io::Result<Door> {
         let mut random = [0u8; 2 * HALF + 8];
-        // SAFETY: the bytes are local, and as many as is said.
+        // SAFETY: the kernel writes at most `random.len()` bytes to `random`, which is local.
         checked(unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) })?;
         let half = |at: usize| std::array::from_fn(|n| random[at + n]);
         let (key, name) = (
             DoorKey { ask: half(0), answer: half(HALF) },
             format!("memfold-{}", hex(&random[2 * HALF..])),
         );
-        // SAFETY: makes a descriptor.
+        // SAFETY: the call has no pointers; it only makes a descriptor.
         let fd =
             checked(
                 unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) }
                     as isize,
             )?;
-        // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+        // SAFETY: the kernel has just made this descriptor, so nothing else owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(fd as i32) };
         let (on, address) = (1i32, SocketAddress::of(&name));
-        // SAFETY: option and address are local, of the lengths that are given.
+        // SAFETY: option and address are local, and have the lengths that are passed.
         unsafe {
             let len = size_of::<i32>() as libc::socklen_t;
             checked(libc::setsockopt(
@@ -87,21 +88,21 @@ impl Door {
         Ok(Door { socket, name, key })
     }
 
-    /// What opens it.
     pub fn key(&self) -> &DoorKey {
         &self.key
     }
 
-    /// Where it is.
+    /// Returns the name of the socket.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Answers each process that sends the right key, for ever. `files` gives the table and the bounds
-    /// for the process's real user, which the kernel reports; `None` is answered without files.
+    /// Answers each process that sends the right key. Never returns. `files` returns the table and
+    /// the bounds for the process's real user, which the kernel reports. If it returns `None`, the
+    /// answer has no files.
     pub fn serve<F: AsFd>(&self, mut files: impl FnMut(u32) -> Option<[F; 2]>) {
-        // A message is taken before it can fail, and the kernel waits for the next: an error costs
-        // its sender its answer.
+        // The kernel removes a message before an error of it is seen, so the loop continues with
+        // the next one. An error costs only its sender the answer.
         loop {
             if let Ok(Some((from, Some(who)))) = self.next() {
                 let _ = match files(who.uid) {
@@ -115,14 +116,15 @@ impl Door {
         }
     }
 
-    /// The next message: from where, and who sent it; `None` if its key is wrong.
+    /// Receives the next message. Returns its address and its sender, or `None` if its key is
+    /// wrong.
     fn next(&self) -> io::Result<Option<(SocketAddress, Option<libc::ucred>)>> {
-        // One more than is right.
+        // One byte more than a key, so that a longer message is noticed.
         let (mut bytes, mut from) = ([0u8; HALF + 1], SocketAddress::none());
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let mut control = DescriptorBuffer { _bytes: [0; 64] };
-        // SAFETY: all zeros are a header of nothing; what it is given is local and of the lengths
-        // that are given.
+        // SAFETY: zeros are a valid empty header. All buffers are local, and have the lengths that
+        // are passed.
         let (len, who) = unsafe {
             let mut message: libc::msghdr = zeroed();
             (message.msg_name, message.msg_namelen) = ((&raw mut from.0).cast(), from.1);
@@ -146,8 +148,8 @@ impl Door {
         bytes[HALF..].copy_from_slice(&number.to_ne_bytes());
         let (mut to, mut control) = (*to, DescriptorBuffer { _bytes: [0; 64] });
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        // SAFETY: all zeros are a header of nothing; what it is given is local and of the lengths
-        // that are given, and the control message has room for the two descriptors at most.
+        // SAFETY: zeros are a valid empty header. All buffers are local, and have the lengths that
+        // are passed. The control buffer has room for two descriptors, and `files` has no more.
         let sent = unsafe {
             let mut message: libc::msghdr = zeroed();
             (message.msg_name, message.msg_namelen) = ((&raw mut to.0).cast(), to.1);
@@ -173,14 +175,15 @@ impl Door {
     }
 }
 
-/// The process that has sent a message; its number is 0 if it has none here. Descriptors that came
-/// with it are closed.
+/// Returns the credentials of the process that sent a message. Its process ID is 0 if it has none
+/// in this PID namespace. Closes descriptors that came with the message.
 ///
 /// # Safety
 /// - `recvmsg` has just filled the message.
 unsafe fn sender_of(message: &libc::msghdr) -> Option<libc::ucred> {
     let mut sender = None;
-    // SAFETY: by the caller's promise the control messages are whole.
+    // SAFETY: the caller promises that `recvmsg` has just filled the message, so its control
+    // messages are whole. The descriptors in them are new and nothing else owns them.
     unsafe {
         let mut head = libc::CMSG_FIRSTHDR(message);
         while !head.is_null() {
@@ -209,7 +212,7 @@ mod tests {
         let door = Arc::new(Door::open().unwrap());
         let files = ["/etc/passwd", "/etc/group"].map(|path| std::fs::File::open(path).unwrap());
         let (server, mut asked) = (door.clone(), 0);
-        // SAFETY: only asks.
+        // SAFETY: getuid has no conditions.
         let user = unsafe { libc::getuid() };
         std::thread::spawn(move || {
             server.serve(|who| {
@@ -218,10 +221,10 @@ mod tests {
             });
         });
         let (name, key) = (door.name(), *door.key());
-        // One that is wrong is passed over.
+        // A message with a wrong key is ignored.
         let stranger = SocketAddress::of("");
         let other = std::os::unix::net::UnixDatagram::unbound().unwrap();
-        // SAFETY: bytes and address are local, of the lengths that are given.
+        // SAFETY: bytes and address are local, and have the lengths that are passed.
         let sent = unsafe {
             let to = SocketAddress::of(name);
             let fd = other.as_fd().as_raw_fd();
@@ -239,7 +242,7 @@ mod tests {
         let answer = ask(name).unwrap();
         assert_eq!(answer.number, std::process::id());
         for (fd, path) in [(answer.table, "/etc/passwd"), (answer.bounds, "/etc/group")] {
-            // SAFETY: the descriptor is given up by the one that had it.
+            // SAFETY: `into_raw_fd` has given up the descriptor, so nothing else owns it.
             let got = unsafe { std::fs::File::from_raw_fd(rustix::fd::IntoRawFd::into_raw_fd(fd)) };
             assert_eq!(
                 std::io::read_to_string(got).unwrap(),

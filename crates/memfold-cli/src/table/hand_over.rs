@@ -1,5 +1,6 @@
-//! How processes get at the tables of the run ([`memfold_run::users`]) and at its bounds: by a path in
-//! /proc, or, where that leads nowhere (in a PID namespace, as another user), at a door.
+//! How processes get the tables of the run ([`memfold_run::users`]) and its bounds: by a path in
+//! /proc, or at a door. A process needs the door if the path leads nowhere, because it is in a PID
+//! namespace or belongs to another user.
 use crate::failure::CommandFailure;
 use crate::program::plain;
 use crate::table::door::Door;
@@ -12,14 +13,14 @@ use std::fs;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// Processes that a system has if it doesn't say how many it may have.
+/// Number of slots if the system does not tell how many processes it may have.
 const PROCESSES: usize = 1 << 22;
-/// Slots in the table of a user other than that of `memfold run`: it may have all of it used.
+/// Slots in the table of a user other than that of `memfold run`. Such a user may cause all of them
+/// to take memory.
 const OTHERS_SLOTS: usize = 1 << 12;
 
-/// The tables of a run, and how its processes get at them.
+/// The tables of a run, and the ways for its processes to get them.
 pub struct HandOver {
-    /// The tables.
     pub tables: UserTables,
     bounds_file: OwnedFd,
     door: Door,
@@ -39,13 +40,13 @@ fn system(e: memfold_os::Errno) -> CommandFailure {
 }
 
 impl HandOver {
-    /// An empty table for the user of this process.
+    /// Makes an empty table for the user of this process, with bounds and a door.
     ///
     /// # Errors
-    /// 125: no memfd, no memory, or no socket.
+    /// 125: no memfd, no memory, or no socket is available.
     pub fn new() -> Result<HandOver, CommandFailure> {
         let door = Door::open().map_err(fail)?;
-        // SAFETY: only asks.
+        // SAFETY: getuid has no conditions.
         let uid = unsafe { libc::getuid() };
         let (tables, bounds_file) = with_long_files(|bytes_max| {
             let (bounds, file) = RunBounds::create(bytes_max, door.key())?;
@@ -56,8 +57,8 @@ impl HandOver {
         Ok(HandOver { tables, bounds_file, door })
     }
 
-    /// What processes of the run are asked to do: to use these settings, and where the table of this
-    /// process's user is, and the bounds.
+    /// Returns the request to the run's processes: the settings, and where the bounds and the table
+    /// of this process's user are.
     pub fn request(&self, settings: &str) -> String {
         let path = |file: &OwnedFd| request::path_of(std::process::id(), file.as_raw_fd());
         let (table, bounds) = (path(self.tables.users()[0].file), path(&self.bounds_file));
@@ -66,7 +67,8 @@ impl HandOver {
         request::RunRequest::write(settings, &address)
     }
 
-    /// Answers at the door, for ever. Calls `begin` with each table that it makes for another user.
+    /// Answers at the door. Never returns. Calls `begin` with each table that it makes for another
+    /// user.
     pub fn serve(&self, begin: impl Fn(&'static RunTable)) {
         self.door.serve(|uid| {
             let user = match self.tables.of(uid) {
@@ -77,40 +79,41 @@ impl HandOver {
         });
     }
 
-    /// A table for one more user, unless there are too many, or the machine has no room.
+    /// Adds a table for one more user. Returns `None` if there are too many users, or no memory.
     fn add(&self, uid: u32) -> Option<UserTable> {
         with_long_files(|bytes_max| self.tables.add(uid, OTHERS_SLOTS, bytes_max)).ok()
     }
 }
 
-/// The descriptor as std has it.
+/// Borrows the descriptor as a type of std.
 fn borrowed(file: &OwnedFd) -> BorrowedFd<'_> {
-    // SAFETY: it is open as long as its owner is borrowed.
+    // SAFETY: the descriptor stays open as long as its owner is borrowed, which the returned
+    // lifetime guarantees.
     unsafe { BorrowedFd::borrow_raw(file.as_raw_fd()) }
 }
 
-/// Makes files, while this process may make them as long as it may have it; `make` is given how long
-/// that is, bytes.
+/// Runs `make` while this process may make files as long as its hard limit permits. `make` is given
+/// that length, bytes.
 fn with_long_files<T>(make: impl FnOnce(u64) -> T) -> T {
     let _lifted = Lifted::begin();
     make(file_bytes_max())
 }
 
-/// Processes that there may be at a time.
+/// Returns how many processes there may be at one time.
 fn processes_max() -> usize {
     let text = fs::read_to_string("/proc/sys/kernel/pid_max").unwrap_or_default();
     text.trim().parse().unwrap_or(PROCESSES)
 }
 
-/// RLIMIT_FSIZE as it was, which is set again when this is gone. Meanwhile it is as large as this
-/// process may have it: the table is a file in memory only.
+/// The former RLIMIT_FSIZE, which the drop restores. Meanwhile the limit is as large as this
+/// process may set it. That is harmless, because the table is a file in memory.
 struct Lifted(libc::rlimit);
 
 impl Lifted {
-    /// `None` if nothing was changed.
+    /// Raises the limit. Returns `None` if nothing was changed.
     fn begin() -> Option<Lifted> {
         let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the struct is local.
+        // SAFETY: the kernel writes one `rlimit` to `before`, which is local.
         if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut before) } != 0 {
             return None;
         }
@@ -119,22 +122,23 @@ impl Lifted {
             // SAFETY: `wanted` is local, and the call only reads it.
             unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const wanted) == 0 }
         };
-        // The hard limit can be raised with CAP_SYS_RESOURCE only.
+        // Only a process with CAP_SYS_RESOURCE can raise the hard limit.
         (set(libc::RLIM_INFINITY) || set(before.rlim_max)).then_some(Lifted(before))
     }
 }
 
 impl Drop for Lifted {
     fn drop(&mut self) {
-        // SAFETY: the struct is one that the kernel has filled.
+        // SAFETY: the struct was filled by getrlimit, and the call only reads it.
         unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const self.0) };
     }
 }
 
-/// How long a file of this process may be (RLIMIT_FSIZE): a longer one would end it.
+/// Returns the maximum length of a file of this process (RLIMIT_FSIZE), bytes. Writing a longer one
+/// would end the process.
 fn file_bytes_max() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the struct is local.
+    // SAFETY: the kernel writes one `rlimit` to `limit`, which is local.
     match unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } {
         0 => limit.rlim_cur,
         _ => u64::MAX,
@@ -146,14 +150,14 @@ pub mod tests {
     use super::*;
     use memfold_run::table::ProcessSlot;
 
-    /// The tables of a run.
+    /// Makes the tables of a run.
     pub fn tables() -> UserTables {
         HandOver::new().unwrap().tables
     }
 
-    /// A slot for the calling thread.
+    /// Claims a slot for the calling thread.
     pub fn claim(tables: &UserTables, pid: u32) -> ProcessSlot {
-        // SAFETY: threads of tests use no robust mutex.
+        // SAFETY: threads of tests use no robust mutex, so their robust lists are not needed.
         unsafe { tables.tables()[0].claim(pid) }.expect("there are slots left")
     }
 

@@ -1,4 +1,4 @@
-//! The census of a run's processes ([`memfold_run::census`]), by /proc.
+//! The census of a run's processes ([`memfold_run::census`]), taken from /proc.
 use memfold_run::census::{Census, Processes};
 use memfold_run::request::RunRequest;
 use memfold_run::users::UserTables;
@@ -7,20 +7,23 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time between two looks while a process without a slot has [`SMALL_BYTES`], and otherwise.
+/// Time between two looks while a process without a slot has [`SMALL_BYTES`]. `PERIOD_MAX` is the
+/// time otherwise.
 const PERIOD: Duration = Duration::from_millis(100);
 const PERIOD_MAX: Duration = Duration::from_secs(1);
-/// Time between two looks if there are several users, who learn of one another by them.
+/// Time between two looks if there are several users, because a user learns of the others only by
+/// looks.
 const PERIOD_USERS: Duration = Duration::from_millis(10);
-/// A look takes at most one part in so many of a CPU.
+/// A look takes at most a CPU's time divided by this.
 const COST: u32 = 50;
 const SMALL_BYTES: u64 = 1 << 20;
-/// From so much on it is asked what a process shares with others, which takes longer.
+/// From this size on, the part of a process's memory that it shares is measured, which takes
+/// longer.
 const LARGE_BYTES: u64 = 4 << 20;
-/// The place of a process's start in /proc/PID/stat, behind its name.
+/// Index of a process's start time in /proc/PID/stat, counted after its name.
 const START: usize = 19;
 
-/// Looks for as long as this process lives.
+/// Takes looks for as long as this process lives.
 pub fn watch(tables: &UserTables) {
     let mut census = Census::new(std::process::id());
     let mut period = PERIOD / 2;
@@ -39,18 +42,20 @@ pub fn watch(tables: &UserTables) {
     }
 }
 
-/// As [`Census::look`]. Whether there are several users is asked before who has a slot.
+/// Takes a look with [`Census::look`]. Whether there are several users is read before the processes
+/// with slots.
 fn look(census: &mut Census, tables: &UserTables) -> (u64, u64) {
     census.look(&ProcFiles, || tables.with_slots(), tables.has_others())
 }
 
-/// The run of a process, by the request that it was given: small ones have no slot in the table.
+/// Returns the run of a process, from the request that it was given. A small process has no slot in
+/// the table.
 pub fn run_of(pid: u32) -> Option<u32> {
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
     RunRequest::find(&environment)?.runner()
 }
 
-/// What /proc says.
+/// The processes in /proc.
 struct ProcFiles;
 
 impl Processes for ProcFiles {
@@ -76,10 +81,10 @@ impl Processes for ProcFiles {
     }
 }
 
-/// The parent of a process, and when it started.
+/// Returns the parent of a process and its start time.
 fn stat(pid: u32) -> Option<(u32, u64)> {
     let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    // Its name, in parentheses, may have any byte in it.
+    // The name, in parentheses, may have any byte in it.
     let end = text.iter().rposition(|byte| *byte == b')')?;
     let rest = std::str::from_utf8(&text[end + 1..]).ok()?;
     let mut fields = rest.split_ascii_whitespace().skip(1);
@@ -87,15 +92,16 @@ fn stat(pid: u32) -> Option<(u32, u64)> {
     Some((parent, fields.nth(START - 2)?.parse().ok()?))
 }
 
-/// What counts of a process: its anonymous memory, bytes, with its part of what a fork shares.
-/// `None` if it has none of its own: it has ended, or uses its parent's until it executes something.
+/// Returns the counted memory of a process, bytes: its anonymous memory, with only its part of
+/// memory that is shared after a fork. Returns `None` if it has no memory of its own: it has ended,
+/// or it uses its parent's until it executes a program.
 fn size_of(pid: u32) -> Option<u64> {
     let (len, bytes) = statm(pid)?;
     if bytes < SMALL_BYTES {
         return (len > 0).then_some(bytes);
     }
     let parent = stat(pid)?.0;
-    // Where the kernel doesn't tell, those of one length have.
+    // If the kernel doesn't tell, address spaces of the same length are taken for the same one.
     let has_same_length = || statm(parent).is_some_and(|(other, _)| other == len);
     if have_one_memory(pid, parent).unwrap_or_else(has_same_length) {
         return None;
@@ -109,7 +115,7 @@ fn size_of(pid: u32) -> Option<u64> {
     Some(part.unwrap_or(bytes))
 }
 
-/// The real user of a process, and its anonymous memory, also in swap, bytes.
+/// Returns the real user of a process, and its anonymous memory including swap, bytes.
 fn sizes_of(pid: u32) -> Option<(u32, u64)> {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let number = |name: &str| -> Option<u64> {
@@ -120,7 +126,7 @@ fn sizes_of(pid: u32) -> Option<(u32, u64)> {
     Some((number("Uid:")? as u32, (kib("RssAnon:") + kib("VmSwap:")) << 10))
 }
 
-/// Address space and anonymous memory of a process, bytes.
+/// Returns the length of a process's address space and its anonymous memory, bytes.
 fn statm(pid: u32) -> Option<(u64, u64)> {
     let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
     let mut pages = text.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());
@@ -129,11 +135,13 @@ fn statm(pid: u32) -> Option<(u64, u64)> {
     Some((len * page_bytes, resident.saturating_sub(shared) * page_bytes))
 }
 
-/// Whether two processes have one address space, as after vfork; `None`: the kernel doesn't tell.
+/// Returns whether two processes share one address space, as after vfork. Returns `None` if the
+/// kernel doesn't tell.
 fn have_one_memory(pid: u32, other: u32) -> Option<bool> {
     const KCMP_VM: libc::c_long = 1;
     let (pid, other) = (libc::c_long::from(pid), libc::c_long::from(other));
-    // SAFETY: only asks; the last two arguments are not used for this question.
+    // SAFETY: the call only compares and has no pointers. The last two arguments are not used with
+    // KCMP_VM.
     let answer = unsafe { libc::syscall(libc::SYS_kcmp, pid, other, KCMP_VM, 0, 0) };
     (answer >= 0).then_some(answer == 0)
 }
@@ -145,8 +153,8 @@ mod tests {
     use std::io::{Read, Write};
     use std::process::{Child, Command, Stdio};
 
-    /// A shell that has `mib` MiB of its own, and a child of it that has the same again. Both are
-    /// that large when this returns.
+    /// Starts a shell that has `mib` MiB of its own, and a child of it that has as much again. Both
+    /// have reached that size when this returns.
     fn start(mib: usize) -> Child {
         let script =
             format!("x=$(head -c {mib}M /dev/zero | tr '\\0' x); (echo; read y; : $x); : $x");
@@ -176,7 +184,7 @@ mod tests {
     #[test]
     fn a_process_stays_of_the_run_when_its_parent_ends() {
         let mut census = Census::new(std::process::id());
-        // The first child prints the number of its own child, and ends when it has read a line.
+        // The first child prints the process ID of its own child, and ends when it has read a line.
         let script = "sh -c 'read y' <&3 & echo $!; read x";
         let mut command = Command::new("sh");
         command.args(["-c", &format!("exec 3<&0; {script}")]);

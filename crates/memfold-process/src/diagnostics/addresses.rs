@@ -1,14 +1,14 @@
-//! Limits on a process's address space. The engine reserves more of it than it will ever use:
-//! addresses, not memory.
+//! Limits on a process's address space. The engine reserves more of it than it will ever use. These
+//! are addresses, not memory.
 use core::fmt::{self, Display, Formatter};
 use memfold_os::memory::zone::{NoPromise, counts_reservations};
 use rustix::process::{Resource, getrlimit};
 
-/// Below this nothing can be said but that it is too little, bytes.
+/// Below this many bytes, the only advice is to raise the limit.
 const LEAST_BYTES: u64 = 1 << 30;
 const LIMITS: [(Resource, &str); 2] = [(Resource::As, "-v"), (Resource::Data, "-d")];
 
-/// What may help where address space is lacking; nothing if there are no limits.
+/// Displays advice for a process that lacks address space; displays nothing without limits.
 pub struct Remedy;
 
 impl Display for Remedy {
@@ -30,7 +30,7 @@ impl Display for Remedy {
     }
 }
 
-/// Whether this process has too little address space for anything to be tried.
+/// Returns whether this process has too little address space to try anything.
 pub fn are_too_few() -> bool {
     LIMITS
         .iter()

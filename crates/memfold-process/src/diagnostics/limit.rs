@@ -1,4 +1,4 @@
-//! Why the limit can't be kept: what takes the memory, by causes.
+//! Why the limit can't be kept: the causes and the memory that each takes.
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
@@ -13,10 +13,10 @@ use memfold_os::memory::zone::overlaps_own;
 use memfold_run::member;
 use memfold_run::table::{LeastBytes, ProcessSlot};
 
-/// A cause of less isn't named.
+/// Causes with fewer bytes are not named.
 const TOLD_BYTES: u64 = 256 << 10;
 
-/// Why memory isn't managed, as it is said after the number of bytes.
+/// Causes that a flag of smaps shows, as they are printed after the number of bytes.
 const CAUSES: [(u32, &str); 6] = [
     (flag::LOCKED, "is locked in memory (mlock)"),
     (flag::DONT_DUMP, "is kept out of core dumps (--dont-dump fold folds it)"),
@@ -28,7 +28,7 @@ const CAUSES: [(u32, &str); 6] = [
         "is special memory (huge pages, devices, sealed)",
     ),
 ];
-/// The same of what no flag tells.
+/// Indices of the causes that no flag shows.
 const FILE: usize = CAUSES.len();
 const EXECUTABLE: usize = FILE + 1;
 const OTHER: usize = FILE + 2;
@@ -38,17 +38,18 @@ const NAMES: [&str; 3] = [
     "is a stack, older than the engine, or very new",
 ];
 
-/// What the run was given, the least that it can keep now, and what processes without an engine
-/// have of that, bytes.
+/// The bytes that the run was given, the least that it can keep now, and the part of that of
+/// processes without an engine.
 pub struct LimitReach {
     bound: u64,
     least: u64,
     slotless: u64,
-    /// No other process can't fold more than this one.
+    /// Whether no other process has more memory that it can't fold.
     pub is_largest: bool,
 }
 
-/// How far the run is past its limit. `None`: it can be kept, as others fold more.
+/// Returns how far the run is past its limit, or `None` if the limit can be kept because other
+/// processes fold more.
 pub fn reach(pager: &Pager) -> Option<LimitReach> {
     let reach = match member::whole(pager.limits().is_limited()) {
         Some(((limit, resident), LeastBytes { bytes, slotless, largest, has_largest })) => {
@@ -66,13 +67,14 @@ pub fn reach(pager: &Pager) -> Option<LimitReach> {
 }
 
 impl LimitReach {
-    /// For the summary: a program may go on to grow after the warning.
+    /// Records the least limit for the summary, because a program may continue to grow after the
+    /// warning.
     pub fn note(&self) {
         member::note_least(self.least);
     }
 }
 
-/// The warning that the run's limit can't be kept.
+/// Returns the warning that the run's limit can't be kept.
 pub fn report(pager: &Pager, smaps: &Smaps, reach: &LimitReach) -> String {
     let mut text = String::from("warning: ");
     let _ = why(pager, smaps, reach, &mut text, "is exceeded so that no data is lost");
@@ -80,16 +82,16 @@ pub fn report(pager: &Pager, smaps: &Smaps, reach: &LimitReach) -> String {
     text
 }
 
-/// Why this process is ended.
+/// Returns the message that says why this process is ended.
 pub fn end(pager: &Pager, smaps: &Smaps, reach: &LimitReach) -> String {
     let mut text = String::new();
     let _ = why(pager, smaps, reach, &mut text, "memfold ends this process (--on-full stop)");
     text
 }
 
-/// Which limit can't be kept and what is done about it; each cause with its bytes, in all processes
-/// and in this one, which mostly is that with most of it; the least limit that can be kept now; and
-/// what else would do.
+/// Writes which limit can't be kept and what is done about it. Then come the causes with their
+/// bytes, in all processes and in this one, which is mostly the one with most of it. Last come the
+/// least limit that can be kept now, and other remedies.
 fn why(
     pager: &Pager,
     smaps: &Smaps,
@@ -127,7 +129,7 @@ fn why(
     }
 }
 
-/// A sentence with the causes that are worth it.
+/// Writes a sentence with the causes that have enough bytes.
 fn list(
     text: &mut String,
     place: fmt::Arguments<'_>,
@@ -140,7 +142,7 @@ fn list(
     text.write_str(".")
 }
 
-/// What of this process stays in memory, bytes, and why.
+/// Returns the bytes of this process that stay in memory, by cause.
 fn causes(pager: &Pager, smaps: &Smaps) -> Vec<(u64, &'static str)> {
     let mut sums = [0u64; CAUSES.len() + NAMES.len()];
     let _ = smaps.each(|area, about| {

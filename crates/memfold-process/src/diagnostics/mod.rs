@@ -1,8 +1,10 @@
-//! What a process says goes to `memfold run`, which says it on its own standard error, each thing
-//! once: the program's streams are the program's. Without stdio or allocation.
+//! Messages of a process. They go to `memfold run`, which prints each of them once on its own
+//! standard error, because the program's streams belong to the program. This module uses neither
+//! stdio nor allocation.
 //!
-//! If `memfold run` is gone, or there never was a way to it, warnings aren't said; why a process
-//! ends is said on its own standard error, as nobody else would.
+//! If `memfold run` is gone or can't be reached, warnings are dropped. The reason why a process
+//! ends is then printed on the process's own standard error, because no other process would print
+//! it.
 pub mod addresses;
 pub mod limit;
 pub mod unserved;
@@ -16,7 +18,7 @@ use memfold_run::member;
 const PREFIX: &str = "memfold: ";
 type DiagnosticLine = TextBuffer<{ PREFIX.len() + LINE_BYTES_MAX + 1 }>;
 
-/// From now on what the engine warns of goes the same way.
+/// Sends the engine's warnings to `memfold run` from now on.
 pub fn listen() {
     set_ender(|why| die(format_args!("{why}")));
     set_warner(|text| {
@@ -25,12 +27,12 @@ pub fn listen() {
     });
 }
 
-/// Says something of the run, once for all of its processes.
+/// Prints a warning once for all processes of the run.
 pub fn warn(text: fmt::Arguments<'_>) {
     leave(false, DiagnosticLine::of(text).as_bytes());
 }
 
-/// [`warn`], once in a process: so that what happens often fills no mailbox.
+/// Calls [`warn`] once in a process, so that a frequent event doesn't fill the mailbox.
 macro_rules! warn_once {
     ($text:literal) => {{
         static SAID: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
@@ -41,7 +43,7 @@ macro_rules! warn_once {
 }
 pub(crate) use warn_once;
 
-/// Says why this process is about to end.
+/// Reports why this process is about to end.
 pub fn last_words(text: fmt::Arguments<'_>) {
     let mut line = DiagnosticLine::of(format_args!("{PREFIX}{text}"));
     if !leave(true, &line.as_bytes()[PREFIX.len()..]) {
@@ -49,13 +51,13 @@ pub fn last_words(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Says why, and ends the process with memfold's own status, 125. No exit handler of the program
-/// runs.
+/// Reports why, and ends the process with memfold's own status, 125. The program's exit handlers do
+/// not run.
 pub fn die(text: fmt::Arguments<'_>) -> ! {
     last_words(text);
     loop {
-        // SAFETY: ends the process, all threads at once. Not by libc's function, whose system call
-        // may be one that passes the gate.
+        // SAFETY: the call has no pointers and ends the process with all threads. libc's function
+        // is not used, because its system call may be one that passes the gate.
         let _ = unsafe { system_call(libc::SYS_exit_group, [125, 0, 0, 0, 0, 0]) };
     }
 }

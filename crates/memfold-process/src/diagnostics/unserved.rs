@@ -1,11 +1,11 @@
-//! What becomes of a process that can't be served.
+//! How a process continues without an engine.
 use crate::diagnostics;
 use core::fmt::Arguments;
 use memfold_run::member;
 
-/// Ends the program that `memfold run` was given, with a message, as it has not begun yet. A
-/// process that this has started is no worse off than without memfold: it runs on unmanaged, after
-/// a message.
+/// Ends the program that `memfold run` was given, with a message, if it has not begun yet. A
+/// process that this program has started runs on unmanaged after a message, as it would without
+/// memfold.
 pub fn unserved(why: Arguments) {
     if member::is_first() {
         diagnostics::die(why);
@@ -13,7 +13,7 @@ pub fn unserved(why: Arguments) {
     unserved_later(why);
 }
 
-/// The same of one that has begun.
+/// Warns that a process that has already begun runs unmanaged.
 pub fn unserved_later(why: Arguments) {
     let number = member::number();
     diagnostics::warn(format_args!(

@@ -1,19 +1,19 @@
-//! The two variables by which a program is managed: hidden from the program, and passed on to
-//! each program that it executes.
+//! The two variables by which a program is managed. They are hidden from the program, and passed on
+//! to each program that it executes.
 //!
 //! They are the last two entries of the environment that the kernel was given, `LD_PRELOAD` first.
-//! The dynamic linker goes by the last `LD_PRELOAD`, so an entry of the program's own stays as it is.
+//! The dynamic linker uses the last `LD_PRELOAD`, so an entry of the program's own stays as it is.
 //!
 //! # Hiding
 //! The array that the kernel leaves on the stack ends in a null word, and the auxiliary vector
-//! follows. The null word moves down by two, to the place of `LD_PRELOAD`. The two words up to the
-//! vector become an entry of that: AT_IGNORE, 0. So whoever walks from the arguments to the vector
-//! finds it. The strings stay where they are, and so does what `/proc/PID/environ` shows.
+//! follows. The null word moves down by two, to the place of `LD_PRELOAD`. The two words before the
+//! vector become an entry of it: AT_IGNORE, 0. So code that walks from the arguments to the vector
+//! still finds it. The strings stay where they are, so `/proc/PID/environ` shows them as before.
 //!
 //! # Passing on
-//! A child may be given any environment. The gate gives the kernel another array, on the gate's
-//! own stack: a child of vfork shares its memory with its parent, and no allocation of it may
-//! outlive the call, which doesn't return.
+//! A child may be given any environment. The gate gives the kernel another array, on the gate's own
+//! stack. It can't be allocated: a child of vfork shares its memory with its parent, and an
+//! allocation would outlive the call, which doesn't return.
 use crate::diagnostics::warn_once;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -24,42 +24,43 @@ use memfold_gate::read_bytes;
 const REQUEST: &[u8] = b"MEMFOLD_RUN=";
 const LOAD: &[u8] = b"LD_PRELOAD=";
 const DISABLE: &[u8] = b"MEMFOLD_DISABLE=1";
-/// The library's name in its directory.
+/// File name of the library.
 const LIBRARY: &[u8] = b"libmemfold_preload.so";
 
 /// Most environments have fewer entries than this.
 const FEW: usize = 510;
-/// An environment of more entries is passed on as it is, with a line.
+/// An environment with more entries is passed on unchanged, with a warning.
 const MANY: usize = 16_000;
-/// Bytes for a `LD_PRELOAD` that is made: longer ones are left as they are, with a line.
+/// Size of the buffer for a new `LD_PRELOAD`, in bytes. A longer value is left unchanged, with a
+/// warning.
 const TEXT_BYTES: usize = 8 << 10;
 
-/// What is passed on. Never freed.
+/// The variables that children are given. Never freed.
 struct PassedOn {
     /// The path of the library.
     library: Box<[u8]>,
-    /// The whole entry of what memfold run asks, with its end.
+    /// The whole entry with memfold's request, and its final zero.
     request: Box<[u8]>,
 }
 
 static KEPT: AtomicPtr<PassedOn> = AtomicPtr::new(core::ptr::null_mut());
 
 fn kept() -> Option<&'static PassedOn> {
-    // SAFETY: the pointer is null or a leaked box.
+    // SAFETY: the pointer is null or a leaked box, which is never freed or changed.
     unsafe { KEPT.load(SeqCst).as_ref() }
 }
 
-/// The path of the library, if children are given it.
+/// Returns the path of the library, if children are given it.
 pub fn library() -> Option<&'static [u8]> {
     kept().map(|kept| &*kept.library)
 }
 
-/// What a value of `LD_PRELOAD` names.
+/// Returns the paths in a value of `LD_PRELOAD`.
 fn paths(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|byte| matches!(byte, b':' | b' ')).filter(|path| !path.is_empty())
 }
 
-/// The library's own entry in a value of `LD_PRELOAD`.
+/// Returns the library's own path in a value of `LD_PRELOAD`.
 fn library_in(value: &[u8]) -> Option<&[u8]> {
     paths(value).find(|path| path.rsplit(|byte| *byte == b'/').next() == Some(LIBRARY))
 }
@@ -68,15 +69,18 @@ unsafe extern "C" {
     static mut environ: *mut *mut c_char;
 }
 
-/// Keeps what children are to be given, and hides it from the program. Called by the constructor,
-/// with the arguments of `main`, once the gate passes on what is hidden.
+/// Stores what children are to be given, and hides it from the program. The constructor calls it
+/// with the arguments of `main`, once the gate passes on the hidden variables.
 ///
 /// # Safety
-/// - `arguments` is the array that the kernel left, with `count` of them, and there is one thread.
+/// - `arguments` is the array that the kernel left, and has `count` arguments.
+/// - The caller is the only thread.
 pub unsafe fn take(count: usize, arguments: *mut *mut c_char) {
-    // SAFETY: the environment follows the arguments and their null word.
+    // SAFETY: the caller promises that the array has `count` arguments. A null word and the
+    // environment follow them.
     let all = unsafe { arguments.add(count + 1) };
-    // SAFETY: the array ends in a null word, and each entry is a string.
+    // SAFETY: the kernel's array ends in a null word, and each entry is a string. They stay in
+    // place, and the caller is the only thread.
     let texts: Vec<&'static [u8]> = unsafe {
         let words = (0..).map(|n| *all.add(n)).take_while(|word| !word.is_null());
         words.map(|word| CStr::from_ptr(word).to_bytes_with_nul()).collect()
@@ -89,23 +93,28 @@ pub unsafe fn take(count: usize, arguments: *mut *mut c_char) {
     let Some(library) = library_in(value) else { return };
     let kept = PassedOn { library: library.into(), request: texts[request].into() };
     KEPT.store(Box::into_raw(Box::new(kept)), SeqCst);
-    // What the program would see without memfold must be there as an entry of its own.
+    // Everything that the program would see without memfold must also be there as an entry of its
+    // own.
     let others = &value[value.len().min(library.len() + 1)..];
     let own = texts[..load].iter().rev().find_map(|text| value_of(text)).unwrap_or_default();
     if value.starts_with(library) && paths(own).eq(paths(others)) {
-        // SAFETY: two entries of this array, and nobody else looks at it.
+        // SAFETY: `load` and `request` are entries of the kernel's array. The caller is the only
+        // thread.
         unsafe { hide(all, texts.len(), [load, request]) };
     }
 }
 
+/// Removes two entries from the kernel's array, and fills the gap before the auxiliary vector.
+///
 /// # Safety
-/// - `all` is the kernel's array of `count` entries, with the auxiliary vector behind it, and there
-///   is one thread.
+/// - `all` is the kernel's array of `count` entries, with the auxiliary vector behind it.
+/// - The caller is the only thread.
 unsafe fn hide(all: *mut *mut c_char, count: usize, hidden: [usize; 2]) {
-    /// A word of the auxiliary vector (`include/uapi/linux/auxvec.h`).
+    /// Type of an ignored entry of the auxiliary vector (`include/uapi/linux/auxvec.h`).
     const AT_IGNORE: usize = 1;
-    // SAFETY: the caller's promise: `count + 1` words are ours. libc's own array is another one if a
-    // constructor of another library has changed it; it ends in a null word too.
+    // SAFETY: the caller promises that `count + 1` words are the kernel's array, and that no other
+    // thread uses them. If a constructor of another library has changed the environment, libc's
+    // array is another one, which also ends in a null word.
     unsafe {
         let gone = hidden.map(|n| *all.add(n));
         let shift = |all: *mut *mut c_char| {
@@ -142,7 +151,7 @@ fn word_at(at: usize) -> Option<usize> {
     Some(usize::from_ne_bytes(word))
 }
 
-/// What kind of entry a string is.
+/// The kind of an entry of the environment.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum EntryKind {
     Request,
@@ -163,8 +172,9 @@ fn kind_of(at: usize) -> EntryKind {
     }
 }
 
-/// Makes a call of `execve` by `make`, which is given the environment to pass: that at `environment`
-/// with the two variables, or without them where memfold can't be in what is executed.
+/// Makes a call of `execve` by `make`, which is given the environment to pass. That is the one at
+/// `environment` with the two variables. If `adds` is false, because memfold can't be in the new
+/// program, it is without them.
 pub fn with(environment: usize, adds: bool, make: &mut dyn FnMut(usize) -> isize) -> isize {
     match kept() {
         Some(kept) => with_kept(kept, environment, adds, make),
@@ -172,7 +182,7 @@ pub fn with(environment: usize, adds: bool, make: &mut dyn FnMut(usize) -> isize
     }
 }
 
-/// The same, of what is kept.
+/// Does the work of [`with`] for the variables in `kept`.
 fn with_kept(
     kept: &PassedOn,
     environment: usize,
@@ -183,7 +193,7 @@ fn with_kept(
     if environment != 0 {
         loop {
             match word_at(environment + count * 8) {
-                // The kernel will find the same.
+                // The kernel will find the same error.
                 None => return make(environment),
                 Some(0) => break,
                 Some(at) => match kind_of(at) {
@@ -214,7 +224,7 @@ fn say_unmanaged() {
     );
 }
 
-/// A string that is made for a `LD_PRELOAD`.
+/// A new `LD_PRELOAD` entry.
 struct PreloadText {
     bytes: [u8; TEXT_BYTES],
     len: usize,
@@ -231,7 +241,8 @@ impl PreloadText {
     }
 }
 
-/// The value of the `LD_PRELOAD` at `at`, in `buffer`; `None` if it is too long.
+/// Copies the value of the `LD_PRELOAD` at `at` to `buffer`, and returns it. Returns `None` if it
+/// is too long.
 fn value_at(at: usize, buffer: &mut [u8; TEXT_BYTES]) -> Option<&[u8]> {
     let _ = read_bytes(at + LOAD.len(), buffer);
     let end = buffer.iter().position(|byte| *byte == 0)?;
@@ -278,7 +289,7 @@ fn replaced<const N: usize>(
             }
             visible.add(other);
         }
-        // It has come from a program that saw memfold's own, which isn't the program's.
+        // This value comes from a program that saw memfold's own entry, which is not the program's.
         if paths(value).any(|path| *path == *kept.library) {
             if visible.len > LOAD.len() {
                 words[place] = visible.bytes.as_ptr() as usize;
@@ -330,9 +341,10 @@ mod tests {
         }
     }
 
-    /// The entries that a call is made with.
+    /// Returns the entries of the environment at `at`.
     fn entries(at: usize) -> Vec<String> {
-        // SAFETY: an array of strings that ends in a null word, as long as the call is made.
+        // SAFETY: `at` is an array of strings that ends in a null word. It stays valid while the
+        // call is made.
         let text = |n: usize| unsafe {
             let word = *(at as *const *const c_char).add(n);
             (!word.is_null()).then(|| CStr::from_ptr(word).to_str().unwrap().into())
@@ -376,14 +388,14 @@ mod tests {
     fn library_loads_before_those_of_the_program() {
         let own = "LD_PRELOAD=/a.so:/b.so";
         assert_eq!(passed(&[own, "A=1"], true), [own, "A=1", &load(":/a.so:/b.so"), REQUEST]);
-        // The linker goes by the last.
+        // The linker uses the last entry.
         let (first, last) = ("LD_PRELOAD=/a.so", "LD_PRELOAD=/b.so");
         assert_eq!(passed(&[first, last], true), [first, last, &load(":/b.so"), REQUEST]);
-        // Blanks separate, too.
+        // Blanks separate paths too.
         assert_eq!(passed(&["LD_PRELOAD= /a.so  /b.so"], true)[1], load(":/a.so:/b.so"));
     }
 
-    /// A program that reads `/proc/self/environ` may hand on what it has found there.
+    /// A program that reads `/proc/self/environ` may pass on what it found there.
     #[test]
     fn own_variables_are_passed_on_once() {
         let shown = load(":/a.so");
@@ -434,14 +446,15 @@ mod tests {
         assert_eq!(passed(&[&fits_not], true), [fits_not]);
     }
 
-    /// The kernel's array: entries, a null word, the auxiliary vector.
+    /// The array is like the kernel's: entries, a null word, the auxiliary vector.
     #[test]
     fn hidden_entries_leave_a_whole_array_and_a_whole_vector() {
         let shown = load("");
         let given = Given::new(&["A=1", &shown, "B=2", REQUEST]);
         let mut words: Vec<usize> = given.words.clone();
         words.extend([6, 4096, 0, 0]);
-        // SAFETY: the array is the test's own, and libc's is another.
+        // SAFETY: the array belongs to the test, has four entries and a vector behind them, and
+        // only this thread uses it. libc's array is another one.
         unsafe { hide(words.as_mut_ptr().cast(), 4, [1, 3]) };
         assert_eq!(entries(words.as_ptr() as usize), ["A=1", "B=2"]);
         assert_eq!(words[2..], [0, 1, 0, 6, 4096, 0, 0], "AT_IGNORE, then what was there");

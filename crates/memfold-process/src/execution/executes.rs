@@ -1,13 +1,14 @@
-//! What the program is about to execute. It is given the variables by which memfold is in it
-//! (`environment.rs`). Where memfold can't be in it, it runs as without memfold, and is counted in the
-//! run's table. A program that the run is given is refused in that case (`memfold-cli/src/program`).
+//! The program that is about to be executed. It is given the variables that load memfold into it
+//! (`environment.rs`). If memfold can't be in it, it runs as without memfold, and is counted in the
+//! run's table. If the run itself is given such a program, `memfold run` refuses it
+//! (`memfold-cli/src/program`).
 //!
-//! A static program keeps the variables: nothing in it reads them, and the programs that it executes
-//! are managed by them.
+//! A static program keeps the variables. Nothing in it reads them, and the programs that it
+//! executes are managed by them.
 //!
-//! A filter of system calls may end whoever makes one that it doesn't know. So where it can't be
-//! without one (`no_new_privs`), nothing is called but what the dynamic linker of the new program will
-//! call anyway: open, look at, read, close.
+//! A filter of system calls may kill a thread that makes a call that the filter doesn't know. So
+//! under `no_new_privs`, where there may be a filter, only those calls are made that the dynamic
+//! linker of the new program will make anyway: open, stat, read, close.
 use crate::execution::environment;
 use crate::limits;
 use core::ffi::{CStr, c_char};
@@ -33,12 +34,13 @@ use rustix::process::{getgid, getuid};
 use rustix::thread::no_new_privs;
 
 const PATH_BYTES: usize = 4096;
-/// The first line of a script that the kernel reads; scripts that name scripts.
+/// Bytes of the first line of a script that the kernel reads. `SCRIPTS_MAX` is how many scripts may
+/// name one another.
 const LINE_BYTES: usize = 256;
 const SCRIPTS_MAX: usize = 5;
 const ENTRY_BYTES: usize = size_of::<Elf64_Phdr>();
 const STATIC: &str = "it is statically linked";
-/// The dynamic linker that loads the library.
+/// The file name of the dynamic linker that loads the library.
 const LINKER: &[u8] = b"ld-linux-x86-64.so.2";
 
 /// Makes `execve` or `execveat` by `make`, which is given the arguments to pass.
@@ -52,7 +54,7 @@ pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -
     let Some(len) = read_name(path, &mut name) else { return make(args) };
     let from = if by_fd { args[0] as RawFd } else { libc::AT_FDCWD };
     if len == 0 {
-        // What it is executed by isn't a name.
+        // The program is named by a descriptor.
         replace(&mut name, path_of(from).as_bytes());
     }
     let from = if len == 0 { libc::AT_FDCWD } else { from };
@@ -70,7 +72,7 @@ pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -
     };
     let mut failed = environment::with(args[place], adds, &mut with);
     if adds && failed == -(libc::E2BIG as isize) {
-        // There may be room for what the program has alone.
+        // There may be room for the program's own environment.
         failed = make(args);
     }
     if let Some(noted) = noted {
@@ -82,24 +84,24 @@ pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -
     failed
 }
 
-/// What is told of a program that isn't managed: its name, and why.
+/// Returns the text about a program that isn't managed: its name, and the reason.
 fn about(name: &[u8; PATH_BYTES], why: &str) -> [u8; UNMANAGED_BYTES_MAX] {
     let mut text = [0u8; UNMANAGED_BYTES_MAX];
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     let parts = name.iter().chain(b": ").chain(why.as_bytes());
-    // Longer names are cut off at the front, as the end tells more.
+    // A long name is cut off at the front, because its end says more.
     let skipped = (name.len() + 2 + why.len()).saturating_sub(text.len());
     text.iter_mut().zip(parts.skip(skipped)).for_each(|(to, from)| *to = *from);
     text
 }
 
 fn read_name(at: usize, to: &mut [u8; PATH_BYTES]) -> Option<usize> {
-    // What can't be read stays zeros: the kernel will refuse the same.
+    // Bytes that can't be read stay zeros; the kernel will refuse the same name.
     let _ = read_bytes(at, to);
     to.iter().position(|byte| *byte == 0)
 }
 
-/// Makes `to` the name: nothing of the one before stays behind it.
+/// Replaces the name by `to`. No bytes of the old name remain behind it.
 fn replace(name: &mut [u8; PATH_BYTES], to: &[u8]) {
     name.fill(0);
     name[..to.len()].copy_from_slice(to);
@@ -109,8 +111,8 @@ fn may_execute(from: RawFd, name: &[u8; PATH_BYTES]) -> bool {
     CStr::from_bytes_until_nul(name).is_ok_and(|name| open(from, name).is_some())
 }
 
-/// Why memfold can't be in what is executed by this name. A script's is replaced by that of its
-/// interpreter.
+/// Returns why memfold can't be in the program of this name, or `None` if it can. The name of a
+/// script is replaced by that of its interpreter.
 fn unserved(from: RawFd, name: &mut [u8; PATH_BYTES]) -> Option<&'static str> {
     let mut from = from;
     for _ in 0..=SCRIPTS_MAX {
@@ -130,11 +132,12 @@ fn unserved(from: RawFd, name: &mut [u8; PATH_BYTES]) -> Option<&'static str> {
     None
 }
 
-/// The file, if somebody can execute it.
+/// Opens the file, if it is regular and executable.
 fn open(from: RawFd, name: &CStr) -> Option<OwnedFd> {
     let from = match from {
         libc::AT_FDCWD => CWD,
-        // SAFETY: borrowed for this call, as the program names it in its own.
+        // SAFETY: the descriptor is the program's, which names it in its own call. It is borrowed
+        // for this call only.
         0.. => unsafe { BorrowedFd::borrow_raw(from) },
         _ => return None,
     };
@@ -145,7 +148,8 @@ fn open(from: RawFd, name: &CStr) -> Option<OwnedFd> {
     (is_file && mode & (libc::S_IXUSR | libc::S_IXGRP | libc::S_IXOTH) != 0).then_some(file)
 }
 
-/// The linker ignores the library then.
+/// Returns the reason if executing the file gains privileges, because the dynamic linker then
+/// ignores the library.
 fn gains_privileges(file: &OwnedFd) -> Option<&'static str> {
     if no_new_privs().unwrap_or(false)
         || fstatvfs(file).ok()?.f_flag.contains(StatVfsMountFlags::NOSUID)
@@ -164,7 +168,8 @@ fn gains_privileges(file: &OwnedFd) -> Option<&'static str> {
     (capable && !getuid().is_root()).then_some("it has file capabilities")
 }
 
-/// What an ELF file says of itself; what isn't one is somebody else's to execute.
+/// Returns the reason that an ELF file itself gives. A file of another format is not for this
+/// function to judge.
 fn unsuitable(
     file: &OwnedFd,
     start: &[u8; LINE_BYTES],
@@ -196,20 +201,21 @@ fn unsuitable(
             return is_too_old(&linker).then_some("its C library is too old");
         }
     }
-    // The linker itself, which is told what to execute, loads the library.
+    // The linker, which can itself be executed with a program as its argument, loads the library.
     (!is_linker(name)).then_some(STATIC)
 }
 
-/// Whether a path ends in the name of the linker.
+/// Returns whether a path ends in the name of the linker.
 fn is_linker(path: &[u8]) -> bool {
     let path = path.split(|byte| *byte == 0).next().unwrap_or_default();
     path.rsplit(|byte| *byte == b'/').next() == Some(LINKER)
 }
 
-/// The file of this process's dynamic linker: device and number.
+/// Device and inode of this process's dynamic linker.
 static OWN_LINKER: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// Notes which file that is. Called by the constructor: later the same path may lead to another.
+/// Records the file of this process's dynamic linker. The constructor calls it, because later the
+/// same path may lead to another file.
 pub fn note_linker() {
     let found = own_linker().and_then(|path| stat(path).ok());
     if let Some(found) = found {
@@ -218,30 +224,34 @@ pub fn note_linker() {
     }
 }
 
-/// What the kernel's auxiliary vector says of the program's headers.
+/// Returns the path of this process's dynamic linker, from the program headers that the auxiliary
+/// vector names.
 fn own_linker() -> Option<&'static CStr> {
-    // SAFETY: asking has no conditions.
+    // SAFETY: `getauxval` has no conditions.
     let of = |kind| unsafe { libc::getauxval(kind) } as usize;
     let (start, count) = (of(libc::AT_PHDR), of(libc::AT_PHNUM));
     if start == 0 {
         return None;
     }
     let bytes = count * ENTRY_BYTES;
-    // SAFETY: the program's headers are mapped, and stay.
+    // SAFETY: the auxiliary vector gives the place and number of the program's headers, which are
+    // mapped and never change.
     let headers = unsafe { core::slice::from_raw_parts(start as *const u8, bytes) };
     let headers = SegmentTable::new(LittleEndian, Class::ELF64, headers);
     let at = |kind| headers.iter().find(|each| each.p_type == kind).map(|each| each.p_vaddr);
     let base = start.wrapping_sub(at(PT_PHDR)? as usize);
     let path = base.wrapping_add(at(PT_INTERP)? as usize) as *const c_char;
-    // SAFETY: the segment is a string, which is mapped with the program.
+    // SAFETY: the segment holds a string that ends in a zero. It is mapped with the program and
+    // never changes.
     Some(unsafe { CStr::from_ptr(path) })
 }
 
-/// Whether the C library beside a dynamic linker lacks versions that the library needs.
+/// Returns whether the C library beside a dynamic linker lacks versions that memfold's library
+/// needs.
 fn is_too_old(linker: &[u8; LINE_BYTES]) -> bool {
     let Some(file) = CStr::from_bytes_until_nul(linker).ok().and_then(|p| open(libc::AT_FDCWD, p))
     else {
-        // Nor does the kernel find it.
+        // The kernel doesn't find that linker either.
         return false;
     };
     let is_own = fstat(&file).is_ok_and(|found| {
@@ -250,8 +260,8 @@ fn is_too_old(linker: &[u8; LINE_BYTES]) -> bool {
     !is_own && release_of(&file).unwrap_or(0) < needed_release()
 }
 
-/// The release of glibc that a dynamic linker is of, 36 for 2.36, by the text that it prints for
-/// `--version`; `None`: older ones have none.
+/// Returns the glibc release of a dynamic linker, 36 for 2.36. It is in the text that the linker
+/// prints for `--version`. Returns `None` for older linkers, which have no such text.
 fn release_of(file: &OwnedFd) -> Option<u32> {
     const BEFORE: &[u8] = b"release version 2.";
     let (mut text, mut at, mut kept) = ([0u8; PATH_BYTES], 0, 0);
@@ -270,7 +280,8 @@ fn release_of(file: &OwnedFd) -> Option<u32> {
     }
 }
 
-/// The dynamic linker would only complain: another root directory may not have it.
+/// Returns the reason if memfold's library is not in the present root directory. The dynamic linker
+/// would only print an error then.
 fn lacks_library() -> Option<&'static str> {
     let mut path = [0u8; PATH_BYTES];
     let library = environment::library().filter(|library| library.len() < path.len())?;
@@ -281,22 +292,23 @@ fn lacks_library() -> Option<&'static str> {
     (!is_there).then_some("memfold's library isn't there in its root directory")
 }
 
-/// The release of glibc that this library needs, 34 for 2.34: the newest version among those that
-/// its own dynamic section asks for.
+/// Returns the glibc release that memfold's library needs, 34 for 2.34. It is the newest version
+/// that the library's own dynamic section asks for.
 fn needed_release() -> u32 {
     newest_version(b"GLIBC_2.").unwrap_or(u32::MAX)
 }
 
-/// The greatest number behind `before` among the versions that this library needs.
+/// Returns the greatest number after `before` among the versions that the library needs.
 fn newest_version(before: &[u8]) -> Option<u32> {
     let (base, segments) = (image::start(), image::segments()?);
     let find = |kind| segments.iter().find(|each| each.p_type == kind);
     let (first, dynamic) = (find(PT_LOAD)?, find(PT_DYNAMIC)?);
     let slice = |at: usize, bytes: u64| {
-        // SAFETY: each is a segment of this library's, mapped with it; nothing writes there any more.
+        // SAFETY: each range is a segment of this library, mapped with it and not written to after
+        // relocation.
         unsafe { core::slice::from_raw_parts(at as *const u8, bytes as usize) }
     };
-    // Texts and versions lie in the first segment.
+    // Strings and versions lie in the first segment.
     let all = slice(base, first.p_memsz);
     let dynamic = slice(base + dynamic.p_vaddr as usize, dynamic.p_memsz);
     let dynamic = DynamicTable::new(LittleEndian, Class::ELF64, dynamic);
@@ -331,7 +343,8 @@ mod tests {
     const HEADER_BYTES: usize = EI_NIDENT + ELF64_EHDR_TAILSIZE;
     const MUSL: &str = "/lib/ld-musl-x86_64.so.1";
 
-    /// A file that can be executed: a child writes it.
+    /// Makes an executable file. A child writes it, so that it can be executed at once, whatever
+    /// other threads start meanwhile.
     fn file(scratch: &Scratch, name: &str, bytes: impl AsRef<[u8]>, mode: u32) -> String {
         forking(|| scratch.file(name, bytes, mode))
     }
@@ -346,7 +359,7 @@ mod tests {
         unserved(libc::AT_FDCWD, &mut named(path))
     }
 
-    /// An ELF file with one program header: that of an interpreter, or none.
+    /// Returns an ELF file with one program header, that of an interpreter, or without any.
     fn elf(machine: u16, class: u8, interpreter: Option<&str>) -> Vec<u8> {
         let mut file = vec![0u8; HEADER_BYTES + ENTRY_BYTES];
         file[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, 1]);
@@ -362,7 +375,7 @@ mod tests {
         file
     }
 
-    /// A dynamic linker that names a release of glibc, or none.
+    /// Makes a dynamic linker that names a release of glibc.
     fn linker(scratch: &Scratch, release: &str) -> String {
         let name = core::str::from_utf8(LINKER).unwrap();
         let padding = "x".repeat(PATH_BYTES - 9);
@@ -393,7 +406,7 @@ mod tests {
         assert_eq!(why("musl", musl), Some("it uses another C library"));
     }
 
-    /// In the middle of the text lies the end of what is read at once.
+    /// The end of the first read lies in the middle of the release text.
     #[test]
     fn program_of_an_older_glibc_is_told_of() {
         for (release, is_managed) in

@@ -1,3 +1,3 @@
-//! What the program executes, and what that is given.
+//! The programs that the program executes, and the environment that they are given.
 pub mod environment;
 pub mod executes;

@@ -1,9 +1,9 @@
-//! `madvise`: discards and marks.
+//! `madvise`: advice that discards memory, and advice that marks it.
 //!
-//! **Discards of what another call holds.** The kernel's own accesses must find pages there, so
-//! nothing is dropped: zeros are written in their place afterwards, which is what a call that goes on would
-//! read or overwrite had the kernel dropped them. MADV_FREE may leave pages as they are, so it
-//! does. A guard ends the call, as the kernel would have it.
+//! **Discards of memory that another call holds.** The kernel's own accesses must find pages there,
+//! so nothing is dropped. Zeros are written to the pages afterwards. A call in progress would read
+//! or overwrite such zeros if the kernel had dropped the pages. MADV_FREE may leave pages as they
+//! are, so here it does. A guard ends the other call, as the kernel specifies.
 use crate::mappings::call::{HeapLoan, whole};
 use crate::marks::ranges::{RangeSet, without};
 use crate::marks::state::{ApartCall, MemoryMark};
@@ -21,7 +21,7 @@ const MADV_GUARD_INSTALL: i32 = 102;
 const MADV_GUARD_REMOVE: i32 = 103;
 const MADV_DONTNEED_LOCKED: i32 = 24;
 
-/// Discards, and marks; other advice changes nothing that the engine must know of.
+/// Advice that discards or marks memory. Other advice changes nothing that the engine must know.
 const CONCERNING: [i32; 14] = [
     libc::MADV_DONTNEED,
     MADV_DONTNEED_LOCKED,
@@ -39,35 +39,36 @@ const CONCERNING: [i32; 14] = [
     libc::MADV_UNMERGEABLE,
 ];
 
-/// What gives up contents.
+/// Advice that gives up contents.
 const DISCARDS: [i32; 4] =
     [libc::MADV_DONTNEED, MADV_DONTNEED_LOCKED, libc::MADV_REMOVE, libc::MADV_FREE];
 
-/// A call, made with its own arguments.
+/// Makes a call with its own arguments.
 pub type MakeAdvice<'a> = &'a mut (dyn FnMut() -> isize + Send);
 
-/// `madvise` by the engine.
+/// Makes an `madvise` of the engine. Returns 0, or the negative error number.
 fn raw(range: &Range<usize>, advice: i32) -> isize {
-    // SAFETY: what the program has asked for.
+    // SAFETY: the program has asked for this advice, so it expects its effect on the range.
     let done = unsafe {
         system_call(libc::SYS_madvise, [range.start, range.len(), advice as usize, 0, 0, 0])
     };
     done.map_or_else(|e| -(e.raw_os_error() as isize), |_| 0)
 }
 
-/// Whether the contents of what was mapped of a range are gone: ENOMEM says that something wasn't.
+/// Returns whether the contents of the mapped parts of a range are gone. ENOMEM means that some
+/// part wasn't mapped.
 fn is_gone(result: isize) -> bool {
     result == 0 || result == -(libc::ENOMEM as isize)
 }
 
 impl ManagedProgram {
-    /// `madvise(start, len, advice)`, which `make` makes.
+    /// Does `madvise(start, len, advice)`, which `make` makes.
     pub fn advise(&self, start: usize, len: usize, advice: i32, make: MakeAdvice) -> isize {
         let Some(range) = whole(start, len) else { return make() };
         if matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE) {
             return self.populate(&range, advice, make);
         }
-        // The kernel removes nothing of private memory, and may wait for a file system.
+        // The kernel removes nothing from private memory, and may wait for a file system.
         let only_files = || {
             advice == libc::MADV_REMOVE && !self.on_behalf(|| self.pager.mappings().touches(&range))
         };
@@ -94,8 +95,9 @@ impl ManagedProgram {
         }
     }
 
-    /// Makes it with the state locked, and gives what is to be overwritten with zeros; or makes all
-    /// ready for it to be made apart.
+    /// Makes the call with the state locked, and returns its result with the ranges to be
+    /// overwritten with zeros. If the call must be made with no lock held, only prepares it and
+    /// returns the apart call.
     fn advise_locked(
         &self,
         range: Range<usize>,
@@ -118,7 +120,7 @@ impl ManagedProgram {
         let result = match advice {
             _ if DISCARDS.contains(&advice) => return Ok(self.discard(&range, advice, make)),
             MADV_GUARD_INSTALL if self.paging.hides() => {
-                // What the kernel lets nobody fill is never hidden again.
+                // The kernel lets no thread fill guarded pages, so they can't be hidden again.
                 state.marked(MemoryMark::Other).add(range.clone());
                 self.leave(&range);
                 make()
@@ -171,9 +173,9 @@ impl ManagedProgram {
         Ok((result, Vec::new()))
     }
 
-    /// Gives advice on a range by `done`, which makes the call. The kernel takes one mapping after the
-    /// other, up to the one for which it refuses: then those before it are done once more, each by
-    /// itself, so that `done` learns of them.
+    /// Gives advice on a range by `done`, which makes the call. The kernel handles one mapping
+    /// after the other, up to the first for which it refuses. In that case the mappings before it
+    /// are done once more, each separately, so that `done` learns of them.
     fn each_done(
         &self,
         range: &Range<usize>,
@@ -192,7 +194,7 @@ impl ManagedProgram {
         result
     }
 
-    /// `process_madvise` on this process (Linux 6.13) is as `madvise`, range by range.
+    /// Does `process_madvise` on this process (Linux 6.13), as one `madvise` for each range.
     pub fn advise_process(
         &self,
         args: &[usize; 6],
@@ -203,8 +205,8 @@ impl ManagedProgram {
         let for_others =
             [libc::MADV_COLD, libc::MADV_PAGEOUT, libc::MADV_WILLNEED, libc::MADV_COLLAPSE];
         let none = [process, ranges, 0, advice as usize, flags, 0];
-        // What the kernel refuses to do to another process it says without any range, too.
-        // SAFETY: no range.
+        // The kernel refuses advice to another process even if there are no ranges. SAFETY: the
+        // call names no range, so it changes nothing.
         let refused = || unsafe { system_call(libc::SYS_process_madvise, none) }.is_err();
         if for_others.contains(&advice) || count > libc::UIO_MAXIOV as usize || refused() {
             return make(args);
@@ -220,7 +222,8 @@ impl ManagedProgram {
             let (start, len) = (word(0), word(1));
             let mut one = || {
                 let args = [start, len, advice as usize, 0, 0, 0];
-                // SAFETY: what the program has asked for.
+                // SAFETY: the program has asked for this advice, so it expects its effect on the
+                // range.
                 unsafe { system_call(libc::SYS_madvise, args) }
                     .map_or_else(|e| -(e.raw_os_error() as isize), |_| 0)
             };
@@ -233,8 +236,9 @@ impl ManagedProgram {
         done
     }
 
-    /// Drops what is in a range, and gives what is to be overwritten with zeros, as it is held. That
-    /// is done with no lock taken, and not by another task: a child of vfork may be killed meanwhile.
+    /// Drops the contents of a range. Returns the result, and the held ranges that are to be
+    /// overwritten with zeros. The caller overwrites them with no lock held, and not in another
+    /// task, because a child of vfork may be killed meanwhile.
     fn discard(
         &self,
         range: &Range<usize>,
@@ -252,7 +256,7 @@ impl ManagedProgram {
         }
         let held = held.within(range);
         let frees = advice == libc::MADV_FREE;
-        // Pages that MADV_FREE leaves where they are would not be the engine's any more.
+        // MADV_FREE may leave pages where they are, and the engine would no longer own them.
         let drop_all = |parts: &[Range<usize>]| {
             for part in parts.iter().flat_map(|part| self.managed_within(&managed, part)) {
                 raw(&part, libc::MADV_DONTNEED);
@@ -293,10 +297,10 @@ impl ManagedProgram {
         (result, zeros)
     }
 
-    /// What is touched next there is new.
+    /// Hides the discarded parts, so that a touch finds a new page.
     fn hide_discarded(&self, managed: &[Range<usize>], range: &Range<usize>) {
         for part in self.managed_within(managed, range) {
-            // Where that fails, what comes there isn't counted.
+            // If this fails, new pages there aren't counted.
             let _ = self.paging.hide(&part);
         }
     }
@@ -306,9 +310,12 @@ impl ManagedProgram {
         managed.iter().map(both).filter(|range| !range.is_empty()).collect()
     }
 
-    /// Brings in what is managed of a range, page by page within the limit. The kernel does the rest.
+    /// Loads the managed parts of a range, page by page within the limit. The kernel populates the
+    /// rest.
     fn populate(&self, range: &Range<usize>, advice: i32, make: MakeAdvice) -> isize {
-        // Unmanaged, all of it would be filled at once. The rest may wait for another thread.
+        // `expect` may begin the management of the range, because the kernel would fill unmanaged
+        // memory all at once. The rest runs with no lock held, because it may wait for another
+        // thread.
         let (managed, parts) = self.on_behalf(|| {
             self.expect(&mut self.state.lock(), range.len());
             let managed = self.pager.mappings().managed_parts(range);
@@ -322,7 +329,7 @@ impl ManagedProgram {
         let writes = advice == libc::MADV_POPULATE_WRITE;
         for part in parts.iter() {
             let is_managed = managed.contains(part);
-            // What can't be touched the kernel refuses, and says why.
+            // Pages that can't be touched are left to the kernel, which returns the reason.
             let refused = |page: &usize| !is_managed || touch(*page, writes).is_err();
             let step = if is_managed { PAGE_SIZE } else { part.len() };
             for at in part.clone().step_by(step).filter(refused) {
@@ -336,8 +343,8 @@ impl ManagedProgram {
     }
 }
 
-/// All of `range` in ascending order: those of `parts`, which lie in it and ascend, and what is
-/// between them.
+/// Returns all of `range` in ascending order, as `parts` and the gaps between them. `parts` must
+/// lie in the range and ascend.
 fn pieces(range: &Range<usize>, parts: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut all = without(range, parts);
     all.extend(parts.iter().cloned());
@@ -345,11 +352,11 @@ fn pieces(range: &Range<usize>, parts: &[Range<usize>]) -> Vec<Range<usize>> {
     all
 }
 
-/// Writes zeros over what is managed, and readable and writable or the kernel's own business.
+/// Writes zeros over managed pages. Pages that can't be written are left to the kernel.
 fn write_zeros(range: &Range<usize>) {
     static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
     for page in range.clone().step_by(PAGE_SIZE) {
-        // SAFETY: the program has given up the bytes there, and wants zeros.
+        // SAFETY: the program has given up the bytes there and expects zeros.
         let _ = unsafe { write_bytes(page, &ZEROS) };
     }
 }

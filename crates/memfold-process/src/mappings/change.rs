@@ -1,4 +1,4 @@
-//! The calls that change mappings, or give memory up.
+//! The calls that change mappings or give memory up.
 use crate::adopt::PLAIN;
 use crate::diagnostics::warn_once;
 use crate::limits;
@@ -16,7 +16,7 @@ use memfold_os::memory::zone::lock_again;
 use memfold_os::raw::{program_break, system_call};
 use memfold_os::units::PAGE_SIZE;
 
-/// What a program is told that has too many mappings.
+/// The result for a program that has too many mappings.
 const NO_MEMORY: isize = -(libc::ENOMEM as isize);
 /// Linux 6.10.
 const SYS_MSEAL: i64 = 462;
@@ -30,24 +30,26 @@ fn is_private_anonymous(flags: i32) -> bool {
     flags & TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0
 }
 
-/// The length of a segment of shared memory that has just been attached.
+/// Returns the length of a segment of shared memory that has just been attached; 0 if it can't be
+/// read.
 fn segment_bytes(id: usize) -> usize {
-    // SAFETY: zeros are a value of the type.
+    // SAFETY: the struct has only integers, for which zeros are valid.
     let mut about: libc::shmid_ds = unsafe { core::mem::zeroed() };
     let args = [id, libc::IPC_STAT as usize, &raw mut about as usize, 0, 0, 0];
-    // SAFETY: `about` has room for what is written.
+    // SAFETY: the kernel writes one `shmid_ds` to `about`, which has that type.
     let asked = unsafe { system_call(libc::SYS_shmctl, args) };
     asked.map_or(0, |_| about.shm_segsz)
 }
 
-/// What an mmap replaces, if it succeeds.
+/// Returns the range that an mmap replaces if it succeeds.
 fn replaced(args: &[usize; 6]) -> Range<usize> {
     let (at, len, flags) = (args[0], args[1], args[3] as i32);
     if flags & libc::MAP_FIXED != 0 { at..end_of(at, len) } else { 0..0 }
 }
 
 impl RemappedTo {
-    /// That of a call with these arguments which has returned `at`; `None` if it moves nothing.
+    /// Returns the effect of an mremap with these arguments that has returned `at`, or `None` if it
+    /// moves nothing.
     fn of(args: &[usize; 6], at: usize) -> Option<RemappedTo> {
         let [start, old, new, flags, ..] = *args;
         let (from, after) = (whole(start, old)?, whole(start, new)?);
@@ -62,15 +64,15 @@ impl RemappedTo {
     }
 }
 
-/// What a brk gives up, if it succeeds.
+/// Returns the range that a brk gives up if it succeeds.
 fn given_up(before: usize, wanted: usize) -> Range<usize> {
     let page = |at: usize| at.next_multiple_of(PAGE_SIZE);
     if wanted != 0 && wanted < before { page(wanted)..page(before) } else { 0..0 }
 }
 
-/// Whether a call of a child of vfork's changes nothing but memory: another task may make it, as it is
-/// that of both. Of the others the engine has nothing to do with its locks taken, or it does that
-/// before and after.
+/// Returns whether a call of a child of vfork changes only memory. Another task may make such a
+/// call, because both share the memory. Other calls need nothing from the engine while its locks
+/// are held; its work is done before and after them.
 fn is_of_memory(nr: usize, args: &[usize; 6]) -> bool {
     match nr as i64 {
         libc::SYS_mmap => args[3] as i32 & libc::MAP_ANONYMOUS != 0,
@@ -116,8 +118,8 @@ impl ManagedProgram {
             libc::SYS_prctl if start as i32 == libc::PR_SET_MEMORY_MERGE => {
                 return self.merge(args, make);
             }
-            // What is submitted is read and written at any time. Programs have another way, as
-            // containers often forbid these.
+            // Submitted buffers are read and written at any time. Programs have another way,
+            // because containers often forbid these calls.
             libc::SYS_io_uring_setup => {
                 warn_once!(
                     "warning: io_uring_setup fails with ENOSYS, because memfold does not support io_uring"
@@ -135,7 +137,7 @@ impl ManagedProgram {
         let child = child();
         let by_itself = child.is_some() && !is_of_memory(nr, args);
         if by_itself && ![libc::SYS_mmap, libc::SYS_shmat].contains(&(nr as i64)) {
-            // Nothing that is managed comes or goes by it.
+            // No managed memory comes or goes by this call.
             return make(args);
         }
         let apart = match self.on_behalf(|| self.change_locked(nr, args, make, (child, by_itself)))
@@ -148,9 +150,9 @@ impl ManagedProgram {
         result
     }
 
-    /// The ranges of a call that must be made with no lock held: the kernel may wait in it until another
-    /// thread of the program has done something; or it is made `by_itself` by a child that may be killed
-    /// meanwhile.
+    /// Returns the ranges of a call that must be made with no lock held, or `None` for other calls.
+    /// The kernel may wait in such a call until another thread of the program has done something.
+    /// Or a child that may be killed meanwhile makes it (`by_itself`).
     fn ranges_apart(
         &self,
         state: &mut ProgramState,
@@ -185,7 +187,8 @@ impl ManagedProgram {
         waits.then_some(ranges)
     }
 
-    /// Makes a call with the state locked, or makes all ready for it to be made apart.
+    /// Makes a call with the state locked. If the call must be made with no lock held, only
+    /// prepares it and returns the apart call.
     fn change_locked(
         &self,
         nr: usize,
@@ -210,10 +213,10 @@ impl ManagedProgram {
                 {
                     let is_plain = third as i32 == PLAIN && nr as i64 == libc::SYS_mprotect;
                     if is_plain && self.pager.mappings().managed_parts(&range) == [range.clone()] {
-                        // As it is already.
+                        // The access is already so.
                         return Ok(0);
                     }
-                    // Access is the program's again.
+                    // The program controls the access to this memory from now on.
                     self.leave(&range);
                 }
                 let result = make(args);
@@ -242,7 +245,7 @@ impl ManagedProgram {
         })
     }
 
-    /// A call was made apart.
+    /// Ends a call that was made with no lock held.
     fn end_apart(&self, nr: usize, args: &[usize; 6], apart: ApartCall, result: isize) {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -256,7 +259,7 @@ impl ManagedProgram {
             return parts.iter().for_each(|part| self.adopt(state, part));
         }
         for part in parts {
-            // They are the program's faults no more, but where it moves them.
+            // Faults there are no longer the program's to handle, except where mremap moves them.
             if nr as i64 != libc::SYS_mremap {
                 state.forget(part);
                 self.forget_faults(part);
@@ -279,15 +282,16 @@ impl ManagedProgram {
         let (access, flags) = (args[2] as i32, args[3] as i32);
         let is_usual = is_private_anonymous(flags) && flags & UNUSUAL == 0;
         let could = is_usual && self.suits(access) && state.takes();
-        // What promises nothing to be used is mapped to be used in small part, unless the kernel is
-        // to fill it at once.
+        // Memory with MAP_NORESERVE is mostly used only in small part, unless the kernel is to fill
+        // it at once.
         if could && flags & (libc::MAP_NORESERVE | libc::MAP_POPULATE) != libc::MAP_NORESERVE {
             self.expect(state, len);
         }
         let suits = could && self.is_managing();
         let mut args = *args;
         if suits {
-            // It would fill what is about to be folded, and promises nothing.
+            // MAP_POPULATE would fill pages that are about to be folded. It guarantees nothing, so
+            // it can be dropped.
             args[3] &= !(libc::MAP_POPULATE as usize);
         }
         let result = self.pager.mappings().end_with(replaced(&args), || make(&args));
@@ -298,7 +302,7 @@ impl ManagedProgram {
         result
     }
 
-    /// An mmap was made.
+    /// Records an mmap that was made.
     fn note_mapped(&self, state: &mut ProgramState, args: &[usize; 6], result: isize) {
         if failed(result) {
             return self.adopt(state, &replaced(args));
@@ -309,7 +313,7 @@ impl ManagedProgram {
         state.forget(&range);
         self.forget_faults(&range);
         if self.pager.mappings().touches(&range) {
-            // What was there has gone past the gate.
+            // The former mapping was unmapped without the gate.
             self.pager.mappings().end_with(range.clone(), || 0);
         }
         if is_private_anonymous(flags) {
@@ -336,7 +340,8 @@ impl ManagedProgram {
         result
     }
 
-    /// The mappings that an mremap moves, if it names more than one, or a gap, and memfold is concerned.
+    /// Returns the mappings that an mremap moves, if its range has several mappings or a gap, and
+    /// the engine is concerned.
     fn moved_apart(&self, args: &[usize; 6]) -> Option<Vec<Range<usize>>> {
         const FLAGS: i32 = libc::MREMAP_FIXED | libc::MREMAP_MAYMOVE;
         let [start, old, new, flags, to, _] = *args;
@@ -353,9 +358,9 @@ impl ManagedProgram {
         (begins && parts[0] != from).then_some(parts)
     }
 
-    /// Moves several mappings to one place (Linux 6.17), one by one in their order, as the kernel does
-    /// it: gaps between them leave what is at the new place, and one that can't be moved leaves those
-    /// before it moved.
+    /// Moves several mappings to one place (Linux 6.17), one by one in their order, as the kernel
+    /// does. At a gap between them, the memory at the new place stays. If one can't be moved, those
+    /// before it remain moved.
     fn remap_each(&self, args: &[usize; 6], parts: &[Range<usize>], make: MakeCall) -> isize {
         let [start, _, _, flags, to, _] = *args;
         for part in parts {
@@ -395,7 +400,7 @@ impl ManagedProgram {
         };
         self.expect(state, after.len().saturating_sub(from.len()));
         let is_hidden = self.paging.hides() && self.pager.mappings().touches(&from);
-        // Hidden for a moment, it would be missing for the kernel in another call.
+        // Memory that is hidden for a moment would be missing for the kernel in another call.
         let leaving = is_hidden.then(|| self.pager.holds().mark_leaving(once(from.clone())));
         if leaving.as_ref().is_some_and(|leaving| leaving.is_held(from.clone())) {
             return NO_MEMORY;
@@ -420,7 +425,7 @@ impl ManagedProgram {
         result
     }
 
-    /// An mremap was made. Marks, and faults that are the program's, go where it has taken the memory.
+    /// Records an mremap that was made. Marks, and the program's own faults, move with the memory.
     fn note_remapped(
         &self,
         state: &mut ProgramState,
@@ -440,16 +445,16 @@ impl ManagedProgram {
         self.adopt(state, &moved.here);
     }
 
-    /// Makes an mremap where memory is hidden: of one mapping, as the program believes it to be.
+    /// Makes an mremap where memory is hidden. The program sees the range as one mapping.
     fn remap_hidden(&self, from: &Range<usize>, make: impl FnOnce() -> isize) -> isize {
         if self.paging.hide(from).is_err() {
             return NO_MEMORY;
         }
-        // In a child of fork its parts may be several for good.
+        // In a child of fork, the range may stay split into several mappings for good.
         Some(make()).filter(|result| *result != -(libc::EFAULT as isize)).unwrap_or(NO_MEMORY)
     }
 
-    /// Lets the program have what isn't managed of a range that was hidden.
+    /// Shows the program the unmanaged parts of a range that was hidden.
     fn show_unmanaged(&self, range: &Range<usize>) {
         for part in without(range, &self.pager.mappings().managed_parts(range)) {
             let _ = self.paging.unregister(&part);

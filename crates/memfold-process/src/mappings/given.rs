@@ -1,9 +1,9 @@
-//! `ioctl`s that give ranges of the program's memory to somebody who uses them by means of his own,
-//! and at any time: a userfaultfd of the program's, a virtual machine, a device. They leave
+//! `ioctl`s that give ranges of the program's memory to a user that accesses them at any time by
+//! other means: a userfaultfd of the program's own, a virtual machine, a device. These ranges leave
 //! management first.
 //!
-//! The kernel lets a userfaultfd of the program's change what is registered with the engine's. What
-//! would do so is answered as if it were registered with none.
+//! The kernel would let a userfaultfd of the program change memory that is registered with the
+//! engine's. Such a request is answered as if the memory were not registered.
 use crate::diagnostics::warn_once;
 use crate::marks::state::{MemoryMark, ProgramState};
 use crate::program::ManagedProgram;
@@ -13,15 +13,16 @@ use memfold_gate::{read_bytes, write_bytes};
 use memfold_os::units::PAGE_SIZE;
 
 const UFFDIO_API: usize = 0xc018_aa3f;
-/// Where it names the features that are asked for, and the one by which it is told of forks.
+/// Offset of the requested features in the argument. `EVENT_FORK` is the feature that reports
+/// forks.
 const FEATURES_AT: usize = 8;
 const EVENT_FORK: usize = 1 << 1;
 const UFFDIO_REGISTER: usize = 0xc020_aa00;
 const UFFDIO_UNREGISTER: usize = 0x8010_aa01;
-/// To, from, length.
+/// Words of the argument: to, from, length.
 const UFFDIO_MOVE: usize = 0xc028_aa05;
-/// COPY, ZEROPAGE, WRITEPROTECT, CONTINUE, POISON: all that put something where it is registered. The
-/// length is the second word, but of COPY and MOVE.
+/// COPY, MOVE, ZEROPAGE, WRITEPROTECT, CONTINUE and POISON change memory where it is registered.
+/// The length is the second word; for COPY and MOVE it is the third.
 const UFFDIO_PUTS: [usize; 6] =
     [UFFDIO_COPY, UFFDIO_MOVE, 0xc020_aa04, UFFDIO_WRITEPROTECT, 0xc020_aa07, 0xc020_aa08];
 const UFFDIO_COPY: usize = 0xc028_aa03;
@@ -59,7 +60,7 @@ fn each_given(request: usize, arg: usize, mut each: impl FnMut(usize, usize)) ->
     }
 }
 
-/// Whether an `ioctl` is one of these.
+/// Returns whether an `ioctl` is one of those that this module handles.
 pub fn gives(request: usize) -> bool {
     let all = [
         UFFDIO_API,
@@ -75,7 +76,8 @@ pub fn gives(request: usize) -> bool {
 }
 
 impl ManagedProgram {
-    /// The answer to an `ioctl` of a userfaultfd of the program's that would change managed memory.
+    /// Returns the answer to an `ioctl` of a userfaultfd of the program that would change managed
+    /// memory. Returns `None` for all others.
     pub fn refuse(&self, request: usize, arg: usize) -> Option<isize> {
         const REFUSED: isize = -(libc::ENOENT as isize);
         let request = request & u32::MAX as usize;
@@ -88,17 +90,17 @@ impl ManagedProgram {
         if range.is_empty() || !self.on_behalf(|| self.pager.mappings().touches(&range)) {
             return None;
         }
-        // How far the kernel came, or its error, is the last word.
+        // The last word of the argument is for the kernel's progress, or its error.
         if request != UFFDIO_WRITEPROTECT {
             let last = if has_source { arg + 32 } else { arg + 24 };
-            // SAFETY: the program expects it there.
+            // SAFETY: the program expects the kernel to write this word of its argument.
             let _ = unsafe { write_bytes(last, &REFUSED.to_ne_bytes()) };
         }
         Some(REFUSED)
     }
 
-    /// An `ioctl` is about to be made. Each range is noted by itself: what it names is read with no lock
-    /// held.
+    /// Prepares an `ioctl`: the ranges that it gives leave management. Each range is recorded
+    /// separately, because the argument is read with no lock held.
     pub fn give(&self, request: usize, arg: usize) {
         let request = request & u32::MAX as usize;
         if !gives(request) {
@@ -114,7 +116,7 @@ impl ManagedProgram {
                 }
                 return;
             }
-            // What leaves the program's own is as any other from now on.
+            // Memory that leaves the program's userfaultfd is like any other from now on.
             UFFDIO_UNREGISTER | UFFDIO_MOVE => {}
             VFIO_IOMMU_MAP_DMA => {
                 warn_once!(
@@ -148,8 +150,8 @@ impl ManagedProgram {
         self.leave(&range);
     }
 
-    /// What was in a range is gone, or somewhere else from now on: no faults there are the program's to
-    /// serve.
+    /// Records that the contents of a range are gone or have moved. Faults there are no longer the
+    /// program's to handle.
     pub fn forget_faults(&self, range: &Range<usize>) {
         self.faults_of_program.lock().remove(range);
     }

@@ -1,4 +1,4 @@
-//! The calls that lock memory, seal it, or open it to merging: it leaves management.
+//! The calls that lock memory, seal it, or open it to merging. The memory leaves management.
 use crate::mappings::call::{HeapLoan, MakeCall, end_of, whole};
 use crate::marks::ranges::without;
 use crate::marks::state::{MemoryMark, ProgramState};
@@ -11,17 +11,17 @@ use memfold_os::memory::zone::{overlaps_own, unlock_all};
 use memfold_os::raw::system_call;
 use memfold_os::units::PAGE_SIZE;
 
-/// Whether `mlock` that has said so may have locked something: it met what isn't mapped, or can't be
-/// filled.
+/// Returns whether an `mlock` with this result may have locked a part: it met memory that isn't
+/// mapped or can't be filled.
 fn is_partial(result: isize) -> bool {
     [libc::ENOMEM, libc::EAGAIN].map(|e| -(e as isize)).contains(&result)
 }
 
-/// Has the kernel fill memory as it does when that is locked: private writable memory for writing.
+/// Makes the kernel fill memory as if it were locked: private writable memory for writing.
 fn fill(range: &Range<usize>, access: i32) {
     let args = |advice: i32| [range.start, range.len(), advice as usize, 0, 0, 0];
     let advice = |advice: i32| {
-        // SAFETY: changes no byte.
+        // SAFETY: populating changes no byte.
         unsafe { system_call(libc::SYS_madvise, args(advice)) }
     };
     if access & libc::PROT_WRITE == 0 || advice(libc::MADV_POPULATE_WRITE).is_err() {
@@ -30,7 +30,7 @@ fn fill(range: &Range<usize>, access: i32) {
 }
 
 impl ManagedProgram {
-    /// `mseal`: what can't change any more can't be hidden.
+    /// Does `mseal`. Sealed memory can't change, so it can't be hidden.
     pub fn seal(&self, state: &mut ProgramState, args: &[usize; 6], make: MakeCall) -> isize {
         let Some(range) = whole(args[0], args[1]) else { return make(args) };
         state.marked(MemoryMark::Other).add(range.clone());
@@ -43,14 +43,14 @@ impl ManagedProgram {
         result
     }
 
-    /// `mlock`: it would meet folded pages, and fail.
+    /// Does `mlock`. The memory leaves management first, because `mlock` fails on folded pages.
     pub fn lock(&self, args: &[usize; 6], make: MakeCall) -> isize {
         let range = args[0] & !(PAGE_SIZE - 1)..end_of(args[0], args[1]);
         if range.is_empty() {
             return make(args);
         }
         let added = self.on_behalf(|| self.note_locked(&mut self.state.lock(), &range));
-        // The kernel fills it, and may wait for whoever is in charge of it.
+        // The kernel fills the memory, and may wait for a thread that handles its faults.
         let result = make(args);
         self.on_behalf(|| {
             if failed(result) {
@@ -62,7 +62,8 @@ impl ManagedProgram {
         result
     }
 
-    /// A range leaves management, and is marked as locked; gives what wasn't yet.
+    /// Marks a range as locked, and makes it leave management. Returns the parts that weren't
+    /// marked yet.
     fn note_locked(&self, state: &mut ProgramState, range: &Range<usize>) -> Vec<Range<usize>> {
         let locked = state.marked(MemoryMark::Locked);
         let added = without(range, &locked.within(range));
@@ -71,7 +72,7 @@ impl ManagedProgram {
         added
     }
 
-    /// It could not be locked.
+    /// Takes back the mark, because `range` could not be locked.
     fn note_unlocked(
         &self,
         state: &mut ProgramState,
@@ -84,11 +85,11 @@ impl ManagedProgram {
         self.adopt(state, range);
     }
 
-    /// What of a range `mlock` has not locked that has failed so: the kernel may have locked the first
-    /// of several mappings, up to a gap between them.
+    /// Returns the part of a range that a failed `mlock` has not locked. The kernel may have locked
+    /// the first of several mappings, up to a gap between them.
     fn not_locked(&self, range: &Range<usize>, failure: isize) -> Range<usize> {
         let lock = |part: &Range<usize>| {
-            // SAFETY: changes no byte.
+            // SAFETY: mlock changes no byte.
             unsafe { system_call(libc::SYS_mlock, [part.start, part.len(), 0, 0, 0, 0]) }.is_ok()
         };
         let mut end = range.start;
@@ -101,8 +102,9 @@ impl ManagedProgram {
         end..range.end
     }
 
-    /// `mlockall`. What there is is locked as it comes (MCL_ONFAULT), as the kernel would fill the
-    /// engine's own memory too, and is filled then.
+    /// Does `mlockall`. Present memory is locked as it becomes resident (MCL_ONFAULT), because
+    /// otherwise the kernel would fill the engine's own memory too. The program's memory is filled
+    /// afterwards.
     pub fn lock_all(&self, args: &[usize; 6], make: MakeCall) -> isize {
         let flags = args[0] as i32;
         let has = |flag: i32| flags & flag != 0;
@@ -134,16 +136,16 @@ impl ManagedProgram {
         let all = HeapLoan::new(self, all);
         if fills && has(libc::MCL_FUTURE) {
             let args = [libc::MCL_FUTURE as usize, 0, 0, 0, 0, 0];
-            // SAFETY: changes no byte. What comes later is to be brought in at once after all.
+            // Future memory is to be filled at once after all. SAFETY: mlockall changes no byte.
             let _ = unsafe { system_call(libc::SYS_mlockall, args) };
         }
-        // The kernel may wait for whoever is in charge of it. What can't be filled is passed over,
-        // as by mlockall.
+        // The kernel may wait for a thread that handles the faults. Memory that can't be filled is
+        // skipped, as mlockall does.
         all.iter().for_each(|(range, access)| fill(range, *access));
         result
     }
 
-    /// All that is mapped, and isn't the engine's, with its access.
+    /// Returns all mappings that aren't the engine's, each with its access.
     fn all_of_program(&self) -> Vec<(Range<usize>, i32)> {
         let mut all = Vec::new();
         let _ = self.maps.each(0, TOP, |found| {
@@ -154,7 +156,7 @@ impl ManagedProgram {
         all
     }
 
-    /// `prctl(PR_SET_MEMORY_MERGE)`.
+    /// Does `prctl(PR_SET_MEMORY_MERGE)`.
     pub fn merge(&self, args: &[usize; 6], make: MakeCall) -> isize {
         let merges = args[1] != 0;
         let before = self.on_behalf(|| {
@@ -173,8 +175,8 @@ impl ManagedProgram {
         result
     }
 
-    /// The kernel may merge equal pages of all memory from now on, or of none any more: what it has
-    /// merged can't be moved.
+    /// Records whether the kernel may merge equal pages of all memory from now on. Merged pages
+    /// can't be moved, so the memory leaves management.
     fn set_merging(&self, state: &mut ProgramState, merges: bool) {
         state.merges = merges;
         if merges {

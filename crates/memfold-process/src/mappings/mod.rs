@@ -1,4 +1,4 @@
-//! What the calls mean that change mappings, discard, or give memory away.
+//! The calls that change mappings, discard memory, or give it away.
 mod call;
 pub mod advice;
 pub mod given;

@@ -1,3 +1,3 @@
-//! Sets of addresses, and what is known of the memory in them.
+//! Sets of addresses, and what is known of the memory there.
 pub mod ranges;
 pub mod state;

@@ -2,12 +2,11 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// Ranges in ascending order; none touch.
+/// Ranges in ascending order. No two of them overlap or touch.
 #[derive(Default)]
 pub struct RangeSet(Vec<Range<usize>>);
 
 impl RangeSet {
-    /// Adds a range.
     pub fn add(&mut self, range: Range<usize>) {
         if range.is_empty() {
             return;
@@ -22,7 +21,6 @@ impl RangeSet {
         self.0.splice(first..last, [joined]);
     }
 
-    /// Takes a range out.
     pub fn remove(&mut self, range: &Range<usize>) {
         if range.is_empty() {
             return;
@@ -37,35 +35,34 @@ impl RangeSet {
         self.0.splice(first..last, rest);
     }
 
-    /// The parts of `range` in the set.
+    /// Returns the parts of `range` in the set.
     pub fn within(&self, range: &Range<usize>) -> Vec<Range<usize>> {
         let first = self.0.partition_point(|r| r.end <= range.start);
         let some = self.0[first..].iter().take_while(|r| r.start < range.end && !range.is_empty());
         some.map(|r| r.start.max(range.start)..r.end.min(range.end)).collect()
     }
 
-    /// The parts of `parts` that are not in the set.
+    /// Returns the parts of `parts` that are not in the set.
     pub fn cut_out_of(&self, parts: Vec<Range<usize>>) -> Vec<Range<usize>> {
         parts.iter().flat_map(|part| without(part, &self.within(part))).collect()
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes in the set.
     pub fn bytes(&self) -> usize {
         self.0.iter().map(|range| range.len()).sum()
     }
 
-    /// The ranges, of which none is left.
+    /// Returns the ranges, and leaves the set empty.
     pub fn take(&mut self) -> Vec<Range<usize>> {
         core::mem::take(&mut self.0)
     }
 
-    /// Nothing.
     pub fn clear(&mut self) {
         self.0.clear();
     }
 }
 
-/// The parts of `range` in none of `out`, which are in ascending order.
+/// Returns the parts of `range` that are in none of `out`, which must be in ascending order.
 pub fn without(range: &Range<usize>, out: &[Range<usize>]) -> Vec<Range<usize>> {
     let (mut parts, mut at) = (Vec::new(), range.start);
     for part in out {
@@ -80,7 +77,8 @@ pub fn without(range: &Range<usize>, out: &[Range<usize>]) -> Vec<Range<usize>> 
     parts
 }
 
-/// What two ranges have in common; empty, at the start of the second one, if nothing.
+/// Returns the intersection of two ranges; if there is none, an empty range at the start of the
+/// second one.
 pub fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     let (start, end) = (a.start.max(b.start), a.end.min(b.end));
     if start < end { start..end } else { b.start..b.start }
@@ -99,7 +97,7 @@ mod tests {
         start..start + random.below(SIZE - start + 1)
     }
 
-    /// The ranges of a set of numbers.
+    /// Returns the ranges of a set of numbers.
     fn ranges_of(numbers: &BTreeSet<usize>, within: Range<usize>) -> Vec<Range<usize>> {
         let mut all: Vec<Range<usize>> = Vec::new();
         for &n in numbers.range(within) {

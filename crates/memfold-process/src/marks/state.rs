@@ -1,5 +1,5 @@
-//! What is known of the program's memory beside what is managed: marks, and calls that are under way
-//! with no lock held. It is changed with the program's mappings.
+//! The known properties of the program's memory besides its management: marks, and calls in
+//! progress with no lock held. They are changed together with the program's mappings.
 use crate::marks::ranges::{RangeSet, common, without};
 use crate::size::share::SizeLevel;
 use alloc::vec::Vec;
@@ -7,26 +7,25 @@ use core::ops::Range;
 use memfold::delivery::background::EngineThread;
 use memfold_os::maps::flag;
 
-/// What keeps memory from being managed; or, one of them, from children.
+/// A reason why memory isn't managed. [`MemoryMark::DontFork`] only keeps it from children.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum MemoryMark {
-    /// It was there at the start; a stack; what the gate reports.
+    /// Present at the start, a stack, or reported by the gate.
     Own,
     /// Locked in memory.
     Locked,
-    /// Not for children: managed, and gone in them.
+    /// Kept from children: managed, and absent in them.
     DontFork,
-    /// Zeros for children.
+    /// Zeros in children.
     Wiped,
-    /// Not for dumps.
+    /// Kept from core dumps.
     DontDump,
     /// Open to merging.
     Mergeable,
-    /// Anything else that smaps tells.
+    /// Any other reason that smaps shows.
     Other,
 }
 
-/// Every mark.
 pub const MARKS: [MemoryMark; 7] = [
     MemoryMark::Own,
     MemoryMark::Locked,
@@ -37,7 +36,7 @@ pub const MARKS: [MemoryMark; 7] = [
     MemoryMark::Other,
 ];
 
-/// Marks by what smaps says.
+/// Marks by the flags of smaps.
 pub const FLAGS: [(u32, MemoryMark); 6] = [
     (flag::LOCKED, MemoryMark::Locked),
     (flag::DONT_FORK, MemoryMark::DontFork),
@@ -59,79 +58,81 @@ pub const FLAGS: [(u32, MemoryMark); 6] = [
     ),
 ];
 
-/// What changes with the program's mappings.
+/// The state that changes with the program's mappings.
 #[derive(Default)]
 pub struct ProgramState {
-    /// By [`MemoryMark`].
+    /// The memory of each mark, by [`MemoryMark`].
     never: [RangeSet; MARKS.len()],
-    /// To be taken with what the program maps next: see [`ManagedProgram::adopt_later`].
+    /// Ranges that wait to be taken with the next mappings of the program
+    /// ([`ManagedProgram::adopt_later`]).
     pub late: RangeSet,
-    /// What is mapped from now on is locked.
+    /// Whether memory that is mapped from now on is locked.
     pub locks_future: bool,
-    /// The kernel may merge equal pages of all memory.
+    /// Whether the kernel may merge equal pages of all memory.
     pub merges: bool,
-    /// Tasks in this memory that are traced by their own wish: see [`ManagedProgram::keep_home`].
+    /// Number of tasks in this memory that are traced at their own wish
+    /// ([`ManagedProgram::keep_home`]).
     pub traced: u32,
-    /// The program serves some of its memory by a userfaultfd of its own.
+    /// Whether the program handles faults in some of its memory by a userfaultfd of its own.
     pub has_userfault: bool,
-    /// Calls that are being made apart.
+    /// Calls in progress with no lock held.
     apart: Vec<PendingCall>,
     /// Engine threads that are still to be started, the next one last; `None` before the first try.
     pub pending: Option<Vec<EngineThread>>,
-    /// It was told that they can't be started.
+    /// Whether it was reported that they can't be started.
     pub told: bool,
-    /// Looks at which the limit could not be kept.
+    /// Number of looks at which the limit could not be kept.
     pub past_looks: u32,
-    /// It was reported that the limit can't be kept.
+    /// Whether it was reported that the limit can't be kept.
     pub told_limit: bool,
-    /// The process's size.
     pub level: SizeLevel,
-    /// So much more has been mapped since it was looked at, bytes.
+    /// Bytes that were mapped since the last look.
     pub mapped_since: usize,
 }
 
 impl ProgramState {
-    /// The memory with a mark.
     pub fn marked(&mut self, mark: MemoryMark) -> &mut RangeSet {
         &mut self.never[mark as usize]
     }
 
-    /// Something else is in a range: what a call that is made apart has found there is gone.
+    /// Records that a range has new contents, so that apart calls in progress no longer rely on
+    /// what they found there.
     pub fn note_new(&mut self, range: &Range<usize>) {
         self.apart.iter_mut().for_each(|pending| pending.new_since.add(range.clone()));
     }
 
-    /// The call apart of a child.
+    /// Returns the apart call of a child, if one is in progress.
     pub fn apart_of(&self, child: usize) -> Option<ApartCall> {
         let found = self.apart.iter().find(|pending| pending.child == Some(child))?;
         Some(ApartCall(found.number))
     }
 
-    /// Children that the process is a copy of had them.
+    /// Forgets all apart calls. They belong to children of the process of which this one is a copy.
     pub fn forget_apart(&mut self) {
         self.apart.clear();
     }
 
-    /// What of `parts` may be managed.
+    /// Returns the parts of `parts` that may be managed.
     pub fn unmarked(&self, parts: Vec<Range<usize>>) -> Vec<Range<usize>> {
         let never = MARKS.iter().filter(|mark| **mark != MemoryMark::DontFork);
         never.fold(parts, |parts, mark| self.never[*mark as usize].cut_out_of(parts))
     }
 
-    /// A range is something else from now on.
+    /// Removes all marks of a range, because its memory was replaced.
     pub fn forget(&mut self, range: &Range<usize>) {
         self.never.iter_mut().for_each(|never| never.remove(range));
     }
 
-    /// What there is in some ranges, where `faults` are the program's own to serve.
+    /// Returns what there is in some ranges. `faults` are the parts where the program handles
+    /// faults itself.
     pub fn before(&self, ranges: &[Range<usize>], faults: Vec<Range<usize>>) -> FoundRanges {
         let marks = ranges.iter().flat_map(|range| self.marks_in(range)).collect();
         FoundRanges { parts: ranges.to_vec(), marks, faults }
     }
 
-    /// A call on the parts of `before` is about to be made with no lock held: until
-    /// [`ProgramState::end_apart`] nothing of them may be managed. `number`: of the call; `child`: of the
-    /// caller, if it is a child.
+    /// Begins a call on the parts of `before` that is made with no lock held. Nothing in them may
+    /// be managed until [`ProgramState::end_apart`]. `number` is the number of the call, and
+    /// `child` that of its caller if that is a child.
     pub fn begin_apart(
         &mut self,
         number: u64,
@@ -155,8 +156,8 @@ impl ProgramState {
         ApartCall(number)
     }
 
-    /// It was made. Gives what it has found. Its parts are those where nothing was mapped or registered
-    /// meanwhile.
+    /// Ends an apart call. Returns what it found at its beginning. The parts are only those where
+    /// nothing was mapped or registered meanwhile.
     pub fn end_apart(&mut self, apart: ApartCall) -> FoundRanges {
         let at = self.apart.iter().position(|pending| pending.number == apart.0);
         let at = at.expect("it is ended once, by who began it");
@@ -168,14 +169,14 @@ impl ProgramState {
         before
     }
 
-    /// What has which mark in a range.
+    /// Returns the marks in a range, each with its part.
     fn marks_in(&self, range: &Range<usize>) -> Vec<(MemoryMark, Range<usize>)> {
         let of = |mark: MemoryMark| self.never[mark as usize].within(range).into_iter();
         MARKS.into_iter().flat_map(|mark| of(mark).map(move |part| (mark, part))).collect()
     }
 
-    /// An mremap was made, where `before` was what it has found. Marks go where it has taken the memory.
-    /// What it leaves behind, if it does, is locked no more.
+    /// Records an mremap that found `before` in its ranges. Marks move with the memory. Memory that
+    /// it leaves behind, if any, is no longer locked.
     pub fn note_moved(&mut self, moved: &RemappedTo, before: &FoundRanges) {
         self.note_new(&moved.here);
         if moved.is_elsewhere() {
@@ -194,7 +195,7 @@ impl ProgramState {
         }
     }
 
-    /// What mremap adds to memory is marked as that is.
+    /// Gives the memory that mremap adds the marks of the memory before it.
     fn extend(&mut self, before: &Range<usize>, added: Range<usize>) {
         let last = before.end.saturating_sub(1).max(before.start)..before.end;
         for mark in MARKS.into_iter().filter(|mark| *mark != MemoryMark::Own) {
@@ -205,35 +206,35 @@ impl ProgramState {
         }
     }
 
-    /// Whether anything more is taken under management.
+    /// Returns whether more memory may be taken under management.
     pub fn takes(&self) -> bool {
         !self.locks_future && !self.merges && self.traced == 0
     }
 
-    /// Whether all engine threads run.
+    /// Returns whether all engine threads run.
     pub fn has_threads(&self) -> bool {
         self.pending.as_ref().is_some_and(Vec::is_empty)
     }
 }
 
-/// Where an mremap has taken memory.
+/// The effect of an mremap on addresses.
 pub struct RemappedTo {
-    /// What it was given, and what there is now.
+    /// The range before the call. `here` is the range after it.
     pub from: Range<usize>,
     pub here: Range<usize>,
-    /// The part of the first that is in the second.
+    /// The part of `from` whose memory is in `here` now.
     pub taken: Range<usize>,
-    /// What is mapped no more.
+    /// The range that is no longer mapped.
     pub gone: Range<usize>,
 }
 
 impl RemappedTo {
-    /// Whether the memory has another address now.
+    /// Returns whether the memory has another address now.
     pub fn is_elsewhere(&self) -> bool {
         self.from.start != self.here.start
     }
 
-    /// Where that of a range is now which was taken; empty if none was.
+    /// Returns where the memory of a part is now; an empty range if it was not taken along.
     pub fn there(&self, part: &Range<usize>) -> Range<usize> {
         let part = common(part, &self.taken);
         let to = |at: usize| at - self.from.start + self.here.start;
@@ -241,27 +242,27 @@ impl RemappedTo {
     }
 }
 
-/// A call that is made with no lock held: see [`ProgramState::begin_apart`].
+/// A call that is made with no lock held, an apart call ([`ProgramState::begin_apart`]).
 pub struct ApartCall(u64);
 
-/// What is kept of it.
+/// An apart call in progress.
 struct PendingCall {
     number: u64,
     /// The number of the child that makes it.
     child: Option<usize>,
-    /// Parts that have a mark for it.
+    /// Parts that were marked for the call.
     added: RangeSet,
     before: FoundRanges,
-    /// What was mapped or registered since.
+    /// Ranges that were mapped or registered since.
     new_since: RangeSet,
 }
 
-/// What a call finds in its ranges.
+/// The state that a call finds in its ranges.
 pub struct FoundRanges {
-    /// Its ranges, or what of them is still as it was.
+    /// The ranges of the call, or the parts of them that haven't changed.
     pub parts: Vec<Range<usize>>,
     pub marks: Vec<(MemoryMark, Range<usize>)>,
-    /// Where faults are the program's own to serve.
+    /// Parts where the program handles faults itself.
     pub faults: Vec<Range<usize>>,
 }
 
@@ -297,7 +298,7 @@ mod tests {
         RemappedTo { from, here, taken, gone }
     }
 
-    /// An mremap of which nothing was changed meanwhile.
+    /// Records an mremap during which nothing changed.
     fn move_all(state: &mut ProgramState, moved: &RemappedTo) {
         let before = state.before(core::slice::from_ref(&moved.from), Vec::new());
         state.note_moved(moved, &before);
@@ -379,7 +380,7 @@ mod tests {
         let mut state = ProgramState::default();
         let before = state.before(&[0..100, 0..0], Vec::new());
         let apart = state.begin_apart(1, None, before);
-        // Another thread maps something, and gives it to a device.
+        // Another thread maps a range, and gives a part of it to a device.
         state.note_new(&(40..60));
         state.forget(&(40..60));
         state.marked(MemoryMark::Other).add(50..60);

@@ -1,3 +1,3 @@
-//! How large the process is, and what it may have.
+//! The size of the process, and its share of the limit.
 pub mod process_size;
 pub mod share;

@@ -1,4 +1,4 @@
-//! What /proc says of this process's size, read without allocation.
+//! This process's size according to /proc, read without allocation.
 use memfold_os::Errno;
 use memfold_os::maps::own::OwnFile;
 use memfold_os::raw::system_call;
@@ -10,28 +10,29 @@ use rustix::fs::{Mode, OFlags, open};
 pub struct Statm(OwnFile);
 
 impl Statm {
-    /// Opens it.
+    /// Opens `/proc/self/statm`.
     ///
     /// # Errors
-    /// What `open` says: ENOENT without /proc.
+    /// The errors of `open`; ENOENT without /proc.
     pub fn open() -> Result<Statm, Errno> {
         OwnFile::open(c"/proc/self/statm").map(Statm)
     }
 
-    /// In a child of fork: opens its own in place of its parent's, under the same number.
+    /// Opens the child's own file in a child of fork, in place of its parent's and under the same
+    /// number.
     ///
     /// # Errors
-    /// As [`Statm::open`]. From then on it says nothing.
+    /// The errors of [`Statm::open`]. The file is lost then.
     pub fn reopen(&self) -> Result<(), Errno> {
         self.0.reopen()
     }
 
-    /// Whether it could not be reopened.
+    /// Returns whether the file could not be reopened.
     pub fn is_lost(&self) -> bool {
         self.0.get().is_none()
     }
 
-    /// Resident anonymous memory, bytes.
+    /// Returns the resident anonymous memory, bytes, or `None` if the file can't be read.
     pub fn anonymous_bytes(&self) -> Option<u64> {
         let mut text = [0u8; 128];
         let n = rustix::io::pread(self.0.get()?, &mut text, 0).ok()?;
@@ -39,7 +40,7 @@ impl Statm {
     }
 }
 
-/// What statm says: of all that is resident what is of no file.
+/// Returns the resident bytes that belong to no file, from the text of statm.
 fn anonymous_in(statm: &str) -> Option<u64> {
     let mut fields = statm.split_ascii_whitespace();
     let resident: u64 = fields.nth(1)?.parse().ok()?;
@@ -47,48 +48,50 @@ fn anonymous_in(statm: &str) -> Option<u64> {
     Some(resident.saturating_sub(shared) * PAGE_SIZE as u64)
 }
 
-/// Memory that the machine can still give, bytes; 0 if unknown.
+/// Returns the memory that the machine has available, bytes; 0 if unknown.
 pub fn available_bytes() -> u64 {
     field(c"/proc/meminfo", "MemAvailable:")
 }
 
-/// The most that this process has had in memory, bytes, also where there is no /proc.
+/// Returns the most memory that this process has had resident, bytes. Works without /proc.
 pub fn peak_bytes() -> u64 {
-    // SAFETY: zeros are a value of the type.
+    // SAFETY: the struct has only integers, for which zeros are valid.
     let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
     let args = [libc::RUSAGE_SELF as usize, &raw mut usage as usize, 0, 0, 0, 0];
-    // SAFETY: `usage` has room for what is written.
+    // SAFETY: the kernel writes one `rusage` to `usage`, which has that type.
     let asked = unsafe { system_call(libc::SYS_getrusage, args) };
     asked.map_or(0, |_| (usage.ru_maxrss as u64) << 10)
 }
 
-/// Whether a seccomp filter sees this process's system calls.
+/// Returns whether a seccomp filter applies to this process's system calls.
 pub fn is_filtered() -> bool {
     field(c"/proc/self/status", "Seccomp:") >> 10 == libc::SECCOMP_MODE_FILTER as u64
 }
 
-/// What is to be said where [`merges`].
+/// The warning to print if [`merges`] returns `true`.
 pub const MERGES: &str = "warning: The program lets the kernel merge equal pages of its memory \
     (PR_SET_MEMORY_MERGE). memfold can't fold such memory";
 
-/// Whether the kernel may merge equal pages of all memory of this process.
+/// Returns whether the kernel may merge equal pages of all memory of this process.
 pub fn merges() -> bool {
-    // SAFETY: only asks; a kernel that doesn't know of it says EINVAL.
+    // SAFETY: the call only reads a setting. A kernel that doesn't know it returns EINVAL.
     let answer = unsafe {
         system_call(libc::SYS_prctl, [libc::PR_GET_MEMORY_MERGE as usize, 0, 0, 0, 0, 0])
     };
     answer.is_ok_and(|on| on != 0)
 }
 
-/// Resident anonymous memory that other processes have too, by forks.
+/// Resident anonymous memory that other processes share with this one, because of forks.
 pub struct SharedMemory {
     /// All of it, bytes.
     pub bytes: u64,
-    /// What others have of it, bytes: a page that `n` processes have counts with `1/n` in each.
+    /// The part of it that counts in other processes, bytes. A page that `n` processes have counts
+    /// with `1/n` in each.
     pub others_bytes: u64,
 }
 
-/// Measures it. The kernel walks the page table for that: 20 ms for each GiB in single pages.
+/// Measures shared memory. The kernel walks the page table for that, which takes 20 ms for each GiB
+/// in single pages.
 pub fn shared_memory() -> SharedMemory {
     let [all, own, bytes] =
         fields(c"/proc/self/smaps_rollup", ["Anonymous:", "Pss_Anon:", "Shared_Dirty:"]);
@@ -100,7 +103,7 @@ fn field(path: &core::ffi::CStr, name: &str) -> u64 {
     fields(path, [name])[0]
 }
 
-/// Lines of a file by their names, in KiB there; 0 if unknown.
+/// Returns values of lines of a file, in bytes; 0 if unknown. The file has them in KiB.
 fn fields<const N: usize>(path: &core::ffi::CStr, names: [&str; N]) -> [u64; N] {
     let mut text = [0u8; 4096];
     let Ok(fd) = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return [0; N] };
@@ -108,7 +111,7 @@ fn fields<const N: usize>(path: &core::ffi::CStr, names: [&str; N]) -> [u64; N] 
     values_in(core::str::from_utf8(&text[..n]).unwrap_or(""), names)
 }
 
-/// What lines of a text say, which begin with these names.
+/// Returns the values of the lines of a text that begin with these names.
 fn values_in<const N: usize>(text: &str, names: [&str; N]) -> [u64; N] {
     names.map(|name| {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -120,8 +123,9 @@ fn values_in<const N: usize>(text: &str, names: [&str; N]) -> [u64; N] {
     })
 }
 
-/// Ends the process as its first thread has ended, or as a filter kills the last one if it has killed
-/// that, if no thread of the program's is left: the engine's would go on.
+/// Ends the process if no thread of the program is left, because the engine's threads would
+/// continue. The process ends as its first thread has ended. If a filter has killed that thread, it
+/// ends as a filter kills the last one.
 pub fn end_with_program(has_killed_last: bool) {
     /// A directory has one link for itself, and one for its name.
     const OWN_LINKS: usize = 2;
@@ -129,7 +133,7 @@ pub fn end_with_program(has_killed_last: bool) {
     let mut stat = [0u8; 1024];
     let len = read_stat(process_id(), &mut stat).unwrap_or(0);
     let field = |number: usize| stat_field(&stat[..len], number).map(str::trim_end);
-    // The first one is there until the process is gone.
+    // The first thread exists until the process is gone.
     if links != OWN_LINKS + bare::count() + 1 || field(3) != Some("Z") {
         return;
     }
@@ -141,11 +145,11 @@ pub fn end_with_program(has_killed_last: bool) {
     if signal != 0 {
         end_by(signal);
     }
-    // SAFETY: no thread of the program's is left.
+    // SAFETY: no thread of the program is left, and the call has no pointers.
     let _ = unsafe { system_call(libc::SYS_exit_group, [code, 0, 0, 0, 0, 0]) };
 }
 
-/// Ends the process, of which no thread of the program's is left, by a signal.
+/// Ends the process by a signal. No thread of the program may be left.
 pub fn end_by(signal: usize) {
     const BYTES: usize = 8;
     let (default, open) = ([0usize; 4], 1u64 << (signal - 1));
@@ -156,7 +160,8 @@ pub fn end_by(signal: usize) {
         (libc::SYS_kill, [process_id() as usize, signal, 0, 0, 0, 0]),
     ];
     for (nr, args) in calls {
-        // SAFETY: no thread of the program's is left, and what is named is there.
+        // SAFETY: no thread of the program is left. The pointers lead to locals that live during
+        // the calls.
         let _ = unsafe { system_call(nr, args) };
     }
 }

@@ -1,4 +1,4 @@
-//! How large this process is, and its share of what the whole run may use.
+//! The size of this process, and its share of what the whole run may use.
 use crate::size::process_size::{self, Statm};
 use core::sync::atomic::Ordering::Relaxed;
 use memfold::config::Config;
@@ -7,17 +7,17 @@ use memfold_os::Errno;
 use memfold_os::thread::{cpu_ns, now_ns};
 use memfold_run::member;
 
-/// Of many processes that share a limit each looks less often, but for one that grows: with each so
-/// many others by so much.
+/// The time between looks grows by one period for each this many other processes that share the
+/// limit. A growing process looks as often as before.
 const LOOK_OTHERS: i64 = 16;
-/// If others have less than this of the memory of a process, it shares none.
+/// A process shares no memory if others have less than this of it.
 const SHARED_LEAST_BYTES: u64 = 1 << 20;
-/// Time between two measurements of it: at least this, and so many times what the first takes of a
-/// CPU.
+/// Time between two measurements of shared memory, at least. It is also at least `MEASURE_SHARE`
+/// times the CPU time of the last measurement.
 const MEASURE_NS: u64 = 10_000_000;
 const MEASURE_SHARE: u64 = 10;
 
-/// What this process is charged with, in its slot; nothing while it has none.
+/// The charge of this process in its slot. Without a slot there is no charge.
 pub struct OwnCharge;
 
 impl SharedLimit for OwnCharge {
@@ -32,41 +32,42 @@ impl SharedLimit for OwnCharge {
     }
 }
 
-/// What was seen last.
+/// The result of the last look.
 #[derive(Default)]
 pub struct SizeLevel {
     /// Resident at the last look, bytes.
     pub anonymous: u64,
-    /// A fork has made this process or a child of it, and they may still share memory.
+    /// Whether this process may share memory with others, because a fork has made it or a child of
+    /// it.
     pub sharing: bool,
-    /// Other processes that need a part of the limit.
+    /// Number of other processes that need a part of the limit.
     company: i64,
-    /// Of what is resident here, the part that counts in the processes that it is shared with,
-    /// bytes; and when to measure again.
+    /// The part of the resident memory that counts in the processes that share it, bytes.
+    /// `measure_at_ns` is when to measure again.
     others: u64,
     measure_at_ns: u64,
-    /// What was folded when a fork made this process, bytes.
+    /// Bytes that were folded when a fork made this process.
     inherited_away: u64,
 }
 
-/// One look.
+/// The result of one look.
 pub struct SizeLook {
     /// Resident at the look before, bytes.
     pub before: u64,
     /// Resident and not under management, bytes.
     pub unmanaged: u64,
-    /// What makes looks rarer where there are many processes.
+    /// The factor by which looks become rarer if there are many processes.
     pub slower: i64,
 }
 
-/// Looks at the process's size.
+/// Measures the process's size.
 pub struct SizeScale {
     statm: Statm,
     config: Config,
 }
 
 impl SizeScale {
-    /// For the calling process.
+    /// Opens the scale for the calling process.
     ///
     /// # Errors
     /// ENOENT without /proc.
@@ -74,34 +75,35 @@ impl SizeScale {
         Ok(SizeScale { statm: Statm::open()?, config })
     }
 
-    /// Whether this is a child of fork that can't see its own size.
+    /// Returns whether this is a child of fork that can't see its own size.
     pub fn is_blind(&self) -> bool {
         self.statm.is_lost()
     }
 
-    /// By a thread with a new table of descriptors.
+    /// Reopens the files in a thread with a new descriptor table.
     ///
     /// # Errors
-    /// As [`SizeScale::open`].
+    /// The errors of [`SizeScale::open`].
     pub fn reopen(&self) -> Result<(), Errno> {
         self.statm.reopen()
     }
 
-    /// In a child of fork, before it has an engine of its own.
+    /// Begins in a child of fork, before it has an engine of its own.
     ///
     /// # Errors
-    /// As [`SizeScale::open`].
+    /// The errors of [`SizeScale::open`].
     pub fn begin_as_child(&self, pager: &Pager, level: &mut SizeLevel) -> Result<(), Errno> {
-        // Until the first measurement all counts as shared. Most children end sooner, or execute
-        // something.
+        // Until the first measurement all memory counts as shared. Most children end or execute a
+        // program before it.
         (level.sharing, level.measure_at_ns) = (true, now_ns() + MEASURE_NS);
         level.others = level.anonymous.min(pager.limits().bound_bytes());
         level.inherited_away = pager.gauges().away_bytes();
         self.reopen()
     }
 
-    /// Measures, tells the others, and takes this process's share. `None` if nothing can be known.
-    /// Before anything is managed nobody knows how much of it can be folded.
+    /// Measures the size, publishes it to the other processes, and takes this process's share.
+    /// Returns `None` if the size is unknown. Before any memory is managed, it is unknown how much
+    /// of it can be folded.
     pub fn look(
         &self,
         pager: &Pager,
@@ -110,7 +112,7 @@ impl SizeScale {
     ) -> Option<SizeLook> {
         let managed = pager.gauges().own_bytes() + pager.gauges().mapped_bytes();
         let anonymous = match self.statm.is_lost() {
-            // What isn't managed is as it was at the fork then, as far as anybody knows.
+            // Then the unmanaged memory is assumed to be as it was at the fork.
             true if pager.gauges().mapped_bytes() + pager.gauges().away_bytes() > 0 => {
                 managed + pager.gauges().unmanaged_bytes()
             }
@@ -142,14 +144,14 @@ impl SizeScale {
         pager.gauges().set_bounds(limit, resident, most.0.min(most.1) / processes);
     }
 
-    /// The run's bounds (limit, resident), bytes; `u64::MAX` for none.
+    /// Returns the run's bounds in bytes, as (limit, resident); `u64::MAX` for none.
     fn bounds(&self) -> (u64, u64) {
         let or_none = |bound: Option<u64>| bound.unwrap_or(u64::MAX);
         let given = || (or_none(self.config.limit_bytes), or_none(self.config.resident_bytes));
         member::bounds().unwrap_or_else(given)
     }
 
-    /// This process's shares of them.
+    /// Returns this process's shares of the bounds.
     fn shares(&self, level: &mut SizeLevel, need: u64) -> (u64, u64) {
         let mut of = |bound: u64, is_limit: bool| {
             if bound == u64::MAX {
@@ -163,9 +165,9 @@ impl SizeScale {
         (of(limit, true), of(resident, false))
     }
 
-    /// Whether this process may come to have `most` bytes before its next look. The others are told
-    /// at once that it needs them: processes that begin to grow at the same time would each find room
-    /// for all of it otherwise.
+    /// Returns whether this process may grow to `most` bytes before its next look. Publishes this
+    /// need to the other processes at once. Otherwise processes that begin to grow at the same time
+    /// would each find room for all of it.
     pub fn has_room(&self, level: &mut SizeLevel, most: u64) -> bool {
         let need = most.saturating_sub(level.others);
         member::set_need(need);
@@ -174,9 +176,9 @@ impl SizeScale {
     }
 }
 
-/// What processes of a run share counts in each with its part, so that the sum is right: measured
-/// from time to time, as long as there is any, because whoever writes to it gets a page of its own
-/// that the engine knows nothing of.
+/// Measures the memory that this process shares with others of the run. Each process counts only
+/// its part, so that the sum is right. It is measured from time to time while there is any, because
+/// a write to shared memory makes a private page that the engine does not see.
 fn measure_shared(pager: &Pager, level: &mut SizeLevel) {
     let now = now_ns();
     if !level.sharing || now < level.measure_at_ns {
@@ -220,7 +222,7 @@ mod tests {
             program.scale.look(&program.pager, &mut level, true).unwrap();
             let need = || program.pager.stats().need_bytes.load(Relaxed);
             assert_eq!(need(), level.anonymous + all.len() as u64);
-            // A child of fork has a part of it from its parent.
+            // A child of fork has a part of this memory from its parent.
             level.inherited_away = all.len() as u64;
             program.scale.look(&program.pager, &mut level, true).unwrap();
             assert_eq!(need(), level.anonymous);

@@ -1,10 +1,12 @@
-//! What `memfold run` tells all processes of a run: its bounds, and what each of its users may use
-//! of them. It lies in a file of its own that `memfold run` alone can write to.
+//! The data that `memfold run` publishes to all processes of a run: its bounds, and the part of
+//! them that each user may use. This page is in a file of its own, which only `memfold run` can
+//! write.
 //!
-//! Each user of a run has a table ([`super::RunTable`]) for its processes, which trust one another as
-//! far as the kernel lets them trace one another. What the tables of other users say is not
-//! believed: `memfold run` adds up each of them, bounds what it says by what the kernel says, and
-//! shares the run's bounds between the users as they share their parts between their processes.
+//! Each user of a run has a table ([`super::RunTable`]) for its processes. They trust one another
+//! as far as the kernel lets them trace one another. The tables of other users are not trusted.
+//! `memfold run` sums each table and caps the sum at what the kernel says of that user. Then it
+//! shares the bounds of the run between the users, as users share their parts between their
+//! processes.
 use crate::door::{DoorKey, HALF};
 use crate::fair_share::{ShareClaim, share};
 use core::ffi::c_void;
@@ -15,35 +17,38 @@ use memfold_os::memory::shared;
 use memfold_os::thread::owner::{OwnerState, RobustList, RobustOwner};
 use rustix::fd::{AsFd, OwnedFd};
 
-/// Version of the layout of bounds and tables; another is refused.
+/// Version of the layout of bounds and tables. Files of another version are refused.
 pub const LAYOUT_VERSION: u64 = 13;
-/// Users of a run at most; processes of further ones have no table.
+/// Users of a run, at most. Processes of further users have no table.
 pub const USERS: usize = 64;
 
-/// What one user's processes may use, and what matters of the others. Each is a pair, as the limit
-/// counts, and as the bound of resident memory does; bytes.
+/// One user's part of the bounds, and the figures of other users that its processes need. Each
+/// field is a pair in bytes: counted as for the limit, and counted as for the bound of resident
+/// memory.
 #[repr(C, align(64))]
 struct UserPart {
     bytes: [AtomicU64; 2],
-    /// What processes of all other users hold at least.
+    /// The sum of what the processes of all other users hold at least.
     others_least: [AtomicU64; 2],
-    /// 0: a process of another user holds more, at least, than any of this one's.
+    /// 0 if a process of another user holds more at least than every process of this user;
+    /// otherwise 1.
     has_largest: [AtomicU64; 2],
 }
 
-/// The Python package reads the first four words (`_run.py`).
+/// The page of the bounds. The Python package reads its first four words (`_run.py`).
 #[repr(C, align(4096))]
 struct BoundsPage {
     version: AtomicU64,
-    /// Tells this run from any other.
+    /// Identifies the run.
     key: [AtomicU64; 2],
-    /// As `--limit` and `--resident`, bytes; `u64::MAX` for none.
+    /// `--limit` and `--resident` in bytes; `u64::MAX` for no bound.
     given: [AtomicU64; 2],
-    /// Processes of the run that have no slot in any table, and their memory, bytes.
+    /// Number of processes of the run that have no slot in any table. The next two are their memory
+    /// in bytes, and its peak.
     slotless: AtomicU64,
     slotless_bytes: AtomicU64,
     peak_slotless_bytes: AtomicU64,
-    /// `memfold run`.
+    /// Held while `memfold run` lives.
     runner: RobustOwner,
     will: RobustList,
     parts: [UserPart; USERS],
@@ -55,12 +60,12 @@ pub struct RunBounds {
     page: &'static BoundsPage,
 }
 
-/// What a user's processes ask of one bound.
+/// The claim of a user's processes on one bound.
 #[derive(Copy, Clone, Default)]
 pub struct AskedShare {
-    /// All of them.
+    /// The sum of the claims of all processes.
     pub claim: ShareClaim,
-    /// What the one with the most of it holds at least, bytes.
+    /// The largest amount that one of the processes holds at least, in bytes.
     pub largest: u64,
 }
 
@@ -69,22 +74,25 @@ fn words(half: &[u8; HALF]) -> [u64; 2] {
     [half as u64, (half >> 64) as u64]
 }
 
-/// The place of a bound in a pair.
+/// Returns the index of a bound in a pair.
 fn place(limit: bool) -> usize {
     usize::from(!limit)
 }
 
 impl RunBounds {
-    /// Those of a new run, without any; and the file, of at most `bytes_max`.
+    /// Creates the bounds of a new run, without any limit, in a file of at most `bytes_max` bytes.
+    /// Returns them with the file.
     ///
     /// # Errors
-    /// As [`shared::create_to_show`]; EFBIG: it may not even be so long.
+    /// - The errors of [`shared::create_to_show`].
+    /// - EFBIG: the file would be longer than `bytes_max`.
     pub fn create(bytes_max: u64, key: &DoorKey) -> Result<(RunBounds, OwnedFd), Errno> {
         if bytes_max < size_of::<BoundsPage>() as u64 {
             return Err(Errno::FBIG);
         }
         let (file, at) = shared::create_to_show(c"memfold-bounds", size_of::<BoundsPage>())?;
-        // SAFETY: just mapped, as long as that.
+        // SAFETY: `create_to_show` mapped the file at `at`, as long as a page of bounds, and
+        // nothing unmaps it.
         let bounds = unsafe { RunBounds::at(at) };
         for (to, from) in bounds.page.key.iter().zip(words(&key.answer)) {
             to.store(from, Relaxed);
@@ -95,83 +103,90 @@ impl RunBounds {
         Ok((bounds, file))
     }
 
-    /// Those of the run with this key, from its file, to read.
+    /// Maps the bounds of the run with this key from its file, read-only.
     ///
     /// # Errors
-    /// EINVAL: it is another file, another run's, or of another version; what mapping it says.
+    /// - EINVAL: the file is no file of bounds, belongs to another run, or has another version.
+    /// - The errors of [`shared::map_to_read`].
     pub fn open(file: impl AsFd, key: &DoorKey) -> Result<RunBounds, Errno> {
         let at = shared::map_to_read(file, size_of::<BoundsPage>())?;
-        // SAFETY: just mapped, as long as that.
+        // SAFETY: `map_to_read` mapped the file at `at`, as long as a page of bounds, and nothing
+        // unmaps it.
         let bounds = unsafe { RunBounds::at(at) };
         let is_right = bounds.page.version.load(Relaxed) == LAYOUT_VERSION
             && bounds.key() == words(&key.answer);
         if is_right { Ok(bounds) } else { Err(Errno::INVAL) }
     }
 
+    /// Returns the bounds that are mapped at `at`.
+    ///
     /// # Safety
-    /// - A page is mapped there, and stays.
+    /// - A `BoundsPage` is mapped at `at` and is never unmapped.
     unsafe fn at(at: *mut c_void) -> RunBounds {
-        // SAFETY: by the caller's promise; what is in it is atomics only, for which every bit
-        // pattern is valid and which another process may change at any time.
+        // SAFETY: the caller promises that the page is mapped and stays so. It holds only atomics,
+        // for which every bit pattern is valid and which another process may change at any time.
         RunBounds { page: unsafe { &*at.cast::<BoundsPage>() } }
     }
 
-    /// What tells this run from any other.
+    /// Returns the key that identifies the run.
     pub(super) fn key(&self) -> [u64; 2] {
         [0, 1].map(|n| self.page.key[n].load(Relaxed))
     }
 
-    /// What the run may use from now on, bytes (limit, resident); `u64::MAX` for no bound. By
-    /// `memfold run`, which deals it then.
+    /// Sets the bytes that the run may use from now on; `u64::MAX` for no bound. Only `memfold run`
+    /// calls it, and calls [`RunBounds::deal`] afterwards.
     pub fn set_given(&self, limit: u64, resident: u64) {
         self.page.given[place(true)].store(limit, Relaxed);
         self.page.given[place(false)].store(resident, Relaxed);
     }
 
-    /// What the run may use now, likewise.
+    /// Returns the bytes that the run may use now, as (limit, resident); `u64::MAX` for no bound.
     pub fn given(&self) -> (u64, u64) {
         let [limit, resident] =
             [true, false].map(|limit| self.page.given[place(limit)].load(Relaxed));
         (limit, resident)
     }
 
-    /// Notes how many processes of the run have no slot, and their anonymous memory, bytes. By
-    /// `memfold run`.
+    /// Records how many processes of the run have no slot, and the bytes of their anonymous memory.
+    /// Only `memfold run` calls it.
     pub fn set_slotless(&self, count: u64, bytes: u64) {
         self.page.slotless.store(count, Relaxed);
         self.page.slotless_bytes.store(bytes, Relaxed);
         memfold_stats::raise(&self.page.peak_slotless_bytes, bytes);
     }
 
-    /// Processes of the run without a slot, and their anonymous memory, bytes.
+    /// Returns the number of processes of the run without a slot, and the bytes of their anonymous
+    /// memory.
     pub fn slotless(&self) -> (u64, u64) {
         (self.page.slotless.load(Relaxed), self.page.slotless_bytes.load(Relaxed))
     }
 
-    /// The most memory that processes without a slot ever had at once, bytes.
+    /// Returns the most bytes that the processes without a slot had at once.
     pub fn peak_slotless_bytes(&self) -> u64 {
         self.page.peak_slotless_bytes.load(Relaxed)
     }
 
-    /// The calling thread is that of `memfold run`, which reads lines while it lives.
+    /// Marks the calling thread as that of `memfold run`, which reads lines as long as it lives.
     ///
     /// # Errors
-    /// As [`RobustOwner::claim`].
+    /// The errors of [`RobustOwner::claim`].
     ///
     /// # Safety
     /// - The calling thread uses no robust mutex.
     pub unsafe fn run_here(&self) -> Result<(), Errno> {
-        // SAFETY: the caller's promise; the page is never unmapped.
+        // SAFETY: the caller promises that its thread uses no robust mutex. The page is never
+        // unmapped.
         unsafe { self.page.runner.claim(&self.page.will).map(drop) }
     }
 
-    /// Whether `memfold run` is gone, so that nobody reads a line.
+    /// Returns whether `memfold run` is gone, so that no process reads lines.
     pub fn is_left_alone(&self) -> bool {
         self.page.runner.state() == OwnerState::Ended
     }
 
-    /// Shares the bounds, without what processes without a slot have, between users who ask for so
-    /// much: as the limit counts, and as the bound of resident memory does. By `memfold run`.
+    /// Shares the bounds between the users. What processes without a slot have is taken off first.
+    /// `users` holds what each user asks, as counted for the limit and for the bound of resident
+    /// memory. Only `memfold run` calls it.
     pub fn deal(&self, users: &[[AskedShare; 2]]) {
         let slotless = self.slotless().1;
         for n in [true, false].map(place) {
@@ -197,16 +212,16 @@ impl RunBounds {
         }
     }
 
-    /// The part of one user.
+    /// Returns the part of one user.
     ///
     /// # Panics
-    /// If there are not so many users.
+    /// If `user` is not less than [`USERS`].
     pub fn portion(&self, user: usize) -> UserPortion {
         UserPortion { page: self.page, part: &self.page.parts[user] }
     }
 }
 
-/// What one user may use of the bounds of a run.
+/// One user's part of the bounds of a run.
 #[derive(Copy, Clone)]
 pub struct UserPortion {
     page: &'static BoundsPage,
@@ -214,13 +229,14 @@ pub struct UserPortion {
 }
 
 impl UserPortion {
-    /// All bounds of the run.
+    /// Returns the bounds of the whole run.
     pub fn bounds(&self) -> RunBounds {
         RunBounds { page: self.page }
     }
 
-    /// What processes with a slot may use now, bytes (limit, resident); `u64::MAX` for no bound.
-    /// `waiting`: what processes without a slot have taken, and may use before anybody looks.
+    /// Returns the bytes that this user's processes with a slot may use now, as (limit, resident);
+    /// `u64::MAX` for no bound. `waiting` is the bytes that processes without a slot have reserved,
+    /// and may use before the next census sees them.
     pub fn left(&self, waiting: u64) -> (u64, u64) {
         let unseen = waiting.saturating_sub(self.bounds().slotless().1);
         let left = |limit: bool| match self.part.bytes[place(limit)].load(Relaxed) {
@@ -230,8 +246,8 @@ impl UserPortion {
         (left(true), left(false))
     }
 
-    /// What processes of other users hold at least, bytes, as far as is known; and whether one of
-    /// this user's holds most of all.
+    /// Returns the bytes that processes of other users hold at least, as far as is known, and
+    /// whether a process of this user holds the most of all.
     pub fn others(&self, limit: bool) -> (u64, bool) {
         let n = place(limit);
         (self.part.others_least[n].load(Relaxed), self.part.has_largest[n].load(Relaxed) != 0)
@@ -261,7 +277,7 @@ mod tests {
         bounds.deal(&[asked(0, 0, 0)]);
         bounds.set_slotless(1, 10);
         assert_eq!((other.slotless(), other.peak_slotless_bytes()), ((1, 10), 20));
-        // Of what waits, 10 bytes were seen.
+        // 10 of the waiting bytes were seen.
         assert_eq!(
             (other.portion(0).left(15), other.portion(0).left(10)),
             ((45, u64::MAX), (50, u64::MAX))
@@ -279,7 +295,7 @@ mod tests {
         };
         assert_eq!(dealt(&[asked(500, 200, 7)]), [(100, 90)]);
         assert_eq!(dealt(&[asked(500, 0, 0), asked(20, 0, 0)]), [(80, 70), (20, 20)]);
-        // One that claims without end gets no more than an equal share.
+        // A user that claims without end gets no more than an equal share.
         assert_eq!(dealt(&[asked(80, 0, 5), asked(u64::MAX, 0, 9)]), [(50, 45), (50, 45)]);
         assert_eq!(bounds.portion(0).others(true), (0, false));
         assert_eq!(bounds.portion(1).others(false), (0, true));

@@ -1,11 +1,11 @@
 //! The table that the processes of one user of a run share with `memfold run`: a slot for each
-//! process with what it needs and its figures, and the lines that processes leave to be said.
+//! process with its claims and figures, and the mailbox for their lines.
 //!
-//! It has a slot for each process that the system can have, takes memory for those that were used,
-//! and is mapped as far. A slot belongs to a process as long as that lives
-//! ([`memfold_os::thread::owner`]); the counters of those that have ended stay in the sums. The
-//! first [`APART`] processes have slots of their own for good, so that each is told of; later ones
-//! go on with the slots of ended ones.
+//! The table has a slot for every process that the system can have. It takes memory only for slots
+//! that were used, and is mapped only that far. A slot belongs to a process as long as the process
+//! lives ([`memfold_os::thread::owner`]). The counters of ended processes stay in the sums. The
+//! first [`APART`] processes keep their slots for good, so that each can be reported. Later
+//! processes reuse the slots of ended ones and add to their counters.
 pub mod bounds;
 mod slot;
 pub mod totals;
@@ -34,40 +34,42 @@ use memfold_os::{Errno, units::PAGE_SIZE};
 use memfold_stats::Stats;
 use rustix::fd::{AsFd, OwnedFd};
 
-/// Seats that are not given again.
+/// Number of slots that are never reused by another process.
 pub const APART: usize = 64;
 
-/// Bytes of what is told of a program that isn't managed; the rest is cut off.
+/// Length of the text about a program that is not managed, in bytes, at most. A longer text is cut
+/// off.
 pub const UNMANAGED_BYTES_MAX: usize = 240;
 
-/// Programs that can't be managed. All zeros are none.
+/// Programs that cannot be managed. All zeros are none.
 #[repr(C)]
 struct UnmanagedPrograms {
     count: AtomicU64,
-    /// Of the text about the first: 1 while it is written, 2 once it is whole.
+    /// State of the text about the first: 1 while it is written, 2 once it is complete.
     state: AtomicU64,
     first: [AtomicU8; UNMANAGED_BYTES_MAX],
 }
 
-/// What stands in front.
+/// The header of a table.
 #[repr(C, align(4096))]
 struct RunHeader {
     version: AtomicU64,
-    /// Which user of the run it belongs to.
+    /// Index of the user to whom the table belongs.
     user: AtomicU64,
-    /// Seats from the first to the last that was ever used.
+    /// Number of slots from the first to the last that was ever used.
     used: AtomicU64,
-    /// 1 once a process of the run has begun, which may do without a slot; 2 once one has seen that
-    /// an engine can be had for the gate.
+    /// 1 once a process of the run has begun, even one without a slot. 2 once a process has found
+    /// that engines are available for the gate.
     begun: AtomicU64,
-    /// Tells this table from that of any other run.
+    /// Identifies the run.
     key: [AtomicU64; 2],
     unmanaged: UnmanagedPrograms,
     charges: TableCharges,
     totals: TablePeaks,
-    /// 1 once a process has reported that the limit can't be kept.
+    /// 1 once a process has reported that the limit cannot be kept.
     reported: AtomicU64,
-    /// The largest of the least limits that could be kept at a moment, bytes; 0: the given one could.
+    /// The largest least limit that could be kept at any moment, in bytes. 0 if the given limit
+    /// could be kept.
     least_bytes: AtomicU64,
     mailbox: Mailbox,
 }
@@ -76,11 +78,11 @@ const _: () = assert!(
     size_of::<RunHeader>().is_multiple_of(PAGE_SIZE) && align_of::<TableGroup>() <= PAGE_SIZE
 );
 
-/// A table is mapped so often at most: each time twice as far.
+/// Mappings of a table, at most: each one is twice as long as the one before.
 const MAPPINGS: usize = usize::BITS as usize;
 
-/// Where a table is mapped. A longer mapping takes the place of a shorter one, which stays for those
-/// who use it.
+/// The mappings of a table. A longer mapping replaces a shorter one, which stays mapped for threads
+/// that use it.
 struct MappedSlots {
     groups: &'static [TableGroup],
     /// Address and length of each mapping.
@@ -96,41 +98,42 @@ impl MappedSlots {
     }
 }
 
-/// The table, mapped for as long as this process lives.
+/// A table, mapped as long as this process lives.
 pub struct RunTable {
     head: &'static RunHeader,
     portion: UserPortion,
-    /// Seats at most.
+    /// Number of slots, at most.
     slots: usize,
     mapped: Mutex<MappedSlots>,
 }
 
-/// What a run holds at least, bytes.
+/// The memory that a run holds at least, in bytes.
 pub struct LeastBytes {
-    /// All of its processes.
+    /// The bytes of all processes of the run.
     pub bytes: u64,
-    /// Of that, those without a slot.
+    /// The part of `bytes` of processes without a slot.
     pub slotless: u64,
-    /// Who holds most of it, if that is known to be a process of this user's.
+    /// The process that holds the most of `bytes`, if it is known to be one of this user's.
     pub largest: Option<ProcessSlot>,
-    /// No process of another user's holds more of it.
+    /// Whether no process of another user holds more of `bytes`.
     pub has_largest: bool,
 }
 
-/// Length of the file of a table with `slots` slots, bytes.
+/// Returns the length of the file of a table with `slots` slots, in bytes.
 fn len_of(slots: usize) -> usize {
     size_of::<RunHeader>() + slots.div_ceil(GROUP) * size_of::<TableGroup>()
 }
 
 impl RunTable {
-    /// A new one of one user of a run, with room for `slots` processes, in a file of at most
-    /// `bytes_max`; and the file.
+    /// Creates a table for one user of a run, with room for `slots` processes or as many as fit in
+    /// a file of at most `bytes_max` bytes. Returns it with the file.
     ///
     /// # Errors
-    /// What making or mapping the file says; EFBIG: it may not even be long enough for a few.
+    /// - The errors of creating and mapping the file.
+    /// - EFBIG: `bytes_max` has no room for a group of slots.
     ///
     /// # Panics
-    /// If a run can't have so many users.
+    /// If `user` is not less than [`bounds::USERS`].
     pub fn create(
         slots: usize,
         bytes_max: u64,
@@ -153,10 +156,11 @@ impl RunTable {
         Ok((table, file))
     }
 
-    /// That of a user of the run with these bounds, from its file.
+    /// Maps the table of a user of the run with these bounds from its file.
     ///
     /// # Errors
-    /// EINVAL: it is another file, another run's, or of another version; what mapping it says.
+    /// - EINVAL: the file is no table, belongs to another run, or has another version.
+    /// - The errors of mapping the file.
     pub fn open(file: impl AsFd, bounds: RunBounds) -> Result<RunTable, Errno> {
         RunTable::map(file, |head| {
             let its = [0, 1].map(|n| head.key[n].load(Relaxed));
@@ -177,45 +181,49 @@ impl RunTable {
         let len = len_of(1);
         let (at, file_len) = shared::map(file, len)?;
         let slots = (file_len as usize - size_of::<RunHeader>()) / size_of::<TableGroup>() * GROUP;
-        // SAFETY: the mapping is page-aligned, long enough for both, and stays; what is in it is
-        // atomics only, for which every bit pattern is valid and which other processes may change
-        // at any time.
+        // SAFETY: the mapping starts at a page, is long enough for the header and one group, and is
+        // never unmapped. Both hold only atomics, for which every bit pattern is valid and which
+        // other processes may change at any time.
         let (head, groups) = unsafe { (&*at.cast::<RunHeader>(), groups_at(at, 1)) };
         let mut mapped = MappedSlots { groups: &[], all: [(0, 0); MAPPINGS], count: 0 };
         mapped.add(at, len, groups);
         Ok(RunTable { head, portion: portion(head)?, slots, mapped: Mutex::new(mapped) })
     }
 
-    /// Gives the table up for good: from now on nothing that this process writes there, by whatever
-    /// pointer, comes to anybody else. It must have no slot.
+    /// Gives up the table for good. Afterwards no write of this process to it, by any pointer,
+    /// reaches another process. The process must have no slot.
     ///
     /// # Errors
-    /// ENOMEM, in part done: the kernel has no room to note it.
+    /// ENOMEM: the kernel has no memory to replace a mapping. Other mappings may be replaced
+    /// already.
     pub fn give_up(&self) -> Result<(), Errno> {
         let mapped = self.mapped.lock();
-        // SAFETY: these are its mappings, in which are atomics only.
+        // SAFETY: these are the table's own mappings, and they hold only atomics, for which zeros
+        // are valid.
         let replace =
             |(at, len): (usize, usize)| unsafe { shared::replace_by_zeros(at as *mut c_void, len) };
         mapped.all[..mapped.count].iter().copied().try_for_each(replace)
     }
 
-    /// What the run and this table's user may use.
+    /// Returns what the run and this table's user may use.
     pub fn portion(&self) -> &UserPortion {
         &self.portion
     }
 
-    /// What the user's processes with a slot may use: what those without use, or have taken and may
-    /// use before anybody looks, is taken off.
+    /// Returns the bytes that this user's processes with a slot may use, as (limit, resident). What
+    /// processes without a slot use, or have reserved and may use before the next census, is taken
+    /// off.
     pub fn bounds_left(&self) -> (u64, u64) {
         self.portion.left(self.head.charges.waiting_bytes.load(Relaxed))
     }
 
-    /// What processes without a slot hold, or have taken and may use before anybody looks, bytes.
+    /// Returns the bytes that processes without a slot hold, or have reserved and may use before
+    /// the next census.
     fn slotless_bytes(&self) -> u64 {
         self.portion.bounds().slotless().1.max(self.head.charges.waiting_bytes.load(Relaxed))
     }
 
-    /// Raises the peaks to what processes hold now, if that is due.
+    /// Raises the peaks to what the processes hold now, if that is due.
     pub fn note_totals(&self) {
         let used = (self.head.used.load(Relaxed) as usize).min(self.slots);
         if !self.head.totals.is_due(used, now_ns()) {
@@ -226,14 +234,13 @@ impl RunTable {
         self.head.totals.note(sum, self.portion.bounds().slotless().1);
     }
 
-    /// Adds what processes with a slot hold now.
+    /// Adds what the processes with a slot hold now to `sum`.
     pub fn add_to(&self, sum: &mut PeakSums) {
         self.alive().for_each(|process| sum.add(process.stats()));
     }
 
-    /// What all processes of the run hold at least, bytes, however much is folded; of it, what
-    /// processes without a slot hold. And the process that holds most of it, if it is one of this
-    /// user's.
+    /// Returns what the whole run holds at least, however much is folded. `limit` selects the count
+    /// for the limit or for the bound of resident memory.
     pub fn least(&self, limit: bool) -> LeastBytes {
         let slotless = self.slotless_bytes();
         let (others, has_largest) = self.portion.others(limit);
@@ -244,7 +251,7 @@ impl RunTable {
         LeastBytes { bytes, slotless, largest: largest.filter(|_| has_largest), has_largest }
     }
 
-    /// What its processes ask of a bound together.
+    /// Returns the sum of what this table's processes ask of a bound.
     pub fn asked(&self, limit: bool) -> AskedShare {
         self.alive().fold(AskedShare::default(), |all, process| {
             let ShareClaim { need, least } = process.claim(limit);
@@ -256,7 +263,7 @@ impl RunTable {
         })
     }
 
-    /// The sum of a figure over the processes that are alive, and how many there are.
+    /// Returns the sum of a figure over the live processes, and their number.
     pub fn sum_of(&self, of: impl Fn(&Stats) -> u64) -> (u64, usize) {
         self.alive().fold((0, 0), |(sum, count), process| {
             (u64::saturating_add(sum, of(process.stats())), count + 1)
@@ -267,71 +274,74 @@ impl RunTable {
         self.processes().filter(ProcessSlot::is_alive)
     }
 
-    /// At this moment no limit below `bytes` could be kept.
+    /// Records that at this moment no limit below `bytes` could be kept.
     pub fn note_least(&self, bytes: u64) {
         self.head.least_bytes.fetch_max(bytes, Relaxed);
     }
 
-    /// The least limit that could have been kept all the time, bytes; 0: the given one was.
+    /// Returns the least limit in bytes that could have been kept all the time; 0 if the given one
+    /// was.
     pub fn least_bytes(&self) -> u64 {
         self.head.least_bytes.load(Relaxed)
     }
 
-    /// The limit can't be kept. `true`: no process of the run has reported it yet.
+    /// Records that the limit cannot be kept. Returns whether this is the first report of the run.
     pub fn report_limit(&self) -> bool {
         self.head.reported.swap(1, Relaxed) == 0
     }
 
-    /// What its processes held at most.
+    /// Returns the peaks of what the processes held.
     pub fn totals(&self) -> &'static TablePeaks {
         &self.head.totals
     }
 
-    /// Where lines are left.
+    /// Returns the mailbox of the table.
     pub fn mailbox(&self) -> &'static Mailbox {
         &self.head.mailbox
     }
 
-    /// Whether `memfold run` is gone, so that nobody reads a line.
+    /// Returns whether `memfold run` is gone, so that no process reads lines.
     pub fn is_left_alone(&self) -> bool {
         self.portion.bounds().is_left_alone()
     }
 
-    /// A process of the run begins. `true`: no other has yet.
+    /// Records that a process of the run begins. Returns whether it is the first.
     pub fn note_process(&self) -> bool {
         self.head.begun.fetch_max(1, Relaxed) == 0
     }
 
-    /// Whether any has.
+    /// Returns whether any process has begun.
     pub fn has_begun(&self) -> bool {
         self.head.begun.load(Relaxed) > 0
     }
 
-    /// Processes of the run can have an engine for the gate.
+    /// Records that processes of the run can have an engine for the gate.
     pub fn note_gate(&self) {
         self.head.begun.fetch_max(2, Relaxed);
     }
 
-    /// Whether one has said so.
+    /// Returns whether a process recorded [`RunTable::note_gate`].
     pub fn has_gate(&self) -> bool {
         self.head.begun.load(Relaxed) > 1
     }
 
-    /// A process without an engine is about to map `bytes` more. `false`: all of them together would
-    /// have more than `most`. What a process has that is killed counts for good: then others have an
-    /// engine sooner.
+    /// Reserves `bytes` for a process without an engine that is about to map so much more. Returns
+    /// `false`, and reserves nothing, if all reservations together would exceed `most` bytes.
+    ///
+    /// The reservation of a process that is killed is never given back. Other processes then start
+    /// an engine sooner.
     pub fn take_waiting(&self, bytes: u64, most: u64) -> bool {
         let more = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= most);
         self.head.charges.waiting_bytes.fetch_update(AcqRel, Relaxed, more).is_ok()
     }
 
-    /// It has them no more, or has an engine.
+    /// Gives back `bytes` of a process that unmapped them, or that has an engine now.
     pub fn give_back_waiting(&self, bytes: u64) {
         self.head.charges.waiting_bytes.fetch_sub(bytes, AcqRel);
     }
 
-    /// A process is about to execute a program that can't be managed; `about`: its name, and why.
-    /// Returns whether it is the first, about which the text is kept.
+    /// Records that a process is about to execute a program that cannot be managed. `about` is its
+    /// name and the reason. Returns whether it is the first, whose text is kept.
     pub fn note_unmanaged(&self, about: &[u8]) -> bool {
         let unmanaged = &self.head.unmanaged;
         unmanaged.count.fetch_add(1, Relaxed);
@@ -344,7 +354,8 @@ impl RunTable {
         is_first
     }
 
-    /// It could not be executed.
+    /// Takes back [`RunTable::note_unmanaged`] because the program could not be executed.
+    /// `is_first` is what that call returned.
     pub fn forget_unmanaged(&self, is_first: bool) {
         self.head.unmanaged.count.fetch_sub(1, Relaxed);
         if is_first {
@@ -352,7 +363,8 @@ impl RunTable {
         }
     }
 
-    /// How often programs were executed that can't be managed, and what is known about the first.
+    /// Returns how often programs that cannot be managed were executed, and the text about the
+    /// first.
     pub fn unmanaged(&self) -> (u64, Vec<u8>) {
         let unmanaged = &self.head.unmanaged;
         let is_known = unmanaged.state.load(Acquire) == 2;
@@ -361,19 +373,21 @@ impl RunTable {
         (unmanaged.count.load(Relaxed), text)
     }
 
-    /// A slot for the calling thread's process, `pid` as `memfold run` sees it: until the thread
-    /// ends or the process executes another program. One that has executed another keeps its slot,
-    /// and its counters go on. `None` if there is none left, or no address space to map it.
+    /// Claims a slot for the calling thread's process, whose number for `memfold run` is `pid`. The
+    /// process holds it until the thread ends or the process executes another program. A process
+    /// that executed another program gets its old slot again, and its counters go on. Returns
+    /// `None` if no slot is left, or no address space to map it.
     ///
     /// # Safety
-    /// - As for [`memfold_os::thread::owner::RobustOwner::claim`]: the calling thread has no robust list that anybody needs.
+    /// - As [`memfold_os::thread::owner::RobustOwner::claim`] requires, the calling thread has no
+    ///   robust list that is needed.
     pub unsafe fn claim(&self, pid: u32) -> Option<ProcessSlot> {
         let used = self.head.used.load(Relaxed) as usize;
         let is_left =
             |n: &usize| self.slot(*n).is_some_and(|s| s.owner.state() == OwnerState::Ended);
         let is_kept =
             |n: &usize| is_left(n) && self.slot(*n).is_some_and(|s| s.pid.load(Relaxed) == pid);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that its thread has no robust list that is needed.
         let take = |n: usize| unsafe { self.take(n, pid) };
         if let Some(kept) = (0..used).find(is_kept).and_then(take) {
             return Some(kept);
@@ -391,12 +405,14 @@ impl RunTable {
         take(next)
     }
 
+    /// Claims the `n`th slot if no process holds it.
+    ///
     /// # Safety
-    /// - As for [`RunTable::claim`].
+    /// - The calling thread has no robust list that is needed.
     unsafe fn take(&self, n: usize, pid: u32) -> Option<ProcessSlot> {
         let process = self.process(n)?;
-        // SAFETY: the caller's promise; the table is never unmapped, and each slot has a will of
-        // its own.
+        // SAFETY: the caller promises that its thread has no robust list that is needed. The table
+        // is never unmapped, and each slot has a `RobustList` of its own.
         let taken = unsafe { process.slot.owner.claim(&process.place.will) };
         if taken != Ok(true) {
             return None;
@@ -409,7 +425,7 @@ impl RunTable {
         Some(process)
     }
 
-    /// Every process that has had a slot, in the order of the slots.
+    /// Returns every process that has had a slot, in the order of the slots.
     pub fn processes(&self) -> impl Iterator<Item = ProcessSlot> + '_ {
         let used = self.head.used.load(Relaxed) as usize;
         (0..used.min(self.slots))
@@ -417,8 +433,9 @@ impl RunTable {
             .filter(|p| p.slot.owner.state() != OwnerState::Free)
     }
 
-    /// What the other processes of the run ask of its limit, or of its bound of resident memory: of
-    /// those that live and need any. What ended ones held is free.
+    /// Returns the claims of the other live processes on the limit, or on the bound of resident
+    /// memory. Processes that need nothing are left out. What ended processes were charged with is
+    /// released.
     pub fn claims_of_others(&self, own: Option<ProcessSlot>, limit: bool) -> Vec<ShareClaim> {
         let used = (self.head.used.load(Relaxed) as usize).min(self.slots);
         let own = own.map(|own| own.number);
@@ -450,17 +467,20 @@ impl RunTable {
         })
     }
 
-    /// The groups of the first `slots` slots, or as many as can be mapped.
+    /// Returns the groups of the first `slots` slots, or as many as can be mapped.
     fn mapped(&self, slots: usize) -> &'static [TableGroup] {
         let mut mapped = self.mapped.lock();
         let count = slots.div_ceil(GROUP);
         if count > mapped.groups.len() {
-            // Twice as much each time: all of them together are less than four times the last.
+            // The length doubles each time, so all mappings together are less than four times the
+            // last.
             let wanted = count.next_power_of_two().min(self.slots / GROUP);
             let at = self.head as *const RunHeader as *mut c_void;
-            // SAFETY: the table is mapped from there, and its file has that many slots.
+            // SAFETY: the table is mapped at `at`, and `wanted` is at most the number of groups in
+            // its file.
             if let Ok(at) = unsafe { shared::map_again(at, len_of(wanted * GROUP)) } {
-                // SAFETY: as in `map_any`.
+                // SAFETY: `map_again` mapped the header and `wanted` groups at `at`, which starts
+                // at a page. The mapping is never unmapped.
                 let groups = unsafe { groups_at(at, wanted) };
                 mapped.add(at, len_of(wanted * GROUP), groups);
             }
@@ -469,10 +489,15 @@ impl RunTable {
     }
 }
 
+/// Returns the groups of a table that is mapped at `at`.
+///
 /// # Safety
-/// - At `at` a table with so many groups is mapped, and stays.
+/// - A table with `count` groups is mapped at `at` and is never unmapped.
 unsafe fn groups_at(at: *mut c_void, count: usize) -> &'static [TableGroup] {
-    // SAFETY: by the caller's promise; atomics only, as in `map_any`.
+    // SAFETY: the caller promises that the header and `count` groups are mapped there for good. The
+    // groups follow the header, which is a multiple of a page long, so they are aligned. They hold
+    // only atomics, for which every bit pattern is valid and which other processes may change at
+    // any time.
     unsafe {
         core::slice::from_raw_parts(at.cast::<RunHeader>().add(1).cast::<TableGroup>(), count)
     }

@@ -1,4 +1,4 @@
-//! The slot of a process in the table of its user, and what it is charged with.
+//! The slot of a process in the table of its user, and the memory that it is charged with.
 use super::bounds::UserPortion;
 use crate::fair_share::ShareClaim;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
@@ -6,22 +6,22 @@ use memfold_os::Errno;
 use memfold_os::thread::owner::{OwnerState, RobustList, RobustOwner};
 use memfold_stats::Stats;
 
-/// Seats that lie together.
+/// Number of slots in a group.
 pub(super) const GROUP: usize = 64;
-/// A process is charged for what it takes in steps of so many bytes.
+/// The size of the steps in which a process is charged, in bytes.
 const CHARGE_BYTES: u64 = 256 << 10;
 
-/// What processes of a table have in common.
+/// Charges of the processes of a table.
 #[repr(C)]
 pub(super) struct TableCharges {
-    /// What those without an engine have mapped past what each may have, bytes.
+    /// Bytes that processes without an engine have reserved beyond what each may have anyway.
     pub(super) waiting_bytes: AtomicU64,
-    /// What all with a slot are charged with, bytes.
+    /// Bytes that all processes with a slot are charged with.
     pub(super) charged_bytes: AtomicU64,
 }
 
 impl TableCharges {
-    /// A process that has ended, or begins, holds nothing.
+    /// Releases the charge of a slot whose process has ended or begins, and so holds nothing.
     pub(super) fn forget(&self, slot: &SlotWords) {
         if slot.charged_bytes.load(Relaxed) > 0 {
             let charged = slot.charged_bytes.swap(0, AcqRel);
@@ -30,22 +30,23 @@ impl TableCharges {
     }
 }
 
-/// What all processes look at all the time.
+/// The part of a slot that all other processes read often.
 #[repr(C)]
 pub(super) struct SlotWords {
     pub(super) owner: RobustOwner,
-    /// The process, by its number as `memfold run` sees it.
+    /// The process's number as `memfold run` sees it.
     pub(super) pid: AtomicU32,
     need_bytes: AtomicU64,
-    /// What it can't fold, uncompressed, and what is folded.
+    /// Uncompressed bytes that the process cannot fold. `stored_bytes` is what its folded memory
+    /// takes.
     least_bytes: AtomicU64,
     stored_bytes: AtomicU64,
-    /// Its part of what all are charged with.
+    /// The part of [`TableCharges::charged_bytes`] of this process.
     charged_bytes: AtomicU64,
 }
 
 impl SlotWords {
-    /// What it asks of a bound; `limit`: of one that counts what is folded.
+    /// Returns what the process asks of a bound. `limit` is whether the bound counts folded memory.
     pub(super) fn claim(&self, limit: bool) -> ShareClaim {
         let stored = if limit { self.stored_bytes.load(Relaxed) } else { 0 };
         ShareClaim {
@@ -67,10 +68,10 @@ pub(super) struct TableGroup {
     pub(super) places: [SlotFigures; GROUP],
 }
 
-/// A process of the run.
+/// A process of the run, by its slot.
 #[derive(Copy, Clone)]
 pub struct ProcessSlot {
-    /// Of its slot, which is at several addresses where several mappings have it.
+    /// Index of the slot. The slot itself is at several addresses where several mappings have it.
     pub(super) number: usize,
     pub(super) charges: &'static TableCharges,
     pub(super) portion: UserPortion,
@@ -79,57 +80,59 @@ pub struct ProcessSlot {
 }
 
 impl ProcessSlot {
-    /// Its number, as `memfold run` sees it.
+    /// Returns the process's number as `memfold run` sees it.
     pub fn pid(&self) -> u32 {
         self.slot.pid.load(Relaxed)
     }
 
-    /// Whether it is still there, and its program is the one that has the slot.
+    /// Returns whether the process lives and still runs the program that claimed the slot.
     pub fn is_alive(&self) -> bool {
         self.slot.owner.state() == OwnerState::Held
     }
 
-    /// Gives the slot up: by the thread that has claimed it.
+    /// Gives up the slot. The thread that claimed it must call this.
     ///
     /// # Errors
-    /// As [`RobustOwner::leave`].
+    /// The errors of [`RobustOwner::leave`].
     pub fn leave(&self) -> Result<(), Errno> {
         self.slot.owner.leave()
     }
 
-    /// Its figures.
+    /// Returns the figures of the process.
     pub fn stats(&self) -> &'static Stats {
         &self.place.stats
     }
 
-    /// What it needs of the limit, bytes.
+    /// Publishes how many bytes of the limit the process needs.
     pub fn set_need(&self, bytes: u64) {
         self.slot.need_bytes.store(bytes, Relaxed);
     }
 
-    /// What it can't fold, uncompressed, and what it has folded takes, bytes.
+    /// Publishes how many uncompressed bytes the process cannot fold, and how many bytes its folded
+    /// memory takes.
     pub fn set_least(&self, bytes: u64, stored: u64) {
         self.slot.least_bytes.store(bytes, Relaxed);
         self.slot.stored_bytes.store(stored, Relaxed);
     }
 
-    /// Whether both are the same process.
+    /// Returns whether both are the same process.
     pub fn is(&self, other: &ProcessSlot) -> bool {
         self.number == other.number
     }
 
-    /// What it asks of the limit, or of the bound of resident memory.
+    /// Returns what the process asks of the limit, or of the bound of resident memory.
     pub fn claim(&self, limit: bool) -> ShareClaim {
         self.slot.claim(limit)
     }
 
-    /// Charges this process with `bytes` in all, unless it is charged with so much already: before
-    /// it takes memory. `false`: all processes together would be past the limit, or past the bound
-    /// of resident memory, and nothing was charged. Costs one load while there is room in the step.
+    /// Charges this process with `bytes` in all, before it takes the memory. Does nothing if it is
+    /// charged with so much already. Returns `false`, and charges nothing, if all processes
+    /// together would exceed the limit, or the bound of resident memory. Costs one load while the
+    /// last step has room.
     ///
-    /// Processes that grow at once learn of each other so. The sum is never below what the slots are
-    /// charged with, also where a process is killed in between: the sum is raised first, and
-    /// lowered last.
+    /// Charges show processes that grow at once each other's growth. The sum is never below what
+    /// the slots are charged with, even if a process is killed in between. For that, the sum is
+    /// raised before the slot and lowered after it.
     pub fn charge(&self, bytes: u64, limit: bool) -> bool {
         let own = self.slot.charged_bytes.load(Relaxed);
         if bytes <= own {
@@ -148,7 +151,7 @@ impl ProcessSlot {
         })
     }
 
-    /// Charges it with what it holds, bytes: no more and no less.
+    /// Sets the charge of this process to the `bytes` that it holds.
     pub fn settle(&self, bytes: u64) {
         let own = self.slot.charged_bytes.load(Relaxed);
         if bytes > own {

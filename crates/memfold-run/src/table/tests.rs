@@ -1,4 +1,4 @@
-//! The table, by threads that stand for processes.
+//! Tests of the table. Threads stand for processes.
 use super::*;
 use crate::door::{DoorKey, HALF};
 use std::boxed::Box;
@@ -19,11 +19,11 @@ fn set_bounds(table: &RunTable, limit: u64, resident: u64) {
 }
 
 fn claim(table: &RunTable, pid: u32) -> Option<ProcessSlot> {
-    // SAFETY: threads of these tests use no robust mutex.
+    // SAFETY: threads of these tests use no robust mutex, so their robust lists are not needed.
     unsafe { table.claim(pid) }
 }
 
-/// Claims a slot in a thread that ends, and waits until that has been noted.
+/// Claims a slot in a thread that ends, and waits until the slot is seen to be free.
 fn claim_and_end(table: &'static RunTable, pid: u32) -> ProcessSlot {
     let process = std::thread::spawn(move || claim(table, pid).unwrap()).join().unwrap();
     while process.is_alive() {
@@ -95,7 +95,7 @@ fn program_that_could_not_be_executed_is_not_unmanaged() {
     assert_eq!(table.unmanaged(), (1, b"/a: static".to_vec()));
 }
 
-/// More than were ever mapped at first, all at the same time.
+/// There are more processes at once than slots in the first mapping.
 #[test]
 fn each_process_has_its_slot_and_sees_what_others_need() {
     const COUNT: usize = 300;
@@ -141,7 +141,7 @@ fn process_that_executes_a_program_keeps_its_slot() {
     assert_eq!(table.processes().count(), 2);
 }
 
-/// Two that live one after the other never held their sum; two at once did.
+/// The sum of two processes that live one after the other is no peak; that of two at once is.
 #[test]
 fn peaks_are_of_processes_that_lived_at_once() {
     let table = table(100);

@@ -1,9 +1,9 @@
-//! What processes hold at one moment, and the most that this ever was. It lies in the table that they
-//! share.
+//! The memory that the processes hold at one moment, and its peaks. The peaks are in the table that
+//! the processes share.
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_stats::{Stats, raise};
 
-/// Names of the figures of which the run has a peak of its own, in the order of [`PeakSums`].
+/// Names of the figures that have a peak for the run, in the order of [`PeakSums`].
 pub const PEAKS: [&str; 5] = [
     "peak_bytes",
     "peak_resident_bytes",
@@ -11,9 +11,10 @@ pub const PEAKS: [&str; 5] = [
     "peak_index_bytes",
     "peak_folded_bytes",
 ];
-/// Seats up to which every look sums.
+/// Up to so many slots, every call sums them.
 const SLOTS_FEW: usize = 4;
-/// Time between two sums for each slot beyond, nanoseconds: some hundred times what it costs.
+/// Time between two sums for each slot if there are more, in nanoseconds. It is some hundred times
+/// what a sum costs.
 const SLOT_NS: u64 = 20_000;
 
 /// Bytes that several processes hold, in the order of [`PEAKS`].
@@ -21,8 +22,8 @@ const SLOT_NS: u64 = 20_000;
 pub struct PeakSums([u64; PEAKS.len()]);
 
 impl PeakSums {
-    /// Adds what one process holds now. Memory that it shares with others after a fork counts in
-    /// each with its part.
+    /// Adds what one process holds now. Of memory that it shares with others after a fork, only its
+    /// part is counted.
     pub fn add(&mut self, stats: &Stats) {
         let of = |gauge: &AtomicU64| gauge.load(Relaxed);
         let (pool, index) = (of(&stats.pool_bytes), of(&stats.index_bytes));
@@ -54,7 +55,8 @@ pub struct TablePeaks {
 }
 
 impl TablePeaks {
-    /// Whether a sum over so many slots is due. `true` is for the caller alone, who sums then.
+    /// Returns whether a sum over so many slots is due. Only one caller gets `true`, and it must
+    /// sum.
     pub fn is_due(&self, slots: usize, now_ns: u64) -> bool {
         let last = self.summed_at_ns.load(Relaxed);
         // Processes in other time namespaces have other clocks.
@@ -62,7 +64,8 @@ impl TablePeaks {
         due && self.summed_at_ns.compare_exchange(last, now_ns, Relaxed, Relaxed).is_ok()
     }
 
-    /// Raises the peaks to what processes with a slot hold now, and those without.
+    /// Raises the peaks to `sum`, which is what processes with a slot hold now, plus the bytes of
+    /// those without.
     pub fn note(&self, mut sum: PeakSums, slotless_bytes: u64) {
         sum.add_unmanaged(slotless_bytes);
         for (peak, now) in self.peaks.iter().zip(sum.0) {
@@ -70,7 +73,7 @@ impl TablePeaks {
         }
     }
 
-    /// The most that the run ever held, in the order of [`PEAKS`].
+    /// Returns the most that the run ever held, in the order of [`PEAKS`].
     pub fn peaks(&self) -> [u64; PEAKS.len()] {
         self.peaks.each_ref().map(|peak| peak.load(Relaxed))
     }

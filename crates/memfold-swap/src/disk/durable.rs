@@ -1,5 +1,5 @@
 //! Files that must survive a power cut, and their directory. Tests replace them with a disk that
-//! forgets, tears and fails.
+//! loses, tears and refuses writes.
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::Arc;
@@ -28,16 +28,16 @@ pub trait Folder: Send + Sync {
     /// Opens the file of a name.
     ///
     /// # Errors
-    /// ENOENT: there is none. EMFILE and others.
+    /// ENOENT: no file has the name. Others, such as EMFILE.
     fn open(&self, name: &[u8], access: FileAccess) -> Result<Box<dyn File>, Errno>;
 
     /// Makes an empty file under a free name, readable by its owner only.
     ///
     /// # Errors
-    /// EEXIST: it isn't free.
+    /// EEXIST: the name isn't free.
     fn create(&self, name: &[u8]) -> Result<Box<dyn File>, Errno>;
 
-    /// Makes an empty file without a name, which is gone with its last descriptor.
+    /// Makes an empty file without a name. It is gone when its last descriptor is closed.
     ///
     /// # Errors
     /// EOPNOTSUPP, EISDIR: the file system has no such files, or they can't be given a name here.
@@ -46,50 +46,51 @@ pub trait Folder: Send + Sync {
     /// Renames a file, in one step. A file that had the new name loses it.
     ///
     /// # Errors
-    /// Both names are unchanged.
+    /// The system's error. Both names are unchanged then.
     fn rename(&self, from: &[u8], to: &[u8]) -> Result<(), Errno>;
 
     /// Removes a name.
     ///
     /// # Errors
-    /// It is unchanged.
+    /// The system's error. The name is unchanged then.
     fn remove(&self, name: &[u8]) -> Result<(), Errno>;
 
-    /// Returns which file has a name.
+    /// Returns the device and inode of the file that has a name.
     ///
     /// # Errors
     /// ENOENT: no file has it.
     fn identity(&self, name: &[u8]) -> Result<FileIdentity, Errno>;
 
-    /// Returns when all changes of names are on disk.
+    /// Returns once all changes of names are on disk.
     ///
     /// # Errors
-    /// Any part of them may be on disk.
+    /// The system's error. Any part of the changes may be on disk then.
     fn sync(&self) -> Result<(), Errno>;
 }
 
 /// An open file. Written data is on disk after [`File::sync`]. Before that, any part of it may be,
 /// in any order.
 pub trait File: Send + Sync {
-    /// Reads from `at` on, perhaps less than asked for; 0 bytes at the end of the file.
+    /// Reads from `at` on, perhaps less than asked for. Returns the number of bytes read; 0 at the
+    /// end of the file.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     fn read(&self, at: u64, to: &mut [u8]) -> Result<usize, Errno>;
 
-    /// Writes from `at` on, perhaps less than asked for.
+    /// Writes from `at` on, perhaps less than asked for. Returns the number of bytes written.
     ///
     /// # Errors
-    /// The system's. A part may be written.
+    /// The system's error. A part may be written then.
     fn write(&self, at: u64, from: &[u8]) -> Result<usize, Errno>;
 
     /// Truncates the file, or extends it by zeros.
     ///
     /// # Errors
-    /// It is unchanged.
+    /// The system's error. The file is unchanged then.
     fn set_len(&self, len: u64) -> Result<(), Errno>;
 
-    /// Returns when all written data is on disk, and the file's length.
+    /// Returns once all written data and the file's length are on disk.
     ///
     /// # Errors
     /// Any part of the data written since the last call may be lost, and a later call doesn't
@@ -108,10 +109,10 @@ pub trait File: Send + Sync {
     /// EEXIST: the name isn't free.
     fn link(&self, name: &[u8]) -> Result<(), Errno>;
 
-    /// Returns which file it is.
+    /// Returns the file's device and inode.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     fn identity(&self) -> Result<FileIdentity, Errno>;
 }
 
@@ -128,7 +129,7 @@ impl Directory {
     /// Opens the directory at `path`.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn open(path: &[u8]) -> Result<Directory, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         rustix::fs::open(path, flags, Mode::empty()).map(|fd| Directory(Arc::new(fd)))

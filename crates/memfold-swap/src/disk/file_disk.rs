@@ -77,8 +77,8 @@ fn reason(e: Errno) -> Option<&'static str> {
 }
 
 impl DiskFile {
-    /// Opens a file: see [`FileDisk::open`]. `known`: whether the directory's file system takes
-    /// O_DIRECT, if that was tried.
+    /// Opens a file as [`FileDisk::open`] does. `known` is whether the directory's file system
+    /// takes O_DIRECT, if that was tried.
     fn open(
         path: &str,
         options: FileDiskOptions,
@@ -145,7 +145,8 @@ impl DiskFile {
         let zone =
             memfold_os::memory::zone::Zone::reserve(PROBE_BYTES, memfold_os::units::PAGE_SIZE)?;
         let (at, first) = (zone.as_ptr(), self.first);
-        // SAFETY: the zone belongs to this function, and is a page long.
+        // SAFETY: the zone belongs to this function and is a page long. No other thread uses it or
+        // the file during the transfers.
         unsafe {
             at.write_bytes(0xA5, PROBE_BYTES);
             Transfer::new(Direction::Write, first, Page::at(at), PROBE_BYTES)
@@ -171,7 +172,7 @@ impl FileDisk {
     /// time.
     ///
     /// # Errors
-    /// One line: what is wrong, and what to do.
+    /// One line that says what is wrong and what to do.
     pub fn open(path: &str, options: FileDiskOptions) -> Result<FileDisk, String> {
         let own = DiskFile::open(path, options, 0, None)?;
         let disk = FileDisk {
@@ -186,8 +187,9 @@ impl FileDisk {
         Ok(disk)
     }
 
-    /// Makes transfers use io_uring, if the kernel permits it. Its descriptors are in the table of
-    /// the caller, and of the threads that transfer from now on.
+    /// Makes transfers use io_uring, if the kernel permits it. The rings' descriptors are in the
+    /// descriptor table of the calling thread. Threads that make transfers from now on must share
+    /// that table.
     pub fn make_rings(&self) {
         for place in &self.rings {
             let Ok(ring) = IoRing::new() else { break };
@@ -206,7 +208,8 @@ impl FileDisk {
     /// - [`FileDisk::leave_rings`] was called, and the caller is the only thread of the process.
     /// - No transfer is in progress here, and the parent never writes below `base`.
     pub unsafe fn begin_in_child(&self, base: u64) -> Result<(), String> {
-        // SAFETY: by the caller's promise no other thread uses the files.
+        // SAFETY: the caller promises that it is the only thread, so no other thread uses the
+        // files.
         let files = unsafe { self.files.change() };
         let known = files.own.as_ref().map(|own| own.is_direct);
         files.older.extend(files.own.take());
@@ -226,8 +229,8 @@ impl FileDisk {
     /// - No other thread uses the file.
     pub unsafe fn leave_rings(&self) {
         for place in &self.rings {
-            // SAFETY: by the caller's promise no other thread uses the rings. Their descriptors
-            // aren't in this process, and the memory is shared with the parent, so they are only
+            // SAFETY: the caller promises that no other thread uses the rings. Their descriptors
+            // aren't in this process, and their memory is shared with the parent, so they are only
             // forgotten.
             unsafe {
                 place.reset();
@@ -256,10 +259,10 @@ impl FileDisk {
         self.rings[0].lock().is_some()
     }
 
-    /// Returns the own file.
+    /// Returns this process's own file.
     ///
     /// # Errors
-    /// EBADF: there is none.
+    /// EBADF: it has none.
     fn own(&self) -> Result<&DiskFile, Errno> {
         let own = self.files.own.as_ref().ok_or(Errno::BADF)?;
         self.assert_itself(own);
@@ -274,7 +277,10 @@ impl FileDisk {
         );
     }
 
-    /// Returns the file that has the byte at `offset`, and its end.
+    /// Returns the file that has the byte at `offset`, and the end of that file's bytes.
+    ///
+    /// # Errors
+    /// EBADF: no file has it, because this process has none of its own.
     fn file_at(&self, offset: u64) -> Result<(&DiskFile, u64), Errno> {
         let DiskFiles { older, base, .. } = &*self.files;
         if offset >= *base {
@@ -297,7 +303,8 @@ impl FileDisk {
             Transfer::new(whole.direction, whole.offset, whole.at, len),
             Transfer::new(whole.direction, whole.offset + len as u64, second, whole.len - len),
         ];
-        // SAFETY: the caller promises the conditions for the whole, and these are parts of it.
+        // SAFETY: the caller promises the conditions for the whole transfer. These are disjoint
+        // parts of it.
         unsafe { self.transfer(&mut parts) };
         whole.done = parts[0].done + parts[1].done;
         whole.result = parts[0].result.and(parts[1].result);
@@ -424,8 +431,9 @@ impl Disk for FileDisk {
 
     unsafe fn register(&self, start: *mut u8, len: usize) {
         for ring in &self.rings {
-            // SAFETY: by the caller's promise the memory stays mapped as long as the disk lives.
-            // The ring also works without it (RLIMIT_MEMLOCK).
+            // SAFETY: the caller promises that the memory stays mapped as long as the disk lives.
+            // The ring also works without registered memory (RLIMIT_MEMLOCK), so a failure is
+            // ignored.
             let _ = ring.lock().as_mut().map(|ring| unsafe { ring.register(start, len) });
         }
     }
@@ -460,7 +468,8 @@ mod tests {
         every_way(|disk| {
             let zone = Zone::reserve(4 * MAX_BYTES, PAGE_SIZE).unwrap();
             disk.grow(2 * MAX_BYTES as u64).unwrap();
-            // SAFETY: the zone outlives the disk's use; every address lies in it.
+            // SAFETY: the zone outlives the disk's use, and every address lies in it. Only this
+            // thread uses the zone and the disk, and transfers of one call don't overlap.
             unsafe {
                 disk.register(zone.as_ptr(), 3 * MAX_BYTES);
                 let source = core::slice::from_raw_parts_mut(zone.as_ptr(), 2 * MAX_BYTES);
@@ -478,7 +487,8 @@ mod tests {
                     (0..64).map(|n| part(Direction::Write, 0, n)).collect();
                 disk.transfer(&mut writes);
                 assert!(writes.iter().all(|t| t.result == Ok(())));
-                // Half of it is read into registered memory, half of it not.
+                // Half of the bytes are read into registered memory, the other half into memory
+                // that is not registered.
                 let mut reads: Vec<Transfer> =
                     (0..64).map(|n| part(Direction::Read, 2 * MAX_BYTES, n)).collect();
                 disk.transfer(&mut reads);
@@ -491,7 +501,7 @@ mod tests {
         });
     }
 
-    /// Makes a system call fail with `errno` from now on, in this thread only, where its third
+    /// Makes a system call fail with `errno` from now on, in this thread only, if its third
     /// argument has one of `bits`.
     fn refuse(call: i64, errno: Errno, bits: u32) {
         const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
@@ -508,7 +518,8 @@ mod tests {
             step(end, 0, 0, libc::SECCOMP_RET_ALLOW),
         ];
         let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-        // SAFETY: prctl reads the program during the call; it binds this thread only.
+        // SAFETY: prctl reads the program only during the call, and `program` and `filter` live
+        // until then. The filter binds this thread only.
         unsafe {
             assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
             assert_eq!(
@@ -522,7 +533,8 @@ mod tests {
     fn assert_works(disk: &FileDisk) {
         let zone = Zone::reserve(2 * PAGE_SIZE, PAGE_SIZE).unwrap();
         disk.grow(8 * PAGE_SIZE as u64).unwrap();
-        // SAFETY: the zone has two pages, and outlives the transfers.
+        // SAFETY: the zone has two pages and outlives the transfers. Only this thread uses the zone
+        // and the disk.
         unsafe {
             zone.as_ptr().write_bytes(0x5A, PAGE_SIZE);
             let mut write =
@@ -583,11 +595,13 @@ mod tests {
         std::thread::spawn(denied).join().unwrap();
     }
 
-    /// Writes a page of `byte`s to a byte of the disk, or reads it from there.
+    /// Writes a page of `byte`s to `offset`, or reads one from there. Returns the first byte of the
+    /// page.
     fn moved(disk: &FileDisk, direction: Direction, offset: u64, byte: u8) -> Result<u8, Errno> {
         let zone = Zone::reserve(PAGE_SIZE, PAGE_SIZE).unwrap();
         let mut all = [Transfer::new(direction, offset, Page::at(zone.as_ptr()), PAGE_SIZE)];
-        // SAFETY: the zone has a page.
+        // SAFETY: the zone has a page and outlives the transfer. Only this thread uses the zone and
+        // the disk.
         unsafe {
             zone.as_ptr().write_bytes(byte, PAGE_SIZE);
             disk.transfer(&mut all);
@@ -596,7 +610,8 @@ mod tests {
     }
 
     fn begin_in_child(disk: &FileDisk, base: u64) -> Result<(), String> {
-        // SAFETY: no other thread uses it, as in a child.
+        // SAFETY: no other thread uses the disk, as in a child, and no transfer is in progress.
+        // `leave_rings` is called first.
         unsafe {
             disk.leave_rings();
             disk.begin_in_child(base)
@@ -625,7 +640,8 @@ mod tests {
             let zone = Zone::reserve(2 * PAGE_SIZE, PAGE_SIZE).unwrap();
             let at = Page::at(zone.as_ptr());
             let mut across = Transfer::new(Direction::Read, 4 * BASE - 4096, at, 8192);
-            // SAFETY: the zone has two pages.
+            // SAFETY: the zone has two pages and outlives the transfer. Only this thread uses the
+            // zone and the disk.
             let read = unsafe {
                 disk.transfer(core::slice::from_mut(&mut across));
                 (zone.as_ptr().read(), zone.as_ptr().add(4096).read())
@@ -664,7 +680,8 @@ mod tests {
             let zone = Zone::reserve(2 * PAGE_SIZE, PAGE_SIZE).unwrap();
             let mut read =
                 [Transfer::new(Direction::Read, 0, Page::at(zone.as_ptr()), 2 * PAGE_SIZE)];
-            // SAFETY: the zone has two pages.
+            // SAFETY: the zone has two pages and outlives the transfer. Only this thread uses the
+            // zone and the disk.
             unsafe { disk.transfer(&mut read) };
             assert_eq!(read[0].result, Err(Errno::IO));
         });

@@ -29,26 +29,26 @@ pub trait Disk: Send + Sync {
     /// Makes room for `len` bytes in all. Writes within that should not run out of space.
     ///
     /// # Errors
-    /// ENOSPC, EFBIG, EDQUOT: no room; earlier bytes stay.
+    /// ENOSPC, EFBIG, EDQUOT: there is no room. Earlier bytes are unchanged.
     fn grow(&self, len: u64) -> Result<(), Errno>;
 
     /// Makes the device `len` bytes long in all, without taking space for them. Writes there may
     /// run out of space.
     ///
     /// # Errors
-    /// EFBIG: it can't be so long.
+    /// EFBIG: the device can't be so long.
     fn stretch(&self, len: u64) -> Result<(), Errno>;
 
     /// Gives the space of a range back. Its bytes are undefined afterwards.
     ///
     /// # Errors
-    /// EOPNOTSUPP: the device can't. It is harmless, like every other error.
+    /// EOPNOTSUPP: the device can't give space back. This error, like every other one, is harmless.
     fn punch(&self, offset: u64, len: u64) -> Result<(), Errno>;
 
-    /// Returns the bytes that may still be stored on the same file system.
+    /// Returns the number of bytes that may still be stored on the same file system.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     fn free_bytes(&self) -> Result<u64, Errno>;
 
     /// Registers memory that most transfers will use.
@@ -57,14 +57,14 @@ pub trait Disk: Send + Sync {
     /// - It stays mapped as long as the device lives.
     unsafe fn register(&self, start: *mut u8, len: usize);
 
-    /// Returns its name for messages.
+    /// Returns the device's name for messages.
     fn name(&self) -> &str;
 }
 
 /// Transfers on their way to another thread.
 struct SentTransfers<'a>(&'a mut [Transfer]);
-// SAFETY: by the contract of `Disk::transfer` only the implementation uses the memory until the
-// return, in whichever thread it works.
+// SAFETY: the contract of `Disk::transfer` reserves the memory for the implementation until the
+// return, in whichever thread it works. The other fields of a transfer are plain values.
 unsafe impl Send for SentTransfers<'_> {}
 
 impl<D: Disk + ?Sized> Disk for Delegated<D> {
@@ -72,8 +72,8 @@ impl<D: Disk + ?Sized> Disk for Delegated<D> {
         let sent = SentTransfers(transfers);
         self.with(|disk| {
             let SentTransfers(transfers) = { sent };
-            // SAFETY: the caller promises the conditions of `Disk::transfer`, and waits until this
-            // has ended.
+            // SAFETY: the caller promises the conditions of `Disk::transfer`, and `with` returns
+            // only after this call has ended.
             unsafe { disk.transfer(transfers) }
         });
     }

@@ -35,9 +35,9 @@ pub const KEEP: u32 = 5;
 /// Keeps the objects of the connection's engine as long as a [`DescendantWatch`] isn't over. The
 /// watch's descriptor is sent with the first byte.
 pub const LEND: u32 = 6;
-/// Most entries of a message.
+/// Entries of a message, at most.
 pub const ENTRIES_MAX: usize = 1024;
-/// Most bytes of all objects or parts of a message.
+/// Bytes of all objects or parts of a message, at most.
 pub const BYTES_MAX: usize = 4 << 20;
 
 /// The request succeeded.
@@ -65,9 +65,9 @@ pub struct RequestEntry {
     pub engine: u64,
     /// The object's number.
     pub number: u64,
-    /// Where the part starts, bytes.
+    /// Start of the part, bytes.
     pub offset: u32,
-    /// Its length, bytes.
+    /// The part's length, bytes.
     pub len: u32,
 }
 
@@ -91,7 +91,7 @@ impl RequestHead {
         triple([self.what, self.id, self.entries])
     }
 
-    /// Reads the bytes that were sent.
+    /// Returns the head of the bytes that were sent.
     pub fn of_bytes(bytes: [u8; RequestHead::BYTES]) -> RequestHead {
         let [what, id, entries] = untriple(bytes);
         RequestHead { what, id, entries }
@@ -107,7 +107,7 @@ impl AnswerHead {
         triple([self.status, self.id, self.len])
     }
 
-    /// Reads the bytes that were sent.
+    /// Returns the head of the bytes that were sent.
     pub fn of_bytes(bytes: [u8; AnswerHead::BYTES]) -> AnswerHead {
         let [status, id, len] = untriple(bytes);
         AnswerHead { status, id, len }
@@ -128,7 +128,7 @@ impl RequestEntry {
         bytes
     }
 
-    /// Reads the bytes that were sent.
+    /// Returns the entry of the bytes that were sent.
     pub fn of_bytes(bytes: [u8; RequestEntry::BYTES]) -> RequestEntry {
         let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
         let (offset, len) = (word(&bytes[16..20]), word(&bytes[20..]));
@@ -156,7 +156,7 @@ fn word(bytes: &[u8]) -> u32 {
 /// The error of a request. Displays as the cause, without the store's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteError {
-    /// The store has answered that an object is missing: trying again is useless.
+    /// The store has answered that an object is missing. Trying again is useless.
     pub is_lost: bool,
     /// The connection to the service has broken off. The servers were not reached, or their answer
     /// is unknown.
@@ -187,7 +187,7 @@ pub struct ObjectFetch<'a> {
     pub forks: usize,
     /// The object's number.
     pub number: u64,
-    /// Where the part starts in it, bytes.
+    /// Start of the part in the object, bytes.
     pub offset: usize,
     /// The destination.
     pub to: &'a mut [u8],
@@ -202,38 +202,38 @@ pub trait Remote: Send + Sync {
     /// Stores objects whose numbers were never used before.
     ///
     /// # Errors
-    /// Any of them may be stored or not. The caller deletes their numbers, and never uses them
-    /// again.
+    /// The store's error. Any of the objects may be stored then. The caller deletes their numbers,
+    /// and never uses them again.
     fn put(&self, objects: &[StoredObject<'_>]) -> Result<(), RemoteError>;
 
     /// Reads parts of objects. Tries again for as long as the settings allow.
     ///
     /// # Errors
-    /// The destinations hold any bytes then.
+    /// The store's error. The destinations hold any bytes then.
     fn get(&self, fetches: &mut [ObjectFetch<'_>]) -> Result<(), RemoteError>;
 
     /// Deletes objects, whether or not they exist.
     ///
     /// # Errors
-    /// Any of them may remain.
+    /// The store's error. Any of the objects may remain then.
     fn delete(&self, numbers: &[u64]) -> Result<(), RemoteError>;
 
     /// Asks whether the objects are kept from expiring. It is called now and then while there are
     /// any. Waits for `patience` at most.
     ///
     /// # Errors
-    /// They are not kept, and the service has reported that to the user. Or, where `is_cut`, there
-    /// is no answer.
+    /// The objects are not kept, and the service has reported that to the user. If `is_cut`, there
+    /// is no answer instead.
     fn keep(&self, patience: Duration) -> Result<(), RemoteError>;
 
     /// Keeps this process's objects for copies of it that the watch sees, also after its end.
     /// Called while the watch isn't over, by a thread that has its descriptor.
     ///
     /// # Errors
-    /// They may be gone when the process has ended.
+    /// The store's error. The objects may be gone once the process has ended.
     fn lend(&self, copies: &DescendantWatch) -> Result<(), RemoteError>;
 
-    /// Returns its name for messages.
+    /// Returns the store's name for messages.
     fn name(&self) -> &str;
 }
 

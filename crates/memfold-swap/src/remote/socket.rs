@@ -25,18 +25,18 @@ use rustix::net::{
     SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 
-/// The service answers in time. After this much more time the request fails.
+/// The service answers within the caller's timeout. After this much more time the request fails.
 const GRACE: Duration = Duration::from_secs(10);
-/// Most bytes that are read of a line with an error.
+/// Bytes of an error line that are read, at most.
 const WHY_BYTES_MAX: u32 = 1 << 16;
-/// Most ancestors whose objects are read.
+/// Ancestors whose objects are read, at most.
 const ANCESTORS_MAX: usize = 15;
 
 /// A client of the service.
 pub struct SocketRemote {
     path: String,
     name: String,
-    /// Numbers of the ancestors' engines, and the own one last.
+    /// Numbers of the ancestors' engines, with the own one last.
     engines: ForkCell<Vec<u64>>,
     patience: Duration,
     line: Mutex<Option<Arc<Connection>>>,
@@ -67,8 +67,9 @@ impl SocketRemote {
     /// # Safety
     /// - The caller is the only thread of the process.
     pub unsafe fn begin_in_child(&self) -> Result<(), Errno> {
-        // SAFETY: by the caller's promise no other thread uses them. The parent's connection stays
-        // in use in the parent, and its descriptor isn't in this process.
+        // SAFETY: the caller promises that it is the only thread, so no other thread uses the line
+        // or the engines. The parent's connection stays in use in the parent, and its descriptor
+        // isn't in this process, so it is only forgotten.
         unsafe {
             self.line.reset();
             core::mem::forget(self.line.peek_mut().take());
@@ -84,7 +85,7 @@ impl SocketRemote {
         self.line.lock().take();
     }
 
-    /// Returns the engine of the ancestor by so many forks.
+    /// Returns the engine of the ancestor `forks` forks ago; 0 is this process's own.
     fn engine(&self, forks: usize) -> u64 {
         self.engines[self.engines.len() - 1 - forks]
     }
@@ -124,9 +125,9 @@ impl SocketRemote {
         }
     }
 
-    /// Sends a request by the shared connection. If that has broken off in a way that `again`
-    /// accepts, sends it once more by a new one. The servers may be well, and the request may be
-    /// made twice.
+    /// Sends a request over the shared connection. If that has broken off with an error that
+    /// `again` accepts, sends it once more over a new one. The servers may be well then, and the
+    /// request may be made twice.
     fn ask(
         &self,
         message: &OutgoingRequest<'_>,
@@ -189,7 +190,8 @@ impl Remote for SocketRemote {
     }
 
     fn keep(&self, patience: Duration) -> Result<(), RemoteError> {
-        // A connection of its own, because on the shared one a silent service is waited for longer.
+        // Uses a connection of its own, because the timeout of the shared one is longer than
+        // `patience`.
         let asked =
             self.connect(patience).and_then(|line| line.exchange(&message(KEEP), &mut |_| Ok(())));
         self.failure(asked)
@@ -241,7 +243,7 @@ struct ReceiveTurn {
     is_taken: bool,
     /// The head of an answer that its thread has not taken yet.
     head: Option<AnswerHead>,
-    /// The connection has broken off: later bytes on it would be taken for another answer.
+    /// The connection has broken off. Later bytes on it would be taken for another answer.
     cut: bool,
 }
 
@@ -287,7 +289,7 @@ impl Connection {
     }
 
     /// Waits for the answer of request `id`, and reads heads of answers while no other thread does.
-    /// Then the turn is the caller's, which receives the rest.
+    /// Then the turn is the caller's, so the caller receives the rest.
     fn await_head(&self, id: u32) -> Result<AnswerHead, Errno> {
         let mut turn = self.turn.lock();
         loop {
@@ -349,7 +351,8 @@ impl Connection {
     }
 }
 
-/// Sends bytes, as many as go at once, and a descriptor with the first; returns how many.
+/// Sends bytes, as many as go at once, and a descriptor with the first one. Returns the number of
+/// bytes sent.
 fn send_with_file(socket: &OwnedFd, bytes: &[u8], file: BorrowedFd<'_>) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -375,7 +378,7 @@ pub unsafe fn receive_with_watch(
     socket: i32,
     bytes: &mut [u8],
 ) -> Result<(bool, Option<DescendantWatch>), Errno> {
-    // SAFETY: by the caller's promise the descriptor stays open during the call.
+    // SAFETY: the caller promises that the descriptor stays open during the call.
     let socket = unsafe { BorrowedFd::borrow_raw(socket) };
     let (mut done, mut file) = (0, None);
     while done < bytes.len() {
@@ -432,7 +435,7 @@ mod tests {
         );
     }
 
-    /// A socket at which a test plays the service.
+    /// A socket at which a test acts as the service.
     struct FakeService {
         path: std::path::PathBuf,
         listener: UnixListener,
@@ -498,7 +501,7 @@ mod tests {
             let threads: Vec<_> = (0..THREADS).map(|n| scope.spawn(ask(n))).collect();
             let mut stream = stage.accept();
             for _ in 0..50 {
-                // All wait before the first is answered, and the last is answered first.
+                // All requests wait before one is answered, and the last is answered first.
                 let mut all: Vec<_> = (0..THREADS).map(|_| request(&mut stream)).collect();
                 all.reverse();
                 all.into_iter().for_each(|one| answer(&mut stream, one));

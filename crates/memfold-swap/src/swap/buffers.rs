@@ -15,8 +15,8 @@ const BUFFERS: usize = WRITE_BUFFERS + READ_BUFFERS;
 /// All buffers of a kind take at most one part in this many of the limit.
 const LIMIT_SHARE: u64 = 64;
 const BUFFER_MIN_BYTES: usize = 64 << 10;
-/// Packed objects are best written in so many bytes. So buffers have at least this size, also where
-/// raw objects are small.
+/// Packed objects are best written this many bytes at a time. So buffers have at least this size,
+/// even if raw objects are small.
 const PACK_BYTES: usize = 512 << 10;
 
 /// The purpose of a buffer.
@@ -66,7 +66,8 @@ impl Buffers {
         })
     }
 
-    /// Takes a buffer, and registers it with the disk. With `wait`, sleeps until there is one.
+    /// Takes a buffer and returns its number. The first call registers the buffers with the disk.
+    /// If none is free, sleeps with `wait`, and otherwise returns `None`.
     ///
     /// # Safety
     /// - The disk is dropped before the buffers, and is the same each time.
@@ -78,9 +79,9 @@ impl Buffers {
     ) -> Option<usize> {
         let mut is_free = self.is_free.lock();
         if !self.registered.swap(true, Relaxed) {
-            // Only when they are needed, because most processes of a run never write.
-            // SAFETY: the memory is mapped as long as the buffers live, which is longer than the
-            // disk by the caller's promise.
+            // Buffers are registered at the first use, because most processes of a run never write.
+            // SAFETY: the memory is mapped as long as the buffers live, and the caller promises
+            // that the disk is dropped before them.
             unsafe { disk.register(self.memory.as_ptr(), self.memory.len()) };
         }
         loop {
@@ -104,7 +105,7 @@ impl Buffers {
     /// Returns where a buffer starts.
     pub fn start_of(&self, buffer: usize) -> *mut u8 {
         assert!(buffer < BUFFERS);
-        // SAFETY: the buffer lies in the memory.
+        // SAFETY: `buffer` is less than `BUFFERS`, so the start lies in the zone.
         unsafe { self.memory.as_ptr().add(buffer * self.buffer_bytes) }
     }
 
@@ -118,7 +119,7 @@ impl Buffers {
         self.memory.len() as u64
     }
 
-    /// Returns the bytes of memory that they take: none before the first is taken.
+    /// Returns the bytes of memory that the buffers take; 0 before the first is taken.
     pub fn memory_bytes(&self) -> u64 {
         if self.registered.load(Relaxed) { self.bytes_max() } else { 0 }
     }

@@ -49,7 +49,7 @@ impl Swap {
     pub fn begin_copy(&self, reaches: impl Fn() -> bool) -> bool {
         self.tier.iter().for_each(Tier::freeze);
         if self.objects() > 0 && !self.lend(reaches) {
-            // SAFETY: this thread has frozen it above.
+            // SAFETY: this thread has frozen the tier above, and unfreezes it once.
             self.tier.iter().for_each(|tier| unsafe { tier.unfreeze() });
             return false;
         }
@@ -58,10 +58,10 @@ impl Swap {
         true
     }
 
-    /// Keeps all used slots as they are for a child, where the tier is frozen. Returns `false` if
+    /// Keeps all used slots as they are for a child. The tier must be frozen. Returns `false` if
     /// that is impossible.
     fn lend(&self, reaches: impl Fn() -> bool) -> bool {
-        // SAFETY: the caller has frozen it.
+        // SAFETY: the caller has frozen the tier, and unfreezes it only afterwards.
         let is_far = |tier: &&Tier| unsafe { tier.is_used_at_rest() };
         let tier = self.tier.as_ref().filter(is_far);
         if !self.can_lend() || tier.is_some() && !reaches() {
@@ -81,7 +81,8 @@ impl Swap {
     /// - `begin_copy` has returned true, in this process or in the parent that it is a copy of, and
     ///   this is called once for it.
     pub unsafe fn allow_requests(&self) {
-        // SAFETY: `begin_copy` has frozen it, by the caller's promise.
+        // SAFETY: the caller promises that `begin_copy` has frozen the queue, and that this is the
+        // one call for it.
         unsafe { self.queue.unfreeze() };
     }
 
@@ -91,7 +92,8 @@ impl Swap {
     /// # Safety
     /// - `end_copy` is not called meanwhile.
     pub unsafe fn connect_remote(&self) {
-        // SAFETY: the tier is frozen until `end_copy`.
+        // SAFETY: the tier is frozen until `end_copy`, which the caller promises not to call
+        // meanwhile.
         self.tier.iter().for_each(|tier| unsafe { tier.connect() });
     }
 
@@ -102,7 +104,7 @@ impl Swap {
     /// - `begin_copy` has returned true, in this process or in the parent that it is a copy of, and
     ///   this is called once for it.
     pub unsafe fn end_copy(&self, in_child: bool) {
-        // SAFETY: by the caller's promise `begin_copy` has frozen all of these, and this is the one
+        // SAFETY: the caller promises that `begin_copy` has frozen these, and that this is the one
         // call for it.
         unsafe {
             if let Some(tier) = &self.tier {
@@ -132,7 +134,8 @@ impl Swap {
     ///   parent.
     pub unsafe fn begin_in_child(&self) -> Result<(), Errno> {
         let reads = self.objects() > 0;
-        // SAFETY: by the caller's promise no other thread uses any of these.
+        // SAFETY: the caller promises that it is the only thread, so no other thread uses any of
+        // these. In the parent `begin_copy` has frozen the tier.
         unsafe {
             self.lent.begin_in_child(&self.clusters);
             self.sealer.begin_in_child(reads)?;

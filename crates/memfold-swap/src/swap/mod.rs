@@ -40,13 +40,13 @@ pub struct SwapBounds {
     pub size_bytes: u64,
     /// Bytes that must stay free on its file system.
     pub keep_free_bytes: u64,
-    /// Most bytes in the remote store.
+    /// Bytes in the remote store, at most.
     pub remote_bytes: u64,
     /// Percent of the file in use above which its cold end moves there.
     pub mark_percent: u64,
-    /// Data there is lost when the service refreshes nothing for so long.
+    /// Data in the remote store is lost if the service doesn't refresh it for this long.
     pub remote_expiry: Duration,
-    /// The caller's limit, bytes: buffers are a small part of it.
+    /// The caller's limit, bytes. Buffers take a small part of it.
     pub limit_bytes: u64,
     /// The largest run of raw objects.
     pub run_order_max: Order,
@@ -59,7 +59,7 @@ pub struct SwapBounds {
 /// - the caller that has allocated it and not released it yet,
 /// - a set of slots that children of fork read.
 pub struct Swap {
-    // The disk is dropped before the buffers that it knows.
+    // Declared first, so that it is dropped before the buffers that it knows.
     disk: Box<dyn Disk>,
     sealer: Sealer,
     clusters: Clusters,
@@ -75,7 +75,7 @@ pub struct Swap {
     /// Slots that became free since emptied clusters were last discarded.
     freed: AtomicU64,
     warned: AtomicBool,
-    /// No more is written to the file.
+    /// Whether the file is closed to further writes.
     is_closed: AtomicBool,
     /// The slots that children of fork read.
     lent: LentSlots,
@@ -224,8 +224,8 @@ impl Swap {
     }
 
     fn take_buffer(&self, purpose: BufferPurpose, wait: bool) -> Option<usize> {
-        // SAFETY: the disk is the same each time, and is dropped first, as the fields are in this
-        // order.
+        // SAFETY: the disk is the same each time. Fields are dropped in the order of their
+        // declaration, so it is dropped before the buffers.
         unsafe { self.buffers.take(&*self.disk, purpose, wait) }
     }
 
@@ -277,24 +277,24 @@ impl Swap {
         self.clusters.used() < self.clusters.slots() - self.clusters.inherited()
     }
 
-    /// Returns whether more than half of the room of file and remote store is in use.
+    /// Returns whether more than half of the room in file and remote store is in use.
     pub fn is_half_full(&self) -> bool {
         let most =
             self.tier.as_ref().map_or(self.bounds.size_bytes / PAGE_SIZE as u64, Tier::slots_max);
         self.clusters.used() > most / 2
     }
 
-    /// Returns the most bytes of memory of buffers and tables.
+    /// Returns the bytes of memory that buffers and tables take, at most.
     pub fn memory_bytes(&self) -> u64 {
         self.buffers.memory_bytes() + self.table_bytes()
     }
 
-    /// Returns the part of it for buffers, which is taken from the first write on.
+    /// Returns the bytes of memory that buffers take from the first write on.
     pub fn buffer_bytes_max(&self) -> u64 {
         self.buffers.bytes_max()
     }
 
-    /// Returns the part of it for tables.
+    /// Returns the bytes of memory that tables take, at most.
     pub fn table_bytes(&self) -> u64 {
         let per_cluster = (CLUSTER_SLOTS + 128) as u64;
         let slots = self.clusters.slots();

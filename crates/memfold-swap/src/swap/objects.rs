@@ -55,6 +55,7 @@ impl Swap {
             let number = self.sealer.number();
             let tag = self.sealer.seal(raw_binding(slot, number, block), bytes);
             // SAFETY: the slots are the caller's, so no other thread reads or writes their seals.
+            // `raw_seal` returns a place in the table, which is mapped.
             unsafe { self.raw_seal(slot).write(RawSeal { number, tag }) };
         }
     }
@@ -114,8 +115,8 @@ impl Swap {
         unsafe { self.read(location.slot, to, len)? };
         for i in 0..count {
             let slot = location.slot + (i * block.pages()) as u64;
-            // SAFETY: the seal was written before the object was entered; by the caller's promise
-            // `to` has room.
+            // SAFETY: the seal was written before the object was inserted. The caller promises that
+            // `to` has room for all blocks and no other user.
             let opened = unsafe {
                 let seal = self.raw_seal(slot).read();
                 let bytes = core::slice::from_raw_parts_mut(
@@ -135,10 +136,10 @@ impl Swap {
     /// with [`PackedObjects`], which opens each of them.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`], or the error of `each`.
     ///
     /// # Panics
-    /// If they don't fit a buffer.
+    /// If the bytes don't fit a buffer.
     pub fn read_packed<R>(
         &self,
         first: ObjectLocation,
@@ -148,8 +149,8 @@ impl Swap {
         let len = ((last.slot - first.slot) as usize + last.slots()) * PAGE_SIZE;
         assert!(len <= self.buffers.buffer_bytes());
         let buffer = self.take_buffer(BufferPurpose::Read, true).expect("it waits");
-        // SAFETY: the buffer belongs to this thread. The caller has handles of the objects, so no
-        // write goes to the slots.
+        // SAFETY: this thread has taken the buffer, so no other thread uses it, and `bytes` is its
+        // only slice. The caller has handles of the objects, so no write goes to the slots.
         let result = unsafe {
             let bytes = self.buffer_mut(buffer);
             self.read(first.slot, Page::at(bytes.as_mut_ptr()), len).and_then(|()| {
@@ -160,13 +161,16 @@ impl Swap {
         result
     }
 
-    /// Returns the most bytes that [`Swap::read_packed`] reads at once.
+    /// Returns the bytes that [`Swap::read_packed`] reads at once, at most.
     pub fn packed_bytes_max(&self) -> usize {
         self.buffers.buffer_bytes()
     }
 
+    /// Reads `len` bytes from `slot` on to `to`.
+    ///
     /// # Safety
     /// - The conditions of [`Disk::transfer`] for a read to `to`.
+    /// - The caller has a handle of the objects in the slots, so they are not freed meanwhile.
     unsafe fn read(&self, slot: u64, to: *mut Page, len: usize) -> Result<(), ReadError> {
         if let Some(tier) = &self.tier {
             // SAFETY: the caller promises that `to` has room and no other user; it has handles of
@@ -227,7 +231,7 @@ impl PackedObjects<'_> {
     /// Opens one object, and returns its fields and its payload.
     ///
     /// # Errors
-    /// [`ReadError`]: its bytes are not those that were written.
+    /// [`ReadError`]: the object's bytes are not those that were written.
     pub fn open(&mut self, location: ObjectLocation) -> Result<(u32, &[u8]), ReadError> {
         let start = (location.start() - self.slot * PAGE_SIZE as u64) as usize;
         let (head, payload) = self.bytes[start..start + location.len].split_at_mut(HEAD_BYTES);

@@ -1,4 +1,4 @@
-//! Slots of the file: allocated and released, and the growth of the file.
+//! Allocation and release of slots, and the growth of the file.
 use crate::cluster::{CLUSTER_SLOTS, SearchScope};
 use crate::location::{ObjectLocation, SLOTS_MAX};
 use crate::swap::Swap;
@@ -8,12 +8,12 @@ use memfold_store::Handle;
 
 /// The file grows by this many clusters at a time, and by fewer near its bounds.
 const GROWTH_CLUSTERS: usize = 32;
-/// Emptied clusters are discarded after so many slots became free.
+/// Emptied clusters are discarded after this many slots became free.
 const DISCARD_SLOTS: u64 = 8 * CLUSTER_SLOTS as u64;
 
 impl Swap {
-    /// Allocates a run of slots, growing the file if it may. Returns `None` if there is none of this
-    /// order.
+    /// Allocates a run of slots, and grows the file if it may. Returns `None` if there is no free
+    /// run of this order.
     pub fn allocate(&self, order: Order) -> Option<u64> {
         let cpu = memfold_os::thread::current_cpu();
         loop {
@@ -47,8 +47,8 @@ impl Swap {
         self.lent.is_any() && self.delegate_queue.as_ref().is_some_and(|queue| queue.run(collect))
     }
 
-    /// Makes the file larger than `slots`, unless another thread has. Returns `false` if it
-    /// may not grow.
+    /// Makes the file larger than `slots`, unless another thread did so already. Returns `false` if
+    /// the file may not grow.
     fn grow(&self, slots: u64) -> bool {
         let _growing = self.growth.lock();
         if self.clusters.slots() != slots || self.collect_lent() {
@@ -57,7 +57,7 @@ impl Swap {
         let cluster = (CLUSTER_SLOTS * PAGE_SIZE) as u64;
         let now = slots * PAGE_SIZE as u64;
         if let Some(tier) = &self.tier {
-            // Only slots are added: the file's space is taken and given back slot by slot, as data
+            // Only slots are added. The file's space is taken and given back slot by slot, as data
             // moves.
             let own = slots - self.clusters.inherited();
             let room = (tier.slots_max() - own) / CLUSTER_SLOTS as u64;

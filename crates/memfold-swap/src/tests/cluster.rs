@@ -1,4 +1,4 @@
-//! Tests of the slot allocator: against a naive bitmap, and aged.
+//! Tests of the slot allocator: comparison with a naive bitmap, and ageing.
 use crate::cluster::{CLUSTER_SLOTS, Clusters, SearchScope, SlotSet};
 use memfold_os::units::Order;
 use memfold_testkit::random::{Random, seed};
@@ -29,8 +29,8 @@ impl Naive {
 }
 
 proptest! {
-    /// S1, S2, S4: every run is aligned, whole and free before. None is refused while there is one.
-    /// Slots are free exactly when their last holder releases them.
+    /// S1, S2, S4: every allocated run is aligned, whole, and was free. An allocation succeeds
+    /// whenever a run is free. A slot is free exactly when its last holder has released it.
     #[test]
     fn s1_agrees_with_a_bitmap(ops in prop::collection::vec((0u8..=9, 0usize..4, 0usize..6, any::<prop::sample::Index>()), 1..400)) {
         let clusters = Clusters::new();
@@ -151,7 +151,7 @@ fn s_ageing_has_no_fallback_while_there_is_space() {
     let (mut asked, mut fallback) = (0, 0);
     for round in 0..100 {
         while clusters.used() < total * 6 / 10 {
-            // Like the folios of a program: many small ones, few large ones.
+            // The mix is like the folios of a program: many small ones, few large ones.
             let order = order(random.pick(&[0, 0, 0, 2, 2, 2, 4, 4, 4, 4, 5, 6, 7, 8, 9]));
             asked += 1;
             match clusters.allocate(order, random.below(4), SearchScope::All) {
@@ -177,8 +177,8 @@ fn s_ageing_has_no_fallback_while_there_is_space() {
     assert_eq!(fallback, 0, "of {asked}");
 }
 
-/// A parent and its child begin with equal clusters. Neither takes slots that were used at the
-/// copy, until they aren't lent any more. Then only the parent takes them.
+/// A parent and its child begin with equal clusters. Neither takes slots that were used at the copy
+/// until they are no longer lent. Then only the parent takes them.
 #[test]
 fn what_is_lent_or_inherited_is_never_given_out() {
     let mut random = Random::new(seed(1));
@@ -204,7 +204,7 @@ fn what_is_lent_or_inherited_is_never_given_out() {
         parent.retain_used(&mut lent[0]);
         child.retain_used(&mut lent[1]);
         child.release_set(&lent[1]);
-        // SAFETY: no other thread uses it, as in a child.
+        // SAFETY: no other thread uses the clusters, as in a child.
         unsafe { child.inherit() };
         assert_eq!(child.allocate(Order::PAGE, 0, SearchScope::All), None);
         child.grow(1);

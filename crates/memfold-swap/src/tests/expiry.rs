@@ -5,7 +5,7 @@ use core::time::Duration;
 use memfold_os::memory::descendant_watch::DescendantWatch;
 use memfold_os::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// A store that takes no other request.
+/// A store that only answers `keep`.
 #[derive(Default)]
 struct Keeper {
     is_silent: AtomicBool,

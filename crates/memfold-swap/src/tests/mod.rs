@@ -1,4 +1,4 @@
-//! Tests of parts of this folder that have no public door.
+//! Tests of private parts of this crate.
 mod cluster;
 mod expiry;
 mod groups;

@@ -14,15 +14,15 @@ use memfold_os::thread::sleep_ns;
 use memfold_os::transfer::{Direction, Transfer};
 use memfold_os::units::PAGE_SIZE;
 
-/// Groups that are scanned with the lock held.
+/// Groups that are scanned in one hold of the lock.
 const LOOK_GROUPS: u64 = 1024;
-/// Demotion ends when the file holds this much less than the mark: one part in so many of its size.
+/// Demotion ends when the file holds this much less than the mark: its size divided by this.
 const HYSTERESIS: u64 = 32;
-/// After a failure, or where no group can move, the demoter pauses for so long. Each pause is twice
-/// as long as the one before.
+/// The demoter's shortest pause, after a failure or when no group can move. Each pause is twice as
+/// long as the one before, up to the longest.
 const PAUSE_MIN_NS: u64 = 100_000_000;
 const PAUSE_MAX_NS: u64 = 5_000_000_000;
-/// Steps of that pause, after which the demoter looks for other work.
+/// Length of a step of a pause. After each step the demoter looks for other work.
 const STEP_NS: u64 = 50_000_000;
 
 impl Tier {
@@ -50,7 +50,7 @@ impl Tier {
     ) -> bool {
         let mut state = self.state.lock();
         state.woken = false;
-        // With the lock held, so that no copy of the process is made meanwhile.
+        // Runs with the lock held, so that no copy of the process is made meanwhile.
         lent.collect(clusters);
         let (trim, stop) = (core::mem::take(&mut state.trim), state.stop);
         drop(state);
@@ -87,7 +87,7 @@ impl Tier {
             }
             None => {
                 self.has_failed.store(false, Relaxed);
-                // Otherwise each write would make it scan again.
+                // Without a pause, each write would make the demoter scan again.
                 match is_stuck {
                     true => self.pause(wait),
                     false => self.pause_ns.store(0, Relaxed),
@@ -216,7 +216,8 @@ impl Tier {
         if batch.is_empty() {
             return Ok(0);
         }
-        // SAFETY: only the demoter uses the buffer, which holds as many groups as were picked.
+        // SAFETY: only the demoter uses the buffer, and `self` keeps it mapped. Its memory starts
+        // as zeros, and this is its only slice.
         let buffer =
             unsafe { core::slice::from_raw_parts_mut(self.buffer.as_ptr(), self.buffer.len()) };
         self.fill(disk, &mut batch, buffer)?;
@@ -253,8 +254,8 @@ impl Tier {
         Ok(moved.max(1))
     }
 
-    /// Reads the slots of the groups of a batch. If the bytes of a group can't be read, it stays,
-    /// with `local` at 0.
+    /// Reads the slots of the groups of a batch. A group whose bytes can't be read stays in the
+    /// file, and its `local` becomes 0.
     fn fill(
         &self,
         disk: &dyn Disk,
@@ -300,8 +301,9 @@ impl Tier {
                 }
             }
         }
-        // SAFETY: the pages are the buffer's, each in one transfer. A written slot is written again
-        // only after it was claimed, and the bytes of claimed slots are not used.
+        // SAFETY: the pages are the buffer's, each in one transfer, and only this thread uses them.
+        // A written slot is written again only after a claim, and the bytes of slots that were
+        // claimed meanwhile are not used.
         unsafe { disk.transfer(&mut joined) };
         let fetched = fetches.chunks_mut(ENTRIES_MAX).try_for_each(|some| self.remote.get(some));
         if let Err(failure) = fetched {
@@ -332,7 +334,7 @@ impl Tier {
                 looked += 1;
                 let group = first_own + state.hand % groups;
                 state.hand = group - first_own + 1;
-                // A copy of the process reads it at its present place.
+                // A copy of the process reads this group at its present place.
                 if lent.has_group(group - first_own) {
                     continue;
                 }

@@ -8,16 +8,17 @@ use core::time::Duration;
 use memfold_os::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use memfold_os::thread::now_ns;
 
-/// The service is asked so often in the lifetime of an object.
+/// Number of times that the service is asked in the lifetime of an object.
 const ASKS: u32 = 8;
-/// The engine warns when this part of the lifetime has passed without an answer. Objects may be
-/// that old already when the last answer came.
+/// The engine warns when this fraction of the lifetime (1/4) has passed without an answer. Objects
+/// may already be that old when the last answer came.
 const SILENT: u64 = 4;
-/// The longest wait for an answer; a part of the lifetime if that is less.
+/// The longest wait for an answer. The wait is `1 / PATIENCE_SHARE` of the lifetime if that is
+/// less.
 const PATIENCE_MAX: Duration = Duration::from_secs(30);
 const PATIENCE_SHARE: u32 = 16;
 
-/// Measures the time since the service has answered.
+/// Measures the time since the service last answered.
 pub struct ExpiryWatch {
     expiry: Duration,
     asked_ns: AtomicU64,
@@ -26,7 +27,7 @@ pub struct ExpiryWatch {
 }
 
 impl ExpiryWatch {
-    /// Starts with an empty store, where data lives for `expiry`.
+    /// Starts with an empty store. Data there lives for `expiry` without a refresh.
     pub fn new(expiry: Duration) -> ExpiryWatch {
         let now = now_ns();
         let at = || AtomicU64::new(now);
@@ -40,7 +41,7 @@ impl ExpiryWatch {
     }
 
     /// Asks whether objects are refreshed, if `any` are in the store. Returns a warning if there
-    /// was no answer for long.
+    /// was no answer for a long time.
     pub fn ask(&self, remote: &dyn Remote, any: bool) -> Option<String> {
         let patience = (self.expiry / PATIENCE_SHARE).min(PATIENCE_MAX);
         let asked = if any { remote.keep(patience) } else { Ok(()) };

@@ -56,7 +56,7 @@ use memfold_os::units::PAGE_SIZE;
 
 /// Bytes of a group.
 pub(crate) const GROUP_BYTES: usize = GROUP_SLOTS * PAGE_SIZE;
-/// Most groups that move at once: those that fit into the buffer.
+/// Groups that move at once, at most. The buffer may hold fewer.
 const BATCH_GROUPS: usize = 16;
 /// The buffer takes at most one part in this many of the limit.
 const BUFFER_SHARE: u64 = 64;
@@ -70,13 +70,13 @@ const CLAIM_TURNS: u32 = 16;
 pub struct TierBounds {
     /// Maximum size of the file, bytes.
     pub file_bytes: u64,
-    /// Most bytes in the remote store.
+    /// Bytes in the remote store, at most.
     pub remote_bytes: u64,
     /// Percent of the file in use above which its cold end moves.
     pub mark_percent: u64,
-    /// Data in the remote store is lost when it is not refreshed for so long.
+    /// Data in the remote store is lost when it is not refreshed for this long.
     pub expiry: Duration,
-    /// The engine's limit, bytes: the buffer is a small part of it.
+    /// The engine's limit, bytes. The buffer takes a small part of it.
     pub limit_bytes: u64,
 }
 
@@ -86,14 +86,14 @@ struct TierState {
     pub hand: u64,
     /// There may be work.
     pub woken: bool,
-    /// The file's free space is to be given back, because the file is at its bound.
+    /// The file is at its bound, so the space of its free slots is to be given back.
     pub trim: bool,
     pub stop: bool,
-    /// Whether a thread moves groups.
+    /// Whether a thread runs the demoter.
     has_demoter: bool,
-    /// Whether its last round has moved nothing.
+    /// Whether the demoter's last round moved nothing.
     pub stalled: bool,
-    /// Number of rounds that it has ended.
+    /// Number of rounds that the demoter has ended.
     pub rounds: u64,
     /// In a child of fork: the ends of the slots of each generation that is read here, oldest
     /// first. These slots are read and released, and their groups don't move.
@@ -101,8 +101,8 @@ struct TierState {
 }
 
 impl TierState {
-    /// Makes a state without data, for `slots` slots, and for as many of each generation that may
-    /// be read.
+    /// Makes a state without data. It has room for `slots` slots of each generation that may be
+    /// read.
     fn new(slots: u64) -> Result<TierState, Errno> {
         Ok(TierState {
             groups: SlotGroups::new(GENERATIONS * slots)?,
@@ -122,7 +122,7 @@ impl TierState {
         self.groups.remote_slots > 0 || !self.inherited.is_empty()
     }
 
-    /// Returns the number of forks since a slot's generation; 0 for the own one.
+    /// Returns the number of forks since a slot's generation; 0 for this process's own slots.
     fn forks(&self, slot: u64) -> usize {
         self.inherited.iter().filter(|end| slot < **end).count()
     }
@@ -147,11 +147,8 @@ pub struct RemoteCounts {
 /// Counts since the last call.
 #[derive(Default)]
 struct TierCounts {
-    /// Pages that moved to the remote store.
     out: AtomicU64,
-    /// Pages that were read from it.
     back: AtomicU64,
-    /// Requests that failed.
     failed: AtomicU64,
 }
 
@@ -215,7 +212,7 @@ impl Tier {
         })
     }
 
-    /// Blocks changes of the state under the lock until [`Tier::unfreeze`]: for a fork. Moves in
+    /// Blocks changes of the state under the lock until [`Tier::unfreeze`], for a fork. Moves in
     /// progress have no effect.
     pub fn freeze(&self) {
         let mut state = self.state.lock();
@@ -229,20 +226,23 @@ impl Tier {
     /// - `freeze` has returned, in this process or in the parent that it is a copy of, and this is
     ///   called once for it.
     pub unsafe fn unfreeze(&self) {
-        // SAFETY: the guard was forgotten by `freeze`, so the lock is held.
+        // SAFETY: the caller promises that `freeze` has returned and that this is the one call for
+        // it. `freeze` has forgotten the guard, so the lock is held.
         unsafe { self.state.unlock() };
     }
 
-    /// Begins in a child of fork, frozen. Its parent's moves and deletes in progress are the
-    /// parent's. The slots before `inherited` are its ancestors'. If it is 0, none of them is read.
+    /// Begins in a child of fork, with the tier still frozen. Moves and deletes in progress belong
+    /// to the parent. The slots before `inherited` are the ancestors'; 0 means that none of them is
+    /// read.
     ///
     /// # Errors
-    /// No address space.
+    /// ENOMEM: no address space.
     ///
     /// # Safety
     /// - The caller is the only thread of the process.
     pub unsafe fn begin_in_child(&self, inherited: u64) -> Result<(), Errno> {
-        // SAFETY: by the caller's promise no other thread uses the state.
+        // SAFETY: the caller promises that it is the only thread, so no other thread uses the
+        // state.
         let state = unsafe { self.state.peek_mut() };
         if inherited == 0 {
             state.groups = SlotGroups::new(GENERATIONS * self.slots_max())?;
@@ -262,7 +262,7 @@ impl Tier {
     /// # Safety
     /// - [`Tier::freeze`] has returned, and [`Tier::unfreeze`] is not called meanwhile.
     pub unsafe fn is_used_at_rest(&self) -> bool {
-        // SAFETY: by the caller's promise it is frozen, so no thread changes it.
+        // SAFETY: the caller promises that the tier is frozen, so no thread changes the state.
         unsafe { self.state.peek() }.is_used()
     }
 
@@ -272,16 +272,16 @@ impl Tier {
     /// # Safety
     /// - [`Tier::freeze`] has returned, and [`Tier::unfreeze`] is not called meanwhile.
     pub unsafe fn connect(&self) {
-        // SAFETY: by the caller's promise it is frozen.
+        // SAFETY: the caller promises that the tier is frozen until this has returned.
         if unsafe { self.is_used_at_rest() } {
             let _ = self.remote.get(&mut []);
         }
     }
 
-    /// Keeps the objects for copies of the process: see [`Remote::lend`].
+    /// Keeps the objects for copies of the process, with [`Remote::lend`].
     ///
     /// # Errors
-    /// They may be gone when this process has ended.
+    /// The errors of [`Remote::lend`]. The objects may be gone once this process has ended.
     pub fn lend(&self, copies: &DescendantWatch) -> Result<(), RemoteError> {
         self.remote.lend(copies)
     }
@@ -304,7 +304,7 @@ impl Tier {
         self.remote.name()
     }
 
-    /// Returns the most slots in file and store.
+    /// Returns the number of slots in file and store, at most.
     pub fn slots_max(&self) -> u64 {
         (self.bounds.file_bytes + self.bounds.remote_bytes) / PAGE_SIZE as u64
     }
@@ -319,12 +319,14 @@ impl Tier {
         self.state.lock().groups.remote_slots
     }
 
-    /// Returns the most bytes of memory for the table of groups and the buffer, for `slots` slots.
+    /// Returns the bytes of memory that the table of groups and the buffer take for `slots` slots,
+    /// at most.
     pub fn memory_bytes(&self, slots: u64) -> u64 {
         slots / GROUP_SLOTS as u64 * size_of::<SlotGroup>() as u64 + self.buffer.len() as u64
     }
 
-    /// Returns the object that has the bytes of a slot.
+    /// Returns the number of the object that has the bytes of a slot, or `None` if the file has
+    /// them.
     pub fn object_of(&self, slot: u64) -> Option<u64> {
         let mut state = self.state.lock();
         let group = state.groups.group(slot / GROUP_SLOTS as u64);
@@ -340,7 +342,7 @@ impl Tier {
 
     /// Claims allocated slots for the file, to be written. `free_bytes` are free on the file
     /// system. If the file is at its bound, waits for the demoter to make room. Returns `false` if
-    /// there is none.
+    /// it made none.
     pub fn claim(&self, clusters: &Clusters, slot: u64, count: usize, free_bytes: u64) -> bool {
         let mut state = self.state.lock();
         let mut more = 0;
@@ -443,8 +445,8 @@ impl Tier {
     ) -> Result<(), SlotReadError> {
         loop {
             let parts = self.locate(slot, count);
-            // SAFETY: the caller promises room at `to` and that it has no other user; the parts are
-            // of this run.
+            // SAFETY: the caller promises that `to` has room and no other user, and that the
+            // objects are not freed. The parts are of this run.
             let result = unsafe { self.read_parts(disk, slot, &parts, to) };
             // If a slot has moved meanwhile, some bytes were read from its former place.
             if self.locate(slot, count) == parts {
@@ -481,8 +483,11 @@ impl Tier {
         parts
     }
 
+    /// Reads the parts of a run of slots to `to`.
+    ///
     /// # Safety
-    /// - The conditions of [`Tier::read`]; the parts are of the run at `slot`.
+    /// - The conditions of [`Tier::read`].
+    /// - The parts are of the run at `slot`.
     unsafe fn read_parts(
         &self,
         disk: &dyn Disk,
@@ -490,7 +495,8 @@ impl Tier {
         parts: &[SlotRun],
         to: *mut Page,
     ) -> Result<(), SlotReadError> {
-        // SAFETY: a part lies within the run, for which there is room.
+        // SAFETY: a part lies within the run, and the caller promises that `to` has room for the
+        // run.
         let place = |p: &SlotRun| unsafe { to.add((p.slot - slot) as usize) };
         let near = parts.iter().filter(|p| p.object.is_none());
         let mut reads: Vec<Transfer> = near
@@ -510,8 +516,8 @@ impl Tier {
         let far = parts.iter().filter_map(|p| Some((p, p.object?)));
         let mut fetches: Vec<ObjectFetch<'_>> = far
             .map(|(p, ObjectPart { forks, number, offset })| {
-                // SAFETY: the part lies within the run, for which there is room. Parts don't
-                // overlap, and only the caller uses the memory.
+                // SAFETY: the part lies within the run, and the caller promises that `to` has room
+                // for the run. Parts don't overlap, and only the caller uses the memory.
                 let to = unsafe {
                     core::slice::from_raw_parts_mut(place(p).cast(), p.count * PAGE_SIZE)
                 };

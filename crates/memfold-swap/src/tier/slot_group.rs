@@ -15,18 +15,19 @@ use memfold_os::units::PAGE_SIZE;
 
 /// Slots of a group.
 pub const GROUP_SLOTS: usize = 16;
-/// Most objects to be deleted that are remembered. The store drops others at the end of the run.
+/// Objects to be deleted that are remembered, at most. The store drops others at the end of the
+/// run.
 const GARBAGE_MAX: usize = 1 << 20;
 
-/// A group of slots. All zero: no slot has bytes in file or store.
+/// A group of slots. All zeros mean that no slot has bytes in file or store.
 #[derive(Copy, Clone)]
 #[repr(C)]
 pub struct SlotGroup {
-    /// Its object; 0 for none.
+    /// Number of the group's object; 0 for none.
     pub number: u64,
-    /// Slots whose bytes the object has, consecutively.
+    /// Slots whose bytes are in the object, consecutively.
     pub stored: u16,
-    /// The part of `stored` that counts.
+    /// The part of `stored` whose bytes are still valid.
     pub remote: u16,
     /// Slots that take space of the file.
     pub backed: u16,
@@ -34,9 +35,9 @@ pub struct SlotGroup {
     pub written: u16,
     /// Slots that are being moved and were not claimed since.
     pub moving: u16,
-    /// Whether it was read since the hand's last pass.
+    /// Whether the group was read since the hand's last pass.
     pub used: bool,
-    /// Whether space of the file is being given back.
+    /// Whether space of the group in the file is being given back.
     pub punching: bool,
 }
 
@@ -44,7 +45,7 @@ pub struct SlotGroup {
 pub struct Demotion {
     pub group: u64,
     pub number: u64,
-    /// Its present object, and the slots in that.
+    /// The number of the group's present object, and the slots in it.
     pub old: (u64, u16),
     /// Slots that come from the file.
     pub local: u16,
@@ -54,7 +55,7 @@ pub struct Demotion {
     copies: u64,
 }
 
-/// All groups. Callers keep it under a lock.
+/// All groups. Callers keep them under a lock.
 pub struct SlotGroups {
     table: Zone,
     /// Slots whose bytes are in the remote store.
@@ -63,7 +64,7 @@ pub struct SlotGroups {
     pub backed: u64,
     /// Objects to be deleted.
     pub garbage: Vec<u64>,
-    /// The last number of an object.
+    /// The number of the newest object.
     number: u64,
     /// Number of copies of the process.
     copies: u64,
@@ -102,11 +103,12 @@ impl SlotGroups {
     /// Returns a group.
     ///
     /// # Panics
-    /// If there is no such slot.
+    /// If the table has no such group.
     pub fn group(&mut self, index: u64) -> &mut SlotGroup {
         assert!((index as usize + 1) * size_of::<SlotGroup>() <= self.table.len());
-        // SAFETY: the group lies in the zone, all zero at first, which is a valid group; `&mut
-        // self` makes the borrow unique.
+        // SAFETY: the assertion keeps the group within the zone, which is mapped and aligned to a
+        // page. Its bytes are zeros at first, which are a valid group. `&mut self` makes the borrow
+        // unique.
         unsafe { &mut *self.table.as_ptr().cast::<SlotGroup>().add(index as usize) }
     }
 
@@ -147,13 +149,13 @@ impl SlotGroups {
     pub fn cancel(&mut self, batch: &[Demotion]) {
         for demotion in batch {
             self.group(demotion.group).moving = 0;
-            // The object may have arrived all the same.
+            // The failed put may have stored the object.
             self.discard(&[demotion.number]);
         }
     }
 
-    /// Ends a move: from now on the new object counts, except for slots that were claimed
-    /// meanwhile. Returns the slots that have moved; none, if the process was copied.
+    /// Ends a move. From now on the new object has the bytes, except those of slots that were
+    /// claimed meanwhile. Returns the number of slots that have moved; 0 if the process was copied.
     pub fn finish(&mut self, demotion: &Demotion, live: u16) -> u64 {
         if demotion.copies != self.copies {
             self.cancel(core::slice::from_ref(demotion));

@@ -1,4 +1,4 @@
-//! `madvise`: what is dropped, what is marked, and where the kernel refuses in the middle of a range.
+//! `madvise`: discarded memory, marked memory, and errors in the middle of a range.
 use crate::fixture::{Calls, Room, each_paging, each_paging_alone, error, numbers, raw};
 use crate::marks::state::MemoryMark;
 use core::ops::Range;
@@ -12,8 +12,8 @@ fn marked(calls: Calls, mark: MemoryMark, range: &Range<usize>) -> std::vec::Vec
     calls.with_state(|state| state.marked(mark).within(range))
 }
 
-/// Pages 0..32 and 64..96 of the room are folded memory; between them lies a file, about which the
-/// kernel refuses advice that is for anonymous memory.
+/// Fills pages 0..32 and 64..96 of the room with folded memory. Between them lies a file, for which
+/// the kernel refuses advice about anonymous memory.
 fn around_a_file(calls: Calls, room: &Room) {
     let between = room.pages(32..64);
     calls.map(&room.pages(0..32));
@@ -54,7 +54,7 @@ fn refused_discard_keeps_contents() {
         calls.map(&all);
         calls.fold(&all);
         let refused = error(Errno::INVAL);
-        // Not even the first mapping is done where the kernel refuses the advice as such.
+        // If the kernel refuses the advice itself, not even the first mapping is done.
         let odd = all.start + 1..all.end;
         let args = [odd.start, odd.len(), libc::MADV_DONTNEED as usize, 0, 0, 0];
         assert_eq!(calls.call(libc::SYS_madvise, args), refused);
@@ -62,7 +62,7 @@ fn refused_discard_keeps_contents() {
     });
 }
 
-/// The kernel takes one mapping after the other.
+/// The kernel handles one mapping after the other.
 #[test]
 fn discard_refused_in_the_middle_has_dropped_the_start() {
     each_paging(|program| {
@@ -131,7 +131,7 @@ fn each_mark_ends_with_its_counterpart() {
             calls.map(&all);
             calls.fold(&all);
             if calls.advise(&part, begin) == error(Errno::INVAL) {
-                // A kernel without KSM.
+                // This kernel has no KSM.
                 assert_eq!((mark, calls.managed(&all)), (MemoryMark::Mergeable, [all].to_vec()));
                 continue;
             }
@@ -158,7 +158,7 @@ fn memory_that_is_not_for_children_stays_managed() {
     });
 }
 
-/// The kernel's own accesses must go on to find pages there.
+/// The kernel's own accesses must still find pages there.
 #[test]
 fn discarded_memory_that_a_call_holds_stays_and_is_overwritten() {
     each_paging(|program| {
@@ -198,7 +198,7 @@ fn guarded_memory_is_dropped_and_nothing_else() {
         calls.map(&all);
         calls.fold(&all);
         if calls.advise(&part, GUARD_INSTALL) == error(Errno::INVAL) {
-            // Before Linux 6.13.
+            // This kernel is older than Linux 6.13.
             return;
         }
         let outside = [room.pages(0..16), room.pages(32..64)];
@@ -227,7 +227,7 @@ fn advice_that_concerns_nothing_passes() {
             });
             assert_eq!(asked, 77);
         }
-        // Nothing of private memory is removed.
+        // MADV_REMOVE removes nothing from private memory.
         let args = [0x1000, PAGE_SIZE, libc::MADV_REMOVE as usize, 0, 0, 0];
         assert_eq!(program.change(libc::SYS_madvise as usize, &args, &mut |_| 78), 78);
     });
@@ -248,7 +248,7 @@ fn process_madvise_stops_at_the_first_range_that_fails() {
         let result = calls.call(libc::SYS_process_madvise, args);
         raw(libc::SYS_close, [me as usize, 0, 0, 0, 0, 0]);
         if result == error(Errno::INVAL) || result == error(Errno::PERM) {
-            // Before Linux 6.13 this advice was for no process.
+            // Before Linux 6.13 no process could give this advice.
             return assert_eq!(calls.read(&room.pages(0..32)), numbers(0..32));
         }
         assert_eq!(result, 16 * PAGE_SIZE as isize);

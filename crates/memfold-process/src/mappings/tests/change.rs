@@ -1,5 +1,5 @@
-//! `mmap`, `munmap`, `mremap`, `mprotect`, `mlock`: what is managed afterwards, what is marked, and what
-//! the memory holds.
+//! `mmap`, `munmap`, `mremap`, `mprotect`, `mlock`: the managed ranges, the marks, and the contents
+//! afterwards.
 use crate::fixture::{Calls, Room, each_paging, each_paging_alone, error, numbers};
 use crate::marks::state::MemoryMark;
 use memfold::known::TOP;
@@ -34,7 +34,7 @@ fn special_memory_stays_unmanaged() {
             assert_eq!(calls.map_with(&all, access, flags), all.start as isize);
             assert!(calls.managed(&all).is_empty(), "{access} {flags}");
         }
-        // The last had a mark, which ends with it.
+        // The last mapping had a mark, which ends with the mapping.
         calls.map(&all);
         let small = room.pages(0..8);
         calls.unmap(&all);
@@ -126,7 +126,7 @@ fn refused_move_changes_nothing() {
         calls.map(&all);
         calls.map_with(&behind, libc::PROT_READ, 0);
         calls.fold(&all);
-        // It may not move, and there is no room to grow.
+        // The mapping may not move, and has no room to grow.
         let refused = calls.remap(&all, 70 * PAGE_SIZE, 0, 0);
         assert_eq!((refused, calls.managed(&all)), (error(Errno::NOMEM), [all.clone()].to_vec()));
         assert_eq!(calls.read(&all), numbers(0..64));
@@ -154,7 +154,7 @@ fn grown_memory_has_the_marks_of_its_end() {
         calls.map(&all);
         assert_eq!(calls.unmap(&room.pages(64..128)), 0);
         assert_eq!(calls.advise(&room.pages(48..64), libc::MADV_DONTDUMP), 0);
-        // The kernel lets one mapping grow: the last.
+        // The kernel lets only one mapping grow, the last one.
         let last = room.pages(48..64);
         assert_eq!(calls.remap(&last, 32 * PAGE_SIZE, 0, 0), last.start as isize);
         let marked = calls
@@ -243,7 +243,7 @@ fn locked_memory_is_home_until_it_is_unlocked() {
     });
 }
 
-/// The kernel locks one mapping after the other, up to what isn't mapped.
+/// The kernel locks one mapping after the other, up to unmapped memory.
 #[test]
 fn lock_that_fails_at_a_gap_has_locked_what_is_before_it() {
     each_paging(|program| {
@@ -273,14 +273,15 @@ fn refused_lock_leaves_memory_managed() {
     });
 }
 
-/// The setting is the whole process's, so the kernel isn't asked.
+/// The setting is for the whole process, so the kernel isn't asked.
 #[test]
 fn memory_that_may_be_merged_leaves_management() {
     each_paging_alone(|program| {
         let (calls, room) = (Calls(program), Room::new(64));
         let all = room.pages(0..64);
         calls.map(&all);
-        // All memory that may be managed is, in the end: not that of other tests.
+        // At the end all memory that may be managed is adopted. The memory of other tests must not
+        // be.
         calls.with_state(|state| {
             state.marked(MemoryMark::Own).add(0..all.start);
             state.marked(MemoryMark::Own).add(all.end..TOP);
@@ -298,7 +299,8 @@ fn memory_that_may_be_merged_leaves_management() {
     });
 }
 
-/// A fault of the program's own may be waited for, so the call is made with no lock held.
+/// The kernel may wait in the call for a fault that the program itself handles, so the call is made
+/// with no lock held.
 #[test]
 fn call_made_apart_leaves_what_another_thread_maps_meanwhile() {
     each_paging(|program| {

@@ -1,4 +1,4 @@
-//! `ioctl`s by which memory is given away. The device is a fake: only what the calls name matters.
+//! `ioctl`s that give memory away. The device is a fake, because only the named ranges matter.
 use crate::fixture::{Calls, Room, each_paging, error, numbers};
 use crate::marks::state::MemoryMark;
 use memfold_os::Errno;
@@ -16,7 +16,7 @@ const VFIO_IOMMU_MAP_DMA: usize = 0x3b71;
 const VHOST_SET_MEM_TABLE: usize = 0x4008_af03;
 
 impl Calls {
-    /// An `ioctl` that a fake answers; `None`: the fake wasn't asked.
+    /// Makes an `ioctl` that a fake answers. Returns `None` if the fake wasn't asked.
     fn control(self, request: usize, arg: &[usize]) -> Option<isize> {
         let mut is_asked = false;
         let args = [3, request, arg.as_ptr() as usize, 0, 0, 0];
@@ -32,7 +32,7 @@ impl Calls {
 fn given_memory_leaves_management_whoever_it_is_given_to() {
     each_paging(|program| {
         type Words = fn(usize, usize) -> [usize; 6];
-        // Start and length at their places in each struct.
+        // Start and length are at their places in each struct.
         let all: [(usize, Words); 4] = [
             (UFFDIO_REGISTER, |at, len| [at, len, 0, 0, 0, 0]),
             (KVM_SET_USER_MEMORY_REGION, |at, len| [0, 0, len, at, 0, 0]),
@@ -83,7 +83,7 @@ fn faults_are_the_programs_own_while_it_has_registered_for_them() {
         assert!(own() == [part.clone()] && calls.with_state(|state| state.has_userfault));
         calls.control(UFFDIO_UNREGISTER, &[part.start, 8 * PAGE_SIZE]);
         assert_eq!(own(), [room.pages(24..32)]);
-        // What is unmapped is nobody's.
+        // Unmapped memory has no owner.
         assert_eq!(calls.unmap(&part), 0);
         assert!(own().is_empty());
     });
@@ -105,7 +105,8 @@ fn faults_of_the_program_move_with_its_memory() {
     });
 }
 
-/// The kernel would let a userfaultfd of the program's fill what is registered with the engine's.
+/// The kernel would let a userfaultfd of the program fill memory that is registered with the
+/// engine's.
 #[test]
 fn managed_memory_is_filled_by_no_userfaultfd_of_the_program() {
     each_paging(|program| {
@@ -120,7 +121,8 @@ fn managed_memory_is_filled_by_no_userfaultfd_of_the_program() {
             let args = [3, request, words.as_mut_ptr() as usize, 0, 0, 0];
             let make = &mut |_: &[usize; 6]| panic!("it isn't made");
             assert_eq!(program.change(libc::SYS_ioctl as usize, &args, make), refused);
-            // SAFETY: the words are still there, and were written by way of their address.
+            // SAFETY: `words` is still alive. It was written through its address, so it is read as
+            // volatile.
             assert_eq!(unsafe { (&raw const words[last]).read_volatile() }, refused as usize);
         }
         let protect = [page, PAGE_SIZE, 1];
