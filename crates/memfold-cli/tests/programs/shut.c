@@ -7,52 +7,52 @@
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
 
-static const size_t LEN = 64 * MIB;
+static const size_t LEN = 64 * UNIT;
 static char *memory, *closed, *constant;
 
 /* Counts resident pages where /proc is unavailable. Nothing is swapped out by the kernel here. */
 static size_t resident(char *at, size_t len) {
-    static unsigned char there[64 * MIB / PAGE];
+    static unsigned char there[64 * UNIT / PAGE];
     size_t n = 0;
-    NEED(len <= 64 * MIB && mincore(at, len, there) == 0);
+    NEED(len <= 64 * UNIT && mincore(at, len, there) == 0);
     for (size_t i = 0; i < len / PAGE; i++) n += there[i] & 1;
     return n * PAGE;
 }
 
 static void folded(void) {
     memory = map(LEN);
-    closed = map(2 * MIB);
-    constant = map(2 * MIB);
-    fill(closed, 2 * MIB, 2);
-    fill(constant, 2 * MIB, 3);
+    closed = map(2 * UNIT);
+    constant = map(2 * UNIT);
+    fill(closed, 2 * UNIT, 2);
+    fill(constant, 2 * UNIT, 3);
     fill(memory, LEN, 1);
     push_out(memory, LEN);
-    NEED(mprotect(closed, 2 * MIB, PROT_NONE) == 0);
-    NEED(mprotect(constant, 2 * MIB, PROT_READ) == 0);
+    NEED(mprotect(closed, 2 * UNIT, PROT_NONE) == 0);
+    NEED(mprotect(constant, 2 * UNIT, PROT_READ) == 0);
 }
 
 /* A child changes its memory, and checks whether it is still folded. */
 static void live(int is_managed) {
     check(memory, LEN, 1);
-    check(constant, 2 * MIB, 3);
-    NEED(mprotect(closed, 2 * MIB, PROT_READ | PROT_WRITE) == 0);
-    check(closed, 2 * MIB, 2);
+    check(constant, 2 * UNIT, 3);
+    NEED(mprotect(closed, 2 * UNIT, PROT_READ | PROT_WRITE) == 0);
+    check(closed, 2 * UNIT, 2);
     char *more = map(LEN);
     fill(more, LEN, 4);
-    NEED(madvise(more + MIB, MIB, MADV_DONTNEED) == 0);
-    char *moved = mremap(more, LEN, LEN + MIB, MREMAP_MAYMOVE);
+    NEED(madvise(more + UNIT, UNIT, MADV_DONTNEED) == 0);
+    char *moved = mremap(more, LEN, LEN + UNIT, MREMAP_MAYMOVE);
     NEED(moved != MAP_FAILED);
-    fill_from(moved + MIB, MIB, 4, MIB / PAGE);
-    fill_from(moved + LEN, MIB, 4, LEN / PAGE);
+    fill_from(moved + UNIT, UNIT, 4, UNIT / PAGE);
+    fill_from(moved + LEN, UNIT, 4, LEN / PAGE);
     fill(memory, LEN, 5);
-    check(moved, LEN + MIB, 4);
-    char *heap = malloc(9 * MIB);
+    check(moved, LEN + UNIT, 4);
+    char *heap = malloc(9 * UNIT);
     NEED(heap);
-    memset(heap, 7, 9 * MIB);
+    memset(heap, 7, 9 * UNIT);
     check(memory, LEN, 5);
-    for (size_t i = 0; i < 9 * MIB; i++) NEED(heap[i] == 7);
-    /* At most 16 MiB of it may be resident. */
-    if (is_managed) NEED(resident(memory, LEN) + resident(moved, LEN) < 40 * MIB);
+    for (size_t i = 0; i < 9 * UNIT; i++) NEED(heap[i] == 7);
+    /* At most 16 units of it may be resident. */
+    if (is_managed) NEED(resident(memory, LEN) + resident(moved, LEN) < 40 * UNIT);
 }
 
 static void both(int is_managed) {
@@ -72,9 +72,9 @@ static void both(int is_managed) {
         NEED(WIFEXITED(status) && WEXITSTATUS(status) == 5);
     }
     check(memory, LEN, 1);
-    check(constant, 2 * MIB, 3);
-    NEED(mprotect(closed, 2 * MIB, PROT_READ) == 0);
-    check(closed, 2 * MIB, 2);
+    check(constant, 2 * UNIT, 3);
+    NEED(mprotect(closed, 2 * UNIT, PROT_READ) == 0);
+    check(closed, 2 * UNIT, 2);
 }
 
 static void become_nobody(void) { NEED(setgid(65534) == 0 && setuid(65534) == 0); }
@@ -120,11 +120,11 @@ static void without_proc(void) {
 static void grow(void) {
     memory = map(LEN);
     fill(memory, LEN, 1);
-    for (int i = 0; i < 1000 && resident(memory, LEN) > 40 * MIB; i++) {
-        fill_from(memory, 16 * MIB, 1, 0);
+    for (int i = 0; i < 1000 && resident(memory, LEN) > 40 * UNIT; i++) {
+        fill_from(memory, 16 * UNIT, 1, 0);
         usleep(5000);
     }
-    NEED(resident(memory, LEN) <= 40 * MIB);
+    NEED(resident(memory, LEN) <= 40 * UNIT);
     check(memory, LEN, 1);
 }
 

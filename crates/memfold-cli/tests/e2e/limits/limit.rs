@@ -22,7 +22,7 @@ fn untouched_pages_do_not_cut_what_is_adopted_in_pieces() {
 #[test]
 fn processes_of_a_run_share_its_limit() {
     // The program itself sums the memory of its processes.
-    assert_right_with(&["--limit", "128M"], "family", 64, &["exec", "fork", "rewrite"]);
+    assert_right_with(&["--limit", "128M"], "family", 128, &["exec", "fork", "rewrite"]);
 }
 
 #[test]
