@@ -9,7 +9,7 @@ static size_t size_of(int i) { return (1 + mix(i) % 5) * PAGE; }
 
 static void brk_heap(void) {
     NEED(mallopt(M_MMAP_THRESHOLD, 1 << 30) && mallopt(M_TRIM_THRESHOLD, 1 << 20));
-    for (int round = 0; round < 3; round++) {
+    for (int round = 0; round < 2; round++) {
         char *before = sbrk(0);
         for (size_t i = 0; i < COUNT; i++) {
             NEED(block[i] = malloc(size_of(i)));

@@ -133,7 +133,7 @@ static void unmarked(void) {
     pthread_t busy[8];
     prepare(5);
     for (int i = 0; i < 8; i++) NEED(!pthread_create(&busy[i], NULL, keep_busy, i < 2 ? p : NULL));
-    for (int round = 0; round < 12; round++) {
+    for (int round = 0; round < 6; round++) {
         NEED(!madvise(marked, MARKED, MADV_DONTDUMP));
         check_from(marked, MARKED, 5, before);
         NEED(!madvise(marked, MARKED, MADV_DODUMP));

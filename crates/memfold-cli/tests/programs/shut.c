@@ -55,26 +55,30 @@ static void live(int is_managed) {
     if (is_managed) NEED(resident(memory, LEN) + resident(moved, LEN) < 40 * UNIT);
 }
 
-static void both(int is_managed) {
-    for (int round = 0; round < 2; round++) {
-        pid_t pid = fork();
-        NEED(pid >= 0);
-        if (pid == 0) {
-            pid_t grandchild = fork();
-            NEED(grandchild >= 0);
-            live(is_managed);
-            if (grandchild == 0) _exit(6);
-            NEED(WEXITSTATUS(wait_for(grandchild)) == 6);
-            _exit(5);
-        }
-        check(memory, LEN, 1);
-        int status = wait_for(pid);
-        NEED(WIFEXITED(status) && WEXITSTATUS(status) == 5);
+static void once(int is_managed) {
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0) {
+        pid_t grandchild = fork();
+        NEED(grandchild >= 0);
+        live(is_managed);
+        if (grandchild == 0) _exit(6);
+        NEED(WEXITSTATUS(wait_for(grandchild)) == 6);
+        _exit(5);
     }
+    check(memory, LEN, 1);
+    int status = wait_for(pid);
+    NEED(WIFEXITED(status) && WEXITSTATUS(status) == 5);
     check(memory, LEN, 1);
     check(constant, 2 * UNIT, 3);
     NEED(mprotect(closed, 2 * UNIT, PROT_READ) == 0);
     check(closed, 2 * UNIT, 2);
+}
+
+static void twice(int is_managed) {
+    once(is_managed);
+    NEED(mprotect(closed, 2 * UNIT, PROT_NONE) == 0);
+    once(is_managed);
 }
 
 static void become_nobody(void) { NEED(setgid(65534) == 0 && setuid(65534) == 0); }
@@ -82,13 +86,13 @@ static void become_nobody(void) { NEED(setgid(65534) == 0 && setuid(65534) == 0)
 static void after_setuid(void) {
     folded();
     become_nobody();
-    both(1);
+    twice(1);
 }
 
 static void undumped(int is_managed) {
     folded();
     NEED(prctl(PR_SET_DUMPABLE, 0) == 0);
-    both(is_managed);
+    twice(is_managed);
 }
 
 static void not_dumpable(void) { undumped(1); }
@@ -104,16 +108,16 @@ static void shut_in(void) {
 static void in_an_empty_root(void) {
     folded();
     shut_in();
-    both(1);
+    once(1);
     become_nobody();
-    both(1);
+    once(1);
 }
 
 static void without_proc(void) {
     folded();
     NEED(unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
     NEED(umount2("/proc", MNT_DETACH) == 0 && access("/proc/self", F_OK) < 0);
-    both(1);
+    twice(1);
 }
 
 /* Folds memory. */
@@ -146,7 +150,7 @@ static void no_descriptor_left(void) {
     folded();
     while (dup(0) >= 0);
     NEED(errno == EMFILE);
-    both(1);
+    twice(1);
 }
 
 /* The child can't be managed, so it loads all its memory. */
@@ -155,7 +159,7 @@ static void filtered(void) {
     become_nobody();
     NEED(prctl(PR_SET_DUMPABLE, 1) == 0);
     NEED(forbid(SYS_userfaultfd) == 0);
-    both(0);
+    twice(0);
 }
 
 static void filtered_in_an_empty_root(void) {
@@ -167,7 +171,7 @@ static void filtered_in_an_empty_root(void) {
     NEED(sysinfo(&about) == 0);
     /* With swap, such a child can't find out what the kernel has swapped out, so memfold ends
      * it. */
-    if (!about.totalswap) both(0);
+    if (!about.totalswap) twice(0);
 }
 
 static void filtered_small(void) {

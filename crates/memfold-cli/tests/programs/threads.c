@@ -15,7 +15,7 @@ static void *work(void *arg) {
     uint64_t me = (uintptr_t)arg, random = me + 99;
     char *slot = base + me * SLOT;
     uint32_t version[PAGES] = {0};
-    for (int step = 0; step < 1200; step++) {
+    for (int step = 0; step < 700; step++) {
         random = mix(random);
         size_t page = random % PAGES, many = 1 + (random >> 20) % 24;
         if (page + many > PAGES) many = PAGES - page;
