@@ -52,7 +52,7 @@ int main(int argc, char **argv) {
     signal(SIGUSR1, on_signal);
     signal(SIGSEGV, on_signal);
     char *path = strdup(argc > 2 ? argv[2] : "/bin/true"), *arguments[] = {strdup("true"), NULL};
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4; i++) {
         for (size_t at = 0; at < BYTES; at += PAGE) {
             memory[at] = (at / PAGE) % 251;
             NEED(memory[at + 9] == (i && !strcmp(argv[1], "vfork") ? 7 : 0));

@@ -345,7 +345,7 @@ fn postgres_sorts_joins_and_answers_transactions() {
     let plain = Plain::start(&[&nobody[..], &command].concat());
     wait_for_postgres(&shell, &at);
     query(
-        "create table t as select i, md5(i::text) as a, i::bigint * 7919 % 100003 as k from generate_series(1, 200000) i",
+        "create table t as select i, md5(i::text) as a, i::bigint * 7919 % 100003 as k from generate_series(1, 300000) i",
     );
     bench(&["-i", "-q", "-s", "2"]);
     let expected = query(QUERIES);
