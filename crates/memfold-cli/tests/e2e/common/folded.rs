@@ -89,7 +89,7 @@ pub fn assert_all_right(
     least_units: u64,
     promises: &[&str],
 ) {
-    let (program, least_mib) = (compile(name), least_units * UNIT >> 20);
+    let (program, least_mib) = (compile(name), (least_units * UNIT) >> 20);
     for promise in promises {
         let command = [program.path.as_str(), promise];
         let Some((output, _)) = folded_in(world, flags, least_mib, &command) else { return };
