@@ -1,13 +1,13 @@
 /* Memory with MADV_DONTFORK is folded like any other, and is absent in a child of fork. */
 #include "common.h"
 
-static const size_t LEN = 32 * MIB;
+static const size_t LEN = 32 * UNIT;
 static char *common_part, *own;
 
 static pid_t raw_fork(void) { return syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0); }
 
 static void need_gone(char *at, size_t len) {
-    static unsigned char there[32 * MIB / PAGE];
+    static unsigned char there[32 * UNIT / PAGE];
     for (size_t page = 0; page < len; page += 7 * PAGE) NEED(mincore(at + page, PAGE, there) == -1 && errno == ENOMEM);
     pid_t pid = fork();
     NEED(pid >= 0);
@@ -26,7 +26,7 @@ static void need_gone(char *at, size_t len) {
  * else is touched twice. */
 static void push(char *at, size_t len) {
     if (len >= LEN) return push_out(at, len);
-    for (int round = 0; round < 3; round++) fill(filler, 48 * MIB, round);
+    for (int round = 0; round < 3; round++) fill(filler, 48 * UNIT, round);
 }
 
 /* In a child: nothing is mapped there, and new memory can be mapped. */
@@ -94,8 +94,8 @@ static void parts(void) {
     prepare();
     fill(own, LEN, 2);
     push_out(own, LEN);
-    size_t from = 3 * MIB + 5 * PAGE, len = 9 * MIB + PAGE, to = from + len;
-    NEED(madvise(own + MIB, LEN - 2 * MIB, MADV_DONTFORK) == 0);
+    size_t from = 3 * UNIT + 5 * PAGE, len = 9 * UNIT + PAGE, to = from + len;
+    NEED(madvise(own + UNIT, LEN - 2 * UNIT, MADV_DONTFORK) == 0);
     NEED(madvise(own, from, MADV_DOFORK) == 0 && madvise(own + to, LEN - to, MADV_DOFORK) == 0);
     for (int i = 0; i < 3; i++) {
         pid_t pid = fork();
@@ -117,13 +117,13 @@ static void moved(void) {
     NEED(madvise(own, LEN, MADV_DONTFORK) == 0);
     push_out(own, LEN);
     char *place = map(2 * LEN);
-    NEED(mremap(own, LEN, LEN + 4 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place);
-    NEED(munmap(place + LEN + 4 * MIB, LEN - 4 * MIB) == 0);
-    fill_from(place + LEN, 4 * MIB, 2, LEN / PAGE);
+    NEED(mremap(own, LEN, LEN + 4 * UNIT, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place);
+    NEED(munmap(place + LEN + 4 * UNIT, LEN - 4 * UNIT) == 0);
+    fill_from(place + LEN, 4 * UNIT, 2, LEN / PAGE);
     push_out(place, LEN);
-    need_apart(fork, place, LEN + 4 * MIB, 1);
-    check(place, LEN + 4 * MIB, 2);
-    NEED(mremap(place, LEN + 4 * MIB, LEN / 2, 0) == place);
+    need_apart(fork, place, LEN + 4 * UNIT, 1);
+    check(place, LEN + 4 * UNIT, 2);
+    NEED(mremap(place, LEN + 4 * UNIT, LEN / 2, 0) == place);
     need_apart(fork, place, LEN / 2, 1);
     check(place, LEN / 2, 2);
     /* New memory at the old address has no mark. */

@@ -1,7 +1,7 @@
 /* System calls whose buffers are folded. */
 #include "common.h"
 
-static const size_t LEN = 40 * MIB;
+static const size_t LEN = 40 * UNIT;
 
 static void *feed(void *arg) {
     int *fd = arg;
@@ -66,8 +66,8 @@ int main(void) {
      * addresses. */
     fill(q, LEN, 3);
     push_out(p, LEN);
-    for (size_t at = 0; at < LEN; at += MIB) {
-        struct iovec to = {q + at, MIB}, from = {p + at, MIB};
+    for (size_t at = 0; at < LEN; at += UNIT) {
+        struct iovec to = {q + at, UNIT}, from = {p + at, UNIT};
         NEED(process_vm_readv(getpid(), &to, 1, &from, 1, 0) > 0);
         struct timespec *now = (struct timespec *)(p + at + PAGE * 3);
         NEED(clock_gettime(CLOCK_MONOTONIC, now) == 0 && syscall(SYS_clock_gettime, CLOCK_MONOTONIC, now) == 0);

@@ -4,7 +4,7 @@
 #include <sched.h>
 #include <semaphore.h>
 
-static const size_t LEN = 64 * MIB;
+static const size_t LEN = 64 * UNIT;
 static char *memory;
 
 static void folded(void) {
@@ -30,7 +30,7 @@ static void other_programs(void) {
         FILE *f = popen("echo hello", "r");
         char line[16];
         NEED(f && fgets(line, sizeof line, f) && is(line, "hello\n") && pclose(f) == 0);
-        check_from(memory + i * 8 * MIB, 8 * MIB, 1, i * 8 * MIB / PAGE);
+        check_from(memory + i * 8 * UNIT, 8 * UNIT, 1, i * 8 * UNIT / PAGE);
         push_out(memory, LEN);
     }
     check(memory, LEN, 1);
@@ -99,27 +99,27 @@ static void long_lived_child(void) {
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &b);
     double idle = b.tv_sec - a.tv_sec + (b.tv_nsec - a.tv_nsec) / 1e9;
     fprintf(stderr, "processor time in one idle second: %.3f s\n", idle);
-    char *more = map(32 * MIB);
-    fill(more, 32 * MIB, 2);
+    char *more = map(32 * UNIT);
+    fill(more, 32 * UNIT, 2);
     check(memory, LEN, 1);
-    check(more, 32 * MIB, 2);
+    check(more, 32 * UNIT, 2);
     close(ends[1]);
     NEED(WEXITSTATUS(wait_for(pid)) == 6);
     push_out(memory, LEN);
     check(memory, LEN, 1);
-    check(more, 32 * MIB, 2);
+    check(more, 32 * UNIT, 2);
     NEED(idle < 0.5);
 }
 
 static void *work(void *arg) {
     uint64_t me = (uintptr_t)arg;
-    char *own = map(6 * MIB);
+    char *own = map(6 * UNIT);
     for (uint64_t i = 0; i < 30; i++) {
-        fill(own, 6 * MIB, me * 1000 + i);
-        NEED(madvise(own + (i % 5) * MIB, MIB, MADV_DONTNEED) == 0);
-        check_zero(own + (i % 5) * MIB, MIB);
-        fill_from(own + (i % 5) * MIB, MIB, me * 1000 + i, (i % 5) * MIB / PAGE);
-        check(own, 6 * MIB, me * 1000 + i);
+        fill(own, 6 * UNIT, me * 1000 + i);
+        NEED(madvise(own + (i % 5) * UNIT, UNIT, MADV_DONTNEED) == 0);
+        check_zero(own + (i % 5) * UNIT, UNIT);
+        fill_from(own + (i % 5) * UNIT, UNIT, me * 1000 + i, (i % 5) * UNIT / PAGE);
+        check(own, 6 * UNIT, me * 1000 + i);
         free(malloc(1000 + i * 100));
     }
     return NULL;
@@ -133,10 +133,10 @@ static void fork_threads(void) {
         pid_t pid = fork();
         NEED(pid >= 0);
         if (pid == 0) {
-            char *own = malloc(MIB);
-            fill(own, MIB, 3);
+            char *own = malloc(UNIT);
+            fill(own, UNIT, 3);
             check(memory, LEN, 1);
-            check(own, MIB, 3);
+            check(own, UNIT, 3);
             exit(4);
         }
         check(memory, LEN, 1);
@@ -306,12 +306,12 @@ static void generations(void) {
         if (pid) {
             int status = wait_for(pid);
             NEED(WIFEXITED(status) && WEXITSTATUS(status) == 9);
-            check_from(memory + depth * 8 * MIB, LEN - depth * 8 * MIB, 1, depth * 8 * MIB / PAGE);
-            for (int d = 0; d < depth; d++) check_from(memory + d * 8 * MIB, 8 * MIB, 50 + d, d * 8 * MIB / PAGE);
+            check_from(memory + depth * 8 * UNIT, LEN - depth * 8 * UNIT, 1, depth * 8 * UNIT / PAGE);
+            for (int d = 0; d < depth; d++) check_from(memory + d * 8 * UNIT, 8 * UNIT, 50 + d, d * 8 * UNIT / PAGE);
             if (depth) _exit(9);
             return;
         }
-        fill_from(memory + depth * 8 * MIB, 8 * MIB, 50 + depth, depth * 8 * MIB / PAGE);
+        fill_from(memory + depth * 8 * UNIT, 8 * UNIT, 50 + depth, depth * 8 * UNIT / PAGE);
         push_out(memory, LEN);
         NEED(file && fputs("x", file) >= 0 && fflush(file) == 0);
     }
@@ -324,12 +324,12 @@ static void loop(void) {
     for (int i = 0; i < 60; i++) {
         pid_t pid = fork();
         NEED(pid >= 0);
-        char *at = memory + i % 60 * MIB;
+        char *at = memory + i % 60 * UNIT;
         if (pid == 0) {
-            check_from(at, MIB, 1, i % 60 * MIB / PAGE);
+            check_from(at, UNIT, 1, i % 60 * UNIT / PAGE);
             _exit(5);
         }
-        fill_from(at, MIB, 1, i % 60 * MIB / PAGE);
+        fill_from(at, UNIT, 1, i % 60 * UNIT / PAGE);
         NEED(WEXITSTATUS(wait_for(pid)) == 5);
     }
     check(memory, LEN, 1);
@@ -353,25 +353,25 @@ static void grown(void) {
         pid_t pid = fork();
         NEED(pid >= 0);
         if (pid == 0) {
-            fill_from(memory + LEN + i * MIB, MIB, 2, i * MIB / PAGE);
-            check_zero(memory + LEN + (i + 1) * MIB, MIB);
+            fill_from(memory + LEN + i * UNIT, UNIT, 2, i * UNIT / PAGE);
+            check_zero(memory + LEN + (i + 1) * UNIT, UNIT);
             move(2 * LEN);
             check(memory, LEN, 1);
-            check(memory + LEN, (i + 1) * MIB, 2);
+            check(memory + LEN, (i + 1) * UNIT, 2);
             _exit(5);
         }
         NEED(WEXITSTATUS(wait_for(pid)) == 5);
         move(2 * LEN);
-        fill_from(memory + LEN + i * MIB, MIB, 2, i * MIB / PAGE);
+        fill_from(memory + LEN + i * UNIT, UNIT, 2, i * UNIT / PAGE);
         check(memory, LEN, 1);
     }
-    check(memory + LEN, 3 * MIB, 2);
+    check(memory + LEN, 3 * UNIT, 2);
 }
 
 /* clone3 with fields of a future kernel: unknown zeros are accepted, other values are refused. */
 static void later(void) {
     folded();
-    uint64_t *args = map(2 * MIB);
+    uint64_t *args = map(2 * UNIT);
     args[4] = SIGCHLD;
     static const size_t sizes[] = {64, 88, 96, 256, 264, 1000, PAGE};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -389,8 +389,8 @@ static void later(void) {
         NEED(syscall(SYS_clone3, args, PAGE) == -1 && errno == E2BIG);
         ((char *)args)[at] = 0;
     }
-    char *end = (char *)args + MIB;
-    NEED(!mprotect(end, MIB, PROT_NONE));
+    char *end = (char *)args + UNIT;
+    NEED(!mprotect(end, UNIT, PROT_NONE));
     memcpy(end - 512, args, 512);
     NEED(syscall(SYS_clone3, end - 512, PAGE) == -1 && errno == EFAULT);
 }

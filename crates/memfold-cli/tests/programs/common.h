@@ -20,6 +20,8 @@
 
 #define PAGE 4096ul
 #define MIB (1ul << 20)
+/* Most sizes are in units, so that all of them can be changed at once. */
+#define UNIT (512ul << 10)
 #define NEED(x) ((x) ? (void)0 : fail(#x, __FILE__, __LINE__))
 
 static void fail(const char *what, const char *file, int line) {
@@ -161,8 +163,8 @@ static void *filler;
 static void push_out(void *at, size_t len) {
     size_t want = len / PAGE / 2;
     for (int round = 0; round < 100; round++) {
-        if (!filler) filler = map(48 * MIB);
-        fill(filler, 48 * MIB, 777 + round);
+        if (!filler) filler = map(48 * UNIT);
+        fill(filler, 48 * UNIT, 777 + round);
         if (present(at, len) <= want) return;
         usleep(5000);
     }

@@ -4,7 +4,7 @@
 #include "filtered.h"
 #include <sys/prctl.h>
 
-static const size_t LEN = 40 * MIB;
+static const size_t LEN = 40 * UNIT;
 static char *data;
 
 /* Fills a page with incompressible bytes. */
@@ -79,7 +79,7 @@ static void parts(void) {
  * generations than the limit of stacked files. */
 static void generations(void) {
     enum { DEPTH = 7 };
-    static uint64_t seed[40 * MIB / PAGE];
+    static uint64_t seed[40 * UNIT / PAGE];
     begin();
     for (size_t page = 0; page < LEN / PAGE; page++) seed[page] = 1;
     for (int depth = 0; depth < DEPTH; depth++) {

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <sys/prctl.h>
 
-#define LEN (48 * MIB)
+#define LEN (48 * UNIT)
 static char *memory;
 
 #define ALLOW BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)

@@ -3,7 +3,7 @@
 #include "bare.h"
 #include <netinet/in.h>
 
-static const size_t LEN = 40 * MIB;
+static const size_t LEN = 40 * UNIT;
 static const size_t PART = 256 << 10;
 
 /* Opens a new file, with O_DIRECT if the file system supports it. /var/tmp is more often on a
@@ -84,7 +84,7 @@ static void splice_pages(void) {
     /* The results of vmsplice without memfold. */
     int ends[2], file = open_file();
     char full[PAGE];
-    struct iovec part = {p, 64 * PAGE}, back = {p + 5 * MIB, PAGE};
+    struct iovec part = {p, 64 * PAGE}, back = {p + 5 * UNIT, PAGE};
     NEED(pipe(ends) == 0);
     NEED(vmsplice(file, &part, 1, 0) == -1 && errno == EBADF);
     NEED(vmsplice(-1, &part, 1, 0) == -1 && errno == EBADF);
@@ -94,7 +94,7 @@ static void splice_pages(void) {
     NEED(read(ends[0], full, PAGE) == (ssize_t)PAGE);
     check_from(full, PAGE, 9, 0);
     NEED(vmsplice(ends[0], &back, 1, 0) == (ssize_t)PAGE);
-    check_from(p + 5 * MIB, PAGE, 9, 1);
+    check_from(p + 5 * UNIT, PAGE, 9, 1);
 }
 
 /* A full pipe makes a writer wait. Its signals are handled meanwhile. */

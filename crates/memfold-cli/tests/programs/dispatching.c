@@ -357,7 +357,7 @@ static void beside_signals(void) {
 
 /* The handler and the code inside the range make calls on folded buffers. The selector is folded
  * too. */
-static const size_t LEN = 40 * MIB;
+static const size_t LEN = 40 * UNIT;
 static char *large, *selector_at;
 static int file;
 static void serve(int signal, siginfo_t *info, void *context) {
@@ -372,7 +372,7 @@ static void folded(void) {
     file = memfd_create("large", 0);
     NEED(file >= 0);
     handle(serve, 0);
-    selector_at = map_folded(2 * MIB, 3);
+    selector_at = map_folded(2 * UNIT, 3);
     *selector_at = ALLOW;
     NEED(set_dispatch(ON, inside_start, inside_end - inside_start, selector_at) == 0);
     large = map_folded(LEN, 1);

@@ -5,8 +5,8 @@
 #include <linux/userfaultfd.h>
 #include <poll.h>
 
-#define LEN (48 * MIB)
-#define OWN (1 * MIB)
+#define LEN (48 * UNIT)
+#define OWN (1 * UNIT)
 
 static int uffd, copy_uffd = -1;
 static char *memory, *own;
@@ -97,8 +97,8 @@ static void forks(void) {
         if (!pid && i % 5 == 4) _exit(0);
         if (!pid) {
             for (uint64_t k = 0, at = i; k < 40; k++) at = mix(at), check_from(memory + at % (LEN / PAGE) * PAGE, PAGE, 3, at % (LEN / PAGE));
-            fill(memory + 4 * MIB, MIB, i);
-            check(memory + 4 * MIB, MIB, i);
+            fill(memory + 4 * UNIT, UNIT, i);
+            check(memory + 4 * UNIT, UNIT, i);
             NEED(own[i * PAGE] == 77 && (!told || own[(i + 100) * PAGE] == 77));
             _exit(0);
         }

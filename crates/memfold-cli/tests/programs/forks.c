@@ -3,8 +3,8 @@
 #include "common.h"
 #include <sched.h>
 
-enum { THREADS = 4, BLOCK_PAGES = 512 };
-static const size_t LEN = 40 * MIB;
+enum { THREADS = 4, BLOCK_PAGES = 2 * UNIT / PAGE };
+static const size_t LEN = 40 * UNIT;
 static char *memory;
 static volatile int stop;
 static int raw; /* Change mappings by system-call instructions. */
@@ -184,13 +184,13 @@ static void check_workers(void) {
 
 static void be_child(int round) {
     check_workers();
-    size_t part = round % 5 * 8 * MIB;
-    check_from(memory + part, 8 * MIB, 1, part / PAGE);
-    fill_from(memory + part, 8 * MIB, 2, part / PAGE);
-    char *own = malloc(2 * MIB);
-    fill(own, 2 * MIB, 3);
-    check_from(memory + part, 8 * MIB, 2, part / PAGE);
-    check(own, 2 * MIB, 3);
+    size_t part = round % 5 * 8 * UNIT;
+    check_from(memory + part, 8 * UNIT, 1, part / PAGE);
+    fill_from(memory + part, 8 * UNIT, 2, part / PAGE);
+    char *own = malloc(2 * UNIT);
+    fill(own, 2 * UNIT, 3);
+    check_from(memory + part, 8 * UNIT, 2, part / PAGE);
+    check(own, 2 * UNIT, 3);
     free(own);
     _exit(5);
 }
@@ -205,10 +205,10 @@ static void race(void) {
         pid_t pid = round % 8 == 7 ? syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) : fork();
         NEED(pid >= 0);
         if (pid == 0) be_child(round);
-        if (round % 3 == 0) check_from(memory + round % 5 * 8 * MIB, 8 * MIB, 1, round % 5 * 8 * MIB / PAGE);
+        if (round % 3 == 0) check_from(memory + round % 5 * 8 * UNIT, 8 * UNIT, 1, round % 5 * 8 * UNIT / PAGE);
         need_right(pid);
         clock_gettime(CLOCK_MONOTONIC, &now);
-    } while (++round < 60 && now.tv_sec - begin.tv_sec < 12);
+    } while (++round < 30 && now.tv_sec - begin.tv_sec < 12);
     fprintf(stderr, "%d rounds, ", round);
     NEED(round >= 3);
     end_workers();

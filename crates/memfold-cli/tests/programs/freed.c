@@ -4,7 +4,7 @@
 #include "common.h"
 #include <sys/prctl.h>
 
-static const size_t LEN = 40 * MIB;
+static const size_t LEN = 40 * UNIT;
 
 /* Makes the call by an instruction, without libc. */
 static long bare(long number, long a, long b, long c) {
@@ -64,7 +64,7 @@ static void *drop_until_stopped(void *arg) {
 }
 
 /* Which pages may still have their old bytes. */
-static char kept[40 * MIB / PAGE];
+static char kept[40 * UNIT / PAGE];
 
 /* Page `p` of the range is page `was` of the pattern `seed`, or zeros. It may become zeros while
  * it is read. */
@@ -85,17 +85,17 @@ static void check_freed(char *at, size_t len, uint64_t seed, uint64_t first) {
  * `first`... of the pattern `was`. */
 static void use(char *at, size_t len, uint64_t was, uint64_t first, uint64_t seed) {
     check_freed(at, len, was, first);
-    push_out(filler, 48 * MIB);
+    push_out(filler, 48 * UNIT);
     for (size_t p = 0; p < len / PAGE; p += 2) fill_from(at + p * PAGE, PAGE, seed + 1, p);
     for (int round = 0; round < 2; round++) {
         for (size_t p = 0; p < len / PAGE; p++)
             if (p % 2) check_page(at, p, was, first + p);
             else check_from(at + p * PAGE, PAGE, seed + 1, p);
-        push_out(filler, 48 * MIB);
+        push_out(filler, 48 * UNIT);
     }
     /* From here on it is ordinary memory. */
     fill(at, len, seed);
-    push_out(filler, 48 * MIB);
+    push_out(filler, 48 * UNIT);
     check(at, len, seed);
 }
 
@@ -104,9 +104,9 @@ static void managed(int (*give_up)(void *, size_t)) {
     char *p = map_folded(LEN, 21);
     /* If memfold sees the call, it discards the pages, so no unmanageable page remains. A fault
      * in progress may still map zeros afterwards. */
-    char *q = map(MIB);
-    fill(q, MIB, 20);
-    NEED(!give_up(q, MIB) && (give_up == bare_free || present(q, MIB) < MIB / PAGE / 2));
+    char *q = map(UNIT);
+    fill(q, UNIT, 20);
+    NEED(!give_up(q, UNIT) && (give_up == bare_free || present(q, UNIT) < UNIT / PAGE / 2));
     pthread_t other;
     NEED(!pthread_create(&other, NULL, drop_until_stopped, NULL));
     for (uint64_t round = 0; round < 2; round++) {
@@ -122,7 +122,7 @@ static void managed(int (*give_up)(void *, size_t)) {
 
 /* Gives up memory before the program is managed, while it is small. */
 static void before(void) {
-    size_t len = 8 * MIB;
+    size_t len = 8 * UNIT;
     char *p = map(len);
     fill(p, len, 41);
     memset(kept, 1, sizeof kept);
@@ -132,11 +132,11 @@ static void before(void) {
     spared = (uintptr_t)p, spared_end = spared + len;
     pthread_t other;
     NEED(!pthread_create(&other, NULL, drop_until_stopped, NULL));
-    push_out(map_folded(8 * MIB, 42), 8 * MIB);
+    push_out(map_folded(8 * UNIT, 42), 8 * UNIT);
     push_out(p, len);
     spared = spared_end = 0;
     for (int round = 0; round < 3; round++) {
-        push_out(filler, 48 * MIB);
+        push_out(filler, 48 * UNIT);
         for (size_t at = 0; at < len; at += 2 * PAGE) check_from(p + at, PAGE, 41, at / PAGE);
         for (size_t page = 1; page < len / PAGE; page += 2) check_page(p, page, 41, page);
     }
@@ -155,12 +155,12 @@ static void past_libc(void) { managed(bare_free); }
 static void refused(void) {
     char *p = map_folded(LEN, 51), name[] = "/tmp/memfold-test-XXXXXX";
     int file = mkstemp(name);
-    NEED(file >= 0 && !unlink(name) && !ftruncate(file, MIB));
-    char *own = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    NEED(file >= 0 && !unlink(name) && !ftruncate(file, UNIT));
+    char *own = mmap(NULL, UNIT, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
     NEED(own != MAP_FAILED);
-    fill(own, MIB, 52);
-    NEED(madvise(own, MIB, MADV_FREE) == -1 && errno == EINVAL);
-    check(own, MIB, 52);
+    fill(own, UNIT, 52);
+    NEED(madvise(own, UNIT, MADV_FREE) == -1 && errno == EINVAL);
+    check(own, UNIT, 52);
     check(p, LEN, 51);
 }
 

@@ -10,7 +10,7 @@
 #include <sys/resource.h>
 #include <ucontext.h>
 
-static const size_t LEN = 48 * MIB;
+static const size_t LEN = 48 * UNIT;
 static char *memory;
 
 static void folded(void) {
@@ -34,15 +34,15 @@ static void five(void) {
         check(memory, LEN, 1);
         NEED(write(ready[1], "r", 1) == 1 && read(go[0], &c, 1) == 0);
         for (int round = 0; round < 3; round++) {
-            char *part = memory + i * 8 * MIB;
-            fill_from(part, 8 * MIB, 10 + round, i * 8 * MIB / PAGE);
-            char *more = map(16 * MIB);
-            fill(more, 16 * MIB, 5);
-            check_from(memory, i * 8 * MIB, 1, 0);
-            check_from(part, 8 * MIB, 10 + round, i * 8 * MIB / PAGE);
-            check_from(part + 8 * MIB, LEN - (i + 1) * 8 * MIB, 1, (i + 1) * 8 * MIB / PAGE);
-            check(more, 16 * MIB, 5);
-            NEED(munmap(more, 16 * MIB) == 0);
+            char *part = memory + i * 8 * UNIT;
+            fill_from(part, 8 * UNIT, 10 + round, i * 8 * UNIT / PAGE);
+            char *more = map(16 * UNIT);
+            fill(more, 16 * UNIT, 5);
+            check_from(memory, i * 8 * UNIT, 1, 0);
+            check_from(part, 8 * UNIT, 10 + round, i * 8 * UNIT / PAGE);
+            check_from(part + 8 * UNIT, LEN - (i + 1) * 8 * UNIT, 1, (i + 1) * 8 * UNIT / PAGE);
+            check(more, 16 * UNIT, 5);
+            NEED(munmap(more, 16 * UNIT) == 0);
         }
         _exit(10 + i);
     }
@@ -51,12 +51,12 @@ static void five(void) {
         NEED(read(ready[0], &c, 1) == 1);
     }
     close(go[1]);
-    fill(memory + 40 * MIB, 8 * MIB, 3);
-    check(memory, 40 * MIB, 1);
+    fill(memory + 40 * UNIT, 8 * UNIT, 3);
+    check(memory, 40 * UNIT, 1);
     for (int i = 0; i < CHILDREN; i++) NEED(WEXITSTATUS(wait_for(pids[i])) == 10 + i);
     push_out(memory, LEN);
-    check(memory, 40 * MIB, 1);
-    check(memory + 40 * MIB, 8 * MIB, 3);
+    check(memory, 40 * UNIT, 1);
+    check(memory + 40 * UNIT, 8 * UNIT, 3);
 }
 
 enum { LOCKS = 200 };
@@ -91,7 +91,7 @@ static void robust(void) {
         pthread_t thread;
         NEED(!pthread_create(&thread, NULL, own_and_end, (void *)(round & 1)));
         pthread_barrier_wait(&both);
-        for (int i = 0; i < 3; i++) fill(filler, 48 * MIB, i);
+        for (int i = 0; i < 3; i++) fill(filler, 48 * UNIT, i);
         pthread_barrier_wait(&both);
         NEED(!pthread_join(thread, NULL));
         for (int i = 0; i < LOCKS; i++) {
@@ -158,7 +158,7 @@ static void ends(void) {
  * the call. */
 static void spawns(void) {
     folded();
-    char **args = (char **)map(MIB), *name = strcpy((char *)(args + 8), "/bin/true");
+    char **args = (char **)map(UNIT), *name = strcpy((char *)(args + 8), "/bin/true");
     args[0] = name;
     for (int i = 0; i < 300; i++) {
         pid_t pid = vfork();
@@ -213,11 +213,11 @@ static void affinity(void) {
 
 static volatile int stop;
 static char *discarded;
-static const size_t DISCARDED = 8 * MIB;
+static const size_t DISCARDED = 8 * UNIT;
 
 static void *discard(void *arg) {
     for (uint64_t i = 0; !stop; i++) {
-        NEED(madvise(discarded + i % 8 * MIB, MIB, MADV_DONTNEED) == 0);
+        NEED(madvise(discarded + i % 8 * UNIT, UNIT, MADV_DONTNEED) == 0);
         *(uint64_t *)(discarded + mix(i) % (DISCARDED / PAGE) * PAGE) = 7;
     }
     return NULL;
@@ -317,12 +317,12 @@ static void fork_in_handler(void) {
     struct sigaction action = {.sa_handler = fork_here, .sa_flags = SA_RESTART};
     NEED(sigaction(SIGALRM, &action, NULL) == 0);
     ask_for_signal();
-    char *other = map(8 * MIB);
+    char *other = map(8 * UNIT);
     for (int round = 0; forked < FORKS; round++) {
-        fill(other, 8 * MIB, round);
+        fill(other, 8 * UNIT, round);
         free(malloc(200000));
-        check_from(memory + round % 6 * 8 * MIB, 8 * MIB, 1, round % 6 * 8 * MIB / PAGE);
-        check(other, 8 * MIB, round);
+        check_from(memory + round % 6 * 8 * UNIT, 8 * UNIT, 1, round % 6 * 8 * UNIT / PAGE);
+        check(other, 8 * UNIT, round);
     }
     int status;
     while (wait(&status) > 0 || errno == EINTR) failed_children += status != 0;
@@ -331,11 +331,11 @@ static void fork_in_handler(void) {
 }
 
 static void *fill_and_check(void *arg) {
-    char *own = map(4 * MIB);
+    char *own = map(4 * UNIT);
     for (int i = 0; i < 20; i++) {
-        fill(own, 4 * MIB, (uintptr_t)arg + i);
-        check(own, 4 * MIB, (uintptr_t)arg + i);
-        check_from(memory + i % 6 * 8 * MIB, 8 * MIB, 1, i % 6 * 8 * MIB / PAGE);
+        fill(own, 4 * UNIT, (uintptr_t)arg + i);
+        check(own, 4 * UNIT, (uintptr_t)arg + i);
+        check_from(memory + i % 6 * 8 * UNIT, 8 * UNIT, 1, i % 6 * 8 * UNIT / PAGE);
     }
     return NULL;
 }
@@ -417,7 +417,7 @@ static void coroutines(void) {
     NEED(setitimer(ITIMER_REAL, &often, NULL) == 0);
     for (int round = 0; round <= ROUNDS; round++) {
         for (int i = 0; i < COROUTINES; i++) swapcontext(&home, &each[i]);
-        check_from(memory + round % 3 * 16 * MIB, 16 * MIB, 1, round % 3 * 16 * MIB / PAGE);
+        check_from(memory + round % 3 * 16 * UNIT, 16 * UNIT, 1, round % 3 * 16 * UNIT / PAGE);
     }
     NEED(setitimer(ITIMER_REAL, &never, NULL) == 0);
     NEED(ended == COROUTINES && ticks > 10);

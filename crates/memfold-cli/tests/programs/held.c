@@ -14,9 +14,9 @@
 #define sendmmsg(...) EITHER(sendmmsg, __VA_ARGS__)
 #define recvmmsg(...) EITHER(recvmmsg, __VA_ARGS__)
 
-#define LEN (128 * MIB)
+#define LEN (128 * UNIT)
 /* More than the resident limit of the program, and far less than the test's memory. */
-#define MANY_PAGES (32 * MIB / PAGE)
+#define MANY_PAGES (56 * UNIT / PAGE)
 
 static int quiet[2], waiting;
 
@@ -98,8 +98,8 @@ static char *page_of(int i) { return (char *)((uintptr_t)part[i].iov_base & -PAG
 
 static void fold_parts(void) {
     for (int round = 0; round < 100; round++) {
-        if (!filler) filler = map(48 * MIB);
-        fill(filler, 48 * MIB, 777 + round);
+        if (!filler) filler = map(48 * UNIT);
+        fill(filler, 48 * UNIT, 777 + round);
         size_t there = 0;
         for (int i = 0; i < PARTS; i++) there += present(page_of(i), PAGE);
         if (there < PARTS) return;
@@ -178,8 +178,8 @@ static void spread(void) {
     spread_over(p, 64);
     spread_over(p, 512);
     spread_over(p, 1024);
-    /* The largest number of parts that a call may have. */
-    enum { MESSAGES = 64, EACH = 512 };
+    /* One part for each page. */
+    enum { MESSAGES = 64, EACH = LEN / PAGE / MESSAGES };
     static struct mmsghdr all[MESSAGES];
     static struct iovec far[MESSAGES][EACH];
     int pair[2];
@@ -220,7 +220,7 @@ static void *serve(void *arg) {
     static char source[PAGE] __attribute__((aligned(PAGE)));
     memset(source, 77, PAGE);
     for (struct uffd_msg message; (read)(served, &message, sizeof message) == sizeof message;) {
-        munmap(map(MIB), MIB);
+        munmap(map(UNIT), UNIT);
         struct uffdio_copy copy = {.dst = message.arg.pagefault.address & ~(PAGE - 1), .src = (uintptr_t)source, .len = PAGE};
         ioctl(served, UFFDIO_COPY, &copy);
     }
@@ -257,7 +257,7 @@ static void filled(void) {
     NEED(!madvise(p, SIZE, MADV_WILLNEED) && !madvise(p, SIZE, MADV_DONTNEED) && !munmap(p, SIZE));
     check(own, LEN, 5);
     NEED(!munmap(own, LEN));
-    NEED(!munmap(filler, 48 * MIB));
+    NEED(!munmap(filler, 48 * UNIT));
     p = serve_memory(SIZE);
     NEED(!mlockall(MCL_CURRENT) && present(p, SIZE) == SIZE / PAGE);
     NEED(!munlockall());
@@ -282,13 +282,13 @@ static void killed(void) {
         NEED((by_instruction ? CALL6(SYS_write, fd, p, LEN, 0, 0, 0, 0) : write(fd, p, LEN)) == (ssize_t)LEN);
         pause();
     }
-    for (struct stat about = {0}; about.st_size < (off_t)MIB;) NEED(!fstat(fd, &about));
+    for (struct stat about = {0}; about.st_size < (off_t)UNIT;) NEED(!fstat(fd, &about));
     kill(pid, SIGKILL);
     NEED(WTERMSIG(wait_for(pid)) == SIGKILL);
     NEED((write)(fd, &byte, 1) == 1);
-    static char got[MIB];
+    static char got[UNIT];
     off_t end = lseek(fd, 0, SEEK_CUR) - 1;
-    NEED(end >= (off_t)MIB && end % PAGE == 0);
+    NEED(end >= (off_t)UNIT && end % PAGE == 0);
     for (off_t at = 0; at < end; at += sizeof got) {
         ssize_t some = pread(fd, got, sizeof got < (size_t)(end - at) ? sizeof got : (size_t)(end - at), at);
         NEED(some > 0);
@@ -324,7 +324,7 @@ static void children(void) {
                 at = mix(at);
                 char *page = p + at % (LEN / PAGE) * PAGE;
                 check_from(page, PAGE, 10, (page - p) / PAGE);
-                if (k % 100 == 0) munmap(map(MIB), MIB);
+                if (k % 100 == 0) munmap(map(UNIT), UNIT);
             }
             _exit(0);
         }

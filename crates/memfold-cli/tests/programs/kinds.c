@@ -5,7 +5,7 @@
 #include <sys/epoll.h>
 #include <ucontext.h>
 
-static const size_t LEN = 48 * MIB;
+static const size_t LEN = 48 * UNIT;
 static char *memory;
 
 static void folded(void) {
@@ -18,7 +18,7 @@ static void folded(void) {
 static char *buffers;
 static size_t pushed_out;
 static void fold(char *at, size_t len) {
-    for (int i = 0; i < 10 && present(at, len) > 0; i++) fill(filler, 48 * MIB, i);
+    for (int i = 0; i < 10 && present(at, len) > 0; i++) fill(filler, 48 * UNIT, i);
     pushed_out += len / PAGE - present(at, len);
 }
 
@@ -113,7 +113,7 @@ static void coroutines(void) {
     NEED(!pthread_create(&sender, NULL, send_all, NULL));
     for (int round = 0; !enough(); round++) {
         for (int i = 0; i < COROUTINES; i++) swapcontext(&home, &each[i]);
-        check_from(memory + round % 3 * 16 * MIB, 16 * MIB, 1, round % 3 * 16 * MIB / PAGE);
+        check_from(memory + round % 3 * 16 * UNIT, 16 * UNIT, 1, round % 3 * 16 * UNIT / PAGE);
     }
     over = 1;
     NEED(!pthread_join(sender, NULL) && wrong == 0);
@@ -145,27 +145,27 @@ static void stacks(void) {
     const size_t len = 128 << 10;
     stack_t none = {.ss_flags = SS_DISABLE};
     for (int round = 0; round < 8; round++) {
-        char *mapped = map(MIB), *own = malloc(MIB);
+        char *mapped = map(UNIT), *own = malloc(UNIT);
         NEED(own);
         char *heap = (char *)(((uintptr_t)own + PAGE - 1) & -PAGE);
-        memset(own, 7, MIB);
-        fill(mapped, MIB, round);
-        fold(mapped, MIB);
+        memset(own, 7, UNIT);
+        fill(mapped, UNIT, round);
+        fold(mapped, UNIT);
         stand_on(mapped + len, len);
         stand_on(heap + len, len);
-        fill(filler, 48 * MIB, round);
+        fill(filler, 48 * UNIT, round);
         raise(SIGUSR1);
         NEED(stood_at > heap + len && stood_at < heap + 2 * len);
         NEED(munmap(mapped + len, len) == 0);
         check_from(mapped, len, round, 0);
-        check_from(mapped + 2 * len, MIB - 2 * len, round, 2 * len / PAGE);
+        check_from(mapped + 2 * len, UNIT - 2 * len, round, 2 * len / PAGE);
         NEED(sigaltstack(&none, NULL) == 0);
         stood_at = NULL;
         raise(SIGUSR1);
-        NEED(stood_at && !(stood_at > heap && stood_at < heap + MIB));
-        for (size_t i = 2 * len + PAGE; i < MIB - PAGE; i++) NEED(heap[i] == 7);
+        NEED(stood_at && !(stood_at > heap && stood_at < heap + UNIT));
+        for (size_t i = 2 * len + PAGE; i < UNIT - PAGE; i++) NEED(heap[i] == 7);
         free(own);
-        NEED(munmap(mapped, MIB) == 0);
+        NEED(munmap(mapped, UNIT) == 0);
     }
     NEED(pushed_out > 0);
     check(memory, LEN, 1);

@@ -2,11 +2,11 @@
 #include "bare.h"
 #include <setjmp.h>
 
-static const size_t LEN = 48 * MIB;
+static const size_t LEN = 48 * UNIT;
 
 static void munmap_middle(void) {
     char *p = map_folded(LEN, 1);
-    size_t cut = 11 * PAGE + 16 * MIB, end = 29 * MIB + 3 * PAGE;
+    size_t cut = 11 * PAGE + 16 * UNIT, end = 29 * UNIT + 3 * PAGE;
     NEED(munmap(p + cut, end - cut) == 0);
     check_from(p, cut, 1, 0);
     check_from(p + end, LEN - end, 1, end / PAGE);
@@ -22,9 +22,9 @@ static void munmap_middle(void) {
 
 static void map_fixed_over(void) {
     char *p = map_folded(LEN, 3);
-    size_t cut = 5 * PAGE + 8 * MIB, end = 33 * MIB + PAGE;
+    size_t cut = 5 * PAGE + 8 * UNIT, end = 33 * UNIT + PAGE;
     char *q = map_at(p + cut, end - cut, MAP_FIXED);
-    check_zero(q, MIB);
+    check_zero(q, UNIT);
     fill(q, end - cut, 4);
     check_from(p, cut, 3, 0);
     check_from(p + end, LEN - end, 3, end / PAGE);
@@ -36,28 +36,28 @@ static void map_fixed_over(void) {
 
 static void mremap_move(void) {
     char *p = map_folded(LEN, 5);
-    char *hole = map(2 * LEN + 4 * MIB);
-    NEED(munmap(hole, 2 * LEN + 4 * MIB) == 0);
+    char *hole = map(2 * LEN + 4 * UNIT);
+    NEED(munmap(hole, 2 * LEN + 4 * UNIT) == 0);
     char *to = hole + 7 * PAGE;
     NEED(mremap(p, LEN, LEN, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
     check(to, LEN, 5);
-    char *back = mremap(to + 3 * MIB, 9 * MIB + PAGE, 9 * MIB + PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, p);
+    char *back = mremap(to + 3 * UNIT, 9 * UNIT + PAGE, 9 * UNIT + PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, p);
     NEED(back == p);
-    check_from(p, 9 * MIB + PAGE, 5, 3 * MIB / PAGE);
-    check(to, 3 * MIB, 5);
-    check_from(to + 12 * MIB + PAGE, LEN - 12 * MIB - PAGE, 5, 12 * MIB / PAGE + 1);
+    check_from(p, 9 * UNIT + PAGE, 5, 3 * UNIT / PAGE);
+    check(to, 3 * UNIT, 5);
+    check_from(to + 12 * UNIT + PAGE, LEN - 12 * UNIT - PAGE, 5, 12 * UNIT / PAGE + 1);
     /* New memory at the old address. The keys of the old memory are still in use. */
-    char *fresh = map_at(p + 9 * MIB + PAGE, LEN - 9 * MIB - PAGE, MAP_FIXED_NOREPLACE);
-    fill(fresh, LEN - 9 * MIB - PAGE, 6);
+    char *fresh = map_at(p + 9 * UNIT + PAGE, LEN - 9 * UNIT - PAGE, MAP_FIXED_NOREPLACE);
+    fill(fresh, LEN - 9 * UNIT - PAGE, 6);
     push_out(p, LEN);
-    check(fresh, LEN - 9 * MIB - PAGE, 6);
-    check_from(p, 9 * MIB + PAGE, 5, 3 * MIB / PAGE);
-    check(to, 3 * MIB, 5);
+    check(fresh, LEN - 9 * UNIT - PAGE, 6);
+    check_from(p, 9 * UNIT + PAGE, 5, 3 * UNIT / PAGE);
+    check(to, 3 * UNIT, 5);
     /* Over folded memory. */
-    NEED(mremap(to, 3 * MIB, 3 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, fresh + 5 * PAGE) == fresh + 5 * PAGE);
+    NEED(mremap(to, 3 * UNIT, 3 * UNIT, MREMAP_MAYMOVE | MREMAP_FIXED, fresh + 5 * PAGE) == fresh + 5 * PAGE);
     check(fresh, 5 * PAGE, 6);
-    check(fresh + 5 * PAGE, 3 * MIB, 5);
-    check_from(fresh + 5 * PAGE + 3 * MIB, MIB, 6, 5 + 3 * MIB / PAGE);
+    check(fresh + 5 * PAGE, 3 * UNIT, 5);
+    check_from(fresh + 5 * PAGE + 3 * UNIT, UNIT, 6, 5 + 3 * UNIT / PAGE);
 }
 
 /* MREMAP_DONTUNMAP leaves an empty mapping behind. The pages are right at their new place. */
@@ -93,14 +93,14 @@ static void mremap_grow(void) {
     fill(p, LEN, 7);
     push_out(p, LEN);
     NEED(mremap(p, LEN, 2 * LEN, 0) == p);
-    check_zero(p + LEN, 3 * MIB);
+    check_zero(p + LEN, 3 * UNIT);
     fill_from(p + LEN, LEN, 7, LEN / PAGE);
     check(p, 2 * LEN, 7);
     push_out(p, 2 * LEN);
     check(p, 2 * LEN, 7);
     char *q = mremap(p, 2 * LEN, 3 * LEN + PAGE, MREMAP_MAYMOVE);
     NEED(q != MAP_FAILED);
-    check_zero(q + 2 * LEN, MIB);
+    check_zero(q + 2 * LEN, UNIT);
     check(q, 2 * LEN, 7);
     fill_from(q + 2 * LEN, LEN + PAGE, 7, 2 * LEN / PAGE);
     check(q, 3 * LEN + PAGE, 7);
@@ -108,7 +108,7 @@ static void mremap_grow(void) {
 
 static void mremap_shrink(void) {
     char *p = map_folded(LEN, 8);
-    size_t less = 20 * MIB + 3 * PAGE;
+    size_t less = 20 * UNIT + 3 * PAGE;
     NEED(mremap(p, LEN, less, 0) == p);
     check(p, less, 8);
     NEED(mremap(p, less, LEN, 0) == p);
@@ -118,7 +118,7 @@ static void mremap_shrink(void) {
 
 static void dontneed(void) {
     char *p = map_folded(LEN, 9);
-    size_t cut = 9 * MIB + 7 * PAGE, end = 30 * MIB + 9 * PAGE;
+    size_t cut = 9 * UNIT + 7 * PAGE, end = 30 * UNIT + 9 * PAGE;
     NEED(madvise(p + cut, end - cut, MADV_DONTNEED) == 0);
     check_zero(p + cut, end - cut);
     check_from(p, cut, 9, 0);
@@ -135,14 +135,14 @@ static void dontneed(void) {
 /* After MADV_FREE a page has its old bytes or zeros, until it is written to. */
 static void madv_free(void) {
     char *p = map_folded(LEN, 11);
-    NEED(madvise(p + 8 * MIB, 24 * MIB, MADV_FREE) == 0);
+    NEED(madvise(p + 8 * UNIT, 24 * UNIT, MADV_FREE) == 0);
     push_out(p, LEN);
-    for (size_t at = 8 * MIB; at < 32 * MIB; at += PAGE)
+    for (size_t at = 8 * UNIT; at < 32 * UNIT; at += PAGE)
         *(volatile uint64_t *)(p + at) == 0 ? check_zero(p + at, PAGE) : check_from(p + at, PAGE, 11, at / PAGE);
-    fill_from(p + 8 * MIB, 24 * MIB, 12, 0);
-    check(p, 8 * MIB, 11);
-    check(p + 8 * MIB, 24 * MIB, 12);
-    check_from(p + 32 * MIB, LEN - 32 * MIB, 11, 32 * MIB / PAGE);
+    fill_from(p + 8 * UNIT, 24 * UNIT, 12, 0);
+    check(p, 8 * UNIT, 11);
+    check(p + 8 * UNIT, 24 * UNIT, 12);
+    check_from(p + 32 * UNIT, LEN - 32 * UNIT, 11, 32 * UNIT / PAGE);
 }
 
 /* Linux 6.13. */
@@ -154,7 +154,7 @@ static void madv_free(void) {
 /* Guard pages discard the old contents. These don't return when the guards are removed. */
 static void guards(void) {
     char *p = map_folded(LEN, 15);
-    size_t cut = 9 * MIB + 7 * PAGE, end = 30 * MIB + 9 * PAGE;
+    size_t cut = 9 * UNIT + 7 * PAGE, end = 30 * UNIT + 9 * PAGE;
     for (int round = 0; round < 2; round++) {
         if (madvise(p + cut, end - cut, MADV_GUARD_INSTALL) && errno == EINVAL) return;
         check_from(p, cut, 15, 0);
@@ -178,25 +178,25 @@ static void meet(int signal) {
 /* Guard pages stay in place during all other changes around them. */
 static void guards_stay(void) {
     char *p = map_folded(LEN, 17);
-    size_t cut = 9 * MIB, end = 9 * MIB + 32 * PAGE;
+    size_t cut = 9 * UNIT, end = 9 * UNIT + 32 * PAGE;
     if (madvise(p + cut, end - cut, MADV_GUARD_INSTALL) && errno == EINVAL) return;
     struct sigaction action = {.sa_handler = meet};
     NEED(sigaction(SIGSEGV, &action, NULL) == 0);
     NEED(mprotect(p, LEN, PROT_READ | PROT_WRITE) == 0);
     for (volatile int round = 0; round < 3; round++) {
-        NEED(madvise(p + cut - 4 * MIB, 8 * MIB, MADV_DONTNEED) == 0);
-        push_out(p + 24 * MIB, LEN - 24 * MIB);
+        NEED(madvise(p + cut - 4 * UNIT, 8 * UNIT, MADV_DONTNEED) == 0);
+        push_out(p + 24 * UNIT, LEN - 24 * UNIT);
         for (volatile size_t n = 0; n < 32; n++)
             if (!sigsetjmp(at_guard, 1)) {
                 p[cut + n * PAGE]++;
                 fail("a guard lets pass", __FILE__, __LINE__);
             }
-        NEED(mprotect(p + MIB, LEN - MIB, PROT_READ | PROT_WRITE) == 0);
+        NEED(mprotect(p + UNIT, LEN - UNIT, PROT_READ | PROT_WRITE) == 0);
     }
     NEED(!madvise(p + cut, end - cut, MADV_GUARD_REMOVE));
     check_zero(p + cut, end - cut);
-    check_from(p, cut - 4 * MIB, 17, 0);
-    check_from(p + 24 * MIB, LEN - 24 * MIB, 17, 24 * MIB / PAGE);
+    check_from(p, cut - 4 * UNIT, 17, 0);
+    check_from(p + 24 * UNIT, LEN - 24 * UNIT, 17, 24 * UNIT / PAGE);
 }
 
 static void other_advice(void) {
@@ -208,12 +208,12 @@ static void other_advice(void) {
     (void)madvise(p, LEN, MADV_COLD);
     NEED(madvise(p, LEN, MADV_PAGEOUT) == 0);
     check(p, LEN, 13);
-    NEED(madvise(p, 4 * MIB, MADV_POPULATE_WRITE) == 0);
+    NEED(madvise(p, 4 * UNIT, MADV_POPULATE_WRITE) == 0);
     check(p, LEN, 13);
-    NEED(mlock(p, 2 * MIB) == 0);
-    push_out(p + 2 * MIB, LEN - 2 * MIB);
+    NEED(mlock(p, 2 * UNIT) == 0);
+    push_out(p + 2 * UNIT, LEN - 2 * UNIT);
     check(p, LEN, 13);
-    NEED(munlock(p, 2 * MIB) == 0);
+    NEED(munlock(p, 2 * UNIT) == 0);
     check(p, LEN, 13);
 }
 
@@ -228,7 +228,7 @@ static void read_only(void) {
         for (size_t at = 0; at < LEN; at += 33 * PAGE) check_from(p + at, PAGE, 14, at / PAGE);
     }
     NEED(mprotect(p, LEN, PROT_READ | PROT_WRITE) == 0);
-    fill_from(p + MIB, 8 * MIB, 14, MIB / PAGE);
+    fill_from(p + UNIT, 8 * UNIT, 14, UNIT / PAGE);
     check(p, LEN, 14);
     push_out(p, LEN);
     check(p, LEN, 14);
@@ -240,14 +240,14 @@ static void read_only(void) {
     /* Many small areas of both kinds. */
     NEED(mprotect(p, LEN, PROT_READ | PROT_WRITE) == 0);
     for (size_t at = 0; at < LEN; at += 40 * PAGE) NEED(mprotect(p + at, 7 * PAGE, PROT_READ) == 0);
-    push_out(filler, 48 * MIB);
+    push_out(filler, 48 * UNIT);
     check(p, LEN, 14);
     for (size_t at = 7 * PAGE; at < LEN; at += 40 * PAGE) fill_from(p + at, PAGE, 14, at / PAGE);
     check(p, LEN, 14);
 }
 
 static void sparse(void) {
-    size_t all = 64ul << 30, step = 7 * MIB + 3 * PAGE;
+    size_t all = 64ul << 30, step = 7 * UNIT + 3 * PAGE;
     char *p = map_at(NULL, all, MAP_NORESERVE);
     for (int round = 0; round < 3; round++) {
         for (size_t at = 0; at + 2 * PAGE < all; at += step)
@@ -257,7 +257,7 @@ static void sparse(void) {
         check(p + PAGE * 4, 40 * PAGE, 16);
     }
     /* Reading untouched memory maps only zeros. */
-    check_zero(p + all - 32 * MIB, 16 * PAGE);
+    check_zero(p + all - 32 * UNIT, 16 * PAGE);
     NEED(munmap(p, all) == 0);
 }
 
@@ -357,7 +357,7 @@ static void advised_in_part(void) {
 
 /* A lock that ends at a gap: the memory before the gap is locked. */
 static void locked_in_part(void) {
-    const size_t part = MIB;
+    const size_t part = UNIT;
     char *p = map_folded(LEN, 37);
     NEED(munmap(p + part, PAGE) == 0);
     NEED(mlock(p, 2 * part) == -1 && errno == ENOMEM);

@@ -2,18 +2,18 @@
  * core dumps. */
 #include "bare.h"
 
-static const size_t LEN = 40 * MIB;
+static const size_t LEN = 40 * UNIT;
 static char *p;
 /* The marked part. It begins and ends in the middle of folios and blocks. */
 static char *marked;
-static const size_t MARKED = 9 * MIB + 5 * PAGE;
+static const size_t MARKED = 9 * UNIT + 5 * PAGE;
 static size_t before;
 
 static void prepare(uint64_t seed) {
     p = map(LEN);
     fill(p, LEN, seed);
     push_out(p, LEN);
-    marked = p + 13 * MIB + 3 * PAGE;
+    marked = p + 13 * UNIT + 3 * PAGE;
     before = (marked - p) / PAGE;
 }
 
@@ -25,7 +25,7 @@ static void check_stays(uint64_t seed) {
     NEED(present(marked, MARKED) == MARKED / PAGE);
     for (int round = 0; round < 4; round++) {
         push_out(p, LEN - MARKED);
-        fill(filler, 48 * MIB, round);
+        fill(filler, 48 * UNIT, round);
         NEED(present(marked, MARKED) == MARKED / PAGE);
         check_from(marked, MARKED, seed + (round > 0 ? 50 : 0), before);
         fill_from(marked, MARKED, seed + 50, before);
@@ -77,23 +77,23 @@ static void lock_all(void) {
     prepare(2);
     NEED(mlockall(MCL_CURRENT) == 0);
     NEED(present(p, LEN) == LEN / PAGE);
-    fill(filler, 48 * MIB, 5);
+    fill(filler, 48 * UNIT, 5);
     NEED(present(p, LEN) == LEN / PAGE);
     check_all(2);
     /* Memory mapped later is not marked. */
     char *q = map(LEN);
     fill(q, LEN, 3);
     NEED(munlockall() == 0);
-    for (int round = 0; round < 20 && present(q, LEN) == LEN / PAGE; round++) check(filler, 48 * MIB, 5), check_all(2);
+    for (int round = 0; round < 20 && present(q, LEN) == LEN / PAGE; round++) check(filler, 48 * UNIT, 5), check_all(2);
     check(q, LEN, 3);
     NEED(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
-    char *r = map(8 * MIB);
-    NEED(present(r, 8 * MIB) == 8 * MIB / PAGE && present(q, LEN) == LEN / PAGE);
-    fill(r, 8 * MIB, 4);
+    char *r = map(8 * UNIT);
+    NEED(present(r, 8 * UNIT) == 8 * UNIT / PAGE && present(q, LEN) == LEN / PAGE);
+    fill(r, 8 * UNIT, 4);
     usleep(50000);
-    NEED(present(r, 8 * MIB) == 8 * MIB / PAGE);
+    NEED(present(r, 8 * UNIT) == 8 * UNIT / PAGE);
     check(q, LEN, 3);
-    check(r, 8 * MIB, 4);
+    check(r, 8 * UNIT, 4);
 }
 
 static void dump(void) {
@@ -102,20 +102,20 @@ static void dump(void) {
     NEED(has_flag(marked, " dd"));
     check_stays(5);
     /* New memory with the mark is not adopted. */
-    char *q = map(16 * MIB);
-    NEED(syscall(SYS_madvise, q, 16 * MIB, MADV_DONTDUMP) == 0);
-    fill(q, 16 * MIB, 6);
+    char *q = map(16 * UNIT);
+    NEED(syscall(SYS_madvise, q, 16 * UNIT, MADV_DONTDUMP) == 0);
+    fill(q, 16 * UNIT, 6);
     push_out(p, LEN - MARKED);
-    fill(filler, 48 * MIB, 5);
-    NEED(present(q, 16 * MIB) == 16 * MIB / PAGE);
+    fill(filler, 48 * UNIT, 5);
+    NEED(present(q, 16 * UNIT) == 16 * UNIT / PAGE);
     /* When the mark is cleared, the memory is managed like any other. */
-    NEED(madvise(marked, MARKED, MADV_DODUMP) == 0 && madvise(q, 16 * MIB, MADV_DODUMP) == 0);
-    char *more = map(16 * MIB);
-    fill(more, 16 * MIB, 7);
-    push_out(q, 16 * MIB);
+    NEED(madvise(marked, MARKED, MADV_DODUMP) == 0 && madvise(q, 16 * UNIT, MADV_DODUMP) == 0);
+    char *more = map(16 * UNIT);
+    fill(more, 16 * UNIT, 7);
+    push_out(q, 16 * UNIT);
     push_out(marked, MARKED);
-    check(q, 16 * MIB, 6);
-    check(more, 16 * MIB, 7);
+    check(q, 16 * UNIT, 6);
+    check(more, 16 * UNIT, 7);
     check_all(5);
     NEED(madvise(marked + 1, PAGE, MADV_DONTDUMP) == -1 && errno == EINVAL);
 }
@@ -123,7 +123,7 @@ static void dump(void) {
 static volatile int is_done;
 static void *keep_busy(void *memory) {
     while (!is_done)
-        if (memory) fill(memory, 8 * MIB, 5), check(memory, 8 * MIB, 5);
+        if (memory) fill(memory, 8 * UNIT, 5), check(memory, 8 * UNIT, 5);
     return NULL;
 }
 
@@ -133,7 +133,7 @@ static void unmarked(void) {
     pthread_t busy[8];
     prepare(5);
     for (int i = 0; i < 8; i++) NEED(!pthread_create(&busy[i], NULL, keep_busy, i < 2 ? p : NULL));
-    for (int round = 0; round < 12; round++) {
+    for (int round = 0; round < 6; round++) {
         NEED(!madvise(marked, MARKED, MADV_DONTDUMP));
         check_from(marked, MARKED, 5, before);
         NEED(!madvise(marked, MARKED, MADV_DODUMP));
@@ -146,11 +146,11 @@ static void unmarked(void) {
 
 /* Marks more memory than the limit. */
 static void dump_large(void) {
-    char *q = map(48 * MIB);
-    NEED(madvise(q, 48 * MIB, MADV_DONTDUMP) == 0);
-    fill(q, 48 * MIB, 6);
+    char *q = map(48 * UNIT);
+    NEED(madvise(q, 48 * UNIT, MADV_DONTDUMP) == 0);
+    fill(q, 48 * UNIT, 6);
     usleep(100000);
-    check(q, 48 * MIB, 6);
+    check(q, 48 * UNIT, 6);
 }
 
 /* With --dont-dump fold, memory excluded from core dumps is folded like any other, whether
@@ -158,13 +158,13 @@ static void dump_large(void) {
 static void dump_folded(void) {
     prepare(5);
     NEED(madvise(marked, MARKED, MADV_DONTDUMP) == 0);
-    char *q = map(16 * MIB);
-    NEED(madvise(q, 16 * MIB, MADV_DONTDUMP) == 0);
-    fill(q, 16 * MIB, 6);
+    char *q = map(16 * UNIT);
+    NEED(madvise(q, 16 * UNIT, MADV_DONTDUMP) == 0);
+    fill(q, 16 * UNIT, 6);
     push_out(marked, MARKED);
-    push_out(q, 16 * MIB);
+    push_out(q, 16 * UNIT);
     NEED(has_flag(marked, " dd") && has_flag(q, " dd"));
-    check(q, 16 * MIB, 6);
+    check(q, 16 * UNIT, 6);
     check_all(5);
     /* Locks keep their meaning. */
     NEED(mlock(marked, MARKED) == 0);
@@ -192,13 +192,13 @@ static void forks(void) {
         _exit(0);
     }
     ended(pid, 0);
-    if ((pid = fork()) == 0) _exit(*(volatile char *)(marked + MIB) & 1);
+    if ((pid = fork()) == 0) _exit(*(volatile char *)(marked + UNIT) & 1);
     ended(pid, SIGSEGV);
     check_all(8);
     /* When the mark is cleared, the memory is folded and copied like any other. */
     NEED(madvise(marked, MARKED, MADV_DOFORK) == 0);
-    char *more = map(16 * MIB);
-    fill(more, 16 * MIB, 7);
+    char *more = map(16 * UNIT);
+    fill(more, 16 * UNIT, 7);
     push_out(marked, MARKED);
     if ((pid = fork()) == 0) {
         check_all(8);
@@ -227,7 +227,7 @@ static void wipe(void) {
         check(p, marked - p, 11);
         check_from(marked + MARKED, LEN - MARKED - before * PAGE, 11, before + MARKED / PAGE);
         fill_from(marked, MARKED, 12, before);
-        fill(filler, 48 * MIB, 5);
+        fill(filler, 48 * UNIT, 5);
         check_from(marked, MARKED, 12, before);
         pid_t next = fork();
         if (next == 0) {
@@ -267,7 +267,7 @@ static void threads(void) {
         size_t at = mix(round) % (LEN / PAGE - 900) * PAGE, len = (1 + mix(round + 100) % 800) * PAGE;
         NEED(round % 2 ? madvise(p + at, len, MADV_DONTDUMP) == 0 : mlock(p + at, len) == 0);
         NEED(present(p + at, len) == len / PAGE);
-        fill(filler, 8 * MIB, round);
+        fill(filler, 8 * UNIT, round);
         NEED(present(p + at, len) == len / PAGE);
         NEED(round % 2 ? madvise(p + at, len, MADV_DODUMP) == 0 : munlock(p + at, len) == 0);
     }

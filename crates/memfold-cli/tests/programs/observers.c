@@ -4,7 +4,7 @@
 #include <linux/futex.h>
 #include <sys/ptrace.h>
 
-static const size_t LEN = 40 * MIB;
+static const size_t LEN = 40 * UNIT;
 
 /* A child visits the folded memory at `p` in its parent. The parent waits in a pipe until
  * `there` bytes of it are resident. */
@@ -56,7 +56,7 @@ static void visit_pages(pid_t parent, char *p) {
  * count) and never return a wrong byte. Writes arrive. */
 static void other_process_refused(void) {
     char *p = map(LEN);
-    beside_child(p, MIB, visit_pages);
+    beside_child(p, UNIT, visit_pages);
     check(p, LEN, 1);
 }
 
@@ -73,11 +73,11 @@ static void debugger(void) {
     NEED(pid >= 0);
     if (pid == 0) {
         push_out(p, LEN);
-        check(p, MIB, 3);
+        check(p, UNIT, 3);
         NEED(write(ready[1], "r", 1) == 1);
         for (int i = 0; i < 40; i++) {
             usleep(5000);
-            check_from(p + i * MIB, PAGE, 3, i * MIB / PAGE);
+            check_from(p + i * UNIT, PAGE, 3, i * UNIT / PAGE);
         }
         check(p, LEN, 3);
         _exit(0);
@@ -133,7 +133,7 @@ static void *partner(void *arg) {
 static void futexes(void) {
     char *p = map(LEN);
     fill(p, LEN, 4);
-    at = (struct shared *)(p + 17 * MIB);
+    at = (struct shared *)(p + 17 * UNIT);
     memset(at, 0, PAGE);
     NEED(pthread_mutex_init(&at->mutex, NULL) == 0 && pthread_cond_init(&at->changed, NULL) == 0);
     pthread_mutexattr_t attr;
@@ -164,8 +164,8 @@ static void futexes(void) {
     push_out(p, LEN);
     NEED(pthread_mutex_lock(&at->robust) == EOWNERDEAD);
     NEED(pthread_mutex_consistent(&at->robust) == 0 && pthread_mutex_unlock(&at->robust) == 0);
-    check(p, 17 * MIB, 4);
-    check_from(p + 17 * MIB + PAGE, LEN - 17 * MIB - PAGE, 4, 17 * MIB / PAGE + 1);
+    check(p, 17 * UNIT, 4);
+    check_from(p + 17 * UNIT + PAGE, LEN - 17 * UNIT - PAGE, 4, 17 * UNIT / PAGE + 1);
 }
 
 /* The program and its engine are stopped and continued, as by job control. */
@@ -194,7 +194,7 @@ static void stopped(void) {
 /* Writes to the program's own memory through /proc/self/mem, past its protection, as some
  * compilers do. */
 static void own_memory(void) {
-    size_t len = 48 * MIB;
+    size_t len = 48 * UNIT;
     char *p = map_folded(len, 61), *copy = map(len);
     int file = open("/proc/self/mem", O_RDWR);
     NEED(file >= 0);
@@ -206,20 +206,20 @@ static void own_memory(void) {
     NEED(lseek(file, 0, SEEK_CUR) == (off_t)(p + len));
     check(copy, len, 61);
     /* Memory that is read-only for the program. */
-    NEED(mprotect(p + 8 * MIB, 8 * MIB, PROT_READ) == 0);
+    NEED(mprotect(p + 8 * UNIT, 8 * UNIT, PROT_READ) == 0);
     fill(copy, len, 62);
     push_out(p, len);
     NEED(pwrite(file, copy, len - PAGE, (off_t)p) == (ssize_t)(len - PAGE));
     check(p, len - PAGE, 62);
     check_from(p + len - PAGE, PAGE, 61, len / PAGE - 1);
     push_out(p, len);
-    NEED(lseek(file, (off_t)p, SEEK_SET) == (off_t)p && write(file, copy, MIB) == MIB);
+    NEED(lseek(file, (off_t)p, SEEK_SET) == (off_t)p && write(file, copy, UNIT) == UNIT);
     check(p, len - PAGE, 62);
     /* A read and a write end before unmapped memory. */
-    NEED(munmap(p + 24 * MIB, PAGE) == 0);
-    NEED(pread(file, copy, len, (off_t)p) == 24 * MIB);
-    NEED(pread(file, copy, PAGE, (off_t)p + 24 * MIB) == -1 && errno == EIO);
-    check(copy, 24 * MIB, 62);
+    NEED(munmap(p + 24 * UNIT, PAGE) == 0);
+    NEED(pread(file, copy, len, (off_t)p) == 24 * UNIT);
+    NEED(pread(file, copy, PAGE, (off_t)p + 24 * UNIT) == -1 && errno == EIO);
+    check(copy, 24 * UNIT, 62);
     close(file);
 }
 

@@ -1,7 +1,5 @@
-/* Programs that allocate a gibibyte as fast as they can. */
+/* overshoot WAY MIB: allocates so much as fast as it can. */
 #include "bare.h"
-
-static const size_t LEN = 1024 * MIB;
 
 /* Faster variants of `fill` and `check`, for pages that compress to a tenth. */
 static void quick_fill(char *at, size_t len, uint64_t seed) {
@@ -28,11 +26,12 @@ static void *allocate(const char *way, size_t len) {
 }
 
 int main(int argc, char **argv) {
-    NEED(argc == 2);
+    NEED(argc == 3);
+    const size_t len = strtoul(argv[2], NULL, 10) * MIB;
     char *bare = strchr(argv[1], ':');
     if (bare) by_instruction = is(bare, ":bare"), *bare = 0;
     int at_once = is(argv[1], "large") || is(argv[1], "populate") || is(argv[1], "populate_reserve") || !strncmp(argv[1], "advise", 6);
-    size_t step = at_once ? LEN : is(argv[1], "malloc") ? 64 << 10 : 4 * MIB, count = LEN / step;
+    size_t step = at_once ? len : is(argv[1], "malloc") ? 64 << 10 : 4 * MIB, count = len / step;
     char **part = calloc(count, sizeof *part);
     for (size_t i = 0; i < count; i++) {
         NEED(part[i] = allocate(argv[1], step));

@@ -10,18 +10,18 @@ int madvise(void *at, size_t len, int advice) { return syscall(SYS_madvise, at, 
 int mprotect(void *at, size_t len, int access) { return syscall(SYS_mprotect, at, len, access); }
 int mlock(const void *at, size_t len) { return syscall(SYS_mlock, at, len); }
 
-static const size_t LEN = 40 * MIB;
+static const size_t LEN = 40 * UNIT;
 
 static void calls(int is_folded) {
     char *p = map(LEN);
     fill(p, LEN, 1);
     if (is_folded) push_out(p, LEN);
-    NEED(madvise(p, 2 * MIB, MADV_DONTNEED) == 0);
-    NEED(mprotect(p + 2 * MIB, MIB, PROT_READ) == 0);
-    NEED(mlock(p + 4 * MIB, PAGE) == 0);
+    NEED(madvise(p, 2 * UNIT, MADV_DONTNEED) == 0);
+    NEED(mprotect(p + 2 * UNIT, UNIT, PROT_READ) == 0);
+    NEED(mlock(p + 4 * UNIT, PAGE) == 0);
     if (is_folded) push_out(p, LEN);
-    check_zero(p, 2 * MIB);
-    check_from(p + 2 * MIB, LEN - 2 * MIB, 1, 2 * MIB / PAGE);
+    check_zero(p, 2 * UNIT);
+    check_from(p + 2 * UNIT, LEN - 2 * UNIT, 1, 2 * UNIT / PAGE);
     NEED(munmap(p, LEN) == 0);
 }
 static void folded(void) { calls(1); }

@@ -1,7 +1,7 @@
 /* Overwrites pages so that their XXH3-128 stays the same. They must not be taken for unchanged. */
 #include "common.h"
 
-static const size_t LEN = 64 * MIB;
+static const size_t LEN = 64 * UNIT;
 static char *p;
 
 /* The public secret of XXH3 makes one factor of each product 0. So only x + y of the two words

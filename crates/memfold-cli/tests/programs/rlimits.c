@@ -3,7 +3,7 @@
 #include "common.h"
 #include <sys/resource.h>
 
-#define LEN (64 * MIB)
+#define LEN (64 * UNIT)
 #define BOUND (4ul << 30)
 
 static void is_told(int resource, rlim_t soft, rlim_t hard) {

@@ -30,14 +30,14 @@ static void handle(int signal, int flags) {
 }
 
 static void each(void (*test)(int)) {
-    char *p = map(64 * MIB);
-    fill(p, 64 * MIB, 1);
+    char *p = map(64 * UNIT);
+    fill(p, 64 * UNIT, 1);
     for (size_t i = 0; i < 3; i++) {
-        push_out(p, 64 * MIB);
+        push_out(p, 64 * UNIT);
         block(0);
         test(SIGNALS[i]);
     }
-    check(p, 64 * MIB, 1);
+    check(p, 64 * UNIT, 1);
 }
 
 /* The program takes the signal by a call. It was sent before or during the call, to the process
@@ -251,7 +251,7 @@ static long by_descriptor(int signal, siginfo_t *info) {
 }
 static void makes_up(int signal, int as, char *p, long (*send)(int, siginfo_t *)) {
     siginfo_t info = {.si_signo = signal, .si_code = as}, taken = {0};
-    info.si_addr = p + 3 * MIB;
+    info.si_addr = p + 3 * UNIT;
     struct sigaction action = {.sa_sigaction = note_fault, .sa_flags = SA_SIGINFO};
     NEED(!sigaction(signal, &action, NULL));
     got = 0;
@@ -289,7 +289,7 @@ static void made_up_for_one(int signal) {
     block(0);
 }
 static void made_up(void) {
-    char *p = map_folded(64 * MIB, 3);
+    char *p = map_folded(64 * UNIT, 3);
     static const int signals[] = {SIGSEGV, SIGBUS, SIGSYS, SIGFPE, SIGILL, SIGTRAP}, codes[] = {1, 2, 5, 6, 0x80, 5000};
     for (int i = 0; i < 36; i++) {
         makes_up(signals[i / 6], codes[i % 6], p, to_thread);
@@ -312,24 +312,24 @@ static void made_up(void) {
         _exit(3);
     }
     NEED((wait_for(child) & 0x7f) == SIGBUS);
-    check(p, 64 * MIB, 3);
+    check(p, 64 * UNIT, 3);
 }
 
 /* SECCOMP_MODE_STRICT: the program continues, and ends normally. */
 static void strict_with(int last) {
-    char *p = map_folded(64 * MIB, 3);
+    char *p = map_folded(64 * UNIT, 3);
     pid_t child = fork();
     if (!child) {
         int zero = open("/dev/zero", O_RDONLY);
         NEED(!prctl(PR_SET_SECCOMP, 1));
         for (int i = 0; i < 20; i++)
-            if (read(zero, p + i * MIB, PAGE) != PAGE) syscall(SYS_exit, 5);
-        for (size_t i = 0; i < 64 * MIB; i += PAGE) ((volatile char *)p)[i]++;
+            if (read(zero, p + i * UNIT, PAGE) != PAGE) syscall(SYS_exit, 5);
+        for (size_t i = 0; i < 64 * UNIT; i += PAGE) ((volatile char *)p)[i]++;
         syscall(last, 7);
     }
     int status = wait_for(child);
     NEED(last == SYS_exit ? WIFEXITED(status) && WEXITSTATUS(status) == 7 : WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-    check(p, 64 * MIB, 3);
+    check(p, 64 * UNIT, 3);
 }
 static void strict(void) {
     strict_with(SYS_exit);

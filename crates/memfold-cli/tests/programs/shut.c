@@ -7,74 +7,78 @@
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
 
-static const size_t LEN = 64 * MIB;
+static const size_t LEN = 64 * UNIT;
 static char *memory, *closed, *constant;
 
 /* Counts resident pages where /proc is unavailable. Nothing is swapped out by the kernel here. */
 static size_t resident(char *at, size_t len) {
-    static unsigned char there[64 * MIB / PAGE];
+    static unsigned char there[64 * UNIT / PAGE];
     size_t n = 0;
-    NEED(len <= 64 * MIB && mincore(at, len, there) == 0);
+    NEED(len <= 64 * UNIT && mincore(at, len, there) == 0);
     for (size_t i = 0; i < len / PAGE; i++) n += there[i] & 1;
     return n * PAGE;
 }
 
 static void folded(void) {
     memory = map(LEN);
-    closed = map(2 * MIB);
-    constant = map(2 * MIB);
-    fill(closed, 2 * MIB, 2);
-    fill(constant, 2 * MIB, 3);
+    closed = map(2 * UNIT);
+    constant = map(2 * UNIT);
+    fill(closed, 2 * UNIT, 2);
+    fill(constant, 2 * UNIT, 3);
     fill(memory, LEN, 1);
     push_out(memory, LEN);
-    NEED(mprotect(closed, 2 * MIB, PROT_NONE) == 0);
-    NEED(mprotect(constant, 2 * MIB, PROT_READ) == 0);
+    NEED(mprotect(closed, 2 * UNIT, PROT_NONE) == 0);
+    NEED(mprotect(constant, 2 * UNIT, PROT_READ) == 0);
 }
 
 /* A child changes its memory, and checks whether it is still folded. */
 static void live(int is_managed) {
     check(memory, LEN, 1);
-    check(constant, 2 * MIB, 3);
-    NEED(mprotect(closed, 2 * MIB, PROT_READ | PROT_WRITE) == 0);
-    check(closed, 2 * MIB, 2);
+    check(constant, 2 * UNIT, 3);
+    NEED(mprotect(closed, 2 * UNIT, PROT_READ | PROT_WRITE) == 0);
+    check(closed, 2 * UNIT, 2);
     char *more = map(LEN);
     fill(more, LEN, 4);
-    NEED(madvise(more + MIB, MIB, MADV_DONTNEED) == 0);
-    char *moved = mremap(more, LEN, LEN + MIB, MREMAP_MAYMOVE);
+    NEED(madvise(more + UNIT, UNIT, MADV_DONTNEED) == 0);
+    char *moved = mremap(more, LEN, LEN + UNIT, MREMAP_MAYMOVE);
     NEED(moved != MAP_FAILED);
-    fill_from(moved + MIB, MIB, 4, MIB / PAGE);
-    fill_from(moved + LEN, MIB, 4, LEN / PAGE);
+    fill_from(moved + UNIT, UNIT, 4, UNIT / PAGE);
+    fill_from(moved + LEN, UNIT, 4, LEN / PAGE);
     fill(memory, LEN, 5);
-    check(moved, LEN + MIB, 4);
-    char *heap = malloc(9 * MIB);
+    check(moved, LEN + UNIT, 4);
+    char *heap = malloc(9 * UNIT);
     NEED(heap);
-    memset(heap, 7, 9 * MIB);
+    memset(heap, 7, 9 * UNIT);
     check(memory, LEN, 5);
-    for (size_t i = 0; i < 9 * MIB; i++) NEED(heap[i] == 7);
-    /* At most 16 MiB of it may be resident. */
-    if (is_managed) NEED(resident(memory, LEN) + resident(moved, LEN) < 40 * MIB);
+    for (size_t i = 0; i < 9 * UNIT; i++) NEED(heap[i] == 7);
+    /* At most 16 units of it may be resident. */
+    if (is_managed) NEED(resident(memory, LEN) + resident(moved, LEN) < 40 * UNIT);
 }
 
-static void both(int is_managed) {
-    for (int round = 0; round < 2; round++) {
-        pid_t pid = fork();
-        NEED(pid >= 0);
-        if (pid == 0) {
-            pid_t grandchild = fork();
-            NEED(grandchild >= 0);
-            live(is_managed);
-            if (grandchild == 0) _exit(6);
-            NEED(WEXITSTATUS(wait_for(grandchild)) == 6);
-            _exit(5);
-        }
-        check(memory, LEN, 1);
-        int status = wait_for(pid);
-        NEED(WIFEXITED(status) && WEXITSTATUS(status) == 5);
+static void once(int is_managed) {
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0) {
+        pid_t grandchild = fork();
+        NEED(grandchild >= 0);
+        live(is_managed);
+        if (grandchild == 0) _exit(6);
+        NEED(WEXITSTATUS(wait_for(grandchild)) == 6);
+        _exit(5);
     }
     check(memory, LEN, 1);
-    check(constant, 2 * MIB, 3);
-    NEED(mprotect(closed, 2 * MIB, PROT_READ) == 0);
-    check(closed, 2 * MIB, 2);
+    int status = wait_for(pid);
+    NEED(WIFEXITED(status) && WEXITSTATUS(status) == 5);
+    check(memory, LEN, 1);
+    check(constant, 2 * UNIT, 3);
+    NEED(mprotect(closed, 2 * UNIT, PROT_READ) == 0);
+    check(closed, 2 * UNIT, 2);
+}
+
+static void twice(int is_managed) {
+    once(is_managed);
+    NEED(mprotect(closed, 2 * UNIT, PROT_NONE) == 0);
+    once(is_managed);
 }
 
 static void become_nobody(void) { NEED(setgid(65534) == 0 && setuid(65534) == 0); }
@@ -82,13 +86,13 @@ static void become_nobody(void) { NEED(setgid(65534) == 0 && setuid(65534) == 0)
 static void after_setuid(void) {
     folded();
     become_nobody();
-    both(1);
+    twice(1);
 }
 
 static void undumped(int is_managed) {
     folded();
     NEED(prctl(PR_SET_DUMPABLE, 0) == 0);
-    both(is_managed);
+    twice(is_managed);
 }
 
 static void not_dumpable(void) { undumped(1); }
@@ -104,27 +108,27 @@ static void shut_in(void) {
 static void in_an_empty_root(void) {
     folded();
     shut_in();
-    both(1);
+    once(1);
     become_nobody();
-    both(1);
+    once(1);
 }
 
 static void without_proc(void) {
     folded();
     NEED(unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
     NEED(umount2("/proc", MNT_DETACH) == 0 && access("/proc/self", F_OK) < 0);
-    both(1);
+    twice(1);
 }
 
 /* Folds memory. */
 static void grow(void) {
     memory = map(LEN);
     fill(memory, LEN, 1);
-    for (int i = 0; i < 1000 && resident(memory, LEN) > 40 * MIB; i++) {
-        fill_from(memory, 16 * MIB, 1, 0);
+    for (int i = 0; i < 1000 && resident(memory, LEN) > 40 * UNIT; i++) {
+        fill_from(memory, 16 * UNIT, 1, 0);
         usleep(5000);
     }
-    NEED(resident(memory, LEN) <= 40 * MIB);
+    NEED(resident(memory, LEN) <= 40 * UNIT);
     check(memory, LEN, 1);
 }
 
@@ -146,7 +150,7 @@ static void no_descriptor_left(void) {
     folded();
     while (dup(0) >= 0);
     NEED(errno == EMFILE);
-    both(1);
+    twice(1);
 }
 
 /* The child can't be managed, so it loads all its memory. */
@@ -155,7 +159,7 @@ static void filtered(void) {
     become_nobody();
     NEED(prctl(PR_SET_DUMPABLE, 1) == 0);
     NEED(forbid(SYS_userfaultfd) == 0);
-    both(0);
+    twice(0);
 }
 
 static void filtered_in_an_empty_root(void) {
@@ -167,7 +171,7 @@ static void filtered_in_an_empty_root(void) {
     NEED(sysinfo(&about) == 0);
     /* With swap, such a child can't find out what the kernel has swapped out, so memfold ends
      * it. */
-    if (!about.totalswap) both(0);
+    if (!about.totalswap) twice(0);
 }
 
 static void filtered_small(void) {

@@ -4,7 +4,7 @@
 #include "members.h"
 #include <sched.h>
 
-static const size_t LEN = 48 * MIB, STEP = 64 << 10;
+static const size_t LEN = 48 * UNIT, STEP = 64 << 10;
 
 /* They print their PID when they have an engine. */
 static void ends(void) {
@@ -99,7 +99,7 @@ static void without_rights(void) {
     }
     NEED(read(ready[0], &byte, 1) == 1);
     long kib = 0;
-    for (int tries = 0; tries < 500 && (!tries || kib > 24 << 10); tries++) {
+    for (int tries = 0; tries < 500 && (!tries || kib > 24 * UNIT >> 10); tries++) {
         usleep(20000);
         kib = anonymous_kib(pid);
     }
@@ -107,22 +107,22 @@ static void without_rights(void) {
     int status = wait_for(pid);
     rmdir(dir);
     fprintf(stderr, "anonymous memory of the child: %ld KiB\n", kib);
-    NEED(WEXITSTATUS(status) == 3 && kib > 0 && kib <= 24 << 10);
+    NEED(WEXITSTATUS(status) == 3 && kib > 0 && kib <= 24 * UNIT >> 10);
 }
 
 /* A child of a process without an engine has none, until it grows. */
 static void by_fork(void) {
-    char *before = map(MIB);
-    fill(before, MIB, 4);
+    char *before = map(UNIT);
+    fill(before, UNIT, 4);
     pid_t pid = fork();
     if (!pid) {
         holds(map(LEN));
-        check(before, MIB, 4);
+        check(before, UNIT, 4);
         _exit(7);
     }
     NEED(WEXITSTATUS(wait_for(pid)) == 7);
     holds(map(LEN));
-    check(before, MIB, 4);
+    check(before, UNIT, 4);
 }
 
 /* A child that shares the memory makes it grow, and ends. */

@@ -3,7 +3,7 @@
 #include <sys/utsname.h>
 
 #define THREADS 8
-#define SLOT (10 * MIB)
+#define SLOT (10 * UNIT)
 #define PAGES (SLOT / PAGE)
 static char *base;
 static volatile int stop;
@@ -15,7 +15,7 @@ static void *work(void *arg) {
     uint64_t me = (uintptr_t)arg, random = me + 99;
     char *slot = base + me * SLOT;
     uint32_t version[PAGES] = {0};
-    for (int step = 0; step < 1200; step++) {
+    for (int step = 0; step < 700; step++) {
         random = mix(random);
         size_t page = random % PAGES, many = 1 + (random >> 20) % 24;
         if (page + many > PAGES) many = PAGES - page;
@@ -93,8 +93,8 @@ static void *brief(void *arg) {
 }
 
 static void *churn_memory(void *arg) {
-    char *p = map(40 * MIB);
-    for (uint64_t i = 0; !stop; i++) fill(p, 40 * MIB, i), check(p, 40 * MIB, i);
+    char *p = map(40 * UNIT);
+    for (uint64_t i = 0; !stop; i++) fill(p, 40 * UNIT, i), check(p, 40 * UNIT, i);
     return arg;
 }
 
@@ -120,27 +120,27 @@ static void *share(void *arg) {
     for (int step = 0; step < 400; step++) {
         random = mix(random);
         size_t i = random % 64;
-        char *at = base + i * MIB;
+        char *at = base + i * UNIT;
         pthread_mutex_lock(&lock[i]);
-        if (random >> 60) check(at + (random >> 8) % 128 * PAGE, 0, 0), check(at, MIB, i * 10000 + seen[i]);
-        else fill(at, MIB, i * 10000 + ++seen[i]);
+        if (random >> 60) check(at + (random >> 8) % 128 * PAGE, 0, 0), check(at, UNIT, i * 10000 + seen[i]);
+        else fill(at, UNIT, i * 10000 + ++seen[i]);
         pthread_mutex_unlock(&lock[i]);
     }
     return NULL;
 }
 
 static void shared(void) {
-    base = map(64 * MIB);
+    base = map(64 * UNIT);
     pthread_t thread[THREADS];
-    for (int i = 0; i < 64; i++) pthread_mutex_init(&lock[i], NULL), fill(base + i * MIB, MIB, i * 10000);
+    for (int i = 0; i < 64; i++) pthread_mutex_init(&lock[i], NULL), fill(base + i * UNIT, UNIT, i * 10000);
     for (long i = 0; i < THREADS; i++) NEED(!pthread_create(&thread[i], NULL, share, (void *)(i + 1)));
     for (int i = 0; i < THREADS; i++) NEED(!pthread_join(thread[i], NULL));
-    for (int i = 0; i < 64; i++) check(base + i * MIB, MIB, i * 10000 + seen[i]);
+    for (int i = 0; i < 64; i++) check(base + i * UNIT, UNIT, i * 10000 + seen[i]);
 }
 
 static void *end_last(void *at) {
     usleep(50000);
-    check(at, 32 * MIB, 3);
+    check(at, 32 * UNIT, 3);
     syscall(SYS_exit, 9);
     return NULL;
 }
@@ -150,9 +150,9 @@ static void ends(void) {
     struct utsname kernel;
     NEED(uname(&kernel) == 0);
     int of_last = atoi(kernel.release) >= 6 ? 9 : 5;
-    char *at = map(32 * MIB);
-    fill(at, 32 * MIB, 3);
-    push_out(at, 32 * MIB);
+    char *at = map(32 * UNIT);
+    fill(at, 32 * UNIT, 3);
+    push_out(at, 32 * UNIT);
     for (int first = 0; first < 2; first++) {
         pid_t pid = fork();
         if (!pid) {
@@ -163,7 +163,7 @@ static void ends(void) {
         int status;
         NEED(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == (first ? of_last : 5));
     }
-    check(at, 32 * MIB, 3);
+    check(at, 32 * UNIT, 3);
 }
 
 int main(int argc, char **argv) {

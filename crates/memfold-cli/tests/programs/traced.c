@@ -3,7 +3,7 @@
 #include "common.h"
 #include <sys/ptrace.h>
 
-#define BYTES (64 * MIB)
+#define BYTES (64 * UNIT)
 
 static long raw(long number) {
     long result;

@@ -3,9 +3,9 @@
 #include "bare.h"
 #include <linux/userfaultfd.h>
 
-#define LEN (48 * MIB)
-#define OWN (20 * MIB)
-#define OWN_LEN (2 * MIB)
+#define LEN (48 * UNIT)
+#define OWN (20 * UNIT)
+#define OWN_LEN (2 * UNIT)
 
 static int uffd;
 static char served[PAGE] __attribute__((aligned(4096)));
@@ -166,7 +166,7 @@ static void misplaced(void) {
     fill(p, LEN, 3);
     push();
     registered(own, OWN_LEN);
-    NEED(!madvise(p + MIB, 4 * MIB, MADV_DONTNEED));
+    NEED(!madvise(p + UNIT, 4 * UNIT, MADV_DONTNEED));
     for (size_t at = 0; at < LEN; at += 512 * PAGE) {
         uint64_t page = (uintptr_t)p + at;
         struct uffdio_copy copy = {.dst = page, .src = (uintptr_t)served, .len = PAGE};
@@ -184,11 +184,11 @@ static void misplaced(void) {
     struct uffdio_range all = {(uintptr_t)p, LEN};
     NEED(!ioctl(uffd, UFFDIO_UNREGISTER, &all) || errno == EINVAL);
     for (size_t at = 0; at < LEN; at += PAGE)
-        if (at >= MIB && at < 5 * MIB) NEED(!p[at]);
-    check(p, MIB, 3);
-    fill(p + MIB, 4 * MIB, 6);
+        if (at >= UNIT && at < 5 * UNIT) NEED(!p[at]);
+    check(p, UNIT, 3);
+    fill(p + UNIT, 4 * UNIT, 6);
     push();
-    check(p + MIB, 4 * MIB, 6);
+    check(p + UNIT, 4 * UNIT, 6);
 }
 
 int main(int argc, char **argv) {

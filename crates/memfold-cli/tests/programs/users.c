@@ -6,7 +6,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
-#define LEN (48 * MIB)
+#define LEN (48 * UNIT)
 #define SMALL (8 * MIB)
 #define NOBODY 65534
 
@@ -98,7 +98,7 @@ static void spoils(void) {
         pid_t pid = fork();
         NEED(pid >= 0);
         if (!pid) {
-            check(memory, MIB, 1);
+            check(memory, UNIT, 1);
             become_nobody();
             char with[8];
             snprintf(with, sizeof with, "%d", all[n / 2]);
@@ -146,7 +146,7 @@ static void for_a_while(void) {
     int same = seen(0, 2, NULL);
     for (int n = 0; n < 300; n++) {
         NEED(setegid(NOBODY) == 0 && seteuid(NOBODY) == 0);
-        check_from(memory + n * APART, PAGE, 1, n * APART / PAGE);
+        check_from(memory + n * APART % LEN, PAGE, 1, n * APART % LEN / PAGE);
         NEED(seteuid(0) == 0 && setegid(0) == 0);
     }
     NEED(setresuid(NOBODY, NOBODY, 0) == 0 && setresuid(0, 0, 0) == 0);
@@ -186,7 +186,7 @@ static void without_a_process_to_spare(void) {
 static void *becomes(void *user) {
     long id = (long)user;
     NEED(syscall(SYS_setresuid, id, id, id) == 0);
-    check(shared, MIB, 1);
+    check(shared, UNIT, 1);
     return NULL;
 }
 

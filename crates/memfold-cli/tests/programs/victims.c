@@ -8,7 +8,7 @@
 #include <sys/shm.h>
 
 #define LEN (48 * MIB)
-#define OTHER (1 * MIB)
+#define OTHER (1 * UNIT)
 
 static volatile pid_t victim;
 static volatile int over;
@@ -43,9 +43,9 @@ static void with_children(void (*work)(unsigned)) {
         NEED(WIFSIGNALED(status) ? WTERMSIG(status) == SIGKILL : WEXITSTATUS(status) == 0);
         victim = 0;
         /* These calls take the engine's locks. */
-        char *p = map(MIB);
+        char *p = map(UNIT);
         p[0] = 1;
-        NEED(!(madvise)(p, MIB, MADV_DONTNEED) && !p[0] && !munmap(p, MIB));
+        NEED(!(madvise)(p, UNIT, MADV_DONTNEED) && !p[0] && !munmap(p, UNIT));
         if (memory)
             for (uint64_t k = 0, at = i; k < 8; k++) at = mix(at), check_from(memory + at % (LEN / PAGE) * PAGE, PAGE, 10, at % (LEN / PAGE));
     }

@@ -63,11 +63,11 @@ static void namespaces(void) {
         NEED(!made || errno == EPERM || errno == ENOSPC || errno == EUSERS);
         if (made) break;
     }
-    char *memory = mmap(NULL, 64 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    for (size_t at = 0; at < 64 * MIB; at += PAGE) memory[at] = at / PAGE % 251;
+    char *memory = mmap(NULL, 64 * UNIT, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (size_t at = 0; at < 64 * UNIT; at += PAGE) memory[at] = at / PAGE % 251;
     for (int i = 0; i < 2; i++) {
         pid_t pid = i ? 0 : fork();
-        for (size_t at = 0; at < 64 * MIB; at += PAGE) NEED(memory[at] == (char)(at / PAGE % 251));
+        for (size_t at = 0; at < 64 * UNIT; at += PAGE) NEED(memory[at] == (char)(at / PAGE % 251));
         if (!i && !pid) _exit(0);
         int status;
         if (!i) NEED(waitpid(pid, &status, 0) == pid && !status);
@@ -124,7 +124,7 @@ static void alone(char *memory, size_t len) {
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "namespaces")) return namespaces(), 0;
     int folds = argc > 1 && !strcmp(argv[1], "folds");
-    size_t len = folds ? 64 * MIB : 16 * MIB;
+    size_t len = folds ? 64 * UNIT : 16 * MIB;
     char *memory = malloc(len);
     for (size_t at = 0; at < len; at += PAGE) memory[at] = at / PAGE % 251;
     /* Enough calls for the sites to be rewritten. */

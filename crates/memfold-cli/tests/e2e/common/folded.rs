@@ -59,23 +59,26 @@ pub fn open_scratch() -> Scratch {
     scratch
 }
 
-/// Asserts that a C program finds every byte right in each of `promises`, with at least `least_mib`
-/// folded.
+/// The unit of most sizes in the C programs: `UNIT` of their `common.h`.
+const UNIT: u64 = 512 << 10;
+
+/// Asserts that a C program finds every byte right in each of `promises`, with at least
+/// `least_units` of [`UNIT`] folded.
 #[track_caller]
-pub fn assert_right(name: &str, least_mib: u64, promises: &[&str]) {
-    assert_right_in("", name, least_mib, promises);
+pub fn assert_right(name: &str, least_units: u64, promises: &[&str]) {
+    assert_right_in("", name, least_units, promises);
 }
 
 /// Asserts the same as [`assert_right`], for a run with these flags.
 #[track_caller]
-pub fn assert_right_with(flags: &[&str], name: &str, least_mib: u64, promises: &[&str]) {
-    assert_all_right("", flags, name, least_mib, promises);
+pub fn assert_right_with(flags: &[&str], name: &str, least_units: u64, promises: &[&str]) {
+    assert_all_right("", flags, name, least_units, promises);
 }
 
 /// Asserts the same as [`assert_right`], in a `world` of [`managed_in`].
 #[track_caller]
-pub fn assert_right_in(world: &str, name: &str, least_mib: u64, promises: &[&str]) {
-    assert_all_right(world, &["--resident", "16M"], name, least_mib, promises);
+pub fn assert_right_in(world: &str, name: &str, least_units: u64, promises: &[&str]) {
+    assert_all_right(world, &["--resident", "8M"], name, least_units, promises);
 }
 
 #[track_caller]
@@ -83,10 +86,10 @@ pub fn assert_all_right(
     world: &str,
     flags: &[&str],
     name: &str,
-    least_mib: u64,
+    least_units: u64,
     promises: &[&str],
 ) {
-    let program = compile(name);
+    let (program, least_mib) = (compile(name), (least_units * UNIT) >> 20);
     for promise in promises {
         let command = [program.path.as_str(), promise];
         let Some((output, _)) = folded_in(world, flags, least_mib, &command) else { return };

@@ -30,7 +30,7 @@ fn engine_gives_up_what_the_program_gives_up_for_good() {
 fn engine_with_a_swap_file_gives_up_what_the_program_gives_up() {
     if can_make_worlds() {
         let scratch = Scratch::new();
-        let flags = ["--limit", "12M", "--swap", scratch.0.to_str().unwrap()];
+        let flags = ["--limit", "8M", "--swap", scratch.0.to_str().unwrap()];
         assert_right_with(&flags, "users", 32, &["threads", "vfork"]);
     }
 }

@@ -35,7 +35,7 @@ fn another_process_reads_no_wrong_byte_of_folded_memory() {
 fn program_reads_and_writes_its_own_memory_by_its_file() {
     assert_right("observers", 32, &["own_memory"]);
     assert_right_with(
-        &["--resident", "16M", "--paging", "protection"],
+        &["--resident", "8M", "--paging", "protection"],
         "observers",
         32,
         &["own_memory"],
@@ -79,9 +79,9 @@ fn memory_kept_from_children_is_theirs_as_the_kernel_says() {
 
 #[test]
 fn undumpable_memory_is_folded_on_request_and_else_reported() {
-    assert_right_with(&["--resident", "16M", "--dont-dump", "fold"], "marks", 32, &["dump_folded"]);
+    assert_right_with(&["--resident", "8M", "--dont-dump", "fold"], "marks", 32, &["dump_folded"]);
     let program = compile("marks");
-    let Some(output) = managed("16M", &[&program.path, "dump_large"]) else { return };
+    let Some(output) = managed("8M", &[&program.path, "dump_large"]) else { return };
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(text.contains("can't be kept") && text.contains("--dont-dump fold"), "{text}");
@@ -165,7 +165,7 @@ fn a_core_dump_without_the_folded_data_says_so() {
         format!("cd {} && ulimit -c {limit} && exec {} crash", scratch.0.display(), program.path)
     };
     for (limit, dumps) in [("0", false), ("unlimited", true)] {
-        let Some(output) = managed("16M", &["sh", "-c", &script(limit)]) else { return };
+        let Some(output) = managed("8M", &["sh", "-c", &script(limit)]) else { return };
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(139), "{text}");
         // The kernel's core_pattern can prevent a core file.

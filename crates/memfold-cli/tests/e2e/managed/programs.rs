@@ -27,7 +27,7 @@ fn a_heap_that_grows_and_shrinks_stays_right() {
 #[test]
 fn a_write_that_keeps_a_pages_public_hash_is_not_lost() {
     for block in ["4K", "16K", "64K"] {
-        assert_right_with(&["--resident", "16M", "--block", block], "pair", 48, &["pair"]);
+        assert_right_with(&["--resident", "8M", "--block", block], "pair", 48, &["pair"]);
     }
 }
 
@@ -45,7 +45,7 @@ fn mremap_moves_grows_and_shrinks_folded_memory() {
 #[test]
 fn advice_on_folded_memory_does_what_the_kernel_says() {
     assert_right("mappings", 40, &["dontneed", "free", "advice", "guards", "guards_stay"]);
-    let by_protection = ["--resident", "16M", "--paging", "protection"];
+    let by_protection = ["--resident", "8M", "--paging", "protection"];
     assert_right_with(&by_protection, "mappings", 20, &["guards", "guards_stay"]);
 }
 
@@ -56,7 +56,7 @@ fn advice_on_folded_memory_does_what_the_kernel_says() {
 fn calls_on_several_mappings_do_what_the_kernel_does_of_them() {
     let all = ["mremap_several", "mremap_half", "advised", "locked"];
     assert_right("mappings", 20, &all);
-    assert_right_with(&["--resident", "16M", "--paging", "protection"], "mappings", 0, &all);
+    assert_right_with(&["--resident", "8M", "--paging", "protection"], "mappings", 0, &all);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn memory_of_the_programs_own_userfaultfd_stays_its_own() {
 fn thread_that_reads_what_becomes_of_memory_waits_for_nobody() {
     let kinds = ["forks", "changes", "mixed"];
     assert_right("events", 32, &kinds);
-    assert_right_with(&["--paging", "protection", "--resident", "16M"], "events", 32, &kinds);
+    assert_right_with(&["--paging", "protection", "--resident", "8M"], "events", 32, &kinds);
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn sparse_memory_stays_right() {
 #[test]
 fn memory_with_borders_in_the_middle_of_blocks_is_loaded() {
     for limit in ["12M", "16M", "24M"] {
-        assert_right_with(&["--limit", limit], "border", 8, &["32"]);
+        assert_right_with(&["--limit", limit], "border", 16, &["32"]);
     }
 }
 
@@ -181,8 +181,8 @@ fn the_end_of_a_folded_program_is_passed_on() {
     let program = compile("signals");
     for (arguments, status) in [(&["exit", "42"][..], 42), (&["crash"], 139), (&["abort"], 134)] {
         let command = [&[program.path.as_str()], arguments].concat();
-        let flags = ["--resident", "16M"];
-        let Some((output, _)) = folded_in("", &flags, 48, &command) else { return };
+        let flags = ["--resident", "8M"];
+        let Some((output, _)) = folded_in("", &flags, 24, &command) else { return };
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(status), "{said}");
     }

@@ -83,9 +83,9 @@ fn child_that_asks_to_be_traced_stops_only_at_its_exec() {
     let program = compile("traced");
     for how in ["fork", "vfork"] {
         for paging in ["userfaultfd", "protection"] {
-            let flags = ["--limit", "24M", "--paging", paging];
+            let flags = ["--limit", "12M", "--paging", paging];
             let command = [program.path.as_str(), how];
-            let Some(printed) = printed_in("", &flags, 32, &command) else { return };
+            let Some(printed) = printed_in("", &flags, 16, &command) else { return };
             assert_eq!(printed, b"right\n", "{how} {paging}");
         }
     }
@@ -117,7 +117,7 @@ fn debugger_as_the_program_runs_another_program_to_its_end() {
 /// call. One instruction is a push that faults.
 #[test]
 fn signal_at_each_instruction_of_a_call_leaves_none_blocked() {
-    assert_right_with(&FLAGS, "stepped", 16, &["64"]);
+    assert_right_with(&FLAGS, "stepped", 32, &["64"]);
 }
 
 #[test]

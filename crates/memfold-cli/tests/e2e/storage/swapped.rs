@@ -21,9 +21,9 @@ fn processes(name: &str) -> Vec<i32> {
     pids.filter(runs).collect()
 }
 
-/// Resident anonymous memory from which on a process is swapped out. It is more than 75% of 16 MiB,
+/// Resident anonymous memory from which on a process is swapped out. It is more than 75% of 8 MiB,
 /// where memfold adopts a process's memory. A process below that is never folded.
-const GROWN_BYTES: u64 = 13 << 20;
+const GROWN_BYTES: u64 = 13 << 19;
 
 /// Returns a line of a process's status, in bytes.
 fn status(pid: i32, name: &str) -> Option<u64> {
@@ -70,7 +70,7 @@ fn swap_out(pid: i32) -> Option<u64> {
 
 /// Runs [`assert_right`] while the kernel repeatedly swaps out all that it can.
 #[track_caller]
-fn assert_right_swapped(name: &str, least_mib: u64, promises: &[&str]) {
+fn assert_right_swapped(name: &str, least_units: u64, promises: &[&str]) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let Some(_swap) = KernelSwap::on(256) else { return };
@@ -91,7 +91,7 @@ fn assert_right_swapped(name: &str, least_mib: u64, promises: &[&str]) {
             }
         }
         let _end = End(&done);
-        assert_right(name, least_mib, promises);
+        assert_right(name, least_units, promises);
     });
     assert!(
         most.load(Relaxed) > 1 << 20,
