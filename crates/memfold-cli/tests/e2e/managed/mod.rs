@@ -1,5 +1,4 @@
 //! Programs that are managed: what they read, print and find stays as without memfold.
-mod bytes;
 mod copied;
 mod fork;
 mod gate;

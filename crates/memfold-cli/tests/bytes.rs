@@ -3,7 +3,7 @@
 use memfold_testkit::random::Random;
 use std::ffi::{c_int, c_void};
 
-#[path = "../../../../memfold-preload/src/bytes.rs"]
+#[path = "../../memfold-preload/src/bytes.rs"]
 mod bytes;
 
 unsafe extern "C" {
