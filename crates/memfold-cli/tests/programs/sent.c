@@ -235,6 +235,33 @@ static void stays(int signal) {
 }
 static void stay(void) { each(stays); }
 
+/* A program is executed by a name at the end of a mapping, or beside folded memory, while the signal
+ * of a fault is blocked or ignored. */
+static char *folded;
+static void executes(int signal) {
+    const size_t large = 2ul << 20;
+    char *gap = map(2 * PAGE);
+    NEED(munmap(gap + PAGE, PAGE) == 0);
+    char *ends[] = {gap + PAGE, (char *)(((uintptr_t)folded + 16 * UNIT) & -large)};
+    for (int n = 0; n < 4; n++) {
+        char *name = ends[n / 2] - sizeof "/bin/true";
+        pid_t child = fork();
+        if (!child) {
+            struct sigaction ignore = {.sa_handler = SIG_IGN};
+            if (n % 2) NEED(!sigaction(signal, &ignore, NULL));
+            else block(signal);
+            strcpy(name, "/bin/true");
+            execl(name, "true", NULL);
+        }
+        NEED(wait_for(child) == 0);
+    }
+}
+static void executed(void) {
+    folded = map_folded(32 * UNIT, 3);
+    each(executes);
+    check(folded, 32 * UNIT, 3);
+}
+
 /* A thread sends itself a signal whose data claims to come from the kernel: a fault, a refused
  * call, a trapped call. */
 static void *fault_address;
@@ -340,7 +367,7 @@ int main(int argc, char **argv) {
     alarm(200);
     static const struct test all[] = {
         {"sigwaits", sigwaits}, {"sigsuspends", sigsuspends}, {"signalfds", signalfds},
-        {"threads", threads},   {"stay", stay},               {"strict", strict},   {"made_up", made_up},
+        {"threads", threads},   {"stay", stay},               {"executed", executed}, {"strict", strict},   {"made_up", made_up},
     };
     return RUN_NAMED(argc, argv, all);
 }

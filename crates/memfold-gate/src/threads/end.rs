@@ -2,6 +2,7 @@
 use crate::entry;
 use crate::keeper::{Ending, Keeper};
 use crate::record::{GateThread, each_used};
+use crate::signals::block_all;
 use crate::threads::behalf::keep_all;
 use crate::touch::{read, touch};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
@@ -28,7 +29,8 @@ pub fn first_has_exited() -> bool {
 pub fn exit(keeper: &dyn Keeper, record: &GateThread, code: usize) -> ! {
     touch_locks(record.robust.load(SeqCst));
     keeper.ends(Ending::Thread);
-    set_signals_blocked(u64::MAX);
+    // The gate's own signals stay open until the locks have been touched.
+    block_all();
     if thread_id() == process_id() {
         CODE.store(code, SeqCst);
         EXITED.store(process_id(), SeqCst);
@@ -41,6 +43,7 @@ pub fn exit(keeper: &dyn Keeper, record: &GateThread, code: usize) -> ! {
         // SAFETY: the call takes no pointers. No other thread of the program is left.
         let _ = unsafe { system_call(libc::SYS_exit_group, args) };
     }
+    set_signals_blocked(u64::MAX);
     record.fs.set(0);
     // SAFETY: all signals are blocked. The state is a word of the thread's slot, which stays
     // mapped.

@@ -26,27 +26,30 @@ pub fn execute(
         };
         (1..=31).filter(is).fold(0, |set, signal| set | bit(signal))
     });
-    ignore_really(ignored);
     let kept = keep_locks(keeper, record);
     keeper.ends(Ending::Exec);
     let blocked = record.blocked.get();
-    if blocked != 0 {
-        set_signals_blocked(context.mask | blocked);
-        hand_over(record, blocked);
-    }
+    // The program's own mask and ignored signals are in the kernel only while the call is made: what
+    // the keeper reads before may be folded, or not be there, and such a fault would end the process.
     let failed = keeper.execute(nr, args, &mut |args| {
+        ignore_really(ignored);
+        if blocked != 0 {
+            set_signals_blocked(context.mask | blocked);
+            hand_over(record, blocked);
+        }
         // SAFETY: the program makes this call itself, and what it names is held. The pending word
         // is the record's, which stays mapped.
-        unsafe { entry::call(nr, args, record.pending.as_ptr()) }
+        let failed = unsafe { entry::call(nr, args, record.pending.as_ptr()) };
+        if blocked != 0 {
+            // A pending signal must stay the only one until it is delivered.
+            let waits = record.pending.load(core::sync::atomic::Ordering::SeqCst) != 0;
+            set_signals_blocked(if waits { !PROTECTED } else { context.mask });
+        }
+        if ignored != 0 {
+            let _ = install_protected(record);
+        }
+        failed
     });
-    if blocked != 0 {
-        // A pending signal must stay the only one until it is delivered.
-        let waits = record.pending.load(core::sync::atomic::Ordering::SeqCst) != 0;
-        set_signals_blocked(if waits { !PROTECTED } else { context.mask });
-    }
-    if ignored != 0 {
-        let _ = install_protected(record);
-    }
     keeper.ends(Ending::ExecFailed);
     if kept {
         keep_all(keeper, record, false);
