@@ -188,19 +188,19 @@ fn another_user_finds_and_changes_nothing() {
     }
     let (program, scratch) = (compile("holder"), Scratch::new());
     let holder = Holder::start(&bin, &scratch, &["--limit", "64M"], &program.path, "8");
-    // The command lies where every user can execute it.
+    // No other test has runs of this user. The command lies where every user can execute it.
     let open = Scratch::new();
     let command = open.file("memfold", std::fs::read(bin.join("memfold")).unwrap(), 0o755);
-    let as_nobody = |arguments: &[&str]| {
+    const OTHER: [&str; 5] = ["--reuid", "61234", "--regid", "61234", "--clear-groups"];
+    let as_other = |arguments: &[&str]| {
         let mut sudo = Command::new("setpriv");
-        sudo.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", &command])
-            .args(arguments);
+        sudo.args(OTHER).arg(&command).args(arguments);
         sudo.env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap()
     };
     let pid = holder.pid.to_string();
-    assert_refused(&as_nobody(&["stat", &pid]), 125, &["another user (0)"]);
-    assert_refused(&as_nobody(&["set", &pid, "--limit", "32M"]), 125, &["another user (0)"]);
-    assert_eq!(text(&as_nobody(&["run", "--list"])).lines().count(), 1);
+    assert_refused(&as_other(&["stat", &pid]), 125, &["another user (0)"]);
+    assert_refused(&as_other(&["set", &pid, "--limit", "32M"]), 125, &["another user (0)"]);
+    assert_eq!(text(&as_other(&["run", "--list"])).lines().count(), 1);
     // The directory is open to all, so the run checks the peer's user, and the client checks the
     // directory's owner.
     use std::os::unix::fs::PermissionsExt;
@@ -214,9 +214,7 @@ fn another_user_finds_and_changes_nothing() {
                   s.sendall(b'{\"do\":\"set\",\"limit\":\"32M\"}'); s.shutdown(1); print(repr(s.recv(9999)))";
     let socket = scratch.0.join("memfold").join(format!("{}.sock", holder.runner.id()));
     let mut python = Command::new("setpriv");
-    python
-        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "python3", "-c", script])
-        .arg(&socket);
+    python.args(OTHER).args(["python3", "-c", script]).arg(&socket);
     let output = python.env("PATH", "/usr/bin:/bin").output().unwrap();
     assert!(!String::from_utf8_lossy(&output.stdout).contains("limit_bytes"), "{output:?}");
     set(&scratch.0.join("memfold"), 0o700);
