@@ -212,8 +212,8 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     }
     let shared = HandOver::new()?;
     shared.tables.set_bounds(config.limit_bytes, config.resident_bytes);
-    // SAFETY: no thread of memfold uses a robust mutex. A failure is ignored: processes may then
-    // leave lines that nobody reads.
+    // SAFETY: no thread of memfold uses a robust mutex. A failure is ignored. Processes of the
+    // run then don't learn that this process has ended, and may write messages that are not read.
     let _ = unsafe { shared.tables.bounds().run_here() };
     let mut remote = crate::remote::start(&mut config, &log)?;
 

@@ -14,11 +14,11 @@
 //! - **The engine can still be made.** It is made at once before a call that gives up rights
 //!   (`chroot`, `setuid`, a filter).
 //! - **What isn't counted.** A process without an engine has no slot in the run's table. So its
-//!   memory, less than [`SMALL_BYTES`] beside its stack, is not part of the run's sum. What it has
-//!   reserved of [`RUN_SHARE`] is counted, and the others share what is left of the limit. It is
-//!   given back when the process ends, but not if a signal ends it. In that case other processes
-//!   get
-//!   an engine sooner, and the limit is lower by as much, at most by [`RUN_SHARE`].
+//!   memory, less than [`SMALL_BYTES`] beside its stack, is not part of the run's sum. The
+//!   bytes that it has reserved are subtracted from the limit of the other processes. All processes
+//!   without an engine reserve at most one part in [`RUN_SHARE`] of it. A process gives its bytes
+//!   back when it ends, but not if a signal ends it. Then other processes get an engine sooner, and
+//!   their limit stays lower by these bytes.
 use crate::diagnostics::unserved::unserved_later;
 use crate::engine::{self, EngineLife};
 use crate::mappings::given::gives;
@@ -57,7 +57,7 @@ pub const LIFE: EngineLife = EngineLife {
 static WAITING: Mutex<Option<(Config, u32)>> = Mutex::new(None);
 /// Bytes that this process may still map without an engine. 0 if it doesn't wait for one.
 static ROOM: AtomicUsize = AtomicUsize::new(0);
-/// Bytes that this process has reserved of [`RUN_SHARE`].
+/// Bytes that this process has reserved.
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 /// The end of the process's heap.
 static BREAK: AtomicUsize = AtomicUsize::new(0);

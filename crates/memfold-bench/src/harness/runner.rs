@@ -104,7 +104,7 @@ fn follow(
     on_message: impl FnMut(&Message) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let talked = talk(&mut child, silence_max, result, on_message);
-    // If all messages came, or the pipe is closed, the child ends by itself. Otherwise it is
+    // A child that has sent all messages, or closed the pipe, ends without help. Any other child is
     // killed.
     let patience = if talked.is_ok() { silence_max } else { Duration::from_secs(1) };
     let start = Instant::now();

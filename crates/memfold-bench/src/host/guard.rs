@@ -216,8 +216,8 @@ mod tests {
 
     const DIR: &str = "MEMFOLD_BENCH_GUARD_TEST";
 
-    /// No test by itself: the tests below run it in a separate process, with this in its
-    /// environment.
+    /// The tests below run this in a process of its own, with `DIR` in the environment. Without
+    /// `DIR` it tests nothing.
     #[test]
     fn a_guarded_process() {
         let Some(dir) = std::env::var_os(DIR).map(PathBuf::from) else { return };

@@ -30,8 +30,8 @@ pub enum CacheUse {
 ///   handles; recompression makes another handle.
 /// - A slot is filled, and bytes are copied out of it, under its lock only. Its tag is cleared
 ///   before it is filled and set afterwards; who copies looks at the tag again under the lock.
-/// - A free clears the tags of its handle without the lock. Nobody fills or copies that block then,
-///   because a handle is never freed while it is being loaded.
+/// - A free clears the tags of its handle without the lock. No thread fills or copies that block
+///   meanwhile, because a handle is never freed while it is being loaded.
 /// - In a child of fork all tags are cleared, as a slot may have been copied while it was filled.
 ///
 /// # Locks

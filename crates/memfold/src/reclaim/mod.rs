@@ -26,6 +26,7 @@ use crate::reclaim::writeback::Writeback;
 use crate::residency::Residency;
 use crate::stats;
 use core::iter::once;
+use core::ops::Range;
 use memfold_os::Errno;
 use memfold_os::memory::zone::{NoPromise, counts_reservations};
 use memfold_os::uffd::drop::SPANS_MAX;
@@ -403,16 +404,8 @@ impl Reclaim<'_> {
         let page = key + held.map_or(0, |at| (at - home) / PAGE_SIZE) as u64;
         let id = self.table.carve(guard, id, page, order, &self.backing);
         self.table.get(guard, id).active.set(true);
-        let mut at = end;
-        while at > key {
-            let piece = self.table.find(guard, at - 1).expect("pieces cover what the folio did");
-            let folio = self.table.get(guard, piece);
-            at = folio.key();
-            self.table.list_by_state(guard, piece);
-            if self.table.lists().is_on(piece, LruList::Inactive) {
-                self.table.lists().push_tail(piece, at, folio.order().get(), LruList::Inactive);
-            }
-        }
+        self.table.list_by_state(guard, id);
+        self.evict_next(guard, key..end);
     }
 
     /// Splits an isolated folio that is too large to be evicted at once, and returns its first
@@ -430,16 +423,24 @@ impl Reclaim<'_> {
         }
         self.table.lists().detach(id);
         let id = self.table.carve(guard, id, key, most, &self.backing);
-        let mut at = end;
-        while at > key + most.pages() as u64 {
-            let part =
-                self.table.find(guard, at - 1).expect("a split folio covers what it covered");
-            let folio = self.table.get(guard, part);
+        self.evict_next(guard, key + most.pages() as u64..end);
+        id
+    }
+
+    /// Puts the pieces that cover `keys` where they are evicted next, the first piece first, unless
+    /// they are active, or isolated by another thread.
+    fn evict_next(&self, guard: &ShardGuard<'_>, keys: Range<u64>) {
+        let mut at = keys.end;
+        while at > keys.start {
+            let piece = self.table.find(guard, at - 1).expect("pieces cover what the folio did");
+            let folio = self.table.get(guard, piece);
             at = folio.key();
-            if self.table.lists().is_on(part, LruList::Inactive) {
-                self.table.lists().push_tail(part, at, folio.order().get(), LruList::Inactive);
+            if self.table.lists().is_on(piece, LruList::None) {
+                self.table.list_by_state(guard, piece);
+            }
+            if self.table.lists().is_on(piece, LruList::Inactive) {
+                self.table.lists().push_tail(piece, at, folio.order().get(), LruList::Inactive);
             }
         }
-        id
     }
 }

@@ -301,7 +301,7 @@ fn mariadb_answers_transactions() {
     assert!(text.contains("transactions:") && errors.contains(" 0 "), "{text}");
     assert_eq!(query(check), before);
     service.end();
-    // The data on disk is the same.
+    // After a restart the database is read from disk, and is the same.
     let service = start().unwrap();
     assert_eq!(query(check), before);
     bench(&["--threads=2", "--time=1", "run"]);

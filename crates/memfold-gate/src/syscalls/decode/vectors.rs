@@ -110,7 +110,7 @@ pub fn sendmmsg(n: &mut Operands) {
     messages(n, true);
 }
 
-/// Names room for messages. The kernel writes back what is left of the time.
+/// Names buffers for messages, and the timeout: the kernel overwrites it with the remaining time.
 pub fn recvmmsg(n: &mut Operands) {
     n.writes(n.arg(4), TIMESPEC);
     messages(n, false);
