@@ -297,8 +297,7 @@ fn warn_of_dump(tables: &UserTables, log: &Log, pid: u32) {
 fn tend(run: &Arc<RunControl>, log: &Arc<Log>, command: u32) -> Result<(), CommandFailure> {
     let [for_door, for_looks] = [run.clone(), run.clone()];
     let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
-        let started = thread::Builder::new().name(name.to_string()).spawn(work);
-        started.map(drop)
+        thread::Builder::new().name(name.to_string()).spawn(work)
     };
     let (follow_run, follow_log) = (run.clone(), log.clone());
     let follow = move |table: &'static RunTable| {
@@ -308,12 +307,17 @@ fn tend(run: &Arc<RunControl>, log: &Arc<Log>, command: u32) -> Result<(), Comma
     let failed =
         |e| CommandFailure::own(format!("Starting a thread failed: {}", program::plain(&e)));
     follow(run.shared.tables.tables()[0]).map_err(failed)?;
-    // If a thread for another user can't be started, the lines of that user are printed with the
-    // next line of another table, or at the end.
-    let serve = move || for_door.shared.serve(|table| drop(follow(table)));
-    start("memfold-door", Box::new(serve)).map_err(failed)?;
-    start("memfold-look", Box::new(move || processes::watch(&for_looks.shared.tables)))
-        .map_err(failed)
+    let look = start("memfold-look", Box::new(move || processes::watch(&for_looks.shared.tables)))
+        .map_err(failed)?;
+    let serve = move || {
+        for_door.shared.serve(|table| {
+            look.thread().unpark();
+            // If a thread for another user can't be started, the lines of that user are printed
+            // with the next line of another table, or at the end.
+            drop(follow(table));
+        });
+    };
+    start("memfold-door", Box::new(serve)).map_err(failed).map(drop)
 }
 
 /// Returns the settings of the command line, checked as far as that is possible without starting

@@ -5,6 +5,8 @@
 //! is given less than it can reach by folding all its memory. The other processes fold more in that
 //! case.
 
+use alloc::vec::Vec;
+
 /// The claim of a process on the limit, in bytes.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShareClaim {
@@ -45,6 +47,18 @@ pub fn share(limit: u64, own: ShareClaim, others: &[ShareClaim]) -> u64 {
         return own.at(highest(limit, |level| sum(&|claim| claim.at(level))));
     }
     own.least.min(highest(limit, |level| sum(&|claim| claim.least.min(level))))
+}
+
+/// Returns the shares of `limit` for users with these claims, as [`share`] does. If the needs of all
+/// users fit, each user also gets an equal part of the rest. The sum of the shares is at most
+/// `limit`, so users that have not learned of each other's growth keep the limit.
+pub fn shares(limit: u64, claims: &[ShareClaim]) -> Vec<u64> {
+    let needs = claims.iter().fold(0, |sum, claim| u64::saturating_add(sum, claim.need()));
+    let Some(rest) = limit.checked_sub(needs) else {
+        let own = |n: usize| share(limit, claims[n], &[&claims[..n], &claims[n + 1..]].concat());
+        return (0..claims.len()).map(own).collect();
+    };
+    claims.iter().map(|claim| claim.need() + rest / claims.len() as u64).collect()
 }
 
 /// Returns the highest level up to `limit` at which `sum` is within `limit`. `sum` must not fall
@@ -144,6 +158,20 @@ mod tests {
                 assert!(level.is_some() && spared <= level, "{limit} {claims:?} {shares:?}");
             }
         });
+    }
+
+    #[test]
+    fn users_shares_never_exceed_the_limit() {
+        each_case(|limit, claims, of_processes| {
+            let of_users = shares(limit, claims);
+            assert!(of_users.iter().sum::<u64>() <= limit, "{limit} {claims:?} {of_users:?}");
+            let needs = claims.iter().map(ShareClaim::need).sum::<u64>();
+            for ((user, process), claim) in of_users.iter().zip(of_processes).zip(claims) {
+                let is_fair = if needs <= limit { *user >= claim.need() } else { user == process };
+                assert!(is_fair, "{limit} {claims:?} {of_users:?}");
+            }
+        });
+        assert_eq!(shares(100, &needs([20, 0, 50])), [30, 10, 60]);
     }
 
     #[test]

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 /// time otherwise.
 const PERIOD: Duration = Duration::from_millis(100);
 const PERIOD_MAX: Duration = Duration::from_secs(1);
-/// Time between two looks if there are several users, because a user learns of the others only by
-/// looks.
+/// Time between two looks if there are several users, and between two deals of the bounds.
 const PERIOD_USERS: Duration = Duration::from_millis(10);
 /// A look takes at most a CPU's time divided by this.
 const COST: u32 = 50;
@@ -23,7 +22,8 @@ const LARGE_BYTES: u64 = 4 << 20;
 /// Index of a process's start time in /proc/PID/stat, counted after its name.
 const START: usize = 19;
 
-/// Takes looks for as long as this process lives.
+/// Takes looks for as long as this process lives, and deals the bounds between several users. The
+/// thread that adds a user must unpark the calling thread, so that the first deal is not late.
 pub fn watch(tables: &UserTables) {
     let mut census = Census::new(std::process::id());
     let mut period = PERIOD / 2;
@@ -38,7 +38,21 @@ pub fn watch(tables: &UserTables) {
             true => PERIOD,
             false => (period * 2).min(PERIOD_MAX),
         };
-        thread::sleep(period.max(begin.elapsed() * COST));
+        deal_until(Instant::now() + period.max(begin.elapsed() * COST), tables);
+    }
+}
+
+/// Deals the bounds between several users until `end`. Unlike a look this costs next to nothing,
+/// because it reads the tables only.
+fn deal_until(end: Instant, tables: &UserTables) {
+    while let Some(left) = end.checked_duration_since(Instant::now()) {
+        if !tables.has_others() {
+            thread::park_timeout(left);
+            continue;
+        }
+        thread::sleep(left.min(PERIOD_USERS));
+        tables.deal(None);
+        tables.note_totals();
     }
 }
 

@@ -8,7 +8,8 @@
 //! shares the bounds of the run between the users, as users share their parts between their
 //! processes.
 use crate::door::{DoorKey, HALF};
-use crate::fair_share::{ShareClaim, share};
+use crate::fair_share::{ShareClaim, shares};
+use alloc::vec::Vec;
 use core::ffi::c_void;
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -195,16 +196,12 @@ impl RunBounds {
                 if given == u64::MAX { given } else { given.saturating_sub(slotless).max(1) };
             let asked = |user: usize| users[user][n];
             let largest = (0..users.len()).max_by_key(|user| (asked(*user).largest, *user));
+            let claims: Vec<ShareClaim> = (0..users.len()).map(|user| asked(user).claim).collect();
+            let shares = shares(bound, &claims);
             for (user, part) in self.page.parts.iter().enumerate().take(users.len()) {
-                let others: alloc::vec::Vec<ShareClaim> =
-                    (0..users.len()).filter(|n| *n != user).map(|user| asked(user).claim).collect();
-                let least =
-                    others.iter().fold(0, |sum, claim| u64::saturating_add(sum, claim.least));
-                let own = if bound == u64::MAX {
-                    bound
-                } else {
-                    share(bound, asked(user).claim, &others).max(1)
-                };
+                let others = claims.iter().enumerate().filter(|(other, _)| *other != user);
+                let least = others.fold(0, |sum, (_, claim)| u64::saturating_add(sum, claim.least));
+                let own = if bound == u64::MAX { bound } else { shares[user].max(1) };
                 part.bytes[n].store(own, Relaxed);
                 part.others_least[n].store(least, Relaxed);
                 part.has_largest[n].store((largest == Some(user)).into(), Relaxed);
@@ -295,6 +292,8 @@ mod tests {
         };
         assert_eq!(dealt(&[asked(500, 200, 7)]), [(100, 90)]);
         assert_eq!(dealt(&[asked(500, 0, 0), asked(20, 0, 0)]), [(80, 70), (20, 20)]);
+        // Each user gets half of what neither needs.
+        assert_eq!(dealt(&[asked(40, 0, 0), asked(20, 0, 0)]), [(60, 55), (40, 35)]);
         // A user that claims without end gets no more than an equal share.
         assert_eq!(dealt(&[asked(80, 0, 5), asked(u64::MAX, 0, 9)]), [(50, 45), (50, 45)]);
         assert_eq!(bounds.portion(0).others(true), (0, false));

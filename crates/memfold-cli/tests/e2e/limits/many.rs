@@ -89,7 +89,10 @@ fn processes_that_become_other_users_share_the_limit() {
     if !can_make_worlds() {
         return;
     }
-    run_many(OPEN, 128, 128, &[], &["4", "96", "60000"]);
+    let Some(stats) = run_many(OPEN, 128, 128, &[], &["4", "96", "60000"]) else { return };
+    // All four once filled 96 MiB before they learned of each other.
+    let peak_mib = stats["peak_bytes"].as_u64().unwrap() >> 20;
+    assert!(peak_mib <= 128 + 2 * SLACK_MIB, "peak of {peak_mib} MiB");
 }
 
 /// A program that waits for the end of its input, plainly or under memfold.
