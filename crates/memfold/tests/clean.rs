@@ -78,6 +78,41 @@ fn c1_a_page_that_is_written_to_while_it_leaves_loses_nothing() {
     }
 }
 
+/// A page that had changed at its last eviction is loaded writable, so that its next write is no
+/// fault. One that had not changed is loaded read-only again, and dropped while it is clean.
+#[test]
+fn c1_page_that_changes_each_time_has_one_fault_each_time() {
+    let memory = memory("4K");
+    let mut region = memory.region(4 * RESIDENT as usize).unwrap();
+    fill(&mut region);
+    let (pages, s) = (region.len() / PAGE_SIZE, memory.stats());
+    let mut random = Random::new(seed(5));
+    let mut counts = vec![0u64; pages];
+    let mut touch = |writes: bool| {
+        let page = random.below(pages);
+        let own = word(&region, page, 0);
+        assert_eq!(own.load(Relaxed), counts[page], "page {page}");
+        if writes {
+            counts[page] += 1;
+            own.store(counts[page], Relaxed);
+        }
+    };
+    let counters = || [&s.pgmajfault, &s.faults_write, &s.drops].map(get);
+    (0..20_000).for_each(|_| touch(true));
+    let before = counters();
+    (0..20_000).for_each(|_| touch(true));
+    let after = counters();
+    let [loads, writes, _] = [0, 1, 2].map(|n| after[n] - before[n]);
+    assert!(loads > 5000 && writes < loads / 4, "{writes} first writes in {loads} loads");
+    (0..20_000).for_each(|_| touch(false));
+    let before = counters();
+    (0..20_000).for_each(|_| touch(false));
+    let after = counters();
+    let [_, writes, drops] = [0, 1, 2].map(|n| after[n] - before[n]);
+    assert!(writes == 0 && drops > 100, "{writes} first writes, {drops} drops");
+    memory.check().unwrap();
+}
+
 /// The kernel's writes to pinned memory succeed, whatever had been loaded of it before, and stay.
 #[test]
 fn c1_pinned_memory_may_be_written_to_by_the_kernel() {

@@ -5,7 +5,7 @@ use crate::backing::contexts::CodecContext;
 use crate::fault::readahead::Readahead;
 use crate::folio::index::ShardGuard;
 use crate::folio::loading::LoadingFolio;
-use crate::folio::{FolioState, TouchKind};
+use crate::folio::{Folio, FolioState, TouchKind};
 use crate::limits::Limits;
 use crate::memory::frames::Frame;
 use crate::parts::walk;
@@ -25,6 +25,21 @@ pub(crate) enum LoadPurpose {
     Fault(FaultAccess),
     /// Readahead: the window goes to the swap cache, unless a thread wants it by then.
     Ahead,
+}
+
+impl LoadPurpose {
+    /// Returns the purpose of a load of `folio`. A read of a page that had changed when it was last
+    /// evicted counts as a write, because the program will most likely write to it again. That
+    /// write is then no fault. If it isn't made, the next eviction finds the bytes unchanged.
+    fn expecting(self, folio: &Folio) -> LoadPurpose {
+        match self {
+            LoadPurpose::Fault(access) => {
+                let write = access.write || folio.order() == Order::PAGE && folio.written.get();
+                LoadPurpose::Fault(FaultAccess { write, ..access })
+            }
+            LoadPurpose::Ahead => self,
+        }
+    }
 }
 
 /// The places that a load may take blocks from.
@@ -69,6 +84,7 @@ impl Loads<'_> {
         let forced = purpose != LoadPurpose::Ahead && self.is_forced_small();
         let want = if forced { self.config.block_order } else { want };
         let load = self.form_window(&mut guard, area, key, want, from);
+        let purpose = purpose.expecting(self.table.get(&guard, load.id()));
         let copied = match purpose {
             LoadPurpose::Fault(access) => {
                 self.pages_to_copy(self.table.get(&guard, load.id()), key, access, forced)

@@ -184,6 +184,8 @@ pub struct Folio {
     pub untouched: Cell<bool>,
     /// It was refaulted, so it goes to the active list.
     pub active: Cell<bool>,
+    /// It had changed when it was last evicted.
+    pub written: Cell<bool>,
     /// The kind of its last access.
     pub touch: Cell<TouchKind>,
     /// In `Resident`, or on its way there: the list of [`LruList::REFUSED`] for it if its last eviction

@@ -23,8 +23,9 @@
 //! - **A page in the kernel's swap counts as present.** Only the page map shows it
 //!   ([`Space::is_populated`]); `mincore` would report swapped frames as empty.
 //! - Memory to which the program has applied MADV_FREE arrives as a page that the kernel may drop
-//!   until it is written to, also from a frame. So each page is written to when it arrives. The
-//!   call changes no byte and doesn't wait if the page is gone ([`Space::keep`]).
+//!   until it is written to, also from a frame. So each page is written to when it first arrives. The
+//!   call changes no byte and doesn't wait if the page is gone ([`Space::keep`]). Later arrivals need
+//!   no write, because MADV_FREE discards managed memory at once.
 use core::ops::Range;
 use memfold_os::Errno;
 use memfold_os::memory::zone::{Zone, ZoneEdge};

@@ -270,22 +270,31 @@ impl Mapper {
 
     /// Moves a folio's pages from `home` to its frame, or copies them where pages can't be moved.
     /// Pages that the program has discarded become zeros. The frame is empty, or full where pages
-    /// are copied.
+    /// are copied. `loaded` is whether all its pages were in a frame before, so that they need no
+    /// [`Space::keep`].
     pub fn carry_out(
         &self,
         home: usize,
         frame: Frame,
         order: Order,
+        loaded: bool,
         tally: &PageTally,
     ) -> MapProgress {
         if self.has_move {
-            self.move_out(home, frame, order, tally)
+            self.move_out(home, frame, order, loaded, tally)
         } else {
             self.copy_out(home, frame, order, tally)
         }
     }
 
-    fn move_out(&self, home: usize, frame: Frame, order: Order, tally: &PageTally) -> MapProgress {
+    fn move_out(
+        &self,
+        home: usize,
+        frame: Frame,
+        order: Order,
+        loaded: bool,
+        tally: &PageTally,
+    ) -> MapProgress {
         let (to, len) = (self.frames.addr(frame), order.bytes());
         let (mut done, mut moved, mut stop) = (0usize, 0usize, None);
         let mut holes = 0usize;
@@ -296,8 +305,10 @@ impl Mapper {
             // `done` on.
             let result = unsafe { self.space.move_pages(to + done, home + done, most, false) };
             let step = result.map_or_else(|p| p.done, |()| most);
-            // SAFETY: the move has just brought these pages to a frame of the engine.
-            unsafe { self.space.keep(to + done, step) };
+            if !loaded {
+                // SAFETY: the move has just brought these pages to a frame of the engine.
+                unsafe { self.space.keep(to + done, step) };
+            }
             moved += step >> PAGE_SHIFT;
             done += step;
             let Err(Partial { done: 0, errno }) = result else {
@@ -313,8 +324,10 @@ impl Mapper {
                     // page at the home: an unmap was in progress, and another thread has mapped
                     // memory there since.
                     stats::add(&self.stats.move_uncounted, 1);
-                    // SAFETY: the move has brought this page to a frame of the engine.
-                    unsafe { self.space.keep(to + done, PAGE_SIZE) };
+                    if !loaded {
+                        // SAFETY: the move has brought this page to a frame of the engine.
+                        unsafe { self.space.keep(to + done, PAGE_SIZE) };
+                    }
                     moved += 1;
                     done += PAGE_SIZE;
                 }

@@ -199,6 +199,7 @@ impl Reclaim<'_> {
         let left = left & if folio.here.get() == 0 { all } else { folio.here.get() };
         let gone = folio.pages_here() - left.count_ones() as u64;
         folio.clean_in.set(0);
+        folio.written.set(false);
         self.table.tally().unmap(gone);
         let folded = self.table.tally().fold(gone);
         if left == 0 {

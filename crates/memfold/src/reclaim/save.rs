@@ -246,6 +246,7 @@ impl Saver<'_> {
             }
         }
         folio.has_copy.set(true);
+        folio.written.set(saved > 0);
         if !had_copy {
             self.table.tally().copy(pages);
         }

@@ -145,7 +145,9 @@ impl Residency<'_> {
         let folio = self.table.get(guard, id);
         let order = folio.order();
         folio.clean_in.set(0);
-        let done = self.mapper.carry_out(home, frame, order, self.table.tally());
+        // A folio with a copy had all of its pages in a frame since it came under management.
+        let loaded = folio.has_copy.get();
+        let done = self.mapper.carry_out(home, frame, order, loaded, self.table.tally());
         folio.age.set(workingset::shadow(
             self.table.tally().evict(order.pages() as u64),
             folio.active.get(),
