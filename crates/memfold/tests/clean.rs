@@ -97,18 +97,19 @@ fn c1_page_that_changes_each_time_has_one_fault_each_time() {
             own.store(counts[page], Relaxed);
         }
     };
-    let counters = || [&s.pgmajfault, &s.faults_write, &s.drops].map(get);
+    let counters = || [&s.pgmajfault, &s.faults_write, &s.drops, &s.moves_out].map(get);
     (0..20_000).for_each(|_| touch(true));
     let before = counters();
     (0..20_000).for_each(|_| touch(true));
     let after = counters();
-    let [loads, writes, _] = [0, 1, 2].map(|n| after[n] - before[n]);
+    let [loads, writes, _, moves] = [0, 1, 2, 3].map(|n| after[n] - before[n]);
     assert!(loads > 5000 && writes < loads / 4, "{writes} first writes in {loads} loads");
+    assert!(moves > 0 && moves <= 2 * loads, "{moves} moves out in {loads} loads");
     (0..20_000).for_each(|_| touch(false));
     let before = counters();
     (0..20_000).for_each(|_| touch(false));
     let after = counters();
-    let [_, writes, drops] = [0, 1, 2].map(|n| after[n] - before[n]);
+    let [_, writes, drops, _] = [0, 1, 2, 3].map(|n| after[n] - before[n]);
     assert!(writes == 0 && drops > 100, "{writes} first writes, {drops} drops");
     memory.check().unwrap();
 }

@@ -301,6 +301,7 @@ impl Mapper {
         let mut span = StepSize::new(len);
         while done < len && stop.is_none() {
             let most = span.limit(len - done);
+            stats::add(&self.stats.moves_out, 1);
             // SAFETY: the shard is locked, the folio is `Resident`, and its new frame is empty from
             // `done` on.
             let result = unsafe { self.space.move_pages(to + done, home + done, most, false) };

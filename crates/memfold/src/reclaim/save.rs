@@ -84,6 +84,7 @@ impl Saver<'_> {
             return SaveOutcome::Settled;
         }
         if folio.untouched.get() {
+            stats::add(&self.stats.readahead_wasted, folio.pages());
             residency.release_frame(&guard, id);
             return SaveOutcome::Settled;
         }
