@@ -171,7 +171,7 @@ impl<'c> Costs<'c> {
         let dropped = self.median(
             || self.fill(true),
             |n| {
-                if n % BATCH == 0 {
+                if n.is_multiple_of(BATCH) {
                     // SAFETY: the pages are this area's, and not needed any more.
                     unsafe { drop_spans(&self.batch(n)) }
                         .map_err(|partial| failed("process_madvise", partial.errno))?;
@@ -199,7 +199,7 @@ impl<'c> Costs<'c> {
 
     /// Clears the write bits of a batch of pages that begins with page `n`.
     fn free(&self, n: usize) -> anyhow::Result<()> {
-        if n % BATCH != 0 {
+        if !n.is_multiple_of(BATCH) {
             return Ok(());
         }
         let spans = self.batch(n);

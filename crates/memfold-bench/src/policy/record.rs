@@ -182,6 +182,7 @@ mod tests {
         let maps = "1000-3000 r-xp 00000000 00:00 1 /bin/a\n3000-4000 rw-p 00000000 00:00 1 /bin/a\n\
                     5000-6000 r--p 00000000 00:00 0\n";
         let found = excluded(maps);
-        assert_eq!((found.constant, found.all.len()), (vec![1..3], 3));
+        let starts: Vec<u64> = found.constant.iter().map(|range| range.start).collect();
+        assert_eq!((starts, found.all.len()), (vec![1], 3));
     }
 }

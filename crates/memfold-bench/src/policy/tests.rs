@@ -1,8 +1,8 @@
 //! Tests of the simulator on traces that are made here.
 
-use crate::policy::candidates::{ALL, Arrival, Candidate};
+use crate::policy::candidates::ALL;
 use crate::policy::counts::Counts;
-use crate::policy::memory::{Batches, Memory, replay};
+use crate::policy::memory::{Arrival, Batches, Candidate, Memory, replay};
 use crate::policy::trace::{Page, Trace};
 use memfold::policy::eviction::LruList;
 use memfold_testkit::random::Random;

@@ -74,7 +74,7 @@ impl Trace {
             let distance = *page as i64 - before;
             push(
                 &mut plain,
-                distance.unsigned_abs() << 2 | (distance < 0) as u64 * 2 | *write as u64,
+                (distance.unsigned_abs() << 2) | ((distance < 0) as u64 * 2) | *write as u64,
             );
             before = *page as i64;
         }

@@ -1,8 +1,7 @@
 //! The optimum of Belady: the page that is used again last leaves first. It knows the future, so no
 //! policy that loads pages only when they are touched has fewer misses.
 
-use super::{Arrival, Candidate};
-use crate::policy::memory::{Memory, Place};
+use crate::policy::memory::{Arrival, Candidate, Memory, Place};
 use crate::policy::trace::{Page, Trace};
 use std::collections::BinaryHeap;
 

@@ -1,7 +1,6 @@
 //! Policies of textbooks. They evict one page at a time.
 
-use super::{Arrival, Candidate};
-use crate::policy::memory::Memory;
+use crate::policy::memory::{Arrival, Candidate, Memory};
 use crate::policy::trace::{Page, Trace};
 use memfold::policy::eviction::LruList;
 

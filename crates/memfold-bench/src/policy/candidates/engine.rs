@@ -1,8 +1,7 @@
 //! The engine's own policy, and changes to it. All decisions are those of `memfold::policy`: the
 //! lists, refault distances, batches and streams.
 
-use super::{Arrival, Candidate, LoadPlan, Protection};
-use crate::policy::memory::{Batches, Memory, Place};
+use crate::policy::memory::{Arrival, Batches, Candidate, LoadPlan, Memory, Place, Protection};
 use crate::policy::trace::{Page, Trace};
 use memfold::policy::eviction::{self, LruList};
 use memfold::policy::stream_readahead::{Streams, is_protected};

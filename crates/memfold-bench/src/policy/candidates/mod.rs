@@ -4,82 +4,8 @@ mod belady;
 mod classic;
 mod engine;
 
-use crate::policy::memory::{Batches, Memory};
-use crate::policy::trace::{Page, Trace};
-use std::ops::Range;
-
-/// Why a page is mapped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrival {
-    /// Its first touch.
-    First,
-    /// A touch while it was in the swap cache.
-    Rescue,
-    /// A miss.
-    Load,
-    /// Loaded with another page, as the next page of a stream.
-    Stream,
-    /// Loaded with another page, as its neighbour.
-    Beside,
-}
-
-/// Which pages are mapped write-protected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protection {
-    /// All.
-    All,
-    /// None.
-    None,
-    /// Those that were not dirty when they were last evicted.
-    LeftClean,
-}
-
-/// How a miss is served.
-#[derive(Debug, Clone)]
-pub struct LoadPlan {
-    /// The page is mapped write-protected.
-    pub protected: bool,
-    /// Pages to load too, if they are stored.
-    pub ahead: Range<Page>,
-    /// Which of them are mapped write-protected.
-    pub protects_ahead: Protection,
-    /// How they arrive.
-    pub arrival_ahead: Arrival,
-}
-
-impl LoadPlan {
-    /// Loads the page alone. A page that is read is write-protected.
-    pub fn alone(page: Page, write: bool) -> LoadPlan {
-        LoadPlan {
-            protected: !write,
-            ahead: page..page,
-            protects_ahead: Protection::All,
-            arrival_ahead: Arrival::Beside,
-        }
-    }
-}
-
-/// A policy: which page leaves next, and what a miss loads.
-pub trait Candidate {
-    /// A page is about to be mapped. It is on no list.
-    fn arrived(&mut self, page: Page, how: Arrival, memory: &mut Memory<'_>);
-
-    /// Takes the page that is evicted next off its list. At least one page is mapped.
-    fn victim(&mut self, memory: &mut Memory<'_>) -> Page;
-
-    /// A mapped page was touched. An engine in user space does not see this.
-    fn touched(&mut self, _page: Page, _write: bool, _memory: &mut Memory<'_>) {}
-
-    /// Returns how to serve a miss.
-    fn plan(&mut self, page: Page, write: bool, _memory: &Memory<'_>) -> LoadPlan {
-        LoadPlan::alone(page, write)
-    }
-
-    /// Returns how many pages leave together where `capacity` pages may be in memory.
-    fn batches(&self, _capacity: u64) -> Batches {
-        Batches { dropped: 1, dirty: 1 }
-    }
-}
+use crate::policy::memory::Candidate;
+use crate::policy::trace::Trace;
 
 /// A policy by name.
 pub struct Named {
