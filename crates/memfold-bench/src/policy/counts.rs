@@ -49,9 +49,9 @@ pub struct CostTable {
 }
 
 /// The table that replays use, so that their results don't depend on the machine. It was measured
-/// with `memfold bench costs`: 2 CPUs, Linux 6.18, lz4, no other thread busy. Only `compare` is
-/// estimated, and `engine` was chosen so that the times of two programs (luajit-lookups, sort-lines)
-/// agree with those under `memfold run`.
+/// with `memfold bench costs`: 2 CPUs, Linux 6.18, lz4, no other thread busy. Two are
+/// not measured: `compare` is estimated, and `engine` was chosen so that the times of two programs
+/// (luajit-lookups, sort-lines) agree with those under `memfold run`.
 pub const COSTS: CostTable = CostTable {
     fault: 3.1,
     engine: 5.0,

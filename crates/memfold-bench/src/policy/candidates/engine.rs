@@ -56,9 +56,9 @@ pub const WRITE_BITS: Changes = Changes { write_bits: true, ..Changes::NONE };
 pub const AROUND_4: Changes = Changes { around: 4, ..Changes::NONE };
 pub const AROUND_16: Changes = Changes { around: 16, ..Changes::NONE };
 pub const LEARNED_16: Changes = Changes { around: 16, learns: true, ..Changes::NONE };
-pub const HISTORY_BITS: Changes = Changes { write_bits: true, ..HISTORY };
-pub const COMBINED: Changes = Changes { around: 4, ..HISTORY_BITS };
-pub const COMBINED_LEARNED: Changes = Changes { learns: true, around: 16, ..HISTORY_BITS };
+pub const WRITTEN_BITS: Changes = Changes { write_bits: true, ..WRITTEN };
+pub const COMBINED: Changes = Changes { around: 4, ..WRITTEN_BITS };
+pub const COMBINED_LEARNED: Changes = Changes { learns: true, around: 16, ..WRITTEN_BITS };
 
 /// What the engine knows of a page.
 #[derive(Debug, Clone, Copy, Default)]

@@ -33,8 +33,8 @@ pub const ALL: [Named; 15] = [
     Named { name: "around16", make: |trace| engine::Engine::boxed(trace, engine::AROUND_16) },
     Named { name: "learned16", make: |trace| engine::Engine::boxed(trace, engine::LEARNED_16) },
     Named {
-        name: "history+bits",
-        make: |trace| engine::Engine::boxed(trace, engine::HISTORY_BITS),
+        name: "written+bits",
+        make: |trace| engine::Engine::boxed(trace, engine::WRITTEN_BITS),
     },
     Named { name: "combined", make: |trace| engine::Engine::boxed(trace, engine::COMBINED) },
     Named { name: "learned", make: |trace| engine::Engine::boxed(trace, engine::COMBINED_LEARNED) },
