@@ -28,6 +28,10 @@
 //!   and their work
 //! - `swap/`: the parts of `bench swap`: `load.rs`, `index.rs`, `read.rs`, `wait.rs`, `remote.rs`
 //! - `usemem/`: `child.rs`: a leader and its tasks; `peer.rs`: who gives them memory
+//! - `policy/`: the policy lab: `trace.rs`; `record.rs` makes traces with a plugin of qemu
+//!   (`pagetrace.c`); `memory.rs` replays them after the engine; `candidates/`: the policies;
+//!   `counts.rs`: events and the table of their costs; `replay.rs`: the tables; `measure.rs`:
+//!   `bench costs`
 //! - `report/`: `rows.rs`: each requirement with the tests and figures that show it, the one table;
 //!   `gather.rs`: runs the other benchmarks as children and takes the `rows` of their `--json`
 //!   files (a new benchmark needs a line in `mod.rs` `steps`); `state.rs`: where each requirement
@@ -44,6 +48,7 @@ mod store;
 mod apps;
 mod swap;
 mod usemem;
+mod policy;
 mod report;
 
 use clap::Parser;
@@ -72,6 +77,10 @@ enum Bench {
     Apps(apps::AppsArgs),
     /// Several processes write and read more memory than they may keep (usemem)
     Usemem(usemem::UsememArgs),
+    /// Replays page traces of programs on memfold's policy and on others, or records one
+    Policy(policy::PolicyArgs),
+    /// Measures the time of a fault, of each step of an eviction, and of the codec
+    Costs(policy::CostsArgs),
     /// Shows the compression of the corpus by codec and block size
     Blocks(harness::brief::BriefArgs),
     /// Ten workloads reclaim and refault at once, on one pool and on several
@@ -109,6 +118,8 @@ fn run(bench: Bench) -> anyhow::Result<i32> {
         Bench::Swap(args) => swap::swap(args),
         Bench::Apps(args) => apps::apps(args),
         Bench::Usemem(args) => usemem::usemem(args),
+        Bench::Policy(args) => policy::policy(args),
+        Bench::Costs(args) => policy::costs(&args),
         Bench::Blocks(args) => store::blocks(args),
         Bench::Pools(args) => store::pools(args),
         Bench::Peers(args) => store::peers(args),

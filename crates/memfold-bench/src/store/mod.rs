@@ -1,6 +1,6 @@
 //! `memfold bench store`: the targets of the compressed store, alone and under the engine.
 
-mod pool;
+pub mod pool;
 mod engine;
 mod canned;
 mod zram;

@@ -9,8 +9,8 @@ use crate::area::{Area, Areas};
 use crate::fault::load::Loads;
 use crate::fault::load::{BlockSource, LoadOutcome, LoadPurpose, align};
 use crate::fault::readahead::Readahead;
+use crate::folio::FolioState;
 use crate::folio::index::{FolioId, ShardGuard};
-use crate::folio::{FolioState, TouchKind};
 use crate::limits::Limits;
 use crate::parts::bytes;
 use crate::parts::walk;
@@ -22,12 +22,6 @@ use memfold_os::Errno;
 use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::thread::cpu_ns;
 use memfold_os::units::{Order, PAGE_SIZE};
-
-/// A stream loads this much at once if blocks were cut into pages.
-const CUT_WINDOW: Order = match Order::new(4) {
-    Some(order) => order,
-    None => unreachable!(),
-};
 
 /// One fault in so many is timed, because timing takes two system calls.
 const TIMED: u64 = 16;
@@ -313,10 +307,7 @@ impl Faults<'_> {
         advice: WindowAdvice,
         from: BlockSource,
     ) -> u64 {
-        if advice.touch != TouchKind::STREAM || advice.backward {
-            return end;
-        }
-        let last = (align(end, CUT_WINDOW) + CUT_WINDOW.pages() as u64).min(area.key_end());
+        let last = advice.pages_after(end).end.min(area.key_end());
         let mut at = end;
         while at < last {
             let guard = self.table.lock(at);

@@ -1,6 +1,7 @@
 //! Streams: decides from the last faults whether this one continues an earlier one, and how much to
 //! load for it.
 use crate::folio::TouchKind;
+use core::ops::Range;
 use memfold_os::sync::Mutex;
 use memfold_os::units::Order;
 
@@ -15,6 +16,30 @@ pub struct WindowAdvice {
     pub ahead: u8,
     /// The kind of access to record for the loaded folio.
     pub touch: TouchKind,
+}
+
+/// A stream loads this much at once if blocks were cut into pages.
+const CUT_WINDOW: Order = match Order::new(4) {
+    Some(order) => order,
+    None => unreachable!(),
+};
+
+impl WindowAdvice {
+    /// Returns the pages to load one by one after those before `end`, where blocks were cut into
+    /// pages, so that a window is not one folio. It may reach past the area.
+    pub fn pages_after(&self, end: u64) -> Range<u64> {
+        if self.touch != TouchKind::STREAM || self.backward {
+            return end..end;
+        }
+        let window = CUT_WINDOW.pages() as u64;
+        end..end / window * window + window
+    }
+}
+
+/// Returns whether pages that are loaded for an access are write-protected, so that the first write
+/// to each is noticed.
+pub fn is_protected(touch: TouchKind, write: bool) -> bool {
+    !write && touch != TouchKind::STREAM
 }
 
 const STREAMS: usize = 16;
@@ -143,6 +168,15 @@ mod tests {
         streams.loaded(at, at, at + 64);
         assert_eq!(streams.advise(at + 64).ahead, 2);
         assert_eq!(streams.advise(900_000).order, order(2));
+    }
+
+    #[test]
+    fn a_stream_over_single_pages_loads_up_to_the_end_of_a_window() {
+        let advice =
+            WindowAdvice { order: order(4), backward: false, ahead: 1, touch: TouchKind::STREAM };
+        assert_eq!((advice.pages_after(35), advice.pages_after(48)), (35..48, 48..64));
+        assert!(WindowAdvice { backward: true, ..advice }.pages_after(35).is_empty());
+        assert!(WindowAdvice { touch: TouchKind::RANDOM, ..advice }.pages_after(35).is_empty());
     }
 
     #[test]

@@ -43,7 +43,7 @@ use crate::folio::lru::LruList;
 use crate::holds::LeavingPages;
 use crate::limits::Limits;
 use crate::parts::bytes;
-use crate::policy::workingset;
+use crate::policy::{eviction, workingset};
 use crate::reclaim::Reclaim;
 use crate::reclaim::block_size::BlockSize;
 use crate::stats;
@@ -51,12 +51,6 @@ use memfold_os::Errno;
 use memfold_os::uffd::drop::{AddressSpan, SPANS_MAX};
 use memfold_os::units::{PAGE_SHIFT, PAGE_SIZE};
 
-/// Most pages that are dropped together, unless one folio is larger. The fault that drops them
-/// waits. With 16, 64 and 256 the 99th percentile of random reads is 45, 67 and 165 us. A walk
-/// takes 2.24, 2.15 and 2.16 s of CPU time (two busy CPUs, blocks of 16 KiB).
-const BATCH_PAGES: u64 = 64;
-/// A batch is also at most one part in this many of the memory there is.
-const BATCH_SHARE: u64 = 64;
 /// How often a call is repeated that dropped no page, and may succeed later.
 const TRIES: usize = 4;
 
@@ -95,7 +89,7 @@ impl Reclaim<'_> {
 
     /// Returns how many pages are dropped together.
     pub(crate) fn batch_pages(&self) -> u64 {
-        BATCH_PAGES.min(Limits(self.0).target() / BATCH_SHARE)
+        eviction::batch_pages(Limits(self.0).target())
     }
 
     /// Takes an isolated folio, in memory and not pinned, into a batch that isn't full, if it is

@@ -19,6 +19,8 @@ use crate::memory::frames::{Frame, FrameKind};
 use crate::memory::mapper::MapStop;
 use crate::parts::bytes;
 use crate::parts::walk;
+use crate::policy::eviction;
+use crate::policy::eviction::ReclaimStep;
 use crate::reclaim::block_size::BlockSize;
 use crate::reclaim::drop::DropBatch;
 use crate::reclaim::save::Saver;
@@ -57,21 +59,13 @@ const TRIES: usize = 256;
 const ATTEMPTS: usize = 64;
 /// Most refused folios of one eviction, because a fault waits meanwhile.
 const EVICT_TRIES: usize = 64;
-/// Most folios that are moved out beside those that are dropped together.
-const MOVES_MAX: usize = 16;
 /// How long a fault waits for pages that a fork shares. It waits at most [`ATTEMPTS`] times.
 const SHARED_WAIT_NS: u64 = 250_000;
-/// Frames that dirty folios may hold while background threads compress them: one part in this many
-/// of the target.
-const DIRTY_SHARE: u64 = 8;
 /// Faults reclaim if memory is past the target by more than one part in this many of it. Each fault
 /// gains so many times the memory that it takes, but folds at most [`WORK_OFF_MOST`] times as much.
 const EXCESS_SHARE: u64 = 128;
 const WORK_OFF_TIMES: u64 = 2;
 const WORK_OFF_MOST: u64 = 32;
-/// Pages that were read ahead and not used yet may take one part in this many of the target: four
-/// of the largest windows.
-const AHEAD_SHARE: u64 = 8;
 
 walk! {
     /// Makes room: frames, evictions.
@@ -215,21 +209,12 @@ impl Reclaim<'_> {
                 self.shrink_frames(slack.max(batch));
                 continue;
             }
-            // Pages that were read ahead are about to be used. They are evicted last, unless they
-            // are too many.
-            let ahead = self.table.lists().pages(LruList::Ahead);
-            if ahead > Limits(self.0).target() / AHEAD_SHARE || ahead > 0 && urgent {
-                Saver(self.0).save_next(hold, LruList::Ahead, false);
-                continue;
-            }
-            let dirty = self.table.lists().pages(LruList::Dirty);
-            if self.table.lists().pages(LruList::Cooling) > 0 {
-                let compress = urgent || dirty > Limits(self.0).target() / DIRTY_SHARE;
-                Saver(self.0).save_next(hold, LruList::Cooling, compress);
-                continue;
-            }
-            if dirty > 0 && (urgent || dirty > Limits(self.0).target() / DIRTY_SHARE) {
-                Saver(self.0).save_next(hold, LruList::Dirty, true);
+            let lists = self.table.lists();
+            let (ahead, dirty) = (lists.pages(LruList::Ahead), lists.pages(LruList::Dirty));
+            if let ReclaimStep::Save { list, compress } =
+                eviction::next_step(lists, Limits(self.0).target(), urgent)
+            {
+                Saver(self.0).save_next(hold, list, compress);
                 continue;
             }
             match hold.with(|areas| self.evict(areas)) {
@@ -282,8 +267,7 @@ impl Reclaim<'_> {
             last = self.evict_isolated(areas, id, key, most, &mut batch);
             moved += (last == ReclaimProgress::Freed && batch.count() == before) as usize;
             if last == ReclaimProgress::Again
-                || moved > 0 && (batch.count() == 0 || moved == MOVES_MAX)
-                || batch.count() > 0 && self.is_full(&batch)
+                || eviction::is_enough(moved, batch.count(), self.is_full(&batch))
             {
                 break;
             }

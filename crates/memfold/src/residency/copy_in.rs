@@ -5,6 +5,7 @@ use crate::folio::loading::LoadingFolio;
 use crate::folio::{Folio, FolioState, TouchKind};
 use crate::memory::mapper::StepSize;
 use crate::parts::bytes;
+use crate::policy::stream_readahead::is_protected;
 use crate::residency::Residency;
 use crate::stats;
 use core::ops::Range;
@@ -128,8 +129,7 @@ impl Residency<'_> {
         access: FaultAccess,
     ) -> CopyProgress {
         let protect = self.mapper.drops_clean()
-            && !access.write
-            && access.touch != TouchKind::STREAM
+            && is_protected(access.touch, access.write)
             && !areas.is_pinned(keys.start, keys.end);
         let mut copied = CopyProgress { pages: 0, bits: 0, clean: protect, all: false };
         let mut at = keys.start;

@@ -9,7 +9,7 @@ use crate::limits::Limits;
 use crate::memory::frames::{Frame, FrameKind};
 use crate::memory::mapper::{MapProgress, MapStop};
 use crate::parts::{bytes, walk};
-use crate::policy::workingset;
+use crate::policy::{eviction, workingset};
 use crate::stats;
 use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::units::{Order, PAGE_SHIFT};
@@ -19,11 +19,6 @@ use memfold_swap::Swap;
 const CLEAN_SHARE: u128 = 8;
 /// Where the limit can't be kept, they may take one part in this many of what is folded.
 const LEAST_CLEAN_SHARE: u128 = 64;
-
-/// Number of dirty single pages for which a background thread is woken. It is also limited to one
-/// part in so many of the available memory.
-const DIRTY_BATCH: u64 = 64;
-const WAIT_SHARE: u64 = 64;
 
 walk! {
     /// Maps folios into the program's page table, and out of it.
@@ -207,7 +202,7 @@ impl Residency<'_> {
     pub(crate) fn ask_to_save(&self, order: Order) {
         let dirty = self.table.lists().pages(LruList::Dirty);
         if order >= self.config.block_order
-            || dirty >= DIRTY_BATCH.min(Limits(self.0).target() / WAIT_SHARE)
+            || dirty >= eviction::dirty_batch_pages(Limits(self.0).target())
         {
             self.requests.reclaim();
         }
@@ -225,11 +220,7 @@ impl Residency<'_> {
                 return Some(found);
             }
         }
-        self.table.lists().rebalance();
-        self.table
-            .lists()
-            .isolate(LruList::Inactive)
-            .or_else(|| self.table.lists().isolate(LruList::Active))
+        eviction::next_victim(self.table.lists())
     }
 
     /// Frees the frame of a folio in the swap cache whose stored copy equals it. The folio becomes

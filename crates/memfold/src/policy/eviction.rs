@@ -1,0 +1,118 @@
+//! Eviction: which folio leaves next, how many leave together, and when dirty ones are compressed.
+use crate::folio::index::FolioId;
+pub use crate::folio::lru::{Lru, LruList};
+
+/// Most pages that are dropped together, unless one folio is larger. The fault that drops them
+/// waits. With 16, 64 and 256 the 99th percentile of random reads is 45, 67 and 165 us. A walk
+/// takes 2.24, 2.15 and 2.16 s of CPU time (two busy CPUs, blocks of 16 KiB).
+const BATCH_PAGES: u64 = 64;
+/// A batch is also at most one part in this many of the memory there is.
+const BATCH_SHARE: u64 = 64;
+/// Most folios that are moved out beside those that are dropped together.
+const MOVES_MAX: usize = 16;
+/// Number of dirty single pages for which a background thread is woken. It is also limited to one
+/// part in so many of the available memory.
+const DIRTY_BATCH: u64 = 64;
+const WAIT_SHARE: u64 = 64;
+/// Frames that dirty folios may hold while background threads compress them: one part in this many
+/// of the target.
+const DIRTY_SHARE: u64 = 8;
+/// Pages that were read ahead and not used yet may take one part in this many of the target: four
+/// of the largest windows.
+const AHEAD_SHARE: u64 = 8;
+
+/// The next step of a reclaim.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum ReclaimStep {
+    /// Saves the oldest folio of a swap-cache list. Without `compress`, a dirty one only goes to
+    /// `Dirty`.
+    Save {
+        /// The list.
+        list: LruList,
+        /// Whether the caller may compress.
+        compress: bool,
+    },
+    /// Evicts mapped folios.
+    Evict,
+}
+
+/// Returns the next step of a reclaim towards `target` pages. `urgent`: small dirty folios can't
+/// wait for background threads.
+pub fn next_step(lists: &Lru, target: u64, urgent: bool) -> ReclaimStep {
+    // Pages that were read ahead are about to be used. They are evicted last, unless they are too
+    // many.
+    let ahead = lists.pages(LruList::Ahead);
+    if ahead > target / AHEAD_SHARE || ahead > 0 && urgent {
+        return ReclaimStep::Save { list: LruList::Ahead, compress: false };
+    }
+    let dirty = lists.pages(LruList::Dirty);
+    let compress = urgent || dirty > target / DIRTY_SHARE;
+    if lists.pages(LruList::Cooling) > 0 {
+        ReclaimStep::Save { list: LruList::Cooling, compress }
+    } else if dirty > 0 && compress {
+        ReclaimStep::Save { list: LruList::Dirty, compress }
+    } else {
+        ReclaimStep::Evict
+    }
+}
+
+/// Isolates the next folio to evict: the oldest of the mapped folios that were not refused.
+pub fn next_victim(lists: &Lru) -> Option<(FolioId, u64)> {
+    lists.rebalance();
+    lists.isolate(LruList::Inactive).or_else(|| lists.isolate(LruList::Active))
+}
+
+/// Returns whether an eviction takes no more folios: `moved` were moved out, `dropped` are to be
+/// dropped together, and `is_full` says whether these are enough.
+pub fn is_enough(moved: usize, dropped: usize, is_full: bool) -> bool {
+    moved > 0 && (dropped == 0 || moved == MOVES_MAX) || dropped > 0 && is_full
+}
+
+/// Returns how many pages are dropped together where `target` pages may be in memory.
+pub fn batch_pages(target: u64) -> u64 {
+    BATCH_PAGES.min(target / BATCH_SHARE)
+}
+
+/// Returns for how many dirty single pages a background thread is woken to compress them.
+pub fn dirty_batch_pages(target: u64) -> u64 {
+    DIRTY_BATCH.min(target / WAIT_SHARE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cooling_folios_are_saved_before_others_are_evicted() {
+        let lists = Lru::new().unwrap();
+        assert_eq!(next_step(&lists, 80, false), ReclaimStep::Evict);
+        (1..=10).for_each(|id| lists.push(id, id as u64, 0, LruList::Dirty));
+        assert_eq!(next_step(&lists, 80, false), ReclaimStep::Evict, "they may wait");
+        let save = |list, compress| ReclaimStep::Save { list, compress };
+        assert_eq!(next_step(&lists, 80, true), save(LruList::Dirty, true));
+        assert_eq!(next_step(&lists, 79, false), save(LruList::Dirty, true), "too many wait");
+        lists.push(11, 11, 0, LruList::Cooling);
+        assert_eq!(next_step(&lists, 80, false), save(LruList::Cooling, false));
+        lists.push(12, 12, 0, LruList::Ahead);
+        assert_eq!(next_step(&lists, 80, false), save(LruList::Cooling, false));
+        assert_eq!(next_step(&lists, 80, true), save(LruList::Ahead, false));
+    }
+
+    #[test]
+    fn active_folios_are_evicted_last() {
+        let lists = Lru::new().unwrap();
+        (1..=2).for_each(|id| lists.push(id, id as u64, 0, LruList::Active));
+        (3..=4).for_each(|id| lists.push(id, id as u64, 0, LruList::Inactive));
+        let order: Vec<_> = core::iter::from_fn(|| next_victim(&lists)).map(|(id, _)| id).collect();
+        assert_eq!(order, [3, 4, 1, 2]);
+    }
+
+    #[test]
+    fn one_dirty_folio_ends_an_eviction_and_clean_ones_make_a_batch() {
+        assert!(is_enough(1, 0, false));
+        assert!(!is_enough(0, 5, false) && is_enough(0, 5, true));
+        assert!(!is_enough(15, 5, false) && is_enough(16, 5, false));
+        assert_eq!((batch_pages(1000), batch_pages(1 << 20)), (15, 64));
+        assert_eq!((dirty_batch_pages(1000), dirty_batch_pages(1 << 20)), (15, 64));
+    }
+}
