@@ -298,6 +298,14 @@ impl Mapper {
         let (to, len) = (self.frames.addr(frame), order.bytes());
         let (mut done, mut moved, mut stop) = (0usize, 0usize, None);
         let mut holes = 0usize;
+        let keep = |arrived: usize, len: usize| {
+            if !loaded {
+                // SAFETY: a move has just brought these pages to an empty frame of the engine, whose
+                // folio's shard the caller has locked. So the range is registered, and no other
+                // thread uses it.
+                unsafe { self.space.keep(arrived, len) };
+            }
+        };
         let mut span = StepSize::new(len);
         while done < len && stop.is_none() {
             let most = span.limit(len - done);
@@ -306,10 +314,7 @@ impl Mapper {
             // `done` on.
             let result = unsafe { self.space.move_pages(to + done, home + done, most, false) };
             let step = result.map_or_else(|p| p.done, |()| most);
-            if !loaded {
-                // SAFETY: the move has just brought these pages to a frame of the engine.
-                unsafe { self.space.keep(to + done, step) };
-            }
+            keep(to + done, step);
             moved += step >> PAGE_SHIFT;
             done += step;
             let Err(Partial { done: 0, errno }) = result else {
@@ -325,10 +330,7 @@ impl Mapper {
                     // page at the home: an unmap was in progress, and another thread has mapped
                     // memory there since.
                     stats::add(&self.stats.move_uncounted, 1);
-                    if !loaded {
-                        // SAFETY: the move has brought this page to a frame of the engine.
-                        unsafe { self.space.keep(to + done, PAGE_SIZE) };
-                    }
+                    keep(to + done, PAGE_SIZE);
                     moved += 1;
                     done += PAGE_SIZE;
                 }

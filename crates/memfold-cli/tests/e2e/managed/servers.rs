@@ -301,7 +301,7 @@ fn mariadb_answers_transactions() {
     assert!(text.contains("transactions:") && errors.contains(" 0 "), "{text}");
     assert_eq!(query(check), before);
     service.end();
-    // After a restart the database is read from disk, and is the same.
+    // The restarted server reads the database from disk, and finds the same contents.
     let service = start().unwrap();
     assert_eq!(query(check), before);
     bench(&["--threads=2", "--time=1", "run"]);
