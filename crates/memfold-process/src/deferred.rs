@@ -23,10 +23,11 @@ use crate::diagnostics::unserved::unserved_later;
 use crate::engine::{self, EngineLife};
 use crate::mappings::given::gives;
 use crate::program::{self, LackingEngine, get, open};
-use core::ffi::{c_int, c_void};
+use core::ops::ControlFlow::Continue;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold::config::Config;
 use memfold_gate::child;
+use memfold_os::maps::each_area;
 use memfold_os::memory::zone::counts_reservations;
 use memfold_os::raw::program_break;
 use memfold_os::sync::Mutex;
@@ -88,28 +89,17 @@ fn bound(config: &Config) -> u64 {
 
 /// Returns the bytes of writable data of the program and its libraries.
 fn static_bytes() -> usize {
-    unsafe extern "C" fn add(
-        about: *mut libc::dl_phdr_info,
-        _: libc::size_t,
-        sum: *mut c_void,
-    ) -> c_int {
-        // SAFETY: libc passes the description of a loaded object, which is valid during the call.
-        // `sum` is the `usize` that the caller passed, and only this call uses it.
-        let (about, sum) = unsafe { (&*about, &mut *sum.cast::<usize>()) };
-        // SAFETY: `dlpi_phdr` points to `dlpi_phnum` program headers of a loaded object, which
-        // stays loaded during the call.
-        let headers =
-            unsafe { core::slice::from_raw_parts(about.dlpi_phdr, about.dlpi_phnum.into()) };
-        let is_data = |each: &&libc::Elf64_Phdr| {
-            each.p_type == libc::PT_LOAD && each.p_flags & libc::PF_W != 0
-        };
-        *sum += headers.iter().filter(is_data).map(|each| each.p_memsz as usize).sum::<usize>();
-        0
-    }
-    let mut sum = 0usize;
-    // SAFETY: the function has the type that libc expects, and keeps none of its arguments. `sum`
-    // lives until the call returns.
-    unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut sum).cast()) };
+    let (mut sum, mut end) = (0, 0);
+    // Without a map nothing is known of them. Then an engine can't be made later either.
+    let _ = each_area(|area| {
+        // Behind a file's data lies memory that is zeros in the beginning.
+        let is_zeros = area.inode == 0 && area.start == end && area.name().is_empty();
+        if area.writable && area.private && (area.inode != 0 || is_zeros) {
+            sum += area.len();
+            end = area.end;
+        }
+        Continue(())
+    });
     sum
 }
 
