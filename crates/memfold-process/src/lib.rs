@@ -61,11 +61,9 @@ mod fixture;
 use crate::diagnostics::unserved::unserved;
 use crate::execution::environment;
 use crate::initial_stack::InitialStack;
-use crate::loader::LoadError;
 use crate::program::{LackingEngine, get};
 use alloc::string::String;
 use core::ffi::c_char;
-use core::fmt;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold::config::Config;
 use memfold_os::memory::arena::ZoneAllocator;
@@ -86,29 +84,9 @@ pub unsafe fn load(stack: *mut usize, arena: &'static ZoneAllocator) -> usize {
     // that this is its stack, and that no other thread uses it.
     let stack = unsafe { InitialStack::new(*stack, stack.add(1).cast()) };
     let config = request::read(&stack);
-    let entry = match loader::load(&stack) {
-        Ok(entry) => entry,
-        Err(LoadError::NoProgram) => diagnostics::die(format_args!(
-            "This file is a library. memfold run loads it into programs"
-        )),
-        Err(LoadError::Unsuitable(name, why)) => {
-            diagnostics::die(format_args!("{}: Loading it failed: {why}", Bytes(name)))
-        }
-        Err(LoadError::Failed(name, what, e)) => {
-            diagnostics::die(format_args!("{}: {what} failed: {e}", Bytes(name)))
-        }
-    };
+    let entry = loader::load(&stack).unwrap_or_else(|error| error.end());
     begin_with(config, &stack);
     entry
-}
-
-/// Displays a name, which may have any bytes.
-struct Bytes(&'static [u8]);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.utf8_chunks().try_for_each(|chunk| f.write_str(chunk.valid()))
-    }
 }
 
 /// Begins in a program that is about to run: reads its request, if there is one, and starts what it

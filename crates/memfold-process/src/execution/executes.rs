@@ -107,14 +107,15 @@ fn execute_itself(
     let why = match way {
         Way::Linked => None,
         Way::Loaded => Some("memfold's variables don't fit into its environment"),
-        Way::Unmanaged(why) => Some(why),
+        Way::Unmanaged(why) | Way::PassesOn(why) => Some(why),
     };
     let noted = why.map(|why| member::note_unmanaged(&about(program, why)));
-    let passed = if why.is_none() { PassedOn::Variables } else { PassedOn::Nothing };
+    let adds = matches!(way, Way::Linked | Way::PassesOn(_));
+    let passed = if adds { PassedOn::Variables } else { PassedOn::Nothing };
     let environment = call.args[call.arguments_at() + 1];
     let mut with = |environment: usize| make(&call.with(environment));
     let mut failed = environment::with(environment, passed, &mut with);
-    if why.is_none() && failed == -(libc::E2BIG as isize) {
+    if adds && failed == -(libc::E2BIG as isize) {
         // There may be room for the program's own environment.
         failed = make(&call.args);
     }

@@ -35,6 +35,8 @@ pub enum Way {
     Loaded,
     /// It can't be in it, for this reason.
     Unmanaged(&'static str),
+    /// It can't be in it, for this reason, but in the programs that it executes by the variables.
+    PassesOn(&'static str),
 }
 
 /// The arguments that the kernel puts before those of the caller, if the file is a script: its
@@ -188,7 +190,11 @@ fn way_of_elf(file: &OwnedFd, start: &[u8; LINE_BYTES], len: usize, name: &[u8])
         }
     }
     // The linker, which can itself be executed with a program as its argument, loads the library.
-    if is_linker(name) { Some(Way::Linked) } else { loaded(file, None) }
+    match name {
+        name if is_linker(name) => Some(Way::Linked),
+        name if is_valgrind(name) => Some(Way::PassesOn("it is valgrind")),
+        _ => loaded(file, None),
+    }
 }
 
 /// Returns the way into a program that the library must load, with the interpreter `linker`. Returns
@@ -204,6 +210,15 @@ fn loaded(file: &OwnedFd, linker: Option<&[u8; LINE_BYTES]>) -> Option<Way> {
         }
     }
     Some(Way::Loaded)
+}
+
+/// Returns whether a path is that of a static program of valgrind. It makes the system calls of the
+/// program that it runs, and its own.
+fn is_valgrind(path: &[u8]) -> bool {
+    const FOLDER: &[u8] = b"valgrind";
+    let path = path.split(|byte| *byte == 0).next().unwrap_or_default();
+    let mut parts = path.rsplit(|byte| *byte == b'/');
+    parts.next().is_some_and(|file| file.ends_with(b"-amd64-linux")) && parts.next() == Some(FOLDER)
 }
 
 /// Returns whether a path ends in the name of the linker.
@@ -297,6 +312,14 @@ mod tests {
         let gone = format!("{}/ld-linux-x86-64.so.2", scratch.path("none"));
         let program = file(&scratch, "program", elf(EM_X86_64, 2, Some(&gone)), 0o755);
         assert_eq!(way(&program), Way::Linked);
+    }
+
+    #[test]
+    fn valgrind_is_told_by_its_path() {
+        assert!(is_valgrind(b"/usr/libexec/valgrind/memcheck-amd64-linux\0\0"));
+        for other in ["/usr/bin/valgrind", "/x/memcheck-amd64-linux", "valgrind/none", ""] {
+            assert!(!is_valgrind(other.as_bytes()), "{other}");
+        }
     }
 
     #[test]

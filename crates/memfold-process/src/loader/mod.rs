@@ -11,12 +11,14 @@ mod names;
 
 pub use map::protect_own_relocations;
 
+use crate::diagnostics::die;
 use crate::initial_stack::InitialStack;
 use crate::loader::image::{PATH_BYTES, ProgramImage};
 use crate::loader::map::map;
 use alloc::boxed::Box;
 use alloc::ffi::CString;
 use core::ffi::CStr;
+use core::fmt;
 use memfold_gate::syscalls::note_program;
 use memfold_os::Errno;
 use memfold_os::text::path_of;
@@ -31,6 +33,32 @@ pub enum LoadError {
     /// The program's name, and the reason.
     Unsuitable(&'static [u8], &'static str),
     Failed(&'static [u8], &'static str, Errno),
+}
+
+impl LoadError {
+    /// Ends the process with a message.
+    pub fn end(self) -> ! {
+        match self {
+            LoadError::NoProgram => {
+                die(format_args!("This file is a library. memfold run loads it into programs"))
+            }
+            LoadError::Unsuitable(name, why) => {
+                die(format_args!("{}: Loading it failed: {why}", Shown(name)))
+            }
+            LoadError::Failed(name, what, e) => {
+                die(format_args!("{}: {what} failed: {e}", Shown(name)))
+            }
+        }
+    }
+}
+
+/// Displays a name, which may have any bytes.
+struct Shown(&'static [u8]);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.utf8_chunks().try_for_each(|chunk| f.write_str(chunk.valid()))
+    }
 }
 
 /// Loads the program that the environment names. Hides that variable, and describes the program in
