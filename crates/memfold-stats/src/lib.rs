@@ -131,7 +131,7 @@ stats! {
     Counter move_exists: "UFFDIO_MOVE or UFFDIO_COPY returned EEXIST",
     Counter move_holes: "UFFDIO_MOVE found a missing page",
     Counter move_partial: "UFFDIO_MOVE or UFFDIO_COPY completed only part of a range",
-    Counter move_uncounted: "UFFDIO_MOVE moved one page more than it returned",
+    Counter move_uncounted: "Pages that UFFDIO_MOVE moved and did not count",
     Counter copies: "Pages or ranges mapped with UFFDIO_COPY",
     Counter splits: "Folios split",
     Counter merges: "Folios merged while loading a stream",

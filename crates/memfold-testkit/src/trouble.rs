@@ -8,8 +8,8 @@
 //!   had);
 //! - [`Trouble::Busy`]: EBUSY, nothing done, on any move (a page is shared by fork or pinned);
 //! - [`Trouble::Partial`]: any first part of a move or copy is done, then EAGAIN with the count;
-//! - [`Trouble::Short`]: as partial, but of a move one page more is done than the count says (Linux
-//!   6.18 does that); where the count is none, the kernel has tried that page again, and says
+//! - [`Trouble::Short`]: as partial, but of a move more pages are done than the count says (Linux
+//!   6.18 does that); where the count is none, the kernel has tried these pages again, and says
 //!   EEXIST;
 //! - [`Trouble::Replaced`]: as short with none, and by then something else was mapped at the
 //!   source, and touched;
@@ -43,8 +43,9 @@ pub enum Trouble {
     Busy,
     /// This many pages are done (fewer than requested), then EAGAIN.
     Partial(usize),
-    /// This many pages are reported and one more is done, then EAGAIN; EEXIST after none.
-    Short(usize),
+    /// As many pages as the first number are reported, and as many more as the second are done, then
+    /// EAGAIN; EEXIST after none.
+    Short(usize, usize),
     /// One page is done and not counted, then EAGAIN. Its source has another page by then.
     Replaced,
     /// EEXIST: another thread has put the page there.
@@ -164,8 +165,11 @@ impl Troubled {
         for (of, nth, trouble) in plan.script.iter_mut().filter(|s| s.0 == call && s.1 > 0) {
             debug_assert_eq!(*of, call);
             *nth -= 1;
-            let fits =
-                !matches!(trouble, Trouble::Partial(part) | Trouble::Short(part) if *part >= pages);
+            let fits = match *trouble {
+                Trouble::Partial(part) => part < pages,
+                Trouble::Short(part, more) => part + more <= pages,
+                _ => true,
+            };
             due = if *nth == 0 && fits { Some(*trouble) } else { due };
         }
         let odds = plan.per_mille;
@@ -174,11 +178,8 @@ impl Troubled {
             if let Some(Trouble::Partial(_)) = due {
                 let part = 1 + plan.random.below(pages.max(2) - 1);
                 let is_short = call.is_move() && plan.random.per_mille(300);
-                let short = Trouble::Short(if plan.random.per_mille(300) {
-                    0
-                } else {
-                    part.min(pages - 1)
-                });
+                let said = if plan.random.per_mille(300) { 0 } else { part.min(pages - 1) };
+                let short = Trouble::Short(said, 1 + plan.random.below(pages - said));
                 due = if is_short {
                     Some(short)
                 } else {
@@ -213,8 +214,8 @@ impl Troubled {
                 other();
                 Errno::AGAIN
             }
-            Trouble::Short(pages) => {
-                part((pages + 1) * PAGE_SIZE)?;
+            Trouble::Short(pages, more) => {
+                part((pages + more) * PAGE_SIZE)?;
                 let errno = if pages == 0 { Errno::EXIST } else { Errno::AGAIN };
                 return Err(Partial { done: pages * PAGE_SIZE, errno });
             }

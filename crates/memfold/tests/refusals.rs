@@ -209,14 +209,15 @@ fn a_move_that_does_a_part_splits_the_folio() {
 }
 
 #[test]
-fn a_page_that_is_moved_and_not_counted_is_where_it_went() {
-    for said in 0..4 {
+fn pages_that_are_moved_and_not_counted_are_where_they_went() {
+    let cases = (0..4).flat_map(|said| (1..=4 - said).map(move |more| (said, more)));
+    for (said, more) in cases {
         let filled = Filled::new(|_| ());
-        filled.setup.troubles.strike(Call::MoveOut, 1, Trouble::Short(said));
+        filled.setup.troubles.strike(Call::MoveOut, 1, Trouble::Short(said, more));
         filled.page_out();
         filled.setup.assert_sound();
-        assert_eq!(get(&filled.stats().move_uncounted), 1);
-        filled.setup.troubles.strike(Call::MoveIn, 1, Trouble::Short(said));
+        assert_eq!(get(&filled.stats().move_uncounted), more as u64);
+        filled.setup.troubles.strike(Call::MoveIn, 1, Trouble::Short(said, more));
         filled.assert_whole();
         filled.setup.assert_sound();
         assert_eq!(filled.setup.troubles.struck(|_| true), 2);

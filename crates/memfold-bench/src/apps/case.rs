@@ -28,6 +28,12 @@ pub enum App {
     Sort,
     /// python3: a dictionary of lists, grouped and summed
     Python,
+    /// php: an array of arrays, sorted by a function
+    Php,
+    /// perl: a hash of numbers, its keys sorted by value
+    Perl,
+    /// luajit: random look-ups in a table of tables
+    Luajit,
     /// python3 far under its limit, against no limit
     Idle,
 }
@@ -47,6 +53,8 @@ const fn figure(name: &'static str, more: bool, target: f64) -> Figure {
 }
 
 const TIME: [Figure; 1] = [figure("time, s", false, 1.5)];
+/// Programs that follow pointers.
+const POINTERS: [Figure; 1] = [figure("time, s", false, 1.0)];
 const MARIADB: [Figure; 2] = [figure("transactions/s", true, 1.0), figure("p99, ms", false, 1.0)];
 const MEMCACHED: [Figure; 2] =
     [figure("new keys, sets/s", true, 1.0), figure("random keys, sets/s", true, 1.0)];
@@ -58,7 +66,7 @@ const REDIS: [Figure; 3] = [
 
 impl App {
     /// All programs.
-    pub const ALL: [App; 8] = [
+    pub const ALL: [App; 11] = [
         App::Mariadb,
         App::Memcached,
         App::Redis,
@@ -66,6 +74,9 @@ impl App {
         App::Pandas,
         App::Sort,
         App::Python,
+        App::Php,
+        App::Perl,
+        App::Luajit,
         App::Idle,
     ];
 
@@ -79,6 +90,9 @@ impl App {
             App::Pandas => "pandas",
             App::Sort => "sort",
             App::Python => "python",
+            App::Php => "php",
+            App::Perl => "perl",
+            App::Luajit => "luajit",
             App::Idle => "idle",
         }
     }
@@ -90,6 +104,7 @@ impl App {
             App::Memcached => &MEMCACHED,
             App::Redis => &REDIS,
             App::Sqlite | App::Pandas | App::Sort | App::Python | App::Idle => &TIME,
+            App::Php | App::Perl | App::Luajit => &POINTERS,
         }
     }
 
@@ -139,6 +154,21 @@ impl App {
                 ))
             }
             App::Python => grouped(pick(1_500_000, 300_000)),
+            App::Php => {
+                let rows = pick(200_000, 50_000).to_string();
+                Ok(Work::Job(vec![find("php", "php-cli")?, "-r".into(), PHP.into(), rows]))
+            }
+            App::Perl => {
+                let keys = pick(800_000, 200_000).to_string();
+                Ok(Work::Job(vec![find("perl", "perl")?, "-e".into(), PERL.into(), keys]))
+            }
+            App::Luajit => {
+                let tables = pick(1_500_000, 300_000).to_string();
+                let script = directory.join("tables.lua");
+                fs::write(&script, LUA).context("writing the script for luajit")?;
+                let script = script.to_str().context("a path that is not text")?.to_string();
+                Ok(Work::Job(vec![find("luajit", "luajit")?, script, tables]))
+            }
             App::Idle => grouped(pick(3_000_000, 1_000_000)),
         }
     }
@@ -176,6 +206,41 @@ for turn in range(3):
     for key, rows in groups.items():
         total += sum(row[0] for row in rows) % (key + turn + 1) + len(rows[0][1])
     print(total)
+";
+
+const PHP: &str = "
+ini_set('memory_limit', '-1');
+mt_srand(1);
+$rows = [];
+for ($i = 0; $i < (int) $argv[1]; $i++)
+    $rows[] = ['id' => mt_rand(), 'name' => 'row ' . $i, 'tags' => [$i % 7, $i % 11]];
+usort($rows, fn($a, $b) => $a['id'] <=> $b['id']);
+$sum = 0;
+foreach ($rows as $row) $sum += $row['tags'][0] * strlen($row['name']);
+echo $sum, ' ', $rows[0]['id'], chr(10);
+";
+
+const PERL: &str = "
+srand 1;
+my (%h, $sum);
+$h{int(rand(1e9))} = $_ for 1..$ARGV[0];
+my @keys = sort { $h{$a} <=> $h{$b} } keys %h;
+$sum += $h{$keys[$_]} * ($_ % 7) for 0..$#keys;
+print $sum, chr(10);
+";
+
+const LUA: &str = "
+local count, state = tonumber(arg[1]), 1
+local function random() state = state * 48271 % 2147483647 return state end
+local all = {}
+for i = 1, count do all[i] = {i, random()} end
+local sum = 0
+for i = 1, count / 4 do
+    local one = all[random() % count + 1]
+    sum = sum + one[2] % 7
+    if i % 4 == 0 then one[1] = i end
+end
+print(sum)
 ";
 
 const PANDAS: &str = "

@@ -117,6 +117,12 @@ fn folded(config: &Config, tables: &UserTables, sum: &RunFigures) -> Vec<String>
             sum.get("rescues"),
             processes(tables),
         ),
+        format!(
+            "{} first writes to loaded pages; {} pages read ahead for nothing; {} times the program reclaimed memory itself",
+            sum.get("faults_write"),
+            sum.get("readahead_wasted"),
+            sum.get("direct_reclaims"),
+        ),
     ];
     let unmanaged = tables.bounds().peak_slotless_bytes();
     if unmanaged > SMALL_BYTES {
@@ -160,7 +166,12 @@ mod tests {
         slot.adopted_bytes.store(1 << 28, Relaxed);
         slot.peak_bytes.store(60 << 20, Relaxed);
         slot.faults.store(9, Relaxed);
+        slot.faults_write.store(4, Relaxed);
+        slot.readahead_wasted.store(3, Relaxed);
         let lines = text();
+        assert!(
+            lines.contains("4 first writes") && lines.contains("3 pages read ahead for nothing")
+        );
         assert!(
             lines.contains("peak 60.0 MiB (limit 64.0 MiB)") && lines.contains("9 faults"),
             "{lines}"

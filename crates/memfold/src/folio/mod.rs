@@ -161,7 +161,8 @@ pub struct Folio {
     number: AtomicU64,
     /// The slot of the block, if the folio is one; otherwise `array` names the slots.
     slot: Cell<BlockSlot>,
-    /// The shadow of its last eviction (`policy/workingset.rs`).
+    /// While it is folded, the shadow of its eviction (`policy/workingset.rs`). From its load on, the
+    /// clock at its load, in the same form.
     pub age: Cell<u32>,
     /// The ticket of the raw write of a `Cached` folio, which is on no list meanwhile; 0 for none.
     pub writing: Cell<u32>,

@@ -336,8 +336,8 @@ impl Frames {
                 return (size.pages() as u32, Ok(()));
             };
             done += (e.done >> PAGE_SHIFT) as u32;
-            if !space.is_populated(self.addr(piece + done)) {
-                // One page more was moved than the kernel reported: see `Mapper::carry_out`.
+            // More pages were moved than the kernel reported: see `Mapper::carry_out`.
+            while (done as usize) < size.pages() && !space.is_populated(self.addr(piece + done)) {
                 done += 1;
             }
             if done as usize == size.pages() {

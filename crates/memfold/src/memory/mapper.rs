@@ -323,12 +323,13 @@ impl Mapper {
             };
             match errno {
                 _ if self.space.is_populated(to + done) => {
-                    // A move that stops early may have moved one page more than it reports (Linux
-                    // 6.18). Or it has tried that page again and found its place taken. Without
-                    // this, the page would be lost, in a frame that is believed to be empty. The
-                    // frame was empty, so the page came from the home. By now there may be another
-                    // page at the home: an unmap was in progress, and another thread has mapped
-                    // memory there since.
+                    // A move that stops early may have moved more pages than it reports: Linux 6.18
+                    // moves up to a page table's worth of them at once, and doesn't count them if an
+                    // earlier try had failed. It then tries them again, and finds their places taken.
+                    // Each turn of this loop finds one of them. Without this, the page would be lost,
+                    // in a frame that is believed to be empty. The frame was empty, so the page came
+                    // from the home. By now there may be another page at the home: an unmap was in
+                    // progress, and another thread has mapped memory there since.
                     stats::add(&self.stats.move_uncounted, 1);
                     keep(to + done, PAGE_SIZE);
                     moved += 1;

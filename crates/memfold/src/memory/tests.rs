@@ -2,6 +2,7 @@
 use crate::memory::frames::{FrameKind, Frames};
 use memfold_os::Errno;
 use memfold_os::thread::{each_cpu, pin};
+use memfold_os::uffd::space::Space;
 use memfold_os::units::{MAX_BYTES, MAX_PAGES, Order};
 use memfold_testkit::fake::FakeSpace;
 use memfold_testkit::trouble::{Call, Trouble, Troubled};
@@ -94,6 +95,30 @@ fn free_pages_that_a_fork_shares_are_put_together_all_the_same() {
         assert_eq!(made.map(|frame| frame.is_some()), expected, "{troubles:?}");
         let full = if expected.is_ok() { 0 } else { 2 };
         assert_eq!((frames.populated(), frames.full_free()), (2, full), "{troubles:?}");
+        frames.check(&space).unwrap();
+    }
+}
+
+#[test]
+fn free_pages_that_are_moved_and_not_counted_are_put_together() {
+    let (pair, four) = (Order::new(1).unwrap(), Order::new(2).unwrap());
+    // Two full pairs that are no neighbours: a frame of four must be made of them.
+    for (nth, said, more) in [(1, 0, 1), (1, 0, 2), (1, 1, 1), (2, 0, 2), (2, 1, 1)] {
+        let space = Troubled::new(&FakeSpace::new(1));
+        let frames = Frames::new(2 * MAX_BYTES, 0).unwrap();
+        let run = frames.take(Order::new(3).unwrap(), FrameKind::Empty).unwrap();
+        for first in [run, run + 4] {
+            frames.populate(&space, first, pair).unwrap();
+        }
+        frames.give_mixed(run, Order::new(3).unwrap(), |page| page % 4 < 2);
+        space.strike(Call::MoveFrames, nth, Trouble::Short(said, more));
+        let made = frames.gather(&space, four).unwrap_or(None);
+        assert_eq!(space.struck(|_| true), 1);
+        if let Some(frame) = made {
+            assert!((0..4).all(|page| space.is_populated(frames.addr(frame + page))));
+            frames.give(frame, four, FrameKind::Full);
+        }
+        assert_eq!((frames.populated(), frames.full_free()), (4, 4), "{nth}: {said}, {more}");
         frames.check(&space).unwrap();
     }
 }

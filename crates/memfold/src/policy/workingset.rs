@@ -5,6 +5,7 @@
 //! the number of other pages that were evicted meanwhile. So much more memory would have kept it.
 //! If that is at most the size of the lists of mapped folios, the folio would have been kept had it
 //! competed with the active ones. So it becomes active. This follows Linux's `mm/workingset.c`.
+//! While a folio is in memory, `age` is the clock at its load: which pages were loaded together?
 use memfold_os::units::Order;
 
 /// Pages in a step of the shadow's clock.

@@ -11,8 +11,9 @@
 //!   anyway. One that never changes is cut after [`CLEAN_LOADS`] such loads, unless its pages can be
 //!   loaded alone.
 //! - When a page of a cut block is evicted and all of the block is in memory, its pages are **joined** if
-//!   a stream has loaded them, or if they had left at about the same time. A joined block is cut again
-//!   only after [`CLEAN_LOADS`] loads by itself.
+//!   a stream has loaded them, or if each was asked for by itself at about the same time. When they left
+//!   memory says nothing: the pages of a block that was just cut have left together. A joined block is
+//!   cut again only after [`CLEAN_LOADS`] loads by itself.
 //! - Blocks from the swap file stay as they are. So do all blocks while pool and metadata take more
 //!   than half of `--limit`, because pages take more of both.
 //!
@@ -29,10 +30,10 @@ use crate::stats;
 use core::ops::Range;
 use memfold_os::units::Order;
 
-/// Pages that left memory within the time in which one part in this many of it leaves, and are all
-/// back, belong together. Were each asked for at random, with a quarter of the data in memory, that
-/// would be so by chance for fewer than one block in 30,000.
-const TOGETHER_SHARE: u64 = 16;
+/// Pages that were loaded within the time in which one part in this many of memory is replaced
+/// belong together. Were each asked for at random, that would be so by chance for one block of four
+/// pages in 65,000 at most (`4 / 64^3`, if all are in memory).
+const TOGETHER_SHARE: u64 = 64;
 /// A block that never changes, or was joined before, is cut when it was asked for by itself so
 /// often. To cut it is to compress it, 40 us; what is saved each time that it is loaded after that
 /// is 5 us.
@@ -151,8 +152,7 @@ impl BlockSize<'_> {
     }
 
     /// How the block with these keys was asked for, if all its parts are in memory and were asked
-    /// for in the same way: by a stream, or each by itself, but after they had left at about the
-    /// same time.
+    /// for in the same way: by a stream, or each by itself, but at about the same time.
     fn touch_of_block(&self, guard: &ShardGuard<'_>, keys: Range<u64>) -> Option<TouchKind> {
         let (clock, mapped) = (self.table.tally().clock(), self.table.tally().mapped());
         let (mut streamed, mut first, mut last) = (true, u64::MAX, 0);

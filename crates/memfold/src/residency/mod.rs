@@ -43,6 +43,7 @@ impl Residency<'_> {
         let done = self.mapper.carry_in(home, frame, order, self.table.tally());
         if done.stop.is_none() {
             folio.state.set(FolioState::Resident);
+            folio.age.set(workingset::shadow(self.table.tally().clock(), false));
             folio.untouched.set(false);
             self.table.list_by_state(guard, id);
             self.keep_clean_budget(guard, id);
