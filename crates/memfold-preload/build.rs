@@ -9,6 +9,8 @@ fn main() {
         // linker's locks.
         "-Wl,-z,now",
         "-Wl,-soname,libmemfold_preload.so",
+        // The kernel can execute it (executed.rs).
+        "-Wl,-e,memfold_executed",
         // A library without std names no libc by itself. It must, to get the right versions of
         // symbols and to have its constructor run after libc's.
         "-Wl,--no-as-needed",

@@ -1,4 +1,5 @@
-//! Checks that the preload library needs no thread-local storage and no allocator of the host.
+//! Checks that the preload library needs no thread-local storage and no symbol of the host. The
+//! kernel can execute it, without a dynamic linker and a libc.
 //!
 //! The fault path runs while the program's own memory may be folded. A folded thread-local block or
 //! heap page would make the engine wait for itself.
@@ -14,28 +15,13 @@ use anyhow::{Context, Result, bail};
 
 use crate::finding::Finding;
 
-const OWN_BYTES: &str = "the program's may be a sanitizer's: use those of bytes.rs";
+/// The reason why the library may need no symbol of others. A weak one may be missing.
+const NEEDS_NOTHING: &str = "nothing provides it where the library itself loads a program: use memfold_os, \
+     bytes.rs or the library's own heap";
 
-/// Symbols that the library must not take from the host, with the reason. `true`: an error,
-/// `false`: a warning.
-const UNWANTED: &[(&str, bool, &str)] = &[
-    ("__tls_get_addr", true, "thread-local storage is allocated by the host's malloc"),
-    ("malloc", true, "the host's heap may be folded: use memfold_os's allocator"),
-    ("calloc", true, "the host's heap may be folded: use memfold_os's allocator"),
-    ("realloc", true, "the host's heap may be folded: use memfold_os's allocator"),
-    ("free", true, "the host's heap may be folded: use memfold_os's allocator"),
-    ("memcpy", true, OWN_BYTES),
-    ("memmove", true, OWN_BYTES),
-    ("memset", true, OWN_BYTES),
-    ("memcmp", true, OWN_BYTES),
-    ("bcmp", true, OWN_BYTES),
-    ("strlen", true, OWN_BYTES),
-    (
-        "__errno_location",
-        false,
-        "errno is the program's: on the fault path make raw system calls, elsewhere save it",
-    ),
-];
+/// The relocations that `memfold-preload/src/executed.rs` knows.
+const RELOCATIONS: [&str; 4] =
+    ["R_X86_64_RELATIVE", "R_X86_64_GLOB_DAT", "R_X86_64_JUMP_SLOT", "R_X86_64_64"];
 
 /// The prefix of symbols that the library defines for others.
 const OWN: &str = "memfold_";
@@ -48,6 +34,12 @@ pub fn check(library: &Path) -> Result<Vec<Finding>> {
     let path = library.to_string_lossy();
     let mut findings = undefined(&path, &output("nm", &["-D", "--undefined-only", &path])?);
     findings.extend(defined(&path, &output("nm", &["-D", "--defined-only", &path])?));
+    let listing = output("readelf", &["-rW", &path])?;
+    findings.extend(relocations(&path, &listing));
+    if listing.contains("'.relr.dyn'") {
+        let message = "has packed relocations (RELR), which executed.rs doesn't know";
+        findings.push(Finding::error(&path, 0, message));
+    }
     findings.extend(tls_segment(&path, &output("readelf", &["-lW", &path])?));
     Ok(findings)
 }
@@ -114,18 +106,21 @@ fn defined(path: &str, listing: &str) -> Vec<Finding> {
         .collect()
 }
 
-/// Returns the forbidden names among those that the library needs.
+/// Returns the names that the library can't do without.
 fn undefined(path: &str, listing: &str) -> Vec<Finding> {
-    names(listing)
-        .filter_map(|name| UNWANTED.iter().find(|(unwanted, ..)| *unwanted == name))
-        .map(|(name, error, why)| {
-            let message = format!("needs {name}: {why}");
-            if *error {
-                Finding::error(path, 0, message)
-            } else {
-                Finding::warning(path, 0, message)
-            }
-        })
+    let needed = listing.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        (words.next()? == "U").then(|| words.next())?
+    });
+    needed.map(|name| Finding::error(path, 0, format!("needs {name}: {NEEDS_NOTHING}"))).collect()
+}
+
+/// Returns the relocations that only a dynamic linker knows.
+fn relocations(path: &str, listing: &str) -> Vec<Finding> {
+    let kinds = listing.lines().filter_map(|line| line.split_whitespace().nth(2));
+    let unknown = kinds.filter(|kind| kind.starts_with("R_") && !RELOCATIONS.contains(kind));
+    unknown
+        .map(|kind| Finding::error(path, 0, format!("has {kind}, which executed.rs doesn't know")))
         .collect()
 }
 
@@ -144,7 +139,8 @@ fn tls_segment(path: &str, headers: &str) -> Option<Finding> {
 mod tests {
     use super::*;
 
-    const CLEAN: &str = "                 U mmap@GLIBC_2.2.5\n                 w __cxa_finalize@GLIBC_2.2.5\n                 U freeaddrinfo\n";
+    const CLEAN: &str =
+        "                 v environ@GLIBC_2.2.5\n                 w __cxa_finalize@GLIBC_2.2.5\n";
 
     #[test]
     fn a_clean_library_passes() {
@@ -178,7 +174,7 @@ mod tests {
     #[test]
     fn symbols_of_a_newer_glibc_are_errors() {
         let listing = format!(
-            "{CLEAN}   U pidfd_open@GLIBC_2.36\n   w gettid@GLIBC_2.30\n   U dlsym@GLIBC_2.34\n"
+            "{CLEAN} U mmap@GLIBC_2.2.5\n   U pidfd_open@GLIBC_2.36\n   w gettid@GLIBC_2.30\n   U dlsym@GLIBC_2.34\n"
         );
         let count = |most| newer("x.so", &listing, version(most).unwrap()).len();
         assert_eq!(["2.2", "2.17", "2.34", "2.36"].map(count), [2, 2, 1, 0]);
@@ -188,9 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn errno_is_a_warning() {
-        let found = undefined("x.so", "                 U __errno_location@GLIBC_2.2.5\n");
-        assert!(found.len() == 1 && found[0].warning);
+    fn relocations_of_dynamic_linkers_are_errors() {
+        let listing = "Relocation section '.rela.dyn' at offset 0x6b0 contains 2 entries:\n\
+             \x20   Offset             Info             Type               Symbol's Value\n\
+             000000000020fda0  0000000000000008 R_X86_64_RELATIVE                         612d0\n";
+        assert!(relocations("x.so", listing).is_empty());
+        let more = format!("{listing}000000000020fda8  0000000000000025 R_X86_64_IRELATIVE   61\n");
+        assert_eq!(relocations("x.so", &more).len(), 1);
     }
 
     #[test]

@@ -521,7 +521,7 @@ fn command_given(matches: &ArgMatches) -> CheckAnswer {
         matches.get_many(run::COMMAND).map(|all| all.cloned().collect()).unwrap_or_default();
     let Some(name) = arguments.first() else { return Good("none given".to_string()) };
     let found = program::find(name, std::env::var_os("PATH").as_deref());
-    match found.and_then(|path| program::check(&path, &arguments).map(|()| path)) {
+    match found.and_then(|path| program::loading(&path, &arguments).map(|_| path)) {
         Ok(path) => Good(path.display().to_string()),
         Err(e) => Bad(e.text),
     }

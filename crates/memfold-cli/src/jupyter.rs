@@ -92,7 +92,7 @@ fn read(path: &Path) -> Result<Value, CommandFailure> {
 fn ipykernel(python: Option<&Path>) -> Result<Value, CommandFailure> {
     let python = python.map_or(OsStr::new("python3"), Path::as_os_str);
     let found = program::find(python, env::var_os("PATH").as_deref())?;
-    program::check(&found, &[])?;
+    program::loading(&found, &[])?;
     // The path is absolute but keeps links, because a virtual environment is recognized by its
     // link.
     let found = std::path::absolute(found).map_err(|e| CommandFailure::own(program::plain(&e)))?;

@@ -3,6 +3,7 @@ use crate::child::ChildProgram;
 use crate::control::{ControlSocket, RunControl};
 use crate::failure::CommandFailure;
 use crate::log::Log;
+use crate::program::Loading;
 use crate::report::figures::RunFigures;
 use crate::report::json;
 use crate::report::stats_file::StatsFile;
@@ -13,14 +14,15 @@ use crate::{delivery, dict, machine, program, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memfold::config::keys::{Audience, COUNTED, KEYS, SettingKey};
 use memfold::config::{Config, Size};
+use memfold_run::loaded_program::{self, LoadedProgram};
 use memfold_run::request::{RunRequest, VARIABLE};
 use memfold_run::table::RunTable;
 use memfold_run::users::UserTables;
 use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
 use std::ffi::{CStr, CString, NulError, OsString, c_char};
-use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -201,7 +203,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         ));
     }
     let path = program::find(name, env::var_os("PATH").as_deref())?;
-    program::check(&path, &arguments)?;
+    let loading = program::loading(&path, &arguments)?;
     let otherwise = delivery::settle(&mut config)?;
     let library = library()?;
     let stats_file =
@@ -217,10 +219,15 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let _ = unsafe { shared.tables.bounds().run_here() };
     let mut remote = crate::remote::start(&mut config, &log)?;
 
-    let environment = environment(&config, &shared, library)?;
+    let environment = environment(&config, &shared, &library, &path, &loading)?;
     // A process that sees the program must be able to find its run, so the socket is made first.
     let control = ControlSocket::listen();
-    let child = ChildProgram::start(&path, &arguments, environment)?;
+    let child = match &loading {
+        Loading::ByLinker => ChildProgram::start(&path, &arguments, environment)?,
+        Loading::ByLibrary { arguments, .. } => {
+            ChildProgram::start(&library, arguments, environment)?
+        }
+    };
     let run = Arc::new(RunControl {
         shared,
         config: Mutex::new(config),
@@ -415,24 +422,35 @@ pub fn library() -> Result<PathBuf, CommandFailure> {
 fn environment(
     config: &Config,
     shared: &HandOver,
-    library: PathBuf,
+    library: &Path,
+    name: &Path,
+    loading: &Loading,
 ) -> Result<Vec<CString>, CommandFailure> {
     let request = format!("{VARIABLE}={}", shared.request(&config.encode()));
-    let library = library.into_os_string().into_vec();
-    environment_with(given(), request.into_bytes(), &library).map_err(|_| {
+    let library = library.as_os_str().as_bytes();
+    let mut program = Vec::new();
+    if let Loading::ByLibrary { path, .. } = loading {
+        let (path, name) = (path.as_os_str().as_bytes(), name.as_os_str().as_bytes());
+        program.extend_from_slice(loaded_program::VARIABLE.as_bytes());
+        program.push(b'=');
+        LoadedProgram { path, name, descriptor: None }
+            .write(&mut |part| program.extend_from_slice(part));
+    }
+    environment_with(given(), request.into_bytes(), library, program).map_err(|_| {
         CommandFailure::own(
             "A setting contains a zero byte, which the environment can't pass on. Remove it.",
         )
     })
 }
 
-/// Returns `entries`, followed by two more. The first is an LD_PRELOAD with the library before the
+/// Returns `entries`, followed by two more, and by `program` if that isn't empty. The first is an LD_PRELOAD with the library before the
 /// libraries of the last LD_PRELOAD. The second is the request. The dynamic linker uses the last
 /// LD_PRELOAD, and the library hides these two entries.
 fn environment_with(
     entries: Vec<CString>,
     request: Vec<u8>,
     library: &[u8],
+    program: Vec<u8>,
 ) -> Result<Vec<CString>, NulError> {
     let is_request = |bytes: &[u8]| {
         bytes.strip_prefix(VARIABLE.as_bytes()).is_some_and(|rest| rest.starts_with(b"="))
@@ -445,6 +463,9 @@ fn environment_with(
     let loads = [b"LD_PRELOAD=", library, between, others].concat();
     all.push(CString::new(loads)?);
     all.push(CString::new(request)?);
+    if !program.is_empty() {
+        all.push(CString::new(program)?);
+    }
     Ok(all)
 }
 

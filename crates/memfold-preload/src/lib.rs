@@ -13,6 +13,7 @@ mod bytes;
 mod heap;
 mod panic;
 mod inspect;
+mod executed;
 
 #[used]
 #[unsafe(link_section = ".init_array")]

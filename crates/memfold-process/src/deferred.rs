@@ -24,9 +24,11 @@ use crate::engine::{self, EngineLife};
 use crate::mappings::given::gives;
 use crate::program::{self, LackingEngine, get, open};
 use core::ffi::{c_int, c_void};
+use core::ops::ControlFlow::Continue;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold::config::Config;
 use memfold_gate::child;
+use memfold_os::maps::each_area;
 use memfold_os::memory::zone::counts_reservations;
 use memfold_os::raw::program_break;
 use memfold_os::sync::Mutex;
@@ -86,7 +88,31 @@ fn bound(config: &Config) -> u64 {
     bounds.into_iter().flatten().min().unwrap_or(u64::MAX)
 }
 
-/// Returns the bytes of writable data of the program and its libraries.
+/// The type of libc's `dl_iterate_phdr`.
+type EachObject = unsafe extern "C" fn(
+    Option<unsafe extern "C" fn(*mut libc::dl_phdr_info, libc::size_t, *mut c_void) -> c_int>,
+    *mut c_void,
+) -> c_int;
+
+/// Returns libc's `dl_iterate_phdr`, or `None` if there is no libc in this process.
+fn each_object() -> Option<EachObject> {
+    let place: usize;
+    // SAFETY: it reads an address that the dynamic linker stored before this code ran. It is 0 if
+    // nothing defines the symbol, because the reference is weak.
+    unsafe {
+        core::arch::asm!(
+            ".weak dl_iterate_phdr",
+            "mov {place}, qword ptr [rip + dl_iterate_phdr@GOTPCREL]",
+            place = out(reg) place,
+            options(nostack, preserves_flags)
+        );
+    }
+    // SAFETY: it is 0, which is `None`, or the address of that function.
+    unsafe { core::mem::transmute::<usize, Option<EachObject>>(place) }
+}
+
+/// Returns the bytes of data of the program and its libraries that are written to, if only before
+/// the program begins.
 fn static_bytes() -> usize {
     unsafe extern "C" fn add(
         about: *mut libc::dl_phdr_info,
@@ -106,10 +132,27 @@ fn static_bytes() -> usize {
         *sum += headers.iter().filter(is_data).map(|each| each.p_memsz as usize).sum::<usize>();
         0
     }
+    let Some(each_object) = each_object() else { return mapped_data_bytes() };
     let mut sum = 0usize;
     // SAFETY: the function has the type that libc expects, and keeps none of its arguments. `sum`
     // lives until the call returns.
-    unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut sum).cast()) };
+    unsafe { each_object(Some(add), (&raw mut sum).cast()) };
+    sum
+}
+
+/// Returns [`static_bytes`] of a program that the library has loaded, by the kernel's map.
+fn mapped_data_bytes() -> usize {
+    let (mut sum, mut end) = (0, 0);
+    // Without a map nothing is known of them. Then an engine can't be made later either.
+    let _ = each_area(|area| {
+        // Behind a file's data lies memory that is zeros in the beginning.
+        let is_zeros = area.inode == 0 && area.start == end && area.name().is_empty();
+        if area.writable && area.private && (area.inode != 0 || is_zeros) {
+            sum += area.len();
+            end = area.end;
+        }
+        Continue(())
+    });
     sum
 }
 

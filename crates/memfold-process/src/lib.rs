@@ -38,6 +38,8 @@ compile_error!("memfold run needs the gate, which is for x86-64");
 
 // Bottom first: a module imports only from modules listed above it.
 pub mod diagnostics;
+mod initial_stack;
+mod loader;
 mod heap;
 mod request;
 mod size;
@@ -57,14 +59,35 @@ mod keeper;
 mod fixture;
 
 use crate::diagnostics::unserved::unserved;
-use crate::execution::{environment, executes};
+use crate::execution::environment;
+use crate::initial_stack::InitialStack;
 use crate::program::{LackingEngine, get};
+use alloc::string::String;
 use core::ffi::c_char;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold::config::Config;
 use memfold_os::memory::arena::ZoneAllocator;
 use memfold_os::probe::{RING, dispatches, killing_calls};
 use memfold_run::member;
+
+/// Loads the program for which the kernel has executed this library, and begins in it as [`begin`]
+/// does. Returns the address at which the program begins. Its stack pointer must be `stack` then.
+/// A program that can't be loaded ends with a message.
+///
+/// # Safety
+/// - `stack` is the stack pointer with which the kernel started this process.
+/// - The library is relocated, and the caller is the only thread.
+pub unsafe fn load(stack: *mut usize, arena: &'static ZoneAllocator) -> usize {
+    heap::note(arena);
+    loader::protect_own_relocations();
+    // SAFETY: the kernel leaves the number of arguments and then their array. The caller promises
+    // that this is its stack, and that no other thread uses it.
+    let stack = unsafe { InitialStack::new(*stack, stack.add(1).cast()) };
+    let config = request::read(&stack);
+    let entry = loader::load(&stack).unwrap_or_else(|error| error.end());
+    begin_with(config, &stack);
+    entry
+}
 
 /// Begins in a program that is about to run: reads its request, if there is one, and starts what it
 /// asks for. The constructor calls it with the arguments of `main` and the arena behind the global
@@ -75,16 +98,21 @@ use memfold_run::member;
 /// - The caller is the only thread.
 pub unsafe fn begin(count: usize, arguments: *mut *mut c_char, arena: &'static ZoneAllocator) {
     heap::note(arena);
-    match request::read() {
+    // SAFETY: the caller promises both that this is the kernel's array and that no other thread
+    // uses it.
+    let stack = unsafe { InitialStack::new(count, arguments) };
+    begin_with(request::read(&stack), &stack);
+}
+
+fn begin_with(request: Result<Option<Config>, String>, stack: &InitialStack) {
+    match request {
         Ok(None) => {}
         Ok(Some(config)) => {
             if let Some(call) = killing_call(&config) {
                 let why = "a seccomp filter kills the process that calls";
                 return unserved(format_args!("{why} {call}"));
             }
-            // SAFETY: the caller promises that `arguments` is the kernel's array and that it is the
-            // only thread.
-            unsafe { start(config, count, arguments) }
+            start(config, stack)
         }
         Err(why) => diagnostics::die(format_args!("MEMFOLD_RUN: {why}")),
     }
@@ -127,10 +155,7 @@ pub fn fold() -> bool {
 
 /// Starts the gate, and the engine unless it can wait. If one of them is unavailable, the program
 /// does not begin, or runs unmanaged (`diagnostics::unserved`).
-///
-/// # Safety
-/// - The conditions of [`begin`].
-unsafe fn start(config: Config, count: usize, arguments: *mut *mut c_char) {
+fn start(config: Config, stack: &InitialStack) {
     let room = deferred::room(&config);
     if let Err(LackingEngine(why)) = prepare(&config, room > 0) {
         return unserved(format_args!("{why}"));
@@ -149,10 +174,7 @@ unsafe fn start(config: Config, count: usize, arguments: *mut *mut c_char) {
     // segment. Calls that it makes through libc come from inside the gate, which lets them through.
     match unsafe { memfold_gate::start(&keeper::KEEPER) } {
         Ok(()) => {
-            executes::note_linker();
-            // SAFETY: the caller promises that `arguments` is the kernel's array and that it is the
-            // only thread.
-            unsafe { environment::take(count, arguments) };
+            environment::take(stack);
         }
         Err(why) => unserved(format_args!("The gate is unavailable: {why:?}")),
     }

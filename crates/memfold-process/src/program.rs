@@ -210,6 +210,7 @@ fn make(
         remote: store,
         delegate_queue: Some(queue),
         shared_limit: Some(&share::OwnCharge),
+        compressors: None,
     };
     let pager = match Pager::new(config.clone(), parts) {
         Ok(pager) => Arc::new(pager),

@@ -2,6 +2,7 @@
 use crate::diagnostics;
 use crate::diagnostics::addresses::{self, Remedy};
 use crate::diagnostics::unserved::unserved;
+use crate::initial_stack::InitialStack;
 use alloc::string::String;
 use core::ffi::CStr;
 use memfold::config::Config;
@@ -17,7 +18,8 @@ const DISABLE: &CStr = c"MEMFOLD_DISABLE";
 ///
 /// # Errors
 /// The request is invalid, for example because another version of memfold wrote it.
-pub fn read() -> Result<Option<Config>, String> {
+pub fn read(stack: &InitialStack) -> Result<Option<Config>, String> {
+    let variable = |name: &CStr| stack.variable(name.to_bytes());
     let Some(text) = variable(NAME).filter(|text| !text.is_empty()) else { return Ok(None) };
     if variable(DISABLE) == Some(b"1") || variable(c"LD_PRELOAD").is_some_and(is_of_valgrind) {
         return Ok(None);
@@ -42,14 +44,4 @@ pub fn read() -> Result<Option<Config>, String> {
 fn is_of_valgrind(preload: &[u8]) -> bool {
     const CORE: &[u8] = b"/vgpreload_core-";
     preload.windows(CORE.len()).any(|part| part == CORE)
-}
-
-fn variable(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: called from the constructor only, before the program has started any thread that
-    // could change the environment. The string that `getenv` returns stays in place until then, and
-    // ends in a zero.
-    unsafe {
-        let value = libc::getenv(name.as_ptr());
-        (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
-    }
 }

@@ -10,6 +10,7 @@ pub mod fair_share;
 pub mod mailbox;
 pub mod door;
 pub mod request;
+pub mod loaded_program;
 pub mod table;
 pub mod member;
 pub mod users;

@@ -25,7 +25,7 @@ mod store;
 pub mod fuzz;
 
 pub use batch::software::{SoftwarePool, SoftwareQueue};
-pub use batch::{BATCH_MAX, BatchJob, BatchResult, Compressor};
+pub use batch::{BATCH_MAX, BatchJob, BatchResult, Compressor, CompressorPool};
 pub use block::entropy::looks_dense;
 pub use block::huge_threshold;
 pub use block::set::BlockSet;

@@ -163,6 +163,7 @@ impl Setup {
             disk: disk.map(|disk| Box::new(disk.clone()) as Box<dyn memfold_swap::disk::Disk>),
             delegate_queue: None,
             shared_limit: None,
+            compressors: memfold::pager::codec_threads(&config, 1).expect("threads"),
             remote: remote
                 .map(|remote| Box::new(remote.clone()) as Box<dyn memfold_swap::remote::Remote>),
         };

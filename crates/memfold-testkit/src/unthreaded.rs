@@ -21,6 +21,7 @@ pub fn engine(uffd: &Uffd, space: UffdSpace) -> Pager {
         remote: None,
         delegate_queue: None,
         shared_limit: None,
+        compressors: None,
     };
     let mut config = Config::new(1 << 30);
     config.resident_bytes = Some(WORKABLE_MIN_BYTES);

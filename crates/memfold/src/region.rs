@@ -9,7 +9,7 @@ use crate::delivery::gate;
 use crate::delivery::region::FaultHandlers;
 use crate::delivery::sigbus;
 use crate::mappings::ranges::KeyRanges;
-use crate::pager::{Pager, PagerParts, StartError};
+use crate::pager::{Pager, PagerParts, StartError, codec_threads};
 use crate::stats::Stats;
 use crate::stats_place::StatsPlace;
 use alloc::boxed::Box;
@@ -201,6 +201,7 @@ impl Memory {
             remote: None,
             delegate_queue: None,
             shared_limit: None,
+            compressors: codec_threads(&config, cpus()).map_err(StartError::Setting)?,
         };
         let workers = config.worker_count(parts.cpus);
         let pager = Arc::new(Pager::new(config, parts)?);

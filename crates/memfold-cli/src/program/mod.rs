@@ -55,18 +55,31 @@ pub fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, CommandFail
     })
 }
 
-/// Checks that the dynamic linker will load the preload library into the program at `path`. For a
-/// script, checks its interpreter, or the shell if the kernel finds no interpreter. If the program
-/// is the dynamic linker itself, checks the program that `arguments` name. The first of them is the
-/// linker's own name.
+/// How memfold's library gets into a program.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Loading {
+    /// The dynamic linker loads it.
+    ByLinker,
+    /// The library is executed, and loads the program itself.
+    ByLibrary {
+        /// The file of the program.
+        path: PathBuf,
+        /// Its arguments. The first is its name.
+        arguments: Vec<OsString>,
+    },
+}
+
+/// Decides how the preload library gets into the program at `path`. For a script, that is its
+/// interpreter, or the shell if the kernel finds no interpreter. If the program is the dynamic
+/// linker itself, this checks the program that `arguments` name. The first of them is the linker's
+/// own name.
 ///
 /// # Errors
-/// - 125: the program is static, set-user-ID or the like, for another machine, or for another C
-///   library.
+/// - 125: the program is set-user-ID or the like, or for another machine.
 /// - 126: an ELF file that is no program.
-/// - 127: a script's interpreter is missing.
-pub fn check(path: &Path, arguments: &[OsString]) -> Result<(), CommandFailure> {
-    let mut at = path.to_path_buf();
+/// - 127: the interpreter of a script or of an ELF file is missing.
+pub fn loading(path: &Path, arguments: &[OsString]) -> Result<Loading, CommandFailure> {
+    let (mut at, mut arguments) = (path.to_path_buf(), arguments.to_vec());
     for _ in 0..=SCRIPTS_MAX {
         let shown = at.display();
         let file = File::open(&at).map_err(|e| match e.kind() {
@@ -75,26 +88,40 @@ pub fn check(path: &Path, arguments: &[OsString]) -> Result<(), CommandFailure> 
             )),
             _ => CommandFailure::not_executable(format!("{shown}: {}", plain(&e))),
         })?;
-        if let Some(next) = script_interpreter(&file, &at)? {
-            at = next;
+        if let Some(Script { interpreter, argument, means }) = script(&file, &at)? {
+            if let Some(program) = means {
+                loading(&program, &[program.clone().into_os_string()])?;
+            }
+            let first = arguments.drain(..arguments.len().min(1)).count();
+            debug_assert!(first <= 1);
+            let words = [Some(interpreter.clone().into_os_string()), argument, Some(at.into())];
+            arguments.splice(0..0, words.into_iter().flatten());
+            at = interpreter;
             continue;
         }
         if !elf::is_one(&file) {
-            at = PathBuf::from(OsStr::from_bytes(SHELL.to_bytes()));
-            let shell = File::open(&at).map_err(|e| {
-                CommandFailure::not_executable(format!("{}: {}", at.display(), plain(&e)))
+            let shell = PathBuf::from(OsStr::from_bytes(SHELL.to_bytes()));
+            let file = File::open(&shell).map_err(|e| {
+                CommandFailure::not_executable(format!("{}: {}", shell.display(), plain(&e)))
             })?;
-            return check_image(&shell, &at);
+            let is_linked = check_image(&file, &shell)?;
+            arguments.splice(0..arguments.len().min(1), [shell.clone().into(), at.into()]);
+            return Ok(way(is_linked, shell, arguments));
         }
-        return match at == path && is_own_linker(path) {
-            true => check_linked(arguments),
-            false => check_image(&file, &at),
-        };
+        if at == path && is_own_linker(path) {
+            return check_linked(&arguments).map(|()| Loading::ByLinker);
+        }
+        let is_linked = check_image(&file, &at)?;
+        return Ok(way(is_linked, at, arguments));
     }
     Err(CommandFailure::not_executable(format!(
         "{}: too many scripts that name scripts",
         path.display()
     )))
+}
+
+fn way(is_linked: bool, path: PathBuf, arguments: Vec<OsString>) -> Loading {
+    if is_linked { Loading::ByLinker } else { Loading::ByLibrary { path, arguments } }
 }
 
 /// Options of the dynamic linker that take a value.
@@ -118,7 +145,14 @@ fn check_linked(arguments: &[OsString]) -> Result<(), CommandFailure> {
         } else if !word.as_bytes().starts_with(b"-") {
             let path = Path::new(word);
             // The linker ignores set-user-ID bits and capabilities of the file.
-            return File::open(path).map_or(Ok(()), |file| check_elf(&file, path));
+            let is_linked = File::open(path).map_or(Ok(true), |file| check_elf(&file, path))?;
+            return match is_linked {
+                true => Ok(()),
+                false => Err(CommandFailure::own(format!(
+                    "{}: the dynamic linker can't load it with memfold's library. Run it without the linker",
+                    path.display()
+                ))),
+            };
         }
     }
     Ok(())
@@ -132,10 +166,11 @@ fn is_own_linker(path: &Path) -> bool {
     })
 }
 
-fn check_image(file: &File, path: &Path) -> Result<(), CommandFailure> {
-    check_elf(file, path)?;
+/// Returns whether the dynamic linker loads the library into this program.
+fn check_image(file: &File, path: &Path) -> Result<bool, CommandFailure> {
+    let is_linked = check_elf(file, path)?;
     match privilege(file)? {
-        None => Ok(()),
+        None => Ok(is_linked),
         Some(what) => Err(CommandFailure::own(format!(
             "{}: {what}; the dynamic linker ignores memfold in programs that gain privileges",
             path.display()
@@ -143,7 +178,8 @@ fn check_image(file: &File, path: &Path) -> Result<(), CommandFailure> {
     }
 }
 
-fn check_elf(file: &File, path: &Path) -> Result<(), CommandFailure> {
+/// Returns whether the program's dynamic linker is that of memfold's own C library.
+fn check_elf(file: &File, path: &Path) -> Result<bool, CommandFailure> {
     let shown = path.display();
     let elf = elf::read(file)
         .map_err(|e| CommandFailure::not_executable(format!("{shown}: exec format error: {e}")))?;
@@ -158,21 +194,21 @@ fn check_elf(file: &File, path: &Path) -> Result<(), CommandFailure> {
                 std::env::consts::ARCH
             )));
         }
-        Some(Elf::Native { interpreter: None }) => {
-            return Err(CommandFailure::own(format!(
-                "{shown}: statically linked; memfold can manage only programs that load shared libraries"
-            )));
-        }
-        Some(Elf::Native { interpreter: Some(name) }) => name,
+        Some(Elf::Native { interpreter: None }) => return loadable(path).map(|()| false),
+        Some(Elf::Native { interpreter: Some(name) }) => PathBuf::from(name),
     };
     let ours = own_interpreter().and_then(|own| own.file_name().map(OsString::from));
-    match (Path::new(&interpreter).file_name(), ours) {
-        (theirs, Some(ours)) if theirs != Some(&ours) => Err(CommandFailure::own(format!(
-            "{shown}: uses another C library ({interpreter}); this memfold was built for {}",
-            ours.display()
-        ))),
-        _ => Ok(()),
+    if ours.is_none() || interpreter.file_name() == ours.as_deref() {
+        return Ok(true);
     }
+    if let Err(e) = File::open(&interpreter) {
+        return Err(CommandFailure::not_found(format!(
+            "{shown}: its dynamic linker {}: {}",
+            interpreter.display(),
+            plain(&e)
+        )));
+    }
+    loadable(path).map(|()| false)
 }
 
 /// Returns the dynamic linker that memfold, and so its preload library, uses. Returns `None` for a
@@ -204,16 +240,38 @@ fn privilege(file: &File) -> Result<Option<&'static str>, CommandFailure> {
     Ok((len > 0).then_some("a program with file capabilities"))
 }
 
-/// Returns the interpreter of the script `file`, or `None` if it isn't a script. `#!/usr/bin/env
-/// NAME` means NAME.
-fn script_interpreter(file: &File, script: &Path) -> Result<Option<PathBuf>, CommandFailure> {
+/// Checks that memfold loads programs without a dynamic linker on this machine.
+#[cfg(target_arch = "x86_64")]
+fn loadable(_: &Path) -> Result<(), CommandFailure> {
+    Ok(())
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn loadable(path: &Path) -> Result<(), CommandFailure> {
+    Err(CommandFailure::own(format!(
+        "{}: no dynamic linker of this C library loads it; here memfold can't load it itself",
+        path.display()
+    )))
+}
+
+/// The first line of a script.
+struct Script {
+    interpreter: PathBuf,
+    argument: Option<OsString>,
+    /// The program that the interpreter executes, if it is `env`.
+    means: Option<PathBuf>,
+}
+
+/// Returns what the first line of the script `file` names, or `None` if it isn't a script.
+fn script(file: &File, script: &Path) -> Result<Option<Script>, CommandFailure> {
     let mut start = [0u8; FIRST_LINE_LEN];
     let len = elf::read_up_to(file, &mut start).map_err(|e| {
         CommandFailure::not_executable(format!("{}: {}", script.display(), plain(&e)))
     })?;
     let Some(line) = start[..len].strip_prefix(b"#!") else { return Ok(None) };
     let line = line.split(|&b| b == b'\n').next().unwrap_or_default();
-    let mut words = line.split(|b| matches!(b, b' ' | b'\t' | 0)).filter(|w| !w.is_empty());
+    let is_blank = |b: &u8| matches!(b, b' ' | b'\t' | 0);
+    let mut words = line.split(is_blank).filter(|w| !w.is_empty());
     let bad = |why: &str| format!("{}: bad interpreter: {why}", script.display());
     let Some(first) = words.next() else {
         return Err(CommandFailure::not_executable(bad("none is named")));
@@ -228,14 +286,18 @@ fn script_interpreter(file: &File, script: &Path) -> Result<Option<PathBuf>, Com
             CommandFailure::not_executable(text)
         });
     }
+    // The kernel passes the rest of the line as one argument.
+    let rest = line.trim_ascii_start().strip_prefix(first).unwrap_or_default();
+    let rest = rest.trim_ascii();
+    let argument = (!rest.is_empty()).then(|| OsString::from_vec(rest.to_vec()));
+    let mut means = None;
     if path.file_name() == Some(OsStr::new("env")) {
         let name = words.find(|w| !w.starts_with(b"-") && !w.contains(&b'='));
-        let found =
-            name.and_then(|n| find(OsStr::from_bytes(n), std::env::var_os("PATH").as_deref()).ok());
         // If env won't find the program, env itself reports that.
-        return Ok(Some(found.unwrap_or(path)));
+        means =
+            name.and_then(|n| find(OsStr::from_bytes(n), std::env::var_os("PATH").as_deref()).ok());
     }
-    Ok(Some(path))
+    Ok(Some(Script { interpreter: path, argument, means }))
 }
 
 /// Checks that `path` is a file that this user may execute.

@@ -177,8 +177,8 @@ mod tests {
             "{lines}"
         );
         assert!(lines.lines().all(|l| l.starts_with("memfold: ")) && !lines.contains("can't be"));
-        tables.tables()[0].note_unmanaged(b"/bin/busybox: it is statically linked");
-        assert!(text().ends_with("1 times; the first was /bin/busybox: it is statically linked\n"));
+        tables.tables()[0].note_unmanaged(b"/bin/su: it is a set-user-ID program");
+        assert!(text().ends_with("1 times; the first was /bin/su: it is a set-user-ID program\n"));
     }
 
     #[test]

@@ -24,6 +24,7 @@ use memfold_os::maps::{Vma, each_area};
 use memfold_os::memory::zone::Zone;
 use memfold_os::raw::{LINE_BYTES, system_call};
 use memfold_os::sync::StaticMutex;
+use memfold_os::thread::capabilities;
 use memfold_os::units::PAGE_SIZE;
 
 /// The number of traps after which a site is patched. By then they have cost more than the page
@@ -74,9 +75,8 @@ static SITES: StaticMutex<PatchedSites> =
 /// programs read `fs`.
 pub fn allow(handler: PatchHandler) {
     /// The bit of `AT_HWCAP2` that tells that programs may read `fs`.
-    const FSGSBASE: u64 = 2;
-    // SAFETY: `getauxval` has no conditions.
-    if unsafe { libc::getauxval(libc::AT_HWCAP2) } & FSGSBASE != 0 {
+    const FSGSBASE: usize = 2;
+    if capabilities().1 & FSGSBASE != 0 {
         HANDLER.store(handler as *const () as usize, SeqCst);
         ON.store(true, SeqCst);
     }

@@ -30,6 +30,7 @@ mod pieces;
 mod messages;
 mod lent;
 mod seen;
+mod own_program;
 pub(crate) mod plain;
 mod call;
 mod handlers;
@@ -38,6 +39,7 @@ pub(crate) mod table;
 use crate::keeper::{BadAddress, NamedSpan};
 
 pub(crate) use handlers::threads::has_no_counter;
+pub use own_program::{note_program, own_program, program_at};
 
 /// Returns the row of a call. If x86-64 has no call with this number, returns the row of unknown
 /// calls.

@@ -8,7 +8,7 @@ use crate::record::GateThread;
 use crate::signals;
 use crate::syscalls::pieces::{self, CallPiece};
 use crate::syscalls::row::{CallRow, CallRows, CutInto};
-use crate::syscalls::{lent, messages, seen};
+use crate::syscalls::{lent, messages, own_program, seen};
 use crate::touch::{read, read_bytes, touch};
 use memfold_os::raw::system_call;
 use memfold_os::units::PAGE_SIZE;
@@ -75,6 +75,11 @@ impl CallingThread<'_> {
 
     /// Makes a call that needs no more than a hold, and returns its result.
     pub fn plain(&self, row: &CallRow, nr: usize, args: &[usize; 6]) -> isize {
+        if let Some(made) = own_program::read_link(nr, args) {
+            return made;
+        }
+        let followed = own_program::followed(row, args);
+        let args = followed.as_ref().unwrap_or(args);
         if !row.tells {
             return self.made(row, nr, args);
         }

@@ -145,6 +145,8 @@ pub struct CallRow {
     pub lends: bool,
     /// True if the call may reveal the engine, so that its answer is changed (`seen.rs`).
     pub tells: bool,
+    /// The argument that is a path of which the last link is followed (`own_program.rs`).
+    pub follows: Option<u8>,
     /// The pieces in which the call may be made.
     pub cut: CutInto,
     pub(super) served: ServedBy,
@@ -163,6 +165,7 @@ impl CallRow {
             names,
             lends: false,
             tells: false,
+            follows: None,
             cut: CutInto::Whole,
             served,
             number,
@@ -180,6 +183,12 @@ impl CallRow {
     /// Marks a call that may reveal the engine.
     pub(super) const fn telling(mut self) -> CallRow {
         self.tells = true;
+        self
+    }
+
+    /// Marks a call of which this argument is a path, whose last link is followed.
+    pub(super) const fn following(mut self, argument: u8) -> CallRow {
+        self.follows = Some(argument);
         self
     }
 

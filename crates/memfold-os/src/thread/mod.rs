@@ -158,6 +158,12 @@ pub fn yield_now() {
     rustix::thread::sched_yield();
 }
 
+/// Returns what the kernel tells of the processor: `AT_HWCAP` and `AT_HWCAP2` of the auxiliary
+/// vector.
+pub fn capabilities() -> (usize, usize) {
+    rustix::param::linux_hwcap()
+}
+
 /// Returns the memory of the machine, bytes.
 pub fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();

@@ -15,7 +15,9 @@
 //! stack. It can't be allocated: a child of vfork shares its memory with its parent, and an
 //! allocation would outlive the call, which doesn't return.
 use crate::diagnostics::warn_once;
+use crate::initial_stack::InitialStack;
 use alloc::boxed::Box;
+use alloc::ffi::CString;
 use alloc::vec::Vec;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicPtr, Ordering::SeqCst};
@@ -35,23 +37,35 @@ const MANY: usize = 16_000;
 /// warning.
 const TEXT_BYTES: usize = 8 << 10;
 
+/// What a program that is executed is given.
+#[derive(Copy, Clone, PartialEq, Eq)]
+pub enum PassedOn<'a> {
+    /// Nothing, because memfold can't be in it.
+    Nothing,
+    /// The two variables.
+    Variables,
+    /// The two variables, and an entry for the library, which is executed in place of the program.
+    /// It ends in a zero.
+    Program(&'a [u8]),
+}
+
 /// The variables that children are given. Never freed.
-struct PassedOn {
-    /// The path of the library.
-    library: Box<[u8]>,
+struct KeptVariables {
+    /// The path of the library, and its final zero.
+    library: Box<CStr>,
     /// The whole entry with memfold's request, and its final zero.
     request: Box<[u8]>,
 }
 
-static KEPT: AtomicPtr<PassedOn> = AtomicPtr::new(core::ptr::null_mut());
+static KEPT: AtomicPtr<KeptVariables> = AtomicPtr::new(core::ptr::null_mut());
 
-fn kept() -> Option<&'static PassedOn> {
+fn kept() -> Option<&'static KeptVariables> {
     // SAFETY: the pointer is null or a leaked box, which is never freed or changed.
     unsafe { KEPT.load(SeqCst).as_ref() }
 }
 
 /// Returns the path of the library, if children are given it.
-pub fn library() -> Option<&'static [u8]> {
+pub fn library_path() -> Option<&'static CStr> {
     kept().map(|kept| &*kept.library)
 }
 
@@ -65,42 +79,43 @@ fn library_in(value: &[u8]) -> Option<&[u8]> {
     paths(value).find(|path| path.rsplit(|byte| *byte == b'/').next() == Some(LIBRARY))
 }
 
-unsafe extern "C" {
-    static mut environ: *mut *mut c_char;
+/// Returns the address of libc's `environ`; null if there is no libc in this process.
+fn environment_of_libc() -> *mut *mut *mut c_char {
+    let place: usize;
+    // SAFETY: it reads an address that the dynamic linker stored before this code ran. It is 0 if
+    // nothing defines the symbol, because the reference is weak.
+    unsafe {
+        core::arch::asm!(
+            ".weak environ",
+            "mov {place}, qword ptr [rip + environ@GOTPCREL]",
+            place = out(reg) place,
+            options(nostack, preserves_flags)
+        );
+    }
+    place as *mut _
 }
 
-/// Stores what children are to be given, and hides it from the program. The constructor calls it
-/// with the arguments of `main`, once the gate passes on the hidden variables.
-///
-/// # Safety
-/// - `arguments` is the array that the kernel left, and has `count` arguments.
-/// - The caller is the only thread.
-pub unsafe fn take(count: usize, arguments: *mut *mut c_char) {
-    // SAFETY: the caller promises that the array has `count` arguments. A null word and the
-    // environment follow them.
-    let all = unsafe { arguments.add(count + 1) };
-    // SAFETY: the kernel's array ends in a null word, and each entry is a string. They stay in
-    // place, and the caller is the only thread.
-    let texts: Vec<&'static [u8]> = unsafe {
-        let words = (0..).map(|n| *all.add(n)).take_while(|word| !word.is_null());
-        words.map(|word| CStr::from_ptr(word).to_bytes_with_nul()).collect()
-    };
+/// Stores what children are to be given, and hides it from the program. The constructor calls it,
+/// once the gate passes on the hidden variables.
+pub fn take(stack: &InitialStack) {
+    let texts: Vec<&'static [u8]> = stack.entries().collect();
     let value_of = |text: &'static [u8]| text.strip_prefix(LOAD).map(|v| &v[..v.len() - 1]);
     let request = texts.iter().rposition(|text| text.starts_with(REQUEST));
     let load = texts.iter().rposition(|text| value_of(text).and_then(library_in).is_some());
     let (Some(request), Some(load)) = (request, load) else { return };
     let Some(value) = value_of(texts[load]) else { return };
     let Some(library) = library_in(value) else { return };
-    let kept = PassedOn { library: library.into(), request: texts[request].into() };
+    let Ok(path) = CString::new(library) else { return };
+    let kept = KeptVariables { library: path.into_boxed_c_str(), request: texts[request].into() };
     KEPT.store(Box::into_raw(Box::new(kept)), SeqCst);
     // Everything that the program would see without memfold must also be there as an entry of its
     // own.
     let others = &value[value.len().min(library.len() + 1)..];
     let own = texts[..load].iter().rev().find_map(|text| value_of(text)).unwrap_or_default();
     if value.starts_with(library) && paths(own).eq(paths(others)) {
-        // SAFETY: `load` and `request` are entries of the kernel's array. The caller is the only
-        // thread.
-        unsafe { hide(all, texts.len(), [load, request]) };
+        // SAFETY: `load` and `request` are entries of the kernel's array, which only this thread
+        // uses.
+        unsafe { hide(stack.environment(), texts.len(), [load, request]) };
     }
 }
 
@@ -131,7 +146,8 @@ unsafe fn hide(all: *mut *mut c_char, count: usize, hidden: [usize; 2]) {
             }
             to
         };
-        let theirs = environ;
+        let of_libc = environment_of_libc();
+        let theirs = if of_libc.is_null() { all } else { *of_libc };
         let left = shift(all);
         if left + 2 == count {
             *all.add(left) = core::ptr::null_mut();
@@ -173,20 +189,19 @@ fn kind_of(at: usize) -> EntryKind {
 }
 
 /// Makes a call of `execve` by `make`, which is given the environment to pass. That is the one at
-/// `environment` with the two variables. If `adds` is false, because memfold can't be in the new
-/// program, it is without them.
-pub fn with(environment: usize, adds: bool, make: &mut dyn FnMut(usize) -> isize) -> isize {
+/// `environment` with what is passed on.
+pub fn with(environment: usize, passed: PassedOn, make: &mut dyn FnMut(usize) -> isize) -> isize {
     match kept() {
-        Some(kept) => with_kept(kept, environment, adds, make),
+        Some(kept) => with_kept(kept, environment, passed, make),
         None => make(environment),
     }
 }
 
 /// Does the work of [`with`] for the variables in `kept`.
 fn with_kept(
-    kept: &PassedOn,
+    kept: &KeptVariables,
     environment: usize,
-    adds: bool,
+    passed: PassedOn,
     make: &mut dyn FnMut(usize) -> isize,
 ) -> isize {
     let (mut count, mut has_own) = (0, false);
@@ -208,12 +223,12 @@ fn with_kept(
             }
         }
     }
-    if !adds && !has_own {
+    if passed == PassedOn::Nothing && !has_own {
         return make(environment);
     }
     match count {
-        0..=FEW => replaced::<{ FEW + 3 }>(kept, environment, count, adds, make),
-        _ => replaced::<{ MANY + 3 }>(kept, environment, count, adds, make),
+        0..=FEW => replaced::<{ FEW + 4 }>(kept, environment, count, passed, make),
+        _ => replaced::<{ MANY + 4 }>(kept, environment, count, passed, make),
     }
 }
 
@@ -251,10 +266,10 @@ fn value_at(at: usize, buffer: &mut [u8; TEXT_BYTES]) -> Option<&[u8]> {
 
 #[inline(never)]
 fn replaced<const N: usize>(
-    kept: &PassedOn,
+    kept: &KeptVariables,
     environment: usize,
     count: usize,
-    adds: bool,
+    passed: PassedOn,
     make: &mut dyn FnMut(usize) -> isize,
 ) -> isize {
     let (mut words, mut len) = ([0usize; N], 0);
@@ -272,7 +287,8 @@ fn replaced<const N: usize>(
         len += 1;
     }
     load.add(LOAD);
-    load.add(&kept.library);
+    let library = kept.library.to_bytes();
+    load.add(library);
     if let Some(place) = last_load {
         let room = TEXT_BYTES.saturating_sub(load.len + LOAD.len() + 2);
         let value = value_at(words[place], &mut value).filter(|value| value.len() <= room);
@@ -281,7 +297,7 @@ fn replaced<const N: usize>(
             return make(environment);
         };
         visible.add(LOAD);
-        for other in paths(value).filter(|path| **path != *kept.library) {
+        for other in paths(value).filter(|path| *path != library) {
             load.add(b":");
             load.add(other);
             if visible.len > LOAD.len() {
@@ -290,7 +306,7 @@ fn replaced<const N: usize>(
             visible.add(other);
         }
         // This value comes from a program that saw memfold's own entry, which is not the program's.
-        if paths(value).any(|path| *path == *kept.library) {
+        if paths(value).any(|path| path == library) {
             if visible.len > LOAD.len() {
                 words[place] = visible.bytes.as_ptr() as usize;
             } else {
@@ -300,10 +316,14 @@ fn replaced<const N: usize>(
         }
     }
     words[len] = 0;
-    if adds {
+    if passed != PassedOn::Nothing {
         words[len] = load.bytes.as_ptr() as usize;
         words[len + 1] = kept.request.as_ptr() as usize;
-        words[len + 2] = 0;
+        words[len + 2] = match passed {
+            PassedOn::Program(text) => text.as_ptr() as usize,
+            _ => 0,
+        };
+        words[len + 3] = 0;
     }
     make(words.as_ptr() as usize)
 }
@@ -311,15 +331,17 @@ fn replaced<const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::ffi::CString;
     use std::format;
     use std::string::String;
 
     const PATH: &str = "/lib/libmemfold_preload.so";
 
-    fn kept_here() -> PassedOn {
+    fn kept_here() -> KeptVariables {
         let with_end = |text: &str| CString::new(text).unwrap().into_bytes_with_nul().into();
-        PassedOn { library: PATH.as_bytes().into(), request: with_end("MEMFOLD_RUN=limit=5") }
+        KeptVariables {
+            library: CString::new(PATH).unwrap().into_boxed_c_str(),
+            request: with_end("MEMFOLD_RUN=limit=5"),
+        }
     }
 
     /// An environment, as a program gives it to `execve`.
@@ -354,7 +376,8 @@ mod tests {
 
     fn passed(texts: &[&str], adds: bool) -> Vec<String> {
         let (given, mut seen) = (Given::new(texts), None);
-        let result = with_kept(&kept_here(), given.at(), adds, &mut |at| {
+        let passed = if adds { PassedOn::Variables } else { PassedOn::Nothing };
+        let result = with_kept(&kept_here(), given.at(), passed, &mut |at| {
             seen = Some(entries(at));
             -7
         });
@@ -377,7 +400,7 @@ mod tests {
     #[test]
     fn executed_program_may_have_no_environment_at_all() {
         let mut seen = Vec::new();
-        with_kept(&kept_here(), 0, true, &mut |at| {
+        with_kept(&kept_here(), 0, PassedOn::Variables, &mut |at| {
             seen = entries(at);
             0
         });

@@ -9,6 +9,7 @@
 pub(crate) mod software;
 
 use crate::codec::{CodecError, CodecSpec};
+use alloc::boxed::Box;
 
 /// Most jobs of a batch.
 pub const BATCH_MAX: usize = 64;
@@ -69,4 +70,10 @@ pub trait Compressor: Send {
     /// Cancels all jobs in progress. Afterwards none of their memory is touched and none of their
     /// results is returned.
     fn cancel(&mut self);
+}
+
+/// A device that compresses blocks. Dropping it ends its work.
+pub trait CompressorPool: Send + Sync {
+    /// Makes a queue. It allocates everything that it will ever need.
+    fn queue(&self) -> Box<dyn Compressor>;
 }

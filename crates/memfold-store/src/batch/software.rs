@@ -1,5 +1,5 @@
 //! Compression on several cores: threads that serve the queues of a pool.
-use crate::batch::{BATCH_MAX, BatchJob, BatchResult, Compressor};
+use crate::batch::{BATCH_MAX, BatchJob, BatchResult, Compressor, CompressorPool};
 use crate::codec::CodecSpec;
 use crate::codec::bare::BareCodec;
 use alloc::boxed::Box;
@@ -102,6 +102,12 @@ impl SoftwarePool {
             spec: self.spec,
             under_way: 0,
         }
+    }
+}
+
+impl CompressorPool for SoftwarePool {
+    fn queue(&self) -> Box<dyn Compressor> {
+        Box::new(SoftwarePool::queue(self))
     }
 }
 

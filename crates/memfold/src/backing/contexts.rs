@@ -7,7 +7,7 @@ use core::ops::{Deref, DerefMut};
 use memfold_os::page::PageBuffer;
 use memfold_os::sync::{Mutex, MutexGuard};
 use memfold_os::units::{MAX_PAGES, Order};
-use memfold_store::{CodecWorker, Handle, Offload, SoftwarePool, Store};
+use memfold_store::{CodecWorker, CompressorPool, Handle, Offload, Store};
 
 /// A block takes less than this on any software thread that runs at all.
 const OFFLOAD_TIMEOUT_NS: u64 = 1_000_000_000;
@@ -31,7 +31,7 @@ pub struct CodecContext {
 pub struct ContextPool {
     all: Vec<Mutex<Option<Box<CodecContext>>>>,
     /// Dropped after the contexts that use it.
-    codecs: Option<SoftwarePool>,
+    codecs: Option<Box<dyn CompressorPool>>,
     batch: usize,
     block: Order,
 }
@@ -54,11 +54,11 @@ impl DerefMut for BorrowedContext<'_> {
 
 impl ContextPool {
     /// Makes room for up to `count` contexts (at least 1) for blocks of up to `block`. With
-    /// `codecs`, threads that compress, they have batches of `batch` blocks.
+    /// `codecs`, which compress beside the caller, they have batches of `batch` blocks.
     pub fn new(
         count: usize,
         block: Order,
-        codecs: Option<SoftwarePool>,
+        codecs: Option<Box<dyn CompressorPool>>,
         batch: usize,
     ) -> ContextPool {
         let all = (0..count.max(1)).map(|_| Mutex::new(None)).collect();
@@ -71,12 +71,12 @@ impl ContextPool {
     }
 
     fn make(&self, store: &Store) -> Box<CodecContext> {
-        let offload = |codecs: &SoftwarePool| {
-            Offload::new(Box::new(codecs.queue()), self.batch, self.block, OFFLOAD_TIMEOUT_NS)
+        let offload = |codecs: &dyn CompressorPool| {
+            Offload::new(codecs.queue(), self.batch, self.block, OFFLOAD_TIMEOUT_NS)
         };
         Box::new(CodecContext {
             worker: store.worker(),
-            offload: self.codecs.as_ref().map(offload),
+            offload: self.codecs.as_deref().map(offload),
             handles: [Handle::NONE; MAX_PAGES],
             fingerprints: [Fingerprint::NONE; MAX_PAGES],
             buffer: PageBuffer::new(self.block),

@@ -2,7 +2,7 @@
 mod start;
 
 pub use crate::memory::quota::SharedLimit;
-pub use start::{StartError, open_remote};
+pub use start::{StartError, codec_threads, open_remote};
 
 use crate::config::Config;
 use crate::fault::Faults;
@@ -23,7 +23,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use memfold_os::thread::delegate_queue::DelegateQueue;
 use memfold_os::uffd::space::Space;
-use memfold_store::Store;
+use memfold_store::{CompressorPool, Store};
 use memfold_swap::disk::Disk;
 use memfold_swap::remote::Remote;
 
@@ -52,6 +52,8 @@ pub struct PagerParts {
     pub delegate_queue: Option<Arc<DelegateQueue>>,
     /// The limit that is charged before the engine takes memory; `None` if its bounds are its own.
     pub shared_limit: Option<&'static dyn SharedLimit>,
+    /// A device that compresses batches ([`codec_threads`]); `None` without batches.
+    pub compressors: Option<Box<dyn CompressorPool>>,
 }
 
 /// The doors: each returns a walk over the engine's parts.

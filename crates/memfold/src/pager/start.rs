@@ -28,7 +28,8 @@ use memfold_os::memory::zone::Zone;
 use memfold_os::thread::delegate_queue::DelegateQueue;
 use memfold_os::units::{MAX_BYTES, PAGE_SIZE};
 use memfold_store::{
-    CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig, StoreError,
+    CodecSpec, CompressorPool, DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store,
+    StoreConfig, StoreError,
 };
 use memfold_swap::disk::Disk;
 use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
@@ -72,7 +73,7 @@ impl Display for StartError {
 }
 impl core::error::Error for StartError {}
 
-fn make_store(config: &Config, cpus: usize) -> Result<(Store, CodecSpec), StartError> {
+fn make_store(config: &Config, cpus: usize) -> Result<Store, StartError> {
     let codec = CodecSpec::parse(&config.codec).map_err(|e| e.to_string())?;
     let store = Store::new(&StoreConfig {
         codec,
@@ -89,21 +90,24 @@ fn make_store(config: &Config, cpus: usize) -> Result<(Store, CodecSpec), StartE
         other => StartError::Setting(other.to_string()),
     })?;
     set_up_dictionaries(&store, &config.canned)?;
-    Ok((store, codec))
+    Ok(store)
 }
 
-/// Starts threads that compress several blocks at once, with `--batch` above 1.
-fn make_codecs(
+/// Starts threads of libc that compress several blocks at once, with `--batch` above 1.
+///
+/// # Errors
+/// The codec is unknown, or no more threads can be started.
+pub fn codec_threads(
     config: &Config,
-    codec: CodecSpec,
     cpus: usize,
-) -> Result<Option<SoftwarePool>, String> {
+) -> Result<Option<Box<dyn CompressorPool>>, String> {
     if config.batch <= 1 {
         return Ok(None);
     }
+    let codec = CodecSpec::parse(&config.codec).map_err(|e| e.to_string())?;
     let threads = (cpus - 1).clamp(1, 63);
     SoftwarePool::start(codec, config.block_order.bytes(), threads)
-        .map(Some)
+        .map(|pool| Some(Box::new(pool) as Box<_>))
         .map_err(|e| format!("Starting the compression threads failed: {e}"))
 }
 
@@ -115,12 +119,11 @@ impl Pager {
     /// Settings that contradict each other, an unknown codec, or too little address space.
     pub fn new(config: Config, parts: PagerParts) -> Result<Pager, StartError> {
         config.check().map_err(|e| e.to_string())?;
-        let (store, codec) = make_store(&config, parts.cpus)?;
+        let store = make_store(&config, parts.cpus)?;
         let frame_bytes = 2 * config.resident_max_bytes() as usize + (64 << 20);
         let readers = if config.swap.is_some() { READERS } else { 0 };
         let count = config.worker_count(parts.cpus) + 2 * parts.cpus + readers + 4;
-        let codecs = make_codecs(&config, codec, parts.cpus)?;
-        let contexts = ContextPool::new(count, config.block_order, codecs, config.batch);
+        let contexts = ContextPool::new(count, config.block_order, parts.compressors, config.batch);
         let recompress = config.recompress.as_deref().map(CodecSpec::parse).transpose();
         let recompress = recompress.map_err(|e| format!("--recompress: {e}"))?;
         let stats = Arc::new(parts.stats);

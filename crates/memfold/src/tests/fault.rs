@@ -62,6 +62,7 @@ impl Engine {
             remote: None,
             delegate_queue: None,
             shared_limit: None,
+            compressors: None,
         };
         let pager = Pager::new(config, parts).unwrap();
         pager.prepare();

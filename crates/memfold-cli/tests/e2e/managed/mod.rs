@@ -7,5 +7,6 @@ mod kernel;
 mod programs;
 mod real;
 mod servers;
+mod static_programs;
 mod stress;
 mod tracers;

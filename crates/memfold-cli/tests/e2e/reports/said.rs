@@ -240,7 +240,7 @@ fn program_that_runs_unmanaged_is_counted_in_the_summary() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let source = "#include <stdio.h>\nint main(void) { puts(\"ran\"); return 0; }";
-    let file = scratch.compile("static", source, &["-static"]);
+    let file = scratch.compile("static", source, &["-static", "-z", "execstack"]);
     let script = scratch.file("script", format!("#!{file}\n"), 0o755);
     let counted = |output: &Output, times: u32, words: &[&str]| {
         let lines = said(output);
@@ -254,7 +254,7 @@ fn program_that_runs_unmanaged_is_counted_in_the_summary() {
         let output =
             run(&bin, &["--summary"], &["sh", "-c", &format!("{{ {twice}; }} 2>/dev/null")]);
         assert_eq!(output.stdout, b"ran\nran\n", "{output:?}");
-        counted(&output, 2, &[&file, "statically linked"]);
+        counted(&output, 2, &[&file, "executable stack"]);
         let output = run(&bin, &[], &["sh", "-c", &format!("{command}; exit 0")]);
         assert!(said(&output).is_empty(), "{output:?}");
     }

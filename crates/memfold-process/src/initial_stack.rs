@@ -1,0 +1,87 @@
+//! What the kernel leaves on the stack of a new program: the arguments, the environment, and the
+//! auxiliary vector (`fs/binfmt_elf.c`, `create_elf_tables`).
+use core::ffi::{CStr, c_char};
+
+/// The arguments, environment and auxiliary vector of this process, where the kernel put them.
+#[derive(Copy, Clone)]
+pub struct InitialStack {
+    count: usize,
+    arguments: *mut *mut c_char,
+}
+
+impl InitialStack {
+    /// Describes the stack whose array of `count` arguments is at `arguments`.
+    ///
+    /// # Safety
+    /// - `arguments` is the array that the kernel left, and has `count` arguments.
+    /// - The array and the two behind it stay in place while this value lives, and only one thread
+    ///   uses them.
+    pub unsafe fn new(count: usize, arguments: *mut *mut c_char) -> InitialStack {
+        InitialStack { count, arguments }
+    }
+
+    /// Returns the array of the environment, which ends in a null word.
+    pub fn environment(&self) -> *mut *mut c_char {
+        // SAFETY: `new` was promised that the array has `count` arguments. A null word and the
+        // environment follow them.
+        unsafe { self.arguments.add(self.count + 1) }
+    }
+
+    /// Returns the entries of the environment with their final zeros.
+    pub fn entries(&self) -> impl Iterator<Item = &'static [u8]> {
+        let all = self.environment();
+        // SAFETY: the array ends in a null word, and each entry is a string, which the kernel put
+        // on the stack. `new` was promised that only one thread uses the array.
+        unsafe {
+            let words = (0..).map(move |n| *all.add(n)).take_while(|word| !word.is_null());
+            words.map(|word| CStr::from_ptr(word).to_bytes_with_nul())
+        }
+    }
+
+    /// Returns the value of the first variable of this name.
+    pub fn variable(&self, name: &[u8]) -> Option<&'static [u8]> {
+        self.entries().find_map(|entry| {
+            entry.strip_prefix(name)?.strip_prefix(b"=").map(|value| &value[..value.len() - 1])
+        })
+    }
+
+    /// Removes the last variable of this name, and returns its entry with the final zero. What
+    /// follows it moves down by a word, the auxiliary vector too. So nothing may have noted the
+    /// vector's address before.
+    pub fn take(&self, name: &[u8]) -> Option<&'static [u8]> {
+        let is_it = |entry: &[u8]| entry.strip_prefix(name).is_some_and(|rest| rest[0] == b'=');
+        let all = self.environment();
+        let entries = self.entries().enumerate().filter(|(_, entry)| is_it(entry));
+        let (at, entry) = entries.last()?;
+        let vector = self.vector();
+        // SAFETY: the vector ends in a pair of kind 0. Everything from the entry to that pair is
+        // on the kernel's stack, and only one thread uses it.
+        unsafe {
+            let pairs = (0..).take_while(|n| (*vector.add(*n))[0] != 0).count() + 1;
+            let (from, end) = (all.add(at + 1), vector.add(pairs).cast::<*mut c_char>());
+            core::ptr::copy(from, all.add(at), end.offset_from(from) as usize);
+        }
+        Some(entry)
+    }
+
+    /// Replaces the value of this kind in the auxiliary vector, if it is there.
+    pub fn set_auxiliary(&self, kind: u64, value: usize) {
+        let vector = self.vector();
+        // SAFETY: the vector ends in a pair of kind 0, and only one thread uses it.
+        unsafe {
+            let mut pairs = (0..).map(|n| vector.add(n));
+            let found = pairs
+                .find(|pair| matches!((**pair)[0], found if found == 0 || found == kind as usize));
+            if let Some(pair) = found.filter(|pair| (**pair)[0] != 0) {
+                (*pair)[1] = value;
+            }
+        }
+    }
+
+    /// Returns the auxiliary vector, pairs of a kind and a value. The last one is of kind 0.
+    pub fn vector(&self) -> *mut [usize; 2] {
+        let all = self.environment();
+        // SAFETY: the vector follows the null word behind the environment.
+        unsafe { all.add(self.entries().count() + 1).cast() }
+    }
+}

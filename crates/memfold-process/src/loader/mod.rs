@@ -1,0 +1,130 @@
+//! Loads a program that no dynamic linker prepares for memfold: a static one, or one of another C
+//! library. The kernel has executed this library itself, with the program's arguments and
+//! environment. The last variable of the environment names the program
+//! ([`memfold_run::loaded_program`]).
+//!
+//! The program finds on its stack what the kernel would have left there. It is mapped before the
+//! gate is armed, like a program and its libraries before the preload library's constructor.
+pub mod image;
+mod map;
+mod names;
+
+pub use map::protect_own_relocations;
+
+use crate::diagnostics::die;
+use crate::initial_stack::InitialStack;
+use crate::loader::image::{PATH_BYTES, ProgramImage};
+use crate::loader::map::map;
+use alloc::boxed::Box;
+use alloc::ffi::CString;
+use core::ffi::CStr;
+use core::fmt;
+use memfold_gate::syscalls::note_program;
+use memfold_os::Errno;
+use memfold_os::text::path_of;
+use memfold_run::loaded_program::{LoadedProgram, VARIABLE};
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use rustix::fs::{CWD, Mode, OFlags, open, readlinkat_raw};
+
+/// Why a program can't be loaded.
+pub enum LoadError {
+    /// This library was executed by hand.
+    NoProgram,
+    /// The program's name, and the reason.
+    Unsuitable(&'static [u8], &'static str),
+    Failed(&'static [u8], &'static str, Errno),
+}
+
+impl LoadError {
+    /// Ends the process with a message.
+    pub fn end(self) -> ! {
+        match self {
+            LoadError::NoProgram => {
+                die(format_args!("This file is a library. memfold run loads it into programs"))
+            }
+            LoadError::Unsuitable(name, why) => {
+                die(format_args!("{}: Loading it failed: {why}", Shown(name)))
+            }
+            LoadError::Failed(name, what, e) => {
+                die(format_args!("{}: {what} failed: {e}", Shown(name)))
+            }
+        }
+    }
+}
+
+/// Displays a name, which may have any bytes.
+struct Shown(&'static [u8]);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.utf8_chunks().try_for_each(|chunk| f.write_str(chunk.valid()))
+    }
+}
+
+/// Loads the program that the environment names. Hides that variable, and describes the program in
+/// the auxiliary vector. Returns the address at which it begins.
+///
+/// # Errors
+/// Why it can't be loaded. Nothing of it runs then.
+pub fn load(stack: &InitialStack) -> Result<usize, LoadError> {
+    let entry = stack.take(VARIABLE.as_bytes()).ok_or(LoadError::NoProgram)?;
+    let text = &entry[VARIABLE.len() + 1..entry.len() - 1];
+    let program = LoadedProgram::parse(text).ok_or(LoadError::NoProgram)?;
+    let unsuitable = |why| LoadError::Unsuitable(program.name, why);
+    let failed = |what| move |errno| LoadError::Failed(program.name, what, errno);
+    let file = open_program(&program).map_err(failed("opening it"))?;
+    let image = ProgramImage::read(&file).map_err(unsuitable)?;
+    let mut path = [0u8; PATH_BYTES];
+    let linker = match image.read_interpreter(&file, &mut path).map_err(unsuitable)? {
+        true => {
+            let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
+            let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+            let file = file.map_err(failed("opening its interpreter"))?;
+            let image = ProgramImage::read(&file).map_err(unsuitable)?;
+            Some((file, image))
+        }
+        false => None,
+    };
+    let bias = map(&image, &file).map_err(failed("mapping it at its addresses"))?;
+    let linker = match linker {
+        Some((file, image)) => {
+            let bias = map(&image, &file).map_err(failed("mapping its interpreter"))?;
+            Some((image.pages().start.wrapping_add(bias), image.entry.wrapping_add(bias)))
+        }
+        None => None,
+    };
+    let entry = image.entry.wrapping_add(bias);
+    let headers = image.headers.map_or(0, |at| at.wrapping_add(bias));
+    let values = [
+        (libc::AT_PHDR, headers),
+        (libc::AT_PHNUM, image.header_count),
+        (libc::AT_BASE, linker.map_or(0, |(base, _)| base)),
+        (libc::AT_ENTRY, entry),
+        (libc::AT_EXECFN, program.name.as_ptr() as usize),
+    ];
+    values.iter().for_each(|(kind, value)| stack.set_auxiliary(*kind, *value));
+    note_path(&file);
+    names::give(program.name);
+    Ok(linker.map_or(entry, |(_, entry)| entry))
+}
+
+/// Notes the program's path for `/proc/self/exe`, which leads to this library. Without /proc nothing
+/// leads anywhere.
+fn note_path(file: &OwnedFd) {
+    let link = path_of(file.as_raw_fd());
+    let mut path = [0u8; PATH_BYTES];
+    let Ok(link) = link.as_c_str() else { return };
+    let Ok(len) = readlinkat_raw(CWD, link, &mut path[..]) else { return };
+    if let Ok(path) = CString::new(&path[..len]) {
+        note_program(Box::leak(path.into_boxed_c_str()));
+    }
+}
+
+fn open_program(program: &LoadedProgram) -> Result<OwnedFd, Errno> {
+    if let Some(number) = program.descriptor {
+        // SAFETY: the process that executed this library has opened it for the loader, which alone
+        // knows its number.
+        return Ok(unsafe { OwnedFd::from_raw_fd(number as i32) });
+    }
+    open(program.path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+}
