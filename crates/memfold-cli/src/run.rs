@@ -443,9 +443,9 @@ fn environment(
     })
 }
 
-/// Returns `entries`, followed by two more, and by `program` if that isn't empty. The first is an LD_PRELOAD with the library before the
-/// libraries of the last LD_PRELOAD. The second is the request. The dynamic linker uses the last
-/// LD_PRELOAD, and the library hides these two entries.
+/// Returns `entries`, followed by two more, and by `program` if that isn't empty. The first is an
+/// LD_PRELOAD with the library before the libraries of the last LD_PRELOAD. The second is the
+/// request. The dynamic linker uses the last LD_PRELOAD, and the library hides these entries.
 fn environment_with(
     entries: Vec<CString>,
     request: Vec<u8>,

@@ -104,6 +104,7 @@ global_asm!(
 /// - `stack` is the stack pointer with which the kernel started this process.
 /// - The library is relocated, and the caller is the only thread.
 unsafe extern "C" fn load(stack: *mut usize) -> usize {
-    // SAFETY: the caller promises the same.
+    // SAFETY: the caller promises that `stack` is the kernel's, that the library is relocated, and
+    // that this is the only thread.
     unsafe { memfold_process::load(stack, heap::arena()) }
 }

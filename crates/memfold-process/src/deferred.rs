@@ -96,17 +96,7 @@ type EachObject = unsafe extern "C" fn(
 
 /// Returns libc's `dl_iterate_phdr`, or `None` if there is no libc in this process.
 fn each_object() -> Option<EachObject> {
-    let place: usize;
-    // SAFETY: it reads an address that the dynamic linker stored before this code ran. It is 0 if
-    // nothing defines the symbol, because the reference is weak.
-    unsafe {
-        core::arch::asm!(
-            ".weak dl_iterate_phdr",
-            "mov {place}, qword ptr [rip + dl_iterate_phdr@GOTPCREL]",
-            place = out(reg) place,
-            options(nostack, preserves_flags)
-        );
-    }
+    let place = weak_address!("dl_iterate_phdr");
     // SAFETY: it is 0, which is `None`, or the address of that function.
     unsafe { core::mem::transmute::<usize, Option<EachObject>>(place) }
 }

@@ -36,6 +36,24 @@ extern crate alloc;
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("memfold run needs the gate, which is for x86-64");
 
+/// Returns the address of a symbol of libc; 0 if there is no libc in this process.
+macro_rules! weak_address {
+    ($symbol:literal) => {{
+        let place: usize;
+        // SAFETY: it reads an address that the dynamic linker stored before this code ran. It is 0
+        // if nothing defines the symbol, because the reference is weak.
+        unsafe {
+            core::arch::asm!(
+                concat!(".weak ", $symbol),
+                concat!("mov {place}, qword ptr [rip + ", $symbol, "@GOTPCREL]"),
+                place = out(reg) place,
+                options(nostack, preserves_flags)
+            );
+        }
+        place
+    }};
+}
+
 // Bottom first: a module imports only from modules listed above it.
 pub mod diagnostics;
 mod initial_stack;

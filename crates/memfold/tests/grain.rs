@@ -237,7 +237,8 @@ fn pages_that_are_used_together_are_joined() {
     setup.memory.check().unwrap();
 }
 
-/// Most pages of each block are in memory at any time, but each was loaded by itself.
+/// At any time most pages of each block are in memory. But each of them was loaded by a fault of its
+/// own, at another time.
 #[test]
 fn pages_that_are_used_at_different_times_are_not_joined() {
     let mut setup = Setup::new(Delivery::Signal, "on");

@@ -81,18 +81,7 @@ fn library_in(value: &[u8]) -> Option<&[u8]> {
 
 /// Returns the address of libc's `environ`; null if there is no libc in this process.
 fn environment_of_libc() -> *mut *mut *mut c_char {
-    let place: usize;
-    // SAFETY: it reads an address that the dynamic linker stored before this code ran. It is 0 if
-    // nothing defines the symbol, because the reference is weak.
-    unsafe {
-        core::arch::asm!(
-            ".weak environ",
-            "mov {place}, qword ptr [rip + environ@GOTPCREL]",
-            place = out(reg) place,
-            options(nostack, preserves_flags)
-        );
-    }
-    place as *mut _
+    weak_address!("environ") as *mut _
 }
 
 /// Stores what children are to be given, and hides it from the program. The constructor calls it,

@@ -6,7 +6,6 @@ use crate::folio::{Folio, FolioState, TouchKind};
 use crate::memory::mapper::StepSize;
 use crate::parts::bytes;
 use crate::policy::stream_readahead::is_protected;
-use crate::policy::workingset;
 use crate::residency::Residency;
 use crate::stats;
 use core::ops::Range;
@@ -90,7 +89,7 @@ impl Residency<'_> {
         let id = load.end();
         if before == 0 {
             self.note_refault(&guard, id, access.touch, from_file);
-            folio.age.set(workingset::shadow(self.table.tally().clock(), false));
+            self.note_load_time(folio);
         } else {
             folio.touch.set(folio.touch.get().then(access.touch));
         }

@@ -4,7 +4,7 @@ pub mod copy_in;
 use crate::area::Area;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;
-use crate::folio::{FolioState, TouchKind};
+use crate::folio::{Folio, FolioState, TouchKind};
 use crate::limits::Limits;
 use crate::memory::frames::{Frame, FrameKind};
 use crate::memory::mapper::{MapProgress, MapStop};
@@ -43,7 +43,7 @@ impl Residency<'_> {
         let done = self.mapper.carry_in(home, frame, order, self.table.tally());
         if done.stop.is_none() {
             folio.state.set(FolioState::Resident);
-            folio.age.set(workingset::shadow(self.table.tally().clock(), false));
+            self.note_load_time(folio);
             folio.untouched.set(false);
             self.table.list_by_state(guard, id);
             self.keep_clean_budget(guard, id);
@@ -263,6 +263,11 @@ impl Residency<'_> {
                 if workingset::was_active(folio.age.get()) { pages } else { 0 },
             );
         }
+    }
+
+    /// Records when a folio came into memory, which `reclaim/block_size.rs` asks about.
+    pub(crate) fn note_load_time(&self, folio: &Folio) {
+        folio.age.set(workingset::shadow(self.table.tally().clock(), false));
     }
 
     /// Counts a load. It counts as one from the swap file if any part of it was.

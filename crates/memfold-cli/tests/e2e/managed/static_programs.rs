@@ -138,7 +138,8 @@ const TELLS: &str = r#"
         return 7;
     }"#;
 
-/// Asserts that a command that ends in a program of [`TELLS`] prints and returns the same.
+/// Asserts that a command prints the same text and ends with the same status as without memfold.
+/// The last program that it executes is compiled from [`TELLS`].
 #[track_caller]
 fn assert_told(command: &[&str]) {
     let plain = Command::new(command[0]).args(&command[1..]).output().unwrap();
