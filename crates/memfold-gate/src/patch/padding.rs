@@ -1,8 +1,10 @@
-//! Finds padding that no code runs through. It lies behind a function of libc that makes system
-//! calls, and ends where the next function is aligned.
+//! Finds padding that no code runs through. It lies behind a function that makes system calls, and
+//! ends where the next function is aligned.
 //!
 //! A byte `c3` alone doesn't prove a return, because many instructions end in it. After the endings
-//! that [`ends`] knows it does.
+//! that [`ends`] knows it does. Behind `c3` and [`TRAPS_MIN`] instructions that trap, no code
+//! continues either: that many bytes don't fit into the instruction with the `c3`, so code would run
+//! into a trap.
 
 /// The number of bytes before padding that are checked.
 pub const BEFORE: usize = 24;
@@ -24,6 +26,11 @@ const NOPS: [&[u8]; 11] = [
     &[0x66, 0x90],
     &[0x90],
 ];
+/// `int3`, with which Go's linker fills gaps.
+const TRAP: u8 = 0xcc;
+/// The number of traps that prove a return. An instruction has at most eight bytes after its first
+/// three: a displacement and an operand of four bytes each, or an operand of eight.
+const TRAPS_MIN: usize = 9;
 /// The smallest alignment of code that follows padding.
 const ALIGN: usize = 8;
 const RET: u8 = 0xc3;
@@ -41,6 +48,10 @@ pub unsafe fn at(at: usize) -> Option<usize> {
     // SAFETY: the caller promises that these bytes are readable, and `u8` needs no alignment.
     let bytes = unsafe { &*((at - BEFORE) as *const [u8; BEFORE + LONGEST]) };
     let (before, padding) = bytes.split_at(BEFORE);
+    let traps = padding.iter().take_while(|byte| **byte == TRAP).count();
+    if before.ends_with(&[RET]) && traps >= TRAPS_MIN {
+        return Some(traps);
+    }
     if !ends(before) {
         return None;
     }
@@ -122,6 +133,13 @@ mod tests {
         let mut short = [0x90; 16];
         short[7..].copy_from_slice(&[0x48, 0x83, 0xc4, 0x08, 0xc3, 0x0f, 0x1f, 0x40, 0]);
         assert_eq!(padding_in(&short, 12), None);
+        // Nine traps after a return, and eight, which may be operands.
+        let mut traps = [0x90; 32];
+        traps[6] = RET;
+        traps[7..16].fill(TRAP);
+        assert_eq!(padding_in(&traps, 7), Some(9));
+        traps[15] = 0x90;
+        assert_eq!(padding_in(&traps, 7), None);
         // Bytes that don't end where code is aligned aren't padding.
         let mut moved = [0x90; 17];
         moved[1..].copy_from_slice(&behind_ret);

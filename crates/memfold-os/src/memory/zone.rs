@@ -3,9 +3,11 @@
 //! All data of the engine (frames, pool, index, arena) is in zones. Every live zone is listed, so
 //! that `memfold run` can distinguish its own memory from the program's and never adopts it.
 use crate::Errno;
+use crate::maps::each_area;
 use crate::sync::StaticMutex;
 use crate::text::TextBuffer;
 use crate::units::PAGE_SIZE;
+use core::ops::{ControlFlow, Range};
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mlock, mmap_anonymous, mprotect, munlock,
@@ -32,6 +34,10 @@ impl ZoneEdge {
         ZoneEdge(AtomicUsize::new(0))
     }
 }
+
+const RESERVATION: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
+/// The lowest address that a process may map by default (`vm.mmap_min_addr`).
+const LOWEST: usize = 64 << 10;
 
 /// Bytes made writable at a time where they count.
 const STEP_BYTES: usize = 256 << 10;
@@ -132,14 +138,13 @@ impl Zone {
                 && align.is_power_of_two()
         );
         let whole = len + align - PAGE_SIZE;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let access = if is_counted { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
         // Locked before the mapping exists until it is listed. A thread that finds it in the
         // kernel's map meanwhile, and looks up its owner, waits.
         let mut list = LIST.lock();
         let free = list.free_place().ok_or(Errno::NFILE)?;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
-        let at = unsafe { mmap_anonymous(core::ptr::null_mut(), whole, access, flags)? };
+        let at = unsafe { mmap_anonymous(core::ptr::null_mut(), whole, access, RESERVATION)? };
         let start = at as usize;
         let base = start.next_multiple_of(align);
         // SAFETY: head and tail lie inside the mapping just made and outside [base, base + len).
@@ -151,15 +156,63 @@ impl Zone {
             if start + whole > end {
                 munmap(end as *mut _, start + whole - end)?;
             }
+        }
+        Ok(Zone::enter(&mut list, free, base, len, is_counted))
+    }
+
+    /// Reserves `len` bytes in the highest free place that ends at or below `end` and begins at
+    /// `start` or above. The place is chosen from the kernel's map, so another thread may take it
+    /// first.
+    ///
+    /// # Errors
+    /// NOMEM: there is no such place. Those of reading the map, and of [`Zone::reserve`]; EEXIST if
+    /// another thread was first.
+    ///
+    /// # Panics
+    /// If `len` is not a multiple of the page size.
+    pub fn reserve_within(len: usize, range: Range<usize>) -> Result<Zone, Errno> {
+        assert!(len > 0 && len.is_multiple_of(PAGE_SIZE));
+        let (mut free_from, mut found) = (range.start.max(LOWEST), None);
+        let mut note = |free: Range<usize>| {
+            if free.len() >= len {
+                found = Some(free.end - len);
+            }
+        };
+        each_area(|area| {
+            note(free_from..area.start.min(range.end));
+            free_from = free_from.max(area.end);
+            if area.end < range.end { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        note(free_from..range.end);
+        let base = found.ok_or(Errno::NOMEM)?;
+        let mut list = LIST.lock();
+        let free = list.free_place().ok_or(Errno::NFILE)?;
+        let flags = RESERVATION | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: the kernel replaces no mapping with this flag.
+        let at = unsafe {
+            mmap_anonymous(base as *mut _, len, ProtFlags::READ | ProtFlags::WRITE, flags)?
+        };
+        Ok(Zone::enter(&mut list, free, at as usize, len, false))
+    }
+
+    /// Lists a mapping just made as a zone.
+    fn enter(
+        list: &mut ZoneList<ZONES_MAX>,
+        free: usize,
+        base: usize,
+        len: usize,
+        is_counted: bool,
+    ) -> Zone {
+        // SAFETY: the caller has just made this mapping, and nothing uses it yet.
+        unsafe {
             // Failure is harmless: a kernel without THP returns EINVAL.
             let _ = madvise(base as *mut _, len, Advice::LinuxNoHugepage);
             // A core dump looks at each page of a mapping, present or not: at terabytes it would
             // take minutes.
             let _ = madvise(base as *mut _, len, Advice::LinuxDontDump);
         }
-        let zone = Zone { base: base as *mut u8, len, is_counted };
         list.enter(free, base, base + len);
-        Ok(zone)
+        Zone { base: base as *mut u8, len, is_counted }
     }
 
     /// Makes the first `end` bytes of the part of `len` bytes at `offset` writable, before they are

@@ -130,9 +130,8 @@ impl Streams {
     pub fn loaded(&self, key: u64, start: u64, end: u64) {
         let mut table = self.table.lock();
         let block = 1u64 << self.block.get();
-        let near = |s: &&mut AccessStream| {
-            s.used != 0 && key + block >= s.start && key < s.end + block
-        };
+        let near =
+            |s: &&mut AccessStream| s.used != 0 && key + block >= s.start && key < s.end + block;
         if let Some(s) = table.streams.iter_mut().filter(near).max_by_key(|s| s.used) {
             (s.start, s.end) = (start, end);
         }
