@@ -142,9 +142,13 @@ impl PatchedSites {
         }
         let from = reach.start.max(text.start + padding::BEFORE);
         let to = reach.end.min(text.end.checked_sub(padding::LONGEST)?);
-        // SAFETY: the bytes from `padding::BEFORE` before `at` to `padding::LONGEST` after it lie
-        // in one text, as checked above. The text stays mapped and readable.
-        let found = (from..to).find_map(|at| unsafe { padding::at(at) }.map(|len| (at, len)));
+        // A thread has trapped at `after`, so an instruction begins there.
+        let room = |at| {
+            // SAFETY: the bytes from `padding::BEFORE` before `at` to `padding::LONGEST` after it
+            // lie in one text, as checked above. The text stays mapped and readable.
+            unsafe { padding::at(at, at == after + 1) }.map(|len| (at, len))
+        };
+        let found = (from..to).find_map(room);
         let (at, len) = found?;
         if len >= 2 * JUMP_BYTES
             && let Some(free) = self.halves.iter_mut().find(|half| **half == 0)
