@@ -110,6 +110,12 @@ const CHECKS: &[SystemCheck] = &[
         fix: "use Linux 5.11 or newer on x86-64; a sandbox such as gVisor does not have it",
     },
     SystemCheck {
+        name: "patching",
+        probe: patches,
+        why: "without it each system call of a program takes about a microsecond longer",
+        fix: "allow code to be written: no MemoryDenyWriteExecute= in the unit, no PR_SET_MDWE, execmem and execmod in SELinux",
+    },
+    SystemCheck {
         name: "faults",
         probe: served,
         why: "memfold run handles page faults in the faulting thread, and one of its needs is missing",
@@ -407,6 +413,10 @@ fn drops(_: &ArgMatches) -> CheckAnswer {
 
 fn dispatches(_: &ArgMatches) -> CheckAnswer {
     if probe::dispatches() { Good("yes".to_string()) } else { Bad("no".to_string()) }
+}
+
+fn patches(_: &ArgMatches) -> CheckAnswer {
+    of(probe::patches().map_err(named), "code can be written", Less)
 }
 
 /// Returns how the faults of a run with these settings are handled.

@@ -132,6 +132,19 @@ pub fn dispatches() -> bool {
     unsafe { system_call(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0, 0]) }.is_ok()
 }
 
+/// Returns whether pages can be writable and executable at one time, as pages of code are while they
+/// are patched.
+///
+/// # Errors
+/// EACCES: MDWE or SELinux forbids it. EPERM: a seccomp filter does.
+pub fn patches() -> Result<(), Errno> {
+    let zone = page(1)?;
+    let access = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+    let args = [zone.start(), PAGE_SIZE, access as usize, 0, 0, 0];
+    // SAFETY: the page is a zone of this function, and nothing runs there.
+    unsafe { system_call(libc::SYS_mprotect, args) }.map(drop)
+}
+
 /// Returns whether io_uring is available.
 ///
 /// # Errors

@@ -11,6 +11,7 @@ use core::mem::{forget, offset_of};
 use core::ops::Range;
 use core::slice::from_raw_parts;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use memfold_os::maps::highest_free;
 use memfold_os::memory::zone::Zone;
 use memfold_os::raw::system_call;
 use memfold_os::units::PAGE_SIZE;
@@ -223,7 +224,8 @@ impl Steps {
             let at = start.load(SeqCst);
             if at == 0 {
                 let reach = reach_below(text);
-                let zone = Zone::reserve_within(GROUP_BYTES, reach).ok()?;
+                let place = highest_free(GROUP_BYTES, reach)?;
+                let zone = Zone::reserve_at(GROUP_BYTES, place).ok()?;
                 start.store(zone.start(), SeqCst);
                 forget(zone);
                 return Some(group);

@@ -3,11 +3,9 @@
 //! All data of the engine (frames, pool, index, arena) is in zones. Every live zone is listed, so
 //! that `memfold run` can distinguish its own memory from the program's and never adopts it.
 use crate::Errno;
-use crate::maps::each_area;
 use crate::sync::StaticMutex;
 use crate::text::TextBuffer;
 use crate::units::PAGE_SIZE;
-use core::ops::{ControlFlow, Range};
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mlock, mmap_anonymous, mprotect, munlock,
@@ -36,8 +34,6 @@ impl ZoneEdge {
 }
 
 const RESERVATION: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
-/// The lowest address that a process may map by default (`vm.mmap_min_addr`).
-const LOWEST: usize = 64 << 10;
 
 /// Bytes made writable at a time where they count.
 const STEP_BYTES: usize = 256 << 10;
@@ -160,38 +156,21 @@ impl Zone {
         Ok(Zone::enter(&mut list, free, base, len, is_counted))
     }
 
-    /// Reserves `len` bytes in the highest free place that ends at or below `end` and begins at
-    /// `start` or above. The place is chosen from the kernel's map, so another thread may take it
-    /// first.
+    /// Reserves `len` bytes at the address `at`.
     ///
     /// # Errors
-    /// NOMEM: there is no such place. Those of reading the map, and of [`Zone::reserve`]; EEXIST if
-    /// another thread was first.
+    /// EEXIST: something is mapped there. Those of [`Zone::reserve`].
     ///
     /// # Panics
-    /// If `len` is not a multiple of the page size.
-    pub fn reserve_within(len: usize, range: Range<usize>) -> Result<Zone, Errno> {
-        assert!(len > 0 && len.is_multiple_of(PAGE_SIZE));
-        let (mut free_from, mut found) = (range.start.max(LOWEST), None);
-        let mut note = |free: Range<usize>| {
-            if free.len() >= len {
-                found = Some(free.end - len);
-            }
-        };
-        each_area(|area| {
-            note(free_from..area.start.min(range.end));
-            free_from = free_from.max(area.end);
-            if area.end < range.end { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        })?;
-        note(free_from..range.end);
-        let base = found.ok_or(Errno::NOMEM)?;
+    /// If `len` or `at` is not a multiple of the page size.
+    pub fn reserve_at(len: usize, at: usize) -> Result<Zone, Errno> {
+        assert!(len > 0 && len.is_multiple_of(PAGE_SIZE) && at.is_multiple_of(PAGE_SIZE));
         let mut list = LIST.lock();
         let free = list.free_place().ok_or(Errno::NFILE)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = RESERVATION | MapFlags::FIXED_NOREPLACE;
         // SAFETY: the kernel replaces no mapping with this flag.
-        let at = unsafe {
-            mmap_anonymous(base as *mut _, len, ProtFlags::READ | ProtFlags::WRITE, flags)?
-        };
+        let at = unsafe { mmap_anonymous(at as *mut _, len, access, flags)? };
         Ok(Zone::enter(&mut list, free, at as usize, len, false))
     }
 

@@ -91,6 +91,41 @@ fn killing_filter_is_named_and_its_child_runs_unmanaged() {
 }
 
 #[test]
+fn code_that_cant_be_written_is_named_and_not_needed() {
+    const SOURCE: &str = "#include <stdio.h>
+        #include <sys/prctl.h>
+        #include <unistd.h>
+        int main(int n, char **arg) {
+            if (prctl(65 /* PR_SET_MDWE */, 1, 0, 0, 0)) return perror(\"PR_SET_MDWE\"), 77;
+            execv(arg[1], arg + 1);
+            return 2;
+        }";
+    let (Some(bin), scratch) = (binaries(), Scratch::new()) else { return };
+    let denies = scratch.compile("denies", SOURCE, &[]);
+    let own = bin.join("memfold").into_os_string().into_string().unwrap();
+    let denied = |arguments: &[&str]| {
+        let mut command = Command::new(&denies);
+        command.arg(&own).args(arguments).env_remove("MEMFOLD_RUN").output().unwrap()
+    };
+    let checked = denied(&["check", "--limit", "64M"]);
+    if checked.status.code() == Some(77) {
+        return eprintln!("SKIPPED, NOTHING WAS TESTED: {checked:?}");
+    }
+    let text = screen(&checked, 0);
+    let (mark, said) = line(&text, "patching");
+    assert!(mark == "--" && said.contains("MemoryDenyWriteExecute"), "{text}");
+    // Calls that are made often enough to be patched, from libc and from the program itself.
+    let calls = "#include <unistd.h>
+        int main(void) { for (int i = 0; i < 1000; i++) getppid(); return 3; }";
+    for flags in [&["-static"][..], &[]] {
+        let program = scratch.compile("calls", calls, flags);
+        let output = denied(&["run", "--limit", "64M", "--", &program]);
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        assert!(output.stderr.is_empty(), "{output:?}");
+    }
+}
+
+#[test]
 fn an_absolute_limit_works_without_meminfo() {
     let Some(bin) = binaries().filter(|_| can_make_worlds()) else { return };
     let world = "mount --bind /dev/null /proc/meminfo && exec \"$@\"";
