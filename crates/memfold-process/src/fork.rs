@@ -33,6 +33,7 @@ use memfold::config::Size;
 use memfold::known::TOP;
 use memfold_gate::{touch, write_bytes};
 use memfold_os::Errno;
+use memfold_os::memory::huge;
 use memfold_os::raw::{is_resident, system_call};
 use memfold_os::thread::bare;
 use memfold_os::units::PAGE_SIZE;
@@ -181,11 +182,14 @@ impl ManagedProgram {
         }
         // SAFETY: this is the only thread, and the caller abandons the engine.
         unsafe {
-            if self.paging.hides() {
-                self.pager.fork().each_area_in_child(|start, end| {
+            self.pager.fork().each_area_in_child(|start, end| {
+                if self.paging.hides() {
                     let _ = self.paging.unregister(&(start..end));
-                });
-            }
+                }
+                // Otherwise the kernel may map zeros around a page that is put, in pages that are
+                // still to be put.
+                huge::forbid(start..end);
+            });
             self.pager.fork().each_away(|page, bytes| {
                 // A resident page is newer than its stored copy. For a page that the kernel has
                 // swapped out, this can't be known.

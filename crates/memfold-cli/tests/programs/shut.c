@@ -162,6 +162,16 @@ static void filtered(void) {
     twice(0);
 }
 
+/* Where huge pages are wanted, the kernel maps many zeros for a touch of one missing page. */
+static void filtered_with_huge_pages(void) {
+    folded();
+    NEED(madvise(memory, LEN, MADV_HUGEPAGE) == 0);
+    become_nobody();
+    NEED(prctl(PR_SET_DUMPABLE, 1) == 0);
+    NEED(forbid(SYS_userfaultfd) == 0);
+    twice(0);
+}
+
 static void filtered_in_an_empty_root(void) {
     struct sysinfo about;
     folded();
@@ -196,6 +206,7 @@ int main(int argc, char **argv) {
         {"proc", without_proc},         {"small", small},              {"descriptors", no_descriptor_left},
         {"filter", filtered},           {"filter_root", filtered_in_an_empty_root},
         {"filter_small", filtered_small}, {"dumpable_memory", not_dumpable_in_memory},
+        {"filter_huge", filtered_with_huge_pages},
     };
     return RUN_NAMED(argc, argv, all);
 }

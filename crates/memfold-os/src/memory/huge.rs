@@ -12,6 +12,14 @@ pub fn allow(addrs: Range<usize>) {
     let _ = unsafe { system_call(libc::SYS_madvise, args) };
 }
 
+/// Forbids large folios in the mappings of a range, so that a touch of one missing page maps one
+/// page.
+pub fn forbid(addrs: Range<usize>) {
+    let args = [addrs.start, addrs.end - addrs.start, libc::MADV_NOHUGEPAGE as usize, 0, 0, 0];
+    // SAFETY: the advice changes how pages are made, and no byte.
+    let _ = unsafe { system_call(libc::SYS_madvise, args) };
+}
+
 /// Makes a huge page of each aligned 2 MiB inside a range whose pages are all present. Random
 /// touches are up to twice as fast then. The kernel copies, and the calling thread waits for it.
 pub fn collapse(addrs: Range<usize>) {

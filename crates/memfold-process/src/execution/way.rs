@@ -1,14 +1,9 @@
 //! How memfold gets into a program that is about to be executed. Nothing is allocated here: a child
 //! of vfork shares its memory with its parent, and an allocation would outlive the call.
 use crate::execution::environment;
-use crate::loader::image::ProgramImage;
+use crate::loader::image::{ElfHeaders, NotProgram, ProgramImage};
 use core::ffi::CStr;
 use elf::abi::PT_INTERP;
-use elf::abi::{EI_CLASS, EI_DATA, EI_NIDENT, ELFCLASS64, ELFDATA2LSB, ELFMAGIC, EM_X86_64};
-use elf::endian::LittleEndian;
-use elf::file::{Class, ELF64_EHDR_TAILSIZE, FileHeader};
-use elf::parse::ParseAt;
-use elf::segment::{Elf64_Phdr, ProgramHeader};
 use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, StatVfsMountFlags};
 use rustix::fs::{accessat, fgetxattr, fstat, fstatvfs, openat};
@@ -22,7 +17,6 @@ pub const PATH_BYTES: usize = 4096;
 /// name one another.
 const LINE_BYTES: usize = 256;
 const SCRIPTS_MAX: usize = 5;
-const ENTRY_BYTES: usize = size_of::<Elf64_Phdr>();
 /// The file name of the dynamic linker that loads the library.
 const LINKER: &[u8] = b"ld-linux-x86-64.so.2";
 
@@ -93,7 +87,7 @@ fn judge(from: RawFd, name: &mut [u8; PATH_BYTES], script: &mut ScriptWords) -> 
             if let Some(why) = gains_privileges(&file) {
                 return Some(Way::Unmanaged(why));
             }
-            let way = way_of_elf(&file, &start, len, name)?;
+            let way = way_of_elf(&file, name)?;
             if way == Way::Loaded {
                 // The kernel's own refusal must come from the kernel.
                 let path = CStr::from_bytes_until_nul(name).ok()?;
@@ -162,23 +156,13 @@ fn gains_privileges(file: &OwnedFd) -> Option<&'static str> {
 
 /// Returns the way into an ELF file. Returns `None` for a file of another format, or one that is
 /// damaged.
-fn way_of_elf(file: &OwnedFd, start: &[u8; LINE_BYTES], len: usize, name: &[u8]) -> Option<Way> {
-    let (ident, rest) = start.split_at(EI_NIDENT);
-    if len < EI_NIDENT + ELF64_EHDR_TAILSIZE || !ident.starts_with(&ELFMAGIC) {
-        return None;
-    }
-    let header = FileHeader::parse_tail((LittleEndian, Class::ELF64, 0, 0), rest).ok()?;
-    let is_ours = ident[EI_CLASS] == ELFCLASS64 && ident[EI_DATA] == ELFDATA2LSB;
-    if !is_ours || header.e_machine != EM_X86_64 {
-        return Some(Way::Unmanaged("it is a program for another machine"));
-    }
-    for n in 0..u64::from(header.e_phnum) {
-        let mut entry = [0u8; ENTRY_BYTES];
-        let at = header.e_phoff.checked_add(n * ENTRY_BYTES as u64)?;
-        if pread(file, &mut entry, at).ok()? < ENTRY_BYTES {
-            return None;
-        }
-        let entry = ProgramHeader::parse_at(LittleEndian, Class::ELF64, &mut 0, &entry).ok()?;
+fn way_of_elf(file: &OwnedFd, name: &[u8]) -> Option<Way> {
+    let headers = match ElfHeaders::read(file) {
+        Err(other @ NotProgram::OtherMachine) => return Some(Way::Unmanaged(other.why())),
+        read => read.ok()?,
+    };
+    for entry in headers.entries(file) {
+        let entry = entry.ok()?;
         if entry.p_type == PT_INTERP {
             let mut linker = [0u8; LINE_BYTES];
             pread(file, &mut linker, entry.p_offset).ok()?;
@@ -250,13 +234,16 @@ mod tests {
     use super::*;
     use crate::fixture::forking;
     use core::ffi::c_char;
-    use elf::abi::{ET_EXEC, PF_R, PF_X, PT_GNU_STACK, PT_LOAD};
+    use elf::abi::{EI_NIDENT, EM_X86_64, ET_EXEC, PF_R, PF_X, PT_GNU_STACK, PT_LOAD};
+    use elf::file::ELF64_EHDR_TAILSIZE;
+    use elf::segment::Elf64_Phdr;
     use memfold_testkit::scratch::Scratch;
     use std::string::String;
     use std::vec::Vec;
     use std::{format, vec};
 
     const HEADER_BYTES: usize = EI_NIDENT + ELF64_EHDR_TAILSIZE;
+    const ENTRY_BYTES: usize = size_of::<Elf64_Phdr>();
 
     /// Makes an executable file. A child writes it, so that it can be executed at once, whatever
     /// other threads start meanwhile.

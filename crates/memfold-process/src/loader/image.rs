@@ -66,7 +66,8 @@ impl ProgramImage {
     /// # Errors
     /// Why only the kernel can judge or execute this file.
     pub fn read(file: impl AsFd) -> Result<ProgramImage, &'static str> {
-        let header = header(&file)?;
+        let headers = ElfHeaders::read(&file).map_err(NotProgram::why)?;
+        let header = &headers.header;
         let mut image = ProgramImage {
             entry: header.e_entry as usize,
             is_fixed: header.e_type == ET_EXEC,
@@ -77,13 +78,12 @@ impl ProgramImage {
             segments: [Segment::NONE; SEGMENTS_MAX],
             count: 0,
         };
+        if !matches!(header.e_type, ET_EXEC | ET_DYN) {
+            return Err("it is not a program");
+        }
         let bytes = fstat(&file).map_err(|_| "it can't be examined")?.st_size as u64;
-        for n in 0..header.e_phnum as u64 {
-            let mut entry = [0u8; ENTRY_BYTES];
-            let at = header.e_phoff.checked_add(n * ENTRY_BYTES as u64);
-            read_whole(&file, &mut entry, at.ok_or(CUT)?)?;
-            let entry = ProgramHeader::parse_at(LittleEndian, Class::ELF64, &mut 0, &entry);
-            image.add(&entry.map_err(|_| CUT)?, bytes)?;
+        for entry in headers.entries(&file) {
+            image.add(&entry?, bytes)?;
         }
         let own = |segment: &&Segment| {
             let from = header.e_phoff.checked_sub(segment.offset);
@@ -162,23 +162,64 @@ impl ProgramImage {
 /// The reason for a file that ends too early.
 const CUT: &str = "it is cut short";
 
-fn header(file: &impl AsFd) -> Result<FileHeader<LittleEndian>, &'static str> {
-    let mut bytes = [0u8; HEADER_BYTES];
-    read_whole(file, &mut bytes, 0)?;
-    let (ident, rest) = bytes.split_at(EI_NIDENT);
-    if !ident.starts_with(&ELFMAGIC) {
-        return Err("it is no ELF file");
+/// Why a file has no headers of a program.
+pub enum NotProgram {
+    /// It is of another format, or damaged.
+    Damaged(&'static str),
+    OtherMachine,
+}
+
+impl NotProgram {
+    /// Returns the reason as text.
+    pub fn why(self) -> &'static str {
+        match self {
+            NotProgram::Damaged(why) => why,
+            NotProgram::OtherMachine => "it is a program for another machine",
+        }
     }
-    let header = FileHeader::parse_tail((LittleEndian, Class::ELF64, 0, 0), rest);
-    let header = header.map_err(|_| CUT)?;
-    let is_ours = ident[EI_CLASS] == ELFCLASS64 && ident[EI_DATA] == ELFDATA2LSB;
-    if !is_ours || header.e_machine != EM_X86_64 {
-        return Err("it is a program for another machine");
+}
+
+/// The headers of an ELF file of this machine.
+pub struct ElfHeaders {
+    header: FileHeader<LittleEndian>,
+}
+
+impl ElfHeaders {
+    /// Reads the file's header.
+    ///
+    /// # Errors
+    /// The file is no program of this machine.
+    pub fn read(file: &impl AsFd) -> Result<ElfHeaders, NotProgram> {
+        let mut bytes = [0u8; HEADER_BYTES];
+        read_whole(file, &mut bytes, 0).map_err(NotProgram::Damaged)?;
+        let (ident, rest) = bytes.split_at(EI_NIDENT);
+        if !ident.starts_with(&ELFMAGIC) {
+            return Err(NotProgram::Damaged("it is no ELF file"));
+        }
+        let header = FileHeader::parse_tail((LittleEndian, Class::ELF64, 0, 0), rest);
+        let header = header.map_err(|_| NotProgram::Damaged(CUT))?;
+        let is_ours = ident[EI_CLASS] == ELFCLASS64 && ident[EI_DATA] == ELFDATA2LSB;
+        if !is_ours || header.e_machine != EM_X86_64 {
+            return Err(NotProgram::OtherMachine);
+        }
+        if header.e_phentsize as usize != ENTRY_BYTES {
+            return Err(NotProgram::Damaged("its headers have a wrong size"));
+        }
+        Ok(ElfHeaders { header })
     }
-    if !matches!(header.e_type, ET_EXEC | ET_DYN) || header.e_phentsize as usize != ENTRY_BYTES {
-        return Err("it is not a program");
+
+    /// Returns the program headers in the order of the file.
+    pub fn entries(
+        &self,
+        file: &impl AsFd,
+    ) -> impl Iterator<Item = Result<ProgramHeader, &'static str>> {
+        (0..u64::from(self.header.e_phnum)).map(|n| {
+            let mut entry = [0u8; ENTRY_BYTES];
+            let at = self.header.e_phoff.checked_add(n * ENTRY_BYTES as u64).ok_or(CUT)?;
+            read_whole(file, &mut entry, at)?;
+            ProgramHeader::parse_at(LittleEndian, Class::ELF64, &mut 0, &entry).map_err(|_| CUT)
+        })
     }
-    Ok(header)
 }
 
 fn read_whole(file: &impl AsFd, to: &mut [u8], at: u64) -> Result<(), &'static str> {
