@@ -242,6 +242,7 @@ static void copies(void) {
         if (pid == 0) _exit(run_copy(NULL));
         int status = wait_for(pid);
         check(memory, LEN, 1);
+        if (!(WIFEXITED(status) && WEXITSTATUS(status) == 7)) fprintf(stderr, "way %d: status %x\n", way, status);
         NEED(WIFEXITED(status) && WEXITSTATUS(status) == 7);
     }
 }
@@ -360,7 +361,9 @@ static void grown(void) {
             check(memory + LEN, (i + 1) * UNIT, 2);
             _exit(5);
         }
-        NEED(WEXITSTATUS(wait_for(pid)) == 5);
+        int status = wait_for(pid);
+        if (status != 5 << 8) fprintf(stderr, "grown: status %x\n", status);
+        NEED(WEXITSTATUS(status) == 5);
         move(2 * LEN);
         fill_from(memory + LEN + i * UNIT, UNIT, 2, i * UNIT / PAGE);
         check(memory, LEN, 1);
