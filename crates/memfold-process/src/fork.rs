@@ -186,9 +186,11 @@ impl ManagedProgram {
                 if self.paging.hides() {
                     let _ = self.paging.unregister(&(start..end));
                 }
-                // Otherwise the kernel may map zeros around a page that is put, in pages that are
-                // still to be put.
-                huge::forbid(start..end);
+                if away > 0 {
+                    // Otherwise the kernel may map zeros around a page that is put, in pages that
+                    // are still to be put.
+                    huge::forbid(start..end);
+                }
             });
             self.pager.fork().each_away(|page, bytes| {
                 // A resident page is newer than its stored copy. For a page that the kernel has

@@ -226,6 +226,12 @@ static long without_libc(long number, long a) {
     return result;
 }
 
+/* Says how a child ended, if it did not exit with this code. */
+static void need_exit(int status, int code) {
+    if (status != code << 8) fprintf(stderr, "a child ended with status %x\n", status);
+    NEED(WIFEXITED(status) && WEXITSTATUS(status) == code);
+}
+
 /* Children made without running the pthread_atfork handlers find every byte. */
 static void copies(void) {
     folded();
@@ -242,8 +248,7 @@ static void copies(void) {
         if (pid == 0) _exit(run_copy(NULL));
         int status = wait_for(pid);
         check(memory, LEN, 1);
-        if (!(WIFEXITED(status) && WEXITSTATUS(status) == 7)) fprintf(stderr, "way %d: status %x\n", way, status);
-        NEED(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+        need_exit(status, 7);
     }
 }
 
@@ -361,9 +366,7 @@ static void grown(void) {
             check(memory + LEN, (i + 1) * UNIT, 2);
             _exit(5);
         }
-        int status = wait_for(pid);
-        if (status != 5 << 8) fprintf(stderr, "grown: status %x\n", status);
-        NEED(WEXITSTATUS(status) == 5);
+        need_exit(wait_for(pid), 5);
         move(2 * LEN);
         fill_from(memory + LEN + i * UNIT, UNIT, 2, i * UNIT / PAGE);
         check(memory, LEN, 1);

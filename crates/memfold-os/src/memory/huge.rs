@@ -7,17 +7,15 @@ use core::ops::Range;
 /// Allows huge pages in a mapping. Pass it whole, because a mapping with the mark on a part is
 /// split.
 pub fn allow(addrs: Range<usize>) {
-    let args = [addrs.start, addrs.end - addrs.start, libc::MADV_HUGEPAGE as usize, 0, 0, 0];
     // SAFETY: the advice changes how pages are made, and no byte.
-    let _ = unsafe { system_call(libc::SYS_madvise, args) };
+    unsafe { advise(addrs, libc::MADV_HUGEPAGE) };
 }
 
 /// Forbids large folios in the mappings of a range, so that a touch of one missing page maps one
 /// page.
 pub fn forbid(addrs: Range<usize>) {
-    let args = [addrs.start, addrs.end - addrs.start, libc::MADV_NOHUGEPAGE as usize, 0, 0, 0];
     // SAFETY: the advice changes how pages are made, and no byte.
-    let _ = unsafe { system_call(libc::SYS_madvise, args) };
+    unsafe { advise(addrs, libc::MADV_NOHUGEPAGE) };
 }
 
 /// Makes a huge page of each aligned 2 MiB inside a range whose pages are all present. Random
@@ -26,8 +24,14 @@ pub fn collapse(addrs: Range<usize>) {
     let (start, end) = (addrs.start.next_multiple_of(MAX_BYTES), addrs.end & !(MAX_BYTES - 1));
     for at in (start..end.max(start)).step_by(MAX_BYTES) {
         // SAFETY: the bytes are unchanged, also for threads that read and write them meanwhile.
-        let _ = unsafe {
-            system_call(libc::SYS_madvise, [at, MAX_BYTES, libc::MADV_COLLAPSE as usize, 0, 0, 0])
-        };
+        unsafe { advise(at..at + MAX_BYTES, libc::MADV_COLLAPSE) };
     }
+}
+
+/// # Safety
+/// - The advice changes no byte.
+unsafe fn advise(addrs: Range<usize>, advice: i32) {
+    let args = [addrs.start, addrs.end - addrs.start, advice as usize, 0, 0, 0];
+    // SAFETY: the caller promises that no byte changes.
+    let _ = unsafe { system_call(libc::SYS_madvise, args) };
 }
