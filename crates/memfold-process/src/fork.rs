@@ -148,7 +148,8 @@ impl ManagedProgram {
             return unserved_later(format_args!("in a child of fork: {e}"));
         }
         self.keep_descriptors();
-        let mut done: Result<(), Errno> = Ok(());
+        let (start, len) = self.pager.frames_zone();
+        let mut done = self.paging.register_frames(start, len);
         // SAFETY: this is the only thread, and it holds the locks of the copy.
         unsafe {
             self.pager.fork().begin_in_child(&self.pagemap, |start, end| {

@@ -86,7 +86,9 @@ impl Paging {
         }
     }
 
-    /// Registers the engine's frames.
+    /// Registers the engine's frames, but not for write protection: a protected page that the kernel
+    /// has swapped out keeps its protection when it is moved to a frame (`move_swap_pte` in
+    /// `mm/userfaultfd.c`). The engine writes to frames, and nothing would serve that fault.
     ///
     /// # Errors
     /// The kernel's error.
@@ -99,7 +101,7 @@ impl Paging {
         }
     }
 
-    /// Registers a range of the parent in a child of fork. Hidden memory needs nothing, because it
+    /// Registers a range of the program in a child of fork. Hidden memory needs nothing, because it
     /// is hidden in the child too.
     ///
     /// # Errors

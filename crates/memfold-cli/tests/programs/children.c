@@ -401,6 +401,45 @@ static void later(void) {
     NEED(syscall(SYS_clone3, end - 512, PAGE) == -1 && errno == EFAULT);
 }
 
+/* Counts the pages of `[at, at + len)` that are in the kernel's swap. */
+static size_t swapped(void *at, size_t len) {
+    int fd = open("/proc/self/pagemap", O_RDONLY);
+    size_t n = 0;
+    uint64_t entry;
+    for (size_t p = 0; p < len; p += PAGE) {
+        NEED(pread(fd, &entry, 8, ((uintptr_t)at + p) / PAGE * 8) == 8);
+        n += entry >> 62 & 1;
+    }
+    close(fd);
+    return n;
+}
+
+/* A child reads single pages, and the kernel swaps them out. The child then reads the pages around
+ * them, so that each is folded with its block while it is in the kernel's swap. The engine uses its
+ * frame for other pages later. */
+static void swap_of_read(void) {
+    folded();
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0) {
+        size_t most = 0;
+        for (int i = 0; i < 4; i++) {
+            read_apart(memory, LEN, 1);
+            size_t pages = LEN / APART, now = 0;
+            for (int n = 0; n < 1000 && now < pages / 2; n++) usleep(1000), now = swapped(memory, LEN);
+            most = now > most ? now : most;
+            for (size_t p = 0; p < LEN; p += PAGE)
+                if (p % APART) check_from(memory + p, PAGE, 1, p / PAGE);
+            push_out(memory, LEN);
+        }
+        check(memory, LEN, 1);
+        NEED(most > 0);
+        _exit(5);
+    }
+    need_exit(wait_for(pid), 5);
+    check(memory, LEN, 1);
+}
+
 int main(int argc, char **argv) {
     NEED(argc == 2);
     if (is(argv[1], "spawn")) other_programs();
@@ -418,6 +457,7 @@ int main(int argc, char **argv) {
     else if (is(argv[1], "grown")) grown();
     else if (is(argv[1], "reread")) reread();
     else if (is(argv[1], "later")) later();
+    else if (is(argv[1], "swapped")) swap_of_read();
     else return 2;
     puts("right");
     return 0;

@@ -121,18 +121,16 @@ impl Fork<'_> {
     }
 
     /// In a child, after [`Fork::begin_copy`] in its parent, and before [`Fork::end_copy`]: no
-    /// hold of other threads came along, and requests may be made. `register` is called for the
-    /// frames and for each managed part: nothing of it is registered. Nothing may have come there
-    /// by itself meanwhile (`Mappings::drop_strays`).
+    /// hold of other threads came along, and requests may be made. `register` is called for each
+    /// managed part: nothing of it is registered. Nothing may have come there by itself meanwhile
+    /// (`Mappings::drop_strays`). The caller has registered the frames.
     ///
     /// # Safety
     /// - The caller is the only thread.
-    pub unsafe fn begin_in_child(&self, pagemap: &Pagemap, mut register: impl FnMut(usize, usize)) {
+    pub unsafe fn begin_in_child(&self, pagemap: &Pagemap, register: impl FnMut(usize, usize)) {
         // SAFETY: by the caller's promise.
         unsafe { self.holds.reset_in_child() };
         self.table.begin_generation();
-        let (start, len) = self.mapper.frames_zone();
-        register(start, start + len);
         // SAFETY: by the caller's promise.
         unsafe { self.each_area_in_child(register) };
         // SAFETY: nobody changes areas.

@@ -114,3 +114,8 @@ fn a_heap_that_the_kernel_swaps_out_stays_right() {
 fn children_of_what_the_kernel_swaps_out_stay_right() {
     assert_right_swapped("children", 48, &["copies", "grown"]);
 }
+
+#[test]
+fn a_child_reuses_frames_of_protected_pages_that_the_kernel_has_swapped_out() {
+    assert_right_swapped("children", 16, &["swapped"]);
+}
