@@ -13,9 +13,9 @@
 //! | `Program` | a patched site jumps | `Coming` | `patch/entry.rs` |
 //! | `Program` | a signal | its handler begins (`Program`) | `signals::deliver` |
 //! | `Coming` | the thread's record is found | `Working` | `patch/entry.rs`, `trap::on_patched` |
-//! | `Coming` | it isn't found | traps: `Program`, `Working` | `TRAP_CALL` |
+//! | `Coming` | it isn't found | traps: `Program`, `Working` | `STEP_CALL` |
 //! | `Coming` | a signal | pending; `Coming` | `signals::defer` |
-//! | `Working` | the call needs a context ([`NEEDS_CONTEXT`]) | traps: `Working` | `TRAP_CALL` |
+//! | `Working` | the call needs a context ([`NEEDS_CONTEXT`]) | traps: `Working` | `STEP_CALL` |
 //! | `Working` | the call is to be made | `Looking` | `entry::call` |
 //! | `Working` | trapped, and all is done | `Leaving` | `trap::on_signal` |
 //! | `Working` | patched, and all is done | `LookingBack` | `patch/entry.rs` |
@@ -29,12 +29,12 @@
 //! | `Leaving` | a signal is pending | writes its frame; `Leaving` | `signals::deliver_pending` |
 //! | `Leaving` | a signal | pending; `Leaving` from its start | `CallStage::interrupted` |
 //! | `LookingBack` | nothing is pending | `Back` | `patch/entry.rs` |
-//! | `LookingBack` | a signal is pending | traps: `Working`, `Leaving` | `TRAP_DONE` |
+//! | `LookingBack` | a signal is pending | traps: `Working`, `Leaving` | `STEP_DONE` |
 //! | `LookingBack` | a signal | pending; checks again | `CallStage::interrupted` |
 //! | `Back` | the jump, or a signal | `Program` | `patch/entry.rs`, `trap::on_signal` |
 //!
-//! From the kernel the thread returns to `Working` with the call's result. `TRAP_CALL` and
-//! `TRAP_DONE` are the instructions that `patch/entry.rs` jumps to in order to trap.
+//! From the kernel the thread returns to `Working` with the call's result. At `STEP_CALL` and
+//! `STEP_DONE` a step has instructions that trap.
 //!
 //! A call that was called off has done nothing. The program continues at the call's instruction, so
 //! it makes the call again when the handler returns, as the kernel does with SA_RESTART. Some calls

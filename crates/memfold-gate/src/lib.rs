@@ -28,6 +28,7 @@ pub use arm_running::start_late;
 pub use keeper::{
     BadAddress, Ending, Keeper, KeeperFault, KeeperHold, NamedSpan, Names, NoHoldRoom, RefusedCall,
 };
+pub use patch::note_entry;
 pub use threads::{all_are_gone, child, first_has_exited, hand_over, serve_errands};
 pub use touch::{read_bytes, touch, write_bytes};
 
@@ -56,8 +57,9 @@ pub enum WhyNot {
 }
 
 /// Arms the process. From now on each system call of the calling thread passes the gate, and so do
-/// the calls of all threads and processes that it makes. Call sites of libc that are used often are
-/// patched to enter the gate by a jump. A jump costs a thirtieth of a trap.
+/// the calls of all threads and processes that it makes. Call sites of libc, and of the program's own
+/// code after [`note_entry`], are patched to enter the gate by a jump if they are used often. A jump
+/// costs a thirtieth of a trap.
 ///
 /// # Errors
 /// The process can't be armed. No call passes the gate then.

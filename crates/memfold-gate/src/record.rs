@@ -72,6 +72,8 @@ pub struct GateThread {
     pub alternate: Cell<AlternateStack>,
     /// The signal by which a filter of the program has refused the last call.
     pub refused: Cell<Option<SignalInfo>>,
+    /// The number of the last call from a patched site.
+    pub patched: Cell<usize>,
     /// True if the thread's calls don't pass the gate and all memory is resident for it. It is a
     /// child of vfork that has asked the kernel to refuse calls that the gate needs, or it has
     /// asked to be traced.

@@ -9,10 +9,11 @@ use crate::entry;
 use crate::frame::{SignalContext, SignalInfo};
 use crate::keeper::{Keeper, KeeperFault, RefusedCall};
 use crate::patch;
-use crate::patch::entry::{BELOW, EnteredCall};
+use crate::patch::entry::EnteredCall;
+use crate::patch::steps::{Step, StepTrap, learn};
 use crate::record::{GateThread, KEEPER, REFUSED};
 use crate::signals::{block_all, defer, deliver, deliver_pending, end_by, set_mask};
-use crate::touch::{fix_up, read};
+use crate::touch::fix_up;
 use crate::user_dispatch::{DispatchVerdict, SYS_USER_DISPATCH};
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_os::raw::system_call;
@@ -43,9 +44,9 @@ pub unsafe extern "C" fn on_signal(
     let on_slot = record.contains(context.regs.rsp as usize);
     match CallStage::of(context.regs.rip as usize, on_slot) {
         CallStage::Program => {}
-        // The entry has trapped, or its push has faulted on a folded page. A signal that arrived
-        // earlier in the entry has blocked all others. It is delivered when this handler is left,
-        // so the program's own mask is put back first.
+        // The step has trapped. A signal that arrived earlier in the step or the entry has blocked
+        // all others. It is delivered when this handler is left, so the program's own mask is put
+        // back first.
         CallStage::Coming | CallStage::Back if info.is_fault() => {
             if record.pending.load(SeqCst) != 0 {
                 context.mask = record.mask_before.get();
@@ -147,29 +148,23 @@ fn from_program(
     info: &SignalInfo,
 ) {
     let after = context.regs.rip as usize;
-    let (call, done) = patch::entry::traps();
-    let is_at = |trap: usize| trap != 0 && after == trap + SYSCALL_BYTES as usize;
-    if !is_at(call) && !is_at(done) {
+    let Some((step, trap)) = Step::trapped(after) else {
         let (nr, args) = context.regs.call();
         // A child of vfork may be killed at any time, so it must take no lock.
         if record.is_of_first_process() && passes(record, after) && is_plain(nr, &args) {
             patch::note_trap(after, nr);
         }
         return trapped(keeper, record, context, info);
-    }
-    // The entry has put both words there (`BelowStack`).
-    let sp = context.regs.rsp as usize;
-    let (Ok(nr), Ok(resume)) = (read::<usize>(sp - 8), read::<usize>(sp)) else {
-        return deliver(record, context, &SignalInfo::forced(libc::SIGSEGV));
     };
-    context.regs.rip = resume as u64;
-    context.regs.rsp += BELOW as u64;
-    patch::entry::learn(record);
-    if is_at(call) {
-        trapped(keeper, record, context, info);
-    } else if context.regs.rax as isize == CALLED_OFF {
-        context.regs.rip -= SYSCALL_BYTES;
-        context.regs.rax = nr as u64;
+    context.regs.rip = step.site_end() as u64;
+    learn(record);
+    match trap {
+        StepTrap::Call => trapped(keeper, record, context, info),
+        StepTrap::Done if context.regs.rax as isize == CALLED_OFF => {
+            context.regs.rip -= SYSCALL_BYTES;
+            context.regs.rax = record.patched.get() as u64;
+        }
+        StepTrap::Done => {}
     }
 }
 
@@ -186,7 +181,9 @@ pub unsafe extern "C" fn on_patched(
     // frame stays until this returns.
     let (record, entered) = unsafe { (&*record, &*entered) };
     record.refused.set(None);
-    let keeper = KEEPER.get().filter(|_| passes(record, entered.resume));
+    record.patched.set(entered.nr);
+    let site_end = Step::of(entered).site_end();
+    let keeper = KEEPER.get().filter(|_| passes(record, site_end));
     let made = keeper.and_then(|keeper| make_plain(keeper, record, entered.nr, &entered.args()));
     match made {
         Some(made) if record.take_refused(entered.nr, made).is_none() => made,

@@ -66,15 +66,24 @@ impl InitialStack {
 
     /// Replaces the value of this kind in the auxiliary vector, if it is there.
     pub fn set_auxiliary(&self, kind: u64, value: usize) {
+        if let Some(pair) = self.find_auxiliary(kind) {
+            // SAFETY: the pair lies in the vector, and only one thread uses it.
+            unsafe { (*pair)[1] = value };
+        }
+    }
+
+    /// Returns the value of this kind in the auxiliary vector.
+    pub fn auxiliary(&self, kind: u64) -> Option<usize> {
+        // SAFETY: the pair lies in the vector, and only one thread uses it.
+        self.find_auxiliary(kind).map(|pair| unsafe { (*pair)[1] })
+    }
+
+    fn find_auxiliary(&self, kind: u64) -> Option<*mut [usize; 2]> {
         let vector = self.vector();
         // SAFETY: the vector ends in a pair of kind 0, and only one thread uses it.
         unsafe {
-            let mut pairs = (0..).map(|n| vector.add(n));
-            let found = pairs
-                .find(|pair| matches!((**pair)[0], found if found == 0 || found == kind as usize));
-            if let Some(pair) = found.filter(|pair| (**pair)[0] != 0) {
-                (*pair)[1] = value;
-            }
+            let mut pairs = (0..).map(|n| vector.add(n)).take_while(|pair| (**pair)[0] != 0);
+            pairs.find(|pair| (**pair)[0] == kind as usize)
         }
     }
 

@@ -187,6 +187,7 @@ fn start(config: Config, stack: &InitialStack) {
             return;
         }
     }
+    memfold_gate::note_entry(stack.auxiliary(libc::AT_ENTRY).unwrap_or_default());
     // SAFETY: the constructor calls this once, before the program has threads; the engine's threads
     // are bare ones. The keeper's calls are instructions of this library, which is one executable
     // segment. Calls that it makes through libc come from inside the gate, which lets them through.

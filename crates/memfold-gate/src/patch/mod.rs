@@ -1,8 +1,9 @@
-//! Patches system call sites of libc and the loader that are used often. A patched site enters the
-//! gate by a jump, which costs a thirtieth of a trap.
+//! Patches system call sites of the program, libc and the loader that are used often. A patched site
+//! enters the gate by a jump, which costs a thirtieth of a trap. Code that the program writes, or
+//! maps later, always traps.
 //!
 //! A site is patched when it has trapped [`HOT`] times, so that short programs copy no page of
-//! libc. Other threads may run through the site meanwhile, and it isn't known which jumps lead
+//! code. Other threads may run through the site meanwhile, and it isn't known which jumps lead
 //! there. There are two ways:
 //! - In `mov $nr,%eax; syscall` a jump replaces the first instruction, which has the same length. A
 //!   thread that is at the second instruction, or jumps there, traps as before. The jump is written
@@ -10,19 +11,22 @@
 //! - Elsewhere a short jump replaces the two bytes of the system call, in one store. It leads to a
 //!   long jump in the padding after a return nearby ([`padding`]).
 //!
+//! Either jump leads to a step ([`steps`]), and the step to the entry ([`entry`]).
+//!
 //! In both ways the last instruction of the site ends where it did. A handler of the program sees
 //! the same address, and a call that is made again starts from there.
 pub mod entry;
 mod padding;
+pub mod steps;
 
-use crate::patch::entry::{BELOW, PatchHandler, set_up};
+use crate::patch::entry::{PatchHandler, set_up};
 use crate::patch::padding::JUMP_BYTES;
+use crate::patch::steps::{Steps, protect};
 use core::mem::forget;
-use core::ops::ControlFlow;
+use core::ops::{ControlFlow, Range};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use memfold_os::maps::{Vma, each_area};
-use memfold_os::memory::zone::Zone;
-use memfold_os::raw::{LINE_BYTES, system_call};
+use memfold_os::raw::LINE_BYTES;
 use memfold_os::sync::StaticMutex;
 use memfold_os::thread::capabilities;
 use memfold_os::units::PAGE_SIZE;
@@ -33,26 +37,13 @@ const HOT: u32 = 8;
 const COUNTERS: usize = 1024;
 static HITS: [AtomicU32; COUNTERS] = [const { AtomicU32::new(0) }; COUNTERS];
 static ON: AtomicBool = AtomicBool::new(false);
-static HANDLER: AtomicUsize = AtomicUsize::new(0);
-static START: AtomicUsize = AtomicUsize::new(0);
+/// The address at which the program begins, or 0.
+static ENTRY: AtomicUsize = AtomicUsize::new(0);
 
-const SITES_BYTES: usize = 64 << 10;
-const STRIDE: usize = 32;
-/// The number of strides at the start, which hold the entry's address and the two instructions that
-/// trap.
-const HEAD_STRIDES: usize = 2;
-const TRAP_DONE: usize = 8;
-const TRAP_CALL: usize = 16;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-const UD2: [u8; 2] = [0x0f, 0x0b];
-/// `mov (%rsp),%rcx; lea 136(%rsp),%rsp; jmp *%rcx`. It leads an unarmed thread back to the site
-/// after the kernel has made its call.
-const BACK: [u8; 14] = [0x48, 0x8b, 0x0c, 0x24, 0x48, 0x8d, 0xa4, 0x24, 136, 0, 0, 0, 0xff, 0xe1];
-const _: () = assert!(BELOW == 136);
 const MOV_BYTES: usize = 5;
 const SITE_BYTES: usize = MOV_BYTES + SYSCALL.len();
 const _: () = assert!(MOV_BYTES == JUMP_BYTES);
-const TEXTS: usize = 4;
 const HALVES: usize = 32;
 /// The address below which nothing is mapped (`vm.mmap_min_addr`). A `mov` is replaced only if its
 /// number is below half of this.
@@ -61,15 +52,13 @@ const LOWEST: usize = 1024;
 const REACH: usize = 112;
 
 struct PatchedSites {
-    /// The start and end of each text of libc and the loader.
-    texts: [(usize, usize); TEXTS],
     /// The second halves of padding of which one jump uses the first half. 0 marks a free entry.
     halves: [usize; HALVES],
-    used: usize,
+    steps: Steps,
 }
 
 static SITES: StaticMutex<PatchedSites> =
-    StaticMutex::new(PatchedSites { texts: [(0, 0); TEXTS], halves: [0; HALVES], used: 0 });
+    StaticMutex::new(PatchedSites { halves: [0; HALVES], steps: Steps::new() });
 
 /// Allows patching of sites. `handler` makes their calls. Does nothing if the kernel doesn't let
 /// programs read `fs`.
@@ -77,15 +66,19 @@ pub fn allow(handler: PatchHandler) {
     /// The bit of `AT_HWCAP2` that tells that programs may read `fs`.
     const FSGSBASE: usize = 2;
     if capabilities().1 & FSGSBASE != 0 {
-        HANDLER.store(handler as *const () as usize, SeqCst);
+        set_up(handler);
         ON.store(true, SeqCst);
     }
 }
 
+/// Notes the address at which the program begins, so that sites of its own code are patched too.
+pub fn note_entry(entry: usize) {
+    ENTRY.store(entry, SeqCst);
+}
+
 /// Returns whether the instruction at `at` lies between a patched site and the gate's stack.
 pub fn contains(at: usize) -> bool {
-    let start = START.load(Relaxed);
-    entry::contains(at) || start != 0 && at.wrapping_sub(start) < SITES_BYTES
+    entry::contains(at) || steps::contains(at)
 }
 
 /// Notes that call `nr` has trapped at the instruction that ends at `after`. Patches the site when
@@ -118,27 +111,21 @@ pub unsafe fn resume() {
 
 impl PatchedSites {
     fn patch(&mut self, after: usize, nr: usize) {
-        if self.used == 0 && !self.prepare() {
-            return ON.store(false, SeqCst);
-        }
-        if !self.texts.iter().any(|text| text.0 + BEFORE < after - SITE_BYTES && after < text.1)
-            || (self.used + 1) * STRIDE > SITES_BYTES
-        {
-            return;
-        }
-        let step = START.load(SeqCst) + self.used * STRIDE;
         let site = after - SITE_BYTES;
+        let Some(text) = text_of(site - BEFORE..after) else { return };
         if sets_number(site, nr) {
-            self.go_by(step, Some(nr), after, (site, MOV_BYTES), |distance| {
+            let Some(step) = self.steps.add(text.start, Some(nr), after) else { return };
+            go_by(step, after, (site, MOV_BYTES), |distance| {
                 // SAFETY: `sets_number` found that the five bytes at `site` are one whole
                 // instruction, and that the first four lie in one line. `go_by` has made the page
                 // writable.
                 unsafe { replace(site, distance) };
             });
         } else if (after - 2) % LINE_BYTES < LINE_BYTES - 1
-            && let Some(room) = self.room_near(after)
+            && let Some(room) = self.room_near(after, &text)
         {
-            self.go_by(step, None, after, (room, JUMP_BYTES), |distance| {
+            let Some(step) = self.steps.add(text.start, None, after) else { return };
+            go_by(step, after, (room, JUMP_BYTES), |distance| {
                 // SAFETY: `go_by` has made the pages writable. `padding` found that no code runs
                 // through the bytes at `room`. The two bytes of the system call lie in one line, as
                 // checked above.
@@ -147,48 +134,21 @@ impl PatchedSites {
         }
     }
 
-    /// Makes the step of a site, and then lets `write` write the jump that leads there. `jump` is
-    /// the address and the length of that jump. `write` gets the jump's distance.
-    fn go_by(
-        &mut self,
-        step: usize,
-        nr: Option<usize>,
-        after: usize,
-        jump: (usize, usize),
-        write: impl FnOnce(i32),
-    ) {
-        let Ok(distance) = i32::try_from(step.wrapping_sub(jump.0 + jump.1) as isize) else {
-            return;
-        };
-        let page = jump.0.min(after - SITE_BYTES) & !(PAGE_SIZE - 1);
-        let bytes = (jump.0 + jump.1).max(after).next_multiple_of(PAGE_SIZE) - page;
-        if !protect(START.load(SeqCst), SITES_BYTES, true) {
-            return;
-        }
-        self.write_step(step, nr, after);
-        self.used += 1;
-        protect(START.load(SeqCst), SITES_BYTES, false);
-        if protect(page, bytes, true) {
-            write(distance);
-            protect(page, bytes, false);
-        }
-    }
-
     /// Finds room for a long jump that a short jump at the system call before `after` can reach.
-    fn room_near(&mut self, after: usize) -> Option<usize> {
+    fn room_near(&mut self, after: usize, text: &Range<usize>) -> Option<usize> {
         let reach = after - REACH..after + REACH;
         if let Some(half) = self.halves.iter_mut().find(|half| reach.contains(half)) {
             return Some(core::mem::take(half));
         }
-        let text = self
-            .texts
-            .iter()
-            .find(|text| text.0 < reach.start && reach.end + padding::LONGEST < text.1)?;
-        let from = reach.start.max(text.0 + padding::BEFORE);
-        // SAFETY: the bytes from `padding::BEFORE` before `at` to `padding::LONGEST` after it lie
-        // in one text, as checked above. The text stays mapped and readable.
-        let found =
-            (from..reach.end).find_map(|at| unsafe { padding::at(at) }.map(|len| (at, len)));
+        let from = reach.start.max(text.start + padding::BEFORE);
+        let to = reach.end.min(text.end.checked_sub(padding::LONGEST)?);
+        // A thread has trapped at `after`, so an instruction begins there.
+        let room = |at| {
+            // SAFETY: the bytes from `padding::BEFORE` before `at` to `padding::LONGEST` after it
+            // lie in one text, as checked above. The text stays mapped and readable.
+            unsafe { padding::at(at, at == after + 1) }.map(|len| (at, len))
+        };
+        let found = (from..to).find_map(room);
         let (at, len) = found?;
         if len >= 2 * JUMP_BYTES
             && let Some(free) = self.halves.iter_mut().find(|half| **half == 0)
@@ -197,63 +157,43 @@ impl PatchedSites {
         }
         Some(at)
     }
+}
 
-    fn prepare(&mut self) -> bool {
-        let mut found = 0;
-        let read = each_area(|area| {
-            if area.executable && is_libc(area) && found < TEXTS {
-                self.texts[found] = (area.start, area.end);
-                found += 1;
-            }
-            ControlFlow::Continue(())
-        });
-        let Some(zone) = Zone::reserve(SITES_BYTES, PAGE_SIZE).ok().filter(|_| read.is_ok()) else {
-            return false;
-        };
-        let start = zone.start();
-        let mut head = [0u8; HEAD_STRIDES * STRIDE];
-        let mut put = |at: usize, bytes: &[u8]| head[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, &entry::entry().to_le_bytes());
-        put(TRAP_DONE, &SYSCALL);
-        put(TRAP_DONE + SYSCALL.len(), &UD2);
-        put(TRAP_CALL, &SYSCALL);
-        put(TRAP_CALL + SYSCALL.len(), &BACK);
-        // SAFETY: the zone is new, so no other code uses it, and it has SITES_BYTES bytes. `head`
-        // is shorter.
-        unsafe { core::ptr::copy_nonoverlapping(head.as_ptr(), zone.as_ptr(), head.len()) };
-        forget(zone);
-        // SAFETY: sites are patched only if ON is set, and `allow` stores a `PatchHandler` before
-        // it sets ON.
-        let handler = unsafe { core::mem::transmute::<usize, PatchHandler>(HANDLER.load(SeqCst)) };
-        set_up(handler, start + TRAP_CALL, start + TRAP_DONE);
-        START.store(start, SeqCst);
-        self.used = HEAD_STRIDES;
-        protect(start, SITES_BYTES, false)
+/// Lets `write` write the jump that leads to a step. `jump` is the address and the length of that
+/// jump. `write` gets the jump's distance.
+fn go_by(step: usize, after: usize, jump: (usize, usize), write: impl FnOnce(i32)) {
+    let Ok(distance) = i32::try_from(step.wrapping_sub(jump.0 + jump.1) as isize) else {
+        return;
+    };
+    let page = jump.0.min(after - SITE_BYTES) & !(PAGE_SIZE - 1);
+    let bytes = (jump.0 + jump.1).max(after).next_multiple_of(PAGE_SIZE) - page;
+    if protect(page, bytes, true) {
+        write(distance);
+        protect(page, bytes, false);
     }
+}
 
-    /// Writes the step from a site to the entry. The step sets the call's number, if `nr` is given,
-    /// and the address to continue at.
-    fn write_step(&self, at: usize, nr: Option<usize>, after: usize) {
-        let (mut step, mut used) = ([0xccu8; STRIDE], 0);
-        let mut add = |bytes: &[u8]| {
-            step[used..used + bytes.len()].copy_from_slice(bytes);
-            used += bytes.len();
-            used
-        };
-        if let Some(nr) = nr {
-            add(&[0xb8]);
-            add(&(nr as u32).to_le_bytes());
+/// Returns the addresses of the mapping that holds this code, if its sites may be patched: code
+/// from the file of the program, libc or the loader, as it was mapped. A page that was patched may
+/// be a mapping of its own.
+fn text_of(code: Range<usize>) -> Option<Range<usize>> {
+    let (mut of_code, mut of_program) = (None, None);
+    let entry = ENTRY.load(SeqCst);
+    let read = each_area(|area| {
+        let range = area.start..area.end;
+        if range.contains(&code.start) && code.end <= area.end {
+            of_code = Some(*area);
         }
-        // movabs $after,%rcx
-        add(&[0x48, 0xb9]);
-        add(&after.to_le_bytes());
-        // jmp *entry(%rip)
-        let end = add(&[0xff, 0x25]) + 4;
-        add(&(-((self.used * STRIDE + end) as i32)).to_le_bytes());
-        // SAFETY: the stride at `at` lies in the zone, which the caller has made writable. No site
-        // leads there yet, so no thread runs it.
-        unsafe { core::ptr::copy_nonoverlapping(step.as_ptr(), at as *mut u8, STRIDE) };
-    }
+        if range.contains(&entry) {
+            of_program = Some(*area);
+        }
+        ControlFlow::Continue(())
+    });
+    let area = of_code.filter(|_| read.is_ok())?;
+    let is_text = area.private && area.readable && !area.writable && area.executable;
+    let is_programs = area.inode != 0
+        && of_program.is_some_and(|its| (its.inode, its.name()) == (area.inode, area.name()));
+    (is_text && (is_programs || is_libc(&area))).then_some(area.start..area.end)
 }
 
 /// The number of bytes before a site that are checked.
@@ -273,10 +213,14 @@ fn sets_number(site: usize, nr: usize) -> bool {
         && !may_go_on(before)
 }
 
+/// Returns whether an area is of libc or the loader, of glibc or musl.
 fn is_libc(area: &Vma) -> bool {
     let file = area.name().rsplit(|byte| *byte == b'/').next().unwrap_or(&[]);
+    let begins = |start: &[u8]| file.starts_with(start);
     area.name().contains(&b'/')
-        && (file == b"libc.so.6" || file == b"libpthread.so.0" || file.starts_with(b"ld-linux"))
+        && (matches!(file, b"libc.so.6" | b"libpthread.so.0" | b"libc.so")
+            || begins(b"ld-linux")
+            || begins(b"ld-musl"))
 }
 
 /// Returns whether `mov $nr,%eax` may be the end of a longer instruction that begins in these
@@ -293,15 +237,6 @@ fn may_go_on(before: &[u8]) -> bool {
     let is_alone = matches!(last, 0x0f | 0x40..=0x4f | 0x8d | 0x8f | 0xc4 | 0xc5 | 0xf6 | 0xf7);
     let is_second = escape == 0x0f && matches!(last, 0x0d | 0x18..=0x1f | 0xb0 | 0xb1);
     is_alone || is_second || before.iter().any(|byte| matches!(byte, 0x64 | 0x65))
-}
-
-/// Makes pages executable and readable, and writable if `write` is true. Returns whether that
-/// succeeded.
-fn protect(start: usize, bytes: usize, write: bool) -> bool {
-    let access = libc::PROT_READ | libc::PROT_EXEC | if write { libc::PROT_WRITE } else { 0 };
-    // SAFETY: the pages hold code of libc, the loader or the gate's steps. They stay readable and
-    // executable, and no Rust reference to them exists.
-    unsafe { system_call(libc::SYS_mprotect, [start, bytes, access as usize, 0, 0, 0]) }.is_ok()
 }
 
 /// Writes a jump over the five bytes at `site`.

@@ -1,8 +1,10 @@
-//! Finds padding that no code runs through. It lies behind a function of libc that makes system
-//! calls, and ends where the next function is aligned.
+//! Finds padding that no code runs through. It lies behind a function that makes system calls, and
+//! ends where the next function is aligned.
 //!
 //! A byte `c3` alone doesn't prove a return, because many instructions end in it. After the endings
-//! that [`ends`] knows it does.
+//! that [`ends`] knows it does. Behind `c3` and [`TRAPS_MIN`] instructions that trap, no code
+//! continues either: that many bytes don't fit into the instruction with the `c3`, so code would run
+//! into a trap.
 
 /// The number of bytes before padding that are checked.
 pub const BEFORE: usize = 24;
@@ -24,6 +26,11 @@ const NOPS: [&[u8]; 11] = [
     &[0x66, 0x90],
     &[0x90],
 ];
+/// `int3`, with which Go's linker fills gaps.
+const TRAP: u8 = 0xcc;
+/// The number of traps that prove a return. An instruction has at most eight bytes after its first
+/// three: a displacement and an operand of four bytes each, or an operand of eight.
+const TRAPS_MIN: usize = 9;
 /// The smallest alignment of code that follows padding.
 const ALIGN: usize = 8;
 const RET: u8 = 0xc3;
@@ -33,15 +40,19 @@ const FAILS: [u8; 7] = [0x48, 0xc7, 0xc0, 0xff, 0xff, 0xff, 0xff];
 const JUMP: u8 = 0xeb;
 
 /// Returns the length of the padding that begins at `at`, or `None` if there is none that can hold
-/// a jump.
+/// a jump. `after_one` is true if the byte before `at` is known to begin an instruction.
 ///
 /// # Safety
 /// - [`BEFORE`] bytes before `at` and [`LONGEST`] bytes from `at` on are readable.
-pub unsafe fn at(at: usize) -> Option<usize> {
+pub unsafe fn at(at: usize, after_one: bool) -> Option<usize> {
     // SAFETY: the caller promises that these bytes are readable, and `u8` needs no alignment.
     let bytes = unsafe { &*((at - BEFORE) as *const [u8; BEFORE + LONGEST]) };
     let (before, padding) = bytes.split_at(BEFORE);
-    if !ends(before) {
+    let traps = padding.iter().take_while(|byte| **byte == TRAP).count();
+    if before.ends_with(&[RET]) && traps >= TRAPS_MIN {
+        return Some(traps);
+    }
+    if !(after_one && before.ends_with(&[RET]) || ends(before)) {
         return None;
     }
     let mut len = 0;
@@ -83,11 +94,15 @@ mod tests {
 
     /// Returns the padding at offset `start` of `bytes`. `bytes` are placed at an aligned address.
     fn padding_in(bytes: &[u8], start: usize) -> Option<usize> {
+        padding_behind(bytes, start, false)
+    }
+
+    fn padding_behind(bytes: &[u8], start: usize, after_one: bool) -> Option<usize> {
         const AT: usize = 32;
         let mut code = AlignedCode([0xcc; 64]);
         code.0[AT..AT + bytes.len()].copy_from_slice(bytes);
         // SAFETY: BEFORE bytes before the address and LONGEST from it on lie in `code`.
-        unsafe { at(code.0.as_ptr() as usize + AT + start) }
+        unsafe { at(code.0.as_ptr() as usize + AT + start, after_one) }
     }
 
     #[test]
@@ -122,6 +137,18 @@ mod tests {
         let mut short = [0x90; 16];
         short[7..].copy_from_slice(&[0x48, 0x83, 0xc4, 0x08, 0xc3, 0x0f, 0x1f, 0x40, 0]);
         assert_eq!(padding_in(&short, 12), None);
+        // syscall; ret: only an instruction that begins with this byte is a return.
+        let mut call = [0x0f, 0x05, RET, 0x90, 0x90, 0x90, 0x90, 0x90];
+        assert_eq!((padding_behind(&call, 3, true), padding_in(&call, 3)), (Some(5), None));
+        call[2] = 0xc2;
+        assert_eq!(padding_behind(&call, 3, true), None);
+        // Nine traps after a return, and eight, which may be operands.
+        let mut traps = [0x90; 32];
+        traps[6] = RET;
+        traps[7..16].fill(TRAP);
+        assert_eq!(padding_in(&traps, 7), Some(9));
+        traps[15] = 0x90;
+        assert_eq!(padding_in(&traps, 7), None);
         // Bytes that don't end where code is aligned aren't padding.
         let mut moved = [0x90; 17];
         moved[1..].copy_from_slice(&behind_ret);

@@ -8,7 +8,7 @@ pub mod pagemap;
 pub mod copied;
 
 use crate::Errno;
-use core::ops::ControlFlow;
+use core::ops::{ControlFlow, Range};
 use own::{OwnFile, open};
 use rustix::fd::OwnedFd;
 use rustix::fs::SeekFrom;
@@ -75,6 +75,8 @@ pub mod flag {
     ];
 }
 
+/// The lowest address that a process may map by default (`vm.mmap_min_addr`).
+const LOWEST: usize = 64 << 10;
 /// Most bytes of an area's name that are kept.
 pub const NAME_LEN_MAX: usize = 64;
 
@@ -215,6 +217,25 @@ fn each_area_in(
         Some(area) => each(&area),
         None => ControlFlow::Continue(()),
     })
+}
+
+/// Returns the highest address in `range` at which `len` bytes are free that end in `range` too;
+/// `None` if there is none, or if the map can't be read. Another thread may take it.
+pub fn highest_free(len: usize, range: Range<usize>) -> Option<usize> {
+    let (mut free_from, mut found) = (range.start.max(LOWEST), None);
+    let mut note = |free: Range<usize>| {
+        if free.len() >= len {
+            found = Some(free.end - len);
+        }
+    };
+    each_area(|area| {
+        note(free_from..area.start.min(range.end));
+        free_from = free_from.max(area.end);
+        if area.end < range.end { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })
+    .ok()?;
+    note(free_from..range.end);
+    found
 }
 
 /// Returns the bounds, in bytes, of the private anonymous mapping that holds `addr`; `None` if
@@ -462,5 +483,27 @@ mod tests {
         })
         .unwrap();
         found
+    }
+
+    /// The kernel itself maps nothing at these addresses.
+    #[test]
+    fn highest_free_place_ends_where_the_next_mapping_begins() {
+        const START: usize = 0x2345_0000_0000;
+        let map = |page: usize| {
+            let (at, flags) =
+                (START + page * PAGE_SIZE, MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE);
+            // SAFETY: the kernel replaces no mapping with this flag.
+            unsafe { mmap_anonymous(at as *mut _, PAGE_SIZE, ProtFlags::empty(), flags).unwrap() }
+        };
+        let within = START..START + 6 * PAGE_SIZE;
+        assert_eq!(highest_free(PAGE_SIZE, within.clone()), Some(START + 5 * PAGE_SIZE));
+        let pages = [2, 4, 5].map(map);
+        assert_eq!(highest_free(PAGE_SIZE, within.clone()), Some(START + 3 * PAGE_SIZE));
+        assert_eq!(highest_free(2 * PAGE_SIZE, within.clone()), Some(START));
+        assert_eq!(highest_free(3 * PAGE_SIZE, within), None);
+        for page in pages {
+            // SAFETY: nothing uses the page.
+            unsafe { rustix::mm::munmap(page, PAGE_SIZE).unwrap() };
+        }
     }
 }

@@ -33,6 +33,8 @@ impl ZoneEdge {
     }
 }
 
+const RESERVATION: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
+
 /// Bytes made writable at a time where they count.
 const STEP_BYTES: usize = 256 << 10;
 
@@ -132,14 +134,13 @@ impl Zone {
                 && align.is_power_of_two()
         );
         let whole = len + align - PAGE_SIZE;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let access = if is_counted { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
         // Locked before the mapping exists until it is listed. A thread that finds it in the
         // kernel's map meanwhile, and looks up its owner, waits.
         let mut list = LIST.lock();
         let free = list.free_place().ok_or(Errno::NFILE)?;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
-        let at = unsafe { mmap_anonymous(core::ptr::null_mut(), whole, access, flags)? };
+        let at = unsafe { mmap_anonymous(core::ptr::null_mut(), whole, access, RESERVATION)? };
         let start = at as usize;
         let base = start.next_multiple_of(align);
         // SAFETY: head and tail lie inside the mapping just made and outside [base, base + len).
@@ -151,15 +152,46 @@ impl Zone {
             if start + whole > end {
                 munmap(end as *mut _, start + whole - end)?;
             }
+        }
+        Ok(Zone::enter(&mut list, free, base, len, is_counted))
+    }
+
+    /// Reserves `len` bytes at the address `at`.
+    ///
+    /// # Errors
+    /// EEXIST: something is mapped there. Those of [`Zone::reserve`].
+    ///
+    /// # Panics
+    /// If `len` or `at` is not a multiple of the page size.
+    pub fn reserve_at(len: usize, at: usize) -> Result<Zone, Errno> {
+        assert!(len > 0 && len.is_multiple_of(PAGE_SIZE) && at.is_multiple_of(PAGE_SIZE));
+        let mut list = LIST.lock();
+        let free = list.free_place().ok_or(Errno::NFILE)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = RESERVATION | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: the kernel replaces no mapping with this flag.
+        let at = unsafe { mmap_anonymous(at as *mut _, len, access, flags)? };
+        Ok(Zone::enter(&mut list, free, at as usize, len, false))
+    }
+
+    /// Lists a mapping just made as a zone.
+    fn enter(
+        list: &mut ZoneList<ZONES_MAX>,
+        free: usize,
+        base: usize,
+        len: usize,
+        is_counted: bool,
+    ) -> Zone {
+        // SAFETY: the caller has just made this mapping, and nothing uses it yet.
+        unsafe {
             // Failure is harmless: a kernel without THP returns EINVAL.
             let _ = madvise(base as *mut _, len, Advice::LinuxNoHugepage);
             // A core dump looks at each page of a mapping, present or not: at terabytes it would
             // take minutes.
             let _ = madvise(base as *mut _, len, Advice::LinuxDontDump);
         }
-        let zone = Zone { base: base as *mut u8, len, is_counted };
         list.enter(free, base, base + len);
-        Ok(zone)
+        Zone { base: base as *mut u8, len, is_counted }
     }
 
     /// Makes the first `end` bytes of the part of `len` bytes at `offset` writable, before they are

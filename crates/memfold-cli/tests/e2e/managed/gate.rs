@@ -474,6 +474,11 @@ fn program_dispatches_its_own_system_calls_as_without_memfold() {
 }
 
 #[test]
+fn patched_sites_of_the_program_change_nothing_else() {
+    assert_right("sites", 8, &["reads"]);
+}
+
+#[test]
 fn dispatched_system_calls_take_folded_buffers() {
     assert_right("dispatching", 32, &["folded"]);
     let flags = &["--resident", "8M", "--paging", "protection"];

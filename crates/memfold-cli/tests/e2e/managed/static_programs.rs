@@ -61,6 +61,22 @@ fn static_heap_stays_right() {
 }
 
 #[test]
+fn patched_sites_of_a_static_program_change_nothing_else() {
+    assert_right("sites", 8, &["reads"]);
+}
+
+#[test]
+fn signal_at_each_instruction_of_a_static_programs_call_leaves_none_blocked() {
+    let scratch = Scratch::new();
+    for program in compile_all(&scratch, "stepped") {
+        let Some((output, _)) = folded_in("", &["--resident", "8M"], 16, &[&program, "32"]) else {
+            return;
+        };
+        assert_eq!(output.stdout, b"right\n", "{program}: {output:?}");
+    }
+}
+
+#[test]
 fn static_mappings_stay_right() {
     assert_right("mappings", 20, &["map_fixed_over", "mremap_move", "dontneed", "sealed"]);
 }
