@@ -32,7 +32,6 @@ use core::time::Duration;
 use memfold::config::Size;
 use memfold::known::TOP;
 use memfold_gate::{touch, write_bytes};
-use memfold_os::Errno;
 use memfold_os::memory::huge;
 use memfold_os::raw::{is_resident, system_call};
 use memfold_os::thread::bare;

@@ -87,8 +87,9 @@ pub fn note_trap(after: usize, nr: usize) {
     if !ON.load(Relaxed) {
         return;
     }
-    let hits = &HITS[(after ^ after >> 10) % COUNTERS];
-    if hits.fetch_add(1, Relaxed) + 1 == HOT && after > SITE_BYTES {
+    // Sites may share a counter, so the next of them is patched when it has doubled.
+    let hits = HITS[(after ^ after >> 10) % COUNTERS].fetch_add(1, Relaxed).wrapping_add(1);
+    if hits >= HOT && hits.is_power_of_two() && after > SITE_BYTES {
         SITES.lock().patch(after, nr);
     }
 }
@@ -114,7 +115,7 @@ impl PatchedSites {
         let site = after - SITE_BYTES;
         let Some(text) = text_of(site - BEFORE..after) else { return };
         if sets_number(site, nr) {
-            let Some(step) = self.steps.add(text.start, Some(nr), after) else { return };
+            let Some(step) = self.steps.add(&text, Some(nr), after) else { return };
             go_by(step, after, (site, MOV_BYTES), |distance| {
                 // SAFETY: `sets_number` found that the five bytes at `site` are one whole
                 // instruction, and that the first four lie in one line. `go_by` has made the page
@@ -124,7 +125,7 @@ impl PatchedSites {
         } else if (after - 2) % LINE_BYTES < LINE_BYTES - 1
             && let Some(room) = self.room_near(after, &text)
         {
-            let Some(step) = self.steps.add(text.start, None, after) else { return };
+            let Some(step) = self.steps.add(&text, None, after) else { return };
             go_by(step, after, (room, JUMP_BYTES), |distance| {
                 // SAFETY: `go_by` has made the pages writable. `padding` found that no code runs
                 // through the bytes at `room`. The two bytes of the system call lie in one line, as

@@ -11,7 +11,7 @@ use core::mem::{forget, offset_of};
 use core::ops::Range;
 use core::slice::from_raw_parts;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use memfold_os::maps::highest_free;
+use memfold_os::maps::free_near;
 use memfold_os::memory::zone::Zone;
 use memfold_os::raw::system_call;
 use memfold_os::units::PAGE_SIZE;
@@ -186,10 +186,14 @@ impl Steps {
         Steps { used: [0; GROUPS] }
     }
 
-    /// Makes a step within the reach of jumps from the code around `site`, which begins at `text`.
-    /// Returns the address to jump to, or `None` if there is no room. The step sets the call's
+    /// Makes a step within the reach of jumps from the code around a site, which is `text`. Returns the address to jump to, or `None` if there is no room. The step sets the call's
     /// number, if `nr` is given, and the program continues at `site_end`.
-    pub fn add(&mut self, text: usize, nr: Option<usize>, site_end: usize) -> Option<usize> {
+    pub fn add(
+        &mut self,
+        text: &Range<usize>,
+        nr: Option<usize>,
+        site_end: usize,
+    ) -> Option<usize> {
         let group = self.group_near(text, site_end)?;
         let start = STARTS[group].load(SeqCst);
         let at = start + self.used[group] * STEP_BYTES;
@@ -219,12 +223,11 @@ impl Steps {
     }
 
     /// Returns the number of a group that has room and is near, and makes one if there is none.
-    fn group_near(&self, text: usize, site: usize) -> Option<usize> {
+    fn group_near(&self, text: &Range<usize>, site: usize) -> Option<usize> {
         for (group, start) in STARTS.iter().enumerate() {
             let at = start.load(SeqCst);
             if at == 0 {
-                let reach = reach_below(text);
-                let place = highest_free(GROUP_BYTES, reach)?;
+                let place = free_near(GROUP_BYTES, text, REACH_BYTES - GROUP_BYTES)?;
                 let zone = Zone::reserve_at(GROUP_BYTES, place).ok()?;
                 start.store(zone.start(), SeqCst);
                 forget(zone);
@@ -241,11 +244,6 @@ impl Steps {
 
 /// A jump reaches 2 GiB. Code and steps are within this of each other, with room to spare.
 const REACH_BYTES: usize = (2 << 30) - (64 << 20);
-
-/// Returns the addresses below `text` that are within reach of its first bytes.
-fn reach_below(text: usize) -> Range<usize> {
-    text.saturating_sub(REACH_BYTES)..text
-}
 
 /// Makes pages executable and readable, and writable if `write` is true. Returns whether that
 /// succeeded.

@@ -219,23 +219,26 @@ fn each_area_in(
     })
 }
 
-/// Returns the highest address in `range` at which `len` bytes are free that end in `range` too;
-/// `None` if there is none, or if the map can't be read. Another thread may take it.
-pub fn highest_free(len: usize, range: Range<usize>) -> Option<usize> {
-    let (mut free_from, mut found) = (range.start.max(LOWEST), None);
-    let mut note = |free: Range<usize>| {
-        if free.len() >= len {
-            found = Some(free.end - len);
-        }
+/// Returns an address at which `len` bytes are free, within `reach` bytes of the mapped range
+/// `code`: the highest below it, or else the lowest above it. Returns `None` if there is none, or if
+/// the map can't be read. Another thread may take the place.
+pub fn free_near(len: usize, code: &Range<usize>, reach: usize) -> Option<usize> {
+    let lowest = code.start.saturating_sub(reach).max(LOWEST);
+    let highest = code.end.saturating_add(reach);
+    let (mut free_from, mut below, mut above) = (lowest, None, None);
+    let mut note = |free: Range<usize>| match free.len() >= len {
+        true if free.end <= code.start => below = Some(free.end - len),
+        true if above.is_none() => above = Some(free.start),
+        _ => {}
     };
     each_area(|area| {
-        note(free_from..area.start.min(range.end));
+        note(free_from..area.start.min(highest));
         free_from = free_from.max(area.end);
-        if area.end < range.end { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        if area.end < highest { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })
     .ok()?;
-    note(free_from..range.end);
-    found
+    note(free_from..highest);
+    below.or(above)
 }
 
 /// Returns the bounds, in bytes, of the private anonymous mapping that holds `addr`; `None` if
@@ -487,20 +490,23 @@ mod tests {
 
     /// The kernel itself maps nothing at these addresses.
     #[test]
-    fn highest_free_place_ends_where_the_next_mapping_begins() {
+    fn free_place_is_the_nearest_below_code_or_above_it() {
         const START: usize = 0x2345_0000_0000;
+        let place = |page: usize| START + page * PAGE_SIZE;
         let map = |page: usize| {
-            let (at, flags) =
-                (START + page * PAGE_SIZE, MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE);
+            let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+            let (at, access) = (place(page) as *mut _, ProtFlags::empty());
             // SAFETY: the kernel replaces no mapping with this flag.
-            unsafe { mmap_anonymous(at as *mut _, PAGE_SIZE, ProtFlags::empty(), flags).unwrap() }
+            unsafe { mmap_anonymous(at, PAGE_SIZE, access, flags).unwrap() }
         };
-        let within = START..START + 6 * PAGE_SIZE;
-        assert_eq!(highest_free(PAGE_SIZE, within.clone()), Some(START + 5 * PAGE_SIZE));
-        let pages = [2, 4, 5].map(map);
-        assert_eq!(highest_free(PAGE_SIZE, within.clone()), Some(START + 3 * PAGE_SIZE));
-        assert_eq!(highest_free(2 * PAGE_SIZE, within.clone()), Some(START));
-        assert_eq!(highest_free(3 * PAGE_SIZE, within), None);
+        // Pages 4 and 5 hold the code.
+        let pages = [1, 2, 4, 5, 7].map(map);
+        let near = |pages: usize, reach: usize| {
+            free_near(pages * PAGE_SIZE, &(place(4)..place(6)), reach * PAGE_SIZE)
+        };
+        assert_eq!(near(1, 2), Some(place(3)));
+        assert_eq!(near(2, 4), Some(place(8)));
+        assert_eq!(near(2, 3), None);
         for page in pages {
             // SAFETY: nothing uses the page.
             unsafe { rustix::mm::munmap(page, PAGE_SIZE).unwrap() };
