@@ -10,11 +10,11 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 help:
 	@echo "make build             build the memfold command, its preload library and the benchmarks in $(TARGET)/release (debug information in *.debug)"
 	@echo "make portable          build the command for glibc 2.28 and the library for 2.17 in $(TARGET)/portable/bin (needs cargo-zigbuild and zig: pip install ziglang cargo-zigbuild)"
-	@echo "make portable-test     run the portable build in a root directory of Debian 11, which it downloads (needs root)"
+	@echo "make portable-test     run the portable build in root directories of Debian RELEASES (bullseye), which it downloads (needs root)"
 	@echo "make wheel             build the Python package with the command as one wheel in $(TARGET)/wheel"
 	@echo "make install           install the command, the C library, its header and memfold.pc to PREFIX=/usr/local (DESTDIR= is supported)"
 	@echo "make test              run everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
-	@echo "make torture           run tests that take hours or a quiet machine: new random cases (MEMFOLD_SECONDS=600 each), 25 times the runs of each model, bounds on time, all of stress-ng, memfold run on Linux 6.1 in a virtual machine, and suites in other modes than CI (without privilege, without userfaultfd)"
+	@echo "make torture           run tests that take hours or a quiet machine: new random cases (MEMFOLD_SECONDS=600 each), 25 times the runs of each model, bounds on time, all of stress-ng, Debian 11 to sid (needs zig), memfold run on Linux 6.1 in a virtual machine, and suites in other modes than CI (without privilege, without userfaultfd)"
 	@echo "make bench-quick       run the short form of each benchmark; fails if one stops or finds a wrong byte, but not for a slow figure"
 	@echo "make demo              run a 1 GiB SQLite job without memfold and in a quarter of its memory (SIZE=... in MiB, OPTIONS=... for memfold run)"
 	@echo "make setup             install missing packages for all of these, and the programs that tests and bench apps run"
@@ -41,8 +41,9 @@ portable:
 	cargo xtask symbols $(PORTABLE)/bin/libmemfold_preload.so
 	cargo xtask glibc $(PORTABLE)/bin/memfold 2.28
 
+RELEASES := bullseye
 portable-test: portable
-	scripts/old-root $(PORTABLE)/bin
+	scripts/debian-root $(PORTABLE)/bin $(RELEASES)
 
 wheel: setup-build
 	@scripts/wheel
@@ -61,6 +62,7 @@ test:
 
 torture: build
 	scripts/guest-run
+	$(MAKE) portable-test RELEASES="bullseye bookworm trixie sid"
 	MEMFOLD_MODEL_RUNS=25 scripts/check models
 	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release cargo test -p memfold -p memfold-gate -p memfold-block -p memfold-cli --no-fail-fast --tests -- --ignored --nocapture
 	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_WORLD=unprivileged cargo test -p memfold-cli --test e2e -- programs:: fork::
