@@ -17,6 +17,7 @@ use crate::fault::load::Loads;
 use crate::folio::loading::LoadingFolio;
 use crate::folio::{Folio, TouchKind};
 use crate::limits::Limits;
+use crate::policy::stream_readahead::is_protected;
 use crate::memory::frames::FrameKind;
 use crate::reclaim::Reclaim;
 use crate::reclaim::ReclaimProgress;
@@ -67,7 +68,10 @@ impl Loads<'_> {
             return Some(whole);
         }
         if !by_itself || order > self.config.block_order {
-            return None;
+            let is_dropped =
+                self.mapper.drops_clean() && is_protected(access.touch, access.write);
+            return (is_dropped && order <= COPIED_MAX && order <= self.config.block_order)
+                .then_some(whole);
         }
         // What comes from the file is read there as a whole.
         let handle = self.table.slots(folio)[0].get().handle;
