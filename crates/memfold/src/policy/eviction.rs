@@ -10,12 +10,7 @@ const BATCH_PAGES: u64 = 64;
 const BATCH_SHARE: u64 = 64;
 /// Most folios that are moved out beside those that are dropped together.
 const MOVES_MAX: usize = 16;
-/// Number of dirty single pages for which a background thread is woken. It is also limited to one
-/// part in so many of the available memory.
-const DIRTY_BATCH: u64 = 64;
-const WAIT_SHARE: u64 = 64;
-/// Frames that dirty folios may hold while background threads compress them: one part in this many
-/// of the target.
+/// Frames that dirty folios may hold until they are compressed: one part in this many of the target.
 const DIRTY_SHARE: u64 = 8;
 /// Pages that were read ahead and not used yet may take one part in this many of the target: four
 /// of the largest windows.
@@ -37,7 +32,7 @@ pub enum ReclaimStep {
 }
 
 /// Returns the next step of a reclaim towards `target` pages. `urgent`: small dirty folios can't
-/// wait for background threads.
+/// wait any longer.
 pub fn next_step(lists: &Lru, target: u64, urgent: bool) -> ReclaimStep {
     // Pages that were read ahead are about to be used. They are evicted last, unless they are too
     // many.
@@ -71,11 +66,6 @@ pub fn is_enough(moved: usize, dropped: usize, is_full: bool) -> bool {
 /// Returns how many pages are dropped together where `target` pages may be in memory.
 pub fn batch_pages(target: u64) -> u64 {
     BATCH_PAGES.min(target / BATCH_SHARE)
-}
-
-/// Returns for how many dirty single pages a background thread is woken to compress them.
-pub fn dirty_batch_pages(target: u64) -> u64 {
-    DIRTY_BATCH.min(target / WAIT_SHARE)
 }
 
 #[cfg(test)]
@@ -113,6 +103,5 @@ mod tests {
         assert!(!is_enough(0, 5, false) && is_enough(0, 5, true));
         assert!(!is_enough(15, 5, false) && is_enough(16, 5, false));
         assert_eq!((batch_pages(1000), batch_pages(1 << 20)), (15, 64));
-        assert_eq!((dirty_batch_pages(1000), dirty_batch_pages(1 << 20)), (15, 64));
     }
 }

@@ -200,9 +200,6 @@ impl Candidate for Engine {
     }
 
     fn batches(&self, capacity: u64) -> Batches {
-        Batches {
-            dropped: eviction::batch_pages(capacity),
-            dirty: eviction::dirty_batch_pages(capacity),
-        }
+        Batches { dropped: eviction::batch_pages(capacity), dirty: u64::MAX }
     }
 }
