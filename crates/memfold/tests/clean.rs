@@ -114,6 +114,31 @@ fn c1_page_that_changes_each_time_has_one_fault_each_time() {
     memory.check().unwrap();
 }
 
+/// Two blocks side by side are no stream yet. If they are only read, they are dropped together with
+/// others, and not moved.
+#[test]
+fn c1_blocks_that_are_read_in_pairs_are_dropped() {
+    let builder = Memory::builder().resident_bytes(RESIDENT).delivery(Delivery::Signal);
+    let memory = builder.set("block", "16K").set("folio", "16K").build().unwrap();
+    let mut region = memory.region(4 * RESIDENT as usize).unwrap();
+    fill(&mut region);
+    const BLOCK: usize = 4;
+    let (pairs, s) = (region.len() / PAGE_SIZE / (2 * BLOCK), memory.stats());
+    let mut random = Random::new(seed(6));
+    let mut read = || {
+        let first = random.below(pairs) * 2 * BLOCK;
+        for page in [first, first + BLOCK] {
+            assert_eq!(region.as_slice()[page * PAGE_SIZE + 3000], page as u8, "page {page}");
+        }
+    };
+    (0..10_000).for_each(|_| read());
+    let before = [&s.pgmajfault, &s.moves_out].map(get);
+    (0..5000).for_each(|_| read());
+    let [loads, moves] = [get(&s.pgmajfault) - before[0], get(&s.moves_out) - before[1]];
+    assert!(loads > 1000 && moves < loads / 10, "{moves} moves out in {loads} loads");
+    memory.check().unwrap();
+}
+
 /// The kernel's writes to pinned memory succeed, whatever had been loaded of it before, and stay.
 #[test]
 fn c1_pinned_memory_may_be_written_to_by_the_kernel() {
