@@ -201,6 +201,8 @@ static void own_memory(void) {
     NEED(pread(file, copy, len, (off_t)p) == (ssize_t)len);
     check(copy, len, 61);
     push_out(p, len);
+    /* Calls that begin in memory that is not folded. */
+    check(p, PAGE, 61);
     NEED(lseek(file, (off_t)p + 5, SEEK_SET) == (off_t)p + 5);
     NEED(read(file, copy + 5, len - 5) == (ssize_t)len - 5);
     NEED(lseek(file, 0, SEEK_CUR) == (off_t)(p + len));
@@ -213,7 +215,9 @@ static void own_memory(void) {
     check(p, len - PAGE, 62);
     check_from(p + len - PAGE, PAGE, 61, len / PAGE - 1);
     push_out(p, len);
+    fill(p, PAGE, 62);
     NEED(lseek(file, (off_t)p, SEEK_SET) == (off_t)p && write(file, copy, UNIT) == UNIT);
+    NEED(lseek(file, 0, SEEK_CUR) == (off_t)p + (off_t)UNIT);
     check(p, len - PAGE, 62);
     /* A read and a write end before unmapped memory. */
     NEED(munmap(p + 24 * UNIT, PAGE) == 0);

@@ -276,19 +276,26 @@ pub fn with_own_memory(
     };
     let [fd, buffer, wanted, ..] = *args;
     let mut done = made.max(0) as usize;
-    let ends_early = done > 0
-        && done < wanted
-        && place.is_some_and(|at| at.wrapping_add(done).is_multiple_of(PAGE_SIZE));
-    if made != -(libc::EIO as isize) && !ends_early || !is_own_memory(fd) {
-        return made;
-    }
     let seek = |to: usize, whence: i32| {
         // SAFETY: the call touches no memory.
         unsafe { system_call(libc::SYS_lseek, [fd, to, whence as usize, 0, 0, 0]) }
     };
-    let Some(start) = place.or_else(|| seek(0, libc::SEEK_CUR).ok().map(|at| at as usize)) else {
+    let failed = made == -(libc::EIO as isize);
+    if !failed && (done == 0 || done >= wanted) {
+        return made;
+    }
+    // Where the call has stopped.
+    let stopped = match place {
+        Some(at) => Some(at.wrapping_add(done)),
+        None => seek(0, libc::SEEK_CUR).ok().map(|at| at as usize),
+    };
+    let Some(stopped) = stopped.filter(|at| failed || at.is_multiple_of(PAGE_SIZE)) else {
         return made;
     };
+    if !is_own_memory(fd) {
+        return made;
+    }
+    let start = stopped.wrapping_sub(done);
     while done < wanted {
         let at = start + done;
         let len = (wanted - done).min(PIECE_BYTES - at % PAGE_SIZE);
