@@ -1,8 +1,8 @@
 //! Loads by copy: a block is decompressed into a buffer and mapped by UFFDIO_COPY, which allocates
 //! its pages. A folio of one page is always loaded so, as a move would interrupt the program's other
-//! CPUs; a small block that is read and is no part of a stream, so that it can be dropped; a larger
-//! block as the small-page fallback (M6), where memory for a whole folio can't be had. `--fallback`
-//! forces that.
+//! CPUs. A small block that is read outside a stream is loaded so too, because it can be dropped
+//! later. A larger block is loaded so only where there is no memory for its whole folio (the
+//! small-page fallback, M6), or where `--fallback` demands it.
 //!
 //! Where clean folios are dropped (`reclaim/drop.rs`), of a block that is touched at random **only
 //! the page that was touched** is loaded, write-protected if it is to be read. The folio is
@@ -77,10 +77,10 @@ impl Loads<'_> {
         if by_itself && is_in_pool && BlockSize(self.0).loads_parts(order) {
             return Some(key..key + 1);
         }
-        // A block that is copied home protected is dropped together with many others, unless it is
-        // written to. One that is moved home must be moved out by itself, and compared with its copy,
-        // and each move interrupts the program's other CPUs. Of PHP's blocks that were moved out, 85%
-        // had not changed.
+        // A block that is copied home protected can be dropped together with many others, until the
+        // program writes to it. A block that is moved home takes a move of its own to be evicted, and
+        // is then compared with its stored copy. Each move interrupts the program's other CPUs. Of
+        // PHP's blocks that were moved out, 85% had not changed.
         let is_dropped = self.mapper.drops_clean() && is_protected(access.touch, access.write);
         (order <= COPIED_MAX && is_dropped).then_some(whole)
     }

@@ -121,9 +121,10 @@ impl Fork<'_> {
     }
 
     /// In a child, after [`Fork::begin_copy`] in its parent, and before [`Fork::end_copy`]: no
-    /// hold of other threads came along, and requests may be made. `register` is called for each
-    /// managed part: nothing of it is registered. Nothing may have come there by itself meanwhile
-    /// (`Mappings::drop_strays`). The caller has registered the frames.
+    /// hold of other threads came along, and requests may be made. Calls `register`
+    /// for each managed range, because the kernel has registered none in the child. Pages that the
+    /// kernel has mapped there since are dropped (`Mappings::drop_strays`). The caller has registered
+    /// the frames.
     ///
     /// # Safety
     /// - The caller is the only thread.

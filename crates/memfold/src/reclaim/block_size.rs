@@ -11,9 +11,9 @@
 //!   anyway. One that never changes is cut after [`CLEAN_LOADS`] such loads, unless its pages can be
 //!   loaded alone.
 //! - When a page of a cut block is evicted and all of the block is in memory, its pages are **joined** if
-//!   a stream has loaded them, or if each was asked for by itself at about the same time. The time of
-//!   eviction is no evidence: the pages of a block that was just cut were evicted together. A joined
-//!   block is cut again only after [`CLEAN_LOADS`] loads by itself.
+//!   a stream has loaded them, or if single loads have loaded all of them at about the same time. The
+//!   time of eviction is no evidence, because the pages of a block that was just cut were evicted
+//!   together. A joined block is cut again only after [`CLEAN_LOADS`] random loads.
 //! - Blocks from the swap file stay as they are. So do all blocks while pool and metadata take more
 //!   than half of `--limit`, because pages take more of both.
 //!
