@@ -171,6 +171,17 @@ static void push_out(void *at, size_t len) {
     fail("memory was not folded", __FILE__, __LINE__);
 }
 
+/* Folds memory at once, so that at most `most` of its pages remain. Other memory does not push out
+ * what came back from the swap cache: it is active. */
+static inline void page_out(void *at, size_t len, size_t most) {
+    for (int round = 0; round < 100; round++) {
+        NEED(madvise(at, len, MADV_PAGEOUT) == 0);
+        if (present(at, len) <= most) return;
+        usleep(5000);
+    }
+    fail("memory was not folded", __FILE__, __LINE__);
+}
+
 /* Maps new memory, fills it with a pattern, and pushes it out. */
 static inline char *map_folded(size_t len, uint64_t seed) {
     char *p = map(len);

@@ -208,6 +208,10 @@ static void other_advice(void) {
     (void)madvise(p, LEN, MADV_COLD);
     NEED(madvise(p, LEN, MADV_PAGEOUT) == 0);
     check(p, LEN, 13);
+    for (int round = 0; round < 3; round++) check(p, 4 * UNIT, 13);
+    NEED(present(p, 4 * UNIT) > 0);
+    page_out(p + PAGE, 4 * UNIT - 3 * PAGE, 0);
+    check(p, 4 * UNIT, 13);
     NEED(madvise(p, 4 * UNIT, MADV_POPULATE_WRITE) == 0);
     check(p, LEN, 13);
     NEED(mlock(p, 2 * UNIT) == 0);

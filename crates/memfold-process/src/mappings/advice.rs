@@ -43,6 +43,10 @@ const CONCERNING: [i32; 14] = [
 const DISCARDS: [i32; 4] =
     [libc::MADV_DONTNEED, MADV_DONTNEED_LOCKED, libc::MADV_REMOVE, libc::MADV_FREE];
 
+/// MADV_PAGEOUT locks the areas for so many bytes at a time, because other threads that map or unmap
+/// memory wait meanwhile.
+const FOLDED_TOGETHER: usize = 2 << 20;
+
 /// Makes a call with its own arguments.
 pub type MakeAdvice<'a> = &'a mut (dyn FnMut() -> isize + Send);
 
@@ -67,6 +71,9 @@ impl ManagedProgram {
         let Some(range) = whole(start, len) else { return make() };
         if matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE) {
             return self.populate(&range, advice, make);
+        }
+        if matches!(advice, libc::MADV_COLD | libc::MADV_PAGEOUT) {
+            return self.fold(&range, advice, make);
         }
         // The kernel removes nothing from private memory, and may wait for a file system.
         let only_files = || {
@@ -308,6 +315,23 @@ impl ManagedProgram {
     fn managed_within(&self, managed: &[Range<usize>], part: &Range<usize>) -> Vec<Range<usize>> {
         let both = |m: &Range<usize>| m.start.max(part.start)..m.end.min(part.end);
         managed.iter().map(both).filter(|range| !range.is_empty()).collect()
+    }
+
+    /// Folds the managed parts of a range now, or with MADV_COLD before other memory. Then the kernel
+    /// finds nothing there that it could swap. It serves the rest, and returns the errors.
+    fn fold(&self, range: &Range<usize>, advice: i32, make: MakeAdvice) -> isize {
+        self.on_behalf(|| {
+            let mappings = self.pager.mappings();
+            for start in range.clone().step_by(FOLDED_TOGETHER) {
+                let part = start..range.end.min(start + FOLDED_TOGETHER);
+                if advice == libc::MADV_COLD {
+                    mappings.cool_at(part);
+                } else {
+                    mappings.page_out_at(part);
+                }
+            }
+        });
+        make()
     }
 
     /// Loads the managed parts of a range, page by page within the limit. The kernel populates the
