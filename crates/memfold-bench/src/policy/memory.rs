@@ -8,6 +8,7 @@
 use crate::policy::counts::Counts;
 use crate::policy::trace::{Page, Reference, Trace};
 use memfold::policy::eviction::{self, Lru, LruList, ReclaimStep};
+use memfold_os::units::Order;
 use std::ops::Range;
 
 /// Where a page is.
@@ -50,7 +51,7 @@ pub struct Batches {
     /// Clean pages dropped together. So many pages are also free after a reclaim.
     pub dropped: u64,
     /// Dirty pages in the swap cache for which all of them are saved. They are saved one by one
-    /// where they take an eighth of memory (`eviction::next_step`).
+    /// where they take more than a 128th of memory (`eviction::next_step`).
     pub dirty: u64,
 }
 
@@ -270,7 +271,7 @@ impl<'t> Memory<'t> {
         let batches = candidate.batches(self.capacity);
         let slack = batches.dropped.max(1);
         while self.held() + slack > self.capacity {
-            match eviction::next_step(&self.lists, self.capacity, false) {
+            match eviction::next_step(&self.lists, self.capacity, Order::PAGE, false) {
                 ReclaimStep::Save { list, compress } => self.save(list, compress, batches),
                 ReclaimStep::Evict if self.mapped > 0 => self.evict(candidate, batches),
                 ReclaimStep::Evict => self.save(LruList::Dirty, true, batches),

@@ -76,10 +76,10 @@ fn page_that_is_touched_again_in_the_swap_cache_is_rescued() {
             Batches { dropped: 1, dirty: 4 }
         }
     }
-    // Page 17 comes, and pages 1 to 3 leave the page table. An eighth of the memory, two pages, may
+    // Page 257 comes, and pages 1 to 3 leave the page table. A 128th of the memory, two pages, may
     // wait, so that page 1 is saved. Then page 2 is rescued.
-    let pages: Vec<u64> = (1..=17).chain([2]).collect();
-    let counts = replay(&reads(&pages), 16, &mut Waiting);
+    let pages: Vec<u64> = (1..=257).chain([2]).collect();
+    let counts = replay(&reads(&pages), 256, &mut Waiting);
     assert_eq!(counts, Counts { rescues: 1, saved: 1, ..Counts::default() });
 }
 

@@ -61,8 +61,11 @@ impl FolioLink {
     fn key(&self) -> u64 {
         self.what & ((1 << 36) - 1)
     }
+    fn order(&self) -> u8 {
+        (self.what >> 36) as u8
+    }
     fn pages(&self) -> u64 {
-        1 << (self.what >> 36 & 0xff)
+        1 << self.order()
     }
     fn list(&self) -> u8 {
         (self.what >> 56) as u8
@@ -121,6 +124,16 @@ impl Lru {
     /// Returns the number of pages on a list.
     pub fn pages(&self, list: LruList) -> u64 {
         self.pages[list as usize].load(Relaxed)
+    }
+
+    /// Returns the order of the folio at the tail of `list`.
+    pub fn oldest_order(&self, list: LruList) -> Option<u8> {
+        let ends = self.ends.lock();
+        match ends[list as usize].tail {
+            0 => None,
+            // SAFETY: the lock of the ends is held, and listed ids have links.
+            id => Some(unsafe { (*self.link(id)).order() }),
+        }
     }
 
     /// Puts a folio at the head of `list`, taking it off its former list. The caller has locked its

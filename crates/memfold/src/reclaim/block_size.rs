@@ -17,8 +17,8 @@
 //! - Blocks from the swap file stay as they are. So do all blocks while pool and metadata take more
 //!   than half of `--limit`, because pages take more of both.
 //!
-//! Dirty blocks and pages wait in the swap cache until they take an eighth of memory
-//! (`Residency::ask_to_save`): waking a background thread for them costs more than compressing them.
+//! Dirty blocks and pages wait in the swap cache until they are too many (`eviction::next_step`),
+//! because waking a background thread for them costs more than compressing them.
 use crate::area::Areas;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;

@@ -197,8 +197,7 @@ impl Reclaim<'_> {
             if enough(limits) {
                 return ReclaimProgress::Freed;
             }
-            // Small dirty folios can't wait for background threads forever: the round must end with
-            // a free frame.
+            // Dirty folios can't wait forever: the round must end with a free frame.
             let urgent = tried >= TRIES / 2;
             // Gives frames back together, because each call interrupts the program's other CPUs.
             // Copies take more memory until their frames are given back, so these are given back at
@@ -212,7 +211,7 @@ impl Reclaim<'_> {
             let lists = self.table.lists();
             let (ahead, dirty) = (lists.pages(LruList::Ahead), lists.pages(LruList::Dirty));
             if let ReclaimStep::Save { list, compress } =
-                eviction::next_step(lists, Limits(self.0).target(), urgent)
+                eviction::next_step(lists, limits.target(), self.config.block_order, urgent)
             {
                 Saver(self.0).save_next(hold, list, compress);
                 continue;
