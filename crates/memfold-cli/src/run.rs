@@ -61,6 +61,8 @@ memfold is killed by SIGKILL, the kernel kills CMD too.
 
 Exit status: that of CMD; 128+n if signal n ended CMD; 125 if memfold failed or
 refused; 126 if CMD can't be executed; 127 if CMD was not found.";
+/// The slowdown where there is no limit, in ten-thousandths.
+const SLOWDOWN: u32 = 200;
 /// Columns of a flag's help; clap indents it by the width of the flags.
 const HELP_COLUMNS: usize = 60;
 
@@ -82,7 +84,7 @@ pub fn command() -> Command {
     });
     Command::new("run")
         .about("Runs a program within a memory limit and keeps its cold memory compressed")
-        .override_usage("memfold run --limit SIZE [OPTIONS] [--] CMD [ARGS]...")
+        .override_usage("memfold run [--limit SIZE] [OPTIONS] [--] CMD [ARGS]...")
         .args(keys)
         .arg(Arg::new(DELIVERY).long(DELIVERY).num_args(0..=1).hide(true))
         .disable_help_flag(true)
@@ -344,12 +346,12 @@ pub fn config(matches: &ArgMatches) -> Result<Config, CommandFailure> {
             config.set(key.name, value).map_err(CommandFailure::own)?;
         }
     }
-    if config.limit_bytes.is_none()
-        && config.resident_bytes.is_none()
-        && let Some(bytes) = machine::cgroup_bytes()
-    {
+    if config.limit_bytes.is_none() && config.resident_bytes.is_none() {
         // The rest is for the page cache, kernel memory, and growth between two samples.
-        config.limit_bytes = Some(bytes - bytes / 8);
+        config.limit_bytes = machine::cgroup_bytes().map(|bytes| bytes - bytes / 8);
+        if config.limit_bytes.is_none() && matches.get_one::<String>("slowdown").is_none() {
+            config.slowdown = SLOWDOWN;
+        }
     }
     if let Some(path) = &config.swap {
         let whole = std::path::absolute(path)

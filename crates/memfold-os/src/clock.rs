@@ -33,6 +33,16 @@ pub fn process_cpu_ns() -> u64 {
     asked_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
+/// Returns the nanoseconds that the thread of this process with this number has run; 0 if there is
+/// none.
+pub fn thread_cpu_ns(number: u32) -> u64 {
+    // Linux, `include/linux/posix-timers.h`: the complement of the number, the bit of threads, and
+    // the clock of the scheduler.
+    const THREAD: i32 = 4;
+    const SCHEDULER: i32 = 2;
+    asked_ns(!(number as i32) << 3 | THREAD | SCHEDULER)
+}
+
 /// Asks the kernel for a clock's nanoseconds; 0 if it refuses.
 fn asked_ns(clock: libc::clockid_t) -> u64 {
     let mut time = [0u64; 2];
@@ -52,5 +62,9 @@ mod tests {
         assert!((before..=after).contains(&asked), "{before} {asked} {after}");
         let worked = cpu_ns();
         assert!(worked > 0 && process_cpu_ns() >= worked);
+        let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        let seen = thread_cpu_ns(own);
+        assert!((worked..=cpu_ns()).contains(&seen), "{worked} {seen}");
+        assert_eq!(thread_cpu_ns(i32::MAX as u32 >> 4), 0);
     }
 }

@@ -33,6 +33,10 @@ const LOOK_NS: i64 = 5_000_000;
 const LOOK_SOON_NS: i64 = 1_000_000;
 /// Time between looks while the program is past its bounds, nanoseconds.
 const LOOK_PAST_NS: i64 = 250_000;
+/// Time between looks without a limit, nanoseconds.
+const LOOK_UNBOUNDED_NS: i64 = 100_000_000;
+/// Without a limit, smaller processes are left alone.
+const FOLDED_LEAST_BYTES: u64 = 16 << 20;
 /// Smaller areas are left unmanaged unless they continue a managed one.
 const SMALL_BYTES: usize = 64 << 10;
 /// A mapping of this size or more is reported to the other processes of the run at once.
@@ -50,6 +54,9 @@ impl ManagedProgram {
         self.end_with_program();
         let Some(mut state) = self.state.try_lock() else { return LOOK_SOON_NS };
         let state = &mut *state;
+        if self.is_unbounded() && state.is_quiet() {
+            return LOOK_UNBOUNDED_NS;
+        }
         let Some(seen) = self.scale.look(&self.pager, &mut state.level, self.is_managing()) else {
             return LOOK_NS;
         };
@@ -62,11 +69,14 @@ impl ManagedProgram {
         let max = self.pager.limits().bound_bytes();
         let is_past = self.pager.gauges().excess_bytes() > 0;
         let next = next_look_ns((before, anonymous), max, is_past, slower);
-        let begin = max / 100 * self.config.adopt_percent as u64;
+        self.weigh_slowdown(state, unmanaged);
+        let begin = if state.is_due { 0 } else { max / 100 * self.config.adopt_percent as u64 };
         if !state.has_threads() && anonymous >= begin / START_SHARE {
             self.start_threads(state, anonymous > max);
         }
-        if !self.is_managing() && anonymous >= begin && state.has_threads() {
+        let begins = state.is_due || !self.is_managing() && anonymous >= begin;
+        if begins && state.has_threads() {
+            state.is_due = false;
             self.adopt_all(state);
         } else if self.is_managing() {
             self.pager.gauges().judge_cost();
@@ -76,7 +86,24 @@ impl ManagedProgram {
             self.judge_limit(state);
         }
         self.adopt_late(state);
-        next
+        if self.is_unbounded() { LOOK_UNBOUNDED_NS } else { next }
+    }
+
+    /// Returns whether only a slowdown was asked for, and no limit.
+    fn is_unbounded(&self) -> bool {
+        self.config.slowdown > 0 && !self.pager.limits().is_bounded()
+    }
+
+    /// Decides what the slowdown that was asked for leaves. Each time that memory begins to sink,
+    /// all of it is due to be managed.
+    fn weigh_slowdown(&self, state: &mut ProgramState, unmanaged: u64) {
+        if state.level.anonymous < FOLDED_LEAST_BYTES && !self.is_managing() {
+            return;
+        }
+        let was_folding = state.is_folding;
+        let unmanaged = if self.is_managing() { 0 } else { unmanaged };
+        state.is_folding = self.pager.gauges().weigh_slowdown(unmanaged);
+        state.is_due |= state.is_folding && !was_folding;
     }
 
     /// Ends the process if the program's last thread has ended without a call that the gate saw.
@@ -400,9 +427,12 @@ impl ManagedProgram {
             || self.pager.mappings().manages(range.end)
     }
 
-    /// Takes memory that the program has just mapped, readable and writable.
+    /// Takes memory that the program has just mapped, readable and writable. Without a limit it is
+    /// taken only when memory begins to sink, because memory that is soon unmapped is then never
+    /// filled by faults of the engine.
     pub fn take_new(&self, state: &ProgramState, range: &Range<usize>) {
-        let is_wanted = self.is_managing() && state.takes() && range.end <= TOP;
+        let is_wanted =
+            self.is_managing() && state.takes() && range.end <= TOP && !self.is_unbounded();
         if is_wanted && self.is_worth(range) {
             let _ = self.pager.mappings().take_empty(range.clone(), || self.register_new(range));
         }

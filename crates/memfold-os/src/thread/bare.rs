@@ -9,6 +9,7 @@
 //! Bare threads share a table of descriptors that is not the program's. They keep descriptors that
 //! the program closes, and don't keep the program's pipes open.
 use crate::Errno;
+use crate::clock::thread_cpu_ns;
 use crate::memory::zone::{Zone, counts_reservations};
 use crate::raw::{self, system_call};
 use crate::sync::StaticMutex;
@@ -94,6 +95,14 @@ pub fn count() -> usize {
 /// Returns the records of all started threads, which run again in a child of fork.
 fn records() -> impl Iterator<Item = usize> {
     RECORDS.iter().map(|record| record.load(SeqCst)).filter(|record| *record != 0)
+}
+
+/// Returns the nanoseconds that the bare threads of this process have run. Ended ones don't count.
+pub fn cpu_ns() -> u64 {
+    // SAFETY: records are never freed.
+    let number_of =
+        |record: usize| unsafe { (*(record as *const ThreadRecord)).number.load(SeqCst) };
+    records().map(number_of).filter(|number| *number != 0).map(thread_cpu_ns).sum()
 }
 
 /// Returns whether the thread of this process with this number is a bare one.

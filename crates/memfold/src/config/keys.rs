@@ -92,6 +92,14 @@ keys! {
     resident_bytes: Option<u64> = None, kind::SIZE_OR_NONE;
     Users "resident" "SIZE" "none" "Uncompressed memory: resident pages and the swap cache";
 
+    /// CPU time that folding may take, ten-thousandths of the program's own; 0 for any.
+    slowdown: u32 = 0, kind::SLOWDOWN;
+    Users "slowdown" "PERCENT|off" "off" "Fold what the program does not use, as long as that slows it down by at most so much; without a limit, 2% is the default";
+
+    /// Seconds without work after which a process is idle.
+    idle_s: u32 = 30, kind::number::<86400>();
+    Users "idle" "SECONDS" "30" "With --slowdown: time without work after which all memory of a process is folded";
+
     /// Codec spec, such as `lz4` or `zstd:3`; the store checks it.
     codec: String = "lz4".to_string(), kind::TEXT;
     Users "codec" "NAME[:LEVEL]" "lz4" "Compression: lz4, lz4hc, zstd, deflate or none; :LEVEL is optional; add +shuffle for arrays of numbers";

@@ -46,6 +46,37 @@ pub(super) const SHARD: ValueKind<u64> =
 pub(super) const PERCENT: ValueKind<u32> =
     ValueKind { parse: |text, _| read_number(text.trim_end_matches('%'), 100), show: shown };
 
+/// A percentage with up to two decimals, in ten-thousandths, or `off`.
+pub(super) const SLOWDOWN: ValueKind<u32> = ValueKind {
+    parse: |text, _| match text {
+        "off" => Ok(0),
+        _ => hundredths(text.trim_end_matches('%')),
+    },
+    show: |share| {
+        Some(match share {
+            0 => "off".to_string(),
+            _ => alloc::format!("{}.{:02}%", share / 100, share % 100),
+        })
+    },
+};
+
+/// Parses a percentage from 0.01 to 100 with up to two decimals.
+fn hundredths(text: &str) -> Result<u32, String> {
+    let refused =
+        || alloc::format!("{text:?} is no slowdown. Give off, or a percentage from 0.01 to 100.");
+    let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
+    let are_digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
+    if !are_digits(whole) || !are_digits(part) || whole.len() > 3 || part.len() > 2 {
+        return Err(refused());
+    }
+    let number = |s: &str| s.parse::<u32>().expect("at most three digits");
+    let part = number(part) * if part.len() == 1 { 10 } else { 1 };
+    match number(whole) * 100 + part {
+        0 | 10_001.. => Err(refused()),
+        share => Ok(share),
+    }
+}
+
 /// Makes the kind of numbers up to `MAX`.
 pub(super) const fn number<const MAX: u32>() -> ValueKind<u32> {
     ValueKind { parse: |text, _| read_number(text, MAX), show: shown }

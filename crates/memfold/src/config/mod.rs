@@ -52,7 +52,7 @@ impl Config {
     /// blocks larger than folios.
     pub fn check(&self) -> Result<(), ConfigError> {
         let fail = |why: String| Err(ConfigError(why));
-        if self.limit_bytes.is_none() && self.resident_bytes.is_none() {
+        if self.limit_bytes.is_none() && self.resident_bytes.is_none() && self.slowdown == 0 {
             return fail("No limit given. Give --limit SIZE or --resident SIZE.".to_string());
         }
         for (name, bytes) in [("limit", self.limit_bytes), ("resident", self.resident_bytes)] {

@@ -4,13 +4,14 @@ use crate::config::{OnFull, Size};
 use crate::folio::lru::LruList;
 use crate::limits::Limits;
 use crate::parts::walk;
+use crate::policy::slowdown::{SlowdownGoal, WorkDone};
 use crate::policy::thrash::{FoldingCost, FoldingGain};
 use crate::stats::{self, Stats};
 use alloc::format;
 use core::fmt;
 use core::sync::atomic::AtomicU64;
 use memfold_os::sync::atomic::Ordering::Relaxed;
-use memfold_os::thread::{cpu_ns, process_cpu_ns};
+use memfold_os::thread::{bare, now_ns, process_cpu_ns};
 use memfold_os::units::PAGE_SHIFT;
 use memfold_swap::Swap;
 
@@ -50,10 +51,8 @@ impl Gauges<'_> {
         if !may_exceed || !self.config.pool_counts || self.limits().limit_bytes().is_none() {
             return;
         }
+        let FoldingCost { fault_ns, own_ns } = self.cost();
         let s = &self.stats;
-        let fault_ns = s.fault_ns.load(Relaxed) + s.faults.load(Relaxed) * DELIVERY_NS;
-        let others_ns = fault_ns + s.background_ns.load(Relaxed) + cpu_ns();
-        let own_ns = process_cpu_ns().saturating_sub(others_ns);
         let folded = self.table.tally().folded() << PAGE_SHIFT;
         let resident = self.limits().physical() << PAGE_SHIFT;
         let gain = FoldingGain {
@@ -65,6 +64,39 @@ impl Gauges<'_> {
         };
         let kept = self.budget.judge(FoldingCost { fault_ns, own_ns }, &gain);
         s.kept_bytes.store(kept, Relaxed);
+    }
+
+    /// Decides anew how much memory may stay for the slowdown that was asked for, if one was
+    /// ([`crate::policy::slowdown`]). The first engine thread calls it from time to time.
+    /// `unmanaged_bytes` could be managed. Returns whether memory is being folded.
+    pub fn weigh_slowdown(&self, unmanaged_bytes: u64) -> bool {
+        if self.config.slowdown == 0 {
+            return false;
+        }
+        let FoldingCost { fault_ns, own_ns } = self.cost();
+        let goal = SlowdownGoal {
+            share: self.config.slowdown,
+            idle_ns: self.config.idle_s as u64 * 1_000_000_000,
+        };
+        let now = WorkDone {
+            now_ns: now_ns(),
+            own_ns,
+            // Engine threads take a CPU from the program only if it would use all of them.
+            folding_ns: fault_ns + bare::cpu_ns() / self.cpus as u64,
+            resident: self.limits().physical() + (unmanaged_bytes >> PAGE_SHIFT),
+            loaded: self.stats.zswpin.load(Relaxed) + self.stats.pswpin.load(Relaxed),
+        };
+        let is_folding = self.budget.weigh(goal, now);
+        self.limits().ask_past_target();
+        is_folding
+    }
+
+    /// Returns what folding has cost.
+    fn cost(&self) -> FoldingCost {
+        let s = &self.stats;
+        let fault_ns = s.fault_ns.load(Relaxed) + s.faults.load(Relaxed) * DELIVERY_NS;
+        let own_ns = process_cpu_ns().saturating_sub(fault_ns + bare::cpu_ns());
+        FoldingCost { fault_ns, own_ns }
     }
 
     /// Replaces the bounds of the settings, bytes; `u64::MAX` for none. `even_bytes` is the share

@@ -35,14 +35,14 @@ impl Limits<'_> {
     }
 
     /// Returns the uncompressed memory that the engine may hold now, in pages. It is the bounds
-    /// less other memory, but at least the memory that can't be folded, and the floor. So a smaller
-    /// limit never folds less.
+    /// less other memory, or what `--slowdown` leaves, but at least the memory that can't be folded,
+    /// and the floor. So a smaller limit never folds less.
     pub(crate) fn target(&self) -> u64 {
         if self.budget.is_frozen() {
             return u64::MAX >> PAGE_SHIFT;
         }
         let stored = self.stored_bytes();
-        self.bound_beside(stored).max(self.least_beside(stored))
+        self.bound_beside(stored).min(self.budget.aim_pages()).max(self.least_beside(stored))
     }
 
     /// Returns the bytes of counted pools and the index.
@@ -126,7 +126,8 @@ impl Limits<'_> {
             most = most.min(limit.saturating_sub(others));
         }
         self.backing.store().set_pool_bytes_max(if most == u64::MAX { 0 } else { most.max(1) });
-        self.backing.store().set_refuse_incompressible(has_swap || limit.is_some());
+        let is_bounded = has_swap || limit.is_some() || self.config.slowdown > 0;
+        self.backing.store().set_refuse_incompressible(is_bounded);
     }
 
     /// Returns whether refused folios should be tried again: the bounds are not kept, and no folio
@@ -208,6 +209,11 @@ impl Limits<'_> {
     /// Returns whether all memory is bounded, not only uncompressed memory.
     pub fn is_limited(&self) -> bool {
         self.limit_bytes().is_some()
+    }
+
+    /// Returns whether there is any bound but that of a slowdown.
+    pub fn is_bounded(&self) -> bool {
+        self.bound_bytes() != u64::MAX
     }
 
     /// Returns the mapped pages that were refused at their last eviction.

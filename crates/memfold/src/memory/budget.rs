@@ -2,6 +2,7 @@
 //! well they are kept. `limits/` compares the bounds with the memory that is held.
 use crate::config::Config;
 use crate::memory::quota::{Quota, SharedLimit};
+use crate::policy::slowdown::{SlowdownController, SlowdownGoal, WorkDone};
 use crate::policy::thrash::{FoldingCost, FoldingGain, ThrashJudge};
 use memfold_os::sync::Mutex;
 use memfold_os::sync::atomic::{
@@ -17,6 +18,10 @@ pub struct Budget {
     thrash: Mutex<ThrashJudge>,
     /// Pages that must stay uncompressed, as the judge has decided.
     kept_pages: AtomicU64,
+    /// The controller of a process whose slowdown was asked for, from its first decision on.
+    slowdown: Mutex<Option<SlowdownController>>,
+    /// Pages that may stay uncompressed, as the controller has decided; `u64::MAX` for all.
+    aim_pages: AtomicU64,
     /// Counts the retries of refused folios.
     retries: AtomicU32,
     /// Time of the last refusal, nanoseconds.
@@ -41,6 +46,8 @@ impl Budget {
             shared_limit,
             thrash: Mutex::new(ThrashJudge::default()),
             kept_pages: AtomicU64::new(0),
+            slowdown: Mutex::new(None),
+            aim_pages: AtomicU64::new(u64::MAX),
             retries: AtomicU32::new(0),
             refused_at: AtomicU64::new(0),
             frozen: AtomicBool::new(false),
@@ -72,10 +79,26 @@ impl Budget {
         kept
     }
 
+    /// Returns the uncompressed memory that may stay because of the slowdown that was asked for,
+    /// pages; `u64::MAX` for all.
+    pub fn aim_pages(&self) -> u64 {
+        self.aim_pages.load(Relaxed)
+    }
+
+    /// Decides anew how much may stay for this slowdown. Returns whether memory is being folded.
+    pub fn weigh(&self, goal: SlowdownGoal, now: WorkDone) -> bool {
+        let mut control = self.slowdown.lock();
+        let control = control.get_or_insert_with(|| SlowdownController::new(goal, now));
+        self.aim_pages.store(control.aim(now), Relaxed);
+        control.is_folding()
+    }
+
     /// Clears the record of costs, in a child of fork.
     pub fn forget_cost(&self) {
         *self.thrash.lock() = ThrashJudge::default();
         self.kept_pages.store(0, Relaxed);
+        *self.slowdown.lock() = None;
+        self.aim_pages.store(u64::MAX, Relaxed);
     }
 
     /// Records that a folio could not be evicted.

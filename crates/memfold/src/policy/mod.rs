@@ -3,5 +3,6 @@
 pub mod workingset;
 pub mod eviction;
 pub mod thrash;
+pub mod slowdown;
 pub mod stream_readahead;
 pub mod swap_readahead;

@@ -38,7 +38,8 @@ impl Background<'_> {
             let progress =
                 Reclaim(self.0).reclaim(AreasAccess::Work(&self.areas.work()), frames, slack);
             if self.mapper.drops_clean() {
-                return progress == ReclaimProgress::Freed || saved;
+                // A round may end before it has freed enough.
+                return progress == ReclaimProgress::Freed || saved || limits.excess() < over;
             }
             return (progress == ReclaimProgress::Freed && self.trim(over) > 0) || saved;
         }

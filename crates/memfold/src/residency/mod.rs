@@ -17,6 +17,8 @@ use memfold_swap::Swap;
 
 /// Clean copies may take one part in this many of `--limit`.
 const CLEAN_SHARE: u128 = 8;
+/// Without any limit, they may take one part in this many of what is mapped.
+const UNBOUNDED_CLEAN_SHARE: u64 = 8;
 /// Where the limit can't be kept, they may take one part in this many of what is folded.
 const LEAST_CLEAN_SHARE: u128 = 64;
 
@@ -101,7 +103,11 @@ impl Residency<'_> {
     pub(crate) fn keep_clean_budget(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let limits = Limits(self.0);
         let (clean, folded) = (self.table.tally().clean(), self.table.tally().folded());
-        let budget = limits.target() * self.config.clean_percent as u64 / 100;
+        let bound = match limits.is_bounded() {
+            true => limits.target(),
+            false => self.table.tally().mapped() / UNBOUNDED_CLEAN_SHARE,
+        };
+        let budget = bound * self.config.clean_percent as u64 / 100;
         // The pool's part of clean copies, as if they compressed like the rest.
         let held = self.backing.store().pool_bytes() as u128 * clean as u128
             / (clean + folded).max(1) as u128;

@@ -10,3 +10,4 @@ mod servers;
 mod static_programs;
 mod stress;
 mod tracers;
+mod unbounded;

@@ -42,7 +42,12 @@ fn bad_flags_and_settings_are_one_line_each() {
         (&["--limit", "64M", "--delivery", "thread"], &["--delivery", "Leave it out"]),
         (&["--limit", "64M", "--delivery=gate"], &["--delivery", "Leave it out"]),
         (&["--limit", "64M", "--pools", "65"], &["--pools", "64"]),
-        (&[], &["--limit"]),
+        (&["--slowdown", "off"], &["--limit"]),
+        (&["--slowdown", "0"], &["--slowdown", "0.01 to 100"]),
+        (&["--slowdown", "101%"], &["--slowdown", "0.01 to 100"]),
+        (&["--slowdown", "1.125"], &["--slowdown", "off"]),
+        (&["--idle", "soon"], &["--idle", "86400"]),
+        (&["--limit", "64M", "--idle", "90000"], &["--idle", "86400"]),
     ];
     for (flags, words) in cases {
         let arguments = [&["run"], *flags, &["--", "echo", "ran"]].concat();

@@ -1,0 +1,349 @@
+//! Decides how much memory stays uncompressed where no limit says so: as little as a given slowdown
+//! allows.
+//!
+//! The resident memory sinks by a small step at a time. Refaults show what was in use. It follows
+//! senpai, which lowers the limit of a cgroup while its processes hardly stall ("TMO: Transparent
+//! Memory Offloading in Datacenters", ASPLOS 2022). Here the measure is the CPU time that folding
+//! takes, as a share of the program's own.
+//!
+//! - The program's work earns **credit**, the slowdown's share of its CPU time. Folding spends it.
+//!   Memory sinks while there is credit. Without it, nothing more is folded until there is enough
+//!   again.
+//! - If folding suddenly costs many times what the work earns, the program needs what was folded.
+//!   Then memory may grow at once, whatever the credit.
+//! - If most of what is folded is loaded again at once, the program uses what is left. The sinking
+//!   ends.
+//! - If what a sinking has gained is back when the next one begins, the one after that is put off for
+//!   twice the time.
+//! - A process without work for a while is idle: all of its memory is folded. It must have been without
+//!   work for so long that its last awakening is within the slowdown, as a share of the time.
+
+/// Time between two decisions, nanoseconds.
+const PERIOD_NS: u64 = 100_000_000;
+/// The first seconds of a process are left alone, nanoseconds.
+const START_NS: u64 = 3_000_000_000;
+/// Credit is kept for at most so much work, nanoseconds.
+const KEPT_WORK_NS: u64 = 60_000_000_000;
+/// A sinking begins when there is credit for so much work, nanoseconds.
+const ENOUGH_WORK_NS: u64 = 2_000_000_000;
+/// Each period, memory sinks by one part in this many. So it sinks to a tenth in 15 seconds.
+const STEP: u64 = 64;
+/// Memory grows at once if folding takes so many times what the work earns.
+const SUDDEN: u64 = 8;
+/// Time until the first sinking after one that was in vain, nanoseconds, and the longest such time.
+const PAUSE_NS: u64 = 2_000_000_000;
+const PAUSE_MOST_NS: u64 = 128 * PAUSE_NS;
+/// Of what was folded lately, a sinking ends if half was loaded again. It counts once one part in
+/// this many of memory was folded.
+const TRIED: u64 = 32;
+/// A sinking was in vain if less than one part in this many stays folded.
+const GAIN: u64 = 16;
+/// An idle process works for less than one part in this many of the time. The timers of a Java
+/// machine take one in 100 to one in 50.
+const IDLE_SHARE: u64 = 20;
+/// An idle process that loads so many pages in a period works again. That takes 2% of the time.
+const WAKING_PAGES: u64 = 256;
+
+/// What is asked for.
+#[derive(Copy, Clone, Debug)]
+pub struct SlowdownGoal {
+    /// CPU time that folding may take, in ten-thousandths of the program's own.
+    pub share: u32,
+    /// A process without work for so long is idle, nanoseconds.
+    pub idle_ns: u64,
+}
+
+/// A process at one moment. Times are CPU times since it began, except `now_ns`.
+#[derive(Copy, Clone, Debug, Default)]
+pub struct WorkDone {
+    /// The time, nanoseconds.
+    pub now_ns: u64,
+    /// The program's own work, without faults and engine threads, nanoseconds.
+    pub own_ns: u64,
+    /// What folding has cost the program, nanoseconds.
+    pub folding_ns: u64,
+    /// Uncompressed memory that can be folded, pages.
+    pub resident: u64,
+    /// Pages that were loaded since the process began.
+    pub loaded: u64,
+}
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Mode {
+    /// Nothing more is folded.
+    Resting,
+    /// Memory sinks.
+    Sinking,
+    /// Everything is folded.
+    Idle,
+}
+
+/// The controller of one process.
+#[derive(Debug)]
+pub struct SlowdownController {
+    goal: SlowdownGoal,
+    mode: Mode,
+    /// The memory that may stay, pages.
+    aim: u64,
+    began_ns: u64,
+    last: WorkDone,
+    /// Less than zero: a debt, which is paid before anything more is folded.
+    credit_ns: i64,
+    /// The memory when the last sinking began, pages.
+    from: u64,
+    /// Pages folded and loaded lately in a sinking.
+    folded: u64,
+    loaded: u64,
+    /// No sinking begins before.
+    until_ns: u64,
+    pause_ns: u64,
+    /// When the present stretch with hardly any work began, and what it had worked by then.
+    quiet_ns: u64,
+    quiet_own_ns: u64,
+    /// What folding had cost when the process was last woken, nanoseconds.
+    woken_ns: u64,
+}
+
+impl SlowdownController {
+    /// Makes the controller of a process that begins now.
+    pub fn new(goal: SlowdownGoal, now: WorkDone) -> SlowdownController {
+        SlowdownController {
+            goal,
+            mode: Mode::Resting,
+            aim: u64::MAX,
+            began_ns: now.now_ns,
+            last: now,
+            credit_ns: 0,
+            from: 0,
+            folded: 0,
+            loaded: 0,
+            until_ns: now.now_ns + START_NS,
+            pause_ns: PAUSE_NS,
+            quiet_ns: now.now_ns,
+            quiet_own_ns: now.own_ns,
+            woken_ns: now.folding_ns,
+        }
+    }
+
+    /// Returns how much memory may stay uncompressed from now on, pages; `u64::MAX` for all.
+    pub fn aim(&mut self, now: WorkDone) -> u64 {
+        let time = now.now_ns.saturating_sub(self.last.now_ns);
+        if time < PERIOD_NS {
+            return self.aim;
+        }
+        let last = core::mem::replace(&mut self.last, now);
+        let earned = self.earned(now.own_ns.saturating_sub(last.own_ns));
+        let spent = now.folding_ns.saturating_sub(last.folding_ns);
+        let loaded = now.loaded.saturating_sub(last.loaded);
+        let is_woken = self.mode == Mode::Idle && loaded >= WAKING_PAGES;
+        if self.is_idle(&now, is_woken) {
+            (self.mode, self.aim) = (Mode::Idle, 0);
+            return self.aim;
+        }
+        if self.mode == Mode::Idle {
+            self.woken_ns = last.folding_ns;
+            self.rest(now.now_ns + self.pause_ns);
+            return self.aim;
+        }
+        let most = self.earned(KEPT_WORK_NS) as i64;
+        self.credit_ns = (self.credit_ns + earned as i64).min(most) - spent as i64;
+        let is_enough = self.credit_ns >= self.earned(ENOUGH_WORK_NS) as i64;
+        let is_sudden = spent > earned.max(self.earned(time)) * SUDDEN;
+        self.loaded = self.loaded - self.loaded / 8 + loaded;
+        self.folded =
+            self.folded - self.folded / 8 + (last.resident + loaded).saturating_sub(now.resident);
+        let is_used = self.folded > now.resident / TRIED && self.loaded > self.folded / 2;
+        match self.mode {
+            Mode::Sinking if is_sudden || is_used || self.credit_ns <= 0 => {
+                self.rest(now.now_ns + self.pause_ns);
+            }
+            Mode::Sinking => self.aim = now.resident.min(self.aim) - now.resident / STEP,
+            _ if is_sudden => self.until_ns = self.until_ns.max(now.now_ns + self.pause_ns),
+            _ if now.now_ns >= self.until_ns && is_enough => {
+                self.begin_sinking(now.resident);
+            }
+            _ => {}
+        }
+        self.aim
+    }
+
+    /// Returns whether memory is being folded.
+    pub fn is_folding(&self) -> bool {
+        self.mode != Mode::Resting
+    }
+
+    /// Returns what so much work earns, nanoseconds.
+    fn earned(&self, own_ns: u64) -> u64 {
+        own_ns / 10_000 * self.goal.share as u64
+    }
+
+    fn rest(&mut self, until_ns: u64) {
+        (self.mode, self.aim, self.until_ns) = (Mode::Resting, u64::MAX, until_ns);
+    }
+
+    /// Begins to sink from so many pages. If most of what the last sinking has gained is back, the
+    /// next one is put off for longer.
+    fn begin_sinking(&mut self, resident: u64) {
+        let is_back = self.from > 0 && resident > self.from - self.from / GAIN;
+        self.pause_ns = if is_back { (self.pause_ns * 2).min(PAUSE_MOST_NS) } else { PAUSE_NS };
+        (self.mode, self.from) = (Mode::Sinking, resident);
+        (self.folded, self.loaded) = (0, 0);
+        self.aim = resident - resident / STEP;
+    }
+
+    /// Returns whether the process has hardly worked for as long as the goal says. A little work
+    /// now and then, such as that of a timer, ends no such stretch.
+    fn is_idle(&mut self, now: &WorkDone, is_woken: bool) -> bool {
+        let quiet = now.now_ns.saturating_sub(self.quiet_ns);
+        let own = now.own_ns.saturating_sub(self.quiet_own_ns);
+        let allowed = quiet.max(self.goal.idle_ns) / IDLE_SHARE;
+        if is_woken || own > allowed || now.now_ns < self.began_ns + START_NS {
+            (self.quiet_ns, self.quiet_own_ns) = (now.now_ns, now.own_ns);
+            return false;
+        }
+        // To wake it has cost this much. If that happens often, it must be worth it.
+        let cost = now.folding_ns.saturating_sub(self.woken_ns);
+        let enough = self.goal.idle_ns.max(cost / self.goal.share as u64 * 10_000);
+        if quiet >= 2 * enough {
+            (self.quiet_ns, self.quiet_own_ns) = (now.now_ns - enough, now.own_ns);
+        }
+        quiet >= enough || self.mode == Mode::Idle
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::collections::VecDeque;
+    use memfold_testkit::random::Random;
+
+    const SECOND: u64 = 1_000_000_000;
+    const GOAL: SlowdownGoal = SlowdownGoal { share: 200, idle_ns: 30 * SECOND };
+    /// What a load costs, and what it costs to store a page, nanoseconds.
+    const LOAD_NS: u64 = 10_000;
+    const STORE_NS: u64 = 3_000;
+
+    /// A program whose pages leave memory in the order in which they came.
+    struct Program {
+        control: SlowdownController,
+        work: WorkDone,
+        order: VecDeque<usize>,
+        is_here: Vec<bool>,
+        random: Random,
+    }
+
+    impl Program {
+        fn new(pages: usize) -> Program {
+            let control = SlowdownController::new(GOAL, WorkDone::default());
+            let order: VecDeque<_> = (0..pages).collect();
+            let work = WorkDone { resident: pages as u64, ..WorkDone::default() };
+            Program { control, work, order, is_here: vec![true; pages], random: Random::new(1) }
+        }
+
+        /// Touches one of the first `used` pages every 10 us of its CPU time for a period, of which
+        /// it works for `percent`.
+        fn period(&mut self, used: usize, percent: u64) {
+            let end = self.work.own_ns + PERIOD_NS / 100 * percent;
+            self.work.now_ns += PERIOD_NS;
+            while self.work.own_ns < end {
+                self.work.own_ns += 10_000;
+                let page = self.random.below(used);
+                if !self.is_here[page] {
+                    self.work.folding_ns += LOAD_NS;
+                    (self.is_here[page], self.work.resident) = (true, self.work.resident + 1);
+                    self.work.loaded += 1;
+                    self.order.push_back(page);
+                }
+            }
+            let aim = self.control.aim(self.work);
+            while self.work.resident > aim {
+                let page = self.order.pop_front().unwrap();
+                (self.is_here[page], self.work.resident) = (false, self.work.resident - 1);
+                self.work.folding_ns += if self.control.mode == Mode::Idle { 0 } else { STORE_NS };
+            }
+        }
+
+        fn run(&mut self, seconds: u64, used: usize, percent: u64) {
+            (0..seconds * SECOND / PERIOD_NS).for_each(|_| self.period(used, percent));
+        }
+
+        /// Runs, and returns what folding has cost, in ten-thousandths of the program's work.
+        fn cost_of(&mut self, seconds: u64, used: usize, percent: u64) -> u64 {
+            let before = self.work;
+            self.run(seconds, used, percent);
+            (self.work.folding_ns - before.folding_ns) * 10_000 / (self.work.own_ns - before.own_ns)
+        }
+    }
+
+    #[test]
+    fn what_is_not_used_is_folded_within_the_slowdown() {
+        let mut program = Program::new(50_000);
+        program.run(20, 50_000, 100);
+        assert!(program.cost_of(40, 5_000, 100) <= 200);
+        assert!(program.work.resident < 10_000, "{}", program.work.resident);
+        assert!(program.cost_of(100, 5_000, 100) <= 200);
+    }
+
+    #[test]
+    fn memory_that_is_all_in_use_stays_and_trials_become_rare() {
+        let mut program = Program::new(50_000);
+        let first = program.cost_of(60, 50_000, 100);
+        assert!(first <= 200, "{first}");
+        assert!(program.work.resident > 45_000, "{}", program.work.resident);
+        let later = program.cost_of(300, 50_000, 100);
+        assert!(later <= 100, "{later}");
+    }
+
+    #[test]
+    fn memory_may_grow_within_a_period_after_a_change() {
+        let mut program = Program::new(50_000);
+        program.run(60, 2_000, 100);
+        assert!(program.work.resident < 5_000, "{}", program.work.resident);
+        program.period(50_000, 100);
+        assert_eq!(program.control.aim(program.work), u64::MAX);
+        program.run(5, 50_000, 100);
+        assert!(program.work.resident > 49_000, "{}", program.work.resident);
+    }
+
+    #[test]
+    fn an_idle_process_keeps_nothing_until_it_works_again() {
+        let mut program = Program::new(50_000);
+        program.run(5, 50_000, 100);
+        program.run(29, 1, 0);
+        assert!(program.work.resident > 25_000, "not idle yet");
+        program.run(2, 1, 0);
+        assert_eq!((program.work.resident, program.control.mode), (0, Mode::Idle));
+        // A timer wakes nothing, for however long.
+        for _ in 0..1000 {
+            program.run(1, 1, 0);
+            program.work.own_ns += SECOND / 25;
+        }
+        assert_eq!(program.control.mode, Mode::Idle);
+        program.run(1, 50_000, 100);
+        assert_ne!(program.control.mode, Mode::Idle);
+        assert_eq!(program.control.aim(program.work), u64::MAX);
+    }
+
+    #[test]
+    fn a_process_that_is_woken_often_is_not_folded_each_time() {
+        let mut program = Program::new(50_000);
+        program.run(40, 1, 0);
+        let (before, mut folded) = (program.work, 0);
+        for _ in 0..100 {
+            program.period(50_000, 100);
+            program.run(40, 1, 0);
+            folded += (program.control.mode == Mode::Idle) as u32;
+        }
+        assert!(folded > 20, "{folded}");
+        let cost = (program.work.folding_ns - before.folding_ns) * 10_000;
+        let share = cost / (program.work.now_ns - before.now_ns);
+        assert!(share <= 200, "{share}");
+    }
+
+    #[test]
+    fn start_of_a_process_is_left_alone() {
+        let mut program = Program::new(1000);
+        program.run(2, 1, 100);
+        assert_eq!(program.work.resident, 1000);
+    }
+}
