@@ -168,6 +168,8 @@ mod tests {
         let values = [
             ("limit", "25%"),
             ("resident", "256M"),
+            ("slowdown", "0.5%"),
+            ("idle", "5"),
             ("codec", "zstd:3"),
             ("canned", "/tmp/a.dict"),
             ("folio", "64K"),

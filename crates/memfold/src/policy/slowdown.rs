@@ -157,7 +157,10 @@ impl SlowdownController {
             Mode::Sinking if is_sudden || is_used || self.credit_ns <= 0 => {
                 self.rest(now.now_ns + self.pause_ns);
             }
-            Mode::Sinking => self.aim = now.resident.min(self.aim) - now.resident / STEP,
+            Mode::Sinking => {
+                let step = now.resident / STEP;
+                self.aim = now.resident.min(self.aim).saturating_sub(step);
+            }
             _ if is_sudden => self.until_ns = self.until_ns.max(now.now_ns + self.pause_ns),
             _ if now.now_ns >= self.until_ns && is_enough => {
                 self.begin_sinking(now.resident);
@@ -338,6 +341,19 @@ mod tests {
         let cost = (program.work.folding_ns - before.folding_ns) * 10_000;
         let share = cost / (program.work.now_ns - before.now_ns);
         assert!(share <= 200, "{share}");
+    }
+
+    #[test]
+    fn memory_that_cannot_be_folded_is_aimed_below_and_no_more() {
+        let mut control = SlowdownController::new(GOAL, WorkDone::default());
+        let mut work = WorkDone { resident: 10_000, ..WorkDone::default() };
+        let mut aims = Vec::new();
+        for _ in 0..1000 {
+            (work.now_ns, work.own_ns) = (work.now_ns + PERIOD_NS, work.own_ns + PERIOD_NS);
+            aims.push(control.aim(work));
+        }
+        assert!(aims.is_sorted_by(|before, after| before >= after));
+        assert_eq!(aims.last(), Some(&0));
     }
 
     #[test]
