@@ -50,11 +50,13 @@ Examples:
   memfold run --resident 512M --summary -- ./app
       512 MiB of uncompressed memory, compressed memory without a limit, and a summary at the end.
   memfold run --limit 1G --stats-file run.json -- sort big.txt
+  memfold run -- node server.js
+      What the program does not use is folded, at a slowdown of at most 2%.
 
 A size is a number of bytes, a number with K, M, G or T (powers of 1024), or a
-percentage of the memory of this machine or cgroup. memfold folds nothing while
-the program stays well under its limit. MEMFOLD_DISABLE=1 in the environment
-switches memfold off.
+percentage of the memory of this machine or cgroup. With a limit, memfold folds
+nothing while the program stays well under it. MEMFOLD_DISABLE=1 in the
+environment switches memfold off.
 
 memfold passes INT, TERM, HUP, QUIT, USR1, USR2, CONT and TSTP on to CMD. If
 memfold is killed by SIGKILL, the kernel kills CMD too.
@@ -83,7 +85,7 @@ pub fn command() -> Command {
         arg.hide_short_help(key.audience == Audience::Measuring)
     });
     Command::new("run")
-        .about("Runs a program within a memory limit and keeps its cold memory compressed")
+        .about("Runs a program, within a memory limit or without one, and keeps its cold memory compressed")
         .override_usage("memfold run [--limit SIZE] [OPTIONS] [--] CMD [ARGS]...")
         .args(keys)
         .arg(Arg::new(DELIVERY).long(DELIVERY).num_args(0..=1).hide(true))
@@ -192,7 +194,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         matches.get_many(COMMAND).map(|all| all.cloned().collect()).unwrap_or_default();
     let Some(name) = arguments.first() else {
         return Err(CommandFailure::own(
-            "No command given. Write memfold run --limit SIZE -- CMD [ARGS]...",
+            "No command given. Write memfold run [--limit SIZE] -- CMD [ARGS]...",
         ));
     };
     // This comes first, because the swap file's check makes one of the calls that a filter may kill
@@ -352,6 +354,11 @@ pub fn config(matches: &ArgMatches) -> Result<Config, CommandFailure> {
         if config.limit_bytes.is_none() && matches.get_one::<String>("slowdown").is_none() {
             config.slowdown = SLOWDOWN;
         }
+    }
+    if config.slowdown == 0 && matches.get_one::<String>("idle").is_some() {
+        return Err(CommandFailure::own(
+            "--idle: with a limit, nothing is folded for being idle. Give --slowdown PERCENT too.",
+        ));
     }
     if let Some(path) = &config.swap {
         let whole = std::path::absolute(path)

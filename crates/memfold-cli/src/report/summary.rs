@@ -63,7 +63,7 @@ fn unfolded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunE
     let least =
         config.limit_bytes.unwrap_or(u64::MAX).min(config.resident_bytes.unwrap_or(u64::MAX));
     let (peak, unmanaged) = (sum.get("peak_bytes"), tables.bounds().peak_slotless_bytes());
-    let is_far = peak.max(ended.largest_bytes) < least / 2;
+    let is_far = least != u64::MAX && peak.max(ended.largest_bytes) < least / 2;
     let bound = bound(config);
     let has_engines = tables.processes().next().is_some();
     if tables.has_begun() && ended.status == 0 && is_far && unmanaged <= SMALL_BYTES {

@@ -226,10 +226,12 @@ impl ProgramState {
     }
 
     /// Returns whether a look can be skipped, because the process has hardly worked since the last
-    /// one. Some looks in a row are.
+    /// one. Some looks in a row are. What it shares with other processes must be measured more often:
+    /// it isn't folded where all copies of it would take more.
     pub fn is_quiet(&mut self) -> bool {
         let worked = process_cpu_ns();
-        if worked.saturating_sub(self.worked_ns) < QUIET_NS && self.skipped < SKIPPED_MOST {
+        let is_quiet = worked.saturating_sub(self.worked_ns) < QUIET_NS && !self.level.sharing;
+        if is_quiet && self.skipped < SKIPPED_MOST {
             self.skipped += 1;
             return true;
         }

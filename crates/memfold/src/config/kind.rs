@@ -43,14 +43,16 @@ pub(super) const SHARD: ValueKind<u64> =
     ValueKind { parse: |text, _| parse_shard(text), show: shown };
 
 /// A percentage, with or without `%`.
-pub(super) const PERCENT: ValueKind<u32> =
-    ValueKind { parse: |text, _| read_number(text.trim_end_matches('%'), 100), show: shown };
+pub(super) const PERCENT: ValueKind<u32> = ValueKind {
+    parse: |text, _| read_number(text.strip_suffix('%').unwrap_or(text), 100),
+    show: shown,
+};
 
 /// A percentage with up to two decimals, in ten-thousandths, or `off`.
 pub(super) const SLOWDOWN: ValueKind<u32> = ValueKind {
     parse: |text, _| match text {
         "off" => Ok(0),
-        _ => hundredths(text.trim_end_matches('%')),
+        _ => hundredths(text.strip_suffix('%').unwrap_or(text)),
     },
     show: |share| {
         Some(match share {

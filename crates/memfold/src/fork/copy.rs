@@ -8,6 +8,7 @@ use crate::fault::load::BlockSource;
 use crate::folio::FolioState;
 use crate::fork::Fork;
 use crate::known::TOP;
+use crate::limits::Limits;
 use crate::mappings::Mappings;
 use crate::mappings::ranges::KeyRanges;
 use crate::reclaim::writeback::Writeback;
@@ -260,11 +261,13 @@ impl Fork<'_> {
 
     /// This process shares `bytes` of memory with others by a fork, of which `own` count here. A
     /// page that is folded is made private first. That brings its part, and takes a compressed
-    /// copy: if that is more, and at least three share, it is left where it is.
+    /// copy: if that is more, and at least three share, it is left where it is. Without a limit it always
+    /// is, because each process that touched it again would have a page of its own.
     pub fn note_shared(&self, bytes: u64, own: u64) {
         let data = (self.table.tally().folded() + self.table.tally().clean()) << PAGE_SHIFT;
         let pool = self.backing.store().pool_bytes().min(data / 2);
-        self.to_unshare.note_shared((own as u128) * (data as u128) < bytes as u128 * pool as u128);
+        let takes_more = (own as u128) * (data as u128) < bytes as u128 * pool as u128;
+        self.to_unshare.note_shared(takes_more || !Limits(self.0).is_bounded());
     }
 
     /// The first part of the end of [`Fork::begin_copy`]: there may be requests to background threads

@@ -88,6 +88,10 @@ impl Gauges<'_> {
         };
         let is_folding = self.budget.weigh(goal, now);
         self.limits().ask_past_target();
+        if !is_folding && !self.limits().is_bounded() {
+            // Frames that the folding has left.
+            self.mapper.trim_now(u64::MAX);
+        }
         is_folding
     }
 

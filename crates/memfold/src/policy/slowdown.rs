@@ -44,6 +44,9 @@ const IDLE_SHARE: u64 = 20;
 /// An idle process that loads so many pages in a period works again. That takes 2% of the time.
 const WAKING_PAGES: u64 = 256;
 
+/// What folding costs for so long after a process was woken is the cost of waking it, nanoseconds.
+const WAKING_NS: u64 = 5_000_000_000;
+
 /// What is asked for.
 #[derive(Copy, Clone, Debug)]
 pub struct SlowdownGoal {
@@ -100,8 +103,9 @@ pub struct SlowdownController {
     /// When the present stretch with hardly any work began, and what it had worked by then.
     quiet_ns: u64,
     quiet_own_ns: u64,
-    /// What folding had cost when the process was last woken, nanoseconds.
-    woken_ns: u64,
+    /// The process when it was last woken, and what folding cost in the seconds after that.
+    woken: Option<WorkDone>,
+    waking_cost_ns: u64,
 }
 
 impl SlowdownController {
@@ -121,7 +125,8 @@ impl SlowdownController {
             pause_ns: PAUSE_NS,
             quiet_ns: now.now_ns,
             quiet_own_ns: now.own_ns,
-            woken_ns: now.folding_ns,
+            woken: None,
+            waking_cost_ns: 0,
         }
     }
 
@@ -141,9 +146,12 @@ impl SlowdownController {
             return self.aim;
         }
         if self.mode == Mode::Idle {
-            self.woken_ns = last.folding_ns;
+            self.woken = Some(last);
             self.rest(now.now_ns + self.pause_ns);
             return self.aim;
+        }
+        if let Some(woken) = self.woken.filter(|woken| now.now_ns - woken.now_ns < WAKING_NS) {
+            self.waking_cost_ns = now.folding_ns - woken.folding_ns;
         }
         let most = self.earned(KEPT_WORK_NS) as i64;
         self.credit_ns = (self.credit_ns + earned as i64).min(most) - spent as i64;
@@ -204,9 +212,8 @@ impl SlowdownController {
             (self.quiet_ns, self.quiet_own_ns) = (now.now_ns, now.own_ns);
             return false;
         }
-        // To wake it has cost this much. If that happens often, it must be worth it.
-        let cost = now.folding_ns.saturating_sub(self.woken_ns);
-        let enough = self.goal.idle_ns.max(cost / self.goal.share as u64 * 10_000);
+        let worth = self.waking_cost_ns / self.goal.share as u64 * 10_000;
+        let enough = self.goal.idle_ns.max(worth);
         if quiet >= 2 * enough {
             (self.quiet_ns, self.quiet_own_ns) = (now.now_ns - enough, now.own_ns);
         }
@@ -311,9 +318,10 @@ mod tests {
     #[test]
     fn an_idle_process_keeps_nothing_until_it_works_again() {
         let mut program = Program::new(50_000);
-        program.run(5, 50_000, 100);
+        program.run(200, 50_000, 100);
+        let awake = program.work.resident;
         program.run(29, 1, 0);
-        assert!(program.work.resident > 25_000, "not idle yet");
+        assert_eq!(program.work.resident, awake, "not idle yet");
         program.run(2, 1, 0);
         assert_eq!((program.work.resident, program.control.mode), (0, Mode::Idle));
         // A timer wakes nothing, for however long.

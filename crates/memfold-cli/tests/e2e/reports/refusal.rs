@@ -48,6 +48,8 @@ fn bad_flags_and_settings_are_one_line_each() {
         (&["--slowdown", "1.125"], &["--slowdown", "off"]),
         (&["--idle", "soon"], &["--idle", "86400"]),
         (&["--limit", "64M", "--idle", "90000"], &["--idle", "86400"]),
+        (&["--limit", "64M", "--idle", "5"], &["--idle", "--slowdown"]),
+        (&["--slowdown", "5%%"], &["--slowdown", "0.01 to 100"]),
     ];
     for (flags, words) in cases {
         let arguments = [&["run"], *flags, &["--", "echo", "ran"]].concat();
