@@ -211,6 +211,9 @@ static void other_advice(void) {
     for (int round = 0; round < 3; round++) check(p, 4 * UNIT, 13);
     NEED(present(p, 4 * UNIT) > 0);
     page_out(p + PAGE, 4 * UNIT - 3 * PAGE, 0);
+    /* The kernel refuses most of this, and says so at once. */
+    NEED(madvise(NULL, 1ul << 46, MADV_PAGEOUT) == -1 && errno == ENOMEM);
+    NEED(madvise(p, 1ul << 62, MADV_COLD) == -1);
     check(p, 4 * UNIT, 13);
     NEED(madvise(p, 4 * UNIT, MADV_POPULATE_WRITE) == 0);
     check(p, LEN, 13);

@@ -97,20 +97,20 @@ fn records() -> impl Iterator<Item = usize> {
     RECORDS.iter().map(|record| record.load(SeqCst)).filter(|record| *record != 0)
 }
 
+/// Returns the numbers of all bare threads of this process; 0 for one that does not run.
+fn numbers() -> impl Iterator<Item = u32> {
+    // SAFETY: records are never freed.
+    records().map(|record| unsafe { (*(record as *const ThreadRecord)).number.load(SeqCst) })
+}
+
 /// Returns the nanoseconds that the bare threads of this process have run. Ended ones don't count.
 pub fn cpu_ns() -> u64 {
-    // SAFETY: records are never freed.
-    let number_of =
-        |record: usize| unsafe { (*(record as *const ThreadRecord)).number.load(SeqCst) };
-    records().map(number_of).filter(|number| *number != 0).map(thread_cpu_ns).sum()
+    numbers().filter(|number| *number != 0).map(thread_cpu_ns).sum()
 }
 
 /// Returns whether the thread of this process with this number is a bare one.
 pub fn has(number: u32) -> bool {
-    // SAFETY: records are never freed.
-    let number_of =
-        |record: usize| unsafe { (*(record as *const ThreadRecord)).number.load(SeqCst) };
-    count() > 0 && records().any(|record| number_of(record) == number)
+    count() > 0 && numbers().any(|own| own == number)
 }
 
 /// Waits until the kernel has no bare thread any more. Called by another thread, when all have been

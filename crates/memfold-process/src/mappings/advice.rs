@@ -322,8 +322,14 @@ impl ManagedProgram {
     fn fold(&self, range: &Range<usize>, advice: i32, make: MakeAdvice) -> isize {
         self.on_behalf(|| {
             let mappings = self.pager.mappings();
-            for start in range.clone().step_by(FOLDED_TOGETHER) {
-                let part = start..range.end.min(start + FOLDED_TOGETHER);
+            // The range may be most of the address space.
+            let managed = mappings.managed_parts(range);
+            let starts = |part: &Range<usize>| {
+                let end = part.end;
+                part.clone().step_by(FOLDED_TOGETHER).map(move |start| start..end)
+            };
+            for rest in managed.iter().flat_map(starts) {
+                let part = rest.start..rest.end.min(rest.start + FOLDED_TOGETHER);
                 if advice == libc::MADV_COLD {
                     mappings.cool_at(part);
                 } else {

@@ -11,8 +11,8 @@
 //!   again.
 //! - If folding suddenly costs many times what the work earns, the program needs what was folded.
 //!   Then memory may grow at once, whatever the credit.
-//! - If most of what is folded is loaded again at once, the program uses what is left. The sinking
-//!   ends.
+//! - If the program loads again more than half of the pages that were folded lately, it uses the
+//!   memory that remains. So that memory stops sinking.
 //! - If what a sinking has gained is back when the next one begins, the one after that is put off for
 //!   twice the time.
 //! - A process without work for a while is idle: all of its memory is folded. It must have been without
