@@ -54,7 +54,7 @@ impl ManagedProgram {
         self.end_with_program();
         let Some(mut state) = self.state.try_lock() else { return LOOK_SOON_NS };
         let state = &mut *state;
-        if self.is_unbounded() && state.is_quiet() {
+        if self.is_unbounded() && state.level.is_quiet() {
             return LOOK_UNBOUNDED_NS;
         }
         let Some(seen) = self.scale.look(&self.pager, &mut state.level, self.is_managing()) else {
@@ -97,13 +97,12 @@ impl ManagedProgram {
     /// Decides what the slowdown that was asked for leaves. Each time that memory begins to sink,
     /// all of it is due to be managed.
     fn weigh_slowdown(&self, state: &mut ProgramState, unmanaged: u64) {
-        if state.level.anonymous < FOLDED_LEAST_BYTES && !self.is_managing() {
+        let is_small = state.level.anonymous < FOLDED_LEAST_BYTES && !self.is_managing();
+        if self.config.slowdown == 0 || is_small {
             return;
         }
-        let was_folding = state.is_folding;
         let unmanaged = if self.is_managing() { 0 } else { unmanaged };
-        state.is_folding = self.pager.gauges().weigh_slowdown(unmanaged);
-        state.is_due |= state.is_folding && !was_folding;
+        state.is_due |= self.pager.gauges().weigh_slowdown(unmanaged);
     }
 
     /// Ends the process if the program's last thread has ended without a call that the gate saw.

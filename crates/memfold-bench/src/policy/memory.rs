@@ -50,9 +50,9 @@ const UNTOUCHED: Record = Record {
 pub struct Batches {
     /// Clean pages dropped together. So many pages are also free after a reclaim.
     pub dropped: u64,
-    /// Dirty pages in the swap cache for which all of them are saved. They are saved one by one
-    /// where they take more than a 128th of memory (`eviction::next_step`).
-    pub dirty: u64,
+    /// Whether dirty pages wait in the swap cache until they take more than a 128th of memory
+    /// (`eviction::next_step`). Otherwise they are saved at once.
+    pub dirty_wait: bool,
 }
 
 /// Why a page is mapped.
@@ -124,7 +124,7 @@ pub trait Candidate {
 
     /// Returns how many pages leave together where `capacity` pages may be in memory.
     fn batches(&self, _capacity: u64) -> Batches {
-        Batches { dropped: 1, dirty: 1 }
+        Batches { dropped: 1, dirty_wait: false }
     }
 }
 
@@ -305,19 +305,13 @@ impl<'t> Memory<'t> {
         }
     }
 
-    /// Saves the oldest page of a list, or puts it on `Dirty`. If there are enough, all of them are
-    /// saved.
+    /// Saves the oldest page of a list, or puts it on `Dirty`.
     fn save(&mut self, list: LruList, compress: bool, batches: Batches) {
         let (id, _) = self.lists.isolate(list).expect("the list is not empty");
         let page = id - 1;
         let record = &mut self.records[page as usize];
-        if record.dirty && !compress {
+        if record.dirty && !compress && batches.dirty_wait {
             self.list(page, LruList::Dirty);
-            if self.lists.pages(LruList::Dirty) >= batches.dirty {
-                while self.lists.pages(LruList::Dirty) > 0 {
-                    self.save(LruList::Dirty, true, batches);
-                }
-            }
             return;
         }
         if record.dirty {

@@ -73,7 +73,7 @@ fn page_that_is_touched_again_in_the_swap_cache_is_rescued() {
             memory.lists.isolate(LruList::Inactive).expect("a page is mapped").0 - 1
         }
         fn batches(&self, _capacity: u64) -> Batches {
-            Batches { dropped: 1, dirty: 4 }
+            Batches { dropped: 1, dirty_wait: true }
         }
     }
     // Page 257 comes, and pages 1 to 3 leave the page table. A 128th of the memory, two pages, may

@@ -6,7 +6,6 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use memfold::delivery::background::EngineThread;
 use memfold_os::maps::flag;
-use memfold_os::thread::process_cpu_ns;
 
 /// A reason why memory isn't managed. [`MemoryMark::DontFork`] only keeps it from children.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -59,11 +58,6 @@ pub const FLAGS: [(u32, MemoryMark); 6] = [
     ),
 ];
 
-/// CPU time after which a process has hardly worked, nanoseconds.
-const QUIET_NS: u64 = 300_000;
-/// Most looks that are skipped in a row.
-const SKIPPED_MOST: u32 = 9;
-
 /// The state that changes with the program's mappings.
 #[derive(Default)]
 pub struct ProgramState {
@@ -92,12 +86,6 @@ pub struct ProgramState {
     /// Whether it was reported that the limit can't be kept.
     pub told_limit: bool,
     pub level: SizeLevel,
-    /// CPU time of the process at the last look that wasn't skipped, nanoseconds, and the number of
-    /// looks skipped since.
-    worked_ns: u64,
-    skipped: u32,
-    /// Whether memory sinks because of the slowdown that was asked for.
-    pub is_folding: bool,
     /// Whether all memory is to be managed at the next look.
     pub is_due: bool,
     /// Bytes that were mapped since the last look.
@@ -223,20 +211,6 @@ impl ProgramState {
     /// Returns whether more memory may be taken under management.
     pub fn takes(&self) -> bool {
         !self.locks_future && !self.merges && self.traced == 0
-    }
-
-    /// Returns whether a look can be skipped, because the process has hardly worked since the last
-    /// one. Some looks in a row are. What it shares with other processes must be measured more often:
-    /// it isn't folded where all copies of it would take more.
-    pub fn is_quiet(&mut self) -> bool {
-        let worked = process_cpu_ns();
-        let is_quiet = worked.saturating_sub(self.worked_ns) < QUIET_NS && !self.level.sharing;
-        if is_quiet && self.skipped < SKIPPED_MOST {
-            self.skipped += 1;
-            return true;
-        }
-        (self.worked_ns, self.skipped) = (worked, 0);
-        false
     }
 
     /// Returns whether all engine threads run.

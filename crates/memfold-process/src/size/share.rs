@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use memfold::config::Config;
 use memfold::pager::{Pager, SharedLimit};
 use memfold_os::Errno;
-use memfold_os::thread::{cpu_ns, now_ns};
+use memfold_os::thread::{cpu_ns, now_ns, process_cpu_ns};
 use memfold_run::member;
 
 /// The time between looks grows by one period for each this many other processes that share the
@@ -16,6 +16,11 @@ const SHARED_LEAST_BYTES: u64 = 1 << 20;
 /// times the CPU time of the last measurement.
 const MEASURE_NS: u64 = 10_000_000;
 const MEASURE_SHARE: u64 = 10;
+
+/// A process has hardly worked between two looks if it took less CPU time than this, nanoseconds.
+const QUIET_NS: u64 = 300_000;
+/// Most looks that are skipped in a row.
+const SKIPPED_MOST: u32 = 9;
 
 /// The charge of this process in its slot. Without a slot there is no charge.
 pub struct OwnCharge;
@@ -48,6 +53,26 @@ pub struct SizeLevel {
     measure_at_ns: u64,
     /// Bytes that were folded when a fork made this process.
     inherited_away: u64,
+    /// CPU time of the process at the last look that wasn't skipped, nanoseconds, and the number of
+    /// looks skipped since.
+    worked_ns: u64,
+    skipped: u32,
+}
+
+impl SizeLevel {
+    /// Returns whether a look can be skipped, because the process has hardly worked since the last
+    /// one. After some looks in a row none is. While the process shares memory, none is either:
+    /// shared memory must be measured often, so that it isn't folded where that would take more.
+    pub fn is_quiet(&mut self) -> bool {
+        let worked = process_cpu_ns();
+        let is_quiet = worked.saturating_sub(self.worked_ns) < QUIET_NS && !self.sharing;
+        if is_quiet && self.skipped < SKIPPED_MOST {
+            self.skipped += 1;
+            return true;
+        }
+        (self.worked_ns, self.skipped) = (worked, 0);
+        false
+    }
 }
 
 /// The result of one look.

@@ -92,7 +92,7 @@ keys! {
     resident_bytes: Option<u64> = None, kind::SIZE_OR_NONE;
     Users "resident" "SIZE" "none" "Uncompressed memory: resident pages and the swap cache";
 
-    /// CPU time that folding may take, ten-thousandths of the program's own; 0 for any.
+    /// CPU time that folding may take, ten-thousandths of its own; 0: bounds alone decide.
     slowdown: u32 = 0, kind::SLOWDOWN;
     Users "slowdown" "PERCENT|off" "off" "Fold what the program does not use, as long as that slows it down by at most so much; without a limit, 2% is the default";
 

@@ -4,7 +4,7 @@ use crate::config::{OnFull, Size};
 use crate::folio::lru::LruList;
 use crate::limits::Limits;
 use crate::parts::walk;
-use crate::policy::slowdown::{SlowdownGoal, WorkDone};
+use crate::policy::slowdown::WorkDone;
 use crate::policy::thrash::{FoldingCost, FoldingGain};
 use crate::stats::{self, Stats};
 use alloc::format;
@@ -51,7 +51,7 @@ impl Gauges<'_> {
         if !may_exceed || !self.config.pool_counts || self.limits().limit_bytes().is_none() {
             return;
         }
-        let FoldingCost { fault_ns, own_ns } = self.cost();
+        let (cost, _) = self.cost();
         let s = &self.stats;
         let folded = self.table.tally().folded() << PAGE_SHIFT;
         let resident = self.limits().physical() << PAGE_SHIFT;
@@ -62,45 +62,41 @@ impl Gauges<'_> {
             takes: self.backing.store().pool_bytes() + self.limits().metadata_bytes(),
             resident,
         };
-        let kept = self.budget.judge(FoldingCost { fault_ns, own_ns }, &gain);
+        let kept = self.budget.judge(cost, &gain);
         s.kept_bytes.store(kept, Relaxed);
     }
 
     /// Decides anew how much memory may stay for the slowdown that was asked for, if one was
     /// ([`crate::policy::slowdown`]). The first engine thread calls it from time to time.
-    /// `unmanaged_bytes` could be managed. Returns whether memory is being folded.
+    /// `unmanaged_bytes` could be managed. Returns whether memory begins to sink.
     pub fn weigh_slowdown(&self, unmanaged_bytes: u64) -> bool {
-        if self.config.slowdown == 0 {
-            return false;
-        }
-        let FoldingCost { fault_ns, own_ns } = self.cost();
-        let goal = SlowdownGoal {
-            share: self.config.slowdown,
-            idle_ns: self.config.idle_s as u64 * 1_000_000_000,
-        };
-        let now = WorkDone {
-            now_ns: now_ns(),
-            own_ns,
-            // Engine threads take a CPU from the program only if it would use all of them.
-            folding_ns: fault_ns + bare::cpu_ns() / self.cpus as u64,
-            resident: self.limits().physical() + (unmanaged_bytes >> PAGE_SHIFT),
-            loaded: self.stats.zswpin.load(Relaxed) + self.stats.pswpin.load(Relaxed),
-        };
-        let is_folding = self.budget.weigh(goal, now);
+        let (now_ns, before) = (now_ns(), self.budget.aim_pages());
+        self.budget.weigh(now_ns, || {
+            let (FoldingCost { fault_ns, own_ns }, engine_ns) = self.cost();
+            WorkDone {
+                now_ns,
+                own_ns,
+                // Engine threads take a CPU from the program only if it would use all of them.
+                folding_ns: fault_ns + engine_ns / self.cpus as u64,
+                resident: self.limits().physical() + (unmanaged_bytes >> PAGE_SHIFT),
+                loaded: self.stats.zswpin.load(Relaxed) + self.stats.pswpin.load(Relaxed),
+            }
+        });
         self.limits().ask_past_target();
-        if !is_folding && !self.limits().is_bounded() {
+        let sinks = self.budget.aim_pages() != u64::MAX;
+        if !sinks && !self.limits().is_bounded() {
             // Frames that the folding has left.
             self.mapper.trim_now(u64::MAX);
         }
-        is_folding
+        sinks && before == u64::MAX
     }
 
-    /// Returns what folding has cost.
-    fn cost(&self) -> FoldingCost {
-        let s = &self.stats;
+    /// Returns what folding has cost, and the CPU time of the engine's threads, nanoseconds.
+    fn cost(&self) -> (FoldingCost, u64) {
+        let (s, engine_ns) = (&self.stats, bare::cpu_ns());
         let fault_ns = s.fault_ns.load(Relaxed) + s.faults.load(Relaxed) * DELIVERY_NS;
-        let own_ns = process_cpu_ns().saturating_sub(fault_ns + bare::cpu_ns());
-        FoldingCost { fault_ns, own_ns }
+        let own_ns = process_cpu_ns().saturating_sub(fault_ns + engine_ns);
+        (FoldingCost { fault_ns, own_ns }, engine_ns)
     }
 
     /// Replaces the bounds of the settings, bytes; `u64::MAX` for none. `even_bytes` is the share

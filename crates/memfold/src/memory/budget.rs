@@ -18,7 +18,8 @@ pub struct Budget {
     thrash: Mutex<ThrashJudge>,
     /// Pages that must stay uncompressed, as the judge has decided.
     kept_pages: AtomicU64,
-    /// The controller of a process whose slowdown was asked for, from its first decision on.
+    /// The slowdown that was asked for, if one was, and its controller from the first decision on.
+    goal: Option<SlowdownGoal>,
     slowdown: Mutex<Option<SlowdownController>>,
     /// Pages that may stay uncompressed, as the controller has decided; `u64::MAX` for all.
     aim_pages: AtomicU64,
@@ -46,6 +47,10 @@ impl Budget {
             shared_limit,
             thrash: Mutex::new(ThrashJudge::default()),
             kept_pages: AtomicU64::new(0),
+            goal: (config.slowdown > 0).then(|| SlowdownGoal {
+                share: config.slowdown,
+                idle_ns: config.idle_s as u64 * 1_000_000_000,
+            }),
             slowdown: Mutex::new(None),
             aim_pages: AtomicU64::new(u64::MAX),
             retries: AtomicU32::new(0),
@@ -85,12 +90,16 @@ impl Budget {
         self.aim_pages.load(Relaxed)
     }
 
-    /// Decides anew how much may stay for this slowdown. Returns whether memory is being folded.
-    pub fn weigh(&self, goal: SlowdownGoal, now: WorkDone) -> bool {
+    /// Decides anew how much may stay, if a slowdown was asked for and a decision is due. `work`
+    /// measures the process.
+    pub fn weigh(&self, now_ns: u64, work: impl FnOnce() -> WorkDone) {
+        let Some(goal) = self.goal else { return };
         let mut control = self.slowdown.lock();
-        let control = control.get_or_insert_with(|| SlowdownController::new(goal, now));
-        self.aim_pages.store(control.aim(now), Relaxed);
-        control.is_folding()
+        match &mut *control {
+            Some(control) if !control.is_due(now_ns) => {}
+            Some(control) => self.aim_pages.store(control.aim(work()), Relaxed),
+            None => *control = Some(SlowdownController::new(goal, work())),
+        }
     }
 
     /// Clears the record of costs, in a child of fork.

@@ -132,10 +132,10 @@ impl SlowdownController {
 
     /// Returns how much memory may stay uncompressed from now on, pages; `u64::MAX` for all.
     pub fn aim(&mut self, now: WorkDone) -> u64 {
-        let time = now.now_ns.saturating_sub(self.last.now_ns);
-        if time < PERIOD_NS {
+        if !self.is_due(now.now_ns) {
             return self.aim;
         }
+        let time = now.now_ns - self.last.now_ns;
         let last = core::mem::replace(&mut self.last, now);
         let earned = self.earned(now.own_ns.saturating_sub(last.own_ns));
         let spent = now.folding_ns.saturating_sub(last.folding_ns);
@@ -178,9 +178,9 @@ impl SlowdownController {
         self.aim
     }
 
-    /// Returns whether memory is being folded.
-    pub fn is_folding(&self) -> bool {
-        self.mode != Mode::Resting
+    /// Returns whether a period has passed since the last decision.
+    pub fn is_due(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.last.now_ns) >= PERIOD_NS
     }
 
     /// Returns what so much work earns, nanoseconds.

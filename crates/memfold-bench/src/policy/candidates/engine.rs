@@ -200,6 +200,6 @@ impl Candidate for Engine {
     }
 
     fn batches(&self, capacity: u64) -> Batches {
-        Batches { dropped: eviction::batch_pages(capacity), dirty: u64::MAX }
+        Batches { dropped: eviction::batch_pages(capacity), dirty_wait: true }
     }
 }
