@@ -351,6 +351,27 @@ mod tests {
         assert!(share <= 200, "{share}");
     }
 
+    /// Whatever the program does, folding costs no more than its share of the time, and one load of
+    /// each page where the program changes what it uses.
+    #[test]
+    fn programs_of_any_phases_keep_the_slowdown() {
+        const PHASES: u64 = 6;
+        for seed in 0..30 {
+            let mut random = Random::new(seed);
+            let pages = 2_000 + random.below(40_000);
+            let mut program = Program::new(pages);
+            program.random = random.fork();
+            for _ in 0..PHASES {
+                let (used, seconds) = (1 + random.below(pages), 1 + random.below(60) as u64);
+                program.run(seconds, used, [0, 1, 30, 100][random.below(4)]);
+            }
+            let (work, all_ns) = (program.work, pages as u64 * LOAD_NS);
+            let most = program.control.earned(work.now_ns + work.own_ns) + PHASES * all_ns;
+            assert!(work.folding_ns <= most, "seed {seed}: {work:?}, at most {most}");
+            assert!(work.resident <= pages as u64);
+        }
+    }
+
     #[test]
     fn memory_that_cannot_be_folded_is_aimed_below_and_no_more() {
         let mut control = SlowdownController::new(GOAL, WorkDone::default());
