@@ -1,7 +1,7 @@
 //! One fault at a time: what each refusal of the kernel or the store leads to, and that nothing is
 //! lost by it.
 use memfold::fault::{FaultOutcome, PageFault};
-use memfold::{Config, Stats};
+use memfold::{Config, Delivery, Stats};
 use memfold_os::units::{Order, PAGE_SIZE};
 use memfold_store::InjectedFault as StoreFault;
 use memfold_testkit::fill::fill;
@@ -133,7 +133,6 @@ fn ebusy_while_mapping_in_is_answered_by_copying() {
     let filled = Filled::new(|_| ());
     filled.page_out();
     filled.setup.troubles.strike(Call::MoveIn, 1, Trouble::Busy);
-    filled.setup.troubles.strike(Call::MoveIn, 2, Trouble::Busy);
     filled.assert_whole();
     assert_eq!(get(&filled.stats().copies), 1);
 }
@@ -169,6 +168,24 @@ fn eexist_for_a_single_page_ends_the_load() {
         "the page was loaded a second time"
     );
     assert_eq!(filled.mapped(), 1);
+    filled.assert_whole();
+}
+
+/// After EEXIST no other call about that page is made, which could say EAGAIN: the page would be
+/// there and writable, while its folio counts as stored, and could be dropped as clean with others.
+#[test]
+fn eexist_for_the_first_page_of_a_folio_is_not_forgotten() {
+    let filled = Filled::new(|c| c.delivery = Delivery::Signal);
+    filled.page_out();
+    filled.setup.troubles.strike(Call::MoveIn, 1, Trouble::Exists);
+    filled.setup.troubles.strike(Call::MoveIn, 2, Trouble::Again);
+    let addr = filled.setup.program.page(0);
+    filled.setup.pager.faults().fault(PageFault { addr, write: true, ..PageFault::default() });
+    assert_eq!(filled.setup.troubles.struck(|t| *t == Trouble::Exists), 1, "it was a move");
+    filled.setup.pager.gauges().publish();
+    let known = get(&filled.stats().resident_bytes) as usize / PAGE_SIZE;
+    assert!(known == filled.mapped() && known > 0, "{known} of {}", filled.mapped());
+    filled.setup.troubles.clear();
     filled.assert_whole();
 }
 

@@ -154,47 +154,37 @@ impl Mapper {
         tally: &PageTally,
     ) -> MapProgress {
         let (from, len) = (self.frames.addr(frame), order.bytes());
-        if self.has_move {
-            // SAFETY: the folio's shard is locked and its frame holds its bytes; `home` is its own
-            // range.
-            match unsafe { self.space.move_pages(home, from, len, true) } {
-                Ok(()) => {
-                    tally.map(order.pages() as u64);
-                    self.frames.count_moved(-(order.pages() as i64));
-                    self.frames.give(frame, order, FrameKind::Empty);
-                    return MapProgress { pages: order.pages(), stop: None };
-                }
-                Err(partial) => {
-                    return self.carry_in_slowly(home, frame, order, partial.done, tally);
-                }
-            }
+        let first = self.install(home, from, len, !self.has_move);
+        if first.is_err() || !self.has_move {
+            return self.carry_in_slowly(home, frame, order, first, tally);
         }
-        self.carry_in_slowly(home, frame, order, 0, tally)
+        tally.map(order.pages() as u64);
+        self.frames.count_moved(-(order.pages() as i64));
+        self.frames.give(frame, order, FrameKind::Empty);
+        MapProgress { pages: order.pages(), stop: None }
     }
 
-    /// Maps the rest of a folio after [`Mapper::carry_in`] has moved `done` bytes. It makes
-    /// progress page by page, where calls fail.
+    /// Maps a folio whose pages were asked for at once, with the result `first`. It makes progress
+    /// page by page, where calls fail. No result is passed over: after EEXIST, a second call could
+    /// return EAGAIN, and the folio would be taken for missing where a page is there.
     fn carry_in_slowly(
         &self,
         home: usize,
         frame: Frame,
         order: Order,
-        mut done: usize,
+        first: Result<(), Partial>,
         tally: &PageTally,
     ) -> MapProgress {
         let (from, len) = (self.frames.addr(frame), order.bytes());
         let mut kept = BlockSet::EMPTY;
         let mut by_copy = !self.has_move;
-        let mut moved = done >> PAGE_SHIFT;
-        let mut mapped = moved;
+        let (mut done, mut moved, mut mapped) = (0, 0, 0);
         let mut stop = None;
-        if done > 0 {
-            stats::add(&self.stats.move_partial, 1);
-        }
         let mut span = StepSize::new(len);
+        let mut first = Some(first);
         while done < len && stop.is_none() {
             let (at, src, most) = (home + done, from + done, span.limit(len - done));
-            let result = self.install(at, src, most, by_copy);
+            let result = first.take().unwrap_or_else(|| self.install(at, src, most, by_copy));
             let step = result.map_or_else(|p| p.done, |()| most) >> PAGE_SHIFT;
             if step > 0 {
                 span.widen();
