@@ -495,16 +495,13 @@ fn library(_: &ArgMatches) -> CheckAnswer {
     }
 }
 
-/// Returns the given settings, for another `memfold run`, with a limit if none is given.
+/// Returns the given settings, for another `memfold run`.
 fn given(matches: &ArgMatches) -> Vec<OsString> {
     let is_given = |name: &str| matches.value_source(name) == Some(ValueSource::CommandLine);
     let mut flags: Vec<OsString> = Vec::new();
     for key in KEYS.iter().filter(|key| is_given(key.name)) {
         let value = matches.get_one::<String>(key.name).cloned().unwrap_or_default();
         flags.push(format!("--{}={value}", key.name).into());
-    }
-    if !is_given("limit") && !is_given("resident") && machine::cgroup_bytes().is_none() {
-        flags.push("--limit=50%".into());
     }
     flags
 }
@@ -518,9 +515,13 @@ fn config(flags: &[OsString]) -> Result<Config, String> {
 
 fn settings(matches: &ArgMatches) -> CheckAnswer {
     let flags = given(matches);
+    let mut shown: Vec<_> = flags.iter().map(|flag| flag.to_string_lossy()).collect();
     match config(&flags) {
-        Ok(_) => {
-            Good(flags.iter().map(|flag| flag.to_string_lossy()).collect::<Vec<_>>().join(" "))
+        Ok(config) => {
+            if config.limit_bytes.is_none() && config.resident_bytes.is_none() {
+                shown.push("(without a limit: what the program does not use is folded)".into());
+            }
+            Good(shown.join(" "))
         }
         Err(why) => Bad(why),
     }
@@ -530,7 +531,7 @@ fn command_given(matches: &ArgMatches) -> CheckAnswer {
     let arguments: Vec<OsString> =
         matches.get_many(run::COMMAND).map(|all| all.cloned().collect()).unwrap_or_default();
     let Some(name) = arguments.first() else { return Good("none given".to_string()) };
-    let found = program::find(name, std::env::var_os("PATH").as_deref());
+    let found = program::find(name, std::env::var_os("PATH").as_deref(), |_| false);
     match found.and_then(|path| program::loading(&path, &arguments).map(|_| path)) {
         Ok(path) => Good(path.display().to_string()),
         Err(e) => Bad(e.text),

@@ -3,6 +3,7 @@
 //! A connection has one request, a line of JSON, and one answer. `{"do": "stat"}` is answered by an
 //! object about the run; `{"do": "set", "limit": "512M"}` by the present bounds; a failed request
 //! by `{"error": "why"}`.
+use crate::report::figures::RunFigures;
 use crate::report::json::of_process;
 use crate::sockets;
 use crate::table::hand_over::HandOver;
@@ -68,6 +69,8 @@ impl RunControl {
             "seconds": self.start.elapsed().as_secs_f64(),
             "limit_bytes": config.limit_bytes,
             "resident_limit_bytes": config.resident_bytes,
+            "slowdown": config.slowdown,
+            "slowdown_percent": RunFigures::sum(&self.shared.tables).slowdown(),
             "unmanaged_processes": unmanaged,
             "unmanaged_processes_bytes": unmanaged_bytes,
             "processes": processes.collect::<Vec<_>>(),

@@ -46,7 +46,8 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let limit = matches.get_one::<String>("limit").cloned().unwrap_or_default();
     let mut flags = vec![format!("--limit={limit}")];
     flags.extend(matches.get_many::<String>("flags").into_iter().flatten().cloned());
-    check_flags(&flags)?;
+    // Now, because Jupyter does not show why a kernel can't start.
+    run::check_flags(&flags)?;
     let mut spec = match matches.get_one::<PathBuf>("from") {
         Some(path) => read(path)?,
         None => ipykernel(matches.get_one::<PathBuf>("python").map(PathBuf::as_path))?,
@@ -71,16 +72,6 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     Ok(0)
 }
 
-/// Checks the flags now, because Jupyter does not show why a kernel can't start.
-fn check_flags(flags: &[String]) -> Result<(), CommandFailure> {
-    let line = ["run"].into_iter().chain(flags.iter().map(String::as_str)).chain(["--", "true"]);
-    let read = run::command().try_get_matches_from(line).map_err(|e| {
-        let text = e.to_string();
-        CommandFailure::own(text.lines().next().unwrap_or_default().trim_start_matches("error: "))
-    })?;
-    run::config(&read).map(drop)
-}
-
 fn read(path: &Path) -> Result<Value, CommandFailure> {
     let fail = |why: String| CommandFailure::own(format!("--from: {}: {why}", path.display()));
     let text = fs::read_to_string(path).map_err(|e| fail(program::plain(&e)))?;
@@ -91,7 +82,7 @@ fn read(path: &Path) -> Result<Value, CommandFailure> {
 /// Returns the kernelspec that ipykernel itself installs.
 fn ipykernel(python: Option<&Path>) -> Result<Value, CommandFailure> {
     let python = python.map_or(OsStr::new("python3"), Path::as_os_str);
-    let found = program::find(python, env::var_os("PATH").as_deref())?;
+    let found = program::find(python, env::var_os("PATH").as_deref(), program::is_wrapper)?;
     program::loading(&found, &[])?;
     // The path is absolute but keeps links, because a virtual environment is recognized by its
     // link.

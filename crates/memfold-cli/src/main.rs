@@ -18,6 +18,7 @@ mod delivery;
 mod run;
 mod check;
 mod jupyter;
+mod wrap;
 mod blk;
 mod bench;
 
@@ -34,6 +35,7 @@ Examples:
   memfold run --list
   memfold stat 1234
   memfold set 1234 --limit 512M
+  memfold wrap node python3
   memfold blk --size 8G --limit 2G --unix /run/disk.sock
   memfold bench corpus --out /tmp/corpus
   memfold bench walk --help
@@ -57,6 +59,8 @@ fn dispatch() -> Result<u8, CommandFailure> {
             Some(("run", matches)) => run::main(matches),
             Some(("check", matches)) => check::main(matches),
             Some(("jupyter", matches)) => jupyter::main(matches),
+            Some(("wrap", matches)) => wrap::wrap(matches),
+            Some(("unwrap", matches)) => wrap::unwrap(matches),
             Some(("stat", matches)) => runs::stat(matches),
             Some(("set", matches)) => runs::set(matches),
             Some(("blk", matches)) => blk::main(matches),
@@ -82,6 +86,8 @@ fn command() -> Command {
         .subcommand(bench::command())
         .subcommand(dict::command())
         .subcommand(jupyter::command())
+        .subcommand(wrap::wrap_command())
+        .subcommand(wrap::unwrap_command())
         .after_help(EXAMPLES)
 }
 

@@ -22,17 +22,19 @@ use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
 use std::ffi::{CStr, CString, NulError, OsString, c_char};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
-use std::{env, fs};
+use std::{env, fs, process};
 
 const LIBRARY: &str = "libmemfold_preload.so";
 const SUMMARY: &str = "summary";
 const STATS_FILE: &str = "stats-file";
 const LOG: &str = "log";
+const WRAPPED: &str = "wrapped";
 /// A former flag of `run`.
 const DELIVERY: &str = "delivery";
 /// Name of the argument with the program and its arguments.
@@ -63,6 +65,9 @@ memfold is killed by SIGKILL, the kernel kills CMD too.
 
 Exit status: that of CMD; 128+n if signal n ended CMD; 125 if memfold failed or
 refused; 126 if CMD can't be executed; 127 if CMD was not found.";
+/// The codec that compresses the memory of idle processes again. Of a node server's heap, lz4 leaves a
+/// third, lz4hc a quarter, and this a tenth.
+const IDLE_CODEC: &str = "zstd:3";
 /// The slowdown where there is no limit, in ten-thousandths.
 const SLOWDOWN: u32 = 200;
 /// Columns of a flag's help; clap indents it by the width of the flags.
@@ -127,6 +132,12 @@ pub fn command() -> Command {
             Arg::new(CHECK).long(CHECK).action(ArgAction::SetTrue).help(
                 "Check whether this run would work here, and print what does not work and why",
             ),
+        )
+        .arg(
+            Arg::new(WRAPPED)
+                .long(WRAPPED)
+                .action(ArgAction::SetTrue)
+                .help(wrapped("For scripts of memfold wrap: skip them in PATH, and execute CMD as it is inside another run")),
         )
         .arg(
             Arg::new(LIST)
@@ -201,12 +212,20 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     // for.
     delivery::survives(matches.get_one::<String>("swap").is_some())?;
     let mut config = config(matches)?;
+    let is_wrapped = matches.get_flag(WRAPPED);
+    let path = program::find(name, env::var_os("PATH").as_deref(), |path| {
+        is_wrapped && program::is_wrapper(path)
+    })?;
+    if is_inside_a_run() && is_wrapped {
+        let e = process::Command::new(&path).arg0(name).args(&arguments[1..]).exec();
+        let why = format!("{}: {}", path.display(), program::plain(&e));
+        return Err(CommandFailure::not_executable(why));
+    }
     if is_inside_a_run() {
         return Err(CommandFailure::own(
             "memfold run can't be nested: this process already runs under memfold run. Run CMD without it.",
         ));
     }
-    let path = program::find(name, env::var_os("PATH").as_deref())?;
     let loading = program::loading(&path, &arguments)?;
     let otherwise = delivery::settle(&mut config)?;
     let library = library()?;
@@ -258,7 +277,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     }
 
     if matches.get_flag(SUMMARY) {
-        let ended = RunEnd { status: end.status, largest_bytes };
+        let ended = RunEnd { status: end.status, largest_bytes, seconds };
         log.say(&summary(&run.config(), &run.shared.tables, &ended));
     }
     if let Some(file) = stats_file {
@@ -355,6 +374,10 @@ pub fn config(matches: &ArgMatches) -> Result<Config, CommandFailure> {
             config.slowdown = SLOWDOWN;
         }
     }
+    let is_given = |name: &str| matches.get_one::<String>(name).is_some();
+    if config.slowdown > 0 && !is_given("recompress") && !is_given("codec") {
+        config.recompress = Some(IDLE_CODEC.into());
+    }
     if config.slowdown == 0 && matches.get_one::<String>("idle").is_some() {
         return Err(CommandFailure::own(
             "--idle: with a limit, nothing is folded for being idle. Give --slowdown PERCENT too.",
@@ -390,6 +413,19 @@ pub fn config(matches: &ArgMatches) -> Result<Config, CommandFailure> {
         ));
     }
     Ok(config)
+}
+
+/// Checks flags that are for a later run.
+///
+/// # Errors
+/// 125: `run` would refuse them.
+pub fn check_flags(flags: &[String]) -> Result<(), CommandFailure> {
+    let line = ["run"].into_iter().chain(flags.iter().map(String::as_str)).chain(["--", "true"]);
+    let read = command().try_get_matches_from(line).map_err(|e| {
+        let text = e.to_string();
+        CommandFailure::own(text.lines().next().unwrap_or_default().trim_start_matches("error: "))
+    })?;
+    config(&read).map(drop)
 }
 
 /// Returns whether this process runs under `memfold run`.

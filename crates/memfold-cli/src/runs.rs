@@ -1,5 +1,6 @@
 //! The runs of this user: `memfold run --list`, `memfold stat PID` and `memfold set PID`.
 use crate::failure::CommandFailure;
+use crate::report::summary::cost;
 use crate::sockets;
 use crate::table::processes::run_of;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -103,6 +104,7 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         command_of(&about)
     );
     println!("{}", bounds(&about));
+    println!("{}", gains(&about));
     println!("{}", columns(|column| column.title.to_string()));
     for one in processes(&about) {
         println!("{}", columns(|column| column.of(one)));
@@ -113,6 +115,15 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         Size(about["unmanaged_processes_bytes"].as_u64().unwrap_or(0))
     );
     Ok(0)
+}
+
+/// Returns what folding costs and saves.
+fn gains(about: &Value) -> String {
+    let slowdown = about["slowdown"].as_u64().unwrap_or(0) as u32;
+    let cost = cost(about["slowdown_percent"].as_f64(), slowdown, sum(about, "idle_ns"));
+    let takes = ["pool_bytes", "index_bytes", "frame_bytes"].map(|name| sum(about, name));
+    let saved = sum(about, "folded_bytes").saturating_sub(takes.iter().sum());
+    format!("{cost}, {} saved now", Size(saved))
 }
 
 /// A column of `memfold stat`.

@@ -69,6 +69,7 @@ impl ManagedProgram {
         let max = self.pager.limits().bound_bytes();
         let is_past = self.pager.gauges().excess_bytes() > 0;
         let next = next_look_ns((before, anonymous), max, is_past, slower);
+        self.pager.gauges().note_cost();
         self.weigh_slowdown(state, unmanaged);
         let begin = if state.is_due { 0 } else { max / 100 * self.config.adopt_percent as u64 };
         if !state.has_threads() && anonymous >= begin / START_SHARE {

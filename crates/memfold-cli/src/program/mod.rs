@@ -5,7 +5,7 @@ use crate::failure::CommandFailure;
 use crate::program::elf::Elf;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -19,13 +19,27 @@ const SCRIPTS_MAX: usize = 5;
 /// Bytes of a script's first line that the kernel reads.
 const FIRST_LINE_LEN: usize = 256;
 
+/// The first lines of a script of `memfold wrap`.
+pub const WRAPPER_BEGIN: &str = "#!/bin/sh\n# Made by memfold wrap";
+
+/// Returns whether a file is a script of `memfold wrap`.
+pub fn is_wrapper(path: &Path) -> bool {
+    let mut begin = [0; WRAPPER_BEGIN.len()];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut begin));
+    read.is_ok() && begin == *WRAPPER_BEGIN.as_bytes()
+}
+
 /// Returns the file that `name` means. If `name` has no slash, it is searched in `search`, the
-/// value of PATH.
+/// value of PATH. Files that `skips` selects are passed over there.
 ///
 /// # Errors
 /// - 127: the file was not found.
 /// - 126: the file is a directory or has no execute permission.
-pub fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, CommandFailure> {
+pub fn find(
+    name: &OsStr,
+    search: Option<&OsStr>,
+    skips: impl Fn(&Path) -> bool,
+) -> Result<PathBuf, CommandFailure> {
     let shown = name.display();
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
@@ -44,6 +58,7 @@ pub fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, CommandFail
         let directory = if directory.is_empty() { b"." } else { directory };
         let path = Path::new(OsStr::from_bytes(directory)).join(name);
         match executable(&path) {
+            Ok(()) if skips(&path) => {}
             Ok(()) => return Ok(path),
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
             Err(e) => refused = refused.or(Some(format!("{}: {}", path.display(), plain(&e)))),
@@ -294,8 +309,9 @@ fn script(file: &File, script: &Path) -> Result<Option<Script>, CommandFailure> 
     if path.file_name() == Some(OsStr::new("env")) {
         let name = words.find(|w| !w.starts_with(b"-") && !w.contains(&b'='));
         // If env won't find the program, env itself reports that.
-        means =
-            name.and_then(|n| find(OsStr::from_bytes(n), std::env::var_os("PATH").as_deref()).ok());
+        means = name.and_then(|n| {
+            find(OsStr::from_bytes(n), std::env::var_os("PATH").as_deref(), |_| false).ok()
+        });
     }
     Ok(Some(Script { interpreter: path, argument, means }))
 }

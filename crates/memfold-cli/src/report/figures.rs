@@ -56,6 +56,13 @@ impl RunFigures {
         (payload > 0).then(|| self.get("saved_bytes") as f64 / payload as f64)
     }
 
+    /// Returns the CPU time of folding as a share of the program's own, percent. Returns `None` if
+    /// the program has not worked.
+    pub fn slowdown(&self) -> Option<f64> {
+        let own = self.get("own_ns");
+        (own > 0).then(|| self.get("folding_ns") as f64 * 100.0 / own as f64)
+    }
+
     /// Returns every counter with its name. The name of a counter for one order has the size of the
     /// folio in it (`zswpout_64K`).
     pub fn each(&self) -> impl Iterator<Item = (String, u64)> {

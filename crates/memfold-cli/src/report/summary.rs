@@ -14,6 +14,8 @@ pub struct RunEnd {
     pub status: u8,
     /// The largest resident size of a process, including pages of files, bytes.
     pub largest_bytes: u64,
+    /// How long the run took.
+    pub seconds: f64,
 }
 
 /// Returns the summary: a few lines of text, each with the prefix `memfold: `.
@@ -21,7 +23,7 @@ pub fn summary(config: &Config, tables: &UserTables, ended: &RunEnd) -> String {
     let sum = RunFigures::sum(tables);
     let lines = match sum.get("adopted_bytes") {
         0 => vec![unfolded(config, tables, &sum, ended)],
-        _ => folded(config, tables, &sum),
+        _ => folded(config, tables, &sum, ended),
     };
     let lines = lines.iter().map(|line| format!("memfold: {line}\n"));
     lines.collect::<String>() + &unmanaged(tables)
@@ -99,8 +101,23 @@ fn unfolded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunE
     format!("{what}; peak {} ({bound}){of_it}{largest}{status}", Size(peak))
 }
 
+/// Returns what folding has cost, percent, the bound of it (ten-thousandths; 0 for none), and how
+/// long processes were idle.
+pub fn cost(percent: Option<f64>, bound: u32, idle_ns: u64) -> String {
+    let slowdown = percent.map_or("-".to_string(), |percent| format!("{percent:.1}%"));
+    let bound = match bound {
+        0 => String::new(),
+        _ => format!(" (at most {}% asked for)", bound as f64 / 100.0),
+    };
+    let idle = match idle_ns {
+        0 => String::new(),
+        ns => format!(", idle for {:.0} s", ns as f64 / 1e9),
+    };
+    format!("slowdown {slowdown}{bound}{idle}")
+}
+
 /// Returns the lines of a run in which memory was managed.
-fn folded(config: &Config, tables: &UserTables, sum: &RunFigures) -> Vec<String> {
+fn folded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunEnd) -> Vec<String> {
     let size = |name: &str| Size(sum.get(name));
     let mut lines = vec![
         format!(
@@ -124,6 +141,12 @@ fn folded(config: &Config, tables: &UserTables, sum: &RunFigures) -> Vec<String>
             sum.get("direct_reclaims"),
         ),
     ];
+    let saved = sum.get("saved_byte_seconds") as f64 / ended.seconds.max(f64::MIN_POSITIVE);
+    lines.push(format!(
+        "{}, {} saved in the mean",
+        cost(sum.slowdown(), config.slowdown, sum.get("idle_ns")),
+        Size(saved as u64)
+    ));
     let unmanaged = tables.bounds().peak_slotless_bytes();
     if unmanaged > SMALL_BYTES {
         lines.push(format!("processes without an engine used at most {}", Size(unmanaged)));
@@ -147,7 +170,7 @@ mod tests {
     use crate::table::hand_over::tests::{claim, tables};
     use std::sync::atomic::Ordering::Relaxed;
 
-    const WELL: RunEnd = RunEnd { status: 0, largest_bytes: 0 };
+    const WELL: RunEnd = RunEnd { status: 0, largest_bytes: 0, seconds: 10.0 };
 
     fn limited(size: &str) -> Config {
         let mut config = Config::new(1 << 30);
@@ -182,6 +205,23 @@ mod tests {
     }
 
     #[test]
+    fn summary_says_what_folding_has_cost_and_saved() {
+        let (mut config, tables) = (limited("64M"), tables());
+        let stats = claim(&tables, 5).stats();
+        stats.adopted_bytes.store(1 << 28, Relaxed);
+        let text = |config: &Config| summary(config, &tables, &WELL);
+        assert!(text(&config).contains("slowdown -, 0 B saved"), "{}", text(&config));
+        stats.folding_ns.store(3, Relaxed);
+        stats.own_ns.store(200, Relaxed);
+        stats.saved_byte_seconds.store(50 << 20, Relaxed);
+        assert!(text(&config).contains("memfold: slowdown 1.5%, 5.0 MiB saved in the mean\n"));
+        config.slowdown = 250;
+        stats.idle_ns.store(4_000_000_000, Relaxed);
+        let line = "slowdown 1.5% (at most 2.5% asked for), idle for 4 s, 5.0 MiB saved";
+        assert!(text(&config).contains(line), "{}", text(&config));
+    }
+
+    #[test]
     fn summary_claims_distance_only_where_it_is_known() {
         let config = limited("64M");
         let cases: &[(u8, u64, u64, u64, &str)] = &[
@@ -196,7 +236,7 @@ mod tests {
             tables.tables()[0].note_process();
             claim(&tables, 5).stats().peak_bytes.store(peak, Relaxed);
             tables.bounds().set_slotless(1, unmanaged);
-            let text = summary(&config, &tables, &RunEnd { status, largest_bytes });
+            let text = summary(&config, &tables, &RunEnd { status, largest_bytes, ..WELL });
             assert!(text.contains(words), "{words}: {text}");
             assert_eq!(text.contains("far below"), words.contains("far below"), "{text}");
         }

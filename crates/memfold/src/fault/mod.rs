@@ -258,7 +258,7 @@ impl Faults<'_> {
             from = BlockSource::Any;
         }
         stats::add(&self.stats.pgmajfault, 1);
-        let advice = Readahead(self.0).advise(key);
+        let advice = Readahead(self.0).advise_load(key);
         let in_file = self
             .table
             .find(&guard, key)

@@ -7,6 +7,7 @@ use crate::policy::stream_readahead::WindowAdvice;
 use crate::policy::swap_readahead::NeighbourWindow;
 use crate::requests::background::LoadWindow;
 use crate::stats;
+use memfold_os::sync::atomic::Ordering::Relaxed;
 
 /// A window is at most one part in this many of the available memory.
 const WINDOW_SHARE: u64 = 32;
@@ -17,10 +18,22 @@ walk! {
 }
 
 impl Readahead<'_> {
-    /// Returns how much to load for a fault, as the streams advise. A window is at most a small
-    /// part of the available memory.
+    /// Returns how much to fill for a fault, as the streams advise.
     pub(crate) fn advise(&self, key: u64) -> WindowAdvice {
-        let mut advice = self.streams.advise(key);
+        self.bound(self.streams.advise(key))
+    }
+
+    /// Returns how much to load for a fault, as the streams advise, or more where the process works
+    /// again after it was idle.
+    pub(crate) fn advise_load(&self, key: u64) -> WindowAdvice {
+        let s = &self.stats;
+        self.budget.note_loaded(s.zswpin.load(Relaxed) + s.pswpin.load(Relaxed));
+        let advice = self.streams.advise(key);
+        self.bound(if self.budget.is_waking() { advice.for_waking() } else { advice })
+    }
+
+    /// Bounds a window to a small part of the available memory.
+    fn bound(&self, mut advice: WindowAdvice) -> WindowAdvice {
         while advice.order > self.config.block_order
             && advice.order.pages() as u64 > Limits(self.0).target() / WINDOW_SHARE
         {
@@ -43,7 +56,7 @@ impl Readahead<'_> {
             stats::add(&self.stats.swap_ra_hit, end - start);
             self.swap_readahead.hit(key);
         }
-        let advice = self.advise(key);
+        let advice = self.advise_load(key);
         self.streams.loaded(key, start, end);
         self.ask_ahead(area, start, end, advice, in_file);
     }

@@ -51,7 +51,6 @@ impl Gauges<'_> {
         if !may_exceed || !self.config.pool_counts || self.limits().limit_bytes().is_none() {
             return;
         }
-        let (cost, _) = self.cost();
         let s = &self.stats;
         let folded = self.table.tally().folded() << PAGE_SHIFT;
         let resident = self.limits().physical() << PAGE_SHIFT;
@@ -62,7 +61,7 @@ impl Gauges<'_> {
             takes: self.backing.store().pool_bytes() + self.limits().metadata_bytes(),
             resident,
         };
-        let kept = self.budget.judge(cost, &gain);
+        let kept = self.budget.judge(self.cost(), &gain);
         s.kept_bytes.store(kept, Relaxed);
     }
 
@@ -71,16 +70,12 @@ impl Gauges<'_> {
     /// `unmanaged_bytes` could be managed. Returns whether memory begins to sink.
     pub fn weigh_slowdown(&self, unmanaged_bytes: u64) -> bool {
         let (now_ns, before) = (now_ns(), self.budget.aim_pages());
-        self.budget.weigh(now_ns, || {
-            let (FoldingCost { fault_ns, own_ns }, engine_ns) = self.cost();
-            WorkDone {
-                now_ns,
-                own_ns,
-                // Engine threads take a CPU from the program only if it would use all of them.
-                folding_ns: fault_ns + engine_ns / self.cpus as u64,
-                resident: self.limits().physical() + (unmanaged_bytes >> PAGE_SHIFT),
-                loaded: self.stats.zswpin.load(Relaxed) + self.stats.pswpin.load(Relaxed),
-            }
+        self.budget.weigh(&WorkDone {
+            now_ns,
+            own_ns: self.stats.own_ns.load(Relaxed),
+            folding_ns: self.stats.folding_ns.load(Relaxed),
+            resident: self.limits().physical() + (unmanaged_bytes >> PAGE_SHIFT),
+            loaded: self.stats.zswpin.load(Relaxed) + self.stats.pswpin.load(Relaxed),
         });
         self.limits().ask_past_target();
         let sinks = self.budget.aim_pages() != u64::MAX;
@@ -91,12 +86,30 @@ impl Gauges<'_> {
         sinks && before == u64::MAX
     }
 
-    /// Returns what folding has cost, and the CPU time of the engine's threads, nanoseconds.
-    fn cost(&self) -> (FoldingCost, u64) {
+    /// Publishes what folding has cost and saved until now. The first engine thread calls it from
+    /// time to time.
+    pub fn note_cost(&self) {
         let (s, engine_ns) = (&self.stats, bare::cpu_ns());
-        let fault_ns = s.fault_ns.load(Relaxed) + s.faults.load(Relaxed) * DELIVERY_NS;
-        let own_ns = process_cpu_ns().saturating_sub(fault_ns + engine_ns);
-        (FoldingCost { fault_ns, own_ns }, engine_ns)
+        let fault_ns = self.in_faults_ns();
+        let (beside_ns, passed_ns) = self.budget.note_engine(now_ns(), engine_ns);
+        // Engine threads take a CPU from the program only if it would use all of them. From an idle
+        // one they take nothing.
+        s.folding_ns.store(fault_ns + beside_ns / self.cpus as u64, Relaxed);
+        s.own_ns.store(process_cpu_ns().saturating_sub(fault_ns + engine_ns), Relaxed);
+        stats::add(&s.idle_ns, if self.budget.is_idle() { passed_ns } else { 0 });
+        let folded = self.table.tally().folded() << PAGE_SHIFT;
+        let saved = folded.saturating_sub(self.own_bytes()) as u128;
+        stats::add(&s.saved_byte_seconds, (saved * passed_ns as u128 / 1_000_000_000) as u64);
+    }
+
+    /// Returns the CPU time of the program's threads in faults, nanoseconds.
+    fn in_faults_ns(&self) -> u64 {
+        self.stats.fault_ns.load(Relaxed) + self.stats.faults.load(Relaxed) * DELIVERY_NS
+    }
+
+    /// Returns what folding has cost the program's threads.
+    fn cost(&self) -> FoldingCost {
+        FoldingCost { fault_ns: self.in_faults_ns(), own_ns: self.stats.own_ns.load(Relaxed) }
     }
 
     /// Replaces the bounds of the settings, bytes; `u64::MAX` for none. `even_bytes` is the share

@@ -127,7 +127,9 @@ impl Limits<'_> {
         }
         self.backing.store().set_pool_bytes_max(if most == u64::MAX { 0 } else { most.max(1) });
         let is_bounded = has_swap || limit.is_some() || self.config.slowdown > 0;
-        self.backing.store().set_refuse_incompressible(is_bounded);
+        // What the first codec can't compress, the stronger one may.
+        let is_tried_again = self.budget.is_idle() && self.recompress.is_some();
+        self.backing.store().set_refuse_incompressible(is_bounded && !is_tried_again);
     }
 
     /// Returns whether refused folios should be tried again: the bounds are not kept, and no folio

@@ -11,6 +11,15 @@ use memfold_os::sync::atomic::{
 use memfold_os::thread::now_ns;
 use memfold_os::units::PAGE_SHIFT;
 
+/// CPU time of the engine's threads.
+#[derive(Copy, Clone)]
+struct CostNote {
+    at_ns: u64,
+    engine_ns: u64,
+    /// The part of it that was spent while the process was idle.
+    idle_ns: u64,
+}
+
 /// The bounds of an engine, and how well they are kept.
 pub struct Budget {
     quota: Quota,
@@ -23,6 +32,14 @@ pub struct Budget {
     slowdown: Mutex<Option<SlowdownController>>,
     /// Pages that may stay uncompressed, as the controller has decided; `u64::MAX` for all.
     aim_pages: AtomicU64,
+    /// Whether the process is idle, so that all is folded.
+    is_idle: AtomicBool,
+    /// The number of loaded pages at which it works again; `u64::MAX` if it isn't idle.
+    wakes_at: AtomicU64,
+    /// Whether it was idle until some seconds ago.
+    is_waking: AtomicBool,
+    /// What folding had cost and saved when that was last noted.
+    noted: Mutex<Option<CostNote>>,
     /// Counts the retries of refused folios.
     retries: AtomicU32,
     /// Time of the last refusal, nanoseconds.
@@ -53,6 +70,10 @@ impl Budget {
             }),
             slowdown: Mutex::new(None),
             aim_pages: AtomicU64::new(u64::MAX),
+            is_idle: AtomicBool::new(false),
+            wakes_at: AtomicU64::new(u64::MAX),
+            is_waking: AtomicBool::new(false),
+            noted: Mutex::new(None),
             retries: AtomicU32::new(0),
             refused_at: AtomicU64::new(0),
             frozen: AtomicBool::new(false),
@@ -90,16 +111,57 @@ impl Budget {
         self.aim_pages.load(Relaxed)
     }
 
-    /// Decides anew how much may stay, if a slowdown was asked for and a decision is due. `work`
-    /// measures the process.
-    pub fn weigh(&self, now_ns: u64, work: impl FnOnce() -> WorkDone) {
+    /// Decides anew how much may stay, if a slowdown was asked for and a decision is due.
+    pub fn weigh(&self, work: &WorkDone) {
         let Some(goal) = self.goal else { return };
         let mut control = self.slowdown.lock();
         match &mut *control {
-            Some(control) if !control.is_due(now_ns) => {}
-            Some(control) => self.aim_pages.store(control.aim(work()), Relaxed),
-            None => *control = Some(SlowdownController::new(goal, work())),
+            Some(control) if !control.is_due(work.now_ns) => {}
+            Some(control) => {
+                self.aim_pages.store(control.aim(*work), Relaxed);
+                self.is_idle.store(control.folds_all(), Relaxed);
+                self.wakes_at.store(control.wakes_at(), Relaxed);
+                self.is_waking.store(control.is_waking(), Relaxed);
+            }
+            None => *control = Some(SlowdownController::new(goal, *work)),
         }
+    }
+
+    /// Notes the CPU time of the engine's threads. Returns how much of it was not spent while the
+    /// process was idle, and the time since the last call.
+    pub fn note_engine(&self, now_ns: u64, engine_ns: u64) -> (u64, u64) {
+        let mut noted = self.noted.lock();
+        let last = noted.unwrap_or(CostNote { at_ns: now_ns, engine_ns, idle_ns: 0 });
+        let spent = engine_ns.saturating_sub(last.engine_ns);
+        let idle_ns = last.idle_ns + if self.is_idle() { spent } else { 0 };
+        *noted = Some(CostNote { at_ns: now_ns, engine_ns, idle_ns });
+        (engine_ns - idle_ns.min(engine_ns), now_ns.saturating_sub(last.at_ns))
+    }
+
+    /// Returns whether the process is idle, so that all of it is folded.
+    pub fn is_idle(&self) -> bool {
+        self.is_idle.load(Relaxed)
+    }
+
+    /// Returns whether the process works again after it was idle, and most of its memory may still
+    /// be folded.
+    pub fn is_waking(&self) -> bool {
+        self.is_waking.load(Relaxed)
+    }
+
+    /// Notes how many pages this process has loaded. An idle process that loads many works again:
+    /// its memory may grow at once.
+    pub fn note_loaded(&self, pages: u64) {
+        if pages >= self.wakes_at.load(Relaxed) {
+            self.be_awake();
+            self.is_waking.store(true, Relaxed);
+        }
+    }
+
+    fn be_awake(&self) {
+        self.wakes_at.store(u64::MAX, Relaxed);
+        self.aim_pages.store(u64::MAX, Relaxed);
+        self.is_idle.store(false, Relaxed);
     }
 
     /// Clears the record of costs, in a child of fork.
@@ -107,7 +169,9 @@ impl Budget {
         *self.thrash.lock() = ThrashJudge::default();
         self.kept_pages.store(0, Relaxed);
         *self.slowdown.lock() = None;
-        self.aim_pages.store(u64::MAX, Relaxed);
+        self.be_awake();
+        self.is_waking.store(false, Relaxed);
+        *self.noted.lock() = None;
     }
 
     /// Records that a folio could not be evicted.

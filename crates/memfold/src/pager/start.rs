@@ -120,7 +120,12 @@ impl Pager {
     pub fn new(config: Config, parts: PagerParts) -> Result<Pager, StartError> {
         config.check().map_err(|e| e.to_string())?;
         let store = make_store(&config, parts.cpus)?;
-        let frame_bytes = 2 * config.resident_max_bytes() as usize + (64 << 20);
+        // Without a limit, no more than the machine has is on its way in or out at once.
+        let most = match config.resident_max_bytes() {
+            u64::MAX => config.memory_bytes,
+            bound => bound,
+        };
+        let frame_bytes = 2 * most as usize + (64 << 20);
         let readers = if config.swap.is_some() { READERS } else { 0 };
         let count = config.worker_count(parts.cpus) + 2 * parts.cpus + readers + 4;
         let contexts = ContextPool::new(count, config.block_order, parts.compressors, config.batch);

@@ -178,6 +178,23 @@ impl SlowdownController {
         self.aim
     }
 
+    /// Returns whether everything is folded, because the process is idle.
+    pub fn folds_all(&self) -> bool {
+        self.mode == Mode::Idle
+    }
+
+    /// Returns the number of loaded pages ([`WorkDone::loaded`]) at which an idle process works
+    /// again, and `u64::MAX` for a process that isn't idle. Whoever loads them needn't wait for the
+    /// next decision.
+    pub fn wakes_at(&self) -> u64 {
+        if self.folds_all() { self.last.loaded + WAKING_PAGES } else { u64::MAX }
+    }
+
+    /// Returns whether the process was idle until some seconds ago.
+    pub fn is_waking(&self) -> bool {
+        self.woken.is_some_and(|woken| self.last.now_ns - woken.now_ns < WAKING_NS)
+    }
+
     /// Returns whether a period has passed since the last decision.
     pub fn is_due(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.last.now_ns) >= PERIOD_NS
@@ -324,6 +341,7 @@ mod tests {
         assert_eq!(program.work.resident, awake, "not idle yet");
         program.run(2, 1, 0);
         assert_eq!((program.work.resident, program.control.mode), (0, Mode::Idle));
+        assert_eq!(program.control.wakes_at(), program.work.loaded + WAKING_PAGES);
         // A timer wakes nothing, for however long.
         for _ in 0..1000 {
             program.run(1, 1, 0);
@@ -331,8 +349,11 @@ mod tests {
         }
         assert_eq!(program.control.mode, Mode::Idle);
         program.run(1, 50_000, 100);
-        assert_ne!(program.control.mode, Mode::Idle);
+        assert!(!program.control.folds_all() && program.control.is_waking());
         assert_eq!(program.control.aim(program.work), u64::MAX);
+        assert_eq!(program.control.wakes_at(), u64::MAX);
+        program.run(10, 50_000, 100);
+        assert!(!program.control.is_waking());
     }
 
     #[test]

@@ -24,7 +24,24 @@ const CUT_WINDOW: Order = match Order::new(4) {
     None => unreachable!(),
 };
 
+/// A process that works again after it was idle loads this much at once.
+const WAKING_WINDOW: Order = match Order::new(6) {
+    Some(order) => order,
+    None => unreachable!(),
+};
+
 impl WindowAdvice {
+    /// Returns the advice for a process that works again after all of it was folded. It needs more
+    /// than single blocks, wherever it begins.
+    pub fn for_waking(self) -> WindowAdvice {
+        WindowAdvice {
+            order: self.order.max(WAKING_WINDOW),
+            ahead: self.ahead.max(1),
+            touch: if self.touch == TouchKind::RANDOM { TouchKind::UNKNOWN } else { self.touch },
+            ..self
+        }
+    }
+
     /// Returns the pages to load one by one after those before `end`, where blocks were cut into
     /// pages, so that a window is not one folio. It may reach past the area.
     pub fn pages_after(&self, end: u64) -> Range<u64> {

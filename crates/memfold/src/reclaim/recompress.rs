@@ -41,7 +41,6 @@ impl Recompress<'_> {
     pub(crate) fn until_stopped(&self) {
         let Some(spec) = self.recompress else { return };
         let mut w = self.backing.store().worker_for(spec);
-        let budget_ns = TURN_NS * self.config.recompress_cpu_percent as u64 / 100;
         let mut turn = 0;
         while !self.requests.is_stopped() {
             sleep_ns(TURN_NS);
@@ -50,21 +49,30 @@ impl Recompress<'_> {
                 self.backing.store().tick();
             }
             let _open = self.pauses.background();
-            self.some(&mut w, budget_ns);
+            if let Some((after_s, percent)) = self.due() {
+                self.some(&mut w, after_s, TURN_NS * percent / 100);
+            }
         }
     }
 
-    /// Works for about `budget_ns`, or until a scan finds no block. Returns the number of blocks
+    /// Returns the seconds after which a block is recompressed now, and the share of a core that
+    /// this may take, percent. For a slowdown, only idle processes are recompressed, at once: in
+    /// others it would take time that folding takes too.
+    pub(crate) fn due(&self) -> Option<(u16, u64)> {
+        let config = &self.config;
+        match config.slowdown {
+            0 => Some((config.recompress_after_s as u16, config.recompress_cpu_percent as u64)),
+            _ => self.budget.is_idle().then_some((0, 100)),
+        }
+    }
+
+    /// Recompresses blocks that were not used for `after_s` seconds. Works for about `budget_ns`, or until a scan finds no block. Returns the number of blocks
     /// that became smaller.
-    pub fn some(&self, w: &mut CodecWorker, budget_ns: u64) -> u64 {
+    pub fn some(&self, w: &mut CodecWorker, after_s: u16, budget_ns: u64) -> u64 {
         let (start, mut smaller) = (now_ns(), 0);
         let mut cold = [ColdObject::NONE; FEW];
         while now_ns() - start < budget_ns {
-            let found = self.backing.store().to_recompress(
-                self.config.recompress_after_s as u16,
-                SCAN,
-                &mut cold,
-            );
+            let found = self.backing.store().to_recompress(after_s, SCAN, &mut cold);
             for cold in &cold[..found] {
                 smaller += self.recompress_block(&self.areas.read(), w, cold) as u64;
             }

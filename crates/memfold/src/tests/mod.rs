@@ -6,3 +6,4 @@ mod load_by_copy;
 mod writeback;
 mod unshare;
 mod held;
+mod idle;

@@ -15,7 +15,7 @@ fn stored(share: usize) -> Engine {
 }
 
 /// Returns the contents of page `number`, which zstd compresses better than lz4.
-fn hex(number: usize) -> Vec<u8> {
+pub fn hex(number: usize) -> Vec<u8> {
     partly_random(number as u64, 2)
         .iter()
         .map(|byte| if *byte == 0 { 0 } else { b'a' + byte % 16 })
@@ -47,8 +47,7 @@ fn folio_recompressed_while_the_writer_scans_is_written_later() {
 
 #[test]
 fn block_recompressed_during_its_write_is_written_later() {
-    let mut engine = Engine::new(Order::new(2).unwrap());
-    engine.pager.0.config.recompress_after_s = 0;
+    let engine = Engine::new(Order::new(2).unwrap());
     engine.fill(0..64, 2);
     (0..64).for_each(|n| {
         engine.space.write(engine.page(n), |bytes| bytes.copy_from_slice(&hex(n))).unwrap()
@@ -61,7 +60,7 @@ fn block_recompressed_during_its_write_is_written_later() {
     unsafe { swap.write(&mut writes) };
     let mut worker = pager.0.backing.store().worker_for(CodecSpec::parse("zstd:3").unwrap());
     assert!(
-        pager.recompress().some(&mut worker, u64::MAX / 2) > 0,
+        pager.recompress().some(&mut worker, 0, u64::MAX / 2) > 0,
         "zstd makes some smaller than lz4"
     );
     pager.writeback().end_packed(swap, &run, writes[0].result);

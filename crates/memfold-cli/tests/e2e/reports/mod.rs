@@ -8,3 +8,4 @@ mod refusal;
 mod report;
 mod said;
 mod status;
+mod wrap;

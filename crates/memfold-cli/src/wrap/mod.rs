@@ -1,0 +1,146 @@
+//! `memfold wrap` and `memfold unwrap`: commands of this user run under `memfold run` from now on,
+//! without a change of the scripts that call them.
+mod service;
+mod wrapper;
+
+use crate::failure::CommandFailure;
+use crate::{program, run};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use service::Service;
+use std::env;
+use std::path::PathBuf;
+use wrapper::WrapperFolder;
+
+/// Returns the command line of `wrap`.
+pub fn wrap_command() -> Command {
+    Command::new("wrap")
+        .about("Makes commands run under memfold run from now on; without COMMAND, lists them")
+        .override_usage("memfold wrap [OPTIONS] [COMMAND]... [-- FLAGS of memfold run]")
+        .arg(commands())
+        .arg(folder())
+        .arg(services("Make this service of the user's systemd run under memfold run"))
+        .arg(
+            Arg::new("flags")
+                .value_name("FLAGS")
+                .num_args(0..)
+                .last(true)
+                .allow_hyphen_values(true)
+                .help("Flags of memfold run, such as --limit 2G; without any, only unused memory is folded"),
+        )
+        .after_help(
+            "It writes a small script for each COMMAND into a directory of the user, which must come early in PATH. \
+             memfold unwrap removes it again.\n\
+             \nExit status: 0; 125 if memfold refuses; 126 or 127 if COMMAND can't be executed or found.",
+        )
+}
+
+/// Returns the command line of `unwrap`.
+pub fn unwrap_command() -> Command {
+    Command::new("unwrap")
+        .about("Undoes memfold wrap")
+        .override_usage("memfold unwrap [OPTIONS] [COMMAND]...")
+        .arg(commands())
+        .arg(folder())
+        .arg(services("Undo memfold wrap --service"))
+        .arg(
+            Arg::new("all")
+                .long("all")
+                .action(ArgAction::SetTrue)
+                .help("Undo it for every command of the directory"),
+        )
+        .after_help("Exit status: 0; 125 if one of them is not wrapped.")
+}
+
+fn commands() -> Arg {
+    Arg::new("commands").value_name("COMMAND").num_args(0..).help("Name of a command in PATH")
+}
+
+fn folder() -> Arg {
+    Arg::new("dir")
+        .long("dir")
+        .value_name("PATH")
+        .value_parser(value_parser!(PathBuf))
+        .help("Directory of the scripts [default: memfold/bin in this user's data directory]")
+}
+
+fn services(help: &'static str) -> Arg {
+    Arg::new("services").long("service").value_name("NAME").action(ArgAction::Append).help(help)
+}
+
+fn given(matches: &ArgMatches, name: &str) -> Vec<String> {
+    matches.get_many::<String>(name).into_iter().flatten().cloned().collect()
+}
+
+/// Returns this executable's path as text.
+fn own_path() -> Result<String, CommandFailure> {
+    let own = env::current_exe().map_err(|e| CommandFailure::own(program::plain(&e)))?;
+    own.to_str().map(str::to_string).ok_or_else(|| {
+        CommandFailure::own(format!(
+            "{}: the path is not valid UTF-8. Move memfold.",
+            own.display()
+        ))
+    })
+}
+
+/// Returns a directory of this user: that of a variable, or one below HOME.
+fn user_folder(variable: &str, below_home: &str) -> Result<PathBuf, CommandFailure> {
+    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let found = set(variable).or_else(|| set("HOME").map(|home| home.join(below_home)));
+    found.ok_or_else(|| CommandFailure::own("The user has no directory, because HOME is not set."))
+}
+
+/// Runs `memfold wrap`.
+///
+/// # Errors
+/// 125: flags that `run` would refuse, a program that memfold can't manage, or a file that is in
+/// the way or can't be written. 126, 127: a command can't be executed, or was not found. Earlier
+/// commands of the line are wrapped then.
+pub fn wrap(matches: &ArgMatches) -> Result<u8, CommandFailure> {
+    let (names, services) = (given(matches, "commands"), given(matches, "services"));
+    let folder = WrapperFolder::of(matches.get_one("dir"))?;
+    let flags = given(matches, "flags");
+    if names.is_empty() && services.is_empty() {
+        if !flags.is_empty() {
+            return Err(CommandFailure::own(
+                "No command given. Write memfold wrap COMMAND -- FLAGS",
+            ));
+        }
+        folder.wrapped()?.iter().for_each(|(name, line)| println!("{name}: {line}"));
+        return Ok(0);
+    }
+    run::check_flags(&flags)?;
+    for name in &names {
+        println!("{}", folder.wrap(name, &flags)?.display());
+    }
+    for name in &services {
+        println!("{}", Service::find(name)?.wrap(&flags)?.display());
+    }
+    if let Some(line) = folder.line_for_path(&names) {
+        eprintln!(
+            "memfold: these shells don't find the scripts yet. Add this line to ~/.profile, and log in again:\n{line}"
+        );
+    }
+    service::say_reload(&services);
+    Ok(0)
+}
+
+/// Runs `memfold unwrap`.
+///
+/// # Errors
+/// 125: a command is not wrapped. Earlier ones of the line are unwrapped then.
+pub fn unwrap(matches: &ArgMatches) -> Result<u8, CommandFailure> {
+    let (mut names, services) = (given(matches, "commands"), given(matches, "services"));
+    let folder = WrapperFolder::of(matches.get_one("dir"))?;
+    match (matches.get_flag("all"), names.is_empty() && services.is_empty()) {
+        (true, true) => names = folder.wrapped()?.into_iter().map(|(name, _)| name).collect(),
+        (true, false) => return Err(CommandFailure::own("--all: give it without other names")),
+        (false, true) => {
+            return Err(CommandFailure::own("No command given. Give COMMAND or --all"));
+        }
+        (false, false) => {}
+    }
+    names.iter().try_for_each(|name| folder.unwrap(name))?;
+    services.iter().try_for_each(|name| service::unwrap(name))?;
+    service::say_reload(&services);
+    Ok(0)
+}

@@ -1,0 +1,190 @@
+//! Services of the user's systemd under `memfold run`: a drop-in file that puts it before the
+//! service's command. The unit itself stays as it is.
+use super::{own_path, user_folder};
+use crate::failure::CommandFailure;
+use crate::program;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Name of the drop-in.
+const DROP_IN: &str = "memfold.conf";
+/// Where packages put units of users (systemd.unit(5)).
+const SYSTEM_FOLDERS: [&str; 3] =
+    ["/etc/systemd/user", "/usr/local/lib/systemd/user", "/usr/lib/systemd/user"];
+
+/// A unit of the user's systemd, as it is without memfold.
+pub struct Service {
+    name: String,
+    file: PathBuf,
+    text: String,
+}
+
+impl Service {
+    /// Finds a service by its name, with `.service` or without.
+    ///
+    /// # Errors
+    /// 125: there is no such unit, or it can't be read.
+    pub fn find(name: &str) -> Result<Service, CommandFailure> {
+        let name = full(name)?;
+        let own = [
+            user_folder("XDG_CONFIG_HOME", ".config")?.join("systemd/user"),
+            user_folder("XDG_DATA_HOME", ".local/share")?.join("systemd/user"),
+        ];
+        let folders = own.into_iter().chain(SYSTEM_FOLDERS.map(PathBuf::from));
+        let Some(file) = folders.map(|folder| folder.join(&name)).find(|file| file.is_file())
+        else {
+            return Err(CommandFailure::own(format!(
+                "{name}: no such unit of this user's systemd. `systemctl --user list-unit-files` lists them."
+            )));
+        };
+        let text = fs::read_to_string(&file).map_err(|e| {
+            CommandFailure::own(format!("{}: {}", file.display(), program::plain(&e)))
+        })?;
+        Ok(Service { name, file, text })
+    }
+
+    /// Writes the drop-in, in place of an earlier one. Returns its path.
+    ///
+    /// # Errors
+    /// 125: memfold can't be put before the unit's command, or the file can't be written.
+    pub fn wrap(&self, flags: &[String]) -> Result<PathBuf, CommandFailure> {
+        let text = self.drop_in(&own_path()?, flags)?;
+        let path = drop_in_of(&self.name)?;
+        let write = || {
+            fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+            fs::write(&path, &text)
+        };
+        write().map_err(|e| {
+            CommandFailure::own(format!("{}: {}", path.display(), program::plain(&e)))
+        })?;
+        Ok(path)
+    }
+
+    /// Returns the drop-in's text.
+    fn drop_in(&self, own: &str, flags: &[String]) -> Result<String, CommandFailure> {
+        let refuse = |why: &str| CommandFailure::own(format!("{}: {why}", self.file.display()));
+        let values = |key: &'static str| {
+            self.settings().filter(move |(name, _)| name == key).map(|(_, value)| value)
+        };
+        let lines: Vec<_> = values("ExecStart").filter(|value| !value.is_empty()).collect();
+        let [line] = &lines[..] else {
+            return Err(refuse("must have exactly one ExecStart= line for memfold wrap"));
+        };
+        // Prefixes of the command (systemd.service(5)) stay in front. With `@` its second word is
+        // not an argument.
+        let command = line.trim_start_matches(['-', ':', '+', '!', '@']);
+        let prefixes = &line[..line.len() - command.len()];
+        if prefixes.contains('@') {
+            return Err(refuse(
+                "memfold wrap can't keep the name that ExecStart=@ gives the program",
+            ));
+        }
+        let words =
+            [vec![own.to_string(), "run".into()], flags.to_vec(), vec!["--".into()]].concat();
+        let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
+        let mut text = format!(
+            "# Made by memfold wrap; memfold unwrap --service {} removes it.\n[Service]\nExecStart=\nExecStart={prefixes}{} {command}\n",
+            self.name,
+            words.join(" ")
+        );
+        if values("Type").last().is_some_and(|kind| kind.starts_with("notify")) {
+            // The program is a child of the service's main process, which is memfold.
+            text += "NotifyAccess=all\n";
+        }
+        Ok(text)
+    }
+
+    /// Returns the settings of the section `[Service]`, with continued lines joined.
+    fn settings(&self) -> impl Iterator<Item = (String, String)> {
+        let joined = self.text.replace("\\\n", " ");
+        let mut is_service = false;
+        let mut found = Vec::new();
+        for line in joined.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
+            if line.starts_with('[') {
+                is_service = line == "[Service]";
+            } else if let Some((key, value)) = line.split_once('=').filter(|_| is_service) {
+                found.push((key.trim().to_string(), value.trim().to_string()));
+            }
+        }
+        found.into_iter()
+    }
+}
+
+/// Removes the drop-in of a service.
+///
+/// # Errors
+/// 125: there is none, or it can't be removed.
+pub fn unwrap(name: &str) -> Result<(), CommandFailure> {
+    let path = drop_in_of(&full(name)?)?;
+    fs::remove_file(&path)
+        .map_err(|e| CommandFailure::own(format!("{}: {}", path.display(), program::plain(&e))))?;
+    // The directory may have other drop-ins.
+    let _ = path.parent().map(fs::remove_dir);
+    Ok(())
+}
+
+/// Says what makes systemd read the changed services.
+pub fn say_reload(names: &[String]) {
+    if !names.is_empty() {
+        eprintln!(
+            "memfold: now run: systemctl --user daemon-reload && systemctl --user restart {}",
+            names.join(" ")
+        );
+    }
+}
+
+fn full(name: &str) -> Result<String, CommandFailure> {
+    if name.is_empty() || name.contains('/') {
+        return Err(CommandFailure::own(
+            "--service: give the name of a unit, such as jupyter.service",
+        ));
+    }
+    Ok(if name.ends_with(".service") { name.to_string() } else { format!("{name}.service") })
+}
+
+fn drop_in_of(name: &str) -> Result<PathBuf, CommandFailure> {
+    let folder = user_folder("XDG_CONFIG_HOME", ".config")?.join("systemd/user");
+    Ok(folder.join(format!("{name}.d")).join(DROP_IN))
+}
+
+/// Quotes a word for ExecStart=, if it needs to be. `%` and `$` are doubled, as they have a meaning
+/// there.
+fn quoted(word: &str) -> String {
+    let word = word.replace('%', "%%").replace('$', "$$");
+    match word.contains([' ', '\t', '\n', '"', '\'', '\\', ';']) || word.is_empty() {
+        true => {
+            format!("\"{}\"", word.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
+        }
+        false => word,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drop_in(text: &str, flags: &[&str]) -> Result<String, String> {
+        let flags: Vec<_> = flags.iter().map(|flag| flag.to_string()).collect();
+        Service { name: "a.service".into(), file: "/a".into(), text: text.into() }
+            .drop_in("/opt/my tools/memfold", &flags)
+            .map_err(|failure| failure.text)
+    }
+
+    #[test]
+    fn drop_in_puts_memfold_before_the_command() {
+        let unit = "[Unit]\nExecStart=no\n[Service]\nType=notify\n# ExecStart=old\nExecStart = -/bin/a \\\n  --b=%h\n";
+        let text = drop_in(unit, &["--limit=50%"]).unwrap();
+        assert!(text.contains("[Service]\nExecStart=\nExecStart=-\"/opt/my tools/memfold\" run --limit=50%% -- /bin/a"), "{text}");
+        assert!(text.contains("--b=%h\n") && text.ends_with("NotifyAccess=all\n"), "{text}");
+    }
+
+    #[test]
+    fn what_a_drop_in_cannot_do_is_refused() {
+        for unit in ["[Service]\nType=simple\n", "[Service]\nExecStart=/a\nExecStart=/b\n"] {
+            assert!(drop_in(unit, &[]).unwrap_err().contains("exactly one ExecStart="));
+        }
+        assert!(
+            drop_in("[Service]\nExecStart=@/a b c\n", &[]).unwrap_err().contains("ExecStart=@")
+        );
+    }
+}

@@ -1,0 +1,123 @@
+//! `memfold wrap` and `unwrap`: commands that run under memfold from now on.
+use crate::common::{Scratch, assert_refused, binaries, memfold};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// Prints its arguments, and whether memfold's library is in the shell that executes it.
+const TOOL: &str =
+    "#!/bin/sh\nprintf '<%s>' \"$0\" \"$@\"\ngrep -c libmemfold_preload /proc/$$/maps || exit 5\n";
+
+/// A directory with a command `tool`, and an empty one for scripts before it in PATH.
+struct Wrapped {
+    bin: PathBuf,
+    scratch: Scratch,
+}
+
+impl Wrapped {
+    fn new() -> Option<Wrapped> {
+        let (bin, scratch) = (binaries()?, Scratch::new());
+        std::fs::create_dir(scratch.path("bin")).unwrap();
+        scratch.file("bin/tool", TOOL, 0o755);
+        Some(Wrapped { bin, scratch })
+    }
+
+    fn path(&self) -> String {
+        format!(
+            "{}:{}:/usr/bin:/bin",
+            self.scratch.path("data/memfold/bin"),
+            self.scratch.path("bin")
+        )
+    }
+
+    fn memfold(&self, arguments: &[&str]) -> Output {
+        let mut command = memfold(&self.bin, arguments);
+        command.env("PATH", self.path()).env("XDG_DATA_HOME", self.scratch.path("data"));
+        command.env("XDG_CONFIG_HOME", self.scratch.path("config")).output().unwrap()
+    }
+
+    fn done(&self, arguments: &[&str]) -> String {
+        let output = self.memfold(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {said}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// What the shell finds as `tool` prints, and its status.
+    fn tool(&self) -> (String, i32) {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "tool a 'b c'"]).env("PATH", self.path());
+        command.env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE");
+        let output = command.output().unwrap();
+        (String::from_utf8(output.stdout).unwrap(), output.status.code().unwrap())
+    }
+}
+
+#[test]
+fn b6_wrapped_commands_run_under_memfold_until_they_are_unwrapped() {
+    let Some(wrapped) = Wrapped::new() else { return };
+    let tool = wrapped.scratch.path("bin/tool");
+    let plain = (format!("<{tool}><a><b c>0\n"), 5);
+    assert_eq!(wrapped.tool(), plain);
+    let script = wrapped.scratch.path("data/memfold/bin/tool");
+    let flags = ["--limit", "64M"];
+    assert_eq!(wrapped.done(&["wrap", "tool", "--", flags[0], flags[1]]), format!("{script}\n"));
+    let (out, status) = wrapped.tool();
+    assert!(out.starts_with(&format!("<{tool}><a><b c>")) && status == 0, "{out}");
+    let list = wrapped.done(&["wrap"]);
+    assert!(list.starts_with("tool: ") && list.contains("--limit 64M -- tool"), "{list}");
+    // Once more, with other flags; and in a run, whose limit counts then.
+    wrapped.done(&["wrap", "tool"]);
+    let out = wrapped.done(&["run", "--limit", "64M", "--", "tool", "a", "b c"]);
+    assert!(out.starts_with(&format!("<{tool}><a><b c>")), "{out}");
+    wrapped.done(&["unwrap", "--all"]);
+    assert_eq!((wrapped.tool(), wrapped.done(&["wrap"])), (plain, String::new()));
+}
+
+#[test]
+fn what_cannot_be_wrapped_is_refused_and_nothing_is_overwritten() {
+    let Some(wrapped) = Wrapped::new() else { return };
+    let own = wrapped.scratch.path("own");
+    std::fs::create_dir(&own).unwrap();
+    let mine = wrapped.scratch.file("own/tool", "mine", 0o755);
+    let cases: &[(&[&str], i32, &[&str])] = &[
+        (&["wrap", "./tool"], 125, &["./tool", "is a path"]),
+        (&["wrap", "no-such-tool"], 127, &["no-such-tool", "not found"]),
+        (&["wrap", "tool", "--", "--bogus"], 125, &["--bogus"]),
+        (&["wrap", "tool", "--", "--limit", "1M"], 125, &["too small"]),
+        (&["wrap", "--", "--limit", "64M"], 125, &["No command given"]),
+        (&["wrap", "tool", "--dir", &own], 125, &["own/tool", "stays", "--dir"]),
+        (&["unwrap", "tool"], 125, &["tool", "is not wrapped"]),
+        (&["unwrap", "tool", "--dir", &own], 125, &["tool", "is not wrapped"]),
+        (&["unwrap"], 125, &["COMMAND or --all"]),
+        (&["unwrap", "--all", "tool"], 125, &["--all"]),
+        (&["wrap", "--service", "a/b"], 125, &["--service"]),
+        (&["wrap", "--service", "nothing"], 125, &["nothing.service", "no such unit"]),
+        (&["unwrap", "--service", "nothing"], 125, &["nothing.service", "No such file"]),
+    ];
+    for (arguments, status, words) in cases {
+        assert_refused(&wrapped.memfold(arguments), *status, words);
+    }
+    assert_eq!(std::fs::read(&mine).unwrap(), b"mine");
+    assert_eq!(std::fs::metadata(&mine).unwrap().permissions().mode() & 0o777, 0o755);
+    assert_eq!(wrapped.done(&["wrap"]), "");
+}
+
+#[test]
+fn services_get_a_drop_in_and_lose_it() {
+    let Some(wrapped) = Wrapped::new() else { return };
+    std::fs::create_dir_all(wrapped.scratch.path("config/systemd/user")).unwrap();
+    let unit = "[Service]\nExecStart=/usr/bin/env tool\n";
+    wrapped.scratch.file("config/systemd/user/a.service", unit, 0o644);
+    let path = wrapped.scratch.path("config/systemd/user/a.service.d/memfold.conf");
+    let printed = wrapped.done(&["wrap", "--service", "a", "--", "--slowdown", "5%"]);
+    assert_eq!(printed, format!("{path}\n"));
+    let memfold = wrapped.bin.join("memfold");
+    let line = format!(
+        "ExecStart=\nExecStart={} run --slowdown 5%% -- /usr/bin/env tool\n",
+        memfold.display()
+    );
+    assert!(std::fs::read_to_string(&path).unwrap().contains(&line));
+    wrapped.done(&["unwrap", "--service", "a.service"]);
+    assert!(!std::path::Path::new(&path).parent().unwrap().exists());
+}
