@@ -48,6 +48,26 @@ pub struct Figure {
     pub target: f64,
 }
 
+/// What is measured of a program, and how.
+#[derive(Copy, Clone)]
+pub struct Case<'a> {
+    /// Its name in reports.
+    pub name: &'a str,
+    /// The measured figures.
+    pub figures: &'static [Figure],
+    /// The flags of `memfold run` beside the limit.
+    pub flags: &'static [&'static str],
+    /// Its uncompressed memory, bytes. `None`: a part of what it takes.
+    pub resident_bytes: Option<u64>,
+}
+
+impl Case<'_> {
+    /// Returns the case of a command that does its work and ends.
+    pub fn of_command(name: &str, resident_bytes: Option<u64>) -> Case<'_> {
+        Case { name, figures: &POINTERS, flags: &[], resident_bytes }
+    }
+}
+
 const fn figure(name: &'static str, more: bool, target: f64) -> Figure {
     Figure { name, more, target }
 }
@@ -95,6 +115,12 @@ impl App {
             App::Luajit => "luajit",
             App::Idle => "idle",
         }
+    }
+
+    /// What is measured of the program.
+    pub fn case(self) -> Case<'static> {
+        let (name, figures) = (self.name(), self.figures());
+        Case { name, figures, flags: self.flags(), resident_bytes: None }
     }
 
     /// The figures measured for the program.

@@ -6,12 +6,12 @@ mod run;
 mod server;
 mod case;
 
-use crate::apps::case::{App, Figure};
+use crate::apps::case::{App, Case, Figure};
 use crate::apps::run::{Done, Peer, Work, run_with};
 use crate::common::output::Output;
 use crate::common::refusal::Refusal;
 use crate::common::row::StoreRow;
-use crate::common::size::show_size;
+use crate::common::size::{parse_size, show_size};
 use crate::common::summary::{Spread, show};
 use crate::common::table::layout;
 use crate::harness::report::Report;
@@ -30,6 +30,12 @@ pub struct AppsArgs {
     /// Only these programs [default: all]
     #[arg(value_enum, value_name = "NAME")]
     pub names: Vec<App>,
+    /// Instead of them, this command; it must end by itself, and print the same each time
+    #[arg(last = true, value_name = "CMD", conflicts_with_all = ["names", "quick"])]
+    pub command: Vec<String>,
+    /// Uncompressed memory of CMD [default: a third of what it takes]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "command")]
+    pub resident: Option<u64>,
     /// A quick run: less data, one run, two folio sizes of the kernel
     #[arg(long)]
     pub quick: bool,
@@ -58,7 +64,7 @@ struct Found {
 /// A figure of a program with a peer.
 #[derive(Serialize)]
 struct Measured {
-    app: &'static str,
+    app: String,
     peer: String,
     limit_bytes: u64,
     what: &'static str,
@@ -89,11 +95,15 @@ pub fn apps(args: AppsArgs) -> anyhow::Result<i32> {
     if kernel.is_ok() {
         guard::open_journal(Path::new(JOURNAL_PATH))?;
     }
+    let why = kernel.as_ref().err().map(|why| why.to_string());
     let names = if args.names.is_empty() { App::ALL.to_vec() } else { args.names.clone() };
-    let outcome = names.into_iter().try_for_each(|app| {
-        let why = kernel.as_ref().err().map(|why| why.to_string());
-        report.measure(app, args.quick, why)
-    });
+    let outcome = match args.command.first() {
+        None => names.into_iter().try_for_each(|app| report.measure(app, args.quick, &why)),
+        Some(name) => {
+            let case = Case::of_command(name, args.resident);
+            report.measure_limited(case, &Work::Job(args.command.clone()), false, &why)
+        }
+    };
     if kernel.is_ok() {
         guard::close_journal();
     }
@@ -140,15 +150,16 @@ impl Runs {
 
 impl Report<Found> {
     /// Measures one program. A program that isn't installed gets a row with the reason.
-    fn measure(&mut self, app: App, quick: bool, no_kernel: Option<String>) -> anyhow::Result<()> {
+    fn measure(&mut self, app: App, quick: bool, no_kernel: &Option<String>) -> anyhow::Result<()> {
         let scratch = Scratch::new("apps")?;
         eprintln!("memfold bench: {}", app.name());
         match app.work(scratch.path(), quick) {
             Ok(work) if app == App::Idle => self.measure_idle(&work),
-            Ok(work) => self.measure_limited(app, &work, quick, no_kernel),
+            Ok(work) => self.measure_limited(app.case(), &work, quick, no_kernel),
             Err(error) if error.is::<Refusal>() => {
                 for figure in app.figures() {
-                    let (label, target) = (label(app, figure), format!(">= {}", figure.target));
+                    let (label, target) =
+                        (label(app.name(), figure), format!(">= {}", figure.target));
                     self.rows.push(StoreRow::not_run(&label, &target, &error.to_string()));
                 }
                 Ok(())
@@ -159,20 +170,21 @@ impl Report<Found> {
 
     fn measure_limited(
         &mut self,
-        app: App,
+        case: Case,
         work: &Work,
         quick: bool,
-        no_kernel: Option<String>,
+        no_kernel: &Option<String>,
     ) -> anyhow::Result<()> {
         let plain = run_with(Peer::Plain, work, 0, 0)
-            .with_context(|| format!("{} without a limit", app.name()))?;
+            .with_context(|| format!("{} without a limit", case.name))?;
         let (output, data_bytes) = (plain.output, plain.peak_bytes);
-        let limit_bytes = (data_bytes / PART).max(LIMIT_MIN_BYTES);
+        let part = (data_bytes / PART).max(LIMIT_MIN_BYTES);
+        let limit_bytes = case.resident_bytes.unwrap_or(part);
         let mut alone = Runs::default();
         alone.add(Ok(plain), output);
-        self.note(app, Peer::Plain, data_bytes, &alone);
+        self.note(case, Peer::Plain, data_bytes, &alone);
         let mut flags = vec!["--resident".to_string(), limit_bytes.to_string()];
-        flags.extend(app.flags().iter().map(|flag| flag.to_string()));
+        flags.extend(case.flags.iter().map(|flag| flag.to_string()));
         let mut peers = vec![Peer::Memfold(&flags)];
         if no_kernel.is_none() {
             let sizes =
@@ -185,7 +197,7 @@ impl Report<Found> {
                 runs.add(run_with(*peer, work, limit_bytes, data_bytes), output);
             }
         }
-        for (i, figure) in app.figures().iter().enumerate() {
+        for (i, figure) in case.figures.iter().enumerate() {
             let theirs = peers
                 .iter()
                 .zip(&runs)
@@ -194,15 +206,10 @@ impl Report<Found> {
             let better =
                 |a: &f64, b: &f64| if figure.more { b.total_cmp(a) } else { a.total_cmp(b) };
             let best = theirs.min_by(|a, b| better(&a.0, &b.0));
-            self.rows.push(judge(
-                app,
-                figure,
-                (runs[0].median(i), &runs[0].note),
-                best,
-                &no_kernel,
-            ));
+            let ours = (runs[0].median(i), runs[0].note.as_str());
+            self.rows.push(judge(case.name, figure, ours, best, no_kernel));
         }
-        peers.iter().zip(&runs).for_each(|(peer, runs)| self.note(app, *peer, limit_bytes, runs));
+        peers.iter().zip(&runs).for_each(|(peer, runs)| self.note(case, *peer, limit_bytes, runs));
         Ok(())
     }
 
@@ -228,14 +235,14 @@ impl Report<Found> {
             }
             _ => StoreRow::at_most(name, f64::NAN, 1.0, with.note.clone() + &without.note),
         });
-        self.note(App::Idle, Peer::Plain, first.peak_bytes, &without);
-        self.note(App::Idle, Peer::Memfold(&flags), limit_bytes, &with);
+        self.note(App::Idle.case(), Peer::Plain, first.peak_bytes, &without);
+        self.note(App::Idle.case(), Peer::Memfold(&flags), limit_bytes, &with);
         Ok(())
     }
 
-    fn note(&mut self, app: App, peer: Peer, limit_bytes: u64, runs: &Runs) {
-        self.found.measured.extend(app.figures().iter().enumerate().map(|(i, figure)| Measured {
-            app: app.name(),
+    fn note(&mut self, case: Case, peer: Peer, limit_bytes: u64, runs: &Runs) {
+        self.found.measured.extend(case.figures.iter().enumerate().map(|(i, figure)| Measured {
+            app: case.name.to_string(),
             peer: peer.name(),
             limit_bytes,
             what: figure.name,
@@ -253,19 +260,19 @@ impl Found {
         rows.extend(self.measured.iter().map(|row| {
             let figure = row.spread.map_or("-".into(), show_spread);
             let (memory, note) = (show_size(row.limit_bytes), row.note.clone());
-            vec![row.app.into(), memory, row.peer.clone(), row.what.into(), figure, note]
+            vec![row.app.clone(), memory, row.peer.clone(), row.what.into(), figure, note]
         }));
         format!("{} run(s) each; figures: median (min..max)\n\n{}", self.runs, layout(&rows))
     }
 }
 
-fn label(app: App, figure: &Figure) -> String {
-    format!("{}: {}, times as good as on zram", app.name(), figure.name)
+fn label(app: &str, figure: &Figure) -> String {
+    format!("{app}: {}, times as good as on zram", figure.name)
 }
 
 /// Adds the row of a figure: `ours` with a note, and the kernel's best with its name.
 fn judge(
-    app: App,
+    app: &str,
     figure: &Figure,
     ours: (Option<f64>, &str),
     best: Option<(f64, String)>,
@@ -304,18 +311,12 @@ mod tests {
     fn a_figure_is_judged_by_what_is_better() {
         let [time, rate] = [&App::Sort.figures()[0], &App::Mariadb.figures()[0]];
         let ratio = |figure, ours| {
-            judge(App::Sort, figure, (Some(ours), ""), Some((6.0, "4k".into())), &None).figure
+            judge("sort", figure, (Some(ours), ""), Some((6.0, "4k".into())), &None).figure
         };
         assert_eq!((ratio(time, 3.0), ratio(rate, 3.0)), (Some(2.0), Some(0.5)));
-        let failed = judge(App::Sort, time, (None, "why"), Some((6.0, "4k".into())), &None);
+        let failed = judge("sort", time, (None, "why"), Some((6.0, "4k".into())), &None);
         assert!(!all_good(std::slice::from_ref(&failed)) && failed.note == "why");
-        assert!(all_good(&[judge(
-            App::Sort,
-            time,
-            (Some(1.0), ""),
-            None,
-            &Some("no root".into())
-        )]));
+        assert!(all_good(&[judge("sort", time, (Some(1.0), ""), None, &Some("no root".into()))]));
     }
 
     #[test]

@@ -68,6 +68,8 @@ fn what_makes_no_sense_is_one_line() {
     refused(&["bench", "usemem", "--peer", "memfold:lz4:3k"], "unknown peer");
     refused(&["bench", "usemem", "-n", "2", "16M", "--limit", "64M"], "--limit must be smaller");
     refused(&["bench", "usemem", "-n", "0"], "-n must be");
+    let done = memfold(&bin, &["bench", "apps", "--resident", "8M"]).output().unwrap();
+    assert_refused(&done, 125, &["not provided: <CMD>"]);
 }
 
 #[test]
