@@ -20,7 +20,7 @@ use memfold_run::table::RunTable;
 use memfold_run::users::UserTables;
 use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
-use std::ffi::{CStr, CString, NulError, OsString, c_char};
+use std::ffi::{CStr, CString, NulError, OsStr, OsString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -208,24 +208,20 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
             "No command given. Write memfold run [--limit SIZE] -- CMD [ARGS]...",
         ));
     };
+    let is_wrapped = matches.get_flag(WRAPPED);
+    if is_wrapped && is_inside_a_run() {
+        return execute(&find(name, is_wrapped)?, &arguments);
+    }
     // This comes first, because the swap file's check makes one of the calls that a filter may kill
     // for.
     delivery::survives(matches.get_one::<String>("swap").is_some())?;
     let mut config = config(matches)?;
-    let is_wrapped = matches.get_flag(WRAPPED);
-    let path = program::find(name, env::var_os("PATH").as_deref(), |path| {
-        is_wrapped && program::is_wrapper(path)
-    })?;
-    if is_inside_a_run() && is_wrapped {
-        let e = process::Command::new(&path).arg0(name).args(&arguments[1..]).exec();
-        let why = format!("{}: {}", path.display(), program::plain(&e));
-        return Err(CommandFailure::not_executable(why));
-    }
     if is_inside_a_run() {
         return Err(CommandFailure::own(
             "memfold run can't be nested: this process already runs under memfold run. Run CMD without it.",
         ));
     }
+    let path = find(name, is_wrapped)?;
     let loading = program::loading(&path, &arguments)?;
     let otherwise = delivery::settle(&mut config)?;
     let library = library()?;
@@ -413,6 +409,19 @@ pub fn config(matches: &ArgMatches) -> Result<Config, CommandFailure> {
         ));
     }
     Ok(config)
+}
+
+/// Returns the file that a command means. If a script of `memfold wrap` calls it, no such script is
+/// meant.
+fn find(name: &OsStr, is_wrapped: bool) -> Result<PathBuf, CommandFailure> {
+    let skips = |path: &Path| is_wrapped && program::is_wrapper(path);
+    program::find(name, env::var_os("PATH").as_deref(), skips)
+}
+
+/// Executes a program in place of this one, as it is.
+fn execute(path: &Path, arguments: &[OsString]) -> Result<u8, CommandFailure> {
+    let e = process::Command::new(path).arg0(&arguments[0]).args(&arguments[1..]).exec();
+    Err(CommandFailure::not_executable(format!("{}: {}", path.display(), program::plain(&e))))
 }
 
 /// Checks flags that are for a later run.
