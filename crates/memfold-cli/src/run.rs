@@ -1,5 +1,5 @@
 //! `memfold run`: runs a program in less memory.
-use crate::child::ChildProgram;
+use crate::child::{ChildProgram, end_like_the_program};
 use crate::control::{ControlSocket, RunControl};
 use crate::failure::CommandFailure;
 use crate::log::Log;
@@ -279,6 +279,9 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     if let Some(file) = stats_file {
         write_stats(file, &run, end.status, seconds)?;
     }
+    if is_wrapped && let Some(signal) = end.signal {
+        end_like_the_program(signal);
+    }
     Ok(end.status)
 }
 
@@ -434,6 +437,25 @@ pub fn check_flags(flags: &[String]) -> Result<(), CommandFailure> {
         let text = e.to_string();
         CommandFailure::own(text.lines().next().unwrap_or_default().trim_start_matches("error: "))
     })?;
+    let words: Vec<&OsString> = read.get_many(COMMAND).into_iter().flatten().collect();
+    if words != ["true"] {
+        return Err(CommandFailure::own(format!(
+            "{}: is no flag of memfold run",
+            words[0].display()
+        )));
+    }
+    for name in [CHECK, LIST, WRAPPED] {
+        if read.get_flag(name) {
+            return Err(CommandFailure::own(format!("--{name}: can't be a flag of a later run")));
+        }
+    }
+    for name in [LOG, STATS_FILE] {
+        if read.get_one::<PathBuf>(name).is_some_and(|path| path.is_relative()) {
+            return Err(CommandFailure::own(format!(
+                "--{name}: give an absolute path, because a later run may be in any directory"
+            )));
+        }
+    }
     config(&read).map(drop)
 }
 

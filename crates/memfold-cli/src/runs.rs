@@ -120,7 +120,8 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, CommandFailure> {
 /// Returns what folding costs and saves.
 fn gains(about: &Value) -> String {
     let slowdown = about["slowdown"].as_u64().unwrap_or(0) as u32;
-    let cost = cost(about["slowdown_percent"].as_f64(), slowdown, sum(about, "idle_ns"));
+    let [idle, waking] = ["idle_ns", "waking_ns"].map(|name| sum(about, name));
+    let cost = cost(about["slowdown_percent"].as_f64(), slowdown, idle, waking);
     let takes = ["pool_bytes", "index_bytes", "frame_bytes"].map(|name| sum(about, name));
     let saved = sum(about, "folded_bytes").saturating_sub(takes.iter().sum());
     format!("{cost}, {} saved now", Size(saved))

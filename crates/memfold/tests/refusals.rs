@@ -133,6 +133,7 @@ fn ebusy_while_mapping_in_is_answered_by_copying() {
     let filled = Filled::new(|_| ());
     filled.page_out();
     filled.setup.troubles.strike(Call::MoveIn, 1, Trouble::Busy);
+    filled.setup.troubles.strike(Call::MoveIn, 2, Trouble::Busy);
     filled.assert_whole();
     assert_eq!(get(&filled.stats().copies), 1);
 }

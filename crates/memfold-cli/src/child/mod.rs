@@ -23,6 +23,8 @@ pub struct ProgramEnd {
     pub pid: libc::pid_t,
     /// The exit status: the program's own, or 128 + n if signal n ended it.
     pub status: u8,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
     /// Whether the kernel made a core dump.
     pub dumped: bool,
 }
@@ -126,6 +128,7 @@ impl ChildProgram {
                     return Ok(Some(ProgramEnd {
                         pid: self.pid,
                         status: libc::WEXITSTATUS(status) as u8,
+                        signal: None,
                         dumped: false,
                     }));
                 }
@@ -134,6 +137,7 @@ impl ChildProgram {
                     return Ok(Some(ProgramEnd {
                         pid: self.pid,
                         status: 128 + libc::WTERMSIG(status) as u8,
+                        signal: Some(libc::WTERMSIG(status)),
                         dumped,
                     }));
                 }
@@ -221,6 +225,23 @@ impl ExecStrings {
 
     fn as_ptr(&self) -> *const *const c_char {
         self.array.as_ptr()
+    }
+}
+
+/// Ends memfold by the signal that has ended its program, so that whoever waits for memfold sees
+/// that. Returns if the signal can't end it.
+pub fn end_like_the_program(signal: i32) {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the calls read `none`, which is local, and zeros are a valid empty `sigset_t`, to
+    // which the signal is added. The default action touches no memory of this process. The limit
+    // keeps a second core file from being written.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+        libc::signal(signal, libc::SIG_DFL);
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigaddset(&raw mut set, signal);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+        libc::raise(signal);
     }
 }
 

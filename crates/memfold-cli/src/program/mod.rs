@@ -25,8 +25,10 @@ pub const WRAPPER_BEGIN: &str = "#!/bin/sh\n# Made by memfold wrap";
 /// Returns whether a file is a script of `memfold wrap`.
 pub fn is_wrapper(path: &Path) -> bool {
     let mut begin = [0; WRAPPER_BEGIN.len()];
-    let read = File::open(path).and_then(|mut file| file.read_exact(&mut begin));
-    read.is_ok() && begin == *WRAPPER_BEGIN.as_bytes()
+    // To open a pipe would wait for its other end.
+    let is_file = fs::metadata(path).is_ok_and(|about| about.is_file());
+    let mut read = || File::open(path).and_then(|mut file| file.read_exact(&mut begin));
+    is_file && read().is_ok() && begin == *WRAPPER_BEGIN.as_bytes()
 }
 
 /// Returns the file that `name` means. If `name` has no slash, it is searched in `search`, the

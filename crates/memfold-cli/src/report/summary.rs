@@ -101,9 +101,9 @@ fn unfolded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunE
     format!("{what}; peak {} ({bound}){of_it}{largest}{status}", Size(peak))
 }
 
-/// Returns what folding has cost, percent, the bound of it (ten-thousandths; 0 for none), and how
-/// long processes were idle.
-pub fn cost(percent: Option<f64>, bound: u32, idle_ns: u64) -> String {
+/// Returns what folding has cost, percent, the bound of it (ten-thousandths; 0 for none), how long
+/// processes were idle, and what it cost to wake them.
+pub fn cost(percent: Option<f64>, bound: u32, idle_ns: u64, waking_ns: u64) -> String {
     let slowdown = percent.map_or("-".to_string(), |percent| format!("{percent:.1}%"));
     let bound = match bound {
         0 => String::new(),
@@ -111,7 +111,11 @@ pub fn cost(percent: Option<f64>, bound: u32, idle_ns: u64) -> String {
     };
     let idle = match idle_ns {
         0 => String::new(),
-        ns => format!(", idle for {:.0} s", ns as f64 / 1e9),
+        ns => format!(
+            ", idle for {:.0} s in all (waking took {:.1} s of CPU time)",
+            ns as f64 / 1e9,
+            waking_ns as f64 / 1e9
+        ),
     };
     format!("slowdown {slowdown}{bound}{idle}")
 }
@@ -144,7 +148,7 @@ fn folded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunEnd
     let saved = sum.get("saved_byte_seconds") as f64 / ended.seconds.max(f64::MIN_POSITIVE);
     lines.push(format!(
         "{}, {} saved in the mean",
-        cost(sum.slowdown(), config.slowdown, sum.get("idle_ns")),
+        cost(sum.slowdown(), config.slowdown, sum.get("idle_ns"), sum.get("waking_ns")),
         Size(saved as u64)
     ));
     let unmanaged = tables.bounds().peak_slotless_bytes();
@@ -217,7 +221,9 @@ mod tests {
         assert!(text(&config).contains("memfold: slowdown 1.5%, 5.0 MiB saved in the mean\n"));
         config.slowdown = 250;
         stats.idle_ns.store(4_000_000_000, Relaxed);
-        let line = "slowdown 1.5% (at most 2.5% asked for), idle for 4 s, 5.0 MiB saved";
+        stats.waking_ns.store(300_000_000, Relaxed);
+        let line = "slowdown 1.5% (at most 2.5% asked for), \
+                    idle for 4 s in all (waking took 0.3 s of CPU time), 5.0 MiB saved";
         assert!(text(&config).contains(line), "{}", text(&config));
     }
 

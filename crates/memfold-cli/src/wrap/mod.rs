@@ -46,7 +46,7 @@ pub fn unwrap_command() -> Command {
             Arg::new("all")
                 .long("all")
                 .action(ArgAction::SetTrue)
-                .help("Undo it for every command of the directory"),
+                .help("Undo it for every command and service"),
         )
         .after_help("Exit status: 0; 125 if one of them is not wrapped.")
 }
@@ -105,7 +105,8 @@ pub fn wrap(matches: &ArgMatches) -> Result<u8, CommandFailure> {
                 "No command given. Write memfold wrap COMMAND -- FLAGS",
             ));
         }
-        folder.wrapped()?.iter().for_each(|(name, line)| println!("{name}: {line}"));
+        let all = [folder.wrapped()?, service::wrapped()?].concat();
+        all.iter().for_each(|(name, line)| println!("{name}: {line}"));
         return Ok(0);
     }
     run::check_flags(&flags)?;
@@ -129,10 +130,14 @@ pub fn wrap(matches: &ArgMatches) -> Result<u8, CommandFailure> {
 /// # Errors
 /// 125: a command is not wrapped. Earlier ones of the line are unwrapped then.
 pub fn unwrap(matches: &ArgMatches) -> Result<u8, CommandFailure> {
-    let (mut names, services) = (given(matches, "commands"), given(matches, "services"));
+    let (mut names, mut services) = (given(matches, "commands"), given(matches, "services"));
     let folder = WrapperFolder::of(matches.get_one("dir"))?;
     match (matches.get_flag("all"), names.is_empty() && services.is_empty()) {
-        (true, true) => names = folder.wrapped()?.into_iter().map(|(name, _)| name).collect(),
+        (true, true) => {
+            let named =
+                |all: Vec<(String, String)>| all.into_iter().map(|(name, _)| name).collect();
+            (names, services) = (named(folder.wrapped()?), named(service::wrapped()?));
+        }
         (true, false) => return Err(CommandFailure::own("--all: give it without other names")),
         (false, true) => {
             return Err(CommandFailure::own("No command given. Give COMMAND or --all"));

@@ -12,6 +12,18 @@ const DROP_IN: &str = "memfold.conf";
 const SYSTEM_FOLDERS: [&str; 3] =
     ["/etc/systemd/user", "/usr/local/lib/systemd/user", "/usr/lib/systemd/user"];
 
+/// The begin of each drop-in.
+const BEGIN: &str = "# Made by memfold wrap";
+
+/// Returns the directories of units, in the order in which systemd looks (systemd.unit(5)).
+fn folders() -> Result<impl Iterator<Item = PathBuf>, CommandFailure> {
+    let own = [
+        user_folder("XDG_CONFIG_HOME", ".config")?.join("systemd/user"),
+        user_folder("XDG_DATA_HOME", ".local/share")?.join("systemd/user"),
+    ];
+    Ok(own.into_iter().chain(SYSTEM_FOLDERS.map(PathBuf::from)))
+}
+
 /// A unit of the user's systemd, as it is without memfold.
 pub struct Service {
     name: String,
@@ -26,12 +38,7 @@ impl Service {
     /// 125: there is no such unit, or it can't be read.
     pub fn find(name: &str) -> Result<Service, CommandFailure> {
         let name = full(name)?;
-        let own = [
-            user_folder("XDG_CONFIG_HOME", ".config")?.join("systemd/user"),
-            user_folder("XDG_DATA_HOME", ".local/share")?.join("systemd/user"),
-        ];
-        let folders = own.into_iter().chain(SYSTEM_FOLDERS.map(PathBuf::from));
-        let Some(file) = folders.map(|folder| folder.join(&name)).find(|file| file.is_file())
+        let Some(file) = folders()?.map(|folder| folder.join(&name)).find(|file| file.is_file())
         else {
             return Err(CommandFailure::own(format!(
                 "{name}: no such unit of this user's systemd. `systemctl --user list-unit-files` lists them."
@@ -49,7 +56,9 @@ impl Service {
     /// 125: memfold can't be put before the unit's command, or the file can't be written.
     pub fn wrap(&self, flags: &[String]) -> Result<PathBuf, CommandFailure> {
         let text = self.drop_in(&own_path()?, flags)?;
+        self.check_alone()?;
         let path = drop_in_of(&self.name)?;
+        check_own(&path)?;
         let write = || {
             fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
             fs::write(&path, &text)
@@ -64,9 +73,16 @@ impl Service {
     fn drop_in(&self, own: &str, flags: &[String]) -> Result<String, CommandFailure> {
         let refuse = |why: &str| CommandFailure::own(format!("{}: {why}", self.file.display()));
         let values = |key: &'static str| {
-            self.settings().filter(move |(name, _)| name == key).map(|(_, value)| value)
+            self.settings().into_iter().filter(move |(name, _)| name == key).map(|(_, value)| value)
         };
-        let lines: Vec<_> = values("ExecStart").filter(|value| !value.is_empty()).collect();
+        // An empty value ends those before it.
+        let lines = values("ExecStart").fold(Vec::new(), |mut lines, value| {
+            match value.is_empty() {
+                true => lines.clear(),
+                false => lines.push(value),
+            }
+            lines
+        });
         let [line] = &lines[..] else {
             return Err(refuse("must have exactly one ExecStart= line for memfold wrap"));
         };
@@ -83,31 +99,87 @@ impl Service {
             [vec![own.to_string(), "run".into()], flags.to_vec(), vec!["--".into()]].concat();
         let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
         let mut text = format!(
-            "# Made by memfold wrap; memfold unwrap --service {} removes it.\n[Service]\nExecStart=\nExecStart={prefixes}{} {command}\n",
+            "{BEGIN}; memfold unwrap --service {} removes it.\n[Service]\nExecStart=\nExecStart={prefixes}{} {command}\n",
             self.name,
             words.join(" ")
         );
-        if values("Type").last().is_some_and(|kind| kind.starts_with("notify")) {
+        if values("Type").next_back().is_some_and(|kind| kind.starts_with("notify")) {
             // The program is a child of the service's main process, which is memfold.
             text += "NotifyAccess=all\n";
         }
         Ok(text)
     }
 
-    /// Returns the settings of the section `[Service]`, with continued lines joined.
-    fn settings(&self) -> impl Iterator<Item = (String, String)> {
-        let joined = self.text.replace("\\\n", " ");
-        let mut is_service = false;
+    /// Returns the settings of the section `[Service]`. A line that ends with a backslash goes on in
+    /// the next one that is no comment (systemd.syntax(7)).
+    fn settings(&self) -> Vec<(String, String)> {
         let mut found = Vec::new();
-        for line in joined.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
-            if line.starts_with('[') {
-                is_service = line == "[Service]";
-            } else if let Some((key, value)) = line.split_once('=').filter(|_| is_service) {
+        let (mut is_service, mut line) = (false, String::new());
+        for part in self.text.lines().filter(|line| !line.trim_start().starts_with(['#', ';'])) {
+            let part = part.trim_end();
+            if let Some(begin) = part.strip_suffix('\\') {
+                line += begin;
+                line.push(' ');
+                continue;
+            }
+            line += part;
+            let whole = std::mem::take(&mut line);
+            let whole = whole.trim();
+            if whole.starts_with('[') {
+                is_service = whole == "[Service]";
+            } else if let Some((key, value)) = whole.split_once('=').filter(|_| is_service) {
                 found.push((key.trim().to_string(), value.trim().to_string()));
             }
         }
-        found.into_iter()
+        found
     }
+
+    /// Refuses a unit whose command another drop-in sets: which of the two would count depends on
+    /// their names.
+    fn check_alone(&self) -> Result<(), CommandFailure> {
+        for folder in folders()?.map(|folder| folder.join(format!("{}.d", self.name))) {
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                let path = entry.path();
+                let text = fs::read_to_string(&path).unwrap_or_default();
+                let sets = text.lines().any(|line| line.trim_start().starts_with("ExecStart"));
+                if sets && !text.starts_with(BEGIN) {
+                    return Err(CommandFailure::own(format!(
+                        "{}: sets ExecStart too. Put memfold run before the command there.",
+                        path.display()
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Refuses to replace or remove a drop-in that memfold has not written.
+fn check_own(path: &Path) -> Result<(), CommandFailure> {
+    let is_own = fs::read_to_string(path).is_ok_and(|text| text.starts_with(BEGIN));
+    if path.symlink_metadata().is_ok() && !is_own {
+        return Err(CommandFailure::own(format!(
+            "{}: is no file of memfold wrap, so it stays. Remove it first.",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
+/// Returns the wrapped services, each with the command that its drop-in sets.
+pub fn wrapped() -> Result<Vec<(String, String)>, CommandFailure> {
+    let folder = user_folder("XDG_CONFIG_HOME", ".config")?.join("systemd/user");
+    let mut all = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let text = fs::read_to_string(entry.path().join(DROP_IN)).unwrap_or_default();
+        let name = entry.file_name().to_string_lossy().trim_end_matches(".d").to_string();
+        let line = text.lines().rev().find_map(|line| line.strip_prefix("ExecStart="));
+        if text.starts_with(BEGIN) {
+            all.push((name, line.unwrap_or_default().to_string()));
+        }
+    }
+    all.sort();
+    Ok(all)
 }
 
 /// Removes the drop-in of a service.
@@ -115,7 +187,14 @@ impl Service {
 /// # Errors
 /// 125: there is none, or it can't be removed.
 pub fn unwrap(name: &str) -> Result<(), CommandFailure> {
-    let path = drop_in_of(&full(name)?)?;
+    let name = full(name)?;
+    let path = drop_in_of(&name)?;
+    if path.symlink_metadata().is_err() {
+        return Err(CommandFailure::own(format!(
+            "{name}: is not wrapped. `memfold wrap` lists what is."
+        )));
+    }
+    check_own(&path)?;
     fs::remove_file(&path)
         .map_err(|e| CommandFailure::own(format!("{}: {}", path.display(), program::plain(&e))))?;
     // The directory may have other drop-ins.
@@ -134,9 +213,11 @@ pub fn say_reload(names: &[String]) {
 }
 
 fn full(name: &str) -> Result<String, CommandFailure> {
-    if name.is_empty() || name.contains('/') {
+    let other = ["socket", "timer", "target", "path", "mount", "slice"];
+    let is_other = name.rsplit_once('.').is_some_and(|(_, kind)| other.contains(&kind));
+    if name.is_empty() || name.contains('/') || is_other {
         return Err(CommandFailure::own(
-            "--service: give the name of a unit, such as jupyter.service",
+            "--service: give the name of a service, such as jupyter.service",
         ));
     }
     Ok(if name.ends_with(".service") { name.to_string() } else { format!("{name}.service") })
@@ -172,7 +253,8 @@ mod tests {
 
     #[test]
     fn drop_in_puts_memfold_before_the_command() {
-        let unit = "[Unit]\nExecStart=no\n[Service]\nType=notify\n# ExecStart=old\nExecStart = -/bin/a \\\n  --b=%h\n";
+        let unit = "[Unit]\nExecStart=no\n[Service]\nType=notify\nExecStart=/bin/old\nExecStart=\n# ExecStart=old\n\
+                    ExecStart = -/bin/a \\\n# a comment\n ; another\n  --b=%h\n";
         let text = drop_in(unit, &["--limit=50%"]).unwrap();
         assert!(text.contains("[Service]\nExecStart=\nExecStart=-\"/opt/my tools/memfold\" run --limit=50%% -- /bin/a"), "{text}");
         assert!(text.contains("--b=%h\n") && text.ends_with("NotifyAccess=all\n"), "{text}");

@@ -73,7 +73,7 @@ impl Gauges<'_> {
         self.budget.weigh(&WorkDone {
             now_ns,
             own_ns: self.stats.own_ns.load(Relaxed),
-            folding_ns: self.stats.folding_ns.load(Relaxed),
+            folding_ns: self.stats.folding_ns.load(Relaxed) + self.stats.waking_ns.load(Relaxed),
             resident: self.limits().physical() + (unmanaged_bytes >> PAGE_SHIFT),
             loaded: self.stats.zswpin.load(Relaxed) + self.stats.pswpin.load(Relaxed),
         });
@@ -90,16 +90,15 @@ impl Gauges<'_> {
     /// time to time.
     pub fn note_cost(&self) {
         let (s, engine_ns) = (&self.stats, bare::cpu_ns());
-        let fault_ns = self.in_faults_ns();
-        let (beside_ns, passed_ns) = self.budget.note_engine(now_ns(), engine_ns);
-        // Engine threads take a CPU from the program only if it would use all of them. From an idle
-        // one they take nothing.
-        s.folding_ns.store(fault_ns + beside_ns / self.cpus as u64, Relaxed);
-        s.own_ns.store(process_cpu_ns().saturating_sub(fault_ns + engine_ns), Relaxed);
-        stats::add(&s.idle_ns, if self.budget.is_idle() { passed_ns } else { 0 });
+        let spent = (self.in_faults_ns(), engine_ns);
+        let note = self.budget.note_cost(now_ns(), spent, self.cpus as u64);
+        s.folding_ns.store(note.folding_ns, Relaxed);
+        s.waking_ns.store(note.waking_ns, Relaxed);
+        s.own_ns.store(process_cpu_ns().saturating_sub(spent.0 + engine_ns), Relaxed);
+        stats::add(&s.idle_ns, if self.budget.is_idle() { note.passed_ns } else { 0 });
         let folded = self.table.tally().folded() << PAGE_SHIFT;
         let saved = folded.saturating_sub(self.own_bytes()) as u128;
-        stats::add(&s.saved_byte_seconds, (saved * passed_ns as u128 / 1_000_000_000) as u64);
+        stats::add(&s.saved_byte_seconds, (saved * note.passed_ns as u128 / 1_000_000_000) as u64);
     }
 
     /// Returns the CPU time of the program's threads in faults, nanoseconds.

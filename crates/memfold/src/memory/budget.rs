@@ -11,13 +11,21 @@ use memfold_os::sync::atomic::{
 use memfold_os::thread::now_ns;
 use memfold_os::units::PAGE_SHIFT;
 
-/// CPU time of the engine's threads.
+/// CPU time that folding has taken from the program until a moment, nanoseconds.
 #[derive(Copy, Clone)]
-struct CostNote {
+pub struct CostNote {
+    /// The moment.
     at_ns: u64,
+    /// That of all faults.
+    faults_ns: u64,
+    /// That of engine threads.
     engine_ns: u64,
-    /// The part of it that was spent while the process was idle.
-    idle_ns: u64,
+    /// What was taken while the process worked.
+    pub folding_ns: u64,
+    /// What was taken by waking it from idleness.
+    pub waking_ns: u64,
+    /// The time since the note before this.
+    pub passed_ns: u64,
 }
 
 /// The bounds of an engine, and how well they are kept.
@@ -127,15 +135,41 @@ impl Budget {
         }
     }
 
-    /// Notes the CPU time of the engine's threads. Returns how much of it was not spent while the
-    /// process was idle, and the time since the last call.
-    pub fn note_engine(&self, now_ns: u64, engine_ns: u64) -> (u64, u64) {
+    /// Notes the CPU time of faults and of engine threads, nanoseconds. Engine threads take a CPU
+    /// from the program only if it would use all `cpus`, and nothing from an idle one.
+    pub fn note_cost(
+        &self,
+        now_ns: u64,
+        (faults_ns, engine_ns): (u64, u64),
+        cpus: u64,
+    ) -> CostNote {
         let mut noted = self.noted.lock();
-        let last = noted.unwrap_or(CostNote { at_ns: now_ns, engine_ns, idle_ns: 0 });
-        let spent = engine_ns.saturating_sub(last.engine_ns);
-        let idle_ns = last.idle_ns + if self.is_idle() { spent } else { 0 };
-        *noted = Some(CostNote { at_ns: now_ns, engine_ns, idle_ns });
-        (engine_ns - idle_ns.min(engine_ns), now_ns.saturating_sub(last.at_ns))
+        let first = CostNote {
+            at_ns: now_ns,
+            faults_ns: 0,
+            engine_ns: 0,
+            folding_ns: 0,
+            waking_ns: 0,
+            passed_ns: 0,
+        };
+        let last = noted.unwrap_or(first);
+        let faults = faults_ns.saturating_sub(last.faults_ns);
+        let engine = engine_ns.saturating_sub(last.engine_ns) / cpus;
+        let (folding_ns, waking_ns) = match (self.is_idle(), self.is_waking()) {
+            (true, _) => (0, faults),
+            (false, true) => (0, faults + engine),
+            (false, false) => (faults + engine, 0),
+        };
+        let note = CostNote {
+            at_ns: now_ns,
+            faults_ns,
+            engine_ns,
+            folding_ns: last.folding_ns + folding_ns,
+            waking_ns: last.waking_ns + waking_ns,
+            passed_ns: now_ns.saturating_sub(last.at_ns),
+        };
+        *noted = Some(note);
+        note
     }
 
     /// Returns whether the process is idle, so that all of it is folded.

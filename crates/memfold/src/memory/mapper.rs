@@ -184,6 +184,7 @@ impl Mapper {
         let mut first = Some(first);
         while done < len && stop.is_none() {
             let (at, src, most) = (home + done, from + done, span.limit(len - done));
+            let is_first = first.is_some();
             let result = first.take().unwrap_or_else(|| self.install(at, src, most, by_copy));
             let step = result.map_or_else(|p| p.done, |()| most) >> PAGE_SHIFT;
             if step > 0 {
@@ -213,6 +214,8 @@ impl Mapper {
                     mapped += 1;
                     done += PAGE_SIZE;
                 }
+                // Another thread of the kernel may have held the page for a moment.
+                Errno::AGAIN | Errno::NOMEM | Errno::BUSY if is_first => {}
                 Errno::AGAIN | Errno::NOMEM => stop = Some(MapStop::Again),
                 Errno::NOENT | Errno::INVAL if span.narrow(most) => {}
                 // The frame is pinned for a moment, or the home isn't writable. A copy works in

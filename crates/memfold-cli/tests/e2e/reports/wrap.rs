@@ -93,7 +93,12 @@ fn what_cannot_be_wrapped_is_refused_and_nothing_is_overwritten() {
         (&["unwrap", "--all", "tool"], 125, &["--all"]),
         (&["wrap", "--service", "a/b"], 125, &["--service"]),
         (&["wrap", "--service", "nothing"], 125, &["nothing.service", "no such unit"]),
-        (&["unwrap", "--service", "nothing"], 125, &["nothing.service", "No such file"]),
+        (&["wrap", "--service", "a.socket"], 125, &["--service", "name of a service"]),
+        (&["unwrap", "--service", "nothing"], 125, &["nothing.service", "is not wrapped"]),
+        (&["wrap", "tool", "--", "--check"], 125, &["--check"]),
+        (&["wrap", "tool", "--", "--wrapped"], 125, &["--wrapped"]),
+        (&["wrap", "tool", "--", "--limit", "64M", "foo"], 125, &["foo", "no flag"]),
+        (&["wrap", "tool", "--", "--log", "a.log"], 125, &["--log", "absolute"]),
     ];
     for (arguments, status, words) in cases {
         assert_refused(&wrapped.memfold(arguments), *status, words);
@@ -118,6 +123,42 @@ fn services_get_a_drop_in_and_lose_it() {
         memfold.display()
     );
     assert!(std::fs::read_to_string(&path).unwrap().contains(&line));
-    wrapped.done(&["unwrap", "--service", "a.service"]);
+    assert!(wrapped.done(&["wrap"]).starts_with("a.service: "));
+    wrapped.done(&["unwrap", "--all"]);
     assert!(!std::path::Path::new(&path).parent().unwrap().exists());
+}
+
+#[test]
+fn drop_ins_of_others_stay_and_count() {
+    let Some(wrapped) = Wrapped::new() else { return };
+    let folder = wrapped.scratch.path("config/systemd/user/a.service.d");
+    std::fs::create_dir_all(&folder).unwrap();
+    let unit = "[Service]\nExecStart=/usr/bin/env tool\n";
+    wrapped.scratch.file("config/systemd/user/a.service", unit, 0o644);
+    let mine = "config/systemd/user/a.service.d/memfold.conf";
+    wrapped.scratch.file(mine, "[Service]\n", 0o644);
+    let refused = |arguments: &[&str], words: &[&str]| {
+        assert_refused(&wrapped.memfold(arguments), 125, words);
+    };
+    refused(&["wrap", "--service", "a"], &["memfold.conf", "stays"]);
+    refused(&["unwrap", "--service", "a"], &["memfold.conf", "stays"]);
+    std::fs::rename(wrapped.scratch.path(mine), format!("{folder}/override.conf")).unwrap();
+    wrapped.done(&["wrap", "--service", "a"]);
+    std::fs::write(format!("{folder}/override.conf"), unit).unwrap();
+    refused(&["wrap", "--service", "a"], &["override.conf", "ExecStart"]);
+}
+
+/// A shell ends at Ctrl-C only if the command that it waits for is ended by the signal.
+#[test]
+fn the_signal_that_ends_a_wrapped_command_is_seen() {
+    use std::os::unix::process::ExitStatusExt;
+    let Some(wrapped) = Wrapped::new() else { return };
+    wrapped.scratch.file("bin/killed", "#!/bin/sh\nkill -$1 $$\n", 0o755);
+    wrapped.done(&["wrap", "killed", "--", "--limit", "64M"]);
+    for signal in [2, 6, 11, 15] {
+        let mut command = Command::new("killed");
+        command.arg(signal.to_string()).env("PATH", wrapped.path());
+        command.env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE");
+        assert_eq!(command.status().unwrap().signal(), Some(signal));
+    }
 }
