@@ -214,7 +214,9 @@ fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), CommandFail
             {
                 return Ok((path, about));
             }
-            Err(e) if run == pid => return Err(CommandFailure::own(format!("Run {pid}: {e}"))),
+            Err(e) if run == pid || its == Some(run) => {
+                return Err(CommandFailure::own(format!("Run {run}: {e}")));
+            }
             _ => {}
         }
     }

@@ -181,6 +181,21 @@ fn what_a_killed_run_leaves_is_taken_away() {
 }
 
 #[test]
+fn a_process_of_a_stopped_run_belongs_to_it() {
+    let Some(bin) = binaries() else { return };
+    let (program, scratch) = (compile("holder"), Scratch::new());
+    let holder = Holder::start(&bin, &scratch, &["--limit", "64M"], &program.path, "8");
+    let runner = holder.runner.id();
+    // SAFETY: kill touches no memory, and the process is a child that has not been waited for.
+    let send = |signal| unsafe { libc::kill(runner as i32, signal) };
+    assert_eq!(send(libc::SIGSTOP), 0);
+    let output = ask(&bin, &scratch, &["stat", &holder.pid.to_string()]);
+    assert_refused(&output, 125, &[&format!("Run {runner}: "), "stopped"]);
+    assert_eq!(send(libc::SIGCONT), 0);
+    holder.end();
+}
+
+#[test]
 fn another_user_finds_and_changes_nothing() {
     let Some(bin) = binaries() else { return };
     if !can_make_worlds() {
