@@ -18,8 +18,8 @@ use memfold_store::{CodecWorker, ColdObject, Handle};
 
 /// Time from one turn to the next.
 const TURN_NS: u64 = 20_000_000;
-/// Turns of a second, which is the store's tick.
-const TURNS_A_TICK: u64 = 1_000_000_000 / TURN_NS;
+/// The store's tick.
+const TICK_NS: u64 = 1_000_000_000;
 /// Entries scanned, and blocks taken, at a time.
 const SCAN: usize = 512;
 const FEW: usize = 8;
@@ -41,17 +41,23 @@ impl Recompress<'_> {
     pub(crate) fn until_stopped(&self) {
         let Some(spec) = self.recompress else { return };
         let mut w = self.backing.store().worker_for(spec);
-        let mut turn = 0;
+        let (mut rest_ns, mut waited_ns) = (TURN_NS, 0);
         while !self.requests.is_stopped() {
-            sleep_ns(TURN_NS);
-            turn += 1;
-            if turn % TURNS_A_TICK == 0 {
+            sleep_ns(rest_ns);
+            waited_ns += rest_ns;
+            while waited_ns >= TICK_NS {
+                waited_ns -= TICK_NS;
                 self.backing.store().tick();
             }
             let _open = self.pauses.background();
-            if let Some((after_s, percent)) = self.due() {
-                self.some(&mut w, after_s, TURN_NS * percent / 100);
-            }
+            let smaller = self.due().map_or(0, |(after_s, percent)| {
+                self.some(&mut w, after_s, TURN_NS * percent / 100)
+            });
+            // Of an idle process, all blocks are due at once. So what gains nothing is over.
+            rest_ns = match smaller {
+                0 if self.config.slowdown > 0 => (rest_ns * 2).min(TICK_NS),
+                _ => TURN_NS,
+            };
         }
     }
 
