@@ -28,14 +28,7 @@ pub fn command() -> Command {
         .arg(path("from", "kernel.json whose command is to run under memfold [default: ipykernel of --python]"))
         .arg(path("python", "Python interpreter of the kernel [default: python3 in PATH]"))
         .arg(Arg::new("force").long("force").action(ArgAction::SetTrue).help("Replace an existing kernel.json"))
-        .arg(
-            Arg::new("flags")
-                .value_name("FLAGS")
-                .num_args(0..)
-                .last(true)
-                .allow_hyphen_values(true)
-                .help("Further flags of memfold run"),
-        )
+        .arg(run::later_flags("Further flags of memfold run"))
 }
 
 /// Writes the kernelspec, and prints its path.
@@ -52,7 +45,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         Some(path) => read(path)?,
         None => ipykernel(matches.get_one::<PathBuf>("python").map(PathBuf::as_path))?,
     };
-    let own = text(&env::current_exe().map_err(|e| CommandFailure::own(program::plain(&e)))?)?;
+    let own = program::own_path()?;
     let before = [vec![own, "run".into()], flags, vec!["--".into()]].concat();
     let argv = spec["argv"].as_array().cloned().unwrap_or_default();
     if argv.is_empty() || argv.iter().any(|word| !word.is_string()) {
@@ -107,11 +100,12 @@ fn text(path: &Path) -> Result<String, CommandFailure> {
 
 /// Returns the directory in which Jupyter looks for a user's own kernelspecs.
 fn directory() -> Result<PathBuf, CommandFailure> {
-    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let data = set("JUPYTER_DATA_DIR")
-        .or_else(|| set("XDG_DATA_HOME").map(|path| path.join("jupyter")))
-        .or_else(|| set("HOME").map(|path| path.join(".local/share/jupyter")))
-        .ok_or_else(|| CommandFailure::own("--dir: give it, because HOME is not set"))?;
+    let data = match env::var_os("JUPYTER_DATA_DIR").filter(|value| !value.is_empty()) {
+        Some(path) => PathBuf::from(path),
+        None => program::user_folder("XDG_DATA_HOME", ".local/share")
+            .map_err(|_| CommandFailure::own("--dir: give it, because HOME is not set"))?
+            .join("jupyter"),
+    };
     Ok(data.join("kernels").join(NAME))
 }
 

@@ -427,6 +427,16 @@ fn execute(path: &Path, arguments: &[OsString]) -> Result<u8, CommandFailure> {
     Err(CommandFailure::not_executable(format!("{}: {}", path.display(), program::plain(&e))))
 }
 
+/// Returns the argument of another command for flags that are for a later run.
+pub fn later_flags(help: &'static str) -> Arg {
+    Arg::new("flags")
+        .value_name("FLAGS")
+        .num_args(0..)
+        .last(true)
+        .allow_hyphen_values(true)
+        .help(help)
+}
+
 /// Checks flags that are for a later run.
 ///
 /// # Errors

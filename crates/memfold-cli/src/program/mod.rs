@@ -19,6 +19,25 @@ const SCRIPTS_MAX: usize = 5;
 /// Bytes of a script's first line that the kernel reads.
 const FIRST_LINE_LEN: usize = 256;
 
+/// Returns this executable's path as text.
+pub fn own_path() -> Result<String, CommandFailure> {
+    let own = std::env::current_exe().map_err(|e| CommandFailure::own(plain(&e)))?;
+    own.to_str().map(str::to_string).ok_or_else(|| {
+        CommandFailure::own(format!(
+            "{}: the path is not valid UTF-8. Move memfold.",
+            own.display()
+        ))
+    })
+}
+
+/// Returns a directory of this user: that of a variable, or one below HOME.
+pub fn user_folder(variable: &str, below_home: &str) -> Result<PathBuf, CommandFailure> {
+    let set =
+        |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let found = set(variable).or_else(|| set("HOME").map(|home| home.join(below_home)));
+    found.ok_or_else(|| CommandFailure::own("The user has no directory, because HOME is not set."))
+}
+
 /// The first lines of a script of `memfold wrap`.
 pub const WRAPPER_BEGIN: &str = "#!/bin/sh\n# Made by memfold wrap";
 

@@ -4,10 +4,9 @@ mod service;
 mod wrapper;
 
 use crate::failure::CommandFailure;
-use crate::{program, run};
+use crate::run;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use service::Service;
-use std::env;
 use std::path::PathBuf;
 use wrapper::WrapperFolder;
 
@@ -19,14 +18,7 @@ pub fn wrap_command() -> Command {
         .arg(commands())
         .arg(folder())
         .arg(services("Make this service of the user's systemd run under memfold run"))
-        .arg(
-            Arg::new("flags")
-                .value_name("FLAGS")
-                .num_args(0..)
-                .last(true)
-                .allow_hyphen_values(true)
-                .help("Flags of memfold run, such as --limit 2G; without any, only unused memory is folded"),
-        )
+        .arg(run::later_flags("Flags of memfold run, such as --limit 2G; without any, only unused memory is folded"))
         .after_help(
             "It writes a small script for each COMMAND into a directory of the user, which must come early in PATH. \
              memfold unwrap removes it again.\n\
@@ -69,24 +61,6 @@ fn services(help: &'static str) -> Arg {
 
 fn given(matches: &ArgMatches, name: &str) -> Vec<String> {
     matches.get_many::<String>(name).into_iter().flatten().cloned().collect()
-}
-
-/// Returns this executable's path as text.
-fn own_path() -> Result<String, CommandFailure> {
-    let own = env::current_exe().map_err(|e| CommandFailure::own(program::plain(&e)))?;
-    own.to_str().map(str::to_string).ok_or_else(|| {
-        CommandFailure::own(format!(
-            "{}: the path is not valid UTF-8. Move memfold.",
-            own.display()
-        ))
-    })
-}
-
-/// Returns a directory of this user: that of a variable, or one below HOME.
-fn user_folder(variable: &str, below_home: &str) -> Result<PathBuf, CommandFailure> {
-    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let found = set(variable).or_else(|| set("HOME").map(|home| home.join(below_home)));
-    found.ok_or_else(|| CommandFailure::own("The user has no directory, because HOME is not set."))
 }
 
 /// Runs `memfold wrap`.

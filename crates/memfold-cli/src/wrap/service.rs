@@ -1,8 +1,7 @@
 //! Services of the user's systemd under `memfold run`: a drop-in file that puts it before the
 //! service's command. The unit itself stays as it is.
-use super::{own_path, user_folder};
 use crate::failure::CommandFailure;
-use crate::program;
+use crate::program::{self, own_path, user_folder};
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,6 @@
 //! The scripts that `memfold wrap` writes: one for each command, in one directory.
-use super::{own_path, user_folder};
 use crate::failure::CommandFailure;
-use crate::program::{self, WRAPPER_BEGIN, is_wrapper};
+use crate::program::{self, WRAPPER_BEGIN, is_wrapper, own_path, user_folder};
 use std::env;
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions, Permissions};
@@ -51,7 +50,7 @@ impl WrapperFolder {
             "{WRAPPER_BEGIN}; memfold unwrap removes it.\nexec {} -- {name} \"$@\"\n",
             words.join(" ")
         );
-        // Renamed, so that nobody executes a part of it.
+        // The script gets its name when it is complete, so that no process executes a part of it.
         let new = self.0.join(format!(".{}.new", std::process::id()));
         let written = OpenOptions::new()
             .write(true)

@@ -12,7 +12,7 @@ use memfold_os::thread::now_ns;
 use memfold_os::units::PAGE_SHIFT;
 
 /// CPU time that folding has taken from the program until a moment, nanoseconds.
-#[derive(Copy, Clone)]
+#[derive(Copy, Clone, Default)]
 pub struct CostNote {
     /// The moment.
     at_ns: u64,
@@ -40,9 +40,8 @@ pub struct Budget {
     slowdown: Mutex<Option<SlowdownController>>,
     /// Pages that may stay uncompressed, as the controller has decided; `u64::MAX` for all.
     aim_pages: AtomicU64,
-    /// Whether the process is idle, so that all is folded.
-    is_idle: AtomicBool,
-    /// The number of loaded pages at which it works again; `u64::MAX` if it isn't idle.
+    /// The number of loaded pages at which an idle process works again; `u64::MAX` for one that
+    /// isn't idle.
     wakes_at: AtomicU64,
     /// Whether it was idle until some seconds ago.
     is_waking: AtomicBool,
@@ -78,7 +77,6 @@ impl Budget {
             }),
             slowdown: Mutex::new(None),
             aim_pages: AtomicU64::new(u64::MAX),
-            is_idle: AtomicBool::new(false),
             wakes_at: AtomicU64::new(u64::MAX),
             is_waking: AtomicBool::new(false),
             noted: Mutex::new(None),
@@ -127,7 +125,6 @@ impl Budget {
             Some(control) if !control.is_due(work.now_ns) => {}
             Some(control) => {
                 self.aim_pages.store(control.aim(*work), Relaxed);
-                self.is_idle.store(control.folds_all(), Relaxed);
                 self.wakes_at.store(control.wakes_at(), Relaxed);
                 self.is_waking.store(control.is_waking(), Relaxed);
             }
@@ -144,15 +141,7 @@ impl Budget {
         cpus: u64,
     ) -> CostNote {
         let mut noted = self.noted.lock();
-        let first = CostNote {
-            at_ns: now_ns,
-            faults_ns: 0,
-            engine_ns: 0,
-            folding_ns: 0,
-            waking_ns: 0,
-            passed_ns: 0,
-        };
-        let last = noted.unwrap_or(first);
+        let last = noted.unwrap_or(CostNote { at_ns: now_ns, ..CostNote::default() });
         let faults = faults_ns.saturating_sub(last.faults_ns);
         let engine = engine_ns.saturating_sub(last.engine_ns) / cpus;
         let (folding_ns, waking_ns) = match (self.is_idle(), self.is_waking()) {
@@ -174,7 +163,7 @@ impl Budget {
 
     /// Returns whether the process is idle, so that all of it is folded.
     pub fn is_idle(&self) -> bool {
-        self.is_idle.load(Relaxed)
+        self.wakes_at.load(Relaxed) != u64::MAX
     }
 
     /// Returns whether the process works again after it was idle, and most of its memory may still
@@ -195,7 +184,6 @@ impl Budget {
     fn be_awake(&self) {
         self.wakes_at.store(u64::MAX, Relaxed);
         self.aim_pages.store(u64::MAX, Relaxed);
-        self.is_idle.store(false, Relaxed);
     }
 
     /// Clears the record of costs, in a child of fork.

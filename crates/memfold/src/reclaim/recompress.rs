@@ -53,7 +53,8 @@ impl Recompress<'_> {
             let smaller = self.due().map_or(0, |(after_s, percent)| {
                 self.some(&mut w, after_s, TURN_NS * percent / 100)
             });
-            // Of an idle process, all blocks are due at once. So what gains nothing is over.
+            // All blocks of an idle process are due at once. If none became smaller, most likely all
+            // have been tried.
             rest_ns = match smaller {
                 0 if self.config.slowdown > 0 => (rest_ns * 2).min(TICK_NS),
                 _ => TURN_NS,
@@ -72,8 +73,8 @@ impl Recompress<'_> {
         }
     }
 
-    /// Recompresses blocks that were not used for `after_s` seconds. Works for about `budget_ns`, or until a scan finds no block. Returns the number of blocks
-    /// that became smaller.
+    /// Recompresses blocks that were not used for `after_s` seconds. Works for about `budget_ns`, or
+    /// until a scan finds no block. Returns the number of blocks that became smaller.
     pub fn some(&self, w: &mut CodecWorker, after_s: u16, budget_ns: u64) -> u64 {
         let (start, mut smaller) = (now_ns(), 0);
         let mut cold = [ColdObject::NONE; FEW];
