@@ -3,6 +3,8 @@
 //! A connection has one request, a line of JSON, and one answer. `{"do": "stat"}` is answered by an
 //! object about the run; `{"do": "set", "limit": "512M"}` by the present bounds; a failed request
 //! by `{"error": "why"}`.
+use crate::failure::CommandFailure;
+use crate::group::member::{GroupMember, GroupRequest};
 use crate::report::figures::RunFigures;
 use crate::report::json::of_process;
 use crate::sockets;
@@ -29,9 +31,51 @@ pub struct RunControl {
     pub arguments: Vec<OsString>,
     /// Its start.
     pub start: Instant,
+    /// Its membership in a group.
+    pub group: Option<GroupMember>,
 }
 
 impl RunControl {
+    /// Begins a run: makes its tables, joins the group, and sets its bounds.
+    ///
+    /// # Errors
+    /// The errors of [`HandOver::new`] and [`GroupMember::join`].
+    pub fn begin(
+        config: Config,
+        arguments: Vec<OsString>,
+        group: Option<GroupRequest>,
+    ) -> Result<RunControl, CommandFailure> {
+        let shared = HandOver::new()?;
+        // SAFETY: no thread of memfold uses a robust mutex. A failure is ignored. Processes of the
+        // run then don't learn that this process has ended, and may write messages that are not
+        // read.
+        let _ = unsafe { shared.tables.bounds().run_here() };
+        let group = group.map(GroupMember::join).transpose()?;
+        let (config, start) = (Mutex::new(config), Instant::now());
+        let run = RunControl { shared, config, arguments, start, group };
+        run.set_bounds(&run.config());
+        Ok(run)
+    }
+
+    /// Sets the bounds of the processes: those of the run, and its share of its group.
+    fn set_bounds(&self, config: &Config) {
+        let most = self.group.as_ref().map(GroupMember::most_bytes);
+        let limit = config.limit_bytes.into_iter().chain(most).min();
+        self.shared.tables.set_bounds(limit, config.resident_bytes);
+        if let Some(group) = &self.group {
+            self.shared.tables.set_share(group.share_bytes());
+        }
+    }
+
+    /// Renews the run's claim in its group for as long as this process lives.
+    pub fn tend_group(&self) {
+        let config = || self.config.lock().expect("nobody panics with the lock");
+        let own = || config().limit_bytes.unwrap_or(u64::MAX);
+        if let Some(group) = &self.group {
+            group.tend(&self.shared.tables, own, || self.set_bounds(&config()));
+        }
+    }
+
     /// Returns the present settings.
     pub fn config(&self) -> Config {
         self.config.lock().expect("nobody panics with the lock").clone()
@@ -69,12 +113,25 @@ impl RunControl {
             "seconds": self.start.elapsed().as_secs_f64(),
             "limit_bytes": config.limit_bytes,
             "resident_limit_bytes": config.resident_bytes,
+            "group": self.about_group(),
             "slowdown": config.slowdown,
             "slowdown_percent": RunFigures::sum(&self.shared.tables).slowdown(),
             "unmanaged_processes": unmanaged,
             "unmanaged_processes_bytes": unmanaged_bytes,
             "processes": processes.collect::<Vec<_>>(),
         })
+    }
+
+    fn about_group(&self) -> Option<Value> {
+        let group = self.group.as_ref()?;
+        let GroupRequest { name, weight, floor_bytes } = group.request();
+        Some(json!({
+            "name": name,
+            "limit_bytes": group.limit_bytes(),
+            "share_bytes": group.share_bytes(),
+            "weight": weight,
+            "floor_bytes": floor_bytes,
+        }))
     }
 
     /// Sets the bounds. Invalid bounds change none of them.
@@ -90,12 +147,13 @@ impl RunControl {
             }
         }
         new.check().map_err(|e| e.to_string())?;
-        self.shared.tables.set_bounds(new.limit_bytes, new.resident_bytes);
+        self.set_bounds(&new);
         *config = new;
         Ok(json!({
             "run": std::process::id(),
             "limit_bytes": config.limit_bytes,
             "resident_limit_bytes": config.resident_bytes,
+            "group": self.about_group(),
         }))
     }
 }
@@ -158,14 +216,7 @@ mod tests {
     fn bounds_that_make_no_sense_change_nothing() {
         let mut config = Config::new(1 << 30);
         config.set("limit", "64M").unwrap();
-        let shared = HandOver::new().unwrap();
-        shared.tables.set_bounds(config.limit_bytes, config.resident_bytes);
-        let run = RunControl {
-            shared,
-            config: Mutex::new(config),
-            arguments: vec![],
-            start: Instant::now(),
-        };
+        let run = RunControl::begin(config, vec![], None).unwrap();
         for (request, words) in [
             (r#"{"do":"set","limit":"1"}"#, "too small"),
             (r#"{"do":"set","limit":"2G"}"#, "more than the memory"),

@@ -17,6 +17,7 @@ mod dict;
 mod delivery;
 mod run;
 mod check;
+mod group;
 mod jupyter;
 mod wrap;
 mod blk;

@@ -2,13 +2,13 @@
 use crate::child::{ChildProgram, end_like_the_program};
 use crate::control::{ControlSocket, RunControl};
 use crate::failure::CommandFailure;
+use crate::group::{self, member::GroupMember};
 use crate::log::Log;
 use crate::program::Loading;
 use crate::report::figures::RunFigures;
 use crate::report::json;
 use crate::report::stats_file::StatsFile;
 use crate::report::summary::{RunEnd, summary};
-use crate::table::hand_over::HandOver;
 use crate::table::processes;
 use crate::{delivery, dict, machine, program, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -24,10 +24,9 @@ use std::ffi::{CStr, CString, NulError, OsStr, OsString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Instant;
 use std::{env, fs, process};
 
 const LIBRARY: &str = "libmemfold_preload.so";
@@ -139,6 +138,7 @@ pub fn command() -> Command {
                 .action(ArgAction::SetTrue)
                 .help(wrapped("For scripts of memfold wrap: skip them in PATH, and execute CMD as it is inside another run")),
         )
+        .args(group::flags())
         .arg(
             Arg::new(LIST)
                 .long(LIST)
@@ -174,7 +174,8 @@ fn codecs() -> String {
     format!("Codecs and their levels:\n{}", CODECS.iter().map(line).collect::<String>())
 }
 
-fn wrapped(text: &str) -> String {
+/// Breaks the help of a flag into lines.
+pub fn wrapped(text: &str) -> String {
     wrapped_at(text, HELP_COLUMNS)
 }
 
@@ -216,6 +217,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     // for.
     delivery::survives(matches.get_one::<String>("swap").is_some())?;
     let mut config = config(matches)?;
+    let group = group::request(matches)?;
     if is_inside_a_run() {
         return Err(CommandFailure::own(
             "memfold run can't be nested: this process already runs under memfold run. Run CMD without it.",
@@ -231,28 +233,18 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     if let Some(line) = otherwise {
         log.say(&format!("memfold: {line}\n"));
     }
-    let shared = HandOver::new()?;
-    shared.tables.set_bounds(config.limit_bytes, config.resident_bytes);
-    // SAFETY: no thread of memfold uses a robust mutex. A failure is ignored. Processes of the
-    // run then don't learn that this process has ended, and may write messages that are not read.
-    let _ = unsafe { shared.tables.bounds().run_here() };
+    // This forks, so it comes before the run has locks or threads.
     let mut remote = crate::remote::start(&mut config, &log)?;
-
-    let environment = environment(&config, &shared, &library, &path, &loading)?;
+    let run = Arc::new(RunControl::begin(config, arguments, group)?);
+    let environment = environment(&run, &library, &path, &loading)?;
     // A process that sees the program must be able to find its run, so the socket is made first.
     let control = ControlSocket::listen();
     let child = match &loading {
-        Loading::ByLinker => ChildProgram::start(&path, &arguments, environment)?,
+        Loading::ByLinker => ChildProgram::start(&path, &run.arguments, environment)?,
         Loading::ByLibrary { arguments, .. } => {
             ChildProgram::start(&library, arguments, environment)?
         }
     };
-    let run = Arc::new(RunControl {
-        shared,
-        config: Mutex::new(config),
-        arguments,
-        start: Instant::now(),
-    });
     // Threads are started after the child, because the signals are blocked by then.
     tend(&run, &log, child.number())?;
     let control = control.and_then(|(control, listener)| control.serve(listener, run.clone()));
@@ -273,7 +265,8 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     }
 
     if matches.get_flag(SUMMARY) {
-        let ended = RunEnd { status: end.status, largest_bytes, seconds };
+        let group = run.group.as_ref().map(ToString::to_string);
+        let ended = RunEnd { status: end.status, largest_bytes, seconds, group };
         log.say(&summary(&run.config(), &run.shared.tables, &ended));
     }
     if let Some(file) = stats_file {
@@ -322,9 +315,10 @@ fn warn_of_dump(tables: &UserTables, log: &Log, pid: u32) {
 }
 
 /// Starts three threads: one prints the lines that processes of the run leave, one gives processes
-/// the table, and one measures the processes without a slot in it.
+/// the table, and one measures the processes without a slot in it. A fourth renews the claim of a run
+/// in a group.
 fn tend(run: &Arc<RunControl>, log: &Arc<Log>, command: u32) -> Result<(), CommandFailure> {
-    let [for_door, for_looks] = [run.clone(), run.clone()];
+    let [for_door, for_looks, for_group] = [run.clone(), run.clone(), run.clone()];
     let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
         thread::Builder::new().name(name.to_string()).spawn(work)
     };
@@ -346,6 +340,9 @@ fn tend(run: &Arc<RunControl>, log: &Arc<Log>, command: u32) -> Result<(), Comma
             drop(follow(table));
         });
     };
+    if run.group.is_some() {
+        start("memfold-group", Box::new(move || for_group.tend_group())).map_err(failed)?;
+    }
     start("memfold-door", Box::new(serve)).map_err(failed).map(drop)
 }
 
@@ -369,9 +366,12 @@ pub fn config(matches: &ArgMatches) -> Result<Config, CommandFailure> {
     if config.limit_bytes.is_none() && config.resident_bytes.is_none() {
         // The rest is for the page cache, kernel memory, and growth between two samples.
         config.limit_bytes = machine::cgroup_bytes().map(|bytes| bytes - bytes / 8);
-        if config.limit_bytes.is_none() && matches.get_one::<String>("slowdown").is_none() {
-            config.slowdown = SLOWDOWN;
-        }
+    }
+    // A run of a group gives what it does not use to the others.
+    let has_no_bound = config.limit_bytes.is_none() && config.resident_bytes.is_none();
+    let is_shared = matches.get_one::<String>(group::GROUP).is_some();
+    if (has_no_bound || is_shared) && matches.get_one::<String>("slowdown").is_none() {
+        config.slowdown = SLOWDOWN;
     }
     let is_given = |name: &str| matches.get_one::<String>(name).is_some();
     if config.slowdown > 0 && !is_given("recompress") && !is_given("codec") {
@@ -398,7 +398,9 @@ pub fn config(matches: &ArgMatches) -> Result<Config, CommandFailure> {
         FileDisk::open(&whole, FileDiskOptions::default())
             .map_err(|e| CommandFailure::own(format!("--swap: {e}")))?;
     }
-    config.check().map_err(CommandFailure::own)?;
+    // The group has a limit.
+    let limit_bytes = config.limit_bytes.or(is_shared.then_some(config.memory_bytes));
+    Config { limit_bytes, ..config.clone() }.check().map_err(CommandFailure::own)?;
     let codec = CodecSpec::parse(&config.codec)
         .map_err(|e| CommandFailure::own(format!("--codec: {e}")))?;
     dict::check(&mut config.canned, codec)?;
@@ -506,13 +508,15 @@ pub fn library() -> Result<PathBuf, CommandFailure> {
 /// Returns the environment that memfold was given, in its order, with the preload library's
 /// variables.
 fn environment(
-    config: &Config,
-    shared: &HandOver,
+    run: &RunControl,
     library: &Path,
     name: &Path,
     loading: &Loading,
 ) -> Result<Vec<CString>, CommandFailure> {
-    let request = format!("{VARIABLE}={}", shared.request(&config.encode()));
+    let mut config = run.config();
+    let of_group = run.group.as_ref().map(GroupMember::limit_bytes);
+    config.limit_bytes = config.limit_bytes.into_iter().chain(of_group).min();
+    let request = format!("{VARIABLE}={}", run.shared.request(&config.encode()));
     let library = library.as_os_str().as_bytes();
     let mut program = Vec::new();
     if let Loading::ByLibrary { path, .. } = loading {

@@ -1,5 +1,6 @@
 //! The runs of this user: `memfold run --list`, `memfold stat PID` and `memfold set PID`.
 use crate::failure::CommandFailure;
+use crate::group;
 use crate::report::summary::cost;
 use crate::sockets;
 use crate::table::processes::run_of;
@@ -24,10 +25,12 @@ pub fn stat_command() -> Command {
         .action(ArgAction::SetTrue)
         .help("Print every counter as JSON");
     Command::new("stat")
-        .about("Prints the memory use and counters of a program under memfold run")
+        .about("Prints the memory use and counters of a program under memfold run, or of a group")
+        .override_usage("memfold stat [--json] PID\n       memfold stat [--json] --group NAME")
         .arg(pid())
+        .arg(group("Print the runs of this group"))
         .arg(json)
-        .after_help("Exit status: 0; 125 if no run of this user has this process.")
+        .after_help("Exit status: 0; 125 if no run of this user has this process, or there is no such group.")
 }
 
 /// Returns the command line of `set`.
@@ -36,13 +39,15 @@ pub fn set_command() -> Command {
         Arg::new(name).long(name).value_name("SIZE").help(help)
     };
     Command::new("set")
-        .about("Changes the limit of a running program under memfold run")
-        .override_usage("memfold set PID [--limit SIZE] [--resident SIZE]")
+        .about("Changes the limit of a running program under memfold run, or makes or changes a group")
+        .override_usage("memfold set PID [--limit SIZE] [--resident SIZE]\n       memfold set --group NAME --limit SIZE")
         .arg(pid())
+        .arg(group("Make this group, or change its limit; --limit none removes it"))
         .arg(bound("limit", "Physical memory of the whole run, as in memfold run; none removes the limit"))
         .arg(bound("resident", "Uncompressed memory, as in memfold run; none removes the limit"))
         .after_help(
             "The limit applies to the whole run, whichever of its processes PID names. One of the two limits must remain.\n\
+             A group is a limit that several runs of this user share: memfold run --group NAME. It stays until it is removed, or the machine restarts.\n\
              \nExit status: 0; 125 if no run of this user has this process, or if memfold refuses the size.",
         )
 }
@@ -50,9 +55,18 @@ pub fn set_command() -> Command {
 fn pid() -> Arg {
     Arg::new("pid")
         .value_name("PID")
-        .required(true)
+        .required_unless_present(group::GROUP)
+        .conflicts_with(group::GROUP)
         .value_parser(value_parser!(u32).range(1..))
         .help("Process ID of memfold run, or of any process of the run")
+}
+
+fn group(help: &'static str) -> Arg {
+    Arg::new(group::GROUP).long(group::GROUP).value_name("NAME").help(help)
+}
+
+fn group_of(matches: &ArgMatches) -> Option<&str> {
+    matches.get_one::<String>(group::GROUP).map(String::as_str)
 }
 
 /// Runs `memfold run --list`.
@@ -84,14 +98,18 @@ pub fn list() -> u8 {
             command_of(&about),
         );
     }
+    group::lines().iter().for_each(|line| println!("{line}"));
     0
 }
 
-/// Runs `memfold stat PID`.
+/// Runs `memfold stat`.
 ///
 /// # Errors
 /// 125: there is no such run, or it does not answer.
 pub fn stat(matches: &ArgMatches) -> Result<u8, CommandFailure> {
+    if let Some(name) = group_of(matches) {
+        return group::stat(name, matches);
+    }
     let (_, about) = find(matches)?;
     if matches.get_flag("json") {
         println!("{about:#}");
@@ -173,11 +191,14 @@ fn columns(cell: impl Fn(&StatColumn) -> String) -> String {
     cells.join(" ")
 }
 
-/// Runs `memfold set PID`.
+/// Runs `memfold set`.
 ///
 /// # Errors
 /// 125: there is no such run, it does not answer, or it refuses the bounds.
 pub fn set(matches: &ArgMatches) -> Result<u8, CommandFailure> {
+    if let Some(name) = group_of(matches) {
+        return group::set(name, matches);
+    }
     let mut request = json!({"do": "set"});
     for name in ["limit", "resident"] {
         if let Some(size) = matches.get_one::<String>(name) {
@@ -254,7 +275,16 @@ fn bounds(about: &Value) -> String {
     let size = |name: &str| {
         about[name].as_u64().map_or("none".to_string(), |bytes| Size(bytes).to_string())
     };
-    format!("limit {}, resident limit {}", size("limit_bytes"), size("resident_limit_bytes"))
+    let own =
+        format!("limit {}, resident limit {}", size("limit_bytes"), size("resident_limit_bytes"));
+    let group = &about["group"];
+    let size = |name: &str| Size(group[name].as_u64().unwrap_or(0));
+    match group["name"].as_str() {
+        Some(name) => {
+            format!("{own}, group {name}: {} of {}", size("share_bytes"), size("limit_bytes"))
+        }
+        None => own,
+    }
 }
 
 /// Returns the command as one line. Control characters become blanks, because they could break the

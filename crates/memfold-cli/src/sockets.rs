@@ -100,14 +100,17 @@ fn listen_in(directory: &Path, suffix: &str) -> io::Result<(UnixListener, PathBu
 
 /// Returns a free path for another socket of this process, in the first usable directory.
 pub fn path(suffix: &str) -> io::Result<PathBuf> {
+    let path = path_of(&format!("{}{suffix}", std::process::id()))?;
+    let _ = fs::remove_file(&path);
+    Ok(path)
+}
+
+/// Returns the path of a file in the first usable directory.
+pub fn path_of(name: &str) -> io::Result<PathBuf> {
     let mut failure = io::Error::from(ErrorKind::NotFound);
     for directory in directories() {
         match make(&directory) {
-            Ok(()) => {
-                let path = directory.join(format!("{}{suffix}", std::process::id()));
-                let _ = fs::remove_file(&path);
-                return Ok(path);
-            }
+            Ok(()) => return Ok(directory.join(name)),
             Err(e) => failure = named(&directory, &e),
         }
     }

@@ -16,6 +16,7 @@ mod clock;
 pub mod vectors;
 pub mod sync;
 pub mod file;
+pub mod file_lock;
 pub mod random;
 pub mod memory;
 pub mod maps;

@@ -33,6 +33,9 @@ const LOOK_NS: i64 = 5_000_000;
 const LOOK_SOON_NS: i64 = 1_000_000;
 /// Time between looks while the program is past its bounds, nanoseconds.
 const LOOK_PAST_NS: i64 = 250_000;
+/// Time between looks at an idle process, whose memory grows only by faults of the engine,
+/// nanoseconds.
+const LOOK_IDLE_NS: i64 = 50_000_000;
 /// Time between looks without a limit, nanoseconds.
 const LOOK_UNBOUNDED_NS: i64 = 100_000_000;
 /// Without a limit, smaller processes are left alone.
@@ -87,7 +90,11 @@ impl ManagedProgram {
             self.judge_limit(state);
         }
         self.adopt_late(state);
-        if self.is_unbounded() { LOOK_UNBOUNDED_NS } else { next }
+        match self.is_unbounded() {
+            true => LOOK_UNBOUNDED_NS,
+            false if self.pager.gauges().is_idle() => LOOK_IDLE_NS.max(next),
+            false => next,
+        }
     }
 
     /// Returns whether only a slowdown was asked for, and no limit.

@@ -4,16 +4,32 @@
 //! process that needs less leaves the rest to the others. As long as the limit suffices, no process
 //! is given less than it can reach by folding all its memory. The other processes fold more in that
 //! case.
+//!
+//! The runs of a group share its limit in the same way. A run's level is the common one times its
+//! weight.
 
 use alloc::vec::Vec;
 
+/// The weight of a claim that has no other, in hundredths.
+pub const WEIGHT: u32 = 100;
+/// The largest weight, in hundredths.
+pub const WEIGHT_MAX: u32 = 10_000;
+
 /// The claim of a process on the limit, in bytes.
-#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ShareClaim {
     /// All its memory, with folded pages counted as if they were not folded.
     pub need: u64,
     /// The memory that it holds once everything that can be folded is folded.
     pub least: u64,
+    /// From 1 to [`WEIGHT_MAX`]: the part of the common level that it may have, in hundredths.
+    pub weight: u32,
+}
+
+impl Default for ShareClaim {
+    fn default() -> ShareClaim {
+        ShareClaim { need: 0, least: 0, weight: WEIGHT }
+    }
 }
 
 impl ShareClaim {
@@ -21,9 +37,13 @@ impl ShareClaim {
         self.need.max(self.least)
     }
 
+    fn of(&self, bytes: u64) -> u64 {
+        (u128::from(bytes) * u128::from(self.weight) / u128::from(WEIGHT)) as u64
+    }
+
     /// Returns the share of this process at a level.
     fn at(&self, level: u64) -> u64 {
-        level.clamp(self.least, self.need())
+        self.of(level).clamp(self.least, self.need())
     }
 }
 
@@ -44,13 +64,16 @@ pub fn share(limit: u64, own: ShareClaim, others: &[ShareClaim]) -> u64 {
         return limit - (sum(&ShareClaim::need) - own.need());
     }
     if sum(&|claim| claim.least) <= limit {
-        return own.at(highest(limit, |level| sum(&|claim| claim.at(level))));
+        // Even a claim of the smallest weight reaches the limit at this level.
+        let most = limit.saturating_mul(u64::from(WEIGHT));
+        let within = |level: u64| sum(&|claim| claim.at(level)) <= limit;
+        return own.at(highest(most, within));
     }
-    own.least.min(highest(limit, |level| sum(&|claim| claim.least.min(level))))
+    own.least.min(highest(limit, |level| sum(&|claim| claim.least.min(level)) <= limit))
 }
 
 /// Returns the shares of `limit` for users with these claims, as [`share`] does. If the needs of all
-/// users fit, each user also gets an equal part of the rest. The sum of the shares is at most
+/// users fit, each user also gets a part of the rest, by its weight. The sum of the shares is at most
 /// `limit`, so users that have not learned of each other's growth keep the limit.
 pub fn shares(limit: u64, claims: &[ShareClaim]) -> Vec<u64> {
     let needs = claims.iter().fold(0, |sum, claim| u64::saturating_add(sum, claim.need()));
@@ -58,16 +81,17 @@ pub fn shares(limit: u64, claims: &[ShareClaim]) -> Vec<u64> {
         let own = |n: usize| share(limit, claims[n], &[&claims[..n], &claims[n + 1..]].concat());
         return (0..claims.len()).map(own).collect();
     };
-    claims.iter().map(|claim| claim.need() + rest / claims.len() as u64).collect()
+    let all: u64 = claims.iter().map(|claim| u64::from(claim.weight)).sum();
+    let part = |claim: &ShareClaim| u128::from(rest) * u128::from(claim.weight) / u128::from(all);
+    claims.iter().map(|claim| claim.need() + part(claim) as u64).collect()
 }
 
-/// Returns the highest level up to `limit` at which `sum` is within `limit`. `sum` must not fall
-/// when the level rises.
-fn highest(limit: u64, sum: impl Fn(u64) -> u64) -> u64 {
-    let (mut low, mut high) = (0, limit);
+/// Returns the highest level up to `most` that `fits`. If a level fits, every lower one must.
+fn highest(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
+    let (mut low, mut high) = (0, most);
     while low < high {
         let middle = low + (high - low).div_ceil(2);
-        if sum(middle) <= limit { low = middle } else { high = middle - 1 }
+        if fits(middle) { low = middle } else { high = middle - 1 }
     }
     low
 }
@@ -78,11 +102,11 @@ mod tests {
     use memfold_testkit::random::Random;
 
     fn needs<const N: usize>(all: [u64; N]) -> [ShareClaim; N] {
-        all.map(|need| ShareClaim { need, least: 0 })
+        all.map(|need| ShareClaim { need, ..ShareClaim::default() })
     }
 
     fn of(limit: u64, own: u64, others: &[ShareClaim]) -> u64 {
-        share(limit, ShareClaim { need: own, least: 0 }, others)
+        share(limit, ShareClaim { need: own, ..ShareClaim::default() }, others)
     }
 
     #[test]
@@ -102,10 +126,10 @@ mod tests {
 
     #[test]
     fn process_that_cant_fold_has_room_and_others_fold_more() {
-        let stiff = ShareClaim { need: 90, least: 80 };
-        let soft = ShareClaim { need: 90, least: 5 };
+        let stiff = ShareClaim { need: 90, least: 80, weight: WEIGHT };
+        let soft = ShareClaim { least: 5, ..stiff };
         assert_eq!((share(100, stiff, &[soft]), share(100, soft, &[stiff])), (80, 20));
-        let more = ShareClaim { need: 130, least: 110 };
+        let more = ShareClaim { need: 130, least: 110, weight: WEIGHT };
         assert_eq!((share(100, more, &[soft]), share(100, soft, &[more])), (95, 5));
     }
 
@@ -119,7 +143,8 @@ mod tests {
             let claims: Vec<ShareClaim> = (0..count)
                 .map(|_| {
                     let need = random.below(1000) as u64;
-                    ShareClaim { need, least: random.below(need as usize + 50) as u64 }
+                    let least = random.below(need as usize + 50) as u64;
+                    ShareClaim { need, least, weight: [1, 50, 100, 100, 900][random.below(5)] }
                 })
                 .collect();
             let got = |me: usize| {
@@ -138,10 +163,9 @@ mod tests {
             let used = |(share, claim): (&u64, &ShareClaim)| *share.min(&claim.need());
             let sum = shares.iter().zip(claims).map(used).sum::<u64>();
             let wanted = claims.iter().map(ShareClaim::need).sum::<u64>().min(limit);
-            assert!(
-                sum <= limit && sum + claims.len() as u64 > wanted,
-                "{limit} {claims:?} {shares:?}"
-            );
+            // By the next level the sum grows by so much at most.
+            let step = claims.iter().map(|claim| 1 + u64::from(claim.weight / WEIGHT)).sum::<u64>();
+            assert!(sum <= limit && sum + step > wanted, "{limit} {claims:?} {shares:?}");
         });
     }
 
@@ -179,12 +203,29 @@ mod tests {
         each_case(|limit, claims, shares| {
             for (share, claim) in shares.iter().zip(claims) {
                 let is_short = *share < claim.need();
+                // What a share is of the common level, with a part of a byte in favour of the claim.
+                let level = |bytes: u64, claim: &ShareClaim| bytes * 100 / u64::from(claim.weight);
                 let above = |(other, its): (&u64, &ShareClaim)| {
-                    *other.min(&its.need()) > share + 1 && *other > its.least
+                    let more = *other.min(&its.need()) > its.least.max(1);
+                    more && level(other.min(&its.need()) - 1, its) > level(share + 1, claim)
                 };
-                let taken = is_short && shares.iter().zip(claims).any(above);
+                let sum = claims.iter().map(|claim| claim.least).sum::<u64>();
+                let taken = is_short && sum <= limit && shares.iter().zip(claims).any(above);
                 assert!(!taken, "{limit} {claims:?} {shares:?}");
             }
         });
+    }
+
+    #[test]
+    fn shares_follow_the_weights() {
+        let [light, plain, heavy] =
+            [50, 100, 300].map(|weight| ShareClaim { need: 1000, least: 0, weight });
+        assert_eq!(shares(900, &[light, plain, heavy]), [100, 200, 600]);
+        // Who needs less leaves the rest to the others.
+        let modest = ShareClaim { need: 150, ..heavy };
+        assert_eq!(shares(900, &[light, plain, modest]), [250, 500, 150]);
+        let floor = ShareClaim { least: 400, ..light };
+        assert_eq!(shares(900, &[floor, plain, heavy]), [400, 125, 375]);
+        assert_eq!(shares(4000, &[plain, heavy]), [1500, 2500]);
     }
 }

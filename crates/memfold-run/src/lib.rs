@@ -7,6 +7,7 @@
 extern crate alloc;
 
 pub mod fair_share;
+pub mod group;
 pub mod mailbox;
 pub mod door;
 pub mod request;

@@ -1,6 +1,7 @@
 //! The tables as `memfold run` sees them: one for each user of the run, and the bounds shared
 //! between them. A table's figures are believed only up to what the kernel says of the user's
 //! processes.
+use crate::fair_share::ShareClaim;
 use crate::table::bounds::{AskedShare, RunBounds, USERS};
 use crate::table::totals::{PEAKS, PeakSums, TablePeaks};
 use crate::table::{ProcessSlot, RunTable};
@@ -8,8 +9,10 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::sync::atomic::Ordering::Relaxed;
 use memfold_os::Errno;
 use memfold_os::sync::Mutex;
+use memfold_stats::Stats;
 use rustix::fd::OwnedFd;
 
 /// The table of one user: mapped here, and open for its processes.
@@ -49,6 +52,14 @@ impl UserTable {
         let (table, file) = RunTable::create(slots, bytes_max, bounds, n)?;
         Ok(UserTable { uid, file: Box::leak(Box::new(file)), table: Box::leak(Box::new(table)) })
     }
+}
+
+/// Returns what the processes of a user ask of a bound, as far as the `measured` bytes confirm it.
+fn asked(user: &UserTable, limit: bool, measured: &MeasuredUsers) -> AskedShare {
+    let most = measured.get(&user.uid).copied().unwrap_or(0);
+    let AskedShare { mut claim, largest } = user.table.asked(limit);
+    claim.least = claim.least.min(most);
+    AskedShare { claim, largest: largest.min(most) }
 }
 
 impl UserTables {
@@ -139,20 +150,45 @@ impl UserTables {
         self.deal(None);
     }
 
+    /// Sets the bytes of the limit that the run may use now, as a group shares them.
+    pub fn set_share(&self, bytes: u64) {
+        self.bounds.set_share(bytes);
+        self.deal(None);
+    }
+
+    /// Returns the CPU time of the programs' threads until now, with what they spent in faults, in
+    /// nanoseconds. It falls when a process ends.
+    pub fn worked_ns(&self) -> u64 {
+        let of = |stats: &Stats| stats.own_ns.load(Relaxed) + stats.fault_ns.load(Relaxed);
+        self.tables().into_iter().fold(0, |sum, table| table.sum_of(of).0.saturating_add(sum))
+    }
+
     /// Shares the bounds between the users by the claims in their tables. A claim is capped at the
     /// user's `measured` bytes; `None` uses the last measurement.
     pub fn deal(&self, measured: Option<MeasuredUsers>) {
         let mut last = self.measured.lock();
         *last = measured.unwrap_or_else(|| core::mem::take(&mut last));
-        let asked = |user: &UserTable| {
-            let most = last.get(&user.uid).copied().unwrap_or(0);
-            [true, false].map(|limit| {
-                let AskedShare { mut claim, largest } = user.table.asked(limit);
-                claim.least = claim.least.min(most);
-                AskedShare { claim, largest: largest.min(most) }
-            })
-        };
+        let asked = |user: &UserTable| [true, false].map(|limit| asked(user, limit, &last));
         self.bounds.deal(&self.users().iter().map(asked).collect::<Vec<_>>());
+    }
+
+    /// Returns what the whole run asks of a limit that it shares with other runs, and the bytes that
+    /// it holds now.
+    pub fn claim(&self) -> (ShareClaim, u64) {
+        let slotless = self.bounds.slotless().1;
+        let mut claim = ShareClaim { need: slotless, least: slotless, ..ShareClaim::default() };
+        let mut held = PeakSums::default();
+        let last = self.measured.lock();
+        for (n, user) in self.users().iter().enumerate() {
+            // The user of `memfold run` can only harm its own runs.
+            let asked = if n == 0 { user.table.asked(true) } else { asked(user, true, &last) };
+            let own = asked.claim;
+            claim.need = claim.need.saturating_add(own.need);
+            claim.least = claim.least.saturating_add(own.least);
+            user.table.add_to(&mut held);
+        }
+        held.add_unmanaged(slotless);
+        (claim, held.bytes())
     }
 
     /// Raises the peaks to what all processes hold now.
@@ -202,7 +238,6 @@ impl UserTables {
 mod tests {
     use super::*;
     use crate::door::{DoorKey, HALF};
-    use core::sync::atomic::Ordering::Relaxed;
 
     const OWN: u32 = 1000;
 
@@ -245,6 +280,22 @@ mod tests {
         assert!(tables.tables()[0].least(true).largest.is_some());
         assert_eq!(tables.peaks()[0], 0);
         assert_eq!(tables.with_slots(), BTreeMap::from([(1, OWN), (2, 65534)]));
+    }
+
+    #[test]
+    fn run_asks_for_all_of_its_users() {
+        let tables = tables();
+        let other = add(&tables, 5);
+        let (own, theirs) = (claim(tables.tables()[0], 1), claim(other.table, 2));
+        own.set_need(90);
+        own.set_least(20, 10);
+        own.stats().resident_bytes.store(40, Relaxed);
+        theirs.set_need(50);
+        theirs.set_least(u64::MAX, 0);
+        tables.bounds().set_slotless(1, 7);
+        tables.deal(Some(BTreeMap::from([(5, 30)])));
+        let (claim, held) = tables.claim();
+        assert_eq!((claim.need, claim.least, held), (147, 67, 47));
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub struct RunEnd {
     pub largest_bytes: u64,
     /// How long the run took.
     pub seconds: f64,
+    /// The group of the run, and its limit.
+    pub group: Option<String>,
 }
 
 /// Returns the summary: a few lines of text, each with the prefix `memfold: `.
@@ -41,8 +43,9 @@ fn unmanaged(tables: &UserTables) -> String {
 }
 
 /// Returns the bound of the run as it was given.
-fn bound(config: &Config) -> String {
+fn bound(config: &Config, ended: &RunEnd) -> String {
     match (config.limit_bytes, config.resident_bytes) {
+        (None, None) if ended.group.is_some() => ended.group.clone().unwrap_or_default(),
         (Some(limit), _) if config.pool_counts => format!("limit {}", Size(limit)),
         (Some(limit), _) => format!("limit {} without the compressed pools", Size(limit)),
         (None, Some(resident)) => format!("resident limit {}", Size(resident)),
@@ -66,7 +69,7 @@ fn unfolded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunE
         config.limit_bytes.unwrap_or(u64::MAX).min(config.resident_bytes.unwrap_or(u64::MAX));
     let (peak, unmanaged) = (sum.get("peak_bytes"), tables.bounds().peak_slotless_bytes());
     let is_far = least != u64::MAX && peak.max(ended.largest_bytes) < least / 2;
-    let bound = bound(config);
+    let bound = bound(config, ended);
     let has_engines = tables.processes().next().is_some();
     if tables.has_begun() && ended.status == 0 && is_far && unmanaged <= SMALL_BYTES {
         return match has_engines {
@@ -127,7 +130,7 @@ fn folded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunEnd
         format!(
             "peak {} ({}), folded {}, ratio {}",
             size("peak_bytes"),
-            bound(config),
+            bound(config, ended),
             size("peak_folded_bytes"),
             sum.ratio().map_or("-".to_string(), |r| format!("{r:.2}")),
         ),
@@ -174,7 +177,7 @@ mod tests {
     use crate::table::hand_over::tests::{claim, tables};
     use std::sync::atomic::Ordering::Relaxed;
 
-    const WELL: RunEnd = RunEnd { status: 0, largest_bytes: 0, seconds: 10.0 };
+    const WELL: RunEnd = RunEnd { status: 0, largest_bytes: 0, seconds: 10.0, group: None };
 
     fn limited(size: &str) -> Config {
         let mut config = Config::new(1 << 30);

@@ -151,6 +151,8 @@ impl SizeScale {
         measure_shared(pager, level);
         let need = anonymous.saturating_sub(level.others)
             + pager.gauges().away_bytes().saturating_sub(level.inherited_away);
+        // An idle process needs only what it can't fold.
+        let need = if pager.gauges().is_idle() { 0 } else { need };
         pager.stats().need_bytes.store(need, Relaxed);
         pager.stats().shared_bytes.store(level.others, Relaxed);
         member::set_need(need);

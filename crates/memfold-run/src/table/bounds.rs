@@ -19,7 +19,7 @@ use memfold_os::thread::owner::{OwnerState, RobustList, RobustOwner};
 use rustix::fd::{AsFd, OwnedFd};
 
 /// Version of the layout of bounds and tables. Files of another version are refused.
-pub const LAYOUT_VERSION: u64 = 14;
+pub const LAYOUT_VERSION: u64 = 15;
 /// Users of a run, at most. Processes of further users have no table.
 pub const USERS: usize = 64;
 
@@ -44,6 +44,9 @@ struct BoundsPage {
     key: [AtomicU64; 2],
     /// `--limit` and `--resident` in bytes; `u64::MAX` for no bound.
     given: [AtomicU64; 2],
+    /// The part of the limit that the run may use now, in bytes, because a group of runs shares it;
+    /// `u64::MAX` without a group.
+    share: AtomicU64,
     /// Number of processes of the run that have no slot in any table. The next two are their memory
     /// in bytes, and its peak.
     slotless: AtomicU64,
@@ -100,6 +103,7 @@ impl RunBounds {
         }
         bounds.page.version.store(LAYOUT_VERSION, Relaxed);
         bounds.set_given(u64::MAX, u64::MAX);
+        bounds.set_share(u64::MAX);
         bounds.deal(&[[AskedShare::default(); 2]]);
         Ok((bounds, file))
     }
@@ -141,7 +145,14 @@ impl RunBounds {
         self.page.given[place(false)].store(resident, Relaxed);
     }
 
-    /// Returns the bytes that the run may use now, as (limit, resident); `u64::MAX` for no bound.
+    /// Sets the part of the limit that the run may use from now on, in bytes. Only `memfold run` calls
+    /// it, and calls [`RunBounds::deal`] afterwards.
+    pub fn set_share(&self, bytes: u64) {
+        self.page.share.store(bytes, Relaxed);
+    }
+
+    /// Returns the bytes that the run may use, as (limit, resident); `u64::MAX` for no bound. The run
+    /// of a group may have to wait for others before it can use all of the limit.
     pub fn given(&self) -> (u64, u64) {
         let [limit, resident] =
             [true, false].map(|limit| self.page.given[place(limit)].load(Relaxed));
@@ -191,7 +202,8 @@ impl RunBounds {
     pub fn deal(&self, users: &[[AskedShare; 2]]) {
         let slotless = self.slotless().1;
         for n in [true, false].map(place) {
-            let given = self.page.given[n].load(Relaxed);
+            let share = if n == place(true) { self.page.share.load(Relaxed) } else { u64::MAX };
+            let given = self.page.given[n].load(Relaxed).min(share);
             let bound =
                 if given == u64::MAX { given } else { given.saturating_sub(slotless).max(1) };
             let asked = |user: usize| users[user][n];
@@ -258,7 +270,7 @@ mod tests {
     const KEY: DoorKey = DoorKey { ask: [1; HALF], answer: [2; HALF] };
 
     fn asked(need: u64, least: u64, largest: u64) -> [AskedShare; 2] {
-        [AskedShare { claim: ShareClaim { need, least }, largest }; 2]
+        [AskedShare { claim: ShareClaim { need, least, ..ShareClaim::default() }, largest }; 2]
     }
 
     #[test]
@@ -273,12 +285,16 @@ mod tests {
         bounds.set_slotless(2, 20);
         bounds.deal(&[asked(0, 0, 0)]);
         bounds.set_slotless(1, 10);
+        bounds.set_share(71);
         assert_eq!((other.slotless(), other.peak_slotless_bytes()), ((1, 10), 20));
         // 10 of the waiting bytes were seen.
         assert_eq!(
             (other.portion(0).left(15), other.portion(0).left(10)),
             ((45, u64::MAX), (50, u64::MAX))
         );
+        bounds.set_share(40);
+        bounds.deal(&[asked(0, 0, 0)]);
+        assert_eq!((other.given(), other.portion(0).left(0)), ((70, u64::MAX), (30, u64::MAX)));
         assert!(RunBounds::open(&file, &DoorKey { answer: [3; HALF], ..KEY }).is_err());
     }
 

@@ -254,10 +254,11 @@ impl RunTable {
     /// Returns the sum of what this table's processes ask of a bound.
     pub fn asked(&self, limit: bool) -> AskedShare {
         self.alive().fold(AskedShare::default(), |all, process| {
-            let ShareClaim { need, least } = process.claim(limit);
+            let ShareClaim { need, least, weight } = process.claim(limit);
             let claim = ShareClaim {
                 need: all.claim.need.saturating_add(need),
                 least: all.claim.least.saturating_add(least),
+                weight,
             };
             AskedShare { claim, largest: all.largest.max(least) }
         })

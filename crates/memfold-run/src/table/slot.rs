@@ -52,6 +52,7 @@ impl SlotWords {
         ShareClaim {
             need: self.need_bytes.load(Relaxed),
             least: self.least_bytes.load(Relaxed).saturating_add(stored),
+            ..ShareClaim::default()
         }
     }
 }

@@ -38,6 +38,11 @@ impl PeakSums {
         }
     }
 
+    /// Returns the bytes of all kinds of memory.
+    pub fn bytes(&self) -> u64 {
+        self.0[0]
+    }
+
     /// Adds memory that no engine manages.
     pub fn add_unmanaged(&mut self, bytes: u64) {
         for to in &mut self.0[..2] {

@@ -86,6 +86,12 @@ impl Gauges<'_> {
         sinks && before == u64::MAX
     }
 
+    /// Returns whether the process has been without work for so long that all of its memory is
+    /// folded.
+    pub fn is_idle(&self) -> bool {
+        self.budget.is_idle()
+    }
+
     /// Publishes what folding has cost and saved until now. The first engine thread calls it from
     /// time to time.
     pub fn note_cost(&self) {

@@ -1,4 +1,5 @@
 //! The limit, and how the processes of a run share it.
+mod groups;
 mod limit;
 mod many;
 mod overcommit;

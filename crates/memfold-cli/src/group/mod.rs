@@ -1,0 +1,137 @@
+//! Groups: runs of this user that share a limit.
+mod file;
+pub mod member;
+
+use crate::failure::CommandFailure;
+use crate::machine;
+use clap::{Arg, ArgMatches};
+use file::GroupFile;
+use member::GroupRequest;
+use memfold::config::{Config, Size};
+use memfold_run::fair_share::{WEIGHT, WEIGHT_MAX};
+use serde_json::json;
+
+/// Name of the flag that names a group.
+pub const GROUP: &str = "group";
+const WEIGHT_FLAG: &str = "weight";
+const FLOOR: &str = "floor";
+
+/// Returns the flags with which `run` joins a group.
+pub fn flags() -> [Arg; 3] {
+    [
+        (GROUP, "NAME", "Share the limit of this group with its other runs; memfold set --group makes it"),
+        (WEIGHT_FLAG, "N", "With --group: the part of the limit that the run may have beside others, 1 to 10000 [default: 100]"),
+        (FLOOR, "SIZE", "With --group: memory that the run has before weights count, as far as it needs it [default: 0]"),
+    ]
+    .map(|(name, value, help)| Arg::new(name).long(name).value_name(value).help(crate::run::wrapped(help)))
+}
+
+/// Returns what the flags of `run` ask of a group.
+///
+/// # Errors
+/// 125: a value is wrong, or a flag needs `--group`.
+pub fn request(matches: &ArgMatches) -> Result<Option<GroupRequest>, CommandFailure> {
+    let given = |name: &str| matches.get_one::<String>(name).map(String::as_str);
+    let Some(name) = given(GROUP) else {
+        return match [WEIGHT_FLAG, FLOOR].into_iter().find(|name| given(name).is_some()) {
+            Some(name) => Err(CommandFailure::own(format!("--{name}: give --group NAME too."))),
+            None => Ok(None),
+        };
+    };
+    let name = file::checked(name)?.to_string();
+    let weight = match given(WEIGHT_FLAG) {
+        None => WEIGHT,
+        Some(text) => {
+            text.parse().ok().filter(|n| (1..=WEIGHT_MAX).contains(n)).ok_or_else(|| {
+                CommandFailure::own(format!(
+                    "--weight: '{text}' is no number from 1 to {WEIGHT_MAX}."
+                ))
+            })?
+        }
+    };
+    let floor_bytes = given(FLOOR).map_or(Ok(0), |text| size(FLOOR, text))?;
+    Ok(Some(GroupRequest { name, weight, floor_bytes }))
+}
+
+/// Reads a size as `--limit` does.
+fn size(flag: &str, text: &str) -> Result<u64, CommandFailure> {
+    let mut config = Config::new(machine::memory_bytes());
+    config.set("limit", text).and_then(|()| config.check()).map_err(|e| {
+        CommandFailure::own(e.to_string().replacen("--limit", &format!("--{flag}"), 1))
+    })?;
+    Ok(config.limit_bytes.expect("it was set"))
+}
+
+/// Runs `memfold set --group NAME --limit SIZE`.
+///
+/// # Errors
+/// 125: a value is wrong, or the group can't be made, changed or removed.
+pub fn set(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
+    let given = |name: &str| matches.get_one::<String>(name).map(String::as_str);
+    if given("resident").is_some() {
+        return Err(CommandFailure::own(
+            "--resident: a group has only a limit of all its memory. Give --limit SIZE.",
+        ));
+    }
+    let group = match given("limit") {
+        None => {
+            return Err(CommandFailure::own(
+                "No limit given. Give --limit SIZE, or --limit none to remove the group.",
+            ));
+        }
+        Some("none") => {
+            GroupFile::known(name)?.lock()?.remove()?;
+            println!("group {name}: removed");
+            return Ok(0);
+        }
+        Some(text) => GroupFile::make(name, size("limit", text)?)?,
+    };
+    println!("{}", group.lock()?.line());
+    Ok(0)
+}
+
+/// Runs `memfold stat --group NAME`.
+///
+/// # Errors
+/// 125: there is no such group, or it can't be read.
+pub fn stat(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
+    let group = GroupFile::known(name)?;
+    let locked = group.lock()?;
+    if matches.get_flag("json") {
+        let one = |run: &memfold_run::group::GroupRun| {
+            json!({
+                "run": run.pid,
+                "weight": run.weight,
+                "floor_bytes": run.floor_bytes,
+                "need_bytes": run.need_bytes,
+                "least_bytes": run.least_bytes,
+                "held_bytes": run.held_bytes,
+                "share_bytes": run.share_bytes,
+                "quiet": run.is_quiet,
+            })
+        };
+        let runs: Vec<_> = locked.runs.iter().map(|(_, run)| one(run)).collect();
+        println!("{:#}", json!({"group": name, "limit_bytes": locked.limit_bytes, "runs": runs}));
+        return Ok(0);
+    }
+    println!("{}", locked.line());
+    println!(
+        "{:>8} {:>7} {:>10} {:>10} {:>10} {:>10}",
+        "PID", "WEIGHT", "FLOOR", "NEEDS", "HOLDS", "SHARE"
+    );
+    for (_, run) in &locked.runs {
+        let sizes = [run.floor_bytes, run.need_bytes, run.held_bytes, run.share_bytes];
+        let sizes = sizes.map(|bytes| format!("{:>10}", Size(bytes).to_string()));
+        println!("{:>8} {:>7} {}", run.pid, run.weight, sizes.join(" "));
+    }
+    Ok(0)
+}
+
+/// Returns a line about each group of this user.
+pub fn lines() -> Vec<String> {
+    let line = |group: GroupFile| match group.lock() {
+        Ok(locked) => locked.line(),
+        Err(e) => e.text,
+    };
+    GroupFile::all().into_iter().map(line).collect()
+}
