@@ -138,7 +138,9 @@ pub fn command() -> Command {
                 .action(ArgAction::SetTrue)
                 .help(wrapped("For scripts of memfold wrap: skip them in PATH, and execute CMD as it is inside another run")),
         )
-        .args(group::flags())
+        .args(group::FLAGS.map(|[name, value, help]| {
+            Arg::new(name).long(name).value_name(value).help(wrapped(help))
+        }))
         .arg(
             Arg::new(LIST)
                 .long(LIST)
@@ -174,8 +176,7 @@ fn codecs() -> String {
     format!("Codecs and their levels:\n{}", CODECS.iter().map(line).collect::<String>())
 }
 
-/// Breaks the help of a flag into lines.
-pub fn wrapped(text: &str) -> String {
+fn wrapped(text: &str) -> String {
     wrapped_at(text, HELP_COLUMNS)
 }
 

@@ -4,7 +4,7 @@ pub mod member;
 
 use crate::failure::CommandFailure;
 use crate::machine;
-use clap::{Arg, ArgMatches};
+use clap::ArgMatches;
 use file::GroupFile;
 use member::GroupRequest;
 use memfold::config::{Config, Size};
@@ -16,15 +16,24 @@ pub const GROUP: &str = "group";
 const WEIGHT_FLAG: &str = "weight";
 const FLOOR: &str = "floor";
 
-/// Returns the flags with which `run` joins a group.
-pub fn flags() -> [Arg; 3] {
+/// The flags with which `run` joins a group: the name of each, that of its value, and its help.
+pub const FLAGS: [[&str; 3]; 3] = [
     [
-        (GROUP, "NAME", "Share the limit of this group with its other runs; memfold set --group makes it"),
-        (WEIGHT_FLAG, "N", "With --group: the part of the limit that the run may have beside others, 1 to 10000 [default: 100]"),
-        (FLOOR, "SIZE", "With --group: memory that the run has before weights count, as far as it needs it [default: 0]"),
-    ]
-    .map(|(name, value, help)| Arg::new(name).long(name).value_name(value).help(crate::run::wrapped(help)))
-}
+        GROUP,
+        "NAME",
+        "Share the limit of this group with its other runs; memfold set --group makes it",
+    ],
+    [
+        WEIGHT_FLAG,
+        "N",
+        "With --group: the part of the limit that the run may have beside others, 1 to 10000 [default: 100]",
+    ],
+    [
+        FLOOR,
+        "SIZE",
+        "With --group: memory that the run has before weights count, as far as it needs it [default: 0]",
+    ],
+];
 
 /// Returns what the flags of `run` ask of a group.
 ///

@@ -209,6 +209,10 @@ fn wrong_flags_of_groups_are_refused() {
     let file = group.scratch.path("memfold/some-runs.group");
     std::fs::write(file, b"something else").unwrap();
     for arguments in [&["stat", "--group", GROUP][..], &["run", "--group", GROUP, "--", "true"]] {
-        assert_refused(&group.ask(arguments), 125, &["no group of this version", "some-runs.group"]);
+        assert_refused(
+            &group.ask(arguments),
+            125,
+            &["no group of this version", "some-runs.group"],
+        );
     }
 }
