@@ -11,6 +11,39 @@ use memfold_os::units::MAX_ORDER;
 /// Orders counted one by one: 0..=9.
 pub const ORDERS: usize = MAX_ORDER as usize + 1;
 
+/// Number of buckets in [`Stats::refaults_by_limit`].
+pub const LIMIT_BUCKETS: usize = 128;
+
+/// An index of [`Stats::refaults_by_limit`]. There are eight buckets for each doubling, from 1 MiB
+/// to 64 GiB. The first and the last have all that is beyond.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct LimitBucket(pub usize);
+
+impl LimitBucket {
+    const LEAST_SHIFT: u32 = 20;
+    /// A doubling has two to the power of this many buckets.
+    const PARTS_SHIFT: u32 = 3;
+
+    /// Returns the bucket of a limit in bytes.
+    pub fn of(bytes: u64) -> LimitBucket {
+        let shift = (bytes | 1).ilog2();
+        if shift < Self::LEAST_SHIFT {
+            return LimitBucket(0);
+        }
+        let part = (bytes >> (shift - Self::PARTS_SHIFT)) as usize & ((1 << Self::PARTS_SHIFT) - 1);
+        let at = ((shift - Self::LEAST_SHIFT) << Self::PARTS_SHIFT) as usize + part;
+        LimitBucket(at.min(LIMIT_BUCKETS - 1))
+    }
+
+    /// Returns the least limit in bytes that is above all limits of the bucket.
+    pub fn end(self) -> u64 {
+        let (octave, part) =
+            (self.0 >> Self::PARTS_SHIFT, self.0 as u64 & ((1 << Self::PARTS_SHIFT) - 1));
+        ((1 << Self::PARTS_SHIFT) + part + 1)
+            << (octave as u32 + Self::LEAST_SHIFT - Self::PARTS_SHIFT)
+    }
+}
+
 /// Whether a figure only grows or goes up and down.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum FigureKind {
@@ -37,6 +70,9 @@ macro_rules! stats {
         pub struct Stats {
             $(#[doc = $help] pub $name: AtomicU64,)*
             $(#[doc = $ohelp] pub $oname: [AtomicU64; ORDERS],)*
+            /// Pages loaded again on a touch, by the limit that would have kept them in memory
+            /// ([`LimitBucket`]).
+            pub refaults_by_limit: [AtomicU64; LIMIT_BUCKETS],
         }
 
         /// Every plain figure, in the order of the struct.
@@ -51,6 +87,7 @@ macro_rules! stats {
                 Stats {
                     $($name: AtomicU64::new(0),)*
                     $($oname: [const { AtomicU64::new(0) }; ORDERS],)*
+                    refaults_by_limit: [const { AtomicU64::new(0) }; LIMIT_BUCKETS],
                 }
             }
 
@@ -239,6 +276,19 @@ mod tests {
         assert_eq!(stats.check_sums(), Err("zswpout"));
         add(&stats.zswpout, 48);
         assert_eq!(stats.check_sums(), Ok(()));
+    }
+
+    #[test]
+    fn a_limit_is_below_the_end_of_its_bucket() {
+        for bytes in (20..36).flat_map(|shift| [1u64 << shift, (5 << shift) >> 2, (2 << shift) - 1])
+        {
+            let bucket = LimitBucket::of(bytes);
+            assert!(bytes < bucket.end() && bucket.end() <= bytes + bytes / 8 + 1, "{bytes}");
+        }
+        assert_eq!(
+            (LimitBucket::of(5), LimitBucket::of(u64::MAX).0),
+            (LimitBucket(0), LIMIT_BUCKETS - 1)
+        );
     }
 
     #[test]

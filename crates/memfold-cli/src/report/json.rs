@@ -1,5 +1,6 @@
 //! The JSON text of a stats file.
 use crate::report::figures::RunFigures;
+use crate::report::recommended::LimitCurve;
 use memfold::config::Config;
 use memfold_run::table::ProcessSlot;
 use memfold_run::users::UserTables;
@@ -35,6 +36,7 @@ pub fn json(run: &RunReport, sum: &RunFigures, tables: &UserTables) -> String {
         "ratio": sum.ratio(),
         "peak_unmanaged_processes_bytes": tables.bounds().peak_slotless_bytes(),
         "frame_success": frame_success(sum),
+        "recommended_limits": LimitCurve::of(tables, sum).map(|curve| curve.json()),
     });
     let Value::Object(about) = about else { unreachable!("written as an object") };
     all.extend(about);
@@ -79,7 +81,7 @@ mod tests {
         let value: Value = serde_json::from_str(&json(&run, &sum, &tables)).unwrap();
         let map = value.as_object().unwrap();
         assert!(sum.each().all(|(name, number)| map[&name] == number));
-        assert_eq!(map.len(), sum.each().count() + 12);
+        assert_eq!(map.len(), sum.each().count() + 13);
         assert_eq!((&value["exit_status"], &value["processes"][0]["pid"]), (&json!(3), &json!(9)));
         assert_eq!(
             (&value["processes"][0]["faults"], &value["frame_success"]),

@@ -1,5 +1,6 @@
 //! The lines of `--summary`.
 use crate::report::figures::RunFigures;
+use crate::report::recommended::LimitCurve;
 use memfold::config::{Config, Size};
 use memfold_run::table::APART;
 use memfold_run::users::UserTables;
@@ -154,6 +155,7 @@ fn folded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunEnd
         cost(sum.slowdown(), config.slowdown, sum.get("idle_ns"), sum.get("waking_ns")),
         Size(saved as u64)
     ));
+    lines.extend(LimitCurve::of(tables, sum).map(|curve| curve.line()));
     let unmanaged = tables.bounds().peak_slotless_bytes();
     if unmanaged > SMALL_BYTES {
         lines.push(format!("processes without an engine used at most {}", Size(unmanaged)));

@@ -10,7 +10,7 @@ use crate::memory::frames::{Frame, FrameKind};
 use crate::memory::mapper::{MapProgress, MapStop};
 use crate::parts::{bytes, walk};
 use crate::policy::{eviction, workingset};
-use crate::stats;
+use crate::stats::{self, LimitBucket};
 use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::units::{Order, PAGE_SHIFT};
 use memfold_swap::Swap;
@@ -259,6 +259,7 @@ impl Residency<'_> {
         let pages = folio.pages();
         let distance = workingset::distance(self.table.tally().clock(), folio.age.get());
         stats::add(&self.stats.workingset_refault, pages);
+        self.note_limit(pages, distance);
         let is_workingset =
             workingset::is_workingset(distance, self.table.tally().mapped(), folio.order());
         folio.active.set(self.config.workingset && is_workingset);
@@ -269,6 +270,28 @@ impl Residency<'_> {
                 if workingset::was_active(folio.age.get()) { pages } else { 0 },
             );
         }
+    }
+
+    /// Records which limit would have kept pages in memory that were loaded at this distance. Each
+    /// page more takes as much, less what its stored copy takes now. An idle process loads its
+    /// memory whatever the limit is.
+    fn note_limit(&self, pages: u64, distance: u64) {
+        if self.budget.is_idle() || self.budget.is_waking() {
+            return;
+        }
+        let limits = Limits(self.0);
+        let (folded, stored) = (self.table.tally().folded() << PAGE_SHIFT, limits.stored_bytes());
+        let gain = folded.saturating_sub(stored);
+        let more = (u128::from(distance << PAGE_SHIFT) * u128::from(gain)
+            / u128::from(folded.max(1))) as u64;
+        let unmanaged = self.stats.unmanaged_bytes.load(Relaxed);
+        let mut held = (limits.physical() << PAGE_SHIFT) + unmanaged + stored;
+        if limits.is_bounded() {
+            held = held.max(limits.bound_bytes());
+        }
+        // With so much more nothing would be folded.
+        let bucket = LimitBucket::of(held + more.min(gain));
+        stats::add(&self.stats.refaults_by_limit[bucket.0], pages);
     }
 
     /// Records when a folio came into memory, which `reclaim/block_size.rs` asks about.

@@ -1,5 +1,5 @@
 //! `--summary`, `--stats-file`, and what the program sees of memfold.
-use crate::common::{Scratch, binaries, compile, json, memfold, run};
+use crate::common::{Holder, Scratch, binaries, compile, json, memfold, run};
 use memfold::stats::{FIGURES, ORDER_FIGURES, size_suffix};
 use serde_json::Value;
 
@@ -234,4 +234,22 @@ fn figures_are_not_lost_where_memfold_is_gone() {
             "{text}"
         );
     }
+}
+
+/// A program that goes through all of its memory again and again gains nothing from a larger limit
+/// until that holds all of it.
+#[test]
+fn recommended_limit_holds_all_that_is_used() {
+    let Some(bin) = binaries() else { return };
+    let (program, scratch) = (compile("holder"), Scratch::new());
+    let path = scratch.path("s.json");
+    let flags = ["--limit", "64M", "--stats-file", &path];
+    let mut holder = Holder::start(&bin, &scratch, &flags, &program.path, "96");
+    (0..8).for_each(|_| holder.check());
+    holder.end();
+    let stats = json(&path);
+    let limits = &stats["recommended_limits"];
+    let mib = |percent: &str| limits[percent].as_u64().map_or(0, |bytes| bytes >> 20);
+    assert!((90..=120).contains(&mib("2")), "{limits}");
+    assert!(mib("50") <= mib("10") && mib("10") <= mib("2"), "{limits}");
 }
