@@ -28,6 +28,8 @@
 //!   and their work
 //! - `swap/`: the parts of `bench swap`: `load.rs`, `index.rs`, `read.rs`, `wait.rs`, `remote.rs`
 //! - `usemem/`: `child.rs`: a leader and its tasks; `peer.rs`: who gives them memory
+//! - `idle/`: `server.rs`: servers in three languages; `group.rs`: many of them in a group;
+//!   `phases.rs`: a program that stops using most of its memory
 //! - `policy/`: the policy lab: `trace.rs`; `record.rs` makes traces with a plugin of qemu
 //!   (`pagetrace.c`); `memory.rs` replays them after the engine; `candidates/`: the policies;
 //!   `counts.rs`: events and the table of their costs; `replay.rs`: the tables; `measure.rs`:
@@ -48,6 +50,7 @@ mod store;
 mod apps;
 mod swap;
 mod usemem;
+mod idle;
 mod policy;
 mod report;
 
@@ -77,6 +80,8 @@ enum Bench {
     Apps(apps::AppsArgs),
     /// Several processes write and read more memory than they may keep (usemem)
     Usemem(usemem::UsememArgs),
+    /// Idle servers give their memory back, and share the limit of a group
+    Idle(idle::IdleArgs),
     /// Replays page traces of programs on memfold's policy and on others, or records one
     Policy(policy::PolicyArgs),
     /// Measures the time of a fault, of each step of an eviction, and of the codec
@@ -93,6 +98,8 @@ enum Bench {
     WalkChild(walk::WalkChildArgs),
     #[command(hide = true)]
     UsememChild(usemem::UsememChildArgs),
+    #[command(hide = true)]
+    IdleChild(idle::IdleChildArgs),
 }
 
 fn main() -> ExitCode {
@@ -125,6 +132,8 @@ fn run(bench: Bench) -> anyhow::Result<i32> {
         Bench::Peers(args) => store::peers(args),
         Bench::Report(args) => report::report(args),
         Bench::WalkChild(args) => walk::walk_child(args).map(|()| 0),
+        Bench::Idle(args) => idle::idle(args),
+        Bench::IdleChild(args) => Ok(idle::idle_child(&args)),
         Bench::UsememChild(args) => usemem::usemem_child(args).map(|()| 0),
     }
 }

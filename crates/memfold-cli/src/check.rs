@@ -4,6 +4,7 @@
 //! Each line is the result of a probe (`memfold_os::probe`) or of a file. The last line runs a
 //! program as `memfold run` would, so it also finds reasons that no other line knows.
 use crate::failure::CommandFailure;
+use crate::group;
 use crate::{delivery, machine, program, run};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
@@ -421,7 +422,7 @@ fn patches(_: &ArgMatches) -> CheckAnswer {
 
 /// Returns how the faults of a run with these settings are handled.
 fn served(matches: &ArgMatches) -> CheckAnswer {
-    let Ok(mut config) = config(&given(matches)) else {
+    let Ok((mut config, _)) = config(&given(matches)) else {
         return Less("unknown, because the settings are wrong (see below)".to_string());
     };
     match delivery::settle(&mut config) {
@@ -499,25 +500,31 @@ fn library(_: &ArgMatches) -> CheckAnswer {
 fn given(matches: &ArgMatches) -> Vec<OsString> {
     let is_given = |name: &str| matches.value_source(name) == Some(ValueSource::CommandLine);
     let mut flags: Vec<OsString> = Vec::new();
-    for key in KEYS.iter().filter(|key| is_given(key.name)) {
-        let value = matches.get_one::<String>(key.name).cloned().unwrap_or_default();
-        flags.push(format!("--{}={value}", key.name).into());
+    let names = KEYS.iter().map(|key| key.name).chain(group::FLAGS.map(|[name, ..]| name));
+    for name in names.filter(|name| is_given(name)) {
+        let value = matches.get_one::<String>(name).cloned().unwrap_or_default();
+        flags.push(format!("--{name}={value}").into());
     }
     flags
 }
 
-/// Returns the settings that `memfold run` would use with these flags.
-fn config(flags: &[OsString]) -> Result<Config, String> {
+/// Returns the settings that `memfold run` would use with these flags, and a line about the group.
+fn config(flags: &[OsString]) -> Result<(Config, Option<String>), String> {
     let line = [OsString::from("run")].into_iter().chain(flags.iter().cloned());
-    let read = run::command().try_get_matches_from(line).map_err(|e| e.to_string());
-    read.and_then(|matches| run::config(&matches).map_err(|e| e.text))
+    let matches = run::command().try_get_matches_from(line).map_err(|e| e.to_string())?;
+    let config = run::config(&matches).map_err(|e| e.text)?;
+    Ok((config, group::about(&matches).map_err(|e| e.text)?))
 }
 
 fn settings(matches: &ArgMatches) -> CheckAnswer {
     let flags = given(matches);
     let mut shown: Vec<_> = flags.iter().map(|flag| flag.to_string_lossy()).collect();
     match config(&flags) {
-        Ok(config) => {
+        Ok((_, Some(line))) => {
+            shown.push(format!("({line})").into());
+            Good(shown.join(" "))
+        }
+        Ok((config, None)) => {
             if config.limit_bytes.is_none() && config.resident_bytes.is_none() {
                 shown.push("(without a limit: what the program does not use is folded)".into());
             }

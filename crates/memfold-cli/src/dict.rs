@@ -91,35 +91,33 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     } else {
         None
     };
-    let show = |name: &str, found: &Option<(u64, Dictionary)>| match found {
-        Some((on, dictionary)) => {
-            println!(
-                "{name}: {on} bytes with {} bytes of dictionary, {:.1}%",
-                dictionary.content().len(),
-                change(off, *on)
-            )
-        }
-        None => println!("{name}: none"),
+    let show = |found: &Option<(u64, Dictionary)>| match found {
+        Some((on, dictionary)) => format!(
+            "{on} bytes with {} bytes of dictionary, {:.1}%",
+            dictionary.content().len(),
+            change(off, *on)
+        ),
+        None => "none".to_string(),
     };
-    println!(
+    say!(
         "held out: {} blocks of {} bytes, {off} bytes with {spec}",
         judge.len() / order.bytes(),
         order.bytes()
     );
-    show("raw content", &raw);
+    say!("raw content: {}", show(&raw));
     if spec.name() == "zstd" {
-        show("trained", &trained);
+        say!("trained: {}", show(&trained));
     }
     let best = [raw, trained].into_iter().flatten().min_by_key(|(on, _)| *on);
     match best.filter(|(on, _)| SizeComparison { off, on: *on }.wins()) {
         Some((_, dictionary)) => {
             let fail = |e| CommandFailure::own(format!("{}: {e}", out.display()));
             fs::write(out, dictionary.to_file()).map_err(fail)?;
-            println!("written: {}", out.display());
+            say!("written: {}", out.display());
             Ok(0)
         }
         None => {
-            println!(
+            say!(
                 "not written: no dictionary saves {}% or more",
                 memfold_store::CANNED_MARGIN_PERCENT
             );

@@ -1,5 +1,6 @@
 //! The reason why memfold did not run a program: one line and an exit status.
 use std::fmt;
+use std::io::{self, ErrorKind, Write};
 
 /// Status for memfold's own failures, as with `env` and `timeout`.
 pub const OWN: u8 = 125;
@@ -31,4 +32,24 @@ impl CommandFailure {
     pub fn not_found(text: impl fmt::Display) -> CommandFailure {
         CommandFailure { status: NOT_FOUND, text: text.to_string() }
     }
+}
+
+/// Prints a line to stdout. Does nothing if nobody reads it any more.
+///
+/// # Errors
+/// 125: stdout can't be written.
+pub fn print(line: fmt::Arguments<'_>) -> Result<(), CommandFailure> {
+    match writeln!(io::stdout(), "{line}") {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+            let text = e.to_string();
+            let why = text.split(" (os error").next().unwrap_or_default();
+            Err(CommandFailure::own(format!("Writing to stdout failed: {why}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints a line to stdout as [`print`] does, and returns its error from the function.
+macro_rules! say {
+    ($($part:tt)*) => { $crate::failure::print(format_args!($($part)*))? };
 }

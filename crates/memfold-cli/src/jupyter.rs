@@ -61,7 +61,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         None => directory()?,
     };
     let written = write(&directory, &spec, matches.get_flag("force"))?;
-    println!("{}", written.display());
+    say!("{}", written.display());
     Ok(0)
 }
 

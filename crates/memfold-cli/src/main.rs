@@ -2,6 +2,7 @@
 //! environment.
 
 // Bottom first: a module imports only from modules listed above it.
+#[macro_use]
 mod failure;
 mod machine;
 mod program;

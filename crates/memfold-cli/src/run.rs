@@ -201,7 +201,7 @@ fn wrapped_at(text: &str, columns: usize) -> String {
 /// can't be completed.
 pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     if matches.get_flag(LIST) {
-        return Ok(runs::list());
+        return runs::list();
     }
     let arguments: Vec<OsString> =
         matches.get_many(COMMAND).map(|all| all.cloned().collect()).unwrap_or_default();
@@ -369,6 +369,7 @@ pub fn config(matches: &ArgMatches) -> Result<Config, CommandFailure> {
         config.limit_bytes = machine::cgroup_bytes().map(|bytes| bytes - bytes / 8);
     }
     // A run of a group gives what it does not use to the others.
+    group::request(matches)?;
     let has_no_bound = config.limit_bytes.is_none() && config.resident_bytes.is_none();
     let is_shared = matches.get_one::<String>(group::GROUP).is_some();
     if (has_no_bound || is_shared) && matches.get_one::<String>("slowdown").is_none() {

@@ -47,7 +47,7 @@ pub fn set_command() -> Command {
         .arg(bound("resident", "Uncompressed memory, as in memfold run; none removes the limit"))
         .after_help(
             "The limit applies to the whole run, whichever of its processes PID names. One of the two limits must remain.\n\
-             A group is a limit that several runs of this user share: memfold run --group NAME. It stays until it is removed, or the machine restarts.\n\
+             A group is a limit that several runs of this user share: memfold run --group NAME. It stays until it is removed, or its directory is, which is in $XDG_RUNTIME_DIR or /tmp.\n\
              \nExit status: 0; 125 if no run of this user has this process, or if memfold refuses the size.",
         )
 }
@@ -70,23 +70,33 @@ fn group_of(matches: &ArgMatches) -> Option<&str> {
 }
 
 /// Runs `memfold run --list`.
-pub fn list() -> u8 {
+///
+/// # Errors
+/// 125: stdout can't be written.
+pub fn list() -> Result<u8, CommandFailure> {
     let sized =
         |value: &Value| value.as_u64().map_or("none".to_string(), |bytes| Size(bytes).to_string());
-    println!(
+    say!(
         "{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>5} {:>8}  COMMAND",
-        "PID", "LIMIT", "RESIDENT<", "RESIDENT", "FOLDED", "POOL", "PROCS", "SECONDS"
+        "PID",
+        "LIMIT",
+        "RESIDENT<",
+        "RESIDENT",
+        "FOLDED",
+        "POOL",
+        "PROCS",
+        "SECONDS"
     );
     for (run, path) in sockets::all(sockets::RUN) {
         let about = match ask(&path, &json!({"do": "stat"})) {
             Ok(Some(about)) => about,
             Ok(None) => continue,
             Err(e) => {
-                println!("{run:>8} does not answer: {e}");
+                say!("{run:>8} does not answer: {e}");
                 continue;
             }
         };
-        println!(
+        say!(
             "{run:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>5} {:>8.0}  {}",
             sized(&about["limit_bytes"]),
             sized(&about["resident_limit_bytes"]),
@@ -98,8 +108,10 @@ pub fn list() -> u8 {
             command_of(&about),
         );
     }
-    group::lines().iter().for_each(|line| println!("{line}"));
-    0
+    for line in group::lines() {
+        say!("{line}");
+    }
+    Ok(0)
 }
 
 /// Runs `memfold stat`.
@@ -112,22 +124,22 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     }
     let (_, about) = find(matches)?;
     if matches.get_flag("json") {
-        println!("{about:#}");
+        say!("{about:#}");
         return Ok(0);
     }
-    println!(
+    say!(
         "run {}, {:.1} s: {}",
         about["run"],
         about["seconds"].as_f64().unwrap_or(0.0),
         command_of(&about)
     );
-    println!("{}", bounds(&about));
-    println!("{}", gains(&about));
-    println!("{}", columns(|column| column.title.to_string()));
+    say!("{}", bounds(&about));
+    say!("{}", gains(&about));
+    say!("{}", columns(|column| column.title.to_string()));
     for one in processes(&about) {
-        println!("{}", columns(|column| column.of(one)));
+        say!("{}", columns(|column| column.of(one)));
     }
-    println!(
+    say!(
         "processes without an engine: {}, {} (counted against the limit)\nFILES and SHARED are not counted against the limit",
         about["unmanaged_processes"],
         Size(about["unmanaged_processes_bytes"].as_u64().unwrap_or(0))
@@ -218,7 +230,7 @@ pub fn set(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     if let Some(why) = answer["error"].as_str() {
         return Err(CommandFailure::own(why));
     }
-    println!("run {run}: {}", bounds(&answer));
+    say!("run {run}: {}", bounds(&answer));
     Ok(0)
 }
 

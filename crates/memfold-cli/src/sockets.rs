@@ -16,6 +16,9 @@ use std::time::Duration;
 pub const RUN: &str = ".sock";
 /// The suffix of the socket of a server of block devices.
 pub const BLK: &str = ".blk";
+/// Why a directory is not used.
+pub const NOT_OWN: &str =
+    "this directory must belong to this user, with mode 700. Move it away, or set XDG_RUNTIME_DIR.";
 /// Longest wait for the request of a client.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Bytes of a request, at most. Longer requests are refused.
@@ -76,8 +79,7 @@ fn make(directory: &Path) -> io::Result<()> {
         _ => {}
     }
     if !is_own(directory) {
-        let why = "this directory must belong to this user, with mode 700. Move it away, or set XDG_RUNTIME_DIR.";
-        return Err(io::Error::new(ErrorKind::PermissionDenied, why));
+        return Err(io::Error::new(ErrorKind::PermissionDenied, NOT_OWN));
     }
     Ok(())
 }

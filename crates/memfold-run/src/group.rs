@@ -12,7 +12,7 @@ pub const RECORD_BYTES: usize = 64;
 /// What a run can't fold varies a little. It gets one part in so many more.
 const SPARE: u64 = 16;
 /// A run needs at least so many bytes. Its first process has no slot for a while.
-const NEED_MIN_BYTES: u64 = 16 << 20;
+const NEED_MIN_BYTES: u64 = 1 << 20;
 
 /// A run of a group: its record.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]

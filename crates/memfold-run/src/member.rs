@@ -55,6 +55,11 @@ pub fn whole(limit: bool) -> Option<((u64, u64), LeastBytes)> {
     table().map(|table| (table.portion().bounds().given(), table.least(limit)))
 }
 
+/// Returns whether the run shares its limit with other runs of a group.
+pub fn is_in_a_group() -> bool {
+    table().is_some_and(|table| table.portion().bounds().is_in_a_group())
+}
+
 /// Returns [`RunTable::sum_of`]; without a table, the figure of this process alone.
 pub fn sum_of(own: &Stats, of: impl Fn(&Stats) -> u64) -> (u64, usize) {
     match table() {

@@ -6,6 +6,7 @@
 use crate::failure::CommandFailure;
 use crate::program::plain;
 use crate::sockets;
+use crate::table::hand_over::file_bytes_max;
 use memfold::config::Size;
 use memfold_os::{Errno, file_lock};
 use memfold_run::group::{GroupRun, RECORD_BYTES};
@@ -72,7 +73,7 @@ pub fn checked(name: &str) -> Result<&str, CommandFailure> {
     }
     let name: String = name.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     Err(CommandFailure::own(format!(
-        "--group: '{name}' can't be the name of a group. Use up to {NAME_LEN_MAX} letters, digits, '-', '_' and '.'."
+        "--group: '{name}' can't be the name of a group. Use up to {NAME_LEN_MAX} letters, digits, '-', '_' and '.', but no '.' at its start."
     )))
 }
 
@@ -83,11 +84,26 @@ impl GroupFile {
     /// 125: the name can't be one, the file can't be opened, or is no file of a group.
     pub fn find(name: &str) -> Result<Option<GroupFile>, CommandFailure> {
         let name = checked(name)?;
-        for directory in sockets::directories().into_iter().filter(|path| sockets::is_own(path)) {
+        if file_bytes_max() < FILE_BYTES {
+            return Err(CommandFailure::own(format!(
+                "--group: `ulimit -f` allows no file of {FILE_BYTES} bytes. Raise it."
+            )));
+        }
+        for directory in sockets::directories() {
+            match sockets::is_own(&directory) {
+                true => {}
+                false if directory.symlink_metadata().is_err() => continue,
+                // Another group of this name may be in it.
+                false => return Err(failure(&directory, sockets::NOT_OWN)),
+            }
             let path = directory.join(format!("{name}{SUFFIX}"));
             match open(&path, OFlags::empty()) {
                 Ok(file) => return GroupFile::of(name, path, file).map(Some),
                 Err(Errno::NOENT) => {}
+                Err(e @ (Errno::LOOP | Errno::ISDIR)) => {
+                    let why = format!("{}. Remove it: it is no group.", plain(&io_error(e)));
+                    return Err(failure(&path, &why));
+                }
                 Err(e) => return Err(failure(&path, &plain(&io_error(e)))),
             }
         }
@@ -101,7 +117,8 @@ impl GroupFile {
     pub fn known(name: &str) -> Result<GroupFile, CommandFailure> {
         GroupFile::find(name)?.ok_or_else(|| {
             CommandFailure::own(format!(
-                "--group: there is no group {name}. Make it by memfold set --group {name} --limit SIZE."
+                "--group: there is no group {name} in {}. Make it by memfold set --group {name} --limit SIZE.",
+                sockets::directories()[0].display()
             ))
         })
     }

@@ -7,6 +7,7 @@ use memfold_run::fair_share::ShareClaim;
 use memfold_run::group::{GroupRun, most, share};
 use memfold_run::users::UserTables;
 use std::fmt;
+use std::fs;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::sleep;
@@ -23,8 +24,9 @@ const COST: u32 = 100;
 const WORK_SHARE: u128 = 20;
 const INTERVAL: Duration = Duration::from_millis(100);
 const QUIET: Duration = Duration::from_secs(1);
-/// What a run needs before anything is known of it, bytes.
-const NEED_BYTES: u64 = 64 << 20;
+/// What a run needs before anything is known of it, bytes. It starts with so little if it must.
+const NEED_BYTES: u64 = WORKABLE_MIN_BYTES;
+const START_BYTES: u64 = 1 << 20;
 /// Longest wait for the other runs to fold so much that a new one can start.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -86,6 +88,13 @@ impl RunWork {
     }
 }
 
+/// Returns whether a process is stopped by a signal.
+fn is_stopped(pid: u32) -> bool {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name, in parentheses, may have any character in it.
+    text.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
+}
+
 impl fmt::Display for GroupMember {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "group {} of {}", self.group.name(), Size(self.limit_bytes()))
@@ -106,9 +115,9 @@ impl GroupMember {
         let member = GroupMember { group, request, record, limit_bytes, most_bytes, share_bytes };
         let end = Instant::now() + PATIENCE;
         let claim = ShareClaim { need: NEED_BYTES, ..ShareClaim::default() };
-        while member.share_bytes() < WORKABLE_MIN_BYTES {
+        while member.share_bytes() < START_BYTES {
             if Instant::now() > end {
-                return Err(member.full());
+                return Err(member.full(&member.group.lock()?));
             }
             let locked = member.group.lock()?;
             let state = RunState { claim, ..RunState::default() };
@@ -119,7 +128,14 @@ impl GroupMember {
         Ok(member)
     }
 
-    fn full(&self) -> CommandFailure {
+    fn full(&self, locked: &LockedGroup<'_>) -> CommandFailure {
+        if let Some((_, run)) = locked.runs.iter().find(|(_, run)| is_stopped(run.pid)) {
+            let pid = run.pid;
+            return self.group.failure(&format!(
+                "its runs have all of its limit ({}), and memfold run {pid} is stopped, so it gives nothing back. Continue it (kill -CONT {pid}), or end it.",
+                Size(self.limit_bytes())
+            ));
+        }
         let name = self.group.name();
         self.group.failure(&format!(
             "its runs need all of its limit ({}). End one, or raise the limit: memfold set --group {name} --limit SIZE.",

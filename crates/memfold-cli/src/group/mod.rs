@@ -58,8 +58,22 @@ pub fn request(matches: &ArgMatches) -> Result<Option<GroupRequest>, CommandFail
             })?
         }
     };
-    let floor_bytes = given(FLOOR).map_or(Ok(0), |text| size(FLOOR, text))?;
+    let floor_bytes = match given(FLOOR) {
+        None | Some("0") => 0,
+        Some(text) => size(FLOOR, text)?,
+    };
     Ok(Some(GroupRequest { name, weight, floor_bytes }))
+}
+
+/// Returns a line about the group that the flags of `run` name, if they name one.
+///
+/// # Errors
+/// 125: there is no such group.
+pub fn about(matches: &ArgMatches) -> Result<Option<String>, CommandFailure> {
+    match request(matches)? {
+        Some(request) => Ok(Some(GroupFile::known(&request.name)?.lock()?.line())),
+        None => Ok(None),
+    }
 }
 
 /// Reads a size as `--limit` does.
@@ -90,12 +104,12 @@ pub fn set(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
         }
         Some("none") => {
             GroupFile::known(name)?.lock()?.remove()?;
-            println!("group {name}: removed");
+            say!("group {name}: removed");
             return Ok(0);
         }
         Some(text) => GroupFile::make(name, size("limit", text)?)?,
     };
-    println!("{}", group.lock()?.line());
+    say!("{}", group.lock()?.line());
     Ok(0)
 }
 
@@ -120,18 +134,23 @@ pub fn stat(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
             })
         };
         let runs: Vec<_> = locked.runs.iter().map(|(_, run)| one(run)).collect();
-        println!("{:#}", json!({"group": name, "limit_bytes": locked.limit_bytes, "runs": runs}));
+        say!("{:#}", json!({"group": name, "limit_bytes": locked.limit_bytes, "runs": runs}));
         return Ok(0);
     }
-    println!("{}", locked.line());
-    println!(
+    say!("{}", locked.line());
+    say!(
         "{:>8} {:>7} {:>10} {:>10} {:>10} {:>10}",
-        "PID", "WEIGHT", "FLOOR", "NEEDS", "HOLDS", "SHARE"
+        "PID",
+        "WEIGHT",
+        "FLOOR",
+        "NEEDS",
+        "HOLDS",
+        "SHARE"
     );
     for (_, run) in &locked.runs {
         let sizes = [run.floor_bytes, run.need_bytes, run.held_bytes, run.share_bytes];
         let sizes = sizes.map(|bytes| format!("{:>10}", Size(bytes).to_string()));
-        println!("{:>8} {:>7} {}", run.pid, run.weight, sizes.join(" "));
+        say!("{:>8} {:>7} {}", run.pid, run.weight, sizes.join(" "));
     }
     Ok(0)
 }

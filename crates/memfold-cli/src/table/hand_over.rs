@@ -136,7 +136,7 @@ impl Drop for Lifted {
 
 /// Returns the maximum length of a file of this process (RLIMIT_FSIZE), bytes. Writing a longer one
 /// would end the process.
-fn file_bytes_max() -> u64 {
+pub fn file_bytes_max() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel writes one `rlimit` to `limit`, which is local.
     match unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } {

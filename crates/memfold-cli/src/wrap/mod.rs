@@ -80,15 +80,17 @@ pub fn wrap(matches: &ArgMatches) -> Result<u8, CommandFailure> {
             ));
         }
         let all = [folder.wrapped()?, service::wrapped()?].concat();
-        all.iter().for_each(|(name, line)| println!("{name}: {line}"));
+        for (name, line) in &all {
+            say!("{name}: {line}");
+        }
         return Ok(0);
     }
     run::check_flags(&flags)?;
     for name in &names {
-        println!("{}", folder.wrap(name, &flags)?.display());
+        say!("{}", folder.wrap(name, &flags)?.display());
     }
     for name in &services {
-        println!("{}", Service::find(name)?.wrap(&flags)?.display());
+        say!("{}", Service::find(name)?.wrap(&flags)?.display());
     }
     if let Some(line) = folder.line_for_path(&names) {
         eprintln!(

@@ -100,7 +100,11 @@ fn why(
     then: &str,
 ) -> fmt::Result {
     let what = if pager.limits().is_limited() { "limit" } else { "resident limit" };
-    write!(text, "The {what} of {} can't be kept, and {then}.", Size(reach.bound))?;
+    let whose = match member::is_in_a_group() {
+        true => ", which the other runs of the group leave to this one,",
+        false => "",
+    };
+    write!(text, "The {what} of {}{whose} can't be kept, and {then}.", Size(reach.bound))?;
     let (_, processes) = member::sum_of(pager.stats(), |_| 0);
     if processes > 1 {
         let names = stays(pager.stats()).map(|(_, name)| name);

@@ -151,6 +151,11 @@ impl RunBounds {
         self.page.share.store(bytes, Relaxed);
     }
 
+    /// Returns whether the run shares its limit with other runs of a group.
+    pub fn is_in_a_group(&self) -> bool {
+        self.page.share.load(Relaxed) != u64::MAX
+    }
+
     /// Returns the bytes that the run may use, as (limit, resident); `u64::MAX` for no bound. The run
     /// of a group may have to wait for others before it can use all of the limit.
     pub fn given(&self) -> (u64, u64) {

@@ -1,8 +1,9 @@
 //! Runs that share the limit of a group.
 use crate::common::{Holder, Program, Scratch, assert_refused, binaries, compile, memfold};
 use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 const GROUP: &str = "some-runs";
@@ -179,11 +180,66 @@ fn b7_a_run_keeps_its_own_limit_too() {
 #[test]
 fn b7_a_group_that_is_full_takes_no_run() {
     let Some(group) = TestGroup::make("8M") else { return };
-    let one = group.start(&[], "4");
+    // Folded, it takes more than the limit.
+    let one = group.start(&[], "64");
+    group.wait_for("least_bytes", &[&one], |least| least[0] >= 8);
     let refused = group.ask(&["run", "--group", GROUP, "--", "true"]);
     assert_refused(&refused, 125, &[GROUP, "its runs need all of its limit (8.0 MiB)"]);
     one.end();
     assert!(group.ask(&["run", "--group", GROUP, "--", "true"]).status.success());
+}
+
+#[test]
+fn b7_a_stopped_run_is_named_where_it_keeps_its_share() {
+    let Some(group) = TestGroup::make("64M") else { return };
+    let mut one = group.start(&["--slowdown", "off"], "96");
+    group.wait_for("share_bytes", &[&one], |share| share[0] >= 63);
+    let runner = one.runner.id();
+    // SAFETY: kill has no pointers. The child was not waited for, so its number is its own.
+    let kill = |signal| assert_eq!(unsafe { libc::kill(runner as i32, signal) }, 0);
+    kill(libc::SIGSTOP);
+    let refused = group.ask(&["run", "--group", GROUP, "--", "true"]);
+    kill(libc::SIGCONT);
+    assert_refused(&refused, 125, &[GROUP, "is stopped", &format!("kill -CONT {runner}")]);
+    assert!(group.ask(&["run", "--group", GROUP, "--", "true"]).status.success());
+    one.check();
+}
+
+#[test]
+fn b7_many_small_runs_start_at_once() {
+    let Some(group) = TestGroup::make("64M") else { return };
+    let start = |_| {
+        let mut run = memfold(&group.bin, &["run", "--group", GROUP, "--", "cat"]);
+        run.env("XDG_RUNTIME_DIR", &group.scratch.0).stdin(Stdio::piped()).spawn().unwrap()
+    };
+    let mut runs: Vec<_> = (0..24).map(start).collect();
+    let begin = Instant::now();
+    while group.about()["runs"].as_array().unwrap().len() < runs.len() {
+        assert!(begin.elapsed() < Duration::from_secs(600), "{:#}", group.about());
+    }
+    for run in &mut runs {
+        drop(run.stdin.take());
+        assert_eq!(run.wait().unwrap().code(), Some(0));
+    }
+}
+
+#[test]
+fn groups_need_a_directory_of_their_own_and_room_for_a_file() {
+    let Some(group) = TestGroup::make("64M") else { return };
+    let directory = group.scratch.path("memfold");
+    let open = |mode| {
+        std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    open(0o755);
+    assert_refused(&group.ask(&["set", "--group", GROUP, "--limit", "1G"]), 125, &["mode 700"]);
+    open(0o700);
+    let script = format!(
+        "ulimit -f 1; exec {} set --group other --limit 1G",
+        group.bin.join("memfold").display()
+    );
+    let mut limited = std::process::Command::new("sh");
+    limited.args(["-c", &script]).env("XDG_RUNTIME_DIR", &group.scratch.0);
+    assert_refused(&limited.output().unwrap(), 125, &["ulimit -f"]);
 }
 
 #[test]
@@ -203,9 +259,14 @@ fn wrong_flags_of_groups_are_refused() {
         (&["set", "--group", GROUP, "1234", "--limit", "1G"], "cannot be used with"),
         (&["set", "--group", "none-such", "--limit", "none"], "there is no group"),
         (&["stat"], "required"),
+        (&["wrap", "sh", "--", "--group", "a b"], "can't be the name"),
+        (&["wrap", "sh", "--", "--weight", "5"], "give --group NAME too"),
     ] {
         assert_refused(&group.ask(arguments), 125, &[words]);
     }
+    let checked = group.ask(&["check", "--group", "none-such"]);
+    assert_eq!(checked.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&checked.stdout).contains("there is no group none-such"));
     let file = group.scratch.path("memfold/some-runs.group");
     std::fs::write(file, b"something else").unwrap();
     for arguments in [&["stat", "--group", GROUP][..], &["run", "--group", GROUP, "--", "true"]] {

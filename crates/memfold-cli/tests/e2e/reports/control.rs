@@ -260,3 +260,20 @@ fn children_follow_a_limit_that_changes() {
     holder.check();
     holder.end();
 }
+
+#[test]
+fn a_reader_that_has_gone_is_no_failure() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let list = |out: Stdio| {
+        let mut list = memfold(&bin, &["run", "--list"]);
+        list.env("XDG_RUNTIME_DIR", &scratch.0).stdout(out).stderr(Stdio::piped());
+        list.spawn().unwrap().wait_with_output().unwrap()
+    };
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let done = list(writer.into());
+    assert_eq!((done.status.code(), done.stderr.len()), (Some(0), 0));
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    assert_refused(&list(full.into()), 125, &["Writing to stdout failed"]);
+}
