@@ -6,7 +6,7 @@
 use crate::failure::CommandFailure;
 use crate::group::member::{GroupMember, GroupRequest};
 use crate::report::figures::RunFigures;
-use crate::report::json::of_process;
+use crate::report::json::{figures, of_process};
 use crate::sockets;
 use crate::table::hand_over::HandOver;
 use memfold::config::Config;
@@ -119,6 +119,7 @@ impl RunControl {
             "unmanaged_processes": unmanaged,
             "unmanaged_processes_bytes": unmanaged_bytes,
             "processes": processes.collect::<Vec<_>>(),
+            "sum": Value::Object(figures(&RunFigures::sum(&self.shared.tables))),
         })
     }
 
@@ -146,7 +147,9 @@ impl RunControl {
                 Some(size) => new.set(name, size).map_err(|e| e.to_string())?,
             }
         }
-        new.check().map_err(|e| e.to_string())?;
+        // A group has a limit.
+        let limit_bytes = new.limit_bytes.or(self.group.as_ref().map(|_| new.memory_bytes));
+        Config { limit_bytes, ..new.clone() }.check().map_err(|e| e.to_string())?;
         self.set_bounds(&new);
         *config = new;
         Ok(json!({
@@ -193,7 +196,8 @@ impl ControlSocket {
     pub fn serve(self, listener: UnixListener, run: Arc<RunControl>) -> io::Result<ControlSocket> {
         let serve = move || {
             // A broken connection affects no other.
-            memfold_remote::each_connection(&listener, |stream| {
+            let accept = || listener.accept().map(|(stream, _)| stream);
+            memfold_remote::each_connection(accept, |stream| {
                 let _ = sockets::answer(stream, |request| run.answer(request).to_string());
             });
         };

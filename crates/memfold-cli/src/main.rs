@@ -15,6 +15,7 @@ mod report;
 mod child;
 mod control;
 mod runs;
+mod metrics;
 mod dict;
 mod delivery;
 mod run;
@@ -37,6 +38,7 @@ Examples:
   memfold run --list
   memfold stat 1234
   memfold set 1234 --limit 512M
+  memfold metrics --listen 127.0.0.1:9464
   memfold wrap node python3
   memfold blk --size 8G --limit 2G --unix /run/disk.sock
   memfold bench corpus --out /tmp/corpus
@@ -65,6 +67,7 @@ fn dispatch() -> Result<u8, CommandFailure> {
             Some(("unwrap", matches)) => wrap::unwrap(matches),
             Some(("stat", matches)) => runs::stat(matches),
             Some(("set", matches)) => runs::set(matches),
+            Some(("metrics", matches)) => metrics::main(matches),
             Some(("blk", matches)) => blk::main(matches),
             Some(("bench", matches)) => bench::main(matches),
             Some(("dict", matches)) => dict::main(matches),
@@ -84,6 +87,7 @@ fn command() -> Command {
         .subcommand(check::command())
         .subcommand(runs::stat_command())
         .subcommand(runs::set_command())
+        .subcommand(metrics::command())
         .subcommand(blk::command())
         .subcommand(bench::command())
         .subcommand(dict::command())

@@ -38,6 +38,8 @@ const LOOK_PAST_NS: i64 = 250_000;
 const LOOK_IDLE_NS: i64 = 50_000_000;
 /// Time between looks without a limit, nanoseconds.
 const LOOK_UNBOUNDED_NS: i64 = 100_000_000;
+/// Time between looks at an idle process without a limit, nanoseconds.
+const LOOK_IDLE_UNBOUNDED_NS: i64 = 300_000_000;
 /// Without a limit, smaller processes are left alone.
 const FOLDED_LEAST_BYTES: u64 = 16 << 20;
 /// Smaller areas are left unmanaged unless they continue a managed one.
@@ -58,7 +60,10 @@ impl ManagedProgram {
         let Some(mut state) = self.state.try_lock() else { return LOOK_SOON_NS };
         let state = &mut *state;
         if self.is_unbounded() && state.level.is_quiet() {
-            return LOOK_UNBOUNDED_NS;
+            return match self.pager.gauges().is_idle() {
+                true => LOOK_IDLE_UNBOUNDED_NS,
+                false => LOOK_UNBOUNDED_NS,
+            };
         }
         let Some(seen) = self.scale.look(&self.pager, &mut state.level, self.is_managing()) else {
             return LOOK_NS;

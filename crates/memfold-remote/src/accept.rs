@@ -1,6 +1,5 @@
 //! Accepts connections, also while the process is out of descriptors.
-use std::io::ErrorKind;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io::{self, ErrorKind};
 use std::thread;
 use std::time::Duration;
 
@@ -8,14 +7,14 @@ use std::time::Duration;
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Gives `each` every connection, forever. While the kernel has no descriptor or memory for one, it
+/// Gives `each` every connection that `accept` returns, forever. While the kernel has no descriptor or memory for one, it
 /// sleeps, and clients wait. Without the pause it would retry the same connection as fast as the
 /// processor can.
-pub fn each_connection(listener: &UnixListener, mut each: impl FnMut(UnixStream)) {
+pub fn each_connection<S>(mut accept: impl FnMut() -> io::Result<S>, mut each: impl FnMut(S)) {
     let mut pause = PAUSE_MIN;
     loop {
-        match listener.accept() {
-            Ok((stream, _)) => {
+        match accept() {
+            Ok(stream) => {
                 pause = PAUSE_MIN;
                 each(stream);
             }

@@ -73,7 +73,8 @@ impl Service {
         let store = self.store.clone();
         named("memfold-remote", move || {
             let mut lines = EngineLines::default();
-            each_connection(&listener, |stream| lines.begin(&store, stream));
+            let accept = || listener.accept().map(|(stream, _)| stream);
+            each_connection(accept, |stream| lines.begin(&store, stream));
         })?;
         let store = self.store.clone();
         named("memfold-keys", move || store.keep_keys())

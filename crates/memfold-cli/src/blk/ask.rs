@@ -131,14 +131,14 @@ pub fn main(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
     }
     let answer = ask(&path, &request, patience)?;
     match name {
-        "stat" if !matches.get_flag("json") => print_stat(&answer),
-        "set" => say(&format!(
+        "stat" if !matches.get_flag("json") => print_stat(&answer)?,
+        "set" => say!(
             "limit {}, writeback limit {}",
             size(&answer["limit_bytes"]),
             size(&answer["writeback_limit_bytes"])
-        )),
+        ),
         "idle" | "flush" => {}
-        _ => say(&format!("{answer:#}")),
+        _ => say!("{answer:#}"),
     }
     Ok(0)
 }
@@ -228,34 +228,29 @@ fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> Result<Value
     }
 }
 
-/// Prints a line. A closed stdout is no error.
-fn say(line: &str) {
-    let _ = writeln!(std::io::stdout().lock(), "{line}");
-}
-
 fn size(value: &Value) -> String {
     value.as_u64().map_or("none".to_string(), |bytes| Size(bytes).to_string())
 }
 
-fn print_stat(about: &Value) {
+fn print_stat(about: &Value) -> Result<(), CommandFailure> {
     let mm = &about["mm_stat"];
     let held = mm["mem_used_total"].as_u64().unwrap_or(0);
     let ratio = mm["orig_data_size"].as_u64().unwrap_or(0) as f64 / held.max(1) as f64;
-    say(&format!(
+    say!(
         "memfold blk {}, {:.1} s, limit {}",
         about["pid"],
         about["seconds"].as_f64().unwrap_or(0.0),
         size(&about["limit_bytes"])
-    ));
-    say(&format!(
+    );
+    say!(
         "{} of data in {} ({ratio:.2} to 1), {} compressed",
         size(&mm["orig_data_size"]),
         size(&mm["mem_used_total"]),
         size(&mm["compr_data_size"])
-    ));
+    );
     for export in about["exports"].as_array().into_iter().flatten() {
         let count = |name: &str| export["counters"][name].as_u64().unwrap_or(0);
-        say(&format!(
+        say!(
             "export {}: {}{}, {} reads, {} writes, {} discards",
             export["name"],
             size(&export["size_bytes"]),
@@ -263,16 +258,17 @@ fn print_stat(about: &Value) {
             count("reads"),
             count("writes"),
             count("zeroings")
-        ));
+        );
     }
     for group in ["mm_stat", "io_stat", "bd_stat"] {
         let all = about[group].as_object().into_iter().flatten();
         let all: Vec<String> = all.map(|(name, value)| format!("{name} {value}")).collect();
-        say(&format!("{group}: {}", all.join(", ")));
+        say!("{group}: {}", all.join(", "));
     }
     if let Some(error) = about["writeback"]["error"].as_str() {
-        say(&format!("writeback: {error}"));
+        say!("writeback: {error}");
     }
+    Ok(())
 }
 
 /// Returns the line of an object, in columns. A JSON value itself ignores the width of a column.

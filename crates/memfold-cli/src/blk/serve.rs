@@ -101,14 +101,18 @@ fn control(
 }
 
 fn serve_control(listener: &UnixListener, control: &Arc<DeviceControl>) {
-    each_connection(listener, |stream| {
-        let control = control.clone();
-        // Some requests take long, and others must not wait for them. A broken connection affects
-        // no other.
-        let serve =
-            move || drop(sockets::answer(stream, |request| control.answer(request).to_string()));
-        let _ = thread::Builder::new().name("memfold-answer".to_string()).spawn(serve);
-    });
+    each_connection(
+        || listener.accept().map(|(stream, _)| stream),
+        |stream| {
+            let control = control.clone();
+            // Some requests take long, and others must not wait for them. A broken connection affects
+            // no other.
+            let serve = move || {
+                drop(sockets::answer(stream, |request| control.answer(request).to_string()))
+            };
+            let _ = thread::Builder::new().name("memfold-answer".to_string()).spawn(serve);
+        },
+    );
 }
 
 /// Prints a line for each socket on stdout, and notifies systemd, if it waits.

@@ -279,18 +279,22 @@ impl LockedGroup<'_> {
         }
     }
 
+    /// Returns the memory that its runs hold, in bytes.
+    pub fn held_bytes(&self) -> u64 {
+        self.runs.iter().map(|(_, run)| run.held_bytes).sum()
+    }
+
     /// Returns a line about the group.
     pub fn line(&self) -> String {
         let runs = match self.runs.len() {
             1 => "1 run".to_string(),
             count => format!("{count} runs"),
         };
-        let held = self.runs.iter().map(|(_, run)| run.held_bytes).sum();
         format!(
             "group {}: limit {}, {runs}, {} held",
             self.group.name,
             Size(self.limit_bytes),
-            Size(held)
+            Size(self.held_bytes())
         )
     }
 }

@@ -155,6 +155,28 @@ pub fn stat(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
     Ok(0)
 }
 
+/// The figures of a group.
+pub struct GroupFigures {
+    pub name: String,
+    pub limit_bytes: u64,
+    pub held_bytes: u64,
+    pub runs: u64,
+}
+
+/// Returns the figures of each group of this user that can be read.
+pub fn figures() -> Vec<GroupFigures> {
+    let figures = |group: GroupFile| {
+        let locked = group.lock().ok()?;
+        Some(GroupFigures {
+            name: group.name().to_string(),
+            limit_bytes: locked.limit_bytes,
+            held_bytes: locked.held_bytes(),
+            runs: locked.runs.len() as u64,
+        })
+    };
+    GroupFile::all().into_iter().filter_map(figures).collect()
+}
+
 /// Returns a line about each group of this user.
 pub fn lines() -> Vec<String> {
     let line = |group: GroupFile| match group.lock() {

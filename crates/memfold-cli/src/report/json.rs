@@ -59,7 +59,7 @@ fn frame_success(sum: &RunFigures) -> Option<f64> {
 }
 
 /// Returns every counter by name.
-fn figures(figures: &RunFigures) -> Map<String, Value> {
+pub fn figures(figures: &RunFigures) -> Map<String, Value> {
     figures.each().map(|(name, value)| (name, value.into())).collect()
 }
 

@@ -163,7 +163,7 @@ fn b7_a_killed_run_leaves_its_share() {
 #[test]
 fn b7_a_run_keeps_its_own_limit_too() {
     let Some(group) = TestGroup::make("256M") else { return };
-    let mut run = group.start(&["--limit", "48M"], "96");
+    let mut run = group.start(&["--limit", "48M", "--slowdown", "off"], "96");
     run.check();
     run.wait_for("limit 48M", |mib| mib <= 48);
     let pid = run.pid.to_string();

@@ -4,6 +4,7 @@ mod check;
 mod control;
 mod dict;
 mod environment;
+mod metrics;
 mod refusal;
 mod report;
 mod said;

@@ -1,0 +1,291 @@
+//! `memfold metrics`: the figures of all runs, groups and block devices of this user, in the
+//! OpenMetrics text format.
+use crate::failure::CommandFailure;
+use crate::group;
+use crate::program::plain;
+use crate::sockets;
+use clap::{Arg, ArgMatches, Command};
+use memfold::stats::{FIGURES, FigureKind};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// A run or server that does not answer in this time is left out.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest wait for a request, and its longest length in bytes.
+const REQUEST_PATIENCE: Duration = Duration::from_secs(2);
+const REQUEST_LEN_MAX: usize = 8192;
+/// The path of the metrics.
+const PATH: &str = "/metrics";
+const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Returns the command line of `metrics`.
+pub fn command() -> Command {
+    Command::new("metrics")
+        .about("Prints the figures of all runs, groups and block devices of this user for Prometheus, or serves them")
+        .override_usage("memfold metrics [--listen ADDRESS:PORT]")
+        .arg(
+            Arg::new("listen")
+                .long("listen")
+                .value_name("ADDRESS:PORT")
+                .help("Serve them at http://ADDRESS:PORT/metrics until it is ended, instead of printing them once"),
+        )
+        .after_help(
+            "Whoever can connect to the address can read the figures, and the names of the commands.\n\
+             \nExit status: 0; 125 if the address can't be used.",
+        )
+}
+
+/// Prints the metrics, or serves them.
+///
+/// # Errors
+/// 125: the address can't be used, or stdout can't be written.
+pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
+    let Some(address) = matches.get_one::<String>("listen") else {
+        say!("{}", text().trim_end());
+        return Ok(0);
+    };
+    let fail = |e: &io::Error| {
+        CommandFailure::own(format!(
+            "--listen: {address}: {}. Give ADDRESS:PORT, such as 127.0.0.1:9464.",
+            plain(e)
+        ))
+    };
+    let listener = TcpListener::bind(address.as_str()).map_err(|e| fail(&e))?;
+    say!("http://{}{PATH}", listener.local_addr().map_err(|e| fail(&e))?);
+    memfold_remote::each_connection(
+        || listener.accept().map(|(stream, _)| stream),
+        |stream| {
+            // A broken connection affects no other.
+            let _ = answer(stream);
+        },
+    );
+    Ok(0)
+}
+
+/// Answers one request.
+fn answer(mut stream: TcpStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(REQUEST_PATIENCE))?;
+    stream.set_write_timeout(Some(REQUEST_PATIENCE))?;
+    let (mut request, mut bytes) = (Vec::new(), [0; 1024]);
+    let end = Instant::now() + REQUEST_PATIENCE;
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        match stream.read(&mut bytes)? {
+            0 => break,
+            _ if Instant::now() > end => return Err(io::ErrorKind::TimedOut.into()),
+            len if request.len() + len > REQUEST_LEN_MAX => {
+                reply(&mut stream, "431 Request Header Fields Too Large", "")?;
+                return discard_rest(&mut stream, end);
+            }
+            len => request.extend_from_slice(&bytes[..len]),
+        }
+    }
+    let line = String::from_utf8_lossy(&request);
+    let mut words = line.split_ascii_whitespace();
+    match (words.next(), words.next().map(|path| path.split('?').next().unwrap_or_default())) {
+        (Some("GET"), Some(PATH)) => reply(&mut stream, "200 OK", &text()),
+        (Some("GET"), Some(_)) => reply(&mut stream, "404 Not Found", ""),
+        _ => reply(&mut stream, "405 Method Not Allowed", ""),
+    }
+}
+
+/// Reads the rest of a request. If the connection were closed before, the client would see a reset
+/// in place of the answer.
+fn discard_rest(stream: &mut TcpStream, end: Instant) -> io::Result<()> {
+    stream.shutdown(Shutdown::Write)?;
+    let mut bytes = [0; 1024];
+    while Instant::now() < end && stream.read(&mut bytes)? > 0 {}
+    Ok(())
+}
+
+fn reply(stream: &mut TcpStream, status: &str, body: &str) -> io::Result<()> {
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {TYPE}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(body.as_bytes())
+}
+
+/// Returns the metrics as text.
+fn text() -> String {
+    let mut registry = Registry::with_prefix("memfold");
+    registry.register_collector(Box::new(Gathered::now()));
+    let mut text = String::new();
+    // Writing to a string can't fail.
+    let _ = encode(&mut text, &registry);
+    text
+}
+
+/// The labels of a value.
+type Labels = Vec<(&'static str, String)>;
+
+/// A metric with a value for each run, group or device.
+#[derive(Debug)]
+struct Metric {
+    name: String,
+    help: String,
+    kind: FigureKind,
+    values: Vec<(Labels, f64)>,
+}
+
+/// All that was gathered at one moment.
+#[derive(Debug)]
+struct Gathered(Vec<Metric>);
+
+impl Gathered {
+    fn now() -> Gathered {
+        let ask = |suffix: &str| -> Vec<Value> {
+            let all = sockets::all(suffix).into_iter();
+            let ask = |path: &std::path::Path| {
+                sockets::ask(path, &json!({"do": "stat"}), Some(PATIENCE)).ok().flatten()
+            };
+            all.filter_map(|(_, path)| ask(&path)).collect()
+        };
+        let mut all = vec![Metric {
+            name: "build_info".to_string(),
+            help: "The version of memfold".to_string(),
+            kind: FigureKind::Gauge,
+            values: vec![(vec![("version", env!("CARGO_PKG_VERSION").to_string())], 1.0)],
+        }];
+        all.extend(of_runs(&ask(sockets::RUN)));
+        all.extend(of_groups());
+        all.extend(of_devices(&ask(sockets::BLK)));
+        Gathered(all)
+    }
+}
+
+impl Collector for Gathered {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for metric in self.0.iter().filter(|metric| !metric.values.is_empty()) {
+            let kind = match metric.kind {
+                FigureKind::Counter => ConstCounter::new(0.0).metric_type(),
+                FigureKind::Gauge => ConstGauge::new(0.0).metric_type(),
+            };
+            let mut metric_encoder =
+                encoder.encode_descriptor(&metric.name, &metric.help, None, kind)?;
+            for (labels, value) in &metric.values {
+                let labels = &labels[..];
+                let one = metric_encoder.encode_family(&labels)?;
+                match metric.kind {
+                    FigureKind::Counter => ConstCounter::new(*value).encode(one)?,
+                    FigureKind::Gauge => ConstGauge::new(*value).encode(one)?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns a metric of figures in JSON: one value for each that has it.
+fn metric(
+    name: &str,
+    help: &str,
+    kind: FigureKind,
+    values: impl Iterator<Item = (Labels, Option<f64>)>,
+) -> Metric {
+    let values = values.filter_map(|(labels, value)| Some((labels, value?))).collect();
+    Metric { name: name.to_string(), help: help.to_string(), kind, values }
+}
+
+/// Returns the metrics of runs. A counter is of all processes that the run ever had, and a gauge of
+/// those that live.
+fn of_runs(runs: &[Value]) -> Vec<Metric> {
+    let labels = |run: &Value| -> Labels {
+        let command = run["command"][0].as_str().unwrap_or_default();
+        let command = command.rsplit('/').next().unwrap_or_default().to_string();
+        vec![("run", run["run"].to_string()), ("command", command)]
+    };
+    let of = |name, help, of: &dyn Fn(&Value) -> Option<f64>| {
+        metric(name, help, FigureKind::Gauge, runs.iter().map(|run| (labels(run), of(run))))
+    };
+    let mut all = vec![
+        of("run_limit_bytes", "Limit of all memory of the run", &|run| run["limit_bytes"].as_f64()),
+        of("run_resident_limit_bytes", "Limit of uncompressed memory of the run", &|run| {
+            run["resident_limit_bytes"].as_f64()
+        }),
+        of("run_share_bytes", "Part of its group's limit that the run may use", &|run| {
+            run["group"]["share_bytes"].as_f64()
+        }),
+        of("run_seconds", "Time since the run began", &|run| run["seconds"].as_f64()),
+        of("run_processes", "Live processes of the run with an engine", &|run| {
+            Some(run["processes"].as_array()?.len() as f64)
+        }),
+    ];
+    all.extend(FIGURES.iter().map(|figure| {
+        let value = |run: &Value| {
+            let raw = match figure.kind {
+                FigureKind::Counter => run["sum"][figure.name].as_f64()?,
+                FigureKind::Gauge => {
+                    let live = run["processes"].as_array()?.iter();
+                    live.filter_map(|one| one[figure.name].as_f64()).sum()
+                }
+            };
+            Some(if figure.name.ends_with("_ns") { raw / 1e9 } else { raw })
+        };
+        let name = match figure.name.strip_suffix("_ns") {
+            Some(name) => format!("{name}_seconds"),
+            None => figure.name.to_string(),
+        };
+        let values = runs.iter().map(|run| (labels(run), value(run)));
+        metric(&name, &figure.help.replace("nanoseconds", "seconds"), figure.kind, values)
+    }));
+    all
+}
+
+fn of_groups() -> Vec<Metric> {
+    let groups = group::figures();
+    let of = |name, help, of: &dyn Fn(&group::GroupFigures) -> u64| {
+        let value =
+            |one: &group::GroupFigures| (vec![("group", one.name.clone())], Some(of(one) as f64));
+        metric(name, help, FigureKind::Gauge, groups.iter().map(value))
+    };
+    vec![
+        of("group_limit_bytes", "Limit of the group", &|group| group.limit_bytes),
+        of("group_held_bytes", "Memory that the group's runs hold", &|group| group.held_bytes),
+        of("group_runs", "Live runs of the group", &|group| group.runs),
+    ]
+}
+
+/// Returns the metrics of servers of block devices, and those of each export.
+fn of_devices(servers: &[Value]) -> Vec<Metric> {
+    let label = |server: &Value| vec![("server", server["pid"].to_string())];
+    let gauge = |name, help, of: &dyn Fn(&Value) -> Option<f64>| {
+        metric(name, help, FigureKind::Gauge, servers.iter().map(|one| (label(one), of(one))))
+    };
+    let exports = || {
+        servers.iter().flat_map(|server| {
+            let exports = server["exports"].as_array().into_iter().flatten();
+            exports.map(move |export| {
+                let name = export["name"].as_str().unwrap_or_default().to_string();
+                ([label(server), vec![("export", name)]].concat(), export)
+            })
+        })
+    };
+    let counter = |name, help, field: &str| {
+        let of = |(labels, export): (Labels, &Value)| (labels, export["counters"][field].as_f64());
+        metric(name, help, FigureKind::Counter, exports().map(of))
+    };
+    vec![
+        gauge("blk_limit_bytes", "Limit of the memory of a server of block devices", &|server| {
+            server["limit_bytes"].as_f64()
+        }),
+        gauge("blk_data_bytes", "Data in its devices", &|server| {
+            server["mm_stat"]["orig_data_size"].as_f64()
+        }),
+        gauge("blk_memory_bytes", "Memory that this data takes", &|server| {
+            server["mm_stat"]["mem_used_total"].as_f64()
+        }),
+        counter("blk_reads", "Reads of an export", "reads"),
+        counter("blk_writes", "Writes of an export", "writes"),
+        counter("blk_discards", "Discards of an export", "zeroings"),
+    ]
+}

@@ -1,0 +1,101 @@
+//! `memfold metrics`: the figures of all runs for Prometheus.
+use crate::common::{Holder, Scratch, assert_refused, binaries, compile, memfold};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+
+/// Reads the text as a parser of OpenMetrics does: comments before their metric, one value a line,
+/// and the end.
+#[track_caller]
+fn parsed(text: &str) -> BTreeMap<String, f64> {
+    let mut lines: Vec<&str> = text.trim_end().lines().collect();
+    assert_eq!(lines.pop(), Some("# EOF"), "{text}");
+    let (mut values, mut family) = (BTreeMap::new(), String::new());
+    for line in lines {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap();
+            assert!(["counter", "gauge"].contains(&kind), "{line}");
+            family = name.to_string();
+        } else if !line.starts_with("# HELP ") {
+            let (series, value) = line.rsplit_once(' ').unwrap();
+            assert!(series.starts_with(&family) && series.starts_with("memfold_"), "{line}");
+            let before = values.insert(series.to_string(), value.parse().unwrap());
+            assert_eq!(before, None, "{line} comes twice");
+        }
+    }
+    values
+}
+
+/// A server that ends with the test.
+struct MetricsServer(Child);
+
+impl Drop for MetricsServer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn metrics_have_the_figures_of_every_run_and_group() {
+    let Some(bin) = binaries() else { return };
+    let (program, scratch) = (compile("holder"), Scratch::new());
+    let own = |command: &mut Command| command.env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap();
+    let done = own(&mut memfold(&bin, &["set", "--group", "some", "--limit", "1G"]));
+    assert!(done.status.success());
+    let mut one = Holder::start(&bin, &scratch, &["--limit", "64M"], &program.path, "96");
+    let two = Holder::start(&bin, &scratch, &["--group", "some"], &program.path, "8");
+    one.check();
+    let printed = own(&mut memfold(&bin, &["metrics"]));
+    let values = parsed(&String::from_utf8(printed.stdout).unwrap());
+    let of = |name: &str, run: &Holder| {
+        values.get(&format!("memfold_{name}{{run=\"{}\",command=\"holder\"}}", run.runner.id()))
+    };
+    assert_eq!(of("run_limit_bytes", &one), Some(&f64::from(64 << 20)));
+    assert!(of("zswpin_total", &one).is_some_and(|pages| *pages > 0.0), "{values:?}");
+    assert!(of("folded_bytes", &one).is_some_and(|bytes| *bytes > 1e6), "{values:?}");
+    assert!(of("own_seconds_total", &one).is_some_and(|seconds| *seconds < 1e5), "{values:?}");
+    assert!(of("run_share_bytes", &two).is_some() && of("run_limit_bytes", &two).is_none());
+    assert_eq!(values["memfold_group_runs{group=\"some\"}"], 1.0);
+    assert_eq!(values["memfold_build_info{version=\"0.1.0\"}"], 1.0);
+    one.end();
+    two.end();
+}
+
+#[test]
+fn metrics_are_served_until_the_server_is_ended() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let listen = |address: &str| {
+        let mut command = memfold(&bin, &["metrics", "--listen", address]);
+        command.env("XDG_RUNTIME_DIR", &scratch.0);
+        command
+    };
+    let mut server = MetricsServer(listen("127.0.0.1:0").stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("http://").unwrap().strip_suffix("/metrics").unwrap();
+    for _ in 0..3 {
+        let answer = get(address, "/metrics");
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200 OK") && head.contains("openmetrics-text"), "{head}");
+        assert!(parsed(body).contains_key("memfold_build_info{version=\"0.1.0\"}"));
+    }
+    assert!(get(address, "/").starts_with("HTTP/1.1 404"));
+    // A request that is too long or breaks off harms no other.
+    assert!(get(address, &"x".repeat(20_000)).starts_with("HTTP/1.1 431"));
+    drop(TcpStream::connect(address).unwrap());
+    let taken = listen(address).output().unwrap();
+    assert_refused(&taken, 125, &[address, "in use"]);
+    assert_refused(&listen("nonsense").output().unwrap(), 125, &["--listen: nonsense"]);
+    assert!(get(address, "/metrics").starts_with("HTTP/1.1 200"));
+}
