@@ -16,6 +16,8 @@ use serde_json::{Value, json};
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// A run or server that does not answer in this time is left out.
@@ -39,7 +41,7 @@ pub fn command() -> Command {
                 .help("Serve them at http://ADDRESS:PORT/metrics until it is ended, instead of printing them once"),
         )
         .after_help(
-            "Whoever can connect to the address can read the figures, and the names of the commands.\n\
+            "Every process that can connect to the address can read the figures, and the names of the commands.\n\
              \nExit status: 0; 125 if the address can't be used.",
         )
 }
@@ -64,8 +66,9 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     memfold_remote::each_connection(
         || listener.accept().map(|(stream, _)| stream),
         |stream| {
-            // A broken connection affects no other.
-            let _ = answer(stream);
+            // A slow or broken connection affects no other. Without a thread it is closed.
+            let serve = move || drop(answer(stream));
+            drop(thread::Builder::new().name("memfold-metrics".to_string()).spawn(serve));
         },
     );
     Ok(0)
@@ -82,8 +85,7 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
             0 => break,
             _ if Instant::now() > end => return Err(io::ErrorKind::TimedOut.into()),
             len if request.len() + len > REQUEST_LEN_MAX => {
-                reply(&mut stream, "431 Request Header Fields Too Large", "")?;
-                return discard_rest(&mut stream, end);
+                return refuse(&mut stream, "431 Request Header Fields Too Large", end);
             }
             len => request.extend_from_slice(&bytes[..len]),
         }
@@ -92,14 +94,15 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     let mut words = line.split_ascii_whitespace();
     match (words.next(), words.next().map(|path| path.split('?').next().unwrap_or_default())) {
         (Some("GET"), Some(PATH)) => reply(&mut stream, "200 OK", &text()),
-        (Some("GET"), Some(_)) => reply(&mut stream, "404 Not Found", ""),
-        _ => reply(&mut stream, "405 Method Not Allowed", ""),
+        (Some("GET"), Some(_)) => refuse(&mut stream, "404 Not Found", end),
+        _ => refuse(&mut stream, "405 Method Not Allowed", end),
     }
 }
 
-/// Reads the rest of a request. If the connection were closed before, the client would see a reset
-/// in place of the answer.
-fn discard_rest(stream: &mut TcpStream, end: Instant) -> io::Result<()> {
+/// Refuses a request, and reads the rest of it. If the connection were closed before, the client would
+/// see a reset in place of the answer.
+fn refuse(stream: &mut TcpStream, status: &str, end: Instant) -> io::Result<()> {
+    reply(stream, status, "")?;
     stream.shutdown(Shutdown::Write)?;
     let mut bytes = [0; 1024];
     while Instant::now() < end && stream.read(&mut bytes)? > 0 {}
@@ -144,11 +147,15 @@ struct Gathered(Vec<Metric>);
 impl Gathered {
     fn now() -> Gathered {
         let ask = |suffix: &str| -> Vec<Value> {
-            let all = sockets::all(suffix).into_iter();
-            let ask = |path: &std::path::Path| {
-                sockets::ask(path, &json!({"do": "stat"}), Some(PATIENCE)).ok().flatten()
+            let ask = |path: PathBuf| {
+                sockets::ask(&path, &json!({"do": "stat"}), Some(PATIENCE)).ok().flatten()
             };
-            all.filter_map(|(_, path)| ask(&path)).collect()
+            // All at once, so that stopped runs cost their patience only once.
+            thread::scope(|scope| {
+                let all = sockets::all(suffix).into_iter();
+                let asked: Vec<_> = all.map(|(_, path)| scope.spawn(move || ask(path))).collect();
+                asked.into_iter().filter_map(|one| one.join().ok().flatten()).collect()
+            })
         };
         let mut all = vec![Metric {
             name: "build_info".to_string(),

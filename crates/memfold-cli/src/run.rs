@@ -315,9 +315,9 @@ fn warn_of_dump(tables: &UserTables, log: &Log, pid: u32) {
     }
 }
 
-/// Starts three threads: one prints the lines that processes of the run leave, one gives processes
-/// the table, and one measures the processes without a slot in it. A fourth renews the claim of a run
-/// in a group.
+/// Starts the threads of the run: one prints the lines that its processes leave, one gives processes
+/// the table, and one measures the processes without a slot in it. In a group, one more renews the
+/// claim of the run.
 fn tend(run: &Arc<RunControl>, log: &Arc<Log>, command: u32) -> Result<(), CommandFailure> {
     let [for_door, for_looks, for_group] = [run.clone(), run.clone(), run.clone()];
     let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
@@ -517,6 +517,7 @@ fn environment(
 ) -> Result<Vec<CString>, CommandFailure> {
     let mut config = run.config();
     let of_group = run.group.as_ref().map(GroupMember::limit_bytes);
+    let of_group = of_group.map(|bytes| bytes.min(config.memory_bytes));
     config.limit_bytes = config.limit_bytes.into_iter().chain(of_group).min();
     let request = format!("{VARIABLE}={}", run.shared.request(&config.encode()));
     let library = library.as_os_str().as_bytes();

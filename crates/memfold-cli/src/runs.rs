@@ -28,7 +28,7 @@ pub fn stat_command() -> Command {
         .about("Prints the memory use and counters of a program under memfold run, or of a group")
         .override_usage("memfold stat [--json] PID\n       memfold stat [--json] --group NAME")
         .arg(pid())
-        .arg(group("Print the runs of this group"))
+        .arg(group_flag("Print the runs of this group"))
         .arg(json)
         .after_help("Exit status: 0; 125 if no run of this user has this process, or there is no such group.")
 }
@@ -42,7 +42,7 @@ pub fn set_command() -> Command {
         .about("Changes the limit of a running program under memfold run, or makes or changes a group")
         .override_usage("memfold set PID [--limit SIZE] [--resident SIZE]\n       memfold set --group NAME --limit SIZE")
         .arg(pid())
-        .arg(group("Make this group, or change its limit; --limit none removes it"))
+        .arg(group_flag("Make this group, or change its limit; --limit none removes it"))
         .arg(bound("limit", "Physical memory of the whole run, as in memfold run; none removes the limit"))
         .arg(bound("resident", "Uncompressed memory, as in memfold run; none removes the limit"))
         .after_help(
@@ -61,7 +61,7 @@ fn pid() -> Arg {
         .help("Process ID of memfold run, or of any process of the run")
 }
 
-fn group(help: &'static str) -> Arg {
+fn group_flag(help: &'static str) -> Arg {
     Arg::new(group::GROUP).long(group::GROUP).value_name("NAME").help(help)
 }
 

@@ -40,8 +40,8 @@ fn ask(file: impl AsFd, request: i32, lock: i32, range: Range<u64>) -> Result<i3
     (about.l_type, about.l_whence) = (lock as i16, libc::SEEK_SET as i16);
     (about.l_start, about.l_len) = (range.start as i64, (range.end - range.start) as i64);
     let args = [file.as_fd().as_raw_fd() as usize, request as usize, &raw mut about as usize];
-    // SAFETY: the kernel reads and writes one `flock` at `about`, which is local. The descriptor is
-    // borrowed, so it is open.
+    // SAFETY: all callers pass F_OFD_SETLK or F_OFD_GETLK. The kernel then reads and writes one
+    // `flock` at `about`, which is local. The descriptor is borrowed, so it is open.
     unsafe { system_call(libc::SYS_fcntl, [args[0], args[1], args[2], 0, 0, 0]) }?;
     Ok(about.l_type.into())
 }

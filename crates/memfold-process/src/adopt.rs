@@ -97,7 +97,7 @@ impl ManagedProgram {
         self.adopt_late(state);
         match self.is_unbounded() {
             true => LOOK_UNBOUNDED_NS,
-            false if self.pager.gauges().is_idle() => LOOK_IDLE_NS.max(next),
+            false if self.pager.gauges().is_idle() && !is_past => LOOK_IDLE_NS.max(next),
             false => next,
         }
     }

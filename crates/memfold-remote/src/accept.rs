@@ -7,8 +7,8 @@ use std::time::Duration;
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Gives `each` every connection that `accept` returns, forever. While the kernel has no descriptor or memory for one, it
-/// sleeps, and clients wait. Without the pause it would retry the same connection as fast as the
+/// Gives `each` every connection that `accept` returns, forever. While the kernel has no descriptor
+/// or memory for one, it sleeps, and clients wait. Without the pause it would retry the same connection as fast as the
 /// processor can.
 pub fn each_connection<S>(mut accept: impl FnMut() -> io::Result<S>, mut each: impl FnMut(S)) {
     let mut pause = PAUSE_MIN;

@@ -38,7 +38,8 @@ impl ShareClaim {
     }
 
     fn of(&self, bytes: u64) -> u64 {
-        (u128::from(bytes) * u128::from(self.weight) / u128::from(WEIGHT)) as u64
+        let part = u128::from(bytes) * u128::from(self.weight) / u128::from(WEIGHT);
+        part.try_into().unwrap_or(u64::MAX)
     }
 
     /// Returns the share of this process at a level.

@@ -73,10 +73,12 @@ impl GroupRun {
         }
     }
 
-    fn claim(&self) -> ShareClaim {
+    /// Returns what the run claims. Floors count only if they leave all runs what they can't fold.
+    fn claim(&self, has_floor: bool) -> ShareClaim {
         let spared = self.least_bytes.saturating_add(self.least_bytes / SPARE);
         let need = self.need_bytes.max(NEED_MIN_BYTES).max(spared);
-        ShareClaim { need, least: spared.max(self.floor_bytes.min(need)), weight: self.weight }
+        let floor = if has_floor { self.floor_bytes.min(need) } else { 0 };
+        ShareClaim { need, least: spared.max(floor), weight: self.weight }
     }
 }
 
@@ -87,16 +89,19 @@ fn fair(limit: u64, own: &GroupRun, others: &[GroupRun]) -> u64 {
     let claims = |of: &dyn Fn(&GroupRun) -> ShareClaim| -> Vec<ShareClaim> {
         [own].into_iter().chain(others).map(of).chain([ShareClaim::default()]).collect()
     };
+    let sum = |claims: &[ShareClaim], of: &dyn Fn(&ShareClaim) -> u64| {
+        claims.iter().fold(0, |sum: u64, claim| sum.saturating_add(of(claim)))
+    };
+    let has_floors = sum(&claims(&|run| run.claim(true)), &|claim| claim.least) <= limit;
     let working = claims(&|run| {
-        let claim = run.claim();
+        let claim = run.claim(has_floors);
         ShareClaim { need: if run.is_quiet { claim.least } else { claim.need }, ..claim }
     });
-    let sum = working.iter().fold(0, |sum: u64, claim| sum.saturating_add(claim.need));
-    if sum > limit {
+    if sum(&working, &|claim| claim.need) > limit {
         return shares(limit, &working)[0];
     }
     let with_quiet = claims(&|run| {
-        let claim = run.claim();
+        let claim = run.claim(has_floors);
         ShareClaim { least: if run.is_quiet { claim.least } else { claim.need }, ..claim }
     });
     shares(limit, &with_quiet)[0]
@@ -201,8 +206,12 @@ mod tests {
         runs[1].weight = 900;
         (0..4).for_each(|_| round(LIMIT, &mut runs));
         assert_eq!(mib(&runs), [300, 700]);
+        runs[1].least_bytes = 800 * MIB;
+        (0..4).for_each(|_| round(LIMIT, &mut runs));
+        assert_eq!(mib(&runs), [100, 900], "what can't be folded comes before a floor");
+        runs[1].least_bytes = 0;
         runs[0].need_bytes = 100 * MIB;
-        (0..2).for_each(|_| round(LIMIT, &mut runs));
+        (0..4).for_each(|_| round(LIMIT, &mut runs));
         assert_eq!(mib(&runs), [100, 900]);
     }
 
@@ -244,8 +253,8 @@ mod tests {
             let before = mib(&runs);
             round(LIMIT, &mut runs);
             assert_eq!(mib(&runs), before);
-            let needs = runs.iter().map(|run| run.claim().need).sum::<u64>();
-            let is_short = |run: &GroupRun| run.share_bytes < run.claim().need;
+            let needs = runs.iter().map(|run| run.claim(true).need).sum::<u64>();
+            let is_short = |run: &GroupRun| run.share_bytes < run.claim(true).need;
             assert!(needs > LIMIT || !runs.iter().any(is_short), "{runs:?}");
         }
     }

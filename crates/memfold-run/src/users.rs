@@ -159,7 +159,8 @@ impl UserTables {
     /// Returns the CPU time of the programs' threads until now, with what they spent in faults, in
     /// nanoseconds. It falls when a process ends.
     pub fn worked_ns(&self) -> u64 {
-        let of = |stats: &Stats| stats.own_ns.load(Relaxed) + stats.fault_ns.load(Relaxed);
+        let of =
+            |stats: &Stats| stats.own_ns.load(Relaxed).saturating_add(stats.fault_ns.load(Relaxed));
         self.tables().into_iter().fold(0, |sum, table| table.sum_of(of).0.saturating_add(sum))
     }
 
@@ -177,18 +178,23 @@ impl UserTables {
     pub fn claim(&self) -> (ShareClaim, u64) {
         let slotless = self.bounds.slotless().1;
         let mut claim = ShareClaim { need: slotless, least: slotless, ..ShareClaim::default() };
-        let mut held = PeakSums::default();
+        let mut held = slotless;
         let last = self.measured.lock();
         for (n, user) in self.users().iter().enumerate() {
+            let mut sum = PeakSums::default();
+            user.table.add_to(&mut sum);
             // The user of `memfold run` can only harm its own runs.
+            let most = match n {
+                0 => u64::MAX,
+                _ => last.get(&user.uid).copied().unwrap_or(0),
+            };
             let asked = if n == 0 { user.table.asked(true) } else { asked(user, true, &last) };
             let own = asked.claim;
+            held = held.saturating_add(sum.bytes().min(most));
             claim.need = claim.need.saturating_add(own.need);
             claim.least = claim.least.saturating_add(own.least);
-            user.table.add_to(&mut held);
         }
-        held.add_unmanaged(slotless);
-        (claim, held.bytes())
+        (claim, held)
     }
 
     /// Raises the peaks to what all processes hold now.
@@ -292,10 +298,11 @@ mod tests {
         own.stats().resident_bytes.store(40, Relaxed);
         theirs.set_need(50);
         theirs.set_least(u64::MAX, 0);
+        theirs.stats().resident_bytes.store(u64::MAX, Relaxed);
         tables.bounds().set_slotless(1, 7);
         tables.deal(Some(BTreeMap::from([(5, 30)])));
         let (claim, held) = tables.claim();
-        assert_eq!((claim.need, claim.least, held), (147, 67, 47));
+        assert_eq!((claim.need, claim.least, held), (147, 67, 77));
     }
 
     #[test]

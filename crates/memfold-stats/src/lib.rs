@@ -199,7 +199,7 @@ stats! {
     Gauge kept_bytes: "Memory that stays uncompressed past the limit, because folding it would cost far more time than it saves memory, bytes; 0 where only the limit decides",
     Gauge unmanaged_bytes: "run: Unmanaged resident memory of the program, bytes",
     Gauge shared_bytes: "run: Resident memory that is counted in other processes that share it after a fork, bytes",
-    Gauge need_bytes: "run: Data that counts for the process's share of the limit, uncompressed, bytes",
+    Gauge need_bytes: "run: Data that counts for the process's share of the limit, uncompressed, bytes; 0 while it is idle",
     Gauge peak_bytes: "Peak of resident pages, frames, pool and index together, bytes",
     Gauge peak_resident_bytes: "Peak of resident pages, frames and unmanaged memory together, bytes",
     Gauge peak_held_bytes: "run: Peak of large buffers that system calls held at once, bytes",

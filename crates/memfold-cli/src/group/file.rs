@@ -1,7 +1,7 @@
 //! The file of a group, in the directory of this user's runs: the limit, and a record for each run
 //! ([`memfold_run::group`]).
 //!
-//! A run holds a lock on its record as long as it lives. Whoever reads or writes the file holds a
+//! A run holds a lock on its record as long as it lives. Each reader and writer of the file holds a
 //! lock on its head. The kernel releases both when `memfold run` ends, for whatever reason.
 use crate::failure::CommandFailure;
 use crate::program::plain;
@@ -89,10 +89,11 @@ impl GroupFile {
                 "--group: `ulimit -f` allows no file of {FILE_BYTES} bytes. Raise it."
             )));
         }
+        let mut has_own = false;
         for directory in sockets::directories() {
             match sockets::is_own(&directory) {
-                true => {}
-                false if directory.symlink_metadata().is_err() => continue,
+                true => has_own = true,
+                false if has_own || directory.symlink_metadata().is_err() => continue,
                 // Another group of this name may be in it.
                 false => return Err(failure(&directory, sockets::NOT_OWN)),
             }
@@ -133,7 +134,7 @@ impl GroupFile {
             None => {
                 let path = sockets::path_of(&format!("{name}{SUFFIX}"))
                     .map_err(|e| CommandFailure::own(format!("--group: {e}")))?;
-                create(&path).map_err(|e| failure(&path, &plain(&e)))?;
+                create(&path, limit_bytes).map_err(|e| failure(&path, &plain(&e)))?;
                 GroupFile::known(name)?
             }
         };
@@ -222,12 +223,12 @@ impl GroupFile {
 }
 
 impl LockedGroup<'_> {
-    /// Returns an unused record, locked for this process. Returns `None` if the group has as many
+    /// Takes an unused record for this process, and writes `run` to it. Returns `None` if the group has as many
     /// runs as it can have.
     ///
     /// # Errors
     /// 125: the group was removed meanwhile, or the file can't be locked.
-    pub fn take_record(&self) -> Result<Option<usize>, CommandFailure> {
+    pub fn take_record(&self, run: &GroupRun) -> Result<Option<usize>, CommandFailure> {
         let file = &self.group.file;
         let fail = |e| self.group.failure(&plain(&io_error(e)));
         if rustix::fs::fstat(file).map_err(fail)?.st_nlink == 0 {
@@ -235,6 +236,7 @@ impl LockedGroup<'_> {
         }
         for record in 0..RUNS {
             if file_lock::try_lock(file, place(record)).map_err(fail)? {
+                self.write(record, run).map_err(|e| self.group.failure(&plain(&e)))?;
                 return Ok(Some(record));
             }
         }
@@ -281,7 +283,7 @@ impl LockedGroup<'_> {
 
     /// Returns the memory that its runs hold, in bytes.
     pub fn held_bytes(&self) -> u64 {
-        self.runs.iter().map(|(_, run)| run.held_bytes).sum()
+        self.runs.iter().fold(0, |sum: u64, (_, run)| sum.saturating_add(run.held_bytes))
     }
 
     /// Returns a line about the group.
@@ -318,12 +320,13 @@ fn open(path: &Path, more: OFlags) -> Result<OwnedFd, Errno> {
 
 /// Makes the file of a group, without runs. It gets its name only once it is complete. If another
 /// process has just made it, that one stays.
-fn create(path: &Path) -> io::Result<()> {
+fn create(path: &Path, limit_bytes: u64) -> io::Result<()> {
     let hidden = path.with_extension(format!("{}.new", std::process::id()));
     let _ = fs::remove_file(&hidden);
     let file = open(&hidden, OFlags::CREATE | OFlags::EXCL).map_err(io_error)?;
+    let head = [MAGIC, limit_bytes.to_le_bytes()].concat();
     let made = rustix::fs::ftruncate(&file, FILE_BYTES)
-        .and_then(|()| rustix::io::pwrite(&file, &MAGIC, 0))
+        .and_then(|()| rustix::io::pwrite(&file, &head, 0))
         .map_err(io_error)
         .and_then(|_| match fs::hard_link(&hidden, path) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const PERIOD: Duration = Duration::from_millis(100);
 const SOON: Duration = Duration::from_millis(10);
 const SOON_LASTS: Duration = Duration::from_secs(1);
+/// Time until a process has seen a smaller bound. It looks every 5 ms.
+const SEEN: Duration = Duration::from_millis(8);
 /// Renewing the claim takes at most a CPU's time divided by this.
 const COST: u32 = 100;
 /// A run that works for less than one part in so many of the time, in all intervals of this length
@@ -24,11 +26,12 @@ const COST: u32 = 100;
 const WORK_SHARE: u128 = 20;
 const INTERVAL: Duration = Duration::from_millis(100);
 const QUIET: Duration = Duration::from_secs(1);
-/// What a run needs before anything is known of it, bytes. It starts with so little if it must.
+/// What a run needs before anything is known of it, bytes.
 const NEED_BYTES: u64 = WORKABLE_MIN_BYTES;
+/// The least share with which a run starts, bytes.
 const START_BYTES: u64 = 1 << 20;
 /// Longest wait for the other runs to fold so much that a new one can start.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a run asks of its group.
 #[derive(Clone)]
@@ -59,6 +62,30 @@ struct RunState {
     is_quiet: bool,
 }
 
+/// The share of a run, as the other runs count it. It falls only after the processes had time to see
+/// that they may use less.
+#[derive(Default)]
+struct PublishedShare {
+    bytes: u64,
+    /// A smaller share, and since when the processes have it.
+    lowered: Option<(u64, Instant)>,
+}
+
+impl PublishedShare {
+    /// Returns what the others must count, if the processes have so many bytes from now on.
+    fn after(&mut self, bytes: u64) -> u64 {
+        match self.lowered {
+            _ if bytes >= self.bytes => *self = PublishedShare { bytes, lowered: None },
+            None => self.lowered = Some((bytes, Instant::now())),
+            Some((lower, since)) if since.elapsed() >= SEEN => {
+                *self = PublishedShare { bytes: lower.max(bytes), lowered: None };
+            }
+            Some(_) => {}
+        }
+        self.bytes
+    }
+}
+
 /// Whether a run has worked lately.
 struct RunWork {
     /// When the present interval began, and the work until then.
@@ -77,7 +104,9 @@ impl RunWork {
     fn is_quiet(&mut self, worked_ns: u64) -> bool {
         let (now, passed) = (Instant::now(), self.begin.elapsed());
         let worked = worked_ns.saturating_sub(self.worked_ns);
-        let has_worked = u128::from(worked) * WORK_SHARE > passed.max(INTERVAL).as_nanos();
+        // The sum falls when a process ends. A run whose processes end does work.
+        let has_worked = worked_ns < self.worked_ns
+            || u128::from(worked) * WORK_SHARE > passed.max(INTERVAL).as_nanos();
         if has_worked || passed >= INTERVAL {
             (self.begin, self.worked_ns) = (now, worked_ns);
         }
@@ -108,12 +137,18 @@ impl GroupMember {
     /// 125: there is no such group, it has too many runs, or its runs hold all of the limit.
     pub fn join(request: GroupRequest) -> Result<GroupMember, CommandFailure> {
         let group = GroupFile::known(&request.name)?;
-        let Some(record) = group.lock()?.take_record()? else {
+        let empty = GroupRun {
+            pid: std::process::id(),
+            weight: request.weight,
+            floor_bytes: request.floor_bytes,
+            ..GroupRun::default()
+        };
+        let Some(record) = group.lock()?.take_record(&empty)? else {
             return Err(group.failure(&format!("it has {RUNS} runs already. End one first.")));
         };
         let [limit_bytes, most_bytes, share_bytes] = [0; 3].map(AtomicU64::new);
         let member = GroupMember { group, request, record, limit_bytes, most_bytes, share_bytes };
-        let end = Instant::now() + PATIENCE;
+        let (end, mut published) = (Instant::now() + PATIENCE, PublishedShare::default());
         let claim = ShareClaim { need: NEED_BYTES, ..ShareClaim::default() };
         while member.share_bytes() < START_BYTES {
             if Instant::now() > end {
@@ -121,7 +156,9 @@ impl GroupMember {
             }
             let locked = member.group.lock()?;
             let state = RunState { claim, ..RunState::default() };
-            member.renew(&locked, &state).map_err(|e| member.group.failure(&e.to_string()))?;
+            member
+                .renew(&locked, &state, &mut published)
+                .map_err(|e| member.group.failure(&e.to_string()))?;
             drop(locked);
             sleep(Duration::from_millis(1));
         }
@@ -164,7 +201,12 @@ impl GroupMember {
     }
 
     /// Publishes what the run asks and holds, and takes its share.
-    fn renew(&self, locked: &LockedGroup<'_>, state: &RunState) -> io::Result<()> {
+    fn renew(
+        &self,
+        locked: &LockedGroup<'_>,
+        state: &RunState,
+        published: &mut PublishedShare,
+    ) -> io::Result<()> {
         let mut run = GroupRun {
             pid: std::process::id(),
             weight: self.request.weight,
@@ -172,15 +214,16 @@ impl GroupMember {
             need_bytes: state.claim.need,
             least_bytes: state.claim.least,
             held_bytes: state.held_bytes,
-            share_bytes: self.share_bytes(),
+            share_bytes: published.bytes,
             is_quiet: state.is_quiet,
         };
         let others: Vec<GroupRun> = locked.runs.iter().map(|(_, run)| *run).collect();
-        run.share_bytes = share(locked.limit_bytes, &run, &others);
+        let own = share(locked.limit_bytes, &run, &others);
+        run.share_bytes = published.after(own);
         locked.write(self.record, &run)?;
         self.limit_bytes.store(locked.limit_bytes, Relaxed);
         self.most_bytes.store(most(locked.limit_bytes, &others), Relaxed);
-        self.share_bytes.store(run.share_bytes, Relaxed);
+        self.share_bytes.store(own, Relaxed);
         Ok(())
     }
 
@@ -190,18 +233,21 @@ impl GroupMember {
     /// While the file can't be read or written, the share stays as it is.
     pub fn tend(&self, tables: &UserTables, own_limit: impl Fn() -> u64, changed: impl Fn()) -> ! {
         let (mut soon_until, mut work) = (Instant::now() + SOON_LASTS, RunWork::new());
-        let now = || (self.share_bytes(), self.most_bytes());
+        let mut published = PublishedShare { bytes: self.share_bytes(), lowered: None };
         loop {
             let begin = Instant::now();
-            let before = now();
+            let (share, most) = (self.share_bytes(), self.most_bytes());
             let (mut claim, held_bytes) = tables.claim();
             claim.need = claim.need.max(claim.least).min(own_limit());
             let is_quiet = work.is_quiet(tables.worked_ns());
             if let Ok(Some(locked)) = self.group.try_lock() {
-                let _ = self.renew(&locked, &RunState { claim, held_bytes, is_quiet });
+                let state = RunState { claim, held_bytes, is_quiet };
+                let _ = self.renew(&locked, &state, &mut published);
             }
-            if now() != before {
+            if (share, most) != (self.share_bytes(), self.most_bytes()) {
                 changed();
+            }
+            if share != self.share_bytes() || published.lowered.is_some() {
                 soon_until = begin + SOON_LASTS;
             }
             let period = if begin < soon_until { SOON } else { PERIOD };

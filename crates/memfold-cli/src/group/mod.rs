@@ -109,7 +109,8 @@ pub fn set(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
         }
         Some(text) => GroupFile::make(name, size("limit", text)?)?,
     };
-    say!("{}", group.lock()?.line());
+    let line = group.lock()?.line();
+    say!("{line}");
     Ok(0)
 }
 
@@ -134,10 +135,15 @@ pub fn stat(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
             })
         };
         let runs: Vec<_> = locked.runs.iter().map(|(_, run)| one(run)).collect();
-        say!("{:#}", json!({"group": name, "limit_bytes": locked.limit_bytes, "runs": runs}));
+        let all = json!({"group": name, "limit_bytes": locked.limit_bytes, "runs": runs});
+        // The runs need the lock, and a reader of stdout may be slow.
+        drop(locked);
+        say!("{all:#}");
         return Ok(0);
     }
-    say!("{}", locked.line());
+    let (line, runs) = (locked.line(), locked.runs.clone());
+    drop(locked);
+    say!("{line}");
     say!(
         "{:>8} {:>7} {:>10} {:>10} {:>10} {:>10}",
         "PID",
@@ -147,7 +153,7 @@ pub fn stat(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
         "HOLDS",
         "SHARE"
     );
-    for (_, run) in &locked.runs {
+    for (_, run) in &runs {
         let sizes = [run.floor_bytes, run.need_bytes, run.held_bytes, run.share_bytes];
         let sizes = sizes.map(|bytes| format!("{:>10}", Size(bytes).to_string()));
         say!("{:>8} {:>7} {}", run.pid, run.weight, sizes.join(" "));

@@ -35,10 +35,10 @@ impl LimitCurve {
     /// Returns the least limit in bytes at which the slowdown is at most so many percent. Returns
     /// `None` if it was no more at the limit that the run had.
     pub fn limit_for(&self, percent: f64) -> Option<u64> {
-        let all: u64 = self.refaults.iter().map(|(_, pages)| pages).sum();
-        let mut left = 0;
+        let all = self.refaults.iter().fold(0, |sum: u64, (_, pages)| sum.saturating_add(*pages));
+        let mut left = 0u64;
         self.refaults.iter().find_map(|(limit, pages)| {
-            left += pages;
+            left = left.saturating_add(*pages);
             (self.slowdown * left as f64 / all as f64 > percent).then_some(*limit)
         })
     }
@@ -50,17 +50,15 @@ impl LimitCurve {
         Value::Object(SLOWDOWNS.into_iter().map(one).collect())
     }
 
-    /// Returns the line of the summary.
-    pub fn line(&self) -> String {
+    /// Returns the line of the summary; `None` if no slowdown asks for a larger limit.
+    pub fn line(&self) -> Option<String> {
         let one = |percent: f64| {
             let limit = self.limit_for(percent);
             limit.map(|bytes| format!("{} for {percent}%", Size(bytes)))
         };
         let all: Vec<String> = SLOWDOWNS.into_iter().filter_map(one).collect();
-        match all.is_empty() {
-            true => format!("this limit, or less, is enough for a slowdown of {}%", SLOWDOWNS[0]),
-            false => format!("limits for a smaller slowdown, by an estimate: {}", all.join(", ")),
-        }
+        (!all.is_empty())
+            .then(|| format!("limits for a smaller slowdown, by an estimate: {}", all.join(", ")))
     }
 }
 
@@ -111,7 +109,7 @@ mod tests {
         // 60% with all of them, 30% without the nearest, 10% without two thirds.
         assert_eq!([2.0, 11.0, 50.0, 60.0].map(mib), [Some(416), Some(208), Some(104), None]);
         assert_eq!(
-            curve.line(),
+            curve.line().unwrap(),
             "limits for a smaller slowdown, by an estimate: 416.0 MiB for 2%, 208.0 MiB for 10%, 104.0 MiB for 50%"
         );
     }

@@ -155,7 +155,7 @@ fn folded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunEnd
         cost(sum.slowdown(), config.slowdown, sum.get("idle_ns"), sum.get("waking_ns")),
         Size(saved as u64)
     ));
-    lines.extend(LimitCurve::of(tables, sum).map(|curve| curve.line()));
+    lines.extend(LimitCurve::of(tables, sum).and_then(|curve| curve.line()));
     let unmanaged = tables.bounds().peak_slotless_bytes();
     if unmanaged > SMALL_BYTES {
         lines.push(format!("processes without an engine used at most {}", Size(unmanaged)));

@@ -5,6 +5,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 
+const BUILD: &str = concat!("memfold_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"}");
+
 /// Reads the text as a parser of OpenMetrics does: comments before their metric, one value a line,
 /// and the end.
 #[track_caller]
@@ -66,7 +68,7 @@ fn metrics_have_the_figures_of_every_run_and_group() {
     assert!(of("own_seconds_total", &one).is_some_and(|seconds| *seconds < 1e5), "{values:?}");
     assert!(of("run_share_bytes", &two).is_some() && of("run_limit_bytes", &two).is_none());
     assert_eq!(values["memfold_group_runs{group=\"some\"}"], 1.0);
-    assert_eq!(values["memfold_build_info{version=\"0.1.0\"}"], 1.0);
+    assert_eq!(values[BUILD], 1.0);
     one.end();
     two.end();
 }
@@ -88,7 +90,7 @@ fn metrics_are_served_until_the_server_is_ended() {
         let answer = get(address, "/metrics");
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 200 OK") && head.contains("openmetrics-text"), "{head}");
-        assert!(parsed(body).contains_key("memfold_build_info{version=\"0.1.0\"}"));
+        assert!(parsed(body).contains_key(BUILD));
     }
     assert!(get(address, "/").starts_with("HTTP/1.1 404"));
     // A request that is too long or breaks off harms no other.
