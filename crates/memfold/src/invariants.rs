@@ -32,13 +32,22 @@ walk! {
 
 impl Invariants<'_> {
     /// Verifies the conditions that hold while no thread works: store, frames, and every folio of
-    /// every area.
+    /// every area. The caller is no engine thread.
     ///
     /// # Errors
     /// The first condition that does not hold.
     pub fn check(&self) -> Result<(), String> {
-        Writeback(self.0).drain_writes();
+        // Background threads would evict and trim between two figures.
+        self.pauses.pause_background();
+        let checked = self.check_paused();
+        // SAFETY: it was paused above, in this process, and is resumed only here.
+        unsafe { self.pauses.resume_background() };
+        checked
+    }
+
+    fn check_paused(&self) -> Result<(), String> {
         let areas = self.areas.write();
+        Writeback(self.0).drain_writes();
         self.backing.store().check()?;
         self.mapper.frames().check(self.mapper.space()).map_err(|e| e.to_string())?;
         self.backing.swap().map_or(Ok(()), Swap::check)?;
