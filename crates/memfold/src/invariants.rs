@@ -38,14 +38,7 @@ impl Invariants<'_> {
     /// The first condition that does not hold.
     pub fn check(&self) -> Result<(), String> {
         // Background threads would evict and trim between two figures.
-        self.pauses.pause_background();
-        let checked = self.check_paused();
-        // SAFETY: it was paused above, in this process, and is resumed only here.
-        unsafe { self.pauses.resume_background() };
-        checked
-    }
-
-    fn check_paused(&self) -> Result<(), String> {
+        let _paused = self.pauses.paused_background();
         let areas = self.areas.write();
         Writeback(self.0).drain_writes();
         self.backing.store().check()?;

@@ -1,5 +1,5 @@
 //! Pauses: a fork makes the engine's threads wait here, so that it copies a quiesced engine.
-use memfold_os::sync::{ReadGuard, RwLock};
+use memfold_os::sync::{ReadGuard, RwLock, WriteGuard};
 
 /// The two pauses: of background work, and of writes to the swap file.
 pub struct ForkPauses {
@@ -44,7 +44,12 @@ impl ForkPauses {
     /// Waits until no thread works in the background, and pauses such work until
     /// [`ForkPauses::resume_background`]. The caller is no engine thread, and must not touch folded memory.
     pub fn pause_background(&self) {
-        core::mem::forget(self.background.write());
+        core::mem::forget(self.paused_background());
+    }
+
+    /// Pauses as [`ForkPauses::pause_background`] does, until the guard is dropped.
+    pub fn paused_background(&self) -> WriteGuard<'_, ()> {
+        self.background.write()
     }
 
     /// Ends [`ForkPauses::pause_background`].
