@@ -103,10 +103,10 @@ impl RunWork {
     /// Returns whether a run that has worked for so long in all is quiet.
     fn is_quiet(&mut self, worked_ns: u64) -> bool {
         let (now, passed) = (Instant::now(), self.begin.elapsed());
-        let worked = worked_ns.saturating_sub(self.worked_ns);
-        // The sum falls when a process ends. A run whose processes end does work.
-        let has_worked = worked_ns < self.worked_ns
-            || u128::from(worked) * WORK_SHARE > passed.max(INTERVAL).as_nanos();
+        // The sum falls when a process ends. A run whose processes end does work. It also falls a
+        // little when the estimate of the time in faults is renewed.
+        let worked = worked_ns.abs_diff(self.worked_ns);
+        let has_worked = u128::from(worked) * WORK_SHARE > passed.max(INTERVAL).as_nanos();
         if has_worked || passed >= INTERVAL {
             (self.begin, self.worked_ns) = (now, worked_ns);
         }
