@@ -17,7 +17,7 @@ use std::fs;
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Instant;
 
@@ -69,16 +69,20 @@ impl RunControl {
 
     /// Renews the run's claim in its group for as long as this process lives.
     pub fn tend_group(&self) {
-        let config = || self.config.lock().expect("nobody panics with the lock");
-        let own = || config().limit_bytes.unwrap_or(u64::MAX);
+        let own_limit = || self.config_locked().limit_bytes.unwrap_or(u64::MAX);
         if let Some(group) = &self.group {
-            group.tend(&self.shared.tables, own, || self.set_bounds(&config()));
+            group.tend(&self.shared.tables, own_limit, || self.set_bounds(&self.config_locked()));
         }
     }
 
     /// Returns the present settings.
     pub fn config(&self) -> Config {
-        self.config.lock().expect("nobody panics with the lock").clone()
+        self.config_locked().clone()
+    }
+
+    /// Locks the settings. No thread of `memfold run` panics while it has the lock.
+    fn config_locked(&self) -> MutexGuard<'_, Config> {
+        self.config.lock().expect("no thread panics with the lock")
     }
 
     fn answer(&self, request: &str) -> Value {
@@ -137,7 +141,7 @@ impl RunControl {
 
     /// Sets the bounds. Invalid bounds change none of them.
     fn set(&self, request: &Value) -> Result<Value, String> {
-        let mut config = self.config.lock().expect("nobody panics with the lock");
+        let mut config = self.config_locked();
         let mut new = config.clone();
         for name in ["limit", "resident"] {
             match request[name].as_str() {

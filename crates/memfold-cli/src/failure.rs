@@ -34,7 +34,7 @@ impl CommandFailure {
     }
 }
 
-/// Prints a line to stdout. Does nothing if nobody reads it any more.
+/// Prints a line to stdout. If stdout is a pipe without a reader, prints nothing.
 ///
 /// # Errors
 /// 125: stdout can't be written.

@@ -83,8 +83,8 @@ impl GroupRun {
 }
 
 /// Returns the share of `own` beside the other runs of its group. Runs that work come first: a quiet
-/// run has what it can't fold, and more if they leave it. A part of what nobody needs is left for
-/// the next run.
+/// run has what it can't fold, and more if they leave it. A part of the bytes that
+/// no run needs is left for the next run.
 fn fair(limit: u64, own: &GroupRun, others: &[GroupRun]) -> u64 {
     let claims = |of: &dyn Fn(&GroupRun) -> ShareClaim| -> Vec<ShareClaim> {
         [own].into_iter().chain(others).map(of).chain([ShareClaim::default()]).collect()
@@ -176,7 +176,7 @@ mod tests {
             *idle = GroupRun { need_bytes: 0, least_bytes: 50 * MIB, ..*idle };
         }
         (0..6).for_each(|_| round(LIMIT, &mut runs));
-        // Of 541 MiB that nobody needs, a fifth is for each, and one for the next run.
+        // No run needs 541 MiB of the limit. Each run gets a fifth of them, and a fifth is left.
         assert_eq!(mib(&runs), [408, 161, 161, 161]);
         runs[1].need_bytes = 800 * MIB;
         (0..3).for_each(|_| round(LIMIT, &mut runs));

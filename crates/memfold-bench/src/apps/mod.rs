@@ -30,7 +30,7 @@ pub struct AppsArgs {
     /// Only these programs [default: all]
     #[arg(value_enum, value_name = "NAME")]
     pub names: Vec<App>,
-    /// Measure this command instead of these programs. It must end by itself, and print the same each time
+    /// Measure this command instead of these programs. It must end by itself. Each run must print the same output
     #[arg(last = true, value_name = "CMD", conflicts_with_all = ["names", "quick"])]
     pub command: Vec<String>,
     /// Uncompressed memory of CMD [default: a third of what it takes]

@@ -46,7 +46,7 @@ impl Drop for BenchGroup {
 
 /// What was measured.
 #[derive(Default, Serialize)]
-pub struct GroupFigures {
+pub struct WokenServers {
     pub servers: usize,
     pub limit_bytes: u64,
     pub peak_held_bytes: u64,
@@ -64,7 +64,7 @@ pub struct GroupPlan {
 }
 
 /// Starts the servers one after another, lets all become idle, and wakes them one after another.
-pub fn measure(programs: &ServerPrograms, plan: &GroupPlan) -> anyhow::Result<GroupFigures> {
+pub fn measure(programs: &ServerPrograms, plan: &GroupPlan) -> anyhow::Result<WokenServers> {
     let group = BenchGroup::make(plan.limit_bytes)?;
     let (is_over, peak) = (AtomicBool::new(false), AtomicU64::new(0));
     scope(|scope| {
@@ -88,7 +88,7 @@ fn wake_all(
     programs: &ServerPrograms,
     plan: &GroupPlan,
     group: &BenchGroup,
-) -> anyhow::Result<GroupFigures> {
+) -> anyhow::Result<WokenServers> {
     let idle = plan.idle_seconds.to_string();
     let flags = ["--group", &group.name, "--idle", &idle];
     let mut servers = Vec::new();
@@ -97,10 +97,10 @@ fn wake_all(
     }
     let right = servers[0].request()?.1;
     sleep(Duration::from_secs(2 * plan.idle_seconds + 5));
-    let mut figures = GroupFigures {
+    let mut figures = WokenServers {
         servers: plan.servers,
         limit_bytes: plan.limit_bytes,
-        ..GroupFigures::default()
+        ..WokenServers::default()
     };
     for server in &servers {
         let (seconds, answer) = server.request()?;
@@ -112,7 +112,7 @@ fn wake_all(
 }
 
 /// Returns the rows of the report.
-pub fn rows(figures: &GroupFigures) -> [StoreRow; 2] {
+pub fn rows(figures: &WokenServers) -> [StoreRow; 2] {
     let longest = figures.woken_seconds.iter().copied().fold(0.0, f64::max);
     let of_limit = figures.peak_held_bytes as f64 / figures.limit_bytes as f64;
     let note = format!(

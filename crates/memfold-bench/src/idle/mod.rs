@@ -10,7 +10,7 @@ use crate::common::row::StoreRow;
 use crate::common::summary::Spread;
 use crate::harness::report::Report;
 use crate::host::guard;
-use crate::idle::group::{GroupFigures, GroupPlan};
+use crate::idle::group::{GroupPlan, WokenServers};
 use crate::idle::phases::PhaseFigures;
 use crate::idle::server::{Language, RunningServer, ServerPrograms};
 use serde::Serialize;
@@ -51,7 +51,7 @@ struct ServerFigures {
 #[derive(Default, Serialize)]
 struct Found {
     servers: Vec<ServerFigures>,
-    group: Option<GroupFigures>,
+    group: Option<WokenServers>,
     phases: Option<PhaseFigures>,
 }
 

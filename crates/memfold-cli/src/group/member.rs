@@ -44,6 +44,18 @@ pub struct GroupRequest {
     pub floor_bytes: u64,
 }
 
+impl GroupRequest {
+    /// Returns the record of this process's run, without claims.
+    fn record(&self) -> GroupRun {
+        GroupRun {
+            pid: std::process::id(),
+            weight: self.weight,
+            floor_bytes: self.floor_bytes,
+            ..GroupRun::default()
+        }
+    }
+}
+
 /// A run's membership in a group. It ends with this process.
 pub struct GroupMember {
     group: GroupFile,
@@ -137,13 +149,7 @@ impl GroupMember {
     /// 125: there is no such group, it has too many runs, or its runs hold all of the limit.
     pub fn join(request: GroupRequest) -> Result<GroupMember, CommandFailure> {
         let group = GroupFile::known(&request.name)?;
-        let empty = GroupRun {
-            pid: std::process::id(),
-            weight: request.weight,
-            floor_bytes: request.floor_bytes,
-            ..GroupRun::default()
-        };
-        let Some(record) = group.lock()?.take_record(&empty)? else {
+        let Some(record) = group.lock()?.take_record(&request.record())? else {
             return Err(group.failure(&format!("it has {RUNS} runs already. End one first.")));
         };
         let [limit_bytes, most_bytes, share_bytes] = [0; 3].map(AtomicU64::new);
@@ -208,14 +214,12 @@ impl GroupMember {
         published: &mut PublishedShare,
     ) -> io::Result<()> {
         let mut run = GroupRun {
-            pid: std::process::id(),
-            weight: self.request.weight,
-            floor_bytes: self.request.floor_bytes,
             need_bytes: state.claim.need,
             least_bytes: state.claim.least,
             held_bytes: state.held_bytes,
             share_bytes: published.bytes,
             is_quiet: state.is_quiet,
+            ..self.request.record()
         };
         let others: Vec<GroupRun> = locked.runs.iter().map(|(_, run)| *run).collect();
         let own = share(locked.limit_bytes, &run, &others);

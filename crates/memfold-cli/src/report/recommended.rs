@@ -1,8 +1,8 @@
 //! Which limits the run would have needed for a given slowdown, by an estimate from its refaults.
 //!
 //! A larger limit keeps the pages whose refault distance is small. It saves their part of the
-//! slowdown. Smaller limits than the given one can't be judged: nobody counts touches of pages that
-//! are in memory.
+//! slowdown. Smaller limits than the given one can't be judged, because the kernel
+//! does not report touches of pages that are in memory.
 use crate::report::figures::RunFigures;
 use memfold::config::Size;
 use memfold::stats::{LIMIT_BUCKETS, LimitBucket, Stats};

@@ -156,8 +156,8 @@ fn b7_a_killed_run_leaves_its_share() {
     two.runner.kill().unwrap();
     two.runner.wait().unwrap();
     group.set("none");
-    let gone = group.ask(&["stat", "--group", GROUP]);
-    assert_refused(&gone, 125, &["there is no group", "memfold set --group"]);
+    let removed = group.ask(&["stat", "--group", GROUP]);
+    assert_refused(&removed, 125, &["there is no group", "memfold set --group"]);
 }
 
 #[test]
