@@ -19,18 +19,23 @@ pub fn serve(
 }
 
 /// Returns whether a call can be made from a patched site, without a context.
-pub fn is_plain(nr: usize, args: &[usize; 6]) -> bool {
-    matches!(TABLE.look_up(nr).served(args), ServedBy::Plain)
+pub fn needs_no_context(nr: usize, args: &[usize; 6]) -> bool {
+    matches!(TABLE.look_up(nr).served(args), ServedBy::Plain | ServedBy::Direct(_))
 }
 
 /// Makes a call from a patched site. Returns `None` if the call must trap instead.
-pub fn make_plain(
+pub fn make_without_context(
     keeper: &dyn Keeper,
     record: &GateThread,
     nr: usize,
     args: &[usize; 6],
 ) -> Option<isize> {
     let row = TABLE.look_up(nr);
-    let is_plain = matches!(row.served(args), ServedBy::Plain);
-    is_plain.then(|| CallingThread { keeper, record, rows: &TABLE }.plain(row, nr, args))
+    match row.served(args) {
+        ServedBy::Plain => {
+            Some(CallingThread { keeper, record, rows: &TABLE }.plain(row, nr, args))
+        }
+        ServedBy::Direct(handler) => Some(handler.0(record, args)),
+        _ => None,
+    }
 }

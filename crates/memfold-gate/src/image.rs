@@ -4,6 +4,9 @@ use elf::endian::LittleEndian;
 use elf::file::{Class, ELF64_EHDR_TAILSIZE, FileHeader};
 use elf::segment::{Elf64_Phdr, SegmentTable};
 
+/// The object's file name.
+pub const FILE_NAME: &[u8] = b"libmemfold_preload.so";
+
 const IDENT_BYTES: usize = elf::abi::EI_NIDENT;
 const HEADER_BYTES: usize = IDENT_BYTES + ELF64_EHDR_TAILSIZE;
 

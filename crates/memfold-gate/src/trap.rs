@@ -4,7 +4,7 @@
 //! SIGSEGV. Each other signal is one of the program. It is delivered if the program was
 //! interrupted, and becomes pending if the gate was (`call_state.rs`).
 use crate::call_state::{CALLED_OFF, CallOutcome, CallStage, NEEDS_CONTEXT};
-use crate::dispatcher::{self, is_plain, make_plain};
+use crate::dispatcher::{self, make_without_context, needs_no_context};
 use crate::entry;
 use crate::frame::{SignalContext, SignalInfo};
 use crate::keeper::{Keeper, KeeperFault, RefusedCall};
@@ -150,9 +150,12 @@ fn from_program(
     let after = context.regs.rip as usize;
     let Some((step, trap)) = Step::trapped(after) else {
         let (nr, args) = context.regs.call();
-        // A child of vfork may be killed at any time, so it must take no lock.
-        if record.is_of_first_process() && passes(record, after) && is_plain(nr, &args) {
-            patch::note_trap(after, nr);
+        if passes(record, after) && needs_no_context(nr, &args) {
+            // A child of vfork may be killed at any time, so it must take no lock.
+            match record.is_of_first_process() {
+                true => patch::note_trap(after, nr),
+                false => patch::note_trap_of_child(after, nr),
+            }
         }
         return trapped(keeper, record, context, info);
     };
@@ -184,7 +187,8 @@ pub unsafe extern "C" fn on_patched(
     record.patched.set(entered.nr);
     let site_end = Step::of(entered).site_end();
     let keeper = KEEPER.get().filter(|_| passes(record, site_end));
-    let made = keeper.and_then(|keeper| make_plain(keeper, record, entered.nr, &entered.args()));
+    let made =
+        keeper.and_then(|keeper| make_without_context(keeper, record, entered.nr, &entered.args()));
     match made {
         Some(made) if record.take_refused(entered.nr, made).is_none() => made,
         // A filter has refused the call, and the program's handler needs the context. Or the call

@@ -20,6 +20,20 @@ impl InitialStack {
         InitialStack { count, arguments }
     }
 
+    /// Returns the stack pointer with which the kernel started this process.
+    pub fn lowest(&self) -> usize {
+        self.arguments as usize - size_of::<usize>()
+    }
+
+    /// Returns the arguments with their final zeros.
+    pub fn arguments(&self) -> impl Iterator<Item = &'static [u8]> {
+        // SAFETY: `new` was promised that the array has `count` arguments, which the kernel put on
+        // the stack, and that only one thread uses it.
+        let all = (0..self.count).map(|n| unsafe { *self.arguments.add(n) });
+        // SAFETY: each is a string, as said above.
+        all.map(|word| unsafe { CStr::from_ptr(word).to_bytes_with_nul() })
+    }
+
     /// Returns the array of the environment, which ends in a null word.
     pub fn environment(&self) -> *mut *mut c_char {
         // SAFETY: `new` was promised that the array has `count` arguments. A null word and the
@@ -53,12 +67,11 @@ impl InitialStack {
         let all = self.environment();
         let entries = self.entries().enumerate().filter(|(_, entry)| is_it(entry));
         let (at, entry) = entries.last()?;
-        let vector = self.vector();
-        // SAFETY: the vector ends in a pair of kind 0. Everything from the entry to that pair is
-        // on the kernel's stack, and only one thread uses it.
+        let end = self.vector_pairs().as_ptr_range().end.cast::<*mut c_char>();
+        // SAFETY: everything from the entry to the end of the vector is on the kernel's stack, and
+        // only one thread uses it.
         unsafe {
-            let pairs = (0..).take_while(|n| (*vector.add(*n))[0] != 0).count() + 1;
-            let (from, end) = (all.add(at + 1), vector.add(pairs).cast::<*mut c_char>());
+            let from = all.add(at + 1).cast_const();
             core::ptr::copy(from, all.add(at), end.offset_from(from) as usize);
         }
         Some(entry)
@@ -84,6 +97,16 @@ impl InitialStack {
         unsafe {
             let mut pairs = (0..).map(|n| vector.add(n)).take_while(|pair| (**pair)[0] != 0);
             pairs.find(|pair| (**pair)[0] == kind as usize)
+        }
+    }
+
+    /// Returns the auxiliary vector with its last pair. The slice is valid until the vector changes.
+    pub fn vector_pairs(&self) -> &'static [[usize; 2]] {
+        let vector = self.vector();
+        // SAFETY: the vector ends in a pair of kind 0, and only one thread uses it.
+        unsafe {
+            let pairs = (0..).take_while(|n| (*vector.add(*n))[0] != 0).count() + 1;
+            core::slice::from_raw_parts(vector, pairs)
         }
     }
 

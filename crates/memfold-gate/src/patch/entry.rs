@@ -250,11 +250,16 @@ pub fn is_out(at: usize) -> bool {
 
 /// Sets the function that makes calls.
 pub fn set_up(handler: PatchHandler) {
+    HANDLER.store(handler as *const () as usize, SeqCst);
+}
+
+/// Finds the width of the vector registers, which must be known before a site is patched. Most short
+/// programs patch none, and each question to the processor costs some 10 us in a virtual machine.
+pub fn find_width() {
     let width = match (have_avx512(), have_avx2()) {
         (true, _) => WIDTH_64,
         (_, true) => WIDTH_32,
         _ => WIDTH_16,
     };
     WIDTH.store(width, SeqCst);
-    HANDLER.store(handler as *const () as usize, SeqCst);
 }

@@ -19,7 +19,7 @@ pub mod entry;
 mod padding;
 pub mod steps;
 
-use crate::patch::entry::{PatchHandler, set_up};
+use crate::patch::entry::{PatchHandler, find_width, set_up};
 use crate::patch::padding::JUMP_BYTES;
 use crate::patch::steps::{Steps, protect};
 use core::mem::forget;
@@ -36,6 +36,9 @@ use memfold_os::units::PAGE_SIZE;
 const HOT: u32 = 8;
 const COUNTERS: usize = 1024;
 static HITS: [AtomicU32; COUNTERS] = [const { AtomicU32::new(0) }; COUNTERS];
+/// The site that a child of vfork leaves to its parent to patch: the end of its instruction, or 0,
+/// and the call's number.
+static AWAITED: AwaitedSite = AwaitedSite { after: AtomicUsize::new(0), nr: AtomicUsize::new(0) };
 static ON: AtomicBool = AtomicBool::new(false);
 /// The address at which the program begins, or 0.
 static ENTRY: AtomicUsize = AtomicUsize::new(0);
@@ -50,6 +53,11 @@ const HALVES: usize = 32;
 const LOWEST: usize = 1024;
 /// The reach of a short jump in bytes, less the length of the long jump.
 const REACH: usize = 112;
+
+struct AwaitedSite {
+    after: AtomicUsize,
+    nr: AtomicUsize,
+}
 
 struct PatchedSites {
     /// The second halves of padding of which one jump uses the first half. 0 marks a free entry.
@@ -84,14 +92,38 @@ pub fn contains(at: usize) -> bool {
 /// Notes that call `nr` has trapped at the instruction that ends at `after`. Patches the site when
 /// it has trapped often enough.
 pub fn note_trap(after: usize, nr: usize) {
+    if is_hot(after) {
+        SITES.lock().patch(after, nr);
+    }
+}
+
+/// Does as [`note_trap`], but leaves it to [`patch_awaited`] to patch the site. Takes no lock.
+pub fn note_trap_of_child(after: usize, nr: usize) {
+    if is_hot(after) {
+        AWAITED.nr.store(nr, SeqCst);
+        AWAITED.after.store(after, SeqCst);
+    }
+}
+
+/// Patches the site that trapped often in a child of vfork. Only the last such site is known.
+pub fn patch_awaited() {
+    if AWAITED.after.load(Relaxed) != 0 {
+        // Another thread's child may change the two between the reads. `patch` checks the number.
+        let (after, nr) = (AWAITED.after.swap(0, SeqCst), AWAITED.nr.load(SeqCst));
+        if after != 0 {
+            SITES.lock().patch(after, nr);
+        }
+    }
+}
+
+/// Counts a trap. Returns whether the site has trapped often enough to be patched.
+fn is_hot(after: usize) -> bool {
     if !ON.load(Relaxed) {
-        return;
+        return false;
     }
     // Sites may share a counter, so the next of them is patched when it has doubled.
     let hits = HITS[(after ^ after >> 10) % COUNTERS].fetch_add(1, Relaxed).wrapping_add(1);
-    if hits >= HOT && hits.is_power_of_two() && after > SITE_BYTES {
-        SITES.lock().patch(after, nr);
-    }
+    hits >= HOT && hits.is_power_of_two() && after > SITE_BYTES
 }
 
 /// Stops patching until [`resume`], by keeping the lock.
@@ -114,6 +146,7 @@ impl PatchedSites {
     fn patch(&mut self, after: usize, nr: usize) {
         let site = after - SITE_BYTES;
         let Some(text) = text_of(site - BEFORE..after) else { return };
+        find_width();
         if sets_number(site, nr) {
             let Some(step) = self.steps.add(&text, Some(nr), after) else { return };
             go_by(step, after, (site, MOV_BYTES), |distance| {

@@ -1,13 +1,19 @@
-//! Makes `/proc/self/exe` lead to the program where the kernel has executed another file, which has
-//! loaded the program.
+//! Makes `/proc/self/exe` and `/proc/PID/exe` lead to the program where the kernel has executed this
+//! library, which has loaded the program.
+use crate::image::FILE_NAME;
 use crate::syscalls::row::CallRow;
 use crate::touch::{read_bytes, write_bytes};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicPtr, Ordering::SeqCst};
+use memfold_os::maps::program::path_of_program;
+use memfold_os::raw::system_call;
+use memfold_os::text::TextBuffer;
 use memfold_os::thread::process_id;
 
 /// The longest path that is looked for, with its final zero, is shorter.
 const ASKED_BYTES: usize = 32;
+/// Bytes of a path with its final zero (PATH_MAX).
+pub const PATH_BYTES: usize = 4096;
 
 /// The path of the program; null if the kernel's own answer is right.
 static PATH: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
@@ -17,12 +23,6 @@ pub fn note_program(path: &'static CStr) {
     PATH.store(path.as_ptr().cast_mut().cast(), SeqCst);
 }
 
-/// Returns the path of the program, if the path at an address is `/proc/self/exe` and the kernel's
-/// own answer is wrong.
-pub fn program_at(at: usize) -> Option<&'static CStr> {
-    own_program().filter(|_| names_program(at))
-}
-
 /// Returns the path that [`note_program`] was given.
 pub fn own_program() -> Option<&'static CStr> {
     let path = PATH.load(SeqCst);
@@ -30,30 +30,70 @@ pub fn own_program() -> Option<&'static CStr> {
     (!path.is_null()).then(|| unsafe { CStr::from_ptr(path.cast()) })
 }
 
-/// Returns the arguments with which a call reaches the program, if it names `/proc/self/exe`.
-pub fn followed(row: &CallRow, args: &[usize; 6]) -> Option<[usize; 6]> {
-    let at = row.follows? as usize;
-    let path = program_at(args[at]).filter(|_| !stays_at_link(row, args))?;
-    let mut args = *args;
-    args[at] = path.as_ptr() as usize;
-    Some(args)
+/// Returns the path of the program that the path at an address leads to, if that is `/proc/self/exe`
+/// or `/proc/PID/exe` and the kernel's own answer is wrong. `room` may hold the answer.
+pub fn program_at(at: usize, room: &mut [u8; PATH_BYTES]) -> Option<&CStr> {
+    let mut asked = [0u8; ASKED_BYTES];
+    // Bytes that can't be read stay zeros.
+    let _ = read_bytes(at, &mut asked);
+    match whose(&asked, process_id)? {
+        Whose::Own => own_program(),
+        Whose::Process(process) => other_program(process, room),
+    }
 }
 
-/// Returns the result of `readlink` or `readlinkat`, if it asks about `/proc/self/exe`.
-pub fn read_link(nr: usize, args: &[usize; 6]) -> Option<isize> {
-    let [name, to, room] = match nr as i64 {
-        libc::SYS_readlink => [args[0], args[1], args[2]],
-        libc::SYS_readlinkat => [args[1], args[2], args[3]],
-        _ => return None,
-    };
-    let path = program_at(name)?.to_bytes();
-    if room as i32 <= 0 {
-        return Some(-(libc::EINVAL as isize));
+/// Returns the path of the program of another process, if this library has loaded it.
+fn other_program(process: u32, room: &mut [u8; PATH_BYTES]) -> Option<&CStr> {
+    let link = TextBuffer::<32>::of(format_args!("/proc/{process}/exe"));
+    let args = [
+        link.as_c_str().ok()?.as_ptr() as usize,
+        room.as_mut_ptr() as usize,
+        room.len() - 1,
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: the path ends with a null byte, and `room` has room for the bytes that the kernel
+    // writes.
+    let len = unsafe { system_call(libc::SYS_readlink, args) }.ok()? as usize;
+    if room[..len].rsplit(|byte| *byte == b'/').next() != Some(FILE_NAME) {
+        return None;
     }
+    let len = path_of_program(process, &mut room[..PATH_BYTES - 1]).ok()?;
+    room[len] = 0;
+    CStr::from_bytes_until_nul(room).ok()
+}
+
+/// Returns the number of the argument of a call that is a path whose last link is read or followed.
+pub fn asks_by(row: &CallRow, args: &[usize; 6]) -> Option<usize> {
+    match i64::from(row.number) {
+        libc::SYS_readlink => Some(0),
+        libc::SYS_readlinkat => Some(1),
+        _ => row.follows.map(usize::from).filter(|_| !stays_at_link(row, args)),
+    }
+}
+
+/// Makes a call whose argument `at` leads to the program `path`. `make` makes it with other arguments.
+pub fn answer(
+    row: &CallRow,
+    args: &[usize; 6],
+    (at, path): (usize, &CStr),
+    make: impl FnOnce(&[usize; 6]) -> isize,
+) -> isize {
+    if row.follows.is_some() {
+        let mut args = *args;
+        args[at] = path.as_ptr() as usize;
+        return make(&args);
+    }
+    let (to, room) = (args[at + 1], args[at + 2]);
+    if room as i32 <= 0 {
+        return -(libc::EINVAL as isize);
+    }
+    let path = path.to_bytes();
     let path = &path[..path.len().min(room)];
     // SAFETY: the program passed this address for the answer.
     let written = unsafe { write_bytes(to, path) };
-    Some(written.map_or(-(libc::EFAULT as isize), |()| path.len() as isize))
+    written.map_or(-(libc::EFAULT as isize), |()| path.len() as isize)
 }
 
 /// Returns whether a call is about the link itself.
@@ -69,23 +109,29 @@ fn stays_at_link(row: &CallRow, args: &[usize; 6]) -> bool {
     flags as i32 & stays != 0
 }
 
-/// Returns whether the path at an address is that of this process's program in /proc.
-fn names_program(at: usize) -> bool {
-    let mut asked = [0u8; ASKED_BYTES];
-    // Bytes that can't be read stay zeros.
-    let _ = read_bytes(at, &mut asked);
-    is_of_program(&asked, process_id)
+/// The process whose program a path names.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Whose {
+    Own,
+    Process(u32),
 }
 
-fn is_of_program(asked: &[u8], process: impl FnOnce() -> u32) -> bool {
-    let Some(rest) = asked.strip_prefix(b"/proc/") else { return false };
+/// Returns whose program a path names. `process` returns the number of this process.
+fn whose(asked: &[u8], process: impl FnOnce() -> u32) -> Option<Whose> {
+    let rest = asked.strip_prefix(b"/proc/")?;
     let mut parts = rest.splitn(2, |byte| *byte == b'/');
-    let (Some(whose), Some(file)) = (parts.next(), parts.next()) else { return false };
+    let (whose, file) = (parts.next()?, parts.next()?);
     if !file.starts_with(b"exe\0") {
-        return false;
+        return None;
     }
-    let number = || core::str::from_utf8(whose).ok()?.parse::<u32>().ok();
-    matches!(whose, b"self" | b"thread-self") || number() == Some(process())
+    if matches!(whose, b"self" | b"thread-self") {
+        return Some(Whose::Own);
+    }
+    if whose.iter().any(|byte| !byte.is_ascii_digit()) {
+        return None;
+    }
+    let number = core::str::from_utf8(whose).ok()?.parse::<u32>().ok()?;
+    Some(if number == process() { Whose::Own } else { Whose::Process(number) })
 }
 
 #[cfg(test)]
@@ -94,20 +140,22 @@ mod tests {
 
     #[test]
     fn names_of_own_program_are_told_from_others() {
-        let is = |text: &[u8]| is_of_program(text, || 17);
-        assert!(
-            is(b"/proc/self/exe\0") && is(b"/proc/thread-self/exe\0more") && is(b"/proc/17/exe\0")
-        );
-        let others: [&[u8]; 8] = [
-            b"/proc/18/exe\0",
+        let whose = |text: &[u8]| whose(text, || 17);
+        for own in [&b"/proc/self/exe\0"[..], b"/proc/thread-self/exe\0more", b"/proc/17/exe\0"] {
+            assert_eq!(whose(own), Some(Whose::Own));
+        }
+        assert_eq!(whose(b"/proc/18/exe\0"), Some(Whose::Process(18)));
+        let others: [&[u8]; 9] = [
             b"/proc/self/exe",
             b"/proc/self/exe/\0",
             b"/proc/self/maps\0",
+            b"/proc/+18/exe\0",
+            b"/proc/99999999999/exe\0",
             b"/proc//exe\0",
             b"/proc/exe\0",
             b"proc/self/exe\0",
             b"",
         ];
-        assert!(!others.into_iter().any(is));
+        assert!(others.into_iter().all(|text| whose(text).is_none()));
     }
 }

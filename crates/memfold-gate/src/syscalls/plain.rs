@@ -6,6 +6,7 @@
 use crate::keeper::{Keeper, KeeperFault, NamedSpan, Names};
 use crate::record::GateThread;
 use crate::signals;
+use crate::syscalls::own_program::{PATH_BYTES, program_at};
 use crate::syscalls::pieces::{self, CallPiece};
 use crate::syscalls::row::{CallRow, CallRows, CutInto};
 use crate::syscalls::{lent, messages, own_program, seen};
@@ -75,11 +76,31 @@ impl CallingThread<'_> {
 
     /// Makes a call that needs no more than a hold, and returns its result.
     pub fn plain(&self, row: &CallRow, nr: usize, args: &[usize; 6]) -> isize {
-        if let Some(made) = own_program::read_link(nr, args) {
+        if let Some(at) = own_program::asks_by(row, args)
+            && let Some(made) = self.about_program(row, nr, args, at)
+        {
             return made;
         }
-        let followed = own_program::followed(row, args);
-        let args = followed.as_ref().unwrap_or(args);
+        self.shown(row, nr, args)
+    }
+
+    /// Makes a call whose argument `at` is the path of a program in /proc. Returns `None` if it is
+    /// another path, or if the kernel's own answer is right.
+    #[inline(never)]
+    fn about_program(
+        &self,
+        row: &CallRow,
+        nr: usize,
+        args: &[usize; 6],
+        at: usize,
+    ) -> Option<isize> {
+        let mut room = [0; PATH_BYTES];
+        let path = program_at(args[at], &mut room)?;
+        Some(own_program::answer(row, args, (at, path), |args| self.shown(row, nr, args)))
+    }
+
+    /// Makes a call, and removes from its answer what would reveal the engine. Returns its result.
+    fn shown(&self, row: &CallRow, nr: usize, args: &[usize; 6]) -> isize {
         if !row.tells {
             return self.made(row, nr, args);
         }

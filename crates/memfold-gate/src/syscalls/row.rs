@@ -43,9 +43,10 @@ pub enum MaskUse {
 /// How a call is served.
 #[derive(Copy, Clone)]
 pub enum ServedBy {
-    /// The call is made while its memory is held. Only these calls need no trap from a patched
-    /// site.
+    /// The call is made while its memory is held. It needs no trap from a patched site.
     Plain,
+    /// A function of `handlers/` serves the call. It needs no trap from a patched site.
+    Direct(DirectHandler),
     /// The call is made from a trap, with a context, while its memory is held.
     Trapped,
     /// The call is made from a trap. The argument with this number points to a set of signals, of
@@ -62,6 +63,10 @@ pub enum ServedBy {
     /// The table doesn't have the call. It is made from a trap.
     Unknown,
 }
+
+/// A row's handler that needs only the calling thread and the arguments.
+#[derive(Copy, Clone)]
+pub struct DirectHandler(pub(crate) fn(&GateThread, &[usize; 6]) -> isize);
 
 /// A row's handler, which returns the result of the call.
 #[derive(Copy, Clone)]

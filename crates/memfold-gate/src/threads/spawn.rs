@@ -3,6 +3,7 @@
 use crate::entry;
 use crate::frame::{AlternateStack, SignalContext, fp_bytes_at};
 use crate::keeper::{Keeper, NamedSpan};
+use crate::patch::patch_awaited;
 use crate::record::GateThread;
 use crate::signals::{block_all, deliver_pending};
 use crate::threads::behalf::{keep_all, keep_home, on_behalf};
@@ -237,6 +238,9 @@ fn spawn(
             keep_all(keeper, child, false);
         }
         child.give_back();
+        if record.is_of_first_process() {
+            patch_awaited();
+        }
     }
     made
 }

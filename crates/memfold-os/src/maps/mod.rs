@@ -6,6 +6,7 @@ pub mod own;
 pub mod lookup;
 pub mod pagemap;
 pub mod copied;
+pub mod program;
 
 use crate::Errno;
 use core::ops::{ControlFlow, Range};

@@ -21,13 +21,12 @@ use alloc::ffi::CString;
 use alloc::vec::Vec;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicPtr, Ordering::SeqCst};
+use memfold_gate::image::FILE_NAME;
 use memfold_gate::read_bytes;
 
 const REQUEST: &[u8] = b"MEMFOLD_RUN=";
 const LOAD: &[u8] = b"LD_PRELOAD=";
 const DISABLE: &[u8] = b"MEMFOLD_DISABLE=1";
-/// File name of the library.
-const LIBRARY: &[u8] = b"libmemfold_preload.so";
 
 /// Most environments have fewer entries than this.
 const FEW: usize = 510;
@@ -76,7 +75,7 @@ fn paths(value: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 /// Returns the library's own path in a value of `LD_PRELOAD`.
 fn library_in(value: &[u8]) -> Option<&[u8]> {
-    paths(value).find(|path| path.rsplit(|byte| *byte == b'/').next() == Some(LIBRARY))
+    paths(value).find(|path| path.rsplit(|byte| *byte == b'/').next() == Some(FILE_NAME))
 }
 
 /// Returns the address of libc's `environ`; null if there is no libc in this process.

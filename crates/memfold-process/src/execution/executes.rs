@@ -81,9 +81,10 @@ pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -
     }
     let mut script = ScriptWords::new();
     let mut program = name;
-    if let Some(own) = program_at(path) {
-        call.args[usize::from(by_fd)] = own.as_ptr() as usize;
-        replace(&mut program, own.to_bytes());
+    let mut room = [0u8; PATH_BYTES];
+    if let Some(path) = program_at(path, &mut room) {
+        call.args[usize::from(by_fd)] = path.as_ptr() as usize;
+        replace(&mut program, path.to_bytes());
     }
     let way = way::of(from, &mut program, &mut script);
     let failed = match way {

@@ -52,6 +52,8 @@ pub struct ProgramImage {
     /// The address of its program headers, if a segment has them, and their number.
     pub headers: Option<usize>,
     pub header_count: usize,
+    /// Whether the stack must be executable.
+    pub has_executable_stack: bool,
     /// Its alignment, a power of two.
     pub align: usize,
     /// The place of its interpreter's path in the file, and the path's length with its final zero.
@@ -73,6 +75,7 @@ impl ProgramImage {
             is_fixed: header.e_type == ET_EXEC,
             headers: None,
             header_count: header.e_phnum as usize,
+            has_executable_stack: false,
             align: PAGE_SIZE,
             interpreter: None,
             segments: [Segment::NONE; SEGMENTS_MAX],
@@ -110,7 +113,10 @@ impl ProgramImage {
                 self.interpreter = Some((entry.p_offset, entry.p_filesz as usize));
                 Ok(())
             }
-            PT_GNU_STACK if entry.p_flags & PF_X != 0 => Err("it needs an executable stack"),
+            PT_GNU_STACK => {
+                self.has_executable_stack = entry.p_flags & PF_X != 0;
+                Ok(())
+            }
             PT_LOAD if entry.p_memsz > 0 => {
                 let segment = segment(entry, file_bytes).ok_or("a segment of it is invalid")?;
                 if entry.p_align.is_power_of_two() {

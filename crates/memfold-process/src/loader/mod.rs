@@ -8,6 +8,7 @@
 pub mod image;
 mod map;
 mod names;
+mod description;
 
 pub use map::protect_own_relocations;
 
@@ -17,14 +18,16 @@ use crate::loader::image::{PATH_BYTES, ProgramImage};
 use crate::loader::map::map;
 use alloc::boxed::Box;
 use alloc::ffi::CString;
-use core::ffi::CStr;
+use core::ffi::{CStr, c_char, c_void};
 use core::fmt;
 use memfold_gate::syscalls::note_program;
 use memfold_os::Errno;
 use memfold_os::text::path_of;
+use memfold_os::units::PAGE_SIZE;
 use memfold_run::loaded_program::{LoadedProgram, VARIABLE};
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags, open, readlinkat_raw};
+use rustix::mm::{MprotectFlags, mprotect};
 
 /// Why a program can't be loaded.
 pub enum LoadError {
@@ -67,8 +70,8 @@ impl fmt::Display for Shown {
 /// # Errors
 /// Why it can't be loaded. Nothing of it runs then.
 pub fn load(stack: &InitialStack) -> Result<usize, LoadError> {
-    let entry = stack.take(VARIABLE.as_bytes()).ok_or(LoadError::NoProgram)?;
-    let text = &entry[VARIABLE.len() + 1..entry.len() - 1];
+    let variable = stack.take(VARIABLE.as_bytes()).ok_or(LoadError::NoProgram)?;
+    let text = &variable[VARIABLE.len() + 1..variable.len() - 1];
     let program = LoadedProgram::parse(text).ok_or(LoadError::NoProgram)?;
     let unsuitable = |why| LoadError::Unsuitable(program.name, why);
     let failed = |what| move |errno| LoadError::Failed(program.name, what, errno);
@@ -102,10 +105,29 @@ pub fn load(stack: &InitialStack) -> Result<usize, LoadError> {
         (libc::AT_ENTRY, entry),
         (libc::AT_EXECFN, program.name.as_ptr() as usize),
     ];
+    if image.has_executable_stack {
+        make_executable(stack).map_err(failed("making the stack executable"))?;
+    }
     values.iter().for_each(|(kind, value)| stack.set_auxiliary(*kind, *value));
+    description::give(stack, &image, bias, variable.as_ptr() as usize);
     note_path(&file);
     names::give(program.name);
     Ok(linker.map_or(entry, |(_, entry)| entry))
+}
+
+/// Makes the stack executable, which a program with code on its stack asks the kernel for.
+fn make_executable(stack: &InitialStack) -> Result<(), Errno> {
+    // The name of the executed file is the last thing on the stack, but for a null word.
+    let last = stack.auxiliary(libc::AT_EXECFN).ok_or(Errno::INVAL)?;
+    // SAFETY: it is a string that the kernel has put there.
+    let bytes = unsafe { CStr::from_ptr(last as *const c_char) }.count_bytes();
+    let end = (last + bytes + size_of::<usize>()).next_multiple_of(PAGE_SIZE);
+    let start = stack.lowest() & !(PAGE_SIZE - 1);
+    let access = MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC;
+    // The pages below, to which the stack grows, are part of the same mapping.
+    let access = access | MprotectFlags::GROWSDOWN;
+    // SAFETY: the pages are the kernel's stack of this process, and stay readable and writable.
+    unsafe { mprotect(start as *mut c_void, end - start, access) }
 }
 
 /// Notes the program's path for `/proc/self/exe`, which leads to this library. Without /proc nothing

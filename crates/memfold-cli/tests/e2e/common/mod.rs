@@ -145,6 +145,23 @@ pub fn compile(name: &str) -> Program {
     Program { scratch, path }
 }
 
+/// Changes a static program so that the kernel executes it, but memfold's library can't load it: a
+/// segment reaches past the end of the file.
+pub fn make_unmanageable(scratch: &Scratch, program: &str) {
+    const STACK: [u8; 4] = 0x6474_e551u32.to_le_bytes();
+    let (mut elf, long) = (std::fs::read(program).unwrap(), (1u64 << 30).to_le_bytes());
+    let at = (64..4096).step_by(8).find(|at| elf[*at..*at + 4] == STACK).unwrap();
+    let mut put = |offset: usize, bytes: &[u8]| {
+        elf[at + offset..at + offset + bytes.len()].copy_from_slice(bytes);
+    };
+    put(0, &[1, 0, 0, 0, 4, 0, 0, 0]);
+    put(16, &(1u64 << 30).to_le_bytes());
+    put(32, &long);
+    put(40, &long);
+    let name = program.rsplit('/').next().unwrap();
+    scratch.file(name, elf, 0o755);
+}
+
 /// A Go program from `programs/`, compiled with cgo. Without cgo it would be static.
 pub fn compile_go(name: &str) -> Option<Program> {
     let (go, scratch) = (real::installed("go")?, Scratch::new());

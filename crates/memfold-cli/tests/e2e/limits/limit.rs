@@ -1,6 +1,7 @@
 //! What `--limit` bounds under `memfold run`.
 use crate::common::{
-    Holder, Scratch, assert_right_with, binaries, compile, folded_in, json, managed_in, memfold,
+    Holder, Scratch, assert_right_with, binaries, compile, folded_in, json, make_unmanageable,
+    managed_in, memfold,
 };
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -282,7 +283,7 @@ fn written_pages_of_private_file_mappings_count() {
     assert!((70 << 20..110 << 20).contains(&peak), "{peak}");
 }
 
-/// The program needs an executable stack, so it runs unmanaged. It has 48 of the 96 MiB.
+/// The library can't load the program, so it runs unmanaged. It has 48 of the 96 MiB.
 #[test]
 fn unmanaged_process_reduces_the_limit_of_the_others() {
     let Some(bin) = binaries() else { return };
@@ -296,7 +297,8 @@ fn unmanaged_process_reduces_the_limit_of_the_others() {
             char end;
             return read(0, &end, 1);
         }"#;
-    let large = scratch.compile("large", source, &["-static", "-z", "execstack"]);
+    let large = scratch.compile("large", source, &["-static"]);
+    make_unmanageable(&scratch, &large);
     let (pipe, stats) = (scratch.path("pipe"), scratch.path("json"));
     let script =
         format!("mkfifo {pipe}; {large} <{pipe} & exec 9>{pipe}; exec {} 80\n", program.path);

@@ -196,6 +196,79 @@ fn static_program_sees_what_the_kernel_would_have_left() {
     }
 }
 
+/// A program with code on its stack, and one that must not have such a stack.
+#[test]
+fn static_program_has_the_stack_that_it_asks_for() {
+    let source = r#"
+        #include <signal.h>
+        #include <stdio.h>
+        #include <string.h>
+        #include <unistd.h>
+        static int (*kept)(int);
+        static int call(int times) { return times ? call(times - 1) + 1 : kept(41); }
+        static void no(int signal) { _exit(3); }
+        int main(int count, char **words) {
+            int more = count;
+            int nested(int number) { return number + more; }
+            signal(SIGSEGV, no);
+            kept = nested;
+            if (count > 1) return call(10000) != 10043;
+            unsigned char code[64] = {0xb8, 42, 0, 0, 0, 0xc3};
+            __asm__ volatile("" : : "r"(code) : "memory");
+            return ((int (*)(void))code)() != 42;
+        }"#;
+    let (Some(bin), scratch) = (binaries(), Scratch::new()) else { return };
+    for flags in [&["-static", "-w"][..], &["-static-pie", "-w"]] {
+        for (stack, ends) in [("execstack", 0), ("noexecstack", 3)] {
+            let program = scratch.compile(stack, source, &[flags, &["-z", stack]].concat());
+            for command in [&[program.as_str()][..], &[&program, "deep"]] {
+                let output = run(&bin, &["--summary"], command);
+                let said = String::from_utf8_lossy(&output.stderr);
+                assert_eq!(output.status.code(), Some(ends), "{flags:?} {command:?}: {said}");
+                assert!(!said.contains("unmanaged"), "{said}");
+            }
+        }
+    }
+}
+
+/// Another process of the run asks for the program of a loaded one, in each way.
+#[test]
+fn program_of_a_loaded_process_is_known_to_others_of_the_run() {
+    let source = r#"
+        #include <stdio.h>
+        #include <unistd.h>
+        int main(int count, char **words) {
+            if (count > 2) return puts("executed") < 0;
+            puts("ready");
+            fflush(stdout);
+            char end;
+            return read(0, &end, 1) != 0;
+        }"#;
+    let script = r#"
+import os, subprocess, sys
+child = subprocess.Popen(sys.argv[1:2], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/")
+child.stdout.readline()
+link = f"/proc/{child.pid}/exe"
+auxiliary = open(f"/proc/{child.pid}/auxv", "rb").read()
+with open(f"/proc/{child.pid}/environ", "rb") as file: environment = file.read()
+print(os.readlink(link), os.stat(link) == os.stat(sys.argv[1]), b"MEMFOLD_PROGRAM" in environment)
+print(os.readlink(f"/proc/{os.getpid()}/exe") == os.readlink("/proc/self/exe"))
+print(open(link, "rb").read() == open(sys.argv[1], "rb").read(), os.access(link, os.X_OK))
+sys.stdout.flush()
+subprocess.run([link, "a", "b"])
+child.stdin.close()
+print(child.wait(), os.path.islink(link))
+"#;
+    let (Some(bin), scratch) = (binaries(), Scratch::new()) else { return };
+    let program = fixed(&scratch, "a name with spaces", source);
+    let command = ["python3", "-c", script, &program];
+    let output = run(&bin, &[], &command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.stdout, plainly(&command), "{told}{said}");
+    assert!(told.contains("executed"), "{told}");
+}
+
 #[test]
 fn damaged_static_program_ends_as_plainly_or_with_a_line() {
     let (Some(bin), scratch) = (binaries(), Scratch::new()) else { return };

@@ -1,8 +1,8 @@
 //! Messages of a run: each is printed once, to memfold's own standard error or to a file, and never
 //! into a stream of the program.
 use crate::common::{
-    NOBODY, Scratch, assert_refused, binaries, can_make_worlds, compile, folded_in, managed_in,
-    memfold, run,
+    NOBODY, Scratch, assert_refused, binaries, can_make_worlds, compile, folded_in,
+    make_unmanageable, managed_in, memfold, run,
 };
 use std::collections::HashSet;
 use std::fs;
@@ -240,7 +240,8 @@ fn program_that_runs_unmanaged_is_counted_in_the_summary() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let source = "#include <stdio.h>\nint main(void) { puts(\"ran\"); return 0; }";
-    let file = scratch.compile("static", source, &["-static", "-z", "execstack"]);
+    let file = scratch.compile("static", source, &["-static"]);
+    make_unmanageable(&scratch, &file);
     let script = scratch.file("script", format!("#!{file}\n"), 0o755);
     let counted = |output: &Output, times: u32, words: &[&str]| {
         let lines = said(output);
@@ -254,7 +255,7 @@ fn program_that_runs_unmanaged_is_counted_in_the_summary() {
         let output =
             run(&bin, &["--summary"], &["sh", "-c", &format!("{{ {twice}; }} 2>/dev/null")]);
         assert_eq!(output.stdout, b"ran\nran\n", "{output:?}");
-        counted(&output, 2, &[&file, "executable stack"]);
+        counted(&output, 2, &[&file, "a segment of it is invalid"]);
         let output = run(&bin, &[], &["sh", "-c", &format!("{command}; exit 0")]);
         assert!(said(&output).is_empty(), "{output:?}");
     }

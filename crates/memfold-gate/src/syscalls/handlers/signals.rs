@@ -1,4 +1,5 @@
 //! Serves calls on actions, masks and stacks of signals, and calls that send signals.
+use crate::record::GateThread;
 use crate::signals;
 use crate::syscalls::row::{ProgramCall, value};
 
@@ -8,8 +9,8 @@ pub fn resume(call: &mut ProgramCall) {
 }
 
 /// Serves `rt_sigaction`.
-pub fn set_action(call: &mut ProgramCall) -> isize {
-    value(signals::set_action(call.record, &call.args))
+pub fn set_action(record: &GateThread, args: &[usize; 6]) -> isize {
+    value(signals::set_action(record, args))
 }
 
 /// Serves `rt_sigprocmask`.
