@@ -34,7 +34,7 @@ pub fn path_of_program(process: u32, path: &mut [u8]) -> Result<usize, Errno> {
     let (start, end) = found.ok_or(Errno::NOENT)?;
     let link = TextBuffer::<80>::of(format_args!("/proc/{process}/map_files/{start:x}-{end:x}"));
     let link = link.as_c_str().map_err(|_| Errno::NOENT)?;
-    readlinkat_raw(CWD, link, path).map(|len| len as usize)
+    readlinkat_raw(CWD, link, path)
 }
 
 /// Returns the value of AT_ENTRY in an auxiliary vector.
@@ -48,22 +48,20 @@ fn entry_in(vector: &[u8]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
+    use std::process::Stdio;
 
     #[test]
     fn program_of_a_process_is_what_the_kernel_executed() {
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut cat = std::process::Command::new("cat");
+        let mut child = cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        // When it answers, it has executed its program.
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         for process in [std::process::id(), child.id()] {
-            let link = std::format!("/proc/{process}/exe");
-            // The child may not have executed its program yet.
-            while std::fs::read_link("/proc/self/exe").unwrap()
-                == std::fs::read_link(&link).unwrap()
-                && process == child.id()
-            {
-                std::thread::yield_now();
-            }
             let mut path = [0u8; 4096];
             let len = path_of_program(process, &mut path).unwrap();
-            let exe = std::fs::read_link(link).unwrap();
+            let exe = std::fs::read_link(std::format!("/proc/{process}/exe")).unwrap();
             assert_eq!(&path[..len], exe.as_os_str().as_encoded_bytes());
         }
         child.kill().unwrap();

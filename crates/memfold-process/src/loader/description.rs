@@ -35,7 +35,7 @@ pub fn give(stack: &InitialStack, image: &ProgramImage, bias: usize, environment
     let end_in_file = |segment: &Segment| moved(segment.at + segment.file_bytes);
     let code = || image.segments().iter().filter(|each| each.access.contains(ProtFlags::EXEC));
     let data = image.segments().iter().rfind(|each| each.access.contains(ProtFlags::WRITE));
-    let (Some(first), Some(last)) = (code().next(), code().last()) else { return };
+    let (Some(first), Some(last)) = (code().next(), code().next_back()) else { return };
     let data = data.unwrap_or(last);
     // SAFETY: with 0 the call only returns the end of the heap.
     let Ok(brk) = (unsafe { system_call(libc::SYS_brk, [0; 6]) }) else { return };

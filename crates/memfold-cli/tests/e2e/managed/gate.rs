@@ -50,6 +50,18 @@ fn without_any_privilege_a_swap_file_takes_what_does_not_shrink() {
     }
 }
 
+/// Each child of `posix_spawn` asks for the actions of all signals before it executes its program.
+#[test]
+fn spawned_children_and_their_parent_keep_their_signals() {
+    let program = compile("spawned");
+    let command = [program.path.as_str()];
+    let Some((output, _)) = folded_in("", FLAGS, 32, &command) else { return };
+    let plain = Command::new(command[0]).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert_eq!(text(&output.stdout), text(&plain.stdout));
+    assert!(output.stdout.ends_with(b"right\n"), "{output:?}");
+}
+
 #[test]
 fn what_begins_small_is_folded_when_it_grows() {
     let ways = ["break", "steps", "mremap", "reservation", "thread", "fork", "shared"];
