@@ -5,13 +5,15 @@ use crate::group;
 use crate::program::plain;
 use crate::sockets;
 use clap::{Arg, ArgMatches, Command};
-use memfold::stats::{FIGURES, FigureKind};
+use memfold::stats::{FIGURES, Figure, FigureKind, TIME_BUCKETS, TIME_FIGURES, TimeBucket};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Registry, Unit};
 use serde_json::{Value, json};
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -140,9 +142,20 @@ struct Metric {
     values: Vec<(Labels, f64)>,
 }
 
+/// A histogram of times with a value for each run: the JSON of `report/json.rs`.
+#[derive(Debug)]
+struct TimesMetric {
+    name: String,
+    help: &'static str,
+    values: Vec<(Labels, Value)>,
+}
+
 /// All that was gathered at one moment.
 #[derive(Debug)]
-struct Gathered(Vec<Metric>);
+struct Gathered {
+    metrics: Vec<Metric>,
+    times: Vec<TimesMetric>,
+}
 
 impl Gathered {
     fn now() -> Gathered {
@@ -163,19 +176,32 @@ impl Gathered {
             kind: FigureKind::Gauge,
             values: vec![(vec![("version", env!("CARGO_PKG_VERSION").to_string())], 1.0)],
         }];
-        all.extend(of_runs(&ask(sockets::RUN)));
+        let runs = ask(sockets::RUN);
+        all.extend(of_runs(&runs));
         all.extend(of_groups());
         all.extend(of_devices(&ask(sockets::BLK)));
-        Gathered(all)
+        Gathered { metrics: all, times: times_of_runs(&runs) }
     }
 }
 
 impl Collector for Gathered {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for metric in self.0.iter().filter(|metric| !metric.values.is_empty()) {
+        for times in &self.times {
+            let name = &times.name;
+            let mut family = encoder.encode_descriptor(
+                name,
+                times.help,
+                Some(&Unit::Seconds),
+                MetricType::Histogram,
+            )?;
+            for (labels, value) in &times.values {
+                encode_times(family.encode_family(&&labels[..])?, value)?;
+            }
+        }
+        for metric in self.metrics.iter().filter(|metric| !metric.values.is_empty()) {
             let kind = match metric.kind {
                 FigureKind::Counter => ConstCounter::new(0.0).metric_type(),
-                FigureKind::Gauge => ConstGauge::new(0.0).metric_type(),
+                _ => ConstGauge::new(0.0).metric_type(),
             };
             let mut metric_encoder =
                 encoder.encode_descriptor(&metric.name, &metric.help, None, kind)?;
@@ -184,12 +210,48 @@ impl Collector for Gathered {
                 let one = metric_encoder.encode_family(&labels)?;
                 match metric.kind {
                     FigureKind::Counter => ConstCounter::new(*value).encode(one)?,
-                    FigureKind::Gauge => ConstGauge::new(*value).encode(one)?,
+                    _ => ConstGauge::new(*value).encode(one)?,
                 }
             }
         }
         Ok(())
     }
+}
+
+/// Encodes a histogram of times in seconds. Its buckets are the same for all.
+fn encode_times(mut encoder: MetricEncoder<'_>, value: &Value) -> Result<(), fmt::Error> {
+    let within = |end_ns: u64| {
+        let buckets = value["buckets"].as_array().into_iter().flatten();
+        buckets.filter(|one| one[0] == end_ns).filter_map(|one| one[1].as_u64()).sum()
+    };
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    let ends = (0..TIME_BUCKETS).map(|n| TimeBucket(n).end_ns());
+    let mut buckets: Vec<(f64, u64)> = ends.map(|end| (seconds(end), within(end))).collect();
+    // The last bucket has all longer times.
+    if let Some(last) = buckets.last_mut() {
+        last.0 = f64::MAX;
+    }
+    let (total, count) = (value["total_ns"].as_u64(), value["count"].as_u64());
+    let no_exemplars = None::<&std::collections::HashMap<usize, Exemplar<Labels, f64>>>;
+    let sum = seconds(total.unwrap_or(0));
+    encoder.encode_histogram(sum, count.unwrap_or(0), &buckets, no_exemplars)
+}
+
+/// Returns the histograms of runs.
+fn times_of_runs(runs: &[Value]) -> Vec<TimesMetric> {
+    let of = |figure: &'static Figure| TimesMetric {
+        name: figure.name.to_string(),
+        help: figure.help,
+        values: runs.iter().map(|run| (labels_of(run), run["sum"][figure.name].clone())).collect(),
+    };
+    TIME_FIGURES.iter().filter(|_| !runs.is_empty()).map(of).collect()
+}
+
+/// Returns the labels of a run.
+fn labels_of(run: &Value) -> Labels {
+    let command = run["command"][0].as_str().unwrap_or_default();
+    let command = command.rsplit('/').next().unwrap_or_default().to_string();
+    vec![("run", run["run"].to_string()), ("command", command)]
 }
 
 /// Returns a metric of figures in JSON: one value for each that has it.
@@ -206,11 +268,7 @@ fn metric(
 /// Returns the metrics of runs. A counter is of all processes that the run ever had, and a gauge of
 /// those that live.
 fn of_runs(runs: &[Value]) -> Vec<Metric> {
-    let labels = |run: &Value| -> Labels {
-        let command = run["command"][0].as_str().unwrap_or_default();
-        let command = command.rsplit('/').next().unwrap_or_default().to_string();
-        vec![("run", run["run"].to_string()), ("command", command)]
-    };
+    let labels = labels_of;
     let of = |name, help, of: &dyn Fn(&Value) -> Option<f64>| {
         metric(name, help, FigureKind::Gauge, runs.iter().map(|run| (labels(run), of(run))))
     };
@@ -231,7 +289,7 @@ fn of_runs(runs: &[Value]) -> Vec<Metric> {
         let value = |run: &Value| {
             let raw = match figure.kind {
                 FigureKind::Counter => run["sum"][figure.name].as_f64()?,
-                FigureKind::Gauge => {
+                _ => {
                     let live = run["processes"].as_array()?.iter();
                     live.filter_map(|one| one[figure.name].as_f64()).sum()
                 }

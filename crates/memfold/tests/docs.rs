@@ -1,7 +1,7 @@
 //! The documents say what the code says: its tables, the files that there are; and they are short
 //! enough to be read.
 use memfold::config::keys::{Audience, COUNTED, KEYS};
-use memfold::stats::{FIGURES, Figure, FigureKind, ORDER_FIGURES};
+use memfold::stats::{FIGURES, Figure, FigureKind, ORDER_FIGURES, TIME_FIGURES};
 use std::path::{Path, PathBuf};
 
 /// A document, by its path from the root.
@@ -162,16 +162,24 @@ fn usage_shows_the_example_that_the_crate_runs() {
 
 #[test]
 fn counters_lists_every_counter_with_its_help() {
-    let one =
-        |figure: &Figure, kind: &str| row(&[&format!("`{}`", figure.name), kind, figure.help]);
-    let plain = FIGURES
-        .iter()
-        .map(|f| one(f, if f.kind == FigureKind::Gauge { "gauge" } else { "counter" }));
-    let per_order = ORDER_FIGURES.iter().map(|f| one(f, "counter, per order"));
+    let one = |figure: &Figure, kind: &str| {
+        let kernel = match figure.kernel {
+            "" => String::new(),
+            name => format!("`{name}`"),
+        };
+        row(&[&format!("`{}`", figure.name), kind, figure.unit.name(), &kernel, figure.help])
+    };
+    let kind = |figure: &Figure| match figure.kind {
+        FigureKind::Gauge => "gauge",
+        FigureKind::Counter => "counter",
+        FigureKind::Times => "histogram",
+    };
+    let plain = FIGURES.iter().chain(TIME_FIGURES).map(|figure| one(figure, kind(figure)));
+    let per_order = ORDER_FIGURES.iter().map(|figure| one(figure, "counter, per order"));
     assert_same(
         "docs/counters.md",
         "counters",
-        &table(&["name", "kind", "what it counts"], plain.chain(per_order)),
+        &table(&["name", "kind", "unit", "in Linux", "what it counts"], plain.chain(per_order)),
     );
 }
 

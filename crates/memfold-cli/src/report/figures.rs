@@ -1,5 +1,7 @@
 //! The counters of a run: sums over its processes, its own peaks, and its compression ratio.
-use memfold::stats::{FIGURES, ORDER_FIGURES, ORDERS, Stats, size_suffix};
+use memfold::stats::{
+    FIGURES, ORDER_FIGURES, ORDERS, Stats, TIME_FIGURES, TimeCounts, size_suffix,
+};
 use memfold_run::table::totals::PEAKS;
 use memfold_run::users::UserTables;
 
@@ -8,20 +10,24 @@ use memfold_run::users::UserTables;
 pub struct RunFigures {
     values: [u64; FIGURES.len()],
     orders: [[u64; ORDERS]; ORDER_FIGURES.len()],
+    times: [TimeCounts; TIME_FIGURES.len()],
 }
 
 impl RunFigures {
     /// Returns the present counters of one process.
     pub fn of(stats: &Stats) -> RunFigures {
-        RunFigures { values: stats.values(), orders: stats.order_values() }
+        RunFigures { values: stats.values(), orders: stats.order_values(), times: stats.times() }
     }
 
     /// Returns the sums over every process of the run. A peak is that of all processes at one
     /// moment, and at least the largest peak of one process. `peak_held_bytes` is always the
     /// latter.
     pub fn sum(tables: &UserTables) -> RunFigures {
-        let mut sum =
-            RunFigures { values: [0; FIGURES.len()], orders: [[0; ORDERS]; ORDER_FIGURES.len()] };
+        let mut sum = RunFigures {
+            values: [0; FIGURES.len()],
+            orders: [[0; ORDERS]; ORDER_FIGURES.len()],
+            times: [TimeCounts::NONE; TIME_FIGURES.len()],
+        };
         for one in tables.processes().map(|process| RunFigures::of(process.stats())) {
             for ((to, from), figure) in sum.values.iter_mut().zip(one.values).zip(FIGURES) {
                 *to = match figure.name.starts_with("peak_") {
@@ -34,6 +40,7 @@ impl RunFigures {
             {
                 *to = to.wrapping_add(*from);
             }
+            sum.times.iter_mut().zip(&one.times).for_each(|(to, from)| to.add(from));
         }
         for (name, peak) in PEAKS.iter().zip(tables.peaks()) {
             let at = FIGURES.iter().position(|figure| figure.name == *name);
@@ -61,6 +68,11 @@ impl RunFigures {
     pub fn slowdown(&self) -> Option<f64> {
         let own = self.get("own_ns");
         (own > 0).then(|| self.get("folding_ns") as f64 * 100.0 / own as f64)
+    }
+
+    /// Returns every histogram of times with its name.
+    pub fn times(&self) -> impl Iterator<Item = (&'static str, &TimeCounts)> {
+        TIME_FIGURES.iter().map(|figure| figure.name).zip(&self.times)
     }
 
     /// Returns every counter with its name. The name of a counter for one order has the size of the

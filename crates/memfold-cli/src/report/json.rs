@@ -2,6 +2,7 @@
 use crate::report::figures::RunFigures;
 use crate::report::recommended::LimitCurve;
 use memfold::config::Config;
+use memfold::stats::{TimeBucket, TimeCounts};
 use memfold_run::table::ProcessSlot;
 use memfold_run::users::UserTables;
 use serde_json::{Map, Value, json};
@@ -58,9 +59,24 @@ fn frame_success(sum: &RunFigures) -> Option<f64> {
     (asked > 0.0).then(|| 1.0 - sum.get("frame_alloc_failed") as f64 / asked)
 }
 
-/// Returns every counter by name.
+/// Returns every counter and every histogram of times by name.
 pub fn figures(figures: &RunFigures) -> Map<String, Value> {
-    figures.each().map(|(name, value)| (name, value.into())).collect()
+    let counters = figures.each().map(|(name, value)| (name, value.into()));
+    counters.chain(figures.times().map(|(name, its)| (name.to_string(), times(its)))).collect()
+}
+
+/// Returns a histogram of times: its percentiles, and the buckets that are not empty, each with the
+/// time at which it ends. Percentiles are null without times.
+fn times(counts: &TimeCounts) -> Value {
+    let buckets = counts.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
+    json!({
+        "count": counts.count(),
+        "total_ns": counts.total_ns,
+        "p50_ns": counts.percentile_ns(50),
+        "p90_ns": counts.percentile_ns(90),
+        "p99_ns": counts.percentile_ns(99),
+        "buckets": buckets.map(|(n, count)| [TimeBucket(n).end_ns(), *count]).collect::<Vec<_>>(),
+    })
 }
 
 #[cfg(test)]
@@ -81,7 +97,7 @@ mod tests {
         let value: Value = serde_json::from_str(&json(&run, &sum, &tables)).unwrap();
         let map = value.as_object().unwrap();
         assert!(sum.each().all(|(name, number)| map[&name] == number));
-        assert_eq!(map.len(), sum.each().count() + 13);
+        assert_eq!(map.len(), sum.each().count() + sum.times().count() + 13);
         assert_eq!((&value["exit_status"], &value["processes"][0]["pid"]), (&json!(3), &json!(9)));
         assert_eq!(
             (&value["processes"][0]["faults"], &value["frame_success"]),

@@ -124,6 +124,20 @@ pub fn cost(percent: Option<f64>, bound: u32, idle_ns: u64, waking_ns: u64) -> S
     format!("slowdown {slowdown}{bound}{idle}")
 }
 
+/// Returns how long faults took, by the place that their pages came from. Returns `None` if none was
+/// timed.
+fn times(sum: &RunFigures) -> Option<String> {
+    let us = |ns: Option<u64>| ns.map_or(0.0, |ns| ns as f64 / 1e3);
+    let parts = sum.times().filter(|(name, its)| name.starts_with("fault_") && its.count() > 0);
+    let parts = parts.map(|(name, its)| {
+        let source = name.trim_start_matches("fault_").trim_end_matches("_time");
+        let [half, most] = [50, 99].map(|percent| us(its.percentile_ns(percent)));
+        format!("{source} {half:.1}/{most:.1}")
+    });
+    let parts: Vec<String> = parts.collect();
+    (!parts.is_empty()).then(|| format!("faults took, p50/p99 in us: {}", parts.join(", ")))
+}
+
 /// Returns the lines of a run in which memory was managed.
 fn folded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunEnd) -> Vec<String> {
     let size = |name: &str| Size(sum.get(name));
@@ -155,6 +169,7 @@ fn folded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunEnd
         cost(sum.slowdown(), config.slowdown, sum.get("idle_ns"), sum.get("waking_ns")),
         Size(saved as u64)
     ));
+    lines.extend(times(sum));
     lines.extend(LimitCurve::of(tables, sum).and_then(|curve| curve.line()));
     let unmanaged = tables.bounds().peak_slotless_bytes();
     if unmanaged > SMALL_BYTES {

@@ -7,6 +7,7 @@ mod slots;
 
 pub use objects::{HEAD_BYTES, PackedObjects, ReadError};
 
+use crate::ObjectLocation;
 use crate::cluster::{CLUSTER_SLOTS, Clusters};
 use crate::disk::Disk;
 use crate::lent::{ANCESTORS_MAX, LentSlots};
@@ -270,6 +271,11 @@ impl Swap {
     /// Returns the bytes in the remote store.
     pub fn remote_bytes(&self) -> u64 {
         self.tier.as_ref().map_or(0, |tier| tier.remote_slots() * PAGE_SIZE as u64)
+    }
+
+    /// Returns whether the first bytes of an object are in the remote store.
+    pub fn is_remote(&self, location: ObjectLocation) -> bool {
+        self.tier.as_ref().is_some_and(|tier| tier.object_of(location.slot).is_some())
     }
 
     /// Returns whether any slot is free.

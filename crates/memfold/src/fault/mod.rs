@@ -17,11 +17,12 @@ use crate::parts::walk;
 use crate::policy::stream_readahead::WindowAdvice;
 use crate::residency::Residency;
 use crate::residency::copy_in::FaultAccess;
-use crate::stats;
+use crate::stats::{self, TimeHistogram};
 use memfold_os::Errno;
 use memfold_os::sync::atomic::Ordering::Relaxed;
-use memfold_os::thread::cpu_ns;
+use memfold_os::thread::{cpu_ns, now_ns};
 use memfold_os::units::{Order, PAGE_SIZE};
+use memfold_swap::ObjectLocation;
 
 /// One fault in so many is timed, because timing takes two system calls.
 const TIMED: u64 = 16;
@@ -36,6 +37,21 @@ pub enum FaultOutcome {
     Again,
     /// The address is not under management.
     NotManaged,
+}
+
+/// The place that a fault's page came from.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum FaultSource {
+    /// Nowhere: the page is zeros.
+    Zero,
+    /// The swap cache.
+    SwapCache,
+    /// The compressed pool.
+    Pool,
+    /// The swap file or the remote store. Such loads are all timed.
+    Device,
+    /// The page was there, or another thread brings it.
+    Other,
 }
 
 /// A fault as the kernel reports it.
@@ -59,19 +75,28 @@ impl Faults<'_> {
     /// another thread may map it later.
     pub fn fault(&self, fault: PageFault) -> FaultOutcome {
         if !self.stats.faults.load(Relaxed).is_multiple_of(TIMED) {
-            return self.serve_at(fault);
+            return self.serve_at(fault).0;
         }
-        let begin = cpu_ns();
-        let served = self.serve_at(fault);
-        stats::add(&self.stats.fault_ns, (cpu_ns() - begin) * TIMED);
+        let (begin, begin_cpu) = (now_ns(), cpu_ns());
+        let (served, source) = self.serve_at(fault);
+        stats::add(&self.stats.fault_ns, (cpu_ns() - begin_cpu) * TIMED);
+        let times = match source {
+            FaultSource::Zero => &self.stats.fault_zero_time,
+            FaultSource::SwapCache => &self.stats.fault_rescue_time,
+            FaultSource::Pool => &self.stats.fault_pool_time,
+            FaultSource::Device | FaultSource::Other => return served,
+        };
+        times.note(now_ns() - begin);
         served
     }
 
-    fn serve_at(&self, fault: PageFault) -> FaultOutcome {
+    fn serve_at(&self, fault: PageFault) -> (FaultOutcome, FaultSource) {
         let areas = self.areas.read();
-        let Some(area) = areas.find(fault.addr).copied() else { return FaultOutcome::NotManaged };
+        let Some(area) = areas.find(fault.addr).copied() else {
+            return (FaultOutcome::NotManaged, FaultSource::Other);
+        };
         stats::add(&self.stats.faults, 1);
-        self.serve(
+        self.serve_from(
             &areas,
             &area,
             fault,
@@ -113,19 +138,34 @@ impl Faults<'_> {
         fault: PageFault,
         from: BlockSource,
     ) -> FaultOutcome {
+        self.serve_from(areas, area, fault, from).0
+    }
+
+    fn serve_from(
+        &self,
+        areas: &Areas,
+        area: &Area,
+        fault: PageFault,
+        from: BlockSource,
+    ) -> (FaultOutcome, FaultSource) {
+        let other = |served| (served, FaultSource::Other);
         let key = area.key_of(fault.addr);
         let mut guard = self.table.lock(key);
         loop {
             let Some(id) = self.table.find(&guard, key) else {
-                return self.first_touch(areas, area, guard, key);
+                return (self.first_touch(areas, area, guard, key), FaultSource::Zero);
             };
             let folio = self.table.get(&guard, id);
             match folio.state.get() {
-                FolioState::Resident => return self.touch_resident(&guard, area, id, fault),
-                FolioState::Partial if folio.is_here(key) => {
-                    return self.touch_resident(&guard, area, id, fault);
+                FolioState::Resident => {
+                    return other(self.touch_resident(&guard, area, id, fault));
                 }
-                FolioState::Cached => return self.rescue(&mut guard, area, id, key),
+                FolioState::Partial if folio.is_here(key) => {
+                    return other(self.touch_resident(&guard, area, id, fault));
+                }
+                FolioState::Cached => {
+                    return (self.rescue(&mut guard, area, id, key), FaultSource::SwapCache);
+                }
                 FolioState::Stored | FolioState::Partial => {
                     return self.major(areas, area, guard, key, fault, from);
                 }
@@ -133,7 +173,7 @@ impl Faults<'_> {
                     folio.wanted.store(true, Relaxed);
                     stats::add(&self.stats.faults_waited, 1);
                     if !self.is_inline() {
-                        return FaultOutcome::Yes;
+                        return other(FaultOutcome::Yes);
                     }
                     guard = self.table.wait(guard);
                 }
@@ -249,20 +289,22 @@ impl Faults<'_> {
         key: u64,
         fault: PageFault,
         from: BlockSource,
-    ) -> FaultOutcome {
+    ) -> (FaultOutcome, FaultSource) {
         let mut from = from;
         if from == BlockSource::Pool && Loads(self.0).reaches_file(&guard, key, Order::PAGE) {
             if self.reads.ask(fault.addr, fault.protected) {
-                return FaultOutcome::Yes;
+                return (FaultOutcome::Yes, FaultSource::Other);
             }
             from = BlockSource::Any;
         }
         stats::add(&self.stats.pgmajfault, 1);
         let advice = Readahead(self.0).advise_load(key);
-        let in_file = self
+        let location = self
             .table
             .find(&guard, key)
-            .is_some_and(|id| Readahead(self.0).is_in_file(self.table.get(&guard, id)));
+            .and_then(|id| Readahead(self.0).location_in_file(self.table.get(&guard, id)));
+        let in_file = location.is_some();
+        let device = location.map(|location| (now_ns(), self.times_of(location)));
         if in_file
             && advice.order == self.config.block_order
             && let Some(beside) = self.swap_readahead.touched(key)
@@ -294,7 +336,18 @@ impl Faults<'_> {
         };
         self.streams.loaded(key, start, end);
         Limits(self.0).ask_past_target();
-        served(loaded)
+        let Some((begin, times)) = device else { return (served(loaded), FaultSource::Pool) };
+        times.note(now_ns() - begin);
+        (served(loaded), FaultSource::Device)
+    }
+
+    /// Returns the histogram for loads of an object of the swap file, which may be in the remote
+    /// store.
+    fn times_of(&self, location: ObjectLocation) -> &TimeHistogram {
+        match self.backing.swap() {
+            Some(swap) if swap.is_remote(location) => &self.stats.fault_remote_time,
+            _ => &self.stats.fault_file_time,
+        }
     }
 
     /// Loads and maps the pages that follow, for a stream, where blocks were cut into pages, so

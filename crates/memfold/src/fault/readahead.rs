@@ -8,6 +8,7 @@ use crate::policy::swap_readahead::NeighbourWindow;
 use crate::requests::background::LoadWindow;
 use crate::stats;
 use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_swap::ObjectLocation;
 
 /// A window is at most one part in this many of the available memory.
 const WINDOW_SHARE: u64 = 32;
@@ -63,9 +64,14 @@ impl Readahead<'_> {
 
     /// Returns whether a folio's stored copy begins in the swap file.
     pub(crate) fn is_in_file(&self, folio: &Folio) -> bool {
-        self.backing.swap().is_some()
-            && folio.has_copy.get()
-            && self.table.slots(folio)[0].get().handle.as_foreign().is_some()
+        self.location_in_file(folio).is_some()
+    }
+
+    /// Returns where in the swap file a folio's stored copy begins, if it does.
+    pub(crate) fn location_in_file(&self, folio: &Folio) -> Option<ObjectLocation> {
+        let has_copy = self.backing.swap().is_some() && folio.has_copy.get();
+        let handle = has_copy.then(|| self.table.slots(folio)[0].get().handle)?;
+        ObjectLocation::from_handle(handle)
     }
 
     pub(crate) fn ask_beside(&self, area: &Area, beside: NeighbourWindow) {

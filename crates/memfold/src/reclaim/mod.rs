@@ -31,6 +31,7 @@ use core::iter::once;
 use core::ops::Range;
 use memfold_os::Errno;
 use memfold_os::memory::zone::{NoPromise, counts_reservations};
+use memfold_os::thread::now_ns;
 use memfold_os::uffd::drop::SPANS_MAX;
 use memfold_os::units::{MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
 
@@ -184,8 +185,24 @@ impl Reclaim<'_> {
         self.reclaim_until(hold, pages, slack, enough)
     }
 
-    /// Reclaims until the caller has enough.
+    /// Reclaims until the caller has enough, and notes the time.
     fn reclaim_until(
+        &self,
+        hold: AreasAccess<'_>,
+        pages: u64,
+        slack: u64,
+        enough: impl Fn(Limits<'_>) -> bool,
+    ) -> ReclaimProgress {
+        if enough(Limits(self.0)) {
+            return ReclaimProgress::Freed;
+        }
+        let begin = now_ns();
+        let progress = self.reclaim_more(hold, pages, slack, enough);
+        self.stats.reclaim_time.note(now_ns() - begin);
+        progress
+    }
+
+    fn reclaim_more(
         &self,
         hold: AreasAccess<'_>,
         pages: u64,
