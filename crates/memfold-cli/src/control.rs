@@ -7,6 +7,7 @@ use crate::failure::CommandFailure;
 use crate::group::member::{GroupMember, GroupRequest};
 use crate::report::figures::RunFigures;
 use crate::report::json::{figures, of_process};
+use crate::report::recommended::LimitCurve;
 use crate::sockets;
 use crate::table::hand_over::HandOver;
 use memfold::config::Config;
@@ -110,6 +111,8 @@ impl RunControl {
                 one
             });
         let (unmanaged, unmanaged_bytes) = self.shared.tables.bounds().slotless();
+        let sum = RunFigures::sum(&self.shared.tables);
+        let curve = LimitCurve::of(&self.shared.tables, &sum);
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "run": std::process::id(),
@@ -119,11 +122,13 @@ impl RunControl {
             "resident_limit_bytes": config.resident_bytes,
             "group": self.about_group(),
             "slowdown": config.slowdown,
-            "slowdown_percent": RunFigures::sum(&self.shared.tables).slowdown(),
+            "slowdown_percent": sum.slowdown(),
             "unmanaged_processes": unmanaged,
             "unmanaged_processes_bytes": unmanaged_bytes,
             "processes": processes.collect::<Vec<_>>(),
-            "sum": Value::Object(figures(&RunFigures::sum(&self.shared.tables))),
+            "sum": Value::Object(figures(&sum)),
+            "recommended_limits": curve.as_ref().map(LimitCurve::json),
+            "slowdown_by_limit": curve.map(|curve| curve.points().json()),
         })
     }
 

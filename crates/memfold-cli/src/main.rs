@@ -38,6 +38,7 @@ Examples:
   memfold run --list
   memfold stat 1234
   memfold set 1234 --limit 512M
+  memfold curve 1234
   memfold metrics --listen 127.0.0.1:9464
   memfold wrap node python3
   memfold blk --size 8G --limit 2G --unix /run/disk.sock
@@ -67,6 +68,7 @@ fn dispatch() -> Result<u8, CommandFailure> {
             Some(("unwrap", matches)) => wrap::unwrap(matches),
             Some(("stat", matches)) => runs::stat(matches),
             Some(("set", matches)) => runs::set(matches),
+            Some(("curve", matches)) => runs::curve(matches),
             Some(("metrics", matches)) => metrics::main(matches),
             Some(("blk", matches)) => blk::main(matches),
             Some(("bench", matches)) => bench::main(matches),
@@ -87,6 +89,7 @@ fn command() -> Command {
         .subcommand(check::command())
         .subcommand(runs::stat_command())
         .subcommand(runs::set_command())
+        .subcommand(runs::curve_command())
         .subcommand(metrics::command())
         .subcommand(blk::command())
         .subcommand(bench::command())

@@ -31,6 +31,7 @@ use std::{env, fs, process};
 
 const LIBRARY: &str = "libmemfold_preload.so";
 const SUMMARY: &str = "summary";
+const CURVE: &str = "curve";
 const STATS_FILE: &str = "stats-file";
 const LOG: &str = "log";
 const WRAPPED: &str = "wrapped";
@@ -110,8 +111,13 @@ pub fn command() -> Command {
         .arg(
             Arg::new(SUMMARY)
                 .long(SUMMARY)
-                .action(ArgAction::SetTrue)
-                .help("Print a summary to stderr at the end"),
+                .value_name("curve")
+                .num_args(0..=1)
+                .require_equals(true)
+                .default_missing_value("")
+                .value_parser(["", CURVE])
+                .hide_possible_values(true)
+                .help(wrapped("Print a summary to stderr at the end; with =curve also the slowdown that larger limits would have cost")),
         )
         .arg(
             Arg::new(STATS_FILE)
@@ -265,9 +271,10 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         warn_of_dump(&run.shared.tables, &log, end.pid as u32);
     }
 
-    if matches.get_flag(SUMMARY) {
+    if let Some(kind) = matches.get_one::<String>(SUMMARY) {
+        let with_curve = kind == CURVE;
         let group = run.group.as_ref().map(ToString::to_string);
-        let ended = RunEnd { status: end.status, largest_bytes, seconds, group };
+        let ended = RunEnd { status: end.status, largest_bytes, seconds, group, with_curve };
         log.say(&summary(&run.config(), &run.shared.tables, &ended));
     }
     if let Some(file) = stats_file {
@@ -595,8 +602,11 @@ mod tests {
         let is_own =
             |arg: &&Arg| !arg.is_hide_set() && flags().all(|key| arg.get_id().as_str() != key.name);
         let row = |arg: &Arg| {
-            let value =
-                arg.get_value_names().map_or(String::new(), |names| format!(" {}", names[0]));
+            let joined = if arg.is_require_equals_set() { "[=" } else { " " };
+            let end = if arg.is_require_equals_set() { "]" } else { "" };
+            let value = arg
+                .get_value_names()
+                .map_or(String::new(), |names| format!("{joined}{}{end}", names[0]));
             let help = arg.get_help().expect("each flag has help").to_string().replace('\n', " ");
             Some(format!("| `--{}{value}` | {help} |\n", arg.get_long()?))
         };

@@ -1,6 +1,7 @@
 //! The runs of this user: `memfold run --list`, `memfold stat PID` and `memfold set PID`.
 use crate::failure::CommandFailure;
 use crate::group;
+use crate::report::curve::CurvePoints;
 use crate::report::summary::cost;
 use crate::sockets;
 use crate::table::processes::run_of;
@@ -52,11 +53,27 @@ pub fn set_command() -> Command {
         )
 }
 
+/// Returns the command line of `curve`.
+pub fn curve_command() -> Command {
+    let form = |name: &'static str, help: &'static str| {
+        Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
+    };
+    Command::new("curve")
+        .about("Prints the slowdown that a program under memfold run would have with larger limits, by an estimate")
+        .override_usage("memfold curve [--json|--svg] PID")
+        .arg(pid_of_run().required(true))
+        .arg(form("json", "Print it as JSON").conflicts_with("svg"))
+        .arg(form("svg", "Print a picture as SVG"))
+        .after_help("Exit status: 0; 125 if no run of this user has this process, or if it has loaded nothing yet.")
+}
+
 fn pid() -> Arg {
+    pid_of_run().required_unless_present(group::GROUP).conflicts_with(group::GROUP)
+}
+
+fn pid_of_run() -> Arg {
     Arg::new("pid")
         .value_name("PID")
-        .required_unless_present(group::GROUP)
-        .conflicts_with(group::GROUP)
         .value_parser(value_parser!(u32).range(1..))
         .help("Process ID of memfold run, or of any process of the run")
 }
@@ -144,6 +161,31 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         about["unmanaged_processes"],
         Size(about["unmanaged_processes_bytes"].as_u64().unwrap_or(0))
     );
+    Ok(0)
+}
+
+/// Runs `memfold curve`.
+///
+/// # Errors
+/// 125: there is no such run, it does not answer, or it has loaded nothing yet.
+pub fn curve(matches: &ArgMatches) -> Result<u8, CommandFailure> {
+    let (_, about) = find(matches)?;
+    let points = CurvePoints::from_json(&about["slowdown_by_limit"]).ok_or_else(|| {
+        let run = &about["run"];
+        CommandFailure::own(format!(
+            "Run {run} has loaded no folded memory yet, so nothing can be estimated. Try again later."
+        ))
+    })?;
+    if matches.get_flag("json") {
+        say!("{:#}", points.json());
+    } else if matches.get_flag("svg") {
+        say!("{}", points.svg());
+    } else {
+        say!("slowdown by limit, an estimate:");
+        for line in points.lines() {
+            say!("{line}");
+        }
+    }
     Ok(0)
 }
 

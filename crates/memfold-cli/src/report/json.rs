@@ -25,6 +25,7 @@ pub struct RunReport<'a> {
 pub fn json(run: &RunReport, sum: &RunFigures, tables: &UserTables) -> String {
     let mut all = figures(sum);
     let command: Vec<_> = run.arguments.iter().map(|a| a.to_string_lossy()).collect();
+    let curve = LimitCurve::of(tables, sum);
     let about = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "command": command,
@@ -37,7 +38,8 @@ pub fn json(run: &RunReport, sum: &RunFigures, tables: &UserTables) -> String {
         "ratio": sum.ratio(),
         "peak_unmanaged_processes_bytes": tables.bounds().peak_slotless_bytes(),
         "frame_success": frame_success(sum),
-        "recommended_limits": LimitCurve::of(tables, sum).map(|curve| curve.json()),
+        "recommended_limits": curve.as_ref().map(LimitCurve::json),
+        "slowdown_by_limit": curve.map(|curve| curve.points().json()),
     });
     let Value::Object(about) = about else { unreachable!("written as an object") };
     all.extend(about);
@@ -97,7 +99,7 @@ mod tests {
         let value: Value = serde_json::from_str(&json(&run, &sum, &tables)).unwrap();
         let map = value.as_object().unwrap();
         assert!(sum.each().all(|(name, number)| map[&name] == number));
-        assert_eq!(map.len(), sum.each().count() + sum.times().count() + 13);
+        assert_eq!(map.len(), sum.each().count() + sum.times().count() + 14);
         assert_eq!((&value["exit_status"], &value["processes"][0]["pid"]), (&json!(3), &json!(9)));
         assert_eq!(
             (&value["processes"][0]["faults"], &value["frame_success"]),

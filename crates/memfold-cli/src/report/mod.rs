@@ -1,4 +1,5 @@
 //! Reports about a run.
+pub mod curve;
 pub mod figures;
 pub mod recommended;
 pub mod json;

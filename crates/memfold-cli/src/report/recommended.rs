@@ -3,6 +3,7 @@
 //! A larger limit keeps the pages whose refault distance is small. It saves their part of the
 //! slowdown. Smaller limits than the given one can't be judged, because the kernel
 //! does not report touches of pages that are in memory.
+use crate::report::curve::CurvePoints;
 use crate::report::figures::RunFigures;
 use memfold::config::Size;
 use memfold::stats::{LIMIT_BUCKETS, LimitBucket, Stats};
@@ -17,6 +18,8 @@ const SLOWDOWNS: [f64; 3] = [2.0, 10.0, 50.0];
 pub struct LimitCurve {
     /// The slowdown of the run as it was, percent.
     slowdown: f64,
+    /// The most that the run has held, bytes.
+    peak: u64,
     /// Limits in bytes, each with the number of pages that a smaller one loads again. They descend.
     refaults: Vec<(u64, u64)>,
 }
@@ -29,7 +32,7 @@ impl LimitCurve {
         let mut refaults: Vec<(u64, u64)> =
             tables.processes().flat_map(|process| scaled(process.stats(), run_peak)).collect();
         refaults.sort_unstable_by(|one, other| other.cmp(one));
-        (!refaults.is_empty()).then_some(LimitCurve { slowdown, refaults })
+        (!refaults.is_empty()).then_some(LimitCurve { slowdown, peak: run_peak, refaults })
     }
 
     /// Returns the least limit in bytes at which the slowdown is at most so many percent. Returns
@@ -41,6 +44,22 @@ impl LimitCurve {
             left = left.saturating_add(*pages);
             (self.slowdown * left as f64 / all as f64 > percent).then_some(*limit)
         })
+    }
+
+    /// Returns the slowdown at the limit that the run had, and at each larger one that saves some of
+    /// it.
+    pub fn points(&self) -> CurvePoints {
+        let all = self.refaults.iter().fold(0, |sum: u64, (_, pages)| sum.saturating_add(*pages));
+        let (mut left, mut points) = (all, vec![(self.peak, self.slowdown)]);
+        for (limit, pages) in self.refaults.iter().rev() {
+            left -= pages;
+            let percent = self.slowdown * left as f64 / all as f64;
+            match points.last_mut() {
+                Some(last) if *limit <= last.0 => last.1 = percent,
+                _ => points.push((*limit, percent)),
+            }
+        }
+        CurvePoints(points)
     }
 
     /// Returns an object with the limit for each slowdown in percent, in bytes. It is null where the
@@ -122,6 +141,19 @@ mod tests {
         tables.note_totals();
         let limit = curve(&tables).limit_for(1.0).map(|bytes| bytes / MIB);
         assert_eq!(limit, Some(416), "twice what the process itself would need");
+    }
+
+    #[test]
+    fn points_descend_from_the_runs_own_slowdown() {
+        let tables = tables();
+        process(&tables, 1, &[(50, 60), (120, 240), (200, 200), (400, 100)]);
+        let points = curve(&tables).points().0;
+        let shown: Vec<(u64, u64)> =
+            points.iter().map(|(at, by)| (at / MIB, by.round() as u64)).collect();
+        assert_eq!(shown, [(100, 54), (128, 30), (208, 10), (416, 0)]);
+        for (bytes, percent) in points {
+            assert!(curve(&tables).limit_for(percent).is_none_or(|limit| limit <= bytes));
+        }
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub struct RunEnd {
     pub seconds: f64,
     /// The group of the run, and its limit.
     pub group: Option<String>,
+    /// Whether the summary shows the slowdown by limit.
+    pub with_curve: bool,
 }
 
 /// Returns the summary: a few lines of text, each with the prefix `memfold: `.
@@ -28,7 +30,11 @@ pub fn summary(config: &Config, tables: &UserTables, ended: &RunEnd) -> String {
         0 => vec![unfolded(config, tables, &sum, ended)],
         _ => folded(config, tables, &sum, ended),
     };
-    let lines = lines.iter().map(|line| format!("memfold: {line}\n"));
+    let curve = LimitCurve::of(tables, &sum).filter(|_| ended.with_curve);
+    let curve = curve.map_or(Vec::new(), |curve| curve.points().lines());
+    let title = (!curve.is_empty()).then(|| "slowdown by limit, an estimate:".to_string());
+    let lines = lines.into_iter().chain(title).chain(curve);
+    let lines = lines.map(|line| format!("memfold: {line}\n"));
     lines.collect::<String>() + &unmanaged(tables)
 }
 
@@ -194,7 +200,8 @@ mod tests {
     use crate::table::hand_over::tests::{claim, tables};
     use std::sync::atomic::Ordering::Relaxed;
 
-    const WELL: RunEnd = RunEnd { status: 0, largest_bytes: 0, seconds: 10.0, group: None };
+    const WELL: RunEnd =
+        RunEnd { status: 0, largest_bytes: 0, seconds: 10.0, group: None, with_curve: false };
 
     fn limited(size: &str) -> Config {
         let mut config = Config::new(1 << 30);
