@@ -1,23 +1,48 @@
 //! The messages of a run while and after its program runs. They go to standard error, or to the
-//! file of `--log`. The processes of the run leave their lines in the table that they share with
+//! file of `--log`, as text or JSON. The processes of the run leave their lines in the table that they share with
 //! memfold. Each message is printed once, however many processes leave it.
 use crate::failure::CommandFailure;
 use crate::program::plain;
+use clap::ValueEnum;
 use memfold_run::mailbox::MailLine;
 use memfold_run::table::RunTable;
 use memfold_run::users::UserTables;
+use serde_json::json;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Mutex;
+use std::time::SystemTime;
 
 /// Different lines that are remembered, at most, so that a program that never ends can't fill the
 /// memory. Further lines are not printed, and one warning reports that.
 const REMEMBERED: usize = 10_000;
 
+/// How urgent a line is. Less urgent ones than that of `--log-level` are not printed.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum LogLevel {
+    /// Why a process ends.
+    Error,
+    /// Something doesn't work as it was asked for.
+    Warning,
+    /// What a run was given, and its summary.
+    Info,
+}
+
+/// The form of a line.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// The text, with the prefix `memfold: `.
+    Text,
+    /// An object of JSON: time (RFC 3339), level, run, message, and the process if it has ended.
+    Json,
+}
+
 /// The destination of lines, and the lines printed so far.
 pub struct Log {
+    level: LogLevel,
+    format: LogFormat,
     inner: Mutex<LogState>,
 }
 
@@ -26,12 +51,24 @@ struct LogState {
     said: HashSet<String>,
 }
 
+/// A line to be printed.
+struct LogLine {
+    level: LogLevel,
+    /// The process that ends, if it is not the program itself.
+    process: Option<u32>,
+    text: String,
+}
+
 impl Log {
     /// Opens standard error, or a file for appending.
     ///
     /// # Errors
     /// 125: the file can't be written.
-    pub fn open(file: Option<&Path>) -> Result<Log, CommandFailure> {
+    pub fn open(
+        file: Option<&Path>,
+        level: LogLevel,
+        format: LogFormat,
+    ) -> Result<Log, CommandFailure> {
         let out: Box<dyn Write + Send> = match file {
             None => Box::new(io::stderr()),
             Some(path) => {
@@ -41,14 +78,13 @@ impl Log {
                 Box::new(File::options().append(true).create(true).open(path).map_err(fail)?)
             }
         };
-        Ok(Log { inner: Mutex::new(LogState { out, said: HashSet::new() }) })
+        Ok(Log { level, format, inner: Mutex::new(LogState { out, said: HashSet::new() }) })
     }
 
     /// Prints one or more lines, each with the prefix `memfold: `.
     pub fn say(&self, text: &str) {
         let mut inner = self.inner.lock().expect("nobody panics with the lock");
-        // A closed destination is no error.
-        let _ = inner.out.write_all(text.as_bytes());
+        text.lines().for_each(|line| self.put(&mut inner, &LogLine::of(line)));
     }
 
     /// Prints the lines that processes have left. `command` is the process ID of the program
@@ -58,13 +94,25 @@ impl Log {
         let tables = tables.tables();
         for letter in tables.iter().flat_map(|table| table.mailbox().take()) {
             if let Some(line) = line(&mut inner.said, &letter, command) {
-                let _ = inner.out.write_all(line.as_bytes());
+                self.put(&mut inner, &line);
             }
         }
         let lost_lines = tables.iter().map(|table| table.mailbox().take_lost()).max().unwrap_or(0);
         if let Some(line) = lost(&mut inner.said, lost_lines) {
-            let _ = inner.out.write_all(line.as_bytes());
+            self.put(&mut inner, &line);
         }
+    }
+
+    fn put(&self, inner: &mut LogState, line: &LogLine) {
+        if line.level > self.level {
+            return;
+        }
+        let text = match self.format {
+            LogFormat::Text => line.text(),
+            LogFormat::Json => line.json(),
+        };
+        // A closed destination is no error.
+        let _ = inner.out.write_all(text.as_bytes());
     }
 
     /// Prints the lines of one table as its processes leave them. Never returns.
@@ -77,8 +125,41 @@ impl Log {
     }
 }
 
+/// The start of a warning.
+const WARNING: &str = "warning: ";
+
+impl LogLine {
+    /// Returns the line of a text, which may have the prefix.
+    fn of(text: &str) -> LogLine {
+        let text = text.strip_prefix("memfold: ").unwrap_or(text).to_string();
+        let level = if text.starts_with(WARNING) { LogLevel::Warning } else { LogLevel::Info };
+        LogLine { level, process: None, text }
+    }
+
+    fn text(&self) -> String {
+        match self.process {
+            Some(process) => format!("memfold: process {process}: {}\n", self.text),
+            None => format!("memfold: {}\n", self.text),
+        }
+    }
+
+    fn json(&self) -> String {
+        let level = self.level.to_possible_value().expect("each has a name");
+        let mut about = json!({
+            "time": humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
+            "level": level.get_name(),
+            "run": std::process::id(),
+            "message": self.text.strip_prefix(WARNING).unwrap_or(&self.text),
+        });
+        if let Some(process) = self.process {
+            about["process"] = process.into();
+        }
+        format!("{about}\n")
+    }
+}
+
 /// Returns a warning, once, that lines were not printed.
-fn lost(said: &mut HashSet<String>, count: u32) -> Option<String> {
+fn lost(said: &mut HashSet<String>, count: u32) -> Option<LogLine> {
     let why = if count > 0 {
         "Some warnings were lost, because processes reported them faster than memfold printed them"
     } else if said.len() >= REMEMBERED {
@@ -86,20 +167,23 @@ fn lost(said: &mut HashSet<String>, count: u32) -> Option<String> {
     } else {
         return None;
     };
-    said.insert(why.to_string()).then(|| format!("memfold: warning: {why}\n"))
+    said.insert(why.to_string()).then(|| LogLine::of(&format!("{WARNING}{why}")))
 }
 
 /// Returns a line for output, or `None` if it has been printed already. The reason why a process
 /// ends is printed for each process. Lines that differ only in numbers count as one.
-fn line(said: &mut HashSet<String>, letter: &MailLine, command: u32) -> Option<String> {
+fn line(said: &mut HashSet<String>, letter: &MailLine, command: u32) -> Option<LogLine> {
     let thing = || letter.text.chars().filter(|c| !c.is_ascii_digit()).collect();
     if !letter.last && (said.len() >= REMEMBERED || !said.insert(thing())) {
         return None;
     }
-    let text = printable(&letter.text);
-    Some(match letter.last && letter.process != command {
-        true => format!("memfold: process {}: {text}\n", letter.process),
-        false => format!("memfold: {text}\n"),
+    let line = LogLine::of(&printable(&letter.text));
+    Some(match letter.last {
+        true => {
+            let process = (letter.process != command).then_some(letter.process);
+            LogLine { level: LogLevel::Error, process, ..line }
+        }
+        false => line,
     })
 }
 
@@ -117,12 +201,13 @@ mod tests {
     #[test]
     fn lines_that_are_not_said_are_told_of_once() {
         let mut said = HashSet::new();
+        let lost = |said: &mut HashSet<String>, count| lost(said, count).map(|line| line.text());
         assert_eq!(lost(&mut said, 0), None);
         assert!(lost(&mut said, 3).is_some_and(|line| line.contains("were lost")));
         assert_eq!(lost(&mut said, 3), None);
         said.extend((said.len()..REMEMBERED).map(|n| n.to_string()));
         let letter = MailLine { process: 1, last: false, text: "another one".to_string() };
-        assert_eq!(line(&mut said, &letter, 7), None);
+        assert!(line(&mut said, &letter, 7).is_none());
         assert!(lost(&mut said, 0).is_some_and(|line| line.contains("are not printed")));
         assert_eq!(lost(&mut said, 0), None);
     }
@@ -132,14 +217,30 @@ mod tests {
         let letter =
             MailLine { process: 1, last: true, text: "a\u{1b}[2J\r\nmemfold: b é".to_string() };
         let expected = "memfold: process 1: a\\u{1b}[2J\\r\\nmemfold: b é\n";
-        assert_eq!(line(&mut HashSet::new(), &letter, 7).as_deref(), Some(expected));
+        let line = line(&mut HashSet::new(), &letter, 7).unwrap();
+        assert_eq!(line.text(), expected);
+        let json: serde_json::Value = serde_json::from_str(&line.json()).unwrap();
+        assert_eq!((&json["level"], &json["process"]), (&"error".into(), &1.into()));
+        assert!(json["message"].as_str().unwrap().ends_with("b é"), "{json}");
+        assert!(json["time"].as_str().unwrap().ends_with('Z'), "{json}");
+    }
+
+    #[test]
+    fn level_is_that_of_the_text() {
+        let level = |text: &str| LogLine::of(text).level;
+        assert_eq!(level("memfold: warning: The limit"), LogLevel::Warning);
+        assert_eq!(level("memfold: peak 3 MiB"), LogLevel::Info);
+        assert!(LogLevel::Error < LogLevel::Warning && LogLevel::Warning < LogLevel::Info);
+        let json = LogLine::of("memfold: warning: The limit \"x\"").json();
+        assert!(json.contains(r#""message":"The limit \"x\"""#) && json.ends_with("}\n"), "{json}");
     }
 
     #[test]
     fn warning_prints_once_and_each_process_end_prints() {
         let mut said = HashSet::new();
         let mut of = |process, last, text: &str| {
-            line(&mut said, &MailLine { process, last, text: text.to_string() }, 7)
+            let letter = MailLine { process, last, text: text.to_string() };
+            line(&mut said, &letter, 7).map(|line| line.text())
         };
         assert_eq!(
             of(8, false, "warning: process 8 is so").as_deref(),

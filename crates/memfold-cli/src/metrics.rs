@@ -229,7 +229,7 @@ fn encode_times(mut encoder: MetricEncoder<'_>, value: &Value) -> Result<(), fmt
     let mut buckets: Vec<(f64, u64)> = ends.map(|end| (seconds(end), within(end))).collect();
     // The last bucket has all longer times.
     if let Some(last) = buckets.last_mut() {
-        last.0 = f64::MAX;
+        last.0 = f64::INFINITY;
     }
     let (total, count) = (value["total_ns"].as_u64(), value["count"].as_u64());
     let no_exemplars = None::<&std::collections::HashMap<usize, Exemplar<Labels, f64>>>;

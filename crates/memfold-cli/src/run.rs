@@ -3,7 +3,7 @@ use crate::child::{ChildProgram, end_like_the_program};
 use crate::control::{ControlSocket, RunControl};
 use crate::failure::CommandFailure;
 use crate::group::{self, member::GroupMember};
-use crate::log::Log;
+use crate::log::{Log, LogFormat, LogLevel};
 use crate::program::Loading;
 use crate::report::figures::RunFigures;
 use crate::report::json;
@@ -34,6 +34,8 @@ const SUMMARY: &str = "summary";
 const CURVE: &str = "curve";
 const STATS_FILE: &str = "stats-file";
 const LOG: &str = "log";
+const LOG_LEVEL: &str = "log-level";
+const LOG_FORMAT: &str = "log-format";
 const WRAPPED: &str = "wrapped";
 /// A former flag of `run`.
 const DELIVERY: &str = "delivery";
@@ -132,6 +134,22 @@ pub fn command() -> Command {
                 .value_name("FILE")
                 .value_parser(value_parser!(PathBuf))
                 .help(wrapped("Append warnings and the summary to FILE instead of stderr")),
+        )
+        .arg(
+            Arg::new(LOG_LEVEL)
+                .long(LOG_LEVEL)
+                .value_name("error|warning|info")
+                .value_parser(value_parser!(LogLevel))
+                .hide_possible_values(true)
+                .help(wrapped("Print only lines that are at least so urgent: why a process ends, warnings, or all [default: info]")),
+        )
+        .arg(
+            Arg::new(LOG_FORMAT)
+                .long(LOG_FORMAT)
+                .value_name("text|json")
+                .value_parser(value_parser!(LogFormat))
+                .hide_possible_values(true)
+                .help(wrapped("Print these lines as text, or each as an object of JSON [default: text]")),
         )
         .arg(
             Arg::new(CHECK).long(CHECK).action(ArgAction::SetTrue).help(
@@ -236,7 +254,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let library = library()?;
     let stats_file =
         matches.get_one::<PathBuf>(STATS_FILE).map(|name| StatsFile::open(name)).transpose()?;
-    let log = Arc::new(Log::open(matches.get_one::<PathBuf>(LOG).map(PathBuf::as_path))?);
+    let log = Arc::new(open_log(matches)?);
     if let Some(line) = otherwise {
         log.say(&format!("memfold: {line}\n"));
     }
@@ -284,6 +302,12 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         end_like_the_program(signal);
     }
     Ok(end.status)
+}
+
+fn open_log(matches: &ArgMatches) -> Result<Log, CommandFailure> {
+    let level = matches.get_one(LOG_LEVEL).copied().unwrap_or(LogLevel::Info);
+    let format = matches.get_one(LOG_FORMAT).copied().unwrap_or(LogFormat::Text);
+    Log::open(matches.get_one::<PathBuf>(LOG).map(PathBuf::as_path), level, format)
 }
 
 /// Returns the largest resident size of a process that was waited for, bytes.
@@ -604,9 +628,9 @@ mod tests {
         let row = |arg: &Arg| {
             let joined = if arg.is_require_equals_set() { "[=" } else { " " };
             let end = if arg.is_require_equals_set() { "]" } else { "" };
-            let value = arg
-                .get_value_names()
-                .map_or(String::new(), |names| format!("{joined}{}{end}", names[0]));
+            let value = arg.get_value_names().map_or(String::new(), |names| {
+                format!("{joined}{}{end}", names[0].replace('|', "\\|"))
+            });
             let help = arg.get_help().expect("each flag has help").to_string().replace('\n', " ");
             Some(format!("| `--{}{value}` | {help} |\n", arg.get_long()?))
         };

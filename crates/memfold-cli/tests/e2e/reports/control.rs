@@ -48,6 +48,39 @@ fn a_live_limit_is_shrunk_and_grown_and_memory_follows() {
     holder.end();
 }
 
+/// The holder touches all its memory in turn, so only a limit that holds all of it helps.
+#[test]
+fn slowdown_of_a_live_run_is_shown_by_limit() {
+    let Some(bin) = binaries() else { return };
+    let (program, scratch) = (compile("holder"), Scratch::new());
+    let mut holder = Holder::start(&bin, &scratch, &["--limit", "256M"], &program.path, "96");
+    let pid = holder.pid.to_string();
+    assert_refused(&ask(&bin, &scratch, &["curve", &pid]), 125, &["loaded no folded memory yet"]);
+    text(&ask(&bin, &scratch, &["set", &pid, "--limit", "64M"]));
+    holder.wait_for("limit 64M", |mib| mib <= 64);
+    let begin = Instant::now();
+    let shown = loop {
+        holder.check();
+        let shown = ask(&bin, &scratch, &["curve", "--json", &pid]);
+        if shown.status.success() {
+            break text(&shown);
+        }
+        assert!(begin.elapsed() < Duration::from_secs(600), "{shown:?}");
+    };
+    let points: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    let points = points.as_array().unwrap();
+    let of = |name: &'static str| points.iter().map(move |one| one[name].as_f64().unwrap());
+    assert!(of("percent").zip(of("percent").skip(1)).all(|(a, b)| a >= b), "{shown}");
+    assert!(of("limit_bytes").zip(of("limit_bytes").skip(1)).all(|(a, b)| a < b), "{shown}");
+    assert!(of("percent").next_back() == Some(0.0), "{shown}");
+    assert!(text(&ask(&bin, &scratch, &["curve", &pid])).contains("slowdown by limit"));
+    assert!(text(&ask(&bin, &scratch, &["curve", "--svg", &pid])).starts_with("<svg"));
+    let both = ["curve", "--svg", "--json", &pid];
+    assert_refused(&ask(&bin, &scratch, &both), 125, &["cannot be used with"]);
+    assert_refused(&ask(&bin, &scratch, &["curve", "1"]), 125, &["Process 1"]);
+    holder.end();
+}
+
 /// A process without an engine has no slot in the run's table.
 #[test]
 fn a_small_process_is_found_by_its_number_too() {

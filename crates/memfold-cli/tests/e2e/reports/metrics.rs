@@ -17,9 +17,9 @@ fn parsed(text: &str) -> BTreeMap<String, f64> {
     for line in lines {
         if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').unwrap();
-            assert!(["counter", "gauge"].contains(&kind), "{line}");
+            assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
             family = name.to_string();
-        } else if !line.starts_with("# HELP ") {
+        } else if !line.starts_with("# HELP ") && !line.starts_with("# UNIT ") {
             let (series, value) = line.rsplit_once(' ').unwrap();
             assert!(series.starts_with(&family) && series.starts_with("memfold_"), "{line}");
             let before = values.insert(series.to_string(), value.parse().unwrap());
@@ -67,6 +67,19 @@ fn metrics_have_the_figures_of_every_run_and_group() {
     assert!(of("folded_bytes", &one).is_some_and(|bytes| *bytes > 1e6), "{values:?}");
     assert!(of("own_seconds_total", &one).is_some_and(|seconds| *seconds < 1e5), "{values:?}");
     assert!(of("run_share_bytes", &two).is_some() && of("run_limit_bytes", &two).is_none());
+    let run = format!("\"{}\"", one.runner.id());
+    let times = |part: &str| -> Vec<(&String, f64)> {
+        let name = format!("memfold_fault_pool_time_seconds_{part}");
+        let all = values.iter().filter(|(one, _)| one.starts_with(&name) && one.contains(&run));
+        all.map(|(series, value)| (series, *value)).collect()
+    };
+    let (count, sum, buckets) = (times("count")[0].1, times("sum")[0].1, times("bucket"));
+    let all = buckets.iter().find(|(series, _)| series.contains("le=\"+Inf\"")).unwrap().1;
+    let most = buckets.iter().fold(0.0f64, |most, (_, value)| value.max(most));
+    assert!(
+        count > 0.0 && count == all && count == most && sum > 0.0,
+        "{count} {all} {most} {sum}"
+    );
     assert_eq!(values["memfold_group_runs{group=\"some\"}"], 1.0);
     assert_eq!(values[BUILD], 1.0);
     one.end();

@@ -89,6 +89,31 @@ fn log_flag_appends_all_messages_to_the_file() {
     }
 }
 
+#[test]
+fn log_has_the_level_and_the_form_that_were_asked_for() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let logged = |level: &str| -> Vec<serde_json::Value> {
+        let log = scratch.file("log", "", 0o644);
+        let flags = ["--log", &log, "--summary", "--log-level", level, "--log-format", "json"];
+        let output = run(&bin, &flags, &["python3", RANDOM, "150"]);
+        assert_eq!(text(&output.stdout), "right\n", "{output:?}");
+        let found = fs::read_to_string(&log).unwrap();
+        found.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
+    };
+    let (all, warnings) = (logged("info"), logged("warning"));
+    let levels = |lines: &[serde_json::Value]| -> Vec<String> {
+        lines.iter().map(|line| line["level"].as_str().unwrap().to_string()).collect()
+    };
+    assert!(levels(&all)[0] == "warning" && levels(&all).iter().any(|level| level == "info"));
+    assert!(all.iter().any(|line| line["message"].as_str().unwrap().starts_with("peak ")));
+    assert!(!warnings.is_empty() && levels(&warnings).iter().all(|level| level == "warning"));
+    assert_eq!(logged("error"), Vec::<serde_json::Value>::new());
+    for flags in [["--log-level", "loud"], ["--log-format", "xml"]] {
+        assert_refused(&run(&bin, &flags, &["echo", "ran"]), 125, &flags);
+    }
+}
+
 /// The machine or the user has as many threads as allowed. Root may have more.
 #[test]
 fn failed_engine_threads_are_retried_and_warned_of_once() {
