@@ -118,6 +118,7 @@ impl RunControl {
             "limit_bytes": config.limit_bytes,
             "resident_limit_bytes": config.resident_bytes,
             "group": self.about_group(),
+            "codec": config.codec,
             "slowdown": config.slowdown,
             "slowdown_percent": RunFigures::sum(&self.shared.tables).slowdown(),
             "unmanaged_processes": unmanaged,
