@@ -1,9 +1,11 @@
 //! The areas of a process's address space, from /proc/PID/smaps.
 //!
 //! The kernel shows which maps have a userfaultfd, and how much of each is resident. It doesn't
-//! know whether a missing page of such a map is folded or was never touched.
+//! know whether a missing page of such a map is folded or was never touched. With page protection
+//! no map has a userfaultfd, so it doesn't show which memory without a file is managed.
 use super::text::escaped;
 use crate::program::plain;
+use std::cmp::Reverse;
 use std::fs;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -13,6 +15,9 @@ use std::time::{Duration, Instant};
 const PERIOD: Duration = Duration::from_secs(1);
 const COST: u32 = 50;
 
+/// The name of a map without one.
+const ANONYMOUS: &str = "anonymous";
+
 /// Maps next to each other with one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Area {
@@ -20,8 +25,8 @@ pub struct Area {
     pub name: String,
     pub bytes: u64,
     pub resident_bytes: u64,
-    /// Whether memfold may fold it: it has a userfaultfd.
-    pub is_managed: bool,
+    /// Whether memfold may fold it; `None` if that is not known.
+    pub is_managed: Option<bool>,
     /// Address of its end.
     end: u64,
 }
@@ -49,7 +54,7 @@ pub fn parse(smaps: &str) -> Vec<Area> {
                 let Some(mut area) = one.take() else { continue };
                 let has = |flag: &str| rest.split_ascii_whitespace().any(|one| one == flag);
                 let is_own = has("dd") && has("nr") && has("nh");
-                area.is_managed = has("um") || has("uw") || has("ui");
+                area.is_managed = Some(has("um") || has("uw") || has("ui"));
                 if !is_own {
                     push(&mut all, area);
                 }
@@ -58,9 +63,16 @@ pub fn parse(smaps: &str) -> Vec<Area> {
             _ => {}
         }
     }
+    if all.iter().all(|area| area.is_managed == Some(false)) {
+        let is_fileless = |area: &&mut Area| {
+            let name = area.name.as_str();
+            name == ANONYMOUS || name == "[heap]" || name.starts_with("[anon:")
+        };
+        all.iter_mut().filter(is_fileless).for_each(|area| area.is_managed = None);
+    }
     all.sort_by_key(|area| {
-        let bytes = if area.is_managed { area.bytes } else { area.resident_bytes };
-        (!area.is_managed, std::cmp::Reverse(bytes))
+        let is_other = area.is_managed == Some(false);
+        (is_other, Reverse(if is_other { area.resident_bytes } else { area.bytes }))
     });
     all
 }
@@ -72,9 +84,9 @@ fn map(range: &str, rest: &str) -> Option<Area> {
     let (start, end) = (start.ok()?, end.ok()?);
     // Permissions, offset, device, inode, and then the name, which may have blanks.
     let name = rest.splitn(5, ' ').nth(4).unwrap_or_default().trim_start();
-    let name = if name.is_empty() { "anonymous".to_string() } else { escaped(name) };
+    let name = if name.is_empty() { ANONYMOUS.to_string() } else { escaped(name) };
     let bytes = end.checked_sub(start)?;
-    Some(Area { name, bytes, resident_bytes: 0, is_managed: false, end })
+    Some(Area { name, bytes, resident_bytes: 0, is_managed: None, end })
 }
 
 /// Adds a map to the area before it, or as an area.
@@ -169,7 +181,8 @@ VmFlags: rd wr mr mw me um uw ac
             .into_iter()
             .map(|a| (a.name, a.bytes >> 10, a.resident_bytes >> 10, a.is_managed))
             .collect();
-        let of = |name: &str, kib, resident, managed| (name.to_string(), kib, resident, managed);
+        let of =
+            |name: &str, kib, resident, managed| (name.to_string(), kib, resident, Some(managed));
         assert_eq!(
             shown,
             [
@@ -178,6 +191,13 @@ VmFlags: rd wr mr mw me um uw ac
                 of("/opt/my program", 4, 4, false)
             ]
         );
+    }
+
+    #[test]
+    fn without_a_userfaultfd_it_is_not_known_what_is_managed() {
+        let areas = parse(&SMAPS.replace(" um uw", ""));
+        let shown: Vec<_> = areas.iter().map(|area| (area.bytes >> 10, area.is_managed)).collect();
+        assert_eq!(shown, [(8192, None), (192, None), (4, Some(false))]);
     }
 
     #[test]
@@ -198,7 +218,7 @@ VmFlags: rd wr mr mw me um uw ac
             thread::yield_now();
         }
         let areas = reader.areas().expect("it was read").expect("it can be read");
-        assert!(areas.iter().any(|area| area.resident_bytes > 0 && !area.is_managed));
+        assert!(areas.iter().any(|area| area.resident_bytes > 0 && area.is_managed == Some(false)));
         reader.look_at(None);
         assert_eq!(reader.areas(), None);
     }

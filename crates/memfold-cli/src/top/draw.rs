@@ -275,26 +275,26 @@ fn areas(canvas: &mut Canvas<'_>, areas: Option<&ReadAreas>, top: usize, end: us
         let cells = cells.map(|cell| padded(cell, SIZE_WIDTH, false));
         cells.join(" ")
     };
-    let head = sizes(["SIZE", "RESIDENT", "MISSING"]);
-    let head = format!("{head}  AREA (missing: folded, or never touched)");
-    canvas.line(top, &head, REVERSED);
-    let areas = match areas {
-        Some(Ok(areas)) => areas,
-        Some(Err(why)) => {
-            canvas.line(top + 1, &format!("Its smaps file can't be read: {why}."), Style::new());
-            return;
-        }
-        None => {
-            canvas.line(top + 1, "Its smaps file is being read.", Style::new());
-            return;
-        }
+    let (found, note) = match areas {
+        Some(Ok(areas)) => (areas.as_slice(), None),
+        Some(Err(why)) => (&[][..], Some(format!("Its smaps file can't be read: {why}."))),
+        None => (&[][..], Some("Its smaps file is being read.".to_string())),
     };
+    let is_unknown = found.iter().any(|area| area.is_managed.is_none());
+    let missing =
+        if is_unknown { "folded, untouched or unmanaged" } else { "folded, or never touched" };
+    let head = sizes(["SIZE", "RESIDENT", "MISSING"]);
+    canvas.line(top, &format!("{head}  AREA (missing: {missing})"), REVERSED);
+    if let Some(note) = note {
+        canvas.line(top + 1, &note, Style::new());
+    }
     let width = usize::from(canvas.area.width);
-    for (y, area) in (top + 1..end).zip(areas) {
-        let missing = short_size(area.missing_bytes());
-        let missing = if area.is_managed { missing.as_str() } else { "-" };
-        let cells = sizes([&short_size(area.bytes), &short_size(area.resident_bytes), missing]);
-        let note = if area.is_managed { "" } else { " (not managed)" };
+    for (y, area) in (top + 1..end).zip(found) {
+        let (missing, note) = match area.is_managed {
+            Some(false) => ("-".to_string(), " (not managed)"),
+            _ => (short_size(area.missing_bytes()), ""),
+        };
+        let cells = sizes([&short_size(area.bytes), &short_size(area.resident_bytes), &missing]);
         let left = width.saturating_sub(cells.len() + 2 + note.len());
         canvas.put(0, y, &format!("{cells}  {}{note}", fit(&area.name, left)), Style::new());
     }
