@@ -121,6 +121,7 @@ impl RunControl {
             "limit_bytes": config.limit_bytes,
             "resident_limit_bytes": config.resident_bytes,
             "group": self.about_group(),
+            "codec": config.codec,
             "slowdown": config.slowdown,
             "slowdown_percent": sum.slowdown(),
             "unmanaged_processes": unmanaged,

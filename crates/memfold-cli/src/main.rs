@@ -23,6 +23,7 @@ mod check;
 mod jupyter;
 mod wrap;
 mod blk;
+mod top;
 mod bench;
 
 use clap::Command;
@@ -39,6 +40,7 @@ Examples:
   memfold stat 1234
   memfold set 1234 --limit 512M
   memfold curve 1234
+  memfold top
   memfold metrics --listen 127.0.0.1:9464
   memfold wrap node python3
   memfold blk --size 8G --limit 2G --unix /run/disk.sock
@@ -69,6 +71,7 @@ fn dispatch() -> Result<u8, CommandFailure> {
             Some(("stat", matches)) => runs::stat(matches),
             Some(("set", matches)) => runs::set(matches),
             Some(("curve", matches)) => runs::curve(matches),
+            Some(("top", matches)) => top::main(matches),
             Some(("metrics", matches)) => metrics::main(matches),
             Some(("blk", matches)) => blk::main(matches),
             Some(("bench", matches)) => bench::main(matches),
@@ -90,6 +93,7 @@ fn command() -> Command {
         .subcommand(runs::stat_command())
         .subcommand(runs::set_command())
         .subcommand(runs::curve_command())
+        .subcommand(top::command())
         .subcommand(metrics::command())
         .subcommand(blk::command())
         .subcommand(bench::command())

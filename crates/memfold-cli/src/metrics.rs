@@ -3,6 +3,7 @@
 use crate::failure::CommandFailure;
 use crate::group;
 use crate::program::plain;
+use crate::runs::counted;
 use crate::sockets;
 use clap::{Arg, ArgMatches, Command};
 use memfold::stats::{FIGURES, Figure, FigureKind, TIME_BUCKETS, TIME_FIGURES, TimeBucket};
@@ -134,7 +135,7 @@ fn text() -> String {
 type Labels = Vec<(&'static str, String)>;
 
 /// A metric with a value for each run, group or device.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Metric {
     name: String,
     help: String,
@@ -274,6 +275,11 @@ fn of_runs(runs: &[Value]) -> Vec<Metric> {
     };
     let mut all = vec![
         of("run_limit_bytes", "Limit of all memory of the run", &|run| run["limit_bytes"].as_f64()),
+        of("run_held_bytes", "Memory of the run that counts against its limit", &|run| {
+            let live = run["processes"].as_array()?.iter();
+            let managed: u64 = live.flat_map(counted).sum();
+            Some(managed as f64 + run["unmanaged_processes_bytes"].as_f64()?)
+        }),
         of("run_resident_limit_bytes", "Limit of uncompressed memory of the run", &|run| {
             run["resident_limit_bytes"].as_f64()
         }),
@@ -353,4 +359,56 @@ fn of_devices(servers: &[Value]) -> Vec<Metric> {
         counter("blk_writes", "Writes of an export", "writes"),
         counter("blk_discards", "Discards of an export", "zeroings"),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the names of all metrics that can be printed, as Prometheus knows them.
+    fn names() -> Vec<String> {
+        let run = json!({"run": 1, "command": ["x"]});
+        let all = [of_runs(&[run]), of_groups(), of_devices(&[])].concat();
+        let name = |metric: Metric| match metric.kind {
+            FigureKind::Counter => format!("memfold_{}_total", metric.name),
+            _ => format!("memfold_{}", metric.name),
+        };
+        all.into_iter().map(name).chain(["memfold_build_info".to_string()]).collect()
+    }
+
+    /// A name that no server has would be an empty panel, or an alert that never fires.
+    #[test]
+    fn dashboard_and_alerts_use_metrics_that_exist() {
+        let names = names();
+        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        for (file, text, least) in [
+            ("grafana-dashboard.json", include_str!("../../../contrib/grafana-dashboard.json"), 30),
+            ("prometheus-alerts.yml", include_str!("../../../contrib/prometheus-alerts.yml"), 6),
+        ] {
+            let words = text.split(|c| !is_part(c)).filter(|word| word.starts_with("memfold_"));
+            let used: std::collections::BTreeSet<&str> = words.collect();
+            for name in &used {
+                assert!(
+                    names.iter().any(|known| known == name),
+                    "contrib/{file}: no metric {name}"
+                );
+            }
+            assert!(used.len() >= least, "contrib/{file} uses only {used:?}");
+        }
+    }
+
+    #[test]
+    fn dashboard_is_json_with_queries_in_every_panel() {
+        let text = include_str!("../../../contrib/grafana-dashboard.json");
+        let dashboard: Value = serde_json::from_str(text).unwrap();
+        let panels = dashboard["panels"].as_array().unwrap();
+        let has_query = |panel: &&Value| {
+            let targets = panel["targets"].as_array().into_iter().flatten();
+            targets
+                .filter_map(|target| target["expr"].as_str())
+                .any(|expr| expr.contains("memfold_"))
+        };
+        let shown: Vec<&Value> = panels.iter().filter(|panel| panel["type"] != "row").collect();
+        assert!(shown.len() >= 12 && shown.iter().all(has_query));
+    }
 }

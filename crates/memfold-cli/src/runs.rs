@@ -263,17 +263,30 @@ pub fn set(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         return Err(CommandFailure::own("No limit given. Give --limit SIZE or --resident SIZE"));
     }
     let (path, about) = find(matches)?;
-    let run = &about["run"];
-    let answer =
-        ask(&path, &request).map_err(|e| CommandFailure::own(format!("Run {run}: {e}")))?;
+    say!("{}", set_bounds(&path, &about["run"], &request)?);
+    Ok(0)
+}
+
+/// Sets the limit of a run, by the process ID of its `memfold run`. Returns a line about its bounds.
+///
+/// # Errors
+/// 125: it does not answer, or it refuses the limit.
+pub fn set_limit(run: u32, size: &str) -> Result<String, CommandFailure> {
+    let all = sockets::all(sockets::RUN).into_iter();
+    let path = all.filter(|(pid, _)| *pid == run).map(|(_, path)| path).next();
+    let path = path.ok_or_else(|| CommandFailure::own(format!("Run {run} has ended.")))?;
+    set_bounds(&path, &run.into(), &json!({"do": "set", "limit": size}))
+}
+
+fn set_bounds(path: &Path, run: &Value, request: &Value) -> Result<String, CommandFailure> {
+    let answer = ask(path, request).map_err(|e| CommandFailure::own(format!("Run {run}: {e}")))?;
     let Some(answer) = answer else {
         return Err(CommandFailure::own(format!("Run {run} has just ended.")));
     };
-    if let Some(why) = answer["error"].as_str() {
-        return Err(CommandFailure::own(why));
+    match answer["error"].as_str() {
+        Some(why) => Err(CommandFailure::own(why)),
+        None => Ok(format!("run {run}: {}", bounds(&answer))),
     }
-    say!("run {run}: {}", bounds(&answer));
-    Ok(0)
 }
 
 /// Returns the run with the given process, and its answer to `stat`.
@@ -323,6 +336,16 @@ fn sum(about: &Value, name: &str) -> u64 {
 
 fn uncompressed(about: &Value) -> u64 {
     sum(about, "resident_bytes") + sum(about, "frame_bytes") + sum(about, "unmanaged_bytes")
+}
+
+/// Returns the memory of a process that counts against the limit, bytes: the uncompressed part, and
+/// the compressed one with the tables that find it. Of memory that processes share after a fork, each
+/// has a part.
+pub fn counted(process: &Value) -> [u64; 2] {
+    let of = |name: &str| process[name].as_u64().unwrap_or(0);
+    let uncompressed = of("resident_bytes") + of("frame_bytes") + of("unmanaged_bytes");
+    let compressed = of("pool_bytes") + of("index_bytes");
+    [uncompressed.saturating_sub(of("shared_bytes")), compressed]
 }
 
 fn bounds(about: &Value) -> String {

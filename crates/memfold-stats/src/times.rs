@@ -94,6 +94,16 @@ impl TimeCounts {
         self.total_ns = self.total_ns.wrapping_add(other.total_ns);
     }
 
+    /// Returns the counts since an earlier moment, at which they were `before`. Counts that are less
+    /// than before began anew at zero.
+    pub fn since(&self, before: &TimeCounts) -> TimeCounts {
+        let grown = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
+        TimeCounts {
+            buckets: core::array::from_fn(|n| grown(self.buckets[n], before.buckets[n])),
+            total_ns: grown(self.total_ns, before.total_ns),
+        }
+    }
+
     /// Returns how many times were counted.
     pub fn count(&self) -> u64 {
         self.buckets.iter().fold(0, |sum, n| sum.wrapping_add(*n))
@@ -159,5 +169,17 @@ mod tests {
             }
         }
         assert_eq!(TimeHistogram::new().counts().percentile_ns(99), None);
+    }
+
+    #[test]
+    fn counts_since_a_moment_have_only_later_times() {
+        let times = TimeHistogram::new();
+        times.note(1000);
+        let before = times.counts();
+        [2000, 1000].map(|ns| times.note(ns));
+        let mut sum = times.counts().since(&before);
+        assert_eq!((sum.count(), sum.total_ns), (2, 3000));
+        sum.add(&before);
+        assert_eq!((sum, before.since(&times.counts()).count()), (times.counts(), 1));
     }
 }

@@ -65,6 +65,7 @@ impl DeviceControl {
         let mut all = figures::of_backing(&self.backing, &self.exports);
         all["version"] = env!("CARGO_PKG_VERSION").into();
         all["pid"] = std::process::id().into();
+        all["codec"] = self.backing.store.codec().to_string().into();
         all["seconds"] = self.start.elapsed().as_secs_f64().into();
         all["exports"] = self.exports.iter().map(|export| figures::of_export(export)).collect();
         all

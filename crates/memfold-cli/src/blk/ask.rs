@@ -132,11 +132,7 @@ pub fn main(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let answer = ask(&path, &request, patience)?;
     match name {
         "stat" if !matches.get_flag("json") => print_stat(&answer)?,
-        "set" => say!(
-            "limit {}, writeback limit {}",
-            size(&answer["limit_bytes"]),
-            size(&answer["writeback_limit_bytes"])
-        ),
+        "set" => say!("{}", limits(&answer)),
         "idle" | "flush" => {}
         _ => say!("{answer:#}"),
     }
@@ -146,15 +142,7 @@ pub fn main(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
 fn request(name: &str, matches: &ArgMatches) -> Result<Value, CommandFailure> {
     let mut request = json!({ "do": name });
     let text = |flag: &str| matches.try_get_one::<String>(flag).ok().flatten();
-    let sized = |flag: &str| {
-        let parse = |text: &String| match text.as_str() {
-            "none" => Ok("none".into()),
-            text => parse_size(text, 0)
-                .map(Value::from)
-                .map_err(|e| CommandFailure::own(format!("--{flag}: {e}"))),
-        };
-        text(flag).map(parse).transpose()
-    };
+    let sized = |flag: &str| text(flag).map(|text| size_or_none(flag, text)).transpose();
     for (flag, key) in [
         ("limit", "limit_bytes"),
         ("writeback-limit", "writeback_limit_bytes"),
@@ -181,6 +169,35 @@ fn request(name: &str, matches: &ArgMatches) -> Result<Value, CommandFailure> {
         ));
     }
     Ok(request)
+}
+
+fn size_or_none(flag: &str, text: &str) -> Result<Value, CommandFailure> {
+    match text {
+        "none" => Ok("none".into()),
+        text => parse_size(text, 0)
+            .map(Value::from)
+            .map_err(|e| CommandFailure::own(format!("--{flag}: {e}"))),
+    }
+}
+
+/// Sets the limit of a server, by its process ID. Returns a line about its limits.
+///
+/// # Errors
+/// 125: no such server, or it refuses.
+pub fn set_limit(pid: u32, limit: &str) -> Result<String, CommandFailure> {
+    let all = sockets::all(sockets::BLK).into_iter();
+    let path = all.filter(|(of, _)| *of == pid).map(|(_, path)| path).next();
+    let path = path.ok_or_else(|| CommandFailure::own(format!("memfold blk {pid} has ended.")))?;
+    let request = json!({"do": "set", "limit_bytes": size_or_none("limit", limit)?});
+    Ok(format!("memfold blk {pid}: {}", limits(&ask(&path, &request, Some(PATIENCE))?)))
+}
+
+fn limits(answer: &Value) -> String {
+    format!(
+        "limit {}, writeback limit {}",
+        size(&answer["limit_bytes"]),
+        size(&answer["writeback_limit_bytes"])
+    )
 }
 
 /// Returns the control socket that the flags select.

@@ -37,6 +37,8 @@ pub fn command() -> Command {
         .after_help(EXAMPLES)
 }
 
+pub use ask::set_limit;
+
 /// Runs `blk` or one of its subcommands. Returns the exit status.
 ///
 /// # Errors

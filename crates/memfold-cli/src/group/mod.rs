@@ -96,22 +96,27 @@ pub fn set(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
             "--resident: a group has only a limit of all its memory. Give --limit SIZE.",
         ));
     }
-    let group = match given("limit") {
-        None => {
-            return Err(CommandFailure::own(
-                "No limit given. Give --limit SIZE, or --limit none to remove the group.",
-            ));
-        }
-        Some("none") => {
-            GroupFile::known(name)?.lock()?.remove()?;
-            say!("group {name}: removed");
-            return Ok(0);
-        }
-        Some(text) => GroupFile::make(name, size("limit", text)?)?,
+    let Some(limit) = given("limit") else {
+        return Err(CommandFailure::own(
+            "No limit given. Give --limit SIZE, or --limit none to remove the group.",
+        ));
     };
-    let line = group.lock()?.line();
-    say!("{line}");
+    say!("{}", set_limit(name, limit)?);
     Ok(0)
+}
+
+/// Makes a group or changes its limit; `none` removes it. Returns a line about it.
+///
+/// # Errors
+/// 125: the size is wrong, or the group can't be made, changed or removed.
+pub fn set_limit(name: &str, limit: &str) -> Result<String, CommandFailure> {
+    if limit == "none" {
+        GroupFile::known(name)?.lock()?.remove()?;
+        return Ok(format!("group {name}: removed"));
+    }
+    let group = GroupFile::make(name, size("limit", limit)?)?;
+    let locked = group.lock()?;
+    Ok(locked.line())
 }
 
 /// Runs `memfold stat --group NAME`.

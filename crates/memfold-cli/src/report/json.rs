@@ -81,11 +81,31 @@ fn times(counts: &TimeCounts) -> Value {
     })
 }
 
+/// Reads the buckets and the sum of a histogram of times.
+pub fn read_times(value: &Value) -> TimeCounts {
+    let mut counts = TimeCounts::NONE;
+    for bucket in value["buckets"].as_array().into_iter().flatten() {
+        let [end, count] = [0, 1].map(|n| bucket[n].as_u64().unwrap_or(0));
+        counts.buckets[TimeBucket::of(end.saturating_sub(1)).0] += count;
+    }
+    TimeCounts { total_ns: value["total_ns"].as_u64().unwrap_or(0), ..counts }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::table::hand_over::tests::{claim, tables};
     use std::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn times_are_read_back_as_they_were_written() {
+        let mut counts = TimeCounts::NONE;
+        assert_eq!(read_times(&times(&counts)), counts);
+        counts.buckets = std::array::from_fn(|n| (n as u64 * 7) % 5);
+        counts.total_ns = 1 << 40;
+        assert_eq!(read_times(&times(&counts)), counts);
+        assert_eq!(read_times(&Value::Null), TimeCounts::NONE);
+    }
 
     #[test]
     fn no_figure_is_hidden_by_a_fact_about_the_run() {

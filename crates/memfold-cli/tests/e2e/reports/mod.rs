@@ -9,4 +9,5 @@ mod refusal;
 mod report;
 mod said;
 mod status;
+mod top;
 mod wrap;

@@ -1,0 +1,225 @@
+//! The areas of a process's address space, from /proc/PID/smaps.
+//!
+//! The kernel shows which maps have a userfaultfd, and how much of each is resident. It doesn't
+//! know whether a missing page of such a map is folded or was never touched. With page protection
+//! no map has a userfaultfd, so it doesn't show which memory without a file is managed.
+use super::text::escaped;
+use crate::program::plain;
+use std::cmp::Reverse;
+use std::fs;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Least time between two reads. A read takes at most a CPU's time divided by `COST`.
+const PERIOD: Duration = Duration::from_secs(1);
+const COST: u32 = 50;
+
+/// The name of a map without one.
+const ANONYMOUS: &str = "anonymous";
+
+/// Maps next to each other with one name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Area {
+    /// The file, or what the kernel calls it; `anonymous` without a name.
+    pub name: String,
+    pub bytes: u64,
+    pub resident_bytes: u64,
+    /// Whether memfold may fold it; `None` if that is not known.
+    pub is_managed: Option<bool>,
+    /// Address of its end.
+    end: u64,
+}
+
+impl Area {
+    /// Returns the bytes that are not resident.
+    pub fn missing_bytes(&self) -> u64 {
+        self.bytes.saturating_sub(self.resident_bytes)
+    }
+}
+
+/// Returns the areas of a process, managed ones first, each kind by size. memfold's own maps are
+/// left out: they are excluded from core dumps, and reserve no memory.
+pub fn parse(smaps: &str) -> Vec<Area> {
+    let mut all: Vec<Area> = Vec::new();
+    let mut one: Option<Area> = None;
+    for line in smaps.lines() {
+        let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let kib = || rest.trim().strip_suffix(" kB")?.parse::<u64>().ok();
+        match first {
+            "Rss:" => one.iter_mut().for_each(|area| {
+                area.resident_bytes = kib().unwrap_or(0) << 10;
+            }),
+            "VmFlags:" => {
+                let Some(mut area) = one.take() else { continue };
+                let has = |flag: &str| rest.split_ascii_whitespace().any(|one| one == flag);
+                let is_own = has("dd") && has("nr") && has("nh");
+                area.is_managed = Some(has("um") || has("uw") || has("ui"));
+                if !is_own {
+                    push(&mut all, area);
+                }
+            }
+            _ if !first.ends_with(':') => one = map(first, rest),
+            _ => {}
+        }
+    }
+    if all.iter().all(|area| area.is_managed == Some(false)) {
+        let is_fileless = |area: &&mut Area| {
+            let name = area.name.as_str();
+            name == ANONYMOUS || name == "[heap]" || name.starts_with("[anon:")
+        };
+        all.iter_mut().filter(is_fileless).for_each(|area| area.is_managed = None);
+    }
+    all.sort_by_key(|area| {
+        let is_other = area.is_managed == Some(false);
+        (is_other, Reverse(if is_other { area.resident_bytes } else { area.bytes }))
+    });
+    all
+}
+
+/// Returns a map from its first line.
+fn map(range: &str, rest: &str) -> Option<Area> {
+    let (start, end) = range.split_once('-')?;
+    let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16));
+    let (start, end) = (start.ok()?, end.ok()?);
+    // Permissions, offset, device, inode, and then the name, which may have blanks.
+    let name = rest.splitn(5, ' ').nth(4).unwrap_or_default().trim_start();
+    let name = if name.is_empty() { ANONYMOUS.to_string() } else { escaped(name) };
+    let bytes = end.checked_sub(start)?;
+    Some(Area { name, bytes, resident_bytes: 0, is_managed: None, end })
+}
+
+/// Adds a map to the area before it, or as an area.
+fn push(all: &mut Vec<Area>, map: Area) {
+    if let Some(last) = all.last_mut() {
+        let continues = last.end == map.end - map.bytes && last.is_managed == map.is_managed;
+        if continues && last.name == map.name {
+            last.bytes += map.bytes;
+            last.resident_bytes += map.resident_bytes;
+            last.end = map.end;
+            return;
+        }
+    }
+    all.push(map);
+}
+
+/// The areas of the process that is looked at, or why there are none.
+pub type ReadAreas = Result<Vec<Area>, String>;
+
+/// Reads the areas of one process at a time, in a thread, because that may take long.
+#[derive(Default)]
+pub struct AreaReader {
+    looked: Option<LookedAt>,
+}
+
+struct LookedAt {
+    pid: u32,
+    areas: Arc<Mutex<Option<ReadAreas>>>,
+}
+
+impl AreaReader {
+    /// Begins to read the areas of this process, and ends to read those of another.
+    pub fn look_at(&mut self, pid: Option<u32>) {
+        if self.looked.as_ref().map(|looked| looked.pid) == pid {
+            return;
+        }
+        self.looked = pid.map(|pid| {
+            let areas = Arc::new(Mutex::new(None));
+            let to = Arc::downgrade(&areas);
+            let read = move || {
+                while to.strong_count() > 0 {
+                    let begin = Instant::now();
+                    let read = fs::read(format!("/proc/{pid}/smaps"));
+                    let read = read.map(|text| parse(&String::from_utf8_lossy(&text)));
+                    let read = read.map_err(|e| plain(&e));
+                    let took = begin.elapsed();
+                    let Some(to) = to.upgrade() else { return };
+                    *to.lock().expect("no thread panics with the lock") = Some(read);
+                    drop(to);
+                    thread::sleep(PERIOD.max(took * COST));
+                }
+            };
+            // Without a thread the page shows no areas.
+            drop(thread::Builder::new().name("memfold-areas".to_string()).spawn(read));
+            LookedAt { pid, areas }
+        });
+    }
+
+    /// Returns the areas that were read last; `None` before the first read.
+    pub fn areas(&self) -> Option<ReadAreas> {
+        let looked = self.looked.as_ref()?;
+        looked.areas.lock().expect("no thread panics with the lock").clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+7d00000000-7d00010000 rw-p 00000000 00:00 0 
+Size:                 64 kB
+Rss:                  16 kB
+VmFlags: rd wr mr mw me um uw ac 
+7d00010000-7d00030000 rw-p 00000000 00:00 0 
+Rss:                   4 kB
+VmFlags: rd wr mr mw me um uw ac 
+7d00030000-7d10030000 rw-p 00000000 00:00 0 
+Rss:                  40 kB
+VmFlags: rd wr mr mw me nr dd nh 
+7e00000000-7e00001000 r--p 00002000 fe:00 18500                      /opt/my program
+Rss:                   4 kB
+VmFlags: rd mr mw me 
+7e10000000-7e10800000 rw-p 00000000 00:00 0                          [heap]
+Rss:                 512 kB
+VmFlags: rd wr mr mw me um uw ac 
+";
+
+    #[test]
+    fn areas_are_merged_and_told_apart() {
+        let shown: Vec<_> = parse(SMAPS)
+            .into_iter()
+            .map(|a| (a.name, a.bytes >> 10, a.resident_bytes >> 10, a.is_managed))
+            .collect();
+        let of =
+            |name: &str, kib, resident, managed| (name.to_string(), kib, resident, Some(managed));
+        assert_eq!(
+            shown,
+            [
+                of("[heap]", 8192, 512, true),
+                of("anonymous", 192, 20, true),
+                of("/opt/my program", 4, 4, false)
+            ]
+        );
+    }
+
+    #[test]
+    fn without_a_userfaultfd_it_is_not_known_what_is_managed() {
+        let areas = parse(&SMAPS.replace(" um uw", ""));
+        let shown: Vec<_> = areas.iter().map(|area| (area.bytes >> 10, area.is_managed)).collect();
+        assert_eq!(shown, [(8192, None), (192, None), (4, Some(false))]);
+    }
+
+    #[test]
+    fn nonsense_has_no_areas() {
+        for text in
+            ["", "x", "1-", "g-h rw-p", "Rss: 4 kB\nVmFlags: um", "2-1 rw-p 0 0 0\nVmFlags: um"]
+        {
+            assert_eq!(parse(text), [], "{text:?}");
+        }
+    }
+
+    #[test]
+    fn own_areas_are_read_until_another_process_is_looked_at() {
+        let mut reader = AreaReader::default();
+        reader.look_at(Some(std::process::id()));
+        let end = Instant::now() + Duration::from_secs(60);
+        while reader.areas().is_none() && Instant::now() < end {
+            thread::yield_now();
+        }
+        let areas = reader.areas().expect("it was read").expect("it can be read");
+        assert!(areas.iter().any(|area| area.resident_bytes > 0 && area.is_managed == Some(false)));
+        reader.look_at(None);
+        assert_eq!(reader.areas(), None);
+    }
+}

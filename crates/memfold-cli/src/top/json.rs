@@ -1,0 +1,81 @@
+//! Rows as JSON, for scripts and for the key `e`.
+use super::model::{Page, Row, RowKey, rows};
+use super::watch::Heard;
+use serde_json::{Value, json};
+use std::time::Instant;
+
+/// Returns everything that is known: all rows, and the processes and devices in them.
+pub fn json(heard: &[Heard]) -> Value {
+    let now = Instant::now();
+    let (mut runs, mut groups, mut servers) = (Vec::new(), Vec::new(), Vec::new());
+    for row in rows(heard, &Page::All, now) {
+        let mut one = of_row(&row);
+        let members = |page: Page| rows(heard, &page, now).iter().map(of_row).collect::<Value>();
+        match row.key {
+            RowKey::Run(pid) => {
+                one["processes"] = members(Page::Run(pid));
+                runs.push(one);
+            }
+            RowKey::Server(pid) => {
+                one["devices"] = members(Page::Server(pid));
+                servers.push(one);
+            }
+            _ => groups.push(one),
+        }
+    }
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "runs": runs,
+        "groups": groups,
+        "servers": servers,
+    })
+}
+
+fn of_row(row: &Row) -> Value {
+    let (rates, name) = (&row.rates, &row.name);
+    if let RowKey::Export(name) = &row.key {
+        return json!({
+            "name": name,
+            "size_bytes": row.limit_bytes,
+            "reads_per_second": rates.loads,
+            "writes_per_second": rates.writes,
+        });
+    }
+    let mut one = json!({
+        "name": name,
+        "limit_bytes": row.limit_bytes,
+        "held_bytes": row.held_bytes,
+        "resident_bytes": row.resident_bytes,
+        "compressed_bytes": row.compressed_bytes,
+        "spilled_bytes": row.spilled_bytes,
+        "folded_bytes": row.folded_bytes,
+        "ratio": row.ratio(),
+        "codec": row.codec,
+    });
+    let mut set = |name: &str, value: Value| one[name] = value;
+    match &row.key {
+        RowKey::Group(name) => {
+            set("name", name.as_str().into());
+            set("runs", row.members.into());
+        }
+        _ => set("pid", row.pid.into()),
+    }
+    if let RowKey::Run(_) = row.key {
+        set("name", row.command.as_ref().unwrap_or(name).as_str().into());
+        set("group", row.group.clone().into());
+    }
+    if let RowKey::Run(_) | RowKey::Server(_) = row.key {
+        set("silent_seconds", row.silent.map(|silent| silent.as_secs_f64()).into());
+    }
+    if let RowKey::Server(_) = row.key {
+        set("reads_per_second", rates.loads.into());
+        set("writes_per_second", rates.writes.into());
+    } else {
+        set("faults_per_second", rates.faults.into());
+        set("loads_per_second", rates.loads.into());
+        set("first_touches_per_second", rates.zeros.into());
+        set("first_writes_per_second", rates.writes.into());
+        set("fault_time_percent", row.fault_percent().into());
+    }
+    one
+}

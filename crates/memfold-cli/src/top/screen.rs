@@ -1,0 +1,260 @@
+//! The loop of the screen: keys, signals, new figures, and the terminal, which is restored at each
+//! end.
+use super::areas::AreaReader;
+use super::columns::{filter, sort};
+use super::draw::{Screen, draw, table_width};
+use super::keys::{Action, State, press};
+use super::model::{Page, Row, RowKey, counters, rows};
+use super::text::escaped;
+use super::watch::{Heard, Watch};
+use super::{export, limit};
+use crate::child::signals::PassedSignals;
+use crate::failure::CommandFailure;
+use crate::program::plain;
+use ratatui_core::terminal::Terminal;
+use ratatui_termion::TermionBackend;
+use ratatui_termion::termion::event::Key;
+use ratatui_termion::termion::input::TermRead;
+use ratatui_termion::termion::raw::{IntoRawMode, RawTerminal};
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, Read, Stdout, Write};
+use std::panic;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The terminal changes its size without a message, so it is looked at this often.
+const RESIZE_PERIOD: Duration = Duration::from_millis(250);
+/// If the terminal takes no output, a signal ends the process after this time.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// To the other screen, without a cursor; and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[0m\x1b[?25h\x1b[?1049l";
+
+/// The terminal as it was, from the moment when it is changed.
+static RAW: OnceLock<RawTerminal<Stdout>> = OnceLock::new();
+
+/// What the loop waits for.
+enum Event {
+    Key(Key),
+    /// The keyboard has gone.
+    Closed,
+    Signal(i32),
+    /// What became of a new limit.
+    Message(String),
+}
+
+/// Shows the screen until it is quit. Returns the exit status.
+///
+/// # Errors
+/// 125: there is no keyboard, or the terminal can't be used.
+pub fn show(interval: Duration, is_coloured: bool) -> Result<u8, CommandFailure> {
+    let fail = |e: &io::Error| CommandFailure::own(format!("top: the terminal: {}", plain(e)));
+    let keyboard = keyboard().map_err(|e| fail(&e))?;
+    let signals = PassedSignals::block();
+    enter().map_err(|e| fail(&e))?;
+    let (to, events) = channel();
+    let status = listen(signals, keyboard, &to)
+        .and_then(|()| TopLoop::new(interval, is_coloured, to))
+        .and_then(|top| top.run(&events));
+    leave();
+    status.map_err(|e| fail(&e))
+}
+
+/// Returns where keys come from: stdin, or the terminal of the session if stdin is none.
+fn keyboard() -> io::Result<Box<dyn Read + Send>> {
+    if io::stdin().is_terminal() {
+        return Ok(Box::new(io::stdin()));
+    }
+    Ok(Box::new(File::open("/dev/tty")?))
+}
+
+/// Changes the terminal, after all ends are prepared to restore it.
+fn enter() -> io::Result<()> {
+    let before = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        leave();
+        before(info);
+    }));
+    let raw = io::stdout().into_raw_mode()?;
+    // It is set once, because the screen is shown once in a process.
+    let _ = RAW.set(raw);
+    io::stdout().write_all(ENTER.as_bytes())?;
+    io::stdout().flush()
+}
+
+/// Restores the terminal. A failure is ignored, because the terminal may have gone.
+fn leave() {
+    if let Some(raw) = RAW.get() {
+        let _ = raw.suspend_raw_mode();
+        let _ = io::stdout().write_all(LEAVE.as_bytes());
+        let _ = io::stdout().flush();
+    }
+}
+
+/// Starts the threads that wait for signals and keys. Without one of them the screen could not be
+/// quit.
+fn listen(
+    signals: PassedSignals,
+    keyboard: Box<dyn Read + Send>,
+    to: &Sender<Event>,
+) -> io::Result<()> {
+    let named = |name: &str| thread::Builder::new().name(name.to_string());
+    let signalled = to.clone();
+    named("memfold-signals").spawn(move || wait_for_signals(&signals, &signalled))?;
+    let pressed = to.clone();
+    named("memfold-keys").spawn(move || read_keys(keyboard, &pressed))?;
+    Ok(())
+}
+
+fn wait_for_signals(signals: &PassedSignals, to: &Sender<Event>) {
+    const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+    loop {
+        let Some(signal) = signals.next(None) else { continue };
+        if !ENDING.contains(&signal.number) {
+            continue;
+        }
+        let _ = to.send(Event::Signal(signal.number));
+        thread::sleep(PATIENCE);
+        // The loop still writes to a terminal that takes nothing.
+        if let Some(raw) = RAW.get() {
+            let _ = raw.suspend_raw_mode();
+        }
+        std::process::exit(128 + signal.number);
+    }
+}
+
+fn read_keys(keyboard: Box<dyn Read + Send>, to: &Sender<Event>) {
+    for key in keyboard.keys() {
+        let event = match key {
+            Ok(key) => Event::Key(key),
+            Err(e) if e.raw_os_error().is_some() => break,
+            // The bytes are no key.
+            Err(_) => continue,
+        };
+        if to.send(event).is_err() {
+            return;
+        }
+    }
+    let _ = to.send(Event::Closed);
+}
+
+/// The screen and what it shows.
+struct TopLoop {
+    terminal: Terminal<TermionBackend<BufWriter<Stdout>>>,
+    is_coloured: bool,
+    interval: Duration,
+    watch: Watch,
+    reader: AreaReader,
+    state: State,
+    heard: Vec<Heard>,
+    to: Sender<Event>,
+}
+
+impl TopLoop {
+    fn new(interval: Duration, is_coloured: bool, to: Sender<Event>) -> io::Result<TopLoop> {
+        Ok(TopLoop {
+            terminal: Terminal::new(TermionBackend::new(BufWriter::new(io::stdout())))?,
+            is_coloured,
+            interval,
+            watch: Watch::begin(interval),
+            reader: AreaReader::default(),
+            state: State::new(),
+            heard: Vec::new(),
+            to,
+        })
+    }
+
+    /// Draws at each interval, and after each key. Returns the exit status.
+    fn run(mut self, events: &Receiver<Event>) -> io::Result<u8> {
+        // The first figures come at once.
+        let mut next = Instant::now() + self.interval.min(RESIZE_PERIOD);
+        loop {
+            let rows = self.draw()?;
+            let wait = next.saturating_duration_since(Instant::now()).min(RESIZE_PERIOD);
+            match events.recv_timeout(wait) {
+                Ok(Event::Key(key)) => {
+                    if self.press(key, &rows) {
+                        return Ok(0);
+                    }
+                }
+                Ok(Event::Message(text)) => self.state.message = text,
+                Ok(Event::Signal(number)) => return Ok(128 + number as u8),
+                Ok(Event::Closed) | Err(RecvTimeoutError::Disconnected) => return Ok(0),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if Instant::now() >= next {
+                self.heard = self.watch.heard();
+                self.watch.find();
+                next = Instant::now() + self.interval;
+            }
+        }
+    }
+
+    /// Draws the screen. Returns the rows that it shows.
+    fn draw(&mut self) -> io::Result<Vec<Row>> {
+        let now = Instant::now();
+        let page = self.state.page().clone();
+        let all = rows(&self.heard, &Page::All, now);
+        let mut shown = match &page {
+            Page::All => all.clone(),
+            page => rows(&self.heard, page, now),
+        };
+        filter(&mut shown, &self.state.filter);
+        sort(&mut shown, self.state.sort);
+        let process = match page {
+            Page::Process { run, pid } => Some((run, pid)),
+            _ => None,
+        };
+        self.reader.look_at(process.map(|(_, pid)| pid));
+        let counters = process.map_or(Vec::new(), |(run, pid)| counters(&self.heard, run, pid));
+        let areas = self.reader.areas();
+        let size = self.terminal.size()?;
+        self.state.width = table_width(size.width);
+        let screen = Screen {
+            at: self.state.select_in(&shown),
+            rows: &shown,
+            all: &all,
+            state: &self.state,
+            is_coloured: self.is_coloured,
+            counters: &counters,
+            areas: areas.as_ref(),
+        };
+        self.terminal.draw(|frame| {
+            let area = frame.area();
+            draw(frame.buffer_mut(), area, &screen);
+        })?;
+        Ok(shown)
+    }
+
+    /// Does what a key asks. Returns whether to quit.
+    fn press(&mut self, key: Key, rows: &[Row]) -> bool {
+        match press(&mut self.state, key, rows) {
+            Action::None => {}
+            Action::Quit => return true,
+            Action::Export => {
+                self.state.message = match export(&self.watch.heard(), Path::new(".")) {
+                    Ok(name) => format!("Written: {name}"),
+                    Err(e) => format!("The figures can't be written: {e}"),
+                };
+            }
+            Action::SetLimit { of, size } => self.set_limit(of, size),
+        }
+        false
+    }
+
+    /// Changes a limit in a thread, because a stopped run does not answer.
+    fn set_limit(&mut self, of: RowKey, size: String) {
+        self.state.message = "The limit is being changed.".to_string();
+        let to = self.to.clone();
+        let change = move || {
+            let done = limit(&of, &size).unwrap_or_else(|failure| failure.text);
+            let _ = to.send(Event::Message(escaped(&done)));
+        };
+        if thread::Builder::new().spawn(change).is_err() {
+            self.state.message = "No thread can be started.".to_string();
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! `memfold top`: printed once, and in a terminal.
+use crate::common::{Holder, Scratch, assert_refused, binaries, compile, memfold};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// The other screen of the terminal, without a cursor; and back.
+const ENTER: &str = "\u{1b}[?1049h\u{1b}[?25l";
+const LEAVE: &str = "\u{1b}[?25h\u{1b}[?1049l";
+
+fn top(bin: &Path, scratch: &Scratch, flags: &[&str]) -> Output {
+    let arguments = [&["top", "--interval", "0.1"], flags].concat();
+    memfold(bin, &arguments).env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap()
+}
+
+#[track_caller]
+fn printed(output: Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs `memfold top` in a terminal, with these steps of `terminal.py`, below a scratch directory.
+#[track_caller]
+fn in_terminal(bin: &Path, scratch: &Scratch, steps: Value) -> Value {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/terminal.py");
+    let mut python = Command::new("python3");
+    python.arg(script).arg(steps.to_string()).arg(bin.join("memfold"));
+    python.args(["top", "--interval", "0.1"]).env("XDG_RUNTIME_DIR", &scratch.0);
+    let output = python.env_remove("NO_COLOR").current_dir(&scratch.0).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Asserts that the command ended with this status and left the terminal as it was.
+#[track_caller]
+fn assert_restored(done: &Value, status: i32) {
+    let output = done["output"].as_str().unwrap();
+    assert_eq!(
+        (&done["status"], &done["is_restored"]),
+        (&json!(status), &json!(true)),
+        "{output:?}"
+    );
+    assert!(output.contains(ENTER) && output.trim_end().ends_with(LEAVE), "{output:?}");
+}
+
+#[test]
+fn top_once_prints_each_run_in_a_plain_table() {
+    let Some(bin) = binaries() else { return };
+    let (program, scratch) = (compile("holder"), Scratch::new());
+    let done = memfold(&bin, &["set", "--group", "some", "--limit", "1G"])
+        .env("XDG_RUNTIME_DIR", &scratch.0)
+        .status();
+    assert!(done.unwrap().success());
+    let mut one = Holder::start(&bin, &scratch, &["--limit", "64M"], &program.path, "96");
+    one.check();
+    let text = printed(top(&bin, &scratch, &["--once"]));
+    let lines: Vec<Vec<&str>> =
+        text.lines().map(|line| line.split_whitespace().collect()).collect();
+    let head = &lines[0];
+    let pid = one.runner.id().to_string();
+    let row = lines.iter().find(|line| line[0] == pid).unwrap_or_else(|| panic!("{text}"));
+    let cell = |title: &str| row[head.iter().position(|cell| *cell == title).unwrap()];
+    assert!(cell("HELD/LIMIT").ends_with("/64.0M"), "{text}");
+    assert_eq!((cell("GROUP"), cell("CODEC"), cell("PARTS")), ("-", "lz4", "1"), "{text}");
+    assert!(cell("FOLD").ends_with('M') && cell("RATIO").contains('.'), "{text}");
+    assert_eq!(row[row.len() - 2..], [program.path.as_str(), "96"], "{text}");
+    assert!(text.lines().any(|line| line.contains("group") && line.ends_with(" some")), "{text}");
+    assert!(!text.contains('\u{1b}'), "{text:?}");
+
+    let all: Value = serde_json::from_str(&printed(top(&bin, &scratch, &["--json"]))).unwrap();
+    let runs = all["runs"].as_array().unwrap();
+    let run = runs.iter().find(|run| run["pid"] == one.runner.id()).unwrap();
+    assert_eq!((&run["limit_bytes"], &run["silent_seconds"]), (&json!(64 << 20), &Value::Null));
+    assert!(run["folded_bytes"].as_u64().unwrap() > 16 << 20, "{run}");
+    assert!(run["loads_per_second"].is_f64() && run["fault_time_percent"].is_f64(), "{run}");
+    assert_eq!(run["processes"][0]["pid"], one.pid);
+    one.end();
+}
+
+#[test]
+fn top_without_a_terminal_or_with_bad_flags_is_refused() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    assert_refused(&top(&bin, &scratch, &[]), 125, &["no terminal", "--once"]);
+    for interval in ["0", "0.05", "61", "-1", "nan", "soon", ""] {
+        let arguments = ["top", "--once", &format!("--interval={interval}")];
+        let output = memfold(&bin, &arguments).output().unwrap();
+        assert_refused(&output, 125, &["--interval", "0.1 to 60"]);
+    }
+}
+
+#[test]
+fn top_shows_a_stopped_run_as_silent() {
+    let Some(bin) = binaries() else { return };
+    let (program, scratch) = (compile("holder"), Scratch::new());
+    let holder = Holder::start(&bin, &scratch, &["--limit", "64M"], &program.path, "8");
+    let runner = holder.runner.id();
+    // SAFETY: kill touches no memory, and the process is a child that has not been waited for.
+    let send = |signal| unsafe { libc::kill(runner as i32, signal) };
+    assert_eq!(send(libc::SIGSTOP), 0);
+    let all: Value = serde_json::from_str(&printed(top(&bin, &scratch, &["--json"]))).unwrap();
+    let runs = all["runs"].as_array().unwrap();
+    let run = runs.iter().find(|run| run["pid"] == runner).unwrap();
+    assert!(run["silent_seconds"].as_f64().unwrap() >= 2.0, "{run}");
+    // The screen goes on.
+    let steps =
+        json!([["wait", "no answer for"], ["type", "?"], ["wait", "Ctrl-C"], ["type", "q"]]);
+    assert_restored(&in_terminal(&bin, &scratch, steps), 0);
+    assert_eq!(send(libc::SIGCONT), 0);
+    holder.end();
+}
+
+#[test]
+fn top_changes_a_limit_and_exports_figures() {
+    let Some(bin) = binaries() else { return };
+    let (program, scratch) = (compile("holder"), Scratch::new());
+    let holder = Holder::start(&bin, &scratch, &["--limit", "64M"], &program.path, "96");
+    // Other tests may have runs in the other directory of this user.
+    let filter = format!("/{}\n", program.path);
+    let steps = json!([
+        ["wait", "holder"],
+        ["type", filter],
+        ["wait", "Enter open"],
+        ["type", "l1\n"],
+        ["wait", "too small"],
+        ["type", "l128M\n"],
+        ["wait", "limit 128.0 MiB"],
+        ["type", "e"],
+        ["wait", "Written: memfold-top-"],
+        ["type", "\r"],
+        ["wait", format!("{} holder", holder.pid)],
+        ["type", "\r"],
+        ["wait", "[heap]"],
+        ["type", "q"],
+    ]);
+    assert_restored(&in_terminal(&bin, &scratch, steps), 0);
+    let about = memfold(&bin, &["stat", &holder.pid.to_string(), "--json"])
+        .env("XDG_RUNTIME_DIR", &scratch.0)
+        .output();
+    let about: Value = serde_json::from_slice(&about.unwrap().stdout).unwrap();
+    assert_eq!(about["limit_bytes"], 128 << 20);
+    let mut files = std::fs::read_dir(&scratch.0).unwrap().map(|entry| entry.unwrap().path());
+    let file = files.find(|path| path.extension().is_some_and(|end| end == "json"));
+    let text = std::fs::read_to_string(file.expect("a file was written")).unwrap();
+    let all: Value = serde_json::from_str(&text).unwrap();
+    let runs = all["runs"].as_array().unwrap();
+    assert!(runs.iter().any(|run| run["pid"] == holder.runner.id()), "{text}");
+    holder.end();
+}
+
+#[test]
+fn top_restores_the_terminal_at_every_end() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    for (step, status) in [
+        (json!(["type", "q"]), 0),
+        (json!(["type", "\u{3}"]), 0),
+        (json!(["signal", libc::SIGTERM.to_string()]), 128 + libc::SIGTERM),
+        (json!(["signal", libc::SIGHUP.to_string()]), 128 + libc::SIGHUP),
+    ] {
+        let steps = json!([["wait", "memfold top"], ["wait", "q quit"], step]);
+        assert_restored(&in_terminal(&bin, &scratch, steps), status);
+    }
+}
