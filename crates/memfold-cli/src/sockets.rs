@@ -1,12 +1,16 @@
 //! The sockets of a user's runs. They are in a directory that only this user can enter, one socket
 //! for each run.
 use crate::program::plain;
+use rustix::fd::IntoRawFd;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use serde_json::Value;
 use std::env;
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -139,8 +143,12 @@ pub fn all(suffix: &str) -> Vec<(u32, PathBuf)> {
 }
 
 /// Connects to a run. Returns `None` if it has ended without removing its socket, and removes it.
+///
+/// # Errors
+/// WouldBlock: so many connections wait already that the run must be stopped. Other errors of
+/// `connect`.
 pub fn connect(path: &Path) -> io::Result<Option<UnixStream>> {
-    match UnixStream::connect(path) {
+    match connect_at_once(path) {
         Ok(stream) => Ok(Some(stream)),
         Err(e) if matches!(e.kind(), ErrorKind::ConnectionRefused) => {
             let _ = fs::remove_file(path);
@@ -149,6 +157,26 @@ pub fn connect(path: &Path) -> io::Result<Option<UnixStream>> {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
     }
+}
+
+fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let connect = || {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let address = SocketAddrUnix::new(path.as_os_str().as_bytes())?;
+        rustix::net::connect(&socket, &address).map(|()| socket)
+    };
+    let socket = connect().map_err(|e| match e {
+        Errno::AGAIN => {
+            let why = "too many requests wait for it. Is the process stopped?";
+            io::Error::new(ErrorKind::WouldBlock, why)
+        }
+        e => io::Error::from_raw_os_error(e.raw_os_error()),
+    })?;
+    // SAFETY: the descriptor is that of a socket, and nothing else owns it.
+    let stream = unsafe { UnixStream::from_raw_fd(socket.into_raw_fd()) };
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// Serves one request of a connection: a process of this user sends a text and gets one.
@@ -216,6 +244,23 @@ mod tests {
         assert_eq!(listen_in(&link, RUN).unwrap_err().kind(), ErrorKind::PermissionDenied);
         let stream = connect(&path).unwrap().unwrap();
         assert_eq!(peer_user(&stream).unwrap(), own_user());
+        fs::remove_dir_all(&base).unwrap();
+    }
+
+    #[test]
+    fn run_that_accepts_no_connection_is_not_waited_for() {
+        let base = env::temp_dir().join(format!("memfold-full-{}", std::process::id()));
+        let (_listener, path) = listen_in(&base, RUN).unwrap();
+        let mut waiting = Vec::new();
+        let full = loop {
+            match connect(&path) {
+                Ok(stream) => waiting.push(stream.unwrap()),
+                Err(e) => break e,
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::WouldBlock);
+        let asked = ask(&path, &Value::Null, None);
+        assert!(asked.is_err_and(|e| e.kind() == ErrorKind::WouldBlock) && path.exists());
         fs::remove_dir_all(&base).unwrap();
     }
 

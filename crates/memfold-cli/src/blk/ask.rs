@@ -207,7 +207,7 @@ fn find(matches: &ArgMatches) -> Result<PathBuf, CommandFailure> {
     }
     let all = sockets::all(sockets::BLK);
     let all: Vec<_> =
-        all.into_iter().filter(|(_, path)| matches!(sockets::connect(path), Ok(Some(_)))).collect();
+        all.into_iter().filter(|(_, path)| !matches!(sockets::connect(path), Ok(None))).collect();
     match (matches.get_one::<u32>("pid"), &all[..]) {
         (Some(pid), all) => {
             let found = all.iter().find(|(of, _)| of == pid).map(|(_, path)| path.clone());
