@@ -20,6 +20,10 @@ pub struct RunReport<'a> {
     pub seconds: f64,
 }
 
+/// The version of the form of the file. It grows when a name is removed or its meaning changes, and
+/// stays when one is added. `docs/stats.schema.json` describes the form.
+const SCHEMA: u32 = 1;
+
 /// Returns one object: the run, the sum of every counter over all processes, and `processes` with
 /// the counters of each.
 pub fn json(run: &RunReport, sum: &RunFigures, tables: &UserTables) -> String {
@@ -27,6 +31,7 @@ pub fn json(run: &RunReport, sum: &RunFigures, tables: &UserTables) -> String {
     let command: Vec<_> = run.arguments.iter().map(|a| a.to_string_lossy()).collect();
     let curve = LimitCurve::of(tables, sum);
     let about = json!({
+        "schema": SCHEMA,
         "version": env!("CARGO_PKG_VERSION"),
         "command": command,
         "exit_status": run.status,
@@ -95,7 +100,131 @@ pub fn read_times(value: &Value) -> TimeCounts {
 mod tests {
     use super::*;
     use crate::table::hand_over::tests::{claim, tables};
+    use memfold::stats::{FIGURES, ORDER_FIGURES, ORDERS, TIME_FIGURES, size_suffix};
     use std::sync::atomic::Ordering::Relaxed;
+
+    fn described(kind: &str, help: &str) -> Value {
+        match kind {
+            "times" => json!({"$ref": "#/$defs/times", "description": help}),
+            "bytes" => json!({"type": ["integer", "null"], "minimum": 0, "description": help}),
+            "number" => json!({"type": ["number", "null"], "description": help}),
+            kind => json!({"type": kind, "description": help}),
+        }
+    }
+
+    /// Returns the schema of the file, from the tables of figures.
+    fn schema() -> Value {
+        let figures = || {
+            let plain = FIGURES.iter().map(|one| (one.name.to_string(), "integer", one.help));
+            let per_order = ORDER_FIGURES.iter().flat_map(|one| {
+                let base = one.name.trim_end_matches("_folio");
+                (0..ORDERS).map(move |order| {
+                    (format!("{base}_{}", size_suffix(order)), "integer", one.help)
+                })
+            });
+            let times = TIME_FIGURES.iter().map(|one| (one.name.to_string(), "times", one.help));
+            let all = plain.chain(per_order).chain(times);
+            all.map(|(name, kind, help)| (name, described(kind, help)))
+        };
+        let about = [
+            ("version", "string", "The version of memfold"),
+            ("command", "array", "The program and its arguments"),
+            ("exit_status", "integer", "The status that memfold exits with"),
+            ("seconds", "number", "Wall time from the start of the program to its end"),
+            ("memory_bytes", "bytes", "Memory of the machine, or of the cgroup's limit"),
+            ("limit_bytes", "bytes", "--limit; null for none"),
+            ("resident_limit_bytes", "bytes", "--resident; null for none"),
+            ("codec", "string", "--codec"),
+            ("ratio", "number", "Compression of all stored data; null if none was stored"),
+            (
+                "peak_unmanaged_processes_bytes",
+                "integer",
+                "The most that processes without an engine held",
+            ),
+            (
+                "frame_success",
+                "number",
+                "Share of requests for large frames that got the requested size",
+            ),
+        ];
+        let mut all: Map<String, Value> = figures().collect();
+        all.extend(about.map(|(name, kind, help)| (name.to_string(), described(kind, help))));
+        let mut process: Map<String, Value> = figures().collect();
+        process.insert("pid".to_string(), described("integer", "Process ID"));
+        let point = json!({"type": "object", "properties": {
+            "limit_bytes": {"type": "integer"}, "percent": {"type": "number"}}});
+        let recommended = json!({"type": ["object", "null"], "description":
+            "The limit for a slowdown of so many percent, bytes; null where the run's own is enough"});
+        let others = json!({
+            "schema": {"const": SCHEMA},
+            "recommended_limits": recommended,
+            "slowdown_by_limit": {"type": ["array", "null"], "items": point,
+                "description": "Larger limits and the slowdown that they would cost, by an estimate"},
+            "processes": {"type": "array", "items": {"type": "object",
+                "required": process.keys().collect::<Vec<_>>(), "properties": process}},
+        });
+        all.extend(others.as_object().unwrap().clone());
+        let ns = json!({"type": ["integer", "null"]});
+        json!({
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "title": format!("What memfold run --stats-file writes, version {SCHEMA}"),
+            "type": "object",
+            "required": all.keys().collect::<Vec<_>>(),
+            "properties": all,
+            "$defs": {"times": {"type": "object", "properties": {
+                "count": {"type": "integer"}, "total_ns": {"type": "integer"},
+                "p50_ns": ns, "p90_ns": ns, "p99_ns": ns,
+                "buckets": {"type": "array", "description":
+                    "Buckets with any times: the time at which it ends, and its count",
+                    "items": {"type": "array"}},
+            }}},
+        })
+    }
+
+    #[test]
+    fn schema_is_that_of_the_tables() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/stats.schema.json");
+        let text = format!("{:#}\n", schema());
+        if std::env::var_os("MEMFOLD_WRITE_SCHEMA").is_some() {
+            std::fs::write(path, &text).unwrap();
+        }
+        let found = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(found == text, "docs/stats.schema.json is old: MEMFOLD_WRITE_SCHEMA=1 writes it");
+    }
+
+    /// Asserts that a value has a type that its description allows.
+    fn assert_allowed(name: &str, value: &Value, by: &Value) {
+        let kind = match value {
+            Value::Null => "null",
+            Value::Bool(_) => "boolean",
+            Value::Number(number) if number.is_u64() => "integer",
+            Value::Number(_) => "number",
+            Value::String(_) => "string",
+            Value::Array(_) => "array",
+            Value::Object(_) => "object",
+        };
+        let one = std::slice::from_ref(&by["type"]);
+        let allowed = by["type"].as_array().map_or(one, Vec::as_slice);
+        let is_number = |it: &Value| it == "number" && kind == "integer";
+        let fits = allowed.iter().any(|it| *it == kind || is_number(it));
+        assert!(fits || by["const"] == *value || by["$ref"].is_string(), "{name}: {value}");
+    }
+
+    #[test]
+    fn file_has_what_the_schema_says_and_nothing_else() {
+        let (tables, schema) = (tables(), schema());
+        let (config, sum) = (Config::new(1 << 30), RunFigures::sum(&tables));
+        claim(&tables, 9).stats().fault_pool_time.note(5000);
+        let run = RunReport { config: &config, arguments: &["a".into()], status: 3, seconds: 0.5 };
+        let value: Value = serde_json::from_str(&json(&run, &sum, &tables)).unwrap();
+        let process = &schema["properties"]["processes"]["items"];
+        for (value, by) in [(&value, &schema), (&value["processes"][0], process)] {
+            let (value, by) = (value.as_object().unwrap(), by["properties"].as_object().unwrap());
+            let names = |map: &Map<String, Value>| map.keys().cloned().collect::<Vec<_>>();
+            assert_eq!(names(value), names(by));
+            value.iter().for_each(|(name, value)| assert_allowed(name, value, &by[name]));
+        }
+    }
 
     #[test]
     fn times_are_read_back_as_they_were_written() {
@@ -119,7 +248,7 @@ mod tests {
         let value: Value = serde_json::from_str(&json(&run, &sum, &tables)).unwrap();
         let map = value.as_object().unwrap();
         assert!(sum.each().all(|(name, number)| map[&name] == number));
-        assert_eq!(map.len(), sum.each().count() + sum.times().count() + 14);
+        assert_eq!(map.len(), sum.each().count() + sum.times().count() + 15);
         assert_eq!((&value["exit_status"], &value["processes"][0]["pid"]), (&json!(3), &json!(9)));
         assert_eq!(
             (&value["processes"][0]["faults"], &value["frame_success"]),
