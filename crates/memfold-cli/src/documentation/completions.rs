@@ -4,6 +4,23 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command};
 use clap_complete::Shell;
 
+/// Completes what follows `--`, as bash completes that command. clap's script knows no commands.
+const BASH_COMMAND: &str = r#"
+_memfold_or_command() {
+    local n
+    for ((n = 2; n < COMP_CWORD; n++)); do
+        [[ ${COMP_WORDS[n]} == -- ]] || continue
+        if declare -F _command_offset >/dev/null; then
+            _command_offset $((n + 1))
+        elif ((n + 1 == COMP_CWORD)); then
+            COMPREPLY=($(compgen -c -- "${COMP_WORDS[COMP_CWORD]}"))
+        fi
+        return
+    done
+    _memfold "$@"
+}
+complete -F _memfold_or_command -o bashdefault -o default memfold"#;
+
 /// Returns the command line of `completions`.
 pub fn command() -> Command {
     Command::new("completions")
@@ -18,7 +35,7 @@ pub fn command() -> Command {
         .after_help(
             "Examples:\n\
              \x20 memfold completions bash > ~/.local/share/bash-completion/completions/memfold\n\
-             \x20 memfold completions zsh > ~/.zfunc/_memfold          with fpath+=~/.zfunc before compinit in ~/.zshrc\n\
+             \x20 memfold completions zsh > ~/.zfunc/_memfold     (with fpath+=~/.zfunc before compinit in ~/.zshrc)\n\
              \x20 memfold completions fish > ~/.config/fish/completions/memfold.fish",
         )
 }
@@ -35,6 +52,7 @@ pub fn main(matches: &ArgMatches, mut described: Command) -> Result<u8, CommandF
     };
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut described, "memfold", &mut script);
-    say!("{}", String::from_utf8_lossy(&script).trim_end());
+    let rest = if shell == Shell::Bash { BASH_COMMAND } else { "" };
+    say!("{}{rest}", String::from_utf8_lossy(&script).trim_end());
     Ok(0)
 }

@@ -4,7 +4,7 @@ use crate::program::plain;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use std::path::PathBuf;
 
-/// Returns the command line of `man`. It is hidden, because packages install the pages.
+/// Returns the command line of `man`.
 pub fn command() -> Command {
     Command::new("man").about("Writes memfold's man pages into a directory").hide(true).arg(
         Arg::new("dir")
