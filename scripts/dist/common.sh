@@ -6,7 +6,8 @@ portable=$target/portable
 out=$target/dist
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 name=memfold-$version-x86_64-linux
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+# Without git it is the first moment that a wheel, a zip file, can hold.
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
 export SOURCE_DATE_EPOCH LC_ALL=C TZ=UTC
 
 # The tools whose version is in the bytes that they write.

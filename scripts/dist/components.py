@@ -1,7 +1,7 @@
 """Lists the crates that the shipped command and library are made of.
 
-    components.py sbom       prints a CycloneDX 1.5 bill of materials
-    components.py licenses   prints the licence of each crate from the registry, with its texts
+    components.py sbom                    prints a CycloneDX 1.5 bill of materials
+    components.py licenses [PACKAGE...]   prints the licence of each crate from the registry, with its texts; also for more packages
 """
 
 import json
@@ -10,7 +10,7 @@ import pathlib
 import subprocess
 import sys
 
-PACKAGES = ["memfold-cli", "memfold-preload"]
+PACKAGES = ["memfold-cli", "memfold-preload", *sys.argv[2:]]
 PLATFORM = "x86_64-unknown-linux-gnu"
 # zstd's COPYING is the GPL, the other of its two licences.
 NAMES = ("LICENSE", "LICENCE", "COPYRIGHT", "NOTICE", "UNLICENSE")
