@@ -1,7 +1,9 @@
 """Lists the crates that the shipped command and library are made of.
 
-    components.py sbom                    prints a CycloneDX 1.5 bill of materials
-    components.py licenses [PACKAGE...]   prints the licence of each crate from the registry, with its texts; also for more packages
+    components.py sbom [PACKAGE...]       prints a CycloneDX 1.5 bill of materials
+    components.py licenses [PACKAGE...]   prints the licence of each crate from the registry, with its texts
+
+Each takes more packages than these two.
 """
 
 import json
