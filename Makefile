@@ -1,6 +1,6 @@
 # Build, test and show memfold. `make help` lists the targets.
 
-.PHONY: help build portable portable-test wheel install test torture bench-quick demo clean setup setup-build
+.PHONY: help build portable portable-test dist dist-test wheel install test torture bench-quick demo clean setup setup-build
 
 SIZE ?= 1024
 PREFIX ?= /usr/local
@@ -9,8 +9,10 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 help:
 	@echo "make build             build the memfold command, its preload library and the benchmarks in $(TARGET)/release (debug information in *.debug)"
-	@echo "make portable          build the command for glibc 2.28 and the library for 2.17 in $(TARGET)/portable/bin (needs cargo-zigbuild and zig: pip install ziglang cargo-zigbuild)"
+	@echo "make portable          build the command and the library for glibc 2.17 in $(TARGET)/portable/bin, with zig, which it installs there"
 	@echo "make portable-test     run the portable build in root directories of Debian RELEASES (bullseye), which it downloads (needs root)"
+	@echo "make dist              build the release files in $(TARGET)/dist: tarball, deb, rpm, wheel, bill of materials, SHA256SUMS (KIND=... for some)"
+	@echo "make dist-test         install each release file in a fresh Debian without network, and fold a program there (needs root)"
 	@echo "make wheel             build the Python package with the command as one wheel in $(TARGET)/wheel"
 	@echo "make install           install the command, the C library, its header and memfold.pc to PREFIX=/usr/local (DESTDIR= is supported)"
 	@echo "make test              run everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
@@ -30,16 +32,15 @@ build: setup-build
 	cargo build --release -p memfold-cli -p memfold-preload -p memfold-bench
 	@scripts/split-symbols $(TARGET)/release/memfold $(TARGET)/release/libmemfold_preload.so
 
-# xtask checks that each needs no newer symbol. The command uses std, which needs a newer glibc than the library.
 PORTABLE := $(TARGET)/portable
 portable:
-	cargo zigbuild --release --target-dir $(PORTABLE) --target x86_64-unknown-linux-gnu.2.17 -p memfold-preload
-	install -D -t $(PORTABLE)/bin $(PORTABLE)/x86_64-unknown-linux-gnu/release/libmemfold_preload.so
-	cargo zigbuild --release --target-dir $(PORTABLE) --target x86_64-unknown-linux-gnu.2.28 -p memfold-cli
-	install -D -t $(PORTABLE)/bin $(PORTABLE)/x86_64-unknown-linux-gnu/release/memfold
-	cargo xtask glibc $(PORTABLE)/bin/libmemfold_preload.so 2.17
-	cargo xtask symbols $(PORTABLE)/bin/libmemfold_preload.so
-	cargo xtask glibc $(PORTABLE)/bin/memfold 2.28
+	@scripts/dist/portable
+
+dist: setup-build
+	@scripts/dist/build $(KIND)
+
+dist-test:
+	@scripts/dist/test
 
 RELEASES := bullseye
 portable-test: portable

@@ -25,9 +25,11 @@ mod wrap;
 mod blk;
 mod top;
 mod bench;
+mod documentation;
 
 use clap::Command;
 use clap::error::ErrorKind;
+use documentation::{completions, man};
 use failure::CommandFailure;
 use std::process::ExitCode;
 
@@ -76,6 +78,8 @@ fn dispatch() -> Result<u8, CommandFailure> {
             Some(("blk", matches)) => blk::main(matches),
             Some(("bench", matches)) => bench::main(matches),
             Some(("dict", matches)) => dict::main(matches),
+            Some(("completions", matches)) => completions::main(matches, command()),
+            Some(("man", matches)) => man::main(matches, command()),
             _ => unreachable!("clap requires a subcommand"),
         },
         Err(error) => usage(error),
@@ -101,6 +105,8 @@ fn command() -> Command {
         .subcommand(jupyter::command())
         .subcommand(wrap::wrap_command())
         .subcommand(wrap::unwrap_command())
+        .subcommand(completions::command())
+        .subcommand(man::command())
         .after_help(EXAMPLES)
 }
 

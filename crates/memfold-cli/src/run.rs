@@ -11,7 +11,7 @@ use crate::report::stats_file::StatsFile;
 use crate::report::summary::{RunEnd, summary};
 use crate::table::processes;
 use crate::{delivery, dict, machine, program, runs};
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use memfold::config::keys::{Audience, COUNTED, KEYS, SettingKey};
 use memfold::config::{Config, Size};
 use memfold_run::loaded_program::{self, LoadedProgram};
@@ -177,6 +177,7 @@ pub fn command() -> Command {
                 .value_name("CMD")
                 .num_args(0..)
                 .trailing_var_arg(true)
+                .value_hint(ValueHint::CommandWithArguments)
                 .value_parser(value_parser!(OsString))
                 .help("The program and its arguments"),
         )

@@ -57,8 +57,8 @@ impl Door {
     /// The kernel gives no socket or no random bytes.
     pub fn open() -> io::Result<Door> {
         let mut random = [0u8; 2 * HALF + 8];
-        // SAFETY: the kernel writes at most `random.len()` bytes to `random`, which is local.
-        checked(unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) })?;
+        memfold_os::random::fill(&mut random)
+            .map_err(|e| io::Error::from_raw_os_error(e.raw_os_error()))?;
         let half = |at: usize| std::array::from_fn(|n| random[at + n]);
         let (key, name) = (
             DoorKey { ask: half(0), answer: half(HALF) },

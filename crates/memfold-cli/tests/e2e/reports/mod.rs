@@ -3,6 +3,7 @@ mod bench;
 mod check;
 mod control;
 mod dict;
+mod documentation;
 mod environment;
 mod metrics;
 mod refusal;
