@@ -24,6 +24,8 @@ pub struct Log {
 struct LogState {
     out: Box<dyn Write + Send>,
     said: HashSet<String>,
+    /// Processes that have left the reason why memfold ended them.
+    ended: HashSet<u32>,
 }
 
 impl Log {
@@ -41,7 +43,7 @@ impl Log {
                 Box::new(File::options().append(true).create(true).open(path).map_err(fail)?)
             }
         };
-        Ok(Log { inner: Mutex::new(LogState { out, said: HashSet::new() }) })
+        Ok(Log { inner: Mutex::new(LogState { out, said: HashSet::new(), ended: HashSet::new() }) })
     }
 
     /// Prints one or more lines, each with the prefix `memfold: `.
@@ -57,6 +59,9 @@ impl Log {
         let mut inner = self.inner.lock().expect("nobody panics with the lock");
         let tables = tables.tables();
         for letter in tables.iter().flat_map(|table| table.mailbox().take()) {
+            if letter.last {
+                inner.ended.insert(letter.process);
+            }
             if let Some(line) = line(&mut inner.said, &letter, command) {
                 let _ = inner.out.write_all(line.as_bytes());
             }
@@ -65,6 +70,14 @@ impl Log {
         if let Some(line) = lost(&mut inner.said, lost_lines) {
             let _ = inner.out.write_all(line.as_bytes());
         }
+    }
+
+    /// Returns whether memfold has ended the process `command` itself, and how many other processes
+    /// it has ended.
+    pub fn ended(&self, command: u32) -> (bool, usize) {
+        let inner = self.inner.lock().expect("nobody panics with the lock");
+        let is_ours = inner.ended.contains(&command);
+        (is_ours, inner.ended.len() - usize::from(is_ours))
     }
 
     /// Prints the lines of one table as its processes leave them. Never returns.
