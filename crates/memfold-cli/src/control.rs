@@ -7,6 +7,7 @@ use crate::failure::CommandFailure;
 use crate::group::member::{GroupMember, GroupRequest};
 use crate::report::figures::RunFigures;
 use crate::report::json::{figures, of_process};
+use crate::report::recommended::LimitCurve;
 use crate::sockets;
 use crate::table::hand_over::HandOver;
 use memfold::config::Config;
@@ -110,6 +111,8 @@ impl RunControl {
                 one
             });
         let (unmanaged, unmanaged_bytes) = self.shared.tables.bounds().slotless();
+        let sum = RunFigures::sum(&self.shared.tables);
+        let recommended = LimitCurve::of(&self.shared.tables, &sum).map(|curve| curve.json());
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "run": std::process::id(),
@@ -119,11 +122,12 @@ impl RunControl {
             "resident_limit_bytes": config.resident_bytes,
             "group": self.about_group(),
             "slowdown": config.slowdown,
-            "slowdown_percent": RunFigures::sum(&self.shared.tables).slowdown(),
+            "slowdown_percent": sum.slowdown(),
             "unmanaged_processes": unmanaged,
             "unmanaged_processes_bytes": unmanaged_bytes,
+            "recommended_limits": recommended,
             "processes": processes.collect::<Vec<_>>(),
-            "sum": Value::Object(figures(&RunFigures::sum(&self.shared.tables))),
+            "sum": Value::Object(figures(&sum)),
         })
     }
 

@@ -15,6 +15,7 @@ mod report;
 mod child;
 mod control;
 mod runs;
+mod explain;
 mod metrics;
 mod dict;
 mod delivery;
@@ -38,6 +39,7 @@ Examples:
   memfold run --list
   memfold stat 1234
   memfold set 1234 --limit 512M
+  memfold explain 1234
   memfold metrics --listen 127.0.0.1:9464
   memfold wrap node python3
   memfold blk --size 8G --limit 2G --unix /run/disk.sock
@@ -67,6 +69,7 @@ fn dispatch() -> Result<u8, CommandFailure> {
             Some(("unwrap", matches)) => wrap::unwrap(matches),
             Some(("stat", matches)) => runs::stat(matches),
             Some(("set", matches)) => runs::set(matches),
+            Some(("explain", matches)) => explain::main(matches),
             Some(("metrics", matches)) => metrics::main(matches),
             Some(("blk", matches)) => blk::main(matches),
             Some(("bench", matches)) => bench::main(matches),
@@ -87,6 +90,7 @@ fn command() -> Command {
         .subcommand(check::command())
         .subcommand(runs::stat_command())
         .subcommand(runs::set_command())
+        .subcommand(explain::command())
         .subcommand(metrics::command())
         .subcommand(blk::command())
         .subcommand(bench::command())

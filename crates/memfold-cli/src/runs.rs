@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A run that does not answer in this time is stopped, or too busy.
@@ -122,7 +122,7 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     if let Some(name) = group_of(matches) {
         return group::stat(name, matches);
     }
-    let (_, about) = find(matches)?;
+    let (_, about) = named(matches)?;
     if matches.get_flag("json") {
         say!("{about:#}");
         return Ok(0);
@@ -220,7 +220,7 @@ pub fn set(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     if request.as_object().is_some_and(|request| request.len() == 1) {
         return Err(CommandFailure::own("No limit given. Give --limit SIZE or --resident SIZE"));
     }
-    let (path, about) = find(matches)?;
+    let (path, about) = named(matches)?;
     let run = &about["run"];
     let answer =
         ask(&path, &request).map_err(|e| CommandFailure::own(format!("Run {run}: {e}")))?;
@@ -234,9 +234,16 @@ pub fn set(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     Ok(0)
 }
 
+/// Returns the run with the process that the command line names, and its answer to `stat`.
+fn named(matches: &ArgMatches) -> Result<(PathBuf, Value), CommandFailure> {
+    find(*matches.get_one::<u32>("pid").expect("clap requires it"))
+}
+
 /// Returns the run with the given process, and its answer to `stat`.
-fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), CommandFailure> {
-    let pid = *matches.get_one::<u32>("pid").expect("clap requires it");
+///
+/// # Errors
+/// 125: no run of this user has the process, or the run does not answer.
+pub fn find(pid: u32) -> Result<(PathBuf, Value), CommandFailure> {
     let its = run_of(pid);
     for (run, path) in sockets::all(sockets::RUN) {
         match ask(&path, &json!({"do": "stat"})) {
@@ -271,7 +278,8 @@ fn ask(path: &Path, request: &Value) -> io::Result<Option<Value>> {
     sockets::ask(path, request, Some(PATIENCE))
 }
 
-fn processes(about: &Value) -> &[Value] {
+/// Returns the processes with an engine in the answer of a run to `stat`.
+pub fn processes(about: &Value) -> &[Value] {
     about["processes"].as_array().map_or(&[], Vec::as_slice)
 }
 
@@ -283,7 +291,8 @@ fn uncompressed(about: &Value) -> u64 {
     sum(about, "resident_bytes") + sum(about, "frame_bytes") + sum(about, "unmanaged_bytes")
 }
 
-fn bounds(about: &Value) -> String {
+/// Returns the bounds in the answer of a run.
+pub fn bounds(about: &Value) -> String {
     let size = |name: &str| {
         about[name].as_u64().map_or("none".to_string(), |bytes| Size(bytes).to_string())
     };
@@ -301,7 +310,7 @@ fn bounds(about: &Value) -> String {
 
 /// Returns the command as one line. Control characters become blanks, because they could break the
 /// line.
-fn command_of(about: &Value) -> String {
+pub fn command_of(about: &Value) -> String {
     let words: Vec<&str> =
         about["command"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let line: String =
