@@ -33,153 +33,165 @@ use CheckAnswer::{Bad, Good, Less};
 
 struct SystemCheck {
     name: &'static str,
-    probe: fn(&ArgMatches) -> CheckAnswer,
-    /// The loss if the check fails. `fix` is the remedy.
+    probe: CheckProbe,
+    /// The loss if the check fails. `fix` is the remedy, which every check that can fail has.
     why: &'static str,
     fix: &'static str,
 }
+
+enum CheckProbe {
+    /// It is only information, and can't fail.
+    Tells(fn(&ArgMatches) -> String),
+    Tests(fn(&ArgMatches) -> CheckAnswer),
+}
+use CheckProbe::{Tells, Tests};
 
 /// The checks, in the order of the output.
 const CHECKS: &[SystemCheck] = &[
     SystemCheck {
         name: "kernel",
-        probe: kernel,
+        probe: Tests(kernel),
         why: "memfold run needs these features; docs/limits.md lists them",
         fix: "use a newer kernel",
     },
-    SystemCheck { name: "user", probe: user, why: "", fix: "" },
+    SystemCheck { name: "user", probe: Tells(user), why: "", fix: "" },
     SystemCheck {
         name: "sandbox",
-        probe: sandbox,
+        probe: Tests(sandbox),
         why: "a seccomp filter refuses these calls, or the kernel does not have them",
         fix: "only lines marked NO stop a run; docs/containers.md lists what each profile allows",
     },
     SystemCheck {
         name: "userfaultfd",
-        probe: userfaultfd,
+        probe: Tests(userfaultfd),
         why: "without it memory is paged by page protection, which is slower",
         fix: "in a container, `--device /dev/userfaultfd`; elsewhere, as root, `sysctl vm.unprivileged_userfaultfd=1`, or \
               install contrib/90-memfold-userfaultfd.rules for the device, or grant CAP_SYS_PTRACE",
     },
     SystemCheck {
         name: "  by system call",
-        probe: by_call,
-        why: "",
-        fix: "not needed where the device can be opened",
+        probe: Tests(by_call),
+        why: "one of the two ways to a userfaultfd; one is enough",
+        fix: "not needed where the device can be opened; else, as root, `sysctl vm.unprivileged_userfaultfd=1`",
     },
     SystemCheck {
         name: "  by device",
-        probe: by_device,
-        why: "",
-        fix: "not needed where the system call is allowed",
+        probe: Tests(by_device),
+        why: "the other of the two ways to a userfaultfd",
+        fix: "not needed where the system call is allowed; else see userfaultfd above",
     },
-    SystemCheck { name: "  features", probe: features, why: "", fix: "use a newer kernel" },
+    SystemCheck {
+        name: "  features",
+        probe: Tests(features),
+        why: "without MOVE pages are copied, and without another of them memory is paged by page protection",
+        fix: "use Linux 6.8 or newer, and allow userfaultfd as above",
+    },
     SystemCheck {
         name: "UFFDIO_MOVE",
-        probe: moves,
+        probe: Tests(moves),
         why: "without it pages are copied, which is slower",
         fix: "use Linux 6.8 or newer, and allow userfaultfd",
     },
     SystemCheck {
         name: "protection",
-        probe: hides,
+        probe: Tests(hides),
         why: "memory can't be paged by page protection where userfaultfd is unavailable",
         fix: "mount /proc, and boot with proc_mem.force_override=always on the kernel command line",
     },
     SystemCheck {
         name: "PAGEMAP_SCAN",
-        probe: scans,
+        probe: Tests(scans),
         why: "without it memfold reads the whole page map, which is slower",
         fix: "use Linux 6.7 or newer, with /proc",
     },
     SystemCheck {
         name: "PROCMAP_QUERY",
-        probe: queries,
+        probe: Tests(queries),
         why: "without it memfold reads all of /proc/self/maps for each look-up",
         fix: "use Linux 6.11 or newer",
     },
     SystemCheck {
         name: "process_madvise",
-        probe: drops,
+        probe: Tests(drops),
         why: "without it pages are evicted one range at a time instead of in batches",
         fix: "use Linux 6.13 or newer; in a container, `--cap-add SYS_PTRACE` or a profile that allows the call",
     },
     SystemCheck {
         name: "dispatch",
-        probe: dispatches,
+        probe: Tests(dispatches),
         why: "the gate needs Syscall User Dispatch, and memfold run needs the gate",
         fix: "use Linux 5.11 or newer on x86-64; a sandbox such as gVisor does not have it",
     },
     SystemCheck {
         name: "patching",
-        probe: patches,
+        probe: Tests(patches),
         why: "without it each system call of a program takes about a microsecond longer",
         fix: "allow code to be written: no MemoryDenyWriteExecute= in the unit, no PR_SET_MDWE, execmem and execmod in SELinux",
     },
     SystemCheck {
         name: "faults",
-        probe: served,
+        probe: Tests(served),
         why: "memfold run handles page faults in the faulting thread, and one of its needs is missing",
         fix: "fix what is marked above",
     },
     SystemCheck {
         name: "io_uring",
-        probe: rings,
+        probe: Tests(rings),
         why: "without it each transfer to or from the swap file costs a system call",
         fix: "set kernel.io_uring_disabled=0; in a container, use a profile that allows io_uring_setup, _enter and _register",
     },
     SystemCheck {
         name: "swap file",
-        probe: swap,
+        probe: Tests(swap),
         why: "without O_DIRECT its pages also fill the page cache, which memfold does not limit",
         fix: "give a directory on ext4, xfs or btrfs, not on tmpfs or overlayfs",
     },
     SystemCheck {
         name: "addresses",
-        probe: addresses,
+        probe: Tests(addresses),
         why: "the engine reserves far more addresses than it uses memory",
         fix: "run `ulimit -v unlimited -d unlimited`",
     },
     SystemCheck {
         name: "descriptors",
-        probe: descriptors,
+        probe: Tests(descriptors),
         why: "memfold uses about ten descriptors in each process",
         fix: "run `ulimit -n 1024`",
     },
-    SystemCheck { name: "memory", probe: memory, why: "", fix: "" },
+    SystemCheck { name: "memory", probe: Tells(memory), why: "", fix: "" },
     SystemCheck {
         name: "overcommit",
-        probe: overcommit,
+        probe: Tests(overcommit),
         why: "the kernel counts reserved memory and may refuse memory for pools and tables",
         fix: "as root, `sysctl vm.overcommit_memory=0`, or add swap",
     },
     SystemCheck {
         name: "mappings",
-        probe: mappings,
+        probe: Tests(mappings),
         why: "a program with many mappings may reach this limit",
         fix: "as root, `sysctl vm.max_map_count=65530` or more",
     },
     SystemCheck {
         name: "preload library",
-        probe: library,
+        probe: Tests(library),
         why: "this library is the part of memfold that works inside the program",
         fix: "keep libmemfold_preload.so beside memfold, or in ../lib/memfold",
     },
     SystemCheck {
         name: "settings",
-        probe: settings,
+        probe: Tests(settings),
         why: "memfold run refuses these settings",
         fix: "see `memfold run --help`",
     },
     SystemCheck {
         name: "command",
-        probe: command_given,
+        probe: Tests(command_given),
         why: "memfold run refuses this command",
         fix: "give a dynamically linked program for this machine and C library",
     },
     SystemCheck {
         name: "a program",
-        probe: trial,
+        probe: Tests(trial),
         why: "a trial run of `memfold --version` under memfold run failed or warned",
         fix: "fix what is marked NO above, or follow the message",
     },
@@ -210,7 +222,11 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         bad.push("sandbox");
     }
     for check in CHECKS.iter().filter(|_| killing.is_empty()) {
-        let (mark, answer) = match (check.probe)(matches) {
+        let answer = match check.probe {
+            Tells(tell) => Good(tell(matches)),
+            Tests(test) => test(matches),
+        };
+        let (mark, answer) = match answer {
             Good(answer) => ("ok", answer),
             Less(answer) => ("--", answer),
             Bad(answer) => {
@@ -290,13 +306,13 @@ fn status(name: &str) -> Option<String> {
     Some(line.trim().to_string())
 }
 
-fn user(_: &ArgMatches) -> CheckAnswer {
+fn user(_: &ArgMatches) -> String {
     const CAP_SYS_PTRACE: u64 = 1 << 19;
     let uid = rustix::process::geteuid().as_raw();
     let who = if uid == 0 { "root".to_string() } else { format!("user {uid}") };
     let held = status("CapEff").and_then(|text| u64::from_str_radix(&text, 16).ok()).unwrap_or(0);
     let with = if held & CAP_SYS_PTRACE != 0 { "with" } else { "without" };
-    Good(format!("{who}, {with} CAP_SYS_PTRACE"))
+    format!("{who}, {with} CAP_SYS_PTRACE")
 }
 
 fn sandbox(_: &ArgMatches) -> CheckAnswer {
@@ -467,10 +483,10 @@ fn descriptors(_: &ArgMatches) -> CheckAnswer {
     if most.is_none_or(|n| n >= 64) { Good(text) } else { Less(text) }
 }
 
-fn memory(_: &ArgMatches) -> CheckAnswer {
+fn memory(_: &ArgMatches) -> String {
     let cgroup =
         machine::cgroup_bytes().map_or("no limit".to_string(), |bytes| Size(bytes).to_string());
-    Good(format!("{}; cgroup: {cgroup}", Size(machine::memory_bytes())))
+    format!("{}; cgroup: {cgroup}", Size(machine::memory_bytes()))
 }
 
 fn overcommit(_: &ArgMatches) -> CheckAnswer {
@@ -582,6 +598,15 @@ fn trial(matches: &ArgMatches) -> CheckAnswer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_check_that_can_fail_says_what_to_do() {
+        for check in CHECKS {
+            let can_fail = matches!(check.probe, Tests(_));
+            assert_eq!(can_fail, !check.fix.is_empty(), "{}: its remedy", check.name);
+            assert_eq!(can_fail, !check.why.is_empty(), "{}: its reason", check.name);
+        }
+    }
 
     #[test]
     fn kernels_from_the_documented_version_on_are_accepted() {

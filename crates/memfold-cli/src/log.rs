@@ -49,6 +49,8 @@ pub struct Log {
 struct LogState {
     out: Box<dyn Write + Send>,
     said: HashSet<String>,
+    /// Processes that have left the reason why memfold ended them.
+    ended: HashSet<u32>,
 }
 
 /// A line to be printed.
@@ -78,7 +80,8 @@ impl Log {
                 Box::new(File::options().append(true).create(true).open(path).map_err(fail)?)
             }
         };
-        Ok(Log { level, format, inner: Mutex::new(LogState { out, said: HashSet::new() }) })
+        let state = LogState { out, said: HashSet::new(), ended: HashSet::new() };
+        Ok(Log { level, format, inner: Mutex::new(state) })
     }
 
     /// Prints one or more lines, each with the prefix `memfold: `.
@@ -93,6 +96,9 @@ impl Log {
         let mut inner = self.inner.lock().expect("nobody panics with the lock");
         let tables = tables.tables();
         for letter in tables.iter().flat_map(|table| table.mailbox().take()) {
+            if letter.last {
+                inner.ended.insert(letter.process);
+            }
             if let Some(line) = line(&mut inner.said, &letter, command) {
                 self.put(&mut inner, &line);
             }
@@ -113,6 +119,14 @@ impl Log {
         };
         // A closed destination is no error.
         let _ = inner.out.write_all(text.as_bytes());
+    }
+
+    /// Returns whether memfold has ended the process `command` itself, and how many other processes
+    /// it has ended.
+    pub fn ended(&self, command: u32) -> (bool, usize) {
+        let inner = self.inner.lock().expect("nobody panics with the lock");
+        let is_ours = inner.ended.contains(&command);
+        (is_ours, inner.ended.len() - usize::from(is_ours))
     }
 
     /// Prints the lines of one table as its processes leave them. Never returns.

@@ -15,6 +15,7 @@ mod report;
 mod child;
 mod control;
 mod runs;
+mod explain;
 mod metrics;
 mod dict;
 mod delivery;
@@ -43,6 +44,7 @@ Examples:
   memfold set 1234 --limit 512M
   memfold curve 1234
   memfold top
+  memfold explain 1234
   memfold metrics --listen 127.0.0.1:9464
   memfold wrap node python3
   memfold blk --size 8G --limit 2G --unix /run/disk.sock
@@ -74,6 +76,7 @@ fn dispatch() -> Result<u8, CommandFailure> {
             Some(("set", matches)) => runs::set(matches),
             Some(("curve", matches)) => runs::curve(matches),
             Some(("top", matches)) => top::main(matches),
+            Some(("explain", matches)) => explain::main(matches),
             Some(("metrics", matches)) => metrics::main(matches),
             Some(("blk", matches)) => blk::main(matches),
             Some(("bench", matches)) => bench::main(matches),
@@ -98,6 +101,7 @@ fn command() -> Command {
         .subcommand(runs::set_command())
         .subcommand(runs::curve_command())
         .subcommand(top::command())
+        .subcommand(explain::command())
         .subcommand(metrics::command())
         .subcommand(blk::command())
         .subcommand(bench::command())

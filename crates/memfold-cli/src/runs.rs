@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A run that does not answer in this time is stopped, or too busy.
@@ -139,7 +139,7 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     if let Some(name) = group_of(matches) {
         return group::stat(name, matches);
     }
-    let (_, about) = find(matches)?;
+    let (_, about) = named(matches)?;
     if matches.get_flag("json") {
         say!("{about:#}");
         return Ok(0);
@@ -169,7 +169,7 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, CommandFailure> {
 /// # Errors
 /// 125: there is no such run, it does not answer, or it has loaded nothing yet.
 pub fn curve(matches: &ArgMatches) -> Result<u8, CommandFailure> {
-    let (_, about) = find(matches)?;
+    let (_, about) = named(matches)?;
     let points = CurvePoints::from_json(&about["slowdown_by_limit"]).ok_or_else(|| {
         let run = &about["run"];
         CommandFailure::own(format!(
@@ -262,7 +262,7 @@ pub fn set(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     if request.as_object().is_some_and(|request| request.len() == 1) {
         return Err(CommandFailure::own("No limit given. Give --limit SIZE or --resident SIZE"));
     }
-    let (path, about) = find(matches)?;
+    let (path, about) = named(matches)?;
     say!("{}", set_bounds(&path, &about["run"], &request)?);
     Ok(0)
 }
@@ -289,9 +289,16 @@ fn set_bounds(path: &Path, run: &Value, request: &Value) -> Result<String, Comma
     }
 }
 
+/// Returns the run with the process that the command line names, and its answer to `stat`.
+fn named(matches: &ArgMatches) -> Result<(PathBuf, Value), CommandFailure> {
+    find(*matches.get_one::<u32>("pid").expect("clap requires it"))
+}
+
 /// Returns the run with the given process, and its answer to `stat`.
-fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), CommandFailure> {
-    let pid = *matches.get_one::<u32>("pid").expect("clap requires it");
+///
+/// # Errors
+/// 125: no run of this user has the process, or the run does not answer.
+pub fn find(pid: u32) -> Result<(PathBuf, Value), CommandFailure> {
     let its = run_of(pid);
     for (run, path) in sockets::all(sockets::RUN) {
         match ask(&path, &json!({"do": "stat"})) {
@@ -326,7 +333,8 @@ fn ask(path: &Path, request: &Value) -> io::Result<Option<Value>> {
     sockets::ask(path, request, Some(PATIENCE))
 }
 
-fn processes(about: &Value) -> &[Value] {
+/// Returns the processes with an engine in the answer of a run to `stat`.
+pub fn processes(about: &Value) -> &[Value] {
     about["processes"].as_array().map_or(&[], Vec::as_slice)
 }
 
@@ -348,7 +356,8 @@ pub fn counted(process: &Value) -> [u64; 2] {
     [uncompressed.saturating_sub(of("shared_bytes")), compressed]
 }
 
-fn bounds(about: &Value) -> String {
+/// Returns the bounds in the answer of a run.
+pub fn bounds(about: &Value) -> String {
     let size = |name: &str| {
         about[name].as_u64().map_or("none".to_string(), |bytes| Size(bytes).to_string())
     };
@@ -366,7 +375,7 @@ fn bounds(about: &Value) -> String {
 
 /// Returns the command as one line. Control characters become blanks, because they could break the
 /// line.
-fn command_of(about: &Value) -> String {
+pub fn command_of(about: &Value) -> String {
     let words: Vec<&str> =
         about["command"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let line: String =

@@ -337,6 +337,19 @@ fn script(file: &File, script: &Path) -> Result<Option<Script>, CommandFailure> 
     Ok(Some(Script { interpreter: path, argument, means }))
 }
 
+/// Returns the name of the file that the kernel executes for the program at `path`: for a script,
+/// that of its interpreter, or of the program that `env` executes.
+pub fn image_name(path: &Path) -> String {
+    let mut at = path.to_path_buf();
+    for _ in 0..=SCRIPTS_MAX {
+        match File::open(&at).map(|file| script(&file, &at)) {
+            Ok(Ok(Some(Script { interpreter, means, .. }))) => at = means.unwrap_or(interpreter),
+            _ => break,
+        }
+    }
+    at.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 /// Checks that `path` is a file that this user may execute.
 ///
 /// # Errors

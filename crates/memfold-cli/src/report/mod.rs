@@ -4,4 +4,5 @@ pub mod figures;
 pub mod recommended;
 pub mod json;
 pub mod stats_file;
+pub mod ending;
 pub mod summary;

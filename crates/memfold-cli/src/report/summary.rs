@@ -1,4 +1,6 @@
 //! The lines of `--summary`.
+use crate::machine::oom::OomKills;
+use crate::report::ending::kills_line;
 use crate::report::figures::RunFigures;
 use crate::report::recommended::LimitCurve;
 use memfold::config::{Config, Size};
@@ -21,15 +23,18 @@ pub struct RunEnd {
     pub group: Option<String>,
     /// Whether the summary shows the slowdown by limit.
     pub with_curve: bool,
+    /// Processes that the kernel has ended meanwhile for lack of memory.
+    pub kills: OomKills,
 }
 
 /// Returns the summary: a few lines of text, each with the prefix `memfold: `.
 pub fn summary(config: &Config, tables: &UserTables, ended: &RunEnd) -> String {
     let sum = RunFigures::sum(tables);
-    let lines = match sum.get("adopted_bytes") {
+    let mut lines = match sum.get("adopted_bytes") {
         0 => vec![unfolded(config, tables, &sum, ended)],
         _ => folded(config, tables, &sum, ended),
     };
+    lines.extend(kills_line(&ended.kills));
     let curve = LimitCurve::of(tables, &sum).filter(|_| ended.with_curve);
     let curve = curve.map_or(Vec::new(), |curve| curve.points().lines());
     let title = (!curve.is_empty()).then(|| "slowdown by limit, an estimate:".to_string());
@@ -49,10 +54,10 @@ fn unmanaged(tables: &UserTables) -> String {
     }
 }
 
-/// Returns the bound of the run as it was given.
-fn bound(config: &Config, ended: &RunEnd) -> String {
+/// Returns the bound of the run as it was given, or that of its group.
+pub fn bound(config: &Config, group: Option<&str>) -> String {
     match (config.limit_bytes, config.resident_bytes) {
-        (None, None) if ended.group.is_some() => ended.group.clone().unwrap_or_default(),
+        (None, None) if group.is_some() => group.unwrap_or_default().to_string(),
         (Some(limit), _) if config.pool_counts => format!("limit {}", Size(limit)),
         (Some(limit), _) => format!("limit {} without the compressed pools", Size(limit)),
         (None, Some(resident)) => format!("resident limit {}", Size(resident)),
@@ -76,7 +81,7 @@ fn unfolded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunE
         config.limit_bytes.unwrap_or(u64::MAX).min(config.resident_bytes.unwrap_or(u64::MAX));
     let (peak, unmanaged) = (sum.get("peak_bytes"), tables.bounds().peak_slotless_bytes());
     let is_far = least != u64::MAX && peak.max(ended.largest_bytes) < least / 2;
-    let bound = bound(config, ended);
+    let bound = bound(config, ended.group.as_deref());
     let has_engines = tables.processes().next().is_some();
     if tables.has_begun() && ended.status == 0 && is_far && unmanaged <= SMALL_BYTES {
         return match has_engines {
@@ -151,7 +156,7 @@ fn folded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunEnd
         format!(
             "peak {} ({}), folded {}, ratio {}",
             size("peak_bytes"),
-            bound(config, ended),
+            bound(config, ended.group.as_deref()),
             size("peak_folded_bytes"),
             sum.ratio().map_or("-".to_string(), |r| format!("{r:.2}")),
         ),
@@ -200,8 +205,14 @@ mod tests {
     use crate::table::hand_over::tests::{claim, tables};
     use std::sync::atomic::Ordering::Relaxed;
 
-    const WELL: RunEnd =
-        RunEnd { status: 0, largest_bytes: 0, seconds: 10.0, group: None, with_curve: false };
+    const WELL: RunEnd = RunEnd {
+        status: 0,
+        largest_bytes: 0,
+        seconds: 10.0,
+        group: None,
+        with_curve: false,
+        kills: OomKills { in_group: 0, in_machine: 0, limit: None },
+    };
 
     fn limited(size: &str) -> Config {
         let mut config = Config::new(1 << 30);

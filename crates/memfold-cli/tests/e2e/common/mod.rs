@@ -2,6 +2,7 @@
 //! dropped.
 #![allow(dead_code)] // Each test file uses a part of this.
 pub mod blk;
+pub mod cgroup;
 pub mod folded;
 pub mod real;
 pub use folded::*;

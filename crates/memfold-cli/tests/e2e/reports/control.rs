@@ -188,6 +188,12 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
         (&["stat", "4000000000"], &["Process 4000000000", "no such process"]),
         (&["stat", &own], &["to no run of yours", "memfold run --list"]),
         (&["set", &own, "--limit", "64M"], &["to no run of yours"]),
+        (&["explain"], &["PID"]),
+        (&["explain", "x"], &["PID"]),
+        (&["explain", "0"], &["PID"]),
+        (&["explain", &pid, "--limit", "64M"], &["--limit"]),
+        (&["explain", "4000000000"], &["Process 4000000000", "no such process"]),
+        (&["explain", &own], &["to no run of yours", "memfold run --list"]),
         (&["run", "--list", "--limit", "64M"], &["--list"]),
     ] {
         let output = ask(&bin, &scratch, arguments);
@@ -208,9 +214,12 @@ fn what_a_killed_run_leaves_is_taken_away() {
     holder.runner.wait().unwrap();
     let directory = scratch.0.join("memfold");
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1);
-    let output = ask(&bin, &scratch, &["stat", &runner]);
+    // The first of them takes the socket away.
+    let output = ask(&bin, &scratch, &["explain", &runner]);
     assert_refused(&output, 125, &["no such process"]);
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
+    let output = ask(&bin, &scratch, &["stat", &runner]);
+    assert_refused(&output, 125, &["no such process"]);
 }
 
 #[test]
@@ -222,8 +231,10 @@ fn a_process_of_a_stopped_run_belongs_to_it() {
     // SAFETY: kill touches no memory, and the process is a child that has not been waited for.
     let send = |signal| unsafe { libc::kill(runner as i32, signal) };
     assert_eq!(send(libc::SIGSTOP), 0);
-    let output = ask(&bin, &scratch, &["stat", &holder.pid.to_string()]);
-    assert_refused(&output, 125, &[&format!("Run {runner}: "), "stopped"]);
+    for command in ["stat", "explain"] {
+        let output = ask(&bin, &scratch, &[command, &holder.pid.to_string()]);
+        assert_refused(&output, 125, &[&format!("Run {runner}: "), "stopped"]);
+    }
     assert_eq!(send(libc::SIGCONT), 0);
     holder.end();
 }
@@ -247,6 +258,7 @@ fn another_user_finds_and_changes_nothing() {
     };
     let pid = holder.pid.to_string();
     assert_refused(&as_other(&["stat", &pid]), 125, &["another user (0)"]);
+    assert_refused(&as_other(&["explain", &pid]), 125, &["another user (0)"]);
     assert_refused(&as_other(&["set", &pid, "--limit", "32M"]), 125, &["another user (0)"]);
     assert_eq!(text(&as_other(&["run", "--list"])).lines().count(), 1);
     // The directory is open to all, so the run checks the peer's user, and the client checks the

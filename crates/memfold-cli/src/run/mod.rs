@@ -1,23 +1,25 @@
 //! `memfold run`: runs a program in less memory.
+mod end;
+
 use crate::child::{ChildProgram, end_like_the_program};
 use crate::control::{ControlSocket, RunControl};
 use crate::failure::CommandFailure;
 use crate::group::{self, member::GroupMember};
 use crate::log::{Log, LogFormat, LogLevel};
+use crate::machine::oom::OomCounts;
 use crate::program::Loading;
 use crate::report::figures::RunFigures;
 use crate::report::json;
 use crate::report::stats_file::StatsFile;
-use crate::report::summary::{RunEnd, summary};
+use crate::run::end::EndedRun;
 use crate::table::processes;
 use crate::{delivery, dict, machine, program, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
+use memfold::config::Config;
 use memfold::config::keys::{Audience, COUNTED, KEYS, SettingKey};
-use memfold::config::{Config, Size};
 use memfold_run::loaded_program::{self, LoadedProgram};
 use memfold_run::request::{RunRequest, VARIABLE};
 use memfold_run::table::RunTable;
-use memfold_run::users::UserTables;
 use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
 use std::ffi::{CStr, CString, NulError, OsStr, OsString, c_char};
@@ -25,7 +27,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::{env, fs, process};
 
@@ -265,6 +266,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let environment = environment(&run, &library, &path, &loading)?;
     // A process that sees the program must be able to find its run, so the socket is made first.
     let control = ControlSocket::listen();
+    let counts = OomCounts::now();
     let child = match &loading {
         Loading::ByLinker => ChildProgram::start(&path, &run.arguments, environment)?,
         Loading::ByLibrary { arguments, .. } => {
@@ -279,25 +281,18 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         log.say(&format!("memfold: warning: {why}: {}\n", program::plain(e)));
     }
     let end = child.wait()?;
-    let seconds = run.start.elapsed().as_secs_f64();
-    let largest_bytes = largest_bytes();
+    let ended = EndedRun::new(&run, &log, &end, &counts);
     drop(control);
     log.say_left(&run.shared.tables, end.pid as u32);
     if let Some(Err(why)) = remote.as_mut().map(|remote| remote.end()) {
         log.say(&format!("memfold: warning: --remote: {why}\n"));
     }
-    if end.dumped {
-        warn_of_dump(&run.shared.tables, &log, end.pid as u32);
-    }
-
+    ended.explain(&path);
     if let Some(kind) = matches.get_one::<String>(SUMMARY) {
-        let with_curve = kind == CURVE;
-        let group = run.group.as_ref().map(ToString::to_string);
-        let ended = RunEnd { status: end.status, largest_bytes, seconds, group, with_curve };
-        log.say(&summary(&run.config(), &run.shared.tables, &ended));
+        ended.sum_up(kind == CURVE);
     }
     if let Some(file) = stats_file {
-        write_stats(file, &run, end.status, seconds)?;
+        write_stats(file, &run, end.status, ended.seconds)?;
     }
     if is_wrapped && let Some(signal) = end.signal {
         end_like_the_program(signal);
@@ -311,18 +306,6 @@ fn open_log(matches: &ArgMatches) -> Result<Log, CommandFailure> {
     Log::open(matches.get_one::<PathBuf>(LOG).map(PathBuf::as_path), level, format)
 }
 
-/// Returns the largest resident size of a process that was waited for, bytes.
-fn largest_bytes() -> u64 {
-    // SAFETY: the struct has only integers, for which zeros are valid. The kernel writes one
-    // `rusage` to `usage`.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
-        usage
-    };
-    (usage.ru_maxrss as u64) << 10
-}
-
 fn write_stats(
     file: StatsFile,
     run: &RunControl,
@@ -332,19 +315,6 @@ fn write_stats(
     let (config, arguments) = (&run.config(), &run.arguments);
     let about = json::RunReport { config, arguments, status, seconds };
     file.write(&json::json(&about, &RunFigures::sum(&run.shared.tables), &run.shared.tables))
-}
-
-/// Warns of a core dump, in which the kernel writes zeros for folded memory.
-fn warn_of_dump(tables: &UserTables, log: &Log, pid: u32) {
-    let process = tables.processes().find(|process| process.pid() == pid);
-    let folded = process.map_or(0, |process| process.stats().folded_bytes.load(Relaxed));
-    if folded > 0 {
-        log.say(&format!(
-            "memfold: The core dump has zeros in place of {} of folded memory, which the kernel can't read. For a whole \
-             dump, stop the program in gdb, `call ((int(*)(void))memfold_unfold)()` and use gcore.\n",
-            Size(folded)
-        ));
-    }
 }
 
 /// Starts the threads of the run: one prints the lines that its processes leave, one gives processes
@@ -620,7 +590,7 @@ mod tests {
     /// The settings have a table of their own, which tests of the engine's crate check.
     #[test]
     fn usage_lists_every_flag_of_run_that_is_no_setting() {
-        let document = include_str!("../../../docs/usage.md");
+        let document = include_str!("../../../../docs/usage.md");
         let (_, rest) = document.split_once("<!-- run-flags:begin -->\n").expect("it has the mark");
         let (found, _) = rest.split_once("<!-- run-flags:end -->").expect("it has the mark");
         let command = command();

@@ -1,4 +1,6 @@
 //! The memory of the machine, or of its cgroup if that has less.
+pub mod oom;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -18,8 +20,7 @@ pub fn cgroup_bytes() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let limits = limit_files(&groups, &mounts).into_iter().filter_map(|file| read_limit(&file));
-    // Version 1 reports a number near the largest one if there is no limit.
-    limits.min().filter(|bytes| *bytes < 1 << 60)
+    limits.min()
 }
 
 fn mem_total(meminfo: &str) -> Option<u64> {
@@ -27,28 +28,54 @@ fn mem_total(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Returns the bytes in a limit file, or `None` for `max` and for a missing file.
+/// Returns the bytes in a limit file, or `None` if there is no limit, and for a missing file.
 fn read_limit(file: &Path) -> Option<u64> {
-    fs::read_to_string(file).ok()?.trim().parse().ok()
+    let bytes: u64 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
+    // Version 1 reports a number near the largest one if there is no limit.
+    (bytes < 1 << 60).then_some(bytes)
 }
 
 /// Returns the limit files of the cgroup that `/proc/self/cgroup` names, and of every ancestor that
 /// is mounted here.
 fn limit_files(groups: &str, mounts: &str) -> Vec<PathBuf> {
-    let mut files = Vec::new();
+    folders(groups, mounts).into_iter().map(|folder| folder.limit_file()).collect()
+}
+
+/// Returns the folders of the cgroup that `/proc/self/cgroup` names, and of every ancestor that is
+/// mounted here, the nearest first.
+fn folders(groups: &str, mounts: &str) -> Vec<MemoryFolder> {
+    let mut found = Vec::new();
     for mount in mounts.lines().filter_map(MemoryMount::parse) {
         let Some(group) = groups.lines().find_map(|line| mount.group_of(line)) else { continue };
         // A mount of a subtree (as in containers) shows the paths below its own root.
         let Ok(below) = group.strip_prefix(&mount.root) else { continue };
         let mut at = mount.point.join(below);
         loop {
-            files.push(at.join(mount.limit_file()));
+            found.push(MemoryFolder { path: at.clone(), v2: mount.v2 });
             if at == mount.point || !at.pop() {
                 break;
             }
         }
     }
-    files
+    found
+}
+
+/// The folder of a cgroup that can limit memory.
+#[derive(Clone, Debug)]
+struct MemoryFolder {
+    path: PathBuf,
+    v2: bool,
+}
+
+impl MemoryFolder {
+    /// Returns the name of its limit.
+    fn limit_name(&self) -> &'static str {
+        if self.v2 { "memory.max" } else { "memory.limit_in_bytes" }
+    }
+
+    fn limit_file(&self) -> PathBuf {
+        self.path.join(self.limit_name())
+    }
 }
 
 /// A mounted hierarchy that can limit memory.
@@ -82,10 +109,6 @@ impl MemoryMount {
             controllers.split(',').any(|c| c == "memory")
         };
         ours.then(|| PathBuf::from(path))
-    }
-
-    fn limit_file(&self) -> &'static str {
-        if self.v2 { "memory.max" } else { "memory.limit_in_bytes" }
     }
 }
 

@@ -1,0 +1,114 @@
+//! Why a program ended: the lines that `memfold run` prints where a signal ended it.
+use crate::common::cgroup::MemoryCgroup;
+use crate::common::{binaries, memfold, real, run};
+use std::process::{Command, Output};
+
+/// Fills shared memory, which memfold's limit does not count.
+const FILLS: &str = r#"
+import os
+file, block = os.memfd_create("filled"), bytes(1 << 20)
+for _ in range(1000): os.write(file, block)
+"#;
+
+fn said(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr);
+    text.lines()
+        .filter(|line| line.starts_with("memfold: "))
+        .map(|line| format!("{line}\n"))
+        .collect()
+}
+
+/// Runs a shell script that ends by a signal, without a core dump.
+fn ended_by(signal: &str) -> Option<Output> {
+    let bin = binaries()?;
+    Some(run(&bin, &[], &["sh", "-c", &format!("ulimit -c 0; kill -{signal} $$")]))
+}
+
+#[test]
+fn end_by_a_signal_is_explained_in_three_lines() {
+    for (signal, words) in [
+        ("KILL", "another process sent it, and memfold does not know which"),
+        ("ABRT", "it called abort"),
+        ("SEGV", "MEMFOLD_DISABLE=1 shows"),
+        ("BUS", "its file system (/dev/shm too) is full"),
+        ("SYS", "a seccomp filter refused a system call"),
+    ] {
+        let Some(output) = ended_by(signal) else { return };
+        let said = said(&output);
+        assert!(said.starts_with(&format!("memfold: SIG{signal} ended the program")), "{said}");
+        assert!(said.lines().count() == 3 && said.contains(words), "{said}");
+        assert!(said.contains("(limit 64.0 MiB)"), "{said}");
+    }
+}
+
+#[test]
+fn end_by_the_user_or_with_a_status_is_not_explained() {
+    for signal in ["TERM", "INT", "HUP", "PIPE"] {
+        let Some(output) = ended_by(signal) else { return };
+        assert!(output.stderr.is_empty() && !output.status.success(), "{signal}: {output:?}");
+    }
+    let Some(bin) = binaries() else { return };
+    for status in ["0", "1", "3", "125", "134", "137"] {
+        let output = run(&bin, &[], &["sh", "-c", &format!("exit {status}")]);
+        assert!(output.stderr.is_empty(), "{output:?}");
+    }
+}
+
+#[test]
+fn heap_limit_of_node_is_named_with_its_flag() {
+    let Some(bin) = binaries() else { return };
+    let Some(node) = real::installed("node") else { return };
+    let script = "const all = []; for (;;) all.push(new Array(1000).fill(1.5))";
+    let command = [&node, "--max-old-space-size=30", "-e", script];
+    let arguments = [&["run", "--limit", "512M", "--"], &command[..]].concat();
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -c 0; exec \"$@\"", "sh"]);
+    let started = memfold(&bin, &arguments);
+    let output = limited.arg(started.get_program()).args(started.get_args()).output().unwrap();
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(134), "{said}");
+    assert!(
+        said.contains("If node reported that it reached its heap limit: --max-old-space-size=MIB")
+            && said.contains("now 30"),
+        "{said}"
+    );
+}
+
+/// Runs a command in the cgroup to its end, with the default limit.
+fn run_in(group: &MemoryCgroup, flags: &[&str], command: &[&str]) -> Option<Output> {
+    let bin = binaries()?;
+    let inner = memfold(&bin, &[&["run"], flags, &["--"], command].concat());
+    let mut outer = Command::new("sh");
+    outer.args(["-c", &group.script(), "sh"]).arg(inner.get_program()).args(inner.get_args());
+    Some(outer.env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE").output().unwrap())
+}
+
+#[test]
+fn kill_by_the_kernel_names_its_cgroup() {
+    let Some(group) = MemoryCgroup::new(64 << 20) else { return };
+    let Some(output) = run_in(&group, &[], &["python3", "-c", FILLS]) else { return };
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(137), "{said}");
+    for words in [
+        "SIGKILL ended the program. The kernel's OOM killer ended 1 process of its cgroup, because",
+        &format!("{} reached its memory.", group.folder.display()),
+        "of 64.0 MiB.\n",
+        "(limit 56.0 MiB)",
+        "The cgroup also counts page cache",
+        "A lower --limit would not help",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert_eq!(said.lines().count(), 3, "{said}");
+}
+
+#[test]
+fn kill_of_a_child_is_counted_in_the_summary() {
+    let Some(group) = MemoryCgroup::new(64 << 20) else { return };
+    let script = r#"python3 -c "$1"; exit 0"#;
+    let output = run_in(&group, &["--summary"], &["sh", "-c", script, "sh", FILLS]);
+    let Some(output) = output else { return };
+    let said = said(&output);
+    assert!(output.status.success() && !said.contains("ended the program"), "{said}");
+    assert!(said.contains("the kernel's OOM killer ended 1 process of this cgroup"), "{said}");
+}
