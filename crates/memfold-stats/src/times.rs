@@ -176,7 +176,7 @@ mod tests {
         let times = TimeHistogram::new();
         times.note(1000);
         let before = times.counts();
-        [2000, 1000].map(|ns| times.note(ns));
+        [2000, 1000].into_iter().for_each(|ns| times.note(ns));
         let mut sum = times.counts().since(&before);
         assert_eq!((sum.count(), sum.total_ns), (2, 3000));
         sum.add(&before);
