@@ -77,13 +77,13 @@ const CHECKS: &[SystemCheck] = &[
     SystemCheck {
         name: "  by device",
         probe: Tests(by_device),
-        why: "the other of the two ways to a userfaultfd",
+        why: "one of the two ways to a userfaultfd; one is enough",
         fix: "not needed where the system call is allowed; else see userfaultfd above",
     },
     SystemCheck {
         name: "  features",
         probe: Tests(features),
-        why: "without MOVE pages are copied, and without another of them memory is paged by page protection",
+        why: "without MOVE pages are copied; if another feature is missing, memory is paged by page protection",
         fix: "use Linux 6.8 or newer, and allow userfaultfd as above",
     },
     SystemCheck {

@@ -26,7 +26,7 @@ pub enum LogLevel {
     Error,
     /// Something doesn't work as it was asked for.
     Warning,
-    /// What a run was given, and its summary.
+    /// The settings of a run, and its summary.
     Info,
 }
 
@@ -88,6 +88,13 @@ impl Log {
     pub fn say(&self, text: &str) {
         let mut inner = self.inner.lock().expect("nobody panics with the lock");
         text.lines().for_each(|line| self.put(&mut inner, &LogLine::of(line)));
+    }
+
+    /// Prints lines as [`Log::say`] does, with this level.
+    pub fn say_at(&self, level: LogLevel, text: &str) {
+        let mut inner = self.inner.lock().expect("nobody panics with the lock");
+        let lines = text.lines().map(|line| LogLine { level, ..LogLine::of(line) });
+        lines.for_each(|line| self.put(&mut inner, &line));
     }
 
     /// Prints the lines that processes have left. `command` is the process ID of the program

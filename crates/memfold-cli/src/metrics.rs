@@ -275,7 +275,7 @@ fn of_runs(runs: &[Value]) -> Vec<Metric> {
     };
     let mut all = vec![
         of("run_limit_bytes", "Limit of all memory of the run", &|run| run["limit_bytes"].as_f64()),
-        of("run_held_bytes", "Memory of the run that counts against its limit", &|run| {
+        of("run_used_bytes", "Memory of the run that counts against its limit", &|run| {
             let live = run["processes"].as_array()?.iter();
             let managed: u64 = live.flat_map(counted).sum();
             Some(managed as f64 + run["unmanaged_processes_bytes"].as_f64()?)
@@ -321,7 +321,11 @@ fn of_groups() -> Vec<Metric> {
     };
     vec![
         of("group_limit_bytes", "Limit of the group", &|group| group.limit_bytes),
-        of("group_held_bytes", "Memory that the group's runs hold", &|group| group.held_bytes),
+        of(
+            "group_used_bytes",
+            "Memory of the group's runs that counts against its limit",
+            &|group| group.held_bytes,
+        ),
         of("group_runs", "Live runs of the group", &|group| group.runs),
     ]
 }

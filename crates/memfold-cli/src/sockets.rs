@@ -250,7 +250,9 @@ mod tests {
     #[test]
     fn run_that_accepts_no_connection_is_not_waited_for() {
         let base = env::temp_dir().join(format!("memfold-full-{}", std::process::id()));
-        let (_listener, path) = listen_in(&base, RUN).unwrap();
+        let (listener, path) = listen_in(&base, RUN).unwrap();
+        // SAFETY: the call takes no memory. The descriptor is that of a listening socket.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 1) }, 0);
         let mut waiting = Vec::new();
         let full = loop {
             match connect(&path) {

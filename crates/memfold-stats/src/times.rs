@@ -36,7 +36,7 @@ impl TimeBucket {
     }
 }
 
-/// How often something took how long.
+/// Counts of times by their length.
 #[repr(C)]
 pub struct TimeHistogram {
     buckets: [AtomicU64; TIME_BUCKETS],

@@ -51,7 +51,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     Ok(0)
 }
 
-/// What is explained: all processes of a run, or one of them.
+/// The processes that are explained: all processes of a run, or one of them.
 struct Scene<'a> {
     /// The answer of the run to `stat`.
     about: &'a Value,

@@ -145,7 +145,7 @@ pub const REASONS: [ReasonText; 23] = [
     row(
         Reason::Frames,
         "frames",
-        "memfold's frames: data on its way out or loaded ahead",
+        "memfold's frames: data that is being evicted or was loaded ahead",
         "nothing: it is bounded",
     ),
     row(Reason::Index, "index", "memfold's tables", "a larger --block makes them smaller"),

@@ -293,7 +293,7 @@ impl LockedGroup<'_> {
             count => format!("{count} runs"),
         };
         format!(
-            "group {}: limit {}, {runs}, {} held",
+            "group {}: limit {}, {runs}, {} used",
             self.group.name,
             Size(self.limit_bytes),
             Size(self.held_bytes())

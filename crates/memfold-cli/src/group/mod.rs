@@ -134,7 +134,7 @@ pub fn stat(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
                 "floor_bytes": run.floor_bytes,
                 "need_bytes": run.need_bytes,
                 "least_bytes": run.least_bytes,
-                "held_bytes": run.held_bytes,
+                "used_bytes": run.held_bytes,
                 "share_bytes": run.share_bytes,
                 "quiet": run.is_quiet,
             })
@@ -155,7 +155,7 @@ pub fn stat(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
         "WEIGHT",
         "FLOOR",
         "NEEDS",
-        "HOLDS",
+        "USED",
         "SHARE"
     );
     for (_, run) in &runs {

@@ -14,7 +14,7 @@ const HEIGHT: f64 = 400.0;
 const MARGIN: f64 = 60.0;
 
 /// Limits in bytes, ascending, each with the slowdown in percent that it is estimated to cost. The
-/// first limit is the most that the run has held.
+/// first one is the most that the run has held, with the slowdown that the run had.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CurvePoints(pub Vec<(u64, f64)>);
 

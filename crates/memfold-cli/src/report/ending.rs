@@ -15,6 +15,9 @@ const V8_HEAP: &str = "--max-old-space-size";
 /// The status of a shell or of another program that has waited for a process that SIGKILL ended.
 const KILLED_STATUS: u8 = 128 + libc::SIGKILL as u8;
 
+/// The least limit that memfold accepts, bytes.
+const LIMIT_MIN: u64 = 8 << 20;
+
 /// The facts about the end of a program.
 #[derive(Default)]
 pub struct Ending {
@@ -61,7 +64,7 @@ impl Ending {
             (Some(libc::SIGKILL), _) => Some(self.killed()),
             (Some(libc::SIGABRT), _) => Some(self.aborted()),
             (Some(libc::SIGSEGV), _) => Some([
-                format!("SIGSEGV ended the program: it accessed memory that it has not mapped, or got the signal from a process.{}", self.failing()),
+                format!("SIGSEGV ended the program: it accessed memory that it may not access, or got the signal from a process.{}", self.failing()),
                 ELSEWHERE.to_string(),
             ]),
             (Some(libc::SIGBUS), _) => Some([
@@ -91,35 +94,36 @@ impl Ending {
         }
         if let Some(seconds) = self.cpu_limit {
             return [
-                format!("{what}: it has used the {seconds} s of CPU time that `ulimit -t` allows."),
-                "Raise `ulimit -t`. memfold's threads count too.".to_string(),
+                format!(
+                    "{what}. `ulimit -t` allows a process {seconds} s of CPU time, and those of the run used more together."
+                ),
+                "If one process used so much, raise `ulimit -t`. memfold's threads count too."
+                    .to_string(),
             ];
         }
-        let kills = match self.kills.in_machine {
-            0 => String::new(),
+        let sender = match self.kills.in_machine {
+            0 => "another process sent it, and memfold does not know which".to_string(),
             count => format!(
-                ". The kernel's OOM killer ended {} on this machine meanwhile",
+                "another process or the kernel's OOM killer sent it, which ended {} on this machine during the run",
                 processes(count)
             ),
         };
         [
-            format!("{what}: another process sent it, and memfold does not know which{kills}."),
-            "Ask the batch system, container runtime, systemd-oomd or earlyoom. `dmesg` shows the kernel's own kills.".to_string(),
+            format!("{what}: {sender}."),
+            "Look in the logs of the batch system, container runtime, systemd-oomd or earlyoom. `dmesg` shows the kernel's own kills.".to_string(),
         ]
     }
 
     /// Returns that the kernel ended processes of the cgroup, and what to do.
     fn oom_kill(&self, what: &str) -> [String; 2] {
         let killer = format!(
-            "{what}. The kernel's OOM killer ended {} of its cgroup",
+            "{what}. The kernel's OOM killer ended {} of its cgroup during the run",
             processes(self.kills.in_group)
         );
         let Some(GroupLimit { folder, name, bytes }) = &self.kills.limit else {
             let advice = "Give a lower --limit, or more memory or swap to the machine.";
             return [
-                format!(
-                    "{killer} meanwhile, because the machine or a cgroup around it was short of memory."
-                ),
+                format!("{killer}, because the machine or a cgroup around it was short of memory."),
                 advice.to_string(),
             ];
         };
@@ -131,6 +135,8 @@ impl Ending {
         let fits = bytes - bytes / 8;
         let limit = self.limit_bytes.filter(|limit| *limit <= fits);
         let advice = match limit {
+            None if fits < LIMIT_MIN => format!("Raise {name}."),
+            Some(limit) if limit - limit / 4 < LIMIT_MIN => format!("{UNCOUNTED} Raise {name}."),
             None => format!("Give --limit {}M or less, or raise {name}.", fits >> 20),
             // Other memory was the reason.
             Some(limit) if self.peak_bytes < limit / 2 => {
@@ -209,7 +215,7 @@ impl Ending {
 /// Why a run reaches the limit of its cgroup though it keeps its own.
 const UNCOUNTED: &str =
     "The cgroup also counts page cache, shared memory, kernel memory and its other processes.";
-/// What to do about an end of which memfold knows no cause.
+/// Advice for an end of which memfold knows no cause.
 const ELSEWHERE: &str =
     "MEMFOLD_DISABLE=1 shows whether it ends so without memfold; if not, please report it.";
 
@@ -299,7 +305,7 @@ mod tests {
         assert_says(
             &killed,
             &[
-                "SIGKILL ended the program. The kernel's OOM killer ended 1 process of its cgroup, because /sys/fs/cgroup/job reached its memory.max of 64.0 MiB.\n",
+                "SIGKILL ended the program. The kernel's OOM killer ended 1 process of its cgroup during the run, because /sys/fs/cgroup/job reached its memory.max of 64.0 MiB.\n",
                 "at most 50.0 MiB by memfold's count (limit 9.0 MiB).",
                 "Give --limit 56M or less, or raise memory.max.",
             ],
@@ -319,7 +325,7 @@ mod tests {
         assert_says(
             &Ending { kills: of_machine, ..by(libc::SIGKILL) },
             &[
-                "2 processes of its cgroup meanwhile, because the machine or a cgroup around it was short of memory",
+                "2 processes of its cgroup during the run, because the machine or a cgroup around it was short of memory",
                 "more memory or swap",
             ],
         );
@@ -334,10 +340,10 @@ mod tests {
         let elsewhere = OomKills { in_group: 0, in_machine: 2, limit: None };
         assert_says(
             &Ending { kills: elsewhere, ..by(libc::SIGKILL) },
-            &["another process sent it", "OOM killer ended 2 processes on this machine meanwhile"],
+            &["OOM killer sent it, which ended 2 processes on this machine during the run"],
         );
         let slow = Ending { cpu_limit: Some(9), ..by(libc::SIGKILL) };
-        assert_says(&slow, &["the 9 s of CPU time that `ulimit -t` allows", "Raise `ulimit -t`"]);
+        assert_says(&slow, &["`ulimit -t` allows a process 9 s of CPU time", "raise `ulimit -t`"]);
     }
 
     #[test]

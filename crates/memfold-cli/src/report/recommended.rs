@@ -52,10 +52,12 @@ impl LimitCurve {
         let all = self.refaults.iter().fold(0, |sum: u64, (_, pages)| sum.saturating_add(*pages));
         let (mut left, mut points) = (all, vec![(self.peak, self.slowdown)]);
         for (limit, pages) in self.refaults.iter().rev() {
-            left -= pages;
+            left = left.saturating_sub(*pages);
             let percent = self.slowdown * left as f64 / all as f64;
             match points.last_mut() {
-                Some(last) if *limit <= last.0 => last.1 = percent,
+                // The run has held so much, and has loaded these pages all the same.
+                Some(_) if *limit <= self.peak => {}
+                Some(last) if *limit == last.0 => last.1 = percent,
                 _ => points.push((*limit, percent)),
             }
         }
@@ -150,7 +152,7 @@ mod tests {
         let points = curve(&tables).points().0;
         let shown: Vec<(u64, u64)> =
             points.iter().map(|(at, by)| (at / MIB, by.round() as u64)).collect();
-        assert_eq!(shown, [(100, 54), (128, 30), (208, 10), (416, 0)]);
+        assert_eq!(shown, [(100, 60), (128, 30), (208, 10), (416, 0)]);
         for (bytes, percent) in points {
             assert!(curve(&tables).limit_for(percent).is_none_or(|limit| limit <= bytes));
         }

@@ -1,7 +1,7 @@
 //! The end of a run: why its program ended, and the summary.
 use crate::child::ProgramEnd;
 use crate::control::RunControl;
-use crate::log::Log;
+use crate::log::{Log, LogLevel};
 use crate::machine::oom::{OomCounts, OomKills};
 use crate::program;
 use crate::report::ending::{Ending, words};
@@ -41,7 +41,7 @@ impl<'a> EndedRun<'a> {
     /// its core dump.
     pub fn explain(&self, path: &Path) {
         if let Some(lines) = self.ending(path).lines() {
-            self.log.say(&lines);
+            self.log.say_at(LogLevel::Error, &lines);
         }
         if self.program.dumped {
             warn_of_dump(&self.run.shared.tables, self.log, self.program.pid as u32);
@@ -118,7 +118,7 @@ fn warn_of_dump(tables: &UserTables, log: &Log, pid: u32) {
     let process = tables.processes().find(|process| process.pid() == pid);
     let folded = process.map_or(0, |process| process.stats().folded_bytes.load(Relaxed));
     if folded > 0 {
-        log.say(&format!(
+        log.say_at(LogLevel::Warning, &format!(
             "memfold: The core dump has zeros in place of {} of folded memory, which the kernel can't read. For a whole \
              dump, stop the program in gdb, `call ((int(*)(void))memfold_unfold)()` and use gcore.\n",
             Size(folded)

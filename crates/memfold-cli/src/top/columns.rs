@@ -5,7 +5,7 @@ use super::text::{fit, short_count, short_size};
 use std::cmp::Ordering;
 use unicode_width::UnicodeWidthStr;
 
-/// What a column sorts by.
+/// The value by which a column sorts.
 enum SortValue {
     /// Larger first.
     Number(f64),
@@ -45,11 +45,11 @@ fn size(bytes: u64) -> String {
     if bytes == 0 { "-".to_string() } else { short_size(bytes) }
 }
 
-fn held(row: &Row) -> String {
+fn used(row: &Row) -> String {
     match row.key {
         RowKey::Export(_) => or_dash(row.limit_bytes.map(short_size)),
         _ => {
-            format!("{}/{}", short_size(row.held_bytes), or_dash(row.limit_bytes.map(short_size)))
+            format!("{}/{}", short_size(row.used_bytes), or_dash(row.limit_bytes.map(short_size)))
         }
     }
 }
@@ -100,11 +100,11 @@ pub const COLUMNS: [Column; 18] = [
         value: |row| number(row.members.map(|count| count as f64)),
     },
     Column {
-        title: "HELD/LIMIT",
+        title: "USED/LIMIT",
         width: 11,
         rank: 2,
-        cell: held,
-        value: |row| bytes(row.held_bytes),
+        cell: used,
+        value: |row| bytes(row.used_bytes),
     },
     Column {
         title: BAR,
@@ -113,7 +113,7 @@ pub const COLUMNS: [Column; 18] = [
         cell: |_| String::new(),
         value: |row| {
             let limit = row.limit_bytes.filter(|limit| *limit > 0);
-            number(limit.map(|limit| row.held_bytes as f64 / limit as f64))
+            number(limit.map(|limit| row.used_bytes as f64 / limit as f64))
         },
     },
     Column {
@@ -265,7 +265,7 @@ pub fn shown(width: usize) -> Vec<(usize, usize)> {
 /// Returns a text in a cell of this width, at its left or right.
 pub fn padded(text: &str, width: usize, is_text: bool) -> String {
     let text = fit(text, width);
-    let blanks = " ".repeat(width - text.width());
+    let blanks = " ".repeat(width.saturating_sub(text.width()));
     if is_text { text + &blanks } else { blanks + &text }
 }
 
@@ -296,7 +296,7 @@ pub fn table(rows: &[Row]) -> Vec<String> {
 }
 
 /// Returns how many cells of a bar are resident, compressed and spilled memory. The whole bar is
-/// the limit, or what is held if that is more, and what is spilled.
+/// the limit, or what is in use if that is more, and what is spilled.
 pub fn bar(row: &Row, width: u16) -> [u16; 3] {
     let parts = [row.resident_bytes, row.compressed_bytes, row.spilled_bytes].map(|b| b as f64);
     let held = parts[0] + parts[1];

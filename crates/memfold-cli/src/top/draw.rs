@@ -45,7 +45,7 @@ const HELP: [&str; 20] = [
     "e                write all figures to a JSON file in the current directory",
     "q, Ctrl-C        quit",
     "",
-    "HELD/LIMIT  memory that counts against the limit. A run in a group: its share",
+    "USED/LIMIT  memory that counts against the limit. A run in a group: its share",
     "MEMORY      # uncompressed, = compressed, . in the swap file or remote store;",
     "            the whole bar is the limit and what is in the file or remote store",
     "RATIO       size before compression / after it, of all data that was stored",
@@ -128,7 +128,7 @@ fn title(screen: &Screen<'_>) -> String {
             Some(row) => {
                 let limit = row.limit_bytes.map_or("none".to_string(), short_size);
                 let name = row.command.as_ref().unwrap_or(&row.name);
-                format!("run {pid}, {} of {limit}: {name}", short_size(row.held_bytes))
+                format!("run {pid}, {} of {limit}: {name}", short_size(row.used_bytes))
             }
             None => format!("run {pid} has ended"),
         },
@@ -150,8 +150,8 @@ fn summary(all: &[Row]) -> String {
     let is_own = |row: &&Row| !matches!(row.key, RowKey::Group(_));
     let sum = |of: fn(&Row) -> u64| short_size(all.iter().filter(is_own).map(of).sum::<u64>());
     format!(
-        "memfold top: {runs}, {groups}, {servers}; held {}, folded {}, spilled {}",
-        sum(|row| row.held_bytes),
+        "memfold top: {runs}, {groups}, {servers}; used {}, folded {}, spilled {}",
+        sum(|row| row.used_bytes),
         sum(|row| row.folded_bytes),
         sum(|row| row.spilled_bytes)
     )

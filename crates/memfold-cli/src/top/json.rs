@@ -44,7 +44,7 @@ fn of_row(row: &Row) -> Value {
     let mut one = json!({
         "name": name,
         "limit_bytes": row.limit_bytes,
-        "held_bytes": row.held_bytes,
+        "used_bytes": row.used_bytes,
         "resident_bytes": row.resident_bytes,
         "compressed_bytes": row.compressed_bytes,
         "spilled_bytes": row.spilled_bytes,

@@ -1,4 +1,4 @@
-//! What keys do: from a key and the state of the screen to a new state, and to an action for the
+//! The effects of keys: from a key and the state of the screen to a new state, and to an action for the
 //! caller.
 use super::columns::shown;
 use super::model::{Page, Row, RowKey};
@@ -11,7 +11,7 @@ const INPUT_LEN_MAX: usize = 200;
 /// Rows that PageUp and PageDown pass.
 const PAGE_ROWS: usize = 10;
 
-/// What the caller does after a key.
+/// The caller's action after a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     None,
@@ -34,7 +34,7 @@ pub enum Input {
     Limit { of: RowKey, text: String },
 }
 
-/// What the screen shows, and what is selected.
+/// The page on the screen, and the selected row.
 #[derive(Clone, Debug)]
 pub struct State {
     /// The page, above those to which Esc leads, each with what was selected and the filter before.

@@ -36,13 +36,13 @@ const LEAVE: &str = "\x1b[0m\x1b[?25h\x1b[?1049l";
 /// The terminal as it was, from the moment when it is changed.
 static RAW: OnceLock<RawTerminal<Stdout>> = OnceLock::new();
 
-/// What the loop waits for.
+/// An event for which the loop waits.
 enum Event {
     Key(Key),
     /// The keyboard has gone.
     Closed,
     Signal(i32),
-    /// What became of a new limit.
+    /// The result of setting a limit.
     Message(String),
 }
 
@@ -51,7 +51,12 @@ enum Event {
 /// # Errors
 /// 125: there is no keyboard, or the terminal can't be used.
 pub fn show(interval: Duration, is_coloured: bool) -> Result<u8, CommandFailure> {
-    let fail = |e: &io::Error| CommandFailure::own(format!("top: the terminal: {}", plain(e)));
+    let fail = |e: &io::Error| {
+        CommandFailure::own(format!(
+            "top: The terminal can't be used: {}. memfold top --once prints a table.",
+            plain(e)
+        ))
+    };
     let keyboard = keyboard().map_err(|e| fail(&e))?;
     let signals = PassedSignals::block();
     enter().map_err(|e| fail(&e))?;
@@ -237,7 +242,7 @@ impl TopLoop {
             Action::Export => {
                 self.state.message = match export(&self.watch.heard(), Path::new(".")) {
                     Ok(name) => format!("Written: {name}"),
-                    Err(e) => format!("The figures can't be written: {e}"),
+                    Err(e) => format!("The figures can't be written to the current directory: {e}"),
                 };
             }
             Action::SetLimit { of, size } => self.set_limit(of, size),
@@ -254,7 +259,8 @@ impl TopLoop {
             let _ = to.send(Event::Message(escaped(&done)));
         };
         if thread::Builder::new().spawn(change).is_err() {
-            self.state.message = "No thread can be started.".to_string();
+            self.state.message =
+                "No thread can be started to set it. Try again, or use memfold set.".to_string();
         }
     }
 }

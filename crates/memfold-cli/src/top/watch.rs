@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What is asked.
+/// The server that is asked.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// All groups at once, from their files.
@@ -30,7 +30,7 @@ pub struct Answer {
     pub value: Arc<Value>,
 }
 
-/// What is known of a source.
+/// The answers of a source.
 #[derive(Clone, Debug)]
 pub struct Heard {
     pub source: Source,
@@ -152,7 +152,7 @@ fn groups() -> Value {
         json!({
             "group": group.name,
             "limit_bytes": group.limit_bytes,
-            "held_bytes": group.held_bytes,
+            "used_bytes": group.held_bytes,
             "runs": group.runs,
         })
     };

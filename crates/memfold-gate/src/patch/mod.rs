@@ -108,7 +108,7 @@ pub fn note_trap_of_child(after: usize, nr: usize) {
 /// Patches the site that trapped often in a child of vfork. Only the last such site is known.
 pub fn patch_awaited() {
     if AWAITED.after.load(Relaxed) != 0 {
-        // Another thread's child may change the two between the reads. `patch` checks the number.
+        // Another thread's child may change the two between the reads. `patch` checks both.
         let (after, nr) = (AWAITED.after.swap(0, SeqCst), AWAITED.nr.load(SeqCst));
         if after != 0 {
             SITES.lock().patch(after, nr);
@@ -146,6 +146,11 @@ impl PatchedSites {
     fn patch(&mut self, after: usize, nr: usize) {
         let site = after - SITE_BYTES;
         let Some(text) = text_of(site - BEFORE..after) else { return };
+        // SAFETY: the bytes lie in a text, which stays mapped and readable.
+        if unsafe { *((after - SYSCALL.len()) as *const [u8; SYSCALL.len()]) } != SYSCALL {
+            // It was noted in a child, and has been patched since.
+            return;
+        }
         find_width();
         if sets_number(site, nr) {
             let Some(step) = self.steps.add(&text, Some(nr), after) else { return };

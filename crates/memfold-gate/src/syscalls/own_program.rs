@@ -33,13 +33,22 @@ pub fn own_program() -> Option<&'static CStr> {
 /// Returns the path of the program that the path at an address leads to, if that is `/proc/self/exe`
 /// or `/proc/PID/exe` and the kernel's own answer is wrong. `room` may hold the answer.
 pub fn program_at(at: usize, room: &mut [u8; PATH_BYTES]) -> Option<&CStr> {
-    let mut asked = [0u8; ASKED_BYTES];
-    // Bytes that can't be read stay zeros.
-    let _ = read_bytes(at, &mut asked);
-    match whose(&asked, process_id)? {
+    match asked_at(at)? {
         Whose::Own => own_program(),
         Whose::Process(process) => other_program(process, room),
     }
+}
+
+/// Returns whether [`program_at`] may find a program.
+pub fn may_name_program(at: usize) -> bool {
+    asked_at(at).is_some()
+}
+
+fn asked_at(at: usize) -> Option<Whose> {
+    let mut asked = [0u8; ASKED_BYTES];
+    // Bytes that can't be read stay zeros.
+    let _ = read_bytes(at, &mut asked);
+    whose(&asked, process_id)
 }
 
 /// Returns the path of the program of another process, if this library has loaded it.

@@ -77,6 +77,7 @@ impl CallingThread<'_> {
     /// Makes a call that needs no more than a hold, and returns its result.
     pub fn plain(&self, row: &CallRow, nr: usize, args: &[usize; 6]) -> isize {
         if let Some(at) = own_program::asks_by(row, args)
+            && own_program::may_name_program(args[at])
             && let Some(made) = self.about_program(row, nr, args, at)
         {
             return made;

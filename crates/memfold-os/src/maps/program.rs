@@ -16,7 +16,8 @@ const PAIR_BYTES: usize = 16;
 ///
 /// # Errors
 /// The errors of opening and reading files of /proc: EACCES without permission to trace the process.
-/// NOENT: it doesn't exist, or begins in no mapping.
+/// NOENT: it doesn't exist, or begins in no mapping, or the path leads to no such file: the file was
+/// removed, or is in another mount namespace.
 pub fn path_of_program(process: u32, path: &mut [u8]) -> Result<usize, Errno> {
     let name = |file| TextBuffer::<32>::of(format_args!("/proc/{process}/{file}"));
     let open_its = |file| open(name(file).as_c_str().map_err(|_| Errno::NOENT)?);
@@ -28,13 +29,17 @@ pub fn path_of_program(process: u32, path: &mut [u8]) -> Result<usize, Errno> {
         if !(area.start..area.end).contains(&entry) {
             return ControlFlow::Continue(());
         }
-        found = Some((area.start, area.end));
+        found = Some((area.start, area.end, area.inode));
         ControlFlow::Break(())
     })?;
-    let (start, end) = found.ok_or(Errno::NOENT)?;
+    let (start, end, inode) = found.ok_or(Errno::NOENT)?;
     let link = TextBuffer::<80>::of(format_args!("/proc/{process}/map_files/{start:x}-{end:x}"));
     let link = link.as_c_str().map_err(|_| Errno::NOENT)?;
-    readlinkat_raw(CWD, link, path)
+    let len = readlinkat_raw(CWD, link, &mut *path)?;
+    match rustix::fs::stat(&path[..len]) {
+        Ok(about) if about.st_ino == inode => Ok(len),
+        _ => Err(Errno::NOENT),
+    }
 }
 
 /// Returns the value of AT_ENTRY in an auxiliary vector.

@@ -4,6 +4,7 @@ use crate::execution::environment;
 use crate::loader::image::{ElfHeaders, NotProgram, ProgramImage};
 use core::ffi::CStr;
 use elf::abi::PT_INTERP;
+use memfold_os::raw::system_call;
 use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, StatVfsMountFlags};
 use rustix::fs::{accessat, fgetxattr, fstat, fstatvfs, openat};
@@ -184,8 +185,14 @@ fn way_of_elf(file: &OwnedFd, name: &[u8]) -> Option<Way> {
 /// Returns the way into a program that the library must load, with the interpreter `linker`. Returns
 /// `None` if the kernel will refuse it.
 fn loaded(file: &OwnedFd, linker: Option<&[u8; LINE_BYTES]>) -> Option<Way> {
-    if let Err(why) = ProgramImage::read(file) {
-        return Some(Way::Unmanaged(why));
+    match ProgramImage::read(file) {
+        Err(why) => return Some(Way::Unmanaged(why)),
+        Ok(image) if image.has_executable_stack && denies_executable() => {
+            let why =
+                "it needs an executable stack, which only the kernel may make here (PR_SET_MDWE)";
+            return Some(Way::Unmanaged(why));
+        }
+        Ok(_) => {}
     }
     if let Some(linker) = linker {
         let linker = open(libc::AT_FDCWD, CStr::from_bytes_until_nul(linker).ok()?)?;
@@ -194,6 +201,14 @@ fn loaded(file: &OwnedFd, linker: Option<&[u8; LINE_BYTES]>) -> Option<Way> {
         }
     }
     Some(Way::Loaded)
+}
+
+/// Returns whether this process, and each program that it executes, may make no memory executable
+/// (`PR_SET_MDWE`, Linux 6.3).
+fn denies_executable() -> bool {
+    // SAFETY: the call takes no memory, and only returns a setting.
+    let set = unsafe { system_call(libc::SYS_prctl, [libc::PR_GET_MDWE as usize, 0, 0, 0, 0, 0]) };
+    set.is_ok_and(|set| set & libc::PR_MDWE_REFUSE_EXEC_GAIN as i64 != 0)
 }
 
 /// Returns whether a path is that of a static program of valgrind. It makes the system calls of the

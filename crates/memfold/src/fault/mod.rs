@@ -86,7 +86,7 @@ impl Faults<'_> {
             FaultSource::Pool => &self.stats.fault_pool_time,
             FaultSource::Device | FaultSource::Other => return served,
         };
-        times.note(now_ns() - begin);
+        times.note(now_ns().saturating_sub(begin));
         served
     }
 
@@ -337,7 +337,7 @@ impl Faults<'_> {
         self.streams.loaded(key, start, end);
         Limits(self.0).ask_past_target();
         let Some((begin, times)) = device else { return (served(loaded), FaultSource::Pool) };
-        times.note(now_ns() - begin);
+        times.note(now_ns().saturating_sub(begin));
         (served(loaded), FaultSource::Device)
     }
 

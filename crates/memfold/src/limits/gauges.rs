@@ -21,7 +21,7 @@ const TOLD_BYTES: u64 = 64 << 10;
 /// clocks count it as the program's own. Measured: 230,000 faults of a program that takes 0.15 s
 /// took 0.7 s beside the time that the engine counts.
 const DELIVERY_NS: u64 = 2_400;
-/// The program's own CPU time is taken to be at least this part of all, because the estimate of the
+/// The program's own CPU time is taken to be at least this part of its threads', because the estimate of the
 /// time in faults is no more precise. A program that spends nearly all time in faults would seem to
 /// have done no work.
 const OWN_SHARE_MIN: u64 = 100;
@@ -104,8 +104,8 @@ impl Gauges<'_> {
         let note = self.budget.note_cost(now_ns(), spent, self.cpus as u64);
         s.folding_ns.store(note.folding_ns, Relaxed);
         s.waking_ns.store(note.waking_ns, Relaxed);
-        let all_ns = process_cpu_ns();
-        let own_ns = all_ns.saturating_sub(spent.0 + engine_ns).max(all_ns / OWN_SHARE_MIN);
+        let threads_ns = process_cpu_ns().saturating_sub(engine_ns);
+        let own_ns = threads_ns.saturating_sub(spent.0).max(threads_ns / OWN_SHARE_MIN);
         s.own_ns.store(own_ns, Relaxed);
         stats::add(&s.idle_ns, if self.budget.is_idle() { note.passed_ns } else { 0 });
         let folded = self.table.tally().folded() << PAGE_SHIFT;

@@ -198,7 +198,7 @@ impl Reclaim<'_> {
         }
         let begin = now_ns();
         let progress = self.reclaim_more(hold, pages, slack, enough);
-        self.stats.reclaim_time.note(now_ns() - begin);
+        self.stats.reclaim_time.note(now_ns().saturating_sub(begin));
         progress
     }
 

@@ -72,7 +72,7 @@ fn columns_fit_every_width_and_wider_ones_show_more() {
         assert!(used <= width + 1, "{width}: {used}");
         assert!(titles(width).len() <= titles(width + 1).len(), "{width}");
     }
-    let base = ["PID", NAME, "HELD/LIMIT", BAR, "RATIO", "LOAD/S", "ZERO/S", "FAULT%", "CODEC"];
+    let base = ["PID", NAME, "USED/LIMIT", BAR, "RATIO", "LOAD/S", "ZERO/S", "FAULT%", "CODEC"];
     assert_eq!(titles(79), base);
     assert_eq!(titles(200).len(), COLUMNS.len());
 }
@@ -90,8 +90,8 @@ fn ranks_and_titles_are_unique() {
 
 #[test]
 fn numbers_sort_from_the_largest_and_names_from_a() {
-    let row = |pid, name: &str, held_bytes| Row {
-        held_bytes,
+    let row = |pid, name: &str, used_bytes| Row {
+        used_bytes,
         pid: Some(pid),
         ..Row::new(RowKey::Run(pid), name.to_string())
     };
@@ -101,7 +101,7 @@ fn numbers_sort_from_the_largest_and_names_from_a() {
         sort(&mut rows, at(title));
         rows.iter().map(|row| row.pid.unwrap()).collect::<Vec<_>>()
     };
-    assert_eq!(order("HELD/LIMIT"), [2, 1, 3]);
+    assert_eq!(order("USED/LIMIT"), [2, 1, 3]);
     assert_eq!(order(NAME), [3, 1, 2]);
     assert_eq!(order("PID"), [1, 2, 3]);
 }

@@ -45,7 +45,7 @@ fn some_rows() -> Vec<Row> {
         })
     };
     let run = |faults| run_of(&["/usr/bin/python3", "/x/train.py"], 1.0, counters(faults));
-    let group = json!([{"group": "agents", "limit_bytes": 1 << 30, "held_bytes": 0, "runs": 0}]);
+    let group = json!([{"group": "agents", "limit_bytes": 1 << 30, "used_bytes": 0, "runs": 0}]);
     let heard =
         [heard(Source::Groups, None, group), heard(Source::Run(1234), Some(run(0)), run(12_345))];
     rows(&heard, &Page::All, Instant::now())
@@ -57,10 +57,10 @@ fn list_fits_80_columns_with_all_that_matters() {
     let shown = lines(&drawn(80, 24, &screen(&rows, &state)));
     assert_eq!(
         shown[0],
-        "memfold top: 1 run, 1 group, 0 servers; held 32.0M, folded 48.0M, spilled 0B"
+        "memfold top: 1 run, 1 group, 0 servers; used 32.0M, folded 48.0M, spilled 0B"
     );
     assert_eq!(shown[1], "## uncompressed  == compressed  .. in the swap file or remote store");
-    let head = "    PID* NAME            HELD/LIMIT MEMORY     RATIO LOAD/S ZERO/S FAULT% CODEC";
+    let head = "    PID* NAME            USED/LIMIT MEMORY     RATIO LOAD/S ZERO/S FAULT% CODEC";
     assert_eq!(shown[2], head);
     assert!(
         shown[3].starts_with(">   1234 python3 train~ 32.0M/64.0M ###==       3.00"),

@@ -54,7 +54,7 @@ fn any_row() -> impl Strategy<Value = Row> {
             row.group = group.map(|group| escaped(&group));
             row.silent = silent.map(Duration::from_secs);
             row.limit_bytes = limit_bytes;
-            [row.held_bytes, row.resident_bytes, row.compressed_bytes] =
+            [row.used_bytes, row.resident_bytes, row.compressed_bytes] =
                 [bytes[0], bytes[1], bytes[2]];
             [row.spilled_bytes, row.folded_bytes, row.stored[1]] = [bytes[3], bytes[4], bytes[5]];
             row.rates.faults = rate;

@@ -60,16 +60,16 @@ fn held_memory_is_what_the_limit_counts() {
     run["unmanaged_processes"] = 2.into();
     run["unmanaged_processes_bytes"] = 100.into();
     run["group"] = json!({"name": "g", "share_bytes": 1000});
-    let group = json!([{"group": "g", "limit_bytes": 5000, "held_bytes": 123, "runs": 1}]);
+    let group = json!([{"group": "g", "limit_bytes": 5000, "used_bytes": 123, "runs": 1}]);
     let heard = [heard(Source::Groups, None, group), heard(Source::Run(3), None, run)];
     let found = all(&heard);
     let [row, group] = &found[..] else { panic!("{found:?}") };
-    assert_eq!((row.resident_bytes, row.compressed_bytes, row.held_bytes), (116, 8, 124));
+    assert_eq!((row.resident_bytes, row.compressed_bytes, row.used_bytes), (116, 8, 124));
     assert_eq!((row.spilled_bytes, row.folded_bytes, row.ratio()), (13, 50, Some(3.0)));
     assert_eq!((row.limit_bytes, row.members), (Some(1000), Some(3)));
     assert_eq!((row.name.as_str(), row.command.as_deref()), ("a b c x", Some("/bin/a /tmp/b c x")));
     assert_eq!((&group.key, group.limit_bytes), (&RowKey::Group("g".to_string()), Some(5000)));
-    assert_eq!((group.held_bytes, group.folded_bytes, group.ratio()), (123, 50, Some(3.0)));
+    assert_eq!((group.used_bytes, group.folded_bytes, group.ratio()), (123, 50, Some(3.0)));
     assert_eq!(rows(&heard, &Page::Group("g".to_string()), Instant::now()).len(), 1);
     assert!(rows(&heard, &Page::Group("h".to_string()), Instant::now()).is_empty());
 }
@@ -88,7 +88,7 @@ fn server_has_the_sums_of_its_devices() {
     let heard = [heard(Source::Server(5), Some(server(10, 0)), server(40, 8))];
     let row = all(&heard).remove(0);
     assert_eq!(
-        (row.name.as_str(), row.ratio(), row.held_bytes),
+        (row.name.as_str(), row.ratio(), row.used_bytes),
         ("blk disk,1.00G", Some(3.0), 120)
     );
     assert_eq!(
@@ -133,7 +133,7 @@ fn page_of_a_process_shows_only_counters_that_exist() {
 fn json_has_every_run_with_its_processes() {
     let counters = |faults: u64| json!({"faults": faults, "resident_bytes": 4096});
     let run = |faults| run_of(&["a\u{1b}", "b"], 2.0, counters(faults));
-    let group = json!([{"group": "g", "limit_bytes": 5000, "held_bytes": 123, "runs": 0}]);
+    let group = json!([{"group": "g", "limit_bytes": 5000, "used_bytes": 123, "runs": 0}]);
     let heard = [heard(Source::Groups, None, group), heard(Source::Run(3), Some(run(1)), run(5))];
     let all = json(&heard);
     let one = &all["runs"][0];

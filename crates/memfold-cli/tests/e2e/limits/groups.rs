@@ -94,7 +94,7 @@ fn b7_runs_share_a_limit_and_what_one_leaves() {
         two.check();
         group.assert_within(120);
     }
-    group.wait_for("held_bytes", &[&one, &two], |held| held.iter().sum::<u64>() <= 120);
+    group.wait_for("used_bytes", &[&one, &two], |held| held.iter().sum::<u64>() <= 120);
     one.end();
     group.wait_for("share_bytes", &[&two], |share| share[0] >= 96);
     while two.resident_mib() < 96 {
@@ -102,7 +102,7 @@ fn b7_runs_share_a_limit_and_what_one_leaves() {
     }
     // A limit that is set holds for the runs that live.
     group.set("64M");
-    group.wait_for("held_bytes", &[&two], |held| held[0] <= 64);
+    group.wait_for("used_bytes", &[&two], |held| held[0] <= 64);
     two.check();
     two.end();
     assert!(group.set("none").contains("removed"));

@@ -90,7 +90,7 @@ fn kill_by_the_kernel_names_its_cgroup() {
     let said = said(&output);
     assert_eq!(output.status.code(), Some(137), "{said}");
     for words in [
-        "SIGKILL ended the program. The kernel's OOM killer ended 1 process of its cgroup, because",
+        "SIGKILL ended the program. The kernel's OOM killer ended 1 process of its cgroup during the run, because",
         &format!("{} reached its memory.", group.folder.display()),
         "of 64.0 MiB.\n",
         "(limit 56.0 MiB)",

@@ -156,8 +156,10 @@ fn the_signal_that_ends_a_wrapped_command_is_seen() {
     wrapped.scratch.file("bin/killed", "#!/bin/sh\nkill -$1 $$\n", 0o755);
     wrapped.done(&["wrap", "killed", "--", "--limit", "64M"]);
     for signal in [2, 6, 11, 15] {
-        let mut command = Command::new("killed");
-        command.arg(signal.to_string()).env("PATH", wrapped.path());
+        // A test in the background inherits that SIGINT is ignored.
+        let mut command = Command::new("env");
+        command.args(["--default-signal=INT", "killed", &signal.to_string()]);
+        command.env("PATH", wrapped.path());
         command.env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE");
         assert_eq!(command.status().unwrap().signal(), Some(signal));
     }
