@@ -1,4 +1,5 @@
 //! The memory of a process as the kernel describes it, from /proc/PID/smaps.
+use crate::machine::smaps::{ProcessMap, kib};
 use std::collections::HashSet;
 use std::fs;
 
@@ -62,34 +63,24 @@ impl ProcessMemory {
     }
 
     fn of_areas(smaps: &str, tmpfs: &HashSet<String>) -> ProcessMemory {
-        let mut memory = ProcessMemory::default();
-        let mut area: Option<Area> = None;
-        for line in smaps.lines() {
-            match Area::begin(line) {
-                Some(next) => area.replace(next).iter().for_each(|area| memory.add(area, tmpfs)),
-                None => area.iter_mut().for_each(|area| area.take(line)),
-            }
-        }
-        area.iter().for_each(|area| memory.add(area, tmpfs));
-        if !smaps
-            .lines()
-            .any(|line| is_flags(line) && REGISTERED.iter().any(|flag| has_flag(line, flag)))
-        {
+        let (mut memory, maps) = (ProcessMemory::default(), ProcessMap::all(smaps));
+        maps.iter().for_each(|map| memory.add(map, tmpfs));
+        if !maps.iter().any(ProcessMap::is_registered) {
             // Without userfaultfd nothing tells which part of the heap is managed.
             memory.cause_bytes[CAUSES.len() - 1] = 0;
         }
         memory
     }
 
-    fn add(&mut self, area: &Area, tmpfs: &HashSet<String>) {
-        let of_file = area.resident_bytes.saturating_sub(area.anonymous_bytes);
-        match area.is_shmem(tmpfs) {
+    fn add(&mut self, map: &ProcessMap, tmpfs: &HashSet<String>) {
+        let of_file = map.resident_bytes.saturating_sub(map.anonymous_bytes);
+        match is_shmem(map, tmpfs) {
             true => self.shmem_bytes += of_file,
             false => self.file_bytes += of_file,
         }
-        self.anonymous_bytes += area.anonymous_bytes;
-        if let Some(at) = CAUSES.iter().position(|cause| area.has(*cause)) {
-            self.cause_bytes[at] += area.anonymous_bytes;
+        self.anonymous_bytes += map.anonymous_bytes;
+        if let Some(at) = CAUSES.iter().position(|cause| is_kept_by(map, *cause)) {
+            self.cause_bytes[at] += map.anonymous_bytes;
         }
     }
 }
@@ -117,101 +108,31 @@ fn tmpfs_devices(mountinfo: &str) -> HashSet<String> {
     mountinfo.lines().filter_map(device).collect()
 }
 
-/// Returns the bytes of a line `NAME  KIB kB`.
-fn kib(line: &str, name: &str) -> Option<u64> {
-    Some(line.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+/// Returns whether the pages of a map's file are shared memory. The kernel's own mount of it has the
+/// device 0:1.
+fn is_shmem(map: &ProcessMap, tmpfs: &HashSet<String>) -> bool {
+    const NAMES: [&str; 3] = ["/memfd:", "/SYSV", "/dev/zero"];
+    let is_named = NAMES.iter().any(|name| map.name.starts_with(name));
+    map.has_inode && (is_named || map.device == "00:01" || tmpfs.contains(&map.device))
 }
 
-/// Flags of an area that is registered with a userfaultfd.
-const REGISTERED: [&str; 2] = ["um", "uw"];
-
-fn is_flags(line: &str) -> bool {
-    line.starts_with("VmFlags:")
-}
-
-/// Returns whether a line of flags has this one.
-fn has_flag(line: &str, flag: &str) -> bool {
-    line.split_ascii_whitespace().skip(1).any(|one| one == flag)
-}
-
-/// An area of smaps.
-struct Area {
-    len: u64,
-    device: String,
-    has_inode: bool,
-    name: String,
-    resident_bytes: u64,
-    anonymous_bytes: u64,
-    /// The line with the two-letter flags.
-    flags: String,
-}
-
-impl Area {
-    /// Reads the first line of an area: `START-END ACCESS OFFSET DEVICE INODE NAME`.
-    fn begin(line: &str) -> Option<Area> {
-        let mut fields = line.split_ascii_whitespace();
-        let (start, end) = fields.next()?.split_once('-')?;
-        let address = |text| u64::from_str_radix(text, 16).ok();
-        let len = address(end)?.checked_sub(address(start)?)?;
-        let (device, inode) = (fields.nth(2)?.to_string(), fields.next()?);
-        Some(Area {
-            len,
-            device,
-            has_inode: inode != "0",
-            name: fields.collect::<Vec<_>>().join(" "),
-            resident_bytes: 0,
-            anonymous_bytes: 0,
-            flags: String::new(),
-        })
+/// Returns whether memfold does not manage a map for this cause. Maps that are registered with a
+/// userfaultfd are managed, or of the program's own; unless they are locked.
+fn is_kept_by(map: &ProcessMap, cause: Cause) -> bool {
+    if map.is_own() || (cause != Cause::Locked && map.is_registered()) {
+        return false;
     }
-
-    /// Reads another line of the area.
-    fn take(&mut self, line: &str) {
-        if let Some(bytes) = kib(line, "Rss:") {
-            self.resident_bytes = bytes;
-        } else if let Some(bytes) = kib(line, "Anonymous:") {
-            self.anonymous_bytes = bytes;
-        } else if is_flags(line) {
-            self.flags = line.to_string();
-        }
-    }
-
-    fn has_flag(&self, flag: &str) -> bool {
-        has_flag(&self.flags, flag)
-    }
-
-    /// Returns whether the pages of its file are shared memory. The kernel's own mount of it has the
-    /// device 0:1.
-    fn is_shmem(&self, tmpfs: &HashSet<String>) -> bool {
-        const NAMES: [&str; 3] = ["/memfd:", "/SYSV", "/dev/zero"];
-        let is_named = NAMES.iter().any(|name| self.name.starts_with(name));
-        self.has_inode && (is_named || self.device == "00:01" || tmpfs.contains(&self.device))
-    }
-
-    /// Returns whether the area is the engine's own: reserved without a promise of memory, and
-    /// without huge pages. memfold's zones are.
-    fn is_zone(&self) -> bool {
-        !self.has_inode && self.has_flag("nr") && self.has_flag("nh")
-    }
-
-    /// Returns whether this is why memfold does not manage it. Areas that are registered with a
-    /// userfaultfd are managed, or of the program's own; unless they are locked.
-    fn has(&self, cause: Cause) -> bool {
-        let any = |flags: &[&str]| flags.iter().any(|flag| self.has_flag(flag));
-        if self.is_zone() || (cause != Cause::Locked && any(&REGISTERED)) {
-            return false;
-        }
-        match cause {
-            Cause::Locked => any(&["lo"]),
-            Cause::DontDump => any(&["dd"]) && !self.has_inode,
-            Cause::Wiped => any(&["wf"]),
-            Cause::Mergeable => any(&["mg"]),
-            Cause::Special => any(&["ht", "io", "pf", "mm", "sl"]),
-            Cause::FileCopy => self.has_inode,
-            Cause::Stack => any(&["gd"]) || self.name == "[stack]",
-            Cause::Small => self.len < SMALL_BYTES,
-            Cause::Heap => self.name == "[heap]",
-        }
+    let any = |flags: &[&str]| flags.iter().any(|flag| map.has(flag));
+    match cause {
+        Cause::Locked => any(&["lo"]),
+        Cause::DontDump => any(&["dd"]) && !map.has_inode,
+        Cause::Wiped => any(&["wf"]),
+        Cause::Mergeable => any(&["mg"]),
+        Cause::Special => any(&["ht", "io", "pf", "mm", "sl"]),
+        Cause::FileCopy => map.has_inode,
+        Cause::Stack => any(&["gd"]) || map.name == "[stack]",
+        Cause::Small => map.bytes() < SMALL_BYTES,
+        Cause::Heap => map.name == "[heap]",
     }
 }
 

@@ -1,5 +1,6 @@
 //! The memory of the machine, or of its cgroup if that has less.
 pub mod oom;
+pub mod smaps;
 
 use std::fs;
 use std::path::{Path, PathBuf};
