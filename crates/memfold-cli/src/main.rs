@@ -19,7 +19,9 @@ mod explain;
 mod metrics;
 mod dict;
 mod delivery;
+mod profile;
 mod run;
+mod record;
 mod check;
 mod jupyter;
 mod wrap;
@@ -76,6 +78,7 @@ fn dispatch() -> Result<u8, CommandFailure> {
             Some(("set", matches)) => runs::set(matches),
             Some(("curve", matches)) => runs::curve(matches),
             Some(("top", matches)) => top::main(matches),
+            Some(("record", matches)) => record::main(matches),
             Some(("explain", matches)) => explain::main(matches),
             Some(("metrics", matches)) => metrics::main(matches),
             Some(("blk", matches)) => blk::main(matches),
@@ -96,6 +99,7 @@ fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(run::command())
+        .subcommand(record::command())
         .subcommand(check::command())
         .subcommand(runs::stat_command())
         .subcommand(runs::set_command())

@@ -29,6 +29,7 @@ pub use keeper::{
     BadAddress, Ending, Keeper, KeeperFault, KeeperHold, NamedSpan, Names, NoHoldRoom, RefusedCall,
 };
 pub use patch::note_entry;
+pub use record::{ProgramPlace, TakenPlace};
 pub use threads::{all_are_gone, child, first_has_exited, hand_over, serve_errands};
 pub use touch::{read_bytes, touch, write_bytes};
 

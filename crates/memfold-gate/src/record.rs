@@ -74,6 +74,8 @@ pub struct GateThread {
     pub refused: Cell<Option<SignalInfo>>,
     /// The number of the last call from a patched site.
     pub patched: Cell<usize>,
+    /// Where the program is while the thread is in the gate, if that is known.
+    pub place: Cell<Option<ProgramPlace>>,
     /// True if the thread's calls don't pass the gate and all memory is resident for it. It is a
     /// child of vfork that has asked the kernel to refuse calls that the gate needs, or it has
     /// asked to be traced.
@@ -111,6 +113,47 @@ pub struct GateThread {
 }
 
 const _: () = assert!(size_of::<GateThread>() <= RECORD_BYTES);
+
+/// The place in the program where a thread has entered the gate: what a walk of its stack begins
+/// with.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct ProgramPlace {
+    /// The instruction pointer.
+    pub ip: usize,
+    /// The stack pointer.
+    pub sp: usize,
+    /// The frame pointer, or what the program has in its register.
+    pub bp: usize,
+}
+
+impl ProgramPlace {
+    /// Takes the place of the calling thread, so that code of the gate that faults meanwhile has
+    /// none. Returns `None` if the thread isn't in the gate, or if its place is taken.
+    pub fn take() -> Option<TakenPlace> {
+        let mark = 0u8;
+        let record = GateThread::of_stack(&raw const mark as usize)?;
+        record.place.take().map(|place| TakenPlace { place, record })
+    }
+}
+
+/// A place that was taken. It is put back when this is dropped.
+pub struct TakenPlace {
+    place: ProgramPlace,
+    record: &'static GateThread,
+}
+
+impl TakenPlace {
+    /// Returns the place.
+    pub fn place(&self) -> ProgramPlace {
+        self.place
+    }
+}
+
+impl Drop for TakenPlace {
+    fn drop(&mut self) {
+        self.record.place.set(Some(self.place));
+    }
+}
 
 /// A set of signals of a thread. Other threads may read it at any time.
 pub struct SignalSet(AtomicU64);
@@ -186,6 +229,7 @@ impl GateThread {
         self.sent.set(0);
         self.alternate.set(AlternateStack::NONE);
         self.refused.set(None);
+        self.place.set(None);
         self.traced.set(false);
         self.dispatch.set(None);
         self.keeps_all.set(false);

@@ -11,7 +11,7 @@ use crate::keeper::{Keeper, KeeperFault, RefusedCall};
 use crate::patch;
 use crate::patch::entry::EnteredCall;
 use crate::patch::steps::{Step, StepTrap, learn};
-use crate::record::{GateThread, KEEPER, REFUSED};
+use crate::record::{GateThread, KEEPER, ProgramPlace, REFUSED};
 use crate::signals::{block_all, defer, deliver, deliver_pending, end_by, set_mask};
 use crate::touch::fix_up;
 use crate::user_dispatch::{DispatchVerdict, SYS_USER_DISPATCH};
@@ -56,6 +56,7 @@ pub unsafe extern "C" fn on_signal(
         CallStage::Back => context.regs.rip = context.regs.rcx,
         stage => return in_gate(keeper, record, context, info, stage),
     }
+    record.place.set(Some(place_of(context)));
     match signal {
         libc::SIGSYS if info.code == SYS_USER_DISPATCH => {
             from_program(keeper, record, context, info)
@@ -67,6 +68,12 @@ pub unsafe extern "C" fn on_signal(
     // which was empty, so all frames below it are this handler's. None of them is needed any more.
     // The first word of the record tells what is pending.
     unsafe { entry::leave(here, &raw const *record as usize, deliver_pending) }
+}
+
+/// Returns the place of a program with these registers.
+fn place_of(context: &SignalContext) -> ProgramPlace {
+    let regs = &context.regs;
+    ProgramPlace { ip: regs.rip as usize, sp: regs.rsp as usize, bp: regs.rbp as usize }
 }
 
 /// The code of a SIGSEGV at an address where something is mapped
@@ -160,6 +167,7 @@ fn from_program(
         return trapped(keeper, record, context, info);
     };
     context.regs.rip = step.site_end() as u64;
+    record.place.set(Some(place_of(context)));
     learn(record);
     match trap {
         StepTrap::Call => trapped(keeper, record, context, info),
@@ -186,6 +194,7 @@ pub unsafe extern "C" fn on_patched(
     record.refused.set(None);
     record.patched.set(entered.nr);
     let site_end = Step::of(entered).site_end();
+    record.place.set(Some(ProgramPlace { ip: site_end, sp: entered.sp, bp: entered.bp }));
     let keeper = KEEPER.get().filter(|_| passes(record, site_end));
     let made =
         keeper.and_then(|keeper| make_without_context(keeper, record, entered.nr, &entered.args()));

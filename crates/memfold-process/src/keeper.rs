@@ -2,10 +2,10 @@
 use crate::diagnostics::{self, warn_once};
 use crate::marks::state::MemoryMark;
 use crate::program::{ManagedProgram, get};
-use crate::{deferred, execution::executes, limits, threads};
+use crate::{deferred, execution::executes, limits, sampling, threads};
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
-use memfold::fault::{FaultOutcome, PageFault};
+use memfold::fault::{FaultOutcome, FaultSource, PageFault};
 use memfold::known::TOP;
 use memfold_gate::child;
 use memfold_gate::touch;
@@ -116,13 +116,14 @@ impl ManagedProgram {
         }
     }
 
-    fn fault(&self, fault: memfold_gate::KeeperFault) -> bool {
+    /// Serves a fault. Returns whether that is done, and where the page came from.
+    fn fault(&self, fault: memfold_gate::KeeperFault) -> (bool, FaultSource) {
         let memfold_gate::KeeperFault { address: addr, write, protected } = fault;
         loop {
-            match self.pager.faults().fault(PageFault { addr, write, protected }) {
-                FaultOutcome::Yes => return true,
-                FaultOutcome::Again => yield_now(),
-                FaultOutcome::NotManaged => return self.fault_elsewhere(addr),
+            match self.pager.faults().fault_from(PageFault { addr, write, protected }) {
+                (FaultOutcome::Yes, source) => return (true, source),
+                (FaultOutcome::Again, _) => yield_now(),
+                (FaultOutcome::NotManaged, source) => return (self.fault_elsewhere(addr), source),
             }
         }
     }
@@ -237,10 +238,10 @@ impl Keeper for ProgramKeeper {
             deferred::see(nr, args);
         }
         let mut make = LentCall(make);
-        match get() {
-            Some(gated) => gated.change(nr, args, &mut |args| make.make(args)),
-            None => make.make(args),
-        }
+        let Some(gated) = get() else { return make.make(args) };
+        let made = gated.change(nr, args, &mut |args| make.make(args));
+        sampling::note_mapping(gated, nr, args, made);
+        made
     }
 
     fn begin_copy(&self) {
@@ -302,7 +303,12 @@ impl Keeper for ProgramKeeper {
     }
 
     fn fault(&self, fault: memfold_gate::KeeperFault) -> bool {
-        get().is_some_and(|gated| gated.on_behalf(|| gated.fault(fault)))
+        let Some(gated) = get() else { return false };
+        let serve = || gated.on_behalf(|| gated.fault(fault));
+        match sampling::due(gated) {
+            Some(ring) => sampling::serve_sampled(ring, fault.address, serve),
+            None => serve().0,
+        }
     }
 
     fn never_fold(&self, start: usize, len: usize) {

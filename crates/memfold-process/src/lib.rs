@@ -71,6 +71,7 @@ mod limits;
 mod mappings;
 mod fork;
 mod execution;
+mod sampling;
 mod deferred;
 mod keeper;
 #[cfg(test)]

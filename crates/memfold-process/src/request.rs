@@ -29,6 +29,9 @@ pub fn read(stack: &InitialStack) -> Result<Option<Config>, String> {
         member::open(address);
         diagnostics::listen();
     }
+    if let Some(path) = request.samples() {
+        member::open_samples(path);
+    }
     if addresses::are_too_few() {
         unserved(format_args!("no address space for the engine{Remedy}"));
         return Ok(None);

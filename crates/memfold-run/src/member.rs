@@ -7,15 +7,17 @@ use crate::door;
 use crate::fair_share::{ShareClaim, share};
 use crate::mailbox::Mailbox;
 use crate::request::TableAddress;
+use crate::samples::{SampleRing, SampledProcess};
 use crate::table::bounds::RunBounds;
 use crate::table::{LeastBytes, ProcessSlot, RunTable};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use core::sync::atomic::{AtomicPtr, AtomicU32};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 use memfold_os::Errno;
 use memfold_os::sync::Mutex;
 use memfold_os::thread::identity::ThreadIdentity;
+use memfold_os::thread::now_ns;
 use memfold_stats::Stats;
 use rustix::fs::{CWD, Mode, OFlags};
 
@@ -36,6 +38,10 @@ static BY_DOOR: AtomicU32 = AtomicU32::new(0);
 /// started them. A leaked box, or [`FIRST_IDENTITY`]; null while it is unknown.
 static IDENTITY: AtomicPtr<ThreadIdentity> = AtomicPtr::new(core::ptr::null_mut());
 static FIRST_IDENTITY: Mutex<Option<ThreadIdentity>> = Mutex::new(None);
+/// The ring for samples, the pointer that [`samples`] reads, and when this program opened the ring.
+static SAMPLES: Mutex<Option<SampleRing>> = Mutex::new(None);
+static SAMPLES_FOUND: AtomicPtr<SampleRing> = AtomicPtr::new(core::ptr::null_mut());
+static IMAGE: AtomicU64 = AtomicU64::new(0);
 
 fn table() -> Option<&'static RunTable> {
     // SAFETY: the pointer is null or points into `TABLE`, or to a leaked box. `TABLE` is set once,
@@ -109,6 +115,34 @@ pub fn open(address: TableAddress<'static>) {
     // reference to it exists yet, and it is never changed afterwards.
     let place = unsafe { TABLE.peek_mut() }.insert(found);
     FOUND.store(place, SeqCst);
+}
+
+/// Opens the ring for samples, if this process has the user of `memfold record`. Otherwise it leaves
+/// none. The constructor calls it once.
+pub fn open_samples(path: &str) {
+    let flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::RDWR;
+    let opened = rustix::fs::open(path, flags, Mode::empty()).and_then(SampleRing::open);
+    if let Ok(ring) = opened {
+        // SAFETY: only the constructor's thread runs, so no other thread locks or reads `SAMPLES`.
+        // No reference to it exists yet, and it is never changed afterwards.
+        let place = unsafe { SAMPLES.peek_mut() }.insert(ring);
+        SAMPLES_FOUND.store(place, SeqCst);
+        // Two programs may begin in the same nanosecond, so the number of the process is part of it.
+        let process = rustix::process::getpid().as_raw_nonzero().get() as u64;
+        IMAGE.store(now_ns().rotate_left(16) ^ process | 1, Relaxed);
+    }
+}
+
+/// Returns the ring for samples, if the run is recorded.
+pub fn samples() -> Option<&'static SampleRing> {
+    // SAFETY: the pointer is null or points into `SAMPLES`, which is set once, before the pointer
+    // is, and never changed afterwards.
+    unsafe { SAMPLES_FOUND.load(Relaxed).as_ref() }
+}
+
+/// Returns this process as samples name it.
+pub fn sampled_process() -> SampledProcess {
+    SampledProcess { number: number(), image: IMAGE.load(Relaxed) }
 }
 
 /// Opens the table of the user of `memfold run`, if this process has the same user.

@@ -2,7 +2,8 @@
 //! is found there.
 //!
 //! The text is lines joined by semicolons: the settings of the engine, and `stats=PATH`,
-//! `bounds=PATH` and `door=NAME,KEY`, which lead to the shared memory.
+//! `bounds=PATH` and `door=NAME,KEY`, which lead to the shared memory. A run under `memfold record`
+//! has `samples=PATH` too.
 use crate::door::DoorKey;
 use alloc::format;
 use alloc::string::String;
@@ -20,6 +21,8 @@ pub const VARIABLE: &str = match NAME.to_str() {
 /// the bounds of the run.
 const STATS: &str = "stats=";
 const BOUNDS: &str = "bounds=";
+/// Prefix of the path of the ring for samples.
+const SAMPLES: &str = "samples=";
 /// Prefix of the name of the door and the key.
 const DOOR: &str = "door=";
 /// Start of the paths of the descriptors of `memfold run`.
@@ -57,6 +60,11 @@ impl<'a> RunRequest<'a> {
         format!("{settings};{STATS}{stats};{BOUNDS}{bounds};{DOOR}{door},{key}")
     }
 
+    /// Adds the path of a ring for samples to the text of a request.
+    pub fn add_samples(text: &mut String, path: &str) {
+        *text += &format!(";{SAMPLES}{path}");
+    }
+
     /// Returns the request with this text.
     pub fn new(text: &'a str) -> RunRequest<'a> {
         RunRequest { text }
@@ -89,7 +97,7 @@ impl<'a> RunRequest<'a> {
     /// Returns the settings, one in each line.
     pub fn settings(&self) -> String {
         let is_setting =
-            |line: &&str| [STATS, BOUNDS, DOOR].iter().all(|what| !line.starts_with(what));
+            |line: &&str| [STATS, BOUNDS, DOOR, SAMPLES].iter().all(|what| !line.starts_with(what));
         self.lines().filter(is_setting).flat_map(|line| [line, "\n"]).collect()
     }
 
@@ -98,6 +106,12 @@ impl<'a> RunRequest<'a> {
         let (door, key) = self.line(DOOR)?.split_once(',')?;
         let paths = [self.line(STATS)?, self.line(BOUNDS)?];
         Some(TableAddress { paths, door, key: DoorKey::parse(key)? })
+    }
+
+    /// Returns the path of the ring for samples, or `None` if nothing is recorded. It works for the
+    /// same processes as [`TableAddress::paths`].
+    pub fn samples(&self) -> Option<&'a str> {
+        self.line(SAMPLES)
     }
 
     /// Returns the process ID of `memfold run` in its own PID namespace.
@@ -125,7 +139,12 @@ mod tests {
         let read = RunRequest::new(&text);
         assert_eq!(read.settings(), "limit=5\nswap=/a=b,c\n");
         assert_eq!(read.address(), Some(address));
-        assert_eq!(read.runner(), Some(77));
+        assert_eq!((read.runner(), read.samples()), (Some(77), None));
+        let mut recorded = text.clone();
+        RunRequest::add_samples(&mut recorded, "/proc/77/fd/9");
+        let read = RunRequest::new(&recorded);
+        assert_eq!((read.samples(), read.address()), (Some("/proc/77/fd/9"), Some(address)));
+        assert_eq!(read.settings(), "limit=5\nswap=/a=b,c\n");
         assert_eq!(
             text,
             format!(

@@ -7,6 +7,7 @@ use crate::failure::CommandFailure;
 use crate::group::{self, member::GroupMember};
 use crate::log::{Log, LogFormat, LogLevel};
 use crate::machine::oom::OomCounts;
+use crate::profile::recorder::Recorder;
 use crate::program::Loading;
 use crate::report::figures::RunFigures;
 use crate::report::json;
@@ -229,6 +230,14 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     if matches.get_flag(LIST) {
         return runs::list();
     }
+    run(matches, None)
+}
+
+/// Runs the program. Its loads are recorded, if there is a recorder. Returns the exit status.
+///
+/// # Errors
+/// Those of [`main`], and 125 if the recorder can't write its files.
+pub fn run(matches: &ArgMatches, recorder: Option<Recorder>) -> Result<u8, CommandFailure> {
     let arguments: Vec<OsString> =
         matches.get_many(COMMAND).map(|all| all.cloned().collect()).unwrap_or_default();
     let Some(name) = arguments.first() else {
@@ -263,7 +272,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     // This forks, so it comes before the run has locks or threads.
     let mut remote = crate::remote::start(&mut config, &log)?;
     let run = Arc::new(RunControl::begin(config, arguments, group)?);
-    let environment = environment(&run, &library, &path, &loading)?;
+    let environment = environment(&run, &library, &path, &loading, recorder.as_ref())?;
     // A process that sees the program must be able to find its run, so the socket is made first.
     let control = ControlSocket::listen();
     let counts = OomCounts::now();
@@ -275,6 +284,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     };
     // Threads are started after the child, because the signals are blocked by then.
     tend(&run, &log, child.number())?;
+    let recording = recorder.map(Recorder::start).transpose()?;
     let control = control.and_then(|(control, listener)| control.serve(listener, run.clone()));
     if let Err(e) = &control {
         let why = "memfold run --list, stat and set can't find this run, because its socket could not be made";
@@ -291,9 +301,11 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     if let Some(kind) = matches.get_one::<String>(SUMMARY) {
         ended.sum_up(kind == CURVE);
     }
+    let recorded = recording.map_or(Ok(()), |recording| recording.end(&log));
     if let Some(file) = stats_file {
         write_stats(file, &run, end.status, ended.seconds)?;
     }
+    recorded?;
     if is_wrapped && let Some(signal) = end.signal {
         end_like_the_program(signal);
     }
@@ -516,12 +528,16 @@ fn environment(
     library: &Path,
     name: &Path,
     loading: &Loading,
+    recorder: Option<&Recorder>,
 ) -> Result<Vec<CString>, CommandFailure> {
     let mut config = run.config();
     let of_group = run.group.as_ref().map(GroupMember::limit_bytes);
     let of_group = of_group.map(|bytes| bytes.min(config.memory_bytes));
     config.limit_bytes = config.limit_bytes.into_iter().chain(of_group).min();
-    let request = format!("{VARIABLE}={}", run.shared.request(&config.encode()));
+    let mut request = format!("{VARIABLE}={}", run.shared.request(&config.encode()));
+    if let Some(recorder) = recorder {
+        RunRequest::add_samples(&mut request, &recorder.path());
+    }
     let library = library.as_os_str().as_bytes();
     let mut program = Vec::new();
     if let Loading::ByLibrary { path, .. } = loading {

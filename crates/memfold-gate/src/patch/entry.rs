@@ -26,6 +26,7 @@ pub const STEP_DONE: usize = 32;
 ///      record -> +------------+ 2144 whole
 ///                | vectors    |      %zmm0 to %zmm31, %ymm0 to %ymm15, or %xmm0 to %xmm15
 ///                |            | 96   without gaps
+///                | bp         | 88
 ///                | result     | 80   of the handler
 ///                | record     | 72
 ///                | sp         | 64   the program's stack pointer
@@ -50,7 +51,8 @@ pub struct EnteredCall {
     pub sp: usize,
     record: *const GateThread,
     result: isize,
-    unused: usize,
+    /// The program's frame pointer, if it has one.
+    pub bp: usize,
     vectors: [[u8; VECTOR_BYTES]; VECTORS],
 }
 
@@ -151,6 +153,7 @@ global_asm!(
     " mov %r8,{r8}(%rsp)",
     " mov %r9,{r9}(%rsp)",
     " mov %rcx,{record}(%rsp)",
+    " mov %rbp,{bp}(%rsp)",
     " MEMFOLD_GATE_VECTORS 1",
     " mov %rcx,%rdi",
     " mov %rsp,%rsi",
@@ -201,6 +204,7 @@ global_asm!(
     step = const offset_of!(EnteredCall, step),
     sp = const offset_of!(EnteredCall, sp),
     record = const offset_of!(EnteredCall, record),
+    bp = const offset_of!(EnteredCall, bp),
     result = const offset_of!(EnteredCall, result),
     vectors = const offset_of!(EnteredCall, vectors),
     pending = const offset_of!(GateThread, pending),

@@ -41,10 +41,10 @@ pub enum FaultOutcome {
 
 /// The place that a fault's page came from.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-enum FaultSource {
+pub enum FaultSource {
     /// Nowhere: the page is zeros.
     Zero,
-    /// The swap cache.
+    /// The swap cache: the page was on its way out, or loaded ahead.
     SwapCache,
     /// The compressed pool.
     Pool,
@@ -74,8 +74,13 @@ impl Faults<'_> {
     /// Serves one fault. In inline delivery the page is mapped on return. In thread delivery
     /// another thread may map it later.
     pub fn fault(&self, fault: PageFault) -> FaultOutcome {
+        self.fault_from(fault).0
+    }
+
+    /// Serves one fault as [`Faults::fault`] does. Returns also where its page came from.
+    pub fn fault_from(&self, fault: PageFault) -> (FaultOutcome, FaultSource) {
         if !self.stats.faults.load(Relaxed).is_multiple_of(TIMED) {
-            return self.serve_at(fault).0;
+            return self.serve_at(fault);
         }
         let (begin, begin_cpu) = (now_ns(), cpu_ns());
         let (served, source) = self.serve_at(fault);
@@ -84,10 +89,10 @@ impl Faults<'_> {
             FaultSource::Zero => &self.stats.fault_zero_time,
             FaultSource::SwapCache => &self.stats.fault_rescue_time,
             FaultSource::Pool => &self.stats.fault_pool_time,
-            FaultSource::Device | FaultSource::Other => return served,
+            FaultSource::Device | FaultSource::Other => return (served, source),
         };
         times.note(now_ns().saturating_sub(begin));
-        served
+        (served, source)
     }
 
     fn serve_at(&self, fault: PageFault) -> (FaultOutcome, FaultSource) {

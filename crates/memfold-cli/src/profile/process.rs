@@ -1,0 +1,283 @@
+//! A recorded process: what is mapped where, and the walk of its stacks.
+use crate::profile::elf_file::{ElfFile, ElfSection};
+use crate::profile::python;
+use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
+use framehop::{ExplicitModuleSectionInfo, Module, Unwinder};
+use memfold_run::samples::{Interpreter, Sample};
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Frames of a stack, at most.
+const FRAMES_MAX: usize = 256;
+
+/// A file by its device and number, as /proc/PID/maps has them.
+type FileKey = (String, u64);
+
+/// The files that recorded processes have mapped. An index stands for each.
+#[derive(Default)]
+pub struct MappedFiles {
+    by_key: HashMap<FileKey, usize>,
+    files: Vec<MappedFile>,
+}
+
+/// A file that processes have mapped.
+pub struct MappedFile {
+    /// The path as the process sees it.
+    pub path: String,
+    /// The file, opened when it was first seen. `None` if it has been replaced since it was mapped,
+    /// or can't be opened.
+    pub opened: Option<File>,
+    elf: Option<ElfFile>,
+    unwind: Option<UnwindSections>,
+}
+
+/// The sections from which a stack is unwound.
+#[derive(Clone)]
+struct UnwindSections {
+    frames: Option<(Range<u64>, Arc<[u8]>)>,
+    index: Option<(Range<u64>, Arc<[u8]>)>,
+    debug: Option<Arc<[u8]>>,
+}
+
+/// A place in the code of a process.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum CodePlace {
+    /// In a mapped file: its index, and the offset in it.
+    File(usize, u64),
+    /// In memory without a file, such as the code of a JIT compiler: the address.
+    Anonymous(u64),
+}
+
+struct MappedCode {
+    range: Range<u64>,
+    /// The file's index, and the offset of the range in it.
+    file: Option<(usize, u64)>,
+}
+
+/// A process while it is recorded.
+pub struct RecordedProcess {
+    /// The name of its program.
+    pub name: String,
+    /// Its number in its own PID namespace.
+    own_number: u32,
+    /// The file with the names of functions that a JIT compiler has made, once it is there.
+    pub code_map: Option<File>,
+    code: Vec<MappedCode>,
+    /// Mappings of files with an interpreter.
+    interpreter: Option<Interpreter>,
+    unwinder: UnwinderX86_64<Arc<[u8]>>,
+    cache: CacheX86_64,
+}
+
+impl MappedFiles {
+    /// Returns a file by its index.
+    pub fn get(&self, index: usize) -> &MappedFile {
+        &self.files[index]
+    }
+
+    /// Returns the number of files.
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Returns the index of a file that a process has mapped.
+    fn index(&mut self, process: u32, key: FileKey, path: &str) -> usize {
+        if let Some(known) = self.by_key.get(&key) {
+            return *known;
+        }
+        let opened = open_of(process, path, key.1);
+        let elf = opened.as_ref().and_then(|file| ElfFile::read(file.try_clone().ok()?));
+        let unwind = elf.as_ref().map(UnwindSections::of);
+        let path = path.to_string();
+        self.files.push(MappedFile { path, opened, elf, unwind });
+        self.by_key.insert(key, self.files.len() - 1);
+        self.files.len() - 1
+    }
+}
+
+/// Opens a file that a process has mapped. Returns `None` if the path leads to another file by now.
+fn open_of(process: u32, path: &str, inode: u64) -> Option<File> {
+    let paths = [format!("/proc/{process}/root{path}"), path.to_string()];
+    let is_it = |file: &File| file.metadata().is_ok_and(|found| found.ino() == inode);
+    paths.into_iter().find_map(|path| File::open(path).ok().filter(is_it))
+}
+
+impl UnwindSections {
+    fn of(elf: &ElfFile) -> UnwindSections {
+        let of = |name| elf.section(name).map(|ElfSection { addresses, bytes }| (addresses, bytes));
+        UnwindSections {
+            frames: of(".eh_frame"),
+            index: of(".eh_frame_hdr"),
+            debug: of(".debug_frame").map(|(_, bytes)| bytes),
+        }
+    }
+
+    fn sections(&self) -> ExplicitModuleSectionInfo<Arc<[u8]>> {
+        let split = |section: &Option<(Range<u64>, Arc<[u8]>)>| {
+            section.clone().map_or((None, None), |(range, bytes)| (Some(range), Some(bytes)))
+        };
+        let ((eh_frame_svma, eh_frame), (eh_frame_hdr_svma, eh_frame_hdr)) =
+            (split(&self.frames), split(&self.index));
+        ExplicitModuleSectionInfo {
+            eh_frame_svma,
+            eh_frame,
+            eh_frame_hdr_svma,
+            eh_frame_hdr,
+            debug_frame: self.debug.clone(),
+            ..ExplicitModuleSectionInfo::default()
+        }
+    }
+}
+
+impl RecordedProcess {
+    /// Begins with a process. If it has ended, nothing is known of its code.
+    pub fn begin(number: u32) -> RecordedProcess {
+        let line = fs::read(format!("/proc/{number}/cmdline")).unwrap_or_default();
+        let name = String::from_utf8_lossy(line.split(|byte| *byte == 0).next().unwrap_or(b""));
+        let name = name.rsplit('/').next().filter(|name| !name.is_empty());
+        RecordedProcess {
+            name: name.map_or_else(|| format!("process {number}"), str::to_string),
+            own_number: own_number(number).unwrap_or(number),
+            code_map: None,
+            code: Vec::new(),
+            interpreter: None,
+            unwinder: UnwinderX86_64::new(),
+            cache: CacheX86_64::new(),
+        }
+    }
+
+    /// Returns the interpreter of the process, if one has been found.
+    pub fn interpreter(&self) -> Option<&Interpreter> {
+        self.interpreter.as_ref()
+    }
+
+    /// Reads what the process `number` has mapped by now.
+    pub fn read_maps(&mut self, number: u32, files: &mut MappedFiles) {
+        let Ok(text) = fs::read_to_string(format!("/proc/{number}/maps")) else { return };
+        let lines: Vec<MapsLine<'_>> = text.lines().filter_map(MapsLine::parse).collect();
+        if lines.is_empty() {
+            return;
+        }
+        self.code.clear();
+        self.unwinder = UnwinderX86_64::new();
+        self.cache = CacheX86_64::new();
+        for line in lines.iter().filter(|line| line.is_code) {
+            let range = line.range.clone();
+            let file = line.path.filter(|path| path.starts_with('/')).map(|path| {
+                let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+                (files.index(number, (line.device.to_string(), line.inode), path), line.offset)
+            });
+            if let Some((index, offset)) = file {
+                self.add_code(files.get(index), range.clone(), offset);
+            }
+            self.code.push(MappedCode { range, file });
+        }
+        let number = self.own_number;
+        let open = |root: String| File::open(root + &format!("/tmp/perf-{number}.map")).ok();
+        self.code_map = self.code_map.take().or_else(|| open(format!("/proc/{number}/root")));
+    }
+
+    fn add_code(&mut self, file: &MappedFile, range: Range<u64>, offset: u64) {
+        let Some((elf, unwind)) = file.elf.as_ref().zip(file.unwind.as_ref()) else { return };
+        let Some(bias) = elf.bias(range.start, offset) else { return };
+        if self.interpreter.is_none()
+            && file.path.contains("python")
+            && let Some(found) = python::find(elf, &file.path)
+        {
+            let runtime = bias.wrapping_add(found.runtime);
+            self.interpreter = Some(Interpreter { runtime, ..found });
+        }
+        let module = Module::new(file.path.clone(), range, bias, unwind.sections());
+        self.unwinder.add_module(module);
+    }
+
+    fn place(&self, address: u64) -> Option<CodePlace> {
+        let at = self.code.partition_point(|code| code.range.end <= address);
+        let code = self.code.get(at).filter(|code| code.range.contains(&address))?;
+        Some(match code.file {
+            Some((file, offset)) => CodePlace::File(file, address - code.range.start + offset),
+            None => CodePlace::Anonymous(address),
+        })
+    }
+
+    /// Walks the stack of a sample. Returns the places of its functions, the innermost first, and
+    /// whether each of them is known.
+    pub fn walk(&mut self, sample: &Sample) -> (Vec<CodePlace>, bool) {
+        let [ip, sp, bp] = sample.registers;
+        let word = |address: u64| {
+            let at = address.checked_sub(sp & !7).filter(|at| at % 8 == 0).ok_or(())?;
+            sample.stack.get((at / 8) as usize).copied().ok_or(())
+        };
+        let mut read = word;
+        let regs = UnwindRegsX86_64::new(ip, sp, bp);
+        let mut frames = self.unwinder.iter_frames(ip, regs, &mut self.cache, &mut read);
+        let mut addresses = Vec::new();
+        while let Ok(Some(frame)) = frames.next() {
+            addresses.push(frame.address_for_lookup());
+            if addresses.len() == FRAMES_MAX {
+                break;
+            }
+        }
+        let places: Vec<CodePlace> =
+            addresses.iter().map_while(|address| self.place(*address)).collect();
+        let is_whole = places.len() == addresses.len() && !places.is_empty();
+        (places, is_whole)
+    }
+}
+
+/// Returns the number of a process in its own PID namespace.
+fn own_number(number: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{number}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_whitespace().last()?.parse().ok()
+}
+
+/// A line of /proc/PID/maps.
+struct MapsLine<'a> {
+    range: Range<u64>,
+    is_code: bool,
+    offset: u64,
+    device: &'a str,
+    inode: u64,
+    path: Option<&'a str>,
+}
+
+impl<'a> MapsLine<'a> {
+    fn parse(line: &'a str) -> Option<MapsLine<'a>> {
+        let mut fields = line.splitn(6, ' ');
+        let mut field = || fields.next();
+        let (start, end) = field()?.split_once('-')?;
+        let number = |text: &str| u64::from_str_radix(text, 16).ok();
+        let (range, access) = (number(start)?..number(end)?, field()?);
+        let (offset, device, inode) = (number(field()?)?, field()?, field()?.parse().ok()?);
+        let path = field().map(str::trim_start).filter(|path| !path.is_empty());
+        Some(MapsLine { range, is_code: access.contains('x'), offset, device, inode, path })
+    }
+}
+
+/// Returns the path of a file that can still be read, whatever its own path leads to by now.
+pub fn path_of_open(file: &File) -> PathBuf {
+    use std::os::fd::AsRawFd;
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_of_maps_is_parsed() {
+        let line = "7f1c2a000000-7f1c2a021000 r-xp 00002000 fe:01 1234   /usr/lib/a b.so (deleted)";
+        let line = MapsLine::parse(line).unwrap();
+        assert_eq!(line.range, 0x7f1c_2a00_0000..0x7f1c_2a02_1000);
+        assert_eq!((line.is_code, line.offset, line.inode), (true, 0x2000, 1234));
+        assert_eq!(line.path, Some("/usr/lib/a b.so (deleted)"));
+        let anonymous = MapsLine::parse("1000-2000 rwxp 00000000 00:00 0 ").unwrap();
+        assert_eq!((anonymous.is_code, anonymous.path), (true, None));
+        assert!(MapsLine::parse("1000 rwxp").is_none());
+    }
+}

@@ -1,0 +1,153 @@
+//! The recorder of a run: takes the samples that its processes leave, and writes the profiles at the
+//! end.
+use crate::failure::CommandFailure;
+use crate::log::Log;
+use crate::profile::outputs::{write_collapsed, write_firefox};
+use crate::profile::recording::Recording;
+use crate::profile::symbols::NamedStacks;
+use crate::profile::tables::tables;
+use crate::program::plain;
+use memfold_run::request;
+use memfold_run::samples::SampleRing;
+use rustix::fd::{AsRawFd, OwnedFd};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// Pause between two looks at the ring. It has room for many more samples than processes leave in
+/// that time.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// What a run's processes need to leave samples, before the run begins.
+pub struct Recorder {
+    ring: SampleRing,
+    file: OwnedFd,
+    outputs: [OutputFile; 2],
+}
+
+/// A recorder at work.
+pub struct RunningRecorder {
+    ring: SampleRing,
+    /// Keeps the path that processes open.
+    _file: OwnedFd,
+    outputs: [OutputFile; 2],
+    ends: Arc<AtomicBool>,
+    thread: JoinHandle<Recording>,
+}
+
+/// A file of the recorder, opened before the run, so that a bad path ends nothing later.
+struct OutputFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl OutputFile {
+    fn create(name: &Path, suffix: &str) -> Result<OutputFile, CommandFailure> {
+        let mut path = name.as_os_str().to_os_string();
+        path.push(suffix);
+        let path = PathBuf::from(path);
+        match File::create(&path) {
+            Ok(file) => Ok(OutputFile { path, file }),
+            Err(e) => Err(failed(&path, &e)),
+        }
+    }
+
+    fn write(
+        self,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), CommandFailure> {
+        let mut out = BufWriter::new(&self.file);
+        let written = write(&mut out).and_then(|()| out.flush());
+        written.map_err(|e| failed(&self.path, &e))
+    }
+}
+
+fn failed(path: &Path, e: &io::Error) -> CommandFailure {
+    CommandFailure::own(format!("--output: {}: {}", path.display(), plain(e)))
+}
+
+impl Recorder {
+    /// Makes the ring for samples of one load in `every`, and the files NAME.json and
+    /// NAME.collapsed.
+    ///
+    /// # Errors
+    /// 125: a file can't be written, or there is no memory.
+    pub fn new(name: &Path, every: u64) -> Result<Recorder, CommandFailure> {
+        let outputs = [OutputFile::create(name, ".json")?, OutputFile::create(name, ".collapsed")?];
+        let (ring, file) = SampleRing::create(every).map_err(|e| {
+            let e = io::Error::from_raw_os_error(e.raw_os_error());
+            CommandFailure::own(format!("Making the ring for samples failed: {}", plain(&e)))
+        })?;
+        Ok(Recorder { ring, file, outputs })
+    }
+
+    /// Returns the path by which processes of the run open the ring.
+    pub fn path(&self) -> String {
+        request::path_of(std::process::id(), self.file.as_raw_fd())
+    }
+
+    /// Starts to take samples, in a thread.
+    ///
+    /// # Errors
+    /// 125: there is no thread.
+    pub fn start(self) -> Result<RunningRecorder, CommandFailure> {
+        let Recorder { ring, file, outputs } = self;
+        let ends = Arc::new(AtomicBool::new(false));
+        let until = ends.clone();
+        let take = move || {
+            let mut recording = Recording::new(ring.every());
+            while !until.load(SeqCst) {
+                recording.take(&ring);
+                thread::sleep(PAUSE);
+            }
+            recording.take(&ring);
+            recording
+        };
+        let thread = thread::Builder::new().name("memfold-record".to_string()).spawn(take);
+        let thread = thread
+            .map_err(|e| CommandFailure::own(format!("Starting a thread failed: {}", plain(&e))))?;
+        Ok(RunningRecorder { ring, _file: file, outputs, ends, thread })
+    }
+}
+
+impl RunningRecorder {
+    /// Takes the last samples, prints the tables, and writes the files.
+    ///
+    /// # Errors
+    /// 125: a file can't be written completely.
+    ///
+    /// # Panics
+    /// If the thread that takes samples has panicked.
+    pub fn end(self, log: &Log) -> Result<(), CommandFailure> {
+        self.ends.store(true, SeqCst);
+        let recording = self.thread.join().expect("it doesn't panic");
+        let named = NamedStacks::of(&recording);
+        let [json, collapsed] = self.outputs;
+        let paths = format!("{} and {}", json.path.display(), collapsed.path.display());
+        json.write(|out| write_firefox(&recording, &named, "memfold record", out))?;
+        collapsed.write(|out| write_collapsed(&recording, &named, out))?;
+        let sampled = recording.loads.len();
+        let Some(tables) = tables(&recording, &named) else {
+            log.say(&format!(
+                "no load of folded memory was sampled; {paths} are empty. Give a lower --limit, or --every 1"
+            ));
+            return Ok(());
+        };
+        log.say(&format!(
+            "{sampled} samples, each for {} loads of folded memory, in {paths}",
+            recording.every
+        ));
+        log.say(&tables);
+        if self.ring.lost() > 0 {
+            log.say(&format!(
+                "warning: {} samples were lost, because processes left them faster than they were read. Give a larger --every",
+                self.ring.lost()
+            ));
+        }
+        Ok(())
+    }
+}

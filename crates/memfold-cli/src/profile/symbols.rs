@@ -1,0 +1,198 @@
+//! Names for what was recorded: of compiled code by blazesym from the symbols and the debug
+//! information of its file, of a JIT compiler's code from the file that it has left, and of Python.
+use crate::profile::process::{CodePlace, path_of_open};
+use crate::profile::recording::{Interned, RawStack, Recording};
+use blazesym::symbolize::source::{Elf, Source};
+use blazesym::symbolize::{Input, Symbolized, Symbolizer};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Seek};
+
+/// The function that runs Python code; compilers add suffixes.
+const EVALUATES: &str = "_PyEval_EvalFrameDefault";
+
+/// A function of a program.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Function {
+    /// Its name, or the address of its code if it has none.
+    pub name: String,
+    /// Its file: that of the program or library, or the source of a Python function.
+    pub file: String,
+    /// The line of a Python function. `None` for compiled code.
+    pub line: Option<u64>,
+}
+
+impl Function {
+    fn compiled(name: &str, file: &str) -> Function {
+        Function { name: name.to_string(), file: file.to_string(), line: None }
+    }
+
+    /// Returns whether it is one of Python.
+    pub fn is_python(&self) -> bool {
+        self.line.is_some()
+    }
+}
+
+/// Stacks with names.
+pub struct NamedStacks {
+    pub functions: Interned<Function>,
+    /// For each stack, the indices of its functions, the innermost first.
+    pub stacks: Vec<Vec<usize>>,
+}
+
+impl NamedStacks {
+    /// Finds the names of all stacks.
+    pub fn of(recording: &Recording) -> NamedStacks {
+        let mut named = NamedStacks { functions: Interned::new(), stacks: Vec::new() };
+        let names = CodeNames::of(recording);
+        for stack in recording.stacks.values() {
+            let functions = joined(recording, &names, stack);
+            let indices = functions.into_iter().map(|function| named.functions.index(function));
+            let indices = indices.collect();
+            named.stacks.push(indices);
+        }
+        named
+    }
+
+    /// Returns the functions of a stack, the innermost first.
+    pub fn stack(&self, index: usize) -> impl DoubleEndedIterator<Item = &Function> {
+        self.stacks[index].iter().map(|function| &self.functions.values()[*function])
+    }
+}
+
+/// Returns the functions of a stack. Python functions take the place of the function that runs them.
+fn joined(recording: &Recording, names: &CodeNames, stack: &RawStack) -> Vec<Function> {
+    let python = |code: &u64| match recording.function(stack.process, *code) {
+        Some(found) => {
+            Function { name: found.name.clone(), file: found.file.clone(), line: Some(found.line) }
+        }
+        None => {
+            Function { name: "Python function".to_string(), file: String::new(), line: Some(0) }
+        }
+    };
+    let mut frames = stack.frames.iter();
+    let mut functions = Vec::new();
+    for place in &stack.code {
+        for function in names.at(stack.process, *place) {
+            if function.name.starts_with(EVALUATES) && !frames.as_slice().is_empty() {
+                functions.extend(frames.by_ref().take_while(|code| **code != 0).map(python));
+            } else {
+                functions.push(function.clone());
+            }
+        }
+    }
+    functions.extend(frames.filter(|code| **code != 0).map(python));
+    if functions.is_empty() {
+        functions.push(Function::compiled("unknown", ""));
+    }
+    functions
+}
+
+/// The functions at places of compiled code, the innermost first: a compiler may have put several
+/// into one.
+struct CodeNames {
+    in_files: HashMap<(usize, u64), Vec<Function>>,
+    in_memory: HashMap<(usize, u64), Vec<Function>>,
+}
+
+impl CodeNames {
+    fn of(recording: &Recording) -> CodeNames {
+        let mut offsets = vec![Vec::new(); recording.files.len()];
+        let mut addresses = vec![Vec::new(); recording.process_count()];
+        for stack in recording.stacks.values() {
+            for place in &stack.code {
+                match place {
+                    CodePlace::File(file, offset) => offsets[*file].push(*offset),
+                    CodePlace::Anonymous(address) => addresses[stack.process].push(*address),
+                }
+            }
+        }
+        let mut names = CodeNames { in_files: HashMap::new(), in_memory: HashMap::new() };
+        let symbolizer = Symbolizer::new();
+        for (file, offsets) in offsets.iter_mut().enumerate() {
+            offsets.sort_unstable();
+            offsets.dedup();
+            names.add_file(&symbolizer, recording, file, offsets);
+        }
+        for (process, addresses) in addresses.iter().enumerate().filter(|(_, of)| !of.is_empty()) {
+            names.add_anonymous(recording, process, addresses);
+        }
+        names
+    }
+
+    fn add_file(
+        &mut self,
+        symbolizer: &Symbolizer,
+        recording: &Recording,
+        file: usize,
+        offsets: &[u64],
+    ) {
+        let mapped = recording.files.get(file);
+        let base = mapped.path.rsplit('/').next().unwrap_or_default();
+        let found = mapped.opened.as_ref().filter(|_| !offsets.is_empty()).and_then(|opened| {
+            let symbolize = |debug_syms: bool| {
+                let mut elf = Elf::new(path_of_open(opened));
+                elf.debug_syms = debug_syms;
+                symbolizer.symbolize(&Source::Elf(elf), Input::FileOffset(offsets)).ok()
+            };
+            // Debug information may be damaged, or of a kind that can't be read.
+            symbolize(true).or_else(|| symbolize(false))
+        });
+        for (n, offset) in offsets.iter().enumerate() {
+            let symbol = found.as_ref().and_then(|found| found.get(n));
+            let of = |name: &str| Function::compiled(name, base);
+            let functions = match symbol {
+                Some(Symbolized::Sym(symbol)) => {
+                    let inlined = symbol.inlined.iter().rev().map(|inlined| of(&inlined.name));
+                    inlined.chain([of(&symbol.name)]).collect()
+                }
+                _ => vec![of(&format!("{base}+{offset:#x}"))],
+            };
+            self.in_files.insert((file, *offset), functions);
+        }
+    }
+
+    fn add_anonymous(&mut self, recording: &Recording, process: usize, addresses: &[u64]) {
+        let (_, about) = recording.about(process);
+        let map = about.code_map.as_ref().map(read_code_map).unwrap_or_default();
+        for address in addresses {
+            let found = map.range(..=*address).next_back();
+            let name = found.filter(|(start, (len, _))| address - **start < *len);
+            let name = name.map_or_else(|| format!("{address:#x}"), |(_, (_, name))| name.clone());
+            let function = Function::compiled(&name, "generated code");
+            self.in_memory.insert((process, *address), vec![function]);
+        }
+    }
+
+    fn at(&self, process: usize, place: CodePlace) -> &[Function] {
+        let found = match place {
+            CodePlace::File(file, offset) => self.in_files.get(&(file, offset)),
+            CodePlace::Anonymous(address) => self.in_memory.get(&(process, address)),
+        };
+        found.map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Reads a file of perf's format for generated code: lines of START LENGTH NAME, in hexadecimal
+/// (`tools/perf/Documentation/jit-interface.txt`). A later line replaces an earlier one.
+fn read_code_map(file: &File) -> BTreeMap<u64, (u64, String)> {
+    let mut reader = BufReader::new(file);
+    let mut map = BTreeMap::new();
+    if reader.rewind().is_err() {
+        return map;
+    }
+    for line in reader.split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line);
+        let mut fields = line.splitn(3, ' ');
+        let number = |text: Option<&str>| {
+            let text = text?;
+            u64::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16).ok()
+        };
+        if let (Some(start), Some(len), Some(name)) =
+            (number(fields.next()), number(fields.next()), fields.next())
+        {
+            map.insert(start, (len, name.trim().to_string()));
+        }
+    }
+    map
+}

@@ -1,0 +1,112 @@
+//! Samples of loads for `memfold record`: in which place of the program a thread has touched folded
+//! memory, and where it made its larger mappings.
+//!
+//! The faulting thread itself leaves a sample once its fault is served, with no lock held. It reads
+//! the stack as the gate reads all memory of the program: a folded page is loaded, and an address
+//! where nothing is mapped ends the read. Faults of the sampling itself are not sampled.
+mod interpreter;
+
+use crate::program::ManagedProgram;
+use crate::sampling::interpreter::{note_names, walk};
+use core::sync::atomic::Ordering::SeqCst;
+use memfold::fault::FaultSource;
+use memfold_gate::{ProgramPlace, child, read_bytes};
+use memfold_os::thread::{now_ns, thread_id};
+use memfold_os::units::PAGE_SIZE;
+use memfold_run::member;
+use memfold_run::samples::{OpenSample, STACK_WORDS_MAX, SampleRing};
+
+/// Mappings of fewer bytes aren't noted.
+const MAPPING_BYTES_MIN: usize = 1 << 20;
+/// Words that are read from the stack at once. They lie in one page if the first one does so.
+const CHUNK_WORDS: usize = 64;
+/// The bytes below the stack pointer that a function may use (System V ABI, AMD64, 3.2.2). Nothing
+/// in them is needed, because the return address lies above.
+const WORD: usize = size_of::<u64>();
+
+/// Returns the ring if the calling thread's fault must be sampled.
+pub fn due(program: &ManagedProgram) -> Option<&'static SampleRing> {
+    let ring = member::samples()?;
+    (can_sample(program) && ring.is_due()).then_some(ring)
+}
+
+/// Returns whether a sample may be taken. A child of vfork may be killed at any time, and would lose
+/// a place of the ring. A filter of the program may kill it for the calls that tell the time.
+fn can_sample(program: &ManagedProgram) -> bool {
+    child().is_none() && !program.filtered.load(SeqCst)
+}
+
+/// Serves a fault by `serve`. Leaves a sample if that was a load. Returns whether it was served.
+pub fn serve_sampled(
+    ring: &SampleRing,
+    address: usize,
+    serve: impl FnOnce() -> (bool, FaultSource),
+) -> bool {
+    let begin_ns = now_ns();
+    let (served, source) = serve();
+    let is_load =
+        matches!(source, FaultSource::SwapCache | FaultSource::Pool | FaultSource::Device);
+    if !served || !is_load {
+        return served;
+    }
+    let spent_ns = now_ns().saturating_sub(begin_ns);
+    leave(ring, |sample| sample.set_load(address as u64, spent_ns));
+    true
+}
+
+/// Leaves a sample of a call that has mapped much memory.
+pub fn note_mapping(program: &ManagedProgram, nr: usize, args: &[usize; 6], made: isize) {
+    let Some(ring) = member::samples() else { return };
+    let len = match nr as i64 {
+        libc::SYS_mmap if args[3] as i32 & libc::MAP_ANONYMOUS != 0 => args[1],
+        libc::SYS_mremap => args[2],
+        _ => return,
+    };
+    // A result above this is the number of an error.
+    let has_failed = (-(PAGE_SIZE as isize)..0).contains(&made);
+    if len >= MAPPING_BYTES_MIN && !has_failed && can_sample(program) {
+        leave(ring, |sample| sample.set_mapping(made as u64, len as u64));
+    }
+}
+
+/// Leaves a sample with the calling thread's place in the program. `about` adds what it is about.
+fn leave(ring: &SampleRing, about: impl FnOnce(&OpenSample<'_>)) {
+    let Some(taken) = ProgramPlace::take() else { return };
+    let ProgramPlace { ip, sp, bp } = taken.place();
+    let process = member::sampled_process();
+    let interpreter = ring.interpreter(process.image);
+    let Some(sample) = ring.begin() else { return };
+    sample.set_thread(process, thread_id(), now_ns());
+    about(&sample);
+    sample.set_registers([ip, sp, bp].map(|register| register as u64));
+    add_stack(&sample, sp);
+    if let Some(interpreter) = &interpreter {
+        walk(interpreter, |frame| sample.add_frame(frame));
+    }
+    sample.finish();
+    if let Some(interpreter) = &interpreter {
+        note_names(ring, interpreter, process);
+    }
+}
+
+/// Adds the stack from `sp` on, as far as it can be read.
+fn add_stack(sample: &OpenSample<'_>, sp: usize) {
+    let mut at = sp & !(WORD - 1);
+    for _ in 0..STACK_WORDS_MAX.div_ceil(CHUNK_WORDS) {
+        let mut bytes = [0; CHUNK_WORDS * WORD];
+        if read_bytes(at, &mut bytes).is_err() {
+            return;
+        }
+        let word = |n: usize| core::array::from_fn(|byte| bytes[n * WORD + byte]);
+        let words: [u64; CHUNK_WORDS] = core::array::from_fn(|n| u64::from_ne_bytes(word(n)));
+        sample.add_words(&words);
+        at += bytes.len();
+    }
+}
+
+/// Reads a word of the program. Returns `None` if it can't be read.
+fn word_at(at: u64) -> Option<u64> {
+    let mut bytes = [0; WORD];
+    read_bytes(at as usize, &mut bytes).ok()?;
+    Some(u64::from_ne_bytes(bytes))
+}
