@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// Frames of a stack, at most.
 const FRAMES_MAX: usize = 256;
@@ -64,10 +65,10 @@ pub struct RecordedProcess {
     pub name: String,
     /// Its number in its own PID namespace.
     own_number: u32,
-    /// The file with the names of functions that a JIT compiler has made, once it is there.
-    pub code_map: Option<File>,
+    /// The file with the names of functions that a JIT compiler has made, if it is there already.
+    code_map: Option<File>,
+    begin: SystemTime,
     code: Vec<MappedCode>,
-    /// Mappings of files with an interpreter.
     interpreter: Option<Interpreter>,
     unwinder: UnwinderX86_64<Arc<[u8]>>,
     cache: CacheX86_64,
@@ -143,6 +144,7 @@ impl RecordedProcess {
             name: name.map_or_else(|| format!("process {number}"), str::to_string),
             own_number: own_number(number).unwrap_or(number),
             code_map: None,
+            begin: SystemTime::now(),
             code: Vec::new(),
             interpreter: None,
             unwinder: UnwinderX86_64::new(),
@@ -176,9 +178,25 @@ impl RecordedProcess {
             }
             self.code.push(MappedCode { range, file });
         }
-        let number = self.own_number;
-        let open = |root: String| File::open(root + &format!("/tmp/perf-{number}.map")).ok();
-        self.code_map = self.code_map.take().or_else(|| open(format!("/proc/{number}/root")));
+        let path = self.path_of_code_map();
+        let open = || File::open(format!("/proc/{number}/root{path}")).ok();
+        self.code_map = self.code_map.take().or_else(open);
+    }
+
+    /// Where JIT compilers leave the names of their functions (`tools/perf/Documentation/
+    /// jit-interface.txt`).
+    fn path_of_code_map(&self) -> String {
+        format!("/tmp/perf-{}.map", self.own_number)
+    }
+
+    /// Returns the file with the names of functions that a JIT compiler has made. It may have been
+    /// written when the process ended, but not before it began: then it is of another process.
+    pub fn code_map(&self) -> Option<File> {
+        let is_its = |file: &File| {
+            file.metadata().and_then(|of| of.modified()).is_ok_and(|at| at >= self.begin)
+        };
+        let now = || File::open(self.path_of_code_map()).ok().filter(is_its);
+        self.code_map.as_ref().and_then(|file| file.try_clone().ok()).or_else(now)
     }
 
     fn add_code(&mut self, file: &MappedFile, range: Range<u64>, offset: u64) {

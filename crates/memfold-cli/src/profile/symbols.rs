@@ -154,7 +154,7 @@ impl CodeNames {
 
     fn add_anonymous(&mut self, recording: &Recording, process: usize, addresses: &[u64]) {
         let (_, about) = recording.about(process);
-        let map = about.code_map.as_ref().map(read_code_map).unwrap_or_default();
+        let map = about.code_map().map(read_code_map).unwrap_or_default();
         for address in addresses {
             let found = map.range(..=*address).next_back();
             let name = found.filter(|(start, (len, _))| address - **start < *len);
@@ -175,7 +175,7 @@ impl CodeNames {
 
 /// Reads a file of perf's format for generated code: lines of START LENGTH NAME, in hexadecimal
 /// (`tools/perf/Documentation/jit-interface.txt`). A later line replaces an earlier one.
-fn read_code_map(file: &File) -> BTreeMap<u64, (u64, String)> {
+fn read_code_map(file: File) -> BTreeMap<u64, (u64, String)> {
     let mut reader = BufReader::new(file);
     let mut map = BTreeMap::new();
     if reader.rewind().is_err() {

@@ -79,7 +79,7 @@ impl Interpreter {
         unsafe { &*(&raw const *self).cast() }
     }
 
-    fn of_words(words: [u64; WORDS]) -> Interpreter {
+    pub(super) fn of_words(words: [u64; WORDS]) -> Interpreter {
         // SAFETY: the struct has the C layout and consists of `WORDS` words. Any bits are valid.
         unsafe { core::mem::transmute(words) }
     }

@@ -357,3 +357,127 @@ impl OpenSample<'_> {
         self.place.state.store(FREE, Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: SampledProcess = SampledProcess { number: 7, image: 9 };
+
+    fn leave_load(ring: &SampleRing, address: u64, time_ns: u64) -> bool {
+        let Some(sample) = ring.begin() else { return false };
+        sample.set_thread(OWN, 8, time_ns);
+        sample.set_load(address, 5);
+        sample.set_registers([1, 2, 3]);
+        assert!(sample.add_frame(11) && sample.add_frame(0));
+        assert!(sample.add_words(&[21, 22]) && sample.add_words(&[23]));
+        sample.finish();
+        true
+    }
+
+    #[test]
+    fn samples_are_taken_whole_and_by_time() {
+        let (ring, file) = SampleRing::create(3).unwrap();
+        let other = SampleRing::open(&file).unwrap();
+        assert_eq!(other.every(), 3);
+        assert!(leave_load(&other, 100, 60) && leave_load(&other, 101, 50));
+        let open = other.begin().unwrap();
+        let found = ring.take();
+        let kind = |address| SampleKind::Load { address, spent_ns: 5 };
+        assert_eq!(
+            found.iter().map(|sample| sample.kind.clone()).collect::<Vec<_>>(),
+            [kind(101), kind(100)]
+        );
+        let Sample { process, thread, time_ns, registers, frames, stack, .. } = &found[0];
+        assert_eq!((*process, *thread, *time_ns, *registers), (OWN, 8, 50, [1, 2, 3]));
+        assert_eq!((&frames[..], &stack[..]), (&[11, 0][..], &[21, 22, 23][..]));
+        assert!(ring.take().is_empty(), "an open sample isn't whole");
+        open.discard();
+    }
+
+    #[test]
+    fn full_ring_counts_lost_samples_and_recovers() {
+        let (ring, _file) = SampleRing::create(1).unwrap();
+        let left = (0..PLACES as u64 + 3).filter(|n| leave_load(&ring, *n, *n)).count();
+        assert_eq!((left, ring.lost()), (PLACES, 3));
+        assert_eq!(ring.take().len(), PLACES);
+        assert!(leave_load(&ring, 1, 1));
+        assert_eq!(ring.take().len(), 1);
+    }
+
+    #[test]
+    fn sample_is_cut_off_where_its_place_ends() {
+        let (ring, _file) = SampleRing::create(1).unwrap();
+        let sample = ring.begin().unwrap();
+        sample.set_thread(OWN, 8, 1);
+        sample.set_mapping(4096, 8192);
+        assert!(sample.add_words(&[1; STACK_WORDS_MAX - 1]) && !sample.add_words(&[2, 3]));
+        assert_eq!((0..FRAMES_MAX + 1).filter(|_| sample.add_frame(4)).count(), FRAMES_MAX);
+        sample.finish();
+        let found = ring.take().remove(0);
+        assert_eq!((found.stack.len(), found.stack[STACK_WORDS_MAX - 1]), (STACK_WORDS_MAX, 2));
+        assert_eq!(found.kind, SampleKind::Mapping { start: 4096, len: 8192 });
+    }
+
+    #[test]
+    fn name_of_a_function_has_two_texts() {
+        let (ring, _file) = SampleRing::create(1).unwrap();
+        let sample = ring.begin().unwrap();
+        sample.set_thread(OWN, 8, 1);
+        sample.set_name(77, 12);
+        sample.add_words(&[
+            u64::from_ne_bytes(*b"name\0fil"),
+            u64::from_ne_bytes(*b"e\0\0\0\0\0\0\0"),
+        ]);
+        sample.finish();
+        let (name, file) = ("name".into(), "file".into());
+        assert_eq!(ring.take()[0].kind, SampleKind::Name { code: 77, name, file, line: 12 });
+    }
+
+    /// A process may leave anything in the ring, or nothing that is a ring.
+    #[test]
+    fn foreign_contents_are_no_samples() {
+        let (ring, file) = SampleRing::create(1).unwrap();
+        let sample = ring.begin().unwrap();
+        sample.place.kind.store(99, Relaxed);
+        sample.place.word_count.store(u32::MAX, Relaxed);
+        sample.place.frame_count.store(u32::MAX, Relaxed);
+        sample.finish();
+        assert!(ring.take().is_empty());
+        ring.head.version.store(LAYOUT_VERSION + 1, Relaxed);
+        assert!(SampleRing::open(&file).is_err());
+        let short = shared::create(c"memfold-short", 4096).unwrap();
+        assert!(SampleRing::open(&short).is_err());
+    }
+
+    #[test]
+    fn one_fault_in_so_many_is_due_whatever_the_pattern() {
+        for every in [1, 7, 64] {
+            let (ring, _file) = SampleRing::create(every).unwrap();
+            let due: Vec<bool> = (0..64_000).map(|_| ring.is_due()).collect();
+            // The loads of a loop over several functions.
+            for period in [1, 2, 3, 8, 64] {
+                let count = due.iter().step_by(period).filter(|due| **due).count() as u64;
+                let wanted = 64_000 / period as u64 / every;
+                assert!(count.abs_diff(wanted) <= wanted / 5 + 5, "{every}, {period}: {count}");
+            }
+        }
+    }
+
+    #[test]
+    fn interpreter_is_found_by_the_image() {
+        let (ring, file) = SampleRing::create(1).unwrap();
+        let other = SampleRing::open(&file).unwrap();
+        let words = core::array::from_fn(|n| n as u64);
+        let interpreter = Interpreter::of_words(words);
+        assert_eq!(other.interpreter(9), None);
+        assert!(ring.set_interpreter(9, &interpreter));
+        assert_eq!((other.interpreter(9), other.interpreter(8)), (Some(interpreter), None));
+        assert_eq!(
+            (1..INTERPRETERS as u64 + 5)
+                .filter(|n| ring.set_interpreter(100 + n, &interpreter))
+                .count(),
+            INTERPRETERS - 1
+        );
+    }
+}

@@ -6,6 +6,7 @@ mod inherited;
 mod kernel;
 mod programs;
 mod real;
+mod recorded;
 mod servers;
 mod static_programs;
 mod stress;
