@@ -14,7 +14,7 @@ help:
 	@echo "make dist              build the release files in $(TARGET)/dist: tarball, deb, rpm, wheel, bill of materials, SHA256SUMS (KIND=... for some)"
 	@echo "make dist-test         install each release file in a fresh Debian without network, and fold a program there (needs root)"
 	@echo "make wheel             build the Python package with the command as one wheel in $(TARGET)/wheel"
-	@echo "make install           install the command, the C library, its header and memfold.pc to PREFIX=/usr/local (DESTDIR= is supported)"
+	@echo "make install           install the command, man pages, completions, the C library, its header and memfold.pc to PREFIX=/usr/local (DESTDIR= is supported)"
 	@echo "make test              run everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
 	@echo "make torture           run tests that take hours or a quiet machine: new random cases (MEMFOLD_SECONDS=600 each), 25 times the runs of each model, bounds on time, all of stress-ng, Debian 11 to sid (needs zig), memfold run on Linux 6.1 in a virtual machine, and suites in other modes than CI (without privilege, without userfaultfd)"
 	@echo "make bench-quick       run the short form of each benchmark; fails if one stops or finds a wrong byte, but not for a slow figure"
@@ -57,6 +57,15 @@ install:
 	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/lib/memfold"
 	install -m 755 $(TARGET)/release/memfold "$(DESTDIR)$(PREFIX)/bin"
 	install -m 755 $(TARGET)/release/libmemfold_preload.so "$(DESTDIR)$(PREFIX)/lib/memfold"
+	rm -rf $(TARGET)/share && mkdir -p $(TARGET)/share/man
+	$(TARGET)/release/memfold man $(TARGET)/share/man
+	$(TARGET)/release/memfold completions bash >$(TARGET)/share/bash
+	$(TARGET)/release/memfold completions zsh >$(TARGET)/share/zsh
+	$(TARGET)/release/memfold completions fish >$(TARGET)/share/fish
+	install -D -m 644 -t "$(DESTDIR)$(PREFIX)/share/man/man1" $(TARGET)/share/man/*
+	install -D -m 644 $(TARGET)/share/bash "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/memfold"
+	install -D -m 644 $(TARGET)/share/zsh "$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_memfold"
+	install -D -m 644 $(TARGET)/share/fish "$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/memfold.fish"
 
 test:
 	@scripts/check $(STEP)

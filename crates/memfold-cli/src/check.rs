@@ -5,6 +5,7 @@
 //! program as `memfold run` would, so it also finds reasons that no other line knows.
 use crate::failure::CommandFailure;
 use crate::group;
+use crate::printable::printable;
 use crate::{delivery, machine, program, run};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
@@ -234,7 +235,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
                 ("NO", answer)
             }
         };
-        let _ = writeln!(text, "{:<17}{mark}  {answer}", check.name);
+        let _ = writeln!(text, "{:<17}{mark}  {}", check.name, printable(&answer));
         for (word, said) in [("why", check.why), ("fix", check.fix)] {
             if mark != "ok" && !said.is_empty() {
                 let _ = writeln!(text, "{:<21}{word}: {said}", "");

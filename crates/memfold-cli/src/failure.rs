@@ -13,7 +13,7 @@ pub const NOT_FOUND: u8 = 127;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandFailure {
     pub status: u8,
-    /// One line, without the prefix `memfold: `.
+    /// One line, without the prefix `memfold: `. It may quote any text: `main` escapes control characters.
     pub text: String,
 }
 

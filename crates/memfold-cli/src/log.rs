@@ -2,6 +2,7 @@
 //! file of `--log`, as text or JSON. The processes of the run leave their lines in the table that they share with
 //! memfold. Each message is printed once, however many processes leave it.
 use crate::failure::CommandFailure;
+use crate::printable::printable;
 use crate::program::plain;
 use clap::ValueEnum;
 use memfold_run::mailbox::MailLine;
@@ -11,7 +12,7 @@ use serde_json::json;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::SystemTime;
 
@@ -48,6 +49,8 @@ pub struct Log {
 
 struct LogState {
     out: Box<dyn Write + Send>,
+    /// The file that `out` writes to, until a write fails.
+    file: Option<PathBuf>,
     said: HashSet<String>,
     /// Processes that have left the reason why memfold ended them.
     ended: HashSet<u32>,
@@ -80,7 +83,8 @@ impl Log {
                 Box::new(File::options().append(true).create(true).open(path).map_err(fail)?)
             }
         };
-        let state = LogState { out, said: HashSet::new(), ended: HashSet::new() };
+        let file = file.map(Path::to_path_buf);
+        let state = LogState { out, file, said: HashSet::new(), ended: HashSet::new() };
         Ok(Log { level, format, inner: Mutex::new(state) })
     }
 
@@ -120,12 +124,24 @@ impl Log {
         if line.level > self.level {
             return;
         }
-        let text = match self.format {
+        let text = self.formatted(line);
+        let Err(e) = inner.out.write_all(text.as_bytes()) else { return };
+        // A closed stderr is no error.
+        let Some(file) = inner.file.take() else { return };
+        let why = LogLine::of(&format!(
+            "{WARNING}--log: Writing to {} failed: {}. Further messages go to stderr",
+            file.display(),
+            plain(&e)
+        ));
+        inner.out = Box::new(io::stderr());
+        let _ = inner.out.write_all((self.formatted(&why) + &text).as_bytes());
+    }
+
+    fn formatted(&self, line: &LogLine) -> String {
+        match self.format {
             LogFormat::Text => line.text(),
             LogFormat::Json => line.json(),
-        };
-        // A closed destination is no error.
-        let _ = inner.out.write_all(text.as_bytes());
+        }
     }
 
     /// Returns whether memfold has ended the process `command` itself, and how many other processes
@@ -157,10 +173,13 @@ impl LogLine {
         LogLine { level, process: None, text }
     }
 
+    /// Returns the line with its control characters escaped, because a process may leave any bytes, and
+    /// a terminal would obey them.
     fn text(&self) -> String {
+        let text = printable(&self.text);
         match self.process {
-            Some(process) => format!("memfold: process {process}: {}\n", self.text),
-            None => format!("memfold: {}\n", self.text),
+            Some(process) => format!("memfold: process {process}: {text}\n"),
+            None => format!("memfold: {text}\n"),
         }
     }
 
@@ -198,7 +217,7 @@ fn line(said: &mut HashSet<String>, letter: &MailLine, command: u32) -> Option<L
     if !letter.last && (said.len() >= REMEMBERED || !said.insert(thing())) {
         return None;
     }
-    let line = LogLine::of(&printable(&letter.text));
+    let line = LogLine::of(&letter.text);
     Some(match letter.last {
         true => {
             let process = (letter.process != command).then_some(letter.process);
@@ -206,13 +225,6 @@ fn line(said: &mut HashSet<String>, letter: &MailLine, command: u32) -> Option<L
         }
         false => line,
     })
-}
-
-/// Escapes the control characters of a text, because a process may leave any bytes, and a terminal
-/// would obey them.
-fn printable(text: &str) -> String {
-    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
-    text.chars().map(escaped).collect()
 }
 
 #[cfg(test)]
@@ -242,8 +254,18 @@ mod tests {
         assert_eq!(line.text(), expected);
         let json: serde_json::Value = serde_json::from_str(&line.json()).unwrap();
         assert_eq!((&json["level"], &json["process"]), (&"error".into(), &1.into()));
-        assert!(json["message"].as_str().unwrap().ends_with("b é"), "{json}");
+        assert_eq!(json["message"], "a\u{1b}[2J\r\nmemfold: b é");
         assert!(json["time"].as_str().unwrap().ends_with('Z'), "{json}");
+    }
+
+    #[test]
+    fn failed_write_moves_all_further_lines_to_stderr() {
+        let file = Path::new("/dev/full");
+        let log = Log::open(Some(file), LogLevel::Info, LogFormat::Text).unwrap();
+        assert_eq!(log.inner.lock().unwrap().file.as_deref(), Some(file));
+        log.say("memfold: one");
+        assert_eq!(log.inner.lock().unwrap().file, None);
+        log.say("memfold: two");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 // Bottom first: a module imports only from modules listed above it.
 #[macro_use]
 mod failure;
+mod printable;
 mod machine;
 mod program;
 mod table;
@@ -34,6 +35,7 @@ use clap::Command;
 use clap::error::ErrorKind;
 use documentation::{completions, man};
 use failure::CommandFailure;
+use printable::printable;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -53,13 +55,15 @@ Examples:
   memfold bench corpus --out /tmp/corpus
   memfold bench walk --help
   memfold dict train --out app.dict core.bin
+  memfold completions bash > ~/.local/share/bash-completion/completions/memfold
+  memfold man ~/.local/share/man/man1
 
 `memfold run --help` lists the settings and the exit statuses.";
 
 fn main() -> ExitCode {
     let result = bench::help().map_or_else(dispatch, Err);
     ExitCode::from(result.unwrap_or_else(|failure| {
-        eprintln!("memfold: {}", failure.text);
+        eprintln!("memfold: {}", printable(&failure.text));
         failure.status
     }))
 }

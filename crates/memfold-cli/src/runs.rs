@@ -1,6 +1,7 @@
 //! The runs of this user: `memfold run --list`, `memfold stat PID` and `memfold set PID`.
 use crate::failure::CommandFailure;
 use crate::group;
+use crate::printable::printable;
 use crate::report::curve::CurvePoints;
 use crate::report::summary::cost;
 use crate::sockets;
@@ -117,10 +118,10 @@ pub fn list() -> Result<u8, CommandFailure> {
             "{run:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>5} {:>8.0}  {}",
             sized(&about["limit_bytes"]),
             sized(&about["resident_limit_bytes"]),
-            Size(uncompressed(&about)).to_string(),
+            Size(uncompressed(&about) + number(&about, "unmanaged_processes_bytes")).to_string(),
             Size(sum(&about, "folded_bytes")).to_string(),
             Size(sum(&about, "pool_bytes")).to_string(),
-            processes(&about).len(),
+            processes(&about).len() as u64 + number(&about, "unmanaged_processes"),
             about["seconds"].as_f64().unwrap_or(0.0),
             command_of(&about),
         );
@@ -342,6 +343,10 @@ fn sum(about: &Value, name: &str) -> u64 {
     processes(about).iter().map(|one| one[name].as_u64().unwrap_or(0)).sum()
 }
 
+fn number(about: &Value, name: &str) -> u64 {
+    about[name].as_u64().unwrap_or(0)
+}
+
 fn uncompressed(about: &Value) -> u64 {
     sum(about, "resident_bytes") + sum(about, "frame_bytes") + sum(about, "unmanaged_bytes")
 }
@@ -373,13 +378,11 @@ pub fn bounds(about: &Value) -> String {
     }
 }
 
-/// Returns the command as one line. Control characters become blanks, because they could break the
-/// line.
+/// Returns the command as one printable line, cut where it is long.
 pub fn command_of(about: &Value) -> String {
     let words: Vec<&str> =
         about["command"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let line: String =
-        words.join(" ").chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let line = printable(&words.join(" "));
     match line.char_indices().nth(COMMAND_LEN_MAX) {
         Some((end, _)) => format!("{}...", &line[..end]),
         None => line,

@@ -2,6 +2,7 @@
 use super::flags::MachinePlace;
 use super::listeners::{self, SocketName};
 use crate::failure::CommandFailure;
+use crate::printable::printable;
 use crate::program::plain;
 use memfold_block::Export;
 use memfold_block::vhost::{VhostError, VhostServer};
@@ -50,7 +51,8 @@ impl MachineServers {
         let (own, path) = (server.clone(), path.to_path_buf());
         // eprintln! would panic if stderr is closed, and disks of other machines must survive that.
         let report = move |why: &VhostError| {
-            drop(writeln!(io::stderr(), "memfold: --vhost: {}: {why}", path.display()))
+            let text = format!("--vhost: {}: {why}", path.display());
+            drop(writeln!(io::stderr(), "memfold: {}", printable(&text)))
         };
         let serve = move || own.serve(report);
         let thread = thread::Builder::new().name("memfold-vhost".to_string()).spawn(serve)?;

@@ -4,7 +4,9 @@ pub mod signals;
 
 use crate::child::signals::{CaughtSignal, PassedSignals};
 use crate::failure::CommandFailure;
+use crate::machine::limits::reached_cpu_limit;
 use crate::program::{SHELL, plain};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use std::ffi::{CString, OsStr, OsString, c_char};
 use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStrExt;
@@ -27,6 +29,8 @@ pub struct ProgramEnd {
     pub signal: Option<i32>,
     /// Whether the kernel made a core dump.
     pub dumped: bool,
+    /// The limit of CPU time that it reached, seconds.
+    pub cpu_limit: Option<u64>,
 }
 
 impl ChildProgram {
@@ -109,7 +113,15 @@ impl ChildProgram {
 
     /// Returns how the program ended, or `None` while it runs.
     fn collect(&self) -> Result<Option<ProgramEnd>, CommandFailure> {
+        let change = WaitIdOptions::EXITED | WaitIdOptions::STOPPED;
+        let look = change | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         loop {
+            let pid = Pid::from_raw(self.pid).expect("it was started");
+            if let Ok(None) = waitid(WaitId::Pid(pid), look) {
+                return Ok(None);
+            }
+            // The next call makes the kernel forget it.
+            let cpu_limit = reached_cpu_limit(self.pid);
             let mut status = 0;
             // SAFETY: the kernel writes one int to `status`, which is local. The process is a child
             // of this one, and nothing else waits for it.
@@ -130,6 +142,7 @@ impl ChildProgram {
                         status: libc::WEXITSTATUS(status) as u8,
                         signal: None,
                         dumped: false,
+                        cpu_limit,
                     }));
                 }
                 _ if libc::WIFSIGNALED(status) => {
@@ -139,6 +152,7 @@ impl ChildProgram {
                         status: 128 + libc::WTERMSIG(status) as u8,
                         signal: Some(libc::WTERMSIG(status)),
                         dumped,
+                        cpu_limit,
                     }));
                 }
                 _ if libc::WIFSTOPPED(status) => stop_like_the_program(libc::WSTOPSIG(status)),

@@ -96,6 +96,21 @@ impl PassedSignals {
     }
 }
 
+/// Stops this process as Ctrl-Z does, until it is continued, although the signal is blocked. The
+/// kernel does not stop a process that no shell could continue.
+pub fn stop() {
+    // SAFETY: the set is local, and sigemptyset initialises it before it is read. The signal has its
+    // default action, which touches no memory.
+    unsafe {
+        let mut set = MaybeUninit::uninit();
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGTSTP);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut());
+        libc::raise(libc::SIGTSTP);
+        libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

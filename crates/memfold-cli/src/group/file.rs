@@ -71,7 +71,6 @@ pub fn checked(name: &str) -> Result<&str, CommandFailure> {
     if fits && name.chars().all(is_plain) {
         return Ok(name);
     }
-    let name: String = name.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     Err(CommandFailure::own(format!(
         "--group: '{name}' can't be the name of a group. Use up to {NAME_LEN_MAX} letters, digits, '-', '_' and '.', but no '.' at its start."
     )))

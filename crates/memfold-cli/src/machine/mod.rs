@@ -1,4 +1,5 @@
 //! The memory of the machine, or of its cgroup if that has less.
+pub mod limits;
 pub mod oom;
 pub mod smaps;
 

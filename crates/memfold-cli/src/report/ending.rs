@@ -31,7 +31,7 @@ pub struct Ending {
     pub words: Vec<String>,
     /// Processes that the kernel has ended meanwhile for lack of memory.
     pub kills: OomKills,
-    /// The most memory of the run by memfold's count, bytes; 0 if it is unknown.
+    /// The most memory of the run in memfold's samples, bytes; 0 if there was none.
     pub peak_bytes: u64,
     /// The largest resident size of a process, including pages of files, bytes.
     pub largest_bytes: u64,
@@ -39,7 +39,7 @@ pub struct Ending {
     pub bound: String,
     /// The limit of the run, bytes.
     pub limit_bytes: Option<u64>,
-    /// The limits of address space as `ulimit` names them, in bytes.
+    /// The limits of address space that it inherited, as `ulimit` names them, in bytes.
     pub address_limits: Vec<(&'static str, u64)>,
     /// The CPU time at which the kernel sends SIGKILL, if the program has used so much, seconds.
     pub cpu_limit: Option<u64>,
@@ -94,22 +94,21 @@ impl Ending {
         }
         if let Some(seconds) = self.cpu_limit {
             return [
-                format!(
-                    "{what}. `ulimit -t` allows a process {seconds} s of CPU time, and those of the run used more together."
-                ),
-                "If one process used so much, raise `ulimit -t`. memfold's threads count too."
-                    .to_string(),
+                format!("{what}. It used the {seconds} s of CPU time that `ulimit -t` allows it."),
+                "Raise `ulimit -t`. memfold's threads count too.".to_string(),
             ];
         }
-        let sender = match self.kills.in_machine {
-            0 => "another process sent it, and memfold does not know which".to_string(),
+        let what = match self.kills.in_machine {
+            0 => format!(
+                "{what}. memfold does not know who sent it: the program itself, another process, or a limit that the program set."
+            ),
             count => format!(
-                "another process or the kernel's OOM killer sent it, which ended {} on this machine during the run",
+                "{what}. memfold does not know who sent it: the program itself, another process, a limit that the program set, or the kernel's OOM killer, which ended {} on this machine during the run.",
                 processes(count)
             ),
         };
         [
-            format!("{what}: {sender}."),
+            what,
             "Look in the logs of the batch system, container runtime, systemd-oomd or earlyoom. `dmesg` shows the kernel's own kills.".to_string(),
         ]
     }
@@ -187,12 +186,15 @@ impl Ending {
 
     /// Returns the sizes of the run.
     fn sizes(&self) -> String {
+        let largest = Size(self.largest_bytes);
         let size = match self.peak_bytes {
-            0 => format!(
-                "The largest process had {} with its pages of files",
-                Size(self.largest_bytes)
+            0 => format!("The largest process had {largest} with its pages of files"),
+            // A short program grows and ends between two samples.
+            peak if peak < self.largest_bytes => format!(
+                "memfold sampled at most {} in the run, and its largest process had {largest} with its pages of files",
+                Size(peak)
             ),
-            peak => format!("The run had at most {} by memfold's count", Size(peak)),
+            peak => format!("memfold sampled at most {} in the run", Size(peak)),
         };
         let ended = match self.ended {
             0 => String::new(),
@@ -306,7 +308,7 @@ mod tests {
             &killed,
             &[
                 "SIGKILL ended the program. The kernel's OOM killer ended 1 process of its cgroup during the run, because /sys/fs/cgroup/job reached its memory.max of 64.0 MiB.\n",
-                "at most 50.0 MiB by memfold's count (limit 9.0 MiB).",
+                "memfold: memfold sampled at most 50.0 MiB in the run (limit 9.0 MiB).",
                 "Give --limit 56M or less, or raise memory.max.",
             ],
         );
@@ -332,18 +334,25 @@ mod tests {
     }
 
     #[test]
-    fn kill_without_counts_of_the_kernel_is_of_another_process() {
+    fn kill_without_counts_of_the_kernel_has_an_unknown_sender() {
         assert_says(
             &by(libc::SIGKILL),
-            &["another process sent it, and memfold does not know which."],
+            &[
+                "does not know who sent it: the program itself, another process, or a limit that the program set.\n",
+            ],
         );
         let elsewhere = OomKills { in_group: 0, in_machine: 2, limit: None };
         assert_says(
             &Ending { kills: elsewhere, ..by(libc::SIGKILL) },
-            &["OOM killer sent it, which ended 2 processes on this machine during the run"],
+            &[
+                "the program set, or the kernel's OOM killer, which ended 2 processes on this machine during the run",
+            ],
         );
         let slow = Ending { cpu_limit: Some(9), ..by(libc::SIGKILL) };
-        assert_says(&slow, &["`ulimit -t` allows a process 9 s of CPU time", "raise `ulimit -t`"]);
+        assert_says(
+            &slow,
+            &["It used the 9 s of CPU time that `ulimit -t` allows it.", "Raise `ulimit -t`"],
+        );
     }
 
     #[test]
@@ -392,6 +401,11 @@ mod tests {
         assert_says(
             &small,
             &["The largest process had 3.0 MiB with its pages of files (limit 9.0 MiB).\n"],
+        );
+        let short = Ending { peak_bytes: 2 * MIB, ..small };
+        assert_says(
+            &short,
+            &["sampled at most 2.0 MiB in the run, and its largest process had 3.0 MiB with"],
         );
     }
 

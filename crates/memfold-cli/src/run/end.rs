@@ -2,6 +2,7 @@
 use crate::child::ProgramEnd;
 use crate::control::RunControl;
 use crate::log::{Log, LogLevel};
+use crate::machine::limits::address_limits;
 use crate::machine::oom::{OomCounts, OomKills};
 use crate::program;
 use crate::report::ending::{Ending, words};
@@ -9,7 +10,6 @@ use crate::report::figures::RunFigures;
 use crate::report::summary::{RunEnd, bound, summary};
 use memfold::config::Size;
 use memfold_run::users::UserTables;
-use rustix::process::{Resource, getrlimit};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -20,7 +20,8 @@ pub struct EndedRun<'a> {
     program: &'a ProgramEnd,
     /// Wall time from the start of the run to the end of its program.
     pub seconds: f64,
-    usage: ChildrenUsage,
+    /// The largest resident size of a process that was waited for, bytes.
+    largest_bytes: u64,
     kills: OomKills,
 }
 
@@ -33,8 +34,8 @@ impl<'a> EndedRun<'a> {
         before: &OomCounts,
     ) -> EndedRun<'a> {
         let seconds = run.start.elapsed().as_secs_f64();
-        let (usage, kills) = (ChildrenUsage::now(), before.until(&OomCounts::now()));
-        EndedRun { run, log, program, seconds, usage, kills }
+        let (largest_bytes, kills) = (largest_child_bytes(), before.until(&OomCounts::now()));
+        EndedRun { run, log, program, seconds, largest_bytes, kills }
     }
 
     /// Prints why the program at `path` ended, if that was no ordinary end, and a warning about
@@ -52,7 +53,7 @@ impl<'a> EndedRun<'a> {
     pub fn sum_up(&self, with_curve: bool) {
         let ended = RunEnd {
             status: self.program.status,
-            largest_bytes: self.usage.largest_bytes,
+            largest_bytes: self.largest_bytes,
             seconds: self.seconds,
             group: self.group(),
             with_curve,
@@ -68,11 +69,7 @@ impl<'a> EndedRun<'a> {
     /// Returns what is known about the end of the program at `path`.
     fn ending(&self, path: &Path) -> Ending {
         let (is_ours, ended) = self.log.ended(self.program.pid as u32);
-        // The program has inherited these limits.
-        let address_limits = [("-v", Resource::As), ("-d", Resource::Data)].into_iter();
-        let address_limits =
-            address_limits.filter_map(|(flag, limit)| Some((flag, getrlimit(limit).current?)));
-        let (cpu_limit, config) = (getrlimit(Resource::Cpu).maximum, self.run.config());
+        let config = self.run.config();
         Ending {
             signal: self.program.signal,
             status: self.program.status,
@@ -80,37 +77,27 @@ impl<'a> EndedRun<'a> {
             words: words(&self.run.arguments),
             kills: self.kills.clone(),
             peak_bytes: RunFigures::sum(&self.run.shared.tables).get("peak_bytes"),
-            largest_bytes: self.usage.largest_bytes,
+            largest_bytes: self.largest_bytes,
             bound: bound(&config, self.group().as_deref()),
             limit_bytes: config.limit_bytes,
-            address_limits: address_limits.collect(),
-            cpu_limit: cpu_limit.filter(|limit| self.usage.cpu_seconds >= *limit),
+            address_limits: address_limits(),
+            cpu_limit: self.program.cpu_limit,
             is_ours,
             ended,
         }
     }
 }
 
-/// The use of processes that were waited for.
-struct ChildrenUsage {
-    /// The largest resident size of one, bytes.
-    largest_bytes: u64,
-    /// CPU time of all, seconds.
-    cpu_seconds: u64,
-}
-
-impl ChildrenUsage {
-    fn now() -> ChildrenUsage {
-        // SAFETY: the struct has only integers, for which zeros are valid. The kernel writes one
-        // `rusage` to `usage`.
-        let usage = unsafe {
-            let mut usage: libc::rusage = std::mem::zeroed();
-            libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
-            usage
-        };
-        let cpu_seconds = (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) as u64;
-        ChildrenUsage { largest_bytes: (usage.ru_maxrss as u64) << 10, cpu_seconds }
-    }
+/// Returns the largest resident size of a process that was waited for, bytes.
+fn largest_child_bytes() -> u64 {
+    // SAFETY: the struct has only integers, for which zeros are valid. The kernel writes one
+    // `rusage` to `usage`.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
+        usage
+    };
+    (usage.ru_maxrss as u64) << 10
 }
 
 /// Warns of a core dump, in which the kernel writes zeros for folded memory.

@@ -221,6 +221,14 @@ fn wrapped_at(text: &str, columns: usize) -> String {
     out
 }
 
+/// Returns the command in the words of a `memfold run`, from the program's own name on. Returns `None`
+/// if they are those of another command.
+pub fn command_in(words: impl Iterator<Item = OsString>) -> Option<Vec<OsString>> {
+    let words = words.skip(1).skip_while(|word| word != "run");
+    let matches = command().try_get_matches_from(words).ok()?;
+    Some(matches.get_many(COMMAND)?.cloned().collect())
+}
+
 /// Runs the program. Returns the exit status.
 ///
 /// # Errors

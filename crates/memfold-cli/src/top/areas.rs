@@ -3,8 +3,8 @@
 //! The kernel shows which maps have a userfaultfd, and how much of each is resident. It doesn't
 //! know whether a missing page of such a map is folded or was never touched. With page protection
 //! no map has a userfaultfd, so it doesn't show which memory without a file is managed.
-use super::text::escaped;
 use crate::machine::smaps::ProcessMap;
+use crate::printable::printable;
 use crate::program::plain;
 use std::cmp::Reverse;
 use std::fs;
@@ -61,7 +61,7 @@ pub fn parse(smaps: &str) -> Vec<Area> {
 
 /// Adds a map to the area before it, or as an area.
 fn push(all: &mut Vec<Area>, map: &ProcessMap) {
-    let name = if map.name.is_empty() { ANONYMOUS.to_string() } else { escaped(&map.name) };
+    let name = if map.name.is_empty() { ANONYMOUS.to_string() } else { printable(&map.name) };
     let is_managed = Some(map.is_registered());
     if let Some(last) = all.last_mut()
         && last.end == map.start

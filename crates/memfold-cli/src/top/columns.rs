@@ -1,7 +1,8 @@
 //! The columns of the list: one table, from which the screen, the sorting and the plain table are
 //! made.
 use super::model::{Row, RowKey};
-use super::text::{fit, short_count, short_size};
+use super::text::{fit, short_count, short_ratio, short_size};
+use crate::printable::printable;
 use std::cmp::Ordering;
 use unicode_width::UnicodeWidthStr;
 
@@ -47,6 +48,7 @@ fn size(bytes: u64) -> String {
 
 fn used(row: &Row) -> String {
     match row.key {
+        _ if !row.has_figures => or_dash(None),
         RowKey::Export(_) => or_dash(row.limit_bytes.map(short_size)),
         _ => {
             format!("{}/{}", short_size(row.used_bytes), or_dash(row.limit_bytes.map(short_size)))
@@ -148,7 +150,7 @@ pub const COLUMNS: [Column; 18] = [
         title: "RATIO",
         width: 5,
         rank: 4,
-        cell: |row| or_dash(row.ratio().map(|ratio| format!("{:.2}", ratio.min(99.99)))),
+        cell: |row| or_dash(row.ratio().map(short_ratio)),
         value: |row| number(row.ratio()),
     },
     Column {
@@ -203,9 +205,9 @@ pub const COLUMNS: [Column; 18] = [
 ];
 
 impl Column {
-    /// Returns the cell of a row, as wide as it is.
+    /// Returns the cell of a row, as wide as it is, and printable.
     pub fn cell(&self, row: &Row) -> String {
-        (self.cell)(row)
+        printable(&(self.cell)(row))
     }
 
     /// Returns whether its cells begin at its left.
@@ -269,7 +271,7 @@ pub fn padded(text: &str, width: usize, is_text: bool) -> String {
     if is_text { text + &blanks } else { blanks + &text }
 }
 
-/// Returns all rows as lines of a plain table with every column, the name last.
+/// Returns all rows as lines of a plain table with every column but the bar, the name last.
 pub fn table(rows: &[Row]) -> Vec<String> {
     let columns = || COLUMNS.iter().filter(|column| ![NAME, BAR].contains(&column.title));
     let width_of = |column: &Column| {
@@ -284,10 +286,11 @@ pub fn table(rows: &[Row]) -> Vec<String> {
         format!("{}{name}", cells.collect::<String>())
     };
     let name = |row: &Row| {
-        let name = row.command.as_ref().unwrap_or(&row.name);
+        let name = printable(row.command.as_ref().unwrap_or(&row.name));
+        let state = if row.is_stopped { "stopped, " } else { "" };
         match row.silent {
-            Some(silent) => format!("{name} (no answer for {} s)", silent.as_secs()),
-            None => name.clone(),
+            Some(silent) => format!("{name} ({state}no answer for {} s)", silent.as_secs()),
+            None => name,
         }
     };
     let head = line(&|column| column.title.to_string(), NAME);

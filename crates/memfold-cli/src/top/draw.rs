@@ -3,7 +3,8 @@ use super::areas::ReadAreas;
 use super::columns::{BAR, COLUMNS, NAME, bar, padded, shown};
 use super::keys::{Input, State};
 use super::model::{Page, Row, RowKey};
-use super::text::{escaped, fit, short_size};
+use super::text::{fit, short_size};
+use crate::printable::printable;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::{Color, Modifier, Style};
@@ -43,7 +44,7 @@ const HELP: [&str; 20] = [
     "/                show only rows with this text in name, PID or group",
     "l                change the limit of the run, group or server: 512M, 25%, none",
     "e                write all figures to a JSON file in the current directory",
-    "q, Ctrl-C        quit",
+    "q, Ctrl-C        quit; Ctrl-Z suspends it",
     "",
     "USED/LIMIT  memory that counts against the limit. A run in a group: its share",
     "MEMORY      # uncompressed, = compressed, . in the swap file or remote store;",
@@ -66,8 +67,10 @@ struct Canvas<'a> {
 }
 
 impl Canvas<'_> {
-    /// Writes a text at a place of the area. What is outside is cut. Returns the column after it.
+    /// Writes a text at a place of the area, with its control characters escaped. What is outside is
+    /// cut. Returns the column after it.
     fn put(&mut self, x: usize, y: usize, text: &str, style: Style) -> usize {
+        let text = &printable(text);
         let (width, height) = (usize::from(self.area.width), usize::from(self.area.height));
         if x < width && y < height {
             let (left, top) = (self.area.x + x as u16, self.area.y + y as u16);
@@ -79,7 +82,7 @@ impl Canvas<'_> {
     /// Writes a text that takes the whole line.
     fn line(&mut self, y: usize, text: &str, style: Style) {
         let width = usize::from(self.area.width);
-        self.put(0, y, &padded(text, width, true), style);
+        self.put(0, y, &padded(&printable(text), width, true), style);
     }
 
     fn colour(&self, colour: Color) -> Style {
@@ -123,8 +126,11 @@ fn title(screen: &Screen<'_>) -> String {
     let of = |key: &RowKey| screen.all.iter().find(|row| row.key == *key);
     match screen.state.page() {
         Page::All => summary(screen.all),
-        Page::Group(name) => format!("runs of group {}", escaped(name)),
+        Page::Group(name) => format!("runs of group {name}"),
         Page::Run(pid) | Page::Process { run: pid, .. } => match of(&RowKey::Run(*pid)) {
+            Some(row) if !row.has_figures => {
+                format!("run {pid}: {}", row.command.as_ref().unwrap_or(&row.name))
+            }
             Some(row) => {
                 let limit = row.limit_bytes.map_or("none".to_string(), short_size);
                 let name = row.command.as_ref().unwrap_or(&row.name);
@@ -192,7 +198,7 @@ fn list(canvas: &mut Canvas<'_>, screen: &Screen<'_>, end: usize) {
     }
     let height = end.saturating_sub(3);
     if screen.rows.is_empty() {
-        canvas.put(1, 3, &nothing(screen.state), Style::new());
+        canvas.put(1, 3, &nothing(screen), Style::new());
     }
     // The selected row is always on the screen.
     let first = (screen.at + 1).saturating_sub(height.max(1));
@@ -201,16 +207,20 @@ fn list(canvas: &mut Canvas<'_>, screen: &Screen<'_>, end: usize) {
     }
 }
 
-fn nothing(state: &State) -> String {
+/// Returns why the page has no rows.
+fn nothing(screen: &Screen<'_>) -> String {
+    let state = screen.state;
+    let is_silent = |pid: u32, row: &Row| row.key == RowKey::Run(pid) && !row.has_figures;
     if !state.filter.is_empty() {
-        return format!(
-            "Nothing here has \"{}\" in its name, PID or group.",
-            escaped(&state.filter)
-        );
+        return format!("Nothing here has \"{}\" in its name, PID or group.", state.filter);
     }
     match state.page() {
         Page::All => "No runs, groups or block devices of this user. New ones are shown.",
         Page::Group(_) => "This group has no runs.",
+        Page::Run(pid) if screen.all.iter().any(|row| is_silent(*pid, row)) => {
+            "It does not answer, so its processes are not known."
+        }
+        Page::Run(_) if state.has_ended => "It has ended.",
         Page::Run(_) => "No process of this run has an engine.",
         Page::Server(_) | Page::Process { .. } => "It has ended.",
     }
@@ -241,7 +251,8 @@ fn list_row(
         // Its figures are old, so they are covered.
         if let (Some(silent), NAME) = (row.silent, column.title) {
             let rest = usize::from(canvas.area.width).saturating_sub(x);
-            let text = format!("no answer for {} s; is it stopped?", silent.as_secs());
+            let why = if row.is_stopped { "it is stopped" } else { "it may be busy" };
+            let text = format!("no answer for {} s; {why}", silent.as_secs());
             let style = canvas.colour(Color::Red);
             canvas.put(x, y, &padded(&text, rest, true), style);
             return;
@@ -309,10 +320,10 @@ fn footer(canvas: &mut Canvas<'_>, y: usize, state: &State) {
         }
         Some(Input::Limit { of, text }) => {
             let of = match of {
-                RowKey::Group(name) => format!("group {}", escaped(name)),
+                RowKey::Group(name) => format!("group {name}"),
                 RowKey::Server(pid) => format!("memfold blk {pid}"),
                 RowKey::Run(pid) | RowKey::Process(pid) => format!("run {pid}"),
-                RowKey::Export(name) => escaped(name),
+                RowKey::Export(name) => name.clone(),
             };
             canvas.line(y, &format!("New limit of {of} (512M, 25%, none): {text}_"), BOLD);
         }

@@ -1,4 +1,4 @@
-//! Rows as JSON, for scripts and for the key `e`.
+//! Rows as JSON, for scripts and for the key `e`. Names are as they are, without escapes for terminals.
 use super::model::{Page, Row, RowKey, rows};
 use super::watch::Heard;
 use serde_json::{Value, json};
@@ -41,14 +41,15 @@ fn of_row(row: &Row) -> Value {
             "writes_per_second": rates.writes,
         });
     }
+    let known = |bytes: u64| row.has_figures.then_some(bytes);
     let mut one = json!({
         "name": name,
         "limit_bytes": row.limit_bytes,
-        "used_bytes": row.used_bytes,
-        "resident_bytes": row.resident_bytes,
-        "compressed_bytes": row.compressed_bytes,
-        "spilled_bytes": row.spilled_bytes,
-        "folded_bytes": row.folded_bytes,
+        "used_bytes": known(row.used_bytes),
+        "resident_bytes": known(row.resident_bytes),
+        "compressed_bytes": known(row.compressed_bytes),
+        "spilled_bytes": known(row.spilled_bytes),
+        "folded_bytes": known(row.folded_bytes),
         "ratio": row.ratio(),
         "codec": row.codec,
     });
@@ -66,6 +67,7 @@ fn of_row(row: &Row) -> Value {
     }
     if let RowKey::Run(_) | RowKey::Server(_) = row.key {
         set("silent_seconds", row.silent.map(|silent| silent.as_secs_f64()).into());
+        set("is_stopped", row.is_stopped.into());
     }
     if let RowKey::Server(_) = row.key {
         set("reads_per_second", rates.loads.into());

@@ -2,7 +2,7 @@
 //! caller.
 use super::columns::shown;
 use super::model::{Page, Row, RowKey};
-use super::text::escaped;
+use crate::printable::printable;
 use ratatui_termion::termion::event::Key;
 use std::mem;
 
@@ -16,6 +16,8 @@ const PAGE_ROWS: usize = 10;
 pub enum Action {
     None,
     Quit,
+    /// Give the terminal back to the shell until it continues the process.
+    Suspend,
     /// Write all figures to a file.
     Export,
     /// Change the limit of a run, group or server.
@@ -50,6 +52,8 @@ pub struct State {
     /// A line about the last action, until the next key.
     pub message: String,
     pub is_help: bool,
+    /// Whether the run, or the server, of this page has ended.
+    pub has_ended: bool,
     /// Columns of the terminal.
     pub width: usize,
 }
@@ -65,12 +69,26 @@ impl State {
             input: None,
             message: String::new(),
             is_help: false,
+            has_ended: false,
             width: 80,
         }
     }
 
     pub fn page(&self) -> &Page {
         &self.pages.last().expect("the first page is never left").0
+    }
+
+    /// Notes whether the run, or the server, of this page is still among all rows.
+    pub fn note(&mut self, all: &[Row]) {
+        let key = match self.page() {
+            Page::Run(run) | Page::Process { run, .. } => RowKey::Run(*run),
+            Page::Server(pid) => RowKey::Server(*pid),
+            Page::All | Page::Group(_) => {
+                self.has_ended = false;
+                return;
+            }
+        };
+        self.has_ended = all.iter().all(|row| row.key != key);
     }
 
     /// Returns the place of the selected row. If it has gone, the row at its place is selected.
@@ -123,8 +141,10 @@ impl State {
 /// Does what a key asks. `rows` are those on the screen.
 pub fn press(state: &mut State, key: Key, rows: &[Row]) -> Action {
     state.select_in(rows);
-    if key == Key::Ctrl('c') {
-        return Action::Quit;
+    match key {
+        Key::Ctrl('c') => return Action::Quit,
+        Key::Ctrl('z') => return Action::Suspend,
+        _ => {}
     }
     if let Some(input) = state.input.take() {
         return type_key(state, input, key);
@@ -141,6 +161,9 @@ pub fn press(state: &mut State, key: Key, rows: &[Row]) -> Action {
         Key::Char('s') => state.sort_by(|at, count| (at + 1) % count),
         Key::Char('S') => state.sort_by(|at, count| (at + count - 1) % count),
         Key::Char('/') => state.input = Some(Input::Filter { before: state.filter.clone() }),
+        Key::Char('l') if state.has_ended => {
+            state.message = "It has ended, so its limit can't be changed.".to_string();
+        }
         Key::Char('l') => match state.limited() {
             Some(of) => state.input = Some(Input::Limit { of, text: String::new() }),
             None => state.message = "No run is selected.".to_string(),
@@ -192,7 +215,7 @@ fn type_key(state: &mut State, mut input: Input, key: Key) -> Action {
             }
             return Action::None;
         }
-        Key::Char(c) if escaped(&c.to_string()).starts_with(c) && text.len() < INPUT_LEN_MAX => {
+        Key::Char(c) if printable(&c.to_string()).starts_with(c) && text.len() < INPUT_LEN_MAX => {
             text.push(c);
         }
         Key::Backspace => drop(text.pop()),

@@ -1,15 +1,12 @@
 //! From answers to rows: what each run, group, server, process and device holds, and its rates
 //! between two answers.
-use super::text::{escaped, short_count, short_size};
+use super::text::{short_count, short_size};
 use super::watch::{Answer, Heard, Source};
 use crate::report::json::read_times;
 use crate::runs::counted;
 use memfold::stats::TimeCounts;
 use serde_json::Value;
 use std::time::{Duration, Instant};
-
-/// A request that has no answer after this time is shown as such.
-const SILENCE: Duration = Duration::from_secs(2);
 
 /// The subject of a row. The order is that of the list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,14 +37,18 @@ pub enum Page {
 #[derive(Clone, Debug)]
 pub struct Row {
     pub key: RowKey,
-    /// Command without directories, name of the group, or names of the devices; safe to print.
+    /// Command without directories, name of the group, or names of the devices.
     pub name: String,
-    /// The whole command of a run; safe to print.
+    /// The whole command of a run.
     pub command: Option<String>,
     pub pid: Option<u32>,
     pub group: Option<String>,
     /// For how long it has not answered, if that is long.
     pub silent: Option<Duration>,
+    /// Whether it is stopped by a signal, and so has not answered.
+    pub is_stopped: bool,
+    /// Whether it has answered at all. If not, its limit and its sizes are not known.
+    pub has_figures: bool,
     pub limit_bytes: Option<u64>,
     /// Memory that counts against the limit.
     pub used_bytes: u64,
@@ -107,6 +108,8 @@ impl Row {
             pid: None,
             group: None,
             silent: None,
+            is_stopped: false,
+            has_figures: true,
             limit_bytes: None,
             used_bytes: 0,
             resident_bytes: 0,
@@ -148,10 +151,6 @@ pub fn rows(heard: &[Heard], page: &Page, now: Instant) -> Vec<Row> {
 }
 
 fn all(heard: &[Heard], now: Instant) -> Vec<Row> {
-    let silent = |one: &Heard| {
-        let silent = now.saturating_duration_since(one.asked?);
-        (silent >= SILENCE).then_some(silent)
-    };
     let mut rows = Vec::new();
     for one in heard {
         let row = match one.source {
@@ -159,7 +158,8 @@ fn all(heard: &[Heard], now: Instant) -> Vec<Row> {
             Source::Run(pid) => of_run(pid, one),
             Source::Server(pid) => of_server(pid, one),
         };
-        rows.push(Row { silent: silent(one), ..row });
+        let is_stopped = one.process.as_ref().is_some_and(|process| process.is_stopped);
+        rows.push(Row { silent: one.silent(now), is_stopped, ..row });
     }
     let groups = found(heard, Source::Groups).and_then(|one| one.now.as_ref());
     for group in groups.iter().flat_map(|answer| list(&answer.value)) {
@@ -181,7 +181,7 @@ fn number(value: &Value, name: &str) -> u64 {
 }
 
 fn text(value: &Value) -> Option<String> {
-    value.as_str().map(escaped)
+    value.as_str().map(str::to_string)
 }
 
 /// Two values of one thing, and the time between them.
@@ -245,12 +245,13 @@ impl<'a> Pair<'a> {
 
 fn of_run(pid: u32, heard: &Heard) -> Row {
     let Some(pair) = Pair::of(heard) else {
-        return Row { pid: Some(pid), ..Row::new(RowKey::Run(pid), format!("run {pid}")) };
+        let words = heard.process.iter().flat_map(|process| &process.command);
+        let row = named_run(pid, words.map(String::as_str).collect());
+        return Row { has_figures: false, ..row };
     };
     let about = pair.now;
-    let command: Vec<&str> = list(&about["command"]).iter().filter_map(Value::as_str).collect();
-    let short: Vec<&str> = command.iter().map(|word| without_directories(word)).collect();
-    let (mut row, sum) = (Row::new(RowKey::Run(pid), escaped(&short.join(" "))), &about["sum"]);
+    let command = list(&about["command"]).iter().filter_map(Value::as_str).collect();
+    let (mut row, sum) = (named_run(pid, command), &about["sum"]);
     for process in list(&about["processes"]) {
         add(&mut row, process);
     }
@@ -259,8 +260,6 @@ fn of_run(pid: u32, heard: &Heard) -> Row {
     row.used_bytes += slotless;
     let share = about["group"]["share_bytes"].as_u64();
     Row {
-        pid: Some(pid),
-        command: Some(escaped(&command.join(" "))),
         group: text(&about["group"]["name"]),
         limit_bytes: about["limit_bytes"].as_u64().into_iter().chain(share).min(),
         stored: stored(sum),
@@ -271,6 +270,14 @@ fn of_run(pid: u32, heard: &Heard) -> Row {
         ),
         ..row
     }
+}
+
+/// Returns the row of a run, with its command if that is known.
+fn named_run(pid: u32, command: Vec<&str>) -> Row {
+    let short: Vec<&str> = command.iter().map(|word| without_directories(word)).collect();
+    let name = if command.is_empty() { format!("run {pid}") } else { short.join(" ") };
+    let command = (!command.is_empty()).then(|| command.join(" "));
+    Row { pid: Some(pid), command, ..Row::new(RowKey::Run(pid), name) }
 }
 
 /// Returns the last part of an absolute path, and any other word as it is.
@@ -316,7 +323,8 @@ fn of_group(group: &Value, rows: &[Row]) -> Row {
 
 fn of_server(pid: u32, heard: &Heard) -> Row {
     let Some(pair) = Pair::of(heard) else {
-        return Row { pid: Some(pid), ..Row::new(RowKey::Server(pid), format!("blk {pid}")) };
+        let row = Row::new(RowKey::Server(pid), format!("blk {pid}"));
+        return Row { pid: Some(pid), has_figures: false, ..row };
     };
     let (about, mm) = (pair.now, &pair.now["mm_stat"]);
     let names = list(&about["exports"]).iter().map(|export| match text(&export["name"]) {

@@ -5,10 +5,9 @@ use super::columns::{filter, sort};
 use super::draw::{Screen, draw, table_width};
 use super::keys::{Action, State, press};
 use super::model::{Page, Row, RowKey, counters, rows};
-use super::text::escaped;
 use super::watch::{Heard, Watch};
 use super::{export, limit};
-use crate::child::signals::PassedSignals;
+use crate::child::signals::{PassedSignals, stop};
 use crate::failure::CommandFailure;
 use crate::program::plain;
 use ratatui_core::terminal::Terminal;
@@ -29,8 +28,9 @@ use std::time::{Duration, Instant};
 const RESIZE_PERIOD: Duration = Duration::from_millis(250);
 /// If the terminal takes no output, a signal ends the process after this time.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// To the other screen, without a cursor; and back.
+/// To the other screen, without a cursor; and back. A terminal that is there already is cleared.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const CLEAR: &str = "\x1b[2J";
 const LEAVE: &str = "\x1b[0m\x1b[?25h\x1b[?1049l";
 
 /// The terminal as it was, from the moment when it is changed.
@@ -42,6 +42,10 @@ enum Event {
     /// The keyboard has gone.
     Closed,
     Signal(i32),
+    /// It shall stop, as Ctrl-Z asks.
+    Suspend,
+    /// It was stopped and goes on. The shell may have changed the terminal.
+    Continue,
     /// The result of setting a limit.
     Message(String),
 }
@@ -86,7 +90,12 @@ fn enter() -> io::Result<()> {
     let raw = io::stdout().into_raw_mode()?;
     // It is set once, because the screen is shown once in a process.
     let _ = RAW.set(raw);
-    io::stdout().write_all(ENTER.as_bytes())?;
+    switch()
+}
+
+/// Switches to the other screen.
+fn switch() -> io::Result<()> {
+    io::stdout().write_all([ENTER, CLEAR].concat().as_bytes())?;
     io::stdout().flush()
 }
 
@@ -118,6 +127,11 @@ fn wait_for_signals(signals: &PassedSignals, to: &Sender<Event>) {
     const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
     loop {
         let Some(signal) = signals.next(None) else { continue };
+        match signal.number {
+            libc::SIGTSTP => drop(to.send(Event::Suspend)),
+            libc::SIGCONT => drop(to.send(Event::Continue)),
+            _ => {}
+        }
         if !ENDING.contains(&signal.number) {
             continue;
         }
@@ -146,6 +160,12 @@ fn read_keys(keyboard: Box<dyn Read + Send>, to: &Sender<Event>) {
     let _ = to.send(Event::Closed);
 }
 
+/// Returns the terminal, of which nothing is known to be drawn. `Terminal::clear` would ask it where
+/// its cursor is, and the thread that reads keys would get the answer.
+fn terminal() -> io::Result<Terminal<TermionBackend<BufWriter<Stdout>>>> {
+    Terminal::new(TermionBackend::new(BufWriter::new(io::stdout())))
+}
+
 /// The screen and what it shows.
 struct TopLoop {
     terminal: Terminal<TermionBackend<BufWriter<Stdout>>>,
@@ -161,7 +181,7 @@ struct TopLoop {
 impl TopLoop {
     fn new(interval: Duration, is_coloured: bool, to: Sender<Event>) -> io::Result<TopLoop> {
         Ok(TopLoop {
-            terminal: Terminal::new(TermionBackend::new(BufWriter::new(io::stdout())))?,
+            terminal: terminal()?,
             is_coloured,
             interval,
             watch: Watch::begin(interval),
@@ -180,11 +200,13 @@ impl TopLoop {
             let rows = self.draw()?;
             let wait = next.saturating_duration_since(Instant::now()).min(RESIZE_PERIOD);
             match events.recv_timeout(wait) {
-                Ok(Event::Key(key)) => {
-                    if self.press(key, &rows) {
-                        return Ok(0);
-                    }
-                }
+                Ok(Event::Key(key)) => match self.press(key, &rows) {
+                    Action::Quit => return Ok(0),
+                    Action::Suspend => self.suspend()?,
+                    _ => {}
+                },
+                Ok(Event::Suspend) => self.suspend()?,
+                Ok(Event::Continue) => self.resume()?,
                 Ok(Event::Message(text)) => self.state.message = text,
                 Ok(Event::Signal(number)) => return Ok(128 + number as u8),
                 Ok(Event::Closed) | Err(RecvTimeoutError::Disconnected) => return Ok(0),
@@ -218,6 +240,7 @@ impl TopLoop {
         let areas = self.reader.areas();
         let size = self.terminal.size()?;
         self.state.width = table_width(size.width);
+        self.state.note(&all);
         let screen = Screen {
             at: self.state.select_in(&shown),
             rows: &shown,
@@ -234,20 +257,37 @@ impl TopLoop {
         Ok(shown)
     }
 
-    /// Does what a key asks. Returns whether to quit.
-    fn press(&mut self, key: Key, rows: &[Row]) -> bool {
-        match press(&mut self.state, key, rows) {
-            Action::None => {}
-            Action::Quit => return true,
+    /// Gives the terminal back until the process is continued.
+    fn suspend(&mut self) -> io::Result<()> {
+        leave();
+        stop();
+        self.resume()
+    }
+
+    /// Takes the terminal again, and draws all of it.
+    fn resume(&mut self) -> io::Result<()> {
+        if let Some(raw) = RAW.get() {
+            raw.activate_raw_mode()?;
+        }
+        switch()?;
+        self.terminal = terminal()?;
+        Ok(())
+    }
+
+    /// Does what a key asks, except to quit and to suspend. Returns the action.
+    fn press(&mut self, key: Key, rows: &[Row]) -> Action {
+        let action = press(&mut self.state, key, rows);
+        match &action {
+            Action::None | Action::Quit | Action::Suspend => {}
             Action::Export => {
                 self.state.message = match export(&self.watch.heard(), Path::new(".")) {
                     Ok(name) => format!("Written: {name}"),
                     Err(e) => format!("The figures can't be written to the current directory: {e}"),
                 };
             }
-            Action::SetLimit { of, size } => self.set_limit(of, size),
+            Action::SetLimit { of, size } => self.set_limit(of.clone(), size.clone()),
         }
-        false
+        action
     }
 
     /// Changes a limit in a thread, because a stopped run does not answer.
@@ -256,7 +296,7 @@ impl TopLoop {
         let to = self.to.clone();
         let change = move || {
             let done = limit(&of, &size).unwrap_or_else(|failure| failure.text);
-            let _ = to.send(Event::Message(escaped(&done)));
+            let _ = to.send(Event::Message(done));
         };
         if thread::Builder::new().spawn(change).is_err() {
             self.state.message =

@@ -1,4 +1,4 @@
-//! Figures in few columns, and text of other programs made safe for a terminal.
+//! Figures and text in few columns.
 use unicode_width::UnicodeWidthStr;
 
 /// Returns a size in at most five columns: `512B`, `61.9M`, `1.25G`.
@@ -26,31 +26,22 @@ pub fn short_count(value: f64) -> String {
     }
 }
 
+/// Returns a ratio in at most five columns: `3.69`, `99.90`, `123.4`, `1234`, `123k`.
+pub fn short_ratio(value: f64) -> String {
+    match value {
+        v if v < 99.995 => format!("{v:.2}"),
+        v if v < 999.95 => format!("{v:.1}"),
+        v if v < 99_999.5 => format!("{v:.0}"),
+        v => short_count(v),
+    }
+}
+
 fn three_digits(value: f64) -> String {
     match value {
         v if v < 9.995 => format!("{v:.2}"),
         v if v < 99.95 => format!("{v:.1}"),
         v => format!("{v:.0}"),
     }
-}
-
-/// Returns text of another program as one line that can't change the terminal: control characters,
-/// and those that reorder or hide text, are written as escapes.
-pub fn escaped(text: &str) -> String {
-    let is_plain = |c: char| {
-        !c.is_control()
-            && !matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
-            && !matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
-            && !matches!(c, '\u{e0000}'..='\u{e0fff}')
-    };
-    let mut shown = String::with_capacity(text.len());
-    for c in text.chars() {
-        match is_plain(c) {
-            true => shown.push(c),
-            false => shown.extend(c.escape_default()),
-        }
-    }
-    shown
 }
 
 /// Returns as much of a text as fits in `width` columns. What was cut is marked by a `~`.
@@ -72,6 +63,7 @@ pub fn fit(text: &str, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::printable::printable;
     use proptest::prelude::*;
 
     #[test]
@@ -82,6 +74,8 @@ mod tests {
         assert_eq!(shown, ["0B", "999B", "0.98K", "61.9M", "64.0M", "1.25G", "1.00G", "16.0E"]);
         let counts = [0.0, 0.04, 9.94, 9.96, 9999.0, 12_345.0, 1e6, 2.5e9].map(short_count);
         assert_eq!(counts, ["0", "0.0", "9.9", "10", "9999", "12.3k", "1.00M", "2.50G"]);
+        let ratios = [0.0, 3.688, 99.9, 99.996, 123.44, 1234.0, 99_999.6].map(short_ratio);
+        assert_eq!(ratios, ["0.00", "3.69", "99.90", "100.0", "123.4", "1234", "100k"]);
     }
 
     proptest! {
@@ -89,6 +83,7 @@ mod tests {
         fn figures_fit_their_columns(bytes in any::<u64>(), shift in 0u32..64, count in 0.0f64..1e13) {
             prop_assert!(short_size(bytes >> shift).len() <= 5);
             prop_assert!(short_count(count).len() <= 6, "{}", short_count(count));
+            prop_assert!(short_ratio(count).len() <= 5, "{}", short_ratio(count));
         }
 
         #[test]
@@ -97,15 +92,14 @@ mod tests {
             width in 0usize..40,
         ) {
             let text = parts.concat();
-            let shown = escaped(&text);
+            let shown = printable(&text);
             prop_assert!(shown.chars().all(|c| !c.is_control()));
             prop_assert!(fit(&shown, width).width() <= width);
         }
     }
 
     #[test]
-    fn text_that_would_change_the_terminal_is_escaped() {
-        assert_eq!(escaped("a\u{1b}[2J\n\u{202e}b ü 日本"), "a\\u{1b}[2J\\n\\u{202e}b ü 日本");
+    fn cut_text_has_a_mark() {
         assert_eq!(fit("日本語", 5), "日本~");
     }
 }

@@ -3,14 +3,20 @@
 //! Each has a thread of its own, which waits for its answer for as long as it takes. So a stopped
 //! run delays no other, and no more than one request waits in its socket.
 use crate::group;
+use crate::run;
 use crate::sockets;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// A request that has no answer after this time is shown as such.
+const SILENCE: Duration = Duration::from_secs(2);
 
 /// The server that is asked.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,11 +46,44 @@ pub struct Heard {
     pub now: Option<Answer>,
     /// When the request was sent that has no answer yet.
     pub asked: Option<Instant>,
+    /// What /proc shows of a process that does not answer.
+    pub process: Option<SilentProcess>,
+}
+
+/// A process that does not answer, and so tells nothing about itself.
+#[derive(Clone, Debug)]
+pub struct SilentProcess {
+    /// The command of a `memfold run`; empty if it can't be read.
+    pub command: Vec<String>,
+    /// Whether a signal has stopped it.
+    pub is_stopped: bool,
+}
+
+impl SilentProcess {
+    fn read(pid: u32) -> SilentProcess {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words = words.strip_suffix(b"\0").unwrap_or_default().split(|byte| *byte == 0);
+        let words = words.map(|word| OsStr::from_bytes(word).to_os_string());
+        let command = run::command_in(words).unwrap_or_default();
+        let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+        let status = String::from_utf8_lossy(&status);
+        let state = status.lines().find_map(|line| line.strip_prefix("State:\t"));
+        SilentProcess {
+            command: command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            is_stopped: state.is_some_and(|state| state.starts_with(['T', 't'])),
+        }
+    }
 }
 
 impl Heard {
     fn new(source: Source) -> Heard {
-        Heard { source, before: None, now: None, asked: None }
+        Heard { source, before: None, now: None, asked: None, process: None }
+    }
+
+    /// Returns for how long it has not answered, if that is long.
+    pub fn silent(&self, now: Instant) -> Option<Duration> {
+        let silent = now.saturating_duration_since(self.asked?);
+        (silent >= SILENCE).then_some(silent)
     }
 
     fn answered(&mut self, value: Value) {
@@ -85,7 +124,15 @@ impl Watch {
 
     /// Returns what is known now.
     pub fn heard(&self) -> Vec<Heard> {
-        self.known().values().cloned().collect()
+        let mut all: Vec<Heard> = self.known().values().cloned().collect();
+        let now = Instant::now();
+        for one in all.iter_mut().filter(|one| one.silent(now).is_some()) {
+            one.process = match one.source {
+                Source::Groups => None,
+                Source::Run(pid) | Source::Server(pid) => Some(SilentProcess::read(pid)),
+            };
+        }
+        all
     }
 
     /// Waits until every source has answered twice, at most `patience` in all.

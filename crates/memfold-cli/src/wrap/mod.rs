@@ -4,6 +4,7 @@ mod service;
 mod wrapper;
 
 use crate::failure::CommandFailure;
+use crate::printable::printable;
 use crate::run;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use service::Service;
@@ -94,7 +95,8 @@ pub fn wrap(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     }
     if let Some(line) = folder.line_for_path(&names) {
         eprintln!(
-            "memfold: these shells don't find the scripts yet. Add this line to ~/.profile, and log in again:\n{line}"
+            "memfold: these shells don't find the scripts yet. Add this line to ~/.profile, and log in again:\n{}",
+            printable(&line)
         );
     }
     service::say_reload(&services);

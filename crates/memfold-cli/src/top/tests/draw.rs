@@ -92,7 +92,10 @@ fn silent_run_has_no_old_figures() {
     let (mut rows, state) = (some_rows(), State::new());
     rows[0].silent = Some(Duration::from_secs(7));
     let shown = lines(&drawn(80, 24, &screen(&rows, &state)));
-    assert_eq!(shown[3], ">   1234 python3 train~ no answer for 7 s; is it stopped?");
+    assert_eq!(shown[3], ">   1234 python3 train~ no answer for 7 s; it may be busy");
+    rows[0].is_stopped = true;
+    let shown = lines(&drawn(80, 24, &screen(&rows, &state)));
+    assert_eq!(shown[3], ">   1234 python3 train~ no answer for 7 s; it is stopped");
 }
 
 #[test]

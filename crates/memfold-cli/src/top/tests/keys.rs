@@ -71,6 +71,22 @@ fn limit_is_asked_and_given_for_the_selected_row() {
 }
 
 #[test]
+fn limit_of_an_ended_run_is_not_asked() {
+    let (mut state, all) = (State::new(), rows());
+    state.note(&all);
+    type_all(&mut state, &[Key::Down, Key::Char('\n')], &all);
+    state.note(&all);
+    type_all(&mut state, &chars("l"), &[]);
+    assert!(state.input.take().is_some());
+    state.note(&all[..1]);
+    type_all(&mut state, &chars("l"), &[]);
+    assert_eq!(
+        (state.input, state.message.as_str()),
+        (None, "It has ended, so its limit can't be changed.")
+    );
+}
+
+#[test]
 fn filter_is_typed_kept_and_ended() {
     let (mut state, all) = (State::new(), rows());
     type_all(&mut state, &chars("/qs"), &all);
@@ -108,6 +124,9 @@ fn quit_and_export_are_actions() {
         assert_eq!(type_all(&mut State::new(), &keys, &rows()), Action::Quit, "{keys:?}");
     }
     assert_eq!(type_all(&mut State::new(), &chars("e"), &rows()), Action::Export);
+    for keys in [vec![Key::Ctrl('z')], vec![Key::Char('/'), Key::Ctrl('z')]] {
+        assert_eq!(type_all(&mut State::new(), &keys, &rows()), Action::Suspend, "{keys:?}");
+    }
     let mut state = State::new();
     type_all(&mut state, &chars("?j"), &rows());
     assert!(!state.is_help && state.select_in(&rows()) == 0, "a key only ends the help");

@@ -5,7 +5,6 @@ mod keys;
 mod model;
 
 use super::model::{Row, RowKey};
-use super::text::escaped;
 use super::watch::{Answer, Heard, Source};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -17,7 +16,7 @@ fn heard(source: Source, before: Option<Value>, now: Value) -> Heard {
     let at = Instant::now();
     let answer = |at, value| Answer { at, value: Arc::new(value) };
     let before = before.map(|value| answer(at - Duration::from_secs(1), value));
-    Heard { source, before, now: Some(answer(at, now)), asked: None }
+    Heard { source, before, now: Some(answer(at, now)), asked: None, process: None }
 }
 
 /// Returns the answer of a run with one process of these counters.
@@ -50,8 +49,8 @@ fn any_row() -> impl Strategy<Value = Row> {
     let texts = (any::<String>(), prop::option::of(any::<String>()), any::<Option<u64>>());
     (key, texts, prop::array::uniform6(bytes), prop::option::of(0u64..1 << 60), rate).prop_map(
         |(key, (name, group, silent), bytes, limit_bytes, rate)| {
-            let mut row = Row::new(key, escaped(&name));
-            row.group = group.map(|group| escaped(&group));
+            let mut row = Row::new(key, name);
+            row.group = group;
             row.silent = silent.map(Duration::from_secs);
             row.limit_bytes = limit_bytes;
             [row.used_bytes, row.resident_bytes, row.compressed_bytes] =

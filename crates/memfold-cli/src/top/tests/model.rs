@@ -1,7 +1,8 @@
 use super::{heard, run_of};
+use crate::top::columns::table;
 use crate::top::json::json;
 use crate::top::model::{Page, RowKey, counters, rows};
-use crate::top::watch::{Heard, Source};
+use crate::top::watch::{Heard, SilentProcess, Source};
 use memfold::stats::FIGURES;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -108,9 +109,21 @@ fn run_that_does_not_answer_is_shown_as_silent() {
     let silent = |at| rows(std::slice::from_ref(&one), &Page::All, at).remove(0).silent;
     assert_eq!(silent(now + Duration::from_secs(1)), None);
     assert_eq!(silent(now + Duration::from_secs(5)), Some(Duration::from_secs(5)));
-    let never = Heard { source: Source::Run(9), before: None, now: None, asked: Some(now) };
-    let row = rows(&[never], &Page::All, now + Duration::from_secs(3)).remove(0);
-    assert_eq!((row.name.as_str(), row.pid, row.silent.is_some()), ("run 9", Some(9), true));
+    let (source, before) = (Source::Run(9), None);
+    let mut never = Heard { source, before, now: None, asked: Some(now), process: None };
+    let row = |one: &Heard| {
+        rows(std::slice::from_ref(one), &Page::All, now + Duration::from_secs(3)).remove(0)
+    };
+    let unknown = row(&never);
+    assert_eq!((unknown.name.as_str(), unknown.pid), ("run 9", Some(9)));
+    assert!(unknown.silent.is_some() && !unknown.has_figures && !unknown.is_stopped);
+    let command = vec!["/bin/app".to_string(), "x".to_string()];
+    never.process = Some(SilentProcess { command, is_stopped: true });
+    let stopped = row(&never);
+    assert_eq!((stopped.name.as_str(), stopped.command.as_deref()), ("app x", Some("/bin/app x")));
+    let table = table(&[stopped]);
+    assert!(table[1].ends_with(" /bin/app x (stopped, no answer for 3 s)"), "{table:?}");
+    assert!(!table[1].contains("0B"), "{table:?}");
 }
 
 #[test]
@@ -139,7 +152,7 @@ fn json_has_every_run_with_its_processes() {
     let one = &all["runs"][0];
     assert_eq!(
         (&one["pid"], &one["name"], &one["codec"]),
-        (&json!(3), &json!("a\\u{1b} b"), &json!("lz4"))
+        (&json!(3), &json!("a\u{1b} b"), &json!("lz4"))
     );
     assert_eq!((&one["faults_per_second"], &one["ratio"]), (&json!(4.0), &Value::Null));
     assert_eq!(one["processes"][0]["resident_bytes"], 4096);

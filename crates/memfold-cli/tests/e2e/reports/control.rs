@@ -171,6 +171,28 @@ fn two_runs_are_listed_and_told_apart() {
 }
 
 #[test]
+fn run_without_an_engine_is_listed_with_its_memory() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let mut small = memfold(&bin, &["run", "--limit", "64M", "--", "sh", "-c", "read x"]);
+    small.env("XDG_RUNTIME_DIR", &scratch.0).stdin(Stdio::piped());
+    let mut small = small.spawn().unwrap();
+    let (pid, begin) = (small.id().to_string(), Instant::now());
+    loop {
+        let list = text(&ask(&bin, &scratch, &["run", "--list"]));
+        let lines = list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let line = lines.into_iter().find(|line| line[0] == pid).unwrap_or_default();
+        // PID, limit, "none", and the resident size; at the end one process and its seconds.
+        if line.get(4).is_some_and(|size| *size != "0") && line[10] == "1" {
+            break;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(600), "{list}");
+    }
+    drop(small.stdin.take());
+    small.wait().unwrap();
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_and_changes_nothing() {
     let Some(bin) = binaries() else { return };
     let (program, scratch) = (compile("holder"), Scratch::new());

@@ -65,6 +65,11 @@ fn each_subcommand_has_a_man_page() {
     assert_eq!(printed(&bin, &["man", &directory]), "");
     let page = |name: &str| std::fs::read_to_string(format!("{directory}/{name}.1")).unwrap();
     assert!(page("memfold").contains("memfold\\-jupyter(1)"), "{}", page("memfold"));
+    for name in ["memfold", "memfold-run", "memfold-man"] {
+        assert!(!page(name).contains("EXTRA"), "{}", page(name));
+    }
+    assert!(page("memfold-run").contains("\n.SH NOTES\n"), "{}", page("memfold-run"));
+    assert!(page("memfold").contains("memfold completions bash"), "{}", page("memfold"));
     assert!(page("memfold-run").contains("\\-\\-swap\\-encrypt"), "{}", page("memfold-run"));
     assert!(
         page("memfold-blk-set").contains(".TH memfold-blk-set 1"),

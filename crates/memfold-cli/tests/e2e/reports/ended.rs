@@ -27,7 +27,10 @@ fn ended_by(signal: &str) -> Option<Output> {
 #[test]
 fn end_by_a_signal_is_explained_in_three_lines() {
     for (signal, words) in [
-        ("KILL", "another process sent it, and memfold does not know which"),
+        (
+            "KILL",
+            "does not know who sent it: the program itself, another process, or a limit that the program set",
+        ),
         ("ABRT", "it called abort"),
         ("SEGV", "MEMFOLD_DISABLE=1 shows"),
         ("BUS", "its file system (/dev/shm too) is full"),
@@ -39,6 +42,34 @@ fn end_by_a_signal_is_explained_in_three_lines() {
         assert!(said.lines().count() == 3 && said.contains(words), "{said}");
         assert!(said.contains("(limit 64.0 MiB)"), "{said}");
     }
+}
+
+#[test]
+fn end_by_a_cpu_limit_of_the_program_names_it() {
+    let Some(bin) = binaries() else { return };
+    let explained = |script: &str| said(&run(&bin, &[], &["sh", "-c", script]));
+    // Both kinds of CPU time count. The scheduler may have counted less than a second.
+    for script in ["while :; do :; done", "while :; do read x < /proc/self/stat; done"] {
+        let said = explained(&format!("ulimit -t 1; {script}"));
+        assert!(said.contains("It used the 1 s of CPU time that `ulimit -t` allows it."), "{said}");
+    }
+    let said = explained("ulimit -t 1; kill -9 $$");
+    assert!(said.contains("memfold does not know who sent it"), "{said}");
+}
+
+#[test]
+fn limits_of_address_space_are_named_if_they_can_be_reached() {
+    let Some(bin) = binaries() else { return };
+    let memfold = memfold(&bin, &["run", "--limit", "64M", "--", "sh", "-c", "kill -SEGV $$"]);
+    let huge = (i64::MAX as u64) >> 10;
+    let script = format!("ulimit -c 0; ulimit -v {huge}; ulimit -d {}; exec \"$@\"", 64u64 << 30);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", &script, "sh"]).arg(memfold.get_program()).args(memfold.get_args());
+    let said = said(&limited.output().unwrap());
+    assert!(
+        said.contains("`ulimit -d` is 65536.00 GiB") && !said.contains("`ulimit -v`"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -84,6 +84,12 @@ fn log_flag_appends_all_messages_to_the_file() {
         lines[0] == "before" && lines[1].contains("can't be kept") && lines.len() > 3,
         "{found}"
     );
+    let output = run(&bin, &["--log", "/dev/full"], &["sh", "-c", "kill -9 $$"]);
+    let lines = self::said(&output);
+    assert!(lines.len() == 4 && lines[1].contains("SIGKILL ended the program"), "{lines:?}");
+    for words in ["warning: --log: Writing to /dev/full failed: No space left", "go to stderr"] {
+        assert!(lines[0].contains(words), "{lines:?}");
+    }
     for bad in ["/no/such/directory/log", "/tmp"] {
         assert_refused(&run(&bin, &["--log", bad], &["echo", "ran"]), 125, &["--log", bad]);
     }

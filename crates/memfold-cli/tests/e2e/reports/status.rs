@@ -42,6 +42,9 @@ fn a_command_that_is_not_there_is_127() {
         &["/no/such/command", "No such file"],
     );
     assert_refused(&run(&bin, &[], &[""]), 127, &["not found"]);
+    for (name, shown) in [("\u{1b}[2Jx\n", "\\u{1b}[2Jx\\n"), ("./a\u{7}", "./a\\u{7}")] {
+        assert_refused(&run(&bin, &[], &[name]), 127, &[shown]);
+    }
     let script = scratch.file("script", "#!/no/such/shell\n", 0o755);
     assert_refused(&run(&bin, &[], &[&script]), 127, &["bad interpreter", "/no/such/shell"]);
 }

@@ -23,10 +23,18 @@ fn printed(output: Output) -> String {
 /// Runs `memfold top` in a terminal, with these steps of `terminal.py`, below a scratch directory.
 #[track_caller]
 fn in_terminal(bin: &Path, scratch: &Scratch, steps: Value) -> Value {
+    let memfold = bin.join("memfold").display().to_string();
+    let command = [&memfold, "top", "--interval", "0.1"].map(str::to_string);
+    ended_in_terminal(scratch, steps, &command)
+}
+
+/// Runs a command in a terminal to its end, with these steps, below a scratch directory.
+#[track_caller]
+fn ended_in_terminal(scratch: &Scratch, steps: Value, command: &[String]) -> Value {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/terminal.py");
     let mut python = Command::new("python3");
-    python.arg(script).arg(steps.to_string()).arg(bin.join("memfold"));
-    python.args(["top", "--interval", "0.1"]).env("XDG_RUNTIME_DIR", &scratch.0);
+    python.arg(script).arg(steps.to_string()).args(command);
+    python.env("XDG_RUNTIME_DIR", &scratch.0);
     let output = python.env_remove("NO_COLOR").current_dir(&scratch.0).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
@@ -115,9 +123,16 @@ fn top_shows_a_stopped_run_as_silent() {
     assert_eq!(send(libc::SIGSTOP), 0);
     let run = shown_until(&bin, &scratch, runner, |run| run["silent_seconds"].is_f64());
     assert!(run["silent_seconds"].as_f64().unwrap() >= 2.0, "{run}");
+    // It has never answered this command, so only /proc tells what it is.
+    let name = format!("{} 8", program.path);
+    assert_eq!((&run["name"], &run["is_stopped"]), (&json!(name), &json!(true)), "{run}");
+    assert_eq!((&run["used_bytes"], &run["limit_bytes"]), (&Value::Null, &Value::Null), "{run}");
+    let table = printed(top(&bin, &scratch, &["--once"]));
+    let line = table.lines().find(|line| line.contains(&name)).unwrap_or_else(|| panic!("{table}"));
+    assert!(line.contains("(stopped, no answer for ") && !line.contains("0B"), "{table}");
     // The screen goes on.
     let steps =
-        json!([["wait", "no answer for"], ["type", "?"], ["wait", "Ctrl-C"], ["type", "q"]]);
+        json!([["wait", "it is stopped"], ["type", "?"], ["wait", "Ctrl-C"], ["type", "q"]]);
     assert_restored(&in_terminal(&bin, &scratch, steps), 0);
     assert_eq!(send(libc::SIGCONT), 0);
     holder.end();
@@ -159,6 +174,30 @@ fn top_changes_a_limit_and_exports_figures() {
     let runs = all["runs"].as_array().unwrap();
     assert!(runs.iter().any(|run| run["pid"] == holder.runner.id()), "{text}");
     holder.end();
+}
+
+/// Ctrl-Z gives the terminal to the shell, and `fg` brings the screen back.
+#[test]
+fn top_is_suspended_and_continued_by_the_shell() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let script = r#"set -m; "$@"; printf '\033[1;1Hended %s %s\n' $? "$(stty -a | grep -ow -- '-*icanon')"; read x; fg >/dev/null"#;
+    let memfold = bin.join("memfold").display().to_string();
+    let command = ["/bin/bash", "-c", script, "bash", &memfold, "top", "--interval", "0.1"]
+        .map(str::to_string);
+    let steps = json!([
+        ["wait", "q quit"],
+        ["type", "\u{1a}"],
+        ["wait", "ended 148 icanon"],
+        ["type", "\n"],
+        ["type", "?"],
+        ["wait", "Ctrl-Z"],
+        ["type", "qq"],
+    ]);
+    let done = ended_in_terminal(&scratch, steps, &command);
+    assert_restored(&done, 0);
+    let output = done["output"].as_str().unwrap();
+    assert_eq!((output.matches(ENTER).count() >= 2, output.matches(LEAVE).count()), (true, 2));
 }
 
 #[test]
