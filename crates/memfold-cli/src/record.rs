@@ -53,7 +53,13 @@ pub fn command() -> Command {
                 .value_parser(value_parser!(u64).range(1..=1_000_000))
                 .help("Sample one load in N"),
         )
-        .mut_args(|arg| if REFUSED.contains(&arg.get_id().as_str()) { arg.hide(true) } else { arg })
+        .mut_args(|arg| {
+            if REFUSED.contains(&arg.get_id().as_str()) {
+                arg.hide(true).exclusive(false)
+            } else {
+                arg
+            }
+        })
         .after_help(EXAMPLES)
 }
 

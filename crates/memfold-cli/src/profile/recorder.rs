@@ -7,12 +7,12 @@ use crate::profile::recording::Recording;
 use crate::profile::symbols::NamedStacks;
 use crate::profile::tables::tables;
 use crate::program::plain;
+use crate::report::output_file::OutputFile;
 use memfold_run::request;
 use memfold_run::samples::SampleRing;
 use rustix::fd::{AsRawFd, OwnedFd};
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
@@ -39,45 +39,21 @@ pub struct RunningRecorder {
     thread: JoinHandle<Recording>,
 }
 
-/// A file of the recorder, opened before the run, so that a bad path ends nothing later.
-struct OutputFile {
-    path: PathBuf,
-    file: File,
-}
-
-impl OutputFile {
-    fn create(name: &Path, suffix: &str) -> Result<OutputFile, CommandFailure> {
-        let mut path = name.as_os_str().to_os_string();
-        path.push(suffix);
-        let path = PathBuf::from(path);
-        match File::create(&path) {
-            Ok(file) => Ok(OutputFile { path, file }),
-            Err(e) => Err(failed(&path, &e)),
-        }
-    }
-
-    fn write(
-        self,
-        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-    ) -> Result<(), CommandFailure> {
-        let mut out = BufWriter::new(&self.file);
-        let written = write(&mut out).and_then(|()| out.flush());
-        written.map_err(|e| failed(&self.path, &e))
-    }
-}
-
-fn failed(path: &Path, e: &io::Error) -> CommandFailure {
-    CommandFailure::own(format!("--output: {}: {}", path.display(), plain(e)))
+/// Opens NAME with a suffix.
+fn open(name: &Path, suffix: &str) -> Result<OutputFile, CommandFailure> {
+    let mut path = name.as_os_str().to_os_string();
+    path.push(suffix);
+    OutputFile::open("--output", Path::new(&path))
 }
 
 impl Recorder {
-    /// Makes the ring for samples of one load in `every`, and the files NAME.json and
-    /// NAME.collapsed.
+    /// Makes the ring for samples of one load in `every`, and opens the files NAME.json and
+    /// NAME.collapsed. They stay as they are until the end.
     ///
     /// # Errors
     /// 125: a file can't be written, or there is no memory.
     pub fn new(name: &Path, every: u64) -> Result<Recorder, CommandFailure> {
-        let outputs = [OutputFile::create(name, ".json")?, OutputFile::create(name, ".collapsed")?];
+        let outputs = [open(name, ".json")?, open(name, ".collapsed")?];
         let (ring, file) = SampleRing::create(every).map_err(|e| {
             let e = io::Error::from_raw_os_error(e.raw_os_error());
             CommandFailure::own(format!("Making the ring for samples failed: {}", plain(&e)))
@@ -127,9 +103,9 @@ impl RunningRecorder {
         let recording = self.thread.join().expect("it doesn't panic");
         let named = NamedStacks::of(&recording);
         let [json, collapsed] = self.outputs;
-        let paths = format!("{} and {}", json.path.display(), collapsed.path.display());
-        json.write(|out| write_firefox(&recording, &named, "memfold record", out))?;
-        collapsed.write(|out| write_collapsed(&recording, &named, out))?;
+        let paths = format!("{} and {}", json.name().display(), collapsed.name().display());
+        json.write_by(|out| write_firefox(&recording, &named, "memfold record", out))?;
+        collapsed.write_by(|out| write_collapsed(&recording, &named, out))?;
         let sampled = recording.loads.len();
         let Some(tables) = tables(&recording, &named) else {
             log.say(&format!(

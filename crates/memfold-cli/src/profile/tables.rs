@@ -1,5 +1,6 @@
 //! The tables of `memfold record` on the terminal: the functions and the mappings with the most
 //! loads of folded memory.
+use crate::printable::printable;
 use crate::profile::recording::Recording;
 use crate::profile::symbols::{Function, NamedStacks};
 use memfold::config::Size;
@@ -125,8 +126,7 @@ pub fn label(function: &Function, columns: usize) -> String {
         Some(line) => format!("{name} ({}:{line})", file.rsplit('/').next().unwrap_or_default()),
         None => name.clone(),
     };
-    let printable = |c: char| if c.is_control() { '?' } else { c };
-    let mut text: String = text.chars().map(printable).collect();
+    let mut text = printable(&text);
     if let Some((end, _)) = text.char_indices().nth(columns) {
         text.truncate(end);
         text.pop();

@@ -3,6 +3,6 @@ pub mod curve;
 pub mod figures;
 pub mod recommended;
 pub mod json;
-pub mod stats_file;
+pub mod output_file;
 pub mod ending;
 pub mod summary;

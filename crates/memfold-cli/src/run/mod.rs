@@ -11,7 +11,7 @@ use crate::profile::recorder::Recorder;
 use crate::program::Loading;
 use crate::report::figures::RunFigures;
 use crate::report::json;
-use crate::report::stats_file::StatsFile;
+use crate::report::output_file::OutputFile;
 use crate::run::end::EndedRun;
 use crate::table::processes;
 use crate::{delivery, dict, machine, program, runs};
@@ -271,8 +271,10 @@ pub fn run(matches: &ArgMatches, recorder: Option<Recorder>) -> Result<u8, Comma
     let loading = program::loading(&path, &arguments)?;
     let otherwise = delivery::settle(&mut config)?;
     let library = library()?;
-    let stats_file =
-        matches.get_one::<PathBuf>(STATS_FILE).map(|name| StatsFile::open(name)).transpose()?;
+    let stats_file = matches
+        .get_one::<PathBuf>(STATS_FILE)
+        .map(|name| OutputFile::open("--stats-file", name))
+        .transpose()?;
     let log = Arc::new(open_log(matches)?);
     if let Some(line) = otherwise {
         log.say(&format!("memfold: {line}\n"));
@@ -327,7 +329,7 @@ fn open_log(matches: &ArgMatches) -> Result<Log, CommandFailure> {
 }
 
 fn write_stats(
-    file: StatsFile,
+    file: OutputFile,
     run: &RunControl,
     status: u8,
     seconds: f64,

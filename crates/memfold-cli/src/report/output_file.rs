@@ -1,13 +1,15 @@
-//! The file of `--stats-file`. It is opened before the program starts, filled after its end, and
-//! never half written.
+//! A file of a flag such as `--stats-file`. It is opened before the program starts, filled after its
+//! end, and never half written.
 use crate::failure::CommandFailure;
 use crate::program::plain;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// A stats file that can be written. Dropped without [`StatsFile::write`], it leaves no trace.
-pub struct StatsFile {
+/// A file that can be written. Dropped without [`OutputFile::write`], it leaves no trace.
+pub struct OutputFile {
+    /// The flag that names the file, for messages.
+    flag: &'static str,
     /// The path as the user gave it, for messages.
     name: PathBuf,
     out: File,
@@ -16,22 +18,22 @@ pub struct StatsFile {
     replace: Option<(PathBuf, PathBuf)>,
 }
 
-impl StatsFile {
+impl OutputFile {
     /// Checks that `name` can be written. An existing file stays unchanged until
-    /// [`StatsFile::write`].
+    /// [`OutputFile::write`].
     ///
     /// # Errors
     /// 125: the file can't be written.
-    pub fn open(name: &Path) -> Result<StatsFile, CommandFailure> {
+    pub fn open(flag: &'static str, name: &Path) -> Result<OutputFile, CommandFailure> {
         let fail = |e: io::Error| {
-            CommandFailure::own(format!("--stats-file: {}: {}", name.display(), plain(&e)))
+            CommandFailure::own(format!("{flag}: {}: {}", name.display(), plain(&e)))
         };
         if ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc/self/fd"]
             .iter()
             .any(|open| name.starts_with(open))
         {
             let out = File::options().append(true).open(name).map_err(fail)?;
-            return Ok(StatsFile { name: name.into(), out, replace: None });
+            return Ok(OutputFile { flag, name: name.into(), out, replace: None });
         }
         // The path is absolute and without links, because the rename must replace the file itself.
         let target = match fs::canonicalize(name) {
@@ -43,7 +45,7 @@ impl StatsFile {
             Ok(found) if found.is_dir() => return Err(fail(ErrorKind::IsADirectory.into())),
             Ok(found) if !found.is_file() => {
                 let out = File::options().write(true).open(&target).map_err(fail)?;
-                return Ok(StatsFile { name: name.into(), out, replace: None });
+                return Ok(OutputFile { flag, name: name.into(), out, replace: None });
             }
             // A file that can't be written must not be replaced either.
             Ok(_) => drop(File::options().write(true).open(&target).map_err(fail)?),
@@ -57,20 +59,38 @@ impl StatsFile {
         temporary.push(format!(".{}.tmp", std::process::id()));
         let temporary = target.with_file_name(temporary);
         let out = File::options().write(true).create_new(true).open(&temporary).map_err(fail)?;
-        Ok(StatsFile { name: name.into(), out, replace: Some((temporary, target)) })
+        Ok(OutputFile { flag, name: name.into(), out, replace: Some((temporary, target)) })
+    }
+
+    /// Returns the path as the user gave it.
+    pub fn name(&self) -> &Path {
+        &self.name
     }
 
     /// Writes the whole text and puts the file in its place.
     ///
     /// # Errors
     /// 125: the disk is full, or the file's directory is gone.
-    pub fn write(mut self, text: &str) -> Result<(), CommandFailure> {
-        let written = self.out.write_all(text.as_bytes()).and_then(|()| match &self.replace {
+    pub fn write(self, text: &str) -> Result<(), CommandFailure> {
+        self.write_by(|out| out.write_all(text.as_bytes()))
+    }
+
+    /// Writes what `write` writes, as [`OutputFile::write`] does.
+    ///
+    /// # Errors
+    /// Those of [`OutputFile::write`], and of `write`.
+    pub fn write_by(
+        mut self,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), CommandFailure> {
+        let mut out = BufWriter::new(&self.out);
+        let written = write(&mut out).and_then(|()| out.flush());
+        let written = written.and_then(|()| match &self.replace {
             Some((from, to)) => fs::rename(from, to),
             None => Ok(()),
         });
         let done = written.map_err(|e| {
-            CommandFailure::own(format!("--stats-file: {}: {}", self.name.display(), plain(&e)))
+            CommandFailure::own(format!("{}: {}: {}", self.flag, self.name.display(), plain(&e)))
         });
         if done.is_ok() {
             self.replace = None;
@@ -79,7 +99,7 @@ impl StatsFile {
     }
 }
 
-impl Drop for StatsFile {
+impl Drop for OutputFile {
     fn drop(&mut self) {
         if let Some((temporary, _)) = &self.replace {
             let _ = fs::remove_file(temporary);
@@ -105,10 +125,10 @@ mod tests {
     fn a_file_appears_whole_and_only_when_written() {
         let dir = directory("whole");
         let path = dir.join("s.json");
-        drop(StatsFile::open(&path).unwrap());
+        drop(OutputFile::open("--stats-file", &path).unwrap());
         assert!(names(&dir).is_empty());
         fs::write(&path, "old").unwrap();
-        let file = StatsFile::open(&path).unwrap();
+        let file = OutputFile::open("--stats-file", &path).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "old");
         file.write("new").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
@@ -121,18 +141,22 @@ mod tests {
         let dir = directory("link");
         fs::write(dir.join("real"), "old").unwrap();
         std::os::unix::fs::symlink("real", dir.join("link")).unwrap();
-        StatsFile::open(&dir.join("link")).unwrap().write("new").unwrap();
+        OutputFile::open("--stats-file", &dir.join("link")).unwrap().write("new").unwrap();
         assert!(fs::symlink_metadata(dir.join("link")).unwrap().is_symlink());
         assert_eq!(fs::read_to_string(dir.join("real")).unwrap(), "new");
         fs::remove_dir_all(&dir).unwrap();
-        StatsFile::open(Path::new("/dev/null")).unwrap().write("gone").unwrap();
+        OutputFile::open("--stats-file", Path::new("/dev/null")).unwrap().write("gone").unwrap();
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
     }
 
     #[test]
     fn directories_and_missing_parents_are_refused() {
         for bad in ["/tmp", "/nonexistent/s.json", "/", ""] {
-            assert_eq!(StatsFile::open(Path::new(bad)).err().map(|f| f.status), Some(125), "{bad}");
+            assert_eq!(
+                OutputFile::open("--stats-file", Path::new(bad)).err().map(|f| f.status),
+                Some(125),
+                "{bad}"
+            );
         }
     }
 }
