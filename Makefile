@@ -1,6 +1,6 @@
 # Build, test and show memfold. `make help` lists the targets.
 
-.PHONY: help build portable portable-test dist dist-test wheel install test torture bench-quick demo clean setup setup-build
+.PHONY: help build portable portable-test dist dist-test recipes wheel install test torture bench-quick demo clean setup setup-build
 
 SIZE ?= 1024
 PREFIX ?= /usr/local
@@ -13,6 +13,7 @@ help:
 	@echo "make portable-test     run the portable build in root directories of Debian RELEASES (bullseye), which it downloads (needs root)"
 	@echo "make dist              build the release files in $(TARGET)/dist: tarball, deb, rpm, wheel, bill of materials, SHA256SUMS (KIND=... for some)"
 	@echo "make dist-test         install each release file in a fresh Debian without network, and fold a program there (needs root)"
+	@echo "make recipes           follow the recipes of docs/install.md with the tarball of make dist: Docker, Podman, kubectl, Slurm, systemd, ... (needs root; RECIPE=... for some)"
 	@echo "make wheel             build the Python package with the command as one wheel in $(TARGET)/wheel"
 	@echo "make install           install the command, man pages, completions, the C library, its header and memfold.pc to PREFIX=/usr/local (DESTDIR= is supported)"
 	@echo "make test              run everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
@@ -41,6 +42,9 @@ dist: setup-build
 
 dist-test:
 	@scripts/dist/test
+
+recipes:
+	@scripts/recipes $(RECIPE)
 
 RELEASES := bullseye
 portable-test: portable

@@ -1,5 +1,5 @@
-# Repackages the tarball of `make dist`: copy it beside this file, then `nix run . -- run --limit 1G -- CMD`.
-# Not tested: no nix was at hand.
+# Repackages the tarball of `make dist`: copy it beside this file, then `nix run . -- run --limit 1G -- CMD`. In a git repository, add both
+# files to it first, because Nix sees only files that git knows. It was evaluated with a stand-in for nixpkgs, and never built.
 {
   description = "Compressed memory for Linux programs, in user space";
 
@@ -15,12 +15,14 @@
         pname = "memfold";
         inherit version;
         src = ./memfold-${version}-x86_64-linux.tar.gz;
-        # Gives the command the path of nixpkgs' loader. The library needs only symbols of the program's own libc.
-        nativeBuildInputs = [ pkgs.autoPatchelfHook pkgs.installShellFiles ];
+        nativeBuildInputs = [ pkgs.installShellFiles ];
+        # patchelf breaks the library, which needs only the program's own libc.
         dontStrip = true;
+        dontPatchELF = true;
         installPhase = ''
           install -D -t $out/bin memfold
           install -D -t $out/lib/memfold libmemfold_preload.so
+          patchelf --set-interpreter "$(cat $NIX_CC/nix-support/dynamic-linker)" $out/bin/memfold
           installManPage man/*.1
           installShellCompletion --bash completions/memfold --fish completions/memfold.fish --zsh completions/_memfold
         '';
