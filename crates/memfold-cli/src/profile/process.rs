@@ -53,6 +53,7 @@ pub enum CodePlace {
     Anonymous(u64),
 }
 
+#[derive(Clone)]
 struct MappedCode {
     range: Range<u64>,
     /// The file's index, and the offset of the range in it.
@@ -157,30 +158,38 @@ impl RecordedProcess {
         self.interpreter.as_ref()
     }
 
+    /// Begins with a copy of this process, which has the same code at first.
+    pub fn begin_copy(&self, number: u32, files: &MappedFiles) -> RecordedProcess {
+        let mut copy = RecordedProcess::begin(number);
+        copy.name.clone_from(&self.name);
+        copy.interpreter = self.interpreter;
+        copy.set_code(self.code.clone(), files);
+        copy
+    }
+
     /// Reads what the process `number` has mapped by now.
     pub fn read_maps(&mut self, number: u32, files: &mut MappedFiles) {
         let Ok(text) = fs::read_to_string(format!("/proc/{number}/maps")) else { return };
-        let lines: Vec<MapsLine<'_>> = text.lines().filter_map(MapsLine::parse).collect();
-        if lines.is_empty() {
-            return;
-        }
-        self.code.clear();
-        self.unwinder = UnwinderX86_64::new();
-        self.cache = CacheX86_64::new();
-        for line in lines.iter().filter(|line| line.is_code) {
-            let range = line.range.clone();
-            let file = line.path.filter(|path| path.starts_with('/')).map(|path| {
-                let path = path.strip_suffix(" (deleted)").unwrap_or(path);
-                (files.index(number, (line.device.to_string(), line.inode), path), line.offset)
-            });
-            if let Some((index, offset)) = file {
-                self.add_code(files.get(index), range.clone(), offset);
-            }
-            self.code.push(MappedCode { range, file });
+        let lines = text.lines().filter_map(MapsLine::parse).filter(|line| line.is_code);
+        let code: Vec<MappedCode> = lines.map(|line| line.code(number, files)).collect();
+        // A process that has ended has no mappings.
+        if !code.is_empty() {
+            self.set_code(code, files);
         }
         let path = self.path_of_code_map();
         let open = || File::open(format!("/proc/{number}/root{path}")).ok();
         self.code_map = self.code_map.take().or_else(open);
+    }
+
+    fn set_code(&mut self, code: Vec<MappedCode>, files: &MappedFiles) {
+        self.unwinder = UnwinderX86_64::new();
+        self.cache = CacheX86_64::new();
+        for MappedCode { range, file } in &code {
+            if let Some((index, offset)) = file {
+                self.add_module(files.get(*index), range.clone(), *offset);
+            }
+        }
+        self.code = code;
     }
 
     /// Where JIT compilers leave the names of their functions (`tools/perf/Documentation/
@@ -199,7 +208,7 @@ impl RecordedProcess {
         self.code_map.as_ref().and_then(|file| file.try_clone().ok()).or_else(now)
     }
 
-    fn add_code(&mut self, file: &MappedFile, range: Range<u64>, offset: u64) {
+    fn add_module(&mut self, file: &MappedFile, range: Range<u64>, offset: u64) {
         let Some((elf, unwind)) = file.elf.as_ref().zip(file.unwind.as_ref()) else { return };
         let Some(bias) = elf.bias(range.start, offset) else { return };
         if self.interpreter.is_none()
@@ -274,6 +283,15 @@ impl<'a> MapsLine<'a> {
         let (offset, device, inode) = (number(field()?)?, field()?, field()?.parse().ok()?);
         let path = field().map(str::trim_start).filter(|path| !path.is_empty());
         Some(MapsLine { range, is_code: access.contains('x'), offset, device, inode, path })
+    }
+
+    fn code(&self, process: u32, files: &mut MappedFiles) -> MappedCode {
+        let path = self.path.filter(|path| path.starts_with('/'));
+        let file = path.map(|path| {
+            let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+            (files.index(process, (self.device.to_string(), self.inode), path), self.offset)
+        });
+        MappedCode { range: self.range.clone(), file }
     }
 }
 

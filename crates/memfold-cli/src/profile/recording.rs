@@ -158,7 +158,11 @@ impl Recording {
         if let Some(known) = self.processes.iter().rposition(|open| open.key == key) {
             return known;
         }
-        let mut about = RecordedProcess::begin(key.number);
+        let original = self.processes.iter().find(|open| open.key.image == key.image);
+        let mut about = match original {
+            Some(open) => open.about.begin_copy(key.number, &self.files),
+            None => RecordedProcess::begin(key.number),
+        };
         about.read_maps(key.number, &mut self.files);
         self.processes.push(OpenProcess {
             key,
@@ -232,5 +236,67 @@ impl OpenProcess {
     fn mapping_at(&self, address: u64) -> Option<usize> {
         let (_, (end, index)) = self.mappings.range(..=address).next_back()?;
         (address < *end).then_some(*index)
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// This process, with an image.
+    pub fn own(image: u64) -> SampledProcess {
+        SampledProcess { number: std::process::id(), image }
+    }
+
+    /// Leaves the sample of a load at an address equal to the instruction's.
+    pub fn leave(ring: &SampleRing, process: SampledProcess, ip: u64, frames: &[u64]) {
+        let sample = ring.begin().unwrap();
+        sample.set_thread(process, 1, ip);
+        sample.set_load(ip, 10);
+        sample.set_registers([ip, 0x1000, 0]);
+        frames.iter().for_each(|frame| assert!(sample.add_frame(*frame)));
+        sample.finish();
+    }
+
+    fn map(ring: &SampleRing, process: SampledProcess, time_ns: u64, start: u64, len: u64) {
+        let sample = ring.begin().unwrap();
+        sample.set_thread(process, 1, time_ns);
+        sample.set_mapping(start, len);
+        sample.finish();
+    }
+
+    #[test]
+    fn load_is_of_the_last_mapping_at_its_address() {
+        let (ring, _file) = SampleRing::create(5).unwrap();
+        let mut recording = Recording::new(5);
+        map(&ring, own(1), 1, 0x10_0000, 0x10_0000);
+        map(&ring, own(1), 2, 0x18_0000, 0x10_0000);
+        map(&ring, own(1), 3, 0x40_0000, 0x1000);
+        for address in [0x10_0000, 0x17_ffff, 0x18_0000, 0x27_ffff, 0x28_0000, 0x40_0fff] {
+            leave(&ring, own(1), address, &[]);
+        }
+        recording.take(&ring);
+        let mappings: Vec<_> = recording.loads.iter().map(|load| load.mapping).collect();
+        assert_eq!(mappings, [Some(0), Some(0), Some(1), Some(1), None, Some(2)]);
+        assert_eq!(recording.mappings[1].len, 0x10_0000);
+    }
+
+    #[test]
+    fn copy_of_a_process_has_its_code_and_mappings() {
+        let (ring, _file) = SampleRing::create(5).unwrap();
+        let mut recording = Recording::new(5);
+        let code = copy_of_a_process_has_its_code_and_mappings as *const () as u64;
+        map(&ring, own(1), 1, code & !0xfff, 0x1000);
+        leave(&ring, own(1), code, &[]);
+        // A process that has ended, or never was.
+        leave(&ring, SampledProcess { number: u32::MAX / 2, image: 1 }, code, &[]);
+        leave(&ring, SampledProcess { number: u32::MAX / 2, image: 2 }, code, &[]);
+        recording.take(&ring);
+        let of =
+            |load: &RecordedLoad| (recording.stacks.values()[load.stack].code.len(), load.mapping);
+        assert_eq!(
+            recording.loads.iter().map(of).collect::<Vec<_>>(),
+            [(1, Some(0)), (1, Some(0)), (0, None)]
+        );
     }
 }

@@ -196,3 +196,77 @@ fn read_code_map(file: File) -> BTreeMap<u64, (u64, String)> {
     }
     map
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::recording::tests::{leave, own};
+    use memfold_run::samples::SampleRing;
+    use memfold_testkit::scratch::Scratch;
+
+    #[inline(never)]
+    fn function_with_a_name() -> u64 {
+        std::hint::black_box(7)
+    }
+
+    #[test]
+    fn place_in_this_program_has_the_name_of_its_function() {
+        let (ring, _file) = SampleRing::create(1).unwrap();
+        let mut recording = Recording::new(1);
+        leave(&ring, own(1), function_with_a_name as *const () as u64 + 1, &[]);
+        recording.take(&ring);
+        let named = NamedStacks::of(&recording);
+        // The compiler has put another function into it, which comes first.
+        let is_it = |function: &Function| {
+            function.name.contains("function_with_a_name") && function.file.starts_with("memfold-")
+        };
+        let found: Vec<&Function> = named.stack(0).collect();
+        assert!(found.iter().any(|function| is_it(function)), "{found:?}");
+    }
+
+    #[test]
+    fn python_functions_take_the_place_of_the_interpreter() {
+        let (ring, _file) = SampleRing::create(1).unwrap();
+        let mut recording = Recording::new(1);
+        leave(&ring, own(1), 0, &[]);
+        for (code, text) in [(11, *b"inner\0f\0"), (12, *b"outer\0f\0"), (13, *b"first\0f\0")] {
+            let sample = ring.begin().unwrap();
+            sample.set_thread(own(1), 1, 1);
+            sample.set_name(code, code);
+            sample.add_words(&[u64::from_ne_bytes(text)]);
+            sample.finish();
+        }
+        recording.take(&ring);
+        let names = ["leaf", EVALUATES, "between", "_PyEval_EvalFrameDefault.cold", "main"];
+        let in_memory = names
+            .iter()
+            .zip(1..)
+            .map(|(name, at)| ((0, at), vec![Function::compiled(name, "python3")]));
+        let names = CodeNames { in_files: HashMap::new(), in_memory: in_memory.collect() };
+        let join = |code: &[u64], frames: &[u64]| {
+            let code = code.iter().map(|at| CodePlace::Anonymous(*at)).collect();
+            let stack = RawStack { process: 0, code, frames: frames.to_vec() };
+            let joined = joined(&recording, &names, &stack);
+            joined.into_iter().map(|function| function.name).collect::<Vec<_>>()
+        };
+        // Two Python functions share a call of the interpreter.
+        let all = join(&[1, 2, 3, 4, 5], &[11, 12, 0, 13, 0]);
+        assert_eq!(all, ["leaf", "inner", "outer", "between", "first", "main"]);
+        // The stack was cut off.
+        assert_eq!(join(&[1, 2], &[11, 12, 0, 13, 0]), ["leaf", "inner", "outer", "first"]);
+        assert_eq!(join(&[1, 2], &[]), ["leaf", EVALUATES]);
+        assert_eq!(join(&[1, 2], &[99, 0]), ["leaf", "Python function"]);
+        assert_eq!(join(&[], &[]), ["unknown"]);
+    }
+
+    #[test]
+    fn later_line_of_a_code_map_replaces_an_earlier_one() {
+        let scratch = Scratch::new();
+        let text = "1000 20 old name\n0x2000 10 second\nnonsense\n1000 8 new name with \u{fc}\n";
+        let path = scratch.file("perf.map", text, 0o644);
+        let map = read_code_map(File::open(path).unwrap());
+        let expected = [(0x1000, (8, "new name with \u{fc}")), (0x2000, (16, "second"))];
+        let found = map.iter().map(|(start, (len, name))| (*start, (*len, name.as_str())));
+        assert_eq!(found.collect::<Vec<_>>(), expected);
+    }
+}

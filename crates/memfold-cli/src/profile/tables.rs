@@ -146,3 +146,51 @@ fn seconds(ns: u64) -> String {
         _ => format!("{:.2} s", ns as f64 / 1e9),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::outputs::write_collapsed;
+    use crate::profile::recording::tests::{leave, own};
+    use memfold_run::samples::SampleRing;
+
+    #[test]
+    fn tables_count_a_load_for_the_innermost_python_function() {
+        let (ring, _file) = SampleRing::create(50).unwrap();
+        let mut recording = Recording::new(50);
+        assert_eq!(tables(&recording, &NamedStacks::of(&recording)), None);
+        for (at, frames) in [[21, 22], [21, 22], [22, 21], [22, 22]].iter().enumerate() {
+            leave(&ring, own(1), at as u64 + 1, frames);
+        }
+        for (code, text) in [(21, *b"inner\0f\0"), (22, *b"outer\0f\0")] {
+            let sample = ring.begin().unwrap();
+            sample.set_thread(own(1), 1, 1);
+            sample.set_name(code, 3);
+            sample.add_words(&[u64::from_ne_bytes(text)]);
+            sample.finish();
+        }
+        recording.take(&ring);
+        let named = NamedStacks::of(&recording);
+        let text = tables(&recording, &named).unwrap();
+        let rows: Vec<Vec<&str>> =
+            text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[0], ["100", "50.0%", "1", "us", "75.0%", "inner", "(f:3)"]);
+        assert_eq!(rows[1], ["100", "50.0%", "1", "us", "100.0%", "outer", "(f:3)"]);
+        let mut collapsed = Vec::new();
+        write_collapsed(&recording, &named, &mut collapsed).unwrap();
+        let collapsed = String::from_utf8(collapsed).unwrap();
+        assert!(
+            collapsed.lines().any(|line| line.ends_with("outer (f:3);inner (f:3) 100")),
+            "{collapsed}"
+        );
+        assert_eq!(collapsed.lines().count(), 3, "{collapsed}");
+    }
+
+    #[test]
+    fn long_label_is_cut_and_harmless() {
+        let function = Function { name: "a\u{1b}[2Jb".repeat(9), file: String::new(), line: None };
+        let text = label(&function, 20);
+        assert_eq!((text.chars().count(), text.ends_with('~')), (20, true));
+        assert!(!text.contains('\u{1b}'));
+    }
+}
