@@ -147,6 +147,11 @@ impl TakenPlace {
     pub fn place(&self) -> ProgramPlace {
         self.place
     }
+
+    /// Returns the thread's number in the kernel.
+    pub fn thread(&self) -> u32 {
+        self.record.thread.load(SeqCst)
+    }
 }
 
 impl Drop for TakenPlace {

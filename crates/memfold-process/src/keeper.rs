@@ -240,7 +240,7 @@ impl Keeper for ProgramKeeper {
         let mut make = LentCall(make);
         let Some(gated) = get() else { return make.make(args) };
         let made = gated.change(nr, args, &mut |args| make.make(args));
-        sampling::note_mapping(gated, nr, args, made);
+        sampling::note_mapping(nr, args, made);
         made
     }
 
@@ -305,7 +305,7 @@ impl Keeper for ProgramKeeper {
     fn fault(&self, fault: memfold_gate::KeeperFault) -> bool {
         let Some(gated) = get() else { return false };
         let serve = || gated.on_behalf(|| gated.fault(fault));
-        match sampling::due(gated) {
+        match sampling::due() {
             Some(ring) => sampling::serve_sampled(ring, fault.address, serve),
             None => serve().0,
         }

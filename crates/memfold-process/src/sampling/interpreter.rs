@@ -6,7 +6,7 @@ use super::word_at;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 use memfold_gate::read_bytes;
-use memfold_os::thread::{now_ns, thread_id};
+use memfold_os::thread::now_ns;
 use memfold_run::samples::{Interpreter, SampleRing, SampledProcess};
 
 /// Interpreters, threads and frames that are looked at, at most. A list that changes meanwhile may
@@ -42,10 +42,10 @@ pub fn walk(layout: &Interpreter, mut add: impl FnMut(u64) -> bool) {
 }
 
 /// Leaves the names of those functions of the calling thread that have none yet.
-pub fn note_names(ring: &SampleRing, layout: &Interpreter, process: SampledProcess) {
+pub fn note_names(ring: &SampleRing, layout: &Interpreter, process: SampledProcess, thread: u32) {
     each_frame(layout, |frame| {
         if !frame.is_boundary {
-            note_name(ring, layout, process, frame.code);
+            note_name(ring, layout, (process, thread), frame.code);
         }
         true
     });
@@ -116,7 +116,7 @@ fn pthread_self() -> u64 {
 fn note_name(
     ring: &SampleRing,
     layout: &Interpreter,
-    process: SampledProcess,
+    (process, thread): (SampledProcess, u32),
     code: u64,
 ) -> Option<()> {
     let names = layout.names;
@@ -132,7 +132,7 @@ fn note_name(
     let len = read_text(layout, name, &mut text[..TEXT_BYTES_MAX])?;
     read_text(layout, file, &mut text[len + 1..][..TEXT_BYTES_MAX])?;
     let sample = ring.begin()?;
-    sample.set_thread(process, thread_id(), now_ns());
+    sample.set_thread(process, thread, now_ns());
     sample.set_name(code, line);
     let (words, _) = text.as_chunks();
     words.iter().for_each(|word| {

@@ -3,37 +3,29 @@
 //!
 //! The faulting thread itself leaves a sample once its fault is served, with no lock held. It reads
 //! the stack as the gate reads all memory of the program: a folded page is loaded, and an address
-//! where nothing is mapped ends the read. Faults of the sampling itself are not sampled.
+//! where nothing is mapped ends the read. Faults of the sampling itself are not sampled. It makes no
+//! system call but that for the time, which faults make too.
 mod interpreter;
 
-use crate::program::ManagedProgram;
 use crate::sampling::interpreter::{note_names, walk};
-use core::sync::atomic::Ordering::SeqCst;
 use memfold::fault::FaultSource;
 use memfold_gate::{ProgramPlace, child, read_bytes};
-use memfold_os::thread::{now_ns, thread_id};
+use memfold_os::thread::now_ns;
 use memfold_os::units::PAGE_SIZE;
 use memfold_run::member;
 use memfold_run::samples::{OpenSample, STACK_WORDS_MAX, SampleRing};
 
 /// Mappings of fewer bytes aren't noted.
 const MAPPING_BYTES_MIN: usize = 1 << 20;
-/// Words that are read from the stack at once. They lie in one page if the first one does so.
+/// Words that are read from the stack at once.
 const CHUNK_WORDS: usize = 64;
-/// The bytes below the stack pointer that a function may use (System V ABI, AMD64, 3.2.2). Nothing
-/// in them is needed, because the return address lies above.
 const WORD: usize = size_of::<u64>();
 
-/// Returns the ring if the calling thread's fault must be sampled.
-pub fn due(program: &ManagedProgram) -> Option<&'static SampleRing> {
+/// Returns the ring if the calling thread's fault must be sampled. A child of vfork leaves no samples:
+/// it may be killed at any time, and the ring would lose a place.
+pub fn due() -> Option<&'static SampleRing> {
     let ring = member::samples()?;
-    (can_sample(program) && ring.is_due()).then_some(ring)
-}
-
-/// Returns whether a sample may be taken. A child of vfork may be killed at any time, and would lose
-/// a place of the ring. A filter of the program may kill it for the calls that tell the time.
-fn can_sample(program: &ManagedProgram) -> bool {
-    child().is_none() && !program.filtered.load(SeqCst)
+    (child().is_none() && ring.is_due()).then_some(ring)
 }
 
 /// Serves a fault by `serve`. Leaves a sample if that was a load. Returns whether it was served.
@@ -55,7 +47,7 @@ pub fn serve_sampled(
 }
 
 /// Leaves a sample of a call that has mapped much memory.
-pub fn note_mapping(program: &ManagedProgram, nr: usize, args: &[usize; 6], made: isize) {
+pub fn note_mapping(nr: usize, args: &[usize; 6], made: isize) {
     let Some(ring) = member::samples() else { return };
     let len = match nr as i64 {
         libc::SYS_mmap if args[3] as i32 & libc::MAP_ANONYMOUS != 0 => args[1],
@@ -64,7 +56,7 @@ pub fn note_mapping(program: &ManagedProgram, nr: usize, args: &[usize; 6], made
     };
     // A result above this is the number of an error.
     let has_failed = (-(PAGE_SIZE as isize)..0).contains(&made);
-    if len >= MAPPING_BYTES_MIN && !has_failed && can_sample(program) {
+    if len >= MAPPING_BYTES_MIN && !has_failed && child().is_none() {
         leave(ring, |sample| sample.set_mapping(made as u64, len as u64));
     }
 }
@@ -76,7 +68,7 @@ fn leave(ring: &SampleRing, about: impl FnOnce(&OpenSample<'_>)) {
     let process = member::sampled_process();
     let interpreter = ring.interpreter(process.image);
     let Some(sample) = ring.begin() else { return };
-    sample.set_thread(process, thread_id(), now_ns());
+    sample.set_thread(process, taken.thread(), now_ns());
     about(&sample);
     sample.set_registers([ip, sp, bp].map(|register| register as u64));
     add_stack(&sample, sp);
@@ -85,7 +77,7 @@ fn leave(ring: &SampleRing, about: impl FnOnce(&OpenSample<'_>)) {
     }
     sample.finish();
     if let Some(interpreter) = &interpreter {
-        note_names(ring, interpreter, process);
+        note_names(ring, interpreter, process, taken.thread());
     }
 }
 

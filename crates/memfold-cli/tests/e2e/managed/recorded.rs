@@ -94,6 +94,21 @@ fn each_load_is_sampled_or_counted_as_lost() {
     assert!(sampled <= (loads + rescues).max(faults), "{sampled} of {loads}, {rescues}, {faults}");
 }
 
+/// Containers have a seccomp filter. The program is started by one that makes a filter.
+#[test]
+fn process_under_a_filter_is_recorded() {
+    let (program, starter) = (compile("recorded"), compile("filtered"));
+    let flags = ["--limit", "16M"];
+    let Some(recorded) = record(&flags, &[&starter.path, &program.path, "again"]) else { return };
+    let (loads, total) = (recorded.loads(&["recorded", "main"]), recorded.total());
+    assert!(
+        loads > 0 && loads >= total - total / 10,
+        "{}\n{:#?}",
+        recorded.printed,
+        recorded.stacks
+    );
+}
+
 /// Returns the loads of a profile of the Firefox Profiler, and checks that its tables fit together.
 fn weights(profile: &Value) -> u64 {
     let of_thread = |thread: &Value| {
