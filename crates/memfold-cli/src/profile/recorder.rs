@@ -104,26 +104,27 @@ impl RunningRecorder {
         let named = NamedStacks::of(&recording);
         let [json, collapsed] = self.outputs;
         let paths = format!("{} and {}", json.name().display(), collapsed.name().display());
-        json.write_by(|out| write_firefox(&recording, &named, "memfold record", out))?;
-        collapsed.write_by(|out| write_collapsed(&recording, &named, out))?;
-        let sampled = recording.loads.len();
-        let Some(tables) = tables(&recording, &named) else {
-            log.say(&format!(
-                "no load of folded memory was sampled; {paths} are empty. Give a lower --limit, or --every 1"
-            ));
-            return Ok(());
-        };
-        log.say(&format!(
-            "{sampled} samples, each for {} loads of folded memory, in {paths}",
-            recording.every
-        ));
-        log.say(&tables);
+        match tables(&recording, &named) {
+            Some(tables) => {
+                log.say(&format!(
+                    "{} samples, each for {} loads of folded memory; their stacks are in {paths}",
+                    recording.loads.len(),
+                    recording.every
+                ));
+                log.say(&tables);
+            }
+            None => log.say(&format!(
+                "no load of folded memory was sampled, so {paths} are empty. Give a lower --limit, or --every 1"
+            )),
+        }
         if self.ring.lost() > 0 {
             log.say(&format!(
                 "warning: {} samples were lost, because processes left them faster than they were read. Give a larger --every",
                 self.ring.lost()
             ));
         }
-        Ok(())
+        let json = json.write_by(|out| write_firefox(&recording, &named, "memfold record", out));
+        let collapsed = collapsed.write_by(|out| write_collapsed(&recording, &named, out));
+        json.and(collapsed)
     }
 }
