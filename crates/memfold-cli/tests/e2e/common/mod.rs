@@ -45,7 +45,7 @@ fn with(directory: PathBuf, file: &str, package: &str) -> Option<PathBuf> {
 /// Returns the paging flag that MEMFOLD_TEST_PAGING asks for. It lets a developer run whole suites
 /// with another paging. Runs that name a paging keep it.
 fn asked_flags(arguments: &[&str]) -> Vec<String> {
-    let is_run = arguments.first() == Some(&"run") && arguments.contains(&"--");
+    let is_run = matches!(arguments.first(), Some(&"run" | &"record")) && arguments.contains(&"--");
     let asked = std::env::var("MEMFOLD_TEST_PAGING");
     match asked {
         Ok(paging) if is_run && !arguments.contains(&"--paging") => {
