@@ -162,9 +162,11 @@ fn generated_code_of_node_has_its_names() {
         function lookUp(count) { let sum = 0, at = 1; for (let n = 0; n < count; n++) { at = (at * 1103515245 + 12345) & 0x7fffffff; sum += map.get(at % 300000).list[1]; } return sum; }
         let sum = 0; for (let round = 0; round < 4; round++) sum += lookUp(20000); console.log(sum);";
     let flags = ["--limit", "60M", "--every", "8"];
-    let Some(recorded) = record(&flags, &[&node, "--perf-basic-prof", "-e", script]) else {
-        return;
-    };
+    // V8 leaves a log in the current directory.
+    let scratch = Scratch::new();
+    let there = "cd \"$0\" && exec \"$@\"";
+    let command = ["sh", "-c", there, &scratch.path(""), &node, "--perf-basic-prof", "-e", script];
+    let Some(recorded) = record(&flags, &command) else { return };
     let is_named = |(stack, _): &&(Vec<String>, u64)| stack.iter().any(|f| f.contains("lookUp"));
     let named: u64 = recorded.stacks.iter().filter(is_named).map(|(_, loads)| loads).sum();
     assert!(named >= recorded.total() / 2, "{}\n{:#?}", recorded.printed, recorded.stacks);
