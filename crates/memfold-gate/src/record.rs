@@ -130,8 +130,7 @@ impl ProgramPlace {
     /// Takes the place of the calling thread, so that code of the gate that faults meanwhile has
     /// none. Returns `None` if the thread isn't in the gate, or if its place is taken.
     pub fn take() -> Option<TakenPlace> {
-        let mark = 0u8;
-        let record = GateThread::of_stack(&raw const mark as usize)?;
+        let record = GateThread::of_caller()?;
         record.place.take().map(|place| TakenPlace { place, record })
     }
 }
@@ -188,6 +187,12 @@ impl GateThread {
             inside.then(|| start + (sp - start) / SLOT_BYTES * SLOT_BYTES)
         })?;
         Some(GateThread::at(slot))
+    }
+
+    /// Returns the record of the calling thread, or `None` if it isn't in the gate.
+    pub fn of_caller() -> Option<&'static GateThread> {
+        let here = 0u8;
+        GateThread::of_stack(&raw const here as usize)
     }
 
     fn at(slot: usize) -> &'static GateThread {

@@ -113,7 +113,7 @@ fn tmpfs_devices(mountinfo: &str) -> HashSet<String> {
 fn is_shmem(map: &ProcessMap, tmpfs: &HashSet<String>) -> bool {
     const NAMES: [&str; 3] = ["/memfd:", "/SYSV", "/dev/zero"];
     let is_named = NAMES.iter().any(|name| map.name.starts_with(name));
-    map.has_inode && (is_named || map.device == "00:01" || tmpfs.contains(&map.device))
+    map.has_inode() && (is_named || map.device == "00:01" || tmpfs.contains(&map.device))
 }
 
 /// Returns whether memfold does not manage a map for this cause. Maps that are registered with a
@@ -125,11 +125,11 @@ fn is_kept_by(map: &ProcessMap, cause: Cause) -> bool {
     let any = |flags: &[&str]| flags.iter().any(|flag| map.has(flag));
     match cause {
         Cause::Locked => any(&["lo"]),
-        Cause::DontDump => any(&["dd"]) && !map.has_inode,
+        Cause::DontDump => any(&["dd"]) && !map.has_inode(),
         Cause::Wiped => any(&["wf"]),
         Cause::Mergeable => any(&["mg"]),
         Cause::Special => any(&["ht", "io", "pf", "mm", "sl"]),
-        Cause::FileCopy => map.has_inode,
+        Cause::FileCopy => map.has_inode(),
         Cause::Stack => any(&["gd"]) || map.name == "[stack]",
         Cause::Small => map.bytes() < SMALL_BYTES,
         Cause::Heap => map.name == "[heap]",

@@ -1,4 +1,4 @@
-//! The maps of a process as the kernel describes them, from /proc/PID/smaps.
+//! The maps of a process as the kernel describes them, from /proc/PID/smaps or /proc/PID/maps.
 
 /// One map.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -7,9 +7,14 @@ pub struct ProcessMap {
     pub start: u64,
     /// Address of its first byte past it.
     pub end: u64,
+    /// Whether its bytes may be executed.
+    pub is_executable: bool,
+    /// The offset of its first byte in its file.
+    pub offset: u64,
     /// The device of its file, as `MAJOR:MINOR` in hexadecimal digits.
     pub device: String,
-    pub has_inode: bool,
+    /// The number of its file on the device. 0 without a file.
+    pub inode: u64,
     /// The file, or the kernel's name for it; empty without a name.
     pub name: String,
     pub resident_bytes: u64,
@@ -36,13 +41,18 @@ impl ProcessMap {
     fn begin(line: &str) -> Option<ProcessMap> {
         let mut fields = line.splitn(6, ' ');
         let (start, end) = fields.next()?.split_once('-')?;
-        let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).ok());
-        let (start, end) = (start?, end?);
-        let (device, inode) = (fields.nth(2)?.to_string(), fields.next()?);
-        let name = fields.next().unwrap_or_default().trim_start().to_string();
-        let map =
-            ProcessMap { start, end, device, has_inode: inode != "0", name, ..Default::default() };
-        (start <= end).then_some(map)
+        let number = |text: &str| u64::from_str_radix(text, 16).ok();
+        let map = ProcessMap {
+            start: number(start)?,
+            end: number(end)?,
+            is_executable: fields.next()?.contains('x'),
+            offset: number(fields.next()?)?,
+            device: fields.next()?.to_string(),
+            inode: fields.next()?.parse().ok()?,
+            name: fields.next().unwrap_or_default().trim_start().to_string(),
+            ..Default::default()
+        };
+        (map.start <= map.end).then_some(map)
     }
 
     /// Reads another line of the map.
@@ -61,6 +71,11 @@ impl ProcessMap {
         self.end - self.start
     }
 
+    /// Returns whether it maps a file.
+    pub fn has_inode(&self) -> bool {
+        self.inode != 0
+    }
+
     /// Returns whether the map has a two-letter flag.
     pub fn has(&self, flag: &str) -> bool {
         self.flags.split_ascii_whitespace().any(|one| one == flag)
@@ -74,7 +89,7 @@ impl ProcessMap {
     /// Returns whether it is memfold's own: reserved without a promise of memory, and without huge
     /// pages.
     pub fn is_own(&self) -> bool {
-        !self.has_inode && self.has("nr") && self.has("nh")
+        !self.has_inode() && self.has("nr") && self.has("nh")
     }
 }
 
@@ -95,10 +110,22 @@ mod tests {
         );
         let [one, two] = &all[..] else { panic!("{all:?}") };
         assert_eq!((one.bytes(), one.resident_bytes, one.name.as_str()), (4096, 4096, ""));
-        assert!(one.is_registered() && !one.is_own() && !one.has_inode);
+        assert!(one.is_registered() && !one.is_own() && !one.has_inode());
         assert_eq!((two.name.as_str(), two.device.as_str()), ("/opt/my  program", "fe:00"));
         assert_eq!((two.resident_bytes, two.anonymous_bytes), (8192, 4096));
-        assert!(two.has_inode && two.has("rd") && !two.has("r"));
+        assert!(two.has_inode() && two.has("rd") && !two.has("r"));
+    }
+
+    #[test]
+    fn line_of_maps_is_parsed() {
+        let line = "7f1c2a000000-7f1c2a021000 r-xp 00002000 fe:01 1234   /usr/lib/a b.so (deleted)";
+        let line = ProcessMap::begin(line).unwrap();
+        assert_eq!(line.start..line.end, 0x7f1c_2a00_0000..0x7f1c_2a02_1000);
+        assert_eq!((line.is_executable, line.offset, line.inode), (true, 0x2000, 1234));
+        assert_eq!(line.name, "/usr/lib/a b.so (deleted)");
+        let anonymous = ProcessMap::begin("1000-2000 rwxp 00000000 00:00 0 ").unwrap();
+        assert_eq!((anonymous.is_executable, anonymous.name.as_str()), (true, ""));
+        assert!(ProcessMap::begin("1000 rwxp").is_none());
     }
 
     #[test]

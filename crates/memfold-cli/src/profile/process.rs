@@ -1,4 +1,5 @@
 //! A recorded process: what is mapped where, and the walk of its stacks.
+use crate::machine::smaps::ProcessMap;
 use crate::profile::elf_file::{ElfFile, ElfSection};
 use crate::profile::python;
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
@@ -32,8 +33,8 @@ pub struct MappedFile {
     /// The file, opened when it was first seen. `None` if it has been replaced since it was mapped,
     /// or can't be opened.
     pub opened: Option<File>,
-    elf: Option<ElfFile>,
-    unwind: Option<UnwindSections>,
+    /// Its headers and unwind information, if it is a program or library that was opened.
+    elf: Option<(ElfFile, UnwindSections)>,
 }
 
 /// The sections from which a stack is unwound.
@@ -93,9 +94,11 @@ impl MappedFiles {
         }
         let opened = open_of(process, path, key.1);
         let elf = opened.as_ref().and_then(|file| ElfFile::read(file.try_clone().ok()?));
-        let unwind = elf.as_ref().map(UnwindSections::of);
-        let path = path.to_string();
-        self.files.push(MappedFile { path, opened, elf, unwind });
+        let elf = elf.map(|elf| {
+            let unwind = UnwindSections::of(&elf);
+            (elf, unwind)
+        });
+        self.files.push(MappedFile { path: path.to_string(), opened, elf });
         self.by_key.insert(key, self.files.len() - 1);
         self.files.len() - 1
     }
@@ -170,8 +173,8 @@ impl RecordedProcess {
     /// Reads what the process `number` has mapped by now.
     pub fn read_maps(&mut self, number: u32, files: &mut MappedFiles) {
         let Ok(text) = fs::read_to_string(format!("/proc/{number}/maps")) else { return };
-        let lines = text.lines().filter_map(MapsLine::parse).filter(|line| line.is_code);
-        let code: Vec<MappedCode> = lines.map(|line| line.code(number, files)).collect();
+        let maps = ProcessMap::all(&text).into_iter().filter(|map| map.is_executable);
+        let code: Vec<MappedCode> = maps.map(|map| code_of(&map, number, files)).collect();
         // A process that has ended has no mappings.
         if !code.is_empty() {
             self.set_code(code, files);
@@ -209,7 +212,7 @@ impl RecordedProcess {
     }
 
     fn add_module(&mut self, file: &MappedFile, range: Range<u64>, offset: u64) {
-        let Some((elf, unwind)) = file.elf.as_ref().zip(file.unwind.as_ref()) else { return };
+        let Some((elf, unwind)) = &file.elf else { return };
         let Some(bias) = elf.bias(range.start, offset) else { return };
         if self.interpreter.is_none()
             && file.path.contains("python")
@@ -235,11 +238,10 @@ impl RecordedProcess {
     /// whether each of them is known.
     pub fn walk(&mut self, sample: &Sample) -> (Vec<CodePlace>, bool) {
         let [ip, sp, bp] = sample.registers;
-        let word = |address: u64| {
+        let mut read = |address: u64| {
             let at = address.checked_sub(sp & !7).filter(|at| at % 8 == 0).ok_or(())?;
             sample.stack.get((at / 8) as usize).copied().ok_or(())
         };
-        let mut read = word;
         let regs = UnwindRegsX86_64::new(ip, sp, bp);
         let mut frames = self.unwinder.iter_frames(ip, regs, &mut self.cache, &mut read);
         let mut addresses = Vec::new();
@@ -263,57 +265,18 @@ fn own_number(number: u32) -> Option<u32> {
     line.split_whitespace().last()?.parse().ok()
 }
 
-/// A line of /proc/PID/maps.
-struct MapsLine<'a> {
-    range: Range<u64>,
-    is_code: bool,
-    offset: u64,
-    device: &'a str,
-    inode: u64,
-    path: Option<&'a str>,
-}
-
-impl<'a> MapsLine<'a> {
-    fn parse(line: &'a str) -> Option<MapsLine<'a>> {
-        let mut fields = line.splitn(6, ' ');
-        let mut field = || fields.next();
-        let (start, end) = field()?.split_once('-')?;
-        let number = |text: &str| u64::from_str_radix(text, 16).ok();
-        let (range, access) = (number(start)?..number(end)?, field()?);
-        let (offset, device, inode) = (number(field()?)?, field()?, field()?.parse().ok()?);
-        let path = field().map(str::trim_start).filter(|path| !path.is_empty());
-        Some(MapsLine { range, is_code: access.contains('x'), offset, device, inode, path })
-    }
-
-    fn code(&self, process: u32, files: &mut MappedFiles) -> MappedCode {
-        let path = self.path.filter(|path| path.starts_with('/'));
-        let file = path.map(|path| {
-            let path = path.strip_suffix(" (deleted)").unwrap_or(path);
-            (files.index(process, (self.device.to_string(), self.inode), path), self.offset)
-        });
-        MappedCode { range: self.range.clone(), file }
-    }
+/// Returns the code of a map of a process.
+fn code_of(map: &ProcessMap, process: u32, files: &mut MappedFiles) -> MappedCode {
+    let is_of_file = map.name.starts_with('/');
+    let file = is_of_file.then(|| {
+        let path = map.name.strip_suffix(" (deleted)").unwrap_or(&map.name);
+        (files.index(process, (map.device.clone(), map.inode), path), map.offset)
+    });
+    MappedCode { range: map.start..map.end, file }
 }
 
 /// Returns the path of a file that can still be read, whatever its own path leads to by now.
 pub fn path_of_open(file: &File) -> PathBuf {
     use std::os::fd::AsRawFd;
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn line_of_maps_is_parsed() {
-        let line = "7f1c2a000000-7f1c2a021000 r-xp 00002000 fe:01 1234   /usr/lib/a b.so (deleted)";
-        let line = MapsLine::parse(line).unwrap();
-        assert_eq!(line.range, 0x7f1c_2a00_0000..0x7f1c_2a02_1000);
-        assert_eq!((line.is_code, line.offset, line.inode), (true, 0x2000, 1234));
-        assert_eq!(line.path, Some("/usr/lib/a b.so (deleted)"));
-        let anonymous = MapsLine::parse("1000-2000 rwxp 00000000 00:00 0 ").unwrap();
-        assert_eq!((anonymous.is_code, anonymous.path), (true, None));
-        assert!(MapsLine::parse("1000 rwxp").is_none());
-    }
 }

@@ -2,15 +2,12 @@
 use crate::keeper::Keeper;
 use crate::record::{GateThread, each_used};
 
-fn of_caller() -> Option<&'static GateThread> {
-    let here = 0u8;
-    GateThread::of_stack(&raw const here as usize)
-}
-
 /// Returns the number of the calling task if it is a child that shares the keeper's memory, and
 /// otherwise `None`. The task must be on its slot's stack.
 pub fn child() -> Option<usize> {
-    of_caller().filter(|record| !record.is_of_first_process()).map(|record| record.number.get())
+    GateThread::of_caller()
+        .filter(|record| !record.is_of_first_process())
+        .map(|record| record.number.get())
 }
 
 /// Makes [`serve_errands`] call `what`, and waits until that is done. `ring` wakes the thread that
@@ -23,7 +20,7 @@ pub fn child() -> Option<usize> {
 /// # Panics
 /// If the caller isn't in the gate.
 pub unsafe fn hand_over(mut what: &mut dyn FnMut(), ring: fn()) {
-    let record = of_caller().expect("it stands on its slot");
+    let record = GateThread::of_caller().expect("it stands on its slot");
     record.errand.post(&raw mut what as usize, ring, &mut || {});
 }
 

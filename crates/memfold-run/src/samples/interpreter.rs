@@ -1,6 +1,7 @@
 //! Where a process keeps the state of a Python interpreter: the address of its runtime, and the
 //! offsets that a walk of a thread's Python functions needs. `memfold record` finds them in the
-//! program's files. The process itself makes the walk, because nobody else can read folded memory.
+//! program's files. Each process walks its own functions, because no other process can read its folded
+//! memory.
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

@@ -351,11 +351,6 @@ impl OpenSample<'_> {
     pub fn finish(self) {
         self.place.state.store(WHOLE, Release);
     }
-
-    /// Gives the place back, without a sample.
-    pub fn discard(self) {
-        self.place.state.store(FREE, Release);
-    }
 }
 
 #[cfg(test)]
@@ -392,7 +387,8 @@ mod tests {
         assert_eq!((*process, *thread, *time_ns, *registers), (OWN, 8, 50, [1, 2, 3]));
         assert_eq!((&frames[..], &stack[..]), (&[11, 0][..], &[21, 22, 23][..]));
         assert!(ring.take().is_empty(), "an open sample isn't whole");
-        open.discard();
+        open.finish();
+        assert_eq!(ring.take().len(), 1);
     }
 
     #[test]
