@@ -25,16 +25,14 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// What a run's processes need to leave samples, before the run begins.
 pub struct Recorder {
     ring: SampleRing,
+    /// The file of the ring, by whose path processes open it.
     file: OwnedFd,
     outputs: [OutputFile; 2],
 }
 
 /// A recorder at work.
 pub struct RunningRecorder {
-    ring: SampleRing,
-    /// Keeps the path that processes open.
-    _file: OwnedFd,
-    outputs: [OutputFile; 2],
+    recorder: Recorder,
     ends: Arc<AtomicBool>,
     thread: JoinHandle<Recording>,
 }
@@ -71,8 +69,7 @@ impl Recorder {
     /// # Errors
     /// 125: there is no thread.
     pub fn start(self) -> Result<RunningRecorder, CommandFailure> {
-        let Recorder { ring, file, outputs } = self;
-        let ends = Arc::new(AtomicBool::new(false));
+        let (ring, ends) = (self.ring, Arc::new(AtomicBool::new(false)));
         let until = ends.clone();
         let take = move || {
             let mut recording = Recording::new(ring.every());
@@ -86,7 +83,7 @@ impl Recorder {
         let thread = thread::Builder::new().name("memfold-record".to_string()).spawn(take);
         let thread = thread
             .map_err(|e| CommandFailure::own(format!("Starting a thread failed: {}", plain(&e))))?;
-        Ok(RunningRecorder { ring, _file: file, outputs, ends, thread })
+        Ok(RunningRecorder { recorder: self, ends, thread })
     }
 }
 
@@ -102,7 +99,7 @@ impl RunningRecorder {
         self.ends.store(true, SeqCst);
         let recording = self.thread.join().expect("it doesn't panic");
         let named = NamedStacks::of(&recording);
-        let [json, collapsed] = self.outputs;
+        let Recorder { ring, outputs: [json, collapsed], .. } = self.recorder;
         let paths = format!("{} and {}", json.name().display(), collapsed.name().display());
         match tables(&recording, &named) {
             Some(tables) => {
@@ -117,10 +114,10 @@ impl RunningRecorder {
                 "no load of folded memory was sampled, so {paths} are empty. Give a lower --limit, or --every 1"
             )),
         }
-        if self.ring.lost() > 0 {
+        if ring.lost() > 0 {
             log.say(&format!(
                 "warning: {} samples were lost, because processes left them faster than they were read. Give a larger --every",
-                self.ring.lost()
+                ring.lost()
             ));
         }
         let json = json.write_by(|out| write_firefox(&recording, &named, "memfold record", out));

@@ -52,7 +52,6 @@ struct OpenProcess {
     mappings: BTreeMap<u64, (u64, usize)>,
     read_ns: u64,
     read_again_ns: u64,
-    has_interpreter: bool,
 }
 
 /// All that was recorded.
@@ -170,7 +169,6 @@ impl Recording {
             mappings: BTreeMap::new(),
             read_ns: 0,
             read_again_ns: READ_AGAIN_MIN_NS,
-            has_interpreter: false,
         });
         self.processes.len() - 1
     }
@@ -180,12 +178,11 @@ impl Recording {
         let process = self.process(sample.process);
         let open = &mut self.processes[process];
         let code = open.walk(sample, &mut self.files);
-        if let Some(interpreter) = open.about.interpreter().filter(|_| !open.has_interpreter) {
-            open.has_interpreter = true;
-            // A copy of a process has the interpreter of the process that it was copied from.
-            if ring.interpreter(sample.process.image).is_none() {
-                ring.set_interpreter(sample.process.image, interpreter);
-            }
+        // A copy of a process has the interpreter of the process that it was copied from.
+        if let Some(interpreter) = open.about.interpreter()
+            && ring.interpreter(sample.process.image).is_none()
+        {
+            ring.set_interpreter(sample.process.image, interpreter);
         }
         self.stacks.index(RawStack { process, code, frames })
     }
@@ -254,7 +251,7 @@ pub mod tests {
         sample.set_thread(process, 1, ip);
         sample.set_load(ip, 10);
         sample.set_registers([ip, 0x1000, 0]);
-        frames.iter().for_each(|frame| assert!(sample.add_frame(*frame)));
+        sample.set_frames(frames);
         sample.finish();
     }
 

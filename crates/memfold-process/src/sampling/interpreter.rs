@@ -2,18 +2,16 @@
 //!
 //! The thread's own frames don't change while it is in the gate. The lists of interpreters and
 //! threads may: a thread that isn't found has no frames in the sample.
-use super::word_at;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 use memfold_gate::read_bytes;
 use memfold_os::thread::now_ns;
-use memfold_run::samples::{Interpreter, SampleRing, SampledProcess};
+use memfold_run::samples::{FRAMES_MAX, Interpreter, SampleRing, SampledProcess};
 
-/// Interpreters, threads and frames that are looked at, at most. A list that changes meanwhile may
-/// have a circle.
+/// Interpreters and threads that are looked at, at most. A list that changes meanwhile may have a
+/// circle.
 const INTERPRETERS_MAX: usize = 16;
 const THREADS_MAX: usize = 512;
-const FRAMES_MAX: usize = 256;
 /// Bytes of a name, and of a file's name, that are kept at most.
 const TEXT_BYTES_MAX: usize = 248;
 /// Functions whose names have been left already. One takes the place of another.
@@ -24,53 +22,69 @@ const TAG: u64 = 7;
 /// For each function whose names `memfold record` has: the code object with its names.
 static NAMED: [AtomicU64; KNOWN] = [const { AtomicU64::new(0) }; KNOWN];
 
-/// A frame of the interpreter.
-struct PythonFrame {
-    code: u64,
-    /// Whether it only stands for a call by compiled code.
-    is_boundary: bool,
-    /// Whether compiled code has called it.
-    is_entry: bool,
+/// The functions of a thread.
+pub struct PythonFunctions {
+    /// Their code objects, the innermost first. 0 stands for a change to compiled code.
+    codes: [u64; FRAMES_MAX],
+    count: usize,
 }
 
-/// Calls `add` with the functions of the calling thread, the innermost first. It is called with 0
-/// for a change to compiled code. It ends when `add` returns `false`.
-pub fn walk(layout: &Interpreter, mut add: impl FnMut(u64) -> bool) {
-    each_frame(layout, |frame| {
-        (frame.is_boundary || add(frame.code)) && (!(frame.is_boundary || frame.is_entry) || add(0))
-    });
-}
-
-/// Leaves the names of those functions of the calling thread that have none yet.
-pub fn note_names(ring: &SampleRing, layout: &Interpreter, process: SampledProcess, thread: u32) {
-    each_frame(layout, |frame| {
-        if !frame.is_boundary {
-            note_name(ring, layout, (process, thread), frame.code);
-        }
-        true
-    });
-}
-
-fn each_frame(layout: &Interpreter, mut each: impl FnMut(PythonFrame) -> bool) -> Option<()> {
-    let mut at = innermost(layout)?;
-    for _ in 0..FRAMES_MAX {
-        if at == 0 {
-            break;
-        }
-        let code = member(at, layout.code)? & !TAG;
-        let is_boundary = layout.owner != Interpreter::NONE
-            && u64::from(byte_at(at, layout.owner)?) >= layout.entry_owner;
-        let is_entry = match layout.is_entry {
-            Interpreter::NONE => false,
-            Interpreter::ALWAYS => true,
-            offset => byte_at(at, offset)? != 0,
-        };
-        if !each(PythonFrame { code, is_boundary, is_entry }) {
-            break;
-        }
-        at = member(at, layout.previous)?;
+impl PythonFunctions {
+    /// Returns those of the calling thread, as far as they can be read.
+    pub fn of_caller(layout: &Interpreter) -> PythonFunctions {
+        let mut functions = PythonFunctions { codes: [0; FRAMES_MAX], count: 0 };
+        functions.walk(layout);
+        functions
     }
-    Some(())
+
+    /// Returns their code objects, the innermost first. 0 stands for a change to compiled code.
+    pub fn codes(&self) -> &[u64] {
+        &self.codes[..self.count]
+    }
+
+    /// Leaves the names of those that have none yet.
+    pub fn note_names(
+        &self,
+        ring: &SampleRing,
+        layout: &Interpreter,
+        process: SampledProcess,
+        thread: u32,
+    ) {
+        for code in self.codes().iter().filter(|code| **code != 0) {
+            note_name(ring, layout, (process, thread), *code);
+        }
+    }
+
+    fn walk(&mut self, layout: &Interpreter) -> Option<()> {
+        let mut at = innermost(layout)?;
+        while at != 0 && self.count < FRAMES_MAX {
+            let code = member(at, layout.code)? & !TAG;
+            // A frame that only stands for a call by compiled code.
+            let is_boundary = layout.owner != Interpreter::NONE
+                && u64::from(byte_at(at, layout.owner)?) >= layout.entry_owner;
+            // A function that compiled code has called.
+            let is_entry = match layout.is_entry {
+                Interpreter::NONE => false,
+                Interpreter::ALWAYS => true,
+                offset => byte_at(at, offset)? != 0,
+            };
+            if !is_boundary {
+                self.push(code);
+            }
+            if is_boundary || is_entry {
+                self.push(0);
+            }
+            at = member(at, layout.previous)?;
+        }
+        Some(())
+    }
+
+    fn push(&mut self, code: u64) {
+        if let Some(place) = self.codes.get_mut(self.count) {
+            *place = code;
+            self.count += 1;
+        }
+    }
 }
 
 /// Returns the innermost frame of the calling thread.
@@ -100,8 +114,8 @@ fn innermost(layout: &Interpreter) -> Option<u64> {
     None
 }
 
-/// Returns what `pthread_self` returns in the calling thread: with glibc and musl, the address of
-/// the thread's control block, whose first or third word has the address itself.
+/// Returns what `pthread_self` returns in the calling thread. With glibc and musl that is the address
+/// of the thread's control block.
 fn pthread_self() -> u64 {
     let own: u64;
     // SAFETY: the x86-64 ABI of thread-local storage puts the address of the control block into its
@@ -158,9 +172,11 @@ fn read_text(layout: &Interpreter, object: u64, to: &mut [u8]) -> Option<usize> 
     Some(len)
 }
 
-/// Reads the word at an offset of an object.
+/// Reads the word at an offset of an object. Returns `None` if it can't be read.
 fn member(object: u64, offset: u64) -> Option<u64> {
-    word_at(object.wrapping_add(offset))
+    let mut bytes = [0; size_of::<u64>()];
+    read_bytes(object.wrapping_add(offset) as usize, &mut bytes).ok()?;
+    Some(u64::from_ne_bytes(bytes))
 }
 
 fn byte_at(object: u64, offset: u64) -> Option<u8> {

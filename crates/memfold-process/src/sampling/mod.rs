@@ -7,7 +7,7 @@
 //! system call but that for the time, which faults make too.
 mod interpreter;
 
-use crate::sampling::interpreter::{note_names, walk};
+use crate::sampling::interpreter::PythonFunctions;
 use memfold::fault::FaultSource;
 use memfold_gate::{ProgramPlace, child, read_bytes};
 use memfold_os::thread::now_ns;
@@ -72,13 +72,11 @@ fn leave(ring: &SampleRing, about: impl FnOnce(&OpenSample<'_>)) {
     about(&sample);
     sample.set_registers([ip, sp, bp].map(|register| register as u64));
     add_stack(&sample, sp);
-    if let Some(interpreter) = &interpreter {
-        walk(interpreter, |frame| sample.add_frame(frame));
-    }
+    let Some(interpreter) = &interpreter else { return sample.finish() };
+    let functions = PythonFunctions::of_caller(interpreter);
+    sample.set_frames(functions.codes());
     sample.finish();
-    if let Some(interpreter) = &interpreter {
-        note_names(ring, interpreter, process, taken.thread());
-    }
+    functions.note_names(ring, interpreter, process, taken.thread());
 }
 
 /// Adds the stack from `sp` on, as far as it can be read.
@@ -89,16 +87,9 @@ fn add_stack(sample: &OpenSample<'_>, sp: usize) {
         if read_bytes(at, &mut bytes).is_err() {
             return;
         }
-        let word = |n: usize| core::array::from_fn(|byte| bytes[n * WORD + byte]);
-        let words: [u64; CHUNK_WORDS] = core::array::from_fn(|n| u64::from_ne_bytes(word(n)));
+        let (words, _) = bytes.as_chunks();
+        let words: [u64; CHUNK_WORDS] = core::array::from_fn(|n| u64::from_ne_bytes(words[n]));
         sample.add_words(&words);
         at += bytes.len();
     }
-}
-
-/// Reads a word of the program. Returns `None` if it can't be read.
-fn word_at(at: u64) -> Option<u64> {
-    let mut bytes = [0; WORD];
-    read_bytes(at as usize, &mut bytes).ok()?;
-    Some(u64::from_ne_bytes(bytes))
 }

@@ -327,13 +327,11 @@ impl OpenSample<'_> {
         self.place.registers.iter().zip(registers).for_each(|(to, from)| to.store(from, Relaxed));
     }
 
-    /// Adds a frame of an interpreter. Returns `false` if there is no room.
-    pub fn add_frame(&self, frame: u64) -> bool {
-        let at = self.place.frame_count.load(Relaxed) as usize;
-        let Some(place) = self.place.frames.get(at) else { return false };
-        place.store(frame, Relaxed);
-        self.place.frame_count.store(at as u32 + 1, Relaxed);
-        true
+    /// Sets the functions of an interpreter, as many as there is room for.
+    pub fn set_frames(&self, frames: &[u64]) {
+        let count = frames.len().min(FRAMES_MAX);
+        self.place.frames.iter().zip(frames).for_each(|(to, from)| to.store(*from, Relaxed));
+        self.place.frame_count.store(count as u32, Relaxed);
     }
 
     /// Adds words of the stack, or of a text, as far as there is room. Returns `false` if there
@@ -364,7 +362,7 @@ mod tests {
         sample.set_thread(OWN, 8, time_ns);
         sample.set_load(address, 5);
         sample.set_registers([1, 2, 3]);
-        assert!(sample.add_frame(11) && sample.add_frame(0));
+        sample.set_frames(&[11, 0]);
         assert!(sample.add_words(&[21, 22]) && sample.add_words(&[23]));
         sample.finish();
         true
@@ -408,9 +406,10 @@ mod tests {
         sample.set_thread(OWN, 8, 1);
         sample.set_mapping(4096, 8192);
         assert!(sample.add_words(&[1; STACK_WORDS_MAX - 1]) && !sample.add_words(&[2, 3]));
-        assert_eq!((0..FRAMES_MAX + 1).filter(|_| sample.add_frame(4)).count(), FRAMES_MAX);
+        sample.set_frames(&[4; FRAMES_MAX + 1]);
         sample.finish();
         let found = ring.take().remove(0);
+        assert_eq!(found.frames, [4; FRAMES_MAX]);
         assert_eq!((found.stack.len(), found.stack[STACK_WORDS_MAX - 1]), (STACK_WORDS_MAX, 2));
         assert_eq!(found.kind, SampleKind::Mapping { start: 4096, len: 8192 });
     }
