@@ -61,7 +61,9 @@ impl ElfFile {
             let first = segment.p_offset & !PAGE_MASK;
             (first..segment.p_offset.saturating_add(segment.p_filesz)).contains(&offset)
         })?;
-        let address = (segment.p_vaddr & !PAGE_MASK) + (offset - (segment.p_offset & !PAGE_MASK));
+        // A damaged file may name any address.
+        let address =
+            (segment.p_vaddr & !PAGE_MASK).wrapping_add(offset - (segment.p_offset & !PAGE_MASK));
         Some(start.wrapping_sub(address))
     }
 
@@ -71,7 +73,7 @@ impl ElfFile {
             let end = segment.p_vaddr.saturating_add(segment.p_filesz);
             (segment.p_vaddr..end).contains(&address)
         })?;
-        bytes_at(&self.file, segment.p_offset + (address - segment.p_vaddr), len)
+        bytes_at(&self.file, segment.p_offset.checked_add(address - segment.p_vaddr)?, len)
     }
 
     fn segment(&self, is_wanted: impl Fn(&ProgramHeader) -> bool) -> Option<&ProgramHeader> {
@@ -129,4 +131,55 @@ fn bytes_at(file: &File, offset: u64, len: u64) -> Option<Vec<u8>> {
 fn table<T: ParseAt>(file: &File, offset: u64, count: u16, len: usize) -> Option<Vec<T>> {
     let bytes = bytes_at(file, offset, u64::from(count) * len as u64)?;
     Some(ParsingTable::<_, T>::new(LittleEndian, Class::ELF64, &bytes).iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memfold_testkit::scratch::Scratch;
+    use proptest::prelude::*;
+
+    fn read(bytes: &[u8]) -> Option<ElfFile> {
+        let scratch = Scratch::new();
+        ElfFile::read(File::open(scratch.file("elf", bytes, 0o644)).unwrap())
+    }
+
+    #[test]
+    fn own_program_has_its_sections_and_symbols() {
+        let elf = ElfFile::read(File::open("/proc/self/exe").unwrap()).unwrap();
+        let frames = elf.section(".eh_frame").unwrap();
+        let first = elf.bytes_at_address(frames.addresses.start, 64).unwrap();
+        assert_eq!(first[..], frames.bytes[..64]);
+        assert_eq!(elf.bias(0x5000_0000, 0), Some(0x5000_0000), "it is position-independent");
+        assert!(elf.address_of("main").is_some_and(|main| elf.bytes_at_address(main, 1).is_some()));
+        assert!(elf.address_of("no_such_symbol").is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_file_is_read_as_far_as_it_goes(
+            // Words of the header and of the table of segments.
+            places in proptest::collection::vec(
+                (0usize..0x80, prop_oneof![any::<u64>(), Just(u64::MAX), Just(!0xfff), 0u64..0x9000]),
+                1..12,
+            ),
+            end in 0usize..0x8000,
+            at in any::<u64>(),
+        ) {
+            let mut bytes = std::fs::read("/bin/true").unwrap();
+            for (place, word) in places {
+                bytes[place * 8..][..8].copy_from_slice(&word.to_le_bytes());
+            }
+            for bytes in [&bytes[..], &bytes[..end.min(bytes.len())]] {
+                if let Some(elf) = read(bytes) {
+                    for offset in (0..0x9000).step_by(0x800).chain([at, !at >> 1, u64::MAX]) {
+                        elf.bias(at, offset);
+                        elf.bytes_at_address(offset, at & 0xff);
+                    }
+                    elf.address_of("main");
+                    elf.section(".eh_frame");
+                }
+            }
+        }
+    }
 }

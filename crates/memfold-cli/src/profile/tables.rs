@@ -41,7 +41,7 @@ pub fn tables(recording: &Recording, named: &NamedStacks) -> Option<String> {
             "{:>8} {:>5.1}% {:>8} {:>12.1}%  {}",
             count.own * recording.every,
             percent(count.own, sampled),
-            seconds(count.own_ns * recording.every),
+            seconds(count.own_ns.saturating_mul(recording.every)),
             percent(count.all, sampled),
             label(function, NAME_COLUMNS),
         );
@@ -71,7 +71,7 @@ fn by_function(recording: &Recording, named: &NamedStacks) -> Vec<(usize, Count)
         let is_python = |function: &&usize| named.functions.values()[**function].is_python();
         if let Some(innermost) = stack.iter().find(is_python).or(stack.first()) {
             counts[*innermost].own += 1;
-            counts[*innermost].own_ns += load.spent_ns;
+            counts[*innermost].own_ns = counts[*innermost].own_ns.saturating_add(load.spent_ns);
         }
         let mut seen = stack.clone();
         seen.sort_unstable();
