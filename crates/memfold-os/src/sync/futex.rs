@@ -4,6 +4,7 @@
 //! held, 2 held and threads may wait. Uncontended lock and unlock cost one atomic each and no
 //! system call.
 use crate::clock::now_ns;
+use alloc::boxed::Box;
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
@@ -67,6 +68,19 @@ impl<T> Mutex<T> {
     /// Makes a free mutex.
     pub const fn new(value: T) -> Self {
         Mutex { state: AtomicU32::new(0), value: UnsafeCell::new(value) }
+    }
+
+    /// Makes `count` free mutexes whose values are made of zero bytes. Where the allocator has
+    /// memory that was never touched (see [`crate::memory::arena`]), they take none until they are
+    /// used.
+    ///
+    /// # Safety
+    /// - All bytes zero is a valid `T`.
+    pub unsafe fn zeroed(count: usize) -> Box<[Self]> {
+        let locks = Box::new_zeroed_slice(count);
+        // SAFETY: a lock is its word, which is free as zero, and the value, for which the caller
+        // vouches; padding may have any bytes.
+        unsafe { locks.assume_init() }
     }
 
     /// Waits for the lock.

@@ -1,4 +1,5 @@
 //! The locks of the models, over shuttle's.
+use alloc::boxed::Box;
 use core::ops::{Deref, DerefMut};
 
 /// A mutex whose schedule the model checker chooses.
@@ -11,6 +12,14 @@ impl<T> Mutex<T> {
     /// Makes a free mutex.
     pub const fn new(value: T) -> Self {
         Mutex(shuttle::sync::Mutex::new(value))
+    }
+    /// Makes `count` free mutexes whose values are made of zero bytes.
+    ///
+    /// # Safety
+    /// - All bytes zero is a valid `T`.
+    pub unsafe fn zeroed(count: usize) -> Box<[Self]> {
+        // SAFETY: the caller vouches for the value.
+        (0..count).map(|_| Mutex::new(unsafe { core::mem::zeroed() })).collect()
     }
     /// Waits for the lock.
     pub fn lock(&self) -> MutexGuard<'_, T> {

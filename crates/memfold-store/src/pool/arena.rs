@@ -14,6 +14,26 @@ use memfold_os::units::{MAX_PAGES, PAGE_SIZE};
 /// No span: ends a list.
 pub(crate) const NIL: u32 = u32::MAX;
 
+/// A list of spans, each of which names the next. Zeros are an empty list.
+#[derive(Copy, Clone)]
+pub(crate) struct SpanList {
+    /// The first span's index, all bits inverted.
+    inverted: u32,
+}
+
+impl SpanList {
+    pub const EMPTY: SpanList = SpanList { inverted: !NIL };
+
+    /// Returns the first span, or [`NIL`].
+    pub fn first(self) -> u32 {
+        !self.inverted
+    }
+
+    pub fn set_first(&mut self, index: u32) {
+        self.inverted = !index;
+    }
+}
+
 /// Warm bytes that a pool may keep however little it holds: its part of 1 MiB, at least 256 KiB.
 /// With 256 KiB for a single pool, spans were often returned just before churn needed them again,
 /// and saves took 3% longer.
@@ -40,8 +60,8 @@ pub(crate) struct ArenaState {
     edge: u32,
     /// Spans that were ever cut.
     pub cut: u32,
-    warm: [u32; MAX_PAGES + 1],
-    bare: [u32; MAX_PAGES + 1],
+    warm: [SpanList; MAX_PAGES + 1],
+    bare: [SpanList; MAX_PAGES + 1],
     /// Bytes of the warm spans.
     pub warm_bytes: u64,
     /// Bytes of class spans, warm spans, and spans being returned.
@@ -58,7 +78,7 @@ impl SpanArena {
         budget: Arc<PoolBudget>,
         pools: usize,
     ) -> SpanArena {
-        let lists = [NIL; MAX_PAGES + 1];
+        let lists = [SpanList::EMPTY; MAX_PAGES + 1];
         let state = ArenaState {
             edge: 0,
             cut: 0,
@@ -272,16 +292,16 @@ impl SpanArena {
         Some(index)
     }
 
-    fn pop(&self, head: &mut u32) -> Option<u32> {
-        let index = *head;
-        *head = self.spans.get(index)?.next();
+    fn pop(&self, list: &mut SpanList) -> Option<u32> {
+        let index = list.first();
+        list.set_first(self.spans.get(index)?.next());
         Some(index)
     }
 
-    fn push(&self, head: &mut u32, index: u32) {
+    fn push(&self, list: &mut SpanList, index: u32) {
         if let Some(span) = self.spans.get(index) {
-            span.set_next(*head);
-            *head = index;
+            span.set_next(list.first());
+            list.set_first(index);
         }
     }
 
@@ -297,8 +317,8 @@ impl SpanArena {
     ) -> Result<(), &'static str> {
         let (mut waiting, mut warm_bytes, mut pages_seen) = (0, 0, 0);
         for pages in 1..=MAX_PAGES {
-            for (is_warm, head) in [(true, state.warm[pages]), (false, state.bare[pages])] {
-                let mut at = head;
+            for (is_warm, list) in [(true, state.warm[pages]), (false, state.bare[pages])] {
+                let mut at = list.first();
                 while let Some(span) = self.spans.get(at) {
                     if span.class().is_some()
                         || span.in_use() != 0

@@ -177,8 +177,8 @@ impl FrozenPool<'_> {
             return Err("stored or original bytes are wrong".into());
         }
         let mut listed = 0;
-        for (expected, head) in state.partial.iter().enumerate() {
-            let (mut at, mut prev) = (*head, NIL);
+        for (expected, list) in state.partial.iter().enumerate() {
+            let (mut at, mut prev) = (list.first(), NIL);
             while let Some(span) = self.pool.arena.span(at) {
                 if span.class() != Some(index)
                     || group(class, span) != Some(expected)

@@ -79,8 +79,8 @@ impl Pool {
         if span.is_pinned() {
             // A reader came before its object's entry changed. The class stays noted, because the
             // reader needs it.
-            span.set_next(state.limbo);
-            state.limbo = index;
+            span.set_next(state.limbo.first());
+            state.limbo.set_first(index);
             state.limbo_spans += 1;
             return false;
         }
@@ -90,8 +90,8 @@ impl Pool {
 
     /// Returns a span of the sparsest group without pins.
     fn sparsest(&self, state: &ClassState) -> Option<(u32, &PoolSpan)> {
-        for head in state.partial {
-            let mut at = head;
+        for list in state.partial {
+            let mut at = list.first();
             let mut best: Option<(u32, &PoolSpan)> = None;
             for _ in 0..TRIES {
                 let Some(span) = self.arena.span(at).filter(|_| at != NIL) else { break };

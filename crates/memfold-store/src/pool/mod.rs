@@ -26,7 +26,7 @@ use crate::format;
 use crate::handle::ObjectName;
 use crate::hash::xxh3;
 use crate::pool::area::AreaTable;
-use crate::pool::arena::{NIL, SpanArena};
+use crate::pool::arena::{NIL, SpanArena, SpanList};
 use crate::pool::entries::EntryTable;
 use crate::pool::entry::{ObjectEntry, ObjectHeader, PoolLocation};
 use crate::pool::mark::ObjectMark;
@@ -70,11 +70,12 @@ pub(crate) struct PoolCounters {
 }
 
 /// Partly used spans are in the list of their group, full ones in none, empty ones leave the class.
-/// `objects` = the used slots of all `spans`; limbo is not counted in `spans`.
+/// `objects` = the used slots of all `spans`; limbo is not counted in `spans`. Zeros are a class
+/// without spans.
 pub(crate) struct ClassState {
-    pub(crate) partial: [u32; GROUPS],
+    pub(crate) partial: [SpanList; GROUPS],
     /// Spans that compaction emptied while a reader was active there.
-    pub(crate) limbo: u32,
+    pub(crate) limbo: SpanList,
     pub(crate) limbo_spans: u32,
     pub(crate) spans: u32,
     pub(crate) objects: u32,
@@ -128,16 +129,8 @@ impl Pool {
         entries: EntryTable,
         marks: AreaTable<ObjectMark>,
     ) -> Pool {
-        let empty = || ClassState {
-            partial: [NIL; GROUPS],
-            limbo: NIL,
-            limbo_spans: 0,
-            spans: 0,
-            objects: 0,
-            stored: 0,
-            original: 0,
-        };
-        let classes = CLASSES.iter().map(|_| Mutex::new(empty())).collect();
+        // SAFETY: the state of a class is numbers and lists of spans, and zeros are valid for both.
+        let classes = unsafe { Mutex::zeroed(CLASSES.len()) };
         Pool { number, arena, entries, marks, classes, counters: PoolCounters::default() }
     }
 
@@ -393,12 +386,12 @@ impl Pool {
 
     /// Returns the spans in limbo without pins to the arena.
     pub(crate) fn reap(&self, state: &mut ClassState) {
-        let mut at = core::mem::replace(&mut state.limbo, NIL);
+        let mut at = core::mem::replace(&mut state.limbo, SpanList::EMPTY).first();
         while let Some(span) = self.arena.span(at) {
             let next = span.next();
             if span.is_pinned() {
-                span.set_next(state.limbo);
-                state.limbo = at;
+                span.set_next(state.limbo.first());
+                state.limbo.set_first(at);
             } else {
                 state.limbo_spans -= 1;
                 self.arena.free(at);
@@ -407,19 +400,19 @@ impl Pool {
         }
     }
 
-    fn link(&self, head: &mut u32, index: u32, span: &PoolSpan) {
+    fn link(&self, list: &mut SpanList, index: u32, span: &PoolSpan) {
         span.set_prev(NIL);
-        span.set_next(*head);
-        if let Some(next) = self.arena.span(*head) {
+        span.set_next(list.first());
+        if let Some(next) = self.arena.span(list.first()) {
             next.set_prev(index);
         }
-        *head = index;
+        list.set_first(index);
     }
 
-    fn unlink(&self, head: &mut u32, span: &PoolSpan) {
+    fn unlink(&self, list: &mut SpanList, span: &PoolSpan) {
         match self.arena.span(span.prev()) {
             Some(prev) => prev.set_next(span.next()),
-            None => *head = span.next(),
+            None => list.set_first(span.next()),
         }
         if let Some(next) = self.arena.span(span.next()) {
             next.set_prev(span.prev());
@@ -448,7 +441,7 @@ impl Pool {
 impl ClassState {
     /// Returns the first span of the fullest group with room.
     pub(crate) fn fullest(&self) -> Option<u32> {
-        self.partial.iter().rev().copied().find(|head| *head != NIL)
+        self.partial.iter().rev().map(|list| list.first()).find(|first| *first != NIL)
     }
 }
 
