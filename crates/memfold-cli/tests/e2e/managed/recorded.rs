@@ -187,6 +187,8 @@ fn bad_flags_are_refused_before_the_program_starts() {
     refused(&["--output", "/nowhere/profile"], &["--output: /nowhere/profile.json", "No such"]);
     refused(&["--list"], &["--list", "memfold run"]);
     refused(&["--output", "x", "--limit", "1"], &["--limit"]);
+    let nothing = memfold(&bin, &["record", "--every", "8"]).output().unwrap();
+    assert_refused(&nothing, 125, &["memfold record [--limit SIZE] -- CMD"]);
 }
 
 #[test]
