@@ -136,5 +136,14 @@ fn usage(error: clap::Error) -> Result<u8, CommandFailure> {
     let text = error.render().to_string();
     let lines: Vec<&str> =
         text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
-    Err(CommandFailure::own(lines.join(" ").trim_start_matches("error: ")))
+    let what = lines.join(" ");
+    let what = what.trim_start_matches("error: ");
+    let similar = text.lines().find_map(|line| line.trim().strip_prefix("tip: a similar "));
+    Err(match (similar, error.kind()) {
+        (Some(similar), _) => CommandFailure::own(format!("{what}. A similar {similar}.")),
+        (None, ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument) => {
+            CommandFailure::own(format!("{what}. --help lists all there are."))
+        }
+        _ => CommandFailure::own(what),
+    })
 }

@@ -8,7 +8,8 @@ use std::process::Command;
 fn bad_flags_and_settings_are_one_line_each() {
     let Some(bin) = binaries() else { return };
     let cases: &[(&[&str], &[&str])] = &[
-        (&["--bogus"], &["--bogus"]),
+        (&["--bogus"], &["--bogus", "--help lists all"]),
+        (&["--limti", "64M"], &["--limti", "A similar argument exists: '--limit'"]),
         (&["--limit"], &["--limit", "value"]),
         (&["--limit", "x"], &["--limit", "not a size"]),
         (&["--limit", "0"], &["--limit", "too small"]),
@@ -64,7 +65,9 @@ fn a_missing_command_is_said_so() {
     for arguments in [&["run", "--limit", "64M"][..], &["run", "--limit", "64M", "--"]] {
         assert_refused(&memfold(&bin, arguments).output().unwrap(), 125, &["No command"]);
     }
-    assert_refused(&memfold(&bin, &["walk"]).output().unwrap(), 125, &["walk"]);
+    for (word, advice) in [("qq", "--help lists all"), ("recrod", "exists: 'record'")] {
+        assert_refused(&memfold(&bin, &[word]).output().unwrap(), 125, &[word, advice]);
+    }
 }
 
 #[test]
