@@ -248,8 +248,8 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
 pub fn run(matches: &ArgMatches, recorder: Option<Recorder>) -> Result<u8, CommandFailure> {
     let arguments: Vec<OsString> =
         matches.get_many(COMMAND).map(|all| all.cloned().collect()).unwrap_or_default();
-    let subcommand = if recorder.is_some() { "record" } else { "run" };
     let Some(name) = arguments.first() else {
+        let subcommand = if recorder.is_some() { "record" } else { "run" };
         return Err(CommandFailure::own(format!(
             "No command given. Write memfold {subcommand} [--limit SIZE] -- CMD [ARGS]...",
         )));
@@ -264,9 +264,9 @@ pub fn run(matches: &ArgMatches, recorder: Option<Recorder>) -> Result<u8, Comma
     let mut config = config(matches)?;
     let group = group::request(matches)?;
     if is_inside_a_run() {
-        return Err(CommandFailure::own(format!(
-            "memfold {subcommand} can't be nested: this process already runs under memfold run. Run CMD without it.",
-        )));
+        return Err(CommandFailure::own(
+            "memfold run can't be nested: this process already runs under memfold run. Run CMD without it.",
+        ));
     }
     let path = find(name, is_wrapped)?;
     let loading = program::loading(&path, &arguments)?;
