@@ -134,13 +134,17 @@ fn usage(error: clap::Error) -> Result<u8, CommandFailure> {
     }
     // clap prints a first line, then for some errors a list, then advice after an empty line.
     let text = error.render().to_string();
-    let lines: Vec<&str> =
-        text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
-    let what = lines.join(" ");
+    let mut lines = text.lines().map(str::trim);
+    let what: Vec<&str> = lines.by_ref().take_while(|line| !line.is_empty()).collect();
+    let what = what.join(" ");
     let what = what.trim_start_matches("error: ");
-    let similar = text.lines().find_map(|line| line.trim().strip_prefix("tip: a similar "));
+    let similar =
+        lines.find_map(|line| line.strip_prefix("tip: ").filter(|tip| tip.contains("similar")));
     Err(match (similar, error.kind()) {
-        (Some(similar), _) => CommandFailure::own(format!("{what}. A similar {similar}.")),
+        (Some(similar), _) => {
+            let (first, rest) = similar.split_at(1);
+            CommandFailure::own(format!("{what}. {}{rest}.", first.to_uppercase()))
+        }
         (None, ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument) => {
             CommandFailure::own(format!("{what}. --help lists all there are."))
         }

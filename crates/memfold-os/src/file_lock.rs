@@ -70,9 +70,13 @@ mod tests {
         assert_eq!(locked(&one), [false; 3]);
         drop(one);
         // Children that other tests have forked meanwhile share the description until they end.
-        while locked(&other) != [false; 3] {
-            std::thread::yield_now();
+        for _ in 0..1000 {
+            if locked(&other) == [false; 3] {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
         }
+        assert_eq!(locked(&other), [false; 3]);
         assert_eq!(try_lock(open(OFlags::RDONLY), 0..1), Err(Errno::BADF));
         std::fs::remove_file(path).unwrap();
     }

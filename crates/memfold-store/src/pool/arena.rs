@@ -15,15 +15,13 @@ use memfold_os::units::{MAX_PAGES, PAGE_SIZE};
 pub(crate) const NIL: u32 = u32::MAX;
 
 /// A list of spans, each of which names the next. Zeros are an empty list.
-#[derive(Copy, Clone)]
+#[derive(Copy, Clone, Default)]
 pub(crate) struct SpanList {
     /// The first span's index, all bits inverted.
     inverted: u32,
 }
 
 impl SpanList {
-    pub const EMPTY: SpanList = SpanList { inverted: !NIL };
-
     /// Returns the first span, or [`NIL`].
     pub fn first(self) -> u32 {
         !self.inverted
@@ -31,6 +29,12 @@ impl SpanList {
 
     pub fn set_first(&mut self, index: u32) {
         self.inverted = !index;
+    }
+
+    /// Puts a span, whose index is given too, before the first.
+    pub fn push(&mut self, index: u32, span: &PoolSpan) {
+        span.set_next(self.first());
+        self.set_first(index);
     }
 }
 
@@ -78,7 +82,7 @@ impl SpanArena {
         budget: Arc<PoolBudget>,
         pools: usize,
     ) -> SpanArena {
-        let lists = [SpanList::EMPTY; MAX_PAGES + 1];
+        let lists = [SpanList::default(); MAX_PAGES + 1];
         let state = ArenaState {
             edge: 0,
             cut: 0,
@@ -300,8 +304,7 @@ impl SpanArena {
 
     fn push(&self, list: &mut SpanList, index: u32) {
         if let Some(span) = self.spans.get(index) {
-            span.set_next(list.first());
-            list.set_first(index);
+            list.push(index, span);
         }
     }
 

@@ -79,8 +79,7 @@ impl Pool {
         if span.is_pinned() {
             // A reader came before its object's entry changed. The class stays noted, because the
             // reader needs it.
-            span.set_next(state.limbo.first());
-            state.limbo.set_first(index);
+            state.limbo.push(index, span);
             state.limbo_spans += 1;
             return false;
         }

@@ -386,12 +386,11 @@ impl Pool {
 
     /// Returns the spans in limbo without pins to the arena.
     pub(crate) fn reap(&self, state: &mut ClassState) {
-        let mut at = core::mem::replace(&mut state.limbo, SpanList::EMPTY).first();
+        let mut at = core::mem::take(&mut state.limbo).first();
         while let Some(span) = self.arena.span(at) {
             let next = span.next();
             if span.is_pinned() {
-                span.set_next(state.limbo.first());
-                state.limbo.set_first(at);
+                state.limbo.push(at, span);
             } else {
                 state.limbo_spans -= 1;
                 self.arena.free(at);
@@ -402,11 +401,10 @@ impl Pool {
 
     fn link(&self, list: &mut SpanList, index: u32, span: &PoolSpan) {
         span.set_prev(NIL);
-        span.set_next(list.first());
         if let Some(next) = self.arena.span(list.first()) {
             next.set_prev(index);
         }
-        list.set_first(index);
+        list.push(index, span);
     }
 
     fn unlink(&self, list: &mut SpanList, span: &PoolSpan) {
