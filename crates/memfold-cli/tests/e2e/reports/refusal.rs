@@ -65,7 +65,11 @@ fn a_missing_command_is_said_so() {
     for arguments in [&["run", "--limit", "64M"][..], &["run", "--limit", "64M", "--"]] {
         assert_refused(&memfold(&bin, arguments).output().unwrap(), 125, &["No command"]);
     }
-    for (word, advice) in [("qq", "--help lists all"), ("recrod", "exists: 'record'")] {
+    for (word, advice) in [
+        ("qq", "--help lists all"),
+        ("recrod", "exists: 'record'"),
+        ("wra", "exist: 'unwrap', 'wrap'"),
+    ] {
         assert_refused(&memfold(&bin, &[word]).output().unwrap(), 125, &[word, advice]);
     }
 }
