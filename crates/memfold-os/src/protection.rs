@@ -119,18 +119,47 @@ impl Protection {
     }
 
     /// Hides the parts of a range of the program that have no page. Around each page, `block` (a
-    /// power of two) bytes are not hidden. No thread may discard pages of it meanwhile.
+    /// power of two) bytes are not hidden. Other threads may write to the range meanwhile, but not
+    /// discard pages. `is_held` is whether a system call in progress names a part of it.
     ///
     /// # Errors
     /// The errors of `mprotect` or of the page map. No part is hidden then.
-    pub fn cover(&self, range: &Range<usize>, block: usize, map: &Pagemap) -> Result<(), Errno> {
+    pub fn cover(
+        &self,
+        range: &Range<usize>,
+        block: usize,
+        map: &Pagemap,
+        is_held: bool,
+    ) -> Result<(), Errno> {
+        let is_empty = !is_held && !map.is_populated(range.start);
         // Parts of an area that had no page when it was split never join again.
-        populates(range.start, true);
-        let done = self.cover_gaps(range, block, map);
+        let is_made = populates(range.start, true) && is_empty;
+        let first = range.start..((range.start & !(block - 1)) + block).min(range.end);
+        let done = self
+            .cover_gaps(range, block, map)
+            .and_then(|()| if is_made { self.cover_zeros(&first, map) } else { Ok(()) });
         if done.is_err() {
             self.show(range);
         }
         done
+    }
+
+    /// Hides a range without its first page, which this engine has made, unless a thread has
+    /// written to the range since.
+    fn cover_zeros(&self, range: &Range<usize>, map: &Pagemap) -> Result<(), Errno> {
+        let page = range.start..range.start + PAGE_SIZE;
+        self.hide(range)?;
+        // From now on no thread writes there.
+        let mut bytes = [0; PAGE_SIZE];
+        let is_alone = blocks(range, PAGE_SIZE, map)? == [page.clone()];
+        // SAFETY: the array has room for a page, and only this thread uses it.
+        let read = unsafe { self.read(page.start, bytes.as_mut_ptr(), PAGE_SIZE) };
+        if !is_alone || read < PAGE_SIZE || bytes.iter().any(|byte| *byte != 0) {
+            self.show(range);
+            return Ok(());
+        }
+        // SAFETY: the page holds zeros, and reads as zeros without it.
+        unsafe { madvise(page.start as *mut _, PAGE_SIZE, Advice::LinuxDontNeed) }
     }
 
     fn cover_gaps(&self, range: &Range<usize>, block: usize, map: &Pagemap) -> Result<(), Errno> {
@@ -146,24 +175,6 @@ impl Protection {
             blocks(&gap, block, map)?.iter().for_each(|there| self.show(there));
         }
         Ok(())
-    }
-
-    /// Hides a range of the program that has just been mapped, readable and writable, and that no
-    /// thread knows yet.
-    ///
-    /// # Errors
-    /// The errors of `mprotect`. No part is hidden then.
-    pub fn cover_new(&self, range: &Range<usize>) -> Result<(), Errno> {
-        let joins = populates(range.start, true);
-        let done = self.hide(range);
-        if done.is_err() {
-            self.show(range);
-        }
-        if joins {
-            // SAFETY: no thread has written there.
-            let _ = unsafe { madvise(range.start as *mut _, PAGE_SIZE, Advice::LinuxDontNeed) };
-        }
-        done
     }
 
     /// Returns whether one more range may be hidden without running out of mappings.
@@ -626,15 +637,34 @@ mod tests {
         unsafe { setup.home.as_ptr().add(9 * PAGE_SIZE).write_volatile(77) };
         let block = 4 * PAGE_SIZE;
         let is_hidden = |page: usize| setup.byte(page) == Err(Errno::FAULT);
-        setup.space.protection.cover(&range, block, &setup.space.pagemap).unwrap();
+        setup.space.protection.cover(&range, block, &setup.space.pagemap, false).unwrap();
         for each in 0..PAGES {
             let near: Vec<usize> = (0..PAGES).filter(|p| p / 4 == each / 4).collect();
             let has_page = |p: &usize| *p != 3 && (!(4..12).contains(p) || *p == 9);
             assert_eq!(is_hidden(each), !near.iter().any(has_page), "{each}");
         }
         assert_eq!((setup.byte(9), setup.byte(15)), (Ok(77), Ok(15)));
-        setup.space.protection.show(&range);
-        setup.space.protection.cover_new(&range).unwrap();
-        assert!((0..PAGES).all(is_hidden));
+    }
+
+    #[test]
+    fn cover_of_empty_memory_hides_all_and_leaves_no_page() {
+        for (is_held, written) in [(false, None), (false, Some(0)), (false, Some(1)), (true, None)] {
+            let setup = Setup::new(true);
+            let range = setup.home.start()..setup.home.start() + LEN;
+            // SAFETY: only the test uses the zone.
+            unsafe { setup.space.discard(range.start, LEN) }.unwrap();
+            if let Some(page) = written {
+                // SAFETY: the page is inside the zone.
+                unsafe { setup.home.as_ptr().add(page * PAGE_SIZE).write_volatile(7) };
+            }
+            let (protection, map) = (&setup.space.protection, &setup.space.pagemap);
+            protection.cover(&range, 4 * PAGE_SIZE, map, is_held).unwrap();
+            let is_hidden = |page: usize| setup.byte(page) == Err(Errno::FAULT);
+            assert!((4..PAGES).all(is_hidden));
+            let stays = is_held || written.is_some();
+            assert!((0..4).all(|page| is_hidden(page) != stays), "{is_held} {written:?}");
+            assert_eq!((0..PAGES).any(|page| setup.is_there(page)), stays);
+            written.iter().for_each(|page| assert_eq!(setup.byte(*page), Ok(7)));
+        }
     }
 }

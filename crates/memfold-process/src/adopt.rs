@@ -7,6 +7,7 @@ use crate::size::process_size;
 use crate::size::share::SizeLook;
 use crate::threads::{self, START_SHARE, start_pending};
 use crate::{diagnostics, engine};
+use alloc::vec;
 use alloc::vec::Vec;
 use core::mem::forget;
 use core::ops::ControlFlow::Continue;
@@ -189,6 +190,7 @@ impl ManagedProgram {
             self.pager.prepare();
             let workers = self.config.worker_count(self.pager.cpus());
             let mut all = background::threads(&self.pager, workers);
+            all.extend(self.paging.reader_of_moves());
             all.reverse();
             all
         });
@@ -323,6 +325,9 @@ impl ManagedProgram {
         bare::await_others_end(background::is_worker, yield_now);
         self.pager.stop();
         threads::stop_serving(true);
+        if let Err(e) = self.paging.stop_reading_moves() {
+            diagnostics::die(format_args!("An engine thread can't be stopped: {e}"));
+        }
     }
 
     /// Undoes [`ManagedProgram::stop_threads`]: the threads are about to be started again.
@@ -426,8 +431,17 @@ impl ManagedProgram {
             if self.is_worth(&range) {
                 self.known.set(&range);
                 // Memory that the kernel refuses to register stays unmanaged.
-                let register = || unless_own(start, end, || self.register(&range));
-                let _ = self.pager.mappings().take(range.clone(), &self.pagemap, bring, register);
+                let mut is_registered = false;
+                let register = |is_held: bool| {
+                    let done = unless_own(start, end, || self.register(&range, is_held));
+                    is_registered = done.is_ok();
+                    done
+                };
+                let taken =
+                    self.pager.mappings().take(range.clone(), &self.pagemap, bring, register);
+                if taken.is_err() && is_registered {
+                    self.may_stay_registered.store(true, SeqCst);
+                }
             }
         }
     }
@@ -443,10 +457,8 @@ impl ManagedProgram {
     /// taken only when memory begins to sink, because memory that is soon unmapped is then never
     /// filled by faults of the engine.
     pub fn take_new(&self, state: &ProgramState, range: &Range<usize>) {
-        let is_wanted =
-            self.is_managing() && state.takes() && range.end <= TOP && !self.is_unbounded();
-        if is_wanted && self.is_worth(range) {
-            let _ = self.pager.mappings().take_empty(range.clone(), || self.register_new(range));
+        if self.is_managing() && state.takes() && range.end <= TOP && !self.is_unbounded() {
+            self.take_parts(state, vec![range.clone()]);
         }
     }
 

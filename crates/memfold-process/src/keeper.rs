@@ -105,8 +105,10 @@ impl ManagedProgram {
             let (is_managed, end) = self.on_behalf(|| self.pager.mappings().run_at(at));
             let end = end.min(pages.end).min(TOP);
             // Unmanaged memory is left to the kernel: a write here would change a file, or end
-            // sharing. Only where memory is hidden, unmanaged memory may be hidden too.
-            if is_managed || self.paging.hides() {
+            // sharing. Only where memory is hidden, unmanaged memory may be hidden too. And unmanaged
+            // memory may be registered.
+            let may_be_missing = self.paging.hides() || self.may_stay_registered.load(SeqCst);
+            if is_managed || may_be_missing {
                 let mut run = (at..end).step_by(PAGE_SIZE);
                 let touched = |page: usize| touch(page, write && is_managed);
                 bad +=

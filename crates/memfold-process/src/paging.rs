@@ -1,14 +1,21 @@
 //! How the kernel reports touches of folded pages: by a userfaultfd, or by the protection of memory
 //! if there is none (`memfold_os::protection`).
+//!
+//! Memory that mremap moves stays registered, because the userfaultfd has UFFD_FEATURE_EVENT_REMAP.
+//! For that, the kernel lets the thread in mremap wait until its message has been read. An engine
+//! thread reads these messages. It takes no lock, because the waiting thread may hold all of them.
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use core::ops::Range;
+use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use memfold::config::Config;
+use memfold::delivery::background::EngineThread;
 use memfold_os::Errno;
 use memfold_os::maps::pagemap::{PAGEMAP_SCAN, Pagemap};
 use memfold_os::protection::{Protection, ProtectionSpace};
+use memfold_os::thread::bare;
 use memfold_os::uffd::space::{Space, UffdSpace};
 use memfold_os::uffd::{REQUESTS, Uffd, feature};
 use memfold_os::units::PAGE_SIZE;
@@ -42,6 +49,12 @@ const BY_PROTECTION: [(i64, usize); 9] = [
     (libc::SYS_madvise, 0),
     (libc::SYS_ioctl, PAGEMAP_SCAN as usize),
 ];
+
+/// The name of the thread that reads messages of moves.
+const READS_MOVES: &core::ffi::CStr = c"memfold-moves";
+
+/// The address from which the last message for that thread comes.
+static LAST_MOVE: AtomicUsize = AtomicUsize::new(0);
 
 /// The means by which touches of folded pages are reported.
 pub enum Paging {
@@ -83,6 +96,37 @@ impl Paging {
             Paging::Protection(protection) => {
                 Box::new(ProtectionSpace::new(protection.clone(), pagemap.clone()))
             }
+        }
+    }
+
+    /// Returns the engine thread that reads messages of moves. There must be one before memory of the
+    /// program is registered. `self` is never freed.
+    pub fn reader_of_moves(&self) -> Option<EngineThread> {
+        fn main(arg: usize) {
+            // SAFETY: `reader_of_moves` passes the address of a `Paging` that is never freed.
+            unsafe { &*(arg as *const Paging) }.read_moves();
+        }
+        let arg = &raw const *self as usize;
+        (!self.hides()).then_some(EngineThread { name: READS_MOVES, main, arg })
+    }
+
+    /// Reads messages of moves until [`Paging::stop_reading_moves`].
+    pub fn read_moves(&self) {
+        let Paging::Userfault(uffd) = self else { return };
+        while uffd.next_move() != LAST_MOVE.load(SeqCst) {}
+    }
+
+    /// Ends the thread that reads messages of moves, if it has been started. No other thread may
+    /// move registered memory until it is started again.
+    ///
+    /// # Errors
+    /// The errors of [`Uffd::move_own_page`].
+    pub fn stop_reading_moves(&self) -> Result<(), Errno> {
+        match self {
+            Paging::Userfault(uffd) if bare::is_started(READS_MOVES) => {
+                uffd.move_own_page(|from| LAST_MOVE.store(from, SeqCst))
+            }
+            _ => Ok(()),
         }
     }
 

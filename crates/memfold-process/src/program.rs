@@ -1,5 +1,4 @@
 //! A program that is managed by the gate: its engine, and how it begins.
-use crate::diagnostics;
 use crate::diagnostics::addresses::Remedy;
 use crate::engine;
 use crate::heap::arena;
@@ -69,6 +68,10 @@ pub struct ManagedProgram {
     pub managing: AtomicBool,
     /// Whether a thread runs that does what children of vfork must not do.
     pub serves_errands: AtomicBool,
+    /// Whether unmanaged memory may be registered, because the process had too many mappings when it
+    /// left management. A missing page there is a new one ([`Paging::fills`]). The kernel can't
+    /// make it, so system calls touch such memory first.
+    pub may_stay_registered: AtomicBool,
     /// Number of calls that were made with no lock held.
     pub apart_calls: AtomicU64,
     /// Whether a userfaultfd of the program gets an event for each copy of the process
@@ -242,6 +245,7 @@ fn make(
         filtered: AtomicBool::new(process_size::is_filtered()),
         serves_errands: AtomicBool::new(false),
         tells_of_copies: AtomicBool::new(false),
+        may_stay_registered: AtomicBool::new(false),
         apart_calls: AtomicU64::new(0),
         stack_end,
         file,
@@ -335,11 +339,12 @@ impl ManagedProgram {
         bare::keep_descriptors(&mut numbers(own, &self.file));
     }
 
-    /// Registers a range of the program. Its contents stay as they are.
+    /// Registers a range of the program. Its contents stay as they are. `is_held` is whether a
+    /// system call in progress names a part of it.
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn register(&self, range: &Range<usize>) -> Result<(), Errno> {
+    pub fn register(&self, range: &Range<usize>, is_held: bool) -> Result<(), Errno> {
         match &self.paging {
             // SAFETY: faults of the program are handled from now on. Memory that the kernel touches
             // is held, and no engine thread touches the range.
@@ -347,36 +352,17 @@ impl ManagedProgram {
                 uffd.register(range.start, range.len(), self.pager.protects())
             },
             Paging::Protection(protection) => {
-                protection.cover(range, self.config.block_order.bytes(), &self.pagemap)
+                let block = self.config.block_order.bytes();
+                protection.cover(range, block, &self.pagemap, is_held)
             }
         }
-    }
-
-    /// Registers a range that the program has just mapped.
-    ///
-    /// # Errors
-    /// The kernel's error.
-    pub fn register_new(&self, range: &Range<usize>) -> Result<(), Errno> {
-        match &self.paging {
-            Paging::Userfault(_) => self.register(range),
-            Paging::Protection(protection) => protection.cover_new(range),
-        }
-    }
-
-    /// Registers a managed range that mremap has moved or left there. If this kind hides memory,
-    /// hides all of it; the engine then shows what is resident.
-    ///
-    /// # Errors
-    /// The kernel's error.
-    pub fn register_again(&self, range: &Range<usize>) -> Result<(), Errno> {
-        if self.paging.hides() { self.paging.hide(range) } else { self.register(range) }
     }
 
     /// Loads a range into memory, and ends its management.
     pub fn leave(&self, range: &Range<usize>) {
         self.pager.mappings().leave(range.clone(), |start, end| {
-            if let Err(e) = self.paging.unregister(&(start..end)) {
-                diagnostics::die(format_args!("Memory can't be unregistered: {e}"));
+            if self.paging.unregister(&(start..end)).is_err() {
+                self.may_stay_registered.store(true, SeqCst);
             }
         });
     }

@@ -108,6 +108,13 @@ pub fn cpu_ns() -> u64 {
     numbers().filter(|number| *number != 0).map(thread_cpu_ns).sum()
 }
 
+/// Returns whether a bare thread with this name runs, or is about to. It may not be ending.
+pub fn is_started(name: &CStr) -> bool {
+    // SAFETY: records are never freed.
+    let mut named = records().map(|record| unsafe { &*(record as *const ThreadRecord) });
+    named.any(|record| record.name == name && record.number.load(SeqCst) != 0)
+}
+
 /// Returns whether the thread of this process with this number is a bare one.
 pub fn has(number: u32) -> bool {
     count() > 0 && numbers().any(|own| own == number)

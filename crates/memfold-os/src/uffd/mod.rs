@@ -3,7 +3,10 @@
 //! The result field of COPY, ZEROPAGE and MOVE counts on errors too: a call may complete a part of
 //! the range and then fail. [`Partial`] carries both, so no error is taken for progress.
 use crate::Errno;
-use crate::raw::{self, ioctl};
+use crate::memory::zone::Zone;
+use crate::raw::{self, ioctl, system_call};
+use crate::thread::wait_readable;
+use crate::units::PAGE_SIZE;
 use core::mem::size_of;
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 use rustix::mm::UserfaultfdFlags;
@@ -12,6 +15,9 @@ use rustix::mm::UserfaultfdFlags;
 pub mod feature {
     /// Faults on write-protected pages are reported.
     pub const WP: u64 = 1 << 0;
+    /// Memory that mremap moves stays registered. The call waits until a thread has read a message
+    /// ([`Uffd::next_move`](super::Uffd::next_move)).
+    pub const EVENT_REMAP: u64 = 1 << 2;
     /// A fault raises SIGBUS in the faulting thread; no message.
     pub const SIGBUS: u64 = 1 << 7;
     /// Missing pages can be write-protected too.
@@ -19,7 +25,7 @@ pub mod feature {
     /// UFFDIO_MOVE exists (Linux 6.8).
     pub const MOVE: u64 = 1 << 16;
     /// The features that gate delivery needs.
-    pub const GATE: u64 = SIGBUS | WP;
+    pub const GATE: u64 = SIGBUS | WP | EVENT_REMAP;
 }
 
 pub(crate) mod copy_out;
@@ -415,6 +421,41 @@ impl Uffd {
     /// # Errors
     /// EAGAIN when there is none, EINTR.
     pub fn read(&self) -> Result<FaultReport, Errno> {
+        self.read_message()?.decode().ok_or(Errno::AGAIN)
+    }
+
+    /// Waits until mremap has moved registered memory, and reads the kernel's message, so that the
+    /// thread in that call continues. Returns the address from which the memory was moved. The
+    /// descriptor has [`feature::EVENT_REMAP`].
+    pub fn next_move(&self) -> usize {
+        loop {
+            wait_readable(&self.fd, None);
+            if let Ok(UffdMessage { event: UffdMessage::REMAP, arg: [from, ..], .. }) =
+                self.read_message()
+            {
+                return from as usize;
+            }
+        }
+    }
+
+    /// Moves a page of the engine, so that [`Uffd::next_move`] returns its address in another
+    /// thread. Gives that address to `before` first. Waits until the message has been read.
+    ///
+    /// # Errors
+    /// The errors of reserving and registering a zone, and of mremap: ENOMEM.
+    pub fn move_own_page(&self, before: impl FnOnce(usize)) -> Result<(), Errno> {
+        const FLAGS: i32 = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+        let zone = Zone::reserve(2 * PAGE_SIZE, PAGE_SIZE)?;
+        let (from, to) = (zone.start(), zone.start() + PAGE_SIZE);
+        // SAFETY: no thread touches the page, so no fault there needs to be served.
+        unsafe { self.register(from, PAGE_SIZE, false)? };
+        before(from);
+        let args = [from, PAGE_SIZE, PAGE_SIZE, FLAGS as usize, to, 0];
+        // SAFETY: both pages are in the zone, which stays mapped, and hold nothing.
+        unsafe { system_call(libc::SYS_mremap, args) }.map(drop)
+    }
+
+    fn read_message(&self) -> Result<UffdMessage, Errno> {
         let mut message = UffdMessage::default();
         // SAFETY: `Message` is plain integers without padding, so its bytes may be overwritten with
         // any values.
@@ -428,7 +469,7 @@ impl Uffd {
         if n != size_of::<UffdMessage>() {
             return Err(Errno::AGAIN);
         }
-        message.decode().ok_or(Errno::AGAIN)
+        Ok(message)
     }
 }
 
@@ -446,6 +487,9 @@ struct UffdMessage {
 const _: () = assert!(size_of::<UffdMessage>() == 32);
 
 impl UffdMessage {
+    /// UFFD_EVENT_REMAP.
+    const REMAP: u8 = 0x14;
+
     fn decode(&self) -> Option<FaultReport> {
         const FAULT: u8 = 0x12;
         const PROTECTED: u64 = 2;
@@ -458,8 +502,6 @@ impl UffdMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::zone::Zone;
-    use crate::units::PAGE_SIZE;
 
     #[test]
     fn request_numbers_are_the_kernels() {

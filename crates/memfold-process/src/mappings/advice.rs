@@ -6,7 +6,7 @@
 //! are, so here it does. A guard ends the other call, as the kernel specifies.
 use crate::mappings::call::{HeapLoan, whole};
 use crate::marks::ranges::{RangeSet, without};
-use crate::marks::state::{ApartCall, MemoryMark};
+use crate::marks::state::{ApartCall, MemoryMark, ProgramState};
 use crate::program::ManagedProgram;
 use alloc::vec::Vec;
 use core::iter::once;
@@ -46,6 +46,9 @@ const DISCARDS: [i32; 4] =
 /// MADV_PAGEOUT locks the areas for so many bytes at a time, because other threads that map or unmap
 /// memory wait meanwhile.
 const FOLDED_TOGETHER: usize = 2 << 20;
+
+/// The result of a call that was not made.
+const UNDONE: isize = -(libc::EAGAIN as isize);
 
 /// Makes a call with its own arguments.
 pub type MakeAdvice<'a> = &'a mut (dyn FnMut() -> isize + Send);
@@ -126,26 +129,16 @@ impl ManagedProgram {
         };
         let result = match advice {
             _ if DISCARDS.contains(&advice) => return Ok(self.discard(&range, advice, make)),
-            MADV_GUARD_INSTALL if self.paging.hides() => {
-                // The kernel lets no thread fill guarded pages, so they can't be hidden again.
-                state.marked(MemoryMark::Other).add(range.clone());
-                self.leave(&range);
-                make()
+            MADV_GUARD_INSTALL => {
+                self.each_done(&range, advice, make, |part, make| self.guard(state, part, make))
             }
-            MADV_GUARD_REMOVE if self.paging.hides() => {
+            MADV_GUARD_REMOVE => {
                 let result = make();
                 if result == 0 {
                     state.marked(MemoryMark::Other).remove(&range);
                     self.adopt(state, &range);
                 }
                 result
-            }
-            MADV_GUARD_INSTALL => {
-                let _leaving = self.pager.holds().mark_leaving(once(range.clone()));
-                let discard = |part: &Range<usize>, make: MakeAdvice| {
-                    self.pager.mappings().discard_with(core::slice::from_ref(part), make, is_gone)
-                };
-                self.each_done(&range, advice, make, discard)
             }
             libc::MADV_DONTDUMP if self.config.fold_dont_dump => make(),
             libc::MADV_DONTFORK
@@ -178,6 +171,25 @@ impl ManagedProgram {
             _ => make(),
         };
         Ok((result, Vec::new()))
+    }
+
+    /// Puts guards in a range, which is not managed from then on: a load that fills the pages around
+    /// a guard would replace it. With a userfaultfd the range stays registered, so that its mapping
+    /// isn't split.
+    fn guard(&self, state: &mut ProgramState, range: &Range<usize>, make: MakeAdvice) -> isize {
+        let result = if self.paging.hides() {
+            // Guarded pages can't be filled, so they can't be hidden again.
+            self.leave(range);
+            make()
+        } else {
+            let _leaving = self.pager.holds().mark_leaving(once(range.clone()));
+            self.pager.mappings().end_with(range.clone(), make, is_gone)
+        };
+        match is_gone(result) {
+            true => state.marked(MemoryMark::Other).add(range.clone()),
+            false => self.adopt(state, range),
+        }
+        result
     }
 
     /// Gives advice on a range by `done`, which makes the call. The kernel handles one mapping
@@ -269,27 +281,39 @@ impl ManagedProgram {
                 raw(&part, libc::MADV_DONTNEED);
             }
         };
+        let mut zeros = Vec::new();
         let mut drop_part = |part: &Range<usize>, make: MakeAdvice| {
+            let mut is_hidden = true;
             let make_part = || {
-                let result = make();
-                if is_gone(result) {
-                    if frees {
-                        drop_all(core::slice::from_ref(part));
-                    }
-                    self.hide_discarded(&managed, part);
+                // Hidden first: a page that another thread made between the two would be lost.
+                is_hidden = self.hides_managed(&managed, part);
+                let result = if is_hidden { make() } else { UNDONE };
+                if frees && is_gone(result) {
+                    drop_all(core::slice::from_ref(part));
                 }
                 result
             };
-            self.pager.mappings().discard_with(core::slice::from_ref(part), make_part, is_gone)
+            let parts = core::slice::from_ref(part);
+            let result = self.pager.mappings().discard_with(parts, make_part, is_gone);
+            if is_hidden {
+                return result;
+            }
+            // There are too many mappings to hide it, so zeros are written instead.
+            let inside = self.managed_within(&managed, part);
+            without(part, &inside).iter().for_each(|rest| {
+                raw(rest, advice);
+            });
+            zeros.extend(inside.into_iter().filter(|_| !frees));
+            0
         };
         if held.is_empty() {
-            return (self.each_done(range, advice, make, drop_part), Vec::new());
+            return (self.each_done(range, advice, make, &mut drop_part), zeros);
         }
-        let (mut result, mut zeros) = (0, Vec::new());
+        let (mut result, mut held_zeros) = (0, Vec::new());
         for part in pieces(range, &held) {
             if held.contains(&part) {
                 if !frees {
-                    zeros.push(part);
+                    held_zeros.push(part);
                 }
                 continue;
             }
@@ -301,15 +325,14 @@ impl ManagedProgram {
                 break;
             }
         }
+        zeros.append(&mut held_zeros);
         (result, zeros)
     }
 
-    /// Hides the discarded parts, so that a touch finds a new page.
-    fn hide_discarded(&self, managed: &[Range<usize>], range: &Range<usize>) {
-        for part in self.managed_within(managed, range) {
-            // If this fails, new pages there aren't counted.
-            let _ = self.paging.hide(&part);
-        }
+    /// Hides the managed parts of a range, where memory is hidden. Returns `false` if there are too
+    /// many mappings; then some parts may be hidden.
+    fn hides_managed(&self, managed: &[Range<usize>], range: &Range<usize>) -> bool {
+        self.managed_within(managed, range).iter().all(|part| self.paging.hide(part).is_ok())
     }
 
     fn managed_within(&self, managed: &[Range<usize>], part: &Range<usize>) -> Vec<Range<usize>> {

@@ -3,21 +3,16 @@ use crate::adopt::PLAIN;
 use crate::diagnostics::warn_once;
 use crate::limits;
 use crate::mappings::call::{HeapLoan, MakeCall, end_of, whole};
-use crate::marks::ranges::{common, without};
-use crate::marks::state::{ApartCall, FoundRanges, MemoryMark, ProgramState, RemappedTo};
+use crate::marks::state::{ApartCall, MemoryMark, ProgramState};
 use crate::program::ManagedProgram;
-use alloc::vec::Vec;
-use core::iter::once;
 use core::ops::Range;
 use memfold::known::TOP;
-use memfold::mappings::calls::{RemapCall, failed};
+use memfold::mappings::calls::failed;
 use memfold_gate::child;
 use memfold_os::memory::zone::lock_again;
 use memfold_os::raw::{program_break, system_call};
 use memfold_os::units::PAGE_SIZE;
 
-/// The result for a program that has too many mappings.
-const NO_MEMORY: isize = -(libc::ENOMEM as isize);
 /// Linux 6.10.
 const SYS_MSEAL: i64 = 462;
 const TYPE: i32 = 0x0f;
@@ -45,23 +40,6 @@ fn segment_bytes(id: usize) -> usize {
 fn replaced(args: &[usize; 6]) -> Range<usize> {
     let (at, len, flags) = (args[0], args[1], args[3] as i32);
     if flags & libc::MAP_FIXED != 0 { at..end_of(at, len) } else { 0..0 }
-}
-
-impl RemappedTo {
-    /// Returns the effect of an mremap with these arguments that has returned `at`, or `None` if it
-    /// moves nothing.
-    fn of(args: &[usize; 6], at: usize) -> Option<RemappedTo> {
-        let [start, old, new, flags, ..] = *args;
-        let (from, after) = (whole(start, old)?, whole(start, new)?);
-        let keeps_source = flags as i32 & libc::MREMAP_DONTUNMAP != 0;
-        let gone = match (at == start, keeps_source) {
-            (true, _) => after.end..from.end.max(after.end),
-            (false, true) => 0..0,
-            (false, false) => from.clone(),
-        };
-        let taken = start..(start + old.min(new)).next_multiple_of(PAGE_SIZE);
-        Some(RemappedTo { here: at..at + after.len(), from, taken, gone })
-    }
 }
 
 /// Returns the range that a brk gives up if it succeeds.
@@ -294,7 +272,8 @@ impl ManagedProgram {
             // it can be dropped.
             args[3] &= !(libc::MAP_POPULATE as usize);
         }
-        let result = self.pager.mappings().end_with(replaced(&args), || make(&args));
+        let result =
+            self.pager.mappings().end_with(replaced(&args), || make(&args), |made| !failed(made));
         self.note_mapped(state, &args, result);
         if suits && !failed(result) {
             self.take_new(state, &(result as usize..end_of(result as usize, len)));
@@ -314,7 +293,7 @@ impl ManagedProgram {
         self.forget_faults(&range);
         if self.pager.mappings().touches(&range) {
             // The former mapping was unmapped without the gate.
-            self.pager.mappings().end_with(range.clone(), || 0);
+            self.pager.mappings().end(range.clone());
         }
         if is_private_anonymous(flags) {
             self.known.set(&range);
@@ -331,7 +310,8 @@ impl ManagedProgram {
 
     fn unmap(&self, state: &mut ProgramState, args: &[usize; 6], make: MakeCall) -> isize {
         let Some(range) = whole(args[0], args[1]) else { return make(args) };
-        let result = self.pager.mappings().end_with(range.clone(), || make(args));
+        let result =
+            self.pager.mappings().end_with(range.clone(), || make(args), |made| made == 0);
         if result == 0 {
             state.forget(&range);
             self.forget_faults(&range);
@@ -340,136 +320,12 @@ impl ManagedProgram {
         result
     }
 
-    /// Returns the mappings that an mremap moves, if its range has several mappings or a gap, and
-    /// the engine is concerned.
-    fn moved_apart(&self, args: &[usize; 6]) -> Option<Vec<Range<usize>>> {
-        const FLAGS: i32 = libc::MREMAP_FIXED | libc::MREMAP_MAYMOVE;
-        let [start, old, new, flags, to, _] = *args;
-        let (from, to) = (whole(start, old)?, whole(to, new)?);
-        let overlaps = from.start < to.end && to.start < from.end;
-        if flags as i32 & FLAGS != FLAGS || from.len() != to.len() || overlaps {
-            return None;
-        }
-        if !self.pager.mappings().touches(&from) && !self.pager.mappings().touches(&to) {
-            return None;
-        }
-        let parts = self.mappings(&from);
-        let begins = parts.first().is_some_and(|first| first.start == from.start);
-        (begins && parts[0] != from).then_some(parts)
-    }
-
-    /// Moves several mappings to one place (Linux 6.17), one by one in their order, as the kernel
-    /// does. At a gap between them, the memory at the new place stays. If one can't be moved, those
-    /// before it remain moved.
-    fn remap_each(&self, args: &[usize; 6], parts: &[Range<usize>], make: MakeCall) -> isize {
-        let [start, _, _, flags, to, _] = *args;
-        for part in parts {
-            let its = [part.start, part.len(), part.len(), flags, to + (part.start - start), 0];
-            let result = self.change(libc::SYS_mremap as usize, &its, make);
-            if failed(result) {
-                return result;
-            }
-        }
-        to as isize
-    }
-
-    fn remap(&self, state: &mut ProgramState, args: &[usize; 6], make: MakeCall) -> isize {
-        let [start, old, new, flags, to, _] = *args;
-        let (Some(from), Some(after)) = (whole(start, old), whole(start, new)) else {
-            return make(args);
-        };
-        let has = |flag: i32| flags as i32 & flag != 0;
-        let remap = RemapCall {
-            from: from.clone(),
-            len: after.len(),
-            to: has(libc::MREMAP_FIXED).then_some(to),
-            may_move: has(libc::MREMAP_MAYMOVE),
-            keeps_source: has(libc::MREMAP_DONTUNMAP),
-        };
-        let register = |range: Range<usize>| {
-            if let Err(e) = self.register_again(&range) {
-                crate::diagnostics::die(format_args!(
-                    "Memory that mremap has moved can't be registered, so it can't be loaded: {e}"
-                ));
-            }
-        };
-        let unregister = |range: Range<usize>| {
-            if !self.paging.hides() {
-                let _ = self.paging.unregister(&range);
-            }
-        };
-        self.expect(state, after.len().saturating_sub(from.len()));
-        let is_hidden = self.paging.hides() && self.pager.mappings().touches(&from);
-        // Memory that is hidden for a moment would be missing for the kernel in another call.
-        let leaving = is_hidden.then(|| self.pager.holds().mark_leaving(once(from.clone())));
-        if leaving.as_ref().is_some_and(|leaving| leaving.is_held(from.clone())) {
-            return NO_MEMORY;
-        }
-        let remake =
-            || if is_hidden { self.remap_hidden(&from, || make(args)) } else { make(args) };
-        let result =
-            self.pager.mappings().remap_with(&remap, &self.pagemap, remake, register, unregister);
-        if is_hidden {
-            if failed(result) || remap.keeps_source {
-                self.show_unmanaged(&from);
-            }
-            if !failed(result) {
-                self.show_unmanaged(&(result as usize..result as usize + after.len()));
-            }
-        }
-        if failed(result) {
-            return result;
-        }
-        let before = self.before(state, core::slice::from_ref(&from));
-        self.note_remapped(state, args, before, result);
-        result
-    }
-
-    /// Records an mremap that was made. Marks, and the program's own faults, move with the memory.
-    fn note_remapped(
-        &self,
-        state: &mut ProgramState,
-        args: &[usize; 6],
-        before: FoundRanges,
-        result: isize,
-    ) {
-        let Some(moved) = RemappedTo::of(args, result as usize) else { return };
-        state.note_moved(&moved, &before);
-        if moved.is_elsewhere() {
-            self.forget_faults(&moved.here);
-            before.parts.iter().for_each(|part| self.forget_faults(&common(part, &moved.taken)));
-            let faults = before.faults.iter().map(|part| moved.there(part));
-            faults.for_each(|part| self.faults_of_program.lock().add(part));
-        }
-        self.known.set(&moved.here);
-        self.adopt(state, &moved.here);
-    }
-
-    /// Makes an mremap where memory is hidden. The program sees the range as one mapping.
-    fn remap_hidden(&self, from: &Range<usize>, make: impl FnOnce() -> isize) -> isize {
-        if self.paging.hide(from).is_err() {
-            return NO_MEMORY;
-        }
-        // In a child of fork, the range may stay split into several mappings for good.
-        Some(make()).filter(|result| *result != -(libc::EFAULT as isize)).unwrap_or(NO_MEMORY)
-    }
-
-    /// Shows the program the unmanaged parts of a range that was hidden.
-    fn show_unmanaged(&self, range: &Range<usize>) {
-        for part in without(range, &self.pager.mappings().managed_parts(range)) {
-            let _ = self.paging.unregister(&part);
-        }
-    }
-
     fn set_break(&self, state: &mut ProgramState, args: &[usize; 6], make: MakeCall) -> isize {
         let (before, wanted) = (program_break(), args[0]);
         let ends = given_up(before, wanted);
         if !ends.is_empty() {
-            let mut result = 0;
-            self.pager.mappings().end_with(ends.clone(), || {
-                result = make(args);
-                if result as usize == wanted { 0 } else { -1 }
-            });
+            let is_done = |made: isize| made as usize == wanted;
+            let result = self.pager.mappings().end_with(ends.clone(), || make(args), is_done);
             if result as usize == wanted {
                 state.forget(&ends);
             }

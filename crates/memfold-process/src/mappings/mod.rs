@@ -3,6 +3,7 @@ mod call;
 pub mod advice;
 pub mod given;
 mod locks;
+mod remap;
 pub mod change;
 #[cfg(test)]
 mod tests;

@@ -112,7 +112,8 @@ impl Areas {
             let (s, e) = (pages.start.max(a.start), pages.end.min(a.end));
             (s < e).then(|| (*a, s - a.start + a.key..e - a.start + a.key))
         };
-        self.iter().filter_map(part).collect()
+        let first = self.last_before(pages.start + 1).map_or(pages.start, |area| area.start);
+        self.by_addr.range(first..pages.end.max(first)).filter_map(|(_, area)| part(area)).collect()
     }
 
     /// Adds `[start, end)` (page numbers), which touches no area, and joins it with neighbours

@@ -160,7 +160,7 @@ impl Fork<'_> {
         // SAFETY: closed by the parent, and nobody waits for it.
         unsafe { self.areas.open() };
         for range in ranges {
-            Mappings(self.0).end_with(range.clone(), || 0);
+            Mappings(self.0).end(range.clone());
         }
         self.areas.close();
     }

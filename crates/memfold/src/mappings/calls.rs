@@ -34,8 +34,6 @@ pub struct RemapCall {
     pub len: usize,
     /// Its new address (MREMAP_FIXED).
     pub to: Option<usize>,
-    /// It may go elsewhere (MREMAP_MAYMOVE).
-    pub may_move: bool,
     /// The source stays mapped, and empty (MREMAP_DONTUNMAP).
     pub keeps_source: bool,
 }
@@ -120,9 +118,11 @@ impl Mappings<'_> {
         parts(&areas, &pages)
     }
 
-    /// Manages a range that touches no area, and calls `register` to register it. Calls that name a
-    /// part of it either wait, or hold it already. `bring` loads the held parts, because the kernel
-    /// can't fault them in from then on. Faults of the program in the range wait meanwhile.
+    /// Manages a range that touches no area, and calls `register` to register it, with whether a
+    /// part of it is held. Calls that name a part of it either wait, or hold it already. `bring`
+    /// loads the held parts, because the kernel can't fault them in from then on. Faults of the
+    /// program in the range wait meanwhile. Threads that touch it before it is registered make
+    /// pages, which are found afterwards.
     ///
     /// # Errors
     /// The error of `register` or of the page-map scan; then the range may be registered, but is
@@ -132,13 +132,13 @@ impl Mappings<'_> {
         range: Range<usize>,
         pagemap: &Pagemap,
         mut bring: impl FnMut(Range<usize>),
-        register: impl FnOnce() -> Result<(), Errno>,
+        register: impl FnOnce(bool) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         self.table.room_for_more()?;
         let leaving = self.holds.mark_leaving(once(range.clone()));
         leaving.each_held(range.clone(), &mut bring);
         let mut areas = self.areas.write();
-        register()?;
+        register(leaving.is_held(range.clone()))?;
         let mut present = PresentRuns::new(&range, self.config.block_order.bytes());
         pagemap.for_each_populated(range.start, range.end, |s, e| present.add(s..e))?;
         let runs = match self.config.by_protection {
@@ -156,31 +156,20 @@ impl Mappings<'_> {
         Ok(())
     }
 
-    /// Manages a range that has just been mapped, and holds no page.
-    ///
-    /// # Errors
-    /// The error of `register`. ENOMEM: all records are in use. Then it is not managed.
-    pub fn take_empty(
+    /// Makes a call that ends or replaces all mappings in a range, or puts guards there. If
+    /// `is_done` of its result, management of the range has ended.
+    pub fn end_with(
         &self,
         range: Range<usize>,
-        register: impl FnOnce() -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        self.table.room_for_more()?;
-        register()?;
-        self.manage_empty(range.start, range.end);
-        stats::add(&self.stats.adopted_bytes, range.len() as u64);
-        Ok(())
-    }
-
-    /// Makes a call that ends or replaces all mappings in a range. If it succeeds, management of
-    /// the range has ended.
-    pub fn end_with(&self, range: Range<usize>, make: impl FnOnce() -> isize) -> isize {
+        make: impl FnOnce() -> isize,
+        is_done: impl FnOnce(isize) -> bool,
+    ) -> isize {
         if !self.touches(&range) {
             return make();
         }
         let mut areas = self.areas.write();
         let result = make();
-        if !failed(result) {
+        if is_done(result) {
             KeyRanges(self.0).forget(
                 &mut areas,
                 range.start,
@@ -191,8 +180,13 @@ impl Mappings<'_> {
         result
     }
 
+    /// Ends the management of a range whose mappings have ended.
+    pub fn end(&self, range: Range<usize>) {
+        self.end_with(range, || 0, |_| true);
+    }
+
     /// Makes a call that discards the contents of `ranges`, none of which is held. If `is_done` of
-    /// its result, they read as zeros.
+    /// its result, they read as zeros. Where memory is hidden, `make` hides it first.
     pub fn discard_with(
         &self,
         ranges: &[Range<usize>],
@@ -208,29 +202,21 @@ impl Mappings<'_> {
             for (area, keys) in ranges.iter().flat_map(|range| areas.parts(&pages(range))) {
                 KeyRanges(self.0).discard_keys(&area, keys, false);
             }
+        } else {
+            ranges.iter().for_each(|range| self.show_resident(&areas, &pages(range)));
         }
         result
     }
 
-    /// Makes an mremap, and moves the areas if it succeeds. `register` is called for the managed
-    /// memory at its new place, also for a part of it. `unregister` is called before the call for
-    /// memory that may move. Neither may fail.
-    ///
-    /// The kernel ends the registration of memory that it moves. It may have joined that memory
-    /// with a neighbour at the new place by then. The neighbour's registration ends too (Linux
-    /// 6.18, `mremap_userfaultfd_prep`), and another thread would read zeros there. Unregistered
-    /// memory joins no registered neighbour. No other thread may touch the source while it moves,
-    /// because the program itself couldn't know where it is. But the kernel may map pages there:
-    /// see `Mappings::drop_strays`.
-    pub fn remap_with(
-        &self,
-        remap: &RemapCall,
-        pagemap: &Pagemap,
-        make: impl FnOnce() -> isize,
-        mut register: impl FnMut(Range<usize>),
-        unregister: impl FnMut(Range<usize>),
-    ) -> isize {
-        let RemapCall { from, len, to, may_move, keeps_source } = remap.clone();
+    /// Makes an mremap, and moves the areas if it succeeds. Other threads may touch all of the
+    /// memory meanwhile:
+    /// - With a userfaultfd, the kernel keeps the registration of memory that it moves
+    ///   (UFFD_FEATURE_EVENT_REMAP), also of a source that stays mapped. So a folded page raises a
+    ///   fault at every moment, and the fault waits for the areas.
+    /// - Where memory is hidden, the caller has hidden the source. What moves stays hidden until
+    ///   the areas have moved.
+    pub fn remap_with(&self, remap: &RemapCall, make: impl FnOnce() -> isize) -> isize {
+        let RemapCall { from, len, to, keeps_source } = remap.clone();
         let target = to.map_or(0..0, |to| to..to + len);
         if !self.touches(&from) && (target.is_empty() || !self.touches(&target)) {
             return make();
@@ -241,20 +227,9 @@ impl Mappings<'_> {
         for edge in [old.start, old.start + kept, old.end] {
             KeyRanges(self.0).cut(&areas, edge, edge);
         }
-        if may_move {
-            // The protection ends with the registration.
-            for (_, keys) in areas.parts(&old) {
-                self.table.each(keys, |guard, id| self.table.get(guard, id).clean_in.set(0));
-            }
-            parts(&areas, &old).into_iter().for_each(unregister);
-        }
         let result = make();
         if failed(result) {
-            if may_move {
-                parts(&areas, &old).into_iter().for_each(register);
-                self.drop_strays(&areas, &old, pagemap);
-                self.show_resident(&areas, &old);
-            }
+            self.show_resident(&areas, &old);
             return result;
         }
         if !target.is_empty() {
@@ -270,18 +245,24 @@ impl Mappings<'_> {
             areas.relocate(old.start, at, kept);
         }
         if keeps_source {
-            for part in source {
-                areas.add(page_of(part.start), page_of(part.end));
-                register(part);
-            }
+            source.iter().for_each(|part| areas.add(page_of(part.start), page_of(part.end)));
         }
+        // The new part belongs to the mapping before it, so it is registered or hidden as that is.
         let is_managed = kept > 0 && areas.touch(at + kept - 1, at + kept);
         if is_managed && kept < new && !areas.touch(at + kept, at + new) {
             areas.add(at + kept, at + new);
         }
-        parts(&areas, &(at..at + new)).into_iter().for_each(register);
-        self.drop_strays(&areas, &(at..at + new), pagemap);
         self.show_resident(&areas, &(at..at + new));
+        result
+    }
+
+    /// Makes a call that lengthens a hidden mapping by `added`. If it succeeds, that is managed.
+    pub fn grow_hidden_with(&self, added: Range<usize>, make: impl FnOnce() -> isize) -> isize {
+        let mut areas = self.areas.write();
+        let result = make();
+        if !failed(result) {
+            areas.add(page_of(added.start), page_of(added.end));
+        }
         result
     }
 
@@ -303,10 +284,11 @@ impl Mappings<'_> {
         }
     }
 
-    /// Drops stray pages of a range: they are in the program's page table though the engine has
-    /// their bytes. No thread of the program can have mapped them. For a moment the range was not
-    /// registered, and khugepaged may have mapped zeros there, where a part of a huge page is
-    /// missing. The caller has registered the range again, and no other thread works on the areas.
+    /// Drops stray pages of a range in a child of fork: they are in its page table though the engine
+    /// has their bytes. No thread of the program can have mapped them, because the child has only
+    /// the one that calls this. But the child's memory was not registered at first, and khugepaged
+    /// may have mapped zeros there, where a part of a huge page is missing. The caller has
+    /// registered the range.
     ///
     /// # Panics
     /// If the kernel doesn't report which pages are present.

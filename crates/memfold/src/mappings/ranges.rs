@@ -22,7 +22,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use memfold_os::Errno;
 use memfold_os::page::Page;
-use memfold_os::units::{MAX_PAGES, Order, PAGE_SIZE};
+use memfold_os::units::{MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
 use memfold_store::{BlockSet, Handle};
 
 walk! {
@@ -357,7 +357,7 @@ impl KeyRanges<'_> {
     /// Splits folios until none reaches across either end of `[start, end)` (page numbers).
     pub(crate) fn cut(&self, areas: &Areas, start: u64, end: u64) {
         for page in [start, end] {
-            if let Some(area) = areas.iter().find(|a| a.start < page && page < a.end) {
+            if let Some(area) = areas.find((page as usize) << PAGE_SHIFT) {
                 self.unfold_across(page - area.start + area.key);
             }
         }
