@@ -14,7 +14,9 @@
 //!
 //! Each border between shown and hidden memory is a border between two of the kernel's areas, of
 //! which a process has at most `vm.max_map_count`. So ranges should be large, and no more memory is
-//! hidden when few areas remain (`Protection::may_hide`).
+//! hidden when few areas remain (`Protection::may_hide`). If the program uses up the rest, hidden
+//! memory must still be shown. For that there are spare areas ([`SpareMappings`]). When they are
+//! used up too, a hidden area is shown from its start on ([`Protection::is_tight`]).
 use crate::Errno;
 use crate::maps::each_area;
 use crate::maps::own::OwnFile;
@@ -31,7 +33,7 @@ use alloc::vec::Vec;
 use core::iter::once;
 use core::ops::ControlFlow::Continue;
 use core::ops::Range;
-use core::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use rustix::fd::OwnedFd;
 use rustix::mm::{Advice, madvise};
 
@@ -39,6 +41,41 @@ use rustix::mm::{Advice, madvise};
 const MAPPINGS_KEPT: i64 = 8192;
 /// When there are too many mappings, they are counted again after so many requests.
 const PATIENCE: i64 = 256;
+
+/// Spare areas: each gives room for two more.
+const SPARES: usize = 64;
+
+/// Pages of alternating access. Each inaccessible page that becomes accessible joins its
+/// neighbours, so the process has two mappings less.
+struct SpareMappings {
+    zone: Zone,
+    left: AtomicUsize,
+}
+
+impl SpareMappings {
+    /// # Errors
+    /// The errors of reserving the zone and of `mprotect`.
+    fn new() -> Result<SpareMappings, Errno> {
+        let zone = Zone::reserve((2 * SPARES + 1) * PAGE_SIZE, PAGE_SIZE)?;
+        let spares = SpareMappings { zone, left: AtomicUsize::new(SPARES) };
+        (0..SPARES).try_for_each(|at| set_access(&spares.page(at), libc::PROT_NONE))?;
+        Ok(spares)
+    }
+
+    fn page(&self, at: usize) -> Range<usize> {
+        let start = self.zone.start() + (2 * at + 1) * PAGE_SIZE;
+        start..start + PAGE_SIZE
+    }
+
+    /// Gives up one spare area. Returns `false` if there is none.
+    fn give_up(&self) -> bool {
+        let taken = self.left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
+        // Access that joins areas needs no new one.
+        taken.is_ok_and(|left| {
+            set_access(&self.page(left - 1), libc::PROT_READ | libc::PROT_WRITE).is_ok()
+        })
+    }
+}
 
 /// Access to memory of this process, with any protection.
 pub struct Protection {
@@ -50,6 +87,7 @@ pub struct Protection {
     /// Ranges that may be hidden until mappings are counted again. Below 0, requests that are
     /// refused.
     may_hide: AtomicI64,
+    spares: SpareMappings,
 }
 
 impl Protection {
@@ -67,6 +105,7 @@ impl Protection {
             forces,
             mappings_max: number.unwrap_or(65_530),
             may_hide: AtomicI64::new(0),
+            spares: SpareMappings::new()?,
         })
     }
 
@@ -109,7 +148,12 @@ impl Protection {
     /// # Panics
     /// If the kernel refuses, because the program cannot continue then.
     pub fn show(&self, range: &Range<usize>) {
-        if let Err(e) = set_access(range, libc::PROT_READ | libc::PROT_WRITE) {
+        let show = || set_access(range, libc::PROT_READ | libc::PROT_WRITE);
+        let mut done = show();
+        while done == Err(Errno::NOMEM) && self.spares.give_up() {
+            done = show();
+        }
+        if let Err(e) = done {
             panic!(
                 "memfold: The kernel refuses to show folded memory to the program ({e}). The process has \
                  too many mappings. Raise vm.max_map_count, which is {}",
@@ -177,6 +221,12 @@ impl Protection {
         Ok(())
     }
 
+    /// Returns whether memory in the middle of a hidden area can't be shown, because the process has
+    /// too many mappings. Memory at the start of one still can, where it continues shown memory.
+    pub fn is_tight(&self) -> bool {
+        self.spares.left.load(SeqCst) == 0
+    }
+
     /// Returns whether one more range may be hidden without running out of mappings.
     fn may_hide(&self) -> bool {
         let left = self.may_hide.load(Relaxed);
@@ -190,6 +240,9 @@ impl Protection {
             count += 1;
             Continue(())
         });
+        if self.is_tight() {
+            return false;
+        }
         let kept = MAPPINGS_KEPT.min(self.mappings_max / 4);
         // Hiding a range makes at most two more, and so does showing it again.
         let room = if counted.is_ok() { (self.mappings_max - kept - count) / 4 } else { PATIENCE };

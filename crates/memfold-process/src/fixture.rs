@@ -40,6 +40,9 @@ fn program(by_protection: bool) -> Option<&'static ManagedProgram> {
     config.by_protection = by_protection;
     let program = managed(config);
     assert!(program.is_some() || !by_protection, "/proc/self/mem can be opened");
+    if let Some(program) = program {
+        std::thread::spawn(|| program.paging.read_moves());
+    }
     program
 }
 

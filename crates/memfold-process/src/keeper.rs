@@ -121,11 +121,32 @@ impl ManagedProgram {
     /// Serves a fault. Returns whether that is done, and where the page came from.
     fn fault(&self, fault: memfold_gate::KeeperFault) -> (bool, FaultSource) {
         let memfold_gate::KeeperFault { address: addr, write, protected } = fault;
+        if self.paging.is_tight() {
+            self.show_before(addr);
+        }
         loop {
             match self.pager.faults().fault_from(PageFault { addr, write, protected }) {
                 (FaultOutcome::Yes, source) => return (true, source),
                 (FaultOutcome::Again, _) => yield_now(),
                 (FaultOutcome::NotManaged, source) => return (self.fault_elsewhere(addr), source),
+            }
+        }
+    }
+
+    /// Loads the hidden memory before an address, from the start of its mapping on, block by block.
+    /// Each block continues shown memory, so it needs no further mapping.
+    fn show_before(&self, addr: usize) {
+        let block = addr & !(self.config.block_order.bytes() - 1);
+        loop {
+            let mut first = addr;
+            let _ = self.maps.each(addr, addr + 1, |found| {
+                if found.access == libc::PROT_NONE {
+                    first = found.start;
+                }
+            });
+            let fault = PageFault { addr: first, ..PageFault::default() };
+            if first >= block || self.pager.faults().fault(fault) == FaultOutcome::NotManaged {
+                return;
             }
         }
     }

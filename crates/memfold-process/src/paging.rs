@@ -193,6 +193,12 @@ impl Paging {
         }
     }
 
+    /// Returns whether hidden memory can be shown only from the start of a mapping on: see
+    /// [`Protection::is_tight`].
+    pub fn is_tight(&self) -> bool {
+        matches!(self, Paging::Protection(protection) if protection.is_tight())
+    }
+
     /// Returns whether memory is hidden.
     pub fn hides(&self) -> bool {
         matches!(self, Paging::Protection(_))

@@ -112,10 +112,16 @@ impl Mappings<'_> {
         (is_managed, (end as usize) << PAGE_SHIFT)
     }
 
-    /// Returns the managed parts of a range of addresses.
+    /// Returns the managed parts of a range of addresses. Neighbours are joined.
     pub fn managed_parts(&self, range: &Range<usize>) -> Vec<Range<usize>> {
         let (areas, pages) = (self.areas.read(), pages(range));
-        parts(&areas, &pages)
+        let mut all = parts(&areas, &pages);
+        all.dedup_by(|next, last| {
+            let joins = last.end == next.start;
+            last.end = if joins { next.end } else { last.end };
+            joins
+        });
+        all
     }
 
     /// Manages a range that touches no area, and calls `register` to register it, with whether a
@@ -271,16 +277,27 @@ impl Mappings<'_> {
         if !self.mapper.space().hides() {
             return;
         }
+        let show = |run: Range<usize>| {
+            let shown = self.mapper.space().protect(run.start, run.len(), false);
+            shown.expect("memfold: Showing hidden pages failed");
+        };
+        let mut run = 0..0;
         for (area, keys) in areas.parts(range) {
             self.table.each(keys.clone(), |guard, id| {
                 let folio = self.table.get(guard, id);
-                if folio.state.get() == FolioState::Resident {
-                    let own = folio.key().max(keys.start)..folio.end().min(keys.end);
-                    let len = ((own.end - own.start) as usize) << PAGE_SHIFT;
-                    let shown = self.mapper.space().protect(area.addr_of(own.start), len, false);
-                    shown.expect("memfold: Showing hidden pages failed");
+                if folio.state.get() != FolioState::Resident {
+                    return;
                 }
+                let own = folio.key().max(keys.start)..folio.end().min(keys.end);
+                let own = area.addr_of(own.start)..area.addr_of(own.end);
+                if run.end != own.start && !run.is_empty() {
+                    show(run.clone());
+                }
+                run = if run.end == own.start { run.start..own.end } else { own };
             });
+        }
+        if !run.is_empty() {
+            show(run);
         }
     }
 

@@ -2,3 +2,4 @@
 mod advice;
 mod change;
 mod given;
+mod remap;
