@@ -701,7 +701,8 @@ mod tests {
 
     #[test]
     fn cover_of_empty_memory_hides_all_and_leaves_no_page() {
-        for (is_held, written) in [(false, None), (false, Some(0)), (false, Some(1)), (true, None)] {
+        for (is_held, written) in [(false, None), (false, Some(0)), (false, Some(1)), (true, None)]
+        {
             let setup = Setup::new(true);
             let range = setup.home.start()..setup.home.start() + LEN;
             // SAFETY: only the test uses the zone.

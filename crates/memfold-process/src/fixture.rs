@@ -6,6 +6,7 @@
 use crate::marks::state::ProgramState;
 use crate::program::{ManagedProgram, managed};
 use core::ops::Range;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold::Delivery;
 use memfold::config::Config;
 use memfold_os::Errno;
@@ -83,9 +84,20 @@ pub struct Room {
 impl Room {
     /// Reserves a room of so many pages.
     pub fn new(pages: usize) -> Room {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        Room::reserve(0, pages, 0)
+    }
+
+    /// Reserves a room where the kernel maps nothing unasked. So a test may unmap a part of it.
+    pub fn remote(pages: usize) -> Room {
+        static NEXT: AtomicUsize = AtomicUsize::new(0x1000_0000_0000);
+        let at = NEXT.fetch_add(1 << 30, Relaxed);
+        Room::reserve(at, pages, libc::MAP_FIXED_NOREPLACE)
+    }
+
+    fn reserve(at: usize, pages: usize, flags: i32) -> Room {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flags;
         let len = (pages + 2 * GUARD) * PAGE_SIZE;
-        let args = [0, len, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0];
+        let args = [at, len, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0];
         let at = raw(libc::SYS_mmap, args);
         assert!(at > 0, "{at}");
         Room { start: at as usize + GUARD * PAGE_SIZE, pages }

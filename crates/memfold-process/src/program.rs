@@ -382,7 +382,14 @@ impl ManagedProgram {
         let before = self.before(state, &ranges);
         let number = self.apart_calls.fetch_add(1, SeqCst);
         let apart = state.begin_apart(number, child, before);
-        ranges.iter().for_each(|range| self.leave(range));
+        for range in &ranges {
+            self.leave(range);
+            // Guards between managed parts are registered as these were. The kernel resizes and
+            // moves one mapping only.
+            for guard in state.marked(MemoryMark::Guard).within(range) {
+                let _ = self.paging.unregister(&guard);
+            }
+        }
         apart
     }
 

@@ -135,7 +135,7 @@ impl ManagedProgram {
             MADV_GUARD_REMOVE => {
                 let result = make();
                 if result == 0 {
-                    state.marked(MemoryMark::Other).remove(&range);
+                    state.marked(MemoryMark::Guard).remove(&range);
                     self.adopt(state, &range);
                 }
                 result
@@ -186,7 +186,7 @@ impl ManagedProgram {
             self.pager.mappings().end_with(range.clone(), make, is_gone)
         };
         match is_gone(result) {
-            true => state.marked(MemoryMark::Other).add(range.clone()),
+            true => state.marked(MemoryMark::Guard).add(range.clone()),
             false => self.adopt(state, range),
         }
         result

@@ -310,8 +310,7 @@ impl ManagedProgram {
 
     fn unmap(&self, state: &mut ProgramState, args: &[usize; 6], make: MakeCall) -> isize {
         let Some(range) = whole(args[0], args[1]) else { return make(args) };
-        let result =
-            self.pager.mappings().end_with(range.clone(), || make(args), |made| made == 0);
+        let result = self.pager.mappings().end_with(range.clone(), || make(args), |made| made == 0);
         if result == 0 {
             state.forget(&range);
             self.forget_faults(&range);

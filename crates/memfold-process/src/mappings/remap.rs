@@ -4,15 +4,18 @@
 //! hidden. A shrink gives up only the end. Growth in place changes nothing that is there. With a
 //! userfaultfd, moved memory stays registered ([`crate::paging`]). Where memory is hidden by
 //! protection, all of the source is hidden until the areas have moved.
+use crate::adopt::PLAIN;
 use crate::mappings::call::{MakeCall, end_of, whole};
 use crate::marks::ranges::{RangeSet, common, without};
 use crate::marks::state::{FoundRanges, ProgramState, RemappedTo};
 use crate::program::ManagedProgram;
 use alloc::vec::Vec;
 use core::ops::Range;
+use core::sync::atomic::Ordering::SeqCst;
 use memfold::fault::{FaultOutcome, PageFault};
 use memfold::holds::LeavingPages;
 use memfold::mappings::calls::{RemapCall, failed};
+use memfold_os::memory::zone::unless_own;
 use memfold_os::thread::yield_now;
 use memfold_os::units::PAGE_SIZE;
 
@@ -83,7 +86,9 @@ impl ManagedProgram {
             let is_done = |made: isize| !failed(made);
             self.pager.mappings().end_with(after.end..from.end, || make(args), is_done)
         } else {
-            let grown = if stays { self.grow_hidden(&from, after.end, make) } else { None };
+            let is_one = self.joins_parts(&from);
+            let grows = stays && is_one && self.paging.hides();
+            let grown = if grows { self.grow_hidden(&from, after.end, make) } else { None };
             grown.unwrap_or_else(|| self.move_managed(state, args, (&from, &after), make))
         };
         if !failed(result) {
@@ -91,6 +96,30 @@ impl ManagedProgram {
             self.note_remapped(state, args, before, result);
         }
         result
+    }
+
+    /// Returns whether a range that is managed in part is one mapping for the program. For the
+    /// kernel its managed parts are others than the rest, and it resizes and moves only one. So
+    /// the rest is registered too, for good.
+    fn joins_parts(&self, from: &Range<usize>) -> bool {
+        let managed = self.pager.mappings().managed_parts(from);
+        let rest = if managed.is_empty() { Vec::new() } else { without(from, &managed) };
+        let is_plain = |part: &Range<usize>| {
+            let mut end = part.start;
+            let found = self.maps.each(part.start, part.end, |found| {
+                let continues = found.anonymous && found.access == PLAIN && found.start <= end;
+                end = if continues { found.end } else { usize::MAX };
+            });
+            found.is_ok() && (part.end..usize::MAX).contains(&end)
+        };
+        let is_one = !managed.is_empty() && rest.iter().all(is_plain);
+        if is_one && !self.paging.hides() {
+            for part in &rest {
+                let done = unless_own(part.start, part.end, || self.register(part, false));
+                self.may_stay_registered.fetch_or(done.is_ok(), SeqCst);
+            }
+        }
+        is_one
     }
 
     /// Makes an mremap that may move its memory.
@@ -178,14 +207,10 @@ impl ManagedProgram {
         }
     }
 
-    /// Lengthens a hidden range in place, to `end`. The kernel lengthens only the last of the
-    /// mappings that the range consists of; nothing else changes. Returns `None`, and changes
-    /// nothing, if it refuses, or if memory isn't hidden.
+    /// Lengthens a range in place, to `end`, where memory is hidden. The kernel lengthens only the
+    /// last of the mappings that the range consists of; nothing else changes. Returns `None`, and
+    /// changes nothing, if it refuses.
     fn grow_hidden(&self, from: &Range<usize>, end: usize, make: MakeCall) -> Option<isize> {
-        let mappings = self.pager.mappings();
-        if !self.paging.hides() || mappings.managed_parts(from) != [from.clone()] {
-            return None;
-        }
         let mut last = None;
         let _ = self.maps.each(from.end - PAGE_SIZE, from.end, |found| {
             last = Some((found.start.max(from.start), found.end, found.access));
@@ -194,7 +219,7 @@ impl ManagedProgram {
         let added = from.end..end;
         let mut grow = || make(&[start, from.end - start, end - start, 0, 0, 0]);
         let result = match access & (libc::PROT_READ | libc::PROT_WRITE) {
-            libc::PROT_NONE => mappings.grow_hidden_with(added, grow),
+            libc::PROT_NONE => self.pager.mappings().grow_hidden_with(added, grow),
             // It is readable, and managed once it is hidden.
             _ => grow(),
         };

@@ -22,17 +22,20 @@ pub enum MemoryMark {
     DontDump,
     /// Open to merging.
     Mergeable,
+    /// Guards, which a touch of meets instead of a page (MADV_GUARD_INSTALL).
+    Guard,
     /// Any other reason that smaps shows.
     Other,
 }
 
-pub const MARKS: [MemoryMark; 7] = [
+pub const MARKS: [MemoryMark; 8] = [
     MemoryMark::Own,
     MemoryMark::Locked,
     MemoryMark::DontFork,
     MemoryMark::Wiped,
     MemoryMark::DontDump,
     MemoryMark::Mergeable,
+    MemoryMark::Guard,
     MemoryMark::Other,
 ];
 
@@ -200,7 +203,9 @@ impl ProgramState {
     /// Gives the memory that mremap adds the marks of the memory before it.
     fn extend(&mut self, before: &Range<usize>, added: Range<usize>) {
         let last = before.end.saturating_sub(1).max(before.start)..before.end;
-        for mark in MARKS.into_iter().filter(|mark| *mark != MemoryMark::Own) {
+        let is_of_mapping =
+            |mark: &MemoryMark| ![MemoryMark::Own, MemoryMark::Guard].contains(mark);
+        for mark in MARKS.into_iter().filter(is_of_mapping) {
             let marked = self.marked(mark);
             if !marked.within(&last).is_empty() {
                 marked.add(added.clone());
