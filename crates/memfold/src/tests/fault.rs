@@ -8,6 +8,7 @@ use crate::reclaim::Reclaim;
 use crate::reclaim::block_size::BlockSize;
 use core::ops::Range;
 use memfold_os::Errno;
+use memfold_os::maps::pagemap::Pagemap;
 use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::units::{Order, PAGE_SIZE};
 use memfold_testkit::disk::MemoryDisk;
@@ -302,13 +303,15 @@ fn no_more_is_managed_where_nearly_all_folios_are_taken() {
     let engine = Engine::of_blocks();
     engine.fill(0..16, 3);
     let pager = &engine.pager;
+    let pagemap = Pagemap::open().expect("/proc");
     let take = |page: usize| {
         let mut is_asked = false;
         let start = page * PAGE_SIZE;
-        let taken = pager.mappings().take_empty(start..start + PAGE_SIZE, || {
+        let register = |_| {
             is_asked = true;
             Ok(())
-        });
+        };
+        let taken = pager.mappings().take(start..start + PAGE_SIZE, &pagemap, |_| {}, register);
         assert_eq!(taken.is_ok(), is_asked, "what isn't taken isn't registered");
         taken
     };

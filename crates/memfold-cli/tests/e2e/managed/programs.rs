@@ -59,6 +59,56 @@ fn calls_on_several_mappings_do_what_the_kernel_does_of_them() {
     assert_right_with(&["--resident", "8M", "--paging", "protection"], "mappings", 0, &all);
 }
 
+/// Flags for each way to find touches of folded memory, and to move it.
+const WAYS: [&[&str]; 3] = [
+    &["--resident", "8M"],
+    &["--resident", "8M", "--move", "off"],
+    &["--resident", "8M", "--paging", "protection"],
+];
+
+#[test]
+fn moved_memory_is_right_for_other_threads_at_every_moment() {
+    for way in WAYS {
+        assert_right_with(way, "touched", 16, &["moved_in", "moved_out"]);
+    }
+}
+
+#[test]
+fn writes_to_replaced_or_discarded_memory_are_never_lost() {
+    for way in WAYS {
+        assert_right_with(way, "touched", 16, &["replaced", "discarded"]);
+    }
+}
+
+#[test]
+fn calls_beside_used_memory_leave_it_as_it_is() {
+    for way in WAYS {
+        let all = ["shrunk", "grown", "refused", "protected", "advised"];
+        assert_right_with(way, "touched", 16, &all);
+    }
+}
+
+#[test]
+fn program_goes_on_at_the_limit_of_mappings() {
+    for way in WAYS {
+        assert_right_with(way, "touched", 0, &["too_many_mappings"]);
+    }
+}
+
+#[test]
+fn guards_stay_while_the_pages_around_them_are_loaded() {
+    for way in WAYS {
+        assert_right_with(way, "touched", 0, &["guarded"]);
+    }
+}
+
+#[test]
+fn small_growth_of_a_large_buffer_costs_what_it_adds() {
+    for way in WAYS {
+        assert_right_with(way, "touched", 0, &["grows_by_steps"]);
+    }
+}
+
 #[test]
 fn madv_free_memory_is_intact_or_zero_and_keeps_writes() {
     assert_right("freed", 24, &["before", "past_libc", "by_libc", "by_number", "by_process"]);
