@@ -66,6 +66,8 @@ impl ManagedProgram {
             }
         };
         self.pager.fork().begin_copy(|| self.child_reaches_store(), may_bring);
+        // A thread that has this lock allocates.
+        forget(self.faults_of_program.lock());
         self.forbid_allocation();
         MARK.renew();
     }
@@ -93,13 +95,14 @@ impl ManagedProgram {
         if result == 0 {
             limits::with_descriptors(|| self.begin_child());
         }
-        // SAFETY: `begin_copy` locked `state` and began the copy, and this is called once for it in
-        // each of the two processes.
+        // SAFETY: `begin_copy` took the two locks and began the copy, and this is called once for it
+        // in each of the two processes.
         unsafe {
             if result >= 0 {
                 self.state.peek_mut().level.sharing = true;
             }
             self.pager.fork().end_copy(result == 0);
+            self.faults_of_program.unlock();
             self.state.unlock();
         }
     }

@@ -165,6 +165,17 @@ impl Paging {
         }
     }
 
+    /// Ends the write protection of a page. Hidden memory has none.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn unprotect(&self, page: usize) -> Result<(), Errno> {
+        match self {
+            Paging::Userfault(uffd) => uffd.protect(page, PAGE_SIZE, false),
+            Paging::Protection(_) => Err(Errno::NOSYS),
+        }
+    }
+
     /// Opens a userfaultfd or a protection of its own in a child of fork, in place of the parent's.
     ///
     /// # Errors

@@ -32,7 +32,7 @@ impl<T: Send> Drop for HeapLoan<'_, T> {
     fn drop(&mut self) {
         let what = &mut self.what;
         // SAFETY: this drops the value once, and nothing uses it afterwards.
-        self.program.on_behalf(|| unsafe { ManuallyDrop::drop(what) });
+        self.program.try_on_behalf(|| unsafe { ManuallyDrop::drop(what) });
     }
 }
 

@@ -110,7 +110,8 @@ impl ManagedProgram {
             libc::SYS_mlock | libc::SYS_mlock2 => return self.lock(args, make),
             libc::SYS_mlockall => return self.lock_all(args, make),
             libc::SYS_mremap => {
-                let parts = HeapLoan::new(self, self.on_behalf(|| self.moved_apart(args)));
+                let parts =
+                    HeapLoan::new(self, self.try_on_behalf(|| self.moved_apart(args)).flatten());
                 if let Some(parts) = &*parts {
                     return self.remap_each(args, parts, make);
                 }
@@ -140,13 +141,20 @@ impl ManagedProgram {
             // No managed memory comes or goes by this call.
             return make(args);
         }
-        let apart = match self.on_behalf(|| self.change_locked(nr, args, make, (child, by_itself)))
+        // In a child of vfork whose parent's process ends meanwhile, the call is made once.
+        let mut made = None;
+        let mut note = |args: &[usize; 6]| *made.insert(make(args));
+        let apart = match self
+            .try_on_behalf(|| self.change_locked(nr, args, &mut note, (child, by_itself)))
         {
-            Ok(result) => return result,
-            Err(apart) => apart,
+            Some(Ok(result)) => return result,
+            Some(Err(apart)) => Some(apart),
+            None => None,
         };
-        let result = make(args);
-        self.on_behalf(|| self.end_apart(nr, args, apart, result));
+        let result = made.unwrap_or_else(|| make(args));
+        if let Some(apart) = apart {
+            self.try_on_behalf(|| self.end_apart(nr, args, apart, result));
+        }
         result
     }
 
