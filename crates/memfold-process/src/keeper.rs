@@ -164,13 +164,21 @@ impl ManagedProgram {
     }
 
     /// Serves a fault in a child of vfork that has lost this engine. A page that is only
-    /// write-protected is resident.
+    /// write-protected is resident, and a page that was never touched is zeros.
     fn fault_when_lost(&self, fault: memfold_gate::KeeperFault) -> bool {
         let page = fault.address & !(PAGE_SIZE - 1);
         if !self.known.is_set(&(page..page + 1)) {
             return false;
         }
-        if !fault.protected || self.paging.unprotect(page).is_err() {
+        // SAFETY: all threads that change the engine have ended. A child that has lost it changes
+        // nothing.
+        let is_zeros = || unsafe { self.pager.fork().is_untouched(page) };
+        let is_served = match fault.protected {
+            true => self.paging.unprotect(page).is_ok(),
+            // The page may be there by now, because another child has touched it.
+            false => is_zeros() && (self.paging.opens(page) || self.pagemap.is_populated(page)),
+        };
+        if !is_served {
             diagnostics::die(format_args!("{LOST}"));
         }
         true

@@ -165,6 +165,15 @@ impl Paging {
         }
     }
 
+    /// Puts zeros where a registered page is missing, or shows a hidden page. Returns whether it
+    /// succeeded.
+    pub fn opens(&self, page: usize) -> bool {
+        match self {
+            Paging::Userfault(_) => self.fills(page),
+            Paging::Protection(_) => self.unregister(&(page..page + PAGE_SIZE)).is_ok(),
+        }
+    }
+
     /// Ends the write protection of a page. Hidden memory has none.
     ///
     /// # Errors

@@ -25,22 +25,25 @@ static void begin(void) {
     alarm(LONGEST);
 }
 
-static void change_mappings(void) {
+static void change_mappings(int touches) {
     char *p = mmap(NULL, 16 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) _exit(90);
-    p[PAGE] = 1;
+    if (touches) p[PAGE] = 1;
     if (munmap(p, 16 * PAGE) != 0) _exit(91);
 }
 
 static int is_orphan(void) { return getppid() == first; }
 
-/* What a child does, and the status with which it ends. */
-static void maps(void) {
-    while (!is_orphan()) change_mappings();
+/* What a child does, and the status with which it ends. Memory that it maps as an orphan is its
+ * own; other memory is also its parent's. */
+static void maps_until_orphaned(int touches) {
+    while (!is_orphan()) change_mappings(touches);
     shared->orphaned = 1;
-    for (int i = 0; i < CALLS; i++) change_mappings();
+    for (int i = 0; i < CALLS; i++) change_mappings(1);
     _exit(7);
 }
+static void maps(void) { maps_until_orphaned(0); }
+static void touches(void) { maps_until_orphaned(1); }
 static void waits(void) {
     while (!is_orphan()) usleep(100);
     shared->orphaned = 1;
@@ -69,7 +72,7 @@ static void reads(void) {
     _exit(7);
 }
 static void stays(void) {
-    for (shared->orphaned = 1;;) change_mappings();
+    for (shared->orphaned = 1;;) change_mappings(0);
 }
 
 static void (*child)(void);
@@ -120,20 +123,21 @@ static void mapping(void) { each_ends(maps); }
 static void mapping_later(void) { each_ends(maps_later); }
 static void executing(void) { each_ends(executes); }
 
-/* A child that needs folded memory finds it right, or ends with memfold's status. It ends if a
- * thread of its parent was changing the memory at that moment. The parent is idle, so that is
- * rare. */
-static void reading(void) {
+/* A child that needs its parent's memory finds it right, or ends with memfold's status. It ends if
+ * a thread of its parent was changing the memory at that moment. */
+static void goes_on_or_ends(void (*what)(void)) {
     begin();
     int right = 0;
     for (int i = 0; i < ROUNDS; i++) {
-        int status = orphan(reads, i % 2, NULL);
+        int status = orphan(what, i % 2, NULL);
         NEED(status == 7 << 8 || status == 125 << 8);
         right += status == 7 << 8;
     }
     fprintf(stderr, "%d of %d children went on\n", right, ROUNDS);
     NEED(right > 0);
 }
+static void reading(void) { goes_on_or_ends(reads); }
+static void touching(void) { goes_on_or_ends(touches); }
 
 static void terminate(pid_t unused) {
     (void)unused;
@@ -178,7 +182,7 @@ static void spawning(void) {
 int main(int argc, char **argv) {
     static const struct test tests[] = {
         {"mapping", mapping}, {"mapping-later", mapping_later}, {"executing", executing},
-        {"reading", reading}, {"terminated", terminated}, {"spawning", spawning},
+        {"reading", reading}, {"touching", touching}, {"terminated", terminated}, {"spawning", spawning},
     };
     return RUN_NAMED(argc, argv, tests);
 }

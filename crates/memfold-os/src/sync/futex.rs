@@ -382,6 +382,11 @@ impl<T> RwLock<T> {
         self.state.load(SeqCst) & (WRITER | READERS) != 0
     }
 
+    /// Returns whether a thread holds the lock for writing, or has ended while it did.
+    pub fn is_written(&self) -> bool {
+        self.state.load(SeqCst) & WRITER != 0
+    }
+
     /// Makes the lock free. Marks of threads that have ended while they waited are gone.
     ///
     /// # Safety

@@ -146,6 +146,10 @@ impl<T> RwLock<T> {
     pub fn is_held(&self) -> bool {
         panic!("no model forks")
     }
+    /// Returns whether a thread holds the lock for writing, or has ended while it did.
+    pub fn is_written(&self) -> bool {
+        panic!("no model forks")
+    }
     /// Makes the lock free.
     ///
     /// # Safety

@@ -91,6 +91,11 @@ impl AreaLock {
         self.work.is_held() || self.areas.is_held()
     }
 
+    /// Returns whether a thread changes the areas, or has ended while it did.
+    pub fn are_changing(&self) -> bool {
+        self.areas.is_written()
+    }
+
     /// Forgets threads that have ended while they waited.
     ///
     /// # Safety

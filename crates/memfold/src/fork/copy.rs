@@ -298,6 +298,28 @@ impl Fork<'_> {
             || self.backing.swap().is_some_and(Swap::is_held))
     }
 
+    /// Returns whether a managed page was never touched, or is discarded, so that it is zeros. All
+    /// threads of the engine have ended, perhaps in the middle of work. Returns `false` if that is
+    /// unknown.
+    ///
+    /// # Safety
+    /// - No living thread changes the areas or the table.
+    pub unsafe fn is_untouched(&self, addr: usize) -> bool {
+        if self.areas.are_changing() {
+            return false;
+        }
+        // SAFETY: by the caller's promise no living thread changes the areas, and none has ended in
+        // a change.
+        let areas = unsafe { self.areas.peek() };
+        // A folio comes and goes with its shard locked.
+        areas.find(addr).is_some_and(|area| {
+            let key = area.key_of(addr);
+            // SAFETY: by the caller's promise no living thread changes the table. None has ended
+            // with this shard locked.
+            !self.table.is_held(key) && unsafe { self.table.at_rest(key) }.is_none()
+        })
+    }
+
     /// Takes over an engine that [`Fork::is_at_rest`], whose threads and process have ended.
     ///
     /// # Safety

@@ -80,7 +80,7 @@ fn child_of_vfork_goes_on_when_its_parent_ends() {
 
 #[test]
 fn orphan_of_vfork_finds_folded_memory_right_or_ends() {
-    assert_right("orphans", 20, &["reading"]);
+    assert_right("orphans", 20, &["reading", "touching"]);
 }
 
 #[test]
