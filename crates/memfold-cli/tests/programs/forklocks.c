@@ -194,6 +194,7 @@ static void *execute_always(void *arg) {
 static void ignored(void) {
     pthread_t thread;
     struct sigaction action = {.sa_handler = SIG_IGN};
+    memory = map_folded(LEN, 1);
     NEED(sigaction(SIGBUS, &action, NULL) == 0);
     int *at = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     NEED(at != MAP_FAILED && !pthread_create(&thread, NULL, execute_always, NULL));

@@ -70,7 +70,7 @@ fn child_of_fork_inherits_no_held_lock() {
 
 #[test]
 fn child_made_amid_an_execution_takes_its_faults() {
-    assert_right("forklocks", 0, &["ignored"]);
+    assert_right("forklocks", 20, &["ignored"]);
 }
 
 #[test]
