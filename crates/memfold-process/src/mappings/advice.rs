@@ -88,7 +88,7 @@ impl ManagedProgram {
         let mut note = || *made.insert(make());
         let served = self.try_on_behalf(|| self.advise_locked(range, advice, &mut note, child));
         // In a child of vfork whose parent's process ends meanwhile, the call is made once.
-        let Some(advised) = served else { return made.unwrap_or_else(|| make()) };
+        let Some(advised) = served else { return made.unwrap_or_else(make) };
         match advised {
             Ok((result, held)) => {
                 if !held.is_empty() {
