@@ -14,6 +14,7 @@ mod order;
 mod sizes;
 mod symbols;
 mod text;
+mod locks;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -21,7 +22,7 @@ use std::process::ExitCode;
 use finding::Finding;
 
 const USAGE: &str = "\
-usage: cargo xtask tidy                 check floors, module order, folders, lengths, no_std and leftovers
+usage: cargo xtask tidy                 check floors, module order, folders, lengths, no_std, locks and leftovers
        cargo xtask symbols LIBRARY.so   check that the preload library needs no thread-local storage and no host malloc
        cargo xtask glibc FILE VERSION   check that a built file needs no glibc newer than that, such as 2.17";
 
@@ -56,5 +57,6 @@ fn tidy() -> anyhow::Result<Vec<Finding>> {
     findings.extend(order::check(&tree));
     findings.extend(sizes::check(&tree));
     findings.extend(text::check(&tree));
+    findings.extend(locks::check(&tree));
     Ok(findings)
 }

@@ -7,7 +7,7 @@ use crate::tree::{Crate, Tree};
 
 /// Crates that run inside the program: no std (it brings thread-local storage, the host's malloc
 /// and locks) and no printing.
-const ENGINE: &[&str] = &[
+pub const ENGINE: &[&str] = &[
     "memfold-os",
     "memfold-gate",
     "memfold-store",

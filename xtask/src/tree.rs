@@ -32,6 +32,8 @@ pub struct Tree {
     pub crates: Vec<Crate>,
     /// Scripts, manifests and other text that is not Rust: path and contents.
     pub others: Vec<(String, String)>,
+    /// Text of docs/locks.md.
+    pub locks: String,
 }
 
 impl Tree {
@@ -49,7 +51,8 @@ impl Tree {
                 }
             }
         }
-        Ok(Tree { crates, others })
+        let locks = fs::read_to_string(root.join("docs/locks.md")).context("no docs/locks.md")?;
+        Ok(Tree { crates, others, locks })
     }
 }
 

@@ -119,7 +119,8 @@ static VERDICT: AtomicU32 = AtomicU32::new(WAIT);
 /// The action of the signal before the gate's. It changes only while no handler reads it.
 static PREVIOUS: StaticMutex<SignalAction> = StaticMutex::new(SignalAction::DEFAULT);
 static PREVIOUS_HANDLER: AtomicUsize = AtomicUsize::new(0);
-static ALONE: StaticMutex<()> = StaticMutex::new(());
+/// The process that is being armed. A child of fork finds its parent's value there.
+static ALONE: AtomicU32 = AtomicU32::new(0);
 
 fn called(at: usize) -> &'static CalledThread {
     // SAFETY: `start_late` reserved the zone before the first call, and it is never unmapped. `at`
@@ -140,7 +141,25 @@ fn called(at: usize) -> &'static CalledThread {
 /// - The keeper makes system calls only by instructions in the same executable segment.
 /// - The keeper manages no memory yet.
 pub unsafe fn start_late(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
-    let Some(_alone) = ALONE.try_lock() else { return Err(WhyNot::Busy) };
+    let (here, found) = (process_id(), ALONE.load(SeqCst));
+    if found == here || ALONE.compare_exchange(found, here, SeqCst, SeqCst).is_err() {
+        return Err(WhyNot::Busy);
+    }
+    // SAFETY: only the thread that arms uses the lock, and that is the caller. A thread of the
+    // parent may have had it at a fork.
+    unsafe { PREVIOUS.reset() };
+    // SAFETY: the caller keeps the conditions of `start_late`, and no other thread is arming.
+    let done = unsafe { start_alone(keeper) };
+    ALONE.store(0, SeqCst);
+    done
+}
+
+/// Does the work of [`start_late`].
+///
+/// # Safety
+/// - The conditions of [`start_late`] hold.
+/// - No other thread calls this at the same time.
+unsafe fn start_alone(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     if !user_dispatch::find_range() || image::is_program() {
         return Err(WhyNot::NoRange);
     }

@@ -78,6 +78,16 @@ pub enum RefusedCall {
     Task(Errno),
 }
 
+/// The thread of the keeper that calls [`crate::serve_errands`].
+#[derive(Copy, Clone)]
+pub struct ErrandServer {
+    /// Wakes it.
+    pub ring: fn(),
+    /// Returns a number that stands for the process that serves: less than 2^30, and another one
+    /// for each process. 0 while that process has ended and no other serves.
+    pub life: fn() -> u32,
+}
+
 /// The owner of the program's memory.
 pub trait Keeper: Sync {
     /// Returns whether `[start, start + len)` may hold managed memory. The gate asks this for each
@@ -177,9 +187,10 @@ pub trait Keeper: Sync {
     /// is what [`crate::child`] returned in the child. The parent calls this.
     fn has_no_child(&self, _number: usize) {}
 
-    /// Returns a function that makes a thread of the keeper call [`crate::serve_errands`], or
-    /// `None` if there is no such thread.
-    fn server(&self) -> Option<fn()> {
+    /// Returns the thread that calls [`crate::serve_errands`], or `None` if there is none. If its
+    /// process has ended, the calling child first takes the place of that process, or gives the
+    /// keeper up.
+    fn server(&self) -> Option<ErrandServer> {
         None
     }
 

@@ -26,11 +26,14 @@ mod arm_running;
 
 pub use arm_running::start_late;
 pub use keeper::{
-    BadAddress, Ending, Keeper, KeeperFault, KeeperHold, NamedSpan, Names, NoHoldRoom, RefusedCall,
+    BadAddress, Ending, ErrandServer, Keeper, KeeperFault, KeeperHold, NamedSpan, Names,
+    NoHoldRoom, RefusedCall,
 };
 pub use patch::note_entry;
 pub use record::{ProgramPlace, TakenPlace};
-pub use threads::{all_are_gone, child, first_has_exited, hand_over, serve_errands};
+pub use threads::{
+    all_are_gone, child, first_has_exited, hand_over, is_at_rest, serve_errands, succeed,
+};
 pub use touch::{read_bytes, touch, write_bytes};
 
 use core::sync::atomic::Ordering::SeqCst;

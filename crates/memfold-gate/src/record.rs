@@ -295,6 +295,17 @@ impl GateThread {
         self.process.store(0, SeqCst);
     }
 
+    /// Makes the thread's process the first one of its memory, and gives back the slots of the
+    /// former first one, which has ended.
+    pub fn succeed(&self) {
+        let own = self.process.load(SeqCst);
+        each_used(|record| match record.process.load(SeqCst) {
+            0 => record.give_back(),
+            process if process == own => record.process.store(0, SeqCst),
+            _ => {}
+        });
+    }
+
     /// Notes that the thread is about to end. Returns whether it is the last of the first process,
     /// which means that each other thread is about to end too, or `is_gone`. If several threads end
     /// at once, this is true for at least one of them.
@@ -422,6 +433,11 @@ pub(crate) static KEEPER: StartCell<&'static dyn Keeper> = StartCell::new();
 /// whole list.
 pub fn stop_growth() {
     forget(GROWING.lock());
+}
+
+/// Returns whether a thread makes slots, or has ended while it did.
+pub fn is_growing() -> bool {
+    GROWING.is_held()
 }
 
 /// Releases the lock of [`stop_growth`].

@@ -51,6 +51,7 @@ pub const LIFE: EngineLife = EngineLife {
     exists: || get().is_some(),
     begin_as_child: |stats| program::existing().begin_as_child(stats),
     go_on: |stats| program::existing().go_on(stats),
+    inherit: crate::heir::inherit,
     prepare: crate::threads::raise,
     look: || program::existing().look(),
 };

@@ -10,7 +10,7 @@ use memfold::config::Config;
 use memfold::stats::Stats;
 use memfold_os::Errno;
 use memfold_os::sync::Mutex;
-use memfold_os::thread::bare;
+use memfold_os::thread::{bare, process_id};
 use memfold_run::member;
 use rustix::thread::{Timespec, futex};
 
@@ -22,6 +22,9 @@ static ERRAND: AtomicUsize = AtomicUsize::new(0);
 static BELL: AtomicU32 = AtomicU32::new(0);
 /// Incremented by the first engine thread when it is ready, and after each errand.
 static DONE: AtomicU32 = AtomicU32::new(0);
+
+/// The process that the engine serves. A child of vfork has the same memory, but is another one.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Whether the first engine thread must end. `GOES_ON` is whether it continues after [`stop`].
 static ENDS: AtomicBool = AtomicBool::new(false);
@@ -38,6 +41,9 @@ pub struct EngineLife {
     pub begin_as_child: fn(&'static Stats),
     /// Continues with the engine after [`stop`].
     pub go_on: fn(&'static Stats),
+    /// Makes the calling child of vfork continue with the engine of its parent, whose process has
+    /// ended, or without it.
+    pub inherit: fn(),
     /// Runs once before the first look.
     pub prepare: fn(),
     /// Looks at the program's size. Returns the time until the next look, nanoseconds.
@@ -56,6 +62,7 @@ pub fn start(config: Config, life: &'static EngineLife) {
     LIFE.store((&raw const *life).cast_mut(), SeqCst);
     // SAFETY: no engine thread runs yet, and the caller is the only thread.
     unsafe { *CONFIG.0.get() = Some(config) };
+    PROCESS.store(process_id(), SeqCst);
     let seen = DONE.load(SeqCst);
     match bare::start_first(c"memfold-adopt", run, 0) {
         Ok(()) => wait_past(&DONE, seen),
@@ -68,16 +75,48 @@ pub fn start(config: Config, life: &'static EngineLife) {
 /// # Safety
 /// - The process has just been copied by a fork and has one thread, the caller.
 pub unsafe fn start_in_child() {
-    // The parent's errands are not for this process. SAFETY: the caller is the only thread of this
-    // process, so no thread holds the lock.
+    // SAFETY: the caller promises that it is the only thread.
+    unsafe { start_anew() };
+}
+
+/// Starts the engine again in a child of vfork, as it was in the process that has ended.
+///
+/// # Safety
+/// - No thread of the process that had the engine lives.
+pub unsafe fn start_in_heir() {
+    ENDS.store(false, SeqCst);
+    GOES_ON.store(true, SeqCst);
+    // SAFETY: by the caller's promise no engine thread lives.
+    unsafe { start_anew() };
+}
+
+/// Makes the calling child of vfork [`EngineLife::inherit`].
+pub fn inherit() {
+    // SAFETY: the pointer is null, or `start` stored a `&'static`.
+    if let Some(life) = unsafe { LIFE.load(SeqCst).as_ref() } {
+        (life.inherit)();
+    }
+}
+
+/// # Safety
+/// - No engine thread that was started before lives in this memory.
+unsafe fn start_anew() {
+    // Errands for the former process are not for this one. SAFETY: a thread that has the lock waits
+    // for an engine thread, and those have ended by the caller's promise. So it has ended too.
     unsafe { LINE.reset() };
     ERRAND.store(0, SeqCst);
+    PROCESS.store(process_id(), SeqCst);
     let seen = DONE.load(SeqCst);
-    // SAFETY: the caller promises that the process was just copied and that it is the only thread.
+    // SAFETY: the caller promises that no engine thread lives.
     if let Err(e) = unsafe { bare::restart_first() } {
-        diagnostics::die(format_args!("Starting the engine in a child of fork failed: {e}"));
+        diagnostics::die(format_args!("Starting the engine in a child process failed: {e}"));
     }
     wait_past(&DONE, seen);
+}
+
+/// Returns whether the caller belongs to the process that the engine serves.
+pub fn is_of_this_process() -> bool {
+    PROCESS.load(SeqCst) == process_id()
 }
 
 /// Ends the first engine thread, and waits until it and the others are gone. The others must have

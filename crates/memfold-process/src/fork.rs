@@ -1,10 +1,9 @@
 //! Copying the process. The child has a copy of the quiesced engine and of the page table. It opens
 //! a userfaultfd of its own before any code of the program runs in it.
 //!
-//! The thread that forks, or one that does it on its behalf, holds every lock that another thread
-//! may hold, in the engine's order: `state`, the pauses, the areas, the queue, the list of zones,
-//! the arena. Faults and mapping changes of other threads wait meanwhile. Other work of theirs goes
-//! on; the child has none of these threads.
+//! The thread that forks, or one that does it on its behalf, takes every lock that another thread
+//! may hold, or the child frees it. docs/locks.md lists all of them. Faults and mapping changes of
+//! other threads wait meanwhile. Other work of theirs goes on; the child has none of these threads.
 //!
 //! The kernel reports the copy to the program's own userfaultfd (UFFD_FEATURE_EVENT_FORK) before
 //! the child begins, and waits until a thread of the program has read the event. So the locks are
@@ -66,6 +65,8 @@ impl ManagedProgram {
             }
         };
         self.pager.fork().begin_copy(|| self.child_reaches_store(), may_bring);
+        // A thread that has this lock allocates.
+        forget(self.faults_of_program.lock());
         self.forbid_allocation();
         MARK.renew();
     }
@@ -93,13 +94,14 @@ impl ManagedProgram {
         if result == 0 {
             limits::with_descriptors(|| self.begin_child());
         }
-        // SAFETY: `begin_copy` locked `state` and began the copy, and this is called once for it in
-        // each of the two processes.
+        // SAFETY: `begin_copy` took the two locks and began the copy, and this is called once for it
+        // in each of the two processes.
         unsafe {
             if result >= 0 {
                 self.state.peek_mut().level.sharing = true;
             }
             self.pager.fork().end_copy(result == 0);
+            self.faults_of_program.unlock();
             self.state.unlock();
         }
     }

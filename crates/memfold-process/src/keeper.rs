@@ -1,15 +1,18 @@
 //! The keeper: answers to the gate's questions.
 use crate::diagnostics::{self, warn_once};
+use crate::mappings::call::NO_MEMORY;
 use crate::marks::state::MemoryMark;
-use crate::program::{ManagedProgram, get};
-use crate::{deferred, execution::executes, limits, sampling, threads};
+use crate::program::{LOST, ManagedProgram, get, lost, moves_lost};
+use crate::{deferred, engine, execution::executes, limits, sampling, threads};
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
 use memfold::fault::{FaultOutcome, FaultSource, PageFault};
 use memfold::known::TOP;
 use memfold_gate::child;
 use memfold_gate::touch;
-use memfold_gate::{BadAddress, Ending, Keeper, KeeperHold, Names, NoHoldRoom, RefusedCall};
+use memfold_gate::{
+    BadAddress, Ending, ErrandServer, Keeper, KeeperHold, Names, NoHoldRoom, RefusedCall,
+};
 use memfold_os::Errno;
 use memfold_os::raw::populates;
 use memfold_os::thread::identity::ThreadRights;
@@ -65,9 +68,7 @@ impl ManagedProgram {
             let mut count = 0;
             names(&mut |_| count += 1);
             if !holds.has_room(thread, count, false) {
-                self.on_behalf(|| {
-                    holds.has_room(thread, count, true);
-                });
+                self.try_on_behalf(|| holds.has_room(thread, count, true));
             }
         }
         let mut holding = holds.begin(thread);
@@ -79,7 +80,13 @@ impl ManagedProgram {
         });
         let Some(hold) = holding.publish().map_err(|_| NoHoldRoom)? else { return Ok(None) };
         if is_child {
-            holds.wait_by_looking(hold);
+            // An evictor that has ended with its process never unmarks its pages.
+            holds.wait_by_looking(hold, || {
+                if bare::life() == 0 {
+                    engine::inherit();
+                }
+                get().is_none()
+            });
         } else {
             holds.wait(hold);
         }
@@ -102,7 +109,9 @@ impl ManagedProgram {
                 at += PAGE_SIZE;
                 continue;
             }
-            let (is_managed, end) = self.on_behalf(|| self.pager.mappings().run_at(at));
+            let found = self.try_on_behalf(|| self.pager.mappings().run_at(at));
+            // A child of vfork that has lost the engine touches all that may be folded.
+            let (is_managed, end) = found.unwrap_or((true, at + PAGE_SIZE));
             let end = end.min(pages.end).min(TOP);
             // Unmanaged memory is left to the kernel: a write here would change a file, or end
             // sharing. Only where memory is hidden, unmanaged memory may be hidden too. And unmanaged
@@ -178,6 +187,27 @@ impl ManagedProgram {
         }
     }
 
+    /// Serves a fault in a child of vfork that has lost this engine. A page that is only
+    /// write-protected is resident, and a page that was never touched is zeros.
+    fn fault_when_lost(&self, fault: memfold_gate::KeeperFault) -> bool {
+        let page = fault.address & !(PAGE_SIZE - 1);
+        if !self.known.is_set(&(page..page + 1)) {
+            return false;
+        }
+        // SAFETY: all threads that change the engine have ended. A child that has lost it changes
+        // nothing.
+        let is_zeros = || unsafe { self.pager.fork().is_untouched(page) };
+        let is_served = match fault.protected {
+            true => self.paging.unprotect(page).is_ok(),
+            // The page may be there by now, because another child has touched it.
+            false => is_zeros() && (self.paging.opens(page) || self.pagemap.is_populated(page)),
+        };
+        if !is_served {
+            diagnostics::die(format_args!("{LOST}"));
+        }
+        true
+    }
+
     fn refused(&self, nr: usize, name: &str, words: &[usize]) {
         let is_missing = |word: &&usize| {
             let page = **word & !(PAGE_SIZE - 1);
@@ -207,6 +237,19 @@ impl ManagedProgram {
     }
 }
 
+/// Touches what a call names, in a child of vfork that has lost the engine. So it ends with a message
+/// if a part is folded.
+fn touch_lost(names: Names, touch: fn(usize, bool) -> Result<(), BadAddress>) {
+    let Some(program) = lost() else { return };
+    names(&mut |span| {
+        let pages = span.start & !(PAGE_SIZE - 1)..span.start.saturating_add(span.len).min(TOP);
+        let known =
+            pages.step_by(PAGE_SIZE).filter(|page| program.known.is_set(&(*page..page + 1)));
+        let touched = |page: &usize| touch(*page, span.write).is_err();
+        let _ = known.filter(touched).take(BAD_MAX).count();
+    });
+}
+
 fn shut_in() {
     if let Some(gated) = get() {
         gated.shut_in.store(true, SeqCst);
@@ -224,7 +267,13 @@ impl Keeper for ProgramKeeper {
         thread: usize,
         touch: fn(usize, bool) -> Result<(), BadAddress>,
     ) -> Result<Option<KeeperHold>, NoHoldRoom> {
-        get().map_or(Ok(None), |gated| gated.hold(names, thread, touch))
+        match get() {
+            Some(gated) => gated.hold(names, thread, touch),
+            None => {
+                touch_lost(names, touch);
+                Ok(None)
+            }
+        }
     }
 
     fn release(&self, hold: KeeperHold) {
@@ -247,7 +296,7 @@ impl Keeper for ProgramKeeper {
 
     fn refused(&self, nr: usize, name: &str, words: &[usize]) {
         if let Some(gated) = get().filter(|gated| gated.is_managing()) {
-            gated.on_behalf(|| gated.refused(nr, name, words));
+            gated.try_on_behalf(|| gated.refused(nr, name, words));
         }
     }
 
@@ -261,13 +310,20 @@ impl Keeper for ProgramKeeper {
             deferred::see(nr, args);
         }
         let mut make = LentCall(make);
-        let Some(gated) = get() else { return make.make(args) };
+        let Some(gated) = get() else {
+            return if moves_lost(nr, args) { NO_MEMORY } else { make.make(args) };
+        };
         let made = gated.change(nr, args, &mut |args| make.make(args));
         sampling::note_mapping(nr, args, made);
         made
     }
 
     fn begin_copy(&self) {
+        if lost().is_some() {
+            // The copy would read zeros where memory is folded.
+            diagnostics::die(format_args!("{LOST}"));
+        }
+        limits::stop();
         if let Some(gated) = get() {
             gated.begin_copy();
         }
@@ -279,6 +335,9 @@ impl Keeper for ProgramKeeper {
             None if made == 0 && deferred::is_waiting() => deferred::begin_as_child(),
             None => {}
         }
+        // SAFETY: `begin_copy` has stopped them, and this is called once for it in each of the two
+        // processes.
+        unsafe { limits::resume(made == 0) };
     }
 
     fn waits_in_copy(&self) -> bool {
@@ -313,21 +372,31 @@ impl Keeper for ProgramKeeper {
 
     fn has_no_child(&self, number: usize) {
         if let Some(gated) = get() {
-            gated.on_behalf(|| gated.end_child(number));
+            gated.try_on_behalf(|| gated.end_child(number));
         }
     }
 
-    fn server(&self) -> Option<fn()> {
-        get().filter(|gated| gated.serves_errands.load(SeqCst)).map(|_| threads::ring as fn())
+    fn server(&self) -> Option<ErrandServer> {
+        if get().is_some_and(|gated| gated.serves_errands.load(SeqCst))
+            && child().is_some()
+            && bare::life() == 0
+        {
+            engine::inherit();
+        }
+        get().filter(|gated| gated.serves_errands.load(SeqCst)).map(|_| threads::SERVER)
     }
 
     fn hides(&self) -> bool {
-        get().is_some_and(|gated| gated.paging.hides())
+        get().or(lost()).is_some_and(|gated| gated.paging.hides())
     }
 
     fn fault(&self, fault: memfold_gate::KeeperFault) -> bool {
-        let Some(gated) = get() else { return false };
-        let serve = || gated.on_behalf(|| gated.fault(fault));
+        let Some(gated) = get() else {
+            return lost().is_some_and(|program| program.fault_when_lost(fault));
+        };
+        // If the parent of a child of vfork ends, the child tries its access again.
+        let again = (true, FaultSource::Other);
+        let serve = || gated.try_on_behalf(|| gated.fault(fault)).unwrap_or(again);
         match sampling::due() {
             Some(ring) => sampling::serve_sampled(ring, fault.address, serve),
             None => serve().0,
@@ -336,7 +405,7 @@ impl Keeper for ProgramKeeper {
 
     fn never_fold(&self, start: usize, len: usize) {
         if let Some(gated) = get().filter(|_| len > 0) {
-            gated.on_behalf(|| gated.never_fold(start, len));
+            gated.try_on_behalf(|| gated.never_fold(start, len));
         }
     }
 
@@ -434,7 +503,7 @@ impl Keeper for ProgramKeeper {
             Ending::Thread => {}
         }
         if let (Some(gated), Ending::Process) = (get(), how) {
-            gated.pager.gauges().publish();
+            gated.publish_last(|| {});
         }
     }
 }

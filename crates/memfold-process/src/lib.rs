@@ -70,6 +70,7 @@ mod adopt;
 mod limits;
 mod mappings;
 mod fork;
+mod heir;
 mod execution;
 mod sampling;
 mod deferred;
@@ -80,7 +81,7 @@ mod fixture;
 use crate::diagnostics::unserved::unserved;
 use crate::execution::environment;
 use crate::initial_stack::InitialStack;
-use crate::program::{LackingEngine, get};
+use crate::program::{LackingEngine, ManagedProgram, get};
 use alloc::string::String;
 use core::ffi::c_char;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -147,15 +148,17 @@ fn killing_call(config: &Config) -> Option<&'static str> {
     calls.find(|call| *call != RING || config.swap.is_some())
 }
 
-/// Publishes the figures for the last time before the program ends.
+/// Publishes the figures for the last time before the program ends. A child of vfork that calls
+/// `exit` publishes nothing, because the figures are its parent's.
 pub fn finish() {
     // A thread with a filter may make none of these calls.
-    if let Some(program) = get().filter(|program| !program.shut_in.load(SeqCst)) {
-        let pager = &program.pager;
-        pager.gauges().publish();
-        member::note_totals();
-        pager.stats().need_bytes.store(0, Relaxed);
-        member::set_need(0);
+    let may = |program: &&ManagedProgram| !program.shut_in.load(SeqCst);
+    if let Some(program) = get().filter(may).filter(|_| engine::is_of_this_process()) {
+        program.publish_last(|| {
+            member::note_totals();
+            program.pager.stats().need_bytes.store(0, Relaxed);
+            member::set_need(0);
+        });
     }
 }
 

@@ -6,6 +6,7 @@
 //! can reserve more, and a child can open descriptors with high numbers. The program is answered as
 //! if its hard limits were set. A program that it executes gets them in the kernel.
 use crate::program::{ManagedProgram, get};
+use core::mem::forget;
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use memfold_gate::child;
 use memfold_os::Errno;
@@ -126,7 +127,20 @@ impl OwnLimits {
     /// Gives the kernel the engine's limits again. A process that may not raise a hard limit keeps
     /// the program's own from now on.
     fn take_back(&mut self, kernel: &impl LimitKeeper) {
+        self.take_back_where(kernel, |_| true);
+    }
+
+    /// Does as [`OwnLimits::take_back`] for limits that the kernel was given by
+    /// [`OwnLimits::hand_on`].
+    fn take_back_handed_on(&mut self, kernel: &impl LimitKeeper) {
+        self.take_back_where(kernel, |set| set.kernel == set.own);
+    }
+
+    fn take_back_where(&mut self, kernel: &impl LimitKeeper, which: fn(&OwnLimit) -> bool) {
         self.each(kernel, |resource, counts, set| {
+            if !which(set) {
+                return;
+            }
             let wanted = raised(kernel, set.own[0], counts);
             let given = [[wanted, wanted.max(set.own[1])], [wanted.min(set.own[1]), set.own[1]]];
             let given = given.into_iter().find(|new| kernel.limit(resource, Some(new)).is_ok());
@@ -152,9 +166,11 @@ static SET: Mutex<OwnLimits> = Mutex::new(OwnLimits::NONE);
 /// Whether the program has set any limit.
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 
-/// Returns the limits that are set, for a child of vfork, which takes no lock.
-fn all_set(program: &ManagedProgram) -> OwnLimits {
-    program.on_behalf(|| *SET.lock())
+/// Returns the limits that are set, for a child of vfork, which takes no lock. Without an engine it
+/// gets none, and keeps the limits of the kernel.
+fn all_set() -> OwnLimits {
+    let ask = |program: &ManagedProgram| program.try_on_behalf(|| *SET.lock());
+    get().and_then(ask).unwrap_or(OwnLimits::NONE)
 }
 
 /// Returns a limit of this process as the program sees it. Sets it if `new` is given, and returns
@@ -164,12 +180,12 @@ fn all_set(program: &ManagedProgram) -> OwnLimits {
 /// The errors of `prlimit`.
 pub fn limit(resource: u32, new: Option<Limit>) -> Result<Limit, Errno> {
     let emulated = EMULATED.iter().position(|each| each.0 == resource);
-    let (Some(at), Some(program)) = (emulated, get()) else {
+    let (Some(at), Some(_)) = (emulated, get()) else {
         return Kernel.limit(resource, new.as_ref());
     };
     if child().is_some() {
         // A child of vfork gets the kernel's limits, because it is about to execute a program.
-        let (_, shown) = all_set(program).shown(&Kernel, at)?;
+        let (_, shown) = all_set().shown(&Kernel, at)?;
         return new.map_or(Ok(shown), |new| Kernel.limit(resource, Some(&new)).map(|_| shown));
     }
     let mut all = SET.lock();
@@ -177,6 +193,31 @@ pub fn limit(resource: u32, new: Option<Limit>) -> Result<Limit, Errno> {
     let before = all.set(&Kernel, at, new)?;
     IS_ANY.store(true, SeqCst);
     Ok(before)
+}
+
+/// Keeps the limits unchanged until [`resume`], for a copy of the process.
+pub fn stop() {
+    forget(SET.lock());
+}
+
+/// Returns whether a thread uses the limits, or has ended while it did.
+pub fn are_held() -> bool {
+    SET.is_held()
+}
+
+/// Ends [`stop`]. `is_child` is whether this is the copy. A thread that was about to execute a
+/// program is not in the copy, so the copy takes back what that thread has handed on.
+///
+/// # Safety
+/// - [`stop`] has returned, in this process or in the parent that it is a copy of, and this is
+///   called once for it.
+pub unsafe fn resume(is_child: bool) {
+    // SAFETY: the caller promises that `stop` has forgotten the guard, and that this is the one
+    // call for it.
+    unsafe { SET.unlock() };
+    if is_child && are_set() {
+        SET.lock().take_back_handed_on(&Kernel);
+    }
 }
 
 /// Returns whether the program has set any limit.
@@ -219,9 +260,9 @@ pub fn take_back() {
 }
 
 fn of_caller(change: impl FnOnce(&mut OwnLimits)) {
-    match get().filter(|_| child().is_some()) {
+    match child() {
         // A child of vfork is another process with limits of its own.
-        Some(program) => change(&mut all_set(program)),
+        Some(_) => change(&mut all_set()),
         None => change(&mut SET.lock()),
     }
 }
@@ -363,6 +404,19 @@ mod tests {
         all.hand_on(&kernel);
         assert_eq!((kernel.of(AS), kernel.of(FILES)), ([GIB, 2 * GIB], [64, 100]));
         assert_eq!(kernel.of(1), [NONE, NONE], "it was never set");
+    }
+
+    #[test]
+    fn copy_made_amid_an_execution_takes_its_limits_back() {
+        let (kernel, mut all) = (Fake::new([NONE, NONE]), OwnLimits::NONE);
+        kernel.is_privileged.set(true);
+        all.set(&kernel, AS, [GIB, 2 * GIB]).unwrap();
+        let before = kernel.of(AS);
+        all.take_back_handed_on(&kernel);
+        assert_eq!(kernel.of(AS), before, "nothing was handed on");
+        all.hand_on(&kernel);
+        all.take_back_handed_on(&kernel);
+        assert_eq!(kernel.of(AS)[0], before[0]);
     }
 
     #[test]

@@ -215,6 +215,26 @@ impl Paging {
         }
     }
 
+    /// Puts zeros where a registered page is missing, or shows a hidden page. Returns whether it
+    /// succeeded.
+    pub fn opens(&self, page: usize) -> bool {
+        match self {
+            Paging::Userfault(_) => self.fills(page),
+            Paging::Protection(_) => self.unregister(&(page..page + PAGE_SIZE)).is_ok(),
+        }
+    }
+
+    /// Ends the write protection of a page. Hidden memory has none.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn unprotect(&self, page: usize) -> Result<(), Errno> {
+        match self {
+            Paging::Userfault(uffd) => uffd.protect(page, PAGE_SIZE, false),
+            Paging::Protection(_) => Err(Errno::NOSYS),
+        }
+    }
+
     /// Opens a userfaultfd or a protection of its own in a child of fork, in place of the parent's.
     ///
     /// # Errors

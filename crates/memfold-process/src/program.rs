@@ -1,4 +1,5 @@
 //! A program that is managed by the gate: its engine, and how it begins.
+use crate::diagnostics;
 use crate::diagnostics::addresses::Remedy;
 use crate::engine;
 use crate::heap::arena;
@@ -7,7 +8,7 @@ use crate::marks::state::{ApartCall, FoundRanges, MemoryMark, ProgramState};
 use crate::paging::Paging;
 use crate::size::process_size;
 use crate::size::share::{self, SizeScale};
-use crate::threads::ring;
+use crate::threads::SERVER;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -17,7 +18,7 @@ use core::ops::ControlFlow::Continue;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::SeqCst};
 use memfold::config::Config;
-use memfold::known::FoldableMap;
+use memfold::known::{FoldableMap, TOP};
 use memfold::pager::{Pager, PagerParts, StartError, StatsPlace, open_remote};
 use memfold::stats::Stats;
 use memfold_gate::{child, hand_over};
@@ -97,6 +98,11 @@ struct OpenedFiles {
     file: Option<Arc<FileDisk>>,
 }
 
+/// The engine of a process that has ended in the middle of a change of it, for its child of vfork.
+static LOST_PROGRAM: AtomicPtr<ManagedProgram> = AtomicPtr::new(core::ptr::null_mut());
+/// Why a child of vfork ends that needs such an engine.
+pub const LOST: &str = "A child of vfork needs folded memory of its parent's process. That process has ended, and was changing it at that moment. The child is ended before it reads wrong bytes";
+
 static OPENED: Mutex<Option<OpenedFiles>> = Mutex::new(None);
 static PROGRAM: AtomicPtr<ManagedProgram> = AtomicPtr::new(core::ptr::null_mut());
 
@@ -109,6 +115,25 @@ pub fn get() -> Option<&'static ManagedProgram> {
 /// Abandons the engine: [`get`] returns `None` from now on.
 pub fn abandon() {
     PROGRAM.store(core::ptr::null_mut(), SeqCst);
+}
+
+/// Abandons the engine as [`abandon`] does, in a child of vfork. [`lost`] returns it.
+pub fn lose() {
+    LOST_PROGRAM.store(PROGRAM.swap(core::ptr::null_mut(), SeqCst), SeqCst);
+}
+
+/// Returns the engine that a child of vfork has lost. It may be in the middle of a change, so
+/// nothing is known of the memory that it has folded.
+pub fn lost() -> Option<&'static ManagedProgram> {
+    // SAFETY: the pointer is null or a leaked box, which is never freed.
+    unsafe { LOST_PROGRAM.load(SeqCst).as_ref() }
+}
+
+/// Returns whether a call would move memory of an engine that a child of vfork has lost. The kernel
+/// would wait for good, because no thread reads its message.
+pub fn moves_lost(nr: usize, args: &[usize; 6]) -> bool {
+    let is_known = |program: &ManagedProgram| program.known.is_set(&(args[0]..args[0] + 1));
+    nr as i64 == libc::SYS_mremap && args[0] < TOP && lost().is_some_and(is_known)
 }
 
 /// Returns the program, which must have an engine.
@@ -284,16 +309,44 @@ fn present() -> Result<(ProgramState, usize), Errno> {
 
 impl ManagedProgram {
     /// Runs `what`. If the caller is a child of vfork, a thread of the engine runs it, because the
-    /// child may be killed while it holds a lock. `what` must not touch the program's memory.
+    /// child may be killed while it holds a lock. `what` must not touch the program's memory. The
+    /// child ends if its parent's process has ended in the middle of this.
     pub fn on_behalf<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
-        if !self.serves_errands.load(SeqCst) || child().is_none() {
-            return what();
-        }
+        self.try_on_behalf(what).unwrap_or_else(|| diagnostics::die(format_args!("{LOST}")))
+    }
+
+    /// Does as [`ManagedProgram::on_behalf`]. Returns `None` if the process of the child's parent
+    /// has ended, and with it the engine, or the thread that ran `what`.
+    pub fn try_on_behalf<T: Send>(&self, what: impl FnOnce() -> T + Send) -> Option<T> {
         let (mut what, mut done) = (Some(what), None);
-        // SAFETY: `what` is `Send`, and `done` is only read after `hand_over` has returned. `what`
-        // touches no memory of the program, as documented above.
-        unsafe { hand_over(&mut || done = what.take().map(|what| what()), ring) };
-        done.expect("it waits until it is done")
+        while self.serves_errands.load(SeqCst) && child().is_some() {
+            // SAFETY: `what` is `Send`. `done` is only read when no thread runs `what`: when it is
+            // done, or after `inherit`. `what` touches no memory of the program, as documented.
+            let is_done =
+                unsafe { hand_over(&mut || done = what.take().map(|what| what()), &SERVER) };
+            if is_done {
+                return done;
+            }
+            engine::inherit();
+            if done.is_some() || what.is_none() || get().is_none() {
+                return done;
+            }
+        }
+        what.map(|what| what())
+    }
+
+    /// Publishes the figures before the process ends, and then runs `rest`. Holds `state`, because
+    /// a copy of the process must have none of the locks that this takes. A filter may have killed
+    /// a thread that had `state`. Then the figures stay those of the last look.
+    pub fn publish_last(&self, rest: impl FnOnce()) {
+        let state = match self.filtered.load(SeqCst) {
+            true => self.state.try_lock(),
+            false => Some(self.state.lock()),
+        };
+        if state.is_some() {
+            self.pager.gauges().publish();
+            rest();
+        }
     }
 
     /// Returns whether any memory is managed, or about to be.
@@ -305,6 +358,8 @@ impl ManagedProgram {
     /// themselves.
     pub fn start_serving(&self) {
         if !self.serves_errands.load(SeqCst) {
+            // A copy of the process must not have a thread that is half started.
+            let _state = self.state.lock();
             engine::have_done(|| {
                 if !self.serves_errands.load(SeqCst) {
                     let started = crate::threads::start_serving();

@@ -3,6 +3,7 @@ use crate::diagnostics::unserved::unserved_later;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use memfold::delivery::background::EngineThread;
+use memfold_gate::ErrandServer;
 use memfold_os::Errno;
 use memfold_os::thread::bare;
 use rustix::process::{getpriority_process, setpriority_process};
@@ -53,8 +54,11 @@ pub fn start_pending(pending: &mut Vec<EngineThread>, nice: i32, is_past: bool, 
 /// Incremented to wake the thread that does errands for children of vfork.
 static BELL: AtomicU32 = AtomicU32::new(0);
 
+/// That thread, as children of vfork use it.
+pub const SERVER: ErrandServer = ErrandServer { ring, life: bare::life };
+
 /// Wakes that thread, because it has something to do.
-pub fn ring() {
+fn ring() {
     BELL.fetch_add(1, SeqCst);
     let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
 }
@@ -84,7 +88,7 @@ fn serve(_: usize) {
         if STOPS.load(SeqCst) {
             return;
         }
-        memfold_gate::serve_errands();
+        memfold_gate::serve_errands(bare::life());
         let _ = futex::wait(&BELL, futex::Flags::PRIVATE, bell, None);
     }
 }

@@ -15,17 +15,17 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 use memfold_os::Errno;
-use memfold_os::sync::Mutex;
+use memfold_os::sync::ForkCell;
 use memfold_os::thread::identity::ThreadIdentity;
 use memfold_os::thread::now_ns;
 use memfold_stats::Stats;
 use rustix::fs::{CWD, Mode, OFlags};
 
 /// The first table, set once it is mapped and never unmapped. A child of fork inherits the mapping.
-static TABLE: Mutex<Option<RunTable>> = Mutex::new(None);
+static TABLE: ForkCell<Option<RunTable>> = ForkCell::new(None);
 /// The table that [`table`] returns; null without one.
 static FOUND: AtomicPtr<RunTable> = AtomicPtr::new(core::ptr::null_mut());
-static ADDRESS: Mutex<Option<TableAddress<'static>>> = Mutex::new(None);
+static ADDRESS: ForkCell<Option<TableAddress<'static>>> = ForkCell::new(None);
 /// This process's slot: a leaked box, or null.
 static OWN: AtomicPtr<ProcessSlot> = AtomicPtr::new(core::ptr::null_mut());
 /// The number of this process as `memfold run` sees it; 0 while it is unknown.
@@ -37,9 +37,9 @@ static BY_DOOR: AtomicU32 = AtomicU32::new(0);
 /// The identity to which the table belongs, and the engine's threads: that of the thread that
 /// started them. A leaked box, or [`FIRST_IDENTITY`]; null while it is unknown.
 static IDENTITY: AtomicPtr<ThreadIdentity> = AtomicPtr::new(core::ptr::null_mut());
-static FIRST_IDENTITY: Mutex<Option<ThreadIdentity>> = Mutex::new(None);
+static FIRST_IDENTITY: ForkCell<Option<ThreadIdentity>> = ForkCell::new(None);
 /// The ring for samples, the pointer that [`samples`] reads, and when this program opened the ring.
-static SAMPLES: Mutex<Option<SampleRing>> = Mutex::new(None);
+static SAMPLES: ForkCell<Option<SampleRing>> = ForkCell::new(None);
 static SAMPLES_FOUND: AtomicPtr<SampleRing> = AtomicPtr::new(core::ptr::null_mut());
 static IMAGE: AtomicU64 = AtomicU64::new(0);
 
@@ -103,17 +103,18 @@ pub fn number() -> u32 {
 
 /// Maps the table if it can be found. Allocates nothing. The constructor calls it once.
 pub fn open(address: TableAddress<'static>) {
-    *ADDRESS.lock() = Some(address);
+    // SAFETY: only the constructor's thread runs, and no reference to `ADDRESS` exists yet.
+    unsafe { *ADDRESS.change() = Some(address) };
     if let Ok(own) = ThreadIdentity::own() {
-        // SAFETY: only the constructor's thread runs, so no other thread locks or reads
-        // `FIRST_IDENTITY`. No reference to it exists yet, and it is never changed afterwards.
-        IDENTITY.store(unsafe { FIRST_IDENTITY.peek_mut() }.insert(own), SeqCst);
+        // SAFETY: only the constructor's thread runs. No reference to `FIRST_IDENTITY` exists yet,
+        // and it is never changed afterwards.
+        IDENTITY.store(unsafe { FIRST_IDENTITY.change() }.insert(own), SeqCst);
     }
     let Ok(found) = at_path(&address).or_else(|_| at_door(&address)) else { return };
     FIRST.store(found.note_process() as u32, Relaxed);
-    // SAFETY: only the constructor's thread runs, so no other thread locks or reads `TABLE`. No
-    // reference to it exists yet, and it is never changed afterwards.
-    let place = unsafe { TABLE.peek_mut() }.insert(found);
+    // SAFETY: only the constructor's thread runs. No reference to `TABLE` exists yet, and it is
+    // never changed afterwards.
+    let place = unsafe { TABLE.change() }.insert(found);
     FOUND.store(place, SeqCst);
 }
 
@@ -123,9 +124,9 @@ pub fn open_samples(path: &str) {
     let flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::RDWR;
     let opened = rustix::fs::open(path, flags, Mode::empty()).and_then(SampleRing::open);
     if let Ok(ring) = opened {
-        // SAFETY: only the constructor's thread runs, so no other thread locks or reads `SAMPLES`.
-        // No reference to it exists yet, and it is never changed afterwards.
-        let place = unsafe { SAMPLES.peek_mut() }.insert(ring);
+        // SAFETY: only the constructor's thread runs. No reference to `SAMPLES` exists yet, and it
+        // is never changed afterwards.
+        let place = unsafe { SAMPLES.change() }.insert(ring);
         SAMPLES_FOUND.store(place, SeqCst);
         // Two programs may begin in the same nanosecond, so the number of the process is part of it.
         let process = rustix::process::getpid().as_raw_nonzero().get() as u64;
@@ -194,7 +195,7 @@ pub fn has_given_up() -> bool {
 /// The kernel has no memory to replace a mapping. This process could then still write to the other
 /// user's table.
 pub fn change_user() -> Result<bool, Errno> {
-    let Some(address) = *ADDRESS.lock() else { return Ok(false) };
+    let Some(address) = *ADDRESS else { return Ok(false) };
     let now = ThreadIdentity::own()?;
     let before = identity().map(ThreadIdentity::user);
     IDENTITY.store(Box::into_raw(Box::new(now)), SeqCst);
@@ -323,7 +324,7 @@ pub fn share_of(bound: u64, need: u64, limit: bool) -> (u64, usize) {
 /// if the table did, otherwise from /proc.
 fn find_number() -> Option<u32> {
     if BY_DOOR.load(Relaxed) != 0 {
-        let address = (*ADDRESS.lock())?;
+        let address = (*ADDRESS)?;
         let answer = door::ask(address.door.as_bytes(), &address.key).ok();
         return answer.map(|answer| answer.number).filter(|n| *n != 0);
     }

@@ -170,6 +170,11 @@ impl WriteQueue {
         core::mem::forget(self.state.lock());
     }
 
+    /// Returns whether a thread uses the queue at this moment, or has ended while it did.
+    pub(crate) fn is_held(&self) -> bool {
+        self.state.is_held()
+    }
+
     /// Ends [`WriteQueue::freeze`].
     ///
     /// # Safety

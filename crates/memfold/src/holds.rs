@@ -344,10 +344,11 @@ impl Holds {
     }
 
     /// Waits like [`Holds::wait`], but polls, so that no lock stays taken if the caller is killed.
-    pub fn wait_by_looking(&self, hold: HoldId) {
+    /// Ends early when `gives_up` returns true.
+    pub fn wait_by_looking(&self, hold: HoldId, gives_up: impl Fn() -> bool) {
         self.each(hold, |range, _| {
             each_class(&range, |class| {
-                while self.cells[class].leaving.load(SeqCst) != 0 {
+                while self.cells[class].leaving.load(SeqCst) != 0 && !gives_up() {
                     yield_now();
                 }
             });
@@ -434,6 +435,20 @@ impl Holds {
         copy.stops.store(self.stops.load(SeqCst), SeqCst);
         copy.bytes.store(self.bytes.load(SeqCst), SeqCst);
         copy
+    }
+
+    /// Forgets threads that have ended while they waited for an evictor. Their holds stay, so these
+    /// pages are never evicted.
+    ///
+    /// # Safety
+    /// - Only tasks that poll use the holds: children of vfork.
+    #[cfg_attr(shuttle, allow(dead_code))]
+    pub unsafe fn forget_waiters(&self) {
+        for cell in &self.cells {
+            cell.waiting.store(0, SeqCst);
+            // SAFETY: by the caller's promise no living thread holds the lock or waits for it.
+            unsafe { cell.lock.reset() };
+        }
     }
 
     /// Ends all holds in a child of fork.

@@ -3,10 +3,11 @@
 //!
 //! Every child has SIGALRM as its end if it waits for what isn't there. Its calls take no lock of
 //! another thread's.
-use memfold::{Delivery, Error, Memory, Region};
+
+use memfold::{Delivery, Error, Heap, Memory, Region};
 use std::mem::ManuallyDrop;
 use std::sync::Mutex;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 const PAGES: usize = 2048;
 const LEN: usize = PAGES * 4096;
@@ -86,6 +87,28 @@ fn a_child_gets_no_region_from_its_parents_memory() {
             .region(LEN)
             .err()
             .is_some_and(|e| e == Error::Inherited && e.to_string().contains("must build its own"))
+    });
+}
+
+/// Another thread has the heap's lock at most of the forks.
+#[test]
+fn figures_of_a_heap_take_no_lock_in_a_child() {
+    let _alone = alone();
+    let memory = build(Delivery::Signal);
+    let (heap, stop) = (Heap::new(&memory), AtomicBool::new(false));
+    let piece = heap.alloc(1 << 20).unwrap().as_ptr() as usize;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                assert!(heap.allocated_bytes() > 0 && heap.piece(piece).is_some());
+            }
+        });
+        for _ in 0..200 {
+            let status = in_child(|| heap.piece(piece).is_none() && heap.allocated_bytes() == 0);
+            stop.store(status != 0, Relaxed);
+            assert_eq!(status, 0);
+        }
+        stop.store(true, Relaxed);
     });
 }
 

@@ -2,6 +2,7 @@
  * process finds every byte of its own, whatever the others write, discard and copy. */
 #include "common.h"
 #include "filtered.h"
+#include <sched.h>
 #include <sys/prctl.h>
 
 static const size_t LEN = 40 * UNIT;
@@ -35,6 +36,32 @@ static void begin(void) {
 
 static void end_child(void) { _exit(3); }
 static void expect_end(pid_t pid) { NEED(wait_for(pid) == 3 << 8); }
+
+/* A child changes its user namespace, for which memfold's threads end and start again. It goes on to
+ * use its parent's file and its own, and so does its own child. */
+static void unshared(void) {
+    begin();
+    pid_t child = fork();
+    if (child == 0) {
+        NEED(unshare(CLONE_NEWUSER) == 0);
+        check_all(1);
+        write_all(4);
+        check_all(4);
+        pid_t inner = fork();
+        if (inner == 0) {
+            check_all(4);
+            write_all(5);
+            check_all(5);
+            end_child();
+        }
+        check_all(4);
+        expect_end(inner);
+        end_child();
+    }
+    write_all(2);
+    expect_end(child);
+    check_all(2);
+}
 
 /* The parent rewrites everything twice, while a child reads the old data, and a grandchild
  * writes too. */
@@ -317,7 +344,7 @@ static void filter(void) {
 
 int main(int argc, char **argv) {
     static const struct test all[] = {
-        {"both", both}, {"parts", parts}, {"generations", generations}, {"many", many}, {"again", again}, {"busy", busy}, {"closed", closed},
+        {"both", both}, {"unshared", unshared}, {"parts", parts}, {"generations", generations}, {"many", many}, {"again", again}, {"busy", busy}, {"closed", closed},
         {"barred", barred}, {"orphan", orphan}, {"execs", execs}, {"filter", filter}, {"idle", idle},
     };
     return RUN_NAMED(argc, argv, all);

@@ -131,6 +131,11 @@ pub fn stop() {
     forget(SITES.lock());
 }
 
+/// Returns whether a thread patches, or has ended while it did.
+pub fn is_held() -> bool {
+    SITES.is_held()
+}
+
 /// Releases the lock of [`stop`].
 ///
 /// # Safety

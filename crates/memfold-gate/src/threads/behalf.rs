@@ -1,6 +1,7 @@
 //! Makes a thread of the keeper work for a child of `vfork` ([`crate::errand`]).
-use crate::keeper::Keeper;
-use crate::record::{GateThread, each_used};
+use crate::keeper::{ErrandServer, Keeper};
+use crate::patch;
+use crate::record::{self, GateThread, each_used};
 
 /// Returns the number of the calling task if it is a child that shares the keeper's memory, and
 /// otherwise `None`. The task must be on its slot's stack.
@@ -10,8 +11,9 @@ pub fn child() -> Option<usize> {
         .map(|record| record.number.get())
 }
 
-/// Makes [`serve_errands`] call `what`, and waits until that is done. `ring` wakes the thread that
-/// calls [`serve_errands`].
+/// Makes [`serve_errands`] call `what`, and waits until that is done. Returns `false` if the
+/// process of `server` has ended first. Then a thread may be in the middle of `what`, until
+/// [`Keeper::server`] was called.
 ///
 /// # Safety
 /// - Another thread may call `what` while the caller waits.
@@ -19,23 +21,25 @@ pub fn child() -> Option<usize> {
 ///
 /// # Panics
 /// If the caller isn't in the gate.
-pub unsafe fn hand_over(mut what: &mut dyn FnMut(), ring: fn()) {
+pub unsafe fn hand_over(mut what: &mut dyn FnMut(), server: &ErrandServer) -> bool {
     let record = GateThread::of_caller().expect("it stands on its slot");
-    record.errand.post(&raw mut what as usize, ring, &mut || {});
+    record.errand.post(&raw mut what as usize, server, &mut || {})
 }
 
 /// Does work that takes locks of the gate or the keeper. For a child of `vfork` the serving thread
-/// does it.
+/// does it. `what` is called again if a thread has ended in the middle of it.
 ///
 /// # Safety
 /// - The conditions of [`hand_over`] hold for `what`.
 pub(super) unsafe fn on_behalf(keeper: &dyn Keeper, what: &mut dyn FnMut()) {
-    match keeper.server().filter(|_| child().is_some()) {
+    while let Some(server) = keeper.server().filter(|_| child().is_some()) {
         // SAFETY: the caller promises that another thread may call `what`, and that it touches no
         // memory of the program.
-        Some(ring) => unsafe { hand_over(what, ring) },
-        None => what(),
+        if unsafe { hand_over(what, &server) } {
+            return;
+        }
     }
+    what();
 }
 
 /// Makes all memory resident for the caller ([`Keeper::keep_home`]) if `keep` is true, and
@@ -67,7 +71,24 @@ pub(super) fn keep_all(keeper: &dyn Keeper, record: &GateThread, keep: bool) {
     }
 }
 
-/// Does all errands that are posted. A thread of the keeper calls this.
-pub fn serve_errands() {
-    each_used(|record| record.errand.serve());
+/// Does all errands that are posted. A thread of the keeper calls this. `life` is that of its
+/// process ([`ErrandServer::life`]).
+pub fn serve_errands(life: u32) {
+    each_used(|record| record.errand.serve(life));
+}
+
+/// Returns whether no thread is in the middle of a change of the gate's state, or has ended in one.
+pub fn is_at_rest() -> bool {
+    !record::is_growing() && !patch::is_held()
+}
+
+/// Makes the calling child the first process of its memory. All threads of the former first process
+/// have ended, and their slots are given back.
+///
+/// # Safety
+/// - No thread of the former first process lives.
+pub unsafe fn succeed() {
+    if let Some(record) = GateThread::of_caller() {
+        record.succeed();
+    }
 }

@@ -37,15 +37,7 @@ pub fn copy(
         let result = result.map_or_else(|e| -(e.raw_os_error() as isize), |pid| pid as isize);
         made.store(result, SeqCst);
     };
-    let server = keeper.server().filter(|_| child().is_some() || keeper.waits_in_copy());
-    let Some(ring) = server else {
-        stop(keeper, record);
-        make();
-        // SAFETY: `stop` has returned above, and this is called once for it. In the copy this runs
-        // in its only thread.
-        unsafe { resume(keeper, record, made.load(SeqCst), flags) };
-        return made.load(SeqCst);
-    };
+    let server = || keeper.server().filter(|_| child().is_some() || keeper.waits_in_copy());
     let mut held = || {
         stop(keeper, record);
         record.errand.ask(&|| keeper.is_copied());
@@ -54,11 +46,19 @@ pub fn copy(
         unsafe { resume(keeper, record, made.load(SeqCst), flags) };
     };
     let mut held: &mut dyn FnMut() = &mut held;
-    let mut called = false;
+    let (mut by, mut called) = (server(), false);
     // A task whose calls don't pass the gate may copy the memory while the errand waits for this
     // call. Then the errand ends early and is posted again.
     while !called {
-        record.errand.post(&raw mut held as usize, ring, &mut || {
+        let Some(serving) = by else {
+            stop(keeper, record);
+            make();
+            // SAFETY: `stop` has returned above, and this is called once for it. In the copy this
+            // runs in its only thread.
+            unsafe { resume(keeper, record, made.load(SeqCst), flags) };
+            break;
+        };
+        let is_served = record.errand.post(&raw mut held as usize, &serving, &mut || {
             called = true;
             make();
             if made.load(SeqCst) == 0 {
@@ -69,6 +69,10 @@ pub fn copy(
                 record.errand.clear();
             }
         });
+        if !is_served {
+            // The errand may be in use until this returns.
+            by = server();
+        }
     }
     made.load(SeqCst)
 }
@@ -100,6 +104,8 @@ unsafe fn resume(keeper: &dyn Keeper, record: &'static GateThread, made: isize, 
         record.robust.store(0, SeqCst);
         record.give_back_others();
         record.begin_as_copy();
+        // If another thread was about to execute a program, the kernel may ignore some (`exec.rs`).
+        let _ = install_protected(record);
         begin(record, flags);
     }
     keeper.end_copy(made);

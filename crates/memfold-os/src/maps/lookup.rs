@@ -93,6 +93,15 @@ impl Maps {
         self.file.reopen()
     }
 
+    /// Forgets that a thread reads, because all threads that could have ended.
+    ///
+    /// # Safety
+    /// - No other living thread uses it.
+    pub unsafe fn forget_readers(&self) {
+        // SAFETY: by the caller's promise no living thread holds it.
+        unsafe { self.reading.reset() };
+    }
+
     /// Calls `each` with every area that overlaps `[start, end)`, in ascending order. `each` must
     /// not call this.
     ///

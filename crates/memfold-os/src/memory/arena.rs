@@ -111,6 +111,11 @@ impl ZoneAllocator {
         core::mem::forget(self.inner.lock());
     }
 
+    /// Returns whether a thread allocates or frees, or has ended while it did.
+    pub fn is_held(&self) -> bool {
+        self.inner.is_held()
+    }
+
     /// Ends [`ZoneAllocator::freeze`].
     ///
     /// # Safety

@@ -444,6 +444,11 @@ pub fn freeze_list() {
     core::mem::forget(LIST.lock());
 }
 
+/// Returns whether a thread uses the list of zones, or has ended while it did.
+pub fn list_is_held() -> bool {
+    LIST.is_held()
+}
+
 /// Ends [`freeze_list`].
 ///
 /// # Safety

@@ -1,9 +1,9 @@
-//! [`ForkCell`]: a value that changes only in a child of fork.
+//! [`ForkCell`]: a value that changes only while the process has one thread.
 use core::cell::UnsafeCell;
 use core::ops::Deref;
 
-/// A value that all threads read. It is changed only while there is one thread: in a child of fork,
-/// which takes over its parent's state.
+/// A value that all threads read. It is changed only while there is one thread: at the start, or in
+/// a child of fork, which takes over its parent's state.
 pub struct ForkCell<T>(UnsafeCell<T>);
 
 // SAFETY: it is shared by `&T`. By the contract of `change` the thread that changes it is the only

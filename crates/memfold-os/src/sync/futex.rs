@@ -144,10 +144,16 @@ impl<T> Mutex<T> {
         unsafe { &mut *self.value.get() }
     }
 
+    /// Returns whether a thread holds the lock, or has ended while it held it.
+    pub fn is_held(&self) -> bool {
+        self.state.load(SeqCst) != 0
+    }
+
     /// Makes the lock free, also if it is held.
     ///
     /// # Safety
-    /// - No thread of this process holds it or waits for it: this is a child of fork.
+    /// - No living thread holds it or waits for it: this is a child of fork, or the threads have
+    ///   ended.
     pub unsafe fn reset(&self) {
         self.state.store(0, SeqCst);
     }
@@ -371,6 +377,24 @@ impl<T> RwLock<T> {
 }
 
 impl<T> RwLock<T> {
+    /// Returns whether a thread holds the lock, or has ended while it held it.
+    pub fn is_held(&self) -> bool {
+        self.state.load(SeqCst) & (WRITER | READERS) != 0
+    }
+
+    /// Returns whether a thread holds the lock for writing, or has ended while it did.
+    pub fn is_written(&self) -> bool {
+        self.state.load(SeqCst) & WRITER != 0
+    }
+
+    /// Makes the lock free. Marks of threads that have ended while they waited are gone.
+    ///
+    /// # Safety
+    /// - No living thread holds it or waits for it.
+    pub unsafe fn reset(&self) {
+        self.state.store(0, SeqCst);
+    }
+
     /// Returns the value, also if the lock is held.
     ///
     /// # Safety

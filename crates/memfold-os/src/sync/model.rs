@@ -105,10 +105,14 @@ impl<T> Mutex<T> {
     pub unsafe fn peek_mut(&self) -> &mut T {
         panic!("no model forks")
     }
+    /// Returns whether a thread holds the lock, or has ended while it held it.
+    pub fn is_held(&self) -> bool {
+        panic!("no model forks")
+    }
     /// Makes the lock free, also if it is held.
     ///
     /// # Safety
-    /// - No thread of this process holds it or waits for it.
+    /// - No living thread holds it or waits for it.
     pub unsafe fn reset(&self) {
         panic!("no model forks")
     }
@@ -138,6 +142,21 @@ impl<T> RwLock<T> {
 }
 /// For a fork. Not modelled.
 impl<T> RwLock<T> {
+    /// Returns whether a thread holds the lock, or has ended while it held it.
+    pub fn is_held(&self) -> bool {
+        panic!("no model forks")
+    }
+    /// Returns whether a thread holds the lock for writing, or has ended while it did.
+    pub fn is_written(&self) -> bool {
+        panic!("no model forks")
+    }
+    /// Makes the lock free.
+    ///
+    /// # Safety
+    /// - No living thread holds it or waits for it.
+    pub unsafe fn reset(&self) {
+        panic!("no model forks")
+    }
     /// Returns the value, also if the lock is held.
     ///
     /// # Safety

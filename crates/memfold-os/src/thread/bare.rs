@@ -47,7 +47,7 @@ struct ThreadRecord {
     main: fn(usize),
     arg: usize,
     /// Whether it has a table of descriptors of its own, which it shares with the threads that it
-    /// starts.
+    /// starts. So it is the first thread, or a brief one.
     own_files: bool,
     stack_top: usize,
     thread_pointer: usize,
@@ -61,6 +61,15 @@ impl ThreadRecord {
     fn is_brief(&self) -> bool {
         self.runs.load(SeqCst) != 0
     }
+
+    /// Returns the word that the kernel sets to 0 when the thread ends.
+    fn cleared_at_end(&self) -> Option<&AtomicU32> {
+        match (self.is_brief(), self.own_files) {
+            (true, _) => Some(&self.runs),
+            (false, true) => Some(&LIFE),
+            (false, false) => None,
+        }
+    }
 }
 
 /// Addresses of records, 0 where there is none. They are removed only if a thread could not be
@@ -69,6 +78,44 @@ static RECORDS: [AtomicUsize; THREADS_MAX] = [const { AtomicUsize::new(0) }; THR
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 const _: () = assert!(size_of::<ThreadRecord>() <= PAGE_SIZE);
+
+/// The number of the first thread's process among all that had this memory: 1, 2, ... 0 once the
+/// process has ended. The kernel stores the 0 while it ends the thread, if another task still has
+/// the memory.
+static LIFE: AtomicU32 = AtomicU32::new(0);
+/// The greatest number of `LIFE`.
+static LIVES: AtomicU32 = AtomicU32::new(0);
+/// `LIFE` is at most this.
+pub const LIFE_MAX: u32 = (1 << 30) - 1;
+
+/// Returns a number that stands for the process of the bare threads, and never comes back. Returns
+/// 0 if the process has ended, or executes another program, and the caller is a task that shares
+/// the memory.
+///
+/// Each thread of the process has a fatal signal by then. It may still run for a moment: see
+/// [`await_last_instructions`].
+pub fn life() -> u32 {
+    LIFE.load(SeqCst)
+}
+
+fn begin_life() {
+    LIFE.store(LIVES.fetch_add(1, SeqCst) % LIFE_MAX + 1, SeqCst);
+}
+
+/// Waits until no thread of a process that has ended executes an instruction any more. Called when
+/// [`life`] has returned 0, so each of them has a fatal signal, and doesn't return from the kernel.
+/// The barrier interrupts each CPU that executes one of them.
+///
+/// # Errors
+/// EINVAL, ENOSYS, or the error of a filter: the kernel has no such barrier.
+pub fn await_last_instructions() -> Result<(), Errno> {
+    /// `MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED` and `MEMBARRIER_CMD_PRIVATE_EXPEDITED`.
+    const COMMANDS: [usize; 2] = [1 << 4, 1 << 3];
+    COMMANDS.into_iter().try_for_each(|command| {
+        // SAFETY: the call has no pointers and changes no memory.
+        unsafe { system_call(libc::SYS_membarrier, [command, 0, 0, 0, 0, 0]) }.map(drop)
+    })
+}
 
 /// The program's descriptors that bare threads keep, under the same numbers: ascending, then zeros.
 static KEPT: [AtomicU32; KEPT_MAX] = [const { AtomicU32::new(0) }; KEPT_MAX];
@@ -201,6 +248,7 @@ fn give_back_spare(start: usize) {
 /// # Errors
 /// EAGAIN: no more threads. The errors of reserving its zone.
 pub fn start_first(name: &'static CStr, main: fn(usize), arg: usize) -> Result<(), Errno> {
+    begin_life();
     start_as(name, main, arg, true)
 }
 
@@ -338,15 +386,18 @@ pub fn trim_stack() {
     }
 }
 
-/// Starts the first bare thread again in a child of fork, from the beginning of its `main`.
+/// Starts the first bare thread again, from the beginning of its `main`, in a process that has no
+/// bare thread: a child of fork, or a task that shares the memory with a process that has ended.
 ///
 /// # Errors
 /// EAGAIN: no more threads.
 ///
 /// # Safety
-/// - The process has just been copied by a fork and has one thread, the caller.
+/// - No bare thread that was started before runs in this memory.
 pub unsafe fn restart_first() -> Result<(), Errno> {
-    // SAFETY: this is the copy of a record; its thread was not copied.
+    begin_life();
+    COUNT.store(records().count(), SeqCst);
+    // SAFETY: by the caller's promise the record's thread doesn't run.
     unsafe { run_again(RECORDS[0].load(SeqCst)) }
 }
 
@@ -441,7 +492,7 @@ unsafe fn run(record: usize) -> Result<(), Errno> {
         | libc::CLONE_SETTLS
         | libc::CLONE_PARENT_SETTID
         | if about.own_files { 0 } else { libc::CLONE_FILES }
-        | if about.is_brief() { libc::CLONE_CHILD_CLEARTID } else { 0 };
+        | if about.cleared_at_end().is_some() { libc::CLONE_CHILD_CLEARTID } else { 0 };
     // SAFETY: the stack and the thread block lie in the thread's own zone, which is not in use now.
     // All signals are blocked around the call, so the new thread begins with all of them blocked.
     unsafe {
@@ -462,12 +513,10 @@ unsafe fn clone_onto(
     record: usize,
 ) -> Result<i64, Errno> {
     let ret: i64;
-    // SAFETY: by the caller's promise it is a record. Without the flag for it the kernel ignores
-    // `runs`.
-    let (runs, number) = unsafe {
-        let record = record as *const ThreadRecord;
-        (&raw const (*record).runs, &raw const (*record).number)
-    };
+    // SAFETY: by the caller's promise it is a record.
+    let record_ref = unsafe { &*(record as *const ThreadRecord) };
+    let number = record_ref.number.as_ptr();
+    let cleared = record_ref.cleared_at_end().map_or(core::ptr::null_mut(), AtomicU32::as_ptr);
     // SAFETY: the new thread touches only its own stack and never returns from `entry`; in the
     // caller the system call clobbers rcx and r11.
     unsafe {
@@ -485,7 +534,7 @@ unsafe fn clone_onto(
             "2:",
             entry = sym entry,
             inlateout("rax") libc::SYS_clone => ret,
-            in("rdi") flags, in("rsi") top, in("rdx") number, in("r10") runs, in("r8") tls,
+            in("rdi") flags, in("rsi") top, in("rdx") number, in("r10") cleared, in("r8") tls,
             lateout("rcx") _, lateout("r11") _,
         );
     }
@@ -502,12 +551,10 @@ unsafe fn clone_onto(
     record: usize,
 ) -> Result<i64, Errno> {
     let ret: i64;
-    // SAFETY: by the caller's promise it is a record. Without the flag for it the kernel ignores
-    // `runs`.
-    let (runs, number) = unsafe {
-        let record = record as *const ThreadRecord;
-        (&raw const (*record).runs, &raw const (*record).number)
-    };
+    // SAFETY: by the caller's promise it is a record.
+    let record_ref = unsafe { &*(record as *const ThreadRecord) };
+    let number = record_ref.number.as_ptr();
+    let cleared = record_ref.cleared_at_end().map_or(core::ptr::null_mut(), AtomicU32::as_ptr);
     // SAFETY: the new thread touches only its own stack and never returns from `entry`.
     unsafe {
         let top = (stack_top as *mut usize).sub(2);
@@ -523,7 +570,7 @@ unsafe fn clone_onto(
             entry = sym entry,
             in("x8") libc::SYS_clone,
             inlateout("x0") flags as i64 => ret,
-            in("x1") top, in("x2") number, in("x3") tls, in("x4") runs,
+            in("x1") top, in("x2") number, in("x3") tls, in("x4") cleared,
         );
     }
     raw::errno_of(ret)
@@ -548,6 +595,9 @@ extern "C" fn entry(record: usize) -> ! {
     (about.main)(about.arg);
     if !about.is_brief() {
         COUNT.fetch_sub(1, SeqCst);
+        // It ends because it was requested to, and the process goes on.
+        // SAFETY: 0 is no address: the kernel clears nothing at the thread's end.
+        let _ = unsafe { system_call(libc::SYS_set_tid_address, [0; 6]) };
     }
     loop {
         // SAFETY: the call ends only the calling thread; its stack stays.

@@ -136,6 +136,11 @@ impl DelegateQueue {
         core::mem::forget(self.line.lock());
     }
 
+    /// Returns whether a thread uses the queue at this moment, or has ended while it did.
+    pub fn is_held(&self) -> bool {
+        self.line.is_held()
+    }
+
     /// Ends [`DelegateQueue::freeze`].
     ///
     /// # Safety

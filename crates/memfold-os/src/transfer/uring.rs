@@ -106,9 +106,9 @@ impl IoRing {
         Ok(())
     }
 
-    /// Makes up to [`BATCH`] transfers on `file`, and returns when all have ended. Each one's
-    /// `done` is its number of bytes, and `result` is the error, if any. The caller completes short
-    /// transfers.
+    /// Makes up to [`BATCH`] transfers on `file`, whose first byte is byte `first` of the device.
+    /// Returns when all have ended. Each one's `done` is its number of bytes, and `result` is the
+    /// error, if any. The caller completes short transfers.
     ///
     /// # Errors
     /// The ring itself failed; then no transfer was submitted.
@@ -121,6 +121,7 @@ impl IoRing {
     pub unsafe fn run(
         &mut self,
         file: BorrowedFd<'_>,
+        first: u64,
         transfers: &mut [Transfer],
     ) -> Result<(), Errno> {
         assert!(transfers.len() <= BATCH && transfers.len() <= self.params.sq_entries as usize);
@@ -136,7 +137,7 @@ impl IoRing {
                     .at
                     .cast::<io_uring_sqe>()
                     .add(at as usize)
-                    .write(self.entry(file, transfer, i as u64))
+                    .write(self.entry(file, first, transfer, i as u64))
             };
             self.rings.word(sq.array + at * 4).store(at, Relaxed);
         }
@@ -161,7 +162,13 @@ impl IoRing {
         Ok(())
     }
 
-    fn entry(&self, file: BorrowedFd<'_>, transfer: &Transfer, number: u64) -> io_uring_sqe {
+    fn entry(
+        &self,
+        file: BorrowedFd<'_>,
+        first: u64,
+        transfer: &Transfer,
+        number: u64,
+    ) -> io_uring_sqe {
         let at = transfer.at as usize;
         let fixed =
             at >= self.registered.0 && at + transfer.len <= self.registered.0 + self.registered.1;
@@ -174,7 +181,7 @@ impl IoRing {
         let user_data = io_uring_user_data::from_u64(number);
         let mut entry =
             io_uring_sqe { opcode, fd: file.as_raw_fd(), user_data, ..Default::default() };
-        entry.off_or_addr2.off = transfer.offset;
+        entry.off_or_addr2.off = transfer.offset - first;
         entry.addr_or_splice_off_in.addr = io_uring_ptr::new(transfer.at.cast());
         entry.len.len = transfer.len.min(LEN_MAX) as u32;
         entry

@@ -80,13 +80,19 @@ impl ManagedProgram {
         }
         // The kernel removes nothing from private memory, and may wait for a file system.
         let only_files = || {
-            advice == libc::MADV_REMOVE && !self.on_behalf(|| self.pager.mappings().touches(&range))
+            let touches = || self.pager.mappings().touches(&range);
+            advice == libc::MADV_REMOVE && !self.try_on_behalf(touches).unwrap_or(false)
         };
         if !CONCERNING.contains(&advice) || only_files() {
             return make();
         }
         let child = child();
-        match self.on_behalf(|| self.advise_locked(range, advice, make, child)) {
+        let mut made = None;
+        let mut note = || *made.insert(make());
+        let served = self.try_on_behalf(|| self.advise_locked(range, advice, &mut note, child));
+        // In a child of vfork whose parent's process ends meanwhile, the call is made once.
+        let Some(advised) = served else { return made.unwrap_or_else(make) };
+        match advised {
             Ok((result, held)) => {
                 if !held.is_empty() {
                     HeapLoan::new(self, held).iter().for_each(write_zeros);
@@ -95,7 +101,7 @@ impl ManagedProgram {
             }
             Err(apart) => {
                 let result = make();
-                self.on_behalf(|| {
+                self.try_on_behalf(|| {
                     let state = &mut *self.state.lock();
                     let parts = state.end_apart(apart).parts;
                     parts.iter().for_each(|part| self.adopt(state, part));
@@ -343,7 +349,7 @@ impl ManagedProgram {
     /// Folds the managed parts of a range now, or with MADV_COLD before other memory. Then the kernel
     /// finds nothing there that it could swap. It serves the rest, and returns the errors.
     fn fold(&self, range: &Range<usize>, advice: i32, make: MakeAdvice) -> isize {
-        self.on_behalf(|| {
+        self.try_on_behalf(|| {
             let mappings = self.pager.mappings();
             // The range may be most of the address space.
             let managed = mappings.managed_parts(range);

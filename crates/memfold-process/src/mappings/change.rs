@@ -2,9 +2,9 @@
 use crate::adopt::PLAIN;
 use crate::diagnostics::warn_once;
 use crate::limits;
-use crate::mappings::call::{HeapLoan, MakeCall, end_of, whole};
+use crate::mappings::call::{HeapLoan, MakeCall, NO_MEMORY, end_of, whole};
 use crate::marks::state::{ApartCall, MemoryMark, ProgramState};
-use crate::program::ManagedProgram;
+use crate::program::{ManagedProgram, lost, moves_lost};
 use core::ops::Range;
 use memfold::known::TOP;
 use memfold::mappings::calls::failed;
@@ -66,6 +66,32 @@ fn is_of_memory(nr: usize, args: &[usize; 6]) -> bool {
     }
 }
 
+/// Returns the result of `io_uring_setup` or `io_setup`. Submitted buffers are read and written at any
+/// time. Programs have another way, because containers often forbid these calls.
+fn refuse_submission(nr: usize) -> isize {
+    if nr as i64 == libc::SYS_io_uring_setup {
+        warn_once!(
+            "warning: io_uring_setup fails with ENOSYS, because memfold does not support io_uring"
+        );
+    } else {
+        warn_once!(
+            "warning: io_setup fails with ENOSYS, because memfold does not support Linux AIO"
+        );
+    }
+    -(libc::ENOSYS as isize)
+}
+
+/// Returns the result of a call that a thread has made for a child of vfork before it ended. The
+/// engine may have begun to manage the memory of an mmap. If the engine is lost, a mapping in its
+/// place has none of that.
+fn unmanaged(nr: usize, args: &[usize; 6], made: isize, make: MakeCall) -> isize {
+    if nr as i64 != libc::SYS_mmap || failed(made) || lost().is_none() {
+        return made;
+    }
+    let flags = args[3] & !(libc::MAP_FIXED_NOREPLACE as usize) | libc::MAP_FIXED as usize;
+    make(&[made as usize, args[1], args[2], flags, args[4], args[5]])
+}
+
 impl ManagedProgram {
     /// Makes a call that changes mappings.
     pub fn change(&self, nr: usize, args: &[usize; 6], make: MakeCall) -> isize {
@@ -88,7 +114,8 @@ impl ManagedProgram {
             libc::SYS_mlock | libc::SYS_mlock2 => return self.lock(args, make),
             libc::SYS_mlockall => return self.lock_all(args, make),
             libc::SYS_mremap => {
-                let parts = HeapLoan::new(self, self.on_behalf(|| self.moved_apart(args)));
+                let parts =
+                    HeapLoan::new(self, self.try_on_behalf(|| self.moved_apart(args)).flatten());
                 if let Some(parts) = &*parts {
                     return self.remap_each(args, parts, make);
                 }
@@ -96,20 +123,7 @@ impl ManagedProgram {
             libc::SYS_prctl if start as i32 == libc::PR_SET_MEMORY_MERGE => {
                 return self.merge(args, make);
             }
-            // Submitted buffers are read and written at any time. Programs have another way,
-            // because containers often forbid these calls.
-            libc::SYS_io_uring_setup => {
-                warn_once!(
-                    "warning: io_uring_setup fails with ENOSYS, because memfold does not support io_uring"
-                );
-                return -(libc::ENOSYS as isize);
-            }
-            libc::SYS_io_setup => {
-                warn_once!(
-                    "warning: io_setup fails with ENOSYS, because memfold does not support Linux AIO"
-                );
-                return -(libc::ENOSYS as isize);
-            }
+            libc::SYS_io_uring_setup | libc::SYS_io_setup => return refuse_submission(nr),
             _ => {}
         }
         let child = child();
@@ -118,13 +132,20 @@ impl ManagedProgram {
             // No managed memory comes or goes by this call.
             return make(args);
         }
-        let apart = match self.on_behalf(|| self.change_locked(nr, args, make, (child, by_itself)))
-        {
-            Ok(result) => return result,
-            Err(apart) => apart,
+        // In a child of vfork whose parent's process ends meanwhile, the call is made once.
+        let mut made = None;
+        let mut note = |args: &[usize; 6]| *made.insert(make(args));
+        let served =
+            self.try_on_behalf(|| self.change_locked(nr, args, &mut note, (child, by_itself)));
+        let apart = match (served, made) {
+            (Some(Ok(result)), _) => return result,
+            (Some(Err(apart)), _) => apart,
+            (None, Some(made)) => return unmanaged(nr, args, made, make),
+            (None, None) if moves_lost(nr, args) => return NO_MEMORY,
+            (None, None) => return make(args),
         };
         let result = make(args);
-        self.on_behalf(|| self.end_apart(nr, args, apart, result));
+        self.try_on_behalf(|| self.end_apart(nr, args, apart, result));
         result
     }
 

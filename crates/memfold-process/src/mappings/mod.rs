@@ -1,5 +1,5 @@
 //! The calls that change mappings, discard memory, or give it away.
-mod call;
+pub mod call;
 pub mod advice;
 pub mod given;
 mod locks;

@@ -5,7 +5,7 @@
 //! userfaultfd, moved memory stays registered ([`crate::paging`]). Where memory is hidden by
 //! protection, all of the source is hidden until the areas have moved.
 use crate::adopt::PLAIN;
-use crate::mappings::call::{MakeCall, end_of, whole};
+use crate::mappings::call::{MakeCall, NO_MEMORY, end_of, whole};
 use crate::marks::ranges::{RangeSet, common, without};
 use crate::marks::state::{FoundRanges, ProgramState, RemappedTo};
 use crate::program::ManagedProgram;
@@ -18,9 +18,6 @@ use memfold::mappings::calls::{RemapCall, failed};
 use memfold_os::memory::zone::unless_own;
 use memfold_os::thread::yield_now;
 use memfold_os::units::PAGE_SIZE;
-
-/// The result for a program that has too many mappings.
-const NO_MEMORY: isize = -(libc::ENOMEM as isize);
 
 impl RemappedTo {
     /// Returns the effect of an mremap with these arguments that has returned `at`, or `None` if it

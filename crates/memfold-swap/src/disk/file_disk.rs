@@ -320,10 +320,9 @@ impl FileDisk {
             if let Some(ring) = free.find(|ring| ring.is_some()).as_deref_mut()
                 && let Some(ring) = ring
             {
-                debug_assert!(file.first == 0, "a child of fork has no rings");
                 // SAFETY: the caller promises the conditions of `Disk::transfer`. If the ring
                 // fails, no transfer was made, and the system calls below make all.
-                let _ = unsafe { ring.run(file.file.as_fd(), batch) };
+                let _ = unsafe { ring.run(file.file.as_fd(), file.first, batch) };
             }
             for transfer in batch.iter_mut().filter(|t| t.result.is_ok() && t.done < t.len) {
                 // SAFETY: the caller promises the conditions of `Disk::transfer`.
@@ -635,6 +634,11 @@ mod tests {
                 let own = &disk.own().unwrap().file;
                 assert_eq!(fs::fstat(own).unwrap().st_size as u64, BASE, "no more than its own");
                 begin_in_child(&disk, (n + 1) * BASE).unwrap();
+                // In turn without and with rings. A child gets some when its threads start again.
+                if n % 2 == 0 && disk.options.uring {
+                    disk.make_rings();
+                    assert!(disk.has_uring());
+                }
             }
             assert_eq!(moved(&disk, Direction::Write, 4 * BASE, 5), Ok(5));
             let zone = Zone::reserve(2 * PAGE_SIZE, PAGE_SIZE).unwrap();

@@ -118,6 +118,12 @@ impl Swap {
         self.set_closed(false);
     }
 
+    /// Returns whether a thread is in the middle of work on the queue or the remote store, or has
+    /// ended while it was.
+    pub fn is_held(&self) -> bool {
+        self.queue.is_held() || self.tier.as_ref().is_some_and(Tier::is_held)
+    }
+
     /// Returns the byte from which on a child's own file begins; 0 if it reads no slot of its
     /// parent.
     pub fn base(&self) -> u64 {

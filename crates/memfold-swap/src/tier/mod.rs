@@ -220,6 +220,11 @@ impl Tier {
         core::mem::forget(state);
     }
 
+    /// Returns whether a thread uses the tier at this moment, or has ended while it did.
+    pub fn is_held(&self) -> bool {
+        self.state.is_held()
+    }
+
     /// Ends [`Tier::freeze`].
     ///
     /// # Safety

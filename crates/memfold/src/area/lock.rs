@@ -86,6 +86,28 @@ impl AreaLock {
         }
     }
 
+    /// Returns whether a thread has the areas locked, or has ended while it had.
+    pub fn is_held(&self) -> bool {
+        self.work.is_held() || self.areas.is_held()
+    }
+
+    /// Returns whether a thread changes the areas, or has ended while it did.
+    pub fn are_changing(&self) -> bool {
+        self.areas.is_written()
+    }
+
+    /// Forgets threads that have ended while they waited.
+    ///
+    /// # Safety
+    /// - No living thread uses the areas, and [`AreaLock::is_held`] is false.
+    pub unsafe fn forget_waiters(&self) {
+        // SAFETY: by the caller's promise no living thread holds them or waits for them.
+        unsafe {
+            self.work.reset();
+            self.areas.reset();
+        }
+    }
+
     /// Locks the areas for adding one. Background threads may continue to save folios of the
     /// others. Returns `None` if other threads held the areas for longer than [`PATIENCE_NS`].
     pub fn grow(&self) -> Option<WriteGuard<'_, Areas>> {

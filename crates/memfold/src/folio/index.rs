@@ -81,6 +81,11 @@ impl Shards {
         self.held(self.locks[shard].lock.lock(), shard)
     }
 
+    /// Returns whether a thread has the shard of `key` locked, or has ended while it had.
+    pub fn is_held(&self, key: u64) -> bool {
+        self.locks[self.number(key)].lock.is_held()
+    }
+
     /// Sleeps until a folio of the shard changes its state. The lock is released meanwhile.
     pub fn wait<'a>(&'a self, guard: ShardGuard<'a>) -> ShardGuard<'a> {
         let shard = guard.shard;

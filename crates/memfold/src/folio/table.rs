@@ -102,6 +102,11 @@ impl FolioTable {
         self.index.is_empty(guard, key, order)
     }
 
+    /// Returns whether a thread has the shard of `key` locked, or has ended while it had.
+    pub fn is_held(&self, key: u64) -> bool {
+        self.shards.is_held(key)
+    }
+
     /// Returns the folio that covers `key` while the engine is quiesced, without a lock.
     ///
     /// # Safety

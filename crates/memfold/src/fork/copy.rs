@@ -287,6 +287,52 @@ impl Fork<'_> {
         }
     }
 
+    /// Returns whether no thread is in the middle of work on the engine. If all threads that could
+    /// be have ended, the engine is whole then: each of them has ended before or after such work.
+    pub fn is_at_rest(&self) -> bool {
+        let queue = self.delegate_queue.as_ref();
+        !(self.pauses.are_used()
+            || self.areas.is_held()
+            || self.requests.is_held()
+            || queue.is_some_and(|queue| queue.is_held())
+            || self.backing.swap().is_some_and(Swap::is_held))
+    }
+
+    /// Returns whether a managed page was never touched, or is discarded, so that it is zeros. All
+    /// threads of the engine have ended, perhaps in the middle of work. Returns `false` if that is
+    /// unknown.
+    ///
+    /// # Safety
+    /// - No living thread changes the areas or the table.
+    pub unsafe fn is_untouched(&self, addr: usize) -> bool {
+        if self.areas.are_changing() {
+            return false;
+        }
+        // SAFETY: by the caller's promise no living thread changes the areas, and none has ended in
+        // a change.
+        let areas = unsafe { self.areas.peek() };
+        // A folio comes and goes with its shard locked.
+        areas.find(addr).is_some_and(|area| {
+            let key = area.key_of(addr);
+            // SAFETY: by the caller's promise no living thread changes the table. None has ended
+            // with this shard locked.
+            !self.table.is_held(key) && unsafe { self.table.at_rest(key) }.is_none()
+        })
+    }
+
+    /// Takes over an engine that [`Fork::is_at_rest`], whose threads and process have ended.
+    ///
+    /// # Safety
+    /// - No living thread uses the engine.
+    pub unsafe fn inherit(&self) {
+        // SAFETY: by the caller's promise no living thread uses any of these.
+        unsafe {
+            self.pauses.forget_waiters();
+            self.areas.forget_waiters();
+            self.holds.forget_waiters();
+        }
+    }
+
     /// Counts in `stats` from now on.
     pub fn count_in(&self, stats: &'static Stats) {
         if let StatsPlace::Shared(place) = &*self.stats {

@@ -251,7 +251,9 @@ impl Heap {
     }
 
     /// Returns the piece that holds `addr`: its first address and its end, in whole granules.
+    /// Returns `None` in a child of fork, where another thread may have held the lock at the fork.
     pub fn piece(&self, addr: usize) -> Option<Range<usize>> {
+        self.at_home().ok()?;
         let state = self.inner.state.lock();
         let (i, at) = state.locate(addr)?;
         let (start, len) = state.parts[i].extents.find(at)?;
@@ -369,8 +371,12 @@ impl Heap {
         }
     }
 
-    /// Returns the bytes of address space in use by pieces.
+    /// Returns the bytes of address space in use by pieces. Returns 0 in a child of fork, which has
+    /// none of them.
     pub fn allocated_bytes(&self) -> u64 {
+        if !self.is_at_home() {
+            return 0;
+        }
         self.inner.state.lock().parts.iter().map(|part| part.extents.used_len() as u64).sum()
     }
 }

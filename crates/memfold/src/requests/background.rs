@@ -79,6 +79,11 @@ impl RequestQueue {
         core::mem::forget(self.inner.lock());
     }
 
+    /// Returns whether a thread uses the queue at this moment, or has ended while it did.
+    pub fn is_held(&self) -> bool {
+        self.inner.is_held()
+    }
+
     /// Ends [`RequestQueue::freeze`].
     ///
     /// # Safety

@@ -47,6 +47,23 @@ impl ForkPauses {
         core::mem::forget(self.paused_background());
     }
 
+    /// Returns whether a thread works or is paused, or has ended meanwhile.
+    pub fn are_used(&self) -> bool {
+        self.background.is_held() || self.writing.is_held()
+    }
+
+    /// Forgets threads that have ended while they waited.
+    ///
+    /// # Safety
+    /// - No living thread uses the pauses, and [`ForkPauses::are_used`] is false.
+    pub unsafe fn forget_waiters(&self) {
+        // SAFETY: by the caller's promise no living thread holds them or waits for them.
+        unsafe {
+            self.background.reset();
+            self.writing.reset();
+        }
+    }
+
     /// Pauses as [`ForkPauses::pause_background`] does, until the guard is dropped.
     pub fn paused_background(&self) -> WriteGuard<'_, ()> {
         self.background.write()

@@ -47,6 +47,13 @@ fn swap_file_survives_closed_descriptors_and_lost_directory() {
 }
 
 #[test]
+fn child_that_leaves_its_user_namespace_keeps_both_files() {
+    if can_make_worlds() {
+        assert_right(&[], &["unshared"]);
+    }
+}
+
+#[test]
 fn a_child_without_userfaultfd_has_all_of_the_files_back() {
     assert_right(&[], &["filter"]);
 }

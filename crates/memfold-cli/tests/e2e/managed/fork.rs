@@ -62,3 +62,33 @@ fn fork_with_threads_loads_nothing_and_child_is_managed() {
 fn what_libc_touches_in_a_child_before_any_handler_is_there() {
     assert_right("children", 48, &["libc"]);
 }
+
+#[test]
+fn child_of_fork_inherits_no_held_lock() {
+    assert_right("forklocks", 32, &["forks"]);
+}
+
+#[test]
+fn child_made_amid_an_execution_takes_its_faults() {
+    assert_right("forklocks", 20, &["ignored"]);
+}
+
+#[test]
+fn child_of_vfork_goes_on_when_its_parent_ends() {
+    assert_right("orphans", 20, &["mapping", "mapping-later", "executing"]);
+}
+
+#[test]
+fn orphan_of_vfork_finds_folded_memory_right_or_ends() {
+    assert_right("orphans", 20, &["reading", "touching"]);
+}
+
+#[test]
+fn orphan_of_vfork_takes_signals() {
+    assert_right("orphans", 20, &["terminated"]);
+}
+
+#[test]
+fn children_end_if_their_parent_ends_while_it_spawns() {
+    assert_right("orphans", 20, &["spawning"]);
+}
