@@ -1,17 +1,16 @@
-//! Arms a process that has threads.
+//! Interrupts and arms the other threads of a process.
 //!
-//! The gate sends each thread a signal. In its handler the thread arms itself and waits until the
-//! last thread has arrived. Then the gate takes over the program's signal actions, and all threads
-//! continue. If one thread can't be interrupted, none is armed, and all continue unarmed. So no
-//! armed thread ever runs beside an unarmed one.
+//! The gate sends each thread a signal. In its handler the thread arms itself and waits. When the
+//! last thread has arrived, the caller arms itself (`start.rs`), and all threads continue. If one
+//! thread can't be interrupted, none is armed, and all continue unarmed.
 //!
 //! - **The signal** is one that libc reserves and blocks only for a few instructions. When another
 //!   sender uses it (`setuid` of libc), the gate's handler calls the previous handler. The gate
 //!   sends the signal with the number of the round, so a late or doubled one has no effect.
-//! - **The threads** are those of `/proc/self/task`. The gate reads the list until it finds no
-//!   thread that hasn't arrived. Running threads may create new ones between two reads. A new
-//!   thread is in the list before its `clone` returns. A thread that has ended isn't in it, except
-//!   the first one, which stays as a zombie.
+//! - **The threads** are those of `/proc/self/task`. The gate reads the list until each thread in it
+//!   has arrived, and it has as many threads as the kernel counts. Running threads may create new
+//!   ones between two reads. A new thread is in the list before its `clone` returns. A thread that
+//!   has ended isn't in it, except the first one, which stays as a zombie.
 //! - **The stack** of the handler is the thread's own, because a thread can't change the alternate
 //!   stack that it runs on. If a thread runs on its alternate stack, all threads continue and are
 //!   interrupted again. Go's stacks are too small for a signal frame. If Go's runtime handles the
@@ -31,22 +30,18 @@
 //! the handler may hold a lock.
 use crate::actions::PROTECTED;
 use crate::frame::{AlternateStack, SignalAction, SignalContext, SignalInfo};
-use crate::image;
-use crate::keeper::Keeper;
-use crate::patch;
-use crate::record::{GateThread, KEEPER};
-use crate::signals::{HANDLER, calling, give_back, set_real, take_over};
+use crate::record::GateThread;
+use crate::signals::{calling, set_real};
 use crate::threads::robust_list;
-use crate::trap::{on_patched, on_signal};
 use crate::user_dispatch;
 use crate::{WhyNot, set_alternate};
 use core::mem::forget;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use memfold_os::Errno;
 use memfold_os::memory::zone::Zone;
-use memfold_os::raw::{set_signals_blocked, system_call};
+use memfold_os::raw::system_call;
 use memfold_os::sync::StaticMutex;
-use memfold_os::thread::{now_ns, process_id, sleep_ns, stat_field, thread_id};
+use memfold_os::thread::{now_ns, process_id, sleep_ns, stat_field, thread_count, thread_id};
 use memfold_os::units::PAGE_SIZE;
 
 /// The signal that interrupts threads: SIGSETXID of glibc, SIGCANCEL of musl. Both handlers check
@@ -119,31 +114,20 @@ static VERDICT: AtomicU32 = AtomicU32::new(WAIT);
 /// The action of the signal before the gate's. It changes only while no handler reads it.
 static PREVIOUS: StaticMutex<SignalAction> = StaticMutex::new(SignalAction::DEFAULT);
 static PREVIOUS_HANDLER: AtomicUsize = AtomicUsize::new(0);
-static ALONE: StaticMutex<()> = StaticMutex::new(());
 
 fn called(at: usize) -> &'static CalledThread {
-    // SAFETY: `start_late` reserved the zone before the first call, and it is never unmapped. `at`
+    // SAFETY: `stop` reserved the zone before the first call, and it is never unmapped. `at`
     // is below CALLED_MAX, for which the zone has room. All fields are atomics, so zeros are valid
     // and shared references are allowed.
     unsafe { &*(LIST.load(SeqCst) as *const CalledThread).add(at) }
 }
 
-/// Arms a process that has threads, as [`crate::start`] does with one thread.
+/// Makes all other threads wait in the gate's handler until [`let_go`]. Nothing has to be let go
+/// after an error.
 ///
 /// # Errors
-/// The process can't be armed. No call passes the gate then.
-///
-/// # Safety
-/// - It isn't called again after it has succeeded.
-/// - The process has no thread of the engine yet. Threads that must not pass the gate are started
-///   by [`crate::apart`] afterwards.
-/// - The keeper makes system calls only by instructions in the same executable segment.
-/// - The keeper manages no memory yet.
-pub unsafe fn start_late(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
-    let Some(_alone) = ALONE.try_lock() else { return Err(WhyNot::Busy) };
-    if !user_dispatch::find_range() || image::is_program() {
-        return Err(WhyNot::NoRange);
-    }
+/// A thread can't be interrupted or armed. All threads continue as they were.
+pub fn stop() -> Result<(), WhyNot> {
     if has_small_stacks() {
         return Err(WhyNot::SmallStacks);
     }
@@ -153,16 +137,17 @@ pub unsafe fn start_late(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
         LIST.store(zone.start(), SeqCst);
         forget(zone);
     }
-    let record = GateThread::take().ok_or(WhyNot::NoMemory)?;
-    record.robust.store(robust_list(), SeqCst);
-    let before = set_signals_blocked(u64::MAX);
-    // SAFETY: the caller keeps the conditions of `start_late`, and all signals are blocked above.
-    let done = unsafe { arm_all(keeper, record, before) };
-    if done.is_err() {
-        record.give_back();
+    let (begun, mut pause_ns) = (now_ns(), PAUSE_NS);
+    loop {
+        let Err(why) = call_all() else { return Ok(()) };
+        let again = why == WhyNot::Unreachable && anybody(STANDS);
+        let_go(false);
+        if !again || now_ns() - begun > WAIT_NS {
+            return Err(why);
+        }
+        sleep_ns(pause_ns);
+        pause_ns = (pause_ns * 2).min(PAUSE_NS_MAX);
     }
-    set_signals_blocked(if done.is_ok() { before & !PROTECTED } else { before });
-    done
 }
 
 /// Returns whether Go's runtime handles the signals. The stacks of its goroutines have a few KiB.
@@ -174,57 +159,10 @@ fn has_small_stacks() -> bool {
         && urgent.flags & libc::SA_ONSTACK as u64 != 0
 }
 
-/// Arms the calling thread and all others. `before` is the caller's signal mask. On an error all
-/// threads continue unarmed, and the caller has its previous alternate stack.
-///
-/// # Safety
-/// - The conditions of [`start_late`] hold.
-/// - The calling thread has all signals blocked.
-unsafe fn arm_all(
-    keeper: &'static dyn Keeper,
-    record: &'static GateThread,
-    before: u64,
-) -> Result<(), WhyNot> {
-    record.claim();
-    record.blocked.set(before & PROTECTED);
-    let theirs = set_alternate(&record.stack()).map_err(WhyNot::NoHandlers)?;
-    record.alternate.set(theirs);
-    let (begun, mut pause_ns) = (now_ns(), PAUSE_NS);
-    let done = loop {
-        // SAFETY: `call_all` has succeeded, so all other threads wait in the handler. The rest is
-        // the caller's promise.
-        let done = call_all().and_then(|()| unsafe { arm_caller(keeper, record) });
-        let again = done == Err(WhyNot::Unreachable) && anybody(STANDS);
-        let_go(if done.is_ok() { GO } else { BACK });
-        if !again || now_ns() - begun > WAIT_NS {
-            break done;
-        }
-        sleep_ns(pause_ns);
-        pause_ns = (pause_ns * 2).min(PAUSE_NS_MAX);
-    };
-    if done.is_ok() {
-        patch::allow(on_patched);
-    } else {
-        let _ = set_alternate(&theirs);
-    }
-    done
-}
-
-/// Arms the calling thread, and makes the gate's handler take all signals of the process.
-///
-/// # Safety
-/// - All other threads wait in the gate's handler.
-/// - The conditions of [`start_late`] hold.
-unsafe fn arm_caller(keeper: &'static dyn Keeper, record: &GateThread) -> Result<(), WhyNot> {
-    user_dispatch::arm().map_err(WhyNot::NoDispatch)?;
-    // SAFETY: all other threads wait in the handler, which doesn't use the cell.
-    unsafe { KEEPER.set(keeper) };
-    HANDLER.store(on_signal as *const () as usize, SeqCst);
-    if let Err(e) = take_over(record) {
-        give_back(record);
-        user_dispatch::disarm();
-        return Err(WhyNot::NoHandlers(e));
-    }
+/// Keeps the gate's handler of [`CALL`] if the program has none. A signal that arrives late would
+/// end the process by the default action. Called after the gate has taken over the program's
+/// actions, or has given them back.
+pub fn keep_handler(record: &GateThread) {
     let previous = *PREVIOUS.lock();
     if !previous.is_handler() {
         // The kernel still had the gate's handler for this signal, so `take_over` took that for the
@@ -232,7 +170,6 @@ unsafe fn arm_caller(keeper: &'static dyn Keeper, record: &GateThread) -> Result
         record.actions().with(|actions| actions[CALL as usize] = previous);
         let _ = set_real(CALL, Some(&calling(on_call as *const () as usize)));
     }
-    Ok(())
 }
 
 fn anybody(state: u32) -> bool {
@@ -264,36 +201,40 @@ fn call_all() -> Result<(), WhyNot> {
     came
 }
 
-/// Reads the list of threads until it finds no missing thread twice in a row. One read may miss a
-/// thread while another ends.
+/// Reads the list of threads until all of them have arrived. One read may miss a thread while
+/// another ends. So the list must also have as many threads as the process.
 fn wait_for_all() -> Result<(), WhyNot> {
     let begun = now_ns();
-    let (mut asked, mut count, mut complete) = (begun, 0, 0);
-    while complete < 2 {
+    let (mut asked, mut count) = (begun, 0);
+    loop {
         let now = now_ns();
         let asks = now - asked > ASK_NS;
         if asks {
             asked = now;
         }
-        match look(&mut count, asks)? {
-            0 => complete += 1,
-            _ if now - begun > WAIT_NS => return Err(WhyNot::Unreachable),
-            _ => {
-                complete = 0;
-                sleep_ns(LOOK_NS);
-            }
+        let (listed, missing) = look(&mut count, asks)?;
+        // Threads that have arrived don't end, so each thread of the process is one of them.
+        if missing == 0 && thread_count() == Some(listed) {
+            return Ok(());
         }
+        if now - begun > WAIT_NS {
+            return Err(WhyNot::Unreachable);
+        }
+        sleep_ns(LOOK_NS);
     }
-    Ok(())
 }
 
-/// Sends the signal to new threads, and returns how many haven't arrived. `count` is the number of
-/// threads that have been sent the signal, and is increased. With `asks`, missing threads are
-/// checked for being zombies and are sent the signal again.
-fn look(count: &mut usize, asks: bool) -> Result<usize, WhyNot> {
-    let (mut missing, mut refused, round) = (0, None, ROUND.load(SeqCst));
+/// Sends the signal to new threads. Returns how many threads the process has, and how many of them
+/// haven't arrived. `count` is the number of threads that have been sent the signal, and is
+/// increased. With `asks`, missing threads are checked for being zombies and are sent the signal
+/// again.
+fn look(count: &mut usize, asks: bool) -> Result<(usize, usize), WhyNot> {
+    let (mut listed, mut missing, mut refused) = (0, 0, None);
+    let (round, own, mut has_own) = (ROUND.load(SeqCst), thread_id(), false);
     each_thread(|thread| {
-        if thread == thread_id() {
+        listed += 1;
+        if thread == own {
+            has_own = true;
             return;
         }
         let known = (0..*count).find(|at| called(*at).thread.load(SeqCst) == thread);
@@ -322,11 +263,17 @@ fn look(count: &mut usize, asks: bool) -> Result<usize, WhyNot> {
         }
         missing += usize::from(matches!(entry.state(), CALLED | CAME));
     })?;
-    refused.map_or(Ok(missing), Err)
+    if !has_own {
+        // /proc shows the threads by their numbers in another namespace.
+        return Err(WhyNot::Unreachable);
+    }
+    refused.map_or(Ok((listed, missing)), Err)
 }
 
-/// Publishes the verdict, and waits until every thread in the handler has left it.
-fn let_go(verdict: u32) {
+/// Lets all threads in the handler continue, armed or as they were. Waits until each of them has
+/// left the handler.
+pub fn let_go(armed: bool) {
+    let verdict = if armed { GO } else { BACK };
     VERDICT.store(in_round(ROUND.load(SeqCst), verdict), SeqCst);
     futex(&VERDICT, libc::FUTEX_WAKE, i32::MAX as usize);
     // A thread that arrives later finds the verdict and continues at once.

@@ -105,13 +105,13 @@ pub fn number() -> u32 {
 pub fn open(address: TableAddress<'static>) {
     *ADDRESS.lock() = Some(address);
     if let Ok(own) = ThreadIdentity::own() {
-        // SAFETY: only the constructor's thread runs, so no other thread locks or reads
+        // SAFETY: only the constructor's thread runs code of this library, so no other thread locks or reads
         // `FIRST_IDENTITY`. No reference to it exists yet, and it is never changed afterwards.
         IDENTITY.store(unsafe { FIRST_IDENTITY.peek_mut() }.insert(own), SeqCst);
     }
     let Ok(found) = at_path(&address).or_else(|_| at_door(&address)) else { return };
     FIRST.store(found.note_process() as u32, Relaxed);
-    // SAFETY: only the constructor's thread runs, so no other thread locks or reads `TABLE`. No
+    // SAFETY: only the constructor's thread runs code of this library, so no other thread locks or reads `TABLE`. No
     // reference to it exists yet, and it is never changed afterwards.
     let place = unsafe { TABLE.peek_mut() }.insert(found);
     FOUND.store(place, SeqCst);
@@ -123,7 +123,7 @@ pub fn open_samples(path: &str) {
     let flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::RDWR;
     let opened = rustix::fs::open(path, flags, Mode::empty()).and_then(SampleRing::open);
     if let Ok(ring) = opened {
-        // SAFETY: only the constructor's thread runs, so no other thread locks or reads `SAMPLES`.
+        // SAFETY: only the constructor's thread runs code of this library, so no other thread locks or reads `SAMPLES`.
         // No reference to it exists yet, and it is never changed afterwards.
         let place = unsafe { SAMPLES.peek_mut() }.insert(ring);
         SAMPLES_FOUND.store(place, SeqCst);
