@@ -11,10 +11,10 @@
 //!   has arrived, and it has as many threads as the kernel counts. Running threads may create new
 //!   ones between two reads. A new thread is in the list before its `clone` returns. A thread that
 //!   has ended isn't in it, except the first one, which stays as a zombie.
-//! - **The stack** of the handler is the thread's own, because a thread can't change the alternate
-//!   stack that it runs on. If a thread runs on its alternate stack, all threads continue and are
-//!   interrupted again. Go's stacks are too small for a signal frame. If Go's runtime handles the
-//!   signals, no thread is interrupted.
+//! - **The stack** of the handler is the thread's alternate stack, if it has one: Go's stacks are too
+//!   small for a signal frame. A thread can't change the alternate stack that it runs on. So the
+//!   handler continues on the stack of a slot, with a copy of its frame, and leaves by the copy. The
+//!   slot is taken before the signal is sent, so little of the thread's own stack is needed.
 //! - **Waiting calls** behave as after a handler with SA_RESTART. The kernel restarts `read`,
 //!   `futex`, `accept` and `wait4`, and they pass the gate then. `nanosleep`, `poll`, `epoll_wait`,
 //!   `select` and `pause` return EINTR once.
@@ -29,9 +29,10 @@
 //! This code waits for no lock of the program and allocates nothing, because a thread that waits in
 //! the handler may hold a lock.
 use crate::actions::PROTECTED;
-use crate::frame::{AlternateStack, SignalAction, SignalContext, SignalInfo};
+use crate::entry::{leave, on_stack};
+use crate::frame::{SignalAction, SignalContext, SignalInfo, copy_context};
 use crate::record::GateThread;
-use crate::signals::{calling, set_real};
+use crate::signals::{calling, deliver_pending, set_real};
 use crate::threads::robust_list;
 use crate::user_dispatch;
 use crate::{WhyNot, set_alternate};
@@ -51,12 +52,8 @@ const SI_QUEUE: i32 = -1;
 /// The most threads that can be interrupted.
 const CALLED_MAX: usize = 1 << 15;
 /// The time to wait for the last thread. A thread that hasn't arrived by then is stuck in the
-/// kernel, or blocks the signal. It is also the time for which all threads are interrupted again
-/// because one runs on its alternate stack.
+/// kernel, or blocks the signal.
 const WAIT_NS: u64 = 1_000_000_000;
-/// The pause before threads are interrupted again. It doubles each time, up to `PAUSE_NS_MAX`.
-const PAUSE_NS: u64 = 100_000;
-const PAUSE_NS_MAX: u64 = 10_000_000;
 /// The pause between two checks whether all threads have arrived.
 const LOOK_NS: u64 = 50_000;
 /// After this time the gate checks whether a missing thread is a zombie, and sends it the signal
@@ -67,14 +64,11 @@ const ASK_NS: u64 = 20_000_000;
 const CALLED: u32 = 0;
 const CAME: u32 = 1;
 const ARMED: u32 = 2;
-/// The thread runs on its alternate stack.
-const STANDS: u32 = 3;
-const NO_MEMORY: u32 = 4;
-const NO_DISPATCH: u32 = 5;
-/// The thread has left the handler.
-const WENT: u32 = 6;
+const NO_DISPATCH: u32 = 3;
+/// The thread has left the handler, or never arrived there.
+const WENT: u32 = 4;
 /// The thread is a zombie and will never arrive.
-const ZOMBIE: u32 = 7;
+const ZOMBIE: u32 = 5;
 
 /// The verdict on the round. The word also has the number of the round.
 const WAIT: u32 = 0;
@@ -91,6 +85,8 @@ struct CalledThread {
     /// The state and the round in one word, so that a thread that arrives late for one round can't
     /// change its state in the next.
     state: AtomicU32,
+    /// The address of the slot's record. It belongs to the thread once that has arrived.
+    record: AtomicUsize,
 }
 
 impl CalledThread {
@@ -101,6 +97,19 @@ impl CalledThread {
 
     fn state(&self) -> u32 {
         self.state.load(SeqCst) & ((1 << ROUND_SHIFT) - 1)
+    }
+
+    fn record(&self) -> &'static GateThread {
+        // SAFETY: `look` stores the address of a record before it sends the signal. Records stay
+        // mapped.
+        unsafe { &*(self.record.load(SeqCst) as *const GateThread) }
+    }
+
+    /// Gives the slot back if the thread hasn't arrived. It can't arrive any more then.
+    fn give_up(&self, round: u32, state: u32) {
+        if self.turn(round, CALLED, state) {
+            self.record().give_back();
+        }
     }
 }
 
@@ -128,35 +137,17 @@ fn called(at: usize) -> &'static CalledThread {
 /// # Errors
 /// A thread can't be interrupted or armed. All threads continue as they were.
 pub fn stop() -> Result<(), WhyNot> {
-    if has_small_stacks() {
-        return Err(WhyNot::SmallStacks);
-    }
     if LIST.load(SeqCst) == 0 {
         let zone = Zone::reserve(CALLED_MAX * size_of::<CalledThread>(), PAGE_SIZE);
         let Ok(zone) = zone else { return Err(WhyNot::NoMemory) };
         LIST.store(zone.start(), SeqCst);
         forget(zone);
     }
-    let (begun, mut pause_ns) = (now_ns(), PAUSE_NS);
-    loop {
-        let Err(why) = call_all() else { return Ok(()) };
-        let again = why == WhyNot::Unreachable && anybody(STANDS);
+    let came = call_all();
+    if came.is_err() {
         let_go(false);
-        if !again || now_ns() - begun > WAIT_NS {
-            return Err(why);
-        }
-        sleep_ns(pause_ns);
-        pause_ns = (pause_ns * 2).min(PAUSE_NS_MAX);
     }
-}
-
-/// Returns whether Go's runtime handles the signals. The stacks of its goroutines have a few KiB.
-fn has_small_stacks() -> bool {
-    let of = |signal| set_real(signal, None).unwrap_or(SignalAction::DEFAULT);
-    let (urgent, fault) = (of(libc::SIGURG), of(libc::SIGSEGV));
-    urgent.is_handler()
-        && urgent.handler == fault.handler
-        && urgent.flags & libc::SA_ONSTACK as u64 != 0
+    came
 }
 
 /// Keeps the gate's handler of [`CALL`] if the program has none. A signal that arrives late would
@@ -172,11 +163,9 @@ pub fn keep_handler(record: &GateThread) {
     }
 }
 
-fn anybody(state: u32) -> bool {
-    (0..CALLED_MAX)
-        .map(called)
-        .take_while(|each| each.thread.load(SeqCst) != 0)
-        .any(|each| each.state() == state)
+/// Returns the entries of all threads that were interrupted.
+fn all_called() -> impl Iterator<Item = &'static CalledThread> {
+    (0..CALLED_MAX).map(called).take_while(|each| each.thread.load(SeqCst) != 0)
 }
 
 /// Interrupts all other threads and waits until they have arrived.
@@ -245,19 +234,20 @@ fn look(count: &mut usize, asks: bool) -> Result<(usize, usize), WhyNot> {
                 refused = Some(WhyNot::NoMemory);
                 return;
             }
+            let Some(record) = GateThread::take() else {
+                refused = Some(WhyNot::NoMemory);
+                return;
+            };
+            entry.record.store(&raw const *record as usize, SeqCst);
             entry.state.store(in_round(round, CALLED), SeqCst);
             called(at + 1).thread.store(0, SeqCst);
             entry.thread.store(thread, SeqCst);
             *count += 1;
         }
         match entry.state() {
-            CALLED if asks && is_zombie(thread) => {
-                entry.turn(round, CALLED, ZOMBIE);
-            }
+            CALLED if asks && is_zombie(thread) => entry.give_up(round, ZOMBIE),
             // A known number may be that of a new thread, after the thread that had it has ended.
             CALLED if asks || known.is_none() => call(thread, at),
-            STANDS => refused = Some(WhyNot::Unreachable),
-            NO_MEMORY => refused = Some(WhyNot::NoMemory),
             NO_DISPATCH => refused = Some(WhyNot::NoDispatch(Errno::PERM)),
             _ => {}
         }
@@ -273,11 +263,12 @@ fn look(count: &mut usize, asks: bool) -> Result<(usize, usize), WhyNot> {
 /// Lets all threads in the handler continue, armed or as they were. Waits until each of them has
 /// left the handler.
 pub fn let_go(armed: bool) {
-    let verdict = if armed { GO } else { BACK };
-    VERDICT.store(in_round(ROUND.load(SeqCst), verdict), SeqCst);
+    let round = ROUND.load(SeqCst);
+    // A thread that has ended leaves a slot behind.
+    all_called().for_each(|each| each.give_up(round, WENT));
+    VERDICT.store(in_round(round, if armed { GO } else { BACK }), SeqCst);
     futex(&VERDICT, libc::FUTEX_WAKE, i32::MAX as usize);
-    // A thread that arrives later finds the verdict and continues at once.
-    while anybody(ARMED) || anybody(CAME) {
+    while all_called().any(|each| matches!(each.state(), CAME | ARMED)) {
         sleep_ns(LOOK_NS);
     }
 }
@@ -323,50 +314,68 @@ unsafe extern "C" fn on_call(signal: i32, info: *const SignalInfo, context: *mut
     if at >= CALLED_MAX || VERDICT.load(SeqCst) != waits || !called(at).turn(round, CALLED, CAME) {
         return;
     }
-    match prepare() {
-        Ok((record, theirs)) => {
-            called(at).turn(round, CAME, ARMED);
-            while VERDICT.load(SeqCst) == waits {
-                futex(&VERDICT, libc::FUTEX_WAIT, waits as usize);
-            }
-            if VERDICT.load(SeqCst) == in_round(round, GO) {
-                record.blocked.set(context.mask & PROTECTED);
-                record.alternate.set(theirs);
-                context.mask &= !PROTECTED;
-                // The return from this handler sets the alternate stack that the frame names.
-                context.stack = record.stack();
-            } else {
-                user_dispatch::disarm();
-                let _ = set_alternate(&theirs);
-                record.give_back();
-            }
-            called(at).turn(round, ARMED, WENT);
-        }
-        Err(why) => {
-            called(at).turn(round, CAME, why);
-        }
-    }
+    let record = called(at).record();
+    // SAFETY: the kernel wrote the context for this handler. The slot belongs to this thread, and its
+    // stack is empty.
+    let copy = unsafe { copy_context(context, &record.stack()) };
+    let arrived = ArrivedThread { record, round, at, copy: &raw mut *copy };
+    let top = (arrived.copy as usize - BELOW_COPY) & !15;
+    // SAFETY: no other code uses the slot's stack, and the copy lies above `top`. `arrived` stays
+    // until `wait` has returned, or for good if it doesn't.
+    unsafe { on_stack(top, wait, &raw const arrived as usize) };
+    // The thread runs on its own stack again, so it can give up the slot's.
+    let _ = set_alternate(&context.stack);
+    record.give_back();
+    let from = called(at).state();
+    called(at).turn(round, from, if from == ARMED { WENT } else { NO_DISPATCH });
 }
 
-/// Gives the calling thread a slot for its handlers and arms it. Returns the record and the
-/// thread's previous alternate stack.
+/// The bytes between the copy of a frame and the stack of [`wait`].
+const BELOW_COPY: usize = 256;
+
+/// A thread that has arrived in the handler.
+struct ArrivedThread {
+    record: &'static GateThread,
+    round: u32,
+    /// Its place in the list.
+    at: usize,
+    /// The copy of the handler's context on the slot's stack.
+    copy: *mut SignalContext,
+}
+
+/// Arms the calling thread, which runs on the slot's stack, and waits for the verdict. Returns if the
+/// thread must continue as it was, and disarms it then. Otherwise leaves the handler by the copy of
+/// its context.
 ///
-/// # Errors
-/// NO_MEMORY, STANDS or NO_DISPATCH. The thread is as it was.
-fn prepare() -> Result<(&'static GateThread, AlternateStack), u32> {
-    let record = GateThread::take().ok_or(NO_MEMORY)?;
+/// # Safety
+/// - `arrived` is the address of an [`ArrivedThread`] of the calling thread.
+unsafe extern "C" fn wait(arrived: usize) {
+    // SAFETY: the caller promises the address. The handler doesn't use it meanwhile.
+    let ArrivedThread { record, round, at, copy } = unsafe { &*(arrived as *const ArrivedThread) };
     record.claim();
     record.robust.store(robust_list(), SeqCst);
-    let theirs = set_alternate(&record.stack()).map_err(|_| {
-        record.give_back();
-        STANDS
-    })?;
-    if user_dispatch::arm().is_err() {
-        let _ = set_alternate(&theirs);
-        record.give_back();
-        return Err(NO_DISPATCH);
+    if set_alternate(&record.stack()).is_err() || user_dispatch::arm().is_err() {
+        return;
     }
-    Ok((record, theirs))
+    called(*at).turn(*round, CAME, ARMED);
+    let waits = in_round(*round, WAIT);
+    while VERDICT.load(SeqCst) == waits {
+        futex(&VERDICT, libc::FUTEX_WAIT, waits as usize);
+    }
+    if VERDICT.load(SeqCst) != in_round(*round, GO) {
+        return user_dispatch::disarm();
+    }
+    // SAFETY: the handler made the copy for this thread, and doesn't use it.
+    let context = unsafe { &mut **copy };
+    record.blocked.set(context.mask & PROTECTED);
+    record.alternate.set(context.stack);
+    context.mask &= !PROTECTED;
+    // The return from the handler sets the alternate stack that the frame names.
+    context.stack = record.stack();
+    called(*at).turn(*round, ARMED, WENT);
+    // SAFETY: the copy is a context on this stack, and no frame below it is needed any more. The
+    // first word of the record tells what is pending.
+    unsafe { leave(*copy as usize, &raw const **record as usize, deliver_pending) }
 }
 
 /// Calls `each` with the number of each thread of the process.

@@ -49,11 +49,9 @@ pub enum WhyNot {
     NoDispatch(Errno),
     /// The kernel refuses the gate's signal handlers or alternate stack.
     NoHandlers(Errno),
-    /// A thread can't be interrupted: it stays on its alternate stack, or in the kernel. Or a process
-    /// that isn't known uses the memory.
+    /// A thread can't be interrupted: it stays in the kernel, or blocks the signal. Or a process that
+    /// isn't known uses the memory.
     Unreachable,
-    /// A language runtime has stacks that are too small for a signal frame.
-    SmallStacks,
     /// Another thread is arming the process.
     Busy,
 }
@@ -66,9 +64,8 @@ impl Display for WhyNot {
             WhyNot::NoDispatch(e) => write!(f, "no Syscall User Dispatch (Linux 5.11): {e}"),
             WhyNot::NoHandlers(e) => write!(f, "signal handlers: {e}"),
             WhyNot::Unreachable => {
-                f.write_str("a thread can't be interrupted, or stands on its alternate stack")
+                f.write_str("a thread or process that uses the memory already can't be interrupted")
             }
-            WhyNot::SmallStacks => f.write_str("the process has the runtime of Go"),
             WhyNot::Busy => f.write_str("another thread is arming the process"),
         }
     }
