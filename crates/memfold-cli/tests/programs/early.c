@@ -1,5 +1,5 @@
 /* A library starts a thread in its constructor, and the program has the thread work on folded memory.
- * With -DLIBRARY this is the library. */
+ * With -DLIBRARY this is the library. If DEAF is set, the thread blocks the signals of libc too. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum { DISCARD, READ, BLOCK, TOUCH };
@@ -24,6 +25,9 @@ int jobs[2], answers[2];
 
 static void *serve(void *arg) {
     struct job *job;
+    unsigned long every = -1;
+    if (getenv("DEAF")) syscall(SYS_rt_sigprocmask, SIG_SETMASK, &every, 0, 8);
+    if (write(answers[1], "x", 1) != 1) abort();
     while (read(jobs[0], &job, sizeof job) == sizeof job) {
         sigset_t all;
         switch (job->what) {
@@ -48,7 +52,9 @@ static void *serve(void *arg) {
 
 __attribute__((constructor)) static void begin(void) {
     pthread_t thread;
+    char ready;
     if (pipe(jobs) || pipe(answers) || pthread_create(&thread, 0, serve, 0)) abort();
+    if (read(answers[0], &ready, 1) != 1) abort();
 }
 #else
 #define LEN (64ul << 20)

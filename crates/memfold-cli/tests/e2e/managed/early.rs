@@ -1,7 +1,7 @@
 //! Threads that the constructor of a library starts before memfold's constructor runs. They are
 //! managed like all others.
 use crate::common::real::{all_installed, copied, installed, missing, plainly};
-use crate::common::{Scratch, compile, printed_in};
+use crate::common::{Scratch, assert_refused, binaries, compile, memfold, printed_in};
 use std::path::Path;
 use std::process::Command;
 
@@ -24,14 +24,18 @@ fn assert_same_beside(limit: &str, least_mib: u64, command: &[&str]) {
     assert!(printed == expected, "{command:?} prints something else");
 }
 
+/// Compiles the program whose library starts a thread.
+fn program_with_a_thread(scratch: &Scratch) -> String {
+    let library = library(scratch, "early");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/early.c");
+    let source = std::fs::read_to_string(source).unwrap();
+    scratch.compile("early", &source, &[&library, "-Wl,-rpath,$ORIGIN", "-pthread", "-Wall"])
+}
+
 #[test]
 fn thread_of_a_constructor_is_managed_like_others() {
     let scratch = Scratch::new();
-    let library = library(&scratch, "early");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/early.c");
-    let source = std::fs::read_to_string(source).unwrap();
-    let flags = [library.as_str(), "-Wl,-rpath,$ORIGIN", "-pthread", "-Wall"];
-    let program = scratch.compile("early", &source, &flags);
+    let program = program_with_a_thread(&scratch);
     for paging in ["userfaultfd", "protection"] {
         for way in ["discard", "read", "block", "touch"] {
             let flags = ["--limit", "24M", "--paging", paging];
@@ -39,6 +43,24 @@ fn thread_of_a_constructor_is_managed_like_others() {
             assert_eq!(printed, b"right\n", "{paging} {way}");
         }
     }
+}
+
+/// A thread that can't be interrupted would pass no gate.
+#[test]
+fn process_with_a_thread_that_blocks_all_is_unmanaged() {
+    let (Some(bin), scratch) = (binaries(), Scratch::new()) else { return };
+    let program = program_with_a_thread(&scratch);
+    let reason = "can't be interrupted";
+    let words = ["run", "--limit", "24M", "--", &program, "touch"];
+    let refused = memfold(&bin, &words).env("DEAF", "1").output().unwrap();
+    assert_refused(&refused, 125, &["The gate is unavailable", reason]);
+    let script = "DEAF=1 \"$0\" touch";
+    let words = ["run", "--limit", "24M", "--", "sh", "-c", script, &program];
+    let output = memfold(&bin, &words).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.stdout, b"right\n", "{said}");
+    let is_it = |line: &&str| line.contains("runs unmanaged") && line.contains(reason);
+    assert_eq!(said.lines().filter(is_it).count(), 1, "{said}");
 }
 
 /// jemalloc's constructor starts the thread that gives memory back.
