@@ -156,8 +156,7 @@ pub fn killing_calls() -> Vec<&'static str> {
     if !status.lines().any(|line| line.split_ascii_whitespace().eq(["Seccomp:", "2"])) {
         return Vec::new();
     }
-    // SAFETY: memfold starts no thread before it starts the program, so this is the only one.
-    unsafe { probe::killing_calls() }
+    probe::killing_calls()
 }
 
 /// Refuses a run that a seccomp filter would kill. `swaps` is whether the run has a swap file.

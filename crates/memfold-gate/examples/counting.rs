@@ -114,8 +114,9 @@ extern "C" fn construct(_count: c_int, _args: *const *const c_char, env: *const 
             }
             at = at.add(1);
         }
-        if let Err(why) = memfold_gate::start(&KEEPER) {
-            panic!("{why:?}");
+        match memfold_gate::start(&KEEPER) {
+            Ok(process) => process.keep(),
+            Err(why) => panic!("{why:?}"),
         }
     }
 }

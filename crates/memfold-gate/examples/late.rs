@@ -59,8 +59,11 @@ impl Keeper for Answers {
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_late_arm() -> i32 {
     // SAFETY: there are no threads of an engine's, and the keeper makes no call.
-    match unsafe { memfold_gate::start_late(&KEEPER) } {
-        Ok(()) => 0,
+    match unsafe { memfold_gate::start(&KEEPER) } {
+        Ok(process) => {
+            process.keep();
+            0
+        }
         Err(why) => {
             eprintln!("{why:?}");
             1

@@ -342,8 +342,9 @@ extern "C" fn construct(_count: c_int, _args: *const *const c_char, _env: *const
     }
     open();
     // SAFETY: the loader calls this before there are threads, and the keeper makes its calls here.
-    if let Err(why) = unsafe { memfold_gate::start(&KEEPER) } {
-        panic!("{why:?}");
+    match unsafe { memfold_gate::start(&KEEPER) } {
+        Ok(process) => process.keep(),
+        Err(why) => panic!("{why:?}"),
     }
 }
 

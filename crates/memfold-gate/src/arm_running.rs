@@ -1,21 +1,20 @@
-//! Arms a process that has threads.
+//! Interrupts and arms the other threads of a process.
 //!
-//! The gate sends each thread a signal. In its handler the thread arms itself and waits until the
-//! last thread has arrived. Then the gate takes over the program's signal actions, and all threads
-//! continue. If one thread can't be interrupted, none is armed, and all continue unarmed. So no
-//! armed thread ever runs beside an unarmed one.
+//! The gate sends each thread a signal. In its handler the thread arms itself and waits. When the
+//! last thread has arrived, the caller arms itself (`start.rs`), and all threads continue. If one
+//! thread can't be interrupted, none is armed, and all continue unarmed.
 //!
 //! - **The signal** is one that libc reserves and blocks only for a few instructions. When another
 //!   sender uses it (`setuid` of libc), the gate's handler calls the previous handler. The gate
 //!   sends the signal with the number of the round, so a late or doubled one has no effect.
-//! - **The threads** are those of `/proc/self/task`. The gate reads the list until it finds no
-//!   thread that hasn't arrived. Running threads may create new ones between two reads. A new
-//!   thread is in the list before its `clone` returns. A thread that has ended isn't in it, except
-//!   the first one, which stays as a zombie.
-//! - **The stack** of the handler is the thread's own, because a thread can't change the alternate
-//!   stack that it runs on. If a thread runs on its alternate stack, all threads continue and are
-//!   interrupted again. Go's stacks are too small for a signal frame. If Go's runtime handles the
-//!   signals, no thread is interrupted.
+//! - **The threads** are those of `/proc/self/task`. The gate reads the list until each thread in it
+//!   has arrived, and it has as many threads as the kernel counts. Running threads may create new
+//!   ones between two reads. A new thread is in the list before its `clone` returns. A thread that
+//!   has ended isn't in it, except the first one, which stays as a zombie.
+//! - **The stack** of the handler is the thread's alternate stack, if it has one: Go's stacks are too
+//!   small for a signal frame. A thread can't change the alternate stack that it runs on. So the
+//!   handler continues on the stack of a slot, with a copy of its frame, and leaves by the copy. The
+//!   slot is taken before the signal is sent, so little of the thread's own stack is needed.
 //! - **Waiting calls** behave as after a handler with SA_RESTART. The kernel restarts `read`,
 //!   `futex`, `accept` and `wait4`, and they pass the gate then. `nanosleep`, `poll`, `epoll_wait`,
 //!   `select` and `pause` return EINTR once.
@@ -30,23 +29,20 @@
 //! This code waits for no lock of the program and allocates nothing, because a thread that waits in
 //! the handler may hold a lock.
 use crate::actions::PROTECTED;
-use crate::frame::{AlternateStack, SignalAction, SignalContext, SignalInfo};
-use crate::image;
-use crate::keeper::Keeper;
-use crate::patch;
-use crate::record::{GateThread, KEEPER};
-use crate::signals::{HANDLER, calling, give_back, set_real, take_over};
+use crate::entry::{leave, on_stack};
+use crate::frame::{SignalAction, SignalContext, SignalInfo, copy_context};
+use crate::record::GateThread;
+use crate::signals::{calling, deliver_pending, set_real};
 use crate::threads::robust_list;
-use crate::trap::{on_patched, on_signal};
 use crate::user_dispatch;
 use crate::{WhyNot, set_alternate};
 use core::mem::forget;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use memfold_os::Errno;
 use memfold_os::memory::zone::Zone;
-use memfold_os::raw::{set_signals_blocked, system_call};
+use memfold_os::raw::system_call;
 use memfold_os::sync::StaticMutex;
-use memfold_os::thread::{now_ns, process_id, sleep_ns, stat_field, thread_id};
+use memfold_os::thread::{now_ns, process_id, sleep_ns, stat_field, thread_count, thread_id};
 use memfold_os::units::PAGE_SIZE;
 
 /// The signal that interrupts threads: SIGSETXID of glibc, SIGCANCEL of musl. Both handlers check
@@ -56,12 +52,8 @@ const SI_QUEUE: i32 = -1;
 /// The most threads that can be interrupted.
 const CALLED_MAX: usize = 1 << 15;
 /// The time to wait for the last thread. A thread that hasn't arrived by then is stuck in the
-/// kernel, or blocks the signal. It is also the time for which all threads are interrupted again
-/// because one runs on its alternate stack.
+/// kernel, or blocks the signal.
 const WAIT_NS: u64 = 1_000_000_000;
-/// The pause before threads are interrupted again. It doubles each time, up to `PAUSE_NS_MAX`.
-const PAUSE_NS: u64 = 100_000;
-const PAUSE_NS_MAX: u64 = 10_000_000;
 /// The pause between two checks whether all threads have arrived.
 const LOOK_NS: u64 = 50_000;
 /// After this time the gate checks whether a missing thread is a zombie, and sends it the signal
@@ -72,14 +64,11 @@ const ASK_NS: u64 = 20_000_000;
 const CALLED: u32 = 0;
 const CAME: u32 = 1;
 const ARMED: u32 = 2;
-/// The thread runs on its alternate stack.
-const STANDS: u32 = 3;
-const NO_MEMORY: u32 = 4;
-const NO_DISPATCH: u32 = 5;
-/// The thread has left the handler.
-const WENT: u32 = 6;
+const NO_DISPATCH: u32 = 3;
+/// The thread has left the handler, or never arrived there.
+const WENT: u32 = 4;
 /// The thread is a zombie and will never arrive.
-const ZOMBIE: u32 = 7;
+const ZOMBIE: u32 = 5;
 
 /// The verdict on the round. The word also has the number of the round.
 const WAIT: u32 = 0;
@@ -96,6 +85,8 @@ struct CalledThread {
     /// The state and the round in one word, so that a thread that arrives late for one round can't
     /// change its state in the next.
     state: AtomicU32,
+    /// The address of the slot's record. It belongs to the thread once that has arrived.
+    record: AtomicUsize,
 }
 
 impl CalledThread {
@@ -106,6 +97,19 @@ impl CalledThread {
 
     fn state(&self) -> u32 {
         self.state.load(SeqCst) & ((1 << ROUND_SHIFT) - 1)
+    }
+
+    fn record(&self) -> &'static GateThread {
+        // SAFETY: `look` stores the address of a record before it sends the signal. Records stay
+        // mapped.
+        unsafe { &*(self.record.load(SeqCst) as *const GateThread) }
+    }
+
+    /// Gives the slot back if the thread hasn't arrived. It can't arrive any more then.
+    fn give_up(&self, round: u32, state: u32) {
+        if self.turn(round, CALLED, state) {
+            self.record().give_back();
+        }
     }
 }
 
@@ -119,131 +123,46 @@ static VERDICT: AtomicU32 = AtomicU32::new(WAIT);
 /// The action of the signal before the gate's. It changes only while no handler reads it.
 static PREVIOUS: StaticMutex<SignalAction> = StaticMutex::new(SignalAction::DEFAULT);
 static PREVIOUS_HANDLER: AtomicUsize = AtomicUsize::new(0);
-/// The process that is being armed. A child of fork finds its parent's value there.
-static ALONE: AtomicU32 = AtomicU32::new(0);
 
 fn called(at: usize) -> &'static CalledThread {
-    // SAFETY: `start_late` reserved the zone before the first call, and it is never unmapped. `at`
+    // SAFETY: `stop` reserved the zone before the first call, and it is never unmapped. `at`
     // is below CALLED_MAX, for which the zone has room. All fields are atomics, so zeros are valid
     // and shared references are allowed.
     unsafe { &*(LIST.load(SeqCst) as *const CalledThread).add(at) }
 }
 
-/// Arms a process that has threads, as [`crate::start`] does with one thread.
-///
-/// # Errors
-/// The process can't be armed. No call passes the gate then.
+/// Ends what a thread of the parent had begun at a fork.
 ///
 /// # Safety
-/// - It isn't called again after it has succeeded.
-/// - The process has no thread of the engine yet. Threads that must not pass the gate are started
-///   by [`crate::apart`] afterwards.
-/// - The keeper makes system calls only by instructions in the same executable segment.
-/// - The keeper manages no memory yet.
-pub unsafe fn start_late(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
-    let (here, found) = (process_id(), ALONE.load(SeqCst));
-    if found == here || ALONE.compare_exchange(found, here, SeqCst, SeqCst).is_err() {
-        return Err(WhyNot::Busy);
-    }
-    // SAFETY: only the thread that arms uses the lock, and that is the caller. A thread of the
-    // parent may have had it at a fork.
+/// - The caller is the only thread of the process that arms it.
+pub unsafe fn begin() {
+    // SAFETY: only the thread that arms uses the lock, and that is the caller.
     unsafe { PREVIOUS.reset() };
-    // SAFETY: the caller keeps the conditions of `start_late`, and no other thread is arming.
-    let done = unsafe { start_alone(keeper) };
-    ALONE.store(0, SeqCst);
-    done
 }
 
-/// Does the work of [`start_late`].
+/// Makes all other threads wait in the gate's handler until [`let_go`]. Nothing has to be let go
+/// after an error.
 ///
-/// # Safety
-/// - The conditions of [`start_late`] hold.
-/// - No other thread calls this at the same time.
-unsafe fn start_alone(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
-    if !user_dispatch::find_range() || image::is_program() {
-        return Err(WhyNot::NoRange);
-    }
-    if has_small_stacks() {
-        return Err(WhyNot::SmallStacks);
-    }
+/// # Errors
+/// A thread can't be interrupted or armed. All threads continue as they were.
+pub fn stop() -> Result<(), WhyNot> {
     if LIST.load(SeqCst) == 0 {
         let zone = Zone::reserve(CALLED_MAX * size_of::<CalledThread>(), PAGE_SIZE);
         let Ok(zone) = zone else { return Err(WhyNot::NoMemory) };
         LIST.store(zone.start(), SeqCst);
         forget(zone);
     }
-    let record = GateThread::take().ok_or(WhyNot::NoMemory)?;
-    record.robust.store(robust_list(), SeqCst);
-    let before = set_signals_blocked(u64::MAX);
-    // SAFETY: the caller keeps the conditions of `start_late`, and all signals are blocked above.
-    let done = unsafe { arm_all(keeper, record, before) };
-    if done.is_err() {
-        record.give_back();
+    let came = call_all();
+    if came.is_err() {
+        let_go(false);
     }
-    set_signals_blocked(if done.is_ok() { before & !PROTECTED } else { before });
-    done
+    came
 }
 
-/// Returns whether Go's runtime handles the signals. The stacks of its goroutines have a few KiB.
-fn has_small_stacks() -> bool {
-    let of = |signal| set_real(signal, None).unwrap_or(SignalAction::DEFAULT);
-    let (urgent, fault) = (of(libc::SIGURG), of(libc::SIGSEGV));
-    urgent.is_handler()
-        && urgent.handler == fault.handler
-        && urgent.flags & libc::SA_ONSTACK as u64 != 0
-}
-
-/// Arms the calling thread and all others. `before` is the caller's signal mask. On an error all
-/// threads continue unarmed, and the caller has its previous alternate stack.
-///
-/// # Safety
-/// - The conditions of [`start_late`] hold.
-/// - The calling thread has all signals blocked.
-unsafe fn arm_all(
-    keeper: &'static dyn Keeper,
-    record: &'static GateThread,
-    before: u64,
-) -> Result<(), WhyNot> {
-    record.claim();
-    record.blocked.set(before & PROTECTED);
-    let theirs = set_alternate(&record.stack()).map_err(WhyNot::NoHandlers)?;
-    record.alternate.set(theirs);
-    let (begun, mut pause_ns) = (now_ns(), PAUSE_NS);
-    let done = loop {
-        // SAFETY: `call_all` has succeeded, so all other threads wait in the handler. The rest is
-        // the caller's promise.
-        let done = call_all().and_then(|()| unsafe { arm_caller(keeper, record) });
-        let again = done == Err(WhyNot::Unreachable) && anybody(STANDS);
-        let_go(if done.is_ok() { GO } else { BACK });
-        if !again || now_ns() - begun > WAIT_NS {
-            break done;
-        }
-        sleep_ns(pause_ns);
-        pause_ns = (pause_ns * 2).min(PAUSE_NS_MAX);
-    };
-    if done.is_ok() {
-        patch::allow(on_patched);
-    } else {
-        let _ = set_alternate(&theirs);
-    }
-    done
-}
-
-/// Arms the calling thread, and makes the gate's handler take all signals of the process.
-///
-/// # Safety
-/// - All other threads wait in the gate's handler.
-/// - The conditions of [`start_late`] hold.
-unsafe fn arm_caller(keeper: &'static dyn Keeper, record: &GateThread) -> Result<(), WhyNot> {
-    user_dispatch::arm().map_err(WhyNot::NoDispatch)?;
-    // SAFETY: all other threads wait in the handler, which doesn't use the cell.
-    unsafe { KEEPER.set(keeper) };
-    HANDLER.store(on_signal as *const () as usize, SeqCst);
-    if let Err(e) = take_over(record) {
-        give_back(record);
-        user_dispatch::disarm();
-        return Err(WhyNot::NoHandlers(e));
-    }
+/// Keeps the gate's handler of [`CALL`] if the program has none. A signal that arrives late would
+/// end the process by the default action. Called after the gate has taken over the program's
+/// actions, or has given them back.
+pub fn keep_handler(record: &GateThread) {
     let previous = *PREVIOUS.lock();
     if !previous.is_handler() {
         // The kernel still had the gate's handler for this signal, so `take_over` took that for the
@@ -251,14 +170,11 @@ unsafe fn arm_caller(keeper: &'static dyn Keeper, record: &GateThread) -> Result
         record.actions().with(|actions| actions[CALL as usize] = previous);
         let _ = set_real(CALL, Some(&calling(on_call as *const () as usize)));
     }
-    Ok(())
 }
 
-fn anybody(state: u32) -> bool {
-    (0..CALLED_MAX)
-        .map(called)
-        .take_while(|each| each.thread.load(SeqCst) != 0)
-        .any(|each| each.state() == state)
+/// Returns the entries of all threads that were interrupted.
+fn all_called() -> impl Iterator<Item = &'static CalledThread> {
+    (0..CALLED_MAX).map(called).take_while(|each| each.thread.load(SeqCst) != 0)
 }
 
 /// Interrupts all other threads and waits until they have arrived.
@@ -283,36 +199,40 @@ fn call_all() -> Result<(), WhyNot> {
     came
 }
 
-/// Reads the list of threads until it finds no missing thread twice in a row. One read may miss a
-/// thread while another ends.
+/// Reads the list of threads until all of them have arrived. One read may miss a thread while
+/// another ends. So the list must also have as many threads as the process.
 fn wait_for_all() -> Result<(), WhyNot> {
     let begun = now_ns();
-    let (mut asked, mut count, mut complete) = (begun, 0, 0);
-    while complete < 2 {
+    let (mut asked, mut count) = (begun, 0);
+    loop {
         let now = now_ns();
         let asks = now - asked > ASK_NS;
         if asks {
             asked = now;
         }
-        match look(&mut count, asks)? {
-            0 => complete += 1,
-            _ if now - begun > WAIT_NS => return Err(WhyNot::Unreachable),
-            _ => {
-                complete = 0;
-                sleep_ns(LOOK_NS);
-            }
+        let (listed, missing) = look(&mut count, asks)?;
+        // Threads that have arrived don't end, so each thread of the process is one of them.
+        if missing == 0 && thread_count() == Some(listed) {
+            return Ok(());
         }
+        if now - begun > WAIT_NS {
+            return Err(WhyNot::Unreachable);
+        }
+        sleep_ns(LOOK_NS);
     }
-    Ok(())
 }
 
-/// Sends the signal to new threads, and returns how many haven't arrived. `count` is the number of
-/// threads that have been sent the signal, and is increased. With `asks`, missing threads are
-/// checked for being zombies and are sent the signal again.
-fn look(count: &mut usize, asks: bool) -> Result<usize, WhyNot> {
-    let (mut missing, mut refused, round) = (0, None, ROUND.load(SeqCst));
+/// Sends the signal to new threads. Returns how many threads the process has, and how many of them
+/// haven't arrived. `count` is the number of threads that have been sent the signal, and is
+/// increased. With `asks`, missing threads are checked for being zombies and are sent the signal
+/// again.
+fn look(count: &mut usize, asks: bool) -> Result<(usize, usize), WhyNot> {
+    let (mut listed, mut missing, mut refused) = (0, 0, None);
+    let (round, own, mut has_own) = (ROUND.load(SeqCst), thread_id(), false);
     each_thread(|thread| {
-        if thread == thread_id() {
+        listed += 1;
+        if thread == own {
+            has_own = true;
             return;
         }
         let known = (0..*count).find(|at| called(*at).thread.load(SeqCst) == thread);
@@ -323,33 +243,41 @@ fn look(count: &mut usize, asks: bool) -> Result<usize, WhyNot> {
                 refused = Some(WhyNot::NoMemory);
                 return;
             }
+            let Some(record) = GateThread::take() else {
+                refused = Some(WhyNot::NoMemory);
+                return;
+            };
+            entry.record.store(&raw const *record as usize, SeqCst);
             entry.state.store(in_round(round, CALLED), SeqCst);
             called(at + 1).thread.store(0, SeqCst);
             entry.thread.store(thread, SeqCst);
             *count += 1;
         }
         match entry.state() {
-            CALLED if asks && is_zombie(thread) => {
-                entry.turn(round, CALLED, ZOMBIE);
-            }
+            CALLED if asks && is_zombie(thread) => entry.give_up(round, ZOMBIE),
             // A known number may be that of a new thread, after the thread that had it has ended.
             CALLED if asks || known.is_none() => call(thread, at),
-            STANDS => refused = Some(WhyNot::Unreachable),
-            NO_MEMORY => refused = Some(WhyNot::NoMemory),
             NO_DISPATCH => refused = Some(WhyNot::NoDispatch(Errno::PERM)),
             _ => {}
         }
         missing += usize::from(matches!(entry.state(), CALLED | CAME));
     })?;
-    refused.map_or(Ok(missing), Err)
+    if !has_own {
+        // /proc shows the threads by their numbers in another namespace.
+        return Err(WhyNot::Unreachable);
+    }
+    refused.map_or(Ok((listed, missing)), Err)
 }
 
-/// Publishes the verdict, and waits until every thread in the handler has left it.
-fn let_go(verdict: u32) {
-    VERDICT.store(in_round(ROUND.load(SeqCst), verdict), SeqCst);
+/// Lets all threads in the handler continue, armed or as they were. Waits until each of them has
+/// left the handler.
+pub fn let_go(armed: bool) {
+    let round = ROUND.load(SeqCst);
+    // A thread that has ended leaves a slot behind.
+    all_called().for_each(|each| each.give_up(round, WENT));
+    VERDICT.store(in_round(round, if armed { GO } else { BACK }), SeqCst);
     futex(&VERDICT, libc::FUTEX_WAKE, i32::MAX as usize);
-    // A thread that arrives later finds the verdict and continues at once.
-    while anybody(ARMED) || anybody(CAME) {
+    while all_called().any(|each| matches!(each.state(), CAME | ARMED)) {
         sleep_ns(LOOK_NS);
     }
 }
@@ -395,50 +323,68 @@ unsafe extern "C" fn on_call(signal: i32, info: *const SignalInfo, context: *mut
     if at >= CALLED_MAX || VERDICT.load(SeqCst) != waits || !called(at).turn(round, CALLED, CAME) {
         return;
     }
-    match prepare() {
-        Ok((record, theirs)) => {
-            called(at).turn(round, CAME, ARMED);
-            while VERDICT.load(SeqCst) == waits {
-                futex(&VERDICT, libc::FUTEX_WAIT, waits as usize);
-            }
-            if VERDICT.load(SeqCst) == in_round(round, GO) {
-                record.blocked.set(context.mask & PROTECTED);
-                record.alternate.set(theirs);
-                context.mask &= !PROTECTED;
-                // The return from this handler sets the alternate stack that the frame names.
-                context.stack = record.stack();
-            } else {
-                user_dispatch::disarm();
-                let _ = set_alternate(&theirs);
-                record.give_back();
-            }
-            called(at).turn(round, ARMED, WENT);
-        }
-        Err(why) => {
-            called(at).turn(round, CAME, why);
-        }
-    }
+    let record = called(at).record();
+    // SAFETY: the kernel wrote the context for this handler. The slot belongs to this thread, and its
+    // stack is empty.
+    let copy = unsafe { copy_context(context, &record.stack()) };
+    let arrived = ArrivedThread { record, round, at, copy: &raw mut *copy };
+    let top = (arrived.copy as usize - BELOW_COPY) & !15;
+    // SAFETY: no other code uses the slot's stack, and the copy lies above `top`. `arrived` stays
+    // until `wait` has returned, or for good if it doesn't.
+    unsafe { on_stack(top, wait, &raw const arrived as usize) };
+    // The thread runs on its own stack again, so it can give up the slot's.
+    let _ = set_alternate(&context.stack);
+    record.give_back();
+    let from = called(at).state();
+    called(at).turn(round, from, if from == ARMED { WENT } else { NO_DISPATCH });
 }
 
-/// Gives the calling thread a slot for its handlers and arms it. Returns the record and the
-/// thread's previous alternate stack.
+/// The bytes between the copy of a frame and the stack of [`wait`].
+const BELOW_COPY: usize = 256;
+
+/// A thread that has arrived in the handler.
+struct ArrivedThread {
+    record: &'static GateThread,
+    round: u32,
+    /// Its place in the list.
+    at: usize,
+    /// The copy of the handler's context on the slot's stack.
+    copy: *mut SignalContext,
+}
+
+/// Arms the calling thread, which runs on the slot's stack, and waits for the verdict. Returns if the
+/// thread must continue as it was, and disarms it then. Otherwise leaves the handler by the copy of
+/// its context.
 ///
-/// # Errors
-/// NO_MEMORY, STANDS or NO_DISPATCH. The thread is as it was.
-fn prepare() -> Result<(&'static GateThread, AlternateStack), u32> {
-    let record = GateThread::take().ok_or(NO_MEMORY)?;
+/// # Safety
+/// - `arrived` is the address of an [`ArrivedThread`] of the calling thread.
+unsafe extern "C" fn wait(arrived: usize) {
+    // SAFETY: the caller promises the address. The handler doesn't use it meanwhile.
+    let ArrivedThread { record, round, at, copy } = unsafe { &*(arrived as *const ArrivedThread) };
     record.claim();
     record.robust.store(robust_list(), SeqCst);
-    let theirs = set_alternate(&record.stack()).map_err(|_| {
-        record.give_back();
-        STANDS
-    })?;
-    if user_dispatch::arm().is_err() {
-        let _ = set_alternate(&theirs);
-        record.give_back();
-        return Err(NO_DISPATCH);
+    if set_alternate(&record.stack()).is_err() || user_dispatch::arm().is_err() {
+        return;
     }
-    Ok((record, theirs))
+    called(*at).turn(*round, CAME, ARMED);
+    let waits = in_round(*round, WAIT);
+    while VERDICT.load(SeqCst) == waits {
+        futex(&VERDICT, libc::FUTEX_WAIT, waits as usize);
+    }
+    if VERDICT.load(SeqCst) != in_round(*round, GO) {
+        return user_dispatch::disarm();
+    }
+    // SAFETY: the handler made the copy for this thread, and doesn't use it.
+    let context = unsafe { &mut **copy };
+    record.blocked.set(context.mask & PROTECTED);
+    record.alternate.set(context.stack);
+    context.mask &= !PROTECTED;
+    // The return from the handler sets the alternate stack that the frame names.
+    context.stack = record.stack();
+    called(*at).turn(*round, ARMED, WENT);
+    // SAFETY: the copy is a context on this stack, and no frame below it is needed any more. The
+    // first word of the record tells what is pending.
+    unsafe { leave(*copy as usize, &raw const **record as usize, deliver_pending) }
 }
 
 /// Calls `each` with the number of each thread of the process.

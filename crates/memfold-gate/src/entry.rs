@@ -118,6 +118,19 @@ global_asm!(
     " mov %r12,%rdi",
     " call *%rbx",
     " ud2",
+    // on_stack(top, code, argument)
+    ".balign 16",
+    ".globl memfold_gate_on_stack",
+    ".hidden memfold_gate_on_stack",
+    "memfold_gate_on_stack:",
+    " push %rbx",
+    " mov %rsp,%rbx",
+    " mov %rdi,%rsp",
+    " mov %rdx,%rdi",
+    " call *%rsi",
+    " mov %rbx,%rsp",
+    " pop %rbx",
+    " ret",
     // ! exit(state, code): another thread may take the stack as soon as the store is done.
     ".balign 16",
     ".globl memfold_gate_exit",
@@ -155,6 +168,8 @@ unsafe extern "C" {
     fn left();
     #[link_name = "memfold_gate_clone"]
     fn clone_code(nr: usize, args: *const [usize; 6], child: usize, record: usize) -> isize;
+    #[link_name = "memfold_gate_on_stack"]
+    fn on_stack_code(top: usize, code: usize, argument: usize);
     #[link_name = "memfold_gate_exit"]
     fn exit_code(state: *const u32, code: usize) -> !;
 }
@@ -242,6 +257,16 @@ pub unsafe fn clone(
     // SAFETY: the caller promises that the system call may be made, and that the stack is the
     // child's alone. With the program's signals blocked, none of its handlers runs on that stack.
     unsafe { clone_code(nr, args, child as *const () as usize, record) }
+}
+
+/// Calls `code(argument)` on the stack that ends at `top`.
+///
+/// # Safety
+/// - The conditions of `code` hold.
+/// - `top` is a multiple of 16. No other code uses the stack below it.
+pub unsafe fn on_stack(top: usize, code: unsafe extern "C" fn(usize), argument: usize) {
+    // SAFETY: the caller promises that the stack is free and that `code` may be called.
+    unsafe { on_stack_code(top, code as *const () as usize, argument) }
 }
 
 /// Ends the thread, and stores 0 at `state` when the thread no longer uses its stack.

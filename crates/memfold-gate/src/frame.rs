@@ -292,6 +292,33 @@ pub unsafe fn fp_bytes_at(at: usize) -> usize {
     fp_bytes(unsafe { &*(at as *const [u8; LEGACY_BYTES]) })
 }
 
+/// Copies the context of a handler, with the floating point state that it names, to the end of
+/// `stack`. The copy has the alignment of the original.
+///
+/// # Safety
+/// - The kernel wrote the context for a handler that hasn't returned.
+/// - `stack` is writable and has room, and no other code uses it.
+pub unsafe fn copy_context(
+    context: &SignalContext,
+    stack: &AlternateStack,
+) -> &'static mut SignalContext {
+    let from = &raw const *context as usize;
+    let fp = context.regs.fp as usize;
+    // SAFETY: the kernel wrote the context and the floating point state above it, to which `fp`
+    // points.
+    let bytes = fp + unsafe { fp_bytes_at(fp) } - from;
+    let to = ((stack.sp + stack.size - bytes - 64) & !63) + from % 64;
+    // SAFETY: the `bytes` bytes from `from` on are the handler's frame. `to` leaves room for them
+    // below the end of `stack`, which by the caller's promise nothing else uses. So the two don't
+    // overlap.
+    let copy = unsafe {
+        core::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes);
+        &mut *(to as *mut SignalContext)
+    };
+    copy.regs.fp = (fp - from + to) as u64;
+    copy
+}
+
 /// Resets a floating point state to the one that a program starts with.
 ///
 /// # Safety

@@ -23,23 +23,23 @@ pub mod syscalls;
 mod dispatcher;
 mod trap;
 mod arm_running;
+mod start;
 
-pub use arm_running::start_late;
 pub use keeper::{
     BadAddress, Ending, ErrandServer, Keeper, KeeperFault, KeeperHold, NamedSpan, Names,
     NoHoldRoom, RefusedCall,
 };
 pub use patch::note_entry;
 pub use record::{ProgramPlace, TakenPlace};
+pub use start::{ArmedProcess, start};
 pub use threads::{
     all_are_gone, child, first_has_exited, hand_over, is_at_rest, serve_errands, succeed,
 };
 pub use touch::{read_bytes, touch, write_bytes};
 
-use core::sync::atomic::Ordering::SeqCst;
+use core::fmt::{self, Display, Formatter};
 use memfold_os::Errno;
 use memfold_os::raw::{set_signals_blocked, system_call};
-use memfold_os::thread::use_no_counter;
 
 /// The reason why a process can't be armed.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -52,53 +52,26 @@ pub enum WhyNot {
     NoDispatch(Errno),
     /// The kernel refuses the gate's signal handlers or alternate stack.
     NoHandlers(Errno),
-    /// A thread can't be interrupted: it stays on its alternate stack, or in the kernel.
+    /// A thread can't be interrupted: it stays in the kernel, or blocks the signal. Or a process that
+    /// isn't known uses the memory.
     Unreachable,
-    /// A language runtime has stacks that are too small for a signal frame.
-    SmallStacks,
     /// Another thread is arming the process.
     Busy,
 }
 
-/// Arms the process. From now on each system call of the calling thread passes the gate, and so do
-/// the calls of all threads and processes that it makes. Call sites of libc, and of the program's own
-/// code after [`note_entry`], are patched to enter the gate by a jump if they are used often. A jump
-/// costs a thirtieth of a trap.
-///
-/// # Errors
-/// The process can't be armed. No call passes the gate then.
-///
-/// # Safety
-/// - This is called once.
-/// - The process has one thread, not counting threads of the engine. Those have all signals blocked
-///   and touch no memory that `keeper` serves.
-/// - The keeper makes system calls only by instructions in the same executable segment.
-pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
-    if !user_dispatch::find_range() {
-        return Err(WhyNot::NoRange);
+impl Display for WhyNot {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            WhyNot::NoMemory => f.write_str("no memory for a stack"),
+            WhyNot::NoRange => f.write_str("the engine is part of the program, not of a library"),
+            WhyNot::NoDispatch(e) => write!(f, "no Syscall User Dispatch (Linux 5.11): {e}"),
+            WhyNot::NoHandlers(e) => write!(f, "signal handlers: {e}"),
+            WhyNot::Unreachable => {
+                f.write_str("a thread or process that uses the memory already can't be interrupted")
+            }
+            WhyNot::Busy => f.write_str("another thread is arming the process"),
+        }
     }
-    let record = record::GateThread::take().ok_or(WhyNot::NoMemory)?;
-    if syscalls::has_no_counter() {
-        use_no_counter();
-    }
-    let before = set_signals_blocked(u64::MAX);
-    // SAFETY: the process has one thread besides those of the engine. They block all signals and
-    // don't use the gate, so no other thread uses the cell.
-    unsafe { record::KEEPER.set(keeper) };
-    signals::HANDLER.store(trap::on_signal as *const () as usize, SeqCst);
-    record.claim();
-    record.blocked.set(before & actions::PROTECTED);
-    record.robust.store(threads::robust_list(), SeqCst);
-    let armed = set_alternate(&record.stack())
-        .map(|theirs| record.alternate.set(theirs))
-        .and_then(|()| signals::take_over(record))
-        .map_err(WhyNot::NoHandlers)
-        .and_then(|()| user_dispatch::arm().map_err(WhyNot::NoDispatch));
-    if armed.is_ok() {
-        patch::allow(trap::on_patched);
-    }
-    set_signals_blocked(if armed.is_ok() { before & !actions::PROTECTED } else { before });
-    armed
 }
 
 /// Sets the calling thread's alternate stack, and returns the previous one.

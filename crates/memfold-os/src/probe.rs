@@ -207,8 +207,8 @@ impl ProbeCall {
 /// The call that makes an io_uring.
 pub const RING: &str = "io_uring_setup";
 
-/// Returns calls that a sandbox may answer by killing: those of [`CALLS`], and two that differ by
-/// their arguments or are made only by some runs.
+/// Returns calls that a sandbox may answer by killing: those of [`CALLS`], two that differ by their
+/// arguments or are made only by some runs, and one that may also be refused.
 fn deadly() -> impl Iterator<Item = (&'static str, i64, [usize; 6])> {
     const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
     let own = getpid().as_raw_nonzero().get() as usize;
@@ -220,6 +220,7 @@ fn deadly() -> impl Iterator<Item = (&'static str, i64, [usize; 6])> {
             [PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0, 0],
         ),
         ("process_vm_readv", libc::SYS_process_vm_readv, [own, 0, 0, 0, 0, 0]),
+        ("unshare", libc::SYS_unshare, [libc::CLONE_VM as usize, 0, 0, 0, 0, 0]),
     ];
     CALLS.iter().map(|call| (call.name, call.number, call.args)).chain(more)
 }
@@ -227,10 +228,7 @@ fn deadly() -> impl Iterator<Item = (&'static str, i64, [usize; 6])> {
 /// Returns the names of the calls that end the process which makes them. A seccomp filter
 /// (`Seccomp: 2` in /proc/self/status) can do that; without one no call is tried. A child makes the
 /// calls, and another child continues after each call that has killed one.
-///
-/// # Safety
-/// - The calling process has one thread.
-pub unsafe fn killing_calls() -> Vec<&'static str> {
+pub fn killing_calls() -> Vec<&'static str> {
     let mut killing = Vec::new();
     let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize;
     let page = [0, PAGE_SIZE, (libc::PROT_READ | libc::PROT_WRITE) as usize, flags, NONE, 0];
@@ -240,7 +238,8 @@ pub unsafe fn killing_calls() -> Vec<&'static str> {
     let made = unsafe { &*(at as *const AtomicU32) };
     let calls: Vec<_> = deadly().collect();
     while (made.load(SeqCst) as usize) < calls.len() {
-        // SAFETY: the child shares only the page with this process, and makes only system calls.
+        // SAFETY: the child shares only the page with this process, and makes only system calls. It
+        // needs no lock that another thread of this process may have held.
         match unsafe { system_call(libc::SYS_clone, [0; 6]) } {
             // SAFETY: this is the child, which ends there.
             Ok(0) => unsafe { make(&calls, made) },

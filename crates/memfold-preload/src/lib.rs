@@ -1,8 +1,9 @@
 //! The library that `memfold run` loads into a program.
 //!
 //! It defines no function of libc's: the gate sees the program's system calls themselves. Its
-//! constructor runs after libc's and before the program's `main`. Nothing here uses the
-//! program's `malloc`, stdio or thread-local storage: all of them will be under management.
+//! constructor runs after libc's and before the program's `main`. Constructors of other libraries
+//! may run before and start threads, which are armed too (`memfold-gate/src/start.rs`). Nothing here
+//! uses the program's `malloc`, stdio or thread-local storage: all of them will be under management.
 #![no_std]
 extern crate alloc;
 
@@ -21,7 +22,8 @@ static CONSTRUCTOR: extern "C" fn(c_int, *mut *mut c_char) = construct;
 
 /// glibc calls constructors with the arguments of `main`.
 extern "C" fn construct(count: c_int, arguments: *mut *mut c_char) {
-    // SAFETY: glibc's own, of the constructor, which runs before there are threads.
+    // SAFETY: glibc passes the array that the kernel left, and calls each constructor once. Other
+    // threads run code of this library only when they are armed, which `begin` does last.
     unsafe { memfold_process::begin(count as usize, arguments, heap::arena()) }
 }
 

@@ -1,6 +1,7 @@
 //! What the kernel leaves on the stack of a new program: the arguments, the environment, and the
 //! auxiliary vector (`fs/binfmt_elf.c`, `create_elf_tables`).
 use core::ffi::{CStr, c_char};
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 /// The arguments, environment and auxiliary vector of this process, where the kernel put them.
 #[derive(Copy, Clone)]
@@ -15,7 +16,7 @@ impl InitialStack {
     /// # Safety
     /// - `arguments` is the array that the kernel left, and has `count` arguments.
     /// - The array and the two behind it stay in place while this value lives, and only one thread
-    ///   uses them.
+    ///   of this library uses them. Threads of the program may replace entries of the environment.
     pub unsafe fn new(count: usize, arguments: *mut *mut c_char) -> InitialStack {
         InitialStack { count, arguments }
     }
@@ -44,10 +45,12 @@ impl InitialStack {
     /// Returns the entries of the environment with their final zeros.
     pub fn entries(&self) -> impl Iterator<Item = &'static [u8]> {
         let all = self.environment();
-        // SAFETY: the array ends in a null word, and each entry is a string, which the kernel put
-        // on the stack. `new` was promised that only one thread uses the array.
+        // SAFETY: the array ends in a null word, and each entry is a string, which the kernel or the
+        // program put there. `new` was promised that no other thread does more than replace words,
+        // which are read as atomics.
         unsafe {
-            let words = (0..).map(move |n| *all.add(n)).take_while(|word| !word.is_null());
+            let word = move |n| AtomicPtr::from_ptr(all.add(n)).load(Relaxed);
+            let words = (0..).map(word).take_while(|word| !word.is_null());
             words.map(|word| CStr::from_ptr(word).to_bytes_with_nul())
         }
     }

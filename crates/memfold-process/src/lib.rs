@@ -101,7 +101,7 @@ pub unsafe fn load(stack: *mut usize, arena: &'static ZoneAllocator) -> usize {
     heap::note(arena);
     loader::protect_own_relocations();
     // SAFETY: the kernel leaves the number of arguments and then their array. The caller promises
-    // that this is its stack, and that no other thread uses it.
+    // that this is its stack, and that there is no other thread.
     let stack = unsafe { InitialStack::new(*stack, stack.add(1).cast()) };
     let config = request::read(&stack);
     let entry = loader::load(&stack).unwrap_or_else(|error| error.end());
@@ -115,11 +115,11 @@ pub unsafe fn load(stack: *mut usize, arena: &'static ZoneAllocator) -> usize {
 ///
 /// # Safety
 /// - `arguments` is the array that the kernel left, and has `count` arguments.
-/// - The caller is the only thread.
+/// - No other thread runs code of this library.
 pub unsafe fn begin(count: usize, arguments: *mut *mut c_char, arena: &'static ZoneAllocator) {
     heap::note(arena);
-    // SAFETY: the caller promises both that this is the kernel's array and that no other thread
-    // uses it.
+    // SAFETY: the caller promises that this is the kernel's array, and that no other thread of this
+    // library uses it.
     let stack = unsafe { InitialStack::new(count, arguments) };
     begin_with(request::read(&stack), &stack);
 }
@@ -143,8 +143,7 @@ fn killing_call(config: &Config) -> Option<&'static str> {
     if !size::process_size::is_filtered() {
         return None;
     }
-    // SAFETY: the constructor runs before the program has threads, so the caller is the only one.
-    let mut calls = unsafe { killing_calls() }.into_iter();
+    let mut calls = killing_calls().into_iter();
     calls.find(|call| *call != RING || config.swap.is_some())
 }
 
@@ -178,7 +177,23 @@ pub fn fold() -> bool {
 /// Starts the gate, and the engine unless it can wait. If one of them is unavailable, the program
 /// does not begin, or runs unmanaged (`diagnostics::unserved`).
 fn start(config: Config, stack: &InitialStack) {
+    if !dispatches() {
+        let why = "Syscall User Dispatch (Linux 5.11) is missing, or a sandbox hides it";
+        return unserved(format_args!("{why}"));
+    }
+    // This takes a lock of libc, which a thread that waits in `process` may hold.
     let room = deferred::room(&config);
+    memfold_gate::note_entry(stack.auxiliary(libc::AT_ENTRY).unwrap_or_default());
+    // SAFETY: the constructor calls this once, and nothing is managed before `keep`. The engine's
+    // threads start below, by calls of this library, which is one executable segment. The keeper's
+    // calls are instructions of this library too. Calls that it makes through libc come from inside
+    // the gate, which lets them through.
+    let process = match unsafe { memfold_gate::start(&keeper::KEEPER) } {
+        Ok(process) => process,
+        Err(why) => return unserved(format_args!("The gate is unavailable: {why}")),
+    };
+    // A process waits for its engine only while it has one thread.
+    let room = if process.has_others() { 0 } else { room };
     if let Err(LackingEngine(why)) = prepare(&config, room > 0) {
         return unserved(format_args!("{why}"));
     }
@@ -191,25 +206,13 @@ fn start(config: Config, stack: &InitialStack) {
             return;
         }
     }
-    memfold_gate::note_entry(stack.auxiliary(libc::AT_ENTRY).unwrap_or_default());
-    // SAFETY: the constructor calls this once, before the program has threads; the engine's threads
-    // are bare ones. The keeper's calls are instructions of this library, which is one executable
-    // segment. Calls that it makes through libc come from inside the gate, which lets them through.
-    match unsafe { memfold_gate::start(&keeper::KEEPER) } {
-        Ok(()) => {
-            environment::take(stack);
-        }
-        Err(why) => unserved(format_args!("The gate is unavailable: {why:?}")),
-    }
+    environment::take(stack, !process.has_others());
+    process.keep();
 }
 
 /// Opens what must be in the program's own descriptor table. If the engine can wait, only checks
 /// that this is possible, unless a process of the run has checked it already.
 fn prepare(config: &Config, may_wait: bool) -> Result<(), LackingEngine> {
-    if !dispatches() {
-        let why = "Syscall User Dispatch (Linux 5.11) is missing, or a sandbox hides it";
-        return Err(LackingEngine(why.into()));
-    }
     if !may_wait {
         return program::open(config);
     }

@@ -106,13 +106,13 @@ pub fn open(address: TableAddress<'static>) {
     // SAFETY: only the constructor's thread runs, and no reference to `ADDRESS` exists yet.
     unsafe { *ADDRESS.change() = Some(address) };
     if let Ok(own) = ThreadIdentity::own() {
-        // SAFETY: only the constructor's thread runs. No reference to `FIRST_IDENTITY` exists yet,
+        // SAFETY: only the constructor's thread runs code of this library. No reference to `FIRST_IDENTITY` exists yet,
         // and it is never changed afterwards.
         IDENTITY.store(unsafe { FIRST_IDENTITY.change() }.insert(own), SeqCst);
     }
     let Ok(found) = at_path(&address).or_else(|_| at_door(&address)) else { return };
     FIRST.store(found.note_process() as u32, Relaxed);
-    // SAFETY: only the constructor's thread runs. No reference to `TABLE` exists yet, and it is
+    // SAFETY: only the constructor's thread runs code of this library. No reference to `TABLE` exists yet, and it is
     // never changed afterwards.
     let place = unsafe { TABLE.change() }.insert(found);
     FOUND.store(place, SeqCst);
@@ -124,7 +124,7 @@ pub fn open_samples(path: &str) {
     let flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::RDWR;
     let opened = rustix::fs::open(path, flags, Mode::empty()).and_then(SampleRing::open);
     if let Ok(ring) = opened {
-        // SAFETY: only the constructor's thread runs. No reference to `SAMPLES` exists yet, and it
+        // SAFETY: only the constructor's thread runs code of this library. No reference to `SAMPLES` exists yet, and it
         // is never changed afterwards.
         let place = unsafe { SAMPLES.change() }.insert(ring);
         SAMPLES_FOUND.store(place, SeqCst);

@@ -48,10 +48,10 @@ fn ours(flags: u64) -> SignalAction {
     }
 }
 
-/// Returns an action that calls `handler`, a handler of the gate, on the thread's own stack and
-/// with all signals blocked.
+/// Returns an action that calls `handler`, a handler of the gate, on the thread's alternate stack, if
+/// it has one, and with all signals blocked.
 pub fn calling(handler: usize) -> SignalAction {
-    let flags = SA_RESTORER | (libc::SA_SIGINFO | libc::SA_RESTART) as u64;
+    let flags = SA_RESTORER | (libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART) as u64;
     SignalAction { handler, flags, restorer: restorer(), mask: u64::MAX }
 }
 

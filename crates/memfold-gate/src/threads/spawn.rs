@@ -1,7 +1,7 @@
 //! Serves `clone`, `clone3` and `vfork`, which make threads, and processes that share the memory
 //! for a while.
 use crate::entry;
-use crate::frame::{AlternateStack, SignalContext, fp_bytes_at};
+use crate::frame::{AlternateStack, SignalContext, copy_context};
 use crate::keeper::{Keeper, NamedSpan};
 use crate::patch::patch_awaited;
 use crate::record::GateThread;
@@ -248,27 +248,16 @@ fn spawn(
 /// Copies the frame of `context` onto the child's stack, and returns the copy's address. In the
 /// copy the call returns 0.
 fn copy_frame(child: &GateThread, context: &SignalContext, top: usize) -> usize {
-    let from = &raw const *context as usize;
-    let fp = context.regs.fp as usize;
-    // SAFETY: the kernel wrote the context and the floating point state above it, to which `fp`
-    // points.
-    let bytes = fp + unsafe { fp_bytes_at(fp) } - from;
     let stack = child.stack();
-    let to = ((stack.sp + stack.size - bytes - 64) & !63) + from % 64;
-    // SAFETY: the `bytes` bytes from `from` on are the frame on this thread's stack, and `to`
-    // leaves room for them below the end of the child's stack. The two don't overlap, and no code
-    // uses the child's stack yet. `to` has the alignment of the frame.
-    let theirs = unsafe {
-        core::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes);
-        &mut *(to as *mut SignalContext)
-    };
+    // SAFETY: the kernel wrote the context for this thread's handler. No code uses the child's stack
+    // yet, which has room for a frame.
+    let theirs = unsafe { copy_context(context, &stack) };
     theirs.stack = stack;
-    theirs.regs.fp = (fp - from + to) as u64;
     theirs.regs.rax = 0;
     if top != 0 {
         theirs.regs.rsp = top as u64;
     }
-    to
+    &raw const *theirs as usize
 }
 
 /// Runs as the child's first code, on its slot's stack.

@@ -96,12 +96,12 @@ pub fn process_id() -> u32 {
 
 fn open_stat(thread: u32) -> Option<rustix::fd::OwnedFd> {
     let path: TextBuffer<48> = TextBuffer::of(format_args!("/proc/self/task/{thread}/stat"));
-    rustix::fs::open(
-        path.as_c_str().ok()?,
-        rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
-    )
-    .ok()
+    open_to_read(path.as_c_str().ok()?)
+}
+
+fn open_to_read(path: &CStr) -> Option<rustix::fd::OwnedFd> {
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, rustix::fs::Mode::empty()).ok()
 }
 
 /// Returns whether a thread of this process sleeps so that a signal could wake it. It does so while
@@ -115,6 +115,15 @@ pub fn is_asleep(thread: u32) -> bool {
 /// Reads proc_pid_stat(5) of a thread of this process; returns the number of bytes.
 pub fn read_stat(thread: u32, stat: &mut [u8]) -> Option<usize> {
     rustix::io::pread(&open_stat(thread)?, stat, 0).ok()
+}
+
+/// Returns the number of threads of this process, by the kernel's count. Returns `None` without /proc.
+pub fn thread_count() -> Option<usize> {
+    const NUM_THREADS: usize = 20;
+    let mut stat = [0u8; 512];
+    let file = open_to_read(c"/proc/self/stat")?;
+    let len = rustix::io::pread(&file, &mut stat, 0).ok()?;
+    stat_field(&stat[..len], NUM_THREADS)?.parse().ok()
 }
 
 /// Returns field `number` of proc_pid_stat(5), from 3 on; `None` if there is no such field. The

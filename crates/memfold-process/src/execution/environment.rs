@@ -83,9 +83,10 @@ fn environment_of_libc() -> *mut *mut *mut c_char {
     weak_address!("environ") as *mut _
 }
 
-/// Stores what children are to be given, and hides it from the program. The constructor calls it,
-/// once the gate passes on the hidden variables.
-pub fn take(stack: &InitialStack) {
+/// Stores what children are to be given, and hides it from the program if `may_hide`. Another thread
+/// that reads the environment meanwhile could miss a variable. The constructor calls it, once the
+/// gate passes on the hidden variables.
+pub fn take(stack: &InitialStack, may_hide: bool) {
     let texts: Vec<&'static [u8]> = stack.entries().collect();
     let value_of = |text: &'static [u8]| text.strip_prefix(LOAD).map(|v| &v[..v.len() - 1]);
     let request = texts.iter().rposition(|text| text.starts_with(REQUEST));
@@ -100,9 +101,9 @@ pub fn take(stack: &InitialStack) {
     // own.
     let others = &value[value.len().min(library.len() + 1)..];
     let own = texts[..load].iter().rev().find_map(|text| value_of(text)).unwrap_or_default();
-    if value.starts_with(library) && paths(own).eq(paths(others)) {
-        // SAFETY: `load` and `request` are entries of the kernel's array, which only this thread
-        // uses.
+    if may_hide && value.starts_with(library) && paths(own).eq(paths(others)) {
+        // SAFETY: `load` and `request` are entries of the kernel's array. There is no other thread
+        // that uses it.
         unsafe { hide(stack.environment(), texts.len(), [load, request]) };
     }
 }

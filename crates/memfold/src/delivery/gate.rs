@@ -33,6 +33,7 @@ use core::ops::Range;
 use core::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering::SeqCst,
 };
+use memfold_gate::image::is_program;
 use memfold_gate::{BadAddress, Ending, Keeper, KeeperHold, Names, NoHoldRoom, WhyNot};
 use memfold_os::memory::zone::{freeze_list, unfreeze_list};
 use memfold_os::thread::{process_id, yield_now};
@@ -98,7 +99,7 @@ pub unsafe fn arm() -> Result<(), String> {
     let (here, found) = (process_id(), ARMING.load(SeqCst));
     // A child of fork finds its parent's value there.
     if found == here || ARMING.compare_exchange(found, here, SeqCst, SeqCst).is_err() {
-        return Err(reason(WhyNot::Busy));
+        return Err(format!("{}", WhyNot::Busy));
     }
     // SAFETY: the caller promises what `arm_alone` asks for.
     let armed = if is_armed() { Ok(()) } else { unsafe { arm_alone() } };
@@ -114,28 +115,14 @@ unsafe fn arm_alone() -> Result<(), String> {
         KNOWN.store(Box::into_raw(Box::new(FoldableMap::default())), SeqCst);
     }
     Holds::of_process(true);
-    // SAFETY: the caller promises what `start_late` asks for; there is no engine, so no region.
-    match unsafe { memfold_gate::start_late(&RegionKeeper) } {
-        Ok(()) => {
-            ARMED.store(true, SeqCst);
-            Ok(())
-        }
-        Err(why) => Err(reason(why)),
+    if is_program() {
+        return Err(format!("{}", WhyNot::NoRange));
     }
-}
-
-fn reason(why: WhyNot) -> String {
-    match why {
-        WhyNot::NoMemory => String::from("no memory for a stack"),
-        WhyNot::NoRange => String::from("the engine is part of the program, not of a library"),
-        WhyNot::NoDispatch(e) => format!("no Syscall User Dispatch (Linux 5.11): {e}"),
-        WhyNot::NoHandlers(e) => format!("signal handlers: {e}"),
-        WhyNot::Unreachable => {
-            String::from("a thread can't be interrupted, or stands on its alternate stack")
-        }
-        WhyNot::SmallStacks => String::from("the process has the runtime of Go"),
-        WhyNot::Busy => String::from("another thread is arming the process"),
-    }
+    // SAFETY: the caller promises what `start` asks for; there is no engine, so no region.
+    let process = unsafe { memfold_gate::start(&RegionKeeper) }.map_err(|why| format!("{why}"))?;
+    process.keep();
+    ARMED.store(true, SeqCst);
+    Ok(())
 }
 
 /// Calls `with`, which starts an engine's threads, while the caller's system calls don't pass the

@@ -1,5 +1,6 @@
 //! Programs that are managed: what they read, print and find stays as without memfold.
 mod copied;
+mod early;
 mod fork;
 mod gate;
 mod inherited;
