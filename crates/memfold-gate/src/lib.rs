@@ -26,7 +26,8 @@ mod arm_running;
 
 pub use arm_running::start_late;
 pub use keeper::{
-    BadAddress, Ending, Keeper, KeeperFault, KeeperHold, NamedSpan, Names, NoHoldRoom, RefusedCall,
+    BadAddress, Ending, Keeper, KeeperCall, KeeperFault, KeeperHold, NamedSpan, Names, NoHoldRoom,
+    RefusedCall,
 };
 pub use patch::note_entry;
 pub use record::{ProgramPlace, TakenPlace};

@@ -120,14 +120,13 @@ impl ManagedProgram {
 
     /// Ends the process if the program's last thread has ended without a call that the gate saw.
     fn end_with_program(&self) {
-        let (filtered, shut_in) = (self.filtered.load(SeqCst), self.shut_in.load(SeqCst));
-        // The gate knows all threads, except descendants of a thread whose calls bypass it.
-        if filtered && !shut_in && all_are_gone() {
+        if !self.filtered.load(SeqCst) {
+            return;
+        }
+        if all_are_gone() {
             process_size::end_by(libc::SIGSYS as usize);
         }
-        if filtered || shut_in {
-            process_size::end_with_program(filtered && first_has_exited());
-        }
+        process_size::end_with_program(first_has_exited());
     }
 
     /// Prepares for a call that maps `bytes` more. If the program could exceed the limit before the
@@ -314,6 +313,29 @@ impl ManagedProgram {
         // SAFETY: this function has locked it and forgotten the guard, and unlocks it once.
         unsafe { self.state.unlock() };
         made
+    }
+
+    /// Ends the engine for good. All memory is in memory for good, by
+    /// [`ManagedProgram::keep_home`]. The run counts the process as one without an engine from now
+    /// on.
+    pub fn retire(&self) {
+        // While this thread holds the lock, the first engine thread starts no others.
+        let _state = self.state.lock();
+        self.publish_last();
+        self.stop_threads();
+        engine::end();
+        if let Some(file) = &self.file {
+            // SAFETY: only engine threads use the rings, and they have ended.
+            unsafe { file.leave_rings() };
+        }
+    }
+
+    /// Publishes the figures for the last time.
+    pub fn publish_last(&self) {
+        self.pager.gauges().publish();
+        member::note_totals();
+        self.pager.stats().need_bytes.store(0, Relaxed);
+        member::set_need(0);
     }
 
     /// Stops all engine threads except the first. The workers are stopped first, because a worker

@@ -2,14 +2,16 @@
 use crate::diagnostics::{self, warn_once};
 use crate::marks::state::MemoryMark;
 use crate::program::{ManagedProgram, get};
-use crate::{deferred, execution::executes, limits, sampling, threads};
+use crate::{deferred, execution::executes, limits, paging, sampling, threads};
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
 use memfold::fault::{FaultOutcome, FaultSource, PageFault};
 use memfold::known::TOP;
 use memfold_gate::child;
 use memfold_gate::touch;
-use memfold_gate::{BadAddress, Ending, Keeper, KeeperHold, Names, NoHoldRoom, RefusedCall};
+use memfold_gate::{
+    BadAddress, Ending, Keeper, KeeperCall, KeeperHold, Names, NoHoldRoom, RefusedCall,
+};
 use memfold_os::Errno;
 use memfold_os::raw::populates;
 use memfold_os::thread::identity::ThreadRights;
@@ -184,12 +186,6 @@ impl ManagedProgram {
     }
 }
 
-fn shut_in() {
-    if let Some(gated) = get() {
-        gated.shut_in.store(true, SeqCst);
-    }
-}
-
 impl Keeper for ProgramKeeper {
     fn concerns(&self, start: usize, len: usize) -> bool {
         get().is_some_and(|gated| len > 0 && gated.concerns(&(start..start.saturating_add(len))))
@@ -278,8 +274,27 @@ impl Keeper for ProgramKeeper {
         }
     }
 
-    fn calls(&self) -> &'static [(i64, usize)] {
-        get().map_or(&[], |gated| gated.paging.calls())
+    fn each_call(&self, of_all: bool, each: &mut dyn FnMut(&KeeperCall)) {
+        let by_protection = match get() {
+            Some(gated) => Some(gated.paging.hides()),
+            // A child of vfork takes no lock, and there is no engine that it needs.
+            None if child().is_some() => None,
+            None => deferred::is_by_protection(),
+        };
+        if let Some(by_protection) = by_protection {
+            paging::each_call(by_protection, of_all, each);
+        }
+    }
+
+    fn can_retire(&self) -> bool {
+        true
+    }
+
+    fn retire(&self) {
+        match get() {
+            Some(gated) => gated.retire(),
+            None => drop(deferred::give_up()),
+        }
     }
 
     fn has_child(&self) {
@@ -365,15 +380,11 @@ impl Keeper for ProgramKeeper {
             }
             RefusedCall::Strict => {
                 member::note_unmanaged(b"a thread in SECCOMP_MODE_STRICT");
-                shut_in();
             }
-            RefusedCall::Filter => {
-                warn_once!(
-                    "warning: A seccomp filter of the program refuses system calls that memfold makes in its threads. From now \
-                     on its memory is not folded"
-                );
-                shut_in();
-            }
+            RefusedCall::Filter => warn_once!(
+                "warning: A seccomp filter of the program refuses system calls that memfold makes in its threads. From now \
+                 on its memory is not folded"
+            ),
             RefusedCall::Task(e) => diagnostics::warn(format_args!(
                 "warning: A thread or process that the program started ends with status 255, because its seccomp filter refuses \
                  prctl(PR_SET_SYSCALL_USER_DISPATCH): {e}. Allow this call"

@@ -83,7 +83,6 @@ use crate::initial_stack::InitialStack;
 use crate::program::{LackingEngine, get};
 use alloc::string::String;
 use core::ffi::c_char;
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold::config::Config;
 use memfold_os::memory::arena::ZoneAllocator;
 use memfold_os::probe::{RING, dispatches, killing_calls};
@@ -150,12 +149,8 @@ fn killing_call(config: &Config) -> Option<&'static str> {
 /// Publishes the figures for the last time before the program ends.
 pub fn finish() {
     // A thread with a filter may make none of these calls.
-    if let Some(program) = get().filter(|program| !program.shut_in.load(SeqCst)) {
-        let pager = &program.pager;
-        pager.gauges().publish();
-        member::note_totals();
-        pager.stats().need_bytes.store(0, Relaxed);
-        member::set_need(0);
+    if let Some(program) = get().filter(|_| !engine::has_ended()) {
+        program.publish_last();
     }
 }
 

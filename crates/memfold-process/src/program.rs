@@ -74,9 +74,6 @@ pub struct ManagedProgram {
     /// Whether a userfaultfd of the program gets an event for each copy of the process
     /// (UFFD_FEATURE_EVENT_FORK).
     pub tells_of_copies: AtomicBool,
-    /// Whether the calls of a thread bypass the gate. The kernel may refuse that thread the
-    /// engine's calls.
-    pub shut_in: AtomicBool,
     /// Whether a thread has a seccomp filter, which may kill it.
     pub filtered: AtomicBool,
     /// The first address past the main thread's stack.
@@ -238,7 +235,6 @@ fn make(
         state: Mutex::new(state),
         faults_of_program: Mutex::default(),
         managing: AtomicBool::new(false),
-        shut_in: AtomicBool::new(false),
         filtered: AtomicBool::new(process_size::is_filtered()),
         serves_errands: AtomicBool::new(false),
         tells_of_copies: AtomicBool::new(false),
