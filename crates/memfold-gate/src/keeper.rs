@@ -182,6 +182,9 @@ pub trait Keeper: Sync {
     /// Notes that the calling thread may have given up users, groups or capabilities.
     fn give_up_rights(&self) {}
 
+    /// Notes that the calling thread or its child is about to be in another network namespace.
+    fn leaves_network(&self) {}
+
     /// Notes that the calling thread is about to set a filter of system calls. A filter may kill
     /// any thread, so from now on a thread may end without a call.
     fn filtered(&self) {}

@@ -1,7 +1,7 @@
 //! The keeper: answers to the gate's questions.
 use crate::diagnostics::{self, warn_once};
 use crate::marks::state::MemoryMark;
-use crate::program::{ManagedProgram, get};
+use crate::program::{ManagedProgram, get, number_least};
 use crate::{deferred, execution::executes, limits, paging, sampling, threads};
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
@@ -268,6 +268,10 @@ impl Keeper for ProgramKeeper {
         }
     }
 
+    fn leaves_network(&self) {
+        member::keep_link(number_least());
+    }
+
     fn filtered(&self) {
         if let Some(gated) = get().filter(|_| child().is_none()) {
             gated.filtered.store(true, SeqCst);
@@ -333,7 +337,7 @@ impl Keeper for ProgramKeeper {
     }
 
     fn owns_descriptor(&self, fd: i32) -> bool {
-        get().is_some_and(|gated| gated.owns(fd))
+        fd >= 0 && fd == member::link() || get().is_some_and(|gated| gated.owns(fd))
     }
 
     fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {

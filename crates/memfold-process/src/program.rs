@@ -31,6 +31,7 @@ use memfold_os::memory::zone::{freeze_list, overlaps_own, unfreeze_list};
 use memfold_os::sync::Mutex;
 use memfold_os::thread::delegate_queue::{DelegateQueue, Delegated};
 use memfold_os::thread::{bare, cpus};
+use memfold_run::member;
 use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
 use memfold_swap::remote::socket::SocketRemote;
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -133,8 +134,7 @@ pub fn try_open(config: &Config) -> Result<(), LackingEngine> {
 }
 
 fn opened(config: &Config) -> Result<OpenedFiles, LackingEngine> {
-    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let least = NUMBERS_FROM.min(most.saturating_sub(NUMBERS)) as i32;
+    let least = number_least();
     let number = |e: Errno| format!("Numbering a descriptor failed: {e}");
     let paging = Paging::open(config, least)?;
     let pagemap = Pagemap::open().map_err(|e| format!("/proc/self/pagemap: {e}"))?;
@@ -164,7 +164,14 @@ fn numbers(own: [&OwnedFd; 3], file: &Option<Arc<FileDisk>>) -> Vec<u32> {
     if let Some(file) = file {
         file.each_number(|number| all.push(number as u32));
     }
+    all.extend(u32::try_from(member::link()));
     all
+}
+
+/// Returns the least number of the engine's descriptors.
+pub fn number_least() -> i32 {
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    NUMBERS_FROM.min(most.saturating_sub(NUMBERS)) as i32
 }
 
 /// Makes the engine. The first engine thread calls it.
