@@ -38,16 +38,14 @@ fn are_same(one: &libc::stat, other: &libc::stat) -> bool {
 /// the list of this process's threads. Without a path it is `directory` itself.
 pub fn is_own_list(directory: usize, path: usize) -> Option<usize> {
     let mut way = [0u8; PATH_BYTES];
-    let mut len = 0;
-    while path != 0 {
-        read_bytes(path + len, &mut way[len..=len]).ok()?;
-        if way[len] == 0 {
-            break;
-        }
-        len += 1;
-        if len + TO_OWN_LIST.len() > PATH_BYTES {
-            return None;
-        }
+    if path != 0 {
+        // Bytes behind the path may not be readable, and stay zeros.
+        let _ = read_bytes(path, &mut way);
+    }
+    let len = way.iter().position(|byte| *byte == 0)?;
+    way[len..].fill(0);
+    if len + TO_OWN_LIST.len() > PATH_BYTES {
+        return None;
     }
     let found = status_of(directory, way.as_ptr() as usize)?;
     // Relative to a descriptor the way begins without a slash.

@@ -17,9 +17,6 @@ const LETS_THROUGH: [u32; 4] = [
     libc::SECCOMP_RET_USER_NOTIF,
 ];
 
-/// The actions after which a call fails with an error, at least in a thread that handles SIGSYS.
-const LETS_FAIL: [u32; 1] = [libc::SECCOMP_RET_ERRNO];
-
 /// The calls that the gate makes for a thread, and at the start of a new thread or process.
 const OWN_CALLS: [KeeperCall; 5] = [
     KeeperCall::needed(libc::SYS_rt_sigreturn, [0; 4]),
@@ -106,7 +103,8 @@ fn refuses(at: usize, call: &KeeperCall) -> bool {
     }
     says(at, &data).is_some_and(|said| {
         let action = said & libc::SECCOMP_RET_ACTION_FULL;
-        !LETS_THROUGH.contains(&action) && !(call.may_fail && LETS_FAIL.contains(&action))
+        let fails = call.may_fail && action == libc::SECCOMP_RET_ERRNO;
+        !(fails || LETS_THROUGH.contains(&action))
     })
 }
 
