@@ -88,6 +88,29 @@ pub struct ErrandServer {
     pub life: fn() -> u32,
 }
 
+/// A call of the gate or the keeper, which a filter of the program may refuse.
+#[derive(Copy, Clone, Debug)]
+pub struct KeeperCall {
+    /// The call's number.
+    pub number: i64,
+    /// Its first arguments; the others are 0.
+    pub args: [usize; 4],
+    /// True if the call may fail, so that the filter may refuse it with an error.
+    pub may_fail: bool,
+}
+
+impl KeeperCall {
+    /// Returns a call that must succeed.
+    pub const fn needed(number: i64, args: [usize; 4]) -> KeeperCall {
+        KeeperCall { number, args, may_fail: false }
+    }
+
+    /// Returns a call that may fail.
+    pub const fn tried(number: i64, args: [usize; 4]) -> KeeperCall {
+        KeeperCall { number, args, may_fail: true }
+    }
+}
+
 /// The owner of the program's memory.
 pub trait Keeper: Sync {
     /// Returns whether `[start, start + len)` may hold managed memory. The gate asks this for each
@@ -169,15 +192,25 @@ pub trait Keeper: Sync {
     /// Notes that the calling thread may have given up users, groups or capabilities.
     fn give_up_rights(&self) {}
 
+    /// Notes that the calling thread or its child is about to be in another network namespace.
+    fn leaves_network(&self) {}
+
     /// Notes that the calling thread is about to set a filter of system calls. A filter may kill
     /// any thread, so from now on a thread may end without a call.
     fn filtered(&self) {}
 
-    /// Returns the calls that the keeper makes in threads of the program, each with its second
-    /// argument.
-    fn calls(&self) -> &'static [(i64, usize)] {
-        &[]
+    /// Calls `each` with the calls that the keeper makes in threads with a filter of the program.
+    /// `of_all` is whether threads of the keeper may have the filter too.
+    fn each_call(&self, _of_all: bool, _each: &mut dyn FnMut(&KeeperCall)) {}
+
+    /// Returns whether [`Keeper::retire`] can end the keeper's work.
+    fn can_retire(&self) -> bool {
+        false
     }
+
+    /// Ends the keeper's work in this process for good: it folds nothing any more, and has no
+    /// threads. All memory is resident, by [`Keeper::keep_home`]. No call passes the gate any more.
+    fn retire(&self) {}
 
     /// Notes that the process is about to have a child that shares its memory. [`crate::child`]
     /// distinguishes calls of the child from those of the process.

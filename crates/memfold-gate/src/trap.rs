@@ -13,8 +13,9 @@ use crate::patch::entry::EnteredCall;
 use crate::patch::steps::{Step, StepTrap, learn};
 use crate::record::{GateThread, KEEPER, ProgramPlace, REFUSED};
 use crate::signals::{block_all, defer, deliver, deliver_pending, end_by, set_mask};
+use crate::threads::leave_for_good;
 use crate::touch::fix_up;
-use crate::user_dispatch::{DispatchVerdict, SYS_USER_DISPATCH};
+use crate::user_dispatch::{DispatchVerdict, SYS_USER_DISPATCH, is_retired};
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_os::raw::system_call;
 use memfold_os::thread::access_of;
@@ -63,6 +64,9 @@ pub unsafe extern "C" fn on_signal(
         }
         libc::SIGBUS | libc::SIGSEGV if served(keeper, context, info) => {}
         _ => deliver(record, context, info),
+    }
+    if is_retired() {
+        leave_for_good(record, context);
     }
     // SAFETY: `here` is the context that the kernel made for this handler. It lies on this stack,
     // which was empty, so all frames below it are this handler's. None of them is needed any more.
@@ -195,7 +199,7 @@ pub unsafe extern "C" fn on_patched(
     record.patched.set(entered.nr);
     let site_end = Step::of(entered).site_end();
     record.place.set(Some(ProgramPlace { ip: site_end, sp: entered.sp, bp: entered.bp }));
-    let keeper = KEEPER.get().filter(|_| passes(record, site_end));
+    let keeper = KEEPER.get().filter(|_| passes(record, site_end) && !is_retired());
     let made =
         keeper.and_then(|keeper| make_without_context(keeper, record, entered.nr, &entered.args()));
     match made {
@@ -220,6 +224,11 @@ fn trapped(
     context: &mut SignalContext,
     info: &SignalInfo,
 ) {
+    if is_retired() {
+        // The program makes the call again, without the gate.
+        context.regs.rip -= SYSCALL_BYTES;
+        return;
+    }
     let (nr, args) = context.regs.call();
     let own = record.dispatch.get();
     match own.map_or(DispatchVerdict::Passes, |own| own.verdict(context.regs.rip as usize)) {

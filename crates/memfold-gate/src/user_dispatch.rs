@@ -13,7 +13,7 @@
 use crate::image;
 use crate::keeper::BadAddress;
 use crate::touch::read;
-use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::SeqCst};
 use elf::abi::{PF_X, PT_LOAD};
 use elf::segment::ProgramHeader;
 use memfold_os::Errno;
@@ -29,7 +29,7 @@ const BLOCK: u8 = 1;
 /// The `si_code` of a SIGSYS that the dispatch raises.
 pub const SYS_USER_DISPATCH: i32 = 2;
 
-/// The gate's selector, which never changes.
+/// The gate's selector. It changes once, when the gate retires.
 static SELECTOR: AtomicU8 = AtomicU8::new(BLOCK);
 /// The selector with which the kernel checks the program's arguments. It lets all calls pass.
 static ALLOWING: AtomicU8 = AtomicU8::new(ALLOW);
@@ -63,6 +63,24 @@ pub fn find_range() -> bool {
 pub fn arm() -> Result<(), Errno> {
     // SAFETY: the selector is a static byte, so it stays valid.
     unsafe { set(ON, own_range(), SELECTOR.as_ptr() as usize) }
+}
+
+/// Whether the gate of this process has retired, or is about to (`threads/retire.rs`).
+static RETIRED: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether calls of this process don't pass the gate any more, for good.
+pub fn is_retired() -> bool {
+    RETIRED.load(SeqCst)
+}
+
+/// Notes that the gate retires. Returns whether this is the first time.
+pub fn note_retired() -> bool {
+    !RETIRED.swap(true, SeqCst)
+}
+
+/// Makes the calls of all armed threads pass, for good.
+pub fn let_all_pass() {
+    SELECTOR.store(ALLOW, SeqCst);
 }
 
 /// Disarms the calling thread.

@@ -121,14 +121,13 @@ impl ManagedProgram {
 
     /// Ends the process if the program's last thread has ended without a call that the gate saw.
     fn end_with_program(&self) {
-        let (filtered, shut_in) = (self.filtered.load(SeqCst), self.shut_in.load(SeqCst));
-        // The gate knows all threads, except descendants of a thread whose calls bypass it.
-        if filtered && !shut_in && all_are_gone() {
+        if !self.filtered.load(SeqCst) {
+            return;
+        }
+        if all_are_gone() {
             process_size::end_by(libc::SIGSYS as usize);
         }
-        if filtered || shut_in {
-            process_size::end_with_program(filtered && first_has_exited());
-        }
+        process_size::end_with_program(first_has_exited());
     }
 
     /// Prepares for a call that maps `bytes` more. If the program could exceed the limit before the
@@ -318,6 +317,29 @@ impl ManagedProgram {
         made
     }
 
+    /// Ends the engine for good. All memory is in memory for good, by
+    /// [`ManagedProgram::keep_home`]. The run counts the process as one without an engine from now
+    /// on.
+    pub fn retire(&self) {
+        // While this thread holds the lock, the first engine thread starts no others.
+        let _state = self.state.lock();
+        self.pager.gauges().publish();
+        self.publish_totals();
+        self.stop_threads();
+        engine::end();
+        if let Some(file) = &self.file {
+            // SAFETY: only engine threads use the rings, and they have ended.
+            unsafe { file.leave_rings() };
+        }
+    }
+
+    /// Publishes the sums of a process that ends, or that no longer has an engine.
+    pub fn publish_totals(&self) {
+        member::note_totals();
+        self.pager.stats().need_bytes.store(0, Relaxed);
+        member::set_need(0);
+    }
+
     /// Stops all engine threads except the first. The workers are stopped first, because a worker
     /// may wait for another thread.
     fn stop_threads(&self) {
@@ -397,7 +419,7 @@ impl ManagedProgram {
                 return false;
             }
             state.traced += 1;
-            self.leave(&(0..TOP));
+            self.leave_with_guards(&mut state, &(0..TOP));
         } else {
             state.traced -= 1;
             self.adopt(&state, &(0..TOP));

@@ -252,19 +252,27 @@ pub fn see(nr: usize, args: &[usize; 6]) {
     }
 }
 
+/// Returns whether the engine that this process waits for pages by protection; `None` if it waits
+/// for none.
+pub fn is_by_protection() -> Option<bool> {
+    WAITING.lock().as_ref().map(|(config, _)| config.by_protection)
+}
+
+/// Makes this process wait no more. Returns the settings for its engine, if it waited for one.
+pub fn give_up() -> Option<Config> {
+    let mut waiting = WAITING.lock();
+    if waiting.as_ref().is_none_or(|(_, process)| *process != process_id()) {
+        return None;
+    }
+    ROOM.store(0, Relaxed);
+    member::give_back_waiting(TAKEN.swap(0, Relaxed) as u64);
+    member::note_begun();
+    waiting.take().map(|(config, _)| config)
+}
+
 /// Makes the engine, if this process waits for one.
 pub fn begin() {
-    let config = {
-        let mut waiting = WAITING.lock();
-        if waiting.as_ref().is_none_or(|(_, process)| *process != process_id()) {
-            return;
-        }
-        ROOM.store(0, Relaxed);
-        member::give_back_waiting(TAKEN.swap(0, Relaxed) as u64);
-        waiting.take()
-    };
-    let Some((config, _)) = config else { return };
-    member::note_begun();
+    let Some(config) = give_up() else { return };
     match open(&config) {
         Ok(()) => engine::start(config, &LIFE),
         Err(LackingEngine(why)) => unserved_later(format_args!("{why}")),

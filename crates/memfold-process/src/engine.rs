@@ -29,6 +29,8 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 /// Whether the first engine thread must end. `GOES_ON` is whether it continues after [`stop`].
 static ENDS: AtomicBool = AtomicBool::new(false);
 static GOES_ON: AtomicBool = AtomicBool::new(false);
+/// Whether the engine has ended for good.
+static HAS_ENDED: AtomicBool = AtomicBool::new(false);
 
 /// The work of the first engine thread.
 pub struct EngineLife {
@@ -143,9 +145,25 @@ pub unsafe fn start_again() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Runs `errand` in the first engine thread, and waits until it is done.
+/// Ends all engine threads for good, as [`stop`] does. No errand is done any more.
+pub fn end() {
+    let _line = LINE.lock();
+    HAS_ENDED.store(true, SeqCst);
+    stop();
+}
+
+/// Returns whether the engine's threads have ended for good.
+pub fn has_ended() -> bool {
+    HAS_ENDED.load(SeqCst)
+}
+
+/// Runs `errand` in the first engine thread, and waits until it is done. Does nothing if the engine
+/// has ended.
 pub fn have_done(mut errand: impl FnMut() + Send) {
     let _line = LINE.lock();
+    if has_ended() {
+        return;
+    }
     let mut errand: &mut dyn FnMut() = &mut errand;
     let seen = DONE.load(SeqCst);
     ERRAND.store(&raw mut errand as usize, SeqCst);

@@ -2,8 +2,8 @@
 use crate::diagnostics::{self, warn_once};
 use crate::mappings::call::NO_MEMORY;
 use crate::marks::state::MemoryMark;
-use crate::program::{LOST, ManagedProgram, get, lost, moves_lost};
-use crate::{deferred, engine, execution::executes, limits, sampling, threads};
+use crate::program::{LOST, ManagedProgram, get, lost, moves_lost, number_least};
+use crate::{deferred, engine, execution::executes, limits, paging, sampling, threads};
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
 use memfold::fault::{FaultOutcome, FaultSource, PageFault};
@@ -11,7 +11,8 @@ use memfold::known::TOP;
 use memfold_gate::child;
 use memfold_gate::touch;
 use memfold_gate::{
-    BadAddress, Ending, ErrandServer, Keeper, KeeperHold, Names, NoHoldRoom, RefusedCall,
+    BadAddress, Ending, ErrandServer, Keeper, KeeperCall, KeeperHold, Names, NoHoldRoom,
+    RefusedCall,
 };
 use memfold_os::Errno;
 use memfold_os::raw::populates;
@@ -250,12 +251,6 @@ fn touch_lost(names: Names, touch: fn(usize, bool) -> Result<(), BadAddress>) {
     });
 }
 
-fn shut_in() {
-    if let Some(gated) = get() {
-        gated.shut_in.store(true, SeqCst);
-    }
-}
-
 impl Keeper for ProgramKeeper {
     fn concerns(&self, start: usize, len: usize) -> bool {
         get().is_some_and(|gated| len > 0 && gated.concerns(&(start..start.saturating_add(len))))
@@ -354,14 +349,37 @@ impl Keeper for ProgramKeeper {
         }
     }
 
+    fn leaves_network(&self) {
+        member::keep_link(number_least());
+    }
+
     fn filtered(&self) {
         if let Some(gated) = get().filter(|_| child().is_none()) {
             gated.filtered.store(true, SeqCst);
         }
     }
 
-    fn calls(&self) -> &'static [(i64, usize)] {
-        get().map_or(&[], |gated| gated.paging.calls())
+    fn each_call(&self, of_all: bool, each: &mut dyn FnMut(&KeeperCall)) {
+        let by_protection = match get() {
+            Some(gated) => Some(gated.paging.hides()),
+            // A child of vfork takes no lock, and there is no engine that it needs.
+            None if child().is_some() => None,
+            None => deferred::is_by_protection(),
+        };
+        if let Some(by_protection) = by_protection {
+            paging::each_call(by_protection, of_all, each);
+        }
+    }
+
+    fn can_retire(&self) -> bool {
+        true
+    }
+
+    fn retire(&self) {
+        match get() {
+            Some(gated) => gated.retire(),
+            None => drop(deferred::give_up()),
+        }
     }
 
     fn has_child(&self) {
@@ -410,7 +428,7 @@ impl Keeper for ProgramKeeper {
     }
 
     fn owns_descriptor(&self, fd: i32) -> bool {
-        get().is_some_and(|gated| gated.owns(fd))
+        fd >= 0 && fd == member::link() || get().is_some_and(|gated| gated.owns(fd))
     }
 
     fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
@@ -457,15 +475,11 @@ impl Keeper for ProgramKeeper {
             }
             RefusedCall::Strict => {
                 member::note_unmanaged(b"a thread in SECCOMP_MODE_STRICT");
-                shut_in();
             }
-            RefusedCall::Filter => {
-                warn_once!(
-                    "warning: A seccomp filter of the program refuses system calls that memfold makes in its threads. From now \
-                     on its memory is not folded"
-                );
-                shut_in();
-            }
+            RefusedCall::Filter => warn_once!(
+                "warning: A seccomp filter of the program refuses system calls that memfold makes in its threads. From now \
+                 on its memory is not folded"
+            ),
             RefusedCall::Task(e) => diagnostics::warn(format_args!(
                 "warning: A thread or process that the program started ends with status 255, because its seccomp filter refuses \
                  prctl(PR_SET_SYSCALL_USER_DISPATCH): {e}. Allow this call"

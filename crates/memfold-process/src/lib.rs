@@ -81,10 +81,9 @@ mod fixture;
 use crate::diagnostics::unserved::unserved;
 use crate::execution::environment;
 use crate::initial_stack::InitialStack;
-use crate::program::{LackingEngine, ManagedProgram, get};
+use crate::program::{LackingEngine, get};
 use alloc::string::String;
 use core::ffi::c_char;
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold::config::Config;
 use memfold_os::memory::arena::ZoneAllocator;
 use memfold_os::probe::{RING, dispatches, killing_calls};
@@ -151,13 +150,8 @@ fn killing_call(config: &Config) -> Option<&'static str> {
 /// `exit` publishes nothing, because the figures are its parent's.
 pub fn finish() {
     // A thread with a filter may make none of these calls.
-    let may = |program: &&ManagedProgram| !program.shut_in.load(SeqCst);
-    if let Some(program) = get().filter(may).filter(|_| engine::is_of_this_process()) {
-        program.publish_last(|| {
-            member::note_totals();
-            program.pager.stats().need_bytes.store(0, Relaxed);
-            member::set_need(0);
-        });
+    if let Some(program) = get().filter(|_| !engine::has_ended() && engine::is_of_this_process()) {
+        program.publish_last(|| program.publish_totals());
     }
 }
 

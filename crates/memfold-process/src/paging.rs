@@ -12,6 +12,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use memfold::config::Config;
 use memfold::delivery::background::EngineThread;
+use memfold_gate::KeeperCall;
 use memfold_os::Errno;
 use memfold_os::maps::pagemap::{PAGEMAP_SCAN, Pagemap};
 use memfold_os::protection::{Protection, ProtectionSpace};
@@ -24,31 +25,78 @@ use rustix::fd::OwnedFd;
 const WAIT: usize = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
 const WAKE: usize = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize;
 
-const BY_USERFAULT: [(i64, usize); 11] = [
-    (libc::SYS_futex, WAIT),
-    (libc::SYS_futex, WAKE),
-    (libc::SYS_sched_yield, 0),
-    (libc::SYS_clock_gettime, 0),
-    (libc::SYS_pread64, 0),
-    (libc::SYS_madvise, 0),
-    (libc::SYS_ioctl, REQUESTS[0] as usize),
-    (libc::SYS_ioctl, REQUESTS[1] as usize),
-    (libc::SYS_ioctl, REQUESTS[2] as usize),
-    (libc::SYS_ioctl, REQUESTS[3] as usize),
-    (libc::SYS_ioctl, PAGEMAP_SCAN as usize),
+/// Calls in threads of the program, whatever the kind of paging.
+const BY_BOTH: [KeeperCall; 8] = [
+    KeeperCall::needed(libc::SYS_futex, [0, WAIT, 0, 0]),
+    KeeperCall::needed(libc::SYS_futex, [0, WAKE, 0, 0]),
+    KeeperCall::needed(libc::SYS_sched_yield, [0; 4]),
+    KeeperCall::needed(libc::SYS_clock_gettime, [0; 4]),
+    KeeperCall::needed(libc::SYS_pread64, [0; 4]),
+    KeeperCall::needed(libc::SYS_madvise, [0, 0, libc::MADV_DONTNEED as usize, 0]),
+    KeeperCall::needed(libc::SYS_madvise, [0, 0, libc::MADV_POPULATE_WRITE as usize, 0]),
+    KeeperCall::needed(libc::SYS_ioctl, [0, PAGEMAP_SCAN as usize, 0, 0]),
 ];
 
-const BY_PROTECTION: [(i64, usize); 9] = [
-    (libc::SYS_futex, WAIT),
-    (libc::SYS_futex, WAKE),
-    (libc::SYS_sched_yield, 0),
-    (libc::SYS_clock_gettime, 0),
-    (libc::SYS_pread64, 0),
-    (libc::SYS_pwrite64, 0),
-    (libc::SYS_mprotect, 0),
-    (libc::SYS_madvise, 0),
-    (libc::SYS_ioctl, PAGEMAP_SCAN as usize),
+const BY_USERFAULT: [KeeperCall; 4] = [
+    KeeperCall::needed(libc::SYS_ioctl, [0, REQUESTS[0] as usize, 0, 0]),
+    KeeperCall::needed(libc::SYS_ioctl, [0, REQUESTS[1] as usize, 0, 0]),
+    KeeperCall::needed(libc::SYS_ioctl, [0, REQUESTS[2] as usize, 0, 0]),
+    KeeperCall::needed(libc::SYS_ioctl, [0, REQUESTS[3] as usize, 0, 0]),
 ];
+
+const BY_PROTECTION: [KeeperCall; 2] = [
+    KeeperCall::needed(libc::SYS_pwrite64, [0; 4]),
+    KeeperCall::needed(libc::SYS_mprotect, [0; 4]),
+];
+
+const NEW: usize = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as usize;
+const ACCESS: usize = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+
+/// Further calls of the engine's own threads, which have no handler of SIGSYS.
+const BY_ENGINE_THREADS: [KeeperCall; 25] = [
+    KeeperCall::needed(libc::SYS_mmap, [0, PAGE_SIZE, ACCESS, NEW]),
+    KeeperCall::needed(libc::SYS_munmap, [0; 4]),
+    KeeperCall::needed(libc::SYS_mprotect, [0; 4]),
+    KeeperCall::needed(libc::SYS_exit, [0; 4]),
+    KeeperCall::needed(libc::SYS_clone, [ENGINE_THREAD, 0, 0, 0]),
+    KeeperCall::needed(libc::SYS_tgkill, [0; 4]),
+    KeeperCall::needed(libc::SYS_poll, [0; 4]),
+    KeeperCall::needed(libc::SYS_read, [0; 4]),
+    KeeperCall::tried(libc::SYS_process_madvise, [0; 4]),
+    KeeperCall::tried(libc::SYS_prctl, [libc::PR_SET_NAME as usize, 0, 0, 0]),
+    KeeperCall::tried(libc::SYS_nanosleep, [0; 4]),
+    KeeperCall::tried(libc::SYS_clock_nanosleep, [0; 4]),
+    KeeperCall::tried(libc::SYS_open, [0; 4]),
+    KeeperCall::tried(libc::SYS_openat, [0; 4]),
+    KeeperCall::tried(libc::SYS_close, [0; 4]),
+    KeeperCall::tried(libc::SYS_stat, [0; 4]),
+    KeeperCall::tried(libc::SYS_newfstatat, [0; 4]),
+    KeeperCall::tried(libc::SYS_getpriority, [0; 4]),
+    KeeperCall::tried(libc::SYS_setpriority, [0; 4]),
+    KeeperCall::tried(libc::SYS_getrusage, [0; 4]),
+    KeeperCall::tried(libc::SYS_mlock2, [0; 4]),
+    KeeperCall::tried(libc::SYS_munlock, [0; 4]),
+    KeeperCall::tried(libc::SYS_mincore, [0; 4]),
+    KeeperCall::tried(libc::SYS_getpid, [0; 4]),
+    KeeperCall::tried(libc::SYS_gettid, [0; 4]),
+];
+
+/// The flags with which an engine thread starts another one.
+const ENGINE_THREAD: usize = (libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SETTLS
+    | libc::CLONE_PARENT_SETTID
+    | libc::CLONE_FILES) as usize;
+
+/// Calls `each` with the system calls that are made in threads of the program. With `of_all` also
+/// with those of the engine's threads.
+pub fn each_call(by_protection: bool, of_all: bool, each: &mut dyn FnMut(&KeeperCall)) {
+    let of_kind: &[KeeperCall] = if by_protection { &BY_PROTECTION } else { &BY_USERFAULT };
+    let of_engine: &[KeeperCall] = if of_all { &BY_ENGINE_THREADS } else { &[] };
+    BY_BOTH.iter().chain(of_kind).chain(of_engine).for_each(each);
+}
 
 /// The name of the thread that reads messages of moves.
 const READS_MOVES: &core::ffi::CStr = c"memfold-moves";
@@ -181,15 +229,6 @@ impl Paging {
         match self {
             Paging::Userfault(_) => Ok(()),
             Paging::Protection(protection) => protection.hide(range),
-        }
-    }
-
-    /// Returns the system calls that are made in threads of the program, each with its second
-    /// argument.
-    pub fn calls(&self) -> &'static [(i64, usize)] {
-        match self {
-            Paging::Userfault(_) => &BY_USERFAULT,
-            Paging::Protection(_) => &BY_PROTECTION,
         }
     }
 

@@ -31,6 +31,7 @@ use memfold_os::memory::zone::{freeze_list, overlaps_own, unfreeze_list};
 use memfold_os::sync::Mutex;
 use memfold_os::thread::delegate_queue::{DelegateQueue, Delegated};
 use memfold_os::thread::{bare, cpus};
+use memfold_run::member;
 use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
 use memfold_swap::remote::socket::SocketRemote;
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -78,9 +79,6 @@ pub struct ManagedProgram {
     /// Whether a userfaultfd of the program gets an event for each copy of the process
     /// (UFFD_FEATURE_EVENT_FORK).
     pub tells_of_copies: AtomicBool,
-    /// Whether the calls of a thread bypass the gate. The kernel may refuse that thread the
-    /// engine's calls.
-    pub shut_in: AtomicBool,
     /// Whether a thread has a seccomp filter, which may kill it.
     pub filtered: AtomicBool,
     /// The first address past the main thread's stack.
@@ -164,8 +162,7 @@ pub fn try_open(config: &Config) -> Result<(), LackingEngine> {
 }
 
 fn opened(config: &Config) -> Result<OpenedFiles, LackingEngine> {
-    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let least = NUMBERS_FROM.min(most.saturating_sub(NUMBERS)) as i32;
+    let least = number_least();
     let number = |e: Errno| format!("Numbering a descriptor failed: {e}");
     let paging = Paging::open(config, least)?;
     let pagemap = Pagemap::open().map_err(|e| format!("/proc/self/pagemap: {e}"))?;
@@ -195,7 +192,14 @@ fn numbers(own: [&OwnedFd; 3], file: &Option<Arc<FileDisk>>) -> Vec<u32> {
     if let Some(file) = file {
         file.each_number(|number| all.push(number as u32));
     }
+    all.extend(u32::try_from(member::link()));
     all
+}
+
+/// Returns the least number of the engine's descriptors.
+pub fn number_least() -> i32 {
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    NUMBERS_FROM.min(most.saturating_sub(NUMBERS)) as i32
 }
 
 /// Makes the engine. The first engine thread calls it.
@@ -266,7 +270,6 @@ fn make(
         state: Mutex::new(state),
         faults_of_program: Mutex::default(),
         managing: AtomicBool::new(false),
-        shut_in: AtomicBool::new(false),
         filtered: AtomicBool::new(process_size::is_filtered()),
         serves_errands: AtomicBool::new(false),
         tells_of_copies: AtomicBool::new(false),
@@ -422,6 +425,15 @@ impl ManagedProgram {
         });
     }
 
+    /// Does as [`ManagedProgram::leave`]. Guards in the range are no longer registered either: the
+    /// kernel resizes and moves one mapping only, and reports moves of registered memory.
+    pub fn leave_with_guards(&self, state: &mut ProgramState, range: &Range<usize>) {
+        self.leave(range);
+        for guard in state.marked(MemoryMark::Guard).within(range) {
+            let _ = self.paging.unregister(&guard);
+        }
+    }
+
     /// Begins a call on `ranges` that is made with no lock held. Nothing in them is managed until
     /// [`ProgramState::end_apart`]. `child` is the number of the caller, if it is a child.
     ///
@@ -437,14 +449,7 @@ impl ManagedProgram {
         let before = self.before(state, &ranges);
         let number = self.apart_calls.fetch_add(1, SeqCst);
         let apart = state.begin_apart(number, child, before);
-        for range in &ranges {
-            self.leave(range);
-            // Guards between managed parts are registered as these were. The kernel resizes and
-            // moves one mapping only.
-            for guard in state.marked(MemoryMark::Guard).within(range) {
-                let _ = self.paging.unregister(&guard);
-            }
-        }
+        ranges.iter().for_each(|range| self.leave_with_guards(state, range));
         apart
     }
 

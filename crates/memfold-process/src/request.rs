@@ -26,7 +26,7 @@ pub fn read(stack: &InitialStack) -> Result<Option<Config>, String> {
     }
     let request = RunRequest::new(core::str::from_utf8(text).unwrap_or(""));
     if let Some(address) = request.address() {
-        member::open(address);
+        member::open(address, request.link());
         diagnostics::listen();
     }
     if let Some(path) = request.samples() {

@@ -2,18 +2,26 @@
 //! process is in another PID namespace, or belongs to another user.
 //!
 //! `memfold run` listens on a socket with an abstract name, not a file. A process sends the first
-//! half of a key that only processes of the run have. The answer holds the second half, the number
-//! of the process outside its PID namespace, and two descriptors: the table of the process's user,
-//! and the bounds of the run. Each side sends one message, so no process can keep the other side
-//! busy.
+//! half of a key that only processes of the run have, and one end of a pair of sockets. The answer
+//! comes at the other end, so no other process can answer. It holds the second half of the key, the
+//! number of the process outside its PID namespace, and two descriptors: the table of the process's
+//! user, and the bounds of the run. Each side sends one message, so no process can keep the other
+//! side busy.
+//!
+//! A name belongs to a network namespace. A process that is about to enter another one connects a
+//! socket first, which it keeps and passes on to programs that it executes.
+use core::ffi::c_int;
 use core::fmt;
+use core::mem::MaybeUninit;
 use core::time::Duration;
 use memfold_os::Errno;
 use memfold_os::raw::receive_with_files;
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::IoSlice;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, sendto, socket_with,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, sendmsg, sendmsg_addr, socket_with, socketpair,
 };
 
 /// Length of half a key, in bytes.
@@ -66,21 +74,71 @@ pub struct DoorAnswer {
     pub number: u32,
 }
 
-/// Asks at the door `name` for the table and the bounds.
+/// The way to a door.
+#[derive(Copy, Clone)]
+pub enum DoorWay<'a> {
+    /// Its name, in the network namespace of `memfold run`.
+    Name(&'a [u8]),
+    /// A socket that is connected to it.
+    Socket(BorrowedFd<'a>),
+}
+
+fn new_socket() -> Result<OwnedFd, Errno> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+    Ok(socket)
+}
+
+/// Returns a socket that is connected to the door `name`.
+///
+/// # Errors
+/// ECONNREFUSED: no process listens there.
+pub fn connect(name: &[u8]) -> Result<OwnedFd, Errno> {
+    let socket = new_socket()?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+    Ok(socket)
+}
+
+/// Returns the descriptor with this number if it is a socket that is connected to the door `name`.
+pub fn connected(number: c_int, name: &[u8]) -> Option<BorrowedFd<'static>> {
+    if number < 0 {
+        return None;
+    }
+    // SAFETY: no number of a descriptor is negative. If the descriptor isn't open, or is another
+    // file, the call below tells. The gate prevents the program from closing the run's socket.
+    let socket = unsafe { BorrowedFd::borrow_raw(number) };
+    let peer = SocketAddrUnix::try_from(rustix::net::getpeername(socket).ok()??).ok()?;
+    (peer.abstract_name() == Some(name)).then_some(socket)
+}
+
+/// Asks at a door for the table and the bounds.
 ///
 /// # Errors
 /// - ECONNREFUSED: no process listens there.
 /// - EAGAIN: no answer came in time.
-/// - EPROTO: another program answered, or there is no table for this user.
-pub fn ask(name: &[u8], key: &DoorKey) -> Result<DoorAnswer, Errno> {
-    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    // The answer needs an address, so the kernel chooses a name for this socket.
-    bind(&socket, &SocketAddrUnix::new_unnamed())?;
-    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
-    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
-    sendto(&socket, &key.ask, SendFlags::NOSIGNAL, &SocketAddrUnix::new_abstract_name(name)?)?;
+/// - EPROTO: there is no table for this user, or `memfold run` ended.
+pub fn ask(way: DoorWay<'_>, key: &DoorKey) -> Result<DoorAnswer, Errno> {
+    let (own, given) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&own, Timeout::Recv, Some(PATIENCE))?;
+    let files = [given.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(&files));
+    let parts = [IoSlice::new(&key.ask)];
+    match way {
+        DoorWay::Name(name) => {
+            let address = SocketAddrUnix::new_abstract_name(name)?;
+            sendmsg_addr(new_socket()?, &address, &parts, &mut control, SendFlags::NOSIGNAL)?;
+        }
+        DoorWay::Socket(socket) => {
+            sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
+        }
+    }
+    // The end of `memfold run` ends the wait too.
+    drop(given);
     let mut answer = [0; ANSWER_BYTES];
-    match receive_with_files(&socket, &mut answer)? {
+    match receive_with_files(&own, &mut answer)? {
         (ANSWER_BYTES, [Some(table), Some(bounds)]) if answer[..HALF] == key.answer => {
             let number = [answer[HALF], answer[HALF + 1], answer[HALF + 2], answer[HALF + 3]];
             Ok(DoorAnswer { table, bounds, number: u32::from_ne_bytes(number) })

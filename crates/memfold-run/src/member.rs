@@ -3,7 +3,7 @@
 //!
 //! A process that changes its user and cannot change back gives up its table. It then uses the
 //! table of its new user, or none.
-use crate::door;
+use crate::door::{self, DoorAnswer, DoorWay};
 use crate::fair_share::{ShareClaim, share};
 use crate::mailbox::Mailbox;
 use crate::request::TableAddress;
@@ -13,13 +13,16 @@ use crate::table::{LeastBytes, ProcessSlot, RunTable};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use memfold_os::Errno;
+use memfold_os::raw::renumber;
 use memfold_os::sync::ForkCell;
 use memfold_os::thread::identity::ThreadIdentity;
 use memfold_os::thread::now_ns;
 use memfold_stats::Stats;
+use rustix::fd::IntoRawFd;
 use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::FdFlags;
 
 /// The first table, set once it is mapped and never unmapped. A child of fork inherits the mapping.
 static TABLE: ForkCell<Option<RunTable>> = ForkCell::new(None);
@@ -34,6 +37,9 @@ static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// table came from the door.
 static FIRST: AtomicU32 = AtomicU32::new(0);
 static BY_DOOR: AtomicU32 = AtomicU32::new(0);
+/// The number of the socket that is connected to the door; -1 if there is none. The descriptor may
+/// be missing in the table of a thread.
+static LINK: AtomicI32 = AtomicI32::new(-1);
 /// The identity to which the table belongs, and the engine's threads: that of the thread that
 /// started them. A leaked box, or [`FIRST_IDENTITY`]; null while it is unknown.
 static IDENTITY: AtomicPtr<ThreadIdentity> = AtomicPtr::new(core::ptr::null_mut());
@@ -101,10 +107,17 @@ pub fn number() -> u32 {
     }
 }
 
-/// Maps the table if it can be found. Allocates nothing. The constructor calls it once.
-pub fn open(address: TableAddress<'static>) {
-    // SAFETY: only the constructor's thread runs, and no reference to `ADDRESS` exists yet.
+/// Maps the table if it can be found. `link` is the number of a socket that the program before may
+/// have left. Allocates nothing. The constructor calls it once.
+pub fn open(address: TableAddress<'static>, link: Option<i32>) {
+    // SAFETY: only the constructor's thread runs code of this library, and no reference to
+    // `ADDRESS` exists yet.
     unsafe { *ADDRESS.change() = Some(address) };
+    if let Some(link) = link
+        && door::connected(link, address.door.as_bytes()).is_some()
+    {
+        LINK.store(link, Relaxed);
+    }
     if let Ok(own) = ThreadIdentity::own() {
         // SAFETY: only the constructor's thread runs code of this library. No reference to `FIRST_IDENTITY` exists yet,
         // and it is never changed afterwards.
@@ -159,9 +172,38 @@ fn at_path(address: &TableAddress<'_>) -> Result<RunTable, Errno> {
     RunTable::open(file, RunBounds::open(bounds, &address.key)?)
 }
 
+/// Returns the number of the socket that is connected to the door; -1 if there is none.
+pub fn link() -> i32 {
+    LINK.load(Relaxed)
+}
+
+/// Connects a socket to the door, because the caller is about to enter a network namespace in which
+/// the door's name is unknown. The number of the socket is `least` or more. Programs that are
+/// executed inherit it: a call that changes that later may be refused by a filter.
+pub fn keep_link(least: i32) {
+    let Some(address) = *ADDRESS else { return };
+    let name = address.door.as_bytes();
+    if door::connected(link(), name).is_some() {
+        return;
+    }
+    let socket = door::connect(name).and_then(|socket| renumber(socket, least));
+    if let Ok(socket) = socket
+        && rustix::io::fcntl_setfd(&socket, FdFlags::empty()).is_ok()
+    {
+        LINK.store(socket.into_raw_fd(), Relaxed);
+    }
+}
+
+/// Asks at the door, by the socket if there is one.
+fn ask(address: &TableAddress<'_>) -> Result<DoorAnswer, Errno> {
+    let name = address.door.as_bytes();
+    let way = door::connected(link(), name).map_or(DoorWay::Name(name), DoorWay::Socket);
+    door::ask(way, &address.key)
+}
+
 /// Gets the table of the calling thread's user from the door.
 fn at_door(address: &TableAddress<'_>) -> Result<RunTable, Errno> {
-    let answer = door::ask(address.door.as_bytes(), &address.key)?;
+    let answer = ask(address)?;
     let table = RunTable::open(answer.table, RunBounds::open(answer.bounds, &address.key)?)?;
     NUMBER.store(answer.number, Relaxed);
     BY_DOOR.store(1, Relaxed);
@@ -321,11 +363,11 @@ pub fn share_of(bound: u64, need: u64, limit: bool) -> (u64, usize) {
 }
 
 /// Finds the number of this process in the PID namespace of `memfold run`. It comes from the door
-/// if the table did, otherwise from /proc.
+/// if the table did, or if the process may be in another namespace; otherwise from /proc.
 fn find_number() -> Option<u32> {
-    if BY_DOOR.load(Relaxed) != 0 {
+    if BY_DOOR.load(Relaxed) != 0 || link() >= 0 {
         let address = (*ADDRESS)?;
-        let answer = door::ask(address.door.as_bytes(), &address.key).ok();
+        let answer = ask(&address).ok();
         return answer.map(|answer| answer.number).filter(|n| *n != 0);
     }
     let mut text = [0u8; 16];

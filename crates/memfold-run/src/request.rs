@@ -3,7 +3,7 @@
 //!
 //! The text is lines joined by semicolons: the settings of the engine, and `stats=PATH`,
 //! `bounds=PATH` and `door=NAME,KEY`, which lead to the shared memory. A run under `memfold record`
-//! has `samples=PATH` too.
+//! has `samples=PATH` too. A process in another network namespace passes `socket=NUMBER` on.
 use crate::door::DoorKey;
 use alloc::format;
 use alloc::string::String;
@@ -25,6 +25,8 @@ const BOUNDS: &str = "bounds=";
 const SAMPLES: &str = "samples=";
 /// Prefix of the name of the door and the key.
 const DOOR: &str = "door=";
+/// Prefix of the number of a socket that is connected to the door.
+pub const LINK: &str = "socket=";
 /// Start of the paths of the descriptors of `memfold run`.
 const PROC: &str = "/proc/";
 
@@ -96,8 +98,9 @@ impl<'a> RunRequest<'a> {
 
     /// Returns the settings, one in each line.
     pub fn settings(&self) -> String {
-        let is_setting =
-            |line: &&str| [STATS, BOUNDS, DOOR, SAMPLES].iter().all(|what| !line.starts_with(what));
+        let is_setting = |line: &&str| {
+            [STATS, BOUNDS, DOOR, SAMPLES, LINK].iter().all(|what| !line.starts_with(what))
+        };
         self.lines().filter(is_setting).flat_map(|line| [line, "\n"]).collect()
     }
 
@@ -112,6 +115,11 @@ impl<'a> RunRequest<'a> {
     /// same processes as [`TableAddress::paths`].
     pub fn samples(&self) -> Option<&'a str> {
         self.line(SAMPLES)
+    }
+
+    /// Returns the number of the socket that the program before has left.
+    pub fn link(&self) -> Option<i32> {
+        self.line(LINK)?.parse().ok()
     }
 
     /// Returns the process ID of `memfold run` in its own PID namespace.
@@ -144,7 +152,10 @@ mod tests {
         RunRequest::add_samples(&mut recorded, "/proc/77/fd/9");
         let read = RunRequest::new(&recorded);
         assert_eq!((read.samples(), read.address()), (Some("/proc/77/fd/9"), Some(address)));
-        assert_eq!(read.settings(), "limit=5\nswap=/a=b,c\n");
+        assert_eq!((read.settings().as_str(), read.link()), ("limit=5\nswap=/a=b,c\n", None));
+        let linked = recorded + ";socket=994";
+        let read = RunRequest::new(&linked);
+        assert_eq!((read.settings().as_str(), read.link()), ("limit=5\nswap=/a=b,c\n", Some(994)));
         assert_eq!(
             text,
             format!(

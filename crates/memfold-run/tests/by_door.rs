@@ -1,6 +1,7 @@
 //! A process that doesn't see `memfold run` in its /proc, and asks at the door. What a process is a
 //! member of is known to all of it, so this is one test.
-use memfold_run::door::{self, DoorKey, HALF};
+use memfold_os::raw::receive_with_files;
+use memfold_run::door::{self, DoorKey, DoorWay, HALF};
 use memfold_run::member;
 use memfold_run::request::TableAddress;
 use memfold_run::table::bounds::RunBounds;
@@ -8,8 +9,8 @@ use memfold_run::users::UserTables;
 use rustix::fd::AsFd;
 use rustix::io::IoSlice;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, bind, recvfrom, sendmsg_addr, socket_with,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, bind, getsockname, sendmsg, socket_with,
 };
 use std::mem::MaybeUninit;
 
@@ -30,31 +31,45 @@ fn process_gets_table_and_number_at_the_door() {
     std::thread::spawn(move || {
         loop {
             let mut asked = [0u8; HALF];
-            let (_, _, from) = recvfrom(&socket, &mut asked[..], RecvFlags::empty()).unwrap();
+            let (len, [to, _]) = receive_with_files(&socket, &mut asked).unwrap();
+            let to = to.expect("the request brings a socket");
+            let own = SocketAddrUnix::try_from(getsockname(&to).unwrap()).unwrap();
+            let has_name = own.abstract_name().is_some_and(|name| !name.is_empty());
+            assert!(len == HALF && !has_name);
             let answer = if asked == key.ask { key.answer } else { [9; HALF] };
             let bytes = [&answer[..], &NUMBER.to_ne_bytes()].concat();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             let files = [table_file.as_fd(), bounds_file.as_fd()];
             assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
-            let parts = [IoSlice::new(&bytes)];
-            sendmsg_addr(&socket, &from.unwrap(), &parts, &mut control, SendFlags::empty())
-                .unwrap();
+            sendmsg(&to, &[IoSlice::new(&bytes)], &mut control, SendFlags::empty()).unwrap();
         }
     });
 
     let stranger = DoorKey { ask: [3; HALF], ..key };
-    assert!(door::ask(name.as_bytes(), &stranger).is_err(), "the answer proves nothing");
-    assert!(door::ask(b"memfold-nobody", &key).is_err());
-    assert_eq!(door::ask(name.as_bytes(), &key).unwrap().number, NUMBER);
+    let way = DoorWay::Name(name.as_bytes());
+    assert!(door::ask(way, &stranger).is_err(), "the answer proves nothing");
+    assert!(door::ask(DoorWay::Name(b"memfold-nobody"), &key).is_err());
+    assert_eq!(door::ask(way, &key).unwrap().number, NUMBER);
 
     let paths = ["/nonexistent/table", "/nonexistent/bounds"];
-    member::open(TableAddress { paths, door: name, key });
+    // Descriptor 0 is not connected to the door.
+    member::open(TableAddress { paths, door: name, key }, Some(0));
+    assert_eq!(member::link(), -1);
     assert_eq!(member::bounds(), Some((77, u64::MAX)));
     assert_eq!(member::number(), NUMBER);
     // A child of fork has another number, which it asks for.
     member::begin_as_child();
     assert_eq!(member::number(), std::process::id());
+    member::claim();
+    assert_eq!(member::number(), NUMBER);
+    // A connected socket leads there where the name is unknown, and is kept.
+    member::keep_link(500);
+    let link = member::link();
+    assert!(link >= 500 && door::connected(link, name.as_bytes()).is_some());
+    member::keep_link(600);
+    assert_eq!(member::link(), link);
+    member::begin_as_child();
     member::claim();
     assert_eq!(member::number(), NUMBER);
     assert_eq!(tables.with_slots().keys().copied().collect::<Vec<_>>(), [NUMBER]);

@@ -28,7 +28,7 @@ fn process_finds_its_table_and_shares_with_others() {
     assert!(member::report_limit() && !member::take_waiting(1, u64::MAX));
     assert!(!member::has_given_up());
 
-    member::open(RunRequest::new(text).address().unwrap());
+    member::open(RunRequest::new(text).address().unwrap(), None);
     assert!(member::is_first() && tables.has_begun());
     assert_eq!(member::bounds(), Some((100 * MIB, u64::MAX)));
     let (given, least) = member::whole(true).unwrap();

@@ -104,30 +104,29 @@ impl Door {
         // The kernel removes a message before an error of it is seen, so the loop continues with
         // the next one. An error costs only its sender the answer.
         loop {
-            if let Ok(Some((from, Some(who)))) = self.next() {
+            if let Ok(Some((to, who))) = self.next() {
                 let _ = match files(who.uid) {
                     Some(files) => {
                         let fds = files.each_ref().map(|file| file.as_fd().as_raw_fd());
-                        self.answer(&from, who.pid as u32, &fds)
+                        self.answer(&to, who.pid as u32, &fds)
                     }
-                    None => self.answer(&from, who.pid as u32, &[]),
+                    None => self.answer(&to, who.pid as u32, &[]),
                 };
             }
         }
     }
 
-    /// Receives the next message. Returns its address and its sender, or `None` if its key is
-    /// wrong.
-    fn next(&self) -> io::Result<Option<(SocketAddress, Option<libc::ucred>)>> {
+    /// Receives the next message. Returns the socket for the answer that came with it, and its
+    /// sender. Returns `None` if one of them is missing, or if the key is wrong.
+    fn next(&self) -> io::Result<Option<(OwnedFd, libc::ucred)>> {
         // One byte more than a key, so that a longer message is noticed.
-        let (mut bytes, mut from) = ([0u8; HALF + 1], SocketAddress::none());
+        let mut bytes = [0u8; HALF + 1];
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let mut control = DescriptorBuffer { _bytes: [0; 64] };
         // SAFETY: zeros are a valid empty header. All buffers are local, and have the lengths that
         // are passed.
-        let (len, who) = unsafe {
+        let (len, sent) = unsafe {
             let mut message: libc::msghdr = zeroed();
-            (message.msg_name, message.msg_namelen) = ((&raw mut from.0).cast(), from.1);
             (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
             (message.msg_control, message.msg_controllen) =
                 ((&raw mut control).cast(), size_of::<DescriptorBuffer>());
@@ -136,23 +135,22 @@ impl Door {
                 &raw mut message,
                 libc::MSG_CMSG_CLOEXEC,
             ))?;
-            from.1 = message.msg_namelen;
-            (len, sender_of(&message))
+            (len, sent_with(&message))
         };
-        Ok((len == HALF && bytes[..HALF] == self.key.ask).then_some((from, who)))
+        let has_key = len == HALF && bytes[..HALF] == self.key.ask;
+        Ok(sent.0.filter(|_| has_key).filter(is_unix_socket).zip(sent.1))
     }
 
-    fn answer(&self, to: &SocketAddress, number: u32, files: &[i32]) -> io::Result<()> {
+    fn answer(&self, to: &OwnedFd, number: u32, files: &[i32]) -> io::Result<()> {
         let mut bytes = [0u8; ANSWER_BYTES];
         bytes[..HALF].copy_from_slice(&self.key.answer);
         bytes[HALF..].copy_from_slice(&number.to_ne_bytes());
-        let (mut to, mut control) = (*to, DescriptorBuffer { _bytes: [0; 64] });
+        let mut control = DescriptorBuffer { _bytes: [0; 64] };
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         // SAFETY: zeros are a valid empty header. All buffers are local, and have the lengths that
         // are passed. The control buffer has room for two descriptors, and `files` has no more.
         let sent = unsafe {
             let mut message: libc::msghdr = zeroed();
-            (message.msg_name, message.msg_namelen) = ((&raw mut to.0).cast(), to.1);
             (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
             if !files.is_empty() {
                 let len = size_of_val(files) as u32;
@@ -166,7 +164,7 @@ impl Door {
                 }
             }
             libc::sendmsg(
-                self.socket.as_raw_fd(),
+                to.as_raw_fd(),
                 &raw const message,
                 libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
             )
@@ -175,13 +173,13 @@ impl Door {
     }
 }
 
-/// Returns the credentials of the process that sent a message. Its process ID is 0 if it has none
-/// in this PID namespace. Closes descriptors that came with the message.
+/// Returns the descriptor that came with a message, and the credentials of the process that sent
+/// it. Its process ID is 0 if it has none in this PID namespace. Closes further descriptors.
 ///
 /// # Safety
 /// - `recvmsg` has just filled the message.
-unsafe fn sender_of(message: &libc::msghdr) -> Option<libc::ucred> {
-    let mut sender = None;
+unsafe fn sent_with(message: &libc::msghdr) -> (Option<OwnedFd>, Option<libc::ucred>) {
+    let (mut first, mut sender) = (None, None);
     // SAFETY: the caller promises that `recvmsg` has just filled the message, so its control
     // messages are whole. The descriptors in them are new and nothing else owns them.
     unsafe {
@@ -193,18 +191,37 @@ unsafe fn sender_of(message: &libc::msghdr) -> Option<libc::ucred> {
             } else if kind == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
                 let count = ((*head).cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<i32>();
                 for n in 0..count {
-                    libc::close(data.cast::<i32>().add(n).read_unaligned());
+                    let file = OwnedFd::from_raw_fd(data.cast::<i32>().add(n).read_unaligned());
+                    first.get_or_insert(file);
                 }
             }
             head = libc::CMSG_NXTHDR(message, head);
         }
     }
-    sender
+    (first, sender)
+}
+
+/// Returns whether a descriptor is a socket of this machine. A stranger's descriptor may be of any
+/// kind.
+fn is_unix_socket(file: &OwnedFd) -> bool {
+    let (mut domain, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
+    // SAFETY: the value is local, and has the length that is passed.
+    let asked = unsafe {
+        libc::getsockopt(
+            file.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_DOMAIN,
+            (&raw mut domain).cast(),
+            &raw mut len,
+        )
+    };
+    asked == 0 && domain == libc::AF_UNIX
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memfold_run::door::DoorWay;
     use std::sync::Arc;
 
     #[test]
@@ -217,7 +234,7 @@ mod tests {
         std::thread::spawn(move || {
             server.serve(|who| {
                 asked += 1;
-                (who == user && asked == 1).then(|| files.each_ref().map(AsFd::as_fd))
+                (who == user && asked <= 2).then(|| files.each_ref().map(AsFd::as_fd))
             });
         });
         let (name, key) = (door.name(), *door.key());
@@ -238,9 +255,18 @@ mod tests {
             )
         };
         assert_eq!((sent, stranger.0.sun_family as i32), (17, libc::AF_UNIX));
-        let ask = |name: &str| memfold_run::door::ask(name.as_bytes(), &key);
+        let ask = |name: &str| memfold_run::door::ask(DoorWay::Name(name.as_bytes()), &key);
         let answer = ask(name).unwrap();
         assert_eq!(answer.number, std::process::id());
+        // A connected socket leads to the door too, but only to this one.
+        let socket = memfold_run::door::connect(name.as_bytes()).unwrap();
+        let number = rustix::fd::AsRawFd::as_raw_fd(&socket);
+        let way = memfold_run::door::connected(number, name.as_bytes()).unwrap();
+        let again = memfold_run::door::ask(DoorWay::Socket(way), &key).unwrap();
+        assert_eq!(again.number, std::process::id());
+        let other = |number, name: &str| memfold_run::door::connected(number, name.as_bytes());
+        assert!(other(number, "memfold-nobody").is_none() && other(-1, name).is_none());
+        assert!(other(0, name).is_none());
         for (fd, path) in [(answer.table, "/etc/passwd"), (answer.bounds, "/etc/group")] {
             // SAFETY: `into_raw_fd` has given up the descriptor, so nothing else owns it.
             let got = unsafe { std::fs::File::from_raw_fd(rustix::fd::IntoRawFd::into_raw_fd(fd)) };
@@ -249,7 +275,7 @@ mod tests {
                 std::fs::read_to_string(path).unwrap()
             );
         }
-        // The second request gets no files, and the second name has no door.
+        // The third request gets no files, and the second name has no door.
         assert!(ask(name).is_err() && ask("memfold-nobody").is_err());
     }
 }

@@ -1,6 +1,8 @@
 /* Accesses to a folded program's memory from outside, and waits in it: another process, a
  * debugger, futexes. */
 #include "common.h"
+#include <sys/stat.h>
+#include <sched.h>
 #include <linux/futex.h>
 #include <sys/ptrace.h>
 
@@ -227,9 +229,72 @@ static void own_memory(void) {
     close(file);
 }
 
+static int number_after(const char *text, const char *name) {
+    const char *at = strstr(text, name);
+    NEED(at);
+    return atoi(at + strlen(name));
+}
+
+/* Reads its memory and counts its threads by descriptors, where no path leads to /proc. */
+static void in_an_empty_root(void) {
+    size_t len = 48 * UNIT;
+    char *p = map_folded(len, 61), *copy = map(UNIT), directory[] = "/tmp/memfold-root-XXXXXX", text[4096];
+    int proc = open("/proc", O_RDONLY | O_DIRECTORY), file = open("/proc/self/mem", O_RDWR);
+    NEED(proc >= 0 && file >= 0 && mkdtemp(directory) && !chdir(directory) && !rmdir(directory));
+    NEED(!chroot(".") || (!unshare(CLONE_NEWUSER) && !chroot(".")));
+    NEED(access("/proc", F_OK) == -1);
+    int by_thread = openat(proc, "thread-self/mem", O_RDONLY);
+    for (size_t at = 0; at < len; at += UNIT) {
+        int by = at / UNIT % 2 ? file : by_thread;
+        NEED(pread(by, copy, UNIT, (off_t)(p + at)) == (ssize_t)UNIT);
+        check_from(copy, UNIT, 61, at / PAGE);
+    }
+    fill_from(copy, UNIT, 62, 0);
+    NEED(pwrite(file, copy, UNIT, (off_t)p) == (ssize_t)UNIT);
+    check(p, UNIT, 62);
+    check_from(p + UNIT, len - UNIT, 61, UNIT / PAGE);
+    struct stat status;
+    int list = openat(proc, "self/task", O_RDONLY | O_DIRECTORY), listed = 0;
+    NEED(!fstatat(proc, "self/task/", &status, 0) && status.st_nlink == 3);
+    NEED(list >= 0 && !fstat(list, &status) && status.st_nlink == 3);
+    NEED(!fstatat(list, "", &status, AT_EMPTY_PATH) && status.st_nlink == 3);
+    long got = syscall(SYS_getdents64, list, text, sizeof text);
+    for (long at = 0; at < got; at += *(unsigned short *)(text + at + 16)) listed++;
+    NEED(listed == 3);
+    int about = openat(proc, "self/status", O_RDONLY);
+    ssize_t read_bytes = read(about, text, sizeof text - 1);
+    NEED(read_bytes > 0);
+    text[read_bytes] = 0;
+    NEED(number_after(text, "\nThreads:\t") == 1);
+}
+
+/* The child of an outer /proc has other numbers there. */
+static void by_an_outer_proc(void) {
+    char *p = map_folded(8 * UNIT, 61);
+    NEED(!unshare(CLONE_NEWUSER | CLONE_NEWPID));
+    pid_t child = fork();
+    NEED(child >= 0);
+    if (!child) {
+        char text[4096];
+        int list = open("/proc/self/task", O_RDONLY | O_DIRECTORY), about = open("/proc/self/status", O_RDONLY), listed = 0;
+        struct stat status;
+        check(p, 8 * UNIT, 61);
+        NEED(getpid() == 1 && !fstat(list, &status) && status.st_nlink == 3);
+        long got = syscall(SYS_getdents64, list, text, sizeof text);
+        for (long at = 0; at < got; at += *(unsigned short *)(text + at + 16)) listed++;
+        NEED(listed == 3);
+        ssize_t read_bytes = read(about, text, sizeof text - 1);
+        NEED(read_bytes > 0);
+        text[read_bytes] = 0;
+        NEED(number_after(text, "\nThreads:\t") == 1);
+        _exit(7);
+    }
+    NEED(wait_for(child) == 7 << 8);
+}
+
 int main(int argc, char **argv) {
     static const struct test all[] = {
-        {"own_memory", own_memory},
+        {"own_memory", own_memory}, {"in_an_empty_root", in_an_empty_root}, {"by_an_outer_proc", by_an_outer_proc},
         {"other_process_refused", other_process_refused}, {"debugger", debugger}, {"futexes", futexes}, {"stopped", stopped},
     };
     return RUN_NAMED(argc, argv, all);

@@ -6,7 +6,7 @@ use crate::frame::SignalAction;
 use crate::record::GateThread;
 use crate::signals::sent::forget;
 use crate::touch::{read, write};
-use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use memfold_os::Errno;
 use memfold_os::raw::system_call;
 
@@ -77,13 +77,33 @@ pub fn take_over(record: &GateThread) -> Result<(), Errno> {
 
 /// Undoes [`take_over`]: the kernel gets the program's actions back.
 pub fn give_back(record: &GateThread) {
-    for signal in 1..=SIGNALS as i32 {
-        let _ = set_real(signal, Some(&record.actions().of(signal)));
+    give_back_some(record, u64::MAX);
+}
+
+/// Gives the program's actions for the signals of `set` back to the kernel. After [`keep_no_more`]
+/// they stay there.
+pub fn give_back_some(record: &GateThread, set: u64) {
+    for signal in (1..=SIGNALS as i32).filter(|signal| set & bit(*signal) != 0) {
+        // Under the lock, so that a change by another thread is made before or after this one.
+        record.actions().with(|actions| {
+            let _ = set_real(signal, Some(&actions[signal as usize]));
+        });
     }
+}
+
+/// Whether the kernel gets the program's own actions from now on.
+static KEEPS_NONE: AtomicBool = AtomicBool::new(false);
+
+/// Passes each action that the program sets from now on to the kernel as it is.
+pub fn keep_no_more() {
+    KEEPS_NONE.store(true, SeqCst);
 }
 
 /// Sets the kernel's action for a signal whose action in the program is `action`.
 pub fn tell_kernel(signal: i32, action: &SignalAction) -> Result<(), Errno> {
+    if KEEPS_NONE.load(SeqCst) {
+        return set_real(signal, Some(action)).map(drop);
+    }
     if bit(signal) & PROTECTED != 0 {
         // A signal that the program ignores or blocks must not end a call.
         let flags = if action.is_handler() { action.flags } else { libc::SA_RESTART as u64 };

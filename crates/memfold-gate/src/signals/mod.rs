@@ -19,7 +19,8 @@ mod masks;
 mod resume;
 
 pub use actions::{
-    HANDLER, calling, give_back, ignore_really, install_protected, set_action, set_real, take_over,
+    HANDLER, calling, give_back, give_back_some, ignore_really, install_protected, keep_no_more,
+    set_action, set_real, take_over,
 };
 pub use alternate::set_alternate;
 pub use deliver::{defer, deliver, deliver_pending, end_by};

@@ -29,6 +29,7 @@ mod decode;
 mod pieces;
 mod messages;
 mod lent;
+mod own_files;
 mod seen;
 mod own_program;
 pub(crate) mod plain;

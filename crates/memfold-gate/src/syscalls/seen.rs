@@ -7,12 +7,11 @@
 //!   protection.
 use crate::keeper::{Keeper, NamedSpan};
 use crate::record::GateThread;
+use crate::syscalls::own_files;
 use crate::touch::{copy, read, read_bytes, write, write_bytes};
-use core::ffi::CStr;
-use core::mem::zeroed;
 use core::ops::Range;
 use memfold_os::raw::system_call;
-use memfold_os::text::{TextBuffer, path_of};
+use memfold_os::text::TextBuffer;
 use memfold_os::thread::process_id;
 use memfold_os::units::PAGE_SIZE;
 
@@ -81,32 +80,42 @@ pub fn without_threads(
             let left = remove(keeper, args[0], args[1]..args[1] + told, name_at);
             (left > 0).then_some(left as isize)
         }
-        libc::SYS_stat | libc::SYS_lstat | libc::SYS_fstat => {
-            threads().and_then(|threads| unlink(args[1], &STAT, threads));
+        libc::SYS_stat | libc::SYS_lstat => {
+            let whose = (own_files::HERE, args[0]);
+            threads().and_then(|threads| unlink(args[1], &STAT, threads, whose));
+            Some(made)
+        }
+        libc::SYS_fstat => {
+            threads().and_then(|threads| unlink(args[1], &STAT, threads, (args[0], 0)));
             Some(made)
         }
         libc::SYS_newfstatat => {
-            threads().and_then(|threads| unlink(args[2], &STAT, threads));
+            threads().and_then(|threads| unlink(args[2], &STAT, threads, (args[0], args[1])));
             Some(made)
         }
         libc::SYS_statx => {
-            threads().and_then(|threads| unlink(args[4], &STATX, threads));
+            threads().and_then(|threads| unlink(args[4], &STATX, threads, (args[0], args[1])));
             Some(made)
         }
         _ => Some(made),
     }
 }
 
-/// Corrects the number of links in the struct at `at` if it describes `/proc/self/task`, which
-/// should have `threads` entries.
-fn unlink(at: usize, places: &StatOffsets, threads: usize) -> Option<()> {
+/// Corrects the number of links in the struct at `at` if it describes the directory of this
+/// process's threads, which should have `threads` entries. `directory` and `path` lead there.
+fn unlink(
+    at: usize,
+    places: &StatOffsets,
+    threads: usize,
+    (directory, path): (usize, usize),
+) -> Option<()> {
     // The field may be wider than 32 bits. Its lower half comes first.
     let links = read::<u32>(at.checked_add(places.links)?).ok()?;
     let mode = read::<u32>(at + places.mode).ok()?;
     if links as usize > threads + OWN_LINKS
         && mode & libc::S_IFMT == libc::S_IFDIR
         && read::<usize>(at + places.bytes).ok()? == 0
-        && read::<usize>(at + places.number).ok()? == own_list()?
+        && own_files::is_own_list(directory, path) == Some(read::<usize>(at + places.number).ok()?)
     {
         // SAFETY: the program passed this address for the struct.
         unsafe { write(at + places.links, &((threads + OWN_LINKS) as u32)) }.ok()?;
@@ -114,23 +123,11 @@ fn unlink(at: usize, places: &StatOffsets, threads: usize) -> Option<()> {
     Some(())
 }
 
-/// Returns the inode of `/proc/self/task`. It doesn't change while the kernel has the entry cached,
-/// as after a recent lookup.
-fn own_list() -> Option<usize> {
-    // SAFETY: all fields of `stat` are integers, for which zeros are valid.
-    let mut about: libc::stat = unsafe { zeroed() };
-    let args = [c"/proc/self/task".as_ptr() as usize, &raw mut about as usize, 0, 0, 0, 0];
-    // SAFETY: the path ends with a null byte, and `about` has room for the struct that the kernel
-    // writes.
-    unsafe { system_call(libc::SYS_stat, args) }.ok()?;
-    Some(about.st_ino as usize)
-}
-
-/// Removes the keeper's threads from the entries of the directory `fd` if it is one of /proc.
-/// Returns the number of bytes that are left. This also prevents a child that shares the memory,
-/// such as a sanitizer's, from stopping the threads that serve it.
+/// Removes the keeper's threads from the entries of the directory `fd` if it is that of this
+/// process's threads. Returns the number of bytes that are left. This also prevents a child that
+/// shares the memory, such as a sanitizer's, from stopping the threads that serve it.
 fn remove(keeper: &dyn Keeper, fd: usize, told: Range<usize>, name_at: usize) -> usize {
-    let (mut at, mut end, mut is_own) = (told.start, told.end, false);
+    let (mut at, mut end, mut list) = (told.start, told.end, None);
     while at + ENTRY_LEAST <= end {
         let mut entry = [0; ENTRY_LEAST];
         if read_bytes(at, &mut entry).is_err() {
@@ -143,15 +140,20 @@ fn remove(keeper: &dyn Keeper, fd: usize, told: Range<usize>, name_at: usize) ->
         }
         let mut name = [0; NAME_BYTES];
         let has_name = read_bytes(at + name_at, &mut name[..(bytes - name_at).min(NAME_BYTES)]);
-        let number =
-            has_name.ok().and_then(|()| number_in(&name)).filter(|n| keeper.owns_thread(*n));
-        if number.is_none() {
+        let Some(number) = has_name.ok().and_then(|()| number_in(&name)) else {
+            at += bytes;
+            continue;
+        };
+        if list.is_none() {
+            list = own_files::own_list(fd);
+        }
+        let Some(list) = &list else { break };
+        if !keeper.owns_thread(list.number_here(number)) {
             at += bytes;
             continue;
         }
-        is_own = is_own || is_in_proc(fd);
         // SAFETY: both ranges lie in the buffer that the program passed for the entries.
-        if !is_own || unsafe { copy(at, at + bytes, end - at - bytes) }.is_err() {
+        if unsafe { copy(at, at + bytes, end - at - bytes) }.is_err() {
             break;
         }
         end -= bytes;
@@ -171,14 +173,14 @@ fn number_in(name: &[u8]) -> Option<u32> {
 fn shorten(fd: usize, at: usize, told: usize, threads: usize) -> Option<usize> {
     let mut begin = [0; BEGIN_BYTES];
     read_bytes(at, &mut begin).ok()?;
-    if !may_tell(&begin) || !is_in_proc(fd) {
+    if !may_tell(&begin) || !own_files::is_in_proc(fd) {
         return None;
     }
     let mut text = [0; TEXT_BYTES];
     let text = &mut text[..told.min(TEXT_BYTES)];
     read_bytes(at, text).ok()?;
     let (count, own) = match begin.starts_with(NAME) {
-        true => (in_status(text, b"\nThreads:\t")?, in_status(text, b"\nTgid:\t")?),
+        true => (in_status(text, b"\nThreads:\t")?, number_of_status(text)?),
         false => (in_stat(text)?, 0..text.iter().position(|byte| *byte == b' ')?),
     };
     let value = |place: Range<usize>| core::str::from_utf8(&text[place]).ok()?.parse::<u32>().ok();
@@ -215,7 +217,7 @@ fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option
     const WIDTH_AND_END: usize = WIDTH + 1;
     let mut begin = [0; BEGIN_BYTES];
     read_bytes(at, &mut begin).ok()?;
-    if begin != *BEGIN || !is_in_proc(fd) || !is_of_this_process(fd) {
+    if begin != *BEGIN || !own_files::is_in_proc(fd) || !own_files::is_of_this_process(fd) {
         return None;
     }
     let mut text = [0; TEXT_BYTES];
@@ -236,19 +238,6 @@ fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option
     }
     // SAFETY: the program passed this buffer for the text, which keeps its length.
     unsafe { write_bytes(at, text) }.ok()
-}
-
-/// Returns whether a file of /proc belongs to this process.
-fn is_of_this_process(fd: usize) -> bool {
-    let mut to = [0u8; 64];
-    let path = path_of(fd as i32);
-    let Ok(path) = path.as_c_str() else { return false };
-    let args = [path.as_ptr() as usize, to.as_mut_ptr() as usize, to.len(), 0, 0, 0];
-    // SAFETY: the path ends with a null byte, and `to` has room for the bytes that the kernel
-    // writes.
-    let Ok(len) = (unsafe { system_call(libc::SYS_readlink, args) }) else { return false };
-    let own: TextBuffer<32> = TextBuffer::of(format_args!("/proc/{}/", process_id()));
-    to[..len as usize].starts_with(own.as_bytes())
 }
 
 const NAME: &[u8] = b"Name:\t";
@@ -292,7 +281,7 @@ pub fn with_own_memory(
     let Some(stopped) = stopped.filter(|at| failed || at.is_multiple_of(PAGE_SIZE)) else {
         return made;
     };
-    if !is_own_memory(fd) {
+    if !own_files::is_own_memory(fd) {
         return made;
     }
     let start = stopped.wrapping_sub(done);
@@ -317,38 +306,7 @@ pub fn with_own_memory(
 pub fn names_own_memory(nr: usize, args: &[usize; 6]) -> bool {
     const CALLS: [i64; 4] =
         [libc::SYS_read, libc::SYS_write, libc::SYS_pread64, libc::SYS_pwrite64];
-    CALLS.contains(&(nr as i64)) && is_own_memory(args[0])
-}
-
-/// Returns whether a file is the memory of this process.
-fn is_own_memory(fd: usize) -> bool {
-    let link = |path: &CStr| {
-        let mut to = [0u8; 64];
-        let args = [path.as_ptr() as usize, to.as_mut_ptr() as usize, to.len(), 0, 0, 0];
-        // SAFETY: the path ends with a null byte, and `to` has room for the bytes that the kernel
-        // writes.
-        let len = unsafe { system_call(libc::SYS_readlink, args) }.ok()?;
-        Some((to, len as usize))
-    };
-    let path = path_of(fd as i32);
-    let (Some((own, own_len)), Some((file, file_len))) =
-        (link(c"/proc/self"), path.as_c_str().ok().and_then(link))
-    else {
-        return false;
-    };
-    let rest = file[..file_len]
-        .strip_prefix(b"/proc/")
-        .and_then(|rest| rest.strip_prefix(&own[..own_len]));
-    rest.is_some_and(|rest| rest.starts_with(b"/") && rest.ends_with(b"/mem"))
-}
-
-fn is_in_proc(fd: usize) -> bool {
-    // SAFETY: all fields of `statfs` are integers, for which zeros are valid.
-    let mut about: libc::statfs = unsafe { zeroed() };
-    let args = [fd, &raw mut about as usize, 0, 0, 0, 0];
-    // SAFETY: `about` has room for the struct that the kernel writes.
-    let known = unsafe { system_call(libc::SYS_fstatfs, args) }.is_ok();
-    known && about.f_type == libc::PROC_SUPER_MAGIC
+    CALLS.contains(&(nr as i64)) && own_files::is_own_memory(args[0])
 }
 
 /// Returns the range of the rest of the line that begins with `begin`, or `None` if there is no
@@ -357,6 +315,14 @@ fn in_status(text: &[u8], begin: &[u8]) -> Option<Range<usize>> {
     let start = text.windows(begin.len()).position(|part| part == begin)? + begin.len();
     let end = start + text[start..].iter().position(|byte| *byte == b'\n')?;
     Some(start..end)
+}
+
+/// Returns the range of a process's number in a text of `status`, as its own namespace has it. The
+/// file may be that of an outer namespace, and then has one number for each level.
+fn number_of_status(text: &[u8]) -> Option<Range<usize>> {
+    let all = in_status(text, b"\nNStgid:\t")?;
+    let last = text[all.clone()].iter().rposition(|byte| *byte == b'\t');
+    Some(last.map_or(all.start, |at| all.start + at + 1)..all.end)
 }
 
 /// Returns the range of the number of threads in a text of `stat`, or `None` if the text is too
@@ -385,7 +351,9 @@ mod tests {
         let threads = status.lines().find_map(|line| line.strip_prefix("Threads:\t")).unwrap();
         assert_eq!(told(in_status(status.as_bytes(), b"\nThreads:\t"), &status), Some(threads));
         let own = process_id().to_string();
-        assert_eq!(told(in_status(status.as_bytes(), b"\nTgid:\t"), &status), Some(own.as_str()));
+        assert_eq!(told(number_of_status(status.as_bytes()), &status), Some(own.as_str()));
+        let inner = "Name:\tx\nNStgid:\t71\t12\t5\nNSpid:\t72\t13\t6\n";
+        assert_eq!(told(number_of_status(inner.as_bytes()), inner), Some("5"));
         let stat = "17 (a) (b c) S 1 17 17 0 -1 4194560 94 0 0 0 0 0 0 0 20 0 321 0 5";
         assert_eq!(told(in_stat(stat.as_bytes()), stat), Some("321"));
         assert_eq!(in_stat(&stat.as_bytes()[..50]), None);

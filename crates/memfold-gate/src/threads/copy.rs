@@ -6,7 +6,7 @@ use crate::patch;
 use crate::record::{GateThread, KEEPER, resume_growth, stop_growth};
 use crate::signals::{block_all, install_protected};
 use crate::threads::behalf::child;
-use crate::user_dispatch::arm;
+use crate::user_dispatch::{arm, is_retired};
 use core::sync::atomic::{AtomicIsize, Ordering::SeqCst};
 use memfold_os::raw::{set_signals_blocked, system_call};
 
@@ -39,6 +39,7 @@ pub fn copy(
     };
     let server = || keeper.server().filter(|_| child().is_some() || keeper.waits_in_copy());
     let mut held = || {
+        stop_growth();
         stop(keeper, record);
         record.errand.ask(&|| keeper.is_copied());
         // SAFETY: `stop` has returned above, and this is called once for it. In the parent the
@@ -51,6 +52,14 @@ pub fn copy(
     // call. Then the errand ends early and is posted again.
     while !called {
         let Some(serving) = by else {
+            stop_growth();
+            if is_retired() {
+                // SAFETY: `stop_growth` was called above, and this is called once for it.
+                unsafe { resume_growth() };
+                // The copy has no keeper and no gate either.
+                make();
+                break;
+            }
             stop(keeper, record);
             make();
             // SAFETY: `stop` has returned above, and this is called once for it. In the copy this
@@ -77,9 +86,9 @@ pub fn copy(
     made.load(SeqCst)
 }
 
-/// Keeps the state of gate and keeper unchanged until [`resume`], by holding their locks.
+/// Keeps the state of gate and keeper unchanged until [`resume`], by holding their locks. The caller
+/// has called [`stop_growth`].
 fn stop(keeper: &dyn Keeper, record: &GateThread) {
-    stop_growth();
     patch::stop();
     keeper.begin_copy();
     record.actions().stop();
@@ -130,6 +139,9 @@ pub fn begin(record: &GateThread, flags: usize) {
         });
     }
     let begun = if flags & CLEAR_SIGHAND != 0 { install_protected(record) } else { Ok(()) };
+    if is_retired() {
+        return;
+    }
     if let Err(e) = begun.and_then(|()| arm()) {
         // Calls of an unarmed task could name folded memory. A filter that refuses the task this
         // call can't be distinguished from a kernel that lacks it.

@@ -5,6 +5,7 @@ use crate::record::{GateThread, each_used};
 use crate::signals::block_all;
 use crate::threads::behalf::keep_all;
 use crate::touch::{read, touch};
+use crate::user_dispatch::is_retired;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use memfold_os::Errno;
 use memfold_os::raw::{set_signals_blocked, system_call};
@@ -35,7 +36,8 @@ pub fn exit(keeper: &dyn Keeper, record: &GateThread, code: usize) -> ! {
         CODE.store(code, SeqCst);
         EXITED.store(process_id(), SeqCst);
     }
-    if record.ends_last(is_gone) {
+    // The kernel ends a process without the keeper's threads with its last one.
+    if !is_retired() && record.ends_last(is_gone) {
         keep_locks(keeper, record);
         keeper.ends(Ending::Process);
         let code = if last_decides() { code } else { CODE.load(SeqCst) };
@@ -68,7 +70,7 @@ fn last_decides() -> bool {
 
 /// Returns whether a filter has killed a thread. The kernel lists the process's first thread until
 /// the process ends, but clears its robust list.
-fn is_gone(record: &GateThread) -> bool {
+pub(super) fn is_gone(record: &GateThread) -> bool {
     let thread = record.thread.load(SeqCst);
     if thread == 0 {
         return false;

@@ -7,10 +7,12 @@
 mod behalf;
 mod copy;
 mod end;
+mod retire;
 mod exec;
 mod spawn;
 
 pub use behalf::{child, hand_over, is_at_rest, keep_home, serve_errands, succeed};
 pub use end::{all_are_gone, exit, first_has_exited, keep_locks, robust_list};
 pub use exec::execute;
+pub use retire::{leave_for_good, retire};
 pub use spawn::clone;

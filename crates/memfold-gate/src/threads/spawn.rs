@@ -157,6 +157,9 @@ pub fn clone(
     if wanted.flags & (VM | VFORK) == VM || wanted.flags & NAMESPACES != 0 {
         keeper.last_chance();
     }
+    if wanted.flags & libc::CLONE_NEWNET as usize != 0 {
+        keeper.leaves_network();
+    }
     if let Some(at) = wanted.cleared_at_end() {
         keeper.never_fold(at, 4);
     }

@@ -23,6 +23,9 @@ use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicPtr, Ordering::SeqCst};
 use memfold_gate::image::FILE_NAME;
 use memfold_gate::read_bytes;
+use memfold_os::text::TextBuffer;
+use memfold_run::member;
+use memfold_run::request::LINK;
 
 const REQUEST: &[u8] = b"MEMFOLD_RUN=";
 const LOAD: &[u8] = b"LD_PRELOAD=";
@@ -52,8 +55,19 @@ pub enum PassedOn<'a> {
 struct KeptVariables {
     /// The path of the library, and its final zero.
     library: Box<CStr>,
-    /// The whole entry with memfold's request, and its final zero.
+    /// The entry with memfold's request, without the socket that the program before has left, and
+    /// without a final zero.
     request: Box<[u8]>,
+}
+
+/// Returns the entry with memfold's request without the last line, if that is about a socket.
+fn without_link(entry: &[u8]) -> &[u8] {
+    let entry = entry.strip_suffix(b"\0").unwrap_or(entry);
+    let last = entry.iter().rposition(|byte| *byte == b';');
+    match last.filter(|at| entry[at + 1..].starts_with(LINK.as_bytes())) {
+        Some(at) => &entry[..at],
+        None => entry,
+    }
 }
 
 static KEPT: AtomicPtr<KeptVariables> = AtomicPtr::new(core::ptr::null_mut());
@@ -95,7 +109,8 @@ pub fn take(stack: &InitialStack, may_hide: bool) {
     let Some(value) = value_of(texts[load]) else { return };
     let Some(library) = library_in(value) else { return };
     let Ok(path) = CString::new(library) else { return };
-    let kept = KeptVariables { library: path.into_boxed_c_str(), request: texts[request].into() };
+    let request_kept = without_link(texts[request]).into();
+    let kept = KeptVariables { library: path.into_boxed_c_str(), request: request_kept };
     KEPT.store(Box::into_raw(Box::new(kept)), SeqCst);
     // Everything that the program would see without memfold must also be there as an entry of its
     // own.
@@ -245,6 +260,25 @@ impl PreloadText {
     }
 }
 
+impl KeptVariables {
+    /// Returns the entry with memfold's request, with the number of the socket that is connected to
+    /// the run, if there is one. Returns `None` if it is too long.
+    fn whole_request(&self, link: i32) -> Option<PreloadText> {
+        let link: TextBuffer<24> = match link {
+            0.. => TextBuffer::of(format_args!(";{LINK}{link}")),
+            _ => TextBuffer::of(format_args!("")),
+        };
+        let mut text = PreloadText::new();
+        if self.request.len() + link.as_bytes().len() >= TEXT_BYTES {
+            return None;
+        }
+        text.add(&self.request);
+        text.add(link.as_bytes());
+        text.add(b"\0");
+        Some(text)
+    }
+}
+
 /// Copies the value of the `LD_PRELOAD` at `at` to `buffer`, and returns it. Returns `None` if it
 /// is too long.
 fn value_at(at: usize, buffer: &mut [u8; TEXT_BYTES]) -> Option<&[u8]> {
@@ -305,9 +339,13 @@ fn replaced<const N: usize>(
         }
     }
     words[len] = 0;
+    let Some(request) = kept.whole_request(member::link()) else {
+        say_unmanaged();
+        return make(environment);
+    };
     if passed != PassedOn::Nothing {
         words[len] = load.bytes.as_ptr() as usize;
-        words[len + 1] = kept.request.as_ptr() as usize;
+        words[len + 1] = request.bytes.as_ptr() as usize;
         words[len + 2] = match passed {
             PassedOn::Program(text) => text.as_ptr() as usize,
             _ => 0,
@@ -326,10 +364,9 @@ mod tests {
     const PATH: &str = "/lib/libmemfold_preload.so";
 
     fn kept_here() -> KeptVariables {
-        let with_end = |text: &str| CString::new(text).unwrap().into_bytes_with_nul().into();
         KeptVariables {
             library: CString::new(PATH).unwrap().into_boxed_c_str(),
-            request: with_end("MEMFOLD_RUN=limit=5"),
+            request: REQUEST.as_bytes().into(),
         }
     }
 
@@ -384,6 +421,21 @@ mod tests {
     fn executed_program_gets_both_variables_behind_its_own() {
         assert_eq!(passed(&["A=1", "B=2"], true), ["A=1", "B=2", &load(""), REQUEST]);
         assert_eq!(passed(&[], true), [&load(""), REQUEST]);
+    }
+
+    #[test]
+    fn socket_of_the_program_before_is_replaced_by_the_own() {
+        for before in ["", ";socket=5", ";socket="] {
+            assert_eq!(without_link(format!("{REQUEST}{before}\0").as_bytes()), REQUEST.as_bytes());
+        }
+        let other = "MEMFOLD_RUN=a=1;door=x;y=socket=5";
+        assert_eq!(without_link(other.as_bytes()), other.as_bytes());
+        let text = |link| {
+            let text = kept_here().whole_request(link).unwrap();
+            String::from_utf8(text.bytes[..text.len].to_vec()).unwrap()
+        };
+        assert_eq!(text(-1), format!("{REQUEST}\0"));
+        assert_eq!(text(993), format!("{REQUEST};socket=993\0"));
     }
 
     #[test]

@@ -50,7 +50,7 @@ fn anonymous_in(statm: &str) -> Option<u64> {
 
 /// Returns the memory that the machine has available, bytes; 0 if unknown.
 pub fn available_bytes() -> u64 {
-    field(c"/proc/meminfo", "MemAvailable:")
+    field(c"/proc/meminfo", "MemAvailable:").unwrap_or(0)
 }
 
 /// Returns the most memory that this process has had resident, bytes. Works without /proc.
@@ -63,9 +63,11 @@ pub fn peak_bytes() -> u64 {
     asked.map_or(0, |_| (usage.ru_maxrss as u64) << 10)
 }
 
-/// Returns whether a seccomp filter applies to this process's system calls.
+/// Returns whether a seccomp filter may apply to this process's system calls. Without /proc it may:
+/// to ask by `prctl` could end a process with a filter.
 pub fn is_filtered() -> bool {
-    field(c"/proc/self/status", "Seccomp:") >> 10 == libc::SECCOMP_MODE_FILTER as u64
+    let mode = field(c"/proc/self/status", "Seccomp:");
+    mode.is_none_or(|kib| kib >> 10 == libc::SECCOMP_MODE_FILTER as u64)
 }
 
 /// The warning to print if [`merges`] returns `true`.
@@ -90,25 +92,40 @@ pub struct SharedMemory {
     pub others_bytes: u64,
 }
 
-/// Measures shared memory. The kernel walks the page table for that, which takes 20 ms for each GiB
-/// in single pages.
-pub fn shared_memory() -> SharedMemory {
-    let [all, own, bytes] =
-        fields(c"/proc/self/smaps_rollup", ["Anonymous:", "Pss_Anon:", "Shared_Dirty:"]);
-    let others_bytes = all.saturating_sub(own);
-    SharedMemory { bytes: bytes.max(others_bytes), others_bytes }
+/// `/proc/self/smaps_rollup`, open.
+pub struct Rollup(OwnFile);
+
+impl Rollup {
+    /// Opens `/proc/self/smaps_rollup`. Returns `None` if it is unavailable.
+    pub fn open() -> Option<Rollup> {
+        OwnFile::open(c"/proc/self/smaps_rollup").ok().map(Rollup)
+    }
+
+    /// Opens the child's own file in a child of fork. If that fails, no shared memory is measured.
+    pub fn reopen(&self) {
+        let _ = self.0.reopen();
+    }
+
+    /// Measures shared memory. The kernel walks the page table for that, which takes 20 ms for each
+    /// GiB in single pages.
+    pub fn shared_memory(&self) -> SharedMemory {
+        let names = ["Anonymous:", "Pss_Anon:", "Shared_Dirty:"];
+        let mut text = [0u8; 4096];
+        let read = self.0.get().and_then(|file| rustix::io::pread(file, &mut text, 0).ok());
+        let text = core::str::from_utf8(&text[..read.unwrap_or(0)]).unwrap_or("");
+        let [all, own, bytes] = values_in(text, names);
+        let others_bytes = all.saturating_sub(own);
+        SharedMemory { bytes: bytes.max(others_bytes), others_bytes }
+    }
 }
 
-fn field(path: &core::ffi::CStr, name: &str) -> u64 {
-    fields(path, [name])[0]
-}
-
-/// Returns values of lines of a file, in bytes; 0 if unknown. The file has them in KiB.
-fn fields<const N: usize>(path: &core::ffi::CStr, names: [&str; N]) -> [u64; N] {
+/// Returns the value of a line of a file in bytes, or `None` if it is unknown. The file has it in
+/// KiB.
+fn field(path: &core::ffi::CStr, name: &str) -> Option<u64> {
     let mut text = [0u8; 4096];
-    let Ok(fd) = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return [0; N] };
-    let Ok(n) = rustix::io::read(&fd, &mut text) else { return [0; N] };
-    values_in(core::str::from_utf8(&text[..n]).unwrap_or(""), names)
+    let fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let n = rustix::io::read(&fd, &mut text).ok()?;
+    Some(values_in(core::str::from_utf8(&text[..n]).ok()?, [name])[0])
 }
 
 /// Returns the values of the lines of a text that begin with these names.

@@ -1,5 +1,5 @@
 //! The size of this process, and its share of what the whole run may use.
-use crate::size::process_size::{self, Statm};
+use crate::size::process_size::{self, Rollup, Statm};
 use core::sync::atomic::Ordering::Relaxed;
 use memfold::config::Config;
 use memfold::pager::{Pager, SharedLimit};
@@ -88,6 +88,8 @@ pub struct SizeLook {
 /// Measures the process's size.
 pub struct SizeScale {
     statm: Statm,
+    /// `None` if the kernel has no such file.
+    rollup: Option<Rollup>,
     config: Config,
 }
 
@@ -97,7 +99,7 @@ impl SizeScale {
     /// # Errors
     /// ENOENT without /proc.
     pub fn open(config: Config) -> Result<SizeScale, Errno> {
-        Ok(SizeScale { statm: Statm::open()?, config })
+        Ok(SizeScale { statm: Statm::open()?, rollup: Rollup::open(), config })
     }
 
     /// Returns whether this is a child of fork that can't see its own size.
@@ -110,6 +112,7 @@ impl SizeScale {
     /// # Errors
     /// The errors of [`SizeScale::open`].
     pub fn reopen(&self) -> Result<(), Errno> {
+        self.rollup.iter().for_each(Rollup::reopen);
         self.statm.reopen()
     }
 
@@ -148,7 +151,10 @@ impl SizeScale {
         pager.gauges().set_unmanaged_bytes(unmanaged);
         pager.gauges().publish();
         let before = core::mem::replace(&mut level.anonymous, anonymous);
-        measure_shared(pager, level);
+        match &self.rollup {
+            Some(rollup) => measure_shared(rollup, pager, level),
+            None => (level.sharing, level.others) = (false, 0),
+        }
         let need = anonymous.saturating_sub(level.others)
             + pager.gauges().away_bytes().saturating_sub(level.inherited_away);
         // An idle process needs only what it can't fold.
@@ -206,13 +212,13 @@ impl SizeScale {
 /// Measures the memory that this process shares with others of the run. Each process counts only
 /// its part, so that the sum is right. It is measured from time to time while there is any, because
 /// a write to shared memory makes a private page that the engine does not see.
-fn measure_shared(pager: &Pager, level: &mut SizeLevel) {
+fn measure_shared(rollup: &Rollup, pager: &Pager, level: &mut SizeLevel) {
     let now = now_ns();
     if !level.sharing || now < level.measure_at_ns {
         return;
     }
     let begin = cpu_ns();
-    let shared = process_size::shared_memory();
+    let shared = rollup.shared_memory();
     level.sharing = shared.others_bytes >= SHARED_LEAST_BYTES;
     level.others = if level.sharing { shared.others_bytes } else { 0 };
     level.measure_at_ns = now + MEASURE_NS.max((cpu_ns() - begin) * MEASURE_SHARE);

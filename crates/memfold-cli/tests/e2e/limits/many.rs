@@ -83,6 +83,19 @@ fn pid_namespace_processes_share_limit_and_show_outer_numbers() {
     assert!(pids.iter().all(|pid| *pid > 10), "numbers of another namespace: {pids:?}");
 }
 
+/// The name of the run's socket belongs to another network namespace.
+#[test]
+fn processes_in_network_namespaces_share_limit_and_numbers() {
+    if !can_make_worlds() {
+        return;
+    }
+    let namespaces = ["unshare", "-npf", "--mount-proc"];
+    let Some(stats) = run_many("", 128, 128, &namespaces, &["4", "96"]) else { return };
+    let pids = pids(&stats);
+    assert!(pids.len() >= 4, "{pids:?}");
+    assert!(pids.iter().all(|pid| *pid > 10), "numbers of another namespace: {pids:?}");
+}
+
 /// Half of the processes then execute another program, which may not read `memfold run`'s /proc.
 #[test]
 fn processes_that_become_other_users_share_the_limit() {

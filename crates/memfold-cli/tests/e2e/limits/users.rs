@@ -17,6 +17,19 @@ fn process_without_its_old_rights_harms_no_other() {
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{said}");
 }
 
+/// A process asks at the run's socket for the table of its new user. `memfold run` is stopped
+/// meanwhile, and a process of a third user sends its own table as an answer to each socket.
+#[test]
+fn process_of_another_user_cannot_answer_for_the_run() {
+    if !can_make_worlds() {
+        return;
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/forged_answers.py");
+    let Some(output) = managed_in("", &["--limit", "64M"], &["python3", script]) else { return };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{said}");
+}
+
 #[test]
 fn engine_gives_up_what_the_program_gives_up_for_good() {
     if can_make_worlds() {

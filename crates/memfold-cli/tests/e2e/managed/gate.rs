@@ -456,6 +456,19 @@ fn folded_memory_is_read_under_a_filter_that_refuses_nearly_all() {
     assert_right("denied", 32, &["refused"]);
 }
 
+/// Sandboxes of browsers set such filters. Each filter refuses a call of memfold and none of the
+/// program.
+#[test]
+fn program_goes_on_when_its_filter_refuses_memfolds_calls() {
+    assert_right("sandboxed", 32, &["alone", "one_of_many", "all", "executed"]);
+}
+
+#[test]
+fn hidden_program_goes_on_when_its_filter_refuses_calls() {
+    let flags = &["--resident", "8M", "--paging", "protection"];
+    assert_all_right("", flags, "sandboxed", 32, &["alone", "one_of_many", "all"]);
+}
+
 #[test]
 fn thread_without_the_processors_counter_is_served() {
     assert_right("denied", 32, &["counter"]);

@@ -42,6 +42,15 @@ fn program_reads_and_writes_its_own_memory_by_its_file() {
     );
 }
 
+/// The sandboxes of browsers count their threads there.
+#[test]
+fn own_files_of_proc_are_right_where_no_path_leads_there() {
+    assert_right("observers", 32, &["in_an_empty_root"]);
+    assert_right("observers", 6, &["by_an_outer_proc"]);
+    let flags = &["--resident", "8M", "--paging", "protection"];
+    assert_right_with(flags, "observers", 32, &["in_an_empty_root"]);
+}
+
 #[test]
 fn a_debugger_never_reads_a_wrong_byte() {
     assert_right("observers", 32, &["debugger"]);

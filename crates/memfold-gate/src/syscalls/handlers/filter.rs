@@ -1,8 +1,9 @@
 //! Runs a seccomp filter of the program on calls that the gate or the keeper makes, to find out
 //! whether it refuses them. A filter is classic BPF over `struct seccomp_data` (`kernel/seccomp.c`,
 //! `seccomp_check_filter`).
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, KeeperCall};
 use crate::touch::read;
+use crate::user_dispatch::PR_SET_SYSCALL_USER_DISPATCH;
 
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 /// The number of words of `struct seccomp_data`: number, architecture, address, six arguments.
@@ -16,8 +17,14 @@ const LETS_THROUGH: [u32; 4] = [
     libc::SECCOMP_RET_USER_NOTIF,
 ];
 
-/// The calls that the gate makes for a thread, each with its second argument.
-const OWN_CALLS: [(i64, usize); 2] = [(libc::SYS_rt_sigreturn, 0), (libc::SYS_rt_sigprocmask, 0)];
+/// The calls that the gate makes for a thread, and at the start of a new thread or process.
+const OWN_CALLS: [KeeperCall; 5] = [
+    KeeperCall::needed(libc::SYS_rt_sigreturn, [0; 4]),
+    KeeperCall::needed(libc::SYS_rt_sigprocmask, [0; 4]),
+    KeeperCall::needed(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH as usize, 1, 0, 0]),
+    KeeperCall::needed(libc::SYS_sigaltstack, [0; 4]),
+    KeeperCall::tried(libc::SYS_mprotect, [0; 4]),
+];
 
 /// Returns the address of the filter that a call sets, or `None` if it sets none.
 pub fn set_by(nr: usize, args: &[usize; 6]) -> Option<usize> {
@@ -44,22 +51,61 @@ pub fn wants_strict(nr: usize, args: &[usize; 6]) -> bool {
     }
 }
 
-/// Returns whether a filter refuses a call that the gate or the keeper makes.
-pub fn refuses_own(keeper: &dyn Keeper, at: usize) -> bool {
-    OWN_CALLS.iter().chain(keeper.calls()).any(|call| refuses(at, *call))
+/// Returns whether a filter refuses a call that the gate or the keeper makes. `of_all` is whether it
+/// is for the keeper's threads too. In a copy of the process it is.
+pub fn refuses_own(keeper: &dyn Keeper, at: usize, of_all: bool) -> bool {
+    let forks = forks(at);
+    let mut any = OWN_CALLS.iter().any(|call| refuses(at, call));
+    keeper.each_call(of_all || forks, &mut |call| any = any || refuses(at, call));
+    any || forks && CALLS_OF_COPY.iter().any(|call| refuses(at, call))
 }
 
-/// Returns whether a filter refuses the call `nr` with this second argument, and zeros for the
-/// others. `at` is the address of the filter's `struct sock_fprog`. A filter that can't be read or
-/// isn't valid refuses nothing, because the kernel doesn't take it.
-fn refuses(at: usize, (nr, second): (i64, usize)) -> bool {
+/// The flags with which libc's `fork` makes a copy of the process.
+const FORK: usize =
+    (libc::CLONE_CHILD_CLEARTID | libc::CLONE_CHILD_SETTID | libc::SIGCHLD) as usize;
+/// The flags with which the keeper makes its first thread in a copy of the process.
+const FIRST_THREAD: usize = (libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SETTLS
+    | libc::CLONE_PARENT_SETTID) as usize;
+
+/// The calls that a copy of the process makes before its program continues. Without a userfaultfd
+/// or a file of /proc it continues in another way.
+const CALLS_OF_COPY: [KeeperCall; 8] = [
+    KeeperCall::needed(libc::SYS_clone, [FIRST_THREAD, 0, 0, 0]),
+    KeeperCall::tried(libc::SYS_userfaultfd, [1, 0, 0, 0]),
+    KeeperCall::tried(libc::SYS_openat, [0; 4]),
+    KeeperCall::tried(libc::SYS_dup3, [0; 4]),
+    KeeperCall::tried(libc::SYS_fcntl, [0; 4]),
+    KeeperCall::tried(libc::SYS_close, [0; 4]),
+    KeeperCall::tried(libc::SYS_close_range, [0; 4]),
+    KeeperCall::tried(libc::SYS_prctl, [libc::PR_SET_NAME as usize, 0, 0, 0]),
+];
+
+/// Returns whether a thread with this filter can copy its process.
+fn forks(at: usize) -> bool {
+    let copies = [(libc::SYS_clone, FORK), (libc::SYS_fork, 0), (libc::SYS_clone3, 0)];
+    copies.into_iter().any(|(nr, flags)| !refuses(at, &KeeperCall::needed(nr, [flags, 0, 0, 0])))
+}
+
+/// Returns whether a filter refuses a call in a way that it must not. `at` is the address of the
+/// filter's `struct sock_fprog`. A filter that can't be read or isn't valid refuses nothing, because
+/// the kernel doesn't take it.
+fn refuses(at: usize, call: &KeeperCall) -> bool {
     let mut data = [0u32; DATA_WORDS];
-    (data[0], data[1]) = (nr as u32, AUDIT_ARCH_X86_64);
+    (data[0], data[1]) = (call.number as u32, AUDIT_ARCH_X86_64);
     let here = refuses as *const () as usize;
     (data[2], data[3]) = (here as u32, (here >> 32) as u32);
-    (data[6], data[7]) = (second as u32, (second >> 32) as u32);
-    says(at, &data)
-        .is_some_and(|said| !LETS_THROUGH.contains(&(said & libc::SECCOMP_RET_ACTION_FULL)))
+    for (words, arg) in data[4..].chunks_exact_mut(2).zip(call.args) {
+        (words[0], words[1]) = (arg as u32, (arg >> 32) as u32);
+    }
+    says(at, &data).is_some_and(|said| {
+        let action = said & libc::SECCOMP_RET_ACTION_FULL;
+        let fails = call.may_fail && action == libc::SECCOMP_RET_ERRNO;
+        !(fails || LETS_THROUGH.contains(&action))
+    })
 }
 
 /// The state of a filter that runs.
@@ -156,7 +202,11 @@ impl FilterMachine {
 mod tests {
     use super::*;
 
-    fn refused(code: &[(u32, u8, u8, u32)], call: (i64, usize)) -> bool {
+    fn refused(code: &[(u32, u8, u8, u32)], (nr, second): (i64, usize)) -> bool {
+        refused_call(code, &KeeperCall::needed(nr, [0, second, 0, 0]))
+    }
+
+    fn refused_call(code: &[(u32, u8, u8, u32)], call: &KeeperCall) -> bool {
         let word = |&(op, jt, jf, k): &(u32, u8, u8, u32)| {
             u64::from(op) | u64::from(jt) << 16 | u64::from(jf) << 24 | u64::from(k) << 32
         };
@@ -191,6 +241,24 @@ mod tests {
             ALLOW,
         ];
         assert!(refused(&second, (SYS_ioctl, 11)) && !refused(&second, (SYS_ioctl, 10)));
+        // A call that may fail isn't refused by an error, but by a signal or by an unknown action.
+        let fails = [NUMBER, errno];
+        let tried = KeeperCall::tried(SYS_openat, [0; 4]);
+        assert!(!refused_call(&fails, &tried) && refused(&fails, (SYS_openat, 0)));
+        for action in [SECCOMP_RET_TRAP, SECCOMP_RET_KILL_PROCESS, 0x1234_0000] {
+            assert!(refused_call(&[(BPF_RET, 0, 0, action)], &tried), "{action:x}");
+        }
+        // A filter that decides by each of the other arguments.
+        for place in [0, 2, 3] {
+            let of = |value| {
+                let load = (BPF_LD | BPF_ABS, 0, 0, 16 + 8 * place);
+                let code = [load, (BPF_JMP | BPF_JEQ, 0, 1, 7), errno, ALLOW];
+                let mut args = [0; 4];
+                args[place as usize] = value;
+                refused_call(&code, &KeeperCall::needed(SYS_mmap, args))
+            };
+            assert!(of(7) && !of(8), "{place}");
+        }
         // None of these is a filter.
         assert!(!refused(&[NUMBER], (SYS_ioctl, 0)) && !refused(&[], (SYS_ioctl, 0)));
         let divides = [(BPF_ALU | BPF_DIV, 0, 0, 0), kill];

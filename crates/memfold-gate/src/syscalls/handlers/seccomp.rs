@@ -22,20 +22,21 @@ pub fn seccomp(call: &mut ProgramCall) -> isize {
 
 /// Sets the filter at `at`. If the program has one thread, a filter for all threads is set for that
 /// thread only, because the keeper's threads aren't the program's. If the filter refuses a call
-/// that the gate or the keeper needs, all memory is made resident first.
+/// that the gate or the keeper needs, both end their work first.
 fn set_filter(call: &mut ProgramCall, at: usize) -> isize {
     const ALL_THREADS: usize =
         (libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_TSYNC_ESRCH) as usize;
-    let is_for_all = call.nr as i64 == libc::SYS_seccomp && call.args[1] & ALL_THREADS != 0;
+    let mut is_for_all = call.nr as i64 == libc::SYS_seccomp && call.args[1] & ALL_THREADS != 0;
     if is_for_all && call.is_alone() {
+        is_for_all = false;
         call.args[1] &= !ALL_THREADS;
         call.context.regs.rsi = call.args[1] as u64;
     }
-    call.keeper.last_chance();
-    call.keeper.filtered();
-    if filter::refuses_own(call.keeper, at) {
+    if filter::refuses_own(call.keeper, at, is_for_all) {
         return shut_in(call, RefusedCall::Filter);
     }
+    call.keeper.last_chance();
+    call.keeper.filtered();
     call.wait()
 }
 
@@ -50,23 +51,30 @@ fn be_strict(call: &mut ProgramCall) -> isize {
     shut_in(call, RefusedCall::Strict)
 }
 
-/// Serves a caller that asks the kernel to refuse calls that the gate needs. Makes all memory
-/// resident, and disarms the caller. The program then makes this call again, which doesn't pass the
-/// gate. This call must be the first such one, because even a return from a handler may be refused
-/// after it.
+/// Serves a caller that asks the kernel to refuse calls that the gate or the keeper needs. Makes all
+/// memory resident. The program then makes this call again, which doesn't pass the gate.
+///
+/// The first process continues without gate and keeper. A keeper that can't end its work stays, and
+/// so does that of a child of vfork, which is its parent's: only the caller is disarmed then. This
+/// call must be the first such one, because even a return from a handler may be refused after it.
 fn shut_in(call: &mut ProgramCall, how: RefusedCall) -> isize {
-    let is_alone = call.is_alone();
+    let (keeper, record, is_alone) = (call.keeper, call.record, call.is_alone());
     signals::block_all();
-    if !threads::keep_home(call.keeper, call.record, true) {
+    if !threads::keep_home(keeper, record, true) {
         return -(libc::ENOMEM as isize);
     }
-    if call.record.is_of_first_process() {
-        call.keeper.tells(how);
+    if record.is_of_first_process() {
+        keeper.tells(how);
     } else {
         // The child's parent waits until the child executes a program or ends. Then the memory is
         // managed again.
-        call.record.traced.set(true);
+        record.traced.set(true);
     }
-    pass_by(call, is_alone);
+    if record.is_of_first_process() && keeper.can_retire() {
+        threads::retire(record);
+        keeper.retire();
+    } else {
+        pass_by(call, is_alone);
+    }
     CALLED_OFF
 }

@@ -60,6 +60,9 @@ pub fn exit_group(call: &mut ProgramCall) -> isize {
 
 /// Serves `unshare` and `setns`.
 pub fn change_namespaces(call: &mut ProgramCall) -> isize {
+    if call.nr as i64 == libc::SYS_setns || call.args[0] & libc::CLONE_NEWNET as usize != 0 {
+        call.keeper.leaves_network();
+    }
     if !call.is_alone() {
         return call.wait();
     }
