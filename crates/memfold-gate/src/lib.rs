@@ -33,6 +33,7 @@ pub use record::{ProgramPlace, TakenPlace};
 pub use threads::{all_are_gone, child, first_has_exited, hand_over, serve_errands};
 pub use touch::{read_bytes, touch, write_bytes};
 
+use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_os::Errno;
 use memfold_os::raw::{set_signals_blocked, system_call};
@@ -93,9 +94,18 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
         .and_then(|()| user_dispatch::arm().map_err(WhyNot::NoDispatch));
     if armed.is_ok() {
         patch::allow(trap::on_patched);
+        ALARMS.store(true, SeqCst);
     }
     set_signals_blocked(if armed.is_ok() { before & !actions::PROTECTED } else { before });
     armed
+}
+
+/// Whether SIGSYS is the gate's.
+static ALARMS: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether threads of the keeper may open SIGSYS for their alarms ([`Keeper::alarm`]).
+pub fn takes_alarms() -> bool {
+    ALARMS.load(SeqCst)
 }
 
 /// Sets the calling thread's alternate stack, and returns the previous one.

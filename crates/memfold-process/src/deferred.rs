@@ -52,7 +52,7 @@ pub const LIFE: EngineLife = EngineLife {
     begin_as_child: |stats| program::existing().begin_as_child(stats),
     go_on: |stats| program::existing().go_on(stats),
     prepare: crate::threads::raise,
-    look: || program::existing().look(),
+    look: |is_rung| program::existing().look(is_rung),
 };
 
 /// The settings for the engine, and the ID of the process that waits for it.

@@ -2,7 +2,7 @@
 use crate::diagnostics::{self, warn_once};
 use crate::marks::state::MemoryMark;
 use crate::program::{ManagedProgram, get};
-use crate::{deferred, execution::executes, limits, sampling, threads};
+use crate::{deferred, engine, execution::executes, limits, sampling, threads};
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
 use memfold::fault::{FaultOutcome, FaultSource, PageFault};
@@ -400,6 +400,10 @@ impl Keeper for ProgramKeeper {
         get().is_none_or(|gated| gated.keep_home(keep))
     }
 
+    fn alarm(&self) {
+        engine::end_own_rest();
+    }
+
     fn ends(&self, how: Ending) {
         if child().is_some() {
             // Everything that the child leaves behind belongs to its parent.
@@ -411,6 +415,10 @@ impl Keeper for ProgramKeeper {
             Ending::Thread => {}
         }
         if let (Some(gated), Ending::Process) = (get(), how) {
+            // A filter may kill a thread that asks for CPU times.
+            if !gated.filtered.load(SeqCst) && !gated.shut_in.load(SeqCst) {
+                gated.pager.gauges().note_cost();
+            }
             gated.pager.gauges().publish();
         }
     }

@@ -1,6 +1,7 @@
 //! Engine threads: signals blocked, pinned on demand, never unwinding.
 pub mod identity;
 pub mod bare;
+pub mod alarm;
 pub mod delegate_queue;
 pub mod owner;
 

@@ -14,8 +14,8 @@ mod tests;
 
 pub use self::bounds::LAYOUT_VERSION;
 use self::bounds::{AskedShare, RunBounds, UserPortion};
-pub use self::slot::ProcessSlot;
 use self::slot::{GROUP, SlotWords, TableCharges, TableGroup};
+pub use self::slot::{News, ProcessSlot};
 use self::totals::{PeakSums, TablePeaks};
 use crate::fair_share::ShareClaim;
 use crate::mailbox::Mailbox;
@@ -50,6 +50,9 @@ struct UnmanagedPrograms {
     first: [AtomicU8; UNMANAGED_BYTES_MAX],
 }
 
+/// A smaller change of the bounds is no news, bytes.
+const SENT_BYTES: u64 = 256 << 10;
+
 /// The header of a table.
 #[repr(C, align(4096))]
 struct RunHeader {
@@ -71,6 +74,8 @@ struct RunHeader {
     /// The largest least limit that could be kept at any moment, in bytes. 0 if the given limit
     /// could be kept.
     least_bytes: AtomicU64,
+    /// The bounds of which the processes last got news, bytes.
+    sent: [AtomicU64; 2],
     mailbox: Mailbox,
 }
 
@@ -215,6 +220,24 @@ impl RunTable {
     /// off.
     pub fn bounds_left(&self) -> (u64, u64) {
         self.portion.left(self.head.charges.waiting_bytes.load(Relaxed))
+    }
+
+    /// Sends the processes news of their bounds, if these have changed since that was last sent.
+    /// Only `memfold run` calls it.
+    pub fn send_bounds(&self) {
+        let (limit, resident) = self.bounds_left();
+        let changed = |sent: &AtomicU64, now: u64| {
+            let is_changed = sent.load(Relaxed).abs_diff(now) >= SENT_BYTES;
+            if is_changed {
+                sent.store(now, Relaxed);
+            }
+            is_changed
+        };
+        let [sent_limit, sent_resident] = &self.head.sent;
+        let is_changed = changed(sent_limit, limit) | changed(sent_resident, resident);
+        if is_changed {
+            self.send(None, News::BOUNDS);
+        }
     }
 
     /// Returns the bytes that processes without a slot hold, or have reserved and may use before
@@ -419,7 +442,9 @@ impl RunTable {
             return None;
         }
         process.slot.pid.store(pid, Relaxed);
-        self.head.charges.forget(process.slot);
+        if self.head.charges.forget(process.slot) {
+            self.send(Some(process), News::SHARING);
+        }
         process.set_need(0);
         process.set_least(0, 0);
         process.place.stats.clear_gauges();
@@ -434,22 +459,37 @@ impl RunTable {
             .filter(|p| p.slot.owner.state() != OwnerState::Free)
     }
 
+    /// Sends news to all live processes but `own`. News of shared memory go only to processes that
+    /// share memory.
+    pub fn send(&self, own: Option<ProcessSlot>, news: News) {
+        let is_own = |process: &ProcessSlot| own.is_some_and(|own| own.is(process));
+        self.alive()
+            .filter(|process| !is_own(process))
+            .filter(|process| news != News::SHARING || process.shares_memory())
+            .for_each(|process| process.send(news));
+    }
+
     /// Returns the claims of the other live processes on the limit, or on the bound of resident
     /// memory. Processes that need nothing are left out. What ended processes were charged with is
-    /// released.
+    /// released. If one of them shared memory, the processes that share memory get news.
     pub fn claims_of_others(&self, own: Option<ProcessSlot>, limit: bool) -> Vec<ShareClaim> {
         let used = (self.head.used.load(Relaxed) as usize).min(self.slots);
         let own = own.map(|own| own.number);
         let slots = self.mapped(used).iter().flat_map(|group| &group.slots).take(used).enumerate();
         let others = slots.filter(|(n, _)| Some(*n) != own);
+        let mut has_shared = false;
         let claim = |slot: &SlotWords| match slot.owner.state() {
             OwnerState::Held => Some(slot.claim(limit)).filter(|claim| claim.need > 0),
             _ => {
-                self.head.charges.forget(slot);
+                has_shared |= self.head.charges.forget(slot);
                 None
             }
         };
-        others.filter_map(|(_, slot)| claim(slot)).collect()
+        let claims = others.map(|(_, slot)| slot).filter_map(claim).collect();
+        if has_shared {
+            self.send(None, News::SHARING);
+        }
+        claims
     }
 
     fn slot(&self, n: usize) -> Option<&'static SlotWords> {

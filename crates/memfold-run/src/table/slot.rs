@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relax
 use memfold_os::Errno;
 use memfold_os::thread::owner::{OwnerState, RobustList, RobustOwner};
 use memfold_stats::Stats;
+use rustix::thread::futex;
 
 /// Number of slots in a group.
 pub(super) const GROUP: usize = 64;
@@ -22,11 +23,13 @@ pub(super) struct TableCharges {
 
 impl TableCharges {
     /// Releases the charge of a slot whose process has ended or begins, and so holds nothing.
-    pub(super) fn forget(&self, slot: &SlotWords) {
+    /// Returns whether the process shared memory, which the first call for it learns.
+    pub(super) fn forget(&self, slot: &SlotWords) -> bool {
         if slot.charged_bytes.load(Relaxed) > 0 {
             let charged = slot.charged_bytes.swap(0, AcqRel);
             self.charged_bytes.fetch_sub(charged, AcqRel);
         }
+        slot.shares_memory.load(Relaxed) != 0 && slot.shares_memory.swap(0, AcqRel) != 0
     }
 }
 
@@ -43,6 +46,29 @@ pub(super) struct SlotWords {
     stored_bytes: AtomicU64,
     /// The part of [`TableCharges::charged_bytes`] of this process.
     charged_bytes: AtomicU64,
+    /// The process sleeps on this futex, which is incremented to wake it.
+    bell: AtomicU32,
+    /// [`News`] for the process since it last looked.
+    news: AtomicU32,
+    /// 1 if the process shares memory with others because of a fork.
+    shares_memory: AtomicU32,
+}
+
+/// Bits of news that processes of a run send each other. A process that sleeps wakes for news, and
+/// for nothing else that other processes do.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct News(pub u32);
+
+impl News {
+    /// The bounds have changed, or a process needs more of them than it has.
+    pub const BOUNDS: News = News(1);
+    /// Memory that processes share has changed. Only processes that share memory get this.
+    pub const SHARING: News = News(2);
+
+    /// Returns whether these have all bits of `other`.
+    pub fn has(self, other: News) -> bool {
+        self.0 & other.0 == other.0
+    }
 }
 
 impl SlotWords {
@@ -114,6 +140,33 @@ impl ProcessSlot {
     pub fn set_least(&self, bytes: u64, stored: u64) {
         self.slot.least_bytes.store(bytes, Relaxed);
         self.slot.stored_bytes.store(stored, Relaxed);
+    }
+
+    /// Publishes whether the process shares memory with others because of a fork.
+    pub fn set_shares_memory(&self, shares: bool) {
+        self.slot.shares_memory.store(shares.into(), Relaxed);
+    }
+
+    /// Returns whether the process shares memory with others because of a fork.
+    pub fn shares_memory(&self) -> bool {
+        self.slot.shares_memory.load(Relaxed) != 0
+    }
+
+    /// Sends news to the process, and wakes it if it sleeps.
+    pub fn send(&self, news: News) {
+        self.slot.news.fetch_or(news.0, AcqRel);
+        self.slot.bell.fetch_add(1, AcqRel);
+        let _ = futex::wake(&self.slot.bell, futex::Flags::empty(), 1);
+    }
+
+    /// Returns the news since the last call. The process itself calls this.
+    pub fn take_news(&self) -> News {
+        News(self.slot.news.swap(0, AcqRel))
+    }
+
+    /// Returns the futex on which the process sleeps. It is shared with other processes.
+    pub fn bell(&self) -> &'static AtomicU32 {
+        &self.slot.bell
     }
 
     /// Returns whether both are the same process.

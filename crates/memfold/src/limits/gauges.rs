@@ -96,6 +96,12 @@ impl Gauges<'_> {
         self.budget.is_idle()
     }
 
+    /// Returns when a process that goes on sleeping is to be weighed again, nanoseconds; `None` if
+    /// its sleep changes nothing.
+    pub fn idle_due_ns(&self) -> Option<u64> {
+        self.budget.idle_due_ns()
+    }
+
     /// Publishes what folding has cost and saved until now. The first engine thread calls it from
     /// time to time.
     pub fn note_cost(&self) {

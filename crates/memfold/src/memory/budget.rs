@@ -166,6 +166,11 @@ impl Budget {
         self.wakes_at.load(Relaxed) != u64::MAX
     }
 
+    /// Returns when a process that goes on sleeping is to be weighed again, nanoseconds.
+    pub fn idle_due_ns(&self) -> Option<u64> {
+        self.slowdown.lock().as_ref().and_then(SlowdownController::idle_due_ns)
+    }
+
     /// Returns whether the process works again after it was idle, and most of its memory may still
     /// be folded.
     pub fn is_waking(&self) -> bool {

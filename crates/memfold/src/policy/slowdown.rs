@@ -200,6 +200,17 @@ impl SlowdownController {
         now_ns.saturating_sub(self.last.now_ns) >= PERIOD_NS
     }
 
+    /// Returns when a process that goes on sleeping becomes idle, nanoseconds; `None` if it is.
+    pub fn idle_due_ns(&self) -> Option<u64> {
+        let due_ns = (self.quiet_ns + self.enough_ns()).max(self.began_ns + START_NS);
+        (self.mode != Mode::Idle).then_some(due_ns.max(self.last.now_ns + PERIOD_NS))
+    }
+
+    /// Returns how long a process must be quiet to be idle, nanoseconds.
+    fn enough_ns(&self) -> u64 {
+        self.goal.idle_ns.max(self.waking_cost_ns / self.goal.share as u64 * 10_000)
+    }
+
     /// Returns what so much work earns, nanoseconds.
     fn earned(&self, own_ns: u64) -> u64 {
         own_ns / 10_000 * self.goal.share as u64
@@ -229,8 +240,7 @@ impl SlowdownController {
             (self.quiet_ns, self.quiet_own_ns) = (now.now_ns, now.own_ns);
             return false;
         }
-        let worth = self.waking_cost_ns / self.goal.share as u64 * 10_000;
-        let enough = self.goal.idle_ns.max(worth);
+        let enough = self.enough_ns();
         if quiet >= 2 * enough {
             (self.quiet_ns, self.quiet_own_ns) = (now.now_ns - enough, now.own_ns);
         }
