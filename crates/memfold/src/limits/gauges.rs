@@ -78,6 +78,7 @@ impl Gauges<'_> {
             now_ns,
             own_ns: self.stats.own_ns.load(Relaxed),
             folding_ns: self.stats.folding_ns.load(Relaxed) + self.stats.waking_ns.load(Relaxed),
+            waited_ns: if self.budget.asks_waited(now_ns) { bare::others_waited_ns() } else { 0 },
             resident: self.limits().physical() + (unmanaged_bytes >> PAGE_SHIFT),
             loaded: self.stats.zswpin.load(Relaxed) + self.stats.pswpin.load(Relaxed),
         });

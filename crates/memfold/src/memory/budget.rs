@@ -117,6 +117,12 @@ impl Budget {
         self.aim_pages.load(Relaxed)
     }
 
+    /// Returns whether the next decision depends on how long the program's threads have waited for a
+    /// CPU.
+    pub fn asks_waited(&self, now_ns: u64) -> bool {
+        self.slowdown.lock().as_ref().is_some_and(|control| control.asks_waited(now_ns))
+    }
+
     /// Decides anew how much may stay, if a slowdown was asked for and a decision is due.
     pub fn weigh(&self, work: &WorkDone) {
         let Some(goal) = self.goal else { return };
