@@ -74,6 +74,7 @@ impl Gauges<'_> {
     /// `unmanaged_bytes` could be managed. Returns whether memory begins to sink.
     pub fn weigh_slowdown(&self, unmanaged_bytes: u64) -> bool {
         let (now_ns, before) = (now_ns(), self.budget.aim_pages());
+        let was_idle = self.is_idle();
         self.budget.weigh(&WorkDone {
             now_ns,
             own_ns: self.stats.own_ns.load(Relaxed),
@@ -82,6 +83,9 @@ impl Gauges<'_> {
             resident: self.limits().physical() + (unmanaged_bytes >> PAGE_SHIFT),
             loaded: self.stats.zswpin.load(Relaxed) + self.stats.pswpin.load(Relaxed),
         });
+        if self.is_idle() && !was_idle {
+            self.requests.recompress();
+        }
         self.limits().ask_past_target();
         let sinks = self.budget.aim_pages() != u64::MAX;
         if !sinks && !self.limits().is_bounded() {
