@@ -52,9 +52,10 @@ const WAKING_PAGES: u64 = 256;
 /// idle. A starved process waits all the time.
 const RUNNABLE_SHARE: u64 = 4;
 /// Before all memory is folded, one part in this many is, and the process may use it for so long,
-/// nanoseconds. The process isn't idle if it loads one part in `TRIAL_USED` of it.
-const TRIAL: u64 = 16;
-const TRIAL_NS: u64 = 500_000_000;
+/// nanoseconds. The process isn't idle if it loads one part in `TRIAL_USED` of it. The part is small,
+/// because a process that works for 4% of the time loads only some thousand pages a second.
+const TRIAL: u64 = 64;
+const TRIAL_NS: u64 = 800_000_000;
 const TRIAL_USED: u64 = 4;
 /// After a trial in vain, the process must be quiet for twice as long; so often.
 const DOUBLED_MOST: u32 = 4;
@@ -496,8 +497,7 @@ mod tests {
         }
         assert_eq!(idle, 0);
         let work = program.work;
-        let cost =
-            (work.folding_ns - before.folding_ns) * 10_000 / (work.own_ns - before.own_ns);
+        let cost = (work.folding_ns - before.folding_ns) * 10_000 / (work.own_ns - before.own_ns);
         assert!(cost <= GOAL.share as u64, "{cost}");
         // Once it rests it is idle, at the latest after the longest time.
         program.run(30 << DOUBLED_MOST, 1, 0);
