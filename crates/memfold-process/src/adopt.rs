@@ -78,10 +78,13 @@ impl ManagedProgram {
         self.while_it_may(state.level.pace.note(now, wanted_ns, due_ns, has_news))
     }
 
-    /// Cuts a rest short while a filter may kill the program's last thread, which is no event.
+    /// Cuts a rest short while a filter may kill the program's last thread, which is no event. The
+    /// filter may also kill a thread that sets a timer.
     fn while_it_may(&self, pause: LookPause) -> LookPause {
-        let is_watched = self.filtered.load(SeqCst) || self.shut_in.load(SeqCst);
-        LookPause { ns: if is_watched { pause.ns.min(LOOK_IDLE_NS) } else { pause.ns }, ..pause }
+        match self.filtered.load(SeqCst) || self.shut_in.load(SeqCst) {
+            true => LookPause { ns: pause.ns.min(LOOK_IDLE_NS), ends_with_work: false },
+            false => pause,
+        }
     }
 
     /// Makes one look, at which the program's threads have run for `worked_ns`. Returns the time

@@ -209,11 +209,17 @@ fn run(_: usize) {
             // until then.
             unsafe { (*(errand as *mut &mut dyn FnMut()))() };
             tell();
+            // The errand may have changed the futex.
+            continue;
         }
         let pause = (life.look)(IS_RUNG.swap(false, SeqCst));
-        RESTS.store(pause.ends_with_work && pause.ns > REST_NS, SeqCst);
-        if BELL.load(SeqCst) == rung {
+        let rests = pause.ns > REST_NS;
+        RESTS.store(rests, SeqCst);
+        if (!rests || member::begin_rest()) && BELL.load(SeqCst) == rung {
             rest(futex, flags, seen, pause, &mut alarm);
+        }
+        if rests {
+            member::end_rest();
         }
         RESTS.store(false, SeqCst);
     }

@@ -320,6 +320,18 @@ pub fn bell() -> Option<&'static AtomicU32> {
     own().map(ProcessSlot::bell)
 }
 
+/// Calls [`ProcessSlot::begin_rest`]; returns `true` without a slot.
+pub fn begin_rest() -> bool {
+    own().is_none_or(ProcessSlot::begin_rest)
+}
+
+/// Ends a rest of this process.
+pub fn end_rest() {
+    if let Some(own) = own() {
+        own.end_rest();
+    }
+}
+
 /// Publishes whether this process shares memory with others because of a fork.
 pub fn set_shares_memory(shares: bool) {
     if let Some(own) = own() {

@@ -10,7 +10,8 @@
 const WORK_NS: u64 = 50_000;
 /// A program works if it has run for one part in this many of the time since the last look.
 const WORK_SHARE: u64 = 50;
-/// The longest rest, nanoseconds.
+/// The shortest pause, whatever is due, and the longest rest, nanoseconds.
+const PAUSE_LEAST_NS: u64 = 250_000;
 const REST_MOST_NS: u64 = 10_000_000_000;
 
 /// The time from one look to the next.
@@ -61,7 +62,8 @@ impl LookPace {
             false => (self.pause_ns * 2).clamp(wanted_ns, REST_MOST_NS.max(wanted_ns)),
         };
         (self.looked_ns, self.worked_ns) = (now_ns, worked_ns);
-        self.next_ns = (now_ns + self.pause_ns).min(due_ns.unwrap_or(u64::MAX)).max(now_ns);
+        let next_ns = (now_ns + self.pause_ns).min(due_ns.unwrap_or(u64::MAX));
+        self.next_ns = next_ns.max(now_ns + PAUSE_LEAST_NS);
         LookPause { ns: self.next_ns - now_ns, ends_with_work: !works }
     }
 }
@@ -115,7 +117,7 @@ mod tests {
         (1..20).for_each(|n| drop(pause(&mut pace, n * 20 * SECOND, None)));
         assert_eq!(pause(&mut pace, 500 * SECOND, None), REST_MOST_NS);
         assert_eq!(pause(&mut pace, 501 * SECOND, Some(503 * SECOND)), 2 * SECOND);
-        assert_eq!(pause(&mut pace, 504 * SECOND, Some(503 * SECOND)), 0);
+        assert_eq!(pause(&mut pace, 504 * SECOND, Some(503 * SECOND)), PAUSE_LEAST_NS);
         assert_eq!(pace.note((505 * SECOND, 0), 5 * MS, None, true).ns, 5 * MS);
     }
 }

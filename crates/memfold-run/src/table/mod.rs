@@ -22,9 +22,9 @@ use crate::mailbox::Mailbox;
 use alloc::vec::Vec;
 use core::ffi::c_void;
 use core::mem::size_of;
-use core::sync::atomic::{AtomicU8, AtomicU64};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use core::sync::atomic::{
-    Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
 };
 use memfold_os::memory::shared;
 use memfold_os::sync::Mutex;
@@ -33,6 +33,7 @@ use memfold_os::thread::owner::OwnerState;
 use memfold_os::{Errno, units::PAGE_SIZE};
 use memfold_stats::Stats;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::thread::{Timespec, futex};
 
 /// Number of slots that are never reused by another process.
 pub const APART: usize = 64;
@@ -74,6 +75,10 @@ struct RunHeader {
     /// The largest least limit that could be kept at any moment, in bytes. 0 if the given limit
     /// could be kept.
     least_bytes: AtomicU64,
+    /// A futex: incremented when a process begins or claims a slot. `runner_rests` is 1 while
+    /// `memfold run` sleeps on it.
+    stirred: AtomicU32,
+    runner_rests: AtomicU32,
     /// The bounds of which the processes last got news, bytes.
     sent: [AtomicU64; 2],
     mailbox: Mailbox,
@@ -331,12 +336,36 @@ impl RunTable {
 
     /// Records that a process of the run begins. Returns whether it is the first.
     pub fn note_process(&self) -> bool {
+        self.stir();
         self.head.begun.fetch_max(1, Relaxed) == 0
     }
 
     /// Returns whether any process has begun.
     pub fn has_begun(&self) -> bool {
         self.head.begun.load(Relaxed) > 0
+    }
+
+    /// Wakes `memfold run`, because the processes of the run change.
+    pub fn stir(&self) {
+        self.head.stirred.fetch_add(1, SeqCst);
+        if self.head.runner_rests.load(SeqCst) != 0 {
+            let _ = futex::wake(&self.head.stirred, futex::Flags::empty(), 1);
+        }
+    }
+
+    /// Returns the number of calls of [`RunTable::stir`].
+    pub fn stirred(&self) -> u32 {
+        self.head.stirred.load(SeqCst)
+    }
+
+    /// Sleeps until [`RunTable::stir`] is called and there were not `seen` calls, or for `ns`
+    /// nanoseconds. Only one thread of `memfold run` calls it.
+    pub fn rest(&self, seen: u32, ns: u64) {
+        const SECOND_NS: u64 = 1_000_000_000;
+        let time = Timespec { tv_sec: (ns / SECOND_NS) as i64, tv_nsec: (ns % SECOND_NS) as i64 };
+        self.head.runner_rests.store(1, SeqCst);
+        let _ = futex::wait(&self.head.stirred, futex::Flags::empty(), seen, Some(&time));
+        self.head.runner_rests.store(0, SeqCst);
     }
 
     /// Records that processes of the run can have an engine for the gate.
@@ -369,6 +398,7 @@ impl RunTable {
     pub fn note_unmanaged(&self, about: &[u8]) -> bool {
         let unmanaged = &self.head.unmanaged;
         unmanaged.count.fetch_add(1, Relaxed);
+        self.stir();
         let is_first = unmanaged.state.compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
         if is_first {
             let all = about.iter().copied().chain(core::iter::repeat(0));
@@ -447,7 +477,9 @@ impl RunTable {
         }
         process.set_need(0);
         process.set_least(0, 0);
+        process.end_rest();
         process.place.stats.clear_gauges();
+        self.stir();
         Some(process)
     }
 

@@ -1,7 +1,9 @@
 //! The slot of a process in the table of its user, and the memory that it is charged with.
 use super::bounds::UserPortion;
 use crate::fair_share::ShareClaim;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed, Ordering::SeqCst,
+};
 use memfold_os::Errno;
 use memfold_os::thread::owner::{OwnerState, RobustList, RobustOwner};
 use memfold_stats::Stats;
@@ -50,6 +52,8 @@ pub(super) struct SlotWords {
     bell: AtomicU32,
     /// [`News`] for the process since it last looked.
     news: AtomicU32,
+    /// 1 while the process rests, so that news must wake it. Otherwise it looks soon anyway.
+    rests: AtomicU32,
     /// 1 if the process shares memory with others because of a fork.
     shares_memory: AtomicU32,
 }
@@ -152,11 +156,25 @@ impl ProcessSlot {
         self.slot.shares_memory.load(Relaxed) != 0
     }
 
-    /// Sends news to the process, and wakes it if it sleeps.
+    /// Sends news to the process, and wakes it if it rests.
     pub fn send(&self, news: News) {
-        self.slot.news.fetch_or(news.0, AcqRel);
-        self.slot.bell.fetch_add(1, AcqRel);
-        let _ = futex::wake(&self.slot.bell, futex::Flags::empty(), 1);
+        self.slot.news.fetch_or(news.0, SeqCst);
+        if self.slot.rests.load(SeqCst) != 0 {
+            self.slot.bell.fetch_add(1, SeqCst);
+            let _ = futex::wake(&self.slot.bell, futex::Flags::empty(), 1);
+        }
+    }
+
+    /// Begins a rest of the process, which calls this itself. Returns `false` if there is news by
+    /// now: either this finds it, or its sender finds that the process rests.
+    pub fn begin_rest(&self) -> bool {
+        self.slot.rests.store(1, SeqCst);
+        self.slot.news.load(SeqCst) == 0
+    }
+
+    /// Ends a rest.
+    pub fn end_rest(&self) {
+        self.slot.rests.store(0, SeqCst);
     }
 
     /// Returns the news since the last call. The process itself calls this.
