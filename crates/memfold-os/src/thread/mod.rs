@@ -6,8 +6,8 @@ pub mod delegate_queue;
 pub mod owner;
 
 use crate::Errno;
-use crate::raw::system_call;
 pub use crate::clock::{cpu_ns, now_ns, process_cpu_ns, use_no_counter};
+use crate::raw::system_call;
 use crate::text::TextBuffer;
 use core::ffi::CStr;
 
@@ -115,8 +115,7 @@ pub fn each_thread(mut each: impl FnMut(u32)) -> Result<(), Errno> {
     let at = libc::AT_FDCWD as usize;
     let path = c"/proc/self/task".as_ptr() as usize;
     // SAFETY: the path is a constant that ends with a null byte.
-    let directory =
-        unsafe { system_call(libc::SYS_openat, [at, path, flags as usize, 0, 0, 0]) }?;
+    let directory = unsafe { system_call(libc::SYS_openat, [at, path, flags as usize, 0, 0, 0]) }?;
     let mut buffer = [0u64; 256];
     let bytes = size_of_val(&buffer);
     loop {
@@ -151,7 +150,8 @@ fn waited_ns(thread: u32) -> u64 {
     let mut text = [0u8; 64];
     let mut read = || {
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
-        let file = rustix::fs::open(path.as_c_str().ok()?, flags, rustix::fs::Mode::empty()).ok()?;
+        let file =
+            rustix::fs::open(path.as_c_str().ok()?, flags, rustix::fs::Mode::empty()).ok()?;
         let len = rustix::io::read(&file, &mut text).ok()?;
         core::str::from_utf8(&text[..len]).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
     };
