@@ -75,9 +75,9 @@ fn every_thread_of_a_sleeping_run_wakes_once_in_ten_seconds() {
     let (Some(bin), program) = (binaries(), compile("sleeping")) else { return };
     // A limit far away, near and below the program's size, idle processes, and none of them.
     let flags: [&[&str]; 5] =
-        [&["--limit", "1G"], &["--limit", "56M"], &["--limit", "24M"], &["--idle", "2"], &[]];
+        [&["--limit", "1G"], &["--limit", "110M"], &["--limit", "50M"], &["--idle", "2"], &[]];
     let start = |flags: &&[&str]| {
-        ["0", "4"].map(|children| Sleepers::start(&bin, flags, &program.path, "48", children))
+        ["0", "4"].map(|children| Sleepers::start(&bin, flags, &program.path, "100", children))
     };
     let runs: Vec<Sleepers> = flags.iter().flat_map(start).collect();
     sleep(SETTLES);
@@ -109,7 +109,7 @@ fn figures(flags: &[&str], least_mib: u64, arguments: &[&str]) -> Option<serde_j
 /// Each busy process once measured its shared memory for a tenth of the time.
 #[test]
 fn shared_memory_is_measured_only_when_it_may_change() {
-    let Some(stats) = figures(&["--limit", "1G"], 0, &["busy", "48", "3", "6"]) else { return };
+    let Some(stats) = figures(&["--limit", "1G"], 0, &["busy", "100", "3", "6"]) else { return };
     let measured = stats["sharing_measured"].as_u64().unwrap();
     assert!((4..=60).contains(&measured), "{measured} measurements of 4 processes in 6 s");
 }
@@ -130,7 +130,7 @@ fn sleeping_process_follows_a_new_limit_at_once() {
     let scratch = Scratch::new();
     let file = scratch.path("stats");
     let flags = ["--limit", "1G", "--stats-file", &file];
-    let run = Sleepers::start(&bin, &flags, &program.path, "48", "0");
+    let run = Sleepers::start(&bin, &flags, &program.path, "100", "0");
     sleep(Duration::from_secs(11));
     let (pid, begin) = (run.program, std::time::Instant::now());
     let set = memfold(&bin, &["set", &pid.to_string(), "--limit", "24M"]).output().unwrap();
