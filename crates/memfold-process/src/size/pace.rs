@@ -114,7 +114,9 @@ mod tests {
     fn rest_ends_when_something_is_due() {
         let mut pace = LookPace::default();
         let pause = |pace: &mut LookPace, now, due| pace.note((now, 0), 5 * MS, due, false).ns;
-        (1..20).for_each(|n| drop(pause(&mut pace, n * 20 * SECOND, None)));
+        for n in 1..20 {
+            pause(&mut pace, n * 20 * SECOND, None);
+        }
         assert_eq!(pause(&mut pace, 500 * SECOND, None), REST_MOST_NS);
         assert_eq!(pause(&mut pace, 501 * SECOND, Some(503 * SECOND)), 2 * SECOND);
         assert_eq!(pause(&mut pace, 504 * SECOND, Some(503 * SECOND)), PAUSE_LEAST_NS);
