@@ -77,11 +77,13 @@ mod tests {
 
     /// Runs a program that works for `percent` of the time. Returns its looks in `seconds`.
     fn looks(pace: &mut LookPace, clock: &mut (u64, u64), percent: u64, seconds: u64) -> u64 {
-        let (end, mut count) = (clock.0 + seconds * SECOND, 0);
+        let (end, mut count, mut rests) = (clock.0 + seconds * SECOND, 0, true);
         while clock.0 < end {
             *clock = (clock.0 + MS / 10, clock.1 + MS / 1000 * percent);
-            if pace.is_due(clock.0, clock.1) {
-                pace.note(*clock, 5 * MS, None, false);
+            // The timer of CPU time is set only for a rest.
+            let is_woken = rests || clock.0 >= pace.next_ns;
+            if is_woken && pace.is_due(clock.0, clock.1) {
+                rests = pace.note(*clock, 5 * MS, None, false).ends_with_work;
                 count += 1;
             }
         }

@@ -141,9 +141,7 @@ impl Engine {
 /// The thread once tried again for ever, and its touch never found that the page was unmapped.
 #[test]
 fn refused_protection_ends_the_fault() {
-    let mut config = Engine::settings(Order::PAGE);
-    config.swap = None;
-    let engine = Engine::with(config, 64);
+    let engine = Engine::of_blocks();
     engine.fill(0..1, 2);
     let fault = PageFault { addr: engine.page(0), write: true, protected: true };
     engine.space.refuse_protection(Errno::AGAIN);
