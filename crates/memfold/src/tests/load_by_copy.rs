@@ -50,6 +50,7 @@ fn held_clean_block_of_many_pages_stays_resident() {
     const PAGES: usize = 64;
     let mut config = Config::new(1 << 30);
     (config.delivery, config.fallback_percent) = (Delivery::Signal, 100);
+    config.limit_bytes = Some(64 << 20);
     let order = Order::new(5).unwrap();
     (config.block_order, config.folio_order) = (order, order);
     let engine = Engine::with(config, PAGES);
