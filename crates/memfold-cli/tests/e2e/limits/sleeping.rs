@@ -9,8 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// The rests of a process grow to ten seconds in about twice as long.
-const SETTLES: Duration = Duration::from_secs(16);
+/// The rests of a process grow to ten seconds in about twice as long. Before that, idle processes are
+/// compressed once more, which takes CPU time of the process and so ends rests.
+const SETTLES: Duration = Duration::from_secs(40);
 const MEASURED: Duration = Duration::from_secs(20);
 
 /// A run whose processes sleep. They are killed when it is dropped.
