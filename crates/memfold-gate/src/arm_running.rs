@@ -42,7 +42,9 @@ use memfold_os::Errno;
 use memfold_os::memory::zone::Zone;
 use memfold_os::raw::system_call;
 use memfold_os::sync::StaticMutex;
-use memfold_os::thread::{now_ns, process_id, sleep_ns, stat_field, thread_count, thread_id};
+use memfold_os::thread::{
+    each_thread, now_ns, process_id, sleep_ns, stat_field, thread_count, thread_id,
+};
 use memfold_os::units::PAGE_SIZE;
 
 /// The signal that interrupts threads: SIGSETXID of glibc, SIGCANCEL of musl. Both handlers check
@@ -261,7 +263,8 @@ fn look(count: &mut usize, asks: bool) -> Result<(usize, usize), WhyNot> {
             _ => {}
         }
         missing += usize::from(matches!(entry.state(), CALLED | CAME));
-    })?;
+    })
+    .map_err(|_| WhyNot::Unreachable)?;
     if !has_own {
         // /proc shows the threads by their numbers in another namespace.
         return Err(WhyNot::Unreachable);
@@ -385,44 +388,6 @@ unsafe extern "C" fn wait(arrived: usize) {
     // SAFETY: the copy is a context on this stack, and no frame below it is needed any more. The
     // first word of the record tells what is pending.
     unsafe { leave(*copy as usize, &raw const **record as usize, deliver_pending) }
-}
-
-/// Calls `each` with the number of each thread of the process.
-///
-/// # Errors
-/// `/proc/self/task` can't be opened.
-fn each_thread(mut each: impl FnMut(u32)) -> Result<(), WhyNot> {
-    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-    let at = libc::AT_FDCWD as usize;
-    let path = c"/proc/self/task".as_ptr() as usize;
-    // SAFETY: the path is a constant that ends with a null byte.
-    let opened = unsafe { system_call(libc::SYS_openat, [at, path, flags as usize, 0, 0, 0]) };
-    let Ok(directory) = opened else { return Err(WhyNot::Unreachable) };
-    let mut buffer = [0u64; 256];
-    let bytes = size_of_val(&buffer);
-    loop {
-        let args = [directory as usize, buffer.as_mut_ptr() as usize, bytes, 0, 0, 0];
-        // SAFETY: the kernel writes at most `bytes` bytes, the size of `buffer`.
-        let Ok(read @ 1..) = (unsafe { system_call(libc::SYS_getdents64, args) }) else { break };
-        // SAFETY: `buffer` has at least `read` bytes, which the kernel has written. `u8` needs no
-        // alignment, and nothing writes to `buffer` while `entries` is used.
-        let entries =
-            unsafe { core::slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), read as usize) };
-        let mut at = 0;
-        // `struct linux_dirent64`: inode, offset, the entry's length, its kind, its name.
-        while at + 19 < entries.len() {
-            let len = usize::from(u16::from_ne_bytes([entries[at + 16], entries[at + 17]]));
-            let name = entries[at + 19..at + len].split(|byte| *byte == 0).next();
-            let name = name.and_then(|name| core::str::from_utf8(name).ok());
-            if let Some(thread) = name.and_then(|name| name.parse().ok()) {
-                each(thread);
-            }
-            at += len;
-        }
-    }
-    // SAFETY: the descriptor was opened above and isn't used after this.
-    let _ = unsafe { system_call(libc::SYS_close, [directory as usize, 0, 0, 0, 0, 0]) };
-    Ok(())
 }
 
 /// Returns whether a thread has ended and only its number is left.

@@ -290,6 +290,11 @@ pub trait Keeper: Sync {
         true
     }
 
+    /// Handles the alarm of a thread of the keeper
+    /// ([`memfold_os::thread::alarm::CpuAlarm`]). That thread calls it in its signal handler. It is
+    /// called only once [`crate::takes_alarms`] returns `true`.
+    fn alarm(&self) {}
+
     /// Notes that a thread, the process or the program is about to end.
     fn ends(&self, how: Ending);
 }

@@ -38,6 +38,8 @@ pub use threads::{
 pub use touch::{read_bytes, touch, write_bytes};
 
 use core::fmt::{self, Display, Formatter};
+use core::sync::atomic::AtomicBool;
+use core::sync::atomic::Ordering::SeqCst;
 use memfold_os::Errno;
 use memfold_os::raw::{set_signals_blocked, system_call};
 
@@ -72,6 +74,14 @@ impl Display for WhyNot {
             WhyNot::Busy => f.write_str("another thread is arming the process"),
         }
     }
+}
+
+/// Whether SIGSYS is the gate's.
+static ALARMS: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether threads of the keeper may open SIGSYS for their alarms ([`Keeper::alarm`]).
+pub fn takes_alarms() -> bool {
+    ALARMS.load(SeqCst)
 }
 
 /// Sets the calling thread's alternate stack, and returns the previous one.

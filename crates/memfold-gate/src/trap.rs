@@ -18,7 +18,7 @@ use crate::touch::fix_up;
 use crate::user_dispatch::{DispatchVerdict, SYS_USER_DISPATCH, is_retired};
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_os::raw::system_call;
-use memfold_os::thread::access_of;
+use memfold_os::thread::{access_of, bare, process_id};
 
 const SYSCALL_BYTES: u64 = 2;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
@@ -35,6 +35,9 @@ pub unsafe extern "C" fn on_signal(
     // SAFETY: the kernel passes pointers to structs that it wrote on this stack. They stay until
     // the handler returns, and no other code uses them.
     let (info, context) = unsafe { (&*info, &mut *context) };
+    if signal == libc::SIGSYS && info.code != SYS_USER_DISPATCH && bare::is_current() {
+        return on_bare(info, context);
+    }
     let before = info.before_forwarding();
     let info = before.as_ref().unwrap_or(info);
     let here = &raw const *context as usize;
@@ -72,6 +75,20 @@ pub unsafe extern "C" fn on_signal(
     // which was empty, so all frames below it are this handler's. None of them is needed any more.
     // The first word of the record tells what is pending.
     unsafe { entry::leave(here, &raw const *record as usize, deliver_pending) }
+}
+
+/// Handles a SIGSYS in a thread of the engine that waits for its alarm. Any other SIGSYS is the
+/// program's: it was sent to the process, and the kernel has chosen this thread. So it is sent on,
+/// to a thread that doesn't block it.
+fn on_bare(info: &SignalInfo, context: &mut SignalContext) {
+    if info.code == libc::SI_TIMER {
+        return KEEPER.get().into_iter().for_each(|keeper| keeper.alarm());
+    }
+    context.mask |= 1 << (libc::SIGSYS - 1);
+    let args = [process_id() as usize, libc::SIGSYS as usize, &raw const *info as usize, 0, 0, 0];
+    // SAFETY: the kernel reads one `siginfo_t`, which `info` is. SIGSYS is blocked here until this
+    // handler returns, and after that by the mask above.
+    let _ = unsafe { system_call(libc::SYS_rt_sigqueueinfo, args) };
 }
 
 /// Returns the place of a program with these registers.

@@ -3,6 +3,7 @@
 use crate::diagnostics::limit;
 use crate::marks::state::{FLAGS, MemoryMark, ProgramState};
 use crate::program::ManagedProgram;
+use crate::size::pace::LookPause;
 use crate::size::process_size;
 use crate::size::share::SizeLook;
 use crate::threads::{self, START_SHARE, start_pending};
@@ -16,59 +17,83 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold::config::OnFull;
 use memfold::delivery::background;
 use memfold::known::TOP;
-use memfold::stats::Stats;
+use memfold::stats::{self, Stats};
 use memfold_gate::{all_are_gone, child, first_has_exited};
 use memfold_os::Errno;
 use memfold_os::memory::zone::{overlaps_own, unless_own};
 use memfold_os::raw::populates;
 use memfold_os::thread::identity::ThreadRights;
-use memfold_os::thread::{bare, yield_now};
+use memfold_os::thread::{bare, now_ns, process_cpu_ns, yield_now};
 use memfold_os::units::PAGE_SIZE;
 use memfold_run::member;
+use memfold_run::table::News;
 
 /// Access of memory that is taken under management.
 pub const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;
 /// Time between looks at the program's size, nanoseconds.
-const LOOK_NS: i64 = 5_000_000;
+const LOOK_NS: u64 = 5_000_000;
 /// Time between looks while the program grows and is near its bounds, nanoseconds.
-const LOOK_SOON_NS: i64 = 1_000_000;
+const LOOK_SOON_NS: u64 = 1_000_000;
 /// Time between looks while the program is past its bounds, nanoseconds.
-const LOOK_PAST_NS: i64 = 250_000;
+const LOOK_PAST_NS: u64 = 250_000;
 /// Time between looks at an idle process, whose memory grows only by faults of the engine,
 /// nanoseconds.
-const LOOK_IDLE_NS: i64 = 50_000_000;
+const LOOK_IDLE_NS: u64 = 50_000_000;
 /// Time between looks without a limit, nanoseconds.
-const LOOK_UNBOUNDED_NS: i64 = 100_000_000;
-/// Time between looks at an idle process without a limit, nanoseconds.
-const LOOK_IDLE_UNBOUNDED_NS: i64 = 300_000_000;
+const LOOK_UNBOUNDED_NS: u64 = 100_000_000;
 /// Without a limit, smaller processes are left alone.
 const FOLDED_LEAST_BYTES: u64 = 16 << 20;
 /// Smaller areas are left unmanaged unless they continue a managed one.
 const SMALL_BYTES: usize = 64 << 10;
 /// A mapping of this size or more is reported to the other processes of the run at once.
 const LARGE_BYTES: usize = 1 << 20;
-/// A process that is not the largest reports that the limit can't be kept only after this many
-/// looks.
-const LOOKS_OF_LARGEST: u32 = 64;
+/// A process that is not the largest reports that the limit can't be kept only after so much time,
+/// nanoseconds.
+const LARGEST_NS: u64 = 320_000_000;
 /// Small ranges that wait for adoption are taken once they have this many bytes.
 const LATE_BYTES: usize = 1 << 20;
 
 impl ManagedProgram {
-    /// Looks at the program's size. Near the limit, takes the program's memory under management.
-    /// Returns the time until the next look, nanoseconds.
-    pub fn look(&self) -> i64 {
+    /// Looks at the program's size if the program has run since the last look, or after news, or if
+    /// something is due. Near the limit, takes the program's memory under management. Returns the
+    /// time until the next look. `is_rung` is whether a thread of this process has asked for a look.
+    pub fn look(&self, is_rung: bool) -> LookPause {
         self.end_with_program();
-        let Some(mut state) = self.state.try_lock() else { return LOOK_SOON_NS };
-        let state = &mut *state;
-        if self.is_unbounded() && state.level.is_quiet() {
-            return match self.pager.gauges().is_idle() {
-                true => LOOK_IDLE_UNBOUNDED_NS,
-                false => LOOK_UNBOUNDED_NS,
-            };
-        }
-        let Some(seen) = self.scale.look(&self.pager, &mut state.level, self.is_managing()) else {
-            return LOOK_NS;
+        let Some(mut state) = self.state.try_lock() else {
+            return LookPause { ns: LOOK_SOON_NS, ends_with_work: false };
         };
+        let state = &mut *state;
+        let now = (now_ns(), process_cpu_ns().saturating_sub(bare::cpu_ns()));
+        let news = member::take_news();
+        if news.has(News::SHARING) {
+            state.level.sharing.note_news(now.0);
+        }
+        let has_news = is_rung || news != News::default();
+        if !has_news && !state.level.pace.is_due(now.0, now.1) {
+            return self.while_it_may(state.level.pace.rest(now.0));
+        }
+        stats::add(&self.pager.stats().looks, 1);
+        let wanted_ns = self.look_at(state, now.1);
+        let weighed = self.is_weighed(state).then(|| self.pager.gauges().idle_due_ns()).flatten();
+        let due_ns = [state.level.sharing.due_ns(), weighed].into_iter().flatten().min();
+        self.while_it_may(state.level.pace.note(now, wanted_ns, due_ns, has_news))
+    }
+
+    /// Cuts a rest short while a filter may kill the program's last thread, which is no event. The
+    /// filter may also kill a thread that sets a timer.
+    fn while_it_may(&self, pause: LookPause) -> LookPause {
+        match self.filtered.load(SeqCst) {
+            true => LookPause { ns: pause.ns.min(LOOK_IDLE_NS), ends_with_work: false },
+            false => pause,
+        }
+    }
+
+    /// Makes one look, at which the program's threads have run for `worked_ns`. Returns the time
+    /// until the next one while the program works, nanoseconds.
+    fn look_at(&self, state: &mut ProgramState, worked_ns: u64) -> u64 {
+        let is_managing = self.is_managing();
+        let seen = self.scale.look(&self.pager, &mut state.level, worked_ns, is_managing);
+        let Some(seen) = seen else { return LOOK_NS };
         state.mapped_since = 0;
         if state.traced > 0 {
             return LOOK_NS;
@@ -108,11 +133,16 @@ impl ManagedProgram {
         self.config.slowdown > 0 && !self.pager.limits().is_bounded()
     }
 
+    /// Returns whether a slowdown was asked for that concerns a process of this size.
+    fn is_weighed(&self, state: &ProgramState) -> bool {
+        let is_small = state.level.anonymous < FOLDED_LEAST_BYTES && !self.is_managing();
+        self.config.slowdown > 0 && !is_small
+    }
+
     /// Decides what the slowdown that was asked for leaves. Each time that memory begins to sink,
     /// all of it is due to be managed.
     fn weigh_slowdown(&self, state: &mut ProgramState, unmanaged: u64) {
-        let is_small = state.level.anonymous < FOLDED_LEAST_BYTES && !self.is_managing();
-        if self.config.slowdown == 0 || is_small {
+        if !self.is_weighed(state) {
             return;
         }
         let unmanaged = if self.is_managing() { 0 } else { unmanaged };
@@ -134,6 +164,7 @@ impl ManagedProgram {
     /// next look at its size, takes its present memory under management now. The new memory is
     /// taken with the call.
     pub fn expect(&self, state: &mut ProgramState, bytes: usize) {
+        engine::end_rest();
         state.mapped_since = state.mapped_since.saturating_add(bytes);
         let most = state.level.anonymous.saturating_add(state.mapped_since as u64);
         if self.is_managing() {
@@ -169,8 +200,9 @@ impl ManagedProgram {
             }
             return;
         }
-        state.past_looks = state.past_looks.saturating_add(1);
-        if state.told_limit || !reports(reach.is_largest, state.past_looks) {
+        let now = now_ns();
+        let past_ns = now - *state.past_since_ns.get_or_insert(now);
+        if state.told_limit || !reports(reach.is_largest, past_ns) {
             return;
         }
         state.told_limit = true;
@@ -514,7 +546,7 @@ impl ManagedProgram {
 /// Returns the time until the next look at the program's size, nanoseconds. The size was `before`
 /// bytes and is `now`; the program may have `max`. `slower` is the factor by which looks become
 /// rarer.
-fn next_look_ns((before, now): (u64, u64), max: u64, is_past: bool, slower: i64) -> i64 {
+fn next_look_ns((before, now): (u64, u64), max: u64, is_past: bool, slower: u64) -> u64 {
     match now > max / 2 && now > before {
         _ if is_past => LOOK_PAST_NS * slower,
         true => LOOK_SOON_NS,
@@ -522,10 +554,10 @@ fn next_look_ns((before, now): (u64, u64), max: u64, is_past: bool, slower: i64)
     }
 }
 
-/// Returns whether a process that has seen this many times that the limit can't be kept reports it.
-/// The largest process reports at once. Others wait, because the largest may be unable to look.
-fn reports(is_largest: bool, looks: u32) -> bool {
-    is_largest || looks >= LOOKS_OF_LARGEST
+/// Returns whether a process that saw so long ago that the limit can't be kept reports it now. The
+/// largest process reports at once. Others wait, because the largest may be unable to look.
+fn reports(is_largest: bool, past_ns: u64) -> bool {
+    is_largest || past_ns >= LARGEST_NS
 }
 
 /// Makes the pages of a range present that a call in progress is about to use. Unmapped pages are
@@ -554,8 +586,8 @@ mod tests {
 
     #[test]
     fn limit_is_reported_by_the_largest_or_if_that_does_not() {
-        assert!(reports(true, 1) && !reports(false, 1));
-        assert!(!reports(false, LOOKS_OF_LARGEST - 1) && reports(false, LOOKS_OF_LARGEST));
+        assert!(reports(true, 0) && !reports(false, 0));
+        assert!(!reports(false, LARGEST_NS - 1) && reports(false, LARGEST_NS));
     }
 
     /// Maps memory that is not managed, as if the call had bypassed the gate.

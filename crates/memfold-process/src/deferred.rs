@@ -53,7 +53,7 @@ pub const LIFE: EngineLife = EngineLife {
     go_on: |stats| program::existing().go_on(stats),
     inherit: crate::heir::inherit,
     prepare: crate::threads::raise,
-    look: || program::existing().look(),
+    look: |is_rung| program::existing().look(is_rung),
 };
 
 /// The settings for the engine, and the ID of the process that waits for it.

@@ -2,14 +2,18 @@
 //! errands for threads of the program that need the engine's own descriptors.
 use crate::diagnostics;
 use crate::diagnostics::unserved::unserved;
+use crate::size::pace::LookPause;
 use alloc::string::String;
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::SeqCst;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
 use memfold::config::Config;
 use memfold::stats::Stats;
+use memfold_gate::takes_alarms;
 use memfold_os::Errno;
+use memfold_os::raw::set_signals_blocked;
 use memfold_os::sync::Mutex;
+use memfold_os::thread::alarm::{ALARM_OPEN, CpuAlarm};
 use memfold_os::thread::{bare, process_id};
 use memfold_run::member;
 use rustix::thread::{Timespec, futex};
@@ -18,8 +22,18 @@ use rustix::thread::{Timespec, futex};
 static LINE: Mutex<()> = Mutex::new(());
 /// The address of the errand (`*mut &mut dyn FnMut()`); 0 if there is none.
 static ERRAND: AtomicUsize = AtomicUsize::new(0);
-/// Incremented to wake the first engine thread.
+/// Incremented to wake the first engine thread. `IS_RUNG` is whether it is to look then.
 static BELL: AtomicU32 = AtomicU32::new(0);
+static IS_RUNG: AtomicBool = AtomicBool::new(false);
+/// Whether it rests for longer than [`REST_NS`], or is about to.
+static RESTS: AtomicBool = AtomicBool::new(false);
+/// A pause of so much is a long rest, nanoseconds.
+const REST_NS: u64 = 20_000_000;
+/// CPU time of the process after which a rest ends, nanoseconds.
+const WORK_NS: u64 = 50_000;
+/// The longest rest if the kernel has no timer for that, nanoseconds.
+const BLIND_NS: u64 = 50_000_000;
+const SECOND_NS: u64 = 1_000_000_000;
 /// Incremented by the first engine thread when it is ready, and after each errand.
 static DONE: AtomicU32 = AtomicU32::new(0);
 
@@ -48,8 +62,9 @@ pub struct EngineLife {
     pub inherit: fn(),
     /// Runs once before the first look.
     pub prepare: fn(),
-    /// Looks at the program's size. Returns the time until the next look, nanoseconds.
-    pub look: fn() -> i64,
+    /// Looks at the program's size. It is given whether a thread of this process has asked for it.
+    /// Returns the time until the next look.
+    pub look: fn(bool) -> LookPause,
 }
 
 struct GivenConfig(UnsafeCell<Option<Config>>);
@@ -173,8 +188,37 @@ pub fn have_done(mut errand: impl FnMut() + Send) {
 
 /// Makes the first engine thread look at the program's size without delay.
 pub fn look_now() {
+    IS_RUNG.store(true, SeqCst);
+    note_ring();
+    let _ = futex::wake(bell().0, bell().1, 1);
+}
+
+/// Makes the first engine thread look without delay if it rests for long: memory may grow.
+pub fn end_rest() {
+    if RESTS.load(SeqCst) {
+        look_now();
+    }
+}
+
+/// Ends the rest of the calling thread, the first of the engine, because the program works. Called
+/// by its signal handler.
+pub fn end_own_rest() {
+    note_ring();
+}
+
+/// The thread that waits changes the futex only between two looks: it reads [`BELL`] after the
+/// change, and so sees this increment, or this thread sees the new futex.
+fn note_ring() {
     BELL.fetch_add(1, SeqCst);
-    let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
+    if let Some(shared) = member::bell() {
+        shared.fetch_add(1, SeqCst);
+    }
+}
+
+/// Returns the futex on which the first engine thread sleeps: that of the process's slot, which
+/// other processes wake, or without a slot its own.
+fn bell() -> (&'static AtomicU32, futex::Flags) {
+    member::bell().map_or((&BELL, futex::Flags::PRIVATE), |shared| (shared, futex::Flags::empty()))
 }
 
 fn wait_past(word: &AtomicU32, value: u32) {
@@ -209,8 +253,10 @@ fn run(_: usize) {
     (life.prepare)();
     // Making an engine takes more of the stack than anything that follows.
     bare::trim_stack();
+    let mut alarm = CpuAlarm::default();
     loop {
-        let bell = BELL.load(SeqCst);
+        let (futex, flags) = bell();
+        let (rung, seen) = (BELL.load(SeqCst), futex.load(SeqCst));
         if ENDS.swap(false, SeqCst) {
             return;
         }
@@ -220,8 +266,35 @@ fn run(_: usize) {
             // until then.
             unsafe { (*(errand as *mut &mut dyn FnMut()))() };
             tell();
+            // The errand may have changed the futex.
+            continue;
         }
-        let time = Timespec { tv_sec: 0, tv_nsec: (life.look)() };
-        let _ = futex::wait(&BELL, futex::Flags::PRIVATE, bell, Some(&time));
+        let pause = (life.look)(IS_RUNG.swap(false, SeqCst));
+        let rests = pause.ns > REST_NS;
+        RESTS.store(rests, SeqCst);
+        if (!rests || member::begin_rest()) && BELL.load(SeqCst) == rung {
+            rest(futex, flags, seen, pause, &mut alarm);
+        }
+        if rests {
+            member::end_rest();
+        }
+        RESTS.store(false, SeqCst);
+    }
+}
+
+/// Sleeps until the futex is not `seen` any more, or the pause is over.
+fn rest(futex: &AtomicU32, flags: futex::Flags, seen: u32, pause: LookPause, alarm: &mut CpuAlarm) {
+    let has_alarm = pause.ends_with_work && takes_alarms() && alarm.set(WORK_NS);
+    let is_blind = pause.ends_with_work && !has_alarm;
+    let ns = if is_blind { pause.ns.min(BLIND_NS) } else { pause.ns };
+    let time = Timespec { tv_sec: (ns / SECOND_NS) as i64, tv_nsec: (ns % SECOND_NS) as i64 };
+    if has_alarm {
+        // The handler of the alarm changes the futex, so no alarm is missed before the wait.
+        set_signals_blocked(ALARM_OPEN);
+    }
+    let _ = futex::wait(futex, flags, seen, Some(&time));
+    if has_alarm {
+        set_signals_blocked(u64::MAX);
+        alarm.clear();
     }
 }

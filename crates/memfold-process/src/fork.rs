@@ -33,7 +33,7 @@ use memfold::known::TOP;
 use memfold_gate::{touch, write_bytes};
 use memfold_os::memory::huge;
 use memfold_os::raw::{is_resident, system_call};
-use memfold_os::thread::bare;
+use memfold_os::thread::{bare, now_ns};
 use memfold_os::units::PAGE_SIZE;
 use memfold_run::member;
 use memfold_swap::remote::Remote;
@@ -97,12 +97,15 @@ impl ManagedProgram {
         // SAFETY: `begin_copy` took the two locks and began the copy, and this is called once for it
         // in each of the two processes.
         unsafe {
-            if result >= 0 {
-                self.state.peek_mut().level.sharing = true;
+            if result > 0 {
+                self.state.peek_mut().level.sharing.note_fork(now_ns(), None);
             }
             self.pager.fork().end_copy(result == 0);
             self.faults_of_program.unlock();
             self.state.unlock();
+        }
+        if result > 0 {
+            engine::end_rest();
         }
     }
 

@@ -506,6 +506,10 @@ impl Keeper for ProgramKeeper {
         get().is_none_or(|gated| gated.keep_home(keep))
     }
 
+    fn alarm(&self) {
+        engine::end_own_rest();
+    }
+
     fn ends(&self, how: Ending) {
         if child().is_some() {
             // Everything that the child leaves behind belongs to its parent.
@@ -517,6 +521,10 @@ impl Keeper for ProgramKeeper {
             Ending::Thread => {}
         }
         if let (Some(gated), Ending::Process) = (get(), how) {
+            // A filter may kill a thread that asks for CPU times.
+            if !gated.filtered.load(SeqCst) {
+                gated.pager.gauges().note_cost();
+            }
             gated.publish_last(|| {});
         }
     }

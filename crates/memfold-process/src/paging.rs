@@ -53,7 +53,7 @@ const NEW: usize = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERV
 const ACCESS: usize = (libc::PROT_READ | libc::PROT_WRITE) as usize;
 
 /// Further calls of the engine's own threads, which have no handler of SIGSYS.
-const BY_ENGINE_THREADS: [KeeperCall; 25] = [
+const BY_ENGINE_THREADS: [KeeperCall; 30] = [
     KeeperCall::needed(libc::SYS_mmap, [0, PAGE_SIZE, ACCESS, NEW]),
     KeeperCall::needed(libc::SYS_munmap, [0; 4]),
     KeeperCall::needed(libc::SYS_mprotect, [0; 4]),
@@ -78,6 +78,11 @@ const BY_ENGINE_THREADS: [KeeperCall; 25] = [
     KeeperCall::tried(libc::SYS_munlock, [0; 4]),
     KeeperCall::tried(libc::SYS_mincore, [0; 4]),
     KeeperCall::tried(libc::SYS_getpid, [0; 4]),
+    KeeperCall::tried(libc::SYS_getdents64, [0; 4]),
+    KeeperCall::tried(libc::SYS_rt_sigprocmask, [0; 4]),
+    KeeperCall::tried(libc::SYS_timer_create, [0; 4]),
+    KeeperCall::tried(libc::SYS_timer_settime, [0; 4]),
+    KeeperCall::tried(libc::SYS_timer_delete, [0; 4]),
     KeeperCall::tried(libc::SYS_gettid, [0; 4]),
 ];
 

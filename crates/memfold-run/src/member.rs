@@ -9,7 +9,7 @@ use crate::mailbox::Mailbox;
 use crate::request::TableAddress;
 use crate::samples::{SampleRing, SampledProcess};
 use crate::table::bounds::RunBounds;
-use crate::table::{LeastBytes, ProcessSlot, RunTable};
+use crate::table::{LeastBytes, News, ProcessSlot, RunTable};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -343,6 +343,42 @@ pub fn set_need(bytes: u64) {
 pub fn set_least(bytes: u64, stored: u64) {
     if let Some(own) = own() {
         own.set_least(bytes, stored);
+    }
+}
+
+/// Sends news to the other processes of this user.
+pub fn send(news: News) {
+    if let Some(table) = table() {
+        table.send(own().copied(), news);
+    }
+}
+
+/// Returns the news for this process since the last call.
+pub fn take_news() -> News {
+    own().map_or(News::default(), ProcessSlot::take_news)
+}
+
+/// Returns the futex in this process's slot. Other processes wake it when they send news.
+pub fn bell() -> Option<&'static AtomicU32> {
+    own().map(ProcessSlot::bell)
+}
+
+/// Calls [`ProcessSlot::begin_rest`]; returns `true` without a slot.
+pub fn begin_rest() -> bool {
+    own().is_none_or(ProcessSlot::begin_rest)
+}
+
+/// Ends a rest of this process.
+pub fn end_rest() {
+    if let Some(own) = own() {
+        own.end_rest();
+    }
+}
+
+/// Publishes whether this process shares memory with others because of a fork.
+pub fn set_shares_memory(shares: bool) {
+    if let Some(own) = own() {
+        own.set_shares_memory(shares);
     }
 }
 

@@ -170,7 +170,9 @@ impl UserTables {
         let mut last = self.measured.lock();
         *last = measured.unwrap_or_else(|| core::mem::take(&mut last));
         let asked = |user: &UserTable| [true, false].map(|limit| asked(user, limit, &last));
-        self.bounds.deal(&self.users().iter().map(asked).collect::<Vec<_>>());
+        let users = self.users();
+        self.bounds.deal(&users.iter().map(asked).collect::<Vec<_>>());
+        users.iter().for_each(|user| user.table.send_bounds());
     }
 
     /// Returns what the whole run asks of a limit that it shares with other runs, and the bytes that

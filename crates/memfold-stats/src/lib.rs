@@ -262,6 +262,8 @@ stats! {
     Counter[Nanoseconds] idle_ns: "With --slowdown: time for which the process was idle and all of it was folded, nanoseconds",
     Counter[ByteSeconds] saved_byte_seconds: "Memory saved, times the seconds for which it was saved, bytes",
     Counter[Events] calls_refused: "run: System calls that failed because of folded memory, which is a bug",
+    Counter[Events] looks: "run: Looks at the size of the process",
+    Counter[Events] sharing_measured: "run: Measurements of the memory that the process shares after a fork",
     Counter[Bytes] adopted_bytes: "run: Address space that was adopted, bytes",
     Gauge[Bytes] resident_bytes = "memory.stat anon": "Managed resident pages, bytes",
     Gauge[Bytes] frame_bytes: "Frames that hold memory, used or free, bytes",

@@ -40,6 +40,8 @@ struct Table {
     /// Border between two of the kernel's areas; 0: none.
     border: usize,
     next_ticket: u64,
+    /// Why protection can't be changed.
+    refusal: Option<Errno>,
 }
 
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -77,6 +79,11 @@ impl FakeSpace {
     /// Makes absent pages look present, as if they were evicted right after the question.
     pub fn seem_populated(&self) {
         self.inner.is_leaving.store(true, SeqCst);
+    }
+
+    /// Makes the kernel refuse to change the protection of pages, with this error.
+    pub fn refuse_protection(&self, error: Errno) {
+        self.inner.table.lock().refusal = Some(error);
     }
 
     /// Returns the program's area: its first address and the first one after it.
@@ -330,6 +337,9 @@ impl Space for FakeSpace {
 
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
         let mut table = self.inner.table.lock();
+        if let Some(refusal) = table.refusal {
+            return Err(refusal);
+        }
         for page in (start..start + len).step_by(PAGE_SIZE) {
             if let Some(Page::Present | Page::Protected) = table.pages.get(&page) {
                 table.pages.insert(page, if on { Page::Protected } else { Page::Present });

@@ -356,11 +356,11 @@ fn tend(run: &Arc<RunControl>, log: &Arc<Log>, command: u32) -> Result<(), Comma
     let failed =
         |e| CommandFailure::own(format!("Starting a thread failed: {}", program::plain(&e)));
     follow(run.shared.tables.tables()[0]).map_err(failed)?;
-    let look = start("memfold-look", Box::new(move || processes::watch(&for_looks.shared.tables)))
+    start("memfold-look", Box::new(move || processes::watch(&for_looks.shared.tables)))
         .map_err(failed)?;
     let serve = move || {
         for_door.shared.serve(|table| {
-            look.thread().unpark();
+            for_door.shared.tables.tables()[0].stir();
             // If a thread for another user can't be started, the lines of that user are printed
             // with the next line of another table, or at the end.
             drop(follow(table));

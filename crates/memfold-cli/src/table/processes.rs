@@ -8,9 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Time between two looks while a process without a slot has [`SMALL_BYTES`]. `PERIOD_MAX` is the
-/// time otherwise.
+/// time while there are smaller ones, whose growth is no event. `PERIOD_REST` is the time otherwise.
 const PERIOD: Duration = Duration::from_millis(100);
 const PERIOD_MAX: Duration = Duration::from_secs(1);
+const PERIOD_REST: Duration = Duration::from_secs(10);
 /// Time between two looks if there are several users, and between two deals of the bounds.
 const PERIOD_USERS: Duration = Duration::from_millis(10);
 /// A look takes at most a CPU's time divided by this.
@@ -23,12 +24,12 @@ const LARGE_BYTES: u64 = 4 << 20;
 const START: usize = 19;
 
 /// Takes looks for as long as this process lives, and deals the bounds between several users. The
-/// thread that adds a user must unpark the calling thread, so that the first deal is not late.
+/// thread that adds a user must stir the first table, so that the first deal is not late.
 pub fn watch(tables: &UserTables) {
     let mut census = Census::new(std::process::id());
     let mut period = PERIOD / 2;
     loop {
-        let begin = Instant::now();
+        let (begin, seen) = (Instant::now(), tables.tables()[0].stirred());
         let (count, bytes) = look(&mut census, tables);
         tables.bounds().set_slotless(count, bytes);
         tables.deal(Some(census.measured()));
@@ -36,24 +37,35 @@ pub fn watch(tables: &UserTables) {
         period = match bytes >= SMALL_BYTES {
             _ if tables.has_others() => PERIOD_USERS,
             true => PERIOD,
-            false => (period * 2).min(PERIOD_MAX),
+            false => (period * 2).min(if count > 0 { PERIOD_MAX } else { PERIOD_REST }),
         };
-        deal_until(Instant::now() + period.max(begin.elapsed() * COST), tables);
+        let end = Instant::now() + period.max(begin.elapsed() * COST);
+        if deal_until(end, tables, seen) {
+            period = PERIOD / 2;
+            // Processes that begin one after another end only one rest.
+            thread::sleep(PERIOD / 10);
+        }
     }
 }
 
 /// Deals the bounds between several users until `end`. Unlike a look this costs next to nothing,
-/// because it reads the tables only.
-fn deal_until(end: Instant, tables: &UserTables) {
+/// because it reads the tables only. For one user, rests until `end`, or until the processes have
+/// changed since they were stirred `seen` times. Returns whether they have.
+fn deal_until(end: Instant, tables: &UserTables, seen: u32) -> bool {
+    let own = tables.tables()[0];
     while let Some(left) = end.checked_duration_since(Instant::now()) {
+        if own.stirred() != seen {
+            return true;
+        }
         if !tables.has_others() {
-            thread::park_timeout(left);
+            own.rest(seen, left.as_nanos() as u64);
             continue;
         }
         thread::sleep(left.min(PERIOD_USERS));
         tables.deal(None);
         tables.note_totals();
     }
+    false
 }
 
 /// Takes a look with [`Census::look`]. Whether there are several users is read before the processes

@@ -1,5 +1,7 @@
 /* Programs without a limit: what they don't use is folded. */
 #include "common.h"
+#include <sched.h>
+#include <sys/resource.h>
 
 static const size_t LEN = 96 * UNIT;
 
@@ -60,7 +62,60 @@ static void changes(void) {
     NEED(munmap(more, 8 * UNIT) == 0);
 }
 
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec + time.tv_nsec * 1e-9;
+}
+static double worked(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
+/* Touches pages at random until the thread has worked for so long. */
+static void touch_for(double seconds) {
+    static uint64_t at = 1;
+    for (double end = worked() + seconds; worked() < end;)
+        for (int i = 0; i < 20; i++) {
+            at = mix(at);
+            *(volatile char *)(memory + at % LEN);
+        }
+}
+
+/* A program that always has work, and gets one hundredth of a CPU for it: another process of a
+ * higher priority has the rest. */
+static void starved(void) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    memory = map(LEN);
+    fill(memory, LEN, 8);
+    pid_t pid = fork();
+    NEED(pid >= 0 && sched_setaffinity(0, sizeof one, &one) == 0);
+    double end = now() + 14;
+    if (pid == 0) {
+        while (now() < end) {}
+        _exit(7);
+    }
+    NEED(setpriority(PRIO_PROCESS, 0, 19) == 0);
+    while (now() < end) touch_for(0.001);
+    NEED(WEXITSTATUS(wait_for(pid)) == 7);
+    check(memory, LEN, 8);
+}
+
+/* A program that works for 4 ms of each 100, as under cpulimit, and uses all of its memory. */
+static void limited(void) {
+    memory = map(LEN);
+    fill(memory, LEN, 9);
+    for (double end = now() + 14; now() < end; usleep(96000)) touch_for(0.004);
+    check(memory, LEN, 9);
+}
+
 int main(int argc, char **argv) {
-    static const struct test all[] = {{"used", used}, {"idle", idle}, {"changes", changes}};
+    static const struct test all[] = {
+        {"used", used},       {"idle", idle},       {"changes", changes},
+        {"starved", starved}, {"limited", limited},
+    };
     return RUN_NAMED(argc, argv, all);
 }

@@ -14,7 +14,7 @@ use crate::memory::zone::{Zone, counts_reservations};
 use crate::raw::{self, system_call};
 use crate::sync::StaticMutex;
 use crate::thread::identity::ThreadRights;
-use crate::thread::{process_id, sleep_ns, thread_id, yield_now};
+use crate::thread::{each_thread, process_id, sleep_ns, thread_id, waited_ns, yield_now};
 use crate::units::PAGE_SIZE;
 use core::ffi::CStr;
 use core::mem::{forget, size_of};
@@ -160,6 +160,14 @@ pub fn is_started(name: &CStr) -> bool {
     // SAFETY: records are never freed.
     let mut named = records().map(|record| unsafe { &*(record as *const ThreadRecord) });
     named.any(|record| record.name == name && record.number.load(SeqCst) != 0)
+}
+
+/// Returns the nanoseconds for which the threads of this process that aren't bare have waited for a
+/// CPU although they could run. A thread that ended doesn't count.
+pub fn others_waited_ns() -> u64 {
+    let mut sum = 0;
+    let _ = each_thread(|thread| sum += if has(thread) { 0 } else { waited_ns(thread) });
+    sum
 }
 
 /// Returns whether the thread of this process with this number is a bare one.

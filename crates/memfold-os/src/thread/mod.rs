@@ -1,11 +1,13 @@
 //! Engine threads: signals blocked, pinned on demand, never unwinding.
 pub mod identity;
 pub mod bare;
+pub mod alarm;
 pub mod delegate_queue;
 pub mod owner;
 
 use crate::Errno;
 pub use crate::clock::{cpu_ns, now_ns, process_cpu_ns, use_no_counter};
+use crate::raw::system_call;
 use crate::text::TextBuffer;
 use core::ffi::CStr;
 
@@ -102,6 +104,58 @@ fn open_stat(thread: u32) -> Option<rustix::fd::OwnedFd> {
 fn open_to_read(path: &CStr) -> Option<rustix::fd::OwnedFd> {
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
     rustix::fs::open(path, flags, rustix::fs::Mode::empty()).ok()
+}
+
+/// Calls `each` with the number of each thread of the process.
+///
+/// # Errors
+/// `/proc/self/task` can't be opened.
+pub fn each_thread(mut each: impl FnMut(u32)) -> Result<(), Errno> {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    let at = libc::AT_FDCWD as usize;
+    let path = c"/proc/self/task".as_ptr() as usize;
+    // SAFETY: the path is a constant that ends with a null byte.
+    let directory = unsafe { system_call(libc::SYS_openat, [at, path, flags as usize, 0, 0, 0]) }?;
+    let mut buffer = [0u64; 256];
+    let bytes = size_of_val(&buffer);
+    loop {
+        let args = [directory as usize, buffer.as_mut_ptr() as usize, bytes, 0, 0, 0];
+        // SAFETY: the kernel writes at most `bytes` bytes, the size of `buffer`.
+        let Ok(read @ 1..) = (unsafe { system_call(libc::SYS_getdents64, args) }) else { break };
+        // SAFETY: `buffer` has at least `read` bytes, which the kernel has written. `u8` needs no
+        // alignment, and nothing writes to `buffer` while `entries` is used.
+        let entries =
+            unsafe { core::slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), read as usize) };
+        let mut at = 0;
+        // `struct linux_dirent64`: inode, offset, the entry's length, its kind, its name.
+        while at + 19 < entries.len() {
+            let len = usize::from(u16::from_ne_bytes([entries[at + 16], entries[at + 17]]));
+            let name = entries[at + 19..at + len].split(|byte| *byte == 0).next();
+            let name = name.and_then(|name| core::str::from_utf8(name).ok());
+            if let Some(thread) = name.and_then(|name| name.parse().ok()) {
+                each(thread);
+            }
+            at += len;
+        }
+    }
+    // SAFETY: the descriptor was opened above and isn't used after this.
+    let _ = unsafe { system_call(libc::SYS_close, [directory as usize, 0, 0, 0, 0, 0]) };
+    Ok(())
+}
+
+/// Returns the nanoseconds for which a thread of this process has waited for a CPU although it could
+/// run; 0 if the kernel doesn't tell.
+fn waited_ns(thread: u32) -> u64 {
+    let path: TextBuffer<48> = TextBuffer::of(format_args!("/proc/self/task/{thread}/schedstat"));
+    let mut text = [0u8; 64];
+    let mut read = || {
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+        let file =
+            rustix::fs::open(path.as_c_str().ok()?, flags, rustix::fs::Mode::empty()).ok()?;
+        let len = rustix::io::read(&file, &mut text).ok()?;
+        core::str::from_utf8(&text[..len]).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
+    };
+    read().unwrap_or(0)
 }
 
 /// Returns whether a thread of this process sleeps so that a signal could wake it. It does so while
@@ -295,6 +349,22 @@ pub fn wait_readable(fd: &rustix::fd::OwnedFd, limit_ns: Option<u64>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_and_their_waits_are_found() {
+        let mut all = alloc::vec::Vec::new();
+        each_thread(|thread| all.push(thread)).unwrap();
+        assert!(all.contains(&thread_id()) && all.contains(&process_id()), "{all:?}");
+        assert_eq!(waited_ns(i32::MAX as u32), 0);
+        let (begin, own) = (now_ns(), thread_id());
+        // Two threads for each CPU wait for one another.
+        let work = || while now_ns() - begin < 300_000_000 {};
+        std::thread::scope(|scope| {
+            (1..2 * cpus()).for_each(|_| _ = scope.spawn(work));
+            work();
+        });
+        assert!(waited_ns(own) > 0 && bare::others_waited_ns() >= waited_ns(own));
+    }
 
     #[test]
     fn a_name_with_brackets_and_blanks_is_not_mistaken_for_fields() {

@@ -84,8 +84,8 @@ pub struct ProgramState {
     pub pending: Option<Vec<EngineThread>>,
     /// Whether it was reported that they can't be started.
     pub told: bool,
-    /// Number of looks at which the limit could not be kept.
-    pub past_looks: u32,
+    /// When a look first found that the limit could not be kept, nanoseconds.
+    pub past_since_ns: Option<u64>,
     /// Whether it was reported that the limit can't be kept.
     pub told_limit: bool,
     pub level: SizeLevel,

@@ -55,12 +55,20 @@ pub fn available_bytes() -> u64 {
 
 /// Returns the most memory that this process has had resident, bytes. Works without /proc.
 pub fn peak_bytes() -> u64 {
+    usage().map_or(0, |usage| (usage.ru_maxrss as u64) << 10)
+}
+
+/// Returns the bytes of all pages for which the kernel has served a fault of this process.
+pub fn faulted_bytes() -> u64 {
+    usage().map_or(0, |usage| usage.ru_minflt as u64 * PAGE_SIZE as u64)
+}
+
+fn usage() -> Result<libc::rusage, Errno> {
     // SAFETY: the struct has only integers, for which zeros are valid.
     let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
     let args = [libc::RUSAGE_SELF as usize, &raw mut usage as usize, 0, 0, 0, 0];
     // SAFETY: the kernel writes one `rusage` to `usage`, which has that type.
-    let asked = unsafe { system_call(libc::SYS_getrusage, args) };
-    asked.map_or(0, |_| (usage.ru_maxrss as u64) << 10)
+    unsafe { system_call(libc::SYS_getrusage, args) }.map(|_| usage)
 }
 
 /// Returns whether a seccomp filter may apply to this process's system calls. Without /proc it may:
@@ -84,6 +92,7 @@ pub fn merges() -> bool {
 }
 
 /// Resident anonymous memory that other processes share with this one, because of forks.
+#[derive(Default)]
 pub struct SharedMemory {
     /// All of it, bytes.
     pub bytes: u64,

@@ -1,26 +1,24 @@
 //! The size of this process, and its share of what the whole run may use.
-use crate::size::process_size::{self, Rollup, Statm};
+use crate::size::pace::LookPace;
+use crate::size::process_size::{self, Rollup, SharedMemory, Statm};
+use crate::size::sharing::{ProcessMoves, SharingWatch};
 use core::sync::atomic::Ordering::Relaxed;
 use memfold::config::Config;
 use memfold::pager::{Pager, SharedLimit};
+use memfold::stats;
 use memfold_os::Errno;
-use memfold_os::thread::{cpu_ns, now_ns, process_cpu_ns};
+use memfold_os::thread::{cpu_ns, now_ns};
+use memfold_os::units::PAGE_SHIFT;
 use memfold_run::member;
+use memfold_run::table::News;
 
 /// The time between looks grows by one period for each this many other processes that share the
 /// limit. A growing process looks as often as before.
-const LOOK_OTHERS: i64 = 16;
-/// A process shares no memory if others have less than this of it.
-const SHARED_LEAST_BYTES: u64 = 1 << 20;
-/// Time between two measurements of shared memory, at least. It is also at least `MEASURE_SHARE`
-/// times the CPU time of the last measurement.
-const MEASURE_NS: u64 = 10_000_000;
-const MEASURE_SHARE: u64 = 10;
-
-/// A process has hardly worked between two looks if it took less CPU time than this, nanoseconds.
-const QUIET_NS: u64 = 300_000;
-/// Most looks that are skipped in a row.
-const SKIPPED_MOST: u32 = 9;
+const LOOK_OTHERS: u64 = 16;
+/// A process that needs more than its share sends news if it needs so much more or less than when it
+/// last did, bytes, and if so much time has passed, nanoseconds.
+const SHORT_BYTES: u64 = 1 << 20;
+const SHORT_NS: u64 = 20_000_000;
 
 /// The charge of this process in its slot. Without a slot there is no charge.
 pub struct OwnCharge;
@@ -42,37 +40,16 @@ impl SharedLimit for OwnCharge {
 pub struct SizeLevel {
     /// Resident at the last look, bytes.
     pub anonymous: u64,
-    /// Whether this process may share memory with others, because a fork has made it or a child of
-    /// it.
-    pub sharing: bool,
+    /// The memory that it shares with others. A part of the resident memory counts in them.
+    pub sharing: SharingWatch,
+    /// When the next look is due.
+    pub pace: LookPace,
     /// Number of other processes that need a part of the limit.
-    company: i64,
-    /// The part of the resident memory that counts in the processes that share it, bytes.
-    /// `measure_at_ns` is when to measure again.
-    others: u64,
-    measure_at_ns: u64,
+    company: u64,
     /// Bytes that were folded when a fork made this process.
     inherited_away: u64,
-    /// CPU time of the process at the last look that wasn't skipped, nanoseconds, and the number of
-    /// looks skipped since.
-    worked_ns: u64,
-    skipped: u32,
-}
-
-impl SizeLevel {
-    /// Returns whether a look can be skipped, because the process has hardly worked since the last
-    /// one. After some looks in a row none is. While the process shares memory, none is either:
-    /// shared memory must be measured often, so that it isn't folded where that would take more.
-    pub fn is_quiet(&mut self) -> bool {
-        let worked = process_cpu_ns();
-        let is_quiet = worked.saturating_sub(self.worked_ns) < QUIET_NS && !self.sharing;
-        if is_quiet && self.skipped < SKIPPED_MOST {
-            self.skipped += 1;
-            return true;
-        }
-        (self.worked_ns, self.skipped) = (worked, 0);
-        false
-    }
+    /// What it needed when it last sent news that its share is too small, bytes, and when.
+    short: Option<(u64, u64)>,
 }
 
 /// The result of one look.
@@ -82,7 +59,7 @@ pub struct SizeLook {
     /// Resident and not under management, bytes.
     pub unmanaged: u64,
     /// The factor by which looks become rarer if there are many processes.
-    pub slower: i64,
+    pub slower: u64,
 }
 
 /// Measures the process's size.
@@ -123,19 +100,22 @@ impl SizeScale {
     pub fn begin_as_child(&self, pager: &Pager, level: &mut SizeLevel) -> Result<(), Errno> {
         // Until the first measurement all memory counts as shared. Most children end or execute a
         // program before it.
-        (level.sharing, level.measure_at_ns) = (true, now_ns() + MEASURE_NS);
-        level.others = level.anonymous.min(pager.limits().bound_bytes());
+        let others = level.anonymous.min(pager.limits().bound_bytes());
+        level.sharing.note_fork(now_ns(), Some(others));
+        // The CPU time of this process begins at 0.
+        level.pace = LookPace::default();
         level.inherited_away = pager.gauges().away_bytes();
         self.reopen()
     }
 
     /// Measures the size, publishes it to the other processes, and takes this process's share.
     /// Returns `None` if the size is unknown. Before any memory is managed, it is unknown how much
-    /// of it can be folded.
+    /// of it can be folded. `worked_ns` is the CPU time of the program's threads.
     pub fn look(
         &self,
         pager: &Pager,
         level: &mut SizeLevel,
+        worked_ns: u64,
         is_managing: bool,
     ) -> Option<SizeLook> {
         let managed = pager.gauges().own_bytes() + pager.gauges().mapped_bytes();
@@ -151,19 +131,16 @@ impl SizeScale {
         pager.gauges().set_unmanaged_bytes(unmanaged);
         pager.gauges().publish();
         let before = core::mem::replace(&mut level.anonymous, anonymous);
-        match &self.rollup {
-            Some(rollup) => measure_shared(rollup, pager, level),
-            None => (level.sharing, level.others) = (false, 0),
-        }
-        let need = anonymous.saturating_sub(level.others)
+        measure_shared(self.rollup.as_ref(), pager, level, worked_ns);
+        let need = anonymous.saturating_sub(level.sharing.others)
             + pager.gauges().away_bytes().saturating_sub(level.inherited_away);
         // An idle process needs only what it can't fold.
         let need = if pager.gauges().is_idle() { 0 } else { need };
         pager.stats().need_bytes.store(need, Relaxed);
-        pager.stats().shared_bytes.store(level.others, Relaxed);
+        pager.stats().shared_bytes.store(level.sharing.others, Relaxed);
         member::set_need(need);
         let stays = if is_managing { pager.gauges().least_resident_bytes() } else { 0 };
-        let least = stays.saturating_sub(level.others);
+        let least = stays.saturating_sub(level.sharing.others);
         member::set_least(least, pager.limits().stored_bytes());
         member::note_totals();
         self.take_share(pager, level, need);
@@ -173,8 +150,22 @@ impl SizeScale {
     /// Takes this process's share of what the whole run may use.
     fn take_share(&self, pager: &Pager, level: &mut SizeLevel, need: u64) {
         let (limit, resident) = self.shares(level, need);
-        let (most, processes) = (self.bounds(), level.company as u64 + 1);
+        let (most, processes) = (self.bounds(), level.company + 1);
         pager.gauges().set_bounds(limit, resident, most.0.min(most.1) / processes);
+        let is_short = need.saturating_add(level.sharing.others) > limit.min(resident);
+        if !is_short || level.company == 0 {
+            level.short = None;
+            return;
+        }
+        // Processes that sleep have the rest, and don't know yet that they are to give some of it.
+        let now = now_ns();
+        let is_known = |(sent, at_ns): (u64, u64)| {
+            sent.abs_diff(need) < SHORT_BYTES || now.saturating_sub(at_ns) < SHORT_NS
+        };
+        if !level.short.is_some_and(is_known) {
+            level.short = Some((need, now));
+            member::send(News::BOUNDS);
+        }
     }
 
     /// Returns the run's bounds in bytes, as (limit, resident); `u64::MAX` for none.
@@ -191,8 +182,8 @@ impl SizeScale {
                 return bound;
             }
             let (own, company) = member::share_of(bound, need, is_limit);
-            level.company = company as i64;
-            own.saturating_add(level.others)
+            level.company = company as u64;
+            own.saturating_add(level.sharing.others)
         };
         let (limit, resident) = self.bounds();
         (of(limit, true), of(resident, false))
@@ -202,28 +193,38 @@ impl SizeScale {
     /// need to the other processes at once. Otherwise processes that begin to grow at the same time
     /// would each find room for all of it.
     pub fn has_room(&self, level: &mut SizeLevel, most: u64) -> bool {
-        let need = most.saturating_sub(level.others);
+        let need = most.saturating_sub(level.sharing.others);
         member::set_need(need);
         let (limit, resident) = self.shares(level, need);
         most <= limit.min(resident)
     }
 }
 
-/// Measures the memory that this process shares with others of the run. Each process counts only
-/// its part, so that the sum is right. It is measured from time to time while there is any, because
-/// a write to shared memory makes a private page that the engine does not see.
-fn measure_shared(rollup: &Rollup, pager: &Pager, level: &mut SizeLevel) {
-    let now = now_ns();
-    if !level.sharing || now < level.measure_at_ns {
+/// Measures the memory that this process shares with others of the run, if that is due.
+fn measure_shared(rollup: Option<&Rollup>, pager: &Pager, level: &mut SizeLevel, worked_ns: u64) {
+    if !level.sharing.is_sharing() {
         return;
     }
-    let begin = cpu_ns();
-    let shared = rollup.shared_memory();
-    level.sharing = shared.others_bytes >= SHARED_LEAST_BYTES;
-    level.others = if level.sharing { shared.others_bytes } else { 0 };
-    level.measure_at_ns = now + MEASURE_NS.max((cpu_ns() - begin) * MEASURE_SHARE);
-    if level.sharing {
-        pager.fork().note_shared(shared.bytes, shared.bytes - shared.others_bytes);
+    let loaded = pager.stats().zswpin.load(Relaxed) + pager.stats().pswpin.load(Relaxed);
+    let now = ProcessMoves {
+        now_ns: now_ns(),
+        worked_ns,
+        moved_bytes: process_size::faulted_bytes() + (loaded << PAGE_SHIFT),
+        anonymous: level.anonymous,
+    };
+    if level.sharing.is_due(&now) {
+        let begin = cpu_ns();
+        let shared = rollup.map_or_else(SharedMemory::default, Rollup::shared_memory);
+        let cost_ns = cpu_ns() - begin;
+        stats::add(&pager.stats().sharing_measured, 1);
+        if level.sharing.note(&now, shared.bytes, shared.others_bytes, cost_ns) {
+            member::send(News::SHARING);
+        }
+        member::set_shares_memory(level.sharing.is_sharing());
+    }
+    let SharingWatch { bytes, others, .. } = level.sharing;
+    if level.sharing.is_sharing() && bytes > 0 {
+        pager.fork().note_shared(bytes, bytes - others);
     }
 }
 
@@ -237,7 +238,7 @@ mod tests {
         each_paging_alone(|program| {
             let (pager, scale, mut level) = (&program.pager, &program.scale, SizeLevel::default());
             let limit = program.config.limit_bytes.unwrap();
-            let seen = scale.look(pager, &mut level, true).unwrap();
+            let seen = scale.look(pager, &mut level, 0, true).unwrap();
             assert_eq!((seen.before, seen.slower), (0, 1));
             assert!(level.anonymous >= seen.unmanaged && level.anonymous > 0);
             assert_eq!(pager.limits().bound_bytes(), limit);
@@ -252,12 +253,12 @@ mod tests {
             let (all, mut level) = (room.pages(0..256), SizeLevel::default());
             calls.map(&all);
             calls.fold(&all);
-            program.scale.look(&program.pager, &mut level, true).unwrap();
+            program.scale.look(&program.pager, &mut level, 0, true).unwrap();
             let need = || program.pager.stats().need_bytes.load(Relaxed);
             assert_eq!(need(), level.anonymous + all.len() as u64);
             // A child of fork has a part of this memory from its parent.
             level.inherited_away = all.len() as u64;
-            program.scale.look(&program.pager, &mut level, true).unwrap();
+            program.scale.look(&program.pager, &mut level, 0, true).unwrap();
             assert_eq!(need(), level.anonymous);
         });
     }
@@ -266,8 +267,9 @@ mod tests {
     fn shared_memory_counts_where_others_have_it() {
         each_paging_alone(|program| {
             let limit = program.config.limit_bytes.unwrap();
-            let mut level = SizeLevel { others: 1000, ..SizeLevel::default() };
-            program.scale.look(&program.pager, &mut level, true).unwrap();
+            let mut level = SizeLevel::default();
+            level.sharing.note_fork(u64::MAX / 2, Some(1000));
+            program.scale.look(&program.pager, &mut level, 0, true).unwrap();
             assert_eq!(program.pager.stats().need_bytes.load(Relaxed), level.anonymous - 1000);
             assert_eq!(program.pager.limits().bound_bytes(), limit + 1000);
             assert!(program.scale.has_room(&mut level, limit + 1000));

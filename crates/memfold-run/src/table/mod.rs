@@ -14,17 +14,17 @@ mod tests;
 
 pub use self::bounds::LAYOUT_VERSION;
 use self::bounds::{AskedShare, RunBounds, UserPortion};
-pub use self::slot::ProcessSlot;
 use self::slot::{GROUP, SlotWords, TableCharges, TableGroup};
+pub use self::slot::{News, ProcessSlot};
 use self::totals::{PeakSums, TablePeaks};
 use crate::fair_share::ShareClaim;
 use crate::mailbox::Mailbox;
 use alloc::vec::Vec;
 use core::ffi::c_void;
 use core::mem::size_of;
-use core::sync::atomic::{AtomicU8, AtomicU64};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use core::sync::atomic::{
-    Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
 };
 use memfold_os::memory::shared;
 use memfold_os::sync::Mutex;
@@ -33,6 +33,7 @@ use memfold_os::thread::owner::OwnerState;
 use memfold_os::{Errno, units::PAGE_SIZE};
 use memfold_stats::Stats;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::thread::{Timespec, futex};
 
 /// Number of slots that are never reused by another process.
 pub const APART: usize = 64;
@@ -49,6 +50,9 @@ struct UnmanagedPrograms {
     state: AtomicU64,
     first: [AtomicU8; UNMANAGED_BYTES_MAX],
 }
+
+/// A smaller change of the bounds is no news, bytes.
+const SENT_BYTES: u64 = 256 << 10;
 
 /// The header of a table.
 #[repr(C, align(4096))]
@@ -71,6 +75,12 @@ struct RunHeader {
     /// The largest least limit that could be kept at any moment, in bytes. 0 if the given limit
     /// could be kept.
     least_bytes: AtomicU64,
+    /// A futex: incremented when a process begins or claims a slot. `runner_rests` is 1 while
+    /// `memfold run` sleeps on it.
+    stirred: AtomicU32,
+    runner_rests: AtomicU32,
+    /// The bounds of which the processes last got news, bytes.
+    sent: [AtomicU64; 2],
     mailbox: Mailbox,
 }
 
@@ -217,6 +227,24 @@ impl RunTable {
         self.portion.left(self.head.charges.waiting_bytes.load(Relaxed))
     }
 
+    /// Sends the processes news of their bounds, if these have changed since that was last sent.
+    /// Only `memfold run` calls it.
+    pub fn send_bounds(&self) {
+        let (limit, resident) = self.bounds_left();
+        let changed = |sent: &AtomicU64, now: u64| {
+            let is_changed = sent.load(Relaxed).abs_diff(now) >= SENT_BYTES;
+            if is_changed {
+                sent.store(now, Relaxed);
+            }
+            is_changed
+        };
+        let [sent_limit, sent_resident] = &self.head.sent;
+        let is_changed = changed(sent_limit, limit) | changed(sent_resident, resident);
+        if is_changed {
+            self.send(None, News::BOUNDS);
+        }
+    }
+
     /// Returns the bytes that processes without a slot hold, or have reserved and may use before
     /// the next census.
     fn slotless_bytes(&self) -> u64 {
@@ -308,12 +336,36 @@ impl RunTable {
 
     /// Records that a process of the run begins. Returns whether it is the first.
     pub fn note_process(&self) -> bool {
+        self.stir();
         self.head.begun.fetch_max(1, Relaxed) == 0
     }
 
     /// Returns whether any process has begun.
     pub fn has_begun(&self) -> bool {
         self.head.begun.load(Relaxed) > 0
+    }
+
+    /// Wakes `memfold run`, because the processes of the run change.
+    pub fn stir(&self) {
+        self.head.stirred.fetch_add(1, SeqCst);
+        if self.head.runner_rests.load(SeqCst) != 0 {
+            let _ = futex::wake(&self.head.stirred, futex::Flags::empty(), 1);
+        }
+    }
+
+    /// Returns the number of calls of [`RunTable::stir`].
+    pub fn stirred(&self) -> u32 {
+        self.head.stirred.load(SeqCst)
+    }
+
+    /// Sleeps until [`RunTable::stir`] is called and there were not `seen` calls, or for `ns`
+    /// nanoseconds. Only one thread of `memfold run` calls it.
+    pub fn rest(&self, seen: u32, ns: u64) {
+        const SECOND_NS: u64 = 1_000_000_000;
+        let time = Timespec { tv_sec: (ns / SECOND_NS) as i64, tv_nsec: (ns % SECOND_NS) as i64 };
+        self.head.runner_rests.store(1, SeqCst);
+        let _ = futex::wait(&self.head.stirred, futex::Flags::empty(), seen, Some(&time));
+        self.head.runner_rests.store(0, SeqCst);
     }
 
     /// Records that processes of the run can have an engine for the gate.
@@ -346,6 +398,7 @@ impl RunTable {
     pub fn note_unmanaged(&self, about: &[u8]) -> bool {
         let unmanaged = &self.head.unmanaged;
         unmanaged.count.fetch_add(1, Relaxed);
+        self.stir();
         let is_first = unmanaged.state.compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
         if is_first {
             let all = about.iter().copied().chain(core::iter::repeat(0));
@@ -419,10 +472,14 @@ impl RunTable {
             return None;
         }
         process.slot.pid.store(pid, Relaxed);
-        self.head.charges.forget(process.slot);
+        if self.head.charges.forget(process.slot) {
+            self.send(Some(process), News::SHARING);
+        }
         process.set_need(0);
         process.set_least(0, 0);
+        process.end_rest();
         process.place.stats.clear_gauges();
+        self.stir();
         Some(process)
     }
 
@@ -434,22 +491,37 @@ impl RunTable {
             .filter(|p| p.slot.owner.state() != OwnerState::Free)
     }
 
+    /// Sends news to all live processes but `own`. News of shared memory go only to processes that
+    /// share memory.
+    pub fn send(&self, own: Option<ProcessSlot>, news: News) {
+        let is_own = |process: &ProcessSlot| own.is_some_and(|own| own.is(process));
+        self.alive()
+            .filter(|process| !is_own(process))
+            .filter(|process| news != News::SHARING || process.shares_memory())
+            .for_each(|process| process.send(news));
+    }
+
     /// Returns the claims of the other live processes on the limit, or on the bound of resident
     /// memory. Processes that need nothing are left out. What ended processes were charged with is
-    /// released.
+    /// released. If one of them shared memory, the processes that share memory get news.
     pub fn claims_of_others(&self, own: Option<ProcessSlot>, limit: bool) -> Vec<ShareClaim> {
         let used = (self.head.used.load(Relaxed) as usize).min(self.slots);
         let own = own.map(|own| own.number);
         let slots = self.mapped(used).iter().flat_map(|group| &group.slots).take(used).enumerate();
         let others = slots.filter(|(n, _)| Some(*n) != own);
+        let mut has_shared = false;
         let claim = |slot: &SlotWords| match slot.owner.state() {
             OwnerState::Held => Some(slot.claim(limit)).filter(|claim| claim.need > 0),
             _ => {
-                self.head.charges.forget(slot);
+                has_shared |= self.head.charges.forget(slot);
                 None
             }
         };
-        others.filter_map(|(_, slot)| claim(slot)).collect()
+        let claims = others.map(|(_, slot)| slot).filter_map(claim).collect();
+        if has_shared {
+            self.send(None, News::SHARING);
+        }
+        claims
     }
 
     fn slot(&self, n: usize) -> Option<&'static SlotWords> {

@@ -1,10 +1,13 @@
 //! The slot of a process in the table of its user, and the memory that it is charged with.
 use super::bounds::UserPortion;
 use crate::fair_share::ShareClaim;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed, Ordering::SeqCst,
+};
 use memfold_os::Errno;
 use memfold_os::thread::owner::{OwnerState, RobustList, RobustOwner};
 use memfold_stats::Stats;
+use rustix::thread::futex;
 
 /// Number of slots in a group.
 pub(super) const GROUP: usize = 64;
@@ -22,11 +25,13 @@ pub(super) struct TableCharges {
 
 impl TableCharges {
     /// Releases the charge of a slot whose process has ended or begins, and so holds nothing.
-    pub(super) fn forget(&self, slot: &SlotWords) {
+    /// Returns whether the process shared memory, which the first call for it learns.
+    pub(super) fn forget(&self, slot: &SlotWords) -> bool {
         if slot.charged_bytes.load(Relaxed) > 0 {
             let charged = slot.charged_bytes.swap(0, AcqRel);
             self.charged_bytes.fetch_sub(charged, AcqRel);
         }
+        slot.shares_memory.load(Relaxed) != 0 && slot.shares_memory.swap(0, AcqRel) != 0
     }
 }
 
@@ -43,6 +48,31 @@ pub(super) struct SlotWords {
     stored_bytes: AtomicU64,
     /// The part of [`TableCharges::charged_bytes`] of this process.
     charged_bytes: AtomicU64,
+    /// The process sleeps on this futex, which is incremented to wake it.
+    bell: AtomicU32,
+    /// [`News`] for the process since it last looked.
+    news: AtomicU32,
+    /// 1 while the process rests, so that news must wake it. Otherwise it looks soon anyway.
+    rests: AtomicU32,
+    /// 1 if the process shares memory with others because of a fork.
+    shares_memory: AtomicU32,
+}
+
+/// Bits of news that processes of a run send each other. A process that sleeps wakes for news, and
+/// for nothing else that other processes do.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct News(pub u32);
+
+impl News {
+    /// The bounds have changed, or a process needs more of them than it has.
+    pub const BOUNDS: News = News(1);
+    /// Memory that processes share has changed. Only processes that share memory get this.
+    pub const SHARING: News = News(2);
+
+    /// Returns whether these have all bits of `other`.
+    pub fn has(self, other: News) -> bool {
+        self.0 & other.0 == other.0
+    }
 }
 
 impl SlotWords {
@@ -114,6 +144,47 @@ impl ProcessSlot {
     pub fn set_least(&self, bytes: u64, stored: u64) {
         self.slot.least_bytes.store(bytes, Relaxed);
         self.slot.stored_bytes.store(stored, Relaxed);
+    }
+
+    /// Publishes whether the process shares memory with others because of a fork.
+    pub fn set_shares_memory(&self, shares: bool) {
+        self.slot.shares_memory.store(shares.into(), Relaxed);
+    }
+
+    /// Returns whether the process shares memory with others because of a fork.
+    pub fn shares_memory(&self) -> bool {
+        self.slot.shares_memory.load(Relaxed) != 0
+    }
+
+    /// Sends news to the process, and wakes it if it rests.
+    pub fn send(&self, news: News) {
+        self.slot.news.fetch_or(news.0, SeqCst);
+        if self.slot.rests.load(SeqCst) != 0 {
+            self.slot.bell.fetch_add(1, SeqCst);
+            let _ = futex::wake(&self.slot.bell, futex::Flags::empty(), 1);
+        }
+    }
+
+    /// Begins a rest of the process, which calls this itself. Returns `false` if there is news by
+    /// now: either this finds it, or its sender finds that the process rests.
+    pub fn begin_rest(&self) -> bool {
+        self.slot.rests.store(1, SeqCst);
+        self.slot.news.load(SeqCst) == 0
+    }
+
+    /// Ends a rest.
+    pub fn end_rest(&self) {
+        self.slot.rests.store(0, SeqCst);
+    }
+
+    /// Returns the news since the last call. The process itself calls this.
+    pub fn take_news(&self) -> News {
+        News(self.slot.news.swap(0, AcqRel))
+    }
+
+    /// Returns the futex on which the process sleeps. It is shared with other processes.
+    pub fn bell(&self) -> &'static AtomicU32 {
+        &self.slot.bell
     }
 
     /// Returns whether both are the same process.

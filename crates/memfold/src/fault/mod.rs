@@ -212,12 +212,15 @@ impl Faults<'_> {
                 true => (area.addr_of(folio.key()), bytes(folio.pages() as usize)),
                 false => (page, PAGE_SIZE),
             };
-            // If that fails, no thread has been woken.
-            return self
-                .mapper
-                .space()
-                .protect(start, len, false)
-                .map_or(FaultOutcome::Again, |()| FaultOutcome::Yes);
+            return match self.mapper.space().protect(start, len, false) {
+                Ok(()) => FaultOutcome::Yes,
+                Err(Errno::AGAIN) => FaultOutcome::Again,
+                // A thread past the gate may have unmapped a page. The touch finds that.
+                Err(_) => {
+                    self.mapper.space().wake(page, PAGE_SIZE);
+                    FaultOutcome::Yes
+                }
+            };
         }
         // SAFETY: the shard is locked and the page's folio is `Resident`, or the page is `here`. If
         // the page is missing, it is zeros.

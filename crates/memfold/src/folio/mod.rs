@@ -242,7 +242,7 @@ impl Folio {
         }
     }
 
-    /// Returns the bits in `here` of the pages in `keys`; 0 if the folio is too large for that.
+    /// Returns the bits in `here` of the pages in `keys`. A folio above [`PARTIAL_MAX`] has none.
     pub fn bits(&self, keys: Range<u64>) -> u16 {
         if self.order() > PARTIAL_MAX {
             return 0;
@@ -317,6 +317,7 @@ impl Folios {
         folio.clean_in.set(0);
         folio.here.set(0);
         folio.active.set(false);
+        folio.written.set(false);
         folio.touch.set(TouchKind::UNKNOWN);
         folio.refused.set(LruList::None);
         folio.wanted.store(false, Relaxed);

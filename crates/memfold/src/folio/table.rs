@@ -409,6 +409,7 @@ impl FolioTable {
         right.frame.set(left.frame.get() + half.pages() as u32);
         right.age.set(left.age.get());
         right.active.set(left.active.get());
+        right.written.set(left.written.get());
         right.untouched.set(left.untouched.get());
         right.touch.set(left.touch.get());
         right.refused.set(left.refused.get());

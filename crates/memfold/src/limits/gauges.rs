@@ -74,13 +74,18 @@ impl Gauges<'_> {
     /// `unmanaged_bytes` could be managed. Returns whether memory begins to sink.
     pub fn weigh_slowdown(&self, unmanaged_bytes: u64) -> bool {
         let (now_ns, before) = (now_ns(), self.budget.aim_pages());
+        let was_idle = self.is_idle();
         self.budget.weigh(&WorkDone {
             now_ns,
             own_ns: self.stats.own_ns.load(Relaxed),
             folding_ns: self.stats.folding_ns.load(Relaxed) + self.stats.waking_ns.load(Relaxed),
+            waited_ns: if self.budget.asks_waited(now_ns) { bare::others_waited_ns() } else { 0 },
             resident: self.limits().physical() + (unmanaged_bytes >> PAGE_SHIFT),
             loaded: self.stats.zswpin.load(Relaxed) + self.stats.pswpin.load(Relaxed),
         });
+        if self.is_idle() && !was_idle {
+            self.requests.recompress();
+        }
         self.limits().ask_past_target();
         let sinks = self.budget.aim_pages() != u64::MAX;
         if !sinks && !self.limits().is_bounded() {
@@ -94,6 +99,12 @@ impl Gauges<'_> {
     /// folded.
     pub fn is_idle(&self) -> bool {
         self.budget.is_idle()
+    }
+
+    /// Returns when a process that goes on sleeping is to be weighed again, nanoseconds; `None` if
+    /// its sleep changes nothing.
+    pub fn idle_due_ns(&self) -> Option<u64> {
+        self.budget.idle_due_ns()
     }
 
     /// Publishes what folding has cost and saved until now. The first engine thread calls it from

@@ -117,6 +117,12 @@ impl Budget {
         self.aim_pages.load(Relaxed)
     }
 
+    /// Returns whether the next decision depends on how long the program's threads have waited for a
+    /// CPU.
+    pub fn asks_waited(&self, now_ns: u64) -> bool {
+        self.slowdown.lock().as_ref().is_some_and(|control| control.asks_waited(now_ns))
+    }
+
     /// Decides anew how much may stay, if a slowdown was asked for and a decision is due.
     pub fn weigh(&self, work: &WorkDone) {
         let Some(goal) = self.goal else { return };
@@ -164,6 +170,11 @@ impl Budget {
     /// Returns whether the process is idle, so that all of it is folded.
     pub fn is_idle(&self) -> bool {
         self.wakes_at.load(Relaxed) != u64::MAX
+    }
+
+    /// Returns when a process that goes on sleeping is to be weighed again, nanoseconds.
+    pub fn idle_due_ns(&self) -> Option<u64> {
+        self.slowdown.lock().as_ref().and_then(SlowdownController::idle_due_ns)
     }
 
     /// Returns whether the process works again after it was idle, and most of its memory may still

@@ -17,6 +17,10 @@
 //!   twice the time.
 //! - A process without work for a while is idle: all of its memory is folded. It must have been without
 //!   work for so long that its last awakening is within the slowdown, as a share of the time.
+//! - A process that has work, but gets no CPU for it, isn't idle: a quota, other processes, or a tool
+//!   such as `cpulimit` may keep it waiting. Its threads have waited for a CPU.
+//! - A process that works a little all the time may use all of its memory. So a small part is folded
+//!   first. If the process loads that again at once, the rest stays.
 
 /// Time between two decisions, nanoseconds.
 const PERIOD_NS: u64 = 100_000_000;
@@ -44,6 +48,18 @@ const IDLE_SHARE: u64 = 20;
 /// An idle process that loads so many pages in a period works again. That takes 2% of the time.
 const WAKING_PAGES: u64 = 256;
 
+/// A process whose threads ran, or waited for a CPU, for one part in this many of the time is not
+/// idle. A starved process waits all the time.
+const RUNNABLE_SHARE: u64 = 4;
+/// Before all memory is folded, one part in this many is, and the process may use it for so long,
+/// nanoseconds. The process isn't idle if it loads one part in `TRIAL_USED` of it. The part is small,
+/// because a process that works for 4% of the time loads only some thousand pages a second.
+const TRIAL: u64 = 64;
+const TRIAL_NS: u64 = 800_000_000;
+const TRIAL_USED: u64 = 4;
+/// After a trial in vain, the process must be quiet for twice as long; so often.
+const DOUBLED_MOST: u32 = 4;
+
 /// What folding costs for so long after a process was woken is the cost of waking it, nanoseconds.
 const WAKING_NS: u64 = 5_000_000_000;
 
@@ -65,6 +81,9 @@ pub struct WorkDone {
     pub own_ns: u64,
     /// What folding has cost the program, nanoseconds.
     pub folding_ns: u64,
+    /// The time for which threads of the program waited for a CPU, nanoseconds. It counts only if
+    /// [`SlowdownController::asks_waited`].
+    pub waited_ns: u64,
     /// Uncompressed memory that can be folded, pages.
     pub resident: u64,
     /// Pages that were loaded since the process began.
@@ -77,6 +96,8 @@ enum Mode {
     Resting,
     /// Memory sinks.
     Sinking,
+    /// A small part of the memory of a quiet process is folded.
+    Trying,
     /// Everything is folded.
     Idle,
 }
@@ -103,6 +124,14 @@ pub struct SlowdownController {
     /// When the present stretch with hardly any work began, and what it had worked by then.
     quiet_ns: u64,
     quiet_own_ns: u64,
+    /// The process in the middle of that stretch.
+    half: Option<WorkDone>,
+    /// When the present trial began, and the pages that it folds.
+    trial: (WorkDone, u64),
+    /// How often the time is doubled for which the process must be quiet.
+    doubled: u32,
+    /// When all memory was last folded, nanoseconds.
+    folded_at_ns: u64,
     /// The process when it was last woken, and what folding cost in the seconds after that.
     woken: Option<WorkDone>,
     waking_cost_ns: u64,
@@ -125,6 +154,10 @@ impl SlowdownController {
             pause_ns: PAUSE_NS,
             quiet_ns: now.now_ns,
             quiet_own_ns: now.own_ns,
+            half: None,
+            trial: (now, 0),
+            doubled: 0,
+            folded_at_ns: 0,
             woken: None,
             waking_cost_ns: 0,
         }
@@ -141,14 +174,18 @@ impl SlowdownController {
         let spent = now.folding_ns.saturating_sub(last.folding_ns);
         let loaded = now.loaded.saturating_sub(last.loaded);
         let is_woken = self.mode == Mode::Idle && loaded >= WAKING_PAGES;
-        if self.is_idle(&now, is_woken) {
-            (self.mode, self.aim) = (Mode::Idle, 0);
-            return self.aim;
+        if self.is_quiet(&now, is_woken) {
+            return self.fold_quiet(&now, spent);
         }
         if self.mode == Mode::Idle {
+            let is_soon = now.now_ns - self.folded_at_ns < WAKING_NS;
+            self.doubled = if is_soon { (self.doubled + 1).min(DOUBLED_MOST) } else { 0 };
             self.woken = Some(last);
             self.rest(now.now_ns + self.pause_ns);
             return self.aim;
+        }
+        if self.mode == Mode::Trying {
+            self.rest(now.now_ns + self.pause_ns);
         }
         if let Some(woken) = self.woken.filter(|woken| now.now_ns - woken.now_ns < WAKING_NS) {
             self.waking_cost_ns = now.folding_ns - woken.folding_ns;
@@ -200,6 +237,31 @@ impl SlowdownController {
         now_ns.saturating_sub(self.last.now_ns) >= PERIOD_NS
     }
 
+    /// Returns when to decide on a process that goes on sleeping, nanoseconds; `None` if it is idle.
+    pub fn idle_due_ns(&self) -> Option<u64> {
+        let due_ns = match self.mode {
+            Mode::Idle => return None,
+            Mode::Trying => self.trial.0.now_ns + TRIAL_NS,
+            _ if self.half.is_none() => self.quiet_ns + self.enough_ns() / 2,
+            _ => self.quiet_ns + self.enough_ns(),
+        };
+        Some(due_ns.max(self.began_ns + START_NS).max(self.last.now_ns + PERIOD_NS))
+    }
+
+    /// Returns whether the next decision depends on [`WorkDone::waited_ns`].
+    pub fn asks_waited(&self, now_ns: u64) -> bool {
+        let quiet = now_ns.saturating_sub(self.quiet_ns);
+        let enough = self.enough_ns();
+        let is_decided = matches!(self.mode, Mode::Idle | Mode::Trying);
+        !is_decided && quiet >= if self.half.is_none() { enough / 2 } else { enough }
+    }
+
+    /// Returns how long a process must be quiet to be idle, nanoseconds.
+    fn enough_ns(&self) -> u64 {
+        let worth = self.waking_cost_ns / self.goal.share as u64 * 10_000;
+        (self.goal.idle_ns << self.doubled).max(worth)
+    }
+
     /// Returns what so much work earns, nanoseconds.
     fn earned(&self, own_ns: u64) -> u64 {
         own_ns / 10_000 * self.goal.share as u64
@@ -219,22 +281,74 @@ impl SlowdownController {
         self.aim = resident - resident / STEP;
     }
 
-    /// Returns whether the process has hardly worked for as long as the goal says. A little work
-    /// now and then, such as that of a timer, ends no such stretch.
-    fn is_idle(&mut self, now: &WorkDone, is_woken: bool) -> bool {
+    /// Folds a small part of a quiet process, and then all of it unless the process has used that
+    /// part. Returns the memory that may stay, pages.
+    fn fold_quiet(&mut self, now: &WorkDone, spent: u64) -> u64 {
+        let (began, pages) = self.trial;
+        match self.mode {
+            Mode::Idle => {}
+            Mode::Trying => {
+                self.credit_ns -= spent as i64;
+                if now.loaded - began.loaded > pages / TRIAL_USED {
+                    self.doubled = (self.doubled + 1).min(DOUBLED_MOST);
+                    self.begin_stretch(now);
+                    self.rest(now.now_ns + self.pause_ns);
+                } else if now.now_ns >= began.now_ns + TRIAL_NS {
+                    (self.mode, self.aim, self.folded_at_ns) = (Mode::Idle, 0, now.now_ns);
+                }
+            }
+            _ => {
+                let pages = now.resident / TRIAL;
+                (self.mode, self.trial) = (Mode::Trying, (*now, pages));
+                self.aim = now.resident.min(self.aim) - pages.min(self.aim);
+            }
+        }
+        self.aim
+    }
+
+    fn begin_stretch(&mut self, now: &WorkDone) {
+        (self.quiet_ns, self.quiet_own_ns, self.half) = (now.now_ns, now.own_ns, None);
+    }
+
+    /// Returns whether the process has hardly had work for as long as the goal says. A little work
+    /// now and then, such as that of a timer, ends no such stretch. Waiting for a CPU does.
+    fn is_quiet(&mut self, now: &WorkDone, is_woken: bool) -> bool {
         let quiet = now.now_ns.saturating_sub(self.quiet_ns);
         let own = now.own_ns.saturating_sub(self.quiet_own_ns);
         let allowed = quiet.max(self.goal.idle_ns) / IDLE_SHARE;
         if is_woken || own > allowed || now.now_ns < self.began_ns + START_NS {
-            (self.quiet_ns, self.quiet_own_ns) = (now.now_ns, now.own_ns);
+            self.begin_stretch(now);
             return false;
         }
-        let worth = self.waking_cost_ns / self.goal.share as u64 * 10_000;
-        let enough = self.goal.idle_ns.max(worth);
+        if matches!(self.mode, Mode::Idle | Mode::Trying) {
+            self.renew_stretch(now, quiet);
+            return true;
+        }
+        let enough = self.enough_ns();
+        let Some(half) = self.half else {
+            if quiet >= enough / 2 {
+                self.half = Some(*now);
+            }
+            return false;
+        };
+        if quiet < enough || now.now_ns - half.now_ns < PERIOD_NS {
+            return false;
+        }
+        let waited = now.waited_ns.saturating_sub(half.waited_ns);
+        let runnable = waited + now.own_ns.saturating_sub(half.own_ns);
+        if runnable > (now.now_ns - half.now_ns) / RUNNABLE_SHARE {
+            self.begin_stretch(now);
+            return false;
+        }
+        true
+    }
+
+    /// Forgets the beginning of a long stretch, so that work in it counts soon.
+    fn renew_stretch(&mut self, now: &WorkDone, quiet: u64) {
+        let enough = self.enough_ns();
         if quiet >= 2 * enough {
             (self.quiet_ns, self.quiet_own_ns) = (now.now_ns - enough, now.own_ns);
         }
-        quiet >= enough || self.mode == Mode::Idle
     }
 }
 
@@ -354,6 +468,58 @@ mod tests {
         assert_eq!(program.control.wakes_at(), u64::MAX);
         program.run(10, 50_000, 100);
         assert!(!program.control.is_waking());
+    }
+
+    #[test]
+    fn process_that_waits_for_a_cpu_is_not_idle() {
+        for (waits, is_idle) in [(95, false), (30, false), (5, true)] {
+            let (mut program, mut idle) = (Program::new(50_000), 0);
+            program.run(20, 50_000, 100);
+            for _ in 0..3000 {
+                program.work.waited_ns += PERIOD_NS / 100 * waits;
+                program.period(50_000, 0);
+                idle += (program.control.mode == Mode::Idle) as u32;
+            }
+            assert_eq!(idle > 0, is_idle, "{waits}");
+            assert_eq!(program.work.resident == 0, is_idle, "{waits}");
+        }
+    }
+
+    /// It works for 4 ms of each 100, as under `cpulimit`, and waits for nothing.
+    #[test]
+    fn process_that_works_a_little_all_the_time_is_not_idle() {
+        let (mut program, mut idle) = (Program::new(2_000), 0);
+        program.run(10, 2_000, 100);
+        let before = program.work;
+        for _ in 0..6000 {
+            program.period(2_000, 4);
+            idle += (program.control.mode == Mode::Idle) as u32;
+        }
+        assert_eq!(idle, 0);
+        let work = program.work;
+        let cost = (work.folding_ns - before.folding_ns) * 10_000 / (work.own_ns - before.own_ns);
+        assert!(cost <= GOAL.share as u64, "{cost}");
+        // Once it rests it is idle, at the latest after the longest time.
+        program.run(30 << DOUBLED_MOST, 1, 0);
+        program.run(1, 1, 0);
+        assert_eq!((program.control.mode, program.work.resident), (Mode::Idle, 0));
+    }
+
+    #[test]
+    fn sleeping_process_is_due_when_it_becomes_idle() {
+        let mut program = Program::new(50_000);
+        program.run(10, 50_000, 100);
+        let mut dues = Vec::new();
+        while let Some(due_ns) = program.control.idle_due_ns() {
+            assert!(due_ns > program.work.now_ns && dues.len() < 10, "{dues:?}");
+            dues.push(due_ns);
+            program.work.now_ns = due_ns;
+            let aim = program.control.aim(program.work);
+            program.work.resident = program.work.resident.min(aim);
+        }
+        let last = dues.last().unwrap();
+        assert!(*last <= 10 * SECOND + GOAL.idle_ns + TRIAL_NS + PERIOD_NS, "{dues:?}");
+        assert_eq!(program.work.resident, 0);
     }
 
     #[test]

@@ -37,9 +37,9 @@
 //! a page of a larger folio has gone by then, the folio is `Partial`: the remaining pages are here,
 //! the others in the store.
 use crate::area::Areas;
-use crate::folio::FolioState;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;
+use crate::folio::{FolioState, PARTIAL_MAX};
 use crate::holds::LeavingPages;
 use crate::limits::Limits;
 use crate::parts::bytes;
@@ -94,7 +94,7 @@ impl Reclaim<'_> {
 
     /// Takes an isolated folio, in memory and not pinned, into a batch that isn't full, if it is
     /// clean and its block keeps its size. A block that is to be cut or joined is moved out for
-    /// that.
+    /// that, and so is one of more pages than `Folio::here` has bits.
     pub(crate) fn prepare_eviction(
         &self,
         areas: &Areas,
@@ -104,6 +104,7 @@ impl Reclaim<'_> {
     ) -> bool {
         let folio = self.table.get(guard, id);
         if !self.table.is_clean(folio)
+            || folio.order() > PARTIAL_MAX
             || BlockSize(self.0).is_to_be_cut(folio.order(), folio.touch.get(), false)
             || BlockSize(self.0).is_to_be_joined(areas, guard, id)
         {

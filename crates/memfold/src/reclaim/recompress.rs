@@ -12,7 +12,7 @@ use crate::parts::walk;
 use crate::residency::Residency;
 use crate::stats;
 use memfold_os::sync::atomic::Ordering::Relaxed;
-use memfold_os::thread::{now_ns, sleep_ns};
+use memfold_os::thread::now_ns;
 use memfold_os::units::Order;
 use memfold_store::{CodecWorker, ColdObject, Handle};
 
@@ -20,6 +20,8 @@ use memfold_store::{CodecWorker, ColdObject, Handle};
 const TURN_NS: u64 = 20_000_000;
 /// The store's tick.
 const TICK_NS: u64 = 1_000_000_000;
+/// The longest time from one turn to the next.
+const REST_MOST_NS: u64 = 10_000_000_000;
 /// Entries scanned, and blocks taken, at a time.
 const SCAN: usize = 512;
 const FEW: usize = 8;
@@ -41,24 +43,21 @@ impl Recompress<'_> {
     pub(crate) fn until_stopped(&self) {
         let Some(spec) = self.recompress else { return };
         let mut w = self.backing.store().worker_for(spec);
-        let (mut rest_ns, mut waited_ns) = (TURN_NS, 0);
-        while !self.requests.is_stopped() {
-            sleep_ns(rest_ns);
-            waited_ns += rest_ns;
-            while waited_ns >= TICK_NS {
-                waited_ns -= TICK_NS;
+        let (mut rest_ns, mut ticked_ns, mut saved) = (TURN_NS, now_ns(), 0);
+        while self.requests.rest(rest_ns) {
+            while now_ns() >= ticked_ns + TICK_NS {
+                ticked_ns += TICK_NS;
                 self.backing.store().tick();
             }
             let _open = self.pauses.background();
             let smaller = self.due().map_or(0, |(after_s, percent)| {
                 self.some(&mut w, after_s, TURN_NS * percent / 100)
             });
-            // All blocks of an idle process are due at once. If none became smaller, most likely all
-            // have been tried.
-            rest_ns = match smaller {
-                0 if self.config.slowdown > 0 => (rest_ns * 2).min(TICK_NS),
-                _ => TURN_NS,
-            };
+            // If no block became smaller, most likely all that are due have been tried. Blocks that
+            // were stored meanwhile are due later.
+            let before = core::mem::replace(&mut saved, self.stats.blocks_saved.load(Relaxed));
+            let most = if saved == before { REST_MOST_NS } else { TICK_NS };
+            rest_ns = if smaller > 0 { TURN_NS } else { (rest_ns * 2).min(most) };
         }
     }
 

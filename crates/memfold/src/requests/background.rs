@@ -18,6 +18,8 @@ pub struct LoadWindow {
 pub struct RequestQueue {
     inner: Mutex<QueueState>,
     changed: Condvar,
+    /// Wakes the thread that recompresses.
+    recompress: Condvar,
 }
 
 #[derive(Default)]
@@ -26,6 +28,7 @@ struct QueueState {
     head: usize,
     count: usize,
     save: bool,
+    recompress: bool,
     stop: bool,
 }
 
@@ -68,6 +71,23 @@ impl RequestQueue {
         }
     }
 
+    /// Requests recompression without delay.
+    pub fn recompress(&self) {
+        self.inner.lock().recompress = true;
+        self.recompress.notify_all();
+    }
+
+    /// Sleeps for at most `ns` nanoseconds. [`RequestQueue::recompress`] and
+    /// [`RequestQueue::stop`] end the sleep. Returns `false` after `stop`.
+    pub fn rest(&self, ns: u64) -> bool {
+        let mut inner = self.inner.lock();
+        if !inner.recompress && !inner.stop {
+            inner = self.recompress.wait_within(inner, ns);
+        }
+        inner.recompress = false;
+        !inner.stop
+    }
+
     /// Requests reclaim for a background thread that calls [`RequestQueue::next`] at once. No other
     /// thread is woken for it.
     pub fn go_on(&self) {
@@ -98,16 +118,12 @@ impl RequestQueue {
     pub fn stop(&self) {
         self.inner.lock().stop = true;
         self.changed.notify_all();
+        self.recompress.notify_all();
     }
 
     /// Undoes [`RequestQueue::stop`]: the threads are about to be started again.
     pub fn resume(&self) {
         self.inner.lock().stop = false;
-    }
-
-    /// Returns whether the threads are to end.
-    pub fn is_stopped(&self) -> bool {
-        self.inner.lock().stop
     }
 
     /// Returns whether reclaim is requested.
@@ -160,7 +176,10 @@ mod tests {
         assert_eq!(queue.next(), BackgroundRequest::Reclaim);
         queue.go_on();
         assert_eq!(queue.next(), BackgroundRequest::Reclaim);
+        queue.recompress();
+        assert!(queue.rest(u64::MAX / 2), "it was asked for before");
         queue.stop();
         assert_eq!(queue.next(), BackgroundRequest::Stop);
+        assert!(!queue.rest(u64::MAX / 2));
     }
 }

@@ -139,6 +139,18 @@ impl Engine {
     }
 }
 
+/// The thread once tried again for ever, and its touch never found that the page was unmapped.
+#[test]
+fn refused_protection_ends_the_fault() {
+    let engine = Engine::of_blocks();
+    engine.fill(0..1, 2);
+    let fault = PageFault { addr: engine.page(0), write: true, protected: true };
+    engine.space.refuse_protection(Errno::AGAIN);
+    assert_eq!(engine.pager.faults().fault(fault), FaultOutcome::Again);
+    engine.space.refuse_protection(Errno::NOENT);
+    assert_eq!(engine.pager.faults().fault(fault), FaultOutcome::Yes);
+}
+
 #[test]
 fn c5_a_fault_looks_nowhere_but_where_its_page_is() {
     let engine = Engine::of_blocks();

@@ -23,7 +23,11 @@ fn working() -> Engine {
 /// Lets the process be without work, and folds all of it.
 fn idle() -> Engine {
     let engine = working();
-    engine.pager.0.budget.weigh(&WorkDone { now_ns: 100 * SECOND, ..WorkDone::default() });
+    let resident = PAGES as u64;
+    for now_ns in (1..100).map(|second| second * SECOND) {
+        let work = WorkDone { now_ns, resident, ..WorkDone::default() };
+        engine.pager.0.budget.weigh(&work);
+    }
     engine.page_out(0..PAGES);
     engine.pager.gauges().publish();
     engine

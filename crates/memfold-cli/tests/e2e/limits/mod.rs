@@ -4,4 +4,5 @@ mod limit;
 mod many;
 mod overcommit;
 mod overshoot;
+mod sleeping;
 mod users;

@@ -1,5 +1,6 @@
 //! Programs without a limit keep in memory what they use.
-use crate::common::folded::assert_right_with;
+use crate::common::compile;
+use crate::common::folded::{assert_right_with, folded_in};
 
 #[test]
 fn b6_what_a_working_program_does_not_use_is_folded() {
@@ -20,4 +21,26 @@ fn b6_below_a_limit_memory_sinks_too() {
         70,
         &["idle"],
     );
+}
+
+/// Runs a promise that must not count as idle.
+fn assert_not_idle(promise: &str) {
+    let program = compile("unbounded");
+    let found = folded_in("", &["--idle", "2"], 0, &[&program.path, promise]);
+    let Some((output, stats)) = found else { return };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{said}");
+    assert_eq!(stats["idle_ns"].as_u64(), Some(0), "{said}");
+    drop(program.scratch);
+}
+
+/// It once was folded all over every few seconds, because it took less than 5% of a CPU.
+#[test]
+fn b6_starved_program_is_not_idle() {
+    assert_not_idle("starved");
+}
+
+#[test]
+fn b6_program_that_works_a_little_all_the_time_is_not_idle() {
+    assert_not_idle("limited");
 }
