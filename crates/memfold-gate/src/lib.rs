@@ -31,15 +31,13 @@ pub use keeper::{
 };
 pub use patch::note_entry;
 pub use record::{ProgramPlace, TakenPlace};
-pub use start::{ArmedProcess, start};
+pub use start::{ArmedProcess, start, takes_alarms};
 pub use threads::{
     all_are_gone, child, first_has_exited, hand_over, is_at_rest, serve_errands, succeed,
 };
 pub use touch::{read_bytes, touch, write_bytes};
 
 use core::fmt::{self, Display, Formatter};
-use core::sync::atomic::AtomicBool;
-use core::sync::atomic::Ordering::SeqCst;
 use memfold_os::Errno;
 use memfold_os::raw::{set_signals_blocked, system_call};
 
@@ -74,14 +72,6 @@ impl Display for WhyNot {
             WhyNot::Busy => f.write_str("another thread is arming the process"),
         }
     }
-}
-
-/// Whether SIGSYS is the gate's.
-static ALARMS: AtomicBool = AtomicBool::new(false);
-
-/// Returns whether threads of the keeper may open SIGSYS for their alarms ([`Keeper::alarm`]).
-pub fn takes_alarms() -> bool {
-    ALARMS.load(SeqCst)
 }
 
 /// Sets the calling thread's alternate stack, and returns the previous one.

@@ -20,10 +20,18 @@ use crate::threads::robust_list;
 use crate::trap::{on_patched, on_signal};
 use crate::user_dispatch;
 use crate::{WhyNot, set_alternate};
-use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use memfold_os::Errno;
 use memfold_os::raw::{set_signals_blocked, system_call};
 use memfold_os::thread::{process_id, thread_count, use_no_counter};
+
+/// Whether SIGSYS is the gate's.
+static ALARMS: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether threads of the keeper may open SIGSYS for their alarms ([`Keeper::alarm`]).
+pub fn takes_alarms() -> bool {
+    ALARMS.load(SeqCst)
+}
 
 /// The process that is being armed. A child of fork finds its parent's value there.
 static ARMING: AtomicU32 = AtomicU32::new(0);
@@ -210,6 +218,7 @@ impl Drop for ArmedProcess {
         }
         if self.is_kept {
             patch::allow(on_patched);
+            ALARMS.store(true, SeqCst);
         }
         ARMING.store(0, SeqCst);
         set_signals_blocked(if self.is_kept { self.mask & !actions::PROTECTED } else { self.mask });

@@ -72,6 +72,7 @@ impl Drop for Sleepers {
 
 /// Each process once woke 200 times a second. With forks, each took a tenth of a CPU.
 #[test]
+#[ignore = "a minute: make torture"]
 fn every_thread_of_a_sleeping_run_wakes_once_in_ten_seconds() {
     let (Some(bin), program) = (binaries(), compile("sleeping")) else { return };
     // A limit far away, near and below the program's size, idle processes, and none of them.
