@@ -1,6 +1,7 @@
 //! Recognizes files of /proc about this process, by the files themselves. The program may have them
 //! open where no path leads to them: in an empty root, in another mount namespace, or by /proc of
 //! an outer PID namespace.
+use crate::threads::child;
 use crate::touch::read_bytes;
 use core::ffi::CStr;
 use core::mem::zeroed;
@@ -62,12 +63,15 @@ pub struct OwnList {
     is_of_own_namespace: bool,
 }
 
-/// Returns the directory `fd` as the list of this process's threads, if it is that.
+/// Returns the directory `fd` as the list of this process's threads, if it is that. For a child that
+/// shares the memory, any directory of /proc may list the threads that serve it.
 pub fn own_list(fd: usize) -> Option<OwnList> {
     if !is_in_proc(fd) {
         return None;
     }
-    is_own_list(fd, 0)?;
+    if child().is_none() {
+        is_own_list(fd, 0)?;
+    }
     let mut text = [0u8; 16];
     let args = [fd, TO_OWN_LINK.as_ptr() as usize, text.as_mut_ptr() as usize, text.len(), 0, 0];
     // SAFETY: the path ends with a null byte, and `text` has room for the bytes that the kernel
