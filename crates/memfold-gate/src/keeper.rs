@@ -295,6 +295,10 @@ pub trait Keeper: Sync {
     /// called only once [`crate::takes_alarms`] returns `true`.
     fn alarm(&self) {}
 
+    /// Ends alarms for good. On return no thread of the keeper has SIGSYS open, whose action is about
+    /// to become the program's again.
+    fn end_alarms(&self) {}
+
     /// Notes that a thread, the process or the program is about to end.
     fn ends(&self, how: Ending);
 }

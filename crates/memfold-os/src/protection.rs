@@ -15,7 +15,7 @@
 //! Each border between shown and hidden memory is a border between two of the kernel's areas, of
 //! which a process has at most `vm.max_map_count`. So ranges should be large, and no more memory is
 //! hidden when few areas remain (`Protection::may_hide`). If the program uses up the rest, hidden
-//! memory must still be shown. For that there are spare areas ([`SpareMappings`]). When they are
+//! memory must still be shown. For that there are spare areas (`SpareMappings`). When they are
 //! used up too, a hidden area is shown from its start on ([`Protection::is_tight`]).
 use crate::Errno;
 use crate::maps::each_area;

@@ -14,7 +14,7 @@ use memfold_os::Errno;
 use memfold_os::raw::set_signals_blocked;
 use memfold_os::sync::Mutex;
 use memfold_os::thread::alarm::{ALARM_OPEN, CpuAlarm};
-use memfold_os::thread::{bare, process_id};
+use memfold_os::thread::{bare, process_id, yield_now};
 use memfold_run::member;
 use rustix::thread::{Timespec, futex};
 
@@ -27,6 +27,10 @@ static BELL: AtomicU32 = AtomicU32::new(0);
 static IS_RUNG: AtomicBool = AtomicBool::new(false);
 /// Whether it rests for longer than [`REST_NS`], or is about to.
 static RESTS: AtomicBool = AtomicBool::new(false);
+/// Whether that thread has SIGSYS open for its alarm, or is about to.
+static IS_OPEN: AtomicBool = AtomicBool::new(false);
+/// Whether it may open SIGSYS no more.
+static ALARMS_END: AtomicBool = AtomicBool::new(false);
 /// A pause of so much is a long rest, nanoseconds.
 const REST_NS: u64 = 20_000_000;
 /// CPU time of the process after which a rest ends, nanoseconds.
@@ -193,6 +197,16 @@ pub fn look_now() {
     let _ = futex::wake(bell().0, bell().1, 1);
 }
 
+/// Ends alarms for good. On return the first engine thread has SIGSYS blocked.
+pub fn end_alarms() {
+    ALARMS_END.store(true, SeqCst);
+    // The thread says that it opens SIGSYS before it looks whether it may.
+    while IS_OPEN.load(SeqCst) {
+        look_now();
+        yield_now();
+    }
+}
+
 /// Makes the first engine thread look without delay if it rests for long: memory may grow.
 pub fn end_rest() {
     if RESTS.load(SeqCst) {
@@ -254,6 +268,8 @@ fn run(_: usize) {
     // Making an engine takes more of the stack than anything that follows.
     bare::trim_stack();
     let mut alarm = CpuAlarm::default();
+    // A child of fork finds its parent's value.
+    IS_OPEN.store(false, SeqCst);
     loop {
         let (futex, flags) = bell();
         let (rung, seen) = (BELL.load(SeqCst), futex.load(SeqCst));
@@ -284,7 +300,9 @@ fn run(_: usize) {
 
 /// Sleeps until the futex is not `seen` any more, or the pause is over.
 fn rest(futex: &AtomicU32, flags: futex::Flags, seen: u32, pause: LookPause, alarm: &mut CpuAlarm) {
-    let has_alarm = pause.ends_with_work && takes_alarms() && alarm.set(WORK_NS);
+    IS_OPEN.store(pause.ends_with_work && takes_alarms(), SeqCst);
+    let may = IS_OPEN.load(SeqCst) && !ALARMS_END.load(SeqCst);
+    let has_alarm = may && alarm.set(WORK_NS);
     let is_blind = pause.ends_with_work && !has_alarm;
     let ns = if is_blind { pause.ns.min(BLIND_NS) } else { pause.ns };
     let time = Timespec { tv_sec: (ns / SECOND_NS) as i64, tv_nsec: (ns % SECOND_NS) as i64 };
@@ -297,4 +315,5 @@ fn rest(futex: &AtomicU32, flags: futex::Flags, seen: u32, pause: LookPause, ala
         set_signals_blocked(u64::MAX);
         alarm.clear();
     }
+    IS_OPEN.store(false, SeqCst);
 }

@@ -375,6 +375,13 @@ impl Keeper for ProgramKeeper {
         true
     }
 
+    fn end_alarms(&self) {
+        // Without an engine no thread has alarms.
+        if get().is_some() {
+            engine::end_alarms();
+        }
+    }
+
     fn retire(&self) {
         match get() {
             Some(gated) => gated.retire(),

@@ -290,18 +290,23 @@ fn unmanaged_process_reduces_the_limit_of_the_others() {
     let (program, scratch) = (compile("holder"), Scratch::new());
     let source = r#"
         #include <string.h>
+        #include <sys/stat.h>
         #include <unistd.h>
         static char memory[48 << 20];
-        int main(void) {
+        int main(int count, char **arguments) {
             memset(memory, 1, sizeof memory);
+            mkdir(arguments[1], 0700);
             char end;
             return read(0, &end, 1);
         }"#;
     let large = scratch.compile("large", source, &["-static"]);
     make_unmanageable(&scratch, &large);
     let (pipe, stats) = (scratch.path("pipe"), scratch.path("json"));
-    let script =
-        format!("mkfifo {pipe}; {large} <{pipe} & exec 9>{pipe}; exec {} 80\n", program.path);
+    // Its size is known only when it no longer grows.
+    let ready = scratch.path("ready");
+    let waits = format!("while ! test -d {ready}; do sleep 0.05; done");
+    let begin = format!("mkfifo {pipe}; {large} {ready} <{pipe} & exec 9>{pipe}");
+    let script = format!("{begin}; {waits}; exec {} 80\n", program.path);
     let script = scratch.file("script", format!("#!/bin/sh\n{script}"), 0o755);
     let flags = ["--limit", "96M", "--stats-file", &stats];
     let mut holder = Holder::start(&bin, &scratch, &flags, &script, "");

@@ -71,6 +71,7 @@ fn shut_in(call: &mut ProgramCall, how: RefusedCall) -> isize {
         record.traced.set(true);
     }
     if record.is_of_first_process() && keeper.can_retire() {
+        keeper.end_alarms();
         threads::retire(record);
         keeper.retire();
     } else {
