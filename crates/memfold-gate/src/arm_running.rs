@@ -142,8 +142,8 @@ pub unsafe fn begin() {
     unsafe { PREVIOUS.reset() };
 }
 
-/// Makes all other threads wait in the gate's handler until [`let_go`]. Nothing has to be let go
-/// after an error.
+/// Makes all other threads wait in the gate's handler until [`let_go`], which isn't called after an
+/// error.
 ///
 /// # Errors
 /// A thread can't be interrupted or armed. All threads continue as they were.
