@@ -153,6 +153,10 @@ pub trait Keeper: Sync {
         make: &mut dyn FnMut(&[usize; 6]) -> isize,
     ) -> isize;
 
+    /// Notes that the process is about to be copied. It comes before [`Keeper::begin_copy`], while
+    /// the caller holds no lock.
+    fn expect_copy(&self) {}
+
     /// Prepares for a copy of the process. From now until [`Keeper::end_copy`] the keeper's state
     /// doesn't change.
     fn begin_copy(&self);

@@ -526,7 +526,7 @@ impl ManagedProgram {
         self.pager.fork().begin_as_child(stats);
         // SAFETY: the thread that forked calls `end_copy` only after it has waited for this thread.
         unsafe { self.pager.fork().connect_remote() };
-        member::set_need(state.level.anonymous);
+        member::set_need(state.level.anonymous - state.level.sharing.others);
         // SAFETY: the caller is the first engine thread of a child of fork, where no other engine
         // thread runs. Only this thread calls this.
         if let Err(e) = unsafe { bare::restart_others() } {

@@ -12,7 +12,8 @@
 //!   the process has one thread: it gets its engine before it gets a second one. A child of `vfork`
 //!   makes no engine, because it is another process in the same memory.
 //! - **The engine can still be made.** It is made at once before a call that gives up rights
-//!   (`chroot`, `setuid`, a filter).
+//!   (`chroot`, `setuid`, a filter), and before a fork of a process that has more than
+//!   [`SMALL_BYTES`].
 //! - **What isn't counted.** A process without an engine has no slot in the run's table. So its
 //!   memory, less than [`SMALL_BYTES`] beside its stack, is not part of the run's sum. The
 //!   bytes that it has reserved are subtracted from the limit of the other processes. All processes
@@ -160,18 +161,21 @@ pub fn is_waiting() -> bool {
     ROOM.load(Relaxed) > 0
 }
 
-/// Begins in the child after a waiting process was copied.
+/// Makes the engine of a process that is about to be copied, if it has more than [`SMALL_BYTES`].
+/// Its children may write to all of that, and each of them would have it without an engine.
+pub fn expect_copy() {
+    if TAKEN.load(Relaxed) > 0 {
+        begin();
+    }
+}
+
+/// Begins in the child after a waiting process was copied. It has reserved nothing.
 pub fn begin_as_child() {
     member::begin_as_child();
     // SAFETY: this is the only thread, and its parent had no other one, so no thread holds the
     // lock.
     if let Some((_, process)) = unsafe { WAITING.peek_mut() } {
         *process = process_id();
-    }
-    // The parent's reservation stays the parent's, so the child reserves as much for itself.
-    if !member::take_waiting(TAKEN.load(Relaxed) as u64, run_bytes()) {
-        TAKEN.store(0, Relaxed);
-        ROOM.store(1, Relaxed);
     }
 }
 

@@ -54,6 +54,7 @@ impl ManagedProgram {
     /// Prepares for a copy of the process.
     pub fn begin_copy(&self) {
         forget(self.state.lock());
+        member::note_fork();
         let may_bring = |bytes| {
             let available = process_size::available_bytes();
             if bytes > available && available > 0 {

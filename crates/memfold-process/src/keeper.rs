@@ -313,6 +313,12 @@ impl Keeper for ProgramKeeper {
         made
     }
 
+    fn expect_copy(&self) {
+        if deferred::is_waiting() && child().is_none() {
+            deferred::expect_copy();
+        }
+    }
+
     fn begin_copy(&self) {
         if lost().is_some() {
             // The copy would read zeros where memory is folded.

@@ -11,6 +11,9 @@ use crate::users::MeasuredUsers;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
+/// A child is young for so many looks.
+const LOOKS_YOUNG: u32 = 5;
+
 /// The processes of the system, from which a census is taken.
 pub trait Processes {
     /// Returns the numbers of all visible processes.
@@ -33,6 +36,8 @@ pub struct Census {
     /// ID.
     members: BTreeMap<u32, u64>,
     strangers: BTreeSet<u32>,
+    /// Members whose parent had a slot when they were first seen, with the number of looks since.
+    children: BTreeMap<u32, u32>,
     /// Processes that had a slot at the last look.
     with_slots: BTreeSet<u32>,
     /// Real user and anonymous memory in bytes of each member at the last look. Empty if the run
@@ -47,6 +52,7 @@ impl Census {
             own,
             members: BTreeMap::new(),
             strangers: BTreeSet::new(),
+            children: BTreeMap::new(),
             with_slots: BTreeSet::new(),
             sizes: BTreeMap::new(),
         }
@@ -56,7 +62,9 @@ impl Census {
     /// memory.
     ///
     /// A process that had a slot at the last look is not counted. It is about to end, or its engine
-    /// is about to start anew and to take a slot again.
+    /// is about to start anew and to take a slot again. Nor is a new child of a process with a slot
+    /// in its first [`LOOKS_YOUNG`] looks. What it has is mostly its parent's, until it takes a slot
+    /// or executes a program.
     ///
     /// `with_slots` returns the processes that have a slot according to the tables, with the user
     /// of each table. `has_others` is whether the run has several users.
@@ -77,13 +85,32 @@ impl Census {
             .filter(|(pid, uid)| is_its(*pid, *uid))
             .map(|(pid, _)| pid)
             .collect();
-        let had_none = |pid: &&u32| !with_slots.contains(pid) && !self.with_slots.contains(pid);
+        self.note_children(all, &with_slots);
+        let is_young = |pid: &u32| self.children.get(pid).is_some_and(|looks| *looks < LOOKS_YOUNG);
+        let had_none = |pid: &&u32| {
+            !with_slots.contains(pid) && !self.with_slots.contains(pid) && !is_young(pid)
+        };
         let sizes = self.members.keys().filter(had_none).map(|pid| all.bytes_of(*pid));
         let sum = sizes
             .flatten()
             .fold((0, 0), |(count, sum), bytes| (count + 1, u64::saturating_add(sum, bytes)));
         self.with_slots = with_slots;
         sum
+    }
+
+    /// Counts the looks at children of processes with a slot.
+    fn note_children(&mut self, all: &impl Processes, with_slots: &BTreeSet<u32>) {
+        let members = &self.members;
+        self.children.retain(|pid, _| members.contains_key(pid));
+        for pid in members.keys() {
+            if let Some(looks) = self.children.get_mut(pid) {
+                *looks += 1;
+            } else {
+                let parent = all.parent_and_start(*pid).map(|(parent, _)| parent);
+                let has_slot = parent.is_some_and(|parent| with_slots.contains(&parent));
+                self.children.insert(*pid, if has_slot { 0 } else { LOOKS_YOUNG });
+            }
+        }
     }
 
     /// Returns the bytes that each user's processes had at the last look. Empty if the run has one
@@ -255,6 +282,25 @@ mod tests {
         assert_eq!(census.look(&all, BTreeMap::new, false), (1, 7), "it had one a moment ago");
         assert_eq!(census.look(&all, BTreeMap::new, false), (2, 107));
         assert!(census.measured().is_empty());
+    }
+
+    #[test]
+    fn young_child_of_a_process_with_a_slot_counts_there() {
+        let (mut all, mut census) = (Fake::default(), Census::new(OWN));
+        all.begin(20, OWN);
+        let with_slots = || BTreeMap::from([(20, UID)]);
+        assert_eq!(census.look(&all, with_slots, false), (0, 0));
+        all.begin(21, 20);
+        all.begin(22, OWN).bytes = Some(7);
+        for _ in 0..LOOKS_YOUNG {
+            assert_eq!(census.look(&all, with_slots, false), (1, 7));
+        }
+        assert_eq!(census.look(&all, with_slots, false), (2, 107));
+        // The number is given again.
+        all.end(21);
+        assert_eq!(census.look(&all, with_slots, false), (1, 7));
+        all.begin(21, 20).start = 2;
+        assert_eq!(census.look(&all, with_slots, false), (1, 7));
     }
 
     #[test]

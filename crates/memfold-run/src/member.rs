@@ -33,6 +33,9 @@ static ADDRESS: ForkCell<Option<TableAddress<'static>>> = ForkCell::new(None);
 static OWN: AtomicPtr<ProcessSlot> = AtomicPtr::new(core::ptr::null_mut());
 /// The number of this process as `memfold run` sees it; 0 while it is unknown.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
+/// The family of this process: the processes that forks have made from one, and that haven't
+/// executed a program since. 0 if it has not forked.
+static FAMILY: AtomicU32 = AtomicU32::new(0);
 /// 1 if this is the first process of the run and its program has not begun. `BY_DOOR` is 1 if the
 /// table came from the door.
 static FIRST: AtomicU32 = AtomicU32::new(0);
@@ -310,6 +313,11 @@ pub fn claim() -> &'static Stats {
     // SAFETY: the caller is an engine thread. libc does not know of it, so it has no robust list
     // that is needed.
     let own = table().and_then(|table| unsafe { table.claim(number()) });
+    if let Some(own) = own {
+        let family = FAMILY.load(Relaxed);
+        own.set_family(family);
+        own.set_shares_memory(family != 0);
+    }
     let place = own.map_or(core::ptr::null_mut(), |own| Box::into_raw(Box::new(own)));
     OWN.store(place, SeqCst);
     match own {
@@ -379,6 +387,27 @@ pub fn end_rest() {
 pub fn set_shares_memory(shares: bool) {
     if let Some(own) = own() {
         own.set_shares_memory(shares);
+    }
+}
+
+/// Notes that this process is about to fork, so that it shares memory.
+pub fn note_fork() {
+    let Some(table) = table() else { return };
+    if FAMILY.load(Relaxed) == 0 {
+        FAMILY.store(table.new_family(), Relaxed);
+    }
+    if let Some(own) = own() {
+        own.set_family(FAMILY.load(Relaxed));
+        own.set_shares_memory(true);
+    }
+}
+
+/// Returns the number of processes that share memory with this one because of forks, itself
+/// included, as far as they have a slot in the table of this user.
+pub fn sharers() -> usize {
+    match FAMILY.load(Relaxed) {
+        0 => 1,
+        family => table().map_or(1, |table| table.sharers(family)),
     }
 }
 

@@ -114,7 +114,7 @@ fn of_what_many_share_one_block_is_refused() {
         let filled = Filled::new(|c| c.clean_percent = 100);
         filled.page_out();
         // Shared by many, their copies stay beside what comes back.
-        filled.setup.pager.fork().note_shared(1 << 20, own);
+        filled.setup.pager.fork().note_shared(1 << 20, own, 2);
         (0..PAGES)
             .for_each(|n| filled.setup.program.read(n, |page| assert!(*page == *filled.want[n])));
         assert_eq!(filled.mapped(), PAGES);
@@ -123,7 +123,7 @@ fn of_what_many_share_one_block_is_refused() {
         filled.setup.pager.gauges().publish();
         let refused = if own == 0 { block * PAGE_SIZE } else { 0 };
         assert_eq!(get(&filled.stats().refused_bytes) as usize, refused);
-        filled.setup.pager.fork().note_shared(1 << 20, 1 << 20);
+        filled.setup.pager.fork().note_shared(1 << 20, 1 << 20, 2);
         filled.assert_whole();
     }
 }

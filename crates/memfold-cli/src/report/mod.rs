@@ -2,6 +2,7 @@
 pub mod curve;
 pub mod figures;
 pub mod recommended;
+pub mod notes;
 pub mod json;
 pub mod output_file;
 pub mod ending;

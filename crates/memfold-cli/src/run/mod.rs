@@ -11,6 +11,7 @@ use crate::profile::recorder::Recorder;
 use crate::program::Loading;
 use crate::report::figures::RunFigures;
 use crate::report::json;
+use crate::report::notes::RunNotes;
 use crate::report::output_file::OutputFile;
 use crate::run::end::EndedRun;
 use crate::table::processes;
@@ -356,8 +357,13 @@ fn tend(run: &Arc<RunControl>, log: &Arc<Log>, command: u32) -> Result<(), Comma
     let failed =
         |e| CommandFailure::own(format!("Starting a thread failed: {}", program::plain(&e)));
     follow(run.shared.tables.tables()[0]).map_err(failed)?;
-    start("memfold-look", Box::new(move || processes::watch(&for_looks.shared.tables)))
-        .map_err(failed)?;
+    let (log, mut notes) = (log.clone(), RunNotes::default());
+    let look = move || {
+        let tables = &for_looks.shared.tables;
+        let mut note = || notes.line(tables, memfold_os::thread::now_ns());
+        processes::watch(tables, || note().into_iter().for_each(|line| log.say(&line)));
+    };
+    start("memfold-look", Box::new(look)).map_err(failed)?;
     let serve = move || {
         for_door.shared.serve(|table| {
             for_door.shared.tables.tables()[0].stir();

@@ -24,8 +24,9 @@ const LARGE_BYTES: u64 = 4 << 20;
 const START: usize = 19;
 
 /// Takes looks for as long as this process lives, and deals the bounds between several users. The
-/// thread that adds a user must stir the first table, so that the first deal is not late.
-pub fn watch(tables: &UserTables) {
+/// thread that adds a user must stir the first table, so that the first deal is not late. Calls
+/// `after` after each look.
+pub fn watch(tables: &UserTables, mut after: impl FnMut()) {
     let mut census = Census::new(std::process::id());
     let mut period = PERIOD / 2;
     loop {
@@ -34,6 +35,7 @@ pub fn watch(tables: &UserTables) {
         tables.bounds().set_slotless(count, bytes);
         tables.deal(Some(census.measured()));
         tables.note_totals();
+        after();
         period = match bytes >= SMALL_BYTES {
             _ if tables.has_others() => PERIOD_USERS,
             true => PERIOD,

@@ -26,6 +26,7 @@ pub fn copy(
     args: &[usize; 6],
     flags: usize,
 ) -> isize {
+    keeper.expect_copy();
     block_all();
     // The value until the call returns. If the errand ends before that, the task has died or still
     // waits, and the copy was made.

@@ -140,8 +140,10 @@ impl SizeScale {
         pager.stats().shared_bytes.store(level.sharing.others, Relaxed);
         member::set_need(need);
         let stays = if is_managing { pager.gauges().least_resident_bytes() } else { 0 };
-        let least = stays.saturating_sub(level.sharing.others);
-        member::set_least(least, pager.limits().stored_bytes());
+        // Pages of the pool are shared as others are.
+        let (stored, others) = (pager.limits().stored_bytes(), level.sharing.others);
+        let least = stays.saturating_sub(others);
+        member::set_least(least, stored.saturating_sub(others.saturating_sub(stays)));
         member::note_totals();
         self.take_share(pager, level, need);
         Some(SizeLook { before, unmanaged, slower: 1 + level.company / LOOK_OTHERS })
@@ -223,8 +225,10 @@ fn measure_shared(rollup: Option<&Rollup>, pager: &Pager, level: &mut SizeLevel,
         member::set_shares_memory(level.sharing.is_sharing());
     }
     let SharingWatch { bytes, others, .. } = level.sharing;
-    if level.sharing.is_sharing() && bytes > 0 {
-        pager.fork().note_shared(bytes, bytes - others);
+    if !level.sharing.is_sharing() {
+        pager.fork().note_private();
+    } else if bytes > 0 {
+        pager.fork().note_shared(bytes, bytes - others, member::sharers());
     }
 }
 

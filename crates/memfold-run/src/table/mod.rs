@@ -81,6 +81,8 @@ struct RunHeader {
     runner_rests: AtomicU32,
     /// The bounds of which the processes last got news, bytes.
     sent: [AtomicU64; 2],
+    /// The number of families.
+    families: AtomicU32,
     mailbox: Mailbox,
 }
 
@@ -297,6 +299,16 @@ impl RunTable {
         self.alive().fold((0, 0), |(sum, count), process| {
             (u64::saturating_add(sum, of(process.stats())), count + 1)
         })
+    }
+
+    /// Returns a number for the family of a process that forks for the first time.
+    pub fn new_family(&self) -> u32 {
+        self.head.families.fetch_add(1, Relaxed).wrapping_add(1).max(1)
+    }
+
+    /// Returns the number of live processes of a family that share memory.
+    pub fn sharers(&self, family: u32) -> usize {
+        self.alive().filter(|process| process.shares_with(family)).count()
     }
 
     fn alive(&self) -> impl Iterator<Item = ProcessSlot> + '_ {

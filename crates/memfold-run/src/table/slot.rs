@@ -56,6 +56,8 @@ pub(super) struct SlotWords {
     rests: AtomicU32,
     /// 1 if the process shares memory with others because of a fork.
     shares_memory: AtomicU32,
+    /// The processes that forks have made from one have the same family; 0 for none.
+    family: AtomicU32,
 }
 
 /// Bits of news that processes of a run send each other. A process that sleeps wakes for news, and
@@ -149,6 +151,16 @@ impl ProcessSlot {
     /// Publishes whether the process shares memory with others because of a fork.
     pub fn set_shares_memory(&self, shares: bool) {
         self.slot.shares_memory.store(shares.into(), Relaxed);
+    }
+
+    /// Publishes the family of the process; 0 for none.
+    pub fn set_family(&self, family: u32) {
+        self.slot.family.store(family, Relaxed);
+    }
+
+    /// Returns whether the process shares memory with others of this family.
+    pub fn shares_with(&self, family: u32) -> bool {
+        self.shares_memory() && self.slot.family.load(Relaxed) == family
     }
 
     /// Returns whether the process shares memory with others because of a fork.

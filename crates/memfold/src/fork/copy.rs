@@ -247,7 +247,8 @@ impl Fork<'_> {
     /// - `begin_copy` has returned, in this process or in the parent that it is a copy of, and this
     ///   is called once for it.
     pub unsafe fn end_copy(&self, in_child: bool) {
-        self.to_unshare.note_fork();
+        // Most children end or execute a program before anybody knows how much is shared.
+        self.to_unshare.note_shared(true);
         // SAFETY: by the caller's promise.
         unsafe {
             if let Some(swap) = self.backing.swap() {
@@ -259,15 +260,23 @@ impl Fork<'_> {
         }
     }
 
-    /// This process shares `bytes` of memory with others by a fork, of which `own` count here. A
-    /// page that is folded is made private first. That brings its part, and takes a compressed
-    /// copy: if that is more, and at least three share, it is left where it is. Without a limit it always
-    /// is, because each process that touched it again would have a page of its own.
-    pub fn note_shared(&self, bytes: u64, own: u64) {
+    /// This process shares `bytes` of memory by forks in a family of `processes`, itself included.
+    /// `own` bytes of these count here. A page that is folded is made private first, in each of the
+    /// processes. In a family of three or more that takes more memory than it frees, so shared
+    /// pages stay. In a family of two they are folded if a compressed copy takes less than a
+    /// process's part of them. Without a limit they stay, because each process that touched them
+    /// again would have a page of its own.
+    pub fn note_shared(&self, bytes: u64, own: u64, processes: usize) {
         let data = (self.table.tally().folded() + self.table.tally().clean()) << PAGE_SHIFT;
         let pool = self.backing.store().pool_bytes().min(data / 2);
         let takes_more = (own as u128) * (data as u128) < bytes as u128 * pool as u128;
-        self.to_unshare.note_shared(takes_more || !Limits(self.0).is_bounded());
+        let stays = takes_more || processes > 2 || !Limits(self.0).is_bounded();
+        self.to_unshare.note_shared(stays);
+    }
+
+    /// This process shares no memory any more.
+    pub fn note_private(&self) {
+        self.to_unshare.note_private();
     }
 
     /// The first part of the end of [`Fork::begin_copy`]: there may be requests to background threads

@@ -14,13 +14,16 @@ const AROUND_BYTES: usize = 64 << 10;
 /// Ranges of addresses to be made private.
 pub struct ToUnshare {
     ranges: Mutex<([(usize, usize); NOTED], usize)>,
-    forked_ns: AtomicU64,
+    /// Until then, a page that can't be moved is probably shared by a fork; `u64::MAX` for a time
+    /// without end.
+    until_ns: AtomicU64,
     met: AtomicU64,
     /// Making shared pages private, to fold them, would take more memory than it frees.
     shared_by_many: AtomicBool,
 }
 
-/// For this long after a fork, a page that can't be moved is probably shared by it.
+/// For this long after a fork, a page that can't be moved is probably shared by it, if nothing else
+/// is known.
 const SHARED_NS: u64 = 1_000_000_000;
 
 impl ToUnshare {
@@ -28,7 +31,7 @@ impl ToUnshare {
     pub const fn new() -> ToUnshare {
         ToUnshare {
             ranges: Mutex::new(([(0, 0); NOTED], 0)),
-            forked_ns: AtomicU64::new(0),
+            until_ns: AtomicU64::new(0),
             met: AtomicU64::new(0),
             shared_by_many: AtomicBool::new(false),
         }
@@ -37,31 +40,37 @@ impl ToUnshare {
     /// Records that the process has just forked, or been made by a fork. Pages that were shared by
     /// many processes still are.
     pub fn note_fork(&self) {
-        self.forked_ns.store(now_ns(), SeqCst);
+        self.until_ns.fetch_max(now_ns() + SHARED_NS, SeqCst);
     }
 
     /// Records that the process forks unseen from now on. So a page that can't be moved may be
     /// shared at any time.
     pub fn note_unseen_forks(&self) {
-        self.forked_ns.store(u64::MAX, SeqCst);
+        self.until_ns.store(u64::MAX, SeqCst);
     }
 
-    /// Records that the process still shares memory by a fork, `by_many` or not.
+    /// Records that the process shares memory by a fork, `by_many` or not, until
+    /// [`ToUnshare::note_private`].
     pub fn note_shared(&self, by_many: bool) {
         self.shared_by_many.store(by_many, SeqCst);
-        self.forked_ns.store(now_ns(), SeqCst);
+        self.until_ns.store(u64::MAX, SeqCst);
+    }
+
+    /// Records that the process shares no memory any more.
+    pub fn note_private(&self) {
+        self.shared_by_many.store(false, SeqCst);
+        self.until_ns.store(0, SeqCst);
     }
 
     /// Returns whether a page that can't be moved is probably shared by so many processes that it
     /// should stay.
     pub fn is_shared_by_many(&self) -> bool {
-        self.has_forked_lately() && self.shared_by_many.load(SeqCst)
+        self.shared_by_many.load(SeqCst) && self.is_shared()
     }
 
-    /// Returns whether there was a fork not long ago.
-    pub fn has_forked_lately(&self) -> bool {
-        let forked = self.forked_ns.load(SeqCst);
-        forked != 0 && now_ns().saturating_sub(forked) < SHARED_NS
+    /// Returns whether a page that can't be moved is probably shared by a fork.
+    pub fn is_shared(&self) -> bool {
+        now_ns() < self.until_ns.load(SeqCst)
     }
 
     /// Returns the number of calls of [`ToUnshare::note`].

@@ -123,9 +123,7 @@ impl Reclaim<'_> {
                 // private. That is worth a moment's wait, but not more, because that thread may
                 // itself be waiting for a fault to be served.
                 ReclaimProgress::Nothing
-                    if !large
-                        && self.to_unshare.met() != met
-                        && self.to_unshare.has_forked_lately() =>
+                    if !large && self.to_unshare.met() != met && self.to_unshare.is_shared() =>
                 {
                     self.requests.reclaim();
                     memfold_os::thread::sleep_ns(SHARED_WAIT_NS);

@@ -195,7 +195,7 @@ impl Residency<'_> {
             let order = self.table.get(guard, id).order();
             id =
                 self.table.carve(guard, id, key, order.min(self.config.block_order), &self.backing);
-        } else if self.to_unshare.has_forked_lately() {
+        } else if self.to_unshare.is_shared() {
             // The cause is short-lived.
             return;
         }

@@ -53,8 +53,7 @@ fn copies_shared_by_many_are_kept_after_a_load_and_a_fork() {
         let engine = limited(PAGES);
         engine.fill(0..PAGES, 2);
         engine.page_out(0..PAGES);
-        engine.pager.fork().note_shared(1 << 20, own);
-        engine.pager.0.to_unshare.note_fork();
+        engine.pager.fork().note_shared(1 << 20, own, 2);
         (0..PAGES).for_each(|number| engine.assert_holds(number, 2));
         let dropped = engine.pager.stats().clean_dropped.load(Relaxed);
         assert_eq!(dropped == 0, own == 0, "{dropped} copies were dropped");
