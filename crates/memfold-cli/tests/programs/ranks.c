@@ -202,6 +202,12 @@ static void ends(void) {
 }
 static void short_transfers(void) { run_ranks(2, ends); }
 
+static void *write_for_good(void *unused) {
+    struct iovec local = {mine, MIB}, remote = {shared->at[0] + HALF, MIB};
+    for (;;) process_vm_writev(shared->pids[0], &local, 1, &remote, 1, 0);
+    return unused;
+}
+
 /* Victims are killed in the middle of calls, as callers and as callees. The others go on. */
 static void killing(void) {
     if (rank == 0) {
@@ -212,7 +218,9 @@ static void killing(void) {
             NEED(victim >= 0);
             if (!victim) {
                 begin_rank(2);
-                for (;;) read_from(0), read_from(1), write_to(0, 5);
+                pthread_t writers[3];
+                for (int w = 0; w < 3; w++) NEED(!pthread_create(writers + w, NULL, write_for_good, NULL));
+                for (;;) read_from(0), read_from(1);
             }
             while (shared->pids[2] != victim) usleep(100);
             before = shared->calls[2];
