@@ -14,6 +14,8 @@ use memfold_run::table::lending::{AskedMemory, LeaseId};
 
 /// A page that can't be accessed after so many faults is left to the kernel.
 const TRIES: usize = 16;
+/// The most bytes that a request can hold.
+const LENT_MOST: usize = 4 << 20;
 
 /// Returns the ranges of a request, cut to `most` bytes in all. What lies beyond the program's
 /// addresses is left out, because the kernel ends there.
@@ -52,7 +54,7 @@ impl ManagedProgram {
         n: usize,
         asked: &AskedMemory,
     ) -> Option<(LeaseId, HoldId)> {
-        let ranges = cut(asked, self.piece_bytes());
+        let ranges = cut(asked, self.piece_bytes().min(LENT_MOST));
         let mut holding = self.pager.holds().begin(0);
         for range in ranges.clone().filter(|range| self.concerns(range)) {
             holding.push(range, asked.writes);

@@ -17,7 +17,8 @@
 //!   has read. A borrower may give up at any time, and another one may take the request.
 //! - **A borrower may end at any time.** The lender frees the requests of ended borrowers. A slot's
 //!   [`ProcessSlot::id`] is another one for each process that claims the slot.
-//! - **Neither side trusts the other.** Ranges that no lender can have asked for are loaded at most.
+//! - **Neither side trusts the table.** A forged request loads memory, and holds what a call may hold.
+//!   A forged answer makes a call fail. The kernel checks the permission for the call itself.
 use super::slot::SlotWords;
 use super::{ProcessSlot, RunTable};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -28,6 +29,11 @@ use rustix::thread::{Timespec, futex};
 pub const REQUESTS: usize = 8;
 /// Ranges of a request.
 pub const PARTS: usize = 16;
+
+/// Bits of a slot: its process is asked since it last looked, and the slot was asked at any time. Until
+/// then its requests take no memory.
+const ASKS: u32 = 1;
+const HAD_ASKS: u32 = 2;
 
 /// The kinds of a state. The rest of the word is the number of the use.
 const ASKED: u32 = 1;
@@ -180,13 +186,14 @@ impl ProcessSlot {
     }
 
     fn ring(&self) {
-        self.slot.asks.store(1, SeqCst);
+        self.slot.asks.store(ASKS | HAD_ASKS, SeqCst);
         self.wake();
     }
 
     /// Returns whether other processes have asked since the last call. The process itself calls it.
     pub fn take_asks(&self) -> bool {
-        self.slot.asks.load(SeqCst) != 0 && self.slot.asks.swap(0, SeqCst) != 0
+        let asks = &self.slot.asks;
+        asks.load(SeqCst) & ASKS != 0 && asks.fetch_and(!ASKS, SeqCst) & ASKS != 0
     }
 
     /// Returns what the request `n` asks for, if it asks.
@@ -248,6 +255,9 @@ impl RunTable {
 
     /// Frees the requests to `lender` of processes that have ended.
     pub fn free_requests(&self, lender: &ProcessSlot) {
+        if lender.slot.asks.load(SeqCst) == 0 {
+            return;
+        }
         for request in &lender.requests.0 {
             let owner = request.owner.load(SeqCst);
             let lives = (owner >> 32)

@@ -57,7 +57,7 @@ pub(super) struct SlotWords {
     rests: AtomicU32,
     /// 1 if the process shares memory with others because of a fork.
     shares_memory: AtomicU32,
-    /// 1 if other processes have asked for memory since the process last looked.
+    /// Whether other processes have asked for memory (`lending.rs`).
     pub(super) asks: AtomicU32,
     /// Number of processes that have claimed the slot.
     pub(super) claims: AtomicU32,

@@ -231,7 +231,10 @@ fn lent_memory_is_held_until_the_borrower_gives_it_back() {
     let lease = lender.ask(&borrower, &[[0x1000, 7], [0x5000, 9]], true).unwrap();
     assert!(lender.take_asks() && !lender.take_asks() && lease.wait(1).is_none());
     let asked = lender.asked(0).unwrap();
-    assert_eq!((&asked.parts[..asked.count], asked.writes), (&[[0x1000, 7], [0x5000, 9]][..], true));
+    assert_eq!(
+        (&asked.parts[..asked.count], asked.writes),
+        (&[[0x1000, 7], [0x5000, 9]][..], true)
+    );
     assert!(lender.lend(0, asked.lease, 12) && lender.is_lent(0, asked.lease));
     assert_eq!((lease.wait(u64::MAX), lender.asked(0)), (Some(12), None));
     drop(lease);
