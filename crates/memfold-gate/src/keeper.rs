@@ -111,6 +111,14 @@ impl KeeperCall {
     }
 }
 
+/// Another process, on whose memory the program makes a call.
+pub struct OtherProcess<'a> {
+    /// The number that the program has for it, in its own PID namespace.
+    pub number: u32,
+    /// Reads words at an address of that process. Returns whether it has read all.
+    pub read: &'a dyn Fn(usize, &mut [u64]) -> bool,
+}
+
 /// The owner of the program's memory.
 pub trait Keeper: Sync {
     /// Returns whether `[start, start + len)` may hold managed memory. The gate asks this for each
@@ -135,6 +143,20 @@ pub trait Keeper: Sync {
 
     /// Ends a hold.
     fn release(&self, hold: KeeperHold);
+
+    /// Makes a call on `parts` of the memory of another process by `make`, and returns its result.
+    /// If that memory has a keeper too which can hold it, it is held until `make` returns. `make` is
+    /// given the number of bytes that are held, from the first on; 0 if none are. It is called once.
+    /// `write` is whether the call writes there.
+    fn lent(
+        &self,
+        _process: OtherProcess,
+        _parts: &[[usize; 2]],
+        _write: bool,
+        make: &mut dyn FnMut(usize) -> isize,
+    ) -> isize {
+        make(0)
+    }
 
     /// Returns the most bytes that one piece of a call should name, if the call is made in pieces.
     fn piece_bytes(&self) -> usize;

@@ -27,7 +27,7 @@ mod start;
 
 pub use keeper::{
     BadAddress, Ending, ErrandServer, Keeper, KeeperCall, KeeperFault, KeeperHold, NamedSpan,
-    Names, NoHoldRoom, RefusedCall,
+    Names, NoHoldRoom, OtherProcess, RefusedCall,
 };
 pub use patch::note_entry;
 pub use record::{ProgramPlace, TakenPlace};

@@ -143,8 +143,14 @@ pub fn is_resident(addr: usize) -> bool {
 /// did. It never waits for the thread that serves the page's userfaultfd, if that serves only the
 /// program's own accesses.
 pub fn populates(addr: usize, write: bool) -> bool {
+    populates_all(addr & !(PAGE_SIZE - 1), PAGE_SIZE, write)
+}
+
+/// Makes the kernel populate all pages of a range, as [`populates`] does. `start` is the start of a
+/// page. Returns whether it populated all.
+pub fn populates_all(start: usize, len: usize, write: bool) -> bool {
     let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    let args = [addr & !(PAGE_SIZE - 1), PAGE_SIZE, advice as usize, 0, 0, 0];
+    let args = [start, len, advice as usize, 0, 0, 0];
     // SAFETY: the advice changes no byte.
     unsafe { system_call(libc::SYS_madvise, args) }.is_ok()
 }

@@ -62,6 +62,7 @@ impl ManagedProgram {
         let Some(mut state) = self.state.try_lock() else {
             return LookPause { ns: LOOK_SOON_NS, ends_with_work: false };
         };
+        member::free_requests();
         let state = &mut *state;
         let now = (now_ns(), process_cpu_ns().saturating_sub(bare::cpu_ns()));
         let news = member::take_news();

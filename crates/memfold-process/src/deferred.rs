@@ -54,6 +54,8 @@ pub const LIFE: EngineLife = EngineLife {
     go_on: |stats| program::existing().go_on(stats),
     inherit: crate::heir::inherit,
     prepare: crate::threads::raise,
+    lend: |lent| program::existing().lend(lent),
+    end_lending: |lent| program::existing().end_lending(lent),
     look: |is_rung| program::existing().look(is_rung),
 };
 

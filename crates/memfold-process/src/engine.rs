@@ -1,5 +1,6 @@
 //! The first engine thread. It makes the engine, and then looks at the program's size. It also does
-//! errands for threads of the program that need the engine's own descriptors.
+//! errands for threads of the program that need the engine's own descriptors, and lends memory to
+//! other processes.
 use crate::diagnostics;
 use crate::diagnostics::unserved::unserved;
 use crate::size::pace::LookPause;
@@ -8,6 +9,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::SeqCst;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
 use memfold::config::Config;
+use memfold::holds::HoldId;
 use memfold::stats::Stats;
 use memfold_gate::takes_alarms;
 use memfold_os::Errno;
@@ -16,6 +18,7 @@ use memfold_os::sync::Mutex;
 use memfold_os::thread::alarm::{ALARM_OPEN, CpuAlarm};
 use memfold_os::thread::{bare, process_id, yield_now};
 use memfold_run::member;
+use memfold_run::table::lending::{LeaseId, REQUESTS};
 use rustix::thread::{Timespec, futex};
 
 /// Held by the thread whose errand is done, so that there is one errand at a time.
@@ -35,6 +38,8 @@ static ALARMS_END: AtomicBool = AtomicBool::new(false);
 const REST_NS: u64 = 20_000_000;
 /// CPU time of the process after which a rest ends, nanoseconds.
 const WORK_NS: u64 = 50_000;
+/// The longest rest while memory is held for other processes, nanoseconds.
+const LENT_NS: u64 = 5_000_000;
 /// The longest rest if the kernel has no timer for that, nanoseconds.
 const BLIND_NS: u64 = 50_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
@@ -49,6 +54,9 @@ static ENDS: AtomicBool = AtomicBool::new(false);
 static GOES_ON: AtomicBool = AtomicBool::new(false);
 /// Whether the engine has ended for good.
 static HAS_ENDED: AtomicBool = AtomicBool::new(false);
+
+/// What is held for each request of other processes.
+pub type LentMemory = [Option<(LeaseId, HoldId)>; REQUESTS];
 
 /// The work of the first engine thread.
 pub struct EngineLife {
@@ -66,6 +74,10 @@ pub struct EngineLife {
     pub inherit: fn(),
     /// Runs once before the first look.
     pub prepare: fn(),
+    /// Holds memory that other processes have asked for, and releases what they have used.
+    pub lend: fn(&mut LentMemory),
+    /// Releases all memory that is held for other processes.
+    pub end_lending: fn(&mut LentMemory),
     /// Looks at the program's size. It is given whether a thread of this process has asked for it.
     /// Returns the time until the next look.
     pub look: fn(bool) -> LookPause,
@@ -268,12 +280,15 @@ fn run(_: usize) {
     // Making an engine takes more of the stack than anything that follows.
     bare::trim_stack();
     let mut alarm = CpuAlarm::default();
+    // A child of fork holds nothing for other processes.
+    let mut lent = [None; REQUESTS];
     // A child of fork finds its parent's value.
     IS_OPEN.store(false, SeqCst);
     loop {
         let (futex, flags) = bell();
         let (rung, seen) = (BELL.load(SeqCst), futex.load(SeqCst));
         if ENDS.swap(false, SeqCst) {
+            (life.end_lending)(&mut lent);
             return;
         }
         let errand = ERRAND.swap(0, SeqCst);
@@ -285,7 +300,12 @@ fn run(_: usize) {
             // The errand may have changed the futex.
             continue;
         }
-        let pause = (life.look)(IS_RUNG.swap(false, SeqCst));
+        (life.lend)(&mut lent);
+        let mut pause = (life.look)(IS_RUNG.swap(false, SeqCst));
+        if lent.iter().any(Option::is_some) {
+            // A borrower that has used the memory doesn't wake this thread.
+            pause = LookPause { ns: pause.ns.min(LENT_NS), ends_with_work: false };
+        }
         let rests = pause.ns > REST_NS;
         RESTS.store(rests, SeqCst);
         if (!rests || member::begin_rest()) && BELL.load(SeqCst) == rung {

@@ -1,5 +1,6 @@
 //! The keeper: answers to the gate's questions.
 use crate::diagnostics::{self, warn_once};
+use crate::lending::borrower;
 use crate::mappings::call::NO_MEMORY;
 use crate::marks::state::MemoryMark;
 use crate::program::{LOST, ManagedProgram, get, lost, moves_lost, number_least};
@@ -12,7 +13,7 @@ use memfold_gate::child;
 use memfold_gate::touch;
 use memfold_gate::{
     BadAddress, Ending, ErrandServer, Keeper, KeeperCall, KeeperHold, Names, NoHoldRoom,
-    RefusedCall,
+    OtherProcess, RefusedCall,
 };
 use memfold_os::Errno;
 use memfold_os::raw::populates;
@@ -52,7 +53,7 @@ pub static KEEPER: ProgramKeeper = ProgramKeeper;
 
 impl ManagedProgram {
     /// Returns whether a call must hold a range that it names.
-    fn concerns(&self, range: &Range<usize>) -> bool {
+    pub fn concerns(&self, range: &Range<usize>) -> bool {
         // Before adoption, any memory may be what will be adopted.
         range.start < TOP && (!self.is_managing() || self.known.is_set(range))
     }
@@ -98,6 +99,18 @@ impl ManagedProgram {
         Ok(Some(KeeperHold(hold.0)))
     }
 
+    /// Returns the most bytes that a piece of a call should hold.
+    pub fn piece_bytes(&self) -> usize {
+        if !self.is_managing() {
+            return usize::MAX;
+        }
+        let bound = self.pager.limits().bound_bytes();
+        if self.pager.holds().held_bytes() > bound / HELD_SHARE {
+            return PIECE_SMALL;
+        }
+        (bound / PIECE_SHARE).clamp(PIECE_LEAST, PIECE_MOST) as usize
+    }
+
     fn touch_all(
         &self,
         pages: Range<usize>,
@@ -129,7 +142,7 @@ impl ManagedProgram {
     }
 
     /// Serves a fault. Returns whether that is done, and where the page came from.
-    fn fault(&self, fault: memfold_gate::KeeperFault) -> (bool, FaultSource) {
+    pub fn fault(&self, fault: memfold_gate::KeeperFault) -> (bool, FaultSource) {
         let memfold_gate::KeeperFault { address: addr, write, protected } = fault;
         if self.paging.is_tight() {
             self.show_before(addr);
@@ -278,15 +291,17 @@ impl Keeper for ProgramKeeper {
     }
 
     fn piece_bytes(&self) -> usize {
-        let Some(pager) = get().filter(|gated| gated.is_managing()).map(|gated| &gated.pager)
-        else {
-            return usize::MAX;
-        };
-        let bound = pager.limits().bound_bytes();
-        if pager.holds().held_bytes() > bound / HELD_SHARE {
-            return PIECE_SMALL;
-        }
-        (bound / PIECE_SHARE).clamp(PIECE_LEAST, PIECE_MOST) as usize
+        get().map_or(usize::MAX, ManagedProgram::piece_bytes)
+    }
+
+    fn lent(
+        &self,
+        process: OtherProcess,
+        parts: &[[usize; 2]],
+        write: bool,
+        make: &mut dyn FnMut(usize) -> isize,
+    ) -> isize {
+        borrower::borrow(process, parts, write, make)
     }
 
     fn refused(&self, nr: usize, name: &str, words: &[usize]) {

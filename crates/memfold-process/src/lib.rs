@@ -74,6 +74,7 @@ mod heir;
 mod execution;
 mod sampling;
 mod deferred;
+mod lending;
 mod keeper;
 #[cfg(test)]
 mod fixture;

@@ -9,6 +9,7 @@ use crate::mailbox::Mailbox;
 use crate::request::TableAddress;
 use crate::samples::{SampleRing, SampledProcess};
 use crate::table::bounds::RunBounds;
+use crate::table::lending::ProcessSign;
 use crate::table::{LeastBytes, News, ProcessSlot, RunTable};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -31,6 +32,8 @@ static FOUND: AtomicPtr<RunTable> = AtomicPtr::new(core::ptr::null_mut());
 static ADDRESS: ForkCell<Option<TableAddress<'static>>> = ForkCell::new(None);
 /// This process's slot: a leaked box, or null.
 static OWN: AtomicPtr<ProcessSlot> = AtomicPtr::new(core::ptr::null_mut());
+/// By this, other processes of the run know the memory of this one.
+static SIGN: ProcessSign = ProcessSign::none();
 /// The number of this process as `memfold run` sees it; 0 while it is unknown.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// The family of this process: the processes that forks have made from one, and that haven't
@@ -249,6 +252,7 @@ pub fn change_user() -> Result<bool, Errno> {
     }
     own().map_or(Ok(()), ProcessSlot::leave)?;
     OWN.store(core::ptr::null_mut(), SeqCst);
+    SIGN.clear();
     let old = table();
     let new = at_door(&address).map_or(core::ptr::null_mut(), |new| Box::into_raw(Box::new(new)));
     FOUND.store(new, SeqCst);
@@ -320,6 +324,9 @@ pub fn claim() -> &'static Stats {
     }
     let place = own.map_or(core::ptr::null_mut(), |own| Box::into_raw(Box::new(own)));
     OWN.store(place, SeqCst);
+    if let (Some(own), Some(table)) = (own, table()) {
+        own.put_sign(&SIGN, table.key());
+    }
     match own {
         Some(own) => own.stats(),
         None => Box::leak(Box::new(Stats::new())),
@@ -331,12 +338,25 @@ pub fn claim() -> &'static Stats {
 pub fn begin_as_child() {
     NUMBER.store(0, Relaxed);
     OWN.store(core::ptr::null_mut(), SeqCst);
+    SIGN.clear();
 }
 
 /// Returns this process's slot, if it has one.
 pub fn own() -> Option<&'static ProcessSlot> {
     // SAFETY: the pointer is null or a leaked box, which is never freed or changed.
     unsafe { OWN.load(SeqCst).as_ref() }
+}
+
+/// Calls [`RunTable::find`]; returns `None` without a table.
+pub fn find(pid: u32, read: &dyn Fn(usize, &mut [u64; 3]) -> bool) -> Option<ProcessSlot> {
+    table()?.find(pid, read)
+}
+
+/// Frees the requests to this process of processes that have ended.
+pub fn free_requests() {
+    if let (Some(table), Some(own)) = (table(), own()) {
+        table.free_requests(own);
+    }
 }
 
 /// Publishes how many bytes this process needs.

@@ -6,7 +6,7 @@
 //! look at a command that an argument gives.
 //!
 //! `plain.rs` makes a call while its memory is held. `pieces.rs` and `messages.rs` make large calls
-//! in parts. `lent.rs` makes those that would lend pages to the kernel. `seen.rs` changes what some
+//! in parts, and `others.rs` calls on the memory of other processes. `lent.rs` makes those that would lend pages to the kernel. `seen.rs` changes what some
 //! calls report. `handlers/` has the calls that need more.
 //!
 //! Rules for what a row names:
@@ -27,6 +27,7 @@ pub mod row;
 mod sizes;
 mod decode;
 mod pieces;
+mod others;
 mod messages;
 mod lent;
 mod own_files;

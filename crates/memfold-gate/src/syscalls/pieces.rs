@@ -98,7 +98,8 @@ enum TransferKind {
 
 /// The buffers of the program that a call names.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-enum CallBuffers {
+pub enum CallBuffers {
+    /// The address of a buffer.
     One(usize),
     /// The address of an array of iovec, and the number of its entries.
     Vector(usize, usize),
@@ -118,11 +119,13 @@ pub struct CallPieces {
     flags: usize,
 }
 
-/// The parts of the next piece.
-struct PieceParts {
+/// The parts of the next piece: first addresses and lengths.
+#[derive(Copy, Clone)]
+pub struct PieceParts {
     parts: [[usize; 2]; PARTS],
     count: usize,
-    bytes: usize,
+    /// The number of bytes of all parts.
+    pub bytes: usize,
 }
 
 /// `struct msghdr`.
@@ -181,7 +184,9 @@ fn checked(start: usize, bytes: usize) -> Option<usize> {
     start.checked_add(bytes).filter(|end| end >> TOP_SHIFT == 0).map(|_| bytes.min(BYTES_MAX))
 }
 
-fn total_of(at: usize, count: usize, read: ReadMemory) -> Option<usize> {
+/// Returns the number of bytes of a vector, which the kernel checks before it begins. Returns `None` if
+/// it can't be read, or if the kernel refuses it.
+pub fn total_of(at: usize, count: usize, read: ReadMemory) -> Option<usize> {
     let mut total = 0;
     for n in 0..count.min(VECTOR_MAX + 1) {
         let [start, bytes] = part_at(at, n, read)?;
@@ -190,7 +195,8 @@ fn total_of(at: usize, count: usize, read: ReadMemory) -> Option<usize> {
     (count <= VECTOR_MAX).then_some(total.min(BYTES_MAX))
 }
 
-fn part_at(at: usize, n: usize, read: ReadMemory) -> Option<[usize; 2]> {
+/// Returns the first address and the length of a part of a vector, or `None` if it can't be read.
+pub fn part_at(at: usize, n: usize, read: ReadMemory) -> Option<[usize; 2]> {
     let mut bytes = [0; 16];
     read(at.wrapping_add(n * 16), &mut bytes).ok()?;
     let [start, len] =
@@ -304,7 +310,12 @@ fn has_data(fd: usize, ask: AskKernel) -> bool {
 impl PieceParts {
     /// Returns the parts of `buffers` from byte `done` on, with `most` bytes at most. Returns
     /// `None` if there are none or they can't be read.
-    fn of(buffers: CallBuffers, done: usize, most: usize, read: ReadMemory) -> Option<PieceParts> {
+    pub fn of(
+        buffers: CallBuffers,
+        done: usize,
+        most: usize,
+        read: ReadMemory,
+    ) -> Option<PieceParts> {
         let mut parts = PieceParts { parts: [[0; 2]; PARTS], count: 0, bytes: 0 };
         let (at, count) = match buffers {
             CallBuffers::One(start) => {
@@ -334,6 +345,22 @@ impl PieceParts {
             (before, n) = (before + len, n + 1);
         }
         Some(parts).filter(|parts| parts.count > 0)
+    }
+
+    /// Returns the parts.
+    pub fn named(&self) -> &[[usize; 2]] {
+        &self.parts[..self.count]
+    }
+
+    /// Cuts the parts to the first `most` bytes.
+    pub fn cut(&mut self, most: usize) {
+        while self.bytes > most {
+            let [_, len] = &mut self.parts[self.count - 1];
+            let less = (self.bytes - most).min(*len);
+            *len -= less;
+            self.bytes -= less;
+            self.count -= (*len == 0) as usize;
+        }
     }
 }
 

@@ -3,9 +3,10 @@
 //!
 //! Nearly all calls take this path. A call that names no managed memory costs a walk through the
 //! row's operands, one question to the keeper ([`Keeper::hold`]), and the call.
-use crate::keeper::{Keeper, KeeperFault, NamedSpan, Names};
+use crate::keeper::{Keeper, KeeperFault, NamedSpan, Names, OtherProcess};
 use crate::record::GateThread;
 use crate::signals;
+use crate::syscalls::others::{OtherPiece, OtherTransfer};
 use crate::syscalls::own_program::{PATH_BYTES, program_at};
 use crate::syscalls::pieces::{self, CallPiece};
 use crate::syscalls::row::{CallRow, CallRows, CutInto};
@@ -173,6 +174,7 @@ impl CallingThread<'_> {
             CutInto::Messages => {
                 messages::in_pieces(nr, args, &mut |args| self.plain(row, nr, args))
             }
+            CutInto::Others => self.on_other(nr, args),
         };
         pieces.unwrap_or_else(|| {
             self.under_hold(&names, || checked(keeper, row, nr, args, &names, call(nr, args)))
@@ -207,6 +209,51 @@ impl CallingThread<'_> {
             })
         };
         pieces.run(&read_bytes, &mut raw, &mut make)
+    }
+}
+
+impl CallingThread<'_> {
+    /// Makes a call on the memory of another process, and returns its result. Returns `None` if it
+    /// must be made whole.
+    #[inline(never)]
+    fn on_other(&self, nr: usize, args: &[usize; 6]) -> Option<isize> {
+        let transfer = OtherTransfer::of(nr, args, &read_bytes)?;
+        let (mut done, mut made) = (0, 0);
+        while done < transfer.total {
+            let piece = transfer.piece(done, self.keeper.piece_bytes(), &read_bytes);
+            made = piece.map_or(-(libc::EFAULT as isize), |piece| self.other(&transfer, piece));
+            if made <= 0 {
+                break;
+            }
+            done += made as usize;
+        }
+        Some(if done > 0 { done as isize } else { made })
+    }
+
+    /// Makes a piece of such a call, and returns its result. It may transfer less than the piece,
+    /// and not fail, although more can be transferred.
+    fn other(&self, transfer: &OtherTransfer, piece: OtherPiece) -> isize {
+        let OtherPiece { local, remote } = piece;
+        let names = |each: &mut dyn FnMut(NamedSpan)| {
+            let name = |[start, len]: &[usize; 2]| NamedSpan::new(*start, *len, !transfer.writes);
+            local.named().iter().filter_map(name).for_each(each);
+        };
+        self.under_hold(&names, || {
+            let bad = -(libc::EFAULT as isize);
+            let tried = if transfer.writes { bad } else { transfer.make(&local, &remote) };
+            if tried != bad {
+                return tried;
+            }
+            let read = |at: usize, to: &mut [u64]| transfer.read_words(at, to);
+            let process = OtherProcess { number: transfer.process, read: &read };
+            self.keeper.lent(process, remote.named(), transfer.writes, &mut |held| {
+                let mut part = remote;
+                if held > 0 {
+                    part.cut(held);
+                }
+                transfer.make(&local, &part)
+            })
+        })
     }
 }
 

@@ -85,6 +85,8 @@ pub enum CutInto {
     Bytes,
     /// The call may be made in groups of messages (`messages.rs`).
     Messages,
+    /// The call may be made in pieces of the memory of another process (`others.rs`).
+    Others,
 }
 
 /// The length of the memory that an argument points to. Arguments are counted from 0.

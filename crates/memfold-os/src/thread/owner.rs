@@ -60,6 +60,11 @@ impl RobustOwner {
         }
     }
 
+    /// Returns the number of the thread that has it, or 0.
+    pub fn thread(&self) -> u32 {
+        self.0.load(Acquire) & THREAD
+    }
+
     /// Claims it for the calling thread, until that ends, if it has no owner. Returns whether it
     /// had none. If a thread is killed before this returns, it may stay held for good.
     ///

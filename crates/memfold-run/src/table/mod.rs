@@ -7,6 +7,7 @@
 //! first [`APART`] processes keep their slots for good, so that each can be reported. Later
 //! processes reuse the slots of ended ones and add to their counters.
 pub mod bounds;
+pub mod lending;
 mod slot;
 pub mod totals;
 #[cfg(test)]
@@ -215,6 +216,11 @@ impl RunTable {
         let replace =
             |(at, len): (usize, usize)| unsafe { shared::replace_by_zeros(at as *mut c_void, len) };
         mapped.all[..mapped.count].iter().copied().try_for_each(replace)
+    }
+
+    /// Returns the words that identify the run.
+    pub(crate) fn key(&self) -> [u64; 2] {
+        [0, 1].map(|n: usize| self.head.key[n].load(Relaxed))
     }
 
     /// Returns what the run and this table's user may use.
@@ -483,6 +489,8 @@ impl RunTable {
         if taken != Ok(true) {
             return None;
         }
+        process.slot.sign.store(0, SeqCst);
+        process.slot.claims.fetch_add(1, SeqCst);
         process.slot.pid.store(pid, Relaxed);
         if self.head.charges.forget(process.slot) {
             self.send(Some(process), News::SHARING);
@@ -543,12 +551,14 @@ impl RunTable {
     fn process(&self, n: usize) -> Option<ProcessSlot> {
         let group = self.mapped(n + 1).get(n / GROUP)?;
         let (slot, place) = (&group.slots[n % GROUP], &group.places[n % GROUP]);
+        let requests = &group.requests[n % GROUP];
         Some(ProcessSlot {
             number: n,
             charges: &self.head.charges,
             portion: self.portion,
             slot,
             place,
+            requests,
         })
     }
 

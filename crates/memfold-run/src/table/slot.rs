@@ -1,5 +1,6 @@
 //! The slot of a process in the table of its user, and the memory that it is charged with.
 use super::bounds::UserPortion;
+use super::lending::SlotRequests;
 use crate::fair_share::ShareClaim;
 use core::sync::atomic::{
     AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed, Ordering::SeqCst,
@@ -58,6 +59,12 @@ pub(super) struct SlotWords {
     shares_memory: AtomicU32,
     /// The processes that forks have made from one have the same family; 0 for none.
     family: AtomicU32,
+    /// Whether other processes have asked for memory (`lending.rs`).
+    pub(super) asks: AtomicU32,
+    /// Number of processes that have claimed the slot.
+    pub(super) claims: AtomicU32,
+    /// The address of the process's [`super::lending::ProcessSign`]; 0 if it has none.
+    pub(super) sign: AtomicU64,
 }
 
 /// Bits of news that processes of a run send each other. A process that sleeps wakes for news, and
@@ -99,6 +106,8 @@ pub(super) struct SlotFigures {
 pub(super) struct TableGroup {
     pub(super) slots: [SlotWords; GROUP],
     pub(super) places: [SlotFigures; GROUP],
+    /// Last, because few processes use them, and the others take no memory for them.
+    pub(super) requests: [SlotRequests; GROUP],
 }
 
 /// A process of the run, by its slot.
@@ -110,6 +119,7 @@ pub struct ProcessSlot {
     pub(super) portion: UserPortion,
     pub(super) slot: &'static SlotWords,
     pub(super) place: &'static SlotFigures,
+    pub(super) requests: &'static SlotRequests,
 }
 
 impl ProcessSlot {
@@ -172,9 +182,14 @@ impl ProcessSlot {
     pub fn send(&self, news: News) {
         self.slot.news.fetch_or(news.0, SeqCst);
         if self.slot.rests.load(SeqCst) != 0 {
-            self.slot.bell.fetch_add(1, SeqCst);
-            let _ = futex::wake(&self.slot.bell, futex::Flags::empty(), 1);
+            self.wake();
         }
+    }
+
+    /// Ends a sleep of the process, or its next one.
+    pub(super) fn wake(&self) {
+        self.slot.bell.fetch_add(1, SeqCst);
+        let _ = futex::wake(&self.slot.bell, futex::Flags::empty(), 1);
     }
 
     /// Begins a rest of the process, which calls this itself. Returns `false` if there is news by

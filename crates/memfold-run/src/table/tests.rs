@@ -32,6 +32,18 @@ fn claim_and_end(table: &'static RunTable, pid: u32) -> ProcessSlot {
     process
 }
 
+/// Claims a slot in a thread that never ends.
+fn claim_in_other_thread(table: &'static RunTable, pid: u32) -> ProcessSlot {
+    let (to, from) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        to.send(claim(table, pid).unwrap()).unwrap();
+        loop {
+            std::thread::park();
+        }
+    });
+    from.recv().unwrap()
+}
+
 #[test]
 fn table_is_opened_with_its_key_only() {
     let (bounds, shown) = RunBounds::create(u64::MAX, &KEY).unwrap();
@@ -209,4 +221,78 @@ fn full_table_has_no_slot() {
     assert_eq!(table.processes().count(), 64);
     let bounds = *table.portion();
     assert!(RunTable::create(1, 4096, bounds.bounds(), 0).is_err());
+}
+
+#[test]
+fn lent_memory_is_held_until_the_borrower_gives_it_back() {
+    let table = table(64);
+    let (lender, borrower) = (claim(table, 1).unwrap(), claim_in_other_thread(table, 2));
+    assert!(!lender.take_asks() && lender.asked(0).is_none());
+    let lease = lender.ask(&borrower, &[[0x1000, 7], [0x5000, 9]], true).unwrap();
+    assert!(lender.take_asks() && !lender.take_asks() && lease.wait(1).is_none());
+    let asked = lender.asked(0).unwrap();
+    assert_eq!(
+        (&asked.parts[..asked.count], asked.writes),
+        (&[[0x1000, 7], [0x5000, 9]][..], true)
+    );
+    assert!(lender.lend(0, asked.lease, 12) && lender.is_lent(0, asked.lease));
+    assert_eq!((lease.wait(u64::MAX), lender.asked(0)), (Some(12), None));
+    drop(lease);
+    assert!(!lender.is_lent(0, asked.lease));
+}
+
+#[test]
+fn answer_to_a_borrower_that_gave_up_reaches_no_other() {
+    let table = table(64);
+    let (lender, borrower) = (claim(table, 1).unwrap(), claim_in_other_thread(table, 2));
+    let lease = lender.ask(&borrower, &[[0x1000, 7]], false).unwrap();
+    let asked = lender.asked(0).unwrap();
+    drop(lease);
+    assert!(!lender.lend(0, asked.lease, 7), "nothing waits for it");
+    let lease = lender.ask(&borrower, &[[0x9000, 3]], false).unwrap();
+    assert!(!lender.lend(0, asked.lease, 7) && lease.wait(1).is_none());
+    let asked = lender.asked(0).unwrap();
+    assert!(lender.lend(0, asked.lease, 3) && lease.wait(1) == Some(3));
+}
+
+#[test]
+fn requests_of_ended_borrowers_are_free_again() {
+    let table = table(64);
+    let lender = claim(table, 1).unwrap();
+    let ended = claim_and_end(table, 2);
+    let ended_id = ended.id();
+    for _ in 0..lending::REQUESTS {
+        core::mem::forget(lender.ask(&ended, &[[0x1000, 7]], false).unwrap());
+    }
+    let asked = lender.asked(3).unwrap();
+    assert!(lender.lend(3, asked.lease, 7));
+    let borrower = claim_in_other_thread(table, 2);
+    assert!(lender.ask(&borrower, &[[0x1000, 7]], false).is_none());
+    assert!(borrower.id() != ended_id, "the slot was reused");
+    assert!(lender.is_lent(3, asked.lease));
+    table.free_requests(&lender);
+    assert!(!lender.is_lent(3, asked.lease));
+    let lease = lender.ask(&borrower, &[[0x1000, 7]], false).unwrap();
+    table.free_requests(&lender);
+    assert!(lender.asked(0).is_some() && lease.has_lender());
+}
+
+#[test]
+fn process_is_found_by_the_sign_in_its_memory() {
+    let table = table(64);
+    let lender = claim(table, 1).unwrap();
+    static SIGN: lending::ProcessSign = lending::ProcessSign::none();
+    let find = |pid: u32| {
+        table.find(pid, &|at, to| {
+            let is_here = at == &raw const SIGN as usize;
+            to.iter_mut().zip(&SIGN.0).for_each(|(to, word)| *to = word.load(Relaxed));
+            is_here
+        })
+    };
+    assert!(find(1).is_none());
+    lender.put_sign(&SIGN, table.key());
+    // The number is only a hint.
+    assert!([1, 77].into_iter().all(|pid| find(pid).is_some_and(|found| found.is(&lender))));
+    SIGN.clear();
+    assert!(find(1).is_none());
 }

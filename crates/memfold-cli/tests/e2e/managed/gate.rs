@@ -515,3 +515,35 @@ fn dispatched_system_calls_take_folded_buffers() {
 fn process_in_strict_seccomp_goes_on_and_ends() {
     assert_right("sent", 32, &["strict"]);
 }
+
+/// Limits of about half of the memory of all ranks, with both pagings.
+const RANKS: [&[&str]; 2] = [&["--limit", "20M"], &["--limit", "20M", "--paging", "protection"]];
+
+#[track_caller]
+fn assert_ranks_right(promises: &[&str]) {
+    RANKS.iter().for_each(|flags| assert_all_right("", flags, "ranks", 16, promises));
+}
+
+#[test]
+fn ranks_read_and_write_folded_memory_of_each_other() {
+    assert_ranks_right(&["two", "four", "threads", "small"]);
+    if can_make_worlds() {
+        assert_ranks_right(&["inside"]);
+        assert_all_right(UNPRIVILEGED, RANKS[0], "ranks", 16, &["two"]);
+    }
+}
+
+#[test]
+fn transfers_between_ranks_end_where_the_kernel_ends_them() {
+    assert_ranks_right(&["short"]);
+}
+
+#[test]
+fn ranks_outlive_those_that_are_killed_in_transfers() {
+    assert_ranks_right(&["killed"]);
+}
+
+#[test]
+fn rank_does_not_wait_for_one_that_is_stopped() {
+    assert_ranks_right(&["stopped"]);
+}

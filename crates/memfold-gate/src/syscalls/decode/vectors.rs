@@ -144,7 +144,8 @@ pub fn execveat(n: &mut Operands) {
     strings(n, n.arg(3));
 }
 
-fn is_self(pid: u32) -> bool {
+/// Returns whether a number is that of this process, or of one of its threads.
+pub fn is_self(pid: u32) -> bool {
     // SAFETY: neither call touches memory. Signal 0 isn't sent. It only asks whether the thread is
     // one of this process.
     unsafe {

@@ -7,7 +7,7 @@ use crate::syscalls::decode::{process, vectors};
 use crate::syscalls::row::Arg::{Decoded, In, Out};
 use crate::syscalls::row::OperandSize::{Bytes, Items, Nodes};
 use crate::syscalls::row::plain;
-use crate::syscalls::row::{Arg, CallRow, ServedBy};
+use crate::syscalls::row::{Arg, CallRow, CutInto, ServedBy};
 use crate::syscalls::sizes::*;
 
 const fn change(number: u16, name: &'static str, args: &'static [Arg]) -> CallRow {
@@ -35,8 +35,8 @@ pub(super) const CALLS: &[CallRow] = &[
     plain(239, "get_mempolicy", &[Out(0, Bytes(4)), Out(1, Nodes(2)), Decoded(process::policy_of)]),
     plain(256, "migrate_pages", &[In(2, Nodes(1)), In(3, Nodes(1))]),
     plain(279, "move_pages", &[In(2, Items(1, 8)), In(3, Items(1, 4)), Out(4, Items(1, 4))]),
-    plain(310, "process_vm_readv", &[Decoded(vectors::process_vm_readv)]),
-    plain(311, "process_vm_writev", &[Decoded(vectors::process_vm_writev)]),
+    plain(310, "process_vm_readv", &[Decoded(vectors::process_vm_readv)]).cut(CutInto::Others),
+    plain(311, "process_vm_writev", &[Decoded(vectors::process_vm_writev)]).cut(CutInto::Others),
     change(323, "userfaultfd", &[]),
     change(325, "mlock2", &[]),
     change(329, "pkey_mprotect", &[]),
