@@ -499,6 +499,10 @@ impl Space for ProtectionSpace {
         Err(Partial { done: 0, errno: Errno::OPNOTSUPP })
     }
 
+    unsafe fn map_zeros(&self, _: usize, _: usize) -> Result<(), Partial> {
+        Err(Partial { done: 0, errno: Errno::OPNOTSUPP })
+    }
+
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
         let range = start..start + len;
         if on {

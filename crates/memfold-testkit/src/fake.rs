@@ -335,6 +335,21 @@ impl Space for FakeSpace {
         })
     }
 
+    unsafe fn map_zeros(&self, dst: usize, len: usize) -> Result<(), Partial> {
+        let mut table = self.inner.table.lock();
+        if table.is_across(dst, len) {
+            return Err(Partial { done: 0, errno: Errno::NOENT });
+        }
+        let zeros = [0u8; PAGE_SIZE];
+        let mapped = self.each(&mut table, dst, len, false, |table, at| {
+            // SAFETY: the caller vouches for the range; the array is readable.
+            unsafe { table.install(dst + at, zeros.as_ptr())? };
+            table.pages.insert(dst + at, Page::Protected);
+            Ok(())
+        });
+        mapped.map_err(|partial| Partial { done: 0, ..partial })
+    }
+
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
         let mut table = self.inner.table.lock();
         if let Some(refusal) = table.refusal {

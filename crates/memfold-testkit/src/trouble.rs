@@ -280,6 +280,21 @@ impl Space for Troubled {
         })
     }
 
+    unsafe fn map_zeros(&self, dst: usize, len: usize) -> Result<(), Partial> {
+        match self.due(Call::Protect, len / PAGE_SIZE) {
+            // SAFETY: by the caller's promise.
+            None => unsafe { self.space.map_zeros(dst, len) },
+            Some(_) => {
+                // SAFETY: by the caller's promise.
+                unsafe { self.space.map_zeros(dst, len)? };
+                self.space
+                    .protect(dst, len, false)
+                    .map_err(|errno| Partial { done: len, errno })?;
+                Err(Partial { done: len, errno: Errno::AGAIN })
+            }
+        }
+    }
+
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
         match self.due(Call::Protect, len / PAGE_SIZE) {
             None => self.space.protect(start, len, on),

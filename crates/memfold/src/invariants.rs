@@ -20,6 +20,7 @@ struct FolioSums {
     cached: u64,
     clean: u64,
     folded: u64,
+    unproven: u64,
     folios: u64,
     objects: u64,
     in_file: u64,
@@ -71,6 +72,7 @@ impl Invariants<'_> {
     fn check_folio(&self, id: FolioId, folio: &Folio, found: &mut FolioSums) -> Result<(), String> {
         let (pages, stored) = (folio.pages(), folio.state.get() == FolioState::Stored);
         found.folios += 1;
+        found.unproven += if folio.is_probed.get() { pages } else { 0 };
         match folio.state.get() {
             FolioState::Resident => {
                 found.mapped += pages;
@@ -181,6 +183,7 @@ impl Invariants<'_> {
             ),
             ("clean pages", found.clean, self.table.tally().clean()),
             ("folded pages", found.folded, self.table.tally().folded()),
+            ("unproven pages", found.unproven, self.table.unproven()),
             ("folios", found.folios, self.table.count() as u64),
             ("stored objects", found.objects, self.backing.store().stats().objects),
             ("objects in the swap file", found.in_file, in_file),

@@ -11,6 +11,7 @@ use crate::holds::Holds;
 use crate::memory::budget::Budget;
 use crate::memory::mapper::Mapper;
 use crate::memory::unshare::ToUnshare;
+use crate::policy::first_touches::FirstTouches;
 use crate::policy::stream_readahead::Streams;
 use crate::policy::swap_readahead::SwapReadahead;
 use crate::requests::background::RequestQueue;
@@ -41,6 +42,7 @@ pub struct EngineParts {
     pub(crate) budget: Budget,
     pub(crate) areas: AreaLock,
     pub(crate) streams: Streams,
+    pub(crate) first_touches: FirstTouches,
     pub(crate) swap_readahead: SwapReadahead,
     /// Requests to background threads.
     pub(crate) requests: RequestQueue,

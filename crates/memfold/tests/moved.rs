@@ -1,6 +1,6 @@
 //! Memory that mremap moves, as gate delivery does it, over real page tables. It is registered at
 //! every moment, so the kernel puts no zeros where something is folded. Rows Z1, B1.
-use memfold::fault::PageFault;
+use memfold::fault::{FaultOutcome, PageFault};
 use memfold::mappings::calls::{RemapCall, failed};
 use memfold::pager::Pager;
 use memfold_os::maps::pagemap::Pagemap;
@@ -79,6 +79,11 @@ impl Setup {
         let addr = at + number * PAGE_SIZE;
         while !self.pagemap.is_populated(addr) {
             let _ = self.pager.faults().fault(PageFault { addr, write, ..PageFault::default() });
+        }
+        if write {
+            // The page may be protected.
+            let fault = PageFault { addr, write, protected: true };
+            while self.pager.faults().fault(fault) == FaultOutcome::Again {}
         }
         addr as *mut u8
     }

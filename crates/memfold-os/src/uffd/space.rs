@@ -61,6 +61,18 @@ pub trait Space: Send + Sync {
     /// - The conditions of [`Space::copy`].
     unsafe fn copy_protected(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial>;
 
+    /// Maps the kernel's page of zeros at the empty range `dst`, write-protected. A thread that
+    /// writes there meanwhile gets a page of its own, which is protected too.
+    ///
+    /// # Errors
+    /// The errors of [`Uffd::zero`] and [`Uffd::protect`]. Unlike elsewhere, [`Partial::done`] is
+    /// the start of the range in which pages are mapped that are not protected.
+    ///
+    /// # Safety
+    /// - The caller holds the right to define the bytes at `dst`, and the range is registered for
+    ///   write protection.
+    unsafe fn map_zeros(&self, dst: usize, len: usize) -> Result<(), Partial>;
+
     /// Write-protects a range (`on`), or ends the protection and wakes the writers. Where memory is
     /// hidden ([`Space::hides`]), it hides or shows all of the range.
     ///
@@ -241,6 +253,16 @@ impl Space for UffdSpace {
         // SAFETY: the caller promises that `src` is readable, and holds the right to define the
         // bytes.
         unsafe { self.uffd.copy_protected(dst, src, len) }
+    }
+
+    unsafe fn map_zeros(&self, dst: usize, len: usize) -> Result<(), Partial> {
+        // SAFETY: the caller holds the right to define the bytes.
+        let mapped = unsafe { self.uffd.zero(dst, len) };
+        let done = mapped.map_or_else(|partial| partial.done, |()| len);
+        if done > 0 {
+            self.uffd.protect(dst, done, true).map_err(|errno| Partial { done, errno })?;
+        }
+        mapped.map_err(|partial| Partial { done: 0, ..partial })
     }
 
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {

@@ -1,11 +1,11 @@
-//! Loads: from the store, or of zeros, into a frame.
+//! Loads from the store into a frame.
 use crate::area::{Area, Areas};
 use crate::backing::BlockSlot;
 use crate::backing::contexts::CodecContext;
 use crate::fault::readahead::Readahead;
 use crate::folio::index::ShardGuard;
 use crate::folio::loading::LoadingFolio;
-use crate::folio::{Folio, FolioState, TouchKind};
+use crate::folio::{Folio, FolioState};
 use crate::limits::Limits;
 use crate::memory::frames::Frame;
 use crate::parts::walk;
@@ -140,47 +140,8 @@ impl Loads<'_> {
         )
     }
 
-    /// Fills the empty window around `key` with zeros and maps it. Takes the guard of the key's
-    /// shard.
-    pub(crate) fn zero_fill(
-        &self,
-        areas: &Areas,
-        area: &Area,
-        guard: ShardGuard<'_>,
-        key: u64,
-        want: Order,
-    ) -> (LoadOutcome, u64, u64) {
-        let mut order = want;
-        let mut start = align(key, order);
-        while order > Order::PAGE
-            && (start < area.key
-                || start + order.pages() as u64 > area.key_end()
-                || !self.table.is_empty(&guard, start, order))
-        {
-            order = order.smaller().expect("above order 0");
-            start = align(key, order);
-        }
-        let load = self.table.begin_fill(&guard, start, order);
-        drop(guard);
-        let (frame, load) = match self.frame_for_loading(areas, area, load, key) {
-            Ok(found) => found,
-            Err(NoFrame::Again) => return (LoadOutcome::Again, key, key + 1),
-        };
-        let (start, order) = (load.key(), load.order());
-        // SAFETY: the frame is full, of this order, and only this thread has it.
-        unsafe {
-            core::ptr::write_bytes(self.mapper.frames().addr(frame) as *mut u8, 0, order.bytes())
-        };
-        let mut guard = self.table.lock(key);
-        let access = FaultAccess { touch: TouchKind::UNKNOWN, write: true };
-        let done = self.finish(&mut guard, area, load, frame, LoadPurpose::Fault(access));
-        let reached =
-            if done > (key - start) as usize { LoadOutcome::Done } else { LoadOutcome::Again };
-        (reached, start, start + order.pages() as u64)
-    }
-
     /// Ends a load whose bytes are in the frame. Returns how many pages are in their final place.
-    fn finish(
+    pub(super) fn finish(
         &self,
         guard: &mut ShardGuard<'_>,
         area: &Area,
@@ -278,7 +239,7 @@ impl Loads<'_> {
 
     /// Returns a frame for a load. Makes the load smaller around `key` if there is no large frame.
     /// If there is no frame at all, the load is undone.
-    fn frame_for_loading(
+    pub(super) fn frame_for_loading(
         &self,
         areas: &Areas,
         area: &Area,
@@ -316,7 +277,7 @@ impl Loads<'_> {
         load
     }
 
-    fn undo(&self, area: &Area, load: LoadingFolio) {
+    pub(super) fn undo(&self, area: &Area, load: LoadingFolio) {
         let keys = load.keys();
         let mut guard = self.table.lock(keys.start);
         self.table.undo_load(&mut guard, load, &self.backing);

@@ -138,7 +138,7 @@ impl Loads<'_> {
     }
 
     /// Makes room for pages that the kernel will allocate.
-    fn make_room(&self, areas: &Areas, pages: u64) -> bool {
+    pub(super) fn make_room(&self, areas: &Areas, pages: u64) -> bool {
         let limits = Limits(self.0);
         if limits.may_hold(limits.physical() + pages) {
             return true;

@@ -4,11 +4,13 @@
 pub(crate) mod readahead;
 pub(crate) mod load;
 pub(crate) mod load_by_copy;
+pub(crate) mod zeros;
 
 use crate::area::{Area, Areas};
 use crate::fault::load::Loads;
 use crate::fault::load::{BlockSource, LoadOutcome, LoadPurpose, align};
 use crate::fault::readahead::Readahead;
+use crate::fault::zeros::FirstTouch;
 use crate::folio::FolioState;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::limits::Limits;
@@ -158,7 +160,7 @@ impl Faults<'_> {
         let mut guard = self.table.lock(key);
         loop {
             let Some(id) = self.table.find(&guard, key) else {
-                return (self.first_touch(areas, area, guard, key), FaultSource::Zero);
+                return (self.first_touch(areas, area, guard, key, fault), FaultSource::Zero);
             };
             let folio = self.table.get(&guard, id);
             match folio.state.get() {
@@ -208,6 +210,7 @@ impl Faults<'_> {
             // and the page was loaded again.
             stats::add(if hides { &self.stats.faults_stale } else { &self.stats.faults_write }, 1);
             folio.clean_in.set(0);
+            Residency(self.0).note_write(guard, id);
             let (start, len) = match was_clean || hides {
                 true => (area.addr_of(folio.key()), bytes(folio.pages() as usize)),
                 false => (page, PAGE_SIZE),
@@ -280,12 +283,16 @@ impl Faults<'_> {
         area: &Area,
         guard: ShardGuard<'_>,
         key: u64,
+        fault: PageFault,
     ) -> FaultOutcome {
         stats::add(&self.stats.faults_zero, 1);
-        let advice = Readahead(self.0).advise(key);
-        let (loaded, start, end) = Loads(self.0).zero_fill(areas, area, guard, key, advice.order);
+        let touch = match (fault.protected, fault.write) {
+            (true, _) => FirstTouch::WriteToZeros,
+            (false, true) => FirstTouch::Write,
+            (false, false) => FirstTouch::Read,
+        };
+        let loaded = Loads(self.0).first_touch(areas, area, guard, key, touch);
         Limits(self.0).ask_past_target();
-        self.streams.loaded(key, start, end);
         served(loaded)
     }
 

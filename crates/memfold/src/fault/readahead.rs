@@ -8,6 +8,7 @@ use crate::policy::swap_readahead::NeighbourWindow;
 use crate::requests::background::LoadWindow;
 use crate::stats;
 use memfold_os::sync::atomic::Ordering::Relaxed;
+use memfold_os::units::Order;
 use memfold_swap::ObjectLocation;
 
 /// A window is at most one part in this many of the available memory.
@@ -33,14 +34,18 @@ impl Readahead<'_> {
         self.bound(if self.budget.is_waking() { advice.for_waking() } else { advice })
     }
 
+    fn bound(&self, advice: WindowAdvice) -> WindowAdvice {
+        WindowAdvice { order: self.bound_order(advice.order), ..advice }
+    }
+
     /// Bounds a window to a small part of the available memory.
-    fn bound(&self, mut advice: WindowAdvice) -> WindowAdvice {
-        while advice.order > self.config.block_order
-            && advice.order.pages() as u64 > Limits(self.0).target() / WINDOW_SHARE
+    pub(crate) fn bound_order(&self, mut order: Order) -> Order {
+        while order > self.config.block_order
+            && order.pages() as u64 > Limits(self.0).target() / WINDOW_SHARE
         {
-            advice.order = advice.order.smaller().expect("above another order");
+            order = order.smaller().expect("above another order");
         }
-        advice
+        order
     }
 
     /// Advances a stream: the window `[start, end)` was loaded ahead, and is being used at `key`.

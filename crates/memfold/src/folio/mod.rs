@@ -15,8 +15,8 @@
 //!
 //! | from -> to | by | what is asserted |
 //! |---|---|---|
-//! | none -> `Loading` | `fault/load.rs` `zero_fill` | the window is empty and inside its area |
-//! | none -> `Resident` | `mappings/ranges.rs` `note_resident` (adoption) | `Areas::add`: it overlaps no area |
+//! | none -> `Loading` | `fault/zeros.rs` `begin_fill` | the window is empty and inside its area |
+//! | none -> `Resident` | `fault/zeros.rs` `map_zeros` (not protected); `mappings/ranges.rs` `note_resident` (adoption) | `Areas::add`: it overlaps no area |
 //! | none -> `Stored` | `mappings/ranges.rs` `store_by_page` (a block cut by a discard) | every page was saved, or nothing changes |
 //! | `Stored` -> `Loading` | `fault/load.rs` `form_window` | the whole window is `Stored` (`all_stored`); a block is never cut (`split_folio`) |
 //! | `Cached`, one block -> `Cached`, pages | `reclaim/block_size.rs` `cut_into_pages` | the frame holds all of it; the block's copy ends |
@@ -26,7 +26,8 @@
 //! | `Partial` -> pages, `Resident` and `Stored` or `Cached` | `mappings/ranges.rs` `store_by_page`, `unfold_block` | every page that isn't `here` was saved, or lies in the frame |
 //! | `Partial` -> `Loading` -> `Partial`, `Resident` | `residency/copy_in.rs` `copy_in` | no page that is `here` is copied |
 //! | `Loading` -> `Partial` | `residency/copy_in.rs` `copy_in`: only some of its pages were wanted | |
-//! | `Loading` -> `Resident` | `residency/mod.rs` `map_in` | |
+//! | `Loading` -> `Resident` | `residency/mod.rs` `map_in`; `fault/zeros.rs` `fill_home` | |
+//! | `Resident`, pages -> `Resident`, one block | `fault/zeros.rs` `join_filled` | every page is `Resident` without a copy, and none is pinned |
 //! | `Loading` -> `Cached` | `fault/load.rs` `finish`: loaded ahead and not wanted; `map_in`: pages that the kernel did not take | |
 //! | `Loading` -> `Stored` or none | `folio/table.rs` `end_unloaded`: no frame, because of EAGAIN, or only a smaller frame | |
 //! | `Resident` -> `Cached` | `residency/mod.rs` `map_out` | the frame was empty: EEXIST is a panic (`carry_out`) |
@@ -185,6 +186,9 @@ pub struct Folio {
     pub untouched: Cell<bool>,
     /// It was refaulted, so it goes to the active list.
     pub active: Cell<bool>,
+    /// It was filled with zeros, and its probe was not touched yet (`policy/first_touches.rs`).
+    /// [`FolioTable::settle_probe`](table::FolioTable::settle_probe) clears this.
+    pub is_probed: Cell<bool>,
     /// It had changed when it was last evicted.
     pub written: Cell<bool>,
     /// The kind of its last access.
@@ -318,6 +322,7 @@ impl Folios {
         folio.here.set(0);
         folio.active.set(false);
         folio.written.set(false);
+        folio.is_probed.set(false);
         folio.touch.set(TouchKind::UNKNOWN);
         folio.refused.set(LruList::None);
         folio.wanted.store(false, Relaxed);

@@ -13,7 +13,7 @@ use alloc::sync::Arc;
 use core::cell::Cell;
 use core::ops::Range;
 use memfold_os::Errno;
-use memfold_os::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use memfold_os::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use memfold_os::units::{MAX_PAGES, Order};
 use memfold_store::Handle;
 
@@ -24,7 +24,7 @@ use memfold_store::Handle;
 /// - Every `Resident` or `Partial` folio is on `Active`, `Inactive` or a list of
 ///   [`LruList::REFUSED`].
 /// - Every other folio is on no list, or on `Folded` where there is a swap file.
-/// - The [`PageTally`] is the sum over the folios.
+/// - The [`PageTally`] and the count of unproven pages are the sums over the folios.
 pub struct FolioTable {
     shards: Shards,
     index: FolioIndex,
@@ -33,6 +33,8 @@ pub struct FolioTable {
     tally: PageTally,
     /// Whether `Stored` folios are listed too, because a swap file takes the oldest.
     lists_stored: bool,
+    /// Pages of folios that are `is_probed`.
+    unproven: AtomicU64,
     /// The generation of this process.
     generation: AtomicU32,
     stats: Arc<StatsPlace>,
@@ -57,6 +59,7 @@ impl FolioTable {
             lists: Lru::new()?,
             tally: PageTally::new(),
             lists_stored,
+            unproven: AtomicU64::new(0),
             generation: AtomicU32::new(1),
             stats,
         })
@@ -353,11 +356,33 @@ impl FolioTable {
         folio.clean_in.get() == self.generation()
     }
 
+    /// Returns the pages that were filled without proof that the program touches them.
+    pub fn unproven(&self) -> u64 {
+        self.unproven.load(Relaxed)
+    }
+
+    /// Notes that a page of a folio that was just filled is its probe.
+    pub fn begin_probe(&self, folio: &Folio) {
+        folio.is_probed.set(true);
+        self.unproven.fetch_add(folio.pages(), Relaxed);
+    }
+
+    /// Ends the probe of a folio: it was touched, or the folio ends, is split or evicted. Returns
+    /// `false` if it had none.
+    pub fn settle_probe(&self, folio: &Folio) -> bool {
+        let was_probed = folio.is_probed.replace(false);
+        if was_probed {
+            self.unproven.fetch_sub(folio.pages(), Relaxed);
+        }
+        was_probed
+    }
+
     /// Ends a folio: no index entry, no stored copy, no list. Its frame must have been freed
     /// before.
     pub fn remove(&self, guard: &mut ShardGuard<'_>, id: FolioId, backing: &Backing) {
         self.drop_copy(guard, id, backing);
         let folio = self.folios.get(guard, id);
+        self.settle_probe(folio);
         self.index.erase(guard, folio.key(), folio.order());
         // A thread that has isolated it will look it up again before using it.
         self.lists.detach(id);
@@ -395,6 +420,7 @@ impl FolioTable {
     pub fn split(&self, guard: &mut ShardGuard<'_>, id: FolioId, backing: &Backing) -> FolioId {
         let left = self.folios.get(guard, id);
         left.clean_in.set(0);
+        self.settle_probe(left);
         assert!(
             left.state.get() != FolioState::Partial && left.here.get() == 0,
             "a block is in parts"

@@ -101,12 +101,27 @@ impl KeyRanges<'_> {
     }
 
     /// Makes the pages of a pinned range writable, because the owner may pass them to the kernel to
-    /// write to. The caller holds `areas` for writing.
+    /// write to. Pages of zeros that were only read get folios, because no write to them is noticed
+    /// any more. The caller holds `areas` for writing.
     pub(crate) fn unprotect(&self, area: &Area, keys: Range<u64>) {
         if !self.mapper.drops_clean() {
             return;
         }
-        self.table.each(keys.clone(), |guard, id| self.table.get(guard, id).clean_in.set(0));
+        let (mut at, mut untouched) = (keys.start, Vec::new());
+        self.table.each(keys.clone(), |guard, id| {
+            let folio = self.table.get(guard, id);
+            folio.clean_in.set(0);
+            self.table.settle_probe(folio);
+            untouched.push(at..folio.key().max(at));
+            at = folio.end();
+        });
+        untouched.push(at..keys.end.max(at));
+        let space = self.mapper.space();
+        for key in untouched.into_iter().flatten() {
+            if space.is_populated(area.addr_of(key)) {
+                self.note_resident(key, key + 1);
+            }
+        }
         let len = bytes((keys.end - keys.start) as usize);
         while self.mapper.space().protect(area.addr_of(keys.start), len, false) == Err(Errno::AGAIN)
         {

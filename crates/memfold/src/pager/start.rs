@@ -12,6 +12,7 @@ use crate::memory::mapper::Mapper;
 use crate::memory::unshare::ToUnshare;
 use crate::pager::{Pager, PagerParts};
 use crate::parts::EngineParts;
+use crate::policy::first_touches::FirstTouches;
 use crate::policy::stream_readahead::Streams;
 use crate::policy::swap_readahead::SwapReadahead;
 use crate::requests::background::RequestQueue;
@@ -146,6 +147,7 @@ impl Pager {
         let drops_clean =
             matches!(config.delivery, Delivery::Signal | Delivery::Gate) && parts.space.can_drop();
         let frames = Frames::new(frame_bytes, 4)?;
+        let window_order = if config.readahead { config.folio_order } else { config.block_order };
         Ok(Pager(EngineParts {
             table: FolioTable::new(
                 config.block_order,
@@ -163,10 +165,8 @@ impl Pager {
             backing,
             budget: Budget::new(&config, parts.shared_limit, parts.reports_limit),
             areas: AreaLock::new(),
-            streams: Streams::new(
-                config.block_order,
-                if config.readahead { config.folio_order } else { config.block_order },
-            ),
+            streams: Streams::new(config.block_order, window_order),
+            first_touches: FirstTouches::new(config.block_order, window_order),
             swap_readahead: SwapReadahead::new(config.block_order),
             requests: RequestQueue::new(),
             reads: DeviceFaults::default(),

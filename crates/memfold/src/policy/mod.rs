@@ -2,6 +2,7 @@
 //! `memfold bench policy` calls the same code on page traces of programs.
 pub mod workingset;
 pub mod eviction;
+pub mod first_touches;
 pub mod thrash;
 pub mod slowdown;
 pub mod stream_readahead;

@@ -147,6 +147,7 @@ impl Residency<'_> {
         let folio = self.table.get(guard, id);
         let order = folio.order();
         folio.clean_in.set(0);
+        self.table.settle_probe(folio);
         // A folio with a copy had all of its pages in a frame since it came under management.
         let loaded = folio.has_copy.get();
         let done = self.mapper.carry_out(home, frame, order, loaded, self.table.tally());

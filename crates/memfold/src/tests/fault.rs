@@ -202,9 +202,9 @@ fn fault_of_one_page_locks_its_shard_twice() {
         engine.touch(number);
         engine.pager.0.table.locked() - before
     };
-    // A page of zeros; pages of blocks in the pool, loaded with the block or alone; and a block in
+    // A page of zeros, which takes no memory; pages of blocks in the pool, loaded with the block or alone; and a block in
     // the file, which doesn't compress.
-    assert_eq!(locks(0), 2);
+    assert_eq!(locks(0), 1);
     for _ in 0..4 {
         engine.fill(0..1024, 2);
         engine.page_out(0..1024);
@@ -277,20 +277,20 @@ fn m7_consecutive_page_loads_decompress_their_block_once() {
 #[test]
 fn c1_load_past_the_bound_requests_reclaim_without_a_fault() {
     let engine = Engine::of_blocks();
-    let (pager, block) = (&engine.pager, Order::new(2).unwrap());
+    let (pager, page) = (&engine.pager, Order::PAGE);
     // Other loads have taken all frames.
     let mut taken = Vec::new();
-    while pager.limits().physical() + block.pages() as u64 <= pager.limits().target() {
-        let frame = pager.0.mapper.frames().take(block, FrameKind::Empty).unwrap();
-        pager.0.mapper.frames().populate(&engine.space, frame, block).unwrap();
+    while pager.limits().physical() + page.pages() as u64 <= pager.limits().target() {
+        let frame = pager.0.mapper.frames().take(page, FrameKind::Empty).unwrap();
+        pager.0.mapper.frames().populate(&engine.space, frame, page).unwrap();
         taken.push(frame);
     }
-    engine.touch(0);
+    engine.write(0, |_| {});
     assert!(
         pager.limits().physical() > pager.limits().target() && pager.0.requests.is_reclaim_due()
     );
     for frame in taken {
-        pager.0.mapper.frames().give(frame, block, FrameKind::Full);
+        pager.0.mapper.frames().give(frame, page, FrameKind::Full);
     }
     assert!(pager.work());
     assert!(pager.limits().physical() <= pager.limits().target());

@@ -5,4 +5,5 @@ mod many;
 mod overcommit;
 mod overshoot;
 mod sleeping;
+mod sparse;
 mod users;
