@@ -189,7 +189,9 @@ impl ManagedProgram {
     /// process that can fold least. With `--on-full stop`, ends that process instead. Records the
     /// least limit that could be kept, as long as that rises.
     fn judge_limit(&self, state: &mut ProgramState) {
-        if !self.pager.gauges().take_past() {
+        // A child that has just been forked shares what can't be folded meanwhile, and mostly ends
+        // soon.
+        if self.pager.fork().is_new() || !self.pager.gauges().take_past() {
             return;
         }
         let Some(reach) = limit::reach(&self.pager) else { return };

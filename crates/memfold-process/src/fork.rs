@@ -55,6 +55,8 @@ impl ManagedProgram {
     pub fn begin_copy(&self) {
         forget(self.state.lock());
         member::note_fork();
+        // SAFETY: the lock was taken above.
+        unsafe { self.state.peek_mut() }.level.sharers = member::sharers() + 1;
         let may_bring = |bytes| {
             let available = process_size::available_bytes();
             if bytes > available && available > 0 {
@@ -101,7 +103,8 @@ impl ManagedProgram {
             if result > 0 {
                 self.state.peek_mut().level.sharing.note_fork(now_ns(), None);
             }
-            self.pager.fork().end_copy(result == 0);
+            let sharers = self.state.peek_mut().level.sharers;
+            self.pager.fork().end_copy(result == 0, sharers);
             self.faults_of_program.unlock();
             self.state.unlock();
         }

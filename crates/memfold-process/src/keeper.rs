@@ -377,6 +377,7 @@ impl Keeper for ProgramKeeper {
     fn filtered(&self) {
         if let Some(gated) = get().filter(|_| child().is_none()) {
             gated.filtered.store(true, SeqCst);
+            gated.has_own_filter.store(true, SeqCst);
         }
     }
 

@@ -81,6 +81,8 @@ pub struct ManagedProgram {
     pub tells_of_copies: AtomicBool,
     /// Whether a thread has a seccomp filter, which may kill it.
     pub filtered: AtomicBool,
+    /// Whether this program has set such a filter. One from before has allowed the engine to start.
+    pub has_own_filter: AtomicBool,
     /// The first address past the main thread's stack.
     pub stack_end: usize,
     /// The swap file, if there is one. `remote` is the service of the remote store.
@@ -271,6 +273,7 @@ fn make(
         faults_of_program: Mutex::default(),
         managing: AtomicBool::new(false),
         filtered: AtomicBool::new(process_size::is_filtered()),
+        has_own_filter: AtomicBool::new(false),
         serves_errands: AtomicBool::new(false),
         tells_of_copies: AtomicBool::new(false),
         may_stay_registered: AtomicBool::new(false),

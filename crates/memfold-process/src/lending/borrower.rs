@@ -1,6 +1,7 @@
 //! The borrower: the thread that makes the call asks and waits.
 use crate::deferred;
-use crate::program::{ManagedProgram, get};
+use crate::program::get;
+use core::sync::atomic::Ordering::SeqCst;
 use memfold_gate::{OtherProcess, child};
 use memfold_os::text::TextBuffer;
 use memfold_os::thread::sleep_ns;
@@ -33,7 +34,7 @@ pub fn borrow(
 fn ask(process: &OtherProcess, parts: &[[usize; 2]], write: bool) -> Option<(Lease, usize)> {
     // A child of vfork may be killed while it borrows, and nothing would end that. A filter of the
     // program may end a thread that looks whether the lender is stopped.
-    if child().is_some() || get().is_some_and(ManagedProgram::has_own_filter) {
+    if child().is_some() || get().is_some_and(|own| own.has_own_filter.load(SeqCst)) {
         return None;
     }
     let lender = find(process)?;

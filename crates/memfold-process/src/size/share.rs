@@ -42,6 +42,8 @@ pub struct SizeLevel {
     pub anonymous: u64,
     /// The memory that it shares with others. A part of the resident memory counts in them.
     pub sharing: SharingWatch,
+    /// The processes that shared memory after the last fork, the new one included.
+    pub sharers: usize,
     /// When the next look is due.
     pub pace: LookPace,
     /// Number of other processes that need a part of the limit.

@@ -12,6 +12,8 @@ const CHANGE_SHARE: u64 = 8;
 /// Time from a fork to the measurement, and between two measurements at least, nanoseconds. Most
 /// children of a fork end or execute a program before it.
 const MEASURE_NS: u64 = 10_000_000;
+/// Time from the first of many forks to the measurement, nanoseconds.
+const FORKS_NS: u64 = 1_000_000_000;
 /// Time between two measurements, at least, as a multiple of the CPU time of one. It doubles with
 /// each one that has found no change, up to the second number.
 const MEASURE_TIMES: u64 = 10;
@@ -45,6 +47,8 @@ pub struct SharingWatch {
     has_news: bool,
     /// None is made before.
     from_ns: u64,
+    /// The first fork since the last measurement.
+    forked_ns: u64,
     /// The last measurement, its CPU time, and how many in a row have found no change.
     last: ProcessMoves,
     cost_ns: u64,
@@ -61,7 +65,12 @@ impl SharingWatch {
     /// shared until the first measurement.
     pub fn note_fork(&mut self, now_ns: u64, others: Option<u64>) {
         self.others = others.unwrap_or(self.others);
-        self.from_ns = self.from_ns.max(now_ns + MEASURE_NS);
+        if !self.is_due || others.is_some() {
+            self.forked_ns = now_ns;
+        }
+        // A process that forks again and again is measured too.
+        let from_ns = (now_ns + MEASURE_NS).min(self.forked_ns + FORKS_NS);
+        self.from_ns = self.from_ns.max(from_ns);
         (self.is_sharing, self.is_due, self.vain) = (true, true, 0);
     }
 
@@ -160,6 +169,22 @@ mod tests {
         assert_eq!(process.watch.others, 50 * MIB);
         assert_eq!((0..60).map(|_| process.second(0, 0)).sum::<u64>(), 0);
         assert_eq!((0..60).map(|_| process.second(100, 0)).sum::<u64>(), 0, "work without faults");
+    }
+
+    #[test]
+    fn process_that_forks_again_and_again_is_measured_once_in_a_second() {
+        let mut process = Process::new();
+        process.second(0, 0);
+        let count = (0..5000).filter(|_| {
+            process.moves.now_ns += 2 * MS;
+            process.watch.note_fork(process.moves.now_ns, None);
+            let is_due = process.watch.is_due(&process.moves);
+            if is_due {
+                process.watch.note(&process.moves, 100 * MIB, 50 * MIB, COST_NS);
+            }
+            is_due
+        });
+        assert!((9..=10).contains(&count.count()));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::known::TOP;
 use crate::limits::Limits;
 use crate::mappings::Mappings;
 use crate::mappings::ranges::KeyRanges;
+use crate::memory::unshare::Sharing;
 use crate::reclaim::writeback::Writeback;
 use crate::stats::Stats;
 use crate::stats_place::StatsPlace;
@@ -241,14 +242,14 @@ impl Fork<'_> {
         self.backing.swap().into_iter().for_each(|swap| unsafe { swap.connect_remote() });
     }
 
-    /// Ends [`Fork::begin_copy`], in each of the two processes, after [`Fork::allow_requests`].
+    /// Ends [`Fork::begin_copy`], in each of the two processes, after [`Fork::allow_requests`]. So
+    /// many `processes` share memory now.
     ///
     /// # Safety
     /// - `begin_copy` has returned, in this process or in the parent that it is a copy of, and this
     ///   is called once for it.
-    pub unsafe fn end_copy(&self, in_child: bool) {
-        // Most children end or execute a program before anybody knows how much is shared.
-        self.to_unshare.note_shared(true);
+    pub unsafe fn end_copy(&self, in_child: bool, processes: usize) {
+        self.to_unshare.note_shared(if processes > 2 { Sharing::Many } else { Sharing::New });
         // SAFETY: by the caller's promise.
         unsafe {
             if let Some(swap) = self.backing.swap() {
@@ -271,7 +272,12 @@ impl Fork<'_> {
         let pool = self.backing.store().pool_bytes().min(data / 2);
         let takes_more = (own as u128) * (data as u128) < bytes as u128 * pool as u128;
         let stays = takes_more || processes > 2 || !Limits(self.0).is_bounded();
-        self.to_unshare.note_shared(stays);
+        self.to_unshare.note_shared(if stays { Sharing::Many } else { Sharing::Few });
+    }
+
+    /// Returns whether a process has just been forked, and it isn't known yet how much it shares.
+    pub fn is_new(&self) -> bool {
+        self.to_unshare.is_new()
     }
 
     /// This process shares no memory any more.

@@ -2,7 +2,7 @@
 //! makes them private again (`reclaim/background.rs`).
 use core::ops::Range;
 use memfold_os::sync::Mutex;
-use memfold_os::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use memfold_os::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
 use memfold_os::thread::now_ns;
 use memfold_os::units::PAGE_SIZE;
 
@@ -18,8 +18,20 @@ pub struct ToUnshare {
     /// without end.
     until_ns: AtomicU64,
     met: AtomicU64,
-    /// Making shared pages private, to fold them, would take more memory than it frees.
-    shared_by_many: AtomicBool,
+    /// A [`Sharing`].
+    sharing: AtomicU8,
+}
+
+/// How many processes share pages by a fork.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// One has just been forked, which mostly ends or executes a program soon. Its pages are left
+    /// alone until more is known.
+    New,
+    /// Few: pages are made private to be folded.
+    Few,
+    /// Many: to make pages private, and to fold them, would take more memory than it frees.
+    Many,
 }
 
 /// For this long after a fork, a page that can't be moved is probably shared by it, if nothing else
@@ -33,12 +45,12 @@ impl ToUnshare {
             ranges: Mutex::new(([(0, 0); NOTED], 0)),
             until_ns: AtomicU64::new(0),
             met: AtomicU64::new(0),
-            shared_by_many: AtomicBool::new(false),
+            sharing: AtomicU8::new(Sharing::Few as u8),
         }
     }
 
-    /// Records that the process has just forked, or been made by a fork. Pages that were shared by
-    /// many processes still are.
+    /// Records that the process has just forked, and that nobody will say how many processes share
+    /// pages.
     pub fn note_fork(&self) {
         self.until_ns.fetch_max(now_ns() + SHARED_NS, SeqCst);
     }
@@ -49,23 +61,32 @@ impl ToUnshare {
         self.until_ns.store(u64::MAX, SeqCst);
     }
 
-    /// Records that the process shares memory by a fork, `by_many` or not, until
-    /// [`ToUnshare::note_private`].
-    pub fn note_shared(&self, by_many: bool) {
-        self.shared_by_many.store(by_many, SeqCst);
+    /// Records that the process shares memory by a fork until [`ToUnshare::note_private`].
+    pub fn note_shared(&self, sharing: Sharing) {
+        self.sharing.store(sharing as u8, SeqCst);
         self.until_ns.store(u64::MAX, SeqCst);
     }
 
     /// Records that the process shares no memory any more.
     pub fn note_private(&self) {
-        self.shared_by_many.store(false, SeqCst);
+        self.sharing.store(Sharing::Few as u8, SeqCst);
         self.until_ns.store(0, SeqCst);
     }
 
     /// Returns whether a page that can't be moved is probably shared by so many processes that it
     /// should stay.
     pub fn is_shared_by_many(&self) -> bool {
-        self.shared_by_many.load(SeqCst) && self.is_shared()
+        self.is(Sharing::Many)
+    }
+
+    /// Returns whether a page that can't be moved is probably shared by a process that has just been
+    /// forked.
+    pub fn is_new(&self) -> bool {
+        self.is(Sharing::New)
+    }
+
+    fn is(&self, sharing: Sharing) -> bool {
+        self.sharing.load(SeqCst) == sharing as u8 && self.is_shared()
     }
 
     /// Returns whether a page that can't be moved is probably shared by a fork.

@@ -367,7 +367,7 @@ impl Reclaim<'_> {
             None => ReclaimProgress::Freed,
             Some(MapStop::Again) => ReclaimProgress::Again,
             Some(_) => {
-                if !self.to_unshare.is_shared_by_many() {
+                if !self.to_unshare.is_shared_by_many() && !self.to_unshare.is_new() {
                     let (start, end) = (area.addr_of(area.key), area.addr_of(area.key_end()));
                     self.to_unshare.note(home + bytes(done.pages)..home + bytes(pages), start..end);
                     self.requests.reclaim();
