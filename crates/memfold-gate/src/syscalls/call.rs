@@ -25,7 +25,7 @@ impl ProgramCall<'_> {
             ServedBy::Masked(at, how) => self.wait_masked(at as usize, how),
             ServedBy::Change => self.change(),
             ServedBy::Special(handler) => handler.0(self),
-            ServedBy::Direct(handler) => handler.0(self.record, &self.args),
+            ServedBy::Direct(handler) => handler.0(self.caller(), self.nr, &self.args),
             ServedBy::InContext(handler) => {
                 handler.0(self);
                 return CallOutcome::InContext;

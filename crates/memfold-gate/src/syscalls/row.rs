@@ -4,6 +4,7 @@ use crate::frame::SignalContext;
 use crate::keeper::{BadAddress, Keeper, NamedSpan};
 use crate::record::GateThread;
 use crate::syscalls::operands::{Operands, ReadMemory, TEXT_MAX};
+use crate::syscalls::plain::CallingThread;
 use memfold_os::Errno;
 
 /// A system call of the program that has trapped.
@@ -64,9 +65,9 @@ pub enum ServedBy {
     Unknown,
 }
 
-/// A row's handler that needs only the calling thread and the arguments.
+/// A row's handler that needs only the calling thread, the number and the arguments.
 #[derive(Copy, Clone)]
-pub struct DirectHandler(pub(crate) fn(&GateThread, &[usize; 6]) -> isize);
+pub struct DirectHandler(pub(crate) fn(CallingThread, usize, &[usize; 6]) -> isize);
 
 /// A row's handler, which returns the result of the call.
 #[derive(Copy, Clone)]
@@ -246,6 +247,16 @@ pub(super) const fn special(
     handler: CallHandler,
 ) -> CallRow {
     CallRow::new(ServedBy::Special(RowHandler(handler)), number, name, operands)
+}
+
+/// Returns the row of a call that a handler serves without a context.
+pub(super) const fn direct(
+    number: u16,
+    name: &'static str,
+    operands: &'static [Arg],
+    handler: fn(CallingThread, usize, &[usize; 6]) -> isize,
+) -> CallRow {
+    CallRow::new(ServedBy::Direct(DirectHandler(handler)), number, name, operands)
 }
 
 /// One more than the number of the last call of Linux 6.18.
