@@ -3,8 +3,7 @@ use crate::call_state::CallOutcome;
 use crate::frame::SignalContext;
 use crate::keeper::Keeper;
 use crate::record::GateThread;
-use crate::syscalls::plain::CallingThread;
-use crate::syscalls::row::{ProgramCall, ServedBy};
+use crate::syscalls::row::{CallingThread, ProgramCall, ServedBy};
 use crate::syscalls::table::TABLE;
 
 /// Serves a call that has trapped. The program continues as `context` says.

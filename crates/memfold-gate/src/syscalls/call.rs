@@ -4,8 +4,8 @@ use crate::call_state::CallOutcome;
 use crate::keeper::BadAddress;
 use crate::record::GateThread;
 use crate::signals;
-use crate::syscalls::plain::{CallingThread, raw};
-use crate::syscalls::row::{CallRow, MaskUse, ProgramCall, ServedBy};
+use crate::syscalls::plain::raw;
+use crate::syscalls::row::{CallRow, CallingThread, MaskUse, ProgramCall, ServedBy};
 use crate::touch::read;
 use core::sync::atomic::Ordering::SeqCst;
 

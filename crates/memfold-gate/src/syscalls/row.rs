@@ -4,7 +4,6 @@ use crate::frame::SignalContext;
 use crate::keeper::{BadAddress, Keeper, NamedSpan};
 use crate::record::GateThread;
 use crate::syscalls::operands::{Operands, ReadMemory, TEXT_MAX};
-use crate::syscalls::plain::CallingThread;
 use memfold_os::Errno;
 
 /// A system call of the program that has trapped.
@@ -19,6 +18,17 @@ pub(crate) struct ProgramCall<'a> {
     pub nr: usize,
     /// The call's arguments.
     pub args: [usize; 6],
+    /// The table of calls.
+    pub rows: &'static CallRows,
+}
+
+/// The thread of the program for which calls are made.
+#[derive(Copy, Clone)]
+pub struct CallingThread<'a> {
+    /// The owner of the memory.
+    pub keeper: &'a dyn Keeper,
+    /// The record of the thread.
+    pub record: &'a GateThread,
     /// The table of calls.
     pub rows: &'static CallRows,
 }

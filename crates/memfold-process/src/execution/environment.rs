@@ -18,6 +18,7 @@ use crate::diagnostics::warn_once;
 use crate::initial_stack::InitialStack;
 use alloc::boxed::Box;
 use alloc::ffi::CString;
+use alloc::vec::Vec;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicPtr, Ordering::SeqCst};
 use memfold_gate::image::FILE_NAME;
@@ -100,28 +101,25 @@ fn environment_of_libc() -> *mut *mut *mut c_char {
 /// that reads the environment meanwhile could miss a variable. The constructor calls it, once the
 /// gate passes on the hidden variables.
 pub fn take(stack: &InitialStack, may_hide: bool) {
-    // Without an allocation: each size of one costs a program a page fault at its start.
-    let last = |is_it: &dyn Fn(&[u8]) -> bool| {
-        stack.entries().enumerate().filter(|(_, text)| is_it(text)).last()
-    };
+    let texts: Vec<&'static [u8]> = stack.entries().collect();
     let value_of = |text: &'static [u8]| text.strip_prefix(LOAD).map(|v| &v[..v.len() - 1]);
-    let is_load = |text: &[u8]| text.strip_prefix(LOAD).and_then(library_in).is_some();
-    let Some((request, request_text)) = last(&|text| text.starts_with(REQUEST)) else { return };
-    let Some((load, load_text)) = last(&is_load) else { return };
-    let Some(value) = value_of(load_text) else { return };
+    let request = texts.iter().rposition(|text| text.starts_with(REQUEST));
+    let load = texts.iter().rposition(|text| value_of(text).and_then(library_in).is_some());
+    let (Some(request), Some(load)) = (request, load) else { return };
+    let Some(value) = value_of(texts[load]) else { return };
     let Some(library) = library_in(value) else { return };
     let Ok(path) = CString::new(library) else { return };
-    let request_kept = without_link(request_text).into();
+    let request_kept = without_link(texts[request]).into();
     let kept = KeptVariables { library: path.into_boxed_c_str(), request: request_kept };
     KEPT.store(Box::into_raw(Box::new(kept)), SeqCst);
     // Everything that the program would see without memfold must also be there as an entry of its
     // own.
     let others = &value[value.len().min(library.len() + 1)..];
-    let own = stack.entries().take(load).filter_map(value_of).last().unwrap_or_default();
+    let own = texts[..load].iter().rev().find_map(|text| value_of(text)).unwrap_or_default();
     if may_hide && value.starts_with(library) && paths(own).eq(paths(others)) {
         // SAFETY: `load` and `request` are entries of the kernel's array. There is no other thread
         // that uses it.
-        unsafe { hide(stack.environment(), stack.entries().count(), [load, request]) };
+        unsafe { hide(stack.environment(), texts.len(), [load, request]) };
     }
 }
 

@@ -1,7 +1,7 @@
 //! Serves calls that close descriptors, or ask whether they are open. The engine's own descriptors
 //! seem not to be open.
-use crate::syscalls::plain::{CallingThread, raw};
-use crate::syscalls::row::ProgramCall;
+use crate::syscalls::plain::raw;
+use crate::syscalls::row::{CallingThread, ProgramCall};
 
 const BAD: isize = -(libc::EBADF as isize);
 

@@ -1,7 +1,6 @@
 //! Serves calls on actions, masks and stacks of signals, and calls that send signals.
 use crate::signals;
-use crate::syscalls::plain::CallingThread;
-use crate::syscalls::row::{ProgramCall, value};
+use crate::syscalls::row::{CallingThread, ProgramCall, value};
 
 /// Serves `rt_sigreturn`.
 pub fn resume(call: &mut ProgramCall) {
