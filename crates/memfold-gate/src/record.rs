@@ -29,6 +29,9 @@ const CHUNKS: usize = 14;
 const FIRST_SLOTS: usize = 4;
 
 static CHUNK: [AtomicUsize; CHUNKS] = [const { AtomicUsize::new(0) }; CHUNKS];
+/// For each chunk, the number of its first slots that threads have tried to take. It is raised before
+/// a slot is taken, and never lowered.
+static USED: [AtomicUsize; CHUNKS] = [const { AtomicUsize::new(0) }; CHUNKS];
 static GROWING: StaticMutex<()> = StaticMutex::new(());
 
 const fn slots(chunk: usize) -> usize {
@@ -215,6 +218,7 @@ impl GateThread {
             }
             for slot in 0..slots(chunk) {
                 let record = GateThread::at(start + slot * SLOT_BYTES);
+                USED[chunk].fetch_max(slot + 1, SeqCst);
                 if record.state.compare_exchange(0, 1, SeqCst, SeqCst).is_ok() {
                     record.clear();
                     record.number.set(slots(chunk) - FIRST_SLOTS + slot);
@@ -372,15 +376,16 @@ impl GateThread {
     }
 }
 
-/// Calls `each` with the records of all slots that are in use. It only reads, so a slot that was
-/// never used doesn't get a page.
+/// Calls `each` with the records of all slots that are in use. Slots that no thread has tried to
+/// take have no page, and aren't read.
 pub fn each_used(mut each: impl FnMut(&'static GateThread)) {
     for (chunk, start) in CHUNK.iter().enumerate() {
         let start = start.load(SeqCst);
         if start == 0 {
             return;
         }
-        let all = (0..slots(chunk)).map(|slot| GateThread::at(start + slot * SLOT_BYTES));
+        let all =
+            (0..USED[chunk].load(SeqCst)).map(|slot| GateThread::at(start + slot * SLOT_BYTES));
         all.filter(|record| record.state.load(SeqCst) != 0).for_each(&mut each);
     }
 }

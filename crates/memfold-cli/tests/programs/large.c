@@ -1,6 +1,10 @@
 /* Calls on buffers far larger than the resident limit. */
 #include "common.h"
+#include <netinet/in.h>
 #include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <sys/timerfd.h>
 #include <sys/resource.h>
 
 /* More than the resident limit, and more than a call may hold: 40 MiB by `gate.rs`. */
@@ -288,10 +292,47 @@ static void messages(void) {
     check(to, 24 * MIB, 1);
 }
 
+/* A call touches no more of a buffer than can come. */
+static void is_untouched(void) {
+    NEED(present(to, LEN) * PAGE < 2 * MIB);
+    fresh();
+}
+
+static void untouched(void) {
+    begin();
+    fresh();
+    int event = eventfd(7, 0), timer = timerfd_create(CLOCK_MONOTONIC, 0);
+    NEED(read(event, to, LEN) == 8 && *(uint64_t *)to == 7);
+    is_untouched();
+    struct itimerspec soon = {.it_value.tv_nsec = 1};
+    NEED(timerfd_settime(timer, 0, &soon, NULL) == 0 && read(timer, to, LEN) == 8);
+    is_untouched();
+    sigset_t set;
+    NEED(!sigemptyset(&set) && !sigaddset(&set, SIGUSR1) && !sigprocmask(SIG_BLOCK, &set, NULL));
+    int signals = signalfd(-1, &set, 0);
+    NEED(raise(SIGUSR1) == 0 && read(signals, to, LEN) == sizeof(struct signalfd_siginfo));
+    is_untouched();
+    int udp = socket(AF_INET, SOCK_DGRAM, 0);
+    struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof own;
+    NEED(!bind(udp, (void *)&own, len) && !getsockname(udp, (void *)&own, &len) && !connect(udp, (void *)&own, len));
+    /* The longest datagram. */
+    const ssize_t most = 65507;
+    NEED(send(udp, from, most, 0) == most && recv(udp, to, LEN, 0) == most);
+    check(to, 15 * PAGE, 1);
+    is_untouched();
+    int status = open("/proc/self/status", O_RDONLY);
+    NEED(read(status, to, LEN) > 100 && !memcmp(to, "Name:", 5) && read(status, to, LEN) == 0);
+    is_untouched();
+    NEED(pread(status, to, LEN, 0) > 100);
+    is_untouched();
+}
+
 int main(int argc, char **argv) {
     static const struct test all[] = {
         {"files", files},     {"offset", shared_offset}, {"pipes", pipes},       {"sockets", sockets},
         {"signals", interrupted}, {"readers", readers},  {"messages", messages},
+        {"untouched", untouched},
     };
     return RUN_NAMED(argc, argv, all);
 }

@@ -36,6 +36,8 @@ const ALIGN: usize = 8;
 const RET: u8 = 0xc3;
 /// `mov $-1,%rax`.
 const FAILS: [u8; 7] = [0x48, 0xc7, 0xc0, 0xff, 0xff, 0xff, 0xff];
+/// `or $-1,%rax`.
+const FAILS_BY_OR: [u8; 4] = [0x48, 0x83, 0xc8, 0xff];
 /// The first byte of a short `jmp`. Its distance is the second byte.
 const JUMP: u8 = 0xeb;
 
@@ -65,6 +67,7 @@ pub unsafe fn at(at: usize, after_one: bool) -> Option<usize> {
 /// Returns whether code doesn't continue after these bytes. They end with one of:
 /// - `cmp $-4096,%rax; ja error; ret`
 /// - a return or a jump that follows `mov $-1,%rax`
+/// - a return that follows `or $-1,%rax`
 /// - a return after `add $x,%rsp` and any number of `pop`
 fn ends(before: &[u8]) -> bool {
     if let [rest @ .., JUMP, _] = before
@@ -73,7 +76,7 @@ fn ends(before: &[u8]) -> bool {
         return true;
     }
     let Some((&RET, mut rest)) = before.split_last() else { return false };
-    if rest.ends_with(&FAILS) {
+    if rest.ends_with(&FAILS) || rest.ends_with(&FAILS_BY_OR) {
         return true;
     }
     if let [.., 0x48, 0x3d, 0 | 1, 0xf0, 0xff, 0xff, 0x77 | 0x73, _] = rest {
@@ -133,6 +136,15 @@ mod tests {
         jumps[12..14].copy_from_slice(&[JUMP, 0xb7]);
         jumps[14..23].copy_from_slice(NOPS[2]);
         assert_eq!(padding_in(&jumps, 14), Some(10));
+        // or $-1,%rax; ret; nopw; nop, as behind `syscall`. Then the same after another `or`.
+        let mut fails = [0x90; 24];
+        fails[6..10].copy_from_slice(&FAILS_BY_OR);
+        fails[10] = RET;
+        fails[11..21].copy_from_slice(NOPS[1]);
+        fails[21..24].copy_from_slice(NOPS[8]);
+        assert_eq!(padding_in(&fails, 11), Some(13));
+        fails[9] = 0x0f;
+        assert_eq!(padding_in(&fails, 11), None);
         // add $8,%rsp; ret; and a nop of four bytes, which holds no jump: `sched_getaffinity`
         let mut short = [0x90; 16];
         short[7..].copy_from_slice(&[0x48, 0x83, 0xc4, 0x08, 0xc3, 0x0f, 0x1f, 0x40, 0]);

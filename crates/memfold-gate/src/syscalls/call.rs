@@ -4,8 +4,8 @@ use crate::call_state::CallOutcome;
 use crate::keeper::BadAddress;
 use crate::record::GateThread;
 use crate::signals;
-use crate::syscalls::plain::{CallingThread, raw};
-use crate::syscalls::row::{CallRow, MaskUse, ProgramCall, ServedBy};
+use crate::syscalls::plain::raw;
+use crate::syscalls::row::{CallRow, CallingThread, MaskUse, ProgramCall, ServedBy};
 use crate::touch::read;
 use core::sync::atomic::Ordering::SeqCst;
 
@@ -25,7 +25,7 @@ impl ProgramCall<'_> {
             ServedBy::Masked(at, how) => self.wait_masked(at as usize, how),
             ServedBy::Change => self.change(),
             ServedBy::Special(handler) => handler.0(self),
-            ServedBy::Direct(handler) => handler.0(self.record, &self.args),
+            ServedBy::Direct(handler) => handler.0(self.caller(), self.nr, &self.args),
             ServedBy::InContext(handler) => {
                 handler.0(self);
                 return CallOutcome::InContext;

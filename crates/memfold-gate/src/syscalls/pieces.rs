@@ -14,11 +14,14 @@
 //!   sent something raises none.
 //! - **Reads from pipes and stream sockets**: the first piece is made like the call. Later ones are
 //!   made only while data is there.
+//! - **Reads from files of /proc and sysfs**: like these. A piece that isn't full ends the call.
+//! - **Reads of events and of IP datagrams**: in one piece, which is longer than any datagram. Other
+//!   events stay for the next call. So a buffer that is far longer is not touched.
 //!
 //! All other calls are made whole:
-//! - calls on datagrams, terminals and other devices, and messages with a header, because each call
-//!   is a message;
-//! - calls on file systems without blocks, such as sysfs and /proc, for that reason too;
+//! - calls on other datagrams, terminals and other devices, and messages with a header, because each
+//!   call is a message, and may be of any length;
+//! - calls on other file systems without blocks, and writes to sysfs and /proc, for that reason too;
 //! - calls on sockets with SO_RCVLOWAT, because the call waits for that much;
 //! - appending writes, because another write could come between;
 //! - writes under a limit of file sizes, because a piece past the limit would raise SIGXFSZ too
@@ -40,6 +43,7 @@
 use crate::call_state::CALLED_OFF;
 use crate::keeper::NamedSpan;
 use crate::syscalls::operands::{BYTES_MAX, ReadMemory};
+use memfold_os::text::path_of;
 
 /// The unit of pieces in bytes. A piece is a multiple of it, and parts are cut at multiples. Direct
 /// I/O needs aligned parts, and packets of a pipe end there.
@@ -94,6 +98,10 @@ enum TransferKind {
     Drain,
     /// Reads from a socket.
     Receive,
+    /// Reads from a file of /proc or sysfs, which moves its own offset.
+    Interface,
+    /// Reads events or a datagram.
+    Event,
 }
 
 /// The buffers of the program that a call names.
@@ -175,6 +183,8 @@ pub fn in_pieces(
         return None;
     }
     let (kind, flags) = kind(nr, args, writes, ask)?;
+    let is_short = matches!(kind, TransferKind::Interface | TransferKind::Event);
+    let piece = if is_short { UNIT } else { piece };
     Some(CallPieces { nr, args: *args, buffers, writes, total, piece, kind, flags })
 }
 
@@ -239,7 +249,14 @@ fn kind(
                 waits_for.is_some_and(|bytes| bytes <= 1).then_some(TransferKind::Receive)?
             }
         }
+        libc::S_IFSOCK if !is_positioned && !writes && is_ip_datagram(fd, ask) => {
+            TransferKind::Event
+        }
         _ if is_message => return None,
+        libc::S_IFREG if !writes && is_interface(fd, ask) => match is_positioned {
+            true => on_file,
+            false => TransferKind::Interface,
+        },
         libc::S_IFREG if size == 0 && !writes || !has_blocks(fd, ask) => return None,
         libc::S_IFREG | libc::S_IFBLK if writes => {
             (!appends(fd, ask) && !is_limited(ask)).then_some(on_file)?
@@ -252,6 +269,7 @@ fn kind(
                 TransferKind::Drain
             }
         }
+        0 if !is_positioned && !writes && has_short_events(fd, ask) => TransferKind::Event,
         _ => return None,
     };
     let flags = if is_message { args[3] } else { 0 };
@@ -282,6 +300,24 @@ fn has_blocks(fd: usize, ask: AskKernel) -> bool {
     asked >= 0 && (about[2] > 0 || in_memory.contains(&about[0]))
 }
 
+/// Returns whether a file is one of /proc or sysfs.
+fn is_interface(fd: usize, ask: AskKernel) -> bool {
+    let mut about = [0u64; 15];
+    let asked = ask(libc::SYS_fstatfs as usize, &[fd, &raw mut about as usize, 0, 0, 0, 0]);
+    let interfaces = [libc::PROC_SUPER_MAGIC as u64, libc::SYSFS_MAGIC as u64];
+    asked >= 0 && interfaces.contains(&about[0])
+}
+
+/// Returns whether a file without a type reports events of at most [`UNIT`] bytes.
+fn has_short_events(fd: usize, ask: AskKernel) -> bool {
+    let (path, mut target) = (path_of(fd as i32), [0u8; 32]);
+    let Ok(path) = path.as_c_str() else { return false };
+    let args = [path.as_ptr() as usize, target.as_mut_ptr() as usize, target.len(), 0, 0, 0];
+    let len = ask(libc::SYS_readlink as usize, &args).max(0) as usize;
+    let kinds: [&[u8]; 4] = [b"[eventfd]", b"[timerfd]", b"[signalfd]", b"inotify"];
+    target[..len].strip_prefix(b"anon_inode:").is_some_and(|kind| kinds.contains(&kind))
+}
+
 /// Returns the value of an option of a socket, or `None` if `fd` isn't a socket that has it.
 fn option(fd: usize, name: i32, ask: AskKernel) -> Option<i32> {
     let (mut value, mut len) = (0i32, 4u32);
@@ -297,7 +333,14 @@ fn is_stream(fd: usize, ask: AskKernel) -> bool {
         && matches!(option(libc::SO_PROTOCOL), Some(0 | libc::IPPROTO_TCP | libc::IPPROTO_MPTCP))
 }
 
-/// Returns whether a socket has data to read, and no error or urgent data. A read would consume the
+/// Returns whether a socket is one of IP datagrams, which are shorter than [`UNIT`].
+fn is_ip_datagram(fd: usize, ask: AskKernel) -> bool {
+    let mut option = |name: i32| option(fd, name, ask);
+    option(libc::SO_TYPE) == Some(libc::SOCK_DGRAM)
+        && matches!(option(libc::SO_DOMAIN), Some(libc::AF_INET | libc::AF_INET6))
+}
+
+/// Returns whether a file has data to read, and no error or urgent data. A read would consume the
 /// error, and urgent data ends a read.
 fn has_data(fd: usize, ask: AskKernel) -> bool {
     let wanted = libc::POLLIN | libc::POLLPRI;
@@ -404,8 +447,8 @@ impl CallPieces {
     ) -> isize {
         let mut done = 0;
         while done < self.total {
-            let waits = !matches!(kind, TransferKind::Receive) || done == 0;
-            if !waits && !has_data(self.args[0], ask) {
+            let looks = matches!(kind, TransferKind::Receive | TransferKind::Interface);
+            if done > 0 && looks && !has_data(self.args[0], ask) {
                 break;
             }
             let most = (self.total - done).min(self.piece);
@@ -418,7 +461,7 @@ impl CallPieces {
                 return if done > 0 { done as isize } else { made };
             }
             done += made as usize;
-            if (made as usize) < parts.bytes {
+            if (made as usize) < parts.bytes || kind == TransferKind::Event {
                 break;
             }
         }

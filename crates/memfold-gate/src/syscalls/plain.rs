@@ -4,12 +4,11 @@
 //! Nearly all calls take this path. A call that names no managed memory costs a walk through the
 //! row's operands, one question to the keeper ([`Keeper::hold`]), and the call.
 use crate::keeper::{Keeper, KeeperFault, NamedSpan, Names, OtherProcess};
-use crate::record::GateThread;
 use crate::signals;
 use crate::syscalls::others::{OtherPiece, OtherTransfer};
 use crate::syscalls::own_program::{PATH_BYTES, program_at};
 use crate::syscalls::pieces::{self, CallPiece};
-use crate::syscalls::row::{CallRow, CallRows, CutInto};
+use crate::syscalls::row::{CallRow, CallingThread, CutInto};
 use crate::syscalls::{lent, messages, own_program, seen};
 use crate::touch::{read, read_bytes, touch};
 use memfold_os::raw::system_call;
@@ -24,17 +23,6 @@ pub fn raw(nr: usize, args: &[usize; 6]) -> isize {
         Ok(value) => value as isize,
         Err(e) => -(e.raw_os_error() as isize),
     }
-}
-
-/// The thread of the program for which calls are made.
-#[derive(Copy, Clone)]
-pub struct CallingThread<'a> {
-    /// The owner of the memory.
-    pub keeper: &'a dyn Keeper,
-    /// The record of the thread.
-    pub record: &'a GateThread,
-    /// The table of calls.
-    pub rows: &'static CallRows,
 }
 
 /// Calls `each` with the ranges that a call names.
@@ -316,6 +304,7 @@ fn checked(
 mod tests {
     use super::*;
     use crate::keeper::{BadAddress, Ending, KeeperHold, NoHoldRoom};
+    use crate::record::GateThread;
     use crate::syscalls::table::TABLE;
     use std::sync::Mutex;
 

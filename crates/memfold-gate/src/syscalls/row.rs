@@ -22,6 +22,17 @@ pub(crate) struct ProgramCall<'a> {
     pub rows: &'static CallRows,
 }
 
+/// The thread of the program for which calls are made.
+#[derive(Copy, Clone)]
+pub struct CallingThread<'a> {
+    /// The owner of the memory.
+    pub keeper: &'a dyn Keeper,
+    /// The record of the thread.
+    pub record: &'a GateThread,
+    /// The table of calls.
+    pub rows: &'static CallRows,
+}
+
 /// A function that serves a call and returns its result.
 pub(crate) type CallHandler = fn(&mut ProgramCall) -> isize;
 
@@ -64,9 +75,9 @@ pub enum ServedBy {
     Unknown,
 }
 
-/// A row's handler that needs only the calling thread and the arguments.
+/// A row's handler that needs only the calling thread, the number and the arguments.
 #[derive(Copy, Clone)]
-pub struct DirectHandler(pub(crate) fn(&GateThread, &[usize; 6]) -> isize);
+pub struct DirectHandler(pub(crate) fn(CallingThread, usize, &[usize; 6]) -> isize);
 
 /// A row's handler, which returns the result of the call.
 #[derive(Copy, Clone)]
@@ -248,6 +259,16 @@ pub(super) const fn special(
     handler: CallHandler,
 ) -> CallRow {
     CallRow::new(ServedBy::Special(RowHandler(handler)), number, name, operands)
+}
+
+/// Returns the row of a call that a handler serves without a context.
+pub(super) const fn direct(
+    number: u16,
+    name: &'static str,
+    operands: &'static [Arg],
+    handler: fn(CallingThread, usize, &[usize; 6]) -> isize,
+) -> CallRow {
+    CallRow::new(ServedBy::Direct(DirectHandler(handler)), number, name, operands)
 }
 
 /// One more than the number of the last call of Linux 6.18.

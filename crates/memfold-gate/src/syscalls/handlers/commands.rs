@@ -5,7 +5,7 @@ use crate::syscalls::handlers::rights::give_up_rights;
 use crate::syscalls::handlers::seccomp::seccomp;
 use crate::syscalls::handlers::threads::{PR_SET_TSC, PR_TSC_SIGSEGV, be_traced};
 use crate::syscalls::handlers::threads::{refuse_counter, set_dispatch};
-use crate::syscalls::row::{CallHandler, RowHandler, ServedBy};
+use crate::syscalls::row::{CallHandler, DirectHandler, RowHandler, ServedBy};
 use crate::user_dispatch::PR_SET_SYSCALL_USER_DISPATCH;
 
 fn special(handler: CallHandler) -> ServedBy {
@@ -20,7 +20,7 @@ pub fn of_ioctl(args: &[usize; 6]) -> ServedBy {
 /// Returns how `fcntl` is served.
 pub fn of_fcntl(args: &[usize; 6]) -> ServedBy {
     match control::asks_for_descriptor(args) {
-        true => special(descriptors::of_first),
+        true => ServedBy::Direct(DirectHandler(descriptors::of_first)),
         false => ServedBy::Plain,
     }
 }

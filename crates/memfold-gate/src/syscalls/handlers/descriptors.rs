@@ -1,22 +1,26 @@
 //! Serves calls that close descriptors, or ask whether they are open. The engine's own descriptors
 //! seem not to be open.
 use crate::syscalls::plain::raw;
-use crate::syscalls::row::ProgramCall;
+use crate::syscalls::row::{CallingThread, ProgramCall};
 
 const BAD: isize = -(libc::EBADF as isize);
 
-fn is_own(call: &ProgramCall, fd: usize) -> bool {
-    call.keeper.owns_descriptor(fd as i32)
+/// Makes a call of which the first `count` arguments are descriptors.
+fn unless_own(caller: CallingThread, nr: usize, args: &[usize; 6], count: usize) -> isize {
+    match args[..count].iter().any(|fd| caller.keeper.owns_descriptor(*fd as i32)) {
+        true => BAD,
+        false => caller.plain(caller.rows.look_up(nr), nr, args),
+    }
 }
 
 /// Serves `close`, `dup`, and the commands of `fcntl` on a descriptor.
-pub fn of_first(call: &mut ProgramCall) -> isize {
-    if is_own(call, call.args[0]) { BAD } else { call.wait() }
+pub fn of_first(caller: CallingThread, nr: usize, args: &[usize; 6]) -> isize {
+    unless_own(caller, nr, args, 1)
 }
 
 /// Serves `dup2` and `dup3`.
-pub fn of_both(call: &mut ProgramCall) -> isize {
-    if call.args[..2].iter().any(|fd| is_own(call, *fd)) { BAD } else { call.wait() }
+pub fn of_both(caller: CallingThread, nr: usize, args: &[usize; 6]) -> isize {
+    unless_own(caller, nr, args, 2)
 }
 
 /// Serves `close_range`.
@@ -25,7 +29,7 @@ pub fn close_range(call: &mut ProgramCall) -> isize {
     const OWN_MAX: usize = 1 << 16;
     let [first, last, flags, ..] = call.args.map(|arg| arg as u32 as usize);
     let mut from = first;
-    for fd in (first..=last.min(OWN_MAX)).filter(|fd| is_own(call, *fd)) {
+    for fd in (first..=last.min(OWN_MAX)).filter(|fd| call.keeper.owns_descriptor(*fd as i32)) {
         if fd > from {
             let done = raw(call.nr, &[from, fd - 1, flags, 0, 0, 0]);
             if done < 0 {

@@ -1,7 +1,6 @@
 //! Serves calls on actions, masks and stacks of signals, and calls that send signals.
-use crate::record::GateThread;
 use crate::signals;
-use crate::syscalls::row::{ProgramCall, value};
+use crate::syscalls::row::{CallingThread, ProgramCall, value};
 
 /// Serves `rt_sigreturn`.
 pub fn resume(call: &mut ProgramCall) {
@@ -9,8 +8,8 @@ pub fn resume(call: &mut ProgramCall) {
 }
 
 /// Serves `rt_sigaction`.
-pub fn set_action(record: &GateThread, args: &[usize; 6]) -> isize {
-    value(signals::set_action(record, args))
+pub fn set_action(caller: CallingThread, _: usize, args: &[usize; 6]) -> isize {
+    value(signals::set_action(caller.record, args))
 }
 
 /// Serves `rt_sigprocmask`.

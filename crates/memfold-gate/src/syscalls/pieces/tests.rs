@@ -209,6 +209,10 @@ fn stream_waits_and_signals_with_its_first_piece_only() {
     let now = libc::RWF_NOWAIT as usize;
     assert_eq!(calls, [(0, 1000, 0), (libc::SYS_preadv2, 1004, now)]);
     assert_eq!(stream(TransferKind::Drain, 0, &[EINTR], &[]).0, EINTR);
+    let (made, calls) = stream(TransferKind::Interface, 0, &[4, 4], &[true, false]);
+    assert_eq!((made, calls), (8, vec![(0, 1000, 0), (0, 1004, 0)]));
+    // A full piece of events may be followed by others, which the next call reads.
+    assert_eq!(stream(TransferKind::Event, 0, &[4], &[]), (4, vec![(0, 1000, 0)]));
 }
 
 fn real(nr: usize, args: &[usize; 6]) -> isize {
@@ -238,6 +242,11 @@ fn kind_of_descriptor_decides_on_pieces() {
     let tcp = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let proc = std::fs::File::open("/proc/self/maps").unwrap();
     let device = std::fs::File::open("/dev/zero").unwrap();
+    let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    // SAFETY: both calls make a new descriptor, and take no address.
+    let [event, epoll] = unsafe { [libc::eventfd(0, 0), libc::epoll_create1(0)] }
+        // SAFETY: the descriptors are new, so nothing else owns them.
+        .map(|fd| unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) });
     let speaks = std::fs::OpenOptions::new().write(true).open("/proc/self/comm").unwrap();
     // SAFETY: the call makes a new descriptor of a file in memory, and reads only its constant
     // name.
@@ -274,7 +283,15 @@ fn kind_of_descriptor_decides_on_pieces() {
         (write, datagram.as_raw_fd(), 0, None),
         (read, reader.as_raw_fd(), 0, Some(TransferKind::Drain)),
         (write, writer.as_raw_fd(), 0, Some(TransferKind::Pour)),
-        (read, proc.as_raw_fd(), 0, None),
+        (read, proc.as_raw_fd(), 0, Some(TransferKind::Interface)),
+        (pread, proc.as_raw_fd(), 7, Some(TransferKind::At(7))),
+        (read, event.as_raw_fd(), 0, Some(TransferKind::Event)),
+        (write, event.as_raw_fd(), 0, None),
+        (read, epoll.as_raw_fd(), 0, None),
+        (read, udp.as_raw_fd(), 0, Some(TransferKind::Event)),
+        (receive, udp.as_raw_fd(), libc::MSG_DONTWAIT, Some(TransferKind::Event)),
+        (receive, udp.as_raw_fd(), libc::MSG_PEEK, None),
+        (send, udp.as_raw_fd(), 0, None),
         (read, device.as_raw_fd(), 0, None),
         (read, -1, 0, None),
         (libc::SYS_readv, file.as_raw_fd(), 0, None),

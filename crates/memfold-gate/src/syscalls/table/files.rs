@@ -5,7 +5,7 @@ use crate::syscalls::row::Arg::{Decoded, In, Out, Text};
 use crate::syscalls::row::CallRow;
 use crate::syscalls::row::OperandSize::{Bytes, Fds, IntItems, Items, Len, Uint, UintItems};
 use crate::syscalls::row::ServedBy::{ByCommand, Change, Masked, Trapped};
-use crate::syscalls::row::{CutInto, MaskUse, plain, special};
+use crate::syscalls::row::{CutInto, MaskUse, direct, plain, special};
 use crate::syscalls::sizes::*;
 
 const OFFSET: usize = 8;
@@ -13,7 +13,7 @@ const OFFSET: usize = 8;
 pub(super) const CALLS: &[CallRow] = &[
     plain(0, "read", &[Out(1, Len(2))]).cut(CutInto::Bytes).telling(),
     plain(1, "write", &[In(1, Len(2))]).cut(CutInto::Bytes).telling(),
-    special(3, "close", &[], descriptors::of_first),
+    direct(3, "close", &[], descriptors::of_first),
     plain(5, "fstat", &[Out(1, Bytes(STAT))]).telling(),
     plain(7, "poll", &[Out(0, UintItems(1, POLLFD))]),
     plain(8, "lseek", &[]),
@@ -24,8 +24,8 @@ pub(super) const CALLS: &[CallRow] = &[
     plain(20, "writev", &[Decoded(vectors::taken)]).cut(CutInto::Bytes),
     plain(22, "pipe", &[Out(0, Bytes(8))]),
     plain(23, "select", &[Out(1, Fds(0)), Out(2, Fds(0)), Out(3, Fds(0)), Out(4, Bytes(TIMEVAL))]),
-    special(32, "dup", &[], descriptors::of_first),
-    special(33, "dup2", &[], descriptors::of_both),
+    direct(32, "dup", &[], descriptors::of_first),
+    direct(33, "dup2", &[], descriptors::of_both),
     plain(40, "sendfile", &[Out(2, Bytes(OFFSET))]),
     CallRow::new(ByCommand(commands::of_fcntl), 72, "fcntl", &[Decoded(control::fcntl)]),
     plain(73, "flock", &[]),
@@ -92,7 +92,7 @@ pub(super) const CALLS: &[CallRow] = &[
     plain(285, "fallocate", &[]),
     plain(290, "eventfd2", &[]),
     plain(291, "epoll_create1", &[]),
-    special(292, "dup3", &[], descriptors::of_both),
+    direct(292, "dup3", &[], descriptors::of_both),
     plain(293, "pipe2", &[Out(0, Bytes(8))]),
     plain(294, "inotify_init1", &[]),
     plain(295, "preadv", &[Decoded(vectors::filled)]).cut(CutInto::Bytes),

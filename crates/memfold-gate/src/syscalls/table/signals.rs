@@ -3,7 +3,7 @@ use crate::syscalls::handlers::signals;
 use crate::syscalls::row::Arg::{In, Out};
 use crate::syscalls::row::OperandSize::{Bytes, Len};
 use crate::syscalls::row::{Arg, CallRow};
-use crate::syscalls::row::{ContextHandler, DirectHandler, MaskUse, ServedBy, plain, special};
+use crate::syscalls::row::{ContextHandler, MaskUse, ServedBy, direct, plain, special};
 use crate::syscalls::sizes::*;
 
 const MASK: usize = 8;
@@ -19,11 +19,11 @@ const fn masked(
 }
 
 pub(super) const CALLS: &[CallRow] = &[
-    CallRow::new(
-        ServedBy::Direct(DirectHandler(signals::set_action)),
+    direct(
         13,
         "rt_sigaction",
         &[In(1, Bytes(SIGACTION)), Out(2, Bytes(SIGACTION))],
+        signals::set_action,
     ),
     special(14, "rt_sigprocmask", &[In(1, Bytes(MASK)), Out(2, Bytes(MASK))], signals::set_mask),
     CallRow::new(ServedBy::InContext(ContextHandler(signals::resume)), 15, "rt_sigreturn", &[]),
