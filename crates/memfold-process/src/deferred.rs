@@ -21,8 +21,8 @@
 use crate::diagnostics::unserved::unserved_later;
 use crate::engine::{self, EngineLife};
 use crate::mappings::given::gives;
+use crate::marks::statics;
 use crate::program::{self, LackingEngine, get, open};
-use crate::statics;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold::config::Config;
 use memfold_gate::child;

@@ -2,8 +2,9 @@
 use crate::diagnostics::{self, warn_once};
 use crate::mappings::call::NO_MEMORY;
 use crate::marks::state::MemoryMark;
+use crate::marks::statics;
 use crate::program::{LOST, ManagedProgram, get, lost, moves_lost, number_least};
-use crate::{deferred, engine, execution::executes, limits, paging, sampling, statics, threads};
+use crate::{deferred, engine, execution::executes, limits, paging, sampling, threads};
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
 use memfold::fault::{FaultOutcome, FaultSource, PageFault};

@@ -24,7 +24,7 @@
 //! under the same number, because it is opened before the first of them starts.
 //!
 //! # What isn't managed
-//! - memory from before the engine, but for zero-initialised static memory (`statics.rs`)
+//! - memory from before the engine, but for zero-initialised static memory (`marks/statics.rs`)
 //! - stacks of threads, and the memory that the gate reports
 //! - memory that is locked, kept from dumps, zeros for children, or open to merging by
 //!   PR_SET_MEMORY_MERGE
@@ -63,7 +63,6 @@ mod heap;
 mod request;
 mod size;
 mod marks;
-mod statics;
 mod paging;
 mod engine;
 mod threads;
