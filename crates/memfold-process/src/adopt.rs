@@ -20,8 +20,9 @@ use memfold::known::TOP;
 use memfold::stats::{self, Stats};
 use memfold_gate::{all_are_gone, child, first_has_exited};
 use memfold_os::Errno;
+use memfold_os::maps::flag;
 use memfold_os::memory::zone::{overlaps_own, unless_own};
-use memfold_os::raw::populates;
+use memfold_os::raw::{populates, system_call};
 use memfold_os::thread::identity::ThreadRights;
 use memfold_os::thread::{bare, now_ns, process_cpu_ns, yield_now};
 use memfold_os::units::PAGE_SIZE;
@@ -121,6 +122,7 @@ impl ManagedProgram {
             }
             self.judge_limit(state);
         }
+        self.adopt_stacks(state);
         self.adopt_late(state);
         match self.is_unbounded() {
             true => LOOK_UNBOUNDED_NS,
@@ -233,7 +235,7 @@ impl ManagedProgram {
 
     /// Takes all suitable memory under management, in one step. No mapping changes meanwhile.
     fn adopt_all(&self, state: &mut ProgramState) {
-        let mut all: Vec<Range<usize>> = Vec::new();
+        let (mut all, mut mergeable): (Vec<Range<usize>>, Vec<Range<usize>>) = Default::default();
         let dump = if self.config.fold_dont_dump { Some(MemoryMark::DontDump) } else { None };
         let done = self.smaps.each(|area, about| {
             let range = area.start..area.end;
@@ -243,11 +245,14 @@ impl ManagedProgram {
             }
             self.known.set(&range);
             for (flags, mark) in FLAGS {
-                if about.has(flags) && Some(mark) != dump {
+                if about.has(flags) && Some(mark) != dump && !state.is_undone(flags, &range) {
                     state.marked(mark).add(range.clone());
                 }
             }
             let suits = self.suits(area.access()) && !area.is_stack();
+            if suits && about.has(flag::MERGEABLE) && !state.merges {
+                mergeable.push(range.clone());
+            }
             match all.last_mut() {
                 _ if !suits => {}
                 Some(last) if last.end == range.start => last.end = range.end,
@@ -263,6 +268,7 @@ impl ManagedProgram {
                 "warning: A child of fork has no /proc, so memory that it inherited stays uncompressed"
             ));
         }
+        mergeable.iter().for_each(end_merging);
         // Set before the first range is registered. A thread that makes a call from now on touches
         // the buffers of the call. Buffers of earlier calls are found by their holds.
         self.managing.store(true, SeqCst);
@@ -288,12 +294,40 @@ impl ManagedProgram {
         }
     }
 
-    /// Takes the suitable mappings in a range that are not managed yet. A mapping is taken only
-    /// within the range.
-    pub fn adopt(&self, state: &ProgramState, range: &Range<usize>) {
+    /// Takes the memory that was mapped as a stack and that no thread uses as one: no mapping of it
+    /// holds what the gate has reported for a thread. A thread's stack stays unmanaged, so that its
+    /// mapping isn't split.
+    fn adopt_stacks(&self, state: &mut ProgramState) {
+        if !self.is_managing() {
+            return;
+        }
+        for range in state.marked(MemoryMark::Stack).take() {
+            let mut parts = Vec::new();
+            let _ = self.maps.each(range.start, range.end, |found| {
+                parts.push(found.start.max(range.start)..found.end.min(range.end));
+            });
+            for part in parts {
+                let own = state.marked(MemoryMark::Own);
+                match own.within(&part).is_empty() {
+                    true => self.adopt(state, &part),
+                    false => own.add(part),
+                }
+            }
+        }
+    }
+
+    /// Takes the suitable mappings in a range that are not managed yet, each as a whole. Small ranges that continue no managed one are taken once they have
+    /// [`LATE_BYTES`] together.
+    pub fn adopt(&self, state: &mut ProgramState, range: &Range<usize>) {
         if !self.is_managing() || !state.takes() {
             return;
         }
+        let all = self.suitable(range);
+        self.take_parts(state, all);
+    }
+
+    /// Returns the suitable mappings in a range.
+    fn suitable(&self, range: &Range<usize>) -> Vec<Range<usize>> {
         let mut all: Vec<Range<usize>> = Vec::new();
         let done = self.maps.each(range.start, range.end.min(TOP), |found| {
             let part = found.start..found.end;
@@ -305,9 +339,10 @@ impl ManagedProgram {
                 _ => all.push(part),
             }
         });
-        if done.is_ok() {
-            self.take_parts(state, all);
+        if done.is_err() {
+            all.clear();
         }
+        all
     }
 
     /// Returns whether memory with this access is taken: it must be readable and writable.
@@ -457,7 +492,7 @@ impl ManagedProgram {
             self.leave_with_guards(&mut state, &(0..TOP));
         } else {
             state.traced -= 1;
-            self.adopt(&state, &(0..TOP));
+            self.adopt(&mut state, &(0..TOP));
         }
         true
     }
@@ -476,30 +511,44 @@ impl ManagedProgram {
         }
     }
 
-    fn take_parts(&self, state: &ProgramState, all: Vec<Range<usize>>) {
+    fn take_parts(&self, state: &mut ProgramState, all: Vec<Range<usize>>) {
         if state.traced > 0 {
             return;
         }
+        for range in self.unmanaged_of(state, all) {
+            match self.is_worth(&range) {
+                true => self.take_range(range),
+                false => state.small.add(range),
+            }
+        }
+        if state.small.bytes() >= LATE_BYTES {
+            for range in state.small.take() {
+                let all = self.suitable(&range);
+                self.unmanaged_of(state, all).into_iter().for_each(|part| self.take_range(part));
+            }
+        }
+    }
+
+    /// Returns the parts of `all` that may be managed and aren't yet.
+    fn unmanaged_of(&self, state: &ProgramState, all: Vec<Range<usize>>) -> Vec<Range<usize>> {
         let unmanaged =
             |range: &Range<usize>| self.pager.mappings().unmanaged_parts(range.start, range.end);
         let parts = state.unmarked(all);
-        for (start, end) in parts.iter().flat_map(unmanaged) {
-            let range = start..end;
-            if self.is_worth(&range) {
-                self.known.set(&range);
-                // Memory that the kernel refuses to register stays unmanaged.
-                let mut is_registered = false;
-                let register = |is_held: bool| {
-                    let done = unless_own(start, end, || self.register(&range, is_held));
-                    is_registered = done.is_ok();
-                    done
-                };
-                let taken =
-                    self.pager.mappings().take(range.clone(), &self.pagemap, bring, register);
-                if taken.is_err() && is_registered {
-                    self.may_stay_registered.store(true, SeqCst);
-                }
-            }
+        parts.iter().flat_map(unmanaged).map(|(start, end)| start..end).collect()
+    }
+
+    /// Takes a range under management. Memory that the kernel refuses to register stays unmanaged.
+    fn take_range(&self, range: Range<usize>) {
+        self.known.set(&range);
+        let mut is_registered = false;
+        let register = |is_held: bool| {
+            let done = unless_own(range.start, range.end, || self.register(&range, is_held));
+            is_registered = done.is_ok();
+            done
+        };
+        let taken = self.pager.mappings().take(range.clone(), &self.pagemap, bring, register);
+        if taken.is_err() && is_registered {
+            self.may_stay_registered.store(true, SeqCst);
         }
     }
 
@@ -513,7 +562,7 @@ impl ManagedProgram {
     /// Takes memory that the program has just mapped, readable and writable. Without a limit it is
     /// taken only when memory begins to sink, because memory that is soon unmapped is then never
     /// filled by faults of the engine.
-    pub fn take_new(&self, state: &ProgramState, range: &Range<usize>) {
+    pub fn take_new(&self, state: &mut ProgramState, range: &Range<usize>) {
         if self.is_managing() && state.takes() && range.end <= TOP && !self.is_unbounded() {
             self.take_parts(state, vec![range.clone()]);
         }
@@ -561,6 +610,14 @@ fn next_look_ns((before, now): (u64, u64), max: u64, is_past: bool, slower: u64)
 /// largest process reports at once. Others wait, because the largest may be unable to look.
 fn reports(is_largest: bool, past_ns: u64) -> bool {
     is_largest || past_ns >= LARGEST_NS
+}
+
+/// Makes the kernel merge no page of a range, and separate those that it has merged: merged pages
+/// can't be moved. The advice before was given when there was no engine.
+fn end_merging(range: &Range<usize>) {
+    let args = [range.start, range.len(), libc::MADV_UNMERGEABLE as usize, 0, 0, 0];
+    // SAFETY: the advice changes no byte.
+    let _ = unsafe { system_call(libc::SYS_madvise, args) };
 }
 
 /// Makes the pages of a range present that a call in progress is about to use. Unmapped pages are
@@ -671,6 +728,51 @@ mod tests {
             later(255..256);
             assert_eq!(managed(), [room.pages(0..512)], "1 MiB, as far as the mapping reaches");
             assert_eq!(calls.with_state(|state| state.late.bytes()), 0);
+        });
+    }
+
+    #[test]
+    fn many_small_areas_are_taken_together() {
+        each_paging_alone(|program| {
+            let (calls, room) = (Calls(program), Room::new(9 * 32));
+            let area = |n: usize| room.pages(n * 9..n * 9 + 8);
+            for n in 0..32 {
+                assert!(calls.managed(&room.pages(0..9 * 32)).is_empty(), "{n} areas");
+                calls.map_with(&area(n), PLAIN, 0);
+            }
+            for n in 0..32 {
+                assert_eq!(calls.managed(&area(n)), [area(n)], "1 MiB in all");
+            }
+            assert_eq!(calls.with_state(|state| state.small.bytes()), 0);
+        });
+    }
+
+    #[test]
+    fn small_areas_that_ended_do_not_count() {
+        each_paging_alone(|program| {
+            let (calls, room) = (Calls(program), Room::new(64));
+            calls.map_with(&room.pages(0..8), PLAIN, 0);
+            assert_eq!(calls.with_state(|state| state.small.bytes()), 8 * PAGE_SIZE);
+            calls.unmap(&room.pages(0..8));
+            assert_eq!(calls.with_state(|state| state.small.bytes()), 0);
+        });
+    }
+
+    #[test]
+    fn memory_mapped_as_a_stack_is_taken_if_no_thread_uses_it() {
+        each_paging_alone(|program| {
+            let (calls, room) = (Calls(program), Room::new(160));
+            let (used, unused) = (room.pages(0..64), room.pages(80..144));
+            for stack in [&used, &unused] {
+                assert_eq!(calls.map_with(stack, PLAIN, libc::MAP_STACK), stack.start as isize);
+            }
+            calls.with_state(|state| {
+                state.marked(MemoryMark::Own).add(room.pages(60..61));
+                program.adopt_stacks(state);
+                program.adopt(state, &room.pages(0..160));
+                assert_eq!(state.marked(MemoryMark::Own).within(&used), [used.clone()]);
+            });
+            assert_eq!(calls.managed(&room.pages(0..160)), [unused]);
         });
     }
 

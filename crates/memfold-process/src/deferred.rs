@@ -6,9 +6,8 @@
 //! processes without an engine together may use [`RUN_SHARE`] of the limit. Programs that can
 //! continue only while they have one thread, such as a browser's zygote, mostly use less.
 //!
-//! - **Nothing is missed.** Memory that was there before the engine is never folded. That is
-//!   little,
-//!   because all growth is counted here. No call is in progress whose buffers are unknown, because
+//! - **Nothing is missed.** Memory that was there before the engine is never folded, but for static
+//!   memory. That is little, because all growth is counted here. No call is in progress whose buffers are unknown, because
 //!   the process has one thread: it gets its engine before it gets a second one. A child of `vfork`
 //!   makes no engine, because it is another process in the same memory.
 //! - **The engine can still be made.** It is made at once before a call that gives up rights
@@ -23,13 +22,11 @@
 use crate::diagnostics::unserved::unserved_later;
 use crate::engine::{self, EngineLife};
 use crate::mappings::given::gives;
+use crate::marks::statics;
 use crate::program::{self, LackingEngine, get, open};
-use core::ffi::{c_int, c_void};
-use core::ops::ControlFlow::Continue;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold::config::Config;
 use memfold_gate::child;
-use memfold_os::maps::each_area;
 use memfold_os::memory::zone::counts_reservations;
 use memfold_os::raw::program_break;
 use memfold_os::sync::Mutex;
@@ -74,7 +71,7 @@ static BREAK: AtomicUsize = AtomicUsize::new(0);
 pub fn room(config: &Config) -> usize {
     let is_free = |what| getrlimit(what).current.is_none();
     let is_bounded = !is_free(Resource::As) || !is_free(Resource::Data) || counts_reservations();
-    room_beside(config, is_bounded, static_bytes())
+    room_beside(config, is_bounded, statics::note())
 }
 
 /// Returns [`room`] for a program with `statics` bytes of data. `is_bounded` is whether the address
@@ -90,64 +87,6 @@ fn room_beside(config: &Config, is_bounded: bool, statics: usize) -> usize {
 fn bound(config: &Config) -> u64 {
     let bounds = [config.limit_bytes, config.resident_bytes];
     bounds.into_iter().flatten().min().unwrap_or(u64::MAX)
-}
-
-/// The type of libc's `dl_iterate_phdr`.
-type EachObject = unsafe extern "C" fn(
-    Option<unsafe extern "C" fn(*mut libc::dl_phdr_info, libc::size_t, *mut c_void) -> c_int>,
-    *mut c_void,
-) -> c_int;
-
-/// Returns libc's `dl_iterate_phdr`, or `None` if there is no libc in this process.
-fn each_object() -> Option<EachObject> {
-    let place = weak_address!("dl_iterate_phdr");
-    // SAFETY: it is 0, which is `None`, or the address of that function.
-    unsafe { core::mem::transmute::<usize, Option<EachObject>>(place) }
-}
-
-/// Returns the bytes of data of the program and its libraries that are written to, if only before
-/// the program begins.
-fn static_bytes() -> usize {
-    unsafe extern "C" fn add(
-        about: *mut libc::dl_phdr_info,
-        _: libc::size_t,
-        sum: *mut c_void,
-    ) -> c_int {
-        // SAFETY: libc passes the description of a loaded object, which is valid during the call.
-        // `sum` is the `usize` that the caller passed, and only this call uses it.
-        let (about, sum) = unsafe { (&*about, &mut *sum.cast::<usize>()) };
-        // SAFETY: `dlpi_phdr` points to `dlpi_phnum` program headers of a loaded object, which
-        // stays loaded during the call.
-        let headers =
-            unsafe { core::slice::from_raw_parts(about.dlpi_phdr, about.dlpi_phnum.into()) };
-        let is_data = |each: &&libc::Elf64_Phdr| {
-            each.p_type == libc::PT_LOAD && each.p_flags & libc::PF_W != 0
-        };
-        *sum += headers.iter().filter(is_data).map(|each| each.p_memsz as usize).sum::<usize>();
-        0
-    }
-    let Some(each_object) = each_object() else { return mapped_data_bytes() };
-    let mut sum = 0usize;
-    // SAFETY: the function has the type that libc expects, and keeps none of its arguments. `sum`
-    // lives until the call returns.
-    unsafe { each_object(Some(add), (&raw mut sum).cast()) };
-    sum
-}
-
-/// Returns [`static_bytes`] of a program that the library has loaded, by the kernel's map.
-fn mapped_data_bytes() -> usize {
-    let (mut sum, mut end) = (0, 0);
-    // Without a map nothing is known of them. Then an engine can't be made later either.
-    let _ = each_area(|area| {
-        // Behind a file's data lies memory that is zeros in the beginning.
-        let is_zeros = area.inode == 0 && area.start == end && area.name().is_empty();
-        if area.writable && area.private && (area.inode != 0 || is_zeros) {
-            sum += area.len();
-            end = area.end;
-        }
-        Continue(())
-    });
-    sum
 }
 
 /// Lets this process wait for its engine until it has mapped `room` bytes. The constructor calls

@@ -3,6 +3,7 @@ use crate::diagnostics::{self, warn_once};
 use crate::lending::borrower;
 use crate::mappings::call::NO_MEMORY;
 use crate::marks::state::MemoryMark;
+use crate::marks::statics;
 use crate::program::{LOST, ManagedProgram, get, lost, moves_lost, number_least};
 use crate::{deferred, engine, execution::executes, limits, paging, sampling, threads};
 use core::ops::Range;
@@ -240,15 +241,19 @@ impl ManagedProgram {
         }
     }
 
-    fn never_fold(&self, start: usize, len: usize) {
-        let range = start & !(PAGE_SIZE - 1)..start.saturating_add(len).min(TOP);
-        let range = range.start..range.end.next_multiple_of(PAGE_SIZE);
+    fn never_fold(&self, range: Range<usize>) {
         let mut state = self.state.lock();
         state.marked(MemoryMark::Own).add(range.clone());
         if self.is_managing() && self.pager.mappings().touches(&range) {
             self.leave(&range);
         }
     }
+}
+
+/// Returns the pages of a range of bytes.
+fn pages_around(start: usize, len: usize) -> Range<usize> {
+    let end = start.saturating_add(len).min(TOP);
+    start & !(PAGE_SIZE - 1)..end.next_multiple_of(PAGE_SIZE)
 }
 
 /// Touches what a call names, in a child of vfork that has lost the engine. So it ends with a message
@@ -451,8 +456,14 @@ impl Keeper for ProgramKeeper {
     }
 
     fn never_fold(&self, start: usize, len: usize) {
-        if let Some(gated) = get().filter(|_| len > 0) {
-            gated.try_on_behalf(|| gated.never_fold(start, len));
+        let range = pages_around(start, len);
+        match get() {
+            _ if len == 0 => {}
+            Some(gated) => _ = gated.try_on_behalf(|| gated.never_fold(range)),
+            // A child of vfork takes no lock, because it may be killed. Its memory is its parent's,
+            // which waits.
+            None if deferred::is_waiting() && child().is_none() => statics::keep(range),
+            None => {}
         }
     }
 

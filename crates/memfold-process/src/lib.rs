@@ -24,10 +24,11 @@
 //! under the same number, because it is opened before the first of them starts.
 //!
 //! # What isn't managed
-//! - memory that was there when the library was loaded
-//! - stacks (MAP_STACK, and those that the gate reports)
-//! - memory that is locked, kept from dumps, zeros for children, or open to merging
-//! - areas smaller than 64 KiB that continue no managed one
+//! - memory from before the engine, but for zero-initialised static memory (`marks/statics.rs`)
+//! - stacks of threads, and the memory that the gate reports
+//! - memory that is locked, kept from dumps, zeros for children, or open to merging by
+//!   PR_SET_MEMORY_MERGE
+//! - areas smaller than 64 KiB that continue no managed one, while all of them have less than 1 MiB
 #![cfg_attr(not(test), no_std)]
 // Tests use sets of one range.
 #![cfg_attr(test, allow(clippy::single_range_in_vec_init, clippy::cloned_ref_to_slice_refs))]

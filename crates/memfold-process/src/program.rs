@@ -5,6 +5,7 @@ use crate::engine;
 use crate::heap::arena;
 use crate::marks::ranges::RangeSet;
 use crate::marks::state::{ApartCall, FoundRanges, MemoryMark, ProgramState};
+use crate::marks::statics;
 use crate::paging::Paging;
 use crate::size::process_size;
 use crate::size::share::{self, SizeScale};
@@ -26,6 +27,7 @@ use memfold_os::Errno;
 use memfold_os::maps::copied::CopyMark;
 use memfold_os::maps::lookup::Maps;
 use memfold_os::maps::pagemap::Pagemap;
+use memfold_os::maps::zero_device;
 use memfold_os::maps::{Smaps, each_area};
 use memfold_os::memory::zone::{freeze_list, overlaps_own, unfreeze_list};
 use memfold_os::sync::Mutex;
@@ -164,6 +166,7 @@ pub fn try_open(config: &Config) -> Result<(), LackingEngine> {
 }
 
 fn opened(config: &Config) -> Result<OpenedFiles, LackingEngine> {
+    zero_device::note();
     let least = number_least();
     let number = |e: Errno| format!("Numbering a descriptor failed: {e}");
     let paging = Paging::open(config, least)?;
@@ -295,8 +298,8 @@ pub fn managed(config: Config) -> Option<&'static ManagedProgram> {
     Some(Box::leak(Box::new(program)))
 }
 
-/// Returns the state with the memory that is there at the start, none of which is managed, and the
-/// end of the main thread's stack.
+/// Returns the state with the memory that is there at the start and can't be folded, and the end of
+/// the main thread's stack.
 fn present() -> Result<(ProgramState, usize), Errno> {
     // A process inherits this setting, also across exec.
     let (mut state, mut stack_end) = (ProgramState::default(), 0);
@@ -306,7 +309,9 @@ fn present() -> Result<(ProgramState, usize), Errno> {
             stack_end = area.end;
         }
         if area.is_private_anonymous() && !overlaps_own(area.start, area.end) {
-            state.marked(MemoryMark::Own).add(area.start..area.end);
+            for part in statics::never_folded(area.start..area.end).take() {
+                state.marked(MemoryMark::Own).add(part);
+            }
         }
         Continue(())
     })?;

@@ -96,7 +96,7 @@ pub const REASONS: [ReasonText; 23] = [
         Reason::Cause(Cause::Mergeable),
         "mergeable",
         "the kernel may merge it (KSM)",
-        "don't set PR_SET_MEMORY_MERGE or MADV_MERGEABLE",
+        "don't set PR_SET_MEMORY_MERGE",
     ),
     row(
         Reason::Cause(Cause::Special),
@@ -114,7 +114,7 @@ pub const REASONS: [ReasonText; 23] = [
     row(
         Reason::Cause(Cause::Small),
         "small_areas",
-        "areas below 64 KiB",
+        "areas below 64 KiB, which have less than 1 MiB together",
         "let the program map larger areas",
     ),
     row(

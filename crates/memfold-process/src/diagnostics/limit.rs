@@ -31,10 +31,12 @@ const CAUSES: [(u32, &str); 6] = [
 /// Indices of the causes that no flag shows.
 const FILE: usize = CAUSES.len();
 const EXECUTABLE: usize = FILE + 1;
-const OTHER: usize = FILE + 2;
-const NAMES: [&str; 3] = [
+const UNREADABLE: usize = FILE + 2;
+const OTHER: usize = FILE + 3;
+const NAMES: [&str; 4] = [
     "are written pages of private file mappings",
     "is executable",
+    "is not both readable and writable",
     "is a stack, older than the engine, or very new",
 ];
 
@@ -167,6 +169,7 @@ fn cause(area: &Vma, about: &SmapsDetails) -> usize {
         Some(n) => n,
         None if area.inode != 0 => FILE,
         None if area.executable => EXECUTABLE,
+        None if !area.readable || !area.writable => UNREADABLE,
         None => OTHER,
     }
 }

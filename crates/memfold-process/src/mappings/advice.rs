@@ -22,7 +22,7 @@ const MADV_GUARD_REMOVE: i32 = 103;
 const MADV_DONTNEED_LOCKED: i32 = 24;
 
 /// Advice that discards or marks memory. Other advice changes nothing that the engine must know.
-const CONCERNING: [i32; 14] = [
+const CONCERNING: [i32; 13] = [
     libc::MADV_DONTNEED,
     MADV_DONTNEED_LOCKED,
     libc::MADV_REMOVE,
@@ -35,7 +35,6 @@ const CONCERNING: [i32; 14] = [
     libc::MADV_KEEPONFORK,
     libc::MADV_DONTDUMP,
     libc::MADV_DODUMP,
-    libc::MADV_MERGEABLE,
     libc::MADV_UNMERGEABLE,
 ];
 
@@ -74,6 +73,11 @@ impl ManagedProgram {
         let Some(range) = whole(start, len) else { return make() };
         if matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE) {
             return self.populate(&range, advice, make);
+        }
+        if advice == libc::MADV_MERGEABLE {
+            // Folding saves more than merging, and merged pages can't be moved. The opposite advice
+            // changes nothing, and fails for the same ranges.
+            return raw(&range, libc::MADV_UNMERGEABLE);
         }
         if matches!(advice, libc::MADV_COLD | libc::MADV_PAGEOUT) {
             return self.fold(&range, advice, make);
@@ -130,7 +134,7 @@ impl ManagedProgram {
             libc::MADV_DONTFORK | libc::MADV_DOFORK => Some(MemoryMark::DontFork),
             libc::MADV_WIPEONFORK | libc::MADV_KEEPONFORK => Some(MemoryMark::Wiped),
             libc::MADV_DONTDUMP | libc::MADV_DODUMP => Some(MemoryMark::DontDump),
-            libc::MADV_MERGEABLE | libc::MADV_UNMERGEABLE => Some(MemoryMark::Mergeable),
+            libc::MADV_UNMERGEABLE => Some(MemoryMark::Mergeable),
             _ => None,
         };
         let result = match advice {
@@ -147,10 +151,7 @@ impl ManagedProgram {
                 result
             }
             libc::MADV_DONTDUMP if self.config.fold_dont_dump => make(),
-            libc::MADV_DONTFORK
-            | libc::MADV_WIPEONFORK
-            | libc::MADV_DONTDUMP
-            | libc::MADV_MERGEABLE => {
+            libc::MADV_DONTFORK | libc::MADV_WIPEONFORK | libc::MADV_DONTDUMP => {
                 let mark = mark.expect("each of these marks");
                 self.each_done(&range, advice, make, |part, make| {
                     let result = make();

@@ -18,11 +18,18 @@ const SYS_MSEAL: i64 = 462;
 const TYPE: i32 = 0x0f;
 const SHM_REMAP: usize = 0o40000;
 
-/// Flags of mappings that aren't managed.
-const UNUSUAL: i32 = libc::MAP_HUGETLB | libc::MAP_LOCKED | libc::MAP_STACK | libc::MAP_GROWSDOWN;
+/// Flags of mappings that aren't managed at once.
+const UNUSUAL: i32 = libc::MAP_HUGETLB | libc::MAP_LOCKED | libc::MAP_STACK;
 
 fn is_private_anonymous(flags: i32) -> bool {
     flags & TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0
+}
+
+/// Returns whether a mapping may be private anonymous memory, by its flags or because it is of
+/// `/dev/zero`.
+fn may_be_anonymous(access: i32, flags: i32) -> bool {
+    let is_of_file = flags & libc::MAP_ANONYMOUS == 0 && access & libc::PROT_WRITE != 0;
+    is_private_anonymous(flags) || flags & TYPE == libc::MAP_PRIVATE && is_of_file
 }
 
 /// Returns the length of a segment of shared memory that has just been attached; 0 if it can't be
@@ -267,7 +274,7 @@ impl ManagedProgram {
         match nr as i64 {
             libc::SYS_mmap => {
                 self.note_mapped(state, args, result);
-                if is_private_anonymous(args[3] as i32) {
+                if may_be_anonymous(args[2] as i32, args[3] as i32) {
                     self.adopt(state, &(result as usize..end_of(result as usize, args[1])));
                 }
             }
@@ -296,10 +303,26 @@ impl ManagedProgram {
         let result =
             self.pager.mappings().end_with(replaced(&args), || make(&args), |made| !failed(made));
         self.note_mapped(state, &args, result);
-        if suits && !failed(result) {
-            self.take_new(state, &(result as usize..end_of(result as usize, len)));
+        let range = result as usize..end_of(result as usize, len);
+        match failed(result) {
+            true => {}
+            false if suits => self.take_new(state, &range),
+            // Of memory with a file, only that of /dev/zero is taken.
+            false if !is_private_anonymous(flags) && may_be_anonymous(access, flags) => {
+                self.adopt(state, &range);
+            }
+            false => {}
         }
         result
+    }
+
+    /// Marks the lowest page of a mapping that grows downwards, and the free addresses below it.
+    /// These are not managed, so the kernel lets only unmanaged memory grow.
+    fn note_growing(&self, state: &mut ProgramState, range: &Range<usize>) {
+        let mut free_from = 0;
+        let _ = self.maps.each(0, range.start, |found| free_from = found.end.min(range.start));
+        let lowest = range.start + PAGE_SIZE;
+        state.marked(MemoryMark::Other).add(free_from..lowest);
     }
 
     /// Records an mmap that was made.
@@ -318,11 +341,14 @@ impl ManagedProgram {
         }
         if is_private_anonymous(flags) {
             self.known.set(&range);
+            if flags & libc::MAP_GROWSDOWN != 0 {
+                self.note_growing(state, &range);
+            }
             if flags & UNUSUAL != 0 {
-                let mark = if flags & libc::MAP_LOCKED != 0 {
-                    MemoryMark::Locked
-                } else {
-                    MemoryMark::Own
+                let mark = match flags {
+                    _ if flags & libc::MAP_LOCKED != 0 => MemoryMark::Locked,
+                    _ if flags & libc::MAP_HUGETLB != 0 => MemoryMark::Own,
+                    _ => MemoryMark::Stack,
                 };
                 state.marked(mark).add(range);
             }

@@ -7,6 +7,10 @@ use core::ops::Range;
 pub struct RangeSet(Vec<Range<usize>>);
 
 impl RangeSet {
+    pub const fn new() -> RangeSet {
+        RangeSet(Vec::new())
+    }
+
     pub fn add(&mut self, range: Range<usize>) {
         if range.is_empty() {
             return;

@@ -10,8 +10,10 @@ use memfold_os::maps::flag;
 /// A reason why memory isn't managed. [`MemoryMark::DontFork`] only keeps it from children.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum MemoryMark {
-    /// Present at the start, a stack, or reported by the gate.
+    /// Present at the start, a stack of a thread, or reported by the gate.
     Own,
+    /// Mapped as a stack (MAP_STACK). The next look decides whether a thread uses it.
+    Stack,
     /// Locked in memory.
     Locked,
     /// Kept from children: managed, and absent in them.
@@ -20,7 +22,7 @@ pub enum MemoryMark {
     Wiped,
     /// Kept from core dumps.
     DontDump,
-    /// Open to merging.
+    /// Open to merging, as all memory of the process (PR_SET_MEMORY_MERGE).
     Mergeable,
     /// Guards, which a touch of meets instead of a page (MADV_GUARD_INSTALL).
     Guard,
@@ -28,8 +30,9 @@ pub enum MemoryMark {
     Other,
 }
 
-pub const MARKS: [MemoryMark; 8] = [
+pub const MARKS: [MemoryMark; 9] = [
     MemoryMark::Own,
+    MemoryMark::Stack,
     MemoryMark::Locked,
     MemoryMark::DontFork,
     MemoryMark::Wiped,
@@ -40,18 +43,18 @@ pub const MARKS: [MemoryMark; 8] = [
 ];
 
 /// Marks by the flags of smaps.
-pub const FLAGS: [(u32, MemoryMark); 6] = [
+pub const FLAGS: [(u32, MemoryMark); 7] = [
     (flag::LOCKED, MemoryMark::Locked),
     (flag::DONT_FORK, MemoryMark::DontFork),
     (flag::WIPE_ON_FORK, MemoryMark::Wiped),
     (flag::DONT_DUMP, MemoryMark::DontDump),
     (flag::MERGEABLE, MemoryMark::Mergeable),
+    (flag::GROWS_DOWN, MemoryMark::Other),
     (
         flag::IO
             | flag::PFN
             | flag::MIXED
             | flag::HUGETLB
-            | flag::GROWS_DOWN
             | flag::DROPPABLE
             | flag::SHADOW_STACK
             | flag::SEALED
@@ -69,6 +72,8 @@ pub struct ProgramState {
     /// Ranges that wait to be taken with the next mappings of the program
     /// ([`ManagedProgram::adopt_later`]).
     pub late: RangeSet,
+    /// Ranges that were too small to be taken ([`ManagedProgram::adopt`]).
+    pub small: RangeSet,
     /// Whether memory that is mapped from now on is locked.
     pub locks_future: bool,
     /// Whether the kernel may merge equal pages of all memory.
@@ -117,6 +122,18 @@ impl ProgramState {
         self.apart.clear();
     }
 
+    /// Returns whether a property that smaps shows of a mapping doesn't keep it from being managed:
+    /// the mapping grows downwards, but its lowest part is marked
+    /// ([`ManagedProgram::note_growing`]), or `madvise` opened it to merging, which adoption ends.
+    pub fn is_undone(&mut self, flags: u32, range: &Range<usize>) -> bool {
+        let first = range.start..range.start + 1;
+        match flags {
+            flag::GROWS_DOWN => !self.marked(MemoryMark::Other).within(&first).is_empty(),
+            flag::MERGEABLE => !self.merges,
+            _ => false,
+        }
+    }
+
     /// Returns the parts of `parts` that may be managed.
     pub fn unmarked(&self, parts: Vec<Range<usize>>) -> Vec<Range<usize>> {
         let never = MARKS.iter().filter(|mark| **mark != MemoryMark::DontFork);
@@ -126,6 +143,7 @@ impl ProgramState {
     /// Removes all marks of a range, because its memory was replaced.
     pub fn forget(&mut self, range: &Range<usize>) {
         self.never.iter_mut().for_each(|never| never.remove(range));
+        self.small.remove(range);
     }
 
     /// Returns what there is in some ranges. `faults` are the parts where the program handles

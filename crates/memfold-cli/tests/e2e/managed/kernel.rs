@@ -98,6 +98,14 @@ fn undumpable_memory_is_folded_on_request_and_else_reported() {
 }
 
 #[test]
+fn private_anonymous_memory_of_each_kind_is_folded() {
+    let kinds = &["statics", "inherited", "stacks", "mergeable", "growing", "zero_device", "small"];
+    assert_right("anonymous", 32, kinds);
+    let flags = &["--resident", "8M", "--paging", "protection"];
+    assert_right_with(flags, "anonymous", 32, kinds);
+}
+
+#[test]
 fn marks_come_and_go_while_threads_use_the_memory() {
     assert_right("marks", 32, &["threads"]);
 }

@@ -124,23 +124,37 @@ fn each_mark_ends_with_its_counterpart() {
         for (begin, end, mark) in [
             (libc::MADV_WIPEONFORK, libc::MADV_KEEPONFORK, MemoryMark::Wiped),
             (libc::MADV_DONTDUMP, libc::MADV_DODUMP, MemoryMark::DontDump),
-            (libc::MADV_MERGEABLE, libc::MADV_UNMERGEABLE, MemoryMark::Mergeable),
         ] {
             let (calls, room) = (Calls(program), Room::new(64));
             let (all, part) = (room.pages(0..64), room.pages(16..32));
             calls.map(&all);
             calls.fold(&all);
-            if calls.advise(&part, begin) == error(Errno::INVAL) {
-                // This kernel has no KSM.
-                assert_eq!((mark, calls.managed(&all)), (MemoryMark::Mergeable, [all].to_vec()));
-                continue;
-            }
+            assert_eq!(calls.advise(&part, begin), 0);
             assert_eq!(calls.managed(&all), [room.pages(0..16), room.pages(32..64)]);
             assert_eq!(marked(calls, mark, &all), [part.clone()]);
             assert_eq!(calls.advise(&part, end), 0);
             assert_eq!(calls.managed(&all), [all.clone()]);
             assert_eq!(calls.read(&all), numbers(0..64));
         }
+    });
+}
+
+#[test]
+fn memory_open_to_merging_stays_managed() {
+    each_paging(|program| {
+        let (calls, room) = (Calls(program), Room::remote(64));
+        let (all, part) = (room.pages(0..32), room.pages(8..16));
+        calls.map(&all);
+        calls.fold(&all);
+        // A kernel without KSM refuses the advice.
+        let done = calls.advise(&part, libc::MADV_MERGEABLE);
+        assert!([0, error(Errno::INVAL)].contains(&done), "{done}");
+        assert_eq!(calls.managed(&all), [all.clone()]);
+        assert!(marked(calls, MemoryMark::Mergeable, &all).is_empty());
+        calls.unmap(&room.pages(32..64));
+        let refused = calls.advise(&room.pages(30..40), libc::MADV_MERGEABLE);
+        assert_eq!(refused, if done == 0 { error(Errno::NOMEM) } else { done });
+        assert_eq!(calls.read(&all), numbers(0..32));
     });
 }
 

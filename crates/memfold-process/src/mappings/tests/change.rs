@@ -1,10 +1,11 @@
 //! `mmap`, `munmap`, `mremap`, `mprotect`, `mlock`: the managed ranges, the marks, and the contents
 //! afterwards.
 use crate::fixture::{Calls, Room, each_paging, each_paging_alone, error, numbers};
-use crate::marks::state::MemoryMark;
+use crate::marks::state::{MemoryMark, ProgramState};
 use memfold::known::TOP;
 use memfold_os::Errno;
 use memfold_os::units::PAGE_SIZE;
+use std::os::fd::AsRawFd;
 use std::vec::Vec;
 
 const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;
@@ -21,16 +22,53 @@ fn new_memory_is_managed_from_the_start() {
 }
 
 #[test]
+fn lowest_page_of_growing_memory_stays_unmanaged() {
+    each_paging(|program| {
+        let (calls, room) = (Calls(program), Room::remote(128));
+        let all = room.pages(64..128);
+        assert_eq!(calls.unmap(&room.pages(0..128)), 0);
+        assert_eq!(calls.map_with(&all, PLAIN, libc::MAP_GROWSDOWN), all.start as isize);
+        assert_eq!(calls.managed(&all), [room.pages(65..128)]);
+        // The addresses into which it grows.
+        let marked =
+            |state: &mut ProgramState| state.marked(MemoryMark::Other).within(&room.pages(0..128));
+        assert_eq!(calls.with_state(marked), [room.pages(0..65)]);
+        calls.map(&room.pages(0..32));
+    });
+}
+
+#[test]
+fn private_memory_of_the_zero_device_is_taken() {
+    each_paging(|program| {
+        let (calls, room) = (Calls(program), Room::new(64));
+        let all = room.pages(0..64);
+        for (path, managed) in
+            [("/dev/zero", [all.clone()].to_vec()), ("/proc/self/exe", [].into())]
+        {
+            let file = std::fs::File::open(path).unwrap();
+            let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+            let args = [
+                all.start,
+                all.len(),
+                PLAIN as usize,
+                flags as usize,
+                file.as_raw_fd() as usize,
+                0,
+            ];
+            assert_eq!(calls.call(libc::SYS_mmap, args), all.start as isize);
+            assert_eq!(calls.managed(&all), managed, "{path}");
+        }
+    });
+}
+
+#[test]
 fn special_memory_stays_unmanaged() {
     each_paging(|program| {
         let (calls, room) = (Calls(program), Room::new(64));
         let all = room.pages(0..64);
-        for (access, flags) in [
-            (libc::PROT_READ, 0),
-            (libc::PROT_NONE, 0),
-            (PLAIN, libc::MAP_STACK),
-            (PLAIN, libc::MAP_GROWSDOWN),
-        ] {
+        for (access, flags) in
+            [(libc::PROT_READ, 0), (libc::PROT_NONE, 0), (PLAIN, libc::MAP_STACK)]
+        {
             assert_eq!(calls.map_with(&all, access, flags), all.start as isize);
             assert!(calls.managed(&all).is_empty(), "{access} {flags}");
         }
