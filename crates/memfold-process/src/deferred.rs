@@ -6,10 +6,10 @@
 //! processes without an engine together may use [`RUN_SHARE`] of the limit. Programs that can
 //! continue only while they have one thread, such as a browser's zygote, mostly use less.
 //!
-//! - **Nothing is missed.** Memory that was there before the engine is never folded, but for static
-//!   memory. That is little, because all growth is counted here. No call is in progress whose buffers are unknown, because
-//!   the process has one thread: it gets its engine before it gets a second one. A child of `vfork`
-//!   makes no engine, because it is another process in the same memory.
+//! - **Nothing is missed.** What the program maps without an engine is noted (`marks/statics.rs`).
+//!   No call is in progress whose buffers are unknown, because the process has one thread: it gets
+//!   its engine before it gets a second one. A child of `vfork` makes no engine, because it is
+//!   another process in the same memory.
 //! - **The engine can still be made.** It is made at once before a call that gives up rights
 //!   (`chroot`, `setuid`, a filter), and before a fork of a process that has more than
 //!   [`SMALL_BYTES`].
@@ -93,6 +93,7 @@ fn bound(config: &Config) -> u64 {
 /// it.
 pub fn wait(config: Config, room: usize) {
     BREAK.store(program_break(), Relaxed);
+    statics::begin(program_break());
     ROOM.store(room, Relaxed);
     *WAITING.lock() = Some((config, process_id()));
 }
@@ -182,6 +183,10 @@ fn growth(nr: usize, args: &[usize; 6], heap_end: usize) -> usize {
 /// if the process grows too much by the call, or if only an engine can make it.
 pub fn see(nr: usize, args: &[usize; 6]) {
     let grows = growth(nr, args, BREAK.load(Relaxed));
+    if nr as i64 == libc::SYS_ioctl && grows > 0 && child().is_none() {
+        // The gate asked for this before there was an engine to hold it.
+        statics::keep_named(args[2]);
+    }
     if nr as i64 == libc::SYS_brk && args[0] != 0 {
         BREAK.store(args[0], Relaxed);
     }
@@ -194,6 +199,13 @@ pub fn see(nr: usize, args: &[usize; 6]) {
         ROOM.fetch_sub(grows, Relaxed);
     } else {
         begin();
+    }
+}
+
+/// Notes a call that changes mappings after a waiting process has made it.
+pub fn seen(nr: usize, args: &[usize; 6], made: isize) {
+    if is_waiting() && child().is_none() {
+        statics::note_call(nr, args, made);
     }
 }
 

@@ -2,6 +2,7 @@
 use crate::diagnostics::{self, warn_once};
 use crate::lending::borrower;
 use crate::mappings::call::NO_MEMORY;
+use crate::mappings::zero_device;
 use crate::marks::state::MemoryMark;
 use crate::marks::statics;
 use crate::program::{LOST, ManagedProgram, get, lost, moves_lost, number_least};
@@ -321,12 +322,15 @@ impl Keeper for ProgramKeeper {
         args: &[usize; 6],
         make: &mut dyn FnMut(&[usize; 6]) -> isize,
     ) -> isize {
+        let args = &zero_device::without_file(nr, args);
         if deferred::is_waiting() {
             deferred::see(nr, args);
         }
         let mut make = LentCall(make);
         let Some(gated) = get() else {
-            return if moves_lost(nr, args) { NO_MEMORY } else { make.make(args) };
+            let made = if moves_lost(nr, args) { NO_MEMORY } else { make.make(args) };
+            deferred::seen(nr, args, made);
+            return made;
         };
         let made = gated.change(nr, args, &mut |args| make.make(args));
         sampling::note_mapping(nr, args, made);

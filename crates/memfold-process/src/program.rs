@@ -27,7 +27,6 @@ use memfold_os::Errno;
 use memfold_os::maps::copied::CopyMark;
 use memfold_os::maps::lookup::Maps;
 use memfold_os::maps::pagemap::Pagemap;
-use memfold_os::maps::zero_device;
 use memfold_os::maps::{Smaps, each_area};
 use memfold_os::memory::zone::{freeze_list, overlaps_own, unfreeze_list};
 use memfold_os::sync::Mutex;
@@ -166,7 +165,6 @@ pub fn try_open(config: &Config) -> Result<(), LackingEngine> {
 }
 
 fn opened(config: &Config) -> Result<OpenedFiles, LackingEngine> {
-    zero_device::note();
     let least = number_least();
     let number = |e: Errno| format!("Numbering a descriptor failed: {e}");
     let paging = Paging::open(config, least)?;

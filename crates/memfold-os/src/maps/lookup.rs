@@ -2,7 +2,7 @@
 //! reading the whole map. Older kernels need the whole map.
 use crate::Errno;
 use crate::maps::own::OwnFile;
-use crate::maps::{Vma, each_area_in, zero_device};
+use crate::maps::{Vma, each_area_in};
 use crate::raw::ioctl;
 use crate::sync::Mutex;
 use core::ops::ControlFlow;
@@ -52,7 +52,7 @@ pub struct FoundVma {
     pub start: usize,
     /// First byte past it.
     pub end: usize,
-    /// Private memory without a file, or of `/dev/zero`.
+    /// Private memory without a file.
     pub anonymous: bool,
     /// Its access, as the flags of mprotect.
     pub access: i32,
@@ -127,8 +127,7 @@ impl Maps {
             each(FoundVma {
                 start: area.area_start as usize,
                 end: at,
-                anonymous: area.area_flags & SHARED == 0
-                    && zero_device::is_no_file(area.device, area.inode),
+                anonymous: area.area_flags & SHARED == 0 && area.inode == 0,
                 // The bits are those of mprotect.
                 access: access as i32,
             });
@@ -163,7 +162,7 @@ fn found(area: &Vma) -> FoundVma {
     FoundVma {
         start: area.start,
         end: area.end,
-        anonymous: area.private && zero_device::is_no_file(area.device, area.inode),
+        anonymous: area.private && area.inode == 0,
         access,
     }
 }

@@ -3,7 +3,6 @@
 //! The kernel's text is not one snapshot. An area that exists the whole time is reported exactly
 //! once. An area that is added, removed or changed meanwhile may be missed or reported in part.
 pub mod own;
-pub mod zero_device;
 pub mod lookup;
 pub mod pagemap;
 pub mod copied;
@@ -97,8 +96,6 @@ pub struct Vma {
     pub executable: bool,
     /// Writes stay in this process (MAP_PRIVATE).
     pub private: bool,
-    /// Device of the mapped file's file system.
-    pub device: [u32; 2],
     /// Inode of the mapped file; 0 for none.
     pub inode: u64,
     name: [u8; NAME_LEN_MAX],
@@ -119,13 +116,12 @@ impl Vma {
     }
 
     /// Returns whether it is private memory with no file behind it, by any name (heap, stack, plain
-    /// `mmap`), or of `/dev/zero`. `[vdso]`, `[vvar]` and similar areas belong to the kernel, and are not.
+    /// `mmap`). `[vdso]`, `[vvar]` and similar areas belong to the kernel, and are not.
     pub fn is_private_anonymous(&self) -> bool {
         let name = self.name();
         let plain =
             name.is_empty() || name == b"[heap]" || self.is_stack() || name.starts_with(b"[anon:");
-        let is_of_zeros = self.inode != 0 && zero_device::is_no_file(self.device, self.inode);
-        self.private && (self.inode == 0 && plain || is_of_zeros)
+        self.private && self.inode == 0 && plain
     }
 
     /// Returns its access, as the flags of mprotect.
@@ -148,10 +144,7 @@ impl Vma {
         let dash = range.iter().position(|&b| b == b'-')?;
         let (start, end) = (hex(&range[..dash])?, hex(&range[dash + 1..])?);
         let &[r, w, x, p] = fields.next()? else { return None };
-        let device = fields.nth(1)?;
-        let colon = device.iter().position(|&b| b == b':')?;
-        let (major, minor) = (hex(&device[..colon])?, hex(&device[colon + 1..])?);
-        let inode = decimal(fields.next()?)?;
+        let inode = decimal(fields.nth(2)?)?;
         let path = fields.rest.trim_ascii_start();
         let mut area = Vma {
             start: start as usize,
@@ -160,7 +153,6 @@ impl Vma {
             writable: w == b'w',
             executable: x == b'x',
             private: p == b'p',
-            device: [major as u32, minor as u32],
             inode,
             name: [0; NAME_LEN_MAX],
             name_len: path.len().min(NAME_LEN_MAX) as u8,

@@ -2,6 +2,7 @@
 pub mod call;
 pub mod advice;
 pub mod given;
+pub mod zero_device;
 mod locks;
 mod remap;
 pub mod change;

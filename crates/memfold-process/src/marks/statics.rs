@@ -1,7 +1,8 @@
 //! Static memory of the program and its libraries, and what the kernel keeps addresses of.
 //!
-//! Memory from before the engine is not folded, because the kernel or the dynamic linker may use
-//! any of it: thread control blocks, robust lists, the heap of the linker. Zero-initialised static
+//! Memory from before the program is not folded, because the kernel or the dynamic linker may use
+//! any of it: thread control blocks, robust lists, the heap of the linker. What a program maps
+//! before it has an engine is noted, and can be folded. Zero-initialised static
 //! memory (.bss) is an exception: the program headers say where it is, so it has nothing else in
 //! it. It may be most of a program, and no call maps it. Initialised static memory (.data) belongs
 //! to a private file mapping, which userfaultfd doesn't register.
@@ -18,6 +19,8 @@ use memfold_os::maps::each_area;
 use memfold_os::sync::Mutex;
 use memfold_os::units::PAGE_SIZE;
 
+/// The advice that installs guard pages (Linux 6.13).
+const MADV_GUARD_INSTALL: i32 = 102;
 /// Smaller .bss is left alone.
 const SMALL_BYTES: usize = 64 << 10;
 
@@ -27,6 +30,10 @@ struct StaticMemory {
     bytes: usize,
     /// Zero-initialised static memory that can be folded.
     zeros: RangeSet,
+    /// Memory that the program has mapped since.
+    mapped: RangeSet,
+    /// The program's heap from here on is of that kind too; 0 before [`begin`].
+    heap: usize,
     /// Memory that the kernel may write to at any time, and that the gate reported before there was
     /// an engine.
     kept: RangeSet,
@@ -36,7 +43,13 @@ static MEMORY: Mutex<StaticMemory> = Mutex::new(StaticMemory::new());
 
 impl StaticMemory {
     const fn new() -> StaticMemory {
-        StaticMemory { bytes: 0, zeros: RangeSet::new(), kept: RangeSet::new() }
+        StaticMemory {
+            bytes: 0,
+            zeros: RangeSet::new(),
+            mapped: RangeSet::new(),
+            heap: 0,
+            kept: RangeSet::new(),
+        }
     }
 
     /// Adds zero-initialised memory, unless it is small or memfold's own.
@@ -44,6 +57,46 @@ impl StaticMemory {
         let is_own = zeros.start < own.end && own.start < zeros.end;
         if !is_own && zeros.start < zeros.end && zeros.len() >= SMALL_BYTES && zeros.end <= TOP {
             self.zeros.add(zeros);
+        }
+    }
+
+    fn note_call(
+        &mut self,
+        nr: i64,
+        args: &[usize; 6],
+        pages: &dyn Fn(usize, usize) -> Range<usize>,
+        made: usize,
+    ) {
+        let [start, len, ..] = *args;
+        match nr {
+            libc::SYS_mmap => {
+                let (flags, new) = (args[3] as i32, pages(made, len));
+                let is_stack = flags & (libc::MAP_STACK | libc::MAP_GROWSDOWN) != 0;
+                self.mapped.remove(&new);
+                let is_anonymous = flags & libc::MAP_ANONYMOUS != 0;
+                if flags & libc::MAP_TYPE == libc::MAP_PRIVATE && is_anonymous && !is_stack {
+                    self.mapped.add(new);
+                }
+            }
+            libc::SYS_mremap => {
+                let old = pages(start, len);
+                let was_mapped = len > 0 && self.mapped.cut_out_of([old.clone()].into()).is_empty();
+                let new = pages(made, args[2]);
+                self.mapped.remove(&old);
+                self.mapped.remove(&new);
+                if was_mapped {
+                    self.mapped.add(new);
+                }
+            }
+            libc::SYS_brk if made > self.heap => {
+                self.mapped.add(pages(self.heap, made - self.heap))
+            }
+            libc::SYS_munmap => self.mapped.remove(&pages(start, len)),
+            // The engine would not know of these guards.
+            libc::SYS_madvise if args[2] as i32 == MADV_GUARD_INSTALL => {
+                self.mapped.remove(&pages(start, len));
+            }
+            _ => {}
         }
     }
 
@@ -148,11 +201,34 @@ pub fn keep(range: Range<usize>) {
     MEMORY.lock().kept.add(range);
 }
 
+/// Records the argument of a call that is in progress while the engine is made.
+pub fn keep_named(at: usize) {
+    let start = at & !(PAGE_SIZE - 1);
+    keep(start..start.saturating_add(2 * PAGE_SIZE));
+}
+
+/// Begins to note what the program maps. Its heap ends at `heap`.
+pub fn begin(heap: usize) {
+    MEMORY.lock().heap = heap.next_multiple_of(PAGE_SIZE);
+}
+
+/// Notes a call of a process without an engine that has changed mappings, and returned `made`. A
+/// child of vfork doesn't call this. What it maps is not folded.
+pub fn note_call(nr: usize, args: &[usize; 6], made: isize) {
+    if (-4095..0).contains(&made) {
+        return;
+    }
+    let pages =
+        |start: usize, len: usize| start..start.saturating_add(len).next_multiple_of(PAGE_SIZE);
+    MEMORY.lock().note_call(nr as i64, args, &pages, made as usize);
+}
+
 /// Returns the parts of `present`, which is there before the engine, that can't be folded.
 pub fn never_folded(present: Range<usize>) -> RangeSet {
     let memory = MEMORY.lock();
     let mut never = RangeSet::new();
-    memory.zeros.cut_out_of([present.clone()].into()).into_iter().for_each(|part| never.add(part));
+    let others = memory.mapped.cut_out_of(memory.zeros.cut_out_of([present.clone()].into()));
+    others.into_iter().for_each(|part| never.add(part));
     memory.kept.within(&present).into_iter().for_each(|part| never.add(part));
     never
 }
@@ -196,6 +272,39 @@ mod tests {
         let of_threads = libc::Elf64_Phdr { p_type: libc::PT_TLS, ..segment(0x3000, 0, 0x40000) };
         assert!(zeros(0, &[constant, of_threads]).is_empty());
         assert!(zeros(0, &[segment(0x3000, 0x40000, 0x40000)]).is_empty(), "no zeros");
+    }
+
+    fn mapped_after(calls: &[(i64, [usize; 6], isize)]) -> Vec<Range<usize>> {
+        const START: usize = 0x10_0000;
+        let mut memory = StaticMemory { heap: 0x5_0000, ..StaticMemory::new() };
+        let pages = |start: usize, len: usize| start..(start + len).next_multiple_of(PAGE_SIZE);
+        let map = [0, 0x10_0000, 0, (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize, 0, 0];
+        memory.note_call(libc::SYS_mmap, &map, &pages, START);
+        for (nr, args, made) in calls {
+            memory.note_call(*nr, args, &pages, *made as usize);
+        }
+        memory.mapped.take()
+    }
+
+    #[test]
+    fn what_the_program_maps_before_the_engine_is_known() {
+        let unmap = (libc::SYS_munmap, [0x11_0000, 0xfff, 0, 0, 0, 0], 0);
+        assert_eq!(mapped_after(&[unmap]), [0x10_0000..0x11_0000, 0x11_1000..0x20_0000]);
+        let file = [0, 0x1000, 0, (libc::MAP_PRIVATE | libc::MAP_FIXED) as usize, 3, 0];
+        let fixed = (libc::SYS_mmap, file, 0x10_0000);
+        assert_eq!(mapped_after(&[fixed]), [0x10_1000..0x20_0000]);
+        let shared =
+            (libc::SYS_mmap, [0, 0x1000, 0, libc::MAP_SHARED_VALIDATE as usize, 3, 0], 0x10_0000);
+        assert_eq!(mapped_after(&[shared]), [0x10_1000..0x20_0000]);
+        let moved = (libc::SYS_mremap, [0x10_0000, 0x8_0000, 0x9_0000, 1, 0, 0], 0x30_0000);
+        assert_eq!(mapped_after(&[moved]), [0x18_0000..0x20_0000, 0x30_0000..0x39_0000]);
+        let unknown = (libc::SYS_mremap, [0x1f_0000, 0x2_0000, 0x2_0000, 1, 0, 0], 0x30_0000);
+        assert_eq!(mapped_after(&[unknown]), [0x10_0000..0x1f_0000], "in part of another kind");
+        let heap = |end| (libc::SYS_brk, [end, 0, 0, 0, 0, 0], end as isize);
+        assert_eq!(mapped_after(&[heap(0x4_0000)]), [0x10_0000..0x20_0000]);
+        assert_eq!(mapped_after(&[heap(0x6_0000)]), [0x5_0000..0x6_0000, 0x10_0000..0x20_0000]);
+        let guards = (libc::SYS_madvise, [0x10_0000, 0x1000, 102, 0, 0, 0], 0);
+        assert_eq!(mapped_after(&[guards]), [0x10_1000..0x20_0000]);
     }
 
     #[test]

@@ -216,21 +216,28 @@ fn measure_shared(rollup: Option<&Rollup>, pager: &Pager, level: &mut SizeLevel,
         moved_bytes: process_size::faulted_bytes() + (loaded << PAGE_SHIFT),
         anonymous: level.anonymous,
     };
+    let mut is_less = false;
     if level.sharing.is_due(&now) {
         let begin = cpu_ns();
         let shared = rollup.map_or_else(SharedMemory::default, Rollup::shared_memory);
         let cost_ns = cpu_ns() - begin;
         stats::add(&pager.stats().sharing_measured, 1);
+        let before = level.sharing.others;
         if level.sharing.note(&now, shared.bytes, shared.others_bytes, cost_ns) {
             member::send(News::SHARING);
         }
         member::set_shares_memory(level.sharing.is_sharing());
+        is_less = level.sharing.others < before;
     }
     let SharingWatch { bytes, others, .. } = level.sharing;
     if !level.sharing.is_sharing() {
+        // No look comes here again before the next fork.
         pager.fork().note_private();
     } else if bytes > 0 {
         pager.fork().note_shared(bytes, bytes - others, member::sharers());
+    }
+    if is_less {
+        pager.fork().note_less_shared();
     }
 }
 

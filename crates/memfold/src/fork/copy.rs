@@ -285,6 +285,14 @@ impl Fork<'_> {
         self.to_unshare.note_private();
     }
 
+    /// This process shares less memory than before. So pages that could not be folded are tried
+    /// again.
+    pub fn note_less_shared(&self) {
+        if Limits(self.0).refused() > 0 {
+            self.requests.reclaim();
+        }
+    }
+
     /// The first part of the end of [`Fork::begin_copy`]: there may be requests to background threads
     /// again, which wait for the pauses.
     ///

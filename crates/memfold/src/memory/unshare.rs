@@ -37,6 +37,8 @@ pub enum Sharing {
 /// For this long after a fork, a page that can't be moved is probably shared by it, if nothing else
 /// is known.
 const SHARED_NS: u64 = 1_000_000_000;
+/// For this long after the end of all sharing, a page that can't be moved was probably shared.
+const PRIVATE_NS: u64 = 10_000_000_000;
 
 impl ToUnshare {
     /// Makes an empty set.
@@ -67,10 +69,11 @@ impl ToUnshare {
         self.until_ns.store(u64::MAX, SeqCst);
     }
 
-    /// Records that the process shares no memory any more.
+    /// Records that the process shares no memory any more. The kernel still moves none of the pages
+    /// that were shared, until they are written to.
     pub fn note_private(&self) {
         self.sharing.store(Sharing::Few as u8, SeqCst);
-        self.until_ns.store(0, SeqCst);
+        self.until_ns.store(now_ns() + PRIVATE_NS, SeqCst);
     }
 
     /// Returns whether a page that can't be moved is probably shared by so many processes that it

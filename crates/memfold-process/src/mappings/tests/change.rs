@@ -5,7 +5,6 @@ use crate::marks::state::{MemoryMark, ProgramState};
 use memfold::known::TOP;
 use memfold_os::Errno;
 use memfold_os::units::PAGE_SIZE;
-use std::os::fd::AsRawFd;
 use std::vec::Vec;
 
 const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;
@@ -34,30 +33,6 @@ fn lowest_page_of_growing_memory_stays_unmanaged() {
             |state: &mut ProgramState| state.marked(MemoryMark::Other).within(&room.pages(0..128));
         assert_eq!(calls.with_state(marked), [room.pages(0..65)]);
         calls.map(&room.pages(0..32));
-    });
-}
-
-#[test]
-fn private_memory_of_the_zero_device_is_taken() {
-    each_paging(|program| {
-        let (calls, room) = (Calls(program), Room::new(64));
-        let all = room.pages(0..64);
-        for (path, managed) in
-            [("/dev/zero", [all.clone()].to_vec()), ("/proc/self/exe", [].into())]
-        {
-            let file = std::fs::File::open(path).unwrap();
-            let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
-            let args = [
-                all.start,
-                all.len(),
-                PLAIN as usize,
-                flags as usize,
-                file.as_raw_fd() as usize,
-                0,
-            ];
-            assert_eq!(calls.call(libc::SYS_mmap, args), all.start as isize);
-            assert_eq!(calls.managed(&all), managed, "{path}");
-        }
     });
 }
 
