@@ -27,8 +27,8 @@ fn marks_by_a_bare_instruction_are_kept() {
 }
 
 #[test]
-fn another_process_reads_no_wrong_byte_of_folded_memory() {
-    assert_right("observers", 32, &["other_process_refused"]);
+fn another_process_of_the_run_reads_and_writes_folded_memory() {
+    assert_right("observers", 32, &["other_process"]);
 }
 
 #[test]
