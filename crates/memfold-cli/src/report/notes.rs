@@ -92,7 +92,7 @@ mod tests {
         let (tables, mut notes) = (tables(), RunNotes::default());
         let process = claim(&tables, 1);
         let stats = process.stats();
-        let mut at = |notes: &mut RunNotes, now_s: u64, folding_ms: u64, own_ms: u64| {
+        let at = |notes: &mut RunNotes, now_s: u64, folding_ms: u64, own_ms: u64| {
             stats.folding_ns.fetch_add(folding_ms * 1_000_000, Relaxed);
             stats.own_ns.fetch_add(own_ms * 1_000_000, Relaxed);
             notes.line(&tables, now_s * S)
