@@ -6,6 +6,7 @@ use crate::maps::pagemap::Pagemap;
 use crate::memory::zone::Zone;
 use crate::protection::{Protection, ProtectionSpace};
 use crate::raw::{self, is_resident, system_call};
+use crate::thread::yield_now;
 use crate::transfer::uring::has_uring;
 use crate::uffd::space::Space;
 use crate::uffd::{OpenError, Uffd, feature};
@@ -15,6 +16,9 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use rustix::fd::AsRawFd;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+/// How often [`hides`] tries to take a page.
+const TRIES: usize = 1000;
 
 /// Makes a zone of one page, written to.
 fn page(byte: u8) -> Result<Zone, Errno> {
@@ -74,8 +78,14 @@ pub fn hides() -> Result<bool, Errno> {
     let [home, to] = [zone.start(), shown.start()];
     // SAFETY: this function owns both, and no thread touches the hidden page.
     unsafe {
-        if space.take_by_copy(home, to as *mut u8, PAGE_SIZE) < PAGE_SIZE {
-            return Err(Errno::OPNOTSUPP);
+        // The kernel may keep a page for a moment that another CPU has in a batch.
+        let mut tries = 0;
+        while space.take_by_copy(home, to as *mut u8, PAGE_SIZE) < PAGE_SIZE {
+            tries += 1;
+            if tries == TRIES {
+                return Err(Errno::OPNOTSUPP);
+            }
+            yield_now();
         }
         space.copy(home, to as *const u8, PAGE_SIZE, false).map_err(|_| Errno::IO)?;
         assert!(zone.as_ptr().read() == 77, "memfold: Paging by protection has lost a byte");

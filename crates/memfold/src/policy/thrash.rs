@@ -59,9 +59,13 @@ impl FoldingGain {
         self.folded.saturating_sub(self.takes) as f64 / self.plain.max(1) as f64
     }
 
+    /// Returns whether so much was stored that the compression ratio counts.
+    fn is_known(&self) -> bool {
+        self.stored >= self.plain / STORED_SHARE
+    }
+
     fn shrinks_well(&self) -> bool {
-        self.stored < self.plain / STORED_SHARE
-            || (self.takes as f64) < self.stored as f64 * SHRINKS_WELL
+        !self.is_known() || (self.takes as f64) < self.stored as f64 * SHRINKS_WELL
     }
 }
 
@@ -107,7 +111,7 @@ impl ThrashJudge {
         let most = gain.resident + gain.resident / STEP;
         if now.fault_ns > LEAST_NS && is_past(now) && is_past(lately) && !gain.shrinks_well() {
             self.rise(most);
-        } else if gain.shrinks_well() {
+        } else if gain.is_known() && gain.shrinks_well() {
             self.fall();
         }
         self.floor = self.floor.min(most);
@@ -168,6 +172,17 @@ mod tests {
         assert_eq!(thrash.judge(cost(900, 35), &POOR), 25 * MIB);
         let little = FoldingGain { resident: 4 * MIB, ..POOR };
         assert_eq!(thrash.judge(cost(901, 135), &little), 5 * MIB);
+    }
+
+    /// What stays has no stored copy then, so nothing is known of it.
+    #[test]
+    fn floor_stays_while_little_is_stored() {
+        let mut thrash = ThrashJudge::default();
+        assert_eq!(thrash.judge(cost(900, 35), &POOR), 25 * MIB);
+        let little = FoldingGain { folded: 0, stored: 10 * MIB, takes: MIB, ..POOR };
+        for n in 1..2000 {
+            assert_eq!(thrash.judge(cost(900, 35 + 30 * n), &little), 25 * MIB);
+        }
     }
 
     /// The incompressible data may be gone, or only rest.
