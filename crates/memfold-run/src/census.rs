@@ -63,7 +63,7 @@ impl Census {
     ///
     /// A process that had a slot at the last look is not counted. It is about to end, or its engine
     /// is about to start anew and to take a slot again. Nor is a new child of a process with a slot
-    /// in its first [`LOOKS_YOUNG`] looks. What it has is mostly its parent's, until it takes a slot
+    /// in its first `LOOKS_YOUNG` looks. What it has is mostly its parent's, until it takes a slot
     /// or executes a program.
     ///
     /// `with_slots` returns the processes that have a slot according to the tables, with the user

@@ -216,18 +216,17 @@ fn measure_shared(rollup: Option<&Rollup>, pager: &Pager, level: &mut SizeLevel,
         moved_bytes: process_size::faulted_bytes() + (loaded << PAGE_SHIFT),
         anonymous: level.anonymous,
     };
-    let mut is_less = false;
+    let mut is_measured = false;
     if level.sharing.is_due(&now) {
         let begin = cpu_ns();
         let shared = rollup.map_or_else(SharedMemory::default, Rollup::shared_memory);
         let cost_ns = cpu_ns() - begin;
         stats::add(&pager.stats().sharing_measured, 1);
-        let before = level.sharing.others;
         if level.sharing.note(&now, shared.bytes, shared.others_bytes, cost_ns) {
             member::send(News::SHARING);
         }
         member::set_shares_memory(level.sharing.is_sharing());
-        is_less = level.sharing.others < before;
+        is_measured = true;
     }
     let SharingWatch { bytes, others, .. } = level.sharing;
     if !level.sharing.is_sharing() {
@@ -236,8 +235,8 @@ fn measure_shared(rollup: Option<&Rollup>, pager: &Pager, level: &mut SizeLevel,
     } else if bytes > 0 {
         pager.fork().note_shared(bytes, bytes - others, member::sharers());
     }
-    if is_less {
-        pager.fork().note_less_shared();
+    if is_measured {
+        pager.fork().retry_shared();
     }
 }
 

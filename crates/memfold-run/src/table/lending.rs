@@ -9,8 +9,8 @@
 //! | `owner` | `state` | means |
 //! |---|---|---|
 //! | 0 | any | The request is free |
-//! | a borrower | [`ASKED`] of this use | The lender is to hold the ranges |
-//! | a borrower | [`HELD`] of this use | The lender holds the first `held` bytes of them |
+//! | a borrower | `ASKED` of this use | The lender is to hold the ranges |
+//! | a borrower | `HELD` of this use | The lender holds the first `held` bytes of them |
 //! | a borrower | anything else | The borrower writes the ranges |
 //!
 //! - **Only the lender's first engine thread makes `ASKED` to `HELD`**, and only for the use that it

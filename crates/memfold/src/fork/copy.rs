@@ -285,9 +285,8 @@ impl Fork<'_> {
         self.to_unshare.note_private();
     }
 
-    /// This process shares less memory than before. So pages that could not be folded are tried
-    /// again.
-    pub fn note_less_shared(&self) {
+    /// Pages that could not be folded are tried again, because it is known anew what is shared.
+    pub fn retry_shared(&self) {
         if Limits(self.0).refused() > 0 {
             self.requests.reclaim();
         }

@@ -191,7 +191,8 @@ impl Residency<'_> {
     /// may have written to other blocks of the folio since.
     fn refuse(&self, guard: &mut ShardGuard<'_>, key: u64) {
         let mut id = self.table.find(guard, key).expect("a folio covers what it covered");
-        let is_shared = self.to_unshare.is_shared_by_many();
+        // Pages of a new fork are tried again once more is known of it.
+        let is_shared = self.to_unshare.is_shared_by_many() || self.to_unshare.is_new();
         if is_shared {
             let order = self.table.get(guard, id).order();
             id =
