@@ -95,7 +95,7 @@ impl Default for ThrashJudge {
 
 impl ThrashJudge {
     /// Judges anew, and returns how much uncompressed memory stays, bytes: 0 if the bounds alone
-    /// decide. It falls again once the data shrinks well. It is never much more than is resident, so
+    /// decide. It falls again once the data shrinks well. It is never much more than all memory, so
     /// that what the program frees is not kept for other data.
     pub fn judge(&mut self, now: FoldingCost, gain: &FoldingGain) -> u64 {
         if now.fault_ns + now.own_ns < self.last.fault_ns + self.last.own_ns + APART_NS {
@@ -108,13 +108,12 @@ impl ThrashJudge {
         };
         let most = SLOWDOWN_LEAST.max(SLOWDOWN_FOR_ALL * gain.share());
         let is_past = |cost: FoldingCost| cost.fault_ns as f64 > cost.own_ns as f64 * most;
-        let most = gain.resident + gain.resident / STEP;
         if now.fault_ns > LEAST_NS && is_past(now) && is_past(lately) && !gain.shrinks_well() {
-            self.rise(most);
+            self.rise(gain.resident + gain.resident / STEP);
         } else if gain.is_known() && gain.shrinks_well() {
             self.fall();
         }
-        self.floor = self.floor.min(most);
+        self.floor = self.floor.min(gain.plain + gain.plain / STEP);
         self.floor
     }
 
@@ -170,7 +169,7 @@ mod tests {
     fn what_is_freed_is_not_kept() {
         let mut thrash = ThrashJudge::default();
         assert_eq!(thrash.judge(cost(900, 35), &POOR), 25 * MIB);
-        let little = FoldingGain { resident: 4 * MIB, ..POOR };
+        let little = FoldingGain { plain: 4 * MIB, resident: 4 * MIB, ..POOR };
         assert_eq!(thrash.judge(cost(901, 135), &little), 5 * MIB);
     }
 
