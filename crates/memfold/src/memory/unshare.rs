@@ -51,8 +51,8 @@ impl ToUnshare {
         }
     }
 
-    /// Records that the process has just forked, and that nobody will say how many processes share
-    /// pages.
+    /// Records that the process has just forked. For owners that don't count the processes that share
+    /// pages: they don't call [`ToUnshare::note_shared`].
     pub fn note_fork(&self) {
         self.until_ns.fetch_max(now_ns() + SHARED_NS, SeqCst);
     }

@@ -187,8 +187,8 @@ impl Residency<'_> {
     }
 
     /// Records that the page at `key` can't be evicted. If that is lasting, its folio is refused.
-    /// If a fork shares the page with many processes, only the page's block is refused. The program
-    /// may have written to other blocks of the folio since.
+    /// If a fork shares the page with many processes, or is new, only the page's block is refused.
+    /// The program may have written to other blocks of the folio since.
     fn refuse(&self, guard: &mut ShardGuard<'_>, key: u64) {
         let mut id = self.table.find(guard, key).expect("a folio covers what it covered");
         // Pages of a new fork are tried again once more is known of it.
