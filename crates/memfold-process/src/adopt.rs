@@ -568,6 +568,26 @@ impl ManagedProgram {
         }
     }
 
+    /// Prepares a child of fork for writes to what it shares. If the run has room for copies of all
+    /// of it, the child is charged with them already. Otherwise all of its memory is managed from
+    /// now on, and each copy is charged when it is made. The caller is the program's only thread.
+    pub fn charge_copies(&self, state: &mut ProgramState) {
+        let pays = !state.level.is_prepaid() && !self.paging.hides();
+        if pays && !self.is_managing() {
+            engine::have_done(|| {
+                self.start_threads(state, true);
+                if state.has_threads() {
+                    self.adopt_all(state);
+                }
+            });
+        }
+        if let Err(e) = self.pager.fork().charge_copies(pays) {
+            diagnostics::warn(format_args!(
+                "warning: Memory of a child of fork can't be protected ({e}). Its copies of shared memory are noticed late"
+            ));
+        }
+    }
+
     /// Runs the part of the first engine thread in a child of fork.
     pub fn begin_as_child(&self, stats: &'static Stats) {
         // SAFETY: the thread that forked holds the lock and waits for this thread, so no other
@@ -578,7 +598,7 @@ impl ManagedProgram {
         self.pager.fork().begin_as_child(stats);
         // SAFETY: the thread that forked calls `end_copy` only after it has waited for this thread.
         unsafe { self.pager.fork().connect_remote() };
-        member::set_need(state.level.anonymous - state.level.sharing.others);
+        member::set_need(state.level.anonymous - state.level.counted_in_others());
         // SAFETY: the caller is the first engine thread of a child of fork, where no other engine
         // thread runs. Only this thread calls this.
         if let Err(e) = unsafe { bare::restart_others() } {

@@ -105,6 +105,9 @@ impl ManagedProgram {
             }
             let sharers = self.state.peek_mut().level.sharers;
             self.pager.fork().end_copy(result == 0, sharers);
+            if result == 0 {
+                self.charge_copies(self.state.peek_mut());
+            }
             self.faults_of_program.unlock();
             self.state.unlock();
         }
