@@ -4,9 +4,8 @@ use crate::common::{
     Holder, Scratch, assert_right_with, binaries, compile, folded_in, json, make_unmanageable,
     managed_in, memfold,
 };
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Instant;
 
 /// The program leaves one page in 16 untouched. Adopted memory must still be folded in large
 /// folios, so reading all of it takes few faults: 200 to 700, or some thousand on a busy machine.
