@@ -212,7 +212,7 @@ fn run_without_userfaultfd_is_right_and_unprivileged() {
         ("children", 48, &["fork"]),
         ("forks", 48, &["libc"]),
         ("small", 16, &["break", "mremap", "reservation", "fork"]),
-        ("hard", 48, &["five", "handler", "coroutines", "crash"]),
+        ("hard", 48, &["five", "robust", "handler", "coroutines", "crash"]),
         ("kinds", 32, &["stacks", "faults"]),
         ("apart", 300, &["marked"]),
         // A child that may not open /proc/self/mem loads all its memory.
