@@ -58,13 +58,7 @@ impl Faults<'_> {
 
     /// Returns whether a block of this order begins at `key`, or ends there, after a run of as many
     /// private pages, and can be made private as a whole.
-    fn continues_run(
-        &self,
-        guard: &ShardGuard<'_>,
-        area: &Area,
-        key: u64,
-        order: Order,
-    ) -> bool {
+    fn continues_run(&self, guard: &ShardGuard<'_>, area: &Area, key: u64, order: Order) -> bool {
         let (start, pages) = (align(key, order), order.pages() as u64);
         let run = match key - start {
             0 => start.checked_sub(pages),
