@@ -17,7 +17,7 @@ help:
 	@echo "make wheel             build the Python package with the command as one wheel in $(TARGET)/wheel"
 	@echo "make install           install the command, man pages, completions, the C library, its header and memfold.pc to PREFIX=/usr/local (DESTDIR= is supported)"
 	@echo "make test              run everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
-	@echo "make test-all          run that, and all variants of tests: other worlds, pagings, kinds and servers; about an hour (STEP=test: only the tests)"
+	@echo "make test-all          run that, and variants of tests: other worlds, pagings, programs, kinds and servers; about an hour"
 	@echo "make torture           run tests that take hours or a quiet machine: new random cases (MEMFOLD_SECONDS=600 each), 25 times the runs of each model, bounds on time, all of stress-ng, Debian 11 to sid (needs zig), memfold run on Linux 6.1 in a virtual machine"
 	@echo "make bench-quick       run the short form of each benchmark; fails if one stops or finds a wrong byte, but not for a slow figure"
 	@echo "make demo              run a 1 GiB SQLite job without memfold and in a quarter of its memory (SIZE=... in MiB, OPTIONS=... for memfold run)"
@@ -75,12 +75,13 @@ install:
 test:
 	@scripts/check $(STEP)
 
-# The variants, and then suites without privilege, as the calling user, and without a userfaultfd.
+# Variants too, and then suites without privilege, as the calling user, and without a userfaultfd.
 test-all:
-	PROFILE=all scripts/check $(STEP)
-	MEMFOLD_TEST_WORLD=unprivileged FILTER='binary(e2e) & test(/::(programs|fork)::/)' PROFILE=all scripts/check test
-	MEMFOLD_TEST_WORLD=own FILTER='binary(e2e) & test(/::(real|servers)::/)' PROFILE=all scripts/check test
-	MEMFOLD_TEST_PAGING=protection FILTER='binary(e2e) & test(/::(real|servers|status)::/)' PROFILE=all scripts/check test
+	scripts/check $(STEP)
+	scripts/check variants
+	MEMFOLD_TEST_WORLD=unprivileged FILTER='binary(e2e) & test(/::(programs|fork)::/)' scripts/check test
+	MEMFOLD_TEST_WORLD=own FILTER='binary(e2e) & test(/::(real|servers)::/)' scripts/check test variants
+	MEMFOLD_TEST_PAGING=protection FILTER='binary(e2e) & test(/::(real|servers|status)::/)' scripts/check test variants
 
 torture: build
 	scripts/guest-run
