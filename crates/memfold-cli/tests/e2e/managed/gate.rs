@@ -401,6 +401,7 @@ print('right')
 }
 
 #[test]
+#[ignore = "a variant: make test-all"]
 fn two_thousand_waiting_threads_of_java_leave_room_for_eviction() {
     let Some(java) = crate::common::real::installed("java") else { return };
     let (scratch, source) = (open_scratch(), include_str!("../../programs/Waiting.java"));
@@ -476,7 +477,14 @@ fn program_goes_on_when_its_filter_refuses_memfolds_calls() {
 #[test]
 fn hidden_program_goes_on_when_its_filter_refuses_calls() {
     let flags = &["--resident", "8M", "--paging", "protection"];
-    assert_all_right("", flags, "sandboxed", 32, &["alone", "one_of_many", "all"]);
+    assert_all_right("", flags, "sandboxed", 32, &["one_of_many"]);
+}
+
+#[test]
+#[ignore = "a variant: make test-all"]
+fn hidden_program_goes_on_when_the_filter_of_one_or_of_all_threads_refuses_calls() {
+    let flags = &["--resident", "8M", "--paging", "protection"];
+    assert_all_right("", flags, "sandboxed", 32, &["alone", "all"]);
 }
 
 #[test]
