@@ -17,7 +17,7 @@ help:
 	@echo "make wheel             build the Python package with the command as one wheel in $(TARGET)/wheel"
 	@echo "make install           install the command, man pages, completions, the C library, its header and memfold.pc to PREFIX=/usr/local (DESTDIR= is supported)"
 	@echo "make test              run everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
-	@echo "make test-all          run that, and variants of tests: other worlds, pagings, programs, kinds and servers; about an hour"
+	@echo "make test-all          run that, and variants of tests: other worlds, pagings, programs, kinds and servers"
 	@echo "make torture           run tests that take hours or a quiet machine: new random cases (MEMFOLD_SECONDS=600 each), 25 times the runs of each model, bounds on time, all of stress-ng, Debian 11 to sid (needs zig), memfold run on Linux 6.1 in a virtual machine"
 	@echo "make bench-quick       run the short form of each benchmark; fails if one stops or finds a wrong byte, but not for a slow figure"
 	@echo "make demo              run a 1 GiB SQLite job without memfold and in a quarter of its memory (SIZE=... in MiB, OPTIONS=... for memfold run)"
