@@ -31,7 +31,8 @@ setup-build:
 	@scripts/setup
 
 build: setup-build
-	cargo build --release -p memfold-cli -p memfold-preload -p memfold-bench
+	cargo build --release -p memfold-cli -p memfold-preload
+	cargo build --release -p memfold-bench
 	@scripts/split-symbols $(TARGET)/release/memfold $(TARGET)/release/libmemfold_preload.so
 
 PORTABLE := $(TARGET)/portable
