@@ -221,7 +221,7 @@ impl ManagedProgram {
 
     /// Starts all engine threads except the first, which calls this. Threads that can't be started
     /// now are tried again at the next look.
-    fn start_threads(&self, state: &mut ProgramState, is_past: bool) {
+    pub fn start_threads(&self, state: &mut ProgramState, is_past: bool) {
         let pending = state.pending.get_or_insert_with(|| {
             self.pager.prepare();
             let workers = self.config.worker_count(self.pager.cpus());
@@ -234,7 +234,7 @@ impl ManagedProgram {
     }
 
     /// Takes all suitable memory under management, in one step. No mapping changes meanwhile.
-    fn adopt_all(&self, state: &mut ProgramState) {
+    pub fn adopt_all(&self, state: &mut ProgramState) {
         let (mut all, mut mergeable): (Vec<Range<usize>>, Vec<Range<usize>>) = Default::default();
         let dump = if self.config.fold_dont_dump { Some(MemoryMark::DontDump) } else { None };
         let done = self.smaps.each(|area, about| {
@@ -565,26 +565,6 @@ impl ManagedProgram {
     pub fn take_new(&self, state: &mut ProgramState, range: &Range<usize>) {
         if self.is_managing() && state.takes() && range.end <= TOP && !self.is_unbounded() {
             self.take_parts(state, vec![range.clone()]);
-        }
-    }
-
-    /// Prepares a child of fork for writes to what it shares. If the run has room for copies of all
-    /// of it, the child is charged with them already. Otherwise all of its memory is managed from
-    /// now on, and each copy is charged when it is made. The caller is the program's only thread.
-    pub fn charge_copies(&self, state: &mut ProgramState) {
-        let pays = !state.level.is_prepaid() && !self.paging.hides();
-        if pays && !self.is_managing() {
-            engine::have_done(|| {
-                self.start_threads(state, true);
-                if state.has_threads() {
-                    self.adopt_all(state);
-                }
-            });
-        }
-        if let Err(e) = self.pager.fork().charge_copies(pays) {
-            diagnostics::warn(format_args!(
-                "warning: Memory of a child of fork can't be protected ({e}). Its copies of shared memory are noticed late"
-            ));
         }
     }
 
