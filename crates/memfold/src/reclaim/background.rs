@@ -89,7 +89,9 @@ impl Background<'_> {
             self.table.list_by_state(&guard, id);
             self.budget.note_refusal();
         } else {
-            if self.to_unshare.charges_copies() {
+            // A clean page is private, and stays protected.
+            let is_clean = self.table.is_clean(self.table.get(&guard, id));
+            if self.to_unshare.charges_copies() && !is_clean {
                 self.budget.quota().sub_others(PAGE_SIZE as u64);
                 let _ = self.mapper.space().protect(page, PAGE_SIZE, false);
             }

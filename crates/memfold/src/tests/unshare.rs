@@ -60,3 +60,26 @@ fn copies_shared_by_many_are_kept_after_a_load_and_a_fork() {
         engine.pager.check().unwrap();
     }
 }
+
+/// The engine drops clean pages without a look at their bytes. So a write to one must always be
+/// noticed.
+#[test]
+fn page_that_is_clean_stays_protected_where_copies_are_charged() {
+    let engine = limited(64);
+    engine.fill(0..32, 2);
+    engine.page_out(0..16);
+    engine.pager.fork().charge_copies(true).unwrap();
+    (0..16).for_each(|number| engine.assert_holds(number, 2));
+    let all = engine.space.area();
+    engine.pager.0.to_unshare.note(engine.page(0)..engine.page(32), all);
+    engine.pager.background().reclaim_in_background();
+    for number in 0..16 {
+        engine.write(number, |page| page[0] ^= 0xff);
+    }
+    engine.page_out(0..16);
+    for number in 0..16 {
+        engine.write(number, |page| page[0] ^= 0xff);
+        engine.assert_holds(number, 2);
+    }
+    engine.pager.check().unwrap();
+}
