@@ -244,7 +244,8 @@ fn say_unmanaged() {
     );
 }
 
-/// A new entry of the environment. Only the pages that are written to cost a fault, in each child.
+/// A new entry of the environment, without its final zero until that is added. Only the pages that
+/// are written to cost a fault, in each child.
 struct PreloadText {
     bytes: [MaybeUninit<u8>; TEXT_BYTES],
     len: usize,
@@ -335,6 +336,7 @@ fn replaced<const N: usize>(
         // This value comes from a program that saw memfold's own entry, which is not the program's.
         if paths(value).any(|path| path == library) {
             if visible.len > LOAD.len() {
+                visible.add(b"\0");
                 words[place] = visible.bytes.as_ptr() as usize;
             } else {
                 words.copy_within(place + 1..len, place);
@@ -342,6 +344,7 @@ fn replaced<const N: usize>(
             }
         }
     }
+    load.add(b"\0");
     words[len] = 0;
     if !kept.add_request(member::link(), &mut request) {
         say_unmanaged();
