@@ -221,6 +221,10 @@ pub trait Keeper: Sync {
     /// Notes that the calling thread or its child is about to be in another network namespace.
     fn leaves_network(&self) {}
 
+    /// Notes that the calling thread may come to have a filter of system calls, which programs that it
+    /// executes inherit.
+    fn filters(&self) {}
+
     /// Notes that the calling thread is about to set a filter of system calls. A filter may kill
     /// any thread, so from now on a thread may end without a call.
     fn filtered(&self) {}

@@ -383,6 +383,10 @@ impl Keeper for ProgramKeeper {
         member::keep_link(number_least());
     }
 
+    fn filters(&self) {
+        member::note_filter(true);
+    }
+
     fn filtered(&self) {
         if let Some(gated) = get().filter(|_| child().is_none()) {
             gated.filtered.store(true, SeqCst);

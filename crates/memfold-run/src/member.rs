@@ -273,6 +273,20 @@ pub fn note_gate() {
     }
 }
 
+/// Calls [`RunTable::note_filter`] if there is a table.
+pub fn note_filter(has: bool) {
+    if let Some(table) = table() {
+        table.note_filter(has);
+    }
+}
+
+/// Returns [`RunTable::has_filters`]; `None` without a table, or if the table came from the door. A
+/// process of another user may have a filter from before it changed its user, which is in the table
+/// of the other user.
+pub fn has_filters() -> Option<bool> {
+    table().filter(|_| BY_DOOR.load(Relaxed) == 0).and_then(RunTable::has_filters)
+}
+
 /// Returns whether a process recorded [`note_gate`].
 pub fn has_gate() -> bool {
     table().is_some_and(RunTable::has_gate)

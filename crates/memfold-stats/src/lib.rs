@@ -228,6 +228,7 @@ stats! {
     Counter[Blocks] partial_writes: "Stored blocks of which a discard removed a part; the other pages were stored again one by one",
     Counter[Blocks] blocks_cut: "Blocks split into pages, because of random accesses",
     Counter[Blocks] blocks_joined: "Split blocks joined again, because a stream read all their pages",
+    Counter[Events] huge_pages: "Huge pages made again, of memory that was a huge page when it was folded",
     Counter[Blocks] blocks_recompressed: "Cold blocks that a stronger codec made smaller",
     Counter[Bytes] recompress_gained_bytes: "Compressed bytes that recompression saved",
     Counter[Bytes] compacted_bytes: "Pool memory freed by compaction, bytes",

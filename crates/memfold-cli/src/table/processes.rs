@@ -41,11 +41,13 @@ pub fn watch(tables: &UserTables, mut after: impl FnMut()) {
             true => PERIOD,
             false => (period * 2).min(if count > 0 { PERIOD_MAX } else { PERIOD_REST }),
         };
-        let end = Instant::now() + period.max(begin.elapsed() * COST);
-        if deal_until(end, tables, seen) {
+        let (cost, had_others) = (begin.elapsed() * COST, tables.has_others());
+        if deal_until(Instant::now() + period.max(cost), tables, seen) {
             period = PERIOD / 2;
-            // Processes that begin one after another end only one rest.
-            thread::sleep(PERIOD / 10);
+            // Processes that begin one after another end only one rest. The first deal between
+            // several users is not late.
+            let pause = if tables.has_others() == had_others { cost } else { Duration::ZERO };
+            thread::sleep(pause.saturating_sub(begin.elapsed()).max(PERIOD / 10));
         }
     }
 }

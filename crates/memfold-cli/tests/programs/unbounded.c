@@ -42,6 +42,40 @@ static void idle(void) {
     check(memory, LEN, 5);
 }
 
+/* Returns how many MiB of this process are in huge pages. */
+static size_t huge_mib(void) {
+    FILE *file = fopen("/proc/self/smaps_rollup", "r");
+    char line[256];
+    long kib = -1;
+    NEED(file);
+    while (kib < 0 && fgets(line, sizeof line, file)) sscanf(line, "AnonHugePages: %ld", &kib);
+    NEED(fclose(file) == 0 && kib >= 0);
+    return kib >> 10;
+}
+
+/* Huge pages that were folded are huge pages again when all of them is in memory: read, written, and
+ * touched at random. A kernel may make none. */
+static void huge(void) {
+    memory = map_at(NULL, LEN, 0);
+    NEED(madvise(memory, LEN, MADV_HUGEPAGE) == 0);
+    fill(memory, LEN, 10);
+    size_t before = huge_mib();
+    if (before < LEN / MIB / 2) return;
+    for (int round = 0; round < 3; round++) {
+        await(memory, LEN, LEN / PAGE / 5, sleep_a_while, 100);
+        NEED(huge_mib() < before / 2);
+        for (int tries = 0; huge_mib() < before - before / 8; tries++) {
+            NEED(tries < 600);
+            if (round == 2 && tries == 0)
+                for (size_t n = 0; n < 8 * LEN / PAGE; n++) *(volatile char *)(memory + mix(n) % LEN);
+            check(memory, LEN, 10 + (round == 2));
+            usleep(100000);
+        }
+        if (round == 1) fill(memory, LEN, 11);
+    }
+    check(memory, LEN, 11);
+}
+
 /* Memory that comes and goes meanwhile, in children too. */
 static void changes(void) {
     memory = map(LEN);
@@ -115,7 +149,7 @@ static void limited(void) {
 int main(int argc, char **argv) {
     static const struct test all[] = {
         {"used", used},       {"idle", idle},       {"changes", changes},
-        {"starved", starved}, {"limited", limited},
+        {"starved", starved}, {"limited", limited}, {"huge", huge},
     };
     return RUN_NAMED(argc, argv, all);
 }

@@ -15,12 +15,14 @@
 //! - **Reads from pipes and stream sockets**: the first piece is made like the call. Later ones are
 //!   made only while data is there.
 //! - **Reads from files of /proc and sysfs**: like these. A piece that isn't full ends the call.
-//! - **Reads of events and of IP datagrams**: in one piece, which is longer than any datagram. Other
-//!   events stay for the next call. So a buffer that is far longer is not touched.
+//! - **Reads of events, of IP datagrams, and from terminals**: in one piece, which is longer than any
+//!   datagram and any line. Other input stays for the next call. So a buffer that is far longer is not
+//!   touched.
 //!
 //! All other calls are made whole:
-//! - calls on other datagrams, terminals and other devices, and messages with a header, because each
-//!   call is a message, and may be of any length;
+//! - writes to terminals, calls on other datagrams and other devices, messages with a header, and sends
+//!   to an address, because each call is a message, and may be of any length. A look at the length
+//!   of the next message would not do, because another process may receive that one first;
 //! - calls on other file systems without blocks, and writes to sysfs and /proc, for that reason too;
 //! - calls on sockets with SO_RCVLOWAT, because the call waits for that much;
 //! - appending writes, because another write could come between;
@@ -64,6 +66,8 @@ pub struct CallPiece<'a> {
     pub args: [usize; 6],
     /// The program's memory that the piece names: first addresses and lengths.
     parts: &'a [[usize; 2]],
+    /// The memory for the sender's address, which the kernel writes to. Empty for most calls.
+    sender: SenderMemory,
     writes: bool,
     /// True if the piece is made even if a signal is pending.
     pub must: bool,
@@ -74,7 +78,36 @@ impl CallPiece<'_> {
     pub fn names(&self, each: &mut dyn FnMut(NamedSpan)) {
         let spans =
             self.parts.iter().filter_map(|[start, len]| NamedSpan::new(*start, *len, !self.writes));
-        spans.for_each(each);
+        spans.for_each(&mut *each);
+        let SenderMemory { address, bytes, len } = self.sender;
+        let of_sender = [NamedSpan::new(address, bytes, true), NamedSpan::new(len, 4, true)];
+        of_sender.into_iter().flatten().filter(|_| address != 0).for_each(each);
+    }
+}
+
+/// Where `recvfrom` stores the sender's address. All are 0 if it doesn't.
+#[derive(Copy, Clone, Debug, Default)]
+struct SenderMemory {
+    address: usize,
+    /// The most bytes of it.
+    bytes: usize,
+    /// The address of its length.
+    len: usize,
+}
+
+impl SenderMemory {
+    /// Returns the memory that a call of `recvfrom` names. Returns `None` if its length can't be read,
+    /// or if the kernel refuses it.
+    fn of(args: &[usize; 6], read: ReadMemory) -> Option<SenderMemory> {
+        const ADDRESS_MAX: usize = size_of::<libc::sockaddr_storage>();
+        let [.., address, len] = *args;
+        let mut bytes = [0; 4];
+        if address == 0 {
+            return Some(SenderMemory::default());
+        }
+        read(len, &mut bytes).ok()?;
+        let bytes = usize::try_from(i32::from_ne_bytes(bytes)).ok()?.min(ADDRESS_MAX);
+        Some(SenderMemory { address, bytes, len })
     }
 }
 
@@ -125,6 +158,7 @@ pub struct CallPieces {
     kind: TransferKind,
     /// The flags of a call on a socket.
     flags: usize,
+    sender: SenderMemory,
 }
 
 /// The parts of the next piece: first addresses and lengths.
@@ -183,9 +217,13 @@ pub fn in_pieces(
         return None;
     }
     let (kind, flags) = kind(nr, args, writes, ask)?;
+    let sender = match nr as i64 {
+        libc::SYS_recvfrom => SenderMemory::of(args, read)?,
+        _ => SenderMemory::default(),
+    };
     let is_short = matches!(kind, TransferKind::Interface | TransferKind::Event);
     let piece = if is_short { UNIT } else { piece };
-    Some(CallPieces { nr, args: *args, buffers, writes, total, piece, kind, flags })
+    Some(CallPieces { nr, args: *args, buffers, writes, total, piece, kind, flags, sender })
 }
 
 /// Checks a buffer as the kernel does before it begins. Returns the length, or `None` if the length
@@ -270,11 +308,12 @@ fn kind(
             }
         }
         0 if !is_positioned && !writes && has_short_events(fd, ask) => TransferKind::Event,
+        libc::S_IFCHR if !is_positioned && !writes && is_terminal(fd, ask) => TransferKind::Event,
         _ => return None,
     };
     let flags = if is_message { args[3] } else { 0 };
     let simple = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE;
-    let is_simple = flags & !(simple as usize) == 0 && (!is_message || args[4] == 0);
+    let is_simple = flags & !(simple as usize) == 0 && !(is_message && writes && args[4] != 0);
     is_simple.then_some((kind, flags))
 }
 
@@ -316,6 +355,13 @@ fn has_short_events(fd: usize, ask: AskKernel) -> bool {
     let len = ask(libc::SYS_readlink as usize, &args).max(0) as usize;
     let kinds: [&[u8]; 4] = [b"[eventfd]", b"[timerfd]", b"[signalfd]", b"inotify"];
     target[..len].strip_prefix(b"anon_inode:").is_some_and(|kind| kinds.contains(&kind))
+}
+
+fn is_terminal(fd: usize, ask: AskKernel) -> bool {
+    // Longer than the kernel's `struct termios`.
+    let mut settings = [0u8; 256];
+    let at = settings.as_mut_ptr() as usize;
+    ask(libc::SYS_ioctl as usize, &[fd, libc::TCGETS as usize, at, 0, 0, 0]) >= 0
 }
 
 /// Returns the value of an option of a socket, or `None` if `fd` isn't a socket that has it.
@@ -509,13 +555,15 @@ impl CallPieces {
             _ => match self.buffers {
                 CallBuffers::One(_) => {
                     let [[start, len], ..] = parts.parts;
-                    (self.nr as i64, [fd, start, len, self.flags, 0, 0])
+                    let SenderMemory { address, len: address_len, .. } = self.sender;
+                    (self.nr as i64, [fd, start, len, self.flags, address, address_len])
                 }
                 CallBuffers::Vector(..) => (self.nr as i64, [fd, vector, parts.count, 0, 0, 0]),
             },
         };
         let must = matches!(kind, TransferKind::At(_) | TransferKind::Append) && done > 0;
-        make(&CallPiece { nr: nr as usize, args, parts: named, writes: self.writes, must })
+        let sender = if done == 0 { self.sender } else { SenderMemory::default() };
+        make(&CallPiece { nr: nr as usize, args, parts: named, sender, writes: self.writes, must })
     }
 }
 

@@ -19,6 +19,9 @@ use rustix::fd::{AsRawFd, OwnedFd};
 pub const PAGEMAP_SCAN: u64 = 0xc060_6610;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_HUGE: u64 = 1 << 6;
+/// The categories of populated pages.
+const THERE: u64 = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
 /// Bits of a word of the map: only this mapping has the page; it is in the kernel's swap; in
 /// memory.
 const WORD_EXCLUSIVE: u64 = 1 << 56;
@@ -126,7 +129,7 @@ impl Pagemap {
         let mut found = [PageRegion::default(); 64];
         let mut at = start as u64;
         while at < end as u64 {
-            let (count, walked) = self.scan(at, end as u64, &mut found)?;
+            let (count, walked) = self.scan(at, end as u64, THERE, &mut found)?;
             for run in &found[..count] {
                 each(run.start as usize, run.end as usize);
             }
@@ -150,7 +153,8 @@ impl Pagemap {
         if self.file.get().is_none() {
             return populates(start as usize, false);
         }
-        let scanned = self.scan(start, start + PAGE_SIZE as u64, &mut [PageRegion::default()]);
+        let scanned =
+            self.scan(start, start + PAGE_SIZE as u64, THERE, &mut [PageRegion::default()]);
         let is_there = match scanned {
             Err(Errno::NOTTY) => self.word(start as usize).map(is_there),
             scanned => scanned.map(|(count, _)| count > 0),
@@ -163,6 +167,17 @@ impl Pagemap {
                 )
             }
         }
+    }
+
+    /// Returns whether the page at `addr` belongs to a huge page that is mapped whole. Returns `false`
+    /// before Linux 6.7, and without /proc.
+    pub fn is_huge(&self, addr: usize) -> bool {
+        let start = (addr & !(PAGE_SIZE - 1)) as u64;
+        let mut found = [PageRegion::default()];
+        self.file.get().is_some()
+            && self
+                .scan(start, start + PAGE_SIZE as u64, PAGE_IS_HUGE, &mut found)
+                .is_ok_and(|(count, _)| count > 0)
     }
 
     /// Calls `each` like [`Pagemap::for_each_populated`], before Linux 6.7.
@@ -246,17 +261,23 @@ impl Pagemap {
         self.words(page, page + PAGE_SIZE, &mut words).map(|_| words[0])
     }
 
-    /// Records populated runs of pages in `[start, end)` in `found`. Returns their number, and the
+    /// Records runs of pages in `[start, end)` of one of the `categories` in `found`. Returns their number, and the
     /// end of the scanned range.
-    fn scan(&self, start: u64, end: u64, found: &mut [PageRegion]) -> Result<(usize, u64), Errno> {
+    fn scan(
+        &self,
+        start: u64,
+        end: u64,
+        categories: u64,
+        found: &mut [PageRegion],
+    ) -> Result<(usize, u64), Errno> {
         let mut arg = ScanArg {
             size: size_of::<ScanArg>() as u64,
             start,
             end,
             vec: found.as_mut_ptr() as u64,
             vec_len: found.len() as u64,
-            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-            return_mask: PAGE_IS_PRESENT,
+            category_anyof_mask: categories,
+            return_mask: categories,
             ..Default::default()
         };
         // SAFETY: `arg` is the struct of this request. It is local, and names a vector that is

@@ -20,18 +20,21 @@ pub fn forbid(addrs: Range<usize>) {
 
 /// Makes a huge page of each aligned 2 MiB inside a range whose pages are all present. Random
 /// touches are up to twice as fast then. The kernel copies, and the calling thread waits for it.
-pub fn collapse(addrs: Range<usize>) {
+/// Returns whether all of them are huge pages.
+pub fn collapse(addrs: Range<usize>) -> bool {
     let (start, end) = (addrs.start.next_multiple_of(MAX_BYTES), addrs.end & !(MAX_BYTES - 1));
+    let mut are_all = true;
     for at in (start..end.max(start)).step_by(MAX_BYTES) {
         // SAFETY: the bytes are unchanged, also for threads that read and write them meanwhile.
-        unsafe { advise(at..at + MAX_BYTES, libc::MADV_COLLAPSE) };
+        are_all &= unsafe { advise(at..at + MAX_BYTES, libc::MADV_COLLAPSE) };
     }
+    are_all
 }
 
 /// # Safety
 /// - The advice changes no byte.
-unsafe fn advise(addrs: Range<usize>, advice: i32) {
+unsafe fn advise(addrs: Range<usize>, advice: i32) -> bool {
     let args = [addrs.start, addrs.end - addrs.start, advice as usize, 0, 0, 0];
     // SAFETY: the caller promises that no byte changes.
-    let _ = unsafe { system_call(libc::SYS_madvise, args) };
+    unsafe { system_call(libc::SYS_madvise, args) }.is_ok()
 }

@@ -143,6 +143,12 @@ pub trait Space: Send + Sync {
     /// from there. Touches no page.
     fn is_populated(&self, addr: usize) -> bool;
 
+    /// Returns whether the aligned 2 MiB at `addr` are one huge page. Returns `false` where the kernel
+    /// doesn't tell.
+    fn is_huge(&self, _addr: usize) -> bool {
+        false
+    }
+
     /// Keeps the pages of a range, which were moved there from memory of the program. Pages to
     /// which the program has applied MADV_FREE move as they are, and the kernel may drop them until
     /// they are written to. Afterwards all of them stay. Pages that had been dropped by then are
@@ -313,6 +319,10 @@ impl Space for UffdSpace {
             // Without moves this is called only to save work, or to check.
             None => is_resident(addr),
         }
+    }
+
+    fn is_huge(&self, addr: usize) -> bool {
+        self.pagemap.as_ref().is_some_and(|pagemap| pagemap.is_huge(addr))
     }
 
     unsafe fn keep(&self, start: usize, len: usize) {

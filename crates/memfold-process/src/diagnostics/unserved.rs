@@ -13,8 +13,10 @@ pub fn unserved(why: Arguments) {
     unserved_later(why);
 }
 
-/// Warns that a process that has already begun runs unmanaged.
+/// Warns that a process that has already begun runs unmanaged. Its calls don't pass the gate, so it
+/// may come to have a filter that nobody sees.
 pub fn unserved_later(why: Arguments) {
+    member::note_filter(true);
     let number = member::number();
     diagnostics::warn(format_args!(
         "warning: Process {number} runs unmanaged, with all of its memory uncompressed: {why}"

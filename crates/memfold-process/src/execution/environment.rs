@@ -20,6 +20,7 @@ use alloc::boxed::Box;
 use alloc::ffi::CString;
 use alloc::vec::Vec;
 use core::ffi::{CStr, c_char};
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicPtr, Ordering::SeqCst};
 use memfold_gate::image::FILE_NAME;
 use memfold_gate::read_bytes;
@@ -243,39 +244,42 @@ fn say_unmanaged() {
     );
 }
 
-/// A new `LD_PRELOAD` entry.
+/// A new entry of the environment, without its final zero until that is added. Only the pages that
+/// are written to cost a fault, in each child.
 struct PreloadText {
-    bytes: [u8; TEXT_BYTES],
+    bytes: [MaybeUninit<u8>; TEXT_BYTES],
     len: usize,
 }
 
 impl PreloadText {
     const fn new() -> PreloadText {
-        PreloadText { bytes: [0; TEXT_BYTES], len: 0 }
+        PreloadText { bytes: [MaybeUninit::uninit(); TEXT_BYTES], len: 0 }
     }
 
     fn add(&mut self, bytes: &[u8]) {
-        self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
+        let places = &mut self.bytes[self.len..self.len + bytes.len()];
+        for (place, byte) in places.iter_mut().zip(bytes) {
+            place.write(*byte);
+        }
         self.len += bytes.len();
     }
 }
 
 impl KeptVariables {
-    /// Returns the entry with memfold's request, with the number of the socket that is connected to
-    /// the run, if there is one. Returns `None` if it is too long.
-    fn whole_request(&self, link: i32) -> Option<PreloadText> {
+    /// Adds the entry with memfold's request to an empty text, with the number of the socket that is
+    /// connected to the run, if there is one. Returns `false` if it is too long.
+    fn add_request(&self, link: i32, text: &mut PreloadText) -> bool {
         let link: TextBuffer<24> = match link {
             0.. => TextBuffer::of(format_args!(";{LINK}{link}")),
             _ => TextBuffer::of(format_args!("")),
         };
-        let mut text = PreloadText::new();
         if self.request.len() + link.as_bytes().len() >= TEXT_BYTES {
-            return None;
+            return false;
         }
         text.add(&self.request);
         text.add(link.as_bytes());
         text.add(b"\0");
-        Some(text)
+        true
     }
 }
 
@@ -296,8 +300,8 @@ fn replaced<const N: usize>(
     make: &mut dyn FnMut(usize) -> isize,
 ) -> isize {
     let (mut words, mut len) = ([0usize; N], 0);
-    let (mut value, mut visible, mut load) =
-        ([0u8; TEXT_BYTES], PreloadText::new(), PreloadText::new());
+    let (mut visible, mut load, mut request) =
+        (PreloadText::new(), PreloadText::new(), PreloadText::new());
     let mut last_load = None;
     for n in 0..count {
         let Some(at) = word_at(environment + n * 8) else { return make(environment) };
@@ -314,7 +318,8 @@ fn replaced<const N: usize>(
     load.add(library);
     if let Some(place) = last_load {
         let room = TEXT_BYTES.saturating_sub(load.len + LOAD.len() + 2);
-        let value = value_at(words[place], &mut value).filter(|value| value.len() <= room);
+        let mut buffer = [0u8; TEXT_BYTES];
+        let value = value_at(words[place], &mut buffer).filter(|value| value.len() <= room);
         let Some(value) = value else {
             say_unmanaged();
             return make(environment);
@@ -331,6 +336,7 @@ fn replaced<const N: usize>(
         // This value comes from a program that saw memfold's own entry, which is not the program's.
         if paths(value).any(|path| path == library) {
             if visible.len > LOAD.len() {
+                visible.add(b"\0");
                 words[place] = visible.bytes.as_ptr() as usize;
             } else {
                 words.copy_within(place + 1..len, place);
@@ -338,11 +344,12 @@ fn replaced<const N: usize>(
             }
         }
     }
+    load.add(b"\0");
     words[len] = 0;
-    let Some(request) = kept.whole_request(member::link()) else {
+    if !kept.add_request(member::link(), &mut request) {
         say_unmanaged();
         return make(environment);
-    };
+    }
     if passed != PassedOn::Nothing {
         words[len] = load.bytes.as_ptr() as usize;
         words[len + 1] = request.bytes.as_ptr() as usize;
@@ -431,8 +438,11 @@ mod tests {
         let other = "MEMFOLD_RUN=a=1;door=x;y=socket=5";
         assert_eq!(without_link(other.as_bytes()), other.as_bytes());
         let text = |link| {
-            let text = kept_here().whole_request(link).unwrap();
-            String::from_utf8(text.bytes[..text.len].to_vec()).unwrap()
+            let mut text = PreloadText::new();
+            assert!(kept_here().add_request(link, &mut text));
+            // SAFETY: the first `len` bytes were added.
+            let bytes = text.bytes[..text.len].iter().map(|byte| unsafe { byte.assume_init() });
+            String::from_utf8(bytes.collect()).unwrap()
         };
         assert_eq!(text(-1), format!("{REQUEST}\0"));
         assert_eq!(text(993), format!("{REQUEST};socket=993\0"));

@@ -4,6 +4,7 @@ use memfold_os::maps::own::OwnFile;
 use memfold_os::raw::system_call;
 use memfold_os::thread::{bare, process_id, read_stat, stat_field};
 use memfold_os::units::PAGE_SIZE;
+use memfold_run::member;
 use rustix::fs::{Mode, OFlags, open};
 
 /// `/proc/self/statm`, open.
@@ -72,10 +73,17 @@ fn usage() -> Result<libc::rusage, Errno> {
 }
 
 /// Returns whether a seccomp filter may apply to this process's system calls. Without /proc it may:
-/// to ask by `prctl` could end a process with a filter.
+/// to ask by `prctl` could end a process with a filter. The kernel takes long to write the file, so
+/// only the first process of a run reads it, and all others after one has set a filter
+/// ([`member::note_filter`]).
 pub fn is_filtered() -> bool {
+    if member::has_filters() == Some(false) {
+        return false;
+    }
     let mode = field(c"/proc/self/status", "Seccomp:");
-    mode.is_none_or(|kib| kib >> 10 == libc::SECCOMP_MODE_FILTER as u64)
+    let is = mode.is_none_or(|kib| kib >> 10 == libc::SECCOMP_MODE_FILTER as u64);
+    member::note_filter(is);
+    is
 }
 
 /// The warning to print if [`merges`] returns `true`.

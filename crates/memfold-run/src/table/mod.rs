@@ -54,6 +54,9 @@ struct UnmanagedPrograms {
 
 /// A smaller change of the bounds is no news, bytes.
 const SENT_BYTES: u64 = 256 << 10;
+/// Values of [`RunHeader::filters`].
+const FILTERS_NONE: u64 = 1;
+const FILTERS_SOME: u64 = 2;
 
 /// The header of a table.
 #[repr(C, align(4096))]
@@ -66,6 +69,9 @@ struct RunHeader {
     /// 1 once a process of the run has begun, even one without a slot. 2 once a process has found
     /// that engines are available for the gate.
     begun: AtomicU64,
+    /// Whether processes of the run may have a seccomp filter: 0 while it is unknown, `FILTERS_NONE`
+    /// or `FILTERS_SOME`.
+    filters: AtomicU64,
     /// Identifies the run.
     key: [AtomicU64; 2],
     unmanaged: UnmanagedPrograms,
@@ -394,6 +400,22 @@ impl RunTable {
     /// Returns whether a process recorded [`RunTable::note_gate`].
     pub fn has_gate(&self) -> bool {
         self.head.begun.load(Relaxed) > 1
+    }
+
+    /// Records whether a process of the run has a seccomp filter, which programs that it executes
+    /// inherit. Once one has, later calls change nothing.
+    pub fn note_filter(&self, has: bool) {
+        let found = if has { FILTERS_SOME } else { FILTERS_NONE };
+        self.head.filters.fetch_max(found, SeqCst);
+    }
+
+    /// Returns whether a process of the run may have a seccomp filter; `None` while no process has
+    /// looked.
+    pub fn has_filters(&self) -> Option<bool> {
+        match self.head.filters.load(SeqCst) {
+            0 => None,
+            found => Some(found == FILTERS_SOME),
+        }
     }
 
     /// Reserves `bytes` for a process without an engine that is about to map so much more. Returns

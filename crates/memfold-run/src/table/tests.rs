@@ -58,6 +58,12 @@ fn table_is_opened_with_its_key_only() {
     assert!(table.has_begun() && !table.has_gate());
     table.note_gate();
     assert!(!other.note_process() && other.has_gate());
+    assert_eq!(other.has_filters(), None);
+    table.note_filter(false);
+    assert_eq!(other.has_filters(), Some(false));
+    table.note_filter(true);
+    table.note_filter(false);
+    assert_eq!(other.has_filters(), Some(true), "programs inherit a filter");
     let stranger = RunBounds::create(u64::MAX, &DoorKey { answer: [3; HALF], ..KEY }).unwrap().0;
     assert!(RunTable::open(&file, stranger).is_err());
     let other = rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())

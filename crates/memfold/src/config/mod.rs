@@ -113,12 +113,16 @@ impl Config {
         self.limit_bytes.unwrap_or(u64::MAX).min(self.resident_bytes.unwrap_or(u64::MAX))
     }
 
-    /// Writes all settings as `name=value` lines, for [`Config::decode`] in another process.
+    /// Writes all settings but the defaults as `name=value` lines, for [`Config::decode`] in another
+    /// process.
     pub fn encode(&self) -> String {
         let mut out = alloc::format!("memory={}\n", self.memory_bytes);
-        let keys = KEYS.iter().map(|key| (key.name, (key.get)(self)));
-        for (name, value) in keys.chain([("remote-socket", self.remote_socket.clone())]) {
-            if let Some(value) = value {
+        // Each process of a run decodes the text when it begins, so it is short.
+        let defaults = Config::new(0);
+        let keys = KEYS.iter().map(|key| (key.name, (key.get)(self), (key.get)(&defaults)));
+        let socket = ("remote-socket", self.remote_socket.clone(), None);
+        for (name, value, default) in keys.chain([socket]) {
+            if let Some(value) = value.filter(|value| default.as_ref() != Some(value)) {
                 let _ = writeln!(out, "{name}={value}");
             }
         }
@@ -228,6 +232,13 @@ mod tests {
         config.swap_encrypt = true;
         config.check().unwrap();
         config.remote_socket = Some("/run/user/1/memfold/5.remote".to_string());
+        assert_eq!(Config::decode(&config.encode()), Ok(config));
+    }
+
+    #[test]
+    fn default_settings_are_not_encoded() {
+        let config = Config::new(24 << 30);
+        assert_eq!(config.encode().lines().count(), 1);
         assert_eq!(Config::decode(&config.encode()), Ok(config));
     }
 

@@ -6,6 +6,7 @@ use crate::pager::Pager;
 use crate::reclaim::background::Background;
 use crate::requests::background::BackgroundRequest;
 use crate::requests::device_faults::READERS;
+use crate::residency::huge_pages::HugePages;
 use crate::stats;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -32,6 +33,7 @@ impl Pager {
                     self.0.backing.store().canned_step();
                 }
             }
+            BackgroundRequest::Collapse(key) => HugePages(&self.0).collapse(key),
             BackgroundRequest::Stop => return false,
         }
         true

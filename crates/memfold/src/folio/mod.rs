@@ -191,6 +191,8 @@ pub struct Folio {
     pub is_probed: Cell<bool>,
     /// It had changed when it was last evicted.
     pub written: Cell<bool>,
+    /// It was a huge page, or a part of one, when it was last evicted (`residency/huge_pages.rs`).
+    pub was_huge: Cell<bool>,
     /// The kind of its last access.
     pub touch: Cell<TouchKind>,
     /// In `Resident`, or on its way there: the list of [`LruList::REFUSED`] for it if its last eviction
@@ -322,6 +324,7 @@ impl Folios {
         folio.here.set(0);
         folio.active.set(false);
         folio.written.set(false);
+        folio.was_huge.set(false);
         folio.is_probed.set(false);
         folio.touch.set(TouchKind::UNKNOWN);
         folio.refused.set(LruList::None);

@@ -227,7 +227,7 @@ impl FolioTable {
     pub fn merge(&self, guard: &mut ShardGuard<'_>, start: u64, order: Order, key: u64) -> FolioId {
         let whole = self.folios.create(guard, start, order, FolioState::Stored);
         let block_pages = self.block_order(order).pages();
-        let mut shadow = 0;
+        let (mut shadow, mut was_huge) = (0, true);
         let mut at = start;
         while at < start + order.pages() as u64 {
             let id = self.find(guard, at).expect("the caller has looked at all of them");
@@ -240,6 +240,7 @@ impl FolioTable {
             if (at..part.end()).contains(&key) {
                 shadow = part.age.get();
             }
+            was_huge &= part.was_huge.get();
             self.index.erase(guard, at, part.order());
             self.lists.detach(id);
             at = part.end();
@@ -250,6 +251,7 @@ impl FolioTable {
         let merged = self.get(guard, whole);
         merged.has_copy.set(true);
         merged.age.set(shadow);
+        merged.was_huge.set(was_huge);
         self.index.insert(guard, start, order, whole);
         stats::add(&self.stats.merges, 1);
         whole
@@ -436,6 +438,7 @@ impl FolioTable {
         right.age.set(left.age.get());
         right.active.set(left.active.get());
         right.written.set(left.written.get());
+        right.was_huge.set(left.was_huge.get());
         right.untouched.set(left.untouched.get());
         right.touch.set(left.touch.get());
         right.refused.set(left.refused.get());

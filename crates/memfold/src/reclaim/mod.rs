@@ -26,6 +26,7 @@ use crate::reclaim::drop::DropBatch;
 use crate::reclaim::save::Saver;
 use crate::reclaim::writeback::Writeback;
 use crate::residency::Residency;
+use crate::residency::huge_pages::HugePages;
 use crate::stats;
 use core::iter::once;
 use core::ops::Range;
@@ -337,6 +338,7 @@ impl Reclaim<'_> {
         }
         let kind = if self.mapper.has_move() { FrameKind::Empty } else { FrameKind::Full };
         let (id, key) = BlockSize(self.0).join_block(areas, &mut guard, id).unwrap_or((id, key));
+        HugePages(self.0).mark(&guard, id, area.addr_of(key));
         let mut id = self.split_leaving(&mut guard, id, key, most);
         let frame = loop {
             let order = self.table.get(&guard, id).order();

@@ -1,4 +1,5 @@
 //! Requests to the background threads: windows to load ahead, and dirty folios to save.
+use alloc::collections::BTreeSet;
 use memfold_os::sync::{Condvar, Mutex};
 use memfold_os::units::Order;
 
@@ -28,6 +29,9 @@ struct QueueState {
     head: usize,
     count: usize,
     save: bool,
+    /// First keys of the chunks that are to be huge pages. None may be dropped, because no later
+    /// load asks for it again.
+    chunks: BTreeSet<u64>,
     recompress: bool,
     stop: bool,
 }
@@ -39,6 +43,8 @@ pub enum BackgroundRequest {
     Load(LoadWindow),
     /// Reclaim until no dirty folio remains, and no memory past the target.
     Reclaim,
+    /// Make a huge page of the chunk with this first key.
+    Collapse(u64),
     /// End the thread.
     Stop,
 }
@@ -69,6 +75,12 @@ impl RequestQueue {
             inner.save = true;
             self.changed.notify_one();
         }
+    }
+
+    /// Requests a huge page for the chunk from `key`.
+    pub fn collapse(&self, key: u64) {
+        self.inner.lock().chunks.insert(key);
+        self.changed.notify_one();
     }
 
     /// Requests recompression without delay.
@@ -143,6 +155,7 @@ impl RequestQueue {
     }
 
     /// Sleeps until there is a request. Windows come first, because a thread is about to need them.
+    /// Huge pages come last.
     pub fn next(&self) -> BackgroundRequest {
         let mut inner = self.inner.lock();
         loop {
@@ -155,6 +168,9 @@ impl RequestQueue {
             if inner.save {
                 inner.save = false;
                 return BackgroundRequest::Reclaim;
+            }
+            if let Some(key) = inner.chunks.pop_first() {
+                return BackgroundRequest::Collapse(key);
             }
             inner = self.changed.wait(inner);
         }
@@ -174,8 +190,13 @@ mod tests {
         queue.load(window);
         assert_eq!(queue.next(), BackgroundRequest::Load(window));
         assert_eq!(queue.next(), BackgroundRequest::Reclaim);
+        queue.collapse(1024);
+        queue.collapse(1024);
         queue.go_on();
         assert_eq!(queue.next(), BackgroundRequest::Reclaim);
+        assert_eq!(queue.next(), BackgroundRequest::Collapse(1024));
+        queue.reclaim();
+        assert_eq!(queue.next(), BackgroundRequest::Reclaim, "no chunk is served twice");
         queue.recompress();
         assert!(queue.rest(u64::MAX / 2), "it was asked for before");
         queue.stop();

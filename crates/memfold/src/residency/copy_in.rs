@@ -7,6 +7,7 @@ use crate::memory::mapper::StepSize;
 use crate::parts::bytes;
 use crate::policy::stream_readahead::is_protected;
 use crate::residency::Residency;
+use crate::residency::huge_pages::HugePages;
 use crate::stats;
 use core::ops::Range;
 use memfold_os::Errno;
@@ -104,6 +105,7 @@ impl Residency<'_> {
         self.table.list_by_state(&guard, id);
         if is_whole {
             self.keep_clean_budget(&guard, id);
+            HugePages(self.0).note_load(&guard, id);
         }
         self.table.notify(&guard);
         let in_part = before != 0 || !is_whole;

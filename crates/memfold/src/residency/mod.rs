@@ -1,4 +1,5 @@
 //! Residency: how a folio enters and leaves the program's page table.
+pub(crate) mod huge_pages;
 pub mod copy_in;
 
 use crate::area::Area;
@@ -10,6 +11,7 @@ use crate::memory::frames::{Frame, FrameKind};
 use crate::memory::mapper::{MapProgress, MapStop};
 use crate::parts::{bytes, walk};
 use crate::policy::{eviction, workingset};
+use crate::residency::huge_pages::HugePages;
 use crate::stats::{self, LimitBucket};
 use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::units::{Order, PAGE_SHIFT};
@@ -49,6 +51,7 @@ impl Residency<'_> {
             folio.untouched.set(false);
             self.table.list_by_state(guard, id);
             self.keep_clean_budget(guard, id);
+            HugePages(self.0).note_load(guard, id);
         } else {
             self.table.lists().detach(id);
             self.table.split_at(guard, id, done.pages, &self.backing);

@@ -13,6 +13,19 @@ fn b6_an_idle_program_keeps_next_to_nothing() {
     assert_right_with(&["--idle", "1"], "unbounded", 70, &["idle", "changes"]);
 }
 
+/// They once came back as small pages, and the program was slower for good.
+#[test]
+fn b6_huge_pages_of_an_idle_program_come_back() {
+    let program = compile("unbounded");
+    let found = folded_in("", &["--idle", "1"], 0, &[&program.path, "huge"]);
+    let Some((output, stats)) = found else { return };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let figure = |name: &str| stats[name].as_u64().unwrap();
+    // The kernel may make no huge pages at first.
+    assert!(figure("peak_folded_bytes") == 0 || figure("huge_pages") > 0);
+    drop(program.scratch);
+}
+
 #[test]
 fn b6_below_a_limit_memory_sinks_too() {
     assert_right_with(

@@ -24,6 +24,7 @@ pub fn seccomp(call: &mut ProgramCall) -> isize {
 /// thread only, because the keeper's threads aren't the program's. If the filter refuses a call
 /// that the gate or the keeper needs, both end their work first.
 fn set_filter(call: &mut ProgramCall, at: usize) -> isize {
+    call.keeper.filters();
     const ALL_THREADS: usize =
         (libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_TSYNC_ESRCH) as usize;
     let mut is_for_all = call.nr as i64 == libc::SYS_seccomp && call.args[1] & ALL_THREADS != 0;

@@ -103,7 +103,8 @@ fn compare(parts: &[[usize; 2]], piece: usize, kind: TransferKind, mut one: File
     let args = [3, parts.as_ptr() as usize, parts.len(), 0, 0, 0];
     let writes = kind == TransferKind::Append;
     let nr = if writes { libc::SYS_writev } else { libc::SYS_readv } as usize;
-    let pieces = CallPieces { nr, args, buffers, writes, total, piece, kind, flags: 0 };
+    let (flags, sender) = (0, SenderMemory::default());
+    let pieces = CallPieces { nr, args, buffers, writes, total, piece, kind, flags, sender };
     let mut done = 0;
     let ask = &mut |nr: usize, args: &[usize; 6]| {
         assert!(!writes, "a write moves the offset itself");
@@ -166,8 +167,9 @@ fn stream(
     let args = [3, 1000, 10, 0, 0, 0];
     let buffers = CallBuffers::One(1000);
     let writes = matches!(kind, TransferKind::Pour | TransferKind::Send);
-    let pieces =
-        CallPieces { nr: nr as usize, args, buffers, writes, total: 10, piece: 4, kind, flags: 0 };
+    let (nr, total, piece) = (nr as usize, 10, 4);
+    let (flags, sender) = (0, SenderMemory::default());
+    let pieces = CallPieces { nr, args, buffers, writes, total, piece, kind, flags, sender };
     let (mut says, mut data) = (says.iter(), data.iter());
     let ask = &mut |nr: usize, args: &[usize; 6]| {
         assert_eq!((nr as i64, args[2]), (libc::SYS_poll, 0), "it waits for nothing");
@@ -243,6 +245,7 @@ fn kind_of_descriptor_decides_on_pieces() {
     let proc = std::fs::File::open("/proc/self/maps").unwrap();
     let device = std::fs::File::open("/dev/zero").unwrap();
     let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let master = std::fs::OpenOptions::new().read(true).write(true).open("/dev/ptmx").unwrap();
     // SAFETY: both calls make a new descriptor, and take no address.
     let [event, epoll] = unsafe { [libc::eventfd(0, 0), libc::epoll_create1(0)] }
         // SAFETY: the descriptors are new, so nothing else owns them.
@@ -293,11 +296,41 @@ fn kind_of_descriptor_decides_on_pieces() {
         (receive, udp.as_raw_fd(), libc::MSG_PEEK, None),
         (send, udp.as_raw_fd(), 0, None),
         (read, device.as_raw_fd(), 0, None),
+        (read, master.as_raw_fd(), 0, Some(TransferKind::Event)),
+        (write, master.as_raw_fd(), 0, None),
         (read, -1, 0, None),
         (libc::SYS_readv, file.as_raw_fd(), 0, None),
     ] {
         assert_eq!(kind_of(nr, fd, flags), expected, "call {nr}, descriptor {fd}, flags {flags}");
     }
+}
+
+#[test]
+fn first_piece_alone_names_the_memory_for_the_sender() {
+    use std::os::fd::AsRawFd;
+    let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (stream, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let spans_of = |fd: usize, len: i32, says: isize| {
+        let at = &raw const len as usize;
+        let args = [fd, 1 << 20, 4 * UNIT, 0, 5000, at];
+        let nr = libc::SYS_recvfrom as usize;
+        let pieces = in_pieces(nr, &args, || UNIT, || true, &read_own, &mut real)?;
+        let mut spans = Vec::new();
+        pieces.run(&read_own, &mut |_, _| 0, &mut |piece| {
+            piece.names(&mut |span| spans.push((span.start, span.len, span.write)));
+            assert_eq!(piece.args[4..], args[4..]);
+            says
+        });
+        assert_eq!(spans.pop(), Some((at, 4, true)));
+        Some(spans)
+    };
+    let (udp, stream) = (udp.as_raw_fd() as usize, stream.as_raw_fd() as usize);
+    let buffer = (1 << 20, UNIT, true);
+    assert_eq!(spans_of(udp, 16, 9), Some(vec![buffer, (5000, 16, true)]));
+    assert_eq!(spans_of(udp, 0, 9), Some(vec![buffer]));
+    assert_eq!(spans_of(udp, i32::MAX, 9), Some(vec![buffer, (5000, 128, true)]));
+    assert_eq!(spans_of(udp, -1, 9), None, "the kernel refuses it");
+    assert_eq!(spans_of(stream, 16, UNIT as isize), Some(vec![buffer, (5000, 16, true)]));
 }
 
 #[test]
