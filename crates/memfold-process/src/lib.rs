@@ -67,6 +67,7 @@ mod paging;
 mod engine;
 mod threads;
 mod program;
+mod growth;
 mod adopt;
 mod limits;
 mod mappings;
