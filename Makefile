@@ -1,6 +1,6 @@
 # Build, test and show memfold. `make help` lists the targets.
 
-.PHONY: help build portable portable-test dist dist-test recipes wheel install test torture bench-quick demo clean setup setup-build
+.PHONY: help build portable portable-test dist dist-test recipes wheel install test test-all torture bench-quick demo clean setup setup-build
 
 SIZE ?= 1024
 PREFIX ?= /usr/local
@@ -17,7 +17,8 @@ help:
 	@echo "make wheel             build the Python package with the command as one wheel in $(TARGET)/wheel"
 	@echo "make install           install the command, man pages, completions, the C library, its header and memfold.pc to PREFIX=/usr/local (DESTDIR= is supported)"
 	@echo "make test              run everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
-	@echo "make torture           run tests that take hours or a quiet machine: new random cases (MEMFOLD_SECONDS=600 each), 25 times the runs of each model, bounds on time, all of stress-ng, Debian 11 to sid (needs zig), memfold run on Linux 6.1 in a virtual machine, and suites in other modes than CI (without privilege, without userfaultfd)"
+	@echo "make test-all          run that, and variants of tests: other worlds, pagings, programs, kinds and servers"
+	@echo "make torture           run tests that take hours or a quiet machine: new random cases (MEMFOLD_SECONDS=600 each), 25 times the runs of each model, bounds on time, all of stress-ng, Debian 11 to sid (needs zig), memfold run on Linux 6.1 in a virtual machine"
 	@echo "make bench-quick       run the short form of each benchmark; fails if one stops or finds a wrong byte, but not for a slow figure"
 	@echo "make demo              run a 1 GiB SQLite job without memfold and in a quarter of its memory (SIZE=... in MiB, OPTIONS=... for memfold run)"
 	@echo "make setup             install missing packages for all of these, and the programs that tests and bench apps run"
@@ -30,7 +31,8 @@ setup-build:
 	@scripts/setup
 
 build: setup-build
-	cargo build --release -p memfold-cli -p memfold-preload -p memfold-bench
+	cargo build --release -p memfold-cli -p memfold-preload
+	cargo build --release -p memfold-bench
 	@scripts/split-symbols $(TARGET)/release/memfold $(TARGET)/release/libmemfold_preload.so
 
 PORTABLE := $(TARGET)/portable
@@ -74,14 +76,19 @@ install:
 test:
 	@scripts/check $(STEP)
 
+# Variants too, and then suites without privilege, as the calling user, and without a userfaultfd.
+test-all:
+	scripts/check $(STEP)
+	scripts/check variants
+	MEMFOLD_TEST_WORLD=unprivileged FILTER='binary(e2e) & test(/::(programs|fork)::/)' scripts/check test
+	MEMFOLD_TEST_WORLD=own FILTER='binary(e2e) & test(/::(real|servers)::/)' scripts/check test variants
+	MEMFOLD_TEST_PAGING=protection FILTER='binary(e2e) & test(/::(real|servers|status)::/)' scripts/check test variants
+
 torture: build
 	scripts/guest-run
 	$(MAKE) portable-test RELEASES="bullseye bookworm trixie sid"
 	MEMFOLD_MODEL_RUNS=25 scripts/check models
 	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release cargo test -p memfold -p memfold-gate -p memfold-block -p memfold-cli --no-fail-fast --tests -- --ignored --nocapture
-	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_WORLD=unprivileged cargo test -p memfold-cli --test e2e -- programs:: fork::
-	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_WORLD=own cargo test -p memfold-cli --test e2e -- real:: servers::
-	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_PAGING=protection cargo test -p memfold-cli --test e2e -- real:: servers:: status::
 
 bench-quick: build
 	@scripts/bench-quick $(TARGET)/release/memfold-bench $(BENCH)

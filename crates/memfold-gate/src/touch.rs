@@ -37,6 +37,19 @@ global_asm!(
     " lock addb $0,(%rdi)",
     " xor %eax,%eax",
     " ret",
+    // u32 exchange(at, from, to): returns 0, or 1 if `*at` isn't `from` or after a fault
+    ".balign 16",
+    ".globl memfold_gate_exchange",
+    ".hidden memfold_gate_exchange",
+    "memfold_gate_exchange:",
+    " mov %esi,%eax",
+    ".globl memfold_gate_exchanging",
+    ".hidden memfold_gate_exchanging",
+    "memfold_gate_exchanging:",
+    " lock cmpxchgl %edx,(%rdi)",
+    " setne %al",
+    " movzbl %al,%eax",
+    " ret",
     ".globl memfold_gate_untouched",
     ".hidden memfold_gate_untouched",
     "memfold_gate_untouched:",
@@ -57,6 +70,10 @@ unsafe extern "C" {
     fn touch_read(at: usize) -> usize;
     #[link_name = "memfold_gate_touch_write"]
     fn touch_write(at: usize) -> usize;
+    #[link_name = "memfold_gate_exchange"]
+    fn exchange_code(at: usize, from: u32, to: u32) -> u32;
+    #[link_name = "memfold_gate_exchanging"]
+    fn exchanging();
     #[link_name = "memfold_gate_untouched"]
     fn untouched();
 }
@@ -67,7 +84,10 @@ pub(crate) fn fix_up(at: usize) -> Option<usize> {
     let address = |code: unsafe extern "C" fn()| code as *const () as usize;
     if at == address(copying) {
         Some(address(copied))
-    } else if at == touch_read as *const () as usize || at == touch_write as *const () as usize {
+    } else if at == touch_read as *const () as usize
+        || at == touch_write as *const () as usize
+        || at == address(exchanging)
+    {
         Some(address(untouched))
     } else {
         None
@@ -83,6 +103,17 @@ pub fn touch(addr: usize, write: bool) -> Result<(), BadAddress> {
     // an atomic addition of 0.
     let left = unsafe { if write { touch_write(addr) } else { touch_read(addr) } };
     if left == 0 { Ok(()) } else { Err(BadAddress) }
+}
+
+/// Replaces `from` by `to` in an aligned word of the program, in one step. Returns whether it did.
+/// It did not if the word has another value, or can't be written.
+///
+/// # Safety
+/// - The program expects that `from` becomes `to` at `addr`.
+pub(crate) unsafe fn exchange(addr: usize, from: u32, to: u32) -> bool {
+    // SAFETY: the caller promises that the program expects the change. A fault ends the access with
+    // an error.
+    unsafe { exchange_code(addr, from, to) == 0 }
 }
 
 /// Reads bytes of the program.

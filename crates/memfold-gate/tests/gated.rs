@@ -15,23 +15,34 @@ fn library() -> PathBuf {
 fn examples() -> &'static PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "-p", "memfold-gate", "--examples"]);
-        assert!(build.status().expect("cargo").success());
+        // nextest has built them with the tests. Alone, `--test gated` builds none.
+        if std::env::var_os("NEXTEST").is_none() {
+            let mut build = Command::new(env!("CARGO"));
+            build.args(["build", "--quiet", "-p", "memfold-gate", "--examples"]);
+            assert!(build.status().expect("cargo").success());
+        }
         let tests = std::env::current_exe().expect("a path");
         let debug = tests.ancestors().nth(2).expect("target/debug/deps");
         debug.with_file_name("debug").join("examples")
     })
 }
 
-/// Compiles a program of `tests/programs`.
+/// Compiles a program of `tests/programs`. Tests in other processes may compile and execute it too, so
+/// a whole one gets its name.
 fn compile(name: &str, options: &[&str]) -> PathBuf {
-    let to = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let place = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let to = place.join(format!("{name}-{}", own_name()));
     let from = format!("{}/tests/programs/{name}.c", env!("CARGO_MANIFEST_DIR"));
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-g", "-w", "-pthread", "-o"]).arg(&to).arg(from).args(options);
     assert!(cc.status().expect("a C compiler").success());
-    to
+    std::fs::rename(&to, place.join(name)).expect("a file of ours");
+    place.join(name)
+}
+
+/// A name that no other test has at the same time, also in another process.
+fn own_name() -> String {
+    format!("{}-{:?}", std::process::id(), std::thread::current().id())
 }
 
 fn run(command: &mut Command) -> (Option<i32>, String, Output) {
@@ -48,8 +59,7 @@ fn same(program: &str, args: &[&str]) -> String {
 /// The same under a library; also what its keeper has said of each process at its end.
 fn same_under(library: &Path, program: &str, args: &[&str]) -> (String, String) {
     let plain = run(Command::new(program).args(args).current_dir(env!("CARGO_TARGET_TMPDIR")));
-    let to = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
-        .join(format!("said-{:?}", std::thread::current().id()));
+    let to = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("said-{}", own_name()));
     let script = format!("exec 9>'{}'; exec \"$@\"", to.display());
     let mut gated = Command::new("sh");
     gated.args(["-c", &script, "sh", program]).args(args);
@@ -57,7 +67,9 @@ fn same_under(library: &Path, program: &str, args: &[&str]) -> (String, String) 
     gated.env("LD_PRELOAD", library).env("MEMFOLD_GATE_COUNT", "9");
     let gated = run(&mut gated);
     assert_eq!((&plain.0, &plain.1), (&gated.0, &gated.1), "{program} {args:?}");
-    (plain.1, std::fs::read_to_string(to).expect("a file"))
+    let said = std::fs::read_to_string(&to).expect("a file");
+    std::fs::remove_file(to).expect("a file of ours");
+    (plain.1, said)
 }
 
 /// Pages that a keeper has taken away, of what it has said.

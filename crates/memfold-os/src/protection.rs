@@ -557,6 +557,10 @@ impl Space for ProtectionSpace {
         unsafe { madvise(start as *mut _, len, Advice::LinuxPopulateWrite) }
     }
 
+    fn is_unshared(&self, start: usize, len: usize) -> bool {
+        self.pagemap.unshared_bytes(start, len) == len
+    }
+
     fn is_populated(&self, addr: usize) -> bool {
         self.pagemap.is_populated(addr)
     }

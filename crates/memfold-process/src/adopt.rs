@@ -234,7 +234,7 @@ impl ManagedProgram {
 
     /// Starts all engine threads except the first, which calls this. Threads that can't be started
     /// now are tried again at the next look.
-    fn start_threads(&self, state: &mut ProgramState, is_past: bool) {
+    pub fn start_threads(&self, state: &mut ProgramState, is_past: bool) {
         let pending = state.pending.get_or_insert_with(|| {
             self.pager.prepare();
             let workers = self.config.worker_count(self.pager.cpus());
@@ -247,7 +247,7 @@ impl ManagedProgram {
     }
 
     /// Takes all suitable memory under management, in one step. No mapping changes meanwhile.
-    fn adopt_all(&self, state: &mut ProgramState) {
+    pub fn adopt_all(&self, state: &mut ProgramState) {
         let (mut all, mut mergeable): (Vec<Range<usize>>, Vec<Range<usize>>) = Default::default();
         let dump = if self.config.fold_dont_dump { Some(MemoryMark::DontDump) } else { None };
         let done = self.smaps.each(|area, about| {
@@ -564,7 +564,7 @@ impl ManagedProgram {
         self.pager.fork().begin_as_child(stats);
         // SAFETY: the thread that forked calls `end_copy` only after it has waited for this thread.
         unsafe { self.pager.fork().connect_remote() };
-        member::set_need(state.level.anonymous - state.level.sharing.others);
+        member::set_need(state.level.anonymous - state.level.counted_in_others());
         // SAFETY: the caller is the first engine thread of a child of fork, where no other engine
         // thread runs. Only this thread calls this.
         if let Err(e) = unsafe { bare::restart_others() } {

@@ -21,7 +21,7 @@
 //! store. It writes to a file of its own (`memfold/swap/copied.rs`).
 use crate::diagnostics::unserved::unserved_later;
 use crate::limits;
-use crate::marks::state::MemoryMark;
+use crate::marks::state::{MemoryMark, ProgramState};
 use crate::program::{MARK, ManagedProgram, abandon};
 use crate::size::process_size;
 use crate::{diagnostics, engine};
@@ -105,11 +105,34 @@ impl ManagedProgram {
             }
             let sharers = self.state.peek_mut().level.sharers;
             self.pager.fork().end_copy(result == 0, sharers);
+            if result == 0 {
+                self.charge_copies(self.state.peek_mut());
+            }
             self.faults_of_program.unlock();
             self.state.unlock();
         }
         if result > 0 {
             engine::end_rest();
+        }
+    }
+
+    /// Prepares a child of fork for writes to what it shares. If the run has room for copies of all
+    /// of it, the child is charged with them already. Otherwise all of its memory is managed from
+    /// now on, and each copy is charged when it is made. The caller is the program's only thread.
+    fn charge_copies(&self, state: &mut ProgramState) {
+        let pays = !state.level.is_prepaid() && !self.paging.hides();
+        if pays && !self.is_managing() {
+            engine::have_done(|| {
+                self.start_threads(state, true);
+                if state.has_threads() {
+                    self.adopt_all(state);
+                }
+            });
+        }
+        if let Err(e) = self.pager.fork().charge_copies(pays) {
+            diagnostics::warn(format_args!(
+                "warning: Memory of a child of fork can't be protected ({e}). Its copies of shared memory are noticed late"
+            ));
         }
     }
 

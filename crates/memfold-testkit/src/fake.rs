@@ -421,6 +421,10 @@ impl Space for FakeSpace {
         Ok(())
     }
 
+    fn is_unshared(&self, _start: usize, _len: usize) -> bool {
+        true
+    }
+
     fn is_populated(&self, addr: usize) -> bool {
         self.is_present(addr) || self.inner.is_leaving.load(SeqCst)
     }

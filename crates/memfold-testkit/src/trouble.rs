@@ -357,6 +357,10 @@ impl Space for Troubled {
         self.space.unshare(start, len)
     }
 
+    fn is_unshared(&self, start: usize, len: usize) -> bool {
+        self.space.is_unshared(start, len)
+    }
+
     fn is_populated(&self, addr: usize) -> bool {
         self.space.is_populated(addr)
     }

@@ -43,7 +43,8 @@ fn touch(memory: &Memory, pages: &[usize], access: Access, what: &str) {
             assert!([0, 7].contains(&unsafe { word(page).read_volatile() }), "{what}");
         }
         if access != Access::Read {
-            // SAFETY: as above.
+            // SAFETY: the word is inside the region, which may be written to, and aligned. No other thread
+            // uses it.
             unsafe { word(page).write_volatile(7) };
         }
     }
@@ -55,7 +56,8 @@ fn touch(memory: &Memory, pages: &[usize], access: Access, what: &str) {
     assert!(taken >= plain && taken <= most, "{what}: {taken} pages, {plain} without memfold");
     memory.check().unwrap();
     for (page, touched) in touched.into_iter().enumerate().step_by(pages.len().div_ceil(500)) {
-        // SAFETY: as above.
+        // SAFETY: `touched` has PAGES entries, so the word is inside the region. It is aligned, and no
+        // other thread uses it.
         assert_eq!(unsafe { word(page).read_volatile() }, touched as u64 * 7, "{what}, {page}");
     }
 }

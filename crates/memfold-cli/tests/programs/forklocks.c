@@ -7,7 +7,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-enum { FORKS = 300, CHILD_SECONDS = 60 };
+enum { FORKS = 300, FEW_FORKS = 90, CHILD_SECONDS = 60 };
 static const size_t LEN = 40 * UNIT;
 static char *memory;
 static volatile int stop;
@@ -153,7 +153,7 @@ static void need_ended(pid_t pid, const int *at) {
 }
 
 /* Forks while two threads repeat each pair of neighbouring calls in turn, and then all at once. */
-static void forks(void) {
+static void fork_amid_calls(int forks) {
     struct rlimit limit;
     int all[] = {RLIMIT_AS, RLIMIT_NOFILE};
     rlim_t low[] = {64ul << 40, 512};
@@ -172,7 +172,7 @@ static void forks(void) {
         long end = first == CALLS ? CALLS : first + 3, from = first == CALLS ? 0 : first;
         stop = 0;
         for (long i = from; i < end; i++) NEED(!pthread_create(&thread[i], NULL, repeat, (void *)i));
-        for (int n = 0; n < FORKS / (CALLS / 3 + 1); n++) {
+        for (int n = 0; n < forks / (CALLS / 3 + 1); n++) {
             pid_t pid = fork();
             NEED(pid >= 0);
             if (pid == 0) be_child(at);
@@ -183,6 +183,8 @@ static void forks(void) {
     }
     check(memory, LEN, 1);
 }
+static void forks(void) { fork_amid_calls(FORKS); }
+static void few_forks(void) { fork_amid_calls(FEW_FORKS); }
 
 static void *execute_always(void *arg) {
     while (!stop) execute();
@@ -212,6 +214,6 @@ static void ignored(void) {
 }
 
 int main(int argc, char **argv) {
-    static const struct test tests[] = {{"forks", forks}, {"ignored", ignored}};
+    static const struct test tests[] = {{"forks", forks}, {"few_forks", few_forks}, {"ignored", ignored}};
     return RUN_NAMED(argc, argv, tests);
 }

@@ -4,7 +4,7 @@ use crate::keeper::{Ending, Keeper};
 use crate::record::{GateThread, each_used};
 use crate::signals::block_all;
 use crate::threads::behalf::keep_all;
-use crate::touch::{read, touch};
+use crate::touch::{exchange, read, touch};
 use crate::user_dispatch::is_retired;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use memfold_os::Errno;
@@ -13,6 +13,17 @@ use memfold_os::thread::{process_id, thread_id};
 
 /// The most entries of a robust list that the kernel follows (`ROBUST_LIST_LIMIT`).
 const ENTRIES_MAX: usize = 2048;
+
+/// The size of a `struct robust_list_head`.
+const HEAD_BYTES: usize = size_of::<[usize; 3]>();
+
+/// An entry of a robust list.
+struct Lock {
+    /// Whether the mutex has priority inheritance. The kernel wakes those who wait for it itself.
+    inherits: bool,
+    /// Whether the thread was about to take or to release it.
+    is_pending: bool,
+}
 
 /// The code that the process's first thread has passed to `exit`. Before Linux 6.0 this is the exit
 /// code of the process. Later it is that of the last thread.
@@ -28,9 +39,9 @@ pub fn first_has_exited() -> bool {
 /// Serves `exit`. The keeper's threads would keep the process alive, so the last thread of the
 /// program ends the process.
 pub fn exit(keeper: &dyn Keeper, record: &GateThread, code: usize) -> ! {
-    touch_locks(record.robust.load(SeqCst));
+    release_locks(record);
     keeper.ends(Ending::Thread);
-    // The gate's own signals stay open until the locks have been touched.
+    // The gate's own signals stay open until the locks have been released.
     block_all();
     if thread_id() == process_id() {
         CODE.store(code, SeqCst);
@@ -141,18 +152,86 @@ fn has_locks(head: usize) -> bool {
     read_head(head).is_some_and(|[entry, _, waits_for]| entry & !1 != head || waits_for & !1 != 0)
 }
 
-/// Makes the locks of a thread resident, because the kernel is about to read and write them.
-fn touch_locks(head: usize) {
+/// Calls `each` with each lock of a thread and its address, in the kernel's order, until `each`
+/// returns `false`.
+fn each_lock(head: usize, each: &mut dyn FnMut(usize, Lock) -> bool) {
     let Some([mut entry, offset, waits_for]) = read_head(head) else { return };
     let futex = |entry: usize| (entry & !1).wrapping_add(offset);
     for _ in 0..ENTRIES_MAX {
-        if entry & !1 == head || touch(futex(entry), true).is_err() {
+        if entry & !1 == head {
             break;
         }
-        let Ok(next) = read::<usize>(entry & !1) else { break };
+        // A thread that takes a released lock changes the lock's entry, so the entry is read first.
+        let next = read::<usize>(entry & !1);
+        let is_owned = entry & !1 != waits_for & !1;
+        let inherits = entry & 1 != 0;
+        if is_owned && !each(futex(entry), Lock { inherits, is_pending: false }) {
+            return;
+        }
+        let Ok(next) = next else { return };
         entry = next;
     }
     if waits_for & !1 != 0 {
-        let _ = touch(futex(waits_for), true);
+        each(futex(waits_for), Lock { inherits: waits_for & 1 != 0, is_pending: true });
     }
+}
+
+/// Makes the locks of a thread resident, because the kernel is about to read and write them.
+fn touch_locks(head: usize) {
+    each_lock(head, &mut |futex, _| touch(futex, true).is_ok());
+}
+
+/// Marks the locks of the calling thread as those of a dead thread, and wakes threads that wait for
+/// them. The kernel does so when a thread ends, but stops at the first folded lock. The locks are
+/// not held, so an evictor might fold them before the kernel has walked them.
+fn release_locks(record: &GateThread) {
+    let head = record.robust.load(SeqCst);
+    if !has_locks(head) {
+        return;
+    }
+    let own = thread_id();
+    each_lock(head, &mut |futex, lock| release(futex, lock, own));
+    // Of a thread with a list that the kernel has cleared, `is_gone` says that it was killed.
+    record.robust.store(0, SeqCst);
+    // The entries may be part of another thread's list by now. If the call fails, the kernel finds
+    // that the caller owns none of these locks.
+    // SAFETY: the call takes no memory. The kernel's walk of an empty list touches none.
+    let _ = unsafe { system_call(libc::SYS_set_robust_list, [0, HEAD_BYTES, 0, 0, 0, 0]) };
+}
+
+/// Releases one lock, as the kernel's `handle_futex_death` does. Returns `false` if it can't be
+/// read or written.
+fn release(futex: usize, lock: Lock, own: u32) -> bool {
+    if !futex.is_multiple_of(4) {
+        return false;
+    }
+    loop {
+        let Ok(word) = read::<u32>(futex) else { return false };
+        let owner = word & libc::FUTEX_TID_MASK;
+        if lock.is_pending && !lock.inherits && owner == 0 {
+            wake_one(futex);
+            return true;
+        }
+        if owner != own {
+            return true;
+        }
+        let dead = word & libc::FUTEX_WAITERS | libc::FUTEX_OWNER_DIED;
+        // SAFETY: the program has put the lock into its robust list, so that the word changes in
+        // this way when the owner ends. The owner is the caller, which ends now.
+        if unsafe { exchange(futex, word, dead) } {
+            if !lock.inherits && word & libc::FUTEX_WAITERS != 0 {
+                wake_one(futex);
+            }
+            return true;
+        }
+        if touch(futex, true).is_err() {
+            return false;
+        }
+    }
+}
+
+/// Wakes a thread that waits for a lock. It holds the lock's page while it waits.
+fn wake_one(futex: usize) {
+    // SAFETY: the call reads and writes no memory of the program.
+    let _ = unsafe { system_call(libc::SYS_futex, [futex, libc::FUTEX_WAKE as usize, 1, 0, 0, 0]) };
 }

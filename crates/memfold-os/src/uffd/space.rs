@@ -135,6 +135,10 @@ pub trait Space: Send + Sync {
     /// The errors of `madvise(MADV_POPULATE_WRITE)`.
     fn unshare(&self, start: usize, len: usize) -> Result<(), Errno>;
 
+    /// Returns whether no page of a range is in memory and shared with another process. Touches no
+    /// page.
+    fn is_unshared(&self, start: usize, len: usize) -> bool;
+
     /// Returns whether there is a page at `addr`, in memory, in the kernel's swap, or being read
     /// from there. Touches no page.
     fn is_populated(&self, addr: usize) -> bool;
@@ -297,6 +301,10 @@ impl Space for UffdSpace {
     fn unshare(&self, start: usize, len: usize) -> Result<(), Errno> {
         // SAFETY: MADV_POPULATE_WRITE changes no byte.
         unsafe { madvise(start as *mut _, len, Advice::LinuxPopulateWrite) }
+    }
+
+    fn is_unshared(&self, start: usize, len: usize) -> bool {
+        self.pagemap.as_ref().is_some_and(|pagemap| pagemap.unshared_bytes(start, len) == len)
     }
 
     fn is_populated(&self, addr: usize) -> bool {

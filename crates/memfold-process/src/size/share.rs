@@ -50,8 +50,22 @@ pub struct SizeLevel {
     company: u64,
     /// Bytes that were folded when a fork made this process.
     inherited_away: u64,
+    /// Whether this child of fork is charged with all that it shares, so that it may write to it.
+    is_prepaid: bool,
     /// What it needed when it last sent news that its share is too small, bytes, and when.
     short: Option<(u64, u64)>,
+}
+
+impl SizeLevel {
+    /// Returns the part of the resident memory that counts in the processes that share it, bytes.
+    pub fn counted_in_others(&self) -> u64 {
+        if self.is_prepaid { 0 } else { self.sharing.others }
+    }
+
+    /// Returns whether this child of fork is charged with all that it shares.
+    pub fn is_prepaid(&self) -> bool {
+        self.is_prepaid
+    }
 }
 
 /// The result of one look.
@@ -100,14 +114,23 @@ impl SizeScale {
     /// # Errors
     /// The errors of [`SizeScale::open`].
     pub fn begin_as_child(&self, pager: &Pager, level: &mut SizeLevel) -> Result<(), Errno> {
+        let opened = self.reopen();
+        level.anonymous = self.statm.anonymous_bytes().unwrap_or(level.anonymous);
         // Until the first measurement all memory counts as shared. Most children end or execute a
         // program before it.
-        let others = level.anonymous.min(pager.limits().bound_bytes());
-        level.sharing.note_fork(now_ns(), Some(others));
+        level.sharing.note_fork(now_ns(), Some(level.anonymous));
         // The CPU time of this process begins at 0.
         level.pace = LookPace::default();
         level.inherited_away = pager.gauges().away_bytes();
-        self.reopen()
+        level.is_prepaid = OwnCharge.charge(level.anonymous, pager.limits().is_limited());
+        self.count_others(pager, level);
+        opened
+    }
+
+    /// Tells the engine how much of the resident memory counts in other processes.
+    fn count_others(&self, pager: &Pager, level: &SizeLevel) {
+        let others = pager.gauges().others_bytes();
+        pager.gauges().update_others_bytes(others, level.counted_in_others());
     }
 
     /// Measures the size, publishes it to the other processes, and takes this process's share.
@@ -133,8 +156,13 @@ impl SizeScale {
         pager.gauges().set_unmanaged_bytes(unmanaged);
         pager.gauges().publish();
         let before = core::mem::replace(&mut level.anonymous, anonymous);
+        let others = pager.gauges().others_bytes();
+        if pager.fork().charges_copies() {
+            level.sharing.others = level.sharing.others.min(others);
+        }
         measure_shared(self.rollup.as_ref(), pager, level, worked_ns);
-        let need = anonymous.saturating_sub(level.sharing.others)
+        pager.gauges().update_others_bytes(others, level.counted_in_others());
+        let need = anonymous.saturating_sub(level.counted_in_others())
             + pager.gauges().away_bytes().saturating_sub(level.inherited_away);
         // An idle process needs only what it can't fold.
         let need = if pager.gauges().is_idle() { 0 } else { need };
@@ -143,7 +171,7 @@ impl SizeScale {
         member::set_need(need);
         let stays = if is_managing { pager.gauges().least_resident_bytes() } else { 0 };
         // Pages of the pool are shared as others are.
-        let (stored, others) = (pager.limits().stored_bytes(), level.sharing.others);
+        let (stored, others) = (pager.limits().stored_bytes(), level.counted_in_others());
         let least = stays.saturating_sub(others);
         member::set_least(least, stored.saturating_sub(others.saturating_sub(stays)));
         member::note_totals();
@@ -156,7 +184,9 @@ impl SizeScale {
         let (limit, resident) = self.shares(level, need);
         let (most, processes) = (self.bounds(), level.company + 1);
         pager.gauges().set_bounds(limit, resident, most.0.min(most.1) / processes);
-        let is_short = need.saturating_add(level.sharing.others) > limit.min(resident);
+        let is_short = need > limit.min(resident);
+        // Then what it shares is to count where it is.
+        level.is_prepaid &= !is_short;
         if !is_short || level.company == 0 {
             level.short = None;
             return;
@@ -187,7 +217,7 @@ impl SizeScale {
             }
             let (own, company) = member::share_of(bound, need, is_limit);
             level.company = company as u64;
-            own.saturating_add(level.sharing.others)
+            own
         };
         let (limit, resident) = self.bounds();
         (of(limit, true), of(resident, false))
@@ -197,10 +227,10 @@ impl SizeScale {
     /// need to the other processes at once. Otherwise processes that begin to grow at the same time
     /// would each find room for all of it.
     pub fn has_room(&self, level: &mut SizeLevel, most: u64) -> bool {
-        let need = most.saturating_sub(level.sharing.others);
+        let need = most.saturating_sub(level.counted_in_others());
         member::set_need(need);
         let (limit, resident) = self.shares(level, need);
-        most <= limit.min(resident)
+        need <= limit.min(resident)
     }
 }
 
@@ -213,7 +243,11 @@ fn measure_shared(rollup: Option<&Rollup>, pager: &Pager, level: &mut SizeLevel,
     let now = ProcessMoves {
         now_ns: now_ns(),
         worked_ns,
-        moved_bytes: process_size::faulted_bytes() + (loaded << PAGE_SHIFT),
+        // Copies that were charged have changed the part already.
+        moved_bytes: match pager.fork().charges_copies() {
+            true => 0,
+            false => process_size::faulted_bytes() + (loaded << PAGE_SHIFT),
+        },
         anonymous: level.anonymous,
     };
     let mut is_measured = false;

@@ -5,6 +5,7 @@ pub(crate) mod readahead;
 pub(crate) mod load;
 pub(crate) mod load_by_copy;
 pub(crate) mod zeros;
+pub(crate) mod copies;
 
 use crate::area::{Area, Areas};
 use crate::fault::load::Loads;
@@ -158,11 +159,22 @@ impl Faults<'_> {
         let other = |served| (served, FaultSource::Other);
         let key = area.key_of(fault.addr);
         let mut guard = self.table.lock(key);
+        let mut paid = None;
         loop {
             let Some(id) = self.table.find(&guard, key) else {
                 return (self.first_touch(areas, area, guard, key, fault), FaultSource::Zero);
             };
             let folio = self.table.get(&guard, id);
+            if let Some(order) = self.copied_order(&guard, area, folio, fault) {
+                if let Some(paid) = paid {
+                    return other(self.make_private(&mut guard, area, fault.addr, order.min(paid)));
+                }
+                drop(guard);
+                self.charge_copies(areas, order);
+                paid = Some(order);
+                guard = self.table.lock(key);
+                continue;
+            }
             match folio.state.get() {
                 FolioState::Resident => {
                     return other(self.touch_resident(&guard, area, id, fault));

@@ -12,6 +12,7 @@ use crate::limits::Limits;
 use crate::mappings::Mappings;
 use crate::mappings::ranges::KeyRanges;
 use crate::memory::unshare::Sharing;
+use crate::parts::bytes;
 use crate::reclaim::writeback::Writeback;
 use crate::stats::Stats;
 use crate::stats_place::StatsPlace;
@@ -242,6 +243,29 @@ impl Fork<'_> {
         self.backing.swap().into_iter().for_each(|swap| unsafe { swap.connect_remote() });
     }
 
+    /// In a child, after [`Fork::end_copy`]: with `charges`, protects all managed memory from writes.
+    /// So each copy of a page is charged before the kernel makes it (`fault/copies.rs`). Without,
+    /// ends what the parent had of that. The caller is the program's only thread, so no system call
+    /// is in progress that writes to this memory.
+    ///
+    /// # Errors
+    /// The errors of `UFFDIO_WRITEPROTECT`. ENOSYS: the space can't protect resident memory.
+    pub fn charge_copies(&self, charges: bool) -> Result<(), Errno> {
+        self.to_unshare.set_charges_copies(false);
+        if !charges {
+            return Ok(());
+        }
+        if !self.mapper.drops_clean() {
+            return Err(Errno::NOSYS);
+        }
+        for area in self.areas.read().iter() {
+            let start = (area.start as usize) << PAGE_SHIFT;
+            self.mapper.space().protect(start, bytes((area.end - area.start) as usize), true)?;
+        }
+        self.to_unshare.set_charges_copies(true);
+        Ok(())
+    }
+
     /// Ends [`Fork::begin_copy`], in each of the two processes, after [`Fork::allow_requests`]. So
     /// many `processes` share memory now.
     ///
@@ -273,6 +297,11 @@ impl Fork<'_> {
         let takes_more = (own as u128) * (data as u128) < bytes as u128 * pool as u128;
         let stays = takes_more || processes > 2 || !Limits(self.0).is_bounded();
         self.to_unshare.note_shared(if stays { Sharing::Many } else { Sharing::Few });
+    }
+
+    /// Returns whether each copy of a shared page is charged before the kernel makes it.
+    pub fn charges_copies(&self) -> bool {
+        self.to_unshare.charges_copies()
     }
 
     /// Returns whether a process has just been forked, and it isn't known yet how much it shares.

@@ -22,8 +22,12 @@
 //!
 //! **Shared pages.** Pages that processes share after a fork count in each with its part (Pss), so
 //! that the sum over a run is right. A process that writes to such a page gets its own from the
-//! kernel, and no event reports that. So `memfold-process/src/size/share.rs` reads smaps_rollup
-//! from time to time. It takes at most a tenth of a CPU, and ends when no page is shared any more.
+//! kernel, and no event reports that.
+//! - A child for whose copies the run has room is charged with all that it shares.
+//! - Another child pays for each copy before the kernel makes it (`fault/copies.rs`).
+//! - In the parent, and where memory can't be write-protected, `memfold-process/src/size/share.rs`
+//!   reads smaps_rollup from time to time. It takes at most a tenth of a CPU, and ends when no page
+//!   is shared any more.
 //!
 //! To fold a shared page, a process must first make it private. That frees its part of the page, and
 //! takes a compressed copy. Where the copy is larger than the part (three or more processes share), the

@@ -266,6 +266,17 @@ impl Gauges<'_> {
         self.limits().ask_past_target();
     }
 
+    /// Returns the resident memory that counts in other processes, because a fork shares it, bytes.
+    pub fn others_bytes(&self) -> u64 {
+        self.budget.quota().others_bytes()
+    }
+
+    /// Sets the resident memory that counts in other processes, as it was measured while it was
+    /// `before`, bytes. Copies that were charged since then count here.
+    pub fn update_others_bytes(&self, before: u64, bytes: u64) {
+        self.budget.quota().update_others(before, bytes);
+    }
+
     /// Returns the last value of [`Gauges::set_unmanaged_bytes`].
     pub fn unmanaged_bytes(&self) -> u64 {
         self.budget.quota().outside_bytes()

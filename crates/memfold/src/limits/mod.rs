@@ -4,7 +4,6 @@ pub mod gauges;
 use crate::config::{OnFull, WORKABLE_MIN_BYTES};
 use crate::folio::lru::LruList;
 use crate::parts::walk;
-use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::units::{Order, PAGE_SHIFT};
 use memfold_swap::Swap;
 
@@ -153,7 +152,7 @@ impl Limits<'_> {
     pub(super) fn charge_for(&self, pages: u64) -> u64 {
         let stored = if self.is_limited() { self.stored_bytes() } else { 0 };
         let held = (pages << PAGE_SHIFT) + stored + self.budget.quota().outside_bytes();
-        held.saturating_sub(self.stats.shared_bytes.load(Relaxed))
+        held.saturating_sub(self.budget.quota().others_bytes())
     }
 
     /// Returns whether uncompressed memory may grow to `pages`: to the target, as long as the run

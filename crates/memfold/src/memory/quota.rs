@@ -14,13 +14,16 @@ pub trait SharedLimit: Sync {
     fn settle(&self, bytes: u64);
 }
 
-/// Bounds in bytes; `u64::MAX` for none. They change while the engine runs.
+/// This process's shares of the bounds in bytes; `u64::MAX` for none. They change while the engine
+/// runs.
 pub(crate) struct Quota {
     limit_bytes: AtomicU64,
     resident_bytes: AtomicU64,
     /// The share of each process if all had equal ones.
     even_bytes: AtomicU64,
     outside_bytes: AtomicU64,
+    /// Resident memory that counts in other processes, bytes. The bounds are higher by as much.
+    others_bytes: AtomicU64,
 }
 
 impl Quota {
@@ -33,6 +36,7 @@ impl Quota {
             resident_bytes: AtomicU64::new(resident),
             even_bytes: AtomicU64::new(limit.min(resident)),
             outside_bytes: AtomicU64::new(0),
+            others_bytes: AtomicU64::new(0),
         }
     }
 
@@ -47,7 +51,25 @@ impl Quota {
     pub fn lower(&self, held_bytes: u64) {
         let bound =
             if self.limit_bytes().is_some() { &self.limit_bytes } else { &self.resident_bytes };
-        bound.fetch_min(held_bytes, Relaxed);
+        bound.fetch_min(held_bytes.saturating_sub(self.others_bytes()), Relaxed);
+    }
+
+    /// Returns the resident memory that counts in other processes, because a fork shares it.
+    pub fn others_bytes(&self) -> u64 {
+        self.others_bytes.load(Relaxed)
+    }
+
+    /// Sets the resident memory that counts in other processes, as it was measured while it was
+    /// `before`. What was subtracted since then isn't part of it.
+    pub fn update_others(&self, before: u64, bytes: u64) {
+        let since = |now: u64| Some(bytes.saturating_sub(before.saturating_sub(now)));
+        let _ = self.others_bytes.fetch_update(Relaxed, Relaxed, since);
+    }
+
+    /// Subtracts memory that counts in this process from now on, as far as it was counted in others.
+    pub fn sub_others(&self, bytes: u64) {
+        let less = |others: u64| Some(others.saturating_sub(bytes));
+        let _ = self.others_bytes.fetch_update(Relaxed, Relaxed, less);
     }
 
     /// Returns the share of each process if all had equal ones. Unlike this process's own share it
@@ -58,17 +80,23 @@ impl Quota {
 
     /// Returns the bound of all memory; `None` without one.
     pub fn limit_bytes(&self) -> Option<u64> {
-        Some(self.limit_bytes.load(Relaxed)).filter(|limit| *limit != u64::MAX)
+        self.bound(&self.limit_bytes)
     }
 
     /// Returns the bound of uncompressed memory; `None` without one.
     pub fn resident_bytes(&self) -> Option<u64> {
-        Some(self.resident_bytes.load(Relaxed)).filter(|resident| *resident != u64::MAX)
+        self.bound(&self.resident_bytes)
+    }
+
+    fn bound(&self, share: &AtomicU64) -> Option<u64> {
+        let own = Some(share.load(Relaxed)).filter(|share| *share != u64::MAX)?;
+        Some(own.saturating_add(self.others_bytes()))
     }
 
     /// Returns the smaller of the two, `u64::MAX` without any.
     pub fn least_bytes(&self) -> u64 {
-        self.limit_bytes.load(Relaxed).min(self.resident_bytes.load(Relaxed))
+        let bounds = [self.limit_bytes(), self.resident_bytes()];
+        bounds.into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
     /// Returns the program's memory that is not managed.

@@ -2,7 +2,7 @@
 //! makes them private again (`reclaim/background.rs`).
 use core::ops::Range;
 use memfold_os::sync::Mutex;
-use memfold_os::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
+use memfold_os::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::SeqCst};
 use memfold_os::thread::now_ns;
 use memfold_os::units::PAGE_SIZE;
 
@@ -20,6 +20,8 @@ pub struct ToUnshare {
     met: AtomicU64,
     /// A [`Sharing`].
     sharing: AtomicU8,
+    /// Whether copies of shared pages are charged before the kernel makes them.
+    charges_copies: AtomicBool,
 }
 
 /// How many processes share pages by a fork.
@@ -48,6 +50,7 @@ impl ToUnshare {
             until_ns: AtomicU64::new(0),
             met: AtomicU64::new(0),
             sharing: AtomicU8::new(Sharing::Few as u8),
+            charges_copies: AtomicBool::new(false),
         }
     }
 
@@ -74,6 +77,17 @@ impl ToUnshare {
     pub fn note_private(&self) {
         self.sharing.store(Sharing::Few as u8, SeqCst);
         self.until_ns.store(now_ns() + PRIVATE_NS, SeqCst);
+    }
+
+    /// Records whether all shared pages are protected from writes, so that each copy is charged before
+    /// the kernel makes it.
+    pub fn set_charges_copies(&self, charges: bool) {
+        self.charges_copies.store(charges, SeqCst);
+    }
+
+    /// Returns whether each copy of a shared page is charged before the kernel makes it.
+    pub fn charges_copies(&self) -> bool {
+        self.charges_copies.load(SeqCst)
     }
 
     /// Returns whether a page that can't be moved is probably shared by so many processes that it

@@ -89,6 +89,10 @@ impl Background<'_> {
             self.table.list_by_state(&guard, id);
             self.budget.note_refusal();
         } else {
+            if self.to_unshare.charges_copies() {
+                self.budget.quota().sub_others(PAGE_SIZE as u64);
+                let _ = self.mapper.space().protect(page, PAGE_SIZE, false);
+            }
             let _ = self.mapper.space().unshare(page, PAGE_SIZE);
         }
     }

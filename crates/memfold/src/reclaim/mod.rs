@@ -172,6 +172,16 @@ impl Reclaim<'_> {
         });
     }
 
+    /// Makes room for `pages` copies that the kernel is going to make of pages that are resident
+    /// already, as far as there is memory that can be evicted.
+    pub(crate) fn make_room_for_copies(&self, areas: &Areas, pages: u64) {
+        let limits = Limits(self.0);
+        if limits.may_hold(limits.physical()) {
+            return;
+        }
+        let _ = self.reclaim(AreasAccess::Read(areas), 0, pages);
+    }
+
     /// Makes `pages` full frames free, or brings memory `slack` pages under the target.
     pub(crate) fn reclaim(&self, hold: AreasAccess<'_>, pages: u64, slack: u64) -> ReclaimProgress {
         // A drop frees no frame, but makes room for a fresh one.

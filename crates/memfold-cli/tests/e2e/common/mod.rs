@@ -13,6 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+/// After this a program hangs. It is far above what any takes on a machine with a load of fifty, and
+/// below what ends a test without a word (`.config/nextest.toml`).
+pub const HANG: Duration = Duration::from_secs(300);
+
 /// Returns the directory of the built `memfold` and preload library: MEMFOLD_BIN_DIR, or the
 /// directory where cargo puts this test's build.
 ///
@@ -174,13 +178,12 @@ pub fn compile_go(name: &str) -> Option<Program> {
     Some(Program { scratch, path })
 }
 
-/// Runs a command to its end under memfold with `--resident SIZE`. Fails after a minute.
+/// Runs a command to its end under memfold with `--resident SIZE`. Fails if it hangs.
 pub fn managed(resident: &str, command: &[&str]) -> Option<Output> {
     managed_in("", &["--resident", resident], command)
 }
 
-/// Runs a command to its end under memfold with `flags` and a summary. Fails after ten minutes, so
-/// that a hang is a failure. A `world` is a shell script that gets the command as `"$@"`, and runs
+/// Runs a command to its end under memfold with `flags` and a summary. Fails if it hangs. A `world` is a shell script that gets the command as `"$@"`, and runs
 /// as root in a new mount namespace.
 pub fn managed_in(world: &str, flags: &[&str], command: &[&str]) -> Option<Output> {
     let bin = binaries()?;
@@ -196,7 +199,7 @@ pub fn managed_in(world: &str, flags: &[&str], command: &[&str]) -> Option<Outpu
     let status = loop {
         match child.try_wait().unwrap() {
             Some(status) => break status,
-            None if begin.elapsed() > Duration::from_secs(600) => {
+            None if begin.elapsed() > HANG => {
                 child.kill().unwrap();
                 child.wait().unwrap();
                 panic!("{command:?} hangs: {}", std::fs::read_to_string(&err).unwrap());
@@ -263,11 +266,7 @@ impl Holder {
     pub fn wait_for(&self, what: &str, wanted: impl Fn(u64) -> bool) {
         let begin = Instant::now();
         while !wanted(self.resident_mib()) {
-            assert!(
-                begin.elapsed() < Duration::from_secs(600),
-                "{what}: {} MiB resident",
-                self.resident_mib()
-            );
+            assert!(begin.elapsed() < HANG, "{what}: {} MiB resident", self.resident_mib());
             std::thread::sleep(Duration::from_millis(20));
         }
         println!(

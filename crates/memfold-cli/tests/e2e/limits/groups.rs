@@ -1,5 +1,5 @@
 //! Runs that share the limit of a group.
-use crate::common::{Holder, Program, Scratch, assert_refused, binaries, compile, memfold};
+use crate::common::{HANG, Holder, Program, Scratch, assert_refused, binaries, compile, memfold};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -67,7 +67,7 @@ impl TestGroup {
             if wanted(&mib) {
                 return;
             }
-            assert!(begin.elapsed() < Duration::from_secs(600), "{name}: {mib:?}");
+            assert!(begin.elapsed() < HANG, "{name}: {mib:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -216,7 +216,7 @@ fn b7_many_small_runs_start_at_once() {
     let begin = Instant::now();
     while group.about()["runs"].as_array().unwrap().len() < runs.len() {
         assert!(runs.iter_mut().all(|run| run.try_wait().unwrap().is_none()), "one was refused");
-        assert!(begin.elapsed() < Duration::from_secs(600), "{:#}", group.about());
+        assert!(begin.elapsed() < HANG, "{:#}", group.about());
     }
     for run in &mut runs {
         drop(run.stdin.take());

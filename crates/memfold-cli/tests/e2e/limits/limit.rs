@@ -1,11 +1,11 @@
 //! What `--limit` bounds under `memfold run`.
+use super::peak_of;
 use crate::common::{
     Holder, Scratch, assert_right_with, binaries, compile, folded_in, json, make_unmanageable,
     managed_in, memfold,
 };
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Instant;
 
 /// The program leaves one page in 16 untouched. Adopted memory must still be folded in large
 /// folios, so reading all of it takes few faults: 200 to 700, or some thousand on a busy machine.
@@ -127,34 +127,6 @@ fn b1_total_never_rises_as_the_limit_falls() {
 #[ignore = "ten processes, larger: make torture"]
 fn b1_total_never_rises_as_the_limit_falls_at_length() {
     assert_the_limit_is_the_promise(400, &[1, 10], &[90, 70, 50, 30, 15]);
-}
-
-/// Returns the peak memory of a run's processes in MiB, and the run's output.
-fn peak_of(flags: &[&str], command: &[&str]) -> Option<(f64, std::process::Output)> {
-    let bin = binaries()?;
-    let arguments = [&["run"], flags, &["--"], command].concat();
-    let mut run = memfold(&bin, &arguments);
-    run.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut run = run.spawn().unwrap();
-    let mut peak = 0;
-    while run.try_wait().unwrap().is_none() {
-        peak = peak.max(resident_kib(command[0]));
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Some((peak as f64 / 1024.0, run.wait_with_output().unwrap()))
-}
-
-/// Returns the resident memory of all processes of a program, in KiB.
-fn resident_kib(program: &str) -> u64 {
-    let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    let of = |entry: std::fs::DirEntry| {
-        let is_its = std::fs::read_link(entry.path().join("exe")).ok()? == Path::new(program);
-        let status =
-            is_its.then(|| std::fs::read_to_string(entry.path().join("status")).ok())??;
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
-        line.trim().trim_end_matches(" kB").parse::<u64>().ok()
-    };
-    entries.filter_map(of).sum()
 }
 
 /// Each process has room for its own share when it asks for it, and for no more.

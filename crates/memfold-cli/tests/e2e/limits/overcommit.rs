@@ -1,6 +1,5 @@
 //! memfold's commit charge where the system limits it (`vm.overcommit_memory=2`). This is a setting
-//! of the whole machine. The test sets a limit above all needs. It has its own file because test
-//! files run one after another.
+//! of the whole machine. The test sets a limit above all needs.
 use crate::common::{Scratch, assert_figures, binaries, json, run};
 use std::process::{Child, Command, Stdio};
 

@@ -78,11 +78,19 @@ fn what_an_ended_child_has_read_is_written_to_again() {
 fn packed_blocks_are_read_across_forks() {
     let swap = Scratch::new();
     let flags = ["--limit", "12M", "--swap-keep-free", "64M", "--swap", swap.0.to_str().unwrap()];
-    assert_all_right("", &flags, "children", 48, &["generations", "threads"]);
-    assert_all_right("", &flags, "apart", 300, &["parts"]);
+    assert_all_right("", &flags, "children", 48, &["generations"]);
     if can_make_worlds() {
         assert_all_right("", &flags, "shut", 32, &["filter"]);
     }
+}
+
+#[test]
+#[ignore = "a variant: make test-all"]
+fn packed_blocks_are_read_by_children_of_threads_and_with_parts_left_out() {
+    let swap = Scratch::new();
+    let flags = ["--limit", "12M", "--swap-keep-free", "64M", "--swap", swap.0.to_str().unwrap()];
+    assert_all_right("", &flags, "children", 48, &["threads"]);
+    assert_all_right("", &flags, "apart", 300, &["parts"]);
 }
 
 #[test]
@@ -122,7 +130,13 @@ fn assert_right_with_remote(promises: &[&str]) {
 
 #[test]
 fn children_read_inherited_data_from_the_remote_store() {
-    assert_right_with_remote(&["both", "generations", "orphan"]);
+    assert_right_with_remote(&["both"]);
+}
+
+#[test]
+#[ignore = "a variant: make test-all"]
+fn generations_and_orphans_read_inherited_data_from_the_remote_store() {
+    assert_right_with_remote(&["generations", "orphan"]);
 }
 
 #[test]

@@ -92,6 +92,7 @@ print(len(all), sum(map(len, all.values())), hash(tuple(all[n][:3] for n in rang
 }
 
 #[test]
+#[ignore = "a variant: make test-all"]
 fn node_runs_beside_a_thread_of_a_constructor() {
     let Some(node) = installed("node") else { return };
     let script = "const all = [];
@@ -103,6 +104,7 @@ fn node_runs_beside_a_thread_of_a_constructor() {
 }
 
 #[test]
+#[ignore = "a variant: make test-all"]
 fn java_runs_beside_a_thread_of_a_constructor() {
     let Some([java, _]) = all_installed(["java", "javac"]) else { return };
     let scratch = Scratch::new();
@@ -111,6 +113,7 @@ fn java_runs_beside_a_thread_of_a_constructor() {
 }
 
 #[test]
+#[ignore = "a variant: make test-all"]
 fn redis_runs_beside_a_thread_of_a_constructor() {
     let Some([server, shell]) = all_installed(["redis-server", "redis-cli"]) else { return };
     let scratch = Scratch::new();

@@ -16,14 +16,24 @@ fn pages_lent_to_a_pipe_or_a_socket_never_change() {
 
 #[test]
 fn pages_lent_by_a_bare_instruction_never_change() {
-    assert_right("devices", 32, &["splice:bare", "splice_waits:bare"]);
-    assert_right("devices", 32, &["zerocopy:bare", "zerocopy_inherited:bare"]);
+    assert_right("devices", 32, &["splice:bare", "zerocopy:bare"]);
+}
+
+#[test]
+#[ignore = "a variant: make test-all"]
+fn pages_lent_by_a_bare_instruction_never_change_while_others_wait_or_inherit() {
+    assert_right("devices", 32, &["splice_waits:bare", "zerocopy_inherited:bare"]);
 }
 
 #[test]
 fn marks_by_a_bare_instruction_are_kept() {
-    assert_right("marks", 32, &["locks:bare", "lock_all:bare", "dump:bare"]);
-    assert_right("marks", 32, &["forks:bare", "wipe:bare", "threads:bare"]);
+    assert_right("marks", 32, &["locks:bare", "dump:bare", "forks:bare"]);
+}
+
+#[test]
+#[ignore = "a variant: make test-all"]
+fn marks_of_other_kinds_by_a_bare_instruction_are_kept() {
+    assert_right("marks", 32, &["lock_all:bare", "wipe:bare", "threads:bare"]);
 }
 
 #[test]

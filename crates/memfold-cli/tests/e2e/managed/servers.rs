@@ -2,7 +2,9 @@
 //! clients and without any privilege. Every answer is right, the limit is kept, and the servers end
 //! on request.
 use crate::common::real::all_installed;
-use crate::common::{NOBODY, Scratch, assert_figures, json, memfold_in, open_scratch, printed_in};
+use crate::common::{
+    HANG, NOBODY, Scratch, assert_figures, json, memfold_in, open_scratch, printed_in,
+};
 use crate::common::{binaries, can_make_worlds, unprivileged};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -49,7 +51,7 @@ impl Service {
         while UnixStream::connect(socket).is_err() {
             let ended = service.runner.as_mut().unwrap().try_wait().unwrap();
             assert!(
-                ended.is_none() && begin.elapsed() < Duration::from_secs(600),
+                ended.is_none() && begin.elapsed() < HANG,
                 "{ended:?}: {}",
                 service.complaints()
             );
@@ -73,7 +75,7 @@ impl Service {
         let status = loop {
             match runner.try_wait().unwrap() {
                 Some(status) => break status,
-                None if begin.elapsed() > Duration::from_secs(600) => {
+                None if begin.elapsed() > HANG => {
                     let _ = runner.kill();
                     panic!("it does not end: {}", self.complaints());
                 }
@@ -126,7 +128,7 @@ impl Drop for Plain {
     }
 }
 
-/// Runs a client for at most a minute.
+/// Runs a client for at most four minutes.
 fn client(command: &[&str]) -> Output {
     let mut timed = Command::new("timeout");
     timed.args(["-s", "KILL", "240"]).args(command).stdin(Stdio::null());
@@ -190,11 +192,7 @@ fn redis_answers_and_saves_under_load() {
     assert_eq!(ask(&["bgsave"]), "Background saving started");
     let begin = Instant::now();
     while !ask(&["info", "persistence"]).contains("rdb_bgsave_in_progress:0") {
-        assert!(
-            begin.elapsed() < Duration::from_secs(600),
-            "the snapshot does not end: {}",
-            service.complaints()
-        );
+        assert!(begin.elapsed() < HANG, "the snapshot does not end: {}", service.complaints());
         std::thread::sleep(Duration::from_millis(50));
     }
     let info = ask(&["info", "persistence"]);
@@ -212,7 +210,7 @@ fn redis_answers_and_saves_under_load() {
     let plain = Plain::start(&plain);
     let begin = Instant::now();
     while !client(&[&shell, "-s", &saved, "eval", verify, "0"]).stdout.starts_with(b"right") {
-        assert!(begin.elapsed() < Duration::from_secs(600), "the snapshot has other values");
+        assert!(begin.elapsed() < HANG, "the snapshot has other values");
         std::thread::sleep(Duration::from_millis(50));
     }
     drop(plain);
@@ -220,6 +218,7 @@ fn redis_answers_and_saves_under_load() {
 }
 
 #[test]
+#[ignore = "a variant: make test-all"]
 fn memcached_keeps_every_value_also_as_another_user() {
     let Some([server]) = all_installed(["memcached"]) else { return };
     // SAFETY: the call touches no memory and can't fail.
@@ -248,6 +247,7 @@ fn memcached_keeps_every_value_also_as_another_user() {
 }
 
 #[test]
+#[ignore = "a variant: make test-all"]
 fn mariadb_answers_transactions() {
     let Some([install, server, shell, sysbench]) =
         all_installed(["mariadb-install-db", "mariadbd", "mariadb", "sysbench"])
@@ -320,6 +320,7 @@ const QUERIES: &str =
 /// The server refuses to run as root. The first run is plain, the second folded, and both give the
 /// same answers.
 #[test]
+#[ignore = "a variant: make test-all"]
 fn postgres_sorts_joins_and_answers_transactions() {
     let Some([initdb, server, shell, bench]) =
         all_installed(["initdb", "postgres", "psql", "pgbench"])
@@ -372,7 +373,7 @@ fn wait_for_postgres(shell: &str, at: &[&str]) {
     let begin = Instant::now();
     let ask = [&[shell], at, &["-d", "postgres", "-qAtc", "select 1"]].concat();
     while client(&ask).stdout != b"1\n" {
-        assert!(begin.elapsed() < Duration::from_secs(600), "it does not answer");
+        assert!(begin.elapsed() < HANG, "it does not answer");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -404,6 +405,7 @@ fn echo(socket: &str) {
 
 /// Both proxies buffer in memory. The requests are larger than their limit, and arrive complete.
 #[test]
+#[ignore = "a variant: make test-all"]
 fn nginx_and_curl_pass_on_large_requests() {
     let (Some([server, curl]), scratch) = (all_installed(["nginx", "curl"]), open_scratch()) else {
         return;

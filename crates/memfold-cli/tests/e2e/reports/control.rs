@@ -1,9 +1,11 @@
 //! `memfold run --list`, `memfold stat` and `memfold set` on running programs.
-use crate::common::{Holder, Scratch, assert_refused, binaries, can_make_worlds, compile, memfold};
+use crate::common::{
+    HANG, Holder, Scratch, assert_refused, binaries, can_make_worlds, compile, memfold,
+};
 use std::io::BufReader;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 fn ask(bin: &Path, scratch: &Scratch, arguments: &[&str]) -> Output {
     memfold(bin, arguments).env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap()
@@ -38,11 +40,7 @@ fn a_live_limit_is_shrunk_and_grown_and_memory_follows() {
     // An engine reads its limits every few milliseconds.
     let begin = Instant::now();
     while holder.resident_mib() < 96 {
-        assert!(
-            begin.elapsed() < Duration::from_secs(600),
-            "limit 256M: {} MiB resident",
-            holder.resident_mib()
-        );
+        assert!(begin.elapsed() < HANG, "limit 256M: {} MiB resident", holder.resident_mib());
         holder.check();
     }
     holder.end();
@@ -65,7 +63,7 @@ fn slowdown_of_a_live_run_is_shown_by_limit() {
         if shown.status.success() {
             break text(&shown);
         }
-        assert!(begin.elapsed() < Duration::from_secs(600), "{shown:?}");
+        assert!(begin.elapsed() < HANG, "{shown:?}");
     };
     let points: serde_json::Value = serde_json::from_str(&shown).unwrap();
     let points = points.as_array().unwrap();
@@ -107,11 +105,7 @@ fn the_limit_grows_far_past_what_it_began_with() {
         text(&ask(&bin, &scratch, &["set", &pid, "--resident", size]));
         let begin = Instant::now();
         while !(least..=most).contains(&holder.resident_mib()) {
-            assert!(
-                begin.elapsed() < Duration::from_secs(600),
-                "{size}: {} MiB resident",
-                holder.resident_mib()
-            );
+            assert!(begin.elapsed() < HANG, "{size}: {} MiB resident", holder.resident_mib());
             holder.check();
         }
         println!("resident {size}: {} MiB with the pool", holder.resident_mib());
@@ -186,7 +180,7 @@ fn run_without_an_engine_is_listed_with_its_memory() {
         if line.get(4).is_some_and(|size| *size != "0") && line[10] == "1" {
             break;
         }
-        assert!(begin.elapsed() < Duration::from_secs(600), "{list}");
+        assert!(begin.elapsed() < HANG, "{list}");
     }
     drop(small.stdin.take());
     small.wait().unwrap();

@@ -1,9 +1,9 @@
 //! `memfold top`: printed once, and in a terminal.
-use crate::common::{Holder, Scratch, assert_refused, binaries, compile, memfold};
+use crate::common::{HANG, Holder, Scratch, assert_refused, binaries, compile, memfold};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The other screen of the terminal, without a cursor; and back.
 const ENTER: &str = "\u{1b}[?1049h\u{1b}[?25l";
@@ -95,7 +95,7 @@ fn shown_until(bin: &Path, scratch: &Scratch, run: u32, is_so: impl Fn(&Value) -
         let runs = all["runs"].as_array().unwrap();
         match runs.iter().find(|one| one["pid"] == run) {
             Some(run) if is_so(run) => return run.clone(),
-            shown => assert!(begin.elapsed() < Duration::from_secs(600), "{shown:?}"),
+            shown => assert!(begin.elapsed() < HANG, "{shown:?}"),
         }
     }
 }

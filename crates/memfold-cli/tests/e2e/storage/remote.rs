@@ -1,6 +1,6 @@
 //! `memfold run --remote`: the coldest part of the swap file is in real servers on loopback, which
 //! are killed and restarted. Row B3.
-use crate::common::{Program, Scratch, assert_refused, binaries, compile, memfold, run};
+use crate::common::{HANG, Program, Scratch, assert_refused, binaries, compile, memfold, run};
 use memfold_testkit::redis::{self, DURABLE, Server, port};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -146,7 +146,7 @@ fn figure(json: &str, name: &str) -> u64 {
 fn wait_for(what: &str, mut wanted: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !wanted() {
-        assert!(begin.elapsed() < Duration::from_secs(600), "in vain for: {what}");
+        assert!(begin.elapsed() < HANG, "in vain for: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
