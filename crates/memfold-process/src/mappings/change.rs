@@ -1,6 +1,6 @@
 //! The calls that change mappings or give memory up.
+use crate::adoption::growth::PLAIN;
 use crate::diagnostics::warn_once;
-use crate::growth::PLAIN;
 use crate::limits;
 use crate::mappings::call::{HeapLoan, MakeCall, NO_MEMORY, end_of, whole};
 use crate::marks::state::{ApartCall, MemoryMark, ProgramState};

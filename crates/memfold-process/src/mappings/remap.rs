@@ -4,7 +4,7 @@
 //! hidden. A shrink gives up only the end. Growth in place changes nothing that is there. With a
 //! userfaultfd, moved memory stays registered ([`crate::paging`]). Where memory is hidden by
 //! protection, all of the source is hidden until the areas have moved.
-use crate::growth::PLAIN;
+use crate::adoption::growth::PLAIN;
 use crate::mappings::call::{MakeCall, NO_MEMORY, end_of, whole};
 use crate::marks::ranges::{RangeSet, common, without};
 use crate::marks::state::{FoundRanges, ProgramState, RemappedTo};

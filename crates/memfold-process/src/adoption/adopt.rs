@@ -617,8 +617,8 @@ fn bring(range: Range<usize>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::adoption::growth::PLAIN;
     use crate::fixture::{Calls, Room, each_paging, each_paging_alone, numbers};
-    use crate::growth::PLAIN;
 
     const RESERVED: i32 = libc::MAP_NORESERVE;
 
