@@ -67,7 +67,7 @@ mod paging;
 mod engine;
 mod threads;
 mod program;
-mod adopt;
+mod adoption;
 mod limits;
 mod mappings;
 mod fork;

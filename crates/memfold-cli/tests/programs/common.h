@@ -191,3 +191,16 @@ static inline char *map_folded(size_t len, uint64_t seed) {
 }
 
 static int is(const char *a, const char *b) { return !strcmp(a, b); }
+
+/* Prints the most memory of no file that this process has had resident. */
+static inline void print_peak(void) {
+    FILE *status = fopen("/proc/self/status", "r");
+    char line[256];
+    long peak = 0, file = 0;
+    while (fgets(line, sizeof line, status)) {
+        if (!strncmp(line, "VmHWM:", 6)) peak = atol(line + 6);
+        if (!strncmp(line, "RssFile:", 8)) file = atol(line + 8);
+    }
+    fclose(status);
+    fprintf(stderr, "peak of anonymous memory: %ld KiB\n", peak - file);
+}

@@ -39,14 +39,7 @@ int main(int argc, char **argv) {
         quick_fill(part[i], step - PAGE, i);
     }
     for (size_t i = 0; i < count; i++) quick_check(part[i], step - PAGE, i);
-    FILE *status = fopen("/proc/self/status", "r");
-    char line[256];
-    long peak = 0, file = 0;
-    while (fgets(line, sizeof line, status)) {
-        if (!strncmp(line, "VmHWM:", 6)) peak = atol(line + 6);
-        if (!strncmp(line, "RssFile:", 8)) file = atol(line + 8);
-    }
-    fprintf(stderr, "peak of anonymous memory: %ld KiB\n", peak - file);
+    print_peak();
     puts("right");
     return 0;
 }

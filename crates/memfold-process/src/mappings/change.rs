@@ -1,5 +1,5 @@
 //! The calls that change mappings or give memory up.
-use crate::adopt::PLAIN;
+use crate::adoption::growth::PLAIN;
 use crate::diagnostics::warn_once;
 use crate::limits;
 use crate::mappings::call::{HeapLoan, MakeCall, NO_MEMORY, end_of, whole};
@@ -225,6 +225,9 @@ impl ManagedProgram {
                     // The program controls the access to this memory from now on.
                     self.leave(&range);
                 }
+                if self.suits(third as i32) && self.may_pass(state, len as u64) {
+                    self.begin_managing(state);
+                }
                 let result = make(args);
                 if result == 0 && self.suits(third as i32) {
                     self.adopt_later(state, &(start..end_of(start, len)));
@@ -288,10 +291,12 @@ impl ManagedProgram {
         let (access, flags) = (args[2] as i32, args[3] as i32);
         let is_usual = is_private_anonymous(flags) && flags & UNUSUAL == 0;
         let could = is_usual && self.suits(access) && state.takes();
-        // Memory with MAP_NORESERVE is mostly used only in small part, unless the kernel is to fill
-        // it at once.
-        if could && flags & (libc::MAP_NORESERVE | libc::MAP_POPULATE) != libc::MAP_NORESERVE {
-            self.expect(state, len);
+        // Memory with MAP_NORESERVE that is larger than the bound is mostly used only in small part,
+        // unless the kernel is to fill it at once.
+        let is_reserved = flags & (libc::MAP_NORESERVE | libc::MAP_POPULATE) != libc::MAP_NORESERVE;
+        let is_sparse = !is_reserved && len as u64 > self.pager.limits().bound_bytes();
+        if could && !is_sparse {
+            self.expect_new(state, len);
         }
         let suits = could && self.is_managing();
         let mut args = *args;
@@ -307,6 +312,7 @@ impl ManagedProgram {
         match failed(result) {
             true => {}
             false if suits => self.take_new(state, &range),
+            false if could && is_sparse => state.sparse.add(range),
             // Of memory with a file, only that of /dev/zero is taken.
             false if !is_private_anonymous(flags) && may_be_anonymous(access, flags) => {
                 self.adopt(state, &range);
@@ -378,7 +384,7 @@ impl ManagedProgram {
             return result;
         }
         let page = |at: usize| at.next_multiple_of(PAGE_SIZE);
-        self.expect(state, wanted.saturating_sub(before));
+        self.expect_new(state, wanted.saturating_sub(before));
         let result = make(args);
         let range = page(before)..page(result as usize);
         if !failed(result) && !range.is_empty() {

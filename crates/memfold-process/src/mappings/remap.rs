@@ -4,7 +4,7 @@
 //! hidden. A shrink gives up only the end. Growth in place changes nothing that is there. With a
 //! userfaultfd, moved memory stays registered ([`crate::paging`]). Where memory is hidden by
 //! protection, all of the source is hidden until the areas have moved.
-use crate::adopt::PLAIN;
+use crate::adoption::growth::PLAIN;
 use crate::mappings::call::{MakeCall, NO_MEMORY, end_of, whole};
 use crate::marks::ranges::{RangeSet, common, without};
 use crate::marks::state::{FoundRanges, ProgramState, RemappedTo};
@@ -78,7 +78,7 @@ impl ManagedProgram {
             return make(args);
         };
         let stays = flags as i32 & PLACED == 0;
-        self.expect(state, after.len().saturating_sub(from.len()));
+        self.expect_new(state, after.len().saturating_sub(from.len()));
         let result = if stays && after.len() <= from.len() {
             let is_done = |made: isize| !failed(made);
             self.pager.mappings().end_with(after.end..from.end, || make(args), is_done)

@@ -98,6 +98,11 @@ pub struct ProgramState {
     pub is_due: bool,
     /// Bytes that were mapped since the last look.
     pub mapped_since: usize,
+    /// Writable memory that isn't managed has at most so many bytes; `None` if that is unknown.
+    pub writable: Option<u64>,
+    /// Ranges that were mapped without a reservation, each larger than the bound. They are not
+    /// expected to be filled ([`ManagedProgram::may_pass`]).
+    pub sparse: RangeSet,
 }
 
 impl ProgramState {
@@ -144,6 +149,7 @@ impl ProgramState {
     pub fn forget(&mut self, range: &Range<usize>) {
         self.never.iter_mut().for_each(|never| never.remove(range));
         self.small.remove(range);
+        self.sparse.remove(range);
     }
 
     /// Returns what there is in some ranges. `faults` are the parts where the program handles

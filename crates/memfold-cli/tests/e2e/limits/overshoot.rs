@@ -17,8 +17,13 @@ static MACHINE: Mutex<()> = Mutex::new(());
 
 /// Returns the peak that `overshoot` reports, in KiB.
 fn peak_kib(path: &str, way: &str, mib: u64) -> Option<u64> {
-    let (limit, mib) = (format!("{}M", mib / 4), mib.to_string());
-    let output = managed_in("", &["--limit", &limit], &[path, way, &mib])?;
+    let limit = format!("{}M", mib / 4);
+    peak_with(&["--limit", &limit], path, way, mib)
+}
+
+/// Returns the peak that a program reports which is called with `way` and `mib`, in KiB.
+fn peak_with(flags: &[&str], path: &str, way: &str, mib: u64) -> Option<u64> {
+    let output = managed_in("", flags, &[path, way, &mib.to_string()])?;
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(
         (output.status.code(), &output.stdout[..]),
@@ -63,6 +68,22 @@ fn memory_asked_for_ahead_is_filled_within_the_limit() {
         let Some(kib) = peak_kib(&program.path, way, SHORT_MIB) else { return };
         println!("{way}: {kib} KiB");
         assert!(kib < (SHORT_MIB / 2) << 10, "{way}: {kib} KiB");
+    }
+    drop(program.scratch);
+}
+
+/// Memory that was mapped long before it is touched once counted as nothing. Threads then filled
+/// three times the limit before an engine thread looked.
+#[test]
+fn threads_that_fill_what_was_mapped_before_keep_to_the_limit() {
+    const MIB: u64 = 256;
+    let program = compile("grower");
+    for (seed, paging) in [(1, "userfaultfd"), (2, "userfaultfd"), (3, "protection")] {
+        let limit = format!("{}M", MIB / 4);
+        let flags = ["--paging", paging, "--limit", &limit];
+        let Some(kib) = peak_with(&flags, &program.path, &format!("{seed}"), MIB) else { return };
+        println!("seed {seed}: {kib} KiB");
+        assert!(kib <= (MIB / 4 + 32) << 10, "seed {seed}: {kib} KiB");
     }
     drop(program.scratch);
 }

@@ -29,8 +29,6 @@ use memfold_os::units::PAGE_SIZE;
 use memfold_run::member;
 use memfold_run::table::News;
 
-/// Access of memory that is taken under management.
-pub const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;
 /// Time between looks at the program's size, nanoseconds.
 const LOOK_NS: u64 = 5_000_000;
 /// Time between looks while the program grows and is near its bounds, nanoseconds.
@@ -111,7 +109,8 @@ impl ManagedProgram {
         if !state.has_threads() && anonymous >= begin / START_SHARE {
             self.start_threads(state, anonymous > max);
         }
-        let begins = state.is_due || !self.is_managing() && anonymous >= begin;
+        let begins =
+            state.is_due || !self.is_managing() && (anonymous >= begin || self.may_pass(state, 0));
         if begins && state.has_threads() {
             state.is_due = false;
             self.adopt_all(state);
@@ -178,6 +177,20 @@ impl ManagedProgram {
         if has_room && (!is_large || self.scale.has_room(&mut state.level, most)) {
             return;
         }
+        self.begin_managing(state);
+    }
+
+    /// Prepares for a call that makes `bytes` more writable, as [`ManagedProgram::expect`] does.
+    /// None of them may be writable already.
+    pub fn expect_new(&self, state: &mut ProgramState, bytes: usize) {
+        self.expect(state, bytes);
+        if self.may_pass(state, bytes as u64) {
+            self.begin_managing(state);
+        }
+    }
+
+    /// Takes all memory under management now.
+    pub fn begin_managing(&self, state: &mut ProgramState) {
         state.mapped_since = 0;
         engine::have_done(|| {
             self.start_threads(state, true);
@@ -324,33 +337,6 @@ impl ManagedProgram {
         }
         let all = self.suitable(range);
         self.take_parts(state, all);
-    }
-
-    /// Returns the suitable mappings in a range.
-    fn suitable(&self, range: &Range<usize>) -> Vec<Range<usize>> {
-        let mut all: Vec<Range<usize>> = Vec::new();
-        let done = self.maps.each(range.start, range.end.min(TOP), |found| {
-            let part = found.start..found.end;
-            let suits = found.anonymous && self.suits(found.access) && found.end <= TOP;
-            match all.last_mut() {
-                _ if !suits || found.end == self.stack_end => {}
-                _ if overlaps_own(found.start, found.end) => {}
-                Some(last) if last.end == part.start => last.end = part.end,
-                _ => all.push(part),
-            }
-        });
-        if done.is_err() {
-            all.clear();
-        }
-        all
-    }
-
-    /// Returns whether memory with this access is taken: it must be readable and writable.
-    /// Executable memory is taken too, unless memory is hidden: hidden memory is shown again with
-    /// the access that most memory has.
-    pub fn suits(&self, access: i32) -> bool {
-        let asked = if self.paging.hides() { PLAIN | libc::PROT_EXEC } else { PLAIN };
-        access & asked == PLAIN
     }
 
     /// Makes a call that the kernel refuses to a process of several threads (EINVAL, EUSERS). The
@@ -631,6 +617,7 @@ fn bring(range: Range<usize>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::adoption::growth::PLAIN;
     use crate::fixture::{Calls, Room, each_paging, each_paging_alone, numbers};
 
     const RESERVED: i32 = libc::MAP_NORESERVE;

@@ -1,0 +1,3 @@
+//! Which memory comes under management, and when.
+pub mod growth;
+mod adopt;
