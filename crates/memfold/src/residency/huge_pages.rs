@@ -37,7 +37,9 @@ impl HugePages<'_> {
     pub(crate) fn note_load(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let folio = self.table.get(guard, id);
         let start = folio.key() & !(MAX_PAGES as u64 - 1);
-        if folio.was_huge.get() && self.is_whole(guard, start) {
+        // A child of fork pays for each copy of a shared page, and the kernel would make 2 MiB of them.
+        if folio.was_huge.get() && !self.to_unshare.charges_copies() && self.is_whole(guard, start)
+        {
             self.requests.collapse(start);
         }
     }
