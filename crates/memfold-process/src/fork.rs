@@ -120,7 +120,8 @@ impl ManagedProgram {
     /// of it, the child is charged with them already. Otherwise all of its memory is managed from
     /// now on, and each copy is charged when it is made. The caller is the program's only thread.
     fn charge_copies(&self, state: &mut ProgramState) {
-        let pays = !state.level.is_prepaid() && !self.paging.hides();
+        let is_bounded = self.pager.limits().is_bounded();
+        let pays = is_bounded && !state.level.is_prepaid() && !self.paging.hides();
         if pays && !self.is_managing() {
             engine::have_done(|| {
                 self.start_threads(state, true);

@@ -122,7 +122,9 @@ impl SizeScale {
         // The CPU time of this process begins at 0.
         level.pace = LookPace::default();
         level.inherited_away = pager.gauges().away_bytes();
-        level.is_prepaid = OwnCharge.charge(level.anonymous, pager.limits().is_limited());
+        // Without a bound no copy is charged, and each process counts its part.
+        level.is_prepaid = pager.limits().is_bounded()
+            && OwnCharge.charge(level.anonymous, pager.limits().is_limited());
         self.count_others(pager, level);
         opened
     }
