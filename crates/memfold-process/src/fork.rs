@@ -123,12 +123,7 @@ impl ManagedProgram {
         let is_bounded = self.pager.limits().is_bounded();
         let pays = is_bounded && !state.level.is_prepaid() && !self.paging.hides();
         if pays && !self.is_managing() {
-            engine::have_done(|| {
-                self.start_threads(state, true);
-                if state.has_threads() {
-                    self.adopt_all(state);
-                }
-            });
+            self.begin_managing(state);
         }
         if let Err(e) = self.pager.fork().charge_copies(pays) {
             diagnostics::warn(format_args!(

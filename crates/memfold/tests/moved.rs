@@ -92,7 +92,7 @@ impl Setup {
     fn assert_kept(&self, at: usize) {
         for number in 0..PAGES {
             // SAFETY: `page` has made the page present, and the engine has no thread that takes it away. It is
-            // in one mapping of the test, and nobody writes to it while the slice is in use.
+            // in one mapping of the test, and no thread writes to it while the slice is in use.
             let bytes =
                 unsafe { std::slice::from_raw_parts(self.page(at, number, false), PAGE_SIZE) };
             let is_right = match number < UNUSED_FROM {

@@ -234,7 +234,7 @@ impl ManagedProgram {
 
     /// Starts all engine threads except the first, which calls this. Threads that can't be started
     /// now are tried again at the next look.
-    pub fn start_threads(&self, state: &mut ProgramState, is_past: bool) {
+    fn start_threads(&self, state: &mut ProgramState, is_past: bool) {
         let pending = state.pending.get_or_insert_with(|| {
             self.pager.prepare();
             let workers = self.config.worker_count(self.pager.cpus());
@@ -247,7 +247,7 @@ impl ManagedProgram {
     }
 
     /// Takes all suitable memory under management, in one step. No mapping changes meanwhile.
-    pub fn adopt_all(&self, state: &mut ProgramState) {
+    fn adopt_all(&self, state: &mut ProgramState) {
         let (mut all, mut mergeable): (Vec<Range<usize>>, Vec<Range<usize>>) = Default::default();
         let dump = if self.config.fold_dont_dump { Some(MemoryMark::DontDump) } else { None };
         let done = self.smaps.each(|area, about| {

@@ -14,7 +14,7 @@ pub fn unserved(why: Arguments) {
 }
 
 /// Warns that a process that has already begun runs unmanaged. Its calls don't pass the gate, so it
-/// may come to have a filter that nobody sees.
+/// may come to have a filter that no process of the run notes.
 pub fn unserved_later(why: Arguments) {
     member::note_filter(true);
     let number = member::number();

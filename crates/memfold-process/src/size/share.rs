@@ -125,14 +125,9 @@ impl SizeScale {
         // Without a bound no copy is charged, and each process counts its part.
         level.is_prepaid = pager.limits().is_bounded()
             && OwnCharge.charge(level.anonymous, pager.limits().is_limited());
-        self.count_others(pager, level);
-        opened
-    }
-
-    /// Tells the engine how much of the resident memory counts in other processes.
-    fn count_others(&self, pager: &Pager, level: &SizeLevel) {
         let others = pager.gauges().others_bytes();
         pager.gauges().update_others_bytes(others, level.counted_in_others());
+        opened
     }
 
     /// Measures the size, publishes it to the other processes, and takes this process's share.

@@ -1,6 +1,6 @@
 //! Writes to pages that a fork shares.
 //!
-//! The kernel copies a shared page when a process writes to it, and reports that to nobody. Where a
+//! The kernel copies a shared page when a process writes to it, and no event reports that. Where a
 //! run has no room for copies of all that a child of fork has, the child's memory is
 //! write-protected before the child begins ([`crate::fork::Fork::charge_copies`]). A write then
 //! faults, and the thread that writes pays: it charges the copy, and evicts other memory of its

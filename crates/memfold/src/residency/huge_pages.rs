@@ -37,16 +37,19 @@ impl HugePages<'_> {
     pub(crate) fn note_load(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let folio = self.table.get(guard, id);
         let start = folio.key() & !(MAX_PAGES as u64 - 1);
-        // A child of fork pays for each copy of a shared page, and the kernel would make 2 MiB of them.
-        if folio.was_huge.get() && !self.to_unshare.charges_copies() && self.is_whole(guard, start)
-        {
+        if folio.was_huge.get() && self.is_whole(guard, start) {
             self.requests.collapse(start);
         }
     }
 
-    /// Returns whether all pages of the chunk from `start` are in memory. Mostly it ends at one of
-    /// the first folios that aren't.
+    /// Returns whether all pages of the chunk from `start` are in memory, and may be joined. Mostly it
+    /// ends at one of the first folios that aren't.
     fn is_whole(&self, guard: &ShardGuard<'_>, start: u64) -> bool {
+        if self.to_unshare.charges_copies() {
+            // The kernel would copy 2 MiB of shared pages that the process hasn't paid for. A child
+            // of fork finds requests of its parent.
+            return false;
+        }
         let (mut at, end) = (start, start + MAX_PAGES as u64);
         while at < end {
             let Some(id) = self.table.find(guard, at) else { return false };
