@@ -42,34 +42,39 @@ pub fn watch(tables: &UserTables, mut after: impl FnMut()) {
             false => (period * 2).min(if count > 0 { PERIOD_MAX } else { PERIOD_REST }),
         };
         let (cost, had_others) = (begin.elapsed() * COST, tables.has_others());
-        if deal_until(Instant::now() + period.max(cost), tables, seen) {
+        if deal_until(begin + cost, begin + period.max(cost), tables, (seen, had_others)) {
             period = PERIOD / 2;
-            // Processes that begin one after another end only one rest. The first deal between
-            // several users is not late.
-            let pause = if tables.has_others() == had_others { cost } else { Duration::ZERO };
-            thread::sleep(pause.saturating_sub(begin.elapsed()).max(PERIOD / 10));
         }
     }
 }
 
 /// Deals the bounds between several users until `end`. Unlike a look this costs next to nothing,
-/// because it reads the tables only. For one user, rests until `end`, or until the processes have
-/// changed since they were stirred `seen` times. Returns whether they have.
-fn deal_until(end: Instant, tables: &UserTables, seen: u32) -> bool {
-    let own = tables.tables()[0];
-    while let Some(left) = end.checked_duration_since(Instant::now()) {
-        if own.stirred() != seen {
-            return true;
+/// because it reads the tables only. For one user, rests. The end comes sooner, but not before
+/// `least`, if the processes have changed since they were stirred `seen` times, or at once if the
+/// second user came after `seen`: then it returns `true`.
+fn deal_until(least: Instant, end: Instant, tables: &UserTables, seen: (u32, bool)) -> bool {
+    let (own, (stirred, had_others)) = (tables.tables()[0], seen);
+    loop {
+        let (now, has_others) = (Instant::now(), tables.has_others());
+        let has_changed = own.stirred() != stirred;
+        // Processes that begin one after another end only one rest. The first deal between several
+        // users is not late.
+        if now >= end || has_changed && (now >= least || has_others != had_others) {
+            // So much is left for those that begin together.
+            thread::sleep(if has_changed { PERIOD / 10 } else { Duration::ZERO });
+            return has_changed;
         }
-        if !tables.has_others() {
-            own.rest(seen, left.as_nanos() as u64);
+        let left = if has_changed { least } else { end }.saturating_duration_since(now);
+        if !has_others && !has_changed {
+            own.rest(stirred, left.as_nanos() as u64);
             continue;
         }
         thread::sleep(left.min(PERIOD_USERS));
-        tables.deal(None);
-        tables.note_totals();
+        if has_others {
+            tables.deal(None);
+            tables.note_totals();
+        }
     }
-    false
 }
 
 /// Takes a look with [`Census::look`]. Whether there are several users is read before the processes
