@@ -80,9 +80,13 @@ impl Tier {
         }
         let is_stuck = moved == 0 && self.is_above(&self.state.lock(), clusters, low);
         self.finish_round(failed.is_some() || is_stuck);
-        match failed.or(self.discard().err()) {
+        match failed.or_else(|| self.discard().err()) {
             Some(failure) => {
                 self.note_failure(&failure);
+                // Waiting for the answer may have taken long.
+                if failure.is_cut {
+                    self.ask_service();
+                }
                 self.pause(wait);
             }
             None => {
@@ -99,9 +103,13 @@ impl Tier {
 
     /// Asks now and then whether the service keeps the data in the store.
     fn watch_service(&self) {
-        if self.watched.left_ns() > 0 {
-            return;
+        if self.watched.left_ns() == 0 {
+            self.ask_service();
         }
+    }
+
+    /// Asks whether the service keeps the data in the store, and warns if it has been silent.
+    fn ask_service(&self) {
         if let Some(why) = self.watched.ask(&*self.remote, self.is_used()) {
             memfold_os::raw::warn(&[
                 "memfold: warning: Remote store ",

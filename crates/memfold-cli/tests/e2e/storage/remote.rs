@@ -213,6 +213,19 @@ fn stored_data_outlives_expiry_while_the_job_is_stopped() {
 
 #[test]
 fn stopped_service_is_reported_before_data_is_lost() {
+    check_stopped_service(false);
+}
+
+/// A request that was on its way, and for which no answer came, once delayed the report until the
+/// data was lost.
+#[test]
+fn service_stopped_amid_requests_is_reported_before_data_is_lost() {
+    check_stopped_service(true);
+}
+
+/// Stops the service, either while nothing moves or while a program writes, and waits for the
+/// report.
+fn check_stopped_service(amid: bool) {
     let Some(bin) = tools() else { return };
     let (server, program) = (Server::start(&[]), compile("keeper"));
     let mut keeper =
@@ -220,10 +233,22 @@ fn stopped_service_is_reported_before_data_is_lost() {
     keeper.does("fill 96");
     let keys = keeper.settled(&server).len();
     let service = keeper.service();
+    if amid {
+        keeper.input.as_mut().unwrap().write_all(b"fill 200\n").unwrap();
+        let before = server.keys();
+        wait_for("other objects", || server.keys() != before);
+    }
     signal(service, libc::SIGSTOP);
     wait_for("a warning", || keeper.errors().contains("not refreshed the data"));
-    assert_eq!(server.keys().len(), keys, "the warning comes before");
+    let left = server.keys().len();
+    assert!(
+        if amid { left > 0 } else { left == keys },
+        "the warning comes before: {left} of {keys}"
+    );
     signal(service, libc::SIGCONT);
+    if amid {
+        assert_eq!(keeper.line(), "right", "{}", keeper.errors());
+    }
     let errors = keeper.errors();
     let words = [&server.url(), "kill -CONT", "lost after 40 s", "--remote-expiry"];
     assert!(words.iter().all(|word| errors.contains(word)), "{errors}");
