@@ -123,7 +123,11 @@ fn of_what_many_share_one_block_is_refused() {
         filled.setup.pager.gauges().publish();
         let refused = if own == 0 { block * PAGE_SIZE } else { 0 };
         assert_eq!(get(&filled.stats().refused_bytes) as usize, refused);
-        filled.setup.pager.fork().note_shared(1 << 20, 1 << 20, 2);
+        filled.setup.pager.fork().note_private();
+        filled.setup.pager.gauges().publish();
+        assert_eq!(get(&filled.stats().refused_bytes), 0, "it may be folded again");
+        filled.page_out();
+        assert_eq!(filled.mapped(), 0);
         filled.assert_whole();
     }
 }

@@ -205,8 +205,9 @@ impl ManagedProgram {
     /// least limit that could be kept, as long as that rises.
     fn judge_limit(&self, state: &mut ProgramState) {
         // A child that has just been forked shares what can't be folded meanwhile, and mostly ends
-        // soon.
-        if self.pager.fork().is_new() || !self.pager.gauges().take_past() {
+        // soon. After it has ended, that can be folded once it is known what is still shared.
+        let is_unknown = self.pager.fork().is_new() || state.level.sharing.due_ns().is_some();
+        if is_unknown || !self.pager.gauges().take_past() {
             return;
         }
         let Some(reach) = limit::reach(&self.pager) else { return };

@@ -111,7 +111,7 @@ impl Faults<'_> {
             }
             let id = self.table.carve(guard, id, at, folio.order().min(order), &self.backing);
             let folio = self.table.get(guard, id);
-            if folio.refused.get() == LruList::Shared {
+            if folio.refused.get() != LruList::None {
                 folio.refused.set(LruList::None);
                 folio.active.set(true);
             }

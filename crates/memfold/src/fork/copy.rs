@@ -6,6 +6,7 @@ use crate::fault::Faults;
 use crate::fault::PageFault;
 use crate::fault::load::BlockSource;
 use crate::folio::FolioState;
+use crate::folio::lru::LruList;
 use crate::fork::Fork;
 use crate::known::TOP;
 use crate::limits::Limits;
@@ -316,7 +317,7 @@ impl Fork<'_> {
 
     /// Pages that could not be folded are tried again, because it is known anew what is shared.
     pub fn retry_shared(&self) {
-        if Limits(self.0).refused() > 0 {
+        if self.table.lists().pages(LruList::Shared) > 0 {
             self.requests.reclaim();
         }
     }

@@ -1,7 +1,6 @@
 //! Gauges: how much is held, published and reported, and the report that the bounds can't be kept.
 //! The owner sets the bounds here.
 use crate::config::{OnFull, Size};
-use crate::folio::lru::LruList;
 use crate::limits::Limits;
 use crate::parts::walk;
 use crate::policy::slowdown::WorkDone;
@@ -162,7 +161,7 @@ impl Gauges<'_> {
         s.index_bytes.store(index, Relaxed);
         s.refused_bytes.store(self.refused_bytes(), Relaxed);
         let [dense, full, pinned, shared] =
-            LruList::REFUSED.map(|list| self.table.lists().pages(list) << PAGE_SHIFT);
+            self.limits().refused_by_list().map(|pages| pages << PAGE_SHIFT);
         s.refused_dense_bytes.store(dense, Relaxed);
         s.refused_full_bytes.store(full, Relaxed);
         s.refused_pinned_bytes.store(pinned, Relaxed);

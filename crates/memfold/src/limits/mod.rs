@@ -217,9 +217,18 @@ impl Limits<'_> {
         self.bound_bytes() != u64::MAX
     }
 
-    /// Returns the mapped pages that were refused at their last eviction.
+    /// Returns the mapped pages that were refused at their last eviction, without those that were
+    /// shared then and may be folded now.
     pub(crate) fn refused(&self) -> u64 {
-        LruList::REFUSED.iter().map(|list| self.table.lists().pages(*list)).sum()
+        self.refused_by_list().iter().sum()
+    }
+
+    /// Returns the pages of [`Limits::refused`] in each of [`LruList::REFUSED`].
+    pub(crate) fn refused_by_list(&self) -> [u64; LruList::REFUSED.len()] {
+        LruList::REFUSED.map(|list| match list {
+            LruList::Shared if !self.to_unshare.stays() => 0,
+            list => self.table.lists().pages(list),
+        })
     }
 
     /// Returns the uncompressed memory that stays although the bounds can't be kept, bytes: see

@@ -102,6 +102,11 @@ impl ToUnshare {
         self.is(Sharing::New)
     }
 
+    /// Returns whether shared pages stay for now: they are shared by many processes, or by a new one.
+    pub fn stays(&self) -> bool {
+        self.is_shared_by_many() || self.is_new()
+    }
+
     fn is(&self, sharing: Sharing) -> bool {
         self.sharing.load(SeqCst) == sharing as u8 && self.is_shared()
     }

@@ -85,7 +85,7 @@ impl Background<'_> {
         if self.is_private_in_vain(page) {
             let order = self.table.get(&guard, id).order().min(self.config.block_order);
             let id = self.table.carve(&mut guard, id, key, order, &self.backing);
-            self.table.get(&guard, id).refused.set(LruList::Shared);
+            self.table.get(&guard, id).refused.set(LruList::Dense);
             self.table.list_by_state(&guard, id);
             self.budget.note_refusal();
         } else {

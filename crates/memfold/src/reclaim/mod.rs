@@ -276,6 +276,7 @@ impl Reclaim<'_> {
         [LruList::Inactive, LruList::Active, LruList::Cooling, LruList::Ahead, LruList::Dirty]
             .iter()
             .any(|list| self.table.lists().pages(*list) > 0)
+            || !self.to_unshare.stays() && self.table.lists().pages(LruList::Shared) > 0
     }
 
     /// Maps the oldest evictable folio out into the swap cache. If it is clean, many clean folios
@@ -317,6 +318,10 @@ impl Reclaim<'_> {
             return ReclaimProgress::Nothing;
         }
         let folio = self.table.get(&guard, id);
+        if folio.refused.get() == LruList::Shared {
+            // It may be private by now. The kernel tells.
+            folio.refused.set(LruList::None);
+        }
         let area = areas.find_key(key).expect("a folio lies in an area");
         let in_memory = matches!(folio.state.get(), FolioState::Resident | FolioState::Partial);
         if !in_memory || areas.is_pinned(key, key + folio.pages()) {
@@ -379,7 +384,7 @@ impl Reclaim<'_> {
             None => ReclaimProgress::Freed,
             Some(MapStop::Again) => ReclaimProgress::Again,
             Some(_) => {
-                if !self.to_unshare.is_shared_by_many() && !self.to_unshare.is_new() {
+                if !self.to_unshare.stays() {
                     let (start, end) = (area.addr_of(area.key), area.addr_of(area.key_end()));
                     self.to_unshare.note(home + bytes(done.pages)..home + bytes(pages), start..end);
                     self.requests.reclaim();

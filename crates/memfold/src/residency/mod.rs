@@ -195,8 +195,8 @@ impl Residency<'_> {
     fn refuse(&self, guard: &mut ShardGuard<'_>, key: u64) {
         let mut id = self.table.find(guard, key).expect("a folio covers what it covered");
         // Pages of a new fork are tried again once more is known of it.
-        let is_shared = self.to_unshare.is_shared_by_many() || self.to_unshare.is_new();
-        if is_shared {
+        let stays = self.to_unshare.stays();
+        if stays {
             let order = self.table.get(guard, id).order();
             id =
                 self.table.carve(guard, id, key, order.min(self.config.block_order), &self.backing);
@@ -204,7 +204,7 @@ impl Residency<'_> {
             // The cause is short-lived.
             return;
         }
-        let list = if is_shared { LruList::Shared } else { LruList::Pinned };
+        let list = if stays { LruList::Shared } else { LruList::Pinned };
         self.table.get(guard, id).refused.set(list);
         self.budget.note_refusal();
     }
@@ -220,9 +220,15 @@ impl Residency<'_> {
         }
     }
 
-    /// Isolates the next folio to evict: the oldest of the mapped folios. From time to time it is
-    /// one that was refused before.
+    /// Isolates the next folio to evict: one that was refused because it was shared, if shared
+    /// pages may be folded again, or the oldest of the mapped folios. From time to time it is
+    /// another one that was refused before.
     pub(crate) fn isolate_mapped(&self) -> Option<(FolioId, u64)> {
+        if !self.to_unshare.stays()
+            && let Some(found) = self.table.lists().isolate(LruList::Shared)
+        {
+            return Some(found);
+        }
         if Limits(self.0).may_retry() {
             // The lists take turns.
             let first = self.budget.next_retry() as usize;

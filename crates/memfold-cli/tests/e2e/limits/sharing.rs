@@ -62,6 +62,26 @@ fn limit_is_kept_again_once_the_data_compresses() {
     assert!(held <= 30, "{held} MiB at 20");
 }
 
+/// The parent's memory can't be folded while a child shares it, and can be when that has ended. The
+/// limit was judged in between, and four of five runs were ended.
+#[test]
+fn program_that_starts_many_others_is_not_ended_for_what_they_shared() {
+    let Some(bin) = binaries() else { return };
+    let program = compile("sharing");
+    for limit in ["22M", "24M", "28M", "34M"] {
+        let flags = ["run", "--limit", limit, "--on-full", "stop", "--", &program.path];
+        let output =
+            memfold(&bin, &[&flags[..], &["spawn", "50", "60", "1"]].concat()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            (output.status.code(), &output.stdout[..]),
+            (Some(0), &b"right\n"[..]),
+            "{text}"
+        );
+    }
+    drop(program.scratch);
+}
+
 /// Children that are too small to be folded can't keep the limit. The run reports that once, while
 /// they sleep.
 #[test]
