@@ -141,7 +141,7 @@ impl Gauges<'_> {
     }
 
     /// Charges the run with the bytes that this process holds, and those that it can't fold.
-    fn settle_charge(&self) {
+    pub(crate) fn settle_charge(&self) {
         if let Some(shared) = self.budget.shared_limit() {
             shared.settle(self.limits().charge_for(self.limits().physical()));
         }

@@ -174,13 +174,17 @@ impl Reclaim<'_> {
     }
 
     /// Makes room for `pages` copies that the kernel is going to make of pages that are resident
-    /// already, as far as there is memory that can be evicted.
+    /// already, as far as there is memory that can be evicted. The run is charged with the rest too,
+    /// so that other processes make room.
     pub(crate) fn make_room_for_copies(&self, areas: &Areas, pages: u64) {
         let limits = Limits(self.0);
         if limits.may_hold(limits.physical()) {
             return;
         }
         let _ = self.reclaim(AreasAccess::Read(areas), 0, pages);
+        if !limits.may_hold(limits.physical()) {
+            Gauges(self.0).settle_charge();
+        }
     }
 
     /// Makes `pages` full frames free, or brings memory `slack` pages under the target.
