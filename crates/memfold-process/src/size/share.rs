@@ -50,8 +50,10 @@ pub struct SizeLevel {
     company: u64,
     /// Bytes that were folded when a fork made this process.
     inherited_away: u64,
-    /// Whether this child of fork is charged with all that it shares, so that it may write to it.
+    /// Whether this child of fork is charged with all that it shares, so that it may write to it. If
+    /// the run has too little for that, its memory counts where it is from the next measurement on.
     is_prepaid: bool,
+    is_short: bool,
     /// What it needed when it last sent news that its share is too small, bytes, and when.
     short: Option<(u64, u64)>,
 }
@@ -182,8 +184,10 @@ impl SizeScale {
         let (most, processes) = (self.bounds(), level.company + 1);
         pager.gauges().set_bounds(limit, resident, most.0.min(most.1) / processes);
         let is_short = need > limit.min(resident);
-        // Then what it shares is to count where it is.
-        level.is_prepaid &= !is_short;
+        level.is_short = is_short;
+        if is_short && level.is_prepaid {
+            level.sharing.ask();
+        }
         if !is_short || level.company == 0 {
             level.short = None;
             return;
@@ -257,6 +261,7 @@ fn measure_shared(rollup: Option<&Rollup>, pager: &Pager, level: &mut SizeLevel,
             member::send(News::SHARING);
         }
         member::set_shares_memory(level.sharing.is_sharing());
+        level.is_prepaid &= !level.is_short;
         is_measured = true;
     }
     let SharingWatch { bytes, others, .. } = level.sharing;

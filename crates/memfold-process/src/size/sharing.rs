@@ -74,6 +74,11 @@ impl SharingWatch {
         (self.is_sharing, self.is_due, self.vain) = (true, true, 0);
     }
 
+    /// Asks for a measurement.
+    pub fn ask(&mut self) {
+        self.is_due |= self.is_sharing;
+    }
+
     /// Notes that the part of another process has changed, or that it has ended.
     pub fn note_news(&mut self, now_ns: u64) {
         self.from_ns = self.from_ns.max(now_ns + MEASURE_NS);
