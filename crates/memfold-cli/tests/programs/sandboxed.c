@@ -8,7 +8,7 @@
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 
-#define LEN (48 * UNIT)
+#define LEN (24 * UNIT)
 #define SET_DISPATCH 59
 static char *memory;
 
