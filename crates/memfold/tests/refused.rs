@@ -51,6 +51,7 @@ fn stats(setup: &Setup) -> &Stats {
 #[test]
 fn z4_incompressible_data_stays_and_is_not_retried_each_fault() {
     let setup = setup(|c| c.limit_bytes = Some(8 << 20));
+    let start = Instant::now();
     write(&setup, DENSE);
     let s = stats(&setup);
     assert!(get(&s.pool_bytes) < 1 << 20, "{} bytes in the pool", get(&s.pool_bytes));
@@ -63,14 +64,16 @@ fn z4_incompressible_data_stays_and_is_not_retried_each_fault() {
     assert_eq!(get(&s.pgmajfault), 0, "nothing of it has left");
 
     // What does shrink is folded as ever, in the room that is kept for it.
-    let start = Instant::now();
     write(&setup, SOFT);
     (0..3).for_each(|_| assert_holds(&setup, SOFT));
     let retries = start.elapsed().as_millis() as u64 / 50 + 1;
     assert!(get(&s.pgmajfault) > 100 && get(&s.zswpin) > 3072, "{} pages loaded", get(&s.zswpin));
-    let again = get(&s.save_refused) - refused;
+    let refused = get(&s.save_refused);
     // The last of the dense ones are met now; one retry in 50 ms.
-    assert!(again <= 300 + retries, "{again} refusals, in a time for {retries} retries");
+    assert!(
+        refused <= DENSE.len() as u64 / 4 + retries,
+        "{refused} refusals, in a time for {retries} retries"
+    );
     let mapped = setup.space.present_pages();
     assert!(mapped <= DENSE.len() + (5 << 20 >> 12), "{mapped} pages are mapped");
     setup.assert_sound();
