@@ -14,7 +14,9 @@ use crate::memory::zone::{Zone, counts_reservations};
 use crate::raw::{self, system_call};
 use crate::sync::StaticMutex;
 use crate::thread::identity::ThreadRights;
-use crate::thread::{each_thread, process_id, sleep_ns, thread_id, waited_ns, yield_now};
+use crate::thread::{
+    each_thread, is_runnable, process_id, sleep_ns, thread_id, waited_ns, yield_now,
+};
 use crate::units::PAGE_SIZE;
 use core::ffi::CStr;
 use core::mem::{forget, size_of};
@@ -168,6 +170,14 @@ pub fn others_waited_ns() -> u64 {
     let mut sum = 0;
     let _ = each_thread(|thread| sum += if has(thread) { 0 } else { waited_ns(thread) });
     sum
+}
+
+/// Returns whether a thread of this process that isn't bare runs now, or waits for a CPU. The kernel
+/// counts such a wait only when it ends.
+pub fn others_can_run() -> bool {
+    let mut can = false;
+    let _ = each_thread(|thread| can |= !has(thread) && is_runnable(thread));
+    can
 }
 
 /// Returns whether the thread of this process with this number is a bare one.

@@ -158,6 +158,13 @@ fn waited_ns(thread: u32) -> u64 {
     read().unwrap_or(0)
 }
 
+/// Returns whether a thread of this process runs, or waits for a CPU. Returns `false` also if that is
+/// unknown.
+fn is_runnable(thread: u32) -> bool {
+    let mut stat = [0u8; 512];
+    read_stat(thread, &mut stat).is_some_and(|len| stat_field(&stat[..len], 3) == Some("R"))
+}
+
 /// Returns whether a thread of this process sleeps so that a signal could wake it. It does so while
 /// it waits for a lock, or for its own fault to be served. It doesn't in the middle of a system
 /// call such as `fork`. Returns `false` also if that is unknown.
@@ -364,6 +371,7 @@ mod tests {
             work();
         });
         assert!(waited_ns(own) > 0 && bare::others_waited_ns() >= waited_ns(own));
+        assert!(is_runnable(own) && bare::others_can_run());
     }
 
     #[test]

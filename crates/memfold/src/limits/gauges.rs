@@ -74,11 +74,13 @@ impl Gauges<'_> {
     pub fn weigh_slowdown(&self, unmanaged_bytes: u64) -> bool {
         let (now_ns, before) = (now_ns(), self.budget.aim_pages());
         let was_idle = self.is_idle();
+        let asks_waited = self.budget.asks_waited(now_ns);
         self.budget.weigh(&WorkDone {
             now_ns,
             own_ns: self.stats.own_ns.load(Relaxed),
             folding_ns: self.stats.folding_ns.load(Relaxed) + self.stats.waking_ns.load(Relaxed),
-            waited_ns: if self.budget.asks_waited(now_ns) { bare::others_waited_ns() } else { 0 },
+            waited_ns: if asks_waited { bare::others_waited_ns() } else { 0 },
+            is_runnable: asks_waited && bare::others_can_run(),
             resident: self.limits().physical() + (unmanaged_bytes >> PAGE_SHIFT),
             loaded: self.stats.zswpin.load(Relaxed) + self.stats.pswpin.load(Relaxed),
         });

@@ -84,6 +84,8 @@ pub struct WorkDone {
     /// The time for which threads of the program waited for a CPU, nanoseconds. It counts only if
     /// [`SlowdownController::asks_waited`].
     pub waited_ns: u64,
+    /// Whether a thread of the program runs now, or waits for a CPU. It counts as the wait does.
+    pub is_runnable: bool,
     /// Uncompressed memory that can be folded, pages.
     pub resident: u64,
     /// Pages that were loaded since the process began.
@@ -336,7 +338,8 @@ impl SlowdownController {
         }
         let waited = now.waited_ns.saturating_sub(half.waited_ns);
         let runnable = waited + now.own_ns.saturating_sub(half.own_ns);
-        if runnable > (now.now_ns - half.now_ns) / RUNNABLE_SHARE {
+        // A wait is counted when it ends. A thread that gets no CPU at all is still in one.
+        if now.is_runnable || runnable > (now.now_ns - half.now_ns) / RUNNABLE_SHARE {
             self.begin_stretch(now);
             return false;
         }
@@ -482,6 +485,21 @@ mod tests {
             }
             assert_eq!(idle > 0, is_idle, "{waits}");
             assert_eq!(program.work.resident == 0, is_idle, "{waits}");
+        }
+    }
+
+    /// Other processes take all CPUs for minutes.
+    #[test]
+    fn process_that_gets_no_cpu_at_all_is_not_idle() {
+        for gets_none in [true, false] {
+            let (mut program, mut idle) = (Program::new(50_000), 0);
+            program.run(20, 50_000, 100);
+            program.work.is_runnable = gets_none;
+            for _ in 0..3000 {
+                program.period(50_000, 0);
+                idle += (program.control.mode == Mode::Idle) as u32;
+            }
+            assert_eq!(idle == 0, gets_none);
         }
     }
 
