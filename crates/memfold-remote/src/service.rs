@@ -10,10 +10,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Divisor of this process's descriptors: that part is for connections of engines. The rest is for
 /// the store, and its own.
 const LINES_SHARE: u64 = 2;
+/// How long a new connection waits for others to be closed, and the time between two looks.
+const ROOM_WAIT: Duration = Duration::from_secs(5);
+const ROOM_STEP: Duration = Duration::from_millis(1);
 
 /// A service for the engines of one run. It works only in the process that opened it. In a child of
 /// fork it does nothing, and leaves the parent's keys alone.
@@ -116,39 +121,50 @@ impl Drop for Service {
     }
 }
 
-/// The open connections of engines.
+/// The connections of engines.
 #[derive(Default)]
 struct EngineLines {
+    /// One reference for each connection that holds a descriptor.
+    taken: Arc<()>,
+    /// Those that the engine has opened.
     open: Arc<Mutex<Vec<Weak<EngineLine>>>>,
 }
 
 impl EngineLines {
-    /// Serves one more in its own thread. If there are more connections than descriptors for them,
-    /// it closes the one that was unused for longest.
+    /// Serves one more in its own thread, once there is a descriptor for it.
     fn begin(&mut self, store: &Arc<RunStore>, stream: UnixStream) {
-        let mut open = self.open();
-        open.retain(|line| line.strong_count() > 0);
-        if open.len() as u64 >= descriptors() / LINES_SHARE {
-            let idle = open
-                .iter()
-                .filter_map(Weak::upgrade)
-                .filter_map(|line| Some((line.last_use()?, line)));
-            if let Some((_, line)) = idle.min_by_key(|(used, _)| *used) {
-                line.close();
-            }
-        }
-        drop(open);
-        let (store, open) = (store.clone(), self.open.clone());
+        self.make_room();
+        let (store, open, taken) = (store.clone(), self.open.clone(), self.taken.clone());
         // A connection that breaks affects no other.
         let _ = named("memfold-line", move || {
             let Ok(line) = EngineLine::open(store, stream) else { return };
             open.lock().expect("nobody panics with the lock").push(Arc::downgrade(&line));
             line.serve();
+            drop((line, taken));
         });
     }
 
-    fn open(&self) -> std::sync::MutexGuard<'_, Vec<Weak<EngineLine>>> {
-        self.open.lock().expect("nobody panics with the lock")
+    /// If there are as many connections as descriptors for them, closes the one that was unused for
+    /// longest, and waits until its threads have let it go. Meanwhile new engines wait. Where all
+    /// stay in use for [`ROOM_WAIT`], the new one takes a descriptor of the store.
+    fn make_room(&self) {
+        let end = Instant::now() + ROOM_WAIT;
+        while Arc::strong_count(&self.taken) as u64 > descriptors() / LINES_SHARE
+            && Instant::now() < end
+        {
+            self.close_unused();
+            thread::sleep(ROOM_STEP);
+        }
+    }
+
+    fn close_unused(&self) {
+        let mut open = self.open.lock().expect("nobody panics with the lock");
+        open.retain(|line| line.strong_count() > 0);
+        let unused =
+            open.iter().filter_map(Weak::upgrade).filter_map(|line| Some((line.last_use()?, line)));
+        if let Some((_, line)) = unused.min_by_key(|(used, _)| *used) {
+            line.close();
+        }
     }
 }
 
