@@ -2,29 +2,24 @@
 //! soon, and making an engine costs more than everything else they do. So a process begins without
 //! one. Its calls pass the gate all the same, so its growth is seen.
 //!
-//! The engine is made before the process has grown by more than [`SMALL_BYTES`]. Beyond that, all
-//! processes without an engine together may use [`RUN_SHARE`] of the limit. Programs that can
-//! continue only while they have one thread, such as a browser's zygote, mostly use less.
+//! The engine is made before the process has more than [`SMALL_BYTES`], or [`SHARE`] of the limit.
+//! A larger process may sleep from then on, and without an engine a lower limit would not reach it.
 //!
 //! - **Nothing is missed.** What the program maps without an engine is noted (`marks/statics.rs`).
 //!   No call is in progress whose buffers are unknown, because the process has one thread: it gets
 //!   its engine before it gets a second one. A child of `vfork` makes no engine, because it is
 //!   another process in the same memory.
 //! - **The engine can still be made.** It is made at once before a call that gives up rights
-//!   (`chroot`, `setuid`, a filter), and before a fork of a process that has more than
-//!   [`SMALL_BYTES`].
+//!   (`chroot`, `setuid`, a filter).
 //! - **What isn't counted.** A process without an engine has no slot in the run's table. So its
-//!   memory, less than [`SMALL_BYTES`] beside its stack, is not part of the run's sum. The
-//!   bytes that it has reserved are subtracted from the limit of the other processes. All processes
-//!   without an engine reserve at most one part in [`RUN_SHARE`] of it. A process gives its bytes
-//!   back when it ends, but not if a signal ends it. Then other processes get an engine sooner, and
-//!   their limit stays lower by these bytes.
+//!   memory, less than [`SMALL_BYTES`] beside its stack, counts only once the census has seen it.
+//! - **A lower limit** reaches a process without an engine at its next call that changes mappings.
 use crate::diagnostics::unserved::unserved_later;
 use crate::engine::{self, EngineLife};
 use crate::mappings::given::gives;
 use crate::marks::statics;
 use crate::program::{self, LackingEngine, get, open};
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use memfold::config::Config;
 use memfold_gate::child;
 use memfold_os::memory::zone::counts_reservations;
@@ -38,10 +33,6 @@ use rustix::process::{Resource, getrlimit};
 /// if that is less.
 const SMALL_BYTES: usize = 4 << 20;
 const SHARE: u64 = 16;
-/// All processes without an engine together may map the limit divided by this, beyond that. Each
-/// process reserves its part in steps of `STEP_BYTES`.
-const RUN_SHARE: u64 = 16;
-const STEP_BYTES: usize = 1 << 20;
 
 /// The work of the first engine thread.
 pub const LIFE: EngineLife = EngineLife {
@@ -58,60 +49,71 @@ pub const LIFE: EngineLife = EngineLife {
 
 /// The settings for the engine, and the ID of the process that waits for it.
 static WAITING: Mutex<Option<(Config, u32)>> = Mutex::new(None);
-/// Bytes that this process may still map without an engine. 0 if it doesn't wait for one.
-static ROOM: AtomicUsize = AtomicUsize::new(0);
-/// Bytes that this process has reserved.
-static TAKEN: AtomicUsize = AtomicUsize::new(0);
+/// Whether this process waits for its engine.
+static IS_WAITING: AtomicBool = AtomicBool::new(false);
+/// Bytes that this process has had or mapped without an engine. What it unmaps stays counted.
+static MAPPED: AtomicUsize = AtomicUsize::new(0);
 /// The end of the process's heap.
 static BREAK: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the bytes that this process may map without an engine. Returns 0 if it must have one
-/// from its start: if making one may fail, or if the engine has files to make. Such failures are
-/// reported before the program begins.
-pub fn room(config: &Config) -> usize {
+/// Returns whether this process may wait for its engine. It must have one from its start if it is
+/// large, if making one may fail, or if the engine has files to make. Such failures are reported
+/// before the program begins. The constructor calls it once.
+pub fn may_wait(config: &Config) -> bool {
     let is_free = |what| getrlimit(what).current.is_none();
     let is_bounded = !is_free(Resource::As) || !is_free(Resource::Data) || counts_reservations();
-    room_beside(config, is_bounded, statics::note())
+    let statics = statics::note();
+    MAPPED.store(statics, Relaxed);
+    may_wait_with(config, is_bounded, statics)
 }
 
-/// Returns [`room`] for a program with `statics` bytes of data. `is_bounded` is whether the address
-/// space is limited.
-fn room_beside(config: &Config, is_bounded: bool, statics: usize) -> usize {
-    if is_bounded || config.swap.is_some() {
-        return 0;
-    }
-    SMALL_BYTES.min((bound(config) / SHARE) as usize).saturating_sub(statics)
+/// Returns [`may_wait`] for a program with `statics` bytes of data. `is_bounded` is whether the
+/// address space is limited.
+fn may_wait_with(config: &Config, is_bounded: bool, statics: usize) -> bool {
+    !is_bounded && config.swap.is_none() && !is_large(config, statics)
 }
 
-/// Returns the bytes that the run may use; `u64::MAX` without a bound.
+/// Returns whether a process that has mapped so many bytes must have an engine.
+fn is_large(config: &Config, mapped: usize) -> bool {
+    mapped >= SMALL_BYTES.min((bound(config) / SHARE) as usize)
+}
+
+/// Returns the bytes that the run may use now; `u64::MAX` without a bound.
 fn bound(config: &Config) -> u64 {
-    let bounds = [config.limit_bytes, config.resident_bytes];
-    bounds.into_iter().flatten().min().unwrap_or(u64::MAX)
+    let or_none = |bytes: Option<u64>| bytes.unwrap_or(u64::MAX);
+    let begun_with = || (or_none(config.limit_bytes), or_none(config.resident_bytes));
+    let (limit, resident) = member::given().unwrap_or_else(begun_with);
+    limit.min(resident)
 }
 
-/// Lets this process wait for its engine until it has mapped `room` bytes. The constructor calls
-/// it.
-pub fn wait(config: Config, room: usize) {
+/// Lets this process wait for its engine until it is large. The constructor calls it.
+pub fn wait(config: Config) {
     BREAK.store(program_break(), Relaxed);
     statics::begin(program_break());
-    ROOM.store(room, Relaxed);
     *WAITING.lock() = Some((config, process_id()));
+    IS_WAITING.store(true, Relaxed);
 }
 
 /// Returns whether this process has no engine and may get one.
 pub fn is_waiting() -> bool {
-    ROOM.load(Relaxed) > 0
+    IS_WAITING.load(Relaxed)
 }
 
-/// Makes the engine of a process that is about to be copied, if it has more than [`SMALL_BYTES`].
-/// Its children may write to all of that, and each of them would have it without an engine.
+/// Makes the engine of a process that is about to be copied, if it is large by now: the limit was
+/// lowered, or a child of vfork has made it grow. Otherwise its children would be large too.
 pub fn expect_copy() {
-    if TAKEN.load(Relaxed) > 0 {
+    begin_if_large();
+}
+
+/// Makes the engine, if this process waits for one and is large.
+fn begin_if_large() {
+    let mapped = MAPPED.load(Relaxed);
+    if WAITING.lock().as_ref().is_some_and(|(config, _)| is_large(config, mapped)) {
         begin();
     }
 }
 
-/// Begins in the child after a waiting process was copied. It has reserved nothing.
+/// Begins in the child after a waiting process was copied.
 pub fn begin_as_child() {
     member::begin_as_child();
     // SAFETY: this is the only thread, and its parent had no other one, so no thread holds the
@@ -119,39 +121,6 @@ pub fn begin_as_child() {
     if let Some((_, process)) = unsafe { WAITING.peek_mut() } {
         *process = process_id();
     }
-}
-
-/// Gives back the reservation of a waiting process that is about to end or to execute another
-/// program. If `ends` is false, reserves it again, because the process goes on.
-pub fn note_end(ends: bool) {
-    let taken = TAKEN.load(Relaxed) as u64;
-    if taken == 0 || WAITING.lock().as_ref().is_none_or(|(_, process)| *process != process_id()) {
-        return;
-    }
-    match ends {
-        true => member::give_back_waiting(taken),
-        false => _ = member::take_waiting(taken, u64::MAX),
-    }
-}
-
-/// Returns [`RUN_SHARE`] of what the run may use now, bytes; 0 without a bound.
-fn run_bytes() -> u64 {
-    match member::bounds().map_or(u64::MAX, |(limit, resident)| limit.min(resident)) {
-        u64::MAX => 0,
-        bound => bound / RUN_SHARE,
-    }
-}
-
-/// Reserves room for `grows` more bytes without an engine. Returns `false` if the run has no room
-/// left.
-fn takes(grows: usize) -> bool {
-    let Some(wanted) = grows.checked_next_multiple_of(STEP_BYTES) else { return false };
-    let has = member::take_waiting(wanted as u64, run_bytes());
-    if has {
-        TAKEN.fetch_add(wanted, Relaxed);
-        ROOM.fetch_add(wanted, Relaxed);
-    }
-    has
 }
 
 /// Returns the bytes of foldable memory that a call adds. `heap_end` is the present end of the
@@ -180,7 +149,7 @@ fn growth(nr: usize, args: &[usize; 6], heap_end: usize) -> usize {
 }
 
 /// Examines a call that changes mappings before a waiting process makes it. Makes the engine first
-/// if the process grows too much by the call, or if only an engine can make it.
+/// if the process is large with the call, or if only an engine can make it.
 pub fn see(nr: usize, args: &[usize; 6]) {
     let grows = growth(nr, args, BREAK.load(Relaxed));
     if nr as i64 == libc::SYS_ioctl && grows > 0 && child().is_none() {
@@ -190,15 +159,11 @@ pub fn see(nr: usize, args: &[usize; 6]) {
     if nr as i64 == libc::SYS_brk && args[0] != 0 {
         BREAK.store(args[0], Relaxed);
     }
-    if child().is_some() {
-        // A child of vfork takes no lock, because it may be killed. Its parent makes the engine at
-        // its own next call if it is needed.
-        let less = |room: usize| (room > 0).then(|| room.saturating_sub(grows).max(1));
-        let _ = ROOM.fetch_update(Relaxed, Relaxed, less);
-    } else if ROOM.load(Relaxed) > grows || takes(grows) {
-        ROOM.fetch_sub(grows, Relaxed);
-    } else {
-        begin();
+    let _ = MAPPED.fetch_update(Relaxed, Relaxed, |mapped| Some(mapped.saturating_add(grows)));
+    // A child of vfork takes no lock, because it may be killed. Its parent makes the engine at its
+    // own next call if it is needed.
+    if child().is_none() {
+        begin_if_large();
     }
 }
 
@@ -221,8 +186,7 @@ pub fn give_up() -> Option<Config> {
     if waiting.as_ref().is_none_or(|(_, process)| *process != process_id()) {
         return None;
     }
-    ROOM.store(0, Relaxed);
-    member::give_back_waiting(TAKEN.swap(0, Relaxed) as u64);
+    IS_WAITING.store(false, Relaxed);
     member::note_begun();
     waiting.take().map(|(config, _)| config)
 }
@@ -255,19 +219,21 @@ mod tests {
 
     #[test]
     fn small_process_waits_with_a_part_of_its_limit() {
-        assert_eq!(room_beside(&config(1024, None), false, 0), SMALL_BYTES);
-        assert_eq!(room_beside(&config(32, None), false, 0), 2 * MIB);
-        assert_eq!(room_beside(&config(1024, Some(16)), false, 0), MIB);
-        assert_eq!(room_beside(&config(32, None), false, MIB), MIB);
-        assert_eq!(room_beside(&config(32, None), false, 3 * MIB), 0);
+        let waits = |limit_mib, resident_mib, statics| {
+            may_wait_with(&config(limit_mib, resident_mib), false, statics)
+        };
+        assert!(waits(1024, None, SMALL_BYTES - 1) && !waits(1024, None, SMALL_BYTES));
+        assert!(waits(32, None, 2 * MIB - 1) && !waits(32, None, 2 * MIB));
+        assert!(waits(1024, Some(16), MIB - 1) && !waits(1024, Some(16), MIB));
+        assert!(!waits(1024, None, usize::MAX), "a call that only an engine can make");
     }
 
     #[test]
     fn engine_that_may_fail_is_made_before_the_program_begins() {
-        assert_eq!(room_beside(&config(1024, None), true, 0), 0);
+        assert!(!may_wait_with(&config(1024, None), true, 0));
         let mut config = config(1024, None);
         config.swap = Some("/var/tmp".into());
-        assert_eq!(room_beside(&config, false, 0), 0);
+        assert!(!may_wait_with(&config, false, 0));
     }
 
     #[test]

@@ -563,11 +563,6 @@ impl Keeper for ProgramKeeper {
             // Everything that the child leaves behind belongs to its parent.
             return;
         }
-        match how {
-            Ending::Process | Ending::Exec => deferred::note_end(true),
-            Ending::ExecFailed => deferred::note_end(false),
-            Ending::Thread => {}
-        }
         if let (Some(gated), Ending::Process) = (get(), how) {
             // A filter may kill a thread that asks for CPU times.
             if !gated.filtered.load(SeqCst) {

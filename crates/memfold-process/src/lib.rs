@@ -178,7 +178,7 @@ fn start(config: Config, stack: &InitialStack) {
         return unserved(format_args!("{why}"));
     }
     // This takes a lock of libc, which a thread that waits in `process` may hold.
-    let room = deferred::room(&config);
+    let may_wait = deferred::may_wait(&config);
     memfold_gate::note_entry(stack.auxiliary(libc::AT_ENTRY).unwrap_or_default());
     // SAFETY: the constructor calls this once, and nothing is managed before `keep`. The engine's
     // threads start below, by calls of this library, which is one executable segment. The keeper's
@@ -189,12 +189,12 @@ fn start(config: Config, stack: &InitialStack) {
         Err(why) => return unserved(format_args!("The gate is unavailable: {why}")),
     };
     // A process waits for its engine only while it has one thread.
-    let room = if process.has_others() { 0 } else { room };
-    if let Err(LackingEngine(why)) = prepare(&config, room > 0) {
+    let waits = may_wait && !process.has_others();
+    if let Err(LackingEngine(why)) = prepare(&config, waits) {
         return unserved(format_args!("{why}"));
     }
-    if room > 0 {
-        deferred::wait(config, room);
+    if waits {
+        deferred::wait(config);
     } else {
         engine::start(config, &deferred::LIFE);
         // Without an engine the reason was reported already.

@@ -67,6 +67,11 @@ pub fn bounds() -> Option<(u64, u64)> {
     table().map(RunTable::bounds_left)
 }
 
+/// Returns the bounds that the run has now in bytes, as (limit, resident). `None` without a table.
+pub fn given() -> Option<(u64, u64)> {
+    table().map(|table| table.portion().bounds().given())
+}
+
 /// Returns the bounds that the run was given in bytes, as (limit, resident), and the bytes that the
 /// run holds at least. `None` without a table.
 pub fn whole(limit: bool) -> Option<((u64, u64), LeastBytes)> {
@@ -302,18 +307,6 @@ pub fn note_unmanaged(about: &[u8]) -> bool {
 pub fn forget_unmanaged(first: bool) {
     if let Some(table) = table() {
         table.forget_unmanaged(first);
-    }
-}
-
-/// Calls [`RunTable::take_waiting`]; returns `false` without a table.
-pub fn take_waiting(bytes: u64, most: u64) -> bool {
-    table().is_some_and(|table| table.take_waiting(bytes, most))
-}
-
-/// Calls [`RunTable::give_back_waiting`] if there is a table.
-pub fn give_back_waiting(bytes: u64) {
-    if let Some(table) = table() {
-        table.give_back_waiting(bytes);
     }
 }
 

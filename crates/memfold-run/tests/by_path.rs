@@ -25,7 +25,7 @@ fn process_finds_its_table_and_shares_with_others() {
     // Without a table a process goes on by itself.
     assert!(member::bounds().is_none() && member::mailbox().is_none() && !member::is_first());
     assert_eq!(member::share_of(100, 70, true), (100, 0));
-    assert!(member::report_limit() && !member::take_waiting(1, u64::MAX));
+    assert!(member::report_limit() && member::given().is_none());
     assert!(!member::has_given_up());
 
     member::open(RunRequest::new(text).address().unwrap(), None);
@@ -61,9 +61,8 @@ fn process_finds_its_table_and_shares_with_others() {
     answered.0.send(()).unwrap();
     other.join().unwrap();
 
-    assert!(member::take_waiting(MIB, 2 * MIB) && !member::take_waiting(2 * MIB, 2 * MIB));
-    assert_eq!(member::bounds(), Some((99 * MIB, u64::MAX)));
-    member::give_back_waiting(MIB);
+    tables.set_bounds(Some(20 * MIB), None);
+    assert_eq!(member::given(), Some((20 * MIB, u64::MAX)));
     let first = member::note_unmanaged(b"/x: static");
     assert!(first && tables.unmanaged() == (1, b"/x: static".to_vec()));
     member::forget_unmanaged(first);

@@ -19,7 +19,7 @@ use memfold_os::thread::owner::{OwnerState, RobustList, RobustOwner};
 use rustix::fd::{AsFd, OwnedFd};
 
 /// Version of the layout of bounds and tables. Files of another version are refused.
-pub const LAYOUT_VERSION: u64 = 20;
+pub const LAYOUT_VERSION: u64 = 21;
 /// Users of a run, at most. Processes of further users have no table.
 pub const USERS: usize = 64;
 
@@ -249,14 +249,9 @@ impl UserPortion {
     }
 
     /// Returns the bytes that this user's processes with a slot may use now, as (limit, resident);
-    /// `u64::MAX` for no bound. `waiting` is the bytes that processes without a slot have reserved,
-    /// and may use before the next census sees them.
-    pub fn left(&self, waiting: u64) -> (u64, u64) {
-        let unseen = waiting.saturating_sub(self.bounds().slotless().1);
-        let left = |limit: bool| match self.part.bytes[place(limit)].load(Relaxed) {
-            u64::MAX => u64::MAX,
-            bytes => bytes.saturating_sub(unseen).max(1),
-        };
+    /// `u64::MAX` for no bound.
+    pub fn left(&self) -> (u64, u64) {
+        let left = |limit: bool| self.part.bytes[place(limit)].load(Relaxed);
         (left(true), left(false))
     }
 
@@ -283,7 +278,7 @@ mod tests {
         let (bounds, file) = RunBounds::create(u64::MAX, &KEY).unwrap();
         let other = RunBounds::open(&file, &KEY).unwrap();
         assert_eq!(
-            (other.given(), other.portion(0).left(5)),
+            (other.given(), other.portion(0).left()),
             ((u64::MAX, u64::MAX), (u64::MAX, u64::MAX))
         );
         bounds.set_given(70, u64::MAX);
@@ -292,14 +287,10 @@ mod tests {
         bounds.set_slotless(1, 10);
         bounds.set_share(71);
         assert_eq!((other.slotless(), other.peak_slotless_bytes()), ((1, 10), 20));
-        // 10 of the waiting bytes were seen.
-        assert_eq!(
-            (other.portion(0).left(15), other.portion(0).left(10)),
-            ((45, u64::MAX), (50, u64::MAX))
-        );
+        assert_eq!(other.portion(0).left(), (50, u64::MAX));
         bounds.set_share(40);
         bounds.deal(&[asked(0, 0, 0)]);
-        assert_eq!((other.given(), other.portion(0).left(0)), ((70, u64::MAX), (30, u64::MAX)));
+        assert_eq!((other.given(), other.portion(0).left()), ((70, u64::MAX), (30, u64::MAX)));
         assert!(RunBounds::open(&file, &DoorKey { answer: [3; HALF], ..KEY }).is_err());
     }
 
@@ -309,7 +300,7 @@ mod tests {
         bounds.set_given(100, 90);
         let dealt = |users: &[[AskedShare; 2]]| {
             bounds.deal(users);
-            (0..users.len()).map(|user| bounds.portion(user).left(0)).collect::<std::vec::Vec<_>>()
+            (0..users.len()).map(|user| bounds.portion(user).left()).collect::<std::vec::Vec<_>>()
         };
         assert_eq!(dealt(&[asked(500, 200, 7)]), [(100, 90)]);
         assert_eq!(dealt(&[asked(500, 0, 0), asked(20, 0, 0)]), [(80, 70), (20, 20)]);

@@ -235,10 +235,9 @@ impl RunTable {
     }
 
     /// Returns the bytes that this user's processes with a slot may use, as (limit, resident). What
-    /// processes without a slot use, or have reserved and may use before the next census, is taken
-    /// off.
+    /// processes without a slot use is taken off.
     pub fn bounds_left(&self) -> (u64, u64) {
-        self.portion.left(self.head.charges.waiting_bytes.load(Relaxed))
+        self.portion.left()
     }
 
     /// Sends the processes news of their bounds, if these have changed since that was last sent.
@@ -257,12 +256,6 @@ impl RunTable {
         if is_changed {
             self.send(None, News::BOUNDS);
         }
-    }
-
-    /// Returns the bytes that processes without a slot hold, or have reserved and may use before
-    /// the next census.
-    fn slotless_bytes(&self) -> u64 {
-        self.portion.bounds().slotless().1.max(self.head.charges.waiting_bytes.load(Relaxed))
     }
 
     /// Raises the peaks to what the processes hold now, if that is due.
@@ -284,7 +277,7 @@ impl RunTable {
     /// Returns what the whole run holds at least, however much is folded. `limit` selects the count
     /// for the limit or for the bound of resident memory.
     pub fn least(&self, limit: bool) -> LeastBytes {
-        let slotless = self.slotless_bytes();
+        let slotless = self.portion.bounds().slotless().1;
         let (others, has_largest) = self.portion.others(limit);
         let least = |process: &ProcessSlot| process.claim(limit).least;
         let own = self.asked(limit).claim.least;
@@ -416,21 +409,6 @@ impl RunTable {
             0 => None,
             found => Some(found == FILTERS_SOME),
         }
-    }
-
-    /// Reserves `bytes` for a process without an engine that is about to map so much more. Returns
-    /// `false`, and reserves nothing, if all reservations together would exceed `most` bytes.
-    ///
-    /// The reservation of a process that is killed is never given back. Other processes then start
-    /// an engine sooner.
-    pub fn take_waiting(&self, bytes: u64, most: u64) -> bool {
-        let more = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= most);
-        self.head.charges.waiting_bytes.fetch_update(AcqRel, Relaxed, more).is_ok()
-    }
-
-    /// Gives back `bytes` of a process that unmapped them, or that has an engine now.
-    pub fn give_back_waiting(&self, bytes: u64) {
-        self.head.charges.waiting_bytes.fetch_sub(bytes, AcqRel);
     }
 
     /// Records that a process is about to execute a program that cannot be managed. `about` is its

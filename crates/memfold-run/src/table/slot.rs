@@ -18,8 +18,6 @@ const CHARGE_BYTES: u64 = 256 << 10;
 /// Charges of the processes of a table.
 #[repr(C)]
 pub(super) struct TableCharges {
-    /// Bytes that processes without an engine have reserved beyond what each may have anyway.
-    pub(super) waiting_bytes: AtomicU64,
     /// Bytes that all processes with a slot are charged with.
     pub(super) charged_bytes: AtomicU64,
 }
@@ -237,7 +235,7 @@ impl ProcessSlot {
         if bytes <= own {
             return true;
         }
-        let bounds = self.portion.left(self.charges.waiting_bytes.load(Relaxed));
+        let bounds = self.portion.left();
         let most = if limit { bounds.0 } else { bounds.1 };
         let step = (bytes - own).next_multiple_of(CHARGE_BYTES);
         [step, bytes - own].into_iter().any(|more| {

@@ -73,15 +73,6 @@ fn table_is_opened_with_its_key_only() {
 }
 
 #[test]
-fn processes_without_an_engine_share_a_bound() {
-    let table = table(64);
-    assert!(table.take_waiting(60, 100) && !table.take_waiting(41, 100));
-    assert!(table.take_waiting(40, 100) && !table.take_waiting(u64::MAX, u64::MAX));
-    table.give_back_waiting(60);
-    assert!(table.take_waiting(60, 100) && !table.take_waiting(1, 100));
-}
-
-#[test]
 fn charges_of_living_processes_stay_within_the_bound() {
     const MIB: u64 = 1 << 20;
     let table = table(64);

@@ -125,6 +125,22 @@ fn b7_idle_runs_give_to_runs_that_work() {
     works.check();
 }
 
+/// Both runs have less than a sixteenth of the limit when they begin to sleep.
+#[test]
+fn b7_idle_run_and_lowered_limit_fold_what_was_far_below_it() {
+    let Some(group) = TestGroup::make("2G") else { return };
+    let mut sleeps = group.start(&["--slowdown", "off"], "60");
+    let mut idle = group.start(&["--idle", "1"], "60");
+    idle.wait_for("an idle run", |mib| mib < 40);
+    assert!(sleeps.resident_mib() >= 60);
+    group.set("64M");
+    sleeps.wait_for("a lowered limit", |mib| mib < 50);
+    sleeps.check();
+    idle.check();
+    sleeps.end();
+    idle.end();
+}
+
 #[test]
 fn b7_weights_and_floors_say_who_has_more() {
     // Folded, each run takes about 40 MiB.

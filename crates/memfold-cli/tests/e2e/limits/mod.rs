@@ -1,6 +1,7 @@
 //! The limit, and how the processes of a run share it.
 mod groups;
 mod limit;
+mod lowered;
 mod many;
 mod overcommit;
 mod overshoot;
