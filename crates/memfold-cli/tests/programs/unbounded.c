@@ -65,7 +65,7 @@ static void huge(void) {
         await(memory, LEN, LEN / PAGE / 5, sleep_a_while, 100);
         NEED(huge_mib() < before / 2);
         for (int tries = 0; huge_mib() < before - before / 8; tries++) {
-            NEED(tries < 600);
+            NEED(tries < 2500);
             if (round == 2 && tries == 0)
                 for (size_t n = 0; n < 8 * LEN / PAGE; n++) *(volatile char *)(memory + mix(n) % LEN);
             check(memory, LEN, 10 + (round == 2));
