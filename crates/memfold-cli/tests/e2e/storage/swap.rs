@@ -78,7 +78,11 @@ fn full_file_system_of_the_swap_file_is_reported_once_by_name() {
         let flags = ["--limit", "64M", "--swap", &dir, "--swap-keep-free", keep_free];
         let Some(output) = managed_in("", &flags, &["python3", PROGRAM, "150"]) else { return };
         let text = String::from_utf8_lossy(&output.stderr);
-        assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{text}");
+        assert_eq!(
+            (output.status.code(), &output.stdout[..]),
+            (Some(0), &b"right\n"[..]),
+            "{text}"
+        );
         let line = format!("warning: The file system of --swap {dir} ");
         assert_eq!(text.matches(&line).count(), 1, "{text}");
         assert!(text.contains(here) && !text.contains(not_here), "{text}");
