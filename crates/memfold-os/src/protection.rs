@@ -558,8 +558,11 @@ impl Space for ProtectionSpace {
         unsafe { madvise(start as *mut _, len, Advice::LinuxPopulateWrite) }
     }
 
-    fn is_unshared(&self, start: usize, len: usize) -> bool {
-        self.pagemap.unshared_bytes(start, len) == len
+    fn unshared_bytes(&self, range: Range<usize>, from_end: bool) -> usize {
+        match from_end {
+            true => self.pagemap.unshared_bytes_before(range.end, range.len()),
+            false => self.pagemap.unshared_bytes(range.start, range.len()),
+        }
     }
 
     fn is_populated(&self, addr: usize) -> bool {
