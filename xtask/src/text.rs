@@ -21,6 +21,8 @@ pub const ENGINE: &[&str] = &[
 const PRINTING: &[&str] = &["print", "println", "eprint", "eprintln", "dbg"];
 const UNFINISHED: &[&str] = &["todo", "unimplemented"];
 const LEFTOVERS: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
+/// Beginnings of comments that only point to another one.
+const POINTING: &[&str] = &["as above", "as before", "the same", "likewise", "see above"];
 
 /// Checks all sources, scripts and manifests.
 pub fn check(tree: &Tree) -> Vec<Finding> {
@@ -37,6 +39,7 @@ fn check_crate(krate: &Crate) -> Vec<Finding> {
     for source in &krate.sources {
         findings.extend(unfinished(source));
         findings.extend(leftovers(&source.path, &source.comments));
+        findings.extend(pointing(source));
         // A build script runs on the machine that compiles.
         if engine && !source.path.ends_with("/build.rs") {
             findings.extend(no_std(source));
@@ -98,6 +101,19 @@ fn leftovers(path: &str, text: &str) -> Vec<Finding> {
                 let message = format!("{word}: do it, or open an issue and take the note out");
                 findings.push(Finding::error(path, number + 1, message));
             }
+        }
+    }
+    findings
+}
+
+/// Finds comments on unsafe code that argue nothing.
+fn pointing(source: &Source) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (number, line) in source.comments.lines().enumerate() {
+        let Some((_, argument)) = line.split_once("SAFETY: ") else { continue };
+        if POINTING.iter().any(|start| argument.starts_with(start)) {
+            let message = "a SAFETY comment that only points: argue each condition here";
+            findings.push(Finding::error(&source.path, number + 1, message));
         }
     }
     findings
@@ -166,6 +182,12 @@ mod tests {
         assert!(declared("#![no_std]"));
         assert!(declared("//! x\n#![cfg_attr(not(any(test, shuttle)), no_std)]"));
         assert!(!declared("// #![no_std]\n#![allow(missing_docs)]"));
+    }
+
+    #[test]
+    fn unsafe_code_is_argued_where_it_stands() {
+        let text = "fn f() {\n    // SAFETY: as above.\n    // SAFETY: as the caller promises.\n}";
+        assert_eq!(found("xtask", text), [2]);
     }
 
     #[test]

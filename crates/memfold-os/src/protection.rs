@@ -22,7 +22,8 @@ use crate::maps::each_area;
 use crate::maps::own::OwnFile;
 use crate::maps::pagemap::Pagemap;
 use crate::memory::zone::Zone;
-use crate::raw::{populates, system_call};
+use crate::raw::{end, populates, system_call};
+use crate::text::TextBuffer;
 use crate::uffd::Partial;
 use crate::uffd::copy_out::drop_unused;
 use crate::uffd::drop::AddressSpan;
@@ -145,8 +146,7 @@ impl Protection {
 
     /// Shows a range to the program, for reading and writing.
     ///
-    /// # Panics
-    /// If the kernel refuses, because the program cannot continue then.
+    /// Ends the process if the kernel refuses, because the program cannot continue then.
     pub fn show(&self, range: &Range<usize>) {
         let show = || set_access(range, libc::PROT_READ | libc::PROT_WRITE);
         let mut done = show();
@@ -154,11 +154,12 @@ impl Protection {
             done = show();
         }
         if let Err(e) = done {
-            panic!(
-                "memfold: The kernel refuses to show folded memory to the program ({e}). The process has \
-                 too many mappings. Raise vm.max_map_count, which is {}",
+            let text: TextBuffer<256> = TextBuffer::of(format_args!(
+                "The kernel refuses to show folded memory to the program ({e}). The process has too many \
+                 mappings. Raise vm.max_map_count, which is {}",
                 self.mappings_max
-            );
+            ));
+            end(core::str::from_utf8(text.as_bytes()).unwrap_or("vm.max_map_count is too small"));
         }
     }
 
@@ -557,8 +558,11 @@ impl Space for ProtectionSpace {
         unsafe { madvise(start as *mut _, len, Advice::LinuxPopulateWrite) }
     }
 
-    fn is_unshared(&self, start: usize, len: usize) -> bool {
-        self.pagemap.unshared_bytes(start, len) == len
+    fn unshared_bytes(&self, range: Range<usize>, from_end: bool) -> usize {
+        match from_end {
+            true => self.pagemap.unshared_bytes_before(range.end, range.len()),
+            false => self.pagemap.unshared_bytes(range.start, range.len()),
+        }
     }
 
     fn is_populated(&self, addr: usize) -> bool {

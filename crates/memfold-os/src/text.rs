@@ -1,6 +1,6 @@
 //! Text of a bounded length, written without allocation.
 use core::ffi::CStr;
-use core::fmt::{Arguments, Error, Result, Write};
+use core::fmt::{Arguments, Display, Error, Formatter, Result, Write};
 
 /// Up to `N - 1` bytes of text, followed by a zero byte. Longer text is truncated.
 pub struct TextBuffer<const N: usize> {
@@ -51,6 +51,23 @@ impl<const N: usize> Write for TextBuffer<N> {
     }
 }
 
+/// Displays `T` on one line: each line end is a space.
+pub struct OneLine<T>(pub T);
+
+impl<T: Display> Display for OneLine<T> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        struct Joined<'a, 'b>(&'a mut Formatter<'b>);
+        impl Write for Joined<'_, '_> {
+            fn write_str(&mut self, part: &str) -> Result {
+                let mut lines = part.split('\n');
+                self.0.write_str(lines.next().unwrap_or(""))?;
+                lines.try_for_each(|line| write!(self.0, " {line}"))
+            }
+        }
+        write!(Joined(f), "{}", self.0)
+    }
+}
+
 /// Returns the path of this process's open file.
 pub fn path_of(number: i32) -> TextBuffer<32> {
     TextBuffer::of(format_args!("/proc/self/fd/{number}"))
@@ -59,6 +76,12 @@ pub fn path_of(number: i32) -> TextBuffer<32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_line_has_no_line_end() {
+        let text = std::format!("{}", OneLine(format_args!("left{}right\n 1\n", "\n")));
+        assert_eq!(text, "left right  1 ");
+    }
 
     #[test]
     fn what_does_not_fit_is_cut_off_and_is_no_name() {

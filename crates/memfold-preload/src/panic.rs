@@ -1,39 +1,16 @@
-//! A panic in the engine ends the process with a message: a program whose faults nobody serves
-//! would hang for ever.
+//! A panic in the engine ends the process with a message. A program whose faults are no longer
+//! served would hang.
 use core::panic::PanicInfo;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-use memfold_os::thread::{sleep_ns, thread_id};
-use memfold_process::diagnostics::{die, last_words};
-
-/// The thread that has panicked first; 0 if none has.
-static FIRST: AtomicU32 = AtomicU32::new(0);
-/// It has said why.
-static SAID: AtomicBool = AtomicBool::new(false);
-/// How often another thread that panics looks whether that is so, and the time between.
-const LOOKS: usize = 1000;
-const PACE_NS: u64 = 1_000_000;
+use memfold_os::text::OneLine;
+use memfold_process::diagnostics::die;
 
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
-    match FIRST.compare_exchange(0, thread_id(), SeqCst, SeqCst) {
-        Ok(_) => {
-            last_words(format_args!("Engine panic: {info}"));
-            SAID.store(true, SeqCst);
-        }
-        // The message itself panics.
-        Err(first) if first == thread_id() => {}
-        // Several threads often panic for the same reason: whoever ends the process must not be
-        // faster than the reason is told.
-        Err(_) => {
-            for _ in 0..LOOKS {
-                if SAID.load(SeqCst) {
-                    break;
-                }
-                sleep_ns(PACE_NS);
-            }
-        }
-    }
-    die(format_args!("The process is ended, because its folded memory can't be loaded any more"))
+    die(format_args!(
+        "Engine panic: {}. The process is ended, because its folded memory can't be loaded any more. \
+         This is a bug of memfold: please report it",
+        OneLine(info)
+    ))
 }
 
 // `core` and `alloc` come compiled for unwinding and name these two, though nothing here unwinds.

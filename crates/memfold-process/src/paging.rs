@@ -286,9 +286,16 @@ impl Paging {
     pub fn reopen(&self) -> Result<(), String> {
         match self {
             Paging::Userfault(uffd) => uffd.reopen().map_err(|e| format!("{e}")),
-            Paging::Protection(protection) => {
-                protection.reopen().map_err(|e| format!("/proc/self/mem: {e}"))
-            }
+            Paging::Protection(protection) => protection.reopen().map_err(|e| match e {
+                Errno::ACCESS => UNDUMPABLE.into(),
+                e => format!("/proc/self/mem: {e}"),
+            }),
         }
     }
 }
+
+/// Why a child of fork can't use page protection, and what to do.
+const UNDUMPABLE: &str = "page protection needs /proc/self/mem, which the kernel opens only for a \
+     process that may be dumped. This one has changed its user or group, or called \
+     prctl(PR_SET_DUMPABLE, 0). Allow userfaultfd (see `memfold check`), or let the program call \
+     prctl(PR_SET_DUMPABLE, 1) after that";

@@ -467,7 +467,8 @@ impl ManagedProgram {
     }
 
     /// Returns the kernel's mappings in a range, cut to the range. Where memory is hidden block by
-    /// block, adjacent managed memory counts as one mapping.
+    /// block, adjacent managed memory counts as one mapping. Hidden memory and memory of the program
+    /// without access count as two.
     pub fn mappings(&self, range: &Range<usize>) -> Vec<Range<usize>> {
         let hidden = match self.paging.hides() {
             true => self.pager.mappings().managed_parts(range),
@@ -476,10 +477,16 @@ impl ManagedProgram {
         let is_one = |at: usize| hidden.iter().any(|part| part.start < at && at < part.end);
         let mut all: Vec<Range<usize>> = Vec::new();
         let _ = self.maps.each(range.start, range.end, |found| {
-            let (start, end) = (found.start.max(range.start), found.end.min(range.end));
-            match all.last_mut() {
-                Some(last) if last.end == start && is_one(start) => last.end = end,
-                _ => all.push(start..end),
+            let (mut start, end) = (found.start.max(range.start), found.end.min(range.end));
+            let edges = hidden.iter().flat_map(|part| [part.start, part.end]);
+            let inside = |edge: &usize| start < *edge && *edge < end;
+            let edges = edges.filter(|edge| found.access == libc::PROT_NONE && inside(edge));
+            for end in edges.collect::<Vec<usize>>().into_iter().chain([end]) {
+                match all.last_mut() {
+                    Some(last) if last.end == start && is_one(start) => last.end = end,
+                    _ => all.push(start..end),
+                }
+                start = end;
             }
         });
         all

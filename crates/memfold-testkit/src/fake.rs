@@ -15,7 +15,7 @@ use memfold_os::units::PAGE_SIZE;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 const POISON: u8 = 0xDB;
 
@@ -30,6 +30,8 @@ struct Inner {
     table: Mutex<Table>,
     changed: Condvar,
     is_leaving: AtomicBool,
+    /// How often the engine has asked which pages are shared.
+    map_reads: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -72,13 +74,19 @@ impl FakeSpace {
         let zone =
             Zone::reserve(pages * PAGE_SIZE, memfold_os::units::MAX_BYTES).expect("address space");
         let (table, changed) = (Mutex::new(Table::default()), Condvar::new());
-        let inner = Inner { zone, table, changed, is_leaving: AtomicBool::new(false) };
+        let (is_leaving, map_reads) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let inner = Inner { zone, table, changed, is_leaving, map_reads };
         FakeSpace { inner: Arc::new(inner) }
     }
 
     /// Makes absent pages look present, as if they were evicted right after the question.
     pub fn seem_populated(&self) {
         self.inner.is_leaving.store(true, SeqCst);
+    }
+
+    /// Returns how often the engine has asked which pages are shared.
+    pub fn map_reads(&self) -> usize {
+        self.inner.map_reads.load(SeqCst)
     }
 
     /// Makes the kernel refuse to change the protection of pages, with this error.
@@ -421,8 +429,9 @@ impl Space for FakeSpace {
         Ok(())
     }
 
-    fn is_unshared(&self, _start: usize, _len: usize) -> bool {
-        true
+    fn unshared_bytes(&self, range: Range<usize>, _from_end: bool) -> usize {
+        self.inner.map_reads.fetch_add(1, SeqCst);
+        range.len()
     }
 
     fn is_populated(&self, addr: usize) -> bool {

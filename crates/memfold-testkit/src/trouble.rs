@@ -30,6 +30,7 @@ use memfold_os::uffd::Partial;
 use memfold_os::uffd::drop::AddressSpan;
 use memfold_os::uffd::space::Space;
 use memfold_os::units::PAGE_SIZE;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A fault.
@@ -357,8 +358,8 @@ impl Space for Troubled {
         self.space.unshare(start, len)
     }
 
-    fn is_unshared(&self, start: usize, len: usize) -> bool {
-        self.space.is_unshared(start, len)
+    fn unshared_bytes(&self, range: Range<usize>, from_end: bool) -> usize {
+        self.space.unshared_bytes(range, from_end)
     }
 
     fn is_populated(&self, addr: usize) -> bool {

@@ -196,7 +196,8 @@ fn c2_what_can_not_be_dropped_stays() {
         word(&region, page, 300).fetch_add(1, Relaxed);
         assert_eq!(word(&region, page, 300).load(Relaxed), sum + 1, "round {round}");
         word(&region, page, 300).fetch_sub(1, Relaxed);
-        // SAFETY: as above.
+        // SAFETY: the page belongs to the region, which lives on. `munlock` changes no byte, and
+        // only the lock above ends.
         assert_eq!(unsafe { libc::munlock(locked.cast(), PAGE_SIZE) }, 0);
     }
     memory.check().unwrap();

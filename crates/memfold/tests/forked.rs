@@ -43,7 +43,8 @@ fn in_child(work: impl FnOnce() -> bool) -> i32 {
     // SAFETY: what the child does besides `work` is system calls. (The tests' `work` allocates with
     // glibc's malloc at most, which is fit for use in children.)
     match unsafe { libc::fork() } {
-        // SAFETY: as above; a panic ends in the handler below.
+        // SAFETY: `alarm` and `_exit` take numbers only and may be called in a child of fork. A
+        // panic of `work` is caught, so the child never returns into the parent's frames.
         0 => unsafe {
             libc::alarm(60);
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
@@ -158,7 +159,8 @@ fn pins_do_nothing_in_a_child() {
     // SAFETY: there is room for the state of one page.
     assert_eq!(unsafe { libc::mincore(region.as_ptr().cast(), 4096, &mut state) }, 0);
     assert_eq!(state & 1, 1, "the child has ended its parent's pin");
-    // SAFETY: as above.
+    // SAFETY: this process has not dropped `pin` yet, and nothing uses it afterwards. The child
+    // dropped a copy.
     unsafe { ManuallyDrop::drop(&mut pin) };
     assert_kept(&memory, &region);
 }

@@ -17,7 +17,8 @@ fn fill(addr: usize, words: usize, seed: u64) {
 }
 
 fn holds(addr: usize, words: usize, seed: u64) -> bool {
-    // SAFETY: as above.
+    // SAFETY: callers give an aligned piece of at least so many words. The heap has filled it with
+    // zeros at first, so each word is initialized. No other thread writes to it meanwhile.
     (0..words).all(|i| unsafe { (addr as *const u64).add(i).read() } == seed << 32 | i as u64)
 }
 

@@ -85,7 +85,9 @@ impl Setup {
     #[track_caller]
     fn assert_kept(&self) {
         for number in 0..AREA_PAGES {
-            // SAFETY: as above.
+            // SAFETY: `page` returns the start of a page of the test's area, which is mapped and
+            // initialized as long as `self` lives. Only this thread uses it, and nothing writes to
+            // it while the slice exists.
             let bytes = unsafe { std::slice::from_raw_parts(self.page(number), PAGE_SIZE) };
             let expected = byte(number, self.rounds[number]);
             let wrong = bytes.iter().position(|byte| *byte != expected);

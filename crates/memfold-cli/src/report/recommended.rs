@@ -3,6 +3,10 @@
 //! A larger limit keeps the pages whose refault distance is small. It saves their part of the
 //! slowdown. Smaller limits than the given one can't be judged, because the kernel
 //! does not report touches of pages that are in memory.
+//!
+//! No limit is larger than what the run would have had without memfold. The part of a process can't
+//! be known well: a child of fork begins with the folded memory of its parent, and may hold little
+//! of the limit.
 use crate::report::curve::CurvePoints;
 use crate::report::figures::RunFigures;
 use memfold::config::Size;
@@ -29,8 +33,13 @@ impl LimitCurve {
     pub fn of(tables: &UserTables, sum: &RunFigures) -> Option<LimitCurve> {
         let slowdown = sum.slowdown()?;
         let run_peak = sum.get("peak_bytes");
+        // The most of each kind, so at least the most of both together.
+        let plain = sum.get("peak_resident_bytes").saturating_add(sum.get("peak_folded_bytes"));
+        let enough = plain.max(run_peak);
+        let processes = tables.processes();
+        let all = processes.flat_map(|process| scaled(process.stats(), run_peak));
         let mut refaults: Vec<(u64, u64)> =
-            tables.processes().flat_map(|process| scaled(process.stats(), run_peak)).collect();
+            all.map(|(limit, pages)| (limit.min(enough), pages)).collect();
         refaults.sort_unstable_by(|one, other| other.cmp(one));
         (!refaults.is_empty()).then_some(LimitCurve { slowdown, peak: run_peak, refaults })
     }
@@ -114,6 +123,7 @@ mod tests {
         process.stats().own_ns.store(1_000_000, Relaxed);
         process.stats().folding_ns.store(600_000, Relaxed);
         process.stats().peak_bytes.store(100 * MIB, Relaxed);
+        process.stats().peak_folded_bytes.store(800 * MIB, Relaxed);
         process
     }
 
@@ -143,6 +153,22 @@ mod tests {
         tables.note_totals();
         let limit = curve(&tables).limit_for(1.0).map(|bytes| bytes / MIB);
         assert_eq!(limit, Some(416), "twice what the process itself would need");
+    }
+
+    /// Children of fork that held little of the limit asked for 25 GiB.
+    #[test]
+    fn no_limit_is_above_what_the_run_would_have_plainly() {
+        let tables = tables();
+        process(&tables, 1, &[(100, 10)]).stats().resident_bytes.store(100 * MIB, Relaxed);
+        let child = process(&tables, 2, &[(150, 10)]);
+        child.stats().peak_bytes.store(MIB, Relaxed);
+        for process in tables.processes() {
+            process.stats().folded_bytes.store(60 * MIB, Relaxed);
+            process.stats().peak_folded_bytes.store(60 * MIB, Relaxed);
+        }
+        tables.note_totals();
+        let limit = curve(&tables).limit_for(1.0).map(|bytes| bytes / MIB);
+        assert_eq!(limit, Some(220), "100 MiB in memory, and 60 MiB folded in each");
     }
 
     #[test]

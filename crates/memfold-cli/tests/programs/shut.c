@@ -83,11 +83,13 @@ static void twice(int is_managed) {
 
 static void become_nobody(void) { NEED(setgid(65534) == 0 && setuid(65534) == 0); }
 
-static void after_setuid(void) {
+static void set_user(int is_managed) {
     folded();
     become_nobody();
-    twice(1);
+    twice(is_managed);
 }
+
+static void after_setuid(void) { set_user(1); }
 
 static void undumped(int is_managed) {
     folded();
@@ -99,6 +101,7 @@ static void not_dumpable(void) { undumped(1); }
 
 /* Without a userfaultfd the child needs /proc/self/mem. */
 static void not_dumpable_in_memory(void) { undumped(0); }
+static void after_setuid_in_memory(void) { set_user(0); }
 
 static void shut_in(void) {
     char directory[] = "/tmp/memfold-shut-XXXXXX";
@@ -206,7 +209,7 @@ int main(int argc, char **argv) {
         {"proc", without_proc},         {"small", small},              {"descriptors", no_descriptor_left},
         {"filter", filtered},           {"filter_root", filtered_in_an_empty_root},
         {"filter_small", filtered_small}, {"dumpable_memory", not_dumpable_in_memory},
-        {"filter_huge", filtered_with_huge_pages},
+        {"filter_huge", filtered_with_huge_pages}, {"setuid_memory", after_setuid_in_memory},
     };
     return RUN_NAMED(argc, argv, all);
 }

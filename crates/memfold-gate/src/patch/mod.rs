@@ -2,7 +2,7 @@
 //! enters the gate by a jump, which costs a thirtieth of a trap. Code that the program writes, or
 //! maps later, always traps.
 //!
-//! A site is patched when it has trapped [`HOT`] times, so that short programs copy no page of
+//! A site is patched when it has trapped often ([`counts`]), so that short programs copy no page of
 //! code. Other threads may run through the site meanwhile, and it isn't known which jumps lead
 //! there. There are two ways:
 //! - In `mov $nr,%eax; syscall` a jump replaces the first instruction, which has the same length. A
@@ -15,27 +15,25 @@
 //!
 //! In both ways the last instruction of the site ends where it did. A handler of the program sees
 //! the same address, and a call that is made again starts from there.
+mod counts;
 pub mod entry;
 mod padding;
 pub mod steps;
 
+use crate::patch::counts::TrapCounts;
 use crate::patch::entry::{PatchHandler, find_width, set_up};
 use crate::patch::padding::JUMP_BYTES;
 use crate::patch::steps::{Steps, protect};
 use core::mem::forget;
 use core::ops::{ControlFlow, Range};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use memfold_os::maps::{Vma, each_area};
 use memfold_os::raw::LINE_BYTES;
 use memfold_os::sync::StaticMutex;
 use memfold_os::thread::capabilities;
 use memfold_os::units::PAGE_SIZE;
 
-/// The number of traps after which a site is patched. By then they have cost more than the page
-/// that is copied.
-const HOT: u32 = 8;
-const COUNTERS: usize = 1024;
-static HITS: [AtomicU32; COUNTERS] = [const { AtomicU32::new(0) }; COUNTERS];
+static TRAPS: TrapCounts = TrapCounts::new();
 /// The site that a child of vfork leaves to its parent to patch: the end of its instruction, or 0,
 /// and the call's number.
 static AWAITED: AwaitedSite = AwaitedSite { after: AtomicUsize::new(0), nr: AtomicUsize::new(0) };
@@ -118,12 +116,7 @@ pub fn patch_awaited() {
 
 /// Counts a trap. Returns whether the site has trapped often enough to be patched.
 fn is_hot(after: usize) -> bool {
-    if !ON.load(Relaxed) {
-        return false;
-    }
-    // Sites may share a counter, so the next of them is patched when it has doubled.
-    let hits = HITS[(after ^ after >> 10) % COUNTERS].fetch_add(1, Relaxed).wrapping_add(1);
-    hits >= HOT && hits.is_power_of_two() && after > SITE_BYTES
+    ON.load(Relaxed) && TRAPS.note(after) && after > SITE_BYTES
 }
 
 /// Stops patching until [`resume`], by keeping the lock.

@@ -209,14 +209,13 @@ impl Pagemap {
     }
 
     /// Returns how many bytes from `start`, a page's address, are not shared, at most `len`. A page
-    /// is shared if it is in memory and another process has it too, as after a fork. Without /proc,
-    /// returns `len`.
+    /// is shared if it is in memory and another process has it too, as after a fork. Pages from the
+    /// first one on that the map doesn't tell of count as shared.
     pub fn unshared_bytes(&self, start: usize, len: usize) -> usize {
         let (mut at, end, mut words) = (start, start + len, [0; WORDS]);
-        let is_shared = |word: &u64| word & WORD_PRESENT != 0 && word & WORD_EXCLUSIVE == 0;
         while at < end {
             let Ok(count) = self.words(at, end, &mut words) else { break };
-            if let Some(shared) = words[..count].iter().position(is_shared) {
+            if let Some(shared) = words[..count].iter().position(|word| is_shared(*word)) {
                 return at - start + shared * PAGE_SIZE;
             }
             at += count * PAGE_SIZE;
@@ -224,11 +223,24 @@ impl Pagemap {
         at - start
     }
 
+    /// Returns how many bytes before `end` are not shared, at most `len`, which is at most 1 MiB.
+    /// Returns 0 if the map can't be read.
+    pub fn unshared_bytes_before(&self, end: usize, len: usize) -> usize {
+        let mut words = [0; WORDS];
+        let wanted = len / PAGE_SIZE;
+        match self.words(end - len, end, &mut words) {
+            Ok(count) if count == wanted => {
+                let shared = words[..count].iter().rposition(|word| is_shared(*word));
+                shared.map_or(len, |last| (count - 1 - last) * PAGE_SIZE)
+            }
+            _ => 0,
+        }
+    }
+
     /// Returns whether the page at an address is in memory, and another process has it too. Without
     /// /proc, returns `false`.
     pub fn is_shared(&self, page: usize) -> bool {
-        let is = |word: u64| word & WORD_PRESENT != 0 && word & WORD_EXCLUSIVE == 0;
-        self.word(page).is_ok_and(is)
+        self.word(page).is_ok_and(is_shared)
     }
 
     /// Returns whether the page at an address is in memory and private to this process, or in the
@@ -291,10 +303,45 @@ fn is_there(word: u64) -> bool {
     word & (WORD_PRESENT | WORD_SWAPPED) != 0
 }
 
+fn is_shared(word: u64) -> bool {
+    word & WORD_PRESENT != 0 && word & WORD_EXCLUSIVE == 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::memory::zone::Zone;
+
+    #[test]
+    fn private_pages_beside_shared_ones_are_counted_from_either_side() {
+        let zone = Zone::reserve(32 * PAGE_SIZE, PAGE_SIZE).unwrap();
+        let at = |page: usize| zone.start() + page * PAGE_SIZE;
+        let fill = |pages: Range<usize>| {
+            // SAFETY: the pages are inside the zone, which only this thread uses.
+            pages.for_each(|page| unsafe { *(at(page) as *mut u8) += 1 });
+        };
+        fill(0..24);
+        // SAFETY: the child only sleeps until it is killed.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            loop {
+                // SAFETY: `pause` has no preconditions.
+                unsafe { libc::pause() };
+            }
+        }
+        fill(4..8);
+        let map = Pagemap::open().unwrap();
+        let before = [4, 8, 10, 28].map(|end| map.unshared_bytes_before(at(end), 4 * PAGE_SIZE));
+        let after = [0, 4, 6, 24].map(|start| map.unshared_bytes(at(start), 4 * PAGE_SIZE));
+        // SAFETY: the child of above, which nothing else waits for.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, core::ptr::null_mut(), 0);
+        }
+        // Pages that were never touched are not shared either.
+        assert_eq!(before.map(|bytes| bytes / PAGE_SIZE), [0, 4, 0, 4]);
+        assert_eq!(after.map(|bytes| bytes / PAGE_SIZE), [0, 4, 2, 4]);
+    }
 
     #[test]
     fn reading_the_map_tells_the_same_as_a_scan() {

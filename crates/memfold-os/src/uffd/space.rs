@@ -135,9 +135,9 @@ pub trait Space: Send + Sync {
     /// The errors of `madvise(MADV_POPULATE_WRITE)`.
     fn unshare(&self, start: usize, len: usize) -> Result<(), Errno>;
 
-    /// Returns whether no page of a range is in memory and shared with another process. Touches no
-    /// page.
-    fn is_unshared(&self, start: usize, len: usize) -> bool;
+    /// Returns how many bytes of a range, from its start or from its end, are on no page that is in
+    /// memory and shared with another process. The range has at most 1 MiB. Touches no page.
+    fn unshared_bytes(&self, range: Range<usize>, from_end: bool) -> usize;
 
     /// Returns whether there is a page at `addr`, in memory, in the kernel's swap, or being read
     /// from there. Touches no page.
@@ -309,8 +309,12 @@ impl Space for UffdSpace {
         unsafe { madvise(start as *mut _, len, Advice::LinuxPopulateWrite) }
     }
 
-    fn is_unshared(&self, start: usize, len: usize) -> bool {
-        self.pagemap.as_ref().is_some_and(|pagemap| pagemap.unshared_bytes(start, len) == len)
+    fn unshared_bytes(&self, range: Range<usize>, from_end: bool) -> usize {
+        match (&self.pagemap, from_end) {
+            (Some(map), true) => map.unshared_bytes_before(range.end, range.len()),
+            (Some(map), false) => map.unshared_bytes(range.start, range.len()),
+            (None, _) => 0,
+        }
     }
 
     fn is_populated(&self, addr: usize) -> bool {

@@ -10,10 +10,13 @@ pub mod limit;
 pub mod unserved;
 
 use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use memfold_os::raw::{set_ender, set_warner, system_call, write_stderr};
 use memfold_os::text::TextBuffer;
+use memfold_os::thread::{sleep_ns, thread_id};
 use memfold_run::mailbox::LINE_BYTES_MAX;
 use memfold_run::member;
+use rustix::process::getpid;
 
 const PREFIX: &str = "memfold: ";
 type DiagnosticLine = TextBuffer<{ PREFIX.len() + LINE_BYTES_MAX + 1 }>;
@@ -44,22 +47,49 @@ macro_rules! warn_once {
 pub(crate) use warn_once;
 
 /// Reports why this process is about to end.
-pub fn last_words(text: fmt::Arguments<'_>) {
+fn last_words(text: fmt::Arguments<'_>) {
     let mut line = DiagnosticLine::of(format_args!("{PREFIX}{text}"));
     if !leave(true, &line.as_bytes()[PREFIX.len()..]) {
         write_stderr(line.line());
     }
 }
 
+/// The process and thread that ends first, as [`own_identity`] gives it; 0 for none.
+static FIRST: AtomicU64 = AtomicU64::new(0);
+/// The last value of [`FIRST`] whose thread has reported why.
+static REPORTED: AtomicU64 = AtomicU64::new(0);
+/// How often another thread looks whether the first one has reported, and the time between.
+const LOOKS: usize = 1000;
+const PACE_NS: u64 = 1_000_000;
+
 /// Reports why, and ends the process with memfold's own status, 125. The program's exit handlers do
-/// not run.
+/// not run. Threads often end for the same reason at the same time, so only the first one reports.
 pub fn die(text: fmt::Arguments<'_>) -> ! {
-    last_words(text);
+    let own = own_identity();
+    // A child of fork or vfork finds what its parent has written.
+    let is_other_process = |first: u64| (first >> 32 != own >> 32).then_some(own);
+    match FIRST.fetch_update(SeqCst, SeqCst, is_other_process) {
+        Ok(_) => {
+            last_words(text);
+            REPORTED.store(own, SeqCst);
+        }
+        // Reporting has failed in its turn.
+        Err(first) if first == own => {}
+        Err(first) => {
+            let mut looks = (0..LOOKS).take_while(|_| REPORTED.load(SeqCst) != first);
+            looks.by_ref().for_each(|_| sleep_ns(PACE_NS));
+        }
+    }
     loop {
         // SAFETY: the call has no pointers and ends the process with all threads. libc's function
         // is not used, because its system call may be one that passes the gate.
         let _ = unsafe { system_call(libc::SYS_exit_group, [125, 0, 0, 0, 0, 0]) };
     }
+}
+
+/// Returns the number of the process, and below it that of the thread.
+fn own_identity() -> u64 {
+    (getpid().as_raw_nonzero().get() as u64) << 32 | thread_id() as u64
 }
 
 fn leave(last: bool, text: &[u8]) -> bool {

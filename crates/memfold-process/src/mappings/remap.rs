@@ -3,11 +3,12 @@
 //! Other threads may touch the memory at every moment of the call, so it is always registered or
 //! hidden. A shrink gives up only the end. Growth in place changes nothing that is there. With a
 //! userfaultfd, moved memory stays registered ([`crate::paging`]). Where memory is hidden by
-//! protection, all of the source is hidden until the areas have moved.
+//! protection, all of the source is hidden until the areas have moved. But if the source is several
+//! mappings for the program too, the kernel must find them and refuse to move them.
 use crate::adoption::growth::PLAIN;
 use crate::mappings::call::{MakeCall, NO_MEMORY, end_of, whole};
 use crate::marks::ranges::{RangeSet, common, without};
-use crate::marks::state::{FoundRanges, ProgramState, RemappedTo};
+use crate::marks::state::{FoundRanges, MemoryMark, ProgramState, RemappedTo};
 use crate::program::ManagedProgram;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -83,9 +84,11 @@ impl ManagedProgram {
             let is_done = |made: isize| !failed(made);
             self.pager.mappings().end_with(after.end..from.end, || make(args), is_done)
         } else {
-            let is_one = self.joins_parts(&from);
-            let grows = stays && is_one && self.paging.hides();
+            let grows = stays && self.paging.hides() && self.is_one(state, &from);
             let grown = if grows { self.grow_hidden(&from, after.end, make) } else { None };
+            if !self.paging.hides() {
+                self.join_parts(&from);
+            }
             grown.unwrap_or_else(|| self.move_managed(state, args, (&from, &after), make))
         };
         if !failed(result) {
@@ -95,12 +98,11 @@ impl ManagedProgram {
         result
     }
 
-    /// Returns whether a range that is managed in part is one mapping for the program. For the
-    /// kernel its managed parts are others than the rest, and it resizes and moves only one. So
-    /// the rest is registered too, for good.
-    fn joins_parts(&self, from: &Range<usize>) -> bool {
-        let managed = self.pager.mappings().managed_parts(from);
-        let rest = if managed.is_empty() { Vec::new() } else { without(from, &managed) };
+    /// Returns whether a range is managed in part, and the rest has the access of managed memory.
+    /// Also returns the rest.
+    fn plain_rest(&self, range: &Range<usize>) -> Option<Vec<Range<usize>>> {
+        let managed = self.pager.mappings().managed_parts(range);
+        let rest = if managed.is_empty() { return None } else { without(range, &managed) };
         let is_plain = |part: &Range<usize>| {
             let mut end = part.start;
             let found = self.maps.each(part.start, part.end, |found| {
@@ -109,14 +111,55 @@ impl ManagedProgram {
             });
             found.is_ok() && (part.end..usize::MAX).contains(&end)
         };
-        let is_one = !managed.is_empty() && rest.iter().all(is_plain);
-        if is_one && !self.paging.hides() {
-            for part in &rest {
-                let done = unless_own(part.start, part.end, || self.register(part, false));
-                self.may_stay_registered.fetch_or(done.is_ok(), SeqCst);
-            }
+        rest.iter().all(is_plain).then_some(rest)
+    }
+
+    /// Joins the parts of a range that is managed in part and is one mapping for the program. For
+    /// the kernel its managed parts are others than the rest, and it resizes and moves only one. So
+    /// the rest is registered too, for good.
+    fn join_parts(&self, from: &Range<usize>) {
+        for part in self.plain_rest(from).unwrap_or_default() {
+            let done = unless_own(part.start, part.end, || self.register(&part, false));
+            self.may_stay_registered.fetch_or(done.is_ok(), SeqCst);
         }
-        is_one
+    }
+
+    /// Returns whether a range that is managed in part is one mapping for the program. Where memory
+    /// is hidden, the kernel has more.
+    fn is_one(&self, state: &mut ProgramState, range: &Range<usize>) -> bool {
+        /// Marks of memory that the kernel keeps in mappings of its own.
+        const SPLITTING: [MemoryMark; 6] = [
+            MemoryMark::Locked,
+            MemoryMark::DontFork,
+            MemoryMark::Wiped,
+            MemoryMark::DontDump,
+            MemoryMark::Mergeable,
+            MemoryMark::Other,
+        ];
+        let mut is_whole = |mark: &MemoryMark| {
+            let marked = state.marked(*mark).within(range);
+            marked.is_empty() || marked == [range.clone()]
+        };
+        self.plain_rest(range).is_some() && SPLITTING.iter().all(&mut is_whole)
+    }
+
+    /// Makes sure that the kernel finds several mappings in a range that is several for the program.
+    /// Memory of the program without access looks like hidden memory beside it. So a page of that
+    /// is loaded, and no longer managed.
+    fn part_from_shut(&self, range: &Range<usize>) {
+        for managed in self.pager.mappings().managed_parts(range) {
+            let mut edges = Vec::new();
+            let _ = self.maps.each(range.start, range.end, |found| {
+                let is_shut = found.anonymous && found.access == libc::PROT_NONE;
+                if is_shut && found.start < managed.start && managed.start <= found.end {
+                    edges.push(managed.start);
+                }
+                if is_shut && found.start <= managed.end && managed.end < found.end {
+                    edges.push(managed.end - PAGE_SIZE);
+                }
+            });
+            edges.into_iter().for_each(|page| self.leave(&(page..page + PAGE_SIZE)));
+        }
     }
 
     /// Makes an mremap that may move its memory.
@@ -137,21 +180,29 @@ impl ManagedProgram {
             keeps_source: has(libc::MREMAP_DONTUNMAP),
         };
         let mappings = self.pager.mappings();
-        let is_hidden = self.paging.hides() && mappings.touches(from);
+        // The kernel cuts off the rest before it moves memory.
+        let moved = from.start..from.start + from.len().min(after.len());
+        let may_hide = self.paging.hides() && mappings.touches(&moved);
+        let is_hidden = may_hide && self.is_one(state, &moved);
+        if may_hide && !is_hidden {
+            self.part_from_shut(&moved);
+        }
         let leaving = self.pager.holds().mark_leaving([from.clone(), target.clone()].into_iter());
-        if is_hidden && (leaving.is_held(from.clone()) || leaving.is_held(target.clone())) {
+        if is_hidden && (leaving.is_held(moved.clone()) || leaving.is_held(target.clone())) {
             // Memory that is hidden for a moment would be missing for the kernel in another call.
             return NO_MEMORY;
         }
-        let remake = || if is_hidden { self.remap_hidden(from, || make(args)) } else { make(args) };
-        let pinned = if is_hidden { Vec::new() } else { self.pin_held(&leaving, from, &target) };
+        let remake =
+            || if is_hidden { self.remap_hidden(&moved, || make(args)) } else { make(args) };
+        let pinned =
+            if self.paging.hides() { Vec::new() } else { self.pin_held(&leaving, from, &target) };
         let result = mappings.remap_with(&remap, remake);
         let pinned_at = if failed(result) { from.start } else { result as usize };
         for part in pinned {
             mappings.unpin_at(part.start + pinned_at..part.end + pinned_at);
         }
         if is_hidden && (failed(result) || remap.keeps_source) {
-            self.show_unmanaged(from);
+            self.show_unmanaged(&moved);
         }
         if is_hidden && !failed(result) {
             self.show_unmanaged(&(result as usize..result as usize + after.len()));
@@ -159,6 +210,9 @@ impl ManagedProgram {
         if failed(result) {
             self.forget_unmapped(state, from);
             self.forget_unmapped(state, &target);
+            if may_hide && !is_hidden {
+                self.adopt(state, &moved);
+            }
         }
         result
     }
@@ -252,7 +306,7 @@ impl ManagedProgram {
         if self.paging.hide(from).is_err() {
             return NO_MEMORY;
         }
-        // In a child of fork, the range may stay split into several mappings for good.
+        // It is one mapping for the program. In a child of fork, the range may stay split into several mappings for good.
         Some(make()).filter(|result| *result != -(libc::EFAULT as isize)).unwrap_or(NO_MEMORY)
     }
 

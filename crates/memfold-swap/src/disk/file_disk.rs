@@ -71,7 +71,9 @@ fn reason(e: Errno) -> Option<&'static str> {
     match e {
         Errno::ACCESS | Errno::PERM => Some("this user may not write there"),
         Errno::ROFS => Some("its file system is read-only"),
-        Errno::NOSPC | Errno::DQUOT => Some("there is no space left"),
+        Errno::NOSPC | Errno::DQUOT => {
+            Some("there is no space left; free some, or give another directory")
+        }
         _ => None,
     }
 }

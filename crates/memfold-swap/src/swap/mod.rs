@@ -76,6 +76,7 @@ pub struct Swap {
     /// Slots that became free since emptied clusters were last discarded.
     freed: AtomicU64,
     warned: AtomicBool,
+    warned_of_full_disk: AtomicBool,
     /// Whether the file is closed to further writes.
     is_closed: AtomicBool,
     /// The slots that children of fork read.
@@ -130,6 +131,7 @@ impl Swap {
             objects: AtomicU64::new(0),
             freed: AtomicU64::new(0),
             warned: AtomicBool::new(false),
+            warned_of_full_disk: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             lent: LentSlots::default(),
             ancestors: AtomicU64::new(0),
@@ -205,7 +207,9 @@ impl Swap {
     /// Records that a write has failed: no write is tried for a while. Warns once.
     pub fn note_failure(&self, errno: Errno) {
         self.note_full();
-        if !self.warned.swap(true, Relaxed) {
+        if slots::is_lack_of_space(errno) {
+            self.warn_of_full_disk();
+        } else if !self.warned.swap(true, Relaxed) {
             let why = alloc::format!("{errno}");
             memfold_os::raw::warn(&[
                 "memfold: warning: Writing to the swap file ",

@@ -1,5 +1,6 @@
 //! Objects: how they are sealed, written, read and opened.
 use crate::location::{ObjectLocation, UNIT_BYTES};
+use crate::remote::RemoteError;
 use crate::seal::{RawSeal, SealBinding, TAG_BYTES};
 use crate::swap::Swap;
 use crate::swap::buffers::BufferPurpose;
@@ -21,8 +22,41 @@ pub struct ReadError {
     slot: u64,
     /// The object of the remote store that has the slot.
     object: Option<u64>,
-    /// The cause; `None` if the bytes that were read are not those that were written.
-    why: Option<String>,
+    cause: ReadFailure,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum ReadFailure {
+    /// The bytes that were read are not those that were written.
+    Changed,
+    File(Errno),
+    Remote(RemoteError),
+}
+
+impl ReadError {
+    /// Returns what the user of the program can do about it.
+    pub fn remedy(&self) -> &'static str {
+        match &self.cause {
+            ReadFailure::File(_) => "Check the disk of --swap",
+            ReadFailure::Remote(failure) if failure.is_lost => {
+                "Configure the servers to keep acknowledged data (docs/usage.md, Add a remote store)"
+            }
+            ReadFailure::Remote(failure) if failure.is_cut => {
+                "Find out what ended the process memfold-remote, and run the program again"
+            }
+            ReadFailure::Remote(_) => {
+                "Start the servers, and run the program again. A larger --remote-timeout waits longer \
+                 for servers that restart"
+            }
+            ReadFailure::Changed if self.object.is_some() => {
+                "Check the servers, and which other clients write to keys that begin with memfold:"
+            }
+            ReadFailure::Changed => {
+                "Check the disk of --swap and the memory of this machine, and which other processes \
+                 write to the file"
+            }
+        }
+    }
 }
 
 impl core::fmt::Display for ReadError {
@@ -39,9 +73,10 @@ impl core::fmt::Display for ReadError {
                 self.slot * PAGE_SIZE as u64
             )?,
         }
-        match &self.why {
-            Some(why) => write!(f, "reading failed: {why}"),
-            None => write!(f, "its bytes are not what was written"),
+        match &self.cause {
+            ReadFailure::Changed => write!(f, "its bytes are not what was written"),
+            ReadFailure::File(errno) => write!(f, "reading failed: {errno}"),
+            ReadFailure::Remote(failure) => write!(f, "reading failed: {failure}"),
         }
     }
 }
@@ -178,10 +213,12 @@ impl Swap {
             let result = unsafe { tier.read(&*self.disk, slot, len / PAGE_SIZE, to) };
             return result.map_err(|why| match why {
                 SlotReadError::File(e) => self.unread(slot, e),
-                SlotReadError::Remote(number, failure) => {
-                    let why = Some(alloc::format!("{failure}"));
-                    ReadError { name: tier.name().into(), slot, object: Some(number), why }
-                }
+                SlotReadError::Remote(number, failure) => ReadError {
+                    name: tier.name().into(),
+                    slot,
+                    object: Some(number),
+                    cause: ReadFailure::Remote(failure),
+                },
             });
         }
         let mut read = [Transfer::new(Direction::Read, slot * PAGE_SIZE as u64, to, len)];
@@ -196,7 +233,7 @@ impl Swap {
             name: self.disk.name().into(),
             slot,
             object: None,
-            why: Some(alloc::format!("{errno}")),
+            cause: ReadFailure::File(errno),
         }
     }
 
@@ -205,7 +242,7 @@ impl Swap {
         let far = self.tier.as_ref().and_then(|tier| Some((tier.name(), tier.object_of(slot)?)));
         let (name, object) =
             far.map_or((self.disk.name(), None), |(name, number)| (name, Some(number)));
-        ReadError { name: name.into(), slot, object, why: None }
+        ReadError { name: name.into(), slot, object, cause: ReadFailure::Changed }
     }
 
     fn raw_seal(&self, slot: u64) -> *mut RawSeal {

@@ -2,6 +2,7 @@
 use crate::cluster::{CLUSTER_SLOTS, SearchScope};
 use crate::location::{ObjectLocation, SLOTS_MAX};
 use crate::swap::Swap;
+use memfold_os::Errno;
 use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::units::{Order, PAGE_SIZE};
 use memfold_store::Handle;
@@ -10,6 +11,12 @@ use memfold_store::Handle;
 const GROWTH_CLUSTERS: usize = 32;
 /// Emptied clusters are discarded after this many slots became free.
 const DISCARD_SLOTS: u64 = 8 * CLUSTER_SLOTS as u64;
+const CLUSTER_BYTES: u64 = (CLUSTER_SLOTS * PAGE_SIZE) as u64;
+
+/// Returns whether a file system refuses to store more.
+pub(super) fn is_lack_of_space(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSPC | Errno::DQUOT)
+}
 
 impl Swap {
     /// Allocates a run of slots, and grows the file if it may. Returns `None` if there is no free
@@ -37,6 +44,9 @@ impl Swap {
         if tier.claim(&self.clusters, slot, order.pages(), free) {
             return Some(slot);
         }
+        if free < PAGE_SIZE as u64 {
+            self.warn_of_full_disk();
+        }
         self.clusters.release(slot, order.pages());
         None
     }
@@ -54,7 +64,7 @@ impl Swap {
         if self.clusters.slots() != slots || self.collect_lent() {
             return true;
         }
-        let cluster = (CLUSTER_SLOTS * PAGE_SIZE) as u64;
+        let cluster = CLUSTER_BYTES;
         let now = slots * PAGE_SIZE as u64;
         if let Some(tier) = &self.tier {
             // Only slots are added. The file's space is taken and given back slot by slot, as data
@@ -74,14 +84,49 @@ impl Swap {
         let free = self.disk.free_bytes().unwrap_or(0).saturating_sub(self.bounds.keep_free_bytes)
             / cluster;
         let mut count = room.min(free).min(GROWTH_CLUSTERS as u64) as usize;
+        let mut lacks_space = room > 0 && free == 0;
         while count > 0 {
-            if self.disk.grow(now + count as u64 * cluster).is_ok() {
-                self.clusters.grow(count);
-                return true;
+            match self.disk.grow(now + count as u64 * cluster) {
+                Ok(()) => {
+                    self.clusters.grow(count);
+                    return true;
+                }
+                Err(e) => lacks_space = is_lack_of_space(e),
             }
             count /= 4;
         }
+        if lacks_space {
+            self.warn_of_full_disk();
+        }
         false
+    }
+
+    /// Warns once that the file system of the swap file has no space left for it.
+    pub(super) fn warn_of_full_disk(&self) {
+        // After an error the file is not full: the program has closed it.
+        let Ok(free) = self.disk.free_bytes() else { return };
+        if self.warned_of_full_disk.swap(true, Relaxed) {
+            return;
+        }
+        let (why, other) = match free.saturating_sub(self.bounds.keep_free_bytes) < CLUSTER_BYTES
+            && free >= CLUSTER_BYTES
+        {
+            true => (
+                "has no more space than --swap-keep-free leaves free",
+                ", or lower --swap-keep-free",
+            ),
+            false => ("is full", ""),
+        };
+        memfold_os::raw::warn(&[
+            "memfold: warning: The file system of --swap ",
+            self.disk.name(),
+            " ",
+            why,
+            ". Data that does not fit stays in memory, so the limit may be exceeded, but no data is \
+             lost. Free space there, or give a directory with more space",
+            other,
+            "\n",
+        ]);
     }
 
     /// Releases a run that was allocated.

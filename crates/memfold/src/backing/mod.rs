@@ -12,9 +12,11 @@ use crate::backing::contexts::{BorrowedContext, CodecContext, ContextPool};
 use crate::backing::fingerprint::{Fingerprint, Fingerprints};
 use crate::stats;
 use crate::stats_place::StatsPlace;
+use alloc::format;
 use alloc::sync::Arc;
 use core::ops::Range;
 use memfold_os::page::Page;
+use memfold_os::raw::end;
 use memfold_os::units::{Order, PAGE_SIZE};
 use memfold_store::{CacheUse, Handle, LoadError, Store};
 use memfold_swap::location::ObjectLocation;
@@ -129,7 +131,7 @@ impl Backing {
             // SAFETY: as the caller says.
             let loaded =
                 unsafe { self.store.load_in_place(worker, slot.handle, order, pages, to.cast()) };
-            self.count_part(loaded.unwrap_or_else(|e| stop(&e)));
+            self.count_part(loaded.unwrap_or_else(|e| end_damaged(&e)));
             return false;
         }
         (context.handles[0], context.fingerprints[0]) = (slot.handle, slot.fingerprint);
@@ -162,15 +164,17 @@ impl Backing {
                     // SAFETY: as the caller says.
                     unsafe { self.fetch_run(swap, context, i, count, place, block, at) }
                         .unwrap_or_else(|e| {
-                            panic!(
-                                "memfold: Loading folded memory failed: {e}. The program is ended before it reads a wrong byte"
-                            )
+                            end(&format!(
+                                "Loading folded memory failed: {e}. The process can't continue without this \
+                                 data and is ended before it reads a wrong byte. {}",
+                                e.remedy()
+                            ))
                         })
                 }
                 _ => {
                     // SAFETY: as the caller says.
                     unsafe { self.store.load(&mut context.worker, handle, block, at.cast()) }
-                        .unwrap_or_else(|e| stop(&e));
+                        .unwrap_or_else(|e| end_damaged(&e));
                     1
                 }
             };
@@ -193,7 +197,7 @@ impl Backing {
             let worker = &mut self.context_at_rest().worker;
             self.store.load_pages(worker, handle, order, page, 1, to)
         };
-        self.count_part(loaded.unwrap_or_else(|e| stop(&e)));
+        self.count_part(loaded.unwrap_or_else(|e| end_damaged(&e)));
         stats::add(&self.stats.fork_page_loads, 1);
     }
 
@@ -289,8 +293,9 @@ impl Backing {
 }
 
 /// Ends the program, because its data is damaged.
-fn stop(error: &LoadError) -> ! {
-    panic!(
-        "memfold: Stored data is damaged: {error}. The program is ended before it reads a wrong byte"
-    )
+pub fn end_damaged(error: &LoadError) -> ! {
+    end(&format!(
+        "Stored data is damaged: {error}. The process is ended before it reads a wrong byte. Test the \
+         memory of this machine; if this happens again, report it"
+    ))
 }

@@ -22,7 +22,7 @@ use crate::residency::Residency;
 use crate::stats;
 use core::ops::Range;
 use memfold_os::Errno;
-use memfold_os::units::Order;
+use memfold_os::units::{Order, PAGE_SIZE};
 
 /// So many pages are copied at once at most: 64 KiB.
 const COPIED: Order = match Order::new(4) {
@@ -30,15 +30,26 @@ const COPIED: Order = match Order::new(4) {
     None => unreachable!(),
 };
 
+/// Returns the largest order up to `most` for which `holds`, or order 0.
+fn largest(most: Order, holds: impl Fn(Order) -> bool) -> Order {
+    let smaller = core::iter::successors(Some(most), |order| order.smaller());
+    smaller
+        .take_while(|order| *order > Order::PAGE)
+        .find(|order| holds(*order))
+        .unwrap_or(Order::PAGE)
+}
+
 impl Faults<'_> {
     /// Returns how many pages the kernel is going to copy for this fault. Returns `None` if it isn't a
     /// write to a shared page. Pages that were loaded since the fork, and are clean, are not shared.
+    /// Once copies are `paid`, there are no more than these, and the page map isn't read again.
     pub(super) fn copied_order(
         &self,
         guard: &ShardGuard<'_>,
         area: &Area,
         folio: &Folio,
         fault: PageFault,
+        paid: Option<Order>,
     ) -> Option<Order> {
         if !fault.protected || !self.to_unshare.charges_copies() || self.table.is_clean(folio) {
             return None;
@@ -49,26 +60,32 @@ impl Faults<'_> {
             FolioState::Partial if folio.is_here(key) => return Some(Order::PAGE),
             _ => return None,
         }
-        let mut order = COPIED;
-        while order > Order::PAGE && !self.continues_run(guard, area, key, order) {
-            order = order.smaller().expect("above order 0");
+        let most = paid.unwrap_or(COPIED);
+        let order = largest(most, |order| self.may_continue(guard, area, key, order));
+        if paid.is_some() || order == Order::PAGE {
+            return Some(order);
         }
-        Some(order)
+        let (begins, addr) = (key.is_multiple_of(2), area.addr_of(key));
+        let run = match begins {
+            true => addr - bytes(order.pages())..addr,
+            false => addr + PAGE_SIZE..addr + PAGE_SIZE + bytes(order.pages()),
+        };
+        let private = self.mapper.space().unshared_bytes(run, begins);
+        Some(largest(order, |order| bytes(order.pages()) <= private))
     }
 
-    /// Returns whether a block of this order begins at `key`, or ends there, after a run of as many
-    /// private pages, and can be made private as a whole.
-    fn continues_run(&self, guard: &ShardGuard<'_>, area: &Area, key: u64, order: Order) -> bool {
+    /// Returns whether a block of this order, above order 0, begins or ends at `key` and can be made
+    /// private as a whole, and as many pages of the area lie before or behind it. An even key begins
+    /// blocks, and an odd one ends them.
+    fn may_continue(&self, guard: &ShardGuard<'_>, area: &Area, key: u64, order: Order) -> bool {
         let (start, pages) = (align(key, order), order.pages() as u64);
-        let run = match key - start {
-            0 => start.checked_sub(pages),
-            last if last == pages - 1 => Some(start + pages),
+        let all = match key - start {
+            0 => start.checked_sub(pages).map(|run| run..start + pages),
+            last if last == pages - 1 => Some(start..start + 2 * pages),
             _ => None,
         };
-        let lies = |at: u64| at >= area.key && at + pages <= area.key_end();
-        let Some(run) = run.filter(|run| lies(*run) && lies(start)) else { return false };
-        self.is_written(guard, start..start + pages)
-            && self.mapper.space().is_unshared(area.addr_of(run), bytes(order.pages()))
+        all.is_some_and(|all| area.key <= all.start && all.end <= area.key_end())
+            && self.is_written(guard, start..start + pages)
     }
 
     /// Returns whether all these pages, of one shard, are resident and not clean.

@@ -165,9 +165,9 @@ impl Faults<'_> {
                 return (self.first_touch(areas, area, guard, key, fault), FaultSource::Zero);
             };
             let folio = self.table.get(&guard, id);
-            if let Some(order) = self.copied_order(&guard, area, folio, fault) {
-                if let Some(paid) = paid {
-                    return other(self.make_private(&mut guard, area, fault.addr, order.min(paid)));
+            if let Some(order) = self.copied_order(&guard, area, folio, fault, paid) {
+                if paid.is_some() {
+                    return other(self.make_private(&mut guard, area, fault.addr, order));
                 }
                 drop(guard);
                 self.charge_copies(areas, order);

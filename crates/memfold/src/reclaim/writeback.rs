@@ -15,8 +15,8 @@
 //!
 //! The writer takes shard locks only. A thread that waits for it may hold `areas` for reading and a
 //! context, but no shard.
-use crate::backing::BlockSlot;
 use crate::backing::contexts::CodecContext;
+use crate::backing::{BlockSlot, end_damaged};
 use crate::folio::FolioState;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;
@@ -30,6 +30,7 @@ use memfold_os::Errno;
 use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::transfer::Transfer;
 use memfold_os::units::{Order, PAGE_SIZE};
+use memfold_store::LoadError;
 use memfold_swap::location::{ObjectLocation, UNIT_BYTES};
 use memfold_swap::write_queue::RawWrite;
 use memfold_swap::{HEAD_BYTES, Swap};
@@ -400,11 +401,10 @@ impl Writeback<'_> {
                 continue;
             }
             let to = &mut room[*used + HEAD_BYTES..*used + len];
-            let exported = self.backing.store().export(slot.handle, to).unwrap_or_else(|e| {
-                panic!(
-                    "memfold: Stored data is damaged: {e:?}. The program is ended before a wrong byte is written"
-                )
-            });
+            let exported =
+                self.backing.store().export(slot.handle, to).unwrap_or_else(|problem| {
+                    end_damaged(&LoadError { handle: slot.handle, problem })
+                });
             let place = ObjectLocation {
                 slot: run + (*used / PAGE_SIZE) as u64,
                 offset: *used % PAGE_SIZE,

@@ -296,10 +296,10 @@ impl Residency<'_> {
         let more = (u128::from(distance << PAGE_SHIFT) * u128::from(gain)
             / u128::from(folded.max(1))) as u64;
         let unmanaged = self.stats.unmanaged_bytes.load(Relaxed);
-        let mut held = (limits.physical() << PAGE_SHIFT) + unmanaged + stored;
-        if limits.is_bounded() {
-            held = held.max(limits.bound_bytes());
-        }
+        let held = (limits.physical() << PAGE_SHIFT) + unmanaged + stored;
+        // It held its bound when the pages were evicted, unless it never did, as a child of fork.
+        let bound = limits.bound_bytes().min(self.stats.peak_bytes.load(Relaxed));
+        let held = held.max(bound);
         // With so much more nothing would be folded.
         let bucket = LimitBucket::of(held + more.min(gain));
         stats::add(&self.stats.refaults_by_limit[bucket.0], pages);

@@ -1,6 +1,7 @@
 //! Pages that a fork shares are made private, and no other page is touched for that.
 use super::fault::Engine;
 use crate::config::{Config, Delivery, WORKABLE_MIN_BYTES};
+use crate::fault::PageFault;
 use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::units::{Order, PAGE_SIZE};
 
@@ -80,6 +81,28 @@ fn page_that_is_clean_stays_protected_where_copies_are_charged() {
     for number in 0..16 {
         engine.write(number, |page| page[0] ^= 0xff);
         engine.assert_holds(number, 2);
+    }
+    engine.pager.check().unwrap();
+}
+
+/// A write-protected page is copied, with as many as are private beside it. The page map once was
+/// read for each number of pages, before the copies were paid and again after that.
+#[test]
+fn page_map_is_read_once_for_a_charged_copy() {
+    let engine = limited(64);
+    engine.fill(0..64, 2);
+    engine.pager.fork().charge_copies(true).unwrap();
+    // The page, the pages that are copied with it, and whether the map has anything to say.
+    let writes = [(16, 16..32, 1), (47, 32..48, 1), (1, 0..2, 1), (52, 52..56, 1), (63, 63..64, 0)];
+    let mut private = [false; 64];
+    for (number, copied, reads) in writes {
+        let before = engine.space.map_reads();
+        let addr = engine.page(number);
+        engine.pager.faults().fault(PageFault { addr, write: true, protected: true });
+        assert_eq!(engine.space.map_reads() - before, reads, "page {number}");
+        private[copied].fill(true);
+        let is_private = |number: usize| !engine.space.is_protected(engine.page(number));
+        assert_eq!(std::array::from_fn(is_private), private, "page {number}");
     }
     engine.pager.check().unwrap();
 }

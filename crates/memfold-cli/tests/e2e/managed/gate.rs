@@ -272,6 +272,22 @@ fn sandboxed_processes_fork_with_every_byte_right() {
     assert_all_right(UNPRIVILEGED, FLAGS, "shut", 32, &["dumpable"]);
 }
 
+/// The message once was `/proc/self/mem: os error 13`.
+#[test]
+fn unmanaged_child_after_setuid_says_why_and_what_to_do() {
+    if !can_make_worlds() {
+        return;
+    }
+    let program = compile("shut");
+    let flags = ["--resident", "8M", "--paging", "protection"];
+    let Some(output) = managed_in("", &flags, &[&program.path, "setuid_memory"]) else { return };
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{text}");
+    let line = text.lines().find(|line| line.contains("runs unmanaged")).expect("a warning");
+    let parts = ["in a child of fork", "has changed its user", "call prctl(PR_SET_DUMPABLE, 1)"];
+    assert!(parts.iter().all(|part| line.contains(part)), "{line}");
+}
+
 #[test]
 #[ignore = "a variant: make test-all"]
 fn processes_in_other_sandboxes_fork_with_every_byte_right() {

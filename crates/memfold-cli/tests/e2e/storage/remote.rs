@@ -119,12 +119,26 @@ impl Keeper {
         std::fs::read_to_string(self.scratch.path("json")).unwrap()
     }
 
-    /// Makes the program read unavailable data. It must end with a message, and without an answer.
-    fn dies(mut self) -> String {
-        let said = self.ask("check");
+    /// Makes the program read unavailable data. It must end without an answer. Returns the one
+    /// message that says why, and checks that it says what to do.
+    #[track_caller]
+    fn dies(self, remedy: &str) -> String {
+        self.dies_of("check", remedy)
+    }
+
+    /// Does so with another command than "check".
+    #[track_caller]
+    fn dies_of(mut self, command: &str, remedy: &str) -> String {
+        let said = self.ask(command);
         assert_eq!(said, "", "a wrong byte was read: {}", self.errors());
-        assert_ne!(self.runner.wait().unwrap().code(), Some(0));
-        self.errors()
+        assert_eq!(self.runner.wait().unwrap().code(), Some(125));
+        let errors = self.errors();
+        assert!(!errors.contains("panic") && !errors.contains("\\n"), "it is no bug: {errors}");
+        let messages = errors.lines().filter(|line| !line.contains("warning: "));
+        let messages: Vec<&str> = messages.collect();
+        let is_whole = |text: &str| text.contains("Loading folded") && text.contains(remedy);
+        assert!(messages.len() == 1 && is_whole(messages[0]), "{errors}");
+        messages[0].to_string()
     }
 }
 
@@ -407,7 +421,7 @@ fn lost_data_ends_the_program_with_the_key() {
     keeper.does("fill 96");
     server.kill();
     server.restart();
-    let errors = keeper.dies();
+    let errors = keeper.dies("Configure the servers to keep acknowledged data");
     assert!(errors.contains(&server.url()) && errors.contains("key memfold:"), "{errors}");
     assert!(errors.contains("the store has lost data"), "{errors}");
 }
@@ -420,10 +434,20 @@ fn absent_server_ends_the_program_after_the_timeout() {
     keeper.does("fill 96");
     server.kill();
     let begin = Instant::now();
-    let errors = keeper.dies();
+    let errors = keeper.dies("A larger --remote-timeout");
     assert!(errors.contains(&server.url()) && errors.contains("reading failed"), "{errors}");
     let seconds = begin.elapsed().as_secs();
     assert!(seconds >= 4, "--remote-timeout 5, but after {seconds} s");
+}
+
+#[test]
+fn threads_that_lose_their_data_together_report_it_once() {
+    let Some(bin) = tools() else { return };
+    let (server, program) = (Server::start(&[]), compile("keeper"));
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url()]);
+    (0..4).for_each(|_| keeper.does("fill 24"));
+    server.cli(&["flushall"]);
+    keeper.dies_of("race", "Configure the servers");
 }
 
 #[test]
@@ -436,7 +460,7 @@ fn a_flipped_bit_in_a_value_is_never_believed() {
                 local c=redis.call('getrange',k,i+5,i+5) redis.call('setrange',k,i+5,string.char(bit.bxor(c:byte(),1))) \
                 end end return 'done'";
     assert_eq!(server.cli(&["eval", flip, "0"]), "done");
-    let errors = keeper.dies();
+    let errors = keeper.dies("Check the servers");
     assert!(errors.contains(&server.url()) && errors.contains("not what was written"), "{errors}");
 }
 

@@ -68,6 +68,32 @@ fn a_full_file_system_costs_memory_and_no_data() {
     assert!(text.contains("--on-full stop"), "{text}");
 }
 
+#[test]
+fn full_file_system_of_the_swap_file_is_reported_once_by_name() {
+    let scratch = Scratch::new();
+    let dir = scratch.path("small");
+    let Some(mounted) = Mounted::tmpfs(&dir, "32M") else { return };
+    let (kept, full) = ("than --swap-keep-free leaves free.", "is full.");
+    for (keep_free, here, not_here) in [("0", full, kept), ("16M", kept, full)] {
+        let flags = ["--limit", "64M", "--swap", &dir, "--swap-keep-free", keep_free];
+        let Some(output) = managed_in("", &flags, &["python3", PROGRAM, "150"]) else { return };
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            (output.status.code(), &output.stdout[..]),
+            (Some(0), &b"right\n"[..]),
+            "{text}"
+        );
+        let line = format!("warning: The file system of --swap {dir} ");
+        assert_eq!(text.matches(&line).count(), 1, "{text}");
+        assert!(text.contains(here) && !text.contains(not_here), "{text}");
+        assert!(text.contains("Free space there"), "{text}");
+    }
+    std::fs::write(format!("{dir}/fill"), vec![1; 40 << 20]).unwrap_err();
+    let Some(output) = managed_in("", &["--swap", &dir], &["true"]) else { return };
+    assert_refused(&output, 125, &["--swap", &dir, "no space left; free some"]);
+    drop(mounted);
+}
+
 /// Returns a command that runs the program with these arguments in 64 MiB, with a swap file in
 /// `dir`.
 fn swapping(bin: &Path, dir: &str, keep_free: &str, arguments: &[&str]) -> Command {
