@@ -122,8 +122,15 @@ fn made_up(code: i32) -> Option<i32> {
     of(MADE_UP).or_else(|| of(MADE_UP_FOR_THREAD))
 }
 
-/// Returns the code without a mark of a made-up fault, as the program must see it.
+/// Returns the code as it was before the signal was sent on, or `None` if it wasn't sent on.
+fn code_before_forwarding(code: i32) -> Option<i32> {
+    let code = code.saturating_add(FORWARDED);
+    (code.unsigned_abs() < CODES).then_some(code)
+}
+
+/// Returns the code without marks of the gate, as the program must see it.
 pub fn code_to_show(code: i32) -> i32 {
+    let code = code_before_forwarding(code).unwrap_or(code);
     made_up(code).unwrap_or(code)
 }
 
@@ -197,15 +204,14 @@ impl SignalInfo {
         SignalInfo { signal, ..*self }
     }
 
-    /// Returns the information as the program must see it, without a mark of a made-up fault.
+    /// Returns the information as the program must see it, without marks of the gate.
     pub fn shown(&self) -> SignalInfo {
         SignalInfo { code: code_to_show(self.code), ..*self }
     }
 
     /// Returns the signal as it was before it was sent on, or `None` if it wasn't sent on.
     pub fn before_forwarding(&self) -> Option<SignalInfo> {
-        let code = self.code.saturating_add(FORWARDED);
-        (code.unsigned_abs() < CODES).then_some(SignalInfo { code, ..*self })
+        code_before_forwarding(self.code).map(|code| SignalInfo { code, ..*self })
     }
 
     /// Returns a nudge about this signal. A nudge makes a thread check the kept signals again.

@@ -17,7 +17,7 @@ use crate::threads::leave_for_good;
 use crate::touch::fix_up;
 use crate::user_dispatch::{DispatchVerdict, SYS_USER_DISPATCH, is_retired};
 use core::sync::atomic::Ordering::SeqCst;
-use memfold_os::raw::system_call;
+use memfold_os::raw::{set_signals_blocked, system_call};
 use memfold_os::thread::{access_of, bare, process_id};
 
 const SYSCALL_BYTES: u64 = 2;
@@ -79,15 +79,18 @@ pub unsafe extern "C" fn on_signal(
 
 /// Handles a SIGSYS in a thread of the engine that waits for its alarm. Any other SIGSYS is the
 /// program's: it was sent to the process, and the kernel has chosen this thread. So it is sent on,
-/// to a thread that doesn't block it.
+/// to a thread that doesn't block it. With the information of a user's signal the kernel allows that
+/// only to the first thread of the process.
 fn on_bare(info: &SignalInfo, context: &mut SignalContext) {
     if info.code == libc::SI_TIMER {
         return KEEPER.get().into_iter().for_each(|keeper| keeper.alarm());
     }
+    // The handler's own mask leaves SIGSYS open: sent on, it would come here again and again.
+    set_signals_blocked(u64::MAX);
     context.mask |= 1 << (libc::SIGSYS - 1);
-    let args = [process_id() as usize, libc::SIGSYS as usize, &raw const *info as usize, 0, 0, 0];
-    // SAFETY: the kernel reads one `siginfo_t`, which `info` is. SIGSYS is blocked here until this
-    // handler returns, and after that by the mask above.
+    let sent = info.before_forwarding().unwrap_or(*info).forwarded();
+    let args = [process_id() as usize, libc::SIGSYS as usize, &raw const sent as usize, 0, 0, 0];
+    // SAFETY: the kernel reads one `siginfo_t`, which `sent` is. It lives until the call returns.
     let _ = unsafe { system_call(libc::SYS_rt_sigqueueinfo, args) };
 }
 

@@ -188,13 +188,15 @@ static void others(int signal) {
     NEED(!kill(getpid(), signal));
     NEED(!pthread_join(thread, NULL));
     NEED(code == SI_USER && from == getpid());
-    /* Sent by another process. */
-    got = 0;
-    NEED(!pthread_create(&thread, NULL, open_to_all, NULL));
-    pid_t parent = getpid(), child = fork();
-    if (!child) _exit(kill(parent, signal));
-    NEED(WEXITSTATUS(wait_for(child)) == 0 && !pthread_join(thread, NULL));
-    NEED(got == signal && code == SI_USER && from == child);
+    /* Sent by another process. The kernel may choose a thread of the engine, which sends it on. */
+    for (int n = 0; n < 30; n++) {
+        got = 0;
+        NEED(!pthread_create(&thread, NULL, open_to_all, NULL));
+        pid_t parent = getpid(), child = fork();
+        if (!child) _exit(kill(parent, signal));
+        NEED(WEXITSTATUS(wait_for(child)) == 0 && !pthread_join(thread, NULL));
+        NEED(got == signal && code == SI_USER && from == child);
+    }
     block(0);
     for (int i = 0; i < 1000; i++) {
         got = 0;

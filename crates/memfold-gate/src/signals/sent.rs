@@ -121,7 +121,7 @@ fn forward(record: &GateThread, thread: u32, info: &SignalInfo) -> bool {
 /// been sent on.
 pub fn tell_as_sent(at: usize) {
     let Ok(info) = read::<SignalInfo>(at) else { return };
-    let before = info.before_forwarding().unwrap_or(info).shown();
+    let before = info.shown();
     if before.code != info.code {
         // SAFETY: the program passed this address for the information.
         let _ =
