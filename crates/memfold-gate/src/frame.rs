@@ -368,3 +368,33 @@ impl SignalAction {
         self.handler > libc::SIG_IGN
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memfold_os::thread::process_id;
+
+    /// Asks the kernel, by signal 0, whether the calling thread may send this to its process.
+    fn may_send(info: &SignalInfo) -> bool {
+        let args = [process_id() as usize, 0, &raw const *info as usize, 0, 0, 0];
+        // SAFETY: the kernel reads one `siginfo_t`, which `info` is, and sends no signal.
+        unsafe { system_call(libc::SYS_rt_sigqueueinfo, args) }.is_ok()
+    }
+
+    /// Threads of the engine send signals on, and none of them is the first of its process.
+    #[test]
+    fn any_thread_may_send_a_signal_on_to_its_process() {
+        const SI_TKILL: i32 = -6;
+        for code in [0, SI_TKILL, SI_KERNEL, -1, -2] {
+            let info = SignalInfo { code, ..SignalInfo::of_user(libc::SIGSYS, process_id()) };
+            let sent = info.forwarded();
+            let may = std::thread::scope(|scope| {
+                let both = scope.spawn(|| [may_send(&info), may_send(&sent)]);
+                both.join().unwrap()
+            });
+            assert_eq!(may, [code < 0 && code != SI_TKILL, true], "{code}");
+            let before = sent.before_forwarding().map(|before| before.code);
+            assert_eq!((sent.shown().code, before), (code, Some(code)));
+        }
+    }
+}
