@@ -4,7 +4,7 @@
 //! descriptor when it ends.
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
-use memfold_gate::{BadAddress, Ending, Keeper, KeeperFault, KeeperHold, Names, NoHoldRoom};
+use memfold_gate::{BadAddress, Keeper, KeeperFault, KeeperHold, Names, NoHoldRoom};
 
 struct Counting;
 
@@ -73,10 +73,8 @@ impl Keeper for Counting {
         false
     }
 
-    fn ends(&self, how: Ending) {
-        if how == Ending::Process {
-            say();
-        }
+    fn ends(&self) {
+        say();
     }
 }
 

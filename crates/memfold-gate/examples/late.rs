@@ -1,6 +1,6 @@
 //! A library that is loaded into a program that runs: `memfold_late_arm` arms it. `madvise` with the
 //! advice 4242 is answered 4242 by the gate, so a thread can tell whether its calls pass there.
-use memfold_gate::{BadAddress, Ending, Keeper, KeeperFault, KeeperHold, Names, NoHoldRoom};
+use memfold_gate::{BadAddress, Keeper, KeeperFault, KeeperHold, Names, NoHoldRoom};
 
 struct Answers;
 
@@ -52,7 +52,7 @@ impl Keeper for Answers {
         false
     }
 
-    fn ends(&self, _how: Ending) {}
+    fn ends(&self) {}
 }
 
 /// Arms the process: 0, or what is wrong on standard error.

@@ -6,9 +6,7 @@
 //! without it nothing is taken away, and the process says so when it ends.
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
-use memfold_gate::{
-    BadAddress, Ending, Keeper, KeeperFault, KeeperHold, NamedSpan, Names, NoHoldRoom,
-};
+use memfold_gate::{BadAddress, Keeper, KeeperFault, KeeperHold, NamedSpan, Names, NoHoldRoom};
 use memfold_os::raw::system_call;
 use memfold_os::sync::StaticMutex;
 
@@ -309,8 +307,8 @@ impl Keeper for Vanishing {
         fd >= 0 && fd == UFFD.load(Relaxed)
     }
 
-    fn ends(&self, how: Ending) {
-        if how == Ending::Process && TO.load(Relaxed) >= 0 {
+    fn ends(&self) {
+        if TO.load(Relaxed) >= 0 {
             let text = said();
             call(
                 libc::SYS_write,

@@ -47,19 +47,6 @@ pub struct KeeperFault {
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct KeeperHold(pub u32);
 
-/// The kind of end that [`Keeper::ends`] announces.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// The program, because it executes another one.
-    Exec,
-    /// Nothing: `execve` has failed after [`Ending::Exec`] was announced.
-    ExecFailed,
-    /// The calling thread.
-    Thread,
-    /// The process.
-    Process,
-}
-
 /// A request of the program that is refused, or after which the process isn't managed.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum RefusedCall {
@@ -329,6 +316,6 @@ pub trait Keeper: Sync {
     /// to become the program's again.
     fn end_alarms(&self) {}
 
-    /// Notes that a thread, the process or the program is about to end.
-    fn ends(&self, how: Ending);
+    /// Notes that the process is about to end.
+    fn ends(&self);
 }

@@ -26,8 +26,8 @@ mod arm_running;
 mod start;
 
 pub use keeper::{
-    BadAddress, Ending, ErrandServer, Keeper, KeeperCall, KeeperFault, KeeperHold, NamedSpan,
-    Names, NoHoldRoom, OtherProcess, RefusedCall,
+    BadAddress, ErrandServer, Keeper, KeeperCall, KeeperFault, KeeperHold, NamedSpan, Names,
+    NoHoldRoom, OtherProcess, RefusedCall,
 };
 pub use patch::note_entry;
 pub use record::{ProgramPlace, TakenPlace};

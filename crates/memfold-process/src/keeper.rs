@@ -14,8 +14,8 @@ use memfold::known::TOP;
 use memfold_gate::child;
 use memfold_gate::touch;
 use memfold_gate::{
-    BadAddress, Ending, ErrandServer, Keeper, KeeperCall, KeeperHold, Names, NoHoldRoom,
-    OtherProcess, RefusedCall,
+    BadAddress, ErrandServer, Keeper, KeeperCall, KeeperHold, Names, NoHoldRoom, OtherProcess,
+    RefusedCall,
 };
 use memfold_os::Errno;
 use memfold_os::raw::populates;
@@ -558,12 +558,12 @@ impl Keeper for ProgramKeeper {
         engine::end_own_rest();
     }
 
-    fn ends(&self, how: Ending) {
+    fn ends(&self) {
         if child().is_some() {
             // Everything that the child leaves behind belongs to its parent.
             return;
         }
-        if let (Some(gated), Ending::Process) = (get(), how) {
+        if let Some(gated) = get() {
             // A filter may kill a thread that asks for CPU times.
             if !gated.filtered.load(SeqCst) {
                 gated.pager.gauges().note_cost();

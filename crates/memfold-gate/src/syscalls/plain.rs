@@ -303,7 +303,7 @@ fn checked(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keeper::{BadAddress, Ending, KeeperHold, NoHoldRoom};
+    use crate::keeper::{BadAddress, KeeperHold, NoHoldRoom};
     use crate::record::GateThread;
     use crate::syscalls::table::TABLE;
     use std::sync::Mutex;
@@ -351,7 +351,7 @@ mod tests {
         fn owns_descriptor(&self, _: i32) -> bool {
             false
         }
-        fn ends(&self, _: Ending) {}
+        fn ends(&self) {}
     }
 
     #[test]

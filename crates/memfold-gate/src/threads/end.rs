@@ -1,6 +1,6 @@
 //! Ends threads.
 use crate::entry;
-use crate::keeper::{Ending, Keeper};
+use crate::keeper::Keeper;
 use crate::record::{GateThread, each_used};
 use crate::signals::block_all;
 use crate::threads::behalf::keep_all;
@@ -40,7 +40,6 @@ pub fn first_has_exited() -> bool {
 /// program ends the process.
 pub fn exit(keeper: &dyn Keeper, record: &GateThread, code: usize) -> ! {
     release_locks(record);
-    keeper.ends(Ending::Thread);
     // The gate's own signals stay open until the locks have been released.
     block_all();
     if thread_id() == process_id() {
@@ -50,7 +49,7 @@ pub fn exit(keeper: &dyn Keeper, record: &GateThread, code: usize) -> ! {
     // The kernel ends a process without the keeper's threads with its last one.
     if !is_retired() && record.ends_last(is_gone) {
         keep_locks(keeper, record);
-        keeper.ends(Ending::Process);
+        keeper.ends();
         let code = if last_decides() { code } else { CODE.load(SeqCst) };
         let args = [code, 0, 0, 0, 0, 0];
         // SAFETY: the call takes no pointers. No other thread of the program is left.

@@ -3,7 +3,7 @@
 use crate::actions::{PROTECTED, bit};
 use crate::entry;
 use crate::frame::{SignalAction, SignalContext};
-use crate::keeper::{Ending, Keeper};
+use crate::keeper::Keeper;
 use crate::record::GateThread;
 use crate::signals::{hand_over, ignore_really, install_protected};
 use crate::threads::behalf::keep_all;
@@ -27,7 +27,6 @@ pub fn execute(
         (1..=31).filter(is).fold(0, |set, signal| set | bit(signal))
     });
     let kept = keep_locks(keeper, record);
-    keeper.ends(Ending::Exec);
     let blocked = record.blocked.get();
     // The program's own mask and ignored signals are in the kernel only while the call is made: what
     // the keeper reads before may be folded, or not be there, and such a fault would end the process.
@@ -50,7 +49,6 @@ pub fn execute(
         }
         failed
     });
-    keeper.ends(Ending::ExecFailed);
     if kept {
         keep_all(keeper, record, false);
     }

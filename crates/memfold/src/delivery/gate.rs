@@ -34,7 +34,7 @@ use core::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering::SeqCst,
 };
 use memfold_gate::image::is_program;
-use memfold_gate::{BadAddress, Ending, Keeper, KeeperHold, Names, NoHoldRoom, WhyNot};
+use memfold_gate::{BadAddress, Keeper, KeeperHold, Names, NoHoldRoom, WhyNot};
 use memfold_os::memory::zone::{freeze_list, unfreeze_list};
 use memfold_os::thread::{process_id, yield_now};
 use memfold_os::units::{MAX_BYTES, PAGE_SIZE};
@@ -284,7 +284,7 @@ impl Keeper for RegionKeeper {
         if keep { holds.stop_eviction() } else { holds.allow_eviction() }
     }
 
-    fn ends(&self, _how: Ending) {}
+    fn ends(&self) {}
 }
 
 fn touch_all(range: Range<usize>, write: bool, touch: fn(usize, bool) -> Result<(), BadAddress>) {

@@ -1,6 +1,6 @@
 //! Serves calls that make, end or replace a thread or a process, or change what the kernel keeps
 //! for one.
-use crate::keeper::{Ending, RefusedCall};
+use crate::keeper::RefusedCall;
 use crate::signals;
 use crate::syscalls::handlers::namespaces;
 use crate::syscalls::plain::raw;
@@ -55,7 +55,7 @@ pub fn exit(call: &mut ProgramCall) -> isize {
 /// Serves `exit_group`.
 pub fn exit_group(call: &mut ProgramCall) -> isize {
     threads::keep_locks(call.keeper, call.record);
-    call.keeper.ends(Ending::Process);
+    call.keeper.ends();
     call.raw()
 }
 
