@@ -15,6 +15,7 @@ mod sizes;
 mod symbols;
 mod text;
 mod locks;
+mod documents;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -22,7 +23,7 @@ use std::process::ExitCode;
 use finding::Finding;
 
 const USAGE: &str = "\
-usage: cargo xtask tidy                 check floors, module order, folders, lengths, no_std, locks and leftovers
+usage: cargo xtask tidy                 check floors, module order, folders, lengths, no_std, locks, leftovers and documents
        cargo xtask symbols LIBRARY.so   check that the preload library needs no thread-local storage and no host malloc
        cargo xtask glibc FILE VERSION   check that a built file needs no glibc newer than that, such as 2.17";
 
@@ -58,5 +59,6 @@ fn tidy() -> anyhow::Result<Vec<Finding>> {
     findings.extend(sizes::check(&tree));
     findings.extend(text::check(&tree));
     findings.extend(locks::check(&tree));
+    findings.extend(documents::check(&tree));
     Ok(findings)
 }

@@ -34,6 +34,10 @@ pub struct Tree {
     pub others: Vec<(String, String)>,
     /// Text of docs/locks.md.
     pub locks: String,
+    /// All Markdown documents: path and contents.
+    pub documents: Vec<(String, String)>,
+    /// Paths of all files.
+    pub paths: Vec<String>,
 }
 
 impl Tree {
@@ -52,7 +56,17 @@ impl Tree {
             }
         }
         let locks = fs::read_to_string(root.join("docs/locks.md")).context("no docs/locks.md")?;
-        Ok(Tree { crates, others, locks })
+        let (mut documents, mut paths) = (Vec::new(), Vec::new());
+        for path in files(root)? {
+            let name = relative(root, &path);
+            if path.extension().is_some_and(|extension| extension == "md") {
+                let text =
+                    fs::read_to_string(&path).with_context(|| format!("can't read {name}"))?;
+                documents.push((name.clone(), text));
+            }
+            paths.push(name);
+        }
+        Ok(Tree { crates, others, locks, documents, paths })
     }
 }
 
@@ -127,8 +141,9 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if path.is_dir() {
         for entry in fs::read_dir(path).with_context(|| format!("can't list {}", path.display()))? {
             let path = entry?.path();
-            let made =
-                ["target", "__pycache__", "fuzz/corpus"].iter().any(|name| path.ends_with(name));
+            let made = ["target", "__pycache__", "fuzz/corpus", ".git"]
+                .iter()
+                .any(|name| path.ends_with(name));
             if !made {
                 found.extend(files(&path)?);
             }

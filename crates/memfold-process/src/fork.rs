@@ -11,14 +11,14 @@
 //!
 //! The kernel registers none of the child's memory, so missing pages would read as zeros until the
 //! child has registered it. The child has one thread, which runs this code. Pages that are shared
-//! with the parent can't be moved until they are private again (`quiesce/unshare.rs`).
+//! with the parent can't be moved until they are private again (`memory/unshare.rs`).
 //!
 //! A child may see no /proc of its own (it is not dumpable, or has an empty root). It continues
 //! without it (`Pagemap`, `Maps`, `Scale`). If a child gets no userfaultfd, because a sandbox
 //! forbids it by now, all its memory is loaded and it has no engine.
 //!
 //! With a swap file the child continues to read its parent's file and its objects in a remote
-//! store. It writes to a file of its own (`memfold/swap/copied.rs`).
+//! store. It writes to a file of its own (`memfold-swap/src/swap/fork.rs`).
 use crate::diagnostics::unserved::unserved_later;
 use crate::limits;
 use crate::marks::state::{MemoryMark, ProgramState};

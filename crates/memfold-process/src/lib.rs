@@ -3,14 +3,14 @@
 //!
 //! # What holds
 //! - **Nothing that a call names leaves the page table, or becomes write-protected, until the call
-//!   is over** (`memfold/holds.rs`). That begins before anything is managed. Calls in progress at
+//!   is over** (`memfold/src/holds.rs`). That begins before anything is managed. Calls in progress at
 //!   the adoption have published what they name, and missing pages of it are made present before
 //!   it is registered. From then on the kernel's own faults are not handled.
-//! - **Areas change with the call** (`mappings/change.rs`, `memfold/address_space/calls.rs`). All
+//! - **Areas change with the call** (`mappings/change.rs`, `memfold/src/mappings/calls.rs`). All
 //!   calls that change mappings take `ManagedProgram::state`, so only one runs at a time. They make
 //!   the call with the engine's areas locked. So the engine's areas are never older or newer than
 //!   the kernel's map.
-//! - **Memory that may be managed, now or later, is known** (`memfold/known.rs`). For all other
+//! - **Memory that may be managed, now or later, is known** (`memfold/src/known.rs`). For all other
 //!   memory a call passes after one load.
 //! - A thread that holds `state` may fault, because handling a fault takes no lock above the areas.
 //!   A thread that holds the areas must not fault, and touches none of the program's memory.
