@@ -29,7 +29,7 @@ pub use keeper::{
     BadAddress, ErrandServer, Keeper, KeeperCall, KeeperFault, KeeperHold, NamedSpan, Names,
     NoHoldRoom, OtherProcess, RefusedCall,
 };
-pub use patch::note_entry;
+pub use patch::{keep_room, note_entry};
 pub use record::{ProgramPlace, TakenPlace};
 pub use start::{ArmedProcess, start, takes_alarms};
 pub use threads::{

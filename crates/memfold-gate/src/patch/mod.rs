@@ -82,6 +82,12 @@ pub fn note_entry(entry: usize) {
     ENTRY.store(entry, SeqCst);
 }
 
+/// Keeps room for the steps of a program or library at `text`. The caller has mapped it beside memory
+/// that the engine is about to reserve in terabytes, and jumps reach 2 GiB.
+pub fn keep_room(text: &Range<usize>) {
+    SITES.lock().steps.begin_near(text);
+}
+
 /// Returns whether the instruction at `at` lies between a patched site and the gate's stack.
 pub fn contains(at: usize) -> bool {
     entry::contains(at) || steps::contains(at)

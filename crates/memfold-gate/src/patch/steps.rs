@@ -222,6 +222,11 @@ impl Steps {
         Some(at + if nr.is_some() { SET_NUMBER } else { FIND })
     }
 
+    /// Makes the first group near the code at `text`, before other memory takes the place.
+    pub fn begin_near(&mut self, text: &Range<usize>) {
+        self.group_near(text, text.start);
+    }
+
     /// Returns the number of a group that has room and is near, and makes one if there is none.
     fn group_near(&self, text: &Range<usize>, site: usize) -> Option<usize> {
         for (group, start) in STARTS.iter().enumerate() {

@@ -20,6 +20,8 @@ use alloc::boxed::Box;
 use alloc::ffi::CString;
 use core::ffi::{CStr, c_char, c_void};
 use core::fmt;
+use core::ops::Range;
+use memfold_gate::keep_room;
 use memfold_gate::syscalls::note_program;
 use memfold_os::Errno;
 use memfold_os::text::path_of;
@@ -89,19 +91,25 @@ pub fn load(stack: &InitialStack) -> Result<usize, LoadError> {
         false => None,
     };
     let bias = map(&image, &file).map_err(failed("mapping it at its addresses"))?;
+    let at = |pages: Range<usize>, bias: usize| {
+        pages.start.wrapping_add(bias)..pages.end.wrapping_add(bias)
+    };
     let linker = match linker {
         Some((file, image)) => {
             let bias = map(&image, &file).map_err(failed("mapping its interpreter"))?;
-            Some((image.pages().start.wrapping_add(bias), image.entry.wrapping_add(bias)))
+            Some((at(image.pages(), bias), image.entry.wrapping_add(bias)))
         }
         None => None,
     };
+    // An interpreter is the libc too, which makes most calls.
+    let of_calls = linker.as_ref().map(|(pages, _)| pages.clone());
+    keep_room(&of_calls.unwrap_or_else(|| at(image.pages(), bias)));
     let entry = image.entry.wrapping_add(bias);
     let headers = image.headers.map_or(0, |at| at.wrapping_add(bias));
     let values = [
         (libc::AT_PHDR, headers),
         (libc::AT_PHNUM, image.header_count),
-        (libc::AT_BASE, linker.map_or(0, |(base, _)| base)),
+        (libc::AT_BASE, linker.as_ref().map_or(0, |(pages, _)| pages.start)),
         (libc::AT_ENTRY, entry),
         (libc::AT_EXECFN, program.name.as_ptr() as usize),
     ];
