@@ -88,7 +88,7 @@ torture: build
 	scripts/guest-run
 	$(MAKE) portable-test RELEASES="bullseye bookworm trixie sid"
 	MEMFOLD_MODEL_RUNS=25 scripts/check models
-	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release cargo test -p memfold -p memfold-gate -p memfold-block -p memfold-cli --no-fail-fast --tests -- --ignored --nocapture
+	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release cargo test -p memfold-engine -p memfold-gate -p memfold-block -p memfold-cli --no-fail-fast --tests -- --ignored --nocapture
 
 bench-quick: build
 	@scripts/bench-quick $(TARGET)/release/memfold-bench $(BENCH)

@@ -1,0 +1,203 @@
+//! `memfold record`: which functions touch folded memory.
+use crate::common::real::{installed, plainly};
+use crate::common::{Scratch, assert_refused, binaries, compile, memfold};
+use serde_json::Value;
+use std::process::Command;
+
+/// The files of a recording, and what memfold printed.
+struct Recorded {
+    /// The stacks, the outermost function first, with their loads.
+    stacks: Vec<(Vec<String>, u64)>,
+    profile: Value,
+    stats: Value,
+    printed: String,
+}
+
+impl Recorded {
+    /// Returns the loads of the stacks that have all these functions, in this order.
+    fn loads(&self, functions: &[&str]) -> u64 {
+        let has_all = |stack: &[String]| {
+            let mut frames = stack.iter();
+            functions.iter().all(|name| frames.any(|frame| frame.starts_with(name)))
+        };
+        self.stacks.iter().filter(|(stack, _)| has_all(stack)).map(|(_, loads)| loads).sum()
+    }
+
+    fn total(&self) -> u64 {
+        self.loads(&[])
+    }
+}
+
+/// Records a command. Its output must be what it prints without memfold.
+fn record(flags: &[&str], command: &[&str]) -> Option<Recorded> {
+    let (bin, scratch) = (binaries()?, Scratch::new());
+    let [name, stats] = ["profile", "stats"].map(|name| scratch.path(name));
+    let own = ["record", "--output", &name, "--stats-file", &stats];
+    let output = memfold(&bin, &[&own, flags, &["--"], command].concat()).output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{printed}");
+    assert_eq!(output.stdout, plainly(command), "{printed}");
+    let read = |suffix: &str| std::fs::read_to_string(format!("{name}{suffix}")).unwrap();
+    let line = |line: &str| {
+        let (stack, loads) = line.rsplit_once(' ').unwrap();
+        (stack.split(';').map(str::to_string).collect(), loads.parse().unwrap())
+    };
+    Some(Recorded {
+        stacks: read(".collapsed").lines().map(line).collect(),
+        profile: serde_json::from_str(&read(".json")).unwrap(),
+        stats: serde_json::from_str(&std::fs::read_to_string(&stats).unwrap()).unwrap(),
+        printed,
+    })
+}
+
+#[test]
+fn loads_are_of_the_functions_that_touch_the_memory() {
+    let program = compile("recorded");
+    // The ring has room for all samples, however late they are read.
+    let flags = ["--limit", "16M", "--every", "64"];
+    let Some(recorded) = record(&flags, &[&program.path]) else { return };
+    let about = format!("{}\n{:#?}", recorded.printed, recorded.stacks);
+    // A third of the touched pages at least are folded then.
+    let pages = (48 << 20) / 4096 / 3;
+    for stack in [
+        &["recorded", "main", "read_by_itself"][..],
+        &["recorded", "main", "write_to_pipe"],
+        &["recorded", "read_in_thread", "read_by_itself"],
+        &["recorded", "main", "read_in_copy", "read_by_itself"],
+        &["executed", "main", "read_by_itself"],
+    ] {
+        let loads = recorded.loads(stack);
+        assert!(loads >= pages / 3, "{stack:?}: {loads}, {about}");
+    }
+    let named = recorded.loads(&["recorded", "main"])
+        + recorded.loads(&["recorded", "read_in_thread"])
+        + recorded.loads(&["executed", "main"]);
+    assert_eq!(named, recorded.total(), "{about}");
+    assert!(recorded.printed.contains("map_memory < main"), "{about}");
+    assert!(!recorded.printed.contains("samples were lost"), "{about}");
+    assert_eq!(weights(&recorded.profile), recorded.total(), "{about}");
+}
+
+#[test]
+fn each_load_is_sampled_or_counted_as_lost() {
+    let program = compile("recorded");
+    let flags = ["--limit", "16M", "--every", "1"];
+    let Some(recorded) = record(&flags, &[&program.path, "again"]) else { return };
+    let lost = recorded.printed.split_once(" samples were lost");
+    let lost = lost
+        .and_then(|(before, _)| before.rsplit_once(' '))
+        .map_or(0, |(_, count)| count.parse::<u64>().unwrap());
+    let of = |name: &str| recorded.stats[name].as_u64().unwrap();
+    let [loads, rescues, faults] = ["pgmajfault", "rescues", "faults"].map(of);
+    let sampled = recorded.total() + lost;
+    assert!(sampled >= loads - loads / 50, "{sampled} of {loads}, {}", recorded.printed);
+    assert!(sampled <= (loads + rescues).max(faults), "{sampled} of {loads}, {rescues}, {faults}");
+}
+
+/// Containers have a seccomp filter. The program is started by one that makes a filter.
+#[test]
+fn process_under_a_filter_is_recorded() {
+    let (program, starter) = (compile("recorded"), compile("filtered"));
+    let flags = ["--limit", "16M"];
+    let Some(recorded) = record(&flags, &[&starter.path, &program.path, "again"]) else { return };
+    let (loads, total) = (recorded.loads(&["recorded", "main"]), recorded.total());
+    assert!(
+        loads > 0 && loads >= total - total / 10,
+        "{}\n{:#?}",
+        recorded.printed,
+        recorded.stacks
+    );
+}
+
+/// Returns the loads of a profile of the Firefox Profiler, and checks that its tables fit together.
+fn weights(profile: &Value) -> u64 {
+    let of_thread = |thread: &Value| {
+        let (samples, stacks) = (&thread["samples"], &thread["stackTable"]);
+        let len = samples["length"].as_u64().unwrap() as usize;
+        let list = |name: &str| samples[name].as_array().unwrap().clone();
+        let (found, weights) = (list("stack"), list("weight"));
+        assert_eq!(
+            (found.len(), weights.len(), &samples["weightType"]),
+            (len, len, &"samples".into())
+        );
+        let stack_count = stacks["length"].as_u64().unwrap();
+        assert!(found.iter().all(|stack| stack.as_u64().unwrap() < stack_count));
+        weights.iter().map(|weight| weight.as_u64().unwrap()).sum::<u64>()
+    };
+    profile["threads"].as_array().unwrap().iter().map(of_thread).sum()
+}
+
+#[test]
+fn python_functions_have_their_names() {
+    let Some(python) = installed("python3") else { return };
+    let mut asked = Command::new(&python);
+    asked.args(["-c", "import sys; print(sys.version_info[1])"]);
+    let version = String::from_utf8(asked.output().unwrap().stdout).unwrap();
+    if !(9..=13).contains(&version.trim().parse::<u32>().unwrap()) {
+        return eprintln!(
+            "SKIPPED: Python 3.{} is not one that memfold record knows",
+            version.trim()
+        );
+    }
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/recorded.py");
+    let flags = ["--limit", "24M", "--every", "4"];
+    let Some(recorded) = record(&flags, &[&python, source, "200000"]) else { return };
+    let about = format!("{}\n{:#?}", recorded.printed, recorded.stacks);
+    let in_method = recorded.stacks.iter().filter(|(stack, _)| {
+        let at = |part: &str| stack.iter().position(|frame| frame.contains(part));
+        let found =
+            [at("main (recorded.py:"), at("look_up (recorded.py:"), at("length_of (recorded.py:")];
+        found.is_sorted() && found[0].is_some()
+    });
+    let in_method: u64 = in_method.map(|(_, loads)| loads).sum();
+    assert!(in_method >= recorded.total() / 2, "{in_method}, {about}");
+    assert!(recorded.printed.contains("length_of (recorded.py:"), "{about}");
+    assert!(recorded.printed.contains("build_table (recorded.py:"), "{about}");
+}
+
+#[test]
+fn generated_code_of_node_has_its_names() {
+    let Some(node) = installed("node") else { return };
+    let script = "const map = new Map(); for (let n = 0; n < 300000; n++) map.set(n, {name: 'item ' + n, list: [n, n + 1]});
+        function lookUp(count) { let sum = 0, at = 1; for (let n = 0; n < count; n++) { at = (at * 1103515245 + 12345) & 0x7fffffff; sum += map.get(at % 300000).list[1]; } return sum; }
+        let sum = 0; for (let round = 0; round < 4; round++) sum += lookUp(20000); console.log(sum);";
+    let flags = ["--limit", "60M", "--every", "8"];
+    // V8 leaves a log in the current directory.
+    let scratch = Scratch::new();
+    let there = "cd \"$0\" && exec \"$@\"";
+    let command = ["sh", "-c", there, &scratch.path(""), &node, "--perf-basic-prof", "-e", script];
+    let Some(recorded) = record(&flags, &command) else { return };
+    let is_named = |(stack, _): &&(Vec<String>, u64)| stack.iter().any(|f| f.contains("lookUp"));
+    let named: u64 = recorded.stacks.iter().filter(is_named).map(|(_, loads)| loads).sum();
+    assert!(named >= recorded.total() / 2, "{}\n{:#?}", recorded.printed, recorded.stacks);
+}
+
+#[test]
+fn bad_flags_are_refused_before_the_program_starts() {
+    let (Some(bin), scratch) = (binaries(), Scratch::new()) else { return };
+    let begun = scratch.path("begun");
+    let refused = |flags: &[&str], words: &[&str]| {
+        let command = ["--", "touch", &begun];
+        let mut record = memfold(&bin, &[&["record"], flags, &command].concat());
+        assert_refused(&record.current_dir(&scratch.0).output().unwrap(), 125, words);
+        assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 0, "no file is left: {flags:?}");
+        assert!(!std::path::Path::new(&begun).exists(), "{flags:?}");
+    };
+    refused(&["--every", "0"], &["--every"]);
+    refused(&["--output", "/nowhere/profile"], &["--output: /nowhere/profile.json", "No such"]);
+    refused(&["--list"], &["--list", "memfold run"]);
+    refused(&["--output", "x", "--limit", "1"], &["--limit"]);
+    let nothing = memfold(&bin, &["record", "--every", "8"]).output().unwrap();
+    assert_refused(&nothing, 125, &["memfold record [--limit SIZE] -- CMD"]);
+}
+
+#[test]
+fn run_without_loads_says_so() {
+    let Some(recorded) = record(&["--limit", "1G"], &["true"]) else { return };
+    assert!(recorded.stacks.is_empty());
+    assert!(
+        recorded.printed.contains("no load of folded memory was sampled"),
+        "{}",
+        recorded.printed
+    );
+}

@@ -1,0 +1,465 @@
+//! The reclaim path: target -> isolate -> map out into the swap cache -> save -> frame free again.
+pub(crate) mod block_size;
+pub(crate) mod writeback;
+pub(crate) mod save;
+pub(crate) mod recompress;
+pub(crate) mod drop;
+pub(crate) mod background;
+
+use crate::area::Areas;
+use crate::area::lock::AreasAccess;
+use crate::config::{OnFull, Size};
+use crate::folio::FolioState;
+use crate::folio::index::{FolioId, ShardGuard};
+use crate::folio::lru::LruList;
+use crate::holds::LeavingPages;
+use crate::limits::Limits;
+use crate::limits::gauges::Gauges;
+use crate::memory::frames::{Frame, FrameKind};
+use crate::memory::mapper::MapStop;
+use crate::parts::bytes;
+use crate::parts::walk;
+use crate::policy::eviction;
+use crate::policy::eviction::ReclaimStep;
+use crate::reclaim::block_size::BlockSize;
+use crate::reclaim::drop::DropBatch;
+use crate::reclaim::save::Saver;
+use crate::reclaim::writeback::Writeback;
+use crate::residency::Residency;
+use crate::residency::huge_pages::HugePages;
+use core::iter::once;
+use core::ops::Range;
+use memfold_os::Errno;
+use memfold_os::memory::zone::{NoPromise, counts_reservations};
+use memfold_os::thread::now_ns;
+use memfold_os::uffd::drop::SPANS_MAX;
+use memfold_os::units::{MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
+use memfold_stats as stats;
+
+/// Why a frame cannot be had.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoFrame {
+    /// The kernel returned EAGAIN: an event must be read first.
+    Again,
+}
+
+/// The result of a round of reclaim.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ReclaimProgress {
+    /// Frames became free, or memory was given back.
+    Freed,
+    /// No page remains that could be folded.
+    Nothing,
+    /// The kernel returned EAGAIN: an event must be read first.
+    Again,
+}
+
+/// Most folios tried in a round.
+const TRIES: usize = 256;
+/// Most rounds for one frame. Other threads may take the frames that a round has freed, so a few
+/// failures don't mean that no memory can be freed.
+const ATTEMPTS: usize = 64;
+/// Most refused folios of one eviction, because a fault waits meanwhile.
+const EVICT_TRIES: usize = 64;
+/// How long a fault waits for pages that a fork shares. It waits at most [`ATTEMPTS`] times.
+const SHARED_WAIT_NS: u64 = 250_000;
+/// Faults reclaim if memory is past the target by more than one part in this many of it. Each fault
+/// gains so many times the memory that it takes, but folds at most [`WORK_OFF_MOST`] times as much.
+const EXCESS_SHARE: u64 = 128;
+const WORK_OFF_TIMES: u64 = 2;
+const WORK_OFF_MOST: u64 = 32;
+
+walk! {
+    /// Makes room: frames, evictions.
+    pub(crate) struct Reclaim
+}
+
+impl Reclaim<'_> {
+    /// Returns a full frame. For an order above the block's it returns `None` if no run of that
+    /// size can be had, and the caller asks for less. At or below the block's order it always
+    /// returns one: by reclaim, or past the limit as `--on-full` says.
+    pub(crate) fn frame_for(&self, areas: &Areas, order: Order) -> Result<Option<Frame>, NoFrame> {
+        let gauges = Gauges(self.0);
+        let limits = Limits(self.0);
+        let pages = order.pages() as u64;
+        let large = order > self.config.block_order;
+        stats::add(&self.stats.frame_alloc, large as u64);
+        let copies = if self.mapper.has_move() { 0 } else { pages };
+        if limits.physical() > limits.target() || limits.is_retry_due() {
+            self.requests.reclaim();
+        }
+        self.work_off_excess(areas, pages);
+        let met = self.to_unshare.met();
+        for _ in 0..ATTEMPTS {
+            // A move takes as much memory from the frames as it maps; only copies need more.
+            let room = copies == 0 || limits.physical() + copies <= limits.target();
+            if room && let Some(frame) = self.mapper.frames().take(order, FrameKind::Full) {
+                return Ok(Some(frame));
+            }
+            // Read once, because other threads take and free memory meanwhile.
+            let held = limits.physical() + pages + copies;
+            if limits.may_hold(held) {
+                if held > limits.bound_or_floor() && limits.refused() > 0 {
+                    gauges.past_the_limit();
+                }
+                if let Some(frame) = self.mapper.populated(order).map_err(|_| NoFrame::Again)? {
+                    return Ok(Some(frame));
+                }
+            } else if room && self.mapper.frames().full_free() >= pages {
+                match self.mapper.gather(order) {
+                    Ok(Some(frame)) => return Ok(Some(frame)),
+                    Err(Errno::AGAIN) => return Err(NoFrame::Again),
+                    _ if large => return Ok(None),
+                    // Free single pages that cannot be moved together: giving them back makes room
+                    // for a fresh run.
+                    _ if self.mapper.trim_now(pages) > 0 => continue,
+                    _ => {}
+                }
+            }
+            stats::add(&self.stats.direct_reclaims, 1);
+            match self.reclaim(AreasAccess::Read(areas), pages, copies) {
+                ReclaimProgress::Freed => {}
+                ReclaimProgress::Again => return Err(NoFrame::Again),
+                // Pages that a fork shares can't be evicted until a background thread has made them
+                // private. That is worth a moment's wait, but not more, because that thread may
+                // itself be waiting for a fault to be served.
+                ReclaimProgress::Nothing
+                    if !large && self.to_unshare.met() != met && self.to_unshare.is_shared() =>
+                {
+                    self.requests.reclaim();
+                    memfold_os::thread::sleep_ns(SHARED_WAIT_NS);
+                }
+                // Folios remain that may be evicted: the program is ended only after all were
+                // tried.
+                ReclaimProgress::Nothing
+                    if self.config.on_full == OnFull::Stop && self.may_evict() => {}
+                ReclaimProgress::Nothing => break,
+            }
+        }
+        if let Some(frame) = self.mapper.frames().take(order, FrameKind::Full) {
+            return Ok(Some(frame));
+        }
+        if large {
+            return Ok(None);
+        }
+        match self.mapper.populated(order).map_err(|_| NoFrame::Again)? {
+            Some(frame) => {
+                gauges.past_the_limit();
+                Ok(Some(frame))
+            }
+            None if counts_reservations() => NoPromise::end("Memory for pages"),
+            None => panic!(
+                "memfold: No frame of order {} is left in {} of frames",
+                order.get(),
+                Size(self.mapper.frames().zone().len() as u64)
+            ),
+        }
+    }
+
+    /// Reclaims if memory is far past the target: by more than the `pages` that the caller is about
+    /// to take. Each stored page lowers the target. So without this, a program that faults faster
+    /// than background threads reclaim would grow past the limit.
+    fn work_off_excess(&self, areas: &Areas, pages: u64) {
+        if Limits(self.0).excess() <= Limits(self.0).target() / EXCESS_SHARE {
+            return;
+        }
+        // Each folded page takes its part of the pool, so more than one must be folded to gain one.
+        let stored = (self.table.tally().folded() + self.table.tally().clean()) << PAGE_SHIFT;
+        let saved = stored.saturating_sub(Limits(self.0).counted_pool_bytes()).max(1);
+        let times = (WORK_OFF_TIMES * stored / saved).clamp(WORK_OFF_TIMES, WORK_OFF_MOST);
+        let goal = Limits(self.0).physical().saturating_sub(times * pages);
+        self.reclaim_until(AreasAccess::Read(areas), 0, 1, |limits| {
+            limits.excess() == 0 || limits.physical() <= goal
+        });
+    }
+
+    /// Makes room for `pages` copies that the kernel is going to make of pages that are resident
+    /// already, as far as there is memory that can be evicted. The run is charged with the rest too,
+    /// so that other processes make room.
+    pub(crate) fn make_room_for_copies(&self, areas: &Areas, pages: u64) {
+        let limits = Limits(self.0);
+        if limits.may_hold(limits.physical()) {
+            return;
+        }
+        let _ = self.reclaim(AreasAccess::Read(areas), 0, pages);
+        if !limits.may_hold(limits.physical()) {
+            Gauges(self.0).settle_charge();
+        }
+    }
+
+    /// Makes `pages` full frames free, or brings memory `slack` pages under the target.
+    pub(crate) fn reclaim(&self, hold: AreasAccess<'_>, pages: u64, slack: u64) -> ReclaimProgress {
+        // A drop frees no frame, but makes room for a fresh one.
+        let enough = |limits: Limits<'_>| {
+            let has_room = |pages| limits.physical() + pages <= limits.target();
+            limits.mapper.frames().full_free() >= pages && (slack == 0 || has_room(slack))
+                || limits.mapper.drops_clean() && has_room(pages + slack)
+        };
+        self.reclaim_until(hold, pages, slack, enough)
+    }
+
+    /// Reclaims until the caller has enough, and notes the time.
+    fn reclaim_until(
+        &self,
+        hold: AreasAccess<'_>,
+        pages: u64,
+        slack: u64,
+        enough: impl Fn(Limits<'_>) -> bool,
+    ) -> ReclaimProgress {
+        if enough(Limits(self.0)) {
+            return ReclaimProgress::Freed;
+        }
+        let begin = now_ns();
+        let progress = self.reclaim_more(hold, pages, slack, enough);
+        self.stats.reclaim_time.note(now_ns().saturating_sub(begin));
+        progress
+    }
+
+    fn reclaim_more(
+        &self,
+        hold: AreasAccess<'_>,
+        pages: u64,
+        slack: u64,
+        enough: impl Fn(Limits<'_>) -> bool,
+    ) -> ReclaimProgress {
+        let limits = Limits(self.0);
+        for tried in 0..TRIES + pages as usize {
+            if enough(limits) {
+                return ReclaimProgress::Freed;
+            }
+            // Dirty folios can't wait forever: the round must end with a free frame.
+            let urgent = tried >= TRIES / 2;
+            // Gives frames back together, because each call interrupts the program's other CPUs.
+            // Copies take more memory until their frames are given back, so these are given back at
+            // once.
+            let lacking = (limits.physical() + slack).saturating_sub(Limits(self.0).target());
+            let batch = lacking.clamp(1, if self.mapper.has_move() { MAX_PAGES as u64 } else { 1 });
+            if slack > 0 && self.mapper.frames().full_free() >= pages + batch {
+                self.shrink_frames(slack.max(batch));
+                continue;
+            }
+            let lists = self.table.lists();
+            let (ahead, dirty) = (lists.pages(LruList::Ahead), lists.pages(LruList::Dirty));
+            if let ReclaimStep::Save { list, compress } =
+                eviction::next_step(lists, limits.target(), self.config.block_order, urgent)
+            {
+                Saver(self.0).save_next(hold, list, compress);
+                continue;
+            }
+            match hold.with(|areas| self.evict(areas)) {
+                ReclaimProgress::Freed => {}
+                ReclaimProgress::Nothing
+                    if slack > 0 && self.mapper.frames().full_free() > pages =>
+                {
+                    self.shrink_frames(slack);
+                }
+                ReclaimProgress::Nothing if dirty > 0 => {
+                    Saver(self.0).save_next(hold, LruList::Dirty, true);
+                }
+                ReclaimProgress::Nothing if ahead > 0 => {
+                    Saver(self.0).save_next(hold, LruList::Ahead, false);
+                }
+                ReclaimProgress::Nothing if Writeback(self.0).await_write() => {}
+                other => return other,
+            }
+        }
+        if enough(limits) { ReclaimProgress::Freed } else { ReclaimProgress::Nothing }
+    }
+
+    /// Gives free full frames back to the kernel.
+    fn shrink_frames(&self, pages: u64) {
+        if self.mapper.drops_clean() {
+            self.mapper.trim_now(pages);
+        } else {
+            self.mapper.trim(pages);
+        }
+    }
+
+    /// Returns whether folios remain that were not refused.
+    fn may_evict(&self) -> bool {
+        [LruList::Inactive, LruList::Active, LruList::Cooling, LruList::Ahead, LruList::Dirty]
+            .iter()
+            .any(|list| self.table.lists().pages(*list) > 0)
+            || !self.to_unshare.stays() && self.table.lists().pages(LruList::Shared) > 0
+    }
+
+    /// Maps the oldest evictable folio out into the swap cache. If it is clean, many clean folios
+    /// are dropped at once, and dirty ones between them are mapped out.
+    pub(crate) fn evict(&self, areas: &Areas) -> ReclaimProgress {
+        if self.budget.is_frozen() {
+            return ReclaimProgress::Nothing;
+        }
+        let (mut batch, mut moved, mut last) = (DropBatch::new(), 0, ReclaimProgress::Nothing);
+        let most = Limits(self.0).leaving_order();
+        for _ in 0..EVICT_TRIES + SPANS_MAX {
+            let Some((id, key)) = Residency(self.0).isolate_mapped() else { break };
+            let before = batch.count();
+            last = self.evict_isolated(areas, id, key, most, &mut batch);
+            moved += (last == ReclaimProgress::Freed && batch.count() == before) as usize;
+            if last == ReclaimProgress::Again
+                || eviction::is_enough(moved, batch.count(), self.is_full(&batch))
+            {
+                break;
+            }
+        }
+        if self.drop_batch(&mut batch) > 0 || moved > 0 { ReclaimProgress::Freed } else { last }
+    }
+
+    /// Maps one isolated folio out, or its first part if it is of an order above `most`. Or takes
+    /// it into a batch that isn't full, to be dropped. Returns `Nothing` if it can't be evicted
+    /// now, or has ended.
+    pub(crate) fn evict_isolated(
+        &self,
+        areas: &Areas,
+        id: FolioId,
+        key: u64,
+        most: Order,
+        batch: &mut DropBatch,
+    ) -> ReclaimProgress {
+        let residency = Residency(self.0);
+        let mut guard = self.table.lock(key);
+        if !self.table.is_still(&guard, id, key) {
+            return ReclaimProgress::Nothing;
+        }
+        let folio = self.table.get(&guard, id);
+        if folio.refused.get() == LruList::Shared {
+            // It may be private by now. The kernel tells.
+            folio.refused.set(LruList::None);
+        }
+        let area = areas.find_key(key).expect("a folio lies in an area");
+        let in_memory = matches!(folio.state.get(), FolioState::Resident | FolioState::Partial);
+        if !in_memory || areas.is_pinned(key, key + folio.pages()) {
+            folio.active.set(folio.active.get() | in_memory);
+            self.table.lists().detach(id);
+            self.table.list_by_state(&guard, id);
+            return ReclaimProgress::Nothing;
+        }
+        if self.prepare_eviction(areas, &guard, id, batch) {
+            return ReclaimProgress::Freed;
+        }
+        if folio.state.get() == FolioState::Partial {
+            guard = residency.load_rest(areas, area, guard, id);
+            if !self.table.is_still(&guard, id, key)
+                || self.table.get(&guard, id).state.get() != FolioState::Resident
+            {
+                return ReclaimProgress::Nothing;
+            }
+        }
+        let kind = if self.mapper.has_move() { FrameKind::Empty } else { FrameKind::Full };
+        let (id, key) = BlockSize(self.0).join_block(areas, &mut guard, id).unwrap_or((id, key));
+        HugePages(self.0).mark(&guard, id, area.addr_of(key));
+        let mut id = self.split_leaving(&mut guard, id, key, most);
+        let frame = loop {
+            let order = self.table.get(&guard, id).order();
+            if let Some(frame) = self.mapper.frames().take(order, kind) {
+                break frame;
+            }
+            if kind == FrameKind::Full
+                && let Ok(Some(frame)) = self.mapper.populated(order)
+            {
+                break frame;
+            }
+            if order == Order::PAGE {
+                self.table.lists().detach(id);
+                self.table.list_by_state(&guard, id);
+                return ReclaimProgress::Nothing;
+            }
+            stats::add(&self.stats.swpout_fallback[order.get() as usize], 1);
+            self.table.lists().detach(id);
+            let half = order.smaller().expect("above order 0");
+            id = self.table.carve(&mut guard, id, key, half, &self.backing);
+            self.table.list_by_state(&guard, id);
+        };
+        self.table.lists().detach(id);
+        let home = area.addr_of(key);
+        let (order, pages) = {
+            let folio = self.table.get(&guard, id);
+            (folio.order(), folio.order().pages())
+        };
+        let leaving = self.holds.mark_leaving(once(home..home + bytes(pages)));
+        if !leaving.may_evict(home..home + bytes(pages)) {
+            self.mapper.frames().give(frame, order, kind);
+            self.keep_held_block(&mut guard, id, home, &leaving);
+            return ReclaimProgress::Nothing;
+        }
+        let done = residency.map_out(&mut guard, home, id, frame);
+        drop(leaving);
+        match done.stop {
+            None => ReclaimProgress::Freed,
+            Some(MapStop::Again) => ReclaimProgress::Again,
+            Some(_) => {
+                if !self.to_unshare.stays() {
+                    let (start, end) = (area.addr_of(area.key), area.addr_of(area.key_end()));
+                    self.to_unshare.note(home + bytes(done.pages)..home + bytes(pages), start..end);
+                    self.requests.reclaim();
+                }
+                if done.pages > 0 { ReclaimProgress::Freed } else { ReclaimProgress::Nothing }
+            }
+        }
+    }
+
+    /// Keeps a `Resident` folio that may not be evicted, and is on no list. If a call
+    /// holds a part of it, only the first held block becomes active. The rest of a larger folio is
+    /// split off and evicted next: otherwise a call with a buffer in every folio would keep all
+    /// memory.
+    fn keep_held_block(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        id: FolioId,
+        home: usize,
+        leaving: &LeavingPages<'_>,
+    ) {
+        let folio = self.table.get(guard, id);
+        let (key, end) = (folio.key(), folio.end());
+        let mut held = None;
+        leaving.each_held(home..home + bytes(folio.pages() as usize), |part| {
+            held = Some(held.map_or(part.start, |first: usize| first.min(part.start)));
+        });
+        let order = match held {
+            Some(_) => folio.order().min(self.config.block_order),
+            // Evictions are stopped.
+            None => folio.order(),
+        };
+        let page = key + held.map_or(0, |at| (at - home) / PAGE_SIZE) as u64;
+        let id = self.table.carve(guard, id, page, order, &self.backing);
+        self.table.get(guard, id).active.set(true);
+        self.table.list_by_state(guard, id);
+        self.evict_next(guard, key..end);
+    }
+
+    /// Splits an isolated folio that is too large to be evicted at once, and returns its first
+    /// part. The others are evicted next.
+    fn split_leaving(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        id: FolioId,
+        key: u64,
+        most: Order,
+    ) -> FolioId {
+        let end = self.table.get(guard, id).end();
+        if self.table.get(guard, id).order() <= most {
+            return id;
+        }
+        self.table.lists().detach(id);
+        let id = self.table.carve(guard, id, key, most, &self.backing);
+        self.evict_next(guard, key + most.pages() as u64..end);
+        id
+    }
+
+    /// Puts the pieces that cover `keys` where they are evicted next, the first piece first, unless
+    /// they are active, or isolated by another thread.
+    fn evict_next(&self, guard: &ShardGuard<'_>, keys: Range<u64>) {
+        let mut at = keys.end;
+        while at > keys.start {
+            let piece = self.table.find(guard, at - 1).expect("pieces cover what the folio did");
+            let folio = self.table.get(guard, piece);
+            at = folio.key();
+            if self.table.lists().is_on(piece, LruList::None) {
+                self.table.list_by_state(guard, piece);
+            }
+            if self.table.lists().is_on(piece, LruList::Inactive) {
+                self.table.lists().push_tail(piece, at, folio.order().get(), LruList::Inactive);
+            }
+        }
+    }
+}

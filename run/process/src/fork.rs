@@ -1,0 +1,281 @@
+//! Copying the process. The child has a copy of the quiesced engine and of the page table. It opens
+//! a userfaultfd of its own before any code of the program runs in it.
+//!
+//! The thread that forks, or one that does it on its behalf, takes every lock that another thread
+//! may hold, or the child frees it. docs/locks.md lists all of them. Faults and mapping changes of
+//! other threads wait meanwhile. Other work of theirs goes on; the child has none of these threads.
+//!
+//! The kernel reports the copy to the program's own userfaultfd (UFFD_FEATURE_EVENT_FORK) before
+//! the child begins, and waits until a thread of the program has read the event. So the locks are
+//! released as soon as all memory is copied, which [`MARK`] shows.
+//!
+//! The kernel registers none of the child's memory, so missing pages would read as zeros until the
+//! child has registered it. The child has one thread, which runs this code. Pages that are shared
+//! with the parent can't be moved until they are private again (`memory/unshare.rs`).
+//!
+//! A child may see no /proc of its own (it is not dumpable, or has an empty root). It continues
+//! without it (`Pagemap`, `Maps`, `Scale`). If a child gets no userfaultfd, because a sandbox
+//! forbids it by now, all its memory is loaded and it has no engine.
+//!
+//! With a swap file the child continues to read its parent's file and its objects in a remote
+//! store. It writes to a file of its own (`engine/swap/src/swap/fork.rs`).
+use crate::diagnostics::unserved::unserved_later;
+use crate::limits;
+use crate::marks::state::{MemoryMark, ProgramState};
+use crate::program::{MARK, ManagedProgram, abandon};
+use crate::size::process_size;
+use crate::{diagnostics, engine};
+use core::mem::forget;
+use core::sync::atomic::Ordering::SeqCst;
+use core::time::Duration;
+use memfold_engine::config::Size;
+use memfold_engine::known::TOP;
+use memfold_gate::{touch, write_bytes};
+use memfold_os::memory::huge;
+use memfold_os::raw::{is_resident, system_call};
+use memfold_os::thread::{bare, now_ns};
+use memfold_os::units::PAGE_SIZE;
+use memfold_run::member;
+use memfold_swap::remote::Remote;
+
+/// How long to wait for the remote store's service, which may be stopped.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Returns whether the kernel may have swapped pages out.
+fn may_be_swapped() -> bool {
+    // SAFETY: the struct has only integers, for which zeros are valid.
+    let mut about: libc::sysinfo = unsafe { core::mem::zeroed() };
+    // SAFETY: the kernel writes one `sysinfo` to `about`, which has that type.
+    let asked = unsafe { system_call(libc::SYS_sysinfo, [&raw mut about as usize, 0, 0, 0, 0, 0]) };
+    asked.is_err() || about.totalswap > 0
+}
+
+impl ManagedProgram {
+    /// Prepares for a copy of the process.
+    pub fn begin_copy(&self) {
+        forget(self.state.lock());
+        member::note_fork();
+        // SAFETY: the lock was taken above.
+        unsafe { self.state.peek_mut() }.level.sharers = member::sharers() + 1;
+        let may_bring = |bytes| {
+            let available = process_size::available_bytes();
+            if bytes > available && available > 0 {
+                diagnostics::die(format_args!(
+                    "This fork must load {} from the swap file and the remote store, but only {} of memory are free. The process is ended before data is lost",
+                    Size(bytes),
+                    Size(available)
+                ));
+            }
+        };
+        self.pager.fork().begin_copy(|| self.child_reaches_store(), may_bring);
+        // A thread that has this lock allocates.
+        forget(self.faults_of_program.lock());
+        self.forbid_allocation();
+        MARK.renew();
+    }
+
+    /// Returns whether all memory has been copied since [`ManagedProgram::begin_copy`]. The kernel
+    /// shows no page while it copies.
+    pub fn is_copied(&self) -> bool {
+        self.waits_in_copy() && MARK.is_copied(&self.pagemap)
+    }
+
+    /// Returns whether a userfaultfd of the program gets an event for each copy.
+    pub fn waits_in_copy(&self) -> bool {
+        self.tells_of_copies.load(SeqCst)
+    }
+
+    /// Ends a copy. `result` is that of the call: 0 in the child. In the parent any thread may call
+    /// it.
+    pub fn end_copy(&self, result: isize) {
+        // SAFETY: `begin_copy` forbade both, and this is the one call that allows them in this
+        // process. The child has its own copy of the locks.
+        unsafe {
+            self.allow_allocation();
+            self.pager.fork().allow_requests();
+        }
+        if result == 0 {
+            limits::with_descriptors(|| self.begin_child());
+        }
+        // SAFETY: `begin_copy` took the two locks and began the copy, and this is called once for it
+        // in each of the two processes.
+        unsafe {
+            if result > 0 {
+                self.state.peek_mut().level.sharing.note_fork(now_ns(), None);
+            }
+            let sharers = self.state.peek_mut().level.sharers;
+            self.pager.fork().end_copy(result == 0, sharers);
+            if result == 0 {
+                self.charge_copies(self.state.peek_mut());
+            }
+            self.faults_of_program.unlock();
+            self.state.unlock();
+        }
+        if result > 0 {
+            engine::end_rest();
+        }
+    }
+
+    /// Prepares a child of fork for writes to what it shares. If the run has room for copies of all
+    /// of it, the child is charged with them already. Otherwise all of its memory is managed from
+    /// now on, and each copy is charged when it is made. The caller is the program's only thread.
+    fn charge_copies(&self, state: &mut ProgramState) {
+        let is_bounded = self.pager.limits().is_bounded();
+        let pays = is_bounded && !state.level.is_prepaid() && !self.paging.hides();
+        if pays && !self.is_managing() {
+            self.begin_managing(state);
+        }
+        if let Err(e) = self.pager.fork().charge_copies(pays) {
+            diagnostics::warn(format_args!(
+                "warning: Memory of a child of fork can't be protected ({e}). Its copies of shared memory are noticed late"
+            ));
+        }
+    }
+
+    /// Returns whether a child of the calling thread would reach the remote store's service. A
+    /// thread with the rights of the child tries it.
+    fn child_reaches_store(&self) -> bool {
+        let tried = self.remote.as_ref().map(|remote| {
+            bare::once(
+                c"memfold-try",
+                || !matches!(remote.keep(PATIENCE), Err(failure) if failure.is_cut),
+            )
+        });
+        tried.is_some_and(|tried| tried == Ok(true))
+    }
+
+    fn begin_child(&self) {
+        member::begin_as_child();
+        if let Some(file) = &self.file {
+            // SAFETY: this is the only thread, and nothing was transferred yet.
+            unsafe { file.leave_rings() };
+            self.pager.fork().set_alone(true);
+        }
+        // SAFETY: this is the only thread, and it holds the lock.
+        let state = unsafe { self.state.peek_mut() };
+        state.forget_apart();
+        let ended = state.marked(MemoryMark::DontFork).within(&(0..TOP));
+        ended.iter().for_each(|range| state.forget(range));
+        if state.traced > 0 {
+            // The traced task is not in this process.
+            state.traced = 0;
+            state.late.add(0..TOP);
+        }
+        // SAFETY: this is the only thread, and it holds the locks of the copy.
+        unsafe { self.pager.fork().end_in_child(&ended) };
+        // The child's file must be open before anything is read from it.
+        self.begin_file();
+        let knows_pages = self.pagemap.reopen().is_ok();
+        // SAFETY: this is the only thread.
+        let _ = unsafe { self.maps.reopen() };
+        if let Err(e) = self.paging.reopen() {
+            self.bring_home(knows_pages);
+            self.remote.iter().for_each(|remote| remote.close());
+            abandon();
+            return unserved_later(format_args!("in a child of fork: {e}"));
+        }
+        self.keep_descriptors();
+        let (start, len) = self.pager.frames_zone();
+        let mut done = self.paging.register_frames(start, len);
+        // SAFETY: this is the only thread, and it holds the locks of the copy.
+        unsafe {
+            self.pager.fork().begin_in_child(&self.pagemap, |start, end| {
+                done = done.and_then(|()| {
+                    self.paging.register_in_child(&(start..end), self.pager.protects())
+                });
+            });
+        }
+        if let Err(e) = done {
+            diagnostics::die(format_args!("Managing a child of fork failed: {e}"));
+        }
+        self.pager.fork().set_alone(false);
+        // SAFETY: the process has just been copied, and this is its only thread.
+        unsafe { engine::start_in_child() };
+    }
+
+    /// Loads all folded memory in a child in which nothing is registered.
+    fn bring_home(&self, knows_pages: bool) {
+        let (away, available) = (self.pager.gauges().away_bytes(), process_size::available_bytes());
+        if away > available && available > 0 {
+            diagnostics::die(format_args!(
+                "A child of fork must load all of its memory: {} are folded, but only {} of memory are free. The process is ended before data is lost",
+                Size(away),
+                Size(available)
+            ));
+        }
+        if away > 0 && !knows_pages && may_be_swapped() {
+            diagnostics::die(format_args!(
+                "A child of fork has neither a userfaultfd nor its page map, so it can't know which pages the kernel has swapped out. It is ended before data is lost"
+            ));
+        }
+        // SAFETY: this is the only thread, and the caller abandons the engine.
+        unsafe {
+            self.pager.fork().each_area_in_child(|start, end| {
+                if self.paging.hides() {
+                    let _ = self.paging.unregister(&(start..end));
+                }
+                if away > 0 {
+                    // Otherwise the kernel may map zeros around a page that is put, in pages that
+                    // are still to be put.
+                    huge::forbid(start..end);
+                }
+            });
+            self.pager.fork().each_away(|page, bytes| {
+                // A resident page is newer than its stored copy. For a page that the kernel has
+                // swapped out, this can't be known.
+                let is_there =
+                    if knows_pages { self.pagemap.is_populated(page) } else { is_resident(page) };
+                if !is_there {
+                    self.put(page, core::slice::from_raw_parts(bytes, PAGE_SIZE));
+                }
+            });
+        }
+    }
+
+    fn put(&self, page: usize, bytes: &[u8]) {
+        // SAFETY: these are the bytes that the program expects there, and no other thread runs.
+        if unsafe { write_bytes(page, bytes) }.is_ok() {
+            return;
+        }
+        let mut access = if touch(page, false).is_ok() { libc::PROT_READ } else { libc::PROT_NONE };
+        let _ = self.maps.each(page, page + 1, |found| access = found.access);
+        let protect = |access: i32| {
+            // SAFETY: no other thread runs, and the page's access is restored before the program
+            // continues.
+            unsafe { system_call(libc::SYS_mprotect, [page, PAGE_SIZE, access as usize, 0, 0, 0]) }
+        };
+        let opened = protect(libc::PROT_READ | libc::PROT_WRITE);
+        // SAFETY: these are the bytes that the program expects there, and no other thread runs.
+        let put = opened.is_ok() && unsafe { write_bytes(page, bytes) }.is_ok();
+        if !put || protect(access).is_err() {
+            diagnostics::die(format_args!(
+                "A child of fork can't load its folded memory. It is ended before data is lost"
+            ));
+        }
+    }
+
+    /// Begins with a swap file and a remote store in the child.
+    fn begin_file(&self) {
+        let Some(file) = &self.file else { return };
+        let open = |base| {
+            // SAFETY: this is the only thread, and `leave_rings` was called. No transfer is in
+            // progress, and the parent leaves the bytes before `base` unchanged.
+            if let Err(why) = unsafe { file.begin_in_child(base) } {
+                diagnostics::warn(format_args!(
+                    "warning: --swap: a child of fork can't make its swap file: {why}. Data that does not compress stays in memory"
+                ));
+            }
+        };
+        // SAFETY: this is the only thread of the child, so no other thread uses the remote store or
+        // the swap file.
+        let begun = unsafe {
+            let remote = self.remote.as_ref().map_or(Ok(()), |remote| remote.begin_in_child());
+            remote.and_then(|()| self.pager.fork().begin_file_in_child(open))
+        };
+        if let Err(e) = begun {
+            diagnostics::die(format_args!(
+                "A child of fork can't make a key for its swap file: {e}"
+            ));
+        }
+    }
+}
