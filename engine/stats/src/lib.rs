@@ -157,6 +157,7 @@ macro_rules! stats {
 
         impl Stats {
             /// All zero.
+            #[doc(hidden)] // for owners of a table
             pub const fn new() -> Stats {
                 Stats {
                     $($name: AtomicU64::new(0),)*
@@ -167,11 +168,13 @@ macro_rules! stats {
             }
 
             /// The present values of [`FIGURES`], in its order.
+            #[doc(hidden)] // no promise: the arrays grow with the tables
             pub fn values(&self) -> [u64; FIGURES.len()] {
                 [$(self.$name.load(Relaxed),)*]
             }
 
             /// The present values of a program that begins are zero; counters and peaks go on.
+            #[doc(hidden)] // for owners of a table
             pub fn clear_gauges(&self) {
                 for (figure, value) in FIGURES.iter().zip([$(&self.$name,)*]) {
                     if figure.kind == FigureKind::Gauge && !figure.name.starts_with("peak_") {
@@ -181,11 +184,13 @@ macro_rules! stats {
             }
 
             /// The present values of [`ORDER_FIGURES`], in its order.
+            #[doc(hidden)] // no promise: the arrays grow with the tables
             pub fn order_values(&self) -> [[u64; ORDERS]; ORDER_FIGURES.len()] {
                 [$(core::array::from_fn(|o| self.$oname[o].load(Relaxed)),)*]
             }
 
             /// The present counts of [`TIME_FIGURES`], in its order.
+            #[doc(hidden)] // no promise: the arrays grow with the tables
             pub fn times(&self) -> [TimeCounts; TIME_FIGURES.len()] {
                 [$(self.$tname.counts(),)*]
             }
@@ -338,6 +343,7 @@ impl Stats {
     ///
     /// # Errors
     /// Names the total that is off. Exact only while no thread is counting.
+    #[doc(hidden)] // for tests
     pub fn check_sums(&self) -> Result<(), &'static str> {
         let sum = |orders: &[AtomicU64; ORDERS]| {
             (0..ORDERS).map(|o| orders[o].load(Relaxed) << o).sum::<u64>()
