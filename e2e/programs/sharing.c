@@ -1,6 +1,7 @@
 /* sharing WAY MIB COUNT ROUNDS: a program whose children use memory that they share with it.
  *   read    COUNT children read all of MIB
  *   write   COUNT children write one byte in each of MIB
+ *   copy    COUNT children write to each page of MIB, and sleep
  *   spawn   COUNT times a child executes another program
  *   idle    COUNT children fill MIB of their own each, and wait until the input ends
  *   change  MIB that hardly compress are touched at random, and then as much as COUNT times MIB that compress well are
@@ -36,6 +37,13 @@ static void writes(int rounds) {
         usleep(50000);
     }
     for (size_t a = 0; a < len; a += MIB) memory[a + 63] -= rounds;
+    check_lines(memory, len, 1, 2);
+}
+
+static void copies(int rounds) {
+    for (size_t a = 0; a < len; a += PAGE) memory[a + 63]++;
+    usleep(50000 * rounds);
+    for (size_t a = 0; a < len; a += PAGE) memory[a + 63]--;
     check_lines(memory, len, 1, 2);
 }
 
@@ -80,6 +88,7 @@ int main(int argc, char **argv) {
         }
         if (spawn) execl("/bin/true", "true", NULL);
         if (idle) idles();
+        else if (is(way, "copy")) copies(rounds);
         else if (is(way, "read")) reads(rounds);
         else writes(rounds);
         _exit(spawn);

@@ -565,6 +565,10 @@ impl Space for ProtectionSpace {
         }
     }
 
+    fn shared_bytes(&self, range: Range<usize>) -> usize {
+        self.pagemap.shared_bytes(range.start, range.len())
+    }
+
     fn is_populated(&self, addr: usize) -> bool {
         self.pagemap.is_populated(addr)
     }

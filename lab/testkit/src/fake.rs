@@ -434,6 +434,10 @@ impl Space for FakeSpace {
         range.len()
     }
 
+    fn shared_bytes(&self, _range: Range<usize>) -> usize {
+        0
+    }
+
     fn is_populated(&self, addr: usize) -> bool {
         self.is_present(addr) || self.inner.is_leaving.load(SeqCst)
     }

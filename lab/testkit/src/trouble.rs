@@ -362,6 +362,10 @@ impl Space for Troubled {
         self.space.unshared_bytes(range, from_end)
     }
 
+    fn shared_bytes(&self, range: Range<usize>) -> usize {
+        self.space.shared_bytes(range)
+    }
+
     fn is_populated(&self, addr: usize) -> bool {
         self.space.is_populated(addr)
     }

@@ -125,10 +125,12 @@ impl ManagedProgram {
         if pays && !self.is_managing() {
             self.begin_managing(state);
         }
-        if let Err(e) = self.pager.fork().charge_copies(pays) {
-            diagnostics::warn(format_args!(
+        match self.pager.fork().charge_copies(pays) {
+            Ok(()) if pays => drop(state.level.sharing.begin_paying()),
+            Ok(()) => {}
+            Err(e) => diagnostics::warn(format_args!(
                 "warning: Memory of a child of fork can't be protected ({e}). Its copies of shared memory are noticed late"
-            ));
+            )),
         }
     }
 

@@ -24,10 +24,12 @@
 //! that the sum over a run is right. A process that writes to such a page gets its own from the
 //! kernel, and no event reports that.
 //! - A child for whose copies the run has room is charged with all that it shares.
-//! - Another child pays for each copy before the kernel makes it (`fault/copies.rs`).
-//! - In the parent, and where memory can't be write-protected, `run/process/src/size/share.rs`
-//!   reads smaps_rollup from time to time. It takes at most a tenth of a CPU, and ends when no page
-//!   is shared any more.
+//! - Another child pays for each copy before the kernel makes it (`fault/copies.rs`). So do the parent,
+//!   and a child that was charged with all, from the moment on at which the run is short
+//!   (`fork/shared.rs`).
+//! - Before that, and where memory can't be write-protected, `run/process/src/size/share.rs` reads
+//!   smaps_rollup from time to time. It takes at most a tenth of a CPU, and ends when no page is shared
+//!   any more.
 //!
 //! To fold a shared page, a process must first make it private. That frees its part of the page, and
 //! takes a compressed copy. Where the copy is larger than the part (three or more processes share), the
@@ -35,6 +37,7 @@
 //! written to since the fork are evicted first. A page that no store would take is looked at before it is
 //! made private (`reclaim/background.rs`).
 mod copy;
+mod shared;
 
 use crate::parts::walk;
 

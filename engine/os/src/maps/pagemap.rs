@@ -223,6 +223,20 @@ impl Pagemap {
         at - start
     }
 
+    /// Returns how many bytes from `start`, a page's address, are shared, at most `len`. Pages from the
+    /// first one on that the map doesn't tell of count as not shared.
+    pub fn shared_bytes(&self, start: usize, len: usize) -> usize {
+        let (mut at, end, mut words) = (start, start + len, [0; WORDS]);
+        while at < end {
+            let Ok(count) = self.words(at, end, &mut words) else { break };
+            if let Some(private) = words[..count].iter().position(|word| !is_shared(*word)) {
+                return at - start + private * PAGE_SIZE;
+            }
+            at += count * PAGE_SIZE;
+        }
+        at - start
+    }
+
     /// Returns how many bytes before `end` are not shared, at most `len`, which is at most 1 MiB.
     /// Returns 0 if the map can't be read.
     pub fn unshared_bytes_before(&self, end: usize, len: usize) -> usize {

@@ -139,6 +139,10 @@ pub trait Space: Send + Sync {
     /// memory and shared with another process. The range has at most 1 MiB. Touches no page.
     fn unshared_bytes(&self, range: Range<usize>, from_end: bool) -> usize;
 
+    /// Returns how many bytes of a range, from its start, are on pages that are in memory and shared
+    /// with another process. Touches no page.
+    fn shared_bytes(&self, range: Range<usize>) -> usize;
+
     /// Returns whether there is a page at `addr`, in memory, in the kernel's swap, or being read
     /// from there. Touches no page.
     fn is_populated(&self, addr: usize) -> bool;
@@ -315,6 +319,10 @@ impl Space for UffdSpace {
             (Some(map), false) => map.unshared_bytes(range.start, range.len()),
             (None, _) => 0,
         }
+    }
+
+    fn shared_bytes(&self, range: Range<usize>) -> usize {
+        self.pagemap.as_ref().map_or(0, |map| map.shared_bytes(range.start, range.len()))
     }
 
     fn is_populated(&self, addr: usize) -> bool {

@@ -75,7 +75,8 @@ impl ManagedProgram {
         stats::add(&self.pager.stats().looks, 1);
         let wanted_ns = self.look_at(state, now.1);
         let weighed = self.is_weighed(state).then(|| self.pager.gauges().idle_due_ns()).flatten();
-        let due_ns = [state.level.sharing.due_ns(), weighed].into_iter().flatten().min();
+        let reported = state.past_since_ns.map(|since_ns| since_ns + LARGEST_NS);
+        let due_ns = [state.level.sharing.due_ns(), weighed, reported].into_iter().flatten().min();
         self.while_it_may(state.level.pace.note(now, wanted_ns, due_ns, has_news))
     }
 
@@ -202,14 +203,16 @@ impl ManagedProgram {
 
     /// Reports that the run's limit can't be kept, with the causes: once in a run, mostly by the
     /// process that can fold least. With `--on-full stop`, ends that process instead. Records the
-    /// least limit that could be kept, as long as that rises.
+    /// least limit that could be kept, as long as that rises. A process that waits for the report of
+    /// another one judges again, though it may sleep by then.
     fn judge_limit(&self, state: &mut ProgramState) {
         // A child that has just been forked shares what can't be folded meanwhile, and mostly ends
         // soon. After it has ended, that can be folded once it is known what is still shared.
         let is_unknown = self.pager.fork().is_new() || state.level.sharing.due_ns().is_some();
-        if is_unknown || !self.pager.gauges().take_past() {
+        if is_unknown || !self.pager.gauges().take_past() && state.past_since_ns.is_none() {
             return;
         }
+        let since_ns = state.past_since_ns.take();
         let Some(reach) = limit::reach(&self.pager) else { return };
         self.pager.stats().over_limit.fetch_add(1, Relaxed);
         reach.note();
@@ -219,9 +222,13 @@ impl ManagedProgram {
             }
             return;
         }
+        if state.told_limit {
+            return;
+        }
         let now = now_ns();
-        let past_ns = now - *state.past_since_ns.get_or_insert(now);
-        if state.told_limit || !reports(reach.is_largest, past_ns) {
+        let since_ns = since_ns.unwrap_or(now);
+        if !reports(reach.is_largest, now - since_ns) {
+            state.past_since_ns = Some(since_ns);
             return;
         }
         state.told_limit = true;

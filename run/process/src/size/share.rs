@@ -159,8 +159,15 @@ impl SizeScale {
         if pager.fork().charges_copies() {
             level.sharing.others = level.sharing.others.min(others);
         }
-        measure_shared(self.rollup.as_ref(), pager, level, worked_ns);
+        let is_measured = measure_shared(self.rollup.as_ref(), pager, level, worked_ns);
+        let begins_paying =
+            is_measured && is_managing && level.is_short && level.sharing.begin_paying();
+        level.is_prepaid &= !begins_paying;
         pager.gauges().update_others_bytes(others, level.counted_in_others());
+        if begins_paying {
+            // Where that fails, copies are only measured.
+            let _ = pager.fork().charge_copies_from_now_on();
+        }
         let need = anonymous.saturating_sub(level.counted_in_others())
             + pager.gauges().away_bytes().saturating_sub(level.inherited_away);
         // An idle process needs only what it can't fold.
@@ -185,7 +192,7 @@ impl SizeScale {
         pager.gauges().set_bounds(limit, resident, most.0.min(most.1) / processes);
         let is_short = need > limit.min(resident);
         level.is_short = is_short;
-        if is_short && level.is_prepaid {
+        if is_short {
             level.sharing.ask();
         }
         if !is_short || level.company == 0 {
@@ -235,10 +242,16 @@ impl SizeScale {
     }
 }
 
-/// Measures the memory that this process shares with others of the run, if that is due.
-fn measure_shared(rollup: Option<&Rollup>, pager: &Pager, level: &mut SizeLevel, worked_ns: u64) {
+/// Measures the memory that this process shares with others of the run, if that is due. Returns
+/// whether it was.
+fn measure_shared(
+    rollup: Option<&Rollup>,
+    pager: &Pager,
+    level: &mut SizeLevel,
+    worked_ns: u64,
+) -> bool {
     if !level.sharing.is_sharing() {
-        return;
+        return false;
     }
     let loaded = pager.stats().zswpin.load(Relaxed) + pager.stats().pswpin.load(Relaxed);
     let now = ProcessMoves {
@@ -261,7 +274,6 @@ fn measure_shared(rollup: Option<&Rollup>, pager: &Pager, level: &mut SizeLevel,
             member::send(News::SHARING);
         }
         member::set_shares_memory(level.sharing.is_sharing());
-        level.is_prepaid &= !level.is_short;
         is_measured = true;
     }
     let SharingWatch { bytes, others, .. } = level.sharing;
@@ -274,6 +286,7 @@ fn measure_shared(rollup: Option<&Rollup>, pager: &Pager, level: &mut SizeLevel,
     if is_measured {
         pager.fork().retry_shared();
     }
+    is_measured
 }
 
 #[cfg(test)]

@@ -38,6 +38,8 @@ pub struct ProcessMoves {
 #[derive(Default)]
 pub struct SharingWatch {
     is_sharing: bool,
+    /// Whether this process may write to shared memory without paying for the copies.
+    is_unpaid: bool,
     /// The part of the resident memory that counts in the processes that share it, bytes.
     pub others: u64,
     /// All resident memory that is shared, bytes.
@@ -71,12 +73,18 @@ impl SharingWatch {
         // A process that forks again and again is measured too.
         let from_ns = (now_ns + MEASURE_NS).min(self.forked_ns + FORKS_NS);
         self.from_ns = self.from_ns.max(from_ns);
-        (self.is_sharing, self.is_due, self.vain) = (true, true, 0);
+        (self.is_sharing, self.is_unpaid, self.is_due, self.vain) = (true, true, true, 0);
     }
 
-    /// Asks for a measurement.
+    /// Asks for a measurement if copies of shared memory are not paid for, because there is too little
+    /// memory for them.
     pub fn ask(&mut self) {
-        self.is_due |= self.is_sharing;
+        self.is_due |= self.is_sharing && self.is_unpaid;
+    }
+
+    /// Notes that each copy is paid for from now on. Returns whether that is new.
+    pub fn begin_paying(&mut self) -> bool {
+        core::mem::take(&mut self.is_unpaid) && self.is_sharing
     }
 
     /// Notes that the part of another process has changed, or that it has ended.
