@@ -5,9 +5,8 @@
 //! child every call does nothing, and dropped values are forgotten.
 use crate::config::{Config, ConfigError, Delivery};
 use crate::delivery::background::{self, EngineThread};
-use crate::delivery::gate;
 use crate::delivery::region::FaultHandlers;
-use crate::delivery::sigbus;
+use crate::delivery::{gate, sigbus};
 use crate::mappings::ranges::KeyRanges;
 use crate::pager::{Pager, PagerParts, StartError, codec_threads};
 use crate::stats_place::StatsPlace;
@@ -542,7 +541,7 @@ impl Drop for Region {
         let mut areas = pager.0.areas.write();
         // Unregistered first: from now on no fault arrives for it.
         let _ = self.engine.uffd.unregister(self.zone.start(), self.zone.len());
-        KeyRanges(&pager.0).forget(
+        KeyRanges::new(&pager.0).forget(
             &mut areas,
             self.zone.start(),
             self.zone.start() + self.zone.len(),

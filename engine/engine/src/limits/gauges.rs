@@ -1,10 +1,17 @@
 //! Gauges: how much is held, published and reported, and the report that the bounds can't be kept.
 //! The owner sets the bounds here.
-use crate::config::{OnFull, Size};
+use crate::backing::Backing;
+use crate::config::{Config, OnFull, Size};
+use crate::folio::table::FolioTable;
+use crate::holds::Holds;
 use crate::limits::Limits;
-use crate::parts::walk;
+use crate::memory::budget::Budget;
+use crate::memory::mapper::Mapper;
+use crate::parts::EngineParts;
 use crate::policy::slowdown::WorkDone;
 use crate::policy::thrash::{FoldingCost, FoldingGain};
+use crate::requests::background::RequestQueue;
+use crate::stats_place::StatsPlace;
 use alloc::format;
 use core::fmt;
 use core::sync::atomic::AtomicU64;
@@ -25,14 +32,41 @@ const DELIVERY_NS: u64 = 2_400;
 /// have done no work.
 const OWN_SHARE_MIN: u64 = 100;
 
-walk! {
-    /// Counts how much is held, and reports it.
-    pub struct Gauges
+/// Counts how much is held, and reports it.
+#[derive(Copy, Clone)]
+pub struct Gauges<'a> {
+    config: &'a Config,
+    stats: &'a StatsPlace,
+    table: &'a FolioTable,
+    mapper: &'a Mapper,
+    backing: &'a Backing,
+    budget: &'a Budget,
+    requests: &'a RequestQueue,
+    holds: &'static Holds,
+    cpus: usize,
+    engine: &'a EngineParts,
 }
 
-impl Gauges<'_> {
+impl<'a> Gauges<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> Gauges<'a> {
+        Gauges {
+            config: &engine.config,
+            stats: &engine.stats,
+            table: &engine.table,
+            mapper: &engine.mapper,
+            backing: &engine.backing,
+            budget: &engine.budget,
+            requests: &engine.requests,
+            holds: engine.holds,
+            cpus: engine.cpus,
+            engine,
+        }
+    }
+
     fn limits(&self) -> Limits<'_> {
-        Limits(self.0)
+        Limits::new(self.engine)
     }
 
     /// Returns whether the bounds can't be kept, because all evictable data is folded.
@@ -54,7 +88,7 @@ impl Gauges<'_> {
         if !may_exceed || !self.config.pool_counts || self.limits().limit_bytes().is_none() {
             return;
         }
-        let s = &self.stats;
+        let s = self.stats;
         let folded = self.table.tally().folded() << PAGE_SHIFT;
         let resident = self.limits().physical() << PAGE_SHIFT;
         let gain = FoldingGain {
@@ -111,7 +145,7 @@ impl Gauges<'_> {
     /// Publishes what folding has cost and saved until now. The first engine thread calls it from
     /// time to time.
     pub fn note_cost(&self) {
-        let (s, engine_ns) = (&self.stats, bare::cpu_ns());
+        let (s, engine_ns) = (self.stats, bare::cpu_ns());
         let spent = (self.in_faults_ns(), engine_ns);
         let note = self.budget.note_cost(now_ns(), spent, self.cpus as u64);
         s.folding_ns.store(note.folding_ns, Relaxed);
@@ -151,7 +185,7 @@ impl Gauges<'_> {
 
     /// Brings the gauges up to date.
     pub fn publish(&self) {
-        let s = &self.stats;
+        let s = self.stats;
         let (pool, index) = (self.backing.store().pool_bytes(), self.limits().metadata_bytes());
         let (mapped, frames) = (
             self.table.tally().mapped() << PAGE_SHIFT,
@@ -335,7 +369,7 @@ impl fmt::Display for Gauges<'_> {
         write!(f, "The {what} of {} can't be kept", Size(self.limits().bound_bytes()))?;
         let outside = [(self.budget.quota().outside_bytes(), "is not managed")].into_iter();
         let stored = [(self.limits().stored_bytes(), "is folded data, compressed")];
-        let takes = outside.chain(stays(&self.stats)).chain(stored);
+        let takes = outside.chain(stays(self.stats)).chain(stored);
         let told = takes.filter(|(bytes, _)| *bytes >= TOLD_BYTES).enumerate();
         for (n, (bytes, why)) in told {
             write!(f, "{} {} {why}", if n == 0 { ":" } else { "," }, Size(bytes))?;

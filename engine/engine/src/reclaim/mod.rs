@@ -8,25 +8,30 @@ pub(crate) mod background;
 
 use crate::area::Areas;
 use crate::area::lock::AreasAccess;
-use crate::config::{OnFull, Size};
+use crate::backing::Backing;
+use crate::config::{Config, OnFull, Size};
 use crate::folio::FolioState;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;
-use crate::holds::LeavingPages;
+use crate::folio::table::FolioTable;
+use crate::holds::{Holds, LeavingPages};
 use crate::limits::Limits;
 use crate::limits::gauges::Gauges;
+use crate::memory::budget::Budget;
 use crate::memory::frames::{Frame, FrameKind};
-use crate::memory::mapper::MapStop;
-use crate::parts::bytes;
-use crate::parts::walk;
+use crate::memory::mapper::{MapStop, Mapper};
+use crate::memory::unshare::ToUnshare;
+use crate::parts::{EngineParts, bytes};
 use crate::policy::eviction;
 use crate::policy::eviction::ReclaimStep;
 use crate::reclaim::block_size::BlockSize;
 use crate::reclaim::drop::DropBatch;
 use crate::reclaim::save::Saver;
 use crate::reclaim::writeback::Writeback;
+use crate::requests::background::RequestQueue;
 use crate::residency::Residency;
 use crate::residency::huge_pages::HugePages;
+use crate::stats_place::StatsPlace;
 use core::iter::once;
 use core::ops::Range;
 use memfold_os::Errno;
@@ -69,18 +74,45 @@ const EXCESS_SHARE: u64 = 128;
 const WORK_OFF_TIMES: u64 = 2;
 const WORK_OFF_MOST: u64 = 32;
 
-walk! {
-    /// Makes room: frames, evictions.
-    pub(crate) struct Reclaim
+/// Makes room: frames, evictions.
+#[derive(Copy, Clone)]
+pub(crate) struct Reclaim<'a> {
+    config: &'a Config,
+    stats: &'a StatsPlace,
+    table: &'a FolioTable,
+    mapper: &'a Mapper,
+    backing: &'a Backing,
+    budget: &'a Budget,
+    requests: &'a RequestQueue,
+    to_unshare: &'a ToUnshare,
+    holds: &'static Holds,
+    engine: &'a EngineParts,
 }
 
-impl Reclaim<'_> {
+impl<'a> Reclaim<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> Reclaim<'a> {
+        Reclaim {
+            config: &engine.config,
+            stats: &engine.stats,
+            table: &engine.table,
+            mapper: &engine.mapper,
+            backing: &engine.backing,
+            budget: &engine.budget,
+            requests: &engine.requests,
+            to_unshare: &engine.to_unshare,
+            holds: engine.holds,
+            engine,
+        }
+    }
+
     /// Returns a full frame. For an order above the block's it returns `None` if no run of that
     /// size can be had, and the caller asks for less. At or below the block's order it always
     /// returns one: by reclaim, or past the limit as `--on-full` says.
     pub(crate) fn frame_for(&self, areas: &Areas, order: Order) -> Result<Option<Frame>, NoFrame> {
-        let gauges = Gauges(self.0);
-        let limits = Limits(self.0);
+        let gauges = Gauges::new(self.engine);
+        let limits = Limits::new(self.engine);
         let pages = order.pages() as u64;
         let large = order > self.config.block_order;
         stats::add(&self.stats.frame_alloc, large as u64);
@@ -160,14 +192,15 @@ impl Reclaim<'_> {
     /// to take. Each stored page lowers the target. So without this, a program that faults faster
     /// than background threads reclaim would grow past the limit.
     fn work_off_excess(&self, areas: &Areas, pages: u64) {
-        if Limits(self.0).excess() <= Limits(self.0).target() / EXCESS_SHARE {
+        let limits = Limits::new(self.engine);
+        if limits.excess() <= limits.target() / EXCESS_SHARE {
             return;
         }
         // Each folded page takes its part of the pool, so more than one must be folded to gain one.
         let stored = (self.table.tally().folded() + self.table.tally().clean()) << PAGE_SHIFT;
-        let saved = stored.saturating_sub(Limits(self.0).counted_pool_bytes()).max(1);
+        let saved = stored.saturating_sub(limits.counted_pool_bytes()).max(1);
         let times = (WORK_OFF_TIMES * stored / saved).clamp(WORK_OFF_TIMES, WORK_OFF_MOST);
-        let goal = Limits(self.0).physical().saturating_sub(times * pages);
+        let goal = limits.physical().saturating_sub(times * pages);
         self.reclaim_until(AreasAccess::Read(areas), 0, 1, |limits| {
             limits.excess() == 0 || limits.physical() <= goal
         });
@@ -177,13 +210,13 @@ impl Reclaim<'_> {
     /// already, as far as there is memory that can be evicted. The run is charged with the rest too,
     /// so that other processes make room.
     pub(crate) fn make_room_for_copies(&self, areas: &Areas, pages: u64) {
-        let limits = Limits(self.0);
+        let limits = Limits::new(self.engine);
         if limits.may_hold(limits.physical()) {
             return;
         }
         let _ = self.reclaim(AreasAccess::Read(areas), 0, pages);
         if !limits.may_hold(limits.physical()) {
-            Gauges(self.0).settle_charge();
+            Gauges::new(self.engine).settle_charge();
         }
     }
 
@@ -192,8 +225,8 @@ impl Reclaim<'_> {
         // A drop frees no frame, but makes room for a fresh one.
         let enough = |limits: Limits<'_>| {
             let has_room = |pages| limits.physical() + pages <= limits.target();
-            limits.mapper.frames().full_free() >= pages && (slack == 0 || has_room(slack))
-                || limits.mapper.drops_clean() && has_room(pages + slack)
+            self.mapper.frames().full_free() >= pages && (slack == 0 || has_room(slack))
+                || self.mapper.drops_clean() && has_room(pages + slack)
         };
         self.reclaim_until(hold, pages, slack, enough)
     }
@@ -206,7 +239,7 @@ impl Reclaim<'_> {
         slack: u64,
         enough: impl Fn(Limits<'_>) -> bool,
     ) -> ReclaimProgress {
-        if enough(Limits(self.0)) {
+        if enough(Limits::new(self.engine)) {
             return ReclaimProgress::Freed;
         }
         let begin = now_ns();
@@ -222,7 +255,7 @@ impl Reclaim<'_> {
         slack: u64,
         enough: impl Fn(Limits<'_>) -> bool,
     ) -> ReclaimProgress {
-        let limits = Limits(self.0);
+        let (limits, saver) = (Limits::new(self.engine), Saver::new(self.engine));
         for tried in 0..TRIES + pages as usize {
             if enough(limits) {
                 return ReclaimProgress::Freed;
@@ -232,7 +265,7 @@ impl Reclaim<'_> {
             // Gives frames back together, because each call interrupts the program's other CPUs.
             // Copies take more memory until their frames are given back, so these are given back at
             // once.
-            let lacking = (limits.physical() + slack).saturating_sub(Limits(self.0).target());
+            let lacking = (limits.physical() + slack).saturating_sub(limits.target());
             let batch = lacking.clamp(1, if self.mapper.has_move() { MAX_PAGES as u64 } else { 1 });
             if slack > 0 && self.mapper.frames().full_free() >= pages + batch {
                 self.shrink_frames(slack.max(batch));
@@ -243,7 +276,7 @@ impl Reclaim<'_> {
             if let ReclaimStep::Save { list, compress } =
                 eviction::next_step(lists, limits.target(), self.config.block_order, urgent)
             {
-                Saver(self.0).save_next(hold, list, compress);
+                saver.save_next(hold, list, compress);
                 continue;
             }
             match hold.with(|areas| self.evict(areas)) {
@@ -254,12 +287,12 @@ impl Reclaim<'_> {
                     self.shrink_frames(slack);
                 }
                 ReclaimProgress::Nothing if dirty > 0 => {
-                    Saver(self.0).save_next(hold, LruList::Dirty, true);
+                    saver.save_next(hold, LruList::Dirty, true);
                 }
                 ReclaimProgress::Nothing if ahead > 0 => {
-                    Saver(self.0).save_next(hold, LruList::Ahead, false);
+                    saver.save_next(hold, LruList::Ahead, false);
                 }
-                ReclaimProgress::Nothing if Writeback(self.0).await_write() => {}
+                ReclaimProgress::Nothing if Writeback::new(self.engine).await_write() => {}
                 other => return other,
             }
         }
@@ -290,9 +323,9 @@ impl Reclaim<'_> {
             return ReclaimProgress::Nothing;
         }
         let (mut batch, mut moved, mut last) = (DropBatch::new(), 0, ReclaimProgress::Nothing);
-        let most = Limits(self.0).leaving_order();
+        let most = Limits::new(self.engine).leaving_order();
         for _ in 0..EVICT_TRIES + SPANS_MAX {
-            let Some((id, key)) = Residency(self.0).isolate_mapped() else { break };
+            let Some((id, key)) = Residency::new(self.engine).isolate_mapped() else { break };
             let before = batch.count();
             last = self.evict_isolated(areas, id, key, most, &mut batch);
             moved += (last == ReclaimProgress::Freed && batch.count() == before) as usize;
@@ -316,7 +349,7 @@ impl Reclaim<'_> {
         most: Order,
         batch: &mut DropBatch,
     ) -> ReclaimProgress {
-        let residency = Residency(self.0);
+        let residency = Residency::new(self.engine);
         let mut guard = self.table.lock(key);
         if !self.table.is_still(&guard, id, key) {
             return ReclaimProgress::Nothing;
@@ -346,8 +379,9 @@ impl Reclaim<'_> {
             }
         }
         let kind = if self.mapper.has_move() { FrameKind::Empty } else { FrameKind::Full };
-        let (id, key) = BlockSize(self.0).join_block(areas, &mut guard, id).unwrap_or((id, key));
-        HugePages(self.0).mark(&guard, id, area.addr_of(key));
+        let (id, key) =
+            BlockSize::new(self.engine).join_block(areas, &mut guard, id).unwrap_or((id, key));
+        HugePages::new(self.engine).mark(&guard, id, area.addr_of(key));
         let mut id = self.split_leaving(&mut guard, id, key, most);
         let frame = loop {
             let order = self.table.get(&guard, id).order();
@@ -367,7 +401,7 @@ impl Reclaim<'_> {
             stats::add(&self.stats.swpout_fallback[order.get() as usize], 1);
             self.table.lists().detach(id);
             let half = order.smaller().expect("above order 0");
-            id = self.table.carve(&mut guard, id, key, half, &self.backing);
+            id = self.table.carve(&mut guard, id, key, half, self.backing);
             self.table.list_by_state(&guard, id);
         };
         self.table.lists().detach(id);
@@ -421,7 +455,7 @@ impl Reclaim<'_> {
             None => folio.order(),
         };
         let page = key + held.map_or(0, |at| (at - home) / PAGE_SIZE) as u64;
-        let id = self.table.carve(guard, id, page, order, &self.backing);
+        let id = self.table.carve(guard, id, page, order, self.backing);
         self.table.get(guard, id).active.set(true);
         self.table.list_by_state(guard, id);
         self.evict_next(guard, key..end);
@@ -441,7 +475,7 @@ impl Reclaim<'_> {
             return id;
         }
         self.table.lists().detach(id);
-        let id = self.table.carve(guard, id, key, most, &self.backing);
+        let id = self.table.carve(guard, id, key, most, self.backing);
         self.evict_next(guard, key + most.pages() as u64..end);
         id
     }

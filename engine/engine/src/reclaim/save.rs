@@ -2,19 +2,21 @@
 //! copy, they are not compressed again. A wanted or refused folio is mapped back.
 use crate::area::Areas;
 use crate::area::lock::AreasAccess;
-use crate::backing::BlockSlot;
 use crate::backing::contexts::CodecContext;
+use crate::backing::{Backing, BlockSlot};
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;
+use crate::folio::table::FolioTable;
 use crate::folio::{FolioState, TouchKind};
 use crate::limits::Limits;
+use crate::memory::budget::Budget;
 use crate::memory::frames::Frame;
-use crate::parts::bytes;
-use crate::parts::walk;
+use crate::memory::mapper::Mapper;
+use crate::parts::{EngineParts, bytes};
 use crate::reclaim::block_size::BlockSize;
-use crate::reclaim::writeback::Writeback;
-use crate::reclaim::writeback::{RefusedFolio, WriteOutcome};
+use crate::reclaim::writeback::{RefusedFolio, WriteOutcome, Writeback};
 use crate::residency::Residency;
+use crate::stats_place::StatsPlace;
 use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::units::Order;
 use memfold_stats as stats;
@@ -47,12 +49,31 @@ enum SaveOutcome {
     Home(ReturningFolio),
 }
 
-walk! {
-    /// Stores folios of the swap cache.
-    pub(crate) struct Saver
+/// Stores folios of the swap cache.
+#[derive(Copy, Clone)]
+pub(crate) struct Saver<'a> {
+    stats: &'a StatsPlace,
+    table: &'a FolioTable,
+    mapper: &'a Mapper,
+    backing: &'a Backing,
+    budget: &'a Budget,
+    engine: &'a EngineParts,
 }
 
-impl Saver<'_> {
+impl<'a> Saver<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> Saver<'a> {
+        Saver {
+            stats: &engine.stats,
+            table: &engine.table,
+            mapper: &engine.mapper,
+            backing: &engine.backing,
+            budget: &engine.budget,
+            engine,
+        }
+    }
+
     /// Saves the oldest folio of a swap-cache list. Without `compress`, a dirty folio goes to
     /// `Dirty` instead, and a background thread is asked to compress it. Returns whether there was
     /// a folio.
@@ -67,7 +88,7 @@ impl Saver<'_> {
     }
 
     fn save_oldest(&self, list: LruList, compress: bool) -> SaveOutcome {
-        let residency = Residency(self.0);
+        let residency = Residency::new(self.engine);
         if self.budget.is_frozen() {
             return SaveOutcome::None;
         }
@@ -95,9 +116,9 @@ impl Saver<'_> {
             return SaveOutcome::Settled;
         }
         if !folio.has_copy.get()
-            && BlockSize(self.0).is_to_be_cut(folio.order(), folio.touch.get(), true)
+            && BlockSize::new(self.engine).is_to_be_cut(folio.order(), folio.touch.get(), true)
         {
-            BlockSize(self.0).cut_into_pages(&mut guard, id);
+            BlockSize::new(self.engine).cut_into_pages(&mut guard, id);
             return SaveOutcome::Settled;
         }
         folio.state.set(FolioState::Saving);
@@ -115,21 +136,21 @@ impl Saver<'_> {
     /// Compresses the blocks of a `Saving` folio whose fingerprint is not that of their stored
     /// copy.
     fn save(&self, context: &mut CodecContext, work: &SavingFolio, compress: bool) -> SaveOutcome {
-        let residency = Residency(self.0);
+        let residency = Residency::new(self.engine);
         let SavingFolio { id, key, order, had_copy, .. } = *work;
         let frame = self.mapper.frames().addr(work.frame) as *const u8;
         let count = self.table.block_count(order);
         let changed = self.changed_blocks(context, work);
         let wanted = || self.table.is_wanted(id);
-        let cut =
-            had_copy && BlockSize(self.0).is_to_be_cut(order, work.touch, !changed.is_empty());
+        let cut = had_copy
+            && BlockSize::new(self.engine).is_to_be_cut(order, work.touch, !changed.is_empty());
         let result = if changed.is_empty() && !cut {
             Ok(SaveReport::default())
         } else if !compress || cut {
             Err(SaveError::Cancelled)
         } else {
-            Writeback(self.0).relieve_pool();
-            Limits(self.0).bound_pool();
+            Writeback::new(self.engine).relieve_pool();
+            Limits::new(self.engine).bound_pool();
             // SAFETY: the frame has the folio's size and holds its bytes. It stays full and unmoved
             // as long as the folio is `Saving`.
             unsafe {
@@ -146,7 +167,7 @@ impl Saver<'_> {
         };
         if matches!(result, Err(SaveError::PoolFull | SaveError::Incompressible)) {
             let refused = RefusedFolio { id, key, order, frame };
-            if Writeback(self.0).write_out(context, &refused) == WriteOutcome::Leaving {
+            if Writeback::new(self.engine).write_out(context, &refused) == WriteOutcome::Leaving {
                 return SaveOutcome::Settled;
             }
         }
@@ -167,7 +188,7 @@ impl Saver<'_> {
             Err(SaveError::Cancelled) => {
                 folio.state.set(FolioState::Cached);
                 if cut {
-                    BlockSize(self.0).cut_into_pages(&mut guard, id);
+                    BlockSize::new(self.engine).cut_into_pages(&mut guard, id);
                 } else {
                     self.table.lists().push(id, folio.key(), folio.order().get(), LruList::Dirty);
                 }
@@ -187,7 +208,7 @@ impl Saver<'_> {
                     1,
                 );
                 folio.state.set(FolioState::Cached);
-                self.table.drop_copy(&guard, id, &self.backing);
+                self.table.drop_copy(&guard, id, self.backing);
                 folio.active.set(true);
                 let list = if e == SaveError::PoolFull { LruList::Full } else { LruList::Dense };
                 folio.refused.set(list);
@@ -251,7 +272,7 @@ impl Saver<'_> {
         if !had_copy {
             self.table.tally().copy(pages);
         }
-        let s = &self.stats;
+        let s = self.stats;
         stats::add(&s.blocks_saved, saved as u64);
         stats::add(&s.blocks_clean, (count - saved) as u64);
         if saved == 0 {
@@ -273,7 +294,7 @@ impl Saver<'_> {
         if self.table.is_still(&guard, id, key)
             && self.table.get(&guard, id).state.get() == FolioState::Cached
         {
-            mapped = Residency(self.0).map_in(&mut guard, area.addr_of(key), id).pages;
+            mapped = Residency::new(self.engine).map_in(&mut guard, area.addr_of(key), id).pages;
         }
         if mapped < order.pages() {
             // A thread that waits for a page that could not be mapped faults again.

@@ -105,7 +105,7 @@ impl Residency<'_> {
         self.table.list_by_state(&guard, id);
         if is_whole {
             self.keep_clean_budget(&guard, id);
-            HugePages(self.0).note_load(&guard, id);
+            HugePages::new(self.engine).note_load(&guard, id);
         }
         self.table.notify(&guard);
         let in_part = before != 0 || !is_whole;
