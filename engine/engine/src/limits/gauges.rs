@@ -71,9 +71,8 @@ impl<'a> Gauges<'a> {
 
     /// Returns whether the bounds can't be kept, because all evictable data is folded.
     fn is_out_of_reach(&self) -> bool {
-        self.limits().is_at_least()
-            && self.limits().physical() <= self.limits().target()
-            && self.has_pages()
+        let limits = self.limits();
+        limits.is_at_least() && limits.physical() <= limits.target() && self.has_pages()
     }
 
     fn has_pages(&self) -> bool {
@@ -84,18 +83,19 @@ impl<'a> Gauges<'a> {
     /// engine thread calls it from time to time. It judges nothing where a swap file makes room, or
     /// where the program is to end instead.
     pub fn judge_cost(&self) {
+        let limits = self.limits();
         let may_exceed = self.backing.swap().is_none() && self.config.on_full == OnFull::Grow;
-        if !may_exceed || !self.config.pool_counts || self.limits().limit_bytes().is_none() {
+        if !may_exceed || !self.config.pool_counts || limits.limit_bytes().is_none() {
             return;
         }
         let s = self.stats;
         let folded = self.table.tally().folded() << PAGE_SHIFT;
-        let resident = self.limits().physical() << PAGE_SHIFT;
+        let resident = limits.physical() << PAGE_SHIFT;
         let gain = FoldingGain {
             plain: folded + resident + self.budget.quota().outside_bytes(),
             folded,
             stored: folded + (self.table.tally().clean() << PAGE_SHIFT),
-            takes: self.backing.store().pool_bytes() + self.limits().metadata_bytes(),
+            takes: self.backing.store().pool_bytes() + limits.metadata_bytes(),
             resident,
         };
         let kept = self.budget.judge(self.cost(), &gain);
@@ -106,6 +106,7 @@ impl<'a> Gauges<'a> {
     /// ([`crate::policy::slowdown`]). The first engine thread calls it from time to time.
     /// `unmanaged_bytes` could be managed. Returns whether memory begins to sink.
     pub fn weigh_slowdown(&self, unmanaged_bytes: u64) -> bool {
+        let limits = self.limits();
         let (now_ns, before) = (now_ns(), self.budget.aim_pages());
         let was_idle = self.is_idle();
         let asks_waited = self.budget.asks_waited(now_ns);
@@ -115,15 +116,15 @@ impl<'a> Gauges<'a> {
             folding_ns: self.stats.folding_ns.load(Relaxed) + self.stats.waking_ns.load(Relaxed),
             waited_ns: if asks_waited { bare::others_waited_ns() } else { 0 },
             is_runnable: asks_waited && bare::others_can_run(),
-            resident: self.limits().physical() + (unmanaged_bytes >> PAGE_SHIFT),
+            resident: limits.physical() + (unmanaged_bytes >> PAGE_SHIFT),
             loaded: self.stats.zswpin.load(Relaxed) + self.stats.pswpin.load(Relaxed),
         });
         if self.is_idle() && !was_idle {
             self.requests.recompress();
         }
-        self.limits().ask_past_target();
+        limits.ask_past_target();
         let sinks = self.budget.aim_pages() != u64::MAX;
-        if !sinks && !self.limits().is_bounded() {
+        if !sinks && !limits.is_bounded() {
             // Frames that the folding has left.
             self.mapper.trim_now(u64::MAX);
         }
@@ -178,15 +179,17 @@ impl<'a> Gauges<'a> {
 
     /// Charges the run with the bytes that this process holds, and those that it can't fold.
     pub(crate) fn settle_charge(&self) {
+        let limits = self.limits();
         if let Some(shared) = self.budget.shared_limit() {
-            shared.settle(self.limits().charge_for(self.limits().physical()));
+            shared.settle(limits.charge_for(limits.physical()));
         }
     }
 
     /// Brings the gauges up to date.
     pub fn publish(&self) {
+        let limits = self.limits();
         let s = self.stats;
-        let (pool, index) = (self.backing.store().pool_bytes(), self.limits().metadata_bytes());
+        let (pool, index) = (self.backing.store().pool_bytes(), limits.metadata_bytes());
         let (mapped, frames) = (
             self.table.tally().mapped() << PAGE_SHIFT,
             self.mapper.frames().populated() << PAGE_SHIFT,
@@ -197,17 +200,17 @@ impl<'a> Gauges<'a> {
         s.index_bytes.store(index, Relaxed);
         s.refused_bytes.store(self.refused_bytes(), Relaxed);
         let [dense, full, pinned, shared] =
-            self.limits().refused_by_list().map(|pages| pages << PAGE_SHIFT);
+            limits.refused_by_list().map(|pages| pages << PAGE_SHIFT);
         s.refused_dense_bytes.store(dense, Relaxed);
         s.refused_full_bytes.store(full, Relaxed);
         s.refused_pinned_bytes.store(pinned, Relaxed);
         s.refused_shared_bytes.store(shared, Relaxed);
-        self.limits().bound_pool();
+        limits.bound_pool();
         self.settle_charge();
         if self.is_out_of_reach() {
             self.past_the_limit();
         }
-        if self.limits().is_retry_due() {
+        if limits.is_retry_due() {
             self.requests.reclaim();
         }
         let folded = self.table.tally().folded() << PAGE_SHIFT;
@@ -269,16 +272,15 @@ impl<'a> Gauges<'a> {
 
     /// Returns the least limit that could be kept now, bytes.
     pub fn least_limit_bytes(&self) -> u64 {
-        let stored = if self.limits().is_limited() { self.limits().stored_bytes() } else { 0 };
+        let limits = self.limits();
+        let stored = if limits.is_limited() { limits.stored_bytes() } else { 0 };
         stored + self.least_resident_bytes()
     }
 
     /// Returns the uncompressed memory that remains when all else is folded, managed or not, bytes.
     pub fn least_resident_bytes(&self) -> u64 {
-        let kept = self
-            .limits()
-            .floor_beside(self.limits().stored_bytes())
-            .max(self.limits().kept_bytes());
+        let limits = self.limits();
+        let kept = limits.floor_beside(limits.stored_bytes()).max(limits.kept_bytes());
         let held = self.holds.held_bytes();
         self.budget.quota().outside_bytes() + self.refused_bytes() + kept.max(held)
     }
@@ -324,7 +326,8 @@ impl<'a> Gauges<'a> {
 
     /// Returns the uncompressed memory that may be taken before a folio must be folded, bytes.
     pub fn room_bytes(&self) -> u64 {
-        self.limits().target().saturating_sub(self.limits().physical()) << PAGE_SHIFT
+        let limits = self.limits();
+        limits.target().saturating_sub(limits.physical()) << PAGE_SHIFT
     }
 
     /// Returns the bytes of the engine's own data: frames, pool, index.
@@ -365,10 +368,11 @@ pub fn stays(stats: &Stats) -> [(u64, &'static str); 5] {
 /// Writes which bound can't be kept, and which data takes the memory.
 impl fmt::Display for Gauges<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = if self.limits().limit_bytes().is_some() { "limit" } else { "resident limit" };
-        write!(f, "The {what} of {} can't be kept", Size(self.limits().bound_bytes()))?;
+        let limits = self.limits();
+        let what = if limits.limit_bytes().is_some() { "limit" } else { "resident limit" };
+        write!(f, "The {what} of {} can't be kept", Size(limits.bound_bytes()))?;
         let outside = [(self.budget.quota().outside_bytes(), "is not managed")].into_iter();
-        let stored = [(self.limits().stored_bytes(), "is folded data, compressed")];
+        let stored = [(limits.stored_bytes(), "is folded data, compressed")];
         let takes = outside.chain(stays(self.stats)).chain(stored);
         let told = takes.filter(|(bytes, _)| *bytes >= TOLD_BYTES).enumerate();
         for (n, (bytes, why)) in told {

@@ -11,7 +11,6 @@ use crate::memory::unshare::ToUnshare;
 use crate::parts::EngineParts;
 use crate::requests::background::RequestQueue;
 use memfold_os::units::{Order, PAGE_SHIFT};
-use memfold_store::CodecSpec;
 use memfold_swap::Swap;
 
 /// Resident memory has a floor, bytes. It is half of an even part of the limit, or one part in
@@ -39,7 +38,8 @@ pub struct Limits<'a> {
     budget: &'a Budget,
     requests: &'a RequestQueue,
     to_unshare: &'a ToUnshare,
-    recompress: Option<CodecSpec>,
+    /// Whether a stronger codec compresses cold blocks again.
+    has_recompression: bool,
 }
 
 impl<'a> Limits<'a> {
@@ -54,7 +54,7 @@ impl<'a> Limits<'a> {
             budget: &engine.budget,
             requests: &engine.requests,
             to_unshare: &engine.to_unshare,
-            recompress: engine.recompress,
+            has_recompression: engine.recompress.is_some(),
         }
     }
 
@@ -157,7 +157,7 @@ impl<'a> Limits<'a> {
         self.backing.store().set_pool_bytes_max(if most == u64::MAX { 0 } else { most.max(1) });
         let is_bounded = has_swap || limit.is_some() || self.config.slowdown > 0;
         // What the first codec can't compress, the stronger one may.
-        let is_tried_again = self.budget.is_idle() && self.recompress.is_some();
+        let is_tried_again = self.budget.is_idle() && self.has_recompression;
         self.backing.store().set_refuse_incompressible(is_bounded && !is_tried_again);
     }
 

@@ -6,8 +6,8 @@ pub(crate) mod recompress;
 pub(crate) mod drop;
 pub(crate) mod background;
 
-use crate::area::Areas;
 use crate::area::lock::AreasAccess;
+use crate::area::{Area, Areas};
 use crate::backing::Backing;
 use crate::config::{Config, OnFull, Size};
 use crate::folio::FolioState;
@@ -57,6 +57,18 @@ pub(crate) enum ReclaimProgress {
     Nothing,
     /// The kernel returned EAGAIN: an event must be read first.
     Again,
+}
+
+/// The result of a search for a full frame.
+enum FrameSearch {
+    /// The frame.
+    Found(Frame),
+    /// Free pages are as many as are needed, but lie apart, and can't be moved together.
+    NoRun,
+    /// Such free pages were given back to the kernel, so a fresh frame may be had.
+    Trimmed,
+    /// Memory must be freed first.
+    NoMemory,
 }
 
 /// Most folios tried in a round.
@@ -111,11 +123,11 @@ impl<'a> Reclaim<'a> {
     /// size can be had, and the caller asks for less. At or below the block's order it always
     /// returns one: by reclaim, or past the limit as `--on-full` says.
     pub(crate) fn frame_for(&self, areas: &Areas, order: Order) -> Result<Option<Frame>, NoFrame> {
-        let gauges = Gauges::new(self.engine);
         let limits = Limits::new(self.engine);
         let pages = order.pages() as u64;
         let large = order > self.config.block_order;
         stats::add(&self.stats.frame_alloc, large as u64);
+        // A move takes as much memory from the frames as it maps; only copies need more.
         let copies = if self.mapper.has_move() { 0 } else { pages };
         if limits.physical() > limits.target() || limits.is_retry_due() {
             self.requests.reclaim();
@@ -123,30 +135,11 @@ impl<'a> Reclaim<'a> {
         self.work_off_excess(areas, pages);
         let met = self.to_unshare.met();
         for _ in 0..ATTEMPTS {
-            // A move takes as much memory from the frames as it maps; only copies need more.
-            let room = copies == 0 || limits.physical() + copies <= limits.target();
-            if room && let Some(frame) = self.mapper.frames().take(order, FrameKind::Full) {
-                return Ok(Some(frame));
-            }
-            // Read once, because other threads take and free memory meanwhile.
-            let held = limits.physical() + pages + copies;
-            if limits.may_hold(held) {
-                if held > limits.bound_or_floor() && limits.refused() > 0 {
-                    gauges.past_the_limit();
-                }
-                if let Some(frame) = self.mapper.populated(order).map_err(|_| NoFrame::Again)? {
-                    return Ok(Some(frame));
-                }
-            } else if room && self.mapper.frames().full_free() >= pages {
-                match self.mapper.gather(order) {
-                    Ok(Some(frame)) => return Ok(Some(frame)),
-                    Err(Errno::AGAIN) => return Err(NoFrame::Again),
-                    _ if large => return Ok(None),
-                    // Free single pages that cannot be moved together: giving them back makes room
-                    // for a fresh run.
-                    _ if self.mapper.trim_now(pages) > 0 => continue,
-                    _ => {}
-                }
+            match self.find_frame(order, copies)? {
+                FrameSearch::Found(frame) => return Ok(Some(frame)),
+                FrameSearch::Trimmed => continue,
+                FrameSearch::NoRun if large => return Ok(None),
+                FrameSearch::NoRun | FrameSearch::NoMemory => {}
             }
             stats::add(&self.stats.direct_reclaims, 1);
             match self.reclaim(AreasAccess::Read(areas), pages, copies) {
@@ -171,13 +164,49 @@ impl<'a> Reclaim<'a> {
         if let Some(frame) = self.mapper.frames().take(order, FrameKind::Full) {
             return Ok(Some(frame));
         }
-        if large {
-            return Ok(None);
+        if large { Ok(None) } else { self.frame_past_limit(order).map(Some) }
+    }
+
+    /// Looks for a full frame without reclaim: a free one, a fresh one if memory may grow, or free
+    /// pages that are moved together. The caller makes so many `copies` of pages.
+    fn find_frame(&self, order: Order, copies: u64) -> Result<FrameSearch, NoFrame> {
+        let limits = Limits::new(self.engine);
+        let pages = order.pages() as u64;
+        let has_room = copies == 0 || limits.physical() + copies <= limits.target();
+        if has_room && let Some(frame) = self.mapper.frames().take(order, FrameKind::Full) {
+            return Ok(FrameSearch::Found(frame));
         }
+        // Read once, because other threads take and free memory meanwhile.
+        let held = limits.physical() + pages + copies;
+        if limits.may_hold(held) {
+            if held > limits.bound_or_floor() && limits.refused() > 0 {
+                Gauges::new(self.engine).past_the_limit();
+            }
+            let fresh = self.mapper.populated(order).map_err(|_| NoFrame::Again)?;
+            return Ok(fresh.map_or(FrameSearch::NoMemory, FrameSearch::Found));
+        }
+        if !has_room || self.mapper.frames().full_free() < pages {
+            return Ok(FrameSearch::NoMemory);
+        }
+        match self.mapper.gather(order) {
+            Ok(Some(frame)) => Ok(FrameSearch::Found(frame)),
+            Err(Errno::AGAIN) => Err(NoFrame::Again),
+            // Free single pages that cannot be moved together: giving them back makes room for a
+            // fresh run.
+            _ if order <= self.config.block_order && self.mapper.trim_now(pages) > 0 => {
+                Ok(FrameSearch::Trimmed)
+            }
+            _ => Ok(FrameSearch::NoRun),
+        }
+    }
+
+    /// Returns a fresh frame of a block or less although nothing more can be evicted, and reports
+    /// that the bounds can't be kept. Ends the process without memory for it.
+    fn frame_past_limit(&self, order: Order) -> Result<Frame, NoFrame> {
         match self.mapper.populated(order).map_err(|_| NoFrame::Again)? {
             Some(frame) => {
-                gauges.past_the_limit();
-                Ok(Some(frame))
+                Gauges::new(self.engine).past_the_limit();
+                Ok(frame)
             }
             None if counts_reservations() => NoPromise::end("Memory for pages"),
             None => panic!(
@@ -349,42 +378,67 @@ impl<'a> Reclaim<'a> {
         most: Order,
         batch: &mut DropBatch,
     ) -> ReclaimProgress {
-        let residency = Residency::new(self.engine);
         let mut guard = self.table.lock(key);
-        if !self.table.is_still(&guard, id, key) {
+        if !self.table.is_still(&guard, id, key) || !self.may_leave(areas, &guard, id) {
             return ReclaimProgress::Nothing;
-        }
-        let folio = self.table.get(&guard, id);
-        if folio.refused.get() == LruList::Shared {
-            // It may be private by now. The kernel tells.
-            folio.refused.set(LruList::None);
         }
         let area = areas.find_key(key).expect("a folio lies in an area");
-        let in_memory = matches!(folio.state.get(), FolioState::Resident | FolioState::Partial);
-        if !in_memory || areas.is_pinned(key, key + folio.pages()) {
-            folio.active.set(folio.active.get() | in_memory);
-            self.table.lists().detach(id);
-            self.table.list_by_state(&guard, id);
-            return ReclaimProgress::Nothing;
-        }
         if self.prepare_eviction(areas, &guard, id, batch) {
             return ReclaimProgress::Freed;
         }
-        if folio.state.get() == FolioState::Partial {
-            guard = residency.load_rest(areas, area, guard, id);
+        if self.table.get(&guard, id).state.get() == FolioState::Partial {
+            guard = Residency::new(self.engine).load_rest(areas, area, guard, id);
             if !self.table.is_still(&guard, id, key)
                 || self.table.get(&guard, id).state.get() != FolioState::Resident
             {
                 return ReclaimProgress::Nothing;
             }
         }
-        let kind = if self.mapper.has_move() { FrameKind::Empty } else { FrameKind::Full };
         let (id, key) =
             BlockSize::new(self.engine).join_block(areas, &mut guard, id).unwrap_or((id, key));
         HugePages::new(self.engine).mark(&guard, id, area.addr_of(key));
-        let mut id = self.split_leaving(&mut guard, id, key, most);
+        let id = self.split_leaving(&mut guard, id, key, most);
+        match self.frame_for_leaving(&mut guard, id, key) {
+            Some((id, frame)) => self.map_out(area, &mut guard, id, frame),
+            None => ReclaimProgress::Nothing,
+        }
+    }
+
+    /// Returns whether an isolated folio may be evicted: it is in memory, and not pinned. Otherwise
+    /// lists it again.
+    fn may_leave(&self, areas: &Areas, guard: &ShardGuard<'_>, id: FolioId) -> bool {
+        let folio = self.table.get(guard, id);
+        if folio.refused.get() == LruList::Shared {
+            // It may be private by now. The kernel tells.
+            folio.refused.set(LruList::None);
+        }
+        let in_memory = matches!(folio.state.get(), FolioState::Resident | FolioState::Partial);
+        if in_memory && !areas.is_pinned(folio.key(), folio.end()) {
+            return true;
+        }
+        folio.active.set(folio.active.get() | in_memory);
+        self.table.lists().detach(id);
+        self.table.list_by_state(guard, id);
+        false
+    }
+
+    /// Returns the kind of the frames that folios are moved out to.
+    fn leaving_kind(&self) -> FrameKind {
+        if self.mapper.has_move() { FrameKind::Empty } else { FrameKind::Full }
+    }
+
+    /// Takes a frame that an isolated `Resident` folio can be moved out to. The folio is halved
+    /// until there is one of its order. Returns the folio of `key`, which is on no list then, and the
+    /// frame. Without a frame the folio is listed again.
+    fn frame_for_leaving(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        mut id: FolioId,
+        key: u64,
+    ) -> Option<(FolioId, Frame)> {
+        let kind = self.leaving_kind();
         let frame = loop {
-            let order = self.table.get(&guard, id).order();
+            let order = self.table.get(guard, id).order();
             if let Some(frame) = self.mapper.frames().take(order, kind) {
                 break frame;
             }
@@ -393,41 +447,50 @@ impl<'a> Reclaim<'a> {
             {
                 break frame;
             }
+            self.table.lists().detach(id);
             if order == Order::PAGE {
-                self.table.lists().detach(id);
-                self.table.list_by_state(&guard, id);
-                return ReclaimProgress::Nothing;
+                self.table.list_by_state(guard, id);
+                return None;
             }
             stats::add(&self.stats.swpout_fallback[order.get() as usize], 1);
-            self.table.lists().detach(id);
             let half = order.smaller().expect("above order 0");
-            id = self.table.carve(&mut guard, id, key, half, self.backing);
-            self.table.list_by_state(&guard, id);
+            id = self.table.carve(guard, id, key, half, self.backing);
+            self.table.list_by_state(guard, id);
         };
         self.table.lists().detach(id);
-        let home = area.addr_of(key);
-        let (order, pages) = {
-            let folio = self.table.get(&guard, id);
-            (folio.order(), folio.order().pages())
-        };
-        let leaving = self.holds.mark_leaving(once(home..home + bytes(pages)));
-        if !leaving.may_evict(home..home + bytes(pages)) {
-            self.mapper.frames().give(frame, order, kind);
-            self.keep_held_block(&mut guard, id, home, &leaving);
+        Some((id, frame))
+    }
+
+    /// Maps a `Resident` folio, which is on no list, out to a frame, unless a call holds it. Notes
+    /// the pages that the kernel refuses because a fork shares them.
+    fn map_out(
+        &self,
+        area: &Area,
+        guard: &mut ShardGuard<'_>,
+        id: FolioId,
+        frame: Frame,
+    ) -> ReclaimProgress {
+        let folio = self.table.get(guard, id);
+        let (order, home) = (folio.order(), area.addr_of(folio.key()));
+        let end = home + order.bytes();
+        let leaving = self.holds.mark_leaving(once(home..end));
+        if !leaving.may_evict(home..end) {
+            self.mapper.frames().give(frame, order, self.leaving_kind());
+            self.keep_held_block(guard, id, home, &leaving);
             return ReclaimProgress::Nothing;
         }
-        let done = residency.map_out(&mut guard, home, id, frame);
+        let moved = Residency::new(self.engine).map_out(guard, home, id, frame);
         drop(leaving);
-        match done.stop {
+        match moved.stop {
             None => ReclaimProgress::Freed,
             Some(MapStop::Again) => ReclaimProgress::Again,
             Some(_) => {
                 if !self.to_unshare.stays() {
-                    let (start, end) = (area.addr_of(area.key), area.addr_of(area.key_end()));
-                    self.to_unshare.note(home + bytes(done.pages)..home + bytes(pages), start..end);
+                    let bounds = area.addr_of(area.key)..area.addr_of(area.key_end());
+                    self.to_unshare.note(home + bytes(moved.pages)..end, bounds);
                     self.requests.reclaim();
                 }
-                if done.pages > 0 { ReclaimProgress::Freed } else { ReclaimProgress::Nothing }
+                if moved.pages > 0 { ReclaimProgress::Freed } else { ReclaimProgress::Nothing }
             }
         }
     }
