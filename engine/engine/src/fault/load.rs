@@ -111,7 +111,6 @@ impl<'a> Loads<'a> {
         purpose: LoadPurpose,
         from: BlockSource,
     ) -> (LoadOutcome, u64, u64) {
-        let residency = Residency::new(self.engine);
         let forced = purpose != LoadPurpose::Ahead && self.is_forced_small();
         let want = if forced { self.config.block_order } else { want };
         let load = self.form_window(&mut guard, area, key, want, from);
@@ -135,6 +134,20 @@ impl<'a> Loads<'a> {
             }
             _ => load,
         };
+        self.load_into_frame(areas, area, load, key, purpose)
+    }
+
+    /// Loads a window into a frame, which is mapped for a fault. Returns the keys of the window, which
+    /// is smaller than it was if there was no large frame.
+    fn load_into_frame(
+        &self,
+        areas: &Areas,
+        area: &Area,
+        load: LoadingFolio,
+        key: u64,
+        purpose: LoadPurpose,
+    ) -> (LoadOutcome, u64, u64) {
+        let residency = Residency::new(self.engine);
         let (frame, load) = match self.frame_for_loading(areas, area, load, key) {
             Ok(found) => found,
             Err(NoFrame::Again) => return (LoadOutcome::Again, key, key + 1),

@@ -39,7 +39,7 @@
 //! | `Cached` -> `Saving` | `reclaim/save.rs` `save_next` | the index still names the isolated folio |
 //! | `Cached` -> `Stored` | `save_next`, `untouched` -> `release_frame` | there is a copy (`release_frame`) |
 //! | `Saving` -> `Stored` | `save` -> `accept` -> `release_frame` | there is a copy (`release_frame`) |
-//! | `Saving` -> `Cached` | `save`: dirty, and the caller may not compress; goes to `Dirty` | |
+//! | `Saving` -> `Cached` | `save` -> `put_off`: dirty, and the caller may not compress; goes to `Dirty` | |
 //! | `Saving` -> `Cached` -> `Resident` | `save`, `map_back`: wanted, or refused by the store | still `Cached` (`map_back`) |
 //! | `Saving` -> `Cached` with a ticket | `reclaim/writeback.rs` `write_out`: a raw write is in progress; on no list | not wanted |
 //! | `Cached` with a ticket -> `Stored` | `end_raw` -> `release_frame` | the ticket is the write's |
